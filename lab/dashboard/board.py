@@ -1,7 +1,8 @@
-"""The bench as widgets: the form, the forecast, what is going on, results."""
+"""The bench as widgets: the form, the forecast, what is going on, results; and its looks."""
 
 from __future__ import annotations
 
+import base64
 import html
 import threading
 import time
@@ -17,21 +18,36 @@ from lab.config.run import Run
 from lab.config.study import Study
 from lab.dashboard import store
 from lab.dashboard.form import NAMES, OF_RUN, controls, in_words, networks
-from lab.dashboard.page import BENCH, STYLE, VERDICT, message, output
 from lab.dashboard.panels import history, outlook, panel
-from lab.dashboard.progress import Pace, done, progress_line
 from lab.dashboard.results import results
 from lab.dashboard.store import Bench
 from lab.errors import LabError
 from lab.launch.calibrate import InterruptedCalibrationError, calibrate
 from lab.launch.launcher import Jobs, launch
 from lab.launch.plan import obstacle
-from lab.launch.status import UNDER_WAY, TaskState, clock, status
+from lab.launch.status import TRAINING, UNDER_WAY, TaskState, clock, status
 from lab.perfmodel.calibration import load_calibration
 from lab.perfmodel.forecast import Basis
 from lab.perfmodel.frozen import freeze
 from lab.records.store import Store
-from lab.report.blocks import Markdown
+from lab.report.blocks import Figure, Markdown, Table
+
+BENCH, VERDICT = "lab-bench", "lab-verdict"  # CSS classes of the whole and of the forecast
+# Figures have dark ink on nothing: dark themes turn lightness around and keep hues. Where the theme
+# is not known, figures keep a light ground.
+STYLE = f"""<style>
+.{BENCH} img {{ max-width: 100%; height: auto; background: white; }}
+body[data-jp-theme-light] .{BENCH} img {{ background: none; }}
+body[data-jp-theme-light="false"] .{BENCH} img {{ filter: invert(0.93) hue-rotate(180deg); }}
+body[data-jp-theme-light="false"] .{BENCH} select {{ appearance: auto; color-scheme: dark; }}
+.{BENCH} {{ container-type: inline-size; }}
+@container (max-width: 40rem) {{
+  .{BENCH} .{VERDICT} {{ height: 13em !important; }}
+  .{BENCH} table {{ font-size: 0.78em; }}
+  .{BENCH} :is(td, th) {{ padding: 2px 3px; }}
+}}
+</style>"""
+
 
 POLL_S = 0.3
 # Jobs of this process by task folder, so that a dashboard that is shown again can cancel them.
@@ -298,3 +314,57 @@ class Dashboard:
             self.results.outputs = tuple(map(output, results(self.bench, study)))
         except LabError as error:
             self.results.outputs = (output(Markdown.of(f"The results cannot be shown: {error}")),)
+
+
+def output(part: Markdown | Table | Figure) -> dict[str, Any]:
+    """Part of a page as a Jupyter output; figures as HTML, or JupyterLab drops their text."""
+    from IPython.core.formatters import DisplayFormatter
+
+    formatter: Any = DisplayFormatter()
+    data, metadata = formatter.format(part)
+    if isinstance(part, Figure):
+        source = base64.b64encode(part.svg.encode()).decode()
+        image = f'src="data:image/svg+xml;base64,{source}"'
+        data = {"text/html": f'<img alt="{html.escape(part.alt)}" {image}>', "text/plain": part.alt}
+    return {"output_type": "display_data", "data": data, "metadata": metadata}
+
+
+def message(text: str, *, style: str = "") -> str:
+    """HTML that screen readers announce when it changes."""
+    return f'<div role="status" style="line-height: 1.4; {style}">{text}</div>'
+
+
+class Pace:
+    """The rate of steps."""
+
+    def __init__(self) -> None:
+        self._steps: list[tuple[int, float]] = []
+
+    def left(self, step: int, steps: int, *, now: float) -> float | None:
+        """Seconds at `now` (s) until the last of `steps`; None before two different steps."""
+        if not self._steps or step > self._steps[-1][0]:
+            self._steps.append((step, now))
+        (first, began), (last, latest) = self._steps[0], self._steps[-1]
+        if first == last:
+            return None
+        return max((steps - last) * (latest - began) / (last - first) - (now - latest), 0.0)
+
+
+def done(state: TaskState) -> int:
+    """Steps to show as done."""
+    if state.phase in TRAINING:
+        return state.step
+    return state.task.run.steps if state.phase == "evaluating" else 0
+
+
+def progress_line(state: TaskState, pace: Pace, *, now: float, ours: bool) -> str:
+    """Phase, step, time left at `now` (s), loss, and whether another program drives the run."""
+    run = state.task.run
+    words = [f"{run.label}: {state.phase or state.state}"]
+    if state.phase in TRAINING:
+        left = pace.left(state.step, run.steps, now=now)
+        words += [f"step {state.step} of {run.steps}"]
+        words += ["" if left is None else f"about {clock(left)} of steps left"]
+        words += ["" if state.loss is None else f"loss {state.loss:.3f}"]
+    words += ["" if ours else "another program drives it and can cancel it"]
+    return ", ".join(filter(None, words))

@@ -1,15 +1,19 @@
-"""The bench's form without a browser: it judges, sends, and starts nothing by itself."""
+"""The bench without a browser: it judges, sends, shows progress, and starts nothing by itself."""
 
 from __future__ import annotations
 
 from pathlib import Path
 
+import factories
 import pytest
 from benches import choose, content, keep, text
 
 import lab
-from lab.config.study import Study
-from lab.dashboard.board import Dashboard
+from lab.config.study import Study, Task
+from lab.dashboard.board import Dashboard, Pace, done, progress_line
+from lab.launch.status import TaskState
+
+TASK = Task(factories.run(2, 16), 0)
 
 
 def test_first_configuration_can_run_and_shows_its_cost(shown: Dashboard) -> None:
@@ -123,3 +127,34 @@ def test_choices_start_no_job_and_move_nothing(shown: Dashboard) -> None:
         shown.fields[name].value = value
     assert not list(shown.bench.folder.rglob("job.json")) and len(shown.bench.studies()) == 1
     assert heights == [widget.layout.height for widget in (shown.verdict, shown.status, shown.sent)]
+
+
+TASK = Task(factories.run(2, 16), 0)
+
+
+def test_pace_is_that_of_the_steps_seen() -> None:
+    pace = Pace()
+    assert pace.left(3, 10, now=100.0) is None
+    assert pace.left(3, 10, now=101.0) is None
+    assert pace.left(5, 10, now=104.0) == pytest.approx(5 * 2.0)
+    assert pace.left(5, 10, now=105.0) == pytest.approx(9.0)
+    assert pace.left(5, 10, now=999.0) == 0.0
+
+
+def test_a_step_is_told_with_its_loss() -> None:
+    pace = Pace()
+    pace.left(3, 30, now=0.0)
+    state = TaskState(TASK, "running", "measuring", 5, loss=3.4159)
+    line = progress_line(state, pace, now=4.0, ours=True)
+    assert line.endswith("measuring, step 5 of 30, about 50 s of steps left, loss 3.416")
+    assert done(state) == 5
+
+
+@pytest.mark.parametrize(
+    ("state", "words"),
+    [(TaskState(TASK, "pending"), "pending"), (TaskState(TASK, "running", "data"), "data")],
+)
+def test_without_steps_neither_step_nor_loss_is_told(state: TaskState, words: str) -> None:
+    line = progress_line(state, Pace(), now=0.0, ours=False)
+    assert line == f"{TASK.run.label}: {words}, another program drives it and can cancel it"
+    assert done(state) == 0

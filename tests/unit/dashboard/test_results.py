@@ -11,7 +11,7 @@ from benches import choose, content, keep
 
 import lab
 from lab.config.emulation import Emulated, Link
-from lab.dashboard import changes
+from lab.dashboard import results
 from lab.dashboard.board import Dashboard
 from lab.perfmodel.intervals import Deviation
 from lab.records.store import Record
@@ -77,7 +77,7 @@ def test_what_changed_is_a_sentence_with_the_ratio(shown: Dashboard) -> None:
 
 def test_ratio_covers_steps_processes_and_load() -> None:
     quick, slow = (factories.record(factories.run(), step_time=time) for time in (0.1, 0.2))
-    times = changes.ratio(slow, quick, known=Deviation(0.01))
+    times = results.ratio(slow, quick, known=Deviation(0.01))
     assert times is not None
     value, low, high = times
     # Both medians deviate by 0.01 / 1.96, and both processes by 0.01.
@@ -85,11 +85,11 @@ def test_ratio_covers_steps_processes_and_load() -> None:
     assert value == pytest.approx(2.0) and low * high == pytest.approx(4.0)
     assert math.log(high / value) == pytest.approx(expected, rel=1e-3)
     loaded = factories.record(factories.run(), step_time=0.2, foreign_cpu=0.1)
-    wider = changes.ratio(loaded, quick, known=Deviation(0.01))
+    wider = results.ratio(loaded, quick, known=Deviation(0.01))
     assert wider is not None and wider[2] > high
-    unknown = changes.ratio(slow, quick, known=None)
+    unknown = results.ratio(slow, quick, known=None)
     assert unknown is not None and unknown[2] > high
-    assert "too few steps" in changes.in_words(changes.ratio(short(slow), quick, known=None))
+    assert "too few steps" in results.compared(results.ratio(short(slow), quick, known=None))
 
 
 def short(record: Record) -> Record:
@@ -110,4 +110,4 @@ def short(record: Record) -> Record:
 def test_a_claim_needs_an_interval_without_one(
     times: tuple[float, float, float], words: str
 ) -> None:
-    assert words in changes.in_words(times)
+    assert words in results.compared(times)
