@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 import re
-from collections.abc import Iterable
+from collections.abc import Iterable, Sequence
 from typing import NamedTuple, TypeGuard
 
 NOT_MEASURED = "not measured"
@@ -43,6 +43,12 @@ def rounded(value: float | None, low: float | None = None, high: float | None = 
     place = _leading(half, DIGITS_OF_INTERVAL) - DIGITS_OF_INTERVAL + 1 if half > 0 else alone
     place = min(max(place, finest), max(alone, 0))
     return f"{_fixed(value, place)} [{_fixed(low, place)}, {_fixed(high, place)}]"
+
+
+def listed(names: Sequence[str], most: int) -> str:
+    """The first names and how many more there are, such as `a; b; and 3 more`."""
+    more = [f"and {len(names) - most} more"] if len(names) > most else []
+    return "; ".join([*names[:most], *more])
 
 
 def number_of(count: int, noun: str) -> str:

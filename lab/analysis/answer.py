@@ -36,6 +36,7 @@ from lab.config.study import Study
 from lab.formatting import format_seconds, number_of, percent, rounded
 from lab.perfmodel.frozen import Score, outcome
 from lab.records.store import Record
+from lab.records.table import median
 
 NO_ANSWER = "There is no answer yet."
 FEW_MODELS = 2  # with more, strategies are compared across all models, not per model
@@ -243,7 +244,7 @@ def _beside(evidence: Evidence, field: str, compared: Sequence[Pair]) -> str:
         )
         return f"; a step waits for data for up to {most} of its time, there for {there}"
     losses = [
-        tuple(configurations.median(measured[one], "quality.validation_loss") for one in pair[:2])
+        tuple(median(measured[one], "quality.validation_loss") for one in pair[:2])
         for pair in compared
     ]
     apart = [abs(own / usual - 1) for own, usual in losses if own and usual]
@@ -252,8 +253,8 @@ def _beside(evidence: Evidence, field: str, compared: Sequence[Pair]) -> str:
 
 
 def _share_of_data(records: Sequence[Record]) -> float:
-    data = configurations.median(records, "timing.phases.data.median")
-    return (data or 0.0) / (configurations.median(records, "timing.step.median") or 1.0)
+    data = median(records, "timing.phases.data.median")
+    return (data or 0.0) / (median(records, "timing.step.median") or 1.0)
 
 
 def _scaling(evidence: Evidence) -> Iterator[str]:
@@ -357,7 +358,7 @@ def _loss_after(records: Sequence[Record], samples: int) -> float | None:
         losses = record.quality.loss[:steps] if record.quality else []
         return float(np.mean(losses[-max(round(LAST * steps), 1) :])) if losses else None
 
-    return configurations.median(records, reached)
+    return median(records, reached)
 
 
 def _step(evidence: Evidence) -> Iterator[str]:

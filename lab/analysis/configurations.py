@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import statistics
 from collections import defaultdict
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from typing import Any
@@ -16,7 +15,7 @@ from lab.config.run import Run, distinct_labels
 from lab.config.study import Study
 from lab.formatting import NOT_MEASURED, Unit, format_seconds, percent, rounded, unit_for
 from lab.records.store import Record
-from lab.records.table import value_at
+from lab.records.table import median, value_at
 
 UNKNOWN = "-"
 LOW_LOSS = 0.04
@@ -31,16 +30,6 @@ def trained(runs: Iterable[Run], records: Sequence[Record]) -> dict[Run, list[Re
         if record.completed and record.timing is not None:
             done[record.run_id].append(record)
     return {run: done[run.id] for run in runs if run.task == "train"}
-
-
-def median(records: Sequence[Record], quantity: str | Callable[[Record], Any]) -> float | None:
-    """The median over repeats of a quantity, by a path such as `timing.step.median` or a function.
-
-    None if no repeat has it.
-    """
-    read = quantity if callable(quantity) else lambda record: value_at(record, quantity)
-    values = [value for record in records if (value := read(record)) is not None]
-    return statistics.median(values) if values else None
 
 
 def strategy_rows(
@@ -73,11 +62,11 @@ def _rows(
 def _strategy_cells(
     run: Run, done: Sequence[Record], row: Mapping[Any, Any], _: Unit
 ) -> dict[str, str]:
-    loss = median(done, lambda record: next(reversed(_losses(record)), None))
+    loss = median(done, "final_loss")
     return {
         "step": format_seconds(*with_interval(row, "step_time")),
         "samples/s": rounded(*with_interval(row, "samples_per_second")),
-        "peak (MB)": megabytes(median(done, peak_memory)),
+        "peak (MB)": megabytes(median(done, "peak_memory")),
         "weights (MB)": megabytes(median(done, "memory.parameters")),
         "optimizer (MB)": megabytes(median(done, "memory.optimizer")),
         "sent (MB)": megabytes(median(done, "communication.bytes_moved")),
@@ -107,11 +96,6 @@ def _image_cells(
 def megabytes(size: float | None) -> str:
     """Bytes in MB (1e6); `-` where not known, or none."""
     return rounded(size / 1e6) if size else UNKNOWN
-
-
-def peak_memory(record: Record) -> int | None:
-    """Peak bytes of the rank that uses most; None if not measured."""
-    return max(record.memory.peak) if record.memory else None
 
 
 def _losses(record: Record) -> Sequence[float]:

@@ -11,7 +11,7 @@ import pandas as pd
 from lab.analysis.audit import Audit
 from lab.config.run import distinct_labels
 from lab.config.study import Study
-from lab.formatting import range_of
+from lab.formatting import listed, range_of
 from lab.records.schema import FOREIGN_SHARE, Environment, GpuState
 from lab.records.store import Record
 
@@ -59,11 +59,10 @@ class Noise:
         noisy = [record for records in self.loud.values() for record in records]
         labels, _ = distinct_labels([records[0].run for records in self._by_run.values()])
         names = [f"{labels[one[0].run]} ({_repeats(one)})" for one in self.loud.values()]
-        more = f"; and {len(names) - NAMED} more" if len(names) > NAMED else ""
         return (
             f"Too noisy to explain: {disturbances(_places(noisy))} in most repeats of "
             f"{len(self.loud)} of {len(self._by_run)} configurations: "
-            f"{'; '.join(names[:NAMED])}{more}{self._command}."
+            f"{listed(names, NAMED)}{self._command}."
         )
 
     @property

@@ -129,14 +129,13 @@ def _row(record: Record, speedup: float | None, score: Score | None) -> dict[str
     accumulation = f", accumulation {run.grad_accum}" if run.grad_accum > 1 else ""
     gain = "1 rank not measured" if speedup is None else f"{speedup:.3g}"
     frozen = score.frozen if score else None
-    loss = record.quality.loss if record.quality else []
     return {
         "configuration": f"{run.label}{accumulation}, {run.steps} steps",
         "step time": format_seconds(timing.step.median) if timing else record.status,
         "predicted": expected_step(frozen) if frozen else "-",
         "samples/s": rounded(timing.samples_per_second) if timing else "-",
         "speedup": gain if timing else "-",
-        "last loss": f"{loss[-1]:.3f}" if loss else "-",
+        "last loss": "-" if record.final_loss is None else f"{record.final_loss:.3f}",
     }
 
 

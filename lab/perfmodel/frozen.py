@@ -19,6 +19,7 @@ from lab.files import write_atomically
 from lab.formatting import format_seconds, number_of, percent
 from lab.perfmodel.forecast import Basis, Forecast
 from lab.records.store import Record, Store, load_records
+from lab.records.table import median
 
 if TYPE_CHECKING:
     import pandas as pd
@@ -188,20 +189,15 @@ def scores(study: Study, records: Sequence[Record] | None = None) -> list[Score]
 
 
 def _score(frozen: Frozen, records: Sequence[Record]) -> Score:
-    measured = statistics.median(record.timing.step.median for record in records if record.timing)
-    exposed = [
-        record.communication.exposed.median
-        for record in records
-        if record.communication and record.communication.exposed
-    ]
-    peaks = [max(record.memory.peak) for record in records if record.memory]
+    measured = median(records, "timing.step.median")
+    assert measured is not None
     return Score(
         frozen=frozen,
         measured_s=measured,
         repeats=len(records),
         error=frozen.step_s / measured - 1,
-        exposed_measured_s=statistics.median(exposed) if exposed else None,
-        memory_measured=statistics.median(peaks) if peaks else None,
+        exposed_measured_s=median(records, "communication.exposed.median"),
+        memory_measured=median(records, "peak_memory"),
     )
 
 

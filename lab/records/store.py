@@ -76,6 +76,16 @@ class Record(Section):
         return self.run.global_batch_size or said
 
     @property
+    def peak_memory(self) -> int | None:
+        """Peak bytes of the rank that uses most; None if not measured."""
+        return max(self.memory.peak) if self.memory else None
+
+    @property
+    def final_loss(self) -> float | None:
+        """The training loss of the last step; None if no loss was recorded."""
+        return self.quality.loss[-1] if self.quality and self.quality.loss else None
+
+    @property
     def foreign_share(self) -> float | None:
         """The share of its ranks' cores that other processes used; None if it is not known."""
         return self.environment.foreign_share if self.environment else None

@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+import statistics
+from collections.abc import Callable, Sequence
 from functools import partial
 from typing import TYPE_CHECKING, Any
 
@@ -65,6 +66,16 @@ def value_at(value: Any, path: str) -> Any:
     return value
 
 
+def median(records: Sequence[Record], quantity: str | Callable[[Record], Any]) -> float | None:
+    """The median over repeats of a quantity, by a path such as `timing.step.median` or a function.
+
+    None if no repeat has it.
+    """
+    read = quantity if callable(quantity) else lambda record: value_at(record, quantity)
+    values = [value for record in records if (value := read(record)) is not None]
+    return statistics.median(values) if values else None
+
+
 def _nodes(record: Record) -> int | None:
     if record.allocation:
         return len(record.allocation.nodes)
@@ -77,14 +88,6 @@ def _exposed_in(record: Record, *, phase: str) -> float | None:
         return None
     # Records without phases come from DDP, which waits at the end of its backward pass.
     return (communication.exposed_in or {"backward": communication.exposed.median}).get(phase, 0.0)
-
-
-def _peak_memory(record: Record) -> int | None:
-    return max(record.memory.peak) if record.memory else None
-
-
-def _final_loss(record: Record) -> float | None:
-    return record.quality.loss[-1] if record.quality and record.quality.loss else None
 
 
 def _error(record: Record) -> str | None:
@@ -128,8 +131,8 @@ _COLUMNS: dict[str, str | Callable[[Record], Any]] = {
     "requeues": "allocation.requeues",
     "setup_time": "timing.setup_time",
     "train_time": "timing.train_time",
-    "peak_memory": _peak_memory,
-    "final_loss": _final_loss,
+    "peak_memory": "peak_memory",
+    "final_loss": "final_loss",
     "accuracy": "quality.accuracy",
     "validation_loss": "quality.validation_loss",
     "error": _error,

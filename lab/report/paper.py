@@ -12,7 +12,7 @@ from lab.analysis.scaling_curves import with_interval
 from lab.analysis.waterfall import Waterfall, on_most_ranks, with_baseline
 from lab.config.run import Run, distinct_labels
 from lab.figures.data import StudyResults
-from lab.formatting import format_seconds, number_of, percent, range_of
+from lab.formatting import format_seconds, listed, number_of, percent, range_of
 from lab.report import references, sections
 from lab.report.blocks import Markdown, Table
 from lab.report.references import cite
@@ -128,13 +128,12 @@ class _Names:
             label + (f" (repeat{'s' * (len(of) > 1)} {', '.join(of)})" if of else "")
             for label, of in repeats.items()
         ]
-        more = [f"and {len(names) - NAMED} more"] if len(names) > NAMED else []
         return {
             "severity": finding.severity,
             "rule": finding.rule,
             "evidence": self.readable(finding.evidence),
             "what to do": finding.advice,
-            "configurations": "; ".join([*names[:NAMED], *more]),
+            "configurations": listed(names, NAMED),
         }
 
     def readable(self, text: str) -> str:

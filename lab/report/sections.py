@@ -9,7 +9,7 @@ from typing import Any
 from lab.analysis import configurations, inference
 from lab.analysis import findings as analysis
 from lab.analysis.answer import answer as headline
-from lab.analysis.configurations import evaluated_samples, median, megabytes, peak_memory
+from lab.analysis.configurations import evaluated_samples, megabytes
 from lab.analysis.inference import accuracy
 from lab.analysis.scaling_curves import curves, ranks, rows_of, with_interval
 from lab.analysis.tables import classical_tables
@@ -21,8 +21,9 @@ from lab.figures.data import StudyResults
 from lab.formatting import format_seconds, number_of, percent, rounded, unit_for
 from lab.launch.plan import plan
 from lab.perfmodel import frozen
-from lab.records.schema import PHASES, Quality, Stat
+from lab.records.schema import PHASES, Stat
 from lab.records.store import Record
+from lab.records.table import median
 from lab.report.blocks import Markdown, Table
 
 COMMUNICATION = (
@@ -43,12 +44,12 @@ RESULTS = ("tbl-step-time", "tbl-speedup", "tbl-efficiency", "tbl-parts")
 SET_ASIDE = "set aside"
 # How the columns of the learning table follow from a run's repeats and its row in a summary.
 LEARNING: dict[str, Callable[[Sequence[Record], Mapping[Any, Any]], str]] = {
-    "last loss": lambda repeats, _: _quality(repeats, lambda q: q.loss[-1] if q.loss else None),
-    "validation loss": lambda repeats, _: _quality(repeats, lambda q: q.validation_loss),
+    "last loss": lambda repeats, _: _loss(repeats, "final_loss"),
+    "validation loss": lambda repeats, _: _loss(repeats, "quality.validation_loss"),
     "accuracy": lambda repeats, _: accuracy(
         median(repeats, "quality.accuracy"), evaluated_samples(repeats[0].run)
     ),
-    "peak memory of a rank (MB)": lambda repeats, _: megabytes(median(repeats, peak_memory)),
+    "peak memory of a rank (MB)": lambda repeats, _: megabytes(median(repeats, "peak_memory")),
     "samples/s": lambda _, row: rounded(*with_interval(row, "samples_per_second")),
     "MFU": lambda _, row: percent(row["mfu"]),
 }
@@ -182,8 +183,8 @@ def learning(results: StudyResults) -> Table:
     return Table.of_rows(caption, rows, common=common, label="tbl-learning")
 
 
-def _quality(repeats: Sequence[Record], read: Callable[[Quality], float | None]) -> str:
-    value = median(repeats, lambda record: read(record.quality) if record.quality else None)
+def _loss(repeats: Sequence[Record], quantity: str) -> str:
+    value = median(repeats, quantity)
     return "not measured" if value is None else f"{value:.4f}"
 
 

@@ -17,7 +17,7 @@ from lab.analysis.audit.rules import RULES
 from lab.analysis.audit.text_table import STREAM, read_file, read_table
 from lab.config.study import Study
 from lab.errors import InputError, Problem
-from lab.formatting import number_of
+from lab.formatting import listed, number_of
 from lab.records.store import Record, load_records
 
 if TYPE_CHECKING:
@@ -152,7 +152,7 @@ class Audit(BaseModel):
             lines += [
                 f"{finding.severity.upper():7} {finding.rule}: {finding.evidence}",
                 f"        {finding.advice}",
-                f"        in {_shortened(finding.records)}",
+                f"        in {listed(finding.records, NAMED)}",
             ]
         lines += [
             f"not checked: {rule.rule} lacks {', '.join(rule.lacks)}" for rule in self.not_checked
@@ -177,7 +177,7 @@ class Audit(BaseModel):
                     item.rule,
                     item.evidence,
                     item.advice,
-                    _shortened(item.records),
+                    listed(item.records, NAMED),
                 )
                 for item in self.findings
             )
@@ -228,8 +228,3 @@ def apply_rules(observations: Observations) -> Audit:
         reading=dict(observations.reading),
         assumptions=tuple(observations.assumptions),
     )
-
-
-def _shortened(records: Sequence[str]) -> str:
-    more = len(records) - NAMED
-    return "; ".join(records[:NAMED]) + (f"; and {more} more" if more > 0 else "")

@@ -83,7 +83,7 @@ def _common(record: Record) -> dict[str, Any]:
         "phases_checked": record.checks.get("phases_close"),
         "one_model": record.checks.get("same_parameters"),
         "loss_curve": quality.loss if quality else None,
-        "loss": quality.loss[-1] if quality and quality.loss else None,
+        "loss": record.final_loss,
         "accuracy": quality.accuracy if quality else None,
         "depends_on_split": quality.depends_on_split if quality else None,
         "loader_workers": run.loader_workers if run.loader == "classic" else None,
