@@ -16,7 +16,7 @@ from lab.analysis.scaling_curves import ranks, rows_of
 from lab.analysis.waterfall import Amount, Waterfall, on_most_ranks, with_baseline
 from lab.config.run import Run
 from lab.figures.data import StudyResults
-from lab.figures.figure import NO_COMMUNICATION, figure, no_runs
+from lab.figures.figure import NO_COMMUNICATION, empty_unless, figure, has
 from lab.figures.labels import measure, room_beside
 from lab.figures.style import IDEAL, wrapped
 from lab.formatting import Unit, format_seconds, number_of, percent, unit_for, value_of
@@ -56,9 +56,7 @@ MOST_WATERFALLS = 4
 MEASURED, LOSS, GAIN = "#0072B2", "#D55E00", "#009E73"
 
 
-def _no_phases(results: StudyResults) -> str:
-    known = results.summary["forward_time"].notna().any()
-    return no_runs(results) or ("" if known else NO_PHASES)
+_no_phases = empty_unless(has("forward_time"), NO_PHASES)
 
 
 def _breakdown_height(results: StudyResults) -> float:
@@ -199,8 +197,7 @@ def _falls(results: StudyResults) -> list[Waterfall]:
     return [fall for fall, share in zip(falls, lost, strict=True) if share >= least]
 
 
-def _no_falls(results: StudyResults) -> str:
-    return no_runs(results) or ("" if results.waterfalls else NO_PHASES)
+_no_falls = empty_unless(lambda results: results.waterfalls, NO_PHASES)
 
 
 def _falls_height(results: StudyResults) -> float:
@@ -322,8 +319,7 @@ def _place_in_cycle(results: StudyResults) -> str:
     )
 
 
-def _no_timeline(results: StudyResults) -> str:
-    return no_runs(results) or ("" if _events(results.records) else NO_COMMUNICATION)
+_no_timeline = empty_unless(lambda results: _events(results.records), NO_COMMUNICATION)
 
 
 def _timeline_height(results: StudyResults) -> float:
@@ -405,9 +401,7 @@ def _trace(records: Sequence[Record]) -> Trace | None:
     return widest.trace if widest else None
 
 
-def no_trace(results: StudyResults) -> str:
-    """Why a figure of a traced step is empty; empty if a step was traced."""
-    return no_runs(results) or ("" if _trace(results.records) else NO_TRACE)
+no_trace = empty_unless(lambda results: _trace(results.records), NO_TRACE)
 
 
 def _traced_events(results: StudyResults) -> list[Event]:

@@ -15,7 +15,7 @@ from matplotlib.ticker import FixedFormatter, FixedLocator, MaxNLocator, NullLoc
 from lab.analysis.scaling_curves import ranks, rows_of
 from lab.config.strategies import STRATEGIES
 from lab.figures.data import Losses, StudyResults
-from lab.figures.figure import NO_COMMUNICATION, figure, no_runs, write_instead
+from lab.figures.figure import NO_COMMUNICATION, empty_unless, figure, write_instead
 from lab.figures.labels import Label, place
 from lab.figures.style import (
     COLORS,
@@ -51,8 +51,7 @@ NO_LOSSES = "no loss was recorded"
 NO_COLLECTIVES = "no collective is measured here yet"
 
 
-def _no_losses(results: StudyResults) -> str:
-    return no_runs(results) or ("" if results.losses else NO_LOSSES)
+_no_losses = empty_unless(lambda results: results.losses, NO_LOSSES)
 
 
 def _describe_losses(results: StudyResults, by: str) -> str:
@@ -213,9 +212,10 @@ def _with_communication(points: pd.DataFrame) -> list[dict[Any, Any]]:
     ]
 
 
-def _no_communication(results: StudyResults) -> str:
-    known = any(_with_communication(points) for _, points in results.drawn)
-    return no_runs(results) or ("" if known else NO_COMMUNICATION)
+_no_communication = empty_unless(
+    lambda results: any(_with_communication(points) for _, points in results.drawn),
+    NO_COMMUNICATION,
+)
 
 
 def _describe_overlap(results: StudyResults) -> str:

@@ -132,6 +132,18 @@ def no_runs(results: StudyResults) -> str:
     return NO_RUNS if results.summary.empty else ""
 
 
+def empty_unless(
+    known: Callable[[StudyResults], object], reason: str
+) -> Callable[[StudyResults], str]:
+    """Why a figure is empty: no training run has completed, or nothing is `known`, for a reason."""
+    return lambda results: no_runs(results) or ("" if known(results) else reason)
+
+
+def has(column: str) -> Callable[[StudyResults], bool]:
+    """Whether any configuration has a value in this column of the summary."""
+    return lambda results: bool(results.summary[column].notna().any())
+
+
 def write_instead(ax: Axes, sentence: str) -> Axes:
     """Write in the middle of the axes why nothing is drawn."""
     ax.set_axis_off()

@@ -22,7 +22,7 @@ from lab.analysis.scaling_curves import (
     time_name,
 )
 from lab.figures.data import StudyResults
-from lab.figures.figure import figure, no_runs
+from lab.figures.figure import empty_unless, figure, has, no_runs
 from lab.figures.labels import Label, place, place_in_panels, room_beside
 from lab.figures.style import (
     COLORS,
@@ -122,14 +122,11 @@ def _rows_height(results: StudyResults, *, width: int) -> float:
 
 
 def _no_baseline(results: StudyResults) -> str:
-    known = results.summary["speedup"].notna().any()
     reason = "the table permits no speedup" if "per" in results.summary else NO_BASELINE
-    return no_runs(results) or ("" if known else reason)
+    return empty_unless(has("speedup"), reason)(results)
 
 
-def _no_times(results: StudyResults) -> str:
-    known = results.summary["step_time"].notna().any()
-    return no_runs(results) or ("" if known else "the table gives no times")
+_no_times = empty_unless(has("step_time"), "the table gives no times")
 
 
 @figure(
@@ -147,9 +144,7 @@ def step_time(ax: Axes, results: StudyResults) -> None:
     _draw(ax, results, STEP_TIME)
 
 
-def _no_rates(results: StudyResults) -> str:
-    known = results.summary["samples_per_second"].notna().any()
-    return no_runs(results) or ("" if known else "the table gives no rates")
+_no_rates = empty_unless(has("samples_per_second"), "the table gives no rates")
 
 
 @figure(
@@ -202,7 +197,7 @@ def _lacks(column: str, what: str) -> Callable[[StudyResults], str]:
     """The reason for no figure of a column without values: not measured, or not in the table."""
 
     def missing(results: StudyResults) -> str:
-        if (reason := no_runs(results)) or results.summary[column].notna().any():
+        if (reason := no_runs(results)) or has(column)(results):
             return reason
         return f"the table gives no {what}" if "per" in results.summary else f"{what} is unknown"
 
