@@ -362,13 +362,17 @@ def profile_folders() -> tuple[Path, ...]:
     return Path("slurm"), USER / "slurm", SHARED / "slurm"
 
 
+def profile_names() -> set[str]:
+    """The names of all profiles in these folders."""
+    return {path.stem for folder in profile_folders() for path in folder.glob("*.yaml")}
+
+
 def find_profile(profile: str | Path) -> Path:
     """The file of a profile, by its path or its name in a folder of profiles; InputError."""
     for path in (Path(profile), *(folder / f"{profile}.yaml" for folder in profile_folders())):
         if path.suffix in {".yaml", ".yml"} and path.is_file():
             return path
-    names = {path.stem for folder in profile_folders() for path in folder.glob("*.yaml")}
-    problem = Problem("cluster", "no such profile", nearest(Path(profile).stem, names))
+    problem = Problem("cluster", "no such profile", nearest(Path(profile).stem, profile_names()))
     raise InputError(str(profile), [problem])
 
 

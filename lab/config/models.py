@@ -25,6 +25,7 @@ SMALLEST_IMAGE: dict[Network, int] = {
 }
 WITH_BATCH_NORM: tuple[Network, ...] = ("resnet18", "densenet121")
 WITH_DROPOUT: tuple[Network, ...] = ("vgg16", "squeezenet1_0", "alexnet")
+BATCH_NORM_BY_RANK = "batch norm takes its statistics from each rank's micro-batch"
 DROPOUT_BY_RANK = "each rank draws its own dropout"
 
 
@@ -183,7 +184,7 @@ class CNN(_Model):
         """Why the loss curve depends on how ranks split the batch; empty if it must not."""
         reasons = []
         if self.network in WITH_BATCH_NORM and self.batch_norm == "batch":
-            reasons.append("batch norm takes its statistics from each rank's micro-batch")
+            reasons.append(BATCH_NORM_BY_RANK)
         if self.network in WITH_DROPOUT and self.dropout != 0:
             reasons.append(DROPOUT_BY_RANK)
         return ", and ".join(reasons)
