@@ -7,9 +7,9 @@ from collections.abc import Iterable, Sequence
 from datetime import datetime
 from functools import lru_cache
 from pathlib import Path
-from typing import Literal
+from typing import Literal, TypeVar
 
-from pydantic import ValidationError
+from pydantic import BaseModel, ValidationError
 
 from lab.config.base import InvalidValueError
 from lab.config.run import Run
@@ -32,7 +32,7 @@ from lab.records.schema import (
     Trace,
 )
 
-SCHEMA_VERSION = 1
+Model = TypeVar("Model", bound=BaseModel)
 # Where the louder of two attempts at a repeat is kept complete, in the repeat's folder.
 DISTURBED = "disturbed"
 Status = Literal["completed", "failed", "oom", "timeout", "preempted", "cancelled"]
@@ -172,13 +172,21 @@ def read_record(path: Path) -> Record | None:
 @lru_cache(maxsize=4096)  # the driver and `lab status` poll all records of a study
 def _validated(path: Path, inode: int, mtime_ns: int, size: int) -> Record | None:
     """The record in a file; files are replaced, never edited: inode, time and size identify one."""
-    content = path.read_bytes()
+    return versioned(Record, path)
+
+
+def versioned(kind: type[Model], path: Path) -> Model | None:
+    """The content of a versioned file; None if incomplete. Raises LabError if a newer lab wrote it.
+
+    Raises OSError if it cannot be read.
+    """
+    content, newest = path.read_bytes(), kind.model_fields["schema_version"].default
     try:
-        return Record.model_validate_json(content)
+        return kind.model_validate_json(content)
     except ValidationError:
         version = _schema_version(content)
-        if version is not None and version > SCHEMA_VERSION:
-            schemas = f"schema {version}, this one reads {SCHEMA_VERSION}"
+        if version is not None and version > newest:
+            schemas = f"schema {version}, this one reads {newest}"
             raise LabError(f"{path}: written by a newer lab ({schemas}); update the lab") from None
         return None
 

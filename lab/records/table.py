@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import statistics
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from functools import partial
 from typing import TYPE_CHECKING, Any
 
@@ -74,6 +74,15 @@ def median(records: Sequence[Record], quantity: str | Callable[[Record], Any]) -
     read = quantity if callable(quantity) else lambda record: value_at(record, quantity)
     values = [value for record in records if (value := read(record)) is not None]
     return statistics.median(values) if values else None
+
+
+def steps_by_run(records: Iterable[Record]) -> dict[str, list[float]]:
+    """The median step of each completed repeat in s, by run id."""
+    steps: dict[str, list[float]] = {}
+    for record in records:
+        if record.completed and record.timing:
+            steps.setdefault(record.run_id, []).append(record.timing.step.median)
+    return steps
 
 
 def _nodes(record: Record) -> int | None:
