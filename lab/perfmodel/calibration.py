@@ -9,18 +9,18 @@ from functools import cached_property
 from pathlib import Path
 from typing import Literal
 
-from pydantic import BaseModel, ConfigDict, Field, ValidationError
+from pydantic import BaseModel, ConfigDict, Field
 
 from lab.config.cluster import Cluster, Published, find_profile
 from lab.config.run import Run
 from lab.errors import InputError, LabError
-from lab.files import PACKAGE, USER, read_json, read_yaml, write_atomically
+from lab.files import PACKAGE, USER, read_yaml, write_atomically
 from lab.perfmodel.collectives import COLLECTIVES, Collective, LinkFit, busbw, fit_link, interpolate
 from lab.perfmodel.intervals import NORMAL_95
 from lab.perfmodel.reference import ReferenceStep
 from lab.records.schema import Environment
+from lab.records.store import versioned
 
-SCHEMA_VERSION = 1
 # Gradient buckets are larger. Below it, costs other than alpha and beta dominate, so times there
 # are interpolated.
 FIT_FROM_BYTES = 64 * 2**10
@@ -294,13 +294,9 @@ def find_calibration(cluster: str) -> Calibration | None:
 
 def read_calibration(path: Path) -> Calibration | None:
     """Read one file; None if missing or incomplete. Raises LabError for a newer schema."""
-    version = (read_json(path) or {}).get("schema_version")
-    if isinstance(version, int) and version > SCHEMA_VERSION:
-        schemas = f"schema {version}, this one reads {SCHEMA_VERSION}"
-        raise LabError(f"{path}: written by a newer lab ({schemas}); update the lab")
     try:
-        return Calibration.model_validate_json(path.read_bytes())
-    except (OSError, ValidationError):
+        return versioned(Calibration, path)
+    except OSError:
         return None
 
 

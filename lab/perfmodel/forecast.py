@@ -33,6 +33,7 @@ from lab.perfmodel.layout import NO_CONTENTION, Bucket, Contention, Links, Profi
 from lab.perfmodel.requirements import calls_of, layout_of, memory_of, messages_of, passes
 from lab.perfmodel.simulate import Conditions, Prediction, predict
 from lab.records.store import Record, Store
+from lab.records.table import steps_by_run
 
 # Fields of a run that change what one device does, beside strategy and batch.
 SAME = (
@@ -248,12 +249,8 @@ class Basis:
     @cached_property
     def _spread(self) -> Deviation | None:
         """How much one step differs between processes, in the records and in the calibration."""
-        steps: dict[str, list[float]] = {}
-        for record in self.records:
-            if record.timing:
-                steps.setdefault(record.run_id, []).append(record.timing.step.median)
         calibrated = self.calibration.processes if self.calibration else []
-        return spread([*steps.values(), *calibrated])
+        return spread([*steps_by_run(self.records).values(), *calibrated])
 
     def _foreign(self, run: Run, records: Sequence[Record]) -> tuple[float, ...]:
         """Shares of the ranks' cores taken by others, in records and calibration if disturbed.

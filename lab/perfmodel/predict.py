@@ -21,6 +21,7 @@ from lab.perfmodel.hardware import Machine
 from lab.perfmodel.layout import Candidate, Checkpointing, Layout
 from lab.perfmodel.requirements import layout_of, messages_of
 from lab.records.store import load_records
+from lab.records.table import steps_by_run
 
 MOST_RANKS = 1_000_000
 
@@ -248,10 +249,7 @@ def _extended(study: Study, world_sizes: Sequence[int]) -> list[tuple[Run, int, 
 
 
 def _measured(study: Study) -> dict[str, float]:
-    steps: dict[str, list[float]] = {}
-    for record in load_records(study):
-        if record.completed and record.timing:
-            steps.setdefault(record.run_id, []).append(record.timing.step.median)
+    steps = steps_by_run(load_records(study))
     return {run_id: statistics.median(times) for run_id, times in steps.items()}
 
 
