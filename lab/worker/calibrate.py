@@ -80,11 +80,7 @@ def measure(
         strategies=None if strategies is None else tuple(strategies),
         measured_at=datetime.now(UTC),
         profile=cluster,
-        environment=environment(
-            context,
-            device=device,
-            ranks=ranks,
-        ),
+        environment=environment(context, device=device, ranks=ranks),
         **fields,
     )
 

@@ -9,7 +9,7 @@ import torch
 from torch import Tensor, nn
 from torch.utils.flop_counter import FlopCounterMode
 
-from lab.config.models import DROPOUT_BY_RANK, PythonModel
+from lab.config.models import BATCH_NORM_BY_RANK, DROPOUT_BY_RANK, PythonModel
 from lab.errors import InputError, LabError, Problem, nearest
 from lab.worker import own
 
@@ -68,7 +68,7 @@ def _reasons(model: nn.Module) -> Iterator[str]:
         if isinstance(module, nn.modules.batchnorm._BatchNorm) and not isinstance(
             module, nn.SyncBatchNorm
         ):
-            yield "batch norm takes its statistics from each rank's micro-batch"
+            yield BATCH_NORM_BY_RANK
         elif isinstance(module, nn.modules.dropout._DropoutNd) and module.p:
             yield DROPOUT_BY_RANK
 
