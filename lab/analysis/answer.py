@@ -24,6 +24,7 @@ from lab.analysis.verdict import (
     against_baseline,
     beyond_baseline,
     by_emulation,
+    farthest,
     few,
     labels_of,
     place,
@@ -270,9 +271,7 @@ def _scaling(evidence: Evidence) -> Iterator[str]:
         if len(summary):
             yield from _step(evidence)
         return
-    ends = [
-        known.iloc[-1] for _, points in curves(summary) if len(known := beyond_baseline(points))
-    ]
+    ends = farthest(summary)
     ends.sort(key=lambda row: -row["speedup"])
     for row in ends if len(ends) <= 2 else (ends[0], ends[-1]):
         which = "" if len(ends) <= 2 else "At best, on " if row is ends[0] else "At worst, on "

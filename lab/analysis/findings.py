@@ -13,8 +13,8 @@ from lab.analysis.scaling import FEWEST_REPEATS
 from lab.analysis.scaling_curves import curves, ranks
 from lab.analysis.verdict import (
     against_baseline,
-    beyond_baseline,
     by_emulation,
+    farthest,
     labels_of,
     place,
 )
@@ -57,11 +57,8 @@ def caveats(study: Study, summary: pd.DataFrame, records: Sequence[Record]) -> l
 
 def _speedups(summary: pd.DataFrame) -> Iterator[str]:
     labels = labels_of(summary)
-    for _, points in curves(summary):
-        beyond = beyond_baseline(points)
-        if len(beyond):
-            row = beyond.iloc[-1]
-            yield f"On {place(row, labels)}, {against_baseline(row, summary, labels)}."
+    for row in farthest(summary):
+        yield f"On {place(row, labels)}, {against_baseline(row, summary, labels)}."
 
 
 def _serial_fractions(summary: pd.DataFrame) -> Iterator[str]:

@@ -95,11 +95,8 @@ class Noise:
             return "no completed repeat"
         records = [record for group in groups for record in group]
         places = _places(records)
-        parts = [
-            range_of(map(len, groups), "repeat"),
-            *self._interval(ids),
-            _load(places, "at most"),
-        ]
+        repeats = range_of(map(len, groups), "repeat")
+        parts = [repeats, *self._interval(ids), _load(places, "at most")]
         if gpus := _gpus(places):
             parts += _troubles(gpus) or ["GPUs neither shared nor throttled"]
         return " · ".join([*parts, *([_worst(audit)] if audit else [])])

@@ -10,7 +10,7 @@ import pandas as pd
 
 from lab.analysis.laws import fit_amdahl, fit_gustafson
 from lab.analysis.scaling_curves import baseline_name, curves, ranks, rows_of, with_interval
-from lab.analysis.verdict import against_baseline, beyond_baseline, labels_of
+from lab.analysis.verdict import against_baseline, beyond_baseline, farthest, labels_of
 from lab.formatting import format_seconds, percent, rounded
 from lab.perfmodel.step_law import fit
 
@@ -27,9 +27,7 @@ MILLION = 1e6
 def headline(summary: pd.DataFrame) -> str:
     """The gain at the most ranks: on every curve if at most two, else on the best and the worst."""
     labels = labels_of(summary)
-    ends = [
-        known.iloc[-1] for _, points in curves(summary) if len(known := beyond_baseline(points))
-    ]
+    ends = farthest(summary)
     if not ends:
         return ""
     ends.sort(key=lambda row: -row["efficiency"])

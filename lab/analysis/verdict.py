@@ -27,6 +27,12 @@ def beyond_baseline(rows: pd.DataFrame) -> pd.DataFrame:
     return rows[rows["speedup"].notna() & (rows["run_id"] != rows["baseline_run_id"])]
 
 
+def farthest(summary: pd.DataFrame) -> list[pd.Series[Any]]:
+    """Of each curve with a row beyond its baseline, the row on the most ranks."""
+    beyond = [beyond_baseline(points) for _, points in curves(summary)]
+    return [rows.iloc[-1] for rows in beyond if len(rows)]
+
+
 def place(row: Any, labels: Mapping[str, str]) -> str:
     """Ranks and curve of a row: `2 CPU processes at batch 16`."""
     return f"{ranks(row['device'], row['world_size'])} at {labels[row['run_id']]}"

@@ -139,6 +139,12 @@ class Audit(BaseModel):
         return all(finding.severity == "note" for finding in self.findings)
 
     @property
+    def gaps(self) -> str:
+        """Which rules were not checked, and what each lacks."""
+        rules = (f"{rule.rule} (lacks {', '.join(rule.lacks)})" for rule in self.not_checked)
+        return f"Not checked: {'; '.join(rules)}."
+
+    @property
     def conclusive(self) -> bool:
         """Whether a fault was found, or enough was checked for a clean result to mean something."""
         return len(self.checked) >= FEWEST_CHECKED or not self.trustworthy
@@ -183,10 +189,7 @@ class Audit(BaseModel):
             )
             page += f"<table><thead>{head}</thead><tbody>{body}</tbody></table>"
         if self.not_checked:
-            rules = "; ".join(
-                f"{rule.rule} (lacks {', '.join(rule.lacks)})" for rule in self.not_checked
-            )
-            page += f"<p>Not checked: {html.escape(rules)}.</p>"
+            page += f"<p>{html.escape(self.gaps)}</p>"
         return page
 
     @property
