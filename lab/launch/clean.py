@@ -62,8 +62,7 @@ def clean(study: Study, *, remove: bool = False) -> list[Part]:
 
 def _require_no_jobs(study: Study) -> None:
     folders = [Store(study.out).folder(task) for task in study.tasks]
-    states = [handle.status().state for handle in driver.handles(folders).values()]
-    if alive := sum(state != "ended" for state in states):
+    if alive := len(driver.alive(driver.handles(folders))):
         what = "one of its jobs has" if alive == 1 else f"{alive} of its jobs have"
         raise LabError(f"{study.name}: {what} not ended; see `lab status`, or use `lab cancel`")
 

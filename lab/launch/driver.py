@@ -108,6 +108,11 @@ def handles(folders: Iterable[Path]) -> dict[Path, Handle]:
     return jobs
 
 
+def alive(handles: Mapping[Path, Handle]) -> dict[Path, Handle]:
+    """The jobs that had not ended at the last poll."""
+    return {path: job for path, job in handles.items() if job.status().state != "ended"}
+
+
 def poll(handles: Iterable[Handle]) -> float:
     """Update jobs with one query per scheduler; returns the seconds until the next poll."""
     return min((kind.poll(jobs) for kind, jobs in _by_kind(handles)), default=0.0)

@@ -204,9 +204,7 @@ class Jobs:
 
     def _run_jobs(self) -> None:
         handles = driver.handles(self._tasks)
-        adopted = {
-            folder: handle for folder, handle in handles.items() if handle.status().state != "ended"
-        }
+        adopted = driver.alive(handles)
         if self._fresh:
             driver.terminate(adopted.values())
             adopted.clear()

@@ -114,8 +114,7 @@ def _unlisted(study: Study) -> dict[Path, Handle]:
         if path.parent not in listed
     }
     unmeasured = [folder for folder, record in records.items() if not (record and record.completed)]
-    handles = driver.handles(unmeasured)
-    return {path: job for path, job in handles.items() if job.status().state != "ended"}
+    return driver.alive(driver.handles(unmeasured))
 
 
 def _state(
@@ -145,7 +144,7 @@ def watch(study: Study) -> list[TaskState]:
     states = status(study)
     with StudyDisplay(lambda: states) as display:
         while not all(state.ended for state in states):
-            driven = _is_driven(study)  # first, so that whatever ends between the checks is seen
+            driven = is_driven(study)  # first, so that whatever ends between the checks is seen
             states = status(study)
             display.update()
             if not driven and not any(state.state in UNDER_WAY for state in states):
@@ -154,7 +153,7 @@ def watch(study: Study) -> list[TaskState]:
     return states
 
 
-def _is_driven(study: Study) -> bool:
+def is_driven(study: Study) -> bool:
     """Whether a driver is active, as between two of its jobs none is running."""
     lock = study.out / "driver.lock"
     if not lock.exists():
@@ -238,8 +237,7 @@ def cancel(study: Study) -> int:
 def _end_jobs(study: Study) -> int:
     store = Store(study.out)
     tasks = {store.folder(task): task for task in study.tasks if not store.completed(task)}
-    handles = driver.handles(tasks)
-    alive = {path: job for path, job in handles.items() if job.status().state != "ended"}
+    alive = driver.alive(driver.handles(tasks))
     others = _unlisted(study)
     tasks |= {folder: _submitted_task(folder) for folder in others}
     alive |= others

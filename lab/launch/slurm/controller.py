@@ -92,25 +92,26 @@ def require_configuration() -> None:
         raise SlurmSilentError(f"SLURM_CONF names {path}, but there is no such file")
 
 
-def ask(*command: str) -> str:
+def ask(*command: str, timeout_s: float | None = None) -> str:
     """The output of a Slurm command; raises SlurmSilentError if it fails or is too slow."""
     require_configuration()
+    timeout_s = timeout_s or TIMEOUT_S
     try:
         process = subprocess.run(
             command,
             capture_output=True,
             text=True,
-            timeout=TIMEOUT_S,
+            timeout=timeout_s,
             stdin=subprocess.DEVNULL,
             check=False,
         )
     except FileNotFoundError:
         raise SlurmSilentError(f"{command[0]} is not installed here") from None
     except subprocess.TimeoutExpired:
-        raise SlurmSilentError(f"{command[0]} did not answer within {TIMEOUT_S:.0f} s") from None
+        raise SlurmSilentError(f"{command[0]} did not answer within {timeout_s:.0f} s") from None
     if process.returncode != 0:
         if found_practice_cluster(process):
-            return ask(*command)
+            return ask(*command, timeout_s=timeout_s)
         raise SlurmSilentError(said(process))
     return process.stdout
 
