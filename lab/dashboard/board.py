@@ -25,7 +25,7 @@ from lab.errors import LabError
 from lab.launch.calibrate import InterruptedCalibrationError, calibrate
 from lab.launch.launcher import Jobs, launch
 from lab.launch.plan import obstacle
-from lab.launch.status import TRAINING, UNDER_WAY, TaskState, clock, status
+from lab.launch.status import TRAINING, UNDER_WAY, TaskState, clock, is_driven, status
 from lab.perfmodel.calibration import load_calibration
 from lab.perfmodel.forecast import Basis
 from lab.perfmodel.frozen import freeze
@@ -202,7 +202,7 @@ class Dashboard:
                 study = self.bench.study(state.task.run, cluster)
                 jobs = _driven.get(Store(study.out).folder(state.task))
                 if jobs is None or jobs.done:
-                    jobs = None if self.bench.is_driven(study) else launch(study, cluster)
+                    jobs = None if is_driven(study) else launch(study, cluster)
                 self._follow(study, jobs)
         except (LabError, OSError) as error:
             self._say(f"A run that is still going cannot be followed: {error}")

@@ -2,19 +2,19 @@
 
 from __future__ import annotations
 
-import subprocess
 from dataclasses import dataclass
 from functools import partial
 from typing import Any, get_args
 
 from lab.config import datasets, models
-from lab.config.cluster import Cluster, profile_folders
+from lab.config.cluster import Cluster, profile_names
 from lab.config.downloads import DOWNLOADS
 from lab.config.emulation import Emulated
 from lab.config.run import PrecisionName
 from lab.config.strategies import STRATEGIES
 from lab.errors import InputError, LabError, Problem
 from lab.launch.preflight import usable
+from lab.launch.slurm.controller import SlurmSilentError, ask
 
 # The form's first values, of the quickstart's quick form: seconds of training on one core.
 START = {"world_size": 1, "global_batch_size": 8, "grad_accum": 1, "steps": 12, "warmup_steps": 4}
@@ -45,9 +45,8 @@ class Network:
 
 def networks() -> list[Network]:
     """The profiles of `slurm/`: those usable from here by name, then the others."""
-    names = {path.stem for folder in profile_folders() for path in folder.glob("*.yaml")}
     partitions = _partitions()
-    offered = [_network(name, partitions) for name in names]
+    offered = [_network(name, partitions) for name in profile_names()]
     return sorted(
         offered, key=lambda it: (bool(it.obstacle), not it.name.startswith("local"), it.name)
     )
@@ -56,15 +55,9 @@ def networks() -> list[Network]:
 def _partitions() -> set[str] | str:
     """The Slurm partitions, or why Slurm does not answer."""
     try:
-        # sinfo hangs if the controller is down.
-        answer = subprocess.run(
-            ["sinfo", "-h", "-o", "%R"], capture_output=True, text=True, timeout=3, check=True
-        )
-    except FileNotFoundError:
-        return "Slurm's commands are not installed here"
-    except (OSError, subprocess.SubprocessError):
-        return "no Slurm controller answers"
-    return set(answer.stdout.split())
+        return set(ask("sinfo", "-h", "-o", "%R", timeout_s=3.0).split())
+    except SlurmSilentError as error:
+        return str(error)
 
 
 def _network(name: str, partitions: set[str] | str) -> Network:

@@ -9,7 +9,6 @@ from pathlib import Path
 from typing import Any
 
 import yaml
-from filelock import FileLock, Timeout
 from pydantic import ValidationError
 
 from lab.config.cluster import Cluster
@@ -70,14 +69,6 @@ class Bench:
             except LabError:
                 continue
         return studies
-
-    def is_driven(self, study: Study) -> bool:
-        """Whether a driver, in this process or another, is working on a study."""
-        try:
-            with FileLock(study.out / "driver.lock").acquire(timeout=0):
-                return False
-        except Timeout:
-            return True
 
     def basis(self, cluster: Cluster) -> Basis:
         """The basis of predictions on a cluster: runs on one rank, calibration, earlier errors.

@@ -42,7 +42,7 @@ def test_local_and_emulated_networks_can_be_chosen(offered: dict[str, Network]) 
     ("name", "reason"),
     [
         ("local-far", "5 ms cannot be emulated here: "),
-        ("site", "Slurm's commands are not installed here"),
+        ("site", "sinfo is not installed here"),
         ("broken", "nowhere"),
         ("replay-a100", "replays a table that others published"),
     ],
