@@ -12,14 +12,14 @@ from typing import Any, NamedTuple
 
 import numpy as np
 
+from lab.analysis.configurations import median
 from lab.analysis.scaling_curves import ranks
 from lab.analysis.verdict import few
 from lab.config.study import Study
-from lab.formatting import NOT_MEASURED, format_seconds, number_of, percent, rounded
+from lab.formatting import NOT_MEASURED, format_seconds, percent, rounded
 from lab.records.schema import Inference, Point, Share, Stat
 from lab.records.statistics import share_interval
 from lab.records.store import Record
-from lab.records.table import median
 
 # If the time between tokens grows by less than this over the batch sizes, calls dominate.
 SMALL_GROWTH = 1.5
@@ -362,7 +362,7 @@ def _speed(row: Measurement, kind: Kind, noise: float, why_slow: str) -> str:
 def _method(row: Measurement) -> str:
     method = f"{row.results.method}, on {row.results.arithmetic or 'unknown arithmetic'}"
     threads = row.record.environment.threads_per_rank if row.record.environment else None
-    return f"{method} with {number_of(threads, 'thread')} per rank" if threads else method
+    return f"{method} with {threads} thread{'s' * (threads > 1)} per rank" if threads else method
 
 
 def _why_slow(row: Measurement, rows: Sequence[Measurement]) -> str:
