@@ -51,15 +51,10 @@ def listed(names: Sequence[str], most: int) -> str:
     return "; ".join([*names[:most], *more])
 
 
-def number_of(count: int, noun: str) -> str:
-    """A count with its noun, such as `1 run` and `2 runs`."""
-    return f"{count} {noun}{'s' * (count != 1)}"
-
-
 def range_of(counts: Iterable[int], noun: str) -> str:
     """The least and the largest of some counts with their noun, such as `2 to 3 runs`."""
     known = sorted(counts)
-    return f"{known[0]} to " * (known[0] < known[-1]) + number_of(known[-1], noun)
+    return f"{known[0]} to " * (known[0] < known[-1]) + count(known[-1], noun)
 
 
 def value_of(text: str) -> str:

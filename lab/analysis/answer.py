@@ -34,7 +34,7 @@ from lab.analysis.waterfall import SHARE, waterfalls
 from lab.config.run import Run, distinct_labels
 from lab.config.strategies import SETTINGS
 from lab.config.study import Study
-from lab.formatting import format_seconds, number_of, percent, rounded
+from lab.formatting import count, format_seconds, percent, rounded
 from lab.perfmodel.frozen import Score, outcome
 from lab.records.store import Record
 from lab.records.table import median
@@ -369,7 +369,7 @@ def _step(evidence: Evidence) -> Iterator[str]:
         which = "A" if len(rows) == 1 else "The shortest"
         yield (
             f"{which} step takes {format_seconds(*with_interval(row, 'step_time'))} on "
-            f"{place(row, labels)}: the median of {number_of(repeats, 'repeat')}"
+            f"{place(row, labels)}: the median of {count(repeats, 'repeat')}"
             f"{' with its 95 % interval' if repeats > 1 else ', which gives no interval'}."
         )
 

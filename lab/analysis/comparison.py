@@ -15,7 +15,7 @@ from lab.analysis.scaling_curves import ranks, rows_of, with_interval
 from lab.analysis.verdict import against_baseline, beyond_baseline, few, labels_of, place
 from lab.config.study import Study
 from lab.errors import InputError, Problem
-from lab.formatting import format_seconds, number_of, percent, rounded
+from lab.formatting import count, format_seconds, percent, rounded
 from lab.records.store import Record, load_records
 from lab.records.table import table
 
@@ -72,7 +72,7 @@ class Comparison:
             extent = rounded(*ratios[0])
         yield (
             f"{machine} has {extent} times the throughput of {first} in "
-            f"{number_of(len(shared), 'shared configuration')}: "
+            f"{count(len(shared), 'shared configuration')}: "
             + (
                 f"{few(fewest)} to tell this from chance."
                 if few(fewest)

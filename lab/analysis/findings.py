@@ -21,7 +21,7 @@ from lab.analysis.verdict import (
 from lab.analysis.waterfall import waterfalls
 from lab.config.run import Run
 from lab.config.study import Study
-from lab.formatting import number_of, percent, rounded
+from lab.formatting import count, percent, rounded
 from lab.records.schema import Environment
 from lab.records.store import Record
 
@@ -150,7 +150,7 @@ def _shared_cores(records: Sequence[Record]) -> Iterator[str]:
     for world_size, (threads, cores) in sorted(crowded.items()):
         yield (
             f"At world size {world_size}, {threads} threads of the ranks had "
-            f"{number_of(cores, 'core')} between them: "
+            f"{count(cores, 'core')} between them: "
             "its times do not show what a core per thread would give."
         )
 

@@ -19,7 +19,7 @@ from lab.figures.data import StudyResults
 from lab.figures.figure import NO_COMMUNICATION, empty_unless, figure, has
 from lab.figures.labels import measure, room_beside
 from lab.figures.style import IDEAL, wrapped
-from lab.formatting import Unit, format_seconds, number_of, percent, unit_for, value_of
+from lab.formatting import Unit, count, format_seconds, percent, unit_for, value_of
 from lab.records.schema import PHASES, Communication, Event, Trace
 from lab.records.store import Record
 
@@ -333,7 +333,7 @@ def _describe_timeline(results: StudyResults) -> str:
     word = "bucket" if any(event.name.startswith("bucket") for event in events) else "call"
     time = format_seconds(max(event.end for event in events))
     text = (
-        f"One step of {workers} ranks in {time}, with {number_of(sent, word)} on the "
+        f"One step of {workers} ranks in {time}, with {count(sent, word)} on the "
         f"link of each rank. {_place_in_cycle(results)}"
     )
     return text.strip()

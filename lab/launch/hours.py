@@ -10,7 +10,7 @@ from lab.config.cluster import Cluster
 from lab.config.run import Run
 from lab.config.study import Study
 from lab.errors import Problem
-from lab.formatting import number_of, rounded
+from lab.formatting import count, rounded
 from lab.records.store import Record, Store, read_record
 
 
@@ -33,11 +33,11 @@ class Hours:
 
     def __str__(self) -> str:
         """For people: `1.20 GPU-hours and 9.60 core-hours in 6 jobs, 2 more unknown`."""
-        jobs = number_of(self.jobs, "job")
+        jobs = count(self.jobs, "job")
         if not self.jobs:
             if not self.unknown:
                 return "nothing"
-            return f"{number_of(self.unknown, 'job')} of unknown length"
+            return f"{count(self.unknown, 'job')} of unknown length"
         sizes = [f"{rounded(self.gpu)} GPU-hours"] if self.gpu else []
         text = f"{' and '.join([*sizes, f'{rounded(self.core)} core-hours'])} in {jobs}"
         return f"{text}, {self.unknown} more of unknown length" if self.unknown else text
@@ -107,7 +107,7 @@ def over_budget(cluster: Cluster, spent: Hours, planned: Hours, at_most: Hours) 
             f"still missing take {rounded(most)} more"
         )
         if planned.unknown:
-            jobs = number_of(planned.unknown, "job")
+            jobs = count(planned.unknown, "job")
             what += (
                 f" at most: {rounded(more)} by prediction or earlier repeats, and {jobs} of "
                 f"unknown length up to time_limit_min ({cluster.time_limit_min} min)"

@@ -17,7 +17,7 @@ from lab.config.cluster import Cluster
 from lab.config.run import Run
 from lab.config.study import Study
 from lab.errors import LabError
-from lab.formatting import number_of
+from lab.formatting import count
 from lab.perfmodel.calibration import Calibration, load_calibration
 from lab.perfmodel.call_costs import call_cost, neighbours
 from lab.perfmodel.collectives import Collective, CollectiveSeconds, of_all_reduce, ring_time
@@ -377,7 +377,7 @@ def _measured(records: Sequence[Record]) -> Profile:
     backward = phases(["backward"])
     gradients = next(record.gradients for record in records if record.gradients)
     intervals = [timing.step.interval or (0.0, 0.0) for _, timing in pairs]
-    repeats = number_of(len(pairs), "record")
+    repeats = count(len(pairs), "record")
     return Profile(
         forward_s=phases(["forward"]),
         backward_s=backward,

@@ -16,7 +16,7 @@ from lab.config.cluster import Cluster
 from lab.config.run import Run
 from lab.config.study import Study
 from lab.files import write_atomically
-from lab.formatting import format_seconds, number_of, percent
+from lab.formatting import count, format_seconds, percent
 from lab.perfmodel.forecast import Basis, Forecast
 from lab.records.store import Record, Store, load_records
 from lab.records.table import median
@@ -216,7 +216,7 @@ def outcome(scored: Sequence[Score]) -> str:
     """A sentence on the errors of at least one score, and how many were inside their intervals."""
     worst = max(scored, key=lambda score: abs(score.error))
     return (
-        f"The predicted step times of {number_of(len(scored), 'run')} are wrong by "
+        f"The predicted step times of {count(len(scored), 'run')} are wrong by "
         f"{percent(mean_absolute_error(scored))} on average and {worst.error:+.1%} at worst "
         f"({worst.frozen.run.label}); {sum(score.inside for score in scored)} of {len(scored)} "
         "measurements fell inside their interval."

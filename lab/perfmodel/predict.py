@@ -12,7 +12,7 @@ from lab.config.cluster import Cluster
 from lab.config.run import Run
 from lab.config.study import Study
 from lab.errors import InputError, LabError, Problem
-from lab.formatting import format_seconds, number_of, rounded
+from lab.formatting import count, format_seconds, rounded
 from lab.perfmodel import hardware, simulate
 from lab.perfmodel.described import Described
 from lab.perfmodel.forecast import Forecast
@@ -114,7 +114,7 @@ class Expectations:
             notes.append(
                 "Predictions that were frozen before their runs: mean absolute error "
                 f"{100 * self.error:.1f} % over "
-                f"{number_of(len(self.scored), 'run')}; it is part of the intervals above."
+                f"{count(len(self.scored), 'run')}; it is part of the intervals above."
             )
         return notes
 

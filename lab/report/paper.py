@@ -12,7 +12,7 @@ from lab.analysis.scaling_curves import with_interval
 from lab.analysis.waterfall import Waterfall, on_most_ranks, with_baseline
 from lab.config.run import Run, distinct_labels
 from lab.figures.data import StudyResults
-from lab.formatting import format_seconds, listed, number_of, percent, range_of
+from lab.formatting import count, format_seconds, listed, percent, range_of
 from lab.report import references, sections
 from lab.report.blocks import Markdown, Table
 from lab.report.references import cite
@@ -168,8 +168,8 @@ def setup(results: StudyResults) -> Markdown:
     return Markdown(
         f"The study {work}, at {ranks}, {f'with {_listed(precisions)}, ' * bool(precisions)}"
         f"for {steps}, of which {warmup} of warm-up are left out; "
-        f"it asks for {number_of(study.repeats, 'repeat')} of each of its "
-        f"{number_of(len(runs), 'configuration')}."
+        f"it asks for {count(study.repeats, 'repeat')} of each of its "
+        f"{count(len(runs), 'configuration')}."
     )
 
 

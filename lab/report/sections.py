@@ -18,7 +18,7 @@ from lab.config.run import distinct_labels
 from lab.config.study import Task
 from lab.errors import InputError
 from lab.figures.data import StudyResults
-from lab.formatting import format_seconds, number_of, percent, rounded, unit_for
+from lab.formatting import count, format_seconds, percent, rounded, unit_for
 from lab.launch.plan import plan
 from lab.perfmodel import frozen
 from lab.records.schema import PHASES, Stat
@@ -151,7 +151,7 @@ def _sent(repeats: Sequence[Record]) -> str:
     )
     calls = round(calls * cycle)
     word = "bucket" if any(one.buckets for one in records) else "call"
-    counted = number_of(calls, word)
+    counted = count(calls, word)
     if cycle > 1:
         return f"{size} a step: {counted} every {cycle} steps"
     return f"{size} in {counted}" if calls else size

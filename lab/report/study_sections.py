@@ -13,7 +13,7 @@ from lab.errors import InputError
 from lab.figures import curves
 from lab.figures.curves import OVERLAPPING
 from lab.figures.data import StudyResults
-from lab.formatting import format_seconds, number_of
+from lab.formatting import count, format_seconds
 from lab.launch.hours import spent
 from lab.launch.plan import planned
 from lab.launch.preflight import usable
@@ -225,7 +225,7 @@ def environment_rows(record: Record) -> Iterator[tuple[str, str]]:
     if env.shared_host:
         yield "other jobs", "could run on this host at the same time, on other devices"
     yield "processor", f"{env.cpu}, {env.cpu_count} logical CPUs"
-    threads = number_of(env.threads_per_rank, "thread")
+    threads = count(env.threads_per_rank, "thread")
     yield "cores per rank", f"{len(env.cpus_granted[0])} with {threads}"
     yield "GPU", f"{gpus}, driver {env.driver}" if env.gpu else gpus
     clocks = [gpu.sm_clock for gpu in env.gpu_states or () if gpu.sm_clock is not None]

@@ -17,7 +17,7 @@ from lab.analysis.audit.rules import RULES
 from lab.analysis.audit.text_table import STREAM, read_file, read_table
 from lab.config.study import Study
 from lab.errors import InputError, Problem
-from lab.formatting import listed, number_of
+from lab.formatting import count, listed
 from lab.records.store import Record, load_records
 
 if TYPE_CHECKING:
@@ -198,7 +198,7 @@ class Audit(BaseModel):
         severities = [finding.severity for finding in self.findings]
         counts = {severity: severities.count(severity) for severity in SEVERITIES}
         summary = ", ".join(
-            number_of(count, severity) for severity, count in counts.items() if count
+            count(number, severity) for severity, number in counts.items() if number
         )
         checked = f"Checked {len(RULES) - len(self.not_checked)} of {len(RULES)} rules"
         if self.conclusive:

@@ -19,7 +19,7 @@ from lab.config.study import Study, Task
 from lab.config.variables import command_for_shell, for_shell
 from lab.errors import InputError, Problem
 from lab.files import ROOT, write_atomically
-from lab.formatting import number_of
+from lab.formatting import count
 
 # The longest time before its limit at which a job is warned, in s; it then saves its state.
 NOTICE_S = 90
@@ -119,7 +119,7 @@ def scripts(study: Study, profile: str | Path) -> dict[str, str]:
         for run, name in _names(study).items()
     }
     for ranks, devices in dict.fromkeys((run.processes, run.devices) for run in study.runs):
-        shape = number_of(ranks, "rank")
+        shape = count(ranks, "rank")
         if devices > 1:
             shape = f"one process with {devices} devices"
         name = f"study/x{ranks * devices}{'-one-process' * (devices > 1)}.sbatch"

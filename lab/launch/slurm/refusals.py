@@ -10,7 +10,7 @@ from pathlib import Path
 
 from lab.config.cluster import Cluster
 from lab.errors import InputError, LabError, Problem
-from lab.formatting import number_of
+from lab.formatting import count
 from lab.launch.slurm.array import RefusedError, sbatch, script
 from lab.launch.slurm.controller import SlurmSilentError, ask
 from lab.launch.slurm.options import submitit_parameters
@@ -64,7 +64,7 @@ def complaint(cluster: Cluster, world_size: int, answer: str) -> Problem | None:
     Raises SlurmSilentError if its nodes must be known and Slurm does not answer.
     """
     text = " ".join(answer.replace("sbatch: error:", "").replace("allocation failure:", "").split())
-    what = f"Slurm refuses a job of {number_of(world_size, 'rank')}: {text}"
+    what = f"Slurm refuses a job of {count(world_size, 'rank')}: {text}"
     for part, (key, advice) in COMPLAINTS.items():
         if part in answer.lower():
             return Problem(key, what, advice)
