@@ -65,7 +65,8 @@ def measure(ax: Axes) -> Figure:
     figure = ax.get_figure(root=True)
     if figure is None:
         raise ValueError("the axes belong to no figure")
-    figure.draw_without_rendering()
+    if engine := figure.get_layout_engine():
+        engine.execute(figure)  # drawing would do it too, and then take as long again
     return figure
 
 
@@ -96,10 +97,15 @@ def _move_apart(ax: Axes, texts: Sequence[Annotation], scale: float) -> None:
         (x, y), box = text.xyann, text.get_window_extent()
         line = box.height / scale
         shifts = sorted((step * line / 4 for step in range(-96, 97)), key=lambda up: (abs(up), up))
-        moved = {up: box.translated(0, up * scale) for up in shifts}
-        best = min(shifts, key=lambda up: _cost(moved[up], up / line, taken, drawn, ax.bbox))
+        best, least = 0.0, float("inf")
+        for up in shifts:
+            if abs(up) / line >= least:  # all that follow cost at least their distance
+                break
+            cost = _cost(box.translated(0, up * scale), up / line, taken, drawn, ax.bbox)
+            if cost < least:
+                best, least = up, cost
         text.xyann = (x, y + best)
-        taken.append(moved[best])
+        taken.append(box.translated(0, best * scale))
 
 
 def _make_room(ax: Axes, texts: Sequence[Annotation], side: str, pixels_per_point: float) -> None:

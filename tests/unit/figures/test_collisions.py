@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 import itertools
 from collections.abc import Iterator
 from pathlib import Path
@@ -123,10 +124,16 @@ MADE = {
 }
 
 
+@functools.cache
+def results_of(source: str) -> StudyResults:
+    """The results of made-up or kept records, whose summary all figures share, as in a report."""
+    return StudyResults(MADE[source] if source in MADE else Study.load(KEPT / source))
+
+
 @pytest.mark.parametrize("name", figures.FIGURES)
 @pytest.mark.parametrize("kind", MADE)
 def test_figures_of_made_up_records(kind: str, name: str) -> None:
-    results = StudyResults(MADE[kind])
+    results = results_of(kind)
     drawing = figures.FIGURES[name]
     if not drawing.missing(results):
         assert faults(drawing(results).figure) == []
@@ -135,7 +142,7 @@ def test_figures_of_made_up_records(kind: str, name: str) -> None:
 @pytest.mark.parametrize("name", figures.FIGURES)
 @pytest.mark.parametrize("study", sorted(path.name for path in KEPT.iterdir()))
 def test_figures_of_kept_records(study: str, name: str) -> None:
-    results = StudyResults(Study.load(KEPT / study))
+    results = results_of(study)
     drawing = figures.FIGURES[name]
     if not drawing.missing(results):
         assert faults(drawing(results).figure) == []
