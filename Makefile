@@ -40,7 +40,7 @@ test: unit
 	$(BIN)/python -m pytest tests/integration -m alone
 
 unit: env
-	$(BIN)/python -m pytest tests/unit --numprocesses auto
+	$(BIN)/python -m pytest tests/unit --numprocesses auto --dist worksteal
 
 # What a GPU must prove, and what a CPU can prove of the same; skipped by name where there is no GPU.
 gpu: env
