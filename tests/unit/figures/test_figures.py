@@ -40,7 +40,7 @@ INFERENCE = {
 TRAINING = [name for name in figures.FIGURES if name not in INFERENCE]
 
 
-@pytest.fixture
+@pytest.fixture(scope="module")
 def records():
     noise = random.Random(0)
     return [
@@ -76,10 +76,16 @@ def test_results_are_shared_and_another_baseline_makes_new_ones(few):
         results.study  # noqa: B018
 
 
-@pytest.fixture
+@pytest.fixture(scope="module")
 def few(records):
     """One repeat of each configuration."""
     return [item for item in records if item.repeat == 0]
+
+
+@pytest.fixture(scope="module")
+def shared(few):
+    """Their results, of which each part is computed once for all figures."""
+    return StudyResults(few)
 
 
 def lines(ax):
@@ -230,23 +236,29 @@ def test_no_baseline_is_said_in_words(name):
 
 
 @pytest.mark.parametrize("name", list(figures.FIGURES))
-def test_every_figure_draws_into_given_axes_and_leaves_the_settings_alone(name, few):
+def test_every_figure_draws_into_given_axes_and_leaves_the_settings_alone(name, shared):
     before = dict(mpl.rcParams)
     _, given_axes = plt.subplots()
-    assert figures.FIGURES[name](few, ax=given_axes) is given_axes
+    assert figures.FIGURES[name](shared, ax=given_axes) is given_axes
     assert dict(mpl.rcParams) == before
 
 
-@pytest.mark.parametrize("name", TRAINING)
-@pytest.mark.parametrize("sizes", [(1,), (1, 4, 32)])
-def test_labels_neither_overlap_nor_leave_their_room(name, sizes):
+@pytest.fixture(scope="module", params=[(1,), (1, 4, 32)])
+def crowded(request):
+    """Results of three batches on these world sizes."""
     times = {batch: 0.001 * batch for batch in (64, 128, 256)}
-    made = [
-        record(run(size, batch), step_time=time / size**0.8)
-        for batch, time in times.items()
-        for size in sizes
-    ]
-    ax = figures.FIGURES[name](made)
+    return StudyResults(
+        [
+            record(run(size, batch), step_time=time / size**0.8)
+            for batch, time in times.items()
+            for size in request.param
+        ]
+    )
+
+
+@pytest.mark.parametrize("name", TRAINING)
+def test_labels_neither_overlap_nor_leave_their_room(name, crowded):
+    ax = figures.FIGURES[name](crowded)
     ax.figure.draw_without_rendering()
     boxes = [text.get_window_extent() for text in ax.texts if text.get_visible()]
     frame = ax.figure.bbox
@@ -285,8 +297,8 @@ def test_a_study_brings_its_baseline_and_scaling(tmp_path):
         if name not in {"overlap_band", "step_timeline", "trace_timeline", "memory_timeline", "mfu"}
     ],
 )
-def test_alt_text_is_one_sentence_with_numbers(name, few):
-    text = alt_text(name, few)
+def test_alt_text_is_one_sentence_with_numbers(name, shared):
+    text = alt_text(name, shared)
     assert text.endswith(".")
     assert "\n" not in text
     assert "batch 128" in text

@@ -106,10 +106,11 @@ def test_measured_and_emulated_points_are_never_on_one_curve() -> None:
 
 def test_figures_and_tables_carry_the_label() -> None:
     emulated = records(emulated=SLOW)
+    results = StudyResults(emulated)
     for name, draw in figures.FIGURES.items():
-        panels = draw(emulated).get_figure().axes  # of several the first one has the title
+        panels = draw(results).get_figure().axes  # of several the first one has the title
         assert LABEL in {panel.get_title(loc="left") for panel in panels}, name
-        assert LABEL in alt_text(name, emulated)
+        assert LABEL in alt_text(name, results)
     both = figures.speedup(records(emulated=None) + emulated)
     assert not both.get_title(loc="left") and any(
         LABEL in " ".join(text.get_text().split()) for text in both.texts
