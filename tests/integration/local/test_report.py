@@ -23,8 +23,6 @@ from lab.records.schema import Failure
 from lab.records.store import Store, write_record
 from lab.report.execute import KERNELS, Execution, execute, executing
 
-pytestmark = pytest.mark.alone
-
 NOTEBOOKS = Path(__file__).parents[3] / "notebooks"
 
 
