@@ -207,7 +207,7 @@ def test_predictions_are_frozen_once_and_scored_when_measured(planned: Study) ->
     assert score.error == pytest.approx(-0.2) and error_so_far(planned) == pytest.approx(0.2)
     assert score.memory_error is not None and score.frozen.run_id == PAIR.id
     assert (
-        "1 run are wrong by 20.0 % on average and -20.0% at worst"
+        "1 run are wrong by 20.0 % on average and -20.0 % at worst"
         in prediction_summary(StudyResults(planned))
         and len(prediction_section(StudyResults(planned))) == 3
     )
