@@ -217,9 +217,9 @@ def outcome(scored: Sequence[Score]) -> str:
     worst = max(scored, key=lambda score: abs(score.error))
     return (
         f"The predicted step times of {count(len(scored), 'run')} are wrong by "
-        f"{percent(mean_absolute_error(scored))} on average and {100 * worst.error:+.1f} % at worst "
-        f"({worst.frozen.run.label}); {sum(score.inside for score in scored)} of {len(scored)} "
-        "measurements fell inside their interval."
+        f"{percent(mean_absolute_error(scored))} on average and {100 * worst.error:+.1f} % at "
+        f"worst ({worst.frozen.run.label}); {sum(score.inside for score in scored)} of "
+        f"{len(scored)} measurements fell inside their interval."
     )
 
 
