@@ -171,7 +171,7 @@ def test_status_cuts_a_long_cause_and_its_json_does_not(
     )
     write_record(failed, Store(study.out).folder(study.tasks[0]))
     _, table, _ = run("status", study.folder)
-    assert "so so [...]" in table and len(table) < 1500
+    assert "[...]" in table and table.count("so") < 150  # however narrow the terminal
     _, answer, _ = run("status", study.folder, "--json")
     assert "so " * 1999 in json.loads(answer)[0]["reason"]
 
