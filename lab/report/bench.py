@@ -23,7 +23,7 @@ from lab.records.store import Record, Store, write_record
 
 SIZES = (10, 100, 1000, 3000)  # runs
 STEPS, LONG_STEPS = 60, 100_000
-MOST_LONG = 100  # runs of LONG_STEPS: their losses alone take 100 MB on disk
+MOST_LONG = 100  # runs of LONG_STEPS: their losses alone take 200 MB on disk
 # For studies of up to 1,000 runs; beyond, limits grow in proportion.
 LIMIT_RUNS = 1000
 LIMITS_S = {"status": 1.0, "plan": 3.0, "audit": 5.0, "report": 60.0}
@@ -229,7 +229,5 @@ def _record(task: Task, rng: np.random.Generator) -> Record:
         ),
         communication=communication,
         memory=Memory(kind="resident", peak=[400_000_000] * run.world_size, parameters=5_200_000),
-        quality=Quality(
-            loss=[float(f"{loss:.8g}") for loss in losses], validation_loss=float(losses[-1])
-        ),
+        quality=Quality(loss=losses.tolist(), validation_loss=float(losses[-1])),
     )

@@ -137,8 +137,7 @@ def measure(
         quality=None
         if pauses
         else Quality(
-            # In fp32: more digits would only double the file.
-            loss=[float(f"{loss:.8g}") for loss in training.loss],
+            loss=training.loss.tolist(),
             validation_loss=validation_loss,
             accuracy=accuracy,
             depends_on_split=depends_on_split,

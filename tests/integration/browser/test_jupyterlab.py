@@ -28,6 +28,8 @@ from lab.records.store import Store, read_record, write_record
 from lab.report.build import NOTEBOOKS
 from lab.report.execute import execute
 
+pytestmark = pytest.mark.alone
+
 NOTEBOOK = NOTEBOOKS / "explore.ipynb"
 PATIENCE_MS = 120_000
 expect.set_options(timeout=PATIENCE_MS)  # a kernel beside other work answers late
