@@ -14,7 +14,7 @@ from studies import StudyMaker
 import lab
 from lab.config.study import Study, Task
 from lab.launch.attempt import Attempt
-from lab.launch.bench import intervals
+from lab.launch.bench_driver import intervals
 from lab.launch.executor import read_job
 from lab.records.store import Record, Store
 

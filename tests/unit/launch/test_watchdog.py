@@ -1,9 +1,7 @@
-"""What a rank tells of itself while it trains, and where it stands when it hangs."""
+"""What a rank tells of itself while it trains."""
 
 from __future__ import annotations
 
-import multiprocessing
-import sys
 import threading
 import time
 import traceback
@@ -13,12 +11,11 @@ from pathlib import Path
 
 import pytest
 import torch
-from torch.utils.data import DataLoader, Dataset
 
 from lab.files import read_json
 from lab.launch import watchdog
 from lab.launch.attempt import Attempt
-from lab.launch.watchdog import Children, Watchdog, busy, listed
+from lab.launch.watchdog import Watchdog
 from lab.worker.context import RankContext
 from lab.worker.measure import collective_trace
 
@@ -128,37 +125,3 @@ def test_a_rank_whose_gpu_failed_is_no_rank_that_waits(monkeypatch: pytest.Monke
 
     monkeypatch.setattr(distributed, "device_is_busy", fail)
     assert watchdog._device_waits() is False  # and the watchdog goes on to end it
-
-
-class Stuck(Dataset[int]):
-    """Its second sample arrives only when it is freed."""
-
-    def __init__(self) -> None:
-        self.freed = multiprocessing.Event()
-
-    def __len__(self) -> int:
-        return 2
-
-    def __getitem__(self, index: int) -> int:
-        while index == 1 and not self.freed.is_set():
-            time.sleep(0.5)
-        return index
-
-
-@pytest.mark.skipif(sys.platform != "linux", reason="asks by a real-time signal")
-def test_the_worker_that_is_stuck_is_named_and_the_idle_one_is_not() -> None:
-    children = Children()
-    data = Stuck()
-    loader = iter(DataLoader(data, num_workers=2, batch_size=1))
-    idle, stuck = (worker.pid for worker in loader._workers)
-    try:
-        assert next(loader).tolist() == [0]
-        place = f"its DataLoader worker {stuck} stood in __getitem__ (test_watchdog.py:"
-        deadline = time.monotonic() + 60
-        while place not in (found := busy(stacks := children.stacks())):
-            assert time.monotonic() < deadline, found
-        assert str(idle) not in found.split("; ")[0]
-        text = listed({pid: stacks[pid] for pid in (idle, stuck)})
-        assert f"Process {idle}, started by this rank" in text and "time.sleep(0.5)" in text
-    finally:
-        data.freed.set()
