@@ -15,8 +15,7 @@ from lab.config.run import Run, distinct_labels
 from lab.config.study import Study
 from lab.formatting import NOT_MEASURED, Unit, format_seconds, percent, rounded, unit_for
 from lab.records.store import Record
-from lab.records.table import median as median
-from lab.records.table import value_at
+from lab.records.table import median, value_at
 
 UNKNOWN = "-"
 LOW_LOSS = 0.04

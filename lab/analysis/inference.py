@@ -12,7 +12,6 @@ from typing import Any, NamedTuple
 
 import numpy as np
 
-from lab.analysis.configurations import median
 from lab.analysis.scaling_curves import ranks
 from lab.analysis.verdict import few
 from lab.config.study import Study
@@ -20,6 +19,7 @@ from lab.formatting import NOT_MEASURED, format_seconds, percent, rounded
 from lab.records.schema import Inference, Point, Share, Stat
 from lab.records.statistics import share_interval
 from lab.records.store import Record
+from lab.records.table import median
 
 # If the time between tokens grows by less than this over the batch sizes, calls dominate.
 SMALL_GROWTH = 1.5

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
+import hashlib
 import math
 import re
 from collections.abc import Iterator, Mapping, Sequence
@@ -11,7 +12,7 @@ from datetime import UTC, datetime
 from functools import cached_property
 from itertools import zip_longest
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, Literal
+from typing import TYPE_CHECKING, Any, Literal, Self
 
 from lab.analysis.audit import TABLE_SUFFIXES, Audit, apply_rules
 from lab.analysis.audit.columns import NO_VARIANT, PHASES, THINGS, TOKEN, normal
@@ -20,6 +21,7 @@ from lab.analysis.audit.points import Curve, Point
 from lab.analysis.audit.table import from_table
 from lab.analysis.audit.text_table import read_file
 from lab.analysis.scaling_curves import shortest
+from lab.config.run import Run, Stated
 from lab.errors import InputError, Problem
 from lab.records.schema import Reported
 from lab.records.store import Record
@@ -27,16 +29,8 @@ from lab.records.store import Record
 if TYPE_CHECKING:
     import pandas as pd
 
-
-import hashlib
-from typing import TYPE_CHECKING, Self
-
-from lab.config.run import Run, Stated
-
 # Fields that any run may leave open as None; for a table all other unknown fields are removed.
 OPEN = Stated._fields
-
-
 Kind = Literal["auto", "strong", "weak"]
 Scaling = Literal["strong", "weak", ""]
 SCALINGS: tuple[Scaling, ...] = ("strong", "weak", "")

@@ -46,12 +46,12 @@ class Framework:
 
 
 ANY = Framework()
-# nanotron: a fit to the 336 layouts of one model on H100s that `lab bench public` finds undisturbed
-# (Ultra-Scale Playbook 2025; tp <= 8). Launching a pass of
-# a layer takes at least 1.2 ms, which a long enough layer hides completely; tensor-parallel sums
-# hide behind launches, and the ranks of a pipeline across nodes wait for each other. `stall` is the
-# median of 45 pipelines that took over twice as long as that fit: each hop 0.3 to 0.5 s instead of
-# 0.2 ms, in 18 of 19 pipelines on 64 nodes, 14 of 39 on 32, and 8 of 50 on 16.
+# nanotron: a fit to the 336 layouts of one model on H100s that `lab bench public` finds
+# undisturbed (Ultra-Scale Playbook 2025; tp <= 8). Launching a pass of a layer takes at least 1.2
+# ms, which a long enough layer hides completely; tensor-parallel sums hide behind launches, and
+# the ranks of a pipeline across nodes wait for each other. `stall` is the median of 45 pipelines
+# that took over twice as long as that fit: each hop 0.3 to 0.5 s instead of 0.2 ms, in 18 of 19
+# pipelines on 64 nodes, 14 of 39 on 32, and 8 of 50 on 16.
 NANOTRON = Framework(
     name="nanotron",
     balanced=True,
