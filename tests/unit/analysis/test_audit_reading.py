@@ -12,7 +12,7 @@ import pytest
 from lab.analysis.audit import Audit, audit
 from lab.analysis.audit.columns import guess
 from lab.analysis.audit.table import from_table
-from lab.analysis.audit.values import COUNT_UNITS, number, ranks_of, rounding
+from lab.analysis.audit.values import COUNT_UNITS, number, ranks_of, rounding, roundings
 from lab.errors import InputError
 
 
@@ -128,6 +128,13 @@ def test_what_the_last_digit_leaves_open_of_a_number() -> None:
     assert rounding("1.98 x") == pytest.approx(0.005 / 1.98)
     assert rounding("17400 img/s") == pytest.approx(50 / 17400)
     assert rounding("1000") == pytest.approx(0.005) and rounding("n/a") == 0
+
+
+def test_a_whole_column_is_rounded_as_each_of_its_cells() -> None:
+    cells = ["0.10", "12.5", "0.0", "007.250", "17,400", "1e-3", "3.", ".5", "1:02", "n/a", "2 h"]
+    for is_time in (False, True):
+        each = [rounding(cell, is_time=is_time) for cell in cells]
+        assert roundings(pd.Series(cells), is_time=is_time).tolist() == pytest.approx(each)
 
 
 PRECISIONS = """
