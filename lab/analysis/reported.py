@@ -165,10 +165,9 @@ def records_from(
 
 
 def is_table(source: object) -> bool:
-    """Whether this is the path of a file, or looks like the path of a table."""
-    if not isinstance(source, str | Path):
+    """Whether this is the path of a file that is not a study's, or looks like that of a table."""
+    if not isinstance(source, str | Path) or (path := Path(source)).name == "study.yaml":
         return False
-    path = Path(source)
     return path.is_file() or (path.suffix.lower() in TABLE_SUFFIXES and not path.is_dir())
 
 

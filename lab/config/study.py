@@ -160,12 +160,17 @@ class StudyFile(Frozen):
 
 
 def find_folder(study: str | Path) -> Path:
-    """The folder of a study, by its path or its name under `reports/`; raises InputError."""
+    """The folder of a study, by its path, its file's or its name under `reports/`.
+
+    Raises InputError.
+    """
     parents = (Path("reports"), SHARED / "reports")
     if not (name := os.fsdecode(study)).isprintable():
         what = "its name has characters that cannot be printed"
         problem = Problem("STUDY", what, "rename the folder")
         raise InputError(repr(name), [problem])
+    if Path(study).name == "study.yaml" and Path(study).is_file():
+        study = Path(study).parent
     for place in (Path(study), *(parent / study for parent in parents)):
         if (place / "study.yaml").is_file():
             if place.is_relative_to(PACKAGE):

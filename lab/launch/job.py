@@ -245,6 +245,10 @@ def setup_rank(context: RankContext, cluster: Cluster, attempt: Attempt) -> Rank
     """Bind this rank to its cores and link, and set what must precede the import of torch."""
     if cluster.executor == "local":
         signal.signal(signal.SIGTERM, _interrupt)
+        # Linux divides a core among sessions: a rank's share beside other processes must not depend
+        # on what the other ranks do.
+        with suppress(PermissionError):  # it leads a session already
+            os.setsid()
     if (name := cluster.network_interface) and name not in interfaces():
         what = f"no {name!r} on {socket.gethostname()}"
         advice = nearest(name, interfaces())

@@ -15,7 +15,7 @@ from functools import partial
 
 from lab.config.run import Run
 from lab.perfmodel.calibration import Calibration
-from lab.perfmodel.intervals import EXACT, NORMAL_95, Deviation, spread
+from lab.perfmodel.intervals import EXACT, Deviation, spread
 from lab.perfmodel.layout import MICRO_BATCH, Bucket, Contention, Links, Profile
 from lab.perfmodel.reference import ReferenceStep
 from lab.perfmodel.requirements import calls_of, layout_of, messages_of, passes
@@ -29,16 +29,13 @@ STEP_ERROR, MODEL_ERROR = 0.03, 0.05
 class CallCost:
     """The ratio of a step to its parts, and additional s per call and per byte.
 
-    Bytes are those of the model's gradients. Computing takes `compute_factor` times longer on top,
-    and a step at least `busy_factor` times as long as a rank is busy in it.
+    Bytes are those of the model's gradients.
     """
 
     factor: float = 1.0
     call_s: float = 0.0
     byte_s: float = 0.0
     deviation: Deviation = EXACT
-    compute_factor: float = 1.0
-    busy_factor: float = 0.0
 
     def seconds(self, calls: int, size: int) -> float:
         """The cost of this many calls for this many bytes."""
@@ -77,8 +74,6 @@ def call_cost(
     if not residuals:
         return None
     slowdown, _ = neighbours(calibration, run.world_size) or (1.0, EXACT)
-    if part.environment.disturbed:
-        return beside_load(fitted(residuals), run, slowdown)
     model_error = math.hypot(MODEL_ERROR, contention.neighbours - 1)
     if computes_whole_passes(run):
         # Consecutive calls after the backward pass find the other ranks awake, and take less
@@ -92,23 +87,6 @@ def call_cost(
 def computes_whole_passes(run: Run) -> bool:
     """Whether each rank computes as a single rank does, without waiting within a pass."""
     return run.facts.splits == "samples" and "weights" not in run.facts.sharded
-
-
-def beside_load(cost: CallCost, run: Run, slowdown: float) -> CallCost:
-    """The cost if other processes take part of the ranks' cores; `slowdown` is of a lone step.
-
-    Reference steps are short, and the load runs while they wait for each other; longer steps leave
-    it no such time. A rank that computes whole passes by itself computes as slowly as a lone step,
-    and the messages after a pass are slower than calibrated by at most that: the geometric mean is
-    taken. For one that waits within its passes, the load has its share while the rank waits: the
-    step takes as long as calibrated, or as a lone step for what the rank is busy with.
-    """
-    unsure = (slowdown - 1) / NORMAL_95
-    cost = replace(cost, deviation=Deviation(math.hypot(cost.deviation.sd, unsure)))
-    if not computes_whole_passes(run):
-        return replace(cost, busy_factor=slowdown)
-    factor = max(cost.factor, math.sqrt(slowdown))
-    return replace(cost, factor=factor, compute_factor=max(slowdown / factor, 1.0))
 
 
 def fitted(

@@ -219,10 +219,9 @@ class Basis:
         return replace(
             conditions,
             # What neighbours cost is part of the factors.
-            contention=replace(conditions.contention, neighbours=cost.compute_factor),
+            contention=replace(conditions.contention, neighbours=1.0),
             deviations=(*deviations, cost.deviation),
             factor=cost.factor,
-            busy_factor=cost.busy_factor,
             call_s=cost.seconds(calls, size),
         )
 

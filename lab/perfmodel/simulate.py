@@ -31,8 +31,7 @@ class Conditions:
 
     `link_error` is the relative standard deviation of the links' costs, `model_error` that of
     earlier predictions; `deviations` are others of the whole step. A step takes `factor` times as
-    long as its parts, plus `call_s` for its strategy's calls, and at least `busy_factor` times as
-    long as a rank is busy in it: neither waiting for messages nor for another stage.
+    long as its parts, plus `call_s` for its strategy's calls.
     """
 
     contention: Contention = NO_CONTENTION
@@ -41,7 +40,6 @@ class Conditions:
     deviations: tuple[Deviation, ...] = ()
     factor: float = 1.0
     call_s: float = 0.0
-    busy_factor: float = 0.0
 
 
 ALONE = Conditions()
@@ -100,10 +98,7 @@ def predict(
         parts[span.work.name] += factor * span.work.seconds
     stolen = factor * sum(span.end - span.start - span.work.seconds for span in device)
     step = end + straggler + conditions.call_s
-    busy = step - exposed - straggler - parts["bubble"]
-    others = max(conditions.busy_factor * busy - step, 0.0)
-    step += others
-    parts["stolen_compute"] = stolen + others
+    parts["stolen_compute"] = stolen
     parts["exposed_communication"] = exposed
     parts["straggler"] = straggler
     parts["call_overhead"] = conditions.call_s

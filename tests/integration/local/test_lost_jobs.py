@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import os
 import shutil
 import subprocess
 import sys
@@ -67,6 +68,8 @@ def test_a_job_whose_files_are_removed_ends_itself(make_study: StudyMaker) -> No
     ranks = Attempt(folder, job["job_id"]).running_ranks()
     processes = {pid: began(pid) for pid in (job["pid"], *ranks)}
     assert len(processes) == 3
+    # Beside other processes, each gets its share of its core, whatever the other rank does.
+    assert all(os.getsid(rank) == rank for rank in ranks)
     shutil.rmtree(study.out)
     deadline = time.monotonic() + 60
     while running := [pid for pid, since in processes.items() if is_running(pid, since)]:

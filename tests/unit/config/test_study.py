@@ -10,6 +10,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 from studies import SMALL_STUDY, StudyMaker
 
+from lab.analysis.reported import is_table
 from lab.config.study import Study
 from lab.errors import InputError
 
@@ -59,11 +60,12 @@ def test_what_each_quick_grid_varies_is_not_taken_from_base(make_study: StudyMak
 def test_study_is_found_by_name(
     make_study: StudyMaker, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    make_study("mine")
+    file = make_study("mine") / "study.yaml"
     monkeypatch.chdir(tmp_path)
     assert Study.load("mine").name == "mine"
     with pytest.raises(InputError, match="did you mean 'mine'"):
         Study.load("mien")
+    assert Study.load(file).folder == file.parent and not is_table(file)
 
 
 BAD = {

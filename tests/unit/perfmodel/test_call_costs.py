@@ -10,7 +10,7 @@ from factories import calibration, environment, profile, run
 from lab.config.cluster import Cluster
 from lab.config.run import Run
 from lab.perfmodel.calibration import Calibration, Part
-from lab.perfmodel.call_costs import CallCost, Residual, beside_load, fitted, neighbours
+from lab.perfmodel.call_costs import Residual, fitted, neighbours
 from lab.perfmodel.forecast import Basis
 from lab.perfmodel.reference import ReferenceStep, pooled, reference_runs
 from lab.records.schema import PHASES, Gradient
@@ -141,24 +141,6 @@ def test_many_ranks_leave_out_the_models_that_they_cannot_split() -> None:
     assert {one.strategy for one in reference_runs(1)} == names and "single" in names
     eight = reference_runs(8)  # more than heads and layers
     assert {one.strategy for one in eight} == names - {"tensor_parallel", "pipeline_parallel"}
-
-
-@pytest.mark.parametrize("strategy", ["ddp", "naive_ddp", "zero1"])
-def test_load_slows_whole_passes_as_it_slows_a_lone_step(strategy: str) -> None:
-    cost = beside_load(CallCost(), run(2, strategy=strategy), 1.7)
-    assert cost.factor * cost.compute_factor == pytest.approx(1.7)
-    assert cost.factor == pytest.approx(1.7**0.5) and cost.busy_factor == 0.0  # of messages
-    # What may be slowed by anything up to that has an interval that says so.
-    assert 1 + 1.96 * cost.deviation.sd >= 1.7
-    slower = beside_load(CallCost(factor=2.5), run(2, strategy=strategy), 1.7)
-    assert slower.factor == 2.5 and slower.compute_factor == 1.0
-
-
-@pytest.mark.parametrize("strategy", ["fsdp", "tensor_parallel", "pipeline_parallel"])
-def test_load_has_its_share_while_ranks_wait_within_passes(strategy: str) -> None:
-    cost = beside_load(CallCost(factor=1.1), run(2, strategy=strategy), 1.7)
-    assert (cost.factor, cost.compute_factor, cost.busy_factor) == (1.1, 1.0, 1.7)
-    assert 1 + 1.96 * cost.deviation.sd >= 1.7
 
 
 def test_no_rank_is_faster_than_alone() -> None:

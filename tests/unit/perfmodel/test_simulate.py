@@ -146,16 +146,6 @@ def test_a_factor_and_the_calls_of_a_strategy_are_parts_of_the_step() -> None:
     assert sum(slow.parts.values()) == pytest.approx(slow.step_s)
 
 
-def test_a_rank_on_a_shared_core_takes_longer_for_what_it_computes_and_not_while_it_waits() -> None:
-    plain = step("naive_ddp", fixed(1.5))
-    assert plain.step_s == pytest.approx(7.0 + 4.5)
-    half = step("naive_ddp", fixed(1.5), conditions=Conditions(busy_factor=2.0))
-    assert half.step_s == pytest.approx(2 * 7.0)
-    assert half.parts["stolen_compute"] == pytest.approx(2 * 7.0 - 11.5)
-    assert sum(half.parts.values()) == pytest.approx(half.step_s)
-    assert step("naive_ddp", fixed(1.5), conditions=Conditions(busy_factor=1.5)) == plain
-
-
 def test_tensor_parallelism_sums_twice_per_layer_and_direction() -> None:
     layout = Layout(sharing="single", tensor=2, layers=3, activation_bytes=8)
     prediction = predict(PROFILE, (), layout, fixed(0.1))
