@@ -220,7 +220,7 @@ def _finish(loaded: lab.Study, jobs: lab.Jobs, *, as_json: bool) -> None:
         "pdf": report.pdf,
     }
     lines = [f"{len(records) - len(failures)} of {len(jobs.tasks)} runs completed"]
-    lines += [report.predictions] if loaded.kind != "inference" else []
+    lines += [report.predictions] if loaded.kind == "training" else []
     content["kept"] = kept = other_commands(loaded)
     lines += [report.answer, relative(report.html, report.pdf), *kept]
     lines += _next_steps(loaded, records)
@@ -238,13 +238,14 @@ def _next_steps(study: lab.Study, records: Sequence[lab.Record]) -> list[str]:
         return [f"next: {study.command('status')}  # which runs failed, and why"]
     steps = {study.command("audit"): "what in these numbers cannot be trusted"}
     places = [record.environment for record in records if record.environment]
+    clusters = {place.profile for place in places}
     predictable = study.kind == "training" and not any(run.script for run in study.runs)
     if predictable and places and not places[0].replay:
         beyond = 4 * max(run.world_size for run in study.runs)
-        command = study.command("predict", {place.profile for place in places})
+        command = study.command("predict", clusters)
         steps[f"{command} --world-size {beyond}"] = "what more ranks would bring"
     if study.quick:
-        steps[study.command("run").removesuffix(" --quick")] = "the whole study"
+        steps[study.command("run", clusters).removesuffix(" --quick")] = "the whole study"
     else:
         steps["lab init my-study"] = "a study of your own"
     width = max(map(len, steps))

@@ -92,11 +92,13 @@ def answer(
     noise = judge(records, summary, study=study)
     quiet = noise.quiet(summary)
     compared = len(beyond_baseline(summary)) > 0
-    if noise.loud and (quiet.empty or (compared and beyond_baseline(quiet).empty)):
+    judged = [score for score in scores if noise.trustworthy([score.frozen.run_id])]
+    unanswered = [quiet.empty, compared and beyond_baseline(quiet).empty, scores and not judged]
+    if noise.loud and any(unanswered):
         untimed = _untimed(Evidence(study, summary, records, scores))
         return " ".join([NO_ANSWER, noise.sentence, *untimed, *left_out])
     records = [record for record in records if record.run_id not in noise.loud]
-    evidence = Evidence(study, quiet, records, scores)
+    evidence = Evidence(study, quiet, records, judged)
     sentences = [sentence for maker in _makers(evidence) for sentence in maker(evidence)]
     sentences += [noise.sentence] if noise.loud else []
     return " ".join([*sentences, *left_out])
@@ -249,8 +251,10 @@ def _beside(evidence: Evidence, field: str, compared: Sequence[Pair]) -> str:
         for pair in compared
     ]
     apart = [abs(own / usual - 1) for own, usual in losses if own and usual]
-    at_most = "at most " if len(apart) > 1 else ""
-    return f"; validation losses are {at_most}{percent(max(apart))} apart" if apart else ""
+    if not apart:
+        return ""
+    at_most = "at most " if len(apart) > 1 or max(apart) <= configurations.LEAST_DIFFERENCE else ""
+    return f"; validation losses are {at_most}{configurations.difference(max(apart))} apart"
 
 
 def _share_of_data(records: Sequence[Record]) -> float:

@@ -187,19 +187,21 @@ def _waits(rows: pd.DataFrame, names: Mapping[str, str]) -> Iterator[str]:
 
 
 def _shortest_step(rows: pd.DataFrame, names: Mapping[str, str]) -> Iterator[str]:
-    """The shortest step, against the baseline and against the second shortest."""
+    """The shortest step, against those whose intervals reach it and against the baseline."""
     rows = rows.sort_values("step_time")
     if len(rows) < 2:
         return
-    first, second = rows.iloc[0], rows.iloc[1]
+    first, others = rows.iloc[0], rows.iloc[1:]
+    level = others[others["step_time_low"] <= first["step_time_high"]]
     text = f"The shortest step, {format_seconds(*with_interval(first, 'step_time'))}, is that of"
     text += f" {names[first['run_id']]}"
     if too_few := few(int(rows["repeats"].min())):
         yield f"{text}; {too_few} to rank strategies."
-    elif first["step_time_high"] < second["step_time_low"]:
+    elif level.empty:
         yield f"{text}; its interval lies below all others."
     else:
-        yield f"{text}; the intervals do not distinguish it from {names[second['run_id']]}."
+        alike = ", ".join(names[run_id] for run_id in level["run_id"])
+        yield f"{text}; the intervals do not distinguish it from {alike}."
     for base in (row for _, row in rows.iterrows() if row["run_id"] == first["baseline_run_id"]):
         if base["run_id"] != first["run_id"]:
             times, repeats = with_interval(first, "speedup"), min(first["repeats"], base["repeats"])
@@ -239,10 +241,10 @@ def epoch_sentences(done: Mapping[Run, list[Record]]) -> Iterator[str]:
         yield f"In none of {len(reached)} configurations did the loss fall below {LOW_LOSS}."
         return
     least, most = min(epochs, key=epochs.__getitem__), max(epochs, key=epochs.__getitem__)
-    yield (
-        f"In {count} the loss fell below {LOW_LOSS}, first in epoch {epochs[least]} ({least}) "
-        f"and last in epoch {epochs[most]} ({most})."
-    )
+    where = f"in epoch {epochs[least]} ({least})"
+    if len(epochs) > 1:
+        where = f"first {where} and last in epoch {epochs[most]} ({most})"
+    yield f"In {count} the loss fell below {LOW_LOSS}, {where}."
 
 
 def _state(record: Record) -> float | None:
@@ -294,12 +296,14 @@ def _loss_distances(
         if len(distances) > 1:
             whose = f"{len(distances)} configurations"
         text = f"At equal batch, seed and precision, the losses of {whose} lie within"
-        if distances[farthest] <= LEAST_DIFFERENCE:
-            yield f"{text} 0.001 % of the baseline's over the whole training."
-            return
-        text += f" {percent(distances[farthest])} of the baseline's over the whole training"
-        most = f"; the farthest are those of {labels[farthest]}" if len(distances) > 1 else ""
-        yield f"{text}{most}."
+        text += f" {difference(distances[farthest])} of the baseline's over the whole training"
+        several = len(distances) > 1 and distances[farthest] > LEAST_DIFFERENCE
+        yield f"{text}; the farthest are those of {labels[farthest]}." if several else f"{text}."
+
+
+def difference(losses_apart: float) -> str:
+    """A relative difference of losses in percent, or the least that is not rounding."""
+    return "0.001 %" if losses_apart <= LEAST_DIFFERENCE else percent(losses_apart)
 
 
 def _learned(run: Run) -> tuple[str, ...]:

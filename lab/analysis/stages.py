@@ -63,9 +63,16 @@ def stage_sentences(ladder: Sequence[Stage]) -> list[str]:
         for stage in ladder
         if stage.speedup is not None and stage.name != "serial"
     ]
-    gone = dict.fromkeys(stage.name for stage in ladder if stage.seconds is None)
-    if gone:
-        texts.append(f"Not measured here: {', '.join(gone)}.")
+    gone = [stage for stage in ladder if stage.seconds is None]
+    names = [stage.name for stage in gone]
+    missing = dict.fromkeys(
+        stage.name
+        if names.count(stage.name) == len(TASKS)
+        else f"{words[stage.task].lower()} on {stage.name}"
+        for stage in gone
+    )
+    if missing:
+        texts.append(f"Not measured here: {', '.join(missing)}.")
     return texts
 
 

@@ -7,6 +7,7 @@ import math
 import os
 import re
 from collections.abc import Iterable, Iterator, Mapping
+from dataclasses import replace
 from pathlib import Path
 from typing import Annotated, Any, Literal, NamedTuple
 
@@ -189,7 +190,7 @@ def find_folder(study: str | Path) -> Path:
 def read_study(folder: Path, *, quick: bool = False) -> Study:
     """The study in a folder; raises InputError that lists every problem of its file."""
     content = read_yaml(folder / "study.yaml")
-    problems = unknown_keys(content, StudyFile.model_fields)
+    problems = _unknown_keys(content, StudyFile.model_fields)
     known = {key: value for key, value in content.items() if key in StudyFile.model_fields}
     quick_problems = _quick_problems(known.get("quick", {}), quick)
     if quick and not quick_problems:
@@ -245,13 +246,24 @@ def _read_file(content: dict[str, Any]) -> tuple[StudyFile, list[Problem], set[s
     return StudyFile.model_validate(rest | stand_ins), problems, faulty
 
 
+def _unknown_keys(
+    content: Mapping[str, Any], allowed: Iterable[str], where: str = ""
+) -> list[Problem]:
+    """One problem for each key that is not allowed; a setting of a run is told its place."""
+    advice = "a run's setting belongs below base, or its values below grid"
+    return [
+        replace(one, advice=advice) if one.where.removeprefix(where) in Run.model_fields else one
+        for one in unknown_keys(content, allowed, where)
+    ]
+
+
 def _quick_problems(section: Any, wanted: bool) -> list[Problem]:
     if not isinstance(section, dict):
         return [Problem("quick", "must hold base, grid or repeats", "write them as keys below it")]
     if wanted and not section:
         advice = "add a `quick:` section, or leave out --quick"
         return [Problem("quick", "this study has no quick form", advice)]
-    problems = unknown_keys(section, QUICK_KEYS, "quick.")
+    problems = _unknown_keys(section, QUICK_KEYS, "quick.")
     for key, kinds in (("base", dict), ("grid", dict | list)):
         if not isinstance(section.get(key, {}), kinds):
             advice = "write `key: value` lines below it"

@@ -174,6 +174,11 @@ class StudyResults:
         """Predictions of the study's runs beside later measurements; none without a study."""
         return scores(self._study, self.records) if self._study else []
 
+    @property
+    def judged_scores(self) -> list[Score]:
+        """The scores of runs that are not too noisy to judge a prediction by."""
+        return [one for one in self.scores if self.noise.trustworthy([one.frozen.run_id])]
+
     @cached_property
     def predicted(self) -> dict[str, Frozen]:
         """The prediction of each run that has since been measured, by run id."""

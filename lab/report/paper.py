@@ -36,7 +36,7 @@ def date(results: StudyResults) -> Markdown:
 def abstract(results: StudyResults) -> Markdown:
     """The question, its answer, and how accurate the predictions were, in one paragraph."""
     parts = [Markdown.of(results.study.question), sections.answer(results)]
-    if results.study.kind != "inference" and results.scores:
+    if results.study.kind == "training" and results.scores:
         parts.append(Markdown.of(sections.prediction_summary(results)))
     return Markdown(" ".join(["**Abstract.**", *(part.markdown for part in parts)]))
 

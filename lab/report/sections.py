@@ -311,9 +311,15 @@ def predictions(results: StudyResults) -> list[Markdown | Table]:
 
 
 def prediction_summary(results: StudyResults) -> str:
-    """One sentence: the number of predictions and their outcome."""
+    """The number of predictions and their outcome, as far as their runs are quiet enough."""
     if results.scores:
-        return frozen.outcome(results.scores)
+        judged = results.judged_scores
+        unjudged = len(results.scores) - len(judged)
+        texts = [frozen.outcome(judged)] if judged else []
+        if unjudged:
+            counted = count(unjudged, "predicted run")
+            texts.append(f"{counted} cannot be judged: what was measured is too noisy.")
+        return " ".join(texts)
     if waiting := frozen.predictions(results.study):
         return f"{len(waiting)} predictions are frozen, but none of their runs has completed since."
     if results.citations:

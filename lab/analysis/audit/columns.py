@@ -33,6 +33,7 @@ NUMBERS = {
     r"(gpus?|ranks?|proc(esse)?s?|tasks?|devices?|accelerators?|cards?)(_num|_count)?"
     r"_per_(node|host|machine|server)|ppn|gpn",
     "world_size": r"world(_?size)?|((n|num|nr|no|number_of|total|count_of|of)_?)*"
+    r"((cpu|mpi|cuda|nvidia|amd)_)?"
     r"(gpus|ranks|procs|processes|devices|accelerators|tasks|cards|chips|gcds)(_(total|count|used))?"
     r"|(n|num)_?(gpu|proc|rank)|(gpu|rank|process|device|accelerator)_(count|num)|nprocs?|np|n|p|gpu"
     r"|workers|mpi_(ranks|size)|parallelism_degree",

@@ -125,8 +125,8 @@ def test_memory_rises_and_falls_and_recomputation_flattens_it(
     for name in ("single", "recomputed"):
         (memory,) = trace_of(measured, name).memory
         assert max(memory.bytes) > 1.2 * memory.held
-        # Gradients are what is left after the backward pass.
-        left = memory.bytes[-1] - memory.held
+        # Gradients are what is left after the backward pass, and released at the end of the step.
+        left = [level for level in memory.bytes if level > memory.held][-1] - memory.held
         assert left == pytest.approx(measured[name].memory.parameters, rel=0.05)
         rises[name] = max(memory.bytes) - memory.held
     assert rises["recomputed"] < 0.7 * rises["single"]

@@ -60,7 +60,7 @@ CHANGES: dict[str, dict[str, Any]] = {
     # One exchange after the backward pass, behind which nothing hides.
     "transfer": {"strategy": "naive_ddp", "flat": True},
     # In a shorter time the ticks of a core do not tell who used it.
-    "others": {"steps": 14},
+    "others": {"steps": 26},
 }
 NAMES = {
     "data": "waiting for data",
@@ -250,7 +250,7 @@ def test_the_injected_cause_is_named_with_its_time(
         pytest.skip("other processes took the cores already without the one that steals")
     assert fall.largest == scenario and fall.name(scenario) == NAMES[scenario]
     # CPU time is counted in ticks of 10 ms.
-    tolerance = 0.2 if scenario == "others" else 0.1
+    tolerance = 0.15 if scenario == "others" else 0.1
     loss = fall.losses[scenario].value
     assert loss == pytest.approx(injected_s(fall, records[scenario]), rel=tolerance), fall
     sentence = largest_loss(fall)

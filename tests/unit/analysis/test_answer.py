@@ -12,6 +12,7 @@ from lab import InputError
 from lab.analysis.answer import answer
 from lab.analysis.laws import gustafson_fraction, gustafson_speedup
 from lab.analysis.scaling import summary
+from lab.config.emulation import Emulated, Link
 from lab.config.study import Study
 from lab.perfmodel.frozen import Score
 from lab.records.schema import Communication, Memory, Quality
@@ -34,6 +35,14 @@ def test_strong_scaling_says_what_the_most_ranks_bring(tmp_path):
     text = answered(tmp_path, records)
     assert "On 4 CPU processes at batch 64, a step is 1.60" in text
     assert "Up to 4 ranks, the shortest step, 200 [190, 210] ms, is on 2 CPU processes" in text
+
+
+def test_a_shortest_step_is_found_among_several_numbers_of_ranks_at_one_batch(tmp_path):
+    pair = repeats(run(1), [0.1] * 3) + repeats(run(2), [0.06] * 3)
+    assert "shortest step" not in answered(tmp_path / "two", pair)
+    batch = {"global_batch_size": None, "micro_batch_size": 16}
+    grown = [one for size in (1, 2, 4) for one in repeats(run(size, **batch), [0.1] * 3)]
+    assert "shortest step" not in answered(tmp_path / "weak", grown, scaling="weak")
 
 
 def test_of_many_curves_the_best_and_the_worst_are_told(tmp_path):
@@ -63,6 +72,28 @@ def test_the_largest_loss_is_named_where_repeats_support_it(tmp_path):
         assert (unclaimed in text and "one repeat is too few to claim it." in text) != named
 
 
+def test_no_loss_is_named_where_none_was_measured_or_none_matters(tmp_path):
+    ideal = {"data": 0.0, "forward": 0.03, "backward": 0.06, "optimizer": 0.01, "other": 0.0}
+    half = {name: seconds / 2 for name, seconds in ideal.items()}
+    for count, said in ((1, "To tell what costs the most, one repeat is too few."), (3, "limits")):
+        records = [
+            *repeats(run(1), [0.1] * count, phases=ideal),
+            *repeats(run(2), [0.05] * count, phases=half),
+        ]
+        text = answered(tmp_path / str(count), records)
+        assert said in text and "largest" not in text
+    some = repeats(run(2), [0.04, 0.05, 0.06], phases=half)
+    text = answered(tmp_path / "some", [*repeats(run(1), [0.1] * 3, phases=ideal), *some])
+    assert "largest" not in text and "To tell" not in text and "limits" not in text
+    total = [
+        one.model_copy(update={"timing": one.timing.model_copy(update={"phases": {}})})
+        for one in records
+        if one.timing
+    ]
+    text = answered(tmp_path / "total", total)
+    assert text.endswith("Where the time of a step goes was not measured.")
+
+
 def test_weak_scaling_tells_the_pace_and_gustafsons_fraction(tmp_path):
     batch = {"global_batch_size": None, "micro_batch_size": 16}
     records = repeats(run(1, **batch), [0.1] * 3) + repeats(run(4, **batch), [0.125] * 3)
@@ -72,6 +103,26 @@ def test_weak_scaling_tells_the_pace_and_gustafsons_fraction(tmp_path):
     assert "a serial fraction of 26.7 [26.7, 26.7] %" in text  # (4 - 3.2) / 3
     faster = repeats(run(1, **batch), [0.1] * 3) + repeats(run(4, **batch), [0.09] * 3)
     assert "Gustafson" not in answered(tmp_path / "more", faster, scaling="weak")
+
+
+def test_without_a_completed_run_there_is_no_answer(tmp_path):
+    records = [record(run(size), status="failed") for size in (1, 2)]
+    text = answered(tmp_path, records)
+    assert text == "There is no answer yet: no run has completed (2 of 6 failed)."
+
+
+def test_an_emulation_is_not_mixed_with_measurements(tmp_path):
+    slow_link = {"emulated": Emulated(link=Link(bandwidth_gbit=1))}
+    records = []
+    for precision, own, emulated in (("fp32", 0.1, 0.1), ("bf16", 0.05, 0.2)):
+        run_in_it = run(1, precision=precision)
+        records += repeats(run_in_it, [own] * 3)
+        records += [
+            one.model_copy(update={"repeat": 3 + one.repeat})
+            for one in repeats(run_in_it, [emulated] * 3, **slow_link)
+        ]
+    text = answered(tmp_path, records, scaling="none")
+    assert "With bf16, a step takes 0.500 [0.500, 0.500] times as long" in text
 
 
 @pytest.mark.parametrize("fraction", [0.0, 0.2, 1.0])
@@ -89,6 +140,11 @@ def test_larger_batches_are_compared_at_equal_samples(tmp_path):
     # 30 steps of 16 are 480 samples, which 15 steps of 32 are too.
     assert "after the same 480 samples the training loss is 3.650 with batches of 32" in text
     assert "and 2.200 with batches of 16" in text
+    few = [one for size in (1, 64) for one in repeats(run(size, **batch), [0.1] * 3, loss=loss)]
+    alone = [one for one in records if one.run.world_size == 1]
+    own = [one.model_copy(update={"quality": None}) for one in records]  # as of a script
+    for name, others in (("few", few), ("alone", alone), ("own", own)):
+        assert "training loss" not in answered(tmp_path / name, others, scaling="weak")
     strong = [one for size in (1, 2) for one in repeats(run(size), [0.1] * 3, loss=loss)]
     assert "training loss" not in answered(tmp_path / "strong", strong)
 
@@ -107,7 +163,24 @@ def test_a_precision_is_compared_with_the_baselines(tmp_path, bf16, verdict):
     text = answered(tmp_path, records, scaling="none")
     assert text.startswith("With bf16, a step takes ")
     assert f"times as long as with fp32 (on 1 CPU process, {verdict})" in text
-    assert "validation losses are 0.00 % apart" in text
+    assert "validation losses are at most 0.001 % apart" in text and "No two runs" not in text
+
+
+def test_a_precision_alone_is_compared_with_nothing(tmp_path):
+    asked = [run(1), run(1, precision="bf16")]
+    made = study(tmp_path, asked, scaling="none")
+    records = repeats(asked[1], [0.1] * 3)
+    frame = summary(table(records), baseline=made.baseline, scaling="none")
+    text = answer(made, frame, records)
+    assert text == "No two runs that differ only in precision have completed yet."
+
+
+def test_what_is_usual_is_the_baselines_value(tmp_path):
+    records = repeats(run(1), [0.1] * 3) + repeats(run(1, precision="bf16"), [0.05] * 3)
+    records = [one.model_copy(update={"quality": None}) for one in records]  # as of a script
+    text = answered(tmp_path, records, scaling="none", baseline={"precision": "bf16"})
+    assert text.startswith("With fp32, a step takes 2.00 [2.00, 2.00] times as long as with bf16")
+    assert "losses" not in text
 
 
 def test_several_comparisons_count_what_their_intervals_show(tmp_path):
@@ -117,8 +190,8 @@ def test_several_comparisons_count_what_their_intervals_show(tmp_path):
         records += repeats(run(1, batch, precision="bf16"), [bf16, 1.01 * bf16, 1.02 * bf16])
     text = answered(tmp_path, records, scaling="none")
     assert (
-        "0.500 to 2.00 times as long as with fp32 (in 3 comparisons, 1 shown to be shorter, 1 longer)"
-        in text
+        "0.500 to 2.00 times as long as with fp32 (in 3 comparisons, 1 shown to be shorter, 1 "
+        "longer); validation losses are at most 0.001 % apart" in text
     )
     one = [one for one in records if one.repeat == 0]
     text = answered(tmp_path / "one", one, scaling="none")
@@ -176,9 +249,15 @@ def test_strategies_are_ranked_where_intervals_lie_apart(tmp_path):
     assert "The least bytes that a rank sends for a step, 4.00 MB, are those of ddp" in apart
     close = text([0.2, 0.201, 0.202], [0.1, 0.101, 0.12], [0.11, 0.111, 0.119])
     assert "the intervals do not distinguish it from fsdp x2" in close
+    uncertain = text([0.2, 0.201, 0.09], [0.1, 0.101, 0.102], [0.15, 0.151, 0.152])
+    assert "the intervals do not distinguish it from single x1." in uncertain  # the slowest
     single = text([0.2], [0.1], [0.15])
     assert "one repeat is too few to rank strategies" in single
     assert "lies below" not in single and "a gain" not in single
+    two_models = of_strategies({"single": [0.2] * 3, "ddp": [0.1] * 3, "fsdp": [0.3] * 3})
+    two_models += repeats(run(2, model="gpt-mini", strategy="ddp"), [0.05] * 3)
+    models = answered(tmp_path / "models", two_models, scaling="none", baseline=SINGLE)
+    assert "50.0" not in models and models.count("The shortest step") == 1
     slower = text([0.1, 0.101, 0.102], [0.2] * 3, [0.3] * 3)
     assert "is that of single x1" in slower and "times as fast" not in slower
 
@@ -193,6 +272,10 @@ def test_ranks_that_train_models_of_their_own_are_not_compared(tmp_path):
     text = answered(tmp_path, records, scaling="none", baseline=SINGLE)
     assert "is that of ddp x2" in text and "50.0 ms" not in text
     assert text.endswith("each of their ranks trained a model of its own: fsdp x2.")
+    pair = repeats(run(1), [0.1] * 3)
+    pair += [one.model_copy(update={"checks": checks}) for one in repeats(run(2), [0.06] * 3)]
+    scaled = answered(tmp_path / "scaled", pair)
+    assert "No speedup can be stated" in scaled and "a model of its own" in scaled
     alone = answered(tmp_path / "alone", [one for one in records if one.checks == checks])
     assert alone.startswith("There is no answer yet. Not compared")
 
@@ -204,6 +287,11 @@ def test_predictions_are_answered_by_their_errors(tmp_path):
     text = answered(tmp_path, records, kind="prediction", scores=[score])
     assert "The predicted step times of 1 run are wrong by 30.0 % on average" in text
     assert "0 of 1 measurements fell inside their interval" in text
+    noisy = records[:3] + repeats(run(2), [0.1] * 3, foreign_cpu=0.9)
+    for baseline in ({"world_size": 1}, {}):
+        folder = tmp_path / f"noisy{len(baseline)}"
+        text = answered(folder, noisy, kind="prediction", scores=[score], baseline=baseline)
+        assert text.startswith("There is no answer yet. Too noisy") and "wrong by" not in text
 
 
 def test_one_configuration_is_told_with_its_repeats(tmp_path):
@@ -212,6 +300,9 @@ def test_one_configuration_is_told_with_its_repeats(tmp_path):
         "A step takes 110 [100, 120] ms on 1 CPU process at batch 64: "
         "the median of 3 repeats with its 95 % interval."
     )
+    two = repeats(run(1), [0.1, 0.11, 0.12]) + repeats(run(1, 32), [0.05, 0.06, 0.07])
+    text = answered(tmp_path / "two", two, scaling="none")
+    assert text.startswith("The shortest step takes 60 [50, 70] ms on 1 CPU process at batch")
     text = answered(tmp_path, repeats(run(1), [0.1]), scaling="none")
     assert text.endswith("the median of 1 repeat, which gives no interval.")
 
@@ -275,3 +366,24 @@ def test_what_is_quiet_is_answered_beside_what_is_not(tmp_path):
     text = answered(tmp_path, records)
     assert "On 2 CPU processes at batch 8, a step is 1.67" in text and "Too noisy" in text
     assert "at batch 16, a step" not in text
+    one_rank = [one for one in records if one.run.world_size == 1]
+    text = answered(tmp_path / "none", one_rank, scaling="none", baseline={})
+    assert text.startswith("A step takes 100 [100, 100] ms on 1 CPU process at batch 8")
+
+
+def test_nothing_is_told_of_the_times_of_noise_alone(tmp_path):
+    loud = repeats(run(1), [0.1] * 3, foreign_cpu=0.9)
+    text = answered(tmp_path / "one", loud, scaling="none", baseline={})
+    assert text.startswith("There is no answer yet. Too noisy") and "A step takes" not in text
+    records = loud + repeats(run(1, precision="bf16"), [0.05] * 3)
+    assert "With bf16" not in answered(tmp_path / "pair", records, scaling="none", baseline={})
+    for scaling, kept in (("weak", True), ("strong", False)):
+        batch = {"global_batch_size": None, "micro_batch_size": 16} if kept else {}
+        records = [
+            one
+            for size in (1, 2)
+            for one in repeats(run(size, **batch), [0.1] * 3, foreign_cpu=0.9)
+        ]
+        text = answered(tmp_path / scaling, records, scaling=scaling)
+        assert "Too noisy" in text and "of its pace" not in text
+        assert ("after the same 480 samples" in text) == kept

@@ -369,7 +369,10 @@ def test_a_scaling_that_contradicts_its_batches(
 @pytest.mark.parametrize("name", ["scaling", "Scaling type", "mode"])
 def test_a_column_says_how_a_table_scales(name: str) -> None:
     table = f"{name},gpus,batch per gpu,epoch (s)\n{{0}},1,32,402\n{{0}},2,32,214\n{{0}},4,32,118"
-    assert "called strong scaling" in evidence(audit(frame(table.format("Strong"))), "equal-work")
+    strong = audit(frame(table.format("Strong")))
+    assert "called strong scaling" in evidence(strong, "equal-work")
+    [beyond] = of(audit(frame(table.replace("epoch", "step").format("strong"))), "super-linear")
+    assert "grows in what is called strong" in beyond.evidence and beyond.severity == "warning"
     assert not of(audit(frame(table.format("weak scaling"))), "equal-work")
 
 

@@ -28,7 +28,15 @@ def broken(result: Audit) -> set[str]:
 @pytest.mark.parametrize(
     ("canonical", "names"),
     {
-        "world_size": ["#-GPUs", "No. of GPUs", "GPUs¹", "# of accelerators", "gpu_num"],
+        "world_size": [
+            "#-GPUs",
+            "No. of GPUs",
+            "GPUs¹",
+            "# of accelerators",
+            "gpu_num",
+            "CPU processes",
+            "MPI ranks",
+        ],
         "rate_per_rank": [
             *("Tokens / sec / GPU", "tok_s_gpu", "tokens/s/GPU", "Throughput (T/s/GPU)"),
             *("samples/sec per GPU", "tokens/GPU/s", "per-GPU throughput", "TGS"),

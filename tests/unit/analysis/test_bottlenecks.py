@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from typing import Any
 
 import pytest
@@ -13,7 +14,7 @@ from lab import figures
 from lab.analysis.bottlenecks import advice, limits
 from lab.analysis.scaling import summary
 from lab.analysis.waterfall import CAUSES, Amount, Waterfall, waterfalls
-from lab.config.emulation import Emulated, Link
+from lab.config.emulation import Compute, Emulated, Link
 from lab.config.strategies import STRATEGIES
 from lab.figures import alt_text
 from lab.figures.data import StudyResults
@@ -97,6 +98,8 @@ def test_repeats_that_disagree_name_nothing() -> None:
     changed = study_records(exposed=0.04, straggler=0.04)
     mixed = [*records[:5], changed[5]]
     assert "the repeats do not show which loss is the largest" in sentences_of(mixed)[0]
+    alone = sentences_of(mixed[3:], baseline={})
+    assert not any("the repeats do not show" in sentence for sentence in alone)
 
 
 def test_karp_flatt_is_that_of_the_speedup() -> None:
@@ -107,6 +110,42 @@ def test_karp_flatt_is_that_of_the_speedup() -> None:
     assert f"{expected:.0f}" in sentence
 
 
+def test_a_serial_fraction_needs_strong_scaling_a_baseline_repeats_and_a_speedup_it_permits() -> (
+    None
+):
+    made = study_records(exposed=0.03, straggler=0.0)
+    superlinear = [*repeats(run(1), [0.2] * 3), *repeats(run(2), [0.09, 0.091, 0.092])]
+    batch = {"global_batch_size": None, "micro_batch_size": 16}
+    weak = [*repeats(run(1, **batch), [0.1] * 3), *repeats(run(2, **batch), [0.12] * 3)]
+    assert any("Karp" in sentence for sentence in sentences_of(made))
+    for records, kind in (
+        (weak, {"scaling": "weak"}),
+        (made, {"baseline": {"world_size": 2}}),
+        ([one for one in made if one.repeat < 2], {}),
+        (superlinear, {}),
+    ):
+        sentences = sentences_of(records, **kind)
+        assert not any("Karp" in sentence for sentence in sentences), (kind, sentences)
+
+
+def test_compute_to_communication_is_that_of_gradients_and_measured_against_a_baseline() -> None:
+    made = study_records(exposed=0.03, straggler=0.0)
+    (ratio,) = [one for one in sentences_of(made) if "R = T_compute" in one]
+    assert "; measured: 76.94 [" in ratio
+    for baseline in ({"world_size": 2}, {}):
+        (ratio,) = [one for one in sentences_of(made[3:], baseline=baseline) if "R = " in one]
+        assert ratio.endswith("to hide behind.")
+    activations = study_records(exposed=0.03, straggler=0.0, strategy="tensor_parallel")
+    assert not any("R = T_compute" in one for one in sentences_of(activations))
+
+
+def test_without_a_baseline_no_step_is_called_ideal() -> None:
+    sentence = sentences_of(study_records(exposed=0.03, straggler=0.0)[3:], baseline={})[0]
+    assert "most of a step that is not compute, " in sentence and "ideal" not in sentence
+    few = sentences_of(study_records(exposed=0.03, straggler=0.0)[3:5], baseline={})
+    assert [one for one in few if "R = T_compute" not in one] == []
+
+
 def test_without_measured_communication_nothing_is_said_of_it() -> None:
     made = [*repeats(run(1), [0.2, 0.2, 0.2]), *repeats(run(2), [0.11, 0.11, 0.11])]
     sentences = sentences_of(made)
@@ -114,13 +153,15 @@ def test_without_measured_communication_nothing_is_said_of_it() -> None:
     assert "is compute that did not shrink" in sentences[0]
 
 
-def fall(cause: str, *, causes: tuple[str, ...] = (), **fields: Any) -> Waterfall:
+def fall(
+    cause: str, *, causes: tuple[str, ...] = (), scaling: str = "strong", **fields: Any
+) -> Waterfall:
     """A waterfall of two ranks whose largest loss is `cause`; fields of the run or of its place."""
     place = {key: fields.pop(key) for key in list(fields) if key in Environment.model_fields}
     made, none = run(2, **({"global_batch_size": 8} | fields)), Amount(0.0, 0.0, 0.0)
     return Waterfall(
         label="batch 8",
-        row={"scaling": "strong", "device": "cpu", "world_size": 2},
+        row={"scaling": scaling, "device": "cpu", "world_size": 2},
         run=made,
         environment=environment(2, **place),
         compared=True,
@@ -134,6 +175,7 @@ def fall(cause: str, *, causes: tuple[str, ...] = (), **fields: Any) -> Waterfal
 
 TWO_HOSTS = {"hosts": ["node1", "node2"]}
 GPU = {"device": "cuda"}
+SLOW_GPU = {"emulated": Emulated(compute=Compute(emulated="V100", mfu=0.4))}
 SLOW_LINK = {"emulated": Emulated(link=Link(bandwidth_gbit=1))}
 
 
@@ -141,13 +183,20 @@ SLOW_LINK = {"emulated": Emulated(link=Link(bandwidth_gbit=1))}
     ("cause", "fields", "given", "withheld"),
     [
         ("transfer", TWO_HOSTS, ["faster link", "bf16 compression", "accumulation"], []),
-        ("transfer", {}, ["bf16 compression"], ["faster link"]),  # through the memory of one host
+        (
+            "transfer",
+            {},
+            ["bf16 compression"],
+            ["faster link", "stay gathered"],
+        ),  # through the memory of one host
         ("transfer", SLOW_LINK, ["faster link"], []),
+        ("transfer", SLOW_GPU, [], ["faster link"]),
         ("transfer", GPU, ["faster link"], []),
         ("transfer", {"compression": "bf16"}, ["accumulation"], ["compression"]),
         ("transfer", {"static_graph": True}, ["larger batch"], ["accumulation"]),
         ("transfer", {"strategy": "zero1"}, ["accumulation"], ["compression"]),
         ("transfer", {"strategy": "fsdp"}, ["stay gathered"], ["compression", "accumulation"]),
+        ("transfer", {"strategy": "fsdp", "reshard_after_forward": False}, [], ["gathered"]),
         ("transfer", {"strategy": "tensor_parallel"}, ["fewer ranks"], ["gradient", "larger"]),
         ("exchange", {"strategy": "pipeline_parallel"}, ["fewer ranks"], ["gradient"]),
         ("bubble", {"strategy": "pipeline_parallel"}, ["more microbatches"], ["larger"]),
@@ -159,18 +208,22 @@ SLOW_LINK = {"emulated": Emulated(link=Link(bandwidth_gbit=1))}
         ),
         ("straggler", {}, ["equal ranks"], ["core for each"]),
         ("straggler", {"cpus_granted": [[0], [0]]}, ["a core for each thread"], ["equal"]),
+        ("straggler", {"cpus_granted": [[0], [0]], **GPU}, ["equal ranks"], ["core for each"]),
         ("data", {}, ["disk"], ["loader"]),
         ("data", {"loader": "classic", "loader_workers": 1}, ["fast loader", "more loader"], []),
         ("data", {"loader": "classic", "loader_workers": 3}, ["fast loader"], ["more loader"]),
         ("optimizer", {}, ["zero1"], []),
         ("optimizer", {"precision": "fp16"}, ["larger batch"], ["zero1"]),
         ("optimizer", {"strategy": "fsdp"}, ["larger batch"], ["zero1"]),
+        ("optimizer", {"strategy": "tensor_parallel"}, ["larger batch"], ["zero1"]),
+        ("optimizer", {"strategy": "data_parallel"}, ["larger batch"], ["zero1"]),
         ("launches", {}, ["compile"], []),
         ("launches", {"compile": True}, ["larger batch"], ["compile"]),
         ("host", {"strategy": "fsdp"}, ["larger batch"], ["compile"]),
         ("h2d", {}, ["smaller samples"], ["pinned"]),
         ("h2d", GPU, ["pinned memory"], []),
         ("compute", {}, ["one rank at micro-batch 4", "lab calibrate --cluster local"], []),
+        ("compute", {"scaling": "weak"}, ["lab calibrate"], ["micro-batch"]),
         ("compute", {"causes": ("launches",)}, ["lab calibrate"], ["micro-batch"]),
         ("compute", {"causes": ("batch", "neighbours")}, ["more work"], ["measure"]),
         ("compute", {"strategy": "tensor_parallel", **GPU}, ["more work"], ["calibrate"]),
@@ -182,6 +235,11 @@ def test_advice_is_what_the_run_and_its_place_permit(
     text = advice(fall(cause, **fields))
     assert all(word in text for word in given), text
     assert not any(word in text for word in withheld), text
+
+
+def test_a_record_without_an_environment_gets_advice_too() -> None:
+    for cause in CAUSES:
+        assert advice(replace(fall(cause), environment=None)).startswith("first to ")
 
 
 def test_every_cause_has_a_remedy_and_every_strategy_says_what_it_moves() -> None:

@@ -11,6 +11,7 @@ from factories import record, run, stat, study
 
 from lab.analysis.configurations import (
     epoch_means,
+    epoch_sentences,
     epochs_to_low_loss,
     image_rows,
     loader_sentences,
@@ -123,6 +124,25 @@ def test_epochs_are_whole() -> None:
 def test_epochs_until_the_loss_is_low(losses: list[float], text: str) -> None:
     made = record(run(1, 4, model=CNN, data="digits"), loss=losses, train_samples=8)
     assert epochs_to_low_loss(made) == text
+
+
+def test_epochs_are_told_of_networks_that_reached_a_low_loss() -> None:
+    def told(*curves: list[float]) -> list[str]:
+        trained = {
+            run(1, 4, model=CNN, data="digits", seed=seed): losses
+            for seed, losses in enumerate(curves)
+        }
+        done = {one: [record(one, loss=losses, train_samples=8)] for one, losses in trained.items()}
+        return list(epoch_sentences(done))
+
+    high, low = [2.0, 1.0, 0.5, 0.4], [2.0, 1.0, 0.03, 0.04]
+    (some,) = told(high, low, [0.01] * 4)
+    assert some.startswith("In 2 of 3 configurations the loss fell below 0.04, first in epoch 1 (")
+    assert some.endswith("and last in epoch 2 (seed 1).")
+    (one,) = told(high, low)
+    assert one == "In 1 of 2 configurations the loss fell below 0.04, in epoch 2 (seed 1)."
+    assert told(high, [2.0]) == ["In none of 2 configurations did the loss fall below 0.04."]
+    assert list(epoch_sentences({run(): [record(run())]})) == []
 
 
 def test_a_text_without_epochs_has_none() -> None:

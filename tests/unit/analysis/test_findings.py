@@ -6,8 +6,11 @@ from factories import record, repeats, run, study
 from lab.analysis.answer import answer
 from lab.analysis.findings import findings, holes
 from lab.analysis.scaling import summary
+from lab.config.emulation import Compute, Emulated
 from lab.records.schema import Failure
 from lab.records.table import table
+
+SLEEPING = Emulated(compute=Compute(emulated="V100", mfu=0.4))
 
 
 def findings_of(tmp_path, records, **fields):
@@ -44,6 +47,16 @@ def test_a_gain_that_the_interval_supports(tmp_path):
 def test_the_verdict_follows_the_interval(tmp_path, wide, verdict):
     text, _, _ = findings_of(tmp_path, pair([0.19, 0.20, 0.21], wide))
     assert verdict in text
+
+
+def test_weak_scaling_compares_throughputs(tmp_path):
+    batch = {"global_batch_size": None, "micro_batch_size": 16}
+    records = repeats(run(1, **batch), [0.1] * 3) + repeats(run(2, **batch), [0.125] * 3)
+    _, more, _ = findings_of(tmp_path, records, scaling="weak")
+    assert more[0].startswith(
+        "On 2 CPU processes at batch 16 per rank, the throughput is 1.60 [1.60, 1.60] times "
+        "that of 1 CPU process (efficiency 80.0 [80.0, 80.0] %)"
+    )
 
 
 def test_no_answer_and_no_speedup(tmp_path):
@@ -95,6 +108,9 @@ def test_serial_fraction_only_where_its_interval_excludes_none(tmp_path):
     assert len(law) == 1
     assert "serial fraction of 20" in law[0]
     assert "exceeds a speedup of 5" in law[0]
+    records = [item for size, time in exact.items() for item in repeats(run(size), [time] * 3)]
+    _, more, _ = findings_of(tmp_path, records, scaling="none")
+    assert not [sentence for sentence in more if "Amdahl" in sentence]
     wild = {1: 1.0, 2: 0.55, 4: 0.26, 8: 0.4}
     _, more, _ = findings_of(
         tmp_path, [item for size, time in wild.items() for item in repeats(run(size), [time] * 3)]
@@ -123,6 +139,8 @@ def test_a_better_batch_is_claimed_only_where_intervals_lie_apart(tmp_path):
         "batch 128 gives the most samples per second, 1.57 times those of batch 64" in sentence
         for sentence in more
     )
+    _, more, _ = findings_of(tmp_path, [item for item in apart if item.repeat < 2])
+    assert not [sentence for sentence in more if "most samples per second" in sentence]
     near = repeats(run(1, 64), [0.10, 0.11, 0.12]) + repeats(run(1, 128), [0.19, 0.195, 0.22])
     _, more, _ = findings_of(tmp_path, near)
     assert not [sentence for sentence in more if "most samples per second" in sentence]
@@ -130,6 +148,10 @@ def test_a_better_batch_is_claimed_only_where_intervals_lie_apart(tmp_path):
 
 def test_few_repeats_are_a_caveat(tmp_path):
     _, more, _ = findings_of(tmp_path, pair([0.1], [0.05] * 3))
+    _, two, _ = findings_of(tmp_path, pair([0.1], [0.05]))
+    assert any(sentence.startswith("2 of 2 configurations have fewer") for sentence in two)
+    _, enough, _ = findings_of(tmp_path, pair([0.1] * 3, [0.05] * 3))
+    assert not any("fewer than" in sentence for sentence in enough)
     assert (
         "1 of 2 configurations has fewer than 3 completed repeats: no difference is claimed there."
         in more
@@ -148,9 +170,19 @@ def test_shared_cores_only_where_the_record_says_so(tmp_path):
         repeats(run(4), [0.1] * 3, cpus_granted=[[0, 1, 2, 3]] * 4),
         repeats(run(4), [0.1] * 3, cpus_granted=[[0, 1]] * 4, hosts=["a", "a", "b", "b"]),
         repeats(run(4), [0.1] * 3, cpus_granted=[[0]] * 4, device="cuda"),
+        repeats(run(4), [0.1] * 3, cpus_granted=[[0]] * 4, emulated=SLEEPING),
     ):
         _, more, _ = findings_of(tmp_path, spacious)
         assert not [sentence for sentence in more if "threads of the ranks" in sentence]
+
+
+def test_an_emulation_is_named(tmp_path):
+    emulated = pair([0.1] * 3, [0.06] * 3, emulated=SLEEPING)
+    _, more, _ = findings_of(tmp_path, emulated)
+    assert more[0].startswith("These results come from an emulation, not from a real machine: ")
+    failed = [record(run(4), status="failed", emulated=SLEEPING)]
+    _, more, _ = findings_of(tmp_path, pair([0.1] * 3, [0.06] * 3) + failed)
+    assert not any("emulation" in sentence for sentence in more)
 
 
 def test_other_load_is_a_caveat(tmp_path):

@@ -7,10 +7,10 @@ from pathlib import Path
 
 import matplotlib as mpl
 import pytest
-from factories import inferred, point, record, run, study
+from factories import inferred, point, record, repeats, run, study
 
 from lab import figures
-from lab.analysis.stages import PUBLISHED, stages
+from lab.analysis.stages import PUBLISHED, stage_sentences, stages
 from lab.records.store import write_record
 
 mpl.use("Agg")
@@ -47,6 +47,27 @@ def test_stages_are_ratios_to_serial_and_say_what_was_not_run(ladder_study) -> N
     )
     assert by_name["train", "several GPUs"].reason.startswith("not run: it needs 2 GPUs")
     assert by_name["train", "CUDA"].speedup is None
+
+
+def test_a_stage_is_told_where_it_and_serial_were_measured(ladder_study) -> None:
+    serial, pair = ladder_study.runs[:2]
+    trained = [
+        *repeats(serial, [0.4, 0.41, 0.42]),
+        *repeats(pair, [0.2, 0.21, 0.22]),
+    ]
+    gain, gone = stage_sentences(stages(ladder_study, trained))
+    assert gain.startswith("Training on 2 CPU processes is 1.95")
+    assert gain.endswith("times as fast as serial, a gain that the interval supports.")
+    assert gone == (
+        "Not measured here: CUDA, several GPUs, inference on serial, inference on CPU processes."
+    )
+    few = stage_sentences(stages(ladder_study, [trained[0], *trained[3:]]))
+    assert few[0].endswith("but one repeat is too few to tell this from chance.")
+    alone = stage_sentences(stages(ladder_study, trained[3:]))
+    assert not any("as fast as" in sentence for sentence in alone)
+    assert stage_sentences(stages(ladder_study, trained[:3])) == [
+        "Not measured here: CPU processes, CUDA, several GPUs, inference on serial."
+    ]
 
 
 def test_a_study_of_one_task_has_no_stages(tmp_path) -> None:

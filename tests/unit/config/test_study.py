@@ -70,6 +70,10 @@ def test_study_is_found_by_name(
 
 BAD = {
     "unknown key": ({"scalling": "strong"}, "scalling: unknown key; did you mean 'scaling'?"),
+    "a setting outside base": (
+        {"strategy": "ddp"},
+        "strategy: unknown key; a run's setting belongs below base, or its values below grid",
+    ),
     "misspelt value": (
         {"scaling": "strnog"},
         "scaling: unknown value 'strnog'; did you mean 'strong'?",

@@ -11,7 +11,7 @@ from typing import Any
 
 import pytest
 from executed import execute
-from factories import frozen, record, run, study
+from factories import frozen, record, run, study, write_prediction
 
 from lab import figures
 from lab.analysis.scaling import summary
@@ -54,11 +54,7 @@ def measured(tmp_path: Path) -> Study:
         seconds = 0.2 / task.run.world_size * (1 + 0.01 * task.repeat)
         content = record(task.run, task.repeat, step_time=seconds, communication=(0.03, 0.02))
         write_record(content, Store(made.out).folder(task))
-    prediction = frozen(run(2), 0.11, frozen_at="2024-12-31T00:00:00Z")
-    prediction = prediction.model_copy(update={"sha256": prediction.digest})
-    path = made.out / "predictions" / f"{prediction.run_id}-1.json"
-    path.parent.mkdir()
-    path.write_text(prediction.model_dump_json())
+    write_prediction(made, frozen(run(2), 0.11, frozen_at="2024-12-31T00:00:00Z"))
     return made
 
 

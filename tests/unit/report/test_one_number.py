@@ -10,7 +10,7 @@ from typing import Any
 import pandas as pd
 import pytest
 from executed import execute
-from factories import frozen, record, run, stat, study
+from factories import frozen, record, run, stat, study, write_prediction
 
 from lab.config.study import Study, Task
 from lab.figures import StudyResults, alt_text
@@ -48,11 +48,7 @@ def shipped(tmp_path: Path) -> Study:
             write_record(
                 content.model_copy(update=parts), Store(made.out).folder(Task(one, repeat))
             )
-    prediction = frozen(runs[1], 0.11, frozen_at="2024-12-31T00:00:00Z")
-    prediction = prediction.model_copy(update={"sha256": prediction.digest})
-    path = made.out / "predictions" / f"{prediction.run_id}-1.json"
-    path.parent.mkdir()
-    path.write_text(prediction.model_dump_json())
+    write_prediction(made, frozen(runs[1], 0.11, frozen_at="2024-12-31T00:00:00Z"))
     return made
 
 

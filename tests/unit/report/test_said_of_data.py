@@ -7,7 +7,7 @@ from typing import Any
 
 import matplotlib as mpl
 import pytest
-from factories import record, repeats, run, study
+from factories import frozen, record, repeats, run, study, write_prediction
 
 from lab import figures
 from lab.config.run import Run
@@ -16,7 +16,7 @@ from lab.figures import StudyResults
 from lab.records.schema import Quality
 from lab.records.statistics import share_interval
 from lab.records.store import Record, Store, write_record
-from lab.report import inference_sections, sections, study_sections
+from lab.report import inference_sections, paper, sections, study_sections
 
 
 def kept(folder: Path, records: list[Record], **fields: Any) -> StudyResults:
@@ -50,6 +50,25 @@ def test_unequal_batches_are_not_called_alike(tmp_path: Path) -> None:
     text = said(sections.learning_compared(kept(tmp_path, records, scaling="weak")))
     assert "differs between world sizes (8 on 1 rank; 16 on 2 ranks)" in text
     assert "lie within" not in text
+
+
+def test_predictions_are_judged_by_quiet_measurements_alone(tmp_path: Path) -> None:
+    pair, four = run(2), run(4)
+    results = kept(
+        tmp_path,
+        [*repeats(pair, [0.1] * 3, foreign_cpu=0.0), *repeats(four, [0.2] * 3, foreign_cpu=3.0)],
+        kind="prediction",
+        baseline={},
+    )
+    write_prediction(results.study, frozen(pair, 0.11, frozen_at="2024-12-31T00:00:00Z"))
+    text = sections.prediction_summary(StudyResults(results.study))
+    assert text.startswith("The predicted step times of 1 run are wrong by 10.0 %")
+    assert "judged" not in text
+    write_prediction(results.study, frozen(four, 0.1, frozen_at="2024-12-31T00:00:00Z"))
+    text = sections.prediction_summary(StudyResults(results.study))
+    assert text.startswith("The predicted step times of 1 run are wrong by 10.0 %")
+    assert text.endswith("1 predicted run cannot be judged: what was measured is too noisy.")
+    assert said(paper.abstract(StudyResults(results.study))).count("The predicted step") == 1
 
 
 def test_the_method_is_that_of_the_study(tmp_path: Path) -> None:

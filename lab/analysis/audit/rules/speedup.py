@@ -78,9 +78,10 @@ def _beyond(point: Point, assumptions: Sequence[str]) -> Iterator[Fault]:
 
 
 def _severity(impossible: bool, point: Point, base: Point) -> Severity:
-    """Milder if a different batch per rank, or other processes, may explain part of the gain."""
+    """Milder if the batches, or other processes, may explain part of the gain."""
     severities: tuple[Severity, ...] = get_args(Severity)
-    return severities[(not impossible) + (_other_batch(point, base) or _foreign(point, base) > 0)]
+    batches = _other_batch(point, base) or _unlike_its_kind(point, base)
+    return severities[(not impossible) + (batches or _foreign(point, base) > 0)]
 
 
 def _foreign(point: Point, base: Point) -> float:
@@ -95,8 +96,16 @@ def _other_batch(point: Point, base: Point) -> bool:
     return point.curve.batch is None and not point.time > 0 and abs(share - 1) >= WORK
 
 
+def _unlike_its_kind(point: Point, base: Point) -> bool:
+    """Whether what is called strong scaling has another global batch, and so more work."""
+    apart = abs(point.global_batch_size - base.global_batch_size)
+    return point.curve.scaling == "strong" and apart >= WORK * base.global_batch_size
+
+
 def _explanation(point: Point, base: Point) -> str:
     """The evidence of the phases: the part that shrank by more than the ranks allow."""
+    if _unlike_its_kind(point, base):
+        return "the global batch grows in what is called strong scaling, so one of the two is wrong"
     if _other_batch(point, base):
         sizes = f"{base.micro_batch_size:g} against {point.micro_batch_size:g}"
         return f"the batch per rank differs ({sizes})"
