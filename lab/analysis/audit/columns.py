@@ -50,20 +50,21 @@ NUMBERS = {
             "ep": "expert",
         }.items()
     },
-    "global_batch_size": r"(global|total|effective|overall)_(mini_?)?(batch(_?size)?|bs)|gbs",
-    "micro_batch_size": r"((per|local|micro|device|gpu|rank)_)+(device_|gpu_|rank_|worker_)?"
+    "global_batch_size": r"(glob(al)?|total|effective|overall)_(mini_?)?(batch(_?size)?|bs)|gbs",
+    "micro_batch_size": r"((per|local|mic(ro)?|device|gpu|rank)_)+(device_|gpu_|rank_|worker_)?"
     r"(train_)?(batch(_?size)?|bs)|micro_?batch(_?size)?|mbs"
     r"|(batch(_?size)?|bs)_(per|on_each|local)(_[a-z]+)?|microbatch"
     r"|(concat(enated)?_)?(local_)?batch(_size|es)?_per_[a-z]+|local_batch(_size)?",
+    "rank_batch_size": r"accum(ulated|ulation)?_batch(_?size)?_per_[a-z]+",
     "batch": r"(mini_?|train_?)?batch(_?size)?|bs|(.*_)?batch(_size)?",
     "grad_accum": r"(grad(ient)?s?_)?accum(ulat(ion|e))?s?(_(steps?|iters|factor))?|gas?"
-    r"|grad(ient)?s?_acc(_(steps|iters))?|(n|num)_micro_?batches",
+    r"|grad(ient)?s?_acc(_(steps|iters))?|((n|num)_)?micro_?batches|pp_chunks",
     "samples": r"((n|num|total|train|training)_)*samples|dataset_size|(n|num)_examples",
     "steps": r"((n|num|total|optimizer)_)*(steps|iterations|iters)",
     "warmup": r"warm_?up(_(steps|iters|iterations|epochs))?",
     "efficiency": r"(.*_)?(efficiency|eff)(_.*)?",
-    "speedup": r"(.*_)?speed_?ups?(_.*)?|scaling_factor"
-    r"|(.*_)?(strong|weak|multi_gpu)_scaling(_.*)?",
+    "speedup": r"(.*_)?speed_?ups?(_.*)?"
+    r"|((.*_)?(strong|weak|multi_gpu)_)?scaling(_.*)?",
     "mfu": r"(.*_)?mfu(_.*)?|(.*_)?model_flops?_util(i[sz]ation)?(_.*)?",
     "hfu": r"(.*_)?hfu(_.*)?|(.*_)?hardware_flops?_util(i[sz]ation)?(_.*)?",
     "peak_flops": r"(.*_)?peak_(.*_)?[tp]?flops?(_.*)?|(.*_)?[tp]?flops?_peak(_.*)?",
@@ -340,6 +341,7 @@ def _guess(name: str) -> Guess | None:
         other = OTHERWISE.get(canonical)
         misread = misread or bool(other and re.search(other, stem))
         misread = misread or (canonical == "memory" and family not in {None, "bytes"})
+        misread = misread or (canonical == "version" and family is not None)  # PyTorch (ms)
         if re.fullmatch(pattern, stem) and not misread:
             known = family is not None or canonical not in {"algbw", "busbw", "bytes", "memory"}
             named = Guess(canonical, factor if known else None)

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import bisect
 import contextlib
+import html
 import itertools
 import re
 from collections.abc import Iterator, Sequence
@@ -11,15 +12,18 @@ from html.parser import HTMLParser
 from typing import NamedTuple
 
 BAR = re.compile(r"(?<!\\)\|")
-RULE = re.compile(r"\s*\|?(?:\s*:?-{2,}:?\s*\|)+(?:\s*:?-{2,}:?\s*)?\s*")
+# A lone "-" is a missing value, unless another cell has more or a colon.
+RULE = re.compile(r"(?=.*(?:--|:))\s*\|?(?:\s*:?-+:?\s*\|)+(?:\s*:?-+:?\s*)?\s*")
 # Rules and bars as drawn in terminals: psql, grid and box styles.
 _STROKES = dict.fromkeys(map(chr, range(0x2500, 0x2580)), "|") | {"+": "|", "=": "-"}
 RULES = str.maketrans(_STROKES | dict.fromkeys("\u2500\u2501\u2550", "-"))
 BARS = str.maketrans(dict.fromkeys("\u2502\u2503\u2551", "|"))
 HEADING = re.compile(r"\s{0,3}#{1,6}\s")
-EMPHASIS = re.compile(r"\*\*|__|`|<br\s*/?>|<[/]?(?:b|i|sub|sup|em|strong)>")
+BREAK = re.compile(r"\s*<br\s*/?>\s*")
+EMPHASIS = re.compile(r"\*\*|__|`|<[/]?(?:b|i|sub|sup|em|strong)>")
 LINK = re.compile(r"\[([^\]]*)\]\([^)]*\)")
 TABULAR = re.compile(r"\\begin\{(tabular[*xy]?|longtable|tabulary)\}")
+NUMERIC = re.compile(r"[~<]?\.?\d")
 LONGEST = 500  # characters of a caption
 CAPTION = re.compile(r"\\(?:caption|title|section\*?|subsection\*?)\s*\{")
 COMMENT = re.compile(r"(?<!\\)%.*")
@@ -95,10 +99,18 @@ def _markdown(lines: Sequence[str]) -> Iterator[Table]:
         below = itertools.takewhile(lambda line: not HEADING.match(line), rest)
         notes = [line.strip("# \t") for line in (*before, *below)]
         yield Table(
-            _cells(lines[start]),
-            [_cells(row) for row in rows if not RULE.fullmatch(row)],
+            *_named(_cells(lines[start]), [_cells(row) for row in rows if not RULE.fullmatch(row)]),
             [note for note in notes if note and not RULE.fullmatch(note)],
         )
+
+
+def _named(header: list[str], rows: list[list[str]]) -> tuple[list[str], list[list[str]]]:
+    """Column names and rows; below an empty header, the names are the rows without numbers."""
+    if any(header):
+        return header, rows
+    below = [*itertools.dropwhile(lambda row: not any(map(NUMERIC.match, row)), rows)]
+    names = itertools.zip_longest(*rows[: len(rows) - len(below)], fillvalue="")
+    return [" ".join(filter(None, parts)) for parts in names], below
 
 
 def _cells(line: str) -> list[str]:
@@ -106,7 +118,9 @@ def _cells(line: str) -> list[str]:
     text = text.removeprefix("|")
     text = text[:-1] if text.endswith("|") and not text.endswith(r"\|") else text
     return [
-        EMPHASIS.sub("", LINK.sub(r"\1", cell)).replace(r"\|", "|").strip()
+        html.unescape(EMPHASIS.sub("", BREAK.sub(" ", LINK.sub(r"\1", cell))))
+        .replace(r"\|", "|")
+        .strip()
         for cell in BAR.split(text)
     ]
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 import re
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from functools import cached_property
 from typing import Any, Literal
@@ -12,7 +12,7 @@ from typing import Any, Literal
 import numpy as np
 import pandas as pd
 
-from lab.analysis.audit.points import Curve, Point, columns_of, point_of
+from lab.analysis.audit.points import ROUNDING, Curve, Point, columns_of, point_of
 from lab.config.strategies import SETTINGS
 
 # The batch that each kind of scaling keeps constant.
@@ -22,6 +22,7 @@ STRATEGY_KEYS = ("key:strategy", *(f"key:{name}" for name in SETTINGS))
 REPEATED = {"key:seed"}  # runs of a table that differ only in this are repeats
 BATCHES = {"global_batch_size": "batch", "batch": "batch", "micro_batch_size": "batch per rank"}
 NUMBERS = BATCHES | {"grad_accum": "accumulation"}  # in the names of curves
+MOST_REFERENCES = 20
 GRADIENT_BYTES = 4  # of a parameter in fp32
 FULL_PRECISION = re.compile(r"|(f|fp|float)[ _-]?32|tf[ _-]?32|full|single|no|none|false|off")
 ROW = "row of the table"  # its number from 1, if one row becomes several
@@ -115,10 +116,17 @@ class Observations:
         # Lists, as a table may hold a hundred thousand configurations, of a row or two each.
         codes = pd.factorize(joined)[0]
         named = {name: rows[name].tolist() for name in varied}
-        curves = [
-            Curve(self._label({name: named[name][at] for name in named}), batch, self.per, scaling)
-            for at in np.unique(codes, return_index=True)[1]
-        ]
+        curves = []
+        alike: dict[str, list[Curve]] = {}
+        for at in np.unique(codes, return_index=True)[1]:
+            values = {name: named[name][at] for name in named}
+            siblings = alike.setdefault(
+                self._label({name: value for name, value in values.items() if name not in NUMBERS}),
+                [],
+            )
+            curve = Curve(self._label(values), batch, self.per, scaling, siblings=siblings)
+            siblings.append(curve)
+            curves.append(curve)
         sizes, strategies = rows["world_size"].tolist(), _strategies(rows, joined)
         groups: dict[tuple[int, float, str], list[int]] = {}
         for place in np.lexsort((sizes, codes)).tolist():
@@ -165,11 +173,11 @@ class Observations:
 
     def rows_of(self, point: Point) -> pd.DataFrame:
         """The rows that make up a point."""
-        return self.frame.iloc[self.places_of(point)]
+        return self.frame.iloc[self.places_of(point.labels)]
 
-    def places_of(self, point: Point) -> list[int]:
-        """The positions of these rows."""
-        places = (self._places[label] for label in point.labels)
+    def places_of(self, labels: Iterable[str]) -> list[int]:
+        """The positions of rows with these labels."""
+        places = (self._places[label] for label in labels)
         return sorted({place for some in places for place in some})
 
     @cached_property
@@ -178,6 +186,24 @@ class Observations:
         for place, label in enumerate(self.frame["label"]):
             places.setdefault(label, []).append(place)
         return places
+
+    @cached_property
+    def quoted_over_settings(self) -> set[str]:
+        """Labels of points whose quoted speedup is that of their settings, not of their ranks: over
+        a row at as many ranks that quotes 1 or nothing, and of those rows."""
+        at_size: dict[float, list[Point]] = {}
+        for point in self.points:
+            if point.base is None or not abs(point.base.speedup - 1) < ROUNDING:
+                at_size.setdefault(point.world_size, []).append(point)
+        labels: set[str] = set()
+        for points in at_size.values():
+            ones = [point for point in points if not abs(point.speedup - 1) >= ROUNDING]
+            # Among very many rows, one has any ratio by chance.
+            for point in points if len(ones) <= MOST_REFERENCES else ():
+                over = [one for one in ones if one is not point and point.is_quoted_over(one)]
+                for one in (point, *over) if over else ():
+                    labels.update(one.labels)
+        return labels
 
     @property
     def compared(self) -> list[tuple[Point, Point]]:

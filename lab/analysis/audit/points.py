@@ -20,6 +20,7 @@ ROUNDINGS = tuple(f"{name}_rounding" for name in ROUNDED)
 CARRIED = (*NUMERIC, *ROUNDINGS, "total_steps", "foreign_share")  # from rows to points
 FEW_EPOCHS = 3  # with fewer, the first counts too
 CERTAINLY_MORE = 1.3
+QUOTED = 0.05  # rounding explains no more, once the last digits of both are allowed for
 ROUNDING = 0.03  # a table rounds rates, times and ratios independently
 INDEX = ("repeat", "epoch", "step")
 Cells = dict[str, list[Any]]
@@ -115,6 +116,7 @@ class Curve:
     per: str
     scaling: str
     points: list[Point] = field(default_factory=list)
+    siblings: list[Curve] = field(default_factory=list, repr=False)  # at other batches
 
     @cached_property
     def smallest(self) -> list[Point]:
@@ -239,6 +241,15 @@ class Point:
     def ideal(self) -> float:
         """The gain that the number of ranks allows: N over the baseline's."""
         return self.world_size / self.base.world_size if self.base else 1.0
+
+    def is_quoted_over(self, other: Point) -> bool:
+        """Whether its quoted speedup is the ratio of the other's time to its own, or of rates."""
+        ratios = [
+            other.time / self.time if self.time > 0 else math.nan,
+            self.rate / other.rate if other.rate > 0 else math.nan,
+        ]
+        margin = max(QUOTED, self.rounding + other.rounding)
+        return any(abs(self.speedup / ratio - 1) < margin for ratio in ratios if ratio > 0)
 
     @property
     def rounding(self) -> float:

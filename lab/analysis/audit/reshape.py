@@ -37,11 +37,14 @@ HINTS = (
     re.compile(r"(?:^|[_\W])(\d+)\s*x\s*(?:[a-z]+\s*)?[a-z]*\d", re.IGNORECASE),
     re.compile(r"(\d+)\s*(?:x\s+)?(?:gpus?|processes|ranks|procs|workers)\b", re.IGNORECASE),
 )
+NUMBERED = re.compile(r"(?:^|_)(?:seed|run|trial|repeat|fold|attempt)s?(?=_|$)")  # not ranks
+OF_A_RUN = re.compile(r"(?:^|_)(?:epochs?|steps?|iter(?:ation)?s?|loss)(?=_|$)")
 MAX_RANKS = 1_000_000
 INDEXED = re.compile(r"(?P<what>rank|gpu|device|worker|proc(?:ess)?)_?(?P<n>\d{1,6})(?=_|$)")
 NOTED_RATE = re.compile(rf"throughput|({THINGS})\s*(/|per|a)\s*(s|sec|seconds?)\b", re.IGNORECASE)
 NOTED_TIME = re.compile(rf"\b({CLOCKED})s?\b", re.IGNORECASE)
 NAMED = 4  # columns in a sentence
+LISTED = re.compile(r"\s*(?:,|;|/|&|\band\b)\s*")
 
 
 class Spread(NamedTuple):
@@ -203,6 +206,14 @@ def by_setting(
     rates = any(quantity in {"rate", "rate_per_rank"} for quantity, _ in quantities.values())
     used = {column for part in parts.values() for column in part.values()}
     others = [column for column in frame.columns if column not in used and column not in ratios]
+    listing = {
+        column: by_key
+        for column in others
+        if column in named
+        and not _told_apart(named[column])
+        and (by_key := _listed_by_setting(frame[column], named[column], list(parts), kinds))
+    }
+    others = [column for column in others if column not in listing]
     # A strategy has no effect on one rank, so it is kept apart from other settings.
     groups = [[kind for kind in kinds if kind != "strategy"], ["strategy"] * ("strategy" in kinds)]
     new = {
@@ -215,6 +226,7 @@ def by_setting(
     long = []
     for number, (key, columns) in enumerate(parts.items()):
         cells: dict[str, Any] = {name: " ".join(words[number]) for name, words in new.items()}
+        cells |= {named[column].base: by_key[key] for column, by_key in listing.items()}
         cells |= {name: frame[column] for name, column in columns.items()}
         part_of = frame[others].assign(**cells)
         for column in ratios:
@@ -227,6 +239,8 @@ def by_setting(
     for part in parts.values():
         for name, column in part.items():
             origins.setdefault(name, []).append(column)
+    for column in listing:
+        origins.setdefault(named[column].base, []).append(column)
     for column in ratios:
         kind = _ratio_kind(column, rates=rates)
         origins.setdefault(f"ratio_of_{kind}", []).append(column)
@@ -237,6 +251,27 @@ def by_setting(
     ]
     origins |= {name: [] for name in new}
     return pd.concat(long, ignore_index=True), assumptions, origins
+
+
+def _listed_by_setting(
+    cells: pd.Series, setting: Setting, parts: Sequence[Words], kinds: Sequence[str]
+) -> dict[Words, pd.Series]:
+    """Cells that list a number for each setting, such as "126 and 256" below "Batch size / GPU
+    (TF32 and FP16)", by setting; empty for others."""
+    words = [word for kind, word in setting.words if kind in kinds]
+    keys = [next((part for part in parts if word in part), None) for word in words]
+    if keys.count(None) == 1:  # "FP16" of mixed precision
+        rest = [part for part in parts if part not in keys]
+        keys[keys.index(None)] = rest[0] if len(rest) == 1 else None
+    listed = cells.astype(str).str.strip().str.split(LISTED, expand=True)
+    complete = set(keys) == set(parts) and len(keys) == len(parts) == listed.shape[1]
+    if not (
+        setting.base
+        and complete
+        and listed.apply(pd.to_numeric, errors="coerce").notna().all(axis=None)
+    ):
+        return {}
+    return {key: listed[place] for place, key in enumerate(keys) if key is not None}
 
 
 def _ratio_kind(column: str, *, rates: bool) -> str:
@@ -298,7 +333,9 @@ def by_world_size(
     Columns that name no quantity hold `quantity`.
     """
     columns = [column for column in frame.columns if column not in mapped]
-    spreads = [spread for column in columns if (spread := _spread(column, quantity))]
+    # Below "Loss (model/epoch)", bare numbers are epochs.
+    bare = not any(OF_A_RUN.search(normal(column)) for column in columns[:1])
+    spreads = [spread for column in columns if (spread := _spread(column, quantity, bare=bare))]
     sizes = [spread.world_size for spread in spreads if not math.isnan(spread.world_size)]
     if len(set(sizes)) < 2 and (not sizes or len(spreads) < 2):
         return frame, []
@@ -332,12 +369,15 @@ def _without(match: re.Match[str]) -> str:
     return f"{before}_{after.strip('_')}".strip("_")
 
 
-def _spread(column: str, quantity: str) -> Spread | None:
+def _spread(column: str, quantity: str, *, bare: bool) -> Spread | None:
+    """A column of a wide table; None for others, and for a bare number unless those are ranks."""
     text = normal(column)
+    if NUMBERED.search(text):
+        return None
     match = BEFORE.search(text) or AFTER.search(text)
     if match is None:
         short = re.fullmatch(r"(?:t_?)?(\d+)", text)
-        if short:
+        if short and (bare or not text.isdecimal()):
             size = float(short[1][:9])
             return Spread(column, size, quantity, None) if size else None
         name = parse_name(column)

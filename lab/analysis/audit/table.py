@@ -23,6 +23,7 @@ from lab.analysis.audit.columns import (
     Guess,
     guess,
     parse_name,
+    setting_of,
 )
 from lab.analysis.audit.observations import ROW, Observations
 from lab.analysis.audit.points import ROUNDING
@@ -65,13 +66,15 @@ PERCENT_FROM = {"efficiency": 4, "accuracy": 1.5, "mfu": 3, "hfu": 3}
 SHARES = {"mfu", "hfu"}
 WHOLE_NUMBERS = {
     *("world_size", "nodes", "per_node", "global_batch_size", "micro_batch_size", "batch"),
-    *("grad_accum", "dp", *LAYOUT),
+    *("rank_batch_size", "grad_accum", "dp", *LAYOUT),
 }
 UNITS = {
     **dict.fromkeys(TIMES, TIME_UNITS),
     **dict.fromkeys(("bytes", "memory"), BYTE_UNITS),
     **dict.fromkeys(("flops", "flops_per_rank", "peak_flops"), FLOPS_UNITS),
 }
+FAR_BEYOND = 1.5  # no efficiency
+LARGEST_VERSION = 40  # but containers are named after years and months
 MOST_KEY_VALUES = 200
 MOST_ROWS = 2_000_000
 MOST_NODES = 4096
@@ -132,8 +135,9 @@ def from_table(
     _add_keys(tidy, frame, given.values(), collective=collective)
     replicas = tidy["dp"].fillna(tidy["world_size"] / tidy[list(LAYOUT)].prod(axis=1))
     ranks = replicas * tidy["grad_accum"].fillna(1.0)
+    accumulated = (tidy["rank_batch_size"] * replicas).fillna(tidy["micro_batch_size"] * ranks)
     for batch, derived in (
-        ("global_batch_size", tidy["micro_batch_size"] * ranks),
+        ("global_batch_size", accumulated),
         ("micro_batch_size", tidy["global_batch_size"] / ranks),
     ):
         tidy[batch] = tidy[batch].fillna(derived)
@@ -236,8 +240,10 @@ def _tidy(
             cells = _ranks(cells, tidy, given, column, canonical)
         if canonical == "host" and _counts(cells) and "rank" not in set(_canonicals(meanings)):
             canonical = "nodes"
-        if canonical == "strategy" and cells.dropna().str.fullmatch(SCALING).all():
+        if canonical in {"strategy", "speedup"} and cells.dropna().str.fullmatch(SCALING).all():
             canonical = "scaling"
+        if not _is_plausible(canonical, column, cells.dropna().astype(str)):
+            continue
         if canonical == "scaling":
             cells = cells.str.extract(SCALING, expand=False).str.lower()
         if canonical not in TEXTS:
@@ -291,11 +297,26 @@ def _by_precision(frame: pd.DataFrame, meanings: Mapping[str, Guess]) -> dict[st
 
 
 def _are_shares(cells: pd.Series) -> bool:
-    """Whether a column called scaling holds a percentage or share, not a speedup factor."""
+    """Whether a column called scaling holds shares of the ideal, not speedups, such as 393 %."""
     texts = cells.dropna().astype(str)
-    return bool(texts.str.contains("%").any()) or bool(
-        (numbers(texts).dropna() <= 1 + ROUNDING).all() and (numbers(texts).dropna() < 1).any()
-    )
+    known = numbers(texts).dropna()
+    if texts.str.contains("%").any():
+        return bool((known < FAR_BEYOND).all())
+    return bool((known <= 1 + ROUNDING).all() and (known < 1).any())
+
+
+def _is_plausible(canonical: str, column: str, texts: pd.Series) -> bool:
+    """Whether cells can be what their column's name suggests."""
+    stem = parse_name(column).stem
+    if canonical == "version" and not re.search("version|date", stem):
+        # Below "PyTorch" there may also be rates.
+        return bool((numbers(texts).fillna(0.0) < LARGEST_VERSION).all())
+    if canonical == "gpu" and re.fullmatch("systems?", stem):
+        return any(kind == "gpu" for text in texts for kind, _ in setting_of(text).words)
+    if canonical == "epoch" and stem == "epochs":  # how many, or the number of each
+        known = numbers(texts).dropna()
+        return bool(known.min() <= 1 and known.nunique() > 1)
+    return True
 
 
 def _counts(cells: pd.Series) -> bool:
@@ -430,7 +451,9 @@ def _add_keys(
         read = meaning is not None and meaning.canonical not in {*WHOLE_NUMBERS, *TEXTS}
         if column not in used and not read and column != ROW:
             cells = frame[column].map(_text).loc[tidy.index]
-            if _is_key(cells, tidy["world_size"]):
+            words = pd.to_numeric(cells.dropna(), errors="coerce").isna().all()
+            # Of words for settings, half may have been measured at one number of ranks.
+            if _is_key(cells, tidy["world_size"], least=0.5 if words else 0.51):
                 keys[f"key:{column}"] = cells
     for name, cells in keys.items():
         texts = cells.map("{:g}".format) if is_numeric_dtype(cells) else cells.astype(str)
@@ -444,15 +467,16 @@ def _size(size: float) -> str:
     return ""
 
 
-def _is_key(cells: pd.Series, sizes: pd.Series) -> bool:
+def _is_key(cells: pd.Series, sizes: pd.Series, *, least: float = 0.51) -> bool:
+    """Whether at least this share of a column's values occur at several world sizes each."""
     values = cells.dropna()
     if not 1 < values.nunique() <= min(MOST_KEY_VALUES, max(len(values) - 1, 1)):
         return False
     as_numbers = pd.to_numeric(values, errors="coerce")
     if as_numbers.notna().all() and (as_numbers % 1 != 0).any():
         return False  # fractions are measurements
-    sizes_of_value = sizes.loc[values.index].groupby(values).nunique()
-    return bool((sizes_of_value > 1).mean() > 0.5)
+    several = sizes.loc[values.index].groupby(values).nunique() > 1
+    return bool(several.mean() >= least)
 
 
 def _is_compared(cells: pd.Series, sizes: pd.Series) -> bool:

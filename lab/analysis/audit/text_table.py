@@ -69,7 +69,7 @@ def read_table(
     if any(NCCL_HEADER.match(line) for line in printed):
         header, rows = _nccl_tests(name, printed)
     elif table := find_table(lines):
-        header, rows = _rectangular(name, table.header, table.rows)
+        header, rows = _rectangular(name, _numbered(table.header), table.rows)
         notes = table.notes
     else:
         header, rows = _delimited(name, lines)
@@ -126,6 +126,15 @@ def _unmarked(lines: Sequence[str]) -> list[str]:
         if any(lines) and all(mark.match(line) for line in lines if line.strip()):
             lines = [mark.sub("", line) for line in lines]
     return ["" if FENCE.match(line) else line for line in lines]
+
+
+def _numbered(header: Sequence[str]) -> list[str]:
+    """Names of a published table: the second "Speedup" becomes "Speedup (2)"."""
+    places = [header[: place + 1].count(text) for place, text in enumerate(header)]
+    return [
+        f"{text} ({place})" if text and place > 1 else text
+        for text, place in zip(header, places, strict=True)
+    ]
 
 
 def _rectangular(

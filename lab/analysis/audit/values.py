@@ -19,6 +19,7 @@ CLOCK = re.compile(r"(?:(?:(\d+)(?:-|\s*days?,?\s+))?(\d+):)?(\d{1,3}):(\d{2}(?:
 AMOUNT = re.compile(r"(\d+(?:\.\d+)?)\s*([a-z]+)[\s,]*")
 PLUS_MINUS = r"±|\+/-"
 BRACKETS = re.compile(r"\([^)]*\)|\[[^]]*\]")
+APPROXIMATE = re.compile(r"\s*[~≈]")
 
 
 def _by_name(names: dict[float, str]) -> dict[str, float]:
@@ -143,8 +144,10 @@ def _rounding(text: str) -> float:
     whole, _, decimals = digits.strip("-+").partition(".")
     if not (whole + decimals).isdigit() or not float(digits):
         return 0.0
-    # In 17,400 the zeros may or may not be significant.
-    zeros = 0 if decimals else max(min(len(whole) - len(whole.rstrip("0")), len(whole) - 3), 0)
+    # In 17,400 the zeros may or may not be significant; in "~40" they are not.
+    zeros = 0 if decimals else len(whole) - len(whole.rstrip("0"))
+    if not APPROXIMATE.match(text):
+        zeros = max(min(zeros, len(whole) - 3), 0)
     return float(0.5 * 10.0 ** (zeros - len(decimals)) / abs(float(digits)))
 
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import io
 import itertools
 import math
 from pathlib import Path
@@ -325,3 +326,97 @@ def test_parquet_is_read_as_text_is(tmp_path: Path) -> None:
         audit(path)
     with pytest.raises(InputError, match=r"cannot be read as Parquet: No such file"):
         audit(tmp_path / "none.parquet")
+
+
+# Shapes of published tables whose columns resemble others; numbers are made up.
+PUBLISHED = {
+    "versions of software": "Software Component|Version\nPyTorch|2.11.0a0\nCore|0.17.0\nEngine|2.14",
+    "versions of frameworks": "Framework|Version|Source\nOne|0.2.0|here\nTwo|2.2|there",
+    "rates by framework": "node num|device num|OneFlow|PyTorch|MXNet\n"
+    "1|1|397.6|367.3|392.2\n1|8|3130.3|2887.7|3007.0\n2|16|6260.3|5716.8|5758.5",
+    "times by framework": "Batch Size|TensorRT (ms)|PyTorch (ms)|TensorRT/PyTorch Speedup\n"
+    "1|23.6|25.1|1.06\n2|24.6|25.1|1.02\n4|25.9|31.0|1.20",
+    "systems that are no machines": "System|English|Chinese\nBaseline|73.7|67.0\nBERT Cased|81.9|76.6",
+    "machines beside each other": "GPU|Channels|Latency (s)\nA100|2000|0.11\nV100|2000|0.42\nT4|600|0.17",
+    "machines at a scale each": "DGX System|Nodes x GPUs|Precision|Time to Train (Hrs)\n"
+    "DGX2H|32 x 16|FP16|2.67\nDGX2H|32 x 16|FP32|8.02\n"
+    "DGXA100|32 x 8|FP16|2.02\nDGXA100|32 x 8|TF32|3.57",
+    "losses by epoch": "Loss (Model/Epoch)|1|250|500|750\nFP16|13.07|0.57|0.44|0.39\n"
+    "FP32|8.58|0.48|0.39|0.34",
+    "seeds": "DGX A100 80GB, FP16, 8x GPU|Seed #1|Seed #2|Seed #3|Mean|Std\n"
+    "dev-clean|3.57|3.48|3.54|3.54|0.07\ntest-other|10.75|10.62|10.54|10.73|0.21",
+    "epochs, not one of them": "Model|Epochs|GPUs|Time to train - TF32|Time to train - AMP\n"
+    "b0|400|8|19|11\nb4|350|8|126|66",
+    "speedups in per cent": "GPUs|Batch size / GPU|Throughput|Weak scaling\n"
+    "1|64|364.3|100%\n4|64|1432.7|393%\n8|64|2838.8|779%",
+    "approximate hours": "GPUs|Throughput|Scaling|Training Time\n1|1024 img/s|1.0x|~40 hours\n"
+    "8|8013 img/s|7.83x|~4 hours",
+    "batches by precision": "Nodes|GPUs / node|Batch size / GPU (TF32 and FP16)"
+    "|Accumulated Batch size / GPU (TF32 and FP16)|Accumulation steps (TF32 and FP16)"
+    "|Mixed Precision Throughput|Mixed Precision Strong Scaling|TF32 Throughput|TF32 Strong Scaling\n"
+    "1|8|126 and 256|8192 and 8192|65 and 32|5541|1|2428|1\n"
+    "2|8|126 and 256|4096 and 4096|32.5 and 16|10646|1.92|4638|1.91\n"
+    "4|8|126 and 256|2048 and 2048|16.25 and 8|21389|3.86|9445|3.89",
+    "another batch on all ranks": "Batch size / GPU|Grad accumulation|GPUs|Throughput|Strong scaling\n"
+    "32|4|1|6522.4|1.00\n64|2|1|7596.3|1.00\n32|1|4|23660.1|3.11\n16|1|8|32175.4|4.24",
+    "ablation on eight ranks": "#GPU|Loader|XLA|Training Time<br/>HH:MM:SS &darr;|Speed Up\n"
+    "1|TF|&cross;|51:38:24|---\n8|TF|&cross;|11:30:45|1x (base)\n8|DALI|&cross;|6:23:43|1.8x\n"
+    "8|DALI|&check;|7:33:15|1.5x",
+    "precisions on eight ranks": "GPUs|Precision|Time to train [h]|Time to train speedup\n"
+    "8|TF32|4.81|-\n8|AMP|3.77|1.27",
+    "tensor parallelism left out": "GPUs|Size|DP|PP|PP Chunks|Mic-BS|Glob-BS|Speed|TFlops\n"
+    "16|18B|1|8|64|4|256|90.5s|26.1\n16|18B|1|4|128|4|512|179s|26.4\n32|39B|1|8|128|4|512|82s|62.3",
+    "accumulation on nodes of unknown size": "Nodes|Batch size / GPU|Gradient Accumulation"
+    "|Global Batch Size|Throughput\n1|60|64|61440|3077\n4|60|16|61440|12001\n16|60|4|61440|46009",
+    "names below an empty header": "||||||\n|---|---|-:|-:|---|\n|Model|Lay|TP|GPUs|Step|\n"
+    "|size|ers|||time (s)|\n|1.7B|24|1|32|3.1|\n|8B|32|4|32|7.9|",
+    "a name twice": "Batch|Avg (tok/s)|Speedup|90% (tok/s)|Speedup\n1|1291|1.03|1195|1.02\n8|6151|1.09|5078|1.08",
+}
+
+
+def markdown(text: str) -> str:
+    """The rows as a Markdown table, unless they are one already."""
+    if text.startswith("|"):
+        return text
+    header, *rows = text.splitlines()
+    rule = "|".join("-" for _ in header.split("|")) + "-"
+    return "\n".join(f"|{line}|" for line in (header, rule, *rows))
+
+
+@pytest.mark.parametrize("text", PUBLISHED.values(), ids=PUBLISHED)
+def test_published_shapes_bring_no_false_finding(text: str) -> None:
+    result = audit(io.StringIO(markdown(text)))
+    assert broken(result) == set(), str(result)
+
+
+@pytest.mark.parametrize(
+    ("name", "column", "canonical"),
+    [
+        ("rates by framework", "device num", "world_size"),
+        ("speedups in per cent", "Weak scaling", "speedup"),
+        ("approximate hours", "Scaling", "speedup"),
+        ("batches by precision", "Batch size / GPU (TF32 and FP16)", "micro_batch_size"),
+        ("tensor parallelism left out", "PP Chunks", "grad_accum"),
+        ("ablation on eight ranks", "Training Time HH:MM:SS ↓", "time"),
+        ("names below an empty header", "Step time (s)", "time"),
+        ("a name twice", "Speedup", "speedup"),
+    ],
+)
+def test_what_their_columns_are_read_as(name: str, column: str, canonical: str) -> None:
+    assert audit(io.StringIO(markdown(PUBLISHED[name]))).reading[column] == canonical
+
+
+@pytest.mark.parametrize(
+    ("name", "old", "new", "rule"),
+    [
+        ("speedups in per cent", "779%", "679%", "quoted-against-own"),
+        ("approximate hours", "~4 hours", "~3 hours", "super-linear"),
+        ("batches by precision", "21389|3.86", "21389|4.86", "quoted-against-own"),
+        ("another batch on all ranks", "4.24", "5.24", "quoted-against-own"),
+        ("ablation on eight ranks", "1.8x", "2.8x", "baseline"),
+        ("tensor parallelism left out", "32|39B|1|8", "32|39B|1|12", "parallel-consistent"),
+    ],
+)
+def test_a_fault_in_such_a_table_is_found(name: str, old: str, new: str, rule: str) -> None:
+    assert old in PUBLISHED[name]
+    assert rule in broken(audit(io.StringIO(markdown(PUBLISHED[name].replace(old, new)))))

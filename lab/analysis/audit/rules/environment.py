@@ -27,6 +27,7 @@ SAME = {
 }
 NOT_EMULATED = {"", "no", "none", "nothing", "false", "0", "nan"}  # in tables
 NAMED = 4  # values in a sentence
+NO_COMPARISON = "times at one rank and at more, or speedups, of one configuration"
 # Summing in another order changes the last digits; over a short training the effect stays far below
 # this share of the loss. Reduced precision rounds more.
 LOSS_TOLERANCE = 0.02
@@ -46,9 +47,15 @@ SAME_LEARNING = {"key:strategy", "key:compile", "key:precision"}  # whatever the
 def mixed_environment(observations: Observations) -> Iterator[Fault]:
     """Hosts, code, versions, threads or clocks that differ inside one study."""
     rows = observations.runs
+    curves = _comparing(observations) if observations.kind == "table" else pd.Series(0, rows.index)
+    if curves.empty and "host" not in observations.known:
+        raise UncheckedError(NO_COMPARISON)
     differs = False
     for name, what in SAME.items():
-        values = rows[name].dropna().astype(str) if name in rows else pd.Series(dtype=str)
+        known = rows[name].dropna().astype(str) if name in rows else pd.Series(dtype=str)
+        # What differs only between the configurations of a table is what the table compares.
+        by_curve = known.groupby(curves)
+        values = known[by_curve.transform("nunique") > 1]
         # If a study varies the data on purpose, data sets differ between configurations.
         compared = f"key:{name}" in observations.keys  # on purpose, at several world sizes each
         by_data = name == "data_sha256" and _by_data(observations, name)
@@ -79,6 +86,19 @@ def mixed_environment(observations: Observations) -> Iterator[Fault]:
             "Measure again on an idle machine.",
             "note",
         )
+
+
+def _comparing(observations: Observations) -> pd.Series:
+    """The number of each row's curve, of those that compare ranks: with one rank, or by a quote."""
+    places: dict[int, int] = {}
+    for number, curve in enumerate(observations.curves):
+        sizes = {point.world_size for point in curve.points}
+        quotes = any(point.speedup > 0 or point.efficiency > 0 for point in curve.points)
+        if len(sizes) > 1 and (1 in sizes or quotes):
+            labels = (label for point in curve.points for label in point.labels)
+            places |= dict.fromkeys(observations.places_of(labels), number)
+    index = observations.frame.index[list(places)]
+    return pd.Series(list(places.values()), index, dtype=float)
 
 
 def _listed(values: pd.Series) -> str:

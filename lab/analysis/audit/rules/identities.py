@@ -10,10 +10,10 @@ import pandas as pd
 
 from lab.analysis.audit.columns import LAYOUT, normal
 from lab.analysis.audit.observations import ROW, Observations, UncheckedError, largest
-from lab.analysis.audit.points import ROUNDING, Point
-from lab.analysis.audit.rule import Fault, rule
+from lab.analysis.audit.points import QUOTED, ROUNDING, Point
+from lab.analysis.audit.rule import SHOWN, Fault, rule
 
-QUOTED = 0.05  # rounding explains no more, once the last digits of both are allowed for
+RANKS = {"world_size", "per_node"}  # without them, a node may be many ranks
 UNIT = re.compile(r"([a-z]+)_(?:per_)?(?:s|secs?|seconds?)(?=_|$)")
 
 
@@ -30,7 +30,7 @@ def parallel_consistent(observations: Observations) -> Iterator[Fault]:
         checked = True
         yield from _nodes(frame)
     if {"global_batch_size", "micro_batch_size"} <= given and (
-        "grad_accum" in given or given & {"dp", *LAYOUT}
+        ("grad_accum" in given and given & RANKS) or given & {"dp", *LAYOUT}
     ):
         checked = True
         yield from _batches(frame, layout, observations)
@@ -39,14 +39,18 @@ def parallel_consistent(observations: Observations) -> Iterator[Fault]:
 
 
 def _unlike(frame: pd.DataFrame, layout: pd.Series) -> pd.Series:
-    """The rows whose degrees of parallelism do not multiply to the number of ranks."""
+    """The rows whose degrees of parallelism do not multiply to the number of ranks.
+
+    They must divide it, as a table may leave out tensor parallelism.
+    """
     product = frame["dp"] * layout
     ranks = frame["world_size"]
     # Some tables count the replicas of experts alone.
     experts = product * frame["ep"].fillna(1.0)
-    wrong = ((product != ranks) & (experts != ranks)).where(
-        frame["dp"].notna(), ranks % layout != 0
-    )
+    known = frame["dp"].notna()
+    if not frame["tp"].notna().any():
+        return (ranks % product.where(known, layout) != 0) & ranks.notna()
+    wrong = ((product != ranks) & (experts != ranks)).where(known, ranks % layout != 0)
     return wrong & ranks.notna()
 
 
@@ -126,7 +130,10 @@ def quoted_against_own(observations: Observations) -> Iterator[Fault]:
         both = point.speedup > 0 and point.efficiency > 0
         if (quotes and own) or both:
             checked = True
-            yield from _misquoted(point)
+            if observations.quoted_over_settings.isdisjoint(point.labels):
+                yield from _misquoted(point)
+        elif point.speedup > 0 and point.world_size > 1:
+            yield from _misquoted_over_siblings(point)
     for kind in ("times", "rates"):
         rows = observations.frame[observations.frame[f"ratio_of_{kind}"].notna()]
         if len(rows):
@@ -159,6 +166,8 @@ def _misquoted(point: Point) -> Iterator[Fault]:
         and abs(speedup / (point.rate / base.rate or 1) - 1) < QUOTED
     ):
         return  # it matches the rates next to the times
+    if any(map(point.is_quoted_over, _references(point))):
+        return  # strong scaling whose batch per rank differs
     if not point.means and abs(speedup / gain - 1) > max(
         QUOTED, margin + _digits(point, "speedup")
     ):
@@ -185,6 +194,25 @@ def _misquoted(point: Point) -> Iterator[Fault]:
             f"An efficiency of {efficiency:.0%} on {n:g} ranks is quoted beside a speedup of "
             f"{speedup:.2f}x, which is {speedup / over:.0%}.",
             "Efficiency is speedup over N: state what else it was divided by.",
+        )
+
+
+def _references(point: Point) -> list[Point]:
+    """Points on one rank at any batch that quote a speedup of 1."""
+    smallest = (other for curve in point.curve.siblings for other in curve.smallest)
+    return [other for other in smallest if other.world_size == other.speedup == 1]
+
+
+def _misquoted_over_siblings(point: Point) -> Iterator[Fault]:
+    """A speedup over other batches that none of their rates on one rank gives."""
+    references = [other for other in _references(point) if other.rate > 0]
+    if references and point.rate > 0 and not any(map(point.is_quoted_over, references)):
+        own = " or ".join(f"{point.rate / other.rate:.2f}x" for other in references[:SHOWN])
+        yield Fault(
+            point.labels,
+            f"A speedup of {point.speedup:.2f}x is quoted on {point.ranks}, but the table's own "
+            f"rates give {own} over one rank at other batches.",
+            "Name the baseline of the quoted speedup.",
         )
 
 

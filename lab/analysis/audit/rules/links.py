@@ -156,7 +156,7 @@ class _Links:
 
     def of(self, point: Point) -> tuple[Link, bool]:
         """The link of a point, and whether it is emulated."""
-        placement = self._placements[self._observations.places_of(point)[0]]
+        placement = self._placements[self._observations.places_of(point.labels)[0]]
         if placement not in self._known:
             rows = self._observations.rows_of(point)
             emulated = bool(rows["emulated"].astype(str).str.startswith("link").any())

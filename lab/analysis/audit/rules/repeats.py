@@ -99,7 +99,7 @@ def repeats(observations: Observations) -> Iterator[Fault]:
     ]
     numbered = observations.kind == "table" and {"repeats", "repeat"} & observations.known
     # A few duplicates in a table may differ in columns whose names were not recognized.
-    stated = numbered or np.median([len(_repeated(point)) for point in points]) > 1
+    stated = numbered or np.mean([len(_repeated(point)) > 1 for point in points]) > 0.5
     single = [point for point, count in zip(points, counts, strict=True) if count < 2]
     spread = [point for point in single if point.bounds is not None]
     once = [point for point in single if point.bounds is None]

@@ -109,6 +109,9 @@ def _explanation(point: Point, base: Point) -> str:
     if _other_batch(point, base):
         sizes = f"{base.micro_batch_size:g} against {point.micro_batch_size:g}"
         return f"the batch per rank differs ({sizes})"
+    if abs(point.grad_accum - base.grad_accum) > 0:
+        times = f"{base.grad_accum:g} against {point.grad_accum:g}"
+        return f"the accumulation differs ({times} micro-batches)"
     if foreign := _foreign(point, base):
         return f"other processes took {foreign:.0%} of the ranks' cores from one of them"
     if base.strategy != point.strategy:
@@ -146,9 +149,14 @@ def baseline(observations: Observations) -> Iterator[Fault]:
 def _missing(curve: Curve, observations: Observations) -> Iterator[Fault]:
     smallest = curve.points[0]
     n, where = smallest.world_size, f" for {curve.label}" if curve.label else ""
-    quotes = [value for point in curve.points for value in (point.speedup, point.efficiency)]
-    quoted = any(map(math.isfinite, quotes))
     table = observations.kind == "table"
+    of_ranks = [
+        point
+        for point in curve.points
+        if observations.quoted_over_settings.isdisjoint(point.labels)
+    ]
+    quotes = [value for point in of_ranks for value in (point.speedup, point.efficiency)]
+    quoted = any(map(math.isfinite, quotes))
     # The log of a single run compares nothing.
     if n == 1 or (len(curve.points) == 1 and table and not quoted):
         return
@@ -158,6 +166,14 @@ def _missing(curve: Curve, observations: Observations) -> Iterator[Fault]:
             smallest.labels,
             f"There is no run at world size 1{where}{', as the study states' if declared else ''}: "
             f"speedups are over {n:g} ranks, so the cost of the first ones does not show.",
+            "Say so beside every speedup.",
+            "note",
+        )
+        return
+    if table and any(other.points[0].world_size == 1 for other in curve.siblings):
+        yield Fault(
+            smallest.labels,
+            f"There is no run at world size 1{where}: what is quoted there is over another batch.",
             "Say so beside every speedup.",
             "note",
         )
