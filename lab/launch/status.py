@@ -72,7 +72,8 @@ def status(study: Study, tasks: Sequence[Task] | None = None) -> list[TaskState]
     submitted: its file before a change, or with or without --quick.
     """
     store = Store(study.out)
-    records = {task: store.read(task) for task in (study.tasks if tasks is None else tasks)}
+    chosen = study.tasks if tasks is None else tasks
+    records = {task: store.read(task, losses=False) for task in chosen}
     open_tasks = [task for task, record in records.items() if not (record and record.completed)]
     try:
         handles, unknown = driver.handles(map(store.folder, open_tasks)), ""

@@ -22,7 +22,7 @@ STRATEGY_KEYS = ("key:strategy", *(f"key:{name}" for name in SETTINGS))
 REPEATED = {"key:seed"}  # runs of a table that differ only in this are repeats
 BATCHES = {"global_batch_size": "batch", "batch": "batch", "micro_batch_size": "batch per rank"}
 NUMBERS = BATCHES | {"grad_accum": "accumulation"}  # in the names of curves
-MOST_REFERENCES = 20
+MOST_REFERENCES = 20  # rows or curves that a quoted speedup may be over
 GRADIENT_BYTES = 4  # of a parameter in fp32
 FULL_PRECISION = re.compile(r"|(f|fp|float)[ _-]?32|tf[ _-]?32|full|single|no|none|false|off")
 ROW = "row of the table"  # its number from 1, if one row becomes several
@@ -127,6 +127,9 @@ class Observations:
             curve = Curve(self._label(values), batch, self.per, scaling, siblings=siblings)
             siblings.append(curve)
             curves.append(curve)
+        for siblings in alike.values():
+            if len(siblings) > MOST_REFERENCES:
+                siblings.clear()
         sizes, strategies = rows["world_size"].tolist(), _strategies(rows, joined)
         groups: dict[tuple[int, float, str], list[int]] = {}
         for place in np.lexsort((sizes, codes)).tolist():
@@ -198,8 +201,9 @@ class Observations:
         labels: set[str] = set()
         for points in at_size.values():
             ones = [point for point in points if not abs(point.speedup - 1) >= ROUNDING]
-            # Among very many rows, one has any ratio by chance.
-            for point in points if len(ones) <= MOST_REFERENCES else ():
+            if len(ones) > MOST_REFERENCES:
+                continue  # one of them has any ratio by chance
+            for point in (point for point in points if point.speedup > 0):
                 over = [one for one in ones if one is not point and point.is_quoted_over(one)]
                 for one in (point, *over) if over else ():
                     labels.update(one.labels)

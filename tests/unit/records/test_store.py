@@ -18,7 +18,7 @@ from lab.config.study import Study, Task
 from lab.errors import LabError
 from lab.files import write_atomically
 from lab.records.schema import Failure
-from lab.records.store import Record, Store, read_record, write_record
+from lab.records.store import LONG_BYTES, Record, Store, read_record, write_record
 
 RUN = Run(global_batch_size=8)
 
@@ -42,6 +42,20 @@ def test_what_cannot_be_read_at_all_is_told(tmp_path: Path, kind: str) -> None:
     path.mkdir() if kind == "folder" else path.symlink_to("record.json")
     with pytest.raises(LabError, match=r"record\.json: .*; make it readable, or remove it"):
         read_record(path)
+
+
+def test_a_long_record_is_also_read_without_its_losses(tmp_path: Path) -> None:
+    told = 'said "loss": [1.0, 2.0] in a log'
+    failure = Failure(type="ValueError", message=told)
+    written = record(RUN, loss=[2.5] * 30_000).model_copy(update={"error": failure})
+    path = write_record(written, tmp_path)
+    assert path.stat().st_size > LONG_BYTES
+    short = read_record(path, losses=False)
+    assert short is not None and short.quality is not None and not len(short.quality.loss)
+    assert short.error == failure and short.timing == written.timing
+    assert read_record(path) == written
+    few = write_record(record(RUN), tmp_path / "few")
+    assert read_record(few, losses=False) is read_record(few)
 
 
 def test_a_newer_schema_is_not_guessed_at(tmp_path: Path) -> None:
