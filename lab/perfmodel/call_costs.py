@@ -109,11 +109,9 @@ def fitted(
         step_s = cost.factor * one.modelled_s + cost.seconds(one.calls, one.bytes)
         errors.append(step_s / one.measured_s - 1)
     squares = statistics.fmean(error**2 for error in errors)
-    # The fit to all lies between the leave-one-out fits.
-    return replace(
-        solve(residuals),
-        deviation=Deviation(math.sqrt(squares) / 2),
-    )
+    # The fit to all lies between the leave-one-out fits, and is known no better than a step.
+    deviation = Deviation(max(math.sqrt(squares) / 2, STEP_ERROR))
+    return replace(solve(residuals), deviation=deviation)
 
 
 def neighbours(calibration: Calibration, world_size: int) -> tuple[float, Deviation] | None:

@@ -197,11 +197,15 @@ class Basis:
         nearest = min(sizes, key=lambda size: abs(size - samples))
         count = sum(record.run.stated.micro_batch_size == nearest for record in records)
         conditions = links.conditions(self.model_error)
+        foreign = max(self._foreign(run, records), default=0.0)
         deviations = [
             *conditions.deviations,
             of_processes(self._spread, basis=count, measured=self.repeats),
-            of_foreign_load(max(self._foreign(run, records), default=0.0)),
+            of_foreign_load(foreign),
         ]
+        # A rank held up by other processes is the slowest, however its process was placed.
+        if self._spread is not None and not foreign:
+            conditions = replace(conditions, processes=self._spread.sd)
         if not min(sizes) <= samples <= max(sizes):
             doublings = abs(math.log2(samples / nearest))
             deviations.append(Deviation(BEYOND_ERROR * doublings))

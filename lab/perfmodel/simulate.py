@@ -31,7 +31,8 @@ class Conditions:
 
     `link_error` is the relative standard deviation of the links' costs, `model_error` that of
     earlier predictions; `deviations` are others of the whole step. A step takes `factor` times as
-    long as its parts, plus `call_s` for its strategy's calls.
+    long as its parts, plus `call_s` for its strategy's calls. `processes` is the relative standard
+    deviation of one step between processes, the slowest of which the others wait for.
     """
 
     contention: Contention = NO_CONTENTION
@@ -40,6 +41,7 @@ class Conditions:
     deviations: tuple[Deviation, ...] = ()
     factor: float = 1.0
     call_s: float = 0.0
+    processes: float = 0.0
 
 
 ALONE = Conditions()
@@ -92,7 +94,8 @@ def predict(
     own_s = factor * profile.step_s(grad_accum) * layout.compute_share
     # Independent deviations of the parts between waits add up; those of a whole step average out.
     waits = layout.waits(grad_accum, len(buckets))
-    straggler = profile.spread * own_s * slowest_of(ranks) * math.sqrt(waits)
+    spread = math.hypot(profile.spread * math.sqrt(waits), conditions.processes)
+    straggler = spread * own_s * slowest_of(ranks)
     parts = dict.fromkeys(("data", "forward", "backward", "optimizer", "bubble", "other"), 0.0)
     for span in device:
         parts[span.work.name] += factor * span.work.seconds

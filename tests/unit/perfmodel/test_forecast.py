@@ -7,9 +7,10 @@ from __future__ import annotations
 import json
 from datetime import UTC, datetime, timedelta
 from pathlib import Path
+from typing import Any
 
 import pytest
-from factories import calibration, profile, record, run, study
+from factories import calibration, environment, profile, record, run, study
 
 import lab
 from lab.config.study import Study
@@ -21,6 +22,7 @@ from lab.perfmodel.forecast import Basis
 from lab.perfmodel.frozen import archive_replaced, error_so_far, freeze, predictions, scores
 from lab.perfmodel.memory import MemoryParts
 from lab.perfmodel.requirements import memory_of
+from lab.perfmodel.simulate import Prediction, slowest_of
 from lab.records.store import Record, Store, write_record
 from lab.report.sections import prediction_summary
 from lab.report.sections import predictions as prediction_section
@@ -50,6 +52,25 @@ def test_two_ranks_by_hand() -> None:
     assert forecast.prediction.communication_s == pytest.approx(0.082)
     assert forecast.prediction.step_s == pytest.approx(0.1 + 0.061, rel=0.01)
     assert forecast.prediction.limit == "exposed_communication"
+
+
+def test_ranks_wait_for_the_slowest_process_unless_others_hold_one_up() -> None:
+    def pair(**place: Any) -> Prediction:
+        times = (0.9, 1.0, 1.1)
+        records = [
+            still(profile(ALONE, repeat=repeat, phases=QUIET, step_time=0.1 * by))
+            for repeat, by in enumerate(times)
+        ]
+        if place:
+            loaded = {"environment": environment(1, **place)}
+            records = [one.model_copy(update=loaded) for one in records]
+        forecast = basis(*records).forecast(PAIR)
+        assert forecast.prediction is not None
+        return forecast.prediction
+
+    spread = 0.1004  # of the logarithms of 0.9, 1 and 1.1
+    assert pair().parts["straggler"] == pytest.approx(0.1 * spread * slowest_of(2), rel=1e-3)
+    assert pair(foreign_cpu=0.5).parts["straggler"] == 0
 
 
 def test_buckets_and_compression_change_what_is_sent() -> None:

@@ -196,6 +196,14 @@ def test_stragglers_grow_with_the_ranks() -> None:
     prediction = predict(noisy, noisy.gradients, Layout(data=100), fixed(0.0))
     assert prediction.parts["straggler"] == pytest.approx(0.7 * slowest_of(100))
     assert prediction.low_s < prediction.step_s < prediction.high_s
+    # Jitter from step to step, and processes that are slower throughout, are independent.
+    uneven = Conditions(processes=0.2)
+    for ranks in (1, 100):
+        prediction = predict(
+            noisy, noisy.gradients, Layout(data=ranks), fixed(0.0), conditions=uneven
+        )
+        waited = 7.0 * 0.05**0.5 * slowest_of(ranks)
+        assert prediction.parts["straggler"] == pytest.approx(waited)
 
 
 def test_buckets_as_ddp_makes_them() -> None:
