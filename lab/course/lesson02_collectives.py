@@ -140,7 +140,13 @@ def alpha_beta(answer: object, *, sizes: Sequence[float], seconds: Sequence[floa
         abs(alpha - expected) <= 0.02 * max(abs(expected), min(seconds)),
         tr("B is right; alpha is what remains of a time after bytes/B."),
     )
-    fit = fit_link(sizes, seconds)
+    try:
+        fit = fit_link(sizes, seconds)
+    except ValueError:
+        return tr(
+            "That solves the equations, but here the larger message took no longer than the "
+            "smaller one: other processes disturbed it, and this B means nothing. Measure again."
+        )
     return tr(
         "alpha is {alpha:.0f} µs and B is {bandwidth:.2f} GB/s; the lab's fit of these two times "
         "gives {fitted:.2f} GB/s.",

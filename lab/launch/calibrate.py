@@ -63,7 +63,8 @@ def calibrate(
     with DDP and without a strategy; a world size that lacks one of them is measured again. If the
     profile repeats disturbed measurements, a world size disturbed by other processes gets a second
     attempt, and the quieter one is kept until the next call measures it anew. `quick` uses fewer
-    sizes, less time and no second attempt. No study's run is timed meanwhile. `watch` is called all
+    sizes, less time and no second attempt; but times that do not grow with the size always bring
+    one. No study's run is timed meanwhile. `watch` is called all
     the time with what is being measured and how much of it is done (0 to 1), and ends the
     calibration by returning True. Raises InputError for an unknown profile or world sizes that it
     cannot run, InterruptedCalibrationError on Ctrl-C or if `watch` ends it, and LabError if a job
@@ -129,9 +130,9 @@ def _calibrate(
                 _measure, profile, size, names, folder, quick=quick, display=display, watch=watch
             )
             part = measure()
-            if part.disturbed and profile.repeat_disturbed and not quick:
-                again = measure()
-                part = min(part, again, key=lambda one: one.environment.foreign_cpu or 0.0)
+            noisy = part.disturbed and profile.repeat_disturbed and not quick
+            if noisy or not part.fitted:
+                part = min(part, measure(), key=_noise)
         except KeyboardInterrupt:
             done = f"{len(wanted) - len(due) + number} of {len(wanted)}"
             raise InterruptedCalibrationError(
@@ -143,6 +144,10 @@ def _calibrate(
         write_calibration(calibration, path)
     shutil.rmtree(path.with_suffix(""), ignore_errors=True)  # logs of successful jobs
     return calibration
+
+
+def _noise(part: Part) -> tuple[bool, float]:
+    return not part.fitted, part.environment.foreign_cpu or 0.0
 
 
 def _doubling(capacity: int) -> list[int]:

@@ -118,6 +118,11 @@ class Part(_Stored):
         """Whether other processes took a noticeable share of the ranks' cores during it."""
         return self.environment.disturbed
 
+    @property
+    def fitted(self) -> bool:
+        """Whether the times of all of its collectives grow with the size."""
+        return {row.collective for row in self.times} == {fit.collective for fit in self.fits}
+
     def covers(self, strategies: Collection[str] | None) -> bool:
         """Whether reference steps of these strategies (None: of all) were requested from it."""
         if self.strategies is None or strategies is None:

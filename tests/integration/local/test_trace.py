@@ -115,7 +115,10 @@ def test_weights_and_moments_are_held_between_steps_and_ddp_s_buckets(
         assert memory.optimizer is not None
         state = memory.parameters * (1 + buckets) + memory.optimizer
         for level in trace_of(measured, name).memory:
-            assert level.held == pytest.approx(state, rel=0.01)
+            assert level.held > 0.99 * state
+            # The profiler misses what a thread of gloo's releases, a bucket's copy, until that
+            # memory is used again.
+            assert level.held < 1.01 * (state + buckets * memory.parameters)
 
 
 def test_memory_rises_and_falls_and_recomputation_flattens_it(
@@ -125,9 +128,11 @@ def test_memory_rises_and_falls_and_recomputation_flattens_it(
     for name in ("single", "recomputed"):
         (memory,) = trace_of(measured, name).memory
         assert max(memory.bytes) > 1.2 * memory.held
-        # Gradients are what is left after the backward pass, and released at the end of the step.
-        left = [level for level in memory.bytes if level > memory.held][-1] - memory.held
-        assert left == pytest.approx(measured[name].memory.parameters, rel=0.05)
+        # Gradients are what is left after the backward pass, until the end of the step releases
+        # them; there a busy machine may interrupt the rank.
+        fall = memory.bytes[memory.bytes.index(max(memory.bytes)) :]
+        gradients = pytest.approx(measured[name].memory.parameters, rel=0.05)
+        assert any(level - memory.held == gradients for level in fall)
         rises[name] = max(memory.bytes) - memory.held
     assert rises["recomputed"] < 0.7 * rises["single"]
 
