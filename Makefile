@@ -9,7 +9,7 @@ unexport PYTHONDONTWRITEBYTECODE
 
 env: $(STAMP)
 
-$(STAMP): requirements.lock pyproject.toml
+$(STAMP): requirements.lock pyproject.toml lab/bin/lab
 	@$(PYTHON) -c 'import sys; sys.exit(not (3, 11) <= sys.version_info[:2] <= (3, 12))' || \
 	  { echo "lab: Python 3.11 or 3.12 is needed, $(PYTHON) is $$($(PYTHON) -V 2>&1); try: make $(or $(MAKECMDGOALS),env) PYTHON=python3.12"; exit 2; }
 	@echo "lab: building .venv, once; it takes minutes, most of them for torch"
@@ -19,9 +19,11 @@ $(STAMP): requirements.lock pyproject.toml
 	$(BIN)/python -m pip install --quiet --disable-pip-version-check --constraint requirements.lock torch torchvision uv
 	@index="$${PIP_INDEX_URL:-$$($(BIN)/python -m pip config get global.index-url 2>/dev/null)}"; \
 	env UV_NATIVE_TLS=1 $${index:+UV_DEFAULT_INDEX="$$index"} \
-	  $(BIN)/uv pip install --quiet --python $(BIN)/python --constraint requirements.lock --editable '.[dev]' || \
+	  $(BIN)/uv pip install --quiet --compile-bytecode --python $(BIN)/python --constraint requirements.lock --editable '.[dev]' || \
 	  { echo "lab: uv could not install the rest; pip does"; \
 	    $(BIN)/python -m pip install --quiet --disable-pip-version-check --constraint requirements.lock --editable '.[dev]'; }
+	@# Where Python may write no bytecode, each verb would otherwise compile the lab again.
+	@$(BIN)/python -m compileall -q lab
 	@touch $@
 
 # The main job: the quickstart study on this machine's GPUs or CPU, to HTML and PDF; predicted beforehand, which takes a calibration.

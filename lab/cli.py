@@ -20,7 +20,7 @@ from typer import Argument, Option
 import lab
 from lab.bench import bench
 from lab.course.commands import course
-from lab.errors import InputError, LabError, Problem, nearest
+from lab.errors import INTERRUPTED, InputError, LabError, Problem, nearest
 from lab.formatting import count
 from lab.terminal import (
     ClusterOption,
@@ -37,7 +37,6 @@ from lab.terminal import (
 if TYPE_CHECKING:
     from lab.config.study import Task
 
-INTERRUPTED = 130  # as shells report for a command ended by Ctrl-C
 LONGEST_REASON = 300  # characters in the table of `lab status`
 # The error for a wrong command line, from the click bundled with typer or the installed one.
 UsageError: Any = typer.BadParameter.__mro__[1]

@@ -7,7 +7,10 @@ import re
 from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass
 
+INTERRUPTED = 130  # exit status, as shells report it for a command ended by Ctrl-C
 MOST_ALIKE = 4  # shown problems of an input that differ only in numbers and names
+SHOWN = 60  # letters of a word that is longer than any name or path
+LONG_WORD = re.compile(r"\S{300,}")
 
 
 class LabError(Exception):
@@ -25,7 +28,12 @@ class Problem:
     advice: str = ""
 
     def __str__(self) -> str:
-        return f"{self.where}: {self.what}" + (f"; {self.advice}" if self.advice else "")
+        text = f"{self.where}: {self.what}" + (f"; {self.advice}" if self.advice else "")
+        return LONG_WORD.sub(_beginning, text)
+
+
+def _beginning(word: re.Match[str]) -> str:
+    return f"{word[0][:SHOWN]}… ({len(word[0]) - SHOWN} more letters)"
 
 
 class InputError(LabError):

@@ -190,6 +190,20 @@ def find_folder(study: str | Path) -> Path:
 def read_study(folder: Path, *, quick: bool = False) -> Study:
     """The study in a folder; raises InputError that lists every problem of its file."""
     content = read_yaml(folder / "study.yaml")
+    study, problems = _form(folder, content, quick=quick)
+    if content.get("quick") and not problems:
+        # So that its author finds the faults of the other form before its users do.
+        _, others = _form(folder, content, quick=not quick)
+        problems = [one if quick else replace(one, where=f"quick ({one.where})") for one in others]
+    if study is None or problems:
+        raise InputError(str(folder / "study.yaml"), list(dict.fromkeys(problems)))
+    return study
+
+
+def _form(
+    folder: Path, content: dict[str, Any], *, quick: bool
+) -> tuple[Study | None, list[Problem]]:
+    """The study that a file describes, in full or its quick form, and the file's problems."""
     problems = _unknown_keys(content, StudyFile.model_fields)
     known = {key: value for key, value in content.items() if key in StudyFile.model_fields}
     quick_problems = _quick_problems(known.get("quick", {}), quick)
@@ -201,23 +215,15 @@ def read_study(folder: Path, *, quick: bool = False) -> Study:
     )
     problems += [*quick_problems, *file_problems, *grid_problems]
     problems += _study_problems(file, points, faulty)
-    if known.get("quick") and not quick and not problems:
-        # So that its author finds its faults before its users do.
-        try:
-            read_study(folder, quick=True)
-        except InputError as error:
-            problems += [
-                Problem(f"quick ({one.where})", one.what, one.advice) for one in error.problems
-            ]
     if problems:
-        raise InputError(str(folder / "study.yaml"), list(dict.fromkeys(problems)))
+        return None, problems
     axes = dict.fromkeys(key for grid in file.grids.values() for key in grid)
     shared = file.model_dump(
         include={"kind", "title", "question", "scaling", "repeats", "baseline"}
     )
     shared["authors"] = tuple(file.authors)
     runs = tuple(point.run for point in points if point.run)
-    return Study(folder=folder, runs=runs, axes=tuple(axes), quick=quick, **shared)
+    return Study(folder=folder, runs=runs, axes=tuple(axes), quick=quick, **shared), []
 
 
 def _read_file(content: dict[str, Any]) -> tuple[StudyFile, list[Problem], set[str]]:

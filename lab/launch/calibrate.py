@@ -16,7 +16,7 @@ from pydantic import ValidationError
 from rich.text import Text
 
 from lab.config.cluster import Cluster
-from lab.errors import InputError, LabError, Problem
+from lab.errors import INTERRUPTED, InputError, LabError, Problem
 from lab.files import write_atomically
 from lab.formatting import count
 from lab.launch import job
@@ -42,7 +42,7 @@ Watch = Callable[[str, float], bool]  # called with a text and a share; True end
 class InterruptedCalibrationError(LabError):
     """The user stopped the calibration; world sizes already measured are kept."""
 
-    exit_status = 130
+    exit_status = INTERRUPTED
 
 
 def calibrate(

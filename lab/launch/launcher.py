@@ -14,7 +14,7 @@ from filelock import FileLock, Timeout
 
 from lab.config.cluster import Cluster
 from lab.config.study import Study, Task
-from lab.errors import LabError
+from lab.errors import INTERRUPTED, LabError
 from lab.launch import driver, job
 from lab.launch.driver import Driver
 from lab.launch.executor import Handle, JobSpec
@@ -34,7 +34,7 @@ DISPLAY_PAUSE = 50
 class InterruptedStudyError(LabError):
     """The user stopped the study; completed measurements are kept."""
 
-    exit_status = 130
+    exit_status = INTERRUPTED
 
 
 def launch(
@@ -206,8 +206,10 @@ class Jobs:
         handles = driver.handles(self._tasks)
         adopted = driver.alive(handles)
         if self._fresh:
-            driver.terminate(adopted.values())
-            adopted.clear()
+            # A job with a complete record is over, also where Slurm no longer answers.
+            ended = {f for f, task in self._tasks.items() if self._store.completed(task)}
+            driver.terminate(job for folder, job in adopted.items() if folder not in ended)
+            handles, adopted = {}, {}  # their folders go into the archive
             self._archive_all()
         for folder, task in self._tasks.items():
             if task in self._noisy and self._is_earlier(task):

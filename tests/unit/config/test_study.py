@@ -469,6 +469,23 @@ def test_faults_of_the_quick_form_are_found_without_it(make_study: StudyMaker) -
     assert [problem.where for problem in refused.value.problems] == ["quick (base.steps)"]
 
 
+def test_faults_of_the_full_form_are_found_in_its_quick_form(make_study: StudyMaker) -> None:
+    folder = make_study(quick={"base": {"steps": 4}})
+    path = folder / "study.yaml"
+    head, quick = path.read_text().split("quick:")
+    path.write_text(f"{head.replace('steps: 4', 'steps: 017')}quick:{quick}")
+    with pytest.raises(InputError) as refused:
+        Study.load(folder, quick=True)
+    assert [problem.where for problem in refused.value.problems] == ["base.steps"]
+
+
+def test_an_endless_word_is_cut_in_its_problem(make_study: StudyMaker) -> None:
+    with pytest.raises(InputError) as refused:
+        Study.load(make_study(question="q" * 200_000))
+    text = str(refused.value.problems[0])
+    assert len(text) < 300 and "more letters" in text and text.startswith("question: ")
+
+
 def test_many_alike_problems_are_told_once(make_study: StudyMaker) -> None:
     folder = make_study(grid={"seed": [-seed for seed in range(1, 81)], "world_size": [1]})
     with pytest.raises(InputError) as refused:

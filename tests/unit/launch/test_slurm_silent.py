@@ -9,6 +9,7 @@ from collections.abc import Callable
 from pathlib import Path
 
 import pytest
+from factories import record
 from studies import StudyMaker
 
 import lab
@@ -19,7 +20,7 @@ from lab.launch.slurm import array, controller
 from lab.launch.slurm.array import Array
 from lab.launch.slurm.controller import Controller, SlurmSilentError
 from lab.launch.slurm.executor import SlurmHandle
-from lab.records.store import Store
+from lab.records.store import Store, write_record
 
 Programs = Callable[..., None]
 HANGS = "exec sleep 60"
@@ -125,3 +126,20 @@ def test_a_cancellation_without_an_answer_ends_and_says_so(
     with pytest.raises(LabError, match="does not say if its jobs ended: squeue did not answer"):
         lab.cancel(study)
     assert not (study.out / "cancel").exists()
+
+
+def test_what_is_measured_can_be_measured_again_elsewhere(
+    make_study: StudyMaker, programs: Programs
+) -> None:
+    programs()
+    study = Study.load(make_study())
+    submitted(study)
+    store = Store(study.out)
+    for task in study.tasks:
+        write_record(record(task.run), store.folder(task))
+    jobs = lab.launch(study, "local", fresh=True)
+    while not (study.out / "replaced").exists() and not jobs.done:
+        time.sleep(0.02)
+    jobs.cancel()
+    assert (study.out / "replaced").is_dir()
+    assert not (store.folder(study.tasks[0]) / "log" / "earlier").exists()
