@@ -159,6 +159,6 @@ def sbatch(
         if found_practice_cluster(process):
             return sbatch(arguments, text, lock=lock, variables=variables)
         complaint = said(process)
-        silent = any(words in complaint for words in UNANSWERED)
+        silent = any(words in process.stderr for words in UNANSWERED)
         raise SlurmSilentError(complaint) if silent else RefusedError(complaint)
     return process.stdout or process.stderr

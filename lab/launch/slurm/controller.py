@@ -136,11 +136,12 @@ UNANSWERED = ("configuration source", "contact slurm controller", "timed out", "
 
 
 def said(process: subprocess.CompletedProcess[str]) -> str:
-    """Why a Slurm command failed, in its words, and what to do if it has no configuration."""
+    """Why a Slurm command failed, in its words unless it has no configuration."""
     command = process.args[0]
     text = process.stderr.strip() or f"{command} ended with status {process.returncode}"
     if "configuration source" in text and not os.environ.get("SLURM_CONF"):
-        return f"{text} (SLURM_CONF is not set; set it to the slurm.conf of your cluster)"
+        advice = "SLURM_CONF is not set; set it to the slurm.conf of your cluster"
+        return f"{command} found no configuration: {advice}"
     return text
 
 

@@ -1,7 +1,8 @@
-"""A study's jobs on Slurm: one array per shape, all submitted before any is awaited."""
+"""A study's jobs on Slurm: arrays of one shape each, all submitted before any is awaited."""
 
 from __future__ import annotations
 
+import itertools
 import os
 import shlex
 import sys
@@ -9,7 +10,7 @@ import time
 from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import ClassVar
+from typing import Any, ClassVar
 
 from lab.config.cluster import Cluster
 from lab.errors import LabError
@@ -30,19 +31,30 @@ class SlurmExecutor:
 
     def __init__(self, cluster: Cluster, home: Path) -> None:
         self._cluster, self._home = cluster, home
+        self._ahead: list[str] = []  # ids of the arrays that the next one must wait for
 
     def choose(
         self, waiting: Sequence[JobSpec], running: Sequence[SlurmHandle]
     ) -> Sequence[JobSpec]:
         """All: Slurm decides how many run at once, within the profile's limit."""
+        arrays = {job.array_id for job in running if isinstance(job, SlurmHandle)}
+        self._ahead = sorted(arrays)
         return waiting
 
     def submit(self, specs: Sequence[JobSpec]) -> list[SlurmHandle]:
-        """Submit arrays; raises InputError if Slurm rejects one, LabError without an answer."""
+        """Submit arrays; raises InputError if Slurm rejects one, LabError without an answer.
+
+        Slurm limits the jobs of an array, not those of a study, so where the profile has a limit
+        each array waits for the one before it.
+        """
+        # One job at a time needs no array of many, and repeats stay interleaved.
+        limit = self._cluster.array_limit
+        ordered = specs if limit == 1 else sorted(specs, key=_shape)
         handles: dict[Path, SlurmHandle] = {}
-        for shape in dict.fromkeys((spec.world_size, spec.devices) for spec in specs):
-            alike = [spec for spec in specs if (spec.world_size, spec.devices) == shape]
-            handles |= {handle.folder: handle for handle in self._submit(alike, *shape)}
+        for shape, alike in itertools.groupby(ordered, _shape):
+            submitted = self._submit(list(alike), *shape)
+            handles |= {handle.folder: handle for handle in submitted}
+            self._ahead = [submitted[0].array_id]
         return [handles[spec.folder] for spec in specs]
 
     def _submit(self, specs: Sequence[JobSpec], ranks: int, devices: int) -> list[SlurmHandle]:
@@ -56,6 +68,8 @@ class SlurmExecutor:
             write_job(spec.folder, job)
         try:
             parameters = submitit_parameters(cluster, ranks, devices=devices, jobs=len(specs))
+            if cluster.array_limit and self._ahead:
+                _wait_for(self._ahead, parameters["additional_parameters"])
             python = interpreter(cluster, shlex.quote(sys.executable))
             job_id = array.submit(specs, parameters, python)
         except RefusedError as error:
@@ -64,6 +78,17 @@ class SlurmExecutor:
             message = f"{cluster.name}: {error}; nothing was submitted; try again"
             raise LabError(message) from None
         return [SlurmHandle(spec.folder, array, f"{job_id}_{i}") for i, spec in enumerate(specs)]
+
+
+def _shape(spec: JobSpec) -> tuple[int, int]:
+    return spec.world_size, spec.devices
+
+
+def _wait_for(arrays: Sequence[str], options: dict[str, Any]) -> None:
+    """Let a job wait for the ends of arrays, besides what the profile already lets it wait for."""
+    given = options.get("dependency")
+    ends = ":".join(["afterany", *arrays])
+    options["dependency"] = f"{given},{ends}" if given else ends
 
 
 @dataclass(frozen=True)
@@ -90,6 +115,11 @@ class SlurmHandle:
             message = f"Slurm does not answer, so the state of {array.name} is unknown: {error}"
             raise LabError(f"{message}; try again") from None
         return None if job_id is None else cls(folder, array, f"{job_id}_{job.index}")
+
+    @property
+    def array_id(self) -> str:
+        """The id of its array in Slurm."""
+        return self.job_id.partition("_")[0]
 
     @property
     def attempt(self) -> Attempt:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import itertools
 import json
 import os
 import random
@@ -128,6 +129,19 @@ def test_driver_killed_at_twenty_random_moments_submits_nothing_twice_and_loses_
         and len(record.allocation.gpus) == 1
         and record.allocation.queue_time is not None
     )
+
+
+def test_a_limit_on_jobs_holds_for_all_shapes_of_a_study(
+    make_study: StudyMaker, tmp_path: Path, slurm_cluster: Slurm
+) -> None:
+    study = Study.load(make_study(repeats=3))
+    limited = written(tmp_path / "limited.yaml", array_limit=1)
+    lab.launch(study, str(limited)).wait(progress=False)
+    jobs = sorted(lab.load_records(study), key=lambda record: record.started_at)
+    assert len(jobs) == len(study.tasks) and all(job.completed for job in jobs)
+    assert all(a.finished_at <= b.started_at for a, b in itertools.pairwise(jobs))
+    # Those that predict the others come first; then repeats are interleaved.
+    assert [job.run.world_size for job in jobs] == [1, 1, 2, 2, 1, 2]
 
 
 def test_preempted_run_goes_on_from_its_checkpoint_with_the_same_losses(
