@@ -80,7 +80,9 @@ def bench(
         ),
         "planner": lambda: _planner_speed(lab.benchmarks.planner_speed()),
         "public": lambda: _public(lab.benchmarks.public(tables or (), fit=fit, splits=splits)),
-        "driver": lambda: _driver_costs(lab.benchmarks.driver_costs(quick=quick)),
+        "driver": lambda: _driver_costs(
+            lab.benchmarks.driver_costs(quick=quick, progress=not as_json)
+        ),
         "report": lambda: _many_runs(runs),
     }
     if what not in benchmarks:

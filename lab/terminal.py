@@ -49,7 +49,9 @@ def answer(as_json: bool, content: Any, *views: View) -> None:
         sys.stdout.write(json.dumps(content, indent=1, default=_plain) + "\n")
         return
     for view in views:
-        console.print(view, highlight=False, markup=False, soft_wrap=isinstance(view, str))
+        # Only a table folds what is too wide.
+        soft_wrap = not isinstance(view, Table)
+        console.print(view, highlight=False, markup=False, soft_wrap=soft_wrap)
 
 
 def _plain(value: Any) -> Any:
@@ -71,7 +73,7 @@ def table_of(rows: Sequence[Mapping[Any, Any]]) -> Table | Text:
         # Rich takes 0.3 s longer for a thousand rows, as it could also fold cells.
         lines = [heads, *zip(*columns, strict=True)]
         head, *rest = (GAP.join(map(_aligned, line, widths, sides)).rstrip() for line in lines)
-        return Text("\n").join([Text(head, "bold"), *map(Text, rest)])
+        return Text.assemble((head, "bold"), "\n" * bool(rest), "\n".join(rest))
     table = Table(box=None, pad_edge=False, header_style="bold")
     for head, side in zip(heads, sides, strict=True):
         table.add_column(head, justify=side, overflow="fold")

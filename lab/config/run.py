@@ -313,12 +313,13 @@ class Run(InferenceSettings):
     @property
     def label_parts(self) -> list[str]:
         """The words of its label: model, strategy or task, number of devices, the rest."""
-        model, *sizes = self.names["model"].split(", ")
+        names = self.names
+        model, *sizes = names["model"].split(", ")
         place = f"x{self.world_size}"
         if self.needs_device != "any":
             place += f" on {self.needs_device.upper()}"
         hidden = {"data"} if self.script else set()
-        values = {n: self.names.get(n, getattr(self, n)) for n in _WORDS if n not in hidden}
+        values = {n: names.get(n, getattr(self, n)) for n in _WORDS if n not in hidden}
         settings = [
             setting_label(name, value)
             for name, value in values.items()
@@ -333,9 +334,10 @@ class Run(InferenceSettings):
 
     def has_default(self, name: str) -> bool:
         """Whether a setting has its default value."""
-        return bool(getattr(self, name) == type(self).model_fields[name].default)
+        return bool(getattr(self, name) == _DEFAULTS[name])
 
 
+_DEFAULTS = {name: field.default for name, field in Run.model_fields.items()}
 _WORDS = {
     name: words.text
     for last in (False, True)

@@ -75,20 +75,23 @@ class DriverCost:
         }
 
 
-def driver_costs(*, quick: bool = False) -> list[DriverCost]:
+def driver_costs(*, quick: bool = False, progress: bool = True) -> list[DriverCost]:
     """Run 20 short jobs (`quick`: 8) one by one on CPU, then 20 of mixed sizes on eight devices.
 
     The devices are emulated. Raises LabError if a job fails.
     """
     jobs = 8 if quick else 20
-    return [_cost(ONE_BY_ONE, (1,), jobs), _cost(EIGHT_DEVICES, (1, 2, 4, 8), jobs // 4)]
+    return [
+        _cost(ONE_BY_ONE, (1,), jobs, progress),
+        _cost(EIGHT_DEVICES, (1, 2, 4, 8), jobs // 4, progress),
+    ]
 
 
-def _cost(cluster: Cluster, sizes: tuple[int, ...], repeats: int) -> DriverCost:
+def _cost(cluster: Cluster, sizes: tuple[int, ...], repeats: int, progress: bool) -> DriverCost:
     with tempfile.TemporaryDirectory() as folder:
         study = _study(Path(folder), sizes, repeats)
         began = time.time()
-        records = launch(study, cluster).wait(progress=False)
+        records = launch(study, cluster).wait(progress=progress)
         study_s = time.time() - began
         if failures := [record.error.message for record in records if record.error]:
             raise LabError(f"a job failed: {failures[0]}")
