@@ -36,7 +36,7 @@ LOADED = ("torch", "torch._dynamo", "lab.worker.rungs", __name__)
 VARIABLES = {"OMP_NUM_THREADS": "1", "PYTHONDONTWRITEBYTECODE": "1"}
 REPORT, LOG = "report.json", "supervisor.log"
 START_S = 120.0  # until the ranks have connected, on a busy machine
-GRACE_S = 3.0  # for the other ranks, once one has failed
+GRACE_S = 3.0  # for the other ranks, once one has failed or is late
 MEMORY = 2 << 30  # most bytes that a rank may allocate
 OUTPUT = 64 << 20  # bytes of its largest file
 DESCRIPTORS = 512
@@ -93,7 +93,7 @@ def run_ranks(inputs: Sequence[bytes], *, folder: Path, limit_s: float) -> Ended
         raise OSError(f"the ranks could not be started: {reason or 'their supervisor ended'}")
     return Ended(
         archives=[_read(folder / f"rank{rank}.npz") for rank in ranks],
-        stacks=[_read(folder / f"rank{rank}.stack").decode(errors="replace") for rank in ranks],
+        stacks=[_read(_stack(folder, rank)).decode(errors="replace") for rank in ranks],
         outputs=[_read(folder / f"rank{rank}.log").decode(errors="replace") for rank in ranks],
         codes=report["codes"],
         sent=report["sent"],
@@ -108,6 +108,15 @@ def _wait(process: fork_server.Process, limit_s: float) -> None:
 
 def _input(folder: Path, rank: int) -> Path:
     return folder / f"rank{rank}.input"
+
+
+def _stack(folder: Path, rank: int) -> Path:
+    return folder / f"rank{rank}.stack"
+
+
+def _is_late(stack: Path) -> bool:
+    """Whether a rank has left its stack, as its time was up."""
+    return stack.exists() and stack.stat().st_size > 0
 
 
 @functools.cache
@@ -168,10 +177,11 @@ def supervise(folder: str, *, ranks: int, limit_s: float, own_network: bool) -> 
     inputs = [os.open(_input(place, rank), os.O_RDONLY) for rank in range(ranks)]
     for rank in range(ranks):
         _input(place, rank).unlink()
+    stacks = [_stack(place, rank) for rank in range(ranks)]
     children = [fork_server.Child(_be_rank, place, rank, inputs[rank]) for rank in range(ranks)]
     end = time.monotonic() + START_S + limit_s
     while any(child.poll() is None for child in children) and time.monotonic() < end:
-        if any(child.poll() for child in children):
+        if any(child.poll() for child in children) or any(map(_is_late, stacks)):
             end = min(end, time.monotonic() + GRACE_S)  # the others may be waiting for this one
         time.sleep(0.02)
     for child in children:

@@ -287,7 +287,8 @@ def main() -> None:
         dist.barrier()
         if spec["confined"]:
             confine()
-        faulthandler.dump_traceback_later(spec["limit_s"], exit=True, file=stacks)
+        # Without exit: the others would fail as their peer is gone, before they leave their stacks.
+        faulthandler.dump_traceback_later(spec["limit_s"], file=stacks)
         save: Arrays = {}
         try:
             module = _load(spec) if "source" in spec else None
