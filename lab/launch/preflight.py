@@ -77,14 +77,14 @@ def check(study: Study, cluster: Cluster, tasks: Sequence[Task], *, fresh: bool)
         what = f"records here were measured on {', '.join(others)}"
         advice = f"name that cluster, or use --fresh to measure again on {cluster.reference}"
         problems.append(Problem("cluster", what, advice))
-    problems += unwritable(study.out)
     problems += _unreachable(study, cluster)
     problems += _not_fetched(study, cluster, tasks)
     if not problems and cluster.executor == "slurm":
         from lab.launch.slurm.refusals import refusals
 
         problems += refusals(cluster, sorted(shapes))
-    if problems:
+    # Last, as it makes the folder: a study that is refused leaves nothing behind.
+    if problems := problems or unwritable(study.out):
         raise InputError(study.name, problems)
 
 

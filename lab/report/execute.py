@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import importlib
 import logging
 import tempfile
 import time
@@ -54,6 +55,8 @@ def executing(executions: Iterable[Execution]) -> Iterator[None]:
     raised. In the main thread, nbclient would handle Ctrl-C itself and report it as a dead kernel.
     """
     waiting = deque(executions)
+    if waiting:
+        _import_all()
     with ThreadPoolExecutor(max_workers=KERNELS) as pool:
         futures = [pool.submit(_execute_each, waiting) for _ in range(min(KERNELS, len(waiting)))]
         try:
@@ -66,6 +69,16 @@ def executing(executions: Iterable[Execution]) -> Iterator[None]:
                 _end_kernels()
                 time.sleep(0.1)
             raise
+
+
+def _import_all() -> None:
+    """Import what the threads need, before there are any.
+
+    If Ctrl-C interrupts an import of the main thread, Python may keep the module's lock, and a
+    thread that imports the same module waits for it forever.
+    """
+    for name in ("jupyter_client.asynchronous.client", "jupyter_client.manager", "papermill"):
+        importlib.import_module(name)
 
 
 def _execute_each(waiting: deque[Execution]) -> None:
@@ -117,6 +130,9 @@ def _execute(execution: Execution, kernel: Any) -> None:
     except RuntimeError as error:
         advice = "is the machine overloaded? The same command resumes from here"
         raise LabError(f"{template.name}: {error}; {advice}") from None
+    except OSError as error:
+        error.filename = error.filename or str(unfinished)  # which papermill leaves out
+        raise
     else:
         unfinished.replace(target)
         # Requests are served in their order, so what comes next need not wait for this one.
