@@ -24,6 +24,7 @@ NO_KEYS = {
 RECORD_NUMBERS = (
     "total_steps",
     "phase_sum",
+    "step_spread",
     "median_low",
     "median_high",
     "foreign_share",
@@ -142,8 +143,10 @@ def _inference(point: Point | ClassificationPoint, run_id: str) -> dict[str, Any
 
 def _quoted(timing: Timing, communication: Communication | None, world_size: int) -> dict[str, Any]:
     phases = {name: stat.median for name, stat in timing.phases.items()}
+    step = timing.step
     row: dict[str, Any] = {
-        "time": timing.step.median,
+        "time": step.median,
+        "step_spread": (step.p90 - step.p10) / 2 / step.median if step.median else None,
         "rate": timing.samples_per_second,
         "phase_sum": math.fsum(phases.values()) if phases else None,
         **_canonical(phases),

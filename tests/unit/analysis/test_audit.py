@@ -462,6 +462,18 @@ def test_two_writers() -> None:
     )
 
 
+@pytest.mark.parametrize(("slowest", "found"), [(1.1, True), (1.9, False)])
+def test_medians_of_uneven_steps_need_not_add_up(slowest: float, found: bool) -> None:
+    checked = record(run(), phases={"backward": 0.02}).model_copy(
+        update={"checks": {"phases_close": True}}
+    )
+    assert checked.timing is not None
+    step = checked.timing.step
+    uneven = step.model_copy(update={"p10": 0.9 * step.median, "p90": slowest * step.median})
+    timing = checked.timing.model_copy(update={"step": uneven})
+    assert found == bool(of(audit([checked.model_copy(update={"timing": timing})]), "phases-close"))
+
+
 def test_phases_close() -> None:
     assert "parts do not add up" in evidence(
         audit([record(run(), phases={"backward": 0.02})]), "phases-close"

@@ -173,8 +173,8 @@ def _missing(curve: Curve, observations: Observations) -> Iterator[Fault]:
     if table and any(other.points[0].world_size == 1 for other in curve.siblings):
         yield Fault(
             smallest.labels,
-            f"There is no run at world size 1{where}: the speedups quoted there are over another "
-            "batch.",
+            f"There is no run at world size 1{where}: the speedups quoted there are relative "
+            "to a run with another batch size.",
             "Say so beside every speedup.",
             "note",
         )

@@ -25,7 +25,7 @@ SKEW_STEPS = 2
 ALONE = 0.001
 PARTS_TOLERANCE = 0.02  # of the step: phases are laps of one clock and add up
 # Medians of parts need not add up to the median of the whole; a record that was checked step by
-# step may be off by this much.
+# step may be off by this much, and by as much as its steps differ.
 MEDIANS_TOLERANCE = 0.10
 # A step that waits longer than this for data measures the loader, not parallelism.
 STALL = 0.10
@@ -173,7 +173,8 @@ def phases_close(observations: Observations) -> Iterator[Fault]:
         rows = rows[rows["phase_sum"].notna()]  # a replay has none
         most = least = rows["phase_sum"]
         checked = rows["phases_checked"]
-        tolerance = checked.eq(True).map({True: MEDIANS_TOLERANCE, False: PARTS_TOLERANCE})
+        of_medians = rows["step_spread"].fillna(0.0).clip(lower=MEDIANS_TOLERANCE)
+        tolerance = of_medians.where(checked.eq(True), PARTS_TOLERANCE)
     else:
         halves = (rows["forward"] + rows["backward"]).notna()
         waited = rows["exposed"].fillna(rows["communication"])
