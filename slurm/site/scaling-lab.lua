@@ -1,4 +1,4 @@
--- A module file of Lmod, untried: `module load scaling-lab`. Put it into a folder of MODULEPATH, and change the first line.
+-- A module file of Lmod: `module load scaling-lab`. Put it into a folder of MODULEPATH, and change the first line.
 local root = "/shared/scaling-lab"
 
 help("Scaling Lab: how does training scale here, and why? See `lab --help`.")
