@@ -2,6 +2,8 @@
 PYTHON ?= python3
 BIN := .venv/bin
 STAMP := .venv/.built
+# One of its tests fills the GPU, so there no other test may run beside them.
+GPU := $(wildcard /dev/nvidia0)
 # Containers often forbid it; then each process would compile all that it imports, which takes seconds.
 unexport PYTHONDONTWRITEBYTECODE
 
@@ -38,7 +40,8 @@ kept: env
 # Unit tests, then whole studies, Slurm and browsers; last those that believe their times, alone. Where chromium or Slurm is
 # missing its tests are skipped, unless CI=true.
 test: unit
-	$(BIN)/python -m pytest tests/integration tests/fuzz tests/gpu -m "not alone" --numprocesses 3 --dist loadfile --no-loadscope-reorder
+	$(if $(GPU),$(BIN)/python -m pytest tests/gpu)
+	$(BIN)/python -m pytest tests/integration tests/fuzz $(if $(GPU),,tests/gpu) -m "not alone" --numprocesses 3 --dist loadfile --no-loadscope-reorder
 	$(BIN)/python -m pytest tests/integration -m alone
 
 unit: env

@@ -21,7 +21,7 @@ import lab
 from lab.bench import bench
 from lab.course.commands import course
 from lab.errors import INTERRUPTED, InputError, LabError, Problem, nearest
-from lab.formatting import count
+from lab.formatting import count, printable
 from lab.terminal import (
     ClusterOption,
     JsonOption,
@@ -88,7 +88,8 @@ def main() -> None:
     if status == INTERRUPTED:  # which typer also returns for it
         message = message or "interrupted; the same command resumes from there"
     if message:
-        Console(stderr=True).print(f"lab: {message}", highlight=False, markup=False, soft_wrap=True)
+        text = printable(f"lab: {message}")
+        Console(stderr=True).print(text, highlight=False, markup=False, soft_wrap=True)
     sys.exit(status if isinstance(status, int) else 0)
 
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import errno
 import json
 import os
 import pwd
@@ -24,7 +25,8 @@ ROOT = PACKAGE.parent
 # Notebooks, profiles and studies lie beside the package in a checkout, in it once installed.
 SHARED = ROOT if (ROOT / "notebooks").is_dir() else PACKAGE / "share"
 # A user's own profiles, and the calibrations of those that come with the package.
-USER = Path(os.environ.get("XDG_CONFIG_HOME") or "~/.config").expanduser() / "scaling-lab"
+_CONFIG = os.environ.get("XDG_CONFIG_HOME") or "~/.config"
+USER = Path(os.path.expanduser(_CONFIG)) / "scaling-lab"  # noqa: PTH111 Path's raises for ~nobody
 MAX_BYTES = 256 * 1024
 MAX_DEPTH = 20
 
@@ -67,10 +69,22 @@ def unwritable(out: Path) -> list[Problem]:
     return []
 
 
+def read_file(path: Path) -> bytes:
+    """The content of a file; OSError for a pipe or device, whose readers could wait forever."""
+    with open(path, "rb", opener=_open_at_once) as stream:
+        if not stat.S_ISREG(os.fstat(stream.fileno()).st_mode):
+            raise OSError(errno.EINVAL, "not a regular file", str(path))
+        return stream.read()
+
+
+def _open_at_once(name: str, flags: int) -> int:
+    return os.open(name, flags | os.O_NONBLOCK)
+
+
 def read_json(path: Path, *, own: bool = False) -> dict[str, Any] | None:
     """A small JSON object; None if the file is missing, incomplete or, with `own`, another's."""
     try:
-        content = json.loads(read_own(path) if own else path.read_bytes())
+        content = json.loads(read_own(path) if own else read_file(path))
     except (OSError, ValueError, RecursionError, InputError):
         return None
     return content if isinstance(content, dict) else None
@@ -86,14 +100,14 @@ def read_own(path: Path) -> bytes:
     Such files are acted upon: processes are ended, addresses contacted. Raises InputError if
     another user may have written it, OSError if it cannot be read.
     """
-    with open(path, "rb", opener=_open_no_link) as stream:
+    with open(path, "rb", opener=open_no_link) as stream:
         _require_own(path, os.fstat(stream.fileno()), others=0o022)
         return stream.read()
 
 
-def _open_no_link(name: str, flags: int) -> int:
-    # A pipe in place of the file must not block the reader either.
-    return os.open(name, flags | os.O_NOFOLLOW | os.O_NONBLOCK)
+def open_no_link(name: str, flags: int) -> int:
+    """An opener for files that another user could have replaced by a link, or by a pipe."""
+    return os.open(name, flags | os.O_NOFOLLOW | os.O_NONBLOCK, 0o666)
 
 
 def private_folder(path: Path) -> Path:

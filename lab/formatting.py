@@ -12,6 +12,12 @@ DIGITS_ALONE = 3  # significant digits of a value without an interval
 DIGITS_OF_INTERVAL = 2  # of half its width, which are the meaningful ones of the value
 DIGITS_MOST = 5  # no measurement here supports more
 
+# Terminal escape sequences (ECMA-48), including links and titles, and control characters.
+_ESCAPES = re.compile(
+    r"\x1b\][^\x07\x1b]*(?:\x07|\x1b\\)?|\x1b\[[0-?]*[ -/]*[@-~]|\x1b[ -/]*[0-~]"
+    r"|[\x00-\x08\x0b-\x1f\x7f-\x9f]"
+)
+
 
 class Unit(NamedTuple):
     """A unit, and the factor from seconds, or from bytes, to it."""
@@ -135,3 +141,8 @@ def _leading(value: float, digits: int) -> int:
 def _fixed(value: float, place: int) -> str:
     text = f"{round(value, -place):.{max(-place, 0)}f}"
     return text.removeprefix("-") if not float(text) else text
+
+
+def printable(text: str) -> str:
+    """Text without terminal escape sequences and control characters."""
+    return _ESCAPES.sub("", text)

@@ -18,6 +18,7 @@ from rich.text import Text
 from typer import Option
 
 from lab.errors import InputError, Problem
+from lab.formatting import printable
 
 GAP = "  "  # between two columns
 View = str | Text | Table  # of an answer, for people
@@ -47,10 +48,12 @@ def answer(as_json: bool, content: Any, *views: View) -> None:
     """Print the content as JSON, or the texts and tables for people."""
     if as_json:
         sys.stdout.write(json.dumps(content, indent=1, default=_plain) + "\n")
+        sys.stdout.flush()  # here a full disk is an error of the command, at its end Python's
         return
     for view in views:
         # Only a table folds what is too wide.
         soft_wrap = not isinstance(view, Table)
+        view = printable(view) if isinstance(view, str) else view
         console.print(view, highlight=False, markup=False, soft_wrap=soft_wrap)
 
 
@@ -65,7 +68,7 @@ def table_of(rows: Sequence[Mapping[Any, Any]]) -> Table | Text:
     names = rows[0] if rows else ()
     keys = [name for name in names if any(row[name] not in (None, "") for row in rows)]
     heads = [str(key) for key in keys]
-    columns = [["" if row[key] is None else str(row[key]) for row in rows] for key in keys]
+    columns = [[_cell(row[key]) for row in rows] for key in keys]
     sides: list[Literal["left", "right"]] = ["right" if _numeric(c) else "left" for c in columns]
     widths = [max(map(cell_len, [head, *c])) for head, c in zip(heads, columns, strict=True)]
     one_line = not any("\n" in cell for column in columns for cell in column)
@@ -80,6 +83,10 @@ def table_of(rows: Sequence[Mapping[Any, Any]]) -> Table | Text:
     for line in zip(*columns, strict=True):
         table.add_row(*line)
     return table
+
+
+def _cell(value: Any) -> str:
+    return "" if value is None else printable(str(value))
 
 
 def _numeric(cells: Sequence[str]) -> bool:

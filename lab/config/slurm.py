@@ -134,6 +134,14 @@ SBATCH_OPTIONS = {
 }
 
 
+def _abbreviated(option: str) -> str:
+    """The option for which sbatch would take an abbreviation, if the lab refuses that option."""
+    refused = sorted({*SBATCH_OPTIONS, *_TAKEN, *_ANSWERS})
+    if not option or option in refused:
+        return ""
+    return next((full for full in refused if full.startswith(option)), "")
+
+
 def slurm_problems(keys: SlurmKeys) -> Iterator[Problem]:
     """Conflicts between the Slurm keys."""
     if not keys.gpus_per_node and not keys.cores_per_node:
@@ -149,6 +157,9 @@ def slurm_problems(keys: SlurmKeys) -> Iterator[Problem]:
         where = f"extra.{key}"
         if taken := (SBATCH_OPTIONS | _TAKEN).get(key.replace("_", "-")):
             yield Problem(where, "the lab sets this option", f"use {taken}")
+        elif full := _abbreviated(key.replace("_", "-")):
+            what = f"sbatch would take it for --{full}"
+            yield Problem(where, what, "write the option that you mean in full")
         elif key.replace("_", "-") in _ANSWERS:
             what = "this option changes what sbatch does or prints, which the lab relies on"
             yield Problem(where, what, "leave it out")

@@ -73,6 +73,9 @@ def collect(sources: Sequence[str | Path], *, into: str | Path = "submitted") ->
 
 
 def _of_student(place: Path, target: Path) -> Iterator[Collected]:
+    if not place.name.isprintable():  # a table of grades could not hold it
+        yield Collected(ascii(place.name), "", problem="not a name that can be printed: rename it")
+        return
     if not stat.S_ISDIR(place.lstat().st_mode):
         yield Collected(place.name, "", problem="not a folder: unpack it")
         return

@@ -97,6 +97,7 @@ def submissions_in(folder: Path) -> list[Submission]:
         Submission(place.parent.name, place.name, place.resolve())
         for place in sorted(folder.glob("*/*"))
         if place.name in lessons and place.is_dir() and not place.is_symlink()
+        if place.parent.name.isprintable()  # else `lab course collect` has said so
     ]
     if not submissions:
         advice = (

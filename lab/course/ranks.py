@@ -10,6 +10,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
+from zipfile import BadZipFile
 
 import numpy as np
 
@@ -174,7 +175,7 @@ def _open(archive: bytes) -> dict[str, Any]:
     try:
         with np.load(io.BytesIO(archive), allow_pickle=False) as content:
             return dict(content)
-    except (ValueError, OSError, EOFError, KeyError):
+    except (ValueError, OSError, EOFError, KeyError, BadZipFile):
         return {}
 
 

@@ -15,7 +15,7 @@ from typing import Any, Literal, TypeVar, cast
 from pydantic import TypeAdapter, ValidationError
 
 from lab.errors import InputError, LabError
-from lab.files import OWN_MODE, private_folder, read_own, write_atomically
+from lab.files import OWN_MODE, private_folder, read_file, read_own, write_atomically
 from lab.machine import began, is_running
 
 Decision = Literal["run", "skip"]
@@ -59,7 +59,8 @@ class RankExit:
     def __str__(self) -> str:
         how = f"ended with exit status {self.code} and could not say why (a full disk?)"
         if self.code < 0:
-            name = signal.Signals(-self.code).name
+            known = -self.code in set(signal.Signals)  # not all real-time signals have a name
+            name = signal.Signals(-self.code).name if known else f"signal {-self.code}"
             how = f"was killed by {name}"
             if name == "SIGKILL":
                 how += " (by a person, or because memory ran out)"
@@ -89,7 +90,7 @@ class RankProgress:
 def read_progress(folder: Path, *, phase: str = "starting") -> RankProgress:
     """The progress of a folder's job, which anybody may read; in `phase` if it reported none."""
     try:
-        return _PROGRESS.validate_json((folder / "progress.json").read_bytes())
+        return _PROGRESS.validate_json(read_file(folder / "progress.json"))
     except (OSError, ValidationError):
         return RankProgress(phase)
 

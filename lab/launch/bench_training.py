@@ -168,7 +168,7 @@ def _distinct(settings: Iterable[dict[str, Any]]) -> list[dict[str, Any]]:
 
 def selftest(name: str, *arguments: str) -> Any:
     """The JSON printed by a benchmark of the worker; raises LabError if its ranks fail."""
-    command = [sys.executable, "-m", "lab.worker.selftest", name, *arguments]
+    command = [sys.executable, "-P", "-m", "lab.worker.selftest", name, *arguments]
     process = subprocess.run(command, capture_output=True, text=True, check=False)
     if process.returncode:
         raise LabError(f"the ranks of the benchmark failed:\n{process.stderr.strip()[-2000:]}")

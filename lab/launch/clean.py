@@ -61,7 +61,8 @@ def clean(study: Study, *, remove: bool = False) -> list[Part]:
 
 
 def _require_no_jobs(study: Study) -> None:
-    folders = [Store(study.out).folder(task) for task in study.tasks]
+    # Also jobs of the study's other form, or of its file before it was changed.
+    folders = [path.parent for path in Store(study.out).runs.glob("*/*/job.json")]
     if alive := len(driver.alive(driver.handles(folders))):
         what = "one of its jobs has" if alive == 1 else f"{alive} of its jobs have"
         raise LabError(f"{study.name}: {what} not ended; see `lab status`, or use `lab cancel`")

@@ -72,11 +72,13 @@ def _of_record(record: Record) -> Hours:
     place = record.environment
     if place is not None and place.replay:
         return Hours()  # no job of this study
-    seconds, allocated = record.duration_s, record.allocation and record.allocation.cpus
-    if seconds is None or place is None:  # it is unknown where a job ran that started nothing
+    seconds, allocation = record.duration_s, record.allocation
+    cores = (allocation and allocation.cpus) or (place and place.core_count)
+    if seconds is None or not cores:  # it is unknown where a job ran that started nothing
         return Hours(unknown=1)
-    cores = allocated or place.core_count
-    return Hours(cores * seconds / 3600, place.gpu_count * seconds / 3600, 1)
+    gpus = len(allocation.gpus) * len(allocation.nodes) if allocation else 0
+    gpus = place.gpu_count if place else gpus
+    return Hours(cores * seconds / 3600, gpus * seconds / 3600, 1)
 
 
 def of_job(run: Run, cluster: Cluster, seconds: float | None) -> Hours:

@@ -15,6 +15,7 @@ from filelock import FileLock, Timeout
 from lab.config.cluster import Cluster
 from lab.config.study import Study, Task
 from lab.errors import INTERRUPTED, LabError
+from lab.files import open_no_link
 from lab.launch import driver, job
 from lab.launch.driver import Driver
 from lab.launch.executor import Handle, JobSpec
@@ -321,12 +322,13 @@ def detach(
     profile = usable(cluster)
     check(study, profile, study.tasks, fresh=fresh)
     if not yes:
-        check_budget(study, profile, [t for t in study.tasks if not Store(study.out).completed(t)])
-    command = [sys.executable, "-m", "lab", "run", str(study.folder), "--cluster", cluster]
+        store = Store(study.out)
+        check_budget(study, profile, [t for t in study.tasks if fresh or not store.completed(t)])
+    command = [sys.executable, "-P", "-m", "lab", "run", str(study.folder), "--cluster", cluster]
     command += ["--fresh"] * fresh + ["--repeat-disturbed"] * repeat_disturbed
     command += ["--snapshot"] * snapshot + ["--quick"] * study.quick
     command += ["--yes"] * yes
-    with (study.out / "driver.log").open("ab") as log:
+    with open(study.out / "driver.log", "ab", opener=open_no_link) as log:
         return subprocess.Popen(
             command, stdin=subprocess.DEVNULL, stdout=log, stderr=log, start_new_session=True
         ).pid

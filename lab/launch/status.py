@@ -22,7 +22,7 @@ from rich.text import Text
 from lab.config.run import Run
 from lab.config.study import Study, Task
 from lab.errors import InputError, LabError
-from lab.files import unwritable, write_atomically
+from lab.files import read_file, unwritable, write_atomically
 from lab.launch import driver
 from lab.launch.attempt import RankError, read_progress
 from lab.launch.executor import Handle, read_job
@@ -207,7 +207,7 @@ class Cancellation:
     def of(cls, study: Study) -> Cancellation | None:
         """The request in a study's folder."""
         try:
-            return cls((study.out / "cancel").read_text())
+            return cls(read_file(study.out / "cancel").decode(errors="replace"))
         except OSError:
             return None
 
@@ -279,7 +279,7 @@ class Display:
 
     def print(self, line: str) -> None:
         """Add a line that stays."""
-        self._console.print(line, highlight=False, soft_wrap=True)
+        self._console.print(line, highlight=False, markup=False, soft_wrap=True)
 
 
 class StudyDisplay(Display):

@@ -16,7 +16,7 @@ from lab.config.base import InvalidValueError
 from lab.config.run import Run
 from lab.config.study import Study, Task, find_folder
 from lab.errors import LabError
-from lab.files import write_atomically
+from lab.files import read_file, write_atomically
 from lab.records.schema import (
     Allocation,
     Communication,
@@ -177,7 +177,7 @@ def read_record(path: Path, *, losses: bool = True) -> Record | None:
 @lru_cache(maxsize=4096)  # the driver and `lab status` poll all records of a study
 def _validated(path: Path, inode: int, mtime_ns: int, size: int, whole: bool) -> Record | None:
     """The record in a file; files are replaced, never edited: inode, time and size identify one."""
-    content = path.read_bytes()
+    content = read_file(path)
     # In a text within the record, the quotes would be escaped.
     return versioned(Record, path, content if whole else LOSSES.sub(b'"loss": []', content))
 
@@ -202,7 +202,7 @@ def versioned(kind: type[Model], path: Path, content: bytes | None = None) -> Mo
 def _schema_version(content: bytes) -> int | None:
     try:
         version = json.loads(content).get("schema_version")
-    except (ValueError, AttributeError):
+    except (ValueError, AttributeError, RecursionError):
         return None
     return version if isinstance(version, int) else None
 

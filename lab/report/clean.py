@@ -52,18 +52,6 @@ _IMAGE_DATA = re.compile(r"data:image/(png|jpeg|gif|webp|svg\+xml)[;,]", re.IGNO
 _CHECKBOX = re.compile(r"<input\b(?=[^>]*type=[\"']?checkbox)([^>]*)>", re.IGNORECASE)
 
 
-# Terminal escape sequences (ECMA-48), including links and titles, and control characters.
-_ESCAPES = re.compile(
-    r"\x1b\][^\x07\x1b]*(?:\x07|\x1b\\)?|\x1b\[[0-?]*[ -/]*[@-~]|\x1b[ -/]*[0-~]"
-    r"|[\x00-\x08\x0b-\x1f\x7f-\x9f]"
-)
-
-
-def plain(text: str) -> str:
-    """Text without terminal escape sequences."""
-    return _ESCAPES.sub("", text)
-
-
 def sanitize(html: str) -> str:
     """Remove scripts, frames, forms, event handlers and unsafe addresses from a user's HTML.
 

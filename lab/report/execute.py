@@ -108,6 +108,7 @@ def _execute(execution: Execution, kernel: Any) -> None:
     if problems := unwritable(target.parent):
         raise InputError(target.name, problems)
     unfinished = target.with_name(f"{target.stem}.partial.ipynb")
+    unfinished.unlink(missing_ok=True)  # of a killed report, or a link of somebody else's
     try:
         with _quiet():
             papermill.execute_notebook(

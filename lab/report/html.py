@@ -19,6 +19,7 @@ from traitlets import Unicode
 from traitlets.config import Config
 
 from lab.errors import LabError
+from lab.formatting import printable
 from lab.report import clean, math, page
 from lab.report.references import number_parts
 
@@ -96,7 +97,7 @@ class LabHTMLExporter(TemplateExporter):
         yield from super().default_filters()  # type: ignore[no-untyped-call]
         yield "markdown2html", self.markdown2html
         yield "sanitize", clean.sanitize
-        yield "strip_ansi", clean.plain
+        yield "strip_ansi", printable
 
     @pass_context
     def markdown2html(self, context: Context, source: str) -> str:

@@ -223,7 +223,8 @@ def mean_over_ranks(values: FloatArray, *, device: torch.device) -> FloatArray:
 
 def averaging(tensor: torch.Tensor) -> Any:
     """The operation with which a collective on this tensor averages over the ranks."""
-    if dist.get_backend() == "nccl":
+    # On one rank some NCCL leave the end of an averaged tensor unwritten (NVIDIA/nccl issue 1950).
+    if dist.get_backend() == "nccl" and dist.get_world_size() > 1:
         return dist.ReduceOp.AVG  # during the reduction, instead of one more pass over the tensor
     tensor.div_(dist.get_world_size())  # before the sum, which might overflow
     return dist.ReduceOp.SUM

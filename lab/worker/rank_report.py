@@ -134,6 +134,7 @@ def _write(
     tables = [_table(rank, values, columns) for rank, values in enumerate(ranks)]
     # Renamed when complete, so that a killed job leaves no partial file.
     building = path.with_name(f".{path.name}.building")
+    building.unlink(missing_ok=True)  # of a killed job, or a link of somebody else's
     parquet.write_table(pa.concat_tables(tables), building)
     building.replace(path)
 

@@ -65,7 +65,7 @@ def reference_steps(
     # Little is predicted from the others on one rank, so one process is enough for them.
     starts = [PLAIN if alone and start else names for start in range(count)]
     fields = dataclasses.asdict(context) | {"rendezvous": str(context.rendezvous)}
-    command = [sys.executable, "-m", "lab.worker.reference", json.dumps(fields)]
+    command = [sys.executable, "-P", "-m", "lab.worker.reference", json.dumps(fields)]
     turns = []
     progress("steps in new processes", 0, count)
     with (

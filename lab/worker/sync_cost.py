@@ -57,6 +57,8 @@ def probe(training: Training, job: RankJob) -> Probe | None:
     run, strategy = job.run, strategies.of(job.run)
     if not strategy.comparable or (run.world_size == 1 and run.compile):
         return None  # the bare model would have to be compiled first
+    if run.world_size > 1 and training.recorder is None:
+        return None  # as of gloo on CUDA tensors, whose exchange has no meaningful times
     forward_backward = partial(_forward_backward, job, _first_batch(job))
 
     def without_exchange() -> None:

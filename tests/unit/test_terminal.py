@@ -11,6 +11,17 @@ from studies import StudyMaker
 from lab import terminal
 
 
+def test_what_a_record_says_cannot_command_the_terminal(
+    capsys: pytest.CaptureFixture[str],
+) -> None:
+    title = "\x1b]0;owned\x07"
+    rows = [{"reason": f"{title}lost\x1b[31m"}]
+    terminal.answer(False, None, f"{title}text", terminal.table_of(rows))
+    printed = capsys.readouterr().out
+    assert "\x1b]" not in printed and "owned" not in printed and "[31m" not in printed
+    assert "text" in printed and "lost" in printed
+
+
 @pytest.mark.parametrize("reason", ["", "out of memory", "two\nlines", "値が足りない"])
 def test_a_table_looks_the_same_however_it_is_laid_out(
     capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch, reason: str

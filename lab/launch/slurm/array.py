@@ -48,7 +48,7 @@ class Array:
     @classmethod
     def new(cls, home: Path, label: str) -> Array:
         """A new array with a unique name and a folder, not yet submitted."""
-        safe = "".join(letter if letter.isalnum() else "-" for letter in label)
+        safe = "".join(letter if letter.isascii() and letter.isalnum() else "-" for letter in label)
         array = cls(home / f"lab-{safe}-{uuid.uuid4().hex[:8]}")
         private_folder(array.folder)
         return array
@@ -102,7 +102,7 @@ class Array:
 
     def _read_id(self) -> str:
         try:
-            return read_own(self.folder / "job_id").decode()
+            return read_own(self.folder / "job_id").decode(errors="replace")
         except OSError:
             return ""
 

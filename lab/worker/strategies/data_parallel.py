@@ -1,7 +1,6 @@
 """torch's DataParallel: one process drives all GPUs, each with a copy of the model in every pass.
 
-It supports only CUDA: on CPU it passes everything to the model unchanged, and more than one device
-is rejected.
+It supports only CUDA: on CPU the model runs without it, and more than one device is rejected.
 """
 
 from __future__ import annotations
@@ -41,7 +40,9 @@ class Averaged(Wrapper):
     def __init__(self, model: nn.Module, devices: list[torch.device]) -> None:
         super().__init__(model)
         gpus = [device.index for device in devices if device.type == "cuda"]
-        self.parallel = nn.DataParallel(OneLoss(model), device_ids=gpus or None)
+        one = OneLoss(model)
+        # Without a list it would take all GPUs in sight, also for a run on the CPU.
+        self.parallel = nn.DataParallel(one, device_ids=gpus) if gpus else one
 
     def forward(self, inputs: torch.Tensor, targets: torch.Tensor) -> torch.Tensor:
         """The mean loss."""

@@ -151,6 +151,7 @@ def slurm(**keys: object) -> Cluster:
         ("network_interface: ib0 ib1\n", "network_interface: 'ib0 ib1' is not a plain word"),
         ("extra: {mem: 10G}\n", "extra.mem: the lab sets this option; use mem_gb"),
         ("extra: {ntasks_per_node: 1}\n", "extra.ntasks_per_node: the lab sets this option"),
+        ("extra: {outp: x}\n", "extra.outp: sbatch would take it for --output"),
         ("extra: {Nice One: 1}\n", "extra.Nice One: sbatch has no option of this name"),
         ('extra: {comment: "a\\nb"}\n', "extra.comment: 'a\\nb' is not one line"),
         ("extra: {mail-type: [FAIL]}\n", "extra.mail-type: input should be"),

@@ -75,6 +75,12 @@ def test_masses_are_left_and_what_was_collected_stays(
     assert names(target / "ada" / LESSON) == ["answers"]
 
 
+def test_a_name_that_no_table_can_hold_is_not_copied(handed_in: Path, tmp_path: Path) -> None:
+    (handed_in / "\udcff" / LESSON).mkdir(parents=True)
+    odd = lab.collect([handed_in], into=tmp_path / "submitted")[-1]
+    assert odd.student == r"'\udcff'" and not odd.files and "rename it" in odd.problem
+
+
 def test_nothing_to_collect_is_said(tmp_path: Path) -> None:
     with pytest.raises(InputError, match="no such folder"):
         lab.collect([tmp_path / "nowhere"], into=tmp_path / "submitted")

@@ -14,7 +14,7 @@ from typer.testing import CliRunner
 
 import lab
 from lab import cli
-from lab.config.study import Study
+from lab.config.study import Study, Task
 from lab.errors import LabError
 from lab.launch.executor import LocalJob, write_job
 from lab.machine import began
@@ -80,9 +80,12 @@ def test_nothing_goes_while_a_job_or_a_driver_is_at_work(used: Study) -> None:
         began=began(os.getpid()),
         submitted_at=time.time(),
     )
-    write_job(Store(used.out).folder(used.tasks[1]), job)
-    with pytest.raises(LabError, match="one of its jobs has not ended"):
-        lab.clean(used, remove=True)
+    other_form = Task(used.tasks[1].run, repeat=7)
+    for task in (used.tasks[1], other_form):
+        write_job(Store(used.out).folder(task), job)
+        with pytest.raises(LabError, match="one of its jobs has not ended"):
+            lab.clean(used, remove=True)
+        (Store(used.out).folder(task) / "job.json").unlink()
     assert all(place(used, name).exists() for name in GONE)
 
 

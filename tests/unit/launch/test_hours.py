@@ -12,6 +12,7 @@ from lab.config.study import Study
 from lab.errors import InputError
 from lab.launch.hours import charged, spent
 from lab.launch.plan import check_budget, hours_sentence, plan, planned
+from lab.records.schema import Allocation
 from lab.records.store import Store, write_record
 
 
@@ -53,6 +54,23 @@ def test_failures_and_attempts_that_were_set_aside_count_too(tmp_path: Path) -> 
     (folder / "log").mkdir()
     write_record(record(task.run, status="failed"), folder / "log" / "earlier")
     assert spent(made).jobs == 4
+
+
+def test_a_job_that_failed_before_it_said_where_it_ran_counts_as_allocated(tmp_path: Path) -> None:
+    made = measured(tmp_path)
+    task = made.tasks[2]
+    failed = record(task.run, task.repeat, status="failed").model_copy(
+        update={
+            "environment": None,
+            "allocation": Allocation(job_id="7_0", nodes=["a", "b"], gpus=["0"], cpus=8),
+        }
+    )
+    before = spent(made)
+    write_record(failed, Store(made.out).folder(task))
+    after = spent(made)
+    assert after.jobs == before.jobs + 1 and not after.unknown
+    assert after.core - before.core == pytest.approx(8 / 60)
+    assert after.gpu - before.gpu == pytest.approx(2 / 60)
 
 
 def test_planned_is_what_earlier_repeats_took_on_the_cores_of_the_cluster(tmp_path: Path) -> None:

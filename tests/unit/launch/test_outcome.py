@@ -10,6 +10,7 @@ from pathlib import Path
 import pytest
 from factories import record, run
 
+from lab.launch.attempt import RankExit
 from lab.launch.job import _decide
 from lab.launch.outcome import STATUSES, archive_noisy, keep_quieter, rank_error
 from lab.records.schema import GpuState
@@ -166,3 +167,7 @@ def test_libraries_that_cannot_allocate_ran_out_of_memory(message: str, status: 
 
 def test_a_rank_whose_peer_left_nccl_only_waited() -> None:
     assert rank_error(1, RuntimeError("ncclRemoteError: A call failed possibly ...")).waiting
+
+
+def test_a_signal_without_a_name_is_told_by_its_number() -> None:
+    assert "rank 1 was killed by signal 40 in" in str(RankExit(1, -40, "training"))

@@ -20,7 +20,7 @@ from lab.config.study import Study, Task
 from lab.launch import status
 from lab.launch.executor import JobSpec, LocalJob, prepare, write_job
 from lab.launch.job import execute, job_arguments
-from lab.launch.status import StudyDisplay, TaskState, _view, cancel, time_left
+from lab.launch.status import Display, StudyDisplay, TaskState, _view, cancel, time_left
 from lab.launch.work import write_work
 from lab.machine import began
 from lab.records.store import Store, write_record
@@ -50,6 +50,12 @@ def test_what_was_measured_before_is_not_told(capsys: pytest.CaptureFixture[str]
 
 def test_what_is_measured_anew_is_told(capsys: pytest.CaptureFixture[str]) -> None:
     assert len(lines(capsys, "completed", "waiting", "running", "completed")) == 1
+
+
+def test_a_label_is_text(capsys: pytest.CaptureFixture[str]) -> None:
+    with Display() as display:
+        display.print("train.py [/x] [linear]: completed")
+    assert capsys.readouterr().out == "train.py [/x] [linear]: completed\n"
 
 
 def test_why_jobs_wait_is_shown() -> None:

@@ -36,10 +36,11 @@ def test_a_record_that_is_not_whole_is_none(tmp_path: Path, content: str) -> Non
     assert read_record(tmp_path / "record.json") is None
 
 
-@pytest.mark.parametrize("kind", ["folder", "loop of links"])
+@pytest.mark.parametrize("kind", ["folder", "loop of links", "pipe"])
 def test_what_cannot_be_read_at_all_is_told(tmp_path: Path, kind: str) -> None:
     path = tmp_path / "record.json"
-    path.mkdir() if kind == "folder" else path.symlink_to("record.json")
+    make = {"folder": path.mkdir, "pipe": lambda: os.mkfifo(path)}
+    make.get(kind, lambda: path.symlink_to("record.json"))()
     with pytest.raises(LabError, match=r"record\.json: .*; make it readable, or remove it"):
         read_record(path)
 
