@@ -70,7 +70,7 @@ def main() -> None:
     """Run the command; exit status 0 done, 1 failed, 2 unusable input, 130 interrupted."""
     message, status = "", 1
     try:
-        status = app(standalone_mode=False) or 0
+        status = app(prog_name="lab", standalone_mode=False) or 0
     except LabError as error:
         message, status = str(error), error.exit_status
     except UsageError as error:
