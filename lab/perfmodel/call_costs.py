@@ -16,7 +16,7 @@ from functools import partial
 from lab.config.run import Run
 from lab.perfmodel.calibration import Calibration
 from lab.perfmodel.intervals import EXACT, Deviation, spread
-from lab.perfmodel.layout import MICRO_BATCH, Bucket, Contention, Links, Profile
+from lab.perfmodel.layout import MICRO_BATCH, Bucket, Links, Profile
 from lab.perfmodel.reference import ReferenceStep
 from lab.perfmodel.requirements import calls_of, layout_of, messages_of, passes
 from lab.perfmodel.simulate import Conditions, predict
@@ -53,19 +53,22 @@ class Residual:
 
 
 def call_cost(
-    calibration: Calibration, run: Run, *, like: str, links: Links, contention: Contention
+    calibration: Calibration, run: Run, *, like: str, links: Links, conditions: Conditions
 ) -> CallCost | None:
     """The cost of the run's strategy, for predictions from one-rank steps of the strategy `like`.
 
-    It includes what ranks cost each other apart from messages: `contention.neighbours` limits how
-    far the factor may be from 1. None if the reference steps of either are unknown, as in older
+    Reference steps are modelled under the same `conditions`, whose part is thus not counted twice.
+    The cost includes what ranks cost each other apart from messages: `contention.neighbours` limits
+    how far the factor may be from 1. None if the reference steps of either are unknown, as in older
     calibrations.
     """
     part = calibration.with_steps(run.world_size)
     if part is None:
         return None
+    contention = conditions.contention
+    same = Conditions(replace(contention, neighbours=1.0), processes=conditions.processes)
     residuals = [
-        _residual(step, alone, links, replace(contention, neighbours=1.0))
+        _residual(step, alone, links, same)
         for step in part.steps
         if step.run.strategy == run.strategy
         and step.run.world_size == part.world_size
@@ -110,7 +113,7 @@ def fitted(
         errors.append(step_s / one.measured_s - 1)
     squares = statistics.fmean(error**2 for error in errors)
     # The fit to all lies between the leave-one-out fits, and is known no better than a step.
-    deviation = Deviation(max(math.sqrt(squares) / 2, STEP_ERROR))
+    deviation = Deviation(max(math.sqrt(squares) / 2, STEP_ERROR), freedom=len(residuals))
     return replace(solve(residuals), deviation=deviation)
 
 
@@ -148,7 +151,7 @@ def profile_of(step: ReferenceStep) -> Profile:
 
 
 def _residual(
-    step: ReferenceStep, alone: ReferenceStep, links: Links, contention: Contention
+    step: ReferenceStep, alone: ReferenceStep, links: Links, conditions: Conditions
 ) -> Residual:
     run, profile = step.run, profile_of(alone)
     profile = profile.scaled(1 / passes(run), MICRO_BATCH)
@@ -159,7 +162,7 @@ def _residual(
         layout_of(run),
         links,
         grad_accum=run.grad_accum * passes(run),
-        conditions=Conditions(contention),
+        conditions=conditions,
     )
     calls = calls_of(run, len(messages))
     return Residual(modelled.step_s, step.median, calls, profile.gradient_bytes)

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import math
 import statistics
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from functools import cached_property
 from typing import Any
@@ -200,7 +200,12 @@ class Basis:
         foreign = max(self._foreign(run, records), default=0.0)
         deviations = [
             *conditions.deviations,
-            of_processes(self._spread, basis=count, measured=self.repeats),
+            of_processes(
+                self._spread,
+                basis=count,
+                measured=self.repeats,
+                noise=_noise(samples, sizes),
+            ),
             of_foreign_load(foreign),
         ]
         # A rank held up by other processes is the slowest, however its process was placed.
@@ -216,7 +221,7 @@ class Basis:
             run,
             like=_nearest(run, records),
             links=links.links,
-            contention=links.contention,
+            conditions=conditions,
         )
         if cost is None:
             return replace(conditions, deviations=tuple(deviations))
@@ -406,20 +411,25 @@ def _measured(records: Sequence[Record]) -> Profile:
 def _between(micro_batch: float, profiles: Mapping[int, Profile]) -> Profile:
     """An unmeasured micro-batch: on a line through the nearest two, or in proportion.
 
-    Outside the measured range, time shrinks no faster than in proportion, and more samples never
-    take less time, because a step has work that grows with its samples and work that does not.
+    Below the measured range a power law takes the line's place, because a line would turn the noise
+    of its two points into a fixed cost. Time shrinks no faster than in proportion, and more samples
+    never take less time, because a step has work that grows with its samples and work that does
+    not.
     """
     nearest, *others = sorted(profiles, key=lambda size: abs(size - micro_batch))
     here, ratio = profiles[nearest], micro_batch / nearest
-    inside = min(profiles) < micro_batch < max(profiles)
 
     def time(name: str) -> float:
         value = float(getattr(here, name))
         if not others:
             return value * ratio
-        slope = (getattr(profiles[others[0]], name) - value) / (others[0] - nearest)
-        line = float(value + slope * (micro_batch - nearest))
-        return line if inside else max(line, value * min(ratio, 1.0))
+        other = float(getattr(profiles[others[0]], name))
+        if micro_batch < min(profiles):
+            grows = other > value > 0
+            power = math.log(other / value) / math.log(others[0] / nearest) if grows else 0.0
+            return value * math.pow(ratio, min(power, 1.0))
+        line = value + (other - value) / (others[0] - nearest) * (micro_batch - nearest)
+        return line if micro_batch < max(profiles) else max(line, value)
 
     return replace(
         here.with_backward(time("backward_s")),
@@ -427,3 +437,12 @@ def _between(micro_batch: float, profiles: Mapping[int, Profile]) -> Profile:
         data_s=time("data_s"),
         basis=f"{here.basis}, scaled to {micro_batch:g}",
     )
+
+
+def _noise(samples: float, sizes: Collection[int]) -> float:
+    """By how much the noise of measured micro-batches grows in `_between`, by its weights."""
+    nearest, *others = sorted(sizes, key=lambda size: abs(size - samples))
+    if not others or samples == nearest:
+        return 1.0
+    position = math.log(samples / nearest) / math.log(others[0] / nearest)
+    return math.hypot(1 - position, position)

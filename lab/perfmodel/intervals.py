@@ -64,14 +64,19 @@ def spread(groups: Iterable[Sequence[float]]) -> Deviation | None:
     return Deviation(math.sqrt(squares / freedom), freedom) if freedom else None
 
 
-def of_processes(known: Deviation | None, *, basis: int, measured: int) -> Deviation:
-    """Deviation of the median over `measured` processes from that over `basis`, by their spread."""
+def of_processes(
+    known: Deviation | None, *, basis: int, measured: int, noise: float = 1.0
+) -> Deviation:
+    """Deviation of the median over `measured` processes from that over `basis`, by their spread.
+
+    What is predicted from the basis has `noise` times its deviation.
+    """
     spread_of_one = known or Deviation(UNKNOWN_SPREAD, 4)
 
     def share(count: int) -> float:
         return (OF_MEDIAN if count > 2 else 1.0) ** 2 / count
 
-    return spread_of_one.times(math.sqrt(share(basis) + share(measured)))
+    return spread_of_one.times(math.sqrt(noise**2 * share(basis) + share(measured)))
 
 
 def of_foreign_load(share: float) -> Deviation:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from datetime import UTC, datetime
+from typing import Any
 
 import pytest
 from factories import calibration, environment, profile, run
@@ -10,9 +11,10 @@ from factories import calibration, environment, profile, run
 from lab.config.cluster import Cluster
 from lab.config.run import Run
 from lab.perfmodel.calibration import Calibration, Part
-from lab.perfmodel.call_costs import STEP_ERROR, Residual, fitted, neighbours
-from lab.perfmodel.forecast import Basis
+from lab.perfmodel.call_costs import STEP_ERROR, Residual, call_cost, fitted, neighbours
+from lab.perfmodel.forecast import Basis, MeasuredLinks
 from lab.perfmodel.reference import ReferenceStep, pooled, reference_runs
+from lab.perfmodel.simulate import Conditions
 from lab.records.schema import PHASES, Gradient
 
 PHASE_S = dict.fromkeys(PHASES, 0.0) | {
@@ -113,6 +115,20 @@ def test_ranks_that_slow_each_other_lengthen_compute() -> None:
     assert neighbours(calibration(2), 2) is None
     quiet, _ = forecast(calibrated(STEP_S), run(2, 16))
     assert forecast(crowded, run(2, 16))[0] == pytest.approx(1.5 * quiet, rel=0.2)
+
+
+def test_what_the_slowest_process_costs_is_not_counted_in_the_factor_too() -> None:
+    slow = calibrated(1.2 * STEP_S)
+
+    def factor(**known: Any) -> float:
+        conditions = Conditions(**known)
+        links = MeasuredLinks(lambda collective, size: 1e-9).links
+        cost = call_cost(slow, run(2, 16), like="ddp", links=links, conditions=conditions)
+        assert cost is not None
+        return cost.factor + cost.call_s / STEP_S
+
+    # Ranks whose processes differ by 20 % lose about half of that to the slowest of two.
+    assert factor(processes=0.2) < factor() - 0.05
 
 
 def test_a_disturbed_calibration_widens_the_interval_and_is_said() -> None:

@@ -127,6 +127,21 @@ def test_beyond_what_was_measured_times_shrink_at_most_in_proportion(
     assert result is not None and least * 0.9 <= result.step_s
 
 
+def test_below_the_measured_micro_batches_noise_grows_and_widens_the_interval() -> None:
+    small, large = (profile(run(1, size), step_time=time) for size, time in ((8, 0.1), (16, 0.18)))
+    measured = basis(small, large)
+    used, _ = measured.profile(run(1, 4))
+    assert used.forward_s / measured.profile(run(1, 8))[0].forward_s == pytest.approx(1 / 1.8)
+
+    def width(*records: Record) -> float:
+        forecast = Basis(records, None, repeats=3).forecast(run(1, 4)).prediction
+        assert forecast is not None
+        return forecast.high_s / forecast.step_s
+
+    # By the power law, an error of the nearest counts twice, and that of the next one besides.
+    assert width(small, large) > width(small)
+
+
 def test_world_sizes_beyond_the_calibrated_are_a_ring_of_its_links() -> None:
     forecast = basis(still(profile(ALONE, phases=QUIET))).forecast(run(8, 64))
     # Of 1 ms and 100 MB/s between two: messages of half a millisecond, links of 100 MB/s.
