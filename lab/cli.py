@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import re
 import sys
 import tempfile
 import textwrap
@@ -418,7 +419,7 @@ def _baseline(text: str | None) -> int | None:
     if text is None:
         return None
     size = text.removeprefix("world_size=")
-    if not size.isdecimal() or int(size) < 1:
+    if not re.fullmatch("0*[1-9][0-9]{0,6}", size):
         problem = Problem("--baseline", f"{text!r} is not world_size=N", "such as world_size=4")
         raise InputError("report", [problem])
     return int(size)
@@ -444,7 +445,7 @@ def generate(
     top_p: Annotated[
         float | None, Option("--top-p", help="Sample from the fewest with this probability.")
     ] = None,
-    seed: Annotated[int, Option("--seed", min=0, help="Seed of the sampling.")] = 0,
+    seed: Annotated[int, Option("--seed", min=0, max=2**63 - 1, help="Seed of the sampling.")] = 0,
     quick: QuickOption = False,
     as_json: JsonOption = False,
 ) -> None:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
+import io
 import json
 import os
 import re
@@ -38,6 +39,10 @@ def _open_streams() -> None:
             null = os.open(os.devnull, os.O_WRONLY)
             os.dup2(null, number)
             setattr(sys, name, os.fdopen(number, "w", closefd=False))
+        stream = getattr(sys, name)
+        if isinstance(stream, io.TextIOWrapper):  # not a notebook's
+            # Where an encoding lacks a letter, its code is better than no answer.
+            stream.reconfigure(errors="backslashreplace")
 
 
 _open_streams()

@@ -24,6 +24,9 @@ from lab.files import SHARED, USER, read_yaml
 NOTICE = "Replay of published numbers: nothing was measured here"
 
 
+Seconds = Annotated[float, Field(gt=0)]
+
+
 class Row(BaseModel):
     """One published time: `step_s` of the step in s, a list where each rank has its own.
 
@@ -35,7 +38,7 @@ class Row(BaseModel):
 
     world_size: int = Field(ge=1)
     steps: int = Field(ge=1)  # over which the table's time was measured
-    step_s: float | list[float]
+    step_s: Seconds | Annotated[list[Seconds], Field(min_length=1)]
 
     @property
     def times(self) -> list[float]:

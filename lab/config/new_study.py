@@ -9,7 +9,7 @@ from collections.abc import Iterator, Sequence
 from contextlib import contextmanager, suppress
 from pathlib import Path
 
-from lab.config.study import Scaling, Study
+from lab.config.study import Scaling, Study, require_printable
 from lab.errors import InputError, Problem, nearest
 from lab.files import SHARED, write_atomically
 
@@ -48,6 +48,7 @@ def new_study(folder: Path, *, like: str | None = None) -> list[Path]:
 
     Raises InputError for a folder that already holds a study, and for an unknown example.
     """
+    require_printable(folder)
     if (folder / "study.yaml").exists():
         problem = Problem("study.yaml", "there already is one", "choose another folder")
         raise InputError(str(folder), [problem])

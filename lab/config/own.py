@@ -179,7 +179,9 @@ def _local_imports(path: Path, folder: Path) -> Iterator[Path]:
         if isinstance(node, ast.Import):
             modules = [alias.name for alias in node.names]
         elif isinstance(node, ast.ImportFrom):
-            parent = path.parents[node.level - 1].relative_to(folder).parts if node.level else ()
+            parent = _parent(path, node.level, folder)
+            if parent is None:
+                continue
             module = ".".join([*parent, *([node.module] if node.module else [])])
             modules = [module, *(f"{module}.{alias.name}".strip(".") for alias in node.names)]
         for module in modules:
@@ -187,10 +189,20 @@ def _local_imports(path: Path, folder: Path) -> Iterator[Path]:
                 yield file
 
 
+def _parent(path: Path, level: int, folder: Path) -> tuple[str, ...] | None:
+    """The package of a relative import with this many dots; None if it is outside of the folder."""
+    if not level:
+        return ()
+    outside = level > len(path.parents) or not path.parents[level - 1].is_relative_to(folder)
+    return None if outside else path.parents[level - 1].relative_to(folder).parts
+
+
 def parsed(path: Path) -> ast.Module:
     """The syntax tree of a file; InvalidValueError, with the line, if it is not Python."""
     try:
         return ast.parse(path.read_bytes(), str(path))
+    except (RecursionError, MemoryError):  # of nested expressions
+        raise InvalidValueError(f"{path.name}: it is nested too deeply", "simplify it") from None
     except (SyntaxError, ValueError) as error:
         line = f", line {error.lineno}" if isinstance(error, SyntaxError) else ""
         raise InvalidValueError(f"{path.name}{line}: {error.args[0]}", "correct it") from None

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import ast
+import os
 import re
 import shlex
 from collections.abc import Iterator, Mapping
@@ -104,7 +105,8 @@ class Script(Frozen):
 
     def path(self, folder: Path) -> Path:
         """The script's file; `folder` is the study's."""
-        return (folder / self.directory / self.command[0]).resolve()
+        # Unlike `Path.resolve`, this leaves a loop of links to be found missing.
+        return Path(os.path.realpath(folder / self.directory / self.command[0]))
 
     def is_unchanged(self, folder: Path) -> bool:
         """Whether the sources are still those of the run."""
@@ -139,7 +141,7 @@ def _constants(file: Path) -> Iterator[str]:
 def _settings_file(name: str, place: Path) -> Path | None:
     if Path(name).suffix not in _SETTINGS_FILES or "\n" in name or len(name) > 255:
         return None
-    path = (place / name).resolve()
+    path = Path(os.path.realpath(place / name))
     return path if path.is_file() and path.stat().st_size <= _LARGEST_FILE else None
 
 

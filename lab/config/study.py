@@ -166,10 +166,7 @@ def find_folder(study: str | Path) -> Path:
     Raises InputError.
     """
     parents = (Path("reports"), SHARED / "reports")
-    if not (name := os.fsdecode(study)).isprintable():
-        what = "its name has characters that cannot be printed"
-        problem = Problem("STUDY", what, "rename the folder")
-        raise InputError(repr(name), [problem])
+    require_printable(study)
     if Path(study).name == "study.yaml" and Path(study).is_file():
         study = Path(study).parent
     for place in (Path(study), *(parent / study for parent in parents)):
@@ -179,12 +176,21 @@ def find_folder(study: str | Path) -> Path:
                 what = "is an example of the package: measure it in a folder of your own"
                 advice = f"`lab init {study} --like {study}`, then the same command"
                 raise InputError(str(study), [Problem("STUDY", what, advice)])
-            return place.resolve()
+            folder = place.resolve()
+            require_printable(folder)
+            return folder
     problem = Problem("study.yaml", "not in this folder", "a study is a folder with a study.yaml")
     if not Path(study).is_dir():
         names = {path.parent.name for parent in parents for path in parent.glob("*/study.yaml")}
         problem = Problem("STUDY", "no such study", nearest(Path(study).name, names))
     raise InputError(str(study), [problem])
+
+
+def require_printable(path: str | Path) -> None:
+    """Raise InputError for a path that a page, a table or a log could not hold."""
+    if not (name := os.fsdecode(path)).isprintable():
+        what = "its path has characters that cannot be printed"
+        raise InputError(ascii(name), [Problem("STUDY", what, "rename the folder")])
 
 
 def read_study(folder: Path, *, quick: bool = False) -> Study:

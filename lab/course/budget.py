@@ -45,7 +45,10 @@ def class_budget(
     if not studies:
         problem = Problem("DIR", "no studies in it", "name a folder of `lab course lessons`")
         raise InputError(str(place), [problem])
-    notebooks = {path.stem: path.read_text() for path in sorted(place.rglob("*.ipynb"))}
+    notebooks = {
+        path.stem: path.read_text("utf-8", errors="replace")
+        for path in sorted(place.rglob("*.ipynb"))
+    }
     budgets = []
     for path in studies:
         mark = f'studies/{path.parent.name}\\"'  # in the JSON of a notebook

@@ -7,19 +7,20 @@ that no submission can fill the disk.
 from __future__ import annotations
 
 import os
-import shutil
 import stat
 import tempfile
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from datetime import UTC, datetime
 from pathlib import Path
+from typing import BinaryIO
 
 from lab.course.release import LESSONS
 from lab.errors import InputError, Problem
 from lab.files import login, private_folder, unwritable
 
 MOST_BYTES, MOST_FILES = 2 * 10**9, 50_000  # of one lesson of a student
+BLOCK = 2**20  # bytes read at a time
 
 
 @dataclass(frozen=True)
@@ -130,13 +131,23 @@ def _copy(source: Path, target: Path) -> tuple[int, int, float, int]:
             # A file that has since become a link or a pipe is neither followed nor waited for.
             handle = os.open(path, os.O_RDONLY | os.O_NOFOLLOW | os.O_NONBLOCK)
             with os.fdopen(handle, "rb") as stream, (room / name).open("xb") as copy:
-                state = os.fstat(handle)
-                files, size = files + 1, size + state.st_size
-                if files > MOST_FILES or size > MOST_BYTES:
+                files += 1
+                if files > MOST_FILES:
                     raise _TooMuchError
-                shutil.copyfileobj(stream, copy)
-                newest = max(newest, state.st_mtime)
+                size += _copy_file(stream, copy, at_most=MOST_BYTES - size)
+                newest = max(newest, os.fstat(handle).st_mtime)
     return files, size, newest, skipped
+
+
+def _copy_file(source: BinaryIO, target: BinaryIO, *, at_most: int) -> int:
+    """Copy a file that may grow meanwhile; returns its bytes."""
+    copied = 0
+    while block := source.read(BLOCK):
+        copied += len(block)
+        if copied > at_most:
+            raise _TooMuchError
+        target.write(block)
+    return copied
 
 
 def _raise(error: OSError) -> None:

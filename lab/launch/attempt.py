@@ -15,7 +15,7 @@ from typing import Any, Literal, TypeVar, cast
 from pydantic import TypeAdapter, ValidationError
 
 from lab.errors import InputError, LabError
-from lab.files import OWN_MODE, private_folder, read_file, read_own, write_atomically
+from lab.files import OWN_MODE, read_file, read_own, write_atomically
 from lab.machine import began, is_running
 
 Decision = Literal["run", "skip"]
@@ -153,12 +153,18 @@ class Attempt:
         while (start := self.start()) is None:
             if (latest := self._last_heartbeat()) != beat:
                 beat, since = latest, time.monotonic()
-            if ended := [one for one in self.exits() if one.rank == 0]:
-                raise LabError(str(ended[0]))
+            self.require_leader()
             if time.monotonic() - since > patience_s:
                 raise TimeoutError(f"no heartbeat from rank 0 for {patience_s:.0f} s")
             time.sleep(0.05)
         return start.decision
+
+    def require_leader(self) -> None:
+        """Raise LabError if rank 0 is known to have ended."""
+        ends: list[RankExit | RankError] = [*self.exits(), *self.errors()]
+        if ended := next((one for one in ends if one.rank == 0), None):
+            said = str(ended) if isinstance(ended, RankExit) else f"rank 0 failed: {ended.message}"
+            raise LabError(said)
 
     def start(self) -> Start | None:
         """What rank 0 decided; None before it did."""
@@ -170,9 +176,11 @@ class Attempt:
         return None
 
     def heartbeat(self) -> None:
-        """As rank 0, show the others that it is still waiting for its claim."""
-        private_folder(self.log)
-        self.path("alive").touch()
+        """As rank 0, show the others that it still waits; raises LabError if its files are gone."""
+        try:
+            self.path("alive").touch()
+        except FileNotFoundError:
+            raise LabError(f"{self.log} was removed while the job waited") from None
 
     def register_rank(self, rank: int) -> None:
         """Record this rank's host and process id, to distinguish a lost rank from a silent one."""

@@ -73,9 +73,10 @@ def _of_record(record: Record) -> Hours:
     if place is not None and place.replay:
         return Hours()  # no job of this study
     seconds, allocation = record.duration_s, record.allocation
-    cores = (allocation and allocation.cpus) or (place and place.core_count)
-    if seconds is None or not cores:  # it is unknown where a job ran that started nothing
+    if seconds is None:  # it started nothing
         return Hours(unknown=1)
+    cores = (allocation and allocation.cpus) or (place and place.core_count)
+    cores = cores or record.run.processes  # each has at least one, wherever it ran
     gpus = len(allocation.gpus) * len(allocation.nodes) if allocation else 0
     gpus = place.gpu_count if place else gpus
     return Hours(cores * seconds / 3600, gpus * seconds / 3600, 1)

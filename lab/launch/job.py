@@ -261,7 +261,8 @@ def setup_rank(context: RankContext, cluster: Cluster, attempt: Attempt) -> Rank
         os.sched_setaffinity(0, context.cores)
     if cluster.link is None:
         return context
-    return netem.join(context, cluster.link, attempt.path("network"))
+    meeting = attempt.path("network")
+    return netem.join(context, cluster.link, meeting, require_leader=attempt.require_leader)
 
 
 def settle(context: RankContext, cluster: Cluster, devices: Sequence[int]) -> RankContext:

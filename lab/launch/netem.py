@@ -18,6 +18,7 @@ import socket
 import subprocess
 import sys
 import time
+from collections.abc import Callable
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -65,12 +66,14 @@ def advice(link: Link) -> str:
     )
 
 
-def join(context: RankContext, link: Link, meeting: Path) -> RankContext:
+def join(
+    context: RankContext, link: Link, meeting: Path, *, require_leader: Callable[[], None]
+) -> RankContext:
     """Put this process behind its link, in the network that rank 0 creates; returns its context.
 
     Must be called before the process starts threads, as a multithreaded one cannot enter a
     namespace. The network lasts as long as rank 0. Raises LabError if no way is permitted or
-    announced.
+    announced; `require_leader` raises it if rank 0 has ended.
     """
     if context.rank == 0:
         way = way_for(link)
@@ -80,7 +83,7 @@ def join(context: RankContext, link: Link, meeting: Path) -> RankContext:
             )
         pid = None if way == "pacing" else _create_network(link, context.world_size, way)
         write_atomically(meeting, json.dumps({"way": way, "pid": pid}).encode(), mode=OWN_MODE)
-    network = _wait_for(meeting, context.start_timeout_s)
+    network = _wait_for(meeting, context.start_timeout_s, require_leader)
     changes = {"link": link, "way": network["way"]}
     emulated = (context.emulated or Emulated()).model_copy(update=changes)
     if network["pid"] is None:
@@ -143,9 +146,12 @@ def _create_network(link: Link, world_size: int, way: Way) -> int:
     return holder.pid
 
 
-def _wait_for(meeting: Path, patience_s: float) -> dict[str, Any]:
+def _wait_for(
+    meeting: Path, patience_s: float, require_leader: Callable[[], None]
+) -> dict[str, Any]:
     end = time.monotonic() + patience_s
     while (network := read_json(meeting, own=True)) is None:
+        require_leader()
         if time.monotonic() > end:
             raise LabError(
                 f"Timed out waiting {patience_s:.0f} s for the network of rank 0: did it start?"

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from array import array
 from collections.abc import Sequence
+from datetime import datetime
 from typing import Annotated, Literal
 
 from pydantic import AfterValidator, BaseModel, ConfigDict, Field, PlainSerializer
@@ -17,6 +18,15 @@ Series = Annotated[
     AfterValidator(lambda values: array("d", values)),
     PlainSerializer(list, return_type=list[float]),
 ]
+
+
+def _with_offset(value: str) -> str:
+    if datetime.fromisoformat(value).utcoffset() is None:
+        raise ValueError("a time without its offset from UTC")
+    return value
+
+
+Moment = Annotated[str, AfterValidator(_with_offset)]  # ISO 8601, as written in UTC
 
 
 class Section(BaseModel):
@@ -166,7 +176,7 @@ class Memory(Section):
     """
 
     kind: Literal["resident", "cuda_allocated"]
-    peak: list[int]
+    peak: list[int] = Field(min_length=1)
     parameters: int  # bytes of the parameters on one rank
     optimizer: int | None = None  # bytes of the optimizer's state on one rank
 

@@ -25,6 +25,7 @@ from lab.records.schema import (
     Gradient,
     Inference,
     Memory,
+    Moment,
     Observed,
     Quality,
     Reported,
@@ -50,8 +51,8 @@ class Record(Section):
     run: Run
     status: Status
     error: Failure | None = None
-    started_at: str | None = None  # ISO 8601, UTC
-    finished_at: str
+    started_at: Moment | None = None
+    finished_at: Moment
     allocation: Allocation | None = None
     environment: Environment | None = None
     timing: Timing | None = None

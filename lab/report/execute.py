@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import importlib
 import logging
+import os
 import tempfile
 import time
 import warnings
@@ -18,14 +19,23 @@ from typing import Any
 import psutil
 
 from lab.errors import InputError, LabError, Problem, nearest
-from lab.files import unwritable
+from lab.files import private_folder, unwritable
 
 KERNELS = 2  # at a time
 STARTUP_S = 300  # a kernel may take on a busy machine
 # Between two notebooks: no name of the first is left, and cells are counted from 1 again.
 _RESET = "get_ipython().reset(new_session=True)"
 _PRELOADED = "__import__('lab.report.study_sections')"  # slow to import; this leaves no name
-_ARGUMENTS = ["--IPKernelApp.log_level=50", f"--IPKernelApp.exec_lines={_PRELOADED}"]
+# A kernel imports nothing from the current folder, into which others may have put a pandas.py;
+# what it starts itself is not affected.
+_SAFE_PATH = "PYTHONSAFEPATH"
+_FORGET = f"__import__('os').environ.pop('{_SAFE_PATH}', None) and None"
+_ARGUMENTS = [
+    "--IPKernelApp.log_level=50",
+    "--IPKernelApp.ignore_cwd=True",
+    f"--IPKernelApp.exec_lines={_PRELOADED}",
+    f"--IPKernelApp.exec_lines={_FORGET}",
+]
 
 
 @dataclass(frozen=True)
@@ -107,8 +117,9 @@ def _execute(execution: Execution, kernel: Any) -> None:
     _check_parameters(template, execution.parameters)
     if problems := unwritable(target.parent):
         raise InputError(target.name, problems)
-    unfinished = target.with_name(f"{target.stem}.partial.ipynb")
-    unfinished.unlink(missing_ok=True)  # of a killed report, or a link of somebody else's
+    # Where others may write, nobody can put a link in its place.
+    building = private_folder(target.with_name(f".{target.stem}.building"))
+    unfinished = building / target.name
     try:
         with _quiet():
             papermill.execute_notebook(
@@ -132,14 +143,18 @@ def _execute(execution: Execution, kernel: Any) -> None:
         advice = "is the machine overloaded? The same command resumes from here"
         raise LabError(f"{template.name}: {error}; {advice}") from None
     except OSError as error:
-        error.filename = error.filename or str(unfinished)  # which papermill leaves out
+        error.filename = error.filename or str(target)  # which papermill leaves out
         raise
     else:
         unfinished.replace(target)
+        building.rmdir()
         # Requests are served in their order, so what comes next need not wait for this one.
         kernel.client().execute(_RESET, silent=True)
         return
-    raise LabError(f"{template.name}{reason}; partial notebook: {unfinished}")
+    partial = target.with_name(f"{target.stem}.partial.ipynb")
+    unfinished.replace(partial)
+    building.rmdir()
+    raise LabError(f"{template.name}{reason}; partial notebook: {partial}")
 
 
 @contextmanager
@@ -168,7 +183,8 @@ def _kernel() -> Iterator[Any]:
         manager = Manager(kernel_name="python3", config=config)
         try:
             # Before the first notebook asks for it: this process has much to import itself.
-            run_sync(manager.start_kernel)(extra_arguments=_ARGUMENTS)
+            env = os.environ | {_SAFE_PATH: "1"}
+            run_sync(manager.start_kernel)(extra_arguments=_ARGUMENTS, env=env)
             yield manager
         finally:
             if manager.the_client:

@@ -95,10 +95,12 @@ def _kept(place: Path) -> Entry | None:
     about = read_json(folder / kept.ENTRY)
     if about is None:
         return None
-    study, inside = Study.load(place, quick=bool(about["quick"])), f"{place.name}/{kept.KEPT}"
-    picture = f"{inside}/{about['picture']}" if about["picture"] else ""
+    study, inside = Study.load(place, quick=bool(about.get("quick"))), f"{place.name}/{kept.KEPT}"
+    answer, picture, alt = (str(about.get(name, "")) for name in ("answer", "picture", "alt"))
+    picture = f"figures/{Path(picture).name}"
+    shown = f"{inside}/{picture}" if (folder / picture).is_file() else ""
     state = f"kept, {_state(study, folder / 'out')}"
-    return Entry(study, about["answer"], state, f"{inside}/{kept.PAGE}", picture, about["alt"])
+    return Entry(study, answer, state, f"{inside}/{kept.PAGE}", shown, alt)
 
 
 def _missing(place: Path) -> Entry:

@@ -15,10 +15,12 @@ from typing import Any, cast
 
 import torch
 from pydantic import ValidationError
+from safetensors import SafetensorError
 from safetensors.torch import load_file, save_file
 from torch import Tensor, nn
 
 from lab.config.run import Run
+from lab.errors import LabError
 from lab.files import read_json
 from lab.worker.distributed import gather
 
@@ -49,20 +51,26 @@ class Checkpoint:
     groups: list[dict[str, Any]]  # the optimizer's parameter groups
 
     def tensors(self, name: str) -> dict[str, Tensor]:
-        """One of MODEL, OPTIMIZER, HISTORY, read onto the CPU; raises OSError if it is missing."""
-        return load_file(self.folder / name)
+        """One of MODEL, OPTIMIZER, HISTORY, read onto the CPU; LabError if missing or damaged."""
+        path = self.folder / name
+        try:
+            return load_file(path)
+        except (OSError, SafetensorError) as error:
+            raise LabError(
+                f"{path} is missing or damaged ({error}): remove its folder, then measure again"
+            ) from None
 
 
 def read(folder: Path) -> Checkpoint | None:
     """The checkpoint in a folder, None if it holds none of a known format."""
     meta = read_json(folder / META)
-    if meta is None or meta.get("format") != FORMAT:
+    names = ("step", "vocab_size", "data_sha256", "scaler", "groups")
+    if meta is None or meta.get("format") != FORMAT or not meta.keys() >= set(names):
         return None
     try:
         run = Run.model_validate_json((folder / RUN).read_bytes())
     except (OSError, ValidationError):
         return None
-    names = ("step", "vocab_size", "data_sha256", "scaler", "groups")
     return Checkpoint(folder, run, **{name: meta[name] for name in names})
 
 
@@ -160,7 +168,11 @@ def full_optimizer(
 
 def load_model(model: nn.Module, checkpoint: Checkpoint) -> None:
     """Load the checkpoint's weights into a model, sharded or not; all ranks must call it."""
-    _state_dict().set_model_state_dict(model, {**checkpoint.tensors(MODEL)}, options=_options())
+    tensors = {**checkpoint.tensors(MODEL)}
+    try:
+        _state_dict().set_model_state_dict(model, tensors, options=_options())
+    except RuntimeError as error:  # a missing tensor, or one of another shape
+        raise LabError(f"{checkpoint.folder} does not hold this model: {error}") from None
 
 
 def load_optimizer(

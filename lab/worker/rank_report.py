@@ -11,6 +11,7 @@ import numpy as np
 import torch
 
 from lab.config.run import Run
+from lab.files import write_atomically
 from lab.records.schema import Communication, Event, Memory
 from lab.worker.environment import RankUse, StateBytes
 from lab.worker.measure import overlap
@@ -132,11 +133,9 @@ def _write(
     from pyarrow import parquet
 
     tables = [_table(rank, values, columns) for rank, values in enumerate(ranks)]
-    # Renamed when complete, so that a killed job leaves no partial file.
-    building = path.with_name(f".{path.name}.building")
-    building.unlink(missing_ok=True)  # of a killed job, or a link of somebody else's
-    parquet.write_table(pa.concat_tables(tables), building)
-    building.replace(path)
+    content = pa.BufferOutputStream()
+    parquet.write_table(pa.concat_tables(tables), content)
+    write_atomically(path, content.getvalue().to_pybytes(), durable=False)
 
 
 def _table(rank: int, values: Mapping[str, Any], columns: Sequence[str] | None) -> Any:

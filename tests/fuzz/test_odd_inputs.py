@@ -118,6 +118,12 @@ CELL_LISTS: dict[str, list[Any]] = {
 }
 
 
+DEEP = ["[" * 50_000, '{"a":' * 50_000]
+KEPT_CALIBRATION = (
+    Path(__file__).parents[2] / "reports/quickstart/kept/slurm/calibration/local.json"
+)
+
+
 @dataclass(frozen=True)
 class Case:
     """One input: the words of the command, and what must exist for it."""
@@ -270,15 +276,18 @@ def record_file(place: Path, draw: random.Random) -> Case:
     study = fresh(place, draw)
     path = Store(study.out).folder(study.tasks[0]) / "record.json"
     text = path.read_text()
-    match draw.randrange(8):
+    match draw.randrange(9):
         case 0:
             path.unlink()
             path.mkdir()
+        case 8:
+            path.unlink()
+            os.mkfifo(path)
         case 1:
             path.unlink()
             path.symlink_to("record.json")
         case 2 | 3:
-            path.write_bytes(garbled(text, draw, [json.dumps(odd) for odd in ODD]))
+            path.write_bytes(garbled(text, draw, [*DEEP, *map(json.dumps, ODD)]))
         case _:
             path.write_text(json.dumps(mutated(json.loads(text), draw)))
     verbs = ["plan", "status", "audit", "predict", "cancel", "clean", "clean --yes"]
@@ -300,12 +309,52 @@ def job_file(place: Path, draw: random.Random) -> Case:
     write(folder / "job.json", json.dumps(mutated(job, draw)))
     write(folder / "progress.json", json.dumps(mutated(progress, draw)))
     if draw.random() < 0.3:
-        write(folder / "job.json", garbled(json.dumps(job), draw, CELLS))
+        write(folder / "job.json", garbled(json.dumps(job), draw, [*DEEP, *CELLS]))
     rank = {"host": "x", "pid": 2**22 + 1, "began": 1.0}
     write(folder / "log" / "1.rank0.pid", json.dumps(mutated(rank, draw)))
     write(study.out / "arrays" / "lab-x" / "job_id", draw.choice(CELLS))
     verb, *options = draw.choice(["status", "cancel", "plan", "clean --yes"]).split()
     return Case([verb, str(study.folder), *options])
+
+
+def calibration_file(place: Path, draw: random.Random) -> Case:
+    study = fresh(place, draw)
+    path = study.folder / "site.yaml"
+    write(path, yaml.safe_dump(PROFILE))
+    text = KEPT_CALIBRATION.read_text()
+    content = garbled(text, draw, [*DEEP, *CELLS])
+    if draw.random() < 0.7:
+        content = json.dumps(mutated(json.loads(text), draw)).encode("utf-8", "replace")
+    write(study.folder / "calibration" / "site.json", content)
+    return Case([draw.choice(["plan", "predict"]), str(study.folder), "--cluster", str(path)])
+
+
+def replay_file(place: Path, draw: random.Random) -> Case:
+    study = fresh(place, draw)
+    path = study.folder / "replay-site.yaml"
+    row = {"micro_batch_size": 4, "world_size": 1, "steps": 4, "step_s": 0.5}
+    reduced = {"world_size": 2, "bytes": 2**20, "seconds": 0.01}
+    table = {"source": "a table", "gpu": "a GPU", "rows": [row], "all_reduce": [reduced]}
+    write(path, yaml_text({"executor": "replay", "device": "cuda", "published": table}, draw))
+    verb = draw.choice(["plan", "run", "predict"])
+    return Case([verb, str(study.folder), "--cluster", str(path)])
+
+
+def course_folder(place: Path, draw: random.Random) -> Case:
+    """Lessons with a student's study, or what students handed in, with odd files in them."""
+    folder = place / f"course{draw.getrandbits(64):x}"
+    lesson = draw.choice(["03-data-parallel", "x", "ä" * 60])
+    book = {"nbformat": 4, "nbformat_minor": 5, "metadata": {}, "cells": []}
+    for name in ("ada", "\udcff", "[red]", "a b"):
+        if draw.random() < 0.7:
+            text = json.dumps(mutated(book, draw))
+            write(folder / name / lesson / "book.ipynb", garbled(text, draw, [*DEEP, *CELLS]))
+            study = folder / name / lesson / "studies" / "one" / "study.yaml"
+            write(study, yaml_text(SMALL_STUDY, draw))
+    folder.mkdir(exist_ok=True)
+    collect = ["collect", str(folder), "--into", str(folder / "in")]
+    words = draw.choice([["budget", str(folder)], collect])
+    return Case(["course", *words])
 
 
 OPTIONS = [
@@ -376,6 +425,9 @@ FAMILIES: dict[Maker, int] = {
     parquet_file: 100,
     record_file: 200,
     job_file: 150,
+    calibration_file: 100,
+    replay_file: 100,
+    course_folder: 50,
     arguments: 150,
 }
 

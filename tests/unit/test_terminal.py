@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import subprocess
 import sys
 
@@ -9,6 +10,17 @@ import pytest
 from studies import StudyMaker
 
 from lab import terminal
+
+
+def test_an_encoding_without_a_letter_ends_no_command() -> None:
+    code = "from lab import terminal; terminal.answer(False, None, '± µs')"
+    ended = subprocess.run(
+        [sys.executable, "-c", code],
+        env={**os.environ, "PYTHONIOENCODING": "ascii"},
+        capture_output=True,
+        check=True,
+    )
+    assert ended.stdout == b"\\xb1 \\xb5s\n"
 
 
 def test_what_a_record_says_cannot_command_the_terminal(

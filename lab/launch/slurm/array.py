@@ -7,6 +7,7 @@ import os
 import re
 import shlex
 import subprocess
+import time
 import uuid
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
@@ -31,6 +32,7 @@ from lab.launch.work import write_work
 
 # Variables that a job passes on to jobs it submits; the others describe its own allocation.
 INHERITED = ("SLURM_CONF", "SLURM_CLUSTERS")
+LONGER = 4  # times TIMEOUT_S that a real submission may take
 # Stands for the id of an array that never reached Slurm.
 NEVER = "none"
 
@@ -112,11 +114,23 @@ class Array:
     @contextmanager
     def _locked(self) -> Iterator[int]:
         lock = os.open(self.folder / "submitting", os.O_RDWR | os.O_CREAT, 0o600)
+        end = time.monotonic() + LONGER * TIMEOUT_S
         try:
-            fcntl.flock(lock, fcntl.LOCK_EX)
+            while not _lock(lock):
+                if time.monotonic() > end:
+                    raise SlurmSilentError(f"an earlier sbatch of {self.name} has not ended")
+                time.sleep(0.1)
             yield lock
         finally:
             os.close(lock)
+
+
+def _lock(descriptor: int) -> bool:
+    try:
+        fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
+    except BlockingIOError:
+        return False
+    return True
 
 
 def script(folder: Path, parameters: Mapping[str, Any], command: str, *, jobs: int = 1) -> str:
@@ -148,7 +162,7 @@ def sbatch(
             input=text,
             capture_output=True,
             text=True,
-            timeout=TIMEOUT_S if "--test-only" in arguments else 4 * TIMEOUT_S,
+            timeout=TIMEOUT_S if "--test-only" in arguments else LONGER * TIMEOUT_S,
             check=False,
         )
     except FileNotFoundError:

@@ -11,6 +11,7 @@ import urllib.request
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from functools import partial
+from http.client import HTTPException
 from pathlib import Path
 from typing import Any, TypeVar
 
@@ -170,7 +171,7 @@ def fetch(download: Download, *, instead: str, progress: Progress) -> Path:
                 while len(content) <= download.size and (block := response.read(BLOCK)):
                     content += block
                     progress("data", len(content), download.size)
-        except OSError as error:
+        except (OSError, HTTPException) as error:
             reason = getattr(error, "reason", error)  # an URLError wraps what happened
             raise LabError(
                 f"{download.name} cannot be downloaded ({reason}). Get {download.url} on a machine "

@@ -10,7 +10,7 @@ from torch import nn
 
 from lab.config import models
 from lab.config.run import Run
-from lab.errors import InputError, Problem
+from lab.errors import InputError, LabError, Problem
 from lab.worker import checkpoint
 from lab.worker.checkpoint import Checkpoint
 from lab.worker.data.cache import in_cache, load_or_build
@@ -71,7 +71,10 @@ def complete(
     if not isinstance(config, models.GPT):
         what = f"{trained.run.label} is not a language model"
         raise InputError("inference", [Problem("model", what, "choose a GPT")])
-    tokenizer = load_tokenizer(trained.folder / checkpoint.TOKENIZER)
+    try:
+        tokenizer = load_tokenizer(trained.folder / checkpoint.TOKENIZER)
+    except (OSError, ValueError) as error:
+        raise LabError(f"the model's tokenizer cannot be read: {error}") from None
     tokens = [tokenizer.encode(prompt).ids for prompt in prompts]
     problems = [
         Problem("prompt", f"{prompt!r} has no tokens")

@@ -43,7 +43,8 @@ from lab.worker.distributed import pace_sockets
 
 rank, count, way, link, folder = int(sys.argv[1]), int(sys.argv[2]), sys.argv[3], Link.model_validate_json(sys.argv[4]), Path(sys.argv[5])
 place = RankContext(rank, 2, rank, "cpu", (0,), 1, "test", folder / "address")
-place = join(place, link, folder / "network") if way == "join" else place
+if way == "join":
+    place = join(place, link, folder / "network", require_leader=lambda: None)
 def wait_for(path):
     while not path.exists():
         time.sleep(0.01)

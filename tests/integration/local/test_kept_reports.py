@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import re
+import shutil
 from collections.abc import Mapping
 from pathlib import Path
 
@@ -75,3 +76,13 @@ def test_a_kept_report_is_laid_out_well(made: Made, place: Path, chromium: Brows
     assert cut_off(chromium, report.html) == {}
     pages = len(check_pdf(report.pdf).pages)
     assert place.name != "quickstart" or pages <= 6
+
+
+@pytest.mark.parametrize(
+    "content", ["{}", "[]", '{"picture": "../../../secret.svg"}', '{"answer": 5}']
+)
+def test_an_entry_that_somebody_changed_shows_nothing_else(tmp_path: Path, content: str) -> None:
+    (tmp_path / "secret.svg").write_text("<svg>secret</svg>")
+    shutil.copytree(REPORTS / "quickstart", tmp_path / "reports" / "quickstart")
+    (tmp_path / "reports" / "quickstart" / KEPT / ENTRY).write_text(content)
+    assert "secret" not in readme_of_kept(tmp_path / "reports")

@@ -24,6 +24,7 @@ from lab.records.store import Store, write_record
 from lab.report.execute import KERNELS, Execution, execute, executing
 
 NOTEBOOKS = Path(__file__).parents[3] / "notebooks"
+KERNEL = {"kernelspec": {"name": "python3", "display_name": "Python", "language": "python"}}
 
 
 @pytest.fixture
@@ -158,14 +159,30 @@ def test_failing_notebook_is_kept_and_named(tmp_path: Path) -> None:
     assert (tmp_path / "run.partial.ipynb").exists() and not (tmp_path / "run.ipynb").exists()
 
 
+def test_nothing_is_imported_from_the_current_folder(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    trap = f"open({str(tmp_path / 'sprung')!r}, 'w')\n"
+    for name in ("pandas", "ipykernel_launcher", "lab", "numpy"):
+        (tmp_path / f"{name}.py").write_text(trap)
+    parameters = nbformat.v4.new_code_cell("number = 0", metadata={"tags": ["parameters"]})
+    code = "import os, sys, pandas\nprint(os.environ.get('PYTHONSAFEPATH'), '' in sys.path)"
+    cells = [parameters, nbformat.v4.new_code_cell(code)]
+    template = tmp_path / "template.ipynb"
+    nbformat.write(nbformat.v4.new_notebook(cells=cells, metadata=KERNEL), template)
+    monkeypatch.chdir(tmp_path)
+    made = execute(template, tmp_path / "made.ipynb", {})
+    assert not (tmp_path / "sprung").exists() and not list(tmp_path.glob("*.building"))
+    # What a notebook starts itself, such as a user's script, finds its own modules.
+    assert "None False" in made.read_text()
+
+
 def test_notebooks_share_kernels_but_neither_names_nor_numbers(tmp_path: Path) -> None:
     code = "import os\nprint(os.getpid(), 'earlier' in globals(), number)\nearlier = True"
     parameters = nbformat.v4.new_code_cell("number = 0", metadata={"tags": ["parameters"]})
     template = tmp_path / "template.ipynb"
     cells = [parameters, nbformat.v4.new_code_cell(code)]
-    kernel = {"name": "python3", "display_name": "Python", "language": "python"}
-    notebook = nbformat.v4.new_notebook(cells=cells, metadata={"kernelspec": kernel})
-    nbformat.write(notebook, template)
+    nbformat.write(nbformat.v4.new_notebook(cells=cells, metadata=KERNEL), template)
     targets = [tmp_path / f"{number}.ipynb" for number in range(6)]
     with executing(
         Execution(template, target, {"number": number}) for number, target in enumerate(targets)

@@ -53,6 +53,25 @@ def test_an_id_changes_with_the_sources_and_the_arguments_alone(folder: Path) ->
     assert ids().isdisjoint(before)
 
 
+@pytest.mark.parametrize(
+    ("code", "what"),
+    [
+        (f"x = {'-' * 100_000}1\n", "nested too deeply"),
+        (f"from {'.' * 30} import other\n", ""),  # of no package of the study
+    ],
+)
+def test_sources_that_cannot_be_followed_are_told_or_left(
+    folder: Path, code: str, what: str
+) -> None:
+    (folder / "layers.py").write_text(code)
+    write(folder, NET)
+    if what:
+        with pytest.raises(InputError, match=what):
+            Study.load(folder)
+    else:
+        assert Study.load(folder).runs
+
+
 def test_a_run_keeps_its_sources_through_a_record(folder: Path) -> None:
     write(folder, NET)
     run = Study.load(folder).runs[0]

@@ -69,6 +69,8 @@ def test_links_in_a_circle_are_a_problem_not_a_crash(study: Path) -> None:
     (study / "two").symlink_to(study / "one")
     with pytest.raises(InputError):
         resolve_text("one", study)
+    (study / "texts" / "loop").symlink_to("loop")
+    assert read_texts("texts", study) == ["first", "second"]
 
 
 def test_only_text_is_read_and_in_order(study: Path) -> None:

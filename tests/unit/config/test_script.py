@@ -109,6 +109,13 @@ def test_mistakes_are_told_before_a_job_starts(
     assert "neither global_batch_size" not in str(error.value)  # which a script decides
 
 
+def test_a_script_that_is_a_loop_of_links_is_missing(folder: Path) -> None:
+    (folder / "train.py").unlink()
+    (folder / "train.py").symlink_to("train.py")
+    with pytest.raises(InputError, match=r"no script .train\.py."):
+        load(folder)
+
+
 def test_a_script_that_is_not_python_is_told_with_its_line(folder: Path) -> None:
     (folder / "train.py").write_text("x = 1\nfor\n")
     with pytest.raises(InputError, match=r"train\.py, line 2"):

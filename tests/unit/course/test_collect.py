@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import io
 import os
 import stat
 from pathlib import Path
@@ -73,6 +74,13 @@ def test_masses_are_left_and_what_was_collected_stays(
     ada, *_ = lab.collect([handed_in], into=target)
     assert not ada.files and "more than 50000 files or 1e-07 GB" in ada.problem
     assert names(target / "ada" / LESSON) == ["answers"]
+
+
+def test_a_file_that_grows_while_it_is_copied_fills_no_disk() -> None:
+    target = io.BytesIO()
+    with pytest.raises(collect._TooMuchError), Path("/dev/zero").open("rb") as endless:
+        collect._copy_file(endless, target, at_most=3 * collect.BLOCK)
+    assert len(target.getvalue()) <= 3 * collect.BLOCK
 
 
 def test_a_name_that_no_table_can_hold_is_not_copied(handed_in: Path, tmp_path: Path) -> None:

@@ -73,6 +73,15 @@ def test_a_job_that_failed_before_it_said_where_it_ran_counts_as_allocated(tmp_p
     assert after.gpu - before.gpu == pytest.approx(2 / 60)
 
 
+def test_a_local_job_that_failed_early_counts_with_a_core_for_each_process(tmp_path: Path) -> None:
+    made = measured(tmp_path)
+    task = made.tasks[2]
+    failed = record(task.run, task.repeat, status="failed").model_copy(update={"environment": None})
+    before = spent(made)
+    write_record(failed, Store(made.out).folder(task))
+    assert spent(made).core - before.core == pytest.approx(task.run.processes / 60)
+
+
 def test_planned_is_what_earlier_repeats_took_on_the_cores_of_the_cluster(tmp_path: Path) -> None:
     made = measured(tmp_path)
     hours = planned(made, profile(tmp_path))

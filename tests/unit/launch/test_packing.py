@@ -101,7 +101,7 @@ def test_a_large_job_is_not_passed_by_small_ones_of_other_drivers(
                     ends.wait()
 
     def start(job_name: str, count: int | None) -> threading.Thread:
-        (tmp_path / job_name).mkdir()  # before `is_held` makes it
+        (tmp_path / job_name / "log").mkdir(parents=True)  # as the driver makes it
         thread = threading.Thread(target=take, args=(job_name, count), daemon=True)
         thread.start()
         return thread

@@ -46,6 +46,18 @@ def test_every_replay_loads_and_names_its_source(name: str) -> None:
     )
 
 
+@pytest.mark.parametrize("step_s", ["0", "-1.0", "[]", "[0.1, 0.0]", ".inf", "fast"])
+def test_a_row_without_a_time_is_refused(tmp_path: Path, step_s: str) -> None:
+    row = f"{{world_size: 1, steps: 1, step_s: {step_s}}}"
+    path = tmp_path / "site.yaml"
+    path.write_text(
+        "executor: replay\ndevice: cuda\n"
+        f"published: {{source: a table, gpu: a GPU, rows: [{row}]}}\n"
+    )
+    with pytest.raises(InputError, match=r"published\.rows\[0\]\.step_s"):
+        Cluster.load(str(path))
+
+
 @pytest.mark.parametrize(
     ("cluster", "column", "quick"),
     [

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import fcntl
 import os
 import tempfile
 import time
@@ -115,6 +116,21 @@ def test_what_is_submitted_is_shown_with_the_silence(
     first, *others = lab.status(study)
     assert first.state == "pending" and first.reason == "squeue did not answer within 0 s"
     assert {state.state for state in others} == {"waiting"}
+
+
+def test_an_sbatch_that_never_ends_is_not_waited_for_without_end(
+    make_study: StudyMaker, programs: Programs
+) -> None:
+    programs()
+    study = Study.load(make_study())
+    submitted(study)
+    [folder] = (study.out / "arrays").iterdir()
+    (folder / "job_id").unlink()
+    held = os.open(folder / "submitting", os.O_RDWR | os.O_CREAT)
+    fcntl.flock(held, fcntl.LOCK_EX)  # as by an sbatch whose driver was killed
+    with pytest.raises(SlurmSilentError, match=r"an earlier sbatch of lab-x1-.* has not ended"):
+        Array(folder).job_id()
+    os.close(held)
 
 
 def test_a_cancellation_without_an_answer_ends_and_says_so(

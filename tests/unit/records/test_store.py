@@ -36,6 +36,23 @@ def test_a_record_that_is_not_whole_is_none(tmp_path: Path, content: str) -> Non
     assert read_record(tmp_path / "record.json") is None
 
 
+@pytest.mark.parametrize(
+    "change",
+    [
+        {"finished_at": "yesterday"},
+        {"finished_at": "2026-01-01T00:00:00"},
+        {"started_at": "x"},
+        {"memory": {"kind": "resident", "peak": [], "parameters": 1}},
+    ],
+)
+def test_a_record_with_an_impossible_value_has_to_be_measured(
+    tmp_path: Path, change: dict[str, object]
+) -> None:
+    content = json.loads(record(RUN, step_time=0.1).model_dump_json()) | change
+    (tmp_path / "record.json").write_text(json.dumps(content))
+    assert read_record(tmp_path / "record.json") is None
+
+
 @pytest.mark.parametrize("kind", ["folder", "loop of links", "pipe"])
 def test_what_cannot_be_read_at_all_is_told(tmp_path: Path, kind: str) -> None:
     path = tmp_path / "record.json"

@@ -7,6 +7,7 @@ import gzip
 import hashlib
 import importlib
 import io
+import socket
 import subprocess
 import sys
 import tarfile
@@ -232,6 +233,22 @@ def test_without_a_network_nothing_takes_its_place(
     monkeypatch.setattr(images, "MNIST", tuple(replace(file, url=gone) for file in images.MNIST))
     with pytest.raises(LabError, match=rf"cannot be downloaded.*put it at.*data: {instead}"):
         prepare(model, name)
+
+
+def test_a_server_that_answers_nonsense_is_told(monkeypatch: pytest.MonkeyPatch) -> None:
+    with socket.create_server(("127.0.0.1", 0)) as listener:
+
+        def answer() -> None:
+            client, _ = listener.accept()
+            with client:
+                client.recv(10_000)
+                client.sendall(b"not HTTP at all\r\n\r\n")
+
+        threading.Thread(target=answer, daemon=True).start()
+        url = f"http://127.0.0.1:{listener.getsockname()[1]}/file"
+        monkeypatch.setattr(labelled, "IMDB", replace(labelled.IMDB, url=url))
+        with pytest.raises(LabError, match="cannot be downloaded"):
+            prepare(CLASSIFIER, "imdb")
 
 
 def test_topics_are_balanced_and_parts_share_no_piece() -> None:
