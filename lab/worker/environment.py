@@ -55,11 +55,12 @@ def environment(
     ranks: Sequence[RankUse],
     dataset: Dataset | None = None,
     parameters: int | None = None,
+    attention: str | None = None,
     devices: int | None = None,
 ) -> Environment:
     """The environment as seen by rank 0, with what all ranks read from their machines.
 
-    `devices` are those of the whole run, one per rank if None.
+    `attention` is its kernel; `devices` are those of the whole run, one per rank if None.
     """
     cuda = device.type == "cuda"
     commit, dirty = git_state()
@@ -85,6 +86,7 @@ def environment(
         data_description=dataset.description if dataset else None,
         train_samples=len(dataset.train) if dataset and dataset.train.epochs else None,
         parameters=parameters,
+        attention=attention,
         foreign_cpu=background_cpu((rank.host, rank.cpu) for rank in ranks),
         gpu_states=[state for rank in ranks for state in rank.gpus] or None,
         emulated=context.emulated,

@@ -147,6 +147,7 @@ def measure(
             device=device,
             dataset=dataset,
             parameters=training.parameters,
+            attention=models.attention_kernel(run, device) if pauses is None else None,
             devices=run.world_size,
             ranks=[report.use for report in reports],
         ),

@@ -119,6 +119,21 @@ def test_every_strategy_learns_on_one_rank_as_one_process_does(
     assert np.abs(loss / alone - 1).max() <= 2e-4
 
 
+@pytest.mark.parametrize(
+    "changes",
+    [{"activation_checkpointing": True}, {"grad_accum": 2}, {"compile": True}],
+    ids=lambda changes: next(iter(changes)),
+)
+def test_recomputed_accumulated_and_compiled_steps_learn_the_same(
+    device: torch.device, tmp_path: Path, changes: dict[str, Any]
+) -> None:
+    if device.type == "cpu" and "compile" in changes:
+        pytest.skip("a compiler needs half a minute; tests/integration has it")
+    alone = trained(tmp_path, device, {}).loss
+    loss = trained(tmp_path, device, changes).loss
+    assert np.abs(loss / alone - 1).max() <= 2e-3
+
+
 def test_an_interrupted_training_goes_on_and_learns_the_same(
     device: torch.device, tmp_path: Path
 ) -> None:

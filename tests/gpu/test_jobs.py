@@ -134,6 +134,13 @@ def test_a_job_ends_in_a_record_of_the_gpu_and_a_report(make_study: StudyMaker) 
     assert record.environment.gpu in lab.report(study).html.read_text()
 
 
+def test_a_trace_shows_what_the_gpu_did(make_study: StudyMaker) -> None:
+    _, record = launched(make_study, model="gpt-nano", micro_batch_size=8, steps=10, trace=True)
+    assert record.completed and record.trace is not None, record.error
+    assert record.trace.operators and 0 <= record.trace.idle(0) < 1
+    assert max(record.trace.memory[0].bytes) >= record.trace.memory[0].held > 0
+
+
 def test_too_large_a_batch_is_out_of_memory(make_study: StudyMaker) -> None:
     large = SYNTHETIC | {"samples": 16384}
     _, record = launched(make_study, model="gpt2-small", data=large, micro_batch_size=4096, steps=8)

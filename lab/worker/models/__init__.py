@@ -6,6 +6,7 @@ from typing import NamedTuple
 
 import torch
 from torch import Tensor, nn
+from torch.nn.attention import SDPBackend
 
 from lab.config import datasets, models
 from lab.config.run import Run
@@ -14,6 +15,7 @@ from lab.errors import InputError, Problem
 from lab.perfmodel import flops
 from lab.worker.data.dataset import Dataset
 from lab.worker.data.loader import FastLoader
+from lab.worker.optim import DTYPES
 
 
 def build(run: Run, dataset: Dataset) -> nn.Module:
@@ -70,6 +72,21 @@ def flops_per_sample(run: Run, dataset: Dataset) -> float | None:
 
     batch = FastLoader(dataset.train, run=run, rank=0).micro_batch(0, 0)
     return counted_flops(config, *batch)
+
+
+def attention_kernel(run: Run, device: torch.device) -> str | None:
+    """The kernel that torch chooses for a GPT's attention, in torch's words; None for others.
+
+    On an H100 and its successors, torch 2.11 and later prefer cuDNN's (pytorch/pytorch 162073).
+    """
+    config = run.architecture
+    if not isinstance(config, models.GPT):
+        return None
+    shape = (1, config.heads, config.block_size, config.width // config.heads)
+    dtype = DTYPES[run.stated.precision]
+    heads = torch.empty(shape, device=device, dtype=dtype, requires_grad=True)
+    choice = torch._fused_sdp_choice(heads, heads, heads, dropout_p=config.dropout, is_causal=True)
+    return str(SDPBackend(choice).name).lower()
 
 
 def depends_on_split(model: nn.Module, run: Run) -> str | None:

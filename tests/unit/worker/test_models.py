@@ -201,3 +201,20 @@ def test_a_classifier_learns_the_topics_of_synthetic_texts() -> None:
     network.eval()
     held_out = [torch.from_numpy(part) for part in dataset.held_out.take(np.arange(20))]
     assert models.score(network, *held_out).accuracy > 0.6
+
+
+@pytest.mark.parametrize(
+    ("model", "kernel"),
+    [
+        ("gpt-nano", "flash_attention"),
+        (
+            {"kind": "gpt", "layers": 1, "heads": 2, "width": 32, "block_size": 16, "dropout": 0.1},
+            "math",
+        ),
+        ("resnet18", None),
+    ],
+)
+def test_the_kernel_of_attention_is_torchs_choice(model: Any, kernel: str | None) -> None:
+    source = "digits" if kernel is None else "stdlib"
+    run = Run(model=model, data=source, global_batch_size=8, world_size=1)
+    assert models.attention_kernel(run, torch.device("cpu")) == kernel
