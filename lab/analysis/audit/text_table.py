@@ -303,7 +303,7 @@ def read_file(path: Path, mapping: Mapping[str, str] | None = None) -> pd.DataFr
     try:
         with path.open("rb") as stream:
             frame = pd.read_parquet(stream)
-    except (OSError, ValueError) as error:  # pyarrow's errors are ValueErrors
+    except Exception as error:  # noqa: BLE001  (a damaged file may raise any of pyarrow's errors)
         what = getattr(error, "strerror", None) or str(error).split("\n")[0]
         problem = Problem("file", f"cannot be read as Parquet: {what}", "give a table of results")
         raise InputError(str(path), [problem]) from None
