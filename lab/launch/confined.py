@@ -27,7 +27,7 @@ from pathlib import Path
 import psutil
 
 from lab import machine
-from lab.files import read_json, write_atomically
+from lab.files import private_folder, read_json, write_atomically
 from lab.launch import fork_server
 from lab.launch.attempt import Attempt
 from lab.launch.claim import claim
@@ -69,7 +69,9 @@ def run_ranks(inputs: Sequence[bytes], *, folder: Path, limit_s: float) -> Ended
         _input(folder, rank).write_bytes(content)
     own_network = has_spaces()
     arguments = {"folder": str(folder), "ranks": len(inputs), "limit_s": limit_s}
-    with claim(folder, Attempt(folder, "ranks"), devices=True):
+    attempt = Attempt(folder, "ranks")
+    private_folder(attempt.log)
+    with claim(folder, attempt, devices=True):
         supervisor = fork_server.start(
             supervise,
             arguments | {"own_network": own_network},
