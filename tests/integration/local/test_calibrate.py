@@ -27,10 +27,7 @@ from lab.perfmodel.reference import REFERENCES
 from lab.worker.calibrate import matrix_products, memory_bandwidth
 from lab.worker.reference import QUICK_STARTS, QUICK_STARTS_TOGETHER
 
-pytestmark = [
-    pytest.mark.skipif(len(machine.cores()) < 2, reason="two ranks need two cores"),
-    pytest.mark.alone,
-]
+pytestmark = pytest.mark.skipif(len(machine.cores()) < 2, reason="two ranks need two cores")
 
 
 @pytest.fixture(scope="module")
@@ -95,6 +92,7 @@ def work_of(profile: Path) -> Path:
     return profile.parent / "calibration" / "small" / "x2"
 
 
+@pytest.mark.alone
 def test_ctrl_c_keeps_the_world_sizes_that_are_measured(resumed: Resumed) -> None:
     assert "interrupted: 1 of 2 world sizes are kept" in resumed.output
     assert not resumed.left_alive
@@ -106,6 +104,7 @@ def test_ctrl_c_keeps_the_world_sizes_that_are_measured(resumed: Resumed) -> Non
     assert resumed.whole.complete and resumed.whole.parts[0] == kept.parts[0]
 
 
+@pytest.mark.alone
 def test_two_ranks_obey_the_laws_and_are_not_measured_twice(resumed: Resumed) -> None:
     profile, whole = resumed.profile, resumed.whole
     part = whole.parts[1]
@@ -154,6 +153,7 @@ def test_two_ranks_obey_the_laws_and_are_not_measured_twice(resumed: Resumed) ->
         assert sum(step.phases.values()) == pytest.approx(step.median, rel=0.5)
 
 
+@pytest.mark.alone
 def test_one_rank_starts_its_steps_in_processes_that_begin_anew(resumed: Resumed) -> None:
     part = resumed.whole.parts[0]
     alone = [step for step in part.steps if step.run.strategy == "single"]
