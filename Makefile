@@ -41,7 +41,7 @@ kept: env
 # missing its tests are skipped, unless CI=true.
 test: unit
 	$(if $(GPU),$(BIN)/python -m pytest tests/gpu)
-	$(BIN)/python -m pytest tests/integration tests/fuzz $(if $(GPU),,tests/gpu) -m "not alone" --numprocesses 4 --dist loadfile --no-loadscope-reorder
+	$(BIN)/python -m pytest tests/integration tests/fuzz $(if $(GPU),,tests/gpu) -m "not alone" --numprocesses 3 --dist loadfile --no-loadscope-reorder
 	$(BIN)/python -m pytest tests/integration -m alone
 
 unit: env
