@@ -57,7 +57,7 @@ def call_cost(
 ) -> CallCost | None:
     """The cost of the run's strategy, for predictions from one-rank steps of the strategy `like`.
 
-    Reference steps are modelled under the same `conditions`, whose part is thus not counted twice.
+    Reference steps are modelled under the same `conditions`, so that nothing is counted twice.
     The cost includes what ranks cost each other apart from messages: `contention.neighbours` limits
     how far the factor may be from 1. None if the reference steps of either are unknown, as in older
     calibrations.

@@ -5,6 +5,7 @@ from __future__ import annotations
 import importlib
 import logging
 import os
+import shutil
 import tempfile
 import time
 import warnings
@@ -110,16 +111,36 @@ def _taken(waiting: deque[Execution]) -> Iterator[Execution]:
 
 
 def _execute(execution: Execution, kernel: Any) -> None:
-    import papermill
-    from nbclient.exceptions import DeadKernelError
-
     template, target = execution.template, execution.target
     _check_parameters(template, execution.parameters)
     if problems := unwritable(target.parent):
         raise InputError(target.name, problems)
-    # Where others may write, nobody can put a link in its place.
-    building = private_folder(target.with_name(f".{target.stem}.building"))
-    unfinished = building / target.name
+    with _unfinished(target) as unfinished:
+        if failure := _failure(execution, unfinished, kernel):
+            partial = target.with_name(f"{target.stem}.partial.ipynb")
+            unfinished.replace(partial)
+            raise LabError(f"{template.name}{failure}; partial notebook: {partial}")
+        unfinished.replace(target)
+    # Requests are served in their order, so what comes next need not wait for this one.
+    kernel.client().execute(_RESET, silent=True)
+
+
+@contextmanager
+def _unfinished(target: Path) -> Iterator[Path]:
+    """Where a file is written until it is complete: others who may write beside it cannot there."""
+    folder = private_folder(target.with_name(f".{target.stem}.building"))
+    try:
+        yield folder / target.name
+    finally:
+        shutil.rmtree(folder, ignore_errors=True)
+
+
+def _failure(execution: Execution, unfinished: Path, kernel: Any) -> str:
+    """Execute a notebook; what went wrong in it, empty if nothing did."""
+    import papermill
+    from nbclient.exceptions import DeadKernelError
+
+    template = execution.template
     try:
         with _quiet():
             papermill.execute_notebook(
@@ -136,25 +157,16 @@ def _execute(execution: Execution, kernel: Any) -> None:
                 km=kernel,
             )
     except papermill.PapermillExecutionError as error:
-        reason = f", cell {error.exec_count}: {error.ename}: {error.evalue}"
+        return f", cell {error.exec_count}: {error.ename}: {error.evalue}"
     except DeadKernelError:
-        reason = ": its kernel died (out of memory?)"
+        return ": its kernel died (out of memory?)"
     except RuntimeError as error:
         advice = "is the machine overloaded? The same command resumes from here"
         raise LabError(f"{template.name}: {error}; {advice}") from None
     except OSError as error:
-        error.filename = error.filename or str(target)  # which papermill leaves out
+        error.filename = error.filename or str(execution.target)  # which papermill leaves out
         raise
-    else:
-        unfinished.replace(target)
-        building.rmdir()
-        # Requests are served in their order, so what comes next need not wait for this one.
-        kernel.client().execute(_RESET, silent=True)
-        return
-    partial = target.with_name(f"{target.stem}.partial.ipynb")
-    unfinished.replace(partial)
-    building.rmdir()
-    raise LabError(f"{template.name}{reason}; partial notebook: {partial}")
+    return ""
 
 
 @contextmanager

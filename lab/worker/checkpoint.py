@@ -171,7 +171,9 @@ def load_model(model: nn.Module, checkpoint: Checkpoint) -> None:
     tensors = {**checkpoint.tensors(MODEL)}
     try:
         _state_dict().set_model_state_dict(model, tensors, options=_options())
-    except RuntimeError as error:  # a missing tensor, or one of another shape
+    except RuntimeError as error:
+        if "loading state_dict" not in str(error):  # a missing tensor, or one of another shape
+            raise
         raise LabError(f"{checkpoint.folder} does not hold this model: {error}") from None
 
 
