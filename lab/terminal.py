@@ -33,7 +33,10 @@ JsonOption = Annotated[bool, Option("--json", help="Answer for programs.")]
 
 
 def _open_streams() -> None:
-    """Give closed streams a target, or the next file to be opened would become one of them."""
+    """Give closed streams a target, or the next file to be opened would become one of them.
+
+    Letters that a stream's encoding lacks are written as their codes.
+    """
     for number, name in ((1, "stdout"), (2, "stderr")):
         if getattr(sys, name) is None:
             null = os.open(os.devnull, os.O_WRONLY)
@@ -41,7 +44,6 @@ def _open_streams() -> None:
             setattr(sys, name, os.fdopen(number, "w", closefd=False))
         stream = getattr(sys, name)
         if isinstance(stream, io.TextIOWrapper):  # not a notebook's
-            # Where an encoding lacks a letter, its code is better than no answer.
             stream.reconfigure(errors="backslashreplace")
 
 

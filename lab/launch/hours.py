@@ -77,8 +77,8 @@ def _of_record(record: Record) -> Hours:
         return Hours(unknown=1)
     cores = (allocation and allocation.cpus) or (place and place.core_count)
     cores = cores or record.run.processes  # each has at least one, wherever it ran
-    gpus = len(allocation.gpus) * len(allocation.nodes) if allocation else 0
-    gpus = place.gpu_count if place else gpus
+    granted = len(allocation.gpus) * len(allocation.nodes) if allocation else 0
+    gpus = place.gpu_count if place else granted
     return Hours(cores * seconds / 3600, gpus * seconds / 3600, 1)
 
 

@@ -440,7 +440,10 @@ def _between(micro_batch: float, profiles: Mapping[int, Profile]) -> Profile:
 
 
 def _noise(samples: float, sizes: Collection[int]) -> float:
-    """By how much the noise of measured micro-batches grows in `_between`, by its weights."""
+    """The noise of a time by `_between`, relative to that of one measured micro-batch.
+
+    It is that of a power law, whose logarithm is a weighted sum of the nearest two.
+    """
     nearest, *others = sorted(sizes, key=lambda size: abs(size - samples))
     if not others or samples == nearest:
         return 1.0

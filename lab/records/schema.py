@@ -289,7 +289,7 @@ class Environment(Section):
     # Of an epoch; None if samples overlap, like windows of a text.
     train_samples: int | None = None
     parameters: int | None = None  # trainable parameters of the whole model
-    attention: str | None = None  # the kernel that torch chose for a GPT's
+    attention: str | None = None  # torch's attention kernel; None for models other than GPTs
     emulated: Emulated | None = None  # what was not real, and how it was emulated
     shared_host: bool = False  # other jobs could run beside it, on other devices
     # Cores' worth of other processes on the ranks' cores while measuring.

@@ -243,7 +243,7 @@ def environment_rows(record: Record) -> Iterator[tuple[str, str]]:
         yield "data", f"{env.data_description}; SHA-256 {(env.data_sha256 or 'unknown')[:16]}"
         yield "parameters", f"{env.parameters:,}" if env.parameters else "unknown"
     if env.attention:
-        yield "kernel of attention", env.attention.replace("_", " ")
+        yield "attention kernel", env.attention.replace("_", " ")
     if script := record.script:
         several = f", the first of {script.optimizers} that step" if script.optimizers > 1 else ""
         yield "steps counted", f"those of {script.optimizer}{several}"

@@ -167,7 +167,10 @@ def full_optimizer(
 
 
 def load_model(model: nn.Module, checkpoint: Checkpoint) -> None:
-    """Load the checkpoint's weights into a model, sharded or not; all ranks must call it."""
+    """Load the checkpoint's weights into a model, sharded or not; all ranks must call it.
+
+    Raises LabError if they are missing, damaged, or those of another model.
+    """
     tensors = {**checkpoint.tensors(MODEL)}
     try:
         _state_dict().set_model_state_dict(model, tensors, options=_options())

@@ -60,7 +60,7 @@ def environment(
 ) -> Environment:
     """The environment as seen by rank 0, with what all ranks read from their machines.
 
-    `attention` is its kernel; `devices` are those of the whole run, one per rank if None.
+    `attention` is the attention kernel; `devices` are those of the whole run, one per rank if None.
     """
     cuda = device.type == "cuda"
     commit, dirty = git_state()

@@ -128,7 +128,7 @@ def test_recomputed_accumulated_and_compiled_steps_learn_the_same(
     device: torch.device, tmp_path: Path, changes: dict[str, Any]
 ) -> None:
     if device.type == "cpu" and "compile" in changes:
-        pytest.skip("a compiler needs half a minute; tests/integration has it")
+        pytest.skip("the study gpu-training compiles on CPUs, in tests/integration")
     alone = trained(tmp_path, device, {}).loss
     loss = trained(tmp_path, device, changes).loss
     assert np.abs(loss / alone - 1).max() <= 2e-3

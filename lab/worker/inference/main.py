@@ -140,7 +140,7 @@ def _compare(job: RankJob, base: nn.Module, trained: Checkpoint) -> Inference:
             raise
         message = (str(error).strip() or type(error).__name__).splitlines()[0]
         return inference.model_copy(
-            update={"unavailable": f"torch.compile cannot compile it: {message}"}
+            update={"unavailable": f"it fails under torch.compile: {message}"}
         )
     fields: dict[str, Any] = {
         "method": copy.method,
