@@ -24,6 +24,7 @@ from lab.files import private_folder, unwritable
 
 KERNELS = 2  # at a time
 STARTUP_S = 300  # a kernel may take on a busy machine
+ENDING_S = 10  # threads may take to notice that their kernels were ended
 # Between two notebooks: no name of the first is left, and cells are counted from 1 again.
 _RESET = "get_ipython().reset(new_session=True)"
 _PRELOADED = "__import__('lab.report.study_sections')"  # slow to import; this leaves no name
@@ -68,18 +69,22 @@ def executing(executions: Iterable[Execution]) -> Iterator[None]:
     waiting = deque(executions)
     if waiting:
         _import_all()
-    with ThreadPoolExecutor(max_workers=KERNELS) as pool:
-        futures = [pool.submit(_execute_each, waiting) for _ in range(min(KERNELS, len(waiting)))]
-        try:
-            yield
-            for future in futures:
-                future.result()
-        except BaseException:
-            waiting.clear()
-            while not all(future.done() for future in futures):
-                _end_kernels()
-                time.sleep(0.1)
-            raise
+    pool = ThreadPoolExecutor(max_workers=KERNELS)
+    futures = [pool.submit(_execute_each, waiting) for _ in range(min(KERNELS, len(waiting)))]
+    try:
+        yield
+        for future in futures:
+            future.result()
+    except BaseException:
+        waiting.clear()
+        # Not without end: a thread may wait for what Ctrl-C interrupted, such as an import.
+        end = time.monotonic() + ENDING_S
+        while not all(future.done() for future in futures) and time.monotonic() < end:
+            _end_kernels()
+            time.sleep(0.1)
+        raise
+    finally:
+        pool.shutdown(wait=False)
 
 
 def _import_all() -> None:

@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
+import importlib
 import os
 import signal
 import subprocess
 import sys
+import threading
 import time
 from pathlib import Path
 
@@ -83,6 +85,18 @@ def test_ctrl_c_ends_a_report_with_its_kernels(measured: Study) -> None:
     assert report.returncode == 130
     assert errors == "lab: interrupted; the same command resumes from there\n"
     assert not psutil.wait_procs(kernels, timeout=10)[1]
+
+
+def test_a_thread_that_never_ends_does_not_hold_an_interrupted_report(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    module, released = importlib.import_module("lab.report.execute"), threading.Event()
+    monkeypatch.setattr(module, "_execute_each", lambda waiting: released.wait())
+    monkeypatch.setattr(module, "ENDING_S", 0.2)
+    execution = Execution(tmp_path / "a", tmp_path / "b", {})
+    with pytest.raises(KeyboardInterrupt), executing([execution]):
+        raise KeyboardInterrupt
+    released.set()
 
 
 def test_report_opens_offline_and_says_what_was_measured(
