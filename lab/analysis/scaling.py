@@ -155,7 +155,8 @@ def _completed(table: pd.DataFrame) -> pd.DataFrame:
     known = table[["step_time", "samples_per_second"]].notna().any(axis=1)
     done = table[(table["status"] == "completed") & known].copy()
     for name in {*QUANTITIES, *MEDIANS} - {"compute_time"}:
-        done[name] = pd.to_numeric(done[name], errors="coerce").astype(float)
+        if done[name].dtype != float:
+            done[name] = pd.to_numeric(done[name], errors="coerce").astype(float)
     done["emulated"] = done["emulated"].fillna("") if "emulated" in done else ""
     done["compute_time"] = done["forward_time"] + done["backward_time"]
     for phase in ("forward", "backward"):

@@ -3,8 +3,8 @@
 from __future__ import annotations
 
 import io
-from collections.abc import Iterator
 from dataclasses import dataclass
+from functools import cache
 from pathlib import Path
 
 from babel import Locale
@@ -54,8 +54,10 @@ def update_catalogue(path: str | Path) -> Progress:
     return _progress(path)
 
 
-def messages() -> Iterator[tuple[str, str, str]]:
+@cache
+def messages() -> tuple[tuple[str, str, str], ...]:
     """Each message, the file that shows it, and a comment; in the order of the lessons."""
+    shown: list[tuple[str, str, str]] = []
     lessons = sorted(HERE.glob("lesson*.py"))
     for path in [*lessons, *sorted(set(HERE.glob("*.py")) - set(lessons))]:
         extracted = extract_from_file("python", path, keywords={"tr": None})
@@ -64,12 +66,13 @@ def messages() -> Iterator[tuple[str, str, str]]:
             if Path(judge.__code__.co_filename) == path:
                 by_line.append((judge.__code__.co_firstlineno, hint, f"the hint of {name}"))
         for _, text, comment in sorted(by_line):
-            yield text, path.name, comment
+            shown.append((text, path.name, comment))
         if path.stem == "ladder":
             for name, rung in RUNGS.items():
-                for question in rung.questions:
-                    yield question, path.name, f"a question of {name}"
-                yield rung.formula, path.name, f"the formula of {name}"
+                comment = f"a question of {name}"
+                shown += [(question, path.name, comment) for question in rung.questions]
+                shown.append((rung.formula, path.name, f"the formula of {name}"))
+    return tuple(shown)
 
 
 def _progress(path: Path) -> Progress:

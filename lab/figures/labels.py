@@ -42,9 +42,9 @@ def place_in_panels(labels: Mapping[Axes, Sequence[Label]], *, side: str = "righ
     if not written:
         return
     scale = measure(next(iter(written))).dpi / 72  # pixels per point
-    for ax, texts in written.items():
-        _make_room(ax, texts, side, scale)
-    measure(next(iter(written)))
+    widened = [_make_room(ax, texts, side, scale) for ax, texts in written.items()]
+    if any(widened):
+        measure(next(iter(written)))
     for ax, texts in written.items():
         _move_apart(ax, texts, scale)
 
@@ -108,8 +108,12 @@ def _move_apart(ax: Axes, texts: Sequence[Annotation], scale: float) -> None:
         taken.append(box.translated(0, best * scale))
 
 
-def _make_room(ax: Axes, texts: Sequence[Annotation], side: str, pixels_per_point: float) -> None:
-    """Widen the x axis until every label ends within it, for labels below also the y axis."""
+def _make_room(ax: Axes, texts: Sequence[Annotation], side: str, pixels_per_point: float) -> bool:
+    """Widen the x axis until every label ends within it, for labels below also the y axis.
+
+    Returns whether an axis is wider now.
+    """
+    limits = ax.get_xlim(), ax.get_ylim()
     boxes, frame = [text.get_window_extent() for text in texts], ax.bbox
     gap = (GAP + 2) * pixels_per_point
     reach = [
@@ -128,6 +132,7 @@ def _make_room(ax: Axes, texts: Sequence[Annotation], side: str, pixels_per_poin
     if side == "below":
         low, high = ax.get_ylim()
         ax.set_ylim(low - (high - low) * 2.5 * boxes[0].height / frame.height, high)
+    return limits != (ax.get_xlim(), ax.get_ylim())
 
 
 def _drawn_points(ax: Axes) -> Points:

@@ -161,10 +161,10 @@ def fit(rows: pd.DataFrame) -> StepLaw:
     spare = len(columns["step_s"]) - 3
     if spare > 0:  # these rows determine their own uncertainty
         closest = _solve(columns, error=_TINY, start=scaled)
-        residuals = np.log(_law(columns, *_natural(closest, columns)) / columns["step_s"])
+        residuals = np.log(_law(columns, *(closest * _units(columns))) / columns["step_s"])
         error = max(float(np.sqrt(np.sum(residuals**2) / spare)), _TINY)
         scaled = _solve(columns, error=error, start=closest)
-    alpha, per_byte, overlap, fixed, outer = _natural(scaled, columns)
+    alpha, per_byte, overlap, fixed, outer = map(float, scaled * _units(columns))
     explained = _law(columns, alpha, per_byte, overlap, fixed, outer)
     crosses = bool(_sent_across(columns).any())
     return StepLaw(
@@ -187,10 +187,10 @@ def _solve(
     """
     from scipy.optimize import least_squares
 
-    spread = np.maximum(columns["relative_std"], error)
+    spread, units = np.maximum(columns["relative_std"], error), _units(columns)
 
     def residuals(scaled: FloatArray) -> FloatArray:
-        rows = np.log(_law(columns, *_natural(scaled, columns)) / columns["step_s"]) / spread
+        rows = np.log(_law(columns, *(scaled * units)) / columns["step_s"]) / spread
         expected = [scaled[0], scaled[2] / OVERLAP_SPREAD, (scaled[3] - FIXED_SHARE) / FIXED_SPREAD]
         expected.append(np.log(scaled[4] / scaled[1]) / OUTER_SPREAD)
         return np.concatenate([rows, expected])
@@ -204,18 +204,14 @@ def _solve(
     return best
 
 
-def _natural(
-    scaled: FloatArray, columns: Mapping[str, FloatArray]
-) -> tuple[float, float, float, float, float]:
-    """Convert from units of the rows' own added time per step and byte to s, s/byte, a share, s and
-    s/byte.
+def _units(columns: Mapping[str, FloatArray]) -> FloatArray:
+    """Units of the scaled unknowns in s, s/byte, a share, s and s/byte: the rows' own added time,
+    per step and per byte.
     """
     steps = columns["step_s"]
     added = float(np.median(np.maximum(steps - columns["one_device_step_s"], 1e-3 * steps)))
     sent = float(np.median(_sent(columns) + _sent_across(columns))) or 1.0
-    alpha, per_byte, overlap, fixed, outer = (float(value) for value in scaled)
-    unit = added / sent
-    return alpha * ALPHA_SPREAD_S, per_byte * unit, overlap, fixed * added, outer * unit
+    return np.array([ALPHA_SPREAD_S, added / sent, 1.0, added, added / sent])
 
 
 def _sent(columns: Mapping[str, FloatArray]) -> FloatArray:

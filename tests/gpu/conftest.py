@@ -5,9 +5,26 @@ from __future__ import annotations
 from collections.abc import Iterator
 
 import pytest
+import torch
 import torch.distributed as dist
 
 from lab.worker.distributed import leave_group
+
+
+def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
+    """On a GPU each test ends within a minute; a CPU that others use promises no time."""
+    for item in items if torch.cuda.is_available() else []:
+        if "gpu" in item.path.parts and not item.get_closest_marker("timeout"):
+            item.add_marker(pytest.mark.timeout(60))
+
+
+@pytest.fixture(autouse=True)
+def one_thread() -> Iterator[None]:
+    """Threads of OpenMP that wait for each other burn the cores that other tests need."""
+    threads = torch.get_num_threads()
+    torch.set_num_threads(1)
+    yield
+    torch.set_num_threads(threads)
 
 
 @pytest.fixture(autouse=True)

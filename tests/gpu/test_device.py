@@ -40,7 +40,6 @@ from lab.worker.strategies import base, ddp, fsdp, pipeline_parallel
 from lab.worker.train import Training, train
 
 needs_cuda = pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a GPU with CUDA")
-pytestmark = pytest.mark.timeout(60)
 BASE: dict[str, Any] = {
     "model": {"kind": "gpt", "layers": 2, "heads": 4, "width": 128, "block_size": 64},
     "data": {"kind": "synthetic", "samples": 512, "vocab_size": 512},

@@ -20,10 +20,7 @@ from lab.worker.context import RankContext
 from lab.worker.main import measure
 from lab.worker.measure.clock import WAITING_MARKS, CudaClock
 
-pytestmark = [
-    pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a GPU with CUDA"),
-    pytest.mark.timeout(60),
-]
+pytestmark = pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a GPU with CUDA")
 SYNTHETIC = {"kind": "synthetic", "samples": 512, "vocab_size": 512}
 BASE: dict[str, Any] = {
     "model": {"kind": "gpt", "layers": 2, "heads": 4, "width": 128, "block_size": 64},
