@@ -2,7 +2,10 @@
 
 from __future__ import annotations
 
+import json
 import multiprocessing
+import subprocess
+import sys
 from concurrent.futures import ProcessPoolExecutor
 from pathlib import Path
 from typing import Any
@@ -10,6 +13,7 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
+import yaml
 from studies import StudyMaker
 
 import lab
@@ -21,6 +25,7 @@ from lab.worker.main import measure
 from lab.worker.measure.clock import WAITING_MARKS, CudaClock
 
 pytestmark = pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a GPU with CUDA")
+QUICKSTART = Path(__file__).parents[2] / "reports/quickstart/study.yaml"
 SYNTHETIC = {"kind": "synthetic", "samples": 512, "vocab_size": 512}
 BASE: dict[str, Any] = {
     "model": {"kind": "gpt", "layers": 2, "heads": 4, "width": 128, "block_size": 64},
@@ -174,3 +179,31 @@ def test_old_events_become_numbers_while_a_training_goes_on() -> None:
     assert len(clock._waiting) <= WAITING_MARKS + 2
     laps = clock.read()
     assert len(laps["step_time"]) == steps + 1 and (np.diff(laps["start"]) >= 0).all()
+
+
+def called(*words: str) -> str:
+    """What a verb of the command prints, which must end well."""
+    done = subprocess.run([sys.executable, "-m", "lab", *words], capture_output=True, text=True)
+    assert done.returncode == 0, done.stderr
+    return done.stdout
+
+
+@pytest.mark.timeout(180)
+def test_the_quickstart_ends_in_its_report(tmp_path: Path) -> None:
+    study = yaml.safe_load(QUICKSTART.read_text())
+    study["quick"]["grid"]["world_size"] = list({1, min(torch.cuda.device_count(), 2)})
+    (tmp_path / "study.yaml").write_text(yaml.safe_dump(study))
+    called("run", str(tmp_path), "--quick")
+    records = lab.load_records(lab.Study.load(tmp_path, quick=True))
+    assert records and all(record.completed for record in records)
+    assert {record.environment.device for record in records if record.environment} == {"cuda"}
+    assert list(tmp_path.glob("out/**/report.pdf"))
+
+
+@pytest.mark.timeout(120)
+def test_the_lab_is_timed_beside_a_plain_loop(make_study: StudyMaker) -> None:
+    base = {"data": SYNTHETIC, "precision": "bf16", "global_batch_size": 8}
+    folder = make_study(base=base, grid={"world_size": [1]})
+    (comparison,) = json.loads(called("bench", "training", str(folder), "--json"))
+    assert (comparison["loop"], comparison["device"]) == ("plain", "cuda")
+    assert min(comparison["lab_s"], comparison["loop_s"]) > 0
