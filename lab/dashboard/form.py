@@ -8,8 +8,8 @@ from typing import Any, get_args
 
 from lab.config import datasets, models
 from lab.config.cluster import Cluster, profile_names
-from lab.config.downloads import DOWNLOADS
 from lab.config.emulation import Emulated
+from lab.config.paths import DOWNLOADS
 from lab.config.run import PrecisionName
 from lab.config.strategies import STRATEGIES
 from lab.errors import InputError, LabError, Problem

@@ -10,9 +10,8 @@ from pathlib import Path
 from typing import NamedTuple
 
 from lab.config import datasets
-from lab.config.downloads import SHAKESPEARE
 from lab.config.models import Transformer
-from lab.config.paths import read_texts
+from lab.config.paths import SHAKESPEARE, read_texts
 from lab.config.run import Run
 from lab.errors import InputError, Problem
 from lab.worker.context import Progress

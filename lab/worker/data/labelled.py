@@ -16,8 +16,8 @@ from typing import Any
 import numpy as np
 
 from lab.config.datasets import LabelledTexts
-from lab.config.downloads import AG_NEWS_TEST, AG_NEWS_TRAIN, IMDB
 from lab.config.models import Transformer
+from lab.config.paths import AG_NEWS_TEST, AG_NEWS_TRAIN, IMDB
 from lab.config.run import Run
 from lab.errors import LabError
 from lab.worker.context import Progress

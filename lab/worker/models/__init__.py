@@ -9,8 +9,8 @@ from torch import Tensor, nn
 from torch.nn.attention import SDPBackend
 
 from lab.config import datasets, models
+from lab.config.own import Script
 from lab.config.run import Run
-from lab.config.script import Script
 from lab.errors import InputError, Problem
 from lab.perfmodel import flops
 from lab.worker.data.dataset import Dataset

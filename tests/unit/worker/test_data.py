@@ -26,7 +26,7 @@ import torch
 from sklearn.datasets import load_digits
 
 from lab.config.datasets import Data
-from lab.config.downloads import Download
+from lab.config.paths import Download
 from lab.config.run import Run
 from lab.errors import LabError
 from lab.worker import data
