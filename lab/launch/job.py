@@ -31,8 +31,7 @@ from lab.config.study import Study
 from lab.errors import InputError, LabError, Problem, nearest
 from lab.files import private_folder
 from lab.launch import netem
-from lab.launch.attempt import Attempt, Decision, present
-from lab.launch.claim import claim, claim_some
+from lab.launch.attempt import Attempt, Decision, claim, claim_some, present
 from lab.launch.outcome import (
     archive_failed,
     failed,

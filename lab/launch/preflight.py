@@ -80,7 +80,7 @@ def check(study: Study, cluster: Cluster, tasks: Sequence[Task], *, fresh: bool)
     problems += _unreachable(study, cluster)
     problems += _not_fetched(study, cluster, tasks)
     if not problems and cluster.executor == "slurm":
-        from lab.launch.slurm.refusals import refusals
+        from lab.launch.slurm.executor import refusals
 
         problems += refusals(cluster, sorted(shapes))
     # Last, as it makes the folder: a study that is refused leaves nothing behind.
