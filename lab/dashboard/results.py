@@ -18,7 +18,7 @@ from lab.figures.data import StudyResults
 from lab.formatting import format_seconds, interval_of, rounded
 from lab.perfmodel.calibration import load_calibration
 from lab.perfmodel.frozen import Score, scores
-from lab.perfmodel.intervals import (
+from lab.perfmodel.simulate import (
     NORMAL_95,
     Deviation,
     half_width,

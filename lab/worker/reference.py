@@ -27,8 +27,8 @@ from pydantic import TypeAdapter
 from lab.config.strategies import STRATEGIES
 from lab.errors import InputError, LabError
 from lab.machine import exit_with
-from lab.perfmodel.intervals import P10_TO_P90
-from lab.perfmodel.reference import PLAIN, ReferenceStep, pooled, reference_runs
+from lab.perfmodel.calibration import PLAIN, ReferenceStep, pooled, reference_runs
+from lab.perfmodel.simulate import P10_TO_P90
 from lab.records.schema import PHASES
 from lab.worker import data
 from lab.worker.context import Progress, RankContext, silent

@@ -21,9 +21,8 @@ from lab import machine
 from lab.config.strategies import STRATEGIES
 from lab.launch.calibrate import calibrate
 from lab.machine import is_running
-from lab.perfmodel.calibration import Calibration, Part, load_calibration
-from lab.perfmodel.intervals import spread
-from lab.perfmodel.reference import REFERENCES
+from lab.perfmodel.calibration import REFERENCES, Calibration, Part, load_calibration
+from lab.perfmodel.simulate import spread
 from lab.worker.calibrate import matrix_products, memory_bandwidth
 from lab.worker.reference import QUICK_STARTS, QUICK_STARTS_TOGETHER
 

@@ -13,7 +13,7 @@ import lab
 from lab.config.emulation import Emulated, Link
 from lab.dashboard import results
 from lab.dashboard.board import Dashboard
-from lab.perfmodel.intervals import Deviation
+from lab.perfmodel.simulate import Deviation
 from lab.records.store import Record
 
 SLOW = Emulated(link=Link(bandwidth_gbit=1), way="pacing")
