@@ -23,8 +23,12 @@ from lab.launch.calibrate import calibrate
 from lab.machine import is_running
 from lab.perfmodel.calibration import REFERENCES, Calibration, Part, load_calibration
 from lab.perfmodel.simulate import spread
-from lab.worker.calibrate import matrix_products, memory_bandwidth
-from lab.worker.reference import QUICK_STARTS, QUICK_STARTS_TOGETHER
+from lab.worker.calibrate import (
+    QUICK_STARTS,
+    QUICK_STARTS_TOGETHER,
+    matrix_products,
+    memory_bandwidth,
+)
 
 pytestmark = pytest.mark.skipif(len(machine.cores()) < 2, reason="two ranks need two cores")
 
