@@ -1,7 +1,7 @@
 """`lab course grade` and `lab course results`: the points and the measurements of a class.
 
-Each of the points comes with its reason. No code from a student's notebook runs: answers and records
-are read as data in a separate process (`lab.course.replay`), and files of the ladder run confined on
+Each grade comes with its reason. No code from a student's notebook runs: answers and records are
+read as data in a separate process (`lab.course.replay`), and files of the ladder run confined on
 ranks (`lab.course.ranks`).
 """
 
@@ -21,11 +21,10 @@ from dataclasses import asdict, dataclass, fields, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from lab.course import ranks
 from lab.course.check import WrongAnswerError
 from lab.course.ladder import RUNGS
 from lab.course.language import catalogue_in_use, read_catalogue, tr
-from lab.course.ranks import judge
+from lab.course.ranks import LARGEST_FILE, judge
 from lab.course.release import LESSONS
 from lab.course.replay import cells, checks, handed_in
 from lab.course.solutions import without_solutions
@@ -167,7 +166,7 @@ def _rung(one: Submission, name: str) -> tuple[bool, str]:
     path = one.folder / "studies" / "ladder" / rung.file
     if not path.is_file() or path.is_symlink():
         return False, tr("{file} was not handed in", file=rung.file)
-    if path.stat().st_size > 4 * ranks.LARGEST_FILE:
+    if path.stat().st_size > 4 * LARGEST_FILE:
         return False, tr("{file} is longer than a rung needs", file=rung.file)
     text = path.read_text(errors="replace")
     if text == without_solutions((LESSONS / "studies" / "ladder" / rung.file).read_text()):

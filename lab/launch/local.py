@@ -36,7 +36,7 @@ LOADED = (
 LOG = "controller.log"  # output of the controller, in the job's folder
 
 
-def start(log: Path, environment: Mapping[str, str]) -> fork_server.Process | None:
+def fork_controller(log: Path, environment: Mapping[str, str]) -> fork_server.Process | None:
     """Start the controller of a job whose files lie in `log`; None if it cannot be a fork.
 
     Code in PYTHONPATH may run when Python starts, but not in a fork. A job with such a path is not
@@ -229,7 +229,7 @@ class LocalExecutor:
             return None
         # Each rank sets this itself, but libraries read it when they are loaded.
         threads = {"OMP_NUM_THREADS": str(self._cluster.threads_per_rank)}
-        return start(log, environment | threads)
+        return fork_controller(log, environment | threads)
 
     def _environment(self, spec: JobSpec, command: str) -> dict[str, str]:
         """The environment of submitit's controller, which it passes on to the ranks."""

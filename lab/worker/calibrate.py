@@ -1,7 +1,8 @@
 """What a calibration job runs on each rank: collectives, or on a single rank its device.
 
-Reference steps run each strategy in turn, in separate processes: `python -m lab.worker.calibrate CONTEXT
-STRATEGIES...` trains as one rank, once in a new process for each list of strategies (NAME,NAME), and prints a line of JSON for each.
+Reference steps run each strategy in turn, in separate processes: `python -m lab.worker.calibrate
+CONTEXT STRATEGIES...` trains as one rank, once in a new process for each list of strategies
+(NAME,NAME), and prints a line of JSON for each.
 """
 
 from __future__ import annotations

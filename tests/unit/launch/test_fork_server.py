@@ -32,7 +32,7 @@ def spec(**changes: object) -> JobSpec:
 def test_ranks_that_must_load_torch_themselves_do(
     cluster: dict[str, object], job: dict[str, object], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(local, "start", lambda *_: pytest.fail("forked"))
+    monkeypatch.setattr(local, "fork_controller", lambda *_: pytest.fail("forked"))
     executor = LocalExecutor(Cluster.model_validate({"name": "here", "device": "cpu"} | cluster))
     assert executor._fork(spec(**job), Path("log"), {}) is None
 
@@ -42,14 +42,14 @@ def test_the_environment_can_forbid_it(
     variable: dict[str, str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(fork_server, "ForkServer", lambda *_: pytest.fail("a server started"))
-    assert local.start(Path("log"), variable) is None
+    assert local.fork_controller(Path("log"), variable) is None
 
 
 def test_a_server_that_cannot_start_leaves_the_job_to_a_start_of_its_own(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     monkeypatch.setattr(sys, "executable", "/bin/false")
-    assert local.start(Path("log"), dict(os.environ, PYTHONPATH="")) is None
+    assert local.fork_controller(Path("log"), dict(os.environ, PYTHONPATH="")) is None
 
 
 def ends(how: object) -> int:
