@@ -29,10 +29,10 @@ if TYPE_CHECKING:
     from lab.course.budget import class_budget as class_budget
     from lab.course.catalogue import update_catalogue as update_catalogue
     from lab.course.check import check as check
-    from lab.course.class_results import class_results as class_results
-    from lab.course.collect import collect as collect
+    from lab.course.grade import class_results as class_results
     from lab.course.grade import grade as grade
     from lab.course.ranks import check_ranks as check_ranks
+    from lab.course.release import collect as collect
     from lab.course.release import copy_lessons as copy_lessons
     from lab.course.slides import lesson_slides as lesson_slides
     from lab.dashboard import dashboard as dashboard
@@ -90,9 +90,9 @@ _PUBLIC = {
     "check": "lab.course.check",
     "check_ranks": "lab.course.ranks",
     "class_budget": "lab.course.budget",
-    "class_results": "lab.course.class_results",
+    "class_results": "lab.course.grade",
     "clean": "lab.launch.clean",
-    "collect": "lab.course.collect",
+    "collect": "lab.course.release",
     "compare": "lab.analysis.comparison",
     "copy_lessons": "lab.course.release",
     "dashboard": "lab.dashboard",

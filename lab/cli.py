@@ -398,7 +398,7 @@ def report(
         if problems:
             raise InputError("report", problems)
         if keep:
-            from lab.report.kept import keep as keep_report
+            from lab.report.gallery import keep as keep_report
 
             files = keep_report(study)
             return answer(as_json, {"files": files}, relative(*files))

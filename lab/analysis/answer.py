@@ -14,13 +14,10 @@ import numpy as np
 import pandas as pd
 
 from lab.analysis import configurations, inference
-from lab.analysis.bottlenecks import largest_loss
+from lab.analysis.findings import largest_loss
 from lab.analysis.laws import gustafson_fraction
 from lab.analysis.noise import judge
-from lab.analysis.scaling import ratio
-from lab.analysis.scaling_curves import curves, ranks, with_interval
-from lab.analysis.stages import stage_sentences, stages
-from lab.analysis.verdict import (
+from lab.analysis.scaling import (
     against_baseline,
     beyond_baseline,
     by_emulation,
@@ -28,8 +25,11 @@ from lab.analysis.verdict import (
     few,
     labels_of,
     place,
+    ratio,
     verdict,
 )
+from lab.analysis.scaling_curves import curves, ranks, with_interval
+from lab.analysis.stages import stage_sentences, stages
 from lab.analysis.waterfall import SHARE, waterfalls
 from lab.config.run import Run, distinct_labels
 from lab.config.strategies import SETTINGS

@@ -10,9 +10,17 @@ from typing import Any
 
 import pandas as pd
 
-from lab.analysis.scaling import Samples, ratio, summary
+from lab.analysis.scaling import (
+    Samples,
+    against_baseline,
+    beyond_baseline,
+    few,
+    labels_of,
+    place,
+    ratio,
+    summary,
+)
 from lab.analysis.scaling_curves import ranks, rows_of, with_interval
-from lab.analysis.verdict import against_baseline, beyond_baseline, few, labels_of, place
 from lab.config.study import Study
 from lab.errors import InputError, Problem
 from lab.formatting import count, format_seconds, percent, rounded

@@ -9,8 +9,8 @@ from typing import Any
 import numpy as np
 import pandas as pd
 
+from lab.analysis.scaling import few, verdict
 from lab.analysis.scaling_curves import ranks, rows_of, with_interval
-from lab.analysis.verdict import few, verdict
 from lab.config.run import Run, distinct_labels
 from lab.config.study import Study
 from lab.formatting import NOT_MEASURED, Unit, format_seconds, percent, rounded, unit_for

@@ -12,8 +12,8 @@ from typing import Any, NamedTuple
 
 import numpy as np
 
+from lab.analysis.scaling import few
 from lab.analysis.scaling_curves import ranks
-from lab.analysis.verdict import few
 from lab.config.study import Study
 from lab.formatting import NOT_MEASURED, format_seconds, percent, rounded
 from lab.records.schema import Inference, Point, Share, Stat

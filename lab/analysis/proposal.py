@@ -9,8 +9,8 @@ from typing import Any
 import pandas as pd
 
 from lab.analysis.laws import fit_amdahl, fit_gustafson
+from lab.analysis.scaling import against_baseline, beyond_baseline, farthest, labels_of
 from lab.analysis.scaling_curves import baseline_name, curves, ranks, rows_of, with_interval
-from lab.analysis.verdict import against_baseline, beyond_baseline, farthest, labels_of
 from lab.formatting import format_seconds, percent, rounded
 from lab.perfmodel.step_law import fit
 

@@ -10,8 +10,8 @@ from collections.abc import Iterator, Sequence
 from typing import NamedTuple
 
 from lab.analysis.inference import Estimate, estimate, place
+from lab.analysis.scaling import verdict
 from lab.analysis.scaling_curves import ranks
-from lab.analysis.verdict import verdict
 from lab.config.run import Run
 from lab.config.study import Study
 from lab.formatting import rounded

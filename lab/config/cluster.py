@@ -16,8 +16,7 @@ from pydantic import AfterValidator, BaseModel, ConfigDict, Field, ValidationErr
 from lab import machine
 from lab.config.base import Frozen, InvalidValueError, problems_of, unknown_keys
 from lab.config.emulation import MEASURED, Compute, Emulated, Link
-from lab.config.slurm import Layout, SlurmKeys, Word, slurm_problems
-from lab.config.variables import check_variables
+from lab.config.slurm import Layout, SlurmKeys, Word, check_variables, slurm_problems
 from lab.errors import InputError, Problem, nearest
 from lab.files import SHARED, USER, read_yaml
 

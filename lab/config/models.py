@@ -8,8 +8,7 @@ from typing import Annotated, ClassVar, Literal, Self
 from pydantic import AfterValidator, Field, model_validator
 
 from lab.config.base import Frozen, InvalidValueError
-from lab.config.own import Own, Reference
-from lab.config.script import Script
+from lab.config.own import Own, Reference, Script
 from lab.errors import nearest
 
 Task = Literal["language modelling", "text classification", "image classification", "its own task"]

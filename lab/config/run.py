@@ -14,7 +14,7 @@ from pydantic import Field, model_validator
 
 from lab.config import datasets, models
 from lab.config.base import Counts, Frozen, InvalidValueError, Quantization
-from lab.config.script import OF_RANK, Script
+from lab.config.own import OF_RANK, Script
 from lab.config.strategies import (
     OWN,
     SCRIPT,

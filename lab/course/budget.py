@@ -12,8 +12,7 @@ from lab.config.study import Study
 from lab.course.release import LESSONS
 from lab.errors import InputError, Problem
 from lab.formatting import rounded
-from lab.launch.hours import Hours, of_job
-from lab.launch.plan import plan
+from lab.launch.plan import Hours, of_job, plan
 from lab.launch.preflight import usable
 
 

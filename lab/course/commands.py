@@ -77,7 +77,7 @@ def collect(
     as_json: JsonOption = False,
 ) -> None:
     """Copy what students handed in to a folder of your own, for grading."""
-    from lab.course.collect import collect
+    from lab.course.release import collect
 
     collected = collect(sources, into=into)
     rows = [
@@ -120,7 +120,7 @@ def results(
     as_json: JsonOption = False,
 ) -> None:
     """Put what students measured into one table, and show how far their machines differ."""
-    from lab.course.class_results import class_results, spread
+    from lab.course.grade import class_results, spread
 
     collected = class_results(submissions, output=output, anonymous=anonymous)
     rows = spread(collected)

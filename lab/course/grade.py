@@ -1,7 +1,8 @@
-"""`lab course grade`: the points of a class, each with its reason, from students' submissions.
+"""`lab course grade` and `lab course results`: the points and the measurements of a class.
 
-No code from a student's notebook runs. Answers and records are read as data in a separate process
-(`lab.course.replay`), and files of the ladder run confined on ranks (`lab.course.ranks`).
+Each grade comes with its reason. No code from a student's notebook runs: answers and records are
+read as data in a separate process (`lab.course.replay`), and files of the ladder run confined on
+ranks (`lab.course.ranks`).
 """
 
 from __future__ import annotations
@@ -18,19 +19,23 @@ from collections import defaultdict
 from collections.abc import Iterator, Sequence
 from dataclasses import asdict, dataclass, fields, replace
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
-from lab.course import source
 from lab.course.check import WrongAnswerError
 from lab.course.ladder import RUNGS
 from lab.course.language import catalogue_in_use, read_catalogue, tr
-from lab.course.ranks import judge
+from lab.course.ranks import LARGEST_FILE, judge
 from lab.course.release import LESSONS
-from lab.course.replay import cells, checks
+from lab.course.replay import cells, checks, handed_in
 from lab.course.solutions import without_solutions
 from lab.errors import InputError, Problem
 from lab.files import write_atomically
 from lab.launch.confined import set_limits
+from lab.records.store import Record, read_record
+from lab.records.table import row as row_of
+
+if TYPE_CHECKING:
+    import pandas as pd
 
 REPLAY_S = 300.0  # for one lesson of one student
 
@@ -161,7 +166,7 @@ def _rung(one: Submission, name: str) -> tuple[bool, str]:
     path = one.folder / "studies" / "ladder" / rung.file
     if not path.is_file() or path.is_symlink():
         return False, tr("{file} was not handed in", file=rung.file)
-    if path.stat().st_size > 4 * source.LARGEST:
+    if path.stat().st_size > 4 * LARGEST_FILE:
         return False, tr("{file} is longer than a rung needs", file=rung.file)
     text = path.read_text(errors="replace")
     if text == without_solutions((LESSONS / "studies" / "ladder" / rung.file).read_text()):
@@ -207,4 +212,74 @@ def totals(grades: Sequence[Grade]) -> list[dict[str, Any]]:
             "by hand": f"{sum(row.of for row in rows if row.points is None):g}",
         }
         for (student, lesson), rows in groups.items()
+    ]
+
+
+FORMULA = ("=", "+", "-", "@", "\t", "\r")  # a spreadsheet runs text that begins like this
+
+
+def class_results(
+    submissions: str | Path, *, output: str | Path | None = None, anonymous: bool = False
+) -> pd.DataFrame:
+    """One row for each repeat of each student, and its CSV at `output`.
+
+    Columns are those of `lab.table`, after `student`, `lesson` (the first in which the record was
+    handed in), `study`, `configuration`, `cpu` and `gpu`. `anonymous` numbers the students. Records
+    are read as data; `lab course grade` checks whether they are sound. Raises InputError if nothing
+    was handed in, LabError if a record cannot be read.
+    """
+    import pandas as pd
+
+    one_each: dict[tuple[Any, ...], dict[str, Any]] = {}
+    numbers: dict[str, str] = {}
+    for submission in submissions_in(Path(submissions)):
+        name = submission.student
+        shown = numbers.setdefault(name, f"student {len(numbers) + 1}") if anonymous else name
+        for study, record in _records(submission):
+            key = (name, study, record.run_id, record.repeat, record.finished_at)
+            if key not in one_each:
+                one_each[key] = _row(shown, submission.lesson, study, record)
+    frame = pd.DataFrame(list(one_each.values()))
+    if output is not None:
+        write_atomically(Path(output), frame.map(_harmless).to_csv(index=False).encode())
+    return frame
+
+
+def _records(submission: Submission) -> Iterator[tuple[str, Record]]:
+    for place in handed_in(submission.folder):
+        if place.name == "record.json":
+            record = read_record(submission.folder / place)
+            if record is not None and record.completed:
+                yield place.parts[1], record
+
+
+def _row(student: str, lesson: str, study: str, record: Record) -> dict[str, Any]:
+    environment = record.environment
+    return {
+        "student": student,
+        "lesson": lesson,
+        "study": study,
+        "configuration": record.run.label,
+        "cpu": environment and environment.cpu,
+        "gpu": environment and environment.gpu,
+        **row_of(record),
+    }
+
+
+def _harmless(value: Any) -> Any:
+    return f"'{value}" if isinstance(value, str) and value.startswith(FORMULA) else value
+
+
+def spread(collected: pd.DataFrame) -> list[dict[str, Any]]:
+    """A row for each configuration: students, and their shortest, median and longest step."""
+    if collected.empty:
+        return []
+    keys = ["study", "configuration"]
+    own = collected.groupby([*keys, "student"], sort=False)["step_time"].median()
+    steps = (1e3 * own.dropna()).groupby(keys, sort=False).agg(["count", "min", "median", "max"])
+    return [
+        {key: step[key] for key in keys}
+        | {"students": step["count"]}
+        | {f"{name} (ms)": f"{step[name]:.4g}" for name in ("min", "median", "max")}
+        for step in steps.reset_index().to_dict("records")
     ]

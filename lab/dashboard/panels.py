@@ -17,7 +17,7 @@ from lab.launch.preflight import state_bytes
 from lab.launch.status import clock
 from lab.perfmodel.flops import model_cost
 from lab.perfmodel.forecast import Basis, Forecast
-from lab.perfmodel.requirements import layout_of
+from lab.perfmodel.memory import layout_of
 from lab.records.store import Store
 
 if TYPE_CHECKING:

@@ -1,4 +1,8 @@
-"""Files through which a job's ranks and driver communicate: heartbeat, start, pids, ends, logs."""
+"""One attempt at a task: files through which its ranks and driver communicate, and its locks.
+
+Files are the heartbeat, start, pids, ends and logs. By the locks, no two jobs measure the same task
+or are timed on the same device.
+"""
 
 from __future__ import annotations
 
@@ -7,15 +11,19 @@ import json
 import os
 import signal
 import socket
+import tempfile
 import time
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
 from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any, Literal, TypeVar, cast
 
+from filelock import FileLock, Timeout
 from pydantic import TypeAdapter, ValidationError
 
 from lab.errors import InputError, LabError
-from lab.files import OWN_MODE, read_file, read_own, write_atomically
+from lab.files import OWN_MODE, private_folder, read_file, read_own, write_atomically
 from lab.machine import began, is_running
 
 Decision = Literal["run", "skip"]
@@ -264,3 +272,75 @@ def present(folder: Path) -> tuple[Any, Attempt]:
     here = submitit.JobEnvironment()
     restarts = int(os.environ.get("SLURM_RESTART_COUNT", 0))
     return here, Attempt(folder, here.job_id, restarts, Path(os.environ["SUBMITIT_FOLDER"]))
+
+
+POLL_S = 0.05
+
+
+@contextmanager
+def claim(folder: Path, attempt: Attempt, *, devices: bool) -> Iterator[None]:
+    """Lock a task and then, if no scheduler allocates them, all of this machine's `devices`.
+
+    The kernel releases all locks of this module when the process ends, however it ends.
+    """
+    with _locked(folder / "lock", attempt):
+        if not devices:
+            yield
+            return
+        # The order is the same in every job, so two jobs cannot deadlock: only who is first in the
+        # queue waits for devices, and whoever holds devices waits for nothing.
+        with _locked(_queue(), attempt), contextlib.ExitStack() as stack:
+            for path in sorted(_private_folder().glob("device-*.lock")):
+                stack.enter_context(_locked(path, attempt))
+            yield
+
+
+@contextmanager
+def claim_some(
+    folder: Path, attempt: Attempt, *, names: Sequence[str], count: int
+) -> Iterator[tuple[int, ...]]:
+    """Lock a task and then `count` of the devices with these names; yields their indices in order.
+
+    Jobs wait for devices in a queue, so those that need few cannot starve one that needs many.
+    """
+    locks = [
+        FileLock(_private_folder() / f"device-{name.replace('/', '-')}.lock") for name in names
+    ]
+    with _locked(folder / "lock", attempt), contextlib.ExitStack() as stack:
+        with _locked(_queue(), attempt):
+            while sum(lock.is_locked for lock in locks) < count:
+                attempt.heartbeat()
+                for lock in locks:
+                    if not lock.is_locked and _acquire(lock, timeout=0):
+                        stack.callback(lock.release)
+                        break
+                else:
+                    time.sleep(POLL_S)
+        yield tuple(index for index, lock in enumerate(locks) if lock.is_locked)
+
+
+@contextmanager
+def _locked(path: Path, attempt: Attempt) -> Iterator[None]:
+    lock = FileLock(path)
+    while not lock.is_locked:
+        attempt.heartbeat()
+        _acquire(lock, timeout=2)
+    try:
+        yield
+    finally:
+        lock.release()
+
+
+def _acquire(lock: FileLock, *, timeout: float) -> bool:
+    with contextlib.suppress(Timeout):
+        lock.acquire(timeout=timeout, poll_interval=POLL_S)
+    return lock.is_locked
+
+
+def _queue() -> Path:
+    return _private_folder() / "devices.lock"
+
+
+def _private_folder() -> Path:
+    """A folder private to this user, the same for every study on this machine."""
+    return private_folder(Path(tempfile.gettempdir()) / f"scaling-lab-{os.getuid()}")

@@ -33,10 +33,9 @@ from lab.launch.held_out import HeldOut as HeldOut
 from lab.launch.held_out import HeldOutStrategies as HeldOutStrategies
 from lab.launch.held_out import held_out as held_out
 from lab.launch.held_out import held_out_strategies as held_out_strategies
-from lab.perfmodel.described import Described
 from lab.perfmodel.hardware import machine as described_machine
 from lab.perfmodel.planner import Space, best
-from lab.perfmodel.predict import predict
+from lab.perfmodel.predict import Described, predict
 from lab.perfmodel.simulate import Conditions
 from lab.records.schema import Stat
 from lab.records.statistics import stat

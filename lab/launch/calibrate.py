@@ -26,13 +26,13 @@ from lab.launch.executor import Handle, JobSpec
 from lab.launch.preflight import usable
 from lab.launch.status import Display, bars, clock
 from lab.perfmodel.calibration import (
+    PLAIN,
     Calibration,
     Part,
     calibration_path,
     read_calibration,
     write_calibration,
 )
-from lab.perfmodel.reference import PLAIN
 
 # A part older than this is measured again.
 MAX_AGE = timedelta(days=1)

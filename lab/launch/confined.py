@@ -29,8 +29,7 @@ import psutil
 from lab import machine
 from lab.files import private_folder, read_json, write_atomically
 from lab.launch import fork_server
-from lab.launch.attempt import Attempt
-from lab.launch.claim import claim
+from lab.launch.attempt import Attempt, claim
 
 LOADED = ("torch", "torch._dynamo", "lab.worker.rungs", __name__)
 VARIABLES = {"OMP_NUM_THREADS": "1", "PYTHONDONTWRITEBYTECODE": "1"}

@@ -24,15 +24,14 @@ import psutil
 from lab.config.base import InvalidValueError
 from lab.config.cluster import Cluster
 from lab.config.emulation import Emulated
+from lab.config.own import SCRIPT_OUT
 from lab.config.run import Run
-from lab.config.script import SCRIPT_OUT
+from lab.config.slurm import expand
 from lab.config.study import Study
-from lab.config.variables import expand
 from lab.errors import InputError, LabError, Problem, nearest
 from lab.files import private_folder
 from lab.launch import netem
-from lab.launch.attempt import Attempt, Decision, present
-from lab.launch.claim import claim, claim_some
+from lab.launch.attempt import Attempt, Decision, claim, claim_some, present
 from lab.launch.outcome import (
     archive_failed,
     failed,

@@ -1,4 +1,8 @@
-"""Jobs on this machine; submitit's controller starts and ends the ranks of each."""
+"""Jobs on this machine: how many run at once, and a controller whose ranks start with torch loaded.
+
+Each job's controller, which comes from submitit, is a fork of the driver's fork server if it can
+be, and each rank is then a fork of the controller.
+"""
 
 from __future__ import annotations
 
@@ -10,19 +14,73 @@ import socket
 import subprocess
 import sys
 import time
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from pathlib import Path
-from typing import ClassVar
+from typing import Any, ClassVar
 
 import psutil
 
 from lab import machine
 from lab.config.cluster import Cluster
-from lab.launch import fork_server, forked_controller
+from lab.launch import fork_server
 from lab.launch.attempt import Attempt, RankError
 from lab.launch.executor import JobSpec, JobStatus, LocalJob, prepare, write_job
 from lab.launch.work import write_work
 from lab.machine import began, is_running
+
+# What every training on CPUs imports; constructing an optimizer or DDP imports torch._dynamo.
+LOADED = (
+    *("submitit.local.local", "torch", "torch._dynamo", "lab.launch.job", "lab.worker.main"),
+    __name__,
+)
+LOG = "controller.log"  # output of the controller, in the job's folder
+
+
+def fork_controller(log: Path, environment: Mapping[str, str]) -> fork_server.Process | None:
+    """Start the controller of a job whose files lie in `log`; None if it cannot be a fork.
+
+    Code in PYTHONPATH may run when Python starts, but not in a fork. A job with such a path is not
+    forked, nor is any job with LAB_PRELOAD=0.
+    """
+    if environment.get("LAB_PRELOAD") == "0" or environment.get("PYTHONPATH"):
+        return None
+    return fork_server.start(control, {"log": str(log)}, environment, modules=LOADED)
+
+
+def control(log: str) -> int:
+    """Run as the controller of a job."""
+    fork_server.redirect(Path(log) / LOG)
+    _controller()(Path(log)).run()
+    return 0
+
+
+def _controller() -> type[Any]:
+    """submitit's controller with forks as its tasks."""
+    from submitit.core.utils import JobPaths
+    from submitit.local.local import Controller
+
+    from lab.launch import work
+
+    class Forking(Controller):
+        def start_tasks(self) -> None:
+            for rank in range(self.ntasks):
+                variables = {
+                    "SUBMITIT_LOCAL_LOCALID": str(rank),
+                    "SUBMITIT_LOCAL_GLOBALID": str(rank),
+                    "SUBMITIT_LOCAL_JOB_ID": self.pid,
+                }
+                output = JobPaths(self.folder, self.pid, rank).stdout
+                child: Any = fork_server.Child(self._be_rank, variables, output)
+                self.tasks.append(child)
+
+        def _be_rank(self, variables: dict[str, str], output: Path) -> int:
+            signal.signal(signal.SIGTERM, signal.SIG_DFL)
+            os.environ.update(variables)
+            fork_server.redirect(output)
+            return work.main(self.command[-2:])
+
+    return Forking
+
 
 POLL_S = 0.1
 # How long a job may take to end once interrupted, in s, before it is killed.
@@ -171,7 +229,7 @@ class LocalExecutor:
             return None
         # Each rank sets this itself, but libraries read it when they are loaded.
         threads = {"OMP_NUM_THREADS": str(self._cluster.threads_per_rank)}
-        return forked_controller.start(log, environment | threads)
+        return fork_controller(log, environment | threads)
 
     def _environment(self, spec: JobSpec, command: str) -> dict[str, str]:
         """The environment of submitit's controller, which it passes on to the ranks."""
@@ -201,7 +259,7 @@ class LocalExecutor:
 
 
 def _start_controller(log: Path, environment: dict[str, str]) -> subprocess.Popen[bytes]:
-    with (log / forked_controller.LOG).open("ab") as output:
+    with (log / LOG).open("ab") as output:
         # Out of reach of the terminal's Ctrl-C: only the driver ends jobs, as a rank interrupted
         # on its own would look like a failure.
         return subprocess.Popen(

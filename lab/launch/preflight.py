@@ -11,14 +11,14 @@ from lab.config import paths
 from lab.config.base import InvalidValueError
 from lab.config.cluster import Cluster, is_found_by_name
 from lab.config.datasets import Synthetic
-from lab.config.downloads import DOWNLOADS
 from lab.config.emulation import Emulated
 from lab.config.models import CNN, PythonModel
+from lab.config.own import Script
+from lab.config.paths import DOWNLOADS
 from lab.config.run import Run
-from lab.config.script import Script
+from lab.config.slurm import expand
 from lab.config.strategies import STRATEGIES
 from lab.config.study import Study, Task
-from lab.config.variables import expand
 from lab.errors import InputError, Problem, nearest
 from lab.files import unwritable
 from lab.launch import netem
@@ -80,7 +80,7 @@ def check(study: Study, cluster: Cluster, tasks: Sequence[Task], *, fresh: bool)
     problems += _unreachable(study, cluster)
     problems += _not_fetched(study, cluster, tasks)
     if not problems and cluster.executor == "slurm":
-        from lab.launch.slurm.refusals import refusals
+        from lab.launch.slurm.executor import refusals
 
         problems += refusals(cluster, sorted(shapes))
     # Last, as it makes the folder: a study that is refused leaves nothing behind.

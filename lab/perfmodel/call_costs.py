@@ -14,12 +14,10 @@ from dataclasses import dataclass, replace
 from functools import partial
 
 from lab.config.run import Run
-from lab.perfmodel.calibration import Calibration
-from lab.perfmodel.intervals import EXACT, Deviation, spread
+from lab.perfmodel.calibration import Calibration, ReferenceStep
 from lab.perfmodel.layout import MICRO_BATCH, Bucket, Links, Profile
-from lab.perfmodel.reference import ReferenceStep
-from lab.perfmodel.requirements import calls_of, layout_of, messages_of, passes
-from lab.perfmodel.simulate import Conditions, predict
+from lab.perfmodel.memory import calls_of, layout_of, messages_of, passes
+from lab.perfmodel.simulate import EXACT, Conditions, Deviation, predict, spread
 
 # Expected relative errors of a reference step, and of the step model without one.
 STEP_ERROR, MODEL_ERROR = 0.03, 0.05

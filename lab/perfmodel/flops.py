@@ -13,8 +13,8 @@ from typing import assert_never
 
 from lab.config.datasets import vocab_size_of
 from lab.config.models import CNN, GPT, DistilBERT, Network, PythonModel, TextClassifier
+from lab.config.own import Script
 from lab.config.run import PrecisionName, Run, value_bytes
-from lab.config.script import Script
 from lab.errors import LabError
 
 INDEX = 8  # bytes of a token, a class, a position in a pooling window: int64

@@ -21,17 +21,19 @@ from lab.formatting import count
 from lab.perfmodel.calibration import Calibration, load_calibration
 from lab.perfmodel.call_costs import call_cost, neighbours
 from lab.perfmodel.collectives import Collective, CollectiveSeconds, of_all_reduce, ring_time
-from lab.perfmodel.intervals import (
+from lab.perfmodel.layout import NO_CONTENTION, Bucket, Contention, Links, Profile
+from lab.perfmodel.memory import calls_of, layout_of, memory_of, messages_of, passes
+from lab.perfmodel.simulate import (
     NORMAL_95,
     P10_TO_P90,
+    Conditions,
     Deviation,
+    Prediction,
     of_foreign_load,
     of_processes,
+    predict,
     spread,
 )
-from lab.perfmodel.layout import NO_CONTENTION, Bucket, Contention, Links, Profile
-from lab.perfmodel.requirements import calls_of, layout_of, memory_of, messages_of, passes
-from lab.perfmodel.simulate import Conditions, Prediction, predict
 from lab.records.store import Record, Store
 from lab.records.table import steps_by_run
 

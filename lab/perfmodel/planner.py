@@ -21,7 +21,6 @@ from lab.config.study import Study
 from lab.errors import LabError
 from lab.formatting import format_seconds
 from lab.perfmodel import hardware
-from lab.perfmodel.described import Described
 from lab.perfmodel.forecast import SAME, Basis
 from lab.perfmodel.frozen import basis_of
 from lab.perfmodel.hardware import Machine
@@ -37,6 +36,7 @@ from lab.perfmodel.layout import (
     Sharing,
     buckets_of,
 )
+from lab.perfmodel.predict import Described
 from lab.perfmodel.simulate import Conditions, Prediction, predict
 
 BUCKETS_MB = (5.0, 25.0, 100.0)

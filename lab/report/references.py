@@ -8,8 +8,8 @@ from collections.abc import Mapping, Sequence
 from bs4 import BeautifulSoup, Tag
 
 from lab.config.models import CNN, DistilBERT, PythonModel
+from lab.config.own import Script
 from lab.config.run import Run
-from lab.config.script import Script
 
 # A label begins with one of these, as in Quarto.
 KINDS = {"fig-": "Figure", "tbl-": "Table"}

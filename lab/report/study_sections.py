@@ -14,8 +14,7 @@ from lab.figures import curves
 from lab.figures.curves import OVERLAPPING
 from lab.figures.data import StudyResults
 from lab.formatting import count, format_seconds
-from lab.launch.hours import spent
-from lab.launch.plan import planned
+from lab.launch.plan import planned, spent
 from lab.launch.preflight import usable
 from lab.perfmodel.calibration import Calibration, find_calibration
 from lab.records.store import Record, Store

@@ -18,7 +18,7 @@ from lab.config.emulation import MEASURED
 from lab.errors import InputError, Problem
 from lab.perfmodel.hardware import emulated_gpu
 from lab.worker import models
-from lab.worker.data.loader import FastLoader
+from lab.worker.data.dataset import FastLoader
 from lab.worker.distributed import RankJob, all_gather_object
 from lab.worker.measure.clock import FloatArray
 from lab.worker.optim import autocast, checkpoint_blocks, optimizer_for

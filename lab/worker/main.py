@@ -17,6 +17,7 @@ from lab.errors import LabError
 from lab.records.schema import Quality
 from lab.worker import data, models, own, strategies
 from lab.worker.calibrate import peak_flops
+from lab.worker.checkpoint import forget
 from lab.worker.context import Measurement, Progress, RankContext
 from lab.worker.data.dataset import Dataset
 from lab.worker.distributed import (
@@ -34,7 +35,6 @@ from lab.worker.environment import environment
 from lab.worker.measure import overlap
 from lab.worker.measure.clock import FloatArray, phases_close, timing
 from lab.worker.rank_report import RankReport, communication_of, memory_of, write_steps
-from lab.worker.resume import forget
 from lab.worker.sync_cost import Probe, methods_agree, probe, readiness
 from lab.worker.trace import trace, write_trace
 from lab.worker.train import Training, evaluate, train

@@ -35,7 +35,7 @@ from lab.config.run import Run
 from lab.errors import InputError, LabError
 from lab.worker import calibrate, data, models
 from lab.worker.context import Measurement, RankContext, silent
-from lab.worker.data.loader import FastLoader
+from lab.worker.data.dataset import FastLoader
 from lab.worker.distributed import (
     RankJob,
     all_gather_object,

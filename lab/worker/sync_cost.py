@@ -18,7 +18,7 @@ from torch import distributed as dist
 
 from lab.records.schema import Communication, Gradient, Stat
 from lab.worker import strategies
-from lab.worker.data.loader import FastLoader
+from lab.worker.data.dataset import FastLoader
 from lab.worker.distributed import RankJob
 from lab.worker.measure.clock import FloatArray, stat, synchronize
 from lab.worker.measure.ddp_hook import BucketRecorder, Buckets

@@ -18,7 +18,8 @@ from lab.config.run import Run
 from lab.errors import LabError
 from lab.machine import age
 from lab.worker import environment, models, strategies
-from lab.worker.data.loader import FastLoader, loader_for
+from lab.worker.checkpoint import Checkpoints
+from lab.worker.data.dataset import FastLoader, loader_for
 from lab.worker.distributed import RankJob, mean_over_ranks
 from lab.worker.emulation import Pauses, Sleeper, SleepingOptimizer
 from lab.worker.environment import RankUse, StateBytes
@@ -26,7 +27,6 @@ from lab.worker.measure.clock import Clock, CudaClock, FloatArray, HostClock
 from lab.worker.measure.collective_trace import CallRecorder, Calls
 from lab.worker.measure.ddp_hook import BucketRecorder, Buckets
 from lab.worker.optim import autocast, checkpoint_blocks, learning_rate, set_products
-from lab.worker.resume import Checkpoints
 from lab.worker.strategies.base import Setup
 
 

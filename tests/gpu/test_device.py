@@ -25,16 +25,21 @@ from lab.records.schema import PHASES
 from lab.worker import data, strategies
 from lab.worker.calibrate import measured_peak, memory_bandwidth
 from lab.worker.context import RankContext
-from lab.worker.data.loader import FastLoader
+from lab.worker.data.dataset import FastLoader
 from lab.worker.distributed import RankJob, device_of, process_group
 from lab.worker.inference.generate import generate
-from lab.worker.inference.quality import cached_error, output_errors
-from lab.worker.inference.quantize import METHODS, UnavailableError, compile_alike, quantize
+from lab.worker.inference.quantize import (
+    METHODS,
+    UnavailableError,
+    cached_error,
+    compile_alike,
+    output_errors,
+    quantize,
+)
 from lab.worker.measure.clock import CudaClock
 from lab.worker.measure.collective_trace import CallRecorder, Calls
 from lab.worker.measure.ddp_hook import BucketRecorder
-from lab.worker.models.gpt import GPT
-from lab.worker.models.head import linear_cross_entropy
+from lab.worker.models.gpt import GPT, linear_cross_entropy
 from lab.worker.optim import set_products
 from lab.worker.strategies import base, ddp, fsdp, pipeline_parallel
 from lab.worker.train import Training, train

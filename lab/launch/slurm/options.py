@@ -14,9 +14,8 @@ from typing import Any
 
 from lab.config.cluster import Cluster, find_profile
 from lab.config.run import Run
-from lab.config.slurm import SBATCH_OPTIONS
+from lab.config.slurm import SBATCH_OPTIONS, command_for_shell, for_shell
 from lab.config.study import Study, Task
-from lab.config.variables import command_for_shell, for_shell
 from lab.errors import InputError, Problem
 from lab.files import ROOT, write_atomically
 from lab.formatting import count

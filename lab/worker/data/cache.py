@@ -19,8 +19,7 @@ import numpy as np
 import numpy.typing as npt
 from filelock import FileLock, Timeout
 
-from lab.config.downloads import Download
-from lab.config.paths import cache_roots
+from lab.config.paths import Download, cache_roots
 from lab.errors import LabError
 from lab.files import write_atomically
 from lab.worker.context import Progress

@@ -1,24 +1,156 @@
-"""Language modelling: text tokenized into one stream, every window of which is a sample."""
+"""Language modelling: byte-pair encoding trained on the text itself, and one stream of its tokens.
+
+Every window of the stream is a sample.
+"""
 
 from __future__ import annotations
 
+import hashlib
 import os
 import platform
 import sysconfig
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
+from functools import partial
 from pathlib import Path
-from typing import NamedTuple
+from typing import Any, NamedTuple
+
+import numpy as np
 
 from lab.config import datasets
-from lab.config.downloads import SHAKESPEARE
 from lab.config.models import Transformer
-from lab.config.paths import read_texts
+from lab.config.paths import SHAKESPEARE, read_texts
 from lab.config.run import Run
 from lab.errors import InputError, Problem
 from lab.worker.context import Progress
-from lab.worker.data.cache import fetch
+from lab.worker.data.cache import Array, CachedArrays, cached_arrays, fetch
 from lab.worker.data.dataset import Dataset, Windows
-from lab.worker.data.tokenizer import tokenize
+
+TRAINING_TEXT = 3_000_000  # characters used to train the tokenizer
+END_OF_TEXT = "<|endoftext|>"  # token 0 of a tokenizer trained here, after each document
+HELD_OUT = 0.1
+PIECE = 500_000  # characters encoded at a time
+
+
+def train_tokenizer(documents: Sequence[str], vocab_size: int) -> Any:
+    """A byte-level BPE tokenizer as in GPT-2, trained on pieces from all over the text."""
+    from tokenizers import Tokenizer, decoders, models, pre_tokenizers, trainers
+
+    tokenizer = Tokenizer(models.BPE())
+    tokenizer.pre_tokenizer = pre_tokenizers.ByteLevel(add_prefix_space=False)
+    tokenizer.decoder = decoders.ByteLevel()
+    trainer = trainers.BpeTrainer(
+        vocab_size=vocab_size,
+        initial_alphabet=pre_tokenizers.ByteLevel.alphabet(),  # any text can be encoded
+        special_tokens=[END_OF_TEXT],
+        show_progress=False,
+    )
+    stride = -(-sum(map(len, documents)) // TRAINING_TEXT)
+    pieces = (piece for text in documents for piece in split_pieces(text, 10_000)[::stride])
+    tokenizer.train_from_iterator(pieces, trainer)
+    return tokenizer
+
+
+def load_tokenizer(path: Path) -> Any:
+    """A tokenizer from its file tokenizer.json; raises OSError or ValueError."""
+    from tokenizers import Tokenizer
+
+    text = path.read_text(encoding="utf-8")
+    try:
+        return Tokenizer.from_str(text)
+    except Exception as error:  # noqa: BLE001  (the library raises no narrower one)
+        raise ValueError(f"{path} is not a tokenizer: {error}") from None
+
+
+def split_pieces(text: str, size: int) -> list[str]:
+    """The text cut before words, every `size` characters or a little later."""
+    pieces, start = [], 0
+    while len(text) - start > size:
+        cut = text.find(" ", start + size)
+        if cut < 0 or cut > start + 2 * size:  # a text may have no spaces
+            cut = start + size
+        pieces.append(text[start:cut])
+        start = cut
+    return [*pieces, text[start:]]
+
+
+def tokenize(
+    documents: Sequence[str], *, vocab_size: int, progress: Progress, tokenizer: Path | None = None
+) -> CachedArrays:
+    """The documents as tokens: `train` and, the last tenth, `held_out`; cached or built now.
+
+    The tokenizer is trained on them or loaded from a file; it lies beside the arrays as
+    `tokenizer.json`.
+    """
+
+    def build(folder: Path) -> dict[str, Array]:
+        progress("data", 0, len(documents))
+        trained = partial(train_tokenizer, documents, vocab_size)
+        encoder = load_tokenizer(tokenizer) if tokenizer else trained()
+        encoder.save(str(folder / "tokenizer.json"))
+        # The smallest type that holds the vocabulary, as loaders read these arrays from disk.
+        dtype = np.uint16 if vocab_size <= 2**16 else np.uint32
+        tokens, ends = _encode(encoder, documents, dtype, progress)
+        split = _split(ends, len(tokens))
+        return {"train": tokens[:split], "held_out": tokens[split:]}
+
+    key = _key(documents, vocab_size, tokenizer)
+    return cached_arrays("tokens", key, build, progress=progress)
+
+
+def _key(documents: Sequence[str], vocab_size: int, tokenizer: Path | None) -> str:
+    digest = hashlib.sha256(f"stream {vocab_size}".encode())
+    if tokenizer is not None:
+        digest.update(tokenizer.read_bytes())
+    for document in documents:
+        content = document.encode()
+        # The length distinguishes texts that differ only in where a document ends.
+        digest.update(len(content).to_bytes(8, "little") + content)
+    return digest.hexdigest()
+
+
+def _encode(
+    tokenizer: Any, documents: Sequence[str], dtype: type, progress: Progress
+) -> tuple[Array, list[int]]:
+    """The tokens of all documents, each followed by end-of-text, and where each document ends."""
+    end_of_text = tokenizer.token_to_id(END_OF_TEXT)
+    parts: list[Array] = []
+    ends: list[int] = []
+    length = 0
+    for number, batch in enumerate(_batches(documents)):
+        encodings = tokenizer.encode_batch([piece for piece, _ in batch])
+        for encoding, (_, is_last) in zip(encodings, batch, strict=True):
+            ids = encoding.ids + [end_of_text] * is_last
+            parts.append(np.asarray(ids, dtype=dtype))
+            length += len(ids)
+            if is_last:
+                ends.append(length)
+        progress("data", number, number + 1)
+    return np.concatenate(parts), ends
+
+
+def _batches(documents: Sequence[str]) -> Iterator[list[tuple[str, bool]]]:
+    """Batches of pieces, about PIECE characters in all, each with whether it ends its document."""
+    batch: list[tuple[str, bool]] = []
+    size = 0
+    for document in documents:
+        pieces = split_pieces(document, PIECE)
+        for number, piece in enumerate(pieces, start=1):
+            batch.append((piece, number == len(pieces)))
+            size += len(piece)
+            if size >= PIECE:
+                yield batch
+                batch, size = [], 0
+    if batch:
+        yield batch
+
+
+def _split(ends: Sequence[int], length: int) -> int:
+    """Where the held-out part begins: at the end of a document if one is near nine tenths."""
+    wanted = round(length * (1 - HELD_OUT))
+    # Cutting a document in two would show the model the beginning of what it is tested on.
+    nearest = min(ends, key=lambda end: abs(end - wanted))
+    return nearest if abs(nearest - wanted) < 0.02 * length else wanted
+
 
 LEFT_OUT = {"test", "tests", "idle_test", "site-packages", "dist-packages", "__pycache__"}
 MAX_BYTES = 6_000_000  # enough for models of this size, and quick to tokenize

@@ -9,7 +9,7 @@ from pathlib import Path
 
 import numpy as np
 
-from lab.config.downloads import MNIST
+from lab.config.paths import MNIST
 from lab.config.run import Run
 from lab.errors import LabError
 from lab.worker.context import Progress

@@ -16,15 +16,14 @@ from typing import Any
 import numpy as np
 
 from lab.config.datasets import LabelledTexts
-from lab.config.downloads import AG_NEWS_TEST, AG_NEWS_TRAIN, IMDB
 from lab.config.models import Transformer
+from lab.config.paths import AG_NEWS_TEST, AG_NEWS_TRAIN, IMDB
 from lab.config.run import Run
 from lab.errors import LabError
 from lab.worker.context import Progress
 from lab.worker.data.cache import Array, cached_arrays, fetch, file_sha256
-from lab.worker.data.corpora import LEFT_OUT
+from lab.worker.data.corpora import END_OF_TEXT, LEFT_OUT, load_tokenizer, train_tokenizer
 from lab.worker.data.dataset import Dataset, Labelled
-from lab.worker.data.tokenizer import END_OF_TEXT, load_tokenizer, train_tokenizer
 
 BATCH = 2000  # texts that are encoded at a time
 PADDING = ("[PAD]", "<pad>", END_OF_TEXT)  # the first one known to the tokenizer is used

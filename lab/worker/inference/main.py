@@ -19,18 +19,23 @@ from lab.worker.calibrate import memory_bandwidth
 from lab.worker.checkpoint import Checkpoint
 from lab.worker.context import Measurement, Progress, RankContext
 from lab.worker.data.cache import file_sha256
-from lab.worker.data.loader import Batch, FastLoader
+from lab.worker.data.dataset import Batch, FastLoader
 from lab.worker.distributed import RankJob, device_of, gather, process_group
 from lab.worker.environment import MachineWatch, environment, peak_memory, reset_peak
-from lab.worker.inference import quality
 from lab.worker.inference.latency import PromptBatch, time_classification, time_generation
 from lab.worker.inference.model import load_model, trained_model, training_run
 from lab.worker.inference.quantize import (
+    MAX_OUTPUT_ERROR,
     Quantized,
     UnavailableError,
     bytes_in_memory,
     bytes_on_disk,
+    cached_error,
+    compare_classifiers,
+    compare_language_models,
     compile_alike,
+    generated_alike,
+    output_errors,
     quantize,
 )
 from lab.worker.models.classifier import Classifier
@@ -82,7 +87,7 @@ def infer(
             parameters=sum(parameter.numel() for parameter in parameters),
             ranks=[use for use, _ in ranks],
         ),
-        checks={"outputs_agree": all(error <= quality.MAX_OUTPUT_ERROR for error in errors)},
+        checks={"outputs_agree": all(error <= MAX_OUTPUT_ERROR for error in errors)},
         inference=inference,
     )
 
@@ -127,13 +132,11 @@ def _compare(job: RankJob, base: nn.Module, trained: Checkpoint) -> Inference:
         inputs = list(batches.values())
     progress("comparing", 0, run.rounds)
     try:
-        errors = quality.output_errors(pair, inputs)
+        errors = output_errors(pair, inputs)
         if run.compile and isinstance(base, GPT):
             # Compiled separately: a kernel correct for whole prompts says nothing about this one.
             longest = prompts[-1].prompts
-            errors["1 after a prompt"] = quality.cached_error(
-                cast("tuple[GPT, GPT]", pair), longest
-            )
+            errors["1 after a prompt"] = cached_error(cast("tuple[GPT, GPT]", pair), longest)
     except (TorchDynamoException, RuntimeError) as error:
         # Compiled kernels may refuse shapes only when called: int8 products few rows, on a GPU.
         if not run.compile or isinstance(error, torch.OutOfMemoryError):
@@ -149,16 +152,14 @@ def _compare(job: RankJob, base: nn.Module, trained: Checkpoint) -> Inference:
         "output_errors": errors,
     }
     worst = max(errors, key=lambda shape: errors[shape])
-    if errors[worst] > quality.MAX_OUTPUT_ERROR:
+    if errors[worst] > MAX_OUTPUT_ERROR:
         # A kernel that computes nonsense may be fast, and its time would look like a gain.
         wrong = f"its logits are wrong by {errors[worst]:.2g} of the base's for an input of {worst}"
         fields["unavailable"] = f"{wrong}, so it was not timed"
     elif isinstance(base, GPT):
         gpts, tokens = cast("tuple[GPT, GPT]", pair), run.new_tokens
-        fields |= quality.compare_language_models(pair, _held_out(job), device=device)
-        fields["generated_alike"] = quality.generated_alike(
-            gpts, prompts[-1].prompts, new_tokens=tokens
-        )
+        fields |= compare_language_models(pair, _held_out(job), device=device)
+        fields["generated_alike"] = generated_alike(gpts, prompts[-1].prompts, new_tokens=tokens)
         fields["points"] = time_generation(
             gpts, prompts, new_tokens=tokens, rounds=run.rounds, progress=progress
         )
@@ -166,7 +167,7 @@ def _compare(job: RankJob, base: nn.Module, trained: Checkpoint) -> Inference:
         fields["memory_bytes_per_second"] = memory_bandwidth(device).bytes_per_s
     else:
         classifiers = cast("tuple[Classifier, Classifier]", pair)
-        fields |= quality.compare_classifiers(pair, _held_out(job), device=device)
+        fields |= compare_classifiers(pair, _held_out(job), device=device)
         fields["classifications"] = time_classification(
             classifiers, batches, rounds=run.rounds, progress=progress
         )

@@ -14,8 +14,8 @@ from lab.errors import InputError, LabError, Problem
 from lab.worker import checkpoint
 from lab.worker.checkpoint import Checkpoint
 from lab.worker.data.cache import in_cache, load_or_build
+from lab.worker.data.corpora import load_tokenizer
 from lab.worker.data.dataset import Dataset
-from lab.worker.data.tokenizer import load_tokenizer
 from lab.worker.distributed import RankJob
 from lab.worker.inference.generate import Sampling, by_length, generate
 from lab.worker.models import build

@@ -9,12 +9,11 @@ from torch import Tensor, nn
 from torch.nn.attention import SDPBackend
 
 from lab.config import datasets, models
+from lab.config.own import Script
 from lab.config.run import Run
-from lab.config.script import Script
 from lab.errors import InputError, Problem
 from lab.perfmodel import flops
-from lab.worker.data.dataset import Dataset
-from lab.worker.data.loader import FastLoader
+from lab.worker.data.dataset import Dataset, FastLoader
 from lab.worker.optim import DTYPES
 
 
@@ -27,7 +26,7 @@ def build(run: Run, dataset: Dataset) -> nn.Module:
     # A rank imports only the module of its own model.
     config = run.architecture
     if isinstance(config, models.CNN):
-        from lab.worker.models.vision import Vision
+        from lab.worker.models.classifier import Vision
 
         return Vision(config, channels=dataset.channels, classes=dataset.classes)
     if isinstance(config, models.PythonModel):
@@ -41,13 +40,13 @@ def build(run: Run, dataset: Dataset) -> nn.Module:
         advice = "leave it out, or choose a smaller vocab_size of the data"
         raise InputError("model", [Problem("vocab_size", what, advice)])
     if isinstance(config, models.TextClassifier):
-        from lab.worker.models.text_classifier import TextClassifier
+        from lab.worker.models.classifier import TextClassifier
 
         return TextClassifier(
             config, vocab_size=dataset.vocab_size, classes=dataset.classes, pad=dataset.pad
         )
     if isinstance(config, models.DistilBERT):
-        from lab.worker.models.text_classifier import DistilBERT
+        from lab.worker.models.classifier import DistilBERT
 
         assert dataset.pretrained is not None
         return DistilBERT(

@@ -20,8 +20,8 @@ import torch
 from torch import distributed as dist
 from torch import nn
 
+from lab.config.own import SCRIPT_OUT, Script
 from lab.config.run import Run
-from lab.config.script import SCRIPT_OUT, Script
 from lab.errors import LabError
 from lab.machine import age
 from lab.records.schema import PHASES, Observed

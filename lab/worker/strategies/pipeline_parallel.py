@@ -20,8 +20,7 @@ from torch.distributed.pipelining import PipelineStage, Schedule1F1B, ScheduleGP
 from lab.config import models
 from lab.errors import InputError, Problem
 from lab.worker.measure.clock import Clock
-from lab.worker.models.gpt import GPT
-from lab.worker.models.head import linear_cross_entropy
+from lab.worker.models.gpt import GPT, linear_cross_entropy
 from lab.worker.strategies.base import Setup, Strategy, clip
 
 

@@ -14,8 +14,7 @@ from lab.config.emulation import Link
 from lab.config.run import Run
 from lab.errors import LabError
 from lab.launch import netem
-from lab.launch.attempt import Attempt, RankError, RankExit
-from lab.launch.claim import claim
+from lab.launch.attempt import Attempt, RankError, RankExit, claim
 from lab.launch.outcome import failed
 from lab.worker.context import RankContext
 

@@ -9,7 +9,7 @@ from pathlib import Path
 from studies import SMALL_STUDY, StudyMaker
 
 from lab.config.study import Study
-from lab.launch.hours import spent
+from lab.launch.plan import spent
 
 
 def test_a_study_beyond_the_budget_runs_with_yes_alone(

@@ -21,11 +21,14 @@ from lab import machine
 from lab.config.strategies import STRATEGIES
 from lab.launch.calibrate import calibrate
 from lab.machine import is_running
-from lab.perfmodel.calibration import Calibration, Part, load_calibration
-from lab.perfmodel.intervals import spread
-from lab.perfmodel.reference import REFERENCES
-from lab.worker.calibrate import matrix_products, memory_bandwidth
-from lab.worker.reference import QUICK_STARTS, QUICK_STARTS_TOGETHER
+from lab.perfmodel.calibration import REFERENCES, Calibration, Part, load_calibration
+from lab.perfmodel.simulate import spread
+from lab.worker.calibrate import (
+    QUICK_STARTS,
+    QUICK_STARTS_TOGETHER,
+    matrix_products,
+    memory_bandwidth,
+)
 
 pytestmark = pytest.mark.skipif(len(machine.cores()) < 2, reason="two ranks need two cores")
 

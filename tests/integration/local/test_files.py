@@ -13,7 +13,7 @@ from typing import Any
 
 import pytest
 
-from lab.worker.data.tokenizer import tokenize
+from lab.worker.data.corpora import tokenize
 
 DOCUMENTS = ["x = 1\n    y = 2\n" * 50] * 5
 

@@ -10,7 +10,7 @@ from studies import SMALL_STUDY, StudyMaker
 
 import lab
 from lab.config.study import Study
-from lab.launch import fork_server, forked_controller
+from lab.launch import fork_server, local
 from lab.records.store import Record, Store
 
 PROFILE = "executor: local\ndevice: cpu\ndevices: 2\n"
@@ -48,7 +48,7 @@ def measured(study: Study, profile: Path) -> tuple[Record, bool]:
 
 def server() -> fork_server.ForkServer | None:
     """The one of this process's jobs."""
-    return fork_server._servers.get(forked_controller.LOADED, (None, None))[1]
+    return fork_server._servers.get(local.LOADED, (None, None))[1]
 
 
 def test_forked_ranks_learn_what_others_learn_whatever_ends_the_server(

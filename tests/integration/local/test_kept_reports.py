@@ -15,8 +15,7 @@ from lab.config.study import Study
 from lab.files import ROOT
 from lab.records.store import Store
 from lab.report.build import Report
-from lab.report.gallery import readme_of_kept
-from lab.report.kept import ENTRY, KEPT, PAGE, remade
+from lab.report.gallery import ENTRY, KEPT, PAGE, readme_of_kept, remade
 
 REPORTS = ROOT / "reports"
 PLACES = sorted(path.parent for path in REPORTS.glob(f"*/{KEPT}"))

@@ -40,22 +40,22 @@ RUNS: dict[str, tuple[dict[str, Any], dict[str, set[str]]]] = {
         {"model": GPT, "data": {"kind": "synthetic", "samples": 64}, "strategy": "single"},
         {
             "lab.worker.strategies": {"base", "single"},
-            "lab.worker.models": {"gpt", "head"},
-            "lab.worker.data": {"cache", "dataset", "loader", "synthetic"},
+            "lab.worker.models": {"gpt"},
+            "lab.worker.data": {"cache", "dataset", "synthetic"},
         },
     ),
     "cnn": (
         {"model": CNN, "data": "digits", "strategy": "ddp"},
         {
             "lab.worker.strategies": {"base", "ddp"},
-            "lab.worker.models": {"classifier", "vision"},
-            "lab.worker.data": {"cache", "dataset", "loader", "images"},
+            "lab.worker.models": {"classifier"},
+            "lab.worker.data": {"cache", "dataset", "images"},
         },
     ),
 }
 # The job's own parts: it claims its folder and devices, joins an emulated network, watches
 # (its DataLoader workers too) and writes how it ended.
-LAUNCH = {"attempt", "children", "claim", "job", "netem", "outcome", "supervisor", "watchdog"}
+LAUNCH = {"attempt", "job", "netem", "outcome", "supervisor", "watchdog"}
 # Packages for notebooks, reports and other models, which take a second or more to import.
 HEAVY = {"IPython", "matplotlib", "nbconvert", "rich", "scipy.stats", "torchao", "transformers"}
 HEAVY |= {"torch.distributed.checkpoint"}

@@ -24,7 +24,7 @@ import torch
 from studies import CORPUS
 from torch import nn
 
-from lab.analysis.bottlenecks import largest_loss
+from lab.analysis.findings import largest_loss
 from lab.analysis.scaling import summary
 from lab.analysis.waterfall import Waterfall, waterfalls
 from lab.config.emulation import Compute, Emulated, Link

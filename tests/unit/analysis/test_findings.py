@@ -1,13 +1,25 @@
 from __future__ import annotations
 
-import pytest
-from factories import record, repeats, run, study
+from dataclasses import replace
+from typing import Any
 
+import pytest
+from factories import SHARES, environment, record, repeats, run, stat, study
+from hypothesis import given
+from hypothesis import strategies as st
+
+from lab import figures
 from lab.analysis.answer import answer
-from lab.analysis.findings import findings, holes
+from lab.analysis.findings import advice, findings, holes, limits
 from lab.analysis.scaling import summary
-from lab.config.emulation import Compute, Emulated
-from lab.records.schema import Failure
+from lab.analysis.waterfall import CAUSES, Amount, Waterfall, waterfalls
+from lab.config.emulation import Compute, Emulated, Link
+from lab.config.strategies import STRATEGIES
+from lab.figures import alt_text
+from lab.figures.data import StudyResults
+from lab.perfmodel.collectives import efficiency_with_overlap, efficiency_without_overlap
+from lab.records.schema import Communication, Environment, Event, Failure
+from lab.records.store import Record
 from lab.records.table import table
 
 SLEEPING = Emulated(compute=Compute(emulated="V100", mfu=0.4))
@@ -194,3 +206,277 @@ def test_other_load_is_a_caveat(tmp_path):
     assert any("other processes took up to 40 % of the ranks' cores" in text for text in more)
     _, more, _ = findings_of(tmp_path, calm)
     assert not [sentence for sentence in more if "other processes" in sentence]
+
+
+PARALLEL = [name for name, facts in STRATEGIES.items() if facts.splits != "nothing"]
+
+
+@pytest.mark.parametrize(
+    ("r", "without", "overlapped"),
+    [(0.0, 0.0, 0.0), (1.0, 0.5, 0.75), (3.0, 0.75, 1.0), (0.5, 1 / 3, 3 / 7)],
+)
+def test_closed_forms(r: float, without: float, overlapped: float) -> None:
+    assert efficiency_without_overlap(r) == pytest.approx(without)
+    assert efficiency_with_overlap(r) == pytest.approx(overlapped)
+
+
+@given(st.floats(0, 1e6), st.floats(0, 1))
+def test_overlap_never_hurts_and_nothing_exceeds_one(r: float, share: float) -> None:
+    least, most = efficiency_without_overlap(r), efficiency_with_overlap(r, backward_share=share)
+    assert 0 <= least <= most + 1e-12 <= 1 + 2e-12
+
+
+def test_closed_forms_refuse_what_cannot_be() -> None:
+    with pytest.raises(ValueError, match="negative"):
+        efficiency_without_overlap(-1)
+    with pytest.raises(ValueError, match="outside"):
+        efficiency_with_overlap(1, backward_share=2)
+
+
+def study_records(*, exposed: float, straggler: float, **fields: Any) -> list[Record]:
+    """One rank, and two that are ideal but for what is exposed."""
+    own, parts = 0.200, {"exposed": exposed, "straggler": straggler}
+    parts["transfer"] = exposed - straggler
+    made = [record(run(1), n, step_time=own + 0.0002 * n) for n in range(3)]
+    for n in range(3):
+        phases = {name: share * own / 2 for name, share in SHARES.items()}
+        phases["backward"] += exposed
+        step = sum(phases.values()) + 0.0001 * n
+        pair = record(
+            run(2, **fields), n, step_time=step, phases=phases, communication=(0.04, exposed)
+        )
+        sent = {name: stat(seconds) for name, seconds in parts.items()}
+        assert pair.communication is not None
+        communication = pair.communication.model_copy(update=sent)
+        made.append(pair.model_copy(update={"communication": communication}))
+    return made
+
+
+def sentences_of(records: list[Record], **study: Any) -> list[str]:
+    frame = summary(
+        table(records), **({"baseline": {"world_size": 1}, "scaling": "strong"} | study)
+    )
+    return limits(frame, waterfalls(frame, records))
+
+
+@pytest.mark.parametrize(
+    ("exposed", "straggler", "words"),
+    [
+        (0.030, 0.002, "the largest loss, 28.0 [28.0, 28.0] ms (21.5 % of the step), is moving"),
+        (0.030, 0.026, "is waiting for slower ranks; first to change: equal ranks"),
+        (0.001, 0.0, "compute limits the step: every loss takes less than 5 % of it"),
+    ],
+)
+def test_the_largest_loss_is_named(exposed: float, straggler: float, words: str) -> None:
+    sentences = sentences_of(study_records(exposed=exposed, straggler=straggler))
+    assert words in sentences[0], sentences
+    assert any("R = T_compute / T_communication" in sentence for sentence in sentences)
+
+
+def test_too_few_repeats_name_nothing() -> None:
+    few = [one for one in study_records(exposed=0.03, straggler=0.0) if one.repeat < 2]
+    assert not any("loss" in sentence or "limits" in sentence for sentence in sentences_of(few))
+
+
+def test_repeats_that_disagree_name_nothing() -> None:
+    records = study_records(exposed=0.04, straggler=0.0)
+    changed = study_records(exposed=0.04, straggler=0.04)
+    mixed = [*records[:5], changed[5]]
+    assert "the repeats do not show which loss is the largest" in sentences_of(mixed)[0]
+    alone = sentences_of(mixed[3:], baseline={})
+    assert not any("the repeats do not show" in sentence for sentence in alone)
+
+
+def test_karp_flatt_is_that_of_the_speedup() -> None:
+    sentences = sentences_of(study_records(exposed=0.03, straggler=0.0))
+    speedup = 0.2002 / 0.1301
+    expected = 100 * (1 / speedup - 1 / 2) / (1 - 1 / 2)
+    (sentence,) = [sentence for sentence in sentences if "Karp" in sentence]
+    assert f"{expected:.0f}" in sentence
+
+
+def test_a_serial_fraction_needs_strong_scaling_a_baseline_repeats_and_a_speedup_it_permits() -> (
+    None
+):
+    made = study_records(exposed=0.03, straggler=0.0)
+    superlinear = [*repeats(run(1), [0.2] * 3), *repeats(run(2), [0.09, 0.091, 0.092])]
+    batch = {"global_batch_size": None, "micro_batch_size": 16}
+    weak = [*repeats(run(1, **batch), [0.1] * 3), *repeats(run(2, **batch), [0.12] * 3)]
+    assert any("Karp" in sentence for sentence in sentences_of(made))
+    for records, kind in (
+        (weak, {"scaling": "weak"}),
+        (made, {"baseline": {"world_size": 2}}),
+        ([one for one in made if one.repeat < 2], {}),
+        (superlinear, {}),
+    ):
+        sentences = sentences_of(records, **kind)
+        assert not any("Karp" in sentence for sentence in sentences), (kind, sentences)
+
+
+def test_compute_to_communication_is_that_of_gradients_and_measured_against_a_baseline() -> None:
+    made = study_records(exposed=0.03, straggler=0.0)
+    (ratio,) = [one for one in sentences_of(made) if "R = T_compute" in one]
+    assert "; measured: 76.94 [" in ratio
+    for baseline in ({"world_size": 2}, {}):
+        (ratio,) = [one for one in sentences_of(made[3:], baseline=baseline) if "R = " in one]
+        assert ratio.endswith("to hide behind.")
+    activations = study_records(exposed=0.03, straggler=0.0, strategy="tensor_parallel")
+    assert not any("R = T_compute" in one for one in sentences_of(activations))
+
+
+def test_without_a_baseline_no_step_is_called_ideal() -> None:
+    sentence = sentences_of(study_records(exposed=0.03, straggler=0.0)[3:], baseline={})[0]
+    assert "most of a step that is not compute, " in sentence and "ideal" not in sentence
+    few = sentences_of(study_records(exposed=0.03, straggler=0.0)[3:5], baseline={})
+    assert [one for one in few if "R = T_compute" not in one] == []
+
+
+def test_without_measured_communication_nothing_is_said_of_it() -> None:
+    made = [*repeats(run(1), [0.2, 0.2, 0.2]), *repeats(run(2), [0.11, 0.11, 0.11])]
+    sentences = sentences_of(made)
+    assert not any("gradient" in one or "T_communication" in one for one in sentences)
+    assert "is compute that did not shrink" in sentences[0]
+
+
+def fall(
+    cause: str, *, causes: tuple[str, ...] = (), scaling: str = "strong", **fields: Any
+) -> Waterfall:
+    """A waterfall of two ranks whose largest loss is `cause`; fields of the run or of its place."""
+    place = {key: fields.pop(key) for key in list(fields) if key in Environment.model_fields}
+    made, none = run(2, **({"global_batch_size": 8} | fields)), Amount(0.0, 0.0, 0.0)
+    return Waterfall(
+        label="batch 8",
+        row={"scaling": scaling, "device": "cpu", "world_size": 2},
+        run=made,
+        environment=environment(2, **place),
+        compared=True,
+        ideal=none,
+        losses=dict.fromkeys([cause, *causes], none),
+        repeats=3,
+        largest=cause,
+        supported=True,
+    )
+
+
+TWO_HOSTS = {"hosts": ["node1", "node2"]}
+GPU = {"device": "cuda"}
+SLOW_GPU = {"emulated": Emulated(compute=Compute(emulated="V100", mfu=0.4))}
+SLOW_LINK = {"emulated": Emulated(link=Link(bandwidth_gbit=1))}
+
+
+@pytest.mark.parametrize(
+    ("cause", "fields", "given", "withheld"),
+    [
+        ("transfer", TWO_HOSTS, ["faster link", "bf16 compression", "accumulation"], []),
+        (
+            "transfer",
+            {},
+            ["bf16 compression"],
+            ["faster link", "stay gathered"],
+        ),  # through the memory of one host
+        ("transfer", SLOW_LINK, ["faster link"], []),
+        ("transfer", SLOW_GPU, [], ["faster link"]),
+        ("transfer", GPU, ["faster link"], []),
+        ("transfer", {"compression": "bf16"}, ["accumulation"], ["compression"]),
+        ("transfer", {"static_graph": True}, ["larger batch"], ["accumulation"]),
+        ("transfer", {"strategy": "zero1"}, ["accumulation"], ["compression"]),
+        ("transfer", {"strategy": "fsdp"}, ["stay gathered"], ["compression", "accumulation"]),
+        ("transfer", {"strategy": "fsdp", "reshard_after_forward": False}, [], ["gathered"]),
+        ("transfer", {"strategy": "tensor_parallel"}, ["fewer ranks"], ["gradient", "larger"]),
+        ("exchange", {"strategy": "pipeline_parallel"}, ["fewer ranks"], ["gradient"]),
+        ("bubble", {"strategy": "pipeline_parallel"}, ["more microbatches"], ["larger"]),
+        (
+            "bubble",
+            {"strategy": "pipeline_parallel", "microbatches": 8},
+            ["a larger batch, cut"],
+            [],
+        ),
+        ("straggler", {}, ["equal ranks"], ["core for each"]),
+        ("straggler", {"cpus_granted": [[0], [0]]}, ["a core for each thread"], ["equal"]),
+        ("straggler", {"cpus_granted": [[0], [0]], **GPU}, ["equal ranks"], ["core for each"]),
+        ("data", {}, ["disk"], ["loader"]),
+        ("data", {"loader": "classic", "loader_workers": 1}, ["fast loader", "more loader"], []),
+        ("data", {"loader": "classic", "loader_workers": 3}, ["fast loader"], ["more loader"]),
+        ("optimizer", {}, ["zero1"], []),
+        ("optimizer", {"precision": "fp16"}, ["larger batch"], ["zero1"]),
+        ("optimizer", {"strategy": "fsdp"}, ["larger batch"], ["zero1"]),
+        ("optimizer", {"strategy": "tensor_parallel"}, ["larger batch"], ["zero1"]),
+        ("optimizer", {"strategy": "data_parallel"}, ["larger batch"], ["zero1"]),
+        ("launches", {}, ["compile"], []),
+        ("launches", {"compile": True}, ["larger batch"], ["compile"]),
+        ("host", {"strategy": "fsdp"}, ["larger batch"], ["compile"]),
+        ("h2d", {}, ["smaller samples"], ["pinned"]),
+        ("h2d", GPU, ["pinned memory"], []),
+        ("compute", {}, ["one rank at micro-batch 4", "lab calibrate --cluster local"], []),
+        ("compute", {"scaling": "weak"}, ["lab calibrate"], ["micro-batch"]),
+        ("compute", {"causes": ("launches",)}, ["lab calibrate"], ["micro-batch"]),
+        ("compute", {"causes": ("batch", "neighbours")}, ["more work"], ["measure"]),
+        ("compute", {"strategy": "tensor_parallel", **GPU}, ["more work"], ["calibrate"]),
+    ],
+)
+def test_advice_is_what_the_run_and_its_place_permit(
+    cause: str, fields: dict[str, Any], given: list[str], withheld: list[str]
+) -> None:
+    text = advice(fall(cause, **fields))
+    assert all(word in text for word in given), text
+    assert not any(word in text for word in withheld), text
+
+
+def test_a_record_without_an_environment_gets_advice_too() -> None:
+    for cause in CAUSES:
+        assert advice(replace(fall(cause), environment=None)).startswith("first to ")
+
+
+def test_every_cause_has_a_remedy_and_every_strategy_says_what_it_moves() -> None:
+    assert all(advice(fall(cause)).startswith("first to ") for cause in CAUSES)
+    names = {name: fall("transfer", strategy=name).name("transfer") for name in PARALLEL}
+    assert names["tensor_parallel"] == names["pipeline_parallel"] == "moving activations"
+    assert names["ddp"] == "moving gradients"
+    assert names["fsdp"] == "moving parameters and gradients"
+
+
+def test_timeline_and_band_draw_what_was_measured() -> None:
+    made = study_records(exposed=0.03, straggler=0.0)
+    events = [
+        Event(rank=rank, name=name, start=start, end=end, ready=ready, bytes=size)
+        for rank in (0, 1)
+        for name, start, end, ready, size in (
+            ("forward", 0.0, 0.04, None, None),
+            ("backward", 0.04, 0.10, None, None),
+            ("bucket 0", 0.07, 0.12, 0.069, 4_000_000),
+            ("optimizer", 0.12, 0.13, None, None),
+        )
+    ]
+    made = [
+        item.model_copy(
+            update={"communication": item.communication.model_copy(update={"timeline": events})}
+        )
+        if item.communication
+        else item
+        for item in made
+    ]
+    assert isinstance(made[-1].communication, Communication)
+    axes = figures.step_timeline(made)
+    assert len(axes.patches) == len(events)
+    assert [label.get_text() for label in axes.get_yticklabels()] == [
+        "rank 0 compute",
+        "rank 0 link",
+        "rank 1 compute",
+        "rank 1 link",
+    ]
+    assert "with 1 bucket on the link" in alt_text("step_timeline", made)
+    assert "cycle" not in figures.step_timeline.caption(StudyResults.of(made))
+    shown = {"cycle": [0, 0, 0, 4_000_000], "timeline_step": made[-1].run.steps - 4}
+    cyclic = [
+        item.model_copy(update={"communication": item.communication.model_copy(update=shown)})
+        if item.communication
+        else item
+        for item in made
+    ]
+    place = f"step {shown['timeline_step']}, number 4 of a cycle of 4 steps, of which 1 sends"
+    assert place in alt_text("step_timeline", cyclic)
+    assert place in figures.step_timeline.caption(StudyResults.of(cyclic))
+    axes = figures.overlap_band(made)
+    drawn = [line for line in axes.lines if len(line.get_xdata()) == 1]
+    r = (0.131 * (0.30 + 0.55) - 0.03) / 0.04
+    assert drawn and drawn[0].get_xdata()[0] == pytest.approx(r, rel=0.1)

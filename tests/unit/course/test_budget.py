@@ -14,7 +14,7 @@ import lab
 from lab import cli, machine
 from lab.course.budget import StudyHours, class_hours
 from lab.course.release import LESSONS
-from lab.launch.hours import Hours
+from lab.launch.plan import Hours
 from lab.records.store import Store, write_record
 
 

@@ -12,7 +12,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 import lab
-from lab.course import ranks, source
+from lab.course import ranks
 from lab.course.check import WrongAnswerError
 from lab.course.ladder import RUNGS, Evidence, Trial, peak, slots
 from lab.course.release import LESSONS, copy_lessons
@@ -52,9 +52,9 @@ def test_stages_that_wait_for_each_other_never_end() -> None:
 @pytest.mark.parametrize("name", RUNGS)
 def test_a_solved_file_may_run_and_a_released_one_too(name: str) -> None:
     text = (FILES / RUNGS[name].file).read_text()
-    assert not source.problems(text)
+    assert not ranks.forbidden(text)
     released = without_solutions(text)
-    assert not source.problems(released)
+    assert not ranks.forbidden(released)
     assert "SOLUTION" not in released and released.count("# Put your answer here.") >= 1
     assert text.count("### BEGIN SOLUTION") == released.count("# Put your answer here.")
     lines = [line for line in text.splitlines() if line not in released.splitlines()]
@@ -94,7 +94,7 @@ def test_a_solved_file_may_run_and_a_released_one_too(name: str) -> None:
     ],
 )
 def test_what_no_rung_needs_is_refused_before_it_runs(text: str) -> None:
-    assert source.problems(text)
+    assert ranks.forbidden(text)
 
 
 def evidence(**changes: Any) -> Evidence:

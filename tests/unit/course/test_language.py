@@ -24,7 +24,7 @@ FRACTION = "Give a fraction, not per cent."
 SERIAL = "A serial fraction of {right:.1%} would explain this speedup."
 JUDGES = [
     *sorted(HERE.glob("lesson*.py")),
-    *(HERE / f"{name}.py" for name in ("check", "ladder", "ranks", "source", "replay")),
+    *(HERE / f"{name}.py" for name in ("check", "ladder", "ranks", "replay")),
 ]
 each_judge = pytest.mark.parametrize("path", JUDGES, ids=lambda path: path.stem)
 

@@ -10,7 +10,7 @@ from studies import SMALL_STUDY, StudyMaker
 
 import lab
 from lab.config.cluster import Cluster
-from lab.config.downloads import DOWNLOADS
+from lab.config.paths import DOWNLOADS
 from lab.config.study import Study
 from lab.launch import preflight
 

@@ -11,7 +11,7 @@ from pathlib import Path
 import pytest
 
 from lab.config.cluster import Cluster
-from lab.launch import fork_server, forked_controller
+from lab.launch import fork_server, local
 from lab.launch.executor import JobSpec
 from lab.launch.local import LocalExecutor
 
@@ -32,7 +32,7 @@ def spec(**changes: object) -> JobSpec:
 def test_ranks_that_must_load_torch_themselves_do(
     cluster: dict[str, object], job: dict[str, object], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(forked_controller, "start", lambda *_: pytest.fail("forked"))
+    monkeypatch.setattr(local, "fork_controller", lambda *_: pytest.fail("forked"))
     executor = LocalExecutor(Cluster.model_validate({"name": "here", "device": "cpu"} | cluster))
     assert executor._fork(spec(**job), Path("log"), {}) is None
 
@@ -42,14 +42,14 @@ def test_the_environment_can_forbid_it(
     variable: dict[str, str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(fork_server, "ForkServer", lambda *_: pytest.fail("a server started"))
-    assert forked_controller.start(Path("log"), variable) is None
+    assert local.fork_controller(Path("log"), variable) is None
 
 
 def test_a_server_that_cannot_start_leaves_the_job_to_a_start_of_its_own(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     monkeypatch.setattr(sys, "executable", "/bin/false")
-    assert forked_controller.start(Path("log"), dict(os.environ, PYTHONPATH="")) is None
+    assert local.fork_controller(Path("log"), dict(os.environ, PYTHONPATH="")) is None
 
 
 def ends(how: object) -> int:

@@ -15,7 +15,7 @@ from lab.config.study import Study
 from lab.launch import held_out
 from lab.launch.held_out import ALL, LOADED, QUIET, HeldOut, HeldOutStrategies
 from lab.perfmodel.frozen import Score
-from lab.perfmodel.requirements import layout_of
+from lab.perfmodel.memory import layout_of
 
 
 def score(strategy: str, error: float, *, half_width: float = 0.1) -> Score:

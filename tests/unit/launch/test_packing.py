@@ -17,9 +17,8 @@ from lab import machine
 from lab.config.cluster import Cluster
 from lab.errors import InputError
 from lab.launch import job
-from lab.launch.attempt import Attempt
+from lab.launch.attempt import Attempt, claim, claim_some
 from lab.launch.bench_driver import EIGHT_DEVICES, DriverCost, Interval, longest_wait
-from lab.launch.claim import claim, claim_some
 from lab.launch.executor import JobSpec
 from lab.launch.local import LocalExecutor, LocalHandle
 from lab.worker.context import RankContext

@@ -25,8 +25,8 @@ from lab.launch.slurm.controller import (
     exit_reason,
     expand,
 )
+from lab.launch.slurm.executor import _gpus
 from lab.launch.slurm.options import interpreter, sbatch_options, submitit_parameters
-from lab.launch.slurm.refusals import _gpus
 
 TASK = Task(Run(global_batch_size=8, world_size=2), 0)
 

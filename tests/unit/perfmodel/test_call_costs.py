@@ -10,10 +10,9 @@ from factories import calibration, environment, profile, run
 
 from lab.config.cluster import Cluster
 from lab.config.run import Run
-from lab.perfmodel.calibration import Calibration, Part
+from lab.perfmodel.calibration import Calibration, Part, ReferenceStep, pooled, reference_runs
 from lab.perfmodel.call_costs import STEP_ERROR, Residual, call_cost, fitted, neighbours
 from lab.perfmodel.forecast import Basis, MeasuredLinks
-from lab.perfmodel.reference import ReferenceStep, pooled, reference_runs
 from lab.perfmodel.simulate import Conditions
 from lab.records.schema import PHASES, Gradient
 

@@ -20,8 +20,7 @@ from lab.perfmodel import predict
 from lab.perfmodel.flops import model_cost
 from lab.perfmodel.forecast import Basis
 from lab.perfmodel.frozen import archive_replaced, error_so_far, freeze, predictions, scores
-from lab.perfmodel.memory import MemoryParts
-from lab.perfmodel.requirements import memory_of
+from lab.perfmodel.memory import MemoryParts, memory_of
 from lab.perfmodel.simulate import Prediction, slowest_of
 from lab.records.store import Record, Store, write_record
 from lab.report.sections import prediction_summary

@@ -5,10 +5,10 @@ from __future__ import annotations
 import pytest
 
 from lab.config.models import GPT
-from lab.perfmodel.described import Described
 from lab.perfmodel.hardware import machine
 from lab.perfmodel.layout import Bucket, Candidate, Layout
 from lab.perfmodel.planner import Plan, Space, best, merged
+from lab.perfmodel.predict import Described
 from lab.perfmodel.simulate import Conditions
 from lab.perfmodel.transformer import Transformer
 

@@ -8,7 +8,7 @@ from scipy import stats
 
 from lab.analysis.scaling import RESAMPLES, SEED, ratio
 from lab.records.statistics import bootstrap_interval
-from lab.worker.inference.quality import _mean
+from lab.worker.inference.quantize import _mean
 from lab.worker.measure.clock import stat
 
 VALUES = np.random.default_rng(3).lognormal(size=50)

@@ -19,8 +19,7 @@ from nbformat.v4 import new_code_cell, new_markdown_cell, new_notebook, new_outp
 
 from lab.errors import LabError
 from lab.report.blocks import Markdown
-from lab.report.clean import REMOVED, sanitize
-from lab.report.html import LabHTMLExporter
+from lab.report.html import REMOVED, LabHTMLExporter, sanitize
 from lab.report.page import NUMBER
 
 SVG = (

@@ -26,14 +26,13 @@ import torch
 from sklearn.datasets import load_digits
 
 from lab.config.datasets import Data
-from lab.config.downloads import Download
+from lab.config.paths import Download
 from lab.config.run import Run
 from lab.errors import LabError
 from lab.worker import data
 from lab.worker.data import images, labelled
-from lab.worker.data.dataset import Dataset, Labelled, Windows
+from lab.worker.data.dataset import Batch, ClassicLoader, Dataset, FastLoader, Labelled, Windows
 from lab.worker.data.labelled import Source, Texts, tokenized
-from lab.worker.data.loader import Batch, ClassicLoader, FastLoader
 
 CLASSIFIER = {"kind": "text-classifier", "layers": 1, "heads": 2, "width": 32, "block_size": 24}
 
@@ -122,7 +121,7 @@ print(*sorted(name for name in sys.modules if name.startswith("lab.worker.data."
         [sys.executable, "-c", code], capture_output=True, text=True, check=True
     )
     modules = {name.rpartition(".")[2] for name in result.stdout.split()}
-    assert modules == {"cache", "corpora", "dataset", "tokenizer"}
+    assert modules == {"cache", "corpora", "dataset"}
 
 
 def test_ag_news_as_published(site: Site, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -10,8 +10,8 @@ from torch import Tensor
 from torch.nn import functional
 
 from lab.perfmodel.flops import HEAD_CHUNK
-from lab.worker.models import head
-from lab.worker.models.head import linear_cross_entropy
+from lab.worker.models import gpt
+from lab.worker.models.gpt import linear_cross_entropy
 
 TOKENS, WIDTH = 50, 24
 TOLERANCES = {
@@ -113,7 +113,7 @@ def test_a_frozen_weight_gets_no_gradient() -> None:
 def test_torch_accepts_the_operator_and_compile_looks_into_few_logits_alone(
     monkeypatch: pytest.MonkeyPatch, whole: int
 ) -> None:
-    monkeypatch.setattr(head, "WHOLE_WHEN_COMPILED", whole)
+    monkeypatch.setattr(gpt, "WHOLE_WHEN_COMPILED", whole)
     hidden, weight, targets = tensors()
     operator = torch.ops.lab.linear_cross_entropy.default
     torch.library.opcheck(operator, (hidden, weight, targets, torch.float32, True))

@@ -14,9 +14,9 @@ from tokenizers import Tokenizer
 from lab.config.run import Run
 from lab.errors import InputError
 from lab.worker import data
-from lab.worker.data import corpora, tokenizer
+from lab.worker.data import corpora
 from lab.worker.data.cache import CachedArrays, in_cache
-from lab.worker.data.tokenizer import tokenize
+from lab.worker.data.corpora import tokenize
 
 DOCUMENTS = [
     "The quick brown fox jumps over the lazy dog.\n" * 40,
@@ -61,7 +61,7 @@ def test_tokens_spell_the_text(cache: Path) -> None:
 def test_documents_longer_than_a_piece_stay_whole(
     cache: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("lab.worker.data.tokenizer.PIECE", 100)
+    monkeypatch.setattr("lab.worker.data.corpora.PIECE", 100)
     built = build()
     tokenizer = Tokenizer.from_file(str(folder(cache) / "tokenizer.json"))
     everything = np.concatenate([built.arrays["train"], built.arrays["held_out"]]).tolist()
@@ -163,7 +163,7 @@ def test_a_shared_cache_is_only_read_and_what_it_lacks_is_made_in_the_own_one(
 
 @given(st.text(max_size=300), st.integers(1, 50))
 def test_pieces_make_up_the_text(text: str, size: int) -> None:
-    pieces = tokenizer.split_pieces(text, size)
+    pieces = corpora.split_pieces(text, size)
     assert "".join(pieces) == text
     assert all(len(piece) <= 2 * size for piece in pieces)
 

@@ -12,7 +12,7 @@ from typer.testing import CliRunner
 
 import lab
 from lab import cli
-from lab.course import collect
+from lab.course import release
 from lab.errors import InputError
 
 LESSON = "03-data-parallel"
@@ -68,7 +68,7 @@ def test_masses_are_left_and_what_was_collected_stays(
 ) -> None:
     target = tmp_path / "submitted"
     lab.collect([handed_in], into=target)
-    monkeypatch.setattr(collect, "MOST_BYTES", 100)
+    monkeypatch.setattr(release, "MOST_BYTES", 100)
     with (handed_in / "ada" / LESSON / "large").open("wb") as stream:
         stream.truncate(101)
     ada, *_ = lab.collect([handed_in], into=target)
@@ -78,9 +78,9 @@ def test_masses_are_left_and_what_was_collected_stays(
 
 def test_a_file_that_grows_while_it_is_copied_fills_no_disk() -> None:
     target = io.BytesIO()
-    with pytest.raises(collect._TooMuchError), Path("/dev/zero").open("rb") as endless:
-        collect._copy_file(endless, target, at_most=3 * collect.BLOCK)
-    assert len(target.getvalue()) <= 3 * collect.BLOCK
+    with pytest.raises(release._TooMuchError), Path("/dev/zero").open("rb") as endless:
+        release._copy_file(endless, target, at_most=3 * release.BLOCK)
+    assert len(target.getvalue()) <= 3 * release.BLOCK
 
 
 def test_a_name_that_no_table_can_hold_is_not_copied(handed_in: Path, tmp_path: Path) -> None:

@@ -11,7 +11,7 @@ from factories import record, run
 
 import lab
 from lab.analysis.audit.rules import RULES
-from lab.course.class_results import spread
+from lab.course.grade import spread
 from lab.records.store import write_record
 
 

@@ -10,8 +10,7 @@ from factories import record, run, study
 from lab.config.cluster import Cluster
 from lab.config.study import Study
 from lab.errors import InputError
-from lab.launch.hours import charged, spent
-from lab.launch.plan import check_budget, hours_sentence, plan, planned
+from lab.launch.plan import charged, check_budget, hours_sentence, plan, planned, spent
 from lab.records.schema import Allocation
 from lab.records.store import Store, write_record
 

@@ -11,7 +11,7 @@ from hypothesis import strategies as st
 
 from lab.config.base import InvalidValueError
 from lab.config.cluster import Cluster
-from lab.config.variables import command_for_shell, expand, for_shell
+from lab.config.slurm import command_for_shell, expand, for_shell
 from lab.errors import InputError
 
 VARIABLES = {"HOME": "/home/me", "SCRATCH": "/scratch/a b", "ODD": "$(touch x); `id` \"'*"}
