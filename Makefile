@@ -31,8 +31,8 @@ $(STAMP): requirements.lock pyproject.toml lab/bin/lab
 # The main job: the quickstart study on this machine's GPUs or CPU, to HTML and PDF; predicted beforehand, which takes a calibration.
 # A single GPU has no second rank to compare with, so there the ranks are CPU cores.
 report: env
-	@profile=$$($(BIN)/python -c 'from lab import machine; print("local-cpu" if len(machine.gpus()) == 1 else "local")'); \
-	if [ "$$profile" = local-cpu ]; then echo "lab: two ranks on one GPU prove nothing; the quickstart runs on CPU cores, and lab run gpu-training on the GPU"; fi; \
+	@profile=$$($(BIN)/python -c 'from lab import machine; print("cpu" if len(machine.gpus()) == 1 else "local")'); \
+	if [ "$$profile" = cpu ]; then echo "lab: two ranks on one GPU prove nothing; the quickstart runs on CPU cores, and lab run gpu-training on the GPU"; fi; \
 	test -e slurm/calibration/$$profile.json || $(BIN)/lab calibrate reports/quickstart --cluster $$profile || \
 	  echo "lab: without a calibration nothing is predicted"; \
 	$(BIN)/lab run reports/quickstart --cluster $$profile
