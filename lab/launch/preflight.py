@@ -50,7 +50,9 @@ def check(study: Study, cluster: Cluster, tasks: Sequence[Task], *, fresh: bool)
         if run.world_size > cluster.capacity:
             unit = "ranks" if run.processes > 1 else "devices"
             what = f"{run.label} needs {run.world_size} {unit}; {cluster.description}"
-            advice = "use a larger cluster, fewer ranks or --quick"
+            advice = "use a larger cluster, fewer ranks, or --quick"
+            if cluster.executor == "local" and cluster.device_kind == "cuda":
+                advice += "; `--cluster cpu` has a rank for each core"
             problems.append(Problem("cluster", what, advice))
         else:
             shapes.add((run.processes, run.devices))

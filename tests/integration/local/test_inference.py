@@ -8,12 +8,17 @@ import sys
 from pathlib import Path
 
 import pytest
+import torch
 import yaml
 from studies import CORPUS, SMALL_STUDY
 
 import lab
+from lab.config.models import GPT as Config
 from lab.records.schema import Inference
 from lab.records.store import Record
+from lab.worker.inference.generate import generate
+from lab.worker.inference.quantize import compile_alike, quantize
+from lab.worker.models.gpt import GPT
 
 STUDY = SMALL_STUDY | {
     "kind": "inference",
@@ -197,3 +202,25 @@ def test_the_report_tells_of_it(records: dict[str, Record], folder: Path) -> Non
     assert "fp8 matrix products need a GPU" in html
     assert "int8_dynamic" in html
     assert made.pdf.stat().st_size > 10_000
+
+
+@pytest.mark.parametrize("name", ["none", "int8_weight_only"])
+def test_compiled_blocks_generate_the_same_with_few_graphs(name: str) -> None:
+    torch.manual_seed(0)
+    model = GPT(Config(layers=2, heads=2, width=64, block_size=32), vocab_size=300).eval()
+    copy = quantize(model, name).model
+    assert isinstance(copy, GPT)
+    prompts = torch.randint(300, (3, 9), generator=torch.Generator().manual_seed(0))
+
+    def results() -> list[torch.Tensor]:
+        tokens = [generate(copy, part, new_tokens=4) for part in (prompts, prompts[:1, :5])]
+        with torch.inference_mode():
+            return [*tokens, copy(prompts), copy(prompts[:, :1]), copy(prompts[:1, :1])]
+
+    expected = results()
+    torch._dynamo.utils.counters.clear()
+    compile_alike(copy, backend="eager")
+    for output, right in zip(results(), expected, strict=True):
+        assert torch.equal(output, right)
+    counters = torch._dynamo.utils.counters
+    assert not counters["graph_break"] and counters["stats"]["unique_graphs"] <= 12

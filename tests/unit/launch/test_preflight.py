@@ -12,9 +12,11 @@ from factories import record
 from studies import SMALL_STUDY, StudyMaker
 
 import lab
+from lab import machine
 from lab.config.cluster import Cluster
 from lab.config.run import Run
 from lab.config.study import Study
+from lab.errors import InputError
 from lab.launch import preflight
 from lab.launch.plan import obstacle
 from lab.perfmodel.calibration import calibration_path
@@ -157,3 +159,19 @@ def test_a_file_is_not_the_profile_of_the_lab_that_has_its_name(tmp_path: Path) 
         Run(world_size=1, global_batch_size=8), cluster="local", cluster_file=mine.file
     ).environment
     assert place is not None and place.profile == str(path)
+
+
+def test_ranks_beyond_a_single_gpu_are_pointed_to_the_cores(
+    make_study: StudyMaker, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    program = tmp_path / "nvidia-smi"
+    program.write_text("#!/bin/sh\necho GPU-0, NVIDIA H200, 570.1, 143771 MiB\n")
+    program.chmod(0o755)
+    monkeypatch.setenv("PATH", str(tmp_path), prepend=":")
+    monkeypatch.delenv("CUDA_VISIBLE_DEVICES", raising=False)
+    machine.gpus.cache_clear()
+    study = Study.load(make_study(grid={"world_size": [1, 2]}))
+    with pytest.raises(InputError, match=r"needs 2 ranks; local: 1 GPU.*`--cluster cpu`"):
+        preflight.check(study, Cluster.load("local"), study.tasks, fresh=False)
+    assert Cluster.load("cpu").device_kind == "cpu"
+    machine.gpus.cache_clear()

@@ -8,7 +8,6 @@ from torch import Tensor, nn
 
 from lab.config.models import GPT as Config
 from lab.worker.data.dataset import Batch
-from lab.worker.inference.generate import generate
 from lab.worker.inference.latency import time_classification
 from lab.worker.inference.quantize import (
     UnavailableError,
@@ -16,7 +15,6 @@ from lab.worker.inference.quantize import (
     bytes_on_disk,
     cached_error,
     compare_classifiers,
-    compile_alike,
     output_errors,
     quantize,
 )
@@ -76,26 +74,6 @@ def test_layers_that_cannot_be_quantized_stay_and_are_counted() -> None:
 def test_what_is_not_there_has_a_reason(model: GPT) -> None:
     with pytest.raises(UnavailableError, match="fp8 matrix products need a GPU"):
         quantize(model, "fp8")
-
-
-@pytest.mark.parametrize("name", ["none", "int8_weight_only"])
-def test_compiled_blocks_generate_the_same_with_few_graphs(model: GPT, name: str) -> None:
-    copy = quantize(model, name).model
-    assert isinstance(copy, GPT)
-    prompts = torch.randint(300, (3, 9), generator=torch.Generator().manual_seed(0))
-
-    def results() -> list[torch.Tensor]:
-        tokens = [generate(copy, part, new_tokens=4) for part in (prompts, prompts[:1, :5])]
-        with torch.inference_mode():
-            return [*tokens, copy(prompts), copy(prompts[:, :1]), copy(prompts[:1, :1])]
-
-    expected = results()
-    torch._dynamo.utils.counters.clear()
-    compile_alike(copy, backend="eager")
-    for output, right in zip(results(), expected, strict=True):
-        assert torch.equal(output, right)
-    counters = torch._dynamo.utils.counters
-    assert not counters["graph_break"] and counters["stats"]["unique_graphs"] <= 12
 
 
 def test_an_error_behind_a_full_cache_is_seen(model: GPT) -> None:
