@@ -170,7 +170,8 @@ def test_ranks_beyond_a_single_gpu_are_pointed_to_the_cores(
     monkeypatch.setenv("PATH", str(tmp_path), prepend=":")
     monkeypatch.delenv("CUDA_VISIBLE_DEVICES", raising=False)
     machine.gpus.cache_clear()
-    study = Study.load(make_study(grid={"world_size": [1, 2]}))
+    grid = {"global_batch_size": [4], "world_size": [1, 2]}
+    study = Study.load(make_study(grid=grid))
     with pytest.raises(InputError, match=r"needs 2 ranks; local: 1 GPU.*`--cluster cpu`"):
         preflight.check(study, Cluster.load("local"), study.tasks, fresh=False)
     assert Cluster.load("cpu").device_kind == "cpu"
