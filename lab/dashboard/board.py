@@ -17,9 +17,10 @@ from lab.config.cluster import Cluster
 from lab.config.run import Run
 from lab.config.study import Study
 from lab.dashboard import store
+from lab.dashboard.form import NAMES, OF_RUN, controls, in_words, networks
 from lab.dashboard.panels import history, outlook, panel
 from lab.dashboard.results import results
-from lab.dashboard.store import NAMES, OF_RUN, Bench, controls, in_words, networks
+from lab.dashboard.store import Bench
 from lab.errors import LabError
 from lab.launch.calibrate import InterruptedCalibrationError, calibrate
 from lab.launch.launcher import Jobs, launch

@@ -1,7 +1,4 @@
-"""The results of the bench: a run in words, what changed, then the table and figures of all.
-
-Figures also show the run that is meant, and predictions made before it was measured.
-"""
+"""The results of the bench: a run in words, what changed, then the table and figures of all."""
 
 from __future__ import annotations
 
@@ -9,15 +6,16 @@ import dataclasses
 from collections.abc import Mapping
 from functools import partial
 from math import exp
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
-from lab.analysis.scaling_curves import rows_of
 from lab.config.study import Study
+from lab.dashboard.form import NAMES, OF_RUN
+from lab.dashboard.marks import FIGURES, Key, draw, in_words
 from lab.dashboard.panels import CANNOT_TELL, expected_step, is_unsure
-from lab.dashboard.store import NAMES, OF_RUN, Bench
+from lab.dashboard.store import Bench
 from lab.errors import LabError
 from lab.figures.data import StudyResults
-from lab.formatting import format_seconds, interval_of, rounded, unit_for
+from lab.formatting import format_seconds, interval_of, rounded
 from lab.perfmodel.calibration import load_calibration
 from lab.perfmodel.frozen import Score, scores
 from lab.perfmodel.simulate import (
@@ -31,105 +29,6 @@ from lab.perfmodel.simulate import (
 from lab.records.store import Record, load_records
 from lab.records.table import table
 from lab.report import blocks, sections
-
-if TYPE_CHECKING:
-    from matplotlib.axes import Axes
-
-    from lab.analysis.scaling_curves import Curve
-
-FIGURES = ("throughput", "step_breakdown")
-INK = "black"
-Key = tuple[str, str]  # of a result: the name of its cluster, and the run's id
-
-
-def key_of(row: Mapping[Any, Any]) -> Key:
-    """The key of a row of a summary that has a column `machine`."""
-    return row["machine"], row["run_id"]
-
-
-def draw(
-    ax: Axes, lines: list[Curve], *, figure: str, meant: Key | None, expected: Mapping[Key, Score]
-) -> None:
-    """Mark the run that is meant, if any, and add the predictions, on one of FIGURES."""
-    if figure == "throughput":
-        rates(ax, lines, expected)
-        ring(ax, lines, meant)
-    else:
-        steps(ax, lines, expected)
-        frame(ax, lines, meant)
-
-
-def in_words(expected: Mapping[Key, Score]) -> str:
-    """The predictions as text, for readers who cannot see the marks."""
-    steps = [
-        f"{score.frozen.run.label} on {cluster} a step of {expected_step(score.frozen)}"
-        for (cluster, _), score in expected.items()
-    ]
-    return f"Predicted beforehand: {'; '.join(steps)}." if steps else ""
-
-
-def _rows(lines: list[Curve]) -> dict[Key, Mapping[Any, Any]]:
-    return {key_of(row): row for _, points in lines for row in rows_of(points)}
-
-
-def ring(ax: Axes, lines: list[Curve], meant: Key | None) -> None:
-    """A circle around the run's point."""
-    if row := _rows(lines).get(meant) if meant else None:
-        place = row["world_size"], row["samples_per_second"]
-        ax.plot(*place, "o", markersize=11, fillstyle="none", color=INK)
-
-
-def rates(ax: Axes, lines: list[Curve], expected: Mapping[Key, Score]) -> None:
-    """A hollow diamond with its interval for each run that was predicted."""
-    for key in _rows(lines).keys() & expected.keys():
-        frozen = expected[key].frozen
-        batch = frozen.run.stated.global_batch_size
-        times = (frozen.step_s, frozen.high_s, frozen.low_s)
-        middle, low, high = (batch / seconds for seconds in times)
-        _diamond(ax, frozen.run.world_size, middle, yerr=[[middle - low], [high - middle]])
-
-
-def _diamond(ax: Axes, x: float, y: float, **interval: Any) -> None:
-    look: dict[str, Any] = {"fmt": "D", "fillstyle": "none", "color": INK, "capsize": 3}
-    ax.errorbar(x, y, label="_predicted", **interval, **look)
-
-
-def frame(ax: Axes, lines: list[Curve], meant: Key | None) -> None:
-    """A frame around the run's bar."""
-    from lab.figures.breakdown import BAR
-
-    places = bars(ax, lines)
-    if meant in places:
-        y = places[meant]
-        parts: list[Any] = [patch for patch in ax.patches if _lies_on(patch, y)]
-        width = max(patch.get_x() + patch.get_width() for patch in parts)
-        ax.barh(y, width, height=BAR, fill=False, edgecolor=INK, linewidth=2)
-
-
-def steps(ax: Axes, lines: list[Curve], expected: Mapping[Key, Score]) -> None:
-    """The same below the bar of each predicted run, at the predicted end of its step."""
-    from lab.figures.breakdown import BAR
-
-    unit = unit_for([float(step) for _, points in lines for step in points["step_time"]])
-    for key, y in bars(ax, lines).items():
-        if key in expected:
-            frozen = expected[key].frozen
-            times = (frozen.step_s, frozen.low_s, frozen.high_s)
-            middle, low, high = (seconds * unit.factor for seconds in times)
-            _diamond(ax, middle, y + BAR / 2, xerr=[[middle - low], [high - middle]])
-            ax.set_xlim(right=max(ax.get_xlim()[1], 1.04 * high))
-
-
-def bars(ax: Axes, lines: list[Curve]) -> dict[Key, float]:
-    """The position of each run's bar: the line with the longest first bar is on top."""
-    ordered = sorted(lines, key=lambda line: -float(line.points["step_time"].iloc[0]))
-    keys = [key_of(row) for _, points in ordered for row in rows_of(points)]
-    return dict(zip(keys, map(float, ax.get_yticks()), strict=True))
-
-
-def _lies_on(patch: Any, y: float) -> bool:
-    return bool(patch.get_y() <= y <= patch.get_y() + patch.get_height())
-
 
 Entry = tuple[Study, Record]
 Interval = tuple[float, float, float]  # a value and the ends of its interval
