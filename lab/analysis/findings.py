@@ -26,6 +26,8 @@ from lab.perfmodel.collectives import efficiency_with_overlap, efficiency_withou
 from lab.records.schema import Environment
 from lab.records.store import Record
 
+STATUS_LABELS = {"oom": "out of memory", "timeout": "timed out"}
+
 
 def limits(summary: pd.DataFrame, falls: Sequence[Waterfall]) -> list[str]:
     """What keeps a step from the ideal, at the most ranks of each curve."""
@@ -183,9 +185,6 @@ def _ready_data(run: Run, place: Environment | None) -> Iterator[str]:
         ranks_on_host = run.processes // len(set(place.hosts))
         if place.cpu_count >= ranks_on_host * (place.threads_per_rank + run.loader_workers + 1):
             yield "more loader processes"
-
-
-STATUS_LABELS = {"oom": "out of memory", "timeout": "timed out"}
 
 
 def findings(study: Study, summary: pd.DataFrame, records: Sequence[Record]) -> list[str]:

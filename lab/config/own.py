@@ -32,6 +32,15 @@ from lab.errors import nearest
 
 # As in entry points: the module, and the name of the function or class in it.
 _REFERENCE = re.compile(r"[A-Za-z_]\w*(\.[A-Za-z_]\w*)*:[A-Za-z_]\w*")
+NAMES = ("factory", "loss")
+PLACEHOLDER = re.compile(r"\{([a-z_]+)\}")
+# What a command may name besides the settings of its run; `out` is a folder per repeat.
+OF_RANK = ("rank", "local_rank", "out")
+SCRIPT_OUT = "script"  # the name of `{out}` in a repeat's folder
+# Size limit of files that a script names or is given; larger ones are data.
+_SETTINGS_FILES = {".py", ".yaml", ".yml", ".json", ".toml"}
+_LARGEST_FILE = 2**20
+_LAUNCHERS = {"python", "python3", "torchrun", "accelerate", "fabric"}
 
 
 def check_reference(value: str) -> str:
@@ -50,7 +59,6 @@ def installed(group: str) -> dict[str, str]:
 
 
 Reference = Annotated[str, AfterValidator(check_reference)]
-NAMES = ("factory", "loss")
 
 
 class Own(Frozen):
@@ -215,16 +223,6 @@ def parsed(path: Path) -> ast.Module:
     except (SyntaxError, ValueError) as error:
         line = f", line {error.lineno}" if isinstance(error, SyntaxError) else ""
         raise InvalidValueError(f"{path.name}{line}: {error.args[0]}", "correct it") from None
-
-
-PLACEHOLDER = re.compile(r"\{([a-z_]+)\}")
-# What a command may name besides the settings of its run; `out` is a folder per repeat.
-OF_RANK = ("rank", "local_rank", "out")
-SCRIPT_OUT = "script"  # the name of `{out}` in a repeat's folder
-# Size limit of files that a script names or is given; larger ones are data.
-_SETTINGS_FILES = {".py", ".yaml", ".yml", ".json", ".toml"}
-_LARGEST_FILE = 2**20
-_LAUNCHERS = {"python", "python3", "torchrun", "accelerate", "fabric"}
 
 
 class Script(Frozen):

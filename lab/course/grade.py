@@ -38,6 +38,7 @@ if TYPE_CHECKING:
     import pandas as pd
 
 REPLAY_S = 300.0  # for one lesson of one student
+FORMULA = ("=", "+", "-", "@", "\t", "\r")  # a spreadsheet runs text that begins like this
 
 
 @dataclass(frozen=True)
@@ -213,9 +214,6 @@ def totals(grades: Sequence[Grade]) -> list[dict[str, Any]]:
         }
         for (student, lesson), rows in groups.items()
     ]
-
-
-FORMULA = ("=", "+", "-", "@", "\t", "\r")  # a spreadsheet runs text that begins like this
 
 
 def class_results(

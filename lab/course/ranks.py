@@ -57,6 +57,9 @@ REFUSED_NAMES = frozenset(
 )
 PERMITTED_PARTS = frozenset({"__init__", "__name__", "__call__"})
 LARGEST_FILE = 50_000  # characters
+LIMIT_S = 30.0  # for all steps of a file; they take less than one second on an idle machine
+LARGEST_WORLD = 8
+TRIES = ".tries.json"  # beside the file
 
 
 def forbidden(text: str) -> list[str]:
@@ -130,11 +133,6 @@ def _root(node: ast.expr) -> str:
     while isinstance(node, ast.Attribute):
         node = node.value
     return node.id if isinstance(node, ast.Name) else ""
-
-
-LIMIT_S = 30.0  # for all steps of a file; they take less than one second on an idle machine
-LARGEST_WORLD = 8
-TRIES = ".tries.json"  # beside the file
 
 
 @dataclass(frozen=True)

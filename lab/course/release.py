@@ -23,6 +23,13 @@ from lab.files import SHARED, login, private_folder, unwritable
 
 MOST_BYTES, MOST_FILES = 2 * 10**9, 50_000  # of one lesson of a student
 BLOCK = 2**20  # bytes read at a time
+LESSONS = SHARED / "notebooks" / "lessons"
+SETTINGS = "nbgrader_config.py"
+# What a lesson needs besides its notebook, so that a student's folder is self-contained.
+NEEDED = ("studies", "tables")
+# The parts of a course folder only for the instructor: solutions, submissions and grades.
+PRIVATE = ("source", "submitted", "autograded", "feedback")
+GRADEBOOK = "gradebook.db"
 
 
 @dataclass(frozen=True)
@@ -154,15 +161,6 @@ def _copy_file(source: BinaryIO, target: BinaryIO, *, at_most: int) -> int:
 
 def _raise(error: OSError) -> None:
     raise error
-
-
-LESSONS = SHARED / "notebooks" / "lessons"
-SETTINGS = "nbgrader_config.py"
-# What a lesson needs besides its notebook, so that a student's folder is self-contained.
-NEEDED = ("studies", "tables")
-# The parts of a course folder only for the instructor: solutions, submissions and grades.
-PRIVATE = ("source", "submitted", "autograded", "feedback")
-GRADEBOOK = "gradebook.db"
 
 
 def copy_lessons(folder: Path, *, solutions: bool = False) -> list[Path]:

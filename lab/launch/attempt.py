@@ -28,6 +28,7 @@ from lab.machine import began, is_running
 
 Decision = Literal["run", "skip"]
 WORK = "work.json"  # what the ranks of a job or a job array have to do
+POLL_S = 0.05
 
 
 @dataclass(frozen=True)
@@ -272,9 +273,6 @@ def present(folder: Path) -> tuple[Any, Attempt]:
     here = submitit.JobEnvironment()
     restarts = int(os.environ.get("SLURM_RESTART_COUNT", 0))
     return here, Attempt(folder, here.job_id, restarts, Path(os.environ["SUBMITIT_FOLDER"]))
-
-
-POLL_S = 0.05
 
 
 @contextmanager

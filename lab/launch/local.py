@@ -34,6 +34,10 @@ LOADED = (
     __name__,
 )
 LOG = "controller.log"  # output of the controller, in the job's folder
+POLL_S = 0.1
+# How long a job may take to end once interrupted, in s, before it is killed.
+INTERRUPT_S = 5.0
+NEVER = -1.0  # start time of a process that does not run here
 
 
 def fork_controller(log: Path, environment: Mapping[str, str]) -> fork_server.Process | None:
@@ -80,12 +84,6 @@ def _controller() -> type[Any]:
             return work.main(self.command[-2:])
 
     return Forking
-
-
-POLL_S = 0.1
-# How long a job may take to end once interrupted, in s, before it is killed.
-INTERRUPT_S = 5.0
-NEVER = -1.0  # start time of a process that does not run here
 
 
 class LocalHandle:

@@ -34,6 +34,20 @@ SILENT = {psutil.STATUS_STOPPED: "is stopped", psutil.STATUS_DISK_SLEEP: "waits 
 PLURALS = {"process": "processes", "DataLoader worker": "DataLoader workers"}
 FRAME = re.compile(r'^  File "(?P<file>.*)", line (?P<line>\d+) in (?P<name>.*)$', re.MULTILINE)
 Stacks = Mapping[int, traceback.StackSummary | str]
+# Frames in which a rank waits for the others; they mark it as a victim, not the cause, of a hang.
+COLLECTIVE_FRAMES = {
+    *("_engine_run_backward", "all_reduce", "barrier", "send", "recv"),
+    *("all_gather", "gather", "broadcast", "all_gather_single", "reduce_scatter_single"),
+    "_pre_forward",  # of DDP, which sends buffers and the order of its buckets to all ranks
+}
+TRACE = "collective_trace.py"  # around other strategies' calls and waits
+PUBLISH_S = 0.5
+# How long a rank may take to fail on its own once another is lost, in s.
+LOST_S = 10.0
+# How long a job's folder must be gone before its ranks end, in s, as file systems have hiccups.
+REMOVED_S = 10.0
+# Phases in which every rank makes progress at each step: the shorter timeout applies.
+STEPPING = ("warm-up", "measuring", "evaluating", "comparing", "tracing")
 
 
 class Children:
@@ -120,22 +134,6 @@ def listed(stacks: Stacks) -> str:
         else f"Process {pid}, started by this rank:\n{''.join(stack.format())}"
         for pid, stack in stacks.items()
     )
-
-
-# Frames in which a rank waits for the others; they mark it as a victim, not the cause, of a hang.
-COLLECTIVE_FRAMES = {
-    *("_engine_run_backward", "all_reduce", "barrier", "send", "recv"),
-    *("all_gather", "gather", "broadcast", "all_gather_single", "reduce_scatter_single"),
-    "_pre_forward",  # of DDP, which sends buffers and the order of its buckets to all ranks
-}
-TRACE = "collective_trace.py"  # around other strategies' calls and waits
-PUBLISH_S = 0.5
-# How long a rank may take to fail on its own once another is lost, in s.
-LOST_S = 10.0
-# How long a job's folder must be gone before its ranks end, in s, as file systems have hiccups.
-REMOVED_S = 10.0
-# Phases in which every rank makes progress at each step: the shorter timeout applies.
-STEPPING = ("warm-up", "measuring", "evaluating", "comparing", "tracing")
 
 
 class Watchdog:

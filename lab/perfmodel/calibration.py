@@ -29,6 +29,13 @@ from lab.perfmodel.simulate import NORMAL_95
 from lab.records.schema import Environment, Gradient
 from lab.records.store import versioned
 
+STEPS, WARMUP_STEPS = 8, 2
+# Every calibration measures these: the cost of another strategy is computed from them.
+PLAIN = ("single", "ddp")
+# Gradient buckets are larger. Below it, costs other than alpha and beta dominate, so times there
+# are interpolated.
+FIT_FROM_BYTES = 64 * 2**10
+
 
 @dataclass(frozen=True)
 class Reference:
@@ -51,9 +58,6 @@ REFERENCES = (
     Reference(_gpt(5, 128, 64), samples=8, vocabulary=4096),
     Reference(_gpt(3, 160, 96), samples=8, vocabulary=4096),
 )
-STEPS, WARMUP_STEPS = 8, 2
-# Every calibration measures these: the cost of another strategy is computed from them.
-PLAIN = ("single", "ddp")
 
 
 class ReferenceStep(BaseModel):
@@ -109,11 +113,6 @@ def pooled(steps: Iterable[ReferenceStep]) -> ReferenceStep | None:
     seconds = tuple(second for step in steps for second in step.seconds)
     spread = statistics.median(step.spread for step in steps)
     return steps[0].model_copy(update={"seconds": seconds, "phases": phases, "spread": spread})
-
-
-# Gradient buckets are larger. Below it, costs other than alpha and beta dominate, so times there
-# are interpolated.
-FIT_FROM_BYTES = 64 * 2**10
 
 
 class _Stored(BaseModel):

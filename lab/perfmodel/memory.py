@@ -28,6 +28,20 @@ from lab.perfmodel.layout import (
 )
 from lab.perfmodel.transformer import Transformer
 
+# Bytes held relative to those of the matrices' values, without and with a gate, which comes with
+# copies in fp32 and of rotations; bytes of a logit with its gradient, which gated code also holds
+# in fp32, a little of it undivided on every tensor parallel rank; bytes of an idle rank.
+# With a gate: the peaks of 525 layouts of nanotron (Ultra-Scale Playbook 2025); without: the
+# micro-batches that ran in 40 GB (llm-foundry's benchmarks of MPT).
+PLAIN, GATED, IDLE = 1.0, 1.62, 0.4e9
+LOGIT, GATED_LOGIT, WHOLE_LOGIT = 6, 12, 0.6
+# Share of a GPU's nominal GB, which are GiB on the card, that training may use; the back end takes
+# the rest.
+USABLE = 0.95
+MIB = 2**20
+# Bytes left by a compression of DDP's gradients.
+COMPRESSED = {"none": 1.0, "bf16": 0.5, "fp16": 0.5}
+
 
 @dataclass(frozen=True)
 class StateBytes:
@@ -44,16 +58,6 @@ FP32 = StateBytes(4, 4, 8)
 FROZEN = StateBytes(4, 0, 0)  # parameters that do not train
 MIXED = StateBytes(2, 2, 12)
 ACCUMULATED = StateBytes(2, 4, 12)  # gradients summed in fp32, as Megatron and nanotron do
-# Bytes held relative to those of the matrices' values, without and with a gate, which comes with
-# copies in fp32 and of rotations; bytes of a logit with its gradient, which gated code also holds
-# in fp32, a little of it undivided on every tensor parallel rank; bytes of an idle rank.
-# With a gate: the peaks of 525 layouts of nanotron (Ultra-Scale Playbook 2025); without: the
-# micro-batches that ran in 40 GB (llm-foundry's benchmarks of MPT).
-PLAIN, GATED, IDLE = 1.0, 1.62, 0.4e9
-LOGIT, GATED_LOGIT, WHOLE_LOGIT = 6, 12, 0.6
-# Share of a GPU's nominal GB, which are GiB on the card, that training may use; the back end takes
-# the rest.
-USABLE = 0.95
 
 
 @dataclass(frozen=True)
@@ -169,11 +173,6 @@ def transformer_memory(
         activations=max(first, last) + IDLE,
         gathered=2 * (dense + experts) * state.weights / layout.tensor if gathers else 0.0,
     )
-
-
-MIB = 2**20
-# Bytes left by a compression of DDP's gradients.
-COMPRESSED = {"none": 1.0, "bf16": 0.5, "fp16": 0.5}
 
 
 def layout_of(run: Run) -> Layout:

@@ -36,6 +36,7 @@ from lab.records.table import steps_by_run
 # Relative standard deviation of a step that is not based on any measured row: between the values
 # for published A100s and H100s (`lab bench public --fit 0`).
 ERROR = 0.3
+MOST_RANKS = 1_000_000
 
 
 @dataclass(frozen=True)
@@ -111,9 +112,6 @@ class Described:
     def memory_limit(self) -> float:
         """Bytes of a GPU that training may use; the rest is left to the back end."""
         return USABLE * self.machine.gpu.memory_bytes
-
-
-MOST_RANKS = 1_000_000
 
 
 @dataclass(frozen=True)

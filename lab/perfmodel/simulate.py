@@ -35,6 +35,7 @@ UNKNOWN_SPREAD = 0.035
 OF_MEDIAN = math.sqrt(math.pi / 2)
 # The most that one competitor gets of a core that a rank wants for itself.
 MOST_FOREIGN = 0.5
+SHARE = 0.05  # a part of the step below this share is not a limit
 
 
 @dataclass(frozen=True)
@@ -101,9 +102,6 @@ def of_foreign_load(share: float) -> Deviation:
     """Deviation of a step that lost a `share` of its core to others, and might run without them."""
     share = min(share, MOST_FOREIGN)
     return Deviation(share / (1 - share) / NORMAL_95)
-
-
-SHARE = 0.05  # a part of the step below this share is not a limit
 
 
 @dataclass(frozen=True)

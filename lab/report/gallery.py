@@ -28,6 +28,12 @@ from lab.report.build import Report, profiles_and_calibrations, report
 
 KEPT, PAGE, ENTRY = "kept", "report.md", "entry.json"
 _ABSOLUTE = re.compile(r'"((?:/|~/|[A-Za-z]:\\)[^"]*)"')
+TITLE = "Studies and their answers"
+UNMEASURED = "not measured here"
+ABOUT = (
+    "Made by `lab report --all`. Of the studies marked as kept, records and report are in this "
+    "repository; `make kept` makes these reports again. `lab run STUDY` measures the others."
+)
 
 
 def keep(study: Study) -> list[Path]:
@@ -146,10 +152,6 @@ def _write_json(path: Path, content: dict[str, Any]) -> None:
     write_atomically(path, _json(content).encode())
 
 
-TITLE = "Studies and their answers"
-UNMEASURED = "not measured here"
-
-
 class Entry(NamedTuple):
     """One study on the page; without a report `page` and `picture` are empty."""
 
@@ -259,12 +261,6 @@ def _page(entries: list[Entry], folder: Path) -> str:
             cells.append(new_code_cell("", outputs=[output]))
     book = new_notebook(cells=cells, metadata={"title": TITLE})
     return str(LabHTMLExporter().from_notebook_node(book)[0])
-
-
-ABOUT = (
-    "Made by `lab report --all`. Of the studies marked as kept, records and report are in this "
-    "repository; `make kept` makes these reports again. `lab run STUDY` measures the others."
-)
 
 
 def _readme(entries: list[Entry]) -> str:

@@ -66,6 +66,7 @@ IMAGES = ("image/svg+xml", "image/png", "image/jpeg", "image/gif", "image/webp")
 _PROGRESS_BAR = re.compile(r"\s*(?:[^|\n]*:\s*)?\d{1,3}%\|")
 _IMAGE_DATA = re.compile(r"data:image/(png|jpeg|gif|webp|svg\+xml)[;,]", re.IGNORECASE)
 _CHECKBOX = re.compile(r"<input\b(?=[^>]*type=[\"']?checkbox)([^>]*)>", re.IGNORECASE)
+ASSETS = Path(__file__).with_name("assets")
 
 
 def sanitize(html: str) -> str:
@@ -265,9 +266,6 @@ def _control_value(state: Mapping[str, Any]) -> str | None:
 def _display(form: str, data: str) -> NotebookNode:
     output: NotebookNode = nbformat.v4.new_output("display_data", data={form: data})
     return output
-
-
-ASSETS = Path(__file__).with_name("assets")
 
 
 @dataclass(frozen=True)

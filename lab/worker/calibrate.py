@@ -62,6 +62,9 @@ PEAK_BUDGET_S = 0.3
 FEWEST = 3  # products of a size: another process may interrupt the only one
 TOGETHER_S = 0.02  # of products that are timed together on CUDA
 PEAK_SIZES = {"cpu": (128, 256, 512, 1024, 2048), "cuda": (1024, 2048, 4096, 8192)}
+STARTS, QUICK_STARTS = 4, 3
+STARTS_TOGETHER, QUICK_STARTS_TOGETHER = 3, 1  # with several ranks
+_STEPS = TypeAdapter(tuple[ReferenceStep, ...])
 
 
 def measure(
@@ -208,11 +211,6 @@ def _seconds_of(device: torch.device, call: Callable[[], object], times: int) ->
     end.record()
     end.synchronize()
     return float(start.elapsed_time(end)) / 1e3
-
-
-STARTS, QUICK_STARTS = 4, 3
-STARTS_TOGETHER, QUICK_STARTS_TOGETHER = 3, 1  # with several ranks
-_STEPS = TypeAdapter(tuple[ReferenceStep, ...])
 
 
 def reference_steps(

@@ -38,6 +38,9 @@ MODEL, OPTIMIZER, HISTORY = "model.safetensors", "optimizer.safetensors", "histo
 RUN, TOKENIZER, META = "run.json", "tokenizer.json", "checkpoint.json"
 
 Tensors = Mapping[str, Tensor]
+PACE_STEPS = 3  # the last of the warm-up, which determine the interval in steps
+MIN_MEASURED_STEPS = 5
+NOTICE, NOTICE_S = "lab/save-after-step", 2.0
 
 
 @dataclass(frozen=True)
@@ -218,11 +221,6 @@ def restore_random_states(history: Tensors, *, rank: int, device: torch.device) 
     torch.set_rng_state(history[f"cpu/{rank}"])
     if device.type == "cuda" and f"cuda/{rank}" in history:
         torch.cuda.set_rng_state(history[f"cuda/{rank}"], device)
-
-
-PACE_STEPS = 3  # the last of the warm-up, which determine the interval in steps
-MIN_MEASURED_STEPS = 5
-NOTICE, NOTICE_S = "lab/save-after-step", 2.0
 
 
 @dataclass

@@ -39,6 +39,11 @@ from lab.worker.measure.clock import FloatArray
 
 _PLAIN = (bool, int, float, str, type(None))
 _SEQUENCES: dict[str, type[Any]] = {"list": list, "tuple": tuple}
+T = TypeVar("T")
+EXCHANGES = 20  # of messages for one clock offset
+_LEFT: list[dist.ProcessGroup] = []  # groups that this process has left
+_device: torch.device | None = None  # this process's GPU
+_readings = itertools.count()  # of clock offsets, equal on all ranks
 
 
 def encode(value: Any) -> bytes:
@@ -105,14 +110,6 @@ def _fields(kind: Any) -> list[str]:
         if issubclass(kind, tuple) and hasattr(kind, "_fields"):
             return list(kind._fields)
     raise TypeError(f"ranks do not send each other {kind!r}")
-
-
-T = TypeVar("T")
-
-EXCHANGES = 20  # of messages for one clock offset
-_LEFT: list[dist.ProcessGroup] = []  # groups that this process has left
-_device: torch.device | None = None  # this process's GPU
-_readings = itertools.count()  # of clock offsets, equal on all ranks
 
 
 def device_of(context: RankContext) -> torch.device:

@@ -29,6 +29,18 @@ from lab.launch.slurm.controller import Controller, JobState, SlurmSilentError, 
 from lab.launch.slurm.options import interpreter, submitit_parameters
 from lab.records.schema import Allocation
 
+# A part of Slurm's complaint, the profile's key, and what to do.
+COMPLAINTS = {
+    "invalid partition": ("partition", "`sinfo -s` lists the partitions"),
+    "invalid account": ("account", "`sacctmgr show associations user=$USER` lists your accounts"),
+    "invalid qos": ("qos", "`sacctmgr show qos` lists them"),
+    "invalid feature": ("constraint", "`sinfo -o '%N %f'` lists the nodes' features"),
+    "reservation": ("reservation", "`scontrol show reservation` lists them"),
+    "unrecognized option": ("extra", "`sbatch --help` lists the options"),
+    "invalid option": ("extra", "`sbatch --help` lists the options"),
+    "time limit": ("time_limit_min", "`sinfo -o '%P %l'` lists the partitions' limits"),
+}
+
 
 class SlurmExecutor:
     """Slurm gives each run an allocation of its own, so all may be submitted at once."""
@@ -178,19 +190,6 @@ class SlurmHandle:
     @property
     def _job(self) -> JobState | None:
         return self.controller.job(self.job_id)
-
-
-# A part of Slurm's complaint, the profile's key, and what to do.
-COMPLAINTS = {
-    "invalid partition": ("partition", "`sinfo -s` lists the partitions"),
-    "invalid account": ("account", "`sacctmgr show associations user=$USER` lists your accounts"),
-    "invalid qos": ("qos", "`sacctmgr show qos` lists them"),
-    "invalid feature": ("constraint", "`sinfo -o '%N %f'` lists the nodes' features"),
-    "reservation": ("reservation", "`scontrol show reservation` lists them"),
-    "unrecognized option": ("extra", "`sbatch --help` lists the options"),
-    "invalid option": ("extra", "`sbatch --help` lists the options"),
-    "time limit": ("time_limit_min", "`sinfo -o '%P %l'` lists the partitions' limits"),
-}
 
 
 def refusals(cluster: Cluster, shapes: Sequence[tuple[int, int]]) -> list[Problem]:

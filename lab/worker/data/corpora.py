@@ -29,6 +29,8 @@ TRAINING_TEXT = 3_000_000  # characters used to train the tokenizer
 END_OF_TEXT = "<|endoftext|>"  # token 0 of a tokenizer trained here, after each document
 HELD_OUT = 0.1
 PIECE = 500_000  # characters encoded at a time
+LEFT_OUT = {"test", "tests", "idle_test", "site-packages", "dist-packages", "__pycache__"}
+MAX_BYTES = 6_000_000  # enough for models of this size, and quick to tokenize
 
 
 def train_tokenizer(documents: Sequence[str], vocab_size: int) -> Any:
@@ -150,10 +152,6 @@ def _split(ends: Sequence[int], length: int) -> int:
     # Cutting a document in two would show the model the beginning of what it is tested on.
     nearest = min(ends, key=lambda end: abs(end - wanted))
     return nearest if abs(nearest - wanted) < 0.02 * length else wanted
-
-
-LEFT_OUT = {"test", "tests", "idle_test", "site-packages", "dist-packages", "__pycache__"}
-MAX_BYTES = 6_000_000  # enough for models of this size, and quick to tokenize
 
 
 class Corpus(NamedTuple):

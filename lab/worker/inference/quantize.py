@@ -28,6 +28,9 @@ from lab.worker.optim import blocks_of
 
 RECOMPILE_LIMIT = 64
 FP8_CAPABILITY = (8, 9)  # NVIDIA Ada and Hopper were the first with fp8 tensor cores
+MAX_OUTPUT_ERROR = 0.5  # a relative error of logits that rounding does not explain
+_RESAMPLES = 2000
+Pair = tuple[nn.Module, nn.Module]  # the base and its quantized copy
 
 
 class UnavailableError(LabError):
@@ -208,11 +211,6 @@ def _storages(tensor: Tensor) -> Iterator[tuple[object, int]]:
     inner: list[str] = cast(Any, tensor).__tensor_flatten__()[0]
     for name in inner:
         yield from _storages(getattr(tensor, name))
-
-
-MAX_OUTPUT_ERROR = 0.5  # a relative error of logits that rounding does not explain
-_RESAMPLES = 2000
-Pair = tuple[nn.Module, nn.Module]  # the base and its quantized copy
 
 
 @torch.inference_mode()

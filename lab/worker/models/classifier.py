@@ -13,6 +13,10 @@ from torch.nn import functional
 from lab.config import models
 from lab.perfmodel.flops import first_trainable
 
+# Declared operators live as long as their library.
+_stand_ins: list[torch.library.Library] = []
+_BOXES = "(Tensor dets, Tensor scores, float iou_threshold) -> Tensor"
+
 
 class Classifier(nn.Module):
     """A classifier; `right` is its share of correct answers when last evaluated."""
@@ -43,11 +47,6 @@ def freeze(network: nn.Module, trainable: str | float, *, head: int = 1) -> None
     for parameters in layers[: first_trainable(sizes, trainable, head=head)]:
         for parameter in parameters:
             parameter.requires_grad_(False)
-
-
-# Declared operators live as long as their library.
-_stand_ins: list[torch.library.Library] = []
-_BOXES = "(Tensor dets, Tensor scores, float iou_threshold) -> Tensor"
 
 
 def import_torchvision() -> ModuleType:
