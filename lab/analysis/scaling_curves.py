@@ -39,7 +39,7 @@ def curves(summary: pd.DataFrame) -> list[Curve]:
     machine = ["machine"] if "machine" in summary else []
     fields = [*FIELDS, "device", *machine, "emulated"]
     fixed = [field for field in fields if field not in free | {"world_size"}]
-    # Plain tuples: for a few rows and forty columns, pandas' groupby takes twenty times as long.
+    # Plain tuples: grouping a few rows by forty columns is slow in pandas.
     cells = [[None if pd.isna(cell) else cell for cell in row] for row in _rows(summary, fields)]
     values = dict(zip(fields, zip(*cells, strict=True), strict=True))
     for extra in ([], ["grad_accum"], ["micro_batch_size"], ["grad_accum", "micro_batch_size"]):
