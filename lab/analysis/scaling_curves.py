@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterator, Mapping, Sequence
 from typing import Any, Literal, NamedTuple
 
+import numpy as np
 import pandas as pd
 
 from lab.config.run import Run, setting_label
@@ -39,9 +40,11 @@ def curves(summary: pd.DataFrame) -> list[Curve]:
     machine = ["machine"] if "machine" in summary else []
     fields = [*FIELDS, "device", *machine, "emulated"]
     fixed = [field for field in fields if field not in free | {"world_size"}]
-    # Plain tuples: grouping a few rows by forty columns is slow in pandas.
-    cells = [[None if pd.isna(cell) else cell for cell in row] for row in _rows(summary, fields)]
-    values = dict(zip(fields, zip(*cells, strict=True), strict=True))
+    # Plain tuples: pandas groups a few rows by forty columns much slower than by one number.
+    columns = zip(*_rows(summary, fields), strict=True)
+    values = {
+        field: list(map(_hashable, cells)) for field, cells in zip(fields, columns, strict=True)
+    }
     for extra in ([], ["grad_accum"], ["micro_batch_size"], ["grad_accum", "micro_batch_size"]):
         keys = list(dict.fromkeys(fixed + extra))
         identities = list(zip(*(values[key] for key in keys), strict=True))
@@ -49,11 +52,11 @@ def curves(summary: pd.DataFrame) -> list[Curve]:
             break
     varied = [key for key in keys if len(set(values[key])) > 1]
     models = shortest(sorted(set(summary["model"])))
-    places: dict[tuple[Any, ...], list[int]] = {}
-    for place, identity in enumerate(identities):
-        places.setdefault(identity, []).append(place)
+    numbers: dict[tuple[Any, ...], int] = {}
+    number_of = [numbers.setdefault(identity, len(numbers)) for identity in identities]
     groups = [
-        summary.iloc[rows].sort_values("world_size", ignore_index=True) for rows in places.values()
+        rows.sort_values("world_size", ignore_index=True)
+        for _, rows in summary.groupby(np.array(number_of), sort=False)
     ]
     for named in ([key for key in varied if key not in LENGTHS], varied):
         labels = [_label(rows.iloc[0], named, models) for rows in groups]
@@ -116,6 +119,11 @@ def shortest(names: Sequence[str]) -> dict[str, str]:
         if len(set(short.values())) == len(short):
             return short
     return {name: name for name in names}
+
+
+def _hashable(cell: Any) -> Any:
+    """The cell, or None if it is missing: NaN, which differs from itself, is not found in a set."""
+    return None if cell is pd.NA or cell != cell else cell
 
 
 def _rows(frame: pd.DataFrame, names: Sequence[Any]) -> list[list[Any]]:
