@@ -32,7 +32,7 @@ $(STAMP): requirements.lock pyproject.toml lab/bin/lab
 # A single GPU has no second rank to compare with, so there the ranks are CPU cores.
 report: env
 	@profile=$$($(BIN)/python -c 'from lab import machine; print("cpu" if len(machine.gpus()) == 1 else "local")'); \
-	if [ "$$profile" = cpu ]; then echo "lab: two ranks on one GPU prove nothing; the quickstart runs on CPU cores, and lab run gpu-training on the GPU"; fi; \
+	if [ "$$profile" = cpu ]; then echo "lab: one GPU has no second to be compared with, so the quickstart runs on CPU cores; lab run gpu-training measures the GPU"; fi; \
 	test -e slurm/calibration/$$profile.json || $(BIN)/lab calibrate reports/quickstart --cluster $$profile || \
 	  echo "lab: without a calibration nothing is predicted"; \
 	$(BIN)/lab run reports/quickstart --cluster $$profile
