@@ -57,6 +57,17 @@ def shown(place: Path) -> Dashboard:
     return made
 
 
+@pytest.fixture
+def one_thread() -> Iterator[None]:
+    """Threads of OpenMP that wait for each other only get in each other's way in small tests."""
+    import torch
+
+    threads = torch.get_num_threads()
+    torch.set_num_threads(1)
+    yield
+    torch.set_num_threads(threads)
+
+
 @pytest.fixture(autouse=True)
 def _close_figures() -> Iterator[None]:
     """Close what a test has drawn: pyplot keeps every figure, and warns of twenty."""

@@ -19,15 +19,6 @@ def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
 
 
 @pytest.fixture(autouse=True)
-def one_thread() -> Iterator[None]:
-    """Threads of OpenMP that wait for each other burn the cores that other tests need."""
-    threads = torch.get_num_threads()
-    torch.set_num_threads(1)
-    yield
-    torch.set_num_threads(threads)
-
-
-@pytest.fixture(autouse=True)
 def no_group_left() -> Iterator[None]:
     """End the process group that a failed test leaves, in which all later ones would fail."""
     yield

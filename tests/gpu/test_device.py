@@ -44,6 +44,7 @@ from lab.worker.optim import set_products
 from lab.worker.strategies import base, ddp, fsdp, pipeline_parallel
 from lab.worker.train import Training, train
 
+pytestmark = pytest.mark.usefixtures("one_thread")
 needs_cuda = pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a GPU with CUDA")
 BASE: dict[str, Any] = {
     "model": {"kind": "gpt", "layers": 2, "heads": 4, "width": 128, "block_size": 64},

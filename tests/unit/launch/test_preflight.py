@@ -162,17 +162,11 @@ def test_a_file_is_not_the_profile_of_the_lab_that_has_its_name(tmp_path: Path) 
 
 
 def test_ranks_beyond_a_single_gpu_are_pointed_to_the_cores(
-    make_study: StudyMaker, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    make_study: StudyMaker, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    program = tmp_path / "nvidia-smi"
-    program.write_text("#!/bin/sh\necho GPU-0, NVIDIA H200, 570.1, 143771 MiB\n")
-    program.chmod(0o755)
-    monkeypatch.setenv("PATH", str(tmp_path), prepend=":")
-    monkeypatch.delenv("CUDA_VISIBLE_DEVICES", raising=False)
-    machine.gpus.cache_clear()
+    monkeypatch.setattr(machine, "gpus", lambda: (machine.Gpu("NVIDIA H200", "570.1", None),))
     grid = {"global_batch_size": [4], "world_size": [1, 2]}
     study = Study.load(make_study(grid=grid))
     with pytest.raises(InputError, match=r"needs 2 ranks; local: 1 GPU.*`--cluster cpu`"):
         preflight.check(study, Cluster.load("local"), study.tasks, fresh=False)
     assert Cluster.load("cpu").device_kind == "cpu"
-    machine.gpus.cache_clear()

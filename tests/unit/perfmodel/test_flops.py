@@ -4,7 +4,6 @@ that autograd saves.
 
 from __future__ import annotations
 
-from collections.abc import Iterator
 from pathlib import Path
 from typing import Any, get_args
 
@@ -31,6 +30,8 @@ from lab.worker.data.dataset import Dataset, Labelled
 from lab.worker.models.classifier import import_torchvision
 from lab.worker.models.gpt import GPT
 
+pytestmark = pytest.mark.usefixtures("one_thread")
+
 TOKENS = 32
 SMALL: dict[str, dict[str, Any]] = {
     "gpt": {"kind": "gpt", "layers": 2, "heads": 2, "width": 64, "block_size": TOKENS},
@@ -50,14 +51,6 @@ for network in ("resnet18", "squeezenet1_0"):
         SMALL[f"{network} {trainable}"] = SMALL[network] | {"trainable": trainable}
 SMALL["resnet18 frozen norm"] = SMALL["resnet18"] | {"batch_norm": "frozen"}
 DATA = {"kind": "synthetic", "channels": 1, "vocab_size": 1000}
-
-
-@pytest.fixture(autouse=True)
-def _one_thread() -> Iterator[None]:
-    threads = torch.get_num_threads()
-    torch.set_num_threads(1)
-    yield
-    torch.set_num_threads(threads)
 
 
 def dataset(run: Run) -> Dataset:

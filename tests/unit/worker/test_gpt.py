@@ -1,7 +1,6 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Iterator
 
 import numpy as np
 import pytest
@@ -15,15 +14,9 @@ from lab.worker import models
 from lab.worker.data.dataset import Dataset, Windows
 from lab.worker.models.gpt import GPT
 
+pytestmark = pytest.mark.usefixtures("one_thread")
+
 CONFIG = Config(layers=2, heads=2, width=32, block_size=16)
-
-
-@pytest.fixture(autouse=True)
-def _one_thread() -> Iterator[None]:
-    threads = torch.get_num_threads()
-    torch.set_num_threads(1)  # more only get in each other's way at this size
-    yield
-    torch.set_num_threads(threads)
 
 
 @pytest.fixture

@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
-
 import pytest
 import torch
 from torch import Tensor
@@ -13,6 +11,8 @@ from lab.perfmodel.flops import HEAD_CHUNK
 from lab.worker.models import gpt
 from lab.worker.models.gpt import linear_cross_entropy
 
+pytestmark = pytest.mark.usefixtures("one_thread")
+
 TOKENS, WIDTH = 50, 24
 TOLERANCES = {
     torch.float64: 1e-12,
@@ -20,14 +20,6 @@ TOLERANCES = {
     torch.bfloat16: 2e-2,
     torch.float16: 3e-3,
 }
-
-
-@pytest.fixture(autouse=True)
-def _one_thread() -> Iterator[None]:
-    threads = torch.get_num_threads()
-    torch.set_num_threads(1)
-    yield
-    torch.set_num_threads(threads)
 
 
 @pytest.fixture(params=[TOKENS, 64, 7], ids=["one chunk", "a larger chunk", "chunks"])
