@@ -134,8 +134,12 @@ def transformer_memory(
     the weights' gradients in every stage (Qi et al. 2023). `balanced` stages count the head as
     layers. Full checkpointing keeps the input of each layer, and all activations of one. Without
     sequence parallelism every tensor parallel rank holds the full inputs of attention and MLP.
+    FSDP's shards are in fp32, whatever `state` others have, and are gathered as they are computed.
     """
     layout, accum = candidate.layout, candidate.grad_accum
+    gathers = layout.sharing == "fsdp" and layout.data > 1
+    if gathers:
+        state = FP32
     tokens = candidate.micro_batch * sequence / layout.context
     value = value_bytes(candidate.precision)
     longest, rest = model.stage_layers(layout.pipeline, balanced=balanced)
@@ -165,13 +169,12 @@ def transformer_memory(
     last = delayed * rest * kept + once + logit * model.vocabulary * tokens
     if first_stage and layout.pipeline > 1:
         last = 0.0
-    gathers = layout.sharing == "fsdp" and layout.data > 1
     return MemoryParts(
         weights=own.weights + of_experts.weights,
         gradients=own.gradients + of_experts.gradients,
         optimizer=own.optimizer + of_experts.optimizer,
         activations=max(first, last) + IDLE,
-        gathered=2 * (dense + experts) * state.weights / layout.tensor if gathers else 0.0,
+        gathered=2 * (dense + experts) * value / layout.tensor if gathers else 0.0,
     )
 
 

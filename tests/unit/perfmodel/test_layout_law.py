@@ -114,7 +114,7 @@ def test_a_framework_is_known_by_its_name() -> None:
 
 
 def test_gradients_are_summed_by_a_ring_within_the_node_and_once_across() -> None:
-    law = only(data=1.0)
+    law = only(data=1.0, data_messages=1.0)
     size = 2 * (24 * MODEL.block() + MODEL.embedding)
     buckets = -(-size // (25 * 2**20))
     inside, across = law.predict([case(data=8), case(data=16)])
@@ -140,6 +140,33 @@ def test_attention_counts_its_own_flops() -> None:
     products = 3 * 24 * 2 * tokens * MODEL.block()
     attention = 3 * 24 * 4 * tokens * 1024 * 2048
     assert one == pytest.approx(2 * (products + 1.5 * attention) / 312e12)
+
+
+def test_a_recomputed_forward_pass_costs_its_share_of_a_third() -> None:
+    law = only(flops=1.0, recompute=0.6)
+    kept = case(micro=4)
+    recomputed = replace(kept, candidate=replace(kept.candidate, checkpointing="full"))
+    without, full, half = law.predict([kept, recomputed, replace(kept, recomputed=0.5)])
+    assert full == pytest.approx(1.2 * without) and half == pytest.approx(1.1 * without)
+
+
+def test_attention_that_is_not_fused_sweeps_over_its_scores() -> None:
+    scores = 2 * 4 * 1024 * 1024 * MODEL.heads  # bytes of a layer, for four sequences
+    one, split = only(scores=5.0).predict([case(micro=4), case(micro=4, tensor=2)])
+    assert one == pytest.approx(5 * 3 * 24 * scores / PLACE.gpu.memory_bytes_per_s)
+    assert split == pytest.approx(one / 2)
+    known = expected("a100", named_framework("Megatron-DeepSpeed, fp16")).coefficients
+    assert known["scores"] > 20 * expected("a100").coefficients["scores"]
+
+
+def test_gathers_of_fsdp_pay_for_their_bytes_and_for_their_messages() -> None:
+    shared = case(data=16, accum=3, sharing="fsdp")
+    sent = only(data=1.0).predict([shared])[0]
+    latencies = only(data_messages=1.0).predict([shared])[0]
+    size = 2 * MODEL.parameters
+    across = 1 / 2 / (8 * 25e9 * 0.8)  # the eight cards of a node share what crosses
+    assert sent == pytest.approx(3 * 3 * size * (7 / 8 / (300e9 * 0.76) + across))
+    assert latencies == pytest.approx(3 * 3 * 24 * (7 * 6e-6 + 1e-5))
 
 
 def test_hops_are_delayed_beyond_the_reach_of_a_framework() -> None:

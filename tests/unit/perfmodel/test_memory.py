@@ -20,6 +20,7 @@ from lab.perfmodel.memory import (
     IDLE,
     LOGIT,
     PLAIN,
+    USABLE,
     MemoryParts,
     calls_of,
     layout_of,
@@ -117,6 +118,16 @@ def test_memory_of_layouts() -> None:
     )
     sharded = rank_memory(1e9, Layout(sharing="fsdp", data=4), state=FP32, largest_unit=1e8)
     assert sharded.total == 4e9 + 2e8
+
+
+def test_fsdp_shards_fp32_and_gathers_two_blocks_in_bf16() -> None:
+    model = Transformer(layers=48, width=7168, heads=56, hidden=4 * 7168)  # MPT-30B
+    layout = Layout(sharing="fsdp", data=8)
+    parts = transformer_memory(model, 2048, Candidate(layout, 3, checkpointing="full"))
+    assert parts.weights == parts.gradients == pytest.approx(4 * model.parameters / 8)
+    assert parts.optimizer == 2 * parts.weights
+    assert parts.gathered == 2 * 2 * model.block()
+    assert parts.total < USABLE * 80e9  # it ran on 8 A100 80 GB
 
 
 def test_ranks_that_share_experts_keep_the_rest_of_the_model_whole() -> None:
