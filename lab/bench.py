@@ -11,7 +11,15 @@ from typer import Argument, Option
 
 import lab
 from lab.errors import InputError, LabError, Problem, nearest
-from lab.terminal import ClusterOption, JsonOption, View, answer, table_of
+from lab.terminal import (
+    AssumeOption,
+    ClusterOption,
+    JsonOption,
+    View,
+    answer,
+    assumed,
+    table_of,
+)
 
 Verdict = tuple[Any, list[View], str]  # content, views, and why it is not good enough
 
@@ -54,6 +62,7 @@ def bench(
     ] = False,
     cluster: ClusterOption = "local",
     fresh: Annotated[bool, Option("--fresh", help="Predict and measure again.")] = False,
+    assume: AssumeOption = None,
     fit: Annotated[int, Option("--fit", metavar="N", help="public: rows to fit.")] = 10,
     splits: Annotated[int, Option("--splits", metavar="N", help="public: random splits.")] = 30,
     runs: Annotated[
@@ -79,7 +88,11 @@ def bench(
             else _held_out(lab.benchmarks.held_out(cluster, **options))
         ),
         "planner": lambda: _planner_speed(lab.benchmarks.planner_speed()),
-        "public": lambda: _public(lab.benchmarks.public(tables or (), fit=fit, splits=splits)),
+        "public": lambda: _public(
+            lab.benchmarks.public(
+                tables or (), fit=fit, splits=splits, assume=assumed(assume, "bench public")
+            )
+        ),
         "driver": lambda: _driver_costs(
             lab.benchmarks.driver_costs(quick=quick, progress=not as_json)
         ),
@@ -91,6 +104,7 @@ def bench(
         (every, "--all", "predict"),
         (script, "--script", "overhead"),
         (nanogpt, "--nanogpt", "training"),
+        (assume, "--assume", "public"),
     ):
         if given and what != owner:
             problem = Problem(option, f"is not an option of {what}", f"use it with {owner}")

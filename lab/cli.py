@@ -24,13 +24,16 @@ from lab.course.commands import course
 from lab.errors import INTERRUPTED, InputError, LabError, Problem, nearest
 from lab.formatting import count, printable
 from lab.terminal import (
+    AssumeOption,
     ClusterOption,
     JsonOption,
     QuickOption,
     View,
     answer,
+    assumed,
     console,
     numbers,
+    pairs,
     relative,
     table_of,
 )
@@ -525,13 +528,18 @@ def predict(
         bool,
         Option("--explain", help="STUDY is a table of layouts; explain each measured step."),
     ] = False,
+    assume: AssumeOption = None,
     quick: QuickOption = False,
     as_json: JsonOption = False,
 ) -> None:
     """Predict runs of a study, on other world sizes too, and score earlier predictions."""
     if explain:
-        explanations = lab.explain_layouts(study)
+        given = assumed(assume, "predict")
+        explanations = lab.explain_layouts(study, assume=given)
         return answer(as_json, explanations, table_of([one.table_row() for one in explanations]))
+    if assume:
+        problem = Problem("--assume", "is only for tables of layouts", "use it with --explain")
+        raise InputError("predict", [problem])
     began = time.perf_counter()
     predictions = lab.predict(
         lab.Study.load(study, quick=quick),
@@ -574,15 +582,9 @@ def audit(
         raise LabError(f"{count(grave, 'finding')} to resolve before these numbers can be believed")
 
 
-def _columns(pairs: Sequence[str] | None, verb: str) -> dict[str, str] | None:
-    problems = [
-        Problem("--column", f"{pair!r} is not NAME=COLUMN", "such as world_size=gpus")
-        for pair in pairs or ()
-        if "=" not in pair
-    ]
-    if problems:
-        raise InputError(verb, problems)
-    return dict(pair.split("=", 1) for pair in pairs or ()) or None
+def _columns(texts: Sequence[str] | None, verb: str) -> dict[str, str] | None:
+    form, example = "NAME=COLUMN", "world_size=gpus"
+    return pairs(texts, "--column", verb, form=form, example=example) or None
 
 
 @app.command()

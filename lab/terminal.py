@@ -30,6 +30,14 @@ ClusterOption = Annotated[
 ]
 QuickOption = Annotated[bool, Option("--quick", help="The study's smallest honest form.")]
 JsonOption = Annotated[bool, Option("--json", help="Answer for programs.")]
+AssumeOption = Annotated[
+    list[str] | None,
+    Option(
+        "--assume",
+        metavar="NAME=VALUE",
+        help="What the table does not give, such as model=llama3-8b, gpu=h100 or recomputed=full.",
+    ),
+]
 
 
 def _open_streams() -> None:
@@ -108,6 +116,25 @@ def _aligned(cell: str, width: int, side: Literal["left", "right"]) -> str:
 def relative(*paths: Path) -> str:
     """Paths relative to the current directory, one per line."""
     return "\n".join(map(os.path.relpath, paths))
+
+
+def pairs(
+    texts: Sequence[str] | None, option: str, verb: str, *, form: str, example: str
+) -> dict[str, str]:
+    """Texts such as NAME=VALUE by their names; raises InputError of a verb for any other text."""
+    problems = [
+        Problem(option, f"{text!r} is not {form}", f"such as {example}")
+        for text in texts or ()
+        if "=" not in text
+    ]
+    if problems:
+        raise InputError(verb, problems)
+    return dict(text.split("=", 1) for text in texts or ())
+
+
+def assumed(texts: Sequence[str] | None, verb: str) -> dict[str, str]:
+    """What is to be assumed of a table of layouts, by name; raises InputError of a verb."""
+    return pairs(texts, "--assume", verb, form="NAME=VALUE", example="model=llama3-8b")
 
 
 def numbers(text: str, option: str, verb: str, advice: str, *, of: str = "ranks") -> list[int]:

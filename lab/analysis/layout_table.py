@@ -19,7 +19,7 @@ import numpy as np
 from lab.analysis.audit.columns import guess, normal
 from lab.analysis.audit.text_table import read_table
 from lab.analysis.audit.values import BYTE_UNITS, COUNT_UNITS, TIME_UNITS, number
-from lab.errors import InputError, Problem
+from lab.errors import InputError, Problem, nearest
 from lab.perfmodel import layout_law, transformer
 from lab.perfmodel.hardware import LINKS, Machine, named_gpu
 from lab.perfmodel.layout import Candidate, Checkpointing, Layout, Sharing
@@ -59,6 +59,8 @@ NAMES = {
     "mfu": r"(model_flops?_utili[sz]ation|mfu)(_pct|_percent)?",
 }
 TEXT = {"recomputed", "status", "sharding", "model", "gpu", "precision"}
+# What a caller may assume of every row: all that a column can give, except what was measured.
+ASSUMED = sorted({*NAMES, "gpus", "nodes", "per_node", *TEXT} - {"memory", "status", "mfu"})
 GUESSED = {
     "world_size": "gpus", "nodes": "nodes", "per_node": "per_node", "model": "model",
     "global_batch_size": "global_batch", "micro_batch_size": "micro_batch", "gpu": "gpu",
@@ -73,7 +75,10 @@ NOTED = {
 }
 SHARINGS: dict[int, Sharing] = {0: "ddp", 1: "zero1", 2: "zero2", 3: "fsdp"}
 FAILED = re.compile("oom|out of memory|crash|fail|error|killed|timeout", re.IGNORECASE)
-ADVICE = "needed: GPUs, model or its sizes, sequence length, batch, and a step time or a rate"
+ADVICE = (
+    "needed: GPUs, model or its sizes, sequence length, batch, and a step time or a rate; what the "
+    "table lacks can be assumed (--assume NAME=VALUE)"
+)
 
 
 @dataclass(frozen=True)
@@ -121,24 +126,28 @@ class LayoutTable:
 
 
 def read_layouts(
-    source: str | Path | pd.DataFrame, *, assume: Mapping[str, Any] | None = None
+    source: str | Path | pd.DataFrame,
+    *,
+    assume: Mapping[str, Any] | None = None,
+    timed: bool = True,
 ) -> LayoutTable:
     """Read a file or DataFrame of layouts; `assume` fills in what is missing, such as gpu="a100".
 
-    Raises InputError, with what is missing, if no row can be predicted.
+    Rows without a time or rate are left out, unless `timed` is false. Raises InputError, with what
+    is missing, if no row can be predicted, and for unknown names in `assume`.
     """
     frame = read_table(source) if isinstance(source, str | Path) else source
     name = str(frame.attrs.get("name", "rows"))
     notes = " ".join([*map(str, frame.attrs.get("notes", ())), name.replace("_", " ")])
     columns = _columns(frame)
-    defaults, assumptions = _defaults(columns, notes, dict(assume or {}))
+    defaults, assumptions = _defaults(columns, notes, _assumed(assume or {}))
     rows: list[LayoutRow] = []
     left_out: Counter[str] = Counter()
     for place, cells in enumerate(frame.to_dict("records")):
         values = {meant: _cell(meant, column, cells) for meant, column in columns.items()}
         given = {key: value for key, value in values.items() if value is not None}
         try:
-            rows.append(_row(place, {**defaults, **given}, notes))
+            rows.append(_row(place, {**defaults, **given}, notes, timed=timed))
         except ValueError as error:
             left_out[str(error)] += 1
     if not rows:
@@ -150,6 +159,24 @@ def read_layouts(
             "which is used"
         )
     return LayoutTable(tuple(rows), columns, tuple(assumptions), dict(left_out), name)
+
+
+def _assumed(assume: Mapping[str, Any]) -> dict[str, Any]:
+    """The assumptions as values of cells; raises InputError for unknown names and no numbers."""
+    problems = []
+    values = {}
+    for name, value in assume.items():
+        if name not in ASSUMED:
+            problems.append(Problem(name, "unknown name", nearest(name, ASSUMED)))
+        elif name in TEXT:
+            values[name] = str(value)
+        elif not math.isfinite(read := number(value, units=COUNT_UNITS)):
+            problems.append(Problem(name, f"{value!r} is not a number", "give one, such as 8"))
+        else:
+            values[name] = read
+    if problems:
+        raise InputError("assume", problems)
+    return values
 
 
 def _columns(frame: pd.DataFrame) -> dict[str, str]:
@@ -220,7 +247,7 @@ def _cell(meant: str, column: str, cells: Mapping[Any, Any]) -> Any:
     return value if math.isfinite(value) else None
 
 
-def _row(place: int, values: Mapping[str, Any], notes: str) -> LayoutRow:
+def _row(place: int, values: Mapping[str, Any], notes: str, *, timed: bool) -> LayoutRow:
     """A row of a table; raises ValueError with what it lacks."""
 
     def whole(name: str, default: float = 1) -> int:
@@ -274,7 +301,7 @@ def _row(place: int, values: Mapping[str, Any], notes: str) -> LayoutRow:
     )
     failed = bool(FAILED.search(str(values.get("status", ""))))
     step_s = None if failed else _step(values, gpus, batch, sequence)
-    if step_s is None and not failed:
+    if step_s is None and timed and not failed:
         raise ValueError("no step time and no rate")
     memory = values.get("memory")
     # If nothing is stated, half a pass is the smaller error either way.
@@ -299,6 +326,8 @@ def _model(values: Mapping[str, Any], notes: str) -> Transformer:
         )
     text = str(values.get("model", ""))
     model = transformer.named(text, notes)
+    if model is None and transformer.has_experts(text):
+        raise ValueError(f"unknown mixture of experts {text}")
     if model is None and (count := values.get("parameters") or transformer.size(text)):
         model = transformer.of_parameters(count, vocabulary=vocabulary)
     if model is None:
@@ -364,7 +393,7 @@ class FittedLayouts:
         """
         import pandas as pd
 
-        table = read_layouts(rows, assume={"time": None, **self.assume})
+        table = read_layouts(rows, assume=self.assume, timed=False)
         cases = [row.case for row in table.rows]
         low, high = self.law.intervals(cases)
         parts = layout_law.parts(layout_law.quantities(cases), self.law.coefficients)

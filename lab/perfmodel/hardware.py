@@ -96,6 +96,10 @@ _GPUS = (  # name, CUDA's name, TFLOP/s in half precisions, fp32 and fp8, GB, TB
      "NVIDIA GH200 datasheet (2023), with 96 GB"),
     ("b200", "NVIDIA B200", _HALVES, 2250, 75, 4500, 180, 7.7, "nvlink5",
      "NVIDIA Blackwell datasheet (2025), HGX B200, half of the sparse figures"),
+    ("gb200", "NVIDIA GB200", _HALVES, 2500, 80, 5000, 186, 8, "nvlink5",
+     "NVIDIA GB200 NVL72 product page (2025), a 72nd, half of the sparse figures"),
+    ("gb300", "NVIDIA GB300", _HALVES, 2500, 80, 5000, 288, 8, "nvlink5",
+     "NVIDIA GB300 NVL72 product page (2025), a 72nd, half of the sparse figures"),
     ("rtx-3090", "NVIDIA GeForce RTX 3090", _HALVES, 71.2, 35.6, 0, 24, 0.936, "pcie4",
      "NVIDIA GA102 whitepaper, appendix A"),
     ("rtx-4090", "NVIDIA GeForce RTX 4090", _HALVES, 165.2, 82.6, 330.3, 24, 1.008, "pcie4",
@@ -156,7 +160,7 @@ _IBTA = "InfiniBand Trade Association roadmap, 4x port"
 LINKS = {
     link.name: link
     for link in (
-        Link("nvlink5", 900e9, *_NVLINK, f"NVIDIA B200: 1.8 TB/s {_BOTH}", r"nv_?link.*5|b200"),
+        Link("nvlink5", 900e9, *_NVLINK, f"NVIDIA B200: 1.8 TB/s {_BOTH}", r"nv_?link.*5|b[23]00"),
         Link("nvlink4", 450e9, *_NVLINK, f"NVIDIA H100: 900 GB/s {_BOTH}", r"h100|h200|hopper"),
         Link("nvlink5-nvls", 900e9, *_NVLINK, _NVLS, sums=0.53),
         Link("nvlink4-nvls", 450e9, *_NVLINK, _NVLS, sums=0.61),

@@ -137,7 +137,7 @@ COEFFICIENTS = {
 NAMES = tuple(COEFFICIENTS)
 _SPREADS = np.array([coefficient.spread for coefficient in COEFFICIENTS.values()])
 # Inverse shares of peak by generation. H100s reach a smaller share: MLPerf and the playbook.
-FLOPS_BY_GPU = {"h100": 2.0, "h200": 2.0, "b200": 2.2, "gh200": 2.0}
+FLOPS_BY_GPU = {"h100": 2.0, "h200": 2.0, "gh200": 2.0, "b200": 2.2, "gb200": 2.2, "gb300": 2.2}
 BUCKET_BYTES = 25 * 2**20  # of gradients that are sent together: DDP's default
 OPTIMIZER_BYTES = 28  # AdamW in fp32: weights, gradients, both moments read, all but one written
 _HIDES = 2.0  # gathers or gradients and passes hide each other: root of the sum of squares

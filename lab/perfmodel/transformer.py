@@ -104,6 +104,10 @@ def _llama(
     return Transformer(layers, width, heads, hidden, vocabulary, groups, gated=True, tied=False)
 
 
+def _experts(dense: Transformer, *, experts: int, active: int, head_width: int = 0) -> Transformer:
+    return replace(dense, experts=experts, active=active, head_width=head_width)
+
+
 def _gpt(layers: int, width: int, heads: int) -> Transformer:
     return Transformer(layers, width, heads, 4 * width)
 
@@ -122,7 +126,23 @@ NAMED: dict[str, Transformer] = {
     r"llama.*(30|33)b": _llama(60, 6656, 52, 52, 17920, 32000),
     r"llama.*13b": _llama(40, 5120, 40, 40, 13824, 32000),
     r"llama.*7b": _llama(32, 4096, 32, 32, 11008, 32000),
-    r"mixtral.*8x7b": replace(_llama(32, 4096, 32, 8, 14336, 32000), experts=8, active=2),
+    r"mixtral.*8x22b": _experts(_llama(56, 6144, 48, 8, 16384, 32768), experts=8, active=2),
+    r"mixtral.*8x7b": _experts(_llama(32, 4096, 32, 8, 14336, 32000), experts=8, active=2),
+    r"qwen.?3.*235b.*a22b": _experts(
+        _llama(94, 4096, 64, 4, 1536, 151936), experts=128, active=8, head_width=128
+    ),
+    r"qwen.?3.*30b.*a3b": _experts(
+        _llama(48, 2048, 32, 4, 768, 151936), experts=128, active=8, head_width=128
+    ),
+    r"qwen.?3.*32b": replace(_llama(64, 5120, 64, 8, 25600, 151936), head_width=128),
+    r"qwen.?3.*14b": _llama(40, 5120, 40, 8, 17408, 151936),
+    r"qwen.?3.*8b": _llama(36, 4096, 32, 8, 12288, 151936),
+    r"gpt.?oss.*120b": _experts(
+        _llama(36, 2880, 64, 8, 2880, 201088), experts=128, active=4, head_width=64
+    ),
+    r"gpt.?oss.*20b": _experts(
+        _llama(24, 2880, 64, 8, 2880, 201088), experts=32, active=4, head_width=64
+    ),
     r"mistral.*7b": _llama(32, 4096, 32, 8, 14336, 32000),
     r"nanotron.*\b1b": replace(_llama(16, 2048, 32, 32, 8192, 131072), tied=True),
     r"\bmpt.*125m|gpt2?.?(124|125)m|gpt2.?small": _gpt(12, 768, 12),
@@ -135,6 +155,10 @@ NAMED: dict[str, Transformer] = {
 _LADDER = (
     *((12, 768), (24, 1024), (24, 1536), (16, 2048), (24, 2048), (32, 2560), (28, 3072)),
     *((32, 4096), (40, 5120), (48, 7168), (60, 6656), (80, 8192), (96, 12288), (118, 16384)),
+)
+# "30B-A3B", "8x7B", or in words; such a model's size alone says little of its work.
+_EXPERTS = re.compile(
+    r"\d+b.?a\d+b\b|\d+x\d+(\.\d+)?b|\bmoe\b|mixtral|deepseek.?v[234]", re.IGNORECASE
 )
 _SIZE = re.compile(r"(?<![\d.])(\d+(?:\.\d+)?)\s*([mbt])\b", re.IGNORECASE)
 _FACTOR = {"m": 1e6, "b": 1e9, "t": 1e12}
@@ -150,6 +174,11 @@ def named(text: str, context: str = "") -> Transformer | None:
             if re.search(pattern, words, re.IGNORECASE):
                 return model
     return None
+
+
+def has_experts(text: str) -> bool:
+    """Whether words such as "Qwen3 30B-A3B" name a mixture of experts."""
+    return bool(_EXPERTS.search(text))
 
 
 def size(text: str) -> float | None:

@@ -67,6 +67,18 @@ BAD = {
     "an option of another bench": (["bench", "losses", "--nanogpt", "x.py"], "with training"),
     "no study of this bench": (["bench", "losses", "quickstart"], "is not for losses"),
     "two studies": (["bench", "training", "quickstart", "precision"], "one study"),
+    "an assumption on a study": (
+        ["predict", "quickstart", "--assume", "gpu=h100"],
+        "use it with --explain",
+    ),
+    "an assumption without a value": (
+        ["predict", "results.csv", "--explain", "--assume", "h100"],
+        "'h100' is not NAME=VALUE",
+    ),
+    "an unknown assumption": (
+        ["bench", "public", "../docs/tables/mpt_a100_40gb.csv", "--assume", "modle=7b"],
+        "did you mean 'model'?",
+    ),
     "a file for a study": (["run", "README.md"], "no such study"),
 }
 

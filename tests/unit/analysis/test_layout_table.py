@@ -79,6 +79,7 @@ def test_a_precision_is_read_with_its_own_peak(
         ({"GBS": 4}, "smaller than a micro-batch"),
         ({"Tokens / sec / GPU": None}, "no step time"),
         ({"Model": "our own"}, "unknown model our own"),
+        ({"Model": "our 30B-A3B"}, "unknown mixture of experts our 30B-A3B"),
         ({"System": "TPU"}, "unknown GPU"),
     ],
 )
@@ -122,6 +123,25 @@ def test_the_published_tables_are_read_as_what_they_are() -> None:
     assert {row.case.framework.name for row in playbook.rows} == {"nanotron"}
     assert sum(row.quoted_batch is not None for row in playbook.rows) == 14
     assert {row.case.sequence for row in playbook.rows} == {4096}
+
+
+def test_rows_without_a_time_are_predicted() -> None:
+    times = [f"{seconds}" for seconds in (8.0, 4.1, 2.2)]
+    rows = pd.concat([frame(GPUs=gpus, time=None) for gpus in (16, 32, 64)], ignore_index=True)
+    untimed = rows.drop(columns="Tokens / sec / GPU")
+    fitted = lab.fit_layouts(untimed.assign(**{"step time (s)": times}))
+    assert len(fitted.predict(untimed)) == 3
+    assert fitted.predict(untimed).equals(fitted.predict(rows))
+
+
+def test_assumptions_fill_in_what_a_table_lacks_and_are_checked() -> None:
+    bare = frame().drop(columns=["Model", "System"])
+    (row,) = read_layouts(bare, assume={"model": "mixtral 8x7b", "gpu": "h200"}).rows
+    assert (row.case.model.experts, row.case.machine.gpu.name) == (8, "h200")
+    with pytest.raises(InputError) as caught:
+        read_layouts(bare, assume={"modle": "7B", "sequence": "long"})
+    assert "did you mean 'model'?" in str(caught.value)
+    assert "'long' is not a number" in str(caught.value)
 
 
 def test_layouts_are_fitted_and_predicted_from_any_table() -> None:

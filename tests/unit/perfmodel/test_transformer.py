@@ -6,7 +6,7 @@ import pytest
 
 from lab.config.models import GPT, MODELS
 from lab.perfmodel.flops import gpt_flops_per_token
-from lab.perfmodel.transformer import Transformer, named, of_parameters, size
+from lab.perfmodel.transformer import Transformer, has_experts, named, of_parameters, size
 
 
 @pytest.mark.parametrize(
@@ -17,6 +17,13 @@ from lab.perfmodel.transformer import Transformer, named, of_parameters, size
         ("LLAMA3_70B", 70.6),
         ("LLAMA3.1_405B", 405.9),
         ("Mixtral 8x7B", 46.7),
+        ("mixtral-8x22b", 140.6),
+        ("Qwen3_30B_a3B", 30.5),
+        ("Qwen3-235B-A22B", 235.1),
+        ("Qwen3 8B", 8.19),
+        ("Qwen3 32B", 32.8),
+        ("GPT OSS 120B", 116.8),
+        ("openai/gpt-oss-20b", 20.9),
         ("GPT-3 175B", 175.0),
         ("Llama 3.2 1B", 1.236),
     ],
@@ -61,6 +68,17 @@ def test_grouped_queries_and_a_gate_change_a_block() -> None:
 @pytest.mark.parametrize("count", [1.25e8, 3.5e8, 1.3e9, 7e9, 6.5e10, 1.75e11])
 def test_a_number_of_parameters_makes_a_model_of_that_size(count: float) -> None:
     assert of_parameters(count).parameters == pytest.approx(count, rel=0.01)
+
+
+@pytest.mark.parametrize(
+    ("text", "mixed"),
+    [
+        *(("our 30B-A3B", True), ("8x7B", True), ("MoE of 16B", True), ("DeepSeekV3", True)),
+        *(("Llama-3 8B", False), ("13B A100", False), ("1.3B, 2x8 GPUs", False)),
+    ],
+)
+def test_mixtures_of_experts_are_known_by_their_names(text: str, mixed: bool) -> None:
+    assert has_experts(text) == mixed
 
 
 @pytest.mark.parametrize(
