@@ -163,8 +163,8 @@ def read_layouts(
 
 def _assumed(assume: Mapping[str, Any]) -> dict[str, Any]:
     """The assumptions as values of cells; raises InputError for unknown names and no numbers."""
-    problems = []
-    values = {}
+    problems: list[Problem] = []
+    values: dict[str, Any] = {}
     for name, value in assume.items():
         if name not in ASSUMED:
             problems.append(Problem(name, "unknown name", nearest(name, ASSUMED)))
@@ -281,7 +281,7 @@ def _row(place: int, values: Mapping[str, Any], notes: str, *, timed: bool) -> L
     if gpu is None:
         raise ValueError(f"unknown GPU {values['gpu']}")
     nodes = values.get("nodes")
-    inside = round(per_node or (gpus / nodes if nodes else 8))
+    inside = round(per_node or (gpus / nodes if nodes else gpu.joined))
     outer = "infiniband-hdr" if gpu.name.startswith(("a100", "v100", "a10")) else "infiniband-ndr"
     machine = Machine(gpu, max(inside, 1), LINKS[gpu.link], LINKS[outer])
     framework = named_framework(notes)

@@ -26,7 +26,8 @@ _ETHERNET = (0.92, 1e-4)
 class Gpu:
     """A GPU: dense peaks in FLOP/s by precision, memory in bytes and bytes/s, its intra-node link.
 
-    `cuda` matches the names that CUDA reports, including boards that differ only in memory.
+    That link joins `joined` GPUs unless a machine is described otherwise. `cuda` matches the names
+    that CUDA reports, including boards that differ only in memory.
     """
 
     name: str
@@ -36,6 +37,7 @@ class Gpu:
     memory_bytes_per_s: float
     link: str
     source: str
+    joined: int = 8
 
     def peak(self, precision: str) -> tuple[float, str] | None:
         """The dense peak in FLOP/s and its source; None for a precision without a figure."""
@@ -59,6 +61,9 @@ class Gpu:
 # Volta and Turing have no bf16. Each of the two dies of an MI250X is a GPU of its own.
 # If there is TF32, its products take twice as long as bf16's: NVIDIA A100 whitepaper, table 2.
 _HALVES, _FP16 = ("bf16", "fp16"), ("fp16",)
+# TFLOP/s in fp4, from the same pages; the GPUs of an NVL72 rack are joined by one switch.
+_FP4 = {"b200": 9000, "gb200": 10000, "gb300": 15000}
+_JOINED = {"gb200": 72, "gb300": 72}
 _WITHOUT_TF32 = {"t4", "v100", "v100-pcie", "mi250x"}
 # fmt: off
 _GPUS = (  # name, CUDA's name, TFLOP/s in half precisions, fp32 and fp8, GB, TB/s, link, source
@@ -120,7 +125,7 @@ GPUS = {
             precision: teraflops * 1e12
             for precision, teraflops in (
                 *((part, half) for part in halves),
-                *(("fp32", single), ("fp8", eight)),
+                *(("fp32", single), ("fp8", eight), ("fp4", _FP4.get(name, 0))),
                 ("tf32", 0 if name in _WITHOUT_TF32 else half / 2),
             )
             if teraflops
@@ -129,6 +134,7 @@ GPUS = {
         memory_bytes_per_s=rate * 1e12,
         link=link,
         source=source,
+        joined=_JOINED.get(name, 8),
     )
     for name, cuda, halves, half, single, eight, gigabytes, rate, link, source in _GPUS
 }
@@ -251,8 +257,8 @@ class Machine:
 def machine(text: str) -> Machine:
     """Read `GPU[xPER_NODE][:LINK[:LINK BETWEEN NODES]]`, as `h100x8:nvlink4:infiniband-ndr`.
 
-    By default a node has 8 GPUs on their own link, and InfiniBand NDR for each of them. Raises
-    InputError.
+    By default a node has 8 GPUs on their own link (72 of a GB200 or GB300), and InfiniBand NDR for
+    each of them. Raises InputError.
     """
     match = re.fullmatch(
         r"([a-z0-9-]+?)(?:x(\d+))?(?::([a-z0-9-]+))?(?::([a-z0-9-]+))?", text.lower()
@@ -260,7 +266,8 @@ def machine(text: str) -> Machine:
     if not match:
         advice = "such as h100x8:nvlink4:infiniband-ndr"
         raise InputError("machine", [Problem(text, "cannot be read as a machine", advice)])
-    gpu, count, inner, outer = match[1], int(match[2] or 8), match[3], match[4] or "infiniband-ndr"
+    gpu, inner, outer = match[1], match[3], match[4] or "infiniband-ndr"
+    count = int(match[2] or (GPUS[gpu].joined if gpu in GPUS else 8))
     known = [name for name in GPUS if "bf16" in GPUS[name].flops]  # plans assume bf16
     reason = "has no bf16" if gpu in GPUS else "unknown GPU"
     problems = [] if gpu in known else [Problem(gpu, reason, nearest(gpu, known))]

@@ -39,6 +39,7 @@ def test_names_and_defaults() -> None:
         "nvlink4",
         "infiniband-ndr",
     )
+    assert machine("gb200").gpus_per_node == 72 and machine("gb200x4").gpus_per_node == 4
     given = machine("A100x4:pcie4:ethernet-25g")
     assert (given.gpus_per_node, given.inner.name, given.outer.bytes_per_s) == (
         4,
