@@ -40,6 +40,7 @@ def test_names_and_defaults() -> None:
         "infiniband-ndr",
     )
     assert machine("gb200").gpus_per_node == 72 and machine("gb200x4").gpus_per_node == 4
+    assert GPUS["gb300"].fastest("fp4") == 15e15 and GPUS["h100"].fastest("fp4") == 989.5e12
     given = machine("A100x4:pcie4:ethernet-25g")
     assert (given.gpus_per_node, given.inner.name, given.outer.bytes_per_s) == (
         4,
