@@ -4,8 +4,15 @@ import pytest
 import torch
 
 from lab.perfmodel.hardware import vendor_peak
+from lab.worker import calibrate
 from lab.worker.calibrate import measured_peak, peak_flops
 from lab.worker.optim import DTYPES
+
+
+@pytest.fixture(autouse=True)
+def _short(monkeypatch: pytest.MonkeyPatch) -> None:
+    """A few products of each size: these tests believe no rate."""
+    monkeypatch.setattr(calibrate, "PEAK_BUDGET_S", 0.02)
 
 
 @pytest.mark.parametrize(
