@@ -76,8 +76,8 @@ BAD = {
         "'h100' is not NAME=VALUE",
     ),
     "an unknown assumption": (
-        ["bench", "public", "../docs/tables/mpt_a100_40gb.csv", "--assume", "modle=7b"],
-        "did you mean 'model'?",
+        ["bench", "public", "../docs/tables/mpt_a100_40gb.csv", "--assume", "layer=24"],
+        "did you mean 'layers'?",
     ),
     "a file for a study": (["run", "README.md"], "no such study"),
 }

@@ -139,8 +139,8 @@ def test_assumptions_fill_in_what_a_table_lacks_and_are_checked() -> None:
     (row,) = read_layouts(bare, assume={"model": "mixtral 8x7b", "gpu": "h200"}).rows
     assert (row.case.model.experts, row.case.machine.gpu.name) == (8, "h200")
     with pytest.raises(InputError) as caught:
-        read_layouts(bare, assume={"modle": "7B", "sequence": "long"})
-    assert "did you mean 'model'?" in str(caught.value)
+        read_layouts(bare, assume={"layer": 24, "sequence": "long"})
+    assert "did you mean 'layers'?" in str(caught.value)
     assert "'long' is not a number" in str(caught.value)
 
 
