@@ -7,7 +7,7 @@ from typing import Any
 
 import numpy as np
 
-from lab.course.check import close, exercise, judge, number, require
+from lab.course.check import exercise, judge, numbers, require
 from lab.course.language import tr
 from lab.perfmodel.collectives import busbw as bus_bandwidth
 from lab.perfmodel.collectives import fit_link
@@ -92,7 +92,7 @@ def sent(answer: object, *, size: float, ranks: int) -> str:
             "Close for many ranks, but a rank never sends the chunk that it has already: (n - 1)/n."
         ): 2 * size,
     }
-    judge(answer, right, mistakes=mistakes, within=0.005)
+    judge(answer, right, mistakes=mistakes, unit="bytes", within=0.005)
     return tr(
         "{size:.2f} MB; with ever more ranks it approaches {limit:.2f} MB and never exceeds it.",
         size=right / 1e6,
@@ -107,11 +107,10 @@ def busbw(answer: object, *, size: float, seconds: float, ranks: int) -> str:
     mistakes = {
         tr("This is algbw: what the caller sees. A link carries 2 (n - 1)/n times as much."): size
         / seconds,
-        tr("Give bytes per second, not GB/s."): right / 1e9,
         tr("The factor (n - 1)/n is that of all-gather; all-reduce passes the ring twice."): right
         / 2,
     }
-    judge(answer, right, mistakes=mistakes, within=0.01)
+    judge(answer, right, mistakes=mistakes, unit="bytes/s", within=0.01)
     return tr(
         "{rate:.1f} GB/s on the busiest link: comparable over any number of ranks, and with the "
         "data sheet.",
@@ -122,18 +121,14 @@ def busbw(answer: object, *, size: float, seconds: float, ranks: int) -> str:
 @exercise("02.alpha-beta")
 def alpha_beta(answer: object, *, sizes: Sequence[float], seconds: Sequence[float]) -> str:
     """Two equations t = alpha + bytes/B: subtract them to get B, then put it into one of them."""
-    require(
-        isinstance(answer, tuple | list) and len(answer) == 2,
-        tr("Give two numbers: (alpha in s, B in bytes/s)."),
-    )
-    alpha, bandwidth = (number(part) for part in answer)  # type: ignore[attr-defined]
+    alpha, bandwidth = numbers(answer, 2, tr("Give two numbers: (alpha in s, B in bytes/s)."))
     right = (sizes[1] - sizes[0]) / (seconds[1] - seconds[0])
-    require(
-        not close(bandwidth, 1 / right), tr("The second number is seconds per byte: turn it over.")
-    )
-    require(
-        close(bandwidth, right),
-        tr("The slope is not right: B = (difference of bytes) / (difference of seconds)."),
+    judge(
+        bandwidth,
+        right,
+        mistakes={tr("The second number is seconds per byte: turn it over."): 1 / right},
+        unit="bytes/s",
+        hint=tr("The slope is not right: B = (difference of bytes) / (difference of seconds)."),
     )
     expected = seconds[0] - sizes[0] / right
     require(
@@ -159,7 +154,10 @@ def alpha_beta(answer: object, *, sizes: Sequence[float], seconds: Sequence[floa
 @exercise("02.half")
 def half(answer: object, *, alpha_s: float, bytes_per_s: float) -> str:
     """Latency and transfer are equal where alpha = bytes/B."""
-    right = judge(answer, alpha_s * bytes_per_s, within=0.05)
+    right = alpha_s * bytes_per_s
+    judge(answer, right, unit="bytes", within=0.05)
+    if not right:
+        return tr("This fit found no latency: here even a small message pays for its bytes alone.")
     return tr(
         "Below {size:.0f} kB a message pays mostly for being sent at all: that is why gradients "
         "travel in buckets.",

@@ -18,6 +18,7 @@ def report(answer: object, *, study: Path) -> str:
     path = Path(str(answer)).resolve()
     require(path.is_file(), tr("There is no file {name}.", name=path.name))
     require(path.is_relative_to(study.resolve()), tr("This is the report of another study."))
+    require(path.suffix == ".html", tr("{name} is not the HTML file.", name=path.name))
     return tr(
         "{name}, {size:.0f} kB: one file that opens anywhere.",
         name=path.name,
@@ -32,11 +33,9 @@ def stop(answer: object, *, epoch_s: Mapping[int, float], threshold: float) -> s
     """
     right = _stop(epoch_s, threshold)
     fastest = min(epoch_s, key=lambda n: epoch_s[n])
-    mistakes = (
-        {}
-        if fastest == right
-        else {tr("The fastest is not the most economical: look at the efficiency."): float(fastest)}
-    )
+    mistakes = {
+        tr("The fastest is not the most economical: look at the efficiency."): float(fastest)
+    }
     judge(answer, right, mistakes=mistakes, within=0)
     return tr(
         "On {right} GPUs the efficiency is {efficiency:.0%}; that is where to stop for "
