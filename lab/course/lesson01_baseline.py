@@ -40,15 +40,12 @@ def parameters(answer: object, *, run: Run) -> str:
     model, vocabulary = _gpt(run)
     right = gpt_parameters(model, vocabulary)
     mistakes = {
-        tr("The head shares its matrix with the token embedding: count it once."): float(
-            right + vocabulary * model.width
-        ),
-        tr("One layer is counted; the model has several."): float(
-            right - (model.layers - 1) * (12 * model.width**2 + 13 * model.width)
-        ),
-        tr("The token embedding is missing: one row of width d per word."): float(
-            right - vocabulary * model.width
-        ),
+        tr("The head shares its matrix with the token embedding: count it once."): right
+        + vocabulary * model.width,
+        tr("One layer is counted; the model has several."): right
+        - (model.layers - 1) * (12 * model.width**2 + 13 * model.width),
+        tr("The token embedding is missing: one row of width d per word."): right
+        - vocabulary * model.width,
     }
     judge(answer, right, mistakes=mistakes, within=0)
     return tr(
@@ -68,9 +65,8 @@ def flops(answer: object, *, run: Run) -> str:
     right = gpt_flops_per_token(model, vocabulary)
     mistakes = {
         tr("That is the forward pass; the backward pass costs twice as much again."): right / 3,
-        tr("Attention is missing: 12 L T d for scores and weighted sums."): float(
-            right - 12 * model.layers * model.block_size * model.width
-        ),
+        tr("Attention is missing: 12 L T d for scores and weighted sums."): right
+        - 12 * model.layers * model.block_size * model.width,
     }
     judge(answer, right, mistakes=mistakes, within=0.001)
     return tr("{millions:.2f} million FLOPs per token.", millions=right / 1e6)

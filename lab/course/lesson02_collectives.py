@@ -46,25 +46,20 @@ def _try_ring(all_reduce: Callable[[Ring], object], n: int) -> None:
         for chunk in range(n)
         if any(np.allclose(tried.chunks[rank][chunk], right[chunk]) for rank in range(n))
     ]
-    if wrong and len(whole) == n:
-        require(
-            False,
-            tr(
-                "With {n} ranks every chunk is summed somewhere, but rank {rank} does not hold "
-                "all: pass the sums on.",
-                n=n,
-                rank=wrong[0],
-            ),
+    if wrong:
+        summed = tr(
+            "With {n} ranks every chunk is summed somewhere, but rank {rank} does not hold all: "
+            "pass the sums on.",
+            n=n,
+            rank=wrong[0],
         )
-    require(
-        not wrong,
-        tr(
+        lost = tr(
             "With {n} ranks, rank {rank} does not end with the sum: which chunk does it send in "
             "which round?",
             n=n,
-            rank=wrong[0] if wrong else 0,
-        ),
-    )
+            rank=wrong[0],
+        )
+        require(False, summed if len(whole) == n else lost)
     require(
         tried.busiest <= 1,
         tr("Some rank was sent two chunks in one round: a link carries one at a time here."),

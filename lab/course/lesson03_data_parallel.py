@@ -36,9 +36,7 @@ def tensors(answer: object, *, layers: int) -> str:
         tr("Embeddings (2) and the last norm (weight and bias) are tensors too."): 12 * layers,
         tr("Each norm and matrix has a bias."): 6 * layers + 3,
     }
-    judge(
-        answer, right, mistakes={hint: float(wrong) for hint, wrong in mistakes.items()}, within=0
-    )
+    judge(answer, right, mistakes=mistakes, within=0)
     return tr("{right} calls in every step, most of them for a few hundred bytes.", right=right)
 
 

@@ -74,7 +74,7 @@ def sent(answer: object) -> str:
 def ranks(answer: object, *, parameters: float, bytes_per_rank: float) -> str:
     """The whole state over what a rank has for it, rounded up."""
     right = math.ceil(STATE * parameters / bytes_per_rank)
-    mistakes = {tr("Round up: a part of a device cannot be had."): float(right - 1)}
+    mistakes = {tr("Round up: a part of a device cannot be had."): right - 1}
     judge(answer, right, mistakes=mistakes, within=0)
     return tr(
         "{right} ranks hold the state; what you kept for activations is all that is left for them.",

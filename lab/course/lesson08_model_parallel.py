@@ -30,9 +30,7 @@ def bubble(answer: object, *, stages: int, microbatches: int) -> str:
 def microbatches(answer: object, *, stages: int, share: float) -> str:
     """Solve (p - 1)/(m + p - 1) <= share for m, and round up."""
     right = math.ceil((stages - 1) * (1 - share) / share - 1e-9)
-    judge(
-        answer, right, mistakes={tr("Give m, not m + p - 1."): float(right + stages - 1)}, within=0
-    )
+    judge(answer, right, mistakes={tr("Give m, not m + p - 1."): right + stages - 1}, within=0)
     return tr(
         "{right} microbatches. Each is smaller, and below some size the device computes it no "
         "faster.",

@@ -33,9 +33,7 @@ def stop(answer: object, *, epoch_s: Mapping[int, float], threshold: float) -> s
     """
     right = _stop(epoch_s, threshold)
     fastest = min(epoch_s, key=lambda n: epoch_s[n])
-    mistakes = {
-        tr("The fastest is not the most economical: look at the efficiency."): float(fastest)
-    }
+    mistakes = {tr("The fastest is not the most economical: look at the efficiency."): fastest}
     judge(answer, right, mistakes=mistakes, within=0)
     return tr(
         "On {right} GPUs the efficiency is {efficiency:.0%}; that is where to stop for "
@@ -57,7 +55,7 @@ def device_hours(
     right = epoch_s[ranks] * epochs * ranks / SECONDS_PER_HOUR
     mistakes = {
         tr("These are hours of wall time: every device is charged."): right / ranks,
-        tr("Give hours, not seconds."): right * 3600,
+        tr("Give hours, not seconds."): right * SECONDS_PER_HOUR,
     }
     judge(answer, right, mistakes=mistakes)
     return tr("{hours:,.2f} device-hours.", hours=right)
