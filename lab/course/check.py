@@ -143,11 +143,15 @@ def number(answer: object) -> float:
             value = value.item()
     plain = isinstance(value, int | float) and not isinstance(value, bool)
     require(plain, tr("Give a single number; this is a {kind}.", kind=type(answer).__name__))
-    finite = math.isfinite(float(value))
+    try:
+        result = float(value)
+    except OverflowError:  # a whole number beyond all floats
+        result = math.inf
     require(
-        finite, tr("{value} is not a finite number: check what was divided by what.", value=value)
+        math.isfinite(result),
+        tr("{value} is not a finite number: check what was divided by what.", value=result),
     )
-    return float(value)
+    return result
 
 
 def numbers(answer: object, count: int, hint: str) -> list[float]:

@@ -405,7 +405,8 @@ def _order(evidence: Evidence) -> str:
             require(
                 passed == list(range(micro_batches)),
                 tr(
-                    "Stage {stage} passes {name} by the micro-batches {passed}.",
+                    "The {name} passes of stage {stage} are of the micro-batches {passed}; each is "
+                    "due once, in order.",
                     stage=stage,
                     name=name,
                     passed=passed,

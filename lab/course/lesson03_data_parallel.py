@@ -28,8 +28,8 @@ def average(answer: object, *, gradients: Sequence[float], samples: Sequence[int
 
 @exercise("03.tensors")
 def tensors(answer: object, *, layers: int) -> str:
-    """Count 12 tensors in a layer (two norms, four matrices, each with a bias), two embeddings and
-    a last norm.
+    """Count the tensors of a layer (each norm and matrix has a weight and a bias), then those of
+    the embeddings and of the last norm.
     """
     right = _tensors(layers)
     mistakes = {

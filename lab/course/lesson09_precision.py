@@ -17,7 +17,7 @@ LARGEST = 127  # of a signed byte, the same on both sides of zero
 
 @exercise("09.epsilon")
 def epsilon(answer: object) -> str:
-    """bf16 keeps 7 bits behind the point: the next number above 1 is 1 + 2**-7."""
+    """bf16 keeps 7 bits behind the point: what is the last of them worth, next to a 1?"""
     mistakes = {
         tr("That is fp16, which keeps 10 bits."): 2.0**-10,
         tr("That is fp32, which keeps 23 bits."): 2.0**-23,
@@ -64,7 +64,9 @@ def loss_scale(answer: object, *, gradient: float) -> str:
 
 @exercise("09.quantize")
 def quantize(answer: object) -> str:
-    """scale = max |row| / 127, and the integers are row / scale, rounded."""
+    """By what must the row be divided, so that its largest magnitude becomes 127? The integers are
+    what that gives, each rounded to the nearest.
+    """
     require(callable(answer), tr("Give the function itself, without parentheses."))
     draw = np.random.default_rng(9)
     for row in (

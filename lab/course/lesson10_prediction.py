@@ -39,7 +39,9 @@ def turns(answer: object, *, phases: Phases, ranks: int, all_reduce_s: float) ->
 
 @exercise("10.hidden")
 def hidden(answer: object, *, phases: Phases, ranks: int, all_reduce_s: float) -> str:
-    """Data and forward, then the longer of backward and communication, then the optimizer."""
+    """Only the backward pass can hide communication: the longer of the two counts. What comes
+    before both, and what after?
+    """
     right = (
         (phases["data"] + phases["forward"]) / ranks
         + max(phases["backward"] / ranks, all_reduce_s)
