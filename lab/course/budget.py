@@ -42,8 +42,7 @@ def class_budget(
     place, profile = Path(folder), usable(cluster)
     studies = sorted(place.glob("**/studies/*/study.yaml"))
     if not studies:
-        problem = Problem("DIR", "no studies in it", "name a folder of `lab course lessons`")
-        raise InputError(str(place), [problem])
+        raise _not_lessons(place, "no studies in it")
     notebooks = {
         path.stem: path.read_text("utf-8", errors="replace")
         for path in sorted(place.rglob("*.ipynb"))
@@ -59,13 +58,12 @@ def class_budget(
         known = sum((one for one in hours if one is not None), Hours())
         budgets.append(StudyHours(path.parent.name, using, known, hours.count(None)))
     if not budgets:
-        problem = Problem(
-            "DIR",
-            "no notebook that measures one of its studies",
-            "name a folder of `lab course lessons`",
-        )
-        raise InputError(str(place), [problem])
+        raise _not_lessons(place, "no notebook that measures one of its studies")
     return budgets
+
+
+def _not_lessons(place: Path, what: str) -> InputError:
+    return InputError(str(place), [Problem("DIR", what, "name a folder of `lab course lessons`")])
 
 
 def _hours(study: Study, profile: Cluster, minutes: float | None) -> Iterator[Hours | None]:

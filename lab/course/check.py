@@ -11,7 +11,7 @@ import math
 import pkgutil
 from collections.abc import Callable, Mapping
 from pathlib import Path
-from typing import Any, NamedTuple
+from typing import Any, Literal, NamedTuple
 
 from lab.course.language import tr
 from lab.errors import InputError, Problem, nearest
@@ -21,6 +21,14 @@ from lab.report.blocks import Markdown
 ANSWERS = "answers"  # a folder beside the notebook, handed in with it
 CLOSE = 0.02  # relative; answers are often read from rounded tables
 Judge = Callable[..., str]
+Unit = Literal["fraction", "bytes", "bytes/s", "s"]
+# Other units in which an answer may be given by mistake, with their sizes.
+OTHERS: dict[Unit, dict[str, float]] = {
+    "fraction": {"%": 0.01},
+    "bytes": {"kB": 1e3, "MB": 1e6, "GB": 1e9},
+    "bytes/s": {"MB/s": 1e6, "GB/s": 1e9},
+    "s": {"ms": 1e-3, "µs": 1e-6},
+}
 
 
 class WrongAnswerError(AssertionError):
@@ -130,15 +138,27 @@ def require(condition: bool, hint: str = "") -> None:
 def number(answer: object) -> float:
     """An answer as a float; raises WrongAnswerError unless it is one finite number."""
     value: Any = answer
-    if hasattr(value, "item") and getattr(value, "size", 1) == 1:
-        value = value.item()
+    if hasattr(value, "item"):  # of numpy, pandas and torch, which raise if there are several
+        with contextlib.suppress(ValueError, RuntimeError):
+            value = value.item()
     plain = isinstance(value, int | float) and not isinstance(value, bool)
     require(plain, tr("Give a single number; this is a {kind}.", kind=type(answer).__name__))
-    finite = math.isfinite(float(value))
+    try:
+        result = float(value)
+    except OverflowError:  # a whole number beyond all floats
+        result = math.inf
     require(
-        finite, tr("{value} is not a finite number: check what was divided by what.", value=value)
+        math.isfinite(result),
+        tr("{value} is not a finite number: check what was divided by what.", value=result),
     )
-    return float(value)
+    return result
+
+
+def numbers(answer: object, count: int, hint: str) -> list[float]:
+    """An answer as `count` floats, given as a tuple, list or array; `hint` says what they are."""
+    values: Any = answer.tolist() if hasattr(answer, "tolist") else answer
+    require(isinstance(values, tuple | list) and len(values) == count, hint)
+    return list(map(number, values))
 
 
 def close(value: float, right: float, within: float = CLOSE) -> bool:
@@ -151,15 +171,36 @@ def judge(
     right: float,
     *,
     mistakes: Mapping[str, float] | None = None,
+    unit: Unit | None = None,
     within: float = CLOSE,
+    hint: str = "",
 ) -> float:
     """The answer as a number if it is close to `right`; raises WrongAnswerError otherwise.
 
-    `mistakes` maps hints to the results of the misunderstandings that they clear up.
+    `mistakes` maps hints to the results of the misunderstandings that they clear up, to which
+    `unit` adds the right answer in other units. `hint` is for all other answers; the default is
+    the exercise's.
     """
     value = number(answer)
     if not close(value, right, within):
-        for hint, wrong in (mistakes or {}).items():
-            require(not close(value, wrong, within), hint)
-        require(False)
+        others = _in_other_units(right, unit) if unit else {}
+        for clears_up, wrong in {**(mistakes or {}), **others}.items():
+            require(not close(value, wrong, within), clears_up)
+        require(False, hint)
     return value
+
+
+def _in_other_units(right: float, unit: Unit) -> dict[str, float]:
+    return {_wanted(unit, other): right / size for other, size in OTHERS[unit].items()}
+
+
+def _wanted(unit: Unit, other: str) -> str:
+    match unit:
+        case "fraction":
+            return tr("Give a fraction, not per cent.")
+        case "bytes":
+            return tr("Give bytes, not {other}.", other=other)
+        case "bytes/s":
+            return tr("Give bytes per second, not {other}.", other=other)
+        case "s":
+            return tr("Give seconds, not {other}.", other=other)

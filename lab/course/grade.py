@@ -74,8 +74,7 @@ def grade(
     """
     if catalogue := catalogue_in_use():
         read_catalogue(catalogue)  # once for the class, not a failed replay for each student
-    handed_in = submissions_in(Path(submissions))
-    replays = {one: _replay(one) for one in handed_in}
+    replays = {one: _replay(one) for one in submissions_in(Path(submissions))}
     owners: dict[str, set[str]] = defaultdict(set)
     for one, replay in replays.items():
         for signature in replay["signatures"]:
@@ -169,7 +168,7 @@ def _rung(one: Submission, name: str) -> tuple[bool, str]:
         return False, tr("{file} was not handed in", file=rung.file)
     if path.stat().st_size > 4 * LARGEST_FILE:
         return False, tr("{file} is longer than a rung needs", file=rung.file)
-    text = path.read_text(errors="replace")
+    text = path.read_text("utf-8", errors="replace")
     if text == without_solutions((LESSONS / "studies" / "ladder" / rung.file).read_text()):
         return False, tr("{file} is as it was handed out", file=rung.file)
     name_seed = int.from_bytes(hashlib.sha256(f"{one.student} {name}".encode()).digest()[:8])

@@ -16,6 +16,8 @@ EXACT = 1e-8  # of parameters in fp64, whose rounding error is far smaller
 CARRIED = 0.9  # the smallest share of an exchange's bytes that the kernel must have carried
 STEPS = 20
 SAMPLES = 48  # of each rank in each step
+CUT = {"column_weight": 0, "column_bias": 0, "row_weight": 1}  # by which axis; others are whole
+KINDS = ("forward", "backward")  # of the passes of a pipeline, by number
 BUCKETS = (1, 1 << 18, 1 << 30)  # bytes: each gradient by itself, some together, all together
 
 
@@ -44,6 +46,11 @@ class Evidence:
     trials: list[Trial]
     expected: dict[str, Any]
     spec: Mapping[str, Any]
+
+    @property
+    def parameter_bytes(self) -> int:
+        """Bytes of all parameters of `single`, and of their gradients."""
+        return sum(value.nbytes for value in self.expected.values())
 
 
 Instance = tuple[dict[str, Any], list[dict[str, Any]], dict[str, Any]]
@@ -101,15 +108,16 @@ def _matrices(draw: np.random.Generator, world_size: int) -> Instance:
         "inputs": draw.normal(size=(5, 16, width)),
         "targets": draw.normal(size=(5, 16, outputs)),
     }
-    axes = {"column_weight": 0, "column_bias": 0, "row_weight": 1}
     arrays = [
-        {
-            name: np.split(value, world_size, axes[name])[rank] if name in axes else value
-            for name, value in whole.items()
-        }
+        {name: _part(name, value, rank, world_size) for name, value in whole.items()}
         for rank in range(world_size)
     ]
     return {}, arrays, whole
+
+
+def _part(name: str, whole: Any, rank: int, world_size: int) -> Any:
+    """What a rank has of an array of the tensor-parallel rung."""
+    return np.split(whole, world_size, CUT[name])[rank] if name in CUT else whole
 
 
 def _pipeline(draw: np.random.Generator, world_size: int) -> Instance:
@@ -168,10 +176,6 @@ def _ring(evidence: Evidence) -> str:
     )
 
 
-def _gradient_bytes(evidence: Evidence) -> int:
-    return sum(value.nbytes for value in evidence.expected.values())
-
-
 def _same_as_single(evidence: Evidence) -> str:
     worst = 0.0
     for trial in evidence.trials:
@@ -216,7 +220,7 @@ def _same_as_single(evidence: Evidence) -> str:
 
 
 def _reduced(evidence: Evidence, trial: Trial, *, calls: int | None = None) -> str:
-    size = _gradient_bytes(evidence)
+    size = evidence.parameter_bytes
     others = {operation for operation, *_ in trial.calls} - {"all_reduce"}
     require(
         not others, tr("Steps call {names}; all_reduce is enough.", names=", ".join(sorted(others)))
@@ -307,7 +311,7 @@ def _buckets(evidence: Evidence) -> str:
 
 def _zero1(evidence: Evidence) -> str:
     same, trial, n = _same_as_single(evidence), evidence.trials[0], evidence.world_size
-    size = _gradient_bytes(evidence)
+    size = evidence.parameter_bytes
     for operation in ("reduce_scatter", "all_gather"):
         moved = sum(call[1] for call in trial.calls if call[0] == operation)
         require(
@@ -340,7 +344,6 @@ def _zero1(evidence: Evidence) -> str:
 
 def _linear(evidence: Evidence) -> str:
     trial, n, right = evidence.trials[0], evidence.world_size, evidence.expected
-    axes = {"column_weight": 0, "column_bias": 0, "row_weight": 1}
     for rank, arrays in enumerate(trial.arrays):
         for name, what in (
             ("output0", tr("the outputs of `row`")),
@@ -356,9 +359,8 @@ def _linear(evidence: Evidence) -> str:
                     misfit=_misfit(actual, wanted),
                 ),
             )
-        for name in ("column_weight", "column_bias", "row_weight", "row_bias"):
-            whole = right[name]
-            wanted = np.split(whole, n, axes[name])[rank] if name in axes else whole
+        for name in (*CUT, "row_bias"):
+            wanted = _part(name, right[name], rank, n)
             worst = float(np.abs(arrays[name] - wanted).max())
             require(
                 worst <= EXACT,
@@ -398,12 +400,13 @@ def _order(evidence: Evidence) -> str:
     micro_batches = evidence.spec["micro_batches"]
     orders = [[tuple(row) for row in arrays["order"].tolist()] for arrays in trial.arrays]
     for stage, passes in enumerate(orders):
-        for kind, name in enumerate(("forward", "backward")):  # torch's words in any language
+        for kind, name in enumerate(KINDS):  # torch's words in any language
             passed = [which for what, which in passes if what == kind]
             require(
                 passed == list(range(micro_batches)),
                 tr(
-                    "Stage {stage} passes {name} by the micro-batches {passed}.",
+                    "The {name} passes of stage {stage} are of the micro-batches {passed}; each is "
+                    "due once, in order.",
                     stage=stage,
                     name=name,
                     passed=passed,

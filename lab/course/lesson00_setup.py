@@ -76,6 +76,7 @@ def largest_model(answer: object, *, memory_bytes: float) -> str:
             "That many weights fit; training keeps a gradient and two moments of each."
         ): memory_bytes / 4,
         tr("Weights and gradients fit; where do AdamW's two moments go?"): memory_bytes / 8,
+        tr("Give the plain count of parameters, not millions of them."): most / 1e6,
         tr("MB and GB: parameters are a plain count here, memory is in bytes."): most / 1e9,
     }
     require(number(answer) > 0, tr("Give a positive number of parameters."))

@@ -7,7 +7,7 @@ from typing import Any
 
 import numpy as np
 
-from lab.course.check import close, exercise, judge, number, require
+from lab.course.check import exercise, judge, numbers, require
 from lab.course.language import tr
 from lab.perfmodel.collectives import busbw as bus_bandwidth
 from lab.perfmodel.collectives import fit_link
@@ -46,25 +46,20 @@ def _try_ring(all_reduce: Callable[[Ring], object], n: int) -> None:
         for chunk in range(n)
         if any(np.allclose(tried.chunks[rank][chunk], right[chunk]) for rank in range(n))
     ]
-    if wrong and len(whole) == n:
-        require(
-            False,
-            tr(
-                "With {n} ranks every chunk is summed somewhere, but rank {rank} does not hold "
-                "all: pass the sums on.",
-                n=n,
-                rank=wrong[0],
-            ),
+    if wrong:
+        summed = tr(
+            "With {n} ranks every chunk is summed somewhere, but rank {rank} does not hold all: "
+            "pass the sums on.",
+            n=n,
+            rank=wrong[0],
         )
-    require(
-        not wrong,
-        tr(
+        lost = tr(
             "With {n} ranks, rank {rank} does not end with the sum: which chunk does it send in "
             "which round?",
             n=n,
-            rank=wrong[0] if wrong else 0,
-        ),
-    )
+            rank=wrong[0],
+        )
+        require(False, summed if len(whole) == n else lost)
     require(
         tried.busiest <= 1,
         tr("Some rank was sent two chunks in one round: a link carries one at a time here."),
@@ -92,7 +87,7 @@ def sent(answer: object, *, size: float, ranks: int) -> str:
             "Close for many ranks, but a rank never sends the chunk that it has already: (n - 1)/n."
         ): 2 * size,
     }
-    judge(answer, right, mistakes=mistakes, within=0.005)
+    judge(answer, right, mistakes=mistakes, unit="bytes", within=0.005)
     return tr(
         "{size:.2f} MB; with ever more ranks it approaches {limit:.2f} MB and never exceeds it.",
         size=right / 1e6,
@@ -107,11 +102,10 @@ def busbw(answer: object, *, size: float, seconds: float, ranks: int) -> str:
     mistakes = {
         tr("This is algbw: what the caller sees. A link carries 2 (n - 1)/n times as much."): size
         / seconds,
-        tr("Give bytes per second, not GB/s."): right / 1e9,
         tr("The factor (n - 1)/n is that of all-gather; all-reduce passes the ring twice."): right
         / 2,
     }
-    judge(answer, right, mistakes=mistakes, within=0.01)
+    judge(answer, right, mistakes=mistakes, unit="bytes/s", within=0.01)
     return tr(
         "{rate:.1f} GB/s on the busiest link: comparable over any number of ranks, and with the "
         "data sheet.",
@@ -122,18 +116,14 @@ def busbw(answer: object, *, size: float, seconds: float, ranks: int) -> str:
 @exercise("02.alpha-beta")
 def alpha_beta(answer: object, *, sizes: Sequence[float], seconds: Sequence[float]) -> str:
     """Two equations t = alpha + bytes/B: subtract them to get B, then put it into one of them."""
-    require(
-        isinstance(answer, tuple | list) and len(answer) == 2,
-        tr("Give two numbers: (alpha in s, B in bytes/s)."),
-    )
-    alpha, bandwidth = (number(part) for part in answer)  # type: ignore[attr-defined]
+    alpha, bandwidth = numbers(answer, 2, tr("Give two numbers: (alpha in s, B in bytes/s)."))
     right = (sizes[1] - sizes[0]) / (seconds[1] - seconds[0])
-    require(
-        not close(bandwidth, 1 / right), tr("The second number is seconds per byte: turn it over.")
-    )
-    require(
-        close(bandwidth, right),
-        tr("The slope is not right: B = (difference of bytes) / (difference of seconds)."),
+    judge(
+        bandwidth,
+        right,
+        mistakes={tr("The second number is seconds per byte: turn it over."): 1 / right},
+        unit="bytes/s",
+        hint=tr("The slope is not right: B = (difference of bytes) / (difference of seconds)."),
     )
     expected = seconds[0] - sizes[0] / right
     require(
@@ -159,7 +149,10 @@ def alpha_beta(answer: object, *, sizes: Sequence[float], seconds: Sequence[floa
 @exercise("02.half")
 def half(answer: object, *, alpha_s: float, bytes_per_s: float) -> str:
     """Latency and transfer are equal where alpha = bytes/B."""
-    right = judge(answer, alpha_s * bytes_per_s, within=0.05)
+    right = alpha_s * bytes_per_s
+    judge(answer, right, unit="bytes", within=0.05)
+    if not right:
+        return tr("This fit found no latency: here even a small message pays for its bytes alone.")
     return tr(
         "Below {size:.0f} kB a message pays mostly for being sent at all: that is why gradients "
         "travel in buckets.",

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
-from lab.course.check import close, exercise, judge, number, require
+from lab.course.check import close, exercise, judge, numbers, require
 from lab.course.language import tr
 from lab.perfmodel.collectives import (
     bus_factor,
@@ -34,26 +34,26 @@ def band(answer: object, *, compute_s: float, communication_s: float) -> str:
     """Without overlap the two times add up; with it, 2/3 of compute can hide communication:
     (lower, upper).
     """
-    require(
-        isinstance(answer, tuple | list) and len(answer) == 2,
-        tr("Give two fractions: (without overlap, with overlap)."),
-    )
-    low, high = (number(part) for part in answer)  # type: ignore[attr-defined]
+    low, high = numbers(answer, 2, tr("Give two fractions: (without overlap, with overlap)."))
     r = compute_s / communication_s
     least, most = efficiency_without_overlap(r), efficiency_with_overlap(r)
     require(
         not (close(low, most) and close(high, least)) or close(least, most),
         tr("Right numbers, wrong order."),
     )
-    require(
-        close(low, least),
-        tr(
+    judge(
+        low,
+        least,
+        unit="fraction",
+        hint=tr(
             "Without overlap a step takes T_compute + T_communication: what share of it is compute?"
         ),
     )
-    require(
-        close(high, most),
-        tr(
+    judge(
+        high,
+        most,
+        unit="fraction",
+        hint=tr(
             "With overlap a step takes max(T_compute, T_compute/3 + T_communication): divide "
             "T_compute by it."
         ),
@@ -87,7 +87,7 @@ def break_even(answer: object, *, gradient_bytes: float, step_s: float) -> str:
         ): right / 2,
         tr("Give bytes per second, not bits."): 8 * right,
     }
-    judge(answer, right, mistakes=mistakes)
+    judge(answer, right, mistakes=mistakes, unit="bytes/s")
     return tr(
         "Below {rate:,.1f} MB/s ({gbit:.3g} Gbit/s) no number of ranks is faster than one: N is "
         "not in the formula.",
@@ -107,9 +107,8 @@ def step(answer: object, *, epoch_s: float, samples: int, batch_per_rank: int, r
             "The batch is per rank: the global batch is N times as large, and there are N "
             "times fewer steps."
         ): right / ranks,
-        tr("Give seconds, not ms."): 1e3 * right,
     }
-    judge(answer, right, mistakes=mistakes)
+    judge(answer, right, mistakes=mistakes, unit="s")
     return tr("{ms:.1f} ms for a step.", ms=right * 1e3)
 
 
@@ -122,9 +121,8 @@ def transfer(answer: object, *, parameters: float, ranks: int, bytes_per_s: floa
         tr("The ring passes 2 (N - 1)/N times the bytes."): GRADIENT_BYTES
         * parameters
         / bytes_per_s,
-        tr("Give seconds, not ms."): 1e3 * right,
     }
-    judge(answer, right, mistakes=mistakes)
+    judge(answer, right, mistakes=mistakes, unit="s")
     return tr("{ms:.2f} ms on this link.", ms=right * 1e3)
 
 
@@ -134,25 +132,26 @@ def culprit(answer: object, *, rules: Sequence[str]) -> str:
     the audit says of CPUs.
     """
     require(isinstance(answer, str), tr("Give the name of a rule, as text."))
+    named = str(answer).strip().lower()
     require(
-        answer in rules,
+        named in rules,
         tr(
             "The audit found {rules} in this table: which of them is a cause?",
             rules=", ".join(dict.fromkeys(rules)),
         ),
     )
     require(
-        answer != "plausible-bandwidth",
+        named != "plausible-bandwidth",
         tr("This rule says that the link is not to blame. What is?"),
     )
     require(
-        answer != "equal-work",
+        named != "equal-work",
         tr(
             "Unequal work makes the comparison unfair, but 8 times longer steps need another "
             "reason."
         ),
     )
-    require(answer == "data-stall")
+    require(named == "data-stall")
     return tr(
         "Loader processes outnumber the CPUs, and the gradients, which were blamed, need a small "
         "part of what a step became longer. That ranks wait for data is the likeliest cause that "
@@ -164,14 +163,7 @@ def culprit(answer: object, *, rules: Sequence[str]) -> str:
 def stall(answer: object, *, data_s: float, step_s: float) -> str:
     """Time that a step waits for data over the time of the step."""
     right = data_s / step_s
-    judge(
-        answer,
-        right,
-        mistakes={
-            tr("Turn it over."): 1 / right,
-            tr("Give a fraction, not per cent."): 100 * right,
-        },
-    )
+    judge(answer, right, mistakes={tr("Turn it over."): 1 / right}, unit="fraction")
     return tr(
         "{right:.0%} of a step pass before anything is computed, and no link in the world will "
         "shorten that.",

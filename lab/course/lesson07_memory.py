@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 
-from lab.course.check import close, exercise, judge, number, require
+from lab.course.check import exercise, judge, numbers
 from lab.course.language import tr
 from lab.records.schema import RankMemory
 
@@ -23,9 +23,8 @@ def state(answer: object, *, parameters: float) -> str:
     mistakes = {
         tr("Those are the weights alone."): 2 * parameters,
         tr("The fp32 copy of the weights is missing: AdamW needs 12 bytes."): 12 * parameters,
-        tr("Give bytes, not GB."): right / 1e9,
     }
-    judge(answer, right, mistakes=mistakes, within=0.001)
+    judge(answer, right, mistakes=mistakes, unit="bytes", within=0.001)
     return tr("{size:.0f} GB before the first activation.", size=right / 1e9)
 
 
@@ -34,19 +33,18 @@ def zero(answer: object, *, parameters: float, ranks: int) -> str:
     """Each stage divides one more part by N: the optimizer, then the gradients too, then the
     weights too.
     """
-    require(
-        isinstance(answer, tuple | list) and len(answer) == 3,
-        tr("Give three numbers: (stage 1, stage 2, stage 3)."),
-    )
+    values = numbers(answer, 3, tr("Give three numbers: (stage 1, stage 2, stage 3)."))
     right = (
         parameters * (WEIGHT + GRADIENT + OPTIMIZER / ranks),
         parameters * (WEIGHT + (GRADIENT + OPTIMIZER) / ranks),
         parameters * STATE / ranks,
     )
-    for stage, (value, expected) in enumerate(zip(answer, right, strict=True), start=1):  # type: ignore[call-overload]
-        require(
-            close(number(value), expected),
-            tr(
+    for stage, (value, expected) in enumerate(zip(values, right, strict=True), start=1):
+        judge(
+            value,
+            expected,
+            unit="bytes",
+            hint=tr(
                 "Stage {stage} is not right: which parts does it divide by N, and which not?",
                 stage=stage,
             ),
@@ -76,9 +74,12 @@ def sent(answer: object) -> str:
 def ranks(answer: object, *, parameters: float, bytes_per_rank: float) -> str:
     """The whole state over what a rank has for it, rounded up."""
     right = math.ceil(STATE * parameters / bytes_per_rank)
-    mistakes = {tr("Round up: a part of a device cannot be had."): float(right - 1)}
+    mistakes = {tr("Round up: a part of a device cannot be had."): right - 1}
     judge(answer, right, mistakes=mistakes, within=0)
-    return tr("{right} ranks, and not one activation more than planned.", right=right)
+    return tr(
+        "{right} ranks hold the state; what you kept for activations is all that is left for them.",
+        right=right,
+    )
 
 
 @exercise("07.activations")
@@ -87,9 +88,8 @@ def activations(answer: object, *, tokens: int, width: int, layers: int) -> str:
     right = float(ACTIVATION * tokens * width * layers)
     mistakes = {
         tr("Every layer keeps its own until its backward pass."): right / layers,
-        tr("Give bytes, not GB."): right / 1e9,
     }
-    judge(answer, right, mistakes=mistakes, within=0.005)
+    judge(answer, right, mistakes=mistakes, unit="bytes", within=0.005)
     return tr(
         "{size:.1f} GB for a micro-batch of one sample; with two it is twice that.",
         size=right / 1e9,
@@ -116,7 +116,8 @@ def optimizer(answer: object, *, sharded: float, whole: float) -> str:
     judge(
         answer,
         right,
-        mistakes={tr("Turn it over."): 1 / right} if not close(right, 1 / right) else {},
+        mistakes={tr("Turn it over."): 1 / right},
+        unit="fraction",
     )
     return tr("{right:.2f}: a rank keeps what it updates.", right=right)
 
@@ -126,18 +127,17 @@ def levels(answer: object, *, alone: float, ddp: float, weights: float) -> str:
     """Bytes between two steps over the bytes of the weights. One device keeps weights and both
     moments; what does DDP never give back?
     """
-    require(
-        isinstance(answer, tuple | list) and len(answer) == 2,
-        tr("Two numbers are wanted: (one device, a rank of DDP)."),
+    one, rank = numbers(answer, 2, tr("Two numbers are wanted: (one device, a rank of DDP)."))
+    judge(
+        one,
+        alone / weights,
+        mistakes={tr("A multiple of the weights is wanted, not MB."): 1e-6 * alone},
+        hint=tr("Divide what one device holds by the bytes of its weights."),
     )
-    one, rank = map(number, answer)  # type: ignore[call-overload]
-    require(not close(one, 1e-6 * alone), tr("A multiple of the weights is wanted, not MB."))
-    require(
-        close(one, alone / weights), tr("Divide what one device holds by the bytes of its weights.")
-    )
-    require(
-        close(rank, ddp / weights),
-        tr("The first is right; DDP holds something more between steps."),
+    judge(
+        rank,
+        ddp / weights,
+        hint=tr("The first is right; DDP holds something more between steps."),
     )
     return tr(
         "{alone:.2f} and {ddp:.2f}: weights and two moments, and in DDP the buckets, which stay "
@@ -156,7 +156,7 @@ def flattened(answer: object, *, plain: RankMemory, recomputed: RankMemory) -> s
         - max(recomputed.bytes) / max(plain.bytes),
         tr("That is what is left."): left / rises,
     }
-    judge(answer, 1 - left / rises, mistakes=mistakes)
+    judge(answer, 1 - left / rises, mistakes=mistakes, unit="fraction")
     return tr(
         "{gone:.0%} of {size:.0f} MB. What is left are the inputs of the blocks, the activations "
         "of one block at a time, and the head.",

@@ -22,7 +22,7 @@ def bubble(answer: object, *, stages: int, microbatches: int) -> str:
         / microbatches,
         tr("That is the share in which it works."): 1 - right,
     }
-    judge(answer, right, mistakes=mistakes, within=0.01)
+    judge(answer, right, mistakes=mistakes, unit="fraction", within=0.01)
     return tr("A stage waits {right:.0%} of the time, however fast the links are.", right=right)
 
 
@@ -30,9 +30,7 @@ def bubble(answer: object, *, stages: int, microbatches: int) -> str:
 def microbatches(answer: object, *, stages: int, share: float) -> str:
     """Solve (p - 1)/(m + p - 1) <= share for m, and round up."""
     right = math.ceil((stages - 1) * (1 - share) / share - 1e-9)
-    judge(
-        answer, right, mistakes={tr("Give m, not m + p - 1."): float(right + stages - 1)}, within=0
-    )
+    judge(answer, right, mistakes={tr("Give m, not m + p - 1."): right + stages - 1}, within=0)
     return tr(
         "{right} microbatches. Each is smaller, and below some size the device computes it no "
         "faster.",
@@ -50,7 +48,7 @@ def boundary(answer: object, *, batch: int, tokens: int, width: int) -> str:
         tr("The gradients come back too."): right / 2,
         tr("An activation has 4 bytes in fp32."): right / 4,
     }
-    judge(answer, right, mistakes=mistakes, within=0.001)
+    judge(answer, right, mistakes=mistakes, unit="bytes", within=0.001)
     return tr(
         "{size:.2f} MB a step, whatever the number of microbatches or parameters.",
         size=right / 1e6,
@@ -68,7 +66,7 @@ def tensor(answer: object, *, batch: int, tokens: int, width: int, layers: int) 
         tr("Every layer does it."): right / layers,
         tr("An activation has 4 bytes in fp32."): right / 4,
     }
-    judge(answer, right, mistakes=mistakes, within=0.001)
+    judge(answer, right, mistakes=mistakes, unit="bytes", within=0.001)
     return tr(
         "{size:.1f} MB a step, in {calls} calls for which the layer must wait.",
         size=right / 1e6,
@@ -131,7 +129,7 @@ def context(
         tr("After N - 1 rounds every rank has seen all parts."): ranks * part,
         tr("That is one round of the ring."): part,
     }
-    judge(answer, right, mistakes=mistakes, within=0.01)
+    judge(answer, right, mistakes=mistakes, unit="bytes", within=0.01)
     return tr(
         "{size:.0f} MB in each layer, which can hide behind the attention to the part before: "
         "that takes time in proportion to the square of the tokens.",
@@ -149,7 +147,7 @@ def experts(answer: object, *, tokens: int, width: int, active: int, ranks: int)
         tr("They come back too, or: every token goes to more than one expert."): right / 2,
         tr("One token in N finds its expert on its own rank."): right * ranks / (ranks - 1),
     }
-    judge(answer, right, mistakes=mistakes, within=0.01)
+    judge(answer, right, mistakes=mistakes, unit="bytes", within=0.01)
     return tr(
         "{size:.0f} MB in each layer's forward pass, in two all-to-alls for which the layer must "
         "wait, and longer if many tokens choose the same expert.",

@@ -17,7 +17,7 @@ LARGEST = 127  # of a signed byte, the same on both sides of zero
 
 @exercise("09.epsilon")
 def epsilon(answer: object) -> str:
-    """bf16 keeps 7 bits behind the point: the next number above 1 is 1 + 2**-7."""
+    """bf16 keeps 7 bits behind the point: what is the last of them worth, next to a 1?"""
     mistakes = {
         tr("That is fp16, which keeps 10 bits."): 2.0**-10,
         tr("That is fp32, which keeps 23 bits."): 2.0**-23,
@@ -25,8 +25,8 @@ def epsilon(answer: object) -> str:
     }
     judge(answer, 2.0**-7, mistakes=mistakes, within=0.001)
     return tr(
-        "An update of less than half of that, 0.4 % of a weight, changes nothing: masters stay in "
-        "fp32."
+        "An update of less than half of that, 0.4 % of a weight of 1, changes nothing: the master "
+        "copy of the weights stays in fp32."
     )
 
 
@@ -64,7 +64,9 @@ def loss_scale(answer: object, *, gradient: float) -> str:
 
 @exercise("09.quantize")
 def quantize(answer: object) -> str:
-    """scale = max |row| / 127, and the integers are row / scale, rounded."""
+    """By what must the row be divided, so that its largest magnitude becomes 127? The integers are
+    what that gives, each rounded to the nearest.
+    """
     require(callable(answer), tr("Give the function itself, without parentheses."))
     draw = np.random.default_rng(9)
     for row in (
@@ -84,7 +86,7 @@ def _try(quantized: Callable[[object], Any], row: object) -> None:
     values: npt.NDArray[np.float64] = np.asarray(row, dtype=np.float64)
     result = quantized(values)
     require(
-        isinstance(result, tuple) and len(result) == 2,
+        isinstance(result, tuple | list) and len(result) == 2,
         tr("Return two things: the integers and the scale."),
     )
     scale = number(result[1])
@@ -121,7 +123,7 @@ def size(answer: object, *, rows: int, columns: int) -> str:
     judge(
         answer,
         right,
-        mistakes={tr("The scales need memory too."): 4.0} if right < 3.9 else {},
+        mistakes={tr("The scales need memory too."): 4.0},
         within=0.003,
     )
     return tr("{right:.2f} times smaller.", right=right)
@@ -146,7 +148,7 @@ def decode(answer: object, *, parameters: float, bytes_per_weight: float, bandwi
 def perplexity(answer: object, *, base: float, quantized: float) -> str:
     """Perplexity of the quantized model over that of the base."""
     right = quantized / base
-    judge(answer, right, within=0.0005)
+    judge(answer, right, mistakes={tr("Turn it over."): base / quantized}, within=0.0005)
     values = {"right": right, "apart": abs(right - 1)}
     if right > 1:
         apart = tr("{right:.4f}: on held-out text {apart:.2%} higher than the base's", **values)

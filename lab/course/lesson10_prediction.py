@@ -26,30 +26,28 @@ def compute(answer: object, *, phases: Phases, ranks: int) -> str:
         tr("Every rank reads only its share of the samples, too."): right
         + (1 - 1 / ranks) * phases["data"],
     }
-    judge(
-        answer,
-        right,
-        mistakes={hint: wrong for hint, wrong in mistakes.items() if abs(wrong / right - 1) > 0.03},
-    )
+    judge(answer, right, mistakes=mistakes, unit="s")
     return tr("{ms:.2f} ms before anything is sent.", ms=right * 1e3)
 
 
 @exercise("10.turns")
 def turns(answer: object, *, phases: Phases, ranks: int, all_reduce_s: float) -> str:
     """Without overlap the all-reduce is added to the compute time."""
-    right = judge(answer, _compute(phases, ranks) + all_reduce_s)
+    right = judge(answer, _compute(phases, ranks) + all_reduce_s, unit="s")
     return tr("{ms:.2f} ms if compute and communication take turns.", ms=right * 1e3)
 
 
 @exercise("10.hidden")
 def hidden(answer: object, *, phases: Phases, ranks: int, all_reduce_s: float) -> str:
-    """Data and forward, then the longer of backward and communication, then the optimizer."""
+    """Only the backward pass can hide communication: the longer of the two counts. What comes
+    before both, and what after?
+    """
     right = (
         (phases["data"] + phases["forward"]) / ranks
         + max(phases["backward"] / ranks, all_reduce_s)
         + phases["optimizer"]
     )
-    judge(answer, right)
+    judge(answer, right, unit="s")
     return tr(
         "{ms:.2f} ms if communication hides as well as it can. A measured step should lie between "
         "the two.",
@@ -65,18 +63,11 @@ def error(
     predicted = _compute(phases, ranks) + all_reduce_s
     right = abs(predicted / measured - 1)
     mistakes = {
-        tr("Give a fraction, not per cent."): 100 * right,
         tr("Relative to what was measured, not to what was predicted."): abs(
             measured / predicted - 1
         ),
     }
-    judge(
-        answer,
-        right,
-        mistakes={
-            hint: wrong for hint, wrong in mistakes.items() if abs(wrong - right) > 0.03 * right
-        },
-    )
+    judge(answer, right, mistakes=mistakes, unit="fraction")
     return tr(
         "{right:.1%} off. Published predictors of whole clusters claim 4 to 15 %.", right=right
     )
@@ -97,7 +88,7 @@ def bandwidth(answer: object, *, one_s: float, two_s: float, gradient_bytes: flo
         tr("With two ranks 2 (N - 1)/N is 1, not 2."): 2 * right,
         tr("The step holds compute too: only its growth is communication."): gradient_bytes / two_s,
     }
-    judge(answer, right, mistakes=mistakes)
+    judge(answer, right, mistakes=mistakes, unit="bytes/s")
     return tr(
         "{rate:.1f} GB/s, if nothing hides: PCIe without a direct path between the GPUs.",
         rate=right / 1e9,
@@ -108,7 +99,7 @@ def bandwidth(answer: object, *, one_s: float, two_s: float, gradient_bytes: flo
 def score(answer: object, *, predicted: Sequence[float], measured: Sequence[float]) -> str:
     """The mean over the rows of |predicted / measured - 1|."""
     right = float(np.mean(np.abs(np.array(predicted) / np.array(measured) - 1)))
-    judge(answer, right, mistakes={tr("Give a fraction, not per cent."): 100 * right})
+    judge(answer, right, unit="fraction")
     return tr(
         "{right:.1%} on rows that the fit never saw: that is the number to state with every "
         "prediction of it.",

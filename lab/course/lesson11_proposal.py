@@ -18,6 +18,7 @@ def report(answer: object, *, study: Path) -> str:
     path = Path(str(answer)).resolve()
     require(path.is_file(), tr("There is no file {name}.", name=path.name))
     require(path.is_relative_to(study.resolve()), tr("This is the report of another study."))
+    require(path.suffix == ".html", tr("{name} is not the HTML file.", name=path.name))
     return tr(
         "{name}, {size:.0f} kB: one file that opens anywhere.",
         name=path.name,
@@ -32,11 +33,7 @@ def stop(answer: object, *, epoch_s: Mapping[int, float], threshold: float) -> s
     """
     right = _stop(epoch_s, threshold)
     fastest = min(epoch_s, key=lambda n: epoch_s[n])
-    mistakes = (
-        {}
-        if fastest == right
-        else {tr("The fastest is not the most economical: look at the efficiency."): float(fastest)}
-    )
+    mistakes = {tr("The fastest is not the most economical: look at the efficiency."): fastest}
     judge(answer, right, mistakes=mistakes, within=0)
     return tr(
         "On {right} GPUs the efficiency is {efficiency:.0%}; that is where to stop for "
@@ -58,7 +55,7 @@ def device_hours(
     right = epoch_s[ranks] * epochs * ranks / SECONDS_PER_HOUR
     mistakes = {
         tr("These are hours of wall time: every device is charged."): right / ranks,
-        tr("Give hours, not seconds."): right * 3600,
+        tr("Give hours, not seconds."): right * SECONDS_PER_HOUR,
     }
     judge(answer, right, mistakes=mistakes)
     return tr("{hours:,.2f} device-hours.", hours=right)

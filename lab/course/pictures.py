@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import TYPE_CHECKING, Any
 
-from lab.course.ladder import peak, timetable
+from lab.course.ladder import KINDS, peak, timetable
 from lab.course.lesson02_collectives import Ring
 from lab.figures.style import COLORS
 from lab.perfmodel.layout import Sharing
@@ -16,7 +16,6 @@ if TYPE_CHECKING:
     from matplotlib.axes import Axes
 
 Order = Sequence[tuple[str, int]]  # per stage: ("forward", 0), ..., ("backward", 0), ...
-KINDS = ("forward", "backward")
 FORWARD, BACKWARD, PLAIN = "#56B4E9", "#0072B2", "#EEEEEE"
 INK = {FORWARD: "black", BACKWARD: "white", PLAIN: "black"}
 SHARINGS: dict[str, Sharing] = {

@@ -158,7 +158,8 @@ def check_ranks(name: str, *, file: str | Path, world_size: int = 2) -> None:
     if not path.is_file():
         raise InputError("check_ranks", [Problem("file", f"no file {file}", f"write {rung.file}")])
     try:
-        verdict = judge(name, path.read_text(), path=path, world_size=world_size, timed=True)
+        text = path.read_text("utf-8", errors="replace")
+        verdict = judge(name, text, path=path, world_size=world_size, timed=True)
     except WrongAnswerError as error:
         hint = f"{error} {tr(_hint(rung, _count(path, name)))}"
         raise WrongAnswerError(tr("{name}: not yet. {hint}", name=name, hint=hint)) from None
@@ -360,8 +361,7 @@ def _require_carried(ended: Ended, rung: Rung, evidence: Evidence) -> None:
     said = sum(fact["bytes"] for trial in evidence.trials for fact in trial.facts)
     if rung.task == "strategy":  # a ring's 2 (n - 1)/n of the gradients, over all steps and ranks
         steps = sum(trial.facts[0]["steps"] for trial in evidence.trials)
-        size = sum(value.nbytes for value in evidence.expected.values())
-        said = int(steps * n * bus_factor("all_reduce", n) * size)
+        said = int(steps * n * bus_factor("all_reduce", n) * evidence.parameter_bytes)
     elif rung.task == "order":
         said = 0  # only a few numbers are sent
     elif rung.task == "all_reduce":

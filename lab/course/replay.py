@@ -18,14 +18,17 @@ import tempfile
 from collections.abc import Iterator, Sequence
 from pathlib import Path
 from types import FunctionType, SimpleNamespace
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from lab.config.study import Study, Task
 from lab.course.check import ANSWERS, WrongAnswerError, verdict
 from lab.course.language import tr
 from lab.course.release import LESSONS
 from lab.errors import LabError
-from lab.records.store import Store, read_record
+from lab.records.store import Record, Store, read_record
+
+if TYPE_CHECKING:
+    import pandas as pd
 
 LARGEST = 20 << 20  # bytes of a file that is read
 MOST_FILES = 3000
@@ -113,7 +116,6 @@ def _copy_records(submitted: Path, work: Path) -> None:
 
 def _inspect(work: Path) -> tuple[list[str], list[str]]:
     """Faults of the records, and signatures by which copies are recognized."""
-    import numpy as np
     import pandas as pd
 
     faults, signatures = [], []
@@ -127,9 +129,8 @@ def _inspect(work: Path) -> tuple[list[str], list[str]]:
         signatures.append(f"{record.run_id} {record.repeat} {record.finished_at}")
         try:
             steps = pd.read_parquet(path.with_name("steps.parquet"))
-            measured = steps[~steps["warmup"].astype(bool)]
-            slowest = measured.groupby("step")["step_time"].max()
-            median, times = float(slowest.median()), measured["step_time"].to_numpy(float)
+            faults += [*_contradictions(record, steps, place)]
+            signatures.append(_signature(record, steps))
         except Exception as error:  # noqa: BLE001 whatever is wrong with a student's file
             faults.append(
                 tr(
@@ -138,24 +139,40 @@ def _inspect(work: Path) -> tuple[list[str], list[str]]:
                     error=type(error).__name__,
                 )
             )
-            continue
-        if not abs(median - record.timing.step.median) <= TOLERANCE * median:
-            faults.append(
-                tr(
-                    "{place} gives {recorded:.6g} s for a step, but its steps give {median:.6g} s",
-                    place=place,
-                    recorded=record.timing.step.median,
-                    median=median,
-                )
-            )
-        losses = steps.groupby("step")["loss"].mean().to_numpy(float)
-        said = np.array(record.quality.loss if record.quality else [])
-        if said.shape != losses.shape or not np.allclose(said, losses, rtol=TOLERANCE):
-            faults.append(tr("{place} gives other losses than its steps", place=place))
-        # Relative, so that copies with all times scaled are recognized too.
-        content = np.round(times / times[0], 6).tobytes()
-        signatures.append(hashlib.sha256(record.run_id.encode() + content).hexdigest())
     return faults, signatures
+
+
+def _contradictions(record: Record, steps: pd.DataFrame, place: str) -> Iterator[str]:
+    """Where a record says something else than its steps."""
+    import numpy as np
+
+    assert record.timing is not None
+    slowest = _measured(steps).groupby("step")["step_time"].max()
+    recorded, median = record.timing.step.median, float(slowest.median())
+    if not abs(median - recorded) <= TOLERANCE * median:
+        yield tr(
+            "{place} gives {recorded:.6g} s for a step, but its steps give {median:.6g} s",
+            place=place,
+            recorded=recorded,
+            median=median,
+        )
+    losses = steps.groupby("step")["loss"].mean().to_numpy(float)
+    said = np.array(record.quality.loss if record.quality else [])
+    if said.shape != losses.shape or not np.allclose(said, losses, rtol=TOLERANCE):
+        yield tr("{place} gives other losses than its steps", place=place)
+
+
+def _signature(record: Record, steps: pd.DataFrame) -> str:
+    """The same for copies of a record, even if all of its times were scaled."""
+    import numpy as np
+
+    times = _measured(steps)["step_time"].to_numpy(float)
+    relative = np.round(times / times[0], 6).tobytes()
+    return hashlib.sha256(record.run_id.encode() + relative).hexdigest()
+
+
+def _measured(steps: pd.DataFrame) -> pd.DataFrame:
+    return steps[~steps["warmup"].astype(bool)]
 
 
 def replace_jobs() -> None:

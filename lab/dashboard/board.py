@@ -72,10 +72,10 @@ class Dashboard:
         self._suggested = ""  # the last name that followed the choice
         for field in self.fields.values():
             field.observe(lambda change: self._judge(), "value")
-        self.run_button.on_click(lambda button: self._run())
-        self.calibrate_button.on_click(lambda button: self._calibrate())
-        self.cancel_button.on_click(lambda button: self._cancel())
-        self.send_button.on_click(lambda button: self._send())
+        self.run_button.on_click(lambda _: self._run())
+        self.calibrate_button.on_click(lambda _: self._calibrate())
+        self.cancel_button.on_click(lambda _: self._cancel())
+        self.send_button.on_click(lambda _: self._send())
         self._say("Nothing is running.")
         self._show_results()
         self._judge()
@@ -89,22 +89,21 @@ class Dashboard:
         self.verdict = widgets.HTML(layout={"height": "9em", "overflow": "auto"})
         self.verdict.add_class(VERDICT)
         text = {"flex": "1 1 22em", "height": "3.2em", "overflow": "auto"}
-        self.run_button = widgets.Button(description="Run", tooltip="measure this configuration")
-        self.run_button.button_style = "primary"
-        self.calibrate_button = widgets.Button(description="Calibrate")
-        self.calibrate_button.tooltip = "measure the links of this network, for predictions"
-        self.cancel_button = widgets.Button(description="Cancel", disabled=True)
-        self.cancel_button.tooltip = "end what is running and discard its results"
-        for button in (self.run_button, self.calibrate_button, self.cancel_button):
-            button.layout = {"width": "8em"}
+        self.run_button = button("Run", "measure this configuration", button_style="primary")
+        self.calibrate_button = button(
+            "Calibrate", "measure the links of this network, for predictions"
+        )
+        self.cancel_button = button(
+            "Cancel", "end what is running and discard its results", disabled=True
+        )
         self.bar = widgets.IntProgress(layout={"width": "12em"})
         self.status = widgets.HTML(layout=text)
         wide = {"width": "40em", "max_width": "calc(100% - 4px)"}
         self.name = widgets.Text(description="Study name", layout=wide)
         self.name.style = {"description_width": "12em"}
-        self.send_button = widgets.Button(description="Send it to a study")
-        self.send_button.tooltip = "write this configuration as a study"
-        self.send_button.layout = {"width": "14em"}
+        self.send_button = button(
+            "Send it to a study", "write this configuration as a study", width="14em"
+        )
         self.sent = widgets.HTML(layout=text)
         self.results = widgets.Output()
         rows = [
@@ -112,9 +111,9 @@ class Dashboard:
             [self.run_button, self.calibrate_button, self.cancel_button, self.bar, self.status],
             [self.name, self.send_button, self.sent],
         ]
-        form, controls, send = (widgets.Box(row_widgets, layout=row) for row_widgets in rows)
+        form, run, send = (widgets.Box(row_widgets, layout=row) for row_widgets in rows)
         look = widgets.HTML(STYLE)
-        self.view = widgets.VBox([form, self.verdict, controls, send, self.results, look])
+        self.view = widgets.VBox([form, self.verdict, run, send, self.results, look])
         self.view.add_class(BENCH)
 
     def _repr_mimebundle_(self, **how: Any) -> Any:
@@ -314,6 +313,13 @@ class Dashboard:
             self.results.outputs = tuple(map(output, results(self.bench, study)))
         except LabError as error:
             self.results.outputs = (output(Markdown.of(f"The results cannot be shown: {error}")),)
+
+
+def button(name: str, tip: str, *, width: str = "8em", **state: Any) -> Any:
+    """A button with a tooltip."""
+    import ipywidgets as widgets
+
+    return widgets.Button(description=name, tooltip=tip, layout={"width": width}, **state)
 
 
 def output(part: Markdown | Table | Figure) -> dict[str, Any]:

@@ -109,9 +109,9 @@ def controls(offered: list[Network]) -> dict[str, Any]:
         "precision": list(get_args(PrecisionName)),
         "cluster": [(network.label, network.name) for network in offered],
     }
-    usable = [network.name for network in offered if not network.obstacle]
+    here = [network.name for network in offered if not network.obstacle]
     first: dict[str, Any] = {name: choices[0] for name, choices in options.items() if choices}
-    local = "local" if "local" in usable else next(iter(usable), None)
+    local = "local" if "local" in here else next(iter(here), None)
     first |= {"strategy": "ddp", "cluster": local}
     widgets_by_name: dict[str, Any] = {}
     for name, (label, tip) in NAMES.items():

@@ -78,10 +78,18 @@ def _key_of(entry: Entry) -> Key:
     return _key(entry[0], entry[1].run_id)
 
 
+def _studies(entries: list[Entry]) -> list[Study]:
+    """The studies of the entries, each once."""
+    return list({study.folder: study for study, _ in entries}.values())
+
+
 def _scores(entries: list[Entry]) -> dict[Key, Score]:
     """The predictions of the runs before they were measured."""
-    studies = {study.folder: study for study, _ in entries}.values()
-    return {_key(study, it.frozen.run_id): it for study in studies for it in scores(study)}
+    return {
+        _key(study, score.frozen.run_id): score
+        for study in _studies(entries)
+        for score in scores(study)
+    }
 
 
 def beside(score: Score | None) -> str:
@@ -144,7 +152,7 @@ def _speedups(entries: list[Entry]) -> dict[Key, float]:
     from lab.analysis.scaling import summary
 
     speedups = {}
-    for study in {study.folder: study for study, _ in entries}.values():
+    for study in _studies(entries):
         rows = summary(table(study), baseline=study.baseline, scaling=study.scaling)
         for row in rows[rows["speedup"].notna()].to_dict("records"):
             speedups[_key(study, row["run_id"])] = float(row["speedup"])

@@ -4,11 +4,14 @@ from __future__ import annotations
 
 import math
 import re
+from contextlib import nullcontext
 from pathlib import Path
 from typing import Any
 
 import numpy as np
+import pandas as pd
 import pytest
+import torch
 from factories import record, traced
 from hypothesis import given
 from hypothesis import strategies as st
@@ -52,14 +55,22 @@ CASES: dict[str, tuple[dict[str, Any], Any, dict[Any, str]]] = {
     "00.largest-model": (
         {"memory_bytes": 16e9},
         1e9,
-        {4e9: "two moments", 2e9: "AdamW", 1.0: "bytes"},
+        {4e9: "two moments", 2e9: "AdamW", 1.0: "bytes", 1000.0: "not millions"},
     ),
     "01.prediction": ({"measured": 2.0}, 3, {0: "yours"}),
-    "01.parameters": ({"run": RUN}, N, {N + 4096 * 128: "once", N - 4096 * 128: "token embedding"}),
+    "01.parameters": (
+        {"run": RUN},
+        N,
+        {N + 4096 * 128: "once", N - 4096 * 128: "token embedding", N - 2 * 128: "last layer norm"},
+    ),
     "01.flops": (
         {"run": RUN},
         FLOPS,
-        {FLOPS / 3: "backward", FLOPS - 12 * 4 * 128 * 128: "Attention"},
+        {
+            FLOPS / 3: "backward",
+            FLOPS - 12 * 4 * 128 * 128: "Attention",
+            FLOPS + 6 * 128 * 128: "not the position embedding",
+        },
     ),
     "01.noise": (
         {"step_s": [1.0, 1.1, 1.2]},
@@ -69,9 +80,13 @@ CASES: dict[str, tuple[dict[str, Any], Any, dict[Any, str]]] = {
     "01.repeats": (
         {"step_s": [0.95, 1.0, 1.05], "difference": 0.05},
         16,
-        {8: "Both|one of two", 3: "rounded"},
+        {8: "Both|one of two", 3: "rounded", 15.7: "rounded"},
     ),
-    "02.bytes": ({"size": 8e6, "ranks": 8}, 14e6, {7e6: "travel back", 16e6: "never sends"}),
+    "02.bytes": (
+        {"size": 8e6, "ranks": 8},
+        14e6,
+        {7e6: "travel back", 16e6: "never sends", 14: "not MB"},
+    ),
     "02.busbw": (
         {"size": 1e9, "seconds": 0.1, "ranks": 4},
         15e9,
@@ -80,19 +95,33 @@ CASES: dict[str, tuple[dict[str, Any], Any, dict[Any, str]]] = {
     "02.alpha-beta": (
         {"sizes": [1e6, 2e6], "seconds": [2e-3, 3e-3]},
         (1e-3, 1e9),
-        {(1e-3, 1e-9): "turn it", (0.0, 1e9): "alpha is"},
+        {
+            (1e-3, 1e-9): "turn it",
+            (0.0, 1e9): "alpha is",
+            (1e-3, 1.0): "not GB/s",
+            (1e-3, 2e9): "slope",
+            (1e-3,): "two numbers",
+        },
     ),
-    "02.half": ({"alpha_s": 1e-3, "bytes_per_s": 1e9}, 1e6, {1e9: "equal"}),
+    "02.half": ({"alpha_s": 1e-3, "bytes_per_s": 1e9}, 1e6, {1e9: "equal", 1000: "not kB"}),
     "03.average": (
         {"gradients": [1.0, 5.0], "samples": [6, 2]},
         2.0,
         {3.0: "plain mean", 6.0: "sum", 4.0: "weigh"},
     ),
     "03.tensors": ({"layers": 4}, 52, {48: "last norm", 27: "bias", 50: "Count"}),
-    "03.bytes": ({"parameters": 1000}, 4000, {1000: "4 bytes", 16000: "moments"}),
-    "03.latency": ({"layers": 4, "alpha_s": 1e-3}, 0.051, {0.052: "One call", 52.0: "alpha once"}),
+    "03.bytes": ({"parameters": 1000}, 4000, {1000: "4 bytes", 16000: "moments", 4: "not kB"}),
+    "03.latency": (
+        {"layers": 4, "alpha_s": 1e-3},
+        0.051,
+        {0.052: "One call", 52.0: "alpha once", 51.0: "not ms"},
+    ),
     "03.losses": ({"curves": [[2.0, 1.0], [2.0, 1.0001]]}, 1e-4, {0.5: "max over"}),
-    "03.hidden": ({"total_s": 4.0, "exposed_s": 1.0}, 0.75, {0.25: "exposed", 0.5: "divide"}),
+    "03.hidden": (
+        {"total_s": 4.0, "exposed_s": 1.0},
+        0.75,
+        {0.25: "exposed", 0.5: "divide", 75: "per cent"},
+    ),
     "04.prediction": ({"step_s": T, "ranks": 2}, 1.9, {-1: "yours"}),
     "04.speedup": ({"step_s": T, "ranks": 2}, 1.6, {0.625: "other way", 0.8: "efficiency"}),
     "04.efficiency": ({"step_s": T, "ranks": 4}, 0.5, {50: "per cent", 2.0: "Divide"}),
@@ -124,19 +153,19 @@ CASES: dict[str, tuple[dict[str, Any], Any, dict[Any, str]]] = {
     "05.learning": (
         {"small": [4.0, 3.0, 2.0, 1.0], "large": [4.0, 2.5, 2.0, 1.5], "factor": 2},
         1.5,
-        {0.5: "equal steps", 9.0: "fewer"},
+        {0.5: "equal steps", 9.0: "fewer", -1.5: "sign"},
     ),
     "06.ratio": ({"compute_s": 3.0, "communication_s": 1.0}, 3.0, {1 / 3: "Turn"}),
     "06.band": (
         {"compute_s": 2.0, "communication_s": 2.0},
         (0.5, 0.75),
-        {(0.75, 0.5): "order", (0.5, 1.0): "max", (0.9, 0.75): "share"},
+        {(0.75, 0.5): "order", (0.5, 1.0): "max", (0.9, 0.75): "share", (50, 75): "per cent"},
     ),
     "06.required-ratio": ({"efficiency": 0.9}, 9.0, {0.9: "Solve"}),
     "06.break-even": (
         {"gradient_bytes": 1e6, "step_s": 0.5},
         4e6,
-        {2e6: "gains only", 32e6: "bits"},
+        {2e6: "gains only", 32e6: "bits", 4: "not MB/s"},
     ),
     "06.step": (
         {"epoch_s": 10.0, "samples": 1000, "batch_per_rank": 5, "ranks": 4},
@@ -158,7 +187,12 @@ CASES: dict[str, tuple[dict[str, Any], Any, dict[Any, str]]] = {
     "07.zero": (
         {"parameters": 1e9, "ranks": 4},
         (7e9, 5.5e9, 4e9),
-        {(4e9, 5.5e9, 4e9): "Stage 1", (7e9, 7e9, 4e9): "Stage 2", (7e9, 5.5e9, 5e9): "Stage 3"},
+        {
+            (4e9, 5.5e9, 4e9): "Stage 1",
+            (7e9, 7e9, 4e9): "Stage 2",
+            (7e9, 5.5e9, 5e9): "Stage 3",
+            (7, 5.5, 4): "not GB",
+        },
     ),
     "07.ranks": ({"parameters": 7e9, "bytes_per_rank": 40e9}, 3, {2: "Round up", 2.8: "rounded"}),
     "07.sent": ({}, 1.5, {1.0: "twice", 3.0: "two passes"}),
@@ -227,13 +261,13 @@ CASES: dict[str, tuple[dict[str, Any], Any, dict[Any, str]]] = {
         500,
         {1000: "bytes", 0.002: "Turn"},
     ),
-    "09.perplexity": ({"base": 10.0, "quantized": 10.5}, 1.05, {1.0: "over"}),
+    "09.perplexity": ({"base": 10.0, "quantized": 10.5}, 1.05, {1.0: "over", 10 / 10.5: "Turn"}),
     "10.compute": (
         ALONE,
         4.5,
         {4.0: "should make it shorter", 8.0: "share of the samples", 5.0: "reads only"},
     ),
-    "10.turns": (ALONE | {"all_reduce_s": 1.0}, 5.5, {4.5: "added"}),
+    "10.turns": (ALONE | {"all_reduce_s": 1.0}, 5.5, {4.5: "added", 5500: "not ms"}),
     "10.hidden": (
         ALONE | {"all_reduce_s": 3.0},
         5.5,
@@ -247,7 +281,7 @@ CASES: dict[str, tuple[dict[str, Any], Any, dict[Any, str]]] = {
     "10.bandwidth": (
         {"one_s": 1.0, "two_s": 1.5, "gradient_bytes": 1e9},
         2e9,
-        {4e9: "is 1", 1e9 / 1.5: "growth"},
+        {4e9: "is 1", 1e9 / 1.5: "growth", 2: "not GB/s"},
     ),
     "10.score": (
         {"predicted": [1.5, 1.0], "measured": [1.0, 2.0]},
@@ -276,7 +310,7 @@ def test_a_right_answer_is_right_and_a_known_mistake_gets_its_hint(name: str) ->
 @pytest.mark.parametrize("name", CASES)
 def test_no_answer_and_no_number_get_the_exercise_s_hint_or_what_is_wanted(name: str) -> None:
     known, _, _ = CASES[name]
-    for answer in ("soon", math.nan, [1.0], object()):
+    for answer in ("soon", math.nan, 10**400, [1.0], object()):
         with pytest.raises(WrongAnswerError):
             verdict(name, answer, **known)
     for missing in (None, ..., (None, None)):
@@ -295,7 +329,8 @@ def test_every_answer_is_judged_in_the_language_of_the_catalogue(name: str) -> N
         with pytest.raises(WrongAnswerError) as caught:
             verdict(name, answer, **known)
         texts.append(str(caught.value))
-    values = {"str", "nan", *known.get("rules", ())}
+    units = {"kB", "MB", "GB", "ms"}  # of any language
+    values = {"str", "nan", *units, *known.get("rules", ())}
     for text in texts:
         assert set(re.findall(r"[A-Za-z]{2}[A-Za-z-]*", text.removeprefix(name))) <= values, text
 
@@ -303,6 +338,43 @@ def test_every_answer_is_judged_in_the_language_of_the_catalogue(name: str) -> N
 def test_numbers_of_numpy_and_pandas_count_as_numbers() -> None:
     assert judge(np.float64(2.01), 2.0) == pytest.approx(2.01)
     assert judge(np.array([4]), 4, within=0) == 4
+    assert judge(pd.Series([2.0]), 2.0) == judge(torch.tensor(2.0), 2.0) == 2.0
+    for several in (np.ones(2), pd.Series([1.0, 1.0]), torch.ones(2)):
+        with pytest.raises(WrongAnswerError, match="single number"):
+            judge(several, 1.0)
+
+
+@pytest.mark.parametrize("name", ["02.alpha-beta", "06.band", "07.zero", "07.levels"])
+def test_several_numbers_may_come_as_a_tuple_a_list_or_an_array(name: str) -> None:
+    known, right, _ = CASES[name]
+    for answer in (right, list(right), np.array(right), pd.Series(right)):
+        assert verdict(name, answer, **known).startswith(f"{name}: right.")
+
+
+def test_an_answer_that_follows_from_a_rounded_one_is_right() -> None:
+    step_s = [1.0, 1.0464, 0.9536]  # their coefficient of variation is 4.64 %
+    for answer, right in ((14, True), (15, True), (12, False), (14.5, False)):
+        with nullcontext() if right else pytest.raises(WrongAnswerError):
+            verdict("01.repeats", answer, step_s=step_s, difference=0.05)
+    nearly_two = {"step_s": {1: 1.954, 2: 1.0}, "ranks": 2}  # a serial fraction of 0.0235
+    verdict("04.karp-flatt", 2 / 1.95 - 1, **nearly_two)
+    with pytest.raises(WrongAnswerError, match="denominator"):
+        verdict("04.karp-flatt", 0.0118, **nearly_two)
+
+
+def test_a_share_of_nothing_hidden_and_a_link_without_latency_are_right_answers() -> None:
+    assert "0%" in verdict("03.hidden", 0.0, total_s=2.0, exposed_s=2.0)
+    assert "0%" in verdict("03.hidden", -0.05, total_s=2.0, exposed_s=2.1)
+    assert "no latency" in verdict("02.half", 0.0, alpha_s=0.0, bytes_per_s=1e9)
+
+
+def test_a_rule_of_the_audit_is_named_in_any_case() -> None:
+    assert "right" in verdict("06.culprit", " Data-Stall ", rules=["data-stall"])
+
+
+def test_scales_count_in_a_large_matrix_too() -> None:
+    with pytest.raises(WrongAnswerError, match="scales"):
+        verdict("09.size", 4.0, rows=1024, columns=1024)
 
 
 @given(st.floats(1e-9, 1e12), st.floats(0.0, 0.019))
@@ -330,10 +402,12 @@ def test_mfu_is_that_of_the_record() -> None:
 
 
 def test_a_report_is_a_file_of_its_study(tmp_path: Path) -> None:
-    (tmp_path / "report.html").write_text("<p>")
+    for name in ("report.html", "report.pdf"):
+        (tmp_path / name).write_text("<p>")
     verdict("11.report", tmp_path / "report.html", study=tmp_path)
     for answer, hint in (
         (tmp_path / "other.html", "no file"),
+        (tmp_path / "report.pdf", "not the HTML"),
         (__file__, "another study"),
         (3, "path"),
     ):

@@ -11,6 +11,7 @@ from factories import record, run
 
 import lab
 from lab.analysis.audit.rules import RULES
+from lab.course import replay
 from lab.course.grade import spread
 from lab.records.store import write_record
 
@@ -55,6 +56,19 @@ def test_links_and_what_is_no_record_are_left_alone(room: Path) -> None:
     (runs / "broken" / "0" / "record.json").write_text("{")
     (runs / "linked").symlink_to(next((room / "ada").rglob("runs")), target_is_directory=True)
     assert len(lab.class_results(room)) == 3
+
+
+def test_steps_without_losses_are_a_fault_of_their_record_alone(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    hand_in(tmp_path, "ada", "04-strong-scaling", 0.1)
+    submitted = tmp_path / "ada" / "04-strong-scaling"
+    (place,) = (path.parent for path in submitted.rglob("record.json"))
+    steps = pd.DataFrame({"step": [0, 1], "warmup": [True, False], "step_time": [0.1, 0.1]})
+    steps.to_parquet(place / "steps.parquet")
+    (fault,) = replay.judged("04-strong-scaling", submitted)["faults"]
+    assert fault.endswith("has no steps that can be read (KeyError)")
 
 
 def test_a_folder_without_submissions_is_unusable_input(tmp_path: Path) -> None:
