@@ -6,6 +6,7 @@
 from __future__ import annotations
 
 import os
+import re
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -93,11 +94,17 @@ class Executor(Protocol):
         """Submit jobs; if this crashes midway, the next driver submits none of them twice."""
 
 
+# The files of an attempt, such as 17_3.r1.start or 4711.rendezvous; logs and records stay.
+ATTEMPT = re.compile(r"\d+(_\d+)?\.")
+
+
 def prepare(folder: Path) -> None:
-    """Create a job's folder and private log, without what earlier jobs left for their driver."""
+    """Create a job's folder and private log, without what earlier jobs left for their ranks.
+
+    A local job is known by a process id, which the system may give again to a later one.
+    """
     log = private_folder(folder / "log")
-    kinds = ("error.json", "exit.json", "pid", "start")
-    stale = [path for kind in kinds for path in log.glob(f"*.{kind}")]
+    stale = [path for path in log.iterdir() if ATTEMPT.match(path.name)]
     for path in (folder / "progress.json", *stale):
         path.unlink(missing_ok=True)
 

@@ -57,27 +57,41 @@ def launch(
     cluster cannot run the study or, unless `yes`, if its budget would be exceeded.
     """
     profile = usable(cluster)
-    # Runs that need a missing kind of device are left out; the report says so.
-    chosen = [
-        task
-        for task in (study.tasks if tasks is None else tasks)
-        if profile.on(task.run.device_needed)
-    ]
-    if not fresh:
-        check_emulation(study, profile)
-    noisy = set(filter(Store(study.out).noisy, chosen)) if repeat_disturbed else set()
-    missing = [
-        task for task in chosen if fresh or task in noisy or not Store(study.out).completed(task)
-    ]
-    if missing:
-        check(study, profile, missing, fresh=fresh)
-    if not yes:
-        check_budget(study, profile, missing)
+    wanted = study.tasks if tasks is None else tasks
+    chosen, noisy, missing = _checked(
+        study, profile, wanted, fresh=fresh, repeat_disturbed=repeat_disturbed, yes=yes
+    )
     if profile.executor == "replay":
         replay(study, profile, missing)
         fresh = False  # its records are already written
     code = keep_code(study.out) if snapshot else None
     return Jobs(study, profile, chosen, fresh=fresh, noisy=noisy, code=code)
+
+
+def _checked(
+    study: Study,
+    cluster: Cluster,
+    tasks: Sequence[Task],
+    *,
+    fresh: bool,
+    repeat_disturbed: bool,
+    yes: bool,
+) -> tuple[list[Task], set[Task], list[Task]]:
+    """The tasks for which a cluster has devices, of these the disturbed, and those to be measured.
+
+    The report says which runs are left out. Raises InputError as described in `launch`.
+    """
+    store = Store(study.out)
+    if not fresh:
+        check_emulation(study, cluster)
+    chosen = [task for task in tasks if cluster.on(task.run.device_needed)]
+    noisy = set(filter(store.noisy, chosen)) if repeat_disturbed else set()
+    missing = [task for task in chosen if fresh or task in noisy or not store.completed(task)]
+    if missing:
+        check(study, cluster, missing, fresh=fresh)
+    if not yes:
+        check_budget(study, cluster, missing)
+    return chosen, noisy, missing
 
 
 def predicts(task: Task) -> bool:
@@ -318,16 +332,16 @@ def detach(
     snapshot: bool = False,
     yes: bool = False,
 ) -> int:
-    """Start a driver that outlives this process, with its log in `out/`; returns its process id."""
-    profile = usable(cluster)
-    check(study, profile, study.tasks, fresh=fresh)
-    if not yes:
-        store = Store(study.out)
-        check_budget(study, profile, [t for t in study.tasks if fresh or not store.completed(t)])
+    """Start a driver that outlives this process, with its log in `out/`; returns its process id.
+
+    Raises InputError as `launch` does.
+    """
+    options = {"fresh": fresh, "repeat_disturbed": repeat_disturbed, "yes": yes}
+    _checked(study, usable(cluster), study.tasks, **options)
     command = [sys.executable, "-P", "-m", "lab", "run", str(study.folder), "--cluster", cluster]
     command += ["--fresh"] * fresh + ["--repeat-disturbed"] * repeat_disturbed
-    command += ["--snapshot"] * snapshot + ["--quick"] * study.quick
-    command += ["--yes"] * yes
+    command += ["--snapshot"] * snapshot + ["--quick"] * study.quick + ["--yes"] * yes
+    study.out.mkdir(parents=True, exist_ok=True)
     with open(study.out / "driver.log", "ab", opener=open_no_link) as log:
         return subprocess.Popen(
             command, stdin=subprocess.DEVNULL, stdout=log, stderr=log, start_new_session=True

@@ -235,7 +235,7 @@ def obstacle(run: Run, cluster: Cluster, peak_bytes: float | None) -> str:
         profile.layout(run.processes, devices=run.devices)
     except InputError as error:
         return f"{error.problems[0].what}: {error.problems[0].advice}"
-    available = cluster.memory_bytes_per_rank
+    available = profile.memory_bytes_per_rank
     if available is None:
         return ""
     has = f"but a rank has {available / 1e9:.1f} GB"

@@ -90,7 +90,7 @@ def complete(
     texts = [""] * len(prompts)
     for numbers in by_length(tokens):
         batch = torch.tensor([tokens[number] for number in numbers], device=device)
-        new = generate(model, batch, new_tokens=new_tokens, sampling=sampling, first=numbers[0])
+        new = generate(model, batch, new_tokens=new_tokens, sampling=sampling, numbers=numbers)
         for number, ids in zip(numbers, new.tolist(), strict=True):
             texts[number] = tokenizer.decode(ids)
     return texts
