@@ -29,6 +29,7 @@ from lab.machine import began, is_running
 Decision = Literal["run", "skip"]
 WORK = "work.json"  # what the ranks of a job or a job array have to do
 POLL_S = 0.05
+LOG_LINES, LOG_BYTES = 30, 20_000  # the most that is read of the end of a rank's log
 
 
 @dataclass(frozen=True)
@@ -165,7 +166,7 @@ class Attempt:
             self.require_leader()
             if time.monotonic() - since > patience_s:
                 raise TimeoutError(f"no heartbeat from rank 0 for {patience_s:.0f} s")
-            time.sleep(0.05)
+            time.sleep(POLL_S)
         return start.decision
 
     def require_leader(self) -> None:
@@ -240,16 +241,16 @@ class Attempt:
     def _tell(self, name: str, content: RankError | RankProcess | RankExit | Start) -> None:
         write_atomically(self.path(name), json.dumps(asdict(content)).encode(), mode=OWN_MODE)
 
-    def log_tail(self, rank: int, *, lines: int = 30) -> str:
-        """The last lines printed by a rank."""
+    def log_tail(self, rank: int) -> str:
+        """The last LOG_LINES lines printed by a rank."""
         path = (self.output or self.log) / f"{self.job_id}_{rank}_log.out"
         try:
             with path.open("rb") as stream:
-                stream.seek(max(path.stat().st_size - 20_000, 0))
+                stream.seek(max(path.stat().st_size - LOG_BYTES, 0))
                 text = stream.read().decode(errors="replace")
         except OSError:
             return ""
-        return "\n".join(text.splitlines()[-lines:])
+        return "\n".join(text.splitlines()[-LOG_LINES:])
 
     def last_line(self) -> str:
         """The last non-empty line of the ranks' logs."""
@@ -276,12 +277,12 @@ def present(folder: Path) -> tuple[Any, Attempt]:
 
 
 @contextmanager
-def claim(folder: Path, attempt: Attempt, *, devices: bool) -> Iterator[None]:
+def claim(attempt: Attempt, *, devices: bool) -> Iterator[None]:
     """Lock a task and then, if no scheduler allocates them, all of this machine's `devices`.
 
     The kernel releases all locks of this module when the process ends, however it ends.
     """
-    with _locked(folder / "lock", attempt):
+    with _locked(attempt.folder / "lock", attempt):
         if not devices:
             yield
             return
@@ -294,9 +295,7 @@ def claim(folder: Path, attempt: Attempt, *, devices: bool) -> Iterator[None]:
 
 
 @contextmanager
-def claim_some(
-    folder: Path, attempt: Attempt, *, names: Sequence[str], count: int
-) -> Iterator[tuple[int, ...]]:
+def claim_some(attempt: Attempt, *, names: Sequence[str], count: int) -> Iterator[tuple[int, ...]]:
     """Lock a task and then `count` of the devices with these names; yields their indices in order.
 
     Jobs wait for devices in a queue, so those that need few cannot starve one that needs many.
@@ -304,7 +303,7 @@ def claim_some(
     locks = [
         FileLock(_private_folder() / f"device-{name.replace('/', '-')}.lock") for name in names
     ]
-    with _locked(folder / "lock", attempt), contextlib.ExitStack() as stack:
+    with _locked(attempt.folder / "lock", attempt), contextlib.ExitStack() as stack:
         with _locked(_queue(), attempt):
             while sum(lock.is_locked for lock in locks) < count:
                 attempt.heartbeat()

@@ -87,8 +87,8 @@ class Executor(Protocol):
     # Whether jobs continue without a driver, so that an interrupted driver leaves them running.
     persistent: bool
 
-    def choose(self, waiting: Sequence[JobSpec], running: Sequence[Any]) -> Sequence[JobSpec]:
-        """The waiting jobs to submit now, beside those of the handles in `running`."""
+    def choose(self, waiting: Sequence[JobSpec], running: Sequence[Handle]) -> Sequence[JobSpec]:
+        """The waiting jobs to submit now, beside those in `running`, of whatever executor."""
 
     def submit(self, specs: Sequence[JobSpec]) -> Sequence[Handle]:
         """Submit jobs; if this crashes midway, the next driver submits none of them twice."""

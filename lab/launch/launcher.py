@@ -23,7 +23,7 @@ from lab.launch.outcome import archive_failed, archive_noisy, conclude, stamp
 from lab.launch.plan import check_budget
 from lab.launch.preflight import check, check_emulation, usable
 from lab.launch.replay import replay
-from lab.launch.status import Cancellation, CancelledStudyError, StudyDisplay, TaskState, status
+from lab.launch.status import CancelledStudyError, StudyDisplay, TaskState, cancellation, status
 from lab.perfmodel.frozen import archive_replaced, freeze
 from lab.records.provenance import keep_code
 from lab.records.store import Record, Store, write_record
@@ -130,12 +130,12 @@ class Jobs:
         }
         self._measured = set(filter(self._store.completed, self.tasks))
         self._awaited: set[Path] = set()  # one-rank jobs, from which the others are predicted
-        self._cancellation = Cancellation.of(study)
+        self._cancellation = cancellation(study)
         self._stop = threading.Event()
         self._failure: BaseException | None = None
         # Not Thread.join: interrupted in it, Python may consider a running thread ended.
         self._ended = threading.Event()
-        if fresh or noisy or not all(map(self._store.completed, self.tasks)):
+        if fresh or noisy or not self._measured.issuperset(self.tasks):
             threading.Thread(target=self._drive, name="driver", daemon=True).start()
         else:
             self._ended.set()
@@ -212,7 +212,7 @@ class Jobs:
         """Wait, and return whether to stop; raises CancelledStudyError after `lab cancel`."""
         if self._stop.wait(seconds):
             return True
-        if Cancellation.of(self.study) not in {None, self._cancellation}:
+        if cancellation(self.study) not in {None, self._cancellation}:
             message = f"{self.study.name} was cancelled by `lab cancel`"
             raise CancelledStudyError(f"{message}; `lab run` measures what is missing")
         return False
@@ -266,22 +266,19 @@ class Jobs:
             self._predict()
 
     def _specs(self, folders: Iterable[Path]) -> list[JobSpec]:
-        specs = []
-        for folder in folders:
-            run, repeat = self._tasks[folder].run, self._tasks[folder].repeat
-            arguments = job.job_arguments(self.study, run, repeat, self.cluster, folder)
-            spec = JobSpec(
-                folder,
-                run.processes,
-                job.execute,
-                arguments,
-                self._code,
-                devices=run.devices,
-                slots=job.slots(run, self.cluster),
-                preload=run.script is None,
-            )
-            specs.append(spec)
-        return specs
+        return [self._spec(folder, self._tasks[folder]) for folder in folders]
+
+    def _spec(self, folder: Path, task: Task) -> JobSpec:
+        return JobSpec(
+            folder,
+            task.run.processes,
+            job.execute,
+            job.job_arguments(self.study, task, self.cluster, folder),
+            self._code,
+            devices=task.run.devices,
+            slots=job.slots(task.run, self.cluster),
+            preload=task.run.script is None,
+        )
 
     def _is_due(self, task: Task) -> bool:
         """Whether a task has no record, or only a failure from before this call."""
@@ -314,13 +311,13 @@ class Jobs:
             write_record(better, folder)
 
     def _archive_all(self) -> None:
-        archive = self._replaced
         for folder, task in self._tasks.items():
             if folder.exists():
-                target = archive / task.run.id / str(task.repeat)
+                target = self._replaced / task.run.id / str(task.repeat)
                 target.parent.mkdir(parents=True, exist_ok=True)
                 folder.rename(target)
-        archive_replaced(self.study, {task.run.id for task in self.tasks}, archive / "predictions")
+        run_ids = {task.run.id for task in self.tasks}
+        archive_replaced(self.study, run_ids, self._replaced / "predictions")
 
 
 def detach(

@@ -60,8 +60,7 @@ def rank_error(rank: int, error: Exception, *, phase: str = "") -> RankError:
 
 
 def failed(
-    run: Run,
-    repeat: int,
+    task: Task,
     attempt: Attempt,
     *,
     started_at: str | None = None,
@@ -69,11 +68,11 @@ def failed(
     allocation: Allocation | None = None,
 ) -> Record:
     """The record of a run that did not complete; `reason` is why the scheduler ended it."""
-    first = _first_cause(run, attempt, reason)
+    first = _first_cause(task.run, attempt, reason)
     return Record(
-        run_id=run.id,
-        repeat=repeat,
-        run=run,
+        run_id=task.run.id,
+        repeat=task.repeat,
+        run=task.run,
         status=STATUSES.get(first.type, "failed"),
         error=Failure(
             type=first.type,
@@ -132,9 +131,7 @@ def conclude(
         if not guess or reason.type not in JOB_WIDE:
             return None
     started_at = record.started_at if record else None
-    return failed(
-        task.run, task.repeat, attempt, started_at=started_at, reason=reason, allocation=allocation
-    )
+    return failed(task, attempt, started_at=started_at, reason=reason, allocation=allocation)
 
 
 def archive_failed(folder: Path) -> None:

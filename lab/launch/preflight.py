@@ -46,7 +46,8 @@ def usable(cluster: str | Path | Cluster) -> Cluster:
 def check(study: Study, cluster: Cluster, tasks: Sequence[Task], *, fresh: bool) -> None:
     """Raise InputError with everything that prevents these tasks from running on this cluster."""
     problems, shapes = [], set()
-    for run in dict.fromkeys(task.run for task in tasks):
+    runs = dict.fromkeys(task.run for task in tasks)
+    for run in runs:
         if run.world_size > cluster.capacity:
             unit = "ranks" if run.processes > 1 else "devices"
             what = f"{run.label} needs {run.world_size} {unit}; {cluster.description}"
@@ -68,7 +69,7 @@ def check(study: Study, cluster: Cluster, tasks: Sequence[Task], *, fresh: bool)
     if cluster.compute is not None:
         emulable = [name for name, facts in STRATEGIES.items() if facts.emulable]
         advice = f"train with one of {', '.join(emulable)}, or use a profile without compute"
-        for run in dict.fromkeys(task.run for task in tasks):
+        for run in runs:
             if run.task != "train" or run.strategy not in emulable:
                 what = f"{run.label}: its compute cannot be emulated, which {cluster.name} does"
                 problems.append(Problem("cluster", what, advice))
@@ -146,9 +147,9 @@ def _too_large(run: Run, cluster: Cluster) -> str:
     batch, stored = _sample_bytes(run)
     parts = {
         "its weights, gradients and optimizer state": (state_bytes(run) or 0) * run.processes,
-        "one micro-batch on each rank": run.stated.micro_batch_size
-        * batch
-        * run.data_parallel_size,
+        "one micro-batch on each rank": (
+            run.stated.micro_batch_size * batch * run.data_parallel_size
+        ),
         "its synthetic samples": samples * stored,
     }
     what, size = max(parts.items(), key=lambda part: part[1])

@@ -197,19 +197,11 @@ class CancelledStudyError(LabError):
     """Another process cancelled the study; completed measurements are kept."""
 
 
-@dataclass(frozen=True)
-class Cancellation:
-    """The request of one call of `cancel`; its token differs from that of an interrupted call."""
-
-    token: str
-
-    @classmethod
-    def of(cls, study: Study) -> Cancellation | None:
-        """The request in a study's folder."""
-        try:
-            return cls(read_file(study.out / "cancel").decode(errors="replace"))
-        except OSError:
-            return None
+def cancellation(study: Study) -> bytes | None:
+    """The token of a call of `cancel`, which differs for each call; None if none is under way."""
+    with suppress(OSError):
+        return read_file(study.out / "cancel")
+    return None
 
 
 def cancel(study: Study) -> int:
@@ -248,9 +240,7 @@ def _end_jobs(study: Study) -> int:
         if not store.completed(task):
             reason = RankError(0, "Cancelled", "cancelled by `lab cancel`", 0.0)
             allocation = handle.allocation()
-            record = failed(
-                task.run, task.repeat, handle.attempt, reason=reason, allocation=allocation
-            )
+            record = failed(task, handle.attempt, reason=reason, allocation=allocation)
             write_record(record, folder)
     return len(alive)
 

@@ -80,11 +80,8 @@ class Children:
         text, patience = b"", ANSWER_S
         while select.select([self._answers], [], [], patience)[0]:
             text, patience = text + os.read(self._answers, 2**16), PAUSE_S
-        frames = [
-            (match["file"], int(match["line"]), match["name"], None)
-            for match in FRAME.finditer(text.decode(errors="replace"))
-        ]
-        frames = frames[::-1]
+        matches = list(FRAME.finditer(text.decode(errors="replace")))
+        frames = [(one["file"], int(one["line"]), one["name"], None) for one in matches[::-1]]
         # What a fork of multiprocessing did before it was forked is the rank's own stack.
         names = [name for _, _, name, _ in frames]
         begin = names.index("_bootstrap") if "_bootstrap" in names else 0
@@ -234,9 +231,8 @@ class Watchdog:
 
     def _end(self, message: str, *, waiting: bool, stack: str = "") -> None:
         self._tell(message, waiting=waiting, stack=stack)
-        time.sleep(
-            1.0
-        )  # the ranks give up together: the one that is the cause writes its error too
+        # The ranks give up together: the one that is the cause writes its error too.
+        time.sleep(1.0)
         self._on_hang()
         os._exit(1)
 

@@ -248,14 +248,11 @@ class Controller:
 def exit_reason(job: JobState | None, attempt: Attempt) -> RankError:
     """Why a job ended, according to the controller, the ranks' registrations and the log."""
     if job is None:
-        kind, message = (
-            "JobLost",
-            (
-                f"Slurm no longer knows job {attempt.job_id}, and it left no record: "
-                "it ended long ago or was purged"
-            ),
+        message = (
+            f"Slurm no longer knows job {attempt.job_id}, and it left no record: "
+            "it ended long ago or was purged"
         )
-        return RankError(0, kind, message, 0.0)
+        return RankError(0, "JobLost", message, 0.0)
     node = f" on {job.nodes}" if job.nodes else ""
     ended = f"Slurm job {job.job_id} ended as {job.state}{node}"
     if job.state in ENDS:

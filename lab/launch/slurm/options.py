@@ -154,11 +154,10 @@ def _check_layout(study: Study, cluster: Cluster) -> None:
 def _names(study: Study) -> dict[Run, str]:
     """A file name for each configuration: from the grid's axes, or its id."""
     names: dict[Run, str] = {}
+    words = {axis: axis.replace("global_batch_size", "batch") for axis in study.axes}
+    words.pop("world_size", None)
     for run in study.runs:
-        axes = [axis for axis in study.axes if axis != "world_size"]
-        parts = [
-            f"{axis.replace('global_batch_size', 'batch')}-{getattr(run, axis)}" for axis in axes
-        ]
+        parts = [f"{word}-{getattr(run, axis)}" for axis, word in words.items()]
         name = "-".join([f"x{run.world_size}", *parts])
         plain = re.fullmatch(r"[\w.-]{1,80}", name) and name not in names.values()
         names[run] = name if plain else f"x{run.world_size}-{run.id}"
