@@ -59,15 +59,14 @@ def communication_of(
     buckets = [report.sent for report in reports if isinstance(report.sent, Buckets)]
     calls = [report.sent for report in reports if isinstance(report.sent, Calls)]
     if buckets:
-        path = folder / "buckets.parquet"
-        write_buckets(buckets, path, origin=origin, first_step=first_step)
+        _write(_rows(buckets, origin, first_step), folder / "buckets.parquet")
         exposure = overlap.Exposure.from_buckets(buckets)
         # PowerSGD takes several collectives per bucket, which the hook does not see.
         operation = None if run.compression == "powersgd" else "all_reduce"
         update |= overlap.count_buckets(buckets[0], operation=operation)
     elif calls:
-        path, steps = folder / "calls.parquet", run.steps - first_step
-        write_calls(calls, path, origin=origin, first_step=first_step)
+        steps = run.steps - first_step
+        _write(_rows(calls, origin, first_step), folder / "calls.parquet")
         exposure = overlap.Exposure.from_calls(calls, steps=steps)
         update |= overlap.count_calls(calls[0], steps=steps, cycle=cycle)
         if cycle > 1:
@@ -99,27 +98,16 @@ def memory_of(reports: Sequence[RankReport], device: torch.device) -> Memory:
 def write_steps(
     ranks: Sequence[Mapping[str, FloatArray]], path: Path, *, warmup_steps: int, first_step: int = 0
 ) -> None:
-    """Write COLUMNS, a row per rank and step from `first_step` on; raises OSError."""
+    """Write COLUMNS, a row for each rank and step from `first_step` on; raises OSError."""
     steps = np.arange(len(ranks[0]["step_time"]))
     numbers = {"step": first_step + steps, "warmup": steps < warmup_steps}
     _write((numbers | dict(columns) for columns in ranks), path, columns=COLUMNS)
 
 
-def write_buckets(
-    ranks: Sequence[Buckets], path: Path, *, origin: float, first_step: int = 0
-) -> None:
-    """Write a row per bucket: rank, the columns of Buckets, its times in s after `origin`."""
-    _write(_rows(ranks, origin, first_step), path)
-
-
-def write_calls(ranks: Sequence[Calls], path: Path, *, origin: float, first_step: int = 0) -> None:
-    """Write a row per call: rank, the columns of Calls, its times in s after `origin`."""
-    _write(_rows(ranks, origin, first_step), path)
-
-
 def _rows(
     ranks: Sequence[Buckets] | Sequence[Calls], origin: float, first_step: int
 ) -> Iterable[dict[str, Any]]:
+    """A row per bucket or call of each rank, with its times in s after `origin`."""
     for sent in ranks:
         shifted = vars(sent.shifted(lambda times: times - origin))
         yield shifted | {"step": first_step + sent.step}

@@ -54,14 +54,14 @@ class Recorded:
 
     def facts(self) -> dict[str, Any]:
         """Calls of the last step, medians of times in s, and the bytes of all steps."""
-        recorded = self.recorder.calls
-        steps = len(self.clock.read()["step_time"])
+        step_time = self.clock.read()["step_time"]
+        steps = len(step_time)
         rows = [
-            [call.operation, call.bytes, LAPS[call.position[1]], _lap(call.waited_in)]
-            for call in recorded
+            [call.operation, call.bytes, _lap(call.position), _lap(call.waited_in)]
+            for call in self.recorder.calls
             if call.position[0] == steps - 1
         ]
-        times = self.clock.read()["step_time"][min(WARM_UP, steps - 1) :]
+        times = step_time[min(WARM_UP, steps - 1) :]
         calls = self.recorder.take()
         exposure = Exposure.from_calls([calls], steps=steps)
         return {

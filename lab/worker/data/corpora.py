@@ -10,7 +10,6 @@ import os
 import platform
 import sysconfig
 from collections.abc import Callable, Iterator, Sequence
-from functools import partial
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -22,8 +21,8 @@ from lab.config.paths import SHAKESPEARE, read_texts
 from lab.config.run import Run
 from lab.errors import InputError, Problem
 from lab.worker.context import Progress
-from lab.worker.data.cache import Array, CachedArrays, cached_arrays, fetch
-from lab.worker.data.dataset import Dataset, Windows
+from lab.worker.data.cache import CachedArrays, cached_arrays, fetch
+from lab.worker.data.dataset import Array, Dataset, Windows
 
 TRAINING_TEXT = 3_000_000  # characters used to train the tokenizer
 END_OF_TEXT = "<|endoftext|>"  # token 0 of a tokenizer trained here, after each document
@@ -63,6 +62,11 @@ def load_tokenizer(path: Path) -> Any:
         raise ValueError(f"{path} is not a tokenizer: {error}") from None
 
 
+def token_dtype(vocab_size: int) -> type[np.unsignedinteger[Any]]:
+    """The smallest type that holds a vocabulary, as loaders read tokens from disk."""
+    return np.uint16 if vocab_size <= 2**16 else np.uint32
+
+
 def split_pieces(text: str, size: int) -> list[str]:
     """The text cut before words, every `size` characters or a little later."""
     pieces, start = [], 0
@@ -86,12 +90,9 @@ def tokenize(
 
     def build(folder: Path) -> dict[str, Array]:
         progress("data", 0, len(documents))
-        trained = partial(train_tokenizer, documents, vocab_size)
-        encoder = load_tokenizer(tokenizer) if tokenizer else trained()
+        encoder = load_tokenizer(tokenizer) if tokenizer else train_tokenizer(documents, vocab_size)
         encoder.save(str(folder / "tokenizer.json"))
-        # The smallest type that holds the vocabulary, as loaders read these arrays from disk.
-        dtype = np.uint16 if vocab_size <= 2**16 else np.uint32
-        tokens, ends = _encode(encoder, documents, dtype, progress)
+        tokens, ends = _encode(encoder, documents, token_dtype(vocab_size), progress)
         split = _split(ends, len(tokens))
         return {"train": tokens[:split], "held_out": tokens[split:]}
 
@@ -111,7 +112,7 @@ def _key(documents: Sequence[str], vocab_size: int, tokenizer: Path | None) -> s
 
 
 def _encode(
-    tokenizer: Any, documents: Sequence[str], dtype: type, progress: Progress
+    tokenizer: Any, documents: Sequence[str], dtype: type[Any], progress: Progress
 ) -> tuple[Array, list[int]]:
     """The tokens of all documents, each followed by end-of-text, and where each document ends."""
     end_of_text = tokenizer.token_to_id(END_OF_TEXT)

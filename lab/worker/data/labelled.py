@@ -21,9 +21,15 @@ from lab.config.paths import AG_NEWS_TEST, AG_NEWS_TRAIN, IMDB
 from lab.config.run import Run
 from lab.errors import LabError
 from lab.worker.context import Progress
-from lab.worker.data.cache import Array, cached_arrays, fetch, file_sha256
-from lab.worker.data.corpora import END_OF_TEXT, LEFT_OUT, load_tokenizer, train_tokenizer
-from lab.worker.data.dataset import Dataset, Labelled
+from lab.worker.data.cache import cached_arrays, fetch, file_sha256
+from lab.worker.data.corpora import (
+    END_OF_TEXT,
+    LEFT_OUT,
+    load_tokenizer,
+    token_dtype,
+    train_tokenizer,
+)
+from lab.worker.data.dataset import Array, Dataset, Labelled
 
 BATCH = 2000  # texts that are encoded at a time
 PADDING = ("[PAD]", "<pad>", END_OF_TEXT)  # the first one known to the tokenizer is used
@@ -152,9 +158,7 @@ def _set_length(tokenizer: Any, block_size: int) -> int:
 
 
 def _encode(tokenizer: Any, texts: Sequence[str], block_size: int, progress: Progress) -> Array:
-    # The smallest type that holds the vocabulary, as loaders read these arrays from disk.
-    dtype = np.uint16 if tokenizer.get_vocab_size() <= 2**16 else np.uint32
-    tokens = np.empty((len(texts), block_size), dtype=dtype)
+    tokens = np.empty((len(texts), block_size), dtype=token_dtype(tokenizer.get_vocab_size()))
     for first in range(0, len(texts), BATCH):
         encodings = tokenizer.encode_batch(list(texts[first : first + BATCH]))
         tokens[first : first + BATCH] = [encoding.ids for encoding in encodings]

@@ -8,19 +8,16 @@ and the end of the backward pass. DDP's own log describes the previous step, and
 # No `from __future__ import annotations`: DDP compares the annotations of a hook with types.
 
 from collections.abc import Callable
-from dataclasses import dataclass, fields, replace
+from dataclasses import dataclass, replace
 from functools import partial
 from typing import Any, NamedTuple
 
 import numpy as np
-import numpy.typing as npt
 import torch
 from torch.distributed import GradBucket  # type: ignore[attr-defined]
 from torch.futures import Future
 
-from lab.worker.measure.clock import Clock, FloatArray
-
-IntArray = npt.NDArray[np.int64]
+from lab.worker.measure.clock import Clock, FloatArray, IntArray, Timestamped
 
 
 class Sent(NamedTuple):
@@ -34,36 +31,25 @@ Exchange = Callable[[GradBucket], Sent]
 
 
 @dataclass(frozen=True)
-class Buckets:
+class Buckets(Timestamped):
     """One rank's buckets in sending order; `step` counts synchronizing backward passes, times in s.
 
     A bucket is `ready` when its last gradient is, handed to the link at `launch`, and holds the
     average at `finish`.
     """
 
-    step: IntArray
+    TIMES = ("ready", "launch", "finish")
+
     bucket: IntArray
     ready: FloatArray
     launch: FloatArray
     finish: FloatArray
     bytes: IntArray
 
-    def shifted(self, shift: Callable[[FloatArray], FloatArray]) -> "Buckets":
-        """The same buckets on another clock."""
-        ready, launch, finish = map(shift, (self.ready, self.launch, self.finish))
-        return replace(self, ready=ready, launch=launch, finish=finish)
-
     def after(self, steps: int) -> "Buckets":
         """The buckets without the first steps."""
-        rest = self._where(self.step >= steps)
+        rest = self.where(self.step >= steps)
         return replace(rest, step=rest.step - steps)
-
-    def of(self, step: int) -> "Buckets":
-        """The buckets of one step."""
-        return self._where(self.step == step)
-
-    def _where(self, rows: npt.NDArray[np.bool_]) -> "Buckets":
-        return Buckets(*(getattr(self, column.name)[rows] for column in fields(self)))
 
 
 class BucketRecorder:

@@ -8,9 +8,10 @@ import signal
 import socket
 import sys
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import AbstractContextManager, contextmanager, nullcontext
 from dataclasses import replace
+from functools import partial
 from pathlib import Path
 from types import FrameType
 from typing import Any
@@ -98,9 +99,8 @@ def measure_script(
     torch.set_num_threads(context.threads)
     device = device_of(context)
     clock: Clock = CudaClock() if device.type == "cuda" else HostClock()
-    several_hosts = not context.host.startswith("127.")
     offset = ClockOffset(0.0, 0.0)
-    if several_hosts:
+    if not context.over_loopback:
         # Once before and once after the script, as the clocks of two hosts drift.
         with process_group(context, device=device):
             offset = read_clock_offset(socket.gethostname())
@@ -122,16 +122,14 @@ def measure_script(
     hooks = installed(recorder)
     run_script(script, run, context, hooks, data_root=data_root, out=folder / SCRIPT_OUT)
     _require_steps(recorder.steps, run, script)
-    ended_early = recorder.steps < run.steps
-    if ended_early:
+    if recorder.steps < run.steps:
         watch.end()
         clock.discard()  # the step after the last
     progress("collecting", run.steps, run.steps)
     # The script may or may not have left its group, so the ranks meet in a new one.
     if dist.is_initialized():
         leave_group()
-    rendezvous = context.rendezvous.with_suffix(".reports")
-    context = replace(context, rendezvous=rendezvous)
+    context = replace(context, rendezvous=context.rendezvous.with_suffix(".reports"))
     grouped = context.world_size > 1
     with process_group(context, device=CPU, over="gloo") if grouped else nullcontext():
         offsets = offset, read_clock_offset(socket.gethostname())
@@ -144,6 +142,18 @@ def measure_script(
         reports = gather(_report(run, context, recorder, watch, offsets))
     if reports is None:
         return None
+    return _measurement(run, context, recorder, watch, reports, folder)
+
+
+def _measurement(
+    run: Run,
+    context: RankContext,
+    recorder: StepRecorder,
+    watch: Watch,
+    reports: Sequence[RankReport],
+    folder: Path,
+) -> Measurement:
+    """What rank 0 makes of all ranks' reports; writes their Parquet files."""
     done = run.model_copy(update={"steps": recorder.steps})
     communication = communication_of(done, reports, folder, first_step=0)
     phases = _phases(recorder.seen)
@@ -153,13 +163,12 @@ def measure_script(
         warmup_steps=run.warmup_steps,
     )
     laps = ("step_time", "start", *phases)
-    samples = run.global_batch_size or recorder.samples_per_step
     return Measurement(
         timing=timing(
             {name: np.stack([report.steps[name] for report in reports]) for name in laps},
             warmup_steps=run.warmup_steps,
             setup_time=watch.setup_time or 0.0,
-            samples_per_step=samples,
+            samples_per_step=run.global_batch_size or recorder.samples_per_step,
             tokens_per_sample=None,
             flops_per_sample=None,
             peak_flops=None,
@@ -167,17 +176,17 @@ def measure_script(
             phases=phases,
         ),
         communication=communication,
-        memory=memory_of(reports, device),
+        memory=memory_of(reports, watch.device),
         quality=None,
         environment=environment.environment(
             context,
-            device=device,
+            device=watch.device,
             ranks=[report.use for report in reports],
         ).model_copy(update={"backend": recorder.backend if context.world_size > 1 else None}),
         checks={},
         script=Observed(
             steps=recorder.steps,
-            ended="by itself" if ended_early else "by the lab",
+            ended="by itself" if recorder.steps < run.steps else "by the lab",
             optimizer=type(recorder.optimizer).__name__,
             optimizers=len(recorder.optimizers),
             wrappers=sorted({type(module).__name__ for module in recorder.modules}),
@@ -230,11 +239,11 @@ def _torchrun(context: RankContext, store: Any) -> dict[str, str]:
     Ranks meet at rank 0's `store`, a TCPStore. The script's keys in it contain no secret, as torch
     reads none from the environment: anybody who can reach the address may use them too.
     """
-    nodes = int(os.environ.get("SLURM_NNODES", 1)) if not context.host.startswith("127.") else 1
+    nodes = 1 if context.over_loopback else int(os.environ.get("SLURM_NNODES", 1))
     local = context.world_size // nodes
     variables: dict[str, Any] = {
         # Otherwise gloo resolves the host name, which fails on many laptops.
-        **({"GLOO_SOCKET_IFNAME": "lo"} if context.host.startswith("127.") else {}),
+        **({"GLOO_SOCKET_IFNAME": "lo"} if context.over_loopback else {}),
         "RANK": context.rank,
         # If the scheduler shows each rank only its own GPU, that one is number 0.
         "LOCAL_RANK": context.local_rank
@@ -305,10 +314,7 @@ def _report(
     watch: Watch,
     offsets: tuple[ClockOffset, ClockOffset],
 ) -> RankReport:
-    def shift(times: FloatArray) -> FloatArray:
-        return on_clock_of_rank_0(times, offsets)
-
-    clock = recorder.clock
+    shift, clock = partial(on_clock_of_rank_0, offsets=offsets), recorder.clock
     laps = clock.read()
     start = float(clock.phases(0)[0][1])
     sent = _sent(recorder, start + laps["start"])
@@ -351,8 +357,7 @@ def _sent(recorder: StepRecorder, starts: FloatArray) -> Buckets | Calls | None:
         passes = set(zip(step[inside].tolist(), sent.step[inside].tolist(), strict=True))
         if sorted(number for number, _ in passes) != list(range(steps)):
             return None
-        columns = {name: values[inside] for name, values in vars(sent).items()}
-        return Buckets(**columns | {"step": step[inside]})
+        return replace(sent.where(inside), step=step[inside])
     if recorder.calls is None:
         return None
     calls = recorder.calls.take()
