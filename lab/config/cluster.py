@@ -16,13 +16,18 @@ from pydantic import AfterValidator, BaseModel, ConfigDict, Field, ValidationErr
 from lab import machine
 from lab.config.base import Frozen, InvalidValueError, problems_of, unknown_keys
 from lab.config.emulation import MEASURED, Compute, Emulated, Link
-from lab.config.slurm import Layout, SlurmKeys, Word, check_variables, slurm_problems
+from lab.config.slurm import (
+    VARIABLE_NAME,
+    Layout,
+    SlurmKeys,
+    Word,
+    check_variables,
+    slurm_problems,
+)
 from lab.errors import InputError, Problem, nearest
 from lab.files import SHARED, USER, read_yaml
 
 NOTICE = "Replay of published numbers: nothing was measured here"
-
-
 Seconds = Annotated[float, Field(gt=0)]
 
 
@@ -55,7 +60,7 @@ class AllReduce(Frozen):
 
     world_size: int = Field(ge=2)
     bytes: int = Field(gt=0)
-    seconds: float = Field(gt=0)
+    seconds: Seconds
 
 
 class Published(Frozen):
@@ -102,7 +107,7 @@ def _value(value: str) -> str:
 
 
 def _variable(name: str) -> str:
-    if not re.fullmatch(r"[A-Za-z_][A-Za-z0-9_]*", name):
+    if not re.fullmatch(VARIABLE_NAME, name):
         what = f"{name!r} is not a valid name of an environment variable"
         raise InvalidValueError(what, "use letters, digits and _")
     return name

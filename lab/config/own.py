@@ -318,14 +318,9 @@ class Script(Frozen):
             advice = nearest(path.name, sorted(one.name for one in path.parent.glob("*.py")))
             raise InvalidValueError(f"no script {self.command[0]!r}", advice)
         files = local_files(path, path.parent)
-        named = [name for file in files for name in _constants(file)]
-        given = [part.split("=")[-1] for part in self.command[1:]]
-        for name, place in [
-            *((n, path.parent) for n in named),
-            *((g, folder / self.directory) for g in given),
-        ]:
-            if (file := _settings_file(name, place)) is not None:
-                files.add(file)
+        named = [(name, path.parent) for file in files for name in _constants(file)]
+        given = [(part.split("=")[-1], folder / self.directory) for part in self.command[1:]]
+        files |= set(filter(None, (_settings_file(*one) for one in [*named, *given])))
         # The script's folder may move; files elsewhere are identified by name.
         return hash_files({_name_of(file, path.parent): file for file in files})
 
