@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 from collections.abc import Iterator, Sequence
+from dataclasses import replace
 from pathlib import Path
 
 from lab import machine
@@ -60,7 +61,11 @@ def check(study: Study, cluster: Cluster, tasks: Sequence[Task], *, fresh: bool)
             if what := _too_large(run, cluster):
                 advice = "use a smaller model or batch, or a cluster with more memory"
                 problems.append(Problem("base", f"{run.label}: {what}", advice))
-        paths.resolve_inputs(run, study.folder)
+        try:
+            paths.resolve_inputs(run, study.folder)
+        except InputError as error:
+            source = error.source
+            problems += [replace(one, where=f"{source}.{one.where}") for one in error.problems]
     for ranks, devices in sorted(shapes):
         try:
             cluster.layout(ranks, devices=devices)
@@ -88,7 +93,7 @@ def check(study: Study, cluster: Cluster, tasks: Sequence[Task], *, fresh: bool)
         problems += refusals(cluster, sorted(shapes))
     # Last, as it makes the folder: a study that is refused leaves nothing behind.
     if problems := problems or unwritable(study.out):
-        raise InputError(study.name, problems)
+        raise InputError(study.name, list(dict.fromkeys(problems)))
 
 
 def _is_of(place: Environment, cluster: Cluster) -> bool:

@@ -79,7 +79,7 @@ class Array:
                 return taken[1]
         except (RefusedError, SlurmSilentError):
             # sbatch may lose the answer of a busy controller that has accepted the job.
-            if job_id := self.job_id() or "":
+            if job_id := self.job_id():
                 return job_id
             raise
 

@@ -200,3 +200,14 @@ def test_what_runs_on_cores_beside_gpus_has_main_memory(monkeypatch: pytest.Monk
     assert "training state" in obstacle(run, Cluster.load("local"), None)
     on_cores = run.model_copy(update={"needs_device": "cpu"})
     assert obstacle(on_cores, Cluster.load("local"), None) == ""
+
+
+def test_a_missing_file_hides_no_other_problem(make_study: StudyMaker) -> None:
+    data = {"kind": "text", "path": "corpus.text"}
+    grid = {"global_batch_size": [10_000], "world_size": [1, 10_000]}
+    study = Study.load(make_study(base={**BASE, "data": data}, grid=grid))
+    with pytest.raises(InputError) as raised:
+        lab.launch(study)
+    missing, size = sorted(raised.value.problems, key=lambda one: one.where, reverse=True)
+    assert missing.where == "data.path" and "did you mean 'corpus.txt'?" in missing.advice
+    assert size.where == "cluster" and "needs 10000 ranks" in size.what
