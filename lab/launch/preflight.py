@@ -46,38 +46,15 @@ def usable(cluster: str | Path | Cluster) -> Cluster:
 
 def check(study: Study, cluster: Cluster, tasks: Sequence[Task], *, fresh: bool) -> None:
     """Raise InputError with everything that prevents these tasks from running on this cluster."""
-    problems, shapes = [], set()
-    runs = dict.fromkeys(task.run for task in tasks)
-    for run in runs:
-        if run.world_size > cluster.capacity:
-            unit = "ranks" if run.processes > 1 else "devices"
-            what = f"{run.label} needs {run.world_size} {unit}; {cluster.description}"
-            advice = "use a larger cluster, fewer ranks, or --quick"
-            if cluster.executor == "local" and cluster.device_kind == "cuda":
-                advice += "; `--cluster cpu` has a rank for each core"
-            problems.append(Problem("cluster", what, advice))
-        else:
-            shapes.add((run.processes, run.devices))
-            if what := _too_large(run, cluster):
-                advice = "use a smaller model or batch, or a cluster with more memory"
-                problems.append(Problem("base", f"{run.label}: {what}", advice))
-        try:
-            paths.resolve_inputs(run, study.folder)
-        except InputError as error:
-            source = error.source
-            problems += [replace(one, where=f"{source}.{one.where}") for one in error.problems]
-    for ranks, devices in sorted(shapes):
+    runs = list(dict.fromkeys(task.run for task in tasks))
+    problems = [problem for run in runs for problem in _of_run(run, study, cluster)]
+    fitting = [run for run in runs if run.world_size <= cluster.capacity]
+    shapes = sorted({(run.processes, run.devices) for run in fitting})
+    for ranks, devices in shapes:
         try:
             cluster.layout(ranks, devices=devices)
         except InputError as error:
             problems += error.problems
-    if cluster.compute is not None:
-        emulable = [name for name, facts in STRATEGIES.items() if facts.emulable]
-        advice = f"train with one of {', '.join(emulable)}, or use a profile without compute"
-        for run in runs:
-            if run.task != "train" or run.strategy not in emulable:
-                what = f"{run.label}: its compute cannot be emulated, which {cluster.name} does"
-                problems.append(Problem("cluster", what, advice))
     records = Store(study.out).records(study.tasks)
     places = [record.environment for record in records if record.environment]
     others = sorted({place.profile for place in places if not _is_of(place, cluster)})
@@ -90,10 +67,34 @@ def check(study: Study, cluster: Cluster, tasks: Sequence[Task], *, fresh: bool)
     if not problems and cluster.executor == "slurm":
         from lab.launch.slurm.executor import refusals
 
-        problems += refusals(cluster, sorted(shapes))
+        problems += refusals(cluster, shapes)
     # Last, as it makes the folder: a study that is refused leaves nothing behind.
     if problems := problems or unwritable(study.out):
         raise InputError(study.name, list(dict.fromkeys(problems)))
+
+
+def _of_run(run: Run, study: Study, cluster: Cluster) -> Iterator[Problem]:
+    """What prevents one run of a study from running on a cluster."""
+    if run.world_size > cluster.capacity:
+        unit = "ranks" if run.processes > 1 else "devices"
+        what = f"{run.label} needs {run.world_size} {unit}; {cluster.description}"
+        advice = "use a larger cluster, fewer ranks, or --quick"
+        if cluster.executor == "local" and cluster.device_kind == "cuda":
+            advice += "; `--cluster cpu` has a rank for each core"
+        yield Problem("cluster", what, advice)
+    elif what := _too_large(run, cluster):
+        advice = "use a smaller model or batch, or a cluster with more memory"
+        yield Problem("base", f"{run.label}: {what}", advice)
+    if cluster.compute is not None and (run.task != "train" or not run.facts.emulable):
+        emulable = [name for name, facts in STRATEGIES.items() if facts.emulable]
+        what = f"{run.label}: its compute cannot be emulated, which {cluster.name} does"
+        advice = f"train with one of {', '.join(emulable)}, or use a profile without compute"
+        yield Problem("cluster", what, advice)
+    try:
+        paths.resolve_inputs(run, study.folder)
+    except InputError as error:
+        for problem in error.problems:
+            yield replace(problem, where=f"{error.source}.{problem.where}")
 
 
 def _is_of(place: Environment, cluster: Cluster) -> bool:
