@@ -52,6 +52,7 @@ app = typer.Typer(
 StudyArgument = Annotated[
     str, Argument(metavar="STUDY", help="A folder under reports/, by name or by path.")
 ]
+FreshOption = Annotated[bool, Option("--fresh", help="Archive records and measure again.")]
 YesOption = Annotated[bool, Option("--yes", help="Run even beyond the cluster's budget.")]
 ColumnOption = Annotated[
     list[str] | None,
@@ -119,7 +120,7 @@ def run(
     study: StudyArgument,
     cluster: ClusterOption = "local",
     quick: QuickOption = False,
-    fresh: Annotated[bool, Option("--fresh", help="Archive records and measure again.")] = False,
+    fresh: FreshOption = False,
     repeat_disturbed: Annotated[
         bool,
         Option("--repeat-disturbed", help="Measure noisy repeats again; the quieter one counts."),
@@ -178,7 +179,7 @@ def measure(
         Option("--name", metavar="STUDY", help="The study's folder; by default the script's name."),
     ] = None,
     cluster: ClusterOption = "local",
-    fresh: Annotated[bool, Option("--fresh", help="Archive records and measure again.")] = False,
+    fresh: FreshOption = False,
     yes: YesOption = False,
     as_json: JsonOption = False,
 ) -> None:

@@ -43,6 +43,9 @@ class RankError:
     traceback: str = ""
     waiting: bool = False  # it was waiting in a collective, so another rank is the cause
 
+    def __str__(self) -> str:
+        return f"rank {self.rank} failed: {self.message}"
+
 
 @dataclass(frozen=True)
 class RankProcess:
@@ -150,7 +153,7 @@ class Attempt:
 
     def decide(self, decision: Decision, devices: tuple[int, ...] = ()) -> None:
         """As rank 0, tell the others to run, and on which devices, or that it is measured."""
-        self._tell("start", Start(decision, devices))
+        self._write("start", Start(decision, devices))
 
     def wait_for_leader(self, *, patience_s: float = 60.0) -> Decision:
         """Wait for rank 0's decision.
@@ -173,8 +176,7 @@ class Attempt:
         """Raise LabError if rank 0 is known to have ended."""
         ends: list[RankExit | RankError] = [*self.exits(), *self.errors()]
         if ended := next((one for one in ends if one.rank == 0), None):
-            said = str(ended) if isinstance(ended, RankExit) else f"rank 0 failed: {ended.message}"
-            raise LabError(said)
+            raise LabError(str(ended))
 
     def start(self) -> Start | None:
         """What rank 0 decided; None before it did."""
@@ -195,7 +197,7 @@ class Attempt:
     def register_rank(self, rank: int) -> None:
         """Record this rank's host and process id, to distinguish a lost rank from a silent one."""
         process = RankProcess(socket.gethostname(), os.getpid(), began(os.getpid()))
-        self._tell(f"rank{rank}.pid", process)
+        self._write(f"rank{rank}.pid", process)
 
     def any_registered(self) -> bool:
         """Whether any rank has started."""
@@ -219,7 +221,7 @@ class Attempt:
     def leave_exit(self, ended: RankExit) -> None:
         """As a rank's parent, record how the rank ended, unless its files were removed."""
         if self.log.is_dir():
-            self._tell(f"rank{ended.rank}.exit.json", ended)
+            self._write(f"rank{ended.rank}.exit.json", ended)
 
     def exits(self) -> list[RankExit]:
         """Ends of ranks whose process failed without reporting an error itself, in rank order."""
@@ -230,7 +232,7 @@ class Attempt:
 
     def write_error(self, error: RankError) -> None:
         """Record how a rank ended."""
-        self._tell(f"rank{error.rank}.error.json", error)
+        self._write(f"rank{error.rank}.error.json", error)
 
     def errors(self) -> list[RankError]:
         """Errors of the ranks: causes before ranks that only waited for them, then by time."""
@@ -238,7 +240,7 @@ class Attempt:
         errors = [error for path in paths if (error := _read(path, RankError))]
         return sorted(errors, key=lambda error: (error.waiting, error.time))
 
-    def _tell(self, name: str, content: RankError | RankProcess | RankExit | Start) -> None:
+    def _write(self, name: str, content: RankError | RankProcess | RankExit | Start) -> None:
         write_atomically(self.path(name), json.dumps(asdict(content)).encode(), mode=OWN_MODE)
 
     def log_tail(self, rank: int) -> str:

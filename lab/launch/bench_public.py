@@ -98,7 +98,7 @@ class PublicBench:
 
     def notes(self) -> list[str]:
         """The assumptions and the commit, as sentences."""
-        notes = [f"{name}: {'; '.join(told)}." for name, told in self.assumptions.items() if told]
+        notes = [f"{name}: {'; '.join(some)}." for name, some in self.assumptions.items() if some]
         return [*notes, f"commit {self.commit}"] if self.commit else notes
 
 

@@ -220,17 +220,17 @@ class Watchdog:
         waiting = _waits_for_others(stack) or _device_waits()
         text = "".join(traceback.format_list(stack))
         if not waiting:
-            self._tell(message, waiting=False, stack=text)  # first, as a child may not answer
+            self._write_hang(message, waiting=False, stack=text)  # first, as a child may not answer
             stacks = self._children.stacks()
             message, text = "; ".join(filter(None, [message, busy(stacks)])), text + listed(stacks)
         self._end(message, waiting=waiting, stack=text)
 
-    def _tell(self, message: str, *, waiting: bool, stack: str) -> None:
+    def _write_hang(self, message: str, *, waiting: bool, stack: str) -> None:
         error = RankError(self._context.rank, "Hang", message, time.time(), stack, waiting)
         self._attempt.write_error(error)
 
     def _end(self, message: str, *, waiting: bool, stack: str = "") -> None:
-        self._tell(message, waiting=waiting, stack=stack)
+        self._write_hang(message, waiting=waiting, stack=stack)
         # The ranks give up together: the one that is the cause writes its error too.
         time.sleep(1.0)
         self._on_hang()

@@ -76,8 +76,8 @@ class Record(Section):
     @property
     def global_batch_size(self) -> int | None:
         """Samples per step on all ranks, from the study or the script; None if in neither."""
-        said = self.script.samples_per_step if self.script else None
-        return self.run.global_batch_size or said
+        of_script = self.script.samples_per_step if self.script else None
+        return self.run.global_batch_size or of_script
 
     @property
     def peak_memory(self) -> int | None:

@@ -296,7 +296,7 @@ def main() -> None:
                 save[f"{number}/facts"] = np.array(json.dumps(facts))
                 save |= {f"{number}/{name}": value for name, value in values.items()}
         except BaseException as error:  # noqa: BLE001 whatever a learner's file raises is reported
-            save = {"error": np.array(json.dumps(_told(error, spec)))}
+            save = {"error": np.array(json.dumps(_error_report(error, spec)))}
         np.savez(result, **save)
         result.flush()
         if "error" in save:
@@ -312,7 +312,7 @@ def _load(spec: Mapping[str, Any]) -> ModuleType:
     return module
 
 
-def _told(error: BaseException, spec: Mapping[str, Any]) -> dict[str, Any]:
+def _error_report(error: BaseException, spec: Mapping[str, Any]) -> dict[str, Any]:
     lines = [
         frame.lineno
         for frame in traceback.extract_tb(error.__traceback__)

@@ -23,10 +23,10 @@ from lab.launch.slurm.controller import (
     UNANSWERED,
     SlurmSilentError,
     accounted,
+    failure_message,
     found_practice_cluster,
     queued,
     require_configuration,
-    said,
 )
 from lab.launch.work import write_work
 
@@ -172,7 +172,7 @@ def sbatch(
     if process.returncode != 0:
         if found_practice_cluster(process):
             return sbatch(arguments, text, lock=lock, variables=variables)
-        complaint = said(process)
+        complaint = failure_message(process)
         silent = any(words in process.stderr for words in UNANSWERED)
         raise SlurmSilentError(complaint) if silent else RefusedError(complaint)
     return process.stdout or process.stderr

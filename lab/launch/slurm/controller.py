@@ -112,7 +112,7 @@ def ask(*command: str, timeout_s: float | None = None) -> str:
     if process.returncode != 0:
         if found_practice_cluster(process):
             return ask(*command, timeout_s=timeout_s)
-        raise SlurmSilentError(said(process))
+        raise SlurmSilentError(failure_message(process))
     return process.stdout
 
 
@@ -135,7 +135,7 @@ def found_practice_cluster(failed: subprocess.CompletedProcess[str]) -> bool:
 UNANSWERED = ("configuration source", "contact slurm controller", "timed out", "not connected")
 
 
-def said(process: subprocess.CompletedProcess[str]) -> str:
+def failure_message(process: subprocess.CompletedProcess[str]) -> str:
     """Why a Slurm command failed, in its words unless it has no configuration."""
     command = process.args[0]
     text = process.stderr.strip() or f"{command} ended with status {process.returncode}"
