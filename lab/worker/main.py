@@ -32,9 +32,8 @@ from lab.worker.distributed import (
 )
 from lab.worker.emulation import Pauses, pauses_for
 from lab.worker.environment import environment
-from lab.worker.measure import overlap
 from lab.worker.measure.clock import phases_close, timing
-from lab.worker.rank_report import RankReport, communication_of, memory_of, write_steps
+from lab.worker.rank_report import RankReport, bars_of, memory_of, write_reports
 from lab.worker.sync_cost import Probe, methods_agree, probe, readiness
 from lab.worker.trace import trace, write_trace
 from lab.worker.train import Training, evaluate, train
@@ -95,15 +94,8 @@ def measure(
     # From here on only rank 0 is needed; there is no group, so the others may end.
     if reports is None:
         return None
-    first_step = training.first_step
-    communication = communication_of(
-        run, reports, folder, first_step=first_step, cycle=strategy.cycle
-    )
-    write_steps(
-        [report.steps for report in reports],
-        folder / "steps.parquet",
-        warmup_steps=run.warmup_steps,
-        first_step=first_step,
+    communication = write_reports(
+        run, reports, folder, first_step=training.first_step, cycle=strategy.cycle
     )
     forget(folder / "checkpoint")  # the repeat is done: there is nothing left to resume
     timed = _timing(job, training, reports, peak_source=peak_source, cycle=strategy.cycle)
@@ -216,18 +208,20 @@ def _report(
     peak: float | None,
     offsets: tuple[ClockOffset, ClockOffset],
 ) -> RankReport:
-    run, context, sent = job.run, job.context, training.sent
+    run, sent = job.run, training.sent
     shift = partial(on_clock_of_rank_0, offsets=offsets)
+    strategy = strategies.of(run)
     bars = step = None
     if sent:
-        # All ranks must show the same step: the one at the slowest rank's median.
-        own_time = training.steps["step_time"]
-        of_rank = own_time, overlap.bytes_by_step(sent, steps=len(own_time))
-        step_time, size = map(np.stack, zip(*all_gather_object(of_rank), strict=True))
-        step = overlap.representative_step(
-            step_time, warmup_steps=run.warmup_steps, sent=size, cycle=strategies.of(run).cycle
+        step, bars = bars_of(
+            job.context.rank,
+            sent,
+            training.steps["step_time"],
+            clock=training.clock,
+            shift=shift,
+            warmup_steps=run.warmup_steps,
+            cycle=strategy.cycle,
         )
-        bars = overlap.events(context.rank, step, clock=training.clock, sent=sent, shift=shift)
     return RankReport(
         use=training.use,
         steps=training.steps,
@@ -240,7 +234,7 @@ def _report(
         peak_flops=peak,
         peak_memory=training.peak_memory,
         state=training.state,
-        fingerprint=_fingerprint(strategies.of(run).replicated(training.parallel)),
+        fingerprint=_fingerprint(strategy.replicated(training.parallel)),
     )
 
 

@@ -10,6 +10,7 @@ import sysconfig
 import tarfile
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -68,18 +69,6 @@ class Source:
     read: Callable[[], tuple[Texts, Texts]]  # training and held-out texts
 
 
-@dataclass(frozen=True)
-class Encoder:
-    """Tokenizes single texts, as a loader would in `__getitem__`."""
-
-    texts: Sequence[str]
-    tokenizer: Any
-
-    def __call__(self, index: int) -> Array:
-        """Tokens (block_size,), int64."""
-        return np.asarray(self.tokenizer.encode(self.texts[index]).ids)
-
-
 def prepare(run: Run, *, pretrained: Path | None, data_root: Path, progress: Progress) -> Dataset:
     """The texts as tokens (samples, block_size), int64; raises LabError like `fetch`."""
     config, model = run.dataset, run.architecture
@@ -127,9 +116,9 @@ def tokenized(
     cached = cached_arrays("texts", key, build, progress=progress)
     tokenizer = load_tokenizer(cached.folder / "tokenizer.json")
     pad = _set_length(tokenizer, block_size)
-    encoders: list[Encoder | None] = [None, None]
+    encoders: list[Callable[[int], Array] | None] = [None, None]
     if keep_texts:
-        encoders = [Encoder(part.texts, tokenizer) for part in source.read()]
+        encoders = [partial(_encode_one, tokenizer, part.texts) for part in source.read()]
     train, held_out = (
         Labelled(cached.arrays[f"{name}_tokens"], cached.arrays[f"{name}_labels"], encoder)
         for name, encoder in zip(("train", "held_out"), encoders, strict=True)
@@ -164,6 +153,11 @@ def _encode(tokenizer: Any, texts: Sequence[str], block_size: int, progress: Pro
         tokens[first : first + BATCH] = [encoding.ids for encoding in encodings]
         progress("data", first, len(texts))
     return tokens
+
+
+def _encode_one(tokenizer: Any, texts: Sequence[str], index: int) -> Array:
+    """One text as tokens (block_size,), int64, as a loader would make them in `__getitem__`."""
+    return np.asarray(tokenizer.encode(texts[index]).ids)
 
 
 def ag_news(progress: Progress) -> Source:

@@ -55,14 +55,15 @@ class Buckets(Timestamped):
 class BucketRecorder:
     """Keeps one rank's bucket timestamps; taking a timestamp never waits."""
 
-    def __init__(self, clock: Clock, exchange: Exchange | None = None) -> None:
-        self.clock, self.exchange = clock, exchange
+    def __init__(self, clock: Clock) -> None:
+        self.clock = clock
+        self.exchange: Exchange | None = None  # set before the first bucket
         self._buckets: list[int] = []
         self._bytes: list[int] = []
         self._marks: list[Any] = []  # ready, launch, finish of each
 
     def send(self, bucket: GradBucket) -> Future[torch.Tensor]:
-        """Hand a bucket to the exchange and record its timestamps."""
+        """Hand a bucket to the exchange and record its timestamps: DDP's hook, unbound."""
         assert self.exchange is not None
         # DDP calls the hook when the bucket's last gradient is ready: its backward compute is over.
         ready = self.clock.now()
@@ -90,11 +91,6 @@ class BucketRecorder:
         buckets = Buckets(step, bucket, ready, launch, finish, size)
         self._buckets, self._bytes, self._marks = [], [], []
         return buckets
-
-
-def recorded(recorder: BucketRecorder, bucket: GradBucket) -> Future[torch.Tensor]:
-    """DDP's hook with a recorder as its state."""
-    return recorder.send(bucket)
 
 
 def unrecorded(exchange: Exchange, bucket: GradBucket) -> Future[torch.Tensor]:

@@ -41,12 +41,11 @@ from lab.worker.distributed import (
     read_clock_offset,
 )
 from lab.worker.environment import StateBytes
-from lab.worker.measure import overlap
 from lab.worker.measure.clock import Clock, CudaClock, FloatArray, HostClock, timing
 from lab.worker.measure.collective_trace import Calls
 from lab.worker.measure.ddp_hook import Buckets
 from lab.worker.own import blamed
-from lab.worker.rank_report import RankReport, communication_of, memory_of, write_steps
+from lab.worker.rank_report import RankReport, bars_of, memory_of, write_reports
 from lab.worker.script import meter
 from lab.worker.script.hooks import StepRecorder, StepsDone, installed
 
@@ -155,13 +154,8 @@ def _measurement(
 ) -> Measurement:
     """What rank 0 makes of all ranks' reports; writes their Parquet files."""
     done = run.model_copy(update={"steps": recorder.steps})
-    communication = communication_of(done, reports, folder, first_step=0)
+    communication = write_reports(done, reports, folder, first_step=0)
     phases = _phases(recorder.seen)
-    write_steps(
-        [report.steps for report in reports],
-        folder / "steps.parquet",
-        warmup_steps=run.warmup_steps,
-    )
     laps = ("step_time", "start", *phases)
     return Measurement(
         timing=timing(
@@ -321,9 +315,14 @@ def _report(
     bars = step = None
     # Every rank or none, as a rank without any would leave the others waiting.
     if all(all_gather_object(sent is not None)) and sent is not None:
-        step_time = np.stack(all_gather_object(laps["step_time"]))
-        step = overlap.representative_step(step_time, warmup_steps=run.warmup_steps)
-        bars = overlap.events(context.rank, step, clock=clock, sent=sent, shift=shift)
+        step, bars = bars_of(
+            context.rank,
+            sent,
+            laps["step_time"],
+            clock=clock,
+            shift=shift,
+            warmup_steps=run.warmup_steps,
+        )
     else:
         sent = None
     columns = {"step_time", "start", *_phases(recorder.seen)}
