@@ -44,7 +44,7 @@ from lab.worker.environment import StateBytes
 from lab.worker.measure.clock import Clock, CudaClock, FloatArray, HostClock, timing
 from lab.worker.measure.collective_trace import Calls
 from lab.worker.measure.ddp_hook import Buckets
-from lab.worker.own import blamed
+from lab.worker.own import blamed, require_unchanged
 from lab.worker.rank_report import RankReport, bars_of, memory_of, write_reports
 from lab.worker.script import meter
 from lab.worker.script.hooks import StepRecorder, StepsDone, installed
@@ -90,11 +90,7 @@ def measure_script(
     """
     script = run.script
     assert script is not None
-    if not script.is_unchanged(data_root):
-        raise LabError(
-            f"{script.name}, or what it imports, has changed since this run was planned; "
-            "start the study again, which makes new runs for the new code"
-        )
+    require_unchanged(script, script.name, data_root)
     torch.set_num_threads(context.threads)
     device = device_of(context)
     clock: Clock = CudaClock() if device.type == "cuda" else HostClock()
