@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import os
 import re
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 from pathlib import Path
 from typing import Annotated, Any, Literal
 
@@ -293,6 +293,16 @@ class Cluster(SlurmKeys):
         else:
             return Layout(total // slots, slots // devices)
         raise InputError(self.name, [Problem("world_size", what, advice)])
+
+    def misfits(self, shapes: Iterable[tuple[int, int]]) -> list[Problem]:
+        """Problems of jobs that cannot be laid out, given as (ranks, devices of each rank)."""
+        problems: list[Problem] = []
+        for ranks, devices in shapes:
+            try:
+                self.layout(ranks, devices=devices)
+            except InputError as error:
+                problems += error.problems
+        return problems
 
     @property
     def cpus_per_rank(self) -> int:

@@ -50,11 +50,7 @@ def check(study: Study, cluster: Cluster, tasks: Sequence[Task], *, fresh: bool)
     problems = [problem for run in runs for problem in _of_run(run, study, cluster)]
     fitting = [run for run in runs if run.world_size <= cluster.capacity]
     shapes = sorted({(run.processes, run.devices) for run in fitting})
-    for ranks, devices in shapes:
-        try:
-            cluster.layout(ranks, devices=devices)
-        except InputError as error:
-            problems += error.problems
+    problems += cluster.misfits(shapes)
     records = Store(study.out).records(study.tasks)
     places = [record.environment for record in records if record.environment]
     others = sorted({place.profile for place in places if not _is_of(place, cluster)})
