@@ -28,6 +28,7 @@ from lab.machine import began, is_running
 
 Decision = Literal["run", "skip"]
 WORK = "work.json"  # what the ranks of a job or a job array have to do
+PROGRESS = "progress.json"  # of the job of a folder
 POLL_S = 0.05
 LOG_LINES, LOG_BYTES = 30, 20_000  # the most that is read of the end of a rank's log
 
@@ -103,9 +104,14 @@ class RankProgress:
 def read_progress(folder: Path, *, phase: str = "starting") -> RankProgress:
     """The progress of a folder's job, which anybody may read; in `phase` if it reported none."""
     try:
-        return _PROGRESS.validate_json(read_file(folder / "progress.json"))
+        return _PROGRESS.validate_json(read_file(folder / PROGRESS))
     except (OSError, ValidationError):
         return RankProgress(phase)
+
+
+def write_progress(folder: Path, progress: RankProgress) -> None:
+    """Show the progress of a folder's job; raises OSError."""
+    write_atomically(folder / PROGRESS, json.dumps(asdict(progress)).encode(), durable=False)
 
 
 _PROGRESS = TypeAdapter(RankProgress)

@@ -177,7 +177,6 @@ def _measure(
 ) -> Part:
     """Run one job to its end and read its part; end the job if this call is interrupted."""
     folder.mkdir(parents=True, exist_ok=True)
-    (folder / "progress.json").unlink(missing_ok=True)
     began = time.monotonic()
     arguments = (world_size, strategies, quick, profile.settled.model_dump_json(), str(folder))
     handles: list[Handle] = []

@@ -17,7 +17,7 @@ from pydantic import Field, TypeAdapter, ValidationError
 from lab.config.base import Frozen
 from lab.errors import LabError
 from lab.files import OWN_MODE, private_folder, read_own, write_atomically
-from lab.launch.attempt import WORK, Attempt, RankError
+from lab.launch.attempt import PROGRESS, WORK, Attempt, RankError
 from lab.records.schema import Allocation
 
 
@@ -105,7 +105,7 @@ def prepare(folder: Path) -> None:
     """
     log = private_folder(folder / "log")
     stale = [path for path in log.iterdir() if ATTEMPT.match(path.name)]
-    for path in (folder / "progress.json", *stale):
+    for path in (folder / PROGRESS, *stale):
         path.unlink(missing_ok=True)
 
 

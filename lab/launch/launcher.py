@@ -10,7 +10,7 @@ import time
 from collections.abc import Collection, Iterable, Sequence
 from pathlib import Path
 
-from filelock import FileLock, Timeout
+from filelock import Timeout
 
 from lab.config.cluster import Cluster
 from lab.config.study import Study, Task
@@ -202,9 +202,9 @@ class Jobs:
 
     def _acquire_driver_lock(self) -> None:
         self.study.out.mkdir(parents=True, exist_ok=True)
-        lock = FileLock(self.study.out / "driver.lock")
+        lock = driver.lock(self.study, timeout_s=0.5)
         while not self._wait(0.0):
-            with contextlib.suppress(Timeout), lock.acquire(timeout=0.5, poll_interval=0.1):
+            with contextlib.suppress(Timeout), lock.acquire(poll_interval=0.1):
                 self._run_jobs()
                 return
 

@@ -12,7 +12,7 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Self
 
-from filelock import FileLock, Timeout
+from filelock import Timeout
 from rich.console import Console, RenderableType
 from rich.live import Live
 from rich.progress_bar import ProgressBar
@@ -156,11 +156,11 @@ def watch(study: Study) -> list[TaskState]:
 
 def is_driven(study: Study) -> bool:
     """Whether a driver is active, as between two of its jobs none is running."""
-    lock = study.out / "driver.lock"
-    if not lock.exists():
+    lock = driver.lock(study, timeout_s=0)
+    if not Path(lock.lock_file).exists():
         return False
     try:
-        with FileLock(lock, timeout=0):
+        with lock:
             return False
     except Timeout:
         return True
@@ -218,7 +218,7 @@ def cancel(study: Study) -> int:
     request = study.out / "cancel"
     write_atomically(request, uuid.uuid4().hex.encode())
     try:
-        with FileLock(study.out / "driver.lock", timeout=PATIENCE_S):
+        with driver.lock(study, timeout_s=PATIENCE_S):
             return _end_jobs(study)
     except Timeout:
         message = f"a driver of {study.name} is stopped or stuck; kill it, then cancel again"

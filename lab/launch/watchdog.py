@@ -8,7 +8,6 @@ from __future__ import annotations
 
 import contextlib
 import faulthandler
-import json
 import os
 import re
 import select
@@ -22,8 +21,7 @@ from pathlib import Path
 
 import psutil
 
-from lab.files import write_atomically
-from lab.launch.attempt import Attempt, RankError
+from lab.launch.attempt import Attempt, RankError, RankProgress, write_progress
 from lab.launch.supervisor import note
 from lab.worker.context import RankContext
 
@@ -199,17 +197,14 @@ class Watchdog:
 
     def _publish(self) -> None:
         # Not in the training thread, as a busy disk would make this rank late for the others.
-        path, published = self._attempt.folder / "progress.json", None
+        published = None
         while not self._stopped.wait(PUBLISH_S if published else 0.0):
             if published is self._progress or self.is_removed():
                 continue
             published = self._progress
-            phase, step, steps, loss = published
-            content = {"phase": phase, "step": step, "steps": steps, "loss": loss}
             # A full disk ends the run only when it causes a loss, not here.
             with contextlib.suppress(OSError):
-                text = json.dumps(content | {"time": time.time()})
-                write_atomically(path, text.encode(), durable=False)
+                write_progress(self._attempt.folder, RankProgress(*published, time.time()))
 
     def _give_up(self, limit: float) -> None:
         frame = sys._current_frames().get(self._main)
