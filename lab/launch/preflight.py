@@ -209,5 +209,5 @@ def _not_fetched(study: Study, cluster: Cluster, tasks: Sequence[Task]) -> Itera
         if missing:
             size = sum(download.size for download in missing) / 1e6
             what = f"{kind} ({size:.0f} MB) is not in {roots[0]}, and nodes may have no network"
-            command = study.command("fetch", [cluster.name])
+            command = study.command("fetch", [cluster.reference])
             yield Problem("data", what, f"run `{command}` on this machine")

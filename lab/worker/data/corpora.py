@@ -29,6 +29,7 @@ END_OF_TEXT = "<|endoftext|>"  # token 0 of a tokenizer trained here, after each
 HELD_OUT = 0.1
 PIECE = 500_000  # characters encoded at a time
 LEFT_OUT = {"test", "tests", "idle_test", "site-packages", "dist-packages", "__pycache__"}
+LIBRARY = f"the standard library of Python {platform.python_version()}"
 MAX_BYTES = 6_000_000  # enough for models of this size, and quick to tokenize
 
 
@@ -204,8 +205,7 @@ def read_stdlib(config: object, data_root: Path, progress: Progress) -> Corpus:
     files.sort()  # the file system's order differs between nodes
     stride = max(round(sum(path.stat().st_size for path in files) / MAX_BYTES), 1)
     documents = [path.read_text(encoding="utf-8", errors="replace") for path in files[::stride]]
-    library = f"the standard library of Python {platform.python_version()}"
-    return Corpus(documents, f"{len(documents)} files of {library}")
+    return Corpus(documents, f"{len(documents)} files of {LIBRARY}")
 
 
 def read_text(config: datasets.Text, data_root: Path, progress: Progress) -> Corpus:

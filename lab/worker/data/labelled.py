@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import csv
 import hashlib
-import platform
 import re
 import sysconfig
 import tarfile
@@ -26,6 +25,7 @@ from lab.worker.data.cache import cached_arrays, fetch, file_sha256
 from lab.worker.data.corpora import (
     END_OF_TEXT,
     LEFT_OUT,
+    LIBRARY,
     load_tokenizer,
     token_dtype,
     train_tokenizer,
@@ -230,10 +230,9 @@ def topics(progress: Progress) -> Source:
         rows = [(own[index], label) for label, own in enumerate(even) for index in chosen]
         return Texts([text for text, _ in rows], [label for _, label in rows])
 
-    library = f"the standard library of Python {platform.python_version()}"
     return Source(
         fingerprint=f"topics {hashlib.sha256(content.encode()).hexdigest()}",
-        description=f"{len(TOPICS)} topics of {library}",
+        description=f"{len(TOPICS)} topics of {LIBRARY}",
         classes=len(TOPICS),
         read=lambda: (part(False), part(True)),
     )
