@@ -35,12 +35,12 @@ LOG_LINES, LOG_BYTES = 30, 20_000  # the most that is read of the end of a rank'
 
 @dataclass(frozen=True)
 class RankError:
-    """How one rank ended: the exception, its time (s since the epoch), and its traceback."""
+    """How one rank ended: the exception, when, and its traceback."""
 
     rank: int
     type: str
     message: str
-    time: float
+    time: float = 0.0  # s since the epoch; 0 if the end was only observed from outside
     traceback: str = ""
     waiting: bool = False  # it was waiting in a collective, so another rank is the cause
 

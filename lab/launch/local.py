@@ -119,7 +119,7 @@ class LocalHandle:
         """Why the job ended, for the record that it did not write itself."""
         code = self._controller.poll() if self._controller else None
         cause = f" (exit code {code} of its controller)" if code else ": killed from outside?"
-        return RankError(0, "JobLost", f"the job ended without a record{cause}", 0.0)
+        return RankError(0, "JobLost", f"the job ended without a record{cause}")
 
     def allocation(self) -> None:
         """None, as there is no scheduler."""

@@ -92,11 +92,11 @@ def _first_cause(run: Run, attempt: Attempt, reason: RankError | None) -> RankEr
     only_waited = all(error.waiting for error in errors)
     exits = attempt.exits()
     if exits and only_waited and (reason is None or reason.type in INFERRED):
-        return RankError(exits[0].rank, "RankLost", str(exits[0]), 0.0)
+        return RankError(exits[0].rank, "RankLost", str(exits[0]))
     if reason is not None and (not errors or (only_waited and reason.type in JOB_WIDE)):
         return reason
     if not errors:
-        return RankError(0, "JobLost", "the job ended with neither a record nor an error", 0.0)
+        return RankError(0, "JobLost", "the job ended with neither a record nor an error")
     return (_silent_rank(attempt, run.processes, errors) if only_waited else None) or errors[0]
 
 
@@ -108,12 +108,12 @@ def _silent_rank(attempt: Attempt, world_size: int, errors: list[RankError]) -> 
     if lost or (silent and any("Connection" in error.message for error in errors)):
         rank = (lost or silent)[0]
         message = f"rank {rank} ended without an error of its own: killed from outside?"
-        return RankError(rank, "RankLost", message, 0.0)
+        return RankError(rank, "RankLost", message)
     if silent:
         message = (
             f"the other ranks waited for rank {silent[0]}, which did not respond: stopped or stuck?"
         )
-        return RankError(silent[0], "Hang", message, 0.0)
+        return RankError(silent[0], "Hang", message)
     return None
 
 

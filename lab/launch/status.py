@@ -238,7 +238,7 @@ def _end_jobs(study: Study) -> int:
     for folder, handle in alive.items():
         task = tasks[folder]
         if not store.completed(task):
-            reason = RankError(0, "Cancelled", "cancelled by `lab cancel`", 0.0)
+            reason = RankError(0, "Cancelled", "cancelled by `lab cancel`")
             allocation = handle.allocation()
             record = failed(task, handle.attempt, reason=reason, allocation=allocation)
             write_record(record, folder)

@@ -270,7 +270,7 @@ def exit_reason(job: JobState | None, attempt: Attempt) -> RankError:
             f"Slurm no longer knows job {attempt.job_id}, and it left no record: "
             "it ended long ago or was purged"
         )
-        return RankError(0, "JobLost", message, 0.0)
+        return RankError(0, "JobLost", message)
     node = f" on {job.nodes}" if job.nodes else ""
     ended = f"Slurm job {job.job_id} ended as {job.state}{node}"
     if job.state in ENDS:
@@ -289,7 +289,7 @@ def exit_reason(job: JobState | None, attempt: Attempt) -> RankError:
             f"{ended} with exit code {job.exit_code} but without a record: "
             "was a rank killed, or is the disk full?"
         )
-    return RankError(0, kind, message, 0.0)
+    return RankError(0, kind, message)
 
 
 def read_allocation(attempt: Attempt) -> Allocation:
