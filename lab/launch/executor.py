@@ -99,7 +99,7 @@ ATTEMPT = re.compile(r"\d+(_\d+)?\.")
 
 
 def prepare(folder: Path) -> None:
-    """Create a job's folder and private log, without what earlier jobs left for their ranks.
+    """Create a job's folder and private log, without the files of earlier attempts.
 
     A local job is known by a process id, which the system may give again to a later one.
     """
