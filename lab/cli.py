@@ -9,7 +9,7 @@ import tempfile
 import textwrap
 import time
 import traceback
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
@@ -55,6 +55,7 @@ app = typer.Typer(
 StudyArgument = Annotated[
     str, Argument(metavar="STUDY", help="A folder under reports/, by name or by path.")
 ]
+FreshOption = Annotated[bool, Option("--fresh", help="Archive records and measure again.")]
 YesOption = Annotated[bool, Option("--yes", help="Run even beyond the cluster's budget.")]
 ColumnOption = Annotated[
     list[str] | None,
@@ -122,7 +123,7 @@ def run(
     study: StudyArgument,
     cluster: ClusterOption = "local",
     quick: QuickOption = False,
-    fresh: Annotated[bool, Option("--fresh", help="Archive records and measure again.")] = False,
+    fresh: FreshOption = False,
     repeat_disturbed: Annotated[
         bool,
         Option("--repeat-disturbed", help="Measure noisy repeats again; the quieter one counts."),
@@ -181,7 +182,7 @@ def measure(
         Option("--name", metavar="STUDY", help="The study's folder; by default the script's name."),
     ] = None,
     cluster: ClusterOption = "local",
-    fresh: Annotated[bool, Option("--fresh", help="Archive records and measure again.")] = False,
+    fresh: FreshOption = False,
     yes: YesOption = False,
     as_json: JsonOption = False,
 ) -> None:
@@ -376,10 +377,8 @@ def report(
         problem = Problem("STUDY", "missing", "name a study, or give --all")
         raise InputError("report", [problem])
     if is_table(source):
-        given = [name for name, on in {"--artifacts": artifacts, "--keep": keep}.items() if on]
-        if given:
-            problems = [Problem(name, "is only for studies", "leave it out") for name in given]
-            raise InputError("report", problems)
+        of_studies = {"--artifacts": artifacts, "--keep": keep}
+        _refuse(of_studies, "is only for studies", "leave it out")
         made = lab.report_table(
             source,
             columns=_columns(column, "report"),
@@ -390,16 +389,10 @@ def report(
             out=out,
         )
     else:
-        options: dict[str, object] = {"--title": title, "--scaling": scaling, "--out": out}
-        options |= {"--baseline": baseline, "--gpu-hours": gpu_hours, "--column": column}
-        problems = [
-            Problem(name, "is only for tables", "a study sets its own in study.yaml")
-            for name, value in options.items()
-            if value is not None
-        ]
+        of_tables: dict[str, object] = {"--title": title, "--scaling": scaling, "--out": out}
+        of_tables |= {"--baseline": baseline, "--gpu-hours": gpu_hours, "--column": column}
         study = lab.Study.load(source, quick=quick)
-        if problems:
-            raise InputError("report", problems)
+        _refuse(of_tables, "is only for tables", "a study sets its own in study.yaml")
         if keep:
             from lab.report.gallery import keep as keep_report
 
@@ -408,6 +401,13 @@ def report(
         made = lab.report(study, artifacts=artifacts)
     content = {"html": made.html, "pdf": made.pdf, "artifacts": made.artifacts}
     return answer(as_json, content, relative(made.html, made.pdf, *made.artifacts))
+
+
+def _refuse(options: Mapping[str, object], what: str, advice: str) -> None:
+    """Raise InputError for those of these options of `lab report` that are given."""
+    given = [name for name, value in options.items() if value is not None and value is not False]
+    if given:
+        raise InputError("report", [Problem(name, what, advice) for name in given])
 
 
 def _scaling(text: str | None) -> Any:

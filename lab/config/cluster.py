@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import os
 import re
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 from pathlib import Path
 from typing import Annotated, Any, Literal
 
@@ -16,13 +16,18 @@ from pydantic import AfterValidator, BaseModel, ConfigDict, Field, ValidationErr
 from lab import machine
 from lab.config.base import Frozen, InvalidValueError, problems_of, unknown_keys
 from lab.config.emulation import MEASURED, Compute, Emulated, Link
-from lab.config.slurm import Layout, SlurmKeys, Word, check_variables, slurm_problems
+from lab.config.slurm import (
+    VARIABLE_NAME,
+    Layout,
+    SlurmKeys,
+    Word,
+    check_variables,
+    slurm_problems,
+)
 from lab.errors import InputError, Problem, nearest
 from lab.files import SHARED, USER, read_yaml
 
 NOTICE = "Replay of published numbers: nothing was measured here"
-
-
 Seconds = Annotated[float, Field(gt=0)]
 
 
@@ -55,7 +60,7 @@ class AllReduce(Frozen):
 
     world_size: int = Field(ge=2)
     bytes: int = Field(gt=0)
-    seconds: float = Field(gt=0)
+    seconds: Seconds
 
 
 class Published(Frozen):
@@ -102,7 +107,7 @@ def _value(value: str) -> str:
 
 
 def _variable(name: str) -> str:
-    if not re.fullmatch(r"[A-Za-z_][A-Za-z0-9_]*", name):
+    if not re.fullmatch(VARIABLE_NAME, name):
         what = f"{name!r} is not a valid name of an environment variable"
         raise InvalidValueError(what, "use letters, digits and _")
     return name
@@ -288,6 +293,16 @@ class Cluster(SlurmKeys):
         else:
             return Layout(total // slots, slots // devices)
         raise InputError(self.name, [Problem("world_size", what, advice)])
+
+    def misfits(self, shapes: Iterable[tuple[int, int]]) -> list[Problem]:
+        """Problems of jobs that cannot be laid out, given as (ranks, devices of each rank)."""
+        problems: list[Problem] = []
+        for ranks, devices in shapes:
+            try:
+                self.layout(ranks, devices=devices)
+            except InputError as error:
+                problems += error.problems
+        return problems
 
     @property
     def cpus_per_rank(self) -> int:

@@ -112,10 +112,10 @@ class Own(Frozen):
         """Its name and its arguments: `UNet`, `width 16`."""
         return [self.factory.split(":")[1], *(f"{key} {value}" for key, value in self.args.items())]
 
-    def is_unchanged(self, folder: Path) -> bool:
-        """Whether the sources are still those of the run; `folder` is the study's."""
+    def digest(self, folder: Path) -> str:
+        """SHA-256 of the modules that it names and of what they import beside the study."""
         references = [getattr(self, name, None) for name in NAMES]
-        return digest([reference for reference in references if reference], folder) == self.source
+        return digest([reference for reference in references if reference], folder)
 
 
 def digest(references: list[str], folder: Path) -> str:
@@ -307,10 +307,6 @@ class Script(Frozen):
         # Unlike `Path.resolve`, this leaves a loop of links to be found missing.
         return Path(os.path.realpath(folder / self.directory / self.command[0]))
 
-    def is_unchanged(self, folder: Path) -> bool:
-        """Whether the sources are still those of the run."""
-        return self.digest(folder) == self.source
-
     def digest(self, folder: Path) -> str:
         """SHA-256 of its sources; InvalidValueError if it cannot be read."""
         path = self.path(folder)
@@ -318,14 +314,9 @@ class Script(Frozen):
             advice = nearest(path.name, sorted(one.name for one in path.parent.glob("*.py")))
             raise InvalidValueError(f"no script {self.command[0]!r}", advice)
         files = local_files(path, path.parent)
-        named = [name for file in files for name in _constants(file)]
-        given = [part.split("=")[-1] for part in self.command[1:]]
-        for name, place in [
-            *((n, path.parent) for n in named),
-            *((g, folder / self.directory) for g in given),
-        ]:
-            if (file := _settings_file(name, place)) is not None:
-                files.add(file)
+        named = [(name, path.parent) for file in files for name in _constants(file)]
+        given = [(part.split("=")[-1], folder / self.directory) for part in self.command[1:]]
+        files |= set(filter(None, (_settings_file(*one) for one in [*named, *given])))
         # The script's folder may move; files elsewhere are identified by name.
         return hash_files({_name_of(file, path.parent): file for file in files})
 
@@ -346,3 +337,11 @@ def _settings_file(name: str, place: Path) -> Path | None:
 
 def _name_of(file: Path, folder: Path) -> str:
     return str(file.relative_to(folder)) if file.is_relative_to(folder) else file.name
+
+
+def is_unchanged(code: Own | Script, folder: Path) -> bool:
+    """Whether a run's code is still that with which it was planned; `folder` is the study's."""
+    try:
+        return code.digest(folder) == code.source
+    except InvalidValueError:  # it is gone
+        return False

@@ -16,8 +16,8 @@ from pydantic import AfterValidator, Field
 from lab.config.base import Frozen, InvalidValueError
 from lab.errors import Problem
 
-_NAME = r"[A-Za-z_][A-Za-z0-9_]*"
-_VARIABLE = re.compile(rf"\$(?:({_NAME})|\{{({_NAME})\}}|(\$))")
+VARIABLE_NAME = r"[A-Za-z_][A-Za-z0-9_]*"
+_VARIABLE = re.compile(rf"\$(?:({VARIABLE_NAME})|\{{({VARIABLE_NAME})\}}|(\$))")
 
 
 def _pieces(text: str) -> list[tuple[str, str]]:
@@ -74,14 +74,11 @@ def expand(text: str, variables: Mapping[str, str]) -> str:
 
 def for_shell(text: str) -> str:
     """The text as one word for bash, which ends the script with a message if one is not set."""
-    return (
-        "".join(
-            (shlex.quote(plain) if plain else "")
-            + (f'"${{{name}?is not set here}}"' if name else "")
-            for plain, name in _pieces(text)
-        )
-        or "''"
-    )
+    word = ""
+    for plain, name in _pieces(text):
+        word += shlex.quote(plain) if plain else ""
+        word += f'"${{{name}?is not set here}}"' if name else ""
+    return word or "''"
 
 
 def command_for_shell(command: str) -> str:
@@ -230,13 +227,13 @@ def slurm_problems(keys: SlurmKeys) -> Iterator[Problem]:
         if not keys.gpus_per_node and getattr(keys, key) is not None:
             yield Problem(key, "there are no GPUs", "set gpus_per_node, or leave it out")
     for key, value in keys.extra.items():
-        where = f"extra.{key}"
-        if taken := (SBATCH_OPTIONS | _TAKEN).get(key.replace("_", "-")):
+        where, option = f"extra.{key}", key.replace("_", "-")
+        if taken := (SBATCH_OPTIONS | _TAKEN).get(option):
             yield Problem(where, "the lab sets this option", f"use {taken}")
-        elif full := _abbreviated(key.replace("_", "-")):
+        elif full := _abbreviated(option):
             what = f"sbatch would take it for --{full}"
             yield Problem(where, what, "write the option that you mean in full")
-        elif key.replace("_", "-") in _ANSWERS:
+        elif option in _ANSWERS:
             what = "this option changes what sbatch does or prints, which the lab relies on"
             yield Problem(where, what, "leave it out")
         elif not re.fullmatch(r"[a-z][a-z0-9_-]*", key):

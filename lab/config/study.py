@@ -438,8 +438,7 @@ def _as_written(field: str, problem: Problem) -> tuple[str, Problem]:
     """The problem of a field, under the key of the file from which the field was made."""
     if field != "own_strategy":
         return field, problem
-    where = problem.where.replace(field, "strategy", 1)
-    return "strategy", Problem(where, problem.what, problem.advice)
+    return "strategy", replace(problem, where=problem.where.replace(field, "strategy", 1))
 
 
 def _wrong_values(
@@ -448,8 +447,7 @@ def _wrong_values(
     for field, problem in located:
         if field in wrong:  # others may be missing because these are wrong
             axis = f"{path}.{field}[{chosen[field]}]" if field in chosen else f"base.{field}"
-            where = problem.where.replace(field, axis, 1)
-            yield Problem(where, problem.what, problem.advice)
+            yield replace(problem, where=problem.where.replace(field, axis, 1))
 
 
 def _conflicts(located: Located, faulty: frozenset[str], where: str) -> Iterator[Problem]:
@@ -459,4 +457,4 @@ def _conflicts(located: Located, faulty: frozenset[str], where: str) -> Iterator
     stand_in = re.compile(rf"\b({'|'.join(map(re.escape, names)) or '(?!)'})\b")
     for _, problem in located:
         if not stand_in.search(problem.what):
-            yield Problem(where, problem.what, problem.advice)
+            yield replace(problem, where=where)

@@ -28,19 +28,24 @@ from lab.machine import began, is_running
 
 Decision = Literal["run", "skip"]
 WORK = "work.json"  # what the ranks of a job or a job array have to do
+PROGRESS = "progress.json"  # of the job of a folder
 POLL_S = 0.05
+LOG_LINES, LOG_BYTES = 30, 20_000  # the most that is read of the end of a rank's log
 
 
 @dataclass(frozen=True)
 class RankError:
-    """How one rank ended: the exception, its time (s since the epoch), and its traceback."""
+    """How one rank ended: the exception, when, and its traceback."""
 
     rank: int
     type: str
     message: str
-    time: float
+    time: float = 0.0  # s since the epoch; 0 if the end was only observed from outside
     traceback: str = ""
     waiting: bool = False  # it was waiting in a collective, so another rank is the cause
+
+    def __str__(self) -> str:
+        return f"rank {self.rank} failed: {self.message}"
 
 
 @dataclass(frozen=True)
@@ -99,9 +104,14 @@ class RankProgress:
 def read_progress(folder: Path, *, phase: str = "starting") -> RankProgress:
     """The progress of a folder's job, which anybody may read; in `phase` if it reported none."""
     try:
-        return _PROGRESS.validate_json(read_file(folder / "progress.json"))
+        return _PROGRESS.validate_json(read_file(folder / PROGRESS))
     except (OSError, ValidationError):
         return RankProgress(phase)
+
+
+def write_progress(folder: Path, progress: RankProgress) -> None:
+    """Show the progress of a folder's job; raises OSError."""
+    write_atomically(folder / PROGRESS, json.dumps(asdict(progress)).encode(), durable=False)
 
 
 _PROGRESS = TypeAdapter(RankProgress)
@@ -149,7 +159,7 @@ class Attempt:
 
     def decide(self, decision: Decision, devices: tuple[int, ...] = ()) -> None:
         """As rank 0, tell the others to run, and on which devices, or that it is measured."""
-        self._tell("start", Start(decision, devices))
+        self._write("start", Start(decision, devices))
 
     def wait_for_leader(self, *, patience_s: float = 60.0) -> Decision:
         """Wait for rank 0's decision.
@@ -165,15 +175,14 @@ class Attempt:
             self.require_leader()
             if time.monotonic() - since > patience_s:
                 raise TimeoutError(f"no heartbeat from rank 0 for {patience_s:.0f} s")
-            time.sleep(0.05)
+            time.sleep(POLL_S)
         return start.decision
 
     def require_leader(self) -> None:
         """Raise LabError if rank 0 is known to have ended."""
         ends: list[RankExit | RankError] = [*self.exits(), *self.errors()]
         if ended := next((one for one in ends if one.rank == 0), None):
-            said = str(ended) if isinstance(ended, RankExit) else f"rank 0 failed: {ended.message}"
-            raise LabError(said)
+            raise LabError(str(ended))
 
     def start(self) -> Start | None:
         """What rank 0 decided; None before it did."""
@@ -194,7 +203,7 @@ class Attempt:
     def register_rank(self, rank: int) -> None:
         """Record this rank's host and process id, to distinguish a lost rank from a silent one."""
         process = RankProcess(socket.gethostname(), os.getpid(), began(os.getpid()))
-        self._tell(f"rank{rank}.pid", process)
+        self._write(f"rank{rank}.pid", process)
 
     def any_registered(self) -> bool:
         """Whether any rank has started."""
@@ -218,7 +227,7 @@ class Attempt:
     def leave_exit(self, ended: RankExit) -> None:
         """As a rank's parent, record how the rank ended, unless its files were removed."""
         if self.log.is_dir():
-            self._tell(f"rank{ended.rank}.exit.json", ended)
+            self._write(f"rank{ended.rank}.exit.json", ended)
 
     def exits(self) -> list[RankExit]:
         """Ends of ranks whose process failed without reporting an error itself, in rank order."""
@@ -229,7 +238,7 @@ class Attempt:
 
     def write_error(self, error: RankError) -> None:
         """Record how a rank ended."""
-        self._tell(f"rank{error.rank}.error.json", error)
+        self._write(f"rank{error.rank}.error.json", error)
 
     def errors(self) -> list[RankError]:
         """Errors of the ranks: causes before ranks that only waited for them, then by time."""
@@ -237,19 +246,19 @@ class Attempt:
         errors = [error for path in paths if (error := _read(path, RankError))]
         return sorted(errors, key=lambda error: (error.waiting, error.time))
 
-    def _tell(self, name: str, content: RankError | RankProcess | RankExit | Start) -> None:
+    def _write(self, name: str, content: RankError | RankProcess | RankExit | Start) -> None:
         write_atomically(self.path(name), json.dumps(asdict(content)).encode(), mode=OWN_MODE)
 
-    def log_tail(self, rank: int, *, lines: int = 30) -> str:
-        """The last lines printed by a rank."""
+    def log_tail(self, rank: int) -> str:
+        """The last LOG_LINES lines printed by a rank."""
         path = (self.output or self.log) / f"{self.job_id}_{rank}_log.out"
         try:
             with path.open("rb") as stream:
-                stream.seek(max(path.stat().st_size - 20_000, 0))
+                stream.seek(max(path.stat().st_size - LOG_BYTES, 0))
                 text = stream.read().decode(errors="replace")
         except OSError:
             return ""
-        return "\n".join(text.splitlines()[-lines:])
+        return "\n".join(text.splitlines()[-LOG_LINES:])
 
     def last_line(self) -> str:
         """The last non-empty line of the ranks' logs."""
@@ -276,12 +285,12 @@ def present(folder: Path) -> tuple[Any, Attempt]:
 
 
 @contextmanager
-def claim(folder: Path, attempt: Attempt, *, devices: bool) -> Iterator[None]:
+def claim(attempt: Attempt, *, devices: bool) -> Iterator[None]:
     """Lock a task and then, if no scheduler allocates them, all of this machine's `devices`.
 
     The kernel releases all locks of this module when the process ends, however it ends.
     """
-    with _locked(folder / "lock", attempt):
+    with _locked(attempt.folder / "lock", attempt):
         if not devices:
             yield
             return
@@ -294,9 +303,7 @@ def claim(folder: Path, attempt: Attempt, *, devices: bool) -> Iterator[None]:
 
 
 @contextmanager
-def claim_some(
-    folder: Path, attempt: Attempt, *, names: Sequence[str], count: int
-) -> Iterator[tuple[int, ...]]:
+def claim_some(attempt: Attempt, *, names: Sequence[str], count: int) -> Iterator[tuple[int, ...]]:
     """Lock a task and then `count` of the devices with these names; yields their indices in order.
 
     Jobs wait for devices in a queue, so those that need few cannot starve one that needs many.
@@ -304,7 +311,7 @@ def claim_some(
     locks = [
         FileLock(_private_folder() / f"device-{name.replace('/', '-')}.lock") for name in names
     ]
-    with _locked(folder / "lock", attempt), contextlib.ExitStack() as stack:
+    with _locked(attempt.folder / "lock", attempt), contextlib.ExitStack() as stack:
         with _locked(_queue(), attempt):
             while sum(lock.is_locked for lock in locks) < count:
                 attempt.heartbeat()

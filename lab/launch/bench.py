@@ -24,9 +24,9 @@ from lab.launch.bench_driver import DriverCost as DriverCost
 from lab.launch.bench_driver import driver_costs as driver_costs
 from lab.launch.bench_public import PublicBench as PublicBench
 from lab.launch.bench_public import public as public
+from lab.launch.bench_training import CONTROL, LAB, PLAIN, WARMUP, selftest
 from lab.launch.bench_training import LIMIT as LIMIT
 from lab.launch.bench_training import Comparison as Comparison
-from lab.launch.bench_training import selftest
 from lab.launch.bench_training import training as training
 from lab.launch.held_out import ERROR_LIMIT as ERROR_LIMIT
 from lab.launch.held_out import HeldOut as HeldOut
@@ -40,8 +40,8 @@ from lab.perfmodel.simulate import Conditions
 from lab.records.schema import Stat
 from lab.records.statistics import stat
 
-WARMUP = 5
-_WAYS = {"plain": "plain", "control": "plain", "instrumented": "instrumented"}
+# How ranks run a script as each loop.
+_WAYS = {PLAIN: PLAIN, CONTROL: PLAIN, LAB: LAB}
 
 # Relative. Summing in another order rounds differently, and AdamW amplifies the difference.
 TOLERANCES = {"fp32": 2e-4, "bf16": 2e-2}
@@ -87,7 +87,7 @@ class Overhead:
     control: Stat
     cpu_ratio: Stat  # the same for the CPU time of all ranks together
     cpu_control: Stat
-    step_s: dict[str, float]  # medians of "instrumented", "plain", "control"
+    step_s: dict[str, float]  # medians by loop: LAB, PLAIN, CONTROL
     largest_loss_difference: float | None  # between the two loops; unknown for a script
     what: str = "rounds"
     device: str = "cpu"
@@ -99,12 +99,11 @@ class Overhead:
 
     def __str__(self) -> str:
         ratio, control, cpu = map(_with_interval, (self.ratio, self.control, self.cpu_ratio))
-        instrumented, plain = (self.step_s[name] * 1e3 for name in ("instrumented", "plain"))
+        instrumented, plain = (self.step_s[name] * 1e3 for name in (LAB, PLAIN))
         return (
             f"instrumented / plain: {ratio}, limit {LIMIT}; plain / plain: {control}; "
             f"CPU time: {cpu}; {self.rounds} {self.what} on {self.world_size} ranks of "
-            f"{self.device.upper()}, "
-            f"median step {instrumented:.1f} ms against {plain:.1f} ms"
+            f"{self.device.upper()}, median step {instrumented:.1f} ms against {plain:.1f} ms"
         )
 
 
@@ -172,11 +171,11 @@ def script_overhead(
 def _overhead(wall: dict[str, Any], cpu: dict[str, Any], **fields: Any) -> Overhead:
     """The overhead computed from seconds by loop and round."""
     return Overhead(
-        rounds=len(wall["plain"]),
-        ratio=stat(wall["instrumented"] / wall["plain"]),
-        control=stat(wall["control"] / wall["plain"]),
-        cpu_ratio=stat(cpu["instrumented"] / cpu["plain"]),
-        cpu_control=stat(cpu["control"] / cpu["plain"]),
+        rounds=len(wall[PLAIN]),
+        ratio=stat(wall[LAB] / wall[PLAIN]),
+        control=stat(wall[CONTROL] / wall[PLAIN]),
+        cpu_ratio=stat(cpu[LAB] / cpu[PLAIN]),
+        cpu_control=stat(cpu[CONTROL] / cpu[PLAIN]),
         step_s={name: float(np.median(seconds)) for name, seconds in wall.items()},
         **fields,
     )

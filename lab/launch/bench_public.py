@@ -98,7 +98,7 @@ class PublicBench:
 
     def notes(self) -> list[str]:
         """The assumptions and the commit, as sentences."""
-        notes = [f"{name}: {'; '.join(told)}." for name, told in self.assumptions.items() if told]
+        notes = [f"{name}: {'; '.join(some)}." for name, some in self.assumptions.items() if some]
         return [*notes, f"commit {self.commit}"] if self.commit else notes
 
 
@@ -115,10 +115,8 @@ def public(
     readable rows or with fewer rows than have to be fitted.
     """
     if fit < 0 or splits < 1:
-        wrong = Problem(
-            "--fit" if fit < 0 else "--splits", "is too small", "use numbers such as 10 and 30"
-        )
-        raise InputError("bench public", [wrong])
+        option, advice = "--fit" if fit < 0 else "--splits", "use numbers such as 10 and 30"
+        raise InputError("bench public", [Problem(option, "is too small", advice)])
     paths = [Path(table) for table in tables] or [
         SHARED / "docs" / "tables" / f"{name}.csv" for name in TABLES
     ]
@@ -135,9 +133,7 @@ def public(
                 what = f"{fit} rows cannot be fitted, because only {measured} have a time"
                 advice = "fit fewer, or give a larger table"
                 raise InputError(name, [Problem("--fit", what, advice)])
-            scores += [
-                _score(name, rows, known, splits if known else 1) for known in {0: 0, fit: fit}
-            ]
+            scores += [_score(name, rows, n, splits if n else 1) for n in dict.fromkeys((0, fit))]
     return PublicBench(tuple(scores), assumptions, _commit())
 
 

@@ -23,7 +23,7 @@ from lab.formatting import format_seconds, rounded
 from lab.records.schema import Stat
 from lab.records.statistics import stat
 
-LAB, PLAIN, CONTROL = "instrumented", "plain", "control"
+LAB, PLAIN, CONTROL = "instrumented", "plain", "control"  # loops of `lab.worker.selftest`
 WARMUP = 5
 LIMIT = 1.01  # of the lab's step time to that of a plain loop, or of any other
 DEFAULTS: dict[str, dict[str, Any]] = {

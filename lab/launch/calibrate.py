@@ -64,11 +64,10 @@ def calibrate(
     profile repeats disturbed measurements, a world size disturbed by other processes gets a second
     attempt, and the quieter one is kept until the next call measures it anew. `quick` uses fewer
     sizes, less time and no second attempt; but times that do not grow with the size always bring
-    one. No study's run is timed meanwhile. `watch` is called all
-    the time with what is being measured and how much of it is done (0 to 1), and ends the
-    calibration by returning True. Raises InputError for an unknown profile or world sizes that it
-    cannot run, InterruptedCalibrationError on Ctrl-C or if `watch` ends it, and LabError if a job
-    fails.
+    one. No study's run is timed meanwhile. `watch` is called all the time with what is being
+    measured and how much of it is done (0 to 1), and ends the calibration by returning True. Raises
+    InputError for an unknown profile or world sizes that it cannot run, InterruptedCalibrationError
+    on Ctrl-C or if `watch` ends it, and LabError if a job fails.
     """
     profile = usable(cluster)
     path = calibration_path(cluster)
@@ -178,7 +177,6 @@ def _measure(
 ) -> Part:
     """Run one job to its end and read its part; end the job if this call is interrupted."""
     folder.mkdir(parents=True, exist_ok=True)
-    (folder / "progress.json").unlink(missing_ok=True)
     began = time.monotonic()
     arguments = (world_size, strategies, quick, profile.settled.model_dump_json(), str(folder))
     handles: list[Handle] = []

@@ -8,7 +8,7 @@ from collections.abc import Collection, Iterator
 from dataclasses import dataclass
 from pathlib import Path
 
-from filelock import FileLock, Timeout
+from filelock import Timeout
 
 from lab.config.study import Study
 from lab.errors import InputError, LabError
@@ -50,7 +50,7 @@ def clean(study: Study, *, remove: bool = False) -> list[Part]:
     if problems := unwritable(study.out):
         raise InputError(study.name, problems)
     try:
-        with FileLock(study.out / "driver.lock", timeout=0):
+        with driver.lock(study, timeout_s=0):
             _require_no_jobs(study)
             before = _parts(study)
             for path in [path for kind, path in _files(study) if kind]:

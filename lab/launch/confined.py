@@ -70,7 +70,7 @@ def run_ranks(inputs: Sequence[bytes], *, folder: Path, limit_s: float) -> Ended
     arguments = {"folder": str(folder), "ranks": len(inputs), "limit_s": limit_s}
     attempt = Attempt(folder, "ranks")
     private_folder(attempt.log)
-    with claim(folder, attempt, devices=True):
+    with claim(attempt, devices=True):
         supervisor = fork_server.start(
             supervise,
             arguments | {"own_network": own_network},
@@ -79,9 +79,8 @@ def run_ranks(inputs: Sequence[bytes], *, folder: Path, limit_s: float) -> Ended
             within=_SPACES if own_network else (),
         )
         if supervisor is None:
-            raise OSError(
-                "the ranks could not be started: this machine forks no processes for them"
-            )
+            reason = "this machine forks no processes for them"
+            raise OSError(f"the ranks could not be started: {reason}")
         try:
             _wait(supervisor, 2 * START_S + limit_s)
         finally:

@@ -7,7 +7,10 @@ from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 
+from filelock import FileLock
+
 from lab.config.cluster import Cluster
+from lab.config.study import Study
 from lab.launch.executor import Executor, Handle, JobSpec, SlurmJob, read_job
 
 # How long the other ranks may take to end on their own once one of them has failed, in s.
@@ -71,6 +74,11 @@ class Driver:
     def _elapsed(self, event: str, folder: Path) -> float:
         now = time.monotonic()
         return now - self._since.setdefault((event, folder), now)
+
+
+def lock(study: Study, *, timeout_s: float) -> FileLock:
+    """The lock that a study's driver holds; entering it raises filelock.Timeout."""
+    return FileLock(study.out / "driver.lock", timeout=timeout_s)
 
 
 def executor_for(cluster: Cluster, home: Path) -> Executor:

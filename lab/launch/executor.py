@@ -6,6 +6,7 @@
 from __future__ import annotations
 
 import os
+import re
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -16,7 +17,7 @@ from pydantic import Field, TypeAdapter, ValidationError
 from lab.config.base import Frozen
 from lab.errors import LabError
 from lab.files import OWN_MODE, private_folder, read_own, write_atomically
-from lab.launch.attempt import WORK, Attempt, RankError
+from lab.launch.attempt import PROGRESS, WORK, Attempt, RankError
 from lab.records.schema import Allocation
 
 
@@ -86,19 +87,25 @@ class Executor(Protocol):
     # Whether jobs continue without a driver, so that an interrupted driver leaves them running.
     persistent: bool
 
-    def choose(self, waiting: Sequence[JobSpec], running: Sequence[Any]) -> Sequence[JobSpec]:
-        """The waiting jobs to submit now, beside those of the handles in `running`."""
+    def choose(self, waiting: Sequence[JobSpec], running: Sequence[Handle]) -> Sequence[JobSpec]:
+        """The waiting jobs to submit now, beside those in `running`, of whatever executor."""
 
     def submit(self, specs: Sequence[JobSpec]) -> Sequence[Handle]:
         """Submit jobs; if this crashes midway, the next driver submits none of them twice."""
 
 
+# The files of an attempt, such as 17_3.r1.start or 4711.rendezvous; logs and records stay.
+ATTEMPT = re.compile(r"\d+(_\d+)?\.")
+
+
 def prepare(folder: Path) -> None:
-    """Create a job's folder and private log, without what earlier jobs left for their driver."""
+    """Create a job's folder and private log, without the files of earlier attempts.
+
+    A local job is known by a process id, which the system may give again to a later one.
+    """
     log = private_folder(folder / "log")
-    kinds = ("error.json", "exit.json", "pid", "start")
-    stale = [path for kind in kinds for path in log.glob(f"*.{kind}")]
-    for path in (folder / "progress.json", *stale):
+    stale = [path for path in log.iterdir() if ATTEMPT.match(path.name)]
+    for path in (folder / PROGRESS, *stale):
         path.unlink(missing_ok=True)
 
 

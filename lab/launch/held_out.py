@@ -15,6 +15,7 @@ from pathlib import Path
 from typing import Any
 
 from lab.config.cluster import Cluster, find_profile
+from lab.config.run import Run
 from lab.config.strategies import STRATEGIES
 from lab.config.study import Study, Task
 from lab.errors import LabError
@@ -53,7 +54,7 @@ class HeldOut:
     @property
     def error(self) -> float:
         """Mean absolute error of the step time, relative."""
-        return mean_absolute_error(list(self.scores)) or 0.0
+        return mean_absolute_error(self.scores) or 0.0
 
     @property
     def memory_error(self) -> float | None:
@@ -66,25 +67,26 @@ class HeldOut:
         """Whether the error is at most ERROR_LIMIT."""
         return self.error <= ERROR_LIMIT
 
+    def rows(self) -> Iterator[tuple[Run, dict[Any, Any]]]:
+        """Each scored run with its row in the table of scores, and the foreign CPU beside it."""
+        rows = scores_table(self.scores).to_dict("records")
+        for score, row in zip(self.scores, rows, strict=True):
+            foreign = _percent(self.foreign.get(score.frozen.run_id))
+            yield score.frozen.run, {**row, "foreign CPU": foreign}
+
     def table(self) -> list[dict[str, Any]]:
         """One row per run, for people."""
         columns = ["predicted", "measured", "error"]
-        columns += ["exposed, predicted", "exposed, measured", "memory error"]
-        rows = []
-        for score, row in zip(
-            self.scores, scores_table(list(self.scores)).to_dict("records"), strict=True
-        ):
-            run = score.frozen.run
-            rows.append(
-                {
-                    "model": run.label_parts[0],
-                    "batch": run.global_batch_size,
-                    "buckets": f"{run.bucket_cap_mb:g} MiB",
-                    **{name: row[name] for name in columns},
-                    "foreign CPU": _percent(self.foreign.get(score.frozen.run_id)),
-                }
-            )
-        return rows
+        columns += ["exposed, predicted", "exposed, measured", "memory error", "foreign CPU"]
+        return [
+            {
+                "model": run.label_parts[0],
+                "batch": run.global_batch_size,
+                "buckets": f"{run.bucket_cap_mb:g} MiB",
+                **{name: row[name] for name in columns},
+            }
+            for run, row in self.rows()
+        ]
 
     def __str__(self) -> str:
         memory = "" if self.memory_error is None else f"; of memory {100 * self.memory_error:.1f} %"
@@ -198,17 +200,15 @@ class HeldOutStrategies:
         return [
             {
                 "machine": condition,
-                "strategy": score.frozen.run.facts.label,
-                "model": score.frozen.run.label_parts[0],
-                "micro-batch": score.frozen.run.micro_batch_size,
+                "strategy": run.facts.label,
+                "model": run.label_parts[0],
+                "micro-batch": run.micro_batch_size,
                 **{name: row[name] for name in ("predicted", "measured", "error")},
                 "inside": row["inside the interval"],
-                "foreign CPU": _percent(result.foreign.get(score.frozen.run_id)),
+                "foreign CPU": row["foreign CPU"],
             }
             for condition, result in self.conditions.items()
-            for score, row in zip(
-                result.scores, scores_table(list(result.scores)).to_dict("records"), strict=True
-            )
+            for run, row in result.rows()
         ]
 
     def __str__(self) -> str:

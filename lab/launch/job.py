@@ -27,7 +27,7 @@ from lab.config.emulation import Emulated
 from lab.config.own import SCRIPT_OUT
 from lab.config.run import Run
 from lab.config.slurm import expand
-from lab.config.study import Study
+from lab.config.study import Study, Task
 from lab.errors import InputError, LabError, Problem, nearest
 from lab.files import private_folder
 from lab.launch import netem
@@ -68,7 +68,9 @@ def execute(
         if context.rank == 0 and not preemption_noticed():
             time.sleep(1.0)  # the rank that failed first may still be writing its error
             allocation = _allocation(attempt)
-            record = failed(run, repeat, attempt, started_at=started_at, allocation=allocation)
+            record = failed(
+                Task(run, repeat), attempt, started_at=started_at, allocation=allocation
+            )
             write_record(record, attempt.folder)
 
     count = slots(run, cluster)
@@ -198,13 +200,13 @@ def claimed(
     if context.rank != 0:
         yield attempt.wait_for_leader()
     elif slots is None:
-        with claim(attempt.folder, attempt, devices=cluster.executor == "local"):
+        with claim(attempt, devices=cluster.executor == "local"):
             decision = decide()
             attempt.decide(decision)
             yield decision
     else:
         names = _device_names(cluster)
-        with claim_some(attempt.folder, attempt, names=names, count=slots) as devices:
+        with claim_some(attempt, names=names, count=slots) as devices:
             decision = decide()
             attempt.decide(decision, devices)
             yield decision
@@ -325,7 +327,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
         # submitit.JobEnvironment reads these in a job that submitit did not submit.
         os.environ.update(SUBMITIT_EXECUTOR="slurm", SUBMITIT_FOLDER=str(folder / "log"))
         supervise(folder)
-        print(execute(*job_arguments(study, task.run, task.repeat, cluster, folder)))
+        print(execute(*job_arguments(study, task, cluster, folder)))
     except LabError as error:
         print(f"lab: {error}", file=sys.stderr)
         return error.exit_status
@@ -333,11 +335,11 @@ def main(arguments: Sequence[str] | None = None) -> int:
 
 
 def job_arguments(
-    study: Study, run: Run, repeat: int, cluster: Cluster, folder: Path
+    study: Study, task: Task, cluster: Cluster, folder: Path
 ) -> tuple[str, int, str, str, str]:
     """The arguments of `execute`, all text or numbers because they travel as JSON."""
     profile = cluster.settled.model_dump_json()
-    return run.model_dump_json(), repeat, profile, str(folder), str(study.folder)
+    return task.run.model_dump_json(), task.repeat, profile, str(folder), str(study.folder)
 
 
 if __name__ == "__main__":

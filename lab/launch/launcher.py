@@ -10,7 +10,7 @@ import time
 from collections.abc import Collection, Iterable, Sequence
 from pathlib import Path
 
-from filelock import FileLock, Timeout
+from filelock import Timeout
 
 from lab.config.cluster import Cluster
 from lab.config.study import Study, Task
@@ -23,7 +23,7 @@ from lab.launch.outcome import archive_failed, archive_noisy, conclude, stamp
 from lab.launch.plan import check_budget
 from lab.launch.preflight import check, check_emulation, usable
 from lab.launch.replay import replay
-from lab.launch.status import Cancellation, CancelledStudyError, StudyDisplay, TaskState, status
+from lab.launch.status import CancelledStudyError, StudyDisplay, TaskState, cancellation, status
 from lab.perfmodel.frozen import archive_replaced, freeze
 from lab.records.provenance import keep_code
 from lab.records.store import Record, Store, write_record
@@ -57,27 +57,41 @@ def launch(
     cluster cannot run the study or, unless `yes`, if its budget would be exceeded.
     """
     profile = usable(cluster)
-    # Runs that need a missing kind of device are left out; the report says so.
-    chosen = [
-        task
-        for task in (study.tasks if tasks is None else tasks)
-        if profile.on(task.run.device_needed)
-    ]
-    if not fresh:
-        check_emulation(study, profile)
-    noisy = set(filter(Store(study.out).noisy, chosen)) if repeat_disturbed else set()
-    missing = [
-        task for task in chosen if fresh or task in noisy or not Store(study.out).completed(task)
-    ]
-    if missing:
-        check(study, profile, missing, fresh=fresh)
-    if not yes:
-        check_budget(study, profile, missing)
+    wanted = study.tasks if tasks is None else tasks
+    chosen, noisy, missing = _checked(
+        study, profile, wanted, fresh=fresh, repeat_disturbed=repeat_disturbed, yes=yes
+    )
     if profile.executor == "replay":
         replay(study, profile, missing)
         fresh = False  # its records are already written
     code = keep_code(study.out) if snapshot else None
     return Jobs(study, profile, chosen, fresh=fresh, noisy=noisy, code=code)
+
+
+def _checked(
+    study: Study,
+    cluster: Cluster,
+    tasks: Sequence[Task],
+    *,
+    fresh: bool,
+    repeat_disturbed: bool,
+    yes: bool,
+) -> tuple[list[Task], set[Task], list[Task]]:
+    """The tasks for which a cluster has devices, of these the disturbed, and those to be measured.
+
+    The report says which runs are left out. Raises InputError as described in `launch`.
+    """
+    store = Store(study.out)
+    if not fresh:
+        check_emulation(study, cluster)
+    chosen = [task for task in tasks if cluster.on(task.run.device_needed)]
+    noisy = set(filter(store.noisy, chosen)) if repeat_disturbed else set()
+    missing = [task for task in chosen if fresh or task in noisy or not store.completed(task)]
+    if missing:
+        check(study, cluster, missing, fresh=fresh)
+    if not yes:
+        check_budget(study, cluster, missing)
+    return chosen, noisy, missing
 
 
 def predicts(task: Task) -> bool:
@@ -116,12 +130,12 @@ class Jobs:
         }
         self._measured = set(filter(self._store.completed, self.tasks))
         self._awaited: set[Path] = set()  # one-rank jobs, from which the others are predicted
-        self._cancellation = Cancellation.of(study)
+        self._cancellation = cancellation(study)
         self._stop = threading.Event()
         self._failure: BaseException | None = None
         # Not Thread.join: interrupted in it, Python may consider a running thread ended.
         self._ended = threading.Event()
-        if fresh or noisy or not all(map(self._store.completed, self.tasks)):
+        if fresh or noisy or not self._measured.issuperset(self.tasks):
             threading.Thread(target=self._drive, name="driver", daemon=True).start()
         else:
             self._ended.set()
@@ -188,9 +202,9 @@ class Jobs:
 
     def _acquire_driver_lock(self) -> None:
         self.study.out.mkdir(parents=True, exist_ok=True)
-        lock = FileLock(self.study.out / "driver.lock")
+        lock = driver.lock(self.study, timeout_s=0.5)
         while not self._wait(0.0):
-            with contextlib.suppress(Timeout), lock.acquire(timeout=0.5, poll_interval=0.1):
+            with contextlib.suppress(Timeout), lock.acquire(poll_interval=0.1):
                 self._run_jobs()
                 return
 
@@ -198,7 +212,7 @@ class Jobs:
         """Wait, and return whether to stop; raises CancelledStudyError after `lab cancel`."""
         if self._stop.wait(seconds):
             return True
-        if Cancellation.of(self.study) not in {None, self._cancellation}:
+        if cancellation(self.study) not in {None, self._cancellation}:
             message = f"{self.study.name} was cancelled by `lab cancel`"
             raise CancelledStudyError(f"{message}; `lab run` measures what is missing")
         return False
@@ -252,22 +266,19 @@ class Jobs:
             self._predict()
 
     def _specs(self, folders: Iterable[Path]) -> list[JobSpec]:
-        specs = []
-        for folder in folders:
-            run, repeat = self._tasks[folder].run, self._tasks[folder].repeat
-            arguments = job.job_arguments(self.study, run, repeat, self.cluster, folder)
-            spec = JobSpec(
-                folder,
-                run.processes,
-                job.execute,
-                arguments,
-                self._code,
-                devices=run.devices,
-                slots=job.slots(run, self.cluster),
-                preload=run.script is None,
-            )
-            specs.append(spec)
-        return specs
+        return [self._spec(folder, self._tasks[folder]) for folder in folders]
+
+    def _spec(self, folder: Path, task: Task) -> JobSpec:
+        return JobSpec(
+            folder,
+            task.run.processes,
+            job.execute,
+            job.job_arguments(self.study, task, self.cluster, folder),
+            self._code,
+            devices=task.run.devices,
+            slots=job.slots(task.run, self.cluster),
+            preload=task.run.script is None,
+        )
 
     def _is_due(self, task: Task) -> bool:
         """Whether a task has no record, or only a failure from before this call."""
@@ -300,13 +311,13 @@ class Jobs:
             write_record(better, folder)
 
     def _archive_all(self) -> None:
-        archive = self._replaced
         for folder, task in self._tasks.items():
             if folder.exists():
-                target = archive / task.run.id / str(task.repeat)
+                target = self._replaced / task.run.id / str(task.repeat)
                 target.parent.mkdir(parents=True, exist_ok=True)
                 folder.rename(target)
-        archive_replaced(self.study, {task.run.id for task in self.tasks}, archive / "predictions")
+        run_ids = {task.run.id for task in self.tasks}
+        archive_replaced(self.study, run_ids, self._replaced / "predictions")
 
 
 def detach(
@@ -318,16 +329,16 @@ def detach(
     snapshot: bool = False,
     yes: bool = False,
 ) -> int:
-    """Start a driver that outlives this process, with its log in `out/`; returns its process id."""
-    profile = usable(cluster)
-    check(study, profile, study.tasks, fresh=fresh)
-    if not yes:
-        store = Store(study.out)
-        check_budget(study, profile, [t for t in study.tasks if fresh or not store.completed(t)])
+    """Start a driver that outlives this process, with its log in `out/`; returns its process id.
+
+    Raises InputError as `launch` does.
+    """
+    options = {"fresh": fresh, "repeat_disturbed": repeat_disturbed, "yes": yes}
+    _checked(study, usable(cluster), study.tasks, **options)
     command = [sys.executable, "-P", "-m", "lab", "run", str(study.folder), "--cluster", cluster]
     command += ["--fresh"] * fresh + ["--repeat-disturbed"] * repeat_disturbed
-    command += ["--snapshot"] * snapshot + ["--quick"] * study.quick
-    command += ["--yes"] * yes
+    command += ["--snapshot"] * snapshot + ["--quick"] * study.quick + ["--yes"] * yes
+    study.out.mkdir(parents=True, exist_ok=True)
     with open(study.out / "driver.log", "ab", opener=open_no_link) as log:
         return subprocess.Popen(
             command, stdin=subprocess.DEVNULL, stdout=log, stderr=log, start_new_session=True

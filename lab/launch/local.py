@@ -24,7 +24,7 @@ from lab import machine
 from lab.config.cluster import Cluster
 from lab.launch import fork_server
 from lab.launch.attempt import Attempt, RankError
-from lab.launch.executor import JobSpec, JobStatus, LocalJob, prepare, write_job
+from lab.launch.executor import Handle, JobSpec, JobStatus, LocalJob, prepare, write_job
 from lab.launch.work import write_work
 from lab.machine import began, is_running
 
@@ -119,7 +119,7 @@ class LocalHandle:
         """Why the job ended, for the record that it did not write itself."""
         code = self._controller.poll() if self._controller else None
         cause = f" (exit code {code} of its controller)" if code else ": killed from outside?"
-        return RankError(0, "JobLost", f"the job ended without a record{cause}", 0.0)
+        return RankError(0, "JobLost", f"the job ended without a record{cause}")
 
     def allocation(self) -> None:
         """None, as there is no scheduler."""
@@ -171,13 +171,15 @@ class LocalExecutor:
     def __init__(self, cluster: Cluster) -> None:
         self._cluster = cluster
 
-    def choose(self, waiting: Sequence[JobSpec], running: Sequence[LocalHandle]) -> list[JobSpec]:
+    def choose(self, waiting: Sequence[JobSpec], running: Sequence[Handle]) -> list[JobSpec]:
         """Every job that fits on the devices left, the largest first; one that claims none, alone.
 
-        A large job would never start if smaller ones took each device that becomes free.
+        A large job would never start if smaller ones took each device that becomes free. Adopted
+        jobs of a scheduler take none of this machine's.
         """
         capacity = self._cluster.capacity
-        free = capacity - sum(handle.slots or capacity for handle in running)
+        here = [handle for handle in running if isinstance(handle, LocalHandle)]
+        free = capacity - sum(handle.slots or capacity for handle in here)
         chosen = []
         for spec in sorted(waiting, key=lambda spec: -(spec.slots or capacity)):
             if (needed := spec.slots or capacity) <= free:

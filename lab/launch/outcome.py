@@ -60,8 +60,7 @@ def rank_error(rank: int, error: Exception, *, phase: str = "") -> RankError:
 
 
 def failed(
-    run: Run,
-    repeat: int,
+    task: Task,
     attempt: Attempt,
     *,
     started_at: str | None = None,
@@ -69,11 +68,11 @@ def failed(
     allocation: Allocation | None = None,
 ) -> Record:
     """The record of a run that did not complete; `reason` is why the scheduler ended it."""
-    first = _first_cause(run, attempt, reason)
+    first = _first_cause(task.run, attempt, reason)
     return Record(
-        run_id=run.id,
-        repeat=repeat,
-        run=run,
+        run_id=task.run.id,
+        repeat=task.repeat,
+        run=task.run,
         status=STATUSES.get(first.type, "failed"),
         error=Failure(
             type=first.type,
@@ -93,11 +92,11 @@ def _first_cause(run: Run, attempt: Attempt, reason: RankError | None) -> RankEr
     only_waited = all(error.waiting for error in errors)
     exits = attempt.exits()
     if exits and only_waited and (reason is None or reason.type in INFERRED):
-        return RankError(exits[0].rank, "RankLost", str(exits[0]), 0.0)
+        return RankError(exits[0].rank, "RankLost", str(exits[0]))
     if reason is not None and (not errors or (only_waited and reason.type in JOB_WIDE)):
         return reason
     if not errors:
-        return RankError(0, "JobLost", "the job ended with neither a record nor an error", 0.0)
+        return RankError(0, "JobLost", "the job ended with neither a record nor an error")
     return (_silent_rank(attempt, run.processes, errors) if only_waited else None) or errors[0]
 
 
@@ -109,12 +108,12 @@ def _silent_rank(attempt: Attempt, world_size: int, errors: list[RankError]) -> 
     if lost or (silent and any("Connection" in error.message for error in errors)):
         rank = (lost or silent)[0]
         message = f"rank {rank} ended without an error of its own: killed from outside?"
-        return RankError(rank, "RankLost", message, 0.0)
+        return RankError(rank, "RankLost", message)
     if silent:
         message = (
             f"the other ranks waited for rank {silent[0]}, which did not respond: stopped or stuck?"
         )
-        return RankError(silent[0], "Hang", message, 0.0)
+        return RankError(silent[0], "Hang", message)
     return None
 
 
@@ -132,9 +131,7 @@ def conclude(
         if not guess or reason.type not in JOB_WIDE:
             return None
     started_at = record.started_at if record else None
-    return failed(
-        task.run, task.repeat, attempt, started_at=started_at, reason=reason, allocation=allocation
-    )
+    return failed(task, attempt, started_at=started_at, reason=reason, allocation=allocation)
 
 
 def archive_failed(folder: Path) -> None:

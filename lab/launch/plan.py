@@ -231,11 +231,9 @@ def obstacle(run: Run, cluster: Cluster, peak_bytes: float | None) -> str:
         return f"left out: it needs {run.device_needed.upper()}, but {cluster.name} has none"
     if run.world_size > profile.capacity:
         return f"needs {run.world_size} ranks, but {cluster.name} has {profile.capacity}"
-    try:
-        profile.layout(run.processes, devices=run.devices)
-    except InputError as error:
-        return f"{error.problems[0].what}: {error.problems[0].advice}"
-    available = cluster.memory_bytes_per_rank
+    for problem in profile.misfits([(run.processes, run.devices)]):
+        return f"{problem.what}: {problem.advice}"
+    available = profile.memory_bytes_per_rank
     if available is None:
         return ""
     has = f"but a rank has {available / 1e9:.1f} GB"

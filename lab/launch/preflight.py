@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 from collections.abc import Iterator, Sequence
+from dataclasses import replace
 from pathlib import Path
 
 from lab import machine
@@ -45,33 +46,11 @@ def usable(cluster: str | Path | Cluster) -> Cluster:
 
 def check(study: Study, cluster: Cluster, tasks: Sequence[Task], *, fresh: bool) -> None:
     """Raise InputError with everything that prevents these tasks from running on this cluster."""
-    problems, shapes = [], set()
-    for run in dict.fromkeys(task.run for task in tasks):
-        if run.world_size > cluster.capacity:
-            unit = "ranks" if run.processes > 1 else "devices"
-            what = f"{run.label} needs {run.world_size} {unit}; {cluster.description}"
-            advice = "use a larger cluster, fewer ranks, or --quick"
-            if cluster.executor == "local" and cluster.device_kind == "cuda":
-                advice += "; `--cluster cpu` has a rank for each core"
-            problems.append(Problem("cluster", what, advice))
-        else:
-            shapes.add((run.processes, run.devices))
-            if what := _too_large(run, cluster):
-                advice = "use a smaller model or batch, or a cluster with more memory"
-                problems.append(Problem("base", f"{run.label}: {what}", advice))
-        paths.resolve_inputs(run, study.folder)
-    for ranks, devices in sorted(shapes):
-        try:
-            cluster.layout(ranks, devices=devices)
-        except InputError as error:
-            problems += error.problems
-    if cluster.compute is not None:
-        emulable = [name for name, facts in STRATEGIES.items() if facts.emulable]
-        advice = f"train with one of {', '.join(emulable)}, or use a profile without compute"
-        for run in dict.fromkeys(task.run for task in tasks):
-            if run.task != "train" or run.strategy not in emulable:
-                what = f"{run.label}: its compute cannot be emulated, which {cluster.name} does"
-                problems.append(Problem("cluster", what, advice))
+    runs = list(dict.fromkeys(task.run for task in tasks))
+    problems = [problem for run in runs for problem in _of_run(run, study, cluster)]
+    fitting = [run for run in runs if run.world_size <= cluster.capacity]
+    shapes = sorted({(run.processes, run.devices) for run in fitting})
+    problems += cluster.misfits(shapes)
     records = Store(study.out).records(study.tasks)
     places = [record.environment for record in records if record.environment]
     others = sorted({place.profile for place in places if not _is_of(place, cluster)})
@@ -84,10 +63,34 @@ def check(study: Study, cluster: Cluster, tasks: Sequence[Task], *, fresh: bool)
     if not problems and cluster.executor == "slurm":
         from lab.launch.slurm.executor import refusals
 
-        problems += refusals(cluster, sorted(shapes))
+        problems += refusals(cluster, shapes)
     # Last, as it makes the folder: a study that is refused leaves nothing behind.
     if problems := problems or unwritable(study.out):
-        raise InputError(study.name, problems)
+        raise InputError(study.name, list(dict.fromkeys(problems)))
+
+
+def _of_run(run: Run, study: Study, cluster: Cluster) -> Iterator[Problem]:
+    """What prevents one run of a study from running on a cluster."""
+    if run.world_size > cluster.capacity:
+        unit = "ranks" if run.processes > 1 else "devices"
+        what = f"{run.label} needs {run.world_size} {unit}; {cluster.description}"
+        advice = "use a larger cluster, fewer ranks, or --quick"
+        if cluster.executor == "local" and cluster.device_kind == "cuda":
+            advice += "; `--cluster cpu` has a rank for each core"
+        yield Problem("cluster", what, advice)
+    elif what := _too_large(run, cluster):
+        advice = "use a smaller model or batch, or a cluster with more memory"
+        yield Problem("base", f"{run.label}: {what}", advice)
+    if cluster.compute is not None and (run.task != "train" or not run.facts.emulable):
+        emulable = [name for name, facts in STRATEGIES.items() if facts.emulable]
+        what = f"{run.label}: its compute cannot be emulated, which {cluster.name} does"
+        advice = f"train with one of {', '.join(emulable)}, or use a profile without compute"
+        yield Problem("cluster", what, advice)
+    try:
+        paths.resolve_inputs(run, study.folder)
+    except InputError as error:
+        for problem in error.problems:
+            yield replace(problem, where=f"{error.source}.{problem.where}")
 
 
 def _is_of(place: Environment, cluster: Cluster) -> bool:
@@ -146,9 +149,9 @@ def _too_large(run: Run, cluster: Cluster) -> str:
     batch, stored = _sample_bytes(run)
     parts = {
         "its weights, gradients and optimizer state": (state_bytes(run) or 0) * run.processes,
-        "one micro-batch on each rank": run.stated.micro_batch_size
-        * batch
-        * run.data_parallel_size,
+        "one micro-batch on each rank": (
+            run.stated.micro_batch_size * batch * run.data_parallel_size
+        ),
         "its synthetic samples": samples * stored,
     }
     what, size = max(parts.items(), key=lambda part: part[1])
@@ -206,5 +209,5 @@ def _not_fetched(study: Study, cluster: Cluster, tasks: Sequence[Task]) -> Itera
         if missing:
             size = sum(download.size for download in missing) / 1e6
             what = f"{kind} ({size:.0f} MB) is not in {roots[0]}, and nodes may have no network"
-            command = study.command("fetch", [cluster.name])
+            command = study.command("fetch", [cluster.reference])
             yield Problem("data", what, f"run `{command}` on this machine")

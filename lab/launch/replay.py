@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from datetime import UTC, datetime
 from typing import NoReturn
 
 from lab.config.cluster import Cluster, Published, Row
@@ -11,6 +10,7 @@ from lab.config.run import Run
 from lab.config.study import Study, Task
 from lab.errors import InputError, LabError, Problem
 from lab.launch.executor import JobSpec
+from lab.launch.outcome import now
 from lab.perfmodel.calibration import published_environment
 from lab.perfmodel.flops import flops_per_sample
 from lab.records.schema import Stat, Timing
@@ -51,9 +51,8 @@ def replay(study: Study, cluster: Cluster, tasks: Sequence[Task]) -> list[Record
             what = "not in the table, and a replay runs nothing"
             problems.append(Problem(task.label, what, advice))
         elif task.repeat:
-            problems.append(
-                Problem("repeats", "a published row counts as one repeat", "set repeats: 1")
-            )
+            what = "a published row counts as one repeat"
+            problems.append(Problem("repeats", what, "set repeats: 1"))
         else:
             records.append(_record(task, row, cluster, cluster.published))
     if problems:
@@ -82,7 +81,7 @@ def _record(task: Task, row: Row, cluster: Cluster, published: Published) -> Rec
         repeat=task.repeat,
         run=run,
         status="completed",
-        finished_at=datetime.now(UTC).isoformat(),
+        finished_at=now(),
         environment=published_environment(cluster, published, run.world_size),
         timing=Timing(
             step=Stat(median=slowest, p10=slowest, p90=slowest, interval=None),

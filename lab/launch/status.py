@@ -12,7 +12,7 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Self
 
-from filelock import FileLock, Timeout
+from filelock import Timeout
 from rich.console import Console, RenderableType
 from rich.live import Live
 from rich.progress_bar import ProgressBar
@@ -156,11 +156,11 @@ def watch(study: Study) -> list[TaskState]:
 
 def is_driven(study: Study) -> bool:
     """Whether a driver is active, as between two of its jobs none is running."""
-    lock = study.out / "driver.lock"
-    if not lock.exists():
+    lock = driver.lock(study, timeout_s=0)
+    if not Path(lock.lock_file).exists():
         return False
     try:
-        with FileLock(lock, timeout=0):
+        with lock:
             return False
     except Timeout:
         return True
@@ -197,19 +197,11 @@ class CancelledStudyError(LabError):
     """Another process cancelled the study; completed measurements are kept."""
 
 
-@dataclass(frozen=True)
-class Cancellation:
-    """The request of one call of `cancel`; its token differs from that of an interrupted call."""
-
-    token: str
-
-    @classmethod
-    def of(cls, study: Study) -> Cancellation | None:
-        """The request in a study's folder."""
-        try:
-            return cls(read_file(study.out / "cancel").decode(errors="replace"))
-        except OSError:
-            return None
+def cancellation(study: Study) -> bytes | None:
+    """The token of a call of `cancel`, which differs for each call; None if none is under way."""
+    with suppress(OSError):
+        return read_file(study.out / "cancel")
+    return None
 
 
 def cancel(study: Study) -> int:
@@ -226,7 +218,7 @@ def cancel(study: Study) -> int:
     request = study.out / "cancel"
     write_atomically(request, uuid.uuid4().hex.encode())
     try:
-        with FileLock(study.out / "driver.lock", timeout=PATIENCE_S):
+        with driver.lock(study, timeout_s=PATIENCE_S):
             return _end_jobs(study)
     except Timeout:
         message = f"a driver of {study.name} is stopped or stuck; kill it, then cancel again"
@@ -246,11 +238,9 @@ def _end_jobs(study: Study) -> int:
     for folder, handle in alive.items():
         task = tasks[folder]
         if not store.completed(task):
-            reason = RankError(0, "Cancelled", "cancelled by `lab cancel`", 0.0)
+            reason = RankError(0, "Cancelled", "cancelled by `lab cancel`")
             allocation = handle.allocation()
-            record = failed(
-                task.run, task.repeat, handle.attempt, reason=reason, allocation=allocation
-            )
+            record = failed(task, handle.attempt, reason=reason, allocation=allocation)
             write_record(record, folder)
     return len(alive)
 

@@ -8,7 +8,6 @@ from __future__ import annotations
 
 import contextlib
 import faulthandler
-import json
 import os
 import re
 import select
@@ -22,8 +21,7 @@ from pathlib import Path
 
 import psutil
 
-from lab.files import write_atomically
-from lab.launch.attempt import Attempt, RankError
+from lab.launch.attempt import Attempt, RankError, RankProgress, write_progress
 from lab.launch.supervisor import note
 from lab.worker.context import RankContext
 
@@ -80,11 +78,8 @@ class Children:
         text, patience = b"", ANSWER_S
         while select.select([self._answers], [], [], patience)[0]:
             text, patience = text + os.read(self._answers, 2**16), PAUSE_S
-        frames = [
-            (match["file"], int(match["line"]), match["name"], None)
-            for match in FRAME.finditer(text.decode(errors="replace"))
-        ]
-        frames = frames[::-1]
+        matches = list(FRAME.finditer(text.decode(errors="replace")))
+        frames = [(one["file"], int(one["line"]), one["name"], None) for one in matches[::-1]]
         # What a fork of multiprocessing did before it was forked is the rank's own stack.
         names = [name for _, _, name, _ in frames]
         begin = names.index("_bootstrap") if "_bootstrap" in names else 0
@@ -202,17 +197,14 @@ class Watchdog:
 
     def _publish(self) -> None:
         # Not in the training thread, as a busy disk would make this rank late for the others.
-        path, published = self._attempt.folder / "progress.json", None
+        published = None
         while not self._stopped.wait(PUBLISH_S if published else 0.0):
             if published is self._progress or self.is_removed():
                 continue
             published = self._progress
-            phase, step, steps, loss = published
-            content = {"phase": phase, "step": step, "steps": steps, "loss": loss}
             # A full disk ends the run only when it causes a loss, not here.
             with contextlib.suppress(OSError):
-                text = json.dumps(content | {"time": time.time()})
-                write_atomically(path, text.encode(), durable=False)
+                write_progress(self._attempt.folder, RankProgress(*published, time.time()))
 
     def _give_up(self, limit: float) -> None:
         frame = sys._current_frames().get(self._main)
@@ -223,20 +215,19 @@ class Watchdog:
         waiting = _waits_for_others(stack) or _device_waits()
         text = "".join(traceback.format_list(stack))
         if not waiting:
-            self._tell(message, waiting=False, stack=text)  # first, as a child may not answer
+            self._write_hang(message, waiting=False, stack=text)  # first, as a child may not answer
             stacks = self._children.stacks()
             message, text = "; ".join(filter(None, [message, busy(stacks)])), text + listed(stacks)
         self._end(message, waiting=waiting, stack=text)
 
-    def _tell(self, message: str, *, waiting: bool, stack: str) -> None:
+    def _write_hang(self, message: str, *, waiting: bool, stack: str) -> None:
         error = RankError(self._context.rank, "Hang", message, time.time(), stack, waiting)
         self._attempt.write_error(error)
 
     def _end(self, message: str, *, waiting: bool, stack: str = "") -> None:
-        self._tell(message, waiting=waiting, stack=stack)
-        time.sleep(
-            1.0
-        )  # the ranks give up together: the one that is the cause writes its error too
+        self._write_hang(message, waiting=waiting, stack=stack)
+        # The ranks give up together: the one that is the cause writes its error too.
+        time.sleep(1.0)
         self._on_hang()
         os._exit(1)
 

@@ -12,7 +12,7 @@ from typing import Literal, TypeVar
 
 from pydantic import BaseModel, ValidationError
 
-from lab.config.base import InvalidValueError
+from lab.config.own import is_unchanged
 from lab.config.run import Run
 from lab.config.study import Study, Task, find_folder
 from lab.errors import LabError
@@ -76,8 +76,8 @@ class Record(Section):
     @property
     def global_batch_size(self) -> int | None:
         """Samples per step on all ranks, from the study or the script; None if in neither."""
-        said = self.script.samples_per_step if self.script else None
-        return self.run.global_batch_size or said
+        of_script = self.script.samples_per_step if self.script else None
+        return self.run.global_batch_size or of_script
 
     @property
     def peak_memory(self) -> int | None:
@@ -243,19 +243,15 @@ def other_commands(study: Study) -> list[str]:
     for run in {record.run for record in Store(study.out).records() if record.completed}:
         if run.script is None or run.id in listed:
             continue
-        try:
-            is_unchanged = run.script.is_unchanged(study.folder)
-        except InvalidValueError:  # the script is gone
-            is_unchanged = False
-        key = " ".join(run.script.command), is_unchanged
+        key = " ".join(run.script.command), is_unchanged(run.script, study.folder)
         sizes.setdefault(key, set()).add(run.world_size)
     return [
         f"kept, and not in this report: {command} on {', '.join(map(str, sorted(ranks)))} "
         f"rank{'s' * (ranks != {1})}"
         + (
             "; its own command reports it again, --name keeps a report of each"
-            if is_unchanged
+            if unchanged
             else ", before the script was changed"
         )
-        for (command, is_unchanged), ranks in sorted(sizes.items())
+        for (command, unchanged), ranks in sorted(sizes.items())
     ]

@@ -25,7 +25,7 @@ def table(source: OneStudy) -> pd.DataFrame:
     """
     import pandas as pd
 
-    return pd.DataFrame([row(record) for record in load_records(source)], columns=None)
+    return pd.DataFrame([row(record) for record in load_records(source)])
 
 
 def row(record: Record) -> dict[str, Any]:
@@ -99,10 +99,6 @@ def _exposed_in(record: Record, *, phase: str) -> float | None:
     return (communication.exposed_in or {"backward": communication.exposed.median}).get(phase, 0.0)
 
 
-def _error(record: Record) -> str | None:
-    return record.error.cause if record.error else None
-
-
 # The settings of every run come first, those only for inference last.
 _INFERENCE = tuple(InferenceSettings.model_fields)
 _NAMED = ("model", "data", "own_strategy")
@@ -144,5 +140,5 @@ _COLUMNS: dict[str, str | Callable[[Record], Any]] = {
     "final_loss": "final_loss",
     "accuracy": "quality.accuracy",
     "validation_loss": "quality.validation_loss",
-    "error": _error,
+    "error": "error.cause",
 }

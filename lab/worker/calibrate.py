@@ -7,8 +7,6 @@ CONTEXT STRATEGIES...` trains as one rank, once in a new process for each list o
 
 from __future__ import annotations
 
-import dataclasses
-import json
 import os
 import subprocess
 import sys
@@ -65,6 +63,7 @@ PEAK_SIZES = {"cpu": (128, 256, 512, 1024, 2048), "cuda": (1024, 2048, 4096, 819
 STARTS, QUICK_STARTS = 4, 3
 STARTS_TOGETHER, QUICK_STARTS_TOGETHER = 3, 1  # with several ranks
 _STEPS = TypeAdapter(tuple[ReferenceStep, ...])
+_CONTEXT = TypeAdapter(RankContext)
 
 
 def measure(
@@ -236,8 +235,8 @@ def reference_steps(
     count = fewer if quick else full
     # Little is predicted from the others on one rank, so one process is enough for them.
     starts = [PLAIN if alone and start else names for start in range(count)]
-    fields = dataclasses.asdict(context) | {"rendezvous": str(context.rendezvous)}
-    command = [sys.executable, "-P", "-m", "lab.worker.calibrate", json.dumps(fields)]
+    content = _CONTEXT.dump_json(context).decode()
+    command = [sys.executable, "-P", "-m", "lab.worker.calibrate", content]
     turns = []
     progress("steps in new processes", 0, count)
     with (
@@ -307,14 +306,14 @@ def _step(job: RankJob, *, first: bool) -> ReferenceStep:
 
 def main() -> int:
     """Train each start's reference runs as one rank, in a process forked for it."""
-    context, *starts = sys.argv[1:]
-    fields = json.loads(context)
+    content, *starts = sys.argv[1:]
+    context = _CONTEXT.validate_json(content)
     import_module("torch._dynamo")  # else each fork would import it, with its first optimizer
     results = os.fdopen(os.dup(1), "w")
     os.dup2(2, 1)  # what a library prints is no result
     for number, names in enumerate(starts):
-        rendezvous = Path(fields["rendezvous"]).with_suffix(f".steps{number}")
-        rank = RankContext(**fields | {"rendezvous": rendezvous})
+        rendezvous = context.rendezvous.with_suffix(f".steps{number}")
+        rank = replace(context, rendezvous=rendezvous)
         # Nothing has been computed yet, so there are no threads that a fork would lack.
         pid = os.fork() or exit_with(_start, rank, names.split(","), number == 0, results)
         if code := os.waitstatus_to_exitcode(os.waitpid(pid, 0)[1]):

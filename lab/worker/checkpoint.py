@@ -29,7 +29,13 @@ from lab.config.run import Run
 from lab.errors import LabError
 from lab.files import read_json
 from lab.worker.context import preemption_noticed
-from lab.worker.distributed import RankJob, all_gather_object, gather, mean_over_ranks
+from lab.worker.distributed import (
+    RankJob,
+    all_gather_object,
+    default_store,
+    gather,
+    mean_over_ranks,
+)
 from lab.worker.measure.clock import synchronize
 
 FORMAT = 1
@@ -302,7 +308,7 @@ class Checkpoints:
         if not dist.is_initialized():
             self._saved_on_notice = True
             return True
-        store = dist.distributed_c10d._get_default_store()
+        store = default_store()
         if self.job.context.rank == 0 and not store.check([NOTICE]):
             # One step for all, a few seconds ahead: the notice does not reach all ranks at once.
             store.set(NOTICE, str(done + max(math.ceil(NOTICE_S / self._pace_s), 2)))

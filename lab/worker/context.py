@@ -55,6 +55,11 @@ class RankContext:
     checkpoint_every_s: float | None = None  # None for never
 
     @property
+    def over_loopback(self) -> bool:
+        """Whether the ranks reach each other over the loopback interface, so on one machine."""
+        return self.host.startswith("127.")
+
+    @property
     def start_timeout_s(self) -> float:
         """Time limit for the first step, in s: torch on a shared disk may take minutes to load."""
         return max(self.timeout_s, 600.0)

@@ -148,7 +148,7 @@ def process_group(
 
     `over` is its back end, by default the context's.
     """
-    if context.host.startswith("127.") and sys.platform == "linux":
+    if context.over_loopback and sys.platform == "linux":
         # Otherwise gloo resolves the host name, which fails on many laptops.
         os.environ.setdefault("GLOO_SOCKET_IFNAME", "lo")
     dist.init_process_group(
@@ -245,7 +245,8 @@ def _own_address(host: str) -> str:
         return ""
 
 
-def _default_store() -> Store:
+def default_store() -> Store:
+    """The store through which the ranks of the group have met."""
     return dist.distributed_c10d._get_default_store()
 
 
@@ -369,7 +370,7 @@ def read_clock_offset(host: str, *, now: Callable[[], float] = time.perf_counter
     leaders = sorted({hosts.index(name) for name in hosts} - {0})
     if not leaders:
         return ClockOffset(now(), 0.0)
-    store = PrefixStore(f"clock {next(_readings)}", _default_store())
+    store = PrefixStore(f"clock {next(_readings)}", default_store())
     offset = ClockOffset(now(), 0.0)
     # One host after the other, so that rank 0 answers at once.
     for leader in leaders:

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import time
 from dataclasses import dataclass
+from functools import partial
 from typing import Any
 
 import numpy as np
@@ -107,14 +108,11 @@ def _measured(job: RankJob, samples: int) -> Pauses:
     parameters = [parameter for parameter in model.parameters() if parameter.requires_grad]
     ready = np.zeros(len(parameters))
 
-    def stamp_when_ready(index: int, parameter: nn.Parameter) -> None:
-        def stamp(_: torch.Tensor) -> None:
-            ready[index] = time.perf_counter()
-
-        parameter.register_post_accumulate_grad_hook(stamp)
+    def stamp(index: int, _: torch.Tensor) -> None:
+        ready[index] = time.perf_counter()
 
     for index, parameter in enumerate(parameters):
-        stamp_when_ready(index, parameter)
+        parameter.register_post_accumulate_grad_hook(partial(stamp, index))
     rounds: list[list[float]] = []
     end = time.monotonic() + BUDGET_S
     while len(rounds) <= WARMUP or (len(rounds) < WARMUP + ROUNDS and time.monotonic() < end):

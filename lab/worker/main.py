@@ -14,7 +14,7 @@ import torch
 
 from lab.config.run import Run
 from lab.errors import LabError
-from lab.records.schema import Quality
+from lab.records.schema import Communication, Environment, Quality, Timing
 from lab.worker import data, models, own, strategies
 from lab.worker.calibrate import peak_flops
 from lab.worker.checkpoint import forget
@@ -30,11 +30,10 @@ from lab.worker.distributed import (
     process_group,
     read_clock_offset,
 )
-from lab.worker.emulation import pauses_for
+from lab.worker.emulation import Pauses, pauses_for
 from lab.worker.environment import environment
-from lab.worker.measure import overlap
-from lab.worker.measure.clock import FloatArray, phases_close, timing
-from lab.worker.rank_report import RankReport, communication_of, memory_of, write_steps
+from lab.worker.measure.clock import phases_close, timing
+from lab.worker.rank_report import RankReport, bars_of, memory_of, write_reports
 from lab.worker.sync_cost import Probe, methods_agree, probe, readiness
 from lab.worker.trace import trace, write_trace
 from lab.worker.train import Training, evaluate, train
@@ -80,79 +79,100 @@ def measure(
         offset_before = read_clock_offset(socket.gethostname())
         with own.located(data_root):
             training = train(job, folder=folder, pauses=pauses)
-            validation_loss, accuracy = evaluate(training.model, job)
+            # Emulated compute learns nothing.
+            quality = _quality(training, job) if pauses is None else None
         # After evaluation, as extra passes change a model's running statistics.
         probed = probe(training, job)
         gradients = readiness(training, job)
         offsets = offset_before, read_clock_offset(socket.gethostname())
         reports = gather(_report(training, probed, job, peak, offsets))
-        depends_on_split = models.depends_on_split(training.model, run)
-        # Emulated compute runs no operators and holds no activations.
         traced = None
+        # Emulated compute runs no operators and holds no activations.
         if run.trace and pauses is None:
             training = training.without_model()  # its memory is needed for another one
             traced = gather(trace(job, shift=partial(on_clock_of_rank_0, offsets=offsets)))
     # From here on only rank 0 is needed; there is no group, so the others may end.
     if reports is None:
         return None
-    first_step = training.first_step
-    communication = communication_of(
-        run, reports, folder, first_step=first_step, cycle=strategy.cycle
-    )
-    write_steps(
-        [report.steps for report in reports],
-        folder / "steps.parquet",
-        warmup_steps=run.warmup_steps,
-        first_step=first_step,
+    communication = write_reports(
+        run, reports, folder, first_step=training.first_step, cycle=strategy.cycle
     )
     forget(folder / "checkpoint")  # the repeat is done: there is nothing left to resume
-    peaks = [report.peak_flops for report in reports if report.peak_flops is not None]
-    timed = timing(
-        {name: np.stack([report.steps[name] for report in reports]) for name in training.steps},
-        warmup_steps=run.warmup_steps,
-        setup_time=training.setup_time,
-        samples_per_step=run.global_batch_size,
-        tokens_per_sample=dataset.tokens_per_sample,
-        flops_per_sample=models.flops_per_sample(run, dataset),
-        peak_flops=float(np.mean(peaks)) if peaks else None,
-        peak_source=peak_source,
-        devices=run.world_size,
-        cycle=strategy.cycle,
-    )
-    checks = {"phases_close": phases_close(timed)}
-    if pauses is None:
-        checks["same_parameters"] = _same_parameters(reports)
-    agree = methods_agree(communication) if communication else None
-    if agree is not None:
-        checks["communication_methods_agree"] = agree
-    if pauses is not None and context.emulated is not None:
-        emulated = context.emulated.model_copy(update={"step": pauses.totals})
-        context = replace(context, emulated=emulated)
+    timed = _timing(job, training, reports, peak_source=peak_source, cycle=strategy.cycle)
     return Measurement(
         timing=timed,
         communication=communication,
         gradients=gradients,
         memory=memory_of(reports, device),
-        # Emulated compute learns nothing.
-        quality=None
-        if pauses
-        else Quality(
-            loss=training.loss.tolist(),
-            validation_loss=validation_loss,
-            accuracy=accuracy,
-            depends_on_split=depends_on_split,
-        ),
-        environment=environment(
-            context,
-            device=device,
-            dataset=dataset,
-            parameters=training.parameters,
-            attention=models.attention_kernel(run, device) if pauses is None else None,
-            devices=run.world_size,
-            ranks=[report.use for report in reports],
-        ),
-        checks=checks,
+        quality=quality,
+        environment=_environment(job, training, reports, pauses),
+        checks=_checks(timed, communication, reports, emulated=pauses is not None),
         trace=write_trace(traced, folder) if traced else None,
+    )
+
+
+def _quality(training: Training, job: RankJob) -> Quality:
+    validation_loss, accuracy = evaluate(training.model, job)
+    return Quality(
+        loss=training.loss.tolist(),
+        validation_loss=validation_loss,
+        accuracy=accuracy,
+        depends_on_split=models.depends_on_split(training.model, job.run),
+    )
+
+
+def _timing(
+    job: RankJob,
+    training: Training,
+    reports: Sequence[RankReport],
+    *,
+    peak_source: str | None,
+    cycle: int,
+) -> Timing:
+    peaks = [report.peak_flops for report in reports if report.peak_flops is not None]
+    return timing(
+        {name: np.stack([report.steps[name] for report in reports]) for name in training.steps},
+        warmup_steps=job.run.warmup_steps,
+        setup_time=training.setup_time,
+        samples_per_step=job.run.global_batch_size,
+        tokens_per_sample=job.dataset.tokens_per_sample,
+        flops_per_sample=models.flops_per_sample(job.run, job.dataset),
+        peak_flops=float(np.mean(peaks)) if peaks else None,
+        peak_source=peak_source,
+        devices=job.run.world_size,
+        cycle=cycle,
+    )
+
+
+def _checks(
+    timed: Timing,
+    communication: Communication | None,
+    reports: Sequence[RankReport],
+    *,
+    emulated: bool,
+) -> dict[str, bool]:
+    checks = {"phases_close": phases_close(timed)}
+    if not emulated:
+        checks["same_parameters"] = _same_parameters(reports)
+    agree = methods_agree(communication) if communication else None
+    return checks if agree is None else checks | {"communication_methods_agree": agree}
+
+
+def _environment(
+    job: RankJob, training: Training, reports: Sequence[RankReport], pauses: Pauses | None
+) -> Environment:
+    context = job.context
+    if pauses is not None and context.emulated is not None:
+        emulated = context.emulated.model_copy(update={"step": pauses.totals})
+        context = replace(context, emulated=emulated)
+    return environment(
+        context,
+        device=job.device,
+        dataset=job.dataset,
+        parameters=training.parameters,
+        attention=models.attention_kernel(job.run, job.device) if pauses is None else None,
+        devices=job.run.world_size,
+        ranks=[report.use for report in reports],
     )
 
 
@@ -188,21 +208,20 @@ def _report(
     peak: float | None,
     offsets: tuple[ClockOffset, ClockOffset],
 ) -> RankReport:
-    run, context, sent = job.run, job.context, training.sent
-
-    def shift(times: FloatArray) -> FloatArray:
-        return on_clock_of_rank_0(times, offsets)
-
+    run, sent = job.run, training.sent
+    shift = partial(on_clock_of_rank_0, offsets=offsets)
+    strategy = strategies.of(run)
     bars = step = None
     if sent:
-        # All ranks must show the same step: the one at the slowest rank's median.
-        own_time = training.steps["step_time"]
-        of_rank = own_time, overlap.bytes_by_step(sent, steps=len(own_time))
-        step_time, size = map(np.stack, zip(*all_gather_object(of_rank), strict=True))
-        step = overlap.representative_step(
-            step_time, warmup_steps=run.warmup_steps, sent=size, cycle=strategies.of(run).cycle
+        step, bars = bars_of(
+            job.context.rank,
+            sent,
+            training.steps["step_time"],
+            clock=training.clock,
+            shift=shift,
+            warmup_steps=run.warmup_steps,
+            cycle=strategy.cycle,
         )
-        bars = overlap.events(context.rank, step, clock=training.clock, sent=sent, shift=shift)
     return RankReport(
         use=training.use,
         steps=training.steps,
@@ -215,7 +234,7 @@ def _report(
         peak_flops=peak,
         peak_memory=training.peak_memory,
         state=training.state,
-        fingerprint=_fingerprint(strategies.of(run).replicated(training.parallel)),
+        fingerprint=_fingerprint(strategy.replicated(training.parallel)),
     )
 
 

@@ -13,7 +13,7 @@ from typing import Any
 
 import torch
 
-from lab.config.own import Own
+from lab.config.own import Own, Script, is_unchanged
 from lab.config.run import Run
 from lab.errors import InputError, LabError
 
@@ -22,16 +22,19 @@ def admit(run: Run, folder: Path) -> None:
     """Make modules beside the study importable; LabError if they are not those of the run."""
     parts = (run.architecture, run.dataset, run.own_strategy)
     own = [part for part in parts if isinstance(part, Own)]
-    if not own:
-        return
     for part in own:
-        if not part.is_unchanged(folder):
-            raise LabError(
-                f"the code of {part.factory!r} has changed since this run was planned; "
-                "start the study again, which makes new runs for the new code"
-            )
-    if str(folder) not in sys.path:
+        require_unchanged(part, part.factory, folder)
+    if own and str(folder) not in sys.path:
         sys.path.insert(0, str(folder))  # as for a script in that folder
+
+
+def require_unchanged(code: Own | Script, name: str, folder: Path) -> None:
+    """Raise LabError if code of this name is not that of the run; `folder` is the study's."""
+    if not is_unchanged(code, folder):
+        raise LabError(
+            f"{name}, or what it imports, has changed since this run was planned; "
+            "start the study again, which makes new runs for the new code"
+        )
 
 
 def make(own: Own, **offered: Any) -> Any:

@@ -13,9 +13,10 @@ import torch
 from lab.config.run import Run
 from lab.files import write_atomically
 from lab.records.schema import Communication, Event, Memory
+from lab.worker.distributed import all_gather_object
 from lab.worker.environment import RankUse, StateBytes
 from lab.worker.measure import overlap
-from lab.worker.measure.clock import FloatArray
+from lab.worker.measure.clock import Clock, FloatArray
 from lab.worker.measure.collective_trace import Calls
 from lab.worker.measure.ddp_hook import Buckets
 from lab.worker.sync_cost import Probe, costs
@@ -46,28 +47,59 @@ class RankReport:
     fingerprint: tuple[float, float] | None
 
 
-def communication_of(
+def bars_of(
+    rank: int,
+    sent: Buckets | Calls,
+    step_time: FloatArray,
+    *,
+    clock: Clock,
+    shift: overlap.Shift,
+    warmup_steps: int,
+    cycle: int = 1,
+) -> tuple[int, tuple[float, list[Event]]]:
+    """The step of the timeline and this rank's bars in it; all ranks must call it.
+
+    All of them show the same step, the one at the slowest rank's median. `cycle` is the strategy's.
+    """
+    of_rank = step_time, overlap.bytes_by_step(sent, steps=len(step_time))
+    times, sizes = map(np.stack, zip(*all_gather_object(of_rank), strict=True))
+    step = overlap.representative_step(times, warmup_steps=warmup_steps, sent=sizes, cycle=cycle)
+    return step, overlap.events(rank, step, clock=clock, sent=sent, shift=shift)
+
+
+def write_reports(
     run: Run, reports: Sequence[RankReport], folder: Path, *, first_step: int, cycle: int = 1
 ) -> Communication | None:
-    """The record's communication; puts all ranks' steps and communication on one time axis.
+    """Write steps.parquet and buckets.parquet or calls.parquet; returns the record's communication.
 
-    `cycle` is the strategy's.
+    Raises OSError.
     """
+    communication = _communication(run, reports, folder, first_step=first_step, cycle=cycle)
+    steps = np.arange(len(reports[0].steps["step_time"]))
+    numbers = {"step": first_step + steps, "warmup": steps < run.warmup_steps}
+    ranks = (numbers | report.steps for report in reports)
+    _write(ranks, folder / "steps.parquet", columns=COLUMNS)
+    return communication
+
+
+def _communication(
+    run: Run, reports: Sequence[RankReport], folder: Path, *, first_step: int, cycle: int
+) -> Communication | None:
+    """The record's communication; puts all ranks' steps and communication on one time axis."""
     probes = [report.probe for report in reports if report.probe]
     update: dict[str, object] = dict(costs(probes)) if probes else {}
     origin = reports[0].start
     buckets = [report.sent for report in reports if isinstance(report.sent, Buckets)]
     calls = [report.sent for report in reports if isinstance(report.sent, Calls)]
     if buckets:
-        path = folder / "buckets.parquet"
-        write_buckets(buckets, path, origin=origin, first_step=first_step)
+        _write(_rows(buckets, origin, first_step), folder / "buckets.parquet")
         exposure = overlap.Exposure.from_buckets(buckets)
         # PowerSGD takes several collectives per bucket, which the hook does not see.
         operation = None if run.compression == "powersgd" else "all_reduce"
         update |= overlap.count_buckets(buckets[0], operation=operation)
     elif calls:
-        path, steps = folder / "calls.parquet", run.steps - first_step
-        write_calls(calls, path, origin=origin, first_step=first_step)
+        steps = run.steps - first_step
+        _write(_rows(calls, origin, first_step), folder / "calls.parquet")
         exposure = overlap.Exposure.from_calls(calls, steps=steps)
         update |= overlap.count_calls(calls[0], steps=steps, cycle=cycle)
         if cycle > 1:
@@ -96,30 +128,10 @@ def memory_of(reports: Sequence[RankReport], device: torch.device) -> Memory:
     )
 
 
-def write_steps(
-    ranks: Sequence[Mapping[str, FloatArray]], path: Path, *, warmup_steps: int, first_step: int = 0
-) -> None:
-    """Write COLUMNS, a row per rank and step from `first_step` on; raises OSError."""
-    steps = np.arange(len(ranks[0]["step_time"]))
-    numbers = {"step": first_step + steps, "warmup": steps < warmup_steps}
-    _write((numbers | dict(columns) for columns in ranks), path, columns=COLUMNS)
-
-
-def write_buckets(
-    ranks: Sequence[Buckets], path: Path, *, origin: float, first_step: int = 0
-) -> None:
-    """Write a row per bucket: rank, the columns of Buckets, its times in s after `origin`."""
-    _write(_rows(ranks, origin, first_step), path)
-
-
-def write_calls(ranks: Sequence[Calls], path: Path, *, origin: float, first_step: int = 0) -> None:
-    """Write a row per call: rank, the columns of Calls, its times in s after `origin`."""
-    _write(_rows(ranks, origin, first_step), path)
-
-
 def _rows(
     ranks: Sequence[Buckets] | Sequence[Calls], origin: float, first_step: int
 ) -> Iterable[dict[str, Any]]:
+    """A row per bucket or call of each rank, with its times in s after `origin`."""
     for sent in ranks:
         shifted = vars(sent.shifted(lambda times: times - origin))
         yield shifted | {"step": first_step + sent.step}

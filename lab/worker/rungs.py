@@ -54,14 +54,14 @@ class Recorded:
 
     def facts(self) -> dict[str, Any]:
         """Calls of the last step, medians of times in s, and the bytes of all steps."""
-        recorded = self.recorder.calls
-        steps = len(self.clock.read()["step_time"])
+        step_time = self.clock.read()["step_time"]
+        steps = len(step_time)
         rows = [
-            [call.operation, call.bytes, LAPS[call.position[1]], _lap(call.waited_in)]
-            for call in recorded
+            [call.operation, call.bytes, _lap(call.position), _lap(call.waited_in)]
+            for call in self.recorder.calls
             if call.position[0] == steps - 1
         ]
-        times = self.clock.read()["step_time"][min(WARM_UP, steps - 1) :]
+        times = step_time[min(WARM_UP, steps - 1) :]
         calls = self.recorder.take()
         exposure = Exposure.from_calls([calls], steps=steps)
         return {
@@ -296,7 +296,7 @@ def main() -> None:
                 save[f"{number}/facts"] = np.array(json.dumps(facts))
                 save |= {f"{number}/{name}": value for name, value in values.items()}
         except BaseException as error:  # noqa: BLE001 whatever a learner's file raises is reported
-            save = {"error": np.array(json.dumps(_told(error, spec)))}
+            save = {"error": np.array(json.dumps(_error_report(error, spec)))}
         np.savez(result, **save)
         result.flush()
         if "error" in save:
@@ -312,7 +312,7 @@ def _load(spec: Mapping[str, Any]) -> ModuleType:
     return module
 
 
-def _told(error: BaseException, spec: Mapping[str, Any]) -> dict[str, Any]:
+def _error_report(error: BaseException, spec: Mapping[str, Any]) -> dict[str, Any]:
     lines = [
         frame.lineno
         for frame in traceback.extract_tb(error.__traceback__)

@@ -202,6 +202,7 @@ def _load(path: Path) -> ModuleType:
 
 
 PLAIN, CONTROL, INSTRUMENTED = "plain", "control", "instrumented"
+ANSWER = "answer.json"  # of the ranks, in their folder
 
 
 class Turns:
@@ -288,7 +289,7 @@ def _compare_rank(rank: int, content: str, folder: str, device: str, *nanogpt: s
         else:
             answer = measure_overhead(job)
     if answer is not None:
-        (Path(folder) / "answer.json").write_text(json.dumps(answer))
+        (Path(folder) / ANSWER).write_text(json.dumps(answer))
 
 
 @contextmanager
@@ -314,7 +315,8 @@ def _script_rank(rank: int, content: str, folder: str, way: str) -> None:
     run = Run.model_validate_json(content)
     assert run.script is not None
     os.dup2(2, 1)  # the answer alone goes to the standard output
-    context = _alone_on_core(rank, run, "cpu", Path(folder))
+    place = Path(folder)
+    context = _alone_on_core(rank, run, "cpu", place)
     marks: list[tuple[float, float]] = []
 
     def on_step(step: int = 0) -> None:
@@ -324,7 +326,6 @@ def _script_rank(rank: int, content: str, folder: str, way: str) -> None:
 
     recorder = StepRecorder(HostClock(), world_size=run.world_size, on_step=on_step)
     hooks = installed(recorder) if way == INSTRUMENTED else _counted(on_step)
-    place = Path(folder)
     run_script(run.script, run, context, hooks, data_root=place, out=place / "out")
     if len(marks) <= run.warmup_steps + 1:
         raise LabError(f"{run.script.name} took {len(marks)} steps, which leaves none to compare")
@@ -334,7 +335,7 @@ def _script_rank(rank: int, content: str, folder: str, way: str) -> None:
     answers = [place / f"{other}.answer" for other in range(run.world_size)]
     if all(answer.exists() for answer in answers):
         texts = [answer.read_text() for answer in answers]
-        (place / "answer.json").write_text(f"[{', '.join(texts)}]")
+        (place / ANSWER).write_text(f"[{', '.join(texts)}]")
 
 
 def _losses_rank(rank: int, content: str, folder: str, device: str) -> None:
@@ -347,7 +348,7 @@ def _losses_rank(rank: int, content: str, folder: str, device: str) -> None:
         if isinstance(result, Measurement) and result.quality is not None:
             answers[name] = result.quality.model_dump(include={"loss", "validation_loss"})
     if rank == 0:
-        (Path(folder) / "answer.json").write_text(json.dumps(answers))
+        (Path(folder) / ANSWER).write_text(json.dumps(answers))
 
 
 def measure_all(
@@ -409,7 +410,7 @@ def main() -> None:
     os.environ["OMP_NUM_THREADS"] = "1"  # read when a rank imports torch
     with tempfile.TemporaryDirectory() as folder:
         mp.spawn(rank, (content, folder, *arguments), nprocs=ranks)  # type: ignore[attr-defined, no-untyped-call]
-        sys.stdout.write((Path(folder) / "answer.json").read_text())
+        sys.stdout.write((Path(folder) / ANSWER).read_text())
 
 
 if __name__ == "__main__":

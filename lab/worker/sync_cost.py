@@ -17,10 +17,11 @@ import torch
 from torch import distributed as dist
 
 from lab.records.schema import Communication, Gradient, Stat
+from lab.records.statistics import stat
 from lab.worker import strategies
 from lab.worker.data.dataset import FastLoader
 from lab.worker.distributed import RankJob
-from lab.worker.measure.clock import FloatArray, stat, synchronize
+from lab.worker.measure.clock import FloatArray, synchronize
 from lab.worker.measure.ddp_hook import BucketRecorder, Buckets
 from lab.worker.measure.overlap import Exposure
 from lab.worker.optim import autocast, blocks_of

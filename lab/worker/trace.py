@@ -247,13 +247,13 @@ def _rows(rank: int, one: RankTrace, origin: float) -> Iterator[dict[str, Any]]:
     others = sorted({event["pid"] for event in known} - {own}, key=str)
     numbers = {pid: 1000 * rank + nth for nth, pid in enumerate([own, *others])}
     yield _named("process_name", numbers[own], 0, name=f"rank {rank}")
-    bars = [bar for step in one.bars for bar in step]
-    for bar, lane in _lanes(bars):
+    in_lanes = list(_lanes([bar for step in one.bars for bar in step]))
+    for bar, lane in in_lanes:
         times = {"ts": 1e6 * (bar.start - origin), "dur": 1e6 * (bar.end - bar.start)}
         about = {"bytes": bar.bytes} if bar.bytes else {}
         place = {"pid": numbers[own], "tid": 1 + lane}
         yield {"ph": "X", "cat": "lab", "name": bar.name, **times, **place, "args": about}
-    for lane in sorted({lane for _, lane in _lanes(bars)}):
+    for lane in sorted({lane for _, lane in in_lanes}):
         name = f"lab: {'link' if lane else 'compute'}"
         yield _named("thread_name", numbers[own], 1 + lane, name=name)
         yield _named("thread_sort_index", numbers[own], 1 + lane, sort_index=lane - 1000)

@@ -6,7 +6,6 @@ import fcntl
 import os
 import re
 import shlex
-import subprocess
 import time
 import uuid
 from collections.abc import Iterator, Mapping, Sequence
@@ -23,10 +22,9 @@ from lab.launch.slurm.controller import (
     UNANSWERED,
     SlurmSilentError,
     accounted,
-    found_practice_cluster,
+    failure_message,
     queued,
-    require_configuration,
-    said,
+    run,
 )
 from lab.launch.work import write_work
 
@@ -79,7 +77,7 @@ class Array:
                 return taken[1]
         except (RefusedError, SlurmSilentError):
             # sbatch may lose the answer of a busy controller that has accepted the job.
-            if job_id := self.job_id() or "":
+            if job_id := self.job_id():
                 return job_id
             raise
 
@@ -148,31 +146,23 @@ def sbatch(
     variables: Mapping[str, str] = MappingProxyType({}),
 ) -> str:
     """sbatch's answer to a script; raises RefusedError with its complaint, or SlurmSilentError."""
-    require_configuration()
-    inherited = {
+    process = run(
+        ["sbatch", *arguments],
+        timeout_s=TIMEOUT_S if "--test-only" in arguments else LONGER * TIMEOUT_S,
+        text=text,
+        environment=lambda: {**_inherited(), **variables},
+        pass_fds=() if lock is None else (lock,),
+    )
+    if process.returncode:
+        complaint = failure_message(process)
+        silent = any(words in process.stderr for words in UNANSWERED)
+        raise SlurmSilentError(complaint) if silent else RefusedError(complaint)
+    return process.stdout or process.stderr
+
+
+def _inherited() -> dict[str, str]:
+    return {
         name: value
         for name, value in os.environ.items()
         if name in INHERITED or not name.startswith("SLURM_")
     }
-    try:
-        process = subprocess.run(
-            ["sbatch", *arguments],
-            env={**inherited, **variables},
-            pass_fds=() if lock is None else (lock,),
-            input=text,
-            capture_output=True,
-            text=True,
-            timeout=TIMEOUT_S if "--test-only" in arguments else LONGER * TIMEOUT_S,
-            check=False,
-        )
-    except FileNotFoundError:
-        raise SlurmSilentError("sbatch is not installed here") from None
-    except subprocess.TimeoutExpired as error:
-        raise SlurmSilentError(f"sbatch did not answer within {error.timeout:.0f} s") from None
-    if process.returncode != 0:
-        if found_practice_cluster(process):
-            return sbatch(arguments, text, lock=lock, variables=variables)
-        complaint = said(process)
-        silent = any(words in process.stderr for words in UNANSWERED)
-        raise SlurmSilentError(complaint) if silent else RefusedError(complaint)
-    return process.stdout or process.stderr

@@ -10,7 +10,7 @@ import subprocess
 import tempfile
 import threading
 import time
-from collections.abc import Iterable, Mapping
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
@@ -94,26 +94,44 @@ def require_configuration() -> None:
 
 def ask(*command: str, timeout_s: float | None = None) -> str:
     """The output of a Slurm command; raises SlurmSilentError if it fails or is too slow."""
-    require_configuration()
-    timeout_s = timeout_s or TIMEOUT_S
-    try:
-        process = subprocess.run(
-            command,
-            capture_output=True,
-            text=True,
-            timeout=timeout_s,
-            stdin=subprocess.DEVNULL,
-            check=False,
-        )
-    except FileNotFoundError:
-        raise SlurmSilentError(f"{command[0]} is not installed here") from None
-    except subprocess.TimeoutExpired:
-        raise SlurmSilentError(f"{command[0]} did not answer within {timeout_s:.0f} s") from None
-    if process.returncode != 0:
-        if found_practice_cluster(process):
-            return ask(*command, timeout_s=timeout_s)
-        raise SlurmSilentError(said(process))
+    process = run(command, timeout_s=timeout_s or TIMEOUT_S)
+    if process.returncode:
+        raise SlurmSilentError(failure_message(process))
     return process.stdout
+
+
+def run(
+    command: Sequence[str],
+    *,
+    timeout_s: float,
+    text: str = "",
+    environment: Callable[[], Mapping[str, str]] = lambda: os.environ,
+    pass_fds: Sequence[int] = (),
+) -> subprocess.CompletedProcess[str]:
+    """A Slurm command that has ended, with `text` as its input.
+
+    Raises SlurmSilentError if it is missing or too slow.
+    """
+    require_configuration()
+    while True:
+        try:
+            process = subprocess.run(
+                command,
+                env=environment(),
+                pass_fds=pass_fds,
+                input=text,
+                capture_output=True,
+                text=True,
+                timeout=timeout_s,
+                check=False,
+            )
+        except FileNotFoundError:
+            raise SlurmSilentError(f"{command[0]} is not installed here") from None
+        except subprocess.TimeoutExpired:
+            message = f"{command[0]} did not answer within {timeout_s:.0f} s"
+            raise SlurmSilentError(message) from None
+        if process.returncode == 0 or not found_practice_cluster(process):
+            return process
 
 
 def found_practice_cluster(failed: subprocess.CompletedProcess[str]) -> bool:
@@ -135,7 +153,7 @@ def found_practice_cluster(failed: subprocess.CompletedProcess[str]) -> bool:
 UNANSWERED = ("configuration source", "contact slurm controller", "timed out", "not connected")
 
 
-def said(process: subprocess.CompletedProcess[str]) -> str:
+def failure_message(process: subprocess.CompletedProcess[str]) -> str:
     """Why a Slurm command failed, in its words unless it has no configuration."""
     command = process.args[0]
     text = process.stderr.strip() or f"{command} ended with status {process.returncode}"
@@ -248,14 +266,11 @@ class Controller:
 def exit_reason(job: JobState | None, attempt: Attempt) -> RankError:
     """Why a job ended, according to the controller, the ranks' registrations and the log."""
     if job is None:
-        kind, message = (
-            "JobLost",
-            (
-                f"Slurm no longer knows job {attempt.job_id}, and it left no record: "
-                "it ended long ago or was purged"
-            ),
+        message = (
+            f"Slurm no longer knows job {attempt.job_id}, and it left no record: "
+            "it ended long ago or was purged"
         )
-        return RankError(0, kind, message, 0.0)
+        return RankError(0, "JobLost", message)
     node = f" on {job.nodes}" if job.nodes else ""
     ended = f"Slurm job {job.job_id} ended as {job.state}{node}"
     if job.state in ENDS:
@@ -274,7 +289,7 @@ def exit_reason(job: JobState | None, attempt: Attempt) -> RankError:
             f"{ended} with exit code {job.exit_code} but without a record: "
             "was a rank killed, or is the disk full?"
         )
-    return RankError(0, kind, message, 0.0)
+    return RankError(0, kind, message)
 
 
 def read_allocation(attempt: Attempt) -> Allocation:

@@ -22,7 +22,7 @@ from lab.config.cluster import Cluster
 from lab.errors import InputError, LabError, Problem
 from lab.formatting import count
 from lab.launch.attempt import Attempt, RankError
-from lab.launch.executor import JobSpec, JobStatus, SlurmJob, prepare, write_job
+from lab.launch.executor import Handle, JobSpec, JobStatus, SlurmJob, prepare, write_job
 from lab.launch.slurm import controller
 from lab.launch.slurm.array import Array, RefusedError, sbatch, script
 from lab.launch.slurm.controller import Controller, JobState, SlurmSilentError, ask
@@ -51,12 +51,10 @@ class SlurmExecutor:
         self._cluster, self._home = cluster, home
         self._ahead: list[str] = []  # ids of the arrays that the next one must wait for
 
-    def choose(
-        self, waiting: Sequence[JobSpec], running: Sequence[SlurmHandle]
-    ) -> Sequence[JobSpec]:
+    def choose(self, waiting: Sequence[JobSpec], running: Sequence[Handle]) -> Sequence[JobSpec]:
         """All: Slurm decides how many run at once, within the profile's limit."""
-        arrays = {job.array_id for job in running if isinstance(job, SlurmHandle)}
-        self._ahead = sorted(arrays)
+        # Jobs of another executor are adopted too if a study moves from there.
+        self._ahead = sorted({job.array_id for job in running if isinstance(job, SlurmHandle)})
         return waiting
 
     def submit(self, specs: Sequence[JobSpec]) -> list[SlurmHandle]:
@@ -244,12 +242,9 @@ def _oversized(cluster: Cluster, world_size: int, what: str) -> Problem | None:
     layout = cluster.layout(world_size)
     ranks = layout.ranks_per_node
     cpus = "cpus_per_gpu" if cluster.gpus_per_node else "cores_per_node"
+    gpus = ranks if cluster.gpus_per_node else 0
     needs = {
-        "gpus_per_node": (
-            ranks if cluster.gpus_per_node else 0,
-            [_gpus(n[3]) for n in nodes],
-            "GPUs",
-        ),
+        "gpus_per_node": (gpus, [_gpus(n[3]) for n in nodes], "GPUs"),
         cpus: (ranks * cluster.cpus_per_rank, [_number(n[1]) for n in nodes], "CPUs"),
         "mem_gb": (cluster.memory_mb(ranks) or 0, [_number(n[2]) for n in nodes], "MiB"),
     }

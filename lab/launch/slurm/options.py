@@ -112,12 +112,14 @@ def scripts(study: Study, profile: str | Path) -> dict[str, str]:
         what = f"executor {cluster.executor!r} does not use sbatch"
         advice = "use a profile with executor: slurm"
         raise InputError(str(path), [Problem("executor", what, advice)])
-    _check_layout(study, cluster)
+    shapes = list(dict.fromkeys((run.processes, run.devices) for run in study.runs))
+    if problems := cluster.misfits(shapes):
+        raise InputError(cluster.name, problems)
     groups = {
         f"{name}.sbatch": (run.label, [task for task in study.tasks if task.run == run])
         for run, name in _names(study).items()
     }
-    for ranks, devices in dict.fromkeys((run.processes, run.devices) for run in study.runs):
+    for ranks, devices in shapes:
         shape = count(ranks, "rank")
         if devices > 1:
             shape = f"one process with {devices} devices"
@@ -140,25 +142,13 @@ def write_scripts(study: Study, profile: str | Path, folder: Path) -> list[Path]
     return list(texts)
 
 
-def _check_layout(study: Study, cluster: Cluster) -> None:
-    problems = {}
-    for run in study.runs:
-        try:
-            cluster.layout(run.processes, devices=run.devices)
-        except InputError as error:
-            problems[run.world_size] = error.problems[0]
-    if problems:
-        raise InputError(cluster.name, list(problems.values()))
-
-
 def _names(study: Study) -> dict[Run, str]:
     """A file name for each configuration: from the grid's axes, or its id."""
     names: dict[Run, str] = {}
+    words = {axis: axis.replace("global_batch_size", "batch") for axis in study.axes}
+    words.pop("world_size", None)
     for run in study.runs:
-        axes = [axis for axis in study.axes if axis != "world_size"]
-        parts = [
-            f"{axis.replace('global_batch_size', 'batch')}-{getattr(run, axis)}" for axis in axes
-        ]
+        parts = [f"{word}-{getattr(run, axis)}" for axis, word in words.items()]
         name = "-".join([f"x{run.world_size}", *parts])
         plain = re.fullmatch(r"[\w.-]{1,80}", name) and name not in names.values()
         names[run] = name if plain else f"x{run.world_size}-{run.id}"

@@ -13,23 +13,22 @@ from dataclasses import dataclass
 from functools import partial
 from http.client import HTTPException
 from pathlib import Path
-from typing import Any, TypeVar
+from typing import TypeVar
 
 import numpy as np
-import numpy.typing as npt
 from filelock import FileLock, Timeout
 
 from lab.config.paths import Download, cache_roots
 from lab.errors import LabError
 from lab.files import write_atomically
 from lab.worker.context import Progress
+from lab.worker.data.dataset import Array
 
 FORMAT = 2  # of the array folders; changing it rebuilds them
 TIMEOUT_S = 30
 BLOCK = 2**20  # bytes received between two reports of progress
 LOCK_POLL_S = 0.1
 
-Array = npt.NDArray[Any]
 T = TypeVar("T")
 
 

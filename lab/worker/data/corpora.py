@@ -10,7 +10,6 @@ import os
 import platform
 import sysconfig
 from collections.abc import Callable, Iterator, Sequence
-from functools import partial
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -22,14 +21,15 @@ from lab.config.paths import SHAKESPEARE, read_texts
 from lab.config.run import Run
 from lab.errors import InputError, Problem
 from lab.worker.context import Progress
-from lab.worker.data.cache import Array, CachedArrays, cached_arrays, fetch
-from lab.worker.data.dataset import Dataset, Windows
+from lab.worker.data.cache import CachedArrays, cached_arrays, fetch
+from lab.worker.data.dataset import Array, Dataset, Windows
 
 TRAINING_TEXT = 3_000_000  # characters used to train the tokenizer
 END_OF_TEXT = "<|endoftext|>"  # token 0 of a tokenizer trained here, after each document
 HELD_OUT = 0.1
 PIECE = 500_000  # characters encoded at a time
 LEFT_OUT = {"test", "tests", "idle_test", "site-packages", "dist-packages", "__pycache__"}
+LIBRARY = f"the standard library of Python {platform.python_version()}"
 MAX_BYTES = 6_000_000  # enough for models of this size, and quick to tokenize
 
 
@@ -63,6 +63,11 @@ def load_tokenizer(path: Path) -> Any:
         raise ValueError(f"{path} is not a tokenizer: {error}") from None
 
 
+def token_dtype(vocab_size: int) -> type[np.unsignedinteger[Any]]:
+    """The smallest type that holds a vocabulary, as loaders read tokens from disk."""
+    return np.uint16 if vocab_size <= 2**16 else np.uint32
+
+
 def split_pieces(text: str, size: int) -> list[str]:
     """The text cut before words, every `size` characters or a little later."""
     pieces, start = [], 0
@@ -86,12 +91,9 @@ def tokenize(
 
     def build(folder: Path) -> dict[str, Array]:
         progress("data", 0, len(documents))
-        trained = partial(train_tokenizer, documents, vocab_size)
-        encoder = load_tokenizer(tokenizer) if tokenizer else trained()
+        encoder = load_tokenizer(tokenizer) if tokenizer else train_tokenizer(documents, vocab_size)
         encoder.save(str(folder / "tokenizer.json"))
-        # The smallest type that holds the vocabulary, as loaders read these arrays from disk.
-        dtype = np.uint16 if vocab_size <= 2**16 else np.uint32
-        tokens, ends = _encode(encoder, documents, dtype, progress)
+        tokens, ends = _encode(encoder, documents, token_dtype(vocab_size), progress)
         split = _split(ends, len(tokens))
         return {"train": tokens[:split], "held_out": tokens[split:]}
 
@@ -111,7 +113,7 @@ def _key(documents: Sequence[str], vocab_size: int, tokenizer: Path | None) -> s
 
 
 def _encode(
-    tokenizer: Any, documents: Sequence[str], dtype: type, progress: Progress
+    tokenizer: Any, documents: Sequence[str], dtype: type[Any], progress: Progress
 ) -> tuple[Array, list[int]]:
     """The tokens of all documents, each followed by end-of-text, and where each document ends."""
     end_of_text = tokenizer.token_to_id(END_OF_TEXT)
@@ -203,8 +205,7 @@ def read_stdlib(config: object, data_root: Path, progress: Progress) -> Corpus:
     files.sort()  # the file system's order differs between nodes
     stride = max(round(sum(path.stat().st_size for path in files) / MAX_BYTES), 1)
     documents = [path.read_text(encoding="utf-8", errors="replace") for path in files[::stride]]
-    library = f"the standard library of Python {platform.python_version()}"
-    return Corpus(documents, f"{len(documents)} files of {library}")
+    return Corpus(documents, f"{len(documents)} files of {LIBRARY}")
 
 
 def read_text(config: datasets.Text, data_root: Path, progress: Progress) -> Corpus:

@@ -13,8 +13,8 @@ from lab.config.paths import MNIST
 from lab.config.run import Run
 from lab.errors import LabError
 from lab.worker.context import Progress
-from lab.worker.data.cache import Array, CachedArrays, cached_arrays, fetch
-from lab.worker.data.dataset import Dataset, Labelled
+from lab.worker.data.cache import CachedArrays, cached_arrays, fetch
+from lab.worker.data.dataset import Array, Dataset, Labelled
 
 CLASSES = 10
 HELD_OUT = 0.1  # of scikit-learn's digits, which come without a split

@@ -4,12 +4,12 @@ from __future__ import annotations
 
 import csv
 import hashlib
-import platform
 import re
 import sysconfig
 import tarfile
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -21,9 +21,16 @@ from lab.config.paths import AG_NEWS_TEST, AG_NEWS_TRAIN, IMDB
 from lab.config.run import Run
 from lab.errors import LabError
 from lab.worker.context import Progress
-from lab.worker.data.cache import Array, cached_arrays, fetch, file_sha256
-from lab.worker.data.corpora import END_OF_TEXT, LEFT_OUT, load_tokenizer, train_tokenizer
-from lab.worker.data.dataset import Dataset, Labelled
+from lab.worker.data.cache import cached_arrays, fetch, file_sha256
+from lab.worker.data.corpora import (
+    END_OF_TEXT,
+    LEFT_OUT,
+    LIBRARY,
+    load_tokenizer,
+    token_dtype,
+    train_tokenizer,
+)
+from lab.worker.data.dataset import Array, Dataset, Labelled
 
 BATCH = 2000  # texts that are encoded at a time
 PADDING = ("[PAD]", "<pad>", END_OF_TEXT)  # the first one known to the tokenizer is used
@@ -60,18 +67,6 @@ class Source:
     description: str
     classes: int
     read: Callable[[], tuple[Texts, Texts]]  # training and held-out texts
-
-
-@dataclass(frozen=True)
-class Encoder:
-    """Tokenizes single texts, as a loader would in `__getitem__`."""
-
-    texts: Sequence[str]
-    tokenizer: Any
-
-    def __call__(self, index: int) -> Array:
-        """Tokens (block_size,), int64."""
-        return np.asarray(self.tokenizer.encode(self.texts[index]).ids)
 
 
 def prepare(run: Run, *, pretrained: Path | None, data_root: Path, progress: Progress) -> Dataset:
@@ -121,9 +116,9 @@ def tokenized(
     cached = cached_arrays("texts", key, build, progress=progress)
     tokenizer = load_tokenizer(cached.folder / "tokenizer.json")
     pad = _set_length(tokenizer, block_size)
-    encoders: list[Encoder | None] = [None, None]
+    encoders: list[Callable[[int], Array] | None] = [None, None]
     if keep_texts:
-        encoders = [Encoder(part.texts, tokenizer) for part in source.read()]
+        encoders = [partial(_encode_one, tokenizer, part.texts) for part in source.read()]
     train, held_out = (
         Labelled(cached.arrays[f"{name}_tokens"], cached.arrays[f"{name}_labels"], encoder)
         for name, encoder in zip(("train", "held_out"), encoders, strict=True)
@@ -152,14 +147,17 @@ def _set_length(tokenizer: Any, block_size: int) -> int:
 
 
 def _encode(tokenizer: Any, texts: Sequence[str], block_size: int, progress: Progress) -> Array:
-    # The smallest type that holds the vocabulary, as loaders read these arrays from disk.
-    dtype = np.uint16 if tokenizer.get_vocab_size() <= 2**16 else np.uint32
-    tokens = np.empty((len(texts), block_size), dtype=dtype)
+    tokens = np.empty((len(texts), block_size), dtype=token_dtype(tokenizer.get_vocab_size()))
     for first in range(0, len(texts), BATCH):
         encodings = tokenizer.encode_batch(list(texts[first : first + BATCH]))
         tokens[first : first + BATCH] = [encoding.ids for encoding in encodings]
         progress("data", first, len(texts))
     return tokens
+
+
+def _encode_one(tokenizer: Any, texts: Sequence[str], index: int) -> Array:
+    """One text as tokens (block_size,), int64, as a loader would make them in `__getitem__`."""
+    return np.asarray(tokenizer.encode(texts[index]).ids)
 
 
 def ag_news(progress: Progress) -> Source:
@@ -232,10 +230,9 @@ def topics(progress: Progress) -> Source:
         rows = [(own[index], label) for label, own in enumerate(even) for index in chosen]
         return Texts([text for text, _ in rows], [label for _, label in rows])
 
-    library = f"the standard library of Python {platform.python_version()}"
     return Source(
         fingerprint=f"topics {hashlib.sha256(content.encode()).hexdigest()}",
-        description=f"{len(TOPICS)} topics of {library}",
+        description=f"{len(TOPICS)} topics of {LIBRARY}",
         classes=len(TOPICS),
         read=lambda: (part(False), part(True)),
     )

@@ -46,13 +46,18 @@ GREEDY = Sampling()
 
 
 def stream(
-    model: GPT, prompts: Tensor, *, new_tokens: int, sampling: Sampling = GREEDY, first: int = 0
+    model: GPT,
+    prompts: Tensor,
+    *,
+    new_tokens: int,
+    sampling: Sampling = GREEDY,
+    numbers: Sequence[int] | None = None,
 ) -> Iterator[Tensor]:
     """The next `new_tokens` tokens of each prompt (samples, tokens), as (samples,) at a time.
 
-    `first` is the number of the first prompt among those of all ranks: the tokens sampled for a
-    prompt depend on the seed and its number, not on the rank. Call it with gradients off. Raises
-    InputError if prompt and new tokens exceed the model's positions.
+    `numbers` are those of the prompts among all that are continued, counted from 0 by default: the
+    tokens sampled for a prompt depend on the seed and its number, not on its batch. Call it with
+    gradients off. Raises InputError if prompt and new tokens exceed the model's positions.
     """
     samples, length = prompts.shape
     limit = model.positions.num_embeddings  # positions are learned, so there are none beyond
@@ -63,7 +68,8 @@ def stream(
         raise InputError("generate", [Problem("tokens", what, advice)])
     uniform = None
     if sampling.temperature:
-        rows = (random_numbers(sampling.seed, GENERATION, first + row) for row in range(samples))
+        places = range(samples) if numbers is None else numbers
+        rows = [random_numbers(sampling.seed, GENERATION, place) for place in places]
         uniform = torch.from_numpy(np.stack([row.random(new_tokens) for row in rows]))
     cache = Cache(len(model.blocks), length + new_tokens)
     new = prompts  # the first step fills the cache with the whole prompt

@@ -13,11 +13,12 @@ from torch import Tensor
 from torch import distributed as dist
 
 from lab.records.schema import ClassificationPoint, Latency, Point
+from lab.records.statistics import stat
 from lab.worker.context import Progress
 from lab.worker.distributed import all_gather_object
 from lab.worker.inference.generate import stream
 from lab.worker.inference.quantize import bytes_in_memory
-from lab.worker.measure.clock import FloatArray, stat, synchronize
+from lab.worker.measure.clock import FloatArray, synchronize
 from lab.worker.models.classifier import Classifier
 from lab.worker.models.gpt import GPT, Cache
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import itertools
+from collections.abc import Mapping, Sequence
 from contextlib import nullcontext
 from pathlib import Path
 from typing import Any, cast
@@ -26,6 +27,7 @@ from lab.worker.inference.latency import PromptBatch, time_classification, time_
 from lab.worker.inference.model import load_model, trained_model, training_run
 from lab.worker.inference.quantize import (
     MAX_OUTPUT_ERROR,
+    Pair,
     Quantized,
     UnavailableError,
     bytes_in_memory,
@@ -117,34 +119,20 @@ def _compare(job: RankJob, base: nn.Module, trained: Checkpoint) -> Inference:
     pair = base, copy.model
     if run.compile:
         compile_alike(*pair)
+    # The same inputs for every quantization.
     prompts: list[PromptBatch] = []
     batches: dict[int, Tensor] = {}
     if isinstance(base, GPT):
         for length, size in itertools.product(run.prompt_tokens, run.batch_sizes):
-            # The same prompts for every quantization.
             samples = _share(job, size, seed=length)[:, :length]
             prompts.append(PromptBatch(length, size, samples))
-        # Generation calls the model with prompts, with one token of each, and with one of one.
-        whole = [batch.prompts for batch in prompts]
-        inputs = [part for one in whole for part in (one, one[:, :1], one[:1, :1])]
     else:
         batches = {size: _share(job, size, seed=size) for size in run.batch_sizes}
-        inputs = list(batches.values())
     progress("comparing", 0, run.rounds)
     try:
-        errors = output_errors(pair, inputs)
-        if run.compile and isinstance(base, GPT):
-            # Compiled separately: a kernel correct for whole prompts says nothing about this one.
-            longest = prompts[-1].prompts
-            errors["1 after a prompt"] = cached_error(cast("tuple[GPT, GPT]", pair), longest)
-    except (TorchDynamoException, RuntimeError) as error:
-        # Compiled kernels may refuse shapes only when called: int8 products few rows, on a GPU.
-        if not run.compile or isinstance(error, torch.OutOfMemoryError):
-            raise
-        message = (str(error).strip() or type(error).__name__).splitlines()[0]
-        return inference.model_copy(
-            update={"unavailable": f"it fails under torch.compile: {message}"}
-        )
+        errors = _output_errors(pair, prompts, batches, compiled=run.compile)
+    except UnavailableError as error:
+        return inference.model_copy(update={"unavailable": str(error)})
     fields: dict[str, Any] = {
         "method": copy.method,
         "quantize_time": copy.seconds,
@@ -172,6 +160,28 @@ def _compare(job: RankJob, base: nn.Module, trained: Checkpoint) -> Inference:
             classifiers, batches, rounds=run.rounds, progress=progress
         )
     return inference.model_copy(update=fields)
+
+
+def _output_errors(
+    pair: Pair, prompts: Sequence[PromptBatch], batches: Mapping[int, Tensor], *, compiled: bool
+) -> dict[str, float]:
+    """Errors of the logits by input; raises UnavailableError for compiled kernels that fail."""
+    # Generation calls the model with prompts, with one token of each, and with one of one.
+    whole = [batch.prompts for batch in prompts]
+    inputs = [part for one in whole for part in (one, one[:, :1], one[:1, :1])]
+    try:
+        errors = output_errors(pair, [*inputs, *batches.values()])
+        if compiled and prompts:
+            # Compiled separately: a kernel correct for whole prompts says nothing about this one.
+            gpts = cast("tuple[GPT, GPT]", pair)
+            errors["1 after a prompt"] = cached_error(gpts, prompts[-1].prompts)
+    except (TorchDynamoException, RuntimeError) as error:
+        # Compiled kernels may refuse shapes only when called: int8 products few rows, on a GPU.
+        if not compiled or isinstance(error, torch.OutOfMemoryError):
+            raise
+        message = (str(error).strip() or type(error).__name__).splitlines()[0]
+        raise UnavailableError(f"it fails under torch.compile: {message}") from error
+    return errors
 
 
 def _arithmetic(device: torch.device) -> str:

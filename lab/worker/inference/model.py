@@ -9,6 +9,7 @@ import torch
 from torch import nn
 
 from lab.config import models
+from lab.config.datasets import Synthetic
 from lab.config.run import Run
 from lab.errors import InputError, LabError, Problem
 from lab.worker import checkpoint
@@ -65,12 +66,16 @@ def complete(
 ) -> list[str]:
     """Continue each prompt with a language model, on a GPU if there is one.
 
-    Raises InputError for a model of another kind, and for an empty or too long prompt.
+    Raises InputError for a model of another kind, for one of random tokens, and for an empty or too
+    long prompt.
     """
     config = trained.run.architecture
     if not isinstance(config, models.GPT):
         what = f"{trained.run.label} is not a language model"
         raise InputError("inference", [Problem("model", what, "choose a GPT")])
+    if isinstance(trained.run.dataset, Synthetic):
+        what = "the model was trained on random tokens, which stand for no text"
+        raise InputError("generate", [Problem("data", what, "choose a run trained on text")])
     try:
         tokenizer = load_tokenizer(trained.folder / checkpoint.TOKENIZER)
     except (OSError, ValueError) as error:
@@ -90,7 +95,7 @@ def complete(
     texts = [""] * len(prompts)
     for numbers in by_length(tokens):
         batch = torch.tensor([tokens[number] for number in numbers], device=device)
-        new = generate(model, batch, new_tokens=new_tokens, sampling=sampling, first=numbers[0])
+        new = generate(model, batch, new_tokens=new_tokens, sampling=sampling, numbers=numbers)
         for number, ids in zip(numbers, new.tolist(), strict=True):
             texts[number] = tokenizer.decode(ids)
     return texts

@@ -218,21 +218,23 @@ def output_errors(models: Pair, inputs: Sequence[Tensor]) -> dict[str, float]:
     """The largest relative error of logits on any rank by input shape; all ranks must call it."""
     errors: dict[str, float] = {}
     for samples in inputs:  # kernels differ by shape, and some are wrong for only one shape
-        expected, logits = (_logits(model, samples) for model in models)
-        # Relative to all of them, as a single logit may be near zero.
-        error = float((logits - expected).norm() / expected.norm())
-        # NaN would pass every comparison with a limit.
+        error = _relative_error(*(_logits(model, samples) for model in models))
         shape = "x".join(map(str, samples.shape))
-        errors[shape] = max(error if np.isfinite(error) else np.inf, errors.get(shape, 0.0))
+        errors[shape] = max(error, errors.get(shape, 0.0))
     return {shape: max(rank[shape] for rank in all_gather_object(errors)) for shape in errors}
 
 
 @torch.inference_mode()
 def cached_error(models: tuple[GPT, GPT], prompts: Tensor) -> float:
     """The largest relative error on any rank of a token's logits after a prompt in the cache."""
-    expected, logits = (_after_prompt(model, prompts) for model in models)
+    error = _relative_error(*(_after_prompt(model, prompts) for model in models))
+    return max(all_gather_object(error))
+
+
+def _relative_error(expected: Tensor, logits: Tensor) -> float:
+    # Relative to all of them, as a single logit may be near zero.
     error = float((logits - expected).norm() / expected.norm())
-    return max(all_gather_object(error if np.isfinite(error) else np.inf))
+    return error if np.isfinite(error) else np.inf  # NaN would pass every comparison with a limit
 
 
 def _after_prompt(model: GPT, prompts: Tensor) -> Tensor:

@@ -10,18 +10,19 @@ from __future__ import annotations
 import itertools
 import time
 from collections import deque
-from collections.abc import Collection, Mapping, Sequence
-from dataclasses import dataclass
-from typing import Any
+from collections.abc import Callable, Collection, Mapping, Sequence
+from dataclasses import dataclass, replace
+from typing import Any, ClassVar, Self
 
 import numpy as np
 import numpy.typing as npt
 import torch
 
 from lab.records.schema import PHASES, Timing
-from lab.records.statistics import stat as stat
+from lab.records.statistics import stat
 
 FloatArray = npt.NDArray[np.float64]
+IntArray = npt.NDArray[np.int64]
 
 PHASES_TOLERANCE = 0.02
 WAITING_MARKS = 4096  # in a CUDA clock: more than a host launches ahead of its device
@@ -31,6 +32,29 @@ def synchronize(device: torch.device) -> None:
     """Wait until a GPU has finished everything launched on it; on a CPU, calls return finished."""
     if device.type == "cuda":
         torch.cuda.synchronize(device)
+
+
+@dataclass(frozen=True)
+class Timestamped:
+    """One rank's rows of timestamps, as columns of equal length; TIMES names those in s."""
+
+    TIMES: ClassVar[tuple[str, ...]]
+
+    step: IntArray
+
+    def shifted(self, shift: Callable[[FloatArray], FloatArray]) -> Self:
+        """The same rows on another clock."""
+        times: dict[str, Any] = {name: shift(getattr(self, name)) for name in self.TIMES}
+        return replace(self, **times)
+
+    def where(self, rows: npt.NDArray[np.bool_]) -> Self:
+        """The rows for which this mask is true."""
+        columns: dict[str, Any] = {name: column[rows] for name, column in vars(self).items()}
+        return replace(self, **columns)
+
+    def of(self, step: int) -> Self:
+        """The rows of one step."""
+        return self.where(self.step == step)
 
 
 class Clock:

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager, suppress
-from dataclasses import dataclass, fields, replace
+from dataclasses import dataclass
 from functools import wraps
 from typing import Any
 
@@ -19,9 +19,7 @@ from torch import distributed as dist
 from torch.distributed import _functional_collectives as functional
 
 from lab.perfmodel.collectives import RINGS, bus_factor
-from lab.worker.measure.clock import Clock, FloatArray
-
-IntArray = npt.NDArray[np.int64]
+from lab.worker.measure.clock import Clock, FloatArray, IntArray, Timestamped
 
 # Methods of a process group: the collective and the argument whose bytes count.
 METHODS = {
@@ -35,7 +33,6 @@ METHODS = {
     "gather": ("gather", 1),
     "scatter": ("scatter", 0),
 }
-_TIMES = ("launch", "finish", "wait_begin", "wait_end")
 
 
 @dataclass
@@ -59,7 +56,7 @@ class Call:
 
 
 @dataclass(frozen=True)
-class Calls:
+class Calls(Timestamped):
     """One rank's calls in launch order; times in s, NaN if they cannot be known.
 
     `bytes` is the size of the tensor of a message or an all-reduce, or of the whole tensor of a
@@ -68,7 +65,8 @@ class Calls:
     `wait_end` the rank only waited for them, in the phase `phase` of its step.
     """
 
-    step: IntArray
+    TIMES = ("launch", "finish", "wait_begin", "wait_end")
+
     operation: npt.NDArray[np.str_]
     members: IntArray
     phase: npt.NDArray[np.str_]
@@ -78,16 +76,6 @@ class Calls:
     wait_end: FloatArray
     bytes: IntArray
     moved: FloatArray
-
-    def shifted(self, shift: Callable[[FloatArray], FloatArray]) -> Calls:
-        """The same calls on another clock."""
-        times: dict[str, Any] = {name: shift(getattr(self, name)) for name in _TIMES}
-        return replace(self, **times)
-
-    def of(self, step: int) -> Calls:
-        """The calls of one step."""
-        rows = self.step == step
-        return Calls(*(getattr(self, column.name)[rows] for column in fields(self)))
 
 
 class CallRecorder:

@@ -8,19 +8,16 @@ and the end of the backward pass. DDP's own log describes the previous step, and
 # No `from __future__ import annotations`: DDP compares the annotations of a hook with types.
 
 from collections.abc import Callable
-from dataclasses import dataclass, fields, replace
+from dataclasses import dataclass, replace
 from functools import partial
 from typing import Any, NamedTuple
 
 import numpy as np
-import numpy.typing as npt
 import torch
 from torch.distributed import GradBucket  # type: ignore[attr-defined]
 from torch.futures import Future
 
-from lab.worker.measure.clock import Clock, FloatArray
-
-IntArray = npt.NDArray[np.int64]
+from lab.worker.measure.clock import Clock, FloatArray, IntArray, Timestamped
 
 
 class Sent(NamedTuple):
@@ -34,49 +31,39 @@ Exchange = Callable[[GradBucket], Sent]
 
 
 @dataclass(frozen=True)
-class Buckets:
+class Buckets(Timestamped):
     """One rank's buckets in sending order; `step` counts synchronizing backward passes, times in s.
 
     A bucket is `ready` when its last gradient is, handed to the link at `launch`, and holds the
     average at `finish`.
     """
 
-    step: IntArray
+    TIMES = ("ready", "launch", "finish")
+
     bucket: IntArray
     ready: FloatArray
     launch: FloatArray
     finish: FloatArray
     bytes: IntArray
 
-    def shifted(self, shift: Callable[[FloatArray], FloatArray]) -> "Buckets":
-        """The same buckets on another clock."""
-        ready, launch, finish = map(shift, (self.ready, self.launch, self.finish))
-        return replace(self, ready=ready, launch=launch, finish=finish)
-
     def after(self, steps: int) -> "Buckets":
         """The buckets without the first steps."""
-        rest = self._where(self.step >= steps)
+        rest = self.where(self.step >= steps)
         return replace(rest, step=rest.step - steps)
-
-    def of(self, step: int) -> "Buckets":
-        """The buckets of one step."""
-        return self._where(self.step == step)
-
-    def _where(self, rows: npt.NDArray[np.bool_]) -> "Buckets":
-        return Buckets(*(getattr(self, column.name)[rows] for column in fields(self)))
 
 
 class BucketRecorder:
     """Keeps one rank's bucket timestamps; taking a timestamp never waits."""
 
-    def __init__(self, clock: Clock, exchange: Exchange | None = None) -> None:
-        self.clock, self.exchange = clock, exchange
+    def __init__(self, clock: Clock) -> None:
+        self.clock = clock
+        self.exchange: Exchange | None = None  # set before the first bucket
         self._buckets: list[int] = []
         self._bytes: list[int] = []
         self._marks: list[Any] = []  # ready, launch, finish of each
 
     def send(self, bucket: GradBucket) -> Future[torch.Tensor]:
-        """Hand a bucket to the exchange and record its timestamps."""
+        """Hand a bucket to the exchange and record its timestamps: DDP's hook, unbound."""
         assert self.exchange is not None
         # DDP calls the hook when the bucket's last gradient is ready: its backward compute is over.
         ready = self.clock.now()
@@ -104,11 +91,6 @@ class BucketRecorder:
         buckets = Buckets(step, bucket, ready, launch, finish, size)
         self._buckets, self._bytes, self._marks = [], [], []
         return buckets
-
-
-def recorded(recorder: BucketRecorder, bucket: GradBucket) -> Future[torch.Tensor]:
-    """DDP's hook with a recorder as its state."""
-    return recorder.send(bucket)
 
 
 def unrecorded(exchange: Exchange, bucket: GradBucket) -> Future[torch.Tensor]:

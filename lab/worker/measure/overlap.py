@@ -16,7 +16,8 @@ import numpy as np
 
 from lab.perfmodel.collectives import bus_factor
 from lab.records.schema import Communication, Event, Operation
-from lab.worker.measure.clock import Clock, FloatArray, by_cycle, stat
+from lab.records.statistics import stat
+from lab.worker.measure.clock import Clock, FloatArray, by_cycle
 from lab.worker.measure.collective_trace import Calls
 from lab.worker.measure.ddp_hook import Buckets
 

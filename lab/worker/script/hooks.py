@@ -25,7 +25,7 @@ from torch.utils.data import DataLoader, dataloader
 from lab.errors import LabError
 from lab.worker.measure.clock import Clock
 from lab.worker.measure.collective_trace import CallRecorder, trace_calls
-from lab.worker.measure.ddp_hook import BucketRecorder, Sent, recorded
+from lab.worker.measure.ddp_hook import BucketRecorder, Sent
 
 
 class StepsDone(SystemExit):
@@ -211,7 +211,7 @@ class StepRecorder:
             return
         first.exchange = partial(_all_reduce, parallel.process_group)
         with suppress(RuntimeError):  # it has a C++ hook, which Python cannot see
-            parallel.register_comm_hook(first, recorded)
+            parallel.register_comm_hook(first, BucketRecorder.send)
             self.buckets, self._group = first, parallel.process_group
             # The buckets hold all the information that the calls would.
             trace_calls(None)

@@ -8,9 +8,10 @@ import signal
 import socket
 import sys
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import AbstractContextManager, contextmanager, nullcontext
 from dataclasses import replace
+from functools import partial
 from pathlib import Path
 from types import FrameType
 from typing import Any
@@ -40,12 +41,11 @@ from lab.worker.distributed import (
     read_clock_offset,
 )
 from lab.worker.environment import StateBytes
-from lab.worker.measure import overlap
 from lab.worker.measure.clock import Clock, CudaClock, FloatArray, HostClock, timing
 from lab.worker.measure.collective_trace import Calls
 from lab.worker.measure.ddp_hook import Buckets
-from lab.worker.own import blamed
-from lab.worker.rank_report import RankReport, communication_of, memory_of, write_steps
+from lab.worker.own import blamed, require_unchanged
+from lab.worker.rank_report import RankReport, bars_of, memory_of, write_reports
 from lab.worker.script import meter
 from lab.worker.script.hooks import StepRecorder, StepsDone, installed
 
@@ -90,17 +90,12 @@ def measure_script(
     """
     script = run.script
     assert script is not None
-    if not script.is_unchanged(data_root):
-        raise LabError(
-            f"{script.name}, or what it imports, has changed since this run was planned; "
-            "start the study again, which makes new runs for the new code"
-        )
+    require_unchanged(script, script.name, data_root)
     torch.set_num_threads(context.threads)
     device = device_of(context)
     clock: Clock = CudaClock() if device.type == "cuda" else HostClock()
-    several_hosts = not context.host.startswith("127.")
     offset = ClockOffset(0.0, 0.0)
-    if several_hosts:
+    if not context.over_loopback:
         # Once before and once after the script, as the clocks of two hosts drift.
         with process_group(context, device=device):
             offset = read_clock_offset(socket.gethostname())
@@ -122,16 +117,14 @@ def measure_script(
     hooks = installed(recorder)
     run_script(script, run, context, hooks, data_root=data_root, out=folder / SCRIPT_OUT)
     _require_steps(recorder.steps, run, script)
-    ended_early = recorder.steps < run.steps
-    if ended_early:
+    if recorder.steps < run.steps:
         watch.end()
         clock.discard()  # the step after the last
     progress("collecting", run.steps, run.steps)
     # The script may or may not have left its group, so the ranks meet in a new one.
     if dist.is_initialized():
         leave_group()
-    rendezvous = context.rendezvous.with_suffix(".reports")
-    context = replace(context, rendezvous=rendezvous)
+    context = replace(context, rendezvous=context.rendezvous.with_suffix(".reports"))
     grouped = context.world_size > 1
     with process_group(context, device=CPU, over="gloo") if grouped else nullcontext():
         offsets = offset, read_clock_offset(socket.gethostname())
@@ -144,22 +137,28 @@ def measure_script(
         reports = gather(_report(run, context, recorder, watch, offsets))
     if reports is None:
         return None
+    return _measurement(run, context, recorder, watch, reports, folder)
+
+
+def _measurement(
+    run: Run,
+    context: RankContext,
+    recorder: StepRecorder,
+    watch: Watch,
+    reports: Sequence[RankReport],
+    folder: Path,
+) -> Measurement:
+    """What rank 0 makes of all ranks' reports; writes their Parquet files."""
     done = run.model_copy(update={"steps": recorder.steps})
-    communication = communication_of(done, reports, folder, first_step=0)
+    communication = write_reports(done, reports, folder, first_step=0)
     phases = _phases(recorder.seen)
-    write_steps(
-        [report.steps for report in reports],
-        folder / "steps.parquet",
-        warmup_steps=run.warmup_steps,
-    )
     laps = ("step_time", "start", *phases)
-    samples = run.global_batch_size or recorder.samples_per_step
     return Measurement(
         timing=timing(
             {name: np.stack([report.steps[name] for report in reports]) for name in laps},
             warmup_steps=run.warmup_steps,
             setup_time=watch.setup_time or 0.0,
-            samples_per_step=samples,
+            samples_per_step=run.global_batch_size or recorder.samples_per_step,
             tokens_per_sample=None,
             flops_per_sample=None,
             peak_flops=None,
@@ -167,17 +166,17 @@ def measure_script(
             phases=phases,
         ),
         communication=communication,
-        memory=memory_of(reports, device),
+        memory=memory_of(reports, watch.device),
         quality=None,
         environment=environment.environment(
             context,
-            device=device,
+            device=watch.device,
             ranks=[report.use for report in reports],
         ).model_copy(update={"backend": recorder.backend if context.world_size > 1 else None}),
         checks={},
         script=Observed(
             steps=recorder.steps,
-            ended="by itself" if ended_early else "by the lab",
+            ended="by itself" if recorder.steps < run.steps else "by the lab",
             optimizer=type(recorder.optimizer).__name__,
             optimizers=len(recorder.optimizers),
             wrappers=sorted({type(module).__name__ for module in recorder.modules}),
@@ -230,11 +229,11 @@ def _torchrun(context: RankContext, store: Any) -> dict[str, str]:
     Ranks meet at rank 0's `store`, a TCPStore. The script's keys in it contain no secret, as torch
     reads none from the environment: anybody who can reach the address may use them too.
     """
-    nodes = int(os.environ.get("SLURM_NNODES", 1)) if not context.host.startswith("127.") else 1
+    nodes = 1 if context.over_loopback else int(os.environ.get("SLURM_NNODES", 1))
     local = context.world_size // nodes
     variables: dict[str, Any] = {
         # Otherwise gloo resolves the host name, which fails on many laptops.
-        **({"GLOO_SOCKET_IFNAME": "lo"} if context.host.startswith("127.") else {}),
+        **({"GLOO_SOCKET_IFNAME": "lo"} if context.over_loopback else {}),
         "RANK": context.rank,
         # If the scheduler shows each rank only its own GPU, that one is number 0.
         "LOCAL_RANK": context.local_rank
@@ -305,19 +304,21 @@ def _report(
     watch: Watch,
     offsets: tuple[ClockOffset, ClockOffset],
 ) -> RankReport:
-    def shift(times: FloatArray) -> FloatArray:
-        return on_clock_of_rank_0(times, offsets)
-
-    clock = recorder.clock
+    shift, clock = partial(on_clock_of_rank_0, offsets=offsets), recorder.clock
     laps = clock.read()
     start = float(clock.phases(0)[0][1])
     sent = _sent(recorder, start + laps["start"])
     bars = step = None
     # Every rank or none, as a rank without any would leave the others waiting.
     if all(all_gather_object(sent is not None)) and sent is not None:
-        step_time = np.stack(all_gather_object(laps["step_time"]))
-        step = overlap.representative_step(step_time, warmup_steps=run.warmup_steps)
-        bars = overlap.events(context.rank, step, clock=clock, sent=sent, shift=shift)
+        step, bars = bars_of(
+            context.rank,
+            sent,
+            laps["step_time"],
+            clock=clock,
+            shift=shift,
+            warmup_steps=run.warmup_steps,
+        )
     else:
         sent = None
     columns = {"step_time", "start", *_phases(recorder.seen)}
@@ -351,8 +352,7 @@ def _sent(recorder: StepRecorder, starts: FloatArray) -> Buckets | Calls | None:
         passes = set(zip(step[inside].tolist(), sent.step[inside].tolist(), strict=True))
         if sorted(number for number, _ in passes) != list(range(steps)):
             return None
-        columns = {name: values[inside] for name, values in vars(sent).items()}
-        return Buckets(**columns | {"step": step[inside]})
+        return replace(sent.where(inside), step=step[inside])
     if recorder.calls is None:
         return None
     calls = recorder.calls.take()

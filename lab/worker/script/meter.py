@@ -4,26 +4,13 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 from contextlib import AbstractContextManager, contextmanager, nullcontext
-from typing import Any, Protocol
+from typing import TYPE_CHECKING, Any
 
-
-class Recorder(Protocol):
-    """The part of the lab that measures a script on a rank."""
-
-    def phase(self, name: str) -> AbstractContextManager[None]:
-        """Count the time inside as this phase, whatever else hooks see there."""
-
-    def count_steps_of(self, optimizer: Any) -> None:
-        """Count the steps of this optimizer as those of the script."""
-
-    def watch(self, model: Any) -> None:
-        """Treat the calls of this module as the forward pass."""
-
-    samples_per_step: int | None
-
+if TYPE_CHECKING:
+    from lab.worker.script.hooks import StepRecorder
 
 # Set by the lab when it runs a script.
-recorder: Recorder | None = None
+recorder: StepRecorder | None = None
 
 
 class Meter:

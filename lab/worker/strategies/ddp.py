@@ -17,7 +17,7 @@ from lab.config.run import DEFAULT_BUCKET_CAP_MB, POWERSGD_FIRST_STEP, Run
 from lab.errors import InputError, Problem
 from lab.worker.distributed import averaging
 from lab.worker.measure.clock import Clock
-from lab.worker.measure.ddp_hook import BucketRecorder, Exchange, Sent, recorded, unrecorded
+from lab.worker.measure.ddp_hook import BucketRecorder, Exchange, Sent, unrecorded
 from lab.worker.strategies.base import Recorder, Setup, Strategy
 
 
@@ -48,7 +48,7 @@ class Ddp(Strategy[DistributedDataParallel]):
         )
         if isinstance(recorder, BucketRecorder):
             recorder.exchange = exchange_for(run)
-            parallel.register_comm_hook(recorder, recorded)
+            parallel.register_comm_hook(recorder, BucketRecorder.send)
         elif run.compression != "none":
             # One rank sends nothing but still rounds its gradients, as several ranks do.
             parallel.register_comm_hook(exchange_for(run), unrecorded)

@@ -12,6 +12,7 @@ import pytest
 
 from lab.config.emulation import Link
 from lab.config.run import Run
+from lab.config.study import Task
 from lab.errors import LabError
 from lab.launch import netem
 from lab.launch.attempt import Attempt, RankError, RankExit, claim
@@ -45,7 +46,7 @@ def test_first_cause_comes_before_those_who_only_waited(attempt: Attempt) -> Non
         RankError(0, "RuntimeError", "Connection closed by peer", 1.0, waiting=True)
     )
     attempt.write_error(RankError(1, "ValueError", "bad sample", 2.0))
-    record = failed(RUN, 0, attempt)
+    record = failed(Task(RUN, 0), attempt)
     assert record.error is not None and (record.error.rank, record.error.type) == (1, "ValueError")
     assert record.status == "failed"
 
@@ -62,7 +63,7 @@ def test_killed_rank_is_named(attempt: Attempt) -> None:
     attempt.write_error(
         RankError(0, "RuntimeError", "Connection closed by peer", 1.0, waiting=True)
     )
-    error = failed(RUN, 0, attempt).error
+    error = failed(Task(RUN, 0), attempt).error
     assert error is not None and (error.rank, error.type) == (1, "RankLost")
 
 
@@ -70,7 +71,7 @@ def test_silent_rank_is_named_when_the_others_waited_for_it(attempt: Attempt) ->
     attempt.register_rank(0)
     attempt.register_rank(1)  # it lives, and says nothing
     attempt.write_error(RankError(0, "Hang", "no progress for 5 s", 1.0, waiting=True))
-    record = failed(RUN, 0, attempt)
+    record = failed(Task(RUN, 0), attempt)
     assert record.error is not None and (record.error.rank, record.error.type) == (1, "Hang")
     assert record.status == "timeout"
 
@@ -86,11 +87,11 @@ def test_silent_rank_is_named_when_the_others_waited_for_it(attempt: Attempt) ->
 )
 def test_status_tells_the_ends_apart(attempt: Attempt, name: str, status: str) -> None:
     attempt.write_error(RankError(0, name, "message", 1.0))
-    assert failed(RUN, 0, attempt).status == status
+    assert failed(Task(RUN, 0), attempt).status == status
 
 
 def test_job_without_a_word_still_has_a_cause(attempt: Attempt) -> None:
-    error = failed(RUN, 0, attempt, reason=RankError(0, "JobLost", "killed", 0.0)).error
+    error = failed(Task(RUN, 0), attempt, reason=RankError(0, "JobLost", "killed", 0.0)).error
     assert error is not None and error.type == "JobLost" and error.message == "killed"
 
 
@@ -136,7 +137,7 @@ def test_a_job_whose_files_are_gone_waits_for_no_device(attempt: Attempt) -> Non
 
 
 def hold(attempt: Attempt, held: Path) -> None:
-    with claim(attempt.folder, attempt, devices=True):
+    with claim(attempt, devices=True):
         held.touch()
         time.sleep(600)
 
@@ -153,5 +154,5 @@ def test_claim_ends_with_the_process_that_holds_it(
         time.sleep(0.01)
     process.kill()
     process.join()
-    with claim(attempt.folder, attempt, devices=True):
+    with claim(attempt, devices=True):
         pass

@@ -78,7 +78,10 @@ def test_a_plain_script_yields_ordinary_records(study: lab.Study, records: list[
 
 def test_steps_take_what_the_script_itself_prints(study: lab.Study, records: list[Record]) -> None:
     for record in records:
-        log = next((folder_of(study, record) / "log").glob("*_0_log.out")).read_text()
+        # By its job, as a disturbed attempt leaves a log too.
+        assert record.environment is not None
+        name = f"{record.environment.job_id}_0_log.out"
+        log = (folder_of(study, record) / "log" / name).read_text()
         printed = [float(ms) / 1e3 for ms in re.findall(r"step \d+: .*?, ([\d.]+) ms", log)]
         steps = pd.read_parquet(folder_of(study, record) / "steps.parquet")
         ours = steps[steps["rank"] == 0].step_time.to_numpy()

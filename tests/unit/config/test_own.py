@@ -10,7 +10,7 @@ import pytest
 import yaml
 
 from lab.config.models import PythonModel
-from lab.config.own import digest, find_module, installed
+from lab.config.own import digest, find_module, installed, is_unchanged
 from lab.config.run import Run
 from lab.config.study import Study
 from lab.errors import InputError
@@ -78,9 +78,11 @@ def test_a_run_keeps_its_sources_through_a_record(folder: Path) -> None:
     again = Run.model_validate_json(run.model_dump_json())
     assert again == run and again.id == run.id and hash(again) == hash(run)
     model = run.architecture
-    assert isinstance(model, PythonModel) and model.is_unchanged(folder)
+    assert isinstance(model, PythonModel) and is_unchanged(model, folder)
     (folder / "net.py").write_text(CODE + "# edited\n")
-    assert not model.is_unchanged(folder)
+    assert not is_unchanged(model, folder)
+    (folder / "net.py").unlink()
+    assert not is_unchanged(model, folder)
 
 
 @pytest.mark.parametrize(

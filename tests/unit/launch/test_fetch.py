@@ -45,6 +45,9 @@ def test_downloads_that_nodes_would_lack_are_named_with_the_command(
     (problem,) = preflight._not_fetched(study, cluster, study.tasks)
     assert problem.where == "data" and f"shakespeare (1 MB) is not in {tmp_path}" in problem.what
     assert "`lab fetch " in problem.advice and "--cluster site" in problem.advice
+    elsewhere = cluster.model_copy(update={"file": "/site/profiles/site.yaml"})
+    (problem,) = preflight._not_fetched(study, elsewhere, study.tasks)
+    assert "--cluster /site/profiles/site.yaml" in problem.advice
     (download,) = DOWNLOADS["shakespeare"]
     for cache in ("cache", "xdg/scaling-lab"):
         path = tmp_path / cache / "downloads" / download.file

@@ -11,6 +11,7 @@ from lab import machine
 from lab.config.cluster import Cluster
 from lab.launch import job
 from lab.launch.attempt import Attempt
+from lab.launch.executor import prepare
 
 
 def test_a_rank_of_several_devices_has_each_of_its_cores_once(
@@ -23,3 +24,15 @@ def test_a_rank_of_several_devices_has_each_of_its_cores_once(
     cluster = Cluster.model_validate({"name": "site", "executor": "slurm", "gpus_per_node": 4})
     context, _ = job.register(1, cluster, tmp_path, devices=4)
     assert context.cores == (4, 5, 6, 7)
+
+
+def test_a_later_job_with_the_same_number_finds_nothing_of_an_earlier_one(tmp_path: Path) -> None:
+    """Process ids come back, above all after a restart of the machine or its container."""
+    prepare(tmp_path)
+    log = tmp_path / "log"
+    stale = ["4711.start", "4711.rendezvous", "4711.steps0", "17_3.r1.rank0.pid", "4711.part.json"]
+    kept = ["4711_0_log.out", "20260101T000000.1.record.json", "controller.log"]
+    for name in (*stale, *kept):
+        (log / name).touch()
+    prepare(tmp_path)
+    assert sorted(path.name for path in log.iterdir()) == sorted(kept)

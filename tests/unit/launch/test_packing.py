@@ -21,6 +21,8 @@ from lab.launch.attempt import Attempt, claim, claim_some
 from lab.launch.bench_driver import EIGHT_DEVICES, DriverCost, Interval, longest_wait
 from lab.launch.executor import JobSpec
 from lab.launch.local import LocalExecutor, LocalHandle
+from lab.launch.slurm.array import Array
+from lab.launch.slurm.executor import SlurmHandle
 from lab.worker.context import RankContext
 
 sizes = st.lists(st.sampled_from([1, 2, 4, 8]), max_size=12)
@@ -58,6 +60,12 @@ def test_a_job_that_claims_no_devices_has_the_host_to_itself() -> None:
     assert executor.choose(specs([1]), handles([None])) == []
 
 
+def test_an_adopted_job_of_slurm_takes_no_device_here() -> None:
+    elsewhere = SlurmHandle(Path(), Array(Path()), "17_0")
+    waiting = specs([None])
+    assert LocalExecutor(EIGHT_DEVICES).choose(waiting, [elsewhere]) == waiting
+
+
 def test_on_cpus_jobs_run_one_at_a_time_in_their_order() -> None:
     executor = LocalExecutor(Cluster(name="local", device="cpu", pack_jobs=True))
     first, *_ = jobs = specs([None, None, None])
@@ -91,10 +99,10 @@ def test_a_large_job_is_not_passed_by_small_ones_of_other_drivers(
         folder = tmp_path / job_name
         attempt = Attempt(folder, "17")
         if count is None:
-            with claim(folder, attempt, devices=True):
+            with claim(attempt, devices=True):
                 order.append((job_name, ()))
         else:
-            with claim_some(folder, attempt, names=names, count=count) as devices:
+            with claim_some(attempt, names=names, count=count) as devices:
                 order.append((job_name, devices))
                 if job_name == "first":
                     ends.wait()

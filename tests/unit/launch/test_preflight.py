@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
@@ -17,7 +18,7 @@ from lab.config.cluster import Cluster
 from lab.config.run import Run
 from lab.config.study import Study
 from lab.errors import InputError
-from lab.launch import preflight
+from lab.launch import launcher, preflight
 from lab.launch.plan import obstacle
 from lab.perfmodel.calibration import calibration_path
 from lab.perfmodel.flops import model_cost
@@ -170,3 +171,43 @@ def test_ranks_beyond_a_single_gpu_are_pointed_to_the_cores(
     with pytest.raises(InputError, match=r"needs 2 ranks; local: 1 GPU.*`--cluster cpu`"):
         preflight.check(study, Cluster.load("local"), study.tasks, fresh=False)
     assert Cluster.load("cpu").device_kind == "cpu"
+
+
+def test_a_detached_driver_may_do_all_that_launch_may(
+    make_study: StudyMaker, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(machine, "gpus", lambda: ())
+    commands: list[list[str]] = []
+    monkeypatch.setattr(
+        launcher.subprocess,
+        "Popen",
+        lambda command, **_: commands.append(command) or SimpleNamespace(pid=7),
+    )
+    # Runs that need GPUs are left out here, however many they need.
+    grid = {"global_batch_size": [64], "world_size": [1, 64], "needs_device": ["cuda"]}
+    study = Study.load(make_study(grid=grid))
+    assert launcher.detach(study, "local", fresh=True) == 7
+    assert "--fresh" in commands[0] and (study.out / "driver.log").exists()
+    everywhere = Study.load(make_study("other", grid=grid | {"needs_device": ["any"]}))
+    with pytest.raises(InputError, match="needs 64 ranks"):
+        launcher.detach(everywhere, "local")
+
+
+def test_what_runs_on_cores_beside_gpus_has_main_memory(monkeypatch: pytest.MonkeyPatch) -> None:
+    small = machine.Gpu("NVIDIA T1", "570.1", 2**20)
+    monkeypatch.setattr(machine, "gpus", lambda: (small,))
+    run = Run(global_batch_size=8)
+    assert "training state" in obstacle(run, Cluster.load("local"), None)
+    on_cores = run.model_copy(update={"needs_device": "cpu"})
+    assert obstacle(on_cores, Cluster.load("local"), None) == ""
+
+
+def test_a_missing_file_hides_no_other_problem(make_study: StudyMaker) -> None:
+    data = {"kind": "text", "path": "corpus.text"}
+    grid = {"global_batch_size": [10_000], "world_size": [1, 10_000]}
+    study = Study.load(make_study(base={**BASE, "data": data}, grid=grid))
+    with pytest.raises(InputError) as raised:
+        lab.launch(study)
+    missing, size = sorted(raised.value.problems, key=lambda one: one.where, reverse=True)
+    assert missing.where == "data.path" and "did you mean 'corpus.txt'?" in missing.advice
+    assert size.where == "cluster" and "needs 10000 ranks" in size.what

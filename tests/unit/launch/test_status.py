@@ -122,7 +122,7 @@ def job_of(study: Study, run: Run) -> subprocess.Popen[bytes]:
     """A process that stands for the job of a run, with the files by which it is known."""
     task = Task(run, 0)
     folder = Store(study.out).folder(task)
-    arguments = job_arguments(study, run, 0, Cluster.load("local"), folder)
+    arguments = job_arguments(study, task, Cluster.load("local"), folder)
     prepare(folder)
     write_work([JobSpec(folder, 1, execute, arguments)], folder / "log")
     job = subprocess.Popen([sys.executable, "-c", "import time; time.sleep(600)"])

@@ -14,7 +14,7 @@ import torch
 
 from lab.files import read_json
 from lab.launch import watchdog
-from lab.launch.attempt import Attempt
+from lab.launch.attempt import Attempt, RankProgress
 from lab.launch.watchdog import Watchdog
 from lab.worker.context import RankContext
 from lab.worker.measure import collective_trace
@@ -59,13 +59,13 @@ def test_a_slow_disk_does_not_hold_up_the_training(
     writing, free = threading.Event(), threading.Event()
     writers = set()
 
-    def slow(path: Path, content: bytes, *, durable: bool) -> None:
+    def slow(folder: Path, progress: RankProgress) -> None:
         writers.add(threading.current_thread())
         writing.set()
         free.wait(20)
         raise OSError(28, "No space left on device")
 
-    monkeypatch.setattr(watchdog, "write_atomically", slow)
+    monkeypatch.setattr(watchdog, "write_progress", slow)
     with watched(tmp_path) as guard:
         assert writing.wait(20)
         guard.progress("measuring", 1, 30)

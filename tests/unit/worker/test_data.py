@@ -366,13 +366,13 @@ def test_both_loaders_give_the_same_samples_in_the_same_order(
 
 
 def test_the_classic_loader_tokenizes_batch_by_batch(monkeypatch: pytest.MonkeyPatch) -> None:
-    dataset = tokenized(_source(), block_size=8, vocab_size=300, progress=quiet, keep_texts=True)
     indices: list[int] = []
     monkeypatch.setattr(
-        labelled.Encoder,
-        "__call__",
-        lambda self, index: indices.append(index) or np.zeros(8, dtype=np.int64),
+        labelled,
+        "_encode_one",
+        lambda tokenizer, texts, index: indices.append(index) or np.zeros(8, dtype=np.int64),
     )
+    dataset = tokenized(_source(), block_size=8, vocab_size=300, progress=quiet, keep_texts=True)
     run = Run(model=CLASSIFIER, data="topics", global_batch_size=4, loader="classic")
     ClassicLoader(dataset.train, run=run, rank=0).micro_batch(0, 0)
     assert len(indices) == 4

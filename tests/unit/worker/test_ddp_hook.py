@@ -13,7 +13,7 @@ from hypothesis import strategies as st
 from lab.records.schema import Communication, Operation, Stat
 from lab.worker.distributed import ClockOffset, on_clock_of_rank_0
 from lab.worker.measure.clock import HostClock
-from lab.worker.measure.ddp_hook import BucketRecorder, Buckets, Sent, recorded
+from lab.worker.measure.ddp_hook import BucketRecorder, Buckets, Sent
 from lab.worker.measure.overlap import (
     Exposure,
     count_buckets,
@@ -230,8 +230,9 @@ def test_a_recorder_keeps_three_stamps_of_each_bucket_in_its_own_place() -> None
         futures.append(torch.futures.Future())
         return Sent(futures[-1], 8 * len(futures))
 
-    recorder = BucketRecorder(Ticks(), exchange)
-    answers = [recorded(recorder, Bucket(index)) for index in (0, 1, 0)]  # type: ignore[arg-type]
+    recorder = BucketRecorder(Ticks())
+    recorder.exchange = exchange
+    answers = [recorder.send(Bucket(index)) for index in (0, 1, 0)]  # type: ignore[arg-type]
     for number in (1, 0, 2):  # they need not finish in order
         futures[number].set_result([torch.tensor(number)])
     assert [int(answer.wait()) for answer in answers] == [0, 1, 2]

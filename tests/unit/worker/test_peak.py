@@ -1,11 +1,19 @@
 from __future__ import annotations
 
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
+from dataclasses import replace
+from pathlib import Path
+from types import SimpleNamespace
+
 import pytest
 import torch
 
+from lab.config.emulation import Emulated, Link
 from lab.perfmodel.hardware import vendor_peak
 from lab.worker import calibrate
 from lab.worker.calibrate import measured_peak, peak_flops
+from lab.worker.context import RankContext, silent
 from lab.worker.optim import DTYPES
 
 
@@ -73,3 +81,21 @@ def test_fp32_is_not_tf32_in_products_and_convolutions() -> None:
     assert torch.backends.cuda.matmul.fp32_precision == "ieee"
     assert not torch.backends.cudnn.allow_tf32
     assert torch.get_float32_matmul_precision() == "highest"
+
+
+def test_reference_steps_know_the_whole_context_of_their_rank(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    commands: list[Sequence[str]] = []
+
+    @contextmanager
+    def running(command: Sequence[str], errors: object) -> Iterator[object]:
+        commands.append(command)
+        yield SimpleNamespace(stdout=[], wait=lambda: 0)
+
+    monkeypatch.setattr(calibrate, "_running", running)
+    emulated = Emulated(link=Link(bandwidth_gbit=1.0), way="pacing")
+    context = RankContext(0, 1, 0, "cpu", (3,), 1, "local-1g", Path("7.rendezvous"))
+    for one in (context, replace(context, emulated=emulated)):
+        calibrate.reference_steps(one, ["ddp"], quick=True, progress=silent)
+        assert calibrate._CONTEXT.validate_json(commands[-1][4]) == one
