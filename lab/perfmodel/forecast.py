@@ -10,7 +10,7 @@ import math
 import statistics
 from collections.abc import Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
-from functools import cached_property
+from functools import cached_property, partial
 from typing import Any
 
 from lab.config.cluster import Cluster
@@ -20,7 +20,7 @@ from lab.errors import LabError
 from lab.formatting import count
 from lab.perfmodel.calibration import Calibration, load_calibration
 from lab.perfmodel.call_costs import call_cost, neighbours
-from lab.perfmodel.collectives import Collective, CollectiveSeconds, of_all_reduce, ring_time
+from lab.perfmodel.collectives import Collective, CollectiveSeconds, ring_time
 from lab.perfmodel.layout import NO_CONTENTION, Bucket, Contention, Links, Profile
 from lab.perfmodel.memory import calls_of, layout_of, memory_of, messages_of, passes
 from lab.perfmodel.simulate import (
@@ -298,11 +298,7 @@ class Basis:
             cost = _calibrated(calibration, world_size)
             error = calibration.time_error(world_size) or error
             return MeasuredLinks(cost, contention, error, deviations=deviations)
-        link = calibration.fit("all_reduce", sizes[-1]).of_one_link("all_reduce", sizes[-1])
-
-        def ring(collective: Collective, size: float) -> float:
-            return of_all_reduce(collective) * ring_time("all_reduce", size, world_size, *link)
-
+        ring = _ring(calibration, sizes[-1], world_size)
         note = f"{world_size} ranks by a ring of the links between {sizes[-1]}"
         deviations += (Deviation(BEYOND_ERROR * abs(math.log2(world_size / nearest))),)
         return MeasuredLinks(ring, contention, error, (note,), deviations)
@@ -362,13 +358,21 @@ def _peaks_of(records: Iterable[Record]) -> dict[float, float] | None:
 def _calibrated(calibration: Calibration, world_size: int) -> CollectiveSeconds:
     """The measured cost; for a collective that was not measured, its share of an all-reduce."""
     known = {fit.collective for fit in calibration.fits if fit.world_size == world_size}
+    ring = _ring(calibration, world_size, world_size)
 
     def cost(collective: Collective, size: float) -> float:
         if collective in known:
             return calibration.time(collective, world_size, size)
-        return of_all_reduce(collective) * calibration.time("all_reduce", world_size, size)
+        share = ring(collective, size) / ring("all_reduce", size)
+        return share * calibration.time("all_reduce", world_size, size)
 
     return cost
+
+
+def _ring(calibration: Calibration, measured: int, world_size: int) -> CollectiveSeconds:
+    """Collectives as rings over the links that an all-reduce on `measured` ranks had."""
+    alpha, rate = calibration.fit("all_reduce", measured).of_one_link("all_reduce", measured)
+    return partial(ring_time, world_size=world_size, alpha_s=alpha, bytes_per_s=rate)
 
 
 def _measured(records: Sequence[Record]) -> Profile:

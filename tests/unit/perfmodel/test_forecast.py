@@ -151,6 +151,16 @@ def test_world_sizes_beyond_the_calibrated_are_a_ring_of_its_links() -> None:
     assert forecast.prediction.exposed_s == pytest.approx(one, rel=0.1)
 
 
+@pytest.mark.parametrize("ranks", [2, 4])
+def test_what_was_not_measured_is_a_ring_over_the_links_of_an_all_reduce(ranks: int) -> None:
+    # Two ranks all-reduce in 1 ms and at 100 MB/s: messages of half a millisecond.
+    cost = basis(profile(ALONE)).links(ranks).cost
+    hops = ranks - 1
+    assert cost("broadcast", 1e6) == pytest.approx(hops * 0.0005 + 1e6 / 1e8)
+    assert cost("all_gather", 1e6) == pytest.approx(hops * 0.0005 + hops / ranks * 1e6 / 1e8)
+    assert cost("all_reduce", 1e6) == pytest.approx(2 * cost("all_gather", 1e6))
+
+
 @pytest.mark.parametrize(
     ("measured", "requested", "missing"),
     [
