@@ -239,8 +239,8 @@ def _cell(meant: str, column: str, cells: Mapping[Any, Any]) -> Any:
     factor = 1.0
     if meant in {"time", "memory"}:
         guessed = guess(column)
-        factor = (guessed.factor if guessed and guessed.factor else 1.0) if meant == "time" else 1e9
-        factor = 2.0**20 if meant == "memory" and re.search(r"mi?b\b", column.lower()) else factor
+        unstated = 1.0 if meant == "time" else 1e9
+        factor = guessed.factor if guessed and guessed.factor else unstated
     if meant == "mfu" and re.search("pct|percent", normal(column)):
         factor = 0.01
     value = number(cell, units=units, factor=factor)

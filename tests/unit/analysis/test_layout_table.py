@@ -105,6 +105,23 @@ def test_what_ran_counts_whatever_batch_is_quoted(
     assert other_batch_assumed == (quoted == 256)
 
 
+@pytest.mark.parametrize(
+    ("column", "unit"),
+    [
+        ("memory", 1e9),
+        ("peak_memory_gb", 1e9),
+        ("Peak memory (GiB)", 2**30),
+        ("mem_gib", 2**30),
+        ("max memory [MiB]", 2**20),
+        ("memory_mb", 1e6),
+        ("peak memory (bytes)", 1),
+    ],
+)
+def test_memory_is_read_in_its_columns_unit(column: str, unit: float) -> None:
+    (row,) = read_layouts(frame(**{column: 40})).rows
+    assert row.memory_bytes == 40 * unit
+
+
 def test_crashed_rows_have_no_time_and_stay_known() -> None:
     (row,) = read_layouts(frame(status="OOM")).rows
     assert row.failed and row.step_s is None
