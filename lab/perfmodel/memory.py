@@ -106,8 +106,8 @@ def rank_memory(
     of all if fewer (Narayanan et al. 2021). FSDP holds `largest_unit` bytes of gathered weights,
     twice because it gathers ahead.
     """
-    share = parameters / (layout.tensor * layout.pipeline)
-    own = state_memory(share, sharing=layout.sharing, ranks=layout.data, state=state)
+    held = parameters * layout.parameter_share
+    own = state_memory(held, sharing=layout.sharing, ranks=layout.data, state=state)
     gathers = layout.sharing == "fsdp" and layout.data > 1
     micro_batches = min(layout.pipeline, grad_accum) / layout.pipeline
     return replace(

@@ -111,6 +111,9 @@ def test_memory_of_layouts() -> None:
     assert plain.total == 16e9 + 8e9
     halves = rank_memory(1e9, Layout(tensor=2), activation_bytes=8e9)
     assert halves.total == 8e9 + 4e9
+    # What tensor parallelism does not divide is whole on each rank; so is a stage with more.
+    assert rank_memory(1e9, Layout(tensor=2, divided_parameters=0.5)).total == 16 * 0.75e9
+    assert rank_memory(1e9, Layout(pipeline=4, largest=0.5)).total == 16 * 0.5e9
     stages = rank_memory(1e9, Layout(pipeline=4), activation_bytes=8e9, grad_accum=8)
     assert stages.weights == 1e9 and stages.activations == 8e9
     assert (
