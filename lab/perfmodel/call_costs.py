@@ -129,7 +129,7 @@ def neighbours(calibration: Calibration, world_size: int) -> tuple[float, Deviat
         return None
     deviation = spread([ratios]) or Deviation(STEP_ERROR)
     ratio = math.exp(statistics.fmean(map(math.log, ratios)))
-    return max(ratio, 1.0), Deviation(deviation.sd / math.sqrt(len(ratios)))
+    return max(ratio, 1.0), deviation.times(1 / math.sqrt(len(ratios)))
 
 
 def profile_of(step: ReferenceStep) -> Profile:
