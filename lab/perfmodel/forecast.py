@@ -21,8 +21,15 @@ from lab.formatting import count
 from lab.perfmodel.calibration import Calibration, load_calibration
 from lab.perfmodel.call_costs import call_cost, neighbours
 from lab.perfmodel.collectives import Collective, CollectiveSeconds, ring_time
-from lab.perfmodel.layout import NO_CONTENTION, Bucket, Contention, Links, Profile
-from lab.perfmodel.memory import calls_of, layout_of, memory_of, messages_of, passes
+from lab.perfmodel.layout import NO_CONTENTION, Contention, Links, Profile
+from lab.perfmodel.memory import (
+    calls_of,
+    gradients_of,
+    layout_of,
+    memory_of,
+    messages_of,
+    passes,
+)
 from lab.perfmodel.simulate import (
     NORMAL_95,
     P10_TO_P90,
@@ -389,16 +396,14 @@ def _measured(records: Sequence[Record]) -> Profile:
         )
 
     backward = phases(["backward"])
-    gradients = next(record.gradients for record in records if record.gradients)
+    first = next(record for record in records if record.gradients)
     intervals = [timing.step.interval or (0.0, 0.0) for _, timing in pairs]
     repeats = count(len(pairs), "record")
     return Profile(
         forward_s=phases(["forward"]),
         backward_s=backward,
         optimizer_s=phases(["optimizer"], per_micro_batch=False),
-        gradients=tuple(
-            Bucket(one.ready * backward, one.bytes, block=one.block) for one in gradients
-        ),
+        gradients=gradients_of(first.gradients or (), first.run, backward_s=backward),
         data_s=phases(["data", "h2d"]),
         other_s=phases(["other"], per_micro_batch=False),
         spread=statistics.median(

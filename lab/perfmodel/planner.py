@@ -34,7 +34,7 @@ from lab.perfmodel.layout import (
     Profile,
     Schedule,
     Sharing,
-    buckets_of,
+    sent,
 )
 from lab.perfmodel.predict import Described
 from lab.perfmodel.simulate import Conditions, Prediction, predict
@@ -192,11 +192,8 @@ def _divisors(number: int) -> list[int]:
 def _predict(
     candidate: Candidate, profile: Profile, links: Links, conditions: Conditions
 ) -> Prediction:
-    buckets: Sequence[Bucket] = profile.gradients
-    if candidate.layout.sharing == "ddp":
-        buckets = buckets_of(buckets, (candidate.bucket_mb or 0.0) * 2**20)
-    if candidate.layout.sharing == "zero1":
-        buckets = (Bucket(profile.backward_s, profile.gradient_bytes),)
+    cap_bytes = (candidate.bucket_mb or 0.0) * 2**20
+    buckets = sent(profile, candidate.layout.sharing, cap_bytes=cap_bytes)
     return predict(
         profile,
         merged(buckets, MOST_BUCKETS),

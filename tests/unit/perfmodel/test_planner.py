@@ -6,7 +6,7 @@ import pytest
 
 from lab.config.models import GPT
 from lab.perfmodel.hardware import machine
-from lab.perfmodel.layout import Bucket, Candidate, Layout
+from lab.perfmodel.layout import Bucket, Candidate, Layout, sent
 from lab.perfmodel.planner import Plan, Space, best, merged
 from lab.perfmodel.predict import Described
 from lab.perfmodel.simulate import Conditions
@@ -113,6 +113,8 @@ def test_a_described_profile_is_the_law_of_layouts_without_communication(precisi
     assert 0.45 < reached < 1 / described.law.coefficients["flops"]
     assert profile.gradient_bytes == described.parameters * (2 if precision == "bf16" else 4)
     assert profile.gradients[-1].ready_s == profile.backward_s
+    # FSDP gathers each block by itself, and all that is in none.
+    assert sent(profile, "fsdp", cap_bytes=0.0) == profile.gradients
 
 
 def test_small_products_and_split_ones_reach_less() -> None:
