@@ -284,7 +284,10 @@ class Basis:
         )
 
     def links(self, world_size: int) -> MeasuredLinks:
-        """The calibrated links, as a ring at larger world sizes; LabError without a calibration."""
+        """The calibrated links, at other world sizes a ring of the nearest calibrated ones.
+
+        Raises LabError without a calibration.
+        """
         if world_size == 1:
             return MeasuredLinks(lambda collective, size: 0.0)
         calibration, sizes = self.calibration, list[int]()
@@ -305,8 +308,8 @@ class Basis:
             cost = _calibrated(calibration, world_size)
             error = calibration.time_error(world_size) or error
             return MeasuredLinks(cost, contention, error, deviations=deviations)
-        ring = _ring(calibration, sizes[-1], world_size)
-        note = f"{world_size} ranks by a ring of the links between {sizes[-1]}"
+        ring = _ring(calibration, nearest, world_size)
+        note = f"{world_size} ranks by a ring of the links between {nearest}"
         deviations += (Deviation(BEYOND_ERROR * abs(math.log2(world_size / nearest))),)
         return MeasuredLinks(ring, contention, error, (note,), deviations)
 
@@ -420,26 +423,26 @@ def _measured(records: Sequence[Record]) -> Profile:
 
 
 def _between(micro_batch: float, profiles: Mapping[int, Profile]) -> Profile:
-    """An unmeasured micro-batch: on a line through the nearest two, or in proportion.
+    """An unmeasured micro-batch: on a line through its neighbours, or in proportion to one.
 
     Below the measured range a power law takes the line's place, because a line would turn the noise
     of its two points into a fixed cost. Time shrinks no faster than in proportion, and more samples
     never take less time, because a step has work that grows with its samples and work that does
     not.
     """
-    nearest, *others = sorted(profiles, key=lambda size: abs(size - micro_batch))
+    nearest, second = _neighbours(micro_batch, profiles)
     here, ratio = profiles[nearest], micro_batch / nearest
 
     def time(name: str) -> float:
         value = float(getattr(here, name))
-        if not others:
+        if second is None:
             return value * ratio
-        other = float(getattr(profiles[others[0]], name))
+        other = float(getattr(profiles[second], name))
         if micro_batch < min(profiles):
             grows = other > value > 0
-            power = math.log(other / value) / math.log(others[0] / nearest) if grows else 0.0
+            power = math.log(other / value) / math.log(second / nearest) if grows else 0.0
             return value * math.pow(ratio, min(power, 1.0))
-        line = value + (other - value) / (others[0] - nearest) * (micro_batch - nearest)
+        line = value + (other - value) / (second - nearest) * (micro_batch - nearest)
         return line if micro_batch < max(profiles) else max(line, value)
 
     return replace(
@@ -450,13 +453,23 @@ def _between(micro_batch: float, profiles: Mapping[int, Profile]) -> Profile:
     )
 
 
+def _neighbours(micro_batch: float, sizes: Collection[int]) -> tuple[int, int | None]:
+    """The nearest measured size and its nearest on the other side of this one, if there is any.
+
+    Outside the measured range it is the nearest two; None stands for a second one that is missing.
+    """
+    nearest, *others = sorted(sizes, key=lambda size: abs(size - micro_batch))
+    across = [size for size in others if (size > micro_batch) != (nearest > micro_batch)]
+    return nearest, next(iter(across or others), None)
+
+
 def _noise(samples: float, sizes: Collection[int]) -> float:
     """The noise of a time by `_between`, relative to that of one measured micro-batch.
 
-    It is that of a power law, whose logarithm is a weighted sum of the nearest two.
+    It is that of a power law, whose logarithm is a weighted sum of its neighbours'.
     """
-    nearest, *others = sorted(sizes, key=lambda size: abs(size - samples))
-    if not others or samples == nearest:
+    nearest, second = _neighbours(samples, sizes)
+    if second is None or samples == nearest:
         return 1.0
-    position = math.log(samples / nearest) / math.log(others[0] / nearest)
+    position = math.log(samples / nearest) / math.log(second / nearest)
     return math.hypot(1 - position, position)
