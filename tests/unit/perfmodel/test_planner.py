@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
+
 import pytest
 
 from lab.config.models import GPT
@@ -38,6 +40,14 @@ def test_a_small_model_stays_data_parallel() -> None:
         first.candidate.micro_batch * first.candidate.grad_accum * first.candidate.layout.data
         == 512
     )
+
+
+@pytest.mark.parametrize(("other", "words"), [(0.5, "less"), (1.0, "as much"), (2.0, "more")])
+def test_of_two_equally_fast_plans_the_memory_is_compared(other: float, words: str) -> None:
+    first, *_ = search(SMALL, "h100x8", 8, 512).ranked
+    second = replace(first, memory_bytes=other * first.memory_bytes)
+    sentence = Plan((first, second), {}, searched=2).why_second()
+    assert sentence.endswith(f"is as fast and takes {words} memory.")
 
 
 def test_what_cannot_fit_is_refused() -> None:
