@@ -229,9 +229,9 @@ def _defaults(
 def _cell(meant: str, column: str, cells: Mapping[Any, Any]) -> Any:
     cell = cells[column]
     text = "" if cell is None else str(cell).strip()
-    if text.lower() in {"", "nan", "none", "n/a", "-"} and not (
-        text and meant in {"status", "recomputed"}
-    ):
+    # In these columns "none" is an answer.
+    answers = {"none"} if meant in {"status", "recomputed"} else set()
+    if text.lower() in {"", "nan", "<na>", "none", "n/a", "-"} - answers:
         return None
     if meant in TEXT:
         return text

@@ -11,6 +11,7 @@ from lab.errors import InputError
 from lab.files import SHARED
 
 TABLES = SHARED / "docs" / "tables"
+EMPTY = ("", "-", "n/a", float("nan"), pd.NA)
 
 
 def frame(**columns: object) -> pd.DataFrame:
@@ -120,6 +121,17 @@ def test_what_ran_counts_whatever_batch_is_quoted(
 def test_memory_is_read_in_its_columns_unit(column: str, unit: float) -> None:
     (row,) = read_layouts(frame(**{column: 40})).rows
     assert row.memory_bytes == 40 * unit
+
+
+@pytest.mark.parametrize(
+    ("cell", "passes"),
+    [("none", 3), ("full", 4), (True, 4), (False, 3), *[(cell, 3.5) for cell in EMPTY]],
+)
+def test_an_empty_cell_does_not_say_whether_activations_are_recomputed(
+    cell: object, passes: float
+) -> None:
+    (row,) = read_layouts(frame(recompute=cell)).rows
+    assert row.case.passes == passes
 
 
 def test_crashed_rows_have_no_time_and_stay_known() -> None:
