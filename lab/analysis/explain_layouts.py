@@ -2,15 +2,14 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+from collections.abc import Mapping
 from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, Literal
 
 from lab.analysis.layout_table import LayoutRow, read_layouts
 from lab.formatting import format_seconds
 from lab.perfmodel import layout_law
-from lab.perfmodel.hardware import Link
 from lab.perfmodel.layout_law import Case, LayoutLaw
 
 if TYPE_CHECKING:
@@ -21,6 +20,10 @@ MFU_OFF = 0.05  # relative
 SPARSE, SPARSE_OFF = 2.0, 0.15  # vendors double the peak for sparsity; FLOP counts are rough
 CLOSE = 0.02
 SLOWEST = 1e-3  # of a link's rate
+LINKS: dict[str, Literal["inner", "outer"]] = {
+    "between nodes": "outer",
+    "within the node": "inner",
+}
 
 
 @dataclass(frozen=True)
@@ -124,42 +127,35 @@ def _slower(case: Case, law: LayoutLaw, measured: float) -> list[str]:
         full = replace(case, recomputed=1.0)
         if abs(float(law.predict([full])[0]) / measured - 1) < 0.1:
             return ["recomputing all activations would explain it"]
-    for where, changed in _LINKS.items():
-        link = changed(case, 1.0)[1]
-
-        def seconds(share: float, change: Any = changed) -> float:
-            return float(law.predict([change(case, share)[0]])[0])
-
-        if seconds(SLOWEST) < measured:
+    for where, name in LINKS.items():
+        share = _share_of_link(name, case, law, measured)
+        if share is None:
             continue
-        least, most = SLOWEST, 1.0
-        while most / least > 1 + CLOSE:
-            middle = (least * most) ** 0.5
-            least, most = (middle, most) if seconds(middle) > measured else (least, middle)
-        rate = least * link.bytes_per_s / 1e9
-        given = link.bytes_per_s / 1e9
-        return [f"a link of {rate:.2g} GB/s {where} in place of {given:.3g} would explain it"]
+        given = getattr(case.machine, name).bytes_per_s / 1e9
+        return [
+            f"a link of {share * given:.2g} GB/s {where} in place of {given:.3g} would explain it"
+        ]
     parts = law.parts(case)
     slow = max(parts, key=lambda name: parts[name])
-    return [
-        f"no link explains it; {slow} would have to take {measured / sum(parts.values()):.1f}x "
-        "as long"
-    ]
+    longer = 1 + (measured - sum(parts.values())) / parts[slow]
+    return [f"no link explains it; {slow} would have to take {longer:.1f}x as long"]
 
 
-def _inner(case: Case, share: float) -> tuple[Case, Link]:
-    link = case.machine.inner
-    slow = replace(link, bytes_per_s=share * link.bytes_per_s)
-    return replace(case, machine=replace(case.machine, inner=slow)), link
+def _share_of_link(
+    name: Literal["inner", "outer"], case: Case, law: LayoutLaw, measured: float
+) -> float | None:
+    """The share of this link's rate at which the step takes as long as measured; None if none."""
+    link = getattr(case.machine, name)
 
+    def seconds(share: float) -> float:
+        slow = replace(link, bytes_per_s=share * link.bytes_per_s)
+        machine = replace(case.machine, **{name: slow})
+        return float(law.predict([replace(case, machine=machine)])[0])
 
-def _outer(case: Case, share: float) -> tuple[Case, Link]:
-    link = case.machine.outer
-    slow = replace(link, bytes_per_s=share * link.bytes_per_s)
-    return replace(case, machine=replace(case.machine, outer=slow)), link
-
-
-_LINKS: dict[str, Callable[[Case, float], tuple[Case, Link]]] = {
-    "between nodes": _outer,
-    "within the node": _inner,
-}
+    if seconds(SLOWEST) < measured:
+        return None
+    least, most = SLOWEST, 1.0
+    while most / least > 1 + CLOSE:
+        middle = (least * most) ** 0.5
+        least, most = (middle, most) if seconds(middle) > measured else (least, middle)
+    return least

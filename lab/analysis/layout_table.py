@@ -73,7 +73,7 @@ NOTED = {
     "global_batch": r"global batch(?: size| of)?[ =:]*(\d+)",
     "per_node": r"x ?(\d+) per node|(\d+) GPUs per node",
 }
-SHARINGS: dict[int, Sharing] = {0: "ddp", 1: "zero1", 2: "zero2", 3: "fsdp"}
+ZERO_STAGES: dict[int, Sharing] = {0: "ddp", 1: "zero1", 2: "zero2", 3: "fsdp"}
 FAILED = re.compile("oom|out of memory|crash|fail|error|killed|timeout", re.IGNORECASE)
 ADVICE = (
     "needed: GPUs, model or its sizes, sequence length, batch, and a step time or a rate; what the "
@@ -229,9 +229,9 @@ def _defaults(
 def _cell(meant: str, column: str, cells: Mapping[Any, Any]) -> Any:
     cell = cells[column]
     text = "" if cell is None else str(cell).strip()
-    if text.lower() in {"", "nan", "none", "n/a", "-"} and not (
-        text and meant in {"status", "recomputed"}
-    ):
+    # In these columns "none" is an answer.
+    answers = {"none"} if meant in {"status", "recomputed"} else set()
+    if text.lower() in {"", "nan", "<na>", "none", "n/a", "-"} - answers:
         return None
     if meant in TEXT:
         return text
@@ -239,8 +239,8 @@ def _cell(meant: str, column: str, cells: Mapping[Any, Any]) -> Any:
     factor = 1.0
     if meant in {"time", "memory"}:
         guessed = guess(column)
-        factor = (guessed.factor if guessed and guessed.factor else 1.0) if meant == "time" else 1e9
-        factor = 2.0**20 if meant == "memory" and re.search(r"mi?b\b", column.lower()) else factor
+        unstated = 1.0 if meant == "time" else 1e9
+        factor = guessed.factor if guessed and guessed.factor else unstated
     if meant == "mfu" and re.search("pct|percent", normal(column)):
         factor = 0.01
     value = number(cell, units=units, factor=factor)
@@ -254,8 +254,7 @@ def _row(place: int, values: Mapping[str, Any], notes: str, *, timed: bool) -> L
         return max(round(float(values.get(name) or default)), 1)
 
     tensor, pipeline, context = whole("tensor"), whole("pipeline"), whole("context")
-    per_node = values.get("per_node")
-    gpus = values.get("gpus") or (values.get("nodes") or 0) * (per_node or 0)
+    gpus = values.get("gpus") or (values.get("nodes") or 0) * (values.get("per_node") or 0)
     split = tensor * pipeline * context
     data = whole("data", (gpus or split) / split)
     gpus = gpus or data * split
@@ -265,26 +264,9 @@ def _row(place: int, values: Mapping[str, Any], notes: str, *, timed: bool) -> L
     sequence = values.get("sequence")
     if not sequence:
         raise ValueError("no sequence length")
-    model = _model(values, notes)
-    batch, micro, accum = (values.get(name) for name in ("global_batch", "micro_batch", "accum"))
-    quoted, ran = batch, (micro or 0) * (accum or 1) * data
-    # What ran counts, not what is quoted; a micro-batch may include all accumulation.
-    if micro and (not batch or (accum and batch not in {ran, micro * data})):
-        batch = ran
-    if not batch:
-        raise ValueError("no batch size")
-    micro = micro or batch / data / (accum or 1)
-    passes = batch / data / micro
-    if passes < 0.999:
-        raise ValueError("the global batch is smaller than a micro-batch on each rank")
-    gpu = named_gpu(str(values["gpu"]))
-    if gpu is None:
-        raise ValueError(f"unknown GPU {values['gpu']}")
-    nodes = values.get("nodes")
-    inside = round(per_node or (gpus / nodes if nodes else gpu.joined))
-    outer = "infiniband-hdr" if gpu.name.startswith(("a100", "v100", "a10")) else "infiniband-ndr"
-    machine = Machine(gpu, max(inside, 1), LINKS[gpu.link], LINKS[outer])
-    framework = named_framework(notes)
+    model, framework = _model(values, notes), named_framework(notes)
+    batch, micro, passes = _batch(values, data)
+    machine = _machine(values, gpus)
     layout = Layout(
         _sharing(values, data),
         data=data,
@@ -310,8 +292,38 @@ def _row(place: int, values: Mapping[str, Any], notes: str, *, timed: bool) -> L
     parameters = values.get("parameters") or transformer.size(str(values.get("model", "")))
     mfu = values.get("mfu")
     mfu = mfu / 100 if mfu and mfu > 1.5 else mfu  # per cent, though not labelled so
+    quoted = values.get("global_batch")
     other = quoted if quoted != batch else None
     return LayoutRow(place, case, step_s, memory, failed, parameters, mfu, other)
+
+
+def _batch(values: Mapping[str, Any], data: int) -> tuple[float, float, float]:
+    """Samples of a step and of a micro-batch, and micro-batches of a step; ValueError if unknown.
+
+    What ran counts, not what is quoted; a micro-batch may include all accumulation.
+    """
+    batch, micro, accum = (values.get(name) for name in ("global_batch", "micro_batch", "accum"))
+    ran = (micro or 0) * (accum or 1) * data
+    if micro and (not batch or (accum and batch not in {ran, micro * data})):
+        batch = ran
+    if not batch:
+        raise ValueError("no batch size")
+    micro = micro or batch / data / (accum or 1)
+    passes = batch / data / micro
+    if passes < 0.999:
+        raise ValueError("the global batch is smaller than a micro-batch on each rank")
+    return batch, micro, passes
+
+
+def _machine(values: Mapping[str, Any], gpus: float) -> Machine:
+    """The GPUs of a row on their own link, and a usual one between nodes; ValueError if unknown."""
+    gpu = named_gpu(str(values["gpu"]))
+    if gpu is None:
+        raise ValueError(f"unknown GPU {values['gpu']}")
+    per_node, nodes = values.get("per_node"), values.get("nodes")
+    inside = round(per_node or (gpus / nodes if nodes else gpu.joined))
+    outer = "infiniband-hdr" if gpu.name.startswith(("a100", "v100", "a10")) else "infiniband-ndr"
+    return Machine(gpu, max(inside, 1), LINKS[gpu.link], LINKS[outer])
 
 
 def _model(values: Mapping[str, Any], notes: str) -> Transformer:
@@ -342,7 +354,7 @@ def _sharing(values: Mapping[str, Any], data: int) -> Sharing:
     if re.search(r"full_?shard|fsdp|zero-?3", words) or (values.get("fsdp") or 0) > 1:
         return "fsdp"
     if "zero" in values:
-        return SHARINGS.get(int(values["zero"]), "ddp")
+        return ZERO_STAGES.get(int(values["zero"]), "ddp")
     return "zero2" if re.search(r"shard_?grad|zero-?2", words) else "ddp"
 
 

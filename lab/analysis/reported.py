@@ -42,8 +42,8 @@ ALL_REDUCE = NO_VARIANT | {"ddp", "dp", "naive", "horovod", "single", "serial", 
 WHOLE_COPIES = "0|no|none|off|false|ddp|replicated"
 LONGEST = 30  # letters of a name that is the table's, not a configuration's
 NAMED = 12  # columns in a sentence
-# At or below this share of the baseline's time, a step or a run has less work per rank. That is not
-# weak scaling, which can at best keep its time.
+# Below this share of the baseline's time, a step or a run has less work per rank. That is not weak
+# scaling, which can at best keep its time.
 SHORTER = 0.75
 KNOWN_NUMBERS = ("global_batch_size", "micro_batch_size", "grad_accum")
 BATCH_WORDS = {

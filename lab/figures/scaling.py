@@ -232,9 +232,7 @@ def _quantities(results: StudyResults) -> list[Quantity]:
     if isinstance(results.source, ReportedTable):
         curves += [_memory(results), MFU]
     wanted = [STEP_TIME, SPEEDUP, _memory(results)] if _bars(results) else curves
-    summary = results.summary
-    known = {column for column in summary if summary[column].notna().any()}
-    return [quantity for quantity in wanted if quantity.column in known]
+    return [quantity for quantity in wanted if has(quantity.column)(results)]
 
 
 def _overview_height(results: StudyResults) -> float:

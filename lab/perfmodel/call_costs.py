@@ -15,8 +15,8 @@ from functools import partial
 
 from lab.config.run import Run
 from lab.perfmodel.calibration import Calibration, ReferenceStep
-from lab.perfmodel.layout import MICRO_BATCH, Bucket, Links, Profile
-from lab.perfmodel.memory import calls_of, layout_of, messages_of, passes
+from lab.perfmodel.layout import MICRO_BATCH, Links, Profile
+from lab.perfmodel.memory import calls_of, gradients_of, layout_of, messages_of, passes
 from lab.perfmodel.simulate import EXACT, Conditions, Deviation, predict, spread
 
 # Expected relative errors of a reference step, and of the step model without one.
@@ -129,7 +129,7 @@ def neighbours(calibration: Calibration, world_size: int) -> tuple[float, Deviat
         return None
     deviation = spread([ratios]) or Deviation(STEP_ERROR)
     ratio = math.exp(statistics.fmean(map(math.log, ratios)))
-    return max(ratio, 1.0), Deviation(deviation.sd / math.sqrt(len(ratios)))
+    return max(ratio, 1.0), deviation.times(1 / math.sqrt(len(ratios)))
 
 
 def profile_of(step: ReferenceStep) -> Profile:
@@ -139,9 +139,7 @@ def profile_of(step: ReferenceStep) -> Profile:
         forward_s=step.phases["forward"],
         backward_s=backward,
         optimizer_s=step.phases["optimizer"],
-        gradients=tuple(
-            Bucket(one.ready * backward, one.bytes, block=one.block) for one in step.gradients
-        ),
+        gradients=gradients_of(step.gradients, step.run, backward_s=backward),
         data_s=step.phases["data"] + step.phases["h2d"],
         other_s=step.phases["other"],
         spread=step.spread,

@@ -56,17 +56,13 @@ def bus_factor(collective: Collective, world_size: int) -> float:
     if collective not in RINGS:
         raise ValueError(f"unknown collective {collective!r}; choose one of {', '.join(RINGS)}")
     ring = RINGS[collective]
-    return ring.passes * ((world_size - 1) / world_size if ring.split else 1.0)
+    share = (world_size - 1) / world_size if ring.split else float(world_size > 1)
+    return ring.passes * share
 
 
 def busbw(collective: Collective, world_size: int, size: float, seconds: float) -> float:
     """Bus bandwidth in bytes/s, comparable over world sizes: algbw times the bus factor."""
     return size / seconds * bus_factor(collective, world_size)
-
-
-def of_all_reduce(collective: Collective) -> float:
-    """Cost relative to an all-reduce, for collectives that were not measured."""
-    return RINGS[collective].passes / RINGS["all_reduce"].passes
 
 
 def ring_time(

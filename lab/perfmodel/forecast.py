@@ -10,7 +10,7 @@ import math
 import statistics
 from collections.abc import Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
-from functools import cached_property
+from functools import cached_property, partial
 from typing import Any
 
 from lab.config.cluster import Cluster
@@ -20,9 +20,16 @@ from lab.errors import LabError
 from lab.formatting import count
 from lab.perfmodel.calibration import Calibration, load_calibration
 from lab.perfmodel.call_costs import call_cost, neighbours
-from lab.perfmodel.collectives import Collective, CollectiveSeconds, of_all_reduce, ring_time
-from lab.perfmodel.layout import NO_CONTENTION, Bucket, Contention, Links, Profile
-from lab.perfmodel.memory import calls_of, layout_of, memory_of, messages_of, passes
+from lab.perfmodel.collectives import Collective, CollectiveSeconds, ring_time
+from lab.perfmodel.layout import NO_CONTENTION, Contention, Links, Profile
+from lab.perfmodel.memory import (
+    calls_of,
+    gradients_of,
+    layout_of,
+    memory_of,
+    messages_of,
+    passes,
+)
 from lab.perfmodel.simulate import (
     NORMAL_95,
     P10_TO_P90,
@@ -277,7 +284,10 @@ class Basis:
         )
 
     def links(self, world_size: int) -> MeasuredLinks:
-        """The calibrated links, as a ring at larger world sizes; LabError without a calibration."""
+        """The calibrated links, at other world sizes a ring of the nearest calibrated ones.
+
+        Raises LabError without a calibration.
+        """
         if world_size == 1:
             return MeasuredLinks(lambda collective, size: 0.0)
         calibration, sizes = self.calibration, list[int]()
@@ -298,12 +308,8 @@ class Basis:
             cost = _calibrated(calibration, world_size)
             error = calibration.time_error(world_size) or error
             return MeasuredLinks(cost, contention, error, deviations=deviations)
-        link = calibration.fit("all_reduce", sizes[-1]).of_one_link("all_reduce", sizes[-1])
-
-        def ring(collective: Collective, size: float) -> float:
-            return of_all_reduce(collective) * ring_time("all_reduce", size, world_size, *link)
-
-        note = f"{world_size} ranks by a ring of the links between {sizes[-1]}"
+        ring = _ring(calibration, nearest, world_size)
+        note = f"{world_size} ranks by a ring of the links between {nearest}"
         deviations += (Deviation(BEYOND_ERROR * abs(math.log2(world_size / nearest))),)
         return MeasuredLinks(ring, contention, error, (note,), deviations)
 
@@ -362,13 +368,21 @@ def _peaks_of(records: Iterable[Record]) -> dict[float, float] | None:
 def _calibrated(calibration: Calibration, world_size: int) -> CollectiveSeconds:
     """The measured cost; for a collective that was not measured, its share of an all-reduce."""
     known = {fit.collective for fit in calibration.fits if fit.world_size == world_size}
+    ring = _ring(calibration, world_size, world_size)
 
     def cost(collective: Collective, size: float) -> float:
         if collective in known:
             return calibration.time(collective, world_size, size)
-        return of_all_reduce(collective) * calibration.time("all_reduce", world_size, size)
+        share = ring(collective, size) / ring("all_reduce", size)
+        return share * calibration.time("all_reduce", world_size, size)
 
     return cost
+
+
+def _ring(calibration: Calibration, measured: int, world_size: int) -> CollectiveSeconds:
+    """Collectives as rings over the links that an all-reduce on `measured` ranks had."""
+    alpha, rate = calibration.fit("all_reduce", measured).of_one_link("all_reduce", measured)
+    return partial(ring_time, world_size=world_size, alpha_s=alpha, bytes_per_s=rate)
 
 
 def _measured(records: Sequence[Record]) -> Profile:
@@ -385,16 +399,14 @@ def _measured(records: Sequence[Record]) -> Profile:
         )
 
     backward = phases(["backward"])
-    gradients = next(record.gradients for record in records if record.gradients)
+    first = next(record for record in records if record.gradients)
     intervals = [timing.step.interval or (0.0, 0.0) for _, timing in pairs]
     repeats = count(len(pairs), "record")
     return Profile(
         forward_s=phases(["forward"]),
         backward_s=backward,
         optimizer_s=phases(["optimizer"], per_micro_batch=False),
-        gradients=tuple(
-            Bucket(one.ready * backward, one.bytes, block=one.block) for one in gradients
-        ),
+        gradients=gradients_of(first.gradients or (), first.run, backward_s=backward),
         data_s=phases(["data", "h2d"]),
         other_s=phases(["other"], per_micro_batch=False),
         spread=statistics.median(
@@ -411,26 +423,26 @@ def _measured(records: Sequence[Record]) -> Profile:
 
 
 def _between(micro_batch: float, profiles: Mapping[int, Profile]) -> Profile:
-    """An unmeasured micro-batch: on a line through the nearest two, or in proportion.
+    """An unmeasured micro-batch: on a line through its neighbours, or in proportion to one.
 
     Below the measured range a power law takes the line's place, because a line would turn the noise
     of its two points into a fixed cost. Time shrinks no faster than in proportion, and more samples
     never take less time, because a step has work that grows with its samples and work that does
     not.
     """
-    nearest, *others = sorted(profiles, key=lambda size: abs(size - micro_batch))
+    nearest, second = _neighbours(micro_batch, profiles)
     here, ratio = profiles[nearest], micro_batch / nearest
 
     def time(name: str) -> float:
         value = float(getattr(here, name))
-        if not others:
+        if second is None:
             return value * ratio
-        other = float(getattr(profiles[others[0]], name))
+        other = float(getattr(profiles[second], name))
         if micro_batch < min(profiles):
             grows = other > value > 0
-            power = math.log(other / value) / math.log(others[0] / nearest) if grows else 0.0
+            power = math.log(other / value) / math.log(second / nearest) if grows else 0.0
             return value * math.pow(ratio, min(power, 1.0))
-        line = value + (other - value) / (others[0] - nearest) * (micro_batch - nearest)
+        line = value + (other - value) / (second - nearest) * (micro_batch - nearest)
         return line if micro_batch < max(profiles) else max(line, value)
 
     return replace(
@@ -441,13 +453,23 @@ def _between(micro_batch: float, profiles: Mapping[int, Profile]) -> Profile:
     )
 
 
+def _neighbours(micro_batch: float, sizes: Collection[int]) -> tuple[int, int | None]:
+    """The nearest measured size and its nearest on the other side of this one, if there is any.
+
+    Outside the measured range it is the nearest two; None stands for a second one that is missing.
+    """
+    nearest, *others = sorted(sizes, key=lambda size: abs(size - micro_batch))
+    across = [size for size in others if (size > micro_batch) != (nearest > micro_batch)]
+    return nearest, next(iter(across or others), None)
+
+
 def _noise(samples: float, sizes: Collection[int]) -> float:
     """The noise of a time by `_between`, relative to that of one measured micro-batch.
 
-    It is that of a power law, whose logarithm is a weighted sum of the nearest two.
+    It is that of a power law, whose logarithm is a weighted sum of its neighbours'.
     """
-    nearest, *others = sorted(sizes, key=lambda size: abs(size - samples))
-    if not others or samples == nearest:
+    nearest, second = _neighbours(samples, sizes)
+    if second is None or samples == nearest:
         return 1.0
-    position = math.log(samples / nearest) / math.log(others[0] / nearest)
+    position = math.log(samples / nearest) / math.log(second / nearest)
     return math.hypot(1 - position, position)

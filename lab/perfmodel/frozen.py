@@ -177,12 +177,15 @@ def scores(study: Study, records: Sequence[Record] | None = None) -> list[Score]
     for record in load_records(study) if records is None else records:
         if record.completed and record.timing:
             measured.setdefault(record.run_id, []).append(record)
+    frozen: dict[str, list[Frozen]] = {}
+    for one in predictions(study) if measured else ():
+        frozen.setdefault(one.run_id, []).append(one)
     scored = []
     for run in study.runs:
         if not (repeats := measured.get(run.id)):
             continue
         first = min(datetime.fromisoformat(one.started_at or one.finished_at) for one in repeats)
-        earlier = [frozen for frozen in predictions(study, run) if frozen.frozen_at < first]
+        earlier = [one for one in frozen.get(run.id, ()) if one.frozen_at < first]
         if earlier:
             scored.append(_score(earlier[-1], repeats))
     return scored

@@ -218,6 +218,23 @@ def units_of(gradients: Sequence[Bucket]) -> tuple[Bucket, ...]:
     return tuple(sorted(units.values(), key=lambda unit: unit.ready_s))
 
 
+def sent(
+    profile: Profile, sharing: Sharing, *, cap_bytes: float, first_bytes: float | None = None
+) -> tuple[Bucket, ...]:
+    """What is sent at a time: DDP's buckets of `cap_bytes`, all of ZeRO-1, FSDP's units.
+
+    Others send each gradient by itself.
+    """
+    match sharing:
+        case "ddp":
+            return buckets_of(profile.gradients, cap_bytes, first_bytes=first_bytes)
+        case "zero1":
+            return (Bucket(profile.backward_s, profile.gradient_bytes),)
+        case "fsdp":
+            return units_of(profile.gradients)
+    return profile.gradients
+
+
 @dataclass(frozen=True)
 class Layout:
     """How ranks share a model: `data` replicas or shards, each of `tensor` times `pipeline` ranks.

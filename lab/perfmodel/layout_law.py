@@ -28,11 +28,11 @@ class Framework:
     """How a framework splits its pipelines, and how it differs from the general expectation.
 
     `pattern` matches the words by which a table names it. Stages of a `balanced` pipeline have
-    equal FLOPs, including the head's; others equal layers. Tensor parallelism may also be
-    `sequence_parallel`, unless a table says otherwise.
-    Launches and products hide each other as a p-norm with exponent `hides`: the higher it is, the
-    more the longer one alone counts. `hides_sums` says that launches hide the sums of tensor
-    parallelism as well. On more nodes than its `reach`, the hops of a pipeline are delayed.
+    equal FLOPs, including the head's; others equal layers. `sequence_parallel` says that its tensor
+    parallelism splits sequences as well. Launches and products hide each other as a p-norm with
+    exponent `hides`: the higher it is, the more the longer one alone counts. `hides_sums` says that
+    launches hide the sums of tensor parallelism as well. On more nodes than its `reach`, the hops
+    of a pipeline are delayed.
     `coefficients` are those of the law of layouts with different expectations, with the deviation
     of their logarithm.
     """

@@ -6,6 +6,7 @@ Memory is that of parameters, gradients, optimizer and activations.
 from __future__ import annotations
 
 import itertools
+from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from functools import lru_cache
 
@@ -23,10 +24,10 @@ from lab.perfmodel.layout import (
     Layout,
     Profile,
     Sharing,
-    buckets_of,
-    units_of,
+    sent,
 )
 from lab.perfmodel.transformer import Transformer
+from lab.records.schema import Gradient
 
 # Bytes held relative to those of the matrices' values, without and with a gate, which comes with
 # copies in fp32 and of rotations; bytes of a logit with its gradient, which gated code also holds
@@ -106,8 +107,8 @@ def rank_memory(
     of all if fewer (Narayanan et al. 2021). FSDP holds `largest_unit` bytes of gathered weights,
     twice because it gathers ahead.
     """
-    share = parameters / (layout.tensor * layout.pipeline)
-    own = state_memory(share, sharing=layout.sharing, ranks=layout.data, state=state)
+    held = parameters * layout.parameter_share
+    own = state_memory(held, sharing=layout.sharing, ranks=layout.data, state=state)
     gathers = layout.sharing == "fsdp" and layout.data > 1
     micro_batches = min(layout.pipeline, grad_accum) / layout.pipeline
     return replace(
@@ -246,19 +247,32 @@ def passes(run: Run) -> int:
 
 def messages_of(profile: Profile, run: Run) -> tuple[Bucket, ...]:
     """The run's units of transfer, with the bytes left by its compression."""
-    buckets = profile.gradients
-    if run.strategy == "ddp":
-        # DDP makes the first bucket small only if no size is given.
-        first = MIB if run.bucket_cap_mb == DEFAULT_BUCKET_CAP_MB else None
-        buckets = buckets_of(buckets, run.bucket_cap_mb * MIB, first_bytes=first)
-    elif run.strategy == "zero1" or run.flat:
-        buckets = (Bucket(profile.backward_s, profile.gradient_bytes),)
-    elif run.strategy == "fsdp":
-        unit, known = largest_unit(run), any(one.block is not None for one in buckets)
-        # Older records know no blocks; most of a transformer's weights are in blocks of one size.
-        buckets = buckets_of(buckets, unit) if unit and not known else units_of(buckets)
+    # One flat buffer is sent as ZeRO-1 sends its own.
+    sharing: Sharing = "zero1" if run.flat else SHARINGS.get(run.strategy, "single")
+    # DDP makes the first bucket small only if no size is given.
+    first = MIB if run.bucket_cap_mb == DEFAULT_BUCKET_CAP_MB else None
+    buckets = sent(profile, sharing, cap_bytes=run.bucket_cap_mb * MIB, first_bytes=first)
     share = COMPRESSED[run.compression]
     return tuple(replace(bucket, bytes=round(bucket.bytes * share)) for bucket in buckets)
+
+
+def gradients_of(
+    gradients: Sequence[Gradient], run: Run, *, backward_s: float
+) -> tuple[Bucket, ...]:
+    """The gradients of a record on one rank, in a backward pass of `backward_s`.
+
+    Older records name no blocks. Most of a transformer's weights are in blocks of one size, so as
+    many consecutive gradients as have this size count as a block.
+    """
+    unit, named = largest_unit(run), any(one.block is not None for one in gradients)
+    buckets, block, size = [], 0, 0
+    for one in gradients:
+        number = block if unit and not named else one.block
+        buckets.append(Bucket(one.ready * backward_s, one.bytes, block=number))
+        size += one.bytes
+        if size >= unit:
+            block, size = block + 1, 0
+    return tuple(buckets)
 
 
 def calls_of(run: Run, messages: int) -> int:

@@ -34,7 +34,7 @@ from lab.perfmodel.layout import (
     Profile,
     Schedule,
     Sharing,
-    buckets_of,
+    sent,
 )
 from lab.perfmodel.predict import Described
 from lab.perfmodel.simulate import Conditions, Prediction, predict
@@ -73,16 +73,17 @@ class Plan:
         first, second = self.ranked[:2]
         slower = second.prediction.step_s - first.prediction.step_s
         if slower <= 1e-6 * first.prediction.step_s:
-            memory = "as much" if second.memory_bytes == first.memory_bytes else "more"
+            more = second.memory_bytes - first.memory_bytes
+            memory = "more" if more > 0 else "less" if more < 0 else "as much"
             return f"The second ({second.candidate.label}) is as fast and takes {memory} memory."
         parts = first.prediction.parts
-        more = {
+        longer = {
             name: value - parts.get(name, 0.0) for name, value in second.prediction.parts.items()
         }
-        name = max(more, key=lambda part: more[part])
+        name = max(longer, key=lambda part: longer[part])
         return (
             f"The second ({second.candidate.label}) is {format_seconds(slower)} slower, "
-            f"most of it in {name.replace('_', ' ')} ({format_seconds(more[name])} more)."
+            f"most of it in {name.replace('_', ' ')} ({format_seconds(longer[name])} more)."
         )
 
 
@@ -192,11 +193,8 @@ def _divisors(number: int) -> list[int]:
 def _predict(
     candidate: Candidate, profile: Profile, links: Links, conditions: Conditions
 ) -> Prediction:
-    buckets: Sequence[Bucket] = profile.gradients
-    if candidate.layout.sharing == "ddp":
-        buckets = buckets_of(buckets, (candidate.bucket_mb or 0.0) * 2**20)
-    if candidate.layout.sharing == "zero1":
-        buckets = (Bucket(profile.backward_s, profile.gradient_bytes),)
+    cap_bytes = (candidate.bucket_mb or 0.0) * 2**20
+    buckets = sent(profile, candidate.layout.sharing, cap_bytes=cap_bytes)
     return predict(
         profile,
         merged(buckets, MOST_BUCKETS),

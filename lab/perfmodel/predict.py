@@ -80,7 +80,8 @@ class Described:
         layers, layer = self.model.layers, block_parameters(self.model.width)
         value = value_bytes(candidate.precision)
         gradients = [
-            Bucket(backward * (nth + 1) / (layers + 1), layer * value) for nth in range(layers)
+            Bucket(backward * (nth + 1) / (layers + 1), layer * value, block=nth)
+            for nth in range(layers)
         ]
         gradients.append(Bucket(backward, (self.parameters - layers * layer) * value))
         return Profile(

@@ -78,7 +78,8 @@ def spread(groups: Iterable[Sequence[float]]) -> Deviation | None:
     squares, freedom = 0.0, 0
     for group in groups:
         logs = [math.log(value) for value in group]
-        squares += sum((value - statistics.fmean(logs)) ** 2 for value in logs)
+        mean = statistics.fmean(logs) if logs else 0.0
+        squares += sum((value - mean) ** 2 for value in logs)
         freedom += max(len(logs) - 1, 0)
     return Deviation(math.sqrt(squares / freedom), freedom) if freedom else None
 
@@ -168,22 +169,18 @@ def predict(
     spans = replay(works, conditions.contention)
     factor = conditions.factor
     end = factor * max((span.end for span in spans), default=0.0)
-    device = [span for span in spans if span.work.where == "device" and span.work.name]
     exposed = factor * alone(spans)
     own_s = factor * profile.step_s(grad_accum) * layout.compute_share
     # Independent deviations of the parts between waits add up; those of a whole step average out.
     waits = layout.waits(grad_accum, len(buckets))
-    spread = math.hypot(profile.spread * math.sqrt(waits), conditions.processes)
-    straggler = spread * own_s * slowest_of(ranks)
-    parts = dict.fromkeys(("data", "forward", "backward", "optimizer", "bubble", "other"), 0.0)
-    for span in device:
-        parts[span.work.name] += factor * span.work.seconds
-    stolen = factor * sum(span.end - span.start - span.work.seconds for span in device)
+    deviation = math.hypot(profile.spread * math.sqrt(waits), conditions.processes)
+    straggler = deviation * own_s * slowest_of(ranks)
     step = end + straggler + conditions.call_s
-    parts["stolen_compute"] = stolen
-    parts["exposed_communication"] = exposed
-    parts["straggler"] = straggler
-    parts["call_overhead"] = conditions.call_s
+    parts = _device_parts(spans, factor) | {
+        "exposed_communication": exposed,
+        "straggler": straggler,
+        "call_overhead": conditions.call_s,
+    }
     avoidable = {name: parts[name] for name in parts if name not in {"forward", "backward"}}
     costliest = max(avoidable, key=lambda name: avoidable[name])
     width = half_width(
@@ -206,6 +203,16 @@ def predict(
         bytes_sent=sum(work.bytes or 0 for work in works),
         spans=tuple(spans),
     )
+
+
+def _device_parts(spans: Sequence[Span], factor: float) -> dict[str, float]:
+    """Seconds of the device by part: its own work, and what communication adds to it."""
+    device = [span for span in spans if span.work.where == "device" and span.work.name]
+    parts = dict.fromkeys(("data", "forward", "backward", "optimizer", "bubble", "other"), 0.0)
+    for span in device:
+        parts[span.work.name] += factor * span.work.seconds
+    stolen = factor * sum(span.end - span.start - span.work.seconds for span in device)
+    return parts | {"stolen_compute": stolen}
 
 
 def slowest_of(ranks: int) -> float:

@@ -116,11 +116,11 @@ def _gpt(layers: int, width: int, heads: int) -> Transformer:
 # MPT from llm-foundry's; GPT-3 from Brown et al. (2020), table 2.1. nanotron's 1B follows from the
 # playbook's own MFU and tokens/s: 9.66e9 FLOPs per token, an embedding of 131,072 tokens.
 NAMED: dict[str, Transformer] = {
-    r"llama.?3.*405b": _llama(126, 16384, 128, 8, 53248, 128256),
-    r"llama.?3.*70b": _llama(80, 8192, 64, 8, 28672, 128256),
-    r"llama.?3.*8b": _llama(32, 4096, 32, 8, 14336, 128256),
-    r"llama.?3.*3b": replace(_llama(28, 3072, 24, 8, 8192, 128256), tied=True),
-    r"llama.?3.*1b": replace(_llama(16, 2048, 32, 8, 8192, 128256), tied=True),
+    r"llama.?3(?!\d).*405b": _llama(126, 16384, 128, 8, 53248, 128256),
+    r"llama.?3(?!\d).*70b": _llama(80, 8192, 64, 8, 28672, 128256),
+    r"llama.?3(?!\d).*8b": _llama(32, 4096, 32, 8, 14336, 128256),
+    r"llama.?3(?!\d).*3b": replace(_llama(28, 3072, 24, 8, 8192, 128256), tied=True),
+    r"llama.?3(?!\d).*1b": replace(_llama(16, 2048, 32, 8, 8192, 128256), tied=True),
     r"llama.*70b": _llama(80, 8192, 64, 8, 28672, 32000),
     r"llama.*65b": _llama(80, 8192, 64, 64, 22016, 32000),
     r"llama.*(30|33)b": _llama(60, 6656, 52, 52, 17920, 32000),

@@ -235,7 +235,8 @@ class Guess(NamedTuple):
 
 def normal(name: str) -> str:
     """A name in lower snake case, `#` as n, `/` as per, `%` as percent."""
-    text = re.sub(r"(?<=[a-z])(?=[A-Z])", "_", str(name).strip()).lower()
+    # Camel case is split, but not "GiB".
+    text = re.sub(r"(?<=[a-z])(?!(?<=[KMGT]i)B)(?=[A-Z])", "_", str(name).strip()).lower()
     text = FOOTNOTE.sub("", text.replace("µ", "u").replace("μ", "u"))
     # Without the brackets, "min" would be read as the minimum.
     text = re.sub(r"[\[(]\s*min\.?\s*[\])]$", " minutes", text)

@@ -11,6 +11,7 @@ from lab.errors import InputError
 from lab.files import SHARED
 
 TABLES = SHARED / "docs" / "tables"
+EMPTY = ("", "-", "n/a", float("nan"), pd.NA)
 
 
 def frame(**columns: object) -> pd.DataFrame:
@@ -103,6 +104,34 @@ def test_what_ran_counts_whatever_batch_is_quoted(
     assert row.step_s == pytest.approx(batch * 4096 / 16 / 8000)
     other_batch_assumed = any("a batch other" in assumption for assumption in table.assumptions)
     assert other_batch_assumed == (quoted == 256)
+
+
+@pytest.mark.parametrize(
+    ("column", "unit"),
+    [
+        ("memory", 1e9),
+        ("peak_memory_gb", 1e9),
+        ("Peak memory (GiB)", 2**30),
+        ("mem_gib", 2**30),
+        ("max memory [MiB]", 2**20),
+        ("memory_mb", 1e6),
+        ("peak memory (bytes)", 1),
+    ],
+)
+def test_memory_is_read_in_its_columns_unit(column: str, unit: float) -> None:
+    (row,) = read_layouts(frame(**{column: 40})).rows
+    assert row.memory_bytes == 40 * unit
+
+
+@pytest.mark.parametrize(
+    ("cell", "passes"),
+    [("none", 3), ("full", 4), (True, 4), (False, 3), *[(cell, 3.5) for cell in EMPTY]],
+)
+def test_an_empty_cell_does_not_say_whether_activations_are_recomputed(
+    cell: object, passes: float
+) -> None:
+    (row,) = read_layouts(frame(recompute=cell)).rows
+    assert row.case.passes == passes
 
 
 def test_crashed_rows_have_no_time_and_stay_known() -> None:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from datetime import UTC, datetime
 from typing import Any
 
@@ -112,6 +113,19 @@ def test_ranks_that_slow_each_other_lengthen_compute() -> None:
     ratio, _ = neighbours(crowded, 2) or (0.0, None)
     assert ratio == pytest.approx(1.5)
     assert neighbours(calibration(2), 2) is None
+    # Ratios of 1 and 4, twice each: a mean of 2, and a deviation known from three differences.
+    alone, pair = calibrated(STEP_S).parts
+    factors = iter((1.0, 4.0, 1.0, 4.0))
+    steps = tuple(
+        step.model_copy(update={"seconds": (STEP_S * next(factors),)})
+        for step in pair.steps
+        if step.run.strategy == "single"
+    )
+    parts = (alone, pair.model_copy(update={"steps": steps}))
+    ratio, deviation = neighbours(Calibration(cluster="local", wanted=(1, 2), parts=parts), 2)
+    assert ratio == pytest.approx(2.0)
+    assert deviation.sd == pytest.approx(math.log(2) * math.sqrt(4 / 3) / math.sqrt(4))
+    assert deviation.freedom == 3
     quiet, _ = forecast(calibrated(STEP_S), run(2, 16))
     assert forecast(crowded, run(2, 16))[0] == pytest.approx(1.5 * quiet, rel=0.2)
 

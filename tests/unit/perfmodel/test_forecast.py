@@ -18,10 +18,10 @@ from lab.errors import InputError
 from lab.figures import StudyResults
 from lab.perfmodel import predict
 from lab.perfmodel.flops import model_cost
-from lab.perfmodel.forecast import Basis
+from lab.perfmodel.forecast import BEYOND_ERROR, Basis
 from lab.perfmodel.frozen import archive_replaced, error_so_far, freeze, predictions, scores
 from lab.perfmodel.memory import MemoryParts, memory_of
-from lab.perfmodel.simulate import Prediction, slowest_of
+from lab.perfmodel.simulate import Deviation, Prediction, slowest_of
 from lab.records.store import Record, Store, write_record
 from lab.report.sections import prediction_summary
 from lab.report.sections import predictions as prediction_section
@@ -105,6 +105,14 @@ def test_a_micro_batch_between_two_is_on_their_line_and_said() -> None:
     assert forecast.prediction.step_s == pytest.approx(0.1, rel=0.1)
 
 
+def test_a_micro_batch_between_two_does_not_extend_the_line_of_two_smaller_ones() -> None:
+    # 2 samples took less time than 1, by chance; 5 lie on the line from 2 to 16.
+    times = {1: 0.101, 2: 0.1, 16: 0.45}
+    records = [profile(run(1, size), step_time=time) for size, time in times.items()]
+    used, _ = basis(*records).profile(run(1, 5))
+    assert used.forward_s / records[1].timing.phases["forward"].median == pytest.approx(1.75)
+
+
 def test_a_pipeline_passes_on_parts_that_take_what_they_take_alone() -> None:
     # Half of the samples take more than half of the time.
     whole, half = profile(run(1, 16), step_time=0.16), profile(ALONE, step_time=0.1)
@@ -149,6 +157,23 @@ def test_world_sizes_beyond_the_calibrated_are_a_ring_of_its_links() -> None:
         "8 ranks by a ring of the links between 2",
     )
     assert forecast.prediction.exposed_s == pytest.approx(one, rel=0.1)
+
+
+def test_between_calibrated_world_sizes_the_nearest_counts() -> None:
+    links = basis(profile(ALONE), sizes=(2, 16)).links(4)
+    assert links.extrapolated == ("4 ranks by a ring of the links between 2",)
+    assert links.cost("all_reduce", 1e6) == pytest.approx(6 * 0.0005 + 2 * 3 / 4 * 1e6 / 1e8)
+    assert links.deviations == (Deviation(BEYOND_ERROR),)  # one doubling
+
+
+@pytest.mark.parametrize("ranks", [2, 4])
+def test_what_was_not_measured_is_a_ring_over_the_links_of_an_all_reduce(ranks: int) -> None:
+    # Two ranks all-reduce in 1 ms and at 100 MB/s: messages of half a millisecond.
+    cost = basis(profile(ALONE)).links(ranks).cost
+    hops = ranks - 1
+    assert cost("broadcast", 1e6) == pytest.approx(hops * 0.0005 + 1e6 / 1e8)
+    assert cost("all_gather", 1e6) == pytest.approx(hops * 0.0005 + hops / ranks * 1e6 / 1e8)
+    assert cost("all_reduce", 1e6) == pytest.approx(2 * cost("all_gather", 1e6))
 
 
 @pytest.mark.parametrize(

@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
+
 import pytest
 
 from lab.config.models import GPT
 from lab.perfmodel.hardware import machine
-from lab.perfmodel.layout import Bucket, Candidate, Layout
+from lab.perfmodel.layout import Bucket, Candidate, Layout, sent
 from lab.perfmodel.planner import Plan, Space, best, merged
 from lab.perfmodel.predict import Described
 from lab.perfmodel.simulate import Conditions
@@ -38,6 +40,14 @@ def test_a_small_model_stays_data_parallel() -> None:
         first.candidate.micro_batch * first.candidate.grad_accum * first.candidate.layout.data
         == 512
     )
+
+
+@pytest.mark.parametrize(("other", "words"), [(0.5, "less"), (1.0, "as much"), (2.0, "more")])
+def test_of_two_equally_fast_plans_the_memory_is_compared(other: float, words: str) -> None:
+    first, *_ = search(SMALL, "h100x8", 8, 512).ranked
+    second = replace(first, memory_bytes=other * first.memory_bytes)
+    sentence = Plan((first, second), {}, searched=2).why_second()
+    assert sentence.endswith(f"is as fast and takes {words} memory.")
 
 
 def test_what_cannot_fit_is_refused() -> None:
@@ -113,6 +123,8 @@ def test_a_described_profile_is_the_law_of_layouts_without_communication(precisi
     assert 0.45 < reached < 1 / described.law.coefficients["flops"]
     assert profile.gradient_bytes == described.parameters * (2 if precision == "bf16" else 4)
     assert profile.gradients[-1].ready_s == profile.backward_s
+    # FSDP gathers each block by itself, and all that is in none.
+    assert sent(profile, "fsdp", cap_bytes=0.0) == profile.gradients
 
 
 def test_small_products_and_split_ones_reach_less() -> None:

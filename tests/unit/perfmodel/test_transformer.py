@@ -26,6 +26,9 @@ from lab.perfmodel.transformer import Transformer, has_experts, named, of_parame
         ("openai/gpt-oss-20b", 20.9),
         ("GPT-3 175B", 175.0),
         ("Llama 3.2 1B", 1.236),
+        ("llama3.2-3b", 3.21),
+        ("LLaMA 33B", 32.5),  # not the 3B of Llama 3
+        ("llama-30b", 32.5),
     ],
 )
 def test_published_models_have_the_parameters_that_they_are_known_by(
