@@ -139,8 +139,8 @@ def emulated(observations: Observations) -> Iterator[Fault]:
     if 0 < len(emulations) < len(rows):
         yield Fault(
             emulations["label"],
-            f"{len(emulations)} of {len(rows)} results are emulated ({named}); the others are "
-            "measured.",
+            f"Emulated results ({len(emulations)} of {len(rows)}: {named}) stand beside measured "
+            "ones.",
             "Never mix the two in a calculation or a figure: keep emulated results in a study of "
             "their own.",
             "error",
@@ -154,8 +154,8 @@ def emulated(observations: Observations) -> Iterator[Fault]:
     elif len(emulations):
         yield Fault(
             emulations["label"],
-            f"All {len(rows)} results are emulated: {named}.",
-            "Say so wherever one of their numbers is shown.",
+            f"All results are emulated: {named}.",
+            "Say so wherever these numbers are shown.",
             "note",
         )
 
@@ -205,7 +205,7 @@ def _models_apart(frame: pd.DataFrame) -> Iterator[Fault]:
             apart["label"],
             f"In {len(apart)} of {frame['aggregate'].sum()} repeats the ranks end with different "
             "parameters: each trained a model of its own.",
-            "Average gradients, or parameters in the last step; until then their times are those "
+            "Average gradients, or parameters in the last step; until then these times are those "
             "of other work.",
             "error",
         )
@@ -232,7 +232,7 @@ def _loss_curves(group: pd.DataFrame) -> Iterator[Fault]:
                 worst = int(np.nanargmax(gaps))
                 yield Fault(
                     [first["label"], other["label"]],
-                    f"At equal batch and seed the mean loss of quarter {worst + 1} of the training "
+                    f"At equal batch and seed, the mean loss of quarter {worst + 1} of training "
                     f"is {here[worst]:.4g} at world size {first['world_size']:g} and "
                     f"{there[worst]:.4g} at {other['world_size']:g}, {100 * gaps[worst]:.1f} % "
                     "apart.",
@@ -266,7 +266,7 @@ def _last_values(rows: pd.DataFrame, groups: pd.Series, batch: str | None) -> It
                 where = f"at {batch.replace('_', ' ')} {of_group[batch].iloc[0]:g}"
             yield Fault(
                 of_group["label"],
-                f"The {name} ends at {own[low]:.4g} with {low:g} ranks and {own[high]:.4g} with "
+                f"The {name} ends at {own[low]:.4g} at world size {low:g} and {own[high]:.4g} at "
                 f"{high:g}, {100 * gap:.1f} {unit} apart {where}.",
                 severity="warning" if batch else "note",
             )
