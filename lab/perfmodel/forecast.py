@@ -167,7 +167,7 @@ class Basis:
         }
         if samples in profiles:
             return profiles[int(samples)], ()
-        note = f"micro-batch {samples:g}, measured at {', '.join(map(str, sizes))}"
+        note = f"micro-batch {samples:g} inferred from {' and '.join(map(str, sizes))}"
         return _between(samples, profiles), (note,)
 
     def _like(self, run: Run) -> list[Record]:

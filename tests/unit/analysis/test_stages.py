@@ -57,7 +57,7 @@ def test_a_stage_is_told_where_it_and_serial_were_measured(ladder_study) -> None
     ]
     gain, gone = stage_sentences(stages(ladder_study, trained))
     assert gain.startswith("Training on 2 CPU processes is 1.95")
-    assert gain.endswith("times as fast as serial, a gain that the interval supports.")
+    assert gain.endswith("times as fast as serial, a gain beyond the spread of the repeats.")
     assert gone == (
         "Not measured here: CUDA, several GPUs, inference on serial, inference on CPU processes."
     )
