@@ -272,7 +272,7 @@ def holes(
     sentences = []
     for (label, cause), (*most, last) in missing.items():
         repeats = f"repeats {', '.join(most)} and {last}" if most else f"repeat {last}"
-        sentences.append(f"{label}, {repeats}: {cause}.")
+        sentences.append(f"{label}, {repeats}: {cause}{'' if cause.endswith('?') else '.'}")
     return sentences
 
 

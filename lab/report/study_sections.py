@@ -135,18 +135,13 @@ def calibration(results: StudyResults) -> list[Markdown | Table | Figure]:
         emulated = measured.environment.emulated if measured.environment else None
         where = f"cluster {name}" + (f", emulated {emulated.label}" if emulated else "")
         fits, rates = tables.fits_table(measured), tables.throughput_table(measured)
-        blocks += [
-            links(measured),
-            Table(
-                f"Fits of time = alpha + bytes / bandwidth, {where}",
-                fits,
-                index=False,
-                label="tbl-links",
-            ),
-            Table(
-                f"Arithmetic and memory of a rank, {where}", rates, index=False, label="tbl-rates"
-            ),
+        law, speed = "Fits of time = alpha + bytes / bandwidth", "Arithmetic and memory of a rank"
+        made = [
+            Table(f"{law}, {where}", fits, index=False, label="tbl-links"),
+            Table(f"{speed}, {where}", rates, index=False, label="tbl-rates"),
         ]
+        # A published table holds no rates.
+        blocks += [links(measured), *(table for table in made if not table.frame.empty)]
     return blocks
 
 

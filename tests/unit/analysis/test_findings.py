@@ -100,6 +100,12 @@ def test_holes_name_run_repeats_and_cause(tmp_path):
     ]
 
 
+def test_a_hole_whose_cause_is_a_question_ends_with_it(tmp_path):
+    cause = Failure(type="RankLost", message="killed from outside?", rank=1)
+    _, _, missing = findings_of(tmp_path, [record(run(4), status="failed", error=cause)])
+    assert missing[0].endswith("killed from outside?")
+
+
 def test_holes_say_what_cannot_run_and_why(tmp_path):
     gpus = run(2, 4, strategy="data_parallel")
     made = study(tmp_path, [run(4), gpus, run(2, needs_device="cuda")], repeats=1)

@@ -103,6 +103,15 @@ def test_a_quality_that_was_not_measured_is_said_to_be_unknown() -> None:
     ]
 
 
+def test_the_audit_counts_repeats_and_not_their_batches() -> None:
+    points = [point(2, 1e-3, 2e-3), point(8, 2e-3, 3e-3)]
+    records = [inferred(inference_run(), points, repeat) for repeat in range(2)]
+    dirty = records[0].environment.model_copy(update={"git_dirty": True})
+    records[0] = records[0].model_copy(update={"environment": dirty})
+    (finding,) = (one for one in lab.audit(records).findings if "uncommitted" in one.evidence)
+    assert finding.evidence == "1 of 2 repeats ran code with uncommitted changes."
+
+
 def test_what_is_unavailable_has_its_reason_and_no_row() -> None:
     gone = inferred(inference_run("fp8"), [], unavailable="no fp8 here", size=None)
     assert inference.missing([gone]) == ["fp8: no fp8 here."]

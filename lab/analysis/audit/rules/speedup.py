@@ -411,9 +411,9 @@ def _across_batches(observations: Observations) -> Iterator[Fault]:
                 saved = 100 * (1 - small.time / large.time)
                 yield Fault(
                     small.labels + large.labels,
-                    f"On one rank, a step of {small.global_batch_size:g} samples takes "
-                    f"{seconds(small.time)}, one of {large.global_batch_size:g} samples "
-                    f"{seconds(large.time)}: half the work "
+                    f"On one rank, a step takes {seconds(small.time)} at batch "
+                    f"{small.global_batch_size:g} and {seconds(large.time)} at batch "
+                    f"{large.global_batch_size:g}: half the work "
                     f"{'saves' if saved >= 0 else 'adds'} {abs(saved):.0f} %.",
                     "Overhead dominates at this size: use larger batches per rank.",
                 )

@@ -102,7 +102,7 @@ def communication_alone(observations: Observations) -> Iterator[Fault]:
     wrong = alone[reported > (alone["time"] * ALONE).fillna(0.0)]
     columns = wrong["label"], reported[wrong.index], wrong["time"]
     for label, value, time in zip(*columns, strict=True):
-        share = f", {100 * value / time:.1f} % of its time" if time > 0 else ""
+        share = f", {100 * value / time:.1f} % of the whole time" if time > 0 else ""
         yield Fault(
             [label],
             f"{seconds(value)} of communication is reported at world size 1{share}, where a rank "
