@@ -60,12 +60,12 @@ BAD = {
     "no such machine": (["predict", "quickstart", "--machine", "h10x8"], "unknown GPU"),
     "a machine without --best": (
         ["plan", "quickstart", "--machine", "h100x8"],
-        "are only for --best",
+        "--machine: is only for --best; add --best",
     ),
     "no such benchmark": (["bench", "predcit"], "did you mean 'predict'?"),
     "no nanoGPT there": (["bench", "training", "--nanogpt", "nowhere.py"], "no such file"),
     "an option of another bench": (["bench", "losses", "--nanogpt", "x.py"], "with training"),
-    "no study of this bench": (["bench", "losses", "quickstart"], "is not for losses"),
+    "no study of this bench": (["bench", "losses", "quickstart"], "losses takes no study or table"),
     "two studies": (["bench", "training", "quickstart", "precision"], "one study"),
     "a file for a study": (["run", "README.md"], "no such study"),
 }
