@@ -653,7 +653,7 @@ def doctor(as_json: JsonOption = False) -> None:
             "": "ok" if check.present else "MISSING" if check.needed else "-",
             "what": check.name,
             "found": check.found,
-            "to get it": check.remedy,
+            "to get it": "" if check.present else check.remedy,
         }
         for check in checks
     ]

@@ -31,9 +31,7 @@ ClusterOption = Annotated[
         "--cluster", metavar="PROFILE", help="A cluster profile, by its name in slurm/ or by path."
     ),
 ]
-QuickOption = Annotated[
-    bool, Option("--quick", help="Use the study's small, quick form.")
-]
+QuickOption = Annotated[bool, Option("--quick", help="Use the study's small, quick form.")]
 JsonOption = Annotated[bool, Option("--json", help="Print the answer as JSON.")]
 
 

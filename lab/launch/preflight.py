@@ -70,7 +70,7 @@ def check(study: Study, cluster: Cluster, tasks: Sequence[Task], *, fresh: bool)
         advice = f"train with one of {', '.join(emulable)}, or use a profile without compute"
         for run in dict.fromkeys(task.run for task in tasks):
             if run.task != "train" or run.strategy not in emulable:
-                what = f"{run.label}: its compute cannot be emulated, which {cluster.name} does"
+                what = f"{run.label}: its compute cannot be emulated, as {cluster.name} would"
                 problems.append(Problem("cluster", what, advice))
     records = Store(study.out).records(study.tasks)
     places = [record.environment for record in records if record.environment]

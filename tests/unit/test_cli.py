@@ -204,6 +204,8 @@ def test_doctor_finds_this_environment(run: Command) -> None:
     status, answer, _ = run("doctor", "--json")
     checks = {check["name"]: check for check in json.loads(answer)}
     assert status == 0 and checks["torch"]["present"] and checks["python"]["present"]
+    # What is present needs no advice.
+    assert checks["python"]["remedy"] and checks["python"]["remedy"] not in run("doctor")[1]
 
 
 def test_help_names_every_verb(run: Command) -> None:
