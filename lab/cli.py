@@ -228,7 +228,7 @@ def _finish(loaded: lab.Study, jobs: lab.Jobs, *, as_json: bool) -> None:
         "html": report.html,
         "pdf": report.pdf,
     }
-    lines = [f"{len(records) - len(failures)} of {len(jobs.tasks)} runs completed"]
+    lines = [f"{len(records) - len(failures)} of {count(len(jobs.tasks), 'run')} completed"]
     lines += [report.predictions] if loaded.kind == "training" else []
     content["kept"] = kept = other_commands(loaded)
     lines += [report.answer, relative(report.html, report.pdf), *kept]

@@ -271,10 +271,11 @@ def _scaling(evidence: Evidence) -> Iterator[str]:
     labels = labels_of(summary)
     beyond = beyond_baseline(summary)
     if beyond.empty:
-        baseline = ", ".join(f"{key} {value}" for key, value in evidence.study.baseline.items())
+        values = ", ".join(f"{key} {value}" for key, value in evidence.study.baseline.items())
+        baseline = f"the baseline ({values})" if values else "the baseline"
         measured = bool(len(summary)) and summary["baseline_run_id"].notna().any()
         what = "nothing that compares with" if measured else "no run of"
-        yield f"No speedup can be stated, because {what} the baseline ({baseline}) has completed."
+        yield f"No speedup can be stated, because {what} {baseline} has completed."
         if len(summary):
             yield from _step(evidence)
         return

@@ -173,6 +173,8 @@ def _repeats(records: Sequence[Record]) -> str:
 
 
 def _worst(audit: Audit) -> str:
+    if not audit.conclusive:
+        return "audit: too little to say"
     grave = [finding for finding in audit.findings if finding.severity != "note"]
     if not grave:
         return "audit: no warning"

@@ -129,7 +129,7 @@ def findings(results: StudyResults) -> Markdown:
 def unavailable(results: StudyResults) -> Markdown:
     """What this machine cannot do, each with its reason; runs not yet run are listed elsewhere."""
     gone = [
-        f"{stage.task} on {stage.name}: {stage.reason}."
+        f"{'training' if stage.task == 'train' else stage.task} on {stage.name}: {stage.reason}."
         for stage in stages_of(results.study, results.records)
         if stage.seconds is None
     ]

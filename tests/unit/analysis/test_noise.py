@@ -83,10 +83,17 @@ def finding(severity, rule):
 )
 def test_the_strip_ends_with_the_worst_that_the_audit_found(finding_arguments, said):
     noise, _ = noise_of(QUIET)
-    audit = Audit(findings=tuple(finding(*one) for one in finding_arguments), not_checked=())
+    found = tuple(finding(*one) for one in finding_arguments)
+    audit = Audit(findings=found, not_checked=(), checked=("equal-work", "repeats", "baseline"))
     assert noise.strip(audit) == (
         f"3 repeats · interval ±5.0 % · other processes took at most 0 % of the ranks' cores · {said}"
     )
+
+
+def test_the_strip_does_not_call_an_audit_clean_that_checked_next_to_nothing():
+    noise, _ = noise_of(QUIET)
+    little = Audit(findings=(), not_checked=(), checked=("repeats",))
+    assert noise.strip(little).endswith("audit: too little to say")
 
 
 def test_the_strip_of_some_and_of_few():

@@ -154,5 +154,5 @@ def test_everything_could_be_measured_only_where_it_was(tmp_path: Path) -> None:
     assert "1 of 2 configurations has not run" in said(inference_sections.unavailable(left))
     ladder = kept(tmp_path / "ladder", [record(run(1))], runs=[here, elsewhere], kind="inference")
     text = said(inference_sections.unavailable(ladder))
-    assert "inference on serial: not run yet." in text and "train on CUDA: not part of" in text
+    assert "inference on serial: not run yet." in text and "training on CUDA: not part of" in text
     assert "could be measured" not in text

@@ -221,8 +221,8 @@ def _quoted(observations: Observations) -> Iterator[Fault]:
         yield Fault(
             rows.loc[wrong.index, "label"],
             f"A bus bandwidth of {_gigabytes(wrong[worst.name])} is quoted in "
-            f"{worst['label']}, more than the {_gigabytes(limits[worst.name])} that its link "
-            "allows.",
+            f"{worst['label']}, more than the {_gigabytes(limits[worst.name])} that are plausible "
+            "there.",
             "Check bits against bytes, and algorithm against bus bandwidth.",
         )
 
