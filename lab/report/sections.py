@@ -202,7 +202,9 @@ def learning(results: StudyResults) -> Table:
     )
     kinds = sorted({record.emulation for record in done} - {""})
     notes += f"; emulated: {', '.join(kinds)}" if kinds else ""
-    caption = f"What was learned, and at what price: medians over repeats{notes}"
+    learned = any(record.quality for record in done)
+    what = "What was learned, and at what price" if learned else "Memory and throughput, if known"
+    caption = f"{what}: medians over repeats{notes}"
     return Table.of_rows(caption, rows, common=common, label="tbl-learning")
 
 

@@ -333,7 +333,9 @@ def test_no_shipped_study_claims_anything_from_one_repeat(name, quick):
     frame = summary(table(records), baseline=made.baseline, scaling=made.scaling)
     text = answer(made, frame, records)
     assert "There is no answer" not in text
-    assert "interval supports" not in text and "lies below" not in text and "shown to" not in text
+    assert (
+        "spread of the repeats" not in text and "lies below" not in text and "shown to" not in text
+    )
     assert "one repeat is too few" in text
 
 

@@ -107,6 +107,7 @@ def test_every_section_of_the_report_stands_on_published_numbers(tmp_path: Path)
     )
     # A published table tells no loss: it has no column.
     assert list(sections.learning(results).frame) == ["configuration", "samples/s"]
+    assert "learned" not in sections.learning(results).caption
     assert "0\\.461, where 4 is ideal" in sections.answer(results).markdown
     assert (
         sections.findings(results).markdown
