@@ -72,7 +72,8 @@ def _describe_breakdown(results: StudyResults) -> str:
         longest = sorted(times, key=lambda phase: (times[phase], phase), reverse=True)[:3]
         listed = ", ".join(f"{phase} {format_seconds(times[phase])}" for phase in longest)
         workers = ranks(row["device"], row["world_size"])
-        parts.append(f"{label} on {workers}, {format_seconds(row['step_time'])} with {listed}")
+        known = f" with {listed}" if listed else ""
+        parts.append(f"{label} on {workers}, {format_seconds(row['step_time'])}{known}")
     return f"Bars of the time of a step, with its longest phases: {'; '.join(parts)}."
 
 
@@ -210,7 +211,8 @@ def _describe_falls(results: StudyResults) -> str:
         unit = unit_for(fall.step[:1])
         losses = ", ".join(f"{name} {_time(loss, unit)}" for name, loss in fall.shown().items())
         start = f"{'ideal' if fall.compared else 'compute'} {_time(fall.ideal, unit)}"
-        parts.append(f"{fall.place}, from {start} to {_time(fall.step, unit)} by {losses}")
+        by = f" by {losses}" if losses else ""
+        parts.append(f"{fall.place}, from {start} to {_time(fall.step, unit)}{by}")
     return f"Waterfalls from the ideal step to the measured one by cause: {'; '.join(parts)}."
 
 
