@@ -34,8 +34,8 @@ def bench(
             "losses: whether all strategies learn the same; "
             "predict: how wrong predictions for two ranks are; planner: how long predicting takes; "
             "public: how wrong predictions of published layouts are; "
-            "driver: how long a study takes beside its jobs; "
-            "report: what status, plan, audit and report of many runs cost.",
+            "driver: how much longer a study takes than its jobs; "
+            "report: time and memory of status, plan, audit and report for many runs.",
         ),
     ],
     tables: Annotated[
@@ -50,12 +50,13 @@ def bench(
     script: Annotated[
         str | None,
         Option(
-            "--script", metavar="COMMAND", help="overhead: in a script, such as 'train.py --lr 1'."
+            "--script", metavar="COMMAND", help="overhead: of a script, such as 'train.py --lr 1'."
         ),
     ] = None,
     ranks: Annotated[int, Option("--ranks", min=1, help="overhead: ranks of the script.")] = 1,
     nanogpt: Annotated[
-        str | None, Option("--nanogpt", metavar="FILE", help="training: nanoGPT's model.py.")
+        str | None,
+        Option("--nanogpt", metavar="FILE", help="training: also nanoGPT, with this model.py."),
     ] = None,
     every: Annotated[
         bool, Option("--all", help="predict: every strategy, quiet and with one core loaded.")
@@ -63,7 +64,7 @@ def bench(
     cluster: ClusterOption = "local",
     fresh: Annotated[bool, Option("--fresh", help="Predict and measure again.")] = False,
     assume: AssumeOption = None,
-    fit: Annotated[int, Option("--fit", metavar="N", help="public: rows to fit.")] = 10,
+    fit: Annotated[int, Option("--fit", metavar="N", help="public: rows that are fitted.")] = 10,
     splits: Annotated[int, Option("--splits", metavar="N", help="public: random splits.")] = 30,
     runs: Annotated[
         int, Option("--runs", metavar="N", min=10, help="report: runs of the largest study.")
@@ -111,8 +112,10 @@ def bench(
             raise InputError("bench", [problem])
     places = {"public": len(tables or ()), "training": 1}
     if tables and len(tables) > places.get(what, 0):
-        advice = "tables go with public" if what != "training" else "give one study"
-        raise InputError("bench", [Problem(tables[-1], f"is not for {what}", advice)])
+        fault = (f"{what} takes no study or table", "only training and public do")
+        if what == "training":
+            fault = ("training takes one study", "leave this one out")
+        raise InputError("bench", [Problem(tables[-1], *fault)])
     content, views, failure = benchmarks[what]()
     answer(as_json, content, *views)
     if failure:
@@ -121,7 +124,7 @@ def bench(
 
 def _overhead(result: lab.benchmarks.Overhead) -> Verdict:
     limit, noise = lab.benchmarks.LIMIT, abs(result.control.median - 1)
-    failure = f"measuring costs more than the limit of {limit}"
+    failure = f"a measured step takes more than {limit} times as long as a plain one"
     if noise > limit - 1:
         failure += f", but two plain loops differ by {noise:.1%} too: try again on an idle machine"
     return result, [str(result)], "" if result.within_limit else failure
@@ -130,7 +133,9 @@ def _overhead(result: lab.benchmarks.Overhead) -> Verdict:
 def _training(results: list[lab.benchmarks.Comparison]) -> Verdict:
     limit = lab.benchmarks.LIMIT
     slower = [f"{one.loop} ({one.run.label})" for one in results if one.slower]
-    failure = f"slower than the limit of {limit} against {', '.join(slower)}" if slower else ""
+    failure = ""
+    if slower:
+        failure = f"a step of the lab takes more than {limit} times that of {', '.join(slower)}"
     content = [dataclasses.asdict(one) | {"slower": one.slower} for one in results]
     return content, [table_of([one.row() for one in results])], failure
 
@@ -153,7 +158,7 @@ def _equal_losses(results: list[lab.benchmarks.EqualLoss]) -> Verdict:
         rows.append(row | {"equal": verdicts[result.equal] + reason})
     content = [dataclasses.asdict(result) | {"equal": result.equal} for result in results]
     unequal = [result.name for result in results if result.equal is False]
-    failure = f"these do not learn what single does: {', '.join(unequal)}" if unequal else ""
+    failure = f"these do not learn the same as single: {', '.join(unequal)}" if unequal else ""
     return content, [table_of(rows)], failure
 
 
@@ -187,7 +192,7 @@ def _public(result: lab.benchmarks.PublicBench) -> Verdict:
 
 
 def _driver_costs(costs: list[lab.benchmarks.DriverCost]) -> Verdict:
-    failure = "" if all(one.within_limits for one in costs) else "the driver is beyond its limits"
+    failure = "" if all(one.within_limits for one in costs) else "the driver exceeds its limits"
     content = [dataclasses.asdict(one) | {"ratio": one.ratio} for one in costs]
     return content, [table_of([one.row() for one in costs])], failure
 

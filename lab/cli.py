@@ -56,17 +56,17 @@ StudyArgument = Annotated[
     str, Argument(metavar="STUDY", help="A folder under reports/, by name or by path.")
 ]
 FreshOption = Annotated[bool, Option("--fresh", help="Archive records and measure again.")]
-YesOption = Annotated[bool, Option("--yes", help="Run even beyond the cluster's budget.")]
+YesOption = Annotated[bool, Option("--yes", help="Run even if it exceeds the cluster's budget.")]
 ColumnOption = Annotated[
     list[str] | None,
-    Option("--column", metavar="NAME=COLUMN", help="Read COLUMN of the table as NAME."),
+    Option("--column", metavar="NAME=COLUMN", help="Read COLUMN of the table as quantity NAME."),
 ]
 MachineOption = Annotated[
     str | None,
     Option(
         "--machine",
         metavar="NAME",
-        help="Ask about a described machine instead, such as h100x8:nvlink4:infiniband-ndr.",
+        help="Predict for this described machine, such as h100x8:nvlink4:infiniband-ndr.",
     ),
 ]
 
@@ -129,9 +129,12 @@ def run(
         Option("--repeat-disturbed", help="Measure noisy repeats again; the quieter one counts."),
     ] = False,
     snapshot: Annotated[
-        bool, Option("--snapshot", help="Run a copy of the code as it is now.")
+        bool,
+        Option("--snapshot", help="Run a copy of the code, so that later edits change nothing."),
     ] = False,
-    detach: Annotated[bool, Option("--detach", help="Return at once; see `lab status`.")] = False,
+    detach: Annotated[
+        bool, Option("--detach", help="Return at once; `lab status` shows progress.")
+    ] = False,
     yes: YesOption = False,
     as_json: JsonOption = False,
 ) -> None:
@@ -152,29 +155,34 @@ def measure(
         list[str], Argument(metavar="-- SCRIPT ARGS", help="A Python script and its arguments.")
     ],
     ranks: Annotated[str, Option("--ranks", metavar="N,...", help="Numbers of ranks.")] = "1,2",
-    steps: Annotated[int, Option("--steps", help="Optimizer steps until it is ended.")] = 60,
+    steps: Annotated[
+        int, Option("--steps", help="Optimizer steps after which the script is ended.")
+    ] = 60,
     warmup_steps: Annotated[
-        int, Option("--warmup-steps", help="How many of them are left out of all measurements.")
+        int, Option("--warmup-steps", help="Steps at the start that no measurement includes.")
     ] = 10,
-    repeats: Annotated[int, Option("--repeats", help="Separate jobs of each number of ranks.")] = 3,
+    repeats: Annotated[
+        int, Option("--repeats", help="Separate jobs for each number of ranks.")
+    ] = 3,
     scaling: Annotated[
         str,
         Option(
             metavar="strong|weak|none",
-            help="What the script holds fixed: the global batch (strong) or a rank's (weak).",
+            help="What the script keeps fixed: the global batch (strong) or that of a rank (weak).",
         ),
     ] = "none",
     global_batch_size: Annotated[
-        int | None, Option("--global-batch-size", help="Samples in a step of all ranks, if fixed.")
+        int | None,
+        Option("--global-batch-size", help="Samples in a step, over all ranks, if fixed."),
     ] = None,
     micro_batch_size: Annotated[
-        int | None, Option("--micro-batch-size", help="Samples in a step of one rank, if fixed.")
+        int | None, Option("--micro-batch-size", help="Samples in a step on one rank, if fixed.")
     ] = None,
     launcher: Annotated[
         str,
         Option(
             metavar="torchrun|python",
-            help="Whose environment variables it gets; python sets none, and has one rank.",
+            help="Whose environment variables the script gets; python sets none and has one rank.",
         ),
     ] = "torchrun",
     name: Annotated[
@@ -224,7 +232,7 @@ def _finish(loaded: lab.Study, jobs: lab.Jobs, *, as_json: bool) -> None:
         "html": report.html,
         "pdf": report.pdf,
     }
-    lines = [f"{len(records) - len(failures)} of {len(jobs.tasks)} runs completed"]
+    lines = [f"{len(records) - len(failures)} of {count(len(jobs.tasks), 'run')} completed"]
     lines += [report.predictions] if loaded.kind == "training" else []
     content["kept"] = kept = other_commands(loaded)
     lines += [report.answer, relative(report.html, report.pdf), *kept]
@@ -278,7 +286,7 @@ def _cause(record: lab.Record) -> str:
 def status(
     study: StudyArgument,
     watch: Annotated[
-        bool, Option("--watch", help="Stay live until all has ended or no driver is at work.")
+        bool, Option("--watch", help="Keep updating until all runs have ended or no driver works.")
     ] = False,
     quick: QuickOption = False,
     as_json: JsonOption = False,
@@ -325,7 +333,7 @@ def report(
         ),
     ] = "",
     every: Annotated[
-        bool, Option("--all", help="Report on all studies with records, with an index.")
+        bool, Option("--all", help="Index all studies, with the reports of those with records.")
     ] = False,
     artifacts: Annotated[
         bool, Option("--artifacts", help="Also write a study's text, figures and tables as files.")
@@ -341,13 +349,17 @@ def report(
     scaling: Annotated[
         str | None,
         Option(
-            "--scaling", metavar="strong|weak|auto", help="Scaling of a table that leaves it open."
+            "--scaling",
+            metavar="strong|weak|auto",
+            help="Scaling of a table that does not state it.",
         ),
     ] = None,
     baseline: Annotated[
         str | None,
         Option(
-            "--baseline", metavar="world_size=N", help="Baseline of a table; else its fewest ranks."
+            "--baseline",
+            metavar="world_size=N",
+            help="Baseline of a table; by default its fewest ranks.",
         ),
     ] = None,
     gpu_hours: Annotated[
@@ -356,7 +368,9 @@ def report(
     column: ColumnOption = None,
     out: Annotated[
         Path | None,
-        Option("--out", metavar="DIR", help="Folder of a table's report; else beside the table."),
+        Option(
+            "--out", metavar="DIR", help="Folder of a table's report; by default beside the table."
+        ),
     ] = None,
     quick: QuickOption = False,
     as_json: JsonOption = False,
@@ -392,7 +406,8 @@ def report(
         of_tables: dict[str, object] = {"--title": title, "--scaling": scaling, "--out": out}
         of_tables |= {"--baseline": baseline, "--gpu-hours": gpu_hours, "--column": column}
         study = lab.Study.load(source, quick=quick)
-        _refuse(of_tables, "is only for tables", "a study sets its own in study.yaml")
+        advice = "leave it out; a study has title, scaling and baseline in study.yaml"
+        _refuse(of_tables, "is only for tables", advice)
         if keep:
             from lab.report.gallery import keep as keep_report
 
@@ -434,19 +449,22 @@ def generate(
     run: Annotated[
         str,
         Argument(
-            metavar="RUN", help="The id of a run that kept its model; else the first that did."
+            metavar="RUN", help="Id of a run that kept its model; by default the first that did."
         ),
     ] = "",
     prompt: Annotated[
-        list[str] | None, Option("--prompt", help="What the text begins with; may be repeated.")
+        list[str] | None, Option("--prompt", help="Text to continue; may be repeated.")
     ] = None,
     new_tokens: Annotated[int, Option("--new-tokens", min=1, help="Tokens to write.")] = 64,
     temperature: Annotated[
-        float, Option("--temperature", help="0 is greedy, above it samples.")
+        float, Option("--temperature", help="0 takes the likeliest token; above 0, samples.")
     ] = 0.0,
-    top_k: Annotated[int | None, Option("--top-k", help="Sample from the k likeliest.")] = None,
+    top_k: Annotated[
+        int | None, Option("--top-k", help="Sample from this many of the likeliest tokens.")
+    ] = None,
     top_p: Annotated[
-        float | None, Option("--top-p", help="Sample from the fewest with this probability.")
+        float | None,
+        Option("--top-p", help="Sample from the likeliest that add up to this probability."),
     ] = None,
     seed: Annotated[int, Option("--seed", min=0, max=2**63 - 1, help="Seed of the sampling.")] = 0,
     quick: QuickOption = False,
@@ -477,7 +495,9 @@ def plan(
         Path | None,
         Option("--sbatch", metavar="DIR", help="Write the study's job scripts there instead."),
     ] = None,
-    best: Annotated[bool, Option("--best", help="Search for the fastest that fits.")] = False,
+    best: Annotated[
+        bool, Option("--best", help="Search for the fastest plan that fits into memory.")
+    ] = False,
     machine: MachineOption = None,
     world_size: Annotated[
         int | None, Option("--world-size", min=1, help="Ranks to plan for, with --best.")
@@ -497,9 +517,14 @@ def plan(
             heading = f"{search.work}\nsearched: {search.space}"
             views += [heading, table_of(search.table()), search.summary]
         return answer(as_json, [search.content() for search in searches], *views)
-    if machine is not None or world_size is not None:
-        what = "--machine, --world-size"
-        raise InputError("plan", [Problem(what, "are only for --best", "see also `lab predict`")])
+    given = {"--machine": machine, "--world-size": world_size}
+    advice = "add --best, or use `lab predict`"
+    if problems := [
+        Problem(name, "is only for --best", advice)
+        for name, value in given.items()
+        if value is not None
+    ]:
+        raise InputError("plan", problems)
     rows = lab.plan(loaded, cluster)
     from lab.launch.plan import hours_sentence
 
@@ -522,7 +547,9 @@ def predict(
     machine: MachineOption = None,
     profile: Annotated[
         list[str] | None,
-        Option("--profile", metavar="STUDY", help="Also use this study's runs on one rank."),
+        Option(
+            "--profile", metavar="STUDY", help="Also predict from this study's runs on one rank."
+        ),
     ] = None,
     explain: Annotated[
         bool,
@@ -550,7 +577,8 @@ def predict(
         machine=machine,
         profiles=[lab.Study.load(other) for other in profile or ()],
     )
-    duration = f"{len(predictions.of)} predictions in {time.perf_counter() - began:.2f} s."
+    made = count(len(predictions.of), "prediction")
+    duration = f"{made} in {time.perf_counter() - began:.2f} s."
     notes = "\n".join([*predictions.notes(), duration])
     return answer(as_json, predictions.content(), table_of(predictions.table()), notes)
 
@@ -573,7 +601,7 @@ def audit(
     given: Any = lab.Study.load(source, quick=True) if quick else source
     if source == "-":
         if sys.stdin.isatty():
-            typer.echo("Paste a table, then press Ctrl-D on a line of its own.", err=True)
+            typer.echo("Paste a table, then press Ctrl-D on an empty line.", err=True)
         given = sys.stdin.buffer
     result = lab.audit(given, columns=columns)
     answer(as_json, result, str(result))
@@ -590,11 +618,11 @@ def _columns(texts: Sequence[str] | None, verb: str) -> dict[str, str] | None:
 @app.command()
 def compare(
     studies: Annotated[
-        list[str], Argument(metavar="STUDY...", help="Folders of one study, one per machine.")
+        list[str], Argument(metavar="STUDY...", help="Folders of the same study, one per machine.")
     ],
     out: Annotated[
         Path | None,
-        Option("--out", help="Where the comparison goes; the first folder's out/ by default."),
+        Option("--out", help="Folder of the comparison; by default out/ of the first study."),
     ] = None,
     quick: QuickOption = False,
     as_json: JsonOption = False,
@@ -623,7 +651,7 @@ def doctor(as_json: JsonOption = False) -> None:
             "": "ok" if check.present else "MISSING" if check.needed else "-",
             "what": check.name,
             "found": check.found,
-            "to get it": check.remedy,
+            "to get it": "" if check.present else check.remedy,
         }
         for check in checks
     ]
@@ -639,8 +667,10 @@ def calibrate(
         str | None, Argument(metavar="[STUDY]", help="Measure only what its predictions need.")
     ] = None,
     cluster: ClusterOption = "local",
-    quick: Annotated[bool, Option("--quick", help="Fewer sizes.")] = False,
-    fresh: Annotated[bool, Option("--fresh", help="Measure again, even if done today.")] = False,
+    quick: Annotated[bool, Option("--quick", help="Measure fewer sizes.")] = False,
+    fresh: Annotated[
+        bool, Option("--fresh", help="Measure again, even if measured today.")
+    ] = False,
     as_json: JsonOption = False,
 ) -> None:
     """Measure collectives, matrix products and memory of a cluster; fit alpha and beta."""
@@ -683,7 +713,7 @@ def clean(
         | {"comes back": part.again}
         for part in parts
     ]
-    done = "all but the last was removed" if yes else "--yes removes all but the last"
+    done = "all but the last row was removed" if yes else "--yes removes all but the last row"
     answer(as_json, parts, table_of(rows), done if len(parts) > 1 else "nothing can be removed")
 
 

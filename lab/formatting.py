@@ -57,6 +57,12 @@ def listed(names: Sequence[str], most: int) -> str:
     return "; ".join([*names[:most], *more])
 
 
+def extent(values: Iterable[float]) -> str:
+    """The least and the largest of some values, such as `0.8 to 0.9`; one if they look the same."""
+    known = sorted(values)
+    return " to ".join(dict.fromkeys(map(rounded, (known[0], known[-1]))))
+
+
 def range_of(counts: Iterable[int], noun: str) -> str:
     """The least and the largest of some counts with their noun, such as `2 to 3 runs`."""
     known = sorted(counts)

@@ -26,10 +26,13 @@ View = str | Text | Table  # of an answer, for people
 WIDE = 200  # columns for a file or a pipe, in which nothing need be broken; a terminal has its own
 
 ClusterOption = Annotated[
-    str, Option("--cluster", metavar="PROFILE", help="A profile of slurm/, by name or by path.")
+    str,
+    Option(
+        "--cluster", metavar="PROFILE", help="A cluster profile, by its name in slurm/ or by path."
+    ),
 ]
-QuickOption = Annotated[bool, Option("--quick", help="The study's smallest honest form.")]
-JsonOption = Annotated[bool, Option("--json", help="Answer for programs.")]
+QuickOption = Annotated[bool, Option("--quick", help="Use the study's small, quick form.")]
+JsonOption = Annotated[bool, Option("--json", help="Print the answer as JSON.")]
 AssumeOption = Annotated[
     list[str] | None,
     Option(

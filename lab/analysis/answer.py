@@ -34,7 +34,7 @@ from lab.analysis.waterfall import SHARE, waterfalls
 from lab.config.run import Run, distinct_labels
 from lab.config.strategies import SETTINGS
 from lab.config.study import Study
-from lab.formatting import count, format_seconds, percent, rounded
+from lab.formatting import count, extent, format_seconds, percent, rounded
 from lab.perfmodel.frozen import Score, outcome
 from lab.records.store import Record
 from lab.records.table import median
@@ -77,8 +77,8 @@ def answer(
     that are too noisy are left out, as are those whose ranks end with different parameters.
     """
     if not any(record.completed for record in records):
-        failed = f"{len(records)} of {len(study.tasks)} failed"
-        return f"There is no answer yet: no run has completed ({failed})."
+        ended = f" ({len(records)} of {count(len(study.tasks), 'repeat')} ended without a result)"
+        return f"There is no answer yet: no run has completed{ended * bool(records)}."
     if len(summary):
         summary = by_emulation(summary)[0]
         kind = summary["emulated"].iloc[0]
@@ -110,7 +110,7 @@ def _left_out(study: Study, runs: Sequence[Run]) -> list[str]:
         return []
     labels, _ = distinct_labels(study.runs)
     names = ", ".join(labels[run] for run in runs)
-    return [f"Not compared, because each of their ranks trained a model of its own: {names}."]
+    return [f"Not compared, because every rank trained a model of its own: {names}."]
 
 
 def _untimed(evidence: Evidence) -> list[str]:
@@ -134,8 +134,8 @@ def _predictions(evidence: Evidence) -> Iterator[str]:
     """The error of the predictions that were frozen before their runs."""
     if not evidence.scores:
         yield (
-            "There is no answer yet: no run was predicted before it was measured, "
-            "which is what `lab bench predict` does."
+            "There is no answer yet: no run was predicted before it was measured; "
+            "`lab bench predict` does both, in this order."
         )
         return
     yield outcome(evidence.scores)
@@ -180,8 +180,8 @@ def _settings(evidence: Evidence, *, field: str) -> Iterator[str]:
     for value in dict.fromkeys(getattr(pair.run, field) for pair in comparisons):
         compared = [pair for pair in comparisons if getattr(pair.run, field) == value]
         reference = reference_name.format(getattr(compared[0].reference, field))
-        extent, shown = _ratios(evidence, compared)
-        text = f"With {name.format(value)}, a step takes {extent} times as long as with {reference}"
+        times, shown = _ratios(evidence, compared)
+        text = f"With {name.format(value)}, a step takes {times} times as long as with {reference}"
         yield f"{text} ({shown}){_beside(evidence, field, compared)}."
     if not comparisons:
         yield f"No two runs that differ only in {field} have completed yet."
@@ -227,9 +227,8 @@ def _ratios(evidence: Evidence, compared: Sequence[Pair]) -> tuple[str, str]:
     decided = [_judged(pair).split()[1] for pair in compared]
     shown = f"{decided.count('gain')} shown to be shorter, {decided.count('loss')} longer"
     if too_few := few(min(pair.repeats for pair in compared)):
-        shown = f"{too_few} to tell this from chance"
-    extent = f"{rounded(values[0])} to {rounded(values[-1])}"
-    return extent, f"in {len(compared)} comparisons, {shown}"
+        shown = f"but {too_few} to tell this from chance"
+    return extent(values), f"in {len(compared)} comparisons, {shown}"
 
 
 def _judged(pair: Pair) -> str:
@@ -245,7 +244,11 @@ def _beside(evidence: Evidence, field: str, compared: Sequence[Pair]) -> str:
             percent(max(_share_of_data(measured[run]) for run in runs))
             for runs in zip(*(pair[:2] for pair in compared), strict=True)
         )
-        return f"; a step waits for data for up to {most} of its time, there for {there}"
+        loader = compared[0].reference.loader
+        return (
+            f"; a step waits for data for up to {most} of its time, "
+            f"with the {loader} loader for up to {there}"
+        )
     losses = [
         tuple(median(measured[one], "quality.validation_loss") for one in pair[:2])
         for pair in compared
@@ -268,10 +271,11 @@ def _scaling(evidence: Evidence) -> Iterator[str]:
     labels = labels_of(summary)
     beyond = beyond_baseline(summary)
     if beyond.empty:
-        baseline = ", ".join(f"{key} {value}" for key, value in evidence.study.baseline.items())
+        values = ", ".join(f"{key} {value}" for key, value in evidence.study.baseline.items())
+        baseline = f"the baseline ({values})" if values else "the baseline"
         measured = bool(len(summary)) and summary["baseline_run_id"].notna().any()
         what = "nothing that compares with" if measured else "no run of"
-        yield f"No speedup can be stated, because {what} the baseline ({baseline}) has completed."
+        yield f"No speedup can be stated, because {what} {baseline} has completed."
         if len(summary):
             yield from _step(evidence)
         return
@@ -301,9 +305,9 @@ def _cause(evidence: Evidence, row: Any) -> Iterator[str]:
         most = fall.losses.get(fall.largest)
         if most and most.value > SHARE * fall.step.value:
             yield (
-                f"There, the largest measured loss is {fall.name(fall.largest)}, "
-                f"{format_seconds(*most)} of a step of {format_seconds(*fall.step)}; "
-                f"{few(fall.repeats)} to claim it."
+                f"The largest loss measured there is {fall.name(fall.largest)}, "
+                f"{format_seconds(*most)} of a step of {format_seconds(*fall.step)}, "
+                f"but {few(fall.repeats)} to be sure of it."
             )
         else:
             yield f"To tell what costs the most, {few(fall.repeats)}."
@@ -321,13 +325,13 @@ def _scaled(row: Any, summary: pd.DataFrame, labels: Mapping[str, str]) -> str:
     text = (
         f"each rank keeps {percent(value, low, high)} of its pace, {judged}; "
         f"the scaled speedup over {ranks(base['device'], base['world_size'])} is "
-        f"{rounded(*speedup)} of {n:g}"
+        f"{rounded(*speedup)}, where {n:g} is ideal"
     )
     # Noise can push a speedup outside 1 to n, for which the law has no fraction.
     if n > 1 and all(1 <= end <= n for end in speedup if pd.notna(end)):
         ends = (speedup[0], speedup[2], speedup[1])
         serial = percent(*(gustafson_fraction(end, n) for end in ends))
-        text += f", by Gustafson's law a serial fraction of {serial}"
+        text += f"; by Gustafson's law this is a serial fraction of {serial}"
     return text
 
 

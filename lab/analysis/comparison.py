@@ -19,11 +19,12 @@ from lab.analysis.scaling import (
     place,
     ratio,
     summary,
+    verdict,
 )
 from lab.analysis.scaling_curves import ranks, rows_of, with_interval
 from lab.config.study import Study
 from lab.errors import InputError, Problem
-from lab.formatting import count, format_seconds, percent, rounded
+from lab.formatting import count, extent, format_seconds, percent, rounded
 from lab.records.store import Record, load_records
 from lab.records.table import table
 
@@ -75,17 +76,17 @@ class Comparison:
         fewest = min(min(here[run_id].size, there[run_id].size) for run_id in shared)
         faster = sum(low > 1 for _, low, _ in ratios)
         slower = sum(high < 1 for _, _, high in ratios)
-        extent = f"{rounded(ratios[0][0])} to {rounded(ratios[-1][0])}"
+        times = extent(value for value, _, _ in ratios)
         if len(shared) == 1:
-            extent = rounded(*ratios[0])
+            times = rounded(*ratios[0])
+            judged = verdict(*ratios[0][1:], fewest)
+        elif few(fewest):
+            judged = f"but {few(fewest)} to tell this from chance"
+        else:
+            judged = f"faster in {faster} and slower in {slower} beyond the spread of the repeats"
         yield (
-            f"{machine} has {extent} times the throughput of {first} in "
-            f"{count(len(shared), 'shared configuration')}: "
-            + (
-                f"{few(fewest)} to tell this from chance."
-                if few(fewest)
-                else f"faster in {faster} and slower in {slower}, as the intervals show."
-            )
+            f"{machine} has {times} times the throughput of {first} in "
+            f"{count(len(shared), 'shared configuration')}, {judged}."
         )
 
     def _rates(self, machine: str) -> dict[str, Samples]:

@@ -13,7 +13,7 @@ from lab.analysis.scaling import few, verdict
 from lab.analysis.scaling_curves import ranks, rows_of, with_interval
 from lab.config.run import Run, distinct_labels
 from lab.config.study import Study
-from lab.formatting import NOT_MEASURED, Unit, format_seconds, percent, rounded, unit_for
+from lab.formatting import NOT_MEASURED, Unit, count, format_seconds, percent, rounded, unit_for
 from lab.records.store import Record
 from lab.records.table import median, value_at
 
@@ -183,7 +183,7 @@ def _waits(rows: pd.DataFrame, names: Mapping[str, str]) -> Iterator[str]:
             f"{names[row['run_id']]}"
             for row in (rows.iloc[0], rows.iloc[-1])
         )
-        yield f"A step waits for communication for {least} and for {most}."
+        yield f"Exposed communication takes least of a step, {least}, and most, {most}."
 
 
 def _shortest_step(rows: pd.DataFrame, names: Mapping[str, str]) -> Iterator[str]:
@@ -206,22 +206,27 @@ def _shortest_step(rows: pd.DataFrame, names: Mapping[str, str]) -> Iterator[str
         if base["run_id"] != first["run_id"]:
             times, repeats = with_interval(first, "speedup"), min(first["repeats"], base["repeats"])
             judged = verdict(*times[1:], repeats)
-            yield f"It is {rounded(*times)} times as fast as {names[base['run_id']]}, {judged}."
+            yield (
+                f"That step is {rounded(*times)} times as fast as that of "
+                f"{names[base['run_id']]}, {judged}."
+            )
 
 
 def _extremes(done: Mapping[Run, list[Record]], labels: Mapping[Run, str]) -> Iterator[str]:
     """The strategies that keep the least and the most on a rank, and that send least and most."""
     quantities: dict[str, Callable[[Record], float | None]] = {
-        "weights and optimizer state on a rank": _state,
-        "bytes that a rank sends for a step": lambda r: value_at(r, "communication.bytes_moved"),
+        "Weights and optimizer state on a rank take": _state,
+        "If it sends anything, a rank sends in a step": lambda record: value_at(
+            record, "communication.bytes_moved"
+        ),
     }
     for what, read in quantities.items():
         sizes = {run: size for run, repeats in done.items() if (size := median(repeats, read))}
         if sizes and min(sizes.values()) < 0.99 * max(sizes.values()):
             least, most = min(sizes, key=sizes.__getitem__), max(sizes, key=sizes.__getitem__)
             yield (
-                f"The least {what}, {megabytes(sizes[least])} MB, are those of {labels[least]}; "
-                f"the most, {megabytes(sizes[most])} MB, those of {labels[most]}."
+                f"{what} from {megabytes(sizes[least])} MB ({labels[least]}) "
+                f"to {megabytes(sizes[most])} MB ({labels[most]})."
             )
 
 
@@ -236,15 +241,17 @@ def epoch_sentences(done: Mapping[Run, list[Record]]) -> Iterator[str]:
     epochs = {labels[run]: int(text) for run, text in reached.items() if text and text.isdigit()}
     if not reached:
         return
-    count = f"{len(epochs)} of {len(reached)} configurations"
+    some = f"{len(epochs)} of {count(len(reached), 'configuration')}"
     if not epochs:
-        yield f"In none of {len(reached)} configurations did the loss fall below {LOW_LOSS}."
+        yield f"The mean loss of an epoch fell below {LOW_LOSS} in {some}."
         return
     least, most = min(epochs, key=epochs.__getitem__), max(epochs, key=epochs.__getitem__)
     where = f"in epoch {epochs[least]} ({least})"
-    if len(epochs) > 1:
+    if epochs[least] < epochs[most]:
         where = f"first {where} and last in epoch {epochs[most]} ({most})"
-    yield f"In {count} the loss fell below {LOW_LOSS}, {where}."
+    elif len(epochs) > 1:
+        where = f"always in epoch {epochs[least]}"
+    yield f"The mean loss of an epoch fell below {LOW_LOSS} in {some}, {where}."
 
 
 def _state(record: Record) -> float | None:
@@ -266,7 +273,7 @@ def learning_sentences(study: Study, records: Sequence[Record]) -> list[str]:
             for size, of_size in sorted(batches.items())
         )
         sentences.append(
-            f"The global batch differs between world sizes ({sizes}): a step stands for another "
+            f"The global batch differs between world sizes ({sizes}): a step covers a different "
             "number of samples, so losses by step cannot be compared."
         )
     return sentences
@@ -288,8 +295,10 @@ def _loss_distances(
     distances: dict[Run, float] = {}
     for run in done:
         others = [base for base in bases.get(_learned(run), ()) if base != run]
-        if others and not run.architecture.depends_on_split:
-            distances[run] = max(_distance(done[run][0], done[base][0]) for base in others)
+        pairs = [(done[run][0], done[base][0]) for base in others]
+        known = [pair for pair in pairs if all(map(_losses, pair))]
+        if known and not run.architecture.depends_on_split:
+            distances[run] = max(_distance(*pair) for pair in known)
     if distances:
         farthest = max(distances, key=lambda run: distances[run])
         whose = labels[farthest] if " " in labels[farthest] else farthest.label
@@ -332,7 +341,7 @@ def loader_sentences(runs: Sequence[Run], records: Sequence[Record]) -> list[str
         if of_loader := [run for run in done if run.loader == loader]:
             worst = max(of_loader, key=lambda run: shares[run])
             sentences.append(
-                f"With the {loader} loader a step waits for data for at most "
+                f"With the {loader} loader, a step waits for data for at most "
                 f"{percent(shares[worst])} of its time ({labels[worst]})."
             )
     fast = {_with_fast_loader(run): steps[run] for run in done if run.loader == "fast"}
@@ -340,7 +349,7 @@ def loader_sentences(runs: Sequence[Run], records: Sequence[Record]) -> list[str
         step = fast.get(_with_fast_loader(run))
         if run.loader == "classic" and step is not None:
             sentences.append(
-                f"At {labels[run]}, a step takes {rounded(steps[run] / step)} times as long as "
+                f"With {labels[run]}, a step takes {rounded(steps[run] / step)} times as long as "
                 f"with the fast loader, and waits for data for {percent(shares[run])} of its time."
             )
     return sentences

@@ -73,7 +73,8 @@ def _explained(row: LayoutRow) -> Explanation:
     reasons = [*_size(row), *_quoted_mfu(row, mfu, peak)]
     if mfu > 1:
         gpu = case.machine.gpu.name.upper()
-        reasons.insert(0, f"no {gpu} can do this: another GPU, model, batch or precision was meant")
+        meant = "another GPU, model, batch or precision must be meant"
+        reasons.insert(0, f"no {gpu} computes this fast: {meant}")
     elif measured > high:
         reasons += _slower(case, law, measured)
     elif measured < low:
@@ -101,7 +102,7 @@ def _size(row: LayoutRow) -> list[str]:
         return []
     return [
         f"width {model.width} and {model.layers} layers make {_short(model.parameters)} "
-        f"parameters, not {_short(quoted)}"
+        f"parameters, but the table says {_short(quoted)}"
     ]
 
 
@@ -116,9 +117,10 @@ def _quoted_mfu(row: LayoutRow, mfu: float, peak: float) -> list[str]:
     own = f"by the row's own rate the MFU is {mfu:.1%}, not {quoted:.1%}"
     if abs(quoted / mfu * SPARSE - 1) < SPARSE_OFF:
         return [
-            f"{own}: the quoted one is over the sparse peak, {SPARSE * peak / 1e12:.0f} TFLOP/s"
+            f"{own}: the quoted one is relative to the peak with sparsity, "
+            f"{SPARSE * peak / 1e12:.0f} TFLOP/s"
         ]
-    return [f"{own}, of {peak / 1e12:g} TFLOP/s dense"]
+    return [f"{own}, relative to {peak / 1e12:g} TFLOP/s dense"]
 
 
 def _slower(case: Case, law: LayoutLaw, measured: float) -> list[str]:
@@ -132,13 +134,12 @@ def _slower(case: Case, law: LayoutLaw, measured: float) -> list[str]:
         if share is None:
             continue
         given = getattr(case.machine, name).bytes_per_s / 1e9
-        return [
-            f"a link of {share * given:.2g} GB/s {where} in place of {given:.3g} would explain it"
-        ]
+        rate = share * given
+        return [f"a link of {rate:.2g} GB/s {where}, not {given:.3g} GB/s, would explain it"]
     parts = law.parts(case)
     slow = max(parts, key=lambda name: parts[name])
     longer = 1 + (measured - sum(parts.values())) / parts[slow]
-    return [f"no link explains it; {slow} would have to take {longer:.1f}x as long"]
+    return [f"no link explains it; {slow} would have to take {longer:.1f} times as long"]
 
 
 def _share_of_link(

@@ -39,29 +39,29 @@ def _limits(summary: pd.DataFrame, fall: Waterfall) -> Iterator[str]:
         yield loss
     row, run = fall.row, fall.run
     if run.facts.moves == "gradients" and row["communication_time"] > 0:
-        yield f"At {fall.place}, {_compute_to_communication(row)}."
+        yield f"{fall.opening}, {_compute_to_communication(row)}."
     if (fraction := _serial_fraction(row, summary)) is not None:
-        yield f"At {fall.place}, Karp and Flatt's serial fraction is {fraction}."
+        yield f"{fall.opening}, Karp and Flatt's serial fraction is {fraction}."
 
 
 def largest_loss(fall: Waterfall) -> str | None:
     """The largest loss, its time and what to do about it; None if the repeats are inconclusive."""
-    opening = f"At {fall.place},"
+    opening = f"{fall.opening},"
     if fall.compared:
         opening += f" a step takes {format_seconds(*fall.step)}"
         opening += f" where {format_seconds(*fall.ideal)} is ideal;"
     if fall.supported:
         loss = fall.losses[fall.largest]
         share = percent(loss.value / fall.step.value)
-        which = "the largest loss" if fall.compared else "most of a step that is not compute"
+        which = "the largest loss" if fall.compared else "the largest part besides compute"
         return (
             f"{opening} {which}, {format_seconds(*loss)} ({share} of the step), "
             f"is {fall.name(fall.largest)}; {advice(fall)}."
         )
     if fall.negligible:
         return (
-            f"At {fall.place}, compute limits the step: "
-            f"every loss takes less than {100 * SHARE:.0f} % of it."
+            f"{fall.opening}, compute limits the step: "
+            f"no loss takes more than {100 * SHARE:.0f} % of it."
         )
     apart = fall.compared and fall.repeats >= FEWEST_REPEATS and fall.step.low > fall.ideal.high
     return f"{opening} the repeats do not show which loss is the largest." if apart else None
@@ -73,8 +73,8 @@ def _compute_to_communication(row: Mapping[Any, Any]) -> str:
     if pd.notna(row["efficiency"]) and row["baseline_run_id"] != row["run_id"]:
         measured = f"; measured: {percent(*with_interval(row, 'efficiency'))}"
     return (
-        f"R = T_compute / T_communication is {rounded(r)}: "
-        f"efficiency {percent(efficiency_without_overlap(r))} without overlap, "
+        f"R = T_compute / T_communication is {rounded(r)}, which permits an efficiency of "
+        f"{percent(efficiency_without_overlap(r))} without overlap and of "
         f"{percent(efficiency_with_overlap(r))} with all of the backward pass to hide behind"
         f"{measured}"
     )
@@ -95,6 +95,8 @@ def _serial_fraction(row: Mapping[Any, Any], summary: pd.DataFrame) -> str | Non
 
 def advice(fall: Waterfall) -> str:
     """What to change or measure first against the largest loss, as its run and cluster permit."""
+    if fall.largest in ("others", "rest"):  # nothing in the run accounts for these
+        return "first to do: measure again on a machine where nothing else runs"
     if fall.largest == "compute" and (missing := list(_missing(fall))):
         return f"first to measure: {' and '.join(missing)}"
     *others, last = _remedies(fall.largest, fall.run, fall.environment)
@@ -109,7 +111,7 @@ def _missing(fall: Waterfall) -> Iterator[str]:
     if shares_batch and size is not None and not {"batch", "launches"} & fall.losses.keys():
         yield f"one rank at micro-batch {size}"
     if "neighbours" not in fall.losses and place is not None and place.device == "cpu":
-        yield f"what ranks take from each other (lab calibrate --cluster {place.profile})"
+        yield f"how much ranks slow each other down (lab calibrate --cluster {place.profile})"
 
 
 def _remedies(cause: str, run: Run, place: Environment | None) -> Iterator[str]:
@@ -147,9 +149,7 @@ def _remedies(cause: str, run: Run, place: Environment | None) -> Iterator[str]:
             replicated = facts.splits == "samples" and not facts.sharded and run.processes > 1
             if replicated and _allowed(run, strategy="zero1", **plain):
                 yield "an optimizer that the ranks share (zero1)"
-            yield "a larger batch for each step of it"
-        case _:  # other processes, and what no phase explains
-            yield "the machine: measure again where nothing else runs"
+            yield "a larger batch for each step of the optimizer"
 
 
 def _allowed(run: Run, **changes: Any) -> bool:
@@ -249,9 +249,9 @@ def _best_batch(summary: pd.DataFrame) -> Iterator[str]:
     if best["samples_per_second_low"] > widest["samples_per_second_high"].iloc[:-1].max():
         times = rounded(best["samples_per_second"] / slowest["samples_per_second"])
         yield (
-            f"With {ranks(best['device'], best['world_size'])}, {labels[best['run_id']]} gives "
-            f"the most samples per second, {times} times those of {labels[slowest['run_id']]}; "
-            "the intervals lie apart."
+            f"On {ranks(best['device'], best['world_size'])}, {labels[best['run_id']]} gives "
+            f"the most samples per second, {times} times as many as {labels[slowest['run_id']]}; "
+            "its interval lies above all others."
         )
 
 
@@ -272,7 +272,7 @@ def holes(
     sentences = []
     for (label, cause), (*most, last) in missing.items():
         repeats = f"repeats {', '.join(most)} and {last}" if most else f"repeat {last}"
-        sentences.append(f"{label}, {repeats}: {cause}.")
+        sentences.append(f"{label}, {repeats}: {cause}{'' if cause.endswith('?') else '.'}")
     return sentences
 
 
@@ -293,9 +293,10 @@ def _cause(record: Record | None, run: Run, obstacle: str) -> str:
 def _few_repeats(summary: pd.DataFrame) -> Iterator[str]:
     few = int((summary["repeats"] < FEWEST_REPEATS).sum())
     if few:
+        has, them = ("has", "it") if few == 1 else ("have", "them")
         yield (
-            f"{few} of {len(summary)} configurations {'has' if few == 1 else 'have'} fewer than "
-            f"{FEWEST_REPEATS} completed repeats: no difference is claimed there."
+            f"{few} of {count(len(summary), 'configuration')} {has} fewer than {FEWEST_REPEATS} "
+            f"completed repeats: no difference is claimed for {them}."
         )
 
 
@@ -310,7 +311,7 @@ def _shared_cores(records: Sequence[Record]) -> Iterator[str]:
         yield (
             f"At world size {world_size}, {threads} threads of the ranks had "
             f"{count(cores, 'core')} between them: "
-            "its times do not show what a core per thread would give."
+            "times there do not show what a core for each thread would give."
         )
 
 
@@ -330,6 +331,9 @@ def _threads_and_cores(place: Environment | None) -> Iterator[tuple[int, int]]:
 
 def _emulations(records: Sequence[Record]) -> Iterator[str]:
     places = [record.environment for record in records if record.completed]
-    descriptions = [place.emulated.description for place in places if place and place.emulated]
-    for description in dict.fromkeys(descriptions):
-        yield f"These results come from an emulation, not from a real machine: {description}."
+    descriptions = [
+        place.emulated.description if place and place.emulated else "" for place in places
+    ]
+    which = "All" if len(set(descriptions)) == 1 else "Some"
+    for description in filter(None, dict.fromkeys(descriptions)):
+        yield f"{which} results come from an emulation, not from a real machine: {description}."

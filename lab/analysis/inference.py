@@ -15,7 +15,7 @@ import numpy as np
 from lab.analysis.scaling import few
 from lab.analysis.scaling_curves import ranks
 from lab.config.study import Study
-from lab.formatting import NOT_MEASURED, format_seconds, percent, rounded
+from lab.formatting import NOT_MEASURED, extent, format_seconds, percent, rounded
 from lab.records.schema import Inference, Point, Share, Stat
 from lab.records.statistics import share_interval
 from lab.records.store import Record
@@ -128,6 +128,8 @@ GENERATION = Kind(
     },
     summary=lambda results: (
         f"perplexity changed by {_share(results.perplexity_ratio, percent, less=1)}"
+        if results.perplexity_ratio
+        else "perplexity not measured"
     ),
 )
 CLASSIFICATION = Kind(
@@ -153,6 +155,8 @@ CLASSIFICATION = Kind(
     summary=lambda results: (
         f"an accuracy of {accuracy(results.accuracy, results.held_out_samples)} against the base's "
         f"{accuracy(results.base_accuracy, results.held_out_samples)}"
+        if results.accuracy is not None
+        else "accuracy not measured"
     ),
 )
 
@@ -304,15 +308,12 @@ def _times(rows: Sequence[Measurement], kind: Kind, noise: float) -> str:
     verdicts = [_verdict(row, kind, noise) for row in rows]
     if len(rows) == 1:
         return f"{rounded(*rows[0].estimate(kind.ratio))} of the base's {kind.time} ({verdicts[0]})"
-    values = sorted(row.estimate(kind.ratio).value for row in rows)
+    values = [row.estimate(kind.ratio).value for row in rows]
     shown = [
         f"{n} of {len(rows)} {word}" for word in (FASTER, SLOWER) if (n := verdicts.count(word))
     ]
     undecided = next((text for text in verdicts if text not in (FASTER, SLOWER)), "")
-    return (
-        f"{rounded(values[0])} to {rounded(values[-1])} of the base's {kind.time} "
-        f"({' and '.join(shown) or undecided})"
-    )
+    return f"{extent(values)} of the base's {kind.time} ({' and '.join(shown) or undecided})"
 
 
 FASTER, SLOWER, UNDECIDED = "faster", "slower", "no difference is shown"
@@ -332,7 +333,7 @@ def _verdict(row: Measurement, kind: Kind, noise: float) -> str:
     """Whether a time differs from the base's by more than noise and in enough repeats."""
     _, low, high = row.estimate(kind.ratio)
     if too_few := few(len(row.points)):
-        return f"{too_few} for a claim"
+        return f"{too_few} to tell this from chance"
     if high is not None and high < 1 - noise:
         return FASTER
     return SLOWER if low is not None and low > 1 + noise else UNDECIDED
@@ -342,7 +343,8 @@ def sentences(records: Sequence[Record]) -> list[str]:
     """What each quantization gains or costs, if intervals support it, and why it is slower."""
     generated, classified = (_quantized(records, kind) for kind in (GENERATION, CLASSIFICATION))
     noise, noise_of_classes = (noise_of(records, kind) for kind in (GENERATION, CLASSIFICATION))
-    accuracies = {row.results.quantization: _accuracy(row.results) for row in classified}
+    judged = [row.results for row in classified if row.results.accuracy_change]
+    accuracies = {results.quantization: _accuracy(results) for results in judged}
     return [
         *(_speed(row, GENERATION, noise, _why_slow(row, generated)) for row in generated),
         *(_speed(row, CLASSIFICATION, noise_of_classes, _method(row)) for row in classified),
@@ -354,7 +356,7 @@ def _speed(row: Measurement, kind: Kind, noise: float, why_slow: str) -> str:
     share = f"{rounded(*row.estimate(kind.ratio))} of the base's {kind.time}"
     judged = _verdict(row, kind, noise)
     if judged not in (FASTER, SLOWER):
-        return f"{row.label}: {share}: {judged}."
+        return f"{row.label}: {share}; {judged}."
     reason = f" Measured in the same job: {why_slow}." if judged == SLOWER else ""
     return f"{row.label}: {judged}, {share}.{reason}"
 
@@ -386,7 +388,7 @@ def _why_slow(row: Measurement, rows: Sequence[Measurement]) -> str:
         growth = times[most] / times[least]
         small, large = "dispatching the calls costs more than their work", "their work counts"
         reasons.append(
-            f"its own time between tokens grows {growth:.1f} times from batch {least} to {most}, "
+            f"its own time between tokens at batch {most} is {growth:.1f} times that at {least}, "
             f"so {small if growth < SMALL_GROWTH else large}"
         )
     return "; ".join([*reasons, _method(row)])

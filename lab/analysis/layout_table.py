@@ -20,6 +20,7 @@ from lab.analysis.audit.columns import guess, normal
 from lab.analysis.audit.text_table import read_table
 from lab.analysis.audit.values import BYTE_UNITS, COUNT_UNITS, TIME_UNITS, number
 from lab.errors import InputError, Problem, nearest
+from lab.formatting import count
 from lab.perfmodel import layout_law, transformer
 from lab.perfmodel.hardware import LINKS, Machine, named_gpu
 from lab.perfmodel.layout import Candidate, Checkpointing, Layout, Sharing
@@ -151,12 +152,12 @@ def read_layouts(
         except ValueError as error:
             left_out[str(error)] += 1
     if not rows:
-        problems = [Problem(f"{count} rows", reason, ADVICE) for reason, count in left_out.items()]
-        raise InputError(name, problems or [Problem("table", "it has no rows", ADVICE)])
+        problems = [Problem(count(n, "row"), reason, ADVICE) for reason, n in left_out.items()]
+        raise InputError(name, problems or [Problem("table", "has no rows", ADVICE)])
     if others := sum(row.quoted_batch is not None for row in rows):
         assumptions.append(
-            f"{others} rows quote a batch other than micro-batch x accumulation x replicas, "
-            "which is used"
+            f"{count(others, 'row')} quote{'s' * (others == 1)} a batch other than micro-batch x "
+            "accumulation x replicas; this product is used"
         )
     return LayoutTable(tuple(rows), columns, tuple(assumptions), dict(left_out), name)
 
@@ -340,8 +341,8 @@ def _model(values: Mapping[str, Any], notes: str) -> Transformer:
     model = transformer.named(text, notes)
     if model is None and transformer.has_experts(text):
         raise ValueError(f"unknown mixture of experts {text}")
-    if model is None and (count := values.get("parameters") or transformer.size(text)):
-        model = transformer.of_parameters(count, vocabulary=vocabulary)
+    if model is None and (parameters := values.get("parameters") or transformer.size(text)):
+        model = transformer.of_parameters(parameters, vocabulary=vocabulary)
     if model is None:
         raise ValueError(f"unknown model {text}" if text else "no model and no model sizes")
     return model

@@ -71,7 +71,7 @@ class Noise:
         total, sentences = len(self.records), []
         if again := sum(record.disturbed is not None for record in self.records):
             sentences.append(
-                f"Disturbed and measured again: {again} of {total} repeats; the quieter of both "
+                f"Disturbed and measured again: {again} of {total} repeats; the quieter of the two "
                 "attempts counts, and the other is kept."
             )
         noisy = [record for record in self.records if record.noisy]
@@ -79,7 +79,7 @@ class Noise:
             sentences.append(self.sentence)
         elif noisy:
             sentences.append(
-                f"In {len(noisy)} of {total} repeats {disturbances(_places(noisy))}: these "
+                f"In {len(noisy)} of {total} repeats {disturbances(_places(noisy))}: their "
                 f"times may be too long{self._command}."
             )
         return sentences
@@ -163,7 +163,7 @@ def _load(places: Sequence[Environment], limit: str) -> str:
     """The largest share that other processes took of the cores in any of these environments."""
     shares = [place.foreign_share for place in places if place.foreign_share is not None]
     if not shares:
-        return "load from other processes not known"
+        return "load from other processes unknown"
     return f"other processes took {limit} {100 * max(shares):.0f} % of the ranks' cores"
 
 
@@ -173,6 +173,8 @@ def _repeats(records: Sequence[Record]) -> str:
 
 
 def _worst(audit: Audit) -> str:
+    if not audit.conclusive:
+        return "audit: too little to say"
     grave = [finding for finding in audit.findings if finding.severity != "note"]
     if not grave:
         return "audit: no warning"

@@ -93,7 +93,8 @@ def _stop(points: pd.DataFrame) -> str:
             parts = [f"{100 * WELL_USED:.0f} % or more up to {size(well)}", *parts[same:]]
         text = f"efficiency is {', and '.join(parts)}"
         if half["world_size"] < last["world_size"]:
-            text += f"; on {size(last)} more than half of the time paid for is lost"
+            beyond = known[known["efficiency"] < HALF_USED].iloc[-1]  # it may recover after that
+            text += f"; on {size(beyond)} more than half of the time paid for is lost"
     times = known[known["step_time"].notna()]
     if len(times) and base["scaling"] == "strong":
         shortest = times.sort_values("step_time").iloc[0]
@@ -172,7 +173,7 @@ def _step_law(points: pd.DataFrame) -> str:
     law = fit(rows)
     device = known["device"].iloc[0]
     adds = {
-        "fixed_overhead_s": f"{format_seconds(law.fixed_overhead_s)} whatever its size",
+        "fixed_overhead_s": f"a fixed {format_seconds(law.fixed_overhead_s)}",
         "bytes_per_s": f"its gradients ({rounded(known['gradient_bytes'].iloc[0] / 1e6)} MB) over "
         f"links of {rounded(law.bytes_per_s / 1e9)} GB/s",
         "overlap": f"of which {percent(law.overlap)} hides behind the backward pass",
@@ -185,8 +186,8 @@ def _step_law(points: pd.DataFrame) -> str:
     if kind == {"strong"}:
         last["one_device_step_s"] /= 2
     return (
-        f"besides the work of a rank, a step on several {ranks(device)} takes {', '.join(parts)}: "
-        f"a fit that matches the steps within {percent(law.largest_relative_error)} and predicts "
+        f"to the work of a rank, a step on several {ranks(device)} adds {', '.join(parts)}: "
+        f"this fit matches the steps within {percent(law.largest_relative_error)} and predicts "
         f"{format_seconds(float(law.predict(last)[0]))} on {ranks(device, 2 * most)}"
     )
 
@@ -256,6 +257,12 @@ def requests(summary: pd.DataFrame, gpu_hours: float) -> list[str]:
         if hours is None or row["per"] == "step":
             return ""
         count = math.floor(gpu_hours / hours)
+        if not count:
+            where = ranks(row["device"], row["world_size"])
+            return (
+                f"{_article(counted)}{counted} on {where} takes {rounded(hours)} GPU-hours, more "
+                f"than the {gpu_hours:g} of this request"
+            )
         faster = f"{rounded(*with_interval(row, 'speedup'))} times as fast as on {over}"
         is_base = row["run_id"] == row["baseline_run_id"]
         return (

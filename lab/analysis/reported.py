@@ -126,8 +126,8 @@ class ReportedTable:
         if scaling != "auto":
             curves = [curve for curve in curves if kinds[id(curve)] == scaling]
             if not curves:
-                what = f"no rows of {scaling} scaling: the table itself says otherwise"
-                raise InputError(source, [Problem("scaling", what, "leave it to the table")])
+                what = f"no rows of {scaling} scaling, by what the table itself says"
+                raise InputError(source, [Problem("scaling", what, "leave it out")])
         _check_repeats(curves, source)
         several = len(set(kinds.values())) > 1
         names = shortest(sorted({curve.label for curve in curves}))

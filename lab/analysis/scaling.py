@@ -14,6 +14,7 @@ from lab.analysis.scaling_curves import (
     FREE,
     WORK,
     Scaling,
+    at,
     curves,
     ranks,
     rows_of,
@@ -296,7 +297,7 @@ def farthest(summary: pd.DataFrame) -> list[pd.Series[Any]]:
 
 def place(row: Any, labels: Mapping[str, str]) -> str:
     """Ranks and curve of a row: `2 CPU processes at batch 16`."""
-    return f"{ranks(row['device'], row['world_size'])} at {labels[row['run_id']]}"
+    return f"{ranks(row['device'], row['world_size'])} {at(labels[row['run_id']])}"
 
 
 def against_baseline(row: Any, summary: pd.DataFrame, labels: Mapping[str, str]) -> str:
@@ -305,7 +306,7 @@ def against_baseline(row: Any, summary: pd.DataFrame, labels: Mapping[str, str])
     base_label = labels[row["baseline_run_id"]]
     over = ranks(base["device"], base["world_size"])
     if base_label != labels[row["run_id"]]:
-        over += f" at {base_label}"
+        over += f" {at(base_label)}"
     times, efficiency = with_interval(row, "speedup"), with_interval(row, "efficiency")
     thing = {"epoch": "an epoch", "total": "a run"}.get(row.get("per", "step"), "a step")
     compared = (
@@ -325,11 +326,11 @@ def few(repeats: int) -> str:
 
 
 def verdict(low: float, high: float, repeats: int) -> str:
-    """What the interval of a ratio of speeds supports: a gain above 1, a loss below it."""
+    """Whether a ratio of speeds differs from 1 by more than its repeats do among themselves."""
     if few(repeats):
         return f"but {few(repeats)} to tell this from chance"
     if low > 1:
-        return "a gain that the interval supports"
+        return "a gain beyond the spread of the repeats"
     if high < 1:
-        return "a loss that the interval supports"
-    return "which the interval does not distinguish from no change"
+        return "a loss beyond the spread of the repeats"
+    return "a difference within the spread of the repeats"

@@ -151,6 +151,11 @@ def ranks(device: str | None, count: int | None = None) -> str:
     return plural if count is None else f"{count} {word if count == 1 else plural}"
 
 
+def at(label: str) -> str:
+    """A curve's label with its preposition: `at batch 16`, but `with train.py`."""
+    return f"{'at' if label.startswith('batch ') else 'with'} {label}"
+
+
 def time_name(summary: pd.DataFrame) -> str:
     """What its times are: `step time`, or for a results table perhaps `epoch time` or `time`."""
     per = set(summary["per"]) if "per" in summary else {"step"}

@@ -131,5 +131,5 @@ def _why_not_run(name: str, runs: Sequence[Run]) -> str:
         return "not part of this study in this form"
     if wanted[0].needs_device == "cuda":
         gpus = ranks("cuda", wanted[0].world_size)
-        return f"not run: it needs {gpus}, but there is no record from a cluster with them"
+        return f"not run: it needs {gpus}, and no record comes from such a cluster"
     return "not run yet"

@@ -44,7 +44,9 @@ def classical_tables(summary: pd.DataFrame) -> list[tuple[str, pd.DataFrame]]:
     if not lines:
         return []
     unit, device = unit_for(summary["step_time"]), device_of(summary)
-    over = f"median over {range_of(map(int, summary['repeats']), 'repeat')} [95 % interval]"
+    over = "from one repeat, which gives no interval"
+    if summary["repeats"].max() > 1:
+        over = f"median over {range_of(map(int, summary['repeats']), 'repeat')} [95 % interval]"
     cells: dict[str, Callable[[Mapping[Any, Any]], str]] = {
         "Step time": lambda row: format_seconds(*with_interval(row, "step_time")),
         f"Speedup over {baseline_name(summary)}": lambda row: _ratio(row, "speedup"),

@@ -12,7 +12,7 @@ import numpy as np
 import pandas as pd
 
 from lab.analysis.scaling import FEWEST_REPEATS, RESAMPLES, SEED
-from lab.analysis.scaling_curves import curves, ranks, rows_of, with_interval
+from lab.analysis.scaling_curves import at, curves, ranks, rows_of, with_interval
 from lab.config.run import Run
 from lab.formatting import rounded, unit_for
 from lab.perfmodel.calibration import Calibration, find_calibration
@@ -91,6 +91,12 @@ class Waterfall:
     def place(self) -> str:
         """Its curve and its ranks, formatted for display."""
         return f"{self.label} on {ranks(self.row['device'], self.row['world_size'])}"
+
+    @property
+    def opening(self) -> str:
+        """How a sentence on it begins: `At batch 16 on 2 CPU processes`."""
+        text = at(self.place)
+        return f"{text[:1].upper()}{text[1:]}"
 
     @property
     def negligible(self) -> bool:

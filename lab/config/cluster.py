@@ -26,6 +26,7 @@ from lab.config.slurm import (
 )
 from lab.errors import InputError, Problem, nearest
 from lab.files import SHARED, USER, read_yaml
+from lab.formatting import count
 
 NOTICE = "Replay of published numbers: nothing was measured here"
 Seconds = Annotated[float, Field(gt=0)]
@@ -279,7 +280,7 @@ class Cluster(SlurmKeys):
         """
         total, slots = ranks * devices, self.ranks_per_node
         if total > self.capacity:
-            what = f"{total} ranks do not fit on {self.nodes} nodes of {slots}"
+            what = f"{count(total, 'rank')} do not fit on {count(self.nodes, 'node')} of {slots}"
             advice = f"use at most {self.capacity}"
         elif total <= slots:
             return Layout(1, ranks)

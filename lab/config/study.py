@@ -17,6 +17,7 @@ from lab.config.base import Frozen, problems_of, unknown_keys
 from lab.config.run import Run
 from lab.errors import InputError, Problem, nearest
 from lab.files import PACKAGE, SHARED, read_yaml
+from lab.formatting import count
 
 MAX_RUNS = 10_000
 SIZES = ("global_batch_size", "micro_batch_size")  # of which a run needs one
@@ -127,7 +128,7 @@ class Study(Frozen):
             what = f"no run {run_id!r} in this study"
             raise InputError(self.name, [Problem("run_id", what, nearest(run_id, runs))])
         if not 0 <= repeat < self.repeats:
-            what = f"{repeat}, but the study has repeats 0 to {self.repeats - 1}"
+            what = f"{repeat}, but the study has {count(self.repeats, 'repeat')}, counted from 0"
             raise InputError(self.name, [Problem("repeat", what)])
         return Task(runs[run_id] if run_id else self.runs[0], repeat)
 

@@ -16,7 +16,7 @@ from lab.analysis.scaling_curves import ranks, rows_of
 from lab.analysis.waterfall import Amount, Waterfall, on_most_ranks, with_baseline
 from lab.config.run import Run
 from lab.figures.data import StudyResults
-from lab.figures.figure import NO_COMMUNICATION, empty_unless, figure, has
+from lab.figures.figure import NO_COMMUNICATION, empty_unless, figure, has, no_runs
 from lab.figures.labels import measure, room_beside
 from lab.figures.style import IDEAL, wrapped
 from lab.formatting import Unit, count, format_seconds, percent, unit_for, value_of
@@ -49,7 +49,7 @@ TIMELINE_MARKS = (
     "then comes the optimizer."
 )
 NO_PHASES = "no phases of a step are known"
-NO_TRACE = "no step was traced: it takes `trace: true` in a run"
+NO_TRACE = "no step was traced: that takes `trace: true` in a run"
 OPERATORS = "operators"
 LANES = ("compute", "link", OPERATORS)  # of a rank in a timeline
 MOST_WATERFALLS = 4
@@ -72,8 +72,9 @@ def _describe_breakdown(results: StudyResults) -> str:
         longest = sorted(times, key=lambda phase: (times[phase], phase), reverse=True)[:3]
         listed = ", ".join(f"{phase} {format_seconds(times[phase])}" for phase in longest)
         workers = ranks(row["device"], row["world_size"])
-        parts.append(f"{label} on {workers}, {format_seconds(row['step_time'])} with {listed}")
-    return f"Bars of the time of a step by its longest phases: {'; '.join(parts)}."
+        known = f" with {listed}" if listed else ""
+        parts.append(f"{label} on {workers}, {format_seconds(row['step_time'])}{known}")
+    return f"Bars of the time of a step, with its longest phases: {'; '.join(parts)}."
 
 
 @figure(describe=_describe_breakdown, missing=_no_phases, height=_breakdown_height)
@@ -210,7 +211,8 @@ def _describe_falls(results: StudyResults) -> str:
         unit = unit_for(fall.step[:1])
         losses = ", ".join(f"{name} {_time(loss, unit)}" for name, loss in fall.shown().items())
         start = f"{'ideal' if fall.compared else 'compute'} {_time(fall.ideal, unit)}"
-        parts.append(f"{fall.place}, from {start} to {_time(fall.step, unit)} by {losses}")
+        by = f" by {losses}" if losses else ""
+        parts.append(f"{fall.place}, from {start} to {_time(fall.step, unit)}{by}")
     return f"Waterfalls from the ideal step to the measured one by cause: {'; '.join(parts)}."
 
 
@@ -319,7 +321,14 @@ def _place_in_cycle(results: StudyResults) -> str:
     )
 
 
-_no_timeline = empty_unless(lambda results: _events(results.records), NO_COMMUNICATION)
+def _no_timeline(results: StudyResults) -> str:
+    if (reason := no_runs(results)) or _events(results.records):
+        return reason
+    several = results.summary[results.summary["world_size"] > 1]
+    if several.empty:
+        return f"{NO_COMMUNICATION}: that takes a completed run on two ranks"
+    timed = several["communication_time"].notna().any()
+    return "no timeline of a step was recorded" if timed else NO_COMMUNICATION
 
 
 def _timeline_height(results: StudyResults) -> float:
@@ -419,8 +428,8 @@ def _describe_trace(results: StudyResults) -> str:
     trace = _trace(results.records)
     assert trace is not None
     time = format_seconds(max(memory.end for memory in trace.memory))
-    shares = (f"rank {n} in {percent(trace.idle(n))} of it" for n in range(len(trace.memory)))
-    return f"A traced step of {time}. No operator runs on {', on '.join(shares)}."
+    shares = (f"on rank {n} for {percent(trace.idle(n))} of it" for n in range(len(trace.memory)))
+    return f"A traced step of {time}. No operator runs {', '.join(shares)}."
 
 
 @figure(

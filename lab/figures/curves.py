@@ -48,7 +48,7 @@ LINKS_HEIGHT = 4.5  # inches
 TICK = 1 / 4  # of the logarithm of all sizes, at least between two ticks
 ROOM = 0.85  # for labels beside the times of collectives, relative to the width of the data
 NO_LOSSES = "no loss was recorded"
-NO_COLLECTIVES = "no collective is measured here yet"
+NO_COLLECTIVES = "no collective has been measured here yet"
 
 
 _no_losses = empty_unless(lambda results: results.losses, NO_LOSSES)
@@ -92,7 +92,7 @@ def loss_by_time(ax: Axes, results: StudyResults) -> None:
     missing=_no_losses,
     height=lambda results: 2.5 + legend_height(label for label, _ in results.drawn),
     see=lambda results: (
-        "Equal batches should fall on one line by step; by time, the fast ones lead. "
+        "Curves of equal batches should coincide by step; by time, the faster ones are ahead. "
         f"{_stretches(results)} {results.left_out}"
     ),
 )
@@ -233,7 +233,8 @@ def _describe_overlap(results: StudyResults) -> str:
     missing=_no_communication,
     see=lambda results: (
         "At the lower edge a step waits for all communication; at the upper one communication "
-        f"hides behind the backward pass. {results.left_out}"
+        "hides behind the backward pass. Points below the band lose time to more than "
+        f"communication. {results.left_out}"
     ),
 )
 def overlap_band(ax: Axes, results: StudyResults) -> None:

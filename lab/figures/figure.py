@@ -14,7 +14,7 @@ from lab.figures.data import Source, StudyResults
 from lab.figures.style import IDEAL, SIZE, style
 
 NO_RUNS = "no run has completed yet"
-NO_COMMUNICATION = "no communication was measured: it takes a completed run on two ranks"
+NO_COMMUNICATION = "no communication was measured"
 
 
 class Figure:

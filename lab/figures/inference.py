@@ -21,7 +21,7 @@ from lab.formatting import format_seconds, rounded
 __all__ = ["latency_throughput", "size_perplexity", "stage_ratios"]
 
 NO_INFERENCE = "no inference run has completed yet"
-ONE_MODEL = "one model alone has nothing to compare its size and quality with"
+ONE_MODEL = "there is only one model, so sizes and quality cannot be compared"
 
 
 def _latencies(results: StudyResults) -> dict[str, list[tuple[int, float, float]]]:

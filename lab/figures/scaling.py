@@ -59,7 +59,7 @@ __all__ = [
 
 NO_BASELINE = "no run of the baseline has completed yet"
 PREDICTED = "predicted beforehand"
-ONE_REPEAT = "One repeat has no interval."
+ONE_REPEAT = "A single repeat has no interval."
 BAR = 0.62  # relative to the distance between bars
 NARROW, WHOLE = 22, 40  # characters of a name in a line, beside panels and in a figure
 FEW_TICKS = 4  # of world sizes in panels
@@ -269,7 +269,7 @@ def _best(results: StudyResults) -> str:
     value = rounded(*_interval(row, "speedup"))
     place = f"{label} on {ranks(row['device'], row['world_size'])}"
     share = percent(row["efficiency"])
-    best = f"The highest median speedup is {value}, of {place} (efficiency {share})."
+    best = f"The highest speedup is {value}, that of {place} (efficiency {share})."
     return f"{best} {results.left_out}".strip()
 
 
@@ -282,7 +282,7 @@ def _see(results: StudyResults) -> str:
 
 @figure(describe=_describe_overview, missing=no_runs, height=_overview_height, see=_see)
 def overview(ax: Axes, results: StudyResults) -> None:
-    """What was measured by configuration: medians over repeats with 95 % intervals.
+    """Results by configuration: medians over repeats with 95 % intervals.
 
     By world size speedup, efficiency, step time and throughput, with the ideal and predictions. Of
     configurations that have one world size each, and of many, bars of step time, speedup and

@@ -20,6 +20,7 @@ from lab.config.run import Run
 from lab.config.strategies import STRATEGIES
 from lab.config.study import Study
 from lab.errors import InputError
+from lab.formatting import count
 from lab.launch.bench_driver import DriverCost as DriverCost
 from lab.launch.bench_driver import driver_costs as driver_costs
 from lab.launch.bench_public import PublicBench as PublicBench
@@ -102,8 +103,9 @@ class Overhead:
         instrumented, plain = (self.step_s[name] * 1e3 for name in (LAB, PLAIN))
         return (
             f"instrumented / plain: {ratio}, limit {LIMIT}; plain / plain: {control}; "
-            f"CPU time: {cpu}; {self.rounds} {self.what} on {self.world_size} ranks of "
-            f"{self.device.upper()}, median step {instrumented:.1f} ms against {plain:.1f} ms"
+            f"CPU time: {cpu}; {self.rounds} {self.what} on "
+            f"{count(self.world_size, f'{self.device.upper()} rank')}, "
+            f"median step {instrumented:.1f} ms against {plain:.1f} ms"
         )
 
 

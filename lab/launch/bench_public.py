@@ -13,6 +13,7 @@ import numpy as np
 from lab.analysis.layout_table import LayoutRow, LayoutTable, read_layouts
 from lab.errors import InputError, Problem
 from lab.files import SHARED
+from lab.formatting import count
 from lab.perfmodel import layout_law
 from lab.perfmodel.layout import Candidate
 from lab.perfmodel.layout_law import Case, LayoutLaw
@@ -125,7 +126,7 @@ def public(
     for path in paths:
         table = read_layouts(path, assume=assume)
         notes = [*table.assumptions]
-        notes += [f"{count} rows left out: {why}" for why, count in table.left_out.items()]
+        notes += [f"{count(n, 'row')} left out: {why}" for why, n in table.left_out.items()]
         assumptions[table.name] = notes
         for name, rows in _parts(table):
             measured = sum(row.step_s is not None for row in rows)

@@ -83,7 +83,7 @@ def _of_run(run: Run, study: Study, cluster: Cluster) -> Iterator[Problem]:
         yield Problem("base", f"{run.label}: {what}", advice)
     if cluster.compute is not None and (run.task != "train" or not run.facts.emulable):
         emulable = [name for name, facts in STRATEGIES.items() if facts.emulable]
-        what = f"{run.label}: its compute cannot be emulated, which {cluster.name} does"
+        what = f"{run.label}: its compute cannot be emulated, as {cluster.name} would"
         advice = f"train with one of {', '.join(emulable)}, or use a profile without compute"
         yield Problem("cluster", what, advice)
     try:

@@ -308,9 +308,9 @@ class Calibration(_Stored):
         fits = {fit.world_size: fit.fit for fit in self.fits if fit.collective == collective}
         if world_size in fits:
             return fits[world_size]
-        known = "no world size of it is fitted"
+        known = "it is fitted for no number of ranks"
         if fits:
-            known = f"its fits are for {', '.join(map(str, sorted(fits)))} ranks"
+            known = f"it is fitted for {', '.join(map(str, sorted(fits)))} ranks"
         missing = f"no {collective} on {world_size} ranks"
         raise LabError(f"calibration of {self.cluster}: {missing} ({known})")
 

@@ -157,7 +157,8 @@ class Basis:
             return Forecast(run, memory_bytes=self.memory(run), missing=str(error))
         notes += links.extrapolated
         if foreign := self._foreign(run, records):
-            notes += (f"others took {max(foreign):.0%} of a rank's cores while it was measured",)
+            share = f"{max(foreign):.0%} of a rank's cores"
+            notes += (f"other processes took {share} while it was measured",)
         return Forecast(run, prediction, self.memory(run), profile.basis, notes)
 
     def profile(self, run: Run) -> tuple[Profile, tuple[str, ...]]:
@@ -174,7 +175,7 @@ class Basis:
         }
         if samples in profiles:
             return profiles[int(samples)], ()
-        note = f"micro-batch {samples:g}, measured at {', '.join(map(str, sizes))}"
+        note = f"micro-batch {samples:g} inferred from {' and '.join(map(str, sizes))}"
         return _between(samples, profiles), (note,)
 
     def _like(self, run: Run) -> list[Record]:

@@ -218,20 +218,29 @@ def mean_absolute_error(scored: Sequence[Score]) -> float | None:
 def outcome(scored: Sequence[Score]) -> str:
     """A sentence on the errors of at least one score, and how many were inside their intervals."""
     worst = max(scored, key=lambda score: abs(score.error))
+    error, label = _signed(worst.error), worst.frozen.run.label
+    if len(scored) == 1:
+        inside = "inside" if worst.inside else "outside"
+        return (
+            f"The predicted step time of {label} is off by {error}; the measurement lies "
+            f"{inside} the predicted interval."
+        )
     return (
-        f"The predicted step times of {count(len(scored), 'run')} are wrong by "
-        f"{percent(mean_absolute_error(scored))} on average and {100 * worst.error:+.1f} % at "
-        f"worst ({worst.frozen.run.label}); {sum(score.inside for score in scored)} of "
-        f"{len(scored)} measurements fell inside their interval."
+        f"The predicted step times of {count(len(scored), 'run')} are off by "
+        f"{percent(mean_absolute_error(scored))} on average and by {error} at worst ({label}); "
+        f"{sum(score.inside for score in scored)} of {len(scored)} measurements lie inside their "
+        "predicted intervals."
     )
+
+
+def _signed(error: float | None) -> str:
+    """A relative error in per cent with its sign, such as `+3.7 %`; `-` for None."""
+    return "-" if error is None else f"{round(100 * error, 1) + 0.0:+.1f} %"  # never -0.0
 
 
 def scores_table(scored: Sequence[Score]) -> pd.DataFrame:
     """One row per scored run, for display: prediction with interval, measurement, error."""
     import pandas as pd
-
-    def signed(error: float | None) -> str:
-        return "-" if error is None else f"{100 * error:+.1f} %"
 
     def row(score: Score) -> dict[str, str]:
         frozen, exposed_s = score.frozen, score.exposed_measured_s
@@ -239,11 +248,11 @@ def scores_table(scored: Sequence[Score]) -> pd.DataFrame:
             "configuration": frozen.run.label,
             "predicted": format_seconds(frozen.step_s, frozen.low_s, frozen.high_s),
             "measured": format_seconds(score.measured_s),
-            "error": signed(score.error),
+            "error": _signed(score.error),
             "inside the interval": "yes" if score.inside else "no",
             "exposed, predicted": format_seconds(frozen.exposed_s),
             "exposed, measured": "-" if exposed_s is None else format_seconds(exposed_s),
-            "memory error": signed(score.memory_error),
+            "memory error": _signed(score.memory_error),
             "frozen": f"{frozen.frozen_at:%Y-%m-%d %H:%M:%S} UTC, {frozen.sha256[:8]}",
         }
 

@@ -328,7 +328,7 @@ def _search(
     if not plan.ranked:
         raise LabError(
             f"{work}: nothing fits: of {plan.searched:,} ways the smallest needs "
-            f"{plan.least_bytes / 1e9:.3g} GB on a rank, but it has {limit / 1e9:.3g} GB"
+            f"{plan.least_bytes / 1e9:.3g} GB on a rank, but a rank has {limit / 1e9:.3g} GB"
         )
     return Search(work, space.description, plan, time.perf_counter() - began, limit)
 

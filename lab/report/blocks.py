@@ -88,9 +88,9 @@ class Table:
         return cls(caption, frame[measured], index=False, label=label)
 
     def _repr_html_(self) -> str:
-        caption = html.escape(self.caption)
         if self.frame.empty:
-            return f"<p>{caption}: nothing yet.</p>"
+            return f"<p>{html.escape(self.caption.partition('. ')[0])}: nothing yet.</p>"
+        caption = html.escape(self.caption)
         if len(self.frame) > MOST_ROWS:
             caption += f"; the first {MOST_ROWS} of {len(self.frame):,} rows"
         body = self.frame[:MOST_ROWS].to_html(

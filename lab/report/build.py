@@ -103,7 +103,9 @@ def authors(study: Study) -> list[str]:
     names = read_yaml(path).get("authors")
     if isinstance(names, list) and all(isinstance(name, str) and name for name in names):
         return names
-    raise InputError(str(path), [Problem("authors", "expected a list of names", "- Name, Place")])
+    raise InputError(
+        str(path), [Problem("authors", "expected a list of names", "such as - Name, Place")]
+    )
 
 
 def fingerprint(study: Study, template: str) -> str:

@@ -126,7 +126,7 @@ def _content(path: Path, hosts: dict[str, str]) -> bytes:
         return path.read_bytes()
     text = json.dumps(_renamed(json.loads(path.read_bytes()), hosts), separators=(",", ":"))
     if match := _ABSOLUTE.search(text):
-        advice = "a path of this machine does not belong into a repository"
+        advice = "a path of this machine does not belong in a repository"
         raise InputError(str(path), [Problem("record", f"holds {match[1]}", advice)])
     return text.encode()
 

@@ -19,15 +19,15 @@ STAGES = (
 SPEED = (
     (
         GENERATION,
-        "Time of the quantized model over that of the base, generated in turn in one job: "
+        "Time of the quantized model over that of the base, which generate in turn in one job: "
         "median over rounds [95 % interval; over repeats the widest]. Below 1 is faster; the row "
         "`none` is a second copy of the base, so what it shows is noise",
     ),
     (
         CLASSIFICATION,
         "Time of the quantized classifier for a batch on the slowest rank over that of the "
-        "base, in turn in one job: median over rounds [95 % interval; over repeats the widest]. "
-        "Below 1 is faster; `none` is a second copy of the base, so it shows noise",
+        "base, which take turns in one job: median over rounds [95 % interval; over repeats the "
+        "widest]. Below 1 is faster; `none` is a second copy of the base, so it shows noise",
     ),
 )
 QUALITY = (
@@ -129,16 +129,17 @@ def findings(results: StudyResults) -> Markdown:
 def unavailable(results: StudyResults) -> Markdown:
     """What this machine cannot do, each with its reason; runs not yet run are listed elsewhere."""
     gone = [
-        f"{stage.task} on {stage.name}: {stage.reason}."
+        f"{'training' if stage.task == 'train' else stage.task} on {stage.name}: {stage.reason}."
         for stage in stages_of(results.study, results.records)
         if stage.seconds is None
     ]
     ran = {record.run_id for record in results.records if record.completed}
     left = sum(run.id not in ran for run in results.study.runs)
-    waiting = f"{left} of {len(results.study.runs)} configurations have not run: see below."
+    has = "has" if left == 1 else "have"
+    waiting = f"{left} of {len(results.study.runs)} configurations {has} not run: see below."
     return Markdown.bullets(
         [*inference.missing(results.records), *gone],
-        otherwise=waiting if left else "Everything that was asked for could be measured.",
+        otherwise=waiting if left else "Everything in this study could be measured.",
     )
 
 

@@ -18,9 +18,7 @@ from lab.report.blocks import Markdown, Table
 from lab.report.references import cite
 
 NAMED = 6  # names in a sentence
-ADDED = (
-    "What would be left, by the waterfall, if the largest loss were gone and nothing else changed"
-)
+ADDED = "Efficiency by the waterfall if the largest loss were gone and nothing else changed"
 
 
 def date(results: StudyResults) -> Markdown:
@@ -67,7 +65,7 @@ def _without_largest(fall: Waterfall) -> str:
     step, loss = fall.step.value, fall.losses[fall.largest].value
     efficiency, low, high = with_interval(fall.row, "efficiency")
     return (
-        f"At {fall.place}, without the {format_seconds(loss)} of {fall.name(fall.largest)}, "
+        f"{fall.opening}, without the {format_seconds(loss)} of {fall.name(fall.largest)}, "
         f"efficiency would be {percent(efficiency * step / (step - loss))} "
         f"instead of {percent(efficiency, low, high)}."
     )
@@ -89,7 +87,8 @@ def _scope(results: StudyResults) -> list[str]:
     hosts = {host for place in places if place for host in place.hosts}
     some = "one host" if len(hosts) == 1 else f"{len(hosts)} hosts"
     return [
-        f"All numbers come from {some} ({', '.join(sorted(machines))}) and from no other machine."
+        f"All measurements come from {some} ({', '.join(sorted(machines))}): other machines may "
+        "scale differently."
     ]
 
 
@@ -160,16 +159,18 @@ def setup(results: StudyResults) -> Markdown:
     several = "s" * (len(sizes) > 1)
     ranks = f"world size{several} {_listed(map(str, sizes))}"
     steps = range_of([run.steps for run in runs], "optimizer step")
-    warmup = range_of([run.warmup_steps for run in runs], "step")
-    work = f"trains {models} on {data}" + (f" by {strategies}" if strategies else "")
+    if any(run.warmup_steps for run in runs):
+        warmup = range_of([run.warmup_steps for run in runs], "step")
+        steps += f", of which {warmup} of warm-up are left out"
+    work = f"trains {models} on {data}" + (f" with {strategies}" if strategies else "")
     if any(run.script for run in runs):  # a script does not state its data and strategy
         work = f"runs {models}"
     precisions = sorted({run.precision for run in runs if run.precision})
     return Markdown(
-        f"The study {work}, at {ranks}, {f'with {_listed(precisions)}, ' * bool(precisions)}"
-        f"for {steps}, of which {warmup} of warm-up are left out; "
-        f"it asks for {count(study.repeats, 'repeat')} of each of its "
-        f"{count(len(runs), 'configuration')}."
+        f"The study {work}, at {ranks}{f', in {_listed(precisions)}' * bool(precisions)}"
+        f"{f', for {steps}' * (not results.citations)}. "
+        f"It has {count(len(runs), 'configuration')}{' with' if len(runs) == 1 else ', each with'} "
+        f"{count(study.repeats, 'repeat')}."
     )
 
 

@@ -81,9 +81,8 @@ SAID = {
 }
 # Words of the discussion's sentences, in Markdown, and the figures and tables that show them.
 SHOWN = {
-    "that the interval supports": ("fig-overview", "tbl-speedup"),
+    "the spread of the repeats": ("fig-overview", "tbl-speedup"),
     "to tell this from chance": ("fig-overview", "tbl-speedup"),
-    "does not distinguish from no change": ("fig-overview", "tbl-speedup"),
     "is ideal": ("fig-waterfall", "tbl-waterfall"),
     r"R = T\_compute / T\_communication": ("fig-overlap-band",),
 }

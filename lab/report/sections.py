@@ -18,7 +18,7 @@ from lab.config.run import distinct_labels
 from lab.config.study import Task
 from lab.errors import InputError
 from lab.figures.data import StudyResults
-from lab.formatting import count, format_seconds, percent, rounded, unit_for
+from lab.formatting import NOT_MEASURED, count, format_seconds, percent, rounded, unit_for
 from lab.launch.plan import plan
 from lab.perfmodel import frozen
 from lab.records.schema import PHASES, Stat
@@ -33,13 +33,20 @@ COMMUNICATION = (
     "exceeds the exposed part by the slowdown of compute. Sent: by one rank in a step, if ranks "
     "form a ring"
 )
-FROZEN = "Each prediction was written down and hashed before its run. They rest on: "
+FROZEN = "Predictions were written down and hashed before their runs. They are based on: "
 PREDICTIONS = (
     "Step time predicted before the run and as measured, median over repeats; an error above zero "
     "means that the run was faster than predicted. Frozen gives the time at which the prediction "
-    "was written, and how its SHA-256 begins"
+    "was written, and the first digits of its SHA-256"
 )
-RESULTS = ("tbl-step-time", "tbl-speedup", "tbl-efficiency", "tbl-parts")
+# Labels of the classical tables, by how their captions begin.
+RESULTS = {
+    "Step time": "tbl-step-time",
+    "Speedup": "tbl-speedup",
+    "Efficiency": "tbl-efficiency",
+    "Configurations": "tbl-configurations",
+    "Compute and communication": "tbl-parts",
+}
 # The status of an attempt that is shown and not counted.
 SET_ASIDE = "set aside"
 # How the columns of the learning table follow from a run's repeats and its row in a summary.
@@ -82,12 +89,22 @@ def strip(results: StudyResults, run_ids: Sequence[str] | None = None) -> Markdo
 
 def result_tables(results: StudyResults) -> list[Table]:
     """The classical tables: time, speedup, efficiency, then compute and communication."""
-    tables = classical_tables(results.summary)
-    labels = RESULTS if len(tables) == len(RESULTS) else ("tbl-configurations", RESULTS[-1])
     return [
         Table(caption, frame, label=label)
-        for (caption, frame), label in zip(tables, labels, strict=False)
+        for caption, frame in classical_tables(results.summary)
+        for begin, label in RESULTS.items()
+        if caption.startswith(begin)
     ]
+
+
+def scaling_tables(results: StudyResults) -> list[Table]:
+    """Time, speedup and efficiency."""
+    return [table for table in result_tables(results) if table.label != "tbl-parts"]
+
+
+def parts_of_step(results: StudyResults) -> list[Table]:
+    """Compute and communication, if any part of a step was measured."""
+    return [table for table in result_tables(results) if table.label == "tbl-parts"]
 
 
 def waterfall(results: StudyResults) -> list[Table]:
@@ -114,13 +131,16 @@ def holes(results: StudyResults) -> Markdown:
     return Markdown.bullets(sentences, otherwise=f"Nothing: {complete}.")
 
 
-def communication(results: StudyResults) -> Table:
-    """Total and exposed communication, its causes, the independent estimate and the bytes sent."""
+def communication(results: StudyResults) -> Table | Markdown:
+    """Total and exposed communication, its causes, the independent estimate and the bytes sent.
+
+    Empty if none of it was measured.
+    """
     columns = {
         "total": "communication_time",
         "exposed": "exposed_communication_time",
-        "of it waiting": "straggler_time",
-        "of it transfer": "transfer_time",
+        "exposed: waiting": "straggler_time",
+        "exposed: transfer": "transfer_time",
         "cost of synchronising": "sync_cost_time",
         "stolen compute": "stolen_compute_time",
     }
@@ -139,6 +159,9 @@ def communication(results: StudyResults) -> Table:
             configuration = f"{ranks(row['device'], row['world_size'])}, {label}"
             by_rank = _sent(sent.get(row["run_id"], []))
             rows.append({"configuration": configuration, **times, "sent (MB)": by_rank})
+    unknown = {NOT_MEASURED, configurations.UNKNOWN}
+    if all(set(list(row.values())[1:]) <= unknown for row in rows):
+        return Markdown("")
     return Table.of_rows(COMMUNICATION, rows, label="tbl-communication")
 
 
@@ -179,7 +202,9 @@ def learning(results: StudyResults) -> Table:
     )
     kinds = sorted({record.emulation for record in done} - {""})
     notes += f"; emulated: {', '.join(kinds)}" if kinds else ""
-    caption = f"What was learned, and at what price: medians over repeats{notes}"
+    learned = any(record.quality for record in done)
+    what = "What was learned, and at what price" if learned else "Memory and throughput, if known"
+    caption = f"{what}: medians over repeats{notes}"
     return Table.of_rows(caption, rows, common=common, label="tbl-learning")
 
 
@@ -212,10 +237,11 @@ def every_repeat(results: StudyResults) -> Table:
                 **{f"{name} (ms)": f"{stat.median * 1e3:.2f}" for name, stat in _stats(record)},
             }
         )
-    caption = (
-        "Every repeat: median step of the slowest rank and its phases; foreign CPU is what other "
-        "processes took of the ranks' cores"
-    )
+    caption = "Every repeat: median step of the slowest rank"
+    if any(record.timing and record.timing.phases for record in records):
+        caption += " and its phases"
+    if any(record.foreign_share is not None for record in records):
+        caption += "; foreign CPU is what other processes took of the ranks' cores"
     aside = f"; {SET_ASIDE}: the noisier of two attempts at a repeat, kept beside it"
     caption += aside * bool(louder)
     return Table.of_rows(caption, rows, common=common, label="tbl-repeats")
@@ -255,8 +281,9 @@ def _stats(record: Record) -> Iterator[tuple[str, Stat]]:
 def reproduce(results: StudyResults) -> Markdown:
     """The commands that repeat this study and this report."""
     study = results.study
+    again = "read the published numbers again" if results.citations else "measure again"
     return Markdown(
-        f"```\n{study.command('run', results.clusters)} --fresh    # measure again\n"
+        f"```\n{study.command('run', results.clusters)} --fresh    # {again}\n"
         f"{study.command('report')}         # this report from the records\n```"
     )
 
@@ -318,10 +345,11 @@ def prediction_summary(results: StudyResults) -> str:
         texts = [frozen.outcome(judged)] if judged else []
         if unjudged:
             counted = count(unjudged, "predicted run")
-            texts.append(f"{counted} cannot be judged: what was measured is too noisy.")
+            texts.append(f"{counted} cannot be judged: the measurement is too noisy.")
         return " ".join(texts)
     if waiting := frozen.predictions(results.study):
-        return f"{len(waiting)} predictions are frozen, but none of their runs has completed since."
+        counted = f"{count(len(waiting), 'prediction')} {'is' if len(waiting) == 1 else 'are'}"
+        return f"{counted} frozen, but no predicted run has completed since."
     if results.citations:
         return "These times were published by others: nothing was predicted in advance."
     if all(run.script for run in results.study.runs):
@@ -329,6 +357,6 @@ def prediction_summary(results: StudyResults) -> str:
     if not any(run.world_size > 1 and run.task == "train" for run in results.study.runs):
         return "No run of this study trains on more than one rank: there is nothing to predict."
     return (
-        "No run of this study was predicted before it was measured. That takes its runs on one "
+        "No run of this study was predicted before it was measured. A prediction needs runs on one "
         "rank, and lab calibrate before lab run; lab predict shows what is missing."
     )

@@ -13,6 +13,7 @@ from lab.errors import InputError
 from lab.figures import curves
 from lab.figures.curves import OVERLAPPING
 from lab.figures.data import StudyResults
+from lab.figures.figure import NO_COMMUNICATION
 from lab.formatting import count, format_seconds
 from lab.launch.plan import planned, spent
 from lab.launch.preflight import usable
@@ -57,7 +58,10 @@ def scaling_figures(results: StudyResults) -> list[Figure]:
 def overlap(results: StudyResults) -> list[Figure]:
     """The band between no and perfect overlap, if a strategy hides gradients behind backward."""
     strategies = {run.strategy for run in results.study.runs}
-    return [figure("overlap_band", results)] if OVERLAPPING & strategies else []
+    if not OVERLAPPING & strategies:
+        return []
+    band = figure("overlap_band", results)
+    return [] if band.missing == NO_COMMUNICATION else [band]
 
 
 def comparisons(results: StudyResults) -> Blocks:
@@ -120,8 +124,10 @@ def calibration(results: StudyResults) -> list[Markdown | Table | Figure]:
     for name in results.clusters:
         measured = find_calibration(name)
         if measured is None or not measured.parts:
-            command = f"`lab calibrate --cluster {name}`"
+            command = f"lab calibrate --cluster {name}"
             missing = f"The cluster {name} is not calibrated; {command} measures its links."
+            if results.citations:
+                missing = "The source gives no times of collectives."
             blocks.append(Markdown.of(missing))
             continue
         if not blocks:
@@ -129,18 +135,13 @@ def calibration(results: StudyResults) -> list[Markdown | Table | Figure]:
         emulated = measured.environment.emulated if measured.environment else None
         where = f"cluster {name}" + (f", emulated {emulated.label}" if emulated else "")
         fits, rates = tables.fits_table(measured), tables.throughput_table(measured)
-        blocks += [
-            links(measured),
-            Table(
-                f"Fits of time = alpha + bytes / bandwidth, {where}",
-                fits,
-                index=False,
-                label="tbl-links",
-            ),
-            Table(
-                f"Arithmetic and memory of a rank, {where}", rates, index=False, label="tbl-rates"
-            ),
+        law, speed = "Fits of time = alpha + bytes / bandwidth", "Arithmetic and memory of a rank"
+        made = [
+            Table(f"{law}, {where}", fits, index=False, label="tbl-links"),
+            Table(f"{speed}, {where}", rates, index=False, label="tbl-rates"),
         ]
+        # A published table holds no rates.
+        blocks += [links(measured), *(table for table in made if not table.frame.empty)]
     return blocks
 
 
@@ -187,7 +188,8 @@ def environment(results: StudyResults) -> Table:
         values["in the queue"] = {span: None}
     values |= {name: {text: None} for name, text in _hours(results).items()}
     rows = [{"what": name, "value": "; ".join(listed)} for name, listed in values.items()]
-    return Table.of_rows("Environment, read inside the jobs", rows, label="tbl-environment")
+    origin = "as the source states it" if results.citations else "read inside the jobs"
+    return Table.of_rows(f"Environment, {origin}", rows, label="tbl-environment")
 
 
 def _hours(results: StudyResults) -> dict[str, str]:
@@ -256,16 +258,16 @@ def _allocation_rows(record: Record) -> Iterator[tuple[str, str]]:
     slurm = record.allocation
     if slurm is None or record.environment is None:
         return
-    requeues = f" (requeued {slurm.requeues} times)" if slurm.requeues else ""
+    requeues = f" (requeued {count(slurm.requeues, 'time')})" if slurm.requeues else ""
     yield "Slurm jobs", f"{slurm.job_id}{requeues}"
     gpus = f", GPU {', '.join(slurm.gpus)} of the first" if slurm.gpus else ""
     yield "nodes", f"{', '.join(slurm.nodes)}{gpus}"
 
 
 MEASURED = (
-    "A step runs from its start to its own end on each rank, without a barrier; the step time of a "
-    "study is that of the **slowest rank** of each step, because a synchronous step ends with it. "
-    "Warm-up, compilation and evaluation are left out. Each repeat is a job of its own; repeats "
+    "On each rank, a step runs from its start to its own end, without a barrier; the step time of "
+    "a study is that of the **slowest rank** of each step, because a synchronous step ends with "
+    "it. Warm-up, compilation and evaluation are left out. Each repeat is a separate job; repeats "
     "are interleaved over the configurations. Times are medians over the repeats' medians; "
     "intervals are 95 % bootstrap intervals over repeats: one repeat has none. What is reported "
     "follows the rules for benchmarks of parallel machines."
@@ -312,8 +314,8 @@ E = \frac{1}{\max\left(1,\; 1 - b + 1 / R\right)}
 $$
 
 Every bucket of gradients is stamped when it is complete, when it is handed to the link, and when
-its average is there. Total communication is the union of the times on the link; its exposed part is
-what follows the last gradient, split into the wait for the slowest rank and transfer."""
+its average has arrived. Total communication is the union of the times on the link; its exposed part
+is what follows the last gradient, split into the wait for the slowest rank and transfer."""
 COLLECTIVES = (
     "With strategies other than DDP, every collective and message is stamped at its start and its "
     "end: exposed is the time in which a rank did nothing but wait."

@@ -26,6 +26,7 @@ from lab.analysis.scaling_curves import (
 from lab.figures.data import StudyResults
 from lab.formatting import (
     bytes_unit,
+    count,
     format_bytes,
     format_seconds,
     percent,
@@ -46,16 +47,19 @@ ORIGIN = (
     "it, and what the table does not give is left out."
 )
 OPEN = (
-    "The table does not say whether a time stands for the same work on more ranks (strong scaling) "
-    "or for more of it (weak scaling), and its times show neither, so no speedup can be stated. "
+    "The table does not say whether the work stays the same on more ranks (strong scaling) or "
+    "grows with them (weak scaling), and its times do not show it, so no speedup can be stated. "
     "Give the batch in a column, or use --scaling strong or --scaling weak."
 )
 GUESSED = {
     "strong": "A time is read as that of equal work on all numbers of ranks (strong scaling).",
-    "weak": "The batch of a rank is held (weak scaling).",
-    "": "With rates alone, a speedup is their ratio; whether the batch is held is not known.",
+    "weak": "The batch per rank is read as fixed (weak scaling).",
+    "": "With rates alone, a speedup is their ratio; whether the batch is fixed is not known.",
 }
-SPREAD = "an interval in brackets is the range that the table gives, or two standard deviations"
+SPREAD = (
+    "an interval in brackets is the range that the table gives, or two standard deviations to "
+    "either side"
+)
 BOOTSTRAP = (
     "medians over repeats, with 95 % intervals by bootstrap over them (from two or three repeats "
     "the whole range)"
@@ -110,14 +114,14 @@ class TableReport:
 def head(report: TableReport) -> Blocks:
     """Title, origin, the answer in a sentence or two, and how far to trust it."""
     table = report.table
-    rows = f"{len(table.frame)} rows of {report.file}"
+    rows = f"{count(len(table.frame), 'row')} of {report.file}"
     answers = [
         report.told(kind, text)
         for kind, part in report.parts.items()
         if (text := proposal.headline(part.summary))
     ]
     if not answers:
-        answers = ["No two rows can be compared: this table permits no speedup."]
+        answers = ["No two rows can be compared, so this table permits no speedup."]
     everything = StudyResults(table)
     strip = Markdown.of(everything.noise.strip(table.audit)).markdown
     return [
@@ -281,7 +285,7 @@ def stop(report: TableReport) -> Blocks:
 def _bullets(sentences: list[str]) -> Markdown:
     more = len(sentences) - MOST_SENTENCES
     listed = sentences[:MOST_SENTENCES]
-    return Markdown.bullets([*listed, f"And {more} more configurations."] if more > 0 else listed)
+    return Markdown.bullets([*listed, f"And {more} more like these."] if more > 0 else listed)
 
 
 def request(report: TableReport) -> Blocks:
@@ -322,7 +326,7 @@ def method(report: TableReport) -> Blocks:
     keys = [name for name in unread if f"key:{name}" in table.observations.frame]
     unread = [name for name in unread if name not in keys]
     if keys:
-        sentences.append(f"configurations are told apart by: {', '.join(keys)}")
+        sentences.append(f"configurations differ in: {', '.join(keys)}")
     if unread and rows:
         sentences.append(f"no quantity was read from: {', '.join(unread)}")
     blocks += [Markdown.bullets([_sentence(text) for text in sentences])] if sentences else []

@@ -29,6 +29,7 @@ from pydantic import TypeAdapter
 from lab.config.cluster import Cluster
 from lab.config.strategies import STRATEGIES
 from lab.errors import InputError, LabError
+from lab.formatting import count
 from lab.machine import cpu_model, exit_with
 from lab.perfmodel.calibration import (
     PLAIN,
@@ -168,7 +169,7 @@ def peak_flops(device: torch.device, *, precision: str) -> tuple[float, str]:
         flops, source = peak
         return flops, source + (" (ROCm: untried)" if getattr(torch.version, "hip", None) else "")
     flops, size = measured_peak(device, dtype=DTYPES[precision])
-    rank = "a rank" if cuda else f"a rank with {torch.get_num_threads()} thread(s)"
+    rank = "a rank" if cuda else f"a rank with {count(torch.get_num_threads(), 'thread')}"
     product = f"the best {precision} matrix product ({size} x {size})"
     return flops, f"measured on {name}: {product} of {rank}"
 

@@ -60,12 +60,12 @@ BAD = {
     "no such machine": (["predict", "quickstart", "--machine", "h10x8"], "unknown GPU"),
     "a machine without --best": (
         ["plan", "quickstart", "--machine", "h100x8"],
-        "are only for --best",
+        "--machine: is only for --best; add --best",
     ),
     "no such benchmark": (["bench", "predcit"], "did you mean 'predict'?"),
     "no nanoGPT there": (["bench", "training", "--nanogpt", "nowhere.py"], "no such file"),
     "an option of another bench": (["bench", "losses", "--nanogpt", "x.py"], "with training"),
-    "no study of this bench": (["bench", "losses", "quickstart"], "is not for losses"),
+    "no study of this bench": (["bench", "losses", "quickstart"], "losses takes no study or table"),
     "two studies": (["bench", "training", "quickstart", "precision"], "one study"),
     "an assumption on a study": (
         ["predict", "quickstart", "--assume", "gpu=h100"],
@@ -216,6 +216,8 @@ def test_doctor_finds_this_environment(run: Command) -> None:
     status, answer, _ = run("doctor", "--json")
     checks = {check["name"]: check for check in json.loads(answer)}
     assert status == 0 and checks["torch"]["present"] and checks["python"]["present"]
+    # What is present needs no advice.
+    assert checks["python"]["remedy"] and checks["python"]["remedy"] not in run("doctor")[1]
 
 
 def test_help_names_every_verb(run: Command) -> None:

@@ -191,9 +191,8 @@ class Point:
     @property
     def ranks(self) -> str:
         """The world size and the curve in words."""
-        return f"{self.world_size:g} ranks" + (
-            f" at {self.curve.label}" if self.curve.label else ""
-        )
+        plural, label = "s" * (self.world_size != 1), self.curve.label
+        return f"{self.world_size:g} rank{plural}" + (f" at {label}" if label else "")
 
     @cached_property
     def time(self) -> float:

@@ -182,7 +182,7 @@ class SlurmHandle:
             if not (silence := cls.controller.silence):
                 answered = time.monotonic()
             elif time.monotonic() - answered > controller.TIMEOUT_S:
-                message = f"Slurm was told to cancel, but does not say if its jobs ended: {silence}"
+                message = f"Slurm was to cancel jobs, but does not say if they ended: {silence}"
                 raise LabError(f"{message}; see `lab status`")
 
     @property

@@ -183,7 +183,7 @@ def prepare(run: Run, *, pretrained: Path | None, data_root: Path, progress: Pro
             what = f"{len(part)} tokens {name}, but a sample of this model needs {needed}"
             advice = "give more text, or use a smaller block_size"
             raise InputError("data", [Problem(config.kind, what, advice)])
-    count = f"{(len(train) + len(held_out)) / 1e6:.2f}M tokens"
+    count = f"{(len(train) + len(held_out)) / 1e6:.3g}M tokens"
     return Dataset(
         train=Windows(train, block_size=model.block_size),
         held_out=Windows(held_out, block_size=model.block_size),

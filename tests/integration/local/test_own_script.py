@@ -155,6 +155,6 @@ def test_a_script_that_trains_alone_or_fails_on_two_ranks_is_a_failed_run(
     assert "so each trains alone" in str(result.exception)
     # The same script on one rank is ended after its steps.
     result = CliRunner().invoke(app, [*arguments, "--ranks", "1", "--", "alone.py"])
-    assert result.exit_code == 0 and "1 of 1 runs completed" in result.output
+    assert result.exit_code == 0 and "1 of 1 run completed" in result.output
     record = lab.load_records("reports/alone")[-1]
     assert record.timing and record.timing.samples_per_second is None

@@ -224,7 +224,7 @@ def test_layouts_that_multiply_are_clean_in_any_order_and_by_other_names() -> No
         ("16|8|2|1", "16|4|2|1", "parallel-consistent", "error", "is 8, not 16 ranks"),
         ("7B|16|4|2|2|2|8|64", "7B|16|4|2|2|2|8|128", "parallel-consistent", "warning", "of 128"),
         ("3105|41.1", "3105|47.8", "mfu-consistent", "warning", "more where pp > 1"),
-        ("1790|43.9", "1790|143.9", "impossible-mfu", "error", "MFU is 144%"),
+        ("1790|43.9", "1790|143.9", "impossible-mfu", "error", "MFU is 143.9 %"),
     ],
 )
 def test_a_planted_fault_of_layouts(
@@ -246,11 +246,11 @@ def test_tf32_has_its_own_peak() -> None:
     table = "gpu|gpus|precision|TFLOP/s/GPU|MFU\n{}|8|{}|{}|{}"
     beyond = audit(frame(table.format("A100", "TF32", 170, "90%")))
     (finding,) = [finding for finding in beyond.findings if finding.rule == "impossible-mfu"]
-    assert finding.severity == "error" and "156 of a100 in TF32, dense" in finding.evidence
+    assert finding.severity == "error" and "dense 156 of A100 in TF32" in finding.evidence
     for words in ("A100|TF32|62.4|20%", "node|TF32|62.4|20%"):  # of 312, which is with sparsity
         gpu, *cells = words.split("|")
         (finding,) = audit(frame(table.format(gpu, *cells))).findings
-        assert finding.rule == "impossible-mfu" and "dense it is 156" in finding.evidence
+        assert finding.rule == "impossible-mfu" and "its dense peak is 156" in finding.evidence
     assert not broken(audit(frame(table.format("A100", "TF32", 62.4, "40%"))))
     assert not broken(audit(frame(table.format("V100", "TF32", 14, "90%"))))
 

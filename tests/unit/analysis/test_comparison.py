@@ -76,6 +76,16 @@ def test_the_headline_tells_throughput_and_speedup_of_each_machine(both: Compari
     assert ("too few to tell this from chance" in throughput) == (repeats < FEWEST_REPEATS)
 
 
+def test_one_shared_configuration_gets_its_own_verdict(make_study) -> None:
+    grid = {"global_batch_size": [4], "world_size": [1]}
+    folders = [
+        (make_study(name, grid=grid), cpu) for name, cpu in (("a", "Slow CPU"), ("b", "Fast CPU"))
+    ]
+    (text,) = compare([filled(folder, cpu) for folder, cpu in folders]).sentences()
+    assert text.startswith("Fast CPU has 4.00 ") and ", but " in text and "repeat" in text
+    assert "1 shared configuration, " in text
+
+
 def test_machines_of_one_kind_are_told_apart_by_host(make_study) -> None:
     comparison = compare([filled(make_study(name), "Slow CPU", host=name) for name in ("a", "b")])
     assert list(comparison.studies) == ["Slow CPU (a)", "Slow CPU (b)"]

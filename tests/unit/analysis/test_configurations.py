@@ -81,8 +81,10 @@ def test_the_fastest_the_smallest_and_how_far_the_losses_are() -> None:
         [one.run for one in records.values()], list(records.values()), frame, baseline=SINGLE
     )
     assert "100 ms, is that of fsdp x2; one repeat is too few to rank strategies" in fastest
-    assert "2.00 times as fast as single x1, but one repeat is too few" in gain
-    assert "3.00 MB, are those of fsdp x2" in smallest and "6.00 MB" in smallest
+    assert "2.00 times as fast as that of single x1, but one repeat is too few" in gain
+    assert smallest == (
+        "Weights and optimizer state on a rank take from 3.00 MB (fsdp x2) to 6.00 MB (single x1)."
+    )
     assert "within 1.00 % of the baseline's" in apart
 
 
@@ -98,7 +100,7 @@ def loaded(*, data: float = 0.0005, **fields: Any) -> Record:
 def test_what_a_loader_costs_is_told() -> None:
     records = [loaded(), loaded(data=0.0685, loader="classic", loader_workers=3)]
     fast, classic, slowed = loader_sentences([one.run for one in records], records)
-    assert "fast loader a step waits for data for at most 0.500 %" in fast
+    assert "fast loader, a step waits for data for at most 0.500 %" in fast
     assert "at most 40.8 %" in classic
     assert "classic loader, 3 workers, a step takes 1.68 times" in slowed
 
@@ -136,12 +138,14 @@ def test_epochs_are_told_of_networks_that_reached_a_low_loss() -> None:
         return list(epoch_sentences(done))
 
     high, low = [2.0, 1.0, 0.5, 0.4], [2.0, 1.0, 0.03, 0.04]
+    fell = "The mean loss of an epoch fell below 0.04 in"
     (some,) = told(high, low, [0.01] * 4)
-    assert some.startswith("In 2 of 3 configurations the loss fell below 0.04, first in epoch 1 (")
+    assert some.startswith(f"{fell} 2 of 3 configurations, first in epoch 1 (")
     assert some.endswith("and last in epoch 2 (seed 1).")
     (one,) = told(high, low)
-    assert one == "In 1 of 2 configurations the loss fell below 0.04, in epoch 2 (seed 1)."
-    assert told(high, [2.0]) == ["In none of 2 configurations did the loss fall below 0.04."]
+    assert one == f"{fell} 1 of 2 configurations, in epoch 2 (seed 1)."
+    assert told(low, low) == [f"{fell} 2 of 2 configurations, always in epoch 2."]
+    assert told(high) == [f"{fell} 0 of 1 configuration."]
     assert list(epoch_sentences({run(): [record(run())]})) == []
 
 

@@ -35,11 +35,13 @@ def test_what_is_as_expected_is_inside_and_its_wait_is_named() -> None:
 
 def test_a_name_that_the_sizes_do_not_bear_out() -> None:
     small = {"model": "my 7B", "layers": 12, "hidden size": 768, "heads": 12}
-    assert explained(**small).reasons == ("width 768 and 12 layers make 124M parameters, not 7B",)
+    assert explained(**small).reasons == (
+        "width 768 and 12 layers make 124M parameters, but the table says 7B",
+    )
 
 
 @pytest.mark.parametrize(
-    ("of_own", "words"), [(0.5, "sparse peak, 624"), (1.3, "TFLOP/s dense"), (1.0, "inside")]
+    ("of_own", "words"), [(0.5, "peak with sparsity, 624"), (1.3, "TFLOP/s dense"), (1.0, "inside")]
 )
 def test_a_quoted_mfu_is_held_to_the_rows_own(of_own: float, words: str) -> None:
     own = explained().mfu
@@ -48,11 +50,11 @@ def test_a_quoted_mfu_is_held_to_the_rows_own(of_own: float, words: str) -> None
 
 def test_a_slow_link_is_named_with_its_rate() -> None:
     (reason,) = explained(8.0).reasons
-    assert reason.startswith("a link of") and "between nodes in place of 25 would" in reason
+    assert reason.startswith("a link of") and "between nodes, not 25 GB/s, would" in reason
 
 
 def test_what_a_gpu_cannot_do_is_said_first() -> None:
-    assert explained(0.1).reasons[0].startswith("no A100 can do this")
+    assert explained(0.1).reasons[0].startswith("no A100 computes this fast")
 
 
 def test_on_one_gpu_no_link_is_to_blame() -> None:
@@ -63,6 +65,15 @@ def test_on_one_gpu_no_link_is_to_blame() -> None:
     case = read_layouts(pd.DataFrame([ROW | one | {"step time (s)": 1.0}])).rows[0].case
     compute = layout_law.expected("a100").parts(case)["compute"]
     assert f" {1 + 7 * row.expected_s / compute:.1f}x as long" in row.reasons[0]
+
+
+def test_the_largest_part_is_said_to_grow_by_all_that_is_missing() -> None:
+    one = {"gpus": 1, "nodes": 1, "global batch": 16}
+    case = read_layouts(pd.DataFrame([ROW | one | {"step time (s)": 1.0}])).rows[0].case
+    parts = layout_law.expected("a100").parts(case)
+    times = float(explained(8.0, **one).reasons[0].split(" take ")[1].split()[0])
+    whole = times * parts["compute"] + sum(parts.values()) - parts["compute"]
+    assert whole == pytest.approx(8 * sum(parts.values()), rel=0.01)
 
 
 def test_the_playbooks_mfu_is_found_to_count_its_embedding_twice() -> None:

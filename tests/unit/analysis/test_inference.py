@@ -43,7 +43,7 @@ def test_slower_is_said_with_reasons_and_noise_is_not_called_a_difference() -> N
         "bf16 on 1 CPU process, prompt 64, batch 2: slower, 2.00 [1.90, 2.10] of the base's"
     )
     assert "the base reads 25 % of the memory bandwidth" in first.replace("25.0", "25")
-    assert "grows 1.1 times from batch 2 to 8, so dispatching the calls costs" in first
+    assert "at batch 8 is 1.1 times that at 2, so dispatching the calls costs" in first
     assert "AVX2, bf16 emulated with 1 thread" in first
     assert "no difference is shown" in third
     assert "faster, 0.50" in fourth
@@ -57,7 +57,7 @@ def test_one_repeat_is_told_and_claims_nothing() -> None:
     fast = inferred(inference_run(), [point(2, 1e-3, 0.5e-3)])
     [sentence] = inference.sentences([fast])
     assert "0.50" in sentence and "faster" not in sentence
-    assert sentence.endswith("one repeat is too few for a claim.")
+    assert sentence.endswith("one repeat is too few to tell this from chance.")
 
 
 def test_what_the_copy_of_the_base_shows_no_quantization_can_claim() -> None:
@@ -94,6 +94,22 @@ def test_rows_of_speed_latency_and_quality() -> None:
     assert latencies[0]["of memory bandwidth"] == "25.0 %"
     [_, bf16] = inference.quality_rows(records, GENERATION)
     assert (bf16["of the base"], bf16["change"]) == ("50.0 %", "1.00 [0.50, 1.50] %")
+
+
+def test_a_quality_that_was_not_measured_is_said_to_be_unknown() -> None:
+    timed = inferred(inference_run(), [point(2, 1e-3, 2e-3)], perplexity_ratio=None)
+    assert inference.untimed([timed]) == [
+        "bf16: 50.0 % of the base's bytes, perplexity not measured."
+    ]
+
+
+def test_the_audit_counts_repeats_and_not_their_batches() -> None:
+    points = [point(2, 1e-3, 2e-3), point(8, 2e-3, 3e-3)]
+    records = [inferred(inference_run(), points, repeat) for repeat in range(2)]
+    dirty = records[0].environment.model_copy(update={"git_dirty": True})
+    records[0] = records[0].model_copy(update={"environment": dirty})
+    (finding,) = (one for one in lab.audit(records).findings if "uncommitted" in one.evidence)
+    assert finding.evidence == "1 of 2 repeats ran code with uncommitted changes."
 
 
 def test_what_is_unavailable_has_its_reason_and_no_row() -> None:

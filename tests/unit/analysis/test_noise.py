@@ -83,10 +83,17 @@ def finding(severity, rule):
 )
 def test_the_strip_ends_with_the_worst_that_the_audit_found(finding_arguments, said):
     noise, _ = noise_of(QUIET)
-    audit = Audit(findings=tuple(finding(*one) for one in finding_arguments), not_checked=())
+    found = tuple(finding(*one) for one in finding_arguments)
+    audit = Audit(findings=found, not_checked=(), checked=("equal-work", "repeats", "baseline"))
     assert noise.strip(audit) == (
         f"3 repeats · interval ±5.0 % · other processes took at most 0 % of the ranks' cores · {said}"
     )
+
+
+def test_the_strip_does_not_call_an_audit_clean_that_checked_next_to_nothing():
+    noise, _ = noise_of(QUIET)
+    little = Audit(findings=(), not_checked=(), checked=("repeats",))
+    assert noise.strip(little).endswith("audit: too little to say")
 
 
 def test_the_strip_of_some_and_of_few():
@@ -97,7 +104,7 @@ def test_the_strip_of_some_and_of_few():
     )
     assert noise.strip(run_ids=[run(2).id]).startswith("1 repeat · no interval · other")
     unknown, _ = noise_of(two_ranks(None, times=[0.1]))
-    assert unknown.strip().endswith("load from other processes not known")
+    assert unknown.strip().endswith("load from other processes unknown")
     assert noise_of([record(run(1), status="oom")])[0].strip() == "no completed repeat"
 
 

@@ -40,6 +40,11 @@ def test_where_to_stop_is_the_last_size_before_efficiency_falls() -> None:
     assert "beyond 8 GPUs the time grows again" in text
 
 
+def test_a_size_that_recovers_is_not_said_to_lose_half() -> None:
+    (text,) = proposal.stops(rows([1, 2, 4, 8], [100, 55, 60, 20]))
+    assert "on 4 GPUs (41.7 %) more than half of the time paid for is lost" in text
+
+
 def test_a_table_that_ends_before_is_not_said_to_stop() -> None:
     (text,) = proposal.stops(rows([1, 2, 4], [100, 51, 26]))
     assert text.endswith("the most in the table: the stopping point lies beyond.")
@@ -73,6 +78,11 @@ def test_a_request_multiplies_out() -> None:
     assert text.startswith("81 runs x 1100 s x 4 GPUs = 99.0 of the 100 GPU-hours, each 3.27 times")
 
 
+def test_a_request_that_pays_for_no_job_says_so() -> None:
+    (text,) = proposal.requests(rows([1, 2, 4], [3600, 1900, 1100]), 1)
+    assert text == "A run on 4 GPUs takes 1.22 GPU-hours, more than the 1 of this request."
+
+
 def test_the_law_of_a_step_finds_link_and_overhead_again() -> None:
     size, bandwidth, fixed = 400e6, 5e9, 0.002
     sizes = [1, 2, 4, 8, 16]
@@ -80,6 +90,7 @@ def test_the_law_of_a_step_finds_link_and_overhead_again() -> None:
     content = {"gpus": sizes, "batch_per_gpu": [8] * 5, "step_time_s": times}
     frame = pd.DataFrame(content | {"parameters": [int(size / 4)] * 5})
     (text,) = proposal.step_laws(summary(table(records_from(frame)), baseline={}, scaling="strong"))
+    assert text.startswith("To the work of a rank, a step on several GPUs adds a fixed 2.00 ms, ")
     assert "its gradients (400 MB) over links of 5.0" in text and "on 32 GPUs" in text
     without = pd.DataFrame(content)
     assert not proposal.step_laws(

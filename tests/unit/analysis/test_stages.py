@@ -43,7 +43,7 @@ def test_stages_are_ratios_to_serial_and_say_what_was_not_run(ladder_study) -> N
     assert generation is not None and generation.value == pytest.approx(0.072 / 0.041)
     assert (
         by_name["inference", "CUDA"].reason
-        == "not run: it needs 1 GPU, but there is no record from a cluster with them"
+        == "not run: it needs 1 GPU, and no record comes from such a cluster"
     )
     assert by_name["train", "several GPUs"].reason.startswith("not run: it needs 2 GPUs")
     assert by_name["train", "CUDA"].speedup is None
@@ -57,7 +57,7 @@ def test_a_stage_is_told_where_it_and_serial_were_measured(ladder_study) -> None
     ]
     gain, gone = stage_sentences(stages(ladder_study, trained))
     assert gain.startswith("Training on 2 CPU processes is 1.95")
-    assert gain.endswith("times as fast as serial, a gain that the interval supports.")
+    assert gain.endswith("times as fast as serial, a gain beyond the spread of the repeats.")
     assert gone == (
         "Not measured here: CUDA, several GPUs, inference on serial, inference on CPU processes."
     )

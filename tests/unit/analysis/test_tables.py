@@ -56,7 +56,7 @@ def test_configurations_that_are_no_curve_share_a_table():
     (caption, frame), _ = classical_tables(
         summary(table(records), baseline={"strategy": "ddp"}, scaling="none")
     )
-    assert caption.startswith("Configurations, median over 1 repeat")
+    assert caption.startswith("Configurations, from one repeat")
     assert frame["step time"].to_dict() == {
         "2 CPU processes, batch 64, ddp": "100 ms",
         "2 CPU processes, batch 64, fsdp": "100 ms",

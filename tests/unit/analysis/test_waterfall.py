@@ -9,7 +9,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from factories import calibration, record, run, stat
+from factories import calibration, record, repeats, run, stat
 from hypothesis import given
 from hypothesis import strategies as st
 
@@ -324,3 +324,11 @@ def test_the_figure_begins_and_ends_with_ideal_and_measured() -> None:
         assert end == pytest.approx(start)
     text = lab.figures.alt_text("waterfall", records)
     assert "moving gradients 20.0 ms" in text and "the optimizer -3.00 ms" in text
+
+
+def test_a_step_that_loses_nothing_names_no_loss() -> None:
+    halves = {"data": 0.0, "forward": 0.02, "backward": 0.03, "optimizer": 0.0, "other": 0.0}
+    whole = {name: 2 * seconds for name, seconds in halves.items()}
+    records = repeats(run(1), [0.1] * 3, phases=whole) + repeats(run(2), [0.05] * 3, phases=halves)
+    text = lab.figures.alt_text("waterfall", records)
+    assert text.endswith("from ideal 50.0 ms to 50.0 ms.")

@@ -100,7 +100,7 @@ def test_two_ranks_are_predicted_from_one(bench: Bench) -> None:
         and html.endswith("Not measured yet.")
     )
     assert "Limited by <b>communication during which nothing is computed, 3" in html
-    assert "beyond what was measured: micro-batch 8, measured at 16" in html
+    assert "beyond what was measured: micro-batch 8 inferred from 16" in html
 
 
 def test_an_interval_that_says_next_to_nothing_is_told_as_such(bench: Bench) -> None:

@@ -388,8 +388,8 @@ def test_a_traced_step_rank_by_rank():
     widths = [patch.get_width() for patch in ax.patches]
     assert sum(widths) == pytest.approx(2 * (100 + 20) + 80 + 60)  # ms
     assert alt_text("trace_timeline", made) == (
-        "A traced step of 100 ms. No operator runs on rank 0 in 20.0 % of it, on rank 1 in "
-        "40.0 % of it."
+        "A traced step of 100 ms. No operator runs on rank 0 for 20.0 % of it, on rank 1 "
+        "for 40.0 % of it."
     )
 
 

@@ -142,7 +142,7 @@ def test_findings_name_communication_as_the_cause() -> None:
         summary(lab.table(emulated), baseline={"world_size": 1}, scaling="strong"),
         emulated,
     )
-    assert any("a loss that the interval supports" in sentence for sentence in sentences)
+    assert any("a loss beyond the spread of the repeats" in sentence for sentence in sentences)
     (named,) = [sentence for sentence in sentences if "the largest loss" in sentence]
     assert "is transfer and waiting for other ranks; first to change: a faster link," in named
 
@@ -226,7 +226,7 @@ def test_a_table_that_mixes_both_is_found_by_the_audit() -> None:
     )
     emulated = [finding for finding in lab.audit(text).findings if finding.rule == "emulated"]
     assert [finding.severity for finding in emulated] == ["error"]
-    assert "6 of 12 results are emulated ('link 100 Mbit/s')" in emulated[0].evidence
+    assert "Emulated results (6 of 12: 'link 100 Mbit/s')" in emulated[0].evidence
 
 
 def test_a_network_of_two_ranks_in_commands() -> None:

@@ -119,7 +119,7 @@ def test_time_of_any_size(calibration: Calibration) -> None:
         assert calibration.time("all_reduce", 2, size) == pytest.approx(ALPHA + size / RATE)
     assert calibration.time("all_gather", 2, 1e6) == pytest.approx(2 * (ALPHA + 1e6 / RATE))
     assert calibration.time("all_reduce", 1, 1e6) == 0
-    with pytest.raises(LabError, match=r"no all_reduce on 4 ranks \(its fits are for 2 ranks\)"):
+    with pytest.raises(LabError, match=r"no all_reduce on 4 ranks \(it is fitted for 2 ranks\)"):
         calibration.time("all_reduce", 4, 1e6)
     with pytest.raises(ValueError, match="some bytes"):
         calibration.time("all_reduce", 2, 0)
@@ -155,7 +155,7 @@ def test_times_that_do_not_grow_have_no_fit() -> None:
     ]
     calibration = Calibration(cluster="local", wanted=(2,), parts=(part(2, times=tuple(flat)),))
     assert calibration.fits == ()
-    with pytest.raises(LabError, match="no world size of it is fitted"):
+    with pytest.raises(LabError, match="it is fitted for no number of ranks"):
         calibration.time("broadcast", 2, 1e6)
     assert "no fit" in links_alt(calibration)
 

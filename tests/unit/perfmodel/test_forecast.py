@@ -100,7 +100,7 @@ def test_a_micro_batch_between_two_is_on_their_line_and_said() -> None:
     measured = basis(profile(run(1, 4), step_time=0.06), profile(run(1, 12), step_time=0.14))
     forecast = measured.forecast(ALONE)
     assert forecast.prediction is not None and forecast.extrapolated == (
-        "micro-batch 8, measured at 4, 12",
+        "micro-batch 8 inferred from 4 and 12",
     )
     assert forecast.prediction.step_s == pytest.approx(0.1, rel=0.1)
 
@@ -121,7 +121,7 @@ def test_a_pipeline_passes_on_parts_that_take_what_they_take_alone() -> None:
     assert used.step_s() == pytest.approx(0.1) and not notes
     used, notes = basis(whole).profile(pipeline)
     assert used.forward_s == pytest.approx(whole.timing.phases["forward"].median / 2)
-    assert notes == ("micro-batch 8, measured at 16",)
+    assert notes == ("micro-batch 8 inferred from 16",)
 
 
 @pytest.mark.parametrize(("samples", "least"), [(4, 0.05), (24, 0.3)])
@@ -260,14 +260,14 @@ def test_predictions_are_frozen_once_and_scored_when_measured(planned: Study) ->
         predictions(planned) == sorted(frozen, key=lambda one: one.frozen_at)
         and scores(planned) == []
     )
-    assert "none of their runs" in prediction_summary(StudyResults(planned))
+    assert "no predicted run has completed since" in prediction_summary(StudyResults(planned))
     expected = next(one for one in frozen if one.run_id == PAIR.id).step_s
     measure(planned, 2, expected * 1.25, started=datetime.now(UTC))
     (score,) = scores(planned)
     assert score.error == pytest.approx(-0.2) and error_so_far(planned) == pytest.approx(0.2)
     assert score.memory_error is not None and score.frozen.run_id == PAIR.id
     assert (
-        "1 run are wrong by 20.0 % on average and -20.0 % at worst"
+        "is off by -20.0 %; the measurement lies outside the predicted interval."
         in prediction_summary(StudyResults(planned))
         and len(prediction_section(StudyResults(planned))) == 3
     )

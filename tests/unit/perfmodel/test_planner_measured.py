@@ -57,7 +57,7 @@ def test_what_cannot_fit_is_refused_with_what_it_needs(
     monkeypatch.setattr(Cluster, "memory_bytes_per_rank", property(lambda self: 10**8))
     with pytest.raises(
         LabError,
-        match=r"nothing fits: of \d+ ways the smallest needs 0\.\d+ GB on a rank, but it has 0\.1 GB",
+        match=r"nothing fits: of \d+ ways the smallest needs 0\.\d+ GB on a rank, but a rank has 0\.1 GB",
     ):
         lab.best_plans(measured, cluster())
 

@@ -117,8 +117,8 @@ def test_a_report_shows_one_text_for_one_quantity(shipped: Study, monkeypatch: A
     [sent] = quantity_texts["sent", "ddp"]
     [exposed] = quantity_texts["exposed", "ddp"]
     assert f"The shortest step, {step} ms" in said
-    assert f"It is {speedup} times as fast as single" in said
-    assert f"{sent} MB, are those of ddp" in said
+    assert f"That step is {speedup} times as fast as that of single" in said
+    assert f"{sent} MB (ddp" in said
     assert f"{exposed} ms with" in said
     assert f"ddp, {step} ms on 2 CPU processes" in alt_text("step_time", results)
     assert f"ddp, {speedup} on 2 CPU processes" in alt_text("speedup", results)

@@ -13,6 +13,7 @@ from lab import figures
 from lab.config.run import Run
 from lab.config.study import Study
 from lab.figures import StudyResults
+from lab.perfmodel.frozen import outcome
 from lab.records.schema import Quality
 from lab.records.statistics import share_interval
 from lab.records.store import Record, Store, write_record
@@ -39,6 +40,8 @@ def test_losses_are_called_alike_as_far_as_they_are(tmp_path: Path) -> None:
     assert (
         "the losses of gpt-nano ddp x2, batch 64, fp32 lie within 0.001 % of the baseline's" in text
     )
+    silent = kept(tmp_path / "silent", [record(run(1), loss=[]), record(run(2), loss=[])])
+    assert not said(sections.learning_compared(silent))
     apart = [record(run(1), loss=loss), record(run(2), loss=[5.0, 4.0, 3.3])]
     text = said(sections.learning_compared(kept(tmp_path / "apart", apart)))
     assert "lie within 10.0 % of the baseline's" in text
@@ -62,13 +65,18 @@ def test_predictions_are_judged_by_quiet_measurements_alone(tmp_path: Path) -> N
     )
     write_prediction(results.study, frozen(pair, 0.11, frozen_at="2024-12-31T00:00:00Z"))
     text = sections.prediction_summary(StudyResults(results.study))
-    assert text.startswith("The predicted step times of 1 run are wrong by 10.0 %")
+    assert text.startswith("The predicted step time of ") and "is off by +10.0 %" in text
     assert "judged" not in text
     write_prediction(results.study, frozen(four, 0.1, frozen_at="2024-12-31T00:00:00Z"))
     text = sections.prediction_summary(StudyResults(results.study))
-    assert text.startswith("The predicted step times of 1 run are wrong by 10.0 %")
-    assert text.endswith("1 predicted run cannot be judged: what was measured is too noisy.")
+    assert text.startswith("The predicted step time of ") and "is off by +10.0 %" in text
+    assert text.endswith("1 predicted run cannot be judged: the measurement is too noisy.")
     assert said(paper.abstract(StudyResults(results.study))).count("The predicted step") == 1
+    both = outcome(StudyResults(results.study).scores)
+    assert both.startswith(
+        "The predicted step times of 2 runs are off by 30.0 % on average and by "
+    )
+    assert both.endswith("; 1 of 2 measurements lie inside their predicted intervals.")
 
 
 def test_the_method_is_that_of_the_study(tmp_path: Path) -> None:
@@ -141,10 +149,10 @@ def test_everything_could_be_measured_only_where_it_was(tmp_path: Path) -> None:
     elsewhere = run(2, task="inference", batch_sizes=[2], needs_device="cuda")
     done = record(here)
     text = said(inference_sections.unavailable(kept(tmp_path / "all", [done], kind="inference")))
-    assert text == "Everything that was asked for could be measured."
+    assert text == "Everything in this study could be measured."
     left = kept(tmp_path / "left", [done], runs=[elsewhere], kind="inference")
-    assert "1 of 2 configurations have not run" in said(inference_sections.unavailable(left))
+    assert "1 of 2 configurations has not run" in said(inference_sections.unavailable(left))
     ladder = kept(tmp_path / "ladder", [record(run(1))], runs=[here, elsewhere], kind="inference")
     text = said(inference_sections.unavailable(ladder))
-    assert "inference on serial: not run yet." in text and "train on CUDA: not part of" in text
+    assert "inference on serial: not run yet." in text and "training on CUDA: not part of" in text
     assert "could be measured" not in text

@@ -27,6 +27,7 @@ SAME = {
 }
 NOT_EMULATED = {"", "no", "none", "nothing", "false", "0", "nan"}  # in tables
 NAMED = 4  # values in a sentence
+SHORT = 12  # digits of a SHA-256 in one
 NO_COMPARISON = "times at one rank and at more, or speedups, of one configuration"
 # Summing in another order changes the last digits; over a short training the effect stays far below
 # this share of the loss. Reduced precision rounds more.
@@ -56,6 +57,8 @@ def mixed_environment(observations: Observations) -> Iterator[Fault]:
         # What differs only between the configurations of a table is what the table compares.
         by_curve = known.groupby(curves)
         values = known[by_curve.transform("nunique") > 1]
+        if name == "data_sha256":
+            values = values.str[:SHORT]
         # If a study varies the data on purpose, data sets differ between configurations.
         compared = f"key:{name}" in observations.keys  # on purpose, at several world sizes each
         by_data = name == "data_sha256" and _by_data(observations, name)
@@ -66,6 +69,8 @@ def mixed_environment(observations: Observations) -> Iterator[Fault]:
                 f"{values.nunique()} different {what} were used: {_listed(values)}.",
             )
     yield from _hosts(observations, differs=differs)
+    # A repeat of an inference run has a row for each batch.
+    rows = rows.drop_duplicates(["label", "host", "emulated"])
     dirty = rows[rows["dirty"].eq(True)] if "dirty" in rows else rows[:0]
     if len(dirty):
         yield Fault(
@@ -139,8 +144,8 @@ def emulated(observations: Observations) -> Iterator[Fault]:
     if 0 < len(emulations) < len(rows):
         yield Fault(
             emulations["label"],
-            f"{len(emulations)} of {len(rows)} results are emulated ({named}); the others are "
-            "measured.",
+            f"Emulated results ({len(emulations)} of {len(rows)}: {named}) stand beside measured "
+            "ones.",
             "Never mix the two in a calculation or a figure: keep emulated results in a study of "
             "their own.",
             "error",
@@ -154,8 +159,8 @@ def emulated(observations: Observations) -> Iterator[Fault]:
     elif len(emulations):
         yield Fault(
             emulations["label"],
-            f"All {len(rows)} results are emulated: {named}.",
-            "Say so wherever one of their numbers is shown.",
+            f"All results are emulated: {named}.",
+            "Say so wherever these numbers are shown.",
             "note",
         )
 
@@ -205,7 +210,7 @@ def _models_apart(frame: pd.DataFrame) -> Iterator[Fault]:
             apart["label"],
             f"In {len(apart)} of {frame['aggregate'].sum()} repeats the ranks end with different "
             "parameters: each trained a model of its own.",
-            "Average gradients, or parameters in the last step; until then their times are those "
+            "Average gradients, or parameters in the last step; until then these times are those "
             "of other work.",
             "error",
         )
@@ -232,7 +237,7 @@ def _loss_curves(group: pd.DataFrame) -> Iterator[Fault]:
                 worst = int(np.nanargmax(gaps))
                 yield Fault(
                     [first["label"], other["label"]],
-                    f"At equal batch and seed the mean loss of quarter {worst + 1} of the training "
+                    f"At equal batch and seed, the mean loss of quarter {worst + 1} of training "
                     f"is {here[worst]:.4g} at world size {first['world_size']:g} and "
                     f"{there[worst]:.4g} at {other['world_size']:g}, {100 * gaps[worst]:.1f} % "
                     "apart.",
@@ -266,7 +271,7 @@ def _last_values(rows: pd.DataFrame, groups: pd.Series, batch: str | None) -> It
                 where = f"at {batch.replace('_', ' ')} {of_group[batch].iloc[0]:g}"
             yield Fault(
                 of_group["label"],
-                f"The {name} ends at {own[low]:.4g} with {low:g} ranks and {own[high]:.4g} with "
+                f"The {name} ends at {own[low]:.4g} at world size {low:g} and {own[high]:.4g} at "
                 f"{high:g}, {100 * gap:.1f} {unit} apart {where}.",
                 severity="warning" if batch else "note",
             )

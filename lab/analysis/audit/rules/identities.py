@@ -12,6 +12,7 @@ from lab.analysis.audit.columns import LAYOUT, normal
 from lab.analysis.audit.observations import ROW, Observations, UncheckedError, largest
 from lab.analysis.audit.points import QUOTED, ROUNDING, Point
 from lab.analysis.audit.rule import SHOWN, Fault, rule
+from lab.formatting import count
 
 RANKS = {"world_size", "per_node"}  # without them, a node may be many ranks
 UNIT = re.compile(r"([a-z]+)_(?:per_)?(?:s|secs?|seconds?)(?=_|$)")
@@ -82,9 +83,11 @@ def _nodes(frame: pd.DataFrame) -> Iterator[Fault]:
         row = rows.iloc[0]
         yield Fault(
             rows["label"],
-            f"{row['nodes']:g} nodes of {row['per_node']:g} are not {row['world_size']:g} ranks "
-            f"in {row['label']}; found in {len(rows)} of {len(frame)} rows.",
-            "Nodes times ranks per node give the ranks: find out which of these is wrong.",
+            f"{row['nodes']:g} nodes x {row['per_node']:g} ranks is "
+            f"{row['nodes'] * row['per_node']:g}, not {row['world_size']:g} ranks in "
+            f"{row['label']}; found in {len(rows)} of {len(frame)} rows.",
+            "The ranks are the nodes times the ranks per node: find out which of these numbers is "
+            "wrong.",
         )
 
 
@@ -259,7 +262,7 @@ def _misquoted_ratios(
             wrong["label"],
             f"{quoted[worst.name]:.2f}x is quoted for {worst[key]} over {worst['ratio_over']} in "
             f"{worst['label']}, but the {kind} of its own row give {own[worst.name]:.2f}x; found "
-            f"in {len(wrong)} rows.",
+            f"in {count(len(wrong), 'row')}.",
             "Compute it again from the numbers beside it, or state where it comes from.",
         )
 
@@ -275,6 +278,7 @@ def _totals(frame: pd.DataFrame) -> Iterator[Fault]:
             wrong["label"],
             f"{worst['rate']:.6g} per s on {worst['world_size']:g} ranks are quoted beside "
             f"{worst['rate_per_rank']:.6g} per rank, which makes {total[worst.name]:.6g}, in "
-            f"{worst['label']}; found in {len(wrong)} rows.",
-            "The total is the rate of a rank times the ranks: find out which of these is wrong.",
+            f"{worst['label']}; found in {count(len(wrong), 'row')}.",
+            "The total is the rate of a rank times the ranks: find out which of these numbers is "
+            "wrong.",
         )

@@ -177,11 +177,11 @@ def _judged(
     )
     share = bandwidth / link.bytes_per_s
     if bandwidth > link.limit and not transfer.bound:
-        fastest = f"the fastest link there is carries {FASTEST / 1e9:.0f} GB/s"
+        fastest = f"the fastest link known here carries {FASTEST / 1e9:.0f} GB/s"
         yield Fault(
             point.labels,
             f"{evidence}, more than the link carries ({link.words if link.certain else fastest}).",
-            "The time is too short or the bytes are not all sent: wait for completion before "
+            "The time is too short, or not all of the bytes are sent: wait for completion before "
             "reading the clock.",
         )
     elif emulated and share < CARRIED and size > LATENCY_BOUND:
@@ -196,8 +196,8 @@ def _judged(
         yield Fault(
             point.labels,
             f"{evidence}, less than a tenth of the link ({link.words}).",
-            "Something else is in this time: waiting for a straggler, the loader, launches. "
-            "Measure the transfer by itself.",
+            "This time includes something else, such as waiting for a straggler, the loader or "
+            "launches: measure the transfer by itself.",
             "warning",
         )
 
@@ -221,8 +221,8 @@ def _quoted(observations: Observations) -> Iterator[Fault]:
         yield Fault(
             rows.loc[wrong.index, "label"],
             f"A bus bandwidth of {_gigabytes(wrong[worst.name])} is quoted in "
-            f"{worst['label']}, more than the {_gigabytes(limits[worst.name])} that its link "
-            "allows.",
+            f"{worst['label']}, more than the {_gigabytes(limits[worst.name])} that are plausible "
+            "there.",
             "Check bits against bytes, and algorithm against bus bandwidth.",
         )
 

@@ -11,6 +11,7 @@ import numpy as np
 from lab.analysis.audit.observations import Observations, UncheckedError
 from lab.analysis.audit.points import Curve, Point
 from lab.analysis.audit.rule import Fault, rule, seconds
+from lab.formatting import count
 
 # The ranges of two sets of n repeats of equal runs are disjoint by chance with probability
 # 2 / binomial(2n, n): in 1 of 3 cases for two repeats, in 1 of 10 for three.
@@ -61,7 +62,8 @@ def two_writers(observations: Observations) -> Iterator[Fault]:
             [labels[rows_of[place]] for place in places],
             f"{len(index)} rows{f' at world size {size:g}' if size == size else ''} hold "
             f"{len(set(index))} different values of {' and '.join(columns)}: "
-            f"{index[places[0]][-1]:g} appears again, and the order goes back {len(back)} times.",
+            f"{index[places[0]][-1]:g} appears again, and the order goes back "
+            f"{count(len(back), 'time')}.",
             severity="warning" if appended else "error",
         )
 
@@ -111,23 +113,25 @@ def repeats(observations: Observations) -> Iterator[Fault]:
     elif once:
         yield Fault(
             _labels(once),
-            f"{len(once)} of {len(points)} configurations were measured once, so their "
-            "differences cannot be told from chance.",
+            f"{len(once)} of {count(len(points), 'configuration')} "
+            f"{'was' if len(once) == 1 else 'were'} measured only once, so differences cannot be "
+            "told from chance.",
             "Repeat each at least three times, interleaved, and state the spread.",
             "warning" if len(points) > 1 else "note",  # a single one claims no difference
         )
     if spread:
         yield Fault(
             _labels(spread),
-            f"{len(spread)} of {len(points)} configurations have a spread, but the table does not "
-            "say over how many repeats.",
+            f"The table gives a spread for {len(spread)} of {count(len(points), 'configuration')}, "
+            "but not over how many repeats.",
             "State the number of separate runs; epochs of one run are not repeats.",
         )
     if few:
         yield Fault(
             _labels(few),
-            f"{len(few)} of {len(points)} configurations have 2 repeats: ranges of equal runs lie "
-            "apart by chance in 1 of 3 cases.",
+            f"{len(few)} of {count(len(points), 'configuration')} "
+            f"{'has' if len(few) == 1 else 'have'} only 2 repeats: the ranges of two equal runs "
+            "are disjoint by chance in 1 of 3 cases.",
             "Repeat each at least three times.",
         )
     for curve in observations.curves:
@@ -148,8 +152,8 @@ def _unstated(labels: Iterable[str]) -> Iterator[Fault]:
     if labels:
         yield Fault(
             labels,
-            f"{len(labels)} values stand alone: the table does not say how often each was "
-            "measured or with what spread.",
+            f"{count(len(labels), 'value')} without repeats or spread: nothing says how often a "
+            "value was measured, or how much it varies.",
             "State the number of repeats and the spread.",
         )
 

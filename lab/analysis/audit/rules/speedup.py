@@ -129,7 +129,7 @@ def _explanation(point: Point, base: Point) -> str:
         name = max(excess, key=lambda name: excess[name])
         here, there = known[name]
         return f"{name} shrinks by {there / here:.1f}x, more than the ranks allow"
-    return "no phase of it shrinks by more than N" if known else "nothing in the table explains it"
+    return "no phase shrinks by more than N" if known else "nothing in these numbers explains it"
 
 
 @rule("baseline", "time or rate or speedup or efficiency, world_size")
@@ -216,9 +216,9 @@ def _over_another(curve: Curve) -> Fault:
     quoted = [point for point in curve.points if point.speedup > 0]
     return Fault(
         [label for point in quoted for label in point.labels],
-        f"A speedup of {quoted[0].speedup:.2f}x is quoted on {quoted[0].ranks}: it is over another "
-        "program, so it says nothing about more ranks.",
-        "State beside it what it is over, such as another precision.",
+        f"A speedup of {quoted[0].speedup:.2f}x is quoted on {quoted[0].ranks}: it is relative to "
+        "another program, so it says nothing about more ranks.",
+        "State beside it what it is relative to, such as another precision.",
         "note",
     )
 
@@ -351,7 +351,9 @@ def fixed_overhead(observations: Observations) -> Iterator[Fault]:
             checked = True
             yield from _hardly_shrinks(point, base, observations)
             yield from _slower(point, base)
-    if observations.per == "step":
+    # A step of a replay may stand for an epoch, whose work does not depend on the batch.
+    replayed = observations.kind == "records" and observations.summarised
+    if observations.per == "step" and not replayed:
         yield from _across_batches(observations)
     if not checked:
         raise UncheckedError(NO_PAIR)
@@ -374,11 +376,11 @@ def _hardly_shrinks(point: Point, base: Point, observations: Observations) -> It
     if here / there > HARDLY and not communication > EXPLAINS * (here - share * there):
         yield Fault(
             base.labels + point.labels,
-            f"{name.capitalize()} takes {seconds(there)} on {base.world_size:g} and "
-            f"{seconds(here)} on {point.ranks}, with {share:.2g} of the work per rank: a "
-            "part of it does not depend on the work.",
-            "Launch-bound: give each rank more work per step, compile the model or capture it as a "
-            "graph; a faster link will not help.",
+            f"{name.capitalize()} takes {seconds(there)} at world size {base.world_size:g} and "
+            f"{seconds(here)} on {point.ranks}, with {share:.2g} of the work per rank: part of "
+            "this time does not depend on the work.",
+            "Give each rank more work per step, compile the model or, on GPUs, capture it as a "
+            "CUDA graph; a faster link will not help.",
         )
 
 
@@ -406,11 +408,12 @@ def _across_batches(observations: Observations) -> Iterator[Fault]:
     for (name, strategy, batch), small_ones in singles.items():
         for small, large in product(small_ones, singles.get((name, strategy, 2 * batch), [])):
             if batch > 0 and small.time > HARDLY * large.time:
+                saved = 100 * (1 - small.time / large.time)
                 yield Fault(
                     small.labels + large.labels,
-                    f"On one rank a step of {small.global_batch_size:g} samples takes "
-                    f"{seconds(small.time)}, one of {large.global_batch_size:g} takes "
-                    f"{seconds(large.time)}: half the work saves "
-                    f"{100 * (1 - small.time / large.time):.0f} %.",
-                    "Launch-bound at this size: use larger batches per rank.",
+                    f"On one rank, a step takes {seconds(small.time)} at batch "
+                    f"{small.global_batch_size:g} and {seconds(large.time)} at batch "
+                    f"{large.global_batch_size:g}: half the work "
+                    f"{'saves' if saved >= 0 else 'adds'} {abs(saved):.0f} %.",
+                    "Overhead dominates at this size: use larger batches per rank.",
                 )

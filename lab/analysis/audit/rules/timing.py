@@ -11,6 +11,7 @@ import pandas as pd
 from lab.analysis.audit.observations import Observations, UncheckedError, largest, measurements
 from lab.analysis.audit.points import Point
 from lab.analysis.audit.rule import Fault, rule, seconds
+from lab.formatting import count
 
 # Clocks and rounding in a log differ by less; a mean over equal ranks passes.
 QUOTED_TOLERANCE = 0.02
@@ -101,7 +102,7 @@ def communication_alone(observations: Observations) -> Iterator[Fault]:
     wrong = alone[reported > (alone["time"] * ALONE).fillna(0.0)]
     columns = wrong["label"], reported[wrong.index], wrong["time"]
     for label, value, time in zip(*columns, strict=True):
-        share = f", {100 * value / time:.1f} % of its time" if time > 0 else ""
+        share = f", {100 * value / time:.1f} % of the whole time" if time > 0 else ""
         yield Fault(
             [label],
             f"{seconds(value)} of communication is reported at world size 1{share}, where a rank "
@@ -201,7 +202,7 @@ def phases_close(observations: Observations) -> Iterator[Fault]:
             f"In {len(wrong)} of {len(rows)} rows the parts do not add up: they sum to "
             f"{seconds(most[worst.name])} where the whole takes {seconds(worst['time'])} "
             f"({100 * gaps[worst.name]:+.1f} %) in {worst['label']}.",
-            "Name the part that is missing or counted twice; report what is left as a part of its "
+            "Name the part that is missing or counted twice; report the remainder as a part of its "
             "own.",
             # Medians of a record overshoot through noise alone; parts of one row that do are wrong.
             "error" if over.any() and not records else "warning",
@@ -218,8 +219,8 @@ def _exposed_beyond(observations: Observations) -> Iterator[Fault]:
             f"{seconds(worst['exposed'])} of communication are exposed, but all of it takes "
             f"{seconds(worst['communication'])}, in {worst['label']}; found in {len(rows)} of "
             f"{frame['exposed'].count()} rows.",
-            "Exposed is the part of the communication that the step waits for: measure both in the "
-            "same steps.",
+            "Exposed communication is the part that the step waits for: measure both in the same "
+            "steps.",
             "error",
         )
 
@@ -251,8 +252,8 @@ def data_stall(observations: Observations) -> Iterator[Fault]:
         yield Fault(
             crowded["label"],
             f"Loader processes outnumber the CPUs ({counts}), {worst['loader_workers']:g} for each "
-            f"of {worst['world_size']:g} ranks: they compete with each other and with the ranks "
-            f"in {len(crowded)} rows.",
+            f"of {count(int(worst['world_size']), 'rank')}: they compete with each other and with "
+            f"the ranks in {count(len(crowded), 'row')}.",
             "Ask for a CPU per loader process and rank, and measure the time that a step waits for "
             "data before blaming communication.",
         )
@@ -267,8 +268,8 @@ def cold_start(observations: Observations) -> Iterator[Fault]:
     if len(few):
         yield Fault(
             few["label"],
-            f"{few['warmup'].min():g} warm-up steps are left out in {len(few)} rows: allocation, "
-            "compilation and rebuilt buckets are in the measurement.",
+            f"Fewer than {FEWEST_WARMUP} warm-up steps are left out in {count(len(few), 'row')}: "
+            "allocation, compilation and rebuilt buckets are in the measurement.",
             f"Leave out at least {FEWEST_WARMUP} steps, more if the model is compiled.",
         )
     if observations.kind != "records":

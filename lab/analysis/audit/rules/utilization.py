@@ -11,6 +11,7 @@ import pandas as pd
 from lab.analysis.audit.columns import LAYOUT
 from lab.analysis.audit.observations import Observations, UncheckedError, largest
 from lab.analysis.audit.rule import Fault, rule
+from lab.formatting import count
 from lab.perfmodel.hardware import GPUS, named_gpu
 
 # FLOPs per token depend only on model and length; rates and shares are rounded, and authors round
@@ -117,8 +118,8 @@ def impossible_mfu(observations: Observations) -> Iterator[Fault]:
             worst = largest(beyond, beyond[name])
             yield Fault(
                 beyond["label"],
-                f"{name.upper()} is {worst[name]:.0%} in {worst['label']}: nothing computes faster "
-                "than its peak.",
+                f"{name.upper()} is {100 * worst[name]:.4g} % in {worst['label']}: nothing "
+                "computes faster than its peak.",
                 "Check the FLOPs of a token, the peak and its precision, and whether the rate is "
                 "of one GPU or of all.",
             )
@@ -156,7 +157,7 @@ def _against_peak(rows: pd.DataFrame, text: str, observations: Observations) -> 
             yield Fault(
                 beyond["label"],
                 f"{worst['flops_per_rank'] / 1e12:.4g} TFLOP/s per GPU in {worst['label']} are "
-                f"more than the {dense[gpu.name] / 1e12:.4g} of {gpu.name} {words}, dense.",
+                f"more than the dense {dense[gpu.name] / 1e12:.4g} of {gpu.name.upper()} {words}.",
                 "Check the FLOPs of a token and whether the rate is of one GPU or of all.",
             )
     flops = rows["flops_per_rank"].fillna(rows["flops"])
@@ -167,9 +168,9 @@ def _against_peak(rows: pd.DataFrame, text: str, observations: Observations) -> 
             value = float(peaks[sparse.index[0]])
             yield Fault(
                 sparse["label"],
-                f"The peak is {value / 1e12:.4g} TFLOP/s in {len(sparse)} rows, which is that of "
-                f"{which} with sparsity; dense it is {peak / 1e12:.4g}.",
-                "Training is dense: quote MFU over the dense peak, which is twice as high.",
+                f"The peak is {value / 1e12:.4g} TFLOP/s in {count(len(sparse), 'row')}, which is "
+                f"that of {which.upper()} with sparsity; its dense peak is {peak / 1e12:.4g}.",
+                "Training is dense: quote the MFU relative to the dense peak, which doubles it.",
                 "warning",
             )
             return
