@@ -183,7 +183,7 @@ def _waits(rows: pd.DataFrame, names: Mapping[str, str]) -> Iterator[str]:
             f"{names[row['run_id']]}"
             for row in (rows.iloc[0], rows.iloc[-1])
         )
-        yield f"Exposed communication takes least of a step, {least}, and most, {most}."
+        yield f"Exposed communication of a step ranges from {least} to {most}."
 
 
 def _shortest_step(rows: pd.DataFrame, names: Mapping[str, str]) -> Iterator[str]:
@@ -216,7 +216,7 @@ def _extremes(done: Mapping[Run, list[Record]], labels: Mapping[Run, str]) -> It
     """The strategies that keep the least and the most on a rank, and that send least and most."""
     quantities: dict[str, Callable[[Record], float | None]] = {
         "Weights and optimizer state on a rank take": _state,
-        "If it sends anything, a rank sends in a step": lambda record: value_at(
+        "A rank that communicates sends in a step": lambda record: value_at(
             record, "communication.bytes_moved"
         ),
     }

@@ -203,7 +203,7 @@ def learning(results: StudyResults) -> Table:
     kinds = sorted({record.emulation for record in done} - {""})
     notes += f"; emulated: {', '.join(kinds)}" if kinds else ""
     learned = any(record.quality for record in done)
-    what = "What was learned, and at what price" if learned else "Memory and throughput, if known"
+    what = "What was learned, and at what price" if learned else "Memory and throughput"
     caption = f"{what}: medians over repeats{notes}"
     return Table.of_rows(caption, rows, common=common, label="tbl-learning")
 

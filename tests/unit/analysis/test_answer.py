@@ -253,7 +253,7 @@ def test_strategies_are_ranked_where_intervals_lie_apart(tmp_path):
     assert "is that of ddp x2; its interval lies below all others." in apart
     assert "That step is 1.990 [1.961, 2.020] times as fast as that of single x1, a gain" in apart
     assert "Weights and optimizer state on a rank take from 10.0 MB (fsdp" in apart
-    assert "If it sends anything, a rank sends in a step from 4.00 MB (ddp" in apart
+    assert "A rank that communicates sends in a step from 4.00 MB (ddp" in apart
     close = text([0.2, 0.201, 0.202], [0.1, 0.101, 0.12], [0.11, 0.111, 0.119])
     assert "the intervals do not distinguish it from fsdp x2" in close
     uncertain = text([0.2, 0.201, 0.09], [0.1, 0.101, 0.102], [0.15, 0.151, 0.152])
