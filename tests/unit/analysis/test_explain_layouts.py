@@ -59,12 +59,7 @@ def test_what_a_gpu_cannot_do_is_said_first() -> None:
 
 def test_on_one_gpu_no_link_is_to_blame() -> None:
     one = {"gpus": 1, "nodes": 1, "global batch": 16}
-    row = explained(8.0, **one)
-    assert "no link explains it; compute would have to take" in row.reasons[0]
-    # All of the gap is in compute; the rest of the step takes what is expected.
-    case = read_layouts(pd.DataFrame([ROW | one | {"step time (s)": 1.0}])).rows[0].case
-    compute = layout_law.expected("a100").parts(case)["compute"]
-    assert f" {1 + 7 * row.expected_s / compute:.1f}x as long" in row.reasons[0]
+    assert "no link explains it; compute would have to take" in explained(8.0, **one).reasons[0]
 
 
 def test_the_largest_part_is_said_to_grow_by_all_that_is_missing() -> None:

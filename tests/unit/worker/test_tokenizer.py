@@ -182,7 +182,7 @@ def test_a_text_is_described_with_its_tokens(tmp_path: Path) -> None:
     run = Run(global_batch_size=1, data={"kind": "text", "path": "text.txt", "vocab_size": 300})
     dataset = data.prepare(run, data_root=tmp_path, progress=quiet)
     tokens = len(dataset.train) + len(dataset.held_out) + 2 * run.architecture.block_size
-    count = f"{tokens / 1e6:.2f}M tokens"
+    count = f"{tokens / 1e6:.3g}M tokens"
     assert dataset.description == f"1 text file of text.txt, {count}, vocabulary 300"
 
 
