@@ -91,7 +91,7 @@ def turned(frame: pd.DataFrame, mapped: Collection[str]) -> tuple[pd.DataFrame, 
         return frame, []
     meanings = [meaning.canonical for name in names if (meaning := guess(name))]
     named = not all(map(str.isdecimal, sizes))
-    several = named and len(set(meanings) & MEASURED) > 1
+    several = named and len(set(meanings) & {*MEASURED, "loss", "accuracy"}) > 1
     most = 2 * len(meanings) >= len(names) and set(meanings) <= set(NUMERIC)
     most = most and not (named and len(set(meanings)) < len(meanings))  # a row for each model
     if first in set(names) or not meanings or not (most or several):
@@ -350,10 +350,11 @@ def by_world_size(
     columns = [column for column in frame.columns if column not in mapped]
     first = frame[columns[0]] if columns else pd.Series(dtype=str)
     labels = map(str, first.dropna().unique()[:MOST_LABELS])
-    of_rows = {meaning.canonical for label in labels if (meaning := guess(label))} & MEASURED
+    meanings = {meaning.canonical for label in labels if (meaning := guess(label))}
+    of_rows = {"time" if name in TIMES else name for name in meanings & set(NUMERIC)}
     if len(of_rows) > 1:
         return frame, []  # a row for each quantity
-    quantity = "".join(of_rows) or quantity
+    quantity = "".join(of_rows & MEASURED) or quantity
     bare = not any(_numbers_other(column, first) for column in columns[:1])
     spreads = [spread for column in columns if (spread := _spread(column, quantity, bare=bare))]
     if not _are_multiples(spread for spread in spreads if normal(spread.column).isdecimal()):

@@ -158,6 +158,14 @@ def test_a_row_for_each_quantity_below_ranks(last: str, faults: set[str]) -> Non
     assert result.reading["images/s"] == "rate"
 
 
+def test_a_row_for_each_fact_is_not_a_row_of_times() -> None:
+    rows = ["| Loss | 2.45 | 1.59 |", "| Total time | 127 min | 17 min |", "| Optimizer | A | A |"]
+    apart = pasted(below("| Parameters | One card of X | Eight cards of X |", *rows))
+    assert not apart.reading and not apart.conclusive
+    beside = pasted(below("| Parameters | GPU (1 pcs) | GPU (8 pcs) |", *rows))
+    assert beside.reading["Total time"] == "time" and beside.reading["Loss"] == "loss"
+
+
 def test_a_row_for_each_model_below_ranks() -> None:
     rows = ["| ResNet (img/s) | 800 | 1590 | 6100 |", "| BERT (seq/s) | 120 | 235 | {} |"]
     table = below("| Model | 1x A100 | 2x A100 | 8x A100 |", *rows)
