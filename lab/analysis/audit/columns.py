@@ -36,7 +36,7 @@ NUMBERS = {
     "world_size": r"world(_?size)?|((n|num|nr|no|number_of|total|count_of|of)_?)*"
     r"((cpu|mpi|cuda|nvidia|amd)_)?"
     r"(gpus|[hint]pus|ranks|procs|processes|devices|accelerators|tasks|cards|chips|gcds)"
-    r"(_(total|count|used))?|(n|num|number_of)_[abghv]\d{1,2}0s?|(n|num)_?([ghint]pu|proc|rank)|(gpu|rank|process|device|accelerator)_(count|nums?|number)|nprocs?|np|n|p|gpu"
+    r"(_(total|count|used))?|(n|num|number_of)_[abghv]\d{1,2}0s?|(n|num)_?([ghint]pu|proc|rank)|(gpu|rank|process|device|accelerator)_?(count|nums?|number)|nprocs?|np|n|p|gpu"
     r"|workers|mpi_(ranks|size)|parallelism_degree",
     "nodes": r"((n|num|number_of|of)_?)*(nodes|servers|hosts|machines)|nnodes"
     r"|(nodes?|machine|server|host)s?_(count|num)",

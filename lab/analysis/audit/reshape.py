@@ -26,7 +26,7 @@ from lab.analysis.audit.columns import (
     parse_name,
     setting_of,
 )
-from lab.analysis.audit.values import TIME_UNITS, numbers, ranks_of
+from lab.analysis.audit.values import MISSING, TIME_UNITS, duration, numbers, ranks_of
 
 RANKS = "gpus?|ranks?|procs?|process(?:es)?|devices?|workers?|cards?|cores?|nodes?"
 BEFORE = re.compile(rf"(?:^|_)(?P<n>\d+|{'|'.join(WORDS)})_?(?:{RANKS}|x)(?=_|$)")
@@ -49,7 +49,7 @@ NOTED_RATE = re.compile(rf"throughput|({THINGS})\s*(/|per|a)\s*(s|sec|seconds?)\
 NOTED_TIME = re.compile(rf"\b({CLOCKED})s?\b", re.IGNORECASE)
 NAMED = 4  # columns in a sentence
 GROWN = 0.5  # of the ranks' own growth: a rate grows like this, a time does not
-MOST_LABELS = 50  # of rows that are read
+MOST_LABELS = 50  # different cells that are looked at
 LISTED = re.compile(r"\s*(?:,|;|/|&|\band\b)\s*")
 
 
@@ -367,7 +367,10 @@ def by_world_size(
     assumption = f"the world sizes are read from the column names {names}"
     if len(spreads) > len(sizes):
         assumption += f"; {hint[0]} ranks by {hint[1]}" if hint else ", but not all name one"
-    if any(spread.factor is None and spread.canonical in TIMES for spread in spreads):
+    bare_times = [
+        spread.column for spread in spreads if spread.factor is None and spread.canonical in TIMES
+    ]
+    if bare_times and not all(_name_units(frame[column]) for column in bare_times):
         assumption += "; no unit is named"
     rest = frame.drop(columns=[spread.column for spread in spreads])
     parts: dict[tuple[float, str], pd.DataFrame] = {}
@@ -375,12 +378,38 @@ def by_world_size(
         size = float(hint[0]) if hint and math.isnan(size) else size
         new = rest.assign(world_size=size, setting=setting)
         part = parts.setdefault((size, setting), new)
-        if canonical in TIMES and factor is not None:
+        if canonical in TIMES and (factor is not None or _name_units(frame[column])):
+            factor = 1.0 if factor is None else factor
             part[f"{canonical}_s"] = numbers(frame[column], units=TIME_UNITS, factor=factor)
         else:
             part[canonical] = numbers(frame[column], factor=1.0 if factor is None else factor)
     long = pd.concat(parts.values(), ignore_index=True)
     return long if long["setting"].any() else long.drop(columns="setting"), [assumption]
+
+
+def _name_units(cells: pd.Series) -> bool:
+    """Whether cells are times with units of their own, such as 41 days 4 hours."""
+    texts = [str(cell) for cell in cells.dropna().unique()[:MOST_LABELS] if _holds(cell)]
+    times = [duration(text) for text in texts if text.lower() not in MISSING]
+    return bool(times) and not any(map(math.isnan, times))
+
+
+def by_cells(frame: pd.DataFrame, mapped: Collection[str]) -> tuple[pd.DataFrame, list[str]]:
+    """Turn a table of ranks whose other columns hold times with units, and are named after what was
+    timed, into a long one with a column `setting`; leave other tables as they are."""
+    meanings = {column: meaning for column in frame.columns if (meaning := guess(column))}
+    known = {meaning.canonical for meaning in meanings.values()}
+    timed = [
+        column
+        for column in frame.columns
+        if column not in meanings and column not in mapped and _name_units(frame[column])
+    ]
+    if mapped or not timed or "world_size" not in known or known & {*TIMES, *MEASURED}:
+        return frame, []
+    rest = frame.drop(columns=timed)
+    parts = [rest.assign(setting=column, time=frame[column]) for column in timed]
+    assumption = f"{_listed(timed)} are read as times of what their names say"
+    return pd.concat(parts, ignore_index=True), [assumption]
 
 
 def _are_multiples(spreads: Iterable[Spread]) -> bool:

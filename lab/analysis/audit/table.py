@@ -122,7 +122,8 @@ def from_table(
     assumptions += of_settings
     frame, of_ranks = reshape.by_rank(frame, mapped)
     frame, of_batches = reshape.by_batch(frame, mapped)
-    assumptions += of_ranks + of_batches
+    frame, of_cells = reshape.by_cells(frame, mapped)
+    assumptions += of_ranks + of_batches + of_cells
     meanings = _meanings(frame, mapped)
     wide = bool(of_ranks)
     names = {meaning.canonical for meaning in meanings.values()}
@@ -512,7 +513,7 @@ def _is_key(cells: pd.Series, sizes: pd.Series, *, least: float = 0.51) -> bool:
     values = cells.dropna()
     if not 1 < values.nunique() <= min(MOST_KEY_VALUES, max(len(values) - 1, 1)):
         return False
-    as_numbers = pd.to_numeric(values, errors="coerce")
+    as_numbers = numbers(values)  # also of 39.8%
     if as_numbers.notna().all() and (as_numbers % 1 != 0).any():
         return False  # fractions are measurements
     several = sizes.loc[values.index].groupby(values).nunique() > 1

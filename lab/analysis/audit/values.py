@@ -88,8 +88,8 @@ def _number(cell: object, units: dict[str, float] | None, factor: float) -> floa
     if not match or text in MISSING or before not in {"", "-", "+"}:
         return math.nan
     value = _decimal(match.group())
-    rest, *deviation = re.split(PLUS_MINUS, text[match.end() :])
-    if re.search(r"\d", BRACKETS.sub("", rest)):
+    rest, *deviation = re.split(PLUS_MINUS, BRACKETS.sub("", text[match.end() :]))
+    if re.search(r"\d", rest):
         return math.nan  # two numbers, such as one for each precision
     if deviation and not rest.strip():
         rest = NUMBER.sub("", deviation[0], count=1)  # the unit of 12.3 ± 0.4 ms

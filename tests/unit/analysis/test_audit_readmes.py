@@ -27,7 +27,7 @@ def below(head: str, *rows: str) -> str:
 @pytest.mark.parametrize(
     ("canonical", "names"),
     {
-        "world_size": ["GPU number", "GPU Nums", "# A100s", "HPUs", "Number of IPUs"],
+        "world_size": ["GPU number", "GPUNum", "GPU Nums", "# A100s", "HPUs", "Number of IPUs"],
         "time": ["train time (s/iter)", "ms/iter @ step 10", "Walltime", "total training time"],
         "micro_batch_size": ["LBS", "samples_per_gpu", "Micro Bsz"],
         "global_batch_size": ["Global Bsz"],
@@ -66,6 +66,7 @@ def test_ranks_in_cells(cell: str, ranks: float) -> None:
         "7h 58m (1.72x)": 28680.0,
         "15h34m（+23%）": 56040.0,
         "12.5±0.4 ms": 0.0125,
+        "12.5 (+/- 0.4) ms": 0.0125,
         "4.5¹": 4.5,
         "↓ 12.5": 12.5,
     }.items(),
@@ -180,6 +181,34 @@ def test_columns_of_two_quantities_for_each_number_of_ranks() -> None:
         "<tr><td>A</td><td>400</td><td>100</td><td>3000</td><td>13.4</td></tr></table>"
     )
     assert pasted(page).reading["rate"] == "rate"
+
+
+@pytest.mark.parametrize(("last", "faults"), [("9d 18h", set()), ("7d 18h", {"super-linear"})])
+def test_times_with_units_below_ranks(last: str, faults: set[str]) -> None:
+    rows = ["| f | 69d 23h | 36d 4h | 18d 14h | {} |", "| e | 35d 11h | 18d 15h | 9d 15h | 5d 6h |"]
+    result = pasted(below("| Net | 1 GPU | 2 GPUs | 4 GPUs | 8 GPUs |", *rows).format(last))
+    assert broken(result) == faults
+    assert result.reading["time_s"] == "time"
+    assert not any("no unit" in assumption for assumption in result.assumptions)
+
+
+@pytest.mark.parametrize(("last", "faults"), [("3d 8h", set()), ("1d 8h", {"super-linear"})])
+def test_times_with_units_below_what_was_timed(last: str, faults: set[str]) -> None:
+    rows = [
+        "| 1 | 41 days 4 hours | 14 days 22 hours |",
+        "| 2 | 21 days 22 hours | 9 days 5 hours |",
+        f"| 8 | 6 days 14 hours | {last} |",
+    ]
+    result = pasted(below("| GPUs | 1024x1024 | 256x256 |", *rows))
+    assert broken(result) == faults
+    assert result.reading["time"] == "time" and "super-linear" in result.checked
+
+
+def test_a_share_is_no_setting() -> None:
+    rows = ["| 1 | 324 | 33.6% |", "| 4 | 1058 | 39.8% |", "| 8 | {} | 39.8% |"]
+    table = below("| GPUs | records/s | Improvement |", *rows)
+    assert broken(pasted(table.format(2225))) == set()
+    assert broken(pasted(table.format(3100))) == {"super-linear"}
 
 
 def test_a_blank_cell_means_the_one_above() -> None:
