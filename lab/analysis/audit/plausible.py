@@ -10,7 +10,7 @@ import pandas as pd
 
 from lab.analysis.audit.columns import TIMES, Guess, parse_name, setting_of
 from lab.analysis.audit.points import ROUNDING
-from lab.analysis.audit.values import NUMBER, numbers
+from lab.analysis.audit.values import NUMBER, TIME_UNITS, numbers
 
 FAR_BEYOND = 1.5  # no efficiency
 LARGEST_VERSION = 40  # but containers are named after years and months
@@ -57,11 +57,19 @@ def _goes_on(epochs: pd.Series) -> bool:
 
 
 def is_place(column: str, frame: pd.DataFrame, meanings: Mapping[str, Guess]) -> bool:
-    """Whether a column called rank is a place on a list: 1, 2, 3, each with a name of its own."""
-    places = pd.to_numeric(frame[column], errors="coerce")
+    """Whether a column called rank is a place on a list: 1, 2, 3, each with a name of its own, in
+    the order of what was measured."""
+    if not (pd.to_numeric(frame[column], errors="coerce") == np.arange(1, len(frame) + 1)).all():
+        return False
     others = [name for name in frame.columns if name not in meanings]
-    named = [frame[name].is_unique and numbers(frame[name]).isna().all() for name in others]
-    return bool((places == np.arange(1, len(frame) + 1)).all()) and any(named)
+    named = any(frame[name].is_unique and numbers(frame[name]).isna().all() for name in others)
+    measured = [
+        numbers(frame[name], units=TIME_UNITS)
+        for name, meaning in meanings.items()
+        if meaning.canonical in {"time", "rate", "rate_per_rank"}
+    ]
+    ordered = any(one.is_monotonic_increasing or one.is_monotonic_decreasing for one in measured)
+    return named and ordered
 
 
 def are_parameters(column: str, texts: pd.Series, meanings: Mapping[str, Guess]) -> bool:

@@ -144,7 +144,8 @@ def from_table(
     tidy["rate_rounding"] = tidy["rate_rounding"].fillna(tidy["rate_per_rank_rounding"])
     per = meanings[given["time"]].per if "time" in given else None
     collective = {"bytes", "time"} <= set(given) and not TRAINING & set(given)
-    _add_keys(tidy, frame, given.values(), collective=collective)
+    logged = bool(LOGGED & set(given))
+    _add_keys(tidy, frame, given.values(), collective=collective, logged=logged)
     replicas = tidy["dp"].fillna(tidy["world_size"] / tidy[list(LAYOUT)].prod(axis=1))
     ranks = replicas * tidy["grad_accum"].fillna(1.0)
     accumulated = (tidy["rank_batch_size"] * replicas).fillna(tidy["micro_batch_size"] * ranks)
@@ -165,7 +166,7 @@ def from_table(
         derived=frozenset({"global_batch_size", "micro_batch_size"} - set(given)),
         assumptions=assumptions,
         notes=notes,
-        summarised=wide or not LOGGED & set(given),
+        summarised=wide or not logged,
         reading=_reading(given, origins),
     )
 
@@ -479,7 +480,12 @@ def _world_size(tidy: pd.DataFrame, hint: tuple[int, str] | None) -> tuple[pd.Se
 
 
 def _add_keys(
-    tidy: pd.DataFrame, frame: pd.DataFrame, used: Collection[str], *, collective: bool
+    tidy: pd.DataFrame,
+    frame: pd.DataFrame,
+    used: Collection[str],
+    *,
+    collective: bool,
+    logged: bool,
 ) -> None:
     """Columns that distinguish configurations: KEYS, and others with several world sizes each."""
     compared = (name for name in COMPARED if _is_compared(tidy[name], tidy["world_size"]))
@@ -494,7 +500,11 @@ def _add_keys(
             cells = frame[column].map(_text).loc[tidy.index]
             words = pd.to_numeric(cells.dropna(), errors="coerce").isna().all()
             # Of words for settings, half may have been measured at one number of ranks.
-            if _is_key(cells, tidy["world_size"], least=0.5 if words else 0.51):
+            # On one number of ranks words tell configurations apart, unless they vary in a log.
+            apart = words and not logged and tidy["world_size"].nunique() == 1
+            if (apart and cells.nunique() > 1) or _is_key(
+                cells, tidy["world_size"], least=0.5 if words else 0.51
+            ):
                 keys[f"key:{column}"] = cells
     for name, cells in keys.items():
         texts = cells.map("{:g}".format) if is_numeric_dtype(cells) else cells.astype(str)

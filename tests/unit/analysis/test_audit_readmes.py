@@ -204,6 +204,15 @@ def test_times_with_units_below_what_was_timed(last: str, faults: set[str]) -> N
     assert result.reading["time"] == "time" and "super-linear" in result.checked
 
 
+def test_words_tell_configurations_on_one_number_of_ranks_apart() -> None:
+    head, rows = (
+        "| Layout | GPUs | time (s) |",
+        ["| tp1, pp8 | 64 | 9.5 |", "| tp2, pp4 | 64 | 9.1 |"],
+    )
+    (note,) = pasted(below(head, *rows)).findings
+    assert note.rule == "repeats" and note.evidence.startswith("2 values stand alone")
+
+
 def test_a_share_is_no_setting() -> None:
     rows = ["| 1 | 324 | 33.6% |", "| 4 | 1058 | 39.8% |", "| 8 | {} | 39.8% |"]
     table = below("| GPUs | records/s | Improvement |", *rows)
@@ -250,7 +259,10 @@ def test_places_on_a_list_are_no_ranks_of_a_run() -> None:
     named = [row.format(name) for row, name in zip(rows, "ABC", strict=True)]
     alike = [row.format("A") for row in rows]
     assert broken(pasted(below("| Rank | Team | GPUs | Time (s) |", *named))) == set()
-    assert broken(pasted(below("| Rank | Team | GPUs | Time (s) |", *alike))) == {"rank-imbalance"}
+    unordered = [named[1].replace("2", "1", 1), named[0].replace("1", "2", 1), named[2]]
+    for rows in (alike, unordered):
+        found = broken(pasted(below("| Rank | Team | GPUs | Time (s) |", *rows)))
+        assert found == {"rank-imbalance"}
 
 
 def test_times_of_which_some_name_the_unit() -> None:
