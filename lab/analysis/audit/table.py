@@ -307,8 +307,8 @@ def _tidy(
             if canonical == "time" and cells.astype(str).str.contains(PLUS_MINUS).any():
                 spreads = cells.map(lambda cell, by=factor: spread(cell, factor=by))
                 tidy["std"] = tidy["std"].fillna(spreads.astype(float))
-            if not values.notna().any():
-                del assumptions[stated:]
+            if canonical in TIMES and not values.notna().any():
+                del assumptions[stated:]  # words have no unit
             if not values.notna().any() and column not in mapped:
                 # A column `gpu` without numbers is its name.
                 named = columns.text_guess(column)

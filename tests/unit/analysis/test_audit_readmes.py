@@ -311,3 +311,8 @@ def test_the_size_of_a_model_in_numbers_is_none_of_a_message() -> None:
 def test_a_column_that_tells_two_things_is_read_as_both() -> None:
     table = below("| Machine | time (s) |", "| 1x A100 | 100 |", "| 4x A100 | 27 |")
     assert pasted(table).reading["Machine"] == "world_size and gpu"
+
+
+def test_words_have_no_unit() -> None:
+    rows = ["| 1 | Adam | 100 |", "| 4 | Adam | 27 |"]
+    assert pasted(below("| GPUs | optimizer | time (s) |", *rows)).assumptions == ()
