@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import re
+import unicodedata
 from functools import cache
 from typing import NamedTuple
 
@@ -34,8 +35,8 @@ NUMBERS = {
     r"_per_(node|host|machine|server)|ppn|gpn",
     "world_size": r"world(_?size)?|((n|num|nr|no|number_of|total|count_of|of)_?)*"
     r"((cpu|mpi|cuda|nvidia|amd)_)?"
-    r"(gpus|ranks|procs|processes|devices|accelerators|tasks|cards|chips|gcds)(_(total|count|used))?"
-    r"|(n|num)_?(gpu|proc|rank)|(gpu|rank|process|device|accelerator)_(count|num)|nprocs?|np|n|p|gpu"
+    r"(gpus|[hint]pus|ranks|procs|processes|devices|accelerators|tasks|cards|chips|gcds)"
+    r"(_(total|count|used))?|(n|num|number_of)_[abghv]\d{1,2}0s?|(n|num)_?([ghint]pu|proc|rank)|(gpu|rank|process|device|accelerator)_?(count|nums?|number)|nprocs?|np|n|p|gpu"
     r"|workers|mpi_(ranks|size)|parallelism_degree",
     "nodes": r"((n|num|number_of|of)_?)*(nodes|servers|hosts|machines)|nnodes"
     r"|(nodes?|machine|server|host)s?_(count|num)",
@@ -50,13 +51,14 @@ NUMBERS = {
             "ep": "expert",
         }.items()
     },
-    "global_batch_size": r"(glob(al)?|total|effective|overall)_(mini_?)?(batch(_?size)?|bs)|gbs",
+    "global_batch_size": r"(glob(al)?|total|effective|overall)_(mini_?)?(batch(_?size)?|bsz?)|gbs",
     "micro_batch_size": r"((per|local|mic(ro)?|device|gpu|rank)_)+(device_|gpu_|rank_|worker_)?"
-    r"(train_)?(batch(_?size)?|bs)|micro_?batch(_?size)?|mbs"
-    r"|(batch(_?size)?|bs)_(per|on_each|local)(_[a-z]+)?|microbatch"
-    r"|(concat(enated)?_)?(local_)?batch(_size|es)?_per_[a-z]+|local_batch(_size)?",
+    r"(train_)?(batch(_?size)?|bsz?)|micro_?batch(_?size)?|mbs"
+    r"|(batch(_?size)?|bsz?)_(per|on_each|local)(_[a-z]+)?|microbatch"
+    rf"|(samples|images|imgs|ims|sequences)_per_({RANK})"
+    r"|(concat(enated)?_)?(local_)?batch(_size|es)?_per_[a-z]+|local_batch(_size)?|lbs",
     "rank_batch_size": r"accum(ulated|ulation)?_batch(_?size)?_per_[a-z]+",
-    "batch": r"(mini_?|train_?)?batch(_?size)?|bs|(.*_)?batch(_size)?",
+    "batch": r"(mini_?|train_?)?batch(_?size)?|bsz?|(.*_)?batch(_size)?",
     "grad_accum": r"(grad(ient)?s?_)?accum(ulat(ion|e))?s?(_(steps?|iters|factor))?|gas?"
     r"|grad(ient)?s?_acc(_(steps|iters))?|((n|num)_)?micro_?batches|pp_chunks",
     "samples": r"((n|num|total|train|training)_)*samples|dataset_size|(n|num)_examples",
@@ -99,8 +101,8 @@ NUMBERS = {
 OTHERWISE = {
     "efficiency": r"energy|power|memory|flops?|hardware|compute|cost|model|gpu|util",
     "accuracy": r"perplexity|ppl|bleu|error|loss|wer|mae|rmse|std",
-    "rate": r"inference|speed_?up",
-    "speedup": r"inference",
+    "rate": r"inference|speed_?up|improve|increase|gain|ratio|relative",
+    "speedup": r"inference|without|_w_o_",  # of a setting
     "loss": r"dropped|packet",
     # Not what a rank uses: a rate or a share, another memory, or what a GPU has.
     "memory": r"bandwidth|bw|util|percent|free|avail|cpu|host|node|system|total|capacity|size|limit"
@@ -133,7 +135,7 @@ TEXTS = {
     "ratio_over": "ratio_over",
     "emulated": r"(is_)?emulat(ed|ion)(_.*)?",
     "link": "link|network|interconnect|nic|fabric",
-    "model": r"model(_?name)?|arch|architecture|net",
+    "model": r"model(_?name)?|arch|architecture|net|backbone",
     "strategy": r"strategy|method|mode|stage|variant|impl|implementation|parallel(ism)?"
     r"|config(uration)?|setup|setting|approach|backend",
     "scaling": r"((type|kind|mode)_of_)?scaling(_(type|kind|mode|regime))?|regime",
@@ -200,7 +202,8 @@ BARE = (
 PER = {"epoch": "epoch", "step": "step|iter|batch|^it_"}
 CLOCKED = r"time|duration|latency|runtime|elapsed|wall|seconds|makespan"
 WHOLE = (
-    r"(time_to_(train|solution|accuracy|target)|total|train|training|run|exec|execution|fit|job"
+    r"(total_)?(time_to_(train|solution|accuracy|target)|total|train|training|run|exec|execution|fit|job"
+    r"|wall_?(time|clock)"
     rf"|wall|clock|t|end_to_end|{CLOCKED})(_(time|duration|clock|runtime|total|s))*"
     r"(_\d+_?e(pochs?)?)?"
 )
@@ -213,6 +216,11 @@ NO_VARIANT = {"gpu", "gpus", "gpu_s", "baseline", "no", "s", "with", "without", 
 FOOTNOTE = re.compile(r"<sup>.*?</sup>|(?<=\w)\s*\[\d\]$|<[^<>]*>")
 TOKEN = re.compile(r"[^a-z0-9]+")
 CLOCK_FORMAT = re.compile(r"(?:^|_)((?:hh?_)?mm?_ss?|hh?_mm?)$")  # of "time (hh:mm:ss)"
+# Of "s/it", "train time (s/iter)" and "ms/step @ step 10".
+PER_STEP = re.compile(
+    rf"(?:^|_)({'|'.join(sorted(TIME_UNITS, key=len, reverse=True))})_per_"
+    r"(step|iter|iteration|it|epoch|batch)(?=_|$)"
+)
 
 
 class Name(NamedTuple):
@@ -238,6 +246,8 @@ def normal(name: str) -> str:
     # Camel case is split, but not "GiB".
     text = re.sub(r"(?<=[a-z])(?!(?<=[KMGT]i)B)(?=[A-Z])", "_", str(name).strip()).lower()
     text = FOOTNOTE.sub("", text.replace("µ", "u").replace("μ", "u"))
+    # "Accélération" is no "acc", an accuracy.
+    text = "".join(c for c in unicodedata.normalize("NFD", text) if not unicodedata.combining(c))
     # Without the brackets, "min" would be read as the minimum.
     text = re.sub(r"[\[(]\s*min\.?\s*[\])]$", " minutes", text)
     text = text.replace("%", " percent ").replace("#", " n ").replace("/", " per ")
@@ -250,9 +260,9 @@ def parse_name(name: str) -> Name:
     for unit, factor in BANDWIDTHS.items():
         if text.endswith(unit) and re.search(r"bw|bandwidth", text):
             return Name(text.removesuffix(unit).strip("_"), "bandwidth", factor)
-    ratio = re.fullmatch(r"([a-z]+)_per_(step|iter|iteration|it|epoch|batch)", text)
-    if ratio and ratio[1] in TIME_UNITS:
-        return Name(f"{ratio[2]}_time", "time", TIME_UNITS[ratio[1]])
+    if ratio := PER_STEP.search(text):
+        what = re.sub(r"(^|_)time$", "", text[: ratio.start()])
+        return Name(f"{what}_{ratio[2]}_time".strip("_"), "time", TIME_UNITS[ratio[1]])
     if clock := CLOCK_FORMAT.search(text):
         hours_first = clock[1].startswith("h") and not clock[1].endswith("s")
         stem = text[: clock.start()] or "time"
@@ -292,10 +302,12 @@ def setting_of(name: str) -> Setting:
 @cache
 def guess(name: str) -> Guess | None:
     """The meaning of a column's name; None if it is not recognized."""
-    if normal(name) in {"s", "h", "b", "k", "m"}:
-        return None  # a single letter is a symbol, such as S for the speedup, not a unit
+    if normal(name) in {"s", "h", "b", "k", "m"} or str(name).strip() == "#":
+        return None  # a single letter is a symbol, such as S for the speedup; # numbers the rows
     meaning = _guess(name)
     base, words = setting_of(name)
+    if normal(base) in {"hours", "hrs", "hr", "h", "days"} and "gpu" in dict(words):
+        return None  # GPU hours are no time
     if words and (meaning is None or meaning.canonical in {"speedup", "rate"}):
         meaning = _guess(base)
         if meaning and meaning.canonical == "speedup" and is_ratio(name):
@@ -338,11 +350,11 @@ def _guess(name: str) -> Guess | None:
         if time:
             return time
     for canonical, pattern in (NUMBERS | TEXTS).items():
-        misread = canonical in {"batch", "epoch", "step"} and family == "time"
+        misread = family == "time"  # such as GPU hours
         other = OTHERWISE.get(canonical)
         misread = misread or bool(other and re.search(other, stem))
         misread = misread or (canonical == "memory" and family not in {None, "bytes"})
-        misread = misread or (canonical == "version" and family is not None)  # PyTorch (ms)
+        misread = misread or (canonical == "version" and family is not None)
         if re.fullmatch(pattern, stem) and not misread:
             known = family is not None or canonical not in {"algbw", "busbw", "bytes", "memory"}
             named = Guess(canonical, factor if known else None)

@@ -12,8 +12,10 @@ from html.parser import HTMLParser
 from typing import NamedTuple
 
 BAR = re.compile(r"(?<!\\)\|")
-# A lone "-" is a missing value, unless another cell has more or a colon.
-RULE = re.compile(r"(?=.*(?:--|:))\s*\|?(?:\s*:?-+:?\s*\|)+(?:\s*:?-+:?\s*)?\s*")
+# A lone "-" is a missing value, unless another cell has more or a colon, or all of the second line
+# of a table are such.
+DASHES = re.compile(r"\s*\|?(?:\s*:?-+:?\s*\|)+(?:\s*:?-+:?\s*)?\s*")
+RULE = re.compile(rf"(?=.*(?:--|:)){DASHES.pattern}")
 # Rules and bars as drawn in terminals: psql, grid and box styles.
 _STROKES = dict.fromkeys(map(chr, range(0x2500, 0x2580)), "|") | {"+": "|", "=": "-"}
 RULES = str.maketrans(_STROKES | dict.fromkeys("\u2500\u2501\u2550", "-"))
@@ -22,6 +24,7 @@ HEADING = re.compile(r"\s{0,3}#{1,6}\s")
 BREAK = re.compile(r"\s*<br\s*/?>\s*")
 EMPHASIS = re.compile(r"\*\*|__|`|<[/]?(?:b|i|sub|sup|em|strong)>")
 LINK = re.compile(r"\[([^\]]*)\]\([^)]*\)")
+REFERENCE = re.compile(r"\[\^[^\]]*\]")  # to a footnote
 TABULAR = re.compile(r"\\begin\{(tabular[*xy]?|longtable|tabulary)\}")
 NUMERIC = re.compile(r"[~<]?\.?\d")
 LONGEST = 500  # characters of a caption
@@ -79,12 +82,7 @@ def _drawn(line: str) -> str:
 def _markdown(lines: Sequence[str]) -> Iterator[Table]:
     """Tables with a line of dashes below the column names; notes are the lines from the last
     heading on and those up to the next heading or table."""
-    starts = [
-        place - 1
-        for place in range(1, len(lines))
-        if RULE.fullmatch(lines[place])
-        and len(_cells(lines[place])) == len(_cells(lines[place - 1])) > 1
-    ]
+    starts = [place - 1 for place in range(1, len(lines)) if _is_below_names(lines, place)]
     after = 0
     for start in starts:
         if start < after:
@@ -104,6 +102,18 @@ def _markdown(lines: Sequence[str]) -> Iterator[Table]:
         )
 
 
+def _is_below_names(lines: Sequence[str], place: int) -> bool:
+    """Whether a line is the rule below the column names, which may be fewer than its cells."""
+    rule, above = lines[place], lines[place - 1]
+    if not DASHES.fullmatch(rule):
+        return False
+    names, width = len(_cells(above)), len(_cells(rule))
+    barred = rule.lstrip().startswith("|") and above.lstrip().startswith("|")
+    if RULE.fullmatch(rule):
+        return width == names > 1 or (barred and width > names > 1)
+    return barred and width == names > 1 and (place == 1 or not BAR.search(lines[place - 2]))
+
+
 def _named(header: list[str], rows: list[list[str]]) -> tuple[list[str], list[list[str]]]:
     """Column names and rows; below an empty header, the names are the rows without numbers."""
     if any(header):
@@ -118,7 +128,7 @@ def _cells(line: str) -> list[str]:
     text = text.removeprefix("|")
     text = text[:-1] if text.endswith("|") and not text.endswith(r"\|") else text
     return [
-        html.unescape(EMPHASIS.sub("", BREAK.sub(" ", LINK.sub(r"\1", cell))))
+        html.unescape(EMPHASIS.sub("", BREAK.sub(" ", LINK.sub(r"\1", REFERENCE.sub("", cell)))))
         .replace(r"\|", "|")
         .strip()
         for cell in BAR.split(text)
@@ -282,6 +292,8 @@ class _Page(HTMLParser):
         elif tag == "tr" and self._open:
             self._open[-1][0].append([])
         elif tag != "tr":
+            if tag in {"td", "th"} and self._open and not self._open[-1][0]:
+                self._open[-1][0].append([])  # browsers open the row that the page left out
             given = {name: value or "" for name, value in attrs}
             wide, high = (given.get(name, "") for name in ("colspan", "rowspan"))
             self._span = (_count(wide), _count(high))

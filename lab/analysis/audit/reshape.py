@@ -26,11 +26,14 @@ from lab.analysis.audit.columns import (
     parse_name,
     setting_of,
 )
-from lab.analysis.audit.values import TIME_UNITS, numbers
+from lab.analysis.audit.values import MISSING, TIME_UNITS, duration, numbers, ranks_of
 
 RANKS = "gpus?|ranks?|procs?|process(?:es)?|devices?|workers?|cards?|cores?|nodes?"
 BEFORE = re.compile(rf"(?:^|_)(?P<n>\d+|{'|'.join(WORDS)})_?(?:{RANKS}|x)(?=_|$)")
-AFTER = re.compile(rf"(?:^|_)(?:{RANKS}|nprocs?|np|n|x|ws|world_?size)_?(?P<n>\d+)(?=_|$)")
+# A single "rank 5" is one of them, or the fifth guess of a classifier.
+AFTER = re.compile(
+    rf"(?:^|_)(?:(?!rank_?\d)(?:{RANKS})|nprocs?|np|n|x(?!_?10_\d)|ws|world_?size)_?(?P<n>\d+)(?=_|$)"
+)
 BATCH = re.compile(r"(?:^|_)(?:(?:batch(?:_?size)?|bs)_?|b_?(?=\d\d))(?P<n>\d{1,9})(?=_|$)")
 BATCHES = {"batch", "global_batch_size", "micro_batch_size"}
 HINTS = (
@@ -38,12 +41,15 @@ HINTS = (
     re.compile(r"(\d+)\s*(?:x\s+)?(?:gpus?|processes|ranks|procs|workers)\b", re.IGNORECASE),
 )
 NUMBERED = re.compile(r"(?:^|_)(?:seed|run|trial|repeat|fold|attempt)s?(?=_|$)")  # not ranks
+SYMBOL = re.compile(r"[^\W\d_a-zA-Z]")  # β1 is no number of ranks, unlike 8 in another script
 OF_A_RUN = re.compile(r"(?:^|_)(?:epochs?|steps?|iter(?:ation)?s?|loss)(?=_|$)")
 MAX_RANKS = 1_000_000
 INDEXED = re.compile(r"(?P<what>rank|gpu|device|worker|proc(?:ess)?)_?(?P<n>\d{1,6})(?=_|$)")
 NOTED_RATE = re.compile(rf"throughput|({THINGS})\s*(/|per|a)\s*(s|sec|seconds?)\b", re.IGNORECASE)
 NOTED_TIME = re.compile(rf"\b({CLOCKED})s?\b", re.IGNORECASE)
 NAMED = 4  # columns in a sentence
+GROWN = 0.5  # of the ranks' own growth: a rate grows like this, a time does not
+MOST_LABELS = 50  # different cells that are looked at
 LISTED = re.compile(r"\s*(?:,|;|/|&|\band\b)\s*")
 
 
@@ -67,10 +73,12 @@ def hinted_ranks(name: str, notes: Sequence[str]) -> tuple[int, str] | None:
 
 
 def noted_quantity(name: str, notes: Sequence[str]) -> str:
-    """What unnamed numbers are: a rate if the notes mention one, else times."""
+    """What unnamed numbers are: times if the notes mention one, else rates if they do, else ""."""
     texts = " ".join([name, *notes])
     rest = NOTED_RATE.sub("", texts)
-    return "rate" if rest != texts and not NOTED_TIME.search(rest) else "time"
+    if NOTED_TIME.search(rest):
+        return "time"
+    return "rate" if rest != texts else ""
 
 
 def turned(frame: pd.DataFrame, mapped: Collection[str]) -> tuple[pd.DataFrame, list[str]]:
@@ -78,24 +86,31 @@ def turned(frame: pd.DataFrame, mapped: Collection[str]) -> tuple[pd.DataFrame, 
     other tables as they are."""
     first, *others = frame.columns
     names = frame[first].astype(str)
-    sizes = [re.fullmatch(rf"(\d{{1,7}})(?:_?(?:{RANKS}))?", normal(column)) for column in others]
-    if (
-        mapped
-        or len(others) < 2
-        or not all(sizes)
-        or names.duplicated().any()
-        or first in set(names)
-    ):
+    sizes = [_whole(column) for column in others]
+    if mapped or len(others) < 2 or not all(sizes) or names.duplicated().any():
         return frame, []
     meanings = [meaning.canonical for name in names if (meaning := guess(name))]
-    if 2 * len(meanings) < len(names) or not set(meanings) <= set(NUMERIC) or not meanings:
+    named = not all(map(str.isdecimal, sizes))
+    several = named and len(set(meanings) & {*MEASURED, "loss", "accuracy"}) > 1
+    most = 2 * len(meanings) >= len(names) and set(meanings) <= set(NUMERIC)
+    most = most and not (named and len(set(meanings)) < len(meanings))  # a row for each model
+    if first in set(names) or not meanings or not (most or several):
         return frame, []
     meaning = guess(first)
     ranks = first if meaning and meaning.canonical in {"world_size", "nodes"} else "world_size"
     sideways = frame.drop(columns=first).T.reset_index(drop=True)
     sideways.columns = pd.Index(names)
-    sideways.insert(0, ranks, [size[1] for size in sizes if size])
+    sideways = sideways[[name for name in names if guess(name)]]  # no others are settings
+    sideways.insert(0, ranks, sizes)
     return sideways, [f"each row is read as a quantity, and the columns as the {ranks}"]
+
+
+def _whole(column: str) -> str:
+    """A column's name if all of it denotes ranks, such as "8 GPUs" or "8x A100"; else ""."""
+    size = re.fullmatch(rf"(\d{{1,7}})(?:_?(?:{RANKS}))?", normal(column))
+    if size:
+        return size[1]
+    return column if ranks_of(column)[0] > 0 else ""
 
 
 def by_rank(frame: pd.DataFrame, mapped: Collection[str]) -> tuple[pd.DataFrame, list[str]]:
@@ -152,7 +167,7 @@ def by_batch(frame: pd.DataFrame, mapped: Collection[str]) -> tuple[pd.DataFrame
     return pd.concat(parts.values(), ignore_index=True), [assumption]
 
 
-MEASURED = {"rate", "rate_per_rank", "time", "speedup", "efficiency"}
+MEASURED = {"rate", "rate_per_rank", "time", "speedup", "efficiency", "mfu", "hfu"}
 BY_CELLS = (
     ("rate", re.compile(rf"\d\s*[km]?\s*(?:{THINGS})\s*(?:/|per)\s*(?:{SECOND})\b", re.IGNORECASE)),
     ("time", re.compile(r"\d\s*(?:ms|s|sec|seconds|min|minutes|h|hrs?|hours)\b", re.IGNORECASE)),
@@ -325,17 +340,26 @@ def by_world_size(
     frame: pd.DataFrame,
     hint: tuple[int, str] | None,
     mapped: Collection[str],
-    quantity: str = "time",
+    quantity: str = "",
 ) -> tuple[pd.DataFrame, list[str]]:
     """Turn a table with columns for several world sizes into a long one with columns `world_size`,
     `setting` and quantities in base units, and state what that assumes; leave other tables as is.
 
-    Columns that name no quantity hold `quantity`.
+    Columns that name no quantity hold `quantity`; if that is "", what their rows or values suggest.
     """
     columns = [column for column in frame.columns if column not in mapped]
-    # Below "Loss (model/epoch)", bare numbers are epochs.
-    bare = not any(OF_A_RUN.search(normal(column)) for column in columns[:1])
+    first = frame[columns[0]] if columns else pd.Series(dtype=str)
+    labels = map(str, first.dropna().unique()[:MOST_LABELS])
+    meanings = {meaning.canonical for label in labels if (meaning := guess(label))}
+    of_rows = {"time" if name in TIMES else name for name in meanings & set(NUMERIC)}
+    if len(of_rows) > 1:
+        return frame, []  # a row for each quantity
+    quantity = "".join(of_rows & MEASURED) or quantity
+    bare = not any(_numbers_other(column, first) for column in columns[:1])
     spreads = [spread for column in columns if (spread := _spread(column, quantity, bare=bare))]
+    if not _are_multiples(spread for spread in spreads if normal(spread.column).isdecimal()):
+        return frame, []
+    spreads = _with_quantity(spreads, frame)
     sizes = [spread.world_size for spread in spreads if not math.isnan(spread.world_size)]
     if len(set(sizes)) < 2 and (not sizes or len(spreads) < 2):
         return frame, []
@@ -343,7 +367,10 @@ def by_world_size(
     assumption = f"the world sizes are read from the column names {names}"
     if len(spreads) > len(sizes):
         assumption += f"; {hint[0]} ranks by {hint[1]}" if hint else ", but not all name one"
-    if any(spread.factor is None and spread.canonical in TIMES for spread in spreads):
+    bare_times = [
+        spread.column for spread in spreads if spread.factor is None and spread.canonical in TIMES
+    ]
+    if bare_times and not all(_name_units(frame[column]) for column in bare_times):
         assumption += "; no unit is named"
     rest = frame.drop(columns=[spread.column for spread in spreads])
     parts: dict[tuple[float, str], pd.DataFrame] = {}
@@ -351,12 +378,65 @@ def by_world_size(
         size = float(hint[0]) if hint and math.isnan(size) else size
         new = rest.assign(world_size=size, setting=setting)
         part = parts.setdefault((size, setting), new)
-        if canonical in TIMES and factor is not None:
+        if canonical in TIMES and (factor is not None or _name_units(frame[column])):
+            factor = 1.0 if factor is None else factor
             part[f"{canonical}_s"] = numbers(frame[column], units=TIME_UNITS, factor=factor)
         else:
             part[canonical] = numbers(frame[column], factor=1.0 if factor is None else factor)
     long = pd.concat(parts.values(), ignore_index=True)
     return long if long["setting"].any() else long.drop(columns="setting"), [assumption]
+
+
+def _name_units(cells: pd.Series) -> bool:
+    """Whether cells are times with units of their own, such as 41 days 4 hours."""
+    texts = [str(cell) for cell in cells.dropna().unique()[:MOST_LABELS] if _holds(cell)]
+    times = [duration(text) for text in texts if text.lower() not in MISSING]
+    return bool(times) and not any(map(math.isnan, times))
+
+
+def by_cells(frame: pd.DataFrame, mapped: Collection[str]) -> tuple[pd.DataFrame, list[str]]:
+    """Turn a table of ranks whose other columns hold times with units, and are named after what was
+    timed, into a long one with a column `setting`; leave other tables as they are."""
+    meanings = {column: meaning for column in frame.columns if (meaning := guess(column))}
+    known = {meaning.canonical for meaning in meanings.values()}
+    timed = [
+        column
+        for column in frame.columns
+        if column not in meanings and column not in mapped and _name_units(frame[column])
+    ]
+    if mapped or not timed or "world_size" not in known or known & {*TIMES, *MEASURED}:
+        return frame, []
+    rest = frame.drop(columns=timed)
+    parts = [rest.assign(setting=column, time=frame[column]) for column in timed]
+    assumption = f"{_listed(timed)} are read as times of what their names say"
+    return pd.concat(parts, ignore_index=True), [assumption]
+
+
+def _are_multiples(spreads: Iterable[Spread]) -> bool:
+    """Whether bare numbers may be ranks: 2, 4 and 8, but not 40, 250 and 4000."""
+    sizes = [spread.world_size for spread in spreads]
+    return all(size % min(sizes) == 0 for size in sizes)
+
+
+def _with_quantity(spreads: Sequence[Spread], frame: pd.DataFrame) -> list[Spread]:
+    """Unnamed numbers as rates if they grow with the ranks, else as times."""
+    unnamed = [spread for spread in spreads if not spread.canonical and spread.world_size > 0]
+    medians = {spread.world_size: numbers(frame[spread.column]).median() for spread in unnamed}
+    quantity = "time"
+    if len(medians) > 1:
+        least, most = min(medians), max(medians)
+        ideal = medians[least] * (most / least - 1)
+        quantity = "rate" if medians[most] - medians[least] > GROWN * ideal else "time"
+    return [spread._replace(canonical=spread.canonical or quantity) for spread in spreads]
+
+
+def _numbers_other(column: str, cells: pd.Series) -> bool:
+    """Whether bare numbers beside a column are not ranks: epochs beside "Loss (model/epoch)", and
+    batches beside "Batch size", unless its own cells are the batches."""
+    meaning = guess(column)
+    other = meaning is not None and meaning.canonical in set(NUMERIC) - {"world_size", "nodes"}
+    own = numbers(cells).notna().all()
+    return bool(OF_A_RUN.search(normal(column))) or (other and not own)
 
 
 def _listed(columns: Iterable[str]) -> str:
@@ -374,10 +454,13 @@ def _spread(column: str, quantity: str, *, bare: bool) -> Spread | None:
     text = normal(column)
     if NUMBERED.search(text):
         return None
+    ranks, what = ranks_of(column)
+    if ranks > 0 and "precision" not in dict(setting_of(what).words):
+        return Spread(column, ranks, quantity, None, normal(what))
     match = BEFORE.search(text) or AFTER.search(text)
     if match is None:
-        short = re.fullmatch(r"(?:t_?)?(\d+)", text)
-        if short and (bare or not text.isdecimal()):
+        short = re.fullmatch(r"(?:t_?)?(\d{1,7})", text)
+        if short and not SYMBOL.match(column) and (bare or not text.isdecimal()):
             size = float(short[1][:9])
             return Spread(column, size, quantity, None) if size else None
         name = parse_name(column)
@@ -386,9 +469,10 @@ def _spread(column: str, quantity: str, *, bare: bool) -> Spread | None:
         return None
     size = float(WORDS.get(match["n"]) or match["n"][:9])
     rest = _without(match)
-    if not size or re.search(r"(?:^|_)per(?=_|$)|batch", rest):
-        return None
     meaning = guess(rest)
+    rated = meaning is not None and meaning.canonical in MEASURED  # "img/s", but not "per node"
+    if not size or (not rated and re.search(r"(?:^|_)per(?=_|$)|batch", rest)):
+        return None
     if (
         meaning
         and meaning.canonical in NUMERIC

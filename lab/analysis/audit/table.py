@@ -26,9 +26,16 @@ from lab.analysis.audit.columns import (
     setting_of,
 )
 from lab.analysis.audit.observations import ROW, Observations
-from lab.analysis.audit.points import ROUNDING
+from lab.analysis.audit.plausible import (
+    are_parameters,
+    are_shares,
+    is_of_another,
+    is_place,
+    is_plausible,
+)
 from lab.analysis.audit.values import (
     BYTE_UNITS,
+    CELL_TIMES,
     COUNT_UNITS,
     FLOPS_UNITS,
     PLUS_MINUS,
@@ -51,7 +58,7 @@ KEYS = (
 )
 # Columns that never appear next to the time of a collective.
 TRAINING = {
-    *("step", "epoch", "parameters", "loss", "accuracy"),
+    *("step", "epoch", "parameters", "loss", "accuracy", "model"),
     *("global_batch_size", "micro_batch_size", "batch"),
     *PHASES,
 } - {"other"}
@@ -73,11 +80,10 @@ UNITS = {
     **dict.fromkeys(("bytes", "memory"), BYTE_UNITS),
     **dict.fromkeys(("flops", "flops_per_rank", "peak_flops"), FLOPS_UNITS),
 }
-FAR_BEYOND = 1.5  # no efficiency
-LARGEST_VERSION = 40  # but containers are named after years and months
 MOST_KEY_VALUES = 200
 MOST_ROWS = 2_000_000
 MOST_NODES = 4096
+SIZES = re.compile(r"\d+\s*[x×*]\s*\d+")  # of images, or nodes and ranks
 SCALING = re.compile(r"(strong|weak)(?:[ _-]?scal.*|)", re.IGNORECASE)
 NOTED_SCALING = re.compile("(strong|weak)[ _-]?scal", re.IGNORECASE)
 # Rows of these are single measurements; others may stand for several.
@@ -86,6 +92,7 @@ LOGGED = {"rank", "epoch", "step"}
 COMPARED = ("gpu", "cpu", "version", "driver")
 # A table may hold several of these, with different meanings.
 MEASURED = {"time": "time", "rate": "rate", "rate_per_rank": "rate per rank"}
+NAMED_UNIT = re.compile(rf"\d\s*({'|'.join(sorted(CELL_TIMES, key=len, reverse=True))})\s*$")
 NOTED_UNITS = {
     "microseconds": (re.compile(r"microseconds|\bus\b|µs", re.IGNORECASE), 1e-6),
     "milliseconds": (re.compile(r"milliseconds|\bms\b", re.IGNORECASE), 1e-3),
@@ -107,13 +114,16 @@ def from_table(
     frame.columns = pd.Index([str(column) for column in frame.columns])
     mapped = {column: _mapped(canonical, column) for canonical, column in (columns or {}).items()}
     hint = reshape.hinted_ranks(name, notes)
+    frame, filled = _filled_down(frame, mapped)
     frame, assumptions = reshape.turned(frame, mapped)
+    assumptions += filled
     frame[ROW] = np.arange(1, len(frame) + 1)
     frame, of_settings, origins = reshape.by_setting(frame, mapped)
     assumptions += of_settings
     frame, of_ranks = reshape.by_rank(frame, mapped)
     frame, of_batches = reshape.by_batch(frame, mapped)
-    assumptions += of_ranks + of_batches
+    frame, of_cells = reshape.by_cells(frame, mapped)
+    assumptions += of_ranks + of_batches + of_cells
     meanings = _meanings(frame, mapped)
     wide = bool(of_ranks)
     names = {meaning.canonical for meaning in meanings.values()}
@@ -123,6 +133,8 @@ def from_table(
         wide = wide or bool(more)
         assumptions += more
         meanings = _meanings(frame, mapped)
+        if not of_ranks and not more and not {"nodes", "dp", "gpu", "device"} & names:
+            meanings |= _ranks_by_cells(frame, meanings)
     tidy, given = _tidy(frame, meanings, mapped, notes, assumptions, source)
     tidy[ROW] = frame[ROW].loc[tidy.index]
     if "world_size" not in given:
@@ -132,7 +144,8 @@ def from_table(
     tidy["rate_rounding"] = tidy["rate_rounding"].fillna(tidy["rate_per_rank_rounding"])
     per = meanings[given["time"]].per if "time" in given else None
     collective = {"bytes", "time"} <= set(given) and not TRAINING & set(given)
-    _add_keys(tidy, frame, given.values(), collective=collective)
+    logged = bool(LOGGED & set(given))
+    _add_keys(tidy, frame, given.values(), collective=collective, logged=logged)
     replicas = tidy["dp"].fillna(tidy["world_size"] / tidy[list(LAYOUT)].prod(axis=1))
     ranks = replicas * tidy["grad_accum"].fillna(1.0)
     accumulated = (tidy["rank_batch_size"] * replicas).fillna(tidy["micro_batch_size"] * ranks)
@@ -153,18 +166,48 @@ def from_table(
         derived=frozenset({"global_batch_size", "micro_batch_size"} - set(given)),
         assumptions=assumptions,
         notes=notes,
-        summarised=wide or not LOGGED & set(given),
+        summarised=wide or not logged,
         reading=_reading(given, origins),
     )
 
 
+def _filled_down(frame: pd.DataFrame, mapped: Collection[str]) -> tuple[pd.DataFrame, list[str]]:
+    """The first column with the name above in each blank cell, as where cells were merged."""
+    first = frame.columns[0]
+    texts, meaning = frame[first].fillna("").astype(str).str.strip(), guess(first)
+    blank = texts == ""
+    words = texts[~blank].str.match(r"[^\W\d_]")
+    names = meaning is None or meaning.canonical in KEYS
+    if first in mapped or not names or blank.iloc[0] or not blank.any() or not words.all():
+        return frame, []
+    filled = frame[first].mask(blank).ffill()
+    return frame.assign(**{first: filled}), [f"a blank cell of {first!r} means the one above it"]
+
+
+def _ranks_by_cells(frame: pd.DataFrame, meanings: Mapping[str, Guess]) -> dict[str, Guess]:
+    """A column without a name for ranks whose cells all differ in them, such as 1n8g and 2n8g."""
+    for column in frame.columns:
+        texts = _texts(frame[column]).dropna().unique()[:MOST_KEY_VALUES]
+        meaning = meanings.get(column)
+        if (meaning is None or meaning.canonical == "strategy") and len(texts):
+            pairs = {ranks_of(text) for text in texts if not SIZES.fullmatch(str(text))}
+            named = all(ranks > 0 and (not name or _is_gpu(name)) for ranks, name in pairs)
+            if len(pairs) == len(texts) > 1 and named:
+                return {column: Guess("world_size", 1.0)}
+    return {}
+
+
+def _is_gpu(name: str) -> bool:
+    return any(kind == "gpu" for kind, _ in setting_of(name).words)
+
+
 def _reading(given: Mapping[str, str], origins: Mapping[str, Sequence[str]]) -> dict[str, str]:
     """How each column of the table was interpreted."""
-    return {
-        column: canonical
-        for canonical, name in given.items()
-        for column in origins.get(name, [name])
-    }
+    reading: dict[str, str] = {}
+    for canonical, name in given.items():
+        for column in origins.get(name, [name]):
+            reading[column] = " and ".join(filter(None, (reading.get(column), canonical)))
+    return reading
 
 
 def _noted_scaling(name: str, notes: Sequence[str]) -> Literal["weak"] | None:
@@ -228,25 +271,35 @@ def _tidy(
     left_out: dict[str, list[str]] = {}
     for column, meaning in _by_precision(frame, meanings).items():
         canonical = meaning.canonical
+        if canonical == "std" and column not in mapped and is_of_another(column, frame, meanings):
+            continue
         if canonical in {"time", "communication"} and _is_mean(column, meanings):
             canonical = f"{canonical}_mean"
         if canonical in given:
             left_out.setdefault(canonical, []).append(column)
             continue
         cells = _texts(frame[column])
-        if canonical == "speedup" and "scaling" in columns.normal(column) and _are_shares(cells):
+        if canonical == "speedup" and "scaling" in columns.normal(column) and are_shares(cells):
             canonical = "efficiency"
-        if canonical in {"world_size", "gpu", "device"}:
+        if canonical in {"world_size", "gpu", "device", "host"}:
             cells = _ranks(cells, tidy, given, column, canonical)
+            if canonical == "host" and given.get("world_size") == column:
+                canonical = "gpu"  # a machine such as 4x A10G
         if canonical == "host" and _counts(cells) and "rank" not in set(_canonicals(meanings)):
             canonical = "nodes"
         if canonical in {"strategy", "speedup"} and cells.dropna().str.fullmatch(SCALING).all():
             canonical = "scaling"
-        if not _is_plausible(canonical, column, cells.dropna().astype(str)):
+        known = cells.dropna().astype(str)
+        if column not in mapped and (
+            not is_plausible(canonical, column, known)
+            or (canonical == "rank" and is_place(column, frame, meanings))
+            or (canonical == "bytes" and are_parameters(column, known, meanings))
+        ):
             continue
         if canonical == "scaling":
             cells = cells.str.extract(SCALING, expand=False).str.lower()
         if canonical not in TEXTS:
+            stated = len(assumptions)
             factor = _factor(canonical, meaning, notes, frame[column], assumptions)
             values = numbers(cells, units=UNITS.get(canonical, COUNT_UNITS), factor=factor)
             if canonical in WHOLE_NUMBERS:
@@ -254,6 +307,8 @@ def _tidy(
             if canonical == "time" and cells.astype(str).str.contains(PLUS_MINUS).any():
                 spreads = cells.map(lambda cell, by=factor: spread(cell, factor=by))
                 tidy["std"] = tidy["std"].fillna(spreads.astype(float))
+            if canonical in TIMES and not values.notna().any():
+                del assumptions[stated:]  # words have no unit
             if not values.notna().any() and column not in mapped:
                 # A column `gpu` without numbers is its name.
                 named = columns.text_guess(column)
@@ -287,36 +342,16 @@ def _canonicals(meanings: Mapping[str, Guess]) -> list[str]:
 
 
 def _by_precision(frame: pd.DataFrame, meanings: Mapping[str, Guess]) -> dict[str, Guess]:
-    """The columns; of several rates, the one with the most digits comes first."""
+    """The columns; of several rates, the one with the most digits comes first. So does the batch of
+    a rank, which a pipeline cuts into micro-batches."""
+    local = [column for column in meanings if re.match("local|lbs", columns.normal(column))]
+    meanings = {column: meanings[column] for column in local} | dict(meanings)
     rates = [column for column, meaning in meanings.items() if meaning.canonical == "rate"]
     if len(rates) < 2:
         return dict(meanings)
     medians = {column: numbers(frame[column], units=COUNT_UNITS).median() for column in rates}
     first = max(rates, key=lambda column: medians[column] if medians[column] > 0 else 0.0)
     return {first: meanings[first], **meanings}
-
-
-def _are_shares(cells: pd.Series) -> bool:
-    """Whether a column called scaling holds shares of the ideal, not speedups, such as 393 %."""
-    texts = cells.dropna().astype(str)
-    known = numbers(texts).dropna()
-    if texts.str.contains("%").any():
-        return bool((known < FAR_BEYOND).all())
-    return bool((known <= 1 + ROUNDING).all() and (known < 1).any())
-
-
-def _is_plausible(canonical: str, column: str, texts: pd.Series) -> bool:
-    """Whether cells can be what their column's name suggests."""
-    stem = parse_name(column).stem
-    if canonical == "version" and not re.search("version|date", stem):
-        # Below "PyTorch" there may also be rates.
-        return bool((numbers(texts).fillna(0.0) < LARGEST_VERSION).all())
-    if canonical == "gpu" and re.fullmatch("systems?", stem):
-        return any(kind == "gpu" for text in texts for kind, _ in setting_of(text).words)
-    if canonical == "epoch" and stem == "epochs":  # how many, or the number of each
-        known = numbers(texts).dropna()
-        return bool(known.min() <= 1 and known.nunique() > 1)
-    return True
 
 
 def _counts(cells: pd.Series) -> bool:
@@ -368,6 +403,13 @@ def _factor(
     known = [text for cell in cells if (text := _text(cell)) is not None]
     if all(math.isfinite(duration(text)) for text in known):
         return 1.0  # 01:12:30 needs no unit
+    units = [match[1] for text in known if (match := NAMED_UNIT.search(text.lower()))]
+    if len(set(units)) == 1:
+        if len(units) < len(known):
+            assumptions.append(
+                f"{cells.name!r} is read as {units[0]}, the unit of some of its cells"
+            )
+        return CELL_TIMES[units[0]]
     for unit, (pattern, factor) in NOTED_UNITS.items():
         if any(pattern.search(note) for note in notes):
             assumptions.append(
@@ -438,7 +480,12 @@ def _world_size(tidy: pd.DataFrame, hint: tuple[int, str] | None) -> tuple[pd.Se
 
 
 def _add_keys(
-    tidy: pd.DataFrame, frame: pd.DataFrame, used: Collection[str], *, collective: bool
+    tidy: pd.DataFrame,
+    frame: pd.DataFrame,
+    used: Collection[str],
+    *,
+    collective: bool,
+    logged: bool,
 ) -> None:
     """Columns that distinguish configurations: KEYS, and others with several world sizes each."""
     compared = (name for name in COMPARED if _is_compared(tidy[name], tidy["world_size"]))
@@ -453,7 +500,11 @@ def _add_keys(
             cells = frame[column].map(_text).loc[tidy.index]
             words = pd.to_numeric(cells.dropna(), errors="coerce").isna().all()
             # Of words for settings, half may have been measured at one number of ranks.
-            if _is_key(cells, tidy["world_size"], least=0.5 if words else 0.51):
+            # On one number of ranks words tell configurations apart, unless they vary in a log.
+            apart = words and not logged and tidy["world_size"].nunique() == 1
+            if (apart and cells.nunique() > 1) or _is_key(
+                cells, tidy["world_size"], least=0.5 if words else 0.51
+            ):
                 keys[f"key:{column}"] = cells
     for name, cells in keys.items():
         texts = cells.map("{:g}".format) if is_numeric_dtype(cells) else cells.astype(str)
@@ -472,7 +523,7 @@ def _is_key(cells: pd.Series, sizes: pd.Series, *, least: float = 0.51) -> bool:
     values = cells.dropna()
     if not 1 < values.nunique() <= min(MOST_KEY_VALUES, max(len(values) - 1, 1)):
         return False
-    as_numbers = pd.to_numeric(values, errors="coerce")
+    as_numbers = numbers(values)  # also of 39.8%
     if as_numbers.notna().all() and (as_numbers % 1 != 0).any():
         return False  # fractions are measurements
     several = sizes.loc[values.index].groupby(values).nunique() > 1

@@ -13,6 +13,7 @@ from pathlib import Path
 from typing import IO, TYPE_CHECKING, Any
 
 from lab.analysis.audit.markup import find_table
+from lab.analysis.audit.values import BYTE_UNITS, TIME_UNITS
 from lab.errors import InputError, Problem, nearest
 
 if TYPE_CHECKING:
@@ -33,6 +34,10 @@ LAUNCHED = re.compile(
     r"|\s*\[(?:rank|default)?\d+\]:?\s)"
 )
 HOST = re.compile(r"^[A-Za-z][\w.-]*:\s")
+SEPARATOR = re.compile(r"sep=.\s*", re.IGNORECASE)  # a first line for spreadsheets
+UNITS = "|".join(map(re.escape, (*TIME_UNITS, *BYTE_UNITS, "%")))
+UNIT = re.compile(rf"[(\[]?({UNITS}|[a-z]+/[a-z]+(/[a-z]+)?)[)\]]?", re.IGNORECASE)
+NO_UNIT = {"", "-", "–", "—", "#", "/", "[-]", "(-)", "n/a", "x"}
 QUOTED, FENCE = re.compile(r"^\s{0,3}>\s?"), re.compile(r"\s*(?:```|~~~)")
 NCCL_RANK = re.compile(r"#?\s*Rank\s+(\d+)\s.*\son\s+(\S+)\s+device\s+\d+\s+\[\w+\]\s+(.+?)\s*$")
 NCCL_HEADER = re.compile(r"^[#\s]*size\s+count\s+type\b.*\btime\s+algbw\s+busbw\b")
@@ -73,6 +78,7 @@ def read_table(
         notes = table.notes
     else:
         header, rows = _delimited(name, lines)
+    header, rows = _with_units(header, rows)
     problems = [
         Problem(f"column {name!r}", "appears more than once", "rename one of them")
         for name, count in Counter(header).items()
@@ -125,7 +131,20 @@ def _unmarked(lines: Sequence[str]) -> list[str]:
     for mark in (QUOTED, LAUNCHED):
         if any(lines) and all(mark.match(line) for line in lines if line.strip()):
             lines = [mark.sub("", line) for line in lines]
-    return ["" if FENCE.match(line) else line for line in lines]
+    return [
+        "" if FENCE.match(line) or (number == 0 and SEPARATOR.fullmatch(line)) else line
+        for number, line in enumerate(lines)
+    ]
+
+
+def _with_units(header: list[str], rows: list[list[str]]) -> tuple[list[str], list[list[str]]]:
+    """Names with their units, if the first row holds nothing else."""
+    first = rows[0]
+    units = ["" if cell.lower() in NO_UNIT else cell for cell in first]
+    if len(rows) < 2 or not any(units) or not all(map(UNIT.fullmatch, filter(None, units))):
+        return header, rows
+    names = zip(header, units, strict=True)
+    return [f"{name} ({unit.strip('()[]')})" if unit else name for name, unit in names], rows[1:]
 
 
 def _numbered(header: Sequence[str]) -> list[str]:

@@ -20,6 +20,9 @@ AMOUNT = re.compile(r"(\d+(?:\.\d+)?)\s*([a-z]+)[\s,]*")
 PLUS_MINUS = r"±|\+/-"
 BRACKETS = re.compile(r"\([^)]*\)|\[[^]]*\]")
 APPROXIMATE = re.compile(r"\s*[~≈]")
+ARROWS, SUPERSCRIPTS = "↑↓→←▲▼⬆⬇", "¹²³⁴⁵⁶⁷⁸⁹⁰"
+# Signs and digits of East Asian keyboards, such as （+23%）.
+WIDE = {code: code - 0xFEE0 for code in range(0xFF01, 0xFF5F)}
 
 
 def _by_name(names: dict[float, str]) -> dict[str, float]:
@@ -48,8 +51,11 @@ FLOPS_UNITS = {
     for prefix, factor in (("g", 1e9), ("t", 1e12), ("p", 1e15))
     for end in ("", "s", "/s", "s/s", "/s/gpu", "s/gpu", "s/s/gpu")
 }
-# Ranks as words in a cell: n1g8, 2n_8g, 2 nodes x 8; 8x A100, 8 A100s, 8 GPUs; A100 x8.
-_UNIT = "gpus?|ranks?|procs?|processes|devices?|cards?|workers?|accelerators?"
+# Ranks as words in a cell: n1g8, 2n_8g, 2 nodes x 8; 8x A100, 8 A100s, 8 GPUs; A100 x8. Of N4C32,
+# the cards are those of all nodes.
+_UNIT = (
+    "gpus?|[hint]pus|ranks?|procs?|processes|devices?|cards?|chips?|workers?|accelerators?|pcs|p"
+)
 _NAME = r"[a-z][a-z-]*\s?-?\d[\w .()-]*"
 NODES_TIMES = re.compile(
     r"n(\d+)_?g(\d+)|(\d+)_?n_?(\d+)_?g(?![a-z])\w*"
@@ -59,6 +65,7 @@ NODES_TIMES = re.compile(
 RANKS_TIMES = re.compile(
     rf"(?:.*\()?(\d+)\s*(?:[x×*]\s*|\s)((?:{_NAME}|{_UNIT}))\)?|(\d+)({_UNIT})"
 )
+CARDS = re.compile(rf"(?:({_NAME}?)\s*[x×*]\s*)?n\d+_?c(\d+)")
 RANKS_AFTER = re.compile(rf"({_NAME}?)\s*\(?[x×*]\s*(\d+)\)?")
 
 
@@ -73,18 +80,20 @@ def _number(cell: object, units: dict[str, float] | None, factor: float) -> floa
         return math.nan
     if isinstance(cell, int | float | np.number):
         return float(cell) * factor
-    text = str(cell).strip().lower().replace("µ", "u").replace("μ", "u")
+    text = str(cell).translate(WIDE).strip().lower().replace("µ", "u").replace("μ", "u")
     if units is TIME_UNITS and math.isfinite(time := duration(text, factor)):
         return time
     match = NUMBER.search(text)
-    before = text[: match.start()].strip(" ~<>=≈x*$") if match else ""
+    before = text[: match.start()].strip(f" ~<>=≈x*${ARROWS}") if match else ""
     if not match or text in MISSING or before not in {"", "-", "+"}:
         return math.nan
     value = _decimal(match.group())
-    rest = re.split(PLUS_MINUS, text[match.end() :])[0]
-    if re.search(r"\d", BRACKETS.sub("", rest)):
+    rest, *deviation = re.split(PLUS_MINUS, BRACKETS.sub("", text[match.end() :]))
+    if re.search(r"\d", rest):
         return math.nan  # two numbers, such as one for each precision
-    unit = re.split(r"\(|\[", rest)[0].strip(" *†‡§^")
+    if deviation and not rest.strip():
+        rest = NUMBER.sub("", deviation[0], count=1)  # the unit of 12.3 ± 0.4 ms
+    unit = re.split(r"\(|\[", rest)[0].strip(f" *†‡§^{ARROWS}{SUPERSCRIPTS}")
     if unit.startswith(("%", "percent", "pct")):
         return value / 100
     first = unit.split(" ")[0]
@@ -99,7 +108,7 @@ def duration(cell: object, factor: float = 1.0) -> float:
 
     In a column of hours, with a `factor` of 3600, 9:41 means hours and minutes.
     """
-    text = str(cell).strip().lower()
+    text = BRACKETS.sub("", str(cell).translate(WIDE)).strip().lower()
     if clock := CLOCK.fullmatch(text):
         days, hours, minutes, seconds = (float(part or 0) for part in clock.groups())
         if clock[2] is None and factor == CELL_TIMES["h"]:
@@ -117,12 +126,20 @@ def ranks_of(cell: object) -> tuple[float, str]:
     if match := NODES_TIMES.fullmatch(text):
         nodes, each = (float(number) for number in match.groups() if number)
         return nodes * each, ""
+    if match := CARDS.fullmatch(text):
+        return float(match[2]), (match[1] or "").strip()
     if match := RANKS_TIMES.fullmatch(text):
         name = match[2] or ""
-        return float(match[1] or match[3]), "" if re.fullmatch(_UNIT, name) else name.strip(" )")
+        return float(match[1] or match[3]), "" if re.fullmatch(_UNIT, name) else _closed(name)
     if match := RANKS_AFTER.fullmatch(text):
         return float(match[2]), match[1].strip()
+    if match := re.fullmatch(r"([^(]+?)\s*\([^()]*\)", text):  # 16 GPUs (2 nodes)
+        return ranks_of(match[1])
     return math.nan, ""
+
+
+def _closed(name: str) -> str:
+    return name.strip() if "(" in name else name.strip(" )")
 
 
 def rounding(cell: object, *, is_time: bool = False) -> float:

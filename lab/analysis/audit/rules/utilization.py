@@ -24,6 +24,8 @@ HOW = {
     *("key:strategy", "key:scaling", "key:recompute", "key:sharding", "key:interleave"),
     *("key:compile", "key:link", "key:seed", "key:emulated", *(f"key:{name}" for name in LAYOUT)),
 }
+# But adapters need no gradients of the weights, a third of the FLOPs.
+ADAPTED = re.compile(r"\bq?lora|\bdora\b|\bpeft\b|adapter", re.IGNORECASE)
 OF_PEAK = {"key:gpu", "key:precision", "key:device"}
 SPARSE, SPARSE_TOLERANCE = 2.0, 0.02  # vendors' figures with sparsity are twice the dense ones
 HALF = re.compile(r"bf16|fp16|float16|bfloat16|mixed|amp$|half")
@@ -43,7 +45,11 @@ def mfu_consistent(observations: Observations) -> Iterator[Fault]:
     known = [name for name in ("flops_per_rank", "flops", "mfu") if frame[name].notna().any()]
     compared = 0
     for name in known:
-        keys = [key for key in [*observations.keys, "parameters"] if key not in HOW]
+        keys = [
+            key
+            for key in [*observations.keys, "parameters"]
+            if key not in HOW or frame[key].astype(str).str.contains(ADAPTED).any()
+        ]
         if name != "mfu":
             keys = [key for key in keys if key not in OF_PEAK]
         shares = frame[name] / rates

@@ -1,0 +1,96 @@
+"""Whether the cells of a column can be what its name suggests."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Mapping
+
+import numpy as np
+import pandas as pd
+
+from lab.analysis.audit.columns import TIMES, Guess, parse_name, setting_of
+from lab.analysis.audit.points import ROUNDING
+from lab.analysis.audit.values import NUMBER, TIME_UNITS, numbers
+
+FAR_BEYOND = 1.5  # no efficiency
+LARGEST_VERSION = 40  # but containers are named after years and months
+MOSTLY = 0.5  # of the gaps between the steps of a log are equal
+
+
+def is_plausible(canonical: str, column: str, texts: pd.Series) -> bool:
+    """Whether cells, as texts, can be the quantity that their column's name suggests."""
+    stem = parse_name(column).stem
+    if canonical == "version" and not re.search("version|date", stem):
+        # Below "PyTorch" there may also be rates.
+        return bool((numbers(texts).fillna(0.0) < LARGEST_VERSION).all())
+    if canonical == "gpu" and re.fullmatch("systems?", stem):
+        return any(kind == "gpu" for text in texts for kind, _ in setting_of(text).words)
+    if canonical in {"global_batch_size", "batch"}:  # in tokens, such as 4M
+        return not texts.str.fullmatch(r"[\d.]+\s*[mM]\w*").any()
+    if canonical in {"epoch", "step"}:
+        return _numbers_each(texts[texts.str.contains(r"\d")], canonical) and (
+            stem != "epochs" or _goes_on(numbers(texts).dropna())
+        )
+    return True
+
+
+def _numbers_each(texts: pd.Series, canonical: str) -> bool:
+    """Whether cells number the epochs or steps of a log, and are not how many there were."""
+    values = np.unique(numbers(texts))
+    whole = np.isfinite(values) & (values % 1 == 0)
+    if len(values) < 2 or not whole.all() or not texts.str.fullmatch(NUMBER).all():
+        return False
+    gaps = np.diff(values)
+    usual = float(np.median(gaps))
+    if canonical == "epoch" and values[0] > 1 and usual > 1:
+        return False
+    # Two values are too few for a pattern, unless they are the first ones.
+    return bool(values[1] <= 2) if len(values) == 2 else float(np.mean(gaps == usual)) > MOSTLY
+
+
+def _goes_on(epochs: pd.Series) -> bool:
+    """Whether the number mostly goes on by one where it changes, as in a log."""
+    steps = epochs.diff()
+    onward, restarts = steps == 1, (steps < 0) & (epochs == epochs.min())
+    changes = int((steps.notna() & (steps != 0)).sum())
+    return bool((onward | restarts).sum() == changes and onward.sum() > restarts.sum())
+
+
+def is_place(column: str, frame: pd.DataFrame, meanings: Mapping[str, Guess]) -> bool:
+    """Whether a column called rank is a place on a list: 1, 2, 3, each with a name of its own, in
+    the order of what was measured."""
+    if not (pd.to_numeric(frame[column], errors="coerce") == np.arange(1, len(frame) + 1)).all():
+        return False
+    others = [name for name in frame.columns if name not in meanings]
+    named = any(frame[name].is_unique and numbers(frame[name]).isna().all() for name in others)
+    measured = [
+        numbers(frame[name], units=TIME_UNITS)
+        for name, meaning in meanings.items()
+        if meaning.canonical in {"time", "rate", "rate_per_rank"}
+    ]
+    ordered = any(one.is_monotonic_increasing or one.is_monotonic_decreasing for one in measured)
+    return named and ordered
+
+
+def are_parameters(column: str, texts: pd.Series, meanings: Mapping[str, Guess]) -> bool:
+    """Whether the size of a model, such as 7 B, is that of its weights in number, not in bytes."""
+    of_model = any(meaning.canonical == "model" for meaning in meanings.values())
+    counted = bool(texts.str.fullmatch(r"[\d.]+\s*[bBmM]").all())
+    return parse_name(column).stem == "size" and of_model and counted
+
+
+def is_of_another(column: str, frame: pd.DataFrame, meanings: Mapping[str, Guess]) -> bool:
+    """Whether a column named only "std" follows the mean of something else than a time."""
+    names = list(frame.columns)
+    before = names[names.index(column) - 1] if names.index(column) else ""
+    of_time = before in meanings and meanings[before].canonical in TIMES
+    return not parse_name(column).stem and not of_time and parse_name(before).statistic is not None
+
+
+def are_shares(cells: pd.Series) -> bool:
+    """Whether a column called scaling holds shares of the ideal, not speedups, such as 393 %."""
+    texts = cells.dropna().astype(str)
+    known = numbers(texts).dropna()
+    if texts.str.contains("%").any():
+        return bool((known < FAR_BEYOND).all())
+    return bool((known <= 1 + ROUNDING).all() and (known < 1).any())

@@ -1,0 +1,318 @@
+"""Tables in the shapes that READMEs and leaderboards have: clean, and with a fault to be found."""
+
+from __future__ import annotations
+
+import io
+
+import pytest
+
+from lab.analysis.audit import Audit, audit
+from lab.analysis.audit.columns import guess
+from lab.analysis.audit.values import TIME_UNITS, number, ranks_of
+
+
+def pasted(text: str) -> Audit:
+    return audit(io.StringIO(text))
+
+
+def broken(result: Audit) -> set[str]:
+    return {finding.rule for finding in result.findings if finding.severity != "note"}
+
+
+def below(head: str, *rows: str) -> str:
+    columns = head.count("|") - 1
+    return "\n".join((head, "|" + "---|" * columns, *rows)) + "\n"
+
+
+@pytest.mark.parametrize(
+    ("canonical", "names"),
+    {
+        "world_size": ["GPU number", "GPUNum", "GPU Nums", "# A100s", "HPUs", "Number of IPUs"],
+        "time": ["train time (s/iter)", "ms/iter @ step 10", "Walltime", "total training time"],
+        "micro_batch_size": ["LBS", "samples_per_gpu", "Micro Bsz"],
+        "global_batch_size": ["Global Bsz"],
+        "model": ["Backbone"],
+        "": [
+            *("#", "GPU hours", "A100 hours", "Accélération", "inference time (s/iter)"),
+            *("throughput improvement over baseline", "Speedup with/without offload"),
+        ],
+    }.items(),
+)
+def test_names_in_readmes(canonical: str, names: list[str]) -> None:
+    meanings = {name: (meaning.canonical if (meaning := guess(name)) else "") for name in names}
+    assert meanings == dict.fromkeys(names, canonical)
+
+
+@pytest.mark.parametrize(
+    ("cell", "ranks"),
+    {
+        "N1C8": 8.0,
+        "N4C32": 32.0,
+        "A100*N2C16": 16.0,
+        "8p": 8.0,
+        "256 chips": 256.0,
+        "4 GPUs (V100)": 4.0,
+        "16 GPUs (2 nodes)": 16.0,
+        "1 x 8": 8.0,
+    }.items(),
+)
+def test_ranks_in_cells(cell: str, ranks: float) -> None:
+    assert ranks_of(cell)[0] == ranks
+
+
+@pytest.mark.parametrize(
+    ("cell", "seconds"),
+    {
+        "7h 58m (1.72x)": 28680.0,
+        "15h34m（+23%）": 56040.0,
+        "12.5±0.4 ms": 0.0125,
+        "12.5 (+/- 0.4) ms": 0.0125,
+        "4.5¹": 4.5,
+        "↓ 12.5": 12.5,
+    }.items(),
+)
+def test_times_with_remarks(cell: str, seconds: float) -> None:
+    assert number(cell, units=TIME_UNITS) == pytest.approx(seconds)
+
+
+SPEEDUPS = ["| 1 | 100 | 1 |", "| 2 | 52 | 1.92 |", "| 4 | 27 | {} |"]
+SHAPES = {
+    "a rule of single dashes": "|GPUs|Time (s)|Speedup|\n|-|-|-|\n{rows}",
+    "a rule with a cell too many": "|GPUs|Time (s)|Speedup|\n|---|---|---|---|\n{rows}",
+    "a row of units": "|GPUs|Time|Speedup|\n|---|---|---|\n| # | s | x |\n{rows}",
+    "a line for spreadsheets": "sep=|\nGPUs|Time (s)|Speedup\n{bare}",
+    "names beside no row": "<table><th>GPUs</th><th>Time (s)</th><th>Speedup</th>{html}</table>",
+}
+
+
+@pytest.mark.parametrize("shape", SHAPES.values(), ids=SHAPES)
+@pytest.mark.parametrize(("last", "faults"), [("3.7", set()), ("5.9", {"quoted-against-own"})])
+def test_a_speedup_in_every_shape(shape: str, last: str, faults: set[str]) -> None:
+    rows = [row.format(last) for row in SPEEDUPS]
+    cells = [[cell.strip() for cell in row.strip("|").split("|")] for row in rows]
+    html = "".join(f"<tr>{''.join(f'<td>{cell}</td>' for cell in row)}</tr>" for row in cells)
+    bare = "\n".join("|".join(row) for row in cells)
+    result = pasted(shape.format(rows="\n".join(rows), bare=bare, html=html))
+    assert broken(result) == faults
+    assert "quoted-against-own" in result.checked
+
+
+@pytest.mark.parametrize(
+    "cells",
+    [
+        ("1 x V100", "8 x V100", "16 x V100"),
+        ("1n1g", "1n8g", "2n8g"),
+        ("N1C1", "N1C8", "N2C16"),
+        ("1 GPU", "8 GPUs", "16 GPUs (2 nodes)"),
+    ],
+)
+@pytest.mark.parametrize("name", ["Config", "Machine", "Setup", ""])
+def test_a_column_that_holds_nothing_but_ranks(name: str, cells: tuple[str, ...]) -> None:
+    rates, speedups = ("400", "3,100", "6,050"), ("1.0x", "**7.75x**", "{}*")
+    rows = [f"| {' | '.join(row)} |" for row in zip(cells, rates, speedups, strict=True)]
+    table = below(f"| {name} | Throughput (img/s) | Speedup |", *rows)
+    assert broken(pasted(table.format("15.1x"))) == set()
+    assert broken(pasted(table.format("19.0x"))) == {"quoted-against-own"}
+
+
+def test_sizes_of_images_are_no_ranks() -> None:
+    rows = ["| 224x224 | 400 |", "| 320x320 | 210 |", "| 448x448 | 101 |"]
+    assert "world_size" not in pasted(below("| Input | img/s |", *rows)).reading.values()
+
+
+def test_nodes_times_ranks_as_column_names() -> None:
+    rows = ["| 32 | 400 | 3100 | 6000 |", "| 64 | 500 | 3900 | {} |"]
+    table = below("| batch / GPU | 1 x 1 | 1 x 8 | 2 x 8 |", *rows)
+    clean, planted = pasted(table.format(7600)), pasted(table.format(9700))
+    assert broken(clean) == set() and "super-linear" in clean.checked
+    assert clean.reading["rate"] == "rate"  # as it grows with the ranks
+    assert broken(planted) == {"super-linear"}
+
+
+@pytest.mark.parametrize(
+    "head",
+    [
+        "| batch size | 8 | 16 | 24 |",
+        "| Labels | 40 | 250 | 4000 |",
+        "| recall | rank1 | rank5 | rank10 |",
+        "| Adam | β1 | β2 | lr |",
+        "| size | Params, x10^6 | MACs, x10^9 | top-1 |",
+    ],
+)
+def test_numbers_in_names_that_are_no_ranks(head: str) -> None:
+    table = below(head, "| ours | 24.15 | 26.9 | 29.4 |", "| theirs | 14.8 | 21.6 | 24.3 |")
+    assert "world_size" not in pasted(table).reading.values()
+
+
+@pytest.mark.parametrize(("last", "faults"), [("15.1x", set()), ("24x", {"quoted-against-own"})])
+def test_a_row_for_each_quantity_below_ranks(last: str, faults: set[str]) -> None:
+    table = below(
+        "| Metric | 1x A100 | 8x A100[^slow] | 16x A100 |",
+        "| images/s[^all] | 800 | 6,100 | 12,050 |",
+        "| peak TFLOP/s | 312 | 312 | 312 |",
+        "| occupancy | 41% | 40% | 40% |",
+        f"| speedup | 1 | 7.6 | {last} |",
+        "| date | May | May | June |",
+    )
+    result = pasted(table)
+    assert broken(result) == faults
+    assert result.reading["images/s"] == "rate"
+
+
+def test_a_row_for_each_fact_is_not_a_row_of_times() -> None:
+    rows = ["| Loss | 2.45 | 1.59 |", "| Total time | 127 min | 17 min |", "| Optimizer | A | A |"]
+    apart = pasted(below("| Parameters | One card of X | Eight cards of X |", *rows))
+    assert not apart.reading and not apart.conclusive
+    beside = pasted(below("| Parameters | GPU (1 pcs) | GPU (8 pcs) |", *rows))
+    assert beside.reading["Total time"] == "time" and beside.reading["Loss"] == "loss"
+
+
+def test_a_row_for_each_model_below_ranks() -> None:
+    rows = ["| ResNet (img/s) | 800 | 1590 | 6100 |", "| BERT (seq/s) | 120 | 235 | {} |"]
+    table = below("| Model | 1x A100 | 2x A100 | 8x A100 |", *rows)
+    assert broken(pasted(table.format(900))) == set()
+    assert broken(pasted(table.format(1500))) == {"super-linear", "baseline"}
+
+
+def test_columns_of_two_quantities_for_each_number_of_ranks() -> None:
+    page = (
+        "<table><tr><th rowspan=2>Model</th><th colspan=2>1 GPU</th><th colspan=2>8 GPUs</th></tr>"
+        "<tr><th>img/s</th><th>time (s)</th><th>img/s</th><th>time (s)</th></tr>"
+        "<tr><td>A</td><td>400</td><td>100</td><td>3000</td><td>13.4</td></tr></table>"
+    )
+    assert pasted(page).reading["rate"] == "rate"
+
+
+@pytest.mark.parametrize(("last", "faults"), [("9d 18h", set()), ("7d 18h", {"super-linear"})])
+def test_times_with_units_below_ranks(last: str, faults: set[str]) -> None:
+    rows = ["| f | 69d 23h | 36d 4h | 18d 14h | {} |", "| e | 35d 11h | 18d 15h | 9d 15h | 5d 6h |"]
+    result = pasted(below("| Net | 1 GPU | 2 GPUs | 4 GPUs | 8 GPUs |", *rows).format(last))
+    assert broken(result) == faults
+    assert result.reading["time_s"] == "time"
+    assert not any("no unit" in assumption for assumption in result.assumptions)
+
+
+@pytest.mark.parametrize(("last", "faults"), [("3d 8h", set()), ("1d 8h", {"super-linear"})])
+def test_times_with_units_below_what_was_timed(last: str, faults: set[str]) -> None:
+    rows = [
+        "| 1 | 41 days 4 hours | 14 days 22 hours |",
+        "| 2 | 21 days 22 hours | 9 days 5 hours |",
+        f"| 8 | 6 days 14 hours | {last} |",
+    ]
+    result = pasted(below("| GPUs | 1024x1024 | 256x256 |", *rows))
+    assert broken(result) == faults
+    assert result.reading["time"] == "time" and "super-linear" in result.checked
+
+
+def test_words_tell_configurations_on_one_number_of_ranks_apart() -> None:
+    head, rows = (
+        "| Layout | GPUs | time (s) |",
+        ["| tp1, pp8 | 64 | 9.5 |", "| tp2, pp4 | 64 | 9.1 |"],
+    )
+    (note,) = pasted(below(head, *rows)).findings
+    assert note.rule == "repeats" and note.evidence.startswith("2 values stand alone")
+
+
+def test_a_share_is_no_setting() -> None:
+    rows = ["| 1 | 324 | 33.6% |", "| 4 | 1058 | 39.8% |", "| 8 | {} | 39.8% |"]
+    table = below("| GPUs | records/s | Improvement |", *rows)
+    assert broken(pasted(table.format(2225))) == set()
+    assert broken(pasted(table.format(3100))) == {"super-linear"}
+
+
+def test_a_blank_cell_means_the_one_above() -> None:
+    rows = ["| A | 1 | 400 |", "| | 4 | 1500 |", "| B | 1 | 200 |", "| | 4 | {} |"]
+    table = below("| Model | GPUs | img/s |", *rows)
+    clean = pasted(table.format(720))
+    assert clean.assumptions == ("a blank cell of 'Model' means the one above it",)
+    assert broken(clean) == set()
+    assert broken(pasted(table.format(1300))) == {"super-linear", "baseline"}
+
+
+@pytest.mark.parametrize("name", ["epoch", "Epochs", "step"])
+def test_two_writers_of_a_log_are_found(name: str) -> None:
+    rows = ["| 1 | 0.50 | 2.1 |", "| 2 | 0.51 | 1.9 |", "| 3 | 0.52 | 1.8 |"]
+    head = f"| {name} | step_time_s | loss |"
+    assert broken(pasted(below(head, *rows))) == set()
+    twice = [row for row in rows for _ in range(2)]
+    assert "two-writers" in broken(pasted(below(head, *twice)))
+
+
+@pytest.mark.parametrize(
+    ("name", "values"),
+    [
+        ("epoch", ("300", "300", "300")),
+        ("Epoch", ("90", "60", "60")),
+        ("Epochs", ("4", "1", "2", "2", "1", "4", "3", "1")),
+        ("step", ("294.77", "189.3", "294.77")),  # a time
+        ("step", ("749", "520", "699", "520")),
+        ("Step", ("1. Install", "2. Train", "2b. Resume")),
+    ],
+)
+def test_what_only_looks_like_a_log(name: str, values: tuple[str, ...]) -> None:
+    rows = [f"| variant {place} | {value} | 0.7{place} |" for place, value in enumerate(values)]
+    assert broken(pasted(below(f"| Augmentation | {name} | top-1 |", *rows))) == set()
+
+
+def test_places_on_a_list_are_no_ranks_of_a_run() -> None:
+    rows = ["| 1 | {} | 8 | 100 |", "| 2 | {} | 8 | 130 |", "| 3 | {} | 8 | 181 |"]
+    named = [row.format(name) for row, name in zip(rows, "ABC", strict=True)]
+    alike = [row.format("A") for row in rows]
+    assert broken(pasted(below("| Rank | Team | GPUs | Time (s) |", *named))) == set()
+    unordered = [named[1].replace("2", "1", 1), named[0].replace("1", "2", 1), named[2]]
+    for rows in (alike, unordered):
+        found = broken(pasted(below("| Rank | Team | GPUs | Time (s) |", *rows)))
+        assert found == {"rank-imbalance"}
+
+
+def test_times_of_which_some_name_the_unit() -> None:
+    result = pasted(below("| GPUs | time |", "| 1 | 16.8 hours |", "| 2 | 8.7 |", "| 4 | 4.6 |"))
+    assert result.assumptions == ("'time' is read as hours, the unit of some of its cells",)
+    assert broken(result) == set()
+
+
+def test_adapters_need_fewer_flops_for_a_token() -> None:
+    rows = ["| SFT | 8 | 10000 | 420 |", "| LoRA | 8 | 14000 | 400 |", "| LoRA | 16 | 13800 | {} |"]
+    table = below("| Method | GPUs | tokens/s/GPU | TFLOPs/GPU |", *rows)
+    assert broken(pasted(table.format(394))) == set()
+    assert broken(pasted(table.format(310))) == {"mfu-consistent"}
+
+
+def test_the_local_batch_of_a_pipeline() -> None:
+    head = "| GPUs | GBS | MBS | LBS | GA | TP | PP | step time (s) |"
+    clean, planted = (f"| 64 | {batch} | 1 | 8 | 4 | 1 | 4 | 9.5 |" for batch in (512, 4096))
+    assert broken(pasted(below(head, clean))) == set()
+    assert broken(pasted(below(head, planted))) == {"parallel-consistent"}
+
+
+def test_a_batch_in_tokens_is_left_out() -> None:
+    rows = ["| 8 | 1 | 8 | 0.125M | 3300 |", "| 16 | 1 | 8 | 0.25M | 3260 |"]
+    result = pasted(below("| GPUs | TP | Micro Bsz | Global Bsz | TGS |", *rows))
+    assert broken(result) == set() and "Global Bsz" not in result.reading
+
+
+def test_the_deviation_of_a_loss_is_none_of_a_time() -> None:
+    rows = ["| 1 | 3.27 | 0.0 | 85.2 |", "| 2 | 3.28 | 0.0 | 45.9 |"]
+    result = pasted(below("| GPUs | mean val loss | sd | wall time (s) |", *rows))
+    assert "sd" not in result.reading and broken(result) == set()
+
+
+def test_the_size_of_a_model_in_numbers_is_none_of_a_message() -> None:
+    model, message = (
+        below(
+            f"| Size | {name} | GPUs | Time |", "| 7 B | A | 1 | 100 s |", "| 7 B | A | 4 | 27 s |"
+        )
+        for name in ("Model", "Link")
+    )
+    assert "Size" not in pasted(model).reading
+    assert pasted(message).reading["Size"] == "bytes"
+
+
+def test_a_column_that_tells_two_things_is_read_as_both() -> None:
+    table = below("| Machine | time (s) |", "| 1x A100 | 100 |", "| 4x A100 | 27 |")
+    assert pasted(table).reading["Machine"] == "world_size and gpu"
+
+
+def test_words_have_no_unit() -> None:
+    rows = ["| 1 | Adam | 100 |", "| 4 | Adam | 27 |"]
+    assert pasted(below("| GPUs | optimizer | time (s) |", *rows)).assumptions == ()
