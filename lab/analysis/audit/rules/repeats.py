@@ -152,8 +152,8 @@ def _unstated(labels: Iterable[str]) -> Iterator[Fault]:
     if labels:
         yield Fault(
             labels,
-            f"{count(len(labels), 'value')} without repeats or spread: nothing says how often a "
-            "value was measured, or how much it varies.",
+            f"{count(len(labels), 'value')} {'has' if len(labels) == 1 else 'have'} neither "
+            "repeats nor a spread: nothing says how much a measurement varies.",
             "State the number of repeats and the spread.",
         )
 
