@@ -279,6 +279,7 @@ class StudyDisplay(Display):
         super().__init__(enabled=enabled)
         self._states = states
         self._reported: set[int] = set()
+        self._again: set[int] = set()  # ended before, and measured once more
         if enabled and not self.is_live:
             # Earlier measurements need no line.
             self._reported = {i for i, s in enumerate(states()) if s.state == "completed"}
@@ -295,12 +296,14 @@ class StudyDisplay(Display):
         self.show(_view(states))
         for i, state in enumerate([] if self.is_live else states):
             if not state.ended:
-                self._reported.discard(i)  # a repeated measurement gets another line
+                self._again |= self._reported & {i}
+                self._reported.discard(i)
             elif i not in self._reported:
                 self._reported.add(i)
                 duration = f" in {state.seconds:.0f} s" if state.seconds is not None else ""
                 done = f"[{len(self._reported)}/{len(states)}]"
-                self.print(f"{done} {state.task.label}: {state.state}{duration}")
+                again = ", measured again" if i in self._again else ""
+                self.print(f"{done} {state.task.label}: {state.state}{duration}{again}")
 
 
 def _view(states: list[TaskState]) -> Table:

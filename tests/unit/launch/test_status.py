@@ -48,8 +48,11 @@ def test_what_was_measured_before_is_not_told(capsys: pytest.CaptureFixture[str]
     assert lines(capsys, "completed", "completed") == []
 
 
-def test_what_is_measured_anew_is_told(capsys: pytest.CaptureFixture[str]) -> None:
-    assert len(lines(capsys, "completed", "waiting", "running", "completed")) == 1
+def test_what_is_measured_again_is_told_as_such(capsys: pytest.CaptureFixture[str]) -> None:
+    done = f"[1/1] {TASK.label}: completed in 3 s"
+    again = f"{done}, measured again"
+    assert lines(capsys, "completed", "waiting", "running", "completed") == [again]
+    assert lines(capsys, "running", "completed", "running", "completed") == [done, again]
 
 
 def test_a_label_is_text(capsys: pytest.CaptureFixture[str]) -> None:
