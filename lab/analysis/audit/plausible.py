@@ -14,6 +14,7 @@ from lab.analysis.audit.values import NUMBER, TIME_UNITS, numbers
 
 FAR_BEYOND = 1.5  # no efficiency
 LARGEST_VERSION = 40  # but containers are named after years and months
+OF_TRAINING = {"model", "dp", "tp", "pp", "global_batch_size", "micro_batch_size"}
 MOSTLY = 0.5  # of the gaps between the steps of a log are equal
 
 
@@ -72,9 +73,9 @@ def is_place(column: str, frame: pd.DataFrame, meanings: Mapping[str, Guess]) ->
     return named and ordered
 
 
-def are_parameters(column: str, texts: pd.Series, meanings: Mapping[str, Guess]) -> bool:
-    """Whether the size of a model, such as 7 B, is that of its weights in number, not in bytes."""
-    of_model = any(meaning.canonical == "model" for meaning in meanings.values())
+def is_of_model(column: str, texts: pd.Series, meanings: Mapping[str, Guess]) -> bool:
+    """Whether a size such as 7 B is that of a model, in weights, and not of a message in bytes."""
+    of_model = any(meaning.canonical in OF_TRAINING for meaning in meanings.values())
     counted = bool(texts.str.fullmatch(r"[\d.]+\s*[bBmM]").all())
     return parse_name(column).stem == "size" and of_model and counted
 

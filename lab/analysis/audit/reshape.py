@@ -395,8 +395,8 @@ def _name_units(cells: pd.Series) -> bool:
 
 
 def by_cells(frame: pd.DataFrame, mapped: Collection[str]) -> tuple[pd.DataFrame, list[str]]:
-    """Turn a table of ranks whose other columns hold times with units, and are named after what was
-    timed, into a long one with a column `setting`; leave other tables as they are."""
+    """Turn a table of ranks with several columns of times with units, named after what was timed,
+    into a long one with a column `setting`; leave other tables as they are."""
     meanings = {column: meaning for column in frame.columns if (meaning := guess(column))}
     known = {meaning.canonical for meaning in meanings.values()}
     timed = [
@@ -404,7 +404,7 @@ def by_cells(frame: pd.DataFrame, mapped: Collection[str]) -> tuple[pd.DataFrame
         for column in frame.columns
         if column not in meanings and column not in mapped and _name_units(frame[column])
     ]
-    if mapped or not timed or "world_size" not in known or known & {*TIMES, *MEASURED}:
+    if mapped or len(timed) < 2 or "world_size" not in known or known & {*TIMES, *MEASURED}:
         return frame, []
     rest = frame.drop(columns=timed)
     parts = [rest.assign(setting=column, time=frame[column]) for column in timed]

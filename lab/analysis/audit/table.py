@@ -27,9 +27,9 @@ from lab.analysis.audit.columns import (
 )
 from lab.analysis.audit.observations import ROW, Observations
 from lab.analysis.audit.plausible import (
-    are_parameters,
     are_shares,
     is_of_another,
+    is_of_model,
     is_place,
     is_plausible,
 )
@@ -293,9 +293,12 @@ def _tidy(
         if column not in mapped and (
             not is_plausible(canonical, column, known)
             or (canonical == "rank" and is_place(column, frame, meanings))
-            or (canonical == "bytes" and are_parameters(column, known, meanings))
         ):
             continue
+        if canonical == "bytes" and is_of_model(column, known, meanings):
+            if "model" in _canonicals(meanings):
+                continue
+            canonical = "model"
         if canonical == "scaling":
             cells = cells.str.extract(SCALING, expand=False).str.lower()
         if canonical not in TEXTS:
@@ -501,7 +504,8 @@ def _add_keys(
             words = pd.to_numeric(cells.dropna(), errors="coerce").isna().all()
             # Of words for settings, half may have been measured at one number of ranks.
             # On one number of ranks words tell configurations apart, unless they vary in a log.
-            apart = words and not logged and tidy["world_size"].nunique() == 1
+            named = words and bool(cells.dropna().str.match(r"[^\W\d_]").all())
+            apart = named and not logged and tidy["world_size"].nunique() == 1
             if (apart and cells.nunique() > 1) or _is_key(
                 cells, tidy["world_size"], least=0.5 if words else 0.51
             ):

@@ -306,6 +306,9 @@ def test_the_size_of_a_model_in_numbers_is_none_of_a_message() -> None:
     )
     assert "Size" not in pasted(model).reading
     assert pasted(message).reading["Size"] == "bytes"
+    rows = ["| 16 | 18B | 1 | 177 s |", "| 32 | 39B | 1 | 82 s |"]
+    sizes = pasted(below("| GPUs | Size | DP | step time |", *rows))
+    assert sizes.reading["Size"] == "model" and "super-linear" not in broken(sizes)
 
 
 def test_a_column_that_tells_two_things_is_read_as_both() -> None:
