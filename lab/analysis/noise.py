@@ -163,7 +163,7 @@ def _load(places: Sequence[Environment], limit: str) -> str:
     """The largest share that other processes took of the cores in any of these environments."""
     shares = [place.foreign_share for place in places if place.foreign_share is not None]
     if not shares:
-        return "load from other processes unknown"
+        return "load from other processes not known"
     return f"other processes took {limit} {100 * max(shares):.0f} % of the ranks' cores"
 
 

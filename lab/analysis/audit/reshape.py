@@ -318,6 +318,11 @@ def _holds(cell: object) -> bool:
     return cell is not None and cell == cell and str(cell).strip() not in {"", "-"}
 
 
+def _first_texts(cells: pd.Series) -> list[str]:
+    """The first different cells as text; those of a Parquet file may also be lists."""
+    return [str(text) for text in cells.dropna().astype(str).unique()[:MOST_LABELS]]
+
+
 def _free_name(name: str, taken: Sequence[str]) -> str:
     guesses = {meaning.canonical for column in taken if (meaning := guess(column))}
     return "setting" if name in guesses or name in taken else name
@@ -349,7 +354,7 @@ def by_world_size(
     """
     columns = [column for column in frame.columns if column not in mapped]
     first = frame[columns[0]] if columns else pd.Series(dtype=str)
-    labels = map(str, first.dropna().unique()[:MOST_LABELS])
+    labels = _first_texts(first)
     meanings = {meaning.canonical for label in labels if (meaning := guess(label))}
     of_rows = {"time" if name in TIMES else name for name in meanings & set(NUMERIC)}
     if len(of_rows) > 1:
@@ -389,7 +394,7 @@ def by_world_size(
 
 def _name_units(cells: pd.Series) -> bool:
     """Whether cells are times with units of their own, such as 41 days 4 hours."""
-    texts = [str(cell) for cell in cells.dropna().unique()[:MOST_LABELS] if _holds(cell)]
+    texts = [text for text in _first_texts(cells) if _holds(text)]
     times = [duration(text) for text in texts if text.lower() not in MISSING]
     return bool(times) and not any(map(math.isnan, times))
 

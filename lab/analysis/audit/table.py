@@ -174,11 +174,13 @@ def from_table(
 def _filled_down(frame: pd.DataFrame, mapped: Collection[str]) -> tuple[pd.DataFrame, list[str]]:
     """The first column with the name above in each blank cell, as where cells were merged."""
     first = frame.columns[0]
-    texts, meaning = frame[first].fillna("").astype(str).str.strip(), guess(first)
+    meaning = guess(first)
+    texts = frame[first].astype(str).where(frame[first].notna(), "").str.strip()
     blank = texts == ""
     words = texts[~blank].str.match(r"[^\W\d_]")
     names = meaning is None or meaning.canonical in KEYS
-    if first in mapped or not names or blank.iloc[0] or not blank.any() or not words.all():
+    some = blank.any() and not blank.iloc[0]
+    if first in mapped or not names or not some or not words.all():
         return frame, []
     filled = frame[first].mask(blank).ffill()
     return frame.assign(**{first: filled}), [f"a blank cell of {first!r} means the one above it"]

@@ -139,8 +139,7 @@ def _unmarked(lines: Sequence[str]) -> list[str]:
 
 def _with_units(header: list[str], rows: list[list[str]]) -> tuple[list[str], list[list[str]]]:
     """Names with their units, if the first row holds nothing else."""
-    first = rows[0]
-    units = ["" if cell.lower() in NO_UNIT else cell for cell in first]
+    units = ["" if cell.lower() in NO_UNIT else cell for cell in (rows or [[]])[0]]
     if len(rows) < 2 or not any(units) or not all(map(UNIT.fullmatch, filter(None, units))):
         return header, rows
     names = zip(header, units, strict=True)

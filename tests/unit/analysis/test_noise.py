@@ -104,7 +104,7 @@ def test_the_strip_of_some_and_of_few():
     )
     assert noise.strip(run_ids=[run(2).id]).startswith("1 repeat · no interval · other")
     unknown, _ = noise_of(two_ranks(None, times=[0.1]))
-    assert unknown.strip().endswith("load from other processes unknown")
+    assert unknown.strip().endswith("load from other processes not known")
     assert noise_of([record(run(1), status="oom")])[0].strip() == "no completed repeat"
 
 
