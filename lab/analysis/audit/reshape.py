@@ -41,7 +41,7 @@ HINTS = (
     re.compile(r"(\d+)\s*(?:x\s+)?(?:gpus?|processes|ranks|procs|workers)\b", re.IGNORECASE),
 )
 NUMBERED = re.compile(r"(?:^|_)(?:seed|run|trial|repeat|fold|attempt)s?(?=_|$)")  # not ranks
-SYMBOL = re.compile(r"[^\W\d_a-zA-Z]")  # β1 is no number of ranks, unlike 8 in another script
+SYMBOL = re.compile(r"[^\W\d_a-zA-Z]")  # β1 names no ranks, 8 in another script may
 OF_A_RUN = re.compile(r"(?:^|_)(?:epochs?|steps?|iter(?:ation)?s?|loss)(?=_|$)")
 MAX_RANKS = 1_000_000
 INDEXED = re.compile(r"(?P<what>rank|gpu|device|worker|proc(?:ess)?)_?(?P<n>\d{1,6})(?=_|$)")
