@@ -239,6 +239,6 @@ def execute(
         from lab.worker.calibrate import measure
 
         part = measure(context, cluster, strategies, quick=quick, progress=watchdog.progress)
-        watchdog.stop()
+        watchdog.end()
         if part is not None:
             write_atomically(attempt.path("part.json"), part.model_dump_json().encode())

@@ -91,7 +91,7 @@ def execute(
                 folder=attempt.folder,
                 progress=watchdog.progress,
             )
-            watchdog.stop()
+            watchdog.end()
             if measurement is not None:
                 record = Record(
                     run_id=run.id,

@@ -1,7 +1,7 @@
 """Publishes a rank's progress for the driver, and ends a rank that makes none for too long.
 
 It then says where the rank stood, and the processes that it had started, such as the workers of
-its DataLoader.
+its DataLoader. A rank that has measured but does not end is ended too.
 """
 
 from __future__ import annotations
@@ -46,6 +46,7 @@ LOST_S = 10.0
 REMOVED_S = 10.0
 # Phases in which every rank makes progress at each step: the shorter timeout applies.
 STEPPING = ("warm-up", "measuring", "evaluating", "comparing", "tracing")
+ENDING = "ending"  # the phase of a rank with nothing left to measure
 
 
 class Children:
@@ -159,6 +160,12 @@ class Watchdog:
         """Stop watching, as what follows has its own time limit."""
         self._stopped.set()
 
+    def end(self) -> None:
+        """Watch only whether this process ends: a thread or an exit handler may wait forever."""
+        self.stop()
+        self.progress(ENDING, *self._progress[1:])
+        threading.Thread(target=self._end_late, name="ending", daemon=True).start()
+
     @property
     def phase(self) -> str:
         """The rank's current phase."""
@@ -182,6 +189,13 @@ class Watchdog:
             exits = self._attempt.exits()
             if self._lasted("lost", bool(exits)) > LOST_S:
                 self._end(str(exits[0]), waiting=True)
+
+    def _end_late(self) -> None:
+        time.sleep(self._context.timeout_s)
+        waited = f"{self._context.timeout_s:.0f} s after the measurement"
+        sys.stderr.write(f"lab: threads or exit handlers still ran {waited}; the rank is ended\n")
+        sys.stderr.flush()
+        os._exit(0)
 
     def _lasted(self, event: str, is_so: bool) -> float:
         """How long, in s, a condition has held."""

@@ -23,7 +23,7 @@ class OwnModel(nn.Module):
         self.network: nn.Module = own.make(config)
         if not isinstance(self.network, nn.Module):
             kind = type(self.network).__name__
-            raise LabError(f"{config.factory} returned a {kind}, not a torch.nn.Module")
+            raise LabError(f"{config.factory} returned {kind!r}, not a torch.nn.Module")
         self.loss: Callable[..., Any] | None = None
         if config.loss is not None:
             loss = own.load(config.loss)

@@ -21,8 +21,8 @@ def of(run: Run) -> Strategy[Any]:
         return get(run.strategy)
     strategy = own.make(run.own_strategy)
     if not isinstance(strategy, Strategy):
-        what = f"{run.strategy} returned a {type(strategy).__name__}"
-        raise LabError(f"{what}, which is not a subclass of lab's Strategy")
+        what = f"{run.strategy} returned {type(strategy).__name__!r}"
+        raise LabError(f"{what}, not an instance of the lab's Strategy")
     return strategy
 
 

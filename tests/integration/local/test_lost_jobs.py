@@ -8,6 +8,7 @@ import shutil
 import subprocess
 import sys
 import time
+from collections.abc import Callable
 from pathlib import Path
 
 import pytest
@@ -20,32 +21,41 @@ from lab.launch.attempt import Attempt
 from lab.machine import began, is_running
 from lab.records.store import Store
 
-# Python loads this at the start of a rank, which is killed once it begins to load torch.
+# Python loads this at the start of a rank, which does that once it begins to load torch.
 SITE = """
-import os, sys
+import os, sys, threading
 class Fault:
     def find_spec(self, name, path=None, target=None):
         if name == "lab.worker.main":
-            os.kill(os.getpid(), {signal})
+            {fault}
 if os.environ.get("SUBMITIT_LOCAL_GLOBALID") == "{rank}":
     sys.meta_path.insert(0, Fault())
 """
 
 
+@pytest.fixture
+def faulty_rank(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Callable[[int, str], None]:
+    """Lets a rank of the jobs to come execute a statement."""
+
+    def make(rank: int, fault: str) -> None:
+        site = tmp_path / "site"
+        site.mkdir()
+        (site / "sitecustomize.py").write_text(SITE.format(rank=rank, fault=fault))
+        monkeypatch.setenv("PYTHONPATH", f"{site}:{Path(__file__).parents[3]}")
+
+    return make
+
+
 @pytest.mark.parametrize(("rank", "signal", "name"), [(0, 9, "SIGKILL"), (1, 11, "SIGSEGV")])
 def test_a_rank_killed_before_the_group_forms_is_named_with_signal_and_phase(
     make_study: StudyMaker,
-    tmp_path: Path,
-    monkeypatch: pytest.MonkeyPatch,
+    faulty_rank: Callable[[int, str], None],
     rank: int,
     signal: int,
     name: str,
 ) -> None:
     """The others would wait for it for ten minutes."""
-    site = tmp_path / "site"
-    site.mkdir()
-    (site / "sitecustomize.py").write_text(SITE.format(rank=rank, signal=signal))
-    monkeypatch.setenv("PYTHONPATH", f"{site}:{Path(__file__).parents[3]}")
+    faulty_rank(rank, f"os.kill(os.getpid(), {signal})")
     study = Study.load(make_study())
     (task,) = (task for task in study.tasks if task.run.world_size == 2)
     (record,) = lab.launch(study, tasks=[task]).wait(progress=False)
@@ -54,6 +64,23 @@ def test_a_rank_killed_before_the_group_forms_is_named_with_signal_and_phase(
     assert record.error.message.startswith(f"rank {rank} was killed by {name}")
     assert record.error.message.endswith("in the phase 'loading torch'")
     assert record.duration_s is None or record.duration_s < 60
+
+
+@pytest.mark.parametrize("rank", [0, 1])
+def test_a_rank_that_does_not_end_once_it_has_measured_is_ended(
+    make_study: StudyMaker, faulty_rank: Callable[[int, str], None], tmp_path: Path, rank: int
+) -> None:
+    """Here it waits for a thread that somebody has forgotten."""
+    faulty_rank(rank, "threading.Thread(target=threading.Event().wait).start()")
+    profile = tmp_path / "patient.yaml"
+    profile.write_text("executor: local\ndevice: cpu\ndevices: 2\nhang_timeout_s: 10\n")
+    study = Study.load(make_study())
+    (task,) = (task for task in study.tasks if task.run.world_size == 2)
+    (record,) = lab.launch(study, str(profile), tasks=[task]).wait(progress=False)
+    assert record.completed and record.environment is not None
+    attempt = Attempt(Store(study.out).folder(task), record.environment.job_id)
+    assert "still ran 10 s after the measurement" in attempt.log_tail(rank)
+    assert not attempt.running_ranks() and not attempt.errors()
 
 
 def test_a_job_whose_files_are_removed_ends_itself(make_study: StudyMaker) -> None:

@@ -90,7 +90,7 @@ MESSAGES = {
         {},
         r"own:broken failed in own\.py, line 17: ZeroDivisionError: division by zero",
     ),
-    "number": ({"factory": "own:number"}, {}, "own:number returned a int, not a torch.nn.Module"),
+    "number": ({"factory": "own:number"}, {}, "own:number returned 'int', not a torch.nn.Module"),
     "loss": (
         {"loss": "own:loss"},
         {},
@@ -171,5 +171,6 @@ def test_what_is_no_strategy_is_told(tmp_path: Path) -> None:
     (record,) = measured(tmp_path, BASE | own, [{"strategy": ["mine:nothing_of_the_kind"]}])
     assert record.status == "failed" and record.error is not None
     assert (
-        "mine:nothing_of_the_kind returned a int, which is not a subclass" in record.error.message
+        "mine:nothing_of_the_kind returned 'int', not an instance of the lab's Strategy"
+        in record.error.message
     )
