@@ -239,6 +239,7 @@ def execute(
         from lab.worker.calibrate import measure
 
         part = measure(context, cluster, strategies, quick=quick, progress=watchdog.progress)
-        watchdog.end()
+        watchdog.stop()
         if part is not None:
             write_atomically(attempt.path("part.json"), part.model_dump_json().encode())
+        watchdog.limit_exit()

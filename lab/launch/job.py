@@ -91,7 +91,7 @@ def execute(
                 folder=attempt.folder,
                 progress=watchdog.progress,
             )
-            watchdog.end()
+            watchdog.stop()
             if measurement is not None:
                 record = Record(
                     run_id=run.id,
@@ -104,6 +104,7 @@ def execute(
                     **vars(measurement),
                 )
                 keep_quieter(record, attempt.folder)
+            watchdog.limit_exit()  # not before, as a slow disk must not cost the record
     return "done"
 
 

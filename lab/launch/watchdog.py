@@ -46,7 +46,6 @@ LOST_S = 10.0
 REMOVED_S = 10.0
 # Phases in which every rank makes progress at each step: the shorter timeout applies.
 STEPPING = ("warm-up", "measuring", "evaluating", "comparing", "tracing")
-ENDING = "ending"  # the phase of a rank with nothing left to measure
 
 
 class Children:
@@ -160,11 +159,10 @@ class Watchdog:
         """Stop watching, as what follows has its own time limit."""
         self._stopped.set()
 
-    def end(self) -> None:
-        """Watch only whether this process ends: a thread or an exit handler may wait forever."""
-        self.stop()
-        self.progress(ENDING, *self._progress[1:])
-        threading.Thread(target=self._end_late, name="ending", daemon=True).start()
+    def limit_exit(self) -> None:
+        """Give this process, with nothing left to do, the hang limit to exit."""
+        self.progress("ending", *self._progress[1:])
+        threading.Thread(target=self._exit_late, name="exit limit", daemon=True).start()
 
     @property
     def phase(self) -> str:
@@ -190,7 +188,8 @@ class Watchdog:
             if self._lasted("lost", bool(exits)) > LOST_S:
                 self._end(str(exits[0]), waiting=True)
 
-    def _end_late(self) -> None:
+    def _exit_late(self) -> None:
+        # A forgotten thread or an exit handler may wait forever, and the driver waits for the rank.
         time.sleep(self._context.timeout_s)
         waited = f"{self._context.timeout_s:.0f} s after the measurement"
         sys.stderr.write(f"lab: threads or exit handlers still ran {waited}; the rank is ended\n")

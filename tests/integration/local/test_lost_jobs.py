@@ -21,7 +21,7 @@ from lab.launch.attempt import Attempt
 from lab.machine import began, is_running
 from lab.records.store import Store
 
-# Python loads this at the start of a rank, which does that once it begins to load torch.
+# Python loads this at the start of a rank, which executes {fault} once it begins to load torch.
 SITE = """
 import os, sys, threading
 class Fault:
@@ -35,7 +35,7 @@ if os.environ.get("SUBMITIT_LOCAL_GLOBALID") == "{rank}":
 
 @pytest.fixture
 def faulty_rank(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Callable[[int, str], None]:
-    """Lets a rank of the jobs to come execute a statement."""
+    """Makes a rank of later jobs execute a statement."""
 
     def make(rank: int, fault: str) -> None:
         site = tmp_path / "site"
@@ -73,13 +73,13 @@ def test_a_rank_that_does_not_end_once_it_has_measured_is_ended(
     """Here it waits for a thread that somebody has forgotten."""
     faulty_rank(rank, "threading.Thread(target=threading.Event().wait).start()")
     profile = tmp_path / "patient.yaml"
-    profile.write_text("executor: local\ndevice: cpu\ndevices: 2\nhang_timeout_s: 10\n")
+    profile.write_text("executor: local\ndevice: cpu\ndevices: 2\nhang_timeout_s: 20\n")
     study = Study.load(make_study())
     (task,) = (task for task in study.tasks if task.run.world_size == 2)
     (record,) = lab.launch(study, str(profile), tasks=[task]).wait(progress=False)
     assert record.completed and record.environment is not None
     attempt = Attempt(Store(study.out).folder(task), record.environment.job_id)
-    assert "still ran 10 s after the measurement" in attempt.log_tail(rank)
+    assert "still ran 20 s after the measurement" in attempt.log_tail(rank)
     assert not attempt.running_ranks() and not attempt.errors()
 
 
