@@ -324,11 +324,12 @@ def _cost(run: Run, device: str) -> tuple[int, int, float]:
     cost, model = model_cost(run), run.architecture
     activations: float = cost.activation_bytes
     if isinstance(model, GPT):
-        # A chunk of logits and its gradient at the end of the forward pass, or the gradient of the
-        # head's weight at the start of the backward pass, which scales a copy of it.
+        # A chunk of logits at the end of the forward pass, beside its probabilities on a CPU, or the
+        # gradient of the head's weight at the start of the backward pass, which scales a copy.
         tokens = run.stated.micro_batch_size * model.block_size
         chunk = min(tokens, HEAD_CHUNK[device])
-        activations += vocab_size_of(model, run.dataset) * max(8 * chunk, 4 * model.width)
+        chunk *= value_bytes(run.stated.precision) if device == "cuda" else 8
+        activations += vocab_size_of(model, run.dataset) * max(chunk, 4 * model.width)
         if run.activation_checkpointing:
             # The increase with twice as many blocks is theirs; all but one keep their input.
             twice = model.model_copy(update={"layers": 2 * model.layers})

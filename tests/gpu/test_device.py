@@ -342,8 +342,9 @@ def test_gpipe_keeps_no_gradient_of_the_head_while_other_microbatches_pass(
     changes = {"strategy": "pipeline_parallel", "microbatches": 4, "steps": 2, "warmup_steps": 1}
     alone = trained(tmp_path, device, {"steps": 2, "warmup_steps": 1}).loss
     loss = trained(tmp_path, device, changes).loss
-    # The first loss of all tells torch its shape.
-    assert passes == ["head", *2 * [*4 * ["forward"], *4 * ["head", "backward"]]]
+    # Since 2.13, torch learns the loss's shape from a first one of its own.
+    of_torch = ["head"] if passes[0] == "head" else []
+    assert passes == [*of_torch, *2 * [*4 * ["forward"], *4 * ["head", "backward"]]]
     assert np.abs(loss / alone - 1).max() <= 2e-4
 
 

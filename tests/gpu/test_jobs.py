@@ -181,10 +181,10 @@ def test_old_events_become_numbers_while_a_training_goes_on() -> None:
     assert len(laps["step_time"]) == steps + 1 and (np.diff(laps["start"]) >= 0).all()
 
 
-def called(*words: str) -> str:
-    """What a verb of the command prints, which must end well."""
+def called(*words: str, statuses: tuple[int, ...] = (0,)) -> str:
+    """What a verb of the command prints, which must end with one of these statuses."""
     done = subprocess.run([sys.executable, "-m", "lab", *words], capture_output=True, text=True)
-    assert done.returncode == 0, done.stderr
+    assert done.returncode in statuses, done.stderr
     return done.stdout
 
 
@@ -204,6 +204,8 @@ def test_the_quickstart_ends_in_its_report(tmp_path: Path) -> None:
 def test_the_lab_is_timed_beside_a_plain_loop(make_study: StudyMaker) -> None:
     base = {"data": SYNTHETIC, "precision": "bf16", "global_batch_size": 8}
     folder = make_study(base=base, grid={"world_size": [1]})
-    (comparison,) = json.loads(called("bench", "training", str(folder), "--json"))
+    # The host limits so small a model, so that measuring may show: with status 1, as it must.
+    answer = called("bench", "training", str(folder), "--json", statuses=(0, 1))
+    (comparison,) = json.loads(answer)
     assert (comparison["loop"], comparison["device"]) == ("plain", "cuda")
     assert min(comparison["lab_s"], comparison["loop_s"]) > 0

@@ -8,6 +8,7 @@ import time
 import warnings
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass
+from functools import partial
 from typing import Any, cast
 
 import numpy as np
@@ -28,6 +29,7 @@ from lab.worker.optim import blocks_of
 
 RECOMPILE_LIMIT = 64
 FP8_CAPABILITY = (8, 9)  # NVIDIA Ada and Hopper were the first with fp8 tensor cores
+INT8_ROWS = 32  # CUDA's product of int8 matrices takes more than 16
 MAX_OUTPUT_ERROR = 0.5  # a relative error of logits that rounding does not explain
 _RESAMPLES = 2000
 Pair = tuple[nn.Module, nn.Module]  # the base and its quantized copy
@@ -90,11 +92,26 @@ def _int8_dynamic(model: nn.Module, device: torch.device) -> tuple[nn.Module, st
     if device.type == "cuda":
         from torchao.quantization import Int8DynamicActivationInt8WeightConfig as Config
 
-        return _torchao(model, Config(), "int8 weights and activations in bf16", (16, 16))
+        model, method = _torchao(model, Config(), "int8 weights and activations in bf16", (16, 16))
+        for layer in model.modules():
+            if isinstance(layer, nn.Linear) and _is_quantized(layer):
+                cast(Any, layer).forward = partial(_padded, layer.forward)
+        return model, method
     # On a CPU torch's own is faster than torchao's.
     model = torch.ao.quantization.quantize_dynamic(model, {nn.Linear}, dtype=torch.qint8)
     engine = torch.backends.quantized.engine
     return model, f"torch's dynamic int8 linear layers, engine {engine}; the rest in fp32"
+
+
+def _padded(forward: Callable[[Tensor], Tensor], x: Tensor) -> Tensor:
+    """What a layer returns, called with at least as many rows as CUDA's int8 product takes."""
+    rows = x.flatten(0, -2)
+    if len(rows) >= INT8_ROWS:
+        return forward(x)
+    # torchao pads them itself, but not where its layer is compiled.
+    out = forward(functional.pad(rows, (0, 0, 0, INT8_ROWS - len(rows))))
+    kept: Tensor = out[: len(rows)].unflatten(0, x.shape[:-1])
+    return kept
 
 
 def _int8_weight_only(model: nn.Module, device: torch.device) -> tuple[nn.Module, str]:

@@ -85,6 +85,8 @@ class BucketRecorder:
         """The buckets since the last call, in s of `perf_counter`; on CUDA waits for the device."""
         bucket = np.array(self._buckets, dtype=np.int64)
         ready, launch, finish = self.clock.seconds(self._marks).reshape(-1, 3).T
+        # A GPU may have sent a small bucket before its main stream passes the mark of its launch.
+        finish = np.maximum(finish, launch)
         # DDP sends its buckets in order, so number 0 begins a backward pass.
         step = np.cumsum(bucket == 0) - 1
         size = np.array(self._bytes, dtype=np.int64)

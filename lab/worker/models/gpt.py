@@ -8,6 +8,9 @@ logits are kept for the backward pass.
 from __future__ import annotations
 
 import math
+from collections.abc import Callable
+from contextlib import suppress
+from functools import partial
 from typing import Any
 
 import torch
@@ -58,30 +61,49 @@ def _loss_and_gradients(
     rows = min(HEAD_CHUNK.get(hidden.device.type, HEAD_CHUNK["cuda"]), len(low))
     # Allocated once, as memory of this size is returned to the system when it is freed.
     logits = low.new_empty(rows, len(cast))
-    shares = logits.new_empty(logits.shape, dtype=loss.dtype)
-    losses = shares.new_empty(len(low), 1)
+    losses_and_errors = _losses_and_errors(logits, loss.dtype)
+    losses = loss.new_empty(len(low), 1)
     for begin in range(0, len(low), rows):
         part, target = low[begin : begin + rows], targets[begin : begin + rows]
-        chunk, probabilities = logits[: len(part)], shares[: len(part)]
+        chunk = logits[: len(part)]
         torch.mm(part, cast.t(), out=chunk)
-        chunk[:, words:] = -torch.inf
-        wide = chunk if chunk.dtype == loss.dtype else probabilities.copy_(chunk)
-        above = wide.amax(1, True) - wide.gather(1, target)
-        torch.softmax(wide, 1, out=probabilities)
-        # The largest probability is never so small that its logarithm would lose precision.
-        losses[begin : begin + rows] = above - probabilities.amax(1, True).log()
-        if not learns:
-            continue
-        # The gradient by the logits, not yet averaged over tokens, which fp16 could not hold.
-        probabilities.scatter_add_(1, target, -torch.ones_like(target, dtype=loss.dtype))
-        error = chunk.copy_(probabilities)
-        torch.mm(error, cast, out=hidden_grad[begin : begin + rows])
-        _add_product(weight_grad, error[:, :words].t(), part, first=begin == 0)
+        losses[begin : begin + rows] = losses_and_errors(chunk, target, words, learns=learns)
+        if learns:
+            # Not averaged over tokens yet, which fp16 could not hold.
+            torch.mm(chunk, cast, out=hidden_grad[begin : begin + rows])
+            _add_product(weight_grad, chunk.t(), part, first=begin == 0)
     if learns:
         hidden_grad.masked_fill_(~counted[:, None], 0)
     share.copy_(counted.sum()).reciprocal_()
     loss.copy_(losses.masked_fill_(~counted[:, None], 0).sum() * share)
     return loss, hidden_grad, weight_grad, share
+
+
+def _losses_and_errors(logits: Tensor, wide: torch.dtype) -> Callable[..., Tensor]:
+    """What computes the losses of a chunk of logits and puts their gradient into its place."""
+    if logits.is_cuda and wide == torch.float32:
+        with suppress(ImportError):  # of Triton, which not all systems with GPUs have
+            from lab.worker.models import softmax_kernel
+
+            return softmax_kernel.losses_and_errors
+    return partial(_by_operators, torch.empty_like(logits, dtype=wide))
+
+
+def _by_operators(
+    shares: Tensor, logits: Tensor, targets: Tensor, words: int, *, learns: bool
+) -> Tensor:
+    """The same by torch's operators, with memory for the probabilities of a chunk."""
+    probabilities = shares[: len(logits)]
+    logits[:, words:] = -torch.inf
+    wide = logits if logits.dtype == shares.dtype else probabilities.copy_(logits)
+    above = wide.amax(1, True) - wide.gather(1, targets)
+    torch.softmax(wide, 1, out=probabilities)
+    # The largest probability is never so small that its logarithm would lose precision.
+    losses = above - probabilities.amax(1, True).log()
+    if learns:
+        probabilities.scatter_add_(1, targets, -torch.ones_like(losses))
+        logits.copy_(probabilities)
+    return losses
 
 
 def _outputs(
@@ -97,13 +119,18 @@ def _outputs(
 
 
 def _add_product(total: Tensor, a: Tensor, b: Tensor, *, first: bool) -> None:
-    """Add a product to a sum, whose dtype may be wider than theirs; the first is the sum."""
+    """Add a product to a sum, whose dtype may be wider than theirs; the first is the sum.
+
+    Rows of `a` beyond those of the sum do not count.
+    """
     if a.dtype == total.dtype:
-        total.addmm_(a, b, beta=0 if first else 1)
+        total.addmm_(a[: len(total)], b, beta=0 if first else 1)
         return
     # Only CUDA accumulates such a product in fp32, since torch 2.8.
     wide = a.is_cuda and hasattr(torch.ops.aten.mm, "dtype")
+    # Of all rows, as a GPU is slow where their number is odd.
     product = torch.mm(a, b, out_dtype=total.dtype) if wide else torch.mm(a, b)
+    product = product[: len(total)]
     total.copy_(product) if first else total.add_(product)
 
 

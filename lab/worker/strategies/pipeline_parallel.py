@@ -166,7 +166,8 @@ class Pipeline(nn.Module):
             return self._evaluate(inputs, targets)
         losses: list[torch.Tensor] = []
         self.schedule.step(
-            *([inputs] if self.stage.first else []),
+            # torch before 2.13 refuses inputs whose strides are not those of its first example.
+            *([inputs.contiguous()] if self.stage.first else []),
             target=targets if self.stage.last else None,
             losses=losses if self.stage.last else None,
             return_outputs=False,  # which would keep every microbatch's until the end
