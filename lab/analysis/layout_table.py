@@ -9,7 +9,8 @@ from __future__ import annotations
 import math
 import re
 from collections import Counter
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
+from contextlib import suppress
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -32,6 +33,7 @@ if TYPE_CHECKING:
 
 # Columns only layout tables have, by whole normalized name; the audit's guesses cover the rest.
 _SIZE = "(_?(size|degree|parallel(ism)?(_size|_degree)?|world_?size))?"
+_NUMBER_OF = "((n|num|number_of)_?)?"
 NAMES = {
     "tensor": rf"tp{_SIZE}|tensor(_model)?_parallel(ism)?(_size|_degree)?",
     "pipeline": rf"pp{_SIZE}|pipeline(_model)?_parallel(ism)?(_size|_degree)?",
@@ -39,27 +41,36 @@ NAMES = {
     "expert": rf"ep{_SIZE}|expert(_model)?_parallel(ism)?(_size|_degree)?",
     "data": rf"dp{_SIZE}|data_parallel(ism)?(_size|_degree)?",
     "interleave": r"vp|vpp|virtual_pipeline.*|interleav.*",
-    "zero": r"zero(_?stage)?|ds_zero.*",
+    "zero": r"zero_?[123]?(_?(stage|level))?|zs|ds_zero.*",
     "fsdp": "fsdp(_size)?",
     "sharding": r"shard(ing)?(_strategy)?|strategy",
-    "layers": r"(n|num|number_of)?_?layers?|depth",
-    "width": r"(hidden|model|embed(ding)?)_?(size|dim(ension)?|width)|d_?model|width|n_?embd",
-    "heads": r"((n|num)_)?(attention_)?heads?|n_?head",
-    "groups": r"((n|num)_)?(kv|key_value|query)_(heads|groups)|n_?kv.*",
+    "layers": rf"{_NUMBER_OF}((hidden|transformer)_)?layers?|depth",
+    "width": rf"{_NUMBER_OF}hidden|(hidden|embed(ding)?)_?(size|dim(ension)?|width)"
+    r"|model_?(dim(ension)?|width)|d_?model|width|n_?embd",
+    "heads": rf"{_NUMBER_OF}((attention|attn)_)?heads?",
+    "groups": rf"{_NUMBER_OF}(kv|key_value|query)_(heads|groups)|n_?kv.*",
     "hidden": r"(ffn|mlp|intermediate|feed_?forward)_?(hidden_)?(size|dim|width)?",
     "vocabulary": r"(padded_)?vocab(ulary)?(_?size)?",
-    "experts": r"((n|num)_)?experts",
-    "recomputed": r"(activation_|gradient_)?(checkpoint(ing)?|recompute.*|recomputation)",
+    "experts": rf"{_NUMBER_OF}experts",
+    "active": rf"{_NUMBER_OF}(activ(e|ated)_experts|experts_per_tok(en)?)|(moe_(router_)?)?top_?k",
+    "recomputed": r"(act(ivations?)?_|grad(ient)?_)?(checkpoint(ing|s)?|ckpt|recomput.*)|ac",
     "memory": r".*(memory|vram)(_.*)?|peak_mem(_.*)?|mem(_gb|_gib)?",
     "status": r"status|result|outcome|state",
     "sequence": r"(max_?)?(seq(uence)?|context|ctx)_?len(gth)?(_t(okens)?)?|seq_?len|seq",
     "micro_batch": r"(micro|per_?gpu|device|local)_?(batch)_?(size)?(_per_gpu)?|mbs|microbatch",
     "global_batch": r"(global|total)_?(train_)?batch_?(size)?|gbs",
-    "accum": r"grad(ient)?_?acc(um)?(ulation)?(_steps)?|gas?|accumulation(_steps)?",
+    "batch": r"(mini_?|train(ing)?_?)?(batch(_?size)?|bsz?)",
+    "accum": r"grad(ient)?_?acc(um)?(ulation)?(_steps)?|gas?|accumulation(_steps)?|micro_num",
     "parameters": r"(n|num)_?param(eter)?s|param(eter)?s",
     "mfu": r"(model_flops?_utili[sz]ation|mfu)(_pct|_percent)?",
 }
-TEXT = {"recomputed", "status", "sharding", "model", "gpu", "precision"}
+# Columns whose cells tell what they mean: numbers or words.
+EITHER = {
+    "gpus?": ("gpus", "gpu"),
+    "model_?size": ("width", "size"),
+    "size": (None, "size"),
+}
+TEXT = {"recomputed", "status", "sharding", "zero", "model", "size", "gpu", "precision"}
 # What a caller may assume of every row: all that a column can give, except what was measured.
 ASSUMED = sorted({*NAMES, "gpus", "nodes", "per_node", *TEXT} - {"memory", "status", "mfu"})
 GUESSED = {
@@ -68,14 +79,42 @@ GUESSED = {
     "grad_accum": "accum", "precision": "precision", "device": "gpu", "parameters": "parameters",
     "sequence_length": "sequence",
 }  # fmt: skip
-RATE = re.compile(r"tok|(^|_)t_per_s|sampl|imag|seq|(^|_)s_per_s")
+# TGS are tokens per GPU and second.
+TOKENS = r"tok|(^|_)(t_per_s|tps|tgs)"
+RATE = re.compile(rf"({TOKENS}|sampl|imag|seq|(^|_)s_per_s)")
+PER_SECOND = re.compile(r"per_s|throughput|tok_s|(^|_)t[pg]s(_|$)")
+# In lengths of sequences K is 1024.
+UNITS = {
+    "time": TIME_UNITS,
+    "memory": BYTE_UNITS,
+    "parameters": COUNT_UNITS | {"b": 1e9, "t": 1e12},
+    "sequence": {"k": 2.0**10, "m": 2.0**20},
+}
 NOTED = {
     "sequence": r"sequences?(?: length| of)?[ =:]*(\d{3,7})",
     "global_batch": r"global batch(?: size| of)?[ =:]*(\d+)",
     "per_node": r"x ?(\d+) per node|(\d+) GPUs per node",
 }
-ZERO_STAGES: dict[int, Sharing] = {0: "ddp", 1: "zero1", 2: "zero2", 3: "fsdp"}
+# The first matching words count.
+SHARINGS: dict[Sharing, str] = {
+    "fsdp": r"full_?shard|fsdp|hsdp|hybrid_?shard|zero\W?3",
+    "zero2": r"shard_?grad|zero\W?2",
+    "zero1": r"zero\W?1",
+}
+PRECISIONS = {
+    "fp32": "fp32|float32",
+    "tf32": "tf32",
+    "fp16": "fp16|half|amp",
+    "fp8": "fp8|float8",
+    "fp4": "fp4",
+}
+# Notes name fp32 for other things, too, such as master weights.
+NOTED_PRECISION = re.compile(
+    r"\b((?:mx|nv)?fp-?[48]|[fb]p?f?-?16|[ft][pf]-?32(?= precision))\b", re.IGNORECASE
+)
+NO = re.compile(r"(false|0|0\.0|off|no(ne|t)?\b.*|without\b.*)?")
 FAILED = re.compile("oom|out of memory|crash|fail|error|killed|timeout", re.IGNORECASE)
+DENSE, MIXTURE = ("layers", "width"), ("layers", "width", "hidden", "experts", "active")
 ADVICE = (
     "needed: GPUs, model or its sizes, sequence length, batch, and a step time or a rate; what the "
     "table lacks can be assumed (--assume NAME=VALUE)"
@@ -142,13 +181,22 @@ def read_layouts(
     notes = " ".join([*map(str, frame.attrs.get("notes", ())), name.replace("_", " ")])
     columns = _columns(frame)
     defaults, assumptions = _defaults(columns, notes, _assumed(assume or {}))
+    cells = [
+        {meant: _cell(meant, column, row) for meant, column in columns.items()}
+        for row in frame.to_dict("records")
+    ]
+    every = [defaults | {key: one for key, one in row.items() if one is not None} for row in cells]
+    if "batch" in columns and (meant := _meaning_of_batch(every)):
+        every = [{meant: values.get("batch")} | values for values in every]
+        what = "a whole step" if meant == "global_batch" else "one micro-batch"
+        assumptions.append(f"{columns['batch']!r} is that of {what}, by the other columns")
+    if any(re.search("hsdp|hybrid", str(values.get("sharding", "")).lower()) for values in every):
+        assumptions.append("HSDP is counted as FSDP over all replicas")
     rows: list[LayoutRow] = []
     left_out: Counter[str] = Counter()
-    for place, cells in enumerate(frame.to_dict("records")):
-        values = {meant: _cell(meant, column, cells) for meant, column in columns.items()}
-        given = {key: value for key, value in values.items() if value is not None}
+    for place, values in enumerate(every):
         try:
-            rows.append(_row(place, {**defaults, **given}, notes, timed=timed))
+            rows.append(_row(place, values, notes, timed=timed))
         except ValueError as error:
             left_out[str(error)] += 1
     if not rows:
@@ -170,8 +218,8 @@ def _assumed(assume: Mapping[str, Any]) -> dict[str, Any]:
         if name not in ASSUMED:
             problems.append(Problem(name, "unknown name", nearest(name, ASSUMED)))
         elif name in TEXT:
-            values[name] = str(value)
-        elif not math.isfinite(read := number(value, units=COUNT_UNITS)):
+            values[name] = _stage("", str(value).lower()) if name == "zero" else str(value)
+        elif not math.isfinite(read := number(value, units=UNITS.get(name, COUNT_UNITS))):
             problems.append(Problem(name, f"{value!r} is not a number", "give one, such as 8"))
         else:
             values[name] = read
@@ -185,18 +233,19 @@ def _columns(frame: pd.DataFrame) -> dict[str, str]:
     for column in map(str, frame.columns):
         stem = normal(column.strip(" #"))
         meant = next((name for name, names in NAMES.items() if re.fullmatch(names, stem)), None)
-        if meant is None and re.fullmatch("gpus?", stem):
-            numeric = math.isfinite(number(frame[column].iloc[0])) if len(frame) else False
-            meant = "gpus" if numeric else "gpu"
+        for names, (of_numbers, of_words) in EITHER.items():
+            if meant is None and re.fullmatch(names, stem):
+                numeric = any(math.isfinite(number(cell)) for cell in frame[column])
+                meant = of_numbers if numeric else of_words
         if meant is None and re.fullmatch("system|gpu_?(type|model|name)|hardware", stem):
             meant = "gpu"
         if meant is None and (guessed := guess(column)):
             meant = GUESSED.get(guessed.canonical)
             if guessed.canonical == "time" and guessed.per == "step":
                 meant = "time"
-        if RATE.search(stem) and re.search("per_s|throughput|tok_s", stem) and "flop" not in stem:
-            things = "tokens" if re.search(r"tok|(^|_)t_per_s", stem) else "samples"
-            meant = f"{things}_per_gpu" if "gpu" in stem else things
+        if RATE.search(stem) and PER_SECOND.search(stem) and "flop" not in stem:
+            things = "tokens" if re.search(TOKENS, stem) else "samples"
+            meant = f"{things}_per_gpu" if re.search("gpu|tgs", stem) else things
         if meant and meant not in columns:
             columns[meant] = column
     return columns
@@ -211,6 +260,13 @@ def _defaults(
         if meant not in columns and (match := re.search(pattern, notes, re.IGNORECASE)):
             values[meant] = float(match[1] or match[2])
             assumptions.append(f"{meant.replace('_', ' ')} {values[meant]:g}, from the notes")
+    if "precision" not in {*columns, *assume}:
+        named = {_precision(words) for words in NOTED_PRECISION.findall(notes)}
+        if len(named) == 1:
+            values["precision"] = named.pop()
+            assumptions.append(f"{values['precision']}, from the notes")
+        else:
+            assumptions.append("the table does not say which precision: bf16 is assumed")
     gpu = named_gpu(notes)
     if "gpu" not in columns and "gpu" not in assume:
         values["gpu"] = gpu.name if gpu else "a100"
@@ -234,34 +290,66 @@ def _cell(meant: str, column: str, cells: Mapping[Any, Any]) -> Any:
     answers = {"none"} if meant in {"status", "recomputed"} else set()
     if text.lower() in {"", "nan", "<na>", "none", "n/a", "-"} - answers:
         return None
+    if meant == "zero":
+        return _stage(normal(column), text.lower())
     if meant in TEXT:
         return text
-    units = {"time": TIME_UNITS, "memory": BYTE_UNITS, "parameters": COUNT_UNITS}.get(meant)
-    factor = 1.0
+    units, factor = UNITS.get(meant), 1.0
     if meant in {"time", "memory"}:
         guessed = guess(column)
         unstated = 1.0 if meant == "time" else 1e9
         factor = guessed.factor if guessed and guessed.factor else unstated
+    elif units:
+        factor = units.get(normal(column).split("_")[-1], 1.0)
     if meant == "mfu" and re.search("pct|percent", normal(column)):
         factor = 0.01
     value = number(cell, units=units, factor=factor)
     return value if math.isfinite(value) else None
 
 
-def _row(place: int, values: Mapping[str, Any], notes: str, *, timed: bool) -> LayoutRow:
-    """A row of a table; raises ValueError with what it lacks."""
+def _stage(column: str, text: str) -> str:
+    """ZeRO's stage in a cell, or in its column's name, whose cells then say where it was used."""
+    if named := re.search("[123]", column):
+        return "" if NO.fullmatch(text) else f"zero{named[0]}"
+    stage = re.search("[0-3]", text)
+    return f"zero{stage[0]}" if stage else text
 
-    def whole(name: str, default: float = 1) -> int:
-        return max(round(float(values.get(name) or default)), 1)
 
-    tensor, pipeline, context = whole("tensor"), whole("pipeline"), whole("context")
+def _meaning_of_batch(rows: Sequence[Mapping[str, Any]]) -> str | None:
+    """What a plain batch size means: `global_batch` or `micro_batch`; None if both are possible."""
+    if any("micro_batch" in values for values in rows):
+        return "global_batch"
+    if any("global_batch" in values for values in rows):
+        return "micro_batch"
+    shares = set()
+    for values in rows:
+        with suppress(ValueError):
+            share = _ranks(values)[1] * (values.get("accum") or 1)
+            shares.add(share)
+            if (values.get("batch") or 0) % share:
+                return "micro_batch"  # a step's batch is a multiple
+    return "global_batch" if shares == {1} else None  # a step is one micro-batch
+
+
+def _ranks(values: Mapping[str, Any]) -> tuple[float, int]:
+    """All GPUs of a row and its replicas; raises ValueError if they contradict each other."""
+    split = math.prod(_whole(values, name) for name in ("tensor", "pipeline", "context"))
     gpus = values.get("gpus") or (values.get("nodes") or 0) * (values.get("per_node") or 0)
-    split = tensor * pipeline * context
-    data = whole("data", (gpus or split) / split)
+    data = _whole(values, "data", (gpus or split) / split)
     gpus = gpus or data * split
     if gpus % split or data * split > gpus:
         raise ValueError(f"{gpus:g} GPUs are not a multiple of tp x pp x cp")
-    data = round(gpus / split)
+    return gpus, round(gpus / split)
+
+
+def _whole(values: Mapping[str, Any], name: str, default: float = 1) -> int:
+    return max(round(float(values.get(name) or default)), 1)
+
+
+def _row(place: int, values: Mapping[str, Any], notes: str, *, timed: bool) -> LayoutRow:
+    """A row of a table; raises ValueError with what it lacks."""
+    gpus, data = _ranks(values)
+    tensor, pipeline, context = (_whole(values, name) for name in ("tensor", "pipeline", "context"))
     sequence = values.get("sequence")
     if not sequence:
         raise ValueError("no sequence length")
@@ -275,12 +363,16 @@ def _row(place: int, values: Mapping[str, Any], notes: str, *, timed: bool) -> L
         pipeline=pipeline,
         layers=model.layers,
         context=context,
-        expert=min(whole("expert"), data * context * tensor),
-        interleave=min(whole("interleave"), max(model.layers // pipeline, 1)),
+        expert=min(_whole(values, "expert"), data * context * tensor),
+        interleave=min(_whole(values, "interleave"), max(model.layers // pipeline, 1)),
         sequence_parallel=framework.sequence_parallel,
     )
     candidate = Candidate(
-        layout, round(micro), max(round(passes), 1), _recomputed(values), _precision(values)
+        layout,
+        round(micro),
+        max(round(passes), 1),
+        _recomputed(values),
+        _precision(str(values.get("precision", "bf16"))),
     )
     failed = bool(FAILED.search(str(values.get("status", ""))))
     step_s = None if failed else _step(values, gpus, batch, sequence)
@@ -290,7 +382,7 @@ def _row(place: int, values: Mapping[str, Any], notes: str, *, timed: bool) -> L
     # If nothing is stated, half a pass is the smaller error either way.
     recomputed = None if "recomputed" in values else 0.5
     case = Case(model, int(sequence), candidate, machine, recomputed, framework)
-    parameters = values.get("parameters") or transformer.size(str(values.get("model", "")))
+    parameters = values.get("parameters") or transformer.size(_name(values))
     mfu = values.get("mfu")
     mfu = mfu / 100 if mfu and mfu > 1.5 else mfu  # per cent, though not labelled so
     quoted = values.get("global_batch")
@@ -308,7 +400,12 @@ def _batch(values: Mapping[str, Any], data: int) -> tuple[float, float, float]:
     if micro and (not batch or (accum and batch not in {ran, micro * data})):
         batch = ran
     if not batch:
-        raise ValueError("no batch size")
+        raise ValueError(
+            "the batch may be that of a step or of a micro-batch: name its column global_batch or "
+            "micro_batch"
+            if "batch" in values
+            else "no batch size"
+        )
     micro = micro or batch / data / (accum or 1)
     passes = batch / data / micro
     if passes < 0.999:
@@ -327,20 +424,32 @@ def _machine(values: Mapping[str, Any], gpus: float) -> Machine:
     return Machine(gpu, max(inside, 1), LINKS[gpu.link], LINKS[outer])
 
 
+def _name(values: Mapping[str, Any]) -> str:
+    return " ".join(str(values[name]) for name in ("model", "size") if name in values)
+
+
 def _model(values: Mapping[str, Any], notes: str) -> Transformer:
+    """The model of a row, by its sizes, its name or its parameters; raises ValueError if unknown.
+
+    Parameters alone say too little of a mixture of experts.
+    """
     vocabulary = int(values.get("vocabulary") or transformer.GPT2_VOCABULARY)
-    if (layers := values.get("layers")) and (width := values.get("width")):
+    text = _name(values)
+    mixture = transformer.has_experts(text)
+    mixture = mixture or max(_whole(values, "expert"), _whole(values, "experts")) > 1
+    lacks = [name for name in (MIXTURE if mixture else DENSE) if not values.get(name)]
+    if not lacks:
+        layers, width = int(values["layers"]), int(values["width"])
         heads = int(values.get("heads") or max(width // 64, 1))
         gated = bool(re.search("llama|swiglu", notes, re.IGNORECASE))
-        hidden = int(values.get("hidden") or 4 * width)
-        groups, experts = int(values.get("groups") or 0), int(values.get("experts") or 1)
+        hidden, groups = int(values.get("hidden") or 4 * width), int(values.get("groups") or 0)
+        experts, active = _whole(values, "experts"), _whole(values, "active")
         return Transformer(
-            int(layers), int(width), heads, hidden, vocabulary, groups, gated, experts=experts
+            layers, width, heads, hidden, vocabulary, groups, gated, experts=experts, active=active
         )
-    text = str(values.get("model", ""))
     model = transformer.named(text, notes)
-    if model is None and transformer.has_experts(text):
-        raise ValueError(f"unknown mixture of experts {text}")
+    if mixture and (model is None or model.experts == 1):
+        raise ValueError(f"unknown mixture of experts {text or '(ep > 1)'}: no {', '.join(lacks)}")
     if model is None and (parameters := values.get("parameters") or transformer.size(text)):
         model = transformer.of_parameters(parameters, vocabulary=vocabulary)
     if model is None:
@@ -349,33 +458,24 @@ def _model(values: Mapping[str, Any], notes: str) -> Transformer:
 
 
 def _sharing(values: Mapping[str, Any], data: int) -> Sharing:
+    words = " ".join(str(values.get(name, "")) for name in ("sharding", "zero")).lower()
     if data == 1:
         return "single"
-    words = str(values.get("sharding", "")).lower()
-    if re.search(r"full_?shard|fsdp|zero-?3", words) or (values.get("fsdp") or 0) > 1:
+    if (values.get("fsdp") or 0) > 1:
         return "fsdp"
-    if "zero" in values:
-        return ZERO_STAGES.get(int(values["zero"]), "ddp")
-    return "zero2" if re.search(r"shard_?grad|zero-?2", words) else "ddp"
+    return next((name for name, used in SHARINGS.items() if re.search(used, words)), "ddp")
 
 
 def _recomputed(values: Mapping[str, Any]) -> Checkpointing:
     text = str(values.get("recomputed", "")).lower()
     if "select" in text:
         return "selective"
-    return "none" if text in {"", "false", "0", "0.0", "no", "none", "off"} else "full"
+    return "none" if NO.fullmatch(text) else "full"
 
 
-def _precision(values: Mapping[str, Any]) -> str:
-    text = re.sub("[^a-z0-9]", "", str(values.get("precision", "bf16")).lower())
-    names = {
-        "fp32": "fp32|float32",
-        "tf32": "tf32",
-        "fp16": "fp16|half|amp",
-        "fp8": "fp8",
-        "fp4": "fp4",
-    }
-    return next((name for name, words in names.items() if re.search(words, text)), "bf16")
+def _precision(words: str) -> str:
+    text = re.sub("[^a-z0-9]", "", words.lower())
+    return next((name for name, used in PRECISIONS.items() if re.search(used, text)), "bf16")
 
 
 def _step(values: Mapping[str, Any], gpus: float, batch: float, sequence: float) -> float | None:

@@ -77,13 +77,14 @@ NANOTRON = Framework(
     },
 )
 # Megatron-DeepSpeed up to 2024, measured by vTrain: attention is not fused, so that its scores are
-# written and read several times.
-MEGATRON_DEEPSPEED = Framework(
-    name="megatron-deepspeed",
-    pattern=r"megatron.?deepspeed|vtrain",
+# written and read several times. Nor is it in Megatron-LM up to 2022, before FlashAttention.
+MEGATRON = Framework(
+    name="megatron",
+    pattern=r"megatron.?deepspeed|vtrain"
+    r"|(?=.*\bmegatron.?lm\b).*\b20(19|2[0-2])\b",
     coefficients={"scores": (5.9, 0.5)},
 )
-FRAMEWORKS = (NANOTRON, MEGATRON_DEEPSPEED)
+FRAMEWORKS = (NANOTRON, MEGATRON)
 
 
 def named_framework(text: str) -> Framework:

@@ -128,10 +128,10 @@ NAMED: dict[str, Transformer] = {
     r"llama.*7b": _llama(32, 4096, 32, 32, 11008, 32000),
     r"mixtral.*8x22b": _experts(_llama(56, 6144, 48, 8, 16384, 32768), experts=8, active=2),
     r"mixtral.*8x7b": _experts(_llama(32, 4096, 32, 8, 14336, 32000), experts=8, active=2),
-    r"qwen.?3.*235b.*a22b": _experts(
+    r"qwen.?3.*235b": _experts(
         _llama(94, 4096, 64, 4, 1536, 151936), experts=128, active=8, head_width=128
     ),
-    r"qwen.?3.*30b.*a3b": _experts(
+    r"qwen.?3.*30b": _experts(
         _llama(48, 2048, 32, 4, 768, 151936), experts=128, active=8, head_width=128
     ),
     r"qwen.?3.*32b": replace(_llama(64, 5120, 64, 8, 25600, 151936), head_width=128),

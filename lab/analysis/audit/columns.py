@@ -183,7 +183,7 @@ SETTINGS = {
     "gpu": r"(?:dgx_)?(?:g?[bh][123]00|h800|h20|a100|a800|a40|a30|a10g?|a6000|v100s?|p100|k80|t4|l4"
     r"|l40s?|mi\d{3}x?|gaudi_?\d?)(?:_(?:sxm\d?|pcie|nvl))?(?:_\d+_?gb?)?|dgx_[12]h?|rtx_\w+?",
     "strategy": r"(?:naive_)?ddp|fsdp_?[12]?|hsdp|(?:data|tensor|pipeline)_parallel(?:ism)?"
-    r"|(?:deep_?speed_)?ze_?ro(?:_stage)?_?\d|deep_?speed",
+    r"|(?:deep_?speed_)?zero(?:_stage)?_?\d|deep_?speed",
 }
 SETTING = re.compile(
     rf"(?:^|_)(?:{'|'.join(f'(?P<{kind}>{words})' for kind, words in SETTINGS.items())})(?=_|$)"
@@ -243,8 +243,8 @@ class Guess(NamedTuple):
 
 def normal(name: str) -> str:
     """A name in lower snake case, `#` as n, `/` as per, `%` as percent."""
-    # Camel case is split, but not "GiB".
-    text = re.sub(r"(?<=[a-z])(?!(?<=[KMGT]i)B)(?=[A-Z])", "_", str(name).strip()).lower()
+    # Camel case is split, but neither "GiB" nor "ZeRO".
+    text = re.sub(r"(?<=[a-z])(?!(?<=[KMGT]i)B|(?<=Ze)RO)(?=[A-Z])", "_", str(name).strip()).lower()
     text = FOOTNOTE.sub("", text.replace("µ", "u").replace("μ", "u"))
     # "Accélération" is no "acc", an accuracy.
     text = "".join(c for c in unicodedata.normalize("NFD", text) if not unicodedata.combining(c))
@@ -290,8 +290,7 @@ def setting_of(name: str) -> Setting:
     """Parse a column's name: the quantity, and the setting it is for, such as a precision."""
     text = normal(name)
     words = tuple(
-        # `normal` cuts "ZeRO-3" within its first word.
-        (str(match.lastgroup), match.group().strip("_").replace("ze_ro", "zero").replace("_", " "))
+        (str(match.lastgroup), match.group().strip("_").replace("_", " "))
         for match in SETTING.finditer(text)
     )
     if not words:

@@ -35,7 +35,13 @@ def test_a_row_as_people_write_it() -> None:
 
 @pytest.mark.parametrize(
     ("columns", "passes"),
-    [({"Activation Checkpointing": "True"}, 4), ({"recompute": "none"}, 3)],
+    [
+        ({"Activation Checkpointing": "True"}, 4),
+        ({"recompute": "none"}, 3),
+        ({"Activation Ckpt": "TRUE"}, 4),
+        ({"AC": "No AC"}, 3),
+        ({"Activation Checkpointing": "Selective AC"}, 3),
+    ],
 )
 def test_recomputation_is_read(columns: dict[str, str], passes: float) -> None:
     assert read_layouts(frame(**columns)).rows[0].case.passes == passes
@@ -48,6 +54,13 @@ def test_recomputation_is_read(columns: dict[str, str], passes: float) -> None:
         ({"Sharding Strategy": "FULL_SHARD"}, "fsdp"),
         ({"FSDP": 4}, "fsdp"),
         ({"FSDP": 0}, "ddp"),
+        ({"ZeRO": 1}, "zero1"),
+        ({"ZeRO stage": "3"}, "fsdp"),
+        ({"ZS": "ZeRO-2"}, "zero2"),
+        ({"Zero1": -1}, "zero1"),
+        ({"Zero1": "False"}, "ddp"),
+        ({"Strategy": "ZeRO-1"}, "zero1"),
+        ({"Sharding Strategy": "HSDP"}, "fsdp"),
     ],
 )
 def test_sharding_is_read(columns: dict[str, object], sharing: str) -> None:
@@ -82,6 +95,12 @@ def test_a_precision_is_read_with_its_own_peak(
         ({"Model": "our own"}, "unknown model our own"),
         ({"Model": "our 30B-A3B"}, "unknown mixture of experts our 30B-A3B"),
         ({"System": "TPU"}, "unknown GPU"),
+        (
+            {"Model": "Kimi K2", "EP": 8},
+            "unknown mixture of experts Kimi K2: no layers, width, hidden, experts, active",
+        ),
+        ({"Layers": 32, "Hidden": 4096, "FFN": 1024, "Experts": 8}, "no active"),
+        ({"GBS": None, "MBS": None, "Batch size": 64}, "name its column global_batch or micro_"),
     ],
 )
 def test_what_a_row_lacks_is_named(columns: dict[str, object], message: str) -> None:
@@ -134,6 +153,83 @@ def test_an_empty_cell_does_not_say_whether_activations_are_recomputed(
     assert row.case.passes == passes
 
 
+def test_a_mixture_of_experts_is_read_by_its_sizes_or_its_name() -> None:
+    sizes = {"NLAYERS": 32, "NHIDDEN": 4096, "NHEADS": 64, "FFN size": 1024, "EP": 4}
+    (row,) = read_layouts(frame(Model="our own", experts=8, top_k=2, **sizes)).rows
+    model = row.case.model
+    assert (model.width, model.heads, model.experts, model.active) == (4096, 64, 8, 2)
+    (row,) = read_layouts(frame(Model="Qwen3 MoE 30B", EP=8)).rows
+    assert row.case.model.experts == 128
+
+
+@pytest.mark.parametrize("column", ["Model size", "Size", "Params", "Model Size (B)"])
+def test_a_size_in_words_is_a_model_and_no_width(column: str) -> None:
+    cell = 22 if "(B)" in column else "22B"
+    (row,) = read_layouts(frame(Model=None, **{column: cell})).rows
+    assert row.case.model.parameters == pytest.approx(22e9, rel=0.02)
+    sized = frame(Model=None, **{column: cell, "Layers": 48, "Hidden size": 6144})
+    assert read_layouts(sized).rows[0].case.model.width == 6144
+    assert read_layouts(sized).rows[0].quoted_parameters == 22e9
+
+
+@pytest.mark.parametrize(("column", "cell"), [("Sequence Length (K)", 8), ("Seq Len", "8K")])
+def test_k_of_a_sequence_length_is_1024(column: str, cell: object) -> None:
+    (row,) = read_layouts(frame(**{"Sequence Length": None, column: cell})).rows
+    assert row.case.sequence == 8192
+
+
+@pytest.mark.parametrize("column", ["TGS", "TPS/GPU"])
+def test_tokens_per_gpu_and_second_are_read_by_their_abbreviations(column: str) -> None:
+    (row,) = read_layouts(frame(**{"Tokens / sec / GPU": None, column: 8000})).rows
+    assert row.step_s == pytest.approx(64 * 4096 / 16 / 8000)
+
+
+@pytest.mark.parametrize(
+    ("columns", "micro", "accum"),
+    [
+        ({"Batch size": 64}, 2, 8),  # next to MBS
+        ({"MBS": None, "Batch size": 2}, 2, 1),  # of four replicas
+        ({"MBS": None, "Batch size": 4, "GPUs": 4}, 4, 1),  # one replica
+        ({"MBS": None, "Micro Bsz": 2, "Micro Num": 3}, 2, 3),
+    ],
+)
+def test_a_plain_batch_size_is_told_by_the_other_columns(
+    columns: dict[str, object], micro: int, accum: int
+) -> None:
+    (row,) = read_layouts(frame(GBS=None, **columns)).rows
+    assert (row.case.candidate.micro_batch, row.case.candidate.grad_accum) == (micro, accum)
+
+
+@pytest.mark.parametrize(
+    ("notes", "precision"),
+    [
+        ("pre-training performance at FP8 precision", "fp8"),
+        ("in fp16 or BF16", "bf16"),
+        ("with fp32 master weights", "bf16"),
+        ("at FP32 precision", "fp32"),
+    ],
+)
+def test_a_precision_in_the_notes_counts_if_there_is_only_one(notes: str, precision: str) -> None:
+    rows = frame()
+    rows.attrs["notes"] = [notes]
+    assert read_layouts(rows).rows[0].case.candidate.precision == precision
+
+
+@pytest.mark.parametrize(
+    ("notes", "framework"),
+    [
+        ("Narayanan et al. 2021: Megatron-LM on A100", "megatron"),
+        ("Megatron-LM, paper of 2022", "megatron"),
+        ("Megatron-LM 2024", ""),
+        ("a paper of 2021", ""),
+    ],
+)
+def test_old_versions_of_megatron_do_not_fuse_attention(notes: str, framework: str) -> None:
+    rows = frame()
+    rows.attrs["notes"] = [notes]
+    assert read_layouts(rows).rows[0].case.framework.name == framework
+
+
 def test_crashed_rows_have_no_time_and_stay_known() -> None:
     (row,) = read_layouts(frame(status="OOM")).rows
     assert row.failed and row.step_s is None
@@ -165,8 +261,9 @@ def test_rows_without_a_time_are_predicted() -> None:
 
 def test_assumptions_fill_in_what_a_table_lacks_and_are_checked() -> None:
     bare = frame().drop(columns=["Model", "System"])
-    (row,) = read_layouts(bare, assume={"model": "mixtral 8x7b", "gpu": "h200"}).rows
+    (row,) = read_layouts(bare, assume={"model": "mixtral 8x7b", "gpu": "h200", "zero": 1}).rows
     assert (row.case.model.experts, row.case.machine.gpu.name) == (8, "h200")
+    assert row.case.candidate.layout.sharing == "zero1"
     with pytest.raises(InputError) as caught:
         read_layouts(bare, assume={"layer": 24, "sequence": "long"})
     assert "did you mean 'layers'?" in str(caught.value)
