@@ -5,16 +5,20 @@ Each `lesson*.py` beside this file registers the exercises of one notebook.
 
 from __future__ import annotations
 
+import ast
 import contextlib
 import importlib
+import inspect
 import math
 import pkgutil
+import traceback
 from collections.abc import Callable, Mapping
 from pathlib import Path
+from types import FunctionType
 from typing import Any, Literal, NamedTuple
 
 from lab.course.language import tr
-from lab.errors import InputError, Problem, nearest
+from lab.errors import InputError, LabError, Problem, nearest
 from lab.files import write_atomically
 from lab.report.blocks import Markdown
 
@@ -91,18 +95,51 @@ def _keep(name: str, answer: object) -> None:
     if get_ipython() is None or name not in exercises():
         return
     with contextlib.suppress(OSError):
-        write_atomically(Path(ANSWERS, f"{name}.txt"), repr(_plain(answer)).encode(), durable=False)
+        write_atomically(Path(ANSWERS, f"{name}.txt"), kept(answer).encode(), durable=False)
+
+
+def kept(answer: object) -> str:
+    """An answer as text, which `read_kept` reads; "None" if it has no plain form."""
+    with contextlib.suppress(Exception):  # whatever a student's object does
+        text = repr(_plain(answer))
+        read_kept(text)
+        return text
+    return "None"
+
+
+def read_kept(text: str) -> Any:
+    """The answer that `kept` wrote; of other text, raises what `ast.literal_eval` does."""
+    return ast.literal_eval(_NotFinite().visit(ast.parse(text.strip(), mode="eval")))
+
+
+class _NotFinite(ast.NodeTransformer):
+    """Makes constants of nan and inf, which are written as names."""
+
+    def visit_Name(self, node: ast.Name) -> ast.expr:
+        return ast.Constant(float(node.id)) if node.id in {"nan", "inf"} else node
 
 
 def _plain(answer: Any) -> Any:
     """An answer as numbers, text and collections; None if it has no such form."""
-    if hasattr(answer, "tolist"):  # of numpy and pandas
-        answer = answer.tolist()
+    # An array of one element counts as a number.
+    answer = _result_of("tolist", _result_of("item", answer))
     if isinstance(answer, dict):
         return {_plain(key): _plain(value) for key, value in answer.items()}
     if isinstance(answer, list | tuple):
-        return type(answer)(map(_plain, answer)) if type(answer) in {list, tuple} else None
-    return answer if isinstance(answer, int | float | str) else None
+        places = map(_plain, answer)
+        return list(places) if isinstance(answer, list) else tuple(places)
+    # Subclasses, such as an IntEnum, may be written in any way.
+    for kind in (bool, int, float, str):
+        if isinstance(answer, kind):
+            return kind(answer)
+    return None
+
+
+def _result_of(method: str, answer: Any) -> Any:
+    """What `item` or `tolist` of numpy, pandas and torch returns; without it the answer itself."""
+    with contextlib.suppress(Exception):  # there are several items, or it belongs to a class
+        return getattr(answer, method)()
+    return answer
 
 
 def verdict(name: str, answer: object, **measured: Any) -> str:
@@ -111,22 +148,41 @@ def verdict(name: str, answer: object, **measured: Any) -> str:
     if name not in known:
         raise InputError("check", [Problem(name, "no such exercise", nearest(name, known))])
     exercise = known[name]
+    try:
+        inspect.signature(exercise.judge).bind(answer, **measured)
+    except TypeError as error:
+        problem = Problem(name, str(error), "give what the lesson gives")
+        raise InputError("check", [problem]) from None
     if _is_missing(answer):
         hint = tr(exercise.hint)
         raise WrongAnswerError(tr("{name}: no answer yet. {hint}", name=name, hint=hint))
     try:
         meaning = exercise.judge(answer, **measured)
+    except LabError:
+        raise
     except WrongAnswerError as error:
         hint = str(error) or tr(exercise.hint)
-        raise WrongAnswerError(tr("{name}: not yet. {hint}", name=name, hint=hint)) from None
-    return tr("{name}: right. {meaning}", name=name, meaning=meaning)
+    except Exception as error:  # noqa: BLE001 an answer of a shape that no judge expects
+        hint = _unexpected(answer, error)
+    else:
+        return tr("{name}: right. {meaning}", name=name, meaning=meaning)
+    raise WrongAnswerError(tr("{name}: not yet. {hint}", name=name, hint=hint))
+
+
+def _unexpected(answer: object, error: Exception) -> str:
+    """How a student's function failed, with its line, or that an answer has no known form."""
+    what = traceback.format_exception_only(error)[-1].strip()
+    file = answer.__code__.co_filename if type(answer) is FunctionType else None
+    frames = traceback.extract_tb(error.__traceback__)
+    if lines := [frame.lineno for frame in frames if frame.filename == file]:
+        return tr("The function fails in line {line} ({error}).", line=lines[-1], error=what)
+    return tr("The answer has an unexpected form ({error}).", error=what)
 
 
 def _is_missing(answer: object) -> bool:
     """Whether an exercise is as handed out: empty, or empty in each of several places."""
-    if isinstance(answer, tuple | list):
-        return all(map(_is_missing, answer))
-    return answer is None or answer is Ellipsis
+    places: Any = answer if type(answer) in {tuple, list} else (answer,)
+    return all(place is None or place is Ellipsis for place in places)
 
 
 def require(condition: bool, hint: str = "") -> None:
@@ -137,10 +193,7 @@ def require(condition: bool, hint: str = "") -> None:
 
 def number(answer: object) -> float:
     """An answer as a float; raises WrongAnswerError unless it is one finite number."""
-    value: Any = answer
-    if hasattr(value, "item"):  # of numpy, pandas and torch, which raise if there are several
-        with contextlib.suppress(ValueError, RuntimeError):
-            value = value.item()
+    value = _result_of("item", answer)
     plain = isinstance(value, int | float) and not isinstance(value, bool)
     require(plain, tr("Give a single number; this is a {kind}.", kind=type(answer).__name__))
     try:
@@ -156,7 +209,7 @@ def number(answer: object) -> float:
 
 def numbers(answer: object, count: int, hint: str) -> list[float]:
     """An answer as `count` floats, given as a tuple, list or array; `hint` says what they are."""
-    values: Any = answer.tolist() if hasattr(answer, "tolist") else answer
+    values = _result_of("tolist", answer)
     require(isinstance(values, tuple | list) and len(values) == count, hint)
     return list(map(number, values))
 

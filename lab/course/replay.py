@@ -21,7 +21,7 @@ from types import FunctionType, SimpleNamespace
 from typing import TYPE_CHECKING, Any
 
 from lab.config.study import Study, Task
-from lab.course.check import ANSWERS, WrongAnswerError, verdict
+from lab.course.check import ANSWERS, WrongAnswerError, read_kept, verdict
 from lab.course.language import tr
 from lab.course.release import LESSONS
 from lab.errors import LabError
@@ -260,18 +260,15 @@ def _outcome(name: str, submitted: Path, measured: dict[str, Any]) -> tuple[bool
     try:
         if path.is_symlink() or path.stat().st_size > MOST_CHARACTERS:
             return False, tr("the answer cannot be read")
-        answer = ast.literal_eval(path.read_text())
+        answer = read_kept(path.read_text())
     except FileNotFoundError:
         return False, tr("no answer was handed in")
-    except (OSError, ValueError, SyntaxError, MemoryError, RecursionError):
+    except Exception:  # noqa: BLE001 whatever is wrong with a student's file
         return False, tr("the answer cannot be read")
     try:
         return True, verdict(name, answer, **measured)
-    except WrongAnswerError as error:
+    except (WrongAnswerError, LabError) as error:
         return False, str(error)
-    except Exception as error:  # noqa: BLE001 an answer of a shape that no judge expects
-        hint = tr("The answer has an unexpected form ({error}).", error=type(error).__name__)
-        return False, tr("{name}: not yet. {hint}", name=name, hint=hint)
 
 
 def _by_hand(name: str) -> str | None:

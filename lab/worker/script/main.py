@@ -214,7 +214,9 @@ def run_script(
             pass
         except SystemExit as end:
             if end.code not in (None, 0):
-                reason = f"exit status {end.code}" if isinstance(end.code, int) else str(end.code)
+                # True is 1 to `sys.exit`.
+                status = f"exit status {end.code:d}" if isinstance(end.code, int) else None
+                reason = status or str(end.code)
                 raise LabError(f"{script.name} ended with {reason}; see its log") from end
         finally:
             meter.recorder = None

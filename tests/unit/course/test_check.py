@@ -4,8 +4,13 @@ from __future__ import annotations
 
 import math
 import re
+from collections import namedtuple
 from contextlib import nullcontext
+from decimal import Decimal
+from enum import IntEnum
+from fractions import Fraction
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import numpy as np
@@ -20,7 +25,7 @@ import lab
 from lab.config.cluster import Cluster
 from lab.config.run import Run
 from lab.config.study import Study
-from lab.course.check import WrongAnswerError, exercises, judge, verdict
+from lab.course.check import WrongAnswerError, exercises, judge, kept, read_kept, verdict
 from lab.course.lesson02_collectives import Ring
 from lab.perfmodel.flops import gpt_flops_per_token, gpt_parameters
 from lab.records.schema import RankMemory
@@ -333,6 +338,122 @@ def test_every_answer_is_judged_in_the_language_of_the_catalogue(name: str) -> N
     values = {"str", "nan", *units, *known.get("rules", ())}
     for text in texts:
         assert set(re.findall(r"[A-Za-z]{2}[A-Za-z-]*", text.removeprefix(name))) <= values, text
+
+
+class Failing:
+    """Whatever is asked of it fails."""
+
+    def __getattribute__(self, name: str) -> Any:
+        raise RuntimeError("not now")
+
+    def __repr__(self) -> str:
+        raise RuntimeError("not now")
+
+    def __eq__(self, other: object) -> bool:
+        raise RuntimeError("not now")
+
+    __hash__ = None  # type: ignore[assignment]
+
+
+class FailingText(str):
+    def __str__(self) -> str:
+        raise RuntimeError("not now")
+
+
+Pair = namedtuple("Pair", "first second")
+Two = IntEnum("Two", {"TWO": 2})
+INSIDE_ITSELF: list[Any] = [1.0]
+INSIDE_ITSELF.append(INSIDE_ITSELF)
+ITSELF_BY_KEY: dict[str, Any] = {}
+ITSELF_BY_KEY["it"] = ITSELF_BY_KEY
+DEEP: list[Any] = []
+for _ in range(5000):
+    DEEP = [DEEP]
+ODD = [
+    *(math.nan, math.inf, -math.inf, [math.nan, -math.inf], 10**400, -(10**5000), 1j, True),
+    *(np.float64, np.ndarray, float, Failing, Failing(), [Failing()], FailingText("data-stall")),
+    *(INSIDE_ITSELF, (INSIDE_ITSELF, 1.0), ITSELF_BY_KEY, DEEP, Pair(1.0, 2.0), Pair, Two.TWO),
+    *(np.float32(math.nan), np.ones((2, 2)), np.array(["a"]), np.array([None]), np.array(3 + 1j)),
+    *(torch.ones(2, requires_grad=True), torch.ones(2, device="meta"), torch.ones(2).to_sparse()),
+    *(pd.Series([1.0, math.nan]), pd.Series(["a"]), pd.DataFrame({"item": [1], "tolist": [2]})),
+    *(pd.NA, pd.NaT, pd.Timestamp(0), pd.DataFrame(), pd.Index([2.0]), pd.Categorical(["a"])),
+    *({1.0, 2.0}, frozenset(), iter([1.0]), (one for one in [1.0]), range(2), map(abs, [1])),
+    *("a'b\"c\nd\\e\0", "\ud800", "x" * 20_000, b"2", "nan", "", {(1, 2): {None: [3]}}),
+    *({frozenset(): 1}, {(math.nan,): math.inf}, Decimal(2), Fraction(1, 2), Exception("2")),
+    *(lambda: 2, lambda *_: {}[2], len, SimpleNamespace(item=lambda: 1 / 0, tolist=lambda: [[]])),
+]
+PLAIN = st.recursive(
+    st.none() | st.booleans() | st.integers() | st.floats() | st.text() | st.complex_numbers(),
+    lambda parts: (
+        st.lists(parts, max_size=3)
+        | st.tuples(parts, parts)
+        | st.dictionaries(st.text() | st.floats(), parts, max_size=2)
+    ),
+)
+
+
+def outcome(name: str, answer: object, known: dict[str, Any]) -> bool:
+    """Whether an answer is right; whatever it is, there is a sentence about it."""
+    try:
+        return bool(verdict(name, answer, **known))
+    except WrongAnswerError as error:
+        assert re.match(rf"{name}: (not yet|no answer yet)\. \S", str(error))
+        return False
+
+
+@pytest.mark.parametrize("name", CASES)
+def test_any_answer_gets_a_sentence_and_the_same_verdict_when_it_is_graded(name: str) -> None:
+    known, right, wrong = CASES[name]
+    for answer in (*ODD, right, *wrong):
+        graded = read_kept(kept(answer))
+        assert outcome(name, answer, known) == outcome(name, graded, known), type(answer)
+
+
+@pytest.mark.parametrize("name", ["02.alpha-beta", "04.speedup", "06.culprit", "08.trace"])
+@given(answer=PLAIN)
+def test_any_plain_answer_does_so_too(name: str, answer: Any) -> None:
+    known, _, _ = CASES[name]
+    assert outcome(name, answer, known) == outcome(name, read_kept(kept(answer)), known)
+
+
+@given(
+    st.recursive(
+        st.none() | st.booleans() | st.integers() | st.floats() | st.text(),
+        lambda parts: st.lists(parts) | st.dictionaries(st.text(), parts) | st.tuples(parts),
+        max_leaves=9,
+    )
+)
+def test_a_kept_answer_is_read_as_it_was(answer: Any) -> None:
+    assert repr(read_kept(kept(answer))) == repr(answer)
+
+
+def test_what_is_special_stays_so_when_it_is_graded() -> None:
+    assert math.isnan(read_kept(kept(math.nan)))
+    assert read_kept(kept(np.array([4]))) == read_kept(kept(torch.tensor([[4]]))) == 4
+    assert read_kept(kept([math.inf, np.float64(-math.inf)])) == [math.inf, -math.inf]
+    assert read_kept(kept({"nan": Two.TWO, 1: Pair("inf", 2)})) == {"nan": 2, 1: ("inf", 2)}
+
+
+def test_a_function_that_fails_is_told_its_line() -> None:
+    def fails(row: Any) -> Any:
+        return row[1000]
+
+    line = fails.__code__.co_firstlineno + 1
+    with pytest.raises(WrongAnswerError, match=rf"fails in line {line} \(IndexError: .*1000"):
+        verdict("09.quantize", fails)
+    with pytest.raises(WrongAnswerError, match=r"unexpected form \(TypeError: .* 0 positional"):
+        verdict("02.ring", lambda: None)
+
+
+def test_a_path_that_no_file_can_have_gets_a_sentence(tmp_path: Path) -> None:
+    for answer in ("a\0b", "x" * 5000, FailingText("report.html")):
+        with pytest.raises(WrongAnswerError, match=r"not yet\."):
+            verdict("11.report", answer, study=tmp_path)
+
+
+def test_a_measurement_that_is_not_given_is_no_wrong_answer() -> None:
+    with pytest.raises(lab.InputError, match=r"04\.speedup: missing a required argument: 'ranks'"):
+        verdict("04.speedup", 1.6, step_s=T)
 
 
 def test_numbers_of_numpy_and_pandas_count_as_numbers() -> None:

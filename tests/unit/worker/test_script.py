@@ -301,6 +301,7 @@ def test_a_script_may_end_by_itself_after_the_warm_up(measured: Any) -> None:
         ("pass", "without a step"),
         ("train(torch.randn(8, 4))", "ended after 1 steps"),
         ("sys.exit(3)", "exit status 3"),
+        ("sys.exit(True)", "exit status 1"),
         ("sys.exit('no data')", "no data"),
         ("train(torch.randn(8, 5))", r"train.py failed in train.py, line 9: RuntimeError"),
         ("import nothing_here", "ModuleNotFoundError"),
