@@ -26,7 +26,7 @@ class Unit(NamedTuple):
     factor: float
 
 
-UNITS = (Unit("s", 1.0), Unit("ms", 1e3), Unit("µs", 1e6))
+UNITS = (Unit("h", 1 / 3600), Unit("s", 1.0), Unit("ms", 1e3), Unit("µs", 1e6), Unit("ns", 1e9))
 
 
 def rounded(value: float | None, low: float | None = None, high: float | None = None) -> str:
@@ -87,6 +87,20 @@ def count(number: int, noun: str) -> str:
     return f"{number} {noun}{'s' * (number != 1)}"
 
 
+def in_words(value: float, low: float = math.nan, high: float = math.nan) -> str:
+    """A large number with the digits that its interval supports: `950`, `17,800`, `18 billion`.
+
+    It is rounded down below a million, where it counts whole things.
+    """
+    for name, factor in (("trillion", 1e12), ("billion", 1e9), ("million", 1e6)):
+        if value >= factor:
+            ends = (value / factor, low / factor, high / factor)
+            return f"{value_of(rounded(*ends))} {name}"
+    whole = math.floor(value)
+    place = 10 ** max(len(str(whole)) - DIGITS_ALONE, 0)
+    return f"{whole // place * place:,}"
+
+
 def percent(value: float | None, low: float | None = None, high: float | None = None) -> str:
     """A ratio and its interval in per cent, such as `46.0 [45.0, 48.0] %`."""
     return _scaled(value, low, high, Unit("%", 100.0))
@@ -107,7 +121,7 @@ def unit_for(values: Iterable[float | None]) -> Unit:
     """The unit in which the largest of these durations (s) is at least 1; ms if all are 0."""
     largest = max((abs(value) for value in values if _known(value)), default=0.0)
     if not largest:
-        return UNITS[1]
+        return Unit("ms", 1e3)
     return next((unit for unit in UNITS if largest * unit.factor >= 1), UNITS[-1])
 
 

@@ -28,7 +28,7 @@ from lab.analysis.scaling import (
     ratio,
     verdict,
 )
-from lab.analysis.scaling_curves import curves, ranks, with_interval
+from lab.analysis.scaling_curves import curves, device_of, ranks, with_interval
 from lab.analysis.stages import stage_sentences, stages
 from lab.analysis.waterfall import SHARE, waterfalls
 from lab.config.run import Run, distinct_labels
@@ -275,7 +275,10 @@ def _scaling(evidence: Evidence) -> Iterator[str]:
         baseline = f"the baseline ({values})" if values else "the baseline"
         measured = bool(len(summary)) and summary["baseline_run_id"].notna().any()
         what = "nothing that compares with" if measured else "no run of"
-        yield f"No speedup can be stated, because {what} {baseline} has completed."
+        reason = f"{what} {baseline} has completed"
+        if measured and len(evidence.study.runs) == 1:
+            reason = "the study has a single configuration"
+        yield f"No speedup can be stated, because {reason}."
         if len(summary):
             yield from _step(evidence)
         return
@@ -289,7 +292,7 @@ def _scaling(evidence: Evidence) -> Iterator[str]:
     if len(best) > 2 and ends[0]["scaling"] == "strong":
         shortest = best.sort_values("step_time").iloc[0]
         time = format_seconds(*with_interval(shortest, "step_time"))
-        most = ranks(None, best["world_size"].max())
+        most = ranks(device_of(best), best["world_size"].max())
         yield f"Up to {most}, the shortest step, {time}, is on {place(shortest, labels)}."
 
 

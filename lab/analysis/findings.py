@@ -21,11 +21,12 @@ from lab.analysis.scaling_curves import curves, ranks, with_interval
 from lab.analysis.waterfall import SHARE, Waterfall, on_most_ranks, waterfalls
 from lab.config.run import Run, conflicts
 from lab.config.study import Study
-from lab.formatting import count, format_seconds, percent, rounded
+from lab.formatting import count, format_seconds, listed, percent, rounded
 from lab.perfmodel.collectives import efficiency_with_overlap, efficiency_without_overlap
 from lab.records.schema import Environment
 from lab.records.store import Record
 
+MOST_NAMES = 6  # of configurations in a sentence
 STATUS_LABELS = {"oom": "out of memory", "timeout": "timed out"}
 
 
@@ -258,22 +259,35 @@ def _best_batch(summary: pd.DataFrame) -> Iterator[str]:
 def holes(
     study: Study, records: Sequence[Record], *, obstacles: Mapping[str, str] | None = None
 ) -> list[str]:
-    """What was requested and is missing: a sentence per run and cause, with its repeats.
+    """What was requested and is missing: a sentence per cause, with its runs and repeats.
 
     `obstacles` maps run ids to why the cluster cannot run them.
     """
     known = {(record.run_id, record.repeat): record for record in records}
-    missing: dict[tuple[str, str], list[str]] = {}
+    missing: dict[tuple[Run, str], list[str]] = {}
     for task in study.tasks:
         record = known.get((task.run.id, task.repeat))
         if record is None or not record.completed:
             cause = _cause(record, task.run, (obstacles or {}).get(task.run.id, ""))
-            missing.setdefault((task.run.label, cause), []).append(str(task.repeat))
-    sentences = []
-    for (label, cause), (*most, last) in missing.items():
-        repeats = f"repeats {', '.join(most)} and {last}" if most else f"repeat {last}"
-        sentences.append(f"{label}, {repeats}: {cause}{'' if cause.endswith('?') else '.'}")
-    return sentences
+            missing.setdefault((task.run, cause), []).append(str(task.repeat))
+    alike: dict[tuple[str, tuple[str, ...]], list[Run]] = {}
+    for (run, cause), repeats in missing.items():
+        alike.setdefault((cause, tuple(repeats)), []).append(run)
+    return [
+        f"{_which(study, runs, repeats)}: {cause}{'' if cause.endswith('?') else '.'}"
+        for (cause, repeats), runs in alike.items()
+    ]
+
+
+def _which(study: Study, runs: Sequence[Run], repeats: Sequence[str]) -> str:
+    """These repeats of each of these runs, in words."""
+    counted = count(len(runs), "configuration")
+    if len(runs) * len(repeats) == len(study.tasks) > 1:
+        return f"All {count(len(study.tasks), 'repeat')} of {counted}"
+    names = listed([run.label for run in runs], MOST_NAMES)
+    *most, last = repeats
+    numbers = f"repeats {', '.join(most)} and {last}" if most else f"repeat {last}"
+    return f"{names}, {numbers}" if len(runs) == 1 else f"{counted} ({names}), {numbers}"
 
 
 def _cause(record: Record | None, run: Run, obstacle: str) -> str:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
 import pandas as pd
@@ -11,7 +11,7 @@ import pandas as pd
 from lab.analysis.laws import fit_amdahl, fit_gustafson
 from lab.analysis.scaling import against_baseline, beyond_baseline, farthest, labels_of
 from lab.analysis.scaling_curves import baseline_name, curves, ranks, rows_of, with_interval
-from lab.formatting import format_seconds, percent, rounded
+from lab.formatting import format_seconds, in_words, listed, percent, rounded
 from lab.perfmodel.step_law import fit
 
 # Efficiency thresholds relative to the baseline; the report names both.
@@ -22,6 +22,7 @@ CLOSE = 0.1  # a law with a larger error in any speedup is not extrapolated
 # What GPU-hours are counted for, by what a time of the table is of.
 COUNTED = {"step": (1000, "1000 steps"), "epoch": (1, "epoch"), "total": (1, "run")}
 MILLION = 1e6
+MOST_NAMES = 3  # of configurations in a sentence
 
 
 def headline(summary: pd.DataFrame) -> str:
@@ -32,9 +33,13 @@ def headline(summary: pd.DataFrame) -> str:
         return ""
     ends.sort(key=lambda row: -row["efficiency"])
     sentences = []
-    for row in ends if len(ends) <= 2 else (ends[0], ends[-1]):
+    best, worst = (percent(row["efficiency"]) for row in (ends[0], ends[-1]))
+    alike = len(ends) > 2 and best == worst
+    shown = ends if len(ends) <= 2 else ends[:1] if alike else (ends[0], ends[-1])
+    for row in shown:
         extreme = "highest" if row is ends[0] else "lowest"
         which = "" if len(ends) <= 2 else f"With the {extreme} efficiency, on "
+        which = f"Of {len(ends)} configurations with the same efficiency, on " if alike else which
         where = ranks(row["device"], row["world_size"])
         where += f" ({labels[row['run_id']]})" * (len(ends) > 1)
         base = {row["baseline_run_id"]: labels[row["run_id"]]}  # several curves may share it
@@ -49,12 +54,24 @@ def stops(summary: pd.DataFrame) -> list[str]:
 
 
 def _of_each(summary: pd.DataFrame, say: Callable[[pd.DataFrame], str]) -> list[str]:
-    """The statement about each curve, after its name unless there is only one."""
+    """The statement about each curve, after its name unless there is only one; equal ones once."""
     lines = curves(summary)
-    texts = [(label, text) for label, points in lines if (text := say(points))]
+    labels: dict[str, list[str]] = {}
+    for label, points in lines:
+        if text := say(points):
+            labels.setdefault(text, []).append(label)
     if len(lines) == 1:
-        return [f"{text[0].upper()}{text[1:]}." for _, text in texts]
-    return [f"{label}: {text}." for label, text in texts]
+        return [f"{text[0].upper()}{text[1:]}." for text in labels]
+    return [f"{_named(names, len(lines))}: {text}." for text, names in labels.items()]
+
+
+def _named(names: Sequence[str], of: int) -> str:
+    """One name; of several their number and the first of them."""
+    if len(names) == 1:
+        return names[0]
+    if len(names) == of:
+        return f"All {of} configurations"
+    return f"{len(names)} of {of} configurations ({listed(names, MOST_NAMES)})"
 
 
 def _stop(points: pd.DataFrame) -> str:
@@ -237,11 +254,18 @@ def hours_of(row: Mapping[Any, Any]) -> tuple[float | None, str]:
 
 def _paid(times: float, row: Mapping[Any, Any]) -> str:
     if pd.isna(row["step_time"]):
-        return f"{rounded(times)} million"
+        return in_words(times * MILLION, *_ends(times * MILLION, row, "samples_per_second"))
     many, counted = COUNTED[row["per"]]
-    whole = math.floor(times * many)
     noun = counted.removeprefix("1000 ").removesuffix("s")
-    return f"{whole:,} {noun}{'s' * (whole != 1)}"
+    number = times * many
+    text = in_words(number, *_ends(number, row, "step_time"))
+    return f"{text} {noun}{'s' * (text != '1')}"
+
+
+def _ends(value: float, row: Mapping[Any, Any], quantity: str) -> tuple[float, float]:
+    """The interval of a value that is known as exactly as this quantity."""
+    center, low, high = with_interval(row, quantity)
+    return value * low / center, value * high / center
 
 
 def requests(summary: pd.DataFrame, gpu_hours: float) -> list[str]:

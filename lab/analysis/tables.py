@@ -52,6 +52,8 @@ def classical_tables(summary: pd.DataFrame) -> list[tuple[str, pd.DataFrame]]:
         f"Speedup over {baseline_name(summary)}": lambda row: _ratio(row, "speedup"),
         "Efficiency": lambda row: _ratio(row, "efficiency"),
     }
+    if (summary["run_id"] == summary["baseline_run_id"]).all():  # nothing is compared
+        del cells[f"Speedup over {baseline_name(summary)}"], cells["Efficiency"]
     sizes = pd.Index(sorted(set(summary["world_size"])), name=ranks(device))
     unmeasured = summary["exposed_communication_time"][summary["world_size"] > 1].isna().any()
     note = "; where communication was not measured, compute includes the wait for it"
@@ -79,7 +81,7 @@ def _side_by_side(
     """A row per configuration, if these are categories rather than curves."""
     rows = {
         f"{ranks(row['device'], row['world_size'])}, {label}": {
-            name.lower(): cell(row) for name, cell in cells.items()
+            name[:1].lower() + name[1:]: cell(row) for name, cell in cells.items()
         }
         for label, points in lines
         for row in rows_of(points)

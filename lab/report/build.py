@@ -34,6 +34,7 @@ _TEMPLATES = {
     "prediction": "report.ipynb",
     "inference": "inference.ipynb",
 }
+_NOTHING = "nothing.ipynb"  # while no run has completed
 
 
 @dataclass(frozen=True)
@@ -57,7 +58,7 @@ def report(study: Study, *, artifacts: bool = False, runs: bool = False) -> Repo
     `out/artifacts/`, for other documents; `runs` also executes one notebook per record, about a
     second each. Raises LabError if a notebook fails, with the path of the partial one.
     """
-    template, stem = _TEMPLATES[study.kind], study.out / "report"
+    template, stem = _template(study), study.out / "report"
     source = fingerprint(study, template)
     known, kept = stem.with_suffix(".json"), _files(stem)
     said = read_json(known) or {}
@@ -80,6 +81,11 @@ def report(study: Study, *, artifacts: bool = False, runs: bool = False) -> Repo
             kept[0], study.out / "artifacts", title=study.title, authors=authors(study)
         )
     return Report(*kept, said["answer"], said["predictions"], said["noise"], tuple(parts))
+
+
+def _template(study: Study) -> str:
+    completed = any(record.completed for record in load_records(study))
+    return _TEMPLATES[study.kind] if completed else _NOTHING
 
 
 def _statements(study: Study) -> dict[str, str]:

@@ -369,6 +369,7 @@ class LabHTMLExporter(TemplateExporter):
         page.embed_images(body, folder=Path(about.get("path") or "."), title=title)
         number_parts(body)
         page.arrange_tables(body)
+        page.keep_units(body)
         page.set_ids(body)
         page.resolve_links(body)
         language = str(nb.metadata.get("lang") or self.language_code)

@@ -18,9 +18,11 @@ HEADING = re.compile("^h[1-6]$")
 CONTENTS_DEPTH = 3
 
 _DIGITS = r"[-+−]?\s*(\d[\d,\u202f\u2009 ]*(\.\d*)?|\.\d+)([eE][-+]?\d+)?"
+_LETTERS = r"[^\W\d_]"
 # A number with its unit, and perhaps its interval; or an interval alone.
 NUMBER = re.compile(
-    rf"[<>≈~±]?\s*{_DIGITS}\s*(%|[^\W\d_]{{1,4}}(/[^\W\d_]{{1,4}})?|[×°])?(\s*[±\[(–].*)?"
+    rf"[<>≈~±]?\s*{_DIGITS}\s*(%|{_LETTERS}{{1,4}}(/{_LETTERS}{{1,4}})?|[×°]"
+    rf"|(?<=\s)([mbtr]+illion )?{_LETTERS}+(/{_LETTERS}+)?)?(\s*[±\[(–].*)?"
     rf"|[\[(]\s*{_DIGITS}\s*(,|–|to)\s*{_DIGITS}\s*[\])]"
 )
 MISSING = frozenset(
@@ -35,6 +37,10 @@ IMAGE_TYPES = {
     ".gif": "image/gif",
     ".webp": "image/webp",
 }
+_UNIT = re.compile(
+    r"(?<=[\d\]]) (?=(%|[nmµ]?s|min|h|[kKMGTP]i?B|B|[MG]Hz|[MGT]?bit|[MGT]?FLOPs?|samples|tokens)"
+    r"(/s)?(?!\w))"
+)
 _SVG = re.compile(r"<svg\b[^>]*>.*?</svg\s*>", re.IGNORECASE | re.DOTALL)
 _SVG_TITLE = re.compile(r"<title\b[^>]*>(.*?)</title\s*>", re.IGNORECASE | re.DOTALL)
 
@@ -78,6 +84,13 @@ def link_target(anchor: Tag) -> str:
     """The id that a link within the page leads to; empty for any other link."""
     address = str(anchor.get("href", ""))
     return unquote(address[1:]) if address.startswith("#") else ""
+
+
+def keep_units(soup: BeautifulSoup) -> None:
+    """A no-break space between each number and its unit, but in code, formulas and cells."""
+    for text in soup.find_all(string=_UNIT):
+        if text.find_parent(["pre", "code", "lab-math", "script", "style", "td"]) is None:
+            text.replace_with(_UNIT.sub("\u00a0", text))
 
 
 def resolve_links(soup: Tag) -> None:

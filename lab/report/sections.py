@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import os
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from typing import Any
 
@@ -127,8 +128,20 @@ def holes(results: StudyResults) -> Markdown:
         with contextlib.suppress(InputError):  # the profile may be missing on this machine
             obstacles = {row["run"]: row["cannot run"] for row in plan(study, results.clusters[0])}
             sentences = analysis.holes(study, results.records, obstacles=obstacles)
-    complete = f"all {len(study.tasks)} repeats of {len(study.runs)} configurations completed"
-    return Markdown.bullets(sentences, otherwise=f"Nothing: {complete}.")
+    counted = f"{count(len(study.tasks), 'repeat')} of {count(len(study.runs), 'configuration')}"
+    whole = "all " * (len(study.tasks) > 1) + counted
+    return Markdown.bullets(sentences, otherwise=f"Nothing: {whole} completed.")
+
+
+def next_step(results: StudyResults) -> Markdown:
+    """What to do about runs without a measurement, and where a failed one left its log."""
+    study = results.study
+    command = study.command("run", results.clusters)
+    where = os.path.relpath(study.out / "runs")
+    logs = f" Logs are in `{where}/<run>/<repeat>/log`; mend the cause first." * bool(
+        results.records
+    )
+    return Markdown(f"`{command}` measures what is missing, and keeps what has completed.{logs}")
 
 
 def communication(results: StudyResults) -> Table | Markdown:

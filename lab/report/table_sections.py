@@ -239,6 +239,9 @@ def _table(caption: str, rows: list[dict[str, str]], *, label: str) -> Table:
         known.remove("repeats")
     if len(frame) > MOST_ROWS:
         caption += f"; the first {MOST_ROWS} of {len(frame)} rows"
+    if len(frame) > 1 and (frame["configuration"] == frame["configuration"].iloc[0]).all():
+        known.remove("configuration")
+        caption += f". All: {frame['configuration'].iloc[0]}"
     return Table(caption, frame[known].head(MOST_ROWS), index=False, label=label)
 
 

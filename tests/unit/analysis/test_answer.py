@@ -34,7 +34,9 @@ def test_strong_scaling_says_what_the_most_ranks_bring(tmp_path):
     records = [one for size, three in times.items() for one in repeats(run(size), three)]
     text = answered(tmp_path, records)
     assert "On 4 CPU processes at batch 64, a step is 1.60" in text
-    assert "Up to 4 ranks, the shortest step, 200 [190, 210] ms, is on 2 CPU processes" in text
+    assert (
+        "Up to 4 CPU processes, the shortest step, 200 [190, 210] ms, is on 2 CPU processes" in text
+    )
 
 
 def test_a_shortest_step_is_found_among_several_numbers_of_ranks_at_one_batch(tmp_path):

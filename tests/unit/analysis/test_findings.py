@@ -82,7 +82,7 @@ def test_no_answer_and_no_speedup(tmp_path):
         "A step takes 100 [100, 100] ms on 2 CPU processes"
     )
     text, _, _ = findings_of(tmp_path, repeats(run(1), [0.1] * 3))
-    assert "because nothing that compares with the baseline (world_size 1) has completed." in text
+    assert "because the study has a single configuration. A step takes" in text
 
 
 def test_holes_name_run_repeats_and_cause(tmp_path):
@@ -100,6 +100,13 @@ def test_holes_name_run_repeats_and_cause(tmp_path):
     ]
 
 
+def test_one_cause_of_all_failures_is_said_once(tmp_path):
+    cause = Failure(type="ValueError", message="no data", rank=0)
+    failed = [record(run(n), i, status="failed", error=cause) for n in (1, 2) for i in range(3)]
+    _, _, missing = findings_of(tmp_path, failed)
+    assert missing == ["All 6 repeats of 2 configurations: failed on rank 0: ValueError: no data."]
+
+
 def test_a_hole_whose_cause_is_a_question_ends_with_it(tmp_path):
     cause = Failure(type="RankLost", message="killed from outside?", rank=1)
     _, _, missing = findings_of(tmp_path, [record(run(4), status="failed", error=cause)])
@@ -111,9 +118,8 @@ def test_holes_say_what_cannot_run_and_why(tmp_path):
     made = study(tmp_path, [run(4), gpus, run(2, needs_device="cuda")], repeats=1)
     assert holes(made, [], obstacles={run(4).id: "needs 4 ranks, local has 2"}) == [
         "gpt-nano ddp x4, batch 64, fp32, repeat 0: not run: needs 4 ranks, local has 2.",
-        "gpt-nano data_parallel x2, batch 4, fp32, repeat 0: "
-        "not run: it needs a cluster with CUDA.",
-        "gpt-nano ddp x2 on CUDA, batch 64, fp32, repeat 0: not run: it needs a cluster with CUDA.",
+        "2 configurations (gpt-nano data_parallel x2, batch 4, fp32; gpt-nano ddp x2 on CUDA, "
+        "batch 64, fp32), repeat 0: not run: it needs a cluster with CUDA.",
     ]
 
 

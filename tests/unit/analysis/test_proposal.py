@@ -9,6 +9,7 @@ from lab.analysis import proposal
 from lab.analysis.laws import fit_gustafson
 from lab.analysis.reported import records_from
 from lab.analysis.scaling import summary
+from lab.formatting import in_words
 from lab.records.table import table
 
 
@@ -111,3 +112,24 @@ def test_a_baseline_that_curves_share_is_named_by_its_ranks_alone() -> None:
     )
     text = proposal.headline(summary(table(records_from(frame)), baseline={}, scaling="strong"))
     assert "1.82 times as fast as on 1 GPU (efficiency 90.9 %)" in text
+
+
+def test_equal_curves_are_told_once_and_neither_is_best_nor_worst() -> None:
+    content = {"model": list("aabbcc"), "gpus": [1, 2] * 3, "time_s": [100, 55] * 3}
+    summarized = summary(table(records_from(pd.DataFrame(content))), baseline={}, scaling="strong")
+    (text,) = proposal.stops(summarized)
+    assert text.startswith("All 3 configurations: efficiency is still 90.9 %")
+    assert proposal.headline(summarized).startswith("Of 3 configurations with the same efficiency")
+
+
+@pytest.mark.parametrize(
+    ("numbers", "text"),
+    [
+        ((81.9,), "81"),
+        ((356_435,), "356,000"),
+        ((17_821_782,), "17.8 million"),
+        ((1.8e10, 1.7e10, 1.9e10), "18.0 billion"),
+    ],
+)
+def test_large_numbers_have_the_digits_that_their_interval_supports(numbers, text) -> None:
+    assert in_words(*numbers) == text

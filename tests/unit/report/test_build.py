@@ -87,3 +87,10 @@ def test_the_calibration_of_its_cluster_counts_wherever_it_lies(
     assert fingerprint(measured) == before
     (calibrations / "local.json").write_text("{}")
     assert fingerprint(measured) != before
+
+
+def test_a_study_without_results_has_a_report_of_its_own(measured: Study) -> None:
+    assert build._template(measured) == "report.ipynb"
+    failed = record(run(1), status="failed")
+    write_record(failed, Store(measured.out).folder(measured.tasks[0]))
+    assert build._template(measured) == "nothing.ipynb"

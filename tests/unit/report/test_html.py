@@ -425,6 +425,8 @@ def test_styled_table_keeps_its_colours_and_no_other_style() -> None:
         "1.0 ± 0.1",
         "[4, 6]",
         "5.8 GB/s",
+        "1,230 samples/s",
+        "17.8 million steps",
         ".5",
     ],
 )
@@ -509,3 +511,8 @@ def test_notebook_itself_is_not_changed() -> None:
     before = nbformat.writes(nb)
     LabHTMLExporter().from_notebook_node(nb)
     assert nbformat.writes(nb) == before
+
+
+def test_a_number_stays_with_its_unit_but_in_code() -> None:
+    main = page("It takes 5 [4, 6] ms, or 10 % of `2 ms`.").find("main")
+    assert main and main.get_text().strip() == "It takes 5 [4, 6]\u00a0ms, or 10\u00a0% of 2 ms."
