@@ -26,15 +26,15 @@ PARTS = {
     "data": "data|load|input|(^|_)io(_|$)|fetch|batch_wait",
     "forward": "forward|fwd",
     "backward": "backward|bwd",
-    "optimizer": "optim|(^|_)opt(_|$)|update",
+    "optimizer": "optim(?!i[sz](ed|ation))|(^|_)opt(_|$)|update",
     "other": "other|misc|idle|overhead",
 }
 NUMBERS = {
     "per_node": r"((n|num|number_of)_?)?"
-    r"(gpus?|ranks?|proc(esse)?s?|tasks?|devices?|accelerators?|cards?)(_num|_count)?"
+    r"(mpi_)?(gpus?|ranks?|proc(esse)?s?|tasks?|devices?|accelerators?|cards?)(_num|_count)?"
     r"_per_(node|host|machine|server)|ppn|gpn",
     "world_size": r"world(_?size)?|((n|num|nr|no|number_of|total|count_of|of)_?)*"
-    r"((cpu|mpi|cuda|nvidia|amd)_)?"
+    r"((cpu|gpu|mpi|cuda|nvidia|amd)_)?"
     r"(gpus|[hint]pus|ranks|procs|processes|devices|accelerators|tasks|cards|chips|gcds)"
     r"(_(total|count|used))?|(n|num|number_of)_[abghv]\d{1,2}0s?|(n|num)_?([ghint]pu|proc|rank)|(gpu|rank|process|device|accelerator)_?(count|nums?|number)|nprocs?|np|n|p|gpu"
     r"|workers|mpi_(ranks|size)|parallelism_degree",
@@ -74,7 +74,7 @@ NUMBERS = {
     rf"|(.*_)?({THINGS})_(per_)?({RANK})_(per_)?({SECOND})"
     rf"|(.*_)?throughput_(.*_)?per_({RANK})(_.*)?|per_({RANK})_throughput(_.*)?|tgs",
     "rate": rf"(.*_)?({THINGS})_(per_)?({SECOND})(_.*)?|(.*_)?through?(pu|tu|uthpu|thpu)t(_.*)?"
-    r"|rate|ips|qps|tps",
+    r"|rate|ips|qps|tps|(.*_)?(ns|ps)_per_day|sypd",
     "flops_per_rank": rf"(model_|achieved_)?[tp]flops?(_(per_)?({SECOND}))?_(per_)?({RANK})s?",
     "flops": rf"(model_|achieved_)?[tp]flops?(_(per_)?({SECOND}))?",
     "algbw": r"(alg|algorithm)_?(bw|bandwidth)",
@@ -102,7 +102,7 @@ OTHERWISE = {
     "efficiency": r"energy|power|memory|flops?|hardware|compute|cost|model|gpu|util",
     "accuracy": r"perplexity|ppl|bleu|error|loss|wer|mae|rmse|std",
     "rate": r"inference|speed_?up|improve|increase|gain|ratio|relative",
-    "speedup": r"inference|without|_w_o_",  # of a setting
+    "speedup": r"inference|without|_w_o_|block|group",  # of a setting
     "loss": r"dropped|packet",
     # Not what a rank uses: a rate or a share, another memory, or what a GPU has.
     "memory": r"bandwidth|bw|util|percent|free|avail|cpu|host|node|system|total|capacity|size|limit"
@@ -124,7 +124,8 @@ TEXTS = {
     "threads": r"(omp_)?(num_)?threads(_per_[a-z]+)?",
     "clock": r"(gpu_|sm_|cpu_)?(clock|freq|frequency)(_m?g?hz)?|mhz|ghz",
     "driver": r"(cuda_|gpu_)?driver",
-    "gpu": r"gpu(_?(model|name|type|card))|gpu|accelerator|device_name|((dgx|gpu)_)?systems?|dgx",
+    "gpu": r"gpu(_?(model|name|type|card|config(uration)?))|gpu|accelerator|device_name"
+    r"|((dgx|gpu)_)?systems?|dgx",
     "cpu": r"cpu(_?(model|name|type))?|processor",
     "device": r"device(_type)?|platform|hardware",
     "framework": r"framework|library|software|code_?base",
@@ -135,8 +136,9 @@ TEXTS = {
     "ratio_over": "ratio_over",
     "emulated": r"(is_)?emulat(ed|ion)(_.*)?",
     "link": "link|network|interconnect|nic|fabric",
-    "model": r"model(_?name)?|arch|architecture|net|backbone",
-    "strategy": r"strategy|method|mode|stage|variant|impl|implementation|parallel(ism)?"
+    "model": r"model(_?(name|id))?|arch|architecture|net|backbone",
+    "strategy": r"strategy|method|mode|stage|variant|impl|implementation"
+    r"|parallel(ism)?(_(type|strategy|mode|method))?"
     r"|config(uration)?|setup|setting|approach|backend",
     "scaling": r"((type|kind|mode)_of_)?scaling(_(type|kind|mode|regime))?|regime",
     "precision": r"precision|dtype|amp|data_?type",
@@ -192,7 +194,7 @@ LINKING = r"with|using|and|to|vs|versus|over|for|in|on|w|by|from|of|x|precision"
 LINKED = re.compile(rf"^(?:(?:{LINKING})_)+|(?:(?:^|_)(?:{LINKING}))+$|_(?:with|using)(?=_)")
 NOT_TRAINING = (
     r"inference|eval|valid|(^|_)val(_|$)|test|setup|warm|checkpoint|save|start|compil|timestamp"
-    r"|generat"
+    r"|generat|time_?steps|limit"
 )
 # Names of times without a word for time, and names of total times.
 BARE = (
@@ -202,7 +204,7 @@ BARE = (
 PER = {"epoch": "epoch", "step": "step|iter|batch|^it_"}
 CLOCKED = r"time|duration|latency|runtime|elapsed|wall|seconds|makespan"
 WHOLE = (
-    r"(total_)?(time_to_(train|solution|accuracy|target)|total|train|training|run|exec|execution|fit|job"
+    r"(total_)?(time_to_(train|solution|accuracy|target)|total|train|training|run|exec|execution|fit|job|loop"
     r"|wall_?(time|clock)"
     rf"|wall|clock|t|end_to_end|{CLOCKED})(_(time|duration|clock|runtime|total|s))*"
     r"(_\d+_?e(pochs?)?)?"
@@ -210,7 +212,10 @@ WHOLE = (
 
 # Ranks in the words of column names and strategies.
 WORDS = {"one": 1, "single": 1, "two": 2, "three": 3, "four": 4, "eight": 8, "sixteen": 16}
-PARALLEL = r"dp|ddp|fsdp\d?|zero\d?|deepspeed|horovod|mpi|tp|pp|parallel|multi|openmp|omp|multigpu"
+PARALLEL = (
+    r"dp|ddp|fsdp\d?|zero\d?|deepspeed|horovod|mpi|tp|pp|sp|cp|ulysses|parallel|multi|openmp|omp"
+    r"|multigpu"
+)
 SERIAL = r"serial|single|sequential|one"
 NO_VARIANT = {"gpu", "gpus", "gpu_s", "baseline", "no", "s", "with", "without", *WORDS}
 FOOTNOTE = re.compile(r"<sup>.*?</sup>|(?<=\w)\s*\[\d\]$|<[^<>]*>")
@@ -220,6 +225,11 @@ CLOCK_FORMAT = re.compile(r"(?:^|_)((?:hh?_)?mm?_ss?|hh?_mm?)$")  # of "time (hh
 PER_STEP = re.compile(
     rf"(?:^|_)({'|'.join(sorted(TIME_UNITS, key=len, reverse=True))})_per_"
     r"(step|iter|iteration|it|epoch|batch)(?=_|$)"
+)
+
+STEPS_PER_SECOND = re.compile(rf"(?:.*_)?(?:it|iters?|iterations?|steps?)_per_(?:{SECOND})")
+SECONDS_PER_THING = re.compile(  # of "s/kimg" and "ms per image"
+    rf"(?:(?:.*_)?time_)?(?P<unit>{SECOND}|ms)_per_(?P<k>k_?)?(?:{THINGS})"
 )
 
 
@@ -234,11 +244,12 @@ class Name(NamedTuple):
 
 class Guess(NamedTuple):
     """The content of a column: canonical name, factor to base units (None if no unit is named), and
-    what a time is `per` (step, epoch or total)."""
+    what a time is `per` (step, epoch or total). An `inverse` is divided into the factor: it/s."""
 
     canonical: str
     factor: float | None
     per: str | None = None
+    inverse: bool = False
 
 
 def normal(name: str) -> str:
@@ -334,6 +345,10 @@ def _guess(name: str) -> Guess | None:
     text = normal(name)
     if re.search(IDEAL, text):
         return None
+    if STEPS_PER_SECOND.fullmatch(text):
+        return Guess("time", 1.0, "step", inverse=True)
+    if paid := SECONDS_PER_THING.fullmatch(text):
+        return Guess("rate", (1e3 if paid["k"] else 1.0) / TIME_UNITS[paid["unit"]], inverse=True)
     # The unit of a rate would be read as the unit of a time.
     rates = ("rate_per_rank", "rate", "flops_per_rank", "flops")
     for canonical in rates:
@@ -357,7 +372,9 @@ def _guess(name: str) -> Guess | None:
         if re.fullmatch(pattern, stem) and not misread:
             known = family is not None or canonical not in {"algbw", "busbw", "bytes", "memory"}
             named = Guess(canonical, factor if known else None)
-            return None if statistic in SPREADS else named
+            # The most nodes are what a queue allows.
+            allowed = canonical in {"world_size", "nodes", "per_node"} and statistic in MAXIMA
+            return None if statistic in SPREADS or allowed else named
     return None
 
 

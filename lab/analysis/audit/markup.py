@@ -68,8 +68,8 @@ class Table(NamedTuple):
 
 def find_table(lines: Sequence[str]) -> Table | None:
     """The longest table in Markdown, HTML or LaTeX, the first if tied; None without one."""
-    text = "\n".join(lines)
-    tables = [*_markdown(list(map(_drawn, lines))), *_html(text), *_latex(text)]
+    text = HIDDEN.sub("", "\n".join(lines))
+    tables = [*_markdown(list(map(_drawn, text.splitlines()))), *_html(text), *_latex(text)]
     return max(tables, key=lambda table: len(table.rows), default=None)
 
 
@@ -167,10 +167,11 @@ def _table(lines: Sequence[list[str]], notes: Sequence[str]) -> Table | None:
     below = [*itertools.dropwhile(_is_title, lines)]
     titles = [*notes, *(line[0].lstrip(SPANNED) for line in lines[: len(lines) - len(below)])]
     header, *rest = below or [[]]
-    while rest and any(name.startswith(SPANNED) for name in header):
+    while rest and any(SPANNED in name for name in header):
         names = itertools.zip_longest(header, rest.pop(0), fillvalue="")
-        pairs = [(top.lstrip(SPANNED), name) for top, name in names]
+        pairs = [(top.replace(SPANNED, ""), name) for top, name in names]
         header = [" ".join(dict.fromkeys(filter(None, pair))) for pair in pairs]
+    header = [name.replace(SPANNED, "") for name in header]
     sections = any(map(_is_title, rest))
     rows, section = [], ""
     for line in rest:
@@ -239,7 +240,7 @@ def _html(text: str) -> Iterator[Table]:
         return
     page = _Page()
     with contextlib.suppress(AssertionError):  # from a declaration that cannot be parsed
-        page.feed(HIDDEN.sub("", text))
+        page.feed(text)
         page.close()
     for lines, notes in page.tables:
         if table := _table(_grid(lines), notes):

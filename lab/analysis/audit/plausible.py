@@ -24,6 +24,8 @@ def is_plausible(canonical: str, column: str, texts: pd.Series) -> bool:
     if canonical == "version" and not re.search("version|date", stem):
         # Below "PyTorch" there may also be rates.
         return bool((numbers(texts).fillna(0.0) < LARGEST_VERSION).all())
+    if canonical == "speedup" and texts.str.contains("%").all():
+        return bool((numbers(texts).dropna() >= 1).all())  # one of 12 % is an increase
     if canonical == "gpu" and re.fullmatch("systems?", stem):
         return any(kind == "gpu" for text in texts for kind, _ in setting_of(text).words)
     if canonical in {"global_batch_size", "batch"}:  # in tokens, such as 4M
@@ -64,13 +66,12 @@ def is_place(column: str, frame: pd.DataFrame, meanings: Mapping[str, Guess]) ->
         return False
     others = [name for name in frame.columns if name not in meanings]
     named = any(frame[name].is_unique and numbers(frame[name]).isna().all() for name in others)
-    measured = [
-        numbers(frame[name], units=TIME_UNITS)
-        for name, meaning in meanings.items()
-        if meaning.canonical in {"time", "rate", "rate_per_rank"}
-    ]
-    ordered = any(one.is_monotonic_increasing or one.is_monotonic_decreasing for one in measured)
-    return named and ordered
+    measured = [numbers(frame[name], units=TIME_UNITS) for name in frame.columns if name != column]
+    return named and any(
+        (one.is_monotonic_increasing or one.is_monotonic_decreasing)
+        and one.diff().nunique() > 1  # does not only count the ranks
+        for one in measured
+    )
 
 
 def is_of_model(column: str, texts: pd.Series, meanings: Mapping[str, Guess]) -> bool:

@@ -52,6 +52,10 @@ def point_of(curve: Curve, size: float, strategy: str, rows: Cells, kind: str) -
         slowest = max(own, key=lambda row: times[row] if times[row] == times[row] else -math.inf)
         of_slowest = {name: rows[name][slowest] for name in values}
         values |= {name: value for name, value in of_slowest.items() if value == value}
+    quoted = _known(rows["speedup"][row] for row in own) if "speedup" in rows else []
+    over_one = any(abs(value - 1) < ROUNDING for value in quoted)
+    if over_one and max(quoted) > CERTAINLY_MORE * min(quoted):  # these are no repeats
+        values["programs"] = len(set(quoted))
     return Point(
         curve=curve,
         world_size=size,
@@ -139,12 +143,19 @@ class Curve:
         """The ranks that quoted speedups and efficiencies are relative to: those of the smallest
         row if it quotes 1, or quotes none and the others match the table's gains; else one rank.
 
-        NaN if one rank has a speedup too: then the reference is another program.
+        NaN if one rank has a speedup too, or the smallest rows quote 1 and others: then the
+        reference is another program.
         """
         least = self.points[0].world_size
+        if any(point.programs > 1 for point in self.smallest):
+            return math.nan
         for name in ("speedup", "efficiency"):
-            quoted = [value for point in self.smallest if (value := getattr(point, name)) > 0]
-            if quoted and any(abs(value - 1) < ROUNDING for value in quoted):
+            quoted = [point for point in self.smallest if getattr(point, name) > 0]
+            if any(
+                abs(getattr(point, name) - 1) < ROUNDING
+                and not abs(point.efficiency - 1) >= ROUNDING
+                for point in quoted
+            ):
                 return math.nan if name == "speedup" and self._over_another else least
             if quoted:
                 return math.nan if least == 1 and name == "speedup" else 1.0
@@ -228,7 +239,7 @@ class Point:
             smallest,
         ):
             if len(fits) == 1:
-                return fits[0]
+                return None if fits[0].programs > 1 else fits[0]
         return None
 
     @property

@@ -32,7 +32,8 @@ RANKS = "gpus?|ranks?|procs?|process(?:es)?|devices?|workers?|cards?|cores?|node
 BEFORE = re.compile(rf"(?:^|_)(?P<n>\d+|{'|'.join(WORDS)})_?(?:{RANKS}|x)(?=_|$)")
 # A single "rank 5" is one of them, or the fifth guess of a classifier.
 AFTER = re.compile(
-    rf"(?:^|_)(?:(?!rank_?\d)(?:{RANKS})|nprocs?|np|n|x(?!_?10_\d)|ws|world_?size)_?(?P<n>\d+)(?=_|$)"
+    rf"(?:^|_)(?:(?!rank_?\d)(?:{RANKS})|nprocs?|np|n|x(?!_?10_\d)|ws|world_?size)_?(?P<n>\d+)"
+    r"(?=_|$)(?!_(?:bins?|bits?|[gm]i?b|[gm]?hz|w|watts?)(?:_|$))"
 )
 BATCH = re.compile(r"(?:^|_)(?:(?:batch(?:_?size)?|bs)_?|b_?(?=\d\d))(?P<n>\d{1,9})(?=_|$)")
 BATCHES = {"batch", "global_batch_size", "micro_batch_size"}
@@ -50,6 +51,7 @@ NOTED_TIME = re.compile(rf"\b({CLOCKED})s?\b", re.IGNORECASE)
 NAMED = 4  # columns in a sentence
 GROWN = 0.5  # of the ranks' own growth: a rate grows like this, a time does not
 MOST_LABELS = 50  # different cells that are looked at
+AGAIN = re.compile(r"(?P<name>.+) \(\d+\)")  # a column of the name of an earlier one
 LISTED = re.compile(r"\s*(?:,|;|/|&|\band\b)\s*")
 
 
@@ -415,6 +417,34 @@ def by_cells(frame: pd.DataFrame, mapped: Collection[str]) -> tuple[pd.DataFrame
     parts = [rest.assign(setting=column, time=frame[column]) for column in timed]
     assumption = f"{_listed(timed)} are read as times of what their names say"
     return pd.concat(parts, ignore_index=True), [assumption]
+
+
+def by_group(frame: pd.DataFrame, mapped: Collection[str]) -> tuple[pd.DataFrame, list[str]]:
+    """Turn a table with several columns of each of the same names, "img/s" and "img/s (2)", into a
+    long one with a column `setting`, named by a first row of words; leave others as they are."""
+    again = {column: match for column in frame.columns if (match := AGAIN.fullmatch(column))}
+    names = {match["name"]: [match["name"]] for match in again.values()}
+    for column, match in again.items():
+        names[match["name"]].append(column)
+    groups = list(zip(*names.values(), strict=False))
+    meanings = {meaning.canonical for name in names if (meaning := guess(name))}
+    here = set(names) <= set(frame.columns)
+    even = here and len({len(columns) for columns in names.values()}) == 1
+    if mapped or len(names) < 2 or not even or not meanings & {"rate", "time", "rate_per_rank"}:
+        return frame, []
+    labels = [set(frame.loc[0, list(group)]) for group in groups]
+    worded = all(len(label) == 1 and re.match(r"[^\W\d]", str(*label)) for label in labels)
+    settings = [str(*label) if worded else str(n) for n, label in enumerate(labels, start=1)]
+    rest = frame.drop(columns=[column for columns in names.values() for column in columns])
+    parts = [
+        rest.assign(
+            setting=setting,
+            **{name: frame[column] for name, column in zip(names, group, strict=True)},
+        )
+        for setting, group in zip(settings, groups, strict=True)
+    ]
+    long = pd.concat([part[int(worded) :] for part in parts], ignore_index=True)
+    return long, [f"{_listed(names)} occur {len(groups)} times, each time for another setting"]
 
 
 def _are_multiples(spreads: Iterable[Spread]) -> bool:

@@ -22,6 +22,7 @@ from lab.analysis.audit.columns import (
     TIMES,
     Guess,
     guess,
+    normal,
     parse_name,
     setting_of,
 )
@@ -83,7 +84,7 @@ UNITS = {
 MOST_KEY_VALUES = 200
 MOST_ROWS = 2_000_000
 MOST_NODES = 4096
-SIZES = re.compile(r"\d+\s*[x×*]\s*\d+")  # of images, or nodes and ranks
+SIZES = re.compile(r"\d+(?:\s*[x×*]\s*\d+)+")  # of images, or nodes and ranks
 SCALING = re.compile(r"(strong|weak)(?:[ _-]?scal.*|)", re.IGNORECASE)
 NOTED_SCALING = re.compile("(strong|weak)[ _-]?scal", re.IGNORECASE)
 # Rows of these are single measurements; others may stand for several.
@@ -123,7 +124,8 @@ def from_table(
     frame, of_ranks = reshape.by_rank(frame, mapped)
     frame, of_batches = reshape.by_batch(frame, mapped)
     frame, of_cells = reshape.by_cells(frame, mapped)
-    assumptions += of_ranks + of_batches + of_cells
+    frame, of_groups = reshape.by_group(frame, mapped)
+    assumptions += of_ranks + of_batches + of_cells + of_groups
     meanings = _meanings(frame, mapped)
     wide = bool(of_ranks)
     names = {meaning.canonical for meaning in meanings.values()}
@@ -142,10 +144,15 @@ def from_table(
         assumptions += [assumption] if assumption else []
     tidy["rate"] = tidy["rate"].fillna(tidy["rate_per_rank"] * tidy["world_size"])
     tidy["rate_rounding"] = tidy["rate_rounding"].fillna(tidy["rate_per_rank_rounding"])
+    assumptions += _global_batch(tidy, given)
     per = meanings[given["time"]].per if "time" in given else None
     collective = {"bytes", "time"} <= set(given) and not TRAINING & set(given)
     logged = bool(LOGGED & set(given))
     _add_keys(tidy, frame, given.values(), collective=collective, logged=logged)
+    shards = numbers(tidy["sharding"])
+    if re.search("fsdp|degree|size", normal(given.get("sharding", ""))):
+        sharded = tidy["dp"] * tidy[list(LAYOUT)].prod(axis=1) * shards == tidy["world_size"]
+        tidy["dp"] = tidy["dp"].where(~sharded, tidy["dp"] * shards)
     replicas = tidy["dp"].fillna(tidy["world_size"] / tidy[list(LAYOUT)].prod(axis=1))
     ranks = replicas * tidy["grad_accum"].fillna(1.0)
     accumulated = (tidy["rank_batch_size"] * replicas).fillna(tidy["micro_batch_size"] * ranks)
@@ -201,6 +208,17 @@ def _ranks_by_cells(frame: pd.DataFrame, meanings: Mapping[str, Guess]) -> dict[
 
 def _is_gpu(name: str) -> bool:
     return any(kind == "gpu" for kind, _ in setting_of(name).words)
+
+
+def _global_batch(tidy: pd.DataFrame, given: dict[str, str]) -> list[str]:
+    """Take a batch that grows with the ranks in every row as the global one, and say so."""
+    each = (tidy["batch"] / tidy["world_size"]).dropna()
+    held = len(each) == len(tidy) and each.nunique() == 1 and tidy["world_size"].nunique() > 1
+    if not held or {"global_batch_size", "micro_batch_size"} & set(given):
+        return []
+    tidy["global_batch_size"], tidy["batch"] = tidy["batch"], np.nan
+    given["global_batch_size"] = name = given.pop("batch")
+    return [f"{name!r} grows with the ranks and is read as the global batch"]
 
 
 def _reading(given: Mapping[str, str], origins: Mapping[str, Sequence[str]]) -> dict[str, str]:
@@ -306,7 +324,10 @@ def _tidy(
         if canonical not in TEXTS:
             stated = len(assumptions)
             factor = _factor(canonical, meaning, notes, frame[column], assumptions)
-            values = numbers(cells, units=UNITS.get(canonical, COUNT_UNITS), factor=factor)
+            scale = 1.0 if meaning.inverse else factor
+            values = numbers(cells, units=UNITS.get(canonical, COUNT_UNITS), factor=scale)
+            if meaning.inverse:
+                values = factor / values.where(values > 0)
             if canonical in WHOLE_NUMBERS:
                 values = values.where(values % 1 == 0)
             if canonical == "time" and cells.astype(str).str.contains(PLUS_MINUS).any():
@@ -348,9 +369,12 @@ def _canonicals(meanings: Mapping[str, Guess]) -> list[str]:
 
 def _by_precision(frame: pd.DataFrame, meanings: Mapping[str, Guess]) -> dict[str, Guess]:
     """The columns; of several rates, the one with the most digits comes first. So does the batch of
-    a rank, which a pipeline cuts into micro-batches."""
+    a rank, which a pipeline cuts into micro-batches; "Seconds", which may be a video's, come last.
+    """
     local = [column for column in meanings if re.match("local|lbs", columns.normal(column))]
+    bare = [column for column in meanings if re.fullmatch("seconds|duration", column.lower())]
     meanings = {column: meanings[column] for column in local} | dict(meanings)
+    meanings |= {column: meanings.pop(column) for column in bare}
     rates = [column for column, meaning in meanings.items() if meaning.canonical == "rate"]
     if len(rates) < 2:
         return dict(meanings)
@@ -493,7 +517,9 @@ def _add_keys(
     logged: bool,
 ) -> None:
     """Columns that distinguish configurations: KEYS, and others with several world sizes each."""
-    compared = (name for name in COMPARED if _is_compared(tidy[name], tidy["world_size"]))
+    compared = [name for name in COMPARED if _is_compared(tidy[name], tidy["world_size"])]
+    if not logged and _is_key(tidy["host"], tidy["world_size"], least=1.0):
+        compared.append("host")  # machines with a curve each
     keys = {f"key:{name}": tidy[name] for name in (*KEYS, *compared) if tidy[name].notna().any()}
     if collective:
         keys["key:bytes"] = tidy["bytes"].map(_size)

@@ -56,16 +56,17 @@ FLOPS_UNITS = {
 _UNIT = (
     "gpus?|[hint]pus|ranks?|procs?|processes|devices?|cards?|chips?|workers?|accelerators?|pcs|p"
 )
-_NAME = r"[a-z][a-z-]*\s?-?\d[\w .()-]*"
+_NAME = r"(?!x\d)[a-z][a-z-]*\s?-?\d[\w .()-]*"
 NODES_TIMES = re.compile(
     r"n(\d+)_?g(\d+)|(\d+)_?n_?(\d+)_?g(?![a-z])\w*"
     rf"|(\d+)\s*(?:nodes?|servers?|hosts?)\s*(?:[x×*,@]|of|with)?\s*(\d+)\s*x?\s*(?:{_UNIT}|{_NAME})?"
-    rf"|(\d+)\s*[x×*]\s*(\d+)\s*(?:[x×*]?\s*(?:{_UNIT}|{_NAME}))?"
+    rf"|(\d+)\s*[x×*]\s*(\d+)\s*(?:[x×*]?\s*(?:{_UNIT}|(?P<name>{_NAME})))?"
 )
 RANKS_TIMES = re.compile(
     rf"(?:.*\()?(\d+)\s*(?:[x×*]\s*|\s)((?:{_NAME}|{_UNIT}))\)?|(\d+)({_UNIT})"
 )
 CARDS = re.compile(rf"(?:({_NAME}?)\s*[x×*]\s*)?n\d+_?c(\d+)")
+SLICE = re.compile(r"((?:(?:cloud )?tpu[ _-]?)?v\d[a-z]*)-(\d+)")  # TPU v3-32
 RANKS_AFTER = re.compile(rf"({_NAME}?)\s*\(?[x×*]\s*(\d+)\)?")
 
 
@@ -124,14 +125,14 @@ def ranks_of(cell: object) -> tuple[float, str]:
     "" if it names none."""
     text = str(cell).strip().lower()
     if match := NODES_TIMES.fullmatch(text):
-        nodes, each = (float(number) for number in match.groups() if number)
-        return nodes * each, ""
+        nodes, each = (float(number) for number in match.groups() if number and number.isdigit())
+        return nodes * each, match["name"] or ""
     if match := CARDS.fullmatch(text):
         return float(match[2]), (match[1] or "").strip()
     if match := RANKS_TIMES.fullmatch(text):
         name = match[2] or ""
         return float(match[1] or match[3]), "" if re.fullmatch(_UNIT, name) else _closed(name)
-    if match := RANKS_AFTER.fullmatch(text):
+    if match := SLICE.fullmatch(text) or RANKS_AFTER.fullmatch(text):
         return float(match[2]), match[1].strip()
     if match := re.fullmatch(r"([^(]+?)\s*\([^()]*\)", text):  # 16 GPUs (2 nodes)
         return ranks_of(match[1])

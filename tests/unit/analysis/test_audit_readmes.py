@@ -319,3 +319,133 @@ def test_a_column_that_tells_two_things_is_read_as_both() -> None:
 def test_words_have_no_unit() -> None:
     rows = ["| 1 | Adam | 100 |", "| 4 | Adam | 27 |"]
     assert pasted(below("| GPUs | optimizer | time (s) |", *rows)).assumptions == ()
+
+
+@pytest.mark.parametrize(
+    ("canonical", "names"),
+    {
+        "model": ["Model ID"],
+        "strategy": ["Parallel type"],
+        "world_size": ["Num of GPU cards"],
+        "per_node": ["MPI tasks per node"],
+        "rate": ["ns/day", "SYPD", "sec/kimg", "ms per image"],
+        "time": ["it/s", "steps per second", "Loop time"],
+        "": [
+            *("Time steps", "Walltime limit", "Max nodes", "Optimized (ms)"),
+            "Scaling block size",
+        ],
+    }.items(),
+)
+def test_names_of_other_fields(canonical: str, names: list[str]) -> None:
+    for name in names:
+        meaning = guess(name)
+        assert (meaning.canonical if meaning else "") == canonical, name
+
+
+@pytest.mark.parametrize(
+    ("cell", "ranks"), [("TPU v3-32", 32), ("v4-128", 128), ("2x8xH100", 16), ("4x8x8", None)]
+)
+def test_ranks_in_cells_of_other_machines(cell: str, ranks: int | None) -> None:
+    found, _ = ranks_of(cell)
+    assert found == ranks if ranks else found != found
+    assert ranks_of("2x8xH100 SXM") == (16, "h100 sxm")
+
+
+@pytest.mark.parametrize(
+    "text",
+    [
+        # s per 1000 images and steps per s are read upside down
+        below("| GPUs | s/kimg |", "| 1 | 40 |", "| 2 | 20.5 |", "| 4 | 10.6 |"),
+        below("| GPUs | batch per GPU | it/s |", "| 1 | 8 | 5.0 |", "| 2 | 8 | 4.8 |"),
+        # a degree of sharding beside one of replication
+        below("| GPUs | DP | FSDP | TP | s/it |", "| 16 | 2 | 8 | 1 | 1.1 |"),
+        # the length of a video, and a gain in per cent
+        below(
+            "| Seconds | GPUs | Time taken (s) | Speedup per GPU |",
+            "| 8 s | 1 | 90 | - |",
+            "| 8 s | 2 | 41.5 | 8 % |",
+        ),
+        # places on a list
+        below(
+            "| Rank | Assistant | Solved | Time |",
+            *(f"| {n} | bot-{n}x | {99 - n * n} | {t} |" for n, t in ((1, 9), (2, 5), (3, 7))),
+        ),
+        # machines with a curve each
+        below(
+            "| machine | GPUs | images/s | speedup |",
+            *("| small | 1 | 40 | 1.0 |", "| small | 2 | 79 | 1.98 |"),
+            *(
+                "| large | 1 | 90 | 1.0 |",
+                "| large | 2 | 171 | 1.9 |",
+                "| large | 4 | 330 | 3.67 |",
+            ),
+        ),
+        # columns of the same names, once for each program
+        below(
+            "| GPUs | images/s | speedup | images/s | speedup |",
+            "| | alpha | alpha | beta | beta |",
+            "| 1 | 30 | 1.0 | 50 | 1.0 |",
+            "| 4 | 75 | 2.5 | 190 | 3.8 |",
+        ),
+        # a setting that only several ranks can have
+        below(
+            "| GPUs | update on | images/s | speedup | efficiency |",
+            *("| 1 | GPU | 40 | 1.0 | 100 % |", "| 2 | CPU | 40.5 | 1.01 | 51 % |"),
+            "| 4 | CPU | 77 | 1.92 | 48 % |",
+        ),
+        # programs on equally many ranks, one of which is the reference
+        below(
+            "| Name | GPUs | Duration | Speedup |",
+            *("| first | 8 | 40 min | 1x |", "| ours | 8 | 20 min | 2x |"),
+            "| ours, many | 16 | 11 min | 3.6x |",
+        ),
+        # a global batch that grows with the ranks
+        below(
+            "| GPUs | Batch size | s/it | Speedup |",
+            *("| 1 | 4 | 0.50 | 1 |", "| 2 | 8 | 0.55 | 1.82 |", "| 4 | 16 | 0.58 | 3.45 |"),
+        ),
+        # what a queue allows
+        below("| Queue | Max nodes | Time |", "| day | 512 | 24 h |", "| hour | 10 | 1 h |"),
+    ],
+)
+def test_no_fault_in_tables_of_other_fields(text: str) -> None:
+    assert not broken(pasted(text))
+
+
+def test_faults_in_tables_of_other_fields() -> None:
+    nodes = below(
+        "| Nodes | MPI tasks per node | Total MPI tasks | Loop time |",
+        *("| 1 | 32 | 64 | 900 |", "| 2 | 32 | 64 | 460 |", "| 4 | 32 | 128 | 240 |"),
+    )
+    assert "parallel-consistent" in broken(pasted(nodes))
+    types = below(
+        "| GPUs | Parallel type | Latency | Speedup |",
+        *("| 1 | Baseline | 100 s | 1.00x |", "| 2 | TP | 52 s | 0.96x |"),
+        *("| 2 | SP | 51 s | 0.98x |", "| 4 | SP | 27 s | 0.93x |"),
+    )
+    evidence = [f.evidence for f in pasted(types).findings if f.rule == "quoted-against-own"]
+    assert "the table's own times give 1.92x" in evidence[0]
+    batches = below(
+        "| GPUs | Batch size | Epoch time | Speedup |",
+        *("| 1 | 16 | 40 s | 1 |", "| 2 | 32 | 21 s | 1.9 |", "| 4 | 64 | 11 s | 3.6 |"),
+    )
+    assert "equal-work" in broken(pasted(batches))
+    efficiency = below(
+        "| GPUs | images/s | speedup | efficiency |",
+        *("| 1 | 50 | 1.00x | 100 % |", "| 2 | 96 | 1.92x | 96 % |", "| 4 | 180 | 3.60x | 96 % |"),
+    )
+    assert "quoted-against-own" in broken(pasted(efficiency))
+
+
+def test_a_row_that_is_commented_out_is_no_row() -> None:
+    text = below("| GPUs | s/it |", "| 1 | 2.0 |", "| 2 | 1.1 |", "<!--| 4 | 0.1 | -->")
+    assert not broken(pasted(text))
+    assert pasted(text).reading == {"GPUs": "world_size", "s/it": "time"}
+
+
+def test_names_below_names_below_names() -> None:
+    page = """<table><tr><th rowspan=3>GPUs</th><th colspan=4>Time</th></tr>
+    <tr><th colspan=2>small</th><th colspan=2>large</th></tr>
+    <tr><th>first (s)</th><th>next (s)</th><th>first (s)</th><th>next (s)</th></tr>
+    <tr><td>1</td><td>4</td><td>3</td><td>8</td><td>7</td></tr></table>"""
+    assert not any("\x1f" in column for column in pasted(page).reading)

@@ -169,11 +169,10 @@ def _misquoted(point: Point) -> Iterator[Fault]:
         and abs(speedup / (point.rate / base.rate or 1) - 1) < QUOTED
     ):
         return  # it matches the rates next to the times
-    if any(map(point.is_quoted_over, _references(point))):
-        return  # strong scaling whose batch per rank differs
-    if not point.means and abs(speedup / gain - 1) > max(
-        QUOTED, margin + _digits(point, "speedup")
-    ):
+    # Strong scaling whose batch per rank differs quotes a sibling.
+    elsewhere = any(map(point.is_quoted_over, _references(point)))
+    allowed = max(QUOTED, margin + _digits(point, "speedup"))
+    if not elsewhere and not point.means and abs(speedup / gain - 1) > allowed:
         yield Fault(
             point.labels,
             f"A speedup of {speedup:.2f}x is quoted on {point.ranks}, but the table's own "

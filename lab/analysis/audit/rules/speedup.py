@@ -161,7 +161,8 @@ def _missing(curve: Curve, observations: Observations) -> Iterator[Fault]:
     if n == 1 or (len(curve.points) == 1 and table and not quoted):
         return
     declared = observations.baseline.get("world_size") == n
-    if declared or (table and (curve.ratios_over == n or not quoted)):
+    over_least = curve.ratios_over == n or any(point.programs > 1 for point in curve.smallest)
+    if declared or (table and (over_least or not quoted)):
         yield Fault(
             smallest.labels,
             f"There is no run at world size 1{where}{', as the study states' if declared else ''}: "
@@ -175,6 +176,21 @@ def _missing(curve: Curve, observations: Observations) -> Iterator[Fault]:
             smallest.labels,
             f"There is no run at world size 1{where}: the speedups quoted there are relative "
             "to a run with another batch size.",
+            "Say so beside every speedup.",
+            "note",
+        )
+        return
+    ones = [point for point in observations.points if point.world_size == point.speedup == 1]
+    own = [point for point in of_ranks if point.speedup > 0]
+    explained = (
+        any(one.strategy == point.strategy and point.is_quoted_over(one) for one in ones)
+        for point in own
+    )
+    if table and own and all(explained):
+        yield Fault(
+            smallest.labels,
+            f"There is no run at world size 1{where}: the speedups quoted there are relative "
+            "to a run with other settings.",
             "Say so beside every speedup.",
             "note",
         )
