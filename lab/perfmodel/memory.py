@@ -324,7 +324,7 @@ def _cost(run: Run, device: str) -> tuple[int, int, float]:
     cost, model = model_cost(run), run.architecture
     activations: float = cost.activation_bytes
     if isinstance(model, GPT):
-        # A chunk of logits at the end of the forward pass, beside its probabilities on a CPU, or the
+        # A chunk of logits at the end of the forward pass, on a CPU with probabilities too, or the
         # gradient of the head's weight at the start of the backward pass, which scales a copy.
         tokens = run.stated.micro_batch_size * model.block_size
         chunk = min(tokens, HEAD_CHUNK[device])
