@@ -6,7 +6,7 @@ repeat; a difference is claimed only from FEWEST_REPEATS on, if the intervals do
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from functools import partial
 from typing import Any, NamedTuple
 
@@ -74,7 +74,8 @@ def answer(
     """The answer in a few sentences, or what is missing to give one.
 
     If some results are emulated and others measured, the answer covers the measured ones. Results
-    that are too noisy are left out, as are those whose ranks end with different parameters.
+    that are too noisy are left out, as are those whose ranks end with different parameters or that
+    learn otherwise once compiled.
     """
     if not any(record.completed for record in records):
         ended = f" ({len(records)} of {count(len(study.tasks), 'repeat')} ended without a result)"
@@ -84,7 +85,10 @@ def answer(
         kind = summary["emulated"].iloc[0]
         records = [record for record in records if record.emulation == kind]
     apart = {one.run_id: one.run for one in records if one.checks.get("same_parameters") is False}
-    left_out = _left_out(study, list(apart.values()))
+    left_out = _left_out(study, apart.values(), "every rank trained a model of its own")
+    wrong = {run.id: run for run in configurations.miscompiled(study.runs, records)}
+    left_out += _left_out(study, wrong.values(), "compiled, the model learned something else")
+    apart |= wrong
     records = [record for record in records if record.run_id not in apart]
     if not any(record.completed for record in records):
         return " ".join([NO_ANSWER, *left_out])
@@ -104,13 +108,13 @@ def answer(
     return " ".join([*sentences, *left_out])
 
 
-def _left_out(study: Study, runs: Sequence[Run]) -> list[str]:
-    """The sentence on runs whose ranks ended with different parameters, if there are any."""
+def _left_out(study: Study, runs: Collection[Run], cause: str) -> list[str]:
+    """The sentence on runs that are not compared, if there are any."""
     if not runs:
         return []
     labels, _ = distinct_labels(study.runs)
-    names = ", ".join(labels[run] for run in runs)
-    return [f"Not compared, because every rank trained a model of its own: {names}."]
+    names = "; ".join(labels[run] for run in runs)
+    return [f"Not compared, because {cause}: {names}."]
 
 
 def _untimed(evidence: Evidence) -> list[str]:

@@ -20,6 +20,7 @@ from lab.records.table import median, value_at
 UNKNOWN = "-"
 LOW_LOSS = 0.04
 LEAST_DIFFERENCE = 1e-5  # of two losses: anything less is rounding
+COMPILED_APART = 0.1  # relative difference of losses that compilation does not explain
 Cells = Callable[[Run, Sequence[Record], Mapping[Any, Any], Unit], dict[str, str]]
 
 
@@ -308,6 +309,20 @@ def _loss_distances(
         text += f" {difference(distances[farthest])} of the baseline's over the whole training"
         several = len(distances) > 1 and distances[farthest] > LEAST_DIFFERENCE
         yield f"{text}; the farthest are those of {labels[farthest]}." if several else f"{text}."
+
+
+def miscompiled(runs: Iterable[Run], records: Sequence[Record]) -> list[Run]:
+    """Compiled runs whose losses are not those of the same run without compilation."""
+    done = {run: repeats for run, repeats in trained(runs, records).items() if repeats}
+    alike = {run.model_dump_json(exclude={"compile"}): run for run in done if not run.compile}
+    wrong = []
+    for run in done:
+        base = alike.get(run.model_dump_json(exclude={"compile"}))
+        if base is not None and run.compile:
+            pair = done[run][0], done[base][0]
+            if all(map(_losses, pair)) and _distance(*pair) > COMPILED_APART:
+                wrong.append(run)
+    return wrong
 
 
 def difference(losses_apart: float) -> str:

@@ -19,6 +19,7 @@ from lab.records.schema import Communication, Memory, Quality
 from lab.records.store import Record
 from lab.records.table import table
 
+GPU_RECORDS = Path(__file__).parents[2] / "fixtures/gpu_records"
 REPORTS = Path(__file__).parents[3] / "reports"
 
 
@@ -287,6 +288,20 @@ def test_ranks_that_train_models_of_their_own_are_not_compared(tmp_path):
     assert "No speedup can be stated" in scaled and "a model of its own" in scaled
     alone = answered(tmp_path / "alone", [one for one in records if one.checks == checks])
     assert alone.startswith("There is no answer yet. Not compared")
+
+
+def test_compiled_runs_that_learn_something_else_are_not_compared(tmp_path):
+    """Of records of an H200 with torch 2.11, whose compiler mistakes gpt2-large."""
+    records = [
+        Record.model_validate_json(path.read_text()) for path in sorted(GPU_RECORDS.glob("*.json"))
+    ]
+    text = answered(tmp_path, records, scaling="none", baseline={"compile": False})
+    assert text.startswith("The largest share of the peak, an MFU of 45.7 %, is reached on 1 GPU")
+    assert "0.853 to 0.953 times as long as with eager execution (in 2 comparisons" in text
+    assert text.endswith(
+        "Not compared, because compiled, the model learned something else: "
+        "gpt2-large, batch 16, compiled; gpt2-large, batch 32, compiled."
+    )
 
 
 def test_predictions_are_answered_by_their_errors(tmp_path):
