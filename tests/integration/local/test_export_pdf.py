@@ -160,7 +160,13 @@ def test_headings_may_repeat_and_links_are_kept() -> None:
     ]
     assert addresses == ["https://example.org/a_(b)?c=d&e#f", "study.yaml"]
     assert "there nowhere out empty file to the spot" in words(reader)
-    assert len(links(reader)) == len(addresses) + 2 + 2  # two within the text, two in the contents
+    assert len(links(reader)) == len(addresses) + 2  # two within the text
+
+
+def test_only_a_document_of_many_pages_begins_with_its_contents() -> None:
+    headings = "# T\n\n## One\n\n## Two"
+    for words_of_text, entries in ((100, 0), (6000, 2)):
+        assert len(links(pdf(headings, "word " * words_of_text))) == entries
 
 
 def test_math_is_typeset() -> None:
