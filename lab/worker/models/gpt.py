@@ -128,7 +128,7 @@ def _add_product(total: Tensor, a: Tensor, b: Tensor, *, first: bool) -> None:
         return
     # Only CUDA accumulates such a product in fp32, since torch 2.8.
     wide = a.is_cuda and hasattr(torch.ops.aten.mm, "dtype")
-    # Of all rows, as a GPU is slow where their number is odd.
+    # Of all rows, as their number is a multiple of ALIGNED.
     product = torch.mm(a, b, out_dtype=total.dtype) if wide else torch.mm(a, b)
     product = product[: len(total)]
     total.copy_(product) if first else total.add_(product)
