@@ -79,7 +79,7 @@ class Strategy(Generic[Parallel]):
         return losses
 
     def replicated(self, parallel: Parallel) -> Iterable[torch.Tensor]:
-        """Whole parameters that must be equal on all ranks, which iterate over them together."""
+        """Tensors that must be equal on all ranks, as their parameters are; called on each rank."""
         return parallel.parameters()
 
 
@@ -94,15 +94,6 @@ class Wrapper(nn.Module):
         """The mean loss of the rank's samples."""
         loss: torch.Tensor = self.module(inputs, targets)
         return loss
-
-
-def require_dtensor(device: torch.device) -> None:
-    """Raise InputError on a CPU whose torch is too old for DTensor."""
-    # torch 2.6 raises or crashes in DTensor over gloo. It is recognized by what came later.
-    if device.type == "cpu" and not hasattr(torch.cpu.Stream, "record_event"):
-        what = f"torch {torch.__version__} cannot shard the tensors of a model on CPU"
-        advice = "use a later torch, or strategy ddp or zero1"
-        raise InputError("run", [Problem("strategy", what, advice)])
 
 
 def devices_of(run: Run, device: torch.device) -> list[torch.device]:

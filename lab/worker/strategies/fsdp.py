@@ -13,7 +13,8 @@ from torch.distributed.tensor import DTensor
 
 from lab.config.run import Run
 from lab.worker.optim import DTYPES, blocks_of
-from lab.worker.strategies.base import Setup, Strategy, clip, require_dtensor
+from lab.worker.strategies.base import Setup, Strategy, clip
+from lab.worker.strategies.sharded import require_dtensor, shards_group, whole_and_sums
 
 
 class Fsdp(Strategy[nn.Module]):
@@ -50,14 +51,12 @@ class Fsdp(Strategy[nn.Module]):
     def clip(self, parallel: nn.Module, max_norm: float) -> torch.Tensor:
         """Clip by the norm of all shards of one copy of the model."""
         gradients = [p.grad for p in parallel.parameters() if isinstance(p.grad, DTensor)]
-        mesh = gradients[0].device_mesh
-        # The mesh's last dimension holds the shards; other copies would count everything again.
-        group = mesh.get_group(mesh.ndim - 1)
+        group = shards_group(gradients)
         return clip([gradient.to_local() for gradient in gradients], max_norm, group=group)
 
     def replicated(self, parallel: nn.Module) -> Iterable[torch.Tensor]:
-        """Each parameter, gathered."""
-        return (p.full_tensor() for p in parallel.parameters() if isinstance(p, DTensor))
+        """Sums of each parameter's shards, which are those of every copy of the model."""
+        return whole_and_sums(parallel.parameters())
 
 
 def _policy(run: Run, device: torch.device) -> MixedPrecisionPolicy:

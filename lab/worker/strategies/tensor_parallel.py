@@ -18,7 +18,8 @@ from torch.distributed.tensor.parallel import ColwiseParallel, RowwiseParallel, 
 from lab.config.run import Run
 from lab.worker.models.gpt import Block
 from lab.worker.optim import adamw, decayed_and_not
-from lab.worker.strategies.base import Setup, Strategy, clip, require_dtensor
+from lab.worker.strategies.base import Setup, Strategy, clip
+from lab.worker.strategies.sharded import require_dtensor, whole_and_shards, whole_and_sums
 
 
 class TensorParallelism(Strategy[nn.Module]):
@@ -57,25 +58,16 @@ class TensorParallelism(Strategy[nn.Module]):
 
     def clip(self, parallel: nn.Module, max_norm: float) -> torch.Tensor:
         """Clip by the norm of all shards, counting once what is whole on each rank."""
-        gradients = [p.grad for p in parallel.parameters() if p.grad is not None]
-        shards = [_local(gradient) for gradient in gradients if _sharded(gradient)]
-        whole = [_local(gradient) for gradient in gradients if not _sharded(gradient)]
+        gradients = (p.grad for p in parallel.parameters() if p.grad is not None)
+        whole, sharded = whole_and_shards(gradients)
+        shards = [gradient.to_local() for gradient in sharded]
         if dist.get_rank() == 0:
             return clip(shards + whole, max_norm)
         return clip(shards, max_norm, copies=whole)
 
     def replicated(self, parallel: nn.Module) -> Iterable[torch.Tensor]:
-        """Each parameter, gathered if it is sharded."""
-        return (p.full_tensor() if isinstance(p, DTensor) else p for p in parallel.parameters())
-
-
-def _local(tensor: torch.Tensor) -> torch.Tensor:
-    return tensor.to_local() if isinstance(tensor, DTensor) else tensor
-
-
-def _sharded(tensor: torch.Tensor) -> bool:
-    # The bias of a layer split by rows is a DTensor but whole on each rank.
-    return isinstance(tensor, DTensor) and any(part.is_shard() for part in tensor.placements)
+        """Each parameter that is whole, and sums of the others' shards."""
+        return whole_and_sums(parallel.parameters())
 
 
 @torch.no_grad()
