@@ -118,7 +118,7 @@ def overhead(*, world_size: int = 2, rounds: int = 200, quick: bool = False) -> 
     size = min(world_size, gpus) if gpus else world_size
     settings = {"world_size": size, "steps": WARMUP + 1 + (40 if quick else rounds)}
     settings |= {"micro_batch_size": 8, "warmup_steps": WARMUP}
-    on_gpus = {"model": "gpt-mini", "precision": "bf16", "micro_batch_size": 32}
+    on_gpus = {"model": "gpt2-small", "precision": "bf16", "micro_batch_size": 16}
     run = Run.model_validate(settings | (on_gpus if gpus else {}))
     device = "cuda" if gpus else "cpu"
     answer = selftest("overhead", run.model_dump_json(), device)

@@ -19,6 +19,7 @@ from lab.config.emulation import MEASURED
 from lab.errors import InputError, Problem
 from lab.perfmodel.hardware import emulated_gpu
 from lab.worker import models
+from lab.worker.compiling import compiled
 from lab.worker.data.dataset import FastLoader
 from lab.worker.distributed import RankJob, all_gather_object
 from lab.worker.measure.clock import FloatArray
@@ -102,7 +103,7 @@ def _measured(job: RankJob, samples: int) -> Pauses:
     model = models.build(run, job.dataset).to(device)
     if run.activation_checkpointing:
         checkpoint_blocks(model)
-    forward = torch.compile(model) if run.compile else model
+    forward = compiled(model) if run.compile else model
     optimizer = optimizer_for(model, run)
     inputs, targets = FastLoader(job.dataset.train, run=run, rank=0).micro_batch(0, 0).to(device)
     parameters = [parameter for parameter in model.parameters() if parameter.requires_grad]

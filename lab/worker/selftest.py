@@ -34,6 +34,7 @@ from lab.config.models import GPT
 from lab.config.run import Run
 from lab.errors import InputError, LabError
 from lab.worker import calibrate, data, models
+from lab.worker.compiling import compiled
 from lab.worker.context import Measurement, RankContext, silent
 from lab.worker.data.dataset import FastLoader
 from lab.worker.distributed import (
@@ -65,7 +66,7 @@ class PlainLoop:
         torch.manual_seed(self.run.seed + 1 + job.context.rank)  # dropout differs between ranks
         wrapped = self.wrap(self.model)
         self.optimizer = self.optimizer_for(self.model)
-        self.forward: Any = torch.compile(wrapped) if self.run.compile else wrapped
+        self.forward: Any = compiled(wrapped) if self.run.compile else wrapped
         self.loader = FastLoader(job.dataset.train, run=self.run, rank=job.context.rank)
         self.losses: list[Tensor] = []
 
@@ -165,7 +166,7 @@ class FabricLoop(PlainLoop):
         self.fabric = fabric(accelerator=accelerator, devices=1, precision=precision)
         super().__init__(job)
         wrapped, self.optimizer = self.fabric.setup(self.model, self.optimizer)
-        self.forward = torch.compile(wrapped) if self.run.compile else wrapped
+        self.forward = compiled(wrapped) if self.run.compile else wrapped
 
     def loss(self, inputs: Tensor, targets: Tensor) -> Tensor:
         """The loss, computed in Fabric's own autocast."""

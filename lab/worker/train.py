@@ -19,6 +19,7 @@ from lab.errors import LabError
 from lab.machine import age
 from lab.worker import environment, models, strategies
 from lab.worker.checkpoint import Checkpoints
+from lab.worker.compiling import compiled
 from lab.worker.data.dataset import FastLoader, loader_for
 from lab.worker.distributed import RankJob, mean_over_ranks
 from lab.worker.emulation import Pauses, Sleeper, SleepingOptimizer
@@ -82,7 +83,7 @@ def train(job: RankJob, *, folder: Path | None = None, pauses: Pauses | None = N
     parallel = strategy.wrap(model, Setup(run, device, clock, recorder))
     model = strategy.unwrap(parallel)  # in a pipeline, this rank's stage
     # After wrapping: torch splits DDP's graph at its buckets, which keeps the overlap.
-    forward = torch.compile(parallel) if run.compile and pauses is None else parallel
+    forward = compiled(parallel) if run.compile and pauses is None else parallel
     # After wrapping, as sharding replaces parameters.
     optimizer: torch.optim.Optimizer
     if isinstance(model, Sleeper):

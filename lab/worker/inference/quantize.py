@@ -19,6 +19,7 @@ from torch.nn import functional
 from lab.errors import LabError
 from lab.records.schema import Share
 from lab.records.statistics import bootstrap_interval
+from lab.worker.compiling import configure_inductor
 from lab.worker.data.dataset import Batch
 from lab.worker.distributed import all_gather_object
 from lab.worker.inference.generate import generate
@@ -160,6 +161,8 @@ def _torchao(
             return False
         return layer.in_features % multiple_of[0] == 0 and layer.out_features % multiple_of[1] == 0
 
+    # Else all that is compiled afterwards is tuned kernel by kernel, which takes minutes.
+    config.set_inductor_config = False
     model = model.to(torch.bfloat16)
     torchao.quantize_(model, config, filter_fn=fits)
     return model, f"torchao {torchao.__version__}: {method}"
@@ -181,6 +184,7 @@ def compile_alike(*models: nn.Module, backend: str = "inductor") -> None:
     Weights of 8 bits are then converted, and activations rounded, within the kernels of the
     products instead of by separate kernels.
     """
+    configure_inductor()
     # A block is compiled for a prompt and for one token, for one sequence and for several, with a
     # cache and without; beyond its limit, torch would silently run the rest uncompiled.
     torch._dynamo.config.recompile_limit = RECOMPILE_LIMIT
