@@ -314,8 +314,9 @@ def against_baseline(row: Any, summary: pd.DataFrame, labels: Mapping[str, str])
         if row["scaling"] == "weak" or pd.isna(row["step_time"])
         else f"{thing} is {rounded(*times)} times as fast as on {over}"
     )
-    judged = verdict(*times[1:], min(row["repeats"], base["repeats"]))
-    return f"{compared} (efficiency {percent(*efficiency)}), {judged}"
+    # On as many ranks the efficiency would repeat the speedup.
+    share = f" (efficiency {percent(*efficiency)})" * bool(row["world_size"] != base["world_size"])
+    return f"{compared}{share}, {verdict(*times[1:], min(row['repeats'], base['repeats']))}"
 
 
 def few(repeats: int) -> str:

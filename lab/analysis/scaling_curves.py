@@ -179,6 +179,15 @@ def device_of(summary: pd.DataFrame) -> str | None:
     return str(devices.pop()) if len(devices) == 1 else None
 
 
+def ranks_vary(summary: pd.DataFrame) -> bool:
+    """Whether a configuration has other ranks than its baseline, or none to be compared with.
+
+    If not, each efficiency equals its speedup.
+    """
+    sizes = summary.set_index("run_id")["world_size"]
+    return bool((summary["baseline_run_id"].map(sizes) != summary["world_size"]).any())
+
+
 def baseline_name(summary: pd.DataFrame) -> str:
     """What speedups are relative to: `1 CPU process` if every curve has it, or `the baseline`."""
     own = all(

@@ -13,6 +13,7 @@ from lab.analysis.scaling_curves import (
     curves,
     device_of,
     ranks,
+    ranks_vary,
     rows_of,
     with_interval,
 )
@@ -53,7 +54,9 @@ def classical_tables(summary: pd.DataFrame) -> list[tuple[str, pd.DataFrame]]:
         "Efficiency": lambda row: _ratio(row, "efficiency"),
     }
     if (summary["run_id"] == summary["baseline_run_id"]).all():  # nothing is compared
-        del cells[f"Speedup over {baseline_name(summary)}"], cells["Efficiency"]
+        del cells[f"Speedup over {baseline_name(summary)}"]
+    if not ranks_vary(summary):
+        del cells["Efficiency"]
     sizes = pd.Index(sorted(set(summary["world_size"])), name=ranks(device))
     unmeasured = summary["exposed_communication_time"][summary["world_size"] > 1].isna().any()
     note = "; where communication was not measured, compute includes the wait for it"

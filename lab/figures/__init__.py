@@ -9,6 +9,7 @@ in that module's `__all__`:
     memory      memory over a traced step
     curves      losses, overlap of compute and communication, times of collectives
     inference   latency, size, stages
+    utilization MFU by micro-batch
 
 `data` computes what is drawn, `figure` registers and titles, `labels` and `style` give the look.
 """
@@ -22,3 +23,4 @@ from lab.figures.inference import *  # noqa: F403
 from lab.figures.memory import *  # noqa: F403
 from lab.figures.scaling import *  # noqa: F403
 from lab.figures.style import style as style
+from lab.figures.utilization import *  # noqa: F403

@@ -17,6 +17,7 @@ from lab.analysis.scaling_curves import (
     device_of,
     memory_name,
     ranks,
+    ranks_vary,
     rate_name,
     rows_of,
     time_name,
@@ -268,8 +269,8 @@ def _best(results: StudyResults) -> str:
     label = next(c.label for c in results.curves if row["run_id"] in set(c.points["run_id"]))
     value = rounded(*_interval(row, "speedup"))
     place = f"{label} on {ranks(row['device'], row['world_size'])}"
-    share = percent(row["efficiency"])
-    best = f"The highest speedup is {value}, that of {place} (efficiency {share})."
+    share = f" (efficiency {percent(row['efficiency'])})" * ranks_vary(results.summary)
+    best = f"The highest speedup is {value}, that of {place}{share}."
     return f"{best} {results.left_out}".strip()
 
 

@@ -6,6 +6,7 @@ import contextlib
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 
 from lab.analysis import configurations, tables
+from lab.analysis.scaling_curves import ranks_vary
 from lab.config.run import Run, distinct_labels
 from lab.config.strategies import SCRIPT_NAME
 from lab.config.study import Study
@@ -51,8 +52,12 @@ DATA_PARALLEL = "; torch's DataParallel copies within itself, where nothing is m
 
 
 def scaling_figures(results: StudyResults) -> list[Figure]:
-    """Speedup, efficiency, step time and throughput side by side, or bars of categories."""
-    return [figure("overview", results)]
+    """Speedup, efficiency, step time and throughput side by side, or bars of categories.
+
+    If configurations differ in their batch but not in their ranks, also MFU by batch.
+    """
+    drawn = [figure("overview", results), figure("mfu_by_batch", results)]
+    return drawn[: 1 if ranks_vary(results.summary) or drawn[1].missing else 2]
 
 
 def overlap(results: StudyResults) -> list[Figure]:
@@ -231,7 +236,8 @@ def environment_rows(record: Record) -> Iterator[tuple[str, str]]:
     yield "GPU", f"{gpus}, driver {env.driver}" if env.gpu else gpus
     clocks = [gpu.sm_clock for gpu in env.gpu_states or () if gpu.sm_clock is not None]
     if clocks:
-        yield "SM clock while measuring", f"{min(clocks):.0f} to {max(clocks):.0f} MHz"
+        ends = dict.fromkeys(f"{clock:.0f}" for clock in (min(clocks), max(clocks)))
+        yield "SM clock while measuring", f"{' to '.join(ends)} MHz"
     reasons = sorted({name for gpu in env.gpu_states or () for name in gpu.reasons})
     if reasons:
         yield "what limited GPU clocks", ", ".join(reasons)
