@@ -179,6 +179,11 @@ def device_of(summary: pd.DataFrame) -> str | None:
     return str(devices.pop()) if len(devices) == 1 else None
 
 
+def compares(summary: pd.DataFrame) -> bool:
+    """Whether a configuration has another one as its baseline, or none."""
+    return bool((summary["run_id"] != summary["baseline_run_id"]).any())
+
+
 def ranks_vary(summary: pd.DataFrame) -> bool:
     """Whether a configuration has other ranks than its baseline, or none to be compared with.
 

@@ -10,6 +10,7 @@ import pandas as pd
 from lab.analysis.scaling_curves import (
     Curve,
     baseline_name,
+    compares,
     curves,
     device_of,
     ranks,
@@ -53,7 +54,7 @@ def classical_tables(summary: pd.DataFrame) -> list[tuple[str, pd.DataFrame]]:
         f"Speedup over {baseline_name(summary)}": lambda row: _ratio(row, "speedup"),
         "Efficiency": lambda row: _ratio(row, "efficiency"),
     }
-    if (summary["run_id"] == summary["baseline_run_id"]).all():  # nothing is compared
+    if not compares(summary):
         del cells[f"Speedup over {baseline_name(summary)}"]
     if not ranks_vary(summary):
         del cells["Efficiency"]

@@ -14,6 +14,7 @@ from matplotlib.ticker import FixedFormatter, FixedLocator, NullLocator
 from lab.analysis.reported import ReportedTable
 from lab.analysis.scaling_curves import (
     baseline_name,
+    compares,
     device_of,
     memory_name,
     ranks,
@@ -232,7 +233,8 @@ def _quantities(results: StudyResults) -> list[Quantity]:
     curves = [SPEEDUP, EFFICIENCY, STEP_TIME, THROUGHPUT]
     if isinstance(results.source, ReportedTable):
         curves += [_memory(results), MFU]
-    wanted = [STEP_TIME, SPEEDUP, _memory(results)] if _bars(results) else curves
+    bars = [STEP_TIME, *[SPEEDUP] * compares(results.summary), _memory(results)]
+    wanted = bars if _bars(results) else curves
     return [quantity for quantity in wanted if has(quantity.column)(results)]
 
 
@@ -244,7 +246,8 @@ def _overview_height(results: StudyResults) -> float:
 
 
 def _describe_overview(results: StudyResults) -> str:
-    sentences = [_describe_speedup(results)] if _no_baseline(results) == "" else []
+    drawn = compares(results.summary) and not _no_baseline(results)
+    sentences = [_describe_speedup(results)] if drawn else []
     named: dict[str, Callable[[pd.DataFrame], str]] = {
         "step_time": time_name,
         "peak_memory": memory_name,

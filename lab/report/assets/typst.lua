@@ -41,6 +41,24 @@ local function fitted(block)
   return pandoc.RawBlock('typst', (source:gsub('align%(center%)%[#table%(', '[#fitted(')))
 end
 
+local function is_formula(block)
+  local only = block and block.t == 'Para' and #block.content == 1 and block.content[1]
+  return only and only.t == 'Math' and only.mathtype == 'DisplayMath'
+end
+
+-- A formula stays on the page of the sentence that it ends.
+local function blocks(list)
+  local kept = pandoc.List()
+  for place, block in ipairs(list) do
+    if block.t == 'Para' and not is_formula(block) and is_formula(list[place + 1]) then
+      kept:extend(wrapped('#block(sticky: true)[', { block }, ']'))
+    else
+      kept:insert(block)
+    end
+  end
+  return kept
+end
+
 local function inline(image)
   return pandoc.RawInline('typst', string.format('#box(image(%s, alt: %s, width: %s))', literal(image.src), literal(image.attributes.described or ''), width(image)))
 end
@@ -64,4 +82,4 @@ local function text(str)
   return pieces
 end
 
-return { { Str = text }, { Figure = figure }, { Div = div, Image = inline }, { Table = fitted } }
+return { { Str = text }, { Figure = figure }, { Div = div, Image = inline }, { Table = fitted, Blocks = blocks } }

@@ -181,6 +181,18 @@ def test_math_is_typeset() -> None:
     assert math.for_typst(r"a\!b \| c \\| d") == r"ab \Vert  c \\| d"
 
 
+def test_a_formula_is_on_the_page_of_its_sentence() -> None:
+    sentence = "The speedup is\n\n$$ S = \\frac{a}{b} \\tag{77} $$"
+    # Somewhere among these the page ends between the two.
+    for lines in range(46, 56):
+        reader = pdf("\n\n".join(["line"] * lines), sentence)
+        pages = [
+            [number for number, page in enumerate(reader.pages) if part in page.extract_text()]
+            for part in ("The speedup is", "(77)")
+        ]
+        assert pages[0] == pages[1] and pages[0], lines
+
+
 def test_formula_that_cannot_be_translated_is_named() -> None:
     with pytest.raises(LabError, match=r"(?s)\\ce\{H2O\}.*section “Water”"):
         pdf("# T\n\n## Water\n\n$\\ce{H2O}$")
