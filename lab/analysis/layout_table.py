@@ -159,9 +159,9 @@ def read_layouts(
     if any(re.search("hsdp|hybrid", str(values.get("sharding", "")).lower()) for values in every):
         assumptions.append("HSDP is counted as FSDP over all replicas")
     if any(map(_flop_rate, every)):
+        attention = "half of attention" if named_framework(notes).halves_attention else "attention"
         assumptions.append(
-            "step times follow from FLOP/s: 6 FLOPs per token and parameter, attention without a "
-            "mask"
+            f"step times follow from FLOP/s: 6 FLOPs per token and parameter, plus {attention}"
         )
     rows: list[LayoutRow] = []
     left_out: Counter[str] = Counter()
@@ -538,8 +538,10 @@ def _step_by_flops(values: Mapping[str, Any], case: Case, gpus: float, batch: fl
             "FLOP/s that may or may not count recomputed passes: name them 'model TFLOP/s' or "
             "'hardware TFLOP/s'"
         )
-    work = case.model.flops_per_token(case.sequence, passes=passes) * batch * case.sequence
-    return float(work / gpus / rate)
+    work = case.model.flops_per_token(
+        case.sequence, passes=passes, masked=case.framework.halves_attention
+    )
+    return float(work * batch * case.sequence / gpus / rate)
 
 
 @dataclass(frozen=True)

@@ -375,6 +375,15 @@ def test_flops_that_give_no_time_are_refused(columns: dict[str, object], message
         read_layouts(by_flops(**columns))
 
 
+def test_flops_of_nemo_omit_the_masked_half_of_attention() -> None:
+    masked, whole = (
+        read_layouts(by_flops(notes, **{"Model TFLOP / sec / GPU": 138})).rows[0].step_s or 0.0
+        for notes in ("NeMo, BF16", "BF16")
+    )
+    half = 24 * 3 * 1536 * 2048**2 * 48 * 8192 / 12  # of equation 3's term
+    assert whole - masked == pytest.approx(half / 512 / 138e12)
+
+
 def test_a_rate_of_tokens_counts_before_flops() -> None:
     (row,) = read_layouts(frame(**{"Model TFLOP / sec / GPU": 400})).rows
     assert row.step_s == pytest.approx(64 * 4096 / 16 / 8000)
