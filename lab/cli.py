@@ -563,7 +563,10 @@ def predict(
     if explain:
         given = assumed(assume, "predict")
         explanations = lab.explain_layouts(study, assume=given)
-        return answer(as_json, explanations, table_of([one.table_row() for one in explanations]))
+        notes = "\n".join(f"- {note}" for note in explanations.notes)
+        return answer(
+            as_json, explanations, table_of([one.table_row() for one in explanations]), notes
+        )
     if assume:
         problem = Problem("--assume", "is only for tables of layouts", "use it with --explain")
         raise InputError("predict", [problem])

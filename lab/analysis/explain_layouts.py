@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Literal
@@ -49,16 +49,25 @@ class Explanation:
         }
 
 
+class Explanations(list[Explanation]):
+    """Explanations of rows; `notes` say what was assumed and why other rows are left out."""
+
+    def __init__(self, rows: Iterable[Explanation], notes: Iterable[str]) -> None:
+        super().__init__(rows)
+        self.notes = list(notes)
+
+
 def explain_layouts(
     rows: str | Path | pd.DataFrame, *, assume: Mapping[str, Any] | None = None
-) -> list[Explanation]:
+) -> Explanations:
     """For each measured row of a layout table: the expected step, and what explains the gap.
 
     This compares the parameters implied by the name and by the sizes, and the quoted MFU with the
     table's own. If a step is outside its interval, it names the link, recomputation or cost that
     would account for the difference. Raises InputError as `lab.fit_layouts` does.
     """
-    return [_explained(row) for row in read_layouts(rows, assume=assume).measured]
+    table = read_layouts(rows, assume=assume)
+    return Explanations(map(_explained, table.measured), table.notes)
 
 
 def _explained(row: LayoutRow) -> Explanation:

@@ -1,7 +1,6 @@
 """Layout tables from any source: the model, the layout, the machine and the step time.
 
-Columns are guessed by their usual names, gaps in a table are filled from its notes, and every
-assumption is listed.
+Gaps in a table are filled from its notes, and every assumption is listed.
 """
 
 from __future__ import annotations
@@ -17,9 +16,22 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
-from lab.analysis.audit.columns import guess, normal
 from lab.analysis.audit.text_table import read_table
-from lab.analysis.audit.values import BYTE_UNITS, COUNT_UNITS, TIME_UNITS, number
+from lab.analysis.audit.values import COUNT_UNITS, number
+from lab.analysis.layout_columns import (
+    ALL_GPUS,
+    ASSUMED,
+    FAILED,
+    FLOPS,
+    NO,
+    RATES,
+    TEXT,
+    UNITS,
+    column_values,
+    crashed,
+    meanings,
+    stage,
+)
 from lab.errors import InputError, Problem, nearest
 from lab.formatting import count
 from lab.perfmodel import layout_law, transformer
@@ -31,65 +43,6 @@ from lab.perfmodel.transformer import Transformer
 if TYPE_CHECKING:
     import pandas as pd
 
-# Columns only layout tables have, by whole normalized name; the audit's guesses cover the rest.
-_SIZE = "(_?(size|degree|parallel(ism)?(_size|_degree)?|world_?size))?"
-_NUMBER_OF = "((n|num|number_of)_?)?"
-NAMES = {
-    "tensor": rf"tp{_SIZE}|tensor(_model)?_parallel(ism)?(_size|_degree)?",
-    "pipeline": rf"pp{_SIZE}|pipeline(_model)?_parallel(ism)?(_size|_degree)?",
-    "context": rf"cp{_SIZE}|context_parallel(ism)?(_size|_degree)?",
-    "expert": rf"ep{_SIZE}|expert(_model)?_parallel(ism)?(_size|_degree)?",
-    "data": rf"dp{_SIZE}|data_parallel(ism)?(_size|_degree)?",
-    "interleave": r"vp|vpp|virtual_pipeline.*|interleav.*",
-    "zero": r"zero_?[123]?(_?(stage|level))?|zs|ds_zero.*",
-    "fsdp": "fsdp(_size)?",
-    "sharding": r"shard(ing)?(_strategy)?|strategy",
-    "layers": rf"{_NUMBER_OF}((hidden|transformer)_)?layers?|depth",
-    "width": rf"{_NUMBER_OF}hidden|(hidden|embed(ding)?)_?(size|dim(ension)?|width)"
-    r"|model_?(dim(ension)?|width)|d_?model|width|n_?embd",
-    "heads": rf"{_NUMBER_OF}((attention|attn)_)?heads?",
-    "groups": rf"{_NUMBER_OF}(kv|key_value|query)_(heads|groups)|n_?kv.*",
-    "hidden": r"(ffn|mlp|intermediate|feed_?forward)_?(hidden_)?(size|dim|width)?",
-    "vocabulary": r"(padded_)?vocab(ulary)?(_?size)?",
-    "experts": rf"{_NUMBER_OF}experts",
-    "active": rf"{_NUMBER_OF}(activ(e|ated)_experts|experts_per_tok(en)?)|(moe_(router_)?)?top_?k",
-    "recomputed": r"(act(ivations?)?_|grad(ient)?_)?(checkpoint(ing|s)?|ckpt|recomput.*)|ac",
-    "memory": r".*(memory|vram)(_.*)?|peak_mem(_.*)?|mem(_gb|_gib)?",
-    "status": r"status|result|outcome|state",
-    "sequence": r"(max_?)?(seq(uence)?|context|ctx)_?len(gth)?(_t(okens)?)?|seq_?len|seq",
-    "micro_batch": r"(micro|per_?gpu|device|local)_?(batch)_?(size)?(_per_gpu)?|mbs|microbatch",
-    "global_batch": r"(global|total)_?(train_)?batch_?(size)?|gbs",
-    "batch": r"(mini_?|train(ing)?_?)?(batch(_?size)?|bsz?)",
-    "accum": r"grad(ient)?_?acc(um)?(ulation)?(_steps)?|gas?|accumulation(_steps)?|micro_num",
-    "parameters": r"(n|num)_?param(eter)?s|param(eter)?s",
-    "mfu": r"(model_flops?_utili[sz]ation|mfu)(_pct|_percent)?",
-}
-# Columns whose cells tell what they mean: numbers or words.
-EITHER = {
-    "gpus?": ("gpus", "gpu"),
-    "model_?size": ("width", "size"),
-    "size": (None, "size"),
-}
-TEXT = {"recomputed", "status", "sharding", "zero", "model", "size", "gpu", "precision"}
-# What a caller may assume of every row: all that a column can give, except what was measured.
-ASSUMED = sorted({*NAMES, "gpus", "nodes", "per_node", *TEXT} - {"memory", "status", "mfu"})
-GUESSED = {
-    "world_size": "gpus", "nodes": "nodes", "per_node": "per_node", "model": "model",
-    "global_batch_size": "global_batch", "micro_batch_size": "micro_batch", "gpu": "gpu",
-    "grad_accum": "accum", "precision": "precision", "device": "gpu", "parameters": "parameters",
-    "sequence_length": "sequence",
-}  # fmt: skip
-# TGS are tokens per GPU and second.
-TOKENS = r"tok|(^|_)(t_per_s|tps|tgs)"
-RATE = re.compile(rf"({TOKENS}|sampl|imag|seq|(^|_)s_per_s)")
-PER_SECOND = re.compile(r"per_s|throughput|tok_s|(^|_)t[pg]s(_|$)")
-# In lengths of sequences K is 1024.
-UNITS = {
-    "time": TIME_UNITS,
-    "memory": BYTE_UNITS,
-    "parameters": COUNT_UNITS | {"b": 1e9, "t": 1e12},
-    "sequence": {"k": 2.0**10, "m": 2.0**20},
-}
 NOTED = {
     "sequence": r"sequences?(?: length| of)?[ =:]*(\d{3,7})",
     "global_batch": r"global batch(?: size| of)?[ =:]*(\d+)",
@@ -112,8 +65,17 @@ PRECISIONS = {
 NOTED_PRECISION = re.compile(
     r"\b((?:mx|nv)?fp-?[48]|[fb]p?f?-?16|[ft][pf]-?32(?= precision))\b", re.IGNORECASE
 )
-NO = re.compile(r"(false|0|0\.0|off|no(ne|t)?\b.*|without\b.*)?")
-FAILED = re.compile("oom|out of memory|crash|fail|error|killed|timeout", re.IGNORECASE)
+# "TP8+SP", "sp=8", "without sequence parallelism"; a number is the size of its groups.
+SEQUENCE_PARALLEL = re.compile(
+    r"(\b(?:no|not|without|w/o)\s+)?(?:\bsequence.?parallel(?:ism)?|(?<![a-z])sp)(?![a-z])"
+    r"(?:\s*[=:]\s*)?(\d+|off|false|no(?:ne)?\b)?",
+    re.IGNORECASE,
+)
+# Notes also explain abbreviations.
+NOTED_SEQUENCE_PARALLEL = re.compile(
+    r"\b(?:with|using|uses?|without)\s+sequence.parallel(?:ism)?", re.IGNORECASE
+)
+LEAST_PARAMETERS = 1e5  # of a model: smaller counts lack their unit
 DENSE, MIXTURE = ("layers", "width"), ("layers", "width", "hidden", "experts", "active")
 ADVICE = (
     "needed: GPUs, model or its sizes, sequence length, batch, and a step time or a rate; what the "
@@ -164,6 +126,14 @@ class LayoutTable:
         """The step times of the measured rows, in s."""
         return np.array([row.step_s for row in self.measured], dtype=float)
 
+    @property
+    def notes(self) -> list[str]:
+        """The assumptions, which rows did not run, and why others were left out, as sentences."""
+        failed = sum(row.failed for row in self.rows)
+        notes = [*self.assumptions]
+        notes += [f"{count(failed, 'row')} crashed or ran out of memory"] if failed else []
+        return notes + [f"{count(n, 'row')} left out: {why}" for why, n in self.left_out.items()]
+
 
 def read_layouts(
     source: str | Path | pd.DataFrame,
@@ -179,19 +149,20 @@ def read_layouts(
     frame = read_table(source) if isinstance(source, str | Path) else source
     name = str(frame.attrs.get("name", "rows"))
     notes = " ".join([*map(str, frame.attrs.get("notes", ())), name.replace("_", " ")])
-    columns = _columns(frame)
+    columns = meanings(frame)
     defaults, assumptions = _defaults(columns, notes, _assumed(assume or {}))
-    cells = [
-        {meant: _cell(meant, column, row) for meant, column in columns.items()}
-        for row in frame.to_dict("records")
-    ]
-    every = [defaults | {key: one for key, one in row.items() if one is not None} for row in cells]
+    every = [defaults | cells for cells in _cells(frame, columns, defaults)]
     if "batch" in columns and (meant := _meaning_of_batch(every)):
         every = [{meant: values.get("batch")} | values for values in every]
         what = "a whole step" if meant == "global_batch" else "one micro-batch"
         assumptions.append(f"{columns['batch']!r} is that of {what}, by the other columns")
     if any(re.search("hsdp|hybrid", str(values.get("sharding", "")).lower()) for values in every):
         assumptions.append("HSDP is counted as FSDP over all replicas")
+    if any(map(_flop_rate, every)):
+        attention = "half of attention" if named_framework(notes).halves_attention else "attention"
+        assumptions.append(
+            f"step times follow from FLOP/s: 6 FLOPs per token and parameter, plus {attention}"
+        )
     rows: list[LayoutRow] = []
     left_out: Counter[str] = Counter()
     for place, values in enumerate(every):
@@ -202,6 +173,9 @@ def read_layouts(
     if not rows:
         problems = [Problem(count(n, "row"), reason, ADVICE) for reason, n in left_out.items()]
         raise InputError(name, problems or [Problem("table", "has no rows", ADVICE)])
+    unstated = not any("expert" in values for values in every)
+    if unstated and any(row.case.model.experts > 1 for row in rows):
+        assumptions.append("the table gives no expert parallelism: each rank has all experts")
     if others := sum(row.quoted_batch is not None for row in rows):
         assumptions.append(
             f"{count(others, 'row')} quote{'s' * (others == 1)} a batch other than micro-batch x "
@@ -218,7 +192,7 @@ def _assumed(assume: Mapping[str, Any]) -> dict[str, Any]:
         if name not in ASSUMED:
             problems.append(Problem(name, "unknown name", nearest(name, ASSUMED)))
         elif name in TEXT:
-            values[name] = _stage("", str(value).lower()) if name == "zero" else str(value)
+            values[name] = stage("", str(value).lower()) if name == "zero" else str(value)
         elif not math.isfinite(read := number(value, units=UNITS.get(name, COUNT_UNITS))):
             problems.append(Problem(name, f"{value!r} is not a number", "give one, such as 8"))
         else:
@@ -228,27 +202,20 @@ def _assumed(assume: Mapping[str, Any]) -> dict[str, Any]:
     return values
 
 
-def _columns(frame: pd.DataFrame) -> dict[str, str]:
-    columns: dict[str, str] = {}
-    for column in map(str, frame.columns):
-        stem = normal(column.strip(" #"))
-        meant = next((name for name, names in NAMES.items() if re.fullmatch(names, stem)), None)
-        for names, (of_numbers, of_words) in EITHER.items():
-            if meant is None and re.fullmatch(names, stem):
-                numeric = any(math.isfinite(number(cell)) for cell in frame[column])
-                meant = of_numbers if numeric else of_words
-        if meant is None and re.fullmatch("system|gpu_?(type|model|name)|hardware", stem):
-            meant = "gpu"
-        if meant is None and (guessed := guess(column)):
-            meant = GUESSED.get(guessed.canonical)
-            if guessed.canonical == "time" and guessed.per == "step":
-                meant = "time"
-        if RATE.search(stem) and PER_SECOND.search(stem) and "flop" not in stem:
-            things = "tokens" if re.search(TOKENS, stem) else "samples"
-            meant = f"{things}_per_gpu" if re.search("gpu|tgs", stem) else things
-        if meant and meant not in columns:
-            columns[meant] = column
-    return columns
+def _cells(
+    frame: pd.DataFrame, columns: Mapping[str, str], defaults: Mapping[str, Any]
+) -> list[dict[str, Any]]:
+    """What the cells of each row say; a row that crashed says so as its status."""
+    rows: list[dict[str, Any]] = [{} for _ in range(len(frame))]
+    for meant, column in columns.items():
+        cells = frame[column].tolist()
+        for row, cell, value in zip(rows, cells, column_values(meant, column, cells), strict=True):
+            unknown = value is None or (value != value and meant in defaults)
+            if not unknown:
+                row[meant] = value
+            if crashed(meant, cell):
+                row["status"] = str(cell)
+    return rows
 
 
 def _defaults(
@@ -272,47 +239,27 @@ def _defaults(
         values["gpu"] = gpu.name if gpu else "a100"
         by = "from the notes" if gpu else "because the table names no GPU"
         assumptions.append(f"{values['gpu'].upper()} GPUs, {by}")
+    if "sequence_parallel" not in {*columns, *assume}:
+        said = {match.lower() for match in NOTED_SEQUENCE_PARALLEL.findall(notes)}
+        if len({words.startswith("without") for words in said}) == 1:
+            values["sequence_parallel"] = "off" if said.pop().startswith("without") else "on"
+            assumptions.append(
+                f"sequence parallelism {values['sequence_parallel']}, from the notes"
+            )
     if "recomputed" not in columns and "recomputed" not in assume:
         full = r"full (activation )?(recomputation|recompute|checkpoint)"
+        timed = {"time", *RATES} & columns.keys()
+        unlabelled = {"flops", ALL_GPUS + "flops"} & columns.keys()
         if re.search(full, notes, re.IGNORECASE):
             values["recomputed"] = "full"
+        elif named_framework(notes).counts_recomputed and unlabelled and not timed:
+            values["recomputed"] = "full"
+            assumptions.append("full recomputation, which this framework's formula of FLOPs counts")
         else:
             assumptions.append(
                 "the table does not say whether activations are recomputed: half are assumed"
             )
     return values | assume, assumptions
-
-
-def _cell(meant: str, column: str, cells: Mapping[Any, Any]) -> Any:
-    cell = cells[column]
-    text = "" if cell is None else str(cell).strip()
-    # In these columns "none" is an answer.
-    answers = {"none"} if meant in {"status", "recomputed"} else set()
-    if text.lower() in {"", "nan", "<na>", "none", "n/a", "-"} - answers:
-        return None
-    if meant == "zero":
-        return _stage(normal(column), text.lower())
-    if meant in TEXT:
-        return text
-    units, factor = UNITS.get(meant), 1.0
-    if meant in {"time", "memory"}:
-        guessed = guess(column)
-        unstated = 1.0 if meant == "time" else 1e9
-        factor = guessed.factor if guessed and guessed.factor else unstated
-    elif units:
-        factor = units.get(normal(column).split("_")[-1], 1.0)
-    if meant == "mfu" and re.search("pct|percent", normal(column)):
-        factor = 0.01
-    value = number(cell, units=units, factor=factor)
-    return value if math.isfinite(value) else None
-
-
-def _stage(column: str, text: str) -> str:
-    """ZeRO's stage in a cell, or in its column's name, whose cells then say where it was used."""
-    if named := re.search("[123]", column):
-        return "" if NO.fullmatch(text) else f"zero{named[0]}"
-    stage = re.search("[0-3]", text)
-    return f"zero{stage[0]}" if stage else text
 
 
 def _meaning_of_batch(rows: Sequence[Mapping[str, Any]]) -> str | None:
@@ -333,8 +280,8 @@ def _meaning_of_batch(rows: Sequence[Mapping[str, Any]]) -> str | None:
 
 def _ranks(values: Mapping[str, Any]) -> tuple[float, int]:
     """All GPUs of a row and its replicas; raises ValueError if they contradict each other."""
-    split = math.prod(_whole(values, name) for name in ("tensor", "pipeline", "context"))
-    gpus = values.get("gpus") or (values.get("nodes") or 0) * (values.get("per_node") or 0)
+    split = math.prod(_degrees(values))
+    gpus = _gpus(values)
     data = _whole(values, "data", (gpus or split) / split)
     gpus = gpus or data * split
     if gpus % split or data * split > gpus:
@@ -342,14 +289,67 @@ def _ranks(values: Mapping[str, Any]) -> tuple[float, int]:
     return gpus, round(gpus / split)
 
 
+def _gpus(values: Mapping[str, Any]) -> float:
+    """The stated GPUs, else 0."""
+    nodes = (values.get("nodes") or 0.0) * (values.get("per_node") or 0.0)
+    return float(values.get("gpus") or nodes)
+
+
+def _degrees(values: Mapping[str, Any]) -> tuple[int, int, int]:
+    """Tensor, pipeline and context parallelism; ValueError if one is unknown."""
+    names = ("tensor", "pipeline", "context")
+    known = math.prod(_whole(values, name) for name in (*names, "data"))
+    for name in names:
+        # No GPUs may be left for it.
+        if _unknown(values, name) and _gpus(values) != known:
+            raise ValueError(
+                f"no {name} parallelism, which other rows give: write 1 where it is not used"
+            )
+    tensor, pipeline, context = (_whole(values, name) for name in names)
+    return tensor, pipeline, context
+
+
+def _unknown(values: Mapping[str, Any], name: str) -> bool:
+    return math.isnan(values.get(name, 1))
+
+
 def _whole(values: Mapping[str, Any], name: str, default: float = 1) -> int:
-    return max(round(float(values.get(name) or default)), 1)
+    value = default if _unknown(values, name) else values.get(name) or default
+    return max(round(float(value)), 1)
+
+
+def _expert(values: Mapping[str, Any], model: Transformer, ranks: int) -> int:
+    """Expert parallelism among the ranks that can share experts; ValueError if unknown."""
+    if _unknown(values, "expert") and model.experts > 1 and ranks > 1:
+        raise ValueError(
+            "no expert parallelism for a mixture of experts, which other rows give: write 1 where "
+            "each rank has all experts"
+        )
+    return min(_whole(values, "expert"), ranks)
+
+
+def _sequence_parallel(values: Mapping[str, Any], tensor: int, unsaid: bool) -> bool:
+    """Whether tensor parallelism splits sequences, too; ValueError if other groups do."""
+    stated = values.get("sequence_parallel")
+    words = [str(values.get(name, "")) for name in ("sharding", "remarks")]
+    for text in (*words, "" if stated is None else f"sp={stated}"):
+        if match := SEQUENCE_PARALLEL.search(text):
+            without, size = match.groups()
+            if without or (size and not size.isdigit()):
+                return False
+            if size and int(size) not in {0, 1, tensor}:
+                raise ValueError(
+                    f"sequence parallelism over {size} ranks, but tensor parallelism over "
+                    f"{tensor}: groups of its own belong into a column cp"
+                )
+            return size is None or int(size) > 1
+    return unsaid
 
 
 def _row(place: int, values: Mapping[str, Any], notes: str, *, timed: bool) -> LayoutRow:
     """A row of a table; raises ValueError with what it lacks."""
     gpus, data = _ranks(values)
-    tensor, pipeline, context = (_whole(values, name) for name in ("tensor", "pipeline", "context"))
+    tensor, pipeline, context = _degrees(values)
     sequence = values.get("sequence")
     if not sequence:
         raise ValueError("no sequence length")
@@ -363,9 +363,9 @@ def _row(place: int, values: Mapping[str, Any], notes: str, *, timed: bool) -> L
         pipeline=pipeline,
         layers=model.layers,
         context=context,
-        expert=min(_whole(values, "expert"), data * context * tensor),
+        expert=_expert(values, model, data * context * tensor),
         interleave=min(_whole(values, "interleave"), max(model.layers // pipeline, 1)),
-        sequence_parallel=framework.sequence_parallel,
+        sequence_parallel=_sequence_parallel(values, tensor, framework.sequence_parallel),
     )
     candidate = Candidate(
         layout,
@@ -374,15 +374,15 @@ def _row(place: int, values: Mapping[str, Any], notes: str, *, timed: bool) -> L
         _recomputed(values),
         _precision(str(values.get("precision", "bf16"))),
     )
-    failed = bool(FAILED.search(str(values.get("status", ""))))
-    step_s = None if failed else _step(values, gpus, batch, sequence)
-    if step_s is None and timed and not failed:
-        raise ValueError("no step time and no rate")
-    memory = values.get("memory")
     # If nothing is stated, half a pass is the smaller error either way.
     recomputed = None if "recomputed" in values else 0.5
     case = Case(model, int(sequence), candidate, machine, recomputed, framework)
-    parameters = values.get("parameters") or transformer.size(_name(values))
+    failed = bool(FAILED.search(str(values.get("status", ""))))
+    step_s = None if failed else _step(values, gpus, batch, sequence)
+    if step_s is None and timed and not failed:
+        step_s = _step_by_flops(values, case, gpus, batch)
+    memory = values.get("memory")
+    parameters = _parameters(values) or transformer.size(_name(values))
     mfu = values.get("mfu")
     mfu = mfu / 100 if mfu and mfu > 1.5 else mfu  # per cent, though not labelled so
     quoted = values.get("global_batch")
@@ -448,13 +448,25 @@ def _model(values: Mapping[str, Any], notes: str) -> Transformer:
             layers, width, heads, hidden, vocabulary, groups, gated, experts=experts, active=active
         )
     model = transformer.named(text, notes)
+    parameters = values.get("parameters")
+    if model is None and parameters and parameters < LEAST_PARAMETERS:
+        raise ValueError(
+            f"a model of {parameters:g} parameters lacks the unit: write {parameters:g}B, or "
+            "'parameters (B)' above it"
+        )
     if mixture and (model is None or model.experts == 1):
         raise ValueError(f"unknown mixture of experts {text or '(ep > 1)'}: no {', '.join(lacks)}")
-    if model is None and (parameters := values.get("parameters") or transformer.size(text)):
+    if model is None and (parameters := parameters or transformer.size(text)):
         model = transformer.of_parameters(parameters, vocabulary=vocabulary)
     if model is None:
         raise ValueError(f"unknown model {text}" if text else "no model and no model sizes")
     return model
+
+
+def _parameters(values: Mapping[str, Any]) -> float | None:
+    """The quoted parameters, if their unit is known."""
+    quoted = values.get("parameters") or 0.0
+    return quoted if quoted >= LEAST_PARAMETERS else None
 
 
 def _sharing(values: Mapping[str, Any], data: int) -> Sharing:
@@ -487,7 +499,49 @@ def _step(values: Mapping[str, Any], gpus: float, batch: float, sequence: float)
     }
     if time := values.get("time"):
         return float(time)
-    return next((work[name] / values[name] for name in work if values.get(name)), None)
+    return next((work[name] / values[name] for name in RATES if values.get(name)), None)
+
+
+def _flop_rate(values: Mapping[str, Any]) -> str | None:
+    """The kind of FLOP/s by which to time a row that has neither a time nor another rate."""
+    if any(values.get(name) for name in ("time", *RATES)):
+        return None
+    kinds = (prefix + name for prefix in ("", ALL_GPUS) for name in FLOPS)
+    return next((kind for kind in kinds if values.get(kind)), None)
+
+
+def _step_by_flops(values: Mapping[str, Any], case: Case, gpus: float, batch: float) -> float:
+    """The step time for which a row's FLOP/s are those of its work; ValueError if unknown.
+
+    FLOP/s of the model count three forward passes, those of the hardware recomputed ones as well.
+    """
+    kind = _flop_rate(values)
+    if kind is None:
+        raise ValueError("no step time and no rate")
+    rate = values[kind] / (gpus if kind.startswith(ALL_GPUS) else 1)
+    gpu, precision = case.machine.gpu, case.candidate.precision
+    if rate > gpu.fastest(precision):
+        raise ValueError(
+            f"more FLOP/s than the {gpu.fastest(precision) / 1e12:g} TFLOP/s of an "
+            f"{gpu.name.upper()}: name those of all GPUs 'aggregate TFLOP/s'"
+        )
+    passes = case.passes
+    if kind.endswith("model_flops"):
+        passes = 3.0
+    elif "recomputed" not in values:
+        raise ValueError(
+            "FLOP/s that may count recomputed passes, without saying whether there are any: assume "
+            "recomputed, or name them 'model TFLOP/s'"
+        )
+    elif passes > 3 and not (kind.endswith("hardware_flops") or case.framework.counts_recomputed):
+        raise ValueError(
+            "FLOP/s that may or may not count recomputed passes: name them 'model TFLOP/s' or "
+            "'hardware TFLOP/s'"
+        )
+    work = case.model.flops_per_token(
+        case.sequence, passes=passes, masked=case.framework.halves_attention
+    )
+    return float(work * batch * case.sequence / gpus / rate)
 
 
 @dataclass(frozen=True)

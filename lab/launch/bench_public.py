@@ -13,7 +13,6 @@ import numpy as np
 from lab.analysis.layout_table import LayoutRow, LayoutTable, read_layouts
 from lab.errors import InputError, Problem
 from lab.files import SHARED
-from lab.formatting import count
 from lab.perfmodel import layout_law
 from lab.perfmodel.layout import Candidate
 from lab.perfmodel.layout_law import Case, LayoutLaw
@@ -125,9 +124,7 @@ def public(
     assumptions = {}
     for path in paths:
         table = read_layouts(path, assume=assume)
-        notes = [*table.assumptions]
-        notes += [f"{count(n, 'row')} left out: {why}" for why, n in table.left_out.items()]
-        assumptions[table.name] = notes
+        assumptions[table.name] = table.notes
         for name, rows in _parts(table):
             measured = sum(row.step_s is not None for row in rows)
             if measured <= fit:

@@ -29,10 +29,11 @@ class Framework:
 
     `pattern` matches the words by which a table names it. Stages of a `balanced` pipeline have
     equal FLOPs, including the head's; others equal layers. `sequence_parallel` says that its tensor
-    parallelism splits sequences as well. Launches and products hide each other as a p-norm with
-    exponent `hides`: the higher it is, the more the longer one alone counts. `hides_sums` says that
-    launches hide the sums of tensor parallelism as well. On more nodes than its `reach`, the hops
-    of a pipeline are delayed.
+    parallelism splits sequences as well, `counts_recomputed` that its FLOP/s include recomputed
+    passes, `halves_attention` that they omit its masked half. Launches and products hide each other
+    as a p-norm with exponent `hides`: the higher it is, the more the longer one alone counts.
+    `hides_sums` says that launches hide the sums of tensor parallelism as well. On more nodes than
+    its `reach`, the hops of a pipeline are delayed.
     `coefficients` are those of the law of layouts with different expectations, with the deviation
     of their logarithm.
     """
@@ -41,6 +42,8 @@ class Framework:
     pattern: str = ""
     balanced: bool = False
     sequence_parallel: bool = False
+    counts_recomputed: bool = False
+    halves_attention: bool = False
     hides: float = 2.0
     hides_sums: bool = False
     reach: float = math.inf
@@ -82,9 +85,12 @@ MEGATRON = Framework(
     name="megatron",
     pattern=r"megatron.?deepspeed|vtrain"
     r"|(?=.*\bmegatron.?lm\b).*\b20(19|2[0-2])\b",
+    counts_recomputed=True,
     coefficients={"scores": (5.9, 0.5)},
 )
-FRAMEWORKS = (NANOTRON, MEGATRON)
+# NeMo and Megatron-Bridge: their tables give tokens/s and FLOP/s, which differ by this half.
+NEMO = Framework(name="nemo", pattern=r"\bnemo\b|megatron.?bridge", halves_attention=True)
+FRAMEWORKS = (NANOTRON, MEGATRON, NEMO)
 
 
 def named_framework(text: str) -> Framework:

@@ -93,9 +93,17 @@ class Transformer:
         dense = 2 * tokens * self.block(experts=self.active)
         return dense + self.attention_flops(tokens, sequence)
 
-    def flops_per_token(self, sequence: float) -> float:
-        """Model FLOPs of forward and backward, the numerator of MFU (PaLM, appendix B)."""
-        return 3 * (self.layers * self.layer_flops(1, sequence) + 2 * self.embedding)
+    def flops_per_token(
+        self, sequence: float, *, passes: float = 3.0, masked: bool = False
+    ) -> float:
+        """Model FLOPs of forward and backward, the numerator of MFU (PaLM, appendix B).
+
+        Four `passes` of the layers are the hardware's FLOPs with full recomputation (Narayanan et
+        al. 2021, equation 3). A `masked` attention is half as much.
+        """
+        layer = self.layer_flops(1, sequence)
+        layer -= self.attention_flops(1, sequence) / 2 if masked else 0.0
+        return passes * self.layers * layer + 6 * self.embedding
 
 
 def _llama(

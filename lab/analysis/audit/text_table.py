@@ -35,6 +35,8 @@ LAUNCHED = re.compile(
 )
 HOST = re.compile(r"^[A-Za-z][\w.-]*:\s")
 SEPARATOR = re.compile(r"sep=.\s*", re.IGNORECASE)  # a first line for spreadsheets
+NUMBERED_NAME = re.compile(r"#\w+\s*[,;\t|]")  # "#GPUs," is the first column's name, no note
+NUMERIC_CELL = re.compile(r"(^|[,;\t|])\s*[\d.]+\s*([,;\t|]|$)")
 UNITS = "|".join(map(re.escape, (*TIME_UNITS, *BYTE_UNITS, "%")))
 UNIT = re.compile(rf"[(\[]?({UNITS}|[a-z]+/[a-z]+(/[a-z]+)?)[)\]]?", re.IGNORECASE)
 NO_UNIT = {"", "-", "–", "—", "#", "/", "[-]", "(-)", "n/a", "x"}
@@ -178,6 +180,11 @@ def _delimited(name: str, lines: Sequence[str]) -> tuple[list[str], list[list[st
         header = lines[first - 1].lstrip("#").strip()
         if _names(header, content[first]):
             content[first - 1] = header
+    elif first and NUMBERED_NAME.match(lines[first - 1]) and NUMERIC_CELL.search(content[first]):
+        pair = [lines[first - 1], content[first]]
+        delimiter = _delimiter(pair)
+        if len({len(next(csv.reader([line], delimiter=delimiter))) for line in pair}) == 1:
+            content[first - 1] = pair[0].lstrip("#")
     sample = _sample(name, content)
     delimiter = _delimiter(sample)
     if delimiter == SPACES or sample[0].rstrip().endswith(PROSE):

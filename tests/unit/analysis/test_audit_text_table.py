@@ -47,6 +47,13 @@ def test_names_that_hold_spaces(tmp_path: Path) -> None:
     assert frame.to_dict("list") == {"Size": ["4", "1024"], "Avg Latency(us)": ["2.10", "5.30"]}
 
 
+def test_a_first_name_may_begin_with_a_hash(tmp_path: Path) -> None:
+    text = '# by hand\n#GPUs,gpu,tokens\n8,GB200,"12,040"\n16,GB200,"23,800"\n'
+    assert list(read_table(written(tmp_path, text)).columns) == ["GPUs", "gpu", "tokens"]
+    noted = "#H100,BF16\ngpus,step_s\n8,1.5\n16,0.8\n"
+    assert list(read_table(written(tmp_path, noted)).columns) == ["gpus", "step_s"]
+
+
 def test_a_note_above_numbers_is_no_header(tmp_path: Path) -> None:
     assert list(read_table(written(tmp_path, "# measured on one node\n1,2\n100,52\n")).columns) == [
         "1",

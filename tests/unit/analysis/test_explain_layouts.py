@@ -71,6 +71,14 @@ def test_the_largest_part_is_said_to_grow_by_all_that_is_missing() -> None:
     assert whole == pytest.approx(8 * sum(parts.values()), rel=0.01)
 
 
+def test_what_was_left_out_or_assumed_is_noted() -> None:
+    rows = [ROW | {"step time (s)": 1.0}, ROW | {"step time (s)": "OOM"}, ROW | {"gpu": "TPU"}]
+    explanations = lab.explain_layouts(pd.DataFrame(rows))
+    assert [one.row for one in explanations] == [0]
+    assert "1 row crashed or ran out of memory" in explanations.notes
+    assert "1 row left out: unknown GPU TPU" in explanations.notes
+
+
 def test_the_playbooks_mfu_is_found_to_count_its_embedding_twice() -> None:
     rows = lab.explain_layouts(SHARED / "docs" / "tables" / "playbook_1b_h100.csv")
     reasons = {one.row: one.reasons[0] for one in rows}

@@ -235,6 +235,213 @@ def test_crashed_rows_have_no_time_and_stay_known() -> None:
     assert row.failed and row.step_s is None
 
 
+def table(**columns: list[object]) -> pd.DataFrame:
+    """Rows that differ in these columns."""
+    rows = [dict(zip(columns, cells, strict=True)) for cells in zip(*columns.values(), strict=True)]
+    return pd.concat([frame(**row) for row in rows], ignore_index=True)
+
+
+MIXTURE = "Qwen3 MoE 30B"
+
+
+@pytest.mark.parametrize("cell", EMPTY)
+@pytest.mark.parametrize("name", ["TP", "PP", "CP", "EP"])
+def test_a_degree_of_parallelism_that_only_other_rows_give_is_unknown(
+    name: str, cell: object
+) -> None:
+    degrees: dict[str, list[object]] = {"TP": [1] * 2, "PP": [1] * 2, "CP": [1] * 2, "EP": [8, 8]}
+    degrees[name] = [2, cell]
+    read = read_layouts(table(Model=[MIXTURE] * 2, **degrees))
+    assert [row.place for row in read.rows] == [0]
+    (note,) = [note for note in read.notes if "left out" in note]
+    assert note.startswith("1 row left out: no ") and "which other rows give: write 1" in note
+
+
+def test_a_degree_of_parallelism_is_one_where_nothing_else_is_possible() -> None:
+    dense = read_layouts(table(Model=["Llama3 8B", MIXTURE], EP=["-", 8]))
+    assert [row.case.candidate.layout.expert for row in dense.rows] == [1, 8]
+    split = read_layouts(table(PP=["n/a", 2], DP=[8, 4]))
+    assert [row.case.candidate.layout.pipeline for row in split.rows] == [1, 2]
+    assert len(read_layouts(table(PP=["none", 2])).rows) == 2  # "none" is no gap
+    assert len(read_layouts(table(PP=["-", "-"])).rows) == 2
+    assumed = read_layouts(table(Model=[MIXTURE] * 2, EP=["-", 4]), assume={"expert": 2})
+    assert [row.case.candidate.layout.expert for row in assumed.rows] == [2, 4]
+
+
+def test_experts_that_no_row_shares_are_an_assumption() -> None:
+    notes = [read_layouts(frame(Model=MIXTURE, EP=cell)).notes for cell in (None, "-", 8)]
+    said = ["each rank has all experts" in " ".join(some) for some in notes]
+    assert said == [True, True, False]
+
+
+@pytest.mark.parametrize(
+    ("columns", "used"),
+    [
+        ({"SP": "True"}, True),
+        ({"SP": 2}, True),
+        ({"Sequence Parallel": "no"}, False),
+        ({"sequence_parallel": 0}, False),
+        ({"sequence_parallel": 1}, True),
+        ({"Strategy": "ZeRO-1, TP2+SP"}, True),
+        ({"Notes": "with sequence parallelism"}, True),
+        ({"Comments": "without sequence parallelism"}, False),
+        ({"Parallelism": "TP=2, SP=2, PP=2"}, True),
+        ({"Config": "TP2 SP1"}, False),
+        ({"Notes": "spot instances"}, False),
+    ],
+)
+def test_sequence_parallelism_is_read(columns: dict[str, object], used: bool) -> None:
+    (row,) = read_layouts(frame(**columns)).rows
+    assert row.case.candidate.layout.sequence_parallel == used
+
+
+def test_numbers_above_one_in_a_column_of_sequence_parallelism_are_degrees() -> None:
+    read = read_layouts(table(SP=[1, 2]))
+    assert [row.case.candidate.layout.sequence_parallel for row in read.rows] == [False, True]
+    with pytest.raises(InputError, match="over 4 ranks, but tensor parallelism over 2"):
+        read_layouts(frame(SP=4))
+
+
+@pytest.mark.parametrize(
+    ("notes", "used"),
+    [
+        ("Megatron-LM with sequence parallelism", True),
+        ("nanotron without sequence parallelism", False),
+        ("with sequence parallelism, and without sequence parallelism", False),
+        ("TP: tensor parallelism, SP: sequence parallelism", False),
+    ],
+)
+def test_notes_that_say_so_count_for_all_rows(notes: str, used: bool) -> None:
+    rows = frame()
+    rows.attrs["notes"] = [notes]
+    assert read_layouts(rows).rows[0].case.candidate.layout.sequence_parallel == used
+
+
+def by_flops(notes: str = "", **columns: object) -> pd.DataFrame:
+    """Row 4 of table 1 in Narayanan et al. (2021), with its FLOP/s as the only rate."""
+    row: dict[str, object] = {
+        "GPUs": 512, "TP": 8, "PP": 2, "MBS": 4, "GBS": 1536, "Sequence Length": 2048,
+        "Layers": 48, "Hidden size": 8192, "Heads": 64, "Vocab size": 51200, "GPU": "A100",
+    }  # fmt: skip
+    rows = pd.DataFrame([row | columns])
+    rows.attrs["notes"] = [notes]
+    return rows
+
+
+OF_2021, PER_GPU = "Megatron-LM, 2021", "Achieved teraFLOP/s per GPU"
+
+
+def equation_3(passes: int) -> float:
+    """FLOPs of a step of `by_flops` by equation 3 of that paper, which counts four passes."""
+    batch, length, layers, width, words = 1536, 2048, 48, 8192, 51200
+    each = 24 * passes * batch * length * layers * width**2
+    return each * (1 + length / (6 * width)) + 6 * batch * length * width * words
+
+
+@pytest.mark.parametrize(
+    ("notes", "columns", "passes"),
+    [
+        (OF_2021, {PER_GPU: 138}, 4),
+        (OF_2021, {PER_GPU: 138, "recompute": "none"}, 3),
+        (OF_2021, {PER_GPU: "138 TFLOP/s"}, 4),
+        (OF_2021, {"Achieved aggregate petaFLOP/s": 138 * 0.512}, 4),
+        ("", {"Model TFLOP / sec / GPU": 138}, 3),
+        ("", {"Model TFLOP / sec / GPU": 138, "recompute": "full"}, 3),
+        ("", {"Hardware TFLOPs/GPU": 138, "recompute": "full"}, 4),
+        ("", {"TFLOPS": 138, "recompute": "none"}, 3),
+    ],
+)
+def test_flops_give_the_time_by_the_formula_that_counts_them(
+    notes: str, columns: dict[str, object], passes: int
+) -> None:
+    read = read_layouts(by_flops(notes, **columns))
+    assert read.rows[0].step_s == pytest.approx(equation_3(passes) / 512 / 138e12)
+    assert any("step times follow from FLOP/s" in note for note in read.notes)
+
+
+@pytest.mark.parametrize(
+    ("columns", "message"),
+    [
+        ({"TFLOPS": 138}, "without saying whether there are any"),
+        ({"TFLOPS": 138, "recompute": "full"}, "name them 'model TFLOP/s' or 'hardware TFLOP/s'"),
+        ({"HFU TFLOPs": 138}, "without saying whether there are any"),
+        ({"Model TFLOP/s": 70000}, "more FLOP/s than the 312 TFLOP/s of an A100"),
+        ({"Percentage of theoretical peak FLOP/s": "44%"}, "no step time and no rate"),
+        ({"Model TFLOPs per iteration": 138}, "no step time and no rate"),
+    ],
+)
+def test_flops_that_give_no_time_are_refused(columns: dict[str, object], message: str) -> None:
+    with pytest.raises(InputError, match=message):
+        read_layouts(by_flops(**columns))
+
+
+def test_flops_of_nemo_omit_the_masked_half_of_attention() -> None:
+    masked, whole = (
+        read_layouts(by_flops(notes, **{"Model TFLOP / sec / GPU": 138})).rows[0].step_s or 0.0
+        for notes in ("NeMo, BF16", "BF16")
+    )
+    half = 24 * 3 * 1536 * 2048**2 * 48 * 8192 / 12  # of equation 3's term
+    assert whole - masked == pytest.approx(half / 512 / 138e12)
+
+
+def test_a_rate_of_tokens_counts_before_flops() -> None:
+    (row,) = read_layouts(frame(**{"Model TFLOP / sec / GPU": 400})).rows
+    assert row.step_s == pytest.approx(64 * 4096 / 16 / 8000)
+
+
+@pytest.mark.parametrize(
+    ("column", "cell"),
+    [
+        ("Peak memory (GB)", "OOM"),
+        ("Peak memory (GB)", "80 (OOM)"),
+        ("Tokens / sec / GPU", "OOM"),
+        ("Tokens / sec / GPU", "CUDA out of memory"),
+        ("MFU", "crashed"),
+        ("TFLOP/s/GPU", "OOM"),
+    ],
+)
+def test_a_crash_in_the_place_of_a_measurement_means_that_the_row_did_not_run(
+    column: str, cell: str
+) -> None:
+    read = read_layouts(table(**{column: [40, cell]}))
+    assert [row.failed for row in read.rows] == [False, True]
+    assert read.rows[1].step_s is None and read.rows[1].memory_bytes is None
+    assert "1 row crashed or ran out of memory" in read.notes
+
+
+def test_an_error_beside_a_number_is_no_crash() -> None:
+    (row,) = read_layouts(frame(**{"step time (s)": "1.5 (standard error)"})).rows
+    assert row.step_s == 1.5 and not row.failed
+
+
+@pytest.mark.parametrize(
+    ("column", "cells"),
+    [
+        ("Params (B)", ["22", "1.7", "175"]),
+        ("Number of parameters (billion)", ["22", "1.7", "175"]),
+        ("#params", ["22", "1.7", "175B"]),
+        ("Model size", ["22", "1.7B", "175 B"]),
+        ("Size", ["22", "1.7b", "175"]),
+    ],
+)
+def test_counts_without_a_unit_have_that_of_their_column_or_of_the_other_cells(
+    column: str, cells: list[object]
+) -> None:
+    rows = read_layouts(table(Model=[None] * 3, **{column: cells})).rows
+    sizes = [row.quoted_parameters for row in rows]
+    assert sizes == pytest.approx([22e9, 1.7e9, 175e9])
+    models = [row.case.model.parameters for row in rows]
+    assert models == pytest.approx(sizes, rel=0.02)
+
+
+@pytest.mark.parametrize("column", ["#params", "Model size"])
+def test_counts_whose_unit_nothing_tells_are_refused(column: str) -> None:
+    with pytest.raises(InputError, match="a model of 22 parameters lacks the unit: write 22B"):
+        read_layouts(frame(Model=None, **{column: 22}))
+    sized = frame(Model=None, **{column: 22, "Layers": 48, "Hidden size": 6144})
+    assert read_layouts(sized).rows[0].quoted_parameters is None
+
+
 def test_the_published_tables_are_read_as_what_they_are() -> None:
     vtrain = read_layouts(TABLES / "vtrain_a100_single_node.csv")
     mpt = read_layouts(TABLES / "mpt_a100_40gb.csv")

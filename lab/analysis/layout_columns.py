@@ -1,0 +1,233 @@
+"""Columns of layout tables by their usual names, and their cells as numbers or words."""
+
+from __future__ import annotations
+
+import math
+import re
+from collections.abc import Sequence
+from typing import TYPE_CHECKING, Any
+
+from lab.analysis.audit.columns import IDEAL, guess, normal
+from lab.analysis.audit.values import (
+    BYTE_UNITS,
+    COUNT_UNITS,
+    FLOPS_UNITS,
+    MISSING,
+    TIME_UNITS,
+    number,
+)
+
+if TYPE_CHECKING:
+    import pandas as pd
+
+# Columns only layout tables have, by whole normalized name; the audit's guesses cover the rest.
+_SIZE = "(_?(size|degree|parallel(ism)?(_size|_degree)?|world_?size))?"
+_NUMBER_OF = "((n|num|number_of)_?)?"
+_COUNTED = "(_in)?(_([kmbt]|bn|millions?|billions?))?"
+NAMES = {
+    "tensor": rf"tp{_SIZE}|tensor(_model)?_parallel(ism)?(_size|_degree)?",
+    "pipeline": rf"pp{_SIZE}|pipeline(_model)?_parallel(ism)?(_size|_degree)?",
+    "context": rf"cp{_SIZE}|context_parallel(ism)?(_size|_degree)?",
+    "expert": rf"ep{_SIZE}|expert(_model)?_parallel(ism)?(_size|_degree)?",
+    "data": rf"dp{_SIZE}|data_parallel(ism)?(_size|_degree)?",
+    "sequence_parallel": rf"(use_)?(sp{_SIZE}|seq(uence)?_parallel(ism)?(_size|_degree)?)",
+    "interleave": r"vp|vpp|virtual_pipeline.*|interleav.*",
+    "zero": r"zero_?[123]?(_?(stage|level))?|zs|ds_zero.*",
+    "fsdp": "fsdp(_size)?",
+    "sharding": r"shard(ing)?(_strategy)?|strategy",
+    "layers": rf"{_NUMBER_OF}((hidden|transformer)_)?layers?|depth",
+    "width": rf"{_NUMBER_OF}hidden|(hidden|embed(ding)?)_?(size|dim(ension)?|width)"
+    r"|model_?(dim(ension)?|width)|d_?model|width|n_?embd",
+    "heads": rf"{_NUMBER_OF}((attention|attn)_)?heads?",
+    "groups": rf"{_NUMBER_OF}(kv|key_value|query)_(heads|groups)|n_?kv.*",
+    "hidden": r"(ffn|mlp|intermediate|feed_?forward)_?(hidden_)?(size|dim|width)?",
+    "vocabulary": r"(padded_)?vocab(ulary)?(_?size)?",
+    "experts": rf"{_NUMBER_OF}experts",
+    "active": rf"{_NUMBER_OF}(activ(e|ated)_experts|experts_per_tok(en)?)|(moe_(router_)?)?top_?k",
+    "recomputed": r"(act(ivations?)?_|grad(ient)?_)?(checkpoint(ing|s)?|ckpt|recomput.*)|ac",
+    "memory": r".*(memory|vram)(_.*)?|peak_mem(_.*)?|mem(_gb|_gib)?",
+    "status": r"status|result|outcome|state",
+    "sequence": r"(max_?)?(seq(uence)?|context|ctx)_?len(gth)?(_t(okens)?)?|seq_?len|seq",
+    "micro_batch": r"(micro|per_?gpu|device|local)_?(batch)_?(size)?(_per_gpu)?|mbs|microbatch",
+    "global_batch": r"(global|total)_?(train_)?batch_?(size)?|gbs",
+    "batch": r"(mini_?|train(ing)?_?)?(batch(_?size)?|bsz?)",
+    "accum": r"grad(ient)?_?acc(um)?(ulation)?(_steps)?|gas?|accumulation(_steps)?|micro_num",
+    "parameters": rf"{_NUMBER_OF}((model|total)_)?param(eter)?s{_COUNTED}",
+    "mfu": r"(model_flops?_utili[sz]ation|mfu)(_pct|_percent)?",
+    "remarks": r"(foot)?notes?|remarks?|comments?|(\w+_)?optimi[sz]ations?|parallelism"
+    r"|parallel(ism)?_(strategy|config(uration)?)|config(uration)?|setup",
+}
+DEGREES = ("tensor", "pipeline", "context", "expert")
+# What a step did, most direct first; FLOPS also if they are those of all GPUs.
+RATES = ("tokens_per_gpu", "tokens", "samples_per_gpu", "samples")
+FLOPS = ("model_flops", "hardware_flops", "flops")
+ALL_GPUS = "all_"
+MEASURED = {"time", "memory", "mfu", *RATES, *FLOPS, *(ALL_GPUS + name for name in FLOPS)}
+TEXT = {
+    *("recomputed", "status", "sharding", "zero", "model", "size", "gpu", "precision"),
+    *("sequence_parallel", "remarks"),
+}
+# What a caller may assume of every row: all that a column can give, except what was measured.
+ASSUMED = sorted(
+    {*NAMES, "gpus", "nodes", "per_node", *TEXT} - {"memory", "status", "mfu", "remarks"}
+)
+GUESSED = {
+    "world_size": "gpus", "nodes": "nodes", "per_node": "per_node", "model": "model",
+    "global_batch_size": "global_batch", "micro_batch_size": "micro_batch", "gpu": "gpu",
+    "grad_accum": "accum", "precision": "precision", "device": "gpu", "parameters": "parameters",
+    "sequence_length": "sequence",
+}  # fmt: skip
+# TGS are tokens per GPU and second.
+TOKENS = r"tok|(^|_)(t_per_s|tps|tgs)"
+RATE = re.compile(rf"({TOKENS}|sampl|imag|seq|(^|_)s_per_s)")
+PER_SECOND = re.compile(r"per_s|throughput|tok_s|(^|_)t[pg]s(_|$)")
+FLOP_RATE = re.compile(r"(^|_)(t|tera_?|p|peta_?)flops?(_|$)")
+NO_FLOP_RATE = re.compile(
+    rf"{IDEAL}|percent|pct|util|peak|_per_(step|iter|tok|sampl|seq|batch|layer)"
+)
+# In lengths of sequences K is 1024.
+UNITS = {
+    "time": TIME_UNITS,
+    "memory": BYTE_UNITS,
+    "parameters": COUNT_UNITS | {"b": 1e9, "t": 1e12},
+    "sequence": {"k": 2.0**10, "m": 2.0**20},
+    **{prefix + name: FLOPS_UNITS for prefix in ("", ALL_GPUS) for name in FLOPS},
+}
+LABEL = re.compile(r"[\d.,]+\s*([mbt])(n|illions?)?", re.IGNORECASE)
+LEAST_WIDTH, WIDTH_STEP = 64, 32  # of models: other numbers for a size count parameters
+NO = re.compile(r"(false|0|0\.0|off|no(ne|t)?\b.*|without\b.*)?")
+FAILED = re.compile("oom|out of memory|crash|fail|error|killed|timeout", re.IGNORECASE)
+EMPTY = (MISSING | {"<na>"}) - {"oom", "failed", "fail", "error"}
+
+
+def meanings(frame: pd.DataFrame) -> dict[str, str]:
+    """The first column of each recognized meaning."""
+    columns: dict[str, str] = {}
+    for place, column in enumerate(map(str, frame.columns)):
+        meant = _meaning(column, frame.iloc[:, place].tolist())
+        if meant and meant not in columns:
+            columns[meant] = column
+    return columns
+
+
+def _meaning(column: str, cells: Sequence[Any]) -> str | None:
+    stem = normal(column.strip(" #"))
+    if RATE.search(stem) and PER_SECOND.search(stem) and "flop" not in stem:
+        things = "tokens" if re.search(TOKENS, stem) else "samples"
+        return f"{things}_per_gpu" if re.search("gpu|tgs", stem) else things
+    if FLOP_RATE.search(stem) and not NO_FLOP_RATE.search(stem):
+        return _flops(stem)
+    named = next((name for name, names in NAMES.items() if re.fullmatch(names, stem)), None)
+    if named := named or _by_cells(stem, cells):
+        return named
+    if re.fullmatch("system|gpu_?(type|model|name)|hardware", stem):
+        return "gpu"
+    guessed = guess(column)
+    if guessed and guessed.canonical == "time" and guessed.per == "step":
+        return "time"
+    return GUESSED.get(guessed.canonical) if guessed else None
+
+
+def _flops(stem: str) -> str:
+    """FLOP/s of the model, of the hardware, or unlabelled; petaFLOP/s are those of all GPUs."""
+    kinds = {"hardware_flops": "hardware|hw|hfu", "model_flops": "model|mfu"}
+    kind = next((name for name, words in kinds.items() if re.search(words, stem)), "flops")
+    together = re.search(r"aggregate|total|cluster|overall|all_gpus|(^|_)p(eta_?)?flop", stem)
+    return kind if "per_gpu" in stem or not together else ALL_GPUS + kind
+
+
+def _by_cells(stem: str, cells: Sequence[Any]) -> str | None:
+    """The meaning of a column whose cells tell it: numbers or words."""
+    if not re.fullmatch(r"gpus?|(model_?)?size", stem):
+        return None
+    values = [number(cell) for cell in cells if _text(cell).lower() not in EMPTY]
+    if stem.startswith("gpu"):
+        return "gpus" if any(map(math.isfinite, values)) else "gpu"
+    if not all(map(math.isfinite, values)):
+        return "size"
+    if stem == "size":
+        return None
+    widths = all(value >= LEAST_WIDTH and value % WIDTH_STEP == 0 for value in values)
+    return "width" if widths else "parameters"
+
+
+def column_values(meant: str, column: str, cells: Sequence[Any]) -> list[Any]:
+    """A column's cells in base units or as words, None where empty.
+
+    NaN is a degree of parallelism that this row does not give although others do.
+    """
+    factor = _factor(meant, column, cells)
+    values = [_cell(meant, column, cell, factor) for cell in cells]
+    if meant in DEGREES and any(value is not None for value in values):
+        return [math.nan if value is None else value for value in values]
+    if meant == "sequence_parallel" and not any(number(value) > 1 for value in values):
+        return ["on" if number(value) == 1 else value for value in values]
+    if meant in {"model", "size"} and (label := _label(cells)):
+        return [f"{value}{label}" if math.isfinite(number(value)) else value for value in values]
+    return values
+
+
+def crashed(meant: str, cell: Any) -> bool:
+    """Whether a cell for a measured value says instead that the row did not run."""
+    text = _text(cell)
+    unread = not math.isfinite(number(text, units=UNITS.get(meant)))
+    out_of_memory = re.search("oom|out of memory", text, re.IGNORECASE)
+    return meant in MEASURED and bool(out_of_memory or (unread and FAILED.search(text)))
+
+
+def _text(cell: Any) -> str:
+    return "" if cell is None else str(cell).strip()
+
+
+def _label(cells: Sequence[Any]) -> str | None:
+    """The unit of a column's labelled counts, such as B of "175B"; None if they disagree."""
+    labels = {
+        match[1].lower() for cell in cells if (match := LABEL.fullmatch(_text(cell).strip("~ ")))
+    }
+    return labels.pop() if len(labels) == 1 else None
+
+
+def _factor(meant: str, column: str, cells: Sequence[Any]) -> float:
+    """The unit of a column's numbers that have none of their own."""
+    name = normal(column)
+    if meant in {"time", "memory"}:
+        guessed = guess(column)
+        unstated = 1.0 if meant == "time" else 1e9
+        return guessed.factor if guessed and guessed.factor else unstated
+    if meant.endswith("flops"):
+        return 1e15 if re.search(r"(^|_)p(eta_?)?flop", name) else 1e12
+    if meant == "mfu":
+        return 0.01 if re.search("pct|percent", name) else 1.0
+    units = UNITS.get(meant, {})
+    unit = name.split("_")[-1]
+    if meant == "parameters" and unit not in units:
+        unit = _label(cells) or ""
+    return units.get(unit, 1.0)
+
+
+def _cell(meant: str, column: str, cell: Any, factor: float) -> Any:
+    text = _text(cell)
+    # In these columns "none" is an answer.
+    answers = (
+        {"none"} if meant in {"status", "recomputed", "sequence_parallel", *DEGREES} else set()
+    )
+    if text.lower() in EMPTY - answers:
+        return None
+    if meant == "zero":
+        return stage(normal(column), text.lower())
+    if meant in TEXT:
+        return text
+    if meant in DEGREES and NO.fullmatch(text.lower()):
+        return 1.0
+    if crashed(meant, text):
+        return None
+    value = number(cell, units=UNITS.get(meant), factor=factor)
+    return value if math.isfinite(value) else None
+
+
+def stage(column: str, text: str) -> str:
+    """ZeRO's stage in a cell, or in its column's name, whose cells then say where it was used."""
+    if named := re.search("[123]", column):
+        return "" if NO.fullmatch(text) else f"zero{named[0]}"
+    digit = re.search("[0-3]", text)
+    return f"zero{digit[0]}" if digit else text
