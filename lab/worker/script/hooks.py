@@ -26,6 +26,7 @@ from lab.errors import LabError
 from lab.worker.measure.clock import Clock
 from lab.worker.measure.collective_trace import CallRecorder, trace_calls
 from lab.worker.measure.ddp_hook import BucketRecorder, Sent
+from lab.worker.script.processes import replaced
 
 
 class StepsDone(SystemExit):
@@ -256,22 +257,17 @@ def installed(recorder: StepRecorder) -> Iterator[None]:
     ]
     ddp: Any = DistributedDataParallel
     loaders: Any = (DataLoader, dataloader._BaseDataLoaderIter)
-    replaced = [
+    with replaced(
         (torch.autograd, "backward", disable(recorder.timed("backward", torch.autograd.backward))),
         (loaders[0], "__iter__", recorder.timed("data", loaders[0].__iter__)),
         (loaders[1], "__next__", recorder.timed("data", loaders[1].__next__)),
         (ddp, "__init__", _announcing(ddp.__init__, recorder.record_buckets)),
-    ]
-    originals = [(owner, name, getattr(owner, name)) for owner, name, _ in replaced]
-    for owner, name, value in replaced:
-        setattr(owner, name, value)
-    try:
-        yield
-    finally:
-        for owner, name, value in originals:
-            setattr(owner, name, value)
-        for handle in handles:
-            handle.remove()
+    ):
+        try:
+            yield
+        finally:
+            for handle in handles:
+                handle.remove()
 
 
 def _announcing(

@@ -48,6 +48,7 @@ from lab.worker.own import blamed, require_unchanged
 from lab.worker.rank_report import RankReport, bars_of, memory_of, write_reports
 from lab.worker.script import meter
 from lab.worker.script.hooks import StepRecorder, StepsDone, installed
+from lab.worker.script.processes import one_process
 
 CPU = torch.device("cpu")
 
@@ -206,7 +207,7 @@ def run_script(
     if script.launcher == "torchrun":
         store = open_store(context)
         os.environ.update(_torchrun(context, store.underlying_store))
-    with _interrupts() as interrupted, hooks:
+    with _interrupts() as interrupted, one_process(), hooks:
         try:
             with blamed(script.name):
                 runpy.run_path(str(path), run_name="__main__")
@@ -284,7 +285,8 @@ def _require_steps(steps: int, run: Run, script: Script) -> None:
     if steps == 0:
         raise LabError(
             f"{script.name} ended without a step of an optimizer of torch.optim: a script that "
-            "starts its own processes, or trains without such an optimizer, cannot be measured"
+            "trains in processes that it starts itself (the lab starts the ranks, as torchrun "
+            "does), or without such an optimizer, cannot be measured"
         )
     if steps <= run.warmup_steps:
         raise LabError(
