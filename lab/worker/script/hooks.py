@@ -10,7 +10,7 @@ import gc
 from collections.abc import Callable, Iterator
 from contextlib import AbstractContextManager, contextmanager, nullcontext, suppress
 from functools import partial, wraps
-from typing import Any
+from typing import Any, NoReturn
 
 import torch
 from torch import distributed as dist
@@ -28,6 +28,9 @@ from lab.worker.measure.collective_trace import CallRecorder, trace_calls
 from lab.worker.measure.ddp_hook import BucketRecorder, Sent
 from lab.worker.script.processes import replaced
 
+# How often a script may catch its end, as to save its state, without being taken for a loop.
+CAUGHT = 3
+
 
 class StepsDone(SystemExit):
     """Raised in a script that has made its steps, which ends it as `sys.exit()` would."""
@@ -39,10 +42,19 @@ class StepRecorder:
     The first optimizer that steps is the one whose steps count, unless the script names another
     with `lab.instrument`. Nested phases count for the innermost, except for the forward passes that
     a backward pass repeats and whatever a hook sees in a phase that the script itself marks.
+    `on_caught` is called if the script catches StepsDone and goes on, and should not return.
     """
 
-    def __init__(self, clock: Clock, *, world_size: int, on_step: Callable[[int], None]) -> None:
-        self.clock, self.world_size, self._on_step = clock, world_size, on_step
+    def __init__(
+        self,
+        clock: Clock,
+        *,
+        world_size: int,
+        on_step: Callable[[int], None],
+        on_caught: Callable[[], None] = lambda: None,
+    ) -> None:
+        self.clock, self.world_size = clock, world_size
+        self._on_step, self._on_caught = on_step, on_caught
         self.samples_per_step: int | None = None
         self.optimizer: torch.optim.Optimizer | None = None
         self.optimizers: dict[int, torch.optim.Optimizer] = {}
@@ -58,6 +70,7 @@ class StepRecorder:
         self._entered_step = False
         self._group: Any = None  # of the DDP whose buckets are recorded
         self._done = False
+        self._ends = 0  # how often StepsDone was raised
 
     # Called by a script through lab.instrument.
 
@@ -92,7 +105,7 @@ class StepRecorder:
     def _enter(self, phase: str) -> bool:
         repeated = phase in self._inside or (phase == "forward" and "backward" in self._inside)
         if self._done:
-            raise StepsDone
+            self._end()
         if repeated or self._marked:
             return False
         if self.clock.position()[0] < 0:
@@ -139,7 +152,7 @@ class StepRecorder:
         self.steps += 1
         self._on_step(self.steps)
         if self._done:
-            raise StepsDone
+            self._end()
         self.clock.start()
 
     def _counts(self, optimizer: torch.optim.Optimizer) -> bool:
@@ -150,6 +163,12 @@ class StepRecorder:
     def finish(self) -> None:
         """End the script after the current step."""
         self._done = True
+
+    def _end(self) -> NoReturn:
+        self._ends += 1
+        if self._ends > CAUGHT:
+            self._on_caught()
+        raise StepsDone
 
     def _begin(self) -> None:
         """Learn from the first step whether ranks form a group and which modules train."""

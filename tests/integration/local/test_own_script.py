@@ -67,6 +67,30 @@ if __name__ == "__main__":
         for process in processes:
             process.join()
 """
+# Has processes that are no ranks, and a loop that no exception ends.
+ENDLESS = """
+import torch
+import torch.multiprocessing as mp
+from torch import distributed as dist, nn
+from torch.utils.data import DataLoader
+
+def prepare(index):
+    print("prepared", index, flush=True)
+
+if __name__ == "__main__":
+    mp.spawn(prepare, nprocs=2)
+    dist.init_process_group("gloo")
+    model = nn.parallel.DistributedDataParallel(nn.Linear(64, 2))
+    optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
+    while True:
+        try:
+            for batch in DataLoader(torch.randn(800, 64), 8, num_workers=1):
+                optimizer.zero_grad()
+                model(batch).square().mean().backward()
+                optimizer.step()
+        except:
+            print("once more", flush=True)
+"""
 
 
 @pytest.fixture(scope="module")
@@ -207,3 +231,19 @@ def test_a_script_that_starts_ranks_itself_is_told_who_starts_them(
     if way != "by-spawn":  # the script does not look at how they end
         (record,) = lab.load_records("reports/ranks")
         assert record.error and "call the training function itself" in record.error.log
+
+
+def test_a_script_that_no_exception_ends_is_measured(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    result = measure("endless", ENDLESS, ranks=2)
+    assert result.exit_code == 0, result.exception
+    (record,) = lab.load_records("reports/endless")
+    assert record.script and (record.script.steps, record.script.ended) == (12, "by the lab")
+    assert record.communication and record.communication.buckets == [4 * 2 * 65]
+    logs = list(tmp_path.glob("reports/endless/out/runs/*/0/log/*_log.out"))
+    assert len(logs) == 2
+    for log in logs:
+        assert "prepared 1" in log.read_text()
+        assert "because it catches SystemExit" in log.read_text()
