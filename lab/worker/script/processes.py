@@ -18,7 +18,7 @@ from lab.errors import LabError
 OWN_RANKS = (
     "a process that the script starts forms a process group, but the lab starts the ranks, as "
     "torchrun does: call the training function itself, with RANK and WORLD_SIZE from the "
-    "environment, and let world_size say how many ranks there are"
+    "environment, and set world_size (--ranks of `lab measure`)"
 )
 
 

@@ -207,10 +207,11 @@ def test_a_script_that_trains_alone_or_fails_on_two_ranks_is_a_failed_run(
     assert record.timing and record.timing.samples_per_second is None
 
 
-def measure(name: str, content: str, *arguments: str, ranks: int) -> Result:
+def measure(name: str, content: str, *arguments: str, ranks: int, cluster: str = "local") -> Result:
     """Measure a script in the working directory once, for 12 steps."""
     Path(f"{name}.py").write_text(content)
     options = ["--ranks", str(ranks), "--repeats", "1", "--steps", "12", "--warmup-steps", "3"]
+    options += ["--cluster", cluster]
     return CliRunner().invoke(app, ["measure", *options, "--", f"{name}.py", *arguments])
 
 
@@ -247,3 +248,24 @@ def test_a_script_that_no_exception_ends_is_measured(
     for log in logs:
         assert "prepared 1" in log.read_text()
         assert "because it catches SystemExit" in log.read_text()
+
+
+def test_a_script_that_neither_ends_nor_trains_is_named_with_its_line(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    Path("impatient.yaml").write_text("executor: local\ndevice: cpu\nhang_timeout_s: 10\n")
+    content = """
+import time, torch
+w = torch.zeros(1, requires_grad=True)
+optimizer = torch.optim.SGD([w])
+try:
+    while True:
+        (w + 1).sum().backward()
+        optimizer.step()
+except:
+    time.sleep(1e6)
+"""
+    result = measure("waits", content, ranks=1, cluster="impatient.yaml")
+    where = "in the phase 'ending the script'; stood in <module> (waits.py:10)"
+    assert where in str(result.exception)
