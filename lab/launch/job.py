@@ -45,7 +45,7 @@ from lab.launch.watchdog import Watchdog
 from lab.machine import exit_with, interfaces
 from lab.records.schema import Allocation
 from lab.records.store import Record, Store, read_record, write_record
-from lab.worker.context import RankContext, listen_for_preemption, preemption_noticed
+from lab.worker.context import Measurement, RankContext, listen_for_preemption, preemption_noticed
 
 
 class TimeLimitError(LabError):
@@ -84,28 +84,45 @@ def execute(
             from lab.worker.main import measure
 
             context, watchdog = rank
+
+            def keep(measurement: Measurement | None) -> None:
+                watchdog.stop()
+                if measurement is not None:
+                    _write_record(measurement, Task(run, repeat), attempt, started_at=started_at)
+                watchdog.limit_exit()  # not before, as a slow disk must not cost the record
+
+            def conclude(collect: Callable[[], Measurement | None]) -> int:
+                with suppress(Exception), _reported(watchdog, context, attempt, leave_failure):
+                    keep(collect())
+                    return 0
+                return 1
+
             measurement = measure(
                 run,
                 context,
                 data_root=Path(data_root),
                 folder=attempt.folder,
                 progress=watchdog.progress,
+                conclude=conclude,
             )
-            watchdog.stop()
-            if measurement is not None:
-                record = Record(
-                    run_id=run.id,
-                    repeat=repeat,
-                    run=run,
-                    status="completed",
-                    started_at=started_at,
-                    finished_at=now(),
-                    allocation=_allocation(attempt),
-                    **vars(measurement),
-                )
-                keep_quieter(record, attempt.folder)
-            watchdog.limit_exit()  # not before, as a slow disk must not cost the record
+            keep(measurement)
     return "done"
+
+
+def _write_record(
+    measurement: Measurement, task: Task, attempt: Attempt, *, started_at: str
+) -> None:
+    record = Record(
+        run_id=task.run.id,
+        repeat=task.repeat,
+        run=task.run,
+        status="completed",
+        started_at=started_at,
+        finished_at=now(),
+        allocation=_allocation(attempt),
+        **vars(measurement),
+    )
+    keep_quieter(record, attempt.folder)
 
 
 def slots(run: Run, cluster: Cluster) -> int | None:
@@ -231,10 +248,18 @@ def watched(
 ) -> Iterator[tuple[RankContext, Watchdog]]:
     """Set this rank up and watch it; an error is recorded for the driver before it is raised."""
     watchdog = Watchdog(context, attempt, steps=steps, on_hang=on_failure)
-    try:
+    with _reported(watchdog, context, attempt, on_failure):
         context = setup_rank(context, cluster, attempt)
         watchdog.start()
         yield context, watchdog
+
+
+@contextmanager
+def _reported(
+    watchdog: Watchdog, context: RankContext, attempt: Attempt, on_failure: Callable[[], None]
+) -> Iterator[None]:
+    try:
+        yield
     except Exception as error:
         watchdog.stop()
         if not watchdog.is_removed():

@@ -23,7 +23,7 @@ import psutil
 
 from lab.launch.attempt import Attempt, RankError, RankProgress, write_progress
 from lab.launch.supervisor import note
-from lab.worker.context import RankContext
+from lab.worker.context import ENDING, RankContext
 
 # A signal that neither Slurm, submitit nor a script is likely to use; macOS has none of them.
 ASK: int = getattr(signal, "SIGRTMIN", 0)
@@ -44,8 +44,9 @@ PUBLISH_S = 0.5
 LOST_S = 10.0
 # How long a job's folder must be gone before its ranks end, in s, as file systems have hiccups.
 REMOVED_S = 10.0
-# Phases in which every rank makes progress at each step: the shorter timeout applies.
-STEPPING = ("warm-up", "measuring", "evaluating", "comparing", "tracing")
+# Phases in which every rank makes progress at each step, or need not make more: the shorter
+# timeout applies.
+STEPPING = ("warm-up", "measuring", ENDING, "evaluating", "comparing", "tracing")
 
 
 class Children:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import signal
+from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
 from types import FrameType
@@ -27,6 +28,10 @@ class Progress(Protocol):
 
     def __call__(self, phase: str, step: int, steps: int, loss: float | None = None, /) -> None:
         """Report progress."""
+
+
+# The phase after the last step of a script, until the script has ended.
+ENDING = "ending the script"
 
 
 def silent(phase: str, step: int, steps: int, loss: float | None = None, /) -> None:
@@ -100,3 +105,10 @@ class Measurement:
     inference: Inference | None = None
     script: Observed | None = None
     trace: Trace | None = None
+
+
+class Conclude(Protocol):
+    """Records what `collect` measures, or its error, like the end of a job."""
+
+    def __call__(self, collect: Callable[[], Measurement | None], /) -> int:
+        """Return the exit status of the rank."""

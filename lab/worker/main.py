@@ -18,7 +18,7 @@ from lab.records.schema import Communication, Environment, Quality, Timing
 from lab.worker import data, models, own, strategies
 from lab.worker.calibrate import peak_flops
 from lab.worker.checkpoint import forget
-from lab.worker.context import Measurement, Progress, RankContext
+from lab.worker.context import Conclude, Measurement, Progress, RankContext
 from lab.worker.data.dataset import Dataset
 from lab.worker.distributed import (
     ClockOffset,
@@ -40,14 +40,21 @@ from lab.worker.train import Training, evaluate, train
 
 
 def measure(
-    run: Run, context: RankContext, *, data_root: Path, folder: Path, progress: Progress
+    run: Run,
+    context: RankContext,
+    *,
+    data_root: Path,
+    folder: Path,
+    progress: Progress,
+    conclude: Conclude | None = None,
 ) -> Measurement | None:
     """Measure one repeat of a run of a model or a script; the measurement on rank 0, else None.
 
-    All ranks must call it. Rank 0 writes `folder`/steps.parquet and, if ranks communicate,
-    buckets.parquet (DDP) or calls.parquet, and trace.json.gz if the run asks for it. Raises
-    InputError for data or a model that cannot be used, LabError for a missing device, ranks with
-    different data, or a non-finite loss; torch.OutOfMemoryError passes through.
+    All ranks must call it. `conclude` ends a rank whose script goes on after its last step. Rank 0
+    writes `folder`/steps.parquet and, if ranks communicate, buckets.parquet (DDP) or calls.parquet,
+    and trace.json.gz if the run asks for it. Raises InputError for data or a model that cannot be
+    used, LabError for a missing device, ranks with different data, or a non-finite loss;
+    torch.OutOfMemoryError passes through.
     """
     if run.task == "inference":
         from lab.worker.inference.main import infer
@@ -56,7 +63,14 @@ def measure(
     if run.script is not None:
         from lab.worker.script.main import measure_script
 
-        return measure_script(run, context, data_root=data_root, folder=folder, progress=progress)
+        return measure_script(
+            run,
+            context,
+            data_root=data_root,
+            folder=folder,
+            progress=progress,
+            conclude=conclude,
+        )
     own.admit(run, data_root)
     torch.set_num_threads(context.threads)
     device = device_of(context)

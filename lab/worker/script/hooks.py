@@ -10,7 +10,7 @@ import gc
 from collections.abc import Callable, Iterator
 from contextlib import AbstractContextManager, contextmanager, nullcontext, suppress
 from functools import partial, wraps
-from typing import Any
+from typing import Any, NoReturn
 
 import torch
 from torch import distributed as dist
@@ -26,6 +26,10 @@ from lab.errors import LabError
 from lab.worker.measure.clock import Clock
 from lab.worker.measure.collective_trace import CallRecorder, trace_calls
 from lab.worker.measure.ddp_hook import BucketRecorder, Sent
+from lab.worker.script.processes import replaced
+
+# How often a script may catch its end, as to save its state, without being taken for a loop.
+CAUGHT = 3
 
 
 class StepsDone(SystemExit):
@@ -38,10 +42,19 @@ class StepRecorder:
     The first optimizer that steps is the one whose steps count, unless the script names another
     with `lab.instrument`. Nested phases count for the innermost, except for the forward passes that
     a backward pass repeats and whatever a hook sees in a phase that the script itself marks.
+    `on_caught` is called if the script catches StepsDone and goes on, and should not return.
     """
 
-    def __init__(self, clock: Clock, *, world_size: int, on_step: Callable[[int], None]) -> None:
-        self.clock, self.world_size, self._on_step = clock, world_size, on_step
+    def __init__(
+        self,
+        clock: Clock,
+        *,
+        world_size: int,
+        on_step: Callable[[int], None],
+        on_caught: Callable[[], None] = lambda: None,
+    ) -> None:
+        self.clock, self.world_size = clock, world_size
+        self._on_step, self._on_caught = on_step, on_caught
         self.samples_per_step: int | None = None
         self.optimizer: torch.optim.Optimizer | None = None
         self.optimizers: dict[int, torch.optim.Optimizer] = {}
@@ -57,6 +70,7 @@ class StepRecorder:
         self._entered_step = False
         self._group: Any = None  # of the DDP whose buckets are recorded
         self._done = False
+        self._ends = 0  # how often StepsDone was raised
 
     # Called by a script through lab.instrument.
 
@@ -91,7 +105,7 @@ class StepRecorder:
     def _enter(self, phase: str) -> bool:
         repeated = phase in self._inside or (phase == "forward" and "backward" in self._inside)
         if self._done:
-            raise StepsDone
+            self._end()
         if repeated or self._marked:
             return False
         if self.clock.position()[0] < 0:
@@ -138,7 +152,7 @@ class StepRecorder:
         self.steps += 1
         self._on_step(self.steps)
         if self._done:
-            raise StepsDone
+            self._end()
         self.clock.start()
 
     def _counts(self, optimizer: torch.optim.Optimizer) -> bool:
@@ -149,6 +163,12 @@ class StepRecorder:
     def finish(self) -> None:
         """End the script after the current step."""
         self._done = True
+
+    def _end(self) -> NoReturn:
+        self._ends += 1
+        if self._ends > CAUGHT:
+            self._on_caught()
+        raise StepsDone
 
     def _begin(self) -> None:
         """Learn from the first step whether ranks form a group and which modules train."""
@@ -256,22 +276,17 @@ def installed(recorder: StepRecorder) -> Iterator[None]:
     ]
     ddp: Any = DistributedDataParallel
     loaders: Any = (DataLoader, dataloader._BaseDataLoaderIter)
-    replaced = [
+    with replaced(
         (torch.autograd, "backward", disable(recorder.timed("backward", torch.autograd.backward))),
         (loaders[0], "__iter__", recorder.timed("data", loaders[0].__iter__)),
         (loaders[1], "__next__", recorder.timed("data", loaders[1].__next__)),
         (ddp, "__init__", _announcing(ddp.__init__, recorder.record_buckets)),
-    ]
-    originals = [(owner, name, getattr(owner, name)) for owner, name, _ in replaced]
-    for owner, name, value in replaced:
-        setattr(owner, name, value)
-    try:
-        yield
-    finally:
-        for owner, name, value in originals:
-            setattr(owner, name, value)
-        for handle in handles:
-            handle.remove()
+    ):
+        try:
+            yield
+        finally:
+            for handle in handles:
+                handle.remove()
 
 
 def _announcing(

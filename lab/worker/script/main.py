@@ -12,9 +12,10 @@ from collections.abc import Callable, Iterator, Sequence
 from contextlib import AbstractContextManager, contextmanager, nullcontext
 from dataclasses import replace
 from functools import partial
+from os import _exit  # while a script runs, that of `os` is replaced
 from pathlib import Path
 from types import FrameType
-from typing import Any
+from typing import Any, NoReturn
 
 import numpy as np
 import torch
@@ -27,7 +28,7 @@ from lab.errors import LabError
 from lab.machine import age
 from lab.records.schema import PHASES, Observed
 from lab.worker import environment
-from lab.worker.context import Measurement, Progress, RankContext
+from lab.worker.context import ENDING, Conclude, Measurement, Progress, RankContext
 from lab.worker.distributed import (
     ClockOffset,
     all_gather_object,
@@ -48,6 +49,7 @@ from lab.worker.own import blamed, require_unchanged
 from lab.worker.rank_report import RankReport, bars_of, memory_of, write_reports
 from lab.worker.script import meter
 from lab.worker.script.hooks import StepRecorder, StepsDone, installed
+from lab.worker.script.processes import one_process
 
 CPU = torch.device("cpu")
 
@@ -81,12 +83,19 @@ class Watch:
 
 
 def measure_script(
-    run: Run, context: RankContext, *, data_root: Path, folder: Path, progress: Progress
+    run: Run,
+    context: RankContext,
+    *,
+    data_root: Path,
+    folder: Path,
+    progress: Progress,
+    conclude: Conclude | None = None,
 ) -> Measurement | None:
     """Measure one repeat of a script; the measurement on rank 0, else None.
 
-    Works like `measure` for the lab's own training. Raises LabError for a script that changed since
-    it was planned, fails, or makes no step beyond the warm-up.
+    Works like `measure` for the lab's own training. `conclude` ends a rank whose script goes on
+    after its last step. Raises LabError for a script that changed since it was planned, fails, or
+    makes no step beyond the warm-up.
     """
     script = run.script
     assert script is not None
@@ -110,8 +119,14 @@ def measure_script(
         if step == run.steps:
             watch.end()
             recorder.finish()
+            progress(ENDING, step, run.steps)
 
-    recorder = StepRecorder(clock, world_size=context.world_size, on_step=on_step)
+    def leave() -> None:
+        if conclude is not None:
+            _leave(script, partial(conclude, collect))
+
+    recorder = StepRecorder(clock, world_size=context.world_size, on_step=on_step, on_caught=leave)
+    collect = partial(_collect, run, context, recorder, watch, offset, folder, progress)
     progress(f"starting {script.name}", 0, run.steps)
     meter.recorder = recorder
     hooks = installed(recorder)
@@ -120,6 +135,36 @@ def measure_script(
     if recorder.steps < run.steps:
         watch.end()
         clock.discard()  # the step after the last
+    return collect()
+
+
+def _leave(script: Script, conclude: Callable[[], int]) -> NoReturn:
+    """End this rank from within a script that catches every exception."""
+    sys.stdout.flush()
+    sys.stderr.write(
+        f"lab: {script.name} goes on after its last step because it catches SystemExit, by which "
+        "it is ended; its process is ended instead. In the script, `except Exception:` catches "
+        "errors alone\n"
+    )
+    status = 1
+    try:
+        status = conclude()
+    finally:
+        sys.stderr.flush()
+        _exit(status)
+
+
+def _collect(
+    run: Run,
+    context: RankContext,
+    recorder: StepRecorder,
+    watch: Watch,
+    offset: ClockOffset,
+    folder: Path,
+    progress: Progress,
+) -> Measurement | None:
+    """What the ranks measured, of which rank 0 makes the measurement; all ranks must call it."""
+    assert run.script is not None
     progress("collecting", run.steps, run.steps)
     # The script may or may not have left its group, so the ranks meet in a new one.
     if dist.is_initialized():
@@ -132,7 +177,7 @@ def measure_script(
         if len(steps) > 1:
             made = " and ".join(map(str, sorted(steps)))
             raise LabError(
-                f"the ranks of {script.name} took {made} steps, but must take equally many"
+                f"the ranks of {run.script.name} took {made} steps, but must take equally many"
             )
         reports = gather(_report(run, context, recorder, watch, offsets))
     if reports is None:
@@ -206,7 +251,7 @@ def run_script(
     if script.launcher == "torchrun":
         store = open_store(context)
         os.environ.update(_torchrun(context, store.underlying_store))
-    with _interrupts() as interrupted, hooks:
+    with _interrupts() as interrupted, one_process(), hooks:
         try:
             with blamed(script.name):
                 runpy.run_path(str(path), run_name="__main__")
@@ -284,7 +329,8 @@ def _require_steps(steps: int, run: Run, script: Script) -> None:
     if steps == 0:
         raise LabError(
             f"{script.name} ended without a step of an optimizer of torch.optim: a script that "
-            "starts its own processes, or trains without such an optimizer, cannot be measured"
+            "trains in processes that it starts itself (the lab starts the ranks, as torchrun "
+            "does), or without such an optimizer, cannot be measured"
         )
     if steps <= run.warmup_steps:
         raise LabError(

@@ -8,6 +8,7 @@ from pathlib import Path
 
 import pandas as pd
 import pytest
+from click.testing import Result
 from typer.testing import CliRunner
 
 import lab
@@ -43,6 +44,52 @@ for step in range(40):
     if step == 7 and first and rank == 1:
         Path("tried").touch()
         os.kill(os.getpid(), signal.SIGKILL)
+"""
+# Two ranks of its own, started in the way that its argument names.
+STARTS_RANKS = """
+import os, sys
+import torch
+import torch.multiprocessing as mp
+from torch import distributed as dist
+
+def train(rank, ranks):
+    os.environ.update(MASTER_ADDR="127.0.0.1", MASTER_PORT="29571")
+    dist.init_process_group("gloo", rank=rank, world_size=ranks)
+
+if __name__ == "__main__":
+    if sys.argv[1] == "by-spawn":
+        mp.spawn(train, args=(2,), nprocs=2)
+    else:
+        context = mp.get_context(sys.argv[1])
+        processes = [context.Process(target=train, args=(rank, 2)) for rank in range(2)]
+        for process in processes:
+            process.start()
+        for process in processes:
+            process.join()
+"""
+# Has processes that are no ranks, and a loop that no exception ends.
+ENDLESS = """
+import torch
+import torch.multiprocessing as mp
+from torch import distributed as dist, nn
+from torch.utils.data import DataLoader
+
+def prepare(index):
+    print("prepared", index, flush=True)
+
+if __name__ == "__main__":
+    mp.spawn(prepare, nprocs=2)
+    dist.init_process_group("gloo")
+    model = nn.parallel.DistributedDataParallel(nn.Linear(64, 2))
+    optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
+    while True:
+        try:
+            for batch in DataLoader(torch.randn(800, 64), 8, num_workers=1):
+                optimizer.zero_grad()
+                model(batch).square().mean().backward()
+                optimizer.step()
+        except:
+            print("once more", flush=True)
 """
 
 
@@ -158,3 +205,67 @@ def test_a_script_that_trains_alone_or_fails_on_two_ranks_is_a_failed_run(
     assert result.exit_code == 0 and "1 of 1 run completed" in result.output
     record = lab.load_records("reports/alone")[-1]
     assert record.timing and record.timing.samples_per_second is None
+
+
+def measure(name: str, content: str, *arguments: str, ranks: int, cluster: str = "local") -> Result:
+    """Measure a script in the working directory once, for 12 steps."""
+    Path(f"{name}.py").write_text(content)
+    options = ["--ranks", str(ranks), "--repeats", "1", "--steps", "12", "--warmup-steps", "3"]
+    options += ["--cluster", cluster]
+    return CliRunner().invoke(app, ["measure", *options, "--", f"{name}.py", *arguments])
+
+
+@pytest.mark.parametrize(
+    ("way", "message"),
+    [
+        ("by-spawn", "line 13: LabError: .* the lab starts the ranks, as torchrun does: call"),
+        ("spawn", "without a step .* in processes that it starts itself"),
+        ("fork", "without a step .* in processes that it starts itself"),
+    ],
+)
+def test_a_script_that_starts_ranks_itself_is_told_who_starts_them(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, way: str, message: str
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    result = measure("ranks", STARTS_RANKS, way, ranks=2 if way == "by-spawn" else 1)
+    assert re.search(message, str(result.exception)), result.exception
+    if way != "by-spawn":  # the script does not look at how they end
+        (record,) = lab.load_records("reports/ranks")
+        assert record.error and "call the training function itself" in record.error.log
+
+
+def test_a_script_that_no_exception_ends_is_measured(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    result = measure("endless", ENDLESS, ranks=2)
+    assert result.exit_code == 0, result.exception
+    (record,) = lab.load_records("reports/endless")
+    assert record.script and (record.script.steps, record.script.ended) == (12, "by the lab")
+    assert record.communication and record.communication.buckets == [4 * 2 * 65]
+    logs = list(tmp_path.glob("reports/endless/out/runs/*/0/log/*_log.out"))
+    assert len(logs) == 2
+    for log in logs:
+        assert "prepared 1" in log.read_text()
+        assert "because it catches SystemExit" in log.read_text()
+
+
+def test_a_script_that_neither_ends_nor_trains_is_named_with_its_line(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    Path("impatient.yaml").write_text("executor: local\ndevice: cpu\nhang_timeout_s: 10\n")
+    content = """
+import time, torch
+w = torch.zeros(1, requires_grad=True)
+optimizer = torch.optim.SGD([w])
+try:
+    while True:
+        (w + 1).sum().backward()
+        optimizer.step()
+except:
+    time.sleep(1e6)
+"""
+    result = measure("waits", content, ranks=1, cluster="impatient.yaml")
+    where = "in the phase 'ending the script'; stood in <module> (waits.py:10)"
+    assert where in str(result.exception)

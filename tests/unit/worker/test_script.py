@@ -289,8 +289,23 @@ except KeyboardInterrupt:
         signal.signal(signal.SIGINT, earlier)
 
 
-def test_a_script_may_end_by_itself_after_the_warm_up(measured: Any) -> None:
-    measurement = measured("for _ in range(4): train(torch.randn(8, 4))")
+def test_a_process_that_a_script_forks_ends_with_its_own_status(
+    measured: Any, tmp_path: Path
+) -> None:
+    body = """
+import os
+if (child := os.fork()) == 0:
+    os._exit(7)
+open("status", "w").write(str(os.waitstatus_to_exitcode(os.waitpid(child, 0)[1])))
+for _ in range(9): train(torch.randn(8, 4))
+"""
+    assert measured(body).script.steps == 6
+    assert (tmp_path / "status").read_text() == "7"
+
+
+@pytest.mark.parametrize("end", ["", "sys.exit(0)", "import os; os._exit(0)"])
+def test_a_script_may_end_by_itself_after_the_warm_up(measured: Any, end: str) -> None:
+    measurement = measured(f"for _ in range(4): train(torch.randn(8, 4))\n{end}")
     assert (measurement.script.steps, measurement.script.ended) == (4, "by itself")
     assert measurement.timing.measured_steps == 2
 
@@ -300,7 +315,9 @@ def test_a_script_may_end_by_itself_after_the_warm_up(measured: Any) -> None:
     [
         ("pass", "without a step"),
         ("train(torch.randn(8, 4))", "ended after 1 steps"),
+        ("train(torch.randn(8, 4)); import os; os._exit(0)", "ended after 1 steps"),
         ("sys.exit(3)", "exit status 3"),
+        ("import os; os._exit(3)", "exit status 3"),
         ("sys.exit(True)", "exit status 1"),
         ("sys.exit('no data')", "no data"),
         ("train(torch.randn(8, 5))", r"train.py failed in train.py, line 9: RuntimeError"),
@@ -322,12 +339,17 @@ def test_arguments_and_settings_reach_the_script(measured: Any, tmp_path: Path) 
 
 
 def test_torch_is_left_as_it_was(measured: Any) -> None:
+    from multiprocessing.process import BaseProcess
+
     from torch.optim import optimizer as optimizers
     from torch.utils.data import DataLoader
 
-    before = torch.autograd.backward, DataLoader.__iter__
+    def replaced() -> list[object]:
+        return [torch.autograd.backward, DataLoader.__iter__, BaseProcess.start, os._exit]
+
+    before = replaced()
     measured("for _ in range(9): train(torch.ones(8, 4))")
-    assert (torch.autograd.backward, DataLoader.__iter__) == before
+    assert replaced() == before
     assert not optimizers._global_optimizer_post_hooks
 
 

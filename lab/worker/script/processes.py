@@ -1,0 +1,98 @@
+"""Keeps a script's training in the rank's own process, and sees how that process ends."""
+
+from __future__ import annotations
+
+import os
+import threading
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from functools import partial, wraps
+from multiprocessing.process import BaseProcess
+from typing import Any
+
+from torch import distributed as dist
+from torch.multiprocessing.spawn import ProcessContext, ProcessRaisedException
+
+from lab.errors import LabError
+
+OWN_RANKS = (
+    "a process that the script starts forms a process group, but the lab starts the ranks, as "
+    "torchrun does: call the training function itself, with RANK and WORLD_SIZE from the "
+    "environment, and set world_size (--ranks of `lab measure`)"
+)
+
+
+@contextmanager
+def replaced(*replacements: tuple[Any, str, Any]) -> Iterator[None]:
+    """Replace attributes, each given as its owner, its name and its new value."""
+    originals = [(owner, name, getattr(owner, name)) for owner, name, _ in replacements]
+    try:
+        for owner, name, value in replacements:
+            setattr(owner, name, value)
+        yield
+    finally:
+        for owner, name, value in originals:
+            setattr(owner, name, value)
+
+
+@contextmanager
+def one_process() -> Iterator[None]:
+    """Refuse ranks that a script starts itself, and let `os._exit` end it as `sys.exit` does."""
+    start: Any = BaseProcess.start
+    join: Any = ProcessContext.join
+    with replaced(
+        (BaseProcess, "start", _without_ranks(start)),
+        (ProcessContext, "join", _explained(join)),
+        (os, "_exit", _like_sys_exit(os._exit)),
+    ):
+        yield
+
+
+def _without_ranks(start: Callable[..., None]) -> Callable[..., None]:
+    """A process's `start`, after which the process cannot form a process group."""
+
+    @wraps(start)
+    def begin(process: Any) -> None:
+        # In torchrun's environment, rank 0 of that group would wait for a store that nobody opens.
+        if dist.is_torchelastic_launched() and getattr(process, "_target", None):
+            process._target = partial(_call_without_ranks, process._target)
+        start(process)
+
+    return begin
+
+
+def _call_without_ranks(target: Callable[..., Any], *arguments: Any, **options: Any) -> None:
+    dist.init_process_group = _refuse
+    target(*arguments, **options)
+
+
+def _refuse(*_: Any, **__: Any) -> None:
+    raise LabError(OWN_RANKS)
+
+
+def _explained(join: Callable[..., bool]) -> Callable[..., bool]:
+    """The end of `torch.multiprocessing.spawn`, with this module's error instead of its text."""
+
+    @wraps(join)
+    def wait(*arguments: Any, **options: Any) -> bool:
+        try:
+            return join(*arguments, **options)
+        except ProcessRaisedException as error:
+            if OWN_RANKS not in str(error):
+                raise
+            raise LabError(OWN_RANKS) from error
+
+    return wait
+
+
+def _like_sys_exit(end: Callable[[int], None]) -> Callable[[int], None]:
+    own = os.getpid(), threading.get_ident()
+
+    @wraps(end)
+    def leave(status: int) -> None:
+        # Forked processes and other threads, such as the lab's watchdog, end at once.
+        if (os.getpid(), threading.get_ident()) != own:
+            end(status)
+        raise SystemExit(status)
+
+    return leave
