@@ -26,6 +26,9 @@ MOST_REFERENCES = 20  # rows or curves that a quoted speedup may be over
 GRADIENT_BYTES = 4  # of a parameter in fp32
 FULL_PRECISION = re.compile(r"|(f|fp|float)[ _-]?32|tf[ _-]?32|full|single|no|none|false|off")
 ROW = "row of the table"  # its number from 1, if one row becomes several
+# Strings of Arrow, the default where it is installed, take longer in tables of any size: most
+# operations convert them to Python's and back.
+PYTHON_STRINGS = pd.option_context("mode.string_storage", "python")
 
 
 class UncheckedError(Exception):
@@ -62,12 +65,12 @@ class Observations:
         """Canonical columns that hold at least one value."""
         return set(self.frame.columns[self.frame.notna().any()])
 
-    @property
+    @cached_property
     def keys(self) -> list[str]:
         """Columns that distinguish configurations, apart from world size and batch."""
         return [name for name in self.frame.columns if name.startswith("key:")]
 
-    @property
+    @cached_property
     def runs(self) -> pd.DataFrame:
         """Rows that cover whole runs: for records those over all ranks, for a table every row."""
         return self.frame[self.frame["aggregate"]] if self.kind == "records" else self.frame
@@ -217,10 +220,10 @@ class Observations:
 
 def _joined(rows: pd.DataFrame, names: Sequence[str]) -> pd.Series:
     """The values of some columns joined into one string per row."""
-    joined = pd.Series("", index=rows.index)
-    for name in names:
-        joined = joined + "\x1f" + rows[name].map(str)
-    return joined
+    # Lists, as adding up series takes several times as long.
+    cells = [map(str, rows[name].tolist()) for name in names]
+    joined = ["\x1f".join(values) for values in zip(*cells, strict=True)] if cells else ""
+    return pd.Series(joined, index=rows.index, dtype=object)
 
 
 def _batch_key(
@@ -246,7 +249,7 @@ def _strategies(rows: pd.DataFrame, curves: pd.Series) -> list[str]:
     """The strategy of each row, with the settings that differ within its curve."""
     strategies = rows.get("key:strategy", pd.Series("", index=rows.index))
     for key in STRATEGY_KEYS[1:]:
-        if key in rows:
+        if key in rows and rows[key].nunique() > 1:
             several = rows[key].groupby(curves).transform("nunique") > 1
             named = f", {key.removeprefix('key:')} " + rows[key]
             strategies = strategies + named.where(several, "")

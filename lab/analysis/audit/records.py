@@ -9,7 +9,7 @@ from typing import Any, Literal
 import pandas as pd
 
 from lab.analysis.audit.columns import COLUMNS, NUMERIC, PHASES
-from lab.analysis.audit.observations import Observations
+from lab.analysis.audit.observations import PYTHON_STRINGS, Observations
 from lab.config.run import Run
 from lab.perfmodel.collectives import bus_factor
 from lab.records.schema import ClassificationPoint, Communication, Environment, Point, Timing
@@ -32,6 +32,7 @@ RECORD_NUMBERS = (
 )
 
 
+@PYTHON_STRINGS
 def from_records(
     records: Sequence[Record],
     *,

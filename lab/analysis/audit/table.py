@@ -26,7 +26,7 @@ from lab.analysis.audit.columns import (
     parse_name,
     setting_of,
 )
-from lab.analysis.audit.observations import ROW, Observations
+from lab.analysis.audit.observations import ROW, PYTHON_STRINGS, Observations
 from lab.analysis.audit.plausible import (
     are_shares,
     is_of_another,
@@ -100,6 +100,7 @@ NOTED_UNITS = {
 }
 
 
+@PYTHON_STRINGS
 def from_table(
     frame: pd.DataFrame, *, columns: Mapping[str, str] | None = None, source: str = "table"
 ) -> Observations:
@@ -284,9 +285,9 @@ def _tidy(
 ) -> tuple[pd.DataFrame, dict[str, str]]:
     """Canonical columns with numbers in base units, and which column of the table each is from."""
     rounded = [f"{name}_rounding" for name in ROUNDED]
-    tidy = pd.DataFrame({name: np.full(len(frame), np.nan) for name in (*NUMERIC, *rounded)})
-    for name in TEXTS:
-        tidy[name] = pd.Series(index=tidy.index, dtype="object")
+    unknown = np.full(len(frame), np.nan)
+    numeric = dict.fromkeys((*NUMERIC, *rounded), unknown)
+    tidy = pd.DataFrame(numeric | dict.fromkeys(TEXTS, unknown.astype(object)))
     given: dict[str, str] = {}
     left_out: dict[str, list[str]] = {}
     for column, meaning in _by_precision(frame, meanings).items():
@@ -473,9 +474,10 @@ def _clean(tidy: pd.DataFrame, assumptions: list[str]) -> pd.DataFrame:
         percent = tidy[column] > least
         if column in SHARES:
             percent = pd.Series(bool(percent.any()), tidy.index)
-        tidy.loc[percent, column] /= 100
-    for column in POSITIVE:
-        wrong = tidy[column] <= 0
+        if percent.any():
+            tidy.loc[percent, column] /= 100
+    not_positive = tidy[list(POSITIVE)].to_numpy(dtype=float) <= 0
+    for column, wrong in zip(POSITIVE, not_positive.T, strict=True):
         if wrong.any():
             assumption = f"{int(wrong.sum())} values of {column} are not positive and are left out"
             assumptions.append(assumption)
