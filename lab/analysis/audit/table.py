@@ -26,7 +26,7 @@ from lab.analysis.audit.columns import (
     parse_name,
     setting_of,
 )
-from lab.analysis.audit.observations import ROW, PYTHON_STRINGS, Observations
+from lab.analysis.audit.observations import PYTHON_STRINGS, ROW, Observations
 from lab.analysis.audit.plausible import (
     are_shares,
     is_of_another,
