@@ -172,39 +172,37 @@ def _key(row: Row) -> tuple[Any, ...]:
     return row.get("machine"), row["emulated"], row["run_id"]
 
 
-def _completed(table: pd.DataFrame) -> pd.DataFrame:
-    """The completed repeats, with quantities as floats and the derived compute time."""
-    if table.empty:
-        return table
-    known = table[["step_time", "samples_per_second"]].notna().any(axis=1)
-    done = table[(table["status"] == "completed") & known].copy()
-    for name in {*QUANTITIES, *MEDIANS} - {"compute_time"}:
-        if done[name].dtype != float:
-            done[name] = pd.to_numeric(done[name], errors="coerce").astype(float)
-    done["emulated"] = done["emulated"].fillna("") if "emulated" in done else ""
-    done["compute_time"] = done["forward_time"] + done["backward_time"]
-    for phase in ("forward", "backward"):
-        done["compute_time"] -= done[f"exposed_{phase}_time"].fillna(0.0)
-    return done
-
-
 def _configurations(table: pd.DataFrame, identity: Sequence[str]) -> list[Repeats]:
     """The completed repeats by configuration, in the order of the table."""
-    done = _completed(table)
-    if done.empty:
+    if table.empty:
         return []
+    known = table[["step_time", "samples_per_second"]].notna().any(axis=1)
     # All at once: group by group and column by column, pandas would take most of a summary's time.
-    rows, names = rows_of(done), (*QUANTITIES, *MEDIANS)
-    numbers = done[list(names)].to_numpy(dtype=np.float64)
+    rows = rows_of(table[(table["status"] == "completed") & known])
+    numbers = _numbers(rows)
     places: dict[tuple[Any, ...], list[int]] = {}
     for place, row in enumerate(rows):
+        row["emulated"] = hashable(row.get("emulated")) or ""
         places.setdefault(tuple(row[key] for key in identity), []).append(place)
     groups = []
     for own in places.values():
-        known = (column[~np.isnan(column)] for column in numbers[own].T)
+        samples = {name: values[own] for name, values in numbers.items()}
+        samples = {name: values[~np.isnan(values)] for name, values in samples.items()}
         devices = [rows[place]["device"] for place in own]
-        groups.append(Repeats(rows[own[0]], devices, dict(zip(names, known, strict=True))))
+        groups.append(Repeats(rows[own[0]], devices, samples))
     return groups
+
+
+def _numbers(rows: Sequence[Row]) -> dict[str, Samples]:
+    """Each quantity of these rows, NaN if unknown, with the derived compute time."""
+    names = [name for name in (*QUANTITIES, *MEDIANS) if name != "compute_time"]
+    cells = np.array([row[name] for name in names for row in rows], dtype=object)
+    columns = pd.to_numeric(cells, errors="coerce").astype(np.float64).reshape(len(names), -1)
+    numbers = dict(zip(names, columns, strict=True))
+    compute = numbers["forward_time"] + numbers["backward_time"]
+    for phase in ("forward", "backward"):
+        compute = compute - np.nan_to_num(numbers[f"exposed_{phase}_time"])
+    return numbers | {"compute_time": compute}
 
 
 def _medians(group: Repeats, identity: Sequence[str]) -> dict[str, Any]:
