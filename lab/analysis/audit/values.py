@@ -202,7 +202,9 @@ def numbers(
     column: pd.Series, *, units: dict[str, float] | None = None, factor: float = 1.0
 ) -> pd.Series:
     """A column in base units; only cells that pandas cannot parse are parsed one by one."""
-    values = pd.to_numeric(column, errors="coerce").to_numpy(dtype=float, na_value=np.nan) * factor
+    values = pd.to_numeric(column, errors="coerce").to_numpy(dtype=float, na_value=np.nan)
+    with np.errstate(over="ignore"):  # what is too large becomes infinite, and then unknown
+        values = values * factor
     unread = np.isnan(values) & column.notna().to_numpy()
     values[~np.isfinite(values)] = np.nan
     if unread.any():
