@@ -232,12 +232,14 @@ def _batch_key(
     """The batch that is constant over world sizes in most rows. The one that the declared scaling
     keeps constant goes first, and given ones before derived; if none is, the one that should be."""
     held = HELD.get(scaling)
-    best, most = held, 0.5
+    best, most, smallest = held, 0.5, rows["world_size"].min()
     known = [name for name in BATCHES if rows[name].notna().any()]
     for name in sorted(known, key=lambda name: (name != held, name in observations.derived)):
-        sizes = rows["world_size"].groupby(_joined(rows, [*keys, name]))
-        several = sizes.transform("nunique") > 1
-        score = float((several & (sizes.transform("min") == rows["world_size"].min())).mean())
+        sizes: dict[str, list[float]] = {}
+        for key, size in zip(_joined(rows, [*keys, name]), rows["world_size"], strict=True):
+            sizes.setdefault(key, []).append(size)
+        whole = [some for some in sizes.values() if min(some) == smallest and max(some) > smallest]
+        score = sum(map(len, whole)) / len(rows)
         if score > most:
             best, most = name, score
             if name == held:

@@ -285,9 +285,9 @@ def _tidy(
 ) -> tuple[pd.DataFrame, dict[str, str]]:
     """Canonical columns with numbers in base units, and which column of the table each is from."""
     rounded = [f"{name}_rounding" for name in ROUNDED]
-    unknown = np.full(len(frame), np.nan)
-    numeric = dict.fromkeys((*NUMERIC, *rounded), unknown)
-    tidy = pd.DataFrame(numeric | dict.fromkeys(TEXTS, unknown.astype(object)))
+    numeric = pd.DataFrame(np.nan, frame.index, [*NUMERIC, *rounded])
+    texts = pd.DataFrame(np.nan, frame.index, [*TEXTS], dtype=object)
+    tidy = pd.concat([numeric, texts], axis="columns")
     given: dict[str, str] = {}
     left_out: dict[str, list[str]] = {}
     for column, meaning in _by_precision(frame, meanings).items():
@@ -452,7 +452,8 @@ def _factor(
 
 def _texts(column: pd.Series) -> pd.Series:
     if isinstance(column.dtype, pd.StringDtype):  # once for each of a file's values
-        return column.map({cell: _text(cell) for cell in column.unique()})
+        texts = {cell: _text(cell) for cell in column.unique()}
+        return pd.Series([texts.get(cell) for cell in column], column.index, name=column.name)
     return column.map(_text)
 
 
@@ -522,7 +523,8 @@ def _add_keys(
     compared = [name for name in COMPARED if _is_compared(tidy[name], tidy["world_size"])]
     if not logged and _is_key(tidy["host"], tidy["world_size"], least=1.0):
         compared.append("host")  # machines with a curve each
-    keys = {f"key:{name}": tidy[name] for name in (*KEYS, *compared) if tidy[name].notna().any()}
+    known = tidy[[*KEYS, *compared]].notna().any()
+    keys = {f"key:{name}": tidy[name] for name in known.index[known]}
     if collective:
         keys["key:bytes"] = tidy["bytes"].map(_size)
     for column in frame.columns:

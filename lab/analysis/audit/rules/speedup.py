@@ -242,9 +242,10 @@ def _over_another(curve: Curve) -> Fault:
 def _other_settings(observations: Observations) -> Iterator[Fault]:
     """A setting that all runs at N = 1 have, and none at N > 1."""
     frame, sizes = observations.frame, observations.frame["world_size"]
-    columns = [*SETTINGS, "label"]  # rows of all columns take ten times as long
+    names = [name for name in SETTINGS if name in observations.known]
+    columns = [*names, "label"]  # rows of all columns take ten times as long
     single, several = frame.loc[sizes == 1, columns], frame.loc[sizes > 1, columns]
-    for name in SETTINGS:
+    for name in names:
         here, there = set(single[name].dropna()), set(several[name].dropna())
         if here and there and not here & there:
             alone, others = (", ".join(sorted(map(str, values))) for values in (here, there))
