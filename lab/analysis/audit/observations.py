@@ -255,7 +255,7 @@ def _strategies(rows: pd.DataFrame, curves: pd.Series) -> list[str]:
             several = rows[key].groupby(curves).transform("nunique") > 1
             named = f", {key.removeprefix('key:')} " + rows[key]
             strategies = strategies + named.where(several, "")
-    return [str(strategy) for strategy in strategies.str.removeprefix(", ")]
+    return [str(strategy).removeprefix(", ") for strategy in strategies]
 
 
 def measurements(rows: pd.DataFrame, groups: pd.Series) -> pd.Series:

@@ -580,14 +580,15 @@ def _labels(tidy: pd.DataFrame) -> list[str]:
     """A name for each row: its number in the table from 1, and what distinguishes it."""
     keys = [name for name in tidy.columns if name.startswith("key:") and tidy[name].nunique() > 1]
     batches = tidy["batch"].fillna(tidy["global_batch_size"])
-    rows = tidy[[*keys, "world_size", "rank", "aggregate"]].to_dict("records")
+    names = ("world_size", "rank", "aggregate", *keys)
+    rows = zip(*(tidy[name].tolist() for name in names), strict=True)
     labels = []
     for number, row, batch in zip(tidy[ROW], rows, batches, strict=True):
-        size, rank = row["world_size"], row["rank"]
-        parts = [row[name] for name in keys if row[name]]
+        size, rank, aggregate, *settings = row
+        parts = list(filter(None, settings))
         parts += [f"batch {batch:g}"] if batch == batch else []
         parts += [f"world size {size:g}"] if size == size else []
-        if row["aggregate"]:
+        if aggregate:
             parts.append("mean over ranks")
         elif rank == rank:
             parts.append(f"rank {rank:g}")
