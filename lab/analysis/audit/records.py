@@ -55,9 +55,10 @@ def from_records(
     frame = pd.DataFrame(rows)
     frame = frame.reindex(columns=list(dict.fromkeys([*COLUMNS, *RECORD_NUMBERS, *frame.columns])))
     for name in (*NUMERIC, *RECORD_NUMBERS, "rank"):
-        frame[name] = pd.to_numeric(frame[name], errors="coerce").astype(float)
+        if frame[name].dtype != float:
+            frame[name] = pd.to_numeric(frame[name], errors="coerce").astype(float)
     return Observations(
-        frame=frame,
+        frame=frame.copy(),  # in one piece for each type: rows are taken from it again and again
         kind="records",
         scaling=scaling,
         baseline=baseline or {},

@@ -166,7 +166,7 @@ def from_table(
     tidy["grad_accum"] = tidy["grad_accum"].fillna(accumulated)
     tidy["label"] = _labels(tidy)
     return Observations(
-        frame=tidy,
+        frame=tidy.copy(),  # in one piece for each type: rows are taken from it again and again
         kind="collectives" if collective else "table",
         per=per or "total",  # type: ignore[arg-type]
         scaling=_noted_scaling(name, notes),
