@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import copy
 import errno
 import json
 import os
@@ -11,6 +12,7 @@ import secrets
 import stat
 import threading
 from contextlib import suppress
+from functools import lru_cache
 from pathlib import Path
 from typing import Any
 
@@ -162,8 +164,7 @@ def read_yaml(path: Path) -> dict[str, Any]:
         if len(raw) > MAX_BYTES:
             what = f"larger than {MAX_BYTES // 1024} KiB"
             raise InputError(str(path), [Problem("file", what, "give a study or a profile")])
-        # The loader extends SafeLoader, so it builds only plain values.
-        content = yaml.load(raw.decode("utf-8"), Loader=_StrictLoader)  # noqa: S506
+        content = copy.deepcopy(_parsed(raw))
     except OSError as error:
         what = error.strerror or str(error)
         problem = Problem("file", what, "check the path and its permissions")
@@ -183,6 +184,12 @@ def read_yaml(path: Path) -> dict[str, Any]:
         what = f"expected a mapping of keys, found {kind}"
         problem = Problem("file", what, "write `key: value` lines")
     raise InputError(str(path), [problem])
+
+
+@lru_cache(maxsize=64)  # profiles and studies are read again and again
+def _parsed(raw: bytes) -> Any:
+    # The loader extends SafeLoader, so it builds only plain values.
+    return yaml.load(raw.decode("utf-8"), Loader=_StrictLoader)  # noqa: S506
 
 
 class _StrictLoader(yaml.SafeLoader):

@@ -7,6 +7,7 @@ import signal
 import sys
 from collections.abc import Iterator
 from pathlib import Path
+from typing import TYPE_CHECKING
 
 import pytest
 import yaml
@@ -14,7 +15,9 @@ from hypothesis import settings
 from studies import CORPUS, SMALL_STUDY, StudyMaker
 
 import lab
-from lab.dashboard.board import Dashboard
+
+if TYPE_CHECKING:  # the process that only hands out tests need not import it
+    from lab.dashboard.board import Dashboard
 
 
 @pytest.fixture

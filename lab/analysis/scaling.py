@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections import defaultdict
 from collections.abc import Callable, Mapping, Sequence
-from typing import Any
+from typing import Any, NamedTuple
 
 import numpy as np
 import pandas as pd
@@ -16,6 +16,7 @@ from lab.analysis.scaling_curves import (
     Scaling,
     at,
     curves,
+    hashable,
     ranks,
     rows_of,
     with_interval,
@@ -57,6 +58,17 @@ SEED = 20250
 FEWEST_REPEATS = 3
 
 
+class Repeats(NamedTuple):
+    """The completed repeats of one configuration.
+
+    The first as a row of the table, the devices of all, and the known values of each quantity.
+    """
+
+    first: Row
+    devices: Sequence[Any]
+    samples: Mapping[str, Samples]
+
+
 def summary(table: pd.DataFrame, *, baseline: Mapping[str, Any], scaling: Scaling) -> pd.DataFrame:
     """One row per configuration with completed repeats: medians with 95 % intervals, and speedups.
 
@@ -93,10 +105,9 @@ def summary(table: pd.DataFrame, *, baseline: Mapping[str, Any], scaling: Scalin
     identity = [*(["machine"] if "machine" in table else []), "emulated", "run_id"]
     if "configuration" in table:
         return _reported(table, identity)
-    repeats = _completed(table)
-    groups = [group for _, group in repeats.groupby(identity, sort=False)] if len(repeats) else []
+    groups = _configurations(table, identity)
     rows = [_medians(group, identity) | {"scaling": scaling} for group in groups]
-    samples = {_key(row): group for row, group in zip(rows, groups, strict=True)}
+    samples = {_key(row): group.samples for row, group in zip(rows, groups, strict=True)}
     baseline_of = _baselines(rows, baseline, scaling)
     for row in rows:
         base = baseline_of(row)
@@ -108,7 +119,9 @@ def summary(table: pd.DataFrame, *, baseline: Mapping[str, Any], scaling: Scalin
     frame = pd.DataFrame(rows, columns=_summary_columns(identity))
     order = [field for field in FIELDS if field not in FREE[scaling] | {"world_size"}]
     order = ["emulated", *order, "world_size", *sorted(FREE[scaling])]
-    return frame.sort_values(order, ignore_index=True, kind="stable")
+    # Sorting by all fields takes longer than all else, and few of them vary.
+    varied = [name for name in order if len({hashable(row[name]) for row in rows}) > 1]
+    return frame.sort_values(varied, ignore_index=True, kind="stable") if varied else frame
 
 
 def _summary_columns(identity: Sequence[str]) -> list[str]:
@@ -126,31 +139,31 @@ def _reported(table: pd.DataFrame, identity: Sequence[str]) -> pd.DataFrame:
     """
     times = {"step_time": table["time"], "samples_per_second": table["rate"]}
     devices = table["unit"].map({"GPU": "cuda", "node": "node"}).astype(object)
-    repeats = _completed(table.assign(**times, device=devices.where(devices.notna(), None)))
-    samples = {str(run_id): group for run_id, group in repeats.groupby("run_id", sort=False)}
+    repeats = table.assign(**times, device=devices.where(devices.notna(), None))
+    groups = {str(each.first["run_id"]): each for each in _configurations(repeats, ["run_id"])}
     rows = []
-    for run_id, group in samples.items():
-        first = group.iloc[0]
+    for run_id, group in groups.items():
+        first = group.first
         row = _medians(group, identity) | {name: first[name] for name in REPORTED}
-        if len(group) == 1 and pd.notna(first["time_low"]):
+        if len(group.devices) == 1 and pd.notna(first["time_low"]):
             row |= {"step_time_low": first["time_low"], "step_time_high": first["time_high"]}
         base = row["baseline_run_id"] = first["baseline"]
         if base == run_id:
             row |= {"speedup": 1.0, "efficiency": 1.0}
-        elif base in samples:
-            row |= _reported_ratios(group, samples[base])
+        elif base in groups:
+            row |= _reported_ratios(group, groups[base])
         rows.append(row)
     columns = [*_summary_columns(identity), *(n for n in REPORTED if n != "scaling")]
     return pd.DataFrame(rows, columns=columns)
 
 
-def _reported_ratios(here: pd.DataFrame, there: pd.DataFrame) -> dict[str, float]:
-    gain = _interval(_values(there, "step_time"), _values(here, "step_time"))
-    factor = float(here["work"].iloc[0])
+def _reported_ratios(here: Repeats, there: Repeats) -> dict[str, float]:
+    gain = _interval(there.samples["step_time"], here.samples["step_time"])
+    factor = float(here.first["work"])
     if not np.isfinite(gain[0]):
-        rates = (_values(group, "samples_per_second") for group in (here, there))
+        rates = (group.samples["samples_per_second"] for group in (here, there))
         gain, factor = _interval(*rates), 1.0
-    share = float(there["world_size"].iloc[0] / here["world_size"].iloc[0])
+    share = float(there.first["world_size"] / here.first["world_size"])
     speedup = _columns("speedup", gain, factor=factor)
     return speedup | _columns("efficiency", gain, factor=factor * share)
 
@@ -159,46 +172,55 @@ def _key(row: Row) -> tuple[Any, ...]:
     return row.get("machine"), row["emulated"], row["run_id"]
 
 
-def _completed(table: pd.DataFrame) -> pd.DataFrame:
-    """The completed repeats, with quantities as floats and the derived compute time."""
+def _configurations(table: pd.DataFrame, identity: Sequence[str]) -> list[Repeats]:
+    """The completed repeats by configuration, in the order of the table."""
     if table.empty:
-        return table
+        return []
     known = table[["step_time", "samples_per_second"]].notna().any(axis=1)
-    done = table[(table["status"] == "completed") & known].copy()
-    for name in {*QUANTITIES, *MEDIANS} - {"compute_time"}:
-        if done[name].dtype != float:
-            done[name] = pd.to_numeric(done[name], errors="coerce").astype(float)
-    done["emulated"] = done["emulated"].fillna("") if "emulated" in done else ""
-    done["compute_time"] = done["forward_time"] + done["backward_time"]
+    # All at once: group by group and column by column, pandas would take most of a summary's time.
+    rows = rows_of(table[(table["status"] == "completed") & known])
+    numbers = _numbers(rows)
+    places: dict[tuple[Any, ...], list[int]] = {}
+    for place, row in enumerate(rows):
+        row["emulated"] = hashable(row.get("emulated")) or ""
+        places.setdefault(tuple(row[key] for key in identity), []).append(place)
+    groups = []
+    for own in places.values():
+        samples = {name: values[own] for name, values in numbers.items()}
+        samples = {name: values[~np.isnan(values)] for name, values in samples.items()}
+        devices = [rows[place]["device"] for place in own]
+        groups.append(Repeats(rows[own[0]], devices, samples))
+    return groups
+
+
+def _numbers(rows: Sequence[Row]) -> dict[str, Samples]:
+    """Each quantity of these rows, NaN if unknown, with the derived compute time."""
+    names = [name for name in (*QUANTITIES, *MEDIANS) if name != "compute_time"]
+    cells = np.array([row[name] for name in names for row in rows], dtype=object)
+    columns = pd.to_numeric(cells, errors="coerce").astype(np.float64).reshape(len(names), -1)
+    numbers = dict(zip(names, columns, strict=True))
+    compute = numbers["forward_time"] + numbers["backward_time"]
     for phase in ("forward", "backward"):
-        done["compute_time"] -= done[f"exposed_{phase}_time"].fillna(0.0)
-    return done
+        compute = compute - np.nan_to_num(numbers[f"exposed_{phase}_time"])
+    return numbers | {"compute_time": compute}
 
 
-def _medians(group: pd.DataFrame, identity: Sequence[str]) -> dict[str, Any]:
-    first = rows_of(group.iloc[:1])[0]
-    devices = {device for device in group["device"] if isinstance(device, str)}
-    row: dict[str, Any] = {str(key): first[key] for key in (*identity, *FIELDS)}
-    row["repeats"] = len(group)
+def _medians(group: Repeats, identity: Sequence[str]) -> dict[str, Any]:
+    devices = {device for device in group.devices if isinstance(device, str)}
+    row: dict[str, Any] = {str(key): group.first[key] for key in (*identity, *FIELDS)}
+    row["repeats"] = len(group.devices)
     row["device"] = devices.pop() if len(devices) == 1 else "mixed" if devices else None
-    # All at once: column by column, pandas would take most of a summary's time.
-    numbers = group[[*QUANTITIES, *MEDIANS]].to_numpy(dtype=np.float64).T
-    known = (column[~np.isnan(column)] for column in numbers)
-    samples = dict(zip((*QUANTITIES, *MEDIANS), known, strict=True))
-    medians = {name: samples.pop(name) for name in MEDIANS}
+    samples = {name: group.samples[name] for name in QUANTITIES}
     for size in {sample.size for sample in samples.values()}:
         names = [name for name, sample in samples.items() if sample.size == size]
         # Together they take the time of one, and draw the same samples as each would alone.
         intervals = np.column_stack(_interval(np.stack([samples[name] for name in names])))
         for name, interval in zip(names, intervals, strict=True):
             row |= _columns(name, interval)
-    for name, values in medians.items():
+    for name in MEDIANS:
+        values = group.samples[name]
         row[name] = float(np.median(values)) if values.size else float("nan")
     return row
-
-
-def _values(group: pd.DataFrame, name: str) -> Samples:
-    return group[name].dropna().to_numpy(dtype=np.float64)
 
 
 def _columns(name: str, interval: Sequence[Any], factor: float = 1.0) -> dict[str, float]:
@@ -265,10 +287,12 @@ def _text(row: Row, keys: Sequence[str]) -> str:
     return repr([float(one) if isinstance(one, int | float) else one for one in values])
 
 
-def _ratios(row: Row, here: pd.DataFrame, base: Row, there: pd.DataFrame) -> dict[str, Any]:
-    faster = _interval(_values(there, "step_time"), _values(here, "step_time"))
+def _ratios(
+    row: Row, here: Mapping[str, Samples], base: Row, there: Mapping[str, Samples]
+) -> dict[str, Any]:
+    faster = _interval(there["step_time"], here["step_time"])
     if row["scaling"] == "weak":
-        rates = _values(here, "samples_per_second"), _values(there, "samples_per_second")
+        rates = here["samples_per_second"], there["samples_per_second"]
         return _columns("efficiency", faster) | _columns("speedup", _interval(*rates))
     share = base["world_size"] / row["world_size"]
     return _columns("speedup", faster) | _columns("efficiency", faster, factor=share)

@@ -43,7 +43,7 @@ def curves(summary: pd.DataFrame) -> list[Curve]:
     # Plain tuples: pandas groups a few rows by forty columns much slower than by one number.
     columns = zip(*_rows(summary, fields), strict=True)
     values = {
-        field: list(map(_hashable, cells)) for field, cells in zip(fields, columns, strict=True)
+        field: list(map(hashable, cells)) for field, cells in zip(fields, columns, strict=True)
     }
     for extra in ([], ["grad_accum"], ["micro_batch_size"], ["grad_accum", "micro_batch_size"]):
         keys = list(dict.fromkeys(fixed + extra))
@@ -121,7 +121,7 @@ def shortest(names: Sequence[str]) -> dict[str, str]:
     return {name: name for name in names}
 
 
-def _hashable(cell: Any) -> Any:
+def hashable(cell: Any) -> Any:
     """The cell, or None if it is missing: NaN, which differs from itself, is not found in a set."""
     return None if cell is pd.NA or cell != cell else cell
 

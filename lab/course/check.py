@@ -13,6 +13,7 @@ import math
 import pkgutil
 import traceback
 from collections.abc import Callable, Mapping
+from functools import cache
 from pathlib import Path
 from types import FunctionType
 from typing import Any, Literal, NamedTuple
@@ -53,6 +54,7 @@ class Exercise(NamedTuple):
 
 
 EXERCISES: dict[str, Exercise] = {}
+PLAIN = (bool, int, float, str)  # kinds of answers, and of what collections hold
 
 
 def exercise(name: str) -> Callable[[Judge], Judge]:
@@ -67,6 +69,7 @@ def exercise(name: str) -> Callable[[Judge], Judge]:
     return register
 
 
+@cache
 def exercises() -> dict[str, Exercise]:
     """All exercises by name."""
     for module in pkgutil.iter_modules([str(Path(__file__).parent)], "lab.course."):
@@ -121,6 +124,8 @@ class _NotFinite(ast.NodeTransformer):
 
 def _plain(answer: Any) -> Any:
     """An answer as numbers, text and collections; None if it has no such form."""
+    if type(answer) in PLAIN:
+        return answer
     # An array of one element counts as a number.
     answer = _result_of("tolist", _result_of("item", answer))
     if isinstance(answer, dict):
@@ -129,7 +134,7 @@ def _plain(answer: Any) -> Any:
         places = map(_plain, answer)
         return list(places) if isinstance(answer, list) else tuple(places)
     # Subclasses, such as an IntEnum, may be written in any way.
-    for kind in (bool, int, float, str):
+    for kind in PLAIN:
         if isinstance(answer, kind):
             return kind(answer)
     return None

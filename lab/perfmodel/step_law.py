@@ -7,7 +7,7 @@ gradients, part of which hides behind the backward pass.
 from __future__ import annotations
 
 import math
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any
 
@@ -21,6 +21,7 @@ if TYPE_CHECKING:
     import pandas as pd
 
 FloatArray = npt.NDArray[np.float64]
+Function = Callable[[FloatArray], FloatArray]
 REQUIRED = ("one_device_step_s", "gradient_bytes", "world_size", "step_s")
 OPTIONAL = ("backward_s", "messages", "step_std_s", "ranks_per_node")
 MAY_BE_ZERO = {"gradient_bytes", "fixed_overhead_s", "alpha_s", "backward_s", "step_std_s"}
@@ -187,21 +188,43 @@ def _solve(
     """
     from scipy.optimize import least_squares
 
-    spread, units = np.maximum(columns["relative_std"], error), _units(columns)
+    residuals, jacobian = _objective(columns, np.maximum(columns["relative_std"], error))
+    bounds = ([0.0, 1e-4, 0.0, 0.0, 1e-4], [np.inf, np.inf, 1.0, np.inf, np.inf])
+    starts = np.clip([*_STARTS, *([] if start is None else [start])], 1e-3, _LARGEST)
+    solutions = [least_squares(residuals, each, jac=jacobian, bounds=bounds) for each in starts]
+    best: FloatArray = min(solutions, key=lambda solution: float(solution.cost)).x
+    return best
+
+
+def _objective(columns: Mapping[str, FloatArray], spread: FloatArray) -> tuple[Function, Function]:
+    """Residuals of rows and priors by the scaled unknowns, and their derivatives."""
+    units, one, cover = _units(columns), columns["one_device_step_s"], columns["backward_s"]
+    link = [0, 1, 4]  # of the unknowns, those of which the communication is a sum
+    seconds = np.column_stack([_messages(columns), _sent(columns), _sent_across(columns)])
+    seconds *= units[link]
+
+    def step(scaled: FloatArray) -> tuple[FloatArray, FloatArray]:
+        whole = seconds @ scaled[link]
+        return _step(one, whole, math.inf, scaled[2], scaled[3] * units[3], cover), whole
 
     def residuals(scaled: FloatArray) -> FloatArray:
-        rows = np.log(_law(columns, *(scaled * units)) / columns["step_s"]) / spread
+        rows = np.log(step(scaled)[0] / columns["step_s"]) / spread
         expected = [scaled[0], scaled[2] / OVERLAP_SPREAD, (scaled[3] - FIXED_SHARE) / FIXED_SPREAD]
         expected.append(np.log(scaled[4] / scaled[1]) / OUTER_SPREAD)
         return np.concatenate([rows, expected])
 
-    bounds = ([0.0, 1e-4, 0.0, 0.0, 1e-4], [np.inf, np.inf, 1.0, np.inf, np.inf])
-    solutions = [
-        least_squares(residuals, np.clip(np.asarray(each), 1e-3, _LARGEST), bounds=bounds)
-        for each in [*_STARTS, *([] if start is None else [start])]
-    ]
-    best: FloatArray = min(solutions, key=lambda solution: float(solution.cost)).x
-    return best
+    def jacobian(scaled: FloatArray) -> FloatArray:
+        steps, whole = step(scaled)
+        hides_more = scaled[2] * whole < cover
+        rows = np.empty((len(steps), 5))
+        rows[:, link] = seconds * (1 - scaled[2] * hides_more)[:, None]
+        rows[:, 2], rows[:, 3] = -whole * hides_more, units[3]
+        expected = np.zeros((4, 5))
+        expected[[0, 1, 2], [0, 2, 3]] = 1, 1 / OVERLAP_SPREAD, 1 / FIXED_SPREAD
+        expected[3, [1, 4]] = [-1, 1] / (scaled[[1, 4]] * OUTER_SPREAD)
+        return np.concatenate([rows / (steps * spread)[:, None], expected])
+
+    return residuals, jacobian
 
 
 def _units(columns: Mapping[str, FloatArray]) -> FloatArray:

@@ -8,7 +8,7 @@ import math
 import os
 import shlex
 import sys
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
@@ -20,7 +20,7 @@ from lab.config.study import Study
 from lab.errors import InputError, Problem
 from lab.files import PACKAGE, SHARED, USER, read_json, read_yaml, unwritable, write_atomically
 from lab.perfmodel.calibration import calibration_path
-from lab.records.store import Store, load_records
+from lab.records.store import Record, Store, load_records
 from lab.report.execute import Execution, execute, executing
 
 if TYPE_CHECKING:
@@ -58,8 +58,9 @@ def report(study: Study, *, artifacts: bool = False, runs: bool = False) -> Repo
     `out/artifacts/`, for other documents; `runs` also executes one notebook per record, about a
     second each. Raises LabError if a notebook fails, with the path of the partial one.
     """
-    template, stem = _template(study), study.out / "report"
-    source = fingerprint(study, template)
+    records, stem = load_records(study), study.out / "report"
+    template = _template(study, records)
+    source = fingerprint(study, template, records)
     known, kept = stem.with_suffix(".json"), _files(stem)
     said = read_json(known) or {}
     made = said.get("made_of") == source and all(path.exists() for path in kept)
@@ -68,7 +69,7 @@ def report(study: Study, *, artifacts: bool = False, runs: bool = False) -> Repo
     executions = [] if made else [Execution(NOTEBOOKS / template, kept[0], parameters)]
     with executing([*executions, *(_run_notebooks(study) if runs else ())]):
         if not made:
-            said = {"made_of": source, **_statements(study)}
+            said = {"made_of": source, **_statements(study, records)}
             _exporters()  # imported while the kernels work
     if not made:
         _export(kept, title=study.title, authors=authors(study))
@@ -83,17 +84,18 @@ def report(study: Study, *, artifacts: bool = False, runs: bool = False) -> Repo
     return Report(*kept, said["answer"], said["predictions"], said["noise"], tuple(parts))
 
 
-def _template(study: Study) -> str:
-    completed = any(record.completed for record in load_records(study))
+def _template(study: Study, records: Sequence[Record]) -> str:
+    completed = any(record.completed for record in records)
     return _TEMPLATES[study.kind] if completed else _NOTHING
 
 
-def _statements(study: Study) -> dict[str, str]:
+def _statements(study: Study, records: Sequence[Record]) -> dict[str, str]:
     """What is said of a study outside its report too."""
     from lab.figures.data import StudyResults
     from lab.report.sections import headline_of, prediction_summary
 
     results = StudyResults(study)
+    results.records = list(records)
     return {
         "answer": headline_of(results),
         "predictions": prediction_summary(results),
@@ -114,7 +116,7 @@ def authors(study: Study) -> list[str]:
     )
 
 
-def fingerprint(study: Study, template: str) -> str:
+def fingerprint(study: Study, template: str, records: Sequence[Record]) -> str:
     """SHA-256 of all inputs of a report: code, template, study, records, predictions.
 
     It also covers the profiles of its records with their calibrations, and what this machine can
@@ -126,7 +128,7 @@ def fingerprint(study: Study, template: str) -> str:
     digest = hashlib.sha256(repr(where).encode())
     files = [*PACKAGE.rglob("*.py"), *(PACKAGE / "report" / "assets").iterdir()]
     files += [NOTEBOOKS / template, study.folder / "study.yaml", USER / "authors.yaml"]
-    files += profiles_and_calibrations(study)
+    files += profiles_and_calibrations(records)
     # Hours include failures, and repeats that were set aside or replaced.
     files += [*study.out.rglob("*record.json"), *study.out.glob("predictions/*.json")]
     for path in sorted({path.resolve() for path in files if path.is_file()}):
@@ -135,9 +137,9 @@ def fingerprint(study: Study, template: str) -> str:
     return digest.hexdigest()
 
 
-def profiles_and_calibrations(study: Study) -> Iterator[Path]:
-    """The files of the clusters of a study's records, wherever they are."""
-    places = (record.environment for record in load_records(study))
+def profiles_and_calibrations(records: Iterable[Record]) -> Iterator[Path]:
+    """The files of the clusters of these records, wherever they are."""
+    places = (record.environment for record in records)
     for name in sorted({place.profile for place in places if place}):
         with suppress(InputError):  # the profile may be missing on this machine
             yield find_profile(name)

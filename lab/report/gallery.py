@@ -21,7 +21,7 @@ from nbformat.v4 import new_code_cell, new_markdown_cell, new_notebook, new_outp
 from lab.config.study import Study
 from lab.errors import InputError, Problem
 from lab.files import read_json, write_atomically
-from lab.records.store import DISTURBED, Store, read_record
+from lab.records.store import DISTURBED, Store, load_records, read_record
 from lab.report.artifacts import github_page, light
 from lab.report.blocks import Markdown
 from lab.report.build import Report, profiles_and_calibrations, report
@@ -114,7 +114,8 @@ def _sources(study: Study) -> Iterator[tuple[Path, Path]]:
                 yield out / path.relative_to(study.out), path
     for path in sorted(study.out.glob("predictions/*.json")):
         yield out / path.relative_to(study.out), path
-    for path in [] if replays else profiles_and_calibrations(study):  # replays come with the lab
+    # Replays come with the lab.
+    for path in [] if replays else profiles_and_calibrations(load_records(study)):
         if path.is_file():
             inner = Path("slurm", "calibration") if path.suffix == ".json" else Path("slurm")
             yield inner / path.name, path

@@ -11,7 +11,7 @@ from typing import IO, TYPE_CHECKING, Any, get_args
 
 from pydantic import BaseModel, ConfigDict, Field
 
-from lab.analysis.audit.observations import Observations, UncheckedError
+from lab.analysis.audit.observations import PYTHON_STRINGS, Observations, UncheckedError
 from lab.analysis.audit.rule import Finding, Severity
 from lab.analysis.audit.rules import RULES
 from lab.analysis.audit.text_table import STREAM, read_file, read_table
@@ -212,6 +212,7 @@ class Audit(BaseModel):
         return ", ".join(f"{column!r} as {meaning}" for column, meaning in self.reading.items())
 
 
+@PYTHON_STRINGS
 def apply_rules(observations: Observations) -> Audit:
     """Apply every rule; one that lacks its columns is listed as not checked, never as passed."""
     findings: list[Finding] = []

@@ -26,6 +26,9 @@ MOST_REFERENCES = 20  # rows or curves that a quoted speedup may be over
 GRADIENT_BYTES = 4  # of a parameter in fp32
 FULL_PRECISION = re.compile(r"|(f|fp|float)[ _-]?32|tf[ _-]?32|full|single|no|none|false|off")
 ROW = "row of the table"  # its number from 1, if one row becomes several
+# Strings of Arrow, the default where it is installed, take longer in tables of any size: most
+# operations convert them to Python's and back.
+PYTHON_STRINGS = pd.option_context("mode.string_storage", "python")
 
 
 class UncheckedError(Exception):
@@ -62,12 +65,12 @@ class Observations:
         """Canonical columns that hold at least one value."""
         return set(self.frame.columns[self.frame.notna().any()])
 
-    @property
+    @cached_property
     def keys(self) -> list[str]:
         """Columns that distinguish configurations, apart from world size and batch."""
         return [name for name in self.frame.columns if name.startswith("key:")]
 
-    @property
+    @cached_property
     def runs(self) -> pd.DataFrame:
         """Rows that cover whole runs: for records those over all ranks, for a table every row."""
         return self.frame[self.frame["aggregate"]] if self.kind == "records" else self.frame
@@ -217,10 +220,10 @@ class Observations:
 
 def _joined(rows: pd.DataFrame, names: Sequence[str]) -> pd.Series:
     """The values of some columns joined into one string per row."""
-    joined = pd.Series("", index=rows.index)
-    for name in names:
-        joined = joined + "\x1f" + rows[name].map(str)
-    return joined
+    # Lists, as adding up series takes several times as long.
+    cells = [map(str, rows[name].tolist()) for name in names]
+    joined = ["\x1f".join(values) for values in zip(*cells, strict=True)] if cells else ""
+    return pd.Series(joined, index=rows.index, dtype=object)
 
 
 def _batch_key(
@@ -229,12 +232,14 @@ def _batch_key(
     """The batch that is constant over world sizes in most rows. The one that the declared scaling
     keeps constant goes first, and given ones before derived; if none is, the one that should be."""
     held = HELD.get(scaling)
-    best, most = held, 0.5
+    best, most, smallest = held, 0.5, rows["world_size"].min()
     known = [name for name in BATCHES if rows[name].notna().any()]
     for name in sorted(known, key=lambda name: (name != held, name in observations.derived)):
-        sizes = rows["world_size"].groupby(_joined(rows, [*keys, name]))
-        several = sizes.transform("nunique") > 1
-        score = float((several & (sizes.transform("min") == rows["world_size"].min())).mean())
+        sizes: dict[str, list[float]] = {}
+        for key, size in zip(_joined(rows, [*keys, name]), rows["world_size"], strict=True):
+            sizes.setdefault(key, []).append(size)
+        whole = [some for some in sizes.values() if min(some) == smallest and max(some) > smallest]
+        score = sum(map(len, whole)) / len(rows)
         if score > most:
             best, most = name, score
             if name == held:
@@ -246,11 +251,11 @@ def _strategies(rows: pd.DataFrame, curves: pd.Series) -> list[str]:
     """The strategy of each row, with the settings that differ within its curve."""
     strategies = rows.get("key:strategy", pd.Series("", index=rows.index))
     for key in STRATEGY_KEYS[1:]:
-        if key in rows:
+        if key in rows and rows[key].nunique() > 1:
             several = rows[key].groupby(curves).transform("nunique") > 1
             named = f", {key.removeprefix('key:')} " + rows[key]
             strategies = strategies + named.where(several, "")
-    return [str(strategy) for strategy in strategies.str.removeprefix(", ")]
+    return [str(strategy).removeprefix(", ") for strategy in strategies]
 
 
 def measurements(rows: pd.DataFrame, groups: pd.Series) -> pd.Series:

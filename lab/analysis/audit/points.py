@@ -28,9 +28,15 @@ Cells = dict[str, list[Any]]
 
 def columns_of(rows: pd.DataFrame) -> Cells:
     """The columns that points are made of, with only those carried numbers that are known."""
-    carried = [name for name in CARRIED if name in rows and rows[name].notna().any()]
-    numbers = dict.fromkeys([*carried, "time", "time_mean", "rate", "rank"])
-    cells: Cells = {name: rows[name].astype(float).tolist() for name in numbers}
+    needed = {"time", "time_mean", "rate", "rank"}
+    names = [*(name for name in CARRIED if name in rows), "rank"]
+    numbers = rows[names].to_numpy(dtype=float).T
+    known = ~np.isnan(numbers).all(axis=1)
+    cells: Cells = {
+        name: values.tolist()
+        for name, values, some in zip(names, numbers, known, strict=True)
+        if some or name in needed
+    }
     return cells | {name: rows[name].tolist() for name in (*INDEX, "aggregate", "label")}
 
 

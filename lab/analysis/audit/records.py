@@ -9,7 +9,7 @@ from typing import Any, Literal
 import pandas as pd
 
 from lab.analysis.audit.columns import COLUMNS, NUMERIC, PHASES
-from lab.analysis.audit.observations import Observations
+from lab.analysis.audit.observations import PYTHON_STRINGS, Observations
 from lab.config.run import Run
 from lab.perfmodel.collectives import bus_factor
 from lab.records.schema import ClassificationPoint, Communication, Environment, Point, Timing
@@ -32,6 +32,7 @@ RECORD_NUMBERS = (
 )
 
 
+@PYTHON_STRINGS
 def from_records(
     records: Sequence[Record],
     *,
@@ -54,9 +55,10 @@ def from_records(
     frame = pd.DataFrame(rows)
     frame = frame.reindex(columns=list(dict.fromkeys([*COLUMNS, *RECORD_NUMBERS, *frame.columns])))
     for name in (*NUMERIC, *RECORD_NUMBERS, "rank"):
-        frame[name] = pd.to_numeric(frame[name], errors="coerce").astype(float)
+        if frame[name].dtype != float:
+            frame[name] = pd.to_numeric(frame[name], errors="coerce").astype(float)
     return Observations(
-        frame=frame,
+        frame=frame.copy(),  # in one piece for each type: rows are taken from it again and again
         kind="records",
         scaling=scaling,
         baseline=baseline or {},

@@ -26,7 +26,7 @@ from lab.analysis.audit.columns import (
     parse_name,
     setting_of,
 )
-from lab.analysis.audit.observations import ROW, Observations
+from lab.analysis.audit.observations import PYTHON_STRINGS, ROW, Observations
 from lab.analysis.audit.plausible import (
     are_shares,
     is_of_another,
@@ -100,6 +100,7 @@ NOTED_UNITS = {
 }
 
 
+@PYTHON_STRINGS
 def from_table(
     frame: pd.DataFrame, *, columns: Mapping[str, str] | None = None, source: str = "table"
 ) -> Observations:
@@ -165,7 +166,7 @@ def from_table(
     tidy["grad_accum"] = tidy["grad_accum"].fillna(accumulated)
     tidy["label"] = _labels(tidy)
     return Observations(
-        frame=tidy,
+        frame=tidy.copy(),  # in one piece for each type: rows are taken from it again and again
         kind="collectives" if collective else "table",
         per=per or "total",  # type: ignore[arg-type]
         scaling=_noted_scaling(name, notes),
@@ -284,9 +285,9 @@ def _tidy(
 ) -> tuple[pd.DataFrame, dict[str, str]]:
     """Canonical columns with numbers in base units, and which column of the table each is from."""
     rounded = [f"{name}_rounding" for name in ROUNDED]
-    tidy = pd.DataFrame({name: np.full(len(frame), np.nan) for name in (*NUMERIC, *rounded)})
-    for name in TEXTS:
-        tidy[name] = pd.Series(index=tidy.index, dtype="object")
+    numeric = pd.DataFrame(np.nan, frame.index, [*NUMERIC, *rounded])
+    texts = pd.DataFrame(np.nan, frame.index, [*TEXTS], dtype=object)
+    tidy = pd.concat([numeric, texts], axis="columns")
     given: dict[str, str] = {}
     left_out: dict[str, list[str]] = {}
     for column, meaning in _by_precision(frame, meanings).items():
@@ -451,7 +452,8 @@ def _factor(
 
 def _texts(column: pd.Series) -> pd.Series:
     if isinstance(column.dtype, pd.StringDtype):  # once for each of a file's values
-        return column.map({cell: _text(cell) for cell in column.unique()})
+        texts = {cell: _text(cell) for cell in column.unique()}
+        return pd.Series([texts.get(cell) for cell in column], column.index, name=column.name)
     return column.map(_text)
 
 
@@ -473,9 +475,10 @@ def _clean(tidy: pd.DataFrame, assumptions: list[str]) -> pd.DataFrame:
         percent = tidy[column] > least
         if column in SHARES:
             percent = pd.Series(bool(percent.any()), tidy.index)
-        tidy.loc[percent, column] /= 100
-    for column in POSITIVE:
-        wrong = tidy[column] <= 0
+        if percent.any():
+            tidy.loc[percent, column] /= 100
+    not_positive = tidy[list(POSITIVE)].to_numpy(dtype=float) <= 0
+    for column, wrong in zip(POSITIVE, not_positive.T, strict=True):
         if wrong.any():
             assumption = f"{int(wrong.sum())} values of {column} are not positive and are left out"
             assumptions.append(assumption)
@@ -520,7 +523,8 @@ def _add_keys(
     compared = [name for name in COMPARED if _is_compared(tidy[name], tidy["world_size"])]
     if not logged and _is_key(tidy["host"], tidy["world_size"], least=1.0):
         compared.append("host")  # machines with a curve each
-    keys = {f"key:{name}": tidy[name] for name in (*KEYS, *compared) if tidy[name].notna().any()}
+    known = tidy[[*KEYS, *compared]].notna().any()
+    keys = {f"key:{name}": tidy[name] for name in known.index[known]}
     if collective:
         keys["key:bytes"] = tidy["bytes"].map(_size)
     for column in frame.columns:
@@ -576,14 +580,15 @@ def _labels(tidy: pd.DataFrame) -> list[str]:
     """A name for each row: its number in the table from 1, and what distinguishes it."""
     keys = [name for name in tidy.columns if name.startswith("key:") and tidy[name].nunique() > 1]
     batches = tidy["batch"].fillna(tidy["global_batch_size"])
-    rows = tidy[[*keys, "world_size", "rank", "aggregate"]].to_dict("records")
+    names = ("world_size", "rank", "aggregate", *keys)
+    rows = zip(*(tidy[name].tolist() for name in names), strict=True)
     labels = []
     for number, row, batch in zip(tidy[ROW], rows, batches, strict=True):
-        size, rank = row["world_size"], row["rank"]
-        parts = [row[name] for name in keys if row[name]]
+        size, rank, aggregate, *settings = row
+        parts = list(filter(None, settings))
         parts += [f"batch {batch:g}"] if batch == batch else []
         parts += [f"world size {size:g}"] if size == size else []
-        if row["aggregate"]:
+        if aggregate:
             parts.append("mean over ranks")
         elif rank == rank:
             parts.append(f"rank {rank:g}")

@@ -15,6 +15,7 @@ MISSING = {
 }
 NUMBER = re.compile(r"[-+]?(?:\d[\d.,'\u202f\u00a0_]*\d|\d|\.\d+)(?:[eE][-+]?\d+)?")
 # 1:02:03.5, 42:18, and with days 1-02:03:04 or 1 day, 2:03:04.
+PLAIN = re.compile(r"\d+\.\d+")
 CLOCK = re.compile(r"(?:(?:(\d+)(?:-|\s*days?,?\s+))?(\d+):)?(\d{1,3}):(\d{2}(?:\.\d+)?)")
 AMOUNT = re.compile(r"(\d+(?:\.\d+)?)\s*([a-z]+)[\s,]*")
 PLUS_MINUS = r"±|\+/-"
@@ -157,8 +158,10 @@ def rounding(cell: object, *, is_time: bool = False) -> float:
 
 
 def _rounding(text: str) -> float:
-    match = NUMBER.search(text)
-    digits = _digits(match.group()).partition("e")[0] if match else ""
+    digits = text
+    if not PLAIN.fullmatch(text):
+        match = NUMBER.search(text)
+        digits = _digits(match.group()).partition("e")[0] if match else ""
     whole, _, decimals = digits.strip("-+").partition(".")
     if not (whole + decimals).isdigit() or not float(digits):
         return 0.0
@@ -199,25 +202,20 @@ def numbers(
     column: pd.Series, *, units: dict[str, float] | None = None, factor: float = 1.0
 ) -> pd.Series:
     """A column in base units; only cells that pandas cannot parse are parsed one by one."""
-    values = pd.to_numeric(column, errors="coerce").astype(float) * factor
-    unread = values.isna() & column.notna()
-    values = values.mask(~np.isfinite(values))
+    values = pd.to_numeric(column, errors="coerce").to_numpy(dtype=float, na_value=np.nan)
+    with np.errstate(over="ignore"):  # what is too large becomes infinite, and then unknown
+        values = values * factor
+    unread = np.isnan(values) & column.notna().to_numpy()
+    values[~np.isfinite(values)] = np.nan
     if unread.any():
-        parsed = column[unread].map(lambda cell: number(cell, units=units, factor=factor))
-        values = values.where(~unread, parsed.astype(float))
-    return values
+        values[unread] = [number(cell, units=units, factor=factor) for cell in column[unread]]
+    return pd.Series(values, column.index, name=column.name)
 
 
 def roundings(column: pd.Series, *, is_time: bool = False) -> pd.Series:
     """`rounding` of each cell; 0 if it is not text."""
     if is_numeric_dtype(column):
         return pd.Series(0.0, column.index)
-    # A million plain decimals at once, other cells one by one.
-    texts = column.astype("str")
-    plain = texts.str.fullmatch(r"\d+\.\d+").fillna(False).astype(bool)
-    decimals = texts[plain].str.len() - texts[plain].str.find(".") - 1
-    shares = 0.5 * 10.0 ** -decimals.astype(float) / pd.to_numeric(texts[plain])
-    other = column[~plain]
-    share = {cell: rounding(cell, is_time=is_time) for cell in other.dropna().unique()}
-    known = [shares.mask(np.isinf(shares), 0.0), other.map(share)]
-    return pd.concat([part.astype(float) for part in known]).reindex(column.index)
+    texts = column.dropna().map(str)
+    shares = {text: rounding(text, is_time=is_time) for text in texts.unique()}
+    return texts.map(shares).astype(float).reindex(column.index)

@@ -9,6 +9,7 @@ import subprocess
 import sys
 import threading
 import time
+from collections.abc import Iterable
 from pathlib import Path
 
 import nbformat
@@ -20,9 +21,9 @@ from pypdf import PdfReader
 from studies import StudyMaker
 
 import lab
-from lab.config.study import Study
+from lab.config.study import Study, Task
 from lab.records.schema import Failure
-from lab.records.store import Store, write_record
+from lab.records.store import Record, Store, write_record
 from lab.report.execute import KERNELS, Execution, execute, executing
 
 NOTEBOOKS = Path(__file__).parents[3] / "notebooks"
@@ -66,6 +67,25 @@ def test_run_ends_in_a_report_and_a_second_call_runs_no_job(make_study: StudyMak
         check=False,
     )
     assert second.returncode == 0 and sorted(study.out.glob("runs/*/*/log/*_0_log.out")) == jobs
+
+
+def test_a_report_and_its_notebook_load_the_records_once(
+    measured: Study, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    loads, records = [], Store.records
+
+    def counted(store: Store, tasks: Iterable[Task] | None = None) -> list[Record]:
+        loads.append(store.out)
+        return records(store, tasks)
+
+    monkeypatch.setattr(Store, "records", counted)
+    made = lab.report(measured)
+    assert loads == [measured.out]
+    names: dict[str, object] = {"display": lambda *parts: None}
+    for cell in nbformat.read(made.notebook, as_version=4).cells:  # with its parameters
+        if cell.cell_type == "code":
+            exec(cell.source, names)
+    assert loads == [measured.out] * 2
 
 
 def test_ctrl_c_ends_a_report_with_its_kernels(measured: Study) -> None:

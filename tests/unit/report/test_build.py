@@ -10,7 +10,7 @@ from factories import record, run, study
 
 from lab.config.study import Study
 from lab.errors import InputError
-from lab.records.store import Store, write_record
+from lab.records.store import Store, load_records, write_record
 from lab.report import build
 
 
@@ -22,7 +22,7 @@ def measured(tmp_path: Path) -> Study:
 
 
 def fingerprint(made: Study) -> str:
-    return build.fingerprint(made, "report.ipynb")
+    return build.fingerprint(made, "report.ipynb", load_records(made))
 
 
 def test_the_same_study_has_the_same_fingerprint(measured: Study) -> None:
@@ -71,7 +71,8 @@ def test_what_changes_a_report_changes_its_fingerprint(
     before = fingerprint(measured)
     change(measured)
     assert fingerprint(measured) != before
-    assert fingerprint(measured) != build.fingerprint(measured, "inference.ipynb")
+    other = build.fingerprint(measured, "inference.ipynb", load_records(measured))
+    assert fingerprint(measured) != other
 
 
 def test_the_calibration_of_its_cluster_counts_wherever_it_lies(
@@ -90,7 +91,7 @@ def test_the_calibration_of_its_cluster_counts_wherever_it_lies(
 
 
 def test_a_study_without_results_has_a_report_of_its_own(measured: Study) -> None:
-    assert build._template(measured) == "report.ipynb"
+    assert build._template(measured, load_records(measured)) == "report.ipynb"
     failed = record(run(1), status="failed")
     write_record(failed, Store(measured.out).folder(measured.tasks[0]))
-    assert build._template(measured) == "nothing.ipynb"
+    assert build._template(measured, load_records(measured)) == "nothing.ipynb"

@@ -54,6 +54,8 @@ def mixed_environment(observations: Observations) -> Iterator[Fault]:
     differs = False
     for name, what in SAME.items():
         known = rows[name].dropna().astype(str) if name in rows else pd.Series(dtype=str)
+        if known.nunique() < 2:
+            continue
         # What differs only between the configurations of a table is what the table compares.
         by_curve = known.groupby(curves)
         values = known[by_curve.transform("nunique") > 1]

@@ -69,7 +69,8 @@ def two_writers(observations: Observations) -> Iterator[Fault]:
 
 
 def _same_record(observations: Observations) -> Iterator[Fault]:
-    for (run, repeat), rows in observations.runs.groupby(["run_id", "repeat"], sort=False):
+    runs = observations.runs[["run_id", "repeat", "loss_curve", "total_steps"]]
+    for (run, repeat), rows in runs.groupby(["run_id", "repeat"], sort=False):
         labels = [f"{run}/{repeat}"]
         if len(rows) > 1:
             yield Fault(

@@ -242,14 +242,13 @@ def _over_another(curve: Curve) -> Fault:
 def _other_settings(observations: Observations) -> Iterator[Fault]:
     """A setting that all runs at N = 1 have, and none at N > 1."""
     frame = observations.frame
-    single = frame[frame["world_size"] == 1]
-    for name in SETTINGS:
-        here = set(single[name].dropna())
-        there = set(frame.loc[frame["world_size"] > 1, name].dropna())
+    single, several = frame["world_size"] == 1, frame["world_size"] > 1
+    for name in [name for name in SETTINGS if name in observations.known]:
+        here, there = (set(frame[name][rows].dropna()) for rows in (single, several))
         if here and there and not here & there:
             alone, others = (", ".join(sorted(map(str, values))) for values in (here, there))
             yield Fault(
-                single["label"],
+                frame["label"][single],
                 f"{name} is {alone} at world size 1 and {others} at more ranks.",
                 "Measure the baseline with the settings of the other world sizes.",
             )
