@@ -24,6 +24,8 @@ from lab.files import private_folder, unwritable
 
 KERNELS = 2  # at a time
 STARTUP_S = 300  # a kernel may take on a busy machine
+OUTPUT_S = 300  # the output of a cell may take longer than the cell
+CLIENT = "lab.report.client.Client"
 ENDING_S = 10  # threads may take to notice that their kernels were ended
 # Between two notebooks: no name of the first is left, and cells are counted from 1 again.
 _RESET = "get_ipython().reset(new_session=True)"
@@ -93,7 +95,7 @@ def _import_all() -> None:
     If Ctrl-C interrupts an import of the main thread, Python may keep the module's lock, and a
     thread that imports the same module waits for it forever.
     """
-    for name in ("jupyter_client.asynchronous.client", "jupyter_client.manager", "papermill"):
+    for name in ("lab.report.client", "jupyter_client.manager", "papermill"):
         importlib.import_module(name)
 
 
@@ -143,7 +145,7 @@ def _unfinished(target: Path) -> Iterator[Path]:
 def _failure(execution: Execution, unfinished: Path, kernel: Any) -> str:
     """Execute a notebook; what went wrong in it, empty if nothing did."""
     import papermill
-    from nbclient.exceptions import DeadKernelError
+    from nbclient.exceptions import CellTimeoutError, DeadKernelError
 
     template = execution.template
     try:
@@ -159,12 +161,15 @@ def _failure(execution: Execution, unfinished: Path, kernel: Any) -> str:
                 autosave_cell_every=0,
                 cwd=str(Path.cwd()),
                 start_timeout=STARTUP_S,
+                iopub_timeout=OUTPUT_S,
                 km=kernel,
             )
     except papermill.PapermillExecutionError as error:
         return f", cell {error.exec_count}: {error.ename}: {error.evalue}"
     except DeadKernelError:
         return ": its kernel died (out of memory?)"
+    except CellTimeoutError:
+        return f": the output of a cell was incomplete {OUTPUT_S} s after its end (too much of it?)"
     except RuntimeError as error:
         advice = "is the machine overloaded? The same command resumes from here"
         raise LabError(f"{template.name}: {error}; {advice}") from None
@@ -177,19 +182,12 @@ def _failure(execution: Execution, unfinished: Path, kernel: Any) -> str:
 @contextmanager
 def _kernel() -> Iterator[Any]:
     """A kernel that has begun to start, and its one client for all notebooks."""
-    from jupyter_client.asynchronous.client import AsyncKernelClient
     from jupyter_client.manager import AsyncKernelManager
     from jupyter_core.utils import run_sync
-
-    class Client(AsyncKernelClient):
-        def start_channels(self, *channels: Any, **settings: Any) -> None:
-            if not self.channels_running:
-                super().start_channels(*channels, **settings)
 
     class Manager(AsyncKernelManager):
         """Papermill requests and starts a client for each notebook, here the same one."""
 
-        client_factory: Any = Client
         the_client: Any = None
 
         def client(self, **settings: Any) -> Any:
@@ -212,11 +210,15 @@ def _kernel() -> Iterator[Any]:
 
 @contextmanager
 def kernel_settings() -> Iterator[Any]:
-    """Sockets in a separate folder per kernel: no open ports, and none in each other's way."""
+    """A client that notices every answer, and sockets in a separate folder per kernel.
+
+    So there are no open ports, and none in each other's way.
+    """
     from traitlets.config import Config
 
     with _quiet(), tempfile.TemporaryDirectory(prefix="lab-kernel-") as sockets:
-        yield Config({"KernelManager": {"transport": "ipc", "ip": f"{sockets}/kernel"}})
+        settings = {"transport": "ipc", "ip": f"{sockets}/kernel", "client_factory": CLIENT}
+        yield Config({"KernelManager": settings})
 
 
 def _end_kernels() -> None:

@@ -12,5 +12,7 @@ c.ClearSolutions.text_stub = TEXT_STUB
 c.ExecutePreprocessor.timeout = 1800
 # Seconds until a kernel answers, on a machine that grades many at once.
 c.ExecutePreprocessor.startup_timeout = 300
+# Else nbclient may miss the answer to a cell that measures with a live display, and wait for it until the time above is over.
+c.KernelManager.client_factory = "lab.report.client.Client"
 # Records are small, logs and figures are not many: what a student hands in may still be larger than nbgrader's default.
 c.CourseDirectory.max_dir_size = 200_000

@@ -3,10 +3,8 @@
 from __future__ import annotations
 
 import json
-import multiprocessing
 import subprocess
 import sys
-from concurrent.futures import ProcessPoolExecutor
 from pathlib import Path
 from typing import Any
 
@@ -14,6 +12,7 @@ import numpy as np
 import pytest
 import torch
 import yaml
+from ranks import on_ranks
 from studies import StudyMaker
 
 import lab
@@ -69,8 +68,7 @@ def on_one_gpu(rank: int, root: str) -> dict[str, list[float]]:
 
 @pytest.mark.timeout(120)
 def test_two_ranks_on_one_gpu_learn_what_one_does(tmp_path: Path) -> None:
-    with ProcessPoolExecutor(2, multiprocessing.get_context("spawn")) as pool:
-        losses, _ = pool.map(on_one_gpu, range(2), [str(tmp_path)] * 2)
+    losses, _ = on_ranks(2, on_one_gpu, str(tmp_path))
     for name in SHARED:
         assert np.abs(np.array(losses[name]) / losses["single"] - 1).max() <= 2e-4, name
 
@@ -107,8 +105,7 @@ def over_nccl(rank: int, root: str) -> dict[str, list[float]]:
 @pytest.mark.skipif(torch.cuda.device_count() < 2, reason="needs two GPUs")
 @pytest.mark.timeout(120)
 def test_what_sharded_and_pipelined_ranks_wait_for_is_known(tmp_path: Path) -> None:
-    with ProcessPoolExecutor(2, multiprocessing.get_context("spawn")) as pool:
-        seconds, _ = pool.map(over_nccl, range(2), [str(tmp_path)] * 2)
+    seconds, _ = on_ranks(2, over_nccl, str(tmp_path))
     assert set(seconds) == set(WAITED)
     assert all(0 < exposed < step for exposed, step in seconds.values())
 

@@ -9,7 +9,6 @@ import random
 import shutil
 import signal
 import time
-from concurrent.futures import ProcessPoolExecutor
 from pathlib import Path
 from typing import Any
 
@@ -17,6 +16,7 @@ import numpy as np
 import pandas as pd
 import pytest
 import torch
+from ranks import on_ranks
 from studies import CORPUS
 
 from lab.config.run import Run
@@ -141,13 +141,10 @@ def root(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 @pytest.fixture(scope="module")
 def trained(root: Path) -> Trained:
-    with (
-        pytest.MonkeyPatch.context() as patch,
-        ProcessPoolExecutor(2, multiprocessing.get_context("spawn")) as pool,
-    ):
+    with pytest.MonkeyPatch.context() as patch:
         patch.setenv("LAB_CACHE", str(root / "cache"))
         patch.setenv("OMP_NUM_THREADS", "1")
-        return next(iter(list(pool.map(train_all, range(2), [str(root)] * 2))))
+        return on_ranks(2, train_all, str(root))[0]
 
 
 @pytest.mark.parametrize("case", CASES)

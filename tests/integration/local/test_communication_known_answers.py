@@ -8,7 +8,6 @@ rank takes the processor at random.
 from __future__ import annotations
 
 import importlib
-import multiprocessing
 import os
 import queue
 import random
@@ -16,7 +15,6 @@ import shutil
 import threading
 import time
 from collections.abc import Iterator
-from concurrent.futures import ProcessPoolExecutor
 from pathlib import Path
 from typing import Any
 
@@ -24,6 +22,7 @@ import numpy as np
 import pandas as pd
 import pytest
 import torch
+from ranks import on_ranks
 from studies import CORPUS
 from torch import distributed as dist
 from torch import nn
@@ -194,8 +193,7 @@ def measured(root: Path) -> Iterator[dict[str, Measurement]]:
             for name in SCENARIOS:
                 shutil.rmtree(root / name)
                 (root / name).mkdir()
-            with ProcessPoolExecutor(2, multiprocessing.get_context("spawn")) as pool:
-                answers = list(pool.map(run_all, range(2), [str(root)] * 2))
+            answers = on_ranks(2, run_all, str(root))
             measurements = {name: value for name, value in answers[0].items() if value is not None}
             if not any(value.environment.disturbed for value in measurements.values()):
                 break

@@ -2,15 +2,14 @@
 
 from __future__ import annotations
 
-import multiprocessing
 import time
-from concurrent.futures import ProcessPoolExecutor
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 import pytest
 import torch
+from ranks import on_ranks
 from studies import CORPUS
 
 from lab.config.run import Run
@@ -116,13 +115,10 @@ def answers(tmp_path_factory: pytest.TempPathFactory) -> list[dict[str, Any]]:
     (root / "corpus.txt").write_text(CORPUS)
     for name in [*RUNS, "overhead"]:
         (root / name).mkdir()
-    with (
-        pytest.MonkeyPatch.context() as patch,
-        ProcessPoolExecutor(2, multiprocessing.get_context("spawn")) as pool,
-    ):
+    with pytest.MonkeyPatch.context() as patch:
         patch.setenv("LAB_CACHE", str(root / "cache"))
         patch.setenv("OMP_NUM_THREADS", "1")
-        return list(pool.map(run_all, range(2), [str(root)] * 2))
+        return on_ranks(2, run_all, str(root))
 
 
 @pytest.fixture(scope="module")

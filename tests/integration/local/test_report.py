@@ -227,3 +227,13 @@ def test_notebooks_share_kernels_but_neither_names_nor_numbers(tmp_path: Path) -
     assert [words[1:] for words in printed] == [["False", str(number)] for number in range(6)]
     assert len({words[0] for words in printed}) <= KERNELS
     assert {cell.execution_count for cell in made} == {3}  # after its two cells of parameters
+
+
+def test_cells_that_fill_a_widget_until_they_end_are_executed(tmp_path: Path) -> None:
+    """The kernel answers while the client still sends it the widget's states."""
+    fill = "for number in range(200):\n        display(number)"
+    code = f"import ipywidgets\nwith ipywidgets.Output():\n    {fill}"
+    template = tmp_path / "template.ipynb"
+    cells = [nbformat.v4.new_code_cell(code) for _ in range(4)]
+    nbformat.write(nbformat.v4.new_notebook(cells=cells, metadata=KERNEL), template)
+    assert execute(template, tmp_path / "made.ipynb", {}).exists()

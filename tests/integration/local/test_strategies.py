@@ -2,14 +2,13 @@
 
 from __future__ import annotations
 
-import multiprocessing
 from collections.abc import Callable
-from concurrent.futures import ProcessPoolExecutor
 from pathlib import Path
 from typing import Any
 
 import pandas as pd
 import pytest
+from ranks import on_ranks
 from studies import CORPUS
 
 import lab
@@ -66,14 +65,11 @@ def root(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 @pytest.fixture(scope="module")
 def answers(root: Path) -> list[dict[str, Any]]:
-    with (
-        pytest.MonkeyPatch.context() as patch,
-        ProcessPoolExecutor(4, multiprocessing.get_context("spawn")) as pool,
-    ):
+    with pytest.MonkeyPatch.context() as patch:
         patch.setenv("LAB_CACHE", str(root / "cache"))
         patch.setenv("OMP_NUM_THREADS", "1")
         patch.setenv("PYTHONWARNINGS", "error::FutureWarning")  # as torch warns of old names
-        return list(pool.map(run_all, range(4), [str(root)] * 4))
+        return on_ranks(4, run_all, str(root))
 
 
 @pytest.fixture(scope="module")

@@ -4,12 +4,11 @@ from __future__ import annotations
 
 import gzip
 import json
-import multiprocessing
-from concurrent.futures import ProcessPoolExecutor
 from pathlib import Path
 from typing import Any
 
 import pytest
+from ranks import on_ranks
 from studies import CORPUS
 
 from lab.config.run import Run
@@ -75,13 +74,10 @@ def root(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 @pytest.fixture(scope="module")
 def measured(root: Path) -> dict[str, Measurement]:
-    with (
-        pytest.MonkeyPatch.context() as patch,
-        ProcessPoolExecutor(2, multiprocessing.get_context("spawn")) as pool,
-    ):
+    with pytest.MonkeyPatch.context() as patch:
         patch.setenv("LAB_CACHE", str(root / "cache"))
         patch.setenv("OMP_NUM_THREADS", "1")
-        answers = list(pool.map(run_all, range(2), [str(root)] * 2))
+        answers = on_ranks(2, run_all, str(root))
     return {name: value for name, value in answers[0].items() if value is not None}
 
 

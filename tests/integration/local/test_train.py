@@ -4,8 +4,6 @@ from __future__ import annotations
 
 import itertools
 import math
-import multiprocessing
-from concurrent.futures import ProcessPoolExecutor
 from pathlib import Path
 from typing import Any
 
@@ -13,6 +11,7 @@ import numpy as np
 import pandas as pd
 import pytest
 import torch
+from ranks import on_ranks
 from studies import CORPUS
 
 from lab.config.run import Run
@@ -94,13 +93,10 @@ def root(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 @pytest.fixture(scope="module")
 def measured(root: Path) -> dict[str, Measurement]:
-    with (
-        pytest.MonkeyPatch.context() as patch,
-        ProcessPoolExecutor(4, multiprocessing.get_context("spawn")) as pool,
-    ):
+    with pytest.MonkeyPatch.context() as patch:
         patch.setenv("LAB_CACHE", str(root / "cache"))
         patch.setenv("OMP_NUM_THREADS", "1")
-        answers = list(pool.map(run_all, range(4), [str(root)] * 4))
+        answers = on_ranks(4, run_all, str(root))
     assert all(value is None for answer in answers[1:] for value in answer.values())
     return {name: value for name, value in answers[0].items() if value is not None}
 

@@ -7,20 +7,19 @@ ranks compute, for a known CPU time, and what they lose to others is compared wi
 
 from __future__ import annotations
 
-import multiprocessing
 import os
 import signal
 import subprocess
 import sys
 import time
 from collections.abc import Iterator
-from concurrent.futures import ProcessPoolExecutor
 from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
 import pytest
 import torch
+from ranks import on_ranks
 from studies import CORPUS
 from torch import nn
 
@@ -194,8 +193,7 @@ def records(tmp_path_factory: pytest.TempPathFactory) -> dict[str, list[Record]]
     (root / "corpus.txt").write_text(CORPUS)
     with pytest.MonkeyPatch.context() as patch:
         patch.setenv("LAB_CACHE", str(root / "cache"))
-        with ProcessPoolExecutor(2, multiprocessing.get_context("spawn")) as pool:
-            answers = list(pool.map(run_all, range(2), [str(root)] * 2))
+        answers = on_ranks(2, run_all, str(root))
     made: dict[str, list[Record]] = {scenario: [] for scenario in SCENARIOS}
     for scenario, run, repeat, measured in answers[0]:
         assert measured is not None

@@ -1,0 +1,27 @@
+"""What tests of several ranks rely on."""
+
+from __future__ import annotations
+
+import threading
+
+import pytest
+from ranks import on_ranks
+
+
+def square(rank: int, factor: int) -> int:
+    return factor * rank**2
+
+
+def fail(rank: int) -> None:
+    if rank == 1:
+        raise ValueError("rank 1 fails")
+    threading.Event().wait()
+
+
+def test_each_rank_answers_in_its_place() -> None:
+    assert on_ranks(3, square, 2) == [0, 2, 8]
+
+
+def test_the_failure_of_a_rank_does_not_wait_for_the_others() -> None:
+    with pytest.raises(ValueError, match="rank 1 fails"):
+        on_ranks(2, fail)
