@@ -16,20 +16,21 @@ def compiled(forward: Any) -> Any:
 
 
 def configure_inductor() -> None:
-    """Before anything is compiled on a GPU: avoid kernels that compute wrong layer norms."""
+    """Before anything is compiled on a GPU: avoid kernels whose results may be wrong."""
     if torch.cuda.is_available():
         # Imported only here, as it takes a second.
         import torch._inductor.config as inductor
 
-        inductor.inductor_choices_class = _whole_rows
+        if hasattr(inductor, "inductor_choices_class"):  # which old versions of torch lack
+            inductor.inductor_choices_class = _whole_rows
 
 
 def _whole_rows() -> Any:
     """How inductor reduces rows: without a loop, if they are not too long.
 
-    By default it does so up to 1,024 elements. Beyond that a kernel may store what it reads again
-    in a second loop, before all threads see it (github.com/pytorch/pytorch/issues/190517): on an
-    H200, layer norms of width 1,280 were wrong.
+    By default it does so up to 1,024 elements. Beyond that, a kernel may store what it reads again
+    in a second loop before all threads see it (github.com/pytorch/pytorch/issues/190517). With it,
+    gpt2-large, whose layer norms are 1,280 wide, learned something else on an H200; without it not.
     """
     from torch._inductor.choices import InductorChoices
     from torch._inductor.runtime.hints import ReductionHint
