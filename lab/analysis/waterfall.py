@@ -76,6 +76,7 @@ class Waterfall:
     run: Run
     environment: Environment | None
     compared: bool
+    shared: bool  # whether it has the baseline's work on more ranks
     ideal: Amount
     losses: dict[str, Amount]  # by cause, as far as known; they add up to step - ideal
     repeats: int  # the fewest that it is based on
@@ -113,7 +114,7 @@ class Waterfall:
             return "what the script does between the phases"
         if cause == "compute":
             gain = self.losses[cause].value < 0
-            if self.row["scaling"] == "weak":
+            if not self.shared:
                 return f"compute that became {'faster' if gain else 'slower'}"
             return "compute that shrank further" if gain else CAUSES[cause]
         return CAUSES[cause]
@@ -192,6 +193,7 @@ def _waterfall(label: str, row: Mapping[Any, Any], own: _Steps, shared: _Shared)
         run=own.run,
         environment=own.environment,
         compared=base is not own,
+        shared=share != 1.0,
         ideal=Amount.of(ideal, repeats),
         losses=amounts,
         repeats=repeats,

@@ -365,6 +365,7 @@ def fall(
         run=made,
         environment=environment(2, **place),
         compared=True,
+        shared=scaling != "weak",
         ideal=none,
         losses=dict.fromkeys([cause, *causes], none),
         repeats=3,

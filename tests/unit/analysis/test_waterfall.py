@@ -183,6 +183,19 @@ def test_weak_scaling_keeps_the_baselines_step() -> None:
     assert fall.name("compute") == "compute that became slower"
 
 
+def test_on_as_many_ranks_compute_is_faster_or_slower() -> None:
+    times = {False: 0.05, True: 0.02}
+    records = [
+        step(run(1, compile=compile), repeat, phases={"forward": forward})
+        for compile, forward in times.items()
+        for repeat in range(3)
+    ]
+    frame = summary(table(records), baseline={"compile": False}, scaling="none")
+    faster = next(fall for fall in waterfalls(frame, records) if fall.compared)
+    assert faster.losses["compute"].value == pytest.approx(-0.03)
+    assert faster.name("compute") == "compute that became faster"
+
+
 def of_batch(size: int) -> dict[str, float]:
     """10 ms whatever the micro-batch, and 1 ms for each sample."""
     return {"forward": 0.0, "backward": 0.010 + 0.001 * size, "optimizer": 0.0, "data": 0.0}
