@@ -11,7 +11,7 @@ import pandas as pd
 from lab.analysis.audit import Audit
 from lab.config.run import distinct_labels
 from lab.config.study import Study
-from lab.formatting import listed, range_of
+from lab.formatting import listed, percent, range_of
 from lab.records.schema import FOREIGN_SHARE, Environment, GpuState
 from lab.records.store import Record
 
@@ -99,6 +99,7 @@ class Noise:
         parts = [repeats, *self._interval(ids), _load(places, "at most")]
         if gpus := _gpus(places):
             parts += _troubles(gpus) or ["GPUs neither shared nor throttled"]
+            parts += _at_power_limit(gpus)
         return " · ".join([*parts, *([_worst(audit)] if audit else [])])
 
     @cached_property
@@ -157,6 +158,12 @@ def _troubles(gpus: Sequence[GpuState]) -> list[str]:
     names = sorted({name for gpu in gpus for name in gpu.throttled})
     throttled = [f"GPUs were throttled ({', '.join(names)})"] if names else []
     return [*["other processes used the ranks' GPUs"] * shared, *throttled]
+
+
+def _at_power_limit(gpus: Sequence[GpuState]) -> list[str]:
+    """How often power limited the clock of a GPU: no disturbance, but a reason for a low MFU."""
+    most = max(gpu.reasons.get("sw_power_cap", 0.0) for gpu in gpus)
+    return [f"power limited clocks in up to {percent(most)} of samples"] * (most > FOREIGN_SHARE)
 
 
 def _load(places: Sequence[Environment], limit: str) -> str:

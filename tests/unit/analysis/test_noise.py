@@ -130,6 +130,8 @@ def test_gpus_that_were_shared_or_throttled_are_not_believed(fields, said):
     noise, _ = noise_of(records)
     assert noise.trustworthy([run(2).id]) == (not said)
     assert (said or "GPUs neither shared nor throttled") in noise.strip()
+    limited = "power limited clocks in up to 100 % of samples"
+    assert (limited in noise.strip()) == ("sw_power_cap" in fields.get("reasons", {}))
     assert (f"Too noisy to explain: {said} in most repeats of 1 of 1" in noise.sentence) == bool(
         said
     )
