@@ -180,7 +180,7 @@ def device_of(summary: pd.DataFrame) -> str | None:
 
 
 def compares(summary: pd.DataFrame) -> bool:
-    """Whether a configuration has another one as its baseline, or none."""
+    """Whether any configuration is compared with another; also if its baseline is missing."""
     return bool((summary["run_id"] != summary["baseline_run_id"]).any())
 
 

@@ -34,6 +34,7 @@ from lab.figures.style import (
     ink,
     legend_above,
     legend_height,
+    log2_x,
     panels,
     plain_log,
     styled,
@@ -445,10 +446,7 @@ def _world_size_axis(ax: Axes, results: StudyResults, *, most: int) -> None:
     sizes = sorted({int(size) for size in results.summary["world_size"]})
     every = -(-len(sizes) // most)
     names = [str(size) if not nth % every else "" for nth, size in enumerate(sizes)]
-    ax.set_xscale("log", base=2)
-    ax.xaxis.set_major_locator(FixedLocator(sizes))
-    ax.xaxis.set_major_formatter(FixedFormatter(names))
-    ax.xaxis.set_minor_locator(NullLocator())
+    log2_x(ax, sizes, names)
     ax.set(xlabel=ranks(device_of(results.summary)), xlim=(sizes[0] / 1.15, sizes[-1] * 1.15))
     ax.spines["bottom"].set_bounds(*ax.get_xlim())
 

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterable, Iterator, Sequence
 from contextlib import AbstractContextManager
 from typing import Any, TypeVar
 
@@ -11,7 +11,13 @@ import matplotlib as mpl
 from matplotlib.axes import Axes
 from matplotlib.axis import Axis
 from matplotlib.colors import to_hex, to_rgb
-from matplotlib.ticker import FixedLocator, LogLocator, NullLocator, StrMethodFormatter
+from matplotlib.ticker import (
+    FixedFormatter,
+    FixedLocator,
+    LogLocator,
+    NullLocator,
+    StrMethodFormatter,
+)
 
 Item = TypeVar("Item")
 SIZE = (6.4, 3.6)  # inches
@@ -57,6 +63,14 @@ def styled(curves: Iterable[Item]) -> Iterator[tuple[Item, str, str]]:
     """Each curve with its colour and its marker."""
     for nth, curve in enumerate(curves):
         yield curve, COLORS[nth % len(COLORS)], MARKERS[nth % len(MARKERS)]
+
+
+def log2_x(ax: Axes, values: Sequence[int], names: Sequence[str]) -> None:
+    """A logarithmic x axis with ticks only at these values; a name may be empty."""
+    ax.set_xscale("log", base=2)
+    ax.xaxis.set_major_locator(FixedLocator(values))
+    ax.xaxis.set_major_formatter(FixedFormatter(names))
+    ax.xaxis.set_minor_locator(NullLocator())
 
 
 def panels(ax: Axes, count: int, *, columns: int = 2) -> list[Axes]:

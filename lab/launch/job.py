@@ -258,6 +258,7 @@ def watched(
 def _reported(
     watchdog: Watchdog, context: RankContext, attempt: Attempt, on_failure: Callable[[], None]
 ) -> Iterator[None]:
+    """Record an error for the driver before it is raised."""
     try:
         yield
     except Exception as error:

@@ -161,7 +161,7 @@ def _torchao(
             return False
         return layer.in_features % multiple_of[0] == 0 and layer.out_features % multiple_of[1] == 0
 
-    # Else all that is compiled afterwards is tuned kernel by kernel, which takes minutes.
+    # Otherwise torchao has all that is compiled afterwards tuned kernel by kernel.
     config.set_inductor_config = False
     model = model.to(torch.bfloat16)
     torchao.quantize_(model, config, filter_fn=fits)
