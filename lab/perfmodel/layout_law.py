@@ -33,7 +33,7 @@ class Framework:
     passes, `halves_attention` that they omit its masked half. Launches and products hide each other
     as a p-norm with exponent `hides`: the higher it is, the more the longer one alone counts.
     `hides_sums` says that launches hide the sums of tensor parallelism as well. On more nodes than
-    its `reach`, the hops of a pipeline are delayed.
+    its `reach`, the transfers of a pipeline are delayed.
     `coefficients` are those of the law of layouts with different expectations, with the deviation
     of their logarithm.
     """
@@ -55,8 +55,8 @@ ANY = Framework()
 # undisturbed (Ultra-Scale Playbook 2025; tp <= 8). Launching a pass of a layer takes at least 1.2
 # ms, which a long enough layer hides completely; tensor-parallel sums hide behind launches, and
 # the ranks of a pipeline across nodes wait for each other. `stall` is the median of 45 pipelines
-# that took over twice as long as that fit: each hop 0.3 to 0.5 s instead of 0.2 ms, in 18 of 19
-# pipelines on 64 nodes, 14 of 39 on 32, and 8 of 50 on 16.
+# that took over twice as long as that fit: each transfer of their middle stages 0.27 s instead
+# of 0.2 ms, in 18 of 19 pipelines on 64 nodes, 14 of 39 on 32, and 8 of 50 on 16.
 NANOTRON = Framework(
     name="nanotron",
     pattern=r"\bnanotron\b",
@@ -76,7 +76,7 @@ NANOTRON = Framework(
         "data_messages": (1.5, 0.5),
         "crossing": (6e-4, 0.5),
         "nodes": (1.3e-3, 0.7),
-        "stall": (0.4, 0.3),
+        "stall": (0.27, 0.2),
     },
 )
 # Megatron-DeepSpeed up to 2024, measured by vTrain: attention is not fused, so that its scores are
@@ -134,7 +134,7 @@ COEFFICIENTS = {
     "data_messages": Coefficient(0.6, 0.7, "messages of these, over the links' latency"),
     "stage": Coefficient(4e-4, 1.0, "s to hand a micro-batch on to the next stage"),
     "stage_bytes": Coefficient(1.0, 0.7, "what stages hand on, over the links' rate"),
-    "stall": Coefficient(0.4, 0.5, "s of a delayed hop, on more nodes than the framework's reach"),
+    "stall": Coefficient(0.27, 0.5, "s of a delayed transfer, beyond the framework's reach"),
     "crossing": Coefficient(2e-5, 2.0, "s that tensor parallel ranks lose per layer's pass where "
                             "their pipeline crosses nodes"),
     "optimizer": Coefficient(1.0, 0.5, "state that the optimizer reads and writes"),
@@ -205,6 +205,8 @@ def _quantities(case: Case) -> dict[str, float]:
     gathered = model.parameters / (tensor * stages) * value
     whole = layout.sharing == "fsdp" and data > 1
     hops = 2 * (accum * layout.interleave + stages - 2) if stages > 1 else 0
+    # A stage between two others sends and receives twice per micro-batch, the first and last once.
+    transfers = accum * layout.interleave * min(4, 2 * (stages - 1)) + stages - 1
     crosses = tensor * data * stages > machine.gpus_per_node
     cards = machine.outer if crosses else machine.inner
     state = weights / (data if layout.shards("optimizer") else 1)
@@ -234,7 +236,7 @@ def _quantities(case: Case) -> dict[str, float]:
         "data": 0.0 if whole else _sum(groups, gradients),
         "data_messages": 0.0 if whole else 2 * buckets * _messages(groups),
         "stage": hops,
-        "stall": hops if nodes > case.framework.reach else 0,
+        "stall": transfers if nodes > case.framework.reach else 0,
         "stage_bytes": hops * handed / cards.bytes_per_s,
         "optimizer": state * OPTIMIZER_BYTES / memory,
         "nodes": nodes if data > 1 else 0,

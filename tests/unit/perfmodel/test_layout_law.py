@@ -169,12 +169,13 @@ def test_gathers_of_fsdp_pay_for_their_bytes_and_for_their_messages() -> None:
     assert latencies == pytest.approx(3 * 3 * 24 * (7 * 6e-6 + 1e-5))
 
 
-def test_hops_are_delayed_beyond_the_reach_of_a_framework() -> None:
-    """2 (m + p - 2) hops, on more than 32 nodes of nanotron only."""
+def test_transfers_are_delayed_beyond_the_reach_of_a_framework() -> None:
+    """4 m + p - 1 transfers, or 2 m + 1 of two stages, on more than 32 nodes of nanotron only."""
     law = only(stall=0.5)
     far, near = case(data=66, pipeline=4, accum=6), case(data=64, pipeline=4, accum=6)
-    steps = law.predict([replace(one, framework=NANOTRON) for one in (far, near)])
-    assert steps.tolist() == pytest.approx([0.5 * 2 * (6 + 4 - 2), 0])
+    two = case(data=132, pipeline=2, accum=6)
+    steps = law.predict([replace(one, framework=NANOTRON) for one in (far, near, two)])
+    assert steps.tolist() == pytest.approx([0.5 * (4 * 6 + 3), 0, 0.5 * (2 * 6 + 1)])
     assert law.predict([far])[0] == 0
 
 
