@@ -25,7 +25,7 @@ from lab.files import unwritable
 from lab.launch import netem
 from lab.perfmodel.flops import model_cost
 from lab.perfmodel.layout import SHARINGS
-from lab.perfmodel.memory import FP32, FROZEN, state_memory
+from lab.perfmodel.memory import FP32, FROZEN, layout_of, state_memory
 from lab.records.schema import Environment
 from lab.records.store import Store
 
@@ -122,10 +122,10 @@ def check_emulation(study: Study, cluster: Cluster) -> None:
 
 
 def state_bytes(run: Run) -> int | None:
-    """Mean bytes of weights, gradients and optimizer state on a rank; all are fp32.
+    """Most bytes of weights, gradients and optimizer state on a rank; all are fp32.
 
-    Sharded state and the parts of a split model count with the rank's share. None for a user's own
-    model or strategy, for which it is known only after a measurement.
+    Sharded state counts with the rank's share, a split model with its largest part. None for a
+    user's own model or strategy, for which it is known only after a measurement.
     """
     if isinstance(run.architecture, PythonModel | Script) or run.own_strategy is not None:
         return None
@@ -135,8 +135,9 @@ def state_bytes(run: Run) -> int | None:
     frozen = state_memory(
         cost.parameters - cost.trainable, sharing=sharing, ranks=sharers, state=FROZEN
     )
-    parts = run.world_size // run.data_parallel_size  # into which the ranks split the model
-    return round((state.total + frozen.total) / parts)
+    split = run.facts.splits in {"tensors", "layers"}
+    part = layout_of(run).parameter_share if split else 1.0
+    return round((state.total + frozen.total) * part)
 
 
 def _too_large(run: Run, cluster: Cluster) -> str:

@@ -220,7 +220,7 @@ def _stages(model: GPT, vocabulary: int, ranks: int, border: int) -> Layout:
     work[-1] += head
     held = [count * block_parameters(model.width) for count in layers]
     matrix = vocabulary * model.width
-    held[0] += matrix
+    held[0] += gpt_parameters(model, vocabulary) - sum(held)  # embeddings and the last norm
     held[-1] += matrix if ranks > 1 else 0
     return Layout(
         "single",
