@@ -33,8 +33,8 @@ class ModelCost:
     """Parameters of a model, FLOPs of one sample, bytes that one micro-batch keeps for backward.
 
     Frozen parameters are not trained, and gradients go no further back than the first layer that
-    trains. Activations assume fused attention, and exclude parameters and their low-precision
-    copies.
+    trains. Activations assume fused attention, and exclude parameters. `copy_bytes` are those of
+    the weights in low precision that autocast keeps for the backward pass.
     """
 
     parameters: int
@@ -42,6 +42,7 @@ class ModelCost:
     forward_flops: int
     backward_flops: int
     activation_bytes: int
+    copy_bytes: int
 
 
 def model_cost(run: Run) -> ModelCost:
@@ -55,7 +56,8 @@ def model_cost(run: Run) -> ModelCost:
     frozen = first_trainable(sizes, trainable, head=head)
     trace = _trace(run, frozen=frozen)
     saved = trace.unshared + sum(trace.saved.values())
-    return ModelCost(sum(sizes), sum(sizes[frozen:]), trace.forward, trace.backward, saved)
+    flops = trace.forward, trace.backward
+    return ModelCost(sum(sizes), sum(sizes[frozen:]), *flops, saved, trace.copies)
 
 
 def flops_per_sample(run: Run) -> int:
@@ -142,6 +144,7 @@ class Trace:
     backward: int = 0
     saved: dict[Value, int] = field(default_factory=dict)  # bytes; shared tensors count once
     unshared: int = 0  # bytes that one layer alone keeps
+    copies: int = 0  # bytes of weights in low precision
     views: dict[Value, Value] = field(default_factory=dict)
 
     @property
@@ -167,8 +170,9 @@ class Trace:
     def linear(self, x: Value, out: int) -> Value:
         """(..., in) to (..., out)."""
         trains = self.layer((x.shape[-1] + 1) * out)
+        weights, shape = x.shape[-1] * out, (*x.shape[:-1], out)
         flops = 2 * math.prod(x.shape) * out
-        return self._product(x, (*x.shape[:-1], out), flops, trains=trains, keep=trains)
+        return self._product(x, shape, flops, weights, trains=trains)
 
     def conv(
         self, x: Value, out: int, kernel: int, stride: int = 1, padding: int = 0, bias: bool = True
@@ -178,18 +182,31 @@ class Trace:
         trains = self.layer((window + bias) * out)
         shape = (out, *(_windows(size, kernel, stride, padding) for size in x.shape[1:]))
         flops = 2 * math.prod(shape) * window
-        # Backward is one function of input and weight, and keeps the input for either of them.
-        return self._product(x, shape, flops, trains=trains, keep=trains or x.grad)
+        weights = window * out
+        return self._product(x, shape, flops, weights, trains=trains, keeps_both=True)
 
     def _product(
-        self, x: Value, shape: tuple[int, ...], flops: int, *, trains: bool, keep: bool
+        self,
+        x: Value,
+        shape: tuple[int, ...],
+        flops: int,
+        weights: int,
+        *,
+        trains: bool,
+        keeps_both: bool = False,
     ) -> Value:
+        """A convolution's backward pass is one function, which `keeps_both` input and weights for
+        the gradient of either; a matrix product keeps of them what the gradient of the other needs.
+        """
         x = self.low(x)
         self.forward += flops
         self.backward += flops * (trains + x.grad)
-        if keep:
+        has_gradient = trains or x.grad
+        if has_gradient if keeps_both else trains:
             self.save(x)
-        return Value(shape, self.item, trains or x.grad)
+        if self.item < FLOAT and (has_gradient if keeps_both else x.grad):
+            self.copies += self.item * weights
+        return Value(shape, self.item, has_gradient)
 
     def embedding(self, tokens: Value, rows: int, width: int) -> Value:
         """Rows of a table; keeps the tokens."""
@@ -270,7 +287,7 @@ class Trace:
         if y.grad:
             self.backward += 2 * flops
             self.save(*projected, y)
-            self.unshared += FLOAT * self.samples * (tokens * heads + mask)
+            self.unshared += self.samples * (FLOAT * tokens * heads + y.item * mask)
         return y
 
     def first(self, x: Value) -> Value:

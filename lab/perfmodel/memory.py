@@ -36,6 +36,9 @@ from lab.records.schema import Gradient
 # micro-batches that ran in 40 GB (llm-foundry's benchmarks of MPT).
 PLAIN, GATED, IDLE = 1.0, 1.62, 0.4e9
 LOGIT, GATED_LOGIT, WHOLE_LOGIT = 6, 12, 0.6
+# Libraries' buffers on a GPU: what the peaks of GPT-2 on an H200 (reports/gpu-training) have beyond
+# all parts.
+WORKSPACES = 0.3e9
 # Share of a GPU's nominal GB, which are GiB on the card, that training may use; the back end takes
 # the rest.
 USABLE = 0.95
@@ -300,9 +303,9 @@ def largest_unit(run: Run) -> int:
 def memory_of(run: Run, *, device: str = "cpu") -> MemoryParts:
     """Peak bytes of a rank, as the backward pass begins or ends, without the process's own.
 
-    Weights, gradients and AdamW's moments are fp32, also under autocast. Gradients are dropped
-    after each step, so outside the buffers of DDP and ZeRO-1 they reuse the memory of the
-    activations that the backward pass frees.
+    Weights, gradients and AdamW's moments are fp32, also under autocast, whose copies of weights
+    count as activations. Gradients are dropped after each step, so outside the buffers of DDP and
+    ZeRO-1 they reuse the memory of the activations that the backward pass frees.
     """
     weights, trainable, activations = _cost(run, device)
     parts = rank_memory(
@@ -312,7 +315,11 @@ def memory_of(run: Run, *, device: str = "cpu") -> MemoryParts:
         grad_accum=passes(run),
         largest_unit=largest_unit(run),
     )
-    parts = replace(parts, weights=parts.weights + 4.0 * (weights - trainable))
+    parts = replace(
+        parts,
+        weights=parts.weights + 4.0 * (weights - trainable),
+        activations=parts.activations + (WORKSPACES if device == "cuda" else 0.0),
+    )
     if run.grad_accum > 1 or run.strategy in {"ddp", "zero1"}:
         return parts
     return replace(parts, gradients=0.0, activations=max(parts.activations, parts.gradients))
@@ -323,6 +330,10 @@ def _cost(run: Run, device: str) -> tuple[int, int, float]:
     """Parameters, those that train, and the bytes of activations at the peak of one micro-batch."""
     cost, model = model_cost(run), run.architecture
     activations: float = cost.activation_bytes
+    # FSDP on CUDA gathers weights in low precision, and frees them.
+    freed = run.strategy == "fsdp" and device == "cuda" and run.reshard_after_forward
+    if not (freed or run.activation_checkpointing):
+        activations += cost.copy_bytes
     if isinstance(model, GPT):
         # A chunk of logits at the end of the forward pass, on a CPU with probabilities too, or the
         # gradient of the head's weight at the start of the backward pass, which scales a copy.

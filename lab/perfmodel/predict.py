@@ -27,7 +27,15 @@ from lab.perfmodel.frozen import Score, basis_of, mean_absolute_error, scores
 from lab.perfmodel.hardware import Machine
 from lab.perfmodel.layout import Bucket, Candidate, Checkpointing, Layout, Links, Profile
 from lab.perfmodel.layout_law import Case, LayoutLaw
-from lab.perfmodel.memory import FP32, MIXED, USABLE, layout_of, messages_of, transformer_memory
+from lab.perfmodel.memory import (
+    FP32,
+    MIXED,
+    USABLE,
+    layout_of,
+    memory_of,
+    messages_of,
+    transformer_memory,
+)
 from lab.perfmodel.simulate import Conditions
 from lab.perfmodel.transformer import Transformer
 from lab.records.store import load_records
@@ -41,11 +49,12 @@ MOST_RANKS = 1_000_000
 
 @dataclass(frozen=True)
 class Described:
-    """A GPT on a machine known only from vendor figures."""
+    """A GPT on a machine known only from vendor figures, trained by the lab, eager or compiled."""
 
     model: GPT
     vocab_size: int
     machine: Machine
+    compiled: bool = False
 
     @classmethod
     def of(cls, run: Run, machine: Machine) -> Described:
@@ -53,7 +62,8 @@ class Described:
         if not isinstance(run.architecture, GPT):
             kind = run.architecture.kind
             raise LabError(f"a described machine trains models of kind gpt, not {kind}")
-        return cls(run.architecture, vocab_size_of(run.architecture, run.dataset), machine)
+        words = vocab_size_of(run.architecture, run.dataset)
+        return cls(run.architecture, words, machine, compiled=run.compile)
 
     @property
     def parameters(self) -> int:
@@ -62,8 +72,9 @@ class Described:
 
     @cached_property
     def law(self) -> LayoutLaw:
-        """The law of layouts as expected on this GPU."""
-        return layout_law.expected(self.machine.gpu.name)
+        """The law of layouts as expected of the lab on this GPU."""
+        own = layout_law.COMPILED_LAB if self.compiled else layout_law.LAB
+        return layout_law.expected(self.machine.gpu.name, own)
 
     def profile(self, candidate: Candidate) -> Profile:
         """One device's step: products, memory and launches by the law of layouts.
@@ -268,7 +279,7 @@ def on_described(run: Run, place: Machine) -> Forecast:
     )
     rank = Layout("single", tensor=layout.tensor, layers=layout.layers)
     profile = costing.profile(replace(candidate, layout=rank, grad_accum=1))
-    memory = costing.memory(candidate)
+    memory = memory_of(run, device="cuda").total
     prediction = simulate.predict(
         profile,
         messages_of(profile, run),

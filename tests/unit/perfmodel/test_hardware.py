@@ -10,6 +10,7 @@ import pandas as pd
 import pytest
 
 from lab.config.emulation import Compute, GpuName
+from lab.config.run import Run
 from lab.errors import InputError
 from lab.perfmodel.collectives import busbw
 from lab.perfmodel.hardware import (
@@ -22,8 +23,11 @@ from lab.perfmodel.hardware import (
     vendor_peak,
 )
 from lab.perfmodel.layout import Layout
+from lab.perfmodel.predict import on_described
+from lab.records.store import read_record
 
 MEASURED = Path(__file__).parents[2] / "fixtures" / "tables" / "nccl_all_reduce.csv"
+KEPT = Path(__file__).parents[3] / "reports" / "gpu-training" / "kept" / "out" / "runs"
 
 
 def test_names_and_defaults() -> None:
@@ -175,3 +179,17 @@ def test_tf32_has_a_peak_of_its_own_where_there_is_any() -> None:
     for gpu in GPUS.values():
         peak = gpu.flops.get("tf32")
         assert peak is None or 0.99 * gpu.flops.get("fp32", 0) <= peak < gpu.flops["bf16"]
+
+
+def test_the_lab_on_an_h200_takes_what_it_was_measured_to_take() -> None:
+    """GPT-2 of three sizes at micro-batches from 8 to 32, eager and compiled, in bf16."""
+    records = [record for path in KEPT.glob("*/*/record.json") if (record := read_record(path))]
+    measured = [record for record in records if record.timing and record.peak_memory]
+    assert len(measured) >= 15
+    for record in measured:
+        assert record.timing and isinstance(record.run, Run)
+        forecast = on_described(record.run, machine("h200x1"))
+        assert forecast.prediction and forecast.memory_bytes
+        step_s = record.timing.step.median
+        assert forecast.prediction.step_s == pytest.approx(step_s, rel=0.1), record.run.label
+        assert forecast.memory_bytes == pytest.approx(record.peak_memory, rel=0.03)

@@ -21,6 +21,7 @@ from lab.perfmodel.memory import (
     LOGIT,
     PLAIN,
     USABLE,
+    WORKSPACES,
     MemoryParts,
     calls_of,
     gradients_of,
@@ -188,7 +189,23 @@ def test_a_gpu_has_more_logits_at_once_than_a_cpu() -> None:
             memory_of(training_run, device=name).activations for name in ("cuda", "cpu")
         )
         words = vocab_size_of(training_run.architecture, training_run.dataset)
-        assert on_gpu - on_cpu == words * (4 * chunk - 8 * 512)  # a CPU keeps probabilities, too
+        # A CPU keeps probabilities, too.
+        assert on_gpu - WORKSPACES - on_cpu == words * (4 * chunk - 8 * 512)
+
+
+def test_copies_in_low_precision_stay_until_the_backward_pass() -> None:
+    def activations(precision: str, device: str = "cuda", **fields: object) -> float:
+        return memory_of(
+            run(2, 2, precision=precision, **MINI, **fields), device=device
+        ).activations
+
+    copies = 2 * 6 * 12 * 384**2  # two bytes of each weight of the blocks' products
+    without = {"strategy": "fsdp"}  # its gathered weights have low precision, and are freed
+    difference = activations("bf16") - activations("bf16", **without)
+    assert difference == copies == model_cost(run(2, 2, precision="bf16", **MINI)).copy_bytes
+    assert activations("bf16", reshard_after_forward=False, **without) == activations("bf16")
+    assert activations("bf16", "cpu", **without) == activations("bf16", "cpu")
+    assert activations("fp32") == activations("fp32", **without)
 
 
 def test_activations_follow_the_micro_batch_and_checkpointing_keeps_one_block() -> None:
