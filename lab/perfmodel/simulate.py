@@ -181,7 +181,9 @@ def predict(
         "straggler": straggler,
         "call_overhead": conditions.call_s,
     }
-    avoidable = {name: parts[name] for name in parts if name not in {"forward", "backward"}}
+    # One device must update its weights; of several, each updates all of them again.
+    needed = {"forward", "backward", *(("optimizer",) if ranks == 1 else ())}
+    avoidable = {name: parts[name] for name in parts if name not in needed}
     costliest = max(avoidable, key=lambda name: avoidable[name])
     width = half_width(
         (

@@ -74,9 +74,9 @@ def step(sharing: str, links: Links, data: int = 2, **more: object) -> Predictio
 def test_one_device_is_its_own_step() -> None:
     prediction = step("ddp", flat(1), data=1)
     assert prediction.step_s == PROFILE.step_s() == 7.0
-    assert (
-        prediction.communication_s == prediction.exposed_s == 0 and prediction.limit == "optimizer"
-    )
+    assert prediction.communication_s == prediction.exposed_s == 0
+    assert prediction.limit == "compute", "its optimizer is no avoidable part"
+    assert step("ddp", flat(2, rate=1e9)).limit == "optimizer", "each rank updates all weights"
 
 
 def test_buckets_hide_behind_the_backward_pass() -> None:
