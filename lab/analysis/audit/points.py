@@ -168,6 +168,20 @@ class Curve:
         own = [ratio for point in self.points if (ratio := point.speedup / point.gain) > 0]
         return least if own and abs(float(np.median(own)) - 1) < ROUNDING else 1.0
 
+    @cached_property
+    def grows(self) -> bool:
+        """Whether the quoted speedups say that the work of a step grows with the ranks, although no
+        batch does: then they are N times the ratio of the times."""
+        if self.per != "step" or self.scaling:
+            return False
+        ratios = [
+            point.speedup * point.time / (point.base.time * point.ideal)
+            for point in self.points
+            if point.base is not None and abs(point.base.speedup - 1) < ROUNDING
+        ]
+        known = _known(ratios)
+        return len(known) > 1 and all(abs(ratio - 1) < ROUNDING for ratio in known)
+
     @property
     def _over_another(self) -> bool:
         """Whether more ranks are also quoted at 1 although they are far faster: then the quoted
@@ -277,8 +291,8 @@ class Point:
     def work(self) -> float:
         """The samples that its time covers, relative to the baseline's.
 
-        The samples of a step are its batch. An epoch or a total has the same samples, except in
-        weak scaling, which is declared or follows from rate times time.
+        The samples of a step are its batch, if it is known. An epoch or a total has the same
+        samples, except in weak scaling, which is declared or follows from rate times time.
         """
         base, per = self.base, self.curve.per
         if base is None:
@@ -287,11 +301,12 @@ class Point:
             ratio = self.global_batch_size / (base.global_batch_size or math.nan)
             if math.isfinite(ratio):
                 return ratio
-        else:
-            done = base.rate * base.time
-            ratio = self.rate * self.time / done if done > 0 else math.nan
-            if abs(ratio / self.ideal - 1) < ROUNDING:
-                return ratio
+            if self.curve.grows:
+                return self.ideal
+        done = base.rate * base.time
+        ratio = self.rate * self.time / done if done > 0 else math.nan
+        if abs(ratio / self.ideal - 1) < ROUNDING:
+            return ratio
         return self.ideal if self.curve.scaling == "weak" else 1.0
 
     @cached_property
