@@ -95,7 +95,8 @@ WORDS = {
 ENGLISH = {word: english for english, words in WORDS.items() for word in words.split()}
 KNOWN = re.compile("|".join(sorted(ENGLISH, key=len, reverse=True)), re.IGNORECASE)
 ALONE = re.compile(r"(?:单机)?单卡$")  # a number of ranks, and not a rate's "per GPU"
-REST = re.compile(r"[\u3040-\u30ff\u4e00-\u9fff]+")
+# Words in Chinese, Japanese, Korean and Cyrillic.
+REST = re.compile(r"[\u0400-\u052f\u3040-\u30ff\u4e00-\u9fff\uac00-\ud7a3]+")
 ASIDE = re.compile(r"[(（][^()（）]*unknown[^()（）]*[)）]")
 
 

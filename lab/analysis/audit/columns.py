@@ -38,7 +38,7 @@ NUMBERS = {
     "world_size": r"world(_?size)?|((n|num|nr|no|number_of|total|count_of|of)_?)*"
     r"((cpu|gpu|mpi|cuda|nvidia|amd)_)?"
     r"(gpus|[hint]pus|ranks|procs|processes|devices|accelerators|tasks|cards|chips|gcds)"
-    r"(_(total|count|used))?|(n|num|number_of)_[abghv]\d{1,2}0s?|(n|num|number_of)_?([ghint]pu|proc|rank)|([ghint]pu|rank|process|device|accelerator|card|chip)s?_?(count|nums?|number)|nprocs?|np|n|p|gpu"
+    r"(_(total|count|used))?|(n|num|number_of)_[abghv]\d{1,2}0s?|(n|num|number_of)_?([ghint]pu|proc|rank)|(total_)?([ghint]pu|rank|process|device|accelerator|card|chip)s?_?(count|nums?|number)|nprocs?|np|n|p|gpu"
     r"|workers|mpi_(ranks|size)|parallelism_degree",
     "nodes": r"((n|num|number_of|of)_?)*(nodes|servers|hosts|machines)|nnodes"
     r"|(nodes?|machine|server|host)s?_(count|num)",
@@ -74,7 +74,7 @@ NUMBERS = {
     "peak_flops": r"(.*_)?peak_(.*_)?[tp]?flops?(_.*)?|(.*_)?[tp]?flops?_peak(_.*)?",
     "rate_per_rank": rf"(.*_)?({THINGS})_(per_)?({SECOND})_(per_)?({RANK})s?(_.*)?"
     rf"|(.*_)?({THINGS})_(per_)?({RANK})_(per_)?({SECOND})"
-    rf"|(.*_)?throughput_(.*_)?per_({RANK})(_.*)?|per_({RANK})_throughput(_.*)?|tgs|tpgps|rate_per_rank"
+    rf"|(.*_)?throughput_(.*_)?per_({RANK})(_.*)?|per_({RANK})_throughput(_.*)?|({THINGS})_per_p_per_s|tgs|tpgps|rate_per_rank"
     rf"|(tps|ips|qps)_per_({RANK})",
     "rate": rf"(.*_)?({THINGS})_(per_)?({SECOND})(_.*)?|(.*_)?through?(pu|tu|uthpu|thpu)t(_.*)?"
     r"|rate|ips|qps|tps|sps|(.*_)?fps|(.*_)?(ns|ps)_per_day|sypd",

@@ -175,10 +175,20 @@ class Observations:
                 return math.nan
         return GRADIENT_BYTES * point.parameters
 
-    @property
+    @cached_property
     def points(self) -> list[Point]:
         """The points of all curves."""
         return [point for curve in self.curves for point in curve.points]
+
+    @cached_property
+    def ones(self) -> list[Point]:
+        """The points that quote a speedup or an efficiency of 1, in ascending world size."""
+        ones = (
+            point
+            for point in self.points
+            if abs(point.speedup - 1) < ROUNDING or abs(point.efficiency - 1) < ROUNDING
+        )
+        return sorted(ones, key=lambda point: point.world_size)
 
     def rows_of(self, point: Point) -> pd.DataFrame:
         """The rows that make up a point."""

@@ -25,6 +25,8 @@ def is_plausible(canonical: str, column: str, texts: pd.Series) -> bool:
     if canonical == "version" and not re.search("version|date", stem):
         # Below "PyTorch" there may also be rates.
         return bool((numbers(texts).fillna(0.0) < LARGEST_VERSION).all())
+    if canonical in TIMES and texts.str.contains("%").any():
+        return False
     if canonical == "time" and texts.str.fullmatch(NUMBER).all():
         return bool(numbers(texts).median() < TIMESTAMP)
     if canonical in {"precision", "compile"}:
@@ -76,7 +78,7 @@ def is_place(column: str, frame: pd.DataFrame, meanings: Mapping[str, Guess]) ->
     return named and any(
         (one.is_monotonic_increasing or one.is_monotonic_decreasing)
         and one.diff().nunique() > 1  # does not only count the ranks
-        for one in measured
+        for one in (column.dropna() for column in measured)
     )
 
 
@@ -95,10 +97,11 @@ def numbers_devices(values: pd.Series) -> bool:
 
 
 def is_of_model(column: str, texts: pd.Series, meanings: Mapping[str, Guess]) -> bool:
-    """Whether a size such as 7 B is that of a model, in weights, and not of a message in bytes."""
+    """Whether a size such as 7 B is that of a model or data set, and not of a message in bytes."""
     of_model = any(meaning.canonical in OF_TRAINING for meaning in meanings.values())
+    named = any(meaning.canonical in {"model", "dataset"} for meaning in meanings.values())
     counted = bool(texts.str.fullmatch(r"(?:\d+x)?[\d.]+\s*[bBmM]").all())
-    return parse_name(column).stem == "size" and of_model and counted
+    return parse_name(column).stem == "size" and (named or (of_model and counted))
 
 
 def is_of_another(column: str, frame: pd.DataFrame, meanings: Mapping[str, Guess]) -> bool:

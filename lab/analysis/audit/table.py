@@ -336,7 +336,7 @@ def _tidy(
         if canonical in ROUNDED and column not in mapped:
             cells = cells.where(~cells.astype(str).str.match(BOUND))
         if canonical == "bytes" and is_of_model(column, known, meanings):
-            if "model" in _canonicals(meanings):
+            if {"model", "dataset"} & set(_canonicals(meanings)):
                 continue
             canonical = "model"
         if canonical == "scaling":

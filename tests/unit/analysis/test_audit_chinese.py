@@ -23,10 +23,10 @@ def broken(result: Audit) -> set[str]:
 @pytest.mark.parametrize(
     ("canonical", "names"),
     {
-        "world_size": ["卡数", "GPU数", "NPU数量", "GPU 番号"],
+        "world_size": ["卡数", "总卡数", "GPU数", "NPU数量", "GPU 番号"],
         "nodes": ["节点数"],
         "rate": ["吞吐量 (img/s)", "总吞吐", "性能(fps)"],
-        "rate_per_rank": ["单卡吞吐量 (tok/s)"],
+        "rate_per_rank": ["单卡吞吐量 (tok/s)", "token/p/s"],
         "speedup": ["加速比", "实际加速比"],
         "efficiency": ["扩展效率", "线性度"],
         "time": ["训练时间(1000步)", "每步耗时", "时间 (ms)"],
@@ -37,7 +37,7 @@ def broken(result: Audit) -> set[str]:
         "model": ["模型名称"],
         "strategy": ["并行策略"],
         "accuracy": ["准确率"],
-        "": ["理想加速比", "Loss下降幅度", "每个 GPU 内存", "训练速度", "隐藏维度"],
+        "": ["理想加速比", "Loss下降幅度", "每个 GPU 内存", "训练速度", "隐藏维度", "GPU 속도"],
     }.items(),
 )
 def test_names(canonical: str, names: list[str]) -> None:

@@ -681,3 +681,30 @@ def test_values_left_out_are_counted_in_words() -> None:
 def test_steps_of_rates_are_no_work() -> None:
     rows = ["| 1 | 50 | 43,469 tok/s |", "| 4 | 5000 | 152,142 tok/s |"]
     assert broken(pasted(below("| GPUs | Steps | Throughput |", *rows))) == set()
+
+
+@pytest.mark.parametrize(("rate", "faults"), [("3413", set()), ("4413", {"quoted-against-own"})])
+def test_rates_times_times_of_steps_of_a_batch_per_card(rate: str, faults: set[str]) -> None:
+    head = "| model | cards | batch size | ms/step | img/s |"
+    rows = [f"| resnet50 | 8 | 32 | 74.52 | {rate} |", "| vgg13 | 8 | 32 | 30.15 | 8491 |"]
+    assert broken(pasted(below(head, *rows))) == faults
+
+
+def test_places_on_a_list_with_gaps() -> None:
+    rows = ["| 1 | Team A | 11.2 | |", "| 2 | Team B | / | 18.6 |", "| 3 | Team C | 24.8 | 23.5 |"]
+    rows.append("| 4 | Team D | 26.1 | 40.1 |")
+    assert not pasted(below("| Rank | Team | Track 1 | Track 2 |", *rows)).reading
+
+
+def test_sizes_of_models_and_data_sets() -> None:
+    rows = ["| tiny | 97.7 | 95.3 | 111 |", "| big | 98.1 | 89.4 | 293 |"]
+    reading = pasted(below("| Backbone | Top-1 Acc(%) | Latency(ms) | Size(M) |", *rows)).reading
+    assert "bytes" not in reading.values()
+    rows = ["| cats | 800MB | 8 min |", "| plants | 1.5GB | 15 min |"]
+    reading = pasted(below("| Dataset | Size | Time per epoch |", *rows)).reading
+    assert "bytes" not in reading.values()
+
+
+def test_a_share_is_no_time() -> None:
+    rows = ["| ours | 0.11% |", "| theirs | 0.29% |"]
+    assert not pasted(below("| Item | FU-kernel time |", *rows)).reading

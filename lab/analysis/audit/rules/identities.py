@@ -144,7 +144,7 @@ def _batches(frame: pd.DataFrame, layout: pd.Series, observations: Observations)
 )
 def quoted_against_own(observations: Observations) -> Iterator[Fault]:
     """A quoted speedup, efficiency, total or rate that the table's own numbers contradict."""
-    checked = False
+    checked, given = False, set(observations.given)
     for point in observations.points if observations.kind != "collectives" else ():
         own = point.gain == point.gain and point.base is not None
         quotes = point.speedup > 0 or point.efficiency > 0
@@ -161,7 +161,7 @@ def quoted_against_own(observations: Observations) -> Iterator[Fault]:
             compared, fault = _ratios(rows, kind, observations)
             checked = checked or compared > 0
             yield from fault
-    if {"rate", "rate_per_rank", "world_size"} <= set(observations.given):
+    if {"rate", "rate_per_rank", "world_size"} <= given:
         units = [
             UNIT.findall(normal(observations.given[name])) for name in ("rate", "rate_per_rank")
         ]
@@ -169,7 +169,7 @@ def quoted_against_own(observations: Observations) -> Iterator[Fault]:
             checked = True
             yield from _totals(observations.frame)
     if observations.kind == "table" and {"rate", "time"} <= observations.known:
-        batch = observations.per == "step" and "global_batch_size" in observations.given
+        batch = observations.per == "step" and {"global_batch_size", "batch"} & given
         compared, fault = _steps(observations) if batch else (0, iter(()))
         checked = checked or compared > 0
         yield from fault
@@ -249,9 +249,11 @@ def _steps(observations: Observations) -> tuple[int, Iterator[Fault]]:
     frame = observations.frame
     done = frame["rate"] * frame["time"]
     lengths = pd.to_numeric(frame["sequence_length"].str.replace(",", ""), errors="coerce")
-    of_tokens = frame["global_batch_size"] * lengths
+    # A batch may be that of a rank.
+    batches = [frame[name] for name in ("global_batch_size", "batch") if name in observations.given]
+    batches += [batch * frame["world_size"] for batch in batches if batch.name == "batch"]
     digits = frame["rate_rounding"].fillna(0.0) + frame["time_rounding"].fillna(0.0)
-    for work in (of_tokens, frame["global_batch_size"]):
+    for work in (*(batch * lengths for batch in batches), *batches):
         gap = (done / work - 1).abs()
         wrong = gap > digits.clip(lower=QUOTED)
         if gap.notna().any() and wrong.sum() <= gap.notna().sum() / 2:

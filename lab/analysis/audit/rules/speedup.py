@@ -7,8 +7,8 @@ from collections.abc import Iterator, Sequence
 from itertools import product
 from typing import get_args
 
-from lab.analysis.audit.observations import Observations, UncheckedError
-from lab.analysis.audit.points import ROUNDING, Curve, Point
+from lab.analysis.audit.observations import MOST_REFERENCES, Observations, UncheckedError
+from lab.analysis.audit.points import Curve, Point
 from lab.analysis.audit.rule import Fault, Severity, rule, seconds
 from lab.records.schema import FOREIGN_SHARE
 
@@ -189,21 +189,26 @@ def _missing(curve: Curve, observations: Observations) -> Iterator[Fault]:
             "note",
         )
         return
-    if table and observations.compares_layouts:
-        fewer = (point for point in observations.points if point.world_size < n)
-        if any(abs(value - 1) < ROUNDING for p in fewer for value in (p.speedup, p.efficiency)):
-            yield Fault(
-                smallest.labels,
-                f"There is no run at world size 1{where}: the speedups quoted there are relative "
-                "to a run on fewer ranks with another layout.",
-                "Say so beside every speedup.",
-                "note",
-            )
-            return
-    ones = [point for point in observations.points if point.world_size == point.speedup == 1]
+    ones = observations.ones
+    if table and ones and ones[0].world_size < n and observations.compares_layouts:
+        yield Fault(
+            smallest.labels,
+            f"There is no run at world size 1{where}: the speedups quoted there are relative "
+            "to a run on fewer ranks with another layout.",
+            "Say so beside every speedup.",
+            "note",
+        )
+        return
+    if len(ones) > MOST_REFERENCES:
+        ones = []  # one of them has any ratio by chance
     own = [point for point in of_ranks if point.speedup > 0]
     explained = (
-        any(one.strategy == point.strategy and point.is_quoted_over(one) for one in ones)
+        any(
+            one.world_size == one.speedup == 1
+            and one.strategy == point.strategy
+            and point.is_quoted_over(one)
+            for one in ones
+        )
         for point in own
     )
     if table and own and all(explained):
