@@ -7,14 +7,16 @@ import unicodedata
 from functools import cache
 from typing import NamedTuple
 
+from lab.analysis.audit.chinese import in_english
 from lab.analysis.audit.values import BYTE_UNITS, COUNT_UNITS, TIME_UNITS
 
 THINGS = (
     "samples?|images?|imgs?|tokens?|toks?|examples?|sequences?|seqs?|items?|records?|sentences?"
     "|sents?|words?|frames?|utterances?|utts?|mels?|queries|requests?|instances?|graphs?"
-    "|molecules?|pixels?|chars?|characters?|users?|interactions?"
+    "|molecules?|pixels?|chars?|characters?|users?|interactions?|packets?|reads?|rows?"
+    "|trajs?|trajector(?:y|ies)"
 )
-RANK = "gpu|rank|device|worker|chip|card|accelerator|process|proc"
+RANK = "[ghint]pu|rank|device|dev|worker|chip|card|accelerator|process|proc"
 SECOND = "s|secs?|seconds?"
 # Canonical columns and their usual names. NUMBERS and then TEXTS match the whole stem of a name, in
 # this order; PARTS of a step (in s) match anywhere in the name of a time.
@@ -36,7 +38,7 @@ NUMBERS = {
     "world_size": r"world(_?size)?|((n|num|nr|no|number_of|total|count_of|of)_?)*"
     r"((cpu|gpu|mpi|cuda|nvidia|amd)_)?"
     r"(gpus|[hint]pus|ranks|procs|processes|devices|accelerators|tasks|cards|chips|gcds)"
-    r"(_(total|count|used))?|(n|num|number_of)_[abghv]\d{1,2}0s?|(n|num)_?([ghint]pu|proc|rank)|(gpu|rank|process|device|accelerator)_?(count|nums?|number)|nprocs?|np|n|p|gpu"
+    r"(_(total|count|used))?|(n|num|number_of)_[abghv]\d{1,2}0s?|(n|num|number_of)_?([ghint]pu|proc|rank)|(total_)?([ghint]pu|rank|process|device|accelerator|card|chip)s?_?(count|nums?|number)|nprocs?|np|n|p|gpu"
     r"|workers|mpi_(ranks|size)|parallelism_degree",
     "nodes": r"((n|num|number_of|of)_?)*(nodes|servers|hosts|machines)|nnodes"
     r"|(nodes?|machine|server|host)s?_(count|num)",
@@ -53,14 +55,14 @@ NUMBERS = {
     },
     "global_batch_size": r"(glob(al)?|total|effective|overall)_(mini_?)?(batch(_?size)?|bsz?)|gbs",
     "micro_batch_size": r"((per|local|mic(ro)?|device|gpu|rank)_)+(device_|gpu_|rank_|worker_)?"
-    r"(train_)?(batch(_?size)?|bsz?)|micro_?batch(_?size)?|mbs"
+    r"(train_|micro_?)?(batch(_?size)?|bsz?)|micro_?batch(_?size)?|mbs"
     r"|(batch(_?size)?|bsz?)_(per|on_each|local)(_[a-z]+)?|microbatch"
     rf"|(samples|images|imgs|ims|sequences)_per_({RANK})"
     r"|(concat(enated)?_)?(local_)?batch(_size|es)?_per_[a-z]+|local_batch(_size)?|lbs",
     "rank_batch_size": r"accum(ulated|ulation)?_batch(_?size)?_per_[a-z]+",
     "batch": r"(mini_?|train_?)?batch(_?size)?|bsz?|(.*_)?batch(_size)?",
     "grad_accum": r"(grad(ient)?s?_)?accum(ulat(ion|e))?s?(_(steps?|iters|factor))?|gas?"
-    r"|grad(ient)?s?_acc(_(steps|iters))?|((n|num)_)?micro_?batches|pp_chunks",
+    r"|grad(ient)?s?_acc(_(steps|iters))?|((n|num)_)?micro_?batches|pp_chunks|micro_num",
     "samples": r"((n|num|total|train|training)_)*samples|dataset_size|(n|num)_examples",
     "steps": r"((n|num|total|optimizer)_)*(steps|iterations|iters)",
     "warmup": r"warm_?up(_(steps|iters|iterations|epochs))?",
@@ -72,9 +74,10 @@ NUMBERS = {
     "peak_flops": r"(.*_)?peak_(.*_)?[tp]?flops?(_.*)?|(.*_)?[tp]?flops?_peak(_.*)?",
     "rate_per_rank": rf"(.*_)?({THINGS})_(per_)?({SECOND})_(per_)?({RANK})s?(_.*)?"
     rf"|(.*_)?({THINGS})_(per_)?({RANK})_(per_)?({SECOND})"
-    rf"|(.*_)?throughput_(.*_)?per_({RANK})(_.*)?|per_({RANK})_throughput(_.*)?|tgs",
+    rf"|(.*_)?throughput_(.*_)?per_({RANK})(_.*)?|per_({RANK})_throughput(_.*)?|({THINGS})_per_p_per_s|tgs|tpgps|rate_per_rank"
+    rf"|(tps|ips|qps)_per_({RANK})",
     "rate": rf"(.*_)?({THINGS})_(per_)?({SECOND})(_.*)?|(.*_)?through?(pu|tu|uthpu|thpu)t(_.*)?"
-    r"|rate|ips|qps|tps|(.*_)?(ns|ps)_per_day|sypd",
+    r"|rate|ips|qps|tps|sps|(.*_)?fps|(.*_)?(ns|ps)_per_day|sypd",
     "flops_per_rank": rf"(model_|achieved_)?[tp]flops?(_(per_)?({SECOND}))?_(per_)?({RANK})s?",
     "flops": rf"(model_|achieved_)?[tp]flops?(_(per_)?({SECOND}))?",
     "algbw": r"(alg|algorithm)_?(bw|bandwidth)",
@@ -101,16 +104,18 @@ NUMBERS = {
 OTHERWISE = {
     "efficiency": r"energy|power|memory|flops?|hardware|compute|cost|model|gpu|util",
     "accuracy": r"perplexity|ppl|bleu|error|loss|wer|mae|rmse|std",
-    "rate": r"inference|speed_?up|improve|increase|gain|ratio|relative",
+    "rate": r"inference|speed_?up|improve|increase|gain|ratio|relative|_per_(usd|dollar|watt|w)"
+    r"|(^|_)(p\d\d|\d+_percent|percentile)(_|$)",  # what it costs, and of the fastest or slowest
     "speedup": r"inference|without|_w_o_|block|group",  # of a setting
-    "loss": r"dropped|packet",
+    "loss": r"dropped|packet|reduction|improvement|unknown",
     # Not what a rank uses: a rate or a share, another memory, or what a GPU has.
     "memory": r"bandwidth|bw|util|percent|free|avail|cpu|host|node|system|total|capacity|size|limit"
     r"|saved|reduction|clock|bound",
 }
 # Values that were not measured.
 IDEAL = (
-    r"(^|_)(ideal|linear|perfect|theoretical|expected|predicted|estimated|simulated|target)(_|$)"
+    r"(^|_)(ideal|linear|perfect|theoretical|expected|predicted|projected|estimated|simulated"
+    r"|target)(_|$)"
 )
 TEXTS = {
     "rank": r"(global_)?rank(_id)?|gpu_(id|index)|proc(ess)?(_id)?|device_(id|index)|worker_id|pe",
@@ -168,6 +173,7 @@ COLUMNS = (*NUMERIC, *TEXTS)
 
 MEANS = {"mean", "avg", "average"}
 SPREADS = {"std", "stdev", "stddev", "sd", "stderr", "sem"}
+GREEK = {"σ": " std ", "μ": " mean "}
 MAXIMA = {"max", "slowest"}
 STATISTICS = MEANS | SPREADS | MAXIMA | {"median"}
 BANDWIDTHS = {"gb_per_s": 1e9, "gbs": 1e9, "mb_per_s": 1e6, "gib_per_s": 2.0**30}
@@ -213,9 +219,10 @@ WHOLE = (
 # Ranks in the words of column names and strategies.
 WORDS = {"one": 1, "single": 1, "two": 2, "three": 3, "four": 4, "eight": 8, "sixteen": 16}
 PARALLEL = (
-    r"dp|ddp|fsdp\d?|zero\d?|deepspeed|horovod|mpi|tp|pp|sp|cp|ulysses|parallel|multi|openmp|omp"
+    r"dp|ddp|[fh]sdp\d?|zero\d?|deepspeed|horovod|mpi|tp|pp|sp|cp|ulysses|parallel|multi|openmp|omp"
     r"|multigpu"
 )
+NOTHING = re.compile(r"zero[ _-]?(?:copy|shot|bubble|overhead|padding)")  # no sharding
 SERIAL = r"serial|single|sequential|one"
 NO_VARIANT = {"gpu", "gpus", "gpu_s", "baseline", "no", "s", "with", "without", *WORDS}
 FOOTNOTE = re.compile(r"<sup>.*?</sup>|(?<=\w)\s*\[\d\]$|<[^<>]*>")
@@ -255,13 +262,16 @@ class Guess(NamedTuple):
 def normal(name: str) -> str:
     """A name in lower snake case, `#` as n, `/` as per, `%` as percent."""
     # Camel case is split, but neither "GiB" nor "ZeRO".
-    text = re.sub(r"(?<=[a-z])(?!(?<=[KMGT]i)B|(?<=Ze)RO)(?=[A-Z])", "_", str(name).strip()).lower()
+    text = in_english(str(name).strip())
+    text = re.sub(r"(?<=[a-z])(?!(?<=[KMGT]i)B|(?<=Ze)RO)(?=[A-Z])", "_", text).lower()
+    text = re.sub(r"(?<=\s)[σμ](?!\w)", lambda sign: GREEK[sign.group()], text)
     text = FOOTNOTE.sub("", text.replace("µ", "u").replace("μ", "u"))
     # "Accélération" is no "acc", an accuracy.
     text = "".join(c for c in unicodedata.normalize("NFD", text) if not unicodedata.combining(c))
     # Without the brackets, "min" would be read as the minimum.
     text = re.sub(r"[\[(]\s*min\.?\s*[\])]$", " minutes", text)
     text = text.replace("%", " percent ").replace("#", " n ").replace("/", " per ")
+    text = text.replace("$", " usd ")
     return TOKEN.sub("_", text).strip("_")
 
 
@@ -395,7 +405,15 @@ def _time(name: Name) -> Guess | None:
 
 def is_parallel(strategy: str) -> bool:
     """Whether a word in a strategy's name means that it runs on several ranks."""
-    return any(re.fullmatch(PARALLEL, token) for token in TOKEN.split(strategy))
+    words = NOTHING.sub("", strategy)
+    return any(re.fullmatch(PARALLEL, token) for token in TOKEN.split(words))
+
+
+def is_serial(strategy: str) -> bool:
+    """Whether a word in a strategy's name means that it runs on one rank."""
+    return any(
+        re.fullmatch(rf"{SERIAL}|baseline|base|none", token) for token in TOKEN.split(strategy)
+    )
 
 
 @cache

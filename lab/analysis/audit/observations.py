@@ -12,6 +12,7 @@ from typing import Any, Literal
 import numpy as np
 import pandas as pd
 
+from lab.analysis.audit.columns import LAYOUT, normal, residue
 from lab.analysis.audit.points import ROUNDING, Curve, Point, columns_of, point_of
 from lab.config.strategies import SETTINGS
 
@@ -19,12 +20,14 @@ from lab.config.strategies import SETTINGS
 HELD = {"strong": "global_batch_size", "weak": "micro_batch_size", "none": "global_batch_size"}
 # How ranks work together. On one rank it has no effect, so all its values share a baseline.
 STRATEGY_KEYS = ("key:strategy", *(f"key:{name}" for name in SETTINGS))
+LAYOUT_KEYS = {f"key:{name}" for name in (*LAYOUT, "strategy", "sharding", "interleave")}
 REPEATED = {"key:seed"}  # runs of a table that differ only in this are repeats
 BATCHES = {"global_batch_size": "batch", "batch": "batch", "micro_batch_size": "batch per rank"}
 NUMBERS = BATCHES | {"grad_accum": "accumulation"}  # in the names of curves
 MOST_REFERENCES = 20  # rows or curves that a quoted speedup may be over
 GRADIENT_BYTES = 4  # of a parameter in fp32
 FULL_PRECISION = re.compile(r"|(f|fp|float)[ _-]?32|tf[ _-]?32|full|single|no|none|false|off")
+OVER = re.compile(r"_(?:vs|versus|over|against|relative_to|compared_to)_(.+)")
 ROW = "row of the table"  # its number from 1, if one row becomes several
 # Strings of Arrow, the default where it is installed, take longer in tables of any size: most
 # operations convert them to Python's and back.
@@ -172,10 +175,20 @@ class Observations:
                 return math.nan
         return GRADIENT_BYTES * point.parameters
 
-    @property
+    @cached_property
     def points(self) -> list[Point]:
         """The points of all curves."""
         return [point for curve in self.curves for point in curve.points]
+
+    @cached_property
+    def ones(self) -> list[Point]:
+        """The points that quote a speedup or an efficiency of 1, in ascending world size."""
+        ones = (
+            point
+            for point in self.points
+            if abs(point.speedup - 1) < ROUNDING or abs(point.efficiency - 1) < ROUNDING
+        )
+        return sorted(ones, key=lambda point: point.world_size)
 
     def rows_of(self, point: Point) -> pd.DataFrame:
         """The rows that make up a point."""
@@ -196,7 +209,18 @@ class Observations:
     @cached_property
     def quoted_over_settings(self) -> set[str]:
         """Labels of points whose quoted speedup is that of their settings, not of their ranks: over
-        a row at as many ranks that quotes 1 or nothing, and of those rows."""
+        a row at as many ranks that quotes 1 or nothing, and of those rows. If the name of the
+        column tells a setting, such as "Speedup vs GPipe", these are all."""
+        named = OVER.search(normal(self.given.get("speedup", "")))
+        if (
+            named
+            and residue(named[1])
+            and any(
+                named[1] in {normal(value) for value in self.frame[key].unique()}
+                for key in self.keys
+            )
+        ):
+            return {label for point in self.points for label in point.labels}
         at_size: dict[float, list[Point]] = {}
         for point in self.points:
             if point.base is None or not abs(point.base.speedup - 1) < ROUNDING:
@@ -211,6 +235,11 @@ class Observations:
                 for one in (point, *over) if over else ():
                     labels.update(one.labels)
         return labels
+
+    @cached_property
+    def compares_layouts(self) -> bool:
+        """Whether its rows differ in nothing but how ranks work together, and in their number."""
+        return {key for key in self.keys if self.frame[key].nunique() > 1} <= LAYOUT_KEYS
 
     @property
     def compared(self) -> list[tuple[Point, Point]]:

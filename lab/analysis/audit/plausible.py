@@ -8,11 +8,12 @@ from collections.abc import Mapping
 import numpy as np
 import pandas as pd
 
-from lab.analysis.audit.columns import TIMES, Guess, parse_name, setting_of
+from lab.analysis.audit.columns import TIMES, Guess, normal, parse_name, setting_of
 from lab.analysis.audit.points import ROUNDING
 from lab.analysis.audit.values import NUMBER, TIME_UNITS, numbers
 
 FAR_BEYOND = 1.5  # no efficiency
+TIMESTAMP = 1e9  # seconds since 1970, and more than a training takes
 LARGEST_VERSION = 40  # but containers are named after years and months
 OF_TRAINING = {"model", "dp", "tp", "pp", "global_batch_size", "micro_batch_size"}
 MOSTLY = 0.5  # of the gaps between the steps of a log are equal
@@ -24,6 +25,13 @@ def is_plausible(canonical: str, column: str, texts: pd.Series) -> bool:
     if canonical == "version" and not re.search("version|date", stem):
         # Below "PyTorch" there may also be rates.
         return bool((numbers(texts).fillna(0.0) < LARGEST_VERSION).all())
+    if canonical in TIMES and texts.str.contains("%").any():
+        return False
+    if canonical == "time" and texts.str.fullmatch(NUMBER).all():
+        return bool(numbers(texts).median() < TIMESTAMP)
+    if canonical in {"precision", "compile"}:
+        times = numbers(texts, units=TIME_UNITS).where(~texts.str.fullmatch("[01]"))
+        return not (len(texts) > 0 and times.notna().all())
     if canonical == "speedup" and texts.str.contains("%").all():
         return bool((numbers(texts).dropna() >= 1).all())  # one of 12 % is an increase
     if canonical == "gpu" and re.fullmatch("systems?", stem):
@@ -70,15 +78,30 @@ def is_place(column: str, frame: pd.DataFrame, meanings: Mapping[str, Guess]) ->
     return named and any(
         (one.is_monotonic_increasing or one.is_monotonic_decreasing)
         and one.diff().nunique() > 1  # does not only count the ranks
-        for one in measured
+        for one in (column.dropna() for column in measured)
     )
 
 
+def is_of_samples(column: str, frame: pd.DataFrame) -> bool:
+    """Whether a column called n counts the samples of a mean, or the columns of a matrix."""
+    others = {normal(name) for name in frame.columns}
+    statistics = r"(?:.*_)?(?:mean|std|sd|sem|p)(?:_.*)?"
+    return normal(column) == "n" and (
+        others >= {"m", "k"} or any(re.fullmatch(statistics, other) for other in others)
+    )
+
+
+def numbers_devices(values: pd.Series) -> bool:
+    """Whether a column called GPU numbers them from 0, each in a row of its own."""
+    return len(values) > 1 and values.tolist() == list(range(len(values)))
+
+
 def is_of_model(column: str, texts: pd.Series, meanings: Mapping[str, Guess]) -> bool:
-    """Whether a size such as 7 B is that of a model, in weights, and not of a message in bytes."""
+    """Whether a size such as 7 B is that of a model or data set, and not of a message in bytes."""
     of_model = any(meaning.canonical in OF_TRAINING for meaning in meanings.values())
-    counted = bool(texts.str.fullmatch(r"[\d.]+\s*[bBmM]").all())
-    return parse_name(column).stem == "size" and of_model and counted
+    named = any(meaning.canonical in {"model", "dataset"} for meaning in meanings.values())
+    counted = bool(texts.str.fullmatch(r"(?:\d+x)?[\d.]+\s*[bBmM]").all())
+    return parse_name(column).stem == "size" and (named or (of_model and counted))
 
 
 def is_of_another(column: str, frame: pd.DataFrame, meanings: Mapping[str, Guess]) -> bool:

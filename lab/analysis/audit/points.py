@@ -17,7 +17,8 @@ import pandas as pd
 from lab.analysis.audit.columns import NUMERIC, ROUNDED, residue
 
 ROUNDINGS = tuple(f"{name}_rounding" for name in ROUNDED)
-CARRIED = (*NUMERIC, *ROUNDINGS, "total_steps", "foreign_share")  # from rows to points
+# From rows to points, in order.
+CARRIED = dict.fromkeys((*NUMERIC, *ROUNDINGS, "total_steps", "foreign_share"))
 FEW_EPOCHS = 3  # with fewer, the first counts too
 CERTAINLY_MORE = 1.3
 QUOTED = 0.05  # rounding explains no more, once the last digits of both are allowed for
@@ -50,7 +51,8 @@ def point_of(curve: Curve, size: float, strategy: str, rows: Cells, kind: str) -
         if kind == "table" and len(apart) < len(every):
             means, of_means = [row for row in every if rows["aggregate"][row]], "time"
     index = _measurements(rows)
-    values = {name: median(known) for name in CARRIED if (known := _known(rows.get(name, ())))}
+    carried = ((name, _known(cells)) for name, cells in rows.items() if name in CARRIED)
+    values = {name: median(known) for name, known in carried if known}
     repeats = {rows["repeat"][row] for row in own if _is_known(rows["repeat"][row])}
     ranked = bool(_known(rows["rank"][row] for row in own))
     if len(own) <= 2 or (len(repeats) <= 1 and ranked):
@@ -168,6 +170,20 @@ class Curve:
         own = [ratio for point in self.points if (ratio := point.speedup / point.gain) > 0]
         return least if own and abs(float(np.median(own)) - 1) < ROUNDING else 1.0
 
+    @cached_property
+    def grows(self) -> bool:
+        """Whether the quoted speedups say that the work of a step grows with the ranks, although no
+        batch does: then they are N times the ratio of the times."""
+        if self.per != "step" or self.scaling:
+            return False
+        ratios = [
+            point.speedup * point.time / (point.base.time * point.ideal)
+            for point in self.points
+            if point.base is not None and abs(point.base.speedup - 1) < ROUNDING
+        ]
+        known = _known(ratios)
+        return len(known) > 1 and all(abs(ratio - 1) < ROUNDING for ratio in known)
+
     @property
     def _over_another(self) -> bool:
         """Whether more ranks are also quoted at 1 although they are far faster: then the quoted
@@ -260,12 +276,17 @@ class Point:
 
     def is_quoted_over(self, other: Point) -> bool:
         """Whether its quoted speedup is the ratio of the other's time to its own, or of rates."""
-        ratios = [
-            other.time / self.time if self.time > 0 else math.nan,
-            self.rate / other.rate if other.rate > 0 else math.nan,
-        ]
-        margin = max(QUOTED, self.rounding + other.rounding)
-        return any(abs(self.speedup / ratio - 1) < margin for ratio in ratios if ratio > 0)
+        speedup, time, rate, rounding = self._quoted
+        _, other_time, other_rate, other_rounding = other._quoted
+        margin = max(QUOTED, rounding + other_rounding)
+        if time > 0 and other_time > 0 and abs(speedup * time / other_time - 1) < margin:
+            return True
+        return rate > 0 and other_rate > 0 and abs(speedup * other_rate / rate - 1) < margin
+
+    @cached_property
+    def _quoted(self) -> tuple[float, float, float, float]:
+        """What is asked for again and again."""
+        return self.speedup, self.time, self.rate, self.rounding
 
     @property
     def rounding(self) -> float:
@@ -277,8 +298,8 @@ class Point:
     def work(self) -> float:
         """The samples that its time covers, relative to the baseline's.
 
-        The samples of a step are its batch. An epoch or a total has the same samples, except in
-        weak scaling, which is declared or follows from rate times time.
+        The samples of a step are its batch, if it is known. An epoch or a total has the same
+        samples, except in weak scaling, which is declared or follows from rate times time.
         """
         base, per = self.base, self.curve.per
         if base is None:
@@ -287,11 +308,12 @@ class Point:
             ratio = self.global_batch_size / (base.global_batch_size or math.nan)
             if math.isfinite(ratio):
                 return ratio
-        else:
-            done = base.rate * base.time
-            ratio = self.rate * self.time / done if done > 0 else math.nan
-            if abs(ratio / self.ideal - 1) < ROUNDING:
-                return ratio
+            if self.curve.grows:
+                return self.ideal
+        done = base.rate * base.time
+        ratio = self.rate * self.time / done if done > 0 else math.nan
+        if abs(ratio / self.ideal - 1) < ROUNDING:
+            return ratio
         return self.ideal if self.curve.scaling == "weak" else 1.0
 
     @cached_property

@@ -9,10 +9,13 @@ from typing import Any, NamedTuple
 
 import pandas as pd
 
+from lab.analysis.audit.chinese import in_english
 from lab.analysis.audit.columns import (
     CLOCKED,
+    IDEAL,
     NUMERIC,
     PARALLEL,
+    RANK,
     SECOND,
     SETTINGS,
     THINGS,
@@ -26,7 +29,14 @@ from lab.analysis.audit.columns import (
     parse_name,
     setting_of,
 )
-from lab.analysis.audit.values import MISSING, TIME_UNITS, duration, numbers, ranks_of
+from lab.analysis.audit.values import (
+    COUNT_UNITS,
+    MISSING,
+    TIME_UNITS,
+    duration,
+    numbers,
+    ranks_of,
+)
 
 RANKS = "gpus?|ranks?|procs?|process(?:es)?|devices?|workers?|cards?|cores?|nodes?"
 BEFORE = re.compile(rf"(?:^|_)(?P<n>\d+|{'|'.join(WORDS)})_?(?:{RANKS}|x)(?=_|$)")
@@ -47,8 +57,12 @@ OF_A_RUN = re.compile(r"(?:^|_)(?:epochs?|steps?|iter(?:ation)?s?|loss)(?=_|$)")
 MAX_RANKS = 1_000_000
 INDEXED = re.compile(r"(?P<what>rank|gpu|device|worker|proc(?:ess)?)_?(?P<n>\d{1,6})(?=_|$)")
 NOTED_RATE = re.compile(rf"throughput|({THINGS})\s*(/|per|a)\s*(s|sec|seconds?)\b", re.IGNORECASE)
+NOTED_PER_RANK = re.compile(
+    rf"\bTGS\b|({THINGS})\b[^.,;|]{{0,20}}(/|\bper)\s*({RANK})\b", re.IGNORECASE
+)
 NOTED_TIME = re.compile(rf"\b({CLOCKED})s?\b", re.IGNORECASE)
 NAMED = 4  # columns in a sentence
+MOST_NAMES = 20  # columns whose words are looked at
 GROWN = 0.5  # of the ranks' own growth: a rate grows like this, a time does not
 MOST_LABELS = 50  # different cells that are looked at
 AGAIN = re.compile(r"(?P<name>.+) \(\d+\)")  # a column of the name of an earlier one
@@ -76,11 +90,12 @@ def hinted_ranks(name: str, notes: Sequence[str]) -> tuple[int, str] | None:
 
 def noted_quantity(name: str, notes: Sequence[str]) -> str:
     """What unnamed numbers are: times if the notes mention one, else rates if they do, else ""."""
-    texts = " ".join([name, *notes])
+    texts = in_english(" ".join([name, *notes]))
     rest = NOTED_RATE.sub("", texts)
     if NOTED_TIME.search(rest):
         return "time"
-    return "rate" if rest != texts else ""
+    rated = "rate_per_rank" if NOTED_PER_RANK.search(texts) else "rate"
+    return rated if rest != texts else ""
 
 
 def turned(frame: pd.DataFrame, mapped: Collection[str]) -> tuple[pd.DataFrame, list[str]]:
@@ -170,8 +185,10 @@ def by_batch(frame: pd.DataFrame, mapped: Collection[str]) -> tuple[pd.DataFrame
 
 
 MEASURED = {"rate", "rate_per_rank", "time", "speedup", "efficiency", "mfu", "hfu"}
+UNIT_OF_RATE = re.compile(r"\d\s*(?:[kmgt](?=\s|i?b))?\s*((?:[a-z]+/s\w*|%|[tp]flops?)(?=\W|$))")
+RATED = re.compile(rf"\d\s*[km]?\s*(?:{THINGS})\s*(?:/|per)\s*(?:{SECOND})\b", re.IGNORECASE)
 BY_CELLS = (
-    ("rate", re.compile(rf"\d\s*[km]?\s*(?:{THINGS})\s*(?:/|per)\s*(?:{SECOND})\b", re.IGNORECASE)),
+    ("rate", RATED),
     ("time", re.compile(r"\d\s*(?:ms|s|sec|seconds|min|minutes|h|hrs?|hours)\b", re.IGNORECASE)),
 )
 Words = tuple[str, ...]
@@ -220,6 +237,7 @@ def by_setting(
         key = tuple(words.get(kind, "") for kind in kinds)
         if _told_apart(named[column]) and key in parts:
             parts[key].setdefault(name, column)
+    _beside(frame, parts, [column for column in free if column not in named])
     rates = any(quantity in {"rate", "rate_per_rank"} for quantity, _ in quantities.values())
     used = {column for part in parts.values() for column in part.values()}
     others = [column for column in frame.columns if column not in used and column not in ratios]
@@ -268,6 +286,26 @@ def by_setting(
     ]
     origins |= {name: [] for name in new}
     return pd.concat(long, ignore_index=True), assumptions, origins
+
+
+def _beside(
+    frame: pd.DataFrame, parts: Mapping[Words, dict[str, str]], columns: Iterable[str]
+) -> None:
+    """Give each setting its own one of the columns of one name, such as a "Speedup" after each."""
+    alike: dict[str, list[str]] = {}
+    for column in columns:
+        again = AGAIN.fullmatch(column)
+        alike.setdefault(again["name"] if again else column, []).append(column)
+    names = list(frame.columns)
+    owners = {column: key for key, part in parts.items() for column in part.values()}
+    for name, group in alike.items():
+        before = [
+            [owner for owner in names[: names.index(one)] if owner in owners] for one in group
+        ]
+        keys = [owners[some[-1]] for some in before if some]
+        if len(group) > 1 and sorted(keys) == sorted(parts):
+            for key, column in zip(keys, group, strict=True):
+                parts[key].setdefault(name, column)
 
 
 def _listed_by_setting(
@@ -356,12 +394,14 @@ def by_world_size(
     """
     columns = [column for column in frame.columns if column not in mapped]
     first = frame[columns[0]] if columns else pd.Series(dtype=str)
-    labels = _first_texts(first)
+    texts = [name for name in columns[:MOST_NAMES] if not _spread(name, "", bare=True)]
+    labels = [label for name in texts for label in _first_texts(frame[name])]
     meanings = {meaning.canonical for label in labels if (meaning := guess(label))}
     of_rows = {"time" if name in TIMES else name for name in meanings & set(NUMERIC)}
-    if len(of_rows) > 1:
-        return frame, []  # a row for each quantity
-    quantity = "".join(of_rows & MEASURED) or quantity
+    units = {unit for name in columns if name not in texts for unit in _units(frame[name])}
+    if len(of_rows) > 1 or of_rows - MEASURED or len(units) > 1:
+        return frame, []  # a row for each quantity, or for losses
+    quantity = "".join(of_rows) or quantity
     bare = not any(_numbers_other(column, first) for column in columns[:1])
     spreads = [spread for column in columns if (spread := _spread(column, quantity, bare=bare))]
     if not _are_multiples(spread for spread in spreads if normal(spread.column).isdecimal()):
@@ -389,7 +429,8 @@ def by_world_size(
             factor = 1.0 if factor is None else factor
             part[f"{canonical}_s"] = numbers(frame[column], units=TIME_UNITS, factor=factor)
         else:
-            part[canonical] = numbers(frame[column], factor=1.0 if factor is None else factor)
+            scale = 1.0 if factor is None else factor
+            part[canonical] = numbers(frame[column], units=COUNT_UNITS, factor=scale)
     long = pd.concat(parts.values(), ignore_index=True)
     return long if long["setting"].any() else long.drop(columns="setting"), [assumption]
 
@@ -456,13 +497,33 @@ def _are_multiples(spreads: Iterable[Spread]) -> bool:
 def _with_quantity(spreads: Sequence[Spread], frame: pd.DataFrame) -> list[Spread]:
     """Unnamed numbers as rates if they grow with the ranks, else as times."""
     unnamed = [spread for spread in spreads if not spread.canonical and spread.world_size > 0]
-    medians = {spread.world_size: numbers(frame[spread.column]).median() for spread in unnamed}
+    values = {
+        spread.world_size: numbers(frame[spread.column], units=COUNT_UNITS) for spread in unnamed
+    }
     quantity = "time"
-    if len(medians) > 1:
-        least, most = min(medians), max(medians)
-        ideal = medians[least] * (most / least - 1)
-        quantity = "rate" if medians[most] - medians[least] > GROWN * ideal else "time"
+    if len(values) > 1:
+        least, most = min(values), max(values)
+        ideal = values[least] * (most / least - 1)
+        grown = (values[most] - values[least]) / ideal
+        quantity = "rate" if grown.median() > GROWN else "time"
+    if any(_are_rates(frame[spread.column]) for spread in unnamed):
+        quantity = "rate"
     return [spread._replace(canonical=spread.canonical or quantity) for spread in spreads]
+
+
+def _units(cells: pd.Series) -> set[str]:
+    """The units of rates and shares in cells, "time" for those of times."""
+    units = {"time" if _name_units(cells) else ""}
+    for text in map(str.lower, _first_texts(cells)):
+        if unit := UNIT_OF_RATE.search(text):
+            units.add(unit[1])
+    return units - {""}
+
+
+def _are_rates(cells: pd.Series) -> bool:
+    """Whether cells are rates with units of their own, such as 12.4k tok/s."""
+    texts = [text for text in _first_texts(cells) if _holds(text) and text.lower() not in MISSING]
+    return bool(texts) and all(RATED.search(text) for text in texts)
 
 
 def _numbers_other(column: str, cells: pd.Series) -> bool:
@@ -487,7 +548,7 @@ def _without(match: re.Match[str]) -> str:
 def _spread(column: str, quantity: str, *, bare: bool) -> Spread | None:
     """A column of a wide table; None for others, and for a bare number unless those are ranks."""
     text = normal(column)
-    if NUMBERED.search(text):
+    if NUMBERED.search(text) or re.search(IDEAL, text):
         return None
     ranks, what = ranks_of(column)
     if ranks > 0 and "precision" not in dict(setting_of(what).words):

@@ -31,10 +31,14 @@ from lab.analysis.audit.plausible import (
     are_shares,
     is_of_another,
     is_of_model,
+    is_of_samples,
     is_place,
     is_plausible,
+    numbers_devices,
 )
 from lab.analysis.audit.values import (
+    BANDWIDTH_UNITS,
+    BRACKETS,
     BYTE_UNITS,
     CELL_TIMES,
     COUNT_UNITS,
@@ -48,6 +52,7 @@ from lab.analysis.audit.values import (
     spread,
 )
 from lab.errors import InputError, Problem, nearest
+from lab.formatting import count
 
 # Rank labels of rows that are statistics over ranks; only means are of use.
 AGGREGATES = {"mean", "avg", "average", "all", "mean over ranks", "overall"}
@@ -80,7 +85,10 @@ UNITS = {
     **dict.fromkeys(TIMES, TIME_UNITS),
     **dict.fromkeys(("bytes", "memory"), BYTE_UNITS),
     **dict.fromkeys(("flops", "flops_per_rank", "peak_flops"), FLOPS_UNITS),
+    **dict.fromkeys(("algbw", "busbw"), BANDWIDTH_UNITS),
 }
+SEVERAL_WORDS = re.compile(r"[^\W\d]+(?:[ -][^\W\d]+)+")
+BOUND = re.compile(r"\s*(?:[<>≤≥]|&[lg]t;)")  # that a value should keep to is no measurement
 MOST_KEY_VALUES = 200
 MOST_ROWS = 2_000_000
 MOST_NODES = 4096
@@ -308,6 +316,15 @@ def _tidy(
                 canonical = "gpu"  # a machine such as 4x A10G
         if canonical == "host" and _counts(cells) and "rank" not in set(_canonicals(meanings)):
             canonical = "nodes"
+        if canonical == "world_size" and column not in mapped:
+            if is_of_samples(column, frame):
+                continue
+            if numbers_devices(numbers(cells)):
+                canonical = "rank"
+        if canonical == "repeat" and _names_settings(cells):
+            canonical = "strategy"  # runs are called after what they try
+            if canonical in _canonicals(meanings):
+                continue
         if canonical in {"strategy", "speedup"} and cells.dropna().str.fullmatch(SCALING).all():
             canonical = "scaling"
         known = cells.dropna().astype(str)
@@ -316,8 +333,10 @@ def _tidy(
             or (canonical == "rank" and is_place(column, frame, meanings))
         ):
             continue
+        if canonical in ROUNDED and column not in mapped:
+            cells = cells.where(~cells.astype(str).str.match(BOUND))
         if canonical == "bytes" and is_of_model(column, known, meanings):
-            if "model" in _canonicals(meanings):
+            if {"model", "dataset"} & set(_canonicals(meanings)):
                 continue
             canonical = "model"
         if canonical == "scaling":
@@ -384,6 +403,12 @@ def _by_precision(frame: pd.DataFrame, meanings: Mapping[str, Guess]) -> dict[st
     return {first: meanings[first], **meanings}
 
 
+def _names_settings(cells: pd.Series) -> bool:
+    """Whether the names of runs tell settings, such as "NVFP4 (bf16 tail)" or "no cache"."""
+    names = [str(name) for name in cells.dropna().unique()[:MOST_KEY_VALUES]]
+    return any(setting_of(name).words or SEVERAL_WORDS.fullmatch(name) for name in names)
+
+
 def _counts(cells: pd.Series) -> bool:
     known = pd.to_numeric(cells.dropna(), errors="coerce")
     return len(known) > 0 and bool(known.between(1, MOST_NODES).all() and (known % 1 == 0).all())
@@ -433,12 +458,12 @@ def _factor(
     known = [text for cell in cells if (text := _text(cell)) is not None]
     if all(math.isfinite(duration(text)) for text in known):
         return 1.0  # 01:12:30 needs no unit
-    units = [match[1] for text in known if (match := NAMED_UNIT.search(text.lower()))]
+    plain = [BRACKETS.sub("", text).lower() for text in known]
+    units = [match[1] for text in plain if (match := NAMED_UNIT.search(text))]
+    if len(units) == len(known):
+        return CELL_TIMES[units[0]]
     if len(set(units)) == 1:
-        if len(units) < len(known):
-            assumptions.append(
-                f"{cells.name!r} is read as {units[0]}, the unit of some of its cells"
-            )
+        assumptions.append(f"{cells.name!r} is read as {units[0]}, the unit of some of its cells")
         return CELL_TIMES[units[0]]
     for unit, (pattern, factor) in NOTED_UNITS.items():
         if any(pattern.search(note) for note in notes):
@@ -480,8 +505,9 @@ def _clean(tidy: pd.DataFrame, assumptions: list[str]) -> pd.DataFrame:
     not_positive = tidy[list(POSITIVE)].to_numpy(dtype=float) <= 0
     for column, wrong in zip(POSITIVE, not_positive.T, strict=True):
         if wrong.any():
-            assumption = f"{int(wrong.sum())} values of {column} are not positive and are left out"
-            assumptions.append(assumption)
+            verdict = "is not positive and is" if wrong.sum() == 1 else "are not positive and are"
+            values = count(int(wrong.sum()), "value")
+            assumptions.append(f"{values} of {column} {verdict} left out")
             tidy.loc[wrong, column] = np.nan
     return tidy
 
@@ -498,12 +524,19 @@ def _world_size(tidy: pd.DataFrame, hint: tuple[int, str] | None) -> tuple[pd.Se
         return tidy["nodes"], "the table does not give the ranks per node, so a node counts as one"
     names = tidy["strategy"].fillna("").str.lower()
     parallel = names.map(columns.is_parallel).astype(bool)
-    if parallel.any() and not parallel.all():
-        number = r"(\d{1,6})\s*x?\s*[-_ ]?(?:gpus?|ranks?|procs?|process|x)|x(\d{1,6})"
-        counts = names.str.extract(number).bfill(axis=1)[0].astype(float)
-        counts = counts.where(counts > 0, hint[0] if hint else np.nan)
+    number = r"(\d{1,6})\s*x?\s*[-_ ]?(?:gpus?|ranks?|procs?|process|x)|x(\d{1,6})"
+    counts = names.str.extract(number).bfill(axis=1)[0].astype(float)
+    counts = counts.where(counts > 0)
+    parallel |= counts > 1
+    kinds = {columns.residue(name) for name in names[parallel].unique()}
+    serial = names.map(lambda name: columns.is_serial(name) or columns.residue(name) in kinds)
+    if parallel.any() and not parallel.all() and (parallel | serial).all():
+        unnamed = parallel & counts.isna()
+        counts = counts.where(~unnamed, hint[0] if hint else np.nan)
         many = ", ".join(repr(name) for name in names[parallel].unique())
         number = f"{hint[0]} ranks by {hint[1]}" if hint else "an unknown number of ranks"
+        if not unnamed.any():
+            number = "as many ranks as their names say"
         return counts.where(parallel, 1.0), f"{many} ran on {number}, the others on 1"
     count = tidy["rank"].nunique()
     if count > 1:
@@ -531,13 +564,15 @@ def _add_keys(
         # A column whose numbers cannot be parsed may still distinguish rows.
         meaning = guess(column)
         read = meaning is not None and meaning.canonical not in {*WHOLE_NUMBERS, *TEXTS}
-        if column not in used and not read and column != ROW:
+        ideal = re.search(columns.IDEAL, normal(column))
+        if column not in used and not read and column != ROW and not ideal:
             cells = frame[column].map(_text).loc[tidy.index]
             words = pd.to_numeric(cells.dropna(), errors="coerce").isna().all()
             # Of words for settings, half may have been measured at one number of ranks.
             # On one number of ranks words tell configurations apart, unless they vary in a log.
             named = words and bool(cells.dropna().str.match(r"[^\W\d_]").all())
             apart = named and not logged and tidy["world_size"].nunique() == 1
+            apart = apart or (named and logged and _names_series(cells, tidy))
             if (apart and cells.nunique() > 1) or _is_key(
                 cells, tidy["world_size"], least=0.5 if words else 0.51
             ):
@@ -545,6 +580,16 @@ def _add_keys(
     for name, cells in keys.items():
         texts = cells.map("{:g}".format) if is_numeric_dtype(cells) else cells.astype(str)
         tidy[name] = texts.where(cells.notna(), "")
+
+
+def _names_series(cells: pd.Series, tidy: pd.DataFrame) -> bool:
+    """Whether each value of a column names one piece of a log in which the steps only increase."""
+    values = cells.fillna("")
+    index = tidy["step"].fillna(tidy["epoch"]).loc[values.index]
+    starts = values != values.shift()
+    onward = (index.diff() > 0) | starts
+    pieces = starts.sum() == values.nunique() < len(values)
+    return bool(pieces and index.notna().all() and onward.all())
 
 
 def _size(size: float) -> str:

@@ -41,7 +41,9 @@ UNITS = "|".join(map(re.escape, (*TIME_UNITS, *BYTE_UNITS, "%")))
 UNIT = re.compile(rf"[(\[]?({UNITS}|[a-z]+/[a-z]+(/[a-z]+)?)[)\]]?", re.IGNORECASE)
 NO_UNIT = {"", "-", "–", "—", "#", "/", "[-]", "(-)", "n/a", "x"}
 QUOTED, FENCE = re.compile(r"^\s{0,3}>\s?"), re.compile(r"\s*(?:```|~~~)")
-NCCL_RANK = re.compile(r"#?\s*Rank\s+(\d+)\s.*\son\s+(\S+)\s+device\s+\d+\s+\[\w+\]\s+(.+?)\s*$")
+NCCL_RANK = re.compile(
+    r"#?\s*Rank\s+(\d+)\s.*\son\s+(\S+)\s+device\s+\d+\s+\[[\w:.]+\]\s+(.+?)\s*$"
+)
 NCCL_HEADER = re.compile(r"^[#\s]*size\s+count\s+type\b.*\btime\s+algbw\s+busbw\b")
 NCCL_ITERATIONS = re.compile(r"(?<!warmup )\biters:\s*(\d+)")
 NCCL_MEASURED = 4  # time, algbw, busbw, errors
@@ -291,14 +293,14 @@ def _nccl_tests(name: str, lines: Sequence[str]) -> tuple[list[str], list[list[s
     ranks, hosts, gpus = ({device[place] for device in devices} for place in range(3))
     iterations = next((match[1] for line in lines if (match := NCCL_ITERATIONS.search(line))), "")
     facts = [str(len(ranks) or ""), str(len(hosts) or ""), ", ".join(sorted(gpus)), iterations]
+    header = next((line for line in lines if NCCL_HEADER.match(line)), "")
+    variants = ("out-of-place", "in-place")[: header.count("algbw")]
     rows = []
     for cells in map(str.split, lines):
-        if cells and cells[0].isdigit() and len(cells) > 2 * NCCL_MEASURED:
-            out_of_place, in_place = (
-                cells[-2 * NCCL_MEASURED : -NCCL_MEASURED],
-                cells[-NCCL_MEASURED:],
-            )
-            for variant, measured in (("out-of-place", out_of_place), ("in-place", in_place)):
+        if cells and cells[0].isdigit() and len(cells) > len(variants) * NCCL_MEASURED:
+            first = len(cells) - len(variants) * NCCL_MEASURED
+            for place, variant in enumerate(variants):
+                measured = cells[first + place * NCCL_MEASURED :][:NCCL_MEASURED]
                 if measured[0] != "N/A":
                     rows.append([cells[0], variant, *measured[:3]])
     if not rows:

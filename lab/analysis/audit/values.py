@@ -9,6 +9,8 @@ import numpy as np
 import pandas as pd
 from pandas.api.types import is_numeric_dtype
 
+from lab.analysis.audit.chinese import in_english
+
 MISSING = {
     *("", "-", "--", "–", "—", "?", "...", "na", "n/a", "#n/a", "nan", "none", "null", "tbd"),
     *("oom", "failed", "fail", "error"),
@@ -21,6 +23,7 @@ AMOUNT = re.compile(r"(\d+(?:\.\d+)?)\s*([a-z]+)[\s,]*")
 PLUS_MINUS = r"±|\+/-"
 BRACKETS = re.compile(r"\([^)]*\)|\[[^]]*\]")
 APPROXIMATE = re.compile(r"\s*[~≈]")
+PER_SECOND = re.compile(r"([kKMGT])b(?:ps|/s)\b")
 ARROWS, SUPERSCRIPTS = "↑↓→←▲▼⬆⬇", "¹²³⁴⁵⁶⁷⁸⁹⁰"
 # Signs and digits of East Asian keyboards, such as （+23%）.
 WIDE = {code: code - 0xFEE0 for code in range(0xFF01, 0xFF5F)}
@@ -46,6 +49,12 @@ BYTE_UNITS = _by_name(
     {1.0: "b byte bytes", 1e3: "kb", 1e6: "mb", 1e9: "gb", 1e12: "tb"}
     | {2.0**10: "kib", 2.0**20: "mib", 2.0**30: "gib"}
 )
+BANDWIDTH_UNITS = {
+    unit: factor * scale
+    for prefix, factor in (("k", 1e3), ("m", 1e6), ("g", 1e9), ("t", 1e12))
+    for name, scale in (("b", 1.0), ("byte", 1.0), ("bytes", 1.0), ("bit", 1 / 8), ("bits", 1 / 8))
+    for unit in (f"{prefix}{name}/s", f"{prefix}{name}/sec")
+} | {"gib/s": 2.0**30, "mib/s": 2.0**20}
 COUNT_UNITS = _by_name({1e3: "k", 1e6: "m million millions", 1e9: "bn billion billions"})
 FLOPS_UNITS = {
     f"{prefix}flop{end}": factor
@@ -82,7 +91,10 @@ def _number(cell: object, units: dict[str, float] | None, factor: float) -> floa
         return math.nan
     if isinstance(cell, int | float | np.number):
         return float(cell) * factor
-    text = str(cell).translate(WIDE).strip().lower().replace("µ", "u").replace("μ", "u")
+    text = str(cell).translate(WIDE).strip()
+    if units is BANDWIDTH_UNITS:  # in which only the case tells bits from bytes
+        text = PER_SECOND.sub(r"\1bit/s", text).replace("Bps", "B/s")
+    text = text.lower().replace("µ", "u").replace("μ", "u")
     if units is TIME_UNITS and math.isfinite(time := duration(text, factor)):
         return time
     match = NUMBER.search(text)
@@ -98,7 +110,7 @@ def _number(cell: object, units: dict[str, float] | None, factor: float) -> floa
     unit = re.split(r"\(|\[", rest)[0].strip(f" *†‡§^{ARROWS}{SUPERSCRIPTS}")
     if unit.startswith(("%", "percent", "pct")):
         return value / 100
-    first = unit.split(" ")[0]
+    first = re.split(r"[\s/]", unit)[0]  # of "k/sec" and "s/it"
     if units and (unit in units or (first != unit and first in units)):
         return value * units[unit if unit in units else first]
     known = unit in {"", "x", "×", "s", "it"} or (units is not None and not unit.isalnum())
@@ -110,7 +122,7 @@ def duration(cell: object, factor: float = 1.0) -> float:
 
     In a column of hours, with a `factor` of 3600, 9:41 means hours and minutes.
     """
-    text = BRACKETS.sub("", str(cell).translate(WIDE)).strip().lower()
+    text = in_english(BRACKETS.sub("", str(cell).translate(WIDE))).strip(" ~≈").lower()
     if clock := CLOCK.fullmatch(text):
         days, hours, minutes, seconds = (float(part or 0) for part in clock.groups())
         if clock[2] is None and factor == CELL_TIMES["h"]:
@@ -124,7 +136,7 @@ def duration(cell: object, factor: float = 1.0) -> float:
 def ranks_of(cell: object) -> tuple[float, str]:
     """The number of ranks in a cell such as "8x A100" or "2 nodes x 8", and what they are; NaN and
     "" if it names none."""
-    text = str(cell).strip().lower()
+    text = in_english(str(cell)).strip().lower()
     if match := NODES_TIMES.fullmatch(text):
         nodes, each = (float(number) for number in match.groups() if number and number.isdigit())
         return nodes * each, match["name"] or ""

@@ -97,3 +97,9 @@ def test_the_heading_of_a_table_may_say_how_it_scales(
     path = tmp_path / "t.md"
     path.write_text(f"## {before}\n\n| GPUs | s/step |\n|--|--|\n| 1 | 4 |\n| 2 | 4.1 |\n")
     assert from_table(read_table(path)).scaling == scaling
+
+
+def test_remarks_after_a_row(tmp_path: Path) -> None:
+    path = tmp_path / "README.md"
+    path.write_text("| a | b |\n| - | - |\n| 1 | 2 | # as before\n| 3 | 4 | expected 2x | |\n")
+    assert read_table(path).to_dict("list") == {"a": ["1", "3"], "b": ["2", "4"]}

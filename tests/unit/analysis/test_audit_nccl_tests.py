@@ -102,3 +102,19 @@ def test_their_report_is_refused_with_what_reads_them(tmp_path: Path) -> None:
     path = written(tmp_path, row(1024, 40) + row(2**26, 9000))
     with pytest.raises(InputError, match=r"of collectives by size, .* `lab calibrate`"):
         records_from(path)
+
+
+def test_addresses_of_devices_with_their_domain(tmp_path: Path) -> None:
+    path = written(tmp_path, row(1024, 40))
+    path.write_text(path.read_text().replace("[0x07]", "[0000:07:00.0]"))
+    assert set(read_table(path)["gpus"]) == {"4"}
+
+
+def test_one_group_of_columns(tmp_path: Path) -> None:
+    lines = written(tmp_path, row(2**26, 9000)).read_text().splitlines()
+    header = "#    size     count   type  redop  root   time  algbw  busbw #wrong"
+    lines = [header if "algbw" in line else line for line in lines]
+    path = tmp_path / "one.txt"
+    path.write_text("\n".join(" ".join(line.split()[:9]) for line in lines) + "\n")
+    frame = read_table(path)
+    assert frame[["variant", "time_us"]].to_numpy().tolist() == [["out-of-place", "9000.00"]]

@@ -8,7 +8,13 @@ import pytest
 
 from lab.analysis.audit import Audit, audit
 from lab.analysis.audit.columns import guess
-from lab.analysis.audit.values import TIME_UNITS, number, ranks_of
+from lab.analysis.audit.values import (
+    BANDWIDTH_UNITS,
+    COUNT_UNITS,
+    TIME_UNITS,
+    number,
+    ranks_of,
+)
 
 
 def pasted(text: str) -> Audit:
@@ -449,3 +455,256 @@ def test_names_below_names_below_names() -> None:
     <tr><th>first (s)</th><th>next (s)</th><th>first (s)</th><th>next (s)</th></tr>
     <tr><td>1</td><td>4</td><td>3</td><td>8</td><td>7</td></tr></table>"""
     assert not any("\x1f" in column for column in pasted(page).reading)
+
+
+@pytest.mark.parametrize(
+    ("canonical", "names"),
+    {
+        "world_size": ["Number of GPU", "GPUs Number", "NPU count", "card num"],
+        "rate": ["FPS", "sps", "Packets/sec", "Avg (tok/s)"],
+        "rate_per_rank": ["TPS/GPU", "tpgps", "Tok/s/dev", "tokens/s/NPU"],
+        "time": ["Time μ", "step time (μs)"],
+        "std": ["Time σ"],
+        "grad_accum": ["Micro Num"],
+        "": ["tok/s per $", "50% (tok/s)", "p99 tokens/s", "Projected speedup", "Loss σ"],
+    }.items(),
+)
+def test_more_names_in_readmes(canonical: str, names: list[str]) -> None:
+    meanings = {name: (meaning.canonical if (meaning := guess(name)) else "") for name in names}
+    assert meanings == dict.fromkeys(names, canonical)
+
+
+@pytest.mark.parametrize(
+    ("cell", "units", "value"),
+    [
+        ("250K/sec", COUNT_UNITS, 250e3),
+        ("1.8M/sec", COUNT_UNITS, 1.8e6),
+        ("9.04s/it", TIME_UNITS, 9.04),
+        ("~10 min (1 epoch)", TIME_UNITS, 600.0),
+        ("300 MB/s", BANDWIDTH_UNITS, 300e6),
+        ("673.2GBps", BANDWIDTH_UNITS, 673.2e9),
+        ("400 Gbps", BANDWIDTH_UNITS, 50e9),
+        ("440.25", BANDWIDTH_UNITS, 440.25e9),
+    ],
+)
+def test_units_in_cells(cell: str, units: dict[str, float], value: float) -> None:
+    factor = 1e9 if units is BANDWIDTH_UNITS else 1.0
+    assert number(cell, units=units, factor=factor) == pytest.approx(value)
+
+
+def test_prefixes_of_rates_differ_between_rows() -> None:
+    rows = ["| 1 | 250K/sec | 1.0x |", "| 4 | 950K/sec | 3.8x |", "| 8 | 1.8M/sec | 7.2x |"]
+    assert broken(pasted(below("| GPUs | Throughput | Speedup |", *rows))) == set()
+
+
+@pytest.mark.parametrize(("last", "faults"), [("14.2x", set()), ("19.2x", {"quoted-against-own"})])
+def test_speedups_of_steps_whose_work_grows(last: str, faults: set[str]) -> None:
+    rows = ["| 1 | 27.8 | 1.0x |", "| 4 | 29.2 | 3.8x |", "| 8 | 30.1 | 7.4x |"]
+    head = "| GPUs | Time/iteration (ms) | Speedup vs 1 GPU |"
+    assert broken(pasted(below(head, *rows, f"| 16 | 31.4 | {last} |"))) == faults
+
+
+@pytest.mark.parametrize(("last", "faults"), [("1.25", set()), ("1.75", {"quoted-against-own"})])
+def test_a_speedup_after_each_program(last: str, faults: set[str]) -> None:
+    head = "| GPUs | samples/s (PyTorch) | Speedup | samples/s (JAX) | Speedup |"
+    rows = ["| 1 | 380 | 1 | 360 | 1 |", f"| 2 | 741 | 1.95 | 450 | {last} |"]
+    assert broken(pasted(below(head, *rows))) == faults
+
+
+def test_speedups_over_a_schedule() -> None:
+    head = "| Processes | schedule | tokens/s | Speedup vs GPipe |"
+    rows = [
+        *("| 2 | gpipe | 624 | 1.0 |", "| 2 | 1f1b | 750 | 1.20 |"),
+        *("| 4 | gpipe | 878 | 1.0 |", "| 4 | 1f1b | 917 | 1.04 |"),
+    ]
+    assert broken(pasted(below(head, *rows))) == set()
+
+
+def test_speedups_of_programs_on_an_unknown_number_of_ranks() -> None:
+    head = "| Configuration | Throughput | Speedup vs Base |"
+    rows = ["| Base | 35K reads/s | 1.0x |", "| + SIMD | 48K reads/s | 1.37x |"]
+    zero = "| + Zero-Copy | 78K reads/s | 2.23x |"
+    assert broken(pasted(below(head, *rows, zero))) == set()
+    assert broken(pasted(below(head, *rows, "| + DDP | 78K reads/s | 2.23x |"))) == set()
+
+
+def test_a_ratio_on_the_ranks_of_the_baseline_compares_programs() -> None:
+    head = "| Variant | GPUs | Speedup |"
+    rows = ["| plain | 1 | 1.0x |", "| fused | 1 | 2.1x |", "| fused | 4 | 3.9x |"]
+    assert "super-linear" not in broken(pasted(below(head, *rows)))
+
+
+def test_ranks_in_names_of_configurations() -> None:
+    head = "| Config | tok/s |"
+    rows = ["| baseline | 38 |", "| 7b_12gpu_tp4 | 290 |", "| 7b_32gpu_fsdp | 700 |"]
+    result = pasted(below(head, *rows))
+    assert result.assumptions == (
+        "'7b_12gpu_tp4', '7b_32gpu_fsdp' ran on as many ranks as their names say, the others on 1",
+    )
+    assert broken(result) == set()
+
+
+def test_an_efficiency_beside_a_speedup_that_matches_the_rates() -> None:
+    head = "| GPUs | tokens/s | Speedup | Efficiency | Time (s) |"
+    rows = ["| 1 | 43500 | 1.0x | 100% | 2340 |", "| 4 | 152000 | 3.50x | {} | 665 |"]
+    for efficiency, faults in (("87.5%", set()), ("70%", {"quoted-against-own"})):
+        table = below(head, *(row.format(efficiency) for row in rows))
+        assert broken(pasted(table)) == faults
+
+
+def test_efficiencies_over_a_baseline_that_is_not_in_the_table() -> None:
+    head = "| GPUs | tokens/s | Efficiency |"
+    for last, faults in (("89%", {"baseline"}), ("69%", {"baseline", "quoted-against-own"})):
+        rows = ["| 8 | 45000 | 95% |", "| 16 | 88000 | 92% |", f"| 32 | 172000 | {last} |"]
+        assert broken(pasted(below(head, *rows))) == faults
+
+
+def test_efficiencies_over_another_layout() -> None:
+    head = "| GPUs | TP | PP | DP | MFU | Efficiency vs 8 |"
+    rows = ["| 8 | 8 | 1 | 1 | 58% | 100% |", "| 64 | 8 | 2 | 4 | 54% | 93% |"]
+    assert broken(pasted(below(head, *rows))) == set()
+    models = ["| 8 | 7B | 58% | 100% |", "| 64 | 70B | 54% | 93% |"]
+    assert broken(pasted(below("| GPUs | Model | MFU | Efficiency vs 8 |", *models))) == {
+        "baseline"
+    }
+
+
+def test_targets_are_not_measured() -> None:
+    rows = ["| 2 | >45% | >48% |", "| 4 | >35% | >40% |", "| 8 | >28% | >35% |"]
+    result = pasted(below("| GPU count | Good efficiency | Excellent efficiency |", *rows))
+    assert result.reading == {"GPU count": "world_size"}
+
+
+def test_pieces_of_a_log() -> None:
+    rows = [f"| {name} | {step} | 6.4 |" for name in ("dense", "tensor") for step in range(3)]
+    assert broken(pasted(below("| Layout | Step | Total |", *rows))) == set()
+    mixed = [row.replace("tensor", "dense") for row in rows]
+    assert broken(pasted(below("| Layout | Step | Total |", *mixed))) == {"two-writers"}
+
+
+def test_machines_of_a_plan_are_not_compared() -> None:
+    head = "| node | DP | TP | max-num-seqs |"
+    rows = ["| prefill | 2 | 8 | 4 |", "| decode | 64 | 1 | 28 |"]
+    assert broken(pasted(below(head, *rows))) == set()
+
+
+@pytest.mark.parametrize(("rate", "faults"), [("1461.6", set()), ("2046", {"quoted-against-own"})])
+def test_rates_times_times_of_steps(rate: str, faults: set[str]) -> None:
+    head = "| Config | SeqLen | GBS | GPUs | Step time (s) | Tokens/GPU/s |"
+    rows = [
+        "| A | 4096 | 2048 | 256 | 35.39 | 925.9 |",
+        f"| B | 4096 | 2048 | 256 | 22.42 | {rate} |",
+    ]
+    assert broken(pasted(below(head, *rows))) == faults
+
+
+@pytest.mark.parametrize(("rate", "faults"), [("304", set()), ("430", {"quoted-against-own"})])
+def test_rates_times_times_of_runs(rate: str, faults: set[str]) -> None:
+    head = "| GPUs | Throughput (tok/s) | Training time (h) |"
+    rows = ["| 1 | 43.1 | 390 |", "| 2 | 76.2 | 221 |", "| 4 | 151 | 111.2 |"]
+    assert broken(pasted(below(head, *rows, f"| 8 | {rate} | 55.4 |"))) == faults
+
+
+def test_batches_that_no_accumulation_makes() -> None:
+    head = "| GPUs | TP | DP | MBS | GBS | TFLOPs |"
+    for batch, faults in ((768, set()), (769, {"parallel-consistent"})):
+        rows = [f"| 64 | 4 | 16 | 2 | {batch} | 43.0 |", "| 64 | 2 | 32 | 2 | 512 | 40.1 |"]
+        assert broken(pasted(below(head, *rows))) == faults
+
+
+def test_degrees_that_make_a_multiple_of_the_ranks() -> None:
+    head = "| NPUs | TP | DP | tokens/s |"
+    result = pasted(below(head, "| 8 | 8 | 2 | 900 |", "| 8 | 4 | 4 | 950 |"))
+    assert {finding.severity for finding in result.findings if finding.records} >= {"warning"}
+    assert "error" not in {finding.severity for finding in result.findings}
+    assert broken(result) == {"parallel-consistent"}
+
+
+def test_training_times_at_another_batch() -> None:
+    head = "| GPUs | Batch size | Time (s) |"
+    rows = ["| 2 | 1 | 3277 |", "| 4 | 4 | 1266 |", "| 8 | 4 | 672 |"]
+    result = pasted(below(head, *rows))
+    assert "super-linear" not in broken(result)
+    found = {finding.rule: finding.evidence for finding in result.findings}
+    assert "the batch differs (1 against 4)" in found["super-linear"]
+
+
+@pytest.mark.parametrize(
+    "rows",
+    [
+        ("| Step 0 loss | 7.1115 | 7.1116 |", "| Step 9 loss | 6.5201 | 6.5204 |"),
+        ("| AllReduce | 442 GB/s | 436 GB/s |", "| Training | 331,842 tok/s | 136,970 tok/s |"),
+        ("| health | 8/8 | 16/16 |", "| GEMM | 731 TFLOPS | N/A |", "| Link | 442 GB/s | 1 GB/s |"),
+    ],
+)
+def test_rows_of_other_quantities_below_ranks(rows: tuple[str, ...]) -> None:
+    for head in ("| Test | 8 GPUs | 16 GPUs |", "| Test | Single GPU | Ours (8 GPUs) |"):
+        reading = pasted(below(head, *rows)).reading
+        assert not {"time", "rate"} & set(reading.values())
+
+
+def test_rates_in_cells_below_ranks() -> None:
+    rows = ["| ours | ~8,400 tok/s | ~12,200 tok/s |", "| theirs | ~6.7k tok/s | ~9.4k tok/s |"]
+    assert "rate" in pasted(below("| Name | 2 GPUs | 4 GPUs |", *rows)).reading.values()
+
+
+def test_rates_of_which_few_grow() -> None:
+    head = "| DNN | Link | 1 GPU | 4 GPUs | 8 GPUs |"
+    rows = ["| CNN | slow | 253 | 925 | 1795 |", "| BERT | slow | 49 | 51 | 53 |"]
+    rows += ["| GPT | fast | 5.1 | 19 | 38 |"]
+    assert "rate" in pasted(below(head, *rows)).reading.values()
+
+
+@pytest.mark.parametrize(
+    ("head", "rows", "reading"),
+    [
+        ("m,n,k,TFLOPS", ("5120,32768,2880,610", "2880,1024,512,95"), {"TFLOPS": "flops"}),
+        ("run,n,mean loss", ("a,10,3.2832", "b,11,3.2789"), {"mean loss": "loss"}),
+        ("Wall time,Step,Value", ("1521468449.3,0,0.09", "1521468459.1,1,0.07"), {"Step": "step"}),
+        ("Path,Compiled,loss", ("a,0.769 ms,1", "b,0.512 ms,1"), {"loss": "loss"}),
+        ("Run,MFU", ("NVFP4 (bf16 tail),41", "BF16,38"), {"Run": "strategy", "MFU": "mfu"}),
+        ("GPU,reserved GB", ("0,88.4", "1,87.9"), {"GPU": "rank"}),
+        ("Model,Size,GPUs", ("A,8x7B,64", "B,671B,128"), {"Model": "model", "GPUs": "world_size"}),
+    ],
+)
+def test_what_names_seem_to_say(head: str, rows: tuple[str, ...], reading: dict[str, str]) -> None:
+    found = pasted("\n".join((head, *rows)) + "\n").reading
+    assert {name: found.get(name) for name in reading} == reading
+    assert set(found) - set(reading) <= {"run"}
+
+
+def test_values_left_out_are_counted_in_words() -> None:
+    result = pasted("gpus,time_s\n1,10\n2,0\n4,3\n")
+    assert "1 value of time is not positive and is left out" in result.assumptions
+
+
+def test_steps_of_rates_are_no_work() -> None:
+    rows = ["| 1 | 50 | 43,469 tok/s |", "| 4 | 5000 | 152,142 tok/s |"]
+    assert broken(pasted(below("| GPUs | Steps | Throughput |", *rows))) == set()
+
+
+@pytest.mark.parametrize(("rate", "faults"), [("3413", set()), ("4413", {"quoted-against-own"})])
+def test_rates_times_times_of_steps_of_a_batch_per_card(rate: str, faults: set[str]) -> None:
+    head = "| model | cards | batch size | ms/step | img/s |"
+    rows = [f"| resnet50 | 8 | 32 | 74.52 | {rate} |", "| vgg13 | 8 | 32 | 30.15 | 8491 |"]
+    assert broken(pasted(below(head, *rows))) == faults
+
+
+def test_places_on_a_list_with_gaps() -> None:
+    rows = ["| 1 | Team A | 11.2 | |", "| 2 | Team B | / | 18.6 |", "| 3 | Team C | 24.8 | 23.5 |"]
+    rows.append("| 4 | Team D | 26.1 | 40.1 |")
+    assert not pasted(below("| Rank | Team | Track 1 | Track 2 |", *rows)).reading
+
+
+def test_sizes_of_models_and_data_sets() -> None:
+    rows = ["| tiny | 97.7 | 95.3 | 111 |", "| big | 98.1 | 89.4 | 293 |"]
+    reading = pasted(below("| Backbone | Top-1 Acc(%) | Latency(ms) | Size(M) |", *rows)).reading
+    assert "bytes" not in reading.values()
+    rows = ["| cats | 800MB | 8 min |", "| plants | 1.5GB | 15 min |"]
+    reading = pasted(below("| Dataset | Size | Time per epoch |", *rows)).reading
+    assert "bytes" not in reading.values()
+
+
+def test_a_share_is_no_time() -> None:
+    rows = ["| ours | 0.11% |", "| theirs | 0.29% |"]
+    assert not pasted(below("| Item | FU-kernel time |", *rows)).reading

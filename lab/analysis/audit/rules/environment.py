@@ -8,6 +8,7 @@ from typing import Any
 import numpy as np
 import pandas as pd
 
+from lab.analysis.audit.columns import PHASES
 from lab.analysis.audit.observations import Observations, UncheckedError
 from lab.analysis.audit.rule import Fault, rule
 from lab.config.run import MANTISSA_BITS
@@ -25,6 +26,7 @@ SAME = {
     "data_sha256": "data sets",
     "cluster": "clusters",
 }
+MEASURED = {"time", "rate", "rate_per_rank", "speedup", "efficiency", *PHASES}
 NOT_EMULATED = {"", "no", "none", "nothing", "false", "0", "nan"}  # in tables
 NAMED = 4  # values in a sentence
 SHORT = 12  # digits of a SHA-256 in one
@@ -49,7 +51,8 @@ def mixed_environment(observations: Observations) -> Iterator[Fault]:
     """Hosts, code, versions, threads or clocks that differ inside one study."""
     rows = observations.runs
     curves = _comparing(observations) if observations.kind == "table" else pd.Series(0, rows.index)
-    if curves.empty and "host" not in observations.known:
+    measured = observations.kind == "records" or MEASURED & observations.known
+    if curves.empty and not ("host" in observations.known and measured):
         raise UncheckedError(NO_COMPARISON)
     differs = False
     for name, what in SAME.items():
@@ -70,7 +73,8 @@ def mixed_environment(observations: Observations) -> Iterator[Fault]:
                 rows.loc[values.index[values != values.mode().iloc[0]], "label"],
                 f"{values.nunique()} different {what} were used: {_listed(values)}.",
             )
-    yield from _hosts(observations, differs=differs)
+    if measured:
+        yield from _hosts(observations, differs=differs)
     # A repeat of an inference run has a row for each batch.
     rows = rows.drop_duplicates(["label", "host", "emulated"])
     dirty = rows[rows["dirty"].eq(True)] if "dirty" in rows else rows[:0]

@@ -6,14 +6,18 @@ import math
 import re
 from collections.abc import Iterator
 
+import numpy as np
 import pandas as pd
 
 from lab.analysis.audit.columns import LAYOUT, normal
 from lab.analysis.audit.observations import ROW, Observations, UncheckedError, largest
-from lab.analysis.audit.points import QUOTED, ROUNDING, Point
-from lab.analysis.audit.rule import SHOWN, Fault, rule
+from lab.analysis.audit.points import QUOTED, ROUNDING, Curve, Point
+from lab.analysis.audit.rule import SHOWN, Fault, rule, seconds
 from lab.formatting import count
 
+WHOLE_RUN = 0.2  # of a time to train may not be training
+FEWEST_ALIKE = 3  # rows that agree, beside which one is off
+WORK_ADVICE = "Rate times time is the work done: find out which of these numbers is wrong."
 RANKS = {"world_size", "per_node"}  # without them, a node may be many ranks
 UNIT = re.compile(r"([a-z]+)_(?:per_)?(?:s|secs?|seconds?)(?=_|$)")
 
@@ -66,10 +70,22 @@ def _degrees(frame: pd.DataFrame, layout: pd.Series) -> Iterator[Fault]:
             if row["dp"] > 0
             else "does not divide"
         )
+        evidence = (
+            f"{factors} {verdict} {row['world_size']:g} ranks in {row['label']}; found in "
+            f"{len(rows)} of {len(frame)} rows."
+        )
+        times = rows["dp"] * layout.loc[rows.index] / rows["world_size"]
+        if (times % 1 == 0).all():  # a node's share, or cards with two devices each
+            yield Fault(
+                rows["label"],
+                evidence,
+                "The degrees of parallelism multiply to the number of ranks: count the ranks of "
+                "all nodes, and every device of a card, or find out which number is wrong.",
+            )
+            return
         yield Fault(
             rows["label"],
-            f"{factors} {verdict} {row['world_size']:g} ranks in {row['label']}; found in "
-            f"{len(rows)} of {len(frame)} rows.",
+            evidence,
             "The degrees of parallelism multiply to the number of ranks: find out which of these "
             "numbers is wrong.",
             "error",
@@ -93,6 +109,8 @@ def _nodes(frame: pd.DataFrame) -> Iterator[Fault]:
 
 def _batches(frame: pd.DataFrame, layout: pd.Series, observations: Observations) -> Iterator[Fault]:
     replicas = frame["dp"].fillna(frame["world_size"] / layout)
+    if "grad_accum" not in observations.given:
+        frame = frame.assign(grad_accum=float("nan"))  # it would follow from the global batch
     of_step = frame["micro_batch_size"] * replicas
     quoted, accumulated = frame["global_batch_size"], of_step * frame["grad_accum"]
     wrong = (accumulated != quoted).where(frame["grad_accum"].notna(), quoted % of_step != 0)
@@ -121,12 +139,12 @@ def _batches(frame: pd.DataFrame, layout: pd.Series, observations: Observations)
 
 @rule(
     "quoted-against-own",
-    "speedup or efficiency or ratio_of_times or ratio_of_rates or rate_per_rank, time or rate"
-    " or speedup or ratio_of_times or ratio_of_rates",
+    "speedup or efficiency or ratio_of_times or ratio_of_rates or rate_per_rank or rate,"
+    " time or rate or speedup or ratio_of_times or ratio_of_rates",
 )
 def quoted_against_own(observations: Observations) -> Iterator[Fault]:
-    """A quoted speedup, efficiency or total that the table's own numbers contradict."""
-    checked = False
+    """A quoted speedup, efficiency, total or rate that the table's own numbers contradict."""
+    checked, given = False, set(observations.given)
     for point in observations.points if observations.kind != "collectives" else ():
         own = point.gain == point.gain and point.base is not None
         quotes = point.speedup > 0 or point.efficiency > 0
@@ -143,13 +161,22 @@ def quoted_against_own(observations: Observations) -> Iterator[Fault]:
             compared, fault = _ratios(rows, kind, observations)
             checked = checked or compared > 0
             yield from fault
-    if {"rate", "rate_per_rank", "world_size"} <= set(observations.given):
+    if {"rate", "rate_per_rank", "world_size"} <= given:
         units = [
             UNIT.findall(normal(observations.given[name])) for name in ("rate", "rate_per_rank")
         ]
         if units[0] and units[0][:1] == units[1][:1]:
             checked = True
             yield from _totals(observations.frame)
+    if observations.kind == "table" and {"rate", "time"} <= observations.known:
+        batch = observations.per == "step" and {"global_batch_size", "batch"} & given
+        compared, fault = _steps(observations) if batch else (0, iter(()))
+        checked = checked or compared > 0
+        yield from fault
+        for curve in observations.curves if not batch else ():
+            alike, faults = _unlike_runs(curve)
+            checked = checked or alike
+            yield from faults
     if not checked:
         raise UncheckedError("a quoted speedup, efficiency or total with the numbers behind it")
 
@@ -160,17 +187,15 @@ def _misquoted(point: Point) -> Iterator[Fault]:
     base, gain, over = point.base, point.gain, point.over
     comparable = base is not None and base.world_size == point.curve.ratios_over
     if base is not None and not comparable:
-        gain *= base.speedup * point.curve.ratios_over  # which may be unknown
+        first = base.speedup if base.speedup > 0 else base.efficiency * base.over
+        gain *= first * point.curve.ratios_over  # which may be unknown
+        comparable = base.efficiency > 0
     gain = gain or float("nan")  # an infinite time has no speedup to compare
     margin = point.rounding + (base.rounding if base else 0.0)
-    if (
-        base is not None
-        and point.times
-        and abs(speedup / (point.rate / base.rate or 1) - 1) < QUOTED
-    ):
-        return  # it matches the rates next to the times
-    # Strong scaling whose batch per rank differs quotes a sibling.
-    elsewhere = any(map(point.is_quoted_over, _references(point)))
+    # Of the rates next to the times, or in strong scaling whose batch per rank differs, a sibling.
+    rates = base is not None and point.times and point.rate / (base.rate or math.nan)
+    elsewhere = bool(rates and abs(speedup / rates - 1) < QUOTED)
+    elsewhere = elsewhere or any(map(point.is_quoted_over, _references(point)))
     allowed = max(QUOTED, margin + _digits(point, "speedup"))
     if not elsewhere and not point.means and abs(speedup / gain - 1) > allowed:
         yield Fault(
@@ -216,6 +241,61 @@ def _misquoted_over_siblings(point: Point) -> Iterator[Fault]:
             f"rates give {own} over one rank at other batches.",
             "Name the baseline of the quoted speedup.",
         )
+
+
+def _steps(observations: Observations) -> tuple[int, Iterator[Fault]]:
+    """Rates times times of a step that are not its global batch, in samples or in tokens, although
+    those of at least half of the rows are."""
+    frame = observations.frame
+    done = frame["rate"] * frame["time"]
+    lengths = pd.to_numeric(frame["sequence_length"].str.replace(",", ""), errors="coerce")
+    # A batch may be that of a rank.
+    batches = [frame[name] for name in ("global_batch_size", "batch") if name in observations.given]
+    batches += [batch * frame["world_size"] for batch in batches if batch.name == "batch"]
+    digits = frame["rate_rounding"].fillna(0.0) + frame["time_rounding"].fillna(0.0)
+    for work in (*(batch * lengths for batch in batches), *batches):
+        gap = (done / work - 1).abs()
+        wrong = gap > digits.clip(lower=QUOTED)
+        if gap.notna().any() and wrong.sum() <= gap.notna().sum() / 2:
+            return int(gap.notna().sum()), _missed(frame[wrong], work, gap)
+    return 0, iter(())
+
+
+def _missed(wrong: pd.DataFrame, work: pd.Series, gap: pd.Series) -> Iterator[Fault]:
+    if len(wrong):
+        worst = largest(wrong, gap)
+        yield Fault(
+            wrong["label"],
+            f"{worst['rate']:.6g} per s for {seconds(worst['time'])} make "
+            f"{worst['rate'] * worst['time']:.4g} in a step, but its batch holds "
+            f"{work[worst.name]:.4g}, in {worst['label']}; found in {count(len(wrong), 'row')}.",
+            WORK_ADVICE,
+        )
+
+
+def _unlike_runs(curve: Curve) -> tuple[bool, list[Fault]]:
+    """Points of a curve whose rate times time is not the work of most others, which is equal on
+    all numbers of ranks or grows with them."""
+    points = [point for point in curve.points if point.time > 0 and point.rate > 0]
+    # A time to train holds more than training, such as evaluation.
+    least = QUOTED if curve.per == "step" else WHOLE_RUN
+    margins = [max(least, point.rounding + _digits(point, "rate")) for point in points]
+    done = np.array([point.time * point.rate for point in points])
+    for works in (np.ones(len(points)), np.array([point.world_size for point in points])):
+        usual = float(np.median(done / works)) * works if points else done
+        fits = np.abs(done / usual - 1) <= margins
+        if fits.sum() >= max(FEWEST_ALIKE, 2 * len(points) / 3):
+            return True, [
+                Fault(
+                    point.labels,
+                    f"{point.rate:.6g} per s for {seconds(point.time)} make {amount:.4g} on "
+                    f"{point.ranks}, but {work:.4g} as in {fits.sum()} other rows.",
+                    WORK_ADVICE,
+                )
+                for point, amount, work, fit in zip(points, done, usual, fits, strict=True)
+                if not fit
+            ]
+    return False, []
 
 
 def _digits(point: Point, name: str) -> float:

@@ -7,7 +7,7 @@ from collections.abc import Iterator, Sequence
 from itertools import product
 from typing import get_args
 
-from lab.analysis.audit.observations import Observations, UncheckedError
+from lab.analysis.audit.observations import MOST_REFERENCES, Observations, UncheckedError
 from lab.analysis.audit.points import Curve, Point
 from lab.analysis.audit.rule import Fault, Severity, rule, seconds
 from lab.records.schema import FOREIGN_SHARE
@@ -67,7 +67,11 @@ def _beyond(point: Point, assumptions: Sequence[str]) -> Iterator[Fault]:
             f"gives {gain:.2f}x{verdict}.",
             "Quote the time of the slowest rank.",
         )
-    elif (base is None or math.isnan(gain)) and quoted > allowed * (1 + MARGIN):
+    elif (
+        (base is None or math.isnan(gain))
+        and point.over != 1  # on the baseline's ranks a ratio compares programs
+        and quoted > allowed * (1 + MARGIN)
+    ):
         yield Fault(
             point.labels,
             f"A speedup of {quoted:.2f}x is quoted on {point.ranks}, "
@@ -91,9 +95,12 @@ def _foreign(point: Point, base: Point) -> float:
 
 
 def _other_batch(point: Point, base: Point) -> bool:
-    """Whether rates at different batches per rank are compared, such as the best of each size."""
+    """Whether rates at different batches per rank are compared, such as the best of each size, or
+    times of a training at different batches of either kind."""
+    if point.time > 0:
+        return point.curve.per != "step" and abs(point.batch / base.batch - 1) >= WORK
     share = point.micro_batch_size / base.micro_batch_size
-    return point.curve.batch is None and not point.time > 0 and abs(share - 1) >= WORK
+    return point.curve.batch is None and abs(share - 1) >= WORK
 
 
 def _unlike_its_kind(point: Point, base: Point) -> bool:
@@ -107,6 +114,8 @@ def _explanation(point: Point, base: Point) -> str:
     if _unlike_its_kind(point, base):
         return "the global batch grows in what is called strong scaling, so one of the two is wrong"
     if _other_batch(point, base):
+        if point.time > 0:
+            return f"the batch differs ({base.batch:g} against {point.batch:g})"
         sizes = f"{base.micro_batch_size:g} against {point.micro_batch_size:g}"
         return f"the batch per rank differs ({sizes})"
     if abs(point.grad_accum - base.grad_accum) > 0:
@@ -180,10 +189,26 @@ def _missing(curve: Curve, observations: Observations) -> Iterator[Fault]:
             "note",
         )
         return
-    ones = [point for point in observations.points if point.world_size == point.speedup == 1]
+    ones = observations.ones
+    if table and ones and ones[0].world_size < n and observations.compares_layouts:
+        yield Fault(
+            smallest.labels,
+            f"There is no run at world size 1{where}: the speedups quoted there are relative "
+            "to a run on fewer ranks with another layout.",
+            "Say so beside every speedup.",
+            "note",
+        )
+        return
+    if len(ones) > MOST_REFERENCES:
+        ones = []  # one of them has any ratio by chance
     own = [point for point in of_ranks if point.speedup > 0]
     explained = (
-        any(one.strategy == point.strategy and point.is_quoted_over(one) for one in ones)
+        any(
+            one.world_size == one.speedup == 1
+            and one.strategy == point.strategy
+            and point.is_quoted_over(one)
+            for one in ones
+        )
         for point in own
     )
     if table and own and all(explained):
@@ -266,7 +291,8 @@ def equal_work(observations: Observations) -> Iterator[Fault]:
             yield from _unclear(curve, observations)
     for point, base in observations.compared:
         yield from _batches(point, base, observations)
-        if not tables or observations.per != "step":  # a step counts as one, whatever their number
+        # A step counts as one, whatever their number, and so does a second.
+        if not tables or (observations.per != "step" and point.time > 0):
             yield from _amounts(point, base, observations)
 
 

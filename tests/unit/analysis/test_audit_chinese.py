@@ -1,0 +1,102 @@
+"""Tables whose columns have Chinese names."""
+
+from __future__ import annotations
+
+import io
+
+import pytest
+
+from lab.analysis.audit import Audit, audit
+from lab.analysis.audit.chinese import in_english
+from lab.analysis.audit.columns import guess
+from lab.analysis.audit.values import duration, ranks_of
+
+
+def pasted(text: str) -> Audit:
+    return audit(io.StringIO(text))
+
+
+def broken(result: Audit) -> set[str]:
+    return {finding.rule for finding in result.findings if finding.severity != "note"}
+
+
+@pytest.mark.parametrize(
+    ("canonical", "names"),
+    {
+        "world_size": ["卡数", "总卡数", "GPU数", "NPU数量", "GPU 番号"],
+        "nodes": ["节点数"],
+        "rate": ["吞吐量 (img/s)", "总吞吐", "性能(fps)"],
+        "rate_per_rank": ["单卡吞吐量 (tok/s)", "token/p/s"],
+        "speedup": ["加速比", "实际加速比"],
+        "efficiency": ["扩展效率", "线性度"],
+        "time": ["训练时间(1000步)", "每步耗时", "时间 (ms)"],
+        "memory": ["显存（GB）", "显存/卡"],
+        "global_batch_size": ["全局 BS"],
+        "micro_batch_size": ["每卡microbatch"],
+        "grad_accum": ["梯度累积"],
+        "model": ["模型名称"],
+        "strategy": ["并行策略"],
+        "accuracy": ["准确率"],
+        "": ["理想加速比", "Loss下降幅度", "每个 GPU 内存", "训练速度", "隐藏维度", "GPU 속도"],
+    }.items(),
+)
+def test_names(canonical: str, names: list[str]) -> None:
+    meanings = {name: (meaning.canonical if (meaning := guess(name)) else "") for name in names}
+    assert meanings == dict.fromkeys(names, canonical)
+
+
+def test_other_texts_stay_as_they_are() -> None:
+    assert [in_english(text) for text in ("Step time", "Durée", "β1")] == [
+        "Step time",
+        "Durée",
+        "β1",
+    ]
+
+
+def test_units_and_ranks_in_cells() -> None:
+    assert [duration("25分钟"), duration("3.5小时"), duration("~2天")] == [1500, 12600, 172800]
+    assert ranks_of("8卡")[0] == 8.0
+
+
+@pytest.mark.parametrize(("quoted", "faults"), [("3.6x", set()), ("4.6x", {"quoted-against-own"})])
+def test_a_table_of_speedups(quoted: str, faults: set[str]) -> None:
+    text = f"""| 卡数 | 吞吐量 (samples/s) | 加速比 | 理想加速比 |
+|---|---|---|---|
+| 1 | 410 | 1.0x | 1x |
+| 2 | 772 | 1.9x | 2x |
+| 4 | 1480 | {quoted} | 4x |
+"""
+    result = pasted(text)
+    assert broken(result) == faults
+    assert result.reading == {
+        "卡数": "world_size",
+        "吞吐量 (samples/s)": "rate",
+        "加速比": "speedup",
+    }
+
+
+def test_models_are_told_apart() -> None:
+    rows = "\n".join(
+        f"| {name} | {gpus} | {mfu}% | {rate} |"
+        for name, gpus, mfu, rate in (
+            ("小", 8, 52.1, 14200),
+            ("中", 16, 53.0, 9100),
+            ("大", 32, 51.8, 4300),
+        )
+    )
+    result = pasted("| 模型 | GPU数 | MFU | Tokens/sec/GPU |\n|---|---|---|---|\n" + rows)
+    assert result.reading["模型"] == "model"
+    assert broken(result) == set()
+
+
+def test_rates_below_numbers_of_cards() -> None:
+    text = """### 吞吐量定义为TGS，每GPU每秒处理的token数
+
+| 并行配置 | 8卡 | 16卡 | 32卡 |
+|---|---|---|---|
+| zero1 | 4062 | 3842 | 3752 |
+| zero3 | 3822 | 3595 | 3475 |
+"""
+    result = pasted(text)
+    assert result.reading["rate_per_rank"] == "rate_per_rank"
+    assert "fixed-overhead" not in {finding.rule for finding in result.findings}
