@@ -206,6 +206,26 @@ def test_expert_and_context_parallelism_send_something() -> None:
         assert only(tensor_bytes=1.0).predict([sent])[0] > 0
 
 
+def test_ranks_that_share_experts_do_not_sum_or_gather_those_of_the_others() -> None:
+    experts = replace(MODEL, experts=8, active=2)
+
+    def quantity(name: str, sharing: Sharing, expert: int) -> float:
+        layout = Layout(sharing, 8, expert=expert)
+        rows = quantities([Case(experts, 1024, Candidate(layout, 1), PLACE)])
+        return float(rows[name][0])
+
+    for name, sharing in (("gathers", "fsdp"), ("data", "zero1")):
+        alone, shared = (quantity(name, sharing, expert) for expert in (1, 8))
+        of_experts = experts.layers * experts.routed / experts.parameters
+        assert shared == pytest.approx((1 - of_experts) * alone)
+
+
+def test_the_wait_for_more_nodes_than_measured_grows_by_its_logarithm() -> None:
+    law = only(nodes=1.0)
+    steps = law.predict([case(data=8 * nodes, sharing="zero1") for nodes in (32, 64, 128, 1024)])
+    assert steps.tolist() == pytest.approx([32, 64, 64 * (1 + np.log(2)), 64 * (1 + np.log(16))])
+
+
 def test_tokens_travel_to_the_experts_of_four_ranks_and_back() -> None:
     model = replace(MODEL, experts=8, active=2)
     sent = Case(model, 8192, Candidate(Layout("ddp", 4, expert=4), 1), PLACE)
