@@ -72,7 +72,8 @@ def test_the_largest_part_is_said_to_grow_by_all_that_is_missing() -> None:
 
 
 def test_what_was_left_out_or_assumed_is_noted() -> None:
-    rows = [ROW | {"step time (s)": 1.0}, ROW | {"step time (s)": "OOM"}, ROW | {"gpu": "TPU"}]
+    rows = [ROW | {"step time (s)": 1.0}, ROW | {"step time (s)": "OOM"}]
+    rows.append(ROW | {"step time (s)": 1.0, "gpu": "TPU"})
     explanations = lab.explain_layouts(pd.DataFrame(rows))
     assert [one.row for one in explanations] == [0]
     assert "1 row crashed or ran out of memory" in explanations.notes
