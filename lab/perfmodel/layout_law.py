@@ -90,7 +90,9 @@ MEGATRON = Framework(
 )
 # NeMo and Megatron-Bridge: their tables give tokens/s and FLOP/s, which differ by this half.
 NEMO = Framework(name="nemo", pattern=r"\bnemo\b|megatron.?bridge", halves_attention=True)
-FRAMEWORKS = (NANOTRON, MEGATRON, NEMO)
+# torchtitan's tensor parallelism splits sequences: its Llama plans use SequenceParallel (2024).
+TORCHTITAN = Framework(name="torchtitan", pattern=r"torch.?titan", sequence_parallel=True)
+FRAMEWORKS = (NANOTRON, MEGATRON, NEMO, TORCHTITAN)
 
 
 def named_framework(text: str) -> Framework:

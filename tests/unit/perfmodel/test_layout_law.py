@@ -108,6 +108,7 @@ def test_a_balanced_pipeline_counts_its_head_as_layers() -> None:
 def test_a_framework_is_known_by_its_name() -> None:
     assert named_framework("benchmarks of Nanotron, H100") is NANOTRON
     assert named_framework("Megatron-LM") is ANY
+    assert named_framework("llama3_h100_202412_torchtitan").sequence_parallel
     law = expected("h100", NANOTRON)
     assert law.coefficients["crossing"] == NANOTRON.coefficients["crossing"][0]
     assert set(NANOTRON.coefficients) <= set(NAMES)
