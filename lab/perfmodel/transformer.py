@@ -34,6 +34,7 @@ class Transformer:
     head_width: int = 0  # 0: width / heads; of latent attention the mean of keys and values
     dense_layers: int = 0
     projections: int = 0  # 0: queries, keys, values and output by the widths
+    window: int = 0  # tokens that attention sees in every other layer; 0: all
 
     @classmethod
     def of(cls, model: GPT, vocabulary: int) -> Transformer:
@@ -91,8 +92,12 @@ class Transformer:
         return longest, max(self.layers - longest * (stages - 1), 0)
 
     def attention_flops(self, tokens: float, sequence: float) -> float:
-        """FLOPs of a layer's attention between tokens in its forward pass, without a mask."""
-        return 4 * tokens * sequence * self.heads * (self.head_width or self.width / self.heads)
+        """FLOPs of a layer's attention between tokens in its forward pass, without a mask.
+
+        Of a window, which a mask does not halve, they are twice as many.
+        """
+        seen = (sequence + min(sequence, 2 * self.window)) / 2 if self.window else sequence
+        return 4 * tokens * seen * self.heads * (self.head_width or self.width / self.heads)
 
     def layer_flops(self, tokens: float, sequence: float) -> float:
         """FLOPs of a layer's forward pass: 2 per active parameter, and attention."""
@@ -120,6 +125,11 @@ def _llama(
 
 def _experts(dense: Transformer, *, experts: int, active: int, head_width: int = 0) -> Transformer:
     return replace(dense, experts=experts, active=active, head_width=head_width)
+
+
+def _gpt_oss(layers: int, experts: int) -> Transformer:
+    dense = _llama(layers, 2880, 64, 8, 2880, 201088)
+    return replace(_experts(dense, experts=experts, active=4, head_width=64), window=128)
 
 
 def _latent(heads: int, experts: int, dense_layers: int, vocabulary: int) -> Transformer:
@@ -179,12 +189,8 @@ NAMED: dict[str, Transformer] = {
     r"qwen.?2\.5.*7b": _llama(28, 3584, 28, 4, 18944, 152064),
     r"deepseek.?(v3|r1)": _latent(heads=128, experts=256, dense_layers=3, vocabulary=129280),
     r"kimi.?k2": _latent(heads=64, experts=384, dense_layers=1, vocabulary=163840),
-    r"gpt.?oss.*120b": _experts(
-        _llama(36, 2880, 64, 8, 2880, 201088), experts=128, active=4, head_width=64
-    ),
-    r"gpt.?oss.*20b": _experts(
-        _llama(24, 2880, 64, 8, 2880, 201088), experts=32, active=4, head_width=64
-    ),
+    r"gpt.?oss.*120b": _gpt_oss(layers=36, experts=128),
+    r"gpt.?oss.*20b": _gpt_oss(layers=24, experts=32),
     r"mistral.*7b": _llama(32, 4096, 32, 8, 14336, 32000),
     r"nanotron.*\b1b": replace(_llama(16, 2048, 32, 32, 8192, 131072), tied=True),
     r"\bmpt.*125m|gpt2?.?(124|125)m|gpt2.?small": _gpt(12, 768, 12),

@@ -55,12 +55,18 @@ def test_a_gpt_has_the_flops_of_the_published_formula() -> None:
 
 @pytest.mark.parametrize(
     ("name", "teraflops", "tokens_per_s"),
-    [("DeepSeek V3 671B", 250, 1002), ("Kimi K2", 189, 924)],
+    [
+        ("DeepSeek V3 671B", 250, 1002),
+        ("Kimi K2", 189, 924),
+        ("GPT OSS 120B", 1077, 33024),
+        ("Qwen3 30B-A3B", 277, 12040),
+        ("Qwen3 235B-A22B", 1306, 8816),
+    ],
 )
-def test_latent_attention_has_the_flops_that_nemo_counts(
+def test_latent_and_windowed_attention_has_the_flops_that_nemo_counts(
     name: str, teraflops: float, tokens_per_s: float
 ) -> None:
-    # NeMo AutoModel's performance summary: FLOP/s and tokens/s of a GPU, sequences of 4096 tokens.
+    # Summaries of AutoModel and Megatron-Bridge: rates of a GPU with sequences of 4096 tokens.
     model = named(name)
     assert model is not None
     counted = model.flops_per_token(4096, masked=True)
