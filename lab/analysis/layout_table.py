@@ -366,7 +366,7 @@ def _row(place: int, values: Mapping[str, Any], notes: str, *, timed: bool) -> L
         raise ValueError("no micro-batch size for a pipeline")
     machine = _machine(values, gpus)
     layout = Layout(
-        _sharing(values, data),
+        _sharing(values, data, framework.sharing),
         data=data,
         tensor=tensor,
         pipeline=pipeline,
@@ -490,13 +490,13 @@ def _parameters(values: Mapping[str, Any]) -> float | None:
     return quoted if quoted >= LEAST_PARAMETERS else None
 
 
-def _sharing(values: Mapping[str, Any], data: int) -> Sharing:
+def _sharing(values: Mapping[str, Any], data: int, unsaid: Sharing) -> Sharing:
     if data == 1:
         return "single"
     if (values.get("fsdp") or 0) > 1:
         return "fsdp"
     words = " ".join(str(values.get(name, "")) for name in ("sharding", "zero"))
-    return sharing(words) or "ddp"
+    return sharing(words) or unsaid
 
 
 def _recomputed(values: Mapping[str, Any]) -> Checkpointing:

@@ -19,7 +19,7 @@ import numpy.typing as npt
 from lab.config.run import value_bytes
 from lab.perfmodel.collectives import Level
 from lab.perfmodel.hardware import Machine
-from lab.perfmodel.layout import Candidate
+from lab.perfmodel.layout import Candidate, Sharing
 from lab.perfmodel.transformer import Transformer
 
 
@@ -30,7 +30,9 @@ class Framework:
     `pattern` matches the words by which a table names it. Stages of a `balanced` pipeline have
     equal FLOPs, including the head's; others equal layers. `sequence_parallel` says that its tensor
     parallelism splits sequences as well, `counts_recomputed` that its FLOP/s include recomputed
-    passes, `halves_attention` that they omit its masked half. Launches and products hide each other
+    passes, `halves_attention` that they omit its masked half. `sharing` is how its replicas share
+    state if a table does not say, and `hides_shards` that ZeRO's gradients are sent during the last
+    backward pass, as DDP's are. Launches and products hide each other
     as a p-norm with exponent `hides`: the higher it is, the more the longer one alone counts.
     `hides_sums` says that launches hide the sums of tensor parallelism as well. On more nodes than
     its `reach`, the transfers of a pipeline are delayed.
@@ -44,6 +46,8 @@ class Framework:
     sequence_parallel: bool = False
     counts_recomputed: bool = False
     halves_attention: bool = False
+    sharing: Sharing = "ddp"
+    hides_shards: bool = False
     hides: float = 2.0
     hides_sums: bool = False
     reach: float = math.inf
@@ -88,8 +92,16 @@ MEGATRON = Framework(
     counts_recomputed=True,
     coefficients={"scores": (5.9, 0.5)},
 )
-# NeMo and Megatron-Bridge: their tables give tokens/s and FLOP/s, which differ by this half.
-NEMO = Framework(name="nemo", pattern=r"\bnemo\b|megatron.?bridge", halves_attention=True)
+# NeMo and Megatron-Bridge: their tables give tokens/s and FLOP/s, which differ by this half. Their
+# recipes use a distributed optimizer with overlap_grad_reduce, and split sequences.
+NEMO = Framework(
+    name="nemo",
+    pattern=r"\bnemo\b|megatron.?bridge",
+    sequence_parallel=True,
+    halves_attention=True,
+    sharing="zero1",
+    hides_shards=True,
+)
 # torchtitan's tensor parallelism splits sequences: its Llama plans use SequenceParallel (2024).
 TORCHTITAN = Framework(name="torchtitan", pattern=r"torch.?titan", sequence_parallel=True)
 FRAMEWORKS = (NANOTRON, MEGATRON, NEMO, TORCHTITAN)
@@ -214,6 +226,7 @@ def _quantities(case: Case) -> dict[str, float]:
     gathered -= model.layers * model.routed / (tensor * stages) * value
     gathered_experts = model.layers * routed / (tensor * stages) * value
     whole = layout.sharing == "fsdp" and data > 1
+    hidden = layout.sharing == "ddp" or (case.framework.hides_shards and not whole)
     hops = 2 * (accum * layout.interleave + stages - 2) if stages > 1 else 0
     # A stage between two others sends and receives twice per micro-batch, the first and last once.
     transfers = accum * layout.interleave * min(4, 2 * (stages - 1)) + stages - 1
@@ -245,8 +258,8 @@ def _quantities(case: Case) -> dict[str, float]:
         if whole
         else 0.0,
         "gather_messages": 3 * longest * _messages(groups) if whole else 0.0,
-        # DDP sums gradients during the last micro-batch's backward pass, ZeRO after it.
-        "backward": longest * (passes - 1) / passes if layout.sharing == "ddp" else 0.0,
+        # DDP sums gradients during the last micro-batch's backward pass, most ZeRO after it.
+        "backward": longest * (passes - 1) / passes if hidden else 0.0,
         "data": 0.0 if whole else _sum(groups, shared) + _sum(expert_groups, experts),
         "data_messages": 0.0 if whole else 2 * buckets * _messages(groups),
         "stage": hops,

@@ -312,6 +312,26 @@ def test_a_size_around_a_table_is_not_that_of_its_rows() -> None:
     assert read_layouts(rows).rows[0].case.model.parameters == pytest.approx(6.74e9, rel=0.01)
 
 
+@pytest.mark.parametrize(
+    ("notes", "columns", "sharing"),
+    [
+        ("NeMo 25.11", {}, "zero1"),
+        ("Megatron-Bridge", {"FSDP": 0}, "zero1"),
+        ("Megatron-Bridge", {"FSDP": 4}, "fsdp"),
+        ("Megatron-Bridge", {"ZeRO": 2}, "zero2"),
+        ("our own", {}, "ddp"),
+    ],
+)
+def test_a_framework_shares_state_as_it_does_unless_the_table_says_otherwise(
+    notes: str, columns: dict[str, object], sharing: str
+) -> None:
+    rows = frame(**columns)
+    rows.attrs["notes"] = [notes]
+    layout = read_layouts(rows).rows[0].case.candidate.layout
+    assert layout.sharing == sharing
+    assert layout.sequence_parallel == (notes != "our own")
+
+
 def test_crashed_rows_have_no_time_and_stay_known() -> None:
     (row,) = read_layouts(frame(status="OOM")).rows
     assert row.failed and row.step_s is None

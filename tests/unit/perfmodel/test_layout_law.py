@@ -17,6 +17,7 @@ from lab.perfmodel.layout_law import (
     ANY,
     NAMES,
     NANOTRON,
+    NEMO,
     Case,
     LayoutLaw,
     expected,
@@ -133,6 +134,13 @@ def test_ddp_hides_its_gradients_behind_the_last_backward_pass_and_zero_does_not
     backward = parts["compute"] / 4 * 2 / 3
     assert parts["data parallelism"] == pytest.approx((backward**2 + sent**2) ** 0.5 - backward)
     assert both.parts(zero)["data parallelism"] == pytest.approx(sent)
+
+
+def test_a_framework_may_hide_the_gradients_of_its_shards() -> None:
+    law = only(flops=1.0, data=1.0)
+    ddp, zero = (case(data=16, sharing=sharing) for sharing in ("ddp", "zero1"))
+    hidden, waited, overlapped = law.predict([ddp, zero, replace(zero, framework=NEMO)])
+    assert hidden == pytest.approx(overlapped) and overlapped < waited
 
 
 def test_attention_counts_its_own_flops() -> None:
