@@ -76,11 +76,13 @@ SETTING = re.compile(
 )
 SET_RECOMPUTED = re.compile(r"\brecomput\w*\s*[=:]\s*(\w+)", re.IGNORECASE)
 ADAPTERS = re.compile(r"(?<![a-z])(?:q|do)?lora(?![a-z])", re.IGNORECASE)
+_DENIED = re.compile(r"\b(?:no|not|without|w/o|instead of)\s+[^\s,;.]+", re.IGNORECASE)
 _ACTIVE = re.compile(r"(?<=b)[ -]?a\d+(\.\d+)?b", re.IGNORECASE)  # of "30B-A3B"
 
 
 def settings(text: str) -> dict[str, Any]:
     """What a cell such as "tp2, pp32, mbs=1, recompute=full" says; nothing twice or doubtful."""
+    text = _DENIED.sub("", text)
     found: dict[str, set[Any]] = {}
     for name, value in SETTING.findall(text):
         found.setdefault(ABBREVIATED[name.lower()], set()).add(float(value))
@@ -139,7 +141,8 @@ def from_notes(
         used = {*precisions, values.get("precision")}
         values["gpu"], why = _gpu(notes, used)
         said.append(f"{values['gpu'].upper()} GPUs, {why}")
-    shared = [kind for kind, words in SHARINGS.items() if re.search(words, notes, re.IGNORECASE)]
+    text = _DENIED.sub("", notes)
+    shared = [kind for kind, words in SHARINGS.items() if re.search(words, text, re.IGNORECASE)]
     if len(shared) == 1 and not SHARED & set(known) and not re.search(r"\bddp\b", notes, re.I):
         values["sharding"] = shared[0]
         said.append(f"{shared[0]}, from the notes")

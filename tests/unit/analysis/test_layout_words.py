@@ -24,8 +24,10 @@ from lab.analysis.layout_words import from_notes, noted_model, settings
         ("zero1(dp2)+tp2+pp4", {"data": 2, "tensor": 2, "pipeline": 4, "sharding": "zero1"}),
         ("FSDP 4, CP 2", {"context": 2, "sharding": "fsdp"}),
         ("FSDP + torch.compile + Float8", {"sharding": "fsdp", "precision": "fp8"}),
-        ("TP=8 instead of TP=4", {}),
+        ("TP=8 instead of TP=4", {"tensor": 8}),
+        ("TP=8 and TP=4", {}),
         ("06-10", {}),
+        ("TP8, without FSDP, no fp8", {"tensor": 8}),
         ("http8", {}),
     ],
 )
