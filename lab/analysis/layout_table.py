@@ -56,6 +56,7 @@ BATCHES = ("global_batch", "micro_batch", "replica_batch", "batch_tokens", "batc
 LEAST_PARAMETERS = 1e5  # of a model: smaller counts lack their unit
 DENSE, MIXTURE = ("layers", "width"), ("layers", "width", "hidden", "experts", "active")
 AGREES = 0.02
+RULE = re.compile(r"\s*\|?(\s*:?-+:?\s*\|)+(\s*:?-+:?)?\s*")  # below the names in Markdown
 # What a row may lack, and what can be assumed instead.
 LACKING = {
     "no number of GPUs": "gpus=8",
@@ -134,7 +135,8 @@ def read_layouts(
     """
     frame = read_table(source) if isinstance(source, str | Path) else source
     name = str(frame.attrs.get("name", "rows"))
-    notes = " ".join([*map(str, frame.attrs.get("notes", ())), name.replace("_", " ")])
+    around = _prose(source) or frame.attrs.get("notes", ())
+    notes = " ".join([*map(str, around), name.replace("_", " ")])
     columns = meanings(frame)
     assumed = _assumed(assume or {})
     cells = _cells(frame, columns, assumed)
@@ -181,6 +183,15 @@ def read_layouts(
             "accumulation x replicas; this product is used"
         )
     return LayoutTable(tuple(rows), columns, tuple(assumptions), dict(left_out), name)
+
+
+def _prose(source: str | Path | pd.DataFrame) -> list[str]:
+    """All lines around the table of a Markdown file that has only one."""
+    if not isinstance(source, str | Path) or Path(source).suffix not in {".md", ".mdx"}:
+        return []
+    lines = Path(source).read_text(errors="replace").splitlines()
+    tables = sum(bool(RULE.fullmatch(line)) for line in lines)
+    return [line.strip("# \t") for line in lines if "|" not in line] if tables == 1 else []
 
 
 def _advice(reason: str) -> str:

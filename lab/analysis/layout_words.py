@@ -16,7 +16,8 @@ from lab.perfmodel.transformer import Transformer
 
 _OF, _COUNT = r"(?:[ _]size)?(?: of)?[ =:]*", r"(\d+)\b(?!\.\d)"
 NOTED = {
-    "sequence": r"\bseq(?:uence)?s?(?:[ _-]?len(?:gth)?s?)?(?: of)?[ =:]*(\d{3,7}|\d+k)\b"
+    "sequence": r"\bseq(?:uence)?s?(?:[ _-]?len(?:gth)?s?)?(?: of| is)?(?: set to)?[ =:]*"
+    r"(\d{1,3},\d{3}|\d{3,7}|\d+k)\b"
     r"|\b(\d{4,7}|\d+k)[ -](?:sequence|context)",
     "global_batch": rf"\bglobal[ _-]batch{_OF}{_COUNT}",
     "micro_batch": rf"\b(?:micro|per[ -](?:gpu|device))[ _-]?batch{_OF}{_COUNT}",
@@ -70,11 +71,17 @@ ABBREVIATED = {
     "tp": "tensor", "pp": "pipeline", "cp": "context", "ep": "expert", "dp": "data",
     "vp": "interleave", "vpp": "interleave", "mbs": "micro_batch", "gbs": "global_batch",
 }  # fmt: skip
-# "TP8", "tp=8", "PP 4", and in "zero1(dp2)+tp2".
+# "TP8", "tp=8", "PP 4", and in "zero1(dp2)+tp2"; "expert parallelism 8".
 SETTING = re.compile(
-    rf"(?<![a-z])({'|'.join(ABBREVIATED)})(?:[ _-]?size)?\s*[=:]?\s*(\d+)\b(?!\.\d)", re.IGNORECASE
+    rf"(?<![a-z])(?:({'|'.join(ABBREVIATED)})(?:[ _-]?size)?"
+    r"|(tensor|pipeline|context|expert|data)[ -]parallel(?:ism)?(?: size| degree)?(?: of)?)"
+    r"\s*[=:]?\s*(\d+)\b(?!\.\d)",
+    re.IGNORECASE,
 )
-SET_RECOMPUTED = re.compile(r"\brecomput\w*\s*[=:]\s*(\w+)", re.IGNORECASE)
+SHARDS = re.compile(r"\bfsdp(?:\s*[=:]\s*|\s+)(\d+)\b", re.IGNORECASE)  # FSDP2 is a version
+SET_RECOMPUTED = re.compile(
+    r"\brecomput\w*\s*[=:]\s*(\w+)|\b(full|selective|no) AC\b", re.IGNORECASE
+)
 ADAPTERS = re.compile(r"(?<![a-z])(?:q|do)?lora(?![a-z])", re.IGNORECASE)
 _DENIED = re.compile(r"\b(?:no|not|without|w/o|instead of)\s+[^\s,;.]+", re.IGNORECASE)
 _ACTIVE = re.compile(r"(?<=b)[ -]?a\d+(\.\d+)?b", re.IGNORECASE)  # of "30B-A3B"
@@ -82,11 +89,15 @@ _ACTIVE = re.compile(r"(?<=b)[ -]?a\d+(\.\d+)?b", re.IGNORECASE)  # of "30B-A3B"
 
 def settings(text: str) -> dict[str, Any]:
     """What a cell such as "tp2, pp32, mbs=1, recompute=full" says; nothing twice or doubtful."""
-    text = _DENIED.sub("", text)
     found: dict[str, set[Any]] = {}
-    for name, value in SETTING.findall(text):
-        found.setdefault(ABBREVIATED[name.lower()], set()).add(float(value))
-    found["recomputed"] = set(SET_RECOMPUTED.findall(text))
+    found["recomputed"] = {one.lower() or two.lower() for one, two in SET_RECOMPUTED.findall(text)}
+    text = _DENIED.sub("", text)
+    for short, name, value in SETTING.findall(text):
+        meant = ABBREVIATED[short.lower()] if short else name.lower()
+        found.setdefault(meant, set()).add(float(value))
+    for value in SHARDS.findall(text):
+        replicas = found.pop("data", {1.0})
+        found["data"] = {float(value) * many for many in replicas}
     found["precision"] = {precision(words) for words in NOTED_PRECISION.findall(text)}
     if shared := sharing(text):
         found["sharding"] = {shared}

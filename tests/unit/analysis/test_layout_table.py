@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from pathlib import Path
+
 import pandas as pd
 import pytest
 
@@ -330,6 +332,35 @@ def test_a_framework_shares_state_as_it_does_unless_the_table_says_otherwise(
     layout = read_layouts(rows).rows[0].case.candidate.layout
     assert layout.sharing == sharing
     assert layout.sequence_parallel == (notes != "our own")
+
+
+SETUP = """## Setup
+Llama3-8B, sequence length 8,192, local batch size 4. All jobs run on 128 H200 GPUs (FSDP2).
+## Results
+| Run | TPS/GPU |
+|---|---:|
+| eager | 8,330 |
+"""
+OTHER = (
+    SETUP
+    + """
+## More
+| Run | loss |
+|---|---:|
+| eager | 2.1 |
+"""
+)
+
+
+def test_in_a_document_with_one_table_all_text_belongs_to_it(tmp_path: Path) -> None:
+    path = tmp_path / "results.md"
+    path.write_text(SETUP)
+    (row,) = read_layouts(path).rows
+    assert row.case.candidate.layout.data == 128 and row.case.machine.gpu.name == "h200"
+    assert row.step_s == pytest.approx(4 * 8192 / 8330)
+    path.write_text(OTHER)
+    with pytest.raises(InputError, match="no sequence length"):
+        read_layouts(path)
 
 
 def test_crashed_rows_have_no_time_and_stay_known() -> None:

@@ -22,7 +22,9 @@ from lab.analysis.layout_words import from_notes, noted_model, settings
             },
         ),
         ("zero1(dp2)+tp2+pp4", {"data": 2, "tensor": 2, "pipeline": 4, "sharding": "zero1"}),
-        ("FSDP 4, CP 2", {"context": 2, "sharding": "fsdp"}),
+        ("FSDP 4, CP 2", {"context": 2, "data": 4, "sharding": "fsdp"}),
+        ("FSDP2 with expert parallelism 8", {"expert": 8, "sharding": "fsdp"}),
+        ("prime-rl, selective AC", {"recomputed": "selective"}),
         ("FSDP + torch.compile + Float8", {"sharding": "fsdp", "precision": "fp8"}),
         ("TP=8 instead of TP=4", {"tensor": 8}),
         ("TP=8 and TP=4", {}),
@@ -47,6 +49,7 @@ def test_a_caption_says_what_holds_for_all_rows() -> None:
     assert model.parameters == pytest.approx(70.6e9, rel=0.01)
     assert values == {
         "sequence": 8192, "global_batch": 512, "replica_batch": 16, "gpus": 256, "tensor": 8,
+        "data": 32,
         "gpu": "h100", "precision": "fp8", "recomputed": "full", "sharding": "fsdp",
     }  # fmt: skip
     assert "gpus 256, from the notes" in sentences
