@@ -10,7 +10,7 @@ import re
 from collections import Counter
 from collections.abc import Mapping, Sequence
 from contextlib import suppress
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -33,9 +33,11 @@ from lab.analysis.layout_columns import (
 from lab.analysis.layout_rates import flop_rate, is_rate_of_gpu, mfu_of, step_by_flops, step_by_rate
 from lab.analysis.layout_words import (
     ADAPTERS,
+    FASTER_GPU,
     SEQUENCE_PARALLEL,
     SHARED,
     SIZED,
+    UNNAMED,
     from_notes,
     precision,
     settings,
@@ -56,6 +58,7 @@ BATCHES = ("global_batch", "micro_batch", "replica_batch", "batch_tokens", "batc
 LEAST_PARAMETERS = 1e5  # of a model: smaller counts lack their unit
 DENSE, MIXTURE = ("layers", "width"), ("layers", "width", "hidden", "experts", "active")
 AGREES = 0.02
+MOST_REACHED = 0.76  # of an A100's peak, recomputed passes counted: FSDP of 70B reached 0.74
 RULE = re.compile(r"\s*\|?(\s*:?-+:?\s*\|)+(\s*:?-+:?)?\s*")  # below the names in Markdown
 # What a row may lack, and what can be assumed instead.
 LACKING = {
@@ -90,13 +93,17 @@ class LayoutRow:
 
 @dataclass(frozen=True)
 class LayoutTable:
-    """Rows of a table that can be predicted, how its columns were read, and why others were not."""
+    """Rows of a table that can be predicted, how its columns were read, and why others were not.
+
+    `inferred` is what the rows' own times reveal; rows without times need it, too.
+    """
 
     rows: tuple[LayoutRow, ...]
     columns: dict[str, str]
     assumptions: tuple[str, ...]
     left_out: dict[str, int] = field(default_factory=dict)
     name: str = "rows"
+    inferred: dict[str, str] = field(default_factory=dict)
 
     @property
     def measured(self) -> list[LayoutRow]:
@@ -170,6 +177,11 @@ def read_layouts(
             Problem(count(n, "row"), reason, _advice(reason)) for reason, n in left_out.items()
         ]
         raise InputError(name, problems or [Problem("table", "has no rows", "add one per layout")])
+    if UNNAMED in assumptions and any(map(_too_fast, rows)):
+        again = read_layouts(source, assume={**(assume or {}), "gpu": FASTER_GPU}, timed=timed)
+        slow = f"{UNNAMED.split()[0]}s are too slow for its rows"
+        why = f"{FASTER_GPU.upper()} GPUs, because the table names no GPU, and {slow}"
+        return replace(again, assumptions=(*again.assumptions, why), inferred={"gpu": FASTER_GPU})
     unstated = not any("expert" in values for values in every)
     if unstated and any(row.case.model.experts > 1 for row in rows):
         assumptions.append("the table gives no expert parallelism: each rank has all experts")
@@ -183,6 +195,20 @@ def read_layouts(
             "accumulation x replicas; this product is used"
         )
     return LayoutTable(tuple(rows), columns, tuple(assumptions), dict(left_out), name)
+
+
+def _too_fast(row: LayoutRow) -> bool:
+    """Whether a row's GPU cannot compute that fast."""
+    case, gpus = row.case, row.case.candidate.layout.world_size
+    if row.step_s is None:
+        return False
+    # What is not stated is not counted.
+    passes = case.passes if case.recomputed is None else 3.0
+    candidate = case.candidate
+    samples = candidate.micro_batch * candidate.grad_accum * candidate.layout.data
+    each = case.sequence * case.model.flops_per_token(case.sequence, passes=passes)
+    peak = case.machine.gpu.fastest(case.candidate.precision)
+    return samples * each / row.step_s / gpus > MOST_REACHED * peak
 
 
 def _prose(source: str | Path | pd.DataFrame) -> list[str]:
@@ -553,4 +579,4 @@ def fit_layouts(
     """
     table = read_layouts(rows, assume=assume)
     law = layout_law.fit(table.cases, table.step_s.tolist())
-    return FittedLayouts(law, table, dict(assume or {}))
+    return FittedLayouts(law, table, {**(assume or {}), **table.inferred})

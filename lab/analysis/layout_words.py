@@ -47,6 +47,8 @@ PRECISIONS = {
     "fp8": "fp8|float8",
     "fp4": "fp4",
 }
+USUAL_GPU, FASTER_GPU = "a100", "h100"  # where none is named
+UNNAMED = f"{USUAL_GPU.upper()} GPUs, because the table names no GPU"
 # Where no GPU is named, the first that computes in this precision.
 FIRST_WITH = {"fp8": "h100", "fp4": "b200"}
 # Notes name fp32 for other things, too, such as master weights.
@@ -187,7 +189,7 @@ def _gpu(notes: str, precisions: Collection[str | None]) -> tuple[str, str]:
     for kind, first in reversed(FIRST_WITH.items()):
         if kind in precisions:
             return first, f"because the table names no GPU, and earlier ones have no {kind}"
-    return "a100", "because the table names no GPU"
+    return USUAL_GPU, "because the table names no GPU"
 
 
 def _recomputed(notes: str, known: Collection[str], values: dict[str, Any]) -> list[str]:

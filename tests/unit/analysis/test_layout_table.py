@@ -363,6 +363,20 @@ def test_in_a_document_with_one_table_all_text_belongs_to_it(tmp_path: Path) -> 
         read_layouts(path)
 
 
+def test_a_table_without_a_gpu_has_one_that_is_fast_enough_for_it() -> None:
+    slow, fast = (
+        read_layouts(frame(System=None, **{"Tokens / sec / GPU": rate})) for rate in (4000, 9000)
+    )
+    assert slow.rows[0].case.machine.gpu.name == "a100"
+    assert fast.rows[0].case.machine.gpu.name == "h100"
+    assert any("A100s are too slow for its rows" in note for note in fast.notes)
+    rows = frame(System=None, **{"Tokens / sec / GPU": 9000})
+    untimed = rows.drop(columns="Tokens / sec / GPU")
+    predicted = lab.fit_layouts(rows).predict(untimed)["step_s"].iloc[0]
+    assert predicted == pytest.approx(fast.rows[0].step_s, rel=0.2)
+    assert read_layouts(frame(System="A100")).rows[0].case.machine.gpu.name == "a100"
+
+
 def test_crashed_rows_have_no_time_and_stay_known() -> None:
     (row,) = read_layouts(frame(status="OOM")).rows
     assert row.failed and row.step_s is None
