@@ -65,6 +65,7 @@ LACKING = {
     "no number of GPUs": "gpus=8",
     "no GPUs per node": "per_node=8",
     "no model and no model sizes": "model=llama3-8b",
+    "no GPU": "gpu=h100",
     "no sequence length": "sequence=4096",
     "no batch size": "global_batch=256",
     "no micro-batch size for a pipeline": "micro_batch=1",
@@ -380,6 +381,7 @@ def _lacks(values: Mapping[str, Any], *, timed: bool) -> list[str]:
     found = {
         nodes: _gpus(values) or values.get("data"),
         "no model and no model sizes": {*SIZED, "noted_model"} & values.keys(),
+        "no GPU": values.get("gpu"),
         "no sequence length": values.get("sequence"),
         "no batch size": any(map(values.get, BATCHES)),
         "no step time and no rate": not timed or any(measured),
@@ -459,6 +461,8 @@ def _batch(values: Mapping[str, Any], gpus: float, data: int) -> tuple[float, fl
         )
     micro = micro or batch / data / (accum or 1)
     passes = batch / data / micro
+    if micro < 0.999:
+        raise ValueError("less than one sequence for each replica")
     if passes < 0.999:
         raise ValueError("the global batch is smaller than a micro-batch on each rank")
     return batch, micro, passes

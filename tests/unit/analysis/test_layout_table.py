@@ -250,6 +250,9 @@ def test_all_that_rows_lack_is_named_at_once_with_what_can_be_assumed() -> None:
     ("columns", "message"),
     [
         ({"GPUs": None}, "no number of GPUs"),
+        ({"System": ""}, "no GPU; add a column for it, or assume .* --assume gpu=h100"),
+        ({"MBS": 0.5}, "less than one sequence for each replica"),
+        ({"MBS": None, "PP": 1, "GBS": 4}, "less than one sequence for each replica"),
         ({"MBS": None}, "no micro-batch size for a pipeline"),
         ({"DP": 2}, "dp x tp x pp x cp make 8 GPUs, not 16"),
         ({"DP": 8}, "dp x tp x pp x cp make 32 GPUs, not 16"),
