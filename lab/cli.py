@@ -570,6 +570,9 @@ def predict(
     if assume:
         problem = Problem("--assume", "is only for tables of layouts", "use it with --explain")
         raise InputError("predict", [problem])
+    if Path(study).is_file() and Path(study).suffix not in {".yaml", ".yml"}:
+        problem = Problem(study, "is a file, not a study", "for a table of layouts add --explain")
+        raise InputError("predict", [problem])
     began = time.perf_counter()
     predictions = lab.predict(
         lab.Study.load(study, quick=quick),

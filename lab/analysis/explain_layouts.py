@@ -95,8 +95,17 @@ def _explained(row: LayoutRow) -> Explanation:
         parts = law.parts(case)
         wait = max((name for name in parts if name != "compute"), key=lambda name: parts[name])
         share = parts[wait] / step
-        reasons = [f"inside the interval; besides compute, most goes to {wait} ({share:.0%})"]
+        what = _part(wait, case)
+        reasons = [f"inside the interval; besides compute, most goes to {what} ({share:.0%})"]
     return Explanation(row.place, measured, step, low, high, mfu, tuple(reasons))
+
+
+def _part(name: str, case: Case) -> str:
+    """A part of the step; that of tensor parallelism has the exchanges of other kinds, too."""
+    layout = case.candidate.layout
+    if name != "tensor parallelism" or layout.tensor > 1:
+        return name
+    return "expert parallelism" if layout.expert > 1 else "context parallelism"
 
 
 def _tokens(case: Case) -> float:
@@ -148,7 +157,9 @@ def _slower(case: Case, law: LayoutLaw, measured: float) -> list[str]:
     parts = law.parts(case)
     slow = max(parts, key=lambda name: parts[name])
     longer = 1 + (measured - sum(parts.values())) / parts[slow]
-    return [f"no link explains it; {slow} would have to take {longer:.1f} times as long"]
+    return [
+        f"no link explains it; {_part(slow, case)} would have to take {longer:.1f} times as long"
+    ]
 
 
 def _share_of_link(

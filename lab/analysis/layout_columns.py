@@ -7,7 +7,7 @@ import re
 from collections.abc import Sequence
 from typing import TYPE_CHECKING, Any
 
-from lab.analysis.audit.columns import IDEAL, guess, normal
+from lab.analysis.audit.columns import IDEAL, RANK, guess, normal
 from lab.analysis.audit.values import (
     BYTE_UNITS,
     COUNT_UNITS,
@@ -23,14 +23,16 @@ if TYPE_CHECKING:
 # Columns only layout tables have, by whole normalized name; the audit's guesses cover the rest.
 _SIZE = "(_?(size|degree|parallel(ism)?(_size|_degree)?|world_?size))?"
 _NUMBER_OF = "((n|num|number_of)_?)?"
-_COUNTED = "(_in)?(_([kmbt]|bn|millions?|billions?))?"
+_COUNTED = "(_in)?_([kmbt]|bn|millions?|billions?)"
+# Not what a GPU uses: a share or a rate, or other memory.
+_NOT_USED = r".*(percent|pct|util|bandwidth|cpu|host|overhead|saved|reduction|(^|_)total(_|$))"
 NAMES = {
     "tensor": rf"tp{_SIZE}|tensor(_model)?_parallel(ism)?(_size|_degree)?",
     "pipeline": rf"pp{_SIZE}|pipeline(_model)?_parallel(ism)?(_size|_degree)?",
     "context": rf"cp{_SIZE}|context_parallel(ism)?(_size|_degree)?",
     "expert": rf"ep{_SIZE}|expert(_model)?_parallel(ism)?(_size|_degree)?",
     "data": rf"dp{_SIZE}|data_parallel(ism)?(_size|_degree)?",
-    "sequence_parallel": rf"(use_)?(sp{_SIZE}|seq(uence)?_parallel(ism)?(_size|_degree)?)",
+    "sequence_parallel": rf"(use_)?(sp{_SIZE}|seq(uence)?_parallel(ism)?(_world)?(_size|_degree)?)",
     "interleave": r"vp|vpp|virtual_pipeline.*|interleav.*",
     "zero": r"zero_?[123]?(_?(stage|level))?|zs|ds_zero.*",
     "fsdp": "fsdp(_size)?",
@@ -45,17 +47,24 @@ NAMES = {
     "experts": rf"{_NUMBER_OF}experts",
     "active": rf"{_NUMBER_OF}(activ(e|ated)_experts|experts_per_tok(en)?)|(moe_(router_)?)?top_?k",
     "recomputed": r"(act(ivations?)?_|grad(ient)?_)?(checkpoint(ing|s)?|ckpt|recomput.*)|ac",
-    "memory": r".*(memory|vram)(_.*)?|peak_mem(_.*)?|mem(_gb|_gib)?",
+    "memory": rf"(?!{_NOT_USED})(.*(memory|vram|gpu_ram)(_.*)?|((peak|max)_)?(mem|reserved)(_.*)?)",
     "status": r"status|result|outcome|state",
-    "sequence": r"(max_?)?(seq(uence)?|context|ctx)_?len(gth)?(_t(okens)?)?|seq_?len|seq",
-    "micro_batch": r"(micro|per_?gpu|device|local)_?(batch)_?(size)?(_per_gpu)?|mbs|microbatch",
+    "sequence": r"((max|packed)_?)?(seq(uence)?|context|ctx)(_?(len(gth)?|size|window))?"
+    r"(_t(okens)?)?|seq_?len|max_?len(gth)?|cutoff_?len|tokens_per_(sample|seq(uence)?)",
+    "micro_batch": r"(micro|per_?gpu|device)_?(batch)_?(size)?(_per_gpu)?|mbs|microbatch",
     "global_batch": r"(global|total)_?(train_)?batch_?(size)?|gbs",
     "batch": r"(mini_?|train(ing)?_?)?(batch(_?size)?|bsz?)",
+    "batch_tokens": r"((global|total|train(ing)?)_?)?(batch(_?size)?|bsz?|gbs)(_in)?(_[km])?"
+    r"_tok(en)?s?|tokens_per_(global_)?(batch|step|iter(ation)?)",
+    "replica_batch": r"(batch(_?size)?|bsz?)_per_(dp|(model_)?replica|dp_(rank|group))"
+    r"|local_(batch(_?size)?|bsz?)|lbs",
+    "gpus": r"gpus_(num(ber)?|count)",
     "accum": r"grad(ient)?_?acc(um)?(ulation)?(_steps)?|gas?|accumulation(_steps)?|micro_num",
-    "parameters": rf"{_NUMBER_OF}((model|total)_)?param(eter)?s{_COUNTED}",
+    "parameters": rf"{_NUMBER_OF}((model|total)_)?param(eter)?s({_COUNTED})?"
+    rf"|(model|(model_)?size){_COUNTED}",
     "mfu": r"(model_flops?_utili[sz]ation|mfu)(_pct|_percent)?",
     "remarks": r"(foot)?notes?|remarks?|comments?|(\w+_)?optimi[sz]ations?|parallelism"
-    r"|parallel(ism)?_(strategy|config(uration)?)|config(uration)?|setup",
+    r"|parallel(ism)?_(strategy|config(uration)?)|config(uration)?|setup|techniques?|method|recipe",
 }
 DEGREES = ("tensor", "pipeline", "context", "expert")
 # What a step did, most direct first; FLOPS also if they are those of all GPUs.
@@ -77,25 +86,36 @@ GUESSED = {
     "grad_accum": "accum", "precision": "precision", "device": "gpu", "parameters": "parameters",
     "sequence_length": "sequence",
 }  # fmt: skip
-# TGS are tokens per GPU and second.
-TOKENS = r"tok|(^|_)(t_per_s|tps|tgs)"
-RATE = re.compile(rf"({TOKENS}|sampl|imag|seq|(^|_)s_per_s)")
-PER_SECOND = re.compile(r"per_s|throughput|tok_s|(^|_)t[pg]s(_|$)")
+# TGS are tokens per GPU and second, WPS words per second.
+TOKENS = r"tok|(^|_)(t_per_s|tps|tgs|wps)"
+RATE = re.compile(rf"({TOKENS}|samp|imag|seq|(^|_)s_per_s)")
+PER_SECOND = re.compile(r"per_s(ecs?|econds?)?(_|$)|throughput|tok_s|(^|_)(t[pg]|wp)s(_|$)")
+PER_GPU = re.compile(f"_per_({RANK})|gpu|tgs")
+# Of "k tokens/s", "Ktok/s" and "tokens/s (M)".
+MULTIPLE = re.compile(r"(?:^|_)([km])_?(?=tok|samp|seq)|per_s(?:ec|econd)?(?:_per_\w+?)?_([km])$")
+SPEED = r"((train(ing)?|total|avg|average)_)*(speed|throughput|performance)"
 FLOP_RATE = re.compile(r"(^|_)(t|tera_?|p|peta_?)flops?(_|$)")
 NO_FLOP_RATE = re.compile(
     rf"{IDEAL}|percent|pct|util|peak|_per_(step|iter|tok|sampl|seq|batch|layer)"
 )
-# In lengths of sequences K is 1024.
+_SCALES = {"k": 1e3, "m": 1e6}
+_LENGTHS = {"k": 2.0**10, "m": 2.0**20}
+_RATES = _SCALES | dict.fromkeys(("tps", "tgs", "wps"), 1.0)
+# In lengths of sequences, and in tokens per batch, K is 1024.
 UNITS = {
     "time": TIME_UNITS,
     "memory": BYTE_UNITS,
     "parameters": COUNT_UNITS | {"b": 1e9, "t": 1e12},
-    "sequence": {"k": 2.0**10, "m": 2.0**20},
+    "sequence": _LENGTHS,
+    "batch_tokens": _LENGTHS,
+    **dict.fromkeys(RATES, _RATES),
     **{prefix + name: FLOPS_UNITS for prefix in ("", ALL_GPUS) for name in FLOPS},
 }
 LABEL = re.compile(r"[\d.,]+\s*([mbt])(n|illions?)?", re.IGNORECASE)
+MOST_MEMORY = 1e12  # bytes of a GPU
 LEAST_WIDTH, WIDTH_STEP = 64, 32  # of models: other numbers for a size count parameters
 NO = re.compile(r"(false|0|0\.0|off|no(ne|t)?\b.*|without\b.*)?")
+YES, SWITCHED_ON = re.compile("true|on|yes|y|✓|✅"), 2.0  # of more than one rank
 FAILED = re.compile("oom|out of memory|crash|fail|error|killed|timeout", re.IGNORECASE)
 EMPTY = (MISSING | {"<na>"}) - {"oom", "failed", "fail", "error"}
 
@@ -114,7 +134,7 @@ def _meaning(column: str, cells: Sequence[Any]) -> str | None:
     stem = normal(column.strip(" #"))
     if RATE.search(stem) and PER_SECOND.search(stem) and "flop" not in stem:
         things = "tokens" if re.search(TOKENS, stem) else "samples"
-        return f"{things}_per_gpu" if re.search("gpu|tgs", stem) else things
+        return f"{things}_per_gpu" if PER_GPU.search(stem) else things
     if FLOP_RATE.search(stem) and not NO_FLOP_RATE.search(stem):
         return _flops(stem)
     named = next((name for name, names in NAMES.items() if re.fullmatch(names, stem)), None)
@@ -122,10 +142,20 @@ def _meaning(column: str, cells: Sequence[Any]) -> str | None:
         return named
     if re.fullmatch("system|gpu_?(type|model|name)|hardware", stem):
         return "gpu"
-    guessed = guess(column)
+    if re.fullmatch(SPEED, stem):
+        unit = _unit(cells)
+        return "time" if unit in TIME_UNITS else unit and _meaning(f"{column} {unit}", ())
+    guessed = guess(re.sub(rf"^{SPEED}_", "", stem) if re.match(SPEED, stem) else column)
     if guessed and guessed.canonical == "time" and guessed.per == "step":
         return "time"
     return GUESSED.get(guessed.canonical) if guessed else None
+
+
+def _unit(cells: Sequence[Any]) -> str:
+    """The unit of a column's cells, such as samples/s of "17 samples/s"; "" if they disagree."""
+    found = [re.fullmatch(r"[\d.,]+\s*([a-z][a-z/ ]*)", _text(cell).lower()) for cell in cells]
+    units = {match[1] for match in found if match} - {"oom"}
+    return units.pop() if len(units) == 1 else ""
 
 
 def _flops(stem: str) -> str:
@@ -138,14 +168,14 @@ def _flops(stem: str) -> str:
 
 def _by_cells(stem: str, cells: Sequence[Any]) -> str | None:
     """The meaning of a column whose cells tell it: numbers or words."""
-    if not re.fullmatch(r"gpus?|(model_?)?size", stem):
+    if not re.fullmatch(r"gpus?|(model_?)?size|llm", stem):
         return None
     values = [number(cell) for cell in cells if _text(cell).lower() not in EMPTY]
     if stem.startswith("gpu"):
         return "gpus" if any(map(math.isfinite, values)) else "gpu"
     if not all(map(math.isfinite, values)):
         return "size"
-    if stem == "size":
+    if stem in {"size", "llm"}:
         return None
     widths = all(value >= LEAST_WIDTH and value % WIDTH_STEP == 0 for value in values)
     return "width" if widths else "parameters"
@@ -158,10 +188,14 @@ def column_values(meant: str, column: str, cells: Sequence[Any]) -> list[Any]:
     """
     factor = _factor(meant, column, cells)
     values = [_cell(meant, column, cell, factor) for cell in cells]
+    if meant == "time" and (guessed := guess(column)) and guessed.inverse:  # steps per second
+        values = [value and 1 / value for value in values]
     if meant in DEGREES and any(value is not None for value in values):
         return [math.nan if value is None else value for value in values]
     if meant == "sequence_parallel" and not any(number(value) > 1 for value in values):
         return ["on" if number(value) == 1 else value for value in values]
+    if meant == "fsdp" and any(NO.fullmatch(_text(cell).lower()) for cell in cells):
+        return [SWITCHED_ON if value == 1 else value for value in values]
     if meant in {"model", "size"} and (label := _label(cells)):
         return [f"{value}{label}" if math.isfinite(number(value)) else value for value in values]
     return values
@@ -192,8 +226,12 @@ def _factor(meant: str, column: str, cells: Sequence[Any]) -> float:
     name = normal(column)
     if meant in {"time", "memory"}:
         guessed = guess(column)
-        unstated = 1.0 if meant == "time" else 1e9
+        unstated = 1.0 if meant == "time" else BYTE_UNITS.get(name.split("_")[-1], 0.0)
+        unstated = unstated or _unit_of_memory(cells)
         return guessed.factor if guessed and guessed.factor else unstated
+    if meant in RATES:
+        multiple = MULTIPLE.search(name)
+        return _SCALES[multiple[1] or multiple[2]] if multiple else 1.0
     if meant.endswith("flops"):
         return 1e15 if re.search(r"(^|_)p(eta_?)?flop", name) else 1e12
     if meant == "mfu":
@@ -203,6 +241,12 @@ def _factor(meant: str, column: str, cells: Sequence[Any]) -> float:
     if meant == "parameters" and unit not in units:
         unit = _label(cells) or ""
     return units.get(unit, 1.0)
+
+
+def _unit_of_memory(cells: Sequence[Any]) -> float:
+    """GB, or MB or bytes where no GPU has as many GB."""
+    most = max((value for cell in cells if (value := number(cell)) > 0), default=0.0)
+    return next(unit for unit in (1e9, 1e6, 1.0) if unit == 1 or most * unit < MOST_MEMORY)
 
 
 def _cell(meant: str, column: str, cell: Any, factor: float) -> Any:
@@ -219,6 +263,8 @@ def _cell(meant: str, column: str, cell: Any, factor: float) -> Any:
         return text
     if meant in DEGREES and NO.fullmatch(text.lower()):
         return 1.0
+    if meant == "fsdp" and YES.fullmatch(text.lower()):
+        return SWITCHED_ON
     if crashed(meant, text):
         return None
     value = number(cell, units=UNITS.get(meant), factor=factor)

@@ -10,19 +10,17 @@ import re
 from collections import Counter
 from collections.abc import Mapping, Sequence
 from contextlib import suppress
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
 from lab.analysis.audit.text_table import read_table
-from lab.analysis.audit.values import COUNT_UNITS, number
+from lab.analysis.audit.values import COUNT_UNITS, number, ranks_of
 from lab.analysis.layout_columns import (
-    ALL_GPUS,
     ASSUMED,
     FAILED,
-    FLOPS,
     NO,
     RATES,
     TEXT,
@@ -31,6 +29,19 @@ from lab.analysis.layout_columns import (
     crashed,
     meanings,
     stage,
+)
+from lab.analysis.layout_rates import flop_rate, is_rate_of_gpu, mfu_of, step_by_flops, step_by_rate
+from lab.analysis.layout_words import (
+    ADAPTERS,
+    FASTER_GPU,
+    SEQUENCE_PARALLEL,
+    SHARED,
+    SIZED,
+    UNNAMED,
+    from_notes,
+    precision,
+    settings,
+    sharing,
 )
 from lab.errors import InputError, Problem, nearest
 from lab.formatting import count
@@ -43,44 +54,23 @@ from lab.perfmodel.transformer import Transformer
 if TYPE_CHECKING:
     import pandas as pd
 
-NOTED = {
-    "sequence": r"sequences?(?: length| of)?[ =:]*(\d{3,7})",
-    "global_batch": r"global batch(?: size| of)?[ =:]*(\d+)",
-    "per_node": r"x ?(\d+) per node|(\d+) GPUs per node",
-}
-# The first matching words count.
-SHARINGS: dict[Sharing, str] = {
-    "fsdp": r"full_?shard|fsdp|hsdp|hybrid_?shard|zero\W?3",
-    "zero2": r"shard_?grad|zero\W?2",
-    "zero1": r"zero\W?1",
-}
-PRECISIONS = {
-    "fp32": "fp32|float32",
-    "tf32": "tf32",
-    "fp16": "fp16|half|amp",
-    "fp8": "fp8|float8",
-    "fp4": "fp4",
-}
-# Notes name fp32 for other things, too, such as master weights.
-NOTED_PRECISION = re.compile(
-    r"\b((?:mx|nv)?fp-?[48]|[fb]p?f?-?16|[ft][pf]-?32(?= precision))\b", re.IGNORECASE
-)
-# "TP8+SP", "sp=8", "without sequence parallelism"; a number is the size of its groups.
-SEQUENCE_PARALLEL = re.compile(
-    r"(\b(?:no|not|without|w/o)\s+)?(?:\bsequence.?parallel(?:ism)?|(?<![a-z])sp)(?![a-z])"
-    r"(?:\s*[=:]\s*)?(\d+|off|false|no(?:ne)?\b)?",
-    re.IGNORECASE,
-)
-# Notes also explain abbreviations.
-NOTED_SEQUENCE_PARALLEL = re.compile(
-    r"\b(?:with|using|uses?|without)\s+sequence.parallel(?:ism)?", re.IGNORECASE
-)
+BATCHES = ("global_batch", "micro_batch", "replica_batch", "batch_tokens", "batch")
 LEAST_PARAMETERS = 1e5  # of a model: smaller counts lack their unit
 DENSE, MIXTURE = ("layers", "width"), ("layers", "width", "hidden", "experts", "active")
-ADVICE = (
-    "needed: GPUs, model or its sizes, sequence length, batch, and a step time or a rate; what the "
-    "table lacks can be assumed (--assume NAME=VALUE)"
-)
+AGREES = 0.02
+MOST_REACHED = 0.76  # of an A100's peak, recomputed passes counted: FSDP of 70B reached 0.74
+RULE = re.compile(r"\s*\|?(\s*:?-+:?\s*\|)+(\s*:?-+:?)?\s*")  # below the names in Markdown
+# What a row may lack, and what can be assumed instead.
+LACKING = {
+    "no number of GPUs": "gpus=8",
+    "no GPUs per node": "per_node=8",
+    "no model and no model sizes": "model=llama3-8b",
+    "no GPU": "gpu=h100",
+    "no sequence length": "sequence=4096",
+    "no batch size": "global_batch=256",
+    "no micro-batch size for a pipeline": "micro_batch=1",
+    "no step time and no rate": "",
+}
 
 
 @dataclass(frozen=True)
@@ -99,17 +89,22 @@ class LayoutRow:
     quoted_parameters: float | None = None
     quoted_mfu: float | None = None
     quoted_batch: float | None = None  # if it is not what ran
+    rate_of_gpu: bool = False  # its rate is that of each GPU, though not named so
 
 
 @dataclass(frozen=True)
 class LayoutTable:
-    """Rows of a table that can be predicted, how its columns were read, and why others were not."""
+    """Rows of a table that can be predicted, how its columns were read, and why others were not.
+
+    `inferred` is what the rows' own times reveal; rows without times need it, too.
+    """
 
     rows: tuple[LayoutRow, ...]
     columns: dict[str, str]
     assumptions: tuple[str, ...]
     left_out: dict[str, int] = field(default_factory=dict)
     name: str = "rows"
+    inferred: dict[str, str] = field(default_factory=dict)
 
     @property
     def measured(self) -> list[LayoutRow]:
@@ -148,17 +143,25 @@ def read_layouts(
     """
     frame = read_table(source) if isinstance(source, str | Path) else source
     name = str(frame.attrs.get("name", "rows"))
-    notes = " ".join([*map(str, frame.attrs.get("notes", ())), name.replace("_", " ")])
+    around = _prose(source) or frame.attrs.get("notes", ())
+    notes = " ".join([*map(str, around), name.replace("_", " ")])
     columns = meanings(frame)
-    defaults, assumptions = _defaults(columns, notes, _assumed(assume or {}))
-    every = [defaults | cells for cells in _cells(frame, columns, defaults)]
+    assumed = _assumed(assume or {})
+    cells = _cells(frame, columns, assumed)
+    precisions = {precision(str(row["precision"])) for row in cells if "precision" in row}
+    defaults, assumptions = from_notes(notes, {*columns, *assumed}, precisions)
+    every = [defaults | assumed | row for row in cells]
     if "batch" in columns and (meant := _meaning_of_batch(every)):
         every = [{meant: values.get("batch")} | values for values in every]
         what = "a whole step" if meant == "global_batch" else "one micro-batch"
         assumptions.append(f"{columns['batch']!r} is that of {what}, by the other columns")
+    if sum(map(_as_context, every)):
+        assumptions.append(
+            "sequence parallelism without tensor parallelism is counted as context parallelism"
+        )
     if any(re.search("hsdp|hybrid", str(values.get("sharding", "")).lower()) for values in every):
         assumptions.append("HSDP is counted as FSDP over all replicas")
-    if any(map(_flop_rate, every)):
+    if any(map(flop_rate, every)):
         attention = "half of attention" if named_framework(notes).halves_attention else "attention"
         assumptions.append(
             f"step times follow from FLOP/s: 6 FLOPs per token and parameter, plus {attention}"
@@ -171,17 +174,60 @@ def read_layouts(
         except ValueError as error:
             left_out[str(error)] += 1
     if not rows:
-        problems = [Problem(count(n, "row"), reason, ADVICE) for reason, n in left_out.items()]
-        raise InputError(name, problems or [Problem("table", "has no rows", ADVICE)])
+        problems = [
+            Problem(count(n, "row"), reason, _advice(reason)) for reason, n in left_out.items()
+        ]
+        raise InputError(name, problems or [Problem("table", "has no rows", "add one per layout")])
+    if UNNAMED in assumptions and any(map(_too_fast, rows)):
+        again = read_layouts(source, assume={**(assume or {}), "gpu": FASTER_GPU}, timed=timed)
+        slow = f"{UNNAMED.split()[0]}s are too slow for its rows"
+        why = f"{FASTER_GPU.upper()} GPUs, because the table names no GPU, and {slow}"
+        return replace(again, assumptions=(*again.assumptions, why), inferred={"gpu": FASTER_GPU})
     unstated = not any("expert" in values for values in every)
     if unstated and any(row.case.model.experts > 1 for row in rows):
         assumptions.append("the table gives no expert parallelism: each rank has all experts")
+    if own := sum(row.rate_of_gpu for row in rows):
+        assumptions.append(
+            f"{count(own, 'row')}: the rate is that of each GPU, by the row's own FLOP/s or MFU"
+        )
     if others := sum(row.quoted_batch is not None for row in rows):
         assumptions.append(
             f"{count(others, 'row')} quote{'s' * (others == 1)} a batch other than micro-batch x "
             "accumulation x replicas; this product is used"
         )
     return LayoutTable(tuple(rows), columns, tuple(assumptions), dict(left_out), name)
+
+
+def _too_fast(row: LayoutRow) -> bool:
+    """Whether a row's GPU cannot compute that fast."""
+    case, gpus = row.case, row.case.candidate.layout.world_size
+    if row.step_s is None:
+        return False
+    # What is not stated is not counted.
+    passes = case.passes if case.recomputed is None else 3.0
+    candidate = case.candidate
+    samples = candidate.micro_batch * candidate.grad_accum * candidate.layout.data
+    each = case.sequence * case.model.flops_per_token(case.sequence, passes=passes)
+    peak = case.machine.gpu.fastest(case.candidate.precision)
+    return samples * each / row.step_s / gpus > MOST_REACHED * peak
+
+
+def _prose(source: str | Path | pd.DataFrame) -> list[str]:
+    """All lines around the table of a Markdown file that has only one."""
+    if not isinstance(source, str | Path) or Path(source).suffix not in {".md", ".mdx"}:
+        return []
+    lines = Path(source).read_text(errors="replace").splitlines()
+    tables = sum(bool(RULE.fullmatch(line)) for line in lines)
+    return [line.strip("# \t") for line in lines if "|" not in line] if tables == 1 else []
+
+
+def _advice(reason: str) -> str:
+    """What to do about rows that lack something."""
+    if not (lacking := [what for what in LACKING if what in reason.split(", ")]):
+        return ""
+    assumed = " ".join(f"--assume {LACKING[what]}" for what in lacking if LACKING[what])
+    columns = "add a column for it" if len(lacking) == 1 else "add columns for them"
+    return f"{columns}, or assume the same for all rows, such as {assumed}" if assumed else columns
 
 
 def _assumed(assume: Mapping[str, Any]) -> dict[str, Any]:
@@ -203,63 +249,42 @@ def _assumed(assume: Mapping[str, Any]) -> dict[str, Any]:
 
 
 def _cells(
-    frame: pd.DataFrame, columns: Mapping[str, str], defaults: Mapping[str, Any]
+    frame: pd.DataFrame, columns: Mapping[str, str], assumed: Mapping[str, Any]
 ) -> list[dict[str, Any]]:
-    """What the cells of each row say; a row that crashed says so as its status."""
+    """What the cells of each row say, numbers before words; a crash is said as its status."""
     rows: list[dict[str, Any]] = [{} for _ in range(len(frame))]
     for meant, column in columns.items():
         cells = frame[column].tolist()
         for row, cell, value in zip(rows, cells, column_values(meant, column, cells), strict=True):
-            unknown = value is None or (value != value and meant in defaults)
+            unknown = value is None or (value != value and meant in assumed)
             if not unknown:
                 row[meant] = value
             if crashed(meant, cell):
                 row["status"] = str(cell)
-    return rows
+    texts = frame.to_numpy().tolist()
+    return [_told(row, texts[place]) | row for place, row in enumerate(rows)]
 
 
-def _defaults(
-    columns: Mapping[str, str], notes: str, assume: dict[str, Any]
-) -> tuple[dict[str, Any], list[str]]:
-    values: dict[str, Any] = {}
-    assumptions = []
-    for meant, pattern in NOTED.items():
-        if meant not in columns and (match := re.search(pattern, notes, re.IGNORECASE)):
-            values[meant] = float(match[1] or match[2])
-            assumptions.append(f"{meant.replace('_', ' ')} {values[meant]:g}, from the notes")
-    if "precision" not in {*columns, *assume}:
-        named = {_precision(words) for words in NOTED_PRECISION.findall(notes)}
-        if len(named) == 1:
-            values["precision"] = named.pop()
-            assumptions.append(f"{values['precision']}, from the notes")
-        else:
-            assumptions.append("the table does not say which precision: bf16 is assumed")
-    gpu = named_gpu(notes)
-    if "gpu" not in columns and "gpu" not in assume:
-        values["gpu"] = gpu.name if gpu else "a100"
-        by = "from the notes" if gpu else "because the table names no GPU"
-        assumptions.append(f"{values['gpu'].upper()} GPUs, {by}")
-    if "sequence_parallel" not in {*columns, *assume}:
-        said = {match.lower() for match in NOTED_SEQUENCE_PARALLEL.findall(notes)}
-        if len({words.startswith("without") for words in said}) == 1:
-            values["sequence_parallel"] = "off" if said.pop().startswith("without") else "on"
-            assumptions.append(
-                f"sequence parallelism {values['sequence_parallel']}, from the notes"
-            )
-    if "recomputed" not in columns and "recomputed" not in assume:
-        full = r"full (activation )?(recomputation|recompute|checkpoint)"
-        timed = {"time", *RATES} & columns.keys()
-        unlabelled = {"flops", ALL_GPUS + "flops"} & columns.keys()
-        if re.search(full, notes, re.IGNORECASE):
-            values["recomputed"] = "full"
-        elif named_framework(notes).counts_recomputed and unlabelled and not timed:
-            values["recomputed"] = "full"
-            assumptions.append("full recomputation, which this framework's formula of FLOPs counts")
-        else:
-            assumptions.append(
-                "the table does not say whether activations are recomputed: half are assumed"
-            )
-    return values | assume, assumptions
+def _told(row: Mapping[str, Any], cells: Sequence[Any]) -> dict[str, Any]:
+    """What the words of a row say: settings, the number of its GPUs, adapters."""
+    told = settings(" ".join(str(row.get(name, "")) for name in ("sharding", "remarks")))
+    if SHARED & row.keys():
+        told.pop("sharding", None)
+    if (gpus := ranks_of(row.get("gpu", ""))[0]) and math.isfinite(gpus):
+        told["gpus"] = gpus
+    if any(isinstance(cell, str) and ADAPTERS.search(cell) for cell in cells):
+        told["adapters"] = True
+    return told
+
+
+def _as_context(values: dict[str, Any]) -> bool:
+    """Enter groups of sequence parallelism as context parallelism if a row knows of neither that
+    nor tensor parallelism."""
+    groups = number(values.get("sequence_parallel"))
+    if not groups > 1 or {"tensor", "context"} & values.keys():
+        return False
+    values |= {"context": groups, "sequence_parallel": "off"}
+    return True
 
 
 def _meaning_of_batch(rows: Sequence[Mapping[str, Any]]) -> str | None:
@@ -284,8 +309,11 @@ def _ranks(values: Mapping[str, Any]) -> tuple[float, int]:
     gpus = _gpus(values)
     data = _whole(values, "data", (gpus or split) / split)
     gpus = gpus or data * split
-    if gpus % split or data * split > gpus:
-        raise ValueError(f"{gpus:g} GPUs are not a multiple of tp x pp x cp")
+    if gpus % split:
+        raise ValueError(f"{gpus:g} GPUs are not a multiple of tp x pp x cp = {split}")
+    stated = data * split if values.get("data") else round(gpus)
+    if gpus not in {stated, stated * _whole(values, "fsdp")}:
+        raise ValueError(f"dp x tp x pp x cp make {count(stated, 'GPU')}, not {gpus:g}")
     return gpus, round(gpus / split)
 
 
@@ -346,18 +374,38 @@ def _sequence_parallel(values: Mapping[str, Any], tensor: int, unsaid: bool) -> 
     return unsaid
 
 
+def _lacks(values: Mapping[str, Any], *, timed: bool) -> list[str]:
+    """What a row does not say, as in LACKING."""
+    nodes = "no GPUs per node" if values.get("nodes") else "no number of GPUs"
+    measured = (*map(values.get, ("time", *RATES)), flop_rate(values))
+    found = {
+        nodes: _gpus(values) or values.get("data"),
+        "no model and no model sizes": {*SIZED, "noted_model"} & values.keys(),
+        "no GPU": values.get("gpu"),
+        "no sequence length": values.get("sequence"),
+        "no batch size": any(map(values.get, BATCHES)),
+        "no step time and no rate": not timed or any(measured),
+    }
+    return [what for what, value in found.items() if not value]
+
+
 def _row(place: int, values: Mapping[str, Any], notes: str, *, timed: bool) -> LayoutRow:
     """A row of a table; raises ValueError with what it lacks."""
+    failed = bool(FAILED.search(str(values.get("status", ""))))
+    if lacks := _lacks(values, timed=timed and not failed):
+        raise ValueError(", ".join(lacks))
+    if values.get("adapters"):
+        raise ValueError("LoRA trains adapters only, whereas all weights are assumed to be trained")
     gpus, data = _ranks(values)
     tensor, pipeline, context = _degrees(values)
-    sequence = values.get("sequence")
-    if not sequence:
-        raise ValueError("no sequence length")
+    sequence = values["sequence"]
     model, framework = _model(values, notes), named_framework(notes)
-    batch, micro, passes = _batch(values, data)
+    batch, micro, passes = _batch(values, gpus, data)
+    if pipeline > 1 and not (values.get("micro_batch") or values.get("accum")):
+        raise ValueError("no micro-batch size for a pipeline")
     machine = _machine(values, gpus)
     layout = Layout(
-        _sharing(values, data),
+        _sharing(values, data, framework.sharing),
         data=data,
         tensor=tensor,
         pipeline=pipeline,
@@ -372,45 +420,59 @@ def _row(place: int, values: Mapping[str, Any], notes: str, *, timed: bool) -> L
         round(micro),
         max(round(passes), 1),
         _recomputed(values),
-        _precision(str(values.get("precision", "bf16"))),
+        precision(str(values.get("precision", "bf16"))),
     )
     # If nothing is stated, half a pass is the smaller error either way.
     recomputed = None if "recomputed" in values else 0.5
     case = Case(model, int(sequence), candidate, machine, recomputed, framework)
-    failed = bool(FAILED.search(str(values.get("status", ""))))
-    step_s = None if failed else _step(values, gpus, batch, sequence)
+    step_s = None if failed else step_by_rate(values, gpus, batch, sequence)
     if step_s is None and timed and not failed:
-        step_s = _step_by_flops(values, case, gpus, batch)
+        step_s = step_by_flops(values, case, gpus, batch)
+    rate_of_gpu = step_s is not None and is_rate_of_gpu(values, case, gpus, batch, step_s)
+    if step_s is not None and rate_of_gpu:
+        step_s /= gpus
     memory = values.get("memory")
     parameters = _parameters(values) or transformer.size(_name(values))
-    mfu = values.get("mfu")
-    mfu = mfu / 100 if mfu and mfu > 1.5 else mfu  # per cent, though not labelled so
+    mfu = mfu_of(values)
     quoted = values.get("global_batch")
     other = quoted if quoted != batch else None
-    return LayoutRow(place, case, step_s, memory, failed, parameters, mfu, other)
+    return LayoutRow(
+        place, case, step_s, memory, failed, parameters, mfu, other, rate_of_gpu=rate_of_gpu
+    )
 
 
-def _batch(values: Mapping[str, Any], data: int) -> tuple[float, float, float]:
+def _batch(values: Mapping[str, Any], gpus: float, data: int) -> tuple[float, float, float]:
     """Samples of a step and of a micro-batch, and micro-batches of a step; ValueError if unknown.
 
     What ran counts, not what is quoted; a micro-batch may include all accumulation.
     """
     batch, micro, accum = (values.get(name) for name in ("global_batch", "micro_batch", "accum"))
+    if not batch and (tokens := values.get("batch_tokens")):
+        batch = float(round(tokens / values["sequence"]))
+    if not batch and (of_replica := values.get("replica_batch")):
+        batch = of_replica * (accum or 1) * data
     ran = (micro or 0) * (accum or 1) * data
     if micro and (not batch or (accum and batch not in {ran, micro * data})):
-        batch = ran
+        batch = batch if batch and _agrees(batch, values, gpus) else ran
     if not batch:
         raise ValueError(
             "the batch may be that of a step or of a micro-batch: name its column global_batch or "
-            "micro_batch"
-            if "batch" in values
-            else "no batch size"
+            "micro_batch, or assume micro_batch if it is that of a step"
         )
     micro = micro or batch / data / (accum or 1)
     passes = batch / data / micro
+    if micro < 0.999:
+        raise ValueError("less than one sequence for each replica")
     if passes < 0.999:
         raise ValueError("the global batch is smaller than a micro-batch on each rank")
     return batch, micro, passes
+
+
+def _agrees(batch: float, values: Mapping[str, Any], gpus: float) -> bool:
+    """Whether a quoted batch is what the row's own time and rate make of it."""
+    by_rate = step_by_rate({**values, "time": None}, gpus, batch, values["sequence"])
+    time = values.get("time")
+    return bool(time and by_rate and abs(by_rate / time - 1) < AGREES)
 
 
 def _machine(values: Mapping[str, Any], gpus: float) -> Machine:
@@ -447,7 +509,7 @@ def _model(values: Mapping[str, Any], notes: str) -> Transformer:
         return Transformer(
             layers, width, heads, hidden, vocabulary, groups, gated, experts=experts, active=active
         )
-    model = transformer.named(text, notes)
+    model = transformer.named(text, notes) if text else values.get("noted_model")
     parameters = values.get("parameters")
     if model is None and parameters and parameters < LEAST_PARAMETERS:
         raise ValueError(
@@ -469,13 +531,13 @@ def _parameters(values: Mapping[str, Any]) -> float | None:
     return quoted if quoted >= LEAST_PARAMETERS else None
 
 
-def _sharing(values: Mapping[str, Any], data: int) -> Sharing:
-    words = " ".join(str(values.get(name, "")) for name in ("sharding", "zero")).lower()
+def _sharing(values: Mapping[str, Any], data: int, unsaid: Sharing) -> Sharing:
     if data == 1:
         return "single"
     if (values.get("fsdp") or 0) > 1:
         return "fsdp"
-    return next((name for name, used in SHARINGS.items() if re.search(used, words)), "ddp")
+    words = " ".join(str(values.get(name, "")) for name in ("sharding", "zero"))
+    return sharing(words) or unsaid
 
 
 def _recomputed(values: Mapping[str, Any]) -> Checkpointing:
@@ -483,65 +545,6 @@ def _recomputed(values: Mapping[str, Any]) -> Checkpointing:
     if "select" in text:
         return "selective"
     return "none" if NO.fullmatch(text) else "full"
-
-
-def _precision(words: str) -> str:
-    text = re.sub("[^a-z0-9]", "", words.lower())
-    return next((name for name, used in PRECISIONS.items() if re.search(used, text)), "bf16")
-
-
-def _step(values: Mapping[str, Any], gpus: float, batch: float, sequence: float) -> float | None:
-    work = {
-        "tokens_per_gpu": batch * sequence / gpus,
-        "tokens": batch * sequence,
-        "samples_per_gpu": batch / gpus,
-        "samples": batch,
-    }
-    if time := values.get("time"):
-        return float(time)
-    return next((work[name] / values[name] for name in RATES if values.get(name)), None)
-
-
-def _flop_rate(values: Mapping[str, Any]) -> str | None:
-    """The kind of FLOP/s by which to time a row that has neither a time nor another rate."""
-    if any(values.get(name) for name in ("time", *RATES)):
-        return None
-    kinds = (prefix + name for prefix in ("", ALL_GPUS) for name in FLOPS)
-    return next((kind for kind in kinds if values.get(kind)), None)
-
-
-def _step_by_flops(values: Mapping[str, Any], case: Case, gpus: float, batch: float) -> float:
-    """The step time for which a row's FLOP/s are those of its work; ValueError if unknown.
-
-    FLOP/s of the model count three forward passes, those of the hardware recomputed ones as well.
-    """
-    kind = _flop_rate(values)
-    if kind is None:
-        raise ValueError("no step time and no rate")
-    rate = values[kind] / (gpus if kind.startswith(ALL_GPUS) else 1)
-    gpu, precision = case.machine.gpu, case.candidate.precision
-    if rate > gpu.fastest(precision):
-        raise ValueError(
-            f"more FLOP/s than the {gpu.fastest(precision) / 1e12:g} TFLOP/s of an "
-            f"{gpu.name.upper()}: name those of all GPUs 'aggregate TFLOP/s'"
-        )
-    passes = case.passes
-    if kind.endswith("model_flops"):
-        passes = 3.0
-    elif "recomputed" not in values:
-        raise ValueError(
-            "FLOP/s that may count recomputed passes, without saying whether there are any: assume "
-            "recomputed, or name them 'model TFLOP/s'"
-        )
-    elif passes > 3 and not (kind.endswith("hardware_flops") or case.framework.counts_recomputed):
-        raise ValueError(
-            "FLOP/s that may or may not count recomputed passes: name them 'model TFLOP/s' or "
-            "'hardware TFLOP/s'"
-        )
-    work = case.model.flops_per_token(
-        case.sequence, passes=passes, masked=case.framework.halves_attention
-    )
-    return float(work * batch * case.sequence / gpus / rate)
 
 
 @dataclass(frozen=True)
@@ -580,4 +583,4 @@ def fit_layouts(
     """
     table = read_layouts(rows, assume=assume)
     law = layout_law.fit(table.cases, table.step_s.tolist())
-    return FittedLayouts(law, table, dict(assume or {}))
+    return FittedLayouts(law, table, {**(assume or {}), **table.inferred})

@@ -62,7 +62,7 @@ class Gpu:
 # If there is TF32, its products take twice as long as bf16's: NVIDIA A100 whitepaper, table 2.
 _HALVES, _FP16 = ("bf16", "fp16"), ("fp16",)
 # TFLOP/s in fp4, from the same pages; the GPUs of an NVL72 rack are joined by one switch.
-_FP4 = {"b200": 9000, "gb200": 10000, "gb300": 15000}
+_FP4 = {"b200": 9000, "b300": 13500, "gb200": 10000, "gb300": 15000, "mi355x": 10066.3}
 _JOINED = {"gb200": 72, "gb300": 72}
 _WITHOUT_TF32 = {"t4", "v100", "v100-pcie", "mi250x"}
 # fmt: off
@@ -77,6 +77,8 @@ _GPUS = (  # name, CUDA's name, TFLOP/s in half precisions, fp32 and fp8, GB, TB
      "NVIDIA and AWS, A10G datasheet (2022)"),
     ("a100", "(NVIDIA )?A100-SXM4-80GB", _HALVES, 312, 19.5, 0, 80, 2.039, "nvlink3",
      "NVIDIA A100 80GB SXM datasheet (2021)"),
+    ("a800", "NVIDIA A800-SXM4-80GB", _HALVES, 312, 19.5, 0, 80, 2.039, "nvlink-400",
+     "NVIDIA A800: an A100 with a slower link"),
     ("a100-40gb", "(NVIDIA )?A100-SXM4-40GB", _HALVES, 312, 19.5, 0, 40, 1.555, "nvlink3",
      "NVIDIA A100 40GB SXM datasheet (2020)"),
     ("a100-pcie", "(NVIDIA )?A100 80GB PCIe", _HALVES, 312, 19.5, 0, 80, 1.935, "pcie4",
@@ -89,6 +91,8 @@ _GPUS = (  # name, CUDA's name, TFLOP/s in half precisions, fp32 and fp8, GB, TB
      "NVIDIA L40S datasheet"),
     ("h100", "NVIDIA H100 80GB HBM3", _HALVES, 989.5, 67, 1979, 80, 3.35, "nvlink4",
      "NVIDIA H100 SXM5 datasheet (2023)"),
+    ("h800", "NVIDIA H800", _HALVES, 989.5, 67, 1979, 80, 3.35, "nvlink-400",
+     "NVIDIA H800: an H100 with a slower link"),
     ("h100-nvl", "NVIDIA H100 NVL", _HALVES, 835.5, 60, 1670.5, 94, 3.9, "pcie5",
      "NVIDIA H100 product page (2026), half of the sparse figures"),
     ("h100-pcie", "NVIDIA H100 PCIe", _HALVES, 756.5, 51, 1513, 80, 2, "pcie5",
@@ -101,6 +105,8 @@ _GPUS = (  # name, CUDA's name, TFLOP/s in half precisions, fp32 and fp8, GB, TB
      "NVIDIA GH200 datasheet (2023), with 96 GB"),
     ("b200", "NVIDIA B200", _HALVES, 2250, 75, 4500, 180, 7.7, "nvlink5",
      "NVIDIA Blackwell datasheet (2025), HGX B200, half of the sparse figures"),
+    ("b300", "NVIDIA B300.*", _HALVES, 2250, 75, 4500, 288, 8, "nvlink5",
+     "NVIDIA HGX B300 product page (2025), half of the sparse figures"),
     ("gb200", "NVIDIA GB200", _HALVES, 2500, 80, 5000, 186, 8, "nvlink5",
      "NVIDIA GB200 NVL72 product page (2025), a 72nd, half of the sparse figures"),
     ("gb300", "NVIDIA GB300", _HALVES, 2500, 80, 5000, 288, 8, "nvlink5",
@@ -115,6 +121,10 @@ _GPUS = (  # name, CUDA's name, TFLOP/s in half precisions, fp32 and fp8, GB, TB
      "AMD MI250X data sheet, half of the module"),
     ("mi300x", r"AMD Instinct MI300X.*", _HALVES, 1307.4, 163.4, 2614.9, 192, 5.3,
      "infinity-fabric-3", "AMD MI300X data sheet"),
+    ("mi325x", r"AMD Instinct MI325X.*", _HALVES, 1307.4, 163.4, 2614.9, 256, 6,
+     "infinity-fabric-3", "AMD MI325X data sheet"),
+    ("mi355x", r"AMD Instinct MI355X.*", _HALVES, 2516.6, 157.3, 5033.2, 288, 8,
+     "infinity-fabric-4", "AMD MI355X data sheet"),
 )
 # fmt: on
 GPUS = {
@@ -179,6 +189,8 @@ LINKS = {
             "infinity-fabric-2", 200e9, *_NVLINK, f"AMD MI250X: 4 links of a die, 100 GB/s {_BOTH}"
         ),
         Link("infinity-fabric-3", 448e9, *_NVLINK, f"AMD MI300X: 7 links, 128 GB/s {_BOTH}"),
+        Link("infinity-fabric-4", 537.6e9, *_NVLINK, f"AMD MI355X: 7 links, 153.6 GB/s {_BOTH}"),
+        Link("nvlink-400", 200e9, *_NVLINK, f"NVIDIA A800 and H800: 400 GB/s {_BOTH}", r"[ah]800"),
         Link("infiniband-ndr", 50e9, *_CARDS, _IBTA, r"\bndr\b"),
         Link("infiniband-hdr", 25e9, *_CARDS, _IBTA, r"\bhdr\b"),
         Link("infiniband-edr", 12.5e9, *_CARDS, _IBTA, r"\bedr\b"),
@@ -198,8 +210,10 @@ def vendor_peak(cuda_name: str, *, precision: str) -> tuple[float, str] | None:
 
 
 def named_gpu(text: str) -> Gpu | None:
-    """The GPU named by words such as "8x A100 40GB" or "DGX-GB200"; None if there is none."""
+    """The GPU named by words such as "8xA100-SXM4-40GB" or "DGX-GB200"; None if there is none."""
     words = re.sub(r"[^a-z0-9]+", "-", text.lower())
+    words = re.sub(r"-sxm\d?(?![a-z0-9])", "", re.sub(r"(?<=\d)x(?=[a-z])", "x-", words))
+    words = re.sub(r"(?<=\d)(x|-x)-(?=\d{4}(?![a-z0-9]))|rtx(?=\d)", "-rtx-", words)
     known = [name for name in GPUS if re.search(rf"(?<![a-z0-9]){name}(?![0-9])", words)]
     return GPUS[max(known, key=len)] if known else None
 

@@ -19,7 +19,7 @@ import numpy.typing as npt
 from lab.config.run import value_bytes
 from lab.perfmodel.collectives import Level
 from lab.perfmodel.hardware import Machine
-from lab.perfmodel.layout import Candidate
+from lab.perfmodel.layout import Candidate, Sharing
 from lab.perfmodel.transformer import Transformer
 
 
@@ -30,7 +30,9 @@ class Framework:
     `pattern` matches the words by which a table names it. Stages of a `balanced` pipeline have
     equal FLOPs, including the head's; others equal layers. `sequence_parallel` says that its tensor
     parallelism splits sequences as well, `counts_recomputed` that its FLOP/s include recomputed
-    passes, `halves_attention` that they omit its masked half. Launches and products hide each other
+    passes, `halves_attention` that they omit its masked half. `sharing` is how its replicas share
+    state if a table does not say, and `hides_shards` that ZeRO's gradients are sent during the last
+    backward pass, as DDP's are. Launches and products hide each other
     as a p-norm with exponent `hides`: the higher it is, the more the longer one alone counts.
     `hides_sums` says that launches hide the sums of tensor parallelism as well. On more nodes than
     its `reach`, the transfers of a pipeline are delayed.
@@ -44,6 +46,8 @@ class Framework:
     sequence_parallel: bool = False
     counts_recomputed: bool = False
     halves_attention: bool = False
+    sharing: Sharing = "ddp"
+    hides_shards: bool = False
     hides: float = 2.0
     hides_sums: bool = False
     reach: float = math.inf
@@ -88,9 +92,19 @@ MEGATRON = Framework(
     counts_recomputed=True,
     coefficients={"scores": (5.9, 0.5)},
 )
-# NeMo and Megatron-Bridge: their tables give tokens/s and FLOP/s, which differ by this half.
-NEMO = Framework(name="nemo", pattern=r"\bnemo\b|megatron.?bridge", halves_attention=True)
-FRAMEWORKS = (NANOTRON, MEGATRON, NEMO)
+# NeMo and Megatron-Bridge: their tables give tokens/s and FLOP/s, which differ by this half. Their
+# recipes use a distributed optimizer with overlap_grad_reduce, and split sequences.
+NEMO = Framework(
+    name="nemo",
+    pattern=r"\bnemo\b|megatron.?bridge",
+    sequence_parallel=True,
+    halves_attention=True,
+    sharing="zero1",
+    hides_shards=True,
+)
+# torchtitan's tensor parallelism splits sequences: its Llama plans use SequenceParallel (2024).
+TORCHTITAN = Framework(name="torchtitan", pattern=r"torch.?titan", sequence_parallel=True)
+FRAMEWORKS = (NANOTRON, MEGATRON, NEMO, TORCHTITAN)
 # The lab's own loop, eager and compiled: fits to GPT-2 on one H200 in bf16 (reports/gpu-training),
 # with the products' share of peak as expected of all H200s. Compiled code reads and writes less.
 LAB, COMPILED_LAB = (
@@ -160,7 +174,11 @@ COEFFICIENTS = {
 NAMES = tuple(COEFFICIENTS)
 _SPREADS = np.array([coefficient.spread for coefficient in COEFFICIENTS.values()])
 # Inverse shares of peak by generation. H100s reach a smaller share: MLPerf and the playbook.
-FLOPS_BY_GPU = {"h100": 2.0, "h200": 2.0, "gh200": 2.0, "b200": 2.2, "gb200": 2.2, "gb300": 2.2}
+FLOPS_BY_GPU = {
+    **dict.fromkeys(("h100", "h200", "gh200", "h800"), 2.0),
+    **dict.fromkeys(("b200", "b300", "gb200", "gb300"), 2.2),
+}
+MOST_NODES = 64  # of the playbook's layouts
 BUCKET_BYTES = 25 * 2**20  # of gradients that are sent together: DDP's default
 OPTIMIZER_BYTES = 28  # AdamW in fp32: weights, gradients, both moments read, all but one written
 _HIDES = 2.0  # gathers or gradients and passes hide each other: root of the sum of squares
@@ -214,12 +232,17 @@ def _quantities(case: Case) -> dict[str, float]:
     # With sequence parallelism each sum is a scatter and a gather, which no switch shortens.
     summed_s = 2 * _ring(level, summed) if layout.sequence_parallel else _sum(level, summed)
     exchanged = _exchanged(case, tokens, value, passes)
-    block = model.block() - model.routed + model.routed / layout.expert
-    weights = (longest * block + model.embedding) / tensor
-    gradients = weights * value
-    buckets = math.ceil(gradients / BUCKET_BYTES)
+    routed = model.routed / layout.expert
+    weights = (longest * (model.block() - model.routed + routed) + model.embedding) / tensor
+    # Ranks that share experts neither sum nor gather those of the others.
+    experts = longest * routed / tensor * value
+    shared = weights * value - experts
+    buckets = math.ceil(weights * value / BUCKET_BYTES)
     gathered = model.parameters / (tensor * stages) * value
+    gathered -= model.layers * model.routed / (tensor * stages) * value
+    gathered_experts = model.layers * routed / (tensor * stages) * value
     whole = layout.sharing == "fsdp" and data > 1
+    hidden = layout.sharing == "ddp" or (case.framework.hides_shards and not whole)
     hops = 2 * (accum * layout.interleave + stages - 2) if stages > 1 else 0
     # A stage between two others sends and receives twice per micro-batch, the first and last once.
     transfers = accum * layout.interleave * min(4, 2 * (stages - 1)) + stages - 1
@@ -228,6 +251,8 @@ def _quantities(case: Case) -> dict[str, float]:
     state = weights / (data if layout.shards("optimizer") else 1)
     nodes = math.ceil(layout.world_size / machine.gpus_per_node)
     groups = machine.levels(data * layout.context, stride=tensor)
+    copies = max(data * layout.context // layout.expert, 1)
+    expert_groups = machine.levels(copies, stride=tensor * layout.expert)
     return {
         "layer_flops": (3 * model.layer_flops(tokens, case.sequence) / tensor - attention) / peak,
         "layer_attention": attention / peak,
@@ -245,18 +270,25 @@ def _quantities(case: Case) -> dict[str, float]:
         "accum": accum,
         "hides": case.framework.hides,
         "hides_sums": case.framework.hides_sums,
-        "gathers": 3 * _ring(groups, gathered) if whole else 0.0,
+        "gathers": 3 * (_ring(groups, gathered) + _ring(expert_groups, gathered_experts))
+        if whole
+        else 0.0,
         "gather_messages": 3 * longest * _messages(groups) if whole else 0.0,
-        # DDP sums gradients during the last micro-batch's backward pass, ZeRO after it.
-        "backward": longest * (passes - 1) / passes if layout.sharing == "ddp" else 0.0,
-        "data": 0.0 if whole else _sum(groups, gradients),
+        # DDP sums gradients during the last micro-batch's backward pass, most ZeRO after it.
+        "backward": longest * (passes - 1) / passes if hidden else 0.0,
+        "data": 0.0 if whole else _sum(groups, shared) + _sum(expert_groups, experts),
         "data_messages": 0.0 if whole else 2 * buckets * _messages(groups),
         "stage": hops,
         "stall": transfers if nodes > case.framework.reach else 0,
         "stage_bytes": hops * handed / cards.bytes_per_s,
         "optimizer": state * OPTIMIZER_BYTES / memory,
-        "nodes": nodes if data > 1 else 0,
+        "nodes": _waits(nodes) if data > 1 else 0,
     }
+
+
+def _waits(nodes: int) -> float:
+    """As many, but the wait for the slowest of more nodes than measured grows by its logarithm."""
+    return nodes if nodes <= MOST_NODES else MOST_NODES * (1 + math.log(nodes / MOST_NODES))
 
 
 def _ring(levels: Sequence[Level], size: float) -> float:

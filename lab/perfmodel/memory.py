@@ -136,7 +136,8 @@ def transformer_memory(
     A pipeline's first stage holds the activations of as many micro-batches as there are stages, its
     last those of one plus the logits (Narayanan et al. 2021); zero-bubble schedules hold them for
     the weights' gradients in every stage (Qi et al. 2023). `balanced` stages count the head as
-    layers. Full checkpointing keeps the input of each layer, and all activations of one. Without
+    layers. Full checkpointing keeps the input of each layer, and all activations of one, selective
+    checkpointing half of the activations. Without
     sequence parallelism every tensor parallel rank holds the full inputs of attention and MLP.
     FSDP's shards are in fp32, whatever `state` others have, and are gathered as they are computed.
     """
@@ -164,6 +165,8 @@ def transformer_memory(
     inputs = value * tokens * 2 * model.width / (layout.tensor if layout.sequence_parallel else 1)
     layer = per_value * value * tokens * split / layout.tensor + inputs
     kept, once = layer, 0.0
+    if candidate.checkpointing == "selective":
+        kept = layer / 2  # torchtitan recomputes every other product, or every other layer
     if candidate.checkpointing == "full":
         kept = value * tokens * model.width / (layout.tensor if layout.sequence_parallel else 1)
         once = layer

@@ -161,7 +161,10 @@ def best(
     global_batch: int,
     conditions: Conditions,
 ) -> Plan:
-    """Predict every candidate that fits into memory, ranked by step time, then by memory."""
+    """Predict every candidate that fits into memory, ranked by step time, then by memory.
+
+    Of candidates that differ only in the size of buckets, the best is ranked.
+    """
     # Many candidates share the inputs of these: the degrees, one device's step, all but the
     # buckets.
     links, profile, memory = cache(costing.links), cache(costing.profile), cache(costing.memory)
@@ -181,8 +184,11 @@ def best(
         prediction = _predict(candidate, profile(alone), links(degrees), conditions)
         ranked.append(Ranked(candidate, prediction, memory_bytes))
     ranked.sort(key=lambda way: (way.prediction.step_s, way.memory_bytes))
+    distinct: dict[Candidate, Ranked] = {}
+    for way in ranked:
+        distinct.setdefault(replace(way.candidate, bucket_mb=None), way)
     reasons = {"does not fit into memory": refused} if refused else {}
-    return Plan(tuple(ranked[:MOST_RANKED]), reasons, searched, least)
+    return Plan(tuple(distinct.values())[:MOST_RANKED], reasons, searched, least)
 
 
 def _divisors(number: int) -> list[int]:

@@ -17,7 +17,8 @@ class Transformer:
     """A decoder: `key_value_heads` as in grouped-query attention, `hidden` the inner MLP width.
 
     A `gated` MLP has three matrices (SwiGLU) instead of two. Each token passes through `active` of
-    the `experts` MLPs in a layer. An untied head has its own matrix.
+    the `experts` MLPs in a layer, shared ones counted; `dense_layers` have only these. An untied
+    head has its own matrix. `projections` are the parameters of latent attention in a layer.
     """
 
     layers: int
@@ -30,7 +31,10 @@ class Transformer:
     tied: bool = True
     experts: int = 1
     active: int = 1
-    head_width: int = 0  # 0: width / heads
+    head_width: int = 0  # 0: width / heads; of latent attention the mean of keys and values
+    dense_layers: int = 0
+    projections: int = 0  # 0: queries, keys, values and output by the widths
+    window: int = 0  # tokens that attention sees in every other layer; 0: all
 
     @classmethod
     def of(cls, model: GPT, vocabulary: int) -> Transformer:
@@ -45,6 +49,8 @@ class Transformer:
 
     @cached_property
     def _attention(self) -> float:
+        if self.projections:
+            return float(self.projections)
         queries = self.heads * (self.head_width or self.width / self.heads)
         return 2 * self.width * queries * (1 + self.key_value_share)
 
@@ -69,7 +75,8 @@ class Transformer:
     @property
     def parameters(self) -> float:
         """All parameters except biases, norms and positions."""
-        return self.layers * self.block() + self.embedding * (1 if self.tied else 2)
+        dense = self.dense_layers * (self.experts - self.active) * self._mlp
+        return self.layers * self.block() - dense + self.embedding * (1 if self.tied else 2)
 
     def stage_layers(self, stages: int, *, balanced: bool = False) -> tuple[int, int]:
         """Layers of a pipeline's longest stage, and of its last stage, which has the head.
@@ -85,8 +92,12 @@ class Transformer:
         return longest, max(self.layers - longest * (stages - 1), 0)
 
     def attention_flops(self, tokens: float, sequence: float) -> float:
-        """FLOPs of a layer's attention between tokens in its forward pass, without a mask."""
-        return 4 * tokens * sequence * self.heads * (self.head_width or self.width / self.heads)
+        """FLOPs of a layer's attention between tokens in its forward pass, without a mask.
+
+        Of a window, which a mask does not halve, they are twice as many.
+        """
+        seen = (sequence + min(sequence, 2 * self.window)) / 2 if self.window else sequence
+        return 4 * tokens * seen * self.heads * (self.head_width or self.width / self.heads)
 
     def layer_flops(self, tokens: float, sequence: float) -> float:
         """FLOPs of a layer's forward pass: 2 per active parameter, and attention."""
@@ -116,6 +127,32 @@ def _experts(dense: Transformer, *, experts: int, active: int, head_width: int =
     return replace(dense, experts=experts, active=active, head_width=head_width)
 
 
+def _gpt_oss(layers: int, experts: int) -> Transformer:
+    dense = _llama(layers, 2880, 64, 8, 2880, 201088)
+    return replace(_experts(dense, experts=experts, active=4, head_width=64), window=128)
+
+
+def _latent(heads: int, experts: int, dense_layers: int, vocabulary: int) -> Transformer:
+    """DeepSeek-V3's shape: latent attention, one shared expert, dense layers as wide as 9 experts.
+
+    The latent widths are 1536 of queries and 512 of keys and values; a head has 128 values, and
+    128 + 64 (rotary) in queries and keys.
+    """
+    width, queries, latent, rotary, head = 7168, 1536, 512, 64, 128
+    projections = width * (queries + latent + rotary) + heads * (
+        queries * (head + rotary) + latent * 2 * head + width * head
+    )
+    model = _llama(61, width, heads, heads, 2048, vocabulary)
+    return replace(
+        model,
+        experts=experts + 1,
+        active=9,
+        head_width=head + rotary // 2,
+        dense_layers=dense_layers,
+        projections=projections,
+    )
+
+
 def _gpt(layers: int, width: int, heads: int) -> Transformer:
     return Transformer(layers, width, heads, 4 * width)
 
@@ -134,8 +171,9 @@ NAMED: dict[str, Transformer] = {
     r"llama.*(30|33)b": _llama(60, 6656, 52, 52, 17920, 32000),
     r"llama.*13b": _llama(40, 5120, 40, 40, 13824, 32000),
     r"llama.*7b": _llama(32, 4096, 32, 32, 11008, 32000),
-    r"mixtral.*8x22b": _experts(_llama(56, 6144, 48, 8, 16384, 32768), experts=8, active=2),
-    r"mixtral.*8x7b": _experts(_llama(32, 4096, 32, 8, 14336, 32000), experts=8, active=2),
+    r"code.?llama.*34b": _llama(48, 8192, 64, 8, 22016, 32000),
+    r"mixtral.*8[x×]22b": _experts(_llama(56, 6144, 48, 8, 16384, 32768), experts=8, active=2),
+    r"mixtral.*8[x×]7b": _experts(_llama(32, 4096, 32, 8, 14336, 32000), experts=8, active=2),
     r"qwen.?3.*235b": _experts(
         _llama(94, 4096, 64, 4, 1536, 151936), experts=128, active=8, head_width=128
     ),
@@ -145,12 +183,14 @@ NAMED: dict[str, Transformer] = {
     r"qwen.?3.*32b": replace(_llama(64, 5120, 64, 8, 25600, 151936), head_width=128),
     r"qwen.?3.*14b": _llama(40, 5120, 40, 8, 17408, 151936),
     r"qwen.?3.*8b": _llama(36, 4096, 32, 8, 12288, 151936),
-    r"gpt.?oss.*120b": _experts(
-        _llama(36, 2880, 64, 8, 2880, 201088), experts=128, active=4, head_width=64
-    ),
-    r"gpt.?oss.*20b": _experts(
-        _llama(24, 2880, 64, 8, 2880, 201088), experts=32, active=4, head_width=64
-    ),
+    r"qwen.?2\.5.*72b": _llama(80, 8192, 64, 8, 29568, 152064),
+    r"qwen.?2\.5.*32b": _llama(64, 5120, 40, 8, 27648, 152064),
+    r"qwen.?2\.5.*14b": _llama(48, 5120, 40, 8, 13824, 152064),
+    r"qwen.?2\.5.*7b": _llama(28, 3584, 28, 4, 18944, 152064),
+    r"deepseek.?(v3|r1)": _latent(heads=128, experts=256, dense_layers=3, vocabulary=129280),
+    r"kimi.?k2": _latent(heads=64, experts=384, dense_layers=1, vocabulary=163840),
+    r"gpt.?oss.*120b": _gpt_oss(layers=36, experts=128),
+    r"gpt.?oss.*20b": _gpt_oss(layers=24, experts=32),
     r"mistral.*7b": _llama(32, 4096, 32, 8, 14336, 32000),
     r"nanotron.*\b1b": replace(_llama(16, 2048, 32, 32, 8192, 131072), tied=True),
     r"\bmpt.*125m|gpt2?.?(124|125)m|gpt2.?small": _gpt(12, 768, 12),
@@ -164,9 +204,10 @@ _LADDER = (
     *((12, 768), (24, 1024), (24, 1536), (16, 2048), (24, 2048), (32, 2560), (28, 3072)),
     *((32, 4096), (40, 5120), (48, 7168), (60, 6656), (80, 8192), (96, 12288), (118, 16384)),
 )
-# "30B-A3B", "8x7B", or in words; such a model's size alone says little of its work.
+# "30B-A3B", "8x7B" or "8×7B", or in words; such a model's size alone says little of its work.
 _EXPERTS = re.compile(
-    r"\d+b.?a\d+b\b|\d+x\d+(\.\d+)?b|\bmoe\b|mixtral|deepseek.?v[234]", re.IGNORECASE
+    r"\d+b.?a\d+b\b|\d+[x×]\d+(\.\d+)?b|\bmoe\b|mixtral|deepseek.?(v[234]|r1)|kimi.?k2",
+    re.IGNORECASE,
 )
 _SIZE = re.compile(r"(?<![\d.])(\d+(?:\.\d+)?)\s*([mbt])\b", re.IGNORECASE)
 _FACTOR = {"m": 1e6, "b": 1e9, "t": 1e12}
@@ -175,9 +216,11 @@ _FACTOR = {"m": 1e6, "b": 1e9, "t": 1e12}
 def named(text: str, context: str = "") -> Transformer | None:
     """The model named by words such as "Llama-3 8B"; None if it is none of NAMED.
 
-    `context` are words around it, such as the notes of a table whose rows name only sizes.
+    `context` are words around it, such as the notes of a table whose rows name only sizes; sizes in
+    it are then those of other models.
     """
-    for words in (text, f"{context} {text}"):
+    around = _SIZE.sub("", context) if text else context
+    for words in (text, f"{around} {text}"):
         for pattern, model in NAMED.items():
             if re.search(pattern, words, re.IGNORECASE):
                 return model
@@ -193,6 +236,11 @@ def size(text: str) -> float | None:
     """The number of parameters in words such as "7B" or "350m"."""
     match = _SIZE.search(text)
     return float(match[1]) * _FACTOR[match[2].lower()] if match else None
+
+
+def sizes(text: str) -> set[float]:
+    """All numbers of parameters in words."""
+    return {float(count) * _FACTOR[unit.lower()] for count, unit in _SIZE.findall(text)}
 
 
 def of_parameters(count: float, *, vocabulary: int = GPT2_VOCABULARY) -> Transformer:

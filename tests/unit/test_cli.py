@@ -71,6 +71,10 @@ BAD = {
         ["predict", "quickstart", "--assume", "gpu=h100"],
         "use it with --explain",
     ),
+    "a table without --explain": (
+        ["predict", "../docs/tables/mpt_a100_40gb.csv"],
+        "is a file, not a study; for a table of layouts add --explain",
+    ),
     "an assumption without a value": (
         ["predict", "results.csv", "--explain", "--assume", "h100"],
         "'h100' is not NAME=VALUE",

@@ -33,6 +33,12 @@ def test_what_is_as_expected_is_inside_and_its_wait_is_named() -> None:
     assert one.reasons[0].startswith("inside the interval")
 
 
+def test_exchanges_are_named_by_who_needs_them() -> None:
+    experts = {"model": "own 13.4B", "experts": 16, "top_k": 2, "ffn": 8192, "ep": 16}
+    for one, kind in ((explained(tp=8), "tensor"), (explained(**experts), "expert")):
+        assert f"besides compute, most goes to {kind} parallelism" in one.reasons[0]
+
+
 def test_a_name_that_the_sizes_do_not_bear_out() -> None:
     small = {"model": "my 7B", "layers": 12, "hidden size": 768, "heads": 12}
     assert explained(**small).reasons == (
@@ -72,7 +78,8 @@ def test_the_largest_part_is_said_to_grow_by_all_that_is_missing() -> None:
 
 
 def test_what_was_left_out_or_assumed_is_noted() -> None:
-    rows = [ROW | {"step time (s)": 1.0}, ROW | {"step time (s)": "OOM"}, ROW | {"gpu": "TPU"}]
+    rows = [ROW | {"step time (s)": 1.0}, ROW | {"step time (s)": "OOM"}]
+    rows.append(ROW | {"step time (s)": 1.0, "gpu": "TPU"})
     explanations = lab.explain_layouts(pd.DataFrame(rows))
     assert [one.row for one in explanations] == [0]
     assert "1 row crashed or ran out of memory" in explanations.notes

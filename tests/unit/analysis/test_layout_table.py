@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from pathlib import Path
+
 import pandas as pd
 import pytest
 
@@ -96,8 +98,8 @@ def test_a_precision_is_read_with_its_own_peak(
         ({"Model": "our 30B-A3B"}, "unknown mixture of experts our 30B-A3B"),
         ({"System": "TPU"}, "unknown GPU"),
         (
-            {"Model": "Kimi K2", "EP": 8},
-            "unknown mixture of experts Kimi K2: no layers, width, hidden, experts, active",
+            {"Model": "Ling 1T", "EP": 8},
+            "unknown mixture of experts Ling 1T: no layers, width, hidden, experts, active",
         ),
         ({"Layers": 32, "Hidden": 4096, "FFN": 1024, "Experts": 8}, "no active"),
         ({"GBS": None, "MBS": None, "Batch size": 64}, "name its column global_batch or micro_"),
@@ -189,7 +191,7 @@ def test_tokens_per_gpu_and_second_are_read_by_their_abbreviations(column: str) 
     [
         ({"Batch size": 64}, 2, 8),  # next to MBS
         ({"MBS": None, "Batch size": 2}, 2, 1),  # of four replicas
-        ({"MBS": None, "Batch size": 4, "GPUs": 4}, 4, 1),  # one replica
+        ({"MBS": None, "Batch size": 4, "GPUs": 2, "PP": 1}, 4, 1),  # one replica
         ({"MBS": None, "Micro Bsz": 2, "Micro Num": 3}, 2, 3),
     ],
 )
@@ -228,6 +230,154 @@ def test_old_versions_of_megatron_do_not_fuse_attention(notes: str, framework: s
     rows = frame()
     rows.attrs["notes"] = [notes]
     assert read_layouts(rows).rows[0].case.framework.name == framework
+
+
+def test_all_that_rows_lack_is_named_at_once_with_what_can_be_assumed() -> None:
+    rows = pd.DataFrame({"Techniques": ["FSDP"], "TPS/GPU": [5762], "Nodes": [4]})
+    with pytest.raises(InputError) as caught:
+        read_layouts(rows)
+    message = str(caught.value)
+    lacking = "no GPUs per node, no model and no model sizes, no sequence length, no batch size;"
+    assert lacking in message
+    assert "--assume per_node=8 --assume model=llama3-8b --assume sequence=4096" in message
+    given = {"per_node": 8, "model": "llama3-8b", "sequence": 8192, "micro_batch": 2}
+    (row,) = read_layouts(rows, assume=given).rows
+    assert row.step_s == pytest.approx(2 * 8192 / 5762)
+    assert row.case.candidate.layout.sharing == "fsdp"
+
+
+@pytest.mark.parametrize(
+    ("columns", "message"),
+    [
+        ({"GPUs": None}, "no number of GPUs"),
+        ({"System": ""}, "no GPU; add a column for it, or assume .* --assume gpu=h100"),
+        ({"MBS": 0.5}, "less than one sequence for each replica"),
+        ({"MBS": None, "PP": 1, "GBS": 4}, "less than one sequence for each replica"),
+        ({"MBS": None}, "no micro-batch size for a pipeline"),
+        ({"DP": 2}, "dp x tp x pp x cp make 8 GPUs, not 16"),
+        ({"DP": 8}, "dp x tp x pp x cp make 32 GPUs, not 16"),
+        ({"Task": "LoRA"}, "LoRA trains adapters only"),
+    ],
+)
+def test_rows_that_would_be_misread_are_refused(columns: dict[str, object], message: str) -> None:
+    with pytest.raises(InputError, match=message):
+        read_layouts(frame(**columns))
+
+
+def test_a_cell_of_settings_counts_where_no_column_gives_them() -> None:
+    words = {"Configuration": "tp4, pp1, mbs=1, recompute=full", "TP": None, "PP": None}
+    (row,) = read_layouts(frame(**words, MBS=None)).rows
+    layout = row.case.candidate.layout
+    assert (layout.tensor, layout.pipeline, layout.data) == (4, 1, 4)
+    assert (row.case.candidate.micro_batch, row.case.passes) == (1, 4)
+    (row,) = read_layouts(frame(Configuration="tp4")).rows
+    assert row.case.candidate.layout.tensor == 2
+
+
+@pytest.mark.parametrize(("cell", "gpus"), [("8x A100", 8), ("2x8 H100", 16), ("1x RTX 4090", 1)])
+def test_the_number_of_gpus_may_stand_before_their_name(cell: str, gpus: int) -> None:
+    (row,) = read_layouts(frame(GPUs=None, TP=1, PP=1, System=cell)).rows
+    assert row.case.candidate.layout.world_size == gpus
+
+
+def test_a_batch_may_be_quoted_in_tokens_or_per_replica() -> None:
+    (row,) = read_layouts(frame(GBS=None, MBS=2, **{"Batch size (tokens)": "0.25M"})).rows
+    assert row.case.candidate.grad_accum == 8  # of 64 sequences on four replicas
+    (row,) = read_layouts(frame(GBS=None, MBS=2, **{"Batch per DP": 16})).rows
+    assert row.case.candidate.grad_accum == 8
+
+
+def test_a_quoted_batch_that_time_and_rate_confirm_is_what_ran() -> None:
+    """As where accumulation counts batches of several micro-batches."""
+    batch = {"GBS": 8192, "MBS": 1, "GA": 4, "GPUs": 1024, "TP": 1, "PP": 4}
+    measured = {"Time per Global Step (s)": 37.87, "Tokens / sec / GPU": 865}
+    (row,) = read_layouts(frame(**batch, **measured)).rows
+    assert row.case.candidate.grad_accum == 32 and row.quoted_batch is None
+
+
+def test_a_rate_is_that_of_each_gpu_if_flops_or_mfu_say_so() -> None:
+    rate = {"Tokens / sec / GPU": None, "Tokens per second": 8000}
+    total = read_layouts(frame(**rate))
+    own = [read_layouts(frame(**rate, **more)) for more in ({"TFLOPs": 400}, {"MFU": "41%"})]
+    for table in own:
+        assert table.rows[0].step_s == pytest.approx((total.rows[0].step_s or 0) / 16)
+        assert any("rate is that of each GPU" in note for note in table.notes)
+
+
+def test_sequence_parallelism_without_tensor_parallelism_is_context_parallelism() -> None:
+    words = {"TP": None, "PP": None, "Sequence Parallel World Size": 4}
+    table = read_layouts(frame(**words))
+    assert table.rows[0].case.candidate.layout.context == 4
+    assert any("counted as context parallelism" in note for note in table.notes)
+
+
+def test_a_size_around_a_table_is_not_that_of_its_rows() -> None:
+    rows = frame(Model=None, Size="7B")
+    rows.attrs["notes"] = ["on Llama-like models, 7B and 70B"]
+    assert read_layouts(rows).rows[0].case.model.parameters == pytest.approx(6.74e9, rel=0.01)
+
+
+@pytest.mark.parametrize(
+    ("notes", "columns", "sharing"),
+    [
+        ("NeMo 25.11", {}, "zero1"),
+        ("Megatron-Bridge", {"FSDP": 0}, "zero1"),
+        ("Megatron-Bridge", {"FSDP": 4}, "fsdp"),
+        ("Megatron-Bridge", {"ZeRO": 2}, "zero2"),
+        ("our own", {}, "ddp"),
+    ],
+)
+def test_a_framework_shares_state_as_it_does_unless_the_table_says_otherwise(
+    notes: str, columns: dict[str, object], sharing: str
+) -> None:
+    rows = frame(**columns)
+    rows.attrs["notes"] = [notes]
+    layout = read_layouts(rows).rows[0].case.candidate.layout
+    assert layout.sharing == sharing
+    assert layout.sequence_parallel == (notes != "our own")
+
+
+SETUP = """## Setup
+Llama3-8B, sequence length 8,192, local batch size 4. All jobs run on 128 H200 GPUs (FSDP2).
+## Results
+| Run | TPS/GPU |
+|---|---:|
+| eager | 8,330 |
+"""
+OTHER = (
+    SETUP
+    + """
+## More
+| Run | loss |
+|---|---:|
+| eager | 2.1 |
+"""
+)
+
+
+def test_in_a_document_with_one_table_all_text_belongs_to_it(tmp_path: Path) -> None:
+    path = tmp_path / "results.md"
+    path.write_text(SETUP)
+    (row,) = read_layouts(path).rows
+    assert row.case.candidate.layout.data == 128 and row.case.machine.gpu.name == "h200"
+    assert row.step_s == pytest.approx(4 * 8192 / 8330)
+    path.write_text(OTHER)
+    with pytest.raises(InputError, match="no sequence length"):
+        read_layouts(path)
+
+
+def test_a_table_without_a_gpu_has_one_that_is_fast_enough_for_it() -> None:
+    slow, fast = (
+        read_layouts(frame(System=None, **{"Tokens / sec / GPU": rate})) for rate in (4000, 9000)
+    )
+    assert slow.rows[0].case.machine.gpu.name == "a100"
+    assert fast.rows[0].case.machine.gpu.name == "h100"
+    assert any("A100s are too slow for its rows" in note for note in fast.notes)
+    rows = frame(System=None, **{"Tokens / sec / GPU": 9000})
+    untimed = rows.drop(columns="Tokens / sec / GPU")
+    predicted = lab.fit_layouts(rows).predict(untimed)["step_s"].iloc[0]
+    assert predicted == pytest.approx(fast.rows[0].step_s, rel=0.2)
+    assert read_layouts(frame(System="A100")).rows[0].case.machine.gpu.name == "a100"
 
 
 def test_crashed_rows_have_no_time_and_stay_known() -> None:

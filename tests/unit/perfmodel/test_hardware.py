@@ -157,6 +157,25 @@ def test_gpus_are_found_by_the_words_of_tables(words: str, name: str | None) -> 
     assert (gpu and gpu.name) == name
 
 
+@pytest.mark.parametrize(
+    ("words", "name"),
+    [
+        ("8xH100", "h100"),
+        ("NVIDIA A100-SXM4-40GB", "a100-40gb"),
+        ("A100-SXM4-80GB", "a100"),
+        ("1x 4090", "rtx-4090"),
+        ("RTX4090", "rtx-4090"),
+        ("DGX-B300", "b300"),
+        ("A800", "a800"),
+        ("8 x MI325X", "mi325x"),
+        ("4090 tokens", None),
+    ],
+)
+def test_gpus_as_tables_write_them(words: str, name: str | None) -> None:
+    gpu = named_gpu(words)
+    assert (gpu and gpu.name) == name
+
+
 def test_no_name_of_cuda_means_two_gpus() -> None:
     for cuda, precision in (("NVIDIA A100-SXM4-40GB", "bf16"), ("NVIDIA A10G", "bf16")):
         fits = [gpu for gpu in GPUS.values() if re.fullmatch(gpu.cuda, cuda)]

@@ -17,6 +17,7 @@ from lab.perfmodel.layout_law import (
     ANY,
     NAMES,
     NANOTRON,
+    NEMO,
     Case,
     LayoutLaw,
     expected,
@@ -108,6 +109,7 @@ def test_a_balanced_pipeline_counts_its_head_as_layers() -> None:
 def test_a_framework_is_known_by_its_name() -> None:
     assert named_framework("benchmarks of Nanotron, H100") is NANOTRON
     assert named_framework("Megatron-LM") is ANY
+    assert named_framework("llama3_h100_202412_torchtitan").sequence_parallel
     law = expected("h100", NANOTRON)
     assert law.coefficients["crossing"] == NANOTRON.coefficients["crossing"][0]
     assert set(NANOTRON.coefficients) <= set(NAMES)
@@ -132,6 +134,13 @@ def test_ddp_hides_its_gradients_behind_the_last_backward_pass_and_zero_does_not
     backward = parts["compute"] / 4 * 2 / 3
     assert parts["data parallelism"] == pytest.approx((backward**2 + sent**2) ** 0.5 - backward)
     assert both.parts(zero)["data parallelism"] == pytest.approx(sent)
+
+
+def test_a_framework_may_hide_the_gradients_of_its_shards() -> None:
+    law = only(flops=1.0, data=1.0)
+    ddp, zero = (case(data=16, sharing=sharing) for sharing in ("ddp", "zero1"))
+    hidden, waited, overlapped = law.predict([ddp, zero, replace(zero, framework=NEMO)])
+    assert hidden == pytest.approx(overlapped) and overlapped < waited
 
 
 def test_attention_counts_its_own_flops() -> None:
@@ -204,6 +213,26 @@ def test_expert_and_context_parallelism_send_something() -> None:
         layout = Layout("ddp", 4, **more)
         sent = Case(model, 8192, Candidate(layout, 1), PLACE)
         assert only(tensor_bytes=1.0).predict([sent])[0] > 0
+
+
+def test_ranks_that_share_experts_do_not_sum_or_gather_those_of_the_others() -> None:
+    experts = replace(MODEL, experts=8, active=2)
+
+    def quantity(name: str, sharing: Sharing, expert: int) -> float:
+        layout = Layout(sharing, 8, expert=expert)
+        rows = quantities([Case(experts, 1024, Candidate(layout, 1), PLACE)])
+        return float(rows[name][0])
+
+    for name, sharing in (("gathers", "fsdp"), ("data", "zero1")):
+        alone, shared = (quantity(name, sharing, expert) for expert in (1, 8))
+        of_experts = experts.layers * experts.routed / experts.parameters
+        assert shared == pytest.approx((1 - of_experts) * alone)
+
+
+def test_the_wait_for_more_nodes_than_measured_grows_by_its_logarithm() -> None:
+    law = only(nodes=1.0)
+    steps = law.predict([case(data=8 * nodes, sharing="zero1") for nodes in (32, 64, 128, 1024)])
+    assert steps.tolist() == pytest.approx([32, 64, 64 * (1 + np.log(2)), 64 * (1 + np.log(16))])
 
 
 def test_tokens_travel_to_the_experts_of_four_ranks_and_back() -> None:

@@ -101,6 +101,11 @@ def test_zero_bubble_schedules_are_searched_where_they_have_enough_micro_batches
     assert counts["1f1b"] > counts["zb-h1"] > counts["zb-h2"] > 0
 
 
+def test_ways_that_differ_only_in_buckets_are_ranked_once() -> None:
+    ways = [replace(way.candidate, bucket_mb=None) for way in search(SMALL, "h100x8", 8, 64).ranked]
+    assert len(set(ways)) == len(ways)
+
+
 def test_merged_buckets_keep_bytes_and_messages() -> None:
     buckets = [Bucket(float(nth), 10) for nth in range(1, 101)]
     groups = merged(buckets, 16)

@@ -23,6 +23,12 @@ from lab.perfmodel.transformer import Transformer, has_experts, named, of_parame
         ("Qwen3 8B", 8.19),
         ("Qwen3 32B", 32.8),
         ("GPT OSS 120B", 116.8),
+        ("DeepSeek V3 671B", 671.0),
+        ("Kimi K2", 1026.0),
+        ("Qwen2.5-7B", 7.62),
+        ("Qwen2.5 72B", 72.7),
+        ("CodeLlama-34b", 33.7),
+        ("Mixtral 8×22B", 140.6),
         ("openai/gpt-oss-20b", 20.9),
         ("GPT-3 175B", 175.0),
         ("Llama 3.2 1B", 1.236),
@@ -45,6 +51,26 @@ def test_a_gpt_has_the_flops_of_the_published_formula() -> None:
     # The formula counts biases and norms too.
     expected = gpt_flops_per_token(gpt, 0)
     assert model.flops_per_token(gpt.block_size) == pytest.approx(expected, rel=0.002)
+
+
+@pytest.mark.parametrize(
+    ("name", "teraflops", "tokens_per_s"),
+    [
+        ("DeepSeek V3 671B", 250, 1002),
+        ("Kimi K2", 189, 924),
+        ("GPT OSS 120B", 1077, 33024),
+        ("Qwen3 30B-A3B", 277, 12040),
+        ("Qwen3 235B-A22B", 1306, 8816),
+    ],
+)
+def test_latent_and_windowed_attention_has_the_flops_that_nemo_counts(
+    name: str, teraflops: float, tokens_per_s: float
+) -> None:
+    # Summaries of AutoModel and Megatron-Bridge: rates of a GPU with sequences of 4096 tokens.
+    model = named(name)
+    assert model is not None
+    counted = model.flops_per_token(4096, masked=True)
+    assert counted == pytest.approx(teraflops * 1e12 / tokens_per_s, rel=0.01)
 
 
 def test_the_playbook_says_how_large_its_model_is() -> None:

@@ -1,0 +1,206 @@
+"""What words say of layouts: the notes around a table, and cells with settings or remarks."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Collection
+from typing import Any
+
+from lab.analysis.audit.values import number
+from lab.analysis.layout_columns import ALL_GPUS, RATES, UNITS
+from lab.perfmodel import transformer
+from lab.perfmodel.hardware import named_gpu
+from lab.perfmodel.layout import Sharing
+from lab.perfmodel.layout_law import named_framework
+from lab.perfmodel.transformer import Transformer
+
+_OF, _COUNT = r"(?:[ _]size)?(?: of)?[ =:]*", r"(\d+)\b(?!\.\d)"
+NOTED = {
+    "sequence": r"\bseq(?:uence)?s?(?:[ _-]?len(?:gth)?s?)?(?: of| is)?(?: set to)?[ =:]*"
+    r"(\d{1,3},\d{3}|\d{3,7}|\d+k)\b"
+    r"|\b(\d{4,7}|\d+k)[ -](?:sequence|context)",
+    "global_batch": rf"\bglobal[ _-]batch{_OF}{_COUNT}",
+    "micro_batch": rf"\b(?:micro|per[ -](?:gpu|device))[ _-]?batch{_OF}{_COUNT}",
+    "replica_batch": rf"\blocal[ _-]?batch{_OF}{_COUNT}",
+    "per_node": r"x ?(\d+) per node|(\d+) GPUs per node",
+    # Of the whole table: not "4 nodes of 8 GPUs", "8 GPUs per node".
+    "gpus": r"(?<!of )(?<!with )(?<![\d.,x])\b(\d+)(?: ?[x×*])?[ -]*(?:nvidia |amd )?"
+    r"(?:[a-z]+-?\d{2,4}[a-z]* *)?(?:\(?\d+ ?GB?(?: \w+)?\)? *)?GPUs?\b(?! ?(?:per|/|each|node))",
+}
+# Notes say nothing of one of these if a column gives another.
+TOGETHER = (
+    {"gpus", "nodes", "data"},
+    {"global_batch", "micro_batch", "replica_batch", "batch", "batch_tokens"},
+)
+SHARED = {"zero", "fsdp", "sharding"}
+SIZED = {"model", "size", "parameters", "layers"}
+# The first matching words count.
+SHARINGS: dict[Sharing, str] = {
+    "fsdp": r"full_?shard|fsdp|hsdp|hybrid_?shard|zero\W?3",
+    "zero2": r"shard_?grad|zero\W?2",
+    "zero1": r"zero\W?1",
+}
+PRECISIONS = {
+    "fp32": "fp32|float32",
+    "tf32": "tf32",
+    "fp16": "fp16|half|amp",
+    "fp8": "fp8|float8",
+    "fp4": "fp4",
+}
+USUAL_GPU, FASTER_GPU = "a100", "h100"  # where none is named
+UNNAMED = f"{USUAL_GPU.upper()} GPUs, because the table names no GPU"
+# Where no GPU is named, the first that computes in this precision.
+FIRST_WITH = {"fp8": "h100", "fp4": "b200"}
+# Notes name fp32 for other things, too, such as master weights.
+NOTED_PRECISION = re.compile(
+    r"\b((?:mx|nv)?fp-?[48]|float8|[fb]p?f?-?16|[ft][pf]-?32(?= precision))\b", re.IGNORECASE
+)
+# "TP8+SP", "sp=8", "without sequence parallelism"; a number is the size of its groups.
+SEQUENCE_PARALLEL = re.compile(
+    r"(\b(?:no|not|without|w/o)\s+)?(?:\bsequence.?parallel(?:ism)?|(?<![a-z])sp)(?![a-z])"
+    r"(?:\s*[=:]\s*)?(\d+|off|false|no(?:ne)?\b)?",
+    re.IGNORECASE,
+)
+# Notes also explain abbreviations.
+NOTED_SEQUENCE_PARALLEL = re.compile(
+    r"\b(?:with|using|uses?|without)\s+sequence.parallel(?:ism)?", re.IGNORECASE
+)
+NOTED_RECOMPUTED = re.compile(
+    r"\b(full|selective|no) (?:activation )?(?:recompute|recomputation|checkpoint)",
+    re.IGNORECASE,
+)
+ABBREVIATED = {
+    "tp": "tensor", "pp": "pipeline", "cp": "context", "ep": "expert", "dp": "data",
+    "vp": "interleave", "vpp": "interleave", "mbs": "micro_batch", "gbs": "global_batch",
+}  # fmt: skip
+# "TP8", "tp=8", "PP 4", and in "zero1(dp2)+tp2"; "expert parallelism 8".
+SETTING = re.compile(
+    rf"(?<![a-z])(?:({'|'.join(ABBREVIATED)})(?:[ _-]?size)?"
+    r"|(tensor|pipeline|context|expert|data)[ -]parallel(?:ism)?(?: size| degree)?(?: of)?)"
+    r"\s*[=:]?\s*(\d+)\b(?!\.\d)",
+    re.IGNORECASE,
+)
+SHARDS = re.compile(r"\bfsdp(?:\s*[=:]\s*|\s+)(\d+)\b", re.IGNORECASE)  # FSDP2 is a version
+SET_RECOMPUTED = re.compile(
+    r"\brecomput\w*\s*[=:]\s*(\w+)|\b(full|selective|no) AC\b", re.IGNORECASE
+)
+ADAPTERS = re.compile(r"(?<![a-z])(?:q|do)?lora(?![a-z])", re.IGNORECASE)
+_DENIED = re.compile(r"\b(?:no|not|without|w/o|instead of)\s+[^\s,;.]+", re.IGNORECASE)
+_ACTIVE = re.compile(r"(?<=b)[ -]?a\d+(\.\d+)?b", re.IGNORECASE)  # of "30B-A3B"
+
+
+def settings(text: str) -> dict[str, Any]:
+    """What a cell such as "tp2, pp32, mbs=1, recompute=full" says; nothing twice or doubtful."""
+    found: dict[str, set[Any]] = {}
+    found["recomputed"] = {one.lower() or two.lower() for one, two in SET_RECOMPUTED.findall(text)}
+    text = _DENIED.sub("", text)
+    for short, name, value in SETTING.findall(text):
+        meant = ABBREVIATED[short.lower()] if short else name.lower()
+        found.setdefault(meant, set()).add(float(value))
+    for value in SHARDS.findall(text):
+        replicas = found.pop("data", {1.0})
+        found["data"] = {float(value) * many for many in replicas}
+    found["precision"] = {precision(words) for words in NOTED_PRECISION.findall(text)}
+    if shared := sharing(text):
+        found["sharding"] = {shared}
+    return {name: values.pop() for name, values in found.items() if len(values) == 1}
+
+
+def sharing(words: str) -> Sharing | None:
+    """How replicas share a model's state; None if the words do not say."""
+    text = words.lower()
+    return next((name for name, used in SHARINGS.items() if re.search(used, text)), None)
+
+
+def precision(words: str) -> str:
+    """The named precision, bf16 by default."""
+    text = re.sub("[^a-z0-9]", "", words.lower())
+    return next((name for name, used in PRECISIONS.items() if re.search(used, text)), "bf16")
+
+
+def noted_model(notes: str) -> Transformer | None:
+    """The model that notes name, or one of their only size; None if they give several sizes."""
+    text = _ACTIVE.sub("", notes.replace("_", " "))
+    text = re.sub(r"\b[\d.]+[BT] tokens|1F1B", "", text)
+    sizes = transformer.sizes(text)
+    if len(sizes) > 1:
+        return None
+    model = transformer.named("", notes)
+    return model or (transformer.of_parameters(sizes.pop()) if sizes else None)
+
+
+def from_notes(
+    notes: str, known: Collection[str], precisions: Collection[str] = ()
+) -> tuple[dict[str, Any], list[str]]:
+    """Values for all rows, from the notes or else as usual, with sentences on what was assumed.
+
+    `known` are the meanings of columns and assumptions, `precisions` those of the rows. Notes that
+    give several values of something say nothing of it.
+    """
+    given = set(known).union(*(names for names in TOGETHER if names & set(known)))
+    values: dict[str, Any] = dict(_numbers(notes, given))
+    said = [f"{name.replace('_', ' ')} {value:g}, from the notes" for name, value in values.items()]
+    if not SIZED & set(known) and (model := noted_model(notes)):
+        values["noted_model"] = model
+        said.append(f"a model of {model.parameters / 1e9:.3g}B parameters, from the notes")
+    if "precision" not in known:
+        named = {precision(words) for words in NOTED_PRECISION.findall(notes)}
+        if len(named) == 1:
+            values["precision"] = named.pop()
+            said.append(f"{values['precision']}, from the notes")
+        elif not precisions:
+            said.append("the table does not say which precision: bf16 is assumed")
+    if "gpu" not in known:
+        used = {*precisions, values.get("precision")}
+        values["gpu"], why = _gpu(notes, used)
+        said.append(f"{values['gpu'].upper()} GPUs, {why}")
+    text = _DENIED.sub("", notes)
+    shared = [kind for kind, words in SHARINGS.items() if re.search(words, text, re.IGNORECASE)]
+    if len(shared) == 1 and not SHARED & set(known) and not re.search(r"\bddp\b", notes, re.I):
+        values["sharding"] = shared[0]
+        said.append(f"{shared[0]}, from the notes")
+    if "sequence_parallel" not in known:
+        stated = {match.lower() for match in NOTED_SEQUENCE_PARALLEL.findall(notes)}
+        if len({words.startswith("without") for words in stated}) == 1:
+            values["sequence_parallel"] = "off" if stated.pop().startswith("without") else "on"
+            said.append(f"sequence parallelism {values['sequence_parallel']}, from the notes")
+    if "recomputed" not in known:
+        said += _recomputed(notes, known, values)
+    return values, said
+
+
+def _numbers(notes: str, known: Collection[str]) -> dict[str, float]:
+    values: dict[str, float] = {}
+    for name, pattern in NOTED.items():
+        matches = re.finditer(pattern, notes, re.IGNORECASE)
+        texts = {next(filter(None, match.groups())) for match in matches}
+        found = {number(text, units=UNITS.get(name)) for text in texts}
+        if len(found) == 1:
+            values[name] = found.pop()
+    set_to = settings(notes)
+    values |= {name: set_to[name] for name in ABBREVIATED.values() if name in set_to}
+    return {name: value for name, value in values.items() if name not in known}
+
+
+def _gpu(notes: str, precisions: Collection[str | None]) -> tuple[str, str]:
+    """The GPU of a table without a column for it, and why it is this one."""
+    if gpu := named_gpu(notes):
+        return gpu.name, "from the notes"
+    for kind, first in reversed(FIRST_WITH.items()):
+        if kind in precisions:
+            return first, f"because the table names no GPU, and earlier ones have no {kind}"
+    return USUAL_GPU, "because the table names no GPU"
+
+
+def _recomputed(notes: str, known: Collection[str], values: dict[str, Any]) -> list[str]:
+    """Enter what notes say of recomputation; sentences on what is assumed."""
+    timed = {"time", *RATES} & set(known)
+    unlabelled = {"flops", ALL_GPUS + "flops"} & set(known)
+    stated = {kind.lower() for kind in NOTED_RECOMPUTED.findall(notes)}
+    if len(stated) == 1:
+        values["recomputed"] = stated.pop()
+        return []
+    if named_framework(notes).counts_recomputed and unlabelled and not timed:
+        values["recomputed"] = "full"
+        return ["full recomputation, which this framework's formula of FLOPs counts"]
+    return ["the table does not say whether activations are recomputed: half are assumed"]

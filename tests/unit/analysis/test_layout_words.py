@@ -1,0 +1,109 @@
+"""What notes and cells of settings say of layouts."""
+
+from __future__ import annotations
+
+import pytest
+
+from lab.analysis.layout_words import from_notes, noted_model, settings
+
+
+@pytest.mark.parametrize(
+    ("text", "said"),
+    [
+        (
+            "tp2, ep8, pp32, vpp3, mbs=1, recompute=select",
+            {
+                "tensor": 2,
+                "expert": 8,
+                "pipeline": 32,
+                "interleave": 3,
+                "micro_batch": 1,
+                "recomputed": "select",
+            },
+        ),
+        ("zero1(dp2)+tp2+pp4", {"data": 2, "tensor": 2, "pipeline": 4, "sharding": "zero1"}),
+        ("FSDP 4, CP 2", {"context": 2, "data": 4, "sharding": "fsdp"}),
+        ("FSDP2 with expert parallelism 8", {"expert": 8, "sharding": "fsdp"}),
+        ("prime-rl, selective AC", {"recomputed": "selective"}),
+        ("FSDP + torch.compile + Float8", {"sharding": "fsdp", "precision": "fp8"}),
+        ("TP=8 instead of TP=4", {"tensor": 8}),
+        ("TP=8 and TP=4", {}),
+        ("06-10", {}),
+        ("TP8, without FSDP, no fp8", {"tensor": 8}),
+        ("http8", {}),
+    ],
+)
+def test_a_cell_of_settings(text: str, said: dict[str, object]) -> None:
+    assert settings(text) == said
+
+
+CAPTION = (
+    "Llama 3.1 70B model. 256 H100 GPUs (FSDP 32, TP 8). Local batch size 16, global batch size "
+    "512, sequence length of 8192. Full activation checkpointing, Float8"
+)
+
+
+def test_a_caption_says_what_holds_for_all_rows() -> None:
+    values, sentences = from_notes(CAPTION, {"tokens_per_gpu"})
+    model = values.pop("noted_model")
+    assert model.parameters == pytest.approx(70.6e9, rel=0.01)
+    assert values == {
+        "sequence": 8192, "global_batch": 512, "replica_batch": 16, "gpus": 256, "tensor": 8,
+        "data": 32,
+        "gpu": "h100", "precision": "fp8", "recomputed": "full", "sharding": "fsdp",
+    }  # fmt: skip
+    assert "gpus 256, from the notes" in sentences
+    assert "a model of 70.6B parameters, from the notes" in sentences
+
+
+def test_columns_count_before_notes() -> None:
+    known = {"sequence", "nodes", "micro_batch", "tensor", "model", "gpu", "precision"}
+    values, _ = from_notes(CAPTION, known)
+    assert values == {"recomputed": "full", "sharding": "fsdp"}
+
+
+@pytest.mark.parametrize(
+    ("notes", "gpus"),
+    [
+        ("training on 64 A100 (80GB memory) GPUs", 64),
+        ("8x NVIDIA H100 80GB GPUs", 8),
+        ("on 8 GPUs, then on 128 H100 GPUs", None),
+        ("4 nodes of 8 GPUs", None),
+        ("4 nodes with 8 GPUs each", None),
+        ("8 GPUs per node", None),
+    ],
+)
+def test_the_gpus_of_a_table_are_not_those_of_a_node(notes: str, gpus: int | None) -> None:
+    assert from_notes(notes, set())[0].get("gpus") == gpus
+
+
+@pytest.mark.parametrize(
+    ("notes", "billions"),
+    [
+        ("Training of Qwen3-235B-A22B", 235.1),
+        ("Model: Qwen3_30B_a3B", 30.5),
+        ("Model: DeepSeekV3", 670.9),
+        ("for 7B model training, on 300B tokens", 7.0),
+        ("Llama 3.1 405B, 1F1B schedule", 405.9),
+        ("on Llama-like models of 7B and 70B", None),
+        ("Results", None),
+    ],
+)
+def test_the_model_of_a_table(notes: str, billions: float | None) -> None:
+    model = noted_model(notes)
+    assert (model and model.parameters / 1e9) == (billions and pytest.approx(billions, rel=0.01))
+
+
+@pytest.mark.parametrize(
+    ("notes", "precisions", "gpu"),
+    [
+        ("", (), "a100"),
+        ("", ("bf16", "fp8"), "h100"),
+        ("in FP8", (), "h100"),
+        ("", ("fp4",), "b200"),
+    ],
+)
+def test_a_table_without_a_gpu_has_one_that_knows_its_precision(
+    notes: str, precisions: tuple[str, ...], gpu: str
+) -> None:
+    assert from_notes(notes, set(), precisions)[0]["gpu"] == gpu
