@@ -113,15 +113,32 @@ def test_the_cache_is_private_and_used_again(cache: Path) -> None:
     assert (folder(cache) / "train.npy").stat().st_mtime_ns == before
 
 
-@pytest.mark.parametrize("file", ["train.npy", "meta.json"])
-def test_what_is_torn_in_the_cache_is_built_again(cache: Path, file: str) -> None:
+@pytest.mark.parametrize("content", [None, b"", b"[]", b'{"shapes": []}', b"cut off"])
+@pytest.mark.parametrize("file", ["train.npy", "meta.json", "tokenizer.json"])
+def test_what_is_torn_in_the_cache_is_built_again(
+    cache: Path, file: str, content: bytes | None
+) -> None:
     whole = build()
     train = whole.arrays["train"].copy()  # a view of the file that is torn now
     path = folder(cache) / file
-    path.write_bytes(path.read_bytes()[:-20])
+    earlier = path.read_bytes()
+    path.write_bytes(earlier[:-20] if content == b"cut off" else content or b"")
+    if content is None:
+        path.unlink()
     again = build()
     assert again.sha256 == whole.sha256
     assert np.array_equal(again.arrays["train"], train)
+    assert path.read_bytes() == earlier
+
+
+def test_arrays_of_earlier_versions_are_used(cache: Path) -> None:
+    build()
+    path = folder(cache) / "meta.json"
+    meta = json.loads(path.read_text())
+    del meta["bytes"]
+    path.write_text(json.dumps(meta))
+    build()
+    assert json.loads(path.read_text()) == meta
 
 
 def test_what_a_killed_build_left_is_removed(cache: Path) -> None:
