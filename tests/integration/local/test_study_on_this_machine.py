@@ -214,13 +214,16 @@ def test_exception_on_one_rank_is_the_cause(
     assert "in step" in failed.error.traceback
 
 
+@pytest.mark.parametrize("times", [1, 2])
 def test_ctrl_c_ends_the_job_and_keeps_what_is_measured(
-    make_study: StudyMaker, profile: Path
+    make_study: StudyMaker, profile: Path, times: int
 ) -> None:
     study = endless(make_study)
     process = command("run", study.folder, "--cluster", profile)
     wait_until_measuring(study)
-    os.killpg(process.pid, signal.SIGINT)
+    for _ in range(times):
+        os.killpg(process.pid, signal.SIGINT)
+        time.sleep(0.001)  # pressed twice, the second does not wait for what the first began
     _, errors = process.communicate(timeout=200)
     assert (
         process.returncode == 130
