@@ -105,12 +105,20 @@ def load_or_build(
 def cached_arrays(
     kind: str, key: str, build: Callable[[Path], Mapping[str, Array]], *, progress: Progress
 ) -> CachedArrays:
-    """The arrays under this key, cached or made by `build`, which may add files to its folder."""
+    """The arrays under this key, cached or made by `build`, which may add files to its folder.
+
+    Raises LabError if the cache cannot be written.
+    """
     folder = in_cache(kind, hashlib.sha256(f"{FORMAT} {key}".encode()).hexdigest()[:32])
     waiting = partial(progress, "data", 0, 1)
-    return load_or_build(
-        folder, partial(_load, folder), partial(_build, folder, build), waiting=waiting
-    )
+    try:
+        return load_or_build(
+            folder, partial(_load, folder), partial(_build, folder, build), waiting=waiting
+        )
+    except OSError as error:
+        if error.filename is not None:
+            raise
+        raise LabError(f"{folder}: {error.strerror or error}: is the disk full?") from error
 
 
 def _load(folder: Path) -> CachedArrays | None:
