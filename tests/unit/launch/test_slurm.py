@@ -130,6 +130,18 @@ def test_silence_changes_nothing_that_was_known(monkeypatch: pytest.MonkeyPatch)
     )
 
 
+def test_an_answer_that_cannot_be_read_is_none(monkeypatch: pytest.MonkeyPatch) -> None:
+    line = "7|0|lab-a|RUNNING|None|n1|0|0|\n"
+    answering(monkeypatch, {"squeue": line})
+    slurm = Controller()
+    slurm.poll({"7_0": "lab-a"})
+    answering(monkeypatch, {"squeue": f"Maintenance on Monday\n{line}", "sacct": "Maintenance"})
+    slurm.poll({"7_0": "lab-a", "8_0": "lab-b"})
+    assert slurm.silence == "its answer cannot be read: 'Maintenance on Monday'"
+    assert slurm.job("7_0") is not None and not slurm.forgotten("8_0")
+    assert controller.accounted(["lab-a"]) == {}
+
+
 def test_polling_grows_rarer_while_nothing_changes(monkeypatch: pytest.MonkeyPatch) -> None:
     answering(monkeypatch, {"squeue": "7|0|lab-a|RUNNING|None|n1|0|0|\n"})
     slurm, now = Controller(), [0.0]
