@@ -219,6 +219,11 @@ def _finish(loaded: lab.Study, jobs: lab.Jobs, *, as_json: bool) -> None:
     from lab.records.store import other_commands
 
     records = jobs.wait(progress=not as_json)
+    if lab.Study.load(loaded.folder, quick=loaded.quick).runs != loaded.runs:
+        raise LabError(
+            f"{loaded.name} was changed while it was measured; its records are kept, and the same "
+            "command measures what is missing now"
+        )
     quiet = Console(quiet=True) if as_json else console  # a terminal alone shows it
     with quiet.status("making the notebooks and the report"):
         report = lab.report(loaded, runs=True)

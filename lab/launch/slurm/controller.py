@@ -203,8 +203,11 @@ def accounted(names: Iterable[str]) -> dict[str, JobState]:
 
 
 def _rows(answer: str, cells: int) -> Iterator[list[str]]:
-    """The cells of each line; SlurmSilentError if one has others, such as a site's message."""
-    for line in answer.splitlines():
+    """The cells of each line that has any; SlurmSilentError if one has too many or too few.
+
+    Some sites let Slurm's commands greet their users, in lines without cells.
+    """
+    for line in filter(lambda line: "|" in line, answer.splitlines()):
         row = [cell.strip() for cell in line.split("|")]
         if len(row) not in {cells, cells + 1}:  # each of squeue's ends with a bar
             raise SlurmSilentError(f"its answer cannot be read: {line.strip()!r}")

@@ -234,6 +234,20 @@ def test_ctrl_c_ends_the_job_and_keeps_what_is_measured(
     assert lab.load_records(study) == []
 
 
+def test_a_study_that_is_edited_while_it_runs_keeps_its_records(
+    make_study: StudyMaker, profile: Path
+) -> None:
+    folder = make_study()
+    study, path = Study.load(folder), folder / "study.yaml"
+    process = command("run", folder, "--cluster", profile)
+    while not any(study.out.glob("runs/*/*/job.json")) and process.poll() is None:
+        time.sleep(0.05)
+    path.write_text(path.read_text().replace("steps: 4", "steps: 5"))
+    _, errors = process.communicate(timeout=300)
+    assert process.returncode == 1 and "small was changed while it was measured" in errors
+    assert len(contents(study)) == len(study.tasks)
+
+
 def test_two_drivers_share_a_study(make_study: StudyMaker, profile: Path) -> None:
     folder = make_study(repeats=2)
     drivers = [driver(folder, profile) for _ in range(2)]
