@@ -86,7 +86,9 @@ def main() -> None:
         # Nobody reads the remaining output, nor Python's complaint about it at exit.
         os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
     except OSError as error:
-        message = f"{error.filename or 'output'}: {error.strerror or error}"
+        # Of what has no name: only the current folder can be missing.
+        unnamed = "the current folder" if isinstance(error, FileNotFoundError) else "output"
+        message = f"{error.filename or unnamed}: {error.strerror or error}"
     except Exception as error:  # noqa: BLE001 the traceback is kept for whoever fixes it
         fault = f"an error in the lab itself: {type(error).__name__}: {error}"
         message = f"{fault}\nlab: traceback in {_write_traceback()}"
@@ -219,6 +221,11 @@ def _finish(loaded: lab.Study, jobs: lab.Jobs, *, as_json: bool) -> None:
     from lab.records.store import other_commands
 
     records = jobs.wait(progress=not as_json)
+    if lab.Study.load(loaded.folder, quick=loaded.quick).runs != loaded.runs:
+        raise LabError(
+            f"{loaded.name} was changed while it was measured; its records are kept, and the same "
+            "command measures what is missing now"
+        )
     quiet = Console(quiet=True) if as_json else console  # a terminal alone shows it
     with quiet.status("making the notebooks and the report"):
         report = lab.report(loaded, runs=True)

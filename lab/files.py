@@ -65,6 +65,8 @@ def unwritable(out: Path) -> list[Problem]:
         probe = out / f".writable-{os.getpid()}-{threading.get_ident()}"
         probe.touch()
         probe.unlink()
+    except (FileExistsError, NotADirectoryError):
+        return [Problem(str(out), "is not a folder", "rename or remove it, or name another folder")]
     except OSError as error:
         advice = "make the folder writable, or work on a copy elsewhere"
         return [Problem(str(out), f"cannot be written: {error.strerror}", advice)]

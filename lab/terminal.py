@@ -24,6 +24,7 @@ from lab.formatting import printable
 GAP = "  "  # between two columns
 View = str | Text | Table  # of an answer, for people
 WIDE = 200  # columns for a file or a pipe, in which nothing need be broken; a terminal has its own
+NARROWEST = 40  # in fewer, Rich leaves out columns of a table, and in none everything
 
 ClusterOption = Annotated[
     str,
@@ -58,7 +59,15 @@ def _open_streams() -> None:
             stream.reconfigure(errors="backslashreplace")
 
 
+def _widen() -> None:
+    """Raise a COLUMNS in which answers and errors would be lost."""
+    columns = os.environ.get("COLUMNS", "")
+    if columns.isdecimal() and int(columns) < NARROWEST:
+        os.environ["COLUMNS"] = str(NARROWEST)
+
+
 _open_streams()
+_widen()
 console = Console(width=None if sys.stdout.isatty() or "COLUMNS" in os.environ else WIDE)
 
 

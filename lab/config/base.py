@@ -141,8 +141,13 @@ def _problem(path: str, item: Any, owner: type[BaseModel]) -> Problem:
             return Problem(f"{path}.kind", what, nearest(context["tag"], choices))
         case "value_error":
             return Problem(path, str(context["error"]))
+        case "model_attributes_type" if value is not None:
+            what = f"neither a name nor a mapping, found {value!r}"
+            return Problem(path, what, "give its `kind`")
     what = f"{item['msg'][0].lower()}{item['msg'][1:]}, found {value!r}"
     advice = "give it a value" if value is None else TYPE_ADVICE.get(kind, "")
+    if isinstance(value, list | dict) and kind == "string_type":
+        advice = "write a single value"
     if isinstance(value, str) and kind in QUOTED and re.fullmatch(QUOTED[kind], value):
         advice = "leave out the quotes"
     return Problem(path, what, advice)

@@ -4,14 +4,13 @@ from __future__ import annotations
 
 import json
 import os
-import shutil
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager, suppress
 from pathlib import Path
 
 from lab.config.study import Scaling, Study, require_printable
 from lab.errors import InputError, Problem, nearest
-from lab.files import SHARED, write_atomically
+from lab.files import SHARED, unwritable, write_atomically
 
 TEMPLATE = """\
 # What you want to know, and the runs that answer it.
@@ -46,21 +45,29 @@ OF_SCRIPT = "# Written by `lab measure`, which writes it anew for another comman
 def new_study(folder: Path, *, like: str | None = None) -> list[Path]:
     """Write a commented study, or copy one `like` an example with its code; returns its files.
 
-    Raises InputError for a folder that already holds a study, and for an unknown example.
+    Raises InputError for a folder that already holds one of these files or cannot be written to,
+    and for an unknown example.
     """
     require_printable(folder)
-    if (folder / "study.yaml").exists():
-        problem = Problem("study.yaml", "there already is one", "choose another folder")
-        raise InputError(str(folder), [problem])
     examples = {path.parent.name: path.parent for path in (SHARED / "reports").glob("*/study.yaml")}
     if like is not None and like not in examples:
         raise InputError("--like", [Problem(like, "no such example", nearest(like, examples))])
-    folder.mkdir(parents=True, exist_ok=True)
-    if like is None:
-        (folder / "study.yaml").write_text(TEMPLATE.format(folder=folder))
-        return [folder / "study.yaml"]
-    sources = [examples[like] / "study.yaml", *sorted(examples[like].glob("*.py"))]
-    return [Path(shutil.copy(path, folder)) for path in sources]
+    files = {folder / "study.yaml": TEMPLATE.format(folder=folder).encode()}
+    if like is not None:
+        sources = [*sorted(examples[like].glob("*.py")), examples[like] / "study.yaml"]
+        files = {folder / path.name: path.read_bytes() for path in sources}
+    problems = [
+        Problem(path.name, "there already is one", "choose another folder")
+        for path in files
+        if os.path.lexists(path)
+    ]
+    if problems:
+        raise InputError(str(folder), problems)
+    if problems := unwritable(folder):
+        raise InputError("init", problems)
+    for path, content in files.items():  # the study last, as it is one only with its code
+        write_atomically(path, content)
+    return list(files)
 
 
 def script_study(

@@ -152,7 +152,7 @@ def find_module(name: str, folder: Path) -> Path | None:
         spec = importlib.util.find_spec(first)
     except (ImportError, ValueError):
         return None
-    if spec is None or spec.origin is None:
+    if spec is None or spec.origin is None or not spec.has_location:  # part of Python itself
         return None
     origin = Path(spec.origin)
     return _file(origin.parent.joinpath(*rest)) if rest else origin

@@ -167,11 +167,14 @@ def copy_lessons(folder: Path, *, solutions: bool = False) -> list[Path]:
     """Copy lessons and projects, their studies and tables; returns the notebooks.
 
     Without `solutions`, placeholders take their place. Raises InputError for a folder that is not
-    empty, because it may contain work; LabError if there are no solutions to copy.
+    empty, because it may contain work, or that cannot be written to; LabError if there are no
+    solutions to copy.
     """
     if solutions:
         _require_solutions(LESSONS)
-    if folder.exists() and any(folder.iterdir()):
+    if problems := unwritable(folder):
+        raise InputError("lessons", problems)
+    if any(folder.iterdir()):
         problem = Problem("DIR", "not empty", "name a new folder")
         raise InputError(str(folder), [problem])
     without = shutil.ignore_patterns("out", "fault-*", ".*", "__pycache__", SETTINGS)

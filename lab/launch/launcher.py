@@ -171,9 +171,11 @@ class Jobs:
 
     def cancel(self) -> None:
         """Start no further job, end running ones, and keep completed measurements."""
-        self.leave()
-        driver.terminate(self._driver.alive.values())
-        self._driver.alive.clear()
+        try:
+            self.leave()
+        finally:  # a second Ctrl-C does not wait for the driver, but leaves no job behind either
+            driver.terminate(list(self._driver.alive.values()))
+            self._driver.alive.clear()
 
     def leave(self) -> None:
         """Start no further job here, and leave running ones to the next driver."""

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import re
 from collections.abc import Iterator, Sequence
 from dataclasses import replace
 from pathlib import Path
@@ -29,6 +30,8 @@ from lab.perfmodel.memory import FP32, FROZEN, layout_of, state_memory
 from lab.records.schema import Environment
 from lab.records.store import Store
 
+# What Slurm, or submitit on this machine, replaces in the paths of logs, such as %j by a job's id.
+REPLACED = {"slurm": r"[%\\\n]", "local": "%[jtAa]"}
 TOKEN_BYTES, STORED_TOKEN_BYTES = 8, 2  # in a batch, and in the cache
 
 
@@ -187,8 +190,9 @@ def _unreachable(study: Study, cluster: Cluster) -> Iterator[Problem]:
     name = cluster.network_interface
     if cluster.executor == "local" and name is not None and name not in machine.interfaces():
         yield Problem("network_interface", f"no {name!r} here", nearest(name, machine.interfaces()))
-    if cluster.executor == "slurm" and (wrong := set("%\\\n") & set(str(study.folder))):
-        what = f"Slurm cannot write logs into a folder with {sorted(wrong)[0]!r} in its name"
+    replaced = REPLACED.get(cluster.executor)
+    if replaced and (wrong := re.search(replaced, str(study.folder))):
+        what = f"no logs can be written into a folder with {wrong[0]!r} in its name"
         yield Problem(str(study.folder), what, "rename it")
 
 

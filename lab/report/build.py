@@ -9,15 +9,17 @@ import os
 import shlex
 import sys
 from collections.abc import Iterable, Iterator, Mapping, Sequence
-from contextlib import suppress
+from contextlib import contextmanager, suppress
 from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+from filelock import FileLock, Timeout
+
 from lab import machine
 from lab.config.cluster import find_profile
 from lab.config.study import Study
-from lab.errors import InputError, Problem
+from lab.errors import InputError, LabError, Problem
 from lab.files import PACKAGE, SHARED, USER, read_json, read_yaml, unwritable, write_atomically
 from lab.perfmodel.calibration import calibration_path
 from lab.records.store import Record, Store, load_records
@@ -35,6 +37,7 @@ _TEMPLATES = {
     "inference": "inference.ipynb",
 }
 _NOTHING = "nothing.ipynb"  # while no run has completed
+PATIENCE_S = 1200  # a report of thousands of runs takes minutes
 
 
 @dataclass(frozen=True)
@@ -56,8 +59,29 @@ def report(study: Study, *, artifacts: bool = False, runs: bool = False) -> Repo
     Starts no job, and executes nothing if the existing report was made from the same records by the
     same code. `artifacts` also writes its text, figures and tables as separate files into
     `out/artifacts/`, for other documents; `runs` also executes one notebook per record, about a
-    second each. Raises LabError if a notebook fails, with the path of the partial one.
+    second each. Waits while another process makes it. Raises LabError if a notebook fails, with the
+    path of the partial one.
     """
+    with _alone(study):
+        return _made(study, artifacts=artifacts, runs=runs)
+
+
+@contextmanager
+def _alone(study: Study) -> Iterator[None]:
+    """Be the only process that makes a study's report: two would remove each other's files."""
+    if unwritable(study.out):  # nothing can be made there
+        yield
+        return
+    try:
+        lock = FileLock(study.out / "report.lock").acquire(timeout=PATIENCE_S)
+    except Timeout:
+        message = f"another process has been making the report of {study.name} for"
+        raise LabError(f"{message} {PATIENCE_S // 60} minutes; end it, then try again") from None
+    with lock:
+        yield
+
+
+def _made(study: Study, *, artifacts: bool, runs: bool) -> Report:
     records, stem = load_records(study), study.out / "report"
     template = _template(study, records)
     source = fingerprint(study, template, records)

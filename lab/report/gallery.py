@@ -49,12 +49,25 @@ def keep(study: Study) -> list[Path]:
         raise InputError(study.name, [Problem("records", "none is completed", advice)])
     hosts: dict[str, str] = {}
     contents = {path: _content(source, hosts) for path, source in sources.items()}
-    folder = study.folder / KEPT
-    shutil.rmtree(folder, ignore_errors=True)
-    for path, content in contents.items():
-        write_atomically(folder / path, content)
-    _write_json(folder / ENTRY, {"quick": study.quick})
-    return remake(study.folder)
+    with tempfile.TemporaryDirectory(dir=study.folder, prefix=f".{KEPT}.") as room:
+        # Made in a copy of the study, so that a failure leaves what was kept before.
+        copy = Path(room, study.folder.name)
+        _copy_study(study.folder, copy)
+        for path, content in contents.items():
+            write_atomically(copy / KEPT / path, content)
+        _write_json(copy / KEPT / ENTRY, {"quick": study.quick})
+        made, kept = remake(copy), study.folder / KEPT
+        if kept.exists():
+            kept.rename(Path(room, "before"))
+        (copy / KEPT).rename(kept)
+    return [kept / path.relative_to(copy / KEPT) for path in made]
+
+
+def _copy_study(source: Path, target: Path) -> None:
+    """Copy a study's file and code, without its results."""
+    target.mkdir(parents=True, exist_ok=True)
+    for path in (source / "study.yaml", *source.glob("*.py")):
+        shutil.copy(path, target)
 
 
 def remake(folder: Path) -> list[Path]:
@@ -77,8 +90,7 @@ def remade(folder: Path, project: Path) -> tuple[Report, dict[str, bytes]]:
     shutil.copytree(kept / "out", place / "out")
     if (kept / "slurm").is_dir():
         shutil.copytree(kept / "slurm", project / "slurm")
-    for path in (folder / "study.yaml", *folder.glob("*.py")):
-        shutil.copy(path, place)
+    _copy_study(folder, place)
     entry = read_json(kept / ENTRY) or {}
     with contextlib.chdir(project):
         study = Study.load(place, quick=bool(entry.get("quick")))

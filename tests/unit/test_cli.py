@@ -248,6 +248,17 @@ def test_nothing_of_the_current_folder_is_imported(tmp_path: Path) -> None:
     assert answer.returncode == 2 and answer.stderr.startswith("lab: nowhere")
 
 
+def test_a_current_folder_that_is_gone_is_named(
+    tmp_path: Path, run: Command, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    gone = tmp_path / "gone"
+    gone.mkdir()
+    monkeypatch.chdir(gone)
+    gone.rmdir()
+    status, _, errors = run("init", tmp_path / "mine")
+    assert status == 1 and "the current folder: No such file or directory" in errors
+
+
 def test_a_name_that_no_file_system_takes(run: Command) -> None:
     for words in (["plan", "x" * 300], ["audit", "x" * 300 + ".csv"], ["init", "x" * 300]):
         status, _, errors = run(*words)

@@ -146,8 +146,11 @@ def sbatch(
     variables: Mapping[str, str] = MappingProxyType({}),
 ) -> str:
     """sbatch's answer to a script; raises RefusedError with its complaint, or SlurmSilentError."""
+    lines = [line for line in text.splitlines() if line.startswith("#SBATCH ")]
+    # Again, as a variable such as SBATCH_PARTITION overrides what the script says.
+    options = [word for line in lines for word in shlex.split(line.removeprefix("#SBATCH "))]
     process = run(
-        ["sbatch", *arguments],
+        ["sbatch", *arguments, *options],
         timeout_s=TIMEOUT_S if "--test-only" in arguments else LONGER * TIMEOUT_S,
         text=text,
         environment=lambda: {**_inherited(), **variables},

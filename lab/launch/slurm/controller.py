@@ -10,7 +10,7 @@ import subprocess
 import tempfile
 import threading
 import time
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
@@ -56,6 +56,11 @@ ENDS = {
 }
 # What slurmstepd writes to the log of a job that used too much.
 MEMORY_PHRASES = ("exceeded memory limit", "exceeded job memory limit", "oom-kill", "oom_kill")
+
+
+# Beginnings of variables by which people limit what Slurm's commands show or do for them, such as
+# SQUEUE_PARTITION; the lab must know all of its jobs.
+LIMITING = ("SACCT_", "SCANCEL_", "SINFO_", "SQUEUE_")
 
 
 class SlurmSilentError(Exception):
@@ -117,7 +122,7 @@ def run(
         try:
             process = subprocess.run(
                 command,
-                env=environment(),
+                env={k: v for k, v in environment().items() if not k.startswith(LIMITING)},
                 pass_fds=pass_fds,
                 input=text,
                 capture_output=True,
@@ -167,9 +172,8 @@ def queued(names: Iterable[str]) -> dict[str, JobState]:
     """The jobs of these names that squeue knows, by id, including recently ended ones."""
     selected = [f"--user={getpass.getuser()}", f"--name={','.join(names)}", f"--Format={COLUMNS}"]
     jobs = {}
-    for line in ask("squeue", "--noheader", "--array", "--states=all", *selected).splitlines():
-        cells = [cell.strip() for cell in line.split("|")[: COLUMNS.count("|")]]
-        array, index, name, state, reason, nodes, restarts, exit_code = cells
+    answer = ask("squeue", "--noheader", "--array", "--states=all", *selected)
+    for array, index, name, state, reason, nodes, restarts, exit_code in _rows(answer, 8):
         job_id = f"{array}_{index if index.isdecimal() else REST}"
         if exit_code.isdecimal():  # a wait status; sacct writes it as code, colon, signal
             exit_code = f"{int(exit_code) >> 8}:{int(exit_code) & 127}"
@@ -186,16 +190,28 @@ def accounted(names: Iterable[str]) -> dict[str, JobState]:
     columns = "--format=JobID,JobName,State,Reason,NodeList,ExitCode"
     try:
         answer = ask("sacct", "--allocations", "--noheader", "--parsable2", *selected, columns)
+        rows = list(_rows(answer, 6))
     except SlurmSilentError:
         return {}
     jobs = {}
-    for line in answer.splitlines():
-        job_id, name, state, reason, nodes, exit_code = line.split("|")
+    for job_id, name, state, reason, nodes, exit_code in rows:
         job_id = re.sub(r"\[.*", REST, job_id)
         # "CANCELLED by 1000": the first word is the state, the rest is who did it.
         state, _, user = state.partition(" ")
         jobs[job_id] = JobState(job_id, name, state, user or _reason(reason), nodes, 0, exit_code)
     return jobs
+
+
+def _rows(answer: str, cells: int) -> Iterator[list[str]]:
+    """The cells of each line that has any; SlurmSilentError if one has too many or too few.
+
+    Some sites let Slurm's commands greet their users, in lines without cells.
+    """
+    for line in filter(lambda line: "|" in line, answer.splitlines()):
+        row = [cell.strip() for cell in line.split("|")]
+        if len(row) not in {cells, cells + 1}:  # each of squeue's ends with a bar
+            raise SlurmSilentError(f"its answer cannot be read: {line.strip()!r}")
+        yield row[:cells]
 
 
 def _reason(text: str) -> str:

@@ -105,18 +105,29 @@ def load_or_build(
 def cached_arrays(
     kind: str, key: str, build: Callable[[Path], Mapping[str, Array]], *, progress: Progress
 ) -> CachedArrays:
-    """The arrays under this key, cached or made by `build`, which may add files to its folder."""
+    """The arrays under this key, cached or made by `build`, which may add files to its folder.
+
+    Raises LabError if the cache cannot be written.
+    """
     folder = in_cache(kind, hashlib.sha256(f"{FORMAT} {key}".encode()).hexdigest()[:32])
     waiting = partial(progress, "data", 0, 1)
-    return load_or_build(
-        folder, partial(_load, folder), partial(_build, folder, build), waiting=waiting
-    )
+    try:
+        return load_or_build(
+            folder, partial(_load, folder), partial(_build, folder, build), waiting=waiting
+        )
+    except OSError as error:
+        if error.filename is not None:
+            raise
+        raise LabError(f"{folder}: {error.strerror or error}: is the disk full?") from error
 
 
 def _load(folder: Path) -> CachedArrays | None:
     """The arrays in a folder; None if there are none or a file is incomplete."""
     try:
         meta = json.loads((folder / "meta.json").read_text())
+        sizes = meta.get("bytes", {})  # unknown in folders of earlier versions
+        if any((folder / name).stat().st_size != size for name, size in sizes.items()):
+            return None
         arrays = {}
         for name, shape in meta["shapes"].items():
             # A plain view of the mapped file, as numpy's memmap class costs time at every slice.
@@ -124,7 +135,7 @@ def _load(folder: Path) -> CachedArrays | None:
             if list(arrays[name].shape) != shape:
                 return None
         return CachedArrays(arrays, str(meta["sha256"]), folder)
-    except (OSError, ValueError, KeyError, TypeError):
+    except (OSError, ValueError, LookupError, TypeError, AttributeError, EOFError):
         return None
 
 
@@ -140,7 +151,8 @@ def _build(folder: Path, build: Callable[[Path], Mapping[str, Array]]) -> None:
         digest.update(f"{name} {array.dtype.str} {array.shape}".encode())
         digest.update(array.data.cast("B"))
     shapes = {name: array.shape for name, array in arrays.items()}
-    meta = {"format": FORMAT, "sha256": digest.hexdigest(), "shapes": shapes}
+    sizes = {path.name: path.stat().st_size for path in building.iterdir()}
+    meta = {"format": FORMAT, "sha256": digest.hexdigest(), "shapes": shapes, "bytes": sizes}
     (building / "meta.json").write_text(json.dumps(meta))
     building.replace(folder)  # the folder appears whole: readers take no lock
 

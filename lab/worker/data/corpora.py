@@ -63,6 +63,11 @@ def load_tokenizer(path: Path) -> Any:
         raise ValueError(f"{path} is not a tokenizer: {error}") from None
 
 
+def save_tokenizer(tokenizer: Any, path: Path) -> None:
+    """Write a tokenizer to its file; raises OSError, as the library's own method does not."""
+    path.write_text(tokenizer.to_str(pretty=True), encoding="utf-8")
+
+
 def token_dtype(vocab_size: int) -> type[np.unsignedinteger[Any]]:
     """The smallest type that holds a vocabulary, as loaders read tokens from disk."""
     return np.uint16 if vocab_size <= 2**16 else np.uint32
@@ -92,7 +97,7 @@ def tokenize(
     def build(folder: Path) -> dict[str, Array]:
         progress("data", 0, len(documents))
         encoder = load_tokenizer(tokenizer) if tokenizer else train_tokenizer(documents, vocab_size)
-        encoder.save(str(folder / "tokenizer.json"))
+        save_tokenizer(encoder, folder / "tokenizer.json")
         tokens, ends = _encode(encoder, documents, token_dtype(vocab_size), progress)
         split = _split(ends, len(tokens))
         return {"train": tokens[:split], "held_out": tokens[split:]}

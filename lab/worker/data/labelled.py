@@ -27,6 +27,7 @@ from lab.worker.data.corpora import (
     LEFT_OUT,
     LIBRARY,
     load_tokenizer,
+    save_tokenizer,
     token_dtype,
     train_tokenizer,
 )
@@ -104,7 +105,7 @@ def tokenized(
         train, held_out = source.read()
         progress("data", 0, len(train.texts))
         tokenizer = load_tokenizer(file) if file else train_tokenizer(train.texts, vocab_size)
-        tokenizer.save(str(folder / "tokenizer.json"))
+        save_tokenizer(tokenizer, folder / "tokenizer.json")
         _set_length(tokenizer, block_size)
         arrays: dict[str, Array] = {}
         for name, part in (("train", train), ("held_out", held_out)):

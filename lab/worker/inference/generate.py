@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from typing import Any
@@ -29,8 +30,8 @@ class Sampling:
 
     def __post_init__(self) -> None:
         problems = []
-        if self.temperature < 0:
-            what = f"{self.temperature} is negative"
+        if not 0 <= self.temperature < math.inf:
+            what = f"{self.temperature} is not a finite number from 0"
             problems.append(Problem("temperature", what, "use 0 for the likeliest token"))
         if self.top_k is not None and self.top_k < 1:
             problems.append(Problem("top_k", f"{self.top_k} keeps no token", "use 1 or more"))

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import re
+import resource
 import shutil
 from collections.abc import Mapping
 from pathlib import Path
@@ -15,7 +16,7 @@ from lab.config.study import Study
 from lab.files import ROOT
 from lab.records.store import Store
 from lab.report.build import Report
-from lab.report.gallery import ENTRY, KEPT, PAGE, readme_of_kept, remade
+from lab.report.gallery import ENTRY, KEPT, PAGE, keep, readme_of_kept, remade
 
 REPORTS = ROOT / "reports"
 PLACES = sorted(path.parent for path in REPORTS.glob(f"*/{KEPT}"))
@@ -61,6 +62,24 @@ def test_a_kept_report_is_small_and_the_index_counts_its_records(place: Path) ->
     assert done and f"kept, {done} of {len(study.tasks)} repeats completed" in INDEX
     # What this repository keeps of a GPU is what could be measured there; the rest is complete.
     assert done == len(study.tasks) or all(run.needs_device == "cuda" for run in study.runs)
+
+
+def test_what_was_kept_stays_until_a_new_report_is_complete(tmp_path: Path) -> None:
+    folder = tmp_path / "quickstart"
+    shutil.copytree(REPORTS / "quickstart", folder)
+    shutil.copytree(folder / KEPT / "out", folder / "out")
+    before = {path: path.read_bytes() for path in folder.rglob("*") if path.is_file()}
+    limits = resource.getrlimit(resource.RLIMIT_FSIZE)
+    resource.setrlimit(resource.RLIMIT_FSIZE, (60_000, limits[1]))  # less than the notebook takes
+    try:
+        with pytest.raises(OSError, match="File too large"):
+            keep(Study.load(folder))
+    finally:
+        resource.setrlimit(resource.RLIMIT_FSIZE, limits)
+    assert {path: path.read_bytes() for path in folder.rglob("*") if path.is_file()} == before
+    files = keep(Study.load(folder))
+    assert folder / KEPT / PAGE in files and all(path.is_file() for path in files)
+    assert not [path for path in folder.iterdir() if path.name.startswith(".")]
 
 
 @each

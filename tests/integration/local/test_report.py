@@ -70,6 +70,16 @@ def test_run_ends_in_a_report_and_a_second_call_runs_no_job(make_study: StudyMak
     assert second.returncode == 0 and sorted(study.out.glob("runs/*/*/log/*_0_log.out")) == jobs
 
 
+def test_two_processes_may_make_one_report(measured: Study) -> None:
+    command = [sys.executable, "-m", "lab", "report", str(measured.folder)]
+    made = [subprocess.Popen(command, stderr=subprocess.PIPE, text=True) for _ in range(3)]
+    for process in made:
+        _, errors = process.communicate(timeout=300)
+        assert process.returncode == 0, errors
+    assert nbformat.read(measured.out / "report.ipynb", as_version=4).cells
+    assert len(PdfReader(measured.out / "report.pdf").pages)
+
+
 def test_a_report_and_its_notebook_load_the_records_once(
     measured: Study, monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -214,13 +214,16 @@ def test_exception_on_one_rank_is_the_cause(
     assert "in step" in failed.error.traceback
 
 
+@pytest.mark.parametrize("times", [1, 2])
 def test_ctrl_c_ends_the_job_and_keeps_what_is_measured(
-    make_study: StudyMaker, profile: Path
+    make_study: StudyMaker, profile: Path, times: int
 ) -> None:
     study = endless(make_study)
     process = command("run", study.folder, "--cluster", profile)
     wait_until_measuring(study)
-    os.killpg(process.pid, signal.SIGINT)
+    for _ in range(times):
+        os.killpg(process.pid, signal.SIGINT)
+        time.sleep(0.001)  # pressed twice, the second does not wait for what the first began
     _, errors = process.communicate(timeout=200)
     assert (
         process.returncode == 130
@@ -229,6 +232,20 @@ def test_ctrl_c_ends_the_job_and_keeps_what_is_measured(
     )
     assert not ranks_of(study, 0) and not ranks_of(study, 1)
     assert lab.load_records(study) == []
+
+
+def test_a_study_that_is_edited_while_it_runs_keeps_its_records(
+    make_study: StudyMaker, profile: Path
+) -> None:
+    folder = make_study()
+    study, path = Study.load(folder), folder / "study.yaml"
+    process = command("run", folder, "--cluster", profile)
+    while not any(study.out.glob("runs/*/*/job.json")) and process.poll() is None:
+        time.sleep(0.05)
+    path.write_text(path.read_text().replace("steps: 4", "steps: 5"))
+    _, errors = process.communicate(timeout=300)
+    assert process.returncode == 1 and "small was changed while it was measured" in errors
+    assert len(contents(study)) == len(study.tasks)
 
 
 def test_two_drivers_share_a_study(make_study: StudyMaker, profile: Path) -> None:

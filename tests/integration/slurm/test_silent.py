@@ -97,6 +97,17 @@ def test_the_practice_cluster_is_found_where_nothing_else_is(
     assert os.environ["SLURM_CONF"] == str(folder / "slurm.conf")
 
 
+def test_variables_that_would_hide_jobs_are_not_passed_on(
+    programs: Programs, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    for name in ("SQUEUE_PARTITION", "SACCT_FORMAT", "SCANCEL_INTERACTIVE", "SLURM_CLUSTERS"):
+        monkeypatch.setenv(name, "mine")
+    programs(squeue="exec /usr/bin/env")
+    names = {line.partition("=")[0] for line in controller.ask("squeue").splitlines()}
+    assert "SLURM_CLUSTERS" in names
+    assert not [name for name in names if name.startswith(controller.LIMITING)]
+
+
 def submitted(study: Study) -> None:
     """As if Slurm had taken the first job of a study."""
     folder = Store(study.out).folder(study.tasks[0])

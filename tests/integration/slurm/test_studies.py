@@ -22,8 +22,10 @@ from filelock import FileLock, Timeout
 from studies import LONG, StudyMaker
 
 import lab
+from lab.config.cluster import Cluster
 from lab.config.study import Study
 from lab.launch.slurm.controller import accounted, queued
+from lab.launch.slurm.executor import refusals
 from lab.records.store import Store, read_record
 
 PROFILE = {
@@ -276,6 +278,15 @@ def test_what_slurm_refuses_is_an_error_of_the_profile_before_anything_is_submit
         lab.launch(study, str(written(tmp_path / "cluster.yaml", **({"gpus_per_node": 4} | keys))))
     assert [problem.where for problem in refused.value.problems] == [blamed]
     assert not list(study.out.glob("arrays/*"))
+
+
+def test_variables_of_sbatch_do_not_override_the_profile(
+    tmp_path: Path, slurm_cluster: Slurm, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    profile = written(tmp_path / "cluster.yaml", partition="debug", time_limit_min=5)
+    monkeypatch.setenv("SBATCH_PARTITION", "nowhere")
+    monkeypatch.setenv("SBATCH_TIMELIMIT", "nonsense")
+    assert refusals(Cluster.load(str(profile)), [(1, 1), (2, 1)]) == []
 
 
 @pytest.fixture

@@ -29,6 +29,29 @@ def test_a_study_is_never_written_over(tmp_path: Path) -> None:
     assert path.read_text() == "mine"
 
 
+def test_code_is_never_written_over(tmp_path: Path) -> None:
+    (tmp_path / "unet.py").write_text("mine")
+    with pytest.raises(InputError, match=r"unet\.py: there already is one; choose another folder"):
+        new_study(tmp_path, like="own-model")
+    assert (tmp_path / "unet.py").read_text() == "mine"
+    assert not (tmp_path / "study.yaml").exists()
+
+
+def test_a_link_to_nowhere_is_not_followed(tmp_path: Path) -> None:
+    (tmp_path / "study.yaml").symlink_to("elsewhere.yaml")
+    with pytest.raises(InputError, match="there already is one"):
+        new_study(tmp_path)
+    assert not (tmp_path / "elsewhere.yaml").exists()
+
+
+@pytest.mark.parametrize("place", ["file", "file/mine"])
+def test_a_file_is_no_folder_for_a_study(tmp_path: Path, place: str) -> None:
+    (tmp_path / "file").write_text("mine")
+    with pytest.raises(InputError, match=f"{place}: is not a folder; rename or remove it"):
+        new_study(tmp_path / place)
+    assert (tmp_path / "file").read_text() == "mine"
+
+
 def test_an_unknown_example_is_told_with_the_nearest(tmp_path: Path) -> None:
     with pytest.raises(InputError, match="did you mean 'own-model'"):
         new_study(tmp_path / "mine", like="own-modle")

@@ -89,6 +89,8 @@ def test_a_run_keeps_its_sources_through_a_record(folder: Path) -> None:
     ("change", "problem"),
     [
         ({"factory": "nett:Net"}, "base.model: no module 'nett' beside the study.*'net'"),
+        ({"factory": "os:system"}, "base.model: no module 'os' beside the study"),
+        ({"factory": "sys:exit"}, "base.model: no module 'sys' beside the study"),
         ({"factory": "net:Nett"}, "base.model: no 'Nett' in net.py; did you mean 'Net'"),
         ({"loss": "net:los"}, "base.model: no 'los' in net.py; did you mean 'loss'"),
         ({"factory": "../net:Net"}, "base.model.factory: .* does not name a function"),

@@ -98,6 +98,11 @@ BAD = {
         {"base": changed_base(steps="many")},
         "base.steps: input should be a valid integer, found 'many'",
     ),
+    "number for a name": (
+        {"base": changed_base(data=5)},
+        "base.data: neither a name nor a mapping, found 5; give its `kind`",
+    ),
+    "list for a text": ({"title": ["a", "b"]}, "found ['a', 'b']; write a single value"),
     "number in quotes": (
         {"base": changed_base(steps="8", learning_rate="1e-3")},
         "base.steps: input should be a valid integer, found '8'; leave out the quotes",

@@ -52,6 +52,12 @@ def test_lessons_are_copied_for_the_instructor_alone(handed_in: Path, tmp_path: 
     assert stat.S_IMODE((tmp_path / "submitted").stat().st_mode) == 0o700
 
 
+def test_lessons_need_a_folder(tmp_path: Path) -> None:
+    (tmp_path / "file").write_text("mine")
+    with pytest.raises(InputError, match="file: is not a folder; rename or remove it"):
+        release.copy_lessons(tmp_path / "file")
+
+
 def test_what_is_handed_in_again_replaces_what_was(handed_in: Path, tmp_path: Path) -> None:
     target = tmp_path / "submitted"
     lab.collect([handed_in], into=target)

@@ -111,11 +111,14 @@ def test_an_interface_that_is_not_there_is_refused_with_the_nearest(make_study: 
         lab.launch(Study.load(make_study()), cluster)
 
 
-def test_a_folder_that_slurm_takes_for_a_pattern_is_refused(make_study: StudyMaker) -> None:
+def test_a_folder_that_is_taken_for_a_pattern_is_refused(make_study: StudyMaker) -> None:
     study = Study.load(make_study("50%j"))
     cluster = Cluster(name="site", executor="slurm", device="cpu", cores_per_node=2)
     with pytest.raises(lab.InputError, match="with '%' in its name; rename it"):
         lab.launch(study, cluster)
+    with pytest.raises(lab.InputError, match="with '%j' in its name; rename it"):
+        lab.launch(study)
+    assert not study.out.exists()
 
 
 def test_a_record_that_could_not_be_read_back_is_no_record(tmp_path: Path) -> None:

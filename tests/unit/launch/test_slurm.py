@@ -130,6 +130,21 @@ def test_silence_changes_nothing_that_was_known(monkeypatch: pytest.MonkeyPatch)
     )
 
 
+def test_an_answer_that_is_cut_off_is_none_and_a_greeting_is_left_out(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    line = "7|0|lab-a|RUNNING|None|n1|0|0|\n"
+    answering(monkeypatch, {"squeue": f"Maintenance on Monday\n{line}"})
+    slurm = Controller()
+    slurm.poll({"7_0": "lab-a"})
+    assert slurm.job("7_0") is not None and not slurm.silence
+    answering(monkeypatch, {"squeue": line + line[:9], "sacct": "8_0|lab"})
+    slurm.poll({"7_0": "lab-a", "8_0": "lab-b"})
+    assert slurm.silence == "its answer cannot be read: '7|0|lab-a'"
+    assert slurm.job("7_0") is not None and not slurm.forgotten("8_0")
+    assert controller.accounted(["lab-a"]) == {}
+
+
 def test_polling_grows_rarer_while_nothing_changes(monkeypatch: pytest.MonkeyPatch) -> None:
     answering(monkeypatch, {"squeue": "7|0|lab-a|RUNNING|None|n1|0|0|\n"})
     slurm, now = Controller(), [0.0]

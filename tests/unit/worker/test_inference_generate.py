@@ -136,6 +136,9 @@ def test_too_many_tokens_are_refused(model: GPT) -> None:
         generate(model, prompts(1, 0), new_tokens=1)
     with pytest.raises(InputError, match="3 problems"):
         Sampling(temperature=-1, top_k=0, top_p=2)
+    for temperature in (float("nan"), float("inf")):
+        with pytest.raises(InputError, match="is not a finite number from 0"):
+            Sampling(temperature=temperature)
 
 
 def test_prompts_of_one_length_share_a_batch() -> None:

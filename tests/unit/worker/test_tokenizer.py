@@ -2,6 +2,7 @@ from __future__ import annotations
 
 import json
 import os
+import resource
 import stat
 from pathlib import Path
 
@@ -12,7 +13,7 @@ from hypothesis import strategies as st
 from tokenizers import Tokenizer
 
 from lab.config.run import Run
-from lab.errors import InputError
+from lab.errors import InputError, LabError
 from lab.worker import data
 from lab.worker.data import corpora
 from lab.worker.data.cache import CachedArrays, in_cache
@@ -113,15 +114,44 @@ def test_the_cache_is_private_and_used_again(cache: Path) -> None:
     assert (folder(cache) / "train.npy").stat().st_mtime_ns == before
 
 
-@pytest.mark.parametrize("file", ["train.npy", "meta.json"])
-def test_what_is_torn_in_the_cache_is_built_again(cache: Path, file: str) -> None:
+@pytest.mark.parametrize("content", [None, b"", b"[]", b'{"shapes": []}', b"cut off"])
+@pytest.mark.parametrize("file", ["train.npy", "meta.json", "tokenizer.json"])
+def test_what_is_torn_in_the_cache_is_built_again(
+    cache: Path, file: str, content: bytes | None
+) -> None:
     whole = build()
     train = whole.arrays["train"].copy()  # a view of the file that is torn now
     path = folder(cache) / file
-    path.write_bytes(path.read_bytes()[:-20])
+    earlier = path.read_bytes()
+    path.write_bytes(earlier[:-20] if content == b"cut off" else content or b"")
+    if content is None:
+        path.unlink()
     again = build()
     assert again.sha256 == whole.sha256
     assert np.array_equal(again.arrays["train"], train)
+    assert path.read_bytes() == earlier
+
+
+def test_a_full_disk_names_the_cache(cache: Path) -> None:
+    limits = resource.getrlimit(resource.RLIMIT_FSIZE)
+    for most in (100, 10_000):  # bytes: less than the tokenizer takes, less than the arrays take
+        resource.setrlimit(resource.RLIMIT_FSIZE, (most, limits[1]))
+        try:
+            with pytest.raises(LabError, match=r"cache/tokens/\w+: .*: is the disk full\?"):
+                build(DOCUMENTS * 100)
+        finally:
+            resource.setrlimit(resource.RLIMIT_FSIZE, limits)
+    assert len(build(DOCUMENTS * 100).arrays["train"])
+
+
+def test_arrays_of_earlier_versions_are_used(cache: Path) -> None:
+    build()
+    path = folder(cache) / "meta.json"
+    meta = json.loads(path.read_text())
+    del meta["bytes"]
+    path.write_text(json.dumps(meta))
+    build()
+    assert json.loads(path.read_text()) == meta
 
 
 def test_what_a_killed_build_left_is_removed(cache: Path) -> None:
