@@ -145,7 +145,7 @@ def weak_efficiency(answer: object, *, step_s: Mapping[int, float], ranks: int) 
     right = step_s[1] / step_s[ranks]
     mistakes = {
         tr("Do not divide by N: each rank's work did not shrink."): right / ranks,
-        tr("Above 1 would mean that N times the work takes less time: turn it over."): 1 / right,
+        tr("Turn it over: the ideal T(1) is above, the longer T(N) below."): 1 / right,
     }
     judge(answer, right, mistakes=mistakes, unit="fraction")
     return tr(

@@ -13,6 +13,7 @@ from lab.course.check import exercise, judge, number, require
 from lab.course.language import tr
 
 LARGEST = 127  # of a signed byte, the same on both sides of zero
+NEARLY_EQUAL = 0.05  # of two step times, each measured a few times
 
 
 @exercise("09.epsilon")
@@ -37,6 +38,12 @@ def speedup(answer: object, *, fp32_s: float, bf16_s: float) -> str:
     judge(
         answer, right, mistakes={tr("Turn it over: above 1 means that bf16 is faster."): 1 / right}
     )
+    if abs(right - 1) < NEARLY_EQUAL:
+        return tr(
+            "{right:.2f} times as fast: with so few repeats, too close to 1 to call it faster or "
+            "slower.",
+            right=right,
+        )
     if right > 1:
         return tr("{right:.2f} times as fast: this device multiplies bf16 faster.", right=right)
     return tr("{right:.2f} times as fast: this device gains nothing from fewer bits.", right=right)
@@ -134,7 +141,8 @@ def decode(answer: object, *, parameters: float, bytes_per_weight: float, bandwi
     """Every weight is read once for a token: bandwidth over the bytes of all weights."""
     right = bandwidth / (parameters * bytes_per_weight)
     mistakes = {
-        tr("How many bytes does a weight have?"): bandwidth / parameters,
+        tr("Those are the bytes of fp32: how many does a weight have here?"): bandwidth
+        / (4 * parameters),
         tr("Turn it over: these are seconds per token."): 1 / right,
     }
     judge(answer, right, mistakes=mistakes, within=0.01)
