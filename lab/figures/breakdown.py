@@ -210,10 +210,10 @@ def _describe_falls(results: StudyResults) -> str:
     for fall in _falls(results):
         unit = unit_for(fall.step[:1])
         losses = ", ".join(f"{name} {_time(loss, unit)}" for name, loss in fall.shown().items())
-        start = f"{'ideal' if fall.compared else 'compute'} {_time(fall.ideal, unit)}"
+        start = f"{fall.start} {_time(fall.ideal, unit)}"
         by = f" by {losses}" if losses else ""
         parts.append(f"{fall.place}, from {start} to {_time(fall.step, unit)}{by}")
-    return f"Waterfalls from the ideal step to the measured one by cause: {'; '.join(parts)}."
+    return f"Waterfalls to the measured step by cause: {'; '.join(parts)}."
 
 
 def _time(amount: Amount, unit: Unit) -> str:
@@ -224,7 +224,10 @@ def _largest(results: StudyResults) -> str:
     """The largest loss of all that are drawn, if the repeats show that it is the largest."""
     falls = [fall for fall in _falls(results) if fall.supported]
     if not falls:
-        return "The repeats do not show which loss is the largest."
+        several = any(
+            sum(loss.value > 0 for loss in fall.shown().values()) > 1 for fall in _falls(results)
+        )
+        return "The repeats do not show which loss is the largest." if several else ""
     fall = max(falls, key=lambda one: one.losses[one.largest].value / one.step.value)
     loss = fall.losses[fall.largest]
     share = percent(loss.value / fall.step.value)
@@ -233,7 +236,7 @@ def _largest(results: StudyResults) -> str:
 
 @figure(describe=_describe_falls, missing=_no_falls, height=_falls_height, see=_largest)
 def waterfall(ax: Axes, results: StudyResults) -> None:
-    """From the ideal step to the measured one: a bar for each cause of a loss, or of a gain.
+    """From the ideal step, or a baseline's, to the measured one: a bar for each loss or gain.
 
     The configuration on the most ranks of each curve; of more than four curves, those that lose
     most. Bars are shares of the measured step; losses below a hundredth of it are in the rest.
@@ -254,7 +257,7 @@ def waterfall(ax: Axes, results: StudyResults) -> None:
         title.set_in_layout(False)  # it begins above the bars' names
         losses = fall.shown()
         total = fall.ideal.value * scale
-        bars = [("ideal" if fall.compared else "compute", 0.0, total, fall.ideal, IDEAL)]
+        bars = [(fall.start, 0.0, total, fall.ideal, IDEAL)]
         for name, loss in losses.items():
             color = LOSS if loss.value > 0 else GAIN
             bars.append((name, total, loss.value * scale, loss, color))

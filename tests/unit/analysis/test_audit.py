@@ -566,6 +566,11 @@ def test_repeats() -> None:
     assert not of(audit(frame(seeds)), "repeats"), "seeds are repeats"
 
 
+def test_ranks_are_not_named_beside_their_record() -> None:
+    (finding,) = of(audit(clean(repeats=1)), "repeats")
+    assert finding.records and not any(" rank " in name for name in finding.records)
+
+
 def test_mixed_environment() -> None:
     records = clean()
     other = altered(records[-1], "environment", versions={"torch": "2.6.0"})

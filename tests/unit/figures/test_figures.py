@@ -210,6 +210,12 @@ def test_loss_by_step_and_time(few):
     assert ax.get_xlabel() == "training time (s)"
 
 
+def test_more_curves_than_colours_differ_in_their_dashes():
+    ax = figures.loss_by_step([record(run(1, 8 * size)) for size in range(1, 15)])
+    looks = {(line.get_color(), line.get_linestyle()) for line in ax.get_lines()}
+    assert len(looks) == len(ax.get_lines()) == 14
+
+
 def test_equal_losses_share_a_label_and_unlike_ones_do_not():
     assert words(figures.loss_by_step([record(run(size)) for size in (1, 2, 4)])) == [
         "batch 64\n×1, ×2, ×4"
