@@ -26,6 +26,7 @@ from lab.records.store import Record
 __all__ = ["step_breakdown", "step_timeline", "trace_timeline", "waterfall"]
 
 EXPOSED = "exposed communication"
+SECONDS = Unit("s", 1.0)
 # Okabe and Ito (2008), each with the text colour that can be read on it.
 COLORS = {
     "data": ("#E69F00", "black"),
@@ -67,14 +68,14 @@ def _breakdown_height(results: StudyResults) -> float:
 def _describe_breakdown(results: StudyResults) -> str:
     parts = []
     for label, points in results.drawn:
-        row = points.iloc[-1]
-        times = {phase: row[f"{phase}_time"] for phase in PHASES if row[f"{phase}_time"] > 0}
-        longest = sorted(times, key=lambda phase: (times[phase], phase), reverse=True)[:3]
-        listed = ", ".join(f"{phase} {format_seconds(times[phase])}" for phase in longest)
+        (row,) = rows_of(points)[-1:]
+        times = {name: time for name, time in _parts(row, SECONDS).items() if time > 0}
+        longest = sorted(times, key=lambda name: (times[name], name), reverse=True)[:3]
+        listed = ", ".join(f"{name} {format_seconds(times[name])}" for name in longest)
         workers = ranks(row["device"], row["world_size"])
         known = f" with {listed}" if listed else ""
         parts.append(f"{label} on {workers}, {format_seconds(row['step_time'])}{known}")
-    return f"Bars of the time of a step, with its longest phases: {'; '.join(parts)}."
+    return f"Bars of the time of a step, with its longest parts: {'; '.join(parts)}."
 
 
 @figure(describe=_describe_breakdown, missing=_no_phases, height=_breakdown_height)

@@ -183,7 +183,8 @@ def test_step_breakdown_adds_up(few):
 
 
 def test_exposed_communication_is_a_part_of_its_own_where_measured():
-    ax = figures.step_breakdown([record(run(2), step_time=0.1, communication=(0.03, 0.02))])
+    records = [record(run(2), step_time=0.1, communication=(0.03, 0.02))]
+    ax = figures.step_breakdown(records)
     drawn = dict(
         zip(
             [word for word in words(ax) if word.replace(" ", "").isalpha()],
@@ -194,6 +195,8 @@ def test_exposed_communication_is_a_part_of_its_own_where_measured():
     assert drawn["exposed communication"] == pytest.approx(20)
     assert drawn["backward"] == pytest.approx(55 - 20)
     assert sum(drawn.values()) == pytest.approx(100)
+    told = alt_text("step_breakdown", records)
+    assert told.endswith("backward 35.0 ms, forward 30.0 ms, exposed communication 20.0 ms.")
 
 
 def test_loss_by_step_and_time(few):
