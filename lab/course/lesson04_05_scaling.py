@@ -55,6 +55,8 @@ def efficiency(answer: object, *, step_s: Mapping[int, float], ranks: int) -> st
         mistakes={tr("Divide the speedup by N."): right * ranks},
         unit="fraction",
     )
+    if right > 1:
+        return tr("{right:.0%}: above 100 %, so noise or a weakened baseline.", right=right)
     return tr(
         "{right:.0%}: of each rank's time this much went into work that one rank would have had "
         "to do too.",
@@ -148,6 +150,8 @@ def weak_efficiency(answer: object, *, step_s: Mapping[int, float], ranks: int) 
         tr("Turn it over: the ideal T(1) is above, the longer T(N) below."): 1 / right,
     }
     judge(answer, right, mistakes=mistakes, unit="fraction")
+    if right > 1:
+        return tr("{right:.0%}: above 100 %, so noise or a weakened baseline.", right=right)
     return tr(
         "{right:.0%}: a step with {ranks} times the samples takes {times:.2f} times as long.",
         right=right,
