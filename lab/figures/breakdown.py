@@ -49,6 +49,10 @@ TIMELINE_MARKS = (
     "is on the link. A rank waits for what its link carries after the end of its backward pass; "
     "then comes the optimizer."
 )
+CALL_MARKS = (
+    "A bar on the link is a call or a message. The bars of compute contain the waits for them, as "
+    "of a pipeline's stage for what it receives."
+)
 NO_PHASES = "no phases of a step are known"
 NO_TRACE = "no step was traced: that takes `trace: true` in a run"
 OPERATORS = "operators"
@@ -356,11 +360,17 @@ def _on_link(event: Event) -> bool:
     return event.bytes is not None or event.name.startswith("bucket")  # of older records
 
 
+def _marks(results: StudyResults) -> str:
+    """How to read the bars: those of buckets, or those of calls and messages."""
+    buckets = any(event.ready is not None for event in _events(results.records))
+    return TIMELINE_MARKS if buckets else CALL_MARKS
+
+
 @figure(
     describe=_describe_timeline,
     missing=_no_timeline,
     height=_timeline_height,
-    see=lambda results: f"{_place_in_cycle(results)} {TIMELINE_MARKS}".strip(),
+    see=lambda results: f"{_place_in_cycle(results)} {_marks(results)}".strip(),
 )
 def step_timeline(ax: Axes, results: StudyResults) -> None:
     """The median step of the record on the most ranks: compute and the link, rank by rank.

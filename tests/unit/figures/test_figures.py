@@ -19,6 +19,7 @@ from lab.figures import StudyResults, alt_text
 from lab.figures.breakdown import spread
 from lab.figures.figure import figure, no_runs
 from lab.figures.style import plain_log, style, wrapped
+from lab.records.schema import Event
 from lab.records.store import Store, write_record
 
 TIMES = {
@@ -394,6 +395,19 @@ def test_ticks_of_a_logarithmic_axis_end_with_what_is_drawn():
     assert list(axis.get_majorticklocs()) == pytest.approx([0.05, 0.1, 0.2, 0.5, 1, 2, 5, 10, 20])
     plain_log(axis, ends=(0.03, 2000.0))
     assert list(axis.get_majorticklocs()) == pytest.approx([0.1, 1, 10, 100, 1000])
+
+
+def test_a_timeline_of_calls_is_not_explained_as_one_of_buckets():
+    bucket = Event(rank=0, name="bucket 0", start=0.05, end=0.09, ready=0.05, bytes=8)
+    call = Event(rank=0, name="receive", start=0.05, end=0.09, bytes=8)
+    captions = []
+    for event in (bucket, call):
+        made = record(run(2), communication=(0.03, 0.02))
+        sent = made.communication.model_copy(update={"timeline": [event]})
+        results = StudyResults([made.model_copy(update={"communication": sent})])
+        captions.append(figures.FIGURES["step_timeline"].caption(results))
+    assert "black line" in captions[0] and "contain the waits" not in captions[0]
+    assert "black line" not in captions[1] and "contain the waits" in captions[1]
 
 
 def test_a_traced_step_rank_by_rank():
