@@ -49,8 +49,9 @@ def largest_loss(fall: Waterfall) -> str | None:
     """The largest loss, its time and what to do about it; None if the repeats are inconclusive."""
     opening = f"{fall.opening},"
     if fall.compared:
-        opening += f" a step takes {format_seconds(*fall.step)}"
-        opening += f" where {format_seconds(*fall.ideal)} is ideal;"
+        start = format_seconds(*fall.ideal)
+        start = f"the baseline takes {start}" if fall.alike else f"{start} is ideal"
+        opening += f" a step takes {format_seconds(*fall.step)} where {start};"
     if fall.supported:
         loss = fall.losses[fall.largest]
         share = percent(loss.value / fall.step.value)
@@ -261,14 +262,22 @@ def holes(
 ) -> list[str]:
     """What was requested and is missing: a sentence per cause, with its runs and repeats.
 
-    `obstacles` maps run ids to why the cluster cannot run them.
+    `obstacles` maps run ids to why the cluster cannot run them. They are those of another machine,
+    and say nothing, if they stand in the way of a run that has completed.
     """
     known = {(record.run_id, record.repeat): record for record in records}
+    completed = [record for record in records if record.completed]
+    if any((obstacles or {}).get(record.run_id) for record in completed):
+        obstacles = {}
+    devices = {record.environment.device for record in completed if record.environment}
     missing: dict[tuple[Run, str], list[str]] = {}
     for task in study.tasks:
         record = known.get((task.run.id, task.repeat))
         if record is None or not record.completed:
-            cause = _cause(record, task.run, (obstacles or {}).get(task.run.id, ""))
+            obstacle = (obstacles or {}).get(task.run.id, "").removeprefix("left out: ")
+            if task.run.device_needed not in {"any", *devices}:
+                obstacle = f"it needs a cluster with {task.run.device_needed.upper()}"
+            cause = _cause(record, obstacle)
             missing.setdefault((task.run, cause), []).append(str(task.repeat))
     alike: dict[tuple[str, tuple[str, ...]], list[Run]] = {}
     for (run, cause), repeats in missing.items():
@@ -290,12 +299,9 @@ def _which(study: Study, runs: Sequence[Run], repeats: Sequence[str]) -> str:
     return f"{names}, {numbers}" if len(runs) == 1 else f"{counted} ({names}), {numbers}"
 
 
-def _cause(record: Record | None, run: Run, obstacle: str) -> str:
+def _cause(record: Record | None, obstacle: str) -> str:
     if record is None:
-        reason = obstacle.removeprefix("left out: ")
-        if run.device_needed != "any":
-            reason = f"it needs a cluster with {run.device_needed.upper()}"
-        return f"not run: {reason}" if reason else "not run yet"
+        return f"not run: {obstacle}" if obstacle else "not run yet"
     label = STATUS_LABELS.get(record.status, record.status)
     if record.error is None:
         return label

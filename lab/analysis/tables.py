@@ -121,8 +121,8 @@ def fits_table(calibration: Calibration) -> pd.DataFrame:
             "collective": row.collective.replace("_", "-"),
             "ranks": row.world_size,
             "alpha (µs)": rounded(row.fit.alpha_s * 1e6),
-            "GB/s": rounded(row.fit.bytes_per_s / 1e9),
-            "busbw": rounded(row.fit.of_one_link(row.collective, row.world_size)[1] / 1e9),
+            "bandwidth (GB/s)": rounded(row.fit.bytes_per_s / 1e9),
+            "busbw (GB/s)": rounded(row.fit.of_one_link(row.collective, row.world_size)[1] / 1e9),
             "error up to": percent(row.fit.largest_relative_error),
             "fitted over": " to ".join(
                 map(message_size, (row.fit.smallest_bytes, row.fit.largest_bytes))

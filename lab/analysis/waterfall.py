@@ -77,6 +77,7 @@ class Waterfall:
     environment: Environment | None
     compared: bool
     shared: bool  # whether it has the baseline's work on more ranks
+    alike: bool  # whether the baseline has as many ranks, so that nothing ideal is expected of it
     ideal: Amount
     losses: dict[str, Amount]  # by cause, as far as known; they add up to step - ideal
     repeats: int  # the fewest that it is based on
@@ -92,6 +93,13 @@ class Waterfall:
     def place(self) -> str:
         """Its curve and its ranks, formatted for display."""
         return f"{self.label} on {ranks(self.row['device'], self.row['world_size'])}"
+
+    @property
+    def start(self) -> str:
+        """What the way begins with: the ideal, a baseline on as many ranks, or the own compute."""
+        if not self.compared:
+            return "compute"
+        return "baseline" if self.alike else "ideal"
 
     @property
     def opening(self) -> str:
@@ -194,6 +202,7 @@ def _waterfall(label: str, row: Mapping[Any, Any], own: _Steps, shared: _Shared)
         environment=own.environment,
         compared=base is not own,
         shared=share != 1.0,
+        alike=base.run.world_size == own.run.world_size,
         ideal=Amount.of(ideal, repeats),
         losses=amounts,
         repeats=repeats,
@@ -395,6 +404,8 @@ def _neighbours(run: Run, place: Environment | None, calibrated: Calibrated) -> 
 def waterfall_table(falls: Sequence[Waterfall]) -> tuple[str, pd.DataFrame]:
     """A caption and a row of text per configuration: ideal step, losses by size, measured step."""
     falls = with_baseline(falls)
+    starts = {fall.start for fall in falls}
+    start = starts.pop() if len(starts) == 1 else "ideal"
     unit = unit_for(fall.step.value for fall in falls)
 
     def text(amount: Amount) -> str:
@@ -403,11 +414,12 @@ def waterfall_table(falls: Sequence[Waterfall]) -> tuple[str, pd.DataFrame]:
     rows = []
     for fall in falls:
         losses = sorted(fall.shown().items(), key=lambda item: -item[1].value)
-        cells = {"ideal" if fall.compared else "compute": text(fall.ideal)}
+        cells = {start: text(fall.ideal)}
         cells["lost (largest first)"] = "; ".join(f"{name} {text(loss)}" for name, loss in losses)
         rows.append({"configuration": fall.place} | cells | {"measured": text(fall.step)})
-    hidden = (
-        f"causes below {100 * SHOWN:.0f} % of a step are in the rest; a negative loss is a gain"
+    caption = (
+        f"Where the time of a step goes, in {unit.name} [95 % interval], on the rank that waits "
+        f"longest for the others, in the repeat with the median step; causes below "
+        f"{100 * SHOWN:.0f} % of a step are in the rest; a negative loss is a gain"
     )
-    caption = f"Where the time of a step goes, in {unit.name} [95 % interval]; {hidden}"
     return caption, pd.DataFrame(rows)

@@ -216,6 +216,7 @@ def numbers(answer: object, count: int, hint: str) -> list[float]:
     """An answer as `count` floats, given as a tuple, list or array; `hint` says what they are."""
     values = _result_of("tolist", answer)
     require(isinstance(values, tuple | list) and len(values) == count, hint)
+    require(all(value is not None for value in values), hint)
     return list(map(number, values))
 
 

@@ -199,7 +199,10 @@ def _csv(grades: Sequence[Grade]) -> str:
 
 
 def totals(grades: Sequence[Grade]) -> list[dict[str, Any]]:
-    """A row for each student and lesson: points, the maximum, and what is left to judge by hand."""
+    """A row for each student and lesson: points, the maximum, and what is left to judge by hand.
+
+    The last counts answers in words, too, which have no grade.
+    """
     groups: dict[tuple[str, str], list[Grade]] = defaultdict(list)
     for row in grades:
         groups[row.student, row.lesson].append(row)
@@ -209,10 +212,21 @@ def totals(grades: Sequence[Grade]) -> list[dict[str, Any]]:
             "lesson": lesson,
             "points": f"{sum(row.points or 0 for row in rows):g}",
             "of": f"{sum(row.of for row in rows if row.points is not None):g}",
-            "by hand": f"{sum(row.of for row in rows if row.points is None):g}",
+            "by hand": f"{_in_words(lesson) + sum(row.of for row in rows if row.points is None):g}",
         }
         for (student, lesson), rows in groups.items()
     ]
+
+
+def _in_words(lesson: str) -> float:
+    """The points of a lesson's answers in words."""
+    content = json.loads((LESSONS / f"{lesson}.ipynb").read_text("utf-8"))
+    marks = [
+        cell["metadata"].get("nbgrader", {})
+        for cell in content["cells"]
+        if cell["cell_type"] == "markdown"
+    ]
+    return sum(float(mark["points"]) for mark in marks if mark.get("grade"))
 
 
 def class_results(

@@ -84,7 +84,7 @@ def sent(answer: object, *, size: float, ranks: int) -> str:
         tr("That is reduce-scatter alone; the sums must travel back too."): right / 2,
         tr("A rank sends chunks, not whole tensors."): right * ranks,
         tr(
-            "Close for many ranks, but a rank never sends the chunk that it has already: (n - 1)/n."
+            "Close for many ranks, but each of the two phases has n - 1 rounds, not n: (n - 1)/n."
         ): 2 * size,
     }
     judge(answer, right, mistakes=mistakes, unit="bytes", within=0.005)

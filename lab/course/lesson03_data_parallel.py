@@ -37,7 +37,10 @@ def tensors(answer: object, *, layers: int) -> str:
         tr("Each norm and matrix has a bias."): 6 * layers + 3,
     }
     judge(answer, right, mistakes=mistakes, within=0)
-    return tr("{right} calls in every step, most of them for a few hundred bytes.", right=right)
+    return tr(
+        "{right} calls in every step, most of them for the few numbers of a norm or a bias.",
+        right=right,
+    )
 
 
 @exercise("03.bytes")

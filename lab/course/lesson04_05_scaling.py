@@ -55,6 +55,8 @@ def efficiency(answer: object, *, step_s: Mapping[int, float], ranks: int) -> st
         mistakes={tr("Divide the speedup by N."): right * ranks},
         unit="fraction",
     )
+    if right > 1:
+        return tr("{right:.0%}: above 100 %, so noise or a weakened baseline.", right=right)
     return tr(
         "{right:.0%}: of each rank's time this much went into work that one rank would have had "
         "to do too.",
@@ -145,9 +147,11 @@ def weak_efficiency(answer: object, *, step_s: Mapping[int, float], ranks: int) 
     right = step_s[1] / step_s[ranks]
     mistakes = {
         tr("Do not divide by N: each rank's work did not shrink."): right / ranks,
-        tr("Above 1 would mean that N times the work takes less time: turn it over."): 1 / right,
+        tr("Turn it over: the ideal T(1) is above, the longer T(N) below."): 1 / right,
     }
     judge(answer, right, mistakes=mistakes, unit="fraction")
+    if right > 1:
+        return tr("{right:.0%}: above 100 %, so noise or a weakened baseline.", right=right)
     return tr(
         "{right:.0%}: a step with {ranks} times the samples takes {times:.2f} times as long.",
         right=right,

@@ -147,15 +147,15 @@ def culprit(answer: object, *, rules: Sequence[str]) -> str:
     require(
         named != "equal-work",
         tr(
-            "Unequal work makes the comparison unfair, but 8 times longer steps need another "
-            "reason."
+            "Unequal work makes the comparison unfair, but each rank has as many samples in a step "
+            "as before: why does a step take almost 9 times as long?"
         ),
     )
     require(named == "data-stall")
     return tr(
         "Loader processes outnumber the CPUs, and the gradients, which were blamed, need a small "
-        "part of what a step became longer. That ranks wait for data is the likeliest cause that "
-        "is left; an experiment with fewer loaders would show it."
+        "part of the time by which a step became longer. That ranks wait for data is the likeliest "
+        "cause that is left; an experiment with fewer loaders would show it."
     )
 
 
@@ -165,7 +165,7 @@ def stall(answer: object, *, data_s: float, step_s: float) -> str:
     right = data_s / step_s
     judge(answer, right, mistakes={tr("Turn it over."): 1 / right}, unit="fraction")
     return tr(
-        "{right:.0%} of a step pass before anything is computed, and no link in the world will "
+        "{right:.0%} of a step passes before anything is computed, and no faster link will "
         "shorten that.",
         right=right,
     )

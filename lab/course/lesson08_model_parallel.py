@@ -32,7 +32,7 @@ def microbatches(answer: object, *, stages: int, share: float) -> str:
     right = math.ceil((stages - 1) * (1 - share) / share - 1e-9)
     judge(answer, right, mistakes={tr("Give m, not m + p - 1."): right + stages - 1}, within=0)
     return tr(
-        "{right} microbatches. Each is smaller, and below some size the device computes it no "
+        "{right} micro-batches. Each is smaller, and below some size the device computes it no "
         "faster.",
         right=right,
     )
@@ -50,7 +50,7 @@ def boundary(answer: object, *, batch: int, tokens: int, width: int) -> str:
     }
     judge(answer, right, mistakes=mistakes, unit="bytes", within=0.001)
     return tr(
-        "{size:.2f} MB a step, whatever the number of microbatches or parameters.",
+        "{size:.2f} MB a step, whatever the number of micro-batches or parameters.",
         size=right / 1e6,
     )
 

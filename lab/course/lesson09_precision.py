@@ -37,9 +37,11 @@ def speedup(answer: object, *, fp32_s: float, bf16_s: float) -> str:
     judge(
         answer, right, mistakes={tr("Turn it over: above 1 means that bf16 is faster."): 1 / right}
     )
-    if right > 1:
-        return tr("{right:.2f} times as fast: this device multiplies bf16 faster.", right=right)
-    return tr("{right:.2f} times as fast: this device gains nothing from fewer bits.", right=right)
+    return tr(
+        "{right:.2f} times as fast; where the repeats of the two overlap, call neither the faster "
+        "one.",
+        right=right,
+    )
 
 
 @exercise("09.loss-scale")
@@ -134,7 +136,8 @@ def decode(answer: object, *, parameters: float, bytes_per_weight: float, bandwi
     """Every weight is read once for a token: bandwidth over the bytes of all weights."""
     right = bandwidth / (parameters * bytes_per_weight)
     mistakes = {
-        tr("How many bytes does a weight have?"): bandwidth / parameters,
+        tr("Those are the bytes of fp32: how many does a weight have here?"): bandwidth
+        / (4 * parameters),
         tr("Turn it over: these are seconds per token."): 1 / right,
     }
     judge(answer, right, mistakes=mistakes, within=0.01)

@@ -26,6 +26,7 @@ from lab.records.store import Record
 __all__ = ["step_breakdown", "step_timeline", "trace_timeline", "waterfall"]
 
 EXPOSED = "exposed communication"
+SECONDS = Unit("s", 1.0)
 # Okabe and Ito (2008), each with the text colour that can be read on it.
 COLORS = {
     "data": ("#E69F00", "black"),
@@ -48,6 +49,10 @@ TIMELINE_MARKS = (
     "is on the link. A rank waits for what its link carries after the end of its backward pass; "
     "then comes the optimizer."
 )
+CALL_MARKS = (
+    "A bar on the link is a call or a message. The bars of compute contain the waits for them, as "
+    "of a pipeline's stage for what it receives."
+)
 NO_PHASES = "no phases of a step are known"
 NO_TRACE = "no step was traced: that takes `trace: true` in a run"
 OPERATORS = "operators"
@@ -67,14 +72,14 @@ def _breakdown_height(results: StudyResults) -> float:
 def _describe_breakdown(results: StudyResults) -> str:
     parts = []
     for label, points in results.drawn:
-        row = points.iloc[-1]
-        times = {phase: row[f"{phase}_time"] for phase in PHASES if row[f"{phase}_time"] > 0}
-        longest = sorted(times, key=lambda phase: (times[phase], phase), reverse=True)[:3]
-        listed = ", ".join(f"{phase} {format_seconds(times[phase])}" for phase in longest)
+        (row,) = rows_of(points)[-1:]
+        times = {name: time for name, time in _parts(row, SECONDS).items() if time > 0}
+        longest = sorted(times, key=lambda name: (times[name], name), reverse=True)[:3]
+        listed = ", ".join(f"{name} {format_seconds(times[name])}" for name in longest)
         workers = ranks(row["device"], row["world_size"])
         known = f" with {listed}" if listed else ""
         parts.append(f"{label} on {workers}, {format_seconds(row['step_time'])}{known}")
-    return f"Bars of the time of a step, with its longest phases: {'; '.join(parts)}."
+    return f"Bars of the time of a step, with its longest parts: {'; '.join(parts)}."
 
 
 @figure(describe=_describe_breakdown, missing=_no_phases, height=_breakdown_height)
@@ -210,10 +215,10 @@ def _describe_falls(results: StudyResults) -> str:
     for fall in _falls(results):
         unit = unit_for(fall.step[:1])
         losses = ", ".join(f"{name} {_time(loss, unit)}" for name, loss in fall.shown().items())
-        start = f"{'ideal' if fall.compared else 'compute'} {_time(fall.ideal, unit)}"
+        start = f"{fall.start} {_time(fall.ideal, unit)}"
         by = f" by {losses}" if losses else ""
         parts.append(f"{fall.place}, from {start} to {_time(fall.step, unit)}{by}")
-    return f"Waterfalls from the ideal step to the measured one by cause: {'; '.join(parts)}."
+    return f"Waterfalls to the measured step by cause: {'; '.join(parts)}."
 
 
 def _time(amount: Amount, unit: Unit) -> str:
@@ -224,7 +229,10 @@ def _largest(results: StudyResults) -> str:
     """The largest loss of all that are drawn, if the repeats show that it is the largest."""
     falls = [fall for fall in _falls(results) if fall.supported]
     if not falls:
-        return "The repeats do not show which loss is the largest."
+        several = any(
+            sum(loss.value > 0 for loss in fall.shown().values()) > 1 for fall in _falls(results)
+        )
+        return "The repeats do not show which loss is the largest." if several else ""
     fall = max(falls, key=lambda one: one.losses[one.largest].value / one.step.value)
     loss = fall.losses[fall.largest]
     share = percent(loss.value / fall.step.value)
@@ -233,7 +241,7 @@ def _largest(results: StudyResults) -> str:
 
 @figure(describe=_describe_falls, missing=_no_falls, height=_falls_height, see=_largest)
 def waterfall(ax: Axes, results: StudyResults) -> None:
-    """From the ideal step to the measured one: a bar for each cause of a loss, or of a gain.
+    """From the ideal step, or a baseline's, to the measured one: a bar for each loss or gain.
 
     The configuration on the most ranks of each curve; of more than four curves, those that lose
     most. Bars are shares of the measured step; losses below a hundredth of it are in the rest.
@@ -254,7 +262,7 @@ def waterfall(ax: Axes, results: StudyResults) -> None:
         title.set_in_layout(False)  # it begins above the bars' names
         losses = fall.shown()
         total = fall.ideal.value * scale
-        bars = [("ideal" if fall.compared else "compute", 0.0, total, fall.ideal, IDEAL)]
+        bars = [(fall.start, 0.0, total, fall.ideal, IDEAL)]
         for name, loss in losses.items():
             color = LOSS if loss.value > 0 else GAIN
             bars.append((name, total, loss.value * scale, loss, color))
@@ -352,11 +360,17 @@ def _on_link(event: Event) -> bool:
     return event.bytes is not None or event.name.startswith("bucket")  # of older records
 
 
+def _marks(results: StudyResults) -> str:
+    """How to read the bars: those of buckets, or those of calls and messages."""
+    buckets = any(event.ready is not None for event in _events(results.records))
+    return TIMELINE_MARKS if buckets else CALL_MARKS
+
+
 @figure(
     describe=_describe_timeline,
     missing=_no_timeline,
     height=_timeline_height,
-    see=lambda results: f"{_place_in_cycle(results)} {TIMELINE_MARKS}".strip(),
+    see=lambda results: f"{_place_in_cycle(results)} {_marks(results)}".strip(),
 )
 def step_timeline(ax: Axes, results: StudyResults) -> None:
     """The median step of the record on the most ranks: compute and the link, rank by rank.

@@ -47,6 +47,7 @@ FEW = 3  # with more curves only one end is named, beside the axes
 LINKS_HEIGHT = 4.5  # inches
 TICK = 1 / 4  # of the logarithm of all sizes, at least between two ticks
 ROOM = 0.85  # for labels beside the times of collectives, relative to the width of the data
+DASHES = ("-", "--", ":")  # for each round of the colours another one
 NO_LOSSES = "no loss was recorded"
 NO_COLLECTIVES = "no collective has been measured here yet"
 
@@ -108,8 +109,9 @@ def losses(ax: Axes, results: StudyResults) -> None:
 def _draw_losses(ax: Axes, results: StudyResults, *, by_time: bool, named: bool = True) -> None:
     labels: list[Label] = []
     few = len(results.drawn) <= FEW
-    for (label, points), color, _ in styled(results.drawn):
+    for nth_curve, ((label, points), color, _) in enumerate(styled(results.drawn)):
         known = points[points["run_id"].isin(results.losses.keys())]
+        dashes = DASHES[nth_curve // len(COLORS) % len(DASHES)]
         # With more curves than colours, only the most ranks: nested lines would be unreadable.
         known = known[-1:] if len(results.drawn) > len(COLORS) else known
         ends = []
@@ -120,7 +122,8 @@ def _draw_losses(ax: Axes, results: StudyResults, *, by_time: bool, named: bool 
             inner = nth / len(known)  # if losses are equal, thin lines lie within thick ones
             width, alpha = (None, None) if by_time else (6 - 4.5 * inner, 0.3 + 0.7 * inner)
             legend = name if named else f"{'_' * (nth < len(known))}{label}"
-            ax.plot(x, loss, color=color, label=legend, linewidth=width, alpha=alpha)
+            look: dict[str, Any] = {"color": color, "linewidth": width, "alpha": alpha}
+            ax.plot(x, loss, label=legend, linestyle=dashes, **look)
             ends.append(Label(x[-1], loss[-1], name, ink(color)))
         if few:
             labels += _shortened(ends) if by_time else _merged(ends, label)

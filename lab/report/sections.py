@@ -28,11 +28,11 @@ from lab.records.table import median
 from lab.report.blocks import Markdown, Table
 
 COMMUNICATION = (
-    "Communication of a step, median over repeats [95 % interval]. Exposed is the time in which "
-    "the step did nothing but wait, split into waiting for the slowest rank and transfer; the "
-    "cost of synchronising is measured by itself, in alternating rounds with and without it, and "
-    "exceeds the exposed part by the slowdown of compute. Sent: by one rank in a step, if ranks "
-    "form a ring"
+    "Communication of a step on its slowest rank, median over repeats [95 % interval]. Exposed is "
+    "the time in which it did nothing but wait, split into waiting for other ranks and transfer, "
+    "whose medians need not add up; the cost of synchronising is measured by itself, in "
+    "alternating rounds with and without it, and exceeds the exposed part by the slowdown of "
+    "compute. Sent: by one rank in a step, if ranks form a ring"
 )
 FROZEN = "Predictions were written down and hashed before their runs. They are based on: "
 PREDICTIONS = (
@@ -50,6 +50,7 @@ RESULTS = {
 }
 # The status of an attempt that is shown and not counted.
 SET_ASIDE = "set aside"
+LONG = 100.0  # s; such steps are epochs of published tables, and need no ms
 # How the columns of the learning table follow from a run's repeats and its row in a summary.
 LEARNING: dict[str, Callable[[Sequence[Record], Mapping[Any, Any]], str]] = {
     "last loss": lambda repeats, _: _loss(repeats, "final_loss"),
@@ -236,6 +237,8 @@ def every_repeat(results: StudyResults) -> Table:
     records, louder = results.records, results.set_aside
     labels, common = distinct_labels(list(dict.fromkeys(record.run for record in records)))
     emulating = any(record.emulation for record in records)
+    shortest = min((record.timing.step.median for record in records if record.timing), default=0.0)
+    unit, factor = ("s", 1.0) if shortest >= LONG else ("ms", 1e3)
     rows = []
     for record, status in _attempts(records, louder):
         share = record.foreign_share
@@ -246,13 +249,18 @@ def every_repeat(results: StudyResults) -> Table:
                 "status": status,
                 **({"emulated": record.emulation} if emulating else {}),
                 "foreign CPU (%)": "-" if share is None else f"{100 * share:.1f}",
-                **dict.fromkeys((f"{name} (ms)" for name in ("step", *PHASES)), "-"),
-                **{f"{name} (ms)": f"{stat.median * 1e3:.2f}" for name, stat in _stats(record)},
+                **dict.fromkeys((f"{name} ({unit})" for name in ("step", *PHASES)), "-"),
+                **{
+                    f"{name} ({unit})": f"{stat.median * factor:.2f}"
+                    for name, stat in _stats(record)
+                },
             }
         )
     caption = "Every repeat: median step of the slowest rank"
     if any(record.timing and record.timing.phases for record in records):
         caption += " and its phases"
+    if any(record.communication and record.communication.exposed for record in records):
+        caption += ", which include the exposed communication"
     if any(record.foreign_share is not None for record in records):
         caption += "; foreign CPU is what other processes took of the ranks' cores"
     aside = f"; {SET_ASIDE}: the noisier of two attempts at a repeat, kept beside it"
@@ -345,8 +353,9 @@ def predictions(results: StudyResults) -> list[Markdown | Table]:
     table = frozen.scores_table(results.scores)
     table["measured"] = [format_seconds(*measured[s.frozen.run_id]) for s in results.scores]
     bases = dict.fromkeys(score.frozen.basis for score in results.scores)
-    bases |= dict.fromkeys(note for score in results.scores for note in score.frozen.extrapolated)
-    how = Markdown.of(f"{FROZEN}{'; '.join(bases)}.")
+    beyond = dict.fromkeys(note for score in results.scores for note in score.frozen.extrapolated)
+    reservations = f" Reservations: {'; '.join(beyond)}." if beyond else ""
+    how = Markdown.of(f"{FROZEN}{'; '.join(bases)}.{reservations}")
     return [summary, how, Table(PREDICTIONS, table, index=False, label="tbl-predictions")]
 
 

@@ -207,7 +207,9 @@ def _hours(results: StudyResults) -> dict[str, str]:
         rows["spent"] = str(taken)
     with contextlib.suppress(InputError):  # the profile may be missing on this machine
         if len(results.clusters) == 1 and len(results.records) < len(study.tasks):
-            rows["planned"] = str(planned(study, usable(results.clusters[0])))
+            left = planned(study, usable(results.clusters[0]))
+            if left.jobs or left.unknown:  # else this machine cannot run what is missing
+                rows["planned"] = str(left)
     return rows
 
 
@@ -275,8 +277,9 @@ MEASURED = (
     "a study is that of the **slowest rank** of each step, because a synchronous step ends with "
     "it. Warm-up, compilation and evaluation are left out. Each repeat is a separate job; repeats "
     "are interleaved over the configurations. Times are medians over the repeats' medians; "
-    "intervals are 95 % bootstrap intervals over repeats: one repeat has none. What is reported "
-    "follows the rules for benchmarks of parallel machines."
+    "intervals are 95 % bootstrap intervals over repeats, of two or three repeats their whole "
+    "range; one repeat has none. What is reported follows the rules for benchmarks of parallel "
+    "machines."
 )
 PUBLISHED = (
     "These times were measured and published by others; their source describes how. One number "

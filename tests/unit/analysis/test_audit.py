@@ -566,6 +566,11 @@ def test_repeats() -> None:
     assert not of(audit(frame(seeds)), "repeats"), "seeds are repeats"
 
 
+def test_ranks_are_not_named_beside_their_record() -> None:
+    (finding,) = of(audit(clean(repeats=1)), "repeats")
+    assert finding.records and not any(" rank " in name for name in finding.records)
+
+
 def test_mixed_environment() -> None:
     records = clean()
     other = altered(records[-1], "environment", versions={"torch": "2.6.0"})
@@ -750,6 +755,11 @@ def test_fixed_overhead() -> None:
     assert "half the work saves 4 %" in evidence(batches, "fixed-overhead")
     longer = audit(frame("gpus,global_batch,step_ms\n1,32,54\n1,64,50\n2,32,45\n2,64,46"))
     assert "half the work adds 8 %" in evidence(longer, "fixed-overhead")
+    noisy = (
+        "gpus,global_batch,repeat,step_ms\n1,32,0,{}\n1,32,1,45\n1,64,0,{}\n1,64,1,48\n2,32,0,30"
+    )
+    assert of(audit(frame(noisy.format(46, 50))), "fixed-overhead")
+    assert not of(audit(frame(noisy.format(46, 64))), "fixed-overhead"), "ranges that permit half"
 
 
 # What it is for people and programs

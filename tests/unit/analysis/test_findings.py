@@ -123,6 +123,18 @@ def test_holes_say_what_cannot_run_and_why(tmp_path):
     ]
 
 
+def test_a_hole_is_not_blamed_on_the_machine_that_makes_the_report(tmp_path):
+    gpu = {"needs_device": "cuda"}
+    made = study(tmp_path, [run(1, **gpu), run(2, **gpu)], repeats=1)
+    measured = repeats(run(1, **gpu), [0.1], device="cuda")
+    here = {item.id: "left out: it needs CUDA, but local has none" for item in made.runs}
+    (hole,) = holes(made, measured, obstacles=here)
+    assert hole.endswith("repeat 0: not run yet.")
+    small = {run(2, **gpu).id: "needs 2 ranks, local has 1"}
+    (hole,) = holes(made, measured, obstacles=small)
+    assert hole.endswith("repeat 0: not run: needs 2 ranks, local has 1.")
+
+
 def test_serial_fraction_only_where_its_interval_excludes_none(tmp_path):
     exact = {1: 1.0, 2: 0.6, 4: 0.4, 8: 0.3}  # Amdahl with s = 0.2
     _, more, _ = findings_of(
@@ -154,6 +166,17 @@ def test_the_largest_loss_of_the_waterfall_is_named(tmp_path):
     )
     _, more, _ = findings_of(tmp_path, pair([0.10, 0.10, 0.10], [0.05, 0.05, 0.05]))
     assert not [sentence for sentence in more if "is ideal" in sentence]
+
+
+def test_a_step_on_as_many_ranks_is_told_beside_its_baseline(tmp_path):
+    slow = {"forward": 0.06, "backward": 0.05, "optimizer": 0.02, "data": 0.0, "other": 0.0}
+    records = [
+        *repeats(run(1), [0.1] * 3, phases=slow | {"forward": 0.03}),
+        *repeats(run(1, compile=True), [0.13] * 3, phases=slow),
+    ]
+    _, more, _ = findings_of(tmp_path, records, baseline={"compile": False})
+    assert any("a step takes 130" in one and "where the baseline takes 100" in one for one in more)
+    assert not any("is ideal" in one for one in more)
 
 
 def test_a_better_batch_is_claimed_only_where_intervals_lie_apart(tmp_path):
@@ -366,6 +389,7 @@ def fall(
         environment=environment(2, **place),
         compared=True,
         shared=scaling != "weak",
+        alike=False,
         ideal=none,
         losses=dict.fromkeys([cause, *causes], none),
         repeats=3,

@@ -196,6 +196,20 @@ def test_on_as_many_ranks_compute_is_faster_or_slower() -> None:
     assert faster.name("compute") == "compute that became faster"
 
 
+def test_a_baseline_on_as_many_ranks_is_not_called_ideal() -> None:
+    records = [
+        step(run(1, compile=compile), repeat, phases={"forward": forward})
+        for compile, forward in {False: 0.05, True: 0.02}.items()
+        for repeat in range(3)
+    ]
+    results = StudyResults(records, baseline={"compile": False}, scaling="none")
+    _, frame = waterfall_table(results.waterfalls)
+    assert list(frame.columns) == ["configuration", "baseline", "lost (largest first)", "measured"]
+    assert "from baseline 119 ms to 89.0 ms" in lab.figures.FIGURES["waterfall"].alt_text(results)
+    caption = lab.figures.FIGURES["waterfall"].caption(results)
+    assert "loss is the largest" not in caption and "largest loss" not in caption  # all are gains
+
+
 def of_batch(size: int) -> dict[str, float]:
     """10 ms whatever the micro-batch, and 1 ms for each sample."""
     return {"forward": 0.0, "backward": 0.010 + 0.001 * size, "optimizer": 0.0, "data": 0.0}

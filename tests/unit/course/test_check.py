@@ -90,7 +90,7 @@ CASES: dict[str, tuple[dict[str, Any], Any, dict[Any, str]]] = {
     "02.bytes": (
         {"size": 8e6, "ranks": 8},
         14e6,
-        {7e6: "travel back", 16e6: "never sends", 14: "not MB"},
+        {7e6: "travel back", 16e6: "n - 1 rounds, not n", 14: "not MB"},
     ),
     "02.busbw": (
         {"size": 1e9, "seconds": 0.1, "ranks": 4},
@@ -145,7 +145,7 @@ CASES: dict[str, tuple[dict[str, Any], Any, dict[Any, str]]] = {
     "05.efficiency": (
         {"step_s": {1: 1.0, 2: 1.25}, "ranks": 2},
         0.8,
-        {0.4: "Do not divide", 1.25: "turn it"},
+        {0.4: "Do not divide", 1.25: "Turn it"},
     ),
     "05.throughput": ({"step_s": {1: 1.0, 2: 1.25}, "ranks": 2}, 1.6, {0.8: "N times the samples"}),
     "05.gustafson": ({"fraction": 0.25, "ranks": 3}, 2.5, {2.0: "Amdahl"}),
@@ -185,7 +185,7 @@ CASES: dict[str, tuple[dict[str, Any], Any, dict[Any, str]]] = {
     "06.culprit": (
         {"rules": ["data-stall", "equal-work"]},
         "data-stall",
-        {"equal-work": "unfair", "baseline": "which of them", 3: "text"},
+        {"equal-work": "as many samples", "baseline": "which of them", 3: "text"},
     ),
     "06.stall": ({"data_s": 0.1, "step_s": 0.4}, 0.25, {4.0: "Turn", 25.0: "per cent"}),
     "07.state": ({"parameters": 7e9}, 112e9, {14e9: "alone", 84e9: "fp32 copy", 112: "not GB"}),
@@ -262,9 +262,9 @@ CASES: dict[str, tuple[dict[str, Any], Any, dict[Any, str]]] = {
     "09.speedup": ({"fp32_s": 1.0, "bf16_s": 2.0}, 0.5, {2.0: "Turn"}),
     "09.size": ({"rows": 64, "columns": 64}, 4 * 64 / 68, {4.0: "scales", 2.0: "byte"}),
     "09.decode": (
-        {"parameters": 1e9, "bytes_per_weight": 2, "bandwidth": 1e12},
-        500,
-        {1000: "bytes", 0.002: "Turn"},
+        {"parameters": 1e9, "bytes_per_weight": 1, "bandwidth": 1e12},
+        1000,
+        {250: "bytes of fp32", 0.001: "Turn", 500: "read once"},
     ),
     "09.perplexity": ({"base": 10.0, "quantized": 10.5}, 1.05, {1.0: "over", 10 / 10.5: "Turn"}),
     "10.compute": (
@@ -472,6 +472,12 @@ def test_several_numbers_may_come_as_a_tuple_a_list_or_an_array(name: str) -> No
         assert verdict(name, answer, **known).startswith(f"{name}: right.")
 
 
+def test_a_number_left_out_among_several_is_asked_for() -> None:
+    known, _, _ = CASES["02.alpha-beta"]
+    with pytest.raises(WrongAnswerError, match=r"Give two numbers: \(alpha in s, B in bytes/s\)"):
+        verdict("02.alpha-beta", (1e-3, None), **known)
+
+
 def test_an_answer_that_follows_from_a_rounded_one_is_right() -> None:
     step_s = [1.0, 1.0464, 0.9536]  # their coefficient of variation is 4.64 %
     for answer, right in ((14, True), (15, True), (12, False), (14.5, False)):
@@ -491,6 +497,23 @@ def test_a_share_of_nothing_hidden_and_a_link_without_latency_are_right_answers(
 
 def test_a_rule_of_the_audit_is_named_in_any_case() -> None:
     assert "right" in verdict("06.culprit", " Data-Stall ", rules=["data-stall"])
+
+
+@pytest.mark.parametrize("bf16_s", [0.97, 1.03])
+def test_two_medians_are_no_reason_to_call_bf16_faster_or_slower(bf16_s: float) -> None:
+    said = verdict("09.speedup", 1.0 / bf16_s, fp32_s=1.0, bf16_s=bf16_s)
+    assert said.endswith("where the repeats of the two overlap, call neither the faster one.")
+
+
+def test_an_efficiency_above_1_is_not_explained_as_work() -> None:
+    times = {"step_s": {1: 2.2, 2: 1.0}, "ranks": 2}
+    for name, right in {"04.efficiency": 1.1, "05.efficiency": 2.2}.items():
+        assert verdict(name, right, **times).endswith("noise or a weakened baseline.")
+
+
+def test_a_weak_efficiency_above_1_is_not_called_impossible() -> None:
+    with pytest.raises(WrongAnswerError, match=r"Turn it over: the ideal T\(1\) is above"):
+        verdict("05.efficiency", 0.9, step_s={1: 1.0, 2: 0.9}, ranks=2)
 
 
 def test_scales_count_in_a_large_matrix_too() -> None:

@@ -12,7 +12,7 @@ from factories import record, run
 import lab
 from lab.analysis.audit.rules import RULES
 from lab.course import replay
-from lab.course.grade import spread
+from lab.course.grade import Grade, spread, totals
 from lab.records.store import write_record
 
 
@@ -74,3 +74,14 @@ def test_steps_without_losses_are_a_fault_of_their_record_alone(
 def test_a_folder_without_submissions_is_unusable_input(tmp_path: Path) -> None:
     with pytest.raises(lab.InputError, match="no lesson of a student"):
         lab.class_results(tmp_path)
+
+
+def test_answers_in_words_are_left_to_judge_by_hand() -> None:
+    given = [
+        Grade("ada", "04-strong-scaling", "04.speedup", 1.0, 1.0, "right"),
+        Grade("ada", "10-predict", "10.compute", None, 1.0, "it depends on the machine"),
+    ]
+    assert [(row["points"], row["of"], row["by hand"]) for row in totals(given)] == [
+        ("1", "1", "8"),  # what `instructors.md` says of the lesson
+        ("0", "0", "7"),
+    ]

@@ -19,6 +19,7 @@ from lab.figures import StudyResults, alt_text
 from lab.figures.breakdown import spread
 from lab.figures.figure import figure, no_runs
 from lab.figures.style import plain_log, style, wrapped
+from lab.records.schema import Event
 from lab.records.store import Store, write_record
 
 TIMES = {
@@ -183,7 +184,8 @@ def test_step_breakdown_adds_up(few):
 
 
 def test_exposed_communication_is_a_part_of_its_own_where_measured():
-    ax = figures.step_breakdown([record(run(2), step_time=0.1, communication=(0.03, 0.02))])
+    records = [record(run(2), step_time=0.1, communication=(0.03, 0.02))]
+    ax = figures.step_breakdown(records)
     drawn = dict(
         zip(
             [word for word in words(ax) if word.replace(" ", "").isalpha()],
@@ -194,6 +196,8 @@ def test_exposed_communication_is_a_part_of_its_own_where_measured():
     assert drawn["exposed communication"] == pytest.approx(20)
     assert drawn["backward"] == pytest.approx(55 - 20)
     assert sum(drawn.values()) == pytest.approx(100)
+    told = alt_text("step_breakdown", records)
+    assert told.endswith("backward 35.0 ms, forward 30.0 ms, exposed communication 20.0 ms.")
 
 
 def test_loss_by_step_and_time(few):
@@ -208,6 +212,12 @@ def test_loss_by_step_and_time(few):
     x, _ = lines(ax)["batch 64, ×4"]
     assert x == pytest.approx(0.08 * np.arange(1, 31))
     assert ax.get_xlabel() == "training time (s)"
+
+
+def test_more_curves_than_colours_differ_in_their_dashes():
+    ax = figures.loss_by_step([record(run(1, 8 * size)) for size in range(1, 15)])
+    looks = {(line.get_color(), line.get_linestyle()) for line in ax.get_lines()}
+    assert len(looks) == len(ax.get_lines()) == 14
 
 
 def test_equal_losses_share_a_label_and_unlike_ones_do_not():
@@ -385,6 +395,19 @@ def test_ticks_of_a_logarithmic_axis_end_with_what_is_drawn():
     assert list(axis.get_majorticklocs()) == pytest.approx([0.05, 0.1, 0.2, 0.5, 1, 2, 5, 10, 20])
     plain_log(axis, ends=(0.03, 2000.0))
     assert list(axis.get_majorticklocs()) == pytest.approx([0.1, 1, 10, 100, 1000])
+
+
+def test_a_timeline_of_calls_is_not_explained_as_one_of_buckets():
+    bucket = Event(rank=0, name="bucket 0", start=0.05, end=0.09, ready=0.05, bytes=8)
+    call = Event(rank=0, name="receive", start=0.05, end=0.09, bytes=8)
+    captions = []
+    for event in (bucket, call):
+        made = record(run(2), communication=(0.03, 0.02))
+        sent = made.communication.model_copy(update={"timeline": [event]})
+        results = StudyResults([made.model_copy(update={"communication": sent})])
+        captions.append(figures.FIGURES["step_timeline"].caption(results))
+    assert "black line" in captions[0] and "contain the waits" not in captions[0]
+    assert "black line" not in captions[1] and "contain the waits" in captions[1]
 
 
 def test_a_traced_step_rank_by_rank():

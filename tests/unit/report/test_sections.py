@@ -1,8 +1,11 @@
 from __future__ import annotations
 
-from factories import repeats, run, study, traced
+from datetime import UTC, datetime
+
+from factories import frozen, repeats, run, stat, study, traced, write_prediction
 
 from lab.figures.data import StudyResults
+from lab.records.schema import Communication
 from lab.records.store import DISTURBED, Store, write_record
 from lab.report import sections, study_sections
 
@@ -27,6 +30,39 @@ def test_both_attempts_at_a_repeat_are_shown_and_one_counts(tmp_path) -> None:
     ]
     assert "noisier of two attempts" in table.caption
     assert "attempts" not in sections.every_repeat(StudyResults(quiet)).caption
+
+
+def test_the_table_of_repeats_says_what_its_phases_include_and_in_which_unit() -> None:
+    steps = {"forward": 0.04, "backward": 0.05, "optimizer": 0.01}
+    sent = Communication(exposed=stat(0.01), total=stat(0.02))
+    table = sections.every_repeat(StudyResults(repeats(run(1), [0.1], phases=steps)))
+    assert "exposed" not in table.caption and table.frame["step (ms)"].tolist() == ["100.00"]
+    (waiting,) = repeats(run(2), [0.1], phases=steps)
+    waiting = waiting.model_copy(update={"communication": sent})
+    table = sections.every_repeat(StudyResults([waiting]))
+    assert "its phases, which include the exposed communication" in table.caption
+    table = sections.every_repeat(StudyResults(repeats(run(2), [2233.5])))
+    assert table.frame["step (s)"].tolist() == ["2233.50"]
+
+
+def test_hours_that_this_machine_cannot_plan_are_left_out(tmp_path) -> None:
+    gpu = {"needs_device": "cuda"}
+    made = study(tmp_path, [run(1, **gpu), run(1, 32, **gpu)], repeats=1)
+    (measured,) = repeats(run(1, **gpu), [0.1], device="cuda")
+    write_record(measured, Store(made.out).folder(measured.task))
+    names = study_sections.environment(StudyResults(made)).frame["what"].tolist()
+    assert "spent" in names and "planned" not in names
+
+
+def test_reservations_about_a_prediction_are_no_part_of_its_basis(tmp_path) -> None:
+    made = study(tmp_path, [run(2)], repeats=1)
+    note = "micro-batch 4, measured at 8, 16"
+    early = datetime(2000, 1, 1, tzinfo=UTC)
+    (measured,) = repeats(run(2), [0.1])
+    write_record(measured, Store(made.out).folder(measured.task))
+    write_prediction(made, frozen(run(2), 0.1, frozen_at=early, extrapolated=(note,)))
+    _, how, _ = sections.predictions(StudyResults(made))
+    assert f"They are based on: records. Reservations: {note}." in how.markdown.replace("\\", "")
 
 
 def test_a_traced_step_is_drawn_and_its_file_is_named(tmp_path) -> None:

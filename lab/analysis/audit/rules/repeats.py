@@ -145,7 +145,10 @@ def _repeated(point: Point) -> tuple[float, ...]:
 
 
 def _labels(points: Iterable[Point]) -> list[str]:
-    return [label for point in points for label in point.labels]
+    """The labels of all points, without those of the ranks of a record that is among them."""
+    labels = [label for point in points for label in point.labels]
+    whole = set(labels)
+    return [label for label in labels if label.rpartition(" rank ")[0] not in whole]
 
 
 def _unstated(labels: Iterable[str]) -> Iterator[Fault]:

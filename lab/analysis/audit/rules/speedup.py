@@ -448,7 +448,8 @@ def _across_batches(observations: Observations) -> Iterator[Fault]:
             singles.setdefault((name, point.strategy, point.global_batch_size), []).append(point)
     for (name, strategy, batch), small_ones in singles.items():
         for small, large in product(small_ones, singles.get((name, strategy, 2 * batch), [])):
-            if batch > 0 and small.time > HARDLY * large.time:
+            least, most = (small.bounds or (small.time,))[0], (large.bounds or (large.time,))[-1]
+            if batch > 0 and least > HARDLY * most:
                 saved = 100 * (1 - small.time / large.time)
                 yield Fault(
                     small.labels + large.labels,
