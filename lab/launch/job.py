@@ -74,12 +74,14 @@ def execute(
             write_record(record, attempt.folder)
 
     count = slots(run, cluster)
+    arrived = time.monotonic()
     with claimed(
         context, cluster, attempt, lambda: _decide(attempt.folder), slots=count
     ) as decision:
         if decision == "skip":
             return "skipped"
         started_at = now()
+        context = replace(context, waited_s=time.monotonic() - arrived)
         with watched(context, cluster, attempt, steps=run.steps, on_failure=leave_failure) as rank:
             from lab.worker.main import measure
 

@@ -73,7 +73,7 @@ class Timing(Section):
     slowest_rank: int  # the rank that was the slowest most often
     measured_steps: int
     warmup_steps: int
-    setup_time: float | None  # s, from the start of rank 0 to its first step, imports included
+    setup_time: float | None  # s, from rank 0's start to its first step, waits for devices left out
     train_time: float  # s, wall time of the measured steps on the slowest rank
     samples_per_second: float | None
     tokens_per_second: float | None = None

@@ -58,6 +58,7 @@ class RankContext:
     shared_host: bool = False  # other jobs may run beside this one, on other devices
     backend: str = "auto"  # "gloo", "nccl", or "auto", chosen by the device
     checkpoint_every_s: float | None = None  # None for never
+    waited_s: float = 0.0  # since its start, for other jobs on the same devices
 
     @property
     def over_loopback(self) -> bool:

@@ -94,4 +94,5 @@ def blamed(reference: str) -> Iterator[None]:
         theirs = [frame for frame in frames if not Path(frame.filename).is_relative_to(ours)]
         theirs = [frame for frame in theirs if "site-packages" not in frame.filename] or theirs
         place = f" in {_place(theirs[-1])}" if theirs else ""
-        raise LabError(f"{reference} failed{place}: {type(error).__name__}: {error}") from error
+        what = str(error) if isinstance(error, LabError) else f"{type(error).__name__}: {error}"
+        raise LabError(f"{reference} failed{place}: {what}") from error

@@ -108,7 +108,7 @@ def train(job: RankJob, *, folder: Path | None = None, pauses: Pauses | None = N
     # Last before the first step, as preparation is not part of the training's peak.
     environment.reset_peak(device)
     watch = environment.MachineWatch(context, device, run.devices)
-    setup_time = age()
+    setup_time = age() - context.waited_s
 
     for step in range(first, run.steps):
         if step == measured_from:

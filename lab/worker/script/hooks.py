@@ -66,8 +66,9 @@ class StepRecorder:
         self.calls = CallRecorder(clock) if world_size > 1 else None
         self._inside: list[str] = []  # the current phases, innermost last
         self._marked = 0  # current phases that the script marks itself
-        self._stepping: list[torch.optim.Optimizer] = []  # one wraps another
-        self._entered_step = False
+        # Optimizers within a step, as one may wrap another, and whether that began a phase.
+        self._stepping: list[tuple[torch.optim.Optimizer, bool]] = []
+        self._finds_modules = False  # as the script does not say what its forward pass is
         self._group: Any = None  # of the DDP whose buckets are recorded
         self._done = False
         self._ends = 0  # how often StepsDone was raised
@@ -135,30 +136,27 @@ class StepRecorder:
 
     def before_step(self, optimizer: torch.optim.Optimizer, *_: Any) -> None:
         """Note that an optimizer begins a step."""
-        self._stepping.append(optimizer)
-        if self._counts(optimizer):
-            self._entered_step = self._enter("optimizer")
+        if self.optimizer is None:
+            self.optimizer = optimizer
+        self._stepping.append((optimizer, self._enter("optimizer")))
 
     def after_step(self, optimizer: torch.optim.Optimizer, *_: Any) -> None:
         """Note that an optimizer has made a step."""
+        if self._stepping and self._stepping[-1][0] is optimizer:
+            self._leave(self._stepping.pop()[1])
+        is_new = id(optimizer) not in self.optimizers
         self.optimizers[id(optimizer)] = optimizer
-        if self._stepping and self._stepping[-1] is optimizer:
-            self._stepping.pop()
-        if not self._counts(optimizer):
-            return
-        self._leave(self._entered_step)
-        if self.steps == 0:
+        if self.steps == 0 and optimizer is self.optimizer:
             self._begin()
+        elif is_new and self._finds_modules:
+            self._hook_trained_by(optimizer)
+        if optimizer is not self.optimizer:
+            return
         self.steps += 1
         self._on_step(self.steps)
         if self._done:
             self._end()
         self.clock.start()
-
-    def _counts(self, optimizer: torch.optim.Optimizer) -> bool:
-        if self.optimizer is None:
-            self.optimizer = optimizer
-        return optimizer is self.optimizer
 
     def finish(self) -> None:
         """End the script after the current step."""
@@ -180,15 +178,18 @@ class StepRecorder:
                 "alone; call torch.distributed.init_process_group, or measure it on one rank"
             )
         # The module named by the script may be called only through a compiled one.
-        if "forward" not in self.seen:
-            for module in outermost(self.parameters()):
-                if module not in self.modules:
-                    self._hook(module)
+        self._finds_modules = "forward" not in self.seen
+        if self._finds_modules:
+            self._hook_trained_by(*self.optimizers.values())
+
+    def _hook_trained_by(self, *trainers: torch.optim.Optimizer) -> None:
+        for module in outermost([one for trainer in trainers for one in _parameters(trainer)]):
+            if module not in self.modules:
+                self._hook(module)
 
     def parameters(self) -> list[torch.Tensor]:
         """The parameters updated by the optimizer that counts."""
-        groups = self.optimizer.param_groups if self.optimizer else ()
-        return [parameter for group in groups for parameter in group["params"]]
+        return _parameters(self.optimizer) if self.optimizer else []
 
     def _hook(self, module: nn.Module) -> None:
         self.modules.append(module)
@@ -240,6 +241,10 @@ class StepRecorder:
 def _all_reduce(group: Any, bucket: GradBucket) -> Sent:
     """Do what DDP does without a hook: average the gradients over the ranks of its group."""
     return Sent(allreduce_hook(group, bucket), bucket.buffer().nbytes)
+
+
+def _parameters(optimizer: torch.optim.Optimizer) -> list[torch.Tensor]:
+    return [parameter for group in optimizer.param_groups for parameter in group["params"]]
 
 
 def _trains(module: nn.Module) -> bool:

@@ -69,7 +69,7 @@ class Watch:
         now = time.process_time()
         self.cpu_times.append(now - self._cpu)
         if step == 1:
-            self.setup_time = age()
+            self.setup_time = age() - self.context.waited_s
             if self.device.type == "cpu":  # a script may read a GPU's counters itself
                 environment.reset_peak(self.device)
         if step == self.run.warmup_steps:

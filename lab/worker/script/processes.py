@@ -11,6 +11,7 @@ from multiprocessing.process import BaseProcess
 from typing import Any
 
 from torch import distributed as dist
+from torch.distributed import distributed_c10d
 from torch.multiprocessing.spawn import ProcessContext, ProcessRaisedException
 
 from lab.errors import LabError
@@ -62,7 +63,9 @@ def _without_ranks(start: Callable[..., None]) -> Callable[..., None]:
 
 
 def _call_without_ranks(target: Callable[..., Any], *arguments: Any, **options: Any) -> None:
-    dist.init_process_group = _refuse
+    # What `init_process_group` calls, as a script may have imported that function by name.
+    groups: Any = distributed_c10d
+    groups.rendezvous = _refuse
     target(*arguments, **options)
 
 

@@ -17,6 +17,7 @@ import torch
 import lab
 from lab.config.run import Run
 from lab.errors import LabError
+from lab.machine import age
 from lab.records.schema import PHASES
 from lab.worker.context import Measurement, RankContext
 from lab.worker.script.main import measure_script
@@ -45,7 +46,7 @@ def measured(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Any:
     monkeypatch.setattr(os, "environ", os.environ.copy())
     threads = torch.get_num_threads()
 
-    def measure(body: str, *arguments: str, **fields: Any) -> Measurement:
+    def measure(body: str, *arguments: str, waited_s: float = 0.0, **fields: Any) -> Measurement:
         (tmp_path / "train.py").write_text(HEAD + body)
         model = {"kind": "script", "command": ["train.py", *arguments], "launcher": "python"}
         content = {"steps": 6, "warmup_steps": 2} | fields | {"model": model}
@@ -59,6 +60,7 @@ def measured(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Any:
             threads=threads,
             cluster="local",
             rendezvous=tmp_path / "address",
+            waited_s=waited_s,
         )
         # Each measurement is a process of its own elsewhere.
         monkeypatch.chdir(tmp_path)
@@ -139,6 +141,37 @@ with {}:
     assert (named.script.optimizer, named.script.samples_per_step) == ("AdamW", 24)
     rate = 24 / named.timing.step.median
     assert named.timing.samples_per_second == pytest.approx(rate)
+
+
+def test_modules_and_steps_of_every_optimizer_are_seen(measured: Any) -> None:
+    body = """
+import time
+class Critic(nn.Linear):
+    def forward(self, batch):
+        time.sleep(0.02)
+        return super().forward(batch)
+class Slow(torch.optim.SGD):
+    def step(self):
+        time.sleep(0.02)
+        super().step()
+critic = Critic(4, 1)
+slow = Slow(critic.parameters())
+for step in range(9):
+    train(torch.randn(8, 4))
+    if step:
+        train(torch.randn(8, 4), critic, slow)
+"""
+    measurement = measured(body)
+    assert measurement.script.wrappers == ["Critic", "Sequential"]
+    timing = measurement.timing
+    assert timing.phases["forward"].median >= 0.02 and timing.phases["optimizer"].median >= 0.02
+    assert timing.phases["other"].median < timing.step.median - 0.04
+
+
+def test_waiting_for_other_jobs_is_no_setup(measured: Any) -> None:
+    waited = age()
+    measurement = measured("for _ in range(9): train(torch.ones(8, 4))", waited_s=waited)
+    assert 0 < measurement.timing.setup_time < age() - waited
 
 
 def test_a_phase_that_the_script_marks_holds_all_within(measured: Any) -> None:
