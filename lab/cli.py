@@ -90,14 +90,26 @@ def main() -> None:
         unnamed = "the current folder" if isinstance(error, FileNotFoundError) else "output"
         message = f"{error.filename or unnamed}: {error.strerror or error}"
     except Exception as error:  # noqa: BLE001 the traceback is kept for whoever fixes it
-        fault = f"an error in the lab itself: {type(error).__name__}: {error}"
-        message = f"{fault}\nlab: traceback in {_write_traceback()}"
+        if _was_interrupted(error):
+            status = INTERRUPTED
+        else:
+            fault = f"an error in the lab itself: {type(error).__name__}: {error}"
+            message = f"{fault}\nlab: traceback in {_write_traceback()}"
     if status == INTERRUPTED:  # which typer also returns for it
         message = message or "interrupted; the same command resumes from there"
     if message:
         text = printable(f"lab: {message}")
         Console(stderr=True).print(text, highlight=False, markup=False, soft_wrap=True)
     sys.exit(status if isinstance(status, int) else 0)
+
+
+def _was_interrupted(error: BaseException | None) -> bool:
+    """Whether Ctrl-C caused an error, as where Python 3.11 was constructing a class."""
+    while error is not None:
+        if isinstance(error, KeyboardInterrupt):
+            return True
+        error = error.__cause__ or error.__context__
+    return False
 
 
 def _write_traceback() -> Path:

@@ -265,6 +265,22 @@ def test_a_name_that_no_file_system_takes(run: Command) -> None:
         assert status in {1, 2} and "fault" not in errors
 
 
+def test_ctrl_c_while_a_class_is_constructed_is_no_error(
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """Python 3.11 makes a RuntimeError of it."""
+
+    class Attribute:
+        def __set_name__(self, owner: type, name: str) -> None:
+            raise KeyboardInterrupt
+
+    monkeypatch.setattr(cli, "app", lambda **_: type("Owner", (), {"attribute": Attribute()}))
+    with pytest.raises(SystemExit) as end:
+        cli.main()
+    assert end.value.code == 130
+    assert capsys.readouterr().err == "lab: interrupted; the same command resumes from there\n"
+
+
 @pytest.mark.parametrize("after_s", [0.02, 0.04, 0.08, 0.15, 0.3, 0.6])
 def test_ctrl_c_at_any_moment_is_one_sentence(make_study: StudyMaker, after_s: float) -> None:
     process = subprocess.Popen(
