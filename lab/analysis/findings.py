@@ -209,11 +209,12 @@ def supported(study: Study, summary: pd.DataFrame, records: Sequence[Record]) ->
 
 
 def caveats(study: Study, summary: pd.DataFrame, records: Sequence[Record]) -> list[str]:
-    """What makes the numbers hard to believe: few repeats, shared cores, noise."""
+    """What makes the numbers hard to believe: few repeats, shared cores, lone ranks, noise."""
     if summary.empty:
         return []
     noise = judge(records, summary, study=study)
-    return [*_few_repeats(summary), *_shared_cores(records), *noise.caveats]
+    doubts = [*_few_repeats(summary), *_shared_cores(records), *_unseen_communication(records)]
+    return [*doubts, *noise.caveats]
 
 
 def _speedups(summary: pd.DataFrame) -> Iterator[str]:
@@ -317,6 +318,19 @@ def _few_repeats(summary: pd.DataFrame) -> Iterator[str]:
         yield (
             f"{few} of {count(len(summary), 'configuration')} {has} fewer than {FEWEST_REPEATS} "
             f"completed repeats: no difference is claimed for {them}."
+        )
+
+
+def _unseen_communication(records: Sequence[Record]) -> Iterator[str]:
+    """Numbers of ranks on which a script was not seen to communicate."""
+    scripts = [one for one in records if one.completed and one.run.script]
+    silent = [one.run.world_size for one in scripts if one.communication is None]
+    sizes = [str(size) for size in sorted(set(silent)) if size > 1]
+    if sizes:
+        yield (
+            f"No communication was seen on {' and '.join(sizes)} ranks: DDP synchronises several "
+            "times in a step, a compiled function hides it, or the ranks exchange no gradients, so "
+            "that each trains alone."
         )
 
 

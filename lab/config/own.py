@@ -266,6 +266,8 @@ class Script(Frozen):
             advice = "begin with the script, such as train.py"
             if Path(command[0]).name in _LAUNCHERS:
                 advice = "leave it out: the lab itself starts the script on each rank"
+            elif command[0] == "-m":
+                advice = "begin with a script that imports the module and calls its main function"
             raise InvalidValueError(what, advice)
         return command
 

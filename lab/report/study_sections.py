@@ -275,21 +275,22 @@ def _allocation_rows(record: Record) -> Iterator[tuple[str, str]]:
 MEASURED = (
     "On each rank, a step runs from its start to its own end, without a barrier; the step time of "
     "a study is that of the **slowest rank** of each step, because a synchronous step ends with "
-    "it. Warm-up, compilation and evaluation are left out. Each repeat is a separate job; repeats "
+    "it. Warm-up is left out. Each repeat is a separate job; repeats "
     "are interleaved over the configurations. Times are medians over the repeats' medians; "
     "intervals are 95 % bootstrap intervals over repeats, of two or three repeats their whole "
     "range; one repeat has none. What is reported follows the rules for benchmarks of parallel "
     "machines."
 )
+LOOP = "Steps include neither compilation nor evaluation."
 PUBLISHED = (
     "These times were measured and published by others; their source describes how. One number "
     "per configuration has no interval."
 )
 SCRIPT = (
     "A script runs unchanged, and is measured by hooks of torch: a step is what lies between the "
-    "ends of two steps of its optimizer, whatever else the script does in between. Phases are the "
-    "calls of its module and of the backward pass, the optimizer's step and the waits for its "
-    "DataLoader, as far as they were observed."
+    "ends of two steps of its optimizer, whatever else the script does in between, such as an "
+    "evaluation. Phases are the calls of its module and of the backward pass, the optimizer's step "
+    "and the waits for its DataLoader, as far as they were observed."
 )
 STRONG = r"""With $T(N)$ the step time on $N$ ranks at one global batch:
 
@@ -338,6 +339,7 @@ def method(results: StudyResults) -> Markdown:
     published = bool(results.citations)
     parts = {
         PUBLISHED if published else MEASURED: True,
+        LOOP: not published and any(run.script is None for run in study.runs),
         SCRIPT: any(run.script for run in study.runs),
         STRONG: study.scaling == "strong",
         WEAK: study.scaling == "weak",

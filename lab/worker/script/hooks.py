@@ -183,13 +183,9 @@ class StepRecorder:
             self._hook_trained_by(*self.optimizers.values())
 
     def _hook_trained_by(self, *trainers: torch.optim.Optimizer) -> None:
-        for module in outermost([one for trainer in trainers for one in _parameters(trainer)]):
+        for module in outermost([one for trainer in trainers for one in parameters_of(trainer)]):
             if module not in self.modules:
                 self._hook(module)
-
-    def parameters(self) -> list[torch.Tensor]:
-        """The parameters updated by the optimizer that counts."""
-        return _parameters(self.optimizer) if self.optimizer else []
 
     def _hook(self, module: nn.Module) -> None:
         self.modules.append(module)
@@ -243,7 +239,8 @@ def _all_reduce(group: Any, bucket: GradBucket) -> Sent:
     return Sent(allreduce_hook(group, bucket), bucket.buffer().nbytes)
 
 
-def _parameters(optimizer: torch.optim.Optimizer) -> list[torch.Tensor]:
+def parameters_of(optimizer: torch.optim.Optimizer) -> list[torch.Tensor]:
+    """The parameters that an optimizer updates."""
     return [parameter for group in optimizer.param_groups for parameter in group["params"]]
 
 

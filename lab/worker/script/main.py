@@ -25,6 +25,7 @@ from torch import nn
 from lab.config.own import SCRIPT_OUT, Script
 from lab.config.run import Run
 from lab.errors import LabError
+from lab.formatting import count
 from lab.machine import age
 from lab.records.schema import PHASES, Observed
 from lab.worker import environment
@@ -48,7 +49,7 @@ from lab.worker.measure.ddp_hook import Buckets
 from lab.worker.own import blamed, require_unchanged
 from lab.worker.rank_report import RankReport, bars_of, memory_of, write_reports
 from lab.worker.script import meter
-from lab.worker.script.hooks import StepRecorder, StepsDone, installed
+from lab.worker.script.hooks import StepRecorder, StepsDone, installed, parameters_of
 from lab.worker.script.processes import one_process
 
 CPU = torch.device("cpu")
@@ -334,8 +335,8 @@ def _require_steps(steps: int, run: Run, script: Script) -> None:
         )
     if steps <= run.warmup_steps:
         raise LabError(
-            f"{script.name} ended after {steps} steps, but the first {run.warmup_steps} are "
-            "warm-up; let it take more, or lower warmup_steps"
+            f"{script.name} ended after {count(steps, 'step')}, but the first "
+            f"{run.warmup_steps} are warm-up; let it take more, or lower warmup_steps"
         )
 
 
@@ -370,7 +371,6 @@ def _report(
     else:
         sent = None
     columns = {"step_time", "start", *_phases(recorder.seen)}
-    assert recorder.optimizer is not None
     return RankReport(
         use=watch.use,
         steps={name: values for name, values in laps.items() if name in columns}
@@ -382,7 +382,7 @@ def _report(
         probe=None,
         peak_flops=None,
         peak_memory=watch.peak_memory,
-        state=_state(recorder.optimizer, recorder.parameters()),
+        state=_state(list(recorder.optimizers.values())),
         fingerprint=None,
     )
 
@@ -407,6 +407,9 @@ def _sent(recorder: StepRecorder, starts: FloatArray) -> Buckets | Calls | None:
     return calls if len(calls.step) else None
 
 
-def _state(optimizer: torch.optim.Optimizer, parameters: list[torch.Tensor]) -> StateBytes:
-    """The bytes of an optimizer's parameters and of its state."""
-    return environment.state_bytes(nn.ParameterList(parameters), optimizer)
+def _state(optimizers: Sequence[torch.optim.Optimizer]) -> StateBytes:
+    """The bytes of all parameters that optimizers update, and of their state."""
+    parameters = {id(one): one for optimizer in optimizers for one in parameters_of(optimizer)}
+    trained = nn.ParameterList(parameters.values())
+    held = [environment.state_bytes(trained, optimizer) for optimizer in optimizers]
+    return StateBytes(held[0].parameters, sum(one.optimizer for one in held))

@@ -88,6 +88,7 @@ def test_a_stated_batch_is_shared_out_to_the_ranks(folder: Path) -> None:
     [
         ("train2.py", {}, "no script 'train2.py'; did you mean 'train.py'"),
         ("torchrun train.py", {}, "leave it out: the lab itself starts the script"),
+        ("-m package.train", {}, "begin with a script that imports the module"),
         ("train.py 'x", {}, "No closing quotation"),
         ([], {}, "at least 1 item"),
         ("train.py {micro_batch}", {}, "unknown placeholder '{micro_batch}'"),

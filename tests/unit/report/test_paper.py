@@ -8,7 +8,7 @@ from factories import record, repeats, run, study
 
 from lab.figures.data import StudyResults
 from lab.records.store import Store, write_record
-from lab.report import paper, references
+from lab.report import paper, references, study_sections
 from lab.report.blocks import Markdown, Table
 
 
@@ -75,3 +75,22 @@ def test_the_discussion_cites_the_figures_that_show_its_numbers(tmp_path) -> Non
     assert said.count("#fig-waterfall") == 1
     ratio = Markdown.of("R = T_compute / T_communication is 8.5").markdown
     assert "#fig-overlap-band" in references.shown(ratio)
+
+
+def test_a_script_seen_to_send_nothing_may_train_alone_and_its_steps_hold_everything(
+    tmp_path,
+) -> None:
+    runs = [
+        run(size, model={"kind": "script", "command": ["train.py"]}, data={"kind": "script"})
+        for size in (1, 2)
+    ]
+    silent = [record(one) for one in runs]
+    made = study(tmp_path, runs, repeats=1)
+    for one in silent:
+        write_record(one, Store(made.out).folder(one.task))
+    results = StudyResults(made)
+    assert "No communication was seen on 2 ranks" in text_of(paper.threats(results))
+    assert "compilation" not in text_of([study_sections.method(results)])
+    plain = results_of(tmp_path / "plain", TIMES)
+    assert "No communication was seen" not in text_of(paper.threats(plain))
+    assert "neither compilation nor evaluation" in text_of([study_sections.method(plain)])

@@ -163,6 +163,7 @@ for step in range(9):
 """
     measurement = measured(body)
     assert measurement.script.wrappers == ["Critic", "Sequential"]
+    assert measurement.memory.parameters == 4 * (4 * 8 + 8 + 8 + 1 + 4 + 1)
     timing = measurement.timing
     assert timing.phases["forward"].median >= 0.02 and timing.phases["optimizer"].median >= 0.02
     assert timing.phases["other"].median < timing.step.median - 0.04
@@ -347,8 +348,8 @@ def test_a_script_may_end_by_itself_after_the_warm_up(measured: Any, end: str) -
     ("body", "message"),
     [
         ("pass", "without a step"),
-        ("train(torch.randn(8, 4))", "ended after 1 steps"),
-        ("train(torch.randn(8, 4)); import os; os._exit(0)", "ended after 1 steps"),
+        ("train(torch.randn(8, 4))", "ended after 1 step,"),
+        ("train(torch.randn(8, 4)); import os; os._exit(0)", "ended after 1 step,"),
         ("sys.exit(3)", "exit status 3"),
         ("import os; os._exit(3)", "exit status 3"),
         ("sys.exit(True)", "exit status 1"),
