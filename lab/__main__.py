@@ -11,6 +11,8 @@ from typing import Any, NoReturn
 
 from lab.errors import INTERRUPTED
 
+EXIT_S = 10.0
+
 
 def main() -> None:
     """Run the command."""
@@ -40,6 +42,10 @@ def _end_interrupted() -> NoReturn:
     that of data classes, it takes the interrupt for unhandled.
     """
     signal.signal(signal.SIGINT, signal.SIG_IGN)
+    # Functions of libraries may wait at exit for what Ctrl-C interrupted.
+    limit = threading.Timer(EXIT_S, os._exit, [INTERRUPTED])
+    limit.daemon = True
+    limit.start()
     atexit._run_exitfuncs()
     with contextlib.suppress(OSError, ValueError):
         sys.stdout.flush()

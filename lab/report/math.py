@@ -71,7 +71,14 @@ def run_pandoc(html: str, sections: Mapping[str, str], *, to: str, options: Sequ
         log = Path(folder) / "log.json"
         command = [pypandoc.get_pandoc_path(), "--from=html-auto_identifiers", f"--to={to}"]
         command += ["--wrap=none", "--quiet", "--sandbox", f"--log={log}", *options]
-        done = subprocess.run(command, input=html.encode(), capture_output=True, check=False)
+        # In a session of its own: a pandoc that Ctrl-C reaches would be reported as having failed.
+        done = subprocess.run(
+            command,
+            input=html.encode(),
+            capture_output=True,
+            check=False,
+            start_new_session=True,
+        )
         if done.returncode:
             reason = done.stderr.decode(errors="replace").strip()
             raise LabError(f"pandoc could not convert the page to {to}: {reason}")
