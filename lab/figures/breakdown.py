@@ -241,7 +241,7 @@ def _largest(results: StudyResults) -> str:
 
 @figure(describe=_describe_falls, missing=_no_falls, height=_falls_height, see=_largest)
 def waterfall(ax: Axes, results: StudyResults) -> None:
-    """From the ideal step, or a baseline's, to the measured one: a bar for each loss or gain.
+    """What separates the measured step from the first bar: a bar for each loss or gain.
 
     The configuration on the most ranks of each curve; of more than four curves, those that lose
     most. Bars are shares of the measured step; losses below a hundredth of it are in the rest.

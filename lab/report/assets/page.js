@@ -33,7 +33,8 @@ for (const table of document.querySelectorAll("table.sortable")) {
   }
 }
 
-// A table that is wider than its page becomes a list of its rows, in which every cell says what it is.
+// A table that is wider than its page, even in small print, becomes a list of its rows, in which every cell says
+// what it is.
 const roles = { TABLE: "table", TR: "row", TD: "cell", TH: "rowheader" };
 const boxes = [...document.querySelectorAll(".table-box")];
 for (const box of boxes) {
@@ -49,10 +50,12 @@ for (const box of boxes) {
 const PAPER = 627; // pixels between the margins of A4
 const tables = boxes.map((box) => box.querySelector("table"));
 const fit = () => {
-  for (const table of tables) { table.classList.remove("stacked"); table.classList.add("least"); }
+  for (const table of tables) { table.classList.remove("stacked", "small"); table.classList.add("least"); }
   const least = tables.map((table) => table.offsetWidth);
   for (const table of tables) table.classList.remove("least");
-  const wide = boxes.map((box) => box.scrollWidth > box.clientWidth);
+  const areWide = () => boxes.map((box) => box.scrollWidth > box.clientWidth);
+  areWide().forEach((isWide, place) => tables[place].classList.toggle("small", isWide));
+  const wide = areWide();
   tables.forEach((table, place) => {
     table.classList.toggle("stacked", wide[place]);
     table.classList.toggle("whole", least[place] <= PAPER);

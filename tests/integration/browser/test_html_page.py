@@ -138,6 +138,19 @@ def test_nothing_is_wider_than_its_column(opened: Opened, width: int) -> None:
     assert "column 0" in label and first.inner_text() == "0.0"
 
 
+def test_a_table_that_is_a_little_too_wide_is_printed_small(opened: Opened) -> None:
+    narrow = """(less) => {
+      const box = document.querySelector(".table-box"), table = box.querySelector("table");
+      table.classList.remove("small", "stacked");
+      box.style.width = "10px";
+      box.style.width = `${box.scrollWidth - less}px`;
+      dispatchEvent(new Event("resize"));
+      return ["small", "stacked"].filter((name) => table.classList.contains(name));
+    }"""
+    classes = {less: opened.page.evaluate(narrow, less) for less in (0, 4, 100)}
+    assert classes == {0: [], 4: ["small"], 100: ["small", "stacked"]}
+
+
 def test_what_fits_on_paper_is_printed_as_a_table_with_whole_words(opened: Opened) -> None:
     tables = opened.page.locator("table")
     assert ["whole" in table.get_attribute("class") for table in tables.all()] == [True, False]
