@@ -79,7 +79,7 @@ def main() -> None:
     except LabError as error:
         message, status = str(error), error.exit_status
     except UsageError as error:
-        message, status = f"{error.format_message()} See `lab --help`.", 2
+        message, status = f"{error.format_message().rstrip('.')}. {_advice(error)}", 2
     except (KeyboardInterrupt, typer.Abort):
         status = INTERRUPTED
     except BrokenPipeError:
@@ -101,6 +101,12 @@ def main() -> None:
         text = printable(f"lab: {message}")
         Console(stderr=True).print(text, highlight=False, markup=False, soft_wrap=True)
     sys.exit(status if isinstance(status, int) else 0)
+
+
+def _advice(error: Any) -> str:
+    if error.ctx and error.ctx.info_name == "measure":
+        return "Options of the script follow `--`: lab measure [OPTIONS] -- SCRIPT ARGS."
+    return "See `lab --help`."
 
 
 def _was_interrupted(error: BaseException | None) -> bool:

@@ -47,6 +47,7 @@ BAD = {
     "a folder without a study": (["plan", "."], "a study is a folder with a study.yaml"),
     "path that does not exist": (["run", "../../nowhere/else"], "no such study"),
     "no such option": (["run", "quickstart", "--clutser", "local"], "No such option"),
+    "an option of a script": (["measure", "train.py", "--lr", "1"], "follow `--`: lab measure"),
     "no such profile": (["run", "quickstart", "--cluster", "locla"], "did you mean 'local'?"),
     "study missing": (["run"], "Missing argument"),
     "no number of ranks": (
