@@ -6,10 +6,11 @@ import os
 import runpy
 import signal
 import socket
+import stat
 import sys
 import time
 from collections.abc import Callable, Iterator, Sequence
-from contextlib import AbstractContextManager, contextmanager, nullcontext
+from contextlib import AbstractContextManager, contextmanager, nullcontext, suppress
 from dataclasses import replace
 from functools import partial
 from os import _exit  # while a script runs, that of `os` is replaced
@@ -53,6 +54,7 @@ from lab.worker.script.hooks import StepRecorder, StepsDone, installed, paramete
 from lab.worker.script.processes import one_process
 
 CPU = torch.device("cpu")
+MOST_LINE = 200  # characters of a log that a message repeats
 
 
 class Watch:
@@ -262,13 +264,26 @@ def run_script(
             if end.code not in (None, 0):
                 # True is 1 to `sys.exit`.
                 status = f"exit status {end.code:d}" if isinstance(end.code, int) else None
-                reason = status or str(end.code)
-                raise LabError(f"{script.name} ended with {reason}; see its log") from end
+                last = f'; its log ends with "{line}"' if status and (line := last_line()) else ""
+                reason = f"{status or end.code}{last or '; see its log'}"
+                raise LabError(f"{script.name} ended with {reason}") from end
         finally:
             meter.recorder = None
         # Some scripts catch it to save their state, and end as if everything was done.
         if interrupted():
             raise KeyboardInterrupt
+
+
+def last_line() -> str:
+    """The last line of this process's log, where argparse says what is missing; empty if none."""
+    for stream in (sys.stdout, sys.stderr):
+        stream.flush()
+    if not stat.S_ISREG(os.fstat(2).st_mode):  # reading a terminal or a pipe could wait forever
+        return ""
+    with suppress(OSError):
+        lines = Path("/proc/self/fd/2").read_text(errors="replace")[-MOST_LINE:].splitlines()
+        return next((line.strip() for line in reversed(lines) if line.strip()), "")
+    return ""
 
 
 def _torchrun(context: RankContext, store: Any) -> dict[str, str]:
