@@ -153,8 +153,9 @@ def _meaning(column: str, cells: Sequence[Any]) -> str | None:
 
 def _unit(cells: Sequence[Any]) -> str:
     """The unit of a column's cells, such as samples/s of "17 samples/s"; "" if they disagree."""
-    found = [re.fullmatch(r"[\d.,]+\s*([a-z][a-z/ ]*)", _text(cell).lower()) for cell in cells]
-    units = {match[1] for match in found if match} - {"oom"}
+    texts = [_text(cell).lower() for cell in cells]
+    matches = [re.fullmatch(r"[\d.,]+\s*([a-z][a-z/ ]*)", text) for text in texts]
+    units = {match[1] for match in matches if match} - {"oom"}
     return units.pop() if len(units) == 1 else ""
 
 

@@ -8,8 +8,9 @@ from typing import Any
 from lab.analysis.layout_columns import ALL_GPUS, FLOPS, RATES
 from lab.perfmodel.layout_law import Case
 
-# FLOPs are counted differently by a factor of up to ROUGH, and more GPUs tell whose rate it is.
-ROUGH, LEAST_TOLD = 1.6, 4
+# FLOPs are counted differently by a factor of up to ROUGH, so that on fewer than FEWEST_GPUS a rate
+# of each cannot be told from that of all.
+ROUGH, FEWEST_GPUS = 1.6, 4
 
 
 def step_by_rate(
@@ -42,7 +43,7 @@ def is_rate_of_gpu(
     plain = not any(map(values.get, ("time", "tokens_per_gpu", "samples_per_gpu")))
     tokens = batch * case.sequence / gpus
     made = case.model.flops_per_token(case.sequence) * tokens / step_s
-    return plain and gpus >= LEAST_TOLD and 1 / ROUGH < flops / (made * gpus) < ROUGH
+    return plain and gpus >= FEWEST_GPUS and 1 / ROUGH < flops / (made * gpus) < ROUGH
 
 
 def flop_rate(values: Mapping[str, Any]) -> str | None:

@@ -38,6 +38,7 @@ from lab.analysis.layout_words import (
     SHARED,
     SIZED,
     UNNAMED,
+    USUAL_GPU,
     from_notes,
     precision,
     settings,
@@ -57,7 +58,7 @@ if TYPE_CHECKING:
 BATCHES = ("global_batch", "micro_batch", "replica_batch", "batch_tokens", "batch")
 LEAST_PARAMETERS = 1e5  # of a model: smaller counts lack their unit
 DENSE, MIXTURE = ("layers", "width"), ("layers", "width", "hidden", "experts", "active")
-AGREES = 0.02
+AGREES = 0.02  # relative
 MOST_REACHED = 0.76  # of an A100's peak, recomputed passes counted: FSDP of 70B reached 0.74
 RULE = re.compile(r"\s*\|?(\s*:?-+:?\s*\|)+(\s*:?-+:?)?\s*")  # below the names in Markdown
 # What a row may lack, and what can be assumed instead.
@@ -180,7 +181,7 @@ def read_layouts(
         raise InputError(name, problems or [Problem("table", "has no rows", "add one per layout")])
     if UNNAMED in assumptions and any(map(_too_fast, rows)):
         again = read_layouts(source, assume={**(assume or {}), "gpu": FASTER_GPU}, timed=timed)
-        slow = f"{UNNAMED.split()[0]}s are too slow for its rows"
+        slow = f"{USUAL_GPU.upper()}s are too slow for its rows"
         why = f"{FASTER_GPU.upper()} GPUs, because the table names no GPU, and {slow}"
         return replace(again, assumptions=(*again.assumptions, why), inferred={"gpu": FASTER_GPU})
     unstated = not any("expert" in values for values in every)
@@ -262,19 +263,19 @@ def _cells(
             if crashed(meant, cell):
                 row["status"] = str(cell)
     texts = frame.to_numpy().tolist()
-    return [_told(row, texts[place]) | row for place, row in enumerate(rows)]
+    return [_in_words(row, texts[place]) | row for place, row in enumerate(rows)]
 
 
-def _told(row: Mapping[str, Any], cells: Sequence[Any]) -> dict[str, Any]:
+def _in_words(row: Mapping[str, Any], cells: Sequence[Any]) -> dict[str, Any]:
     """What the words of a row say: settings, the number of its GPUs, adapters."""
-    told = settings(" ".join(str(row.get(name, "")) for name in ("sharding", "remarks")))
+    values = settings(" ".join(str(row.get(name, "")) for name in ("sharding", "remarks")))
     if SHARED & row.keys():
-        told.pop("sharding", None)
+        values.pop("sharding", None)
     if (gpus := ranks_of(row.get("gpu", ""))[0]) and math.isfinite(gpus):
-        told["gpus"] = gpus
+        values["gpus"] = gpus
     if any(isinstance(cell, str) and ADAPTERS.search(cell) for cell in cells):
-        told["adapters"] = True
-    return told
+        values["adapters"] = True
+    return values
 
 
 def _as_context(values: dict[str, Any]) -> bool:
@@ -378,7 +379,7 @@ def _lacks(values: Mapping[str, Any], *, timed: bool) -> list[str]:
     """What a row does not say, as in LACKING."""
     nodes = "no GPUs per node" if values.get("nodes") else "no number of GPUs"
     measured = (*map(values.get, ("time", *RATES)), flop_rate(values))
-    found = {
+    given = {
         nodes: _gpus(values) or values.get("data"),
         "no model and no model sizes": {*SIZED, "noted_model"} & values.keys(),
         "no GPU": values.get("gpu"),
@@ -386,7 +387,7 @@ def _lacks(values: Mapping[str, Any], *, timed: bool) -> list[str]:
         "no batch size": any(map(values.get, BATCHES)),
         "no step time and no rate": not timed or any(measured),
     }
-    return [what for what, value in found.items() if not value]
+    return [what for what, value in given.items() if not value]
 
 
 def _row(place: int, values: Mapping[str, Any], notes: str, *, timed: bool) -> LayoutRow:

@@ -91,19 +91,19 @@ _ACTIVE = re.compile(r"(?<=b)[ -]?a\d+(\.\d+)?b", re.IGNORECASE)  # of "30B-A3B"
 
 def settings(text: str) -> dict[str, Any]:
     """What a cell such as "tp2, pp32, mbs=1, recompute=full" says; nothing twice or doubtful."""
-    found: dict[str, set[Any]] = {}
-    found["recomputed"] = {one.lower() or two.lower() for one, two in SET_RECOMPUTED.findall(text)}
+    values: dict[str, set[Any]] = {}
+    values["recomputed"] = {one.lower() or two.lower() for one, two in SET_RECOMPUTED.findall(text)}
     text = _DENIED.sub("", text)
     for short, name, value in SETTING.findall(text):
         meant = ABBREVIATED[short.lower()] if short else name.lower()
-        found.setdefault(meant, set()).add(float(value))
+        values.setdefault(meant, set()).add(float(value))
     for value in SHARDS.findall(text):
-        replicas = found.pop("data", {1.0})
-        found["data"] = {float(value) * many for many in replicas}
-    found["precision"] = {precision(words) for words in NOTED_PRECISION.findall(text)}
+        replicas = values.pop("data", {1.0})
+        values["data"] = {float(value) * many for many in replicas}
+    values["precision"] = {precision(words) for words in NOTED_PRECISION.findall(text)}
     if shared := sharing(text):
-        found["sharding"] = {shared}
-    return {name: values.pop() for name, values in found.items() if len(values) == 1}
+        values["sharding"] = {shared}
+    return {name: stated.pop() for name, stated in values.items() if len(stated) == 1}
 
 
 def sharing(words: str) -> Sharing | None:
@@ -174,9 +174,9 @@ def _numbers(notes: str, known: Collection[str]) -> dict[str, float]:
     for name, pattern in NOTED.items():
         matches = re.finditer(pattern, notes, re.IGNORECASE)
         texts = {next(filter(None, match.groups())) for match in matches}
-        found = {number(text, units=UNITS.get(name)) for text in texts}
-        if len(found) == 1:
-            values[name] = found.pop()
+        numbers = {number(text, units=UNITS.get(name)) for text in texts}
+        if len(numbers) == 1:
+            values[name] = numbers.pop()
     set_to = settings(notes)
     values |= {name: set_to[name] for name in ABBREVIATED.values() if name in set_to}
     return {name: value for name, value in values.items() if name not in known}

@@ -195,8 +195,10 @@ class Trace:
         trains: bool,
         keeps_both: bool = False,
     ) -> Value:
-        """A convolution's backward pass is one function, which `keeps_both` input and weights for
-        the gradient of either; a matrix product keeps of them what the gradient of the other needs.
+        """A product of a value and weights.
+
+        For the gradient of one, the backward pass needs the other. That of a convolution is one
+        function of both, so autograd `keeps_both` if either has a gradient.
         """
         x = self.low(x)
         self.forward += flops

@@ -238,8 +238,8 @@ def _quantities(case: Case) -> dict[str, float]:
     experts = longest * routed / tensor * value
     shared = weights * value - experts
     buckets = math.ceil(weights * value / BUCKET_BYTES)
-    gathered = model.parameters / (tensor * stages) * value
-    gathered -= model.layers * model.routed / (tensor * stages) * value
+    every_expert = model.layers * model.routed
+    gathered = (model.parameters - every_expert) / (tensor * stages) * value
     gathered_experts = model.layers * routed / (tensor * stages) * value
     whole = layout.sharing == "fsdp" and data > 1
     hidden = layout.sharing == "ddp" or (case.framework.hides_shards and not whole)

@@ -136,10 +136,10 @@ def transformer_memory(
     A pipeline's first stage holds the activations of as many micro-batches as there are stages, its
     last those of one plus the logits (Narayanan et al. 2021); zero-bubble schedules hold them for
     the weights' gradients in every stage (Qi et al. 2023). `balanced` stages count the head as
-    layers. Full checkpointing keeps the input of each layer, and all activations of one, selective
-    checkpointing half of the activations. Without
-    sequence parallelism every tensor parallel rank holds the full inputs of attention and MLP.
-    FSDP's shards are in fp32, whatever `state` others have, and are gathered as they are computed.
+    layers. Full checkpointing keeps the input of each layer, and all activations of one; selective
+    checkpointing keeps half of the activations. Without sequence parallelism every tensor parallel
+    rank holds the full inputs of attention and MLP. FSDP's shards are in fp32, whatever `state`
+    others have, and are gathered as they are computed.
     """
     layout, accum = candidate.layout, candidate.grad_accum
     gathers = layout.sharing == "fsdp" and layout.data > 1

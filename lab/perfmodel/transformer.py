@@ -96,8 +96,8 @@ class Transformer:
 
         Of a window, which a mask does not halve, they are twice as many.
         """
-        seen = (sequence + min(sequence, 2 * self.window)) / 2 if self.window else sequence
-        return 4 * tokens * seen * self.heads * (self.head_width or self.width / self.heads)
+        keys = (sequence + min(sequence, 2 * self.window)) / 2 if self.window else sequence
+        return 4 * tokens * keys * self.heads * (self.head_width or self.width / self.heads)
 
     def layer_flops(self, tokens: float, sequence: float) -> float:
         """FLOPs of a layer's forward pass: 2 per active parameter, and attention."""

@@ -285,7 +285,7 @@ class Point:
 
     @cached_property
     def _quoted(self) -> tuple[float, float, float, float]:
-        """What is asked for again and again."""
+        """Its quoted numbers and their rounding; cached, as many points are compared with it."""
         return self.speedup, self.time, self.rate, self.rounding
 
     @property

@@ -54,7 +54,7 @@ from lab.worker.script.hooks import StepRecorder, StepsDone, installed, paramete
 from lab.worker.script.processes import one_process
 
 CPU = torch.device("cpu")
-MOST_LINE = 200  # characters of a log that a message repeats
+MOST_LINE = 200  # bytes of a log that a message repeats
 
 
 class Watch:
@@ -276,12 +276,16 @@ def run_script(
 
 def last_line() -> str:
     """The last line of this process's log, where argparse says what is missing; empty if none."""
-    for stream in (sys.stdout, sys.stderr):
-        stream.flush()
-    if not stat.S_ISREG(os.fstat(2).st_mode):  # reading a terminal or a pipe could wait forever
-        return ""
+    with suppress(OSError, ValueError, AttributeError):  # a script may close or replace them
+        sys.stdout.flush()
+        sys.stderr.flush()
     with suppress(OSError):
-        lines = Path("/proc/self/fd/2").read_text(errors="replace")[-MOST_LINE:].splitlines()
+        log = os.fstat(2)
+        if not stat.S_ISREG(log.st_mode):  # reading a terminal or a pipe could wait forever
+            return ""
+        with Path("/proc/self/fd/2").open("rb") as stream:
+            stream.seek(max(log.st_size - MOST_LINE, 0))
+            lines = stream.read().decode(errors="replace").splitlines()
         return next((line.strip() for line in reversed(lines) if line.strip()), "")
     return ""
 
@@ -426,5 +430,5 @@ def _state(optimizers: Sequence[torch.optim.Optimizer]) -> StateBytes:
     """The bytes of all parameters that optimizers update, and of their state."""
     parameters = {id(one): one for optimizer in optimizers for one in parameters_of(optimizer)}
     trained = nn.ParameterList(parameters.values())
-    held = [environment.state_bytes(trained, optimizer) for optimizer in optimizers]
-    return StateBytes(held[0].parameters, sum(one.optimizer for one in held))
+    sizes = [environment.state_bytes(trained, optimizer) for optimizer in optimizers]
+    return StateBytes(sizes[0].parameters, sum(size.optimizer for size in sizes))
