@@ -23,6 +23,7 @@ from lab.launch import job
 from lab.launch.attempt import read_progress
 from lab.launch.driver import Driver, executor_for, terminate
 from lab.launch.executor import Handle, JobSpec
+from lab.launch.interrupts import OneInterrupt
 from lab.launch.preflight import usable
 from lab.launch.status import Display, bars, clock
 from lab.perfmodel.calibration import (
@@ -78,7 +79,11 @@ def calibrate(
         raise InputError(profile.name, problems)
     try:
         path.parent.mkdir(parents=True, exist_ok=True)
-        with FileLock(path.with_suffix(".lock"), timeout=0), Display(enabled=progress) as display:
+        with (
+            OneInterrupt(),
+            FileLock(path.with_suffix(".lock"), timeout=0),
+            Display(enabled=progress) as display,
+        ):
             return _calibrate(
                 profile,
                 path,

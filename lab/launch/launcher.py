@@ -19,6 +19,7 @@ from lab.files import open_no_link
 from lab.launch import driver, job
 from lab.launch.driver import Driver
 from lab.launch.executor import Handle, JobSpec
+from lab.launch.interrupts import OneInterrupt
 from lab.launch.outcome import archive_failed, archive_noisy, conclude, stamp
 from lab.launch.plan import check_budget
 from lab.launch.preflight import check, check_emulation, usable
@@ -133,6 +134,7 @@ class Jobs:
         self._cancellation = cancellation(study)
         self._stop = threading.Event()
         self._failure: BaseException | None = None
+        self._interrupt = OneInterrupt()
         # Not Thread.join: interrupted in it, Python may consider a running thread ended.
         self._ended = threading.Event()
         if fresh or noisy or not self._measured.issuperset(self.tasks):
@@ -155,34 +157,38 @@ class Jobs:
         Raises InterruptedStudyError on Ctrl-C, after ending a running job on this machine (those of
         a scheduler continue), and CancelledStudyError if another process has cancelled the study.
         """
-        try:
-            with StudyDisplay(self.states, enabled=progress and not self.done) as display:
-                while not self.done:
-                    began = time.monotonic()
-                    display.update()
-                    # With a thousand runs this takes long enough to disturb those being timed.
-                    pause = DISPLAY_PAUSE * (time.monotonic() - began)
-                    self._ended.wait(max(pause, 1.0 if self._executor.persistent else 0.2))
-        except KeyboardInterrupt:
-            raise InterruptedStudyError(self._interrupt()) from None
+        with self._interrupt:
+            try:
+                self._display(enabled=progress and not self.done)
+            except KeyboardInterrupt:
+                raise InterruptedStudyError(self._end_interrupted()) from None
         if self._failure is not None:
             raise self._failure
         return self._store.records(self.tasks)
 
     def cancel(self) -> None:
         """Start no further job, end running ones, and keep completed measurements."""
-        try:
-            self.leave()
-        finally:  # a second Ctrl-C does not wait for the driver, but leaves no job behind either
-            driver.terminate(list(self._driver.alive.values()))
-            self._driver.alive.clear()
+        self.leave()
+        driver.terminate(list(self._driver.alive.values()))
+        self._driver.alive.clear()
 
     def leave(self) -> None:
         """Start no further job here, and leave running ones to the next driver."""
         self._stop.set()
-        self._ended.wait()
+        while not self._ended.wait(0.1):
+            if self._executor.persistent and self._interrupt.again:
+                return  # a second Ctrl-C does not wait for a scheduler that does not answer
 
-    def _interrupt(self) -> str:
+    def _display(self, *, enabled: bool) -> None:
+        with StudyDisplay(self.states, enabled=enabled) as display:
+            while not self.done:
+                began = time.monotonic()
+                display.update()
+                # With a thousand runs this takes long enough to disturb those being timed.
+                pause = DISPLAY_PAUSE * (time.monotonic() - began)
+                self._ended.wait(max(pause, 1.0 if self._executor.persistent else 0.2))
+
+    def _end_interrupted(self) -> str:
         self.leave() if self._executor.persistent else self.cancel()
         measured = sum(map(self._store.completed, self.tasks))
         message = f"interrupted: {measured} of {len(self.tasks)} runs are kept"
