@@ -9,6 +9,7 @@ import numpy as np
 import pandas as pd
 
 from lab.config.run import Run, setting_label
+from lab.formatting import range_of
 
 Scaling = Literal["strong", "weak", "none"]
 FIELDS = tuple(Run.model_fields)
@@ -18,6 +19,7 @@ LENGTHS = {"steps", "warmup_steps", "lr_warmup_steps", "eval_batches"}
 PER_RANK, GLOBAL = {"micro_batch_size", "grad_accum"}, {"global_batch_size"}
 FREE = {"strong": PER_RANK, "weak": GLOBAL, "none": PER_RANK}
 WORK = {"strong": GLOBAL, "weak": PER_RANK, "none": GLOBAL}
+WHOLE_RANGE = 5  # up to so many repeats, the bootstrap over them gives their whole range
 
 
 class Curve(NamedTuple):
@@ -142,6 +144,29 @@ def rows_of(frame: pd.DataFrame) -> list[dict[Any, Any]]:
 def with_interval(row: Any, quantity: str) -> tuple[float, float, float]:
     """A quantity in a row of a summary, with the ends of its interval."""
     return row[quantity], row[f"{quantity}_low"], row[f"{quantity}_high"]
+
+
+def interval_name(repeats: Sequence[int]) -> str:
+    """What the intervals of values from so many repeats each are; empty if none has one.
+
+    The range of 2, 3, 4 or 5 repeats covers the median of all possible ones in 50, 75, 88 or 94 %
+    of cases (1 - 2^(1 - n)).
+    """
+    several = [count for count in repeats if count > 1]
+    if not several:
+        return ""
+    if max(several) <= WHOLE_RANGE:
+        return "range"
+    few = min(several) <= WHOLE_RANGE
+    return "95 % interval" + f"; of up to {WHOLE_RANGE} repeats their range" * few
+
+
+def over_repeats(repeats: Sequence[int]) -> str:
+    """What a value with its interval is, for a caption: `median over 3 repeats [range]`."""
+    interval = interval_name(repeats)
+    if not interval:
+        return "from one repeat, which gives no interval"
+    return f"median over {range_of(repeats, 'repeat')} [{interval}]"
 
 
 def ranks(device: str | None, count: int | None = None) -> str:

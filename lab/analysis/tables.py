@@ -13,6 +13,7 @@ from lab.analysis.scaling_curves import (
     compares,
     curves,
     device_of,
+    over_repeats,
     ranks,
     ranks_vary,
     rows_of,
@@ -24,7 +25,6 @@ from lab.formatting import (
     format_seconds,
     message_size,
     percent,
-    range_of,
     rounded,
     unit_for,
 )
@@ -46,9 +46,7 @@ def classical_tables(summary: pd.DataFrame) -> list[tuple[str, pd.DataFrame]]:
     if not lines:
         return []
     unit, device = unit_for(summary["step_time"]), device_of(summary)
-    over = "from one repeat, which gives no interval"
-    if summary["repeats"].max() > 1:
-        over = f"median over {range_of(map(int, summary['repeats']), 'repeat')} [95 % interval]"
+    over = over_repeats([*map(int, summary["repeats"])])
     cells: dict[str, Callable[[Mapping[Any, Any]], str]] = {
         "Step time": lambda row: format_seconds(*with_interval(row, "step_time")),
         f"Speedup over {baseline_name(summary)}": lambda row: _ratio(row, "speedup"),

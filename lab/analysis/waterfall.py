@@ -12,7 +12,7 @@ import numpy as np
 import pandas as pd
 
 from lab.analysis.scaling import FEWEST_REPEATS, RESAMPLES, SEED
-from lab.analysis.scaling_curves import at, curves, ranks, rows_of, with_interval
+from lab.analysis.scaling_curves import at, curves, interval_name, ranks, rows_of, with_interval
 from lab.config.run import Run
 from lab.formatting import rounded, unit_for
 from lab.perfmodel.calibration import Calibration, find_calibration
@@ -417,9 +417,10 @@ def waterfall_table(falls: Sequence[Waterfall]) -> tuple[str, pd.DataFrame]:
         cells = {start: text(fall.ideal)}
         cells["lost (largest first)"] = "; ".join(f"{name} {text(loss)}" for name, loss in losses)
         rows.append({"configuration": fall.place} | cells | {"measured": text(fall.step)})
+    interval = interval_name([fall.repeats for fall in falls])
     caption = (
-        f"Where the time of a step goes, in {unit.name} [95 % interval], on the rank that waits "
-        f"longest for the others, in the repeat with the median step; causes below "
-        f"{100 * SHOWN:.0f} % of a step are in the rest; a negative loss is a gain"
+        f"Where the time of a step goes, in {unit.name}{f' [{interval}]' if interval else ''}, on "
+        "the rank that waits longest for the others, in the repeat with the median step; causes "
+        f"below {100 * SHOWN:.0f} % of a step are in the rest; a negative loss is a gain"
     )
     return caption, pd.DataFrame(rows)

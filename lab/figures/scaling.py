@@ -140,7 +140,7 @@ _no_times = empty_unless(has("step_time"), "the table gives no times")
     height=_height,
 )
 def step_time(ax: Axes, results: StudyResults) -> None:
-    """Step time by world size, in the unit that suits: median over repeats with 95 % intervals.
+    """Step time by world size, in the unit that suits: median over repeats with intervals.
 
     For a table it is the time that the table gives, be it of an epoch or of the whole run.
     """
@@ -161,7 +161,7 @@ _no_rates = empty_unless(has("samples_per_second"), "the table gives no rates")
     height=_height,
 )
 def throughput(ax: Axes, results: StudyResults) -> None:
-    """Samples per second of all ranks by world size: median over repeats with 95 % intervals."""
+    """Samples per second of all ranks by world size: median over repeats with intervals."""
     _draw(ax, results, THROUGHPUT)
 
 
@@ -179,7 +179,7 @@ def _describe_speedup(results: StudyResults) -> str:
 
 @figure(describe=_describe_speedup, missing=_no_baseline, height=_height)
 def speedup(ax: Axes, results: StudyResults) -> None:
-    """Speedup over the baseline by world size with 95 % intervals, the ideal, and predictions.
+    """Speedup over the baseline by world size with intervals, the ideal, and predictions.
 
     For weak scaling it is the ratio of throughputs. Predictions were made before the runs.
     """
@@ -192,7 +192,7 @@ def speedup(ax: Axes, results: StudyResults) -> None:
     height=_height,
 )
 def efficiency(ax: Axes, results: StudyResults) -> None:
-    """Efficiency in per cent by world size with 95 % intervals, and the ideal."""
+    """Efficiency in per cent by world size with intervals, and the ideal."""
     _draw(ax, results, EFFICIENCY)
 
 
@@ -287,7 +287,7 @@ def _see(results: StudyResults) -> str:
 
 @figure(describe=_describe_overview, missing=no_runs, height=_overview_height, see=_see)
 def overview(ax: Axes, results: StudyResults) -> None:
-    """Results by configuration: medians over repeats with 95 % intervals.
+    """Results by configuration: medians over repeats with intervals.
 
     By world size speedup, efficiency, step time and throughput, with the ideal and predictions. Of
     configurations that have one world size each, and of many, bars of step time, speedup and

@@ -12,7 +12,7 @@ from lab.analysis import findings as analysis
 from lab.analysis.answer import answer as headline
 from lab.analysis.configurations import evaluated_samples, megabytes
 from lab.analysis.inference import accuracy
-from lab.analysis.scaling_curves import curves, ranks, rows_of, with_interval
+from lab.analysis.scaling_curves import curves, over_repeats, ranks, rows_of, with_interval
 from lab.analysis.tables import classical_tables
 from lab.analysis.waterfall import waterfall_table
 from lab.config.run import distinct_labels
@@ -28,7 +28,7 @@ from lab.records.table import median
 from lab.report.blocks import Markdown, Table
 
 COMMUNICATION = (
-    "Communication of a step on its slowest rank, median over repeats [95 % interval]. Exposed is "
+    "Communication of a step on its slowest rank, {over}. Exposed is "
     "the time in which it did nothing but wait, split into waiting for other ranks and transfer, "
     "whose medians need not add up; the cost of synchronising is measured by itself, in "
     "alternating rounds with and without it, and exceeds the exposed part by the slowdown of "
@@ -176,7 +176,8 @@ def communication(results: StudyResults) -> Table | Markdown:
     unknown = {NOT_MEASURED, configurations.UNKNOWN}
     if all(set(list(row.values())[1:]) <= unknown for row in rows):
         return Markdown("")
-    return Table.of_rows(COMMUNICATION, rows, label="tbl-communication")
+    over = over_repeats([*map(int, results.summary["repeats"])])
+    return Table.of_rows(COMMUNICATION.format(over=over), rows, label="tbl-communication")
 
 
 def _sent(repeats: Sequence[Record]) -> str:

@@ -61,8 +61,8 @@ SPREAD = (
     "either side"
 )
 BOOTSTRAP = (
-    "medians over repeats, with 95 % intervals by bootstrap over them (from two or three repeats "
-    "the whole range)"
+    "medians over repeats, with 95 % intervals by bootstrap over them (of two to five repeats "
+    "their range)"
 )
 GIVEN: dict[str, Callable[[pd.DataFrame], str]] = {
     "step_time": time_name,

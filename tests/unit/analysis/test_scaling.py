@@ -13,7 +13,13 @@ from scipy import optimize
 from lab import InputError
 from lab.analysis.laws import amdahl_speedup, fit_amdahl, gustafson_speedup, karp_flatt
 from lab.analysis.scaling import summary
-from lab.analysis.scaling_curves import baseline_name, curves, ranks
+from lab.analysis.scaling_curves import (
+    WHOLE_RANGE,
+    baseline_name,
+    curves,
+    over_repeats,
+    ranks,
+)
 from lab.formatting import Unit, format_seconds, percent, rounded, unit_for, value_of
 from lab.records.store import Record
 from lab.records.table import table
@@ -410,3 +416,28 @@ def test_a_strategy_of_ones_own_has_a_curve_by_its_name() -> None:
     labels = [label.split(", ")[1:] for label, _ in curves(rows)]
     assert labels == [["ddp"], ["Local", "n 4"]]
     assert list(rows["speedup"].round(6)) == [1, 2, 1, 2]
+
+
+@pytest.mark.parametrize(
+    ("counts", "expected"),
+    [
+        ([1, 1], "from one repeat, which gives no interval"),
+        ([1, 2], "median over 1 to 2 repeats [range]"),
+        ([3], "median over 3 repeats [range]"),
+        ([1, 7, 6], "median over 1 to 7 repeats [95 % interval]"),
+        ([5, 9], "median over 5 to 9 repeats [95 % interval; of up to 5 repeats their range]"),
+    ],
+)
+def test_the_range_of_few_repeats_is_not_called_an_interval_of_95_percent(
+    counts: list[int], expected: str
+) -> None:
+    assert over_repeats(counts) == expected
+
+
+@pytest.mark.parametrize("count", range(2, 8))
+def test_up_to_five_repeats_have_their_range_as_interval(count: int) -> None:
+    times = [0.1 + 0.01 * n for n in range(count)]
+    frame = summary(table(repeats(run(1), times)), baseline={"world_size": 1}, scaling="strong")
+    row = frame.iloc[0]
+    whole = row["step_time_low"] == times[0] and row["step_time_high"] == times[-1]
+    assert whole == (count <= WHOLE_RANGE)

@@ -39,7 +39,7 @@ def test_classical_tables():
     assert "communication" not in parts  # it was measured nowhere, as the caption says
     assert parts.loc["4 CPU processes, batch 64", "compute"] == "68.0 [68.0, 68.0] ms"
     captions = list(tables)
-    assert captions[1] == "Speedup over 1 CPU process, median over 3 repeats [95 % interval]"
+    assert captions[1] == "Speedup over 1 CPU process, median over 3 repeats [range]"
     assert captions[3].endswith("compute includes the wait for it")
 
 
