@@ -88,10 +88,14 @@ class StudyResults:
 
     @cached_property
     def records(self) -> list[Record]:
-        """The records, of all machines where several are compared."""
+        """The records, of all machines where several are compared; a study's as its grid runs."""
         if isinstance(self.source, Comparison | ReportedTable):
             return list(self.source.records)
-        return load_records(self.source)
+        records = load_records(self.source)
+        if isinstance(self.source, str | Path):  # a folder lists them by id
+            places = {run.id: nth for nth, run in enumerate(self.study.runs)}
+            records.sort(key=lambda record: places.get(record.run_id, len(places)))
+        return records
 
     @cached_property
     def set_aside(self) -> dict[Task, Record]:
