@@ -96,9 +96,9 @@ def legend_height(names: Iterable[str]) -> float:
     return 0.25 + 0.17 * sum(lines) / 2
 
 
-def legend_above(ax: Axes, panel: Axes) -> None:
-    """Name the curves of one panel above all panels; nothing if there is only one curve."""
-    handles, names = panel.get_legend_handles_labels()
+def legend_above(ax: Axes, handles: Sequence[Any]) -> None:
+    """Name these lines above all panels; nothing if there is only one."""
+    names = [str(handle.get_label()) for handle in handles]
     sheet = ax.get_figure()
     if sheet is not None and len(names) > 1:
         lines = [wrapped(name, width=LEGEND) for name in names]
