@@ -13,9 +13,9 @@ from matplotlib.axes import Axes
 from matplotlib.lines import Line2D
 from matplotlib.ticker import FixedFormatter, FixedLocator, MaxNLocator, NullLocator
 
-from lab.analysis.scaling_curves import ranks, rows_of
+from lab.analysis.scaling_curves import Curve, ranks, rows_of
 from lab.config.strategies import STRATEGIES
-from lab.figures.arrangement import Look, arranged, in_turn
+from lab.figures.arrangement import MOST_ENTRIES, Arrangement, Look, arranged, in_turn
 from lab.figures.data import Losses, StudyResults
 from lab.figures.figure import NO_COMMUNICATION, empty_unless, figure, write_instead
 from lab.figures.labels import Label, place
@@ -57,10 +57,10 @@ NO_COLLECTIVES = "no collective has been measured here yet"
 _no_losses = empty_unless(lambda results: results.losses, NO_LOSSES)
 
 
-def _describe_losses(results: StudyResults, by: str) -> str:
+def _describe_losses(results: StudyResults, curves: Sequence[Curve], by: str) -> str:
     """The longest run of each curve in words, over time or over steps."""
     parts = []
-    for label, points in results.drawn:
+    for label, points in curves:
         known = points[points["run_id"].isin(results.losses.keys())]
         for row in rows_of(known)[-1:]:
             loss = results.losses[row["run_id"]]
@@ -72,48 +72,62 @@ def _describe_losses(results: StudyResults, by: str) -> str:
     return f"Training loss by {by}: {'; '.join(parts)}."
 
 
-def _with_losses(results: StudyResults) -> list[str]:
-    """The labels of the curves whose losses are known."""
+def _with_losses(results: StudyResults, curves: Sequence[Curve]) -> list[str]:
+    """The labels of those curves whose losses are known."""
     known = results.losses.keys()
-    return [label for label, points in results.drawn if known & set(points["run_id"])]
+    return [label for label, points in curves if known & set(points["run_id"])]
+
+
+def _told_apart(results: StudyResults) -> tuple[list[Curve], Arrangement]:
+    """The curves of the figure of losses, and their looks: fewer, if all would be a tangle."""
+    if arrangement := arranged(_with_losses(results, results.drawn)):
+        return results.drawn, arrangement
+    ends = results.ends(MOST_ENTRIES)
+    return ends, in_turn(_with_losses(results, ends))
 
 
 def _losses_height(results: StudyResults) -> float:
-    arrangement = arranged(_with_losses(results))
-    names = (name for name, *_ in arrangement.legend)
-    return 1.0 + ROW * len(arrangement.panels) + legend_height(names)
+    _, arrangement = _told_apart(results)
+    rows = max(len(arrangement.panels), 1)
+    return 1.0 + ROW * rows + legend_height(name for name, *_ in arrangement.legend)
 
 
-@figure(describe=lambda results: _describe_losses(results, "step"), missing=_no_losses)
+@figure(
+    describe=lambda results: _describe_losses(results, results.drawn, "step"), missing=_no_losses
+)
 def loss_by_step(ax: Axes, results: StudyResults) -> None:
     """Training loss by optimizer step, median over repeats.
 
     World sizes of one curve are drawn within each other.
     """
-    _draw_losses(ax, results, in_turn(_with_losses(results)).looks, by_time=False)
+    looks = in_turn(_with_losses(results, results.drawn)).looks
+    _draw_losses(ax, results, looks, by_time=False)
 
 
-@figure(describe=lambda results: _describe_losses(results, "time"), missing=_no_losses)
+@figure(
+    describe=lambda results: _describe_losses(results, results.drawn, "time"), missing=_no_losses
+)
 def loss_by_time(ax: Axes, results: StudyResults) -> None:
     """Training loss by training time: steps times the median step time.
 
     Start-up, warm-up cost and evaluation are left out.
     """
-    _draw_losses(ax, results, in_turn(_with_losses(results)).looks, by_time=True)
+    looks = in_turn(_with_losses(results, results.drawn)).looks
+    _draw_losses(ax, results, looks, by_time=True)
 
 
 @figure(
-    describe=lambda results: _describe_losses(results, "step"),
+    describe=lambda results: _describe_losses(results, _told_apart(results)[0], "step"),
     missing=_no_losses,
     height=_losses_height,
     see=lambda results: (
         "Curves of equal batches should coincide by step; by time, the faster ones are ahead. "
-        f"{_stretches(results)} {results.left_out}"
+        f"{_stretches(results)} {results.left_out_of(_told_apart(results)[0])}"
     ),
 )
 def losses(ax: Axes, results: StudyResults) -> None:
     """Training loss, median over repeats, by optimizer step (left) and by training time (right)."""
-    arrangement = arranged(_with_losses(results))
+    _, arrangement = _told_apart(results)
     rows = arrangement.panels
     drawn = panels(ax, 2 * len(rows))
     for nth, (name, looks) in enumerate(rows.items()):

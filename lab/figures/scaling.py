@@ -122,7 +122,7 @@ def _height(results: StudyResults) -> float:
 
 def _rows_height(names: Sequence[str]) -> float:
     """Inches for a bar per configuration, whose names may have several lines."""
-    return 1.0 + 0.17 * sum(name.count("\n") + 1 for name in names) + 0.1 * len(names)
+    return 1.0 + (0.12 + 0.15 * max(name.count("\n") + 1 for name in names)) * len(names)
 
 
 def _no_baseline(results: StudyResults) -> str:

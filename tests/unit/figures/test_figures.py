@@ -391,6 +391,21 @@ def test_losses_of_many_configurations_have_a_row_of_panels_per_model(grid):
     assert names == ["batch 8", "batch 16", "batch 32", "batch 64", "compiled"]
 
 
+def test_losses_that_would_be_a_tangle_are_those_of_the_fastest_and_the_slowest():
+    results = StudyResults(
+        [
+            record(run(1, 8 * nth, model=model), step_time=nth, loss=losses(30))
+            for nth in range(1, 6)
+            for model in ("gpt-nano", "gpt-mini", "gpt2-small", "gpt2-medium", "gpt2-large")
+        ],
+        scaling="none",
+    )
+    assert len(figures.losses(results).figure.axes[1].get_lines()) == 12
+    caption, alt = figures.losses.caption(results), alt_text("losses", results)
+    assert "12 of 25 configurations are drawn" in caption and "  " not in caption
+    assert alt.count(" on 1 CPU process") == 12
+
+
 def test_bars_of_the_overview_count_up_and_leave_out_what_all_share(grid):
     panels = figures.overview(grid).figure.axes[1:]
     names = [label.get_text() for label in panels[0].get_yticklabels()]
