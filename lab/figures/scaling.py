@@ -65,8 +65,8 @@ NO_BASELINE = "no run of the baseline has completed yet"
 PREDICTED = "predicted beforehand"
 ONE_REPEAT = "A single repeat has no interval."
 BAR = 0.62  # relative to the distance between bars
-NARROW, WHOLE = 32, 40  # characters of a name in a line, beside panels and in a figure
-BESIDE, BELOW = 22, 14  # characters of an axis label in a line, at a panel
+NARROW, WHOLE = 34, 40  # characters of a name in a line, beside panels and in a figure
+BESIDE, BELOW = 22, 42  # characters of a line: beside a panel, below all panels of a row
 FEW_TICKS = 4  # of world sizes in panels
 
 
@@ -304,7 +304,7 @@ def overview(ax: Axes, results: StudyResults) -> None:
         drawn = panels(ax, len(quantities), columns=len(quantities))
         for nth, (panel, quantity) in enumerate(zip(drawn, quantities, strict=True)):
             names = [] if nth else _names_in_overview(results)
-            _draw_bars(panel, results, quantity, names, width=BELOW)
+            _draw_bars(panel, results, quantity, names, width=BELOW // len(drawn))
         room_beside(*drawn)
         return
     drawn = panels(ax, len(quantities))
