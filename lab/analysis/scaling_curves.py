@@ -32,7 +32,8 @@ class Curve(NamedTuple):
 def curves(summary: pd.DataFrame) -> list[Curve]:
     """Group a summary's rows by all but the world size and the batch fields that follow from it.
 
-    A label names the batch, what differs between curves (`batch 64, bf16`), and what was emulated.
+    A label names the model if it differs between curves, the batch, what else differs
+    (`gpt2-small, batch 64, bf16`), and what was emulated.
     """
     if summary.empty:
         return []
@@ -88,22 +89,21 @@ def _reported_curves(summary: pd.DataFrame) -> Iterator[Curve]:
 
 def _label(row: pd.Series[Any], varied: Sequence[str], models: Mapping[str, str]) -> str:
     implied = {"global_batch_size", "emulated"} | ({"device"} if "machine" in varied else set())
-    parts = [f"batch {row['global_batch_size']}"]
-    if pd.isna(row["micro_batch_size"]):  # a script that did not report it
-        parts = [] if "model" in varied else [models[row["model"]]]
-    elif row["scaling"] == "weak":
-        parts = [f"batch {row['micro_batch_size'] * row['grad_accum']} per rank"]
+    unknown = pd.isna(row["micro_batch_size"])  # of a script that did not report it
+    parts = [models[row["model"]]] if unknown or "model" in varied else []
+    if row["scaling"] == "weak" and not unknown:
+        parts.append(f"batch {row['micro_batch_size'] * row['grad_accum']} per rank")
         implied |= set() if "grad_accum" in varied else {"micro_batch_size"}
+    elif not unknown:
+        parts.append(f"batch {row['global_batch_size']}")
     for key in varied:
         value = row[key]
-        if key in implied or (key == "own_strategy" and pd.isna(value)):
+        if key in implied | {"model"} or (key == "own_strategy" and pd.isna(value)):
             continue
         if key == "strategy" and "own_strategy" in varied and pd.notna(row["own_strategy"]):
             continue  # it is named after its factory and arguments
         if key == "own_strategy":
             parts.append(value)
-        elif key == "model":
-            parts.append(models[value])
         elif key in {"data", "strategy", "precision", "device", "machine"}:
             parts.append({"cpu": "CPU", "cuda": "GPU"}.get(str(value), str(value)))
         elif pd.notna(value) and value != Run.model_fields[key].default:
@@ -174,6 +174,15 @@ def ranks(device: str | None, count: int | None = None) -> str:
     word = {"cuda": "GPU", "cpu": "CPU process", "node": "node"}.get(str(device), "rank")
     plural = word + ("es" if word.endswith("s") else "s")
     return plural if count is None else f"{count} {word if count == 1 else plural}"
+
+
+def common_ranks(summary: pd.DataFrame) -> str:
+    """The ranks of its configurations, such as `1 GPU`, if several all have the same; else empty.
+
+    Where a caption tells them, its rows need not.
+    """
+    alike = len(summary) > 1 and len(set(summary["world_size"])) == len(set(summary["device"])) == 1
+    return ranks(device_of(summary), summary["world_size"].iloc[0]) if alike else ""
 
 
 def at(label: str) -> str:

@@ -12,7 +12,14 @@ from lab.analysis import findings as analysis
 from lab.analysis.answer import answer as headline
 from lab.analysis.configurations import evaluated_samples, megabytes
 from lab.analysis.inference import accuracy
-from lab.analysis.scaling_curves import curves, over_repeats, ranks, rows_of, with_interval
+from lab.analysis.scaling_curves import (
+    common_ranks,
+    curves,
+    over_repeats,
+    ranks,
+    rows_of,
+    with_interval,
+)
 from lab.analysis.tables import classical_tables
 from lab.analysis.waterfall import waterfall_table
 from lab.config.run import distinct_labels
@@ -162,6 +169,8 @@ def communication(results: StudyResults) -> Table | Markdown:
     repeats = configurations.trained(results.study.runs, results.records)
     sent = {run.id: records for run, records in repeats.items()}
     rows = []
+    summary = results.summary[results.summary["world_size"] > 1]
+    shared = common_ranks(summary)
     for label, points in curves(results.summary):
         for row in rows_of(points[points["world_size"] > 1]):
             times = {
@@ -170,14 +179,16 @@ def communication(results: StudyResults) -> Table | Markdown:
                 )
                 for name, column in columns.items()
             }
-            configuration = f"{ranks(row['device'], row['world_size'])}, {label}"
+            where = ranks(row["device"], row["world_size"])
+            configuration = label if where == shared else f"{where}, {label}"
             by_rank = _sent(sent.get(row["run_id"], []))
             rows.append({"configuration": configuration, **times, "sent (MB)": by_rank})
     unknown = {NOT_MEASURED, configurations.UNKNOWN}
     if all(set(list(row.values())[1:]) <= unknown for row in rows):
         return Markdown("")
     over = over_repeats([*map(int, results.summary["repeats"])])
-    return Table.of_rows(COMMUNICATION.format(over=over), rows, label="tbl-communication")
+    caption = COMMUNICATION.format(over=over)
+    return Table.of_rows(caption, rows, common=shared, label="tbl-communication")
 
 
 def _sent(repeats: Sequence[Record]) -> str:

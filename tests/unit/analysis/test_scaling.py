@@ -20,7 +20,7 @@ from lab.analysis.scaling_curves import (
     over_repeats,
     ranks,
 )
-from lab.formatting import Unit, format_seconds, percent, rounded, unit_for, value_of
+from lab.formatting import Unit, drawn_value, format_seconds, percent, rounded, unit_for, value_of
 from lab.records.store import Record
 from lab.records.table import table
 
@@ -268,6 +268,18 @@ def test_curves_are_sorted_lines_with_short_names():
     assert list(lines[0].points["world_size"]) == [1, 2, 4]
 
 
+def test_models_keep_the_order_of_the_records_and_numbers_count_up():
+    records = [
+        record(run(1, batch, model=model))
+        for model in ("gpt-mini", "gpt-nano")
+        for batch in (128, 8, 16)
+    ]
+    lines = curves(summary(table(records), baseline=ONE, scaling="none"))
+    assert [line.label for line in lines] == [
+        f"{model}, batch {batch}" for model in ("gpt-mini", "gpt-nano") for batch in (8, 16, 128)
+    ]
+
+
 def test_labels_name_what_differs():
     records = [
         record(run(size, precision=precision)) for size in (1, 2) for precision in ("fp32", "bf16")
@@ -395,6 +407,14 @@ def test_seconds_and_per_cent():
     assert unit_for([0.002, None, math.nan, 0.5]).name == "ms"
     assert percent(0.46, 0.45, 0.48) == "46.0 [45.0, 48.0] %"
     assert value_of(percent(0.46, 0.31, 0.6)) == "46 %" and value_of("12 ms") == "12 ms"
+
+
+def test_drawn_values_have_at_most_three_digits():
+    assert drawn_value(format_seconds, 0.37948, 0.37930, 0.37965) == "379 ms"
+    assert drawn_value(rounded, 1.1003, 1.0975, 1.1031) == "1.10"
+    assert drawn_value(rounded, 17834.0, 17820.0, 17850.0) == "17800"
+    assert drawn_value(rounded, 87.31, 71.0, 93.0) == "87"  # no more than the interval supports
+    assert drawn_value(rounded, 5.678, math.nan, math.nan) == "5.68"
 
 
 def test_ranks_are_called_what_they_are():
