@@ -101,7 +101,6 @@ def rank_memory(
     *,
     activation_bytes: float = 0.0,
     grad_accum: int = 1,
-    state: StateBytes = FP32,
     largest_unit: float = 0.0,
 ) -> MemoryParts:
     """Bytes of a rank of a layout; `activation_bytes` are a micro-batch's in the whole model.
@@ -111,7 +110,7 @@ def rank_memory(
     twice because it gathers ahead.
     """
     held = parameters * layout.parameter_share
-    own = state_memory(held, sharing=layout.sharing, ranks=layout.data, state=state)
+    own = state_memory(held, sharing=layout.sharing, ranks=layout.data, state=FP32)
     gathers = layout.sharing == "fsdp" and layout.data > 1
     micro_batches = min(layout.pipeline, grad_accum) / layout.pipeline
     return replace(

@@ -122,7 +122,7 @@ def test_memory_of_layouts() -> None:
     assert (
         rank_memory(1e9, Layout(pipeline=4), activation_bytes=8e9, grad_accum=1).activations == 2e9
     )
-    sharded = rank_memory(1e9, Layout(sharing="fsdp", data=4), state=FP32, largest_unit=1e8)
+    sharded = rank_memory(1e9, Layout(sharing="fsdp", data=4), largest_unit=1e8)
     assert sharded.total == 4e9 + 2e8
 
 
