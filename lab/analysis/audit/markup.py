@@ -156,9 +156,7 @@ def _latex(text: str) -> Iterator[Table]:
         end = text.find(f"\\end{{{match[1]}}}", match.end())
         body = text[match.end() : max(end, match.end())].lstrip()
         while body.startswith(("{", "[")):  # the width and the columns
-            body = (
-                _braced(body)[1].lstrip() if body[0] == "{" else body.partition("]")[2].lstrip()
-            )
+            body = _braced(body)[1].lstrip() if body[0] == "{" else body.partition("]")[2].lstrip()
         if table := _table(_rows(body), notes):
             yield table
 
