@@ -197,7 +197,7 @@ def layout_of(run: Run) -> Layout:
         raise LabError(f"the step model does not know strategy {run.strategy!r}")
     values = run.stated.micro_batch_size / passes(run) * model.block_size * model.width
     border = round(values * value_bytes(run.stated.precision))
-    vocabulary = model.vocab_size or vocab_size_of(model, run.dataset)
+    vocabulary = vocab_size_of(model, run.dataset)
     ranks = run.world_size
     return (_tensors if splits == "tensors" else _stages)(model, vocabulary, ranks, border)
 
