@@ -16,7 +16,6 @@ from lab.files import SHARED
 from lab.perfmodel.flops import gpt_parameters, model_cost
 from lab.perfmodel.layout import MICRO_BATCH, Bucket, Candidate, Layout, Profile
 from lab.perfmodel.memory import (
-    FP32,
     IDLE,
     LOGIT,
     PLAIN,
