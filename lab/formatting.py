@@ -89,6 +89,11 @@ def interval_of(text: str) -> str:
     return text[text.index("[") :]
 
 
+def capitalized(text: str) -> str:
+    """A text whose first letter is a capital, as at the beginning of a sentence."""
+    return f"{text[:1].upper()}{text[1:]}"
+
+
 def count(number: int, noun: str) -> str:
     """A number with its noun, such as `1 job` or `2 jobs`."""
     return f"{number} {noun}{'s' * (number != 1)}"

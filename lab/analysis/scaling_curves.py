@@ -3,15 +3,15 @@
 from __future__ import annotations
 
 from collections.abc import Iterator, Mapping, Sequence
-from typing import Any, Literal, NamedTuple
+from typing import Any, NamedTuple
 
 import numpy as np
 import pandas as pd
 
 from lab.config.run import Run, setting_label
+from lab.config.study import Scaling as Scaling
 from lab.formatting import range_of
 
-Scaling = Literal["strong", "weak", "none"]
 FIELDS = tuple(Run.model_fields)
 # How long a run trains and evaluates: in a label only if nothing else distinguishes curves.
 LENGTHS = {"steps", "warmup_steps", "lr_warmup_steps", "eval_batches"}

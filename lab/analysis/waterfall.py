@@ -22,7 +22,7 @@ from lab.analysis.scaling_curves import (
     with_interval,
 )
 from lab.config.run import Run
-from lab.formatting import rounded, unit_for
+from lab.formatting import capitalized, rounded, unit_for
 from lab.perfmodel.calibration import Calibration, find_calibration
 from lab.perfmodel.forecast import SAME
 from lab.perfmodel.layout import Layout
@@ -112,8 +112,7 @@ class Waterfall:
     @property
     def opening(self) -> str:
         """How a sentence on it begins: `At batch 16 on 2 CPU processes`."""
-        text = at(self.place)
-        return f"{text[:1].upper()}{text[1:]}"
+        return capitalized(at(self.place))
 
     @property
     def negligible(self) -> bool:

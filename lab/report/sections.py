@@ -218,7 +218,7 @@ def learning(results: StudyResults) -> Table:
     rows = []
     for run, repeats in configurations.trained(runs, done).items():
         cells = {
-            name: cell(repeats, summary[run.id]) if repeats else "not measured"
+            name: cell(repeats, summary[run.id]) if repeats else NOT_MEASURED
             for name, cell in columns.items()
         }
         rows.append({"configuration": labels[run], **cells})
@@ -236,7 +236,7 @@ def learning(results: StudyResults) -> Table:
 
 def _loss(repeats: Sequence[Record], quantity: str) -> str:
     value = median(repeats, quantity)
-    return "not measured" if value is None else f"{value:.4f}"
+    return NOT_MEASURED if value is None else f"{value:.4f}"
 
 
 def learning_compared(results: StudyResults) -> Markdown:
