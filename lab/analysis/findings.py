@@ -19,7 +19,7 @@ from lab.analysis.scaling import (
 )
 from lab.analysis.scaling_curves import curves, ranks, with_interval
 from lab.analysis.waterfall import SHARE, Waterfall, on_most_ranks, waterfalls
-from lab.config.run import Run, conflicts
+from lab.config.run import Run, conflicts, distinct_labels
 from lab.config.study import Study
 from lab.formatting import count, format_seconds, listed, percent, rounded
 from lab.perfmodel.collectives import efficiency_with_overlap, efficiency_without_overlap
@@ -27,6 +27,7 @@ from lab.records.schema import Environment
 from lab.records.store import Record
 
 MOST_NAMES = 6  # of configurations in a sentence
+MOST_SPEEDUPS = 4  # of which each has its sentence
 STATUS_LABELS = {"oom": "out of memory", "timeout": "timed out"}
 
 
@@ -218,9 +219,15 @@ def caveats(study: Study, summary: pd.DataFrame, records: Sequence[Record]) -> l
 
 
 def _speedups(summary: pd.DataFrame) -> Iterator[str]:
-    labels = labels_of(summary)
-    for row in farthest(summary):
-        yield f"On {place(row, labels)}, {against_baseline(row, summary, labels)}."
+    labels, rows = labels_of(summary), farthest(summary)
+    if len(rows) <= MOST_SPEEDUPS:
+        for row in rows:
+            yield f"On {place(row, labels)}, {against_baseline(row, summary, labels)}."
+        return
+    rows.sort(key=lambda row: -row["speedup"])
+    for which, row in {"best": rows[0], "worst": rows[-1]}.items():
+        yield f"At {which}, on {place(row, labels)}, {against_baseline(row, summary, labels)}."
+    yield f"The speedups of the other {len(rows) - 2} configurations lie between these."
 
 
 def _serial_fractions(summary: pd.DataFrame) -> Iterator[str]:
@@ -294,10 +301,12 @@ def _which(study: Study, runs: Sequence[Run], repeats: Sequence[str]) -> str:
     counted = count(len(runs), "configuration")
     if len(runs) * len(repeats) == len(study.tasks) > 1:
         return f"All {count(len(study.tasks), 'repeat')} of {counted}"
-    names = listed([run.label for run in runs], MOST_NAMES)
     *most, last = repeats
     numbers = f"repeats {', '.join(most)} and {last}" if most else f"repeat {last}"
-    return f"{names}, {numbers}" if len(runs) == 1 else f"{counted} ({names}), {numbers}"
+    if len(runs) == 1:
+        return f"{runs[0].label}, {numbers}"
+    labels, _ = distinct_labels(study.runs)
+    return f"{counted} ({listed([labels[run] for run in runs], MOST_NAMES)}), {numbers}"
 
 
 def _cause(record: Record | None, obstacle: str) -> str:

@@ -118,8 +118,8 @@ def test_holes_say_what_cannot_run_and_why(tmp_path):
     made = study(tmp_path, [run(4), gpus, run(2, needs_device="cuda")], repeats=1)
     assert holes(made, [], obstacles={run(4).id: "needs 4 ranks, local has 2"}) == [
         "gpt-nano ddp x4, batch 64, fp32, repeat 0: not run: needs 4 ranks, local has 2.",
-        "2 configurations (gpt-nano data_parallel x2, batch 4, fp32; gpt-nano ddp x2 on CUDA, "
-        "batch 64, fp32), repeat 0: not run: it needs a cluster with CUDA.",
+        "2 configurations (data_parallel x2, batch 4; ddp x2 on CUDA, batch 64), "
+        "repeat 0: not run: it needs a cluster with CUDA.",
     ]
 
 
@@ -133,6 +133,17 @@ def test_a_hole_is_not_blamed_on_the_machine_that_makes_the_report(tmp_path):
     small = {run(2, **gpu).id: "needs 2 ranks, local has 1"}
     (hole,) = holes(made, measured, obstacles=small)
     assert hole.endswith("repeat 0: not run: needs 2 ranks, local has 1.")
+
+
+def test_of_many_configurations_the_fastest_and_the_slowest_are_told(tmp_path):
+    records = []
+    for batch in (8, 16, 32, 64, 128):
+        records += repeats(run(1, batch), [0.1] * 3)
+        records += repeats(run(2, batch), [0.09 - batch / 5000] * 3)
+    _, (best, worst, others, *_), _ = findings_of(tmp_path, records)
+    assert best.startswith("At best, on 2 CPU processes at batch 128, a step is 1.55")
+    assert worst.startswith("At worst, on 2 CPU processes at batch 8, a step is 1.13")
+    assert others == "The speedups of the other 3 configurations lie between these."
 
 
 def test_serial_fraction_only_where_its_interval_excludes_none(tmp_path):
