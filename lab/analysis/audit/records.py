@@ -145,11 +145,14 @@ def _inference(point: Point | ClassificationPoint, run_id: str) -> dict[str, Any
 
 def _quoted(timing: Timing, communication: Communication | None, world_size: int) -> dict[str, Any]:
     phases = {name: stat.median for name, stat in timing.phases.items()}
-    step = timing.step
+    step, peak = timing.step, timing.peak_flops_per_second
     row: dict[str, Any] = {
         "time": step.median,
         "step_spread": (step.p90 - step.p10) / 2 / step.median if step.median else None,
         "rate": timing.samples_per_second,
+        # Not the MFU itself: a measured peak, and with it the MFU, differs between repeats.
+        "flops_per_rank": peak * timing.mfu if peak and timing.mfu else None,
+        "peak_flops": peak,
         "phase_sum": math.fsum(phases.values()) if phases else None,
         **_canonical(phases),
     }

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+import statistics
 from collections.abc import Sequence
 from pathlib import Path
 from typing import Any, Literal, get_args
@@ -874,3 +875,26 @@ def test_a_disturbed_baseline_explains_a_part_of_a_gain(foreign_cpu: float, seve
         result, "super-linear"
     )
     assert disturbance_named == bool(foreign_cpu)
+
+
+def of_peak(flops: float) -> list[Record]:
+    """Three repeats of one training, with a peak that was measured anew in each."""
+    made = []
+    for item, peak in zip(clean((1,)), (3.0e12, 3.3e12, 2.7e12), strict=True):
+        assert item.timing is not None and item.timing.samples_per_second is not None
+        reached = flops * item.timing.samples_per_second / 200
+        known = {"mfu": reached / peak, "peak_flops_per_second": peak, "flops_per_second": reached}
+        made.append(item.model_copy(update={"timing": item.timing.model_copy(update=known)}))
+    return made
+
+
+def test_records_that_exceed_their_peak_are_impossible() -> None:
+    rate = statistics.median(
+        item.timing.samples_per_second or 0 for item in clean((1,)) if item.timing
+    )
+    (finding,) = of(audit(of_peak(2.9e12 * 200 / rate)), "impossible-mfu")
+    assert finding.severity == "error" and len(finding.records) == 1
+    result = audit(of_peak(2.5e12 * 200 / rate))
+    assert not result.findings and unchecked(result).isdisjoint(
+        {"impossible-mfu", "mfu-consistent"}
+    )

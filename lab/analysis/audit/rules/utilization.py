@@ -53,7 +53,7 @@ def mfu_consistent(observations: Observations) -> Iterator[Fault]:
         if name != "mfu":
             keys = [key for key in keys if key not in OF_PEAK]
         shares = frame[name] / rates
-        rounding = frame[f"{name}_rounding"].fillna(0.0) + _rate_rounding(frame)
+        rounding = _rounding(frame, name) + _rounding(frame, "rate_per_rank", "rate")
         rows = frame[shares.notna() & (shares > 0)]
         group = (
             rows.groupby(keys, sort=False, dropna=False).ngroup()
@@ -79,8 +79,13 @@ def mfu_consistent(observations: Observations) -> Iterator[Fault]:
         raise UncheckedError("two rows of one model with MFU or TFLOP/s and a rate")
 
 
-def _rate_rounding(frame: pd.DataFrame) -> pd.Series:
-    return frame["rate_per_rank_rounding"].fillna(frame["rate_rounding"]).fillna(0.0)
+def _rounding(frame: pd.DataFrame, *names: str) -> pd.Series:
+    """The relative rounding of the first of these columns that has any; records have none."""
+    rounding = pd.Series(0.0, frame.index)
+    for name in reversed(names):
+        column = f"{name}_rounding"
+        rounding = frame[column].fillna(rounding) if column in frame else rounding
+    return rounding
 
 
 def _is_constant(ratios: pd.Series) -> bool:
@@ -118,18 +123,19 @@ def _told_by(group: pd.DataFrame, own: pd.Series) -> str:
 def impossible_mfu(observations: Observations) -> Iterator[Fault]:
     """A share of the peak above 1, more FLOP/s than the GPU has, or a peak with sparsity."""
     frame = observations.frame
-    for name in ("mfu", "hfu"):
-        beyond = frame[frame[name] * (1 - frame.get(f"{name}_rounding", 0.0)) > 1]
+    of_peak = frame["flops_per_rank"] / frame["peak_flops"]
+    for name, shares in {"mfu": frame["mfu"].fillna(of_peak), "hfu": frame["hfu"]}.items():
+        beyond = frame[shares * (1 - _rounding(frame, name)) > 1]
         if len(beyond):
-            worst = largest(beyond, beyond[name])
+            worst = largest(beyond, shares[beyond.index])
             yield Fault(
                 beyond["label"],
-                f"{name.upper()} is {100 * worst[name]:.4g} % in {worst['label']}: nothing "
+                f"{name.upper()} is {100 * shares[worst.name]:.4g} % in {worst['label']}: nothing "
                 "computes faster than its peak.",
                 "Check the FLOPs of a token, the peak and its precision, and whether the rate is "
                 "of one GPU or of all.",
             )
-    checked = bool(frame[["mfu", "hfu"]].notna().any(axis=None))
+    checked = bool(frame[["mfu", "hfu"]].notna().any(axis=None) or of_peak.notna().any())
     words = _words(frame)
     for text in words.unique():
         rows = frame[words == text]
