@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 import re
+import shlex
 import sys
 import tempfile
 import textwrap
@@ -135,7 +136,8 @@ def init(
 ) -> None:
     """Write a study to begin with: a commented file, or a copy of an example."""
     files = relative(*lab.new_study(folder, like=like))
-    answer(False, None, files, f"next: lab plan {folder}, then lab run {folder}")
+    study = shlex.quote(str(folder))
+    answer(False, None, files, f"next: lab plan {study}, then lab run {study}")
 
 
 @app.command()

@@ -6,6 +6,7 @@ import itertools
 import math
 import os
 import re
+import shlex
 from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import replace
 from pathlib import Path
@@ -116,7 +117,8 @@ class Study(Frozen):
     def command(self, verb: str, clusters: Iterable[str] = ()) -> str:
         """The command to type here for a verb on this study, on its cluster if it has only one."""
         folder = os.path.relpath(self.folder)
-        words = ["lab", verb, self.name if folder.startswith("..") else folder]
+        short = folder.startswith("..") and _leads_to(self.name, self.folder)
+        words = ["lab", verb, shlex.quote(self.name if short else folder)]
         others = sorted({_typed(name) for name in clusters} - {"local"})
         words += ["--cluster", *others] if len(others) == 1 else []
         return " ".join([*words, *["--quick"] * self.quick])
@@ -185,6 +187,13 @@ def find_folder(study: str | Path) -> Path:
         names = {path.parent.name for parent in parents for path in parent.glob("*/study.yaml")}
         problem = Problem("STUDY", "no such study", nearest(Path(study).name, names))
     raise InputError(str(study), [problem])
+
+
+def _leads_to(name: str, folder: Path) -> bool:
+    try:
+        return find_folder(name) == folder.resolve()
+    except InputError:
+        return False
 
 
 def require_printable(path: str | Path) -> None:

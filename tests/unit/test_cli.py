@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import os
+import shlex
 import signal
 import subprocess
 import sys
@@ -258,6 +259,14 @@ def test_a_current_folder_that_is_gone_is_named(
     gone.rmdir()
     status, _, errors = run("init", tmp_path / "mine")
     assert status == 1 and "the current folder: No such file or directory" in errors
+
+
+def test_the_next_commands_after_init_can_be_typed(tmp_path: Path, run: Command) -> None:
+    _, output, _ = run("init", tmp_path / "my study")
+    _, commands = output.splitlines()[-1].split(": ")
+    assert [shlex.split(one) for one in commands.split(", then ")] == [
+        ["lab", verb, str(tmp_path / "my study")] for verb in ("plan", "run")
+    ]
 
 
 def test_a_name_that_no_file_system_takes(run: Command) -> None:
