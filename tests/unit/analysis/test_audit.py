@@ -250,7 +250,7 @@ def test_a_wide_table_in_milliseconds() -> None:
     )
     assert "5.6x on 4 ranks at small (100.00 ms against 18.00 ms)" in evidence(
         result, "super-linear"
-    ).replace("0.10 s", "100.00 ms")
+    )
     assert len(of(result, "super-linear")) == 1
 
 
@@ -553,7 +553,7 @@ def test_repeats() -> None:
     assert [item.severity for item in of(audit(clean(repeats=1)), "repeats")] == ["warning"]
     assert [item.severity for item in of(audit(clean(repeats=2)), "repeats")] == ["note"]
     overlapping = audit(frame("gpus,step_ms,step_ms_std,n_runs\n1,100,9,5\n2,90,8,5"))
-    assert "their ranges overlap: 82.00 ms to 0.12 s and 74.00 ms to 0.11 s" in evidence(
+    assert "their ranges overlap: 82.00 ms to 118.00 ms and 74.00 ms to 106.00 ms" in evidence(
         overlapping, "repeats"
     )
     assert not of(audit(frame("gpus,step_ms,step_ms_std,n_runs\n1,100,1,5\n2,60,1,5")), "repeats")
