@@ -699,11 +699,11 @@ def test_baseline() -> None:
     )
     lame = audit(frame("gpus,speedup,efficiency\n1,1,100%\n4,3.0,95%"))
     assert (
-        "efficiency of 95% on 4 ranks is quoted beside a speedup of 3.00x, which is 75%"
+        "efficiency of 95 % on 4 ranks is quoted beside a speedup of 3.00x, which is 75 %"
         in evidence(lame, "quoted-against-own")
     )
     rates = audit(frame("gpus,images/sec,efficiency (%)\n1,219,100\n32,6640,94.7\n512,96000,91"))
-    assert "91% is quoted on 512 ranks, but the table's own numbers give 86%" in evidence(
+    assert "91 % is quoted on 512 ranks, but the table's own numbers give 86 %" in evidence(
         rates, "quoted-against-own"
     )
     assert len(of(rates, "quoted-against-own")) == 1
@@ -870,7 +870,7 @@ def test_a_disturbed_baseline_explains_a_part_of_a_gain(foreign_cpu: float, seve
     pair = record(run(2), step_time=0.1, foreign_cpu=0.0, cpus_granted=[[0], [1]])
     result = audit([base, pair])
     assert [finding.severity for finding in of(result, "super-linear")] == [severity]
-    disturbance_named = "other processes took 50% of the ranks' cores" in evidence(
+    disturbance_named = "other processes took 50 % of the ranks' cores" in evidence(
         result, "super-linear"
     )
     assert disturbance_named == bool(foreign_cpu)
