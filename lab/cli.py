@@ -166,7 +166,7 @@ def run(
     options |= {"fresh": fresh, "yes": yes}
     if detach:
         pid = lab.detach(loaded, cluster, **options)
-        text = f"driver {pid} is working on {loaded.name}; see `lab status {study}`"
+        text = f"driver {pid} is working on {loaded.name}; see `{loaded.command('status')}`"
         return answer(as_json, {"pid": pid}, text)
     return _finish(loaded, lab.launch(loaded, cluster, **options), as_json=as_json)
 

@@ -212,7 +212,7 @@ def read_study(folder: Path, *, quick: bool = False) -> Study:
         _, others = _form(folder, content, quick=not quick)
         problems = [one if quick else replace(one, where=f"quick ({one.where})") for one in others]
     if study is None or problems:
-        raise InputError(str(folder / "study.yaml"), list(dict.fromkeys(problems)))
+        raise InputError(_typed(str(folder / "study.yaml")), list(dict.fromkeys(problems)))
     return study
 
 
@@ -345,10 +345,10 @@ def _study_problems(file: StudyFile, points: list[Point], faulty: set[str]) -> I
             yield Problem("scaling", what, "correct the grid, or change scaling")
 
 
-def _typed(cluster: str) -> str:
-    """A profile's name, or its path, from here if it is below this directory."""
-    path = os.path.relpath(cluster) if Path(cluster).is_absolute() else cluster
-    return cluster if path.startswith("..") else path
+def _typed(name: str) -> str:
+    """A path, from here if it is below this directory; any other name as it is."""
+    path = os.path.relpath(name) if Path(name).is_absolute() else name
+    return name if path.startswith("..") else path
 
 
 def multiply_out(

@@ -269,6 +269,16 @@ def test_the_next_commands_after_init_can_be_typed(tmp_path: Path, run: Command)
     ]
 
 
+def test_the_status_of_a_detached_run_can_be_asked_for(
+    make_study: StudyMaker, run: Command, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(lab, "detach", lambda *_, **__: 7)
+    _, output, _ = run("run", make_study(quick={"repeats": 2}), "--quick", "--detach")
+    words = shlex.split(output.split("`")[1])
+    status, answer, _ = run(*words[1:], "--json")
+    assert status == 0 and len(json.loads(answer)) == 4
+
+
 def test_a_name_that_no_file_system_takes(run: Command) -> None:
     for words in (["plan", "x" * 300], ["audit", "x" * 300 + ".csv"], ["init", "x" * 300]):
         status, _, errors = run(*words)

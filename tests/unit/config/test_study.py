@@ -81,6 +81,19 @@ def test_a_command_finds_its_study_from_where_it_is_typed(
     assert (program, verb) == ("lab", "audit") and Study.load(found).folder == study.folder
 
 
+def test_problems_name_a_file_from_here(
+    make_study: StudyMaker, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    folder = make_study("mine", scaling="storng")
+    with pytest.raises(InputError) as elsewhere:
+        Study.load(folder)
+    monkeypatch.chdir(tmp_path)
+    with pytest.raises(InputError) as here:
+        Study.load("mine")
+    assert str(here.value).startswith("reports/mine/study.yaml: ")
+    assert str(elsewhere.value) == f"{tmp_path.resolve()}/{here.value}"
+
+
 def test_a_command_names_a_study_of_the_lab(monkeypatch: pytest.MonkeyPatch) -> None:
     study = Study.load("quickstart")
     monkeypatch.chdir("/")
