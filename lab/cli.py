@@ -651,7 +651,7 @@ def _columns(texts: Sequence[str] | None, verb: str) -> dict[str, str] | None:
 @app.command()
 def compare(
     studies: Annotated[
-        list[str], Argument(metavar="STUDY...", help="Folders of the same study, one per machine.")
+        list[str], Argument(metavar="STUDY", help="Folders of the same study, one per machine.")
     ],
     out: Annotated[
         Path | None,
@@ -697,7 +697,7 @@ def doctor(as_json: JsonOption = False) -> None:
 @app.command()
 def calibrate(
     study: Annotated[
-        str | None, Argument(metavar="[STUDY]", help="Measure only what its predictions need.")
+        str | None, Argument(metavar="STUDY", help="Measure only what its predictions need.")
     ] = None,
     cluster: ClusterOption = "local",
     quick: Annotated[bool, Option("--quick", help="Measure fewer sizes.")] = False,

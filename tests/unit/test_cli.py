@@ -9,10 +9,12 @@ import signal
 import subprocess
 import sys
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from pathlib import Path
+from typing import Any
 
 import pytest
+import typer
 from factories import record
 from studies import StudyMaker
 
@@ -230,6 +232,24 @@ def test_help_names_every_verb(run: Command) -> None:
     status, answer, _ = run("--help")
     assert status == 0 and answer.startswith("Usage: lab [OPTIONS]")
     assert all(verb in answer for verb in ("run", "plan", "status", "report", "doctor"))
+
+
+def verbs(group: Any, *above: str) -> Iterator[tuple[list[str], Any]]:
+    for name, command in group.commands.items():
+        if hasattr(command, "commands"):
+            yield from verbs(command, *above, name)
+        else:
+            yield [*above, name], command
+
+
+@pytest.mark.parametrize(
+    "words", [words for words, _ in verbs(typer.main.get_command(cli.app))], ids=" ".join
+)
+def test_a_usage_line_can_be_read(run: Command, words: list[str]) -> None:
+    _, answer, _ = run(*words, "--help")
+    usage, *_ = answer.strip().split("\n\n")
+    assert usage.startswith("Usage: lab ") and "\n" not in usage
+    assert not any(doubled in usage for doubled in ("[[", "...]", "...}"))
 
 
 def test_the_command_is_installed() -> None:
