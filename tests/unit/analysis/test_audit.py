@@ -22,6 +22,7 @@ from lab.config.emulation import Compute, Emulated, Link
 from lab.config.run import PrecisionName
 from lab.errors import InputError
 from lab.records.store import Record
+from lab.records.table import table
 
 TABLES = Path(__file__).parents[2] / "fixtures" / "tables"
 NAMES = {
@@ -116,6 +117,16 @@ def test_clean_records_have_no_error_and_no_warning() -> None:
     result = audit(clean(batches=(32, 64)))
     assert result.trustworthy and result.findings == ()
     assert unchecked(result) == OF_TABLES
+
+
+def test_the_table_of_clean_records_is_read_as_they_are() -> None:
+    frame = table(clean(batches=(32, 64))).assign(stolen_compute_time=0.002)
+    frame.insert(0, "configuration", frame["strategy"] + " x" + frame["world_size"].astype(str))
+    result = audit(frame)
+    assert result.trustworthy and result.findings == ()
+    assert {result.reading[name] for name in ("repeat", "strategy")} == {"repeat", "strategy"}
+    frame["exposed_communication_time"] *= 20
+    assert "of communication are exposed" in evidence(audit(frame), "phases-close")
 
 
 def test_no_records_are_checked_for_nothing() -> None:
