@@ -287,6 +287,8 @@ def test_the_next_commands_after_init_can_be_typed(tmp_path: Path, run: Command)
     assert [shlex.split(one) for one in commands.split(", then ")] == [
         ["lab", verb, str(tmp_path / "my study")] for verb in ("plan", "run")
     ]
+    file = (tmp_path / "my study" / "study.yaml").read_text()
+    assert f"`lab run '{tmp_path / 'my study'}'`" in file
 
 
 def test_the_status_of_a_detached_run_can_be_asked_for(
