@@ -403,7 +403,7 @@ def report(
     as_json: JsonOption = False,
 ) -> None:
     """Make the report of a study from its records, or of a table; no job is started."""
-    from lab.analysis.reported import is_table
+    from lab.analysis.audit import is_table
 
     if every:
         from lab.report.gallery import gallery, remake_kept
@@ -630,8 +630,12 @@ def audit(
     as_json: JsonOption = False,
 ) -> None:
     """Show what cannot be trusted in a study, or in a table of anybody's results."""
+    from lab.analysis.audit import is_table
+
     columns = _columns(column, "audit")
-    given: Any = lab.Study.load(source, quick=True) if quick else source
+    given: Any = source
+    if source != "-" and (quick or not (columns or is_table(source))):
+        given = _measured(lab.Study.load(source, quick=quick))
     if source == "-":
         if sys.stdin.isatty():
             typer.echo("Paste a table, then press Ctrl-D on an empty line.", err=True)
@@ -641,6 +645,15 @@ def audit(
     if not result.trustworthy:
         grave = sum(finding.severity != "note" for finding in result.findings)
         raise LabError(f"{count(grave, 'finding')} to resolve before these numbers can be believed")
+
+
+def _measured(study: lab.Study) -> lab.Study:
+    from lab.records.store import other_form
+
+    if any(record.completed for record in lab.load_records(study)):
+        return study
+    advice = other_form(study) or f"`{study.command('run')}` measures it"
+    raise InputError(study.name, [Problem("STUDY", "holds no completed record", advice)])
 
 
 def _columns(texts: Sequence[str] | None, verb: str) -> dict[str, str] | None:

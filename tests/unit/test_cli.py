@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import os
 import shlex
+import shutil
 import signal
 import subprocess
 import sys
@@ -98,6 +99,20 @@ def test_bad_arguments_end_with_two_and_say_what_to_do(
     monkeypatch.chdir(Path(__file__).parents[1])
     status, _, errors = run(*arguments)
     assert status == 2 and message in errors and "Traceback" not in errors
+
+
+def test_an_audit_of_nothing_says_what_to_do(make_study: StudyMaker, run: Command) -> None:
+    folder = make_study(quick={"base": {"steps": 3}})
+    status, _, errors = run("audit", folder)
+    assert status == 2 and "holds no completed record; `lab run " in errors
+    for quick, advice in ((True, "add --quick"), (False, "leave out --quick")):
+        study = Study.load(folder, quick=quick)
+        path = Store(study.out).folder(study.tasks[0])
+        write_record(record(study.tasks[0].run), path)
+        assert run("audit", folder, *["--quick"] * quick)[0] == 1  # one repeat
+        status, _, errors = run("audit", folder, *["--quick"] * (not quick))
+        assert status == 2 and advice in errors
+        shutil.rmtree(path)
 
 
 def refused(make_study: StudyMaker, run: Command, **changes: object) -> str:

@@ -10,9 +10,10 @@ from typing import Any, Literal, get_args
 import numpy as np
 import pandas as pd
 import pytest
-from factories import losses, record, run, stat
+from factories import calibration, losses, record, run, stat
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
+from studies import StudyMaker
 
 from lab.analysis.audit import Audit, apply_rules, audit
 from lab.analysis.audit.records import from_records
@@ -20,8 +21,10 @@ from lab.analysis.audit.rule import Finding
 from lab.analysis.audit.rules import RULES
 from lab.config.emulation import Compute, Emulated, Link
 from lab.config.run import PrecisionName
+from lab.config.study import Study
 from lab.errors import InputError
-from lab.records.store import Record
+from lab.perfmodel.calibration import calibration_path, write_calibration
+from lab.records.store import Record, Store, write_record
 from lab.records.table import table
 
 TABLES = Path(__file__).parents[2] / "fixtures" / "tables"
@@ -127,6 +130,22 @@ def test_the_table_of_clean_records_is_read_as_they_are() -> None:
     assert {result.reading[name] for name in ("repeat", "strategy")} == {"repeat", "strategy"}
     frame["exposed_communication_time"] *= 20
     assert "of communication are exposed" in evidence(audit(frame), "phases-close")
+
+
+def test_the_name_of_a_study_is_as_good_as_the_study(
+    make_study: StudyMaker, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    (tmp_path / "slurm" / "calibration").mkdir(parents=True)
+    (tmp_path / "slurm" / "two.yaml").write_text("executor: local\ndevice: cpu\n")
+    write_calibration(calibration(2, bytes_per_s=1e9), calibration_path("two"))
+    study = Study.load(make_study("mine"))
+    for task in study.tasks:
+        measured = record(task.run, communication=(0.001, 0.001), cluster="two")
+        path = Store(study.out).folder(task)
+        write_record(altered(measured, "communication", bytes=5_000_000), path)
+    for source in (study, study.folder, "mine", study.folder / "study.yaml"):
+        assert "calibrated at" in evidence(audit(source), "plausible-bandwidth")
 
 
 def test_no_records_are_checked_for_nothing() -> None:

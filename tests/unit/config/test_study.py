@@ -11,7 +11,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 from studies import SMALL_STUDY, StudyMaker
 
-from lab.analysis.reported import is_table
+from lab.analysis.audit import is_table
 from lab.config.study import Study
 from lab.errors import InputError
 
