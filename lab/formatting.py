@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 import re
-from collections.abc import Iterable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from typing import NamedTuple, TypeGuard
 
 NOT_MEASURED = "not measured"
@@ -72,14 +72,26 @@ def range_of(counts: Iterable[int], noun: str) -> str:
 def value_of(text: str) -> str:
     """A formatted number without its interval, with the same digits: `87 [71, 93] ms` is `87 ms`.
 
-    Used if the interval already stands beside it or is drawn.
+    Used if the interval already stands beside it.
     """
     return re.sub(r" \[[^\]]*\]", "", text)
+
+
+def drawn_value(
+    text: Callable[..., str], value: float | None, low: float | None, high: float | None
+) -> str:
+    """A value beside its drawn interval: with the digits that this supports, but at most three."""
+    return min(text(value), value_of(text(value, low, high)), key=len)
 
 
 def interval_of(text: str) -> str:
     """A formatted number without its value: `300 [0, 600] ms` is `[0, 600] ms`."""
     return text[text.index("[") :]
+
+
+def capitalized(text: str) -> str:
+    """A text whose first letter is a capital, as at the beginning of a sentence."""
+    return f"{text[:1].upper()}{text[1:]}"
 
 
 def count(number: int, noun: str) -> str:

@@ -28,7 +28,7 @@ from lab.analysis.scaling import (
     ratio,
     verdict,
 )
-from lab.analysis.scaling_curves import curves, device_of, ranks, with_interval
+from lab.analysis.scaling_curves import curves, device_of, interval_name, ranks, with_interval
 from lab.analysis.stages import stage_sentences, stages
 from lab.analysis.waterfall import SHARE, waterfalls
 from lab.config.run import Run, distinct_labels
@@ -381,11 +381,12 @@ def _step(evidence: Evidence) -> Iterator[str]:
     labels = labels_of(evidence.summary)
     for _, row in rows.head(1).iterrows():
         repeats = int(row["repeats"])
+        interval = interval_name([repeats])
         which = "A" if len(rows) == 1 else "The shortest"
         yield (
             f"{which} step takes {format_seconds(*with_interval(row, 'step_time'))} on "
             f"{place(row, labels)}: the median of {count(repeats, 'repeat')}"
-            f"{' with its 95 % interval' if repeats > 1 else ', which gives no interval'}."
+            f"{f' with its {interval}' if interval else ', which gives no interval'}."
         )
 
 

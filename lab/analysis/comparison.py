@@ -21,7 +21,7 @@ from lab.analysis.scaling import (
     summary,
     verdict,
 )
-from lab.analysis.scaling_curves import ranks, rows_of, with_interval
+from lab.analysis.scaling_curves import over_repeats, ranks, rows_of, with_interval
 from lab.config.study import Study
 from lab.errors import InputError, Problem
 from lab.formatting import count, extent, format_seconds, percent, rounded
@@ -110,7 +110,7 @@ class Comparison:
             ),
             "Efficiency": lambda row: percent(*with_interval(row, "efficiency")),
         }
-        tables = []
+        tables, over = [], over_repeats([*map(int, self.summary["repeats"])])
         for quantity, text in quantities.items():
             columns = {
                 machine: {
@@ -119,8 +119,7 @@ class Comparison:
                 }
                 for machine in machines
             }
-            caption = f"{quantity}, median over repeats [95 % interval]"
-            tables.append((caption, pd.DataFrame(columns)))
+            tables.append((f"{quantity}, {over}", pd.DataFrame(columns)))
         return tables
 
     def _times(self, row: Mapping[Any, Any], first: str) -> str:

@@ -84,7 +84,6 @@ class Kind(NamedTuple):
     quality: str
     ratio: str
     time: str
-    verb: str
     speed_columns: dict[str, Callable[[Measurement], Any]]
     quality_columns: dict[str, Callable[[Inference], Any]]
     summary: Callable[[Inference], str]
@@ -110,7 +109,6 @@ GENERATION = Kind(
     quality="perplexity_ratio",
     ratio="inter_token_ratio",
     time="time between tokens",
-    verb="decode",
     speed_columns={
         "prompt": lambda row: row.points[0].prompt_tokens,
         "batch": lambda row: row.points[0].batch_size,
@@ -137,7 +135,6 @@ CLASSIFICATION = Kind(
     quality="accuracy_change",
     ratio="ratio",
     time="time for a batch",
-    verb="classify",
     speed_columns={
         "batch": lambda row: row.points[0].batch_size,
         "time of a batch, over base": _estimate("ratio"),

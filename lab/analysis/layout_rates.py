@@ -60,8 +60,7 @@ def step_by_flops(values: Mapping[str, Any], case: Case, gpus: float, batch: flo
     FLOP/s of the model count three forward passes, those of the hardware recomputed ones as well.
     """
     kind = flop_rate(values)
-    if kind is None:
-        raise ValueError("no step time and no rate")
+    assert kind is not None  # a row with neither a time nor a rate is left out before
     rate = values[kind] / (gpus if kind.startswith(ALL_GPUS) else 1)
     gpu, precision = case.machine.gpu, case.candidate.precision
     if rate > gpu.fastest(precision):

@@ -95,13 +95,12 @@ class LayoutRow:
 
 @dataclass(frozen=True)
 class LayoutTable:
-    """Rows of a table that can be predicted, how its columns were read, and why others were not.
+    """Rows of a table that can be predicted, what was assumed of them, and why others cannot be.
 
     `inferred` is what the rows' own times reveal; rows without times need it, too.
     """
 
     rows: tuple[LayoutRow, ...]
-    columns: dict[str, str]
     assumptions: tuple[str, ...]
     left_out: dict[str, int] = field(default_factory=dict)
     name: str = "rows"
@@ -196,7 +195,7 @@ def read_layouts(
             f"{count(others, 'row')} quote{'s' * (others == 1)} a batch other than micro-batch x "
             "accumulation x replicas; this product is used"
         )
-    return LayoutTable(tuple(rows), columns, tuple(assumptions), dict(left_out), name)
+    return LayoutTable(tuple(rows), tuple(assumptions), dict(left_out), name)
 
 
 def _too_fast(row: LayoutRow) -> bool:

@@ -14,6 +14,7 @@ from lab.config.study import Study
 from lab.formatting import listed, percent, range_of
 from lab.records.schema import FOREIGN_SHARE, Environment, GpuState
 from lab.records.store import Record
+from lab.records.table import by_run
 
 MOST = 0.5  # share of a configuration's repeats that may be disturbed before none is trusted
 NAMED = 4  # configurations in a sentence
@@ -104,10 +105,7 @@ class Noise:
 
     @cached_property
     def _by_run(self) -> dict[str, list[Record]]:
-        by_run: dict[str, list[Record]] = {}
-        for record in self.records:
-            by_run.setdefault(record.run_id, []).append(record)
-        return by_run
+        return by_run(self.records)
 
     @property
     def _command(self) -> str:

@@ -11,7 +11,7 @@ import pandas as pd
 from lab.analysis.laws import fit_amdahl, fit_gustafson
 from lab.analysis.scaling import against_baseline, beyond_baseline, farthest, labels_of
 from lab.analysis.scaling_curves import baseline_name, curves, ranks, rows_of, with_interval
-from lab.formatting import format_seconds, in_words, listed, percent, rounded
+from lab.formatting import capitalized, format_seconds, in_words, listed, percent, rounded
 from lab.perfmodel.step_law import fit
 
 # Efficiency thresholds relative to the baseline; the report names both.
@@ -61,7 +61,7 @@ def _of_each(summary: pd.DataFrame, say: Callable[[pd.DataFrame], str]) -> list[
         if text := say(points):
             labels.setdefault(text, []).append(label)
     if len(lines) == 1:
-        return [f"{text[0].upper()}{text[1:]}." for text in labels]
+        return [f"{capitalized(text)}." for text in labels]
     return [f"{_named(names, len(lines))}: {text}." for text, names in labels.items()]
 
 

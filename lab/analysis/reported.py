@@ -64,7 +64,6 @@ KNOWN_TEXTS = {
 class ReportedTable:
     """Results as returned by `read`; `frame` has the columns of the table itself."""
 
-    name: str
     frame: pd.DataFrame
     observations: Observations
     records: tuple[Record, ...]
@@ -141,7 +140,7 @@ class ReportedTable:
                 for point in curve.points
             }
             records += _records(curve, kind, observations, runs, _unit(observations, frame))
-        return cls(name, frame, observations, tuple(records))
+        return cls(frame, observations, tuple(records))
 
 
 def records_from(

@@ -92,7 +92,7 @@ def summary(table: pd.DataFrame, *, baseline: Mapping[str, Any], scaling: Scalin
     T(B)/T(N)`, `speedup = X(N)/X(B)`. Intervals are percentile bootstraps over repeats (Efron
     1979) of the median or of the ratio of two medians, resampled independently: a resumed study
     breaks pairs of repeats, and if the pairs hold, the independent interval is the wider one. With
-    two or three repeats it is the whole range.
+    two to five repeats it is the whole range.
 
     Raises InputError for a baseline key that is not a field of a run.
     """
@@ -121,7 +121,17 @@ def summary(table: pd.DataFrame, *, baseline: Mapping[str, Any], scaling: Scalin
     order = ["emulated", *order, "world_size", *sorted(FREE[scaling])]
     # Sorting by all fields takes longer than all else, and few of them vary.
     varied = [name for name in order if len({hashable(row[name]) for row in rows}) > 1]
-    return frame.sort_values(varied, ignore_index=True, kind="stable") if varied else frame
+    if not varied:
+        return frame
+    return frame.sort_values(varied, ignore_index=True, kind="stable", key=_in_order)
+
+
+def _in_order(column: pd.Series[Any]) -> pd.Series[Any]:
+    """A key that sorts names as they first appear: a study's models as its grid lists them."""
+    # What was not emulated has an empty name, and comes first.
+    names = dict.fromkeys(["", *(cell for cell in column if isinstance(cell, str))])
+    places = {name: nth for nth, name in enumerate(names)}
+    return column.map(lambda cell: places.get(cell, cell))
 
 
 def _summary_columns(identity: Sequence[str]) -> list[str]:

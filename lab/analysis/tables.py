@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from typing import Any
 
 import pandas as pd
@@ -10,9 +10,11 @@ import pandas as pd
 from lab.analysis.scaling_curves import (
     Curve,
     baseline_name,
+    common_ranks,
     compares,
     curves,
     device_of,
+    over_repeats,
     ranks,
     ranks_vary,
     rows_of,
@@ -24,7 +26,6 @@ from lab.formatting import (
     format_seconds,
     message_size,
     percent,
-    range_of,
     rounded,
     unit_for,
 )
@@ -40,15 +41,13 @@ def classical_tables(summary: pd.DataFrame) -> list[tuple[str, pd.DataFrame]]:
     Step time, speedup and efficiency have a row per world size and a column per curve (turned where
     curves are many), compute and communication a row per configuration. Cells read
     `1.841 [1.800, 1.900]`, or say why there is no number. If no curve has two world sizes, one
-    table has a row per configuration.
+    table has a row per configuration. Ranks that all have in common are in the caption only.
     """
     lines = curves(summary)
     if not lines:
         return []
     unit, device = unit_for(summary["step_time"]), device_of(summary)
-    over = "from one repeat, which gives no interval"
-    if summary["repeats"].max() > 1:
-        over = f"median over {range_of(map(int, summary['repeats']), 'repeat')} [95 % interval]"
+    over = over_repeats([*map(int, summary["repeats"])])
     cells: dict[str, Callable[[Mapping[Any, Any]], str]] = {
         "Step time": lambda row: format_seconds(*with_interval(row, "step_time")),
         f"Speedup over {baseline_name(summary)}": lambda row: _ratio(row, "speedup"),
@@ -61,10 +60,12 @@ def classical_tables(summary: pd.DataFrame) -> list[tuple[str, pd.DataFrame]]:
     sizes = pd.Index(sorted(set(summary["world_size"])), name=ranks(device))
     unmeasured = summary["exposed_communication_time"][summary["world_size"] > 1].isna().any()
     note = "; where communication was not measured, compute includes the wait for it"
-    caption = f"Compute and communication of a step, {over}{note if unmeasured else ''}"
-    parts = [(caption, frame)] if len((frame := _parts_of_step(lines, unit)).columns) else []
+    shared = common_ranks(summary)
+    rows, common = list(_named(lines, shared)), f". All: {shared}" if shared else ""
+    caption = f"Compute and communication of a step, {over}{note if unmeasured else ''}{common}"
+    parts = [(caption, frame)] if len((frame := _parts_of_step(rows, unit)).columns) else []
     if all(len(points) < 2 for _, points in lines):
-        return [(f"Configurations, {over}", _side_by_side(lines, cells)), *parts]
+        return [(f"Configurations, {over}{common}", _side_by_side(rows, cells)), *parts]
     tables = []
     for caption, cell in cells.items():
         columns = {
@@ -79,18 +80,22 @@ def classical_tables(summary: pd.DataFrame) -> list[tuple[str, pd.DataFrame]]:
     return [*tables, *parts]
 
 
+def _named(lines: Sequence[Curve], shared: str) -> Iterator[tuple[str, dict[Any, Any]]]:
+    """Each row of the curves with its name, without the ranks that all share."""
+    for label, points in lines:
+        for row in rows_of(points):
+            place = ranks(row["device"], row["world_size"])
+            yield label if place == shared else f"{place}, {label}", row
+
+
 def _side_by_side(
-    lines: Sequence[Curve], cells: Mapping[str, Callable[[Mapping[Any, Any]], str]]
+    rows: Sequence[tuple[str, Mapping[Any, Any]]],
+    cells: Mapping[str, Callable[[Mapping[Any, Any]], str]],
 ) -> pd.DataFrame:
     """A row per configuration, if these are categories rather than curves."""
-    rows = {
-        f"{ranks(row['device'], row['world_size'])}, {label}": {
-            name[:1].lower() + name[1:]: cell(row) for name, cell in cells.items()
-        }
-        for label, points in lines
-        for row in rows_of(points)
-    }
-    return pd.DataFrame.from_dict(rows, orient="index").rename_axis("configuration")
+    columns = {name[:1].lower() + name[1:]: cell for name, cell in cells.items()}
+    texts = {name: {column: cell(row) for column, cell in columns.items()} for name, row in rows}
+    return pd.DataFrame.from_dict(texts, orient="index").rename_axis("configuration")
 
 
 def _ratio(row: Mapping[Any, Any], name: str) -> str:
@@ -100,16 +105,14 @@ def _ratio(row: Mapping[Any, Any], name: str) -> str:
     return text(*with_interval(row, name)) if pd.notna(row[name]) else "no baseline"
 
 
-def _parts_of_step(lines: Sequence[Curve], unit: Unit) -> pd.DataFrame:
-    rows = {}
-    for label, points in lines:
-        for row in rows_of(points):
-            times = {part: with_interval(row, f"{part.replace(' ', '_')}_time") for part in PARTS}
-            cells = {part: format_seconds(*time, unit=unit) for part, time in times.items()}
-            if row["world_size"] == 1:
-                cells |= dict.fromkeys(("communication", "exposed communication"), "none")
-            rows[f"{ranks(row['device'], row['world_size'])}, {label}"] = cells
-    frame = pd.DataFrame.from_dict(rows, orient="index").rename_axis("configuration")
+def _parts_of_step(rows: Sequence[tuple[str, Mapping[Any, Any]]], unit: Unit) -> pd.DataFrame:
+    texts = {}
+    for name, row in rows:
+        times = {part: with_interval(row, f"{part.replace(' ', '_')}_time") for part in PARTS}
+        texts[name] = {part: format_seconds(*time, unit=unit) for part, time in times.items()}
+        if row["world_size"] == 1:
+            texts[name] |= dict.fromkeys(("communication", "exposed communication"), "none")
+    frame = pd.DataFrame.from_dict(texts, orient="index").rename_axis("configuration")
     # What was never measured, such as some phases of a script, has no column.
     return frame[[part for part in frame if set(frame[part]) - {NOT_MEASURED, "none"}]]
 

@@ -12,9 +12,17 @@ import numpy as np
 import pandas as pd
 
 from lab.analysis.scaling import FEWEST_REPEATS, RESAMPLES, SEED
-from lab.analysis.scaling_curves import at, curves, ranks, rows_of, with_interval
+from lab.analysis.scaling_curves import (
+    at,
+    common_ranks,
+    curves,
+    interval_name,
+    ranks,
+    rows_of,
+    with_interval,
+)
 from lab.config.run import Run
-from lab.formatting import rounded, unit_for
+from lab.formatting import capitalized, rounded, unit_for
 from lab.perfmodel.calibration import Calibration, find_calibration
 from lab.perfmodel.forecast import SAME
 from lab.perfmodel.layout import Layout
@@ -104,8 +112,7 @@ class Waterfall:
     @property
     def opening(self) -> str:
         """How a sentence on it begins: `At batch 16 on 2 CPU processes`."""
-        text = at(self.place)
-        return f"{text[:1].upper()}{text[1:]}"
+        return capitalized(at(self.place))
 
     @property
     def negligible(self) -> bool:
@@ -180,6 +187,12 @@ def waterfalls(summary: pd.DataFrame, records: Sequence[Record]) -> list[Waterfa
 def with_baseline(falls: Sequence[Waterfall]) -> list[Waterfall]:
     """Those that have a baseline; all of them if none has one."""
     return [fall for fall in falls if fall.compared] or list(falls)
+
+
+def names_of(falls: Sequence[Waterfall]) -> tuple[list[str], str]:
+    """The place of each, without the ranks that all have in common, and those ranks."""
+    shared = common_ranks(pd.DataFrame([fall.row for fall in falls]))
+    return [fall.label if shared else fall.place for fall in falls], shared
 
 
 def on_most_ranks(falls: Sequence[Waterfall]) -> list[Waterfall]:
@@ -411,15 +424,16 @@ def waterfall_table(falls: Sequence[Waterfall]) -> tuple[str, pd.DataFrame]:
     def text(amount: Amount) -> str:
         return rounded(*(seconds * unit.factor for seconds in amount))
 
-    rows = []
-    for fall in falls:
+    rows, (names, shared) = [], names_of(falls)
+    for name, fall in zip(names, falls, strict=True):
         losses = sorted(fall.shown().items(), key=lambda item: -item[1].value)
         cells = {start: text(fall.ideal)}
-        cells["lost (largest first)"] = "; ".join(f"{name} {text(loss)}" for name, loss in losses)
-        rows.append({"configuration": fall.place} | cells | {"measured": text(fall.step)})
+        cells["lost (largest first)"] = "; ".join(f"{cause} {text(loss)}" for cause, loss in losses)
+        rows.append({"configuration": name} | cells | {"measured": text(fall.step)})
+    interval = interval_name([fall.repeats for fall in falls])
     caption = (
-        f"Where the time of a step goes, in {unit.name} [95 % interval], on the rank that waits "
-        f"longest for the others, in the repeat with the median step; causes below "
-        f"{100 * SHOWN:.0f} % of a step are in the rest; a negative loss is a gain"
-    )
+        f"Where the time of a step goes, in {unit.name}{f' [{interval}]' if interval else ''}, on "
+        "the rank that waits longest for the others, in the repeat with the median step; causes "
+        f"below {100 * SHOWN:.0f} % of a step are in the rest; a negative loss is a gain"
+    ) + (f". All: {shared}" if shared else "")
     return caption, pd.DataFrame(rows)

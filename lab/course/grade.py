@@ -220,12 +220,7 @@ def totals(grades: Sequence[Grade]) -> list[dict[str, Any]]:
 
 def _in_words(lesson: str) -> float:
     """The points of a lesson's answers in words."""
-    content = json.loads((LESSONS / f"{lesson}.ipynb").read_text("utf-8"))
-    marks = [
-        cell["metadata"].get("nbgrader", {})
-        for cell in content["cells"]
-        if cell["cell_type"] == "markdown"
-    ]
+    marks = (mark for mark, _ in cells(lesson, kind="markdown"))
     return sum(float(mark["points"]) for mark in marks if mark.get("grade"))
 
 

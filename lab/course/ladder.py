@@ -33,9 +33,10 @@ class Trial:
         """Calls of rank 0 in the last step: operation, bytes, laps of launch and wait."""
         return [tuple(call) for call in self.facts[0]["calls"]]
 
-    def slowest(self, name: str) -> float:
-        """The largest of the ranks' medians, in s."""
-        return float(max(fact[name] for fact in self.facts))
+    @property
+    def step_s(self) -> float:
+        """The largest of the ranks' median steps, in s."""
+        return float(max(fact["step_s"] for fact in self.facts))
 
 
 @dataclass(frozen=True)
@@ -302,7 +303,7 @@ def _buckets(evidence: Evidence) -> str:
         "From small to large buckets a step makes {counts} calls and takes {steps} ms; of the "
         "first two sizes {first:.0%} and {second:.0%} of the time on the link is hidden.",
         counts=", ".join(map(str, counts)),
-        steps=", ".join(f"{1e3 * trial.slowest('step_s'):.1f}" for trial in evidence.trials),
+        steps=", ".join(f"{1e3 * trial.step_s:.1f}" for trial in evidence.trials),
         first=_hidden(first),
         second=_hidden(second),
     )

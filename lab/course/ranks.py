@@ -211,7 +211,7 @@ def judge(
     evidence = Evidence(world_size, trials, expected, spec | {"arrays": arrays})
     sentence = rung.judge(evidence)
     _require_carried(ended, rung, evidence)
-    return Verdict(sentence, min(trial.slowest("step_s") for trial in trials), own)
+    return Verdict(sentence, min(trial.step_s for trial in trials), own)
 
 
 def _rung(name: str, world_size: int) -> Rung:
@@ -349,7 +349,7 @@ def _expected(
         task |= {"task": {"order": "stages"}.get(rung.task, rung.task), "world_size": 1}
         given = [whole]
     (trial, *_) = _trials(_run(task, given), task)
-    step_s = trial.slowest("step_s") if rung.own else None
+    step_s = trial.step_s if rung.own else None
     return {name.removeprefix("single_"): one for name, one in trial.arrays[0].items()}, step_s
 
 

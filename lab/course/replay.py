@@ -40,11 +40,11 @@ class ElsewhereError(LabError):
     """What depends on the student's machine."""
 
 
-def cells(lesson: str) -> Iterator[tuple[dict[str, Any], str]]:
-    """Code cells of a lesson: nbgrader's metadata, empty if there is none, and the source."""
-    content = json.loads((LESSONS / f"{lesson}.ipynb").read_text())
+def cells(lesson: str, *, kind: str = "code") -> Iterator[tuple[dict[str, Any], str]]:
+    """A lesson's cells of a kind: nbgrader's metadata, empty if there is none, and the source."""
+    content = json.loads((LESSONS / f"{lesson}.ipynb").read_text("utf-8"))
     for cell in content["cells"]:
-        if cell["cell_type"] == "code":
+        if cell["cell_type"] == kind:
             yield cell["metadata"].get("nbgrader", {}), "".join(cell["source"])
 
 

@@ -12,7 +12,7 @@ from lab.config.run import Run
 from lab.config.study import Study
 from lab.dashboard.store import alone
 from lab.errors import LabError
-from lab.formatting import format_seconds, interval_of, rounded
+from lab.formatting import capitalized, format_seconds, interval_of, rounded
 from lab.launch.preflight import state_bytes
 from lab.launch.status import clock
 from lab.perfmodel.flops import model_cost
@@ -82,7 +82,7 @@ def _advice(forecast: Forecast, basis: Basis, cluster: Cluster) -> str:
     except LabError:
         command = f"`lab calibrate --cluster {cluster.name}`"
         return f"The time between ranks is not known: Calibrate, or {command}, measures it once."
-    return f"{forecast.missing[0].upper()}{forecast.missing[1:]}: measure it."
+    return f"{capitalized(forecast.missing)}: measure it."
 
 
 def panel(outlook: Outlook, *, cluster: Cluster, history: str) -> str:

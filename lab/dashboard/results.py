@@ -174,7 +174,7 @@ def _figures(entries: list[Entry], marked: Entry, scored: Mapping[Key, Score]) -
     figures = [blocks.figure(name, runs, mark=partial(drawn, figure=name)) for name in FIGURES]
     words = in_words(expected)
     return [
-        blocks.Markdown.of(_note(near, marked, ringed=others, predicted=bool(expected))),
+        blocks.Markdown.of(_note(near, ringed=others, predicted=bool(expected))),
         *(dataclasses.replace(figure, alt=f"{figure.alt} {words}".strip()) for figure in figures),
         blocks.figure("loss_by_step", [marked[1]] if marked[1].completed else runs.records),
     ]
@@ -196,7 +196,7 @@ def _on_clusters(entries: list[Entry]) -> StudyResults:
     return runs
 
 
-def _note(near: list[Entry], marked: Entry, *, ringed: bool, predicted: bool) -> str:
+def _note(near: list[Entry], *, ringed: bool, predicted: bool) -> str:
     clusters = sorted({study.folder.parent.name for study, _ in near})
     elsewhere = f", and this configuration on {' and '.join(clusters)}" if len(clusters) > 1 else ""
     mark = "; this run is ringed and framed" if ringed else ""

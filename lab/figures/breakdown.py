@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
+from functools import partial
 from typing import Any
 
 import numpy as np
@@ -13,13 +14,13 @@ from matplotlib.ticker import PercentFormatter
 from matplotlib.transforms import Bbox, blended_transform_factory
 
 from lab.analysis.scaling_curves import ranks, rows_of
-from lab.analysis.waterfall import Amount, Waterfall, on_most_ranks, with_baseline
+from lab.analysis.waterfall import Amount, Waterfall, names_of, on_most_ranks, with_baseline
 from lab.config.run import Run
 from lab.figures.data import StudyResults
 from lab.figures.figure import NO_COMMUNICATION, empty_unless, figure, has, no_runs
 from lab.figures.labels import measure, room_beside
 from lab.figures.style import IDEAL, wrapped
-from lab.formatting import Unit, count, format_seconds, percent, unit_for, value_of
+from lab.formatting import Unit, count, drawn_value, format_seconds, percent, unit_for
 from lab.records.schema import PHASES, Communication, Event, Trace
 from lab.records.store import Record
 
@@ -195,12 +196,16 @@ def _hide_wide(ax: Axes) -> None:
             visible.append(box)
 
 
+def _all_falls(results: StudyResults) -> list[Waterfall]:
+    """The most ranks of each curve."""
+    return on_most_ranks(with_baseline(results.waterfalls))
+
+
 def _falls(results: StudyResults) -> list[Waterfall]:
-    """The most ranks of each curve; if too many, those that lose the largest shares."""
-    falls = on_most_ranks(with_baseline(results.waterfalls))
-    lost = [1 - fall.ideal.value / fall.step.value for fall in falls]
-    least = sorted(lost, reverse=True)[:MOST_WATERFALLS][-1] if lost else 0.0
-    return [fall for fall, share in zip(falls, lost, strict=True) if share >= least]
+    """The most ranks of each curve; if too many, those that differ most from their first bars."""
+    falls = _all_falls(results)
+    order = sorted(falls, key=lambda fall: -abs(fall.ideal.value / fall.step.value - 1))
+    return [fall for fall in falls if fall in order[:MOST_WATERFALLS]]
 
 
 _no_falls = empty_unless(lambda results: results.waterfalls, NO_PHASES)
@@ -222,7 +227,20 @@ def _describe_falls(results: StudyResults) -> str:
 
 
 def _time(amount: Amount, unit: Unit) -> str:
-    return value_of(format_seconds(*amount, unit=unit))
+    return drawn_value(partial(format_seconds, unit=unit), *amount)
+
+
+def _said_of_falls(results: StudyResults) -> str:
+    """The ranks that all share, how many are drawn, and the largest loss."""
+    drawn, known = _falls(results), _all_falls(results)
+    shared = names_of(drawn)[1]
+    few = f"{len(drawn)} of {count(len(known), 'configuration')} are drawn"
+    sentences = [
+        f"{few}, those that lose or gain most." if len(drawn) < len(known) else "",
+        f"All are on {shared}." if shared else "",
+        _largest(results),
+    ]
+    return " ".join(filter(None, sentences))
 
 
 def _largest(results: StudyResults) -> str:
@@ -239,21 +257,22 @@ def _largest(results: StudyResults) -> str:
     return f"The largest loss is {fall.name(fall.largest)}: {share} of the step of {fall.place}."
 
 
-@figure(describe=_describe_falls, missing=_no_falls, height=_falls_height, see=_largest)
+@figure(describe=_describe_falls, missing=_no_falls, height=_falls_height, see=_said_of_falls)
 def waterfall(ax: Axes, results: StudyResults) -> None:
     """What separates the measured step from the first bar: a bar for each loss or gain.
 
-    The configuration on the most ranks of each curve; of more than four curves, those that lose
-    most. Bars are shares of the measured step; losses below a hundredth of it are in the rest.
+    The configuration on the most ranks of each curve; of more than four curves, those that lose or
+    gain most. Bars are shares of the measured step; losses below a hundredth of it are in the rest.
     """
     names: dict[float, str] = {}
     y, farthest = 0.0, 1.0
-    for fall in _falls(results):
+    falls = _falls(results)
+    for heading, fall in zip(names_of(falls)[0], falls, strict=True):
         scale, unit = 1 / fall.step.value, unit_for(fall.step[:1])
         title = ax.text(
             0.01,
             y,
-            wrapped(fall.place, width=TITLE, most=1),
+            wrapped(heading, width=TITLE, most=1),
             fontweight="bold",
             va="center",
             fontsize=9,

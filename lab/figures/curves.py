@@ -3,17 +3,19 @@
 from __future__ import annotations
 
 import itertools
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from typing import Any, NamedTuple
 
 import matplotlib.pyplot as plt
 import numpy as np
 import pandas as pd
 from matplotlib.axes import Axes
+from matplotlib.lines import Line2D
 from matplotlib.ticker import FixedFormatter, FixedLocator, MaxNLocator, NullLocator
 
-from lab.analysis.scaling_curves import ranks, rows_of
+from lab.analysis.scaling_curves import Curve, ranks, rows_of
 from lab.config.strategies import STRATEGIES
+from lab.figures.arrangement import MOST_ENTRIES, Arrangement, Look, arranged, in_turn
 from lab.figures.data import Losses, StudyResults
 from lab.figures.figure import NO_COMMUNICATION, empty_unless, figure, write_instead
 from lab.figures.labels import Label, place
@@ -47,7 +49,7 @@ FEW = 3  # with more curves only one end is named, beside the axes
 LINKS_HEIGHT = 4.5  # inches
 TICK = 1 / 4  # of the logarithm of all sizes, at least between two ticks
 ROOM = 0.85  # for labels beside the times of collectives, relative to the width of the data
-DASHES = ("-", "--", ":")  # for each round of the colours another one
+ROW = 1.5  # inches of a row of panels
 NO_LOSSES = "no loss was recorded"
 NO_COLLECTIVES = "no collective has been measured here yet"
 
@@ -55,10 +57,10 @@ NO_COLLECTIVES = "no collective has been measured here yet"
 _no_losses = empty_unless(lambda results: results.losses, NO_LOSSES)
 
 
-def _describe_losses(results: StudyResults, by: str) -> str:
+def _describe_losses(results: StudyResults, curves: Sequence[Curve], by: str) -> str:
     """The longest run of each curve in words, over time or over steps."""
     parts = []
-    for label, points in results.drawn:
+    for label, points in curves:
         known = points[points["run_id"].isin(results.losses.keys())]
         for row in rows_of(known)[-1:]:
             loss = results.losses[row["run_id"]]
@@ -70,48 +72,94 @@ def _describe_losses(results: StudyResults, by: str) -> str:
     return f"Training loss by {by}: {'; '.join(parts)}."
 
 
-@figure(describe=lambda results: _describe_losses(results, "step"), missing=_no_losses)
+def _with_losses(results: StudyResults, curves: Sequence[Curve]) -> list[str]:
+    """The labels of those curves whose losses are known."""
+    known = results.losses.keys()
+    return [label for label, points in curves if known & set(points["run_id"])]
+
+
+def _told_apart(results: StudyResults) -> tuple[list[Curve], Arrangement]:
+    """The curves of the figure of losses, and their looks: fewer, if all would be a tangle."""
+    if arrangement := arranged(_with_losses(results, results.drawn)):
+        return results.drawn, arrangement
+    ends = results.ends(MOST_ENTRIES)
+    return ends, in_turn(_with_losses(results, ends))
+
+
+def _losses_height(results: StudyResults) -> float:
+    _, arrangement = _told_apart(results)
+    rows = max(len(arrangement.panels), 1)
+    return 1.0 + ROW * rows + legend_height(name for name, *_ in arrangement.legend)
+
+
+@figure(
+    describe=lambda results: _describe_losses(results, results.drawn, "step"), missing=_no_losses
+)
 def loss_by_step(ax: Axes, results: StudyResults) -> None:
     """Training loss by optimizer step, median over repeats.
 
     World sizes of one curve are drawn within each other.
     """
-    _draw_losses(ax, results, by_time=False)
+    looks = in_turn(_with_losses(results, results.drawn)).looks
+    _draw_losses(ax, results, looks, by_time=False)
 
 
-@figure(describe=lambda results: _describe_losses(results, "time"), missing=_no_losses)
+@figure(
+    describe=lambda results: _describe_losses(results, results.drawn, "time"), missing=_no_losses
+)
 def loss_by_time(ax: Axes, results: StudyResults) -> None:
     """Training loss by training time: steps times the median step time.
 
     Start-up, warm-up cost and evaluation are left out.
     """
-    _draw_losses(ax, results, by_time=True)
+    looks = in_turn(_with_losses(results, results.drawn)).looks
+    _draw_losses(ax, results, looks, by_time=True)
 
 
 @figure(
-    describe=lambda results: _describe_losses(results, "step"),
+    describe=lambda results: _describe_losses(results, _told_apart(results)[0], "step"),
     missing=_no_losses,
-    height=lambda results: 2.5 + legend_height(label for label, _ in results.drawn),
+    height=_losses_height,
     see=lambda results: (
         "Curves of equal batches should coincide by step; by time, the faster ones are ahead. "
-        f"{_stretches(results)} {results.left_out}"
+        f"{_stretches(results)} {results.left_out_of(_told_apart(results)[0])}"
     ),
 )
 def losses(ax: Axes, results: StudyResults) -> None:
     """Training loss, median over repeats, by optimizer step (left) and by training time (right)."""
-    by_step, by_time = panels(ax, 2)
-    _draw_losses(by_step, results, by_time=False, named=False)
-    _draw_losses(by_time, results, by_time=True, named=False)
-    by_time.set_ylabel("")
-    legend_above(ax, by_step)
+    _, arrangement = _told_apart(results)
+    rows = arrangement.panels
+    drawn = panels(ax, 2 * len(rows))
+    for nth, (name, looks) in enumerate(rows.items()):
+        by_step, by_time = drawn[2 * nth : 2 * nth + 2]
+        _draw_losses(by_step, results, looks, by_time=False, named=False)
+        _draw_losses(by_time, results, looks, by_time=True, named=False)
+        by_time.set_ylabel("")
+        by_step.text(1, 1, name, ha="right", va="top", transform=by_step.transAxes)
+    for panel in drawn[:-2]:
+        panel.set_xlabel("")  # the panel below has it
+    entries = []
+    for name, color, dashes in arrangement.legend:
+        entry: dict[str, Any] = {"label": name, "color": color, "linestyle": dashes}
+        entries.append(Line2D([], [], **entry))
+    legend_above(ax, entries)
 
 
-def _draw_losses(ax: Axes, results: StudyResults, *, by_time: bool, named: bool = True) -> None:
+def _draw_losses(
+    ax: Axes,
+    results: StudyResults,
+    looks: Mapping[str, Look],
+    *,
+    by_time: bool,
+    named: bool = True,
+) -> None:
     labels: list[Label] = []
     few = len(results.drawn) <= FEW
-    for nth_curve, ((label, points), color, _) in enumerate(styled(results.drawn)):
+    for label, points in results.drawn:
+        if label not in looks:
+            continue
+        _, color, dashes = looks[label]
         known = points[points["run_id"].isin(results.losses.keys())]
-        dashes = DASHES[nth_curve // len(COLORS) % len(DASHES)]
         # With more curves than colours, only the most ranks: nested lines would be unreadable.
         known = known[-1:] if len(results.drawn) > len(COLORS) else known
         ends = []
@@ -121,9 +169,8 @@ def _draw_losses(ax: Axes, results: StudyResults, *, by_time: bool, named: bool 
             x = steps * (row["step_time"] if by_time else 1)
             inner = nth / len(known)  # if losses are equal, thin lines lie within thick ones
             width, alpha = (None, None) if by_time else (6 - 4.5 * inner, 0.3 + 0.7 * inner)
-            legend = name if named else f"{'_' * (nth < len(known))}{label}"
             look: dict[str, Any] = {"color": color, "linewidth": width, "alpha": alpha}
-            ax.plot(x, loss, label=legend, linestyle=dashes, **look)
+            ax.plot(x, loss, label=name, linestyle=dashes, **look)
             ends.append(Label(x[-1], loss[-1], name, ink(color)))
         if few:
             labels += _shortened(ends) if by_time else _merged(ends, label)

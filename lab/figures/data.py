@@ -88,10 +88,14 @@ class StudyResults:
 
     @cached_property
     def records(self) -> list[Record]:
-        """The records, of all machines where several are compared."""
+        """The records, of all machines where several are compared; a study's as its grid runs."""
         if isinstance(self.source, Comparison | ReportedTable):
             return list(self.source.records)
-        return load_records(self.source)
+        records = load_records(self.source)
+        if isinstance(self.source, str | Path):  # a folder lists them by id
+            places = {run.id: nth for nth, run in enumerate(self.study.runs)}
+            records.sort(key=lambda record: places.get(record.run_id, len(places)))
+        return records
 
     @cached_property
     def set_aside(self) -> dict[Task, Record]:
@@ -135,20 +139,28 @@ class StudyResults:
     @cached_property
     def drawn(self) -> list[Curve]:
         """The curves that figures show: all, or if too many those that scale best and worst."""
-        if len(self.curves) <= MOST_CURVES:
+        return self.ends(MOST_CURVES)
+
+    def ends(self, most: int) -> list[Curve]:
+        """All curves, or if these are more than `most`, those that scale best and worst."""
+        if len(self.curves) <= most:
             return self.curves
         ends = [curve.points.iloc[-1] for curve in self.curves]
         keys = [(np.nan_to_num(end["speedup"]), -np.nan_to_num(end["step_time"])) for end in ends]
         order = sorted(range(len(ends)), key=keys.__getitem__)
-        half = MOST_CURVES // 2
+        half = most // 2
         return [self.curves[nth] for nth in sorted(order[:half] + order[-half:])]
 
     @property
     def left_out(self) -> str:
         """The note in figures about curves that they omit; empty if they show all."""
-        if len(self.drawn) == len(self.curves):
+        return self.left_out_of(self.drawn)
+
+    def left_out_of(self, drawn: Sequence[Curve]) -> str:
+        """The note in a figure that shows only these `ends`; empty if they are all."""
+        if len(drawn) == len(self.curves):
             return ""
-        shown = f"{len(self.drawn)} of {len(self.curves)} configurations"
+        shown = f"{len(drawn)} of {len(self.curves)} configurations"
         return f"{shown} are drawn, those with the largest and the smallest speedups."
 
     @cached_property

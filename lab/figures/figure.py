@@ -67,8 +67,8 @@ class Figure:
         """What is drawn, and what to look at; empty if nothing is drawn."""
         if self.missing(results):
             return ""
-        drawn = " ".join((self.__doc__ or "").partition("\n\n")[0].split())
-        return f"{drawn} {self.see(results)}".strip()
+        drawn = (self.__doc__ or "").partition("\n\n")[0]
+        return " ".join(f"{drawn} {self.see(results)}".split())
 
     def alt_text(self, results: StudyResults) -> str:
         """What it shows, in a sentence or two with numbers, for readers who cannot see it."""

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 from collections.abc import Mapping, Sequence
 from typing import Any, NamedTuple
 
@@ -49,15 +50,18 @@ def place_in_panels(labels: Mapping[Axes, Sequence[Label]], *, side: str = "righ
         _move_apart(ax, texts, scale)
 
 
-def room_beside(ax: Axes) -> None:
-    """Widen the x axis of bars from zero until every text beside a bar ends within it."""
-    scale = measure(ax).dpi / 72
-    beside = [text for text in ax.texts if isinstance(text, Annotation)]
-    width, (_, most) = ax.bbox.width, ax.get_xlim()
-    for text in beside:
-        free = max(width - text.get_window_extent().width - 8 * scale, (1 - MOST) * width)
-        most = max(most, float(text.xy[0]) * width / free)
-    ax.set_xlim(0, most)
+def room_beside(*panels: Axes) -> None:
+    """Widen the x axes of bars from zero until every text beside a bar ends within its axes."""
+    beside = {ax: [text for text in ax.texts if isinstance(text, Annotation)] for ax in panels}
+    for text in itertools.chain(*beside.values()):
+        text.set_in_layout(False)  # it gets room within the axes, which need not shrink
+    scale = measure(panels[0]).dpi / 72
+    for ax, texts in beside.items():
+        width, (_, most) = ax.bbox.width, ax.get_xlim()
+        for text in texts:
+            free = max(width - text.get_window_extent().width - 8 * scale, (1 - MOST) * width)
+            most = max(most, float(text.xy[0]) * width / free)
+        ax.set_xlim(0, most)
 
 
 def measure(ax: Axes) -> Figure:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import textwrap
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from typing import Any, NamedTuple
 
 import numpy as np
@@ -14,6 +14,7 @@ from matplotlib.ticker import FixedFormatter, FixedLocator, NullLocator
 from lab.analysis.reported import ReportedTable
 from lab.analysis.scaling_curves import (
     baseline_name,
+    common_ranks,
     compares,
     device_of,
     memory_name,
@@ -42,12 +43,12 @@ from lab.figures.style import (
 )
 from lab.formatting import (
     bytes_unit,
+    drawn_value,
     format_bytes,
     format_seconds,
     percent,
     rounded,
     unit_for,
-    value_of,
 )
 
 __all__ = [
@@ -64,7 +65,8 @@ NO_BASELINE = "no run of the baseline has completed yet"
 PREDICTED = "predicted beforehand"
 ONE_REPEAT = "A single repeat has no interval."
 BAR = 0.62  # relative to the distance between bars
-NARROW, WHOLE = 22, 40  # characters of a name in a line, beside panels and in a figure
+NARROW, WHOLE = 34, 40  # characters of a name in a line, beside panels and in a figure
+BESIDE, BELOW = 22, 42  # characters of a line: beside a panel, below all panels of a row
 FEW_TICKS = 4  # of world sizes in panels
 
 
@@ -115,13 +117,12 @@ def _bars(results: StudyResults) -> bool:
 
 def _height(results: StudyResults) -> float:
     """Room for a row per configuration, if these are categories."""
-    return _rows_height(results, width=WHOLE) if _points_alone(results) else SIZE[1]
+    return _rows_height(_names(results)) if _points_alone(results) else SIZE[1]
 
 
-def _rows_height(results: StudyResults, *, width: int) -> float:
+def _rows_height(names: Sequence[str]) -> float:
     """Inches for a bar per configuration, whose names may have several lines."""
-    lines = sum(name.count("\n") + 1 for name in _names(results, width))
-    return 1.0 + 0.17 * lines + 0.14 * len(results.drawn)
+    return 1.0 + (0.12 + 0.15 * max(name.count("\n") + 1 for name in names)) * len(names)
 
 
 def _no_baseline(results: StudyResults) -> str:
@@ -140,7 +141,7 @@ _no_times = empty_unless(has("step_time"), "the table gives no times")
     height=_height,
 )
 def step_time(ax: Axes, results: StudyResults) -> None:
-    """Step time by world size, in the unit that suits: median over repeats with 95 % intervals.
+    """Step time by world size, in the unit that suits: median over repeats with intervals.
 
     For a table it is the time that the table gives, be it of an epoch or of the whole run.
     """
@@ -161,7 +162,7 @@ _no_rates = empty_unless(has("samples_per_second"), "the table gives no rates")
     height=_height,
 )
 def throughput(ax: Axes, results: StudyResults) -> None:
-    """Samples per second of all ranks by world size: median over repeats with 95 % intervals."""
+    """Samples per second of all ranks by world size: median over repeats with intervals."""
     _draw(ax, results, THROUGHPUT)
 
 
@@ -179,7 +180,7 @@ def _describe_speedup(results: StudyResults) -> str:
 
 @figure(describe=_describe_speedup, missing=_no_baseline, height=_height)
 def speedup(ax: Axes, results: StudyResults) -> None:
-    """Speedup over the baseline by world size with 95 % intervals, the ideal, and predictions.
+    """Speedup over the baseline by world size with intervals, the ideal, and predictions.
 
     For weak scaling it is the ratio of throughputs. Predictions were made before the runs.
     """
@@ -192,7 +193,7 @@ def speedup(ax: Axes, results: StudyResults) -> None:
     height=_height,
 )
 def efficiency(ax: Axes, results: StudyResults) -> None:
-    """Efficiency in per cent by world size with 95 % intervals, and the ideal."""
+    """Efficiency in per cent by world size with intervals, and the ideal."""
     _draw(ax, results, EFFICIENCY)
 
 
@@ -241,7 +242,7 @@ def _quantities(results: StudyResults) -> list[Quantity]:
 
 def _overview_height(results: StudyResults) -> float:
     if _bars(results):
-        return _rows_height(results, width=NARROW)
+        return _rows_height(_names_in_overview(results))
     rows = -(-len(_quantities(results)) // 2)
     return 2.2 * rows + legend_height([label for label, _ in results.drawn])
 
@@ -268,26 +269,31 @@ def _best(results: StudyResults) -> str:
     known = quiet[quiet["speedup"].notna()]
     known = known[known["run_id"] != known["baseline_run_id"]]
     if known.empty:
-        return results.left_out
+        return ""
     row = known.iloc[int(known["speedup"].argmax())]
     label = next(c.label for c in results.curves if row["run_id"] in set(c.points["run_id"]))
     value = rounded(*_interval(row, "speedup"))
-    place = f"{label} on {ranks(row['device'], row['world_size'])}"
+    place = f" on {ranks(row['device'], row['world_size'])}" * (not common_ranks(results.summary))
     share = f" (efficiency {percent(row['efficiency'])})" * ranks_vary(results.summary)
-    best = f"The highest speedup is {value}, that of {place}{share}."
-    return f"{best} {results.left_out}".strip()
+    return f"The highest speedup is {value}, that of {label}{place}{share}."
 
 
 def _see(results: StudyResults) -> str:
-    """What to look at, and why there are no intervals, if there are none."""
-    lows = results.summary.get("step_time_low")
+    """What to look at, which ranks all bars share, and why there may be no intervals."""
+    lows, shared = results.summary.get("step_time_low"), common_ranks(_most_ranks(results))
     measured = lows is not None and lows.notna().any()
-    return " ".join(filter(None, [_best(results), "" if measured else ONE_REPEAT]))
+    sentences = [
+        f"All are on {shared}." if shared and _bars(results) else "",
+        _best(results),
+        results.left_out,
+        "" if measured else ONE_REPEAT,
+    ]
+    return " ".join(filter(None, sentences))
 
 
 @figure(describe=_describe_overview, missing=no_runs, height=_overview_height, see=_see)
 def overview(ax: Axes, results: StudyResults) -> None:
-    """Results by configuration: medians over repeats with 95 % intervals.
+    """Results by configuration: medians over repeats with intervals.
 
     By world size speedup, efficiency, step time and throughput, with the ideal and predictions. Of
     configurations that have one world size each, and of many, bars of step time, speedup and
@@ -297,7 +303,9 @@ def overview(ax: Axes, results: StudyResults) -> None:
     if _bars(results):
         drawn = panels(ax, len(quantities), columns=len(quantities))
         for nth, (panel, quantity) in enumerate(zip(drawn, quantities, strict=True)):
-            _draw_bars(panel, results, quantity, named=nth == 0, width=NARROW)
+            names = [] if nth else _names_in_overview(results)
+            _draw_bars(panel, results, quantity, names, width=BELOW // len(drawn))
+        room_beside(*drawn)
         return
     drawn = panels(ax, len(quantities))
     labels = {
@@ -306,7 +314,7 @@ def overview(ax: Axes, results: StudyResults) -> None:
     }
     for panel in drawn[:-2]:
         panel.set_xlabel("")  # the panel below has it
-    legend_above(ax, drawn[0])
+    legend_above(ax, drawn[0].get_legend_handles_labels()[0])
     place_in_panels(labels)  # once the layout is final
 
 
@@ -334,7 +342,8 @@ def _interval(rows: Any, column: str) -> tuple[Any, Any, Any]:
 def _draw(ax: Axes, results: StudyResults, quantity: Quantity) -> None:
     """A line per curve with its name and last value, or a bar per category."""
     if _points_alone(results):
-        _draw_bars(ax, results, quantity, width=WHOLE)
+        _draw_bars(ax, results, quantity, _names(results))
+        room_beside(ax)
     else:
         place(ax, _draw_curves(ax, results, quantity))
 
@@ -345,7 +354,7 @@ def _draw_curves(
     """Draw a line per curve and return end labels: last values and, if `named`, all names."""
     column, text = quantity.column, quantity.text
     name, factor = quantity.axis(results)
-    ax.set_ylabel(name if named else textwrap.fill(name, NARROW))
+    ax.set_ylabel(name if named else textwrap.fill(name, BESIDE))
     labels = _ideal(ax, results, column, factor) if column in {"speedup", "efficiency"} else []
     for (label, points), color, marker in styled(results.drawn):
         points = points[points[column].notna()]
@@ -355,8 +364,7 @@ def _draw_curves(
         errors = np.vstack([value - low, high - value]).clip(min=0)
         sizes = points["world_size"]
         ax.errorbar(sizes, value, yerr=errors, color=color, marker=marker, label=label)
-        # Without the interval, because it is drawn.
-        last = value_of(text(*_interval(points.iloc[-1], column)))
+        last = drawn_value(text, *_interval(points.iloc[-1], column))
         shown = f"{label}: {last}" if named else last
         labels.append(Label(sizes.iloc[-1], value.iloc[-1], shown, ink(color)))
         if column == "speedup":
@@ -366,26 +374,36 @@ def _draw_curves(
     return labels if named else [label for label in labels if label.text[0].isdigit()]
 
 
-def _names(results: StudyResults, width: int) -> list[str]:
-    """Each configuration at its most ranks, for the axis of bars."""
-    return [
-        wrapped(
-            f"{label}, {ranks(row['device'], row['world_size'])}",
-            width=width,
-            most=4,
-        )
-        for label, points in results.drawn
-        for row in [points.iloc[-1]]
+def _most_ranks(results: StudyResults) -> pd.DataFrame:
+    """The rows that have a bar: each configuration on its most ranks."""
+    return pd.concat([points.tail(1) for _, points in results.drawn])
+
+
+def _names(results: StudyResults, *, width: int = WHOLE, shared: str = "") -> list[str]:
+    """The name of each bar in lines of this width, with its ranks unless they are the `shared`."""
+    sizes = [ranks(row["device"], row["world_size"]) for row in rows_of(_most_ranks(results))]
+    names = [
+        label if size == shared else f"{label}, {size}"
+        for (label, _), size in zip(results.drawn, sizes, strict=True)
     ]
+    return [wrapped(name, width=width, most=4) for name in names]
+
+
+def _names_in_overview(results: StudyResults) -> list[str]:
+    """The name of each bar beside several panels; the caption tells the ranks that all share."""
+    return _names(results, width=NARROW, shared=common_ranks(_most_ranks(results)))
 
 
 def _draw_bars(
-    ax: Axes, results: StudyResults, quantity: Quantity, *, width: int, named: bool = True
+    ax: Axes, results: StudyResults, quantity: Quantity, names: Sequence[str], *, width: int = WHOLE
 ) -> None:
-    """A bar from zero per configuration with its value and interval."""
+    """A bar from zero per configuration with its value and interval, and a name if there are any.
+
+    `width` is that of the axis in characters.
+    """
     column = quantity.column
     axis, factor = quantity.axis(results)
-    rows = [points.iloc[-1] for _, points in results.drawn]
+    rows = rows_of(_most_ranks(results))
     ends = [factor * np.nan_to_num(_interval(row, column)[::2]).max() for row in rows]
     for y, (row, end) in enumerate(zip(rows, ends, strict=True)):
         if pd.isna(row[column]):
@@ -396,16 +414,14 @@ def _draw_bars(
         if errors.any():
             ax.errorbar(value, y, xerr=errors, color="black", linestyle="none", linewidth=1)
         beside: dict[str, Any] = {"xytext": (5, 0), "textcoords": "offset points", "va": "center"}
-        text = value_of(quantity.text(*_interval(row, column)))
+        text = drawn_value(quantity.text, *_interval(row, column))
         ax.annotate(text, (end, y), fontsize=8.5, **beside)
     ax.yaxis.set_major_locator(FixedLocator(range(len(rows))))
-    names = _names(results, width) if named else [""] * len(rows)
-    ax.yaxis.set_major_formatter(FixedFormatter(names))
-    ax.set(xlabel=textwrap.fill(axis, width - 4), xlim=(0, max(ends)), ylim=(len(rows) - 0.5, -0.5))
-    ax.tick_params(axis="y", length=0)
+    ax.yaxis.set_major_formatter(FixedFormatter(names or [""] * len(rows)))
+    ax.set(xlabel=textwrap.fill(axis, width), xlim=(0, max(ends)), ylim=(len(rows) - 0.5, -0.5))
+    ax.tick_params(axis="y", length=0, labelsize=9)
     ax.grid(visible=True, axis="x")
     ax.grid(visible=False, axis="y")
-    room_beside(ax)
 
 
 def _ideal(ax: Axes, results: StudyResults, column: str, factor: float) -> list[Label]:

@@ -26,7 +26,7 @@ SIZE = (6.4, 3.6)  # inches
 COLORS = ("#0072B2", "#D55E00", "#009E73", "#CC79A7", "#E69F00", "#56B4E9")
 MARKERS = ("o", "s", "^", "D", "v")
 IDEAL = "#595959"
-LEGEND = 38  # characters of a name in a line above panels
+LEGEND = 34  # characters of a name in a line above panels
 WIDE = 8  # if the longest is this many times the shortest, times have a logarithmic axis
 MOST_TICKS = 9  # of a logarithmic axis
 STYLE: dict[str, Any] = {
@@ -96,9 +96,9 @@ def legend_height(names: Iterable[str]) -> float:
     return 0.25 + 0.17 * sum(lines) / 2
 
 
-def legend_above(ax: Axes, panel: Axes) -> None:
-    """Name the curves of one panel above all panels; nothing if there is only one curve."""
-    handles, names = panel.get_legend_handles_labels()
+def legend_above(ax: Axes, handles: Sequence[Any]) -> None:
+    """Name these lines above all panels; nothing if there is only one."""
+    names = [str(handle.get_label()) for handle in handles]
     sheet = ax.get_figure()
     if sheet is not None and len(names) > 1:
         lines = [wrapped(name, width=LEGEND) for name in names]

@@ -53,7 +53,6 @@ class Ended:
 
     archives: list[bytes]
     stacks: list[str]
-    outputs: list[str]
     codes: list[int]
     sent: int | None
 
@@ -94,7 +93,6 @@ def run_ranks(inputs: Sequence[bytes], *, folder: Path, limit_s: float) -> Ended
     return Ended(
         archives=[_read(folder / f"rank{rank}.npz") for rank in ranks],
         stacks=[_read(_stack(folder, rank)).decode(errors="replace") for rank in ranks],
-        outputs=[_read(folder / f"rank{rank}.log").decode(errors="replace") for rank in ranks],
         codes=report["codes"],
         sent=report["sent"],
     )

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import statistics
-from collections import defaultdict
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -18,6 +17,7 @@ from lab.launch.preflight import state_bytes, usable
 from lab.perfmodel.forecast import Forecast
 from lab.perfmodel.frozen import basis_of
 from lab.records.store import Record, Store, read_record
+from lab.records.table import by_run
 
 
 @dataclass(frozen=True)
@@ -137,15 +137,13 @@ def plan(study: Study, cluster: str | Cluster = "local") -> list[dict[str, Any]]
     """
     profile = usable(cluster)
     basis = basis_of(study, cluster)
-    measured: dict[str, list[Record]] = defaultdict(list)
-    for record in Store(study.out).records(study.tasks):
-        if record.completed:
-            measured[record.run_id].append(record)
+    done = (record for record in Store(study.out).records(study.tasks) if record.completed)
+    measured = by_run(done)
     if profile.executor == "local":  # whose devices are counted once, not per run
         profile = profile.model_copy(update={"devices": profile.ranks_per_node})
     rows = []
     for run in study.runs:
-        records = measured[run.id]
+        records = measured.get(run.id, [])
         forecast = basis.forecast(run)
         durations = [record.duration_s for record in records if record.duration_s is not None]
         seconds = round(statistics.median(durations), 1) if durations else None

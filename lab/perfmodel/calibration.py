@@ -271,11 +271,6 @@ class Calibration(_Stored):
         """Where the largest world size was measured."""
         return max(self.parts, key=lambda part: part.world_size).environment if self.parts else None
 
-    @property
-    def measured_at(self) -> datetime | None:
-        """When the oldest part was measured."""
-        return min((part.measured_at for part in self.parts), default=None)
-
     def contention(self, world_size: int) -> ContentionTime | None:
         """The contention at a world size, else at the nearest measured one; None if none was."""
         parts = [part for part in self.parts if part.contention]

@@ -236,15 +236,12 @@ def efficiency_without_overlap(r: float) -> float:
     return r / (1 + r)
 
 
-def efficiency_with_overlap(r: float, *, backward_share: float = BACKWARD_SHARE) -> float:
+def efficiency_with_overlap(r: float) -> float:
     """Efficiency if communication hides behind the backward pass as far as possible.
 
-    The step is `max(T_compute, (1 - backward_share) T_compute + T_communication)`, so the
-    efficiency is `1 / max(1, 1 - backward_share + 1 / R)`. Raises ValueError for a negative R or a
-    share outside [0, 1].
+    With b for BACKWARD_SHARE the step is `max(T_compute, (1 - b) T_compute + T_communication)`, so
+    the efficiency is `1 / max(1, 1 - b + 1 / R)`. Raises ValueError for a negative R.
     """
     if r < 0:
         raise ValueError(f"R {r} is negative")
-    if not 0 <= backward_share <= 1:
-        raise ValueError(f"backward_share {backward_share} is outside [0, 1]")
-    return 0.0 if r == 0 else 1 / max(1.0, 1 - backward_share + 1 / r)
+    return 0.0 if r == 0 else 1 / max(1.0, 1 - BACKWARD_SHARE + 1 / r)

@@ -19,7 +19,7 @@ from lab.files import write_atomically
 from lab.formatting import count, format_seconds, percent
 from lab.perfmodel.forecast import Basis, Forecast
 from lab.records.store import Record, Store, load_records
-from lab.records.table import median
+from lab.records.table import by_run, median
 
 if TYPE_CHECKING:
     import pandas as pd
@@ -173,10 +173,8 @@ def scores(study: Study, records: Sequence[Record] | None = None) -> list[Score]
 
     `records` are those of the study, if they are already loaded.
     """
-    measured: dict[str, list[Record]] = {}
-    for record in load_records(study) if records is None else records:
-        if record.completed and record.timing:
-            measured.setdefault(record.run_id, []).append(record)
+    loaded = load_records(study) if records is None else records
+    measured = by_run(record for record in loaded if record.completed and record.timing)
     frozen: dict[str, list[Frozen]] = {}
     for one in predictions(study) if measured else ():
         frozen.setdefault(one.run_id, []).append(one)

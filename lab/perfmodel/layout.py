@@ -265,9 +265,10 @@ class Layout:
     sequence_parallel: bool = False
     schedule: Schedule = "1f1b"
 
-    def shards(self, state: State) -> bool:
-        """Whether each of the data-parallel ranks keeps only a share of this."""
-        return state in SHARDED[self.sharing]
+    @property
+    def optimizer_shards(self) -> int:
+        """Among how many ranks the optimizer's state of a parameter is divided."""
+        return self.data if "optimizer" in SHARDED[self.sharing] else 1
 
     @property
     def compute_share(self) -> float:
@@ -404,8 +405,7 @@ def works_of(
     if layout.tied_bytes:
         seconds = links.pipeline("all_reduce", layout.tied_bytes)
         step.link("tied gradients", seconds, layout.tied_bytes, after=step.last("device"))
-    shards = layout.data if layout.shards("optimizer") else 1
-    own_s = profile.optimizer_s * layout.parameter_share / shards
+    own_s = profile.optimizer_s * layout.parameter_share / layout.optimizer_shards
     step.device("optimizer", own_s, after=step.last("link"))
     if layout.sharing == "zero1" and layout.data > 1:
         size = profile.gradient_bytes // share

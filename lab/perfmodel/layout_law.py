@@ -248,7 +248,7 @@ def _quantities(case: Case) -> dict[str, float]:
     transfers = accum * layout.interleave * min(4, 2 * (stages - 1)) + stages - 1
     crosses = tensor * data * stages > machine.gpus_per_node
     cards = machine.outer if crosses else machine.inner
-    state = weights / (data if layout.shards("optimizer") else 1)
+    state = weights / layout.optimizer_shards
     nodes = math.ceil(layout.world_size / machine.gpus_per_node)
     groups = machine.levels(data * layout.context, stride=tensor)
     copies = max(data * layout.context // layout.expert, 1)

@@ -101,7 +101,6 @@ def rank_memory(
     *,
     activation_bytes: float = 0.0,
     grad_accum: int = 1,
-    state: StateBytes = FP32,
     largest_unit: float = 0.0,
 ) -> MemoryParts:
     """Bytes of a rank of a layout; `activation_bytes` are a micro-batch's in the whole model.
@@ -111,7 +110,7 @@ def rank_memory(
     twice because it gathers ahead.
     """
     held = parameters * layout.parameter_share
-    own = state_memory(held, sharing=layout.sharing, ranks=layout.data, state=state)
+    own = state_memory(held, sharing=layout.sharing, ranks=layout.data, state=FP32)
     gathers = layout.sharing == "fsdp" and layout.data > 1
     micro_batches = min(layout.pipeline, grad_accum) / layout.pipeline
     return replace(
@@ -198,7 +197,7 @@ def layout_of(run: Run) -> Layout:
         raise LabError(f"the step model does not know strategy {run.strategy!r}")
     values = run.stated.micro_batch_size / passes(run) * model.block_size * model.width
     border = round(values * value_bytes(run.stated.precision))
-    vocabulary = model.vocab_size or vocab_size_of(model, run.dataset)
+    vocabulary = vocab_size_of(model, run.dataset)
     ranks = run.world_size
     return (_tensors if splits == "tensors" else _stages)(model, vocabulary, ranks, border)
 

@@ -76,6 +76,14 @@ def median(records: Sequence[Record], quantity: str | Callable[[Record], Any]) -
     return statistics.median(values) if values else None
 
 
+def by_run(records: Iterable[Record]) -> dict[str, list[Record]]:
+    """The repeats of each run, by its id."""
+    runs: dict[str, list[Record]] = {}
+    for record in records:
+        runs.setdefault(record.run_id, []).append(record)
+    return runs
+
+
 def steps_by_run(records: Iterable[Record]) -> dict[str, list[float]]:
     """The median step of each completed repeat in s, by run id."""
     steps: dict[str, list[float]] = {}

@@ -75,11 +75,13 @@ def github_page(notebook: Path, *, title: str) -> dict[str, str]:
 def light(svg: str) -> str:
     """An SVG as a small file: no comments or indentation, and on white, as its page may be dark.
 
-    Glyphs are numbered anew, because Matplotlib's numbers depend on what was drawn before.
+    Lengths are cut to hundredths of a point; numbers below 1 stay, as they may be scales. Glyphs
+    are numbered anew, because Matplotlib's numbers depend on what was drawn before.
     """
     background = '<rect width="100%" height="100%" fill="#fff"/>'
     svg = re.sub(r"<svg\b[^>]*>", lambda match: match[0] + background, svg, count=1)
     svg = re.sub(r"\s*\n\s*", "\n", re.sub(r"<!--.*?-->", "", svg, flags=re.DOTALL))
+    svg = re.sub(r"(?<![\w.])([1-9]\d*\.\d\d)\d+", r"\1", svg)
     glyphs = dict.fromkeys(re.findall(r'<path id="(\w+-[0-9a-f]+)"', svg))
     numbers = {name: f"glyph-{number}" for number, name in enumerate(glyphs)}
     return re.sub(r'(?<=["#])\w+-[0-9a-f]+(?=")', lambda m: numbers.get(m[0], m[0]), svg)

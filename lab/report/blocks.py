@@ -16,7 +16,7 @@ from lab.analysis.configurations import UNKNOWN
 from lab.figures.data import Source, StudyResults
 from lab.figures.figure import figure_named
 from lab.figures.style import SIZE, style
-from lab.formatting import NOT_MEASURED
+from lab.formatting import NOT_MEASURED, capitalized
 
 if TYPE_CHECKING:
     from matplotlib.axes import Axes
@@ -96,7 +96,7 @@ class Table:
         body = self.frame[:MOST_ROWS].to_html(
             index=self.index,
             border=0,
-            na_rep="not measured",
+            na_rep=NOT_MEASURED,
             escape=True,
             table_id=self.label or None,
         )
@@ -121,7 +121,7 @@ class Figure:
 
     def _repr_mimebundle_(self, **_: Any) -> tuple[dict[str, str], dict[str, dict[str, str]]]:
         if self.missing:
-            sentence = f"{self.missing[:1].upper()}{self.missing[1:]}."
+            sentence = f"{capitalized(self.missing)}."
             return {"text/markdown": Markdown.of(sentence).markdown}, {}
         content = {"image/svg+xml": self.svg, "text/plain": self.alt}
         about = {"alt": self.alt, "caption": self.caption, "label": self.label}

@@ -12,7 +12,14 @@ from lab.analysis import findings as analysis
 from lab.analysis.answer import answer as headline
 from lab.analysis.configurations import evaluated_samples, megabytes
 from lab.analysis.inference import accuracy
-from lab.analysis.scaling_curves import curves, ranks, rows_of, with_interval
+from lab.analysis.scaling_curves import (
+    common_ranks,
+    curves,
+    over_repeats,
+    ranks,
+    rows_of,
+    with_interval,
+)
 from lab.analysis.tables import classical_tables
 from lab.analysis.waterfall import waterfall_table
 from lab.config.run import distinct_labels
@@ -28,7 +35,7 @@ from lab.records.table import median
 from lab.report.blocks import Markdown, Table
 
 COMMUNICATION = (
-    "Communication of a step on its slowest rank, median over repeats [95 % interval]. Exposed is "
+    "Communication of a step on its slowest rank, {over}. Exposed is "
     "the time in which it did nothing but wait, split into waiting for other ranks and transfer, "
     "whose medians need not add up; the cost of synchronising is measured by itself, in "
     "alternating rounds with and without it, and exceeds the exposed part by the slowdown of "
@@ -162,6 +169,8 @@ def communication(results: StudyResults) -> Table | Markdown:
     repeats = configurations.trained(results.study.runs, results.records)
     sent = {run.id: records for run, records in repeats.items()}
     rows = []
+    summary = results.summary[results.summary["world_size"] > 1]
+    shared = common_ranks(summary)
     for label, points in curves(results.summary):
         for row in rows_of(points[points["world_size"] > 1]):
             times = {
@@ -170,13 +179,16 @@ def communication(results: StudyResults) -> Table | Markdown:
                 )
                 for name, column in columns.items()
             }
-            configuration = f"{ranks(row['device'], row['world_size'])}, {label}"
+            where = ranks(row["device"], row["world_size"])
+            configuration = label if where == shared else f"{where}, {label}"
             by_rank = _sent(sent.get(row["run_id"], []))
             rows.append({"configuration": configuration, **times, "sent (MB)": by_rank})
     unknown = {NOT_MEASURED, configurations.UNKNOWN}
     if all(set(list(row.values())[1:]) <= unknown for row in rows):
         return Markdown("")
-    return Table.of_rows(COMMUNICATION, rows, label="tbl-communication")
+    over = over_repeats([*map(int, results.summary["repeats"])])
+    caption = COMMUNICATION.format(over=over)
+    return Table.of_rows(caption, rows, common=shared, label="tbl-communication")
 
 
 def _sent(repeats: Sequence[Record]) -> str:
@@ -206,7 +218,7 @@ def learning(results: StudyResults) -> Table:
     rows = []
     for run, repeats in configurations.trained(runs, done).items():
         cells = {
-            name: cell(repeats, summary[run.id]) if repeats else "not measured"
+            name: cell(repeats, summary[run.id]) if repeats else NOT_MEASURED
             for name, cell in columns.items()
         }
         rows.append({"configuration": labels[run], **cells})
@@ -224,7 +236,7 @@ def learning(results: StudyResults) -> Table:
 
 def _loss(repeats: Sequence[Record], quantity: str) -> str:
     value = median(repeats, quantity)
-    return "not measured" if value is None else f"{value:.4f}"
+    return NOT_MEASURED if value is None else f"{value:.4f}"
 
 
 def learning_compared(results: StudyResults) -> Markdown:

@@ -25,7 +25,9 @@ from lab.analysis.scaling_curves import (
 )
 from lab.figures.data import StudyResults
 from lab.formatting import (
+    NOT_MEASURED,
     bytes_unit,
+    capitalized,
     count,
     format_bytes,
     format_seconds,
@@ -61,8 +63,8 @@ SPREAD = (
     "either side"
 )
 BOOTSTRAP = (
-    "medians over repeats, with 95 % intervals by bootstrap over them (from two or three repeats "
-    "the whole range)"
+    "medians over repeats, with 95 % intervals by bootstrap over them (of two to five repeats "
+    "their range)"
 )
 GIVEN: dict[str, Callable[[pd.DataFrame], str]] = {
     "step_time": time_name,
@@ -169,7 +171,7 @@ def _figure(results: StudyResults, *, suffix: str, note: str) -> Figure:
     how = f" Bars are intervals: {_how(summary)}." if INTERVALS & known else ""
     drawn = figure("overview", results)
     said = f"{'; '.join(what)}; by number of {ranks(device_of(summary))}"
-    caption = f"{said[:1].upper()}{said[1:]}.{how} {note}"
+    caption = f"{capitalized(said)}.{how} {note}"
     return dataclasses.replace(drawn, caption=caption.strip(), label=drawn.label + suffix)
 
 
@@ -233,7 +235,7 @@ def _results(results: StudyResults, *, label: str) -> Table:
 
 def _table(caption: str, rows: list[dict[str, str]], *, label: str) -> Table:
     """A table without columns that are empty, and without `repeats` if all are 1."""
-    frame = pd.DataFrame(rows).replace("not measured", "-")
+    frame = pd.DataFrame(rows).replace(NOT_MEASURED, "-")
     known = [name for name in frame if not (frame[name] == "-").all()]
     if "repeats" in known and (frame["repeats"] == "1").all():
         known.remove("repeats")
@@ -359,7 +361,7 @@ def _readings(report: TableReport) -> list[str]:
 
 
 def _sentence(text: str) -> str:
-    return f"{text[:1].upper()}{text[1:].rstrip('.')}."
+    return f"{capitalized(text).rstrip('.')}."
 
 
 def reproduce(report: TableReport) -> list[Markdown]:

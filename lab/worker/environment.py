@@ -209,8 +209,9 @@ class MachineWatch:
         self.restart()
 
     def restart(self) -> None:
-        """Count the use of cores from here."""
+        """Count the use of cores, and sample GPUs, from here."""
         self._before = cpu_use(self._cores)
+        self._gpus.restart()
 
     def stop(self) -> RankUse:
         """Stop watching; returns what was used."""
@@ -259,7 +260,10 @@ def _busy(cores: Sequence[int]) -> dict[int, float]:
 
 
 class GpuWatch:
-    """Samples this process's GPUs with nvidia-smi until `stop`; does nothing on CPUs."""
+    """Samples this process's GPUs with nvidia-smi until `stop`; does nothing on CPUs.
+
+    Only samples since the last `restart` count.
+    """
 
     def __init__(self, device: torch.device, devices: int = 1) -> None:
         numbers = [device.index or 0] if devices == 1 else range(devices)
@@ -267,6 +271,7 @@ class GpuWatch:
         self._uuids = [_uuid(number) for number in numbers] if on_gpus else []
         self._sampler: subprocess.Popen[str] | None = None
         self._lines: list[str] = []
+        self._first = 0  # of the lines that count
         # A driver supports one of the fields and rejects the other at once.
         queries = map(self._query, REASONS_FIELDS if self._uuids else ())
         query = next(filter(lambda query: nvidia_smi(*query), queries), None)
@@ -279,6 +284,10 @@ class GpuWatch:
         self._reader = threading.Thread(target=self._read, args=[self._sampler.stdout], daemon=True)
         self._reader.start()
 
+    def restart(self) -> None:
+        """Forget what was sampled so far."""
+        self._first = len(self._lines)
+
     def stop(self) -> list[GpuState]:
         """Stop sampling; returns the state of each GPU that could be sampled."""
         if self._sampler is None:
@@ -287,10 +296,11 @@ class GpuWatch:
         self._sampler.terminate()
         self._sampler.wait()
         self._reader.join()
-        return parse_states(self._lines, processes, uuids=self._uuids)
+        return parse_states(self._lines[self._first :], processes, uuids=self._uuids)
 
     def _read(self, lines: Iterable[str]) -> None:
-        self._lines.extend(lines)
+        for line in lines:
+            self._lines.append(line)
 
     def _query(self, reasons: str) -> list[str]:
         fields = f"--query-gpu=uuid,clocks.sm,clocks.max.sm,{reasons}"
@@ -302,8 +312,8 @@ def parse_states(
 ) -> list[GpuState]:
     """The state of each GPU from nvidia-smi's output: samples, and its processes at the end.
 
-    Lines of another form, such as errors, are ignored. A sample of an idle GPU, before the first
-    step, says nothing about its clocks.
+    Lines of another form, such as errors, are ignored. A sample of an idle GPU says nothing about
+    its clocks.
     """
     by_gpu: dict[str, list[_Sample]] = {uuid: [] for uuid in uuids}
     for line in samples:

@@ -146,7 +146,7 @@ def _cells(line: str) -> list[str]:
 def _latex(text: str) -> Iterator[Table]:
     text = COMMENT.sub("", text)
     notes = [
-        _plain(_braced(text[match.end() - 1 : match.end() + LONGEST], 0)[0])
+        _plain(_braced(text[match.end() - 1 : match.end() + LONGEST])[0])
         for match in CAPTION.finditer(text)
     ]
     end = 0
@@ -156,9 +156,7 @@ def _latex(text: str) -> Iterator[Table]:
         end = text.find(f"\\end{{{match[1]}}}", match.end())
         body = text[match.end() : max(end, match.end())].lstrip()
         while body.startswith(("{", "[")):  # the width and the columns
-            body = (
-                _braced(body, 0)[1].lstrip() if body[0] == "{" else body.partition("]")[2].lstrip()
-            )
+            body = _braced(body)[1].lstrip() if body[0] == "{" else body.partition("]")[2].lstrip()
         if table := _table(_rows(body), notes):
             yield table
 
@@ -220,14 +218,14 @@ def _rows(body: str) -> list[list[str]]:
     return rows
 
 
-def _braced(text: str, start: int) -> tuple[str, str]:
-    """The content of the braces that open at `start`, and the text after them."""
+def _braced(text: str) -> tuple[str, str]:
+    """The content of the braces that open a text, and the text after them."""
     depth = 0
-    for place in range(start, len(text)):
-        depth += {"{": 1, "}": -1}.get(text[place], 0)
+    for place, sign in enumerate(text):
+        depth += {"{": 1, "}": -1}.get(sign, 0)
         if depth == 0:
-            return text[start + 1 : place], text[place + 1 :]
-    return text[start + 1 :], ""
+            return text[1:place], text[place + 1 :]
+    return text[1:], ""
 
 
 def _plain(text: str) -> str:

@@ -143,8 +143,8 @@ class Observations:
             groups.setdefault(key, []).append(place)
         columns = columns_of(rows)
         for (code, size, strategy), places in groups.items():
-            part = {name: [cells[place] for place in places] for name, cells in columns.items()}
-            curves[code].points.append(point_of(curves[code], size, strategy, part, self.kind))
+            point = point_of(curves[code], size, strategy, columns, places, self.kind)
+            curves[code].points.append(point)
         return curves
 
     def _label(self, values: Mapping[str, Any]) -> str:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 from collections import Counter
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from functools import cached_property
 from itertools import takewhile
@@ -41,26 +41,29 @@ def columns_of(rows: pd.DataFrame) -> Cells:
     return cells | {name: rows[name].tolist() for name in (*INDEX, "aggregate", "label")}
 
 
-def point_of(curve: Curve, size: float, strategy: str, rows: Cells, kind: str) -> Point:
-    """A point made of rows at one world size; `kind` is that of their observations."""
-    every = range(len(rows["label"]))
-    apart = [row for row in every if not rows["aggregate"][row]]
-    own, means, of_means = list(every), list(every), "time_mean"
+def point_of(
+    curve: Curve, size: float, strategy: str, cells: Cells, places: Sequence[int], kind: str
+) -> Point:
+    """A point made of the rows at these places, of one world size and kind of observations."""
+    apart = [row for row in places if not cells["aggregate"][row]]
+    own, means, of_means = places, places, "time_mean"
     if kind != "records" and apart:
         own = apart
-        if kind == "table" and len(apart) < len(every):
-            means, of_means = [row for row in every if rows["aggregate"][row]], "time"
-    index = _measurements(rows)
-    carried = ((name, _known(cells)) for name, cells in rows.items() if name in CARRIED)
-    values = {name: median(known) for name, known in carried if known}
-    repeats = {rows["repeat"][row] for row in own if _is_known(rows["repeat"][row])}
-    ranked = bool(_known(rows["rank"][row] for row in own))
-    if len(own) <= 2 or (len(repeats) <= 1 and ranked):
-        times = rows["time"]
+        if kind == "table" and len(apart) < len(places):
+            means, of_means = [row for row in places if cells["aggregate"][row]], "time"
+    index = _measurements(cells, places)
+    values = {}
+    for name, column in cells.items():
+        if name in CARRIED and (known := [v for row in places if (v := column[row]) == v]):
+            values[name] = median(known) if len(known) > 1 else known[0]
+    repeats = {cells["repeat"][row] for row in own if _is_known(cells["repeat"][row])}
+    ranked = bool(_known(cells["rank"][row] for row in own))
+    if len(places) > 1 and (len(own) <= 2 or (len(repeats) <= 1 and ranked)):
+        times = cells["time"]
         slowest = max(own, key=lambda row: times[row] if times[row] == times[row] else -math.inf)
-        of_slowest = {name: rows[name][slowest] for name in values}
+        of_slowest = {name: cells[name][slowest] for name in values}
         values |= {name: value for name, value in of_slowest.items() if value == value}
-    quoted = _known(rows["speedup"][row] for row in own) if "speedup" in rows else []
+    quoted = _known(cells["speedup"][row] for row in own) if "speedup" in cells else []
     over_one = any(abs(value - 1) < ROUNDING for value in quoted)
     if over_one and max(quoted) > CERTAINLY_MORE * min(quoted):  # these are no repeats
         values["programs"] = len(set(quoted))
@@ -68,11 +71,11 @@ def point_of(curve: Curve, size: float, strategy: str, rows: Cells, kind: str) -
         curve=curve,
         world_size=size,
         strategy=strategy,
-        times=_per_repeat(rows["time"], own, index),
-        means=_per_repeat(rows[of_means], means, index),
-        rates=_per_repeat(rows["rate"], own, index),
+        times=_per_repeat(cells["time"], own, index),
+        means=_per_repeat(cells[of_means], means, index),
+        rates=_per_repeat(cells["rate"], own, index),
         values=values,
-        labels=tuple(rows["label"]),
+        labels=tuple(cells["label"][row] for row in places),
     )
 
 
@@ -84,24 +87,24 @@ def _known(values: Iterable[float]) -> list[float]:
     return [value for value in values if value == value]
 
 
-def _measurements(rows: Cells) -> list[tuple[object, object]]:
+def _measurements(cells: Cells, places: Sequence[int]) -> dict[int, tuple[object, object]]:
     """The repeat of each row, and the measurement that it shares with rows of other ranks."""
-    indices = list(zip(*(rows[name] for name in INDEX), strict=True))
+    indices = [tuple(cells[name][row] for name in INDEX) for row in places]
     numbered = any(_is_known(value) for index in indices for value in index)
     again: Counter[object] = Counter()
-    keys: list[tuple[object, object]] = []
-    for index, rank, aggregate in zip(indices, rows["rank"], rows["aggregate"], strict=True):
-        measurement = tuple(map(str, index))
-        of_rank = measurement, rank if rank == rank else -1, aggregate
+    keys: dict[int, tuple[object, object]] = {}
+    for row, index in zip(places, indices, strict=True):
+        measurement, rank = tuple(map(str, index)), cells["rank"][row]
+        of_rank = measurement, rank if rank == rank else -1, cells["aggregate"][row]
         again[of_rank] += 1
         measured = measurement, again[of_rank]
         repeat = index[0] if _is_known(index[0]) else ""
-        keys.append((repeat if numbered else measured, measured))
+        keys[row] = repeat if numbered else measured, measured
     return keys
 
 
 def _per_repeat(
-    values: Sequence[float], rows: Iterable[int], index: Sequence[tuple[object, object]]
+    values: Sequence[float], rows: Iterable[int], index: Mapping[int, tuple[object, object]]
 ) -> tuple[float, ...]:
     """The slowest rank of each measurement, then the median over epochs or steps of a repeat."""
     slowest: dict[object, dict[object, float]] = {}
@@ -230,12 +233,12 @@ class Point:
     @cached_property
     def time(self) -> float:
         """Median over repeats of the slowest rank's time."""
-        return float(np.median(self.times)) if self.times else math.nan
+        return float(median(self.times)) if self.times else math.nan
 
     @cached_property
     def mean(self) -> float:
         """Median over repeats of the quoted mean over ranks."""
-        return float(np.median(self.means)) if self.means else math.nan
+        return float(median(self.means)) if self.means else math.nan
 
     @cached_property
     def bounds(self) -> tuple[float, float] | None:

@@ -321,7 +321,7 @@ def test_one_configuration_is_told_with_its_repeats(tmp_path):
     text = answered(tmp_path, repeats(run(1), [0.1, 0.11, 0.12]), scaling="none")
     assert text == (
         "A step takes 110 [100, 120] ms on 1 CPU process at batch 64: "
-        "the median of 3 repeats with its 95 % interval."
+        "the median of 3 repeats with its range."
     )
     two = repeats(run(1), [0.1, 0.11, 0.12]) + repeats(run(1, 32), [0.05, 0.06, 0.07])
     text = answered(tmp_path / "two", two, scaling="none")

@@ -13,8 +13,14 @@ from scipy import optimize
 from lab import InputError
 from lab.analysis.laws import amdahl_speedup, fit_amdahl, gustafson_speedup, karp_flatt
 from lab.analysis.scaling import summary
-from lab.analysis.scaling_curves import baseline_name, curves, ranks
-from lab.formatting import Unit, format_seconds, percent, rounded, unit_for, value_of
+from lab.analysis.scaling_curves import (
+    WHOLE_RANGE,
+    baseline_name,
+    curves,
+    over_repeats,
+    ranks,
+)
+from lab.formatting import Unit, drawn_value, format_seconds, percent, rounded, unit_for, value_of
 from lab.records.store import Record
 from lab.records.table import table
 
@@ -262,6 +268,18 @@ def test_curves_are_sorted_lines_with_short_names():
     assert list(lines[0].points["world_size"]) == [1, 2, 4]
 
 
+def test_models_keep_the_order_of_the_records_and_numbers_count_up():
+    records = [
+        record(run(1, batch, model=model))
+        for model in ("gpt-mini", "gpt-nano")
+        for batch in (128, 8, 16)
+    ]
+    lines = curves(summary(table(records), baseline=ONE, scaling="none"))
+    assert [line.label for line in lines] == [
+        f"{model}, batch {batch}" for model in ("gpt-mini", "gpt-nano") for batch in (8, 16, 128)
+    ]
+
+
 def test_labels_name_what_differs():
     records = [
         record(run(size, precision=precision)) for size in (1, 2) for precision in ("fp32", "bf16")
@@ -391,6 +409,14 @@ def test_seconds_and_per_cent():
     assert value_of(percent(0.46, 0.31, 0.6)) == "46 %" and value_of("12 ms") == "12 ms"
 
 
+def test_drawn_values_have_at_most_three_digits():
+    assert drawn_value(format_seconds, 0.37948, 0.37930, 0.37965) == "379 ms"
+    assert drawn_value(rounded, 1.1003, 1.0975, 1.1031) == "1.10"
+    assert drawn_value(rounded, 17834.0, 17820.0, 17850.0) == "17800"
+    assert drawn_value(rounded, 87.31, 71.0, 93.0) == "87"  # no more than the interval supports
+    assert drawn_value(rounded, 5.678, math.nan, math.nan) == "5.68"
+
+
 def test_ranks_are_called_what_they_are():
     assert [ranks("cuda", 1), ranks("cuda", 2), ranks("cpu", 1), ranks("cpu"), ranks(None, 3)] == [
         "1 GPU",
@@ -410,3 +436,28 @@ def test_a_strategy_of_ones_own_has_a_curve_by_its_name() -> None:
     labels = [label.split(", ")[1:] for label, _ in curves(rows)]
     assert labels == [["ddp"], ["Local", "n 4"]]
     assert list(rows["speedup"].round(6)) == [1, 2, 1, 2]
+
+
+@pytest.mark.parametrize(
+    ("counts", "expected"),
+    [
+        ([1, 1], "from one repeat, which gives no interval"),
+        ([1, 2], "median over 1 to 2 repeats [range]"),
+        ([3], "median over 3 repeats [range]"),
+        ([1, 7, 6], "median over 1 to 7 repeats [95 % interval]"),
+        ([5, 9], "median over 5 to 9 repeats [95 % interval; of up to 5 repeats their range]"),
+    ],
+)
+def test_the_range_of_few_repeats_is_not_called_an_interval_of_95_percent(
+    counts: list[int], expected: str
+) -> None:
+    assert over_repeats(counts) == expected
+
+
+@pytest.mark.parametrize("count", range(2, 8))
+def test_up_to_five_repeats_have_their_range_as_interval(count: int) -> None:
+    times = [0.1 + 0.01 * n for n in range(count)]
+    frame = summary(table(repeats(run(1), times)), baseline={"world_size": 1}, scaling="strong")
+    row = frame.iloc[0]
+    whole = row["step_time_low"] == times[0] and row["step_time_high"] == times[-1]
+    assert whole == (count <= WHOLE_RANGE)

@@ -39,7 +39,7 @@ def test_classical_tables():
     assert "communication" not in parts  # it was measured nowhere, as the caption says
     assert parts.loc["4 CPU processes, batch 64", "compute"] == "68.0 [68.0, 68.0] ms"
     captions = list(tables)
-    assert captions[1] == "Speedup over 1 CPU process, median over 3 repeats [95 % interval]"
+    assert captions[1] == "Speedup over 1 CPU process, median over 3 repeats [range]"
     assert captions[3].endswith("compute includes the wait for it")
 
 
@@ -57,13 +57,24 @@ def test_configurations_that_are_no_curve_share_a_table():
         summary(table(records), baseline={"strategy": "ddp"}, scaling="none")
     )
     assert caption.startswith("Configurations, from one repeat")
-    assert frame["step time"].to_dict() == {
-        "2 CPU processes, batch 64, ddp": "100 ms",
-        "2 CPU processes, batch 64, fsdp": "100 ms",
-    }
+    assert caption.endswith(". All: 2 CPU processes")  # so that no row need say it
+    assert frame["step time"].to_dict() == {"batch 64, ddp": "100 ms", "batch 64, fsdp": "100 ms"}
     # On as many ranks, each efficiency would repeat the speedup.
     assert list(frame) == ["step time", "speedup over the baseline"]
     assert "not measured" not in frame.to_string()
+
+
+def test_rows_name_ranks_that_differ():
+    sizes = {"ddp": 2, "fsdp": 4}
+    records = [record(run(size, strategy=name)) for name, size in sizes.items()]
+    (caption, frame), _ = classical_tables(
+        summary(table(records), baseline={"strategy": "ddp"}, scaling="none")
+    )
+    assert list(frame.index) == [
+        "2 CPU processes, batch 64, ddp",
+        "4 CPU processes, batch 64, fsdp",
+    ]
+    assert "All:" not in caption
 
 
 def test_nothing_makes_no_tables():

@@ -328,7 +328,7 @@ def test_the_table_says_what_the_waterfall_says() -> None:
         "waiting for data 5.00 [5.00, 5.00]; the optimizer -3.00 [-3.00, -3.00]",
         "measured": "71.5 [71.5, 71.5]",
     }
-    assert "in ms [95 % interval]" in caption
+    assert "in ms [range], on" in caption
 
 
 def test_nothing_is_said_of_published_steps() -> None:

@@ -112,10 +112,10 @@ def test_lines_are_told_apart_by_as_little_as_it_takes() -> None:
         summary(table([record(one) for one in runs]), baseline={"world_size": 1}, scaling="strong")
     )
     assert {line.label for line in lines} == {
-        "batch 8, gpt 2x64",
-        "batch 8, gpt 2x64, bf16 on the link",
-        "batch 8, gpt 4x64",
-        "batch 8, gpt 4x64, bf16 on the link",
+        "gpt 2x64, batch 8",
+        "gpt 2x64, batch 8, bf16 on the link",
+        "gpt 4x64, batch 8",
+        "gpt 4x64, batch 8, bf16 on the link",
     }
 
 
@@ -125,7 +125,7 @@ def test_models_that_differ_in_their_end_are_told_in_full() -> None:
         summary(table([record(one) for one in runs]), baseline={"world_size": 1}, scaling="strong")
     )
     assert {line.label for line in lines} == {
-        f"batch 8, gpt 2x64, 2 heads, {size} tokens" for size in (32, 64)
+        f"gpt 2x64, 2 heads, {size} tokens, batch 8" for size in (32, 64)
     }
 
 

@@ -148,7 +148,7 @@ def test_a_hang_is_told_with_the_line_at_which_each_rank_stands() -> None:
     stack = 'Thread 0x1 (most recent call first):\n  File "/x/torch/dist.py", line 9 in wait\n'
     stack += '  File "/h/ring.py", line 12 in all_reduce\n  File "/h/ring.py", line 30 in main\n'
     assert line_in(stack, "/h/ring.py") == (12, "all_reduce")
-    ended = Ended([b"", b""], [stack, ""], ["", ""], [1, 1], None)
+    ended = Ended([b"", b""], [stack, ""], [1, 1], None)
     with pytest.raises(WrongAnswerError, match=r"rank 0: line 12, in all_reduce; rank 1: it had"):
         ranks._trials(ended, {"file": "/h/ring.py"})
 

@@ -14,7 +14,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from lab import InputError, LabError, figures
-from lab.config.study import Task
+from lab.config.study import Study, Task
 from lab.figures import StudyResults, alt_text
 from lab.figures.breakdown import spread
 from lab.figures.figure import figure, no_runs
@@ -357,6 +357,90 @@ def test_spread_moves_neighbours_alike():
     assert spread([10, 12], [10, 10], low=0, high=100) == pytest.approx([6, 16])
     assert spread([10, 50], [10, 10], low=0, high=100) == [10, 50]
     assert spread([98, 99], [10, 10], low=0, high=100) == pytest.approx([85, 95])
+
+
+@pytest.fixture(scope="module")
+def grid():
+    """Two models at four batches, compiled and not: more configurations than colours."""
+    return StudyResults(
+        [
+            item
+            for nth, model in enumerate(("gpt-mini", "gpt-nano"))
+            for batch in (8, 16, 32, 64)
+            for compiled in (False, True)
+            for item in repeats(
+                run(1, batch, model=model, compile=compiled, micro_batch_size=batch),
+                [batch / (100 + nth + 40 * compiled) + wait for wait in (0.0, 1e-5, 2e-5)],
+                loss=losses(30),
+            )
+        ],
+        baseline={"compile": False},
+        scaling="none",
+    )
+
+
+def test_losses_of_many_configurations_have_a_row_of_panels_per_model(grid):
+    axes = figures.losses(grid).figure.axes
+    assert len(axes) == 1 + 4
+    assert [ax.texts[0].get_text() for ax in axes[1:] if ax.texts] == ["gpt-mini", "gpt-nano"]
+    for ax in axes[1:]:
+        looks = {(line.get_color(), line.get_linestyle()) for line in ax.get_lines()}
+        assert len(looks) == len(ax.get_lines()) == 8
+    [legend] = axes[0].figure.legends
+    names = [text.get_text() for text in legend.get_texts()]
+    assert names == ["batch 8", "batch 16", "batch 32", "batch 64", "compiled"]
+
+
+def test_losses_that_would_be_a_tangle_are_those_of_the_fastest_and_the_slowest():
+    results = StudyResults(
+        [
+            record(run(1, 8 * nth, model=model), step_time=nth, loss=losses(30))
+            for nth in range(1, 6)
+            for model in ("gpt-nano", "gpt-mini", "gpt2-small", "gpt2-medium", "gpt2-large")
+        ],
+        scaling="none",
+    )
+    assert len(figures.losses(results).figure.axes[1].get_lines()) == 12
+    caption, alt = figures.losses.caption(results), alt_text("losses", results)
+    assert "12 of 25 configurations are drawn" in caption and "  " not in caption
+    assert alt.count(" on 1 CPU process") == 12
+
+
+def test_bars_of_the_overview_count_up_and_leave_out_what_all_share(grid):
+    panels = figures.overview(grid).figure.axes[1:]
+    names = [label.get_text() for label in panels[0].get_yticklabels()]
+    assert names[:3] == ["gpt-mini, batch 8", "gpt-mini, batch 8, compiled", "gpt-mini, batch 16"]
+    assert names[-1] == "gpt-nano, batch 64, compiled"
+    assert "All are on 1 CPU process." in figures.overview.caption(grid)
+    digits = [sum(map(str.isdigit, word)) for panel in panels for word in words(panel)]
+    assert len(digits) == 3 * 16 and max(digits) == 3
+
+
+def test_bars_are_as_long_as_the_texts_beside_them_allow(grid):
+    ax = figures.overview(grid).figure.axes[1]
+    ax.figure.canvas.draw()
+    ends = [text.get_window_extent().x1 for text in ax.texts]
+    assert 0.9 * ax.bbox.width < max(ends) - ax.bbox.x0 < ax.bbox.width
+
+
+def test_the_caption_says_which_waterfalls_are_drawn(grid):
+    ax = figures.waterfall(grid)
+    headings = [text.get_text() for text in ax.texts if text.get_fontweight() == "bold"]
+    assert headings == [f"gpt-mini, batch {batch}, compiled" for batch in (8, 16, 32, 64)]
+    caption = figures.waterfall.caption(grid)
+    assert "4 of 8 configurations are drawn, those that lose or gain most." in caption
+    assert "All are on 1 CPU process." in caption
+
+
+def test_a_folder_is_drawn_in_the_order_of_its_grid(tmp_path):
+    models = ["gpt-nano", "gpt2-small", "gpt-mini", "gpt2-medium"]
+    grid = f"{{title: T, question: Q, scaling: none, base: {{micro_batch_size: 8}}, grid: {{model: {models}}}}}"
+    (tmp_path / "study.yaml").write_text(grid)
+    made = Study.load(tmp_path)
+    for one in made.runs:
+        write_record(record(one), Store(made.out).folder(Task(one, 0)))
+    labels = [label for label, _ in StudyResults(str(tmp_path)).curves]
+    assert labels == [f"{model}, batch 8" for model in models]
 
 
 def test_long_names_are_broken_after_commas():

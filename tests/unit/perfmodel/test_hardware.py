@@ -201,10 +201,10 @@ def test_tf32_has_a_peak_of_its_own_where_there_is_any() -> None:
 
 
 def test_the_lab_on_an_h200_takes_what_it_was_measured_to_take() -> None:
-    """GPT-2 of three sizes at micro-batches from 8 to 32, eager and compiled, in bf16."""
+    """GPT-2 of three sizes at micro-batches from 8 to 64, eager and compiled, in bf16."""
     records = [record for path in KEPT.glob("*/*/record.json") if (record := read_record(path))]
     measured = [record for record in records if record.timing and record.peak_memory]
-    assert len(measured) >= 15
+    assert len(measured) >= 24
     for record in measured:
         assert record.timing and isinstance(record.run, Run)
         forecast = on_described(record.run, machine("h200x1"))

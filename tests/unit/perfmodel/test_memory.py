@@ -16,7 +16,6 @@ from lab.files import SHARED
 from lab.perfmodel.flops import gpt_parameters, model_cost
 from lab.perfmodel.layout import MICRO_BATCH, Bucket, Candidate, Layout, Profile
 from lab.perfmodel.memory import (
-    FP32,
     IDLE,
     LOGIT,
     PLAIN,
@@ -122,7 +121,7 @@ def test_memory_of_layouts() -> None:
     assert (
         rank_memory(1e9, Layout(pipeline=4), activation_bytes=8e9, grad_accum=1).activations == 2e9
     )
-    sharded = rank_memory(1e9, Layout(sharing="fsdp", data=4), state=FP32, largest_unit=1e8)
+    sharded = rank_memory(1e9, Layout(sharing="fsdp", data=4), largest_unit=1e8)
     assert sharded.total == 4e9 + 2e8
 
 

@@ -10,7 +10,7 @@ import pandas as pd
 import pytest
 from nbformat.v4 import new_code_cell, new_markdown_cell, new_notebook, new_output
 
-from lab.report.artifacts import write_artifacts
+from lab.report.artifacts import light, write_artifacts
 from lab.report.references import cite
 
 SVG = (
@@ -24,6 +24,11 @@ TABLE = (
 
 
 WIDE = pd.DataFrame({f"column {n}": ["1.234 [1.200, 1.300] ms", "some words"] for n in range(9)})
+
+
+def test_a_kept_figure_has_no_digits_that_nobody_sees() -> None:
+    path = '<path d="M 159.768834 -490.554291 L 0 3.5" transform="scale(0.015625)"/>'
+    assert '"M 159.76 -490.55 L 0 3.5" transform="scale(0.015625)"' in light(f"<svg>{path}</svg>")
 
 
 def test_text_figures_and_tables_are_files_of_their_own(tmp_path: Path) -> None:

@@ -174,6 +174,19 @@ def test_the_sampler_ends_with_what_it_has_seen(gpu: torch.device) -> None:
     assert watch._sampler is not None and watch._sampler.poll() is not None
 
 
+def test_what_was_sampled_before_the_measured_steps_does_not_count(gpu: torch.device) -> None:
+    watch = GpuWatch(gpu)
+    while len(watch._lines) < 3:
+        pass
+    watch._lines[:] = [f"{ONE}, 345, 1980, 0x0000000000000000"] * len(watch._lines)
+    watch.restart()
+    early = len(watch._lines)
+    while len(watch._lines) < early + 3:
+        pass
+    (gpu_state,) = watch.stop()
+    assert gpu_state.sm_clock_low == 1500.0 and gpu_state.samples >= 3
+
+
 def test_nothing_is_sampled_without_a_gpu_or_without_its_tool(gpu, monkeypatch) -> None:
     assert GpuWatch(torch.device("cpu")).stop() == []
     monkeypatch.setenv("PATH", "")

@@ -11,11 +11,9 @@ import numpy as np
 from lab.analysis.audit.observations import Observations, UncheckedError
 from lab.analysis.audit.points import Curve, Point
 from lab.analysis.audit.rule import Fault, rule, seconds
+from lab.analysis.scaling import FEWEST_REPEATS
 from lab.formatting import count
 
-# The ranges of two sets of n repeats of equal runs are disjoint by chance with probability
-# 2 / binomial(2n, n): in 1 of 3 cases for two repeats, in 1 of 10 for three.
-FEWEST_REPEATS = 3
 CLAIM = 0.05  # a smaller difference is not worth claiming
 # Clocks resolve microseconds and machines vary by a per cent: closer agreement was computed.
 EXACT = 5e-4

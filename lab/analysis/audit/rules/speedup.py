@@ -293,7 +293,7 @@ def equal_work(observations: Observations) -> Iterator[Fault]:
         yield from _batches(point, base, observations)
         # A step counts as one, whatever their number, and so does a second.
         if not tables or (observations.per != "step" and point.time > 0):
-            yield from _amounts(point, base, observations)
+            yield from _amounts(point, base)
 
 
 def _batches(point: Point, base: Point, observations: Observations) -> Iterator[Fault]:
@@ -348,7 +348,7 @@ def _batches(point: Point, base: Point, observations: Observations) -> Iterator[
     )
 
 
-def _amounts(point: Point, base: Point, observations: Observations) -> Iterator[Fault]:
+def _amounts(point: Point, base: Point) -> Iterator[Fault]:
     batches = point.global_batch_size / base.global_batch_size
     for name in ("samples", "total_steps", "steps"):
         here, there = getattr(point, name), getattr(base, name)

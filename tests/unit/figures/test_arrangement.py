@@ -1,0 +1,85 @@
+from __future__ import annotations
+
+from itertools import product
+
+import pytest
+
+from lab.figures.arrangement import MOST_ENTRIES, MOST_PANELS, Arrangement, arranged, in_turn
+from lab.figures.style import COLORS, IDEAL
+
+MODELS = ("gpt2-small", "gpt2-medium", "gpt2-large")
+STRATEGIES = ("naive_ddp", "ddp", "fsdp", "zero1", "tensor_parallel", "pipeline_parallel")
+STUDIES = {
+    "models, batches and compilation": [
+        f"{model}, batch {batch}{compiled}"
+        for model, batch, compiled in product(MODELS, (8, 16, 32, 64), ("", ", compiled"))
+    ],
+    "strategies at two batches": [
+        f"batch {batch}, {name}" for batch, name in product((8, 16), STRATEGIES)
+    ],
+    "strategies with settings of two models": [
+        f"{model}, batch 8, {name}{setting}"
+        for model, name, setting in product(MODELS[:2], STRATEGIES, ("", ", flat"))
+    ],
+    "models at three batches": [
+        f"{model}, batch {batch}" for model, batch in product("ABCDE", (8, 16, 32))
+    ],
+    "learning rates": [f"batch 8, learning rate {nth}" for nth in range(1, 9)],
+    "settings of one strategy": ["batch 8", *(f"batch 8, buckets of {n} MiB" for n in range(1, 9))],
+    "one": ["batch 8"],
+    "none": [],
+}
+
+
+def looks(labels: list[str]) -> Arrangement:
+    arrangement = arranged(labels)
+    assert arrangement is not None
+    return arrangement
+
+
+@pytest.mark.parametrize("labels", STUDIES.values(), ids=STUDIES)
+def test_no_two_curves_look_alike(labels: list[str]) -> None:
+    arrangement = looks(labels)
+    assert list(arrangement.looks) == labels
+    assert len(set(arrangement.looks.values())) == len(labels)
+    assert len({name for name, *_ in arrangement.legend}) == len(arrangement.legend) <= MOST_ENTRIES
+    assert len(arrangement.panels) <= MOST_PANELS
+    colors = {look.color for look in arrangement.looks.values()}
+    assert colors == {color for _, color, _ in arrangement.legend} - {IDEAL}
+
+
+def test_each_setting_of_a_large_grid_is_shown_in_its_own_way() -> None:
+    arrangement = looks(STUDIES["models, batches and compilation"])
+    assert list(arrangement.panels) == list(MODELS)
+    batches = [f"batch {batch}" for batch in (8, 16, 32, 64)]
+    assert [name for name, *_ in arrangement.legend] == [*batches, "compiled"]
+    eager, compiled = (
+        arrangement.looks[f"gpt2-large, batch 16{end}"] for end in ("", ", compiled")
+    )
+    assert eager.color == compiled.color == COLORS[1]
+    assert (eager.dashes, compiled.dashes) == ("-", "--")
+
+
+def test_strategies_have_colours_and_batches_panels() -> None:
+    arrangement = looks(STUDIES["strategies at two batches"])
+    assert list(arrangement.panels) == ["batch 8", "batch 16"]
+    assert [name for name, *_ in arrangement.legend] == list(STRATEGIES)
+
+
+def test_a_setting_at_its_default_is_named_after_what_all_share() -> None:
+    assert looks(STUDIES["settings of one strategy"]).legend[0] == ("batch 8", COLORS[0], "-")
+
+
+def test_a_few_curves_have_a_colour_each() -> None:
+    labels = [f"batch 8, {name}" for name in STRATEGIES]
+    arrangement = looks(labels)
+    assert list(arrangement.panels) == [""]
+    assert arrangement.legend == [
+        (label, color, "-") for label, color in zip(labels, COLORS, strict=True)
+    ]
+
+
+def test_what_no_settings_tell_apart_is_a_tangle() -> None:
+    labels = [f"m{nth % 5}, batch {nth % 7}, s{nth % 11}" for nth in range(24)]
+    assert arranged(labels) is None
+    assert len(set(in_turn(labels).looks.values())) == 24
