@@ -28,7 +28,7 @@ def bench(
     what: Annotated[
         str,
         Argument(
-            metavar="overhead|training|losses|predict|planner|public|driver|report",
+            metavar="WHAT",
             help="overhead: what measuring costs a step; "
             "training: the lab's step against those of other loops; "
             "losses: whether all strategies learn the same; "
@@ -41,7 +41,7 @@ def bench(
     tables: Annotated[
         list[str] | None,
         Argument(
-            metavar="[STUDY_OR_TABLE]...",
+            metavar="STUDY_OR_TABLE",
             help="training: a study whose GPTs on one device are trained; "
             "public: tables of layouts instead of the lab's own.",
         ),
@@ -62,7 +62,7 @@ def bench(
         bool, Option("--all", help="predict: every strategy, quiet and with one core loaded.")
     ] = False,
     cluster: ClusterOption = "local",
-    fresh: Annotated[bool, Option("--fresh", help="Predict and measure again.")] = False,
+    fresh: Annotated[bool, Option("--fresh", help="predict: predict and measure again.")] = False,
     assume: AssumeOption = None,
     fit: Annotated[int, Option("--fit", metavar="N", help="public: rows that are fitted.")] = 10,
     splits: Annotated[int, Option("--splits", metavar="N", help="public: random splits.")] = 30,

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 import re
+import shlex
 import sys
 import tempfile
 import textwrap
@@ -135,7 +136,8 @@ def init(
 ) -> None:
     """Write a study to begin with: a commented file, or a copy of an example."""
     files = relative(*lab.new_study(folder, like=like))
-    answer(False, None, files, f"next: lab plan {folder}, then lab run {folder}")
+    study = shlex.quote(str(folder))
+    answer(False, None, files, f"next: lab plan {study}, then lab run {study}")
 
 
 @app.command()
@@ -164,7 +166,7 @@ def run(
     options |= {"fresh": fresh, "yes": yes}
     if detach:
         pid = lab.detach(loaded, cluster, **options)
-        text = f"driver {pid} is working on {loaded.name}; see `lab status {study}`"
+        text = f"driver {pid} is working on {loaded.name}; see `{loaded.command('status')}`"
         return answer(as_json, {"pid": pid}, text)
     return _finish(loaded, lab.launch(loaded, cluster, **options), as_json=as_json)
 
@@ -401,7 +403,7 @@ def report(
     as_json: JsonOption = False,
 ) -> None:
     """Make the report of a study from its records, or of a table; no job is started."""
-    from lab.analysis.reported import is_table
+    from lab.analysis.audit import is_table
 
     if every:
         from lab.report.gallery import gallery, remake_kept
@@ -628,8 +630,12 @@ def audit(
     as_json: JsonOption = False,
 ) -> None:
     """Show what cannot be trusted in a study, or in a table of anybody's results."""
+    from lab.analysis.audit import is_table
+
     columns = _columns(column, "audit")
-    given: Any = lab.Study.load(source, quick=True) if quick else source
+    given: Any = source
+    if source != "-" and (quick or not (columns or is_table(source))):
+        given = _measured(lab.Study.load(source, quick=quick))
     if source == "-":
         if sys.stdin.isatty():
             typer.echo("Paste a table, then press Ctrl-D on an empty line.", err=True)
@@ -641,6 +647,15 @@ def audit(
         raise LabError(f"{count(grave, 'finding')} to resolve before these numbers can be believed")
 
 
+def _measured(study: lab.Study) -> lab.Study:
+    from lab.records.store import other_form
+
+    if any(record.completed for record in lab.load_records(study)):
+        return study
+    advice = other_form(study) or f"`{study.command('run')}` measures it"
+    raise InputError(study.name, [Problem("STUDY", "holds no completed record", advice)])
+
+
 def _columns(texts: Sequence[str] | None, verb: str) -> dict[str, str] | None:
     form, example = "NAME=COLUMN", "world_size=gpus"
     return pairs(texts, "--column", verb, form=form, example=example) or None
@@ -649,7 +664,7 @@ def _columns(texts: Sequence[str] | None, verb: str) -> dict[str, str] | None:
 @app.command()
 def compare(
     studies: Annotated[
-        list[str], Argument(metavar="STUDY...", help="Folders of the same study, one per machine.")
+        list[str], Argument(metavar="STUDY", help="Folders of the same study, one per machine.")
     ],
     out: Annotated[
         Path | None,
@@ -695,7 +710,7 @@ def doctor(as_json: JsonOption = False) -> None:
 @app.command()
 def calibrate(
     study: Annotated[
-        str | None, Argument(metavar="[STUDY]", help="Measure only what its predictions need.")
+        str | None, Argument(metavar="STUDY", help="Measure only what its predictions need.")
     ] = None,
     cluster: ClusterOption = "local",
     quick: Annotated[bool, Option("--quick", help="Measure fewer sizes.")] = False,

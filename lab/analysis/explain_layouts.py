@@ -17,6 +17,7 @@ if TYPE_CHECKING:
 
 SIZE_OFF = 1.5  # ratio of the name's parameters to those of the sizes, either way
 MFU_OFF = 0.05  # relative
+LITTLE = 0.01  # of the step: a smaller part is not worth a word
 SPARSE, SPARSE_OFF = 2.0, 0.15  # vendors double the peak for sparsity; FLOP counts are rough
 CLOSE = 0.02
 SLOWEST = 1e-3  # of a link's rate
@@ -95,8 +96,8 @@ def _explained(row: LayoutRow) -> Explanation:
         parts = law.parts(case)
         wait = max((name for name in parts if name != "compute"), key=lambda name: parts[name])
         share = parts[wait] / step
-        what = _part(wait, case)
-        reasons = [f"inside the interval; besides compute, most goes to {what} ({share:.0%})"]
+        most = f"; besides compute, most goes to {_part(wait, case)} ({100 * share:.0f} %)"
+        reasons = ["inside the interval" + (most if share > LITTLE else "")]
     return Explanation(row.place, measured, step, low, high, mfu, tuple(reasons))
 
 
@@ -132,7 +133,7 @@ def _quoted_mfu(row: LayoutRow, mfu: float, peak: float) -> list[str]:
     quoted = row.quoted_mfu
     if not quoted or abs(quoted / mfu - 1) < MFU_OFF:
         return []
-    own = f"by the row's own rate the MFU is {mfu:.1%}, not {quoted:.1%}"
+    own = f"by the row's own rate the MFU is {100 * mfu:.1f} %, not {100 * quoted:.1f} %"
     if abs(quoted / mfu * SPARSE - 1) < SPARSE_OFF:
         return [
             f"{own}: the quoted one is relative to the peak with sparsity, "

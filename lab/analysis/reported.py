@@ -14,7 +14,7 @@ from itertools import zip_longest
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Literal, Self
 
-from lab.analysis.audit import TABLE_SUFFIXES, Audit, apply_rules
+from lab.analysis.audit import Audit, apply_rules
 from lab.analysis.audit.columns import NO_VARIANT, PHASES, THINGS, TOKEN, normal
 from lab.analysis.audit.observations import Observations
 from lab.analysis.audit.points import Curve, Point
@@ -161,13 +161,6 @@ def records_from(
     return list(
         ReportedTable.read(table, columns=columns, scaling=scaling, baseline=baseline).records
     )
-
-
-def is_table(source: object) -> bool:
-    """Whether this is the path of a file that is not a study's, or looks like that of a table."""
-    if not isinstance(source, str | Path) or (path := Path(source)).name == "study.yaml":
-        return False
-    return path.is_file() or (path.suffix.lower() in TABLE_SUFFIXES and not path.is_dir())
 
 
 def _lacks(frame: pd.DataFrame, observations: Observations) -> Iterator[Problem]:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import os
+import shlex
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager, suppress
 from pathlib import Path
@@ -24,7 +25,7 @@ base:                    # what all runs share
   model: gpt-nano
   data: stdlib
   strategy: ddp
-  precision: fp32        # fp32, bf16; on GPUs also tf32 or fp16
+  precision: fp32        # fp32, bf16, fp16; on GPUs also tf32
   steps: 40
   warmup_steps: 8        # the first of them, left out of all measurements
 
@@ -52,7 +53,7 @@ def new_study(folder: Path, *, like: str | None = None) -> list[Path]:
     examples = {path.parent.name: path.parent for path in (SHARED / "reports").glob("*/study.yaml")}
     if like is not None and like not in examples:
         raise InputError("--like", [Problem(like, "no such example", nearest(like, examples))])
-    files = {folder / "study.yaml": TEMPLATE.format(folder=folder).encode()}
+    files = {folder / "study.yaml": TEMPLATE.format(folder=shlex.quote(str(folder))).encode()}
     if like is not None:
         sources = [*sorted(examples[like].glob("*.py")), examples[like] / "study.yaml"]
         files = {folder / path.name: path.read_bytes() for path in sources}

@@ -51,9 +51,13 @@ def value_bytes(precision: str) -> int:
 
 @dataclass(frozen=True)
 class Words:
-    """How a label shows a setting that is not at its default; `last` ones follow all others."""
+    """How a label shows a setting that is not at its default, and if it is 1.
+
+    Those that are `last` follow all others.
+    """
 
     text: str
+    one: str = ""
     last: bool = False
 
 
@@ -147,13 +151,17 @@ class Run(InferenceSettings):
     # Order of passes in a pipeline.
     schedule: Annotated[Literal["gpipe", "1f1b"], Words("{}")] = "gpipe"
     # Parts of a micro-batch in a pipeline; None: as many as it has stages.
-    microbatches: Annotated[int | None, Words("{} microbatches")] = Field(default=None, ge=1)
+    microbatches: Annotated[int | None, Words("{} microbatches", one="1 microbatch")] = Field(
+        default=None, ge=1
+    )
     # Blocks keep only their inputs and recompute the rest.
     activation_checkpointing: Annotated[bool, Words("checkpointing")] = False
     # Fast: slices of tokens made once; classic: a DataLoader that makes each sample on request.
     loader: Annotated[Literal["fast", "classic"], Words("{} loader")] = "fast"
     # Processes of the classic loader on each rank.
-    loader_workers: Annotated[int, Words("{} workers")] = Field(default=0, ge=0, le=256)
+    loader_workers: Annotated[int, Words("{} workers", one="1 worker")] = Field(
+        default=0, ge=0, le=256
+    )
     keep_model: bool = False  # whether the trained model is kept; changes no measurement
     # Whether more steps are traced after the measured ones. It changes no measurement either, but
     # has an id of its own, so that no record without a trace stands for it. Left out of dumps at
@@ -339,7 +347,7 @@ class Run(InferenceSettings):
 
 _DEFAULTS = {name: field.default for name, field in Run.model_fields.items()}
 _WORDS = {
-    name: words.text
+    name: words
     for last in (False, True)
     for name, field in Run.model_fields.items()
     for words in field.metadata
@@ -349,10 +357,12 @@ _WORDS = {
 
 def setting_label(setting: str, value: Any) -> str:
     """A setting with its value in a few words: `flat`, `bf16 on the link`, `buckets of 100 MiB`."""
-    words = _WORDS.get(setting, f"{setting.replace('_', ' ')} {{}}")
+    words = _WORDS.get(setting, Words(f"{setting.replace('_', ' ')} {{}}"))
+    if words.one and value == 1:
+        return words.one
     if isinstance(value, float):
         value = f"{value:g}"
-    return words.format(_NAMES.get(value, value) if isinstance(value, str) else value)
+    return words.text.format(_NAMES.get(value, value) if isinstance(value, str) else value)
 
 
 Conflicts = Iterator[tuple[str, str]]

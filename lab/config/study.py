@@ -6,6 +6,7 @@ import itertools
 import math
 import os
 import re
+import shlex
 from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import replace
 from pathlib import Path
@@ -116,7 +117,8 @@ class Study(Frozen):
     def command(self, verb: str, clusters: Iterable[str] = ()) -> str:
         """The command to type here for a verb on this study, on its cluster if it has only one."""
         folder = os.path.relpath(self.folder)
-        words = ["lab", verb, self.name if folder.startswith("..") else folder]
+        short = folder.startswith("..") and _leads_to(self.name, self.folder)
+        words = ["lab", verb, shlex.quote(self.name if short else folder)]
         others = sorted({_typed(name) for name in clusters} - {"local"})
         words += ["--cluster", *others] if len(others) == 1 else []
         return " ".join([*words, *["--quick"] * self.quick])
@@ -187,6 +189,13 @@ def find_folder(study: str | Path) -> Path:
     raise InputError(str(study), [problem])
 
 
+def _leads_to(name: str, folder: Path) -> bool:
+    try:
+        return find_folder(name) == folder.resolve()
+    except InputError:
+        return False
+
+
 def require_printable(path: str | Path) -> None:
     """Raise InputError for a path that a page, a table or a log could not hold."""
     if not (name := os.fsdecode(path)).isprintable():
@@ -203,7 +212,7 @@ def read_study(folder: Path, *, quick: bool = False) -> Study:
         _, others = _form(folder, content, quick=not quick)
         problems = [one if quick else replace(one, where=f"quick ({one.where})") for one in others]
     if study is None or problems:
-        raise InputError(str(folder / "study.yaml"), list(dict.fromkeys(problems)))
+        raise InputError(_typed(str(folder / "study.yaml")), list(dict.fromkeys(problems)))
     return study
 
 
@@ -336,10 +345,10 @@ def _study_problems(file: StudyFile, points: list[Point], faulty: set[str]) -> I
             yield Problem("scaling", what, "correct the grid, or change scaling")
 
 
-def _typed(cluster: str) -> str:
-    """A profile's name, or its path, from here if it is below this directory."""
-    path = os.path.relpath(cluster) if Path(cluster).is_absolute() else cluster
-    return cluster if path.startswith("..") else path
+def _typed(name: str) -> str:
+    """A path, from here if it is below this directory; any other name as it is."""
+    path = os.path.relpath(name) if Path(name).is_absolute() else name
+    return name if path.startswith("..") else path
 
 
 def multiply_out(

@@ -44,7 +44,7 @@ def lessons(
 def slides(
     folder: Annotated[Path, Argument(metavar="DIR", help="Where the slides are written.")],
     names: Annotated[
-        list[str] | None, Argument(metavar="LESSON...", help="Such as 04-strong-scaling.")
+        list[str] | None, Argument(metavar="LESSON", help="Such as 04-strong-scaling.")
     ] = None,
     copy: Annotated[
         Path | None,
@@ -69,7 +69,7 @@ def slides(
 @course.command()
 def collect(
     sources: Annotated[
-        list[str], Argument(metavar="FOLDER...", help="Where the STUDENT/LESSON folders are.")
+        list[str], Argument(metavar="FOLDER", help="Where the STUDENT/LESSON folders are.")
     ],
     into: Annotated[
         Path, Option("--into", metavar="SUBMISSIONS", help="Where they are copied to.")

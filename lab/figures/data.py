@@ -10,10 +10,10 @@ from typing import Any
 import numpy as np
 import pandas as pd
 
-from lab.analysis.audit import Audit, audit
+from lab.analysis.audit import Audit, audit, is_table
 from lab.analysis.comparison import Comparison
 from lab.analysis.noise import Noise, judge
-from lab.analysis.reported import ReportedTable, is_table
+from lab.analysis.reported import ReportedTable
 from lab.analysis.scaling import summary
 from lab.analysis.scaling_curves import Curve, Scaling, curves
 from lab.analysis.waterfall import Waterfall, waterfalls

@@ -29,6 +29,7 @@ from lab.machine import began, is_running
 Decision = Literal["run", "skip"]
 WORK = "work.json"  # what the ranks of a job or a job array have to do
 PROGRESS = "progress.json"  # of the job of a folder
+WAITING = "waiting for other jobs"  # on the same devices
 POLL_S = 0.05
 LOG_LINES, LOG_BYTES = 30, 20_000  # the most that is read of the end of a rank's log
 
@@ -200,6 +201,12 @@ class Attempt:
         except FileNotFoundError:
             raise LabError(f"{self.log} was removed while the job waited") from None
 
+    def show(self, phase: str) -> None:
+        """Show what the job does before a rank reports its own progress."""
+        if read_progress(self.folder).phase != phase:
+            with contextlib.suppress(OSError):
+                write_progress(self.folder, RankProgress(phase, time=time.time()))
+
     def register_rank(self, rank: int) -> None:
         """Record this rank's host and process id, to distinguish a lost rank from a silent one."""
         process = RankProcess(socket.gethostname(), os.getpid(), began(os.getpid()))
@@ -296,9 +303,9 @@ def claim(attempt: Attempt, *, devices: bool) -> Iterator[None]:
             return
         # The order is the same in every job, so two jobs cannot deadlock: only who is first in the
         # queue waits for devices, and whoever holds devices waits for nothing.
-        with _locked(_queue(), attempt), contextlib.ExitStack() as stack:
+        with _locked(_queue(), attempt, phase=WAITING), contextlib.ExitStack() as stack:
             for path in sorted(_private_folder().glob("device-*.lock")):
-                stack.enter_context(_locked(path, attempt))
+                stack.enter_context(_locked(path, attempt, phase=WAITING))
             yield
 
 
@@ -312,7 +319,7 @@ def claim_some(attempt: Attempt, *, names: Sequence[str], count: int) -> Iterato
         FileLock(_private_folder() / f"device-{name.replace('/', '-')}.lock") for name in names
     ]
     with _locked(attempt.folder / "lock", attempt), contextlib.ExitStack() as stack:
-        with _locked(_queue(), attempt):
+        with _locked(_queue(), attempt, phase=WAITING):
             while sum(lock.is_locked for lock in locks) < count:
                 attempt.heartbeat()
                 for lock in locks:
@@ -320,16 +327,20 @@ def claim_some(attempt: Attempt, *, names: Sequence[str], count: int) -> Iterato
                         stack.callback(lock.release)
                         break
                 else:
+                    attempt.show(WAITING)
                     time.sleep(POLL_S)
         yield tuple(index for index, lock in enumerate(locks) if lock.is_locked)
 
 
 @contextmanager
-def _locked(path: Path, attempt: Attempt) -> Iterator[None]:
+def _locked(path: Path, attempt: Attempt, *, phase: str = "") -> Iterator[None]:
+    """Lock a file; an attempt that has locked its task is shown in this phase while it waits."""
     lock = FileLock(path)
-    while not lock.is_locked:
+    attempt.heartbeat()
+    while not _acquire(lock, timeout=2):
+        if phase:
+            attempt.show(phase)
         attempt.heartbeat()
-        _acquire(lock, timeout=2)
     try:
         yield
     finally:

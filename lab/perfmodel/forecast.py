@@ -157,7 +157,7 @@ class Basis:
             return Forecast(run, memory_bytes=self.memory(run), missing=str(error))
         notes += links.extrapolated
         if foreign := self._foreign(run, records):
-            share = f"{max(foreign):.0%} of a rank's cores"
+            share = f"{100 * max(foreign):.0f} % of a rank's cores"
             notes += (f"other processes took {share} while it was measured",)
         return Forecast(run, prediction, self.memory(run), profile.basis, notes)
 

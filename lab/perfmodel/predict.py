@@ -292,7 +292,7 @@ def on_described(run: Run, place: Machine) -> Forecast:
     needs = f"needs {memory / 1e9:.0f} GB, but training may use {limit / 1e9:.0f} GB of a GPU"
     beyond = (f"cannot fit: {needs}",) if memory > limit else ()
     reached = 1 / costing.law.coefficients["flops"]
-    basis = f"{place.description}; large products at {reached:.0%} of its peak assumed"
+    basis = f"{place.description}; large products at {100 * reached:.0f} % of its peak assumed"
     return Forecast(run, prediction, memory, basis, beyond)
 
 

@@ -15,7 +15,7 @@ from pydantic import BaseModel, ValidationError
 from lab.config.own import is_unchanged
 from lab.config.run import Run
 from lab.config.study import Study, Task, find_folder
-from lab.errors import LabError
+from lab.errors import InputError, LabError
 from lab.files import read_file, write_atomically
 from lab.records.schema import (
     Allocation,
@@ -234,6 +234,19 @@ def load_records(source: OneStudy, *, tasks: Sequence[Task] | None = None) -> li
     if isinstance(source, str | Path):
         return Store(find_folder(source) / "out").records()
     return list(source)
+
+
+def other_form(study: Study) -> str:
+    """What to do to see the form of a study, quick or whole, that has completed records if any."""
+    try:
+        other = Study.load(study.folder, quick=not study.quick)
+    except InputError:
+        return ""
+    if not any(record.completed for record in load_records(other)):
+        return ""
+    if study.quick:
+        return "its whole form is measured: leave out --quick"
+    return "its quick form is measured: add --quick"
 
 
 def other_commands(study: Study) -> list[str]:

@@ -27,6 +27,7 @@ class LabSlidesExporter(LabHTMLExporter):
     """
 
     export_from_notebook = "Scaling Lab slides (HTML)"
+    file_extension = ".slides.html"  # as nbconvert's own slides: the page has .html
     template_file = "slides.html.j2"
     page_template = "deck.html.j2"
     styles = ("style.css", "slides.css")

@@ -4,14 +4,18 @@ from __future__ import annotations
 
 import json
 import os
+import shlex
+import shutil
 import signal
 import subprocess
 import sys
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from pathlib import Path
+from typing import Any
 
 import pytest
+import typer
 from factories import record
 from studies import StudyMaker
 
@@ -95,6 +99,20 @@ def test_bad_arguments_end_with_two_and_say_what_to_do(
     monkeypatch.chdir(Path(__file__).parents[1])
     status, _, errors = run(*arguments)
     assert status == 2 and message in errors and "Traceback" not in errors
+
+
+def test_an_audit_of_nothing_says_what_to_do(make_study: StudyMaker, run: Command) -> None:
+    folder = make_study(quick={"base": {"steps": 3}})
+    status, _, errors = run("audit", folder)
+    assert status == 2 and "holds no completed record; `lab run " in errors
+    for quick, advice in ((True, "add --quick"), (False, "leave out --quick")):
+        study = Study.load(folder, quick=quick)
+        path = Store(study.out).folder(study.tasks[0])
+        write_record(record(study.tasks[0].run), path)
+        assert run("audit", folder, *["--quick"] * quick)[0] == 1  # one repeat
+        status, _, errors = run("audit", folder, *["--quick"] * (not quick))
+        assert status == 2 and advice in errors
+        shutil.rmtree(path)
 
 
 def refused(make_study: StudyMaker, run: Command, **changes: object) -> str:
@@ -231,6 +249,24 @@ def test_help_names_every_verb(run: Command) -> None:
     assert all(verb in answer for verb in ("run", "plan", "status", "report", "doctor"))
 
 
+def verbs(group: Any, *above: str) -> Iterator[tuple[list[str], Any]]:
+    for name, command in group.commands.items():
+        if hasattr(command, "commands"):
+            yield from verbs(command, *above, name)
+        else:
+            yield [*above, name], command
+
+
+@pytest.mark.parametrize(
+    "words", [words for words, _ in verbs(typer.main.get_command(cli.app))], ids=" ".join
+)
+def test_a_usage_line_can_be_read(run: Command, words: list[str]) -> None:
+    _, answer, _ = run(*words, "--help")
+    usage, *_ = answer.strip().split("\n\n")
+    assert usage.startswith("Usage: lab ") and "\n" not in usage
+    assert not any(doubled in usage for doubled in ("[[", "...]", "...}"))
+
+
 def test_the_command_is_installed() -> None:
     answer = subprocess.run(
         [INSTALLED, "plan", "nowhere"], capture_output=True, text=True, check=False
@@ -258,6 +294,26 @@ def test_a_current_folder_that_is_gone_is_named(
     gone.rmdir()
     status, _, errors = run("init", tmp_path / "mine")
     assert status == 1 and "the current folder: No such file or directory" in errors
+
+
+def test_the_next_commands_after_init_can_be_typed(tmp_path: Path, run: Command) -> None:
+    _, output, _ = run("init", tmp_path / "my study")
+    _, commands = output.splitlines()[-1].split(": ")
+    assert [shlex.split(one) for one in commands.split(", then ")] == [
+        ["lab", verb, str(tmp_path / "my study")] for verb in ("plan", "run")
+    ]
+    file = (tmp_path / "my study" / "study.yaml").read_text()
+    assert f"`lab run '{tmp_path / 'my study'}'`" in file
+
+
+def test_the_status_of_a_detached_run_can_be_asked_for(
+    make_study: StudyMaker, run: Command, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(lab, "detach", lambda *_, **__: 7)
+    _, output, _ = run("run", make_study(quick={"repeats": 2}), "--quick", "--detach")
+    words = shlex.split(output.split("`")[1])
+    status, answer, _ = run(*words[1:], "--json")
+    assert status == 0 and len(json.loads(answer)) == 4
 
 
 def test_a_name_that_no_file_system_takes(run: Command) -> None:

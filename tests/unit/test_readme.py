@@ -15,6 +15,7 @@ import lab
 from lab.analysis.audit.rules import RULES
 from lab.cli import app
 from lab.config.strategies import STRATEGIES
+from lab.figures import FIGURES
 
 ROOT = Path(lab.__file__).parent.parent
 README = (ROOT / "README.md").read_text()
@@ -129,6 +130,13 @@ def test_python_examples_use_public_names(document: Path) -> None:
             if isinstance(node.value, ast.Name) and node.value.id == "lab"
         }
         assert used <= set(lab.__all__)
+
+
+def test_all_public_names_and_figures_stand_on_their_page() -> None:
+    page = (ROOT / "docs" / "python-api.md").read_text()
+    tables, figures = page.split("## Figures")
+    assert set(lab.__all__) <= set(re.findall(r"`(\w+)", tables))
+    assert set(FIGURES) <= set(re.findall(r"`(\w+)`", figures))
 
 
 def test_the_variables_that_the_code_reads_and_sets_stand_on_their_page() -> None:

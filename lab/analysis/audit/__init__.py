@@ -23,7 +23,7 @@ from lab.records.store import Record, load_records
 if TYPE_CHECKING:
     import pandas as pd
 
-__all__ = ["RULES", "Audit", "Finding", "NotChecked", "audit"]
+__all__ = ["RULES", "Audit", "Finding", "NotChecked", "audit", "is_table"]
 
 TABLE_SUFFIXES = {".csv", ".tsv", ".txt", ".dat", ".tab", ".md", ".tex", ".html", ".parquet"}
 SEVERITIES: tuple[Severity, ...] = get_args(Severity)  # the gravest first
@@ -47,6 +47,8 @@ def audit(
 
     Raises InputError for a source that cannot be read and for a mapping that does not match it.
     """
+    if isinstance(source, str | Path) and not is_table(source) and not columns:
+        source = Study.load(source)
     if isinstance(source, Study):
         records = load_records(source) if records is None else records
         calibration = _calibration(records) if calibration is None else calibration
@@ -55,6 +57,13 @@ def audit(
         by_size = calibration if isinstance(calibration, Mapping) else {0: float(calibration)}
         observations = replace(observations, calibrated=by_size)
     return apply_rules(observations)
+
+
+def is_table(source: object) -> bool:
+    """Whether this is the path of a file that is not a study's, or looks like that of a table."""
+    if not isinstance(source, str | Path) or (path := Path(source)).name == "study.yaml":
+        return False
+    return path.is_file() or (path.suffix.lower() in TABLE_SUFFIXES and not path.is_dir())
 
 
 def _observations(
@@ -69,19 +78,16 @@ def _observations(
         return from_table(source, columns=columns)
     if hasattr(source, "read"):
         return from_table(read_table(source, columns), columns=columns, source=STREAM)
-    if isinstance(source, str | Path):
-        path = Path(source)
-        if path.is_file() or (path.suffix.lower() in TABLE_SUFFIXES and not path.is_dir()):
-            return from_table(read_file(path, columns), columns=columns, source=str(source))
+    if is_table(source):
+        return from_table(read_file(Path(source), columns), columns=columns, source=str(source))
     if columns:
         problem = Problem(
             "columns", "can be mapped only for tables", "records name their own columns"
         )
         raise InputError("columns", [problem])
-    study = Study.load(source) if isinstance(source, str | Path) else source
-    if isinstance(study, Study):
-        records = load_records(study) if loaded is None else loaded
-        return from_records(records, scaling=study.scaling, baseline=study.baseline)
+    if isinstance(source, Study):
+        records = load_records(source) if loaded is None else loaded
+        return from_records(records, scaling=source.scaling, baseline=source.baseline)
     for item in source:
         if not isinstance(item, Record):
             what = f"expected a record, not {type(item).__name__!r}"

@@ -22,7 +22,7 @@ SECOND = "s|secs?|seconds?"
 # this order; PARTS of a step (in s) match anywhere in the name of a time.
 PARTS = {
     "exposed": "exposed|non_?overlap|unoverlapped",
-    "compute": r"comput|calc|kernel|(fwd|forward)_?(and_)?(bwd|backward)",
+    "compute": r"(?<!stolen_)comput|calc|kernel|(fwd|forward)_?(and_)?(bwd|backward)",
     "communication": "comm|all_?reduce|nccl|sync|allgather|reduce_scatter|mpi",
     "h2d": "h2d|h_2_d|host_to|memcpy|copy|to_gpu|to_device|transfer",
     "data": "data|load|input|(^|_)io(_|$)|fetch|batch_wait",

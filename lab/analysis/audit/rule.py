@@ -95,6 +95,6 @@ def seconds(value: float) -> str:
     """A time for a sentence, in s, ms or µs, with enough digits to find it in the table."""
     for unit, scale in (("s", 1.0), ("ms", 1e3), ("µs", 1e6)):
         amount = value * scale
-        if abs(amount) >= 0.1 or (unit == "µs" and value):
+        if abs(amount) >= 1 or (unit == "µs" and value):
             return f"{amount:.2f} {unit}" if 0.1 <= abs(amount) < 1e6 else f"{amount:.3g} {unit}"
     return "0 s"

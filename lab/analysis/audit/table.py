@@ -388,12 +388,14 @@ def _canonicals(meanings: Mapping[str, Guess]) -> list[str]:
 
 
 def _by_precision(frame: pd.DataFrame, meanings: Mapping[str, Guess]) -> dict[str, Guess]:
-    """The columns; of several rates, the one with the most digits comes first. So does the batch of
-    a rank, which a pipeline cuts into micro-batches; "Seconds", which may be a video's, come last.
+    """The columns; of several rates, the one with the most digits comes first. So do a repeat, a
+    strategy, and the batch of a rank, which a pipeline cuts into micro-batches; "Seconds", which
+    may be a video's, come last.
     """
-    local = [column for column in meanings if re.match("local|lbs", columns.normal(column))]
+    first = "local|lbs|repeat|replicate|trial|strategy$"  # not a run's id, nor a configuration
+    plain = [column for column in meanings if re.match(first, columns.normal(column))]
     bare = [column for column in meanings if re.fullmatch("seconds|duration", column.lower())]
-    meanings = {column: meanings[column] for column in local} | dict(meanings)
+    meanings = {column: meanings[column] for column in plain} | dict(meanings)
     meanings |= {column: meanings.pop(column) for column in bare}
     rates = [column for column, meaning in meanings.items() if meaning.canonical == "rate"]
     if len(rates) < 2:

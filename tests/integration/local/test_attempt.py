@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import multiprocessing
 import shutil
+import threading
 import time
 from functools import partial
 from pathlib import Path
@@ -15,7 +16,7 @@ from lab.config.run import Run
 from lab.config.study import Task
 from lab.errors import LabError
 from lab.launch import netem
-from lab.launch.attempt import Attempt, RankError, RankExit, claim
+from lab.launch.attempt import WAITING, Attempt, RankError, RankExit, claim, read_progress
 from lab.launch.outcome import failed
 from lab.worker.context import RankContext
 
@@ -134,6 +135,26 @@ def test_a_job_whose_files_are_gone_waits_for_no_device(attempt: Attempt) -> Non
     with pytest.raises(LabError, match="was removed while the job waited"):
         attempt.heartbeat()
     assert not attempt.log.exists()
+
+
+def test_a_job_that_waits_for_devices_says_so(
+    attempt: Attempt, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("tempfile.tempdir", str(tmp_path))
+    later = Attempt(tmp_path / "later", "18")
+    later.log.mkdir(parents=True)
+
+    def wait() -> None:
+        with claim(later, devices=True):
+            pass
+
+    waiting = threading.Thread(target=wait, daemon=True)
+    with claim(attempt, devices=True):
+        waiting.start()
+        while read_progress(later.folder).phase != WAITING:
+            time.sleep(0.01)
+    waiting.join()
+    assert read_progress(attempt.folder).phase == "starting"
 
 
 def hold(attempt: Attempt, held: Path) -> None:

@@ -33,6 +33,11 @@ def test_what_is_as_expected_is_inside_and_its_wait_is_named() -> None:
     assert one.reasons[0].startswith("inside the interval")
 
 
+def test_a_small_part_of_the_step_is_not_named() -> None:
+    alone = explained(gpus=1, nodes=1, **{"global batch": 16 * 1000})
+    assert alone.reasons == ("inside the interval",)
+
+
 def test_exchanges_are_named_by_who_needs_them() -> None:
     experts = {"model": "own 13.4B", "experts": 16, "top_k": 2, "ffn": 8192, "ep": 16}
     for one, kind in ((explained(tp=8), "tensor"), (explained(**experts), "expert")):
@@ -51,7 +56,10 @@ def test_a_name_that_the_sizes_do_not_bear_out() -> None:
 )
 def test_a_quoted_mfu_is_held_to_the_rows_own(of_own: float, words: str) -> None:
     own = explained().mfu
-    assert words in explained(MFU=of_own * own).reasons[0]
+    reason = explained(MFU=of_own * own).reasons[0]
+    assert words in reason
+    quoted = f"the MFU is {100 * own:.1f} %, not {100 * of_own * own:.1f} %"
+    assert (quoted in reason) == (of_own != 1)
 
 
 def test_a_slow_link_is_named_with_its_rate() -> None:

@@ -94,6 +94,8 @@ def test_plain_run_has_a_plain_label() -> None:
 
 def test_values_of_settings_are_formatted() -> None:
     assert setting_label("microbatches", 8.0) == "8 microbatches"  # as a table with gaps holds it
+    assert setting_label("microbatches", 1.0) == "1 microbatch"
+    assert setting_label("loader_workers", 1) == "1 worker"
     assert setting_label("lr_warmup_steps", 3) == "lr warmup steps 3"
 
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import shlex
 from pathlib import Path
 
 import pytest
@@ -10,7 +11,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 from studies import SMALL_STUDY, StudyMaker
 
-from lab.analysis.reported import is_table
+from lab.analysis.audit import is_table
 from lab.config.study import Study
 from lab.errors import InputError
 
@@ -66,6 +67,39 @@ def test_study_is_found_by_name(
     with pytest.raises(InputError, match="did you mean 'mine'"):
         Study.load("mien")
     assert Study.load(file).folder == file.parent and not is_table(file)
+
+
+@pytest.mark.parametrize("name", ["mine", "a study of mine", "quickstart"])
+@pytest.mark.parametrize("place", ["", "reports", "reports/mine", "elsewhere"])
+def test_a_command_finds_its_study_from_where_it_is_typed(
+    make_study: StudyMaker, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, name: str, place: str
+) -> None:
+    study = Study.load(make_study(name))
+    (tmp_path / place).mkdir(parents=True, exist_ok=True)
+    monkeypatch.chdir(tmp_path / place)
+    program, verb, found = shlex.split(study.command("audit"))
+    assert (program, verb) == ("lab", "audit") and Study.load(found).folder == study.folder
+
+
+def test_problems_name_a_file_from_here(
+    make_study: StudyMaker, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    folder = make_study("mine", scaling="storng")
+    with pytest.raises(InputError) as elsewhere:
+        Study.load(folder)
+    monkeypatch.chdir(tmp_path)
+    with pytest.raises(InputError) as here:
+        Study.load("mine")
+    assert str(here.value).startswith("reports/mine/study.yaml: ")
+    assert str(elsewhere.value) == f"{tmp_path.resolve()}/{here.value}"
+
+
+def test_a_command_names_a_study_of_the_lab(monkeypatch: pytest.MonkeyPatch) -> None:
+    study = Study.load("quickstart")
+    monkeypatch.chdir("/")
+    assert Study.load(study.command("run").split()[2]).folder == study.folder
+    monkeypatch.chdir(study.folder.parent.parent / "notebooks")
+    assert study.command("run") == "lab run quickstart"
 
 
 BAD = {

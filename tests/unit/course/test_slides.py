@@ -14,6 +14,7 @@ from nbformat.v4 import new_code_cell, new_markdown_cell, new_notebook
 
 import lab
 from lab.course.release import LESSONS
+from lab.report.html import LabHTMLExporter
 from lab.report.slides import CHOSEN, LabSlidesExporter
 
 PATHS = sorted(LESSONS.glob("*.ipynb"))
@@ -84,3 +85,10 @@ def test_an_unknown_lesson_and_a_notebook_without_slides_are_refused(tmp_path: P
         lab.lesson_slides(tmp_path, names=["04-strong-scalin"])
     with pytest.raises(lab.LabError, match="no cell is a slide"):
         LabSlidesExporter().from_notebook_node(new_notebook(cells=[new_markdown_cell("Text")]))
+
+
+def test_slides_and_page_of_a_notebook_have_files_of_their_own() -> None:
+    assert {one().file_extension for one in (LabHTMLExporter, LabSlidesExporter)} == {
+        ".html",
+        ".slides.html",
+    }

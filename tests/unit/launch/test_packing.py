@@ -17,7 +17,7 @@ from lab import machine
 from lab.config.cluster import Cluster
 from lab.errors import InputError
 from lab.launch import job
-from lab.launch.attempt import Attempt, claim, claim_some
+from lab.launch.attempt import WAITING, Attempt, claim, claim_some, read_progress
 from lab.launch.bench_driver import EIGHT_DEVICES, DriverCost, Interval, longest_wait
 from lab.launch.executor import JobSpec
 from lab.launch.local import LocalExecutor, LocalHandle
@@ -118,6 +118,7 @@ def test_a_large_job_is_not_passed_by_small_ones_of_other_drivers(
     wait_for(lambda: len(order) == 1)
     threads.append(start("large", 2))
     wait_for(lambda: is_held(locks / "device-b.lock"))  # kept for it
+    wait_for(lambda: read_progress(tmp_path / "large").phase == WAITING)
     threads += [start("small", 1), start("host", None)]
     wait_for(lambda: is_held(tmp_path / "small" / "lock") and is_held(tmp_path / "host" / "lock"))
     ends.set()

@@ -210,16 +210,16 @@ def _misquoted(point: Point) -> Iterator[Fault]:
     if alone and own > max(QUOTED, margin + _digits(point, "efficiency")):
         yield Fault(
             point.labels,
-            f"An efficiency of {efficiency:.0%} is quoted on {point.ranks}, but the table's own "
-            f"numbers give {gain / over:.0%}.",
+            f"An efficiency of {100 * efficiency:.0f} % is quoted on {point.ranks}, but the "
+            f"table's own numbers give {100 * gain / over:.0f} %.",
             "Name the baseline of the quoted efficiency.",
         )
     digits = _digits(point, "speedup") + _digits(point, "efficiency")
     if abs(efficiency * over / speedup - 1) > max(ROUNDING, digits):
         yield Fault(
             point.labels,
-            f"An efficiency of {efficiency:.0%} on {n:g} ranks is quoted beside a speedup of "
-            f"{speedup:.2f}x, which is {speedup / over:.0%}.",
+            f"An efficiency of {100 * efficiency:.0f} % on {n:g} ranks is quoted beside a speedup "
+            f"of {speedup:.2f}x, which is {100 * speedup / over:.0f} %.",
             "Efficiency is speedup over N: state what else it was divided by.",
         )
 

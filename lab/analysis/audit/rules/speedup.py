@@ -122,7 +122,7 @@ def _explanation(point: Point, base: Point) -> str:
         times = f"{base.grad_accum:g} against {point.grad_accum:g}"
         return f"the accumulation differs ({times} micro-batches)"
     if foreign := _foreign(point, base):
-        return f"other processes took {foreign:.0%} of the ranks' cores from one of them"
+        return f"other processes took {100 * foreign:.0f} % of the ranks' cores from one of them"
     if base.strategy != point.strategy:
         programs = f"{base.strategy or 'unnamed'} against {point.strategy}"
         return f"the baseline is a different program ({programs})"

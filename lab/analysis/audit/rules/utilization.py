@@ -99,9 +99,9 @@ def _inconstant(
     worst = largest(rows, np.log(own / usual).abs())
     what = "MFU" if name == "mfu" else "TFLOP/s"
     evidence = (
-        f"{what} over the rate is more than {CONSTANT:.0%} off its median in {len(rows)} of "
-        f"{len(group)} rows of one model, such as {own[worst.name] / usual - 1:+.0%} in "
-        f"{worst['label']}"
+        f"{what} over the rate is more than {100 * CONSTANT:.0f} % off its median in {len(rows)} "
+        f"of {len(group)} rows of one model, such as {100 * (own[worst.name] / usual - 1):+.0f} % "
+        f"in {worst['label']}"
     )
     return Fault(rows["label"], f"{evidence}{_told_by(group, own)}.")
 
@@ -116,7 +116,8 @@ def _told_by(group: pd.DataFrame, own: pd.Series) -> str:
     name = max(gaps, key=lambda name: abs(gaps[name]), default="")
     if not name or abs(gaps[name]) < CONSTANT:
         return ""
-    return f"; it is {abs(gaps[name]):.0%} {'more' if gaps[name] > 0 else 'less'} where {name} > 1"
+    gap = gaps[name]
+    return f"; it is {100 * abs(gap):.0f} % {'more' if gap > 0 else 'less'} where {name} > 1"
 
 
 @rule("impossible-mfu", "mfu or hfu or flops_per_rank or peak_flops", severity="error")
