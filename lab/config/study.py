@@ -116,9 +116,9 @@ class Study(Frozen):
 
     def command(self, verb: str, clusters: Iterable[str] = ()) -> str:
         """The command to type here for a verb on this study, on its cluster if it has only one."""
-        folder = os.path.relpath(self.folder)
-        short = folder.startswith("..") and _leads_to(self.name, self.folder)
-        words = ["lab", verb, shlex.quote(self.name if short else folder)]
+        outside = os.path.relpath(self.folder).startswith("..")
+        short = outside and _leads_to(self.name, self.folder)
+        words = ["lab", verb, shlex.quote(self.name if short else _typed(str(self.folder)))]
         others = sorted({_typed(name) for name in clusters} - {"local"})
         words += ["--cluster", *others] if len(others) == 1 else []
         return " ".join([*words, *["--quick"] * self.quick])
