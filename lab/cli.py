@@ -440,7 +440,8 @@ def report(
 
             files = keep_report(study)
             return answer(as_json, {"files": files}, relative(*files))
-        made = lab.report(study, artifacts=artifacts)
+        # The report of one form replaces that of the other.
+        made = lab.report(_measured(study, or_no_form=True), artifacts=artifacts)
     content = {"html": made.html, "pdf": made.pdf, "artifacts": made.artifacts}
     return answer(as_json, content, relative(made.html, made.pdf, *made.artifacts))
 
@@ -647,12 +648,16 @@ def audit(
         raise LabError(f"{count(grave, 'finding')} to resolve before these numbers can be believed")
 
 
-def _measured(study: lab.Study) -> lab.Study:
+def _measured(study: lab.Study, *, or_no_form: bool = False) -> lab.Study:
+    """The study, if it has a completed record, or if neither its whole nor its quick form has."""
     from lab.records.store import other_form
 
     if any(record.completed for record in lab.load_records(study)):
         return study
-    advice = other_form(study) or f"`{study.command('run')}` measures it"
+    advice = other_form(study)
+    if or_no_form and not advice:
+        return study
+    advice = advice or f"`{study.command('run')}` measures it"
     raise InputError(study.name, [Problem("STUDY", "holds no completed record", advice)])
 
 

@@ -12,9 +12,9 @@ from lab.report import blocks, references, sections
 from lab.report.blocks import Figure, Markdown, Table
 
 STAGES = (
-    "Time of an optimizer step, and of generating for one batch with the base: median [95 % "
-    f"interval]. Published: {CITATION}. Its absolute times come from other hardware and serial "
-    "code without a tuned matrix product"
+    "Time of an optimizer step, and of generating for one batch with the base: median [interval]. "
+    f"Published: {CITATION}. Its absolute times come from other hardware and serial code without a "
+    "tuned matrix product"
 )
 SPEED = (
     (
