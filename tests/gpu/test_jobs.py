@@ -121,7 +121,6 @@ def launched(make_study: StudyMaker, **base: Any) -> tuple[lab.Study, lab.Record
     return study, record
 
 
-@pytest.mark.timeout(120)
 def test_a_job_ends_in_a_record_of_the_gpu_and_a_report(make_study: StudyMaker) -> None:
     study, record = launched(make_study, model="gpt-mini", micro_batch_size=32, steps=60)
     assert record.completed and all(record.checks.values()), record.error
@@ -146,7 +145,7 @@ def test_too_large_a_batch_is_out_of_memory(make_study: StudyMaker) -> None:
     assert record.status == "oom", record.error
 
 
-@pytest.mark.timeout(180)
+@pytest.mark.timeout(120)  # it took 50 s beside nine other processes
 def test_a_gpu_is_calibrated(tmp_path: Path) -> None:
     profile = tmp_path / "gpu.yaml"
     profile.write_text("executor: local\ndevice: cuda\ndevices: 1\nhang_timeout_s: 60\n")
@@ -197,7 +196,6 @@ def test_the_quickstart_ends_in_its_report(tmp_path: Path) -> None:
     assert list(tmp_path.glob("out/**/report.pdf"))
 
 
-@pytest.mark.timeout(120)
 def test_the_lab_is_timed_beside_a_plain_loop(make_study: StudyMaker) -> None:
     base = {"data": SYNTHETIC, "precision": "bf16", "global_batch_size": 8}
     folder = make_study(base=base, grid={"world_size": [1]})
