@@ -225,11 +225,9 @@ def test_ctrl_c_ends_the_job_and_keeps_what_is_measured(
         os.killpg(process.pid, signal.SIGINT)
         time.sleep(0.001)  # no press waits for what the one before it began
     _, errors = process.communicate(timeout=200)
-    assert (
-        process.returncode == 130
-        and "the same command resumes from there" in errors
-        and "Traceback" not in errors
-    )
+    assert process.returncode == 130 and "Traceback" not in errors
+    # A late press may come before the longer message.
+    assert ("the same command resumes from there" if times == 1 else "lab: interrupted") in errors
     assert not ranks_of(study, 0) and not ranks_of(study, 1)
     assert lab.load_records(study) == []
 
