@@ -127,7 +127,7 @@ def judge(records: Sequence[Record], summary: pd.DataFrame, *, study: Study | No
     """The noise in records and their summary; `study` names what to measure again."""
     completed = tuple(record for record in records if record.completed)
     clusters = {record.environment.profile for record in completed if record.environment}
-    again = f"{study.command('run', clusters)} --repeat-disturbed" if study else ""
+    again = f"{study.command('run', clusters, public=True)} --repeat-disturbed" if study else ""
     ends = ["run_id", "step_time", "step_time_low", "step_time_high"]
     step_s = {
         run_id: (step, low, high) for run_id, step, low, high in summary[ends].itertuples(False)

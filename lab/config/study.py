@@ -114,10 +114,13 @@ class Study(Frozen):
         """Every repeat of every run, interleaved so that a slow drift affects all runs equally."""
         return [Task(run, repeat) for repeat in range(self.repeats) for run in self.runs]
 
-    def command(self, verb: str, clusters: Iterable[str] = ()) -> str:
-        """The command to type here for a verb on this study, on its cluster if it has only one."""
+    def command(self, verb: str, clusters: Iterable[str] = (), *, public: bool = False) -> str:
+        """The command to type here for a verb on this study, on its cluster if it has only one.
+
+        A `public` one, for reports, has the study's name where it would have a path of the machine.
+        """
         outside = os.path.relpath(self.folder).startswith("..")
-        short = outside and _leads_to(self.name, self.folder)
+        short = outside and (public or _leads_to(self.name, self.folder))
         words = ["lab", verb, shlex.quote(self.name if short else _typed(str(self.folder)))]
         others = sorted({_typed(name) for name in clusters} - {"local"})
         words += ["--cluster", *others] if len(others) == 1 else []

@@ -53,7 +53,8 @@ def place_in_panels(labels: Mapping[Axes, Sequence[Label]], *, side: str = "righ
 def room_beside(*panels: Axes) -> None:
     """Widen the x axes of bars from zero until every text beside a bar ends within its axes."""
     beside = {ax: [text for text in ax.texts if isinstance(text, Annotation)] for ax in panels}
-    for text in itertools.chain(*beside.values()):
+    every = list(itertools.chain(*beside.values()))
+    for text in every:
         text.set_in_layout(False)  # it gets room within the axes, which need not shrink
     scale = measure(panels[0]).dpi / 72
     for ax, texts in beside.items():
@@ -62,6 +63,8 @@ def room_beside(*panels: Axes) -> None:
             free = max(width - text.get_window_extent().width - 8 * scale, (1 - MOST) * width)
             most = max(most, float(text.xy[0]) * width / free)
         ax.set_xlim(0, most)
+    for text in every:
+        text.set_in_layout(True)
 
 
 def measure(ax: Axes) -> Figure:

@@ -144,7 +144,7 @@ def holes(results: StudyResults) -> Markdown:
 def next_step(results: StudyResults) -> Markdown:
     """What to do about runs without a measurement, and where a failed one left its log."""
     study = results.study
-    command = study.command("run", results.clusters)
+    command = study.command("run", results.clusters, public=True)
     where = os.path.relpath(study.out / "runs")
     logs = f" Logs are in `{where}/<run>/<repeat>/log`; mend the cause first." * bool(
         results.records
@@ -316,8 +316,8 @@ def reproduce(results: StudyResults) -> Markdown:
     study = results.study
     again = "read the published numbers again" if results.citations else "measure again"
     return Markdown(
-        f"```\n{study.command('run', results.clusters)} --fresh    # {again}\n"
-        f"{study.command('report')}         # this report from the records\n```"
+        f"```\n{study.command('run', results.clusters, public=True)} --fresh    # {again}\n"
+        f"{study.command('report', public=True)}         # this report from the records\n```"
     )
 
 

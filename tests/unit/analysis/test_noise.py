@@ -61,7 +61,7 @@ def test_instead_of_explaining_it_names_what_to_measure_again(tmp_path):
     assert text.startswith("There is no answer yet. Too noisy to explain: other processes took up")
     assert "up to 45 % of the ranks' cores" in text and "1 of 2 configurations" in text
     assert "configurations: x2 (repeats 0, 1); lab run" in text
-    assert f"lab run {made.folder} --repeat-disturbed measures them again." in text
+    assert "lab run mine --repeat-disturbed measures them again." in text
     assert not [sentence for sentence in more if "2 CPU processes" in sentence]
     quiet = QUIET + two_ranks(0.0, 0.0, 0.0)
     text, more = answer(made, frame, quiet), findings(made, frame, quiet)

@@ -79,6 +79,7 @@ def test_a_command_finds_its_study_from_where_it_is_typed(
     monkeypatch.chdir(tmp_path / place)
     program, verb, found = shlex.split(study.command("audit"))
     assert (program, verb) == ("lab", "audit") and Study.load(found).folder == study.folder
+    assert str(tmp_path) not in study.command("audit", public=True)
 
 
 def test_problems_name_a_file_from_here(
