@@ -185,6 +185,14 @@ def common_ranks(summary: pd.DataFrame) -> str:
     return ranks(device_of(summary), summary["world_size"].iloc[0]) if alike else ""
 
 
+def named_rows(lines: Sequence[Curve], shared: str) -> Iterator[tuple[str, dict[Any, Any]]]:
+    """Each row of the curves with its name, without the ranks that all share."""
+    for label, points in lines:
+        for row in rows_of(points):
+            place = ranks(row["device"], row["world_size"])
+            yield label if place == shared else f"{place}, {label}", row
+
+
 def at(label: str) -> str:
     """A curve's label with its preposition: `at batch 16`, but `with train.py`."""
     return f"{'at' if label.startswith('batch ') else 'with'} {label}"

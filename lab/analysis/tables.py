@@ -2,18 +2,18 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
 import pandas as pd
 
 from lab.analysis.scaling_curves import (
-    Curve,
     baseline_name,
     common_ranks,
     compares,
     curves,
     device_of,
+    named_rows,
     over_repeats,
     ranks,
     ranks_vary,
@@ -61,7 +61,7 @@ def classical_tables(summary: pd.DataFrame) -> list[tuple[str, pd.DataFrame]]:
     unmeasured = summary["exposed_communication_time"][summary["world_size"] > 1].isna().any()
     note = "; where communication was not measured, compute includes the wait for it"
     shared = common_ranks(summary)
-    rows, common = list(_named(lines, shared)), f". All: {shared}" if shared else ""
+    rows, common = list(named_rows(lines, shared)), f". All: {shared}" if shared else ""
     caption = f"Compute and communication of a step, {over}{note if unmeasured else ''}{common}"
     parts = [(caption, frame)] if len((frame := _parts_of_step(rows, unit)).columns) else []
     if all(len(points) < 2 for _, points in lines):
@@ -78,14 +78,6 @@ def classical_tables(summary: pd.DataFrame) -> list[tuple[str, pd.DataFrame]]:
             frame = frame.rename(columns=lambda size: ranks(device, size)).rename_axis(columns=None)
         tables.append((f"{caption}, {over}", frame))
     return [*tables, *parts]
-
-
-def _named(lines: Sequence[Curve], shared: str) -> Iterator[tuple[str, dict[Any, Any]]]:
-    """Each row of the curves with its name, without the ranks that all share."""
-    for label, points in lines:
-        for row in rows_of(points):
-            place = ranks(row["device"], row["world_size"])
-            yield label if place == shared else f"{place}, {label}", row
 
 
 def _side_by_side(

@@ -15,8 +15,8 @@ from lab.analysis.inference import accuracy
 from lab.analysis.scaling_curves import (
     common_ranks,
     curves,
+    named_rows,
     over_repeats,
-    ranks,
     rows_of,
     with_interval,
 )
@@ -171,18 +171,14 @@ def communication(results: StudyResults) -> Table | Markdown:
     rows = []
     summary = results.summary[results.summary["world_size"] > 1]
     shared = common_ranks(summary)
-    for label, points in curves(results.summary):
-        for row in rows_of(points[points["world_size"] > 1]):
+    for name, row in named_rows(curves(results.summary), shared):
+        if row["world_size"] > 1:
             times = {
-                name: format_seconds(
-                    *(row[column + end] for end in ("", "_low", "_high")), unit=unit
-                )
-                for name, column in columns.items()
+                part: format_seconds(*with_interval(row, column), unit=unit)
+                for part, column in columns.items()
             }
-            where = ranks(row["device"], row["world_size"])
-            configuration = label if where == shared else f"{where}, {label}"
             by_rank = _sent(sent.get(row["run_id"], []))
-            rows.append({"configuration": configuration, **times, "sent (MB)": by_rank})
+            rows.append({"configuration": name, **times, "sent (MB)": by_rank})
     unknown = {NOT_MEASURED, configurations.UNKNOWN}
     if all(set(list(row.values())[1:]) <= unknown for row in rows):
         return Markdown("")

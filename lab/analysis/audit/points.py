@@ -55,6 +55,7 @@ def point_of(
     values = {}
     for name, column in cells.items():
         if name in CARRIED and (known := [v for row in places if (v := column[row]) == v]):
+            # Most points of a large table are one row, whose median needs no sorting.
             values[name] = median(known) if len(known) > 1 else known[0]
     repeats = {cells["repeat"][row] for row in own if _is_known(cells["repeat"][row])}
     ranked = bool(_known(cells["rank"][row] for row in own))

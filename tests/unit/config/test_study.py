@@ -77,8 +77,8 @@ def test_a_command_finds_its_study_from_where_it_is_typed(
     study = Study.load(make_study(name))
     (tmp_path / place).mkdir(parents=True, exist_ok=True)
     monkeypatch.chdir(tmp_path / place)
-    program, verb, found = shlex.split(study.command("audit"))
-    assert (program, verb) == ("lab", "audit") and Study.load(found).folder == study.folder
+    program, verb, name_or_path = shlex.split(study.command("audit"))
+    assert (program, verb) == ("lab", "audit") and Study.load(name_or_path).folder == study.folder
     assert str(tmp_path) not in study.command("audit", public=True)
 
 

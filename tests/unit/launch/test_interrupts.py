@@ -54,13 +54,13 @@ def test_an_ignored_signal_stays_ignored() -> None:
 
 
 def test_a_thread_that_receives_no_signals_changes_no_handler() -> None:
-    seen = []
+    handlers = []
 
     def enter() -> None:
         with OneInterrupt():
-            seen.append(signal.getsignal(signal.SIGINT))
+            handlers.append(signal.getsignal(signal.SIGINT))
 
     thread = threading.Thread(target=enter)
     thread.start()
     thread.join()
-    assert seen == [signal.default_int_handler]
+    assert handlers == [signal.default_int_handler]
