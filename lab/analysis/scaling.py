@@ -92,7 +92,7 @@ def summary(table: pd.DataFrame, *, baseline: Mapping[str, Any], scaling: Scalin
     T(B)/T(N)`, `speedup = X(N)/X(B)`. Intervals are percentile bootstraps over repeats (Efron
     1979) of the median or of the ratio of two medians, resampled independently: a resumed study
     breaks pairs of repeats, and if the pairs hold, the independent interval is the wider one. With
-    two to five repeats it is the whole range.
+    two or three repeats it is the whole range.
 
     Raises InputError for a baseline key that is not a field of a run.
     """

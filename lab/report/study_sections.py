@@ -277,7 +277,7 @@ MEASURED = (
     "a study is that of the **slowest rank** of each step, because a synchronous step ends with "
     "it. Warm-up is left out. Each repeat is a separate job; repeats "
     "are interleaved over the configurations. Times are medians over the repeats' medians; "
-    "intervals are 95 % bootstrap intervals over repeats, which of two to five repeats are their "
+    "intervals are 95 % bootstrap intervals over repeats, which of two or three repeats are their "
     "range; one repeat has none. What is reported follows the rules for benchmarks of parallel "
     "machines."
 )

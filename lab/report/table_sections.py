@@ -63,7 +63,7 @@ SPREAD = (
     "either side"
 )
 BOOTSTRAP = (
-    "medians over repeats, with 95 % intervals by bootstrap over them (of two to five repeats "
+    "medians over repeats, with 95 % intervals by bootstrap over them (of two or three repeats "
     "their range)"
 )
 GIVEN: dict[str, Callable[[pd.DataFrame], str]] = {

@@ -445,7 +445,7 @@ def test_a_strategy_of_ones_own_has_a_curve_by_its_name() -> None:
         ([1, 2], "median over 1 to 2 repeats [range]"),
         ([3], "median over 3 repeats [range]"),
         ([1, 7, 6], "median over 1 to 7 repeats [95 % interval]"),
-        ([5, 9], "median over 5 to 9 repeats [95 % interval; of up to 5 repeats their range]"),
+        ([3, 9], "median over 3 to 9 repeats [95 % interval; of up to 3 repeats their range]"),
     ],
 )
 def test_the_range_of_few_repeats_is_not_called_an_interval_of_95_percent(
@@ -455,9 +455,11 @@ def test_the_range_of_few_repeats_is_not_called_an_interval_of_95_percent(
 
 
 @pytest.mark.parametrize("count", range(2, 8))
-def test_up_to_five_repeats_have_their_range_as_interval(count: int) -> None:
-    times = [0.1 + 0.01 * n for n in range(count)]
-    frame = summary(table(repeats(run(1), times)), baseline={"world_size": 1}, scaling="strong")
-    row = frame.iloc[0]
-    whole = row["step_time_low"] == times[0] and row["step_time_high"] == times[-1]
-    assert whole == (count <= WHOLE_RANGE)
+def test_up_to_three_repeats_have_their_range_as_interval_also_of_a_ratio(count: int) -> None:
+    alone, shared = ([first + 0.01 * n for n in range(count)] for first in (0.2, 0.1))
+    done = repeats(run(1), alone) + repeats(run(2), shared)
+    row = row_of(summary(table(done), baseline={"world_size": 1}, scaling="strong"), 2)
+    ends = alone[0] / shared[-1], alone[-1] / shared[0]
+    assert ((row["speedup_low"], row["speedup_high"]) == ends) == (count <= WHOLE_RANGE)
+    whole = row["step_time_low"] == shared[0] and row["step_time_high"] == shared[-1]
+    assert whole or count > WHOLE_RANGE
