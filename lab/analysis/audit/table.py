@@ -2,10 +2,9 @@
 
 from __future__ import annotations
 
-import math
 import re
 from collections.abc import Collection, Mapping, Sequence
-from typing import Literal
+from typing import Literal, NamedTuple
 
 import numpy as np
 import pandas as pd
@@ -15,11 +14,8 @@ from lab.analysis.audit import columns, reshape
 from lab.analysis.audit.columns import (
     COLUMNS,
     LAYOUT,
-    NUMERIC,
     PHASES,
-    ROUNDED,
     TEXTS,
-    TIMES,
     Guess,
     guess,
     normal,
@@ -27,36 +23,10 @@ from lab.analysis.audit.columns import (
     setting_of,
 )
 from lab.analysis.audit.observations import PYTHON_STRINGS, ROW, Observations
-from lab.analysis.audit.plausible import (
-    are_shares,
-    is_of_another,
-    is_of_model,
-    is_of_samples,
-    is_place,
-    is_plausible,
-    numbers_devices,
-)
-from lab.analysis.audit.values import (
-    BANDWIDTH_UNITS,
-    BRACKETS,
-    BYTE_UNITS,
-    CELL_TIMES,
-    COUNT_UNITS,
-    FLOPS_UNITS,
-    PLUS_MINUS,
-    TIME_UNITS,
-    duration,
-    numbers,
-    ranks_of,
-    roundings,
-    spread,
-)
+from lab.analysis.audit.quantities import WHOLE_NUMBERS, Quantities, as_text, as_texts
+from lab.analysis.audit.values import numbers, ranks_of
 from lab.errors import InputError, Problem, nearest
-from lab.formatting import count
 
-# Rank labels of rows that are statistics over ranks; only means are of use.
-AGGREGATES = {"mean", "avg", "average", "all", "mean over ranks", "overall"}
-OTHER_STATISTICS = {"std", "stdev", "sd", "min", "median", "sum", "total"}
 KEYS = (
     *("model", "sequence_length", "dataset", "framework", "precision", "compile", "seed"),
     *("link", "device", "emulated", "strategy", "scaling", "recompute", "sharding", "interleave"),
@@ -68,44 +38,28 @@ TRAINING = {
     *("global_batch_size", "micro_batch_size", "batch"),
     *PHASES,
 } - {"other"}
-POSITIVE = (
-    *("world_size", "nodes", "time", "rate", "global_batch_size", "micro_batch_size"),
-    *("batch", "speedup", "parameters", "bytes", "rate_per_rank", "flops", "flops_per_rank"),
-    *("mfu", "hfu", "peak_flops", "dp", *LAYOUT, "grad_accum", "ratio_of_times", "ratio_of_rates"),
-    "memory",
-)
-# Larger values are per cent even if unlabelled; for a share of peak, so is the whole column.
-PERCENT_FROM = {"efficiency": 4, "accuracy": 1.5, "mfu": 3, "hfu": 3}
-SHARES = {"mfu", "hfu"}
-WHOLE_NUMBERS = {
-    *("world_size", "nodes", "per_node", "global_batch_size", "micro_batch_size", "batch"),
-    *("rank_batch_size", "grad_accum", "dp", *LAYOUT),
-}
-UNITS = {
-    **dict.fromkeys(TIMES, TIME_UNITS),
-    **dict.fromkeys(("bytes", "memory"), BYTE_UNITS),
-    **dict.fromkeys(("flops", "flops_per_rank", "peak_flops"), FLOPS_UNITS),
-    **dict.fromkeys(("algbw", "busbw"), BANDWIDTH_UNITS),
-}
-SEVERAL_WORDS = re.compile(r"[^\W\d]+(?:[ -][^\W\d]+)+")
-BOUND = re.compile(r"\s*(?:[<>≤≥]|&[lg]t;)")  # that a value should keep to is no measurement
 MOST_KEY_VALUES = 200
 MOST_ROWS = 2_000_000
-MOST_NODES = 4096
 SIZES = re.compile(r"\d+(?:\s*[x×*]\s*\d+)+")  # of images, or nodes and ranks
-SCALING = re.compile(r"(strong|weak)(?:[ _-]?scal.*|)", re.IGNORECASE)
 NOTED_SCALING = re.compile("(strong|weak)[ _-]?scal", re.IGNORECASE)
 # Rows of these are single measurements; others may stand for several.
 LOGGED = {"rank", "epoch", "step"}
 # What runs may be compared by, if all of them were measured at several world sizes.
 COMPARED = ("gpu", "cpu", "version", "driver")
-# A table may hold several of these, with different meanings.
-MEASURED = {"time": "time", "rate": "rate", "rate_per_rank": "rate per rank"}
-NAMED_UNIT = re.compile(rf"\d\s*({'|'.join(sorted(CELL_TIMES, key=len, reverse=True))})\s*$")
-NOTED_UNITS = {
-    "microseconds": (re.compile(r"microseconds|\bus\b|µs", re.IGNORECASE), 1e-6),
-    "milliseconds": (re.compile(r"milliseconds|\bms\b", re.IGNORECASE), 1e-3),
-}
+
+
+class LongForm(NamedTuple):
+    """A table with a row for each measurement, and what its columns mean by their names.
+
+    `origins` has the columns of the table that each new column was made of; `wide` tells whether
+    ranks were columns.
+    """
+
+    frame: pd.DataFrame
+    meanings: dict[str, Guess]
+    assumptions: list[str]
+    origins: dict[str, list[str]]
+    wide: bool
 
 
 @PYTHON_STRINGS
@@ -123,33 +77,13 @@ def from_table(
     frame = frame.reset_index(drop=True)
     frame.columns = pd.Index([str(column) for column in frame.columns])
     mapped = {column: _mapped(canonical, column) for canonical, column in (columns or {}).items()}
-    hint = reshape.hinted_ranks(name, notes)
-    frame, filled = _filled_down(frame, mapped)
-    frame, assumptions = reshape.turned(frame, mapped)
-    assumptions += filled
-    frame[ROW] = np.arange(1, len(frame) + 1)
-    frame, of_settings, origins = reshape.by_setting(frame, mapped)
-    assumptions += of_settings
-    frame, of_ranks = reshape.by_rank(frame, mapped)
-    frame, of_batches = reshape.by_batch(frame, mapped)
-    frame, of_cells = reshape.by_cells(frame, mapped)
-    frame, of_groups = reshape.by_group(frame, mapped)
-    assumptions += of_ranks + of_batches + of_cells + of_groups
-    meanings = _meanings(frame, mapped)
-    wide = bool(of_ranks)
-    names = {meaning.canonical for meaning in meanings.values()}
-    if "world_size" not in names and not {"per_node", "nodes"} <= names:
-        quantity = reshape.noted_quantity(name, notes)
-        frame, more = reshape.by_world_size(frame, hint, mapped, quantity)
-        wide = wide or bool(more)
-        assumptions += more
-        meanings = _meanings(frame, mapped)
-        if not of_ranks and not more and not {"nodes", "dp", "gpu", "device"} & names:
-            meanings |= _ranks_by_cells(frame, meanings)
-    tidy, given = _tidy(frame, meanings, mapped, notes, assumptions, source)
+    frame, meanings, assumptions, origins, wide = _long_form(frame, mapped, name, notes)
+    quantities = Quantities(frame, meanings, mapped, notes, source)
+    tidy, given = quantities.tidy, quantities.given
+    assumptions += quantities.assumptions
     tidy[ROW] = frame[ROW].loc[tidy.index]
     if "world_size" not in given:
-        tidy["world_size"], assumption = _world_size(tidy, hint)
+        tidy["world_size"], assumption = _world_size(tidy, reshape.hinted_ranks(name, notes))
         assumptions += [assumption] if assumption else []
     tidy["rate"] = tidy["rate"].fillna(tidy["rate_per_rank"] * tidy["world_size"])
     tidy["rate_rounding"] = tidy["rate_rounding"].fillna(tidy["rate_per_rank_rounding"])
@@ -158,6 +92,50 @@ def from_table(
     collective = {"bytes", "time"} <= set(given) and not TRAINING & set(given)
     logged = bool(LOGGED & set(given))
     _add_keys(tidy, frame, given.values(), collective=collective, logged=logged)
+    _complete_batches(tidy, given)
+    tidy["label"] = _labels(tidy)
+    return Observations(
+        frame=tidy.copy(),  # in one piece for each type: rows are taken from it again and again
+        kind="collectives" if collective else "table",
+        per=per or "total",  # type: ignore[arg-type]
+        scaling=_noted_scaling(name, notes),
+        given=given,
+        derived=frozenset({"global_batch_size", "micro_batch_size"} - set(given)),
+        assumptions=assumptions,
+        notes=notes,
+        summarised=wide or not logged,
+        reading=_reading(given, origins),
+    )
+
+
+def _long_form(
+    frame: pd.DataFrame, mapped: Mapping[str, Guess], name: str, notes: Sequence[str]
+) -> LongForm:
+    """Make rows of settings, ranks and batches that a table has as columns or in its cells."""
+    frame, filled = _filled_down(frame, mapped)
+    frame, assumptions = reshape.turned(frame, mapped)
+    frame[ROW] = np.arange(1, len(frame) + 1)
+    frame, of_settings, origins = reshape.by_setting(frame, mapped)
+    frame, of_ranks = reshape.by_rank(frame, mapped)
+    assumptions += filled + of_settings + of_ranks
+    for by in (reshape.by_batch, reshape.by_cells, reshape.by_group):
+        frame, more = by(frame, mapped)
+        assumptions += more
+    meanings = _meanings(frame, mapped)
+    names = {meaning.canonical for meaning in meanings.values()}
+    of_sizes: list[str] = []
+    if "world_size" not in names and not {"per_node", "nodes"} <= names:
+        hint, quantity = reshape.hinted_ranks(name, notes), reshape.noted_quantity(name, notes)
+        frame, of_sizes = reshape.by_world_size(frame, hint, mapped, quantity)
+        meanings = _meanings(frame, mapped)
+        if not of_ranks and not of_sizes and not {"nodes", "dp", "gpu", "device"} & names:
+            meanings |= _ranks_by_cells(frame, meanings)
+    assumptions += of_sizes
+    return LongForm(frame, meanings, assumptions, origins, wide=bool(of_ranks or of_sizes))
+
+
+def _complete_batches(tidy: pd.DataFrame, given: Mapping[str, str]) -> None:
+    """Derive the degree of data parallelism, and batches from each other and the accumulation."""
     shards = numbers(tidy["sharding"])
     if re.search("fsdp|degree|size", normal(given.get("sharding", ""))):
         sharded = tidy["dp"] * tidy[list(LAYOUT)].prod(axis=1) * shards == tidy["world_size"]
@@ -172,19 +150,6 @@ def from_table(
         tidy[batch] = tidy[batch].fillna(derived)
     accumulated = tidy["global_batch_size"] / (tidy["micro_batch_size"] * replicas)
     tidy["grad_accum"] = tidy["grad_accum"].fillna(accumulated)
-    tidy["label"] = _labels(tidy)
-    return Observations(
-        frame=tidy.copy(),  # in one piece for each type: rows are taken from it again and again
-        kind="collectives" if collective else "table",
-        per=per or "total",  # type: ignore[arg-type]
-        scaling=_noted_scaling(name, notes),
-        given=given,
-        derived=frozenset({"global_batch_size", "micro_batch_size"} - set(given)),
-        assumptions=assumptions,
-        notes=notes,
-        summarised=wide or not logged,
-        reading=_reading(given, origins),
-    )
 
 
 def _filled_down(frame: pd.DataFrame, mapped: Collection[str]) -> tuple[pd.DataFrame, list[str]]:
@@ -205,7 +170,7 @@ def _filled_down(frame: pd.DataFrame, mapped: Collection[str]) -> tuple[pd.DataF
 def _ranks_by_cells(frame: pd.DataFrame, meanings: Mapping[str, Guess]) -> dict[str, Guess]:
     """A column without a name for ranks whose cells all differ in them, such as 1n8g and 2n8g."""
     for column in frame.columns:
-        texts = _texts(frame[column]).dropna().unique()[:MOST_KEY_VALUES]
+        texts = as_texts(frame[column]).dropna().unique()[:MOST_KEY_VALUES]
         meaning = meanings.get(column)
         if (meaning is None or meaning.canonical == "strategy") and len(texts):
             pairs = {ranks_of(text) for text in texts if not SIZES.fullmatch(str(text))}
@@ -283,237 +248,6 @@ def _meanings(frame: pd.DataFrame, mapped: Mapping[str, Guess]) -> dict[str, Gue
     return meanings
 
 
-def _tidy(
-    frame: pd.DataFrame,
-    meanings: Mapping[str, Guess],
-    mapped: Collection[str],
-    notes: Sequence[str],
-    assumptions: list[str],
-    source: str,
-) -> tuple[pd.DataFrame, dict[str, str]]:
-    """Canonical columns with numbers in base units, and which column of the table each is from."""
-    rounded = [f"{name}_rounding" for name in ROUNDED]
-    numeric = pd.DataFrame(np.nan, frame.index, [*NUMERIC, *rounded])
-    texts = pd.DataFrame(np.nan, frame.index, [*TEXTS], dtype=object)
-    tidy = pd.concat([numeric, texts], axis="columns")
-    given: dict[str, str] = {}
-    left_out: dict[str, list[str]] = {}
-    for column, meaning in _by_precision(frame, meanings).items():
-        canonical = meaning.canonical
-        if canonical == "std" and column not in mapped and is_of_another(column, frame, meanings):
-            continue
-        if canonical in {"time", "communication"} and _is_mean(column, meanings):
-            canonical = f"{canonical}_mean"
-        if canonical in given:
-            left_out.setdefault(canonical, []).append(column)
-            continue
-        cells = _texts(frame[column])
-        if canonical == "speedup" and "scaling" in columns.normal(column) and are_shares(cells):
-            canonical = "efficiency"
-        if canonical in {"world_size", "gpu", "device", "host"}:
-            cells = _ranks(cells, tidy, given, column, canonical)
-            if canonical == "host" and given.get("world_size") == column:
-                canonical = "gpu"  # a machine such as 4x A10G
-        if canonical == "host" and _counts(cells) and "rank" not in set(_canonicals(meanings)):
-            canonical = "nodes"
-        if canonical == "world_size" and column not in mapped:
-            if is_of_samples(column, frame):
-                continue
-            if numbers_devices(numbers(cells)):
-                canonical = "rank"
-        if canonical == "repeat" and _names_settings(cells):
-            canonical = "strategy"  # runs are called after what they try
-            if canonical in _canonicals(meanings):
-                continue
-        if canonical in {"strategy", "speedup"} and cells.dropna().str.fullmatch(SCALING).all():
-            canonical = "scaling"
-        known = cells.dropna().astype(str)
-        if column not in mapped and (
-            not is_plausible(canonical, column, known)
-            or (canonical == "rank" and is_place(column, frame, meanings))
-        ):
-            continue
-        if canonical in ROUNDED and column not in mapped:
-            cells = cells.where(~cells.astype(str).str.match(BOUND))
-        if canonical == "bytes" and is_of_model(column, known, meanings):
-            if {"model", "dataset"} & set(_canonicals(meanings)):
-                continue
-            canonical = "model"
-        if canonical == "scaling":
-            cells = cells.str.extract(SCALING, expand=False).str.lower()
-        if canonical not in TEXTS:
-            stated = len(assumptions)
-            factor = _factor(canonical, meaning, notes, frame[column], assumptions)
-            scale = 1.0 if meaning.inverse else factor
-            values = numbers(cells, units=UNITS.get(canonical, COUNT_UNITS), factor=scale)
-            if meaning.inverse:
-                values = factor / values.where(values > 0)
-            if canonical in WHOLE_NUMBERS:
-                values = values.where(values % 1 == 0)
-            if canonical == "time" and cells.astype(str).str.contains(PLUS_MINUS).any():
-                spreads = cells.map(lambda cell, by=factor: spread(cell, factor=by))
-                tidy["std"] = tidy["std"].fillna(spreads.astype(float))
-            if canonical in TIMES and not values.notna().any():
-                del assumptions[stated:]  # words have no unit
-            if not values.notna().any() and column not in mapped:
-                # A column `gpu` without numbers is its name.
-                named = columns.text_guess(column)
-                if named is None or named in given:
-                    continue
-                canonical = named
-            else:
-                if canonical in ROUNDED:
-                    tidy[f"{canonical}_rounding"] = roundings(
-                        frame[column], is_time=canonical == "time"
-                    )
-                cells = values
-        if cells.notna().any():
-            tidy[canonical], given[canonical] = cells, column
-        elif column in mapped:
-            problem = f"column {column!r} holds no value that can be read"
-            raise InputError(source, [Problem(f"columns.{meaning.canonical}", problem)])
-    if "std" in given and "time" not in given:
-        tidy["std"] = np.nan  # of anything
-    for canonical, others in left_out.items():
-        if canonical in MEASURED:
-            assumptions.append(
-                f"{given[canonical]!r} is read as the {MEASURED[canonical]}, not "
-                f"{', '.join(map(repr, others))}; --column {canonical}=COLUMN chooses another"
-            )
-    return _clean(tidy, assumptions), given
-
-
-def _canonicals(meanings: Mapping[str, Guess]) -> list[str]:
-    return [meaning.canonical for meaning in meanings.values()]
-
-
-def _by_precision(frame: pd.DataFrame, meanings: Mapping[str, Guess]) -> dict[str, Guess]:
-    """The columns; of several rates, the one with the most digits comes first. So do a repeat, a
-    strategy, and the batch of a rank, which a pipeline cuts into micro-batches; "Seconds", which
-    may be a video's, come last.
-    """
-    first = "local|lbs|repeat|replicate|trial|strategy$"  # not a run's id, nor a configuration
-    plain = [column for column in meanings if re.match(first, columns.normal(column))]
-    bare = [column for column in meanings if re.fullmatch("seconds|duration", column.lower())]
-    meanings = {column: meanings[column] for column in plain} | dict(meanings)
-    meanings |= {column: meanings.pop(column) for column in bare}
-    rates = [column for column, meaning in meanings.items() if meaning.canonical == "rate"]
-    if len(rates) < 2:
-        return dict(meanings)
-    medians = {column: numbers(frame[column], units=COUNT_UNITS).median() for column in rates}
-    first = max(rates, key=lambda column: medians[column] if medians[column] > 0 else 0.0)
-    return {first: meanings[first], **meanings}
-
-
-def _names_settings(cells: pd.Series) -> bool:
-    """Whether the names of runs tell settings, such as "NVFP4 (bf16 tail)" or "no cache"."""
-    names = [str(name) for name in cells.dropna().unique()[:MOST_KEY_VALUES]]
-    return any(setting_of(name).words or SEVERAL_WORDS.fullmatch(name) for name in names)
-
-
-def _counts(cells: pd.Series) -> bool:
-    known = pd.to_numeric(cells.dropna(), errors="coerce")
-    return len(known) > 0 and bool(known.between(1, MOST_NODES).all() and (known % 1 == 0).all())
-
-
-def _ranks(
-    cells: pd.Series, tidy: pd.DataFrame, given: dict[str, str], column: str, canonical: str
-) -> pd.Series:
-    """The ranks in cells such as "8x A100", which also name the GPU; other cells as they are."""
-    texts = cells.dropna()
-    if canonical != "world_size" and "world_size" in given:
-        return cells
-    pairs = texts.map(ranks_of)
-    counts = pairs.map(lambda pair: pair[0]).astype(float)
-    if not counts.notna().any() or (canonical != "world_size" and not counts.notna().all()):
-        return cells
-    names = pairs.map(lambda pair: pair[1] or None)
-    if canonical != "world_size":
-        tidy["world_size"], given["world_size"] = counts, column
-        return names.reindex(cells.index)
-    if names.notna().any() and "gpu" not in given:
-        tidy["gpu"], given["gpu"] = names.reindex(cells.index), column
-    return cells.where(~cells.index.isin(counts.dropna().index), counts.reindex(cells.index))
-
-
-def _is_mean(column: str, meanings: Mapping[str, Guess]) -> bool:
-    """Whether a column is a mean over ranks, because another holds the slowest rank's value."""
-    canonical = meanings[column].canonical
-    return parse_name(column).statistic in columns.MEANS and any(
-        parse_name(other).statistic in columns.MAXIMA
-        for other, meaning in meanings.items()
-        if meaning.canonical == canonical
-    )
-
-
-def _factor(
-    canonical: str, meaning: Guess, notes: Sequence[str], cells: pd.Series, assumptions: list[str]
-) -> float:
-    if meaning.factor is not None:
-        return meaning.factor
-    if canonical == "memory":
-        if pd.to_numeric(cells, errors="coerce").notna().any():
-            assumptions.append(f"{cells.name!r} names no unit, such as GB, and is left out")
-        return math.nan  # a cell may have its own unit
-    if canonical not in TIMES:
-        return 1e9 if canonical in {"algbw", "busbw"} else 1.0
-    known = [text for cell in cells if (text := _text(cell)) is not None]
-    if all(math.isfinite(duration(text)) for text in known):
-        return 1.0  # 01:12:30 needs no unit
-    plain = [BRACKETS.sub("", text).lower() for text in known]
-    units = [match[1] for text in plain if (match := NAMED_UNIT.search(text))]
-    if len(units) == len(known):
-        return CELL_TIMES[units[0]]
-    if len(set(units)) == 1:
-        assumptions.append(f"{cells.name!r} is read as {units[0]}, the unit of some of its cells")
-        return CELL_TIMES[units[0]]
-    for unit, (pattern, factor) in NOTED_UNITS.items():
-        if any(pattern.search(note) for note in notes):
-            assumptions.append(
-                f"{cells.name!r} names no unit and is read as {unit} according to its notes"
-            )
-            return factor
-    assumptions.append(f"{cells.name!r} names no unit and is read as seconds")
-    return 1.0
-
-
-def _texts(column: pd.Series) -> pd.Series:
-    if isinstance(column.dtype, pd.StringDtype):  # once for each of a file's values
-        texts = {cell: _text(cell) for cell in column.unique()}
-        return pd.Series([texts.get(cell) for cell in column], column.index, name=column.name)
-    return column.map(_text)
-
-
-def _text(cell: object) -> str | None:
-    text = "" if cell is None else str(cell).strip()
-    missing = text.lower() in {"", "na", "n/a", "nan", "none", "-", "null", "<na>"}
-    if missing:
-        return None
-    return text[:-2] if text.endswith(".0") and text[:-2].isdecimal() else text  # but not of 2.4.0
-
-
-def _clean(tidy: pd.DataFrame, assumptions: list[str]) -> pd.DataFrame:
-    """Drop rows with other statistics over ranks, and values that no measurement can have."""
-    ranks = tidy["rank"].str.lower()
-    tidy["aggregate"] = ranks.isin(AGGREGATES)
-    tidy["rank"] = ranks.str.extract(r"(\d{1,7})$", expand=False).astype(float)
-    tidy = tidy[~ranks.isin(OTHER_STATISTICS)].copy()
-    for column, least in PERCENT_FROM.items():
-        percent = tidy[column] > least
-        if column in SHARES:
-            percent = pd.Series(bool(percent.any()), tidy.index)
-        if percent.any():
-            tidy.loc[percent, column] /= 100
-    not_positive = tidy[list(POSITIVE)].to_numpy(dtype=float) <= 0
-    for column, wrong in zip(POSITIVE, not_positive.T, strict=True):
-        if wrong.any():
-            verdict = "is not positive and is" if wrong.sum() == 1 else "are not positive and are"
-            values = count(int(wrong.sum()), "value")
-            assumptions.append(f"{values} of {column} {verdict} left out")
-            tidy.loc[wrong, column] = np.nan
-    return tidy
-
-
 def _world_size(tidy: pd.DataFrame, hint: tuple[int, str] | None) -> tuple[pd.Series | float, str]:
     """World sizes by nodes, strategies or ranks, and what that assumes; NaN and "" if unknown."""
     if tidy["per_node"].notna().any():
@@ -568,7 +302,7 @@ def _add_keys(
         read = meaning is not None and meaning.canonical not in {*WHOLE_NUMBERS, *TEXTS}
         ideal = re.search(columns.IDEAL, normal(column))
         if column not in used and not read and column != ROW and not ideal:
-            cells = frame[column].map(_text).loc[tidy.index]
+            cells = frame[column].map(as_text).loc[tidy.index]
             words = pd.to_numeric(cells.dropna(), errors="coerce").isna().all()
             # Of words for settings, half may have been measured at one number of ranks.
             # On one number of ranks words tell configurations apart, unless they vary in a log.

@@ -860,6 +860,17 @@ CELLS = st.one_of(
 )
 
 
+def test_a_speedup_too_small_for_a_number_breaks_no_rule() -> None:
+    frame = pd.DataFrame(
+        {
+            "epoch_s": ["mean", "1", "1e308"],
+            "gpus": ["", "1", "4048045066146212"],
+            "speedup": ["", "", "1.0"],
+        }
+    )
+    assert isinstance(str(audit(frame)), str)
+
+
 @settings(max_examples=25, deadline=None, suppress_health_check=[HealthCheck.too_slow])
 @given(st.data())
 def test_no_table_breaks_a_rule(data: st.DataObject) -> None:

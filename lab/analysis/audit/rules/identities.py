@@ -190,7 +190,7 @@ def _misquoted(point: Point) -> Iterator[Fault]:
         first = base.speedup if base.speedup > 0 else base.efficiency * base.over
         gain *= first * point.curve.ratios_over  # which may be unknown
         comparable = base.efficiency > 0
-    gain = gain or float("nan")  # an infinite time has no speedup to compare
+    gain = gain or math.nan  # an infinite time has no speedup to compare
     margin = point.rounding + (base.rounding if base else 0.0)
     # Of the rates next to the times, or in strong scaling whose batch per rank differs, a sibling.
     rates = base is not None and point.times and point.rate / (base.rate or math.nan)
@@ -206,7 +206,7 @@ def _misquoted(point: Point) -> Iterator[Fault]:
         )
     alone = comparable and speedup != speedup and not point.means
     # If the work grows with the ranks and no batch shows it, it is the ratio of the times.
-    own = min((abs(efficiency / ratio - 1) for ratio in (gain / over, gain)), default=0.0)
+    own = min(abs(efficiency / ratio - 1) for ratio in (gain / over or math.nan, gain))
     if alone and own > max(QUOTED, margin + _digits(point, "efficiency")):
         yield Fault(
             point.labels,

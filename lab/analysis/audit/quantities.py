@@ -1,0 +1,342 @@
+"""A table's columns as quantities in base units: what a name suggests, confirmed by the cells."""
+
+from __future__ import annotations
+
+import math
+import re
+from collections.abc import Collection, Mapping, Sequence
+
+import numpy as np
+import pandas as pd
+
+from lab.analysis.audit.columns import (
+    LAYOUT,
+    MAXIMA,
+    MEANS,
+    NUMERIC,
+    ROUNDED,
+    TEXTS,
+    TIMES,
+    Guess,
+    normal,
+    parse_name,
+    setting_of,
+    text_guess,
+)
+from lab.analysis.audit.plausible import (
+    are_shares,
+    is_of_another,
+    is_of_model,
+    is_of_samples,
+    is_place,
+    is_plausible,
+    numbers_devices,
+)
+from lab.analysis.audit.values import (
+    BANDWIDTH_UNITS,
+    BRACKETS,
+    BYTE_UNITS,
+    CELL_TIMES,
+    COUNT_UNITS,
+    FLOPS_UNITS,
+    PLUS_MINUS,
+    TIME_UNITS,
+    duration,
+    numbers,
+    ranks_of,
+    roundings,
+    spread,
+)
+from lab.errors import InputError, Problem
+from lab.formatting import count
+
+# Rank labels of rows that are statistics over ranks; only means are of use.
+AGGREGATES = {"mean", "avg", "average", "all", "mean over ranks", "overall"}
+OTHER_STATISTICS = {"std", "stdev", "sd", "min", "median", "sum", "total"}
+POSITIVE = (
+    *("world_size", "nodes", "time", "rate", "global_batch_size", "micro_batch_size"),
+    *("batch", "speedup", "parameters", "bytes", "rate_per_rank", "flops", "flops_per_rank"),
+    *("mfu", "hfu", "peak_flops", "dp", *LAYOUT, "grad_accum", "ratio_of_times", "ratio_of_rates"),
+    "memory",
+)
+# Larger values are per cent even if unlabelled; for a share of peak, so is the whole column.
+PERCENT_FROM = {"efficiency": 4, "accuracy": 1.5, "mfu": 3, "hfu": 3}
+SHARES = {"mfu", "hfu"}
+WHOLE_NUMBERS = {
+    *("world_size", "nodes", "per_node", "global_batch_size", "micro_batch_size", "batch"),
+    *("rank_batch_size", "grad_accum", "dp", *LAYOUT),
+}
+UNITS = {
+    **dict.fromkeys(TIMES, TIME_UNITS),
+    **dict.fromkeys(("bytes", "memory"), BYTE_UNITS),
+    **dict.fromkeys(("flops", "flops_per_rank", "peak_flops"), FLOPS_UNITS),
+    **dict.fromkeys(("algbw", "busbw"), BANDWIDTH_UNITS),
+}
+SEVERAL_WORDS = re.compile(r"[^\W\d]+(?:[ -][^\W\d]+)+")
+BOUND = re.compile(r"\s*(?:[<>≤≥]|&[lg]t;)")  # that a value should keep to is no measurement
+SCALING = re.compile(r"(strong|weak)(?:[ _-]?scal.*|)", re.IGNORECASE)
+MOST_NAMES = 200  # of runs that are looked at
+MOST_NODES = 4096
+# A table may hold several of these, with different meanings.
+MEASURED = {"time": "time", "rate": "rate", "rate_per_rank": "rate per rank"}
+NAMED_UNIT = re.compile(rf"\d\s*({'|'.join(sorted(CELL_TIMES, key=len, reverse=True))})\s*$")
+NOTED_UNITS = {
+    "microseconds": (re.compile(r"microseconds|\bus\b|µs", re.IGNORECASE), 1e-6),
+    "milliseconds": (re.compile(r"milliseconds|\bms\b", re.IGNORECASE), 1e-3),
+}
+
+
+class Quantities:
+    """The canonical columns of a table, with numbers in base units, and how they were read.
+
+    `tidy` has a row for each row of the table that is not another statistic over ranks; `given`
+    says which column each quantity is from, `assumptions` what the table does not say. Columns in
+    `mapped` are what the user says they are. Raises InputError if one of those cannot be read.
+    """
+
+    def __init__(
+        self,
+        frame: pd.DataFrame,
+        meanings: Mapping[str, Guess],
+        mapped: Collection[str],
+        notes: Sequence[str],
+        source: str,
+    ) -> None:
+        self.frame, self.meanings, self.mapped, self.notes = frame, meanings, mapped, notes
+        self.given: dict[str, str] = {}
+        self.assumptions: list[str] = []
+        numeric = [*NUMERIC, *(f"{name}_rounding" for name in ROUNDED)]
+        texts = pd.DataFrame(np.nan, frame.index, [*TEXTS], dtype=object)
+        tidy = pd.DataFrame(np.nan, frame.index, numeric)
+        self.tidy = pd.concat([tidy, texts], axis="columns")
+        left_out: dict[str, list[str]] = {}
+        for column, meaning in _in_order(frame, meanings).items():
+            canonical = self._canonical(column, meaning)
+            if canonical in self.given:
+                left_out.setdefault(canonical, []).append(column)
+            elif canonical and not self._add(canonical, column, meaning) and column in mapped:
+                problem = f"column {column!r} holds no value that can be read"
+                raise InputError(source, [Problem(f"columns.{meaning.canonical}", problem)])
+        if "std" in self.given and "time" not in self.given:
+            self.tidy["std"] = np.nan  # of anything
+        for canonical, others in left_out.items():
+            if canonical in MEASURED:
+                self.assumptions.append(
+                    f"{self.given[canonical]!r} is read as the {MEASURED[canonical]}, not "
+                    f"{', '.join(map(repr, others))}; --column {canonical}=COLUMN chooses another"
+                )
+        self._drop_statistics()
+        self._scale_shares()
+        self._drop_impossible()
+
+    def _canonical(self, column: str, meaning: Guess) -> str:
+        """What a column is by its name, among the names of the others; "" if nothing of use."""
+        canonical, meanings = meaning.canonical, self.meanings
+        if canonical == "std" and column not in self.mapped:
+            return "" if is_of_another(column, self.frame, meanings) else canonical
+        mean = canonical in {"time", "communication"} and _is_mean(column, meanings)
+        return f"{canonical}_mean" if mean else canonical
+
+    def _add(self, canonical: str, column: str, meaning: Guess) -> bool:
+        """Read a column; False if its cells cannot be what its name suggests."""
+        cells = self._without_ranks(as_texts(self.frame[column]), column, canonical)
+        canonical = self._confirmed(canonical, column, cells)
+        guessed = column not in self.mapped
+        if canonical == "scaling":
+            cells = cells.str.extract(SCALING, expand=False).str.lower()
+        elif canonical in ROUNDED and guessed:
+            cells = cells.where(~cells.astype(str).str.match(BOUND))
+        if canonical and canonical not in TEXTS:
+            values = self._numbers(cells, column, canonical, meaning)
+            if values.notna().any() or not guessed:
+                cells = values
+            else:  # a column `gpu` without numbers is its name
+                canonical = text_guess(column) or ""
+        if not canonical or canonical in self.given or not cells.notna().any():
+            return False
+        self.tidy[canonical], self.given[canonical] = cells, column
+        return True
+
+    def _without_ranks(self, cells: pd.Series, column: str, canonical: str) -> pd.Series:
+        """The ranks in cells such as "8x A100", which also name the GPU, apart from the rest.
+
+        Of a column of ranks they stay and the names go to `gpu`; of one of GPUs they go to
+        `world_size`. Other cells stay as they are.
+        """
+        of_ranks = canonical == "world_size"
+        if not of_ranks and (
+            canonical not in {"gpu", "device", "host"} or "world_size" in self.given
+        ):
+            return cells
+        pairs = cells.dropna().map(ranks_of)
+        counts = pairs.map(lambda pair: pair[0]).astype(float)
+        if not counts.notna().any() or not (of_ranks or counts.notna().all()):
+            return cells
+        names = pairs.map(lambda pair: pair[1] or None)
+        if not of_ranks:
+            self.tidy["world_size"], self.given["world_size"] = counts, column
+            return names.reindex(cells.index)
+        if names.notna().any() and "gpu" not in self.given:
+            self.tidy["gpu"], self.given["gpu"] = names.reindex(cells.index), column
+        return cells.where(~cells.index.isin(counts.dropna().index), counts.reindex(cells.index))
+
+    def _confirmed(self, canonical: str, column: str, cells: pd.Series) -> str:
+        """What a column of this name is by its cells; "" if nothing that is known."""
+        names = {meaning.canonical for meaning in self.meanings.values()}
+        guessed = column not in self.mapped
+        known = cells.dropna().astype(str)
+        if canonical == "host" and self.given.get("world_size") == column:
+            canonical = "gpu"  # a machine such as 4x A10G
+        elif canonical == "host" and _counts(cells) and "rank" not in names:
+            canonical = "nodes"
+        elif canonical == "world_size" and guessed:
+            if is_of_samples(column, self.frame):
+                return ""
+            canonical = "rank" if numbers_devices(numbers(cells)) else canonical
+        elif canonical == "repeat" and _names_settings(
+            cells
+        ):  # runs are called after what they try
+            if "strategy" in names:
+                return ""
+            canonical = "strategy"
+        elif canonical == "speedup" and "scaling" in normal(column) and are_shares(cells):
+            canonical = "efficiency"
+        elif canonical == "bytes" and is_of_model(column, known, self.meanings):
+            return "" if {"model", "dataset"} & names else "model"
+        if canonical in {"strategy", "speedup"} and known.str.fullmatch(SCALING).all():
+            canonical = "scaling"
+        if not guessed:
+            return canonical
+        place = canonical == "rank" and is_place(column, self.frame, self.meanings)
+        return canonical if is_plausible(canonical, column, known) and not place else ""
+
+    def _numbers(self, cells: pd.Series, column: str, canonical: str, meaning: Guess) -> pd.Series:
+        """The cells in base units; their roundings and spreads go to columns of their own."""
+        factor, assumption = self._factor(canonical, meaning, column)
+        scale = 1.0 if meaning.inverse else factor
+        values = numbers(cells, units=UNITS.get(canonical, COUNT_UNITS), factor=scale)
+        if meaning.inverse:
+            values = factor / values.where(values > 0)
+        if canonical in WHOLE_NUMBERS:
+            values = values.where(values % 1 == 0)
+        if canonical == "time" and cells.astype(str).str.contains(PLUS_MINUS).any():
+            spreads = cells.map(lambda cell: spread(cell, factor=factor))
+            self.tidy["std"] = self.tidy["std"].fillna(spreads.astype(float))
+        if assumption and (canonical == "memory" or values.notna().any()):  # words have no unit
+            self.assumptions.append(assumption)
+        if canonical in ROUNDED and values.notna().any():
+            self.tidy[f"{canonical}_rounding"] = roundings(
+                self.frame[column], is_time=canonical == "time"
+            )
+        return values
+
+    def _factor(self, canonical: str, meaning: Guess, column: str) -> tuple[float, str]:
+        """From the unit of a column to base units, and what that assumes."""
+        if meaning.factor is not None:
+            return meaning.factor, ""
+        cells = self.frame[column]
+        if canonical == "memory":  # a cell may have its own unit
+            bare = pd.to_numeric(cells, errors="coerce").notna().any()
+            return math.nan, f"{column!r} names no unit, such as GB, and is left out" * bool(bare)
+        if canonical not in TIMES:
+            return 1e9 if canonical in {"algbw", "busbw"} else 1.0, ""
+        known = [text for cell in cells if (text := as_text(cell)) is not None]
+        if all(math.isfinite(duration(text)) for text in known):
+            return 1.0, ""  # 01:12:30 needs no unit
+        plain = [BRACKETS.sub("", text).lower() for text in known]
+        units = [match[1] for text in plain if (match := NAMED_UNIT.search(text))]
+        if len(units) == len(known):
+            return CELL_TIMES[units[0]], ""
+        if len(set(units)) == 1:
+            assumption = f"{column!r} is read as {units[0]}, the unit of some of its cells"
+            return CELL_TIMES[units[0]], assumption
+        for unit, (pattern, factor) in NOTED_UNITS.items():
+            if any(pattern.search(note) for note in self.notes):
+                noted = f"{column!r} names no unit and is read as {unit} according to its notes"
+                return factor, noted
+        return 1.0, f"{column!r} names no unit and is read as seconds"
+
+    def _drop_statistics(self) -> None:
+        """Keep of the statistics over ranks only means, and number the ranks."""
+        ranks = self.tidy["rank"].str.lower()
+        self.tidy["aggregate"] = ranks.isin(AGGREGATES)
+        self.tidy["rank"] = ranks.str.extract(r"(\d{1,7})$", expand=False).astype(float)
+        self.tidy = self.tidy[~ranks.isin(OTHER_STATISTICS)].copy()
+
+    def _scale_shares(self) -> None:
+        for column, least in PERCENT_FROM.items():
+            percent = self.tidy[column] > least
+            if column in SHARES:
+                percent = pd.Series(bool(percent.any()), self.tidy.index)
+            if percent.any():
+                self.tidy.loc[percent, column] /= 100
+
+    def _drop_impossible(self) -> None:
+        """Leave out values that no measurement can have, and say so."""
+        not_positive = self.tidy[list(POSITIVE)].to_numpy(dtype=float) <= 0
+        for column, wrong in zip(POSITIVE, not_positive.T, strict=True):
+            if wrong.any():
+                one = wrong.sum() == 1
+                verdict = "is not positive and is" if one else "are not positive and are"
+                values = count(int(wrong.sum()), "value")
+                self.assumptions.append(f"{values} of {column} {verdict} left out")
+                self.tidy.loc[wrong, column] = np.nan
+
+
+def _in_order(frame: pd.DataFrame, meanings: Mapping[str, Guess]) -> dict[str, Guess]:
+    """The columns in the order in which they are read: the first of a quantity is kept.
+
+    Of several rates the one with the most digits comes first. So do a repeat, a strategy, and the
+    batch of a rank, which a pipeline cuts into micro-batches; "Seconds", which may be a video's,
+    come last.
+    """
+    first = "local|lbs|repeat|replicate|trial|strategy$"  # not a run's id, nor a configuration
+    plain = [column for column in meanings if re.match(first, normal(column))]
+    bare = [column for column in meanings if re.fullmatch("seconds|duration", column.lower())]
+    meanings = {column: meanings[column] for column in plain} | dict(meanings)
+    meanings |= {column: meanings.pop(column) for column in bare}
+    rates = [column for column, meaning in meanings.items() if meaning.canonical == "rate"]
+    if len(rates) < 2:
+        return dict(meanings)
+    medians = {column: numbers(frame[column], units=COUNT_UNITS).median() for column in rates}
+    first = max(rates, key=lambda column: medians[column] if medians[column] > 0 else 0.0)
+    return {first: meanings[first], **meanings}
+
+
+def _names_settings(cells: pd.Series) -> bool:
+    """Whether the names of runs tell settings, such as "NVFP4 (bf16 tail)" or "no cache"."""
+    names = [str(name) for name in cells.dropna().unique()[:MOST_NAMES]]
+    return any(setting_of(name).words or SEVERAL_WORDS.fullmatch(name) for name in names)
+
+
+def _counts(cells: pd.Series) -> bool:
+    """Whether the cells of a column called node or host count them."""
+    known = pd.to_numeric(cells.dropna(), errors="coerce")
+    return len(known) > 0 and bool(known.between(1, MOST_NODES).all() and (known % 1 == 0).all())
+
+
+def _is_mean(column: str, meanings: Mapping[str, Guess]) -> bool:
+    """Whether a column is a mean over ranks, because another holds the slowest rank's value."""
+    canonical = meanings[column].canonical
+    return parse_name(column).statistic in MEANS and any(
+        parse_name(other).statistic in MAXIMA
+        for other, meaning in meanings.items()
+        if meaning.canonical == canonical
+    )
+
+
+def as_texts(column: pd.Series) -> pd.Series:
+    """The cells of a column as texts, None where one is missing."""
+    if isinstance(column.dtype, pd.StringDtype):  # once for each of a file's values
+        texts = {cell: as_text(cell) for cell in column.unique()}
+        return pd.Series([texts.get(cell) for cell in column], column.index, name=column.name)
+    return column.map(as_text)
+
+
+def as_text(cell: object) -> str | None:
+    """A cell as text, of a whole number without the decimals; None if it is missing."""
+    text = "" if cell is None else str(cell).strip()
+    missing = text.lower() in {"", "na", "n/a", "nan", "none", "-", "null", "<na>"}
+    if missing:
+        return None
+    return text[:-2] if text.endswith(".0") and text[:-2].isdecimal() else text  # but not of 2.4.0
