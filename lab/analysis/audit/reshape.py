@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import math
 import re
-from collections.abc import Collection, Iterable, Mapping, Sequence
-from typing import Any, NamedTuple
+from collections.abc import Collection, Iterable, Sequence
+from typing import NamedTuple
 
 import pandas as pd
 
@@ -17,14 +17,11 @@ from lab.analysis.audit.columns import (
     PARALLEL,
     RANK,
     SECOND,
-    SETTINGS,
     THINGS,
     TIMES,
     WORDS,
     Guess,
-    Setting,
     guess,
-    is_ratio,
     normal,
     parse_name,
     setting_of,
@@ -66,7 +63,6 @@ MOST_NAMES = 20  # columns whose words are looked at
 GROWN = 0.5  # of the ranks' own growth: a rate grows like this, a time does not
 MOST_LABELS = 50  # different cells that are looked at
 AGAIN = re.compile(r"(?P<name>.+) \(\d+\)")  # a column of the name of an earlier one
-LISTED = re.compile(r"\s*(?:,|;|/|&|\band\b)\s*")
 
 
 class Spread(NamedTuple):
@@ -191,194 +187,16 @@ BY_CELLS = (
     ("rate", RATED),
     ("time", re.compile(r"\d\s*(?:ms|s|sec|seconds|min|minutes|h|hrs?|hours)\b", re.IGNORECASE)),
 )
-Words = tuple[str, ...]
 
 
-def by_setting(
-    frame: pd.DataFrame, mapped: Mapping[str, Guess]
-) -> tuple[pd.DataFrame, list[str], dict[str, list[str]]]:
-    """Turn a table with a column for each of several precisions, strategies, programs or GPUs into
-    a long one with a column for that setting. Also return what that assumes and the source columns
-    of each new column; leave other tables as they are. Strategies need a column of ranks, as their
-    names often tell one rank from several.
-
-    A quoted ratio between two settings goes to `ratio_of_times` or `ratio_of_rates` in the rows of
-    one of them; `ratio_over` names the other.
-    """
-    free = [column for column in frame.columns if column not in mapped]
-    named = {column: setting for column in free if (setting := setting_of(column)).words}
-    ratios = [column for column in named if is_ratio(column)]
-    quantities = {
-        column: quantity
-        for column, setting in named.items()
-        if column not in ratios and (quantity := _quantity(frame[column], setting))
-    }
-    measured = [
-        dict(named[column].words)
-        for column, quantity in quantities.items()
-        if quantity[0] in MEASURED and _told_apart(named[column])
-    ]
-    known = {meaning.canonical for column in frame.columns if (meaning := guess(column))}
-    known |= {meaning.canonical for meaning in mapped.values()}
-    kinds = [
-        kind
-        for kind in SETTINGS
-        if len({words[kind] for words in measured if kind in words}) > 1
-        and all(kind in words for words in measured)
-        and (kind != "strategy" or known & {"world_size", "nodes"})
-    ]
-    if not kinds:
-        return frame, [], {}
-    parts: dict[Words, dict[str, str]] = {
-        tuple(words[kind] for kind in kinds): {} for words in measured
-    }
-    for column, (_, name) in quantities.items():
-        words = dict(named[column].words)
-        key = tuple(words.get(kind, "") for kind in kinds)
-        if _told_apart(named[column]) and key in parts:
-            parts[key].setdefault(name, column)
-    _beside(frame, parts, [column for column in free if column not in named])
-    rates = any(quantity in {"rate", "rate_per_rank"} for quantity, _ in quantities.values())
-    used = {column for part in parts.values() for column in part.values()}
-    others = [column for column in frame.columns if column not in used and column not in ratios]
-    listing = {
-        column: by_key
-        for column in others
-        if column in named
-        and not _told_apart(named[column])
-        and (by_key := _listed_by_setting(frame[column], named[column], list(parts), kinds))
-    }
-    others = [column for column in others if column not in listing]
-    # A strategy has no effect on one rank, so it is kept apart from other settings.
-    groups = [[kind for kind in kinds if kind != "strategy"], ["strategy"] * ("strategy" in kinds)]
-    new = {
-        _free_name(group[0] if len(group) == 1 else "setting", others): [
-            tuple(key[kinds.index(kind)] for kind in group) for key in parts
-        ]
-        for group in groups
-        if group
-    }
-    long = []
-    for number, (key, columns) in enumerate(parts.items()):
-        cells: dict[str, Any] = {name: " ".join(words[number]) for name, words in new.items()}
-        cells |= {named[column].base: by_key[key] for column, by_key in listing.items()}
-        cells |= {name: frame[column] for name, column in columns.items()}
-        part_of = frame[others].assign(**cells)
-        for column in ratios:
-            over = _other_of(named[column], key, list(parts), kinds)
-            if over is not None:
-                part_of[f"ratio_of_{_ratio_kind(column, rates=rates)}"] = frame[column]
-                part_of["ratio_over"] = " ".join(over)
-        long.append(part_of[frame[list(columns.values())].map(_holds).any(axis=1)])
-    origins: dict[str, list[str]] = {}
-    for part in parts.values():
-        for name, column in part.items():
-            origins.setdefault(name, []).append(column)
-    for column in listing:
-        origins.setdefault(named[column].base, []).append(column)
-    for column in ratios:
-        kind = _ratio_kind(column, rates=rates)
-        origins.setdefault(f"ratio_of_{kind}", []).append(column)
-    assumptions = [
-        f"the {name} ({', '.join(dict.fromkeys(map(' '.join, words)))}) is read from the column "
-        "names"
-        for name, words in new.items()
-    ]
-    origins |= {name: [] for name in new}
-    return pd.concat(long, ignore_index=True), assumptions, origins
-
-
-def _beside(
-    frame: pd.DataFrame, parts: Mapping[Words, dict[str, str]], columns: Iterable[str]
-) -> None:
-    """Give each setting its own one of the columns of one name, such as a "Speedup" after each."""
-    alike: dict[str, list[str]] = {}
-    for column in columns:
-        again = AGAIN.fullmatch(column)
-        alike.setdefault(again["name"] if again else column, []).append(column)
-    names = list(frame.columns)
-    owners = {column: key for key, part in parts.items() for column in part.values()}
-    for name, group in alike.items():
-        before = [
-            [owner for owner in names[: names.index(one)] if owner in owners] for one in group
-        ]
-        keys = [owners[some[-1]] for some in before if some]
-        if len(group) > 1 and sorted(keys) == sorted(parts):
-            for key, column in zip(keys, group, strict=True):
-                parts[key].setdefault(name, column)
-
-
-def _listed_by_setting(
-    cells: pd.Series, setting: Setting, parts: Sequence[Words], kinds: Sequence[str]
-) -> dict[Words, pd.Series]:
-    """Cells that list a number for each setting, such as "126 and 256" below "Batch size / GPU
-    (TF32 and FP16)", by setting; empty for others."""
-    words = [word for kind, word in setting.words if kind in kinds]
-    keys = [next((part for part in parts if word in part), None) for word in words]
-    if keys.count(None) == 1:  # "FP16" of mixed precision
-        rest = [part for part in parts if part not in keys]
-        keys[keys.index(None)] = rest[0] if len(rest) == 1 else None
-    listed = cells.astype(str).str.strip().str.split(LISTED, expand=True)
-    complete = set(keys) == set(parts) and len(keys) == len(parts) == listed.shape[1]
-    if not (
-        setting.base
-        and complete
-        and listed.apply(pd.to_numeric, errors="coerce").notna().all(axis=None)
-    ):
-        return {}
-    return {key: listed[place] for place, key in enumerate(keys) if key is not None}
-
-
-def _ratio_kind(column: str, *, rates: bool) -> str:
-    """What a speedup between settings refers to, by its name or by what the table has."""
-    named = re.search("time|throughput", normal(column))
-    return "rates" if (named[0] == "throughput" if named else rates) else "times"
-
-
-def _told_apart(setting: Setting) -> bool:
-    """Whether a name has one word for each kind of setting: "Batch: FP32, AMP" has two."""
-    kinds = [kind for kind, _ in setting.words]
-    return len(kinds) == len(set(kinds))
-
-
-def _quantity(cells: pd.Series, setting: Setting) -> tuple[str, str] | None:
-    """The content of a column for one setting, and its name without the setting."""
-    if setting.base:
-        meaning = guess(setting.base)
-        numeric = meaning is not None and meaning.canonical in NUMERIC
-        return (meaning.canonical, setting.base) if meaning and numeric else None
-    texts = [str(cell) for cell in cells if _holds(cell)]
-    for quantity, unit in BY_CELLS:
-        if texts and all(unit.search(text) for text in texts):
-            return quantity, "throughput" if quantity == "rate" else "time"
-    return None
-
-
-def _holds(cell: object) -> bool:
+def is_known(cell: object) -> bool:
+    """Whether a cell holds anything."""
     return cell is not None and cell == cell and str(cell).strip() not in {"", "-"}
 
 
 def _first_texts(cells: pd.Series) -> list[str]:
     """The first different cells as text; those of a Parquet file may also be lists."""
     return [str(text) for text in cells.dropna().astype(str).unique()[:MOST_LABELS]]
-
-
-def _free_name(name: str, taken: Sequence[str]) -> str:
-    guesses = {meaning.canonical for column in taken if (meaning := guess(column))}
-    return "setting" if name in guesses or name in taken else name
-
-
-def _other_of(
-    setting: Setting, words: Words, parts: Sequence[Words], kinds: Sequence[str]
-) -> Words | None:
-    """The reference of a ratio, if it is one of `words`: "FP32 to AMP" is AMP's, over FP32."""
-    named = [word for kind, word in setting.words if kind in kinds]
-    ends = [part for word in named for part in parts if word in part]
-    if len(ends) == 1 and len(parts) == 2:
-        ends = [next(part for part in parts if part != ends[0]), ends[0]]
-    if not ends and len(parts) == 2:
-        ends = list(parts)
-    return ends[0] if len(ends) == 2 and ends[1] == words and ends[0] != words else None
 
 
 def by_world_size(
@@ -437,7 +255,7 @@ def by_world_size(
 
 def _name_units(cells: pd.Series) -> bool:
     """Whether cells are times with units of their own, such as 41 days 4 hours."""
-    texts = [text for text in _first_texts(cells) if _holds(text)]
+    texts = [text for text in _first_texts(cells) if is_known(text)]
     times = [duration(text) for text in texts if text.lower() not in MISSING]
     return bool(times) and not any(map(math.isnan, times))
 
@@ -522,7 +340,7 @@ def _units(cells: pd.Series) -> set[str]:
 
 def _are_rates(cells: pd.Series) -> bool:
     """Whether cells are rates with units of their own, such as 12.4k tok/s."""
-    texts = [text for text in _first_texts(cells) if _holds(text) and text.lower() not in MISSING]
+    texts = [text for text in _first_texts(cells) if is_known(text) and text.lower() not in MISSING]
     return bool(texts) and all(RATED.search(text) for text in texts)
 
 

@@ -24,6 +24,7 @@ from lab.analysis.audit.columns import (
 )
 from lab.analysis.audit.observations import PYTHON_STRINGS, ROW, Observations
 from lab.analysis.audit.quantities import WHOLE_NUMBERS, Quantities, as_text, as_texts
+from lab.analysis.audit.settings import by_setting
 from lab.analysis.audit.values import numbers, ranks_of
 from lab.errors import InputError, Problem, nearest
 
@@ -115,7 +116,7 @@ def _long_form(
     frame, filled = _filled_down(frame, mapped)
     frame, assumptions = reshape.turned(frame, mapped)
     frame[ROW] = np.arange(1, len(frame) + 1)
-    frame, of_settings, origins = reshape.by_setting(frame, mapped)
+    frame, of_settings, origins = by_setting(frame, mapped)
     frame, of_ranks = reshape.by_rank(frame, mapped)
     assumptions += filled + of_settings + of_ranks
     for by in (reshape.by_batch, reshape.by_cells, reshape.by_group):

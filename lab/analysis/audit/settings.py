@@ -1,0 +1,242 @@
+"""Columns for several precisions, strategies, programs or GPUs become rows, one for each."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Iterable, Mapping, Sequence
+from functools import cached_property
+from typing import Any
+
+import pandas as pd
+
+from lab.analysis.audit.columns import (
+    NUMERIC,
+    SETTINGS,
+    Guess,
+    Setting,
+    guess,
+    is_ratio,
+    normal,
+    setting_of,
+)
+from lab.analysis.audit.reshape import AGAIN, BY_CELLS, MEASURED, is_known
+
+LISTED = re.compile(r"\s*(?:,|;|/|&|\band\b)\s*")
+Words = tuple[str, ...]
+
+
+def by_setting(
+    frame: pd.DataFrame, mapped: Mapping[str, Guess]
+) -> tuple[pd.DataFrame, list[str], dict[str, list[str]]]:
+    """Turn a table with a column for each of several precisions, strategies, programs or GPUs into
+    a long one with a column for that setting. Also return what that assumes and the source columns
+    of each new column; leave other tables as they are. Strategies need a column of ranks, as their
+    names often tell one rank from several.
+
+    A quoted ratio between two settings goes to `ratio_of_times` or `ratio_of_rates` in the rows of
+    one of them; `ratio_over` names the other.
+    """
+    columns = _SettingColumns(frame, mapped)
+    if not columns.kinds:
+        return frame, [], {}
+    return columns.rows(), columns.assumptions(), columns.origins()
+
+
+class _SettingColumns:
+    """The columns of a table that are each for one setting, such as "FP16 img/s" and "FP32 img/s".
+
+    `kinds` are the kinds of setting that every measured column names, and not all alike.
+    """
+
+    def __init__(self, frame: pd.DataFrame, mapped: Mapping[str, Guess]) -> None:
+        self.frame = frame
+        self.free = [column for column in frame.columns if column not in mapped]
+        settings = {column: setting_of(column) for column in self.free}
+        self.named = {column: setting for column, setting in settings.items() if setting.words}
+        self.ratios = [column for column in self.named if is_ratio(column)]
+        self.quantities = {
+            column: quantity
+            for column, setting in self.named.items()
+            if column not in self.ratios and (quantity := _quantity(frame[column], setting))
+        }
+        self.measured = [
+            dict(self.named[column].words)
+            for column, (quantity, _) in self.quantities.items()
+            if quantity in MEASURED and _told_apart(self.named[column])
+        ]
+        known = {meaning.canonical for name in frame.columns if (meaning := guess(name))}
+        known |= {meaning.canonical for meaning in mapped.values()}
+        self.kinds = [
+            kind
+            for kind in SETTINGS
+            if len({words[kind] for words in self.measured if kind in words}) > 1
+            and all(kind in words for words in self.measured)
+            and (kind != "strategy" or known & {"world_size", "nodes"})
+        ]
+
+    @cached_property
+    def parts(self) -> dict[Words, dict[str, str]]:
+        """The columns by setting and quantity."""
+        parts: dict[Words, dict[str, str]] = {
+            tuple(words[kind] for kind in self.kinds): {} for words in self.measured
+        }
+        for column, (_, name) in self.quantities.items():
+            words = dict(self.named[column].words)
+            key = tuple(words.get(kind, "") for kind in self.kinds)
+            if _told_apart(self.named[column]) and key in parts:
+                parts[key].setdefault(name, column)
+        _beside(self.frame, parts, [column for column in self.free if column not in self.named])
+        return parts
+
+    @cached_property
+    def listing(self) -> dict[str, dict[Words, pd.Series]]:
+        """Columns whose cells list a number for each setting, and those by setting."""
+        several = [name for name in self.named if not _told_apart(self.named[name])]
+        return {
+            column: by_key
+            for column in several
+            if column not in self.ratios and (by_key := self._listed(column))
+        }
+
+    @cached_property
+    def others(self) -> list[str]:
+        """The columns that are for all settings."""
+        used = {column for part in self.parts.values() for column in part.values()}
+        used |= {*self.ratios, *self.listing}
+        return [column for column in self.frame.columns if column not in used]
+
+    def _listed(self, column: str) -> dict[Words, pd.Series]:
+        """Cells that list a number for each setting, such as "126 and 256" below "Batch size / GPU
+        (TF32 and FP16)", by setting; empty for others."""
+        setting = self.named[column]
+        words = [word for kind, word in setting.words if kind in self.kinds]
+        keys = [next((part for part in self.parts if word in part), None) for word in words]
+        if keys.count(None) == 1:  # "FP16" of mixed precision
+            rest = [part for part in self.parts if part not in keys]
+            keys[keys.index(None)] = rest[0] if len(rest) == 1 else None
+        numbers = self.frame[column].astype(str).str.strip().str.split(LISTED, expand=True)
+        complete = set(keys) == set(self.parts) and len(keys) == len(self.parts)
+        if not (
+            setting.base
+            and complete
+            and len(keys) == numbers.shape[1]
+            and numbers.apply(pd.to_numeric, errors="coerce").notna().all(axis=None)
+        ):
+            return {}
+        return {key: numbers[place] for place, key in enumerate(keys) if key is not None}
+
+    def _names(self) -> dict[str, list[str]]:
+        """The new columns, and their words in the rows of each setting.
+
+        A strategy has no effect on one rank, so it is kept apart from other settings.
+        """
+        groups = [
+            [kind for kind in self.kinds if kind != "strategy"],
+            ["strategy"] * ("strategy" in self.kinds),
+        ]
+        return {
+            _free_name(group[0] if len(group) == 1 else "setting", self.others): [
+                " ".join(key[self.kinds.index(kind)] for kind in group) for key in self.parts
+            ]
+            for group in groups
+            if group
+        }
+
+    def rows(self) -> pd.DataFrame:
+        """The table with a row for each setting whose cells hold anything."""
+        names, long = self._names(), []
+        for number, (key, columns) in enumerate(self.parts.items()):
+            cells: dict[str, Any] = {name: words[number] for name, words in names.items()}
+            cells |= {self.named[name].base: by_key[key] for name, by_key in self.listing.items()}
+            cells |= {name: self.frame[column] for name, column in columns.items()}
+            for column in self.ratios:
+                over = _other_of(self.named[column], key, list(self.parts), self.kinds)
+                if over is not None:
+                    cells[self._ratio(column)] = self.frame[column]
+                    cells["ratio_over"] = " ".join(over)
+            known = self.frame[list(columns.values())].map(is_known).any(axis=1)
+            long.append(self.frame[self.others].assign(**cells)[known])
+        return pd.concat(long, ignore_index=True)
+
+    def _ratio(self, column: str) -> str:
+        """What a speedup between settings is of, by its name or by what the table has."""
+        named = re.search("time|throughput", normal(column))
+        rates = any(
+            quantity in {"rate", "rate_per_rank"} for quantity, _ in self.quantities.values()
+        )
+        of_rates = named[0] == "throughput" if named else rates
+        return "ratio_of_rates" if of_rates else "ratio_of_times"
+
+    def origins(self) -> dict[str, list[str]]:
+        """The columns that each new one is made of."""
+        origins: dict[str, list[str]] = {}
+        pairs = [(name, column) for part in self.parts.values() for name, column in part.items()]
+        pairs += [(self.named[column].base, column) for column in self.listing]
+        pairs += [(self._ratio(column), column) for column in self.ratios]
+        for name, column in pairs:
+            origins.setdefault(name, []).append(column)
+        return origins | {name: [] for name in self._names()}
+
+    def assumptions(self) -> list[str]:
+        """Where the settings are from."""
+        return [
+            f"the {name} ({', '.join(dict.fromkeys(words))}) is read from the column names"
+            for name, words in self._names().items()
+        ]
+
+
+def _beside(
+    frame: pd.DataFrame, parts: Mapping[Words, dict[str, str]], columns: Iterable[str]
+) -> None:
+    """Give each setting its own one of the columns of one name, such as a "Speedup" after each."""
+    alike: dict[str, list[str]] = {}
+    for column in columns:
+        again = AGAIN.fullmatch(column)
+        alike.setdefault(again["name"] if again else column, []).append(column)
+    names = list(frame.columns)
+    owners = {column: key for key, part in parts.items() for column in part.values()}
+    for name, group in alike.items():
+        before = [
+            [owner for owner in names[: names.index(one)] if owner in owners] for one in group
+        ]
+        keys = [owners[some[-1]] for some in before if some]
+        if len(group) > 1 and sorted(keys) == sorted(parts):
+            for key, column in zip(keys, group, strict=True):
+                parts[key].setdefault(name, column)
+
+
+def _told_apart(setting: Setting) -> bool:
+    """Whether a name has one word for each kind of setting: "Batch: FP32, AMP" has two."""
+    kinds = [kind for kind, _ in setting.words]
+    return len(kinds) == len(set(kinds))
+
+
+def _quantity(cells: pd.Series, setting: Setting) -> tuple[str, str] | None:
+    """The content of a column for one setting, and its name without the setting."""
+    if setting.base:
+        meaning = guess(setting.base)
+        numeric = meaning is not None and meaning.canonical in NUMERIC
+        return (meaning.canonical, setting.base) if meaning and numeric else None
+    texts = [str(cell) for cell in cells if is_known(cell)]
+    for quantity, unit in BY_CELLS:
+        if texts and all(unit.search(text) for text in texts):
+            return quantity, "throughput" if quantity == "rate" else "time"
+    return None
+
+
+def _free_name(name: str, taken: Sequence[str]) -> str:
+    guesses = {meaning.canonical for column in taken if (meaning := guess(column))}
+    return "setting" if name in guesses or name in taken else name
+
+
+def _other_of(
+    setting: Setting, words: Words, parts: Sequence[Words], kinds: Sequence[str]
+) -> Words | None:
+    """The reference of a ratio, if it is one of `words`: "FP32 to AMP" is AMP's, over FP32."""
+    named = [word for kind, word in setting.words if kind in kinds]
+    ends = [part for word in named for part in parts if word in part]
+    if len(ends) == 1 and len(parts) == 2:
+        ends = [next(part for part in parts if part != ends[0]), ends[0]]
+    if not ends and len(parts) == 2:
+        ends = list(parts)
+    return ends[0] if len(ends) == 2 and ends[1] == words and ends[0] != words else None
