@@ -158,51 +158,54 @@ def baseline(observations: Observations) -> Iterator[Fault]:
 def _missing(curve: Curve, observations: Observations) -> Iterator[Fault]:
     smallest = curve.points[0]
     n, where = smallest.world_size, f" for {curve.label}" if curve.label else ""
-    table = observations.kind == "table"
-    of_ranks = [
-        point
-        for point in curve.points
-        if observations.quoted_over_settings.isdisjoint(point.labels)
-    ]
+    settings = observations.quoted_over_settings
+    of_ranks = [point for point in curve.points if settings.isdisjoint(point.labels)]
     quotes = [value for point in of_ranks for value in (point.speedup, point.efficiency)]
     quoted = any(map(math.isfinite, quotes))
-    # The log of a single run compares nothing.
-    if n == 1 or (len(curve.points) == 1 and table and not quoted):
+    single = len(curve.points) == 1 and observations.kind == "table" and not quoted
+    if n == 1 or single:  # the log of a single run compares nothing
         return
-    declared = observations.baseline.get("world_size") == n
-    over_least = curve.ratios_over == n or any(point.programs > 1 for point in curve.smallest)
-    if declared or (table and (over_least or not quoted)):
-        yield Fault(
-            smallest.labels,
-            f"There is no run at world size 1{where}{', as the study states' if declared else ''}: "
-            f"speedups are over {n:g} ranks, so the cost of the first ones does not show.",
-            "Say so beside every speedup.",
-            "note",
-        )
+    none = f"There is no run at world size 1{where}"
+    if reference := _reference(curve, observations, of_ranks if quoted else []):
+        yield Fault(smallest.labels, f"{none}{reference}.", "Say so beside every speedup.", "note")
         return
-    if table and any(other.points[0].world_size == 1 for other in curve.siblings):
-        yield Fault(
-            smallest.labels,
-            f"There is no run at world size 1{where}: the speedups quoted there are relative "
-            "to a run with another batch size.",
-            "Say so beside every speedup.",
-            "note",
-        )
-        return
+    more = ", but speedups over another baseline are quoted" if quoted else ""
+    yield Fault(
+        smallest.labels,
+        f"{none}; the smallest has {n:g} ranks{more}.",
+        "Measure one rank with the same program, or state the baseline beside each speedup.",
+    )
+
+
+def _reference(curve: Curve, observations: Observations, quoting: Sequence[Point]) -> str:
+    """What the speedups of a curve without a run on one rank are over; "" if that is unknown."""
+    n = curve.points[0].world_size
+    over_least = f"speedups are over {n:g} ranks, so the cost of the first ones does not show"
+    if observations.baseline.get("world_size") == n:
+        return f", as the study states: {over_least}"
+    if observations.kind != "table":
+        return ""
+    several = any(point.programs > 1 for point in curve.smallest)
+    if curve.ratios_over == n or several or not quoting:
+        return f": {over_least}"
     ones = observations.ones
-    if table and ones and ones[0].world_size < n and observations.compares_layouts:
-        yield Fault(
-            smallest.labels,
-            f"There is no run at world size 1{where}: the speedups quoted there are relative "
-            "to a run on fewer ranks with another layout.",
-            "Say so beside every speedup.",
-            "note",
-        )
-        return
-    if len(ones) > MOST_REFERENCES:
-        ones = []  # one of them has any ratio by chance
-    own = [point for point in of_ranks if point.speedup > 0]
-    explained = (
+    if any(other.points[0].world_size == 1 for other in curve.siblings):
+        run = "run with another batch size"
+    elif ones and ones[0].world_size < n and observations.compares_layouts:
+        run = "run on fewer ranks with another layout"
+    elif _all_quoted_over(ones, quoting):
+        run = "run with other settings"
+    else:
+        return ""
+    return f": the speedups quoted there are relative to a {run}"
+
+
+def _all_quoted_over(ones: Sequence[Point], points: Sequence[Point]) -> bool:
+    """Whether each of these speedups is that over one of the runs on one rank."""
+    own = [point for point in points if point.speedup > 0]
+    if not own or len(ones) > MOST_REFERENCES:  # one of many has any ratio by chance
+        return False
+    return all(
         any(
             one.world_size == one.speedup == 1
             and one.strategy == point.strategy
@@ -210,21 +213,6 @@ def _missing(curve: Curve, observations: Observations) -> Iterator[Fault]:
             for one in ones
         )
         for point in own
-    )
-    if table and own and all(explained):
-        yield Fault(
-            smallest.labels,
-            f"There is no run at world size 1{where}: the speedups quoted there are relative "
-            "to a run with other settings.",
-            "Say so beside every speedup.",
-            "note",
-        )
-        return
-    more = ", but speedups over another baseline are quoted" if quoted else ""
-    yield Fault(
-        smallest.labels,
-        f"There is no run at world size 1{where}; the smallest has {n:g} ranks{more}.",
-        "Measure one rank with the same program, or state the baseline beside each speedup.",
     )
 
 
