@@ -350,12 +350,12 @@ def test_a_disturbed_repeat_is_measured_once_more_and_the_quieter_attempt_counts
 def test_with_other_processes_on_one_of_two_cores_nothing_is_concluded(
     make_study: StudyMaker, profile: Path
 ) -> None:
-    study = Study.load(make_study(base=SMALL_STUDY["base"] | {"steps": 600}, repeats=3))
+    study = Study.load(make_study(base=SMALL_STUDY["base"] | {"steps": 200}, repeats=3))
     core = lab.Cluster.load(profile).cores_of(1)[0]  # that of the second rank
     # A session each: Linux shares a core among sessions, and a rank that often sleeps could take
     # most of it from a single one.
     words = [sys.executable, "-c", HOG, str(core)]
-    hogs = [subprocess.Popen(words, start_new_session=True) for _ in range(8)]
+    hogs = [subprocess.Popen(words, start_new_session=True) for _ in range(3)]
     try:
         lab.launch(study, str(profile)).wait(progress=False)
     finally:
