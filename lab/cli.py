@@ -10,7 +10,7 @@ import tempfile
 import textwrap
 import time
 import traceback
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterator, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
@@ -35,6 +35,7 @@ from lab.terminal import (
     console,
     numbers,
     pairs,
+    refuse,
     relative,
     table_of,
 )
@@ -419,7 +420,7 @@ def report(
         raise InputError("report", [problem])
     if is_table(source):
         of_studies = {"--artifacts": artifacts, "--keep": keep}
-        _refuse(of_studies, "is only for studies", "leave it out")
+        refuse("report", of_studies, "is only for studies", "leave it out")
         made = lab.report_table(
             source,
             columns=_columns(column, "report"),
@@ -434,23 +435,17 @@ def report(
         of_tables |= {"--baseline": baseline, "--gpu-hours": gpu_hours, "--column": column}
         study = lab.Study.load(source, quick=quick)
         advice = "leave it out; a study has title, scaling and baseline in study.yaml"
-        _refuse(of_tables, "is only for tables", advice)
+        refuse("report", of_tables, "is only for tables", advice)
         if keep:
             from lab.report.gallery import keep as keep_report
 
             files = keep_report(study)
             return answer(as_json, {"files": files}, relative(*files))
         # The report of one form replaces that of the other.
-        made = lab.report(_measured(study, or_no_form=True), artifacts=artifacts)
+        _require_completed(study)
+        made = lab.report(study, artifacts=artifacts)
     content = {"html": made.html, "pdf": made.pdf, "artifacts": made.artifacts}
     return answer(as_json, content, relative(made.html, made.pdf, *made.artifacts))
-
-
-def _refuse(options: Mapping[str, object], what: str, advice: str) -> None:
-    """Raise InputError for those of these options of `lab report` that are given."""
-    given = [name for name, value in options.items() if value is not None and value is not False]
-    if given:
-        raise InputError("report", [Problem(name, what, advice) for name in given])
 
 
 def _scaling(text: str | None) -> Any:
@@ -545,14 +540,8 @@ def plan(
             heading = f"{search.work}\nsearched: {search.space}"
             views += [heading, table_of(search.table()), search.summary]
         return answer(as_json, [search.content() for search in searches], *views)
-    given = {"--machine": machine, "--world-size": world_size}
-    advice = "add --best, or use `lab predict`"
-    if problems := [
-        Problem(name, "is only for --best", advice)
-        for name, value in given.items()
-        if value is not None
-    ]:
-        raise InputError("plan", problems)
+    of_search = {"--machine": machine, "--world-size": world_size}
+    refuse("plan", of_search, "is only for --best", "add --best, or use `lab predict`")
     rows = lab.plan(loaded, cluster)
     from lab.launch.plan import hours_sentence
 
@@ -595,9 +584,8 @@ def predict(
         return answer(
             as_json, explanations, table_of([one.table_row() for one in explanations]), notes
         )
-    if assume:
-        problem = Problem("--assume", "is only for tables of layouts", "use it with --explain")
-        raise InputError("predict", [problem])
+    of_tables = {"--assume": assume}
+    refuse("predict", of_tables, "is only for tables of layouts", "use it with --explain")
     if Path(study).is_file() and Path(study).suffix not in {".yaml", ".yml"}:
         problem = Problem(study, "is a file, not a study", "for a table of layouts add --explain")
         raise InputError("predict", [problem])
@@ -636,7 +624,8 @@ def audit(
     columns = _columns(column, "audit")
     given: Any = source
     if source != "-" and (quick or not (columns or is_table(source))):
-        given = _measured(lab.Study.load(source, quick=quick))
+        given = study = lab.Study.load(source, quick=quick)
+        _require_completed(study, f"`{study.command('run')}` measures it")
     if source == "-":
         if sys.stdin.isatty():
             typer.echo("Paste a table, then press Ctrl-D on an empty line.", err=True)
@@ -648,17 +637,13 @@ def audit(
         raise LabError(f"{count(grave, 'finding')} to resolve before these numbers can be believed")
 
 
-def _measured(study: lab.Study, *, or_no_form: bool = False) -> lab.Study:
-    """The study, if it has a completed record, or if neither its whole nor its quick form has."""
+def _require_completed(study: lab.Study, otherwise: str = "") -> None:
+    """Raise InputError if only the study's other form is measured; if none is, with `otherwise`."""
     from lab.records.store import other_form
 
-    if any(record.completed for record in lab.load_records(study)):
-        return study
-    advice = other_form(study)
-    if or_no_form and not advice:
-        return study
-    advice = advice or f"`{study.command('run')}` measures it"
-    raise InputError(study.name, [Problem("STUDY", "holds no completed record", advice)])
+    measured = any(record.completed for record in lab.load_records(study))
+    if not measured and (advice := other_form(study) or otherwise):
+        raise InputError(study.name, [Problem("STUDY", "holds no completed record", advice)])
 
 
 def _columns(texts: Sequence[str] | None, verb: str) -> dict[str, str] | None:

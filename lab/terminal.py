@@ -130,6 +130,13 @@ def relative(*paths: Path) -> str:
     return "\n".join(map(os.path.relpath, paths))
 
 
+def refuse(verb: str, options: Mapping[str, object], what: str, advice: str) -> None:
+    """Raise InputError of a verb for those of these options that are given."""
+    given = [name for name, value in options.items() if value is not None and value is not False]
+    if given:
+        raise InputError(verb, [Problem(name, what, advice) for name in given])
+
+
 def pairs(
     texts: Sequence[str] | None, option: str, verb: str, *, form: str, example: str
 ) -> dict[str, str]:
