@@ -103,12 +103,13 @@ def bench(
     }
     if what not in benchmarks:
         raise InputError("bench", [Problem(what, "no such benchmark", nearest(what, benchmarks))])
-    for owner, given in {
+    owned: dict[str, dict[str, object]] = {
         "predict": {"--all": every},
         "overhead": {"--script": script},
         "training": {"--nanogpt": nanogpt},
         "public": {"--assume": assume},
-    }.items():
+    }
+    for owner, given in owned.items():
         if what != owner:
             refuse("bench", given, f"is not an option of {what}", f"use it with {owner}")
     places = {"public": len(tables or ()), "training": 1}
