@@ -21,9 +21,8 @@ from lab.files import write_atomically
 from lab.formatting import count
 from lab.launch import job
 from lab.launch.attempt import read_progress
-from lab.launch.driver import Driver, executor_for, terminate
+from lab.launch.driver import Driver, OneInterrupt, executor_for, terminate
 from lab.launch.executor import Handle, JobSpec
-from lab.launch.interrupts import OneInterrupt
 from lab.launch.preflight import usable
 from lab.launch.status import Display, bars, clock
 from lab.perfmodel.calibration import (
