@@ -51,14 +51,11 @@ def bench(
     quick: Annotated[bool, Option("--quick", help="Fewer rounds, settings and steps.")] = False,
     script: Annotated[
         str | None,
-        Option(
-            "--script", metavar="COMMAND", help="overhead: of a script, such as 'train.py --lr 1'."
-        ),
+        Option(metavar="COMMAND", help="overhead: of a script, such as 'train.py --lr 1'."),
     ] = None,
-    ranks: Annotated[int, Option("--ranks", min=1, help="overhead: ranks of the script.")] = 1,
+    ranks: Annotated[int, Option(min=1, help="overhead: ranks of the script.")] = 1,
     nanogpt: Annotated[
-        str | None,
-        Option("--nanogpt", metavar="FILE", help="training: also nanoGPT, with this model.py."),
+        str | None, Option(metavar="FILE", help="training: also nanoGPT, with this model.py.")
     ] = None,
     every: Annotated[
         bool, Option("--all", help="predict: every strategy, quiet and with one core loaded.")
@@ -66,10 +63,10 @@ def bench(
     cluster: ClusterOption = "local",
     fresh: Annotated[bool, Option("--fresh", help="predict: predict and measure again.")] = False,
     assume: AssumeOption = None,
-    fit: Annotated[int, Option("--fit", metavar="N", help="public: rows that are fitted.")] = 10,
-    splits: Annotated[int, Option("--splits", metavar="N", help="public: random splits.")] = 30,
+    fit: Annotated[int, Option(metavar="N", help="public: rows that are fitted.")] = 10,
+    splits: Annotated[int, Option(metavar="N", help="public: random splits.")] = 30,
     runs: Annotated[
-        int, Option("--runs", metavar="N", min=10, help="report: runs of the largest study.")
+        int, Option(metavar="N", min=10, help="report: runs of the largest study.")
     ] = 3000,
     as_json: JsonOption = False,
 ) -> None:

@@ -132,7 +132,7 @@ def init(
     folder: Annotated[Path, Argument(metavar="FOLDER", help="A folder that holds no study yet.")],
     like: Annotated[
         str | None,
-        Option("--like", metavar="STUDY", help="Copy an example with its code, such as own-model."),
+        Option(metavar="STUDY", help="Copy an example with its code, such as own-model."),
     ] = None,
 ) -> None:
     """Write a study to begin with: a commented file, or a copy of an example."""
@@ -177,16 +177,12 @@ def measure(
     command: Annotated[
         list[str], Argument(metavar="-- SCRIPT ARGS", help="A Python script and its arguments.")
     ],
-    ranks: Annotated[str, Option("--ranks", metavar="N,...", help="Numbers of ranks.")] = "1,2",
-    steps: Annotated[
-        int, Option("--steps", help="Optimizer steps after which the script is ended.")
-    ] = 60,
+    ranks: Annotated[str, Option(metavar="N,...", help="Numbers of ranks.")] = "1,2",
+    steps: Annotated[int, Option(help="Optimizer steps after which the script is ended.")] = 60,
     warmup_steps: Annotated[
-        int, Option("--warmup-steps", help="Steps at the start that no measurement includes.")
+        int, Option(help="Steps at the start that no measurement includes.")
     ] = 10,
-    repeats: Annotated[
-        int, Option("--repeats", help="Separate jobs for each number of ranks.")
-    ] = 3,
+    repeats: Annotated[int, Option(help="Separate jobs for each number of ranks.")] = 3,
     scaling: Annotated[
         str,
         Option(
@@ -195,11 +191,10 @@ def measure(
         ),
     ] = "none",
     global_batch_size: Annotated[
-        int | None,
-        Option("--global-batch-size", help="Samples in a step, over all ranks, if fixed."),
+        int | None, Option(help="Samples in a step, over all ranks, if fixed.")
     ] = None,
     micro_batch_size: Annotated[
-        int | None, Option("--micro-batch-size", help="Samples in a step on one rank, if fixed.")
+        int | None, Option(help="Samples in a step on one rank, if fixed.")
     ] = None,
     launcher: Annotated[
         str,
@@ -210,7 +205,7 @@ def measure(
     ] = "torchrun",
     name: Annotated[
         str | None,
-        Option("--name", metavar="STUDY", help="The study's folder; by default the script's name."),
+        Option(metavar="STUDY", help="The study's folder; by default the script's name."),
     ] = None,
     cluster: ClusterOption = "local",
     fresh: FreshOption = False,
@@ -373,32 +368,22 @@ def report(
             help="Write small files for a repository to STUDY/kept/; with --all, rewrite all.",
         ),
     ] = False,
-    title: Annotated[str | None, Option("--title", help="Title of a table's report.")] = None,
+    title: Annotated[str | None, Option(help="Title of a table's report.")] = None,
     scaling: Annotated[
         str | None,
-        Option(
-            "--scaling",
-            metavar="strong|weak|auto",
-            help="Scaling of a table that does not state it.",
-        ),
+        Option(metavar="strong|weak|auto", help="Scaling of a table that does not state it."),
     ] = None,
     baseline: Annotated[
         str | None,
-        Option(
-            "--baseline",
-            metavar="world_size=N",
-            help="Baseline of a table; by default its fewest ranks.",
-        ),
+        Option(metavar="world_size=N", help="Baseline of a table; by default its fewest ranks."),
     ] = None,
     gpu_hours: Annotated[
-        float | None, Option("--gpu-hours", metavar="H", help="GPU-hours that a proposal asks for.")
+        float | None, Option(metavar="H", help="GPU-hours that a proposal asks for.")
     ] = None,
     column: ColumnOption = None,
     out: Annotated[
         Path | None,
-        Option(
-            "--out", metavar="DIR", help="Folder of a table's report; by default beside the table."
-        ),
+        Option(metavar="DIR", help="Folder of a table's report; by default beside the table."),
     ] = None,
     quick: QuickOption = False,
     as_json: JsonOption = False,
@@ -475,21 +460,18 @@ def generate(
             metavar="RUN", help="Id of a run that kept its model; by default the first that did."
         ),
     ] = "",
-    prompt: Annotated[
-        list[str] | None, Option("--prompt", help="Text to continue; may be repeated.")
-    ] = None,
-    new_tokens: Annotated[int, Option("--new-tokens", min=1, help="Tokens to write.")] = 64,
+    prompt: Annotated[list[str] | None, Option(help="Text to continue; may be repeated.")] = None,
+    new_tokens: Annotated[int, Option(min=1, help="Tokens to write.")] = 64,
     temperature: Annotated[
-        float, Option("--temperature", help="0 takes the likeliest token; above 0, samples.")
+        float, Option(help="0 takes the likeliest token; above 0, samples.")
     ] = 0.0,
     top_k: Annotated[
-        int | None, Option("--top-k", help="Sample from this many of the likeliest tokens.")
+        int | None, Option(help="Sample from this many of the likeliest tokens.")
     ] = None,
     top_p: Annotated[
-        float | None,
-        Option("--top-p", help="Sample from the likeliest that add up to this probability."),
+        float | None, Option(help="Sample from the likeliest that add up to this probability.")
     ] = None,
-    seed: Annotated[int, Option("--seed", min=0, max=2**63 - 1, help="Seed of the sampling.")] = 0,
+    seed: Annotated[int, Option(min=0, max=2**63 - 1, help="Seed of the sampling.")] = 0,
     quick: QuickOption = False,
     as_json: JsonOption = False,
 ) -> None:
@@ -515,16 +497,13 @@ def plan(
     study: StudyArgument,
     cluster: ClusterOption = "local",
     sbatch: Annotated[
-        Path | None,
-        Option("--sbatch", metavar="DIR", help="Write the study's job scripts there instead."),
+        Path | None, Option(metavar="DIR", help="Write the study's job scripts there instead.")
     ] = None,
     best: Annotated[
         bool, Option("--best", help="Search for the fastest plan that fits into memory.")
     ] = False,
     machine: MachineOption = None,
-    world_size: Annotated[
-        int | None, Option("--world-size", min=1, help="Ranks to plan for, with --best.")
-    ] = None,
+    world_size: Annotated[int | None, Option(min=1, help="Ranks to plan for, with --best.")] = None,
     quick: QuickOption = False,
     as_json: JsonOption = False,
 ) -> None:
@@ -556,17 +535,12 @@ def predict(
     study: StudyArgument,
     cluster: ClusterOption = "local",
     world_size: Annotated[
-        str | None,
-        Option(
-            "--world-size", metavar="N,...", help="Ranks to predict for, even beyond the machine."
-        ),
+        str | None, Option(metavar="N,...", help="Ranks to predict for, even beyond the machine.")
     ] = None,
     machine: MachineOption = None,
     profile: Annotated[
         list[str] | None,
-        Option(
-            "--profile", metavar="STUDY", help="Also predict from this study's runs on one rank."
-        ),
+        Option(metavar="STUDY", help="Also predict from this study's runs on one rank."),
     ] = None,
     explain: Annotated[
         bool,
@@ -657,8 +631,7 @@ def compare(
         list[str], Argument(metavar="STUDY", help="Folders of the same study, one per machine.")
     ],
     out: Annotated[
-        Path | None,
-        Option("--out", help="Folder of the comparison; by default out/ of the first study."),
+        Path | None, Option(help="Folder of the comparison; by default out/ of the first study.")
     ] = None,
     quick: QuickOption = False,
     as_json: JsonOption = False,
