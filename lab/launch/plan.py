@@ -4,7 +4,8 @@ from __future__ import annotations
 
 import statistics
 from collections.abc import Iterable, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import astuple, dataclass
+from operator import add
 from pathlib import Path
 from typing import Any
 
@@ -30,12 +31,7 @@ class Hours:
     unknown: int = 0
 
     def __add__(self, other: Hours) -> Hours:
-        return Hours(
-            self.core + other.core,
-            self.gpu + other.gpu,
-            self.jobs + other.jobs,
-            self.unknown + other.unknown,
-        )
+        return Hours(*map(add, astuple(self), astuple(other)))
 
     def __str__(self) -> str:
         """For people: `1.20 GPU-hours and 9.60 core-hours in 6 jobs, 2 more unknown`."""
