@@ -115,7 +115,7 @@ def handles(folders: Iterable[Path]) -> dict[Path, Handle]:
             if handle := SlurmHandle.of(folder, job):
                 jobs[folder] = handle
         elif job is not None:
-            jobs[folder] = LocalHandle.of(folder, job)
+            jobs[folder] = LocalHandle(folder, job)
     poll(jobs.values())
     return jobs
 

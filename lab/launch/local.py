@@ -93,23 +93,15 @@ class LocalHandle:
 
     def __init__(
         self,
-        attempt: Attempt,
-        pid: int,
-        since: float,
+        folder: Path,
+        job: LocalJob,
         controller: subprocess.Popen[bytes] | fork_server.Process | None = None,
-        *,
-        slots: int | None = None,
     ) -> None:
-        self.attempt, self.slots = attempt, slots
-        self._pid, self._since = pid, since
-        self._controller = controller  # None where the job is adopted
-
-    @classmethod
-    def of(cls, folder: Path, job: LocalJob) -> LocalHandle:
-        """The job named in a folder's job.json; another machine's job has no process here."""
+        self.attempt, self.slots = Attempt(folder, job.job_id), job.slots
         here = job.host in {"", socket.gethostname()}
-        since = job.began if here else NEVER
-        return cls(Attempt(folder, job.job_id), job.pid, since, slots=job.slots)
+        # Another machine's job has no process here.
+        self._pid, self._since = job.pid, job.began if here else NEVER
+        self._controller = controller  # None where the job is adopted
 
     def status(self) -> JobStatus:
         """The status of the job, which runs as long as its controller or one of its ranks does."""
@@ -197,24 +189,21 @@ class LocalExecutor:
         command = [sys.executable, "-P", "-u", *write_work([spec], log)]
         environment = self._environment(spec, shlex.join(command))
         controller = self._fork(spec, log, environment) or _start_controller(log, environment)
-        pid = controller.pid
         try:
-            since = began(pid)
+            since = began(controller.pid)
         except psutil.Error:
             since = NEVER  # it has ended already
-        name, host = self._cluster.name, socket.gethostname()
         job = LocalJob(
-            cluster=name,
-            job_id=str(pid),
-            pid=pid,
+            cluster=self._cluster.name,
+            job_id=str(controller.pid),
+            pid=controller.pid,
             began=since,
-            host=host,
+            host=socket.gethostname(),
             slots=spec.slots,
             submitted_at=time.time(),
         )
         write_job(spec.folder, job)
-        attempt = Attempt(spec.folder, job.job_id)
-        return LocalHandle(attempt, pid, since, controller, slots=spec.slots)
+        return LocalHandle(spec.folder, job, controller)
 
     def _fork(
         self, spec: JobSpec, log: Path, environment: dict[str, str]
