@@ -61,7 +61,7 @@ FreshOption = Annotated[bool, Option("--fresh", help="Archive records and measur
 YesOption = Annotated[bool, Option("--yes", help="Run even if it exceeds the cluster's budget.")]
 ColumnOption = Annotated[
     list[str] | None,
-    Option("--column", metavar="NAME=COLUMN", help="Read COLUMN of the table as quantity NAME."),
+    Option(metavar="NAME=COLUMN", help="Read COLUMN of the table as quantity NAME."),
 ]
 MachineOption = Annotated[
     str | None,
@@ -487,9 +487,9 @@ def generate(
         top_p=top_p,
         seed=seed,
     )
-    pairs = list(zip(prompts, texts, strict=True))
-    content = [{"prompt": prompt, "text": text} for prompt, text in pairs]
-    answer(as_json, content, "\n\n".join(map("".join, pairs)))
+    both = list(zip(prompts, texts, strict=True))
+    content = [{"prompt": prompt, "text": text} for prompt, text in both]
+    answer(as_json, content, "\n\n".join(map("".join, both)))
 
 
 @app.command()

@@ -27,10 +27,7 @@ WIDE = 200  # columns for a file or a pipe, in which nothing need be broken; a t
 NARROWEST = 40  # in fewer, Rich leaves out columns of a table, and in none everything
 
 ClusterOption = Annotated[
-    str,
-    Option(
-        "--cluster", metavar="PROFILE", help="A cluster profile, by its name in slurm/ or by path."
-    ),
+    str, Option(metavar="PROFILE", help="A cluster profile, by its name in slurm/ or by path.")
 ]
 QuickOption = Annotated[bool, Option("--quick", help="Use the study's small, quick form.")]
 JsonOption = Annotated[bool, Option("--json", help="Print the answer as JSON.")]
