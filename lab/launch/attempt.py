@@ -51,7 +51,7 @@ class RankError:
 
 @dataclass(frozen=True)
 class RankProcess:
-    """A rank's process, as the rank registered it."""
+    """The process of a rank, as the rank registered it, or of a local job's controller."""
 
     host: str
     pid: int

@@ -23,10 +23,10 @@ import psutil
 from lab import machine
 from lab.config.cluster import Cluster
 from lab.launch import fork_server
-from lab.launch.attempt import Attempt, RankError
+from lab.launch.attempt import Attempt, RankError, RankProcess
 from lab.launch.executor import Handle, JobSpec, JobStatus, LocalJob, prepare, write_job
 from lab.launch.work import write_work
-from lab.machine import began, is_running
+from lab.machine import began
 
 # What every training on CPUs imports; constructing an optimizer or DDP imports torch._dynamo.
 LOADED = (
@@ -37,7 +37,6 @@ LOG = "controller.log"  # output of the controller, in the job's folder
 POLL_S = 0.1
 # How long a job may take to end once interrupted, in s, before it is killed.
 INTERRUPT_S = 5.0
-NEVER = -1.0  # start time of a process that does not run here
 
 
 def fork_controller(log: Path, environment: Mapping[str, str]) -> fork_server.Process | None:
@@ -98,9 +97,7 @@ class LocalHandle:
         controller: subprocess.Popen[bytes] | fork_server.Process | None = None,
     ) -> None:
         self.attempt, self.slots = Attempt(folder, job.job_id), job.slots
-        here = job.host in {"", socket.gethostname()}
-        # Another machine's job has no process here.
-        self._pid, self._since = job.pid, job.began if here else NEVER
+        self._process = RankProcess(job.host or socket.gethostname(), job.pid, job.began)
         self._controller = controller  # None where the job is adopted
 
     def status(self) -> JobStatus:
@@ -126,7 +123,7 @@ class LocalHandle:
     def terminate(cls, handles: Sequence[LocalHandle]) -> None:
         """Interrupt jobs, then kill them; return once none of their processes is left."""
         for handle in handles:
-            handle._signal([handle._pid], signal.SIGINT)
+            handle._signal([handle._process.pid], signal.SIGINT)
         deadline = time.monotonic() + INTERRUPT_S
         for handle in handles:
             handle._wait_or_kill(deadline)
@@ -135,17 +132,17 @@ class LocalHandle:
         while self._is_running() and time.monotonic() < deadline:
             time.sleep(0.05)
         while self._is_running():
-            self._signal([self._pid, *self.attempt.running_ranks()], signal.SIGKILL)
+            self._signal([self._process.pid, *self.attempt.running_ranks()], signal.SIGKILL)
             time.sleep(0.05)
 
     def _is_running(self) -> bool:
         if self._controller is not None:
             self._controller.poll()  # so that it does not stay as a zombie
-        return is_running(self._pid, self._since) or bool(self.attempt.running_ranks())
+        return self._process.has(run=True) or bool(self.attempt.running_ranks())
 
     def _signal(self, pids: list[int], number: int) -> None:
         for pid in pids:
-            if pid != self._pid or is_running(pid, self._since):
+            if pid != self._process.pid or self._process.has(run=True):
                 with contextlib.suppress(psutil.Error):
                     psutil.Process(pid).send_signal(number)
 
@@ -192,7 +189,7 @@ class LocalExecutor:
         try:
             since = began(controller.pid)
         except psutil.Error:
-            since = NEVER  # it has ended already
+            since = -1.0  # that of no process: it has ended already
         job = LocalJob(
             cluster=self._cluster.name,
             job_id=str(controller.pid),
