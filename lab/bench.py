@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
+from collections.abc import Sequence
 from typing import Annotated, Any
 
 from rich.console import Console
@@ -18,6 +19,7 @@ from lab.terminal import (
     View,
     answer,
     assumed,
+    refuse,
     table_of,
 )
 
@@ -49,14 +51,11 @@ def bench(
     quick: Annotated[bool, Option("--quick", help="Fewer rounds, settings and steps.")] = False,
     script: Annotated[
         str | None,
-        Option(
-            "--script", metavar="COMMAND", help="overhead: of a script, such as 'train.py --lr 1'."
-        ),
+        Option(metavar="COMMAND", help="overhead: of a script, such as 'train.py --lr 1'."),
     ] = None,
-    ranks: Annotated[int, Option("--ranks", min=1, help="overhead: ranks of the script.")] = 1,
+    ranks: Annotated[int, Option(min=1, help="overhead: ranks of the script.")] = 1,
     nanogpt: Annotated[
-        str | None,
-        Option("--nanogpt", metavar="FILE", help="training: also nanoGPT, with this model.py."),
+        str | None, Option(metavar="FILE", help="training: also nanoGPT, with this model.py.")
     ] = None,
     every: Annotated[
         bool, Option("--all", help="predict: every strategy, quiet and with one core loaded.")
@@ -64,10 +63,10 @@ def bench(
     cluster: ClusterOption = "local",
     fresh: Annotated[bool, Option("--fresh", help="predict: predict and measure again.")] = False,
     assume: AssumeOption = None,
-    fit: Annotated[int, Option("--fit", metavar="N", help="public: rows that are fitted.")] = 10,
-    splits: Annotated[int, Option("--splits", metavar="N", help="public: random splits.")] = 30,
+    fit: Annotated[int, Option(metavar="N", help="public: rows that are fitted.")] = 10,
+    splits: Annotated[int, Option(metavar="N", help="public: random splits.")] = 30,
     runs: Annotated[
-        int, Option("--runs", metavar="N", min=10, help="report: runs of the largest study.")
+        int, Option(metavar="N", min=10, help="report: runs of the largest study.")
     ] = 3000,
     as_json: JsonOption = False,
 ) -> None:
@@ -101,15 +100,15 @@ def bench(
     }
     if what not in benchmarks:
         raise InputError("bench", [Problem(what, "no such benchmark", nearest(what, benchmarks))])
-    for given, option, owner in (
-        (every, "--all", "predict"),
-        (script, "--script", "overhead"),
-        (nanogpt, "--nanogpt", "training"),
-        (assume, "--assume", "public"),
-    ):
-        if given and what != owner:
-            problem = Problem(option, f"is not an option of {what}", f"use it with {owner}")
-            raise InputError("bench", [problem])
+    owned: dict[str, dict[str, object]] = {
+        "predict": {"--all": every},
+        "overhead": {"--script": script},
+        "training": {"--nanogpt": nanogpt},
+        "public": {"--assume": assume},
+    }
+    for owner, given in owned.items():
+        if what != owner:
+            refuse("bench", given, f"is not an option of {what}", f"use it with {owner}")
     places = {"public": len(tables or ()), "training": 1}
     if tables and len(tables) > places.get(what, 0):
         fault = (f"{what} takes no study or table", "only training and public do")
@@ -133,21 +132,20 @@ def _overhead(result: lab.benchmarks.Overhead) -> Verdict:
 def _training(results: list[lab.benchmarks.Comparison]) -> Verdict:
     limit = lab.benchmarks.LIMIT
     slower = [f"{one.loop} ({one.run.label})" for one in results if one.slower]
-    failure = ""
-    if slower:
-        failure = f"a step of the lab takes more than {limit} times that of {', '.join(slower)}"
-    content = [dataclasses.asdict(one) | {"slower": one.slower} for one in results]
-    return content, [table_of([one.row() for one in results])], failure
+    failure = f"a step of the lab takes more than {limit} times that of {', '.join(slower)}"
+    table = table_of([one.row() for one in results])
+    return _with(results, "slower"), [table], failure if slower else ""
+
+
+def _with(results: Sequence[Any], judgement: str) -> list[dict[str, Any]]:
+    """For programs: results with what is computed from them."""
+    return [dataclasses.asdict(one) | {judgement: getattr(one, judgement)} for one in results]
 
 
 def _equal_losses(results: list[lab.benchmarks.EqualLoss]) -> Verdict:
     verdicts = {True: "yes", False: "NO", None: "not run"}
-    formats = {
-        "final_loss": ".5f",
-        "validation_loss": ".5f",
-        "difference": ".1e",
-        "tolerance": ".0e",
-    }
+    formats = {"final_loss": ".5f", "validation_loss": ".5f", "difference": ".1e"}
+    formats["tolerance"] = ".0e"
     rows = []
     for result in results:
         row: dict[str, str | None] = {"run": result.name}
@@ -156,10 +154,9 @@ def _equal_losses(results: list[lab.benchmarks.EqualLoss]) -> Verdict:
             row[name.replace("_", " ")] = None if value is None else format(value, spec)
         reason = f": {result.reason}" if result.reason else ""
         rows.append(row | {"equal": verdicts[result.equal] + reason})
-    content = [dataclasses.asdict(result) | {"equal": result.equal} for result in results]
     unequal = [result.name for result in results if result.equal is False]
     failure = f"these do not learn the same as single: {', '.join(unequal)}" if unequal else ""
-    return content, [table_of(rows)], failure
+    return _with(results, "equal"), [table_of(rows)], failure
 
 
 def _held_out(result: lab.benchmarks.HeldOut) -> Verdict:
@@ -193,8 +190,7 @@ def _public(result: lab.benchmarks.PublicBench) -> Verdict:
 
 def _driver_costs(costs: list[lab.benchmarks.DriverCost]) -> Verdict:
     failure = "" if all(one.within_limits for one in costs) else "the driver exceeds its limits"
-    content = [dataclasses.asdict(one) | {"ratio": one.ratio} for one in costs]
-    return content, [table_of([one.row() for one in costs])], failure
+    return _with(costs, "ratio"), [table_of([one.row() for one in costs])], failure
 
 
 def _many_runs(runs: int) -> Verdict:

@@ -10,7 +10,7 @@ import tempfile
 import textwrap
 import time
 import traceback
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterator, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
@@ -35,6 +35,7 @@ from lab.terminal import (
     console,
     numbers,
     pairs,
+    refuse,
     relative,
     table_of,
 )
@@ -60,7 +61,7 @@ FreshOption = Annotated[bool, Option("--fresh", help="Archive records and measur
 YesOption = Annotated[bool, Option("--yes", help="Run even if it exceeds the cluster's budget.")]
 ColumnOption = Annotated[
     list[str] | None,
-    Option("--column", metavar="NAME=COLUMN", help="Read COLUMN of the table as quantity NAME."),
+    Option(metavar="NAME=COLUMN", help="Read COLUMN of the table as quantity NAME."),
 ]
 MachineOption = Annotated[
     str | None,
@@ -131,7 +132,7 @@ def init(
     folder: Annotated[Path, Argument(metavar="FOLDER", help="A folder that holds no study yet.")],
     like: Annotated[
         str | None,
-        Option("--like", metavar="STUDY", help="Copy an example with its code, such as own-model."),
+        Option(metavar="STUDY", help="Copy an example with its code, such as own-model."),
     ] = None,
 ) -> None:
     """Write a study to begin with: a commented file, or a copy of an example."""
@@ -176,16 +177,12 @@ def measure(
     command: Annotated[
         list[str], Argument(metavar="-- SCRIPT ARGS", help="A Python script and its arguments.")
     ],
-    ranks: Annotated[str, Option("--ranks", metavar="N,...", help="Numbers of ranks.")] = "1,2",
-    steps: Annotated[
-        int, Option("--steps", help="Optimizer steps after which the script is ended.")
-    ] = 60,
+    ranks: Annotated[str, Option(metavar="N,...", help="Numbers of ranks.")] = "1,2",
+    steps: Annotated[int, Option(help="Optimizer steps after which the script is ended.")] = 60,
     warmup_steps: Annotated[
-        int, Option("--warmup-steps", help="Steps at the start that no measurement includes.")
+        int, Option(help="Steps at the start that no measurement includes.")
     ] = 10,
-    repeats: Annotated[
-        int, Option("--repeats", help="Separate jobs for each number of ranks.")
-    ] = 3,
+    repeats: Annotated[int, Option(help="Separate jobs for each number of ranks.")] = 3,
     scaling: Annotated[
         str,
         Option(
@@ -194,11 +191,10 @@ def measure(
         ),
     ] = "none",
     global_batch_size: Annotated[
-        int | None,
-        Option("--global-batch-size", help="Samples in a step, over all ranks, if fixed."),
+        int | None, Option(help="Samples in a step, over all ranks, if fixed.")
     ] = None,
     micro_batch_size: Annotated[
-        int | None, Option("--micro-batch-size", help="Samples in a step on one rank, if fixed.")
+        int | None, Option(help="Samples in a step on one rank, if fixed.")
     ] = None,
     launcher: Annotated[
         str,
@@ -209,7 +205,7 @@ def measure(
     ] = "torchrun",
     name: Annotated[
         str | None,
-        Option("--name", metavar="STUDY", help="The study's folder; by default the script's name."),
+        Option(metavar="STUDY", help="The study's folder; by default the script's name."),
     ] = None,
     cluster: ClusterOption = "local",
     fresh: FreshOption = False,
@@ -372,32 +368,22 @@ def report(
             help="Write small files for a repository to STUDY/kept/; with --all, rewrite all.",
         ),
     ] = False,
-    title: Annotated[str | None, Option("--title", help="Title of a table's report.")] = None,
+    title: Annotated[str | None, Option(help="Title of a table's report.")] = None,
     scaling: Annotated[
         str | None,
-        Option(
-            "--scaling",
-            metavar="strong|weak|auto",
-            help="Scaling of a table that does not state it.",
-        ),
+        Option(metavar="strong|weak|auto", help="Scaling of a table that does not state it."),
     ] = None,
     baseline: Annotated[
         str | None,
-        Option(
-            "--baseline",
-            metavar="world_size=N",
-            help="Baseline of a table; by default its fewest ranks.",
-        ),
+        Option(metavar="world_size=N", help="Baseline of a table; by default its fewest ranks."),
     ] = None,
     gpu_hours: Annotated[
-        float | None, Option("--gpu-hours", metavar="H", help="GPU-hours that a proposal asks for.")
+        float | None, Option(metavar="H", help="GPU-hours that a proposal asks for.")
     ] = None,
     column: ColumnOption = None,
     out: Annotated[
         Path | None,
-        Option(
-            "--out", metavar="DIR", help="Folder of a table's report; by default beside the table."
-        ),
+        Option(metavar="DIR", help="Folder of a table's report; by default beside the table."),
     ] = None,
     quick: QuickOption = False,
     as_json: JsonOption = False,
@@ -419,7 +405,7 @@ def report(
         raise InputError("report", [problem])
     if is_table(source):
         of_studies = {"--artifacts": artifacts, "--keep": keep}
-        _refuse(of_studies, "is only for studies", "leave it out")
+        refuse("report", of_studies, "is only for studies", "leave it out")
         made = lab.report_table(
             source,
             columns=_columns(column, "report"),
@@ -434,23 +420,17 @@ def report(
         of_tables |= {"--baseline": baseline, "--gpu-hours": gpu_hours, "--column": column}
         study = lab.Study.load(source, quick=quick)
         advice = "leave it out; a study has title, scaling and baseline in study.yaml"
-        _refuse(of_tables, "is only for tables", advice)
+        refuse("report", of_tables, "is only for tables", advice)
         if keep:
             from lab.report.gallery import keep as keep_report
 
             files = keep_report(study)
             return answer(as_json, {"files": files}, relative(*files))
         # The report of one form replaces that of the other.
-        made = lab.report(_measured(study, or_no_form=True), artifacts=artifacts)
+        _require_completed(study)
+        made = lab.report(study, artifacts=artifacts)
     content = {"html": made.html, "pdf": made.pdf, "artifacts": made.artifacts}
     return answer(as_json, content, relative(made.html, made.pdf, *made.artifacts))
-
-
-def _refuse(options: Mapping[str, object], what: str, advice: str) -> None:
-    """Raise InputError for those of these options of `lab report` that are given."""
-    given = [name for name, value in options.items() if value is not None and value is not False]
-    if given:
-        raise InputError("report", [Problem(name, what, advice) for name in given])
 
 
 def _scaling(text: str | None) -> Any:
@@ -480,21 +460,18 @@ def generate(
             metavar="RUN", help="Id of a run that kept its model; by default the first that did."
         ),
     ] = "",
-    prompt: Annotated[
-        list[str] | None, Option("--prompt", help="Text to continue; may be repeated.")
-    ] = None,
-    new_tokens: Annotated[int, Option("--new-tokens", min=1, help="Tokens to write.")] = 64,
+    prompt: Annotated[list[str] | None, Option(help="Text to continue; may be repeated.")] = None,
+    new_tokens: Annotated[int, Option(min=1, help="Tokens to write.")] = 64,
     temperature: Annotated[
-        float, Option("--temperature", help="0 takes the likeliest token; above 0, samples.")
+        float, Option(help="0 takes the likeliest token; above 0, samples.")
     ] = 0.0,
     top_k: Annotated[
-        int | None, Option("--top-k", help="Sample from this many of the likeliest tokens.")
+        int | None, Option(help="Sample from this many of the likeliest tokens.")
     ] = None,
     top_p: Annotated[
-        float | None,
-        Option("--top-p", help="Sample from the likeliest that add up to this probability."),
+        float | None, Option(help="Sample from the likeliest that add up to this probability.")
     ] = None,
-    seed: Annotated[int, Option("--seed", min=0, max=2**63 - 1, help="Seed of the sampling.")] = 0,
+    seed: Annotated[int, Option(min=0, max=2**63 - 1, help="Seed of the sampling.")] = 0,
     quick: QuickOption = False,
     as_json: JsonOption = False,
 ) -> None:
@@ -510,9 +487,9 @@ def generate(
         top_p=top_p,
         seed=seed,
     )
-    pairs = list(zip(prompts, texts, strict=True))
-    content = [{"prompt": prompt, "text": text} for prompt, text in pairs]
-    answer(as_json, content, "\n\n".join(map("".join, pairs)))
+    both = list(zip(prompts, texts, strict=True))
+    content = [{"prompt": prompt, "text": text} for prompt, text in both]
+    answer(as_json, content, "\n\n".join(map("".join, both)))
 
 
 @app.command()
@@ -520,16 +497,13 @@ def plan(
     study: StudyArgument,
     cluster: ClusterOption = "local",
     sbatch: Annotated[
-        Path | None,
-        Option("--sbatch", metavar="DIR", help="Write the study's job scripts there instead."),
+        Path | None, Option(metavar="DIR", help="Write the study's job scripts there instead.")
     ] = None,
     best: Annotated[
         bool, Option("--best", help="Search for the fastest plan that fits into memory.")
     ] = False,
     machine: MachineOption = None,
-    world_size: Annotated[
-        int | None, Option("--world-size", min=1, help="Ranks to plan for, with --best.")
-    ] = None,
+    world_size: Annotated[int | None, Option(min=1, help="Ranks to plan for, with --best.")] = None,
     quick: QuickOption = False,
     as_json: JsonOption = False,
 ) -> None:
@@ -545,14 +519,8 @@ def plan(
             heading = f"{search.work}\nsearched: {search.space}"
             views += [heading, table_of(search.table()), search.summary]
         return answer(as_json, [search.content() for search in searches], *views)
-    given = {"--machine": machine, "--world-size": world_size}
-    advice = "add --best, or use `lab predict`"
-    if problems := [
-        Problem(name, "is only for --best", advice)
-        for name, value in given.items()
-        if value is not None
-    ]:
-        raise InputError("plan", problems)
+    of_search = {"--machine": machine, "--world-size": world_size}
+    refuse("plan", of_search, "is only for --best", "add --best, or use `lab predict`")
     rows = lab.plan(loaded, cluster)
     from lab.launch.plan import hours_sentence
 
@@ -567,17 +535,12 @@ def predict(
     study: StudyArgument,
     cluster: ClusterOption = "local",
     world_size: Annotated[
-        str | None,
-        Option(
-            "--world-size", metavar="N,...", help="Ranks to predict for, even beyond the machine."
-        ),
+        str | None, Option(metavar="N,...", help="Ranks to predict for, even beyond the machine.")
     ] = None,
     machine: MachineOption = None,
     profile: Annotated[
         list[str] | None,
-        Option(
-            "--profile", metavar="STUDY", help="Also predict from this study's runs on one rank."
-        ),
+        Option(metavar="STUDY", help="Also predict from this study's runs on one rank."),
     ] = None,
     explain: Annotated[
         bool,
@@ -595,9 +558,8 @@ def predict(
         return answer(
             as_json, explanations, table_of([one.table_row() for one in explanations]), notes
         )
-    if assume:
-        problem = Problem("--assume", "is only for tables of layouts", "use it with --explain")
-        raise InputError("predict", [problem])
+    of_tables = {"--assume": assume}
+    refuse("predict", of_tables, "is only for tables of layouts", "use it with --explain")
     if Path(study).is_file() and Path(study).suffix not in {".yaml", ".yml"}:
         problem = Problem(study, "is a file, not a study", "for a table of layouts add --explain")
         raise InputError("predict", [problem])
@@ -636,7 +598,8 @@ def audit(
     columns = _columns(column, "audit")
     given: Any = source
     if source != "-" and (quick or not (columns or is_table(source))):
-        given = _measured(lab.Study.load(source, quick=quick))
+        given = study = lab.Study.load(source, quick=quick)
+        _require_completed(study, f"`{study.command('run')}` measures it")
     if source == "-":
         if sys.stdin.isatty():
             typer.echo("Paste a table, then press Ctrl-D on an empty line.", err=True)
@@ -648,17 +611,13 @@ def audit(
         raise LabError(f"{count(grave, 'finding')} to resolve before these numbers can be believed")
 
 
-def _measured(study: lab.Study, *, or_no_form: bool = False) -> lab.Study:
-    """The study, if it has a completed record, or if neither its whole nor its quick form has."""
+def _require_completed(study: lab.Study, otherwise: str = "") -> None:
+    """Raise InputError if only the study's other form is measured; if none is, with `otherwise`."""
     from lab.records.store import other_form
 
-    if any(record.completed for record in lab.load_records(study)):
-        return study
-    advice = other_form(study)
-    if or_no_form and not advice:
-        return study
-    advice = advice or f"`{study.command('run')}` measures it"
-    raise InputError(study.name, [Problem("STUDY", "holds no completed record", advice)])
+    measured = any(record.completed for record in lab.load_records(study))
+    if not measured and (advice := other_form(study) or otherwise):
+        raise InputError(study.name, [Problem("STUDY", "holds no completed record", advice)])
 
 
 def _columns(texts: Sequence[str] | None, verb: str) -> dict[str, str] | None:
@@ -672,8 +631,7 @@ def compare(
         list[str], Argument(metavar="STUDY", help="Folders of the same study, one per machine.")
     ],
     out: Annotated[
-        Path | None,
-        Option("--out", help="Folder of the comparison; by default out/ of the first study."),
+        Path | None, Option(help="Folder of the comparison; by default out/ of the first study.")
     ] = None,
     quick: QuickOption = False,
     as_json: JsonOption = False,

@@ -27,10 +27,7 @@ WIDE = 200  # columns for a file or a pipe, in which nothing need be broken; a t
 NARROWEST = 40  # in fewer, Rich leaves out columns of a table, and in none everything
 
 ClusterOption = Annotated[
-    str,
-    Option(
-        "--cluster", metavar="PROFILE", help="A cluster profile, by its name in slurm/ or by path."
-    ),
+    str, Option(metavar="PROFILE", help="A cluster profile, by its name in slurm/ or by path.")
 ]
 QuickOption = Annotated[bool, Option("--quick", help="Use the study's small, quick form.")]
 JsonOption = Annotated[bool, Option("--json", help="Print the answer as JSON.")]
@@ -128,6 +125,13 @@ def _aligned(cell: str, width: int, side: Literal["left", "right"]) -> str:
 def relative(*paths: Path) -> str:
     """Paths relative to the current directory, one per line."""
     return "\n".join(map(os.path.relpath, paths))
+
+
+def refuse(verb: str, options: Mapping[str, object], what: str, advice: str) -> None:
+    """Raise InputError of a verb for those of these options that are given."""
+    given = [name for name, value in options.items() if value is not None and value is not False]
+    if given:
+        raise InputError(verb, [Problem(name, what, advice) for name in given])
 
 
 def pairs(

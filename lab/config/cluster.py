@@ -366,10 +366,9 @@ class Cluster(SlurmKeys):
         if self.published is not None:
             ranks = f"up to {self.capacity} ranks of {self.published.gpu}"
             return f"{self.name}: a replay of {self.published.source}, {ranks}"
-        units = "GPU" if self.device_kind == "cuda" else "CPU rank"
-        units += "s" if self.capacity != 1 else ""
+        units = count(self.capacity, "GPU" if self.device_kind == "cuda" else "CPU rank")
         units += f" on {self.nodes} nodes" if self.nodes > 1 else ""
-        line = f"{self.name}: {self.capacity} {units}, {self.executor} executor"
+        line = f"{self.name}: {units}, {self.executor} executor"
         if self.emulates:
             line += f", emulated: {Emulated(link=self.link, compute=self.compute).label}"
         return line

@@ -29,10 +29,6 @@ from lab.errors import LabError, nearest
 DEFAULT_BUCKET_CAP_MB = 25.0
 MANY = 1_000_000_000  # samples or batches: beyond what any machine takes at once
 POWERSGD_FIRST_STEP = 2  # before it, DDP may still change its buckets
-# Settings that a training run ignores.
-INFERENCE_ONLY = {
-    *("quantization", "base_precision", "prompt_tokens", "batch_sizes", "new_tokens", "rounds")
-}
 # Parts of a model: ranks that hold them see the same samples.
 _MODEL_PARTS = {"tensors", "layers"}
 # Settings of a script's run that control its measurement and need not be in its command.
@@ -82,6 +78,10 @@ class InferenceSettings(Frozen):
     batch_sizes: Counts = (1, 8)
     new_tokens: int = Field(default=32, ge=2, le=1_000_000)  # generated per sequence
     rounds: int = Field(default=7, ge=5, le=10_000)  # with base and copy in turn
+
+
+# Settings that a training run ignores.
+INFERENCE_ONLY = InferenceSettings.model_fields.keys() - {"task", "needs_device"}
 
 
 class Stated(NamedTuple):

@@ -51,7 +51,7 @@ class RankError:
 
 @dataclass(frozen=True)
 class RankProcess:
-    """A rank's process, as the rank registered it."""
+    """The process of a rank, as the rank registered it, or of a local job's controller."""
 
     host: str
     pid: int
@@ -292,21 +292,21 @@ def present(folder: Path) -> tuple[Any, Attempt]:
 
 
 @contextmanager
-def claim(attempt: Attempt, *, devices: bool) -> Iterator[None]:
+def claim(attempt: Attempt, *, devices: bool) -> Iterator[tuple[int, ...]]:
     """Lock a task and then, if no scheduler allocates them, all of this machine's `devices`.
 
     The kernel releases all locks of this module when the process ends, however it ends.
     """
     with _locked(attempt.folder / "lock", attempt):
         if not devices:
-            yield
+            yield ()
             return
         # The order is the same in every job, so two jobs cannot deadlock: only who is first in the
         # queue waits for devices, and whoever holds devices waits for nothing.
         with _locked(_queue(), attempt, phase=WAITING), contextlib.ExitStack() as stack:
             for path in sorted(_private_folder().glob("device-*.lock")):
                 stack.enter_context(_locked(path, attempt, phase=WAITING))
-            yield
+            yield ()
 
 
 @contextmanager

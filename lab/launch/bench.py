@@ -109,14 +109,14 @@ class Overhead:
         )
 
 
-def overhead(*, world_size: int = 2, rounds: int = 200, quick: bool = False) -> Overhead:
-    """Time the overhead of measuring a GPT on GPUs or CPU ranks in `rounds` rounds (`quick`: 40).
+def overhead(*, world_size: int = 2, quick: bool = False) -> Overhead:
+    """Time the overhead of measuring a GPT on GPUs or CPU ranks in 200 rounds (`quick`: 40).
 
     Raises LabError if the ranks fail.
     """
     gpus = len(machine.gpus())
     size = min(world_size, gpus) if gpus else world_size
-    settings = {"world_size": size, "steps": WARMUP + 1 + (40 if quick else rounds)}
+    settings = {"world_size": size, "steps": WARMUP + 1 + (40 if quick else 200)}
     settings |= {"micro_batch_size": 8, "warmup_steps": WARMUP}
     on_gpus = {"model": "gpt2-small", "precision": "bf16", "micro_batch_size": 16}
     run = Run.model_validate(settings | (on_gpus if gpus else {}))
@@ -131,14 +131,7 @@ def overhead(*, world_size: int = 2, rounds: int = 200, quick: bool = False) -> 
     )
 
 
-def script_overhead(
-    command: str | Sequence[str],
-    *,
-    ranks: int = 1,
-    rounds: int = 7,
-    steps: int = 60,
-    warmup: int = 10,
-) -> Overhead:
+def script_overhead(command: str | Sequence[str], *, ranks: int = 1, rounds: int = 7) -> Overhead:
     """Measure the overhead of measuring a step of a script in this directory, on CPU ranks.
 
     A round is one run with the lab's hooks and two equal ones that only note the end of each step,
@@ -147,7 +140,7 @@ def script_overhead(
     """
     model = {"kind": "script", "command": command, "directory": str(Path.cwd())}
     model["launcher"] = "python" if ranks == 1 else "torchrun"
-    fields = {"model": model, "world_size": ranks, "steps": steps, "warmup_steps": warmup}
+    fields = {"model": model, "world_size": ranks, "steps": 60, "warmup_steps": 10}
     try:
         run = Run.model_validate(fields, context={"folder": Path.cwd(), "digests": {}})
     except ValidationError as error:
@@ -166,7 +159,7 @@ def script_overhead(
         cpus,
         world_size=ranks,
         largest_loss_difference=None,
-        what=f"rounds of {steps} steps of {name}",
+        what=f"rounds of {run.steps} steps of {name}",
     )
 
 

@@ -165,8 +165,7 @@ def _score(name: str, rows: Sequence[LayoutRow], known: int, splits: int) -> Pub
         errors = np.abs(expected / truth - 1)
         rank = float(spearmanr(expected, truth)[0]) if len(truth) > 2 else None
         inside = float(np.mean((low <= truth) & (truth <= high)))
-        others_error = float(errors[calm[rest]].mean()) if calm[rest].any() else None
-        means = float(errors.mean()), float(np.median(errors)), others_error
+        means = float(errors.mean()), float(np.median(errors)), _mean(errors[calm[rest]].tolist())
         results.append((*means, rank, inside, *_picks(law, groups)))
     errors_of, middles, calms, ranks, insides, *picks = map(list, zip(*results, strict=True))
     regret, worst, ran = map(_median, picks)
@@ -225,6 +224,10 @@ def _median(values: Iterable[Any]) -> float | None:
     return median(known) if known else None
 
 
+def _mean(values: Sequence[float]) -> float | None:
+    return float(np.mean(values)) if values else None
+
+
 def _groups(rows: Sequence[LayoutRow]) -> list[list[LayoutRow]]:
     """Groups of layouts with the same model, batch and number of GPUs of which several ran."""
     groups: dict[Any, list[LayoutRow]] = {}
@@ -243,16 +246,11 @@ def _picks(
     regrets, ran = [], []
     for group in groups:
         possible = [row for row in group if _fits(row)] or list(group)
-        pick = possible[int(np.argmin(law.predict([row.case for row in possible])))]
-        ran.append(pick.step_s is not None)
-        if pick.step_s is not None:
-            regrets.append(
-                pick.step_s / min(row.step_s for row in group if row.step_s is not None) - 1
-            )
-    if not groups:
-        return None, None, None
-    worst = max(regrets) if regrets else None
-    return (median(regrets) if regrets else None), worst, sum(ran) / len(ran)
+        pick = possible[int(np.argmin(law.predict([row.case for row in possible])))].step_s
+        ran.append(pick is not None)
+        if pick is not None:
+            regrets.append(pick / min(row.step_s for row in group if row.step_s is not None) - 1)
+    return _median(regrets), max(regrets, default=None), _mean(ran)
 
 
 def _peak(row: LayoutRow, *, first_stage: bool = False) -> float:
@@ -279,8 +277,7 @@ def _memory(rows: Sequence[LayoutRow]) -> tuple[float | None, float | None, floa
     ]
     ran = [_fits(row) for row in rows if not row.failed]
     failed = [not _fits(row) for row in rows if row.failed]
-    means = [float(np.mean(values)) if values else None for values in (errors, ran, failed)]
-    return means[0], means[1], means[2]
+    return _mean(errors), _mean(ran), _mean(failed)
 
 
 def _percent(share: float | None) -> str:

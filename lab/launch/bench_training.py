@@ -95,8 +95,7 @@ def training(
     if study is not None:
         runs = _of_study(study, device, quick=quick)
     comparisons: list[Comparison] = []
-    for settings in _distinct(map(_settings, runs)):
-        run = Run.model_validate(settings | steps)
+    for run in dict.fromkeys(Run.model_validate(_settings(run) | steps) for run in runs):
         answer = selftest("training", run.model_dump_json(), device, path)
         comparisons += compared(run, device, answer)
     return comparisons
@@ -159,11 +158,6 @@ def _settings(run: Run) -> dict[str, Any]:
     words = vocab_size_of(run.architecture, run.dataset)
     data = {"kind": "synthetic", "vocab_size": words}
     return run.model_dump(include=SETTINGS) | {"strategy": "single", "data": data}
-
-
-def _distinct(settings: Iterable[dict[str, Any]]) -> list[dict[str, Any]]:
-    every = list(settings)
-    return [one for place, one in enumerate(every) if one not in every[:place]]
 
 
 def selftest(name: str, *arguments: str) -> Any:

@@ -6,8 +6,8 @@ import shutil
 import socket
 import time
 from collections.abc import Callable, Sequence
+from dataclasses import dataclass
 from datetime import UTC, datetime, timedelta
-from functools import partial
 from importlib import metadata
 from pathlib import Path
 
@@ -21,9 +21,8 @@ from lab.files import write_atomically
 from lab.formatting import count
 from lab.launch import job
 from lab.launch.attempt import read_progress
-from lab.launch.driver import Driver, executor_for, terminate
+from lab.launch.driver import Driver, OneInterrupt, executor_for, terminate
 from lab.launch.executor import Handle, JobSpec
-from lab.launch.interrupts import OneInterrupt
 from lab.launch.preflight import usable
 from lab.launch.status import Display, bars, clock
 from lab.perfmodel.calibration import (
@@ -84,16 +83,8 @@ def calibrate(
             FileLock(path.with_suffix(".lock"), timeout=0),
             Display(enabled=progress) as display,
         ):
-            return _calibrate(
-                profile,
-                path,
-                wanted,
-                strategies,
-                quick=quick,
-                fresh=fresh,
-                display=display,
-                watch=watch,
-            )
+            measuring = _Measuring(profile, path, quick, display, watch)
+            return measuring.calibrate(wanted, strategies, fresh=fresh)
     except Timeout:
         message = f"another calibration of {profile.name} is running; wait until it ends"
         raise LabError(message) from None
@@ -103,51 +94,97 @@ def calibrate(
         ) from None
 
 
-def _calibrate(
-    profile: Cluster,
-    path: Path,
-    wanted: tuple[int, ...],
-    strategies: Sequence[str] | None,
-    *,
-    quick: bool,
-    fresh: bool,
-    display: Display,
-    watch: Watch,
-) -> Calibration:
-    if strategies is not None:
-        strategies = sorted({*PLAIN, *strategies})
-    stored = read_calibration(path)
-    # Parts measured elsewhere or with other software are dropped; old ones stay until replaced.
-    parts = [part for part in stored.parts if _same_conditions(part, profile)] if stored else []
-    calibration = Calibration(cluster=profile.name, wanted=wanted, parts=tuple(parts))
-    known = {part.world_size: part for part in parts if _reusable(part, quick=quick) and not fresh}
-    due = [n for n in wanted if n not in known or not known[n].covers(strategies)]
-    for size in wanted:
-        if size not in due:
-            display.print(f"{count(size, 'rank')}: already measured today")
-    for number, size in enumerate(due):
-        folder = path.with_suffix("") / f"x{size}"
-        try:
+@dataclass(frozen=True)
+class _Measuring:
+    """One call of `calibrate`, while it holds the lock."""
+
+    profile: Cluster
+    path: Path
+    quick: bool
+    display: Display
+    watch: Watch
+
+    def calibrate(
+        self, wanted: tuple[int, ...], strategies: Sequence[str] | None, *, fresh: bool
+    ) -> Calibration:
+        profile, quick = self.profile, self.quick
+        if strategies is not None:
+            strategies = sorted({*PLAIN, *strategies})
+        stored = read_calibration(self.path)
+        # Parts measured elsewhere or with other software are dropped; old ones stay until replaced.
+        parts = [part for part in stored.parts if _same_conditions(part, profile)] if stored else []
+        calibration = Calibration(cluster=profile.name, wanted=wanted, parts=tuple(parts))
+        reusable = [part for part in parts if _reusable(part, quick=quick) and not fresh]
+        known = {part.world_size: part for part in reusable}
+        due = [n for n in wanted if n not in known or not known[n].covers(strategies)]
+        for size in wanted:
+            if size not in due:
+                self.display.print(f"{count(size, 'rank')}: already measured today")
+        for number, size in enumerate(due):
             earlier = known[size].strategies if size in known else ()
             names = None if strategies is None else sorted({*strategies, *(earlier or ())})
-            measure = partial(
-                _measure, profile, size, names, folder, quick=quick, display=display, watch=watch
-            )
-            part = measure()
-            noisy = part.disturbed and profile.repeat_disturbed and not quick
-            if noisy or not part.fitted:
-                part = min(part, measure(), key=_noise)
-        except KeyboardInterrupt:
-            done = f"{len(wanted) - len(due) + number} of {len(wanted)}"
-            raise InterruptedCalibrationError(
-                f"interrupted: {done} world sizes are kept; the same command resumes from there"
-            ) from None
-        calibration = calibration.with_part(part)
-        write_calibration(calibration, path)
-    if calibration != stored:
-        write_calibration(calibration, path)
-    shutil.rmtree(path.with_suffix(""), ignore_errors=True)  # logs of successful jobs
-    return calibration
+            try:
+                part = self.measure(size, names)
+                noisy = part.disturbed and profile.repeat_disturbed and not quick
+                if noisy or not part.fitted:
+                    part = min(part, self.measure(size, names), key=_noise)
+            except KeyboardInterrupt:
+                done = f"{len(wanted) - len(due) + number} of {len(wanted)} world sizes are kept"
+                raise InterruptedCalibrationError(
+                    f"interrupted: {done}; the same command resumes from there"
+                ) from None
+            calibration = calibration.with_part(part)
+            write_calibration(calibration, self.path)
+        if calibration != stored:
+            write_calibration(calibration, self.path)
+        shutil.rmtree(self.path.with_suffix(""), ignore_errors=True)  # logs of successful jobs
+        return calibration
+
+    def measure(self, world_size: int, strategies: Sequence[str] | None) -> Part:
+        """Run one job to its end and read its part; end the job if this call is interrupted."""
+        profile, ranks = self.profile, count(world_size, "rank")
+        folder = self.path.with_suffix("") / f"x{world_size}"
+        folder.mkdir(parents=True, exist_ok=True)
+        began = time.monotonic()
+        cluster_json = profile.settled.model_dump_json()
+        arguments = (world_size, strategies, self.quick, cluster_json, str(folder))
+        handles: list[Handle] = []
+        driver = Driver(
+            executor_for(profile, folder),
+            on_end=lambda _, handle: handles.append(handle),
+            has_result=lambda _: False,
+        )
+
+        def wait(seconds: float) -> bool:
+            progress = read_progress(folder, phase="waiting for the machine")
+            text = f"{ranks}: {progress.phase}, {clock(time.monotonic() - began)}"
+            steps = max(progress.steps, 1)
+            self.display.show(bars([(Text(text), progress.step, steps)]))
+            if self.watch(text, progress.step / steps):
+                raise KeyboardInterrupt
+            time.sleep(seconds)
+            return False
+
+        try:
+            driver.drive([JobSpec(folder, world_size, execute, arguments)], adopted={}, wait=wait)
+        except BaseException:
+            terminate(driver.alive.values())
+            raise
+        (handle,) = handles
+        try:
+            part = Part.model_validate_json(handle.attempt.path("part.json").read_bytes())
+            part = part.model_copy(update={"profile": profile})  # as it will be looked up
+        except (OSError, ValidationError):
+            raise LabError(f"calibration on {ranks}: {_cause(handle)}") from None
+        line = f"{ranks}: measured in {time.monotonic() - began:.0f} s"
+        if part.disturbed:
+            # Not at the top: pandas starts threads, with which no rank can enter an emulated link.
+            from lab.analysis.noise import disturbances
+
+            disturbed = disturbances([part.environment])
+            line += f"; {disturbed}: calibrate again when the machine is quiet"
+        self.display.print(line)
+        return part
 
 
 def _noise(part: Part) -> tuple[bool, float]:
@@ -170,65 +207,11 @@ def _same_conditions(part: Part, profile: Cluster) -> bool:
     return here and part.profile == profile and version == metadata.version("torch").split("+")[0]
 
 
-def _measure(
-    profile: Cluster,
-    world_size: int,
-    strategies: Sequence[str] | None,
-    folder: Path,
-    *,
-    quick: bool,
-    display: Display,
-    watch: Watch,
-) -> Part:
-    """Run one job to its end and read its part; end the job if this call is interrupted."""
-    folder.mkdir(parents=True, exist_ok=True)
-    began = time.monotonic()
-    arguments = (world_size, strategies, quick, profile.settled.model_dump_json(), str(folder))
-    handles: list[Handle] = []
-    driver = Driver(
-        executor_for(profile, folder),
-        on_end=lambda _, handle: handles.append(handle),
-        has_result=lambda _: False,
-    )
-
-    def wait(seconds: float) -> bool:
-        progress = read_progress(folder, phase="waiting for the machine")
-        text = f"{count(world_size, 'rank')}: {progress.phase}, {clock(time.monotonic() - began)}"
-        steps = max(progress.steps, 1)
-        display.show(bars([(Text(text), progress.step, steps)]))
-        if watch(text, progress.step / steps):
-            raise KeyboardInterrupt
-        time.sleep(seconds)
-        return False
-
-    try:
-        driver.drive([JobSpec(folder, world_size, execute, arguments)], adopted={}, wait=wait)
-    except BaseException:
-        terminate(driver.alive.values())
-        raise
-    (handle,) = handles
-    try:
-        part = Part.model_validate_json(handle.attempt.path("part.json").read_bytes())
-        part = part.model_copy(update={"profile": profile})  # as it will be looked up
-    except (OSError, ValidationError):
-        raise LabError(_cause(handle, world_size)) from None
-    line = f"{count(world_size, 'rank')}: measured in {time.monotonic() - began:.0f} s"
-    if part.disturbed:
-        # Not at the top: pandas starts threads, with which a rank cannot enter an emulated link.
-        from lab.analysis.noise import disturbances
-
-        disturbed = disturbances([part.environment])
-        line += f"; {disturbed}: calibrate again when the machine is quiet"
-    display.print(line)
-    return part
-
-
-def _cause(handle: Handle, world_size: int) -> str:
+def _cause(handle: Handle) -> str:
     cause = handle.exit_reason().message
     for error in handle.attempt.errors()[:1]:
         cause = f"rank {error.rank} ended with {error.type}: {error.message}"
-    ranks = count(world_size, "rank")
-    return f"calibration on {ranks}: {cause}; the log is in {handle.attempt.log}"
+    return f"{cause}; the log is in {handle.attempt.log}"
 
 
 def execute(

@@ -14,11 +14,9 @@ import json
 import os
 import re
 import resource
-import shutil
 import signal
 import socket
 import struct
-import subprocess
 import time
 from collections.abc import Sequence
 from dataclasses import dataclass
@@ -30,6 +28,7 @@ from lab import machine
 from lab.files import private_folder, read_json, write_atomically
 from lab.launch import fork_server
 from lab.launch.attempt import Attempt, claim
+from lab.launch.netem import UNSHARE, trial_failure
 
 LOADED = ("torch", "torch._dynamo", "lab.worker.rungs", __name__)
 VARIABLES = {"OMP_NUM_THREADS": "1", "PYTHONDONTWRITEBYTECODE": "1"}
@@ -39,7 +38,6 @@ GRACE_S = 3.0  # for the other ranks, once one has failed or is late
 MEMORY = 2 << 30  # most bytes that a rank may allocate
 OUTPUT = 64 << 20  # bytes of its largest file
 DESCRIPTORS = 512
-_SPACES = ("unshare", "--user", "--map-root-user", "--net")
 _UP, _SET_FLAGS = 0x1, 0x8914  # IFF_UP, SIOCSIFFLAGS
 
 
@@ -75,7 +73,7 @@ def run_ranks(inputs: Sequence[bytes], *, folder: Path, limit_s: float) -> Ended
             arguments | {"own_network": own_network},
             os.environ | VARIABLES,
             modules=LOADED,
-            within=_SPACES if own_network else (),
+            within=UNSHARE if own_network else (),
         )
         if supervisor is None:
             reason = "this machine forks no processes for them"
@@ -120,12 +118,7 @@ def _is_late(stack: Path) -> bool:
 @functools.cache
 def has_spaces() -> bool:
     """Whether this machine permits this user to create a network namespace."""
-    if shutil.which("unshare") is None:
-        return False
-    with contextlib.suppress(OSError, subprocess.SubprocessError):
-        trial = subprocess.run([*_SPACES, "true"], capture_output=True, timeout=20, check=False)
-        return trial.returncode == 0
-    return False
+    return not trial_failure([*UNSHARE, "true"])
 
 
 def line_in(stack: str, file: str) -> tuple[int, str] | None:

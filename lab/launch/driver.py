@@ -1,11 +1,15 @@
-"""Drive jobs: submit as many as the executor takes, and watch each to its end."""
+"""Drive jobs: submit as many as the executor takes, watch each to its end, or end all on Ctrl-C."""
 
 from __future__ import annotations
 
+import signal
+import threading
 import time
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
+from types import FrameType
+from typing import Any
 
 from filelock import FileLock
 
@@ -111,7 +115,7 @@ def handles(folders: Iterable[Path]) -> dict[Path, Handle]:
             if handle := SlurmHandle.of(folder, job):
                 jobs[folder] = handle
         elif job is not None:
-            jobs[folder] = LocalHandle.of(folder, job)
+            jobs[folder] = LocalHandle(folder, job)
     poll(jobs.values())
     return jobs
 
@@ -137,3 +141,35 @@ def _by_kind(handles: Iterable[Handle]) -> Iterable[tuple[type[Handle], list[Han
     for handle in handles:
         kinds.setdefault(type(handle), []).append(handle)
     return kinds.items()
+
+
+class OneInterrupt:
+    """While entered, only the first Ctrl-C raises KeyboardInterrupt; `again` tells of another.
+
+    So the jobs that the first one ends are waited for, however often it is pressed. In a thread
+    that receives no signals, and where Ctrl-C is ignored, nothing changes.
+    """
+
+    def __init__(self) -> None:
+        self.again = False
+        self._pressed = False
+        self._previous: Any = None
+
+    def __enter__(self) -> OneInterrupt:
+        self.again = self._pressed = False
+        self._previous = signal.getsignal(signal.SIGINT)
+        if callable(self._previous) and threading.current_thread() is threading.main_thread():
+            signal.signal(signal.SIGINT, self._press)
+        else:
+            self._previous = None
+        return self
+
+    def __exit__(self, *error: object) -> None:
+        if self._previous is not None:
+            signal.signal(signal.SIGINT, self._previous)
+
+    def _press(self, number: int, frame: FrameType | None) -> None:
+        self.again = self._pressed
+        self._pressed = True
+        if not self.again:
+            self._previous(number, frame)

@@ -8,7 +8,7 @@ import statistics
 import subprocess
 import sys
 from collections import defaultdict
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager, nullcontext
 from dataclasses import dataclass
 from pathlib import Path
@@ -24,6 +24,7 @@ from lab.launch.calibrate import calibrate
 from lab.launch.launcher import launch
 from lab.perfmodel.frozen import Score, mean_absolute_error, scores, scores_table
 from lab.records.store import load_records
+from lab.records.table import by_run, median
 
 STUDY, ALL = "held-out", "held-out-all"
 ERROR_LIMIT = 0.05  # limit on the mean absolute error of the step time
@@ -49,7 +50,7 @@ class HeldOut:
 
     study: Study
     scores: tuple[Score, ...]
-    foreign: dict[str, float]
+    foreign: Mapping[str, float | None]
 
     @property
     def error(self) -> float:
@@ -124,12 +125,9 @@ def _scored(study: Study, cluster: str, *, quick: bool, fresh: bool, progress: b
     scored = scores(study)
     if not scored:
         raise LabError("no run was predicted before it was measured; measure again with --fresh")
-    foreign = defaultdict(list)
-    for record in load_records(study):
-        if record.foreign_share is not None:
-            foreign[record.run_id].append(record.foreign_share)
-    medians = {run_id: statistics.median(values) for run_id, values in foreign.items()}
-    return HeldOut(study, tuple(scored), medians)
+    repeats = by_run(load_records(study))
+    foreign = {run_id: median(some, "foreign_share") for run_id, some in repeats.items()}
+    return HeldOut(study, tuple(scored), foreign)
 
 
 @dataclass(frozen=True)

@@ -219,17 +219,15 @@ def claimed(
     """
     if context.rank != 0:
         yield attempt.wait_for_leader()
-    elif slots is None:
-        with claim(attempt, devices=cluster.executor == "local"):
-            decision = decide()
-            attempt.decide(decision)
-            yield decision
+        return
+    if slots is None:
+        claiming = claim(attempt, devices=cluster.executor == "local")
     else:
-        names = _device_names(cluster)
-        with claim_some(attempt, names=names, count=slots) as devices:
-            decision = decide()
-            attempt.decide(decision, devices)
-            yield decision
+        claiming = claim_some(attempt, names=_device_names(cluster), count=slots)
+    with claiming as devices:
+        decision = decide()
+        attempt.decide(decision, devices)
+        yield decision
 
 
 def _device_names(cluster: Cluster) -> list[str]:

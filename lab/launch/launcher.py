@@ -17,9 +17,8 @@ from lab.config.study import Study, Task
 from lab.errors import INTERRUPTED, LabError
 from lab.files import open_no_link
 from lab.launch import driver, job
-from lab.launch.driver import Driver
+from lab.launch.driver import Driver, OneInterrupt
 from lab.launch.executor import Handle, JobSpec
-from lab.launch.interrupts import OneInterrupt
 from lab.launch.outcome import archive_failed, archive_noisy, conclude, stamp
 from lab.launch.plan import check_budget
 from lab.launch.preflight import check, check_emulation, usable

@@ -23,10 +23,10 @@ import psutil
 from lab import machine
 from lab.config.cluster import Cluster
 from lab.launch import fork_server
-from lab.launch.attempt import Attempt, RankError
+from lab.launch.attempt import Attempt, RankError, RankProcess
 from lab.launch.executor import Handle, JobSpec, JobStatus, LocalJob, prepare, write_job
 from lab.launch.work import write_work
-from lab.machine import began, is_running
+from lab.machine import began
 
 # What every training on CPUs imports; constructing an optimizer or DDP imports torch._dynamo.
 LOADED = (
@@ -37,7 +37,6 @@ LOG = "controller.log"  # output of the controller, in the job's folder
 POLL_S = 0.1
 # How long a job may take to end once interrupted, in s, before it is killed.
 INTERRUPT_S = 5.0
-NEVER = -1.0  # start time of a process that does not run here
 
 
 def fork_controller(log: Path, environment: Mapping[str, str]) -> fork_server.Process | None:
@@ -93,23 +92,13 @@ class LocalHandle:
 
     def __init__(
         self,
-        attempt: Attempt,
-        pid: int,
-        since: float,
+        folder: Path,
+        job: LocalJob,
         controller: subprocess.Popen[bytes] | fork_server.Process | None = None,
-        *,
-        slots: int | None = None,
     ) -> None:
-        self.attempt, self.slots = attempt, slots
-        self._pid, self._since = pid, since
+        self.attempt, self.slots = Attempt(folder, job.job_id), job.slots
+        self._process = RankProcess(job.host or socket.gethostname(), job.pid, job.began)
         self._controller = controller  # None where the job is adopted
-
-    @classmethod
-    def of(cls, folder: Path, job: LocalJob) -> LocalHandle:
-        """The job named in a folder's job.json; another machine's job has no process here."""
-        here = job.host in {"", socket.gethostname()}
-        since = job.began if here else NEVER
-        return cls(Attempt(folder, job.job_id), job.pid, since, slots=job.slots)
 
     def status(self) -> JobStatus:
         """The status of the job, which runs as long as its controller or one of its ranks does."""
@@ -134,7 +123,7 @@ class LocalHandle:
     def terminate(cls, handles: Sequence[LocalHandle]) -> None:
         """Interrupt jobs, then kill them; return once none of their processes is left."""
         for handle in handles:
-            handle._signal([handle._pid], signal.SIGINT)
+            handle._signal([handle._process.pid], signal.SIGINT)
         deadline = time.monotonic() + INTERRUPT_S
         for handle in handles:
             handle._wait_or_kill(deadline)
@@ -143,17 +132,17 @@ class LocalHandle:
         while self._is_running() and time.monotonic() < deadline:
             time.sleep(0.05)
         while self._is_running():
-            self._signal([self._pid, *self.attempt.running_ranks()], signal.SIGKILL)
+            self._signal([self._process.pid, *self.attempt.running_ranks()], signal.SIGKILL)
             time.sleep(0.05)
 
     def _is_running(self) -> bool:
         if self._controller is not None:
             self._controller.poll()  # so that it does not stay as a zombie
-        return is_running(self._pid, self._since) or bool(self.attempt.running_ranks())
+        return self._process.has(run=True) or bool(self.attempt.running_ranks())
 
     def _signal(self, pids: list[int], number: int) -> None:
         for pid in pids:
-            if pid != self._pid or is_running(pid, self._since):
+            if pid != self._process.pid or self._process.has(run=True):
                 with contextlib.suppress(psutil.Error):
                     psutil.Process(pid).send_signal(number)
 
@@ -197,24 +186,21 @@ class LocalExecutor:
         command = [sys.executable, "-P", "-u", *write_work([spec], log)]
         environment = self._environment(spec, shlex.join(command))
         controller = self._fork(spec, log, environment) or _start_controller(log, environment)
-        pid = controller.pid
         try:
-            since = began(pid)
+            since = began(controller.pid)
         except psutil.Error:
-            since = NEVER  # it has ended already
-        name, host = self._cluster.name, socket.gethostname()
+            since = -1.0  # that of no process: it has ended already
         job = LocalJob(
-            cluster=name,
-            job_id=str(pid),
-            pid=pid,
+            cluster=self._cluster.name,
+            job_id=str(controller.pid),
+            pid=controller.pid,
             began=since,
-            host=host,
+            host=socket.gethostname(),
             slots=spec.slots,
             submitted_at=time.time(),
         )
         write_job(spec.folder, job)
-        attempt = Attempt(spec.folder, job.job_id)
-        return LocalHandle(attempt, pid, since, controller, slots=spec.slots)
+        return LocalHandle(spec.folder, job, controller)
 
     def _fork(
         self, spec: JobSpec, log: Path, environment: dict[str, str]

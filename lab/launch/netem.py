@@ -18,7 +18,7 @@ import socket
 import subprocess
 import sys
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -28,6 +28,8 @@ from lab.errors import LabError
 from lab.files import OWN_MODE, read_json, write_atomically
 from lab.worker.context import RankContext
 
+# Runs a command as root of a namespace of users, without a network.
+UNSHARE = ("unshare", "--user", "--map-root-user", "--net")
 _NEW_USER, _NEW_NET = 0x10000000, 0x40000000
 _SWITCH = Path(__file__).with_name("switch.py")
 _HOLDERS: list[subprocess.Popen[bytes]] = []  # processes whose pipes must stay open
@@ -176,7 +178,7 @@ def _enter(pid: int, rank: int) -> None:
 
 
 def _in_namespaces(commands: str) -> list[str]:
-    return ["unshare", "--user", "--map-root-user", "--net", "--mount", "sh", "-c", commands]
+    return [*UNSHARE, "--mount", "sh", "-c", commands]
 
 
 @functools.cache
@@ -188,17 +190,17 @@ def _spaces_obstacle() -> str:
     if missing:
         programs = ", ".join(missing)
         return f"namespaces need the programs {programs} (`apt install iproute2 util-linux`)"
-    return _trial_failure(script(Link(bandwidth_gbit=1.0), 1, "namespaces"))
+    return trial_failure(_in_namespaces(script(Link(bandwidth_gbit=1.0), 1, "namespaces")))
 
 
 @functools.cache
 def _has_netem() -> bool:
     trial = "ip link set lo up && tc qdisc add dev lo root netem delay 1ms"
-    return not _spaces_obstacle() and not _trial_failure(trial)
+    return not _spaces_obstacle() and not trial_failure(_in_namespaces(trial))
 
 
-def _trial_failure(commands: str) -> str:
-    command = _in_namespaces(commands)
+def trial_failure(command: Sequence[str]) -> str:
+    """Why a command cannot be run in namespaces; empty if it can."""
     try:
         process = subprocess.run(command, capture_output=True, text=True, timeout=20, check=False)
     except (OSError, subprocess.SubprocessError) as error:

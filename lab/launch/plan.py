@@ -4,7 +4,8 @@ from __future__ import annotations
 
 import statistics
 from collections.abc import Iterable, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import astuple, dataclass
+from operator import add
 from pathlib import Path
 from typing import Any
 
@@ -30,12 +31,7 @@ class Hours:
     unknown: int = 0
 
     def __add__(self, other: Hours) -> Hours:
-        return Hours(
-            self.core + other.core,
-            self.gpu + other.gpu,
-            self.jobs + other.jobs,
-            self.unknown + other.unknown,
-        )
+        return Hours(*map(add, astuple(self), astuple(other)))
 
     def __str__(self) -> str:
         """For people: `1.20 GPU-hours and 9.60 core-hours in 6 jobs, 2 more unknown`."""
@@ -49,15 +45,13 @@ class Hours:
         return f"{text}, {self.unknown} more of unknown length" if self.unknown else text
 
 
-def spent(study: Study, records: Iterable[Record] = ()) -> Hours:
+def spent(study: Study) -> Hours:
     """Hours used by a study's jobs: each record's wall time times its ranks' cores and GPUs.
 
     Repeats that were set aside or replaced count, as do failures; a job that left no record does
-    not. `records` are those already loaded.
+    not.
     """
-    store = Store(study.out)
-    loaded = {store.folder(record.task) / "record.json": record for record in records}
-    return _spent_in(study.out, loaded)
+    return _spent_in(study.out)
 
 
 def charged(study: Study, cluster: Cluster) -> Hours:
@@ -65,13 +59,12 @@ def charged(study: Study, cluster: Cluster) -> Hours:
     if cluster.budget is None or cluster.budget.per == "study":
         return spent(study)
     folders = sorted(path.parent for path in study.folder.parent.glob("*/study.yaml"))
-    return sum((_spent_in(folder / "out", {}) for folder in folders), Hours())
+    return sum((_spent_in(folder / "out") for folder in folders), Hours())
 
 
-def _spent_in(out: Path, loaded: Mapping[Path, Record]) -> Hours:
-    paths = sorted(out.rglob("*record.json"))
-    every = [loaded[path] if path in loaded else read_record(path) for path in paths]
-    return sum((_of_record(record) for record in every if record), Hours())
+def _spent_in(out: Path) -> Hours:
+    records = map(read_record, sorted(out.rglob("*record.json")))
+    return sum((_of_record(record) for record in records if record), Hours())
 
 
 def _of_record(record: Record) -> Hours:

@@ -151,8 +151,11 @@ def _too_large(run: Run, cluster: Cluster) -> str:
     if isinstance(run.dataset, Synthetic) and cluster.executor == "local":
         samples = run.dataset.samples
     batch, stored = _sample_bytes(run)
+    # A pipeline's other stages hold less than the largest.
+    pipelined = run.facts.splits == "layers"
+    ranks = 1 / layout_of(run).parameter_share if pipelined else run.processes
     parts = {
-        "its weights, gradients and optimizer state": (state_bytes(run) or 0) * run.processes,
+        "its weights, gradients and optimizer state": (state_bytes(run) or 0) * ranks,
         "one micro-batch on each rank": (
             run.stated.micro_batch_size * batch * run.data_parallel_size
         ),

@@ -2,13 +2,13 @@
 
 from __future__ import annotations
 
-import hashlib
 import json
 import shutil
 import subprocess
 import tempfile
 from pathlib import Path
 
+from lab.config.own import hash_files
 from lab.files import ROOT, private_folder, read_json, require_own_path
 
 GIT_STATE = "code.json"  # in a copy of the code, which has no repository
@@ -38,15 +38,8 @@ def keep_code(out: Path) -> Path:
 
 
 def _digest(package: Path) -> str:
-    """SHA-256 of the files of a package, by name and content."""
-    files = sorted(
-        path for path in package.rglob("*") if path.is_file() and "__pycache__" not in path.parts
-    )
-    digest = hashlib.sha256()
-    for path in files:
-        header = f"{path.relative_to(package)}\0{path.stat().st_size}\0"
-        digest.update(header.encode() + path.read_bytes())
-    return digest.hexdigest()
+    files = (path for path in package.rglob("*") if "__pycache__" not in path.parts)
+    return hash_files({str(path.relative_to(package)): path for path in files if path.is_file()})
 
 
 def git_state() -> tuple[str | None, bool | None]:

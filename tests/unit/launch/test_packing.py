@@ -19,7 +19,7 @@ from lab.errors import InputError
 from lab.launch import job
 from lab.launch.attempt import WAITING, Attempt, claim, claim_some, read_progress
 from lab.launch.bench_driver import EIGHT_DEVICES, DriverCost, Interval, longest_wait
-from lab.launch.executor import JobSpec
+from lab.launch.executor import JobSpec, LocalJob
 from lab.launch.local import LocalExecutor, LocalHandle
 from lab.launch.slurm.array import Array
 from lab.launch.slurm.executor import SlurmHandle
@@ -33,7 +33,9 @@ def specs(slots: list[int | None]) -> list[JobSpec]:
 
 
 def handles(slots: list[int | None]) -> list[LocalHandle]:
-    return [LocalHandle(Attempt(Path(), "1"), 1, 0.0, slots=one) for one in slots]
+    fields = {"cluster": "here", "job_id": "17", "pid": 17, "began": 0.0, "submitted_at": 0.0}
+    jobs = [LocalJob.model_validate(fields | {"slots": one}) for one in slots]
+    return [LocalHandle(Path(), job) for job in jobs]
 
 
 @given(sizes, st.lists(st.sampled_from([1, 2, 4]), max_size=2))

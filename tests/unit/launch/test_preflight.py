@@ -76,6 +76,20 @@ def test_of_the_state_that_ranks_share_each_needs_its_share(
     assert {name for name, run in runs.items() if not obstacle(run, cluster, None)} == shares_fit
 
 
+def test_the_stages_of_a_pipeline_are_not_all_as_large_as_the_largest(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    model = {"kind": "gpt", "layers": 8, "heads": 2, "width": 64, "block_size": 16}
+    settings = {"model": model | {"vocab_size": 60000}, "world_size": 8, "global_batch_size": 8}
+    pipeline = Run.model_validate(settings | {"strategy": "pipeline_parallel"})
+    state, cluster = 16 * model_cost(pipeline).parameters, Cluster(name="here", device="cpu")
+    monkeypatch.setattr(preflight, "_memory_bytes", lambda run, cluster: 2 * state)
+    assert (preflight.state_bytes(pipeline) or 0) * 8 > 2 * state
+    assert not preflight._too_large(pipeline, cluster)
+    monkeypatch.setattr(preflight, "_memory_bytes", lambda run, cluster: state // 2)
+    assert preflight._too_large(pipeline, cluster)
+
+
 REFUSED: dict[str, tuple[dict[str, Any], str]] = {
     "a time limit without end": ({"time_limit_min": 10**30}, "time_limit_min"),
     "a patience without end": ({"hang_timeout_s": 10**30}, "hang_timeout_s"),

@@ -6,7 +6,7 @@ from collections.abc import Iterator
 
 import pytest
 
-from lab.launch.interrupts import OneInterrupt
+from lab.launch.driver import OneInterrupt
 
 
 @pytest.fixture(autouse=True)
