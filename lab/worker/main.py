@@ -222,32 +222,27 @@ def _report(
     peak: float | None,
     offsets: tuple[ClockOffset, ClockOffset],
 ) -> RankReport:
-    run, sent = job.run, training.sent
+    run, sent, clock = job.run, training.sent, training.clock
     shift = partial(on_clock_of_rank_0, offsets=offsets)
     strategy = strategies.of(run)
-    bars = step = None
-    if sent:
-        step, bars = bars_of(
+    return RankReport(
+        use=training.use,
+        state=training.state,
+        steps=training.steps,
+        # The clock counts starts from its own first step; this places them on one axis.
+        start=float(shift(np.array(clock.phases(0)[0][1]))),
+        sent=sent.shifted(shift) if sent else None,
+        bars=bars_of(
             job.context.rank,
             sent,
             training.steps["step_time"],
-            clock=training.clock,
+            clock=clock,
             shift=shift,
             warmup_steps=run.warmup_steps,
             cycle=strategy.cycle,
-        )
-    return RankReport(
-        use=training.use,
-        steps=training.steps,
-        # The clock counts starts from its own first step; this places them on one axis.
-        start=float(shift(np.array(training.clock.phases(0)[0][1]))),
-        sent=sent.shifted(shift) if sent else None,
-        bars=bars,
-        bars_step=step,
+        ),
         probe=probed.shifted(shift) if probed else None,
         peak_flops=peak,
-        peak_memory=training.peak_memory,
-        state=training.state,
         fingerprint=_fingerprint(strategy.replicated(training.parallel)),
     )
 

@@ -22,7 +22,7 @@ from lab.worker.context import Measurement, Progress, RankContext
 from lab.worker.data.cache import file_sha256
 from lab.worker.data.dataset import Batch, FastLoader
 from lab.worker.distributed import RankJob, device_of, gather, process_group
-from lab.worker.environment import MachineWatch, environment, peak_memory, reset_peak
+from lab.worker.environment import MachineWatch, environment, reset_peak
 from lab.worker.inference.latency import PromptBatch, time_classification, time_generation
 from lab.worker.inference.model import load_model, trained_model, training_run
 from lab.worker.inference.quantize import (
@@ -65,7 +65,7 @@ def infer(
         reset_peak(device)  # of the training, if this rank trained
         watch = MachineWatch(context, device)  # load from others on these cores makes times longer
         inference = _compare(job, base, trained)
-        ranks = gather((watch.stop(), peak_memory(device)))
+        ranks = gather(watch.stop())
     if ranks is None:
         return None
     if run.keep_model:  # the cache may be emptied
@@ -78,7 +78,7 @@ def infer(
         communication=None,
         memory=Memory(
             kind="cuda_allocated" if device.type == "cuda" else "resident",
-            peak=[peak for _, peaks in ranks for peak in peaks],
+            peak=[peak for use in ranks for peak in use.peak_memory],
             parameters=sum(parameter.nbytes for parameter in parameters),
         ),
         quality=None,
@@ -87,7 +87,7 @@ def infer(
             device=device,
             dataset=dataset,
             parameters=sum(parameter.numel() for parameter in parameters),
-            ranks=[use for use, _ in ranks],
+            ranks=ranks,
         ),
         checks={"outputs_agree": all(error <= MAX_OUTPUT_ERROR for error in errors)},
         inference=inference,
