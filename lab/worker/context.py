@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import signal
 from collections.abc import Callable
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from pathlib import Path
 from types import FrameType
 from typing import Protocol
@@ -96,12 +96,12 @@ def _note(signum: int, frame: FrameType | None) -> None:
 class Measurement:
     """All parts of a record that are measured inside the job."""
 
-    timing: Timing | None
-    communication: Communication | None
     memory: Memory
-    quality: Quality | None
     environment: Environment
-    checks: dict[str, bool]
+    checks: dict[str, bool] = field(default_factory=dict)
+    timing: Timing | None = None
+    communication: Communication | None = None
+    quality: Quality | None = None
     gradients: list[Gradient] | None = None
     inference: Inference | None = None
     script: Observed | None = None

@@ -74,14 +74,11 @@ def infer(
     parameters = list(base.parameters())
     errors = inference.output_errors.values()
     return Measurement(
-        timing=None,
-        communication=None,
         memory=Memory(
             kind="cuda_allocated" if device.type == "cuda" else "resident",
             peak=[peak for use in ranks for peak in use.peak_memory],
             parameters=sum(parameter.nbytes for parameter in parameters),
         ),
-        quality=None,
         environment=environment(
             context,
             device=device,
