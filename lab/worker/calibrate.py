@@ -28,7 +28,7 @@ from pydantic import TypeAdapter
 
 from lab.config.cluster import Cluster
 from lab.config.strategies import STRATEGIES
-from lab.errors import InputError, LabError
+from lab.errors import InputError, LabError, first_line
 from lab.formatting import count
 from lab.machine import cpu_model, exit_with
 from lab.perfmodel.calibration import (
@@ -128,7 +128,7 @@ def matrix_products(device: torch.device) -> tuple[list[MatrixProduct], dict[str
         try:
             flops, size = measured_peak(device, dtype=dtype)
         except RuntimeError as error:  # a dtype that this device or build does not support
-            missing[name] = str(error).strip().splitlines()[0]
+            missing[name] = first_line(error)
         else:
             products.append(MatrixProduct(dtype=name, flops_per_s=flops, size=size))
     return products, missing

@@ -13,7 +13,7 @@ import torch
 from torch import Tensor, nn
 from torch import distributed as dist
 
-from lab.errors import LabError
+from lab.errors import LabError, first_line
 from lab.perfmodel.calibration import CollectiveTime, ContentionTime
 from lab.perfmodel.collectives import COLLECTIVES, Collective
 from lab.records.statistics import bootstrap_interval
@@ -128,7 +128,7 @@ def _check(collective: Collective, size: int, buffers: Sequence[Tensor]) -> str:
     try:
         _call(collective, size, buffers).run()
     except (RuntimeError, AttributeError) as error:
-        error_message = (str(error).strip().splitlines() or [type(error).__name__])[0]
+        error_message = first_line(error)
     # All ranks must agree on what is missing, or they would call different collectives and hang.
     errors = [message for message in all_gather_object(error_message) if message]
     if not errors:

@@ -14,6 +14,7 @@ from torch import Tensor, nn
 from torch._dynamo.exc import TorchDynamoException
 
 from lab.config.run import Run
+from lab.errors import first_line
 from lab.records.schema import Inference, Memory, Size
 from lab.worker import checkpoint, data
 from lab.worker.calibrate import memory_bandwidth
@@ -176,8 +177,7 @@ def _output_errors(
         # Compiled kernels may refuse shapes only when called: int8 products few rows, on a GPU.
         if not compiled or isinstance(error, torch.OutOfMemoryError):
             raise
-        message = (str(error).strip() or type(error).__name__).splitlines()[0]
-        raise UnavailableError(f"it fails under torch.compile: {message}") from error
+        raise UnavailableError(f"it fails under torch.compile: {first_line(error)}") from error
     return errors
 
 
