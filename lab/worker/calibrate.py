@@ -12,7 +12,7 @@ import subprocess
 import sys
 import time
 from collections.abc import Iterator, Sequence
-from contextlib import contextmanager, nullcontext, suppress
+from contextlib import contextmanager, suppress
 from dataclasses import replace
 from datetime import UTC, datetime
 from functools import partial
@@ -85,7 +85,7 @@ def measure(
     fields: dict[str, Any] = {}
     steps = partial(reference_steps, context, strategies, quick=quick, progress=progress)
     watch = MachineWatch(context, device)
-    with process_group(context, device=device) if context.world_size > 1 else nullcontext():
+    with process_group(context, device=device, alone=False):
         if context.world_size > 1:
             sizes = [size for size in SIZES[device.type] if size <= QUICK_LARGEST or not quick]
             budget = QUICK_BUDGET_S if quick else BUDGET_S

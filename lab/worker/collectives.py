@@ -18,11 +18,7 @@ from lab.perfmodel.calibration import CollectiveTime, ContentionTime
 from lab.perfmodel.collectives import COLLECTIVES, Collective
 from lab.records.statistics import bootstrap_interval
 from lab.worker.context import Progress
-from lab.worker.distributed import (
-    all_gather_object,
-    all_gather_single,
-    reduce_scatter_single,
-)
+from lab.worker.distributed import all_gather_object, all_gather_single, reduce_scatter_single
 from lab.worker.measure.clock import FloatArray, gpu_seconds_of, seconds_of
 
 KIB, MIB = 2**10, 2**20

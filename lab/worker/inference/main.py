@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import itertools
 from collections.abc import Mapping, Sequence
-from contextlib import nullcontext
 from pathlib import Path
 from typing import Any, cast
 
@@ -24,23 +23,10 @@ from lab.worker.data.cache import file_sha256
 from lab.worker.data.dataset import Batch, FastLoader
 from lab.worker.distributed import RankJob, device_of, gather, process_group
 from lab.worker.environment import MachineWatch, environment, reset_peak
+from lab.worker.inference import quantize
 from lab.worker.inference.latency import PromptBatch, time_classification, time_generation
 from lab.worker.inference.model import load_model, trained_model, training_run
-from lab.worker.inference.quantize import (
-    MAX_OUTPUT_ERROR,
-    Pair,
-    Quantized,
-    UnavailableError,
-    bytes_in_memory,
-    bytes_on_disk,
-    cached_error,
-    compare_classifiers,
-    compare_language_models,
-    compile_alike,
-    generated_alike,
-    output_errors,
-    quantize,
-)
+from lab.worker.inference.quantize import Pair, Quantized, UnavailableError
 from lab.worker.models.classifier import Classifier
 from lab.worker.models.gpt import GPT
 from lab.worker.optim import DTYPES, set_products
@@ -62,7 +48,7 @@ def infer(
     trained = trained_model(job)
     set_products("fp32")  # whatever precision it was trained in
     base = load_model(trained, dataset, device=device)
-    with process_group(context, device=device) if context.world_size > 1 else nullcontext():
+    with process_group(context, device=device, alone=False):
         reset_peak(device)  # of the training, if this rank trained
         watch = MachineWatch(context, device)  # load from others on these cores makes times longer
         inference = _compare(job, base, trained)
@@ -87,7 +73,7 @@ def infer(
             parameters=sum(parameter.numel() for parameter in parameters),
             ranks=ranks,
         ),
-        checks={"outputs_agree": all(error <= MAX_OUTPUT_ERROR for error in errors)},
+        checks={"outputs_agree": all(error <= quantize.MAX_OUTPUT_ERROR for error in errors)},
         inference=inference,
     )
 
@@ -100,7 +86,7 @@ def _compare(job: RankJob, base: nn.Module, trained: Checkpoint) -> Inference:
     try:
         # Quantized from fp32, whatever the base's precision; `none` is a second base.
         source = base.to(dtype) if run.quantization == "none" else base
-        copy = quantize(source, run.quantization)
+        copy = quantize.quantize(source, run.quantization)
     except UnavailableError as error:  # also a result: tables show what a machine lacks, and why
         reason = str(error)
     base.to(dtype)
@@ -116,7 +102,7 @@ def _compare(job: RankJob, base: nn.Module, trained: Checkpoint) -> Inference:
         return inference
     pair = base, copy.model
     if run.compile:
-        compile_alike(*pair)
+        quantize.compile_alike(*pair)
     # The same inputs for every quantization.
     prompts: list[PromptBatch] = []
     batches: dict[int, Tensor] = {}
@@ -138,14 +124,16 @@ def _compare(job: RankJob, base: nn.Module, trained: Checkpoint) -> Inference:
         "output_errors": errors,
     }
     worst = max(errors, key=lambda shape: errors[shape])
-    if errors[worst] > MAX_OUTPUT_ERROR:
+    if errors[worst] > quantize.MAX_OUTPUT_ERROR:
         # A kernel that computes nonsense may be fast, and its time would look like a gain.
         wrong = f"its logits are wrong by {errors[worst]:.2g} of the base's for an input of {worst}"
         fields["unavailable"] = f"{wrong}, so it was not timed"
     elif isinstance(base, GPT):
         gpts, tokens = cast("tuple[GPT, GPT]", pair), run.new_tokens
-        fields |= compare_language_models(pair, _held_out(job), device=device)
-        fields["generated_alike"] = generated_alike(gpts, prompts[-1].prompts, new_tokens=tokens)
+        fields |= quantize.compare_language_models(pair, _held_out(job), device=device)
+        fields["generated_alike"] = quantize.generated_alike(
+            gpts, prompts[-1].prompts, new_tokens=tokens
+        )
         fields["points"] = time_generation(
             gpts, prompts, new_tokens=tokens, rounds=run.rounds, progress=progress
         )
@@ -153,7 +141,7 @@ def _compare(job: RankJob, base: nn.Module, trained: Checkpoint) -> Inference:
         fields["memory_bytes_per_second"] = memory_bandwidth(device).bytes_per_s
     else:
         classifiers = cast("tuple[Classifier, Classifier]", pair)
-        fields |= compare_classifiers(pair, _held_out(job), device=device)
+        fields |= quantize.compare_classifiers(pair, _held_out(job), device=device)
         fields["classifications"] = time_classification(
             classifiers, batches, rounds=run.rounds, progress=progress
         )
@@ -168,11 +156,11 @@ def _output_errors(
     whole = [batch.prompts for batch in prompts]
     inputs = [part for one in whole for part in (one, one[:, :1], one[:1, :1])]
     try:
-        errors = output_errors(pair, [*inputs, *batches.values()])
+        errors = quantize.output_errors(pair, [*inputs, *batches.values()])
         if compiled and prompts:
             # Compiled separately: a kernel correct for whole prompts says nothing about this one.
             gpts = cast("tuple[GPT, GPT]", pair)
-            errors["1 after a prompt"] = cached_error(gpts, prompts[-1].prompts)
+            errors["1 after a prompt"] = quantize.cached_error(gpts, prompts[-1].prompts)
     except (TorchDynamoException, RuntimeError) as error:
         # Compiled kernels may refuse shapes only when called: int8 products few rows, on a GPU.
         if not compiled or isinstance(error, torch.OutOfMemoryError):
@@ -189,7 +177,7 @@ def _arithmetic(device: torch.device) -> str:
 
 
 def _size(model: nn.Module) -> Size:
-    return Size(memory=bytes_in_memory(model), disk=bytes_on_disk(model))
+    return Size(memory=quantize.bytes_in_memory(model), disk=quantize.bytes_on_disk(model))
 
 
 def _share(job: RankJob, batch_size: int, *, seed: int) -> Tensor:

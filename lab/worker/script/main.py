@@ -5,12 +5,11 @@ from __future__ import annotations
 import os
 import runpy
 import signal
-import socket
 import stat
 import sys
 import time
 from collections.abc import Callable, Iterator, Sequence
-from contextlib import AbstractContextManager, contextmanager, nullcontext, suppress
+from contextlib import AbstractContextManager, contextmanager, suppress
 from dataclasses import replace
 from functools import partial
 from os import _exit  # while a script runs, that of `os` is replaced
@@ -29,20 +28,9 @@ from lab.errors import LabError
 from lab.formatting import count
 from lab.machine import age
 from lab.records.schema import PHASES, Observed
-from lab.worker import environment
+from lab.worker import distributed, environment
 from lab.worker.context import ENDING, Conclude, Measurement, Progress, RankContext
-from lab.worker.distributed import (
-    ClockOffset,
-    all_gather_object,
-    device_of,
-    gather,
-    leave_group,
-    on_clock_of_rank_0,
-    open_store,
-    pace_sockets,
-    process_group,
-    read_clock_offset,
-)
+from lab.worker.distributed import ClockOffset
 from lab.worker.environment import StateBytes
 from lab.worker.measure.clock import Clock, CudaClock, FloatArray, HostClock, timing
 from lab.worker.measure.collective_trace import Calls
@@ -72,13 +60,13 @@ class ScriptRank:
         assert run.script is not None
         self.run, self.script, self.folder = run, run.script, folder
         self.progress, self.conclude = progress, conclude
-        self.device = device_of(context)
+        self.device = distributed.device_of(context)
         self.clock: Clock = CudaClock() if self.device.type == "cuda" else HostClock()
         self.offset = ClockOffset(0.0, 0.0)
         if not context.over_loopback:
             # Once before and once after the script, as the clocks of two hosts drift.
-            with process_group(context, device=self.device):
-                self.offset = read_clock_offset(socket.gethostname())
+            with distributed.process_group(context, device=self.device):
+                self.offset = distributed.read_clock_offset()
             context = replace(context, rendezvous=context.rendezvous.with_suffix(".script"))
         self.context = context
         self.setup_time = 0.0
@@ -97,7 +85,8 @@ class ScriptRank:
         now = time.process_time()
         self.cpu_times.append(now - self._cpu)
         if step == 1:
-            pace_sockets(self.context.emulated)  # those of all groups formed by the script
+            # Those of all groups formed by the script.
+            distributed.pace_sockets(self.context.emulated)
             self.setup_time = age() - self.context.waited_s
             if self.device.type == "cpu":  # a script may read a GPU's counters itself
                 environment.reset_peak(self.device)
@@ -136,19 +125,18 @@ class ScriptRank:
         self.progress("collecting", self.run.steps, self.run.steps)
         # The script may or may not have left its group, so the ranks meet in a new one.
         if dist.is_initialized():
-            leave_group()
+            distributed.leave_group()
         place = self.context.rendezvous.with_suffix(".reports")
         context = replace(self.context, rendezvous=place)
-        grouped = context.world_size > 1
-        with process_group(context, device=CPU, over="gloo") if grouped else nullcontext():
-            offsets = self.offset, read_clock_offset(socket.gethostname())
-            steps = set(all_gather_object(self.recorder.steps))
+        with distributed.process_group(context, device=CPU, over="gloo", alone=False):
+            offsets = self.offset, distributed.read_clock_offset()
+            steps = set(distributed.all_gather_object(self.recorder.steps))
             if len(steps) > 1:
                 made = " and ".join(map(str, sorted(steps)))
                 raise LabError(
                     f"the ranks of {self.script.name} took {made} steps, but must take equally many"
                 )
-            reports = gather(self._report(offsets))
+            reports = distributed.gather(self._report(offsets))
         return None if reports is None else self._measurement(reports)
 
     @property
@@ -159,12 +147,12 @@ class ScriptRank:
         return tuple(phase for phase in PHASES if phase in seen | rest)
 
     def _report(self, offsets: tuple[ClockOffset, ClockOffset]) -> RankReport:
-        shift = partial(on_clock_of_rank_0, offsets=offsets)
+        shift = partial(distributed.on_clock_of_rank_0, offsets=offsets)
         laps = self.clock.read()
         start = float(self.clock.phases(0)[0][1])
         sent = _sent(self.recorder, start + laps["start"])
         # Every rank or none, as a rank without any would leave the others waiting.
-        if not all(all_gather_object(sent is not None)):
+        if not all(distributed.all_gather_object(sent is not None)):
             sent = None
         columns = {"step_time", "start", *self._phases}
         return RankReport(
@@ -263,7 +251,7 @@ def run_script(
     os.chdir(data_root / script.directory)
     store = None
     if script.launcher == "torchrun":
-        store = open_store(context)
+        store = distributed.open_store(context)
         os.environ.update(_torchrun(context, store.underlying_store))
     with _interrupts() as interrupted, one_process(), hooks:
         try:
