@@ -33,7 +33,7 @@ from lab.config.run import Run
 from lab.errors import LabError
 from lab.files import read_own, write_atomically
 from lab.worker.context import Progress, RankContext
-from lab.worker.data.dataset import Dataset
+from lab.worker.data.dataset import Batch, Dataset, FastLoader
 from lab.worker.environment import backend
 from lab.worker.measure.clock import FloatArray
 
@@ -138,6 +138,12 @@ class RankJob:
     device: torch.device
     dataset: Dataset
     progress: Progress
+
+    @property
+    def first_batch(self) -> Batch:
+        """The rank's first micro-batch of training samples, on its device."""
+        loader = FastLoader(self.dataset.train, run=self.run, rank=self.context.rank)
+        return loader.micro_batch(0, 0).to(self.device)
 
 
 @contextmanager
