@@ -72,6 +72,11 @@ def _lines(problems: Iterable[Problem]) -> Iterator[str]:
             yield f"  and {len(group) - 1} more like the last"
 
 
+def first_line(error: BaseException) -> str:
+    """The first line of an error's message, or its type if it has none."""
+    return (str(error).strip() or type(error).__name__).splitlines()[0]
+
+
 def nearest(word: str, choices: Iterable[str]) -> str:
     """Advice that names the choice closest to `word`, or all choices if none is close."""
     names = sorted(str(choice) for choice in choices)

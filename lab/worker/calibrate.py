@@ -11,8 +11,8 @@ import os
 import subprocess
 import sys
 import time
-from collections.abc import Callable, Iterator, Sequence
-from contextlib import contextmanager, nullcontext, suppress
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager, suppress
 from dataclasses import replace
 from datetime import UTC, datetime
 from functools import partial
@@ -28,7 +28,7 @@ from pydantic import TypeAdapter
 
 from lab.config.cluster import Cluster
 from lab.config.strategies import STRATEGIES
-from lab.errors import InputError, LabError
+from lab.errors import InputError, LabError, first_line
 from lab.formatting import count
 from lab.machine import cpu_model, exit_with
 from lab.perfmodel.calibration import (
@@ -48,7 +48,7 @@ from lab.worker.collectives import MIB, SIZES, measure_collectives, measure_cont
 from lab.worker.context import Progress, RankContext, silent
 from lab.worker.distributed import RankJob, all_gather_object, device_of, gather, process_group
 from lab.worker.environment import MachineWatch, environment
-from lab.worker.measure.clock import synchronize
+from lab.worker.measure.clock import gpu_seconds_of, seconds_of
 from lab.worker.optim import DTYPES, set_products
 from lab.worker.sync_cost import readiness
 from lab.worker.train import train
@@ -85,7 +85,7 @@ def measure(
     fields: dict[str, Any] = {}
     steps = partial(reference_steps, context, strategies, quick=quick, progress=progress)
     watch = MachineWatch(context, device)
-    with process_group(context, device=device) if context.world_size > 1 else nullcontext():
+    with process_group(context, device=device, alone=False):
         if context.world_size > 1:
             sizes = [size for size in SIZES[device.type] if size <= QUICK_LARGEST or not quick]
             budget = QUICK_BUDGET_S if quick else BUDGET_S
@@ -128,7 +128,7 @@ def matrix_products(device: torch.device) -> tuple[list[MatrixProduct], dict[str
         try:
             flops, size = measured_peak(device, dtype=dtype)
         except RuntimeError as error:  # a dtype that this device or build does not support
-            missing[name] = str(error).strip().splitlines()[0]
+            missing[name] = first_line(error)
         else:
             products.append(MatrixProduct(dtype=name, flops_per_s=flops, size=size))
     return products, missing
@@ -148,12 +148,8 @@ def memory_bandwidth(
     best = float("inf")
     end = time.perf_counter() + seconds
     while best == float("inf") or time.perf_counter() < end:
-        synchronize(device)
-        begin = time.perf_counter()
-        target.copy_(source)
-        synchronize(device)
         # The fastest: anything else running on the machine can only slow a copy down.
-        best = min(best, time.perf_counter() - begin)
+        best = min(best, seconds_of(partial(target.copy_, source), device))
     return MemoryBandwidth(bytes_per_s=2 * source.nbytes / best, bytes=source.nbytes)
 
 
@@ -187,30 +183,15 @@ def measured_peak(device: torch.device, *, dtype: torch.dtype) -> tuple[float, i
         out = a @ b  # the first product chooses a kernel and allocates
         # A GPU raises its clock under load, and a single product there takes as long as its launch.
         timed, together, stop = 0, 1, time.perf_counter() + PEAK_BUDGET_S / len(sizes)
+        product, on_gpu = partial(torch.matmul, a, b, out=out), device.type == "cuda"
         while timed < FEWEST or time.perf_counter() < stop:
-            seconds = _seconds_of(device, partial(torch.matmul, a, b, out=out), together)
+            seconds = gpu_seconds_of(product, together) if on_gpu else seconds_of(product, device)
             timed += 1
             if together * flops / seconds > best:
                 best, best_size = together * flops / seconds, size
-            if device.type == "cuda":
+            if on_gpu:
                 together = max(round(TOGETHER_S * together / seconds), 1)
     return best, best_size
-
-
-def _seconds_of(device: torch.device, call: Callable[[], object], times: int) -> float:
-    """Seconds that `times` consecutive calls take, measured with events on CUDA."""
-    if device.type == "cpu":
-        begin = time.perf_counter()
-        for _ in range(times):
-            call()
-        return time.perf_counter() - begin
-    start, end = (torch.cuda.Event(enable_timing=True) for _ in range(2))
-    start.record()
-    for _ in range(times):
-        call()
-    end.record()
-    end.synchronize()
-    return float(start.elapsed_time(end)) / 1e3
 
 
 def reference_steps(

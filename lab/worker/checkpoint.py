@@ -28,14 +28,9 @@ from torch import distributed as dist
 from lab.config.run import Run
 from lab.errors import LabError
 from lab.files import read_json
+from lab.worker import distributed
 from lab.worker.context import preemption_noticed
-from lab.worker.distributed import (
-    RankJob,
-    all_gather_object,
-    default_store,
-    gather,
-    mean_over_ranks,
-)
+from lab.worker.distributed import RankJob
 from lab.worker.measure.clock import synchronize
 
 FORMAT = 1
@@ -216,7 +211,7 @@ def random_states(device: torch.device) -> dict[str, Tensor]:
         states["cuda"] = torch.cuda.get_rng_state(device)
     return {
         f"{kind}/{rank}": state
-        for rank, of_rank in enumerate(gather(states) or ())
+        for rank, of_rank in enumerate(distributed.gather(states) or ())
         for kind, state in of_rank.items()
     }
 
@@ -265,7 +260,7 @@ class Checkpoints:
             saved = None
         self._pace_from = self._now()
         # A rank on a slow file system may not see it yet; then all start from scratch.
-        steps = set(all_gather_object(saved.step if saved else 0))
+        steps = set(distributed.all_gather_object(saved.step if saved else 0))
         if saved is None or len(steps) > 1:
             return 0
         load_model(self.model, saved)
@@ -293,7 +288,7 @@ class Checkpoints:
         elif done == paced:
             self._pace_s = (self._now() - self._pace_from) / (paced - begin)
             # Rank 0's value: ranks that saved after different steps would wait for each other.
-            self._every = all_gather_object(max(round(every_s / self._pace_s), 1))[0]
+            self._every = distributed.all_gather_object(max(round(every_s / self._pace_s), 1))[0]
             return
         due = self._every is not None and (done - paced) % self._every == 0
         # A training resumed from here needs steps of its own to measure.
@@ -308,7 +303,7 @@ class Checkpoints:
         if not dist.is_initialized():
             self._saved_on_notice = True
             return True
-        store = default_store()
+        store = distributed.default_store()
         if self.job.context.rank == 0 and not store.check([NOTICE]):
             # One step for all, a few seconds ahead: the notice does not reach all ranks at once.
             store.set(NOTICE, str(done + max(math.ceil(NOTICE_S / self._pace_s), 2)))
@@ -327,7 +322,7 @@ class Checkpoints:
         model = full_model(self.model)
         optimizer, groups = full_optimizer(self.model, self.optimizer)
         losses = self.losses[:done].double().mean(dim=1).cpu().numpy()
-        loss = torch.from_numpy(mean_over_ranks(losses, device=self.job.device))
+        loss = torch.from_numpy(distributed.mean_over_ranks(losses, device=self.job.device))
         tensors = {
             MODEL: model,
             OPTIMIZER: optimizer,

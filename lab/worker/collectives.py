@@ -5,6 +5,7 @@ from __future__ import annotations
 import random
 import time
 from collections.abc import Callable, Sequence
+from functools import partial
 from typing import Any, NamedTuple
 
 import numpy as np
@@ -12,17 +13,13 @@ import torch
 from torch import Tensor, nn
 from torch import distributed as dist
 
-from lab.errors import LabError
+from lab.errors import LabError, first_line
 from lab.perfmodel.calibration import CollectiveTime, ContentionTime
 from lab.perfmodel.collectives import COLLECTIVES, Collective
 from lab.records.statistics import bootstrap_interval
 from lab.worker.context import Progress
-from lab.worker.distributed import (
-    all_gather_object,
-    all_gather_single,
-    reduce_scatter_single,
-)
-from lab.worker.measure.clock import FloatArray, synchronize
+from lab.worker.distributed import all_gather_object, all_gather_single, reduce_scatter_single
+from lab.worker.measure.clock import FloatArray, gpu_seconds_of, seconds_of
 
 KIB, MIB = 2**10, 2**20
 SIZES = {  # bytes of the whole tensor
@@ -127,7 +124,7 @@ def _check(collective: Collective, size: int, buffers: Sequence[Tensor]) -> str:
     try:
         _call(collective, size, buffers).run()
     except (RuntimeError, AttributeError) as error:
-        error_message = (str(error).strip().splitlines() or [type(error).__name__])[0]
+        error_message = first_line(error)
     # All ranks must agree on what is missing, or they would call different collectives and hang.
     errors = [message for message in all_gather_object(error_message) if message]
     if not errors:
@@ -194,21 +191,13 @@ def _timed(call: _Call, device: torch.device) -> float:
     if dist.get_backend() != "nccl":
         # Gloo returns when the data has arrived; its copies from and to a GPU must be waited for.
         dist.barrier()
-        synchronize(device)
-        begin = time.perf_counter()
-        call.run()
-        synchronize(device)
-        return time.perf_counter() - begin
+        return seconds_of(call.run, device)
     # While the device spins, the host launches what follows, as it runs ahead in training: launch
     # time is not part of the link's. The ranks synchronize on their devices, not on their hosts.
-    start, end = (torch.cuda.Event(enable_timing=True) for _ in range(2))
     torch.cuda._sleep(SPIN_CYCLES)
     dist.all_reduce(torch.zeros(1, device=device))
-    start.record()
-    call.run()  # the current stream waits for NCCL's, so the next event marks the transfer's end
-    end.record()
-    end.synchronize()
-    return float(start.elapsed_time(end)) / 1e3
+    # The current stream waits for NCCL's, so an event after the call marks the transfer's end.
+    return gpu_seconds_of(call.run)
 
 
 def _decided(decision: bool, device: torch.device) -> bool:
@@ -261,9 +250,7 @@ def measure_contention(
 def _alone(tensor: Tensor, a: Tensor, b: Tensor) -> tuple[float, float]:
     """Seconds of a product and of an all-reduce, each with nothing else running on this rank."""
     dist.barrier()  # else the wait for a late rank would count as transfer time
-    begin = time.perf_counter()
-    dist.all_reduce(tensor)
-    reduced = time.perf_counter() - begin
+    reduced = seconds_of(partial(dist.all_reduce, tensor), tensor.device)
     tensor.fill_(1.0)  # repeated sums would overflow fp32
     dist.barrier()
     begin, count = time.perf_counter(), 0

@@ -4,23 +4,13 @@ from __future__ import annotations
 
 import signal
 from collections.abc import Callable
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from pathlib import Path
 from types import FrameType
 from typing import Protocol
 
 from lab.config.emulation import Emulated
-from lab.records.schema import (
-    Communication,
-    Environment,
-    Gradient,
-    Inference,
-    Memory,
-    Observed,
-    Quality,
-    Timing,
-    Trace,
-)
+from lab.records import schema
 
 
 class Progress(Protocol):
@@ -96,16 +86,16 @@ def _note(signum: int, frame: FrameType | None) -> None:
 class Measurement:
     """All parts of a record that are measured inside the job."""
 
-    timing: Timing | None
-    communication: Communication | None
-    memory: Memory
-    quality: Quality | None
-    environment: Environment
-    checks: dict[str, bool]
-    gradients: list[Gradient] | None = None
-    inference: Inference | None = None
-    script: Observed | None = None
-    trace: Trace | None = None
+    memory: schema.Memory
+    environment: schema.Environment
+    checks: dict[str, bool] = field(default_factory=dict)
+    timing: schema.Timing | None = None
+    communication: schema.Communication | None = None
+    quality: schema.Quality | None = None
+    gradients: list[schema.Gradient] | None = None
+    inference: schema.Inference | None = None
+    script: schema.Observed | None = None
+    trace: schema.Trace | None = None
 
 
 class Conclude(Protocol):

@@ -33,7 +33,7 @@ from lab.config.run import Run
 from lab.errors import LabError
 from lab.files import read_own, write_atomically
 from lab.worker.context import Progress, RankContext
-from lab.worker.data.dataset import Dataset
+from lab.worker.data.dataset import Batch, Dataset, FastLoader
 from lab.worker.environment import backend
 from lab.worker.measure.clock import FloatArray
 
@@ -139,15 +139,24 @@ class RankJob:
     dataset: Dataset
     progress: Progress
 
+    @property
+    def first_batch(self) -> Batch:
+        """The rank's first micro-batch of training samples, on its device."""
+        loader = FastLoader(self.dataset.train, run=self.run, rank=self.context.rank)
+        return loader.micro_batch(0, 0).to(self.device)
+
 
 @contextmanager
 def process_group(
-    context: RankContext, *, device: torch.device, over: str | None = None
+    context: RankContext, *, device: torch.device, over: str | None = None, alone: bool = True
 ) -> Iterator[None]:
     """Form the group of all ranks, and leave it after success; raises LabError without rank 0.
 
-    `over` is its back end, by default the context's.
+    `over` is its back end, by default the context's; unless `alone`, a single rank forms no group.
     """
+    if context.world_size == 1 and not alone:
+        yield
+        return
     if context.over_loopback and sys.platform == "linux":
         # Otherwise gloo resolves the host name, which fails on many laptops.
         os.environ.setdefault("GLOO_SOCKET_IFNAME", "lo")
@@ -356,8 +365,10 @@ class ClockOffset:
     offset: float
 
 
-def read_clock_offset(host: str, *, now: Callable[[], float] = time.perf_counter) -> ClockOffset:
-    """This rank's distance from rank 0; all ranks must call it.
+def read_clock_offset(
+    host: str = "", *, now: Callable[[], float] = time.perf_counter
+) -> ClockOffset:
+    """This rank's distance from rank 0; all ranks must call it. `host` is by default this one.
 
     The first rank of each host exchanges messages with rank 0 through the group's store, which
     every back end has. The exchange with the shortest round trip counts; its answer is assumed to
@@ -366,7 +377,7 @@ def read_clock_offset(host: str, *, now: Callable[[], float] = time.perf_counter
     if not dist.is_initialized():
         return ClockOffset(now(), 0.0)
     # Ranks on one host share one clock, as `perf_counter` counts from the host's boot.
-    hosts = all_gather_object(host)
+    hosts = all_gather_object(host or socket.gethostname())
     leaders = sorted({hosts.index(name) for name in hosts} - {0})
     if not leaders:
         return ClockOffset(now(), 0.0)

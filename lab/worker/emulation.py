@@ -20,7 +20,6 @@ from lab.errors import InputError, Problem
 from lab.perfmodel.hardware import emulated_gpu
 from lab.worker import models
 from lab.worker.compiling import compiled
-from lab.worker.data.dataset import FastLoader
 from lab.worker.distributed import RankJob, all_gather_object
 from lab.worker.measure.clock import FloatArray
 from lab.worker.optim import autocast, checkpoint_blocks, optimizer_for
@@ -105,7 +104,7 @@ def _measured(job: RankJob, samples: int) -> Pauses:
         checkpoint_blocks(model)
     forward = compiled(model) if run.compile else model
     optimizer = optimizer_for(model, run)
-    inputs, targets = FastLoader(job.dataset.train, run=run, rank=0).micro_batch(0, 0).to(device)
+    inputs, targets = job.first_batch
     parameters = [parameter for parameter in model.parameters() if parameter.requires_grad]
     ready = np.zeros(len(parameters))
 

@@ -147,7 +147,7 @@ def reset_peak(device: torch.device) -> None:
         Path("/proc/self/clear_refs").write_text("5")
 
 
-def peak_memory(device: torch.device, devices: int = 1) -> list[int]:
+def peak_memory(device: torch.device, devices: int) -> list[int]:
     """Peak bytes: on CUDA the allocator's, per device of the process; on CPU the resident set's."""
     if device.type == "cuda":
         numbers = [device.index] if devices == 1 else range(devices)
@@ -199,6 +199,7 @@ class RankUse(NamedTuple):
     cores: tuple[int, ...]
     cpu: CpuUse
     gpus: list[GpuState]
+    peak_memory: list[int]  # since `reset_peak`, in bytes, of each device
 
 
 class MachineWatch:
@@ -206,6 +207,7 @@ class MachineWatch:
 
     def __init__(self, context: RankContext, device: torch.device, devices: int = 1) -> None:
         self._cores, self._gpus = context.cores, GpuWatch(device, devices)
+        self._devices = device, devices
         self.restart()
 
     def restart(self) -> None:
@@ -216,7 +218,8 @@ class MachineWatch:
     def stop(self) -> RankUse:
         """Stop watching; returns what was used."""
         gpus, cpu = self._gpus.stop(), cpu_use(self._cores).since(self._before)
-        return RankUse(socket.gethostname(), self._cores, cpu, gpus)
+        peaks = peak_memory(*self._devices)
+        return RankUse(socket.gethostname(), self._cores, cpu, gpus, peaks)
 
 
 def background_cpu(uses: Iterable[tuple[str, CpuUse]]) -> float | None:

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import socket
 from collections.abc import Iterable, Sequence
-from contextlib import nullcontext
 from dataclasses import replace
 from functools import partial
 from pathlib import Path
@@ -15,24 +14,16 @@ import torch
 from lab.config.run import Run
 from lab.errors import LabError
 from lab.records.schema import Communication, Environment, Quality, Timing
-from lab.worker import data, models, own, strategies
+from lab.worker import data, distributed, models, own, strategies
 from lab.worker.calibrate import peak_flops
 from lab.worker.checkpoint import forget
 from lab.worker.context import Conclude, Measurement, Progress, RankContext
 from lab.worker.data.dataset import Dataset
-from lab.worker.distributed import (
-    ClockOffset,
-    RankJob,
-    all_gather_object,
-    device_of,
-    gather,
-    on_clock_of_rank_0,
-    process_group,
-    read_clock_offset,
-)
+from lab.worker.distributed import RankJob
 from lab.worker.emulation import Pauses, pauses_for
 from lab.worker.environment import environment
 from lab.worker.measure.clock import phases_close, timing
+from lab.worker.measure.overlap import Shift
 from lab.worker.rank_report import RankReport, bars_of, memory_of, write_reports
 from lab.worker.sync_cost import Probe, methods_agree, probe, readiness
 from lab.worker.trace import trace, write_trace
@@ -73,7 +64,7 @@ def measure(
         )
     own.admit(run, data_root)
     torch.set_num_threads(context.threads)
-    device = device_of(context)
+    device = distributed.device_of(context)
     # Before the group forms, as building a tokenizer may take longer than a collective's timeout.
     progress("data", 0, 1)
     dataset = data.prepare(run, data_root=data_root, progress=progress)
@@ -81,8 +72,7 @@ def measure(
     job = RankJob(run, context, device, dataset, progress)
     strategy = strategies.of(run)
     _require_whole_cycle(run, strategy.cycle)
-    grouped = context.world_size > 1 or strategy.needs_group
-    with process_group(context, device=device) if grouped else nullcontext():
+    with distributed.process_group(context, device=device, alone=strategy.needs_group):
         _require_same_data(dataset)
         pauses = pauses_for(job)
         # Emulated compute has no peak.
@@ -90,7 +80,7 @@ def measure(
             peak_flops(device, precision=run.stated.precision) if pauses is None else (None, None)
         )
         # Once before and once after everything that is timed, as the clocks of two hosts drift.
-        offset_before = read_clock_offset(socket.gethostname())
+        offset_before = distributed.read_clock_offset()
         with own.located(data_root):
             training = train(job, folder=folder, pauses=pauses)
             # Emulated compute learns nothing.
@@ -98,13 +88,14 @@ def measure(
         # After evaluation, as extra passes change a model's running statistics.
         probed = probe(training, job)
         gradients = readiness(training, job)
-        offsets = offset_before, read_clock_offset(socket.gethostname())
-        reports = gather(_report(training, probed, job, peak, offsets))
+        offsets = offset_before, distributed.read_clock_offset()
+        shift = partial(distributed.on_clock_of_rank_0, offsets=offsets)
+        reports = distributed.gather(_report(training, probed, job, peak, shift))
         traced = None
         # Emulated compute runs no operators and holds no activations.
         if run.trace and pauses is None:
             training = training.without_model()  # its memory is needed for another one
-            traced = gather(trace(job, shift=partial(on_clock_of_rank_0, offsets=offsets)))
+            traced = distributed.gather(trace(job, shift=shift))
     # From here on only rank 0 is needed; there is no group, so the others may end.
     if reports is None:
         return None
@@ -205,7 +196,7 @@ def _require_whole_cycle(run: Run, cycle: int) -> None:
 
 def _require_same_data(dataset: Dataset) -> None:
     hosts: dict[str, str] = {}
-    for host, digest in all_gather_object((socket.gethostname(), dataset.sha256)):
+    for host, digest in distributed.all_gather_object((socket.gethostname(), dataset.sha256)):
         hosts.setdefault(digest, host)
     if len(hosts) > 1:
         different = " and ".join(sorted(hosts.values()))
@@ -220,34 +211,28 @@ def _report(
     probed: Probe | None,
     job: RankJob,
     peak: float | None,
-    offsets: tuple[ClockOffset, ClockOffset],
+    shift: Shift,
 ) -> RankReport:
-    run, sent = job.run, training.sent
-    shift = partial(on_clock_of_rank_0, offsets=offsets)
+    run, sent, clock = job.run, training.sent, training.clock
     strategy = strategies.of(run)
-    bars = step = None
-    if sent:
-        step, bars = bars_of(
+    return RankReport(
+        use=training.use,
+        state=training.state,
+        steps=training.steps,
+        # The clock counts starts from its own first step; this places them on one axis.
+        start=float(shift(np.array(clock.phases(0)[0][1]))),
+        sent=sent.shifted(shift) if sent else None,
+        bars=bars_of(
             job.context.rank,
             sent,
             training.steps["step_time"],
-            clock=training.clock,
+            clock=clock,
             shift=shift,
             warmup_steps=run.warmup_steps,
             cycle=strategy.cycle,
-        )
-    return RankReport(
-        use=training.use,
-        steps=training.steps,
-        # The clock counts starts from its own first step; this places them on one axis.
-        start=float(shift(np.array(training.clock.phases(0)[0][1]))),
-        sent=sent.shifted(shift) if sent else None,
-        bars=bars,
-        bars_step=step,
+        ),
         probe=probed.shifted(shift) if probed else None,
         peak_flops=peak,
-        peak_memory=training.peak_memory,
-        state=training.state,
         fingerprint=_fingerprint(strategy.replicated(training.parallel)),
     )
 

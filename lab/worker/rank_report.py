@@ -35,32 +35,33 @@ class RankReport:
     """What a rank sends to rank 0 when it is done; times are on rank 0's clock."""
 
     use: RankUse
+    state: StateBytes
     steps: dict[str, FloatArray]  # the columns of steps.parquet
     start: float  # of the first step
     sent: Buckets | Calls | None
-    bars: tuple[float, list[Event]] | None  # of the timeline's step
-    bars_step: int | None  # from 0, the first that this job made
-    probe: Probe | None
-    peak_flops: float | None
-    peak_memory: list[int]
-    state: StateBytes
-    fingerprint: tuple[float, float] | None
+    bars: tuple[int, tuple[float, list[Event]]] | None  # as by `bars_of`
+    probe: Probe | None = None
+    peak_flops: float | None = None
+    fingerprint: tuple[float, float] | None = None
 
 
 def bars_of(
     rank: int,
-    sent: Buckets | Calls,
+    sent: Buckets | Calls | None,
     step_time: FloatArray,
     *,
     clock: Clock,
     shift: overlap.Shift,
     warmup_steps: int,
     cycle: int = 1,
-) -> tuple[int, tuple[float, list[Event]]]:
-    """The step of the timeline and this rank's bars in it; all ranks must call it.
+) -> tuple[int, tuple[float, list[Event]]] | None:
+    """The step of the timeline and this rank's bars in it, if anything is sent.
 
-    All of them show the same step, the one at the slowest rank's median. `cycle` is the strategy's.
+    All ranks must call it. They show the same step, the one at the slowest rank's median, counted
+    from the first that this job made. `cycle` is the strategy's.
     """
+    if sent is None:
+        return None
     of_rank = step_time, overlap.bytes_by_step(sent, steps=len(step_time))
     times, sizes = map(np.stack, zip(*all_gather_object(of_rank), strict=True))
     step = overlap.representative_step(times, warmup_steps=warmup_steps, sent=sizes, cycle=cycle)
@@ -111,9 +112,8 @@ def _communication(
         report.steps["start"] += report.start - origin
         report.steps.update(exposure.columns(rank))
     step_time = np.stack([report.steps["step_time"] for report in reports])
-    if reports[0].bars_step is not None:
-        update["timeline_step"] = first_step + reports[0].bars_step + 1
-    update["timeline"] = overlap.timeline([report.bars for report in reports if report.bars])
+    shown, bars = zip(*(report.bars for report in reports if report.bars), strict=True)
+    update |= {"timeline_step": first_step + shown[0] + 1, "timeline": overlap.timeline(bars)}
     summary = overlap.summary(exposure, step_time, warmup_steps=run.warmup_steps, cycle=cycle)
     return summary.model_copy(update=update)
 
@@ -122,7 +122,7 @@ def memory_of(reports: Sequence[RankReport], device: torch.device) -> Memory:
     """The record's memory: peaks of all ranks, and the most model state kept by one, in bytes."""
     return Memory(
         kind="cuda_allocated" if device.type == "cuda" else "resident",
-        peak=[peak for report in reports for peak in report.peak_memory],
+        peak=[peak for report in reports for peak in report.use.peak_memory],
         parameters=max(report.state.parameters for report in reports),
         optimizer=max(report.state.optimizer for report in reports),
     )

@@ -118,11 +118,11 @@ def strategy(module: ModuleType | None, spec: Mapping[str, Any], arrays: Arrays)
             yield _train(made, _run(spec, {}), spec, arrays)
         return
     run = _run(spec, spec["own"])
-    facts, weights = _train(strategies.get(run.strategy), run, spec, arrays)
+    facts, weights = _train(strategies.of(run), run, spec, arrays)
     if "all_inputs" in arrays:
         whole = {name: arrays[f"all_{name}"] for name in ("inputs", "targets")}
         run = _run({"world_size": 1}, {"strategy": "single"})
-        _, of_single = _train(strategies.get("single"), run, spec, whole)
+        _, of_single = _train(strategies.of(run), run, spec, whole)
         weights = {f"single_{name}": value for name, value in of_single.items()}
     yield facts, weights
 

@@ -33,18 +33,11 @@ from lab import machine
 from lab.config.models import GPT
 from lab.config.run import Run
 from lab.errors import InputError, LabError
-from lab.worker import calibrate, data, models
+from lab.worker import calibrate, data, distributed, models
 from lab.worker.compiling import compiled
 from lab.worker.context import Measurement, RankContext, silent
 from lab.worker.data.dataset import FastLoader
-from lab.worker.distributed import (
-    RankJob,
-    all_gather_object,
-    device_of,
-    gather,
-    leave_group,
-    process_group,
-)
+from lab.worker.distributed import RankJob
 from lab.worker.main import measure
 from lab.worker.measure.clock import HostClock, synchronize
 from lab.worker.optim import autocast, learning_rate, optimizer_for
@@ -252,8 +245,8 @@ def compare(job: RankJob, loops: dict[str, PlainLoop]) -> dict[str, Any] | None:
     """
     turns = Turns(loops, job.device, seed=job.run.seed)
     training = train(replace(job, progress=turns))
-    losses = all_gather_object([float(loss) for loss in loops[PLAIN].losses])
-    ranks = gather((turns.wall, turns.cpu))
+    losses = distributed.all_gather_object([float(loss) for loss in loops[PLAIN].losses])
+    ranks = distributed.gather((turns.wall, turns.cpu))
     if ranks is None:
         return None
     # An instrumented step ends when the next round begins, so there is one fewer. Round `k` of
@@ -279,9 +272,9 @@ def _compare_rank(rank: int, content: str, folder: str, device: str, *nanogpt: s
     os.dup2(2, 1)  # only the answer goes to the standard output, whatever a loop prints
     run = Run.model_validate_json(content)
     context = _alone_on_core(rank, run, device, Path(folder))
-    here = device_of(context)
+    here = distributed.device_of(context)
     dataset = data.prepare(run, data_root=Path(folder), progress=silent)
-    with process_group(context, device=here):
+    with distributed.process_group(context, device=here):
         job = RankJob(run, context, here, dataset, silent)
         if nanogpt:
             loops = {name: PlainLoop(job) for name in (PLAIN, CONTROL)}
@@ -368,7 +361,7 @@ def measure_all(
         except InputError as error:
             results[name] = error
             if dist.is_initialized():  # the next run forms its own group
-                leave_group()
+                distributed.leave_group()
     return results
 
 

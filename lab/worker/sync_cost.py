@@ -19,7 +19,6 @@ from torch import distributed as dist
 from lab.records.schema import Communication, Gradient, Stat
 from lab.records.statistics import stat
 from lab.worker import strategies
-from lab.worker.data.dataset import FastLoader
 from lab.worker.distributed import RankJob
 from lab.worker.measure.clock import FloatArray, synchronize
 from lab.worker.measure.ddp_hook import BucketRecorder, Buckets
@@ -60,7 +59,7 @@ def probe(training: Training, job: RankJob) -> Probe | None:
         return None  # the bare model would have to be compiled first
     if run.world_size > 1 and training.recorder is None:
         return None  # as of gloo on CUDA tensors, whose exchange has no meaningful times
-    forward_backward = partial(_forward_backward, job, _first_batch(job))
+    forward_backward = partial(_forward_backward, job, job.first_batch)
 
     def without_exchange() -> None:
         if run.world_size == 1:
@@ -94,11 +93,6 @@ def probe(training: Training, job: RankJob) -> Probe | None:
     recorder = training.recorder
     buckets = recorder.take().after(1) if isinstance(recorder, BucketRecorder) else None
     return Probe(spans[1:], buckets)
-
-
-def _first_batch(job: RankJob) -> Any:
-    loader = FastLoader(job.dataset.train, run=job.run, rank=job.context.rank)
-    return loader.micro_batch(0, 0).to(job.device)
 
 
 def _forward_backward(job: RankJob, batch: Any, model: Callable[..., torch.Tensor]) -> None:
@@ -147,7 +141,7 @@ def readiness(training: Training, job: RankJob) -> list[Gradient] | None:
     if run.world_size > 1 or run.compile or run.facts.splits == "layers":
         return None
     parameters = [parameter for parameter in model.parameters() if parameter.requires_grad]
-    batch = _first_batch(job)
+    batch = job.first_batch
     marks: list[Any] = [None] * len(parameters)
 
     def stamp(index: int, _: torch.Tensor) -> None:

@@ -52,10 +52,8 @@ class RankTrace:
     events: list[dict[str, Any]]  # the profiler's, with `ts` in s
     bars: list[list[Event]]  # the lab's, by kept step
     begin: float  # of the first kept step
-    start: float  # of the last one, which the record describes
-    end: float
     levels: list[tuple[float, float]]  # times and bytes after each change of memory
-    memory: RankMemory
+    memory: RankMemory  # in the last kept step, which the record describes
     operators: list[tuple[float, float]]
 
 
@@ -103,8 +101,6 @@ def trace(job: RankJob, *, shift: Shift) -> RankTrace:
         ],
         bars=[bars for _, bars in steps],
         begin=begin,
-        start=start,
-        end=end,
         levels=[
             (at, total)
             for at, total in zip(times.tolist(), totals.tolist(), strict=True)
@@ -220,7 +216,8 @@ def _end(event: ChromeEvent) -> float:
 
 def write_trace(ranks: Sequence[RankTrace], folder: Path) -> Trace:
     """Write the trace of all ranks into the repeat's folder, and return the record's part of it."""
-    begin, origin = min(one.begin for one in ranks), min(one.start for one in ranks)
+    memories = [one.memory for one in ranks]
+    begin, origin = min(one.begin for one in ranks), min(memory.start for memory in memories)
     rows = [row for rank, one in enumerate(ranks) for row in _rows(rank, one, begin)]
     content = json.dumps({"displayTimeUnit": "ms", "traceEvents": rows}).encode()
     write_atomically(folder / FILE, gzip.compress(content, mtime=0))
@@ -233,8 +230,8 @@ def write_trace(ranks: Sequence[RankTrace], folder: Path) -> Trace:
             for start, end in one.operators
         ],
         memory=[
-            one.memory.model_copy(update={"start": one.start - origin, "end": one.end - origin})
-            for one in ranks
+            memory.model_copy(update={"start": memory.start - origin, "end": memory.end - origin})
+            for memory in memories
         ],
     )
 

@@ -45,8 +45,7 @@ class Training:
     sent: Buckets | Calls | None  # None if nothing is sent
     loss: FloatArray  # of every step, averaged over the global batch
     setup_time: float  # s, from the start of this process to its first step
-    use: RankUse  # of cores over the measured steps, of GPUs while it trained
-    peak_memory: list[int]  # of each device
+    use: RankUse  # of cores and GPUs over the measured steps, of memory in all steps
     state: StateBytes
     parameters: int  # of the whole model
 
@@ -161,10 +160,9 @@ def train(job: RankJob, *, folder: Path | None = None, pauses: Pauses | None = N
     loader.close()
     # Marks are read only now, because on CUDA that waits for the device.
     laps = clock.read()
+    # Before anything else allocates, as evaluation and checks have their own peaks of memory.
     use = watch.stop()
     sent = recorder.take() if recorder else None
-    # Before anything else allocates, as evaluation and checks have their own peaks.
-    peak_memory = environment.peak_memory(device, run.devices)
     rank_loss = _values(strategy.all_losses(losses)).mean(axis=1)
     mean_loss = mean_over_ranks(rank_loss, device=device)
     _require_finite(mean_loss, run)
@@ -187,7 +185,6 @@ def train(job: RankJob, *, folder: Path | None = None, pauses: Pauses | None = N
         loss=mean_loss,
         setup_time=setup_time,
         use=use,
-        peak_memory=peak_memory,
         state=environment.state_bytes(model, optimizer),
         parameters=parameters,
     )

@@ -63,9 +63,14 @@ def load_tokenizer(path: Path) -> Any:
         raise ValueError(f"{path} is not a tokenizer: {error}") from None
 
 
-def save_tokenizer(tokenizer: Any, path: Path) -> None:
-    """Write a tokenizer to its file; raises OSError, as the library's own method does not."""
-    path.write_text(tokenizer.to_str(pretty=True), encoding="utf-8")
+def keep_tokenizer(
+    folder: Path, texts: Sequence[str], *, vocab_size: int, published: Path | None
+) -> Any:
+    """The published tokenizer or one trained on the texts, kept in the folder; raises OSError."""
+    tokenizer = load_tokenizer(published) if published else train_tokenizer(texts, vocab_size)
+    # The library's own method raises no OSError.
+    (folder / "tokenizer.json").write_text(tokenizer.to_str(pretty=True), encoding="utf-8")
+    return tokenizer
 
 
 def token_dtype(vocab_size: int) -> type[np.unsignedinteger[Any]]:
@@ -96,8 +101,7 @@ def tokenize(
 
     def build(folder: Path) -> dict[str, Array]:
         progress("data", 0, len(documents))
-        encoder = load_tokenizer(tokenizer) if tokenizer else train_tokenizer(documents, vocab_size)
-        save_tokenizer(encoder, folder / "tokenizer.json")
+        encoder = keep_tokenizer(folder, documents, vocab_size=vocab_size, published=tokenizer)
         tokens, ends = _encode(encoder, documents, token_dtype(vocab_size), progress)
         split = _split(ends, len(tokens))
         return {"train": tokens[:split], "held_out": tokens[split:]}

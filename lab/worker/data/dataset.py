@@ -48,14 +48,12 @@ class Windows:
     def __len__(self) -> int:
         return len(self._windows)
 
-    def take(self, indices: Indices) -> tuple[Array, Array]:
+    def take(self, indices: Indices | int) -> tuple[Array, Array]:
         """Inputs and targets (samples, tokens) that begin at these tokens."""
         windows = self._windows[indices].astype(np.int64)
-        return windows[:, :-1], windows[:, 1:]
+        return windows[..., :-1], windows[..., 1:]
 
-    def __getitem__(self, index: int) -> tuple[Array, Array]:
-        window = self._windows[index].astype(np.int64)
-        return window[:-1], window[1:]
+    __getitem__ = take
 
 
 class Labelled:

@@ -21,20 +21,12 @@ from lab.config.paths import AG_NEWS_TEST, AG_NEWS_TRAIN, IMDB
 from lab.config.run import Run
 from lab.errors import LabError
 from lab.worker.context import Progress
+from lab.worker.data import corpora
 from lab.worker.data.cache import cached_arrays, fetch, file_sha256
-from lab.worker.data.corpora import (
-    END_OF_TEXT,
-    LEFT_OUT,
-    LIBRARY,
-    load_tokenizer,
-    save_tokenizer,
-    token_dtype,
-    train_tokenizer,
-)
 from lab.worker.data.dataset import Array, Dataset, Labelled
 
 BATCH = 2000  # texts that are encoded at a time
-PADDING = ("[PAD]", "<pad>", END_OF_TEXT)  # the first one known to the tokenizer is used
+PADDING = ("[PAD]", "<pad>", corpora.END_OF_TEXT)  # the first one known to the tokenizer is used
 
 IMDB_CLASSES = ("neg", "pos")
 # Modules that every build has; those missing from a version are skipped.
@@ -104,8 +96,9 @@ def tokenized(
     def build(folder: Path) -> dict[str, Array]:
         train, held_out = source.read()
         progress("data", 0, len(train.texts))
-        tokenizer = load_tokenizer(file) if file else train_tokenizer(train.texts, vocab_size)
-        save_tokenizer(tokenizer, folder / "tokenizer.json")
+        tokenizer = corpora.keep_tokenizer(
+            folder, train.texts, vocab_size=vocab_size, published=file
+        )
         _set_length(tokenizer, block_size)
         arrays: dict[str, Array] = {}
         for name, part in (("train", train), ("held_out", held_out)):
@@ -115,7 +108,7 @@ def tokenized(
 
     key = f"{source.fingerprint} {block_size} {file_sha256(file) if file else f'own {vocab_size}'}"
     cached = cached_arrays("texts", key, build, progress=progress)
-    tokenizer = load_tokenizer(cached.folder / "tokenizer.json")
+    tokenizer = corpora.load_tokenizer(cached.folder / "tokenizer.json")
     pad = _set_length(tokenizer, block_size)
     encoders: list[Callable[[int], Array] | None] = [None, None]
     if keep_texts:
@@ -148,7 +141,8 @@ def _set_length(tokenizer: Any, block_size: int) -> int:
 
 
 def _encode(tokenizer: Any, texts: Sequence[str], block_size: int, progress: Progress) -> Array:
-    tokens = np.empty((len(texts), block_size), dtype=token_dtype(tokenizer.get_vocab_size()))
+    dtype = corpora.token_dtype(tokenizer.get_vocab_size())
+    tokens = np.empty((len(texts), block_size), dtype=dtype)
     for first in range(0, len(texts), BATCH):
         encodings = tokenizer.encode_batch(list(texts[first : first + BATCH]))
         tokens[first : first + BATCH] = [encoding.ids for encoding in encodings]
@@ -233,7 +227,7 @@ def topics(progress: Progress) -> Source:
 
     return Source(
         fingerprint=f"topics {hashlib.sha256(content.encode()).hexdigest()}",
-        description=f"{len(TOPICS)} topics of {LIBRARY}",
+        description=f"{len(TOPICS)} topics of {corpora.LIBRARY}",
         classes=len(TOPICS),
         read=lambda: (part(False), part(True)),
     )
@@ -244,7 +238,7 @@ def _pieces(root: Path, modules: list[str]) -> Iterator[str]:
     for module in modules:
         file = root / f"{module}.py"
         for path in [file] if file.is_file() else sorted((root / module).rglob("*.py")):
-            if LEFT_OUT.intersection(path.relative_to(root).parts):
+            if corpora.LEFT_OUT.intersection(path.relative_to(root).parts):
                 continue
             piece = ""  # the rest at the end of a file is too short to show the topic
             for line in path.read_text(encoding="utf-8", errors="replace").splitlines(True):

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import itertools
 from collections.abc import Mapping, Sequence
-from contextlib import nullcontext
 from pathlib import Path
 from typing import Any, cast
 
@@ -14,6 +13,7 @@ from torch import Tensor, nn
 from torch._dynamo.exc import TorchDynamoException
 
 from lab.config.run import Run
+from lab.errors import first_line
 from lab.records.schema import Inference, Memory, Size
 from lab.worker import checkpoint, data
 from lab.worker.calibrate import memory_bandwidth
@@ -22,24 +22,11 @@ from lab.worker.context import Measurement, Progress, RankContext
 from lab.worker.data.cache import file_sha256
 from lab.worker.data.dataset import Batch, FastLoader
 from lab.worker.distributed import RankJob, device_of, gather, process_group
-from lab.worker.environment import MachineWatch, environment, peak_memory, reset_peak
+from lab.worker.environment import MachineWatch, environment, reset_peak
+from lab.worker.inference import quantize
 from lab.worker.inference.latency import PromptBatch, time_classification, time_generation
 from lab.worker.inference.model import load_model, trained_model, training_run
-from lab.worker.inference.quantize import (
-    MAX_OUTPUT_ERROR,
-    Pair,
-    Quantized,
-    UnavailableError,
-    bytes_in_memory,
-    bytes_on_disk,
-    cached_error,
-    compare_classifiers,
-    compare_language_models,
-    compile_alike,
-    generated_alike,
-    output_errors,
-    quantize,
-)
+from lab.worker.inference.quantize import Pair, Quantized, UnavailableError
 from lab.worker.models.classifier import Classifier
 from lab.worker.models.gpt import GPT
 from lab.worker.optim import DTYPES, set_products
@@ -61,11 +48,11 @@ def infer(
     trained = trained_model(job)
     set_products("fp32")  # whatever precision it was trained in
     base = load_model(trained, dataset, device=device)
-    with process_group(context, device=device) if context.world_size > 1 else nullcontext():
+    with process_group(context, device=device, alone=False):
         reset_peak(device)  # of the training, if this rank trained
         watch = MachineWatch(context, device)  # load from others on these cores makes times longer
         inference = _compare(job, base, trained)
-        ranks = gather((watch.stop(), peak_memory(device)))
+        ranks = gather(watch.stop())
     if ranks is None:
         return None
     if run.keep_model:  # the cache may be emptied
@@ -74,22 +61,19 @@ def infer(
     parameters = list(base.parameters())
     errors = inference.output_errors.values()
     return Measurement(
-        timing=None,
-        communication=None,
         memory=Memory(
             kind="cuda_allocated" if device.type == "cuda" else "resident",
-            peak=[peak for _, peaks in ranks for peak in peaks],
+            peak=[peak for use in ranks for peak in use.peak_memory],
             parameters=sum(parameter.nbytes for parameter in parameters),
         ),
-        quality=None,
         environment=environment(
             context,
             device=device,
             dataset=dataset,
             parameters=sum(parameter.numel() for parameter in parameters),
-            ranks=[use for use, _ in ranks],
+            ranks=ranks,
         ),
-        checks={"outputs_agree": all(error <= MAX_OUTPUT_ERROR for error in errors)},
+        checks={"outputs_agree": all(error <= quantize.MAX_OUTPUT_ERROR for error in errors)},
         inference=inference,
     )
 
@@ -102,7 +86,7 @@ def _compare(job: RankJob, base: nn.Module, trained: Checkpoint) -> Inference:
     try:
         # Quantized from fp32, whatever the base's precision; `none` is a second base.
         source = base.to(dtype) if run.quantization == "none" else base
-        copy = quantize(source, run.quantization)
+        copy = quantize.quantize(source, run.quantization)
     except UnavailableError as error:  # also a result: tables show what a machine lacks, and why
         reason = str(error)
     base.to(dtype)
@@ -118,7 +102,7 @@ def _compare(job: RankJob, base: nn.Module, trained: Checkpoint) -> Inference:
         return inference
     pair = base, copy.model
     if run.compile:
-        compile_alike(*pair)
+        quantize.compile_alike(*pair)
     # The same inputs for every quantization.
     prompts: list[PromptBatch] = []
     batches: dict[int, Tensor] = {}
@@ -140,14 +124,16 @@ def _compare(job: RankJob, base: nn.Module, trained: Checkpoint) -> Inference:
         "output_errors": errors,
     }
     worst = max(errors, key=lambda shape: errors[shape])
-    if errors[worst] > MAX_OUTPUT_ERROR:
+    if errors[worst] > quantize.MAX_OUTPUT_ERROR:
         # A kernel that computes nonsense may be fast, and its time would look like a gain.
         wrong = f"its logits are wrong by {errors[worst]:.2g} of the base's for an input of {worst}"
         fields["unavailable"] = f"{wrong}, so it was not timed"
     elif isinstance(base, GPT):
         gpts, tokens = cast("tuple[GPT, GPT]", pair), run.new_tokens
-        fields |= compare_language_models(pair, _held_out(job), device=device)
-        fields["generated_alike"] = generated_alike(gpts, prompts[-1].prompts, new_tokens=tokens)
+        fields |= quantize.compare_language_models(pair, _held_out(job), device=device)
+        fields["generated_alike"] = quantize.generated_alike(
+            gpts, prompts[-1].prompts, new_tokens=tokens
+        )
         fields["points"] = time_generation(
             gpts, prompts, new_tokens=tokens, rounds=run.rounds, progress=progress
         )
@@ -155,7 +141,7 @@ def _compare(job: RankJob, base: nn.Module, trained: Checkpoint) -> Inference:
         fields["memory_bytes_per_second"] = memory_bandwidth(device).bytes_per_s
     else:
         classifiers = cast("tuple[Classifier, Classifier]", pair)
-        fields |= compare_classifiers(pair, _held_out(job), device=device)
+        fields |= quantize.compare_classifiers(pair, _held_out(job), device=device)
         fields["classifications"] = time_classification(
             classifiers, batches, rounds=run.rounds, progress=progress
         )
@@ -170,17 +156,16 @@ def _output_errors(
     whole = [batch.prompts for batch in prompts]
     inputs = [part for one in whole for part in (one, one[:, :1], one[:1, :1])]
     try:
-        errors = output_errors(pair, [*inputs, *batches.values()])
+        errors = quantize.output_errors(pair, [*inputs, *batches.values()])
         if compiled and prompts:
             # Compiled separately: a kernel correct for whole prompts says nothing about this one.
             gpts = cast("tuple[GPT, GPT]", pair)
-            errors["1 after a prompt"] = cached_error(gpts, prompts[-1].prompts)
+            errors["1 after a prompt"] = quantize.cached_error(gpts, prompts[-1].prompts)
     except (TorchDynamoException, RuntimeError) as error:
         # Compiled kernels may refuse shapes only when called: int8 products few rows, on a GPU.
         if not compiled or isinstance(error, torch.OutOfMemoryError):
             raise
-        message = (str(error).strip() or type(error).__name__).splitlines()[0]
-        raise UnavailableError(f"it fails under torch.compile: {message}") from error
+        raise UnavailableError(f"it fails under torch.compile: {first_line(error)}") from error
     return errors
 
 
@@ -192,7 +177,7 @@ def _arithmetic(device: torch.device) -> str:
 
 
 def _size(model: nn.Module) -> Size:
-    return Size(memory=bytes_in_memory(model), disk=bytes_on_disk(model))
+    return Size(memory=quantize.bytes_in_memory(model), disk=quantize.bytes_on_disk(model))
 
 
 def _share(job: RankJob, batch_size: int, *, seed: int) -> Tensor:

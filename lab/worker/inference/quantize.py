@@ -16,7 +16,7 @@ import torch
 from torch import Tensor, nn
 from torch.nn import functional
 
-from lab.errors import LabError
+from lab.errors import LabError, first_line
 from lab.records.schema import Share
 from lab.records.statistics import bootstrap_interval
 from lab.worker.compiling import configure_inductor
@@ -63,8 +63,7 @@ def quantize(model: nn.Module, name: str) -> Quantized:
             quantized, method = METHODS[name](quantized, device)
     # Packages reject a device, a dtype or a shape with any of these.
     except (RuntimeError, ImportError, AssertionError, ValueError, AttributeError) as error:
-        message = str(error).strip().splitlines()
-        raise UnavailableError(message[0] if message else type(error).__name__) from error
+        raise UnavailableError(first_line(error)) from error
     synchronize(device)  # else only the launch of the conversion would be timed
     seconds = time.perf_counter() - begin
     if name not in {"none", "bf16"}:  # those treat every layer the same

@@ -34,6 +34,26 @@ def synchronize(device: torch.device) -> None:
         torch.cuda.synchronize(device)
 
 
+def seconds_of(call: Callable[[], object], device: torch.device) -> float:
+    """Seconds of a call on the host's clock, until the device has done what the call launched."""
+    synchronize(device)
+    begin = time.perf_counter()
+    call()
+    synchronize(device)
+    return time.perf_counter() - begin
+
+
+def gpu_seconds_of(call: Callable[[], object], times: int = 1) -> float:
+    """Seconds of what a call launches, repeated, by events on the GPU's current stream."""
+    start, end = (torch.cuda.Event(enable_timing=True) for _ in range(2))
+    start.record()
+    for _ in range(times):
+        call()
+    end.record()
+    end.synchronize()
+    return float(start.elapsed_time(end)) / 1e3
+
+
 @dataclass(frozen=True)
 class Timestamped:
     """One rank's rows of timestamps, as columns of equal length; TIMES names those in s."""
@@ -47,14 +67,20 @@ class Timestamped:
         times: dict[str, Any] = {name: shift(getattr(self, name)) for name in self.TIMES}
         return replace(self, **times)
 
-    def where(self, rows: npt.NDArray[np.bool_]) -> Self:
-        """The rows for which this mask is true."""
+    def where(self, rows: npt.NDArray[np.bool_] | IntArray) -> Self:
+        """The rows for which this mask is true, or that have these numbers."""
         columns: dict[str, Any] = {name: column[rows] for name, column in vars(self).items()}
         return replace(self, **columns)
 
     def of(self, step: int) -> Self:
         """The rows of one step."""
         return self.where(self.step == step)
+
+    def by_step(self, steps: int) -> list[Self]:
+        """The rows of each of the first `steps` steps, which are all that there are."""
+        order = np.argsort(self.step, kind="stable")
+        cuts = np.searchsorted(self.step[order], np.arange(1, steps))
+        return [self.where(rows) for rows in np.split(order, cuts)]
 
 
 class Clock:
@@ -229,10 +255,10 @@ def timing(
     warmup_steps: int,
     setup_time: float,
     samples_per_step: int | None,
-    tokens_per_sample: int | None,
-    flops_per_sample: float | None,
-    peak_flops: float | None,
-    peak_source: str | None,
+    tokens_per_sample: int | None = None,
+    flops_per_sample: float | None = None,
+    peak_flops: float | None = None,
+    peak_source: str | None = None,
     devices: int | None = None,
     phases: Collection[str] = PHASES,
     cycle: int = 1,

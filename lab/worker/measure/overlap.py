@@ -9,8 +9,10 @@ from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
+from functools import partial
 from itertools import groupby
 from operator import itemgetter
+from typing import Any
 
 import numpy as np
 
@@ -47,26 +49,21 @@ class Exposure:
     @classmethod
     def from_buckets(cls, ranks: Sequence[Buckets]) -> Exposure:
         """Build it from the buckets of all ranks on one clock, with equally many steps each."""
-        split = [_by_step(buckets) for buckets in ranks]
+        split = [buckets.by_step(int(buckets.step[-1]) + 1) for buckets in ranks]
+        each = partial(_each, split)
         # An all-reduce begins to move data when the last rank has its bucket ready.
         met = [
             np.max([step.launch for step in steps], axis=0) for steps in zip(*split, strict=True)
         ]
-
-        def each(measure: Callable[[Buckets, FloatArray], float]) -> FloatArray:
-            return np.array(
-                [[measure(*pair) for pair in zip(steps, met, strict=True)] for steps in split],
-                dtype=np.float64,
-            )
-
+        late = np.array([[*map(_wait_for_later_ranks, steps, met)] for steps in split])
         # Whatever is on the link before the last bucket is ready hides behind the backward pass.
-        exposed = each(lambda step, _: union(step.launch, step.finish, since=step.ready.max()))
-        size = each(lambda step, _: step.bytes.sum())
+        exposed = each(lambda step: union(step.launch, step.finish, since=step.ready.max()))
+        size = each(lambda step: step.bytes.sum())
         return cls(
-            ready=each(lambda step, _: step.ready.max()),
-            total=each(lambda step, _: union(step.launch, step.finish)),
+            ready=each(lambda step: step.ready.max()),
+            total=each(lambda step: union(step.launch, step.finish)),
             exposed=exposed,
-            straggler=np.minimum(each(_wait_for_later_ranks), exposed),
+            straggler=np.minimum(late, exposed),
             bytes=size,
             moved=size * bus_factor("all_reduce", len(ranks)),
             exposed_in={"backward": exposed},
@@ -79,17 +76,12 @@ class Exposure:
         The straggler's part of a wait lasts until the last rank has launched the same call; it is
         known only if every call involves all ranks.
         """
-        split = [[calls.of(step) for step in range(steps)] for calls in ranks]
-
-        def each(measure: Callable[[Calls], float]) -> FloatArray:
-            return np.array([[measure(part) for part in parts] for parts in split], dtype=float)
+        split = [calls.by_step(steps) for calls in ranks]
+        each = partial(_each, split)
 
         def exposed_in(phase: str) -> FloatArray:
-            return each(
-                lambda part: union(
-                    *(x[part.phase == phase] for x in (part.wait_begin, part.wait_end))
-                )
-            )
+            inside = [[part.where(part.phase == phase) for part in parts] for parts in split]
+            return _each(inside, lambda part: union(part.wait_begin, part.wait_end))
 
         straggler = np.full((len(ranks), steps), np.nan)
         if _same_calls(ranks):
@@ -139,10 +131,9 @@ def _same_calls(ranks: Sequence[Calls]) -> bool:
     )
 
 
-def _by_step(buckets: Buckets) -> list[Buckets]:
-    cuts = np.flatnonzero(np.diff(buckets.step)) + 1
-    columns = (np.split(column, cuts) for column in vars(buckets).values())
-    return [Buckets(*parts) for parts in zip(*columns, strict=True)]
+def _each(split: Sequence[Sequence[Any]], measure: Callable[[Any], float]) -> FloatArray:
+    """A measure of each rank's part of each step."""
+    return np.array([[measure(part) for part in parts] for parts in split], dtype=np.float64)
 
 
 def _wait_for_later_ranks(step: Buckets, met: FloatArray) -> float:

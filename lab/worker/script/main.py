@@ -5,18 +5,17 @@ from __future__ import annotations
 import os
 import runpy
 import signal
-import socket
 import stat
 import sys
 import time
 from collections.abc import Callable, Iterator, Sequence
-from contextlib import AbstractContextManager, contextmanager, nullcontext, suppress
+from contextlib import AbstractContextManager, contextmanager, suppress
 from dataclasses import replace
 from functools import partial
 from os import _exit  # while a script runs, that of `os` is replaced
 from pathlib import Path
 from types import FrameType
-from typing import Any, NoReturn
+from typing import Any
 
 import numpy as np
 import torch
@@ -29,20 +28,9 @@ from lab.errors import LabError
 from lab.formatting import count
 from lab.machine import age
 from lab.records.schema import PHASES, Observed
-from lab.worker import environment
+from lab.worker import distributed, environment
 from lab.worker.context import ENDING, Conclude, Measurement, Progress, RankContext
-from lab.worker.distributed import (
-    ClockOffset,
-    all_gather_object,
-    device_of,
-    gather,
-    leave_group,
-    on_clock_of_rank_0,
-    open_store,
-    pace_sockets,
-    process_group,
-    read_clock_offset,
-)
+from lab.worker.distributed import ClockOffset
 from lab.worker.environment import StateBytes
 from lab.worker.measure.clock import Clock, CudaClock, FloatArray, HostClock, timing
 from lab.worker.measure.collective_trace import Calls
@@ -57,32 +45,163 @@ CPU = torch.device("cpu")
 MOST_LINE = 200  # bytes of a log that a message repeats
 
 
-class Watch:
-    """What a rank reads from its machine while a script runs, at its first and last steps."""
+class ScriptRank:
+    """One rank of a script's run: what it reads at its steps, and what the ranks make of it."""
 
-    def __init__(self, run: Run, context: RankContext, device: torch.device) -> None:
-        self.run, self.context, self.device = run, context, device
-        self.setup_time: float | None = None
+    def __init__(
+        self,
+        run: Run,
+        context: RankContext,
+        *,
+        folder: Path,
+        progress: Progress,
+        conclude: Conclude | None,
+    ) -> None:
+        assert run.script is not None
+        self.run, self.script, self.folder = run, run.script, folder
+        self.progress, self.conclude = progress, conclude
+        self.device = distributed.device_of(context)
+        self.clock: Clock = CudaClock() if self.device.type == "cuda" else HostClock()
+        self.offset = ClockOffset(0.0, 0.0)
+        if not context.over_loopback:
+            # Once before and once after the script, as the clocks of two hosts drift.
+            with distributed.process_group(context, device=self.device):
+                self.offset = distributed.read_clock_offset()
+            context = replace(context, rendezvous=context.rendezvous.with_suffix(".script"))
+        self.context = context
+        self.setup_time = 0.0
         self.cpu_times: list[float] = []
         self._cpu = time.process_time()
-        self._machine = environment.MachineWatch(context, device)
+        self._machine = environment.MachineWatch(context, self.device)
+        self.recorder = StepRecorder(
+            self.clock,
+            world_size=context.world_size,
+            on_step=self._after,
+            on_caught=self._leave,
+        )
 
-    def after(self, step: int) -> None:
+    def _after(self, step: int) -> None:
         """Take the readings due after a step."""
         now = time.process_time()
         self.cpu_times.append(now - self._cpu)
         if step == 1:
+            # Those of all groups formed by the script.
+            distributed.pace_sockets(self.context.emulated)
             self.setup_time = age() - self.context.waited_s
             if self.device.type == "cpu":  # a script may read a GPU's counters itself
                 environment.reset_peak(self.device)
         if step == self.run.warmup_steps:
             self._machine.restart()
+        phase = "measuring" if step > self.run.warmup_steps else "warm-up"
+        self.progress(phase, step, self.run.steps)
+        if step == self.run.steps:
+            self.use = self._machine.stop()
+            self.recorder.finish()
+            self.progress(ENDING, step, self.run.steps)
         self._cpu = now
 
-    def end(self) -> None:
-        """Take the last readings."""
-        self.use = self._machine.stop()
-        self.peak_memory = environment.peak_memory(self.device)
+    def _leave(self) -> None:
+        """End this rank from within a script that catches every exception."""
+        if self.conclude is None:
+            return
+        sys.stdout.flush()
+        sys.stderr.write(
+            f"lab: {self.script.name} goes on after its last step because it catches SystemExit, "
+            "by which it is ended; its process is ended instead. In the script, "
+            "`except Exception:` catches errors alone\n"
+        )
+        status = 1
+        try:
+            status = self.conclude(self.collect)
+        finally:
+            sys.stderr.flush()
+            _exit(status)
+
+    def collect(self) -> Measurement | None:
+        """What the ranks measured, made into a measurement by rank 0; all ranks must call it."""
+        if self.recorder.steps < self.run.steps:  # it ended by itself
+            self.use = self._machine.stop()
+            self.clock.discard()  # the step after the last
+        self.progress("collecting", self.run.steps, self.run.steps)
+        # The script may or may not have left its group, so the ranks meet in a new one.
+        if dist.is_initialized():
+            distributed.leave_group()
+        place = self.context.rendezvous.with_suffix(".reports")
+        context = replace(self.context, rendezvous=place)
+        with distributed.process_group(context, device=CPU, over="gloo", alone=False):
+            offsets = self.offset, distributed.read_clock_offset()
+            steps = set(distributed.all_gather_object(self.recorder.steps))
+            if len(steps) > 1:
+                made = " and ".join(map(str, sorted(steps)))
+                raise LabError(
+                    f"the ranks of {self.script.name} took {made} steps, but must take equally many"
+                )
+            reports = distributed.gather(self._report(offsets))
+        return None if reports is None else self._measurement(reports)
+
+    @property
+    def _phases(self) -> tuple[str, ...]:
+        """The phases to report: those that were seen, and the rest if the passes were."""
+        seen = self.recorder.seen
+        rest = {"other"} if {"forward", "backward"} <= seen else set()
+        return tuple(phase for phase in PHASES if phase in seen | rest)
+
+    def _report(self, offsets: tuple[ClockOffset, ClockOffset]) -> RankReport:
+        shift = partial(distributed.on_clock_of_rank_0, offsets=offsets)
+        laps = self.clock.read()
+        start = float(self.clock.phases(0)[0][1])
+        sent = _sent(self.recorder, start + laps["start"])
+        # Every rank or none, as a rank without any would leave the others waiting.
+        if not all(distributed.all_gather_object(sent is not None)):
+            sent = None
+        columns = {"step_time", "start", *self._phases}
+        return RankReport(
+            use=self.use,
+            state=_state(list(self.recorder.optimizers.values())),
+            steps={name: values for name, values in laps.items() if name in columns}
+            | {"cpu_time": np.array(self.cpu_times)},
+            start=float(shift(np.array(start))),
+            sent=sent.shifted(shift) if sent else None,
+            bars=bars_of(
+                self.context.rank,
+                sent,
+                laps["step_time"],
+                clock=self.clock,
+                shift=shift,
+                warmup_steps=self.run.warmup_steps,
+            ),
+        )
+
+    def _measurement(self, reports: Sequence[RankReport]) -> Measurement:
+        """What rank 0 makes of all ranks' reports; writes their Parquet files."""
+        run, recorder = self.run, self.recorder
+        done = run.model_copy(update={"steps": recorder.steps})
+        communication = write_reports(done, reports, self.folder, first_step=0)
+        laps = ("step_time", "start", *self._phases)
+        return Measurement(
+            timing=timing(
+                {name: np.stack([report.steps[name] for report in reports]) for name in laps},
+                warmup_steps=run.warmup_steps,
+                setup_time=self.setup_time,
+                samples_per_step=run.global_batch_size or recorder.samples_per_step,
+                phases=self._phases,
+            ),
+            communication=communication,
+            memory=memory_of(reports, self.device),
+            environment=environment.environment(
+                self.context,
+                device=self.device,
+                ranks=[report.use for report in reports],
+            ).model_copy(update={"backend": recorder.backend if len(reports) > 1 else None}),
+            script=Observed(
+                steps=recorder.steps,
+                ended="by itself" if recorder.steps < run.steps else "by the lab",
+                optimizer=type(recorder.optimizer).__name__,
+                optimizers=len(recorder.optimizers),
+                wrappers=sorted({type(module).__name__ for module in recorder.modules}),
+                samples_per_step=recorder.samples_per_step,
+            ),
+        )
 
 
 def measure_script(
@@ -104,133 +223,13 @@ def measure_script(
     assert script is not None
     require_unchanged(script, script.name, data_root)
     torch.set_num_threads(context.threads)
-    device = device_of(context)
-    clock: Clock = CudaClock() if device.type == "cuda" else HostClock()
-    offset = ClockOffset(0.0, 0.0)
-    if not context.over_loopback:
-        # Once before and once after the script, as the clocks of two hosts drift.
-        with process_group(context, device=device):
-            offset = read_clock_offset(socket.gethostname())
-        context = replace(context, rendezvous=context.rendezvous.with_suffix(".script"))
-    watch = Watch(run, context, device)
-
-    def on_step(step: int) -> None:
-        if step == 1:
-            pace_sockets(context.emulated)  # those of all groups formed by the script
-        watch.after(step)
-        progress("measuring" if step > run.warmup_steps else "warm-up", step, run.steps)
-        if step == run.steps:
-            watch.end()
-            recorder.finish()
-            progress(ENDING, step, run.steps)
-
-    def leave() -> None:
-        if conclude is not None:
-            _leave(script, partial(conclude, collect))
-
-    recorder = StepRecorder(clock, world_size=context.world_size, on_step=on_step, on_caught=leave)
-    collect = partial(_collect, run, context, recorder, watch, offset, folder, progress)
+    rank = ScriptRank(run, context, folder=folder, progress=progress, conclude=conclude)
     progress(f"starting {script.name}", 0, run.steps)
-    meter.recorder = recorder
-    hooks = installed(recorder)
-    run_script(script, run, context, hooks, data_root=data_root, out=folder / SCRIPT_OUT)
-    _require_steps(recorder.steps, run, script)
-    if recorder.steps < run.steps:
-        watch.end()
-        clock.discard()  # the step after the last
-    return collect()
-
-
-def _leave(script: Script, conclude: Callable[[], int]) -> NoReturn:
-    """End this rank from within a script that catches every exception."""
-    sys.stdout.flush()
-    sys.stderr.write(
-        f"lab: {script.name} goes on after its last step because it catches SystemExit, by which "
-        "it is ended; its process is ended instead. In the script, `except Exception:` catches "
-        "errors alone\n"
-    )
-    status = 1
-    try:
-        status = conclude()
-    finally:
-        sys.stderr.flush()
-        _exit(status)
-
-
-def _collect(
-    run: Run,
-    context: RankContext,
-    recorder: StepRecorder,
-    watch: Watch,
-    offset: ClockOffset,
-    folder: Path,
-    progress: Progress,
-) -> Measurement | None:
-    """What the ranks measured, of which rank 0 makes the measurement; all ranks must call it."""
-    assert run.script is not None
-    progress("collecting", run.steps, run.steps)
-    # The script may or may not have left its group, so the ranks meet in a new one.
-    if dist.is_initialized():
-        leave_group()
-    context = replace(context, rendezvous=context.rendezvous.with_suffix(".reports"))
-    grouped = context.world_size > 1
-    with process_group(context, device=CPU, over="gloo") if grouped else nullcontext():
-        offsets = offset, read_clock_offset(socket.gethostname())
-        steps = set(all_gather_object(recorder.steps))
-        if len(steps) > 1:
-            made = " and ".join(map(str, sorted(steps)))
-            raise LabError(
-                f"the ranks of {run.script.name} took {made} steps, but must take equally many"
-            )
-        reports = gather(_report(run, context, recorder, watch, offsets))
-    if reports is None:
-        return None
-    return _measurement(run, context, recorder, watch, reports, folder)
-
-
-def _measurement(
-    run: Run,
-    context: RankContext,
-    recorder: StepRecorder,
-    watch: Watch,
-    reports: Sequence[RankReport],
-    folder: Path,
-) -> Measurement:
-    """What rank 0 makes of all ranks' reports; writes their Parquet files."""
-    done = run.model_copy(update={"steps": recorder.steps})
-    communication = write_reports(done, reports, folder, first_step=0)
-    phases = _phases(recorder.seen)
-    laps = ("step_time", "start", *phases)
-    return Measurement(
-        timing=timing(
-            {name: np.stack([report.steps[name] for report in reports]) for name in laps},
-            warmup_steps=run.warmup_steps,
-            setup_time=watch.setup_time or 0.0,
-            samples_per_step=run.global_batch_size or recorder.samples_per_step,
-            tokens_per_sample=None,
-            flops_per_sample=None,
-            peak_flops=None,
-            peak_source=None,
-            phases=phases,
-        ),
-        communication=communication,
-        memory=memory_of(reports, watch.device),
-        quality=None,
-        environment=environment.environment(
-            context,
-            device=watch.device,
-            ranks=[report.use for report in reports],
-        ).model_copy(update={"backend": recorder.backend if context.world_size > 1 else None}),
-        checks={},
-        script=Observed(
-            steps=recorder.steps,
-            ended="by itself" if recorder.steps < run.steps else "by the lab",
-            optimizer=type(recorder.optimizer).__name__,
-            optimizers=len(recorder.optimizers),
-            wrappers=sorted({type(module).__name__ for module in recorder.modules}),
-            samples_per_step=recorder.samples_per_step,
-        ),
-    )
+    meter.recorder = rank.recorder
+    hooks = installed(rank.recorder)
+    run_script(script, run, rank.context, hooks, data_root=data_root, out=folder / SCRIPT_OUT)
+    _require_steps(rank.recorder.steps, run, script)
+    return rank.collect()
 
 
 def run_script(
@@ -252,7 +251,7 @@ def run_script(
     os.chdir(data_root / script.directory)
     store = None
     if script.launcher == "torchrun":
-        store = open_store(context)
+        store = distributed.open_store(context)
         os.environ.update(_torchrun(context, store.underlying_store))
     with _interrupts() as interrupted, one_process(), hooks:
         try:
@@ -357,53 +356,6 @@ def _require_steps(steps: int, run: Run, script: Script) -> None:
             f"{script.name} ended after {count(steps, 'step')}, but the first "
             f"{run.warmup_steps} are warm-up; let it take more, or lower warmup_steps"
         )
-
-
-def _phases(seen: set[str]) -> tuple[str, ...]:
-    """The phases to report: those that were seen, and the rest if the passes were."""
-    rest = {"other"} if {"forward", "backward"} <= seen else set()
-    return tuple(phase for phase in PHASES if phase in seen | rest)
-
-
-def _report(
-    run: Run,
-    context: RankContext,
-    recorder: StepRecorder,
-    watch: Watch,
-    offsets: tuple[ClockOffset, ClockOffset],
-) -> RankReport:
-    shift, clock = partial(on_clock_of_rank_0, offsets=offsets), recorder.clock
-    laps = clock.read()
-    start = float(clock.phases(0)[0][1])
-    sent = _sent(recorder, start + laps["start"])
-    bars = step = None
-    # Every rank or none, as a rank without any would leave the others waiting.
-    if all(all_gather_object(sent is not None)) and sent is not None:
-        step, bars = bars_of(
-            context.rank,
-            sent,
-            laps["step_time"],
-            clock=clock,
-            shift=shift,
-            warmup_steps=run.warmup_steps,
-        )
-    else:
-        sent = None
-    columns = {"step_time", "start", *_phases(recorder.seen)}
-    return RankReport(
-        use=watch.use,
-        steps={name: values for name, values in laps.items() if name in columns}
-        | {"cpu_time": np.array(watch.cpu_times)},
-        start=float(shift(np.array(start))),
-        sent=sent.shifted(shift) if sent else None,
-        bars=bars,
-        bars_step=step,
-        probe=None,
-        peak_flops=None,
-        peak_memory=watch.peak_memory,
-        state=_state(list(recorder.optimizers.values())),
-        fingerprint=None,
-    )
 
 
 def _sent(recorder: StepRecorder, starts: FloatArray) -> Buckets | Calls | None:

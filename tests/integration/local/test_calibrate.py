@@ -161,8 +161,9 @@ def test_one_rank_starts_its_steps_in_processes_that_begin_anew(resumed: Resumed
     part = resumed.whole.parts[0]
     alone = [step for step in part.steps if step.run.strategy == "single"]
     assert [len(step.seconds) for step in alone] == [QUICK_STARTS] * len(REFERENCES)
-    # The wider and deeper models take longer in every process, and tell when gradients are ready.
-    assert alone[0].median < min(alone[1].median, alone[2].median)
+    # The wider and deeper models have more gradients, and all tell when these are ready.
+    sizes = [sum(gradient.bytes for gradient in step.gradients) for step in alone]
+    assert sizes[0] < min(sizes[1:])
     assert all(step.gradients[-1].ready == pytest.approx(1, abs=0.2) for step in alone)
     processes = spread(step.seconds for step in alone)
     assert processes and processes.sd > 0

@@ -126,8 +126,6 @@ def test_the_file_holds_all_ranks_on_one_time_axis(tmp_path: Path) -> None:
             ],
             bars=[bars, later],
             begin=begin,
-            start=begin + 2,
-            end=begin + 3,
             levels=[(begin, 4e6)],
             memory=RankMemory(start=begin + 2, end=begin + 3, held=1, bytes=[1, 2]),
             operators=[(begin + 2.1, begin + 2.6)],
