@@ -85,11 +85,9 @@ def losses(answer: object, *, curves: Sequence[Sequence[float]], tolerance: floa
     require(abs(value - right) <= 0.02 * right + 1e-9)
     require(
         right < tolerance,
-        tr(
-            "You computed it right, but {right:.1e} is too much: these runs do not train the same "
-            "model.",
-            right=right,
-        ),
+        "You computed it right, but {right:.1e} is too much: these runs do not train the same "
+        "model.",
+        right=right,
     )
     return tr(
         "{right:.1e}, nothing but rounding: the same SGD, so only times need comparing.",

@@ -194,11 +194,9 @@ def judge(
     problems = forbidden(text)
     require(
         not problems,
-        tr(
-            "{file} cannot be tried: {problems}.",
-            file=path.name,
-            problems="; ".join(problems[:3]),
-        ),
+        "{file} cannot be tried: {problems}.",
+        file=path.name,
+        problems="; ".join(problems[:3]),
     )
     draw = np.random.default_rng(list(seed) if seed else secrets.randbits(64))
     spec, arrays, whole = rung.instance(draw, world_size)
@@ -368,11 +366,9 @@ def _require_carried(ended: Ended, rung: Rung, evidence: Evidence) -> None:
         said = said // 2  # every byte sent is also received
     require(
         ended.sent >= CARRIED * said,
-        tr(
-            "{said} bytes should have passed between the ranks; the kernel carried {sent}.",
-            said=said,
-            sent=ended.sent,
-        ),
+        "{said} bytes should have passed between the ranks; the kernel carried {sent}.",
+        said=said,
+        sent=ended.sent,
     )
 
 
