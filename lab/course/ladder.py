@@ -61,18 +61,16 @@ Instance = tuple[dict[str, Any], list[dict[str, Any]], dict[str, Any]]
 class Rung:
     """One rung of the ladder: a file, what it must define, and how it is run and judged.
 
-    `instance` draws the ranks' input from a seed: a specification, the arrays of each rank, and
-    those of the reference. `questions` are asked first, `formula` is shown after three tries. `own`
-    is the lab's strategy that the file is timed against.
+    `questions` are asked first, `formula` is shown after three tries. `task` is what its ranks do,
+    on what INSTANCES draw. `own` is the lab's strategy that the file is timed against.
     """
 
     file: str
     needs: str
-    task: str
-    instance: Callable[[np.random.Generator, int], Instance]
     judge: Callable[[Evidence], str]
     questions: tuple[str, str]
     formula: str
+    task: str = "strategy"
     trials: tuple[dict[str, Any], ...] = ({},)
     own: dict[str, Any] = field(default_factory=dict)
     ranks: tuple[int, ...] = (2,)  # world sizes at which a grader runs it
@@ -465,13 +463,20 @@ def timetable(
     return done
 
 
+# By task, what draws the ranks' input: a specification, the arrays of each rank, and those of the
+# reference.
+INSTANCES: dict[str, Callable[[np.random.Generator, int], Instance]] = {
+    "all_reduce": _tensors,
+    "strategy": _samples,
+    "linear": _matrices,
+    "order": _pipeline,
+}
 _NAIVE = {"strategy": "naive_ddp"}
 RUNGS: dict[str, Rung] = {
     "02.ring-all-reduce": Rung(
         file="ring.py",
         needs="all_reduce",
         task="all_reduce",
-        instance=_tensors,
         judge=_ring,
         questions=(
             "In which round does a rank receive a chunk, and what does it do with it?",
@@ -486,8 +491,6 @@ RUNGS: dict[str, Rung] = {
     "03.naive-ddp": Rung(
         file="naive.py",
         needs="NaiveDDP",
-        task="strategy",
-        instance=_samples,
         judge=_naive,
         questions=(
             "What must be equal on all ranks before the first step, and what after each?",
@@ -500,8 +503,6 @@ RUNGS: dict[str, Rung] = {
     "03.flat": Rung(
         file="flat.py",
         needs="FlatDDP",
-        task="strategy",
-        instance=_samples,
         judge=_flat,
         questions=(
             "How do tensors of several shapes become one, and how do you get them back?",
@@ -514,8 +515,6 @@ RUNGS: dict[str, Rung] = {
     "03.hooks": Rung(
         file="hooks.py",
         needs="HookedDDP",
-        task="strategy",
-        instance=_samples,
         judge=_hooks,
         questions=(
             "What does dist.all_reduce return if it is not to wait?",
@@ -528,8 +527,6 @@ RUNGS: dict[str, Rung] = {
     "03.buckets": Rung(
         file="buckets.py",
         needs="BucketedDDP",
-        task="strategy",
-        instance=_samples,
         judge=_buckets,
         trials=tuple({"bucket_bytes": size} for size in BUCKETS),
         questions=(
@@ -543,8 +540,6 @@ RUNGS: dict[str, Rung] = {
     "07.zero1": Rung(
         file="zero1.py",
         needs="ZeRO1",
-        task="strategy",
-        instance=_samples,
         judge=_zero1,
         questions=(
             "Of which part of the mean gradient does a rank that updates a shard need to know?",
@@ -558,7 +553,6 @@ RUNGS: dict[str, Rung] = {
         file="parallel_linear.py",
         needs="column",
         task="linear",
-        instance=_matrices,
         judge=_linear,
         questions=(
             "Which of the two products is complete on each rank, and which is a part of a sum?",
@@ -571,7 +565,6 @@ RUNGS: dict[str, Rung] = {
         file="schedule.py",
         needs="order",
         task="order",
-        instance=_pipeline,
         judge=_order,
         questions=(
             "How many micro-batches are under way below a stage when its first gradient arrives?",

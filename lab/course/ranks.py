@@ -22,7 +22,7 @@ from zipfile import BadZipFile
 import numpy as np
 
 from lab.course.check import WrongAnswerError, require
-from lab.course.ladder import CARRIED, RUNGS, Evidence, Rung, Trial
+from lab.course.ladder import CARRIED, INSTANCES, RUNGS, Evidence, Rung, Trial
 from lab.course.language import tr
 from lab.errors import InputError, LabError, Problem, nearest
 from lab.files import read_json, write_atomically
@@ -199,7 +199,7 @@ def judge(
         problems="; ".join(problems[:3]),
     )
     draw = np.random.default_rng(list(seed) if seed else secrets.randbits(64))
-    spec, arrays, whole = rung.instance(draw, world_size)
+    spec, arrays, whole = INSTANCES[rung.task](draw, world_size)
     spec |= {"needs": rung.needs, "world_size": world_size, "limit_s": LIMIT_S}
     theirs = spec | {"task": rung.task, "file": str(path.resolve()), "source": text}
     theirs |= {"trials": rung.trials, "confined": True}
