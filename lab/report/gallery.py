@@ -55,7 +55,7 @@ def keep(study: Study) -> list[Path]:
         _copy_study(study.folder, copy)
         for path, content in contents.items():
             write_atomically(copy / KEPT / path, content)
-        _write_json(copy / KEPT / ENTRY, {"quick": study.quick})
+        write_atomically(copy / KEPT / ENTRY, json.dumps({"quick": study.quick}).encode())
         made, kept = remake(copy), study.folder / KEPT
         if kept.exists():
             kept.rename(Path(room, "before"))
@@ -98,7 +98,8 @@ def remade(folder: Path, project: Path) -> tuple[Report, dict[str, bytes]]:
     files = github_page(made.notebook, title=study.title)
     _, name, alt = first_figure(made.notebook)
     about = {"quick": study.quick, "answer": made.answer, "alt": alt}
-    files[ENTRY] = _json(about | {"picture": f"figures/{name}.svg" if name else ""})
+    about["picture"] = f"figures/{name}.svg" if name else ""
+    files[ENTRY] = json.dumps(about, indent=1, ensure_ascii=False) + "\n"
     return made, {name: text.encode() for name, text in files.items()}
 
 
@@ -155,14 +156,6 @@ def _renamed(part: Any, hosts: dict[str, str]) -> Any:
         else _renamed(value, hosts)
         for key, value in part.items()
     }
-
-
-def _json(content: dict[str, Any]) -> str:
-    return json.dumps(content, indent=1, ensure_ascii=False) + "\n"
-
-
-def _write_json(path: Path, content: dict[str, Any]) -> None:
-    write_atomically(path, _json(content).encode())
 
 
 class Entry(NamedTuple):
