@@ -237,7 +237,11 @@ def _run(spec: Mapping[str, Any], arrays: Sequence[Mapping[str, Any]]) -> Ended:
 def _trials(ended: Ended, spec: Mapping[str, Any]) -> list[Trial]:
     """The ranks' output; raises WrongAnswerError with the first cause if a rank left none."""
     contents = [_open(archive) for archive in ended.archives]
-    errors = {rank: _error(content) for rank, content in enumerate(contents) if "error" in content}
+    errors: dict[int, dict[str, Any]] = {
+        rank: json.loads(str(content["error"]))
+        for rank, content in enumerate(contents)
+        if "error" in content
+    }
     if errors:
         # Ranks that lost a peer failed because of the one that failed first.
         first = min(errors, key=lambda rank: ("Connection" in errors[rank]["message"], rank))
@@ -281,11 +285,6 @@ def _open(archive: bytes) -> dict[str, Any]:
             return dict(content)
     except (ValueError, OSError, EOFError, KeyError, BadZipFile):
         return {}
-
-
-def _error(content: Mapping[str, Any]) -> dict[str, Any]:
-    error: dict[str, Any] = json.loads(str(content["error"]))
-    return error
 
 
 def _failure(rank: int, error: Mapping[str, Any], spec: Mapping[str, Any]) -> str:

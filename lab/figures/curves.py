@@ -11,7 +11,7 @@ import numpy as np
 import pandas as pd
 from matplotlib.axes import Axes
 from matplotlib.lines import Line2D
-from matplotlib.ticker import FixedFormatter, FixedLocator, MaxNLocator, NullLocator
+from matplotlib.ticker import FixedLocator, MaxNLocator
 
 from lab.analysis.scaling_curves import Curve, ranks, rows_of
 from lab.config.strategies import STRATEGIES
@@ -25,6 +25,7 @@ from lab.figures.style import (
     MARKERS,
     SIZE,
     WIDE,
+    fixed_ticks,
     ink,
     legend_above,
     legend_height,
@@ -181,15 +182,15 @@ def _draw_losses(
         place(ax, labels, side="below" if by_time and few else "right")
 
 
-def thinned(values: Losses, most: int = MOST_POINTS) -> tuple[Losses, Losses]:
-    """Steps from 1 and values; if more than `most`, means over equal intervals.
+def thinned(values: Losses) -> tuple[Losses, Losses]:
+    """Steps from 1 and values; if more than MOST_POINTS, means over equal intervals.
 
     The first and the last are kept. So a figure does not grow with the steps of its runs.
     """
     steps = np.arange(1.0, len(values) + 1)
-    if len(values) <= most:
+    if len(values) <= MOST_POINTS:
         return steps, values
-    stretches = [np.array_split(numbers[1:-1], most - 2) for numbers in (steps, values)]
+    stretches = [np.array_split(numbers[1:-1], MOST_POINTS - 2) for numbers in (steps, values)]
     means = (np.array([part.mean() for part in parts]) for parts in stretches)
     x, y = (
         np.concatenate([numbers[:1], inner, numbers[-1:]])
@@ -411,9 +412,7 @@ def _bytes_axis(ax: Axes, sizes: Sequence[int]) -> None:
     for size in sizes[1:]:
         if size / shown[-1] >= (sizes[-1] / sizes[0]) ** TICK:
             shown.append(size)
-    ax.xaxis.set_major_locator(FixedLocator(shown))
-    ax.xaxis.set_major_formatter(FixedFormatter([message_size(size) for size in shown]))
-    ax.xaxis.set_minor_locator(NullLocator())
+    fixed_ticks(ax.xaxis, shown, [message_size(size) for size in shown])
     # Room from the start: while labels stick out of the axes, the layout shrinks the axes, and
     # the room added then would be too wide.
     ax.set_xlim(sizes[0] / 1.6, sizes[-1] * max(sizes[-1] / sizes[0], 4) ** ROOM)

@@ -9,7 +9,6 @@ from typing import Any, NamedTuple
 import numpy as np
 import pandas as pd
 from matplotlib.axes import Axes
-from matplotlib.ticker import FixedFormatter, FixedLocator, NullLocator
 
 from lab.analysis.reported import ReportedTable
 from lab.analysis.scaling_curves import (
@@ -25,13 +24,14 @@ from lab.analysis.scaling_curves import (
     time_name,
 )
 from lab.figures.data import StudyResults
-from lab.figures.figure import empty_unless, figure, has, no_runs
+from lab.figures.figure import Words, empty_unless, figure, has, no_runs
 from lab.figures.labels import Label, place, place_in_panels, room_beside
 from lab.figures.style import (
     COLORS,
     IDEAL,
     SIZE,
     WIDE,
+    fixed_ticks,
     ink,
     legend_above,
     legend_height,
@@ -184,7 +184,7 @@ def efficiency(ax: Axes, results: StudyResults) -> None:
     _draw(ax, results, EFFICIENCY)
 
 
-def _lacks(column: str, what: str) -> Callable[[StudyResults], str]:
+def _lacks(column: str, what: str) -> Words:
     """The reason for no figure of a column without values: not measured, or not in the table."""
 
     def missing(results: StudyResults) -> str:
@@ -389,8 +389,7 @@ def _draw_bars(
             ax.errorbar(value, y, xerr=errors, color="black", linestyle="none", linewidth=1)
         beside: dict[str, Any] = {"xytext": (5, 0), "textcoords": "offset points", "va": "center"}
         ax.annotate(quantity.drawn(*_interval(row, column)), (end, y), fontsize=8.5, **beside)
-    ax.yaxis.set_major_locator(FixedLocator(range(len(rows))))
-    ax.yaxis.set_major_formatter(FixedFormatter(names or [""] * len(rows)))
+    fixed_ticks(ax.yaxis, range(len(rows)), names or [""] * len(rows))
     ax.set(xlabel=textwrap.fill(axis, width), xlim=(0, max(ends)), ylim=(len(rows) - 0.5, -0.5))
     ax.tick_params(axis="y", length=0, labelsize=9)
     ax.grid(visible=True, axis="x")
@@ -449,9 +448,7 @@ def _value_axis(ax: Axes, column: str) -> None:
         between = (1.0, 1.5) if high <= 8 * low else (1.0,)
         powers = [part * 2.0**power for power in range(-10, 21) for part in between]
         ticks = [tick for tick in powers if low <= tick <= high]
-        ax.yaxis.set_major_locator(FixedLocator(ticks))
-        ax.yaxis.set_major_formatter(FixedFormatter([f"{tick:g}" for tick in ticks]))
-        ax.yaxis.set_minor_locator(NullLocator())
+        fixed_ticks(ax.yaxis, ticks, [f"{tick:g}" for tick in ticks])
     elif column == "step_time" and 0 < low < high / WIDE:
         ax.set_yscale("log")
         plain_log(ax.yaxis)
