@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import itertools
 from collections.abc import Iterator, Mapping, Sequence
+from functools import partial
 from typing import Any, NamedTuple
 
 import matplotlib.pyplot as plt
@@ -58,10 +59,10 @@ NO_COLLECTIVES = "no collective has been measured here yet"
 _no_losses = empty_unless(lambda results: results.losses, NO_LOSSES)
 
 
-def _describe_losses(results: StudyResults, curves: Sequence[Curve], by: str) -> str:
-    """The longest run of each curve in words, over time or over steps."""
+def _describe_losses(results: StudyResults, by: str, curves: Sequence[Curve] | None = None) -> str:
+    """The longest run of each curve, by default of all drawn, in words: over time or over steps."""
     parts = []
-    for label, points in curves:
+    for label, points in results.drawn if curves is None else curves:
         known = points[points["run_id"].isin(results.losses.keys())]
         for row in rows_of(known)[-1:]:
             loss = results.losses[row["run_id"]]
@@ -93,9 +94,7 @@ def _losses_height(results: StudyResults) -> float:
     return 1.0 + ROW * rows + legend_height(name for name, *_ in arrangement.legend)
 
 
-@figure(
-    describe=lambda results: _describe_losses(results, results.drawn, "step"), missing=_no_losses
-)
+@figure(describe=partial(_describe_losses, by="step"), missing=_no_losses)
 def loss_by_step(ax: Axes, results: StudyResults) -> None:
     """Training loss by optimizer step, median over repeats.
 
@@ -105,9 +104,7 @@ def loss_by_step(ax: Axes, results: StudyResults) -> None:
     _draw_losses(ax, results, looks, by_time=False)
 
 
-@figure(
-    describe=lambda results: _describe_losses(results, results.drawn, "time"), missing=_no_losses
-)
+@figure(describe=partial(_describe_losses, by="time"), missing=_no_losses)
 def loss_by_time(ax: Axes, results: StudyResults) -> None:
     """Training loss by training time: steps times the median step time.
 
@@ -118,7 +115,7 @@ def loss_by_time(ax: Axes, results: StudyResults) -> None:
 
 
 @figure(
-    describe=lambda results: _describe_losses(results, _told_apart(results)[0], "step"),
+    describe=lambda results: _describe_losses(results, "step", _told_apart(results)[0]),
     missing=_no_losses,
     height=_losses_height,
     see=lambda results: (
