@@ -32,7 +32,7 @@ from lab.perfmodel import frozen
 from lab.records.schema import PHASES, Stat
 from lab.records.store import Record
 from lab.records.table import median
-from lab.report.blocks import Markdown, Table
+from lab.report.blocks import Markdown, Table, escaped
 
 COMMUNICATION = (
     "Communication of a step on its slowest rank, {over}. Exposed is "
@@ -93,7 +93,7 @@ def strip(results: StudyResults, run_ids: Sequence[str] | None = None) -> Markdo
     """
     audit = results.audit if results.has_study else None
     line = results.noise.strip(audit, run_ids=run_ids)
-    return Markdown(f"<small>*{Markdown.of(line).markdown}*</small>")
+    return Markdown(f"<small>*{escaped(line)}*</small>")
 
 
 def result_tables(results: StudyResults) -> list[Table]:
