@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import ast
 import io
+from collections.abc import Iterator
 from dataclasses import dataclass
 from functools import cache
 from pathlib import Path
@@ -10,7 +12,6 @@ from pathlib import Path
 from babel import Locale
 from babel.localedata import locale_identifiers
 from babel.messages.catalog import Catalog
-from babel.messages.extract import extract_from_file
 from babel.messages.pofile import write_po
 
 from lab.course.check import exercises
@@ -20,6 +21,7 @@ from lab.errors import Problem
 from lab.files import write_atomically
 
 HERE = Path(__file__).parent
+PLACES = {"tr": 0, "require": 1}  # of messages among the arguments of these functions
 
 
 @dataclass(frozen=True)
@@ -60,8 +62,7 @@ def messages() -> tuple[tuple[str, str, str], ...]:
     shown: list[tuple[str, str, str]] = []
     lessons = sorted(HERE.glob("lesson*.py"))
     for path in [*lessons, *sorted(set(HERE.glob("*.py")) - set(lessons))]:
-        extracted = extract_from_file("python", path, keywords={"tr": None})
-        by_line = [(line, str(text), "") for line, text, _, _ in extracted]
+        by_line = [(line, text, "") for line, text in _called(path)]
         for name, (hint, judge) in exercises().items():
             if Path(judge.__code__.co_filename) == path:
                 by_line.append((judge.__code__.co_firstlineno, hint, f"the hint of {name}"))
@@ -73,6 +74,15 @@ def messages() -> tuple[tuple[str, str, str], ...]:
                 shown += [(question, path.name, comment) for question in rung.questions]
                 shown.append((rung.formula, path.name, f"the formula of {name}"))
     return tuple(shown)
+
+
+def _called(path: Path) -> Iterator[tuple[int, str]]:
+    """The messages that a file passes to `tr`, or to `require`, which passes them on."""
+    for node in ast.walk(ast.parse(path.read_text("utf-8"))):
+        if isinstance(node, ast.Call):
+            match node.args[PLACES.get(ast.unparse(node.func), len(node.args)) :]:
+                case [ast.Constant(value=str(text)), *_]:
+                    yield node.lineno, text
 
 
 def _progress(path: Path) -> Progress:

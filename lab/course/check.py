@@ -190,24 +190,28 @@ def _is_missing(answer: object) -> bool:
     return all(place is None or place is Ellipsis for place in places)
 
 
-def require(condition: bool, hint: str = "") -> None:
-    """Raise WrongAnswerError unless a condition holds; the default hint is the exercise's."""
+def require(condition: bool, message: str = "", /, **values: object) -> None:
+    """Raise WrongAnswerError unless a condition holds: with a message, which it passes to `tr`.
+
+    Without one, the hint is the exercise's.
+    """
     if not condition:
-        raise WrongAnswerError(hint)
+        raise WrongAnswerError(message and tr(message, **values))
 
 
 def number(answer: object) -> float:
     """An answer as a float; raises WrongAnswerError unless it is one finite number."""
     value = _result_of("item", answer)
     plain = isinstance(value, int | float) and not isinstance(value, bool)
-    require(plain, tr("Give a single number; this is a {kind}.", kind=type(answer).__name__))
+    require(plain, "Give a single number; this is a {kind}.", kind=type(answer).__name__)
     try:
         result = float(value)
     except OverflowError:  # a whole number beyond all floats
         result = math.inf
     require(
         math.isfinite(result),
-        tr("{value} is not a finite number: check what was divided by what.", value=result),
+        "{value} is not a finite number: check what was divided by what.",
+        value=result,
     )
     return result
 
@@ -215,8 +219,9 @@ def number(answer: object) -> float:
 def numbers(answer: object, count: int, hint: str) -> list[float]:
     """An answer as `count` floats, given as a tuple, list or array; `hint` says what they are."""
     values = _result_of("tolist", answer)
-    require(isinstance(values, tuple | list) and len(values) == count, hint)
-    require(all(value is not None for value in values), hint)
+    given = isinstance(values, tuple | list) and len(values) == count
+    if not given or any(value is None for value in values):
+        raise WrongAnswerError(hint)
     return list(map(number, values))
 
 
@@ -244,8 +249,9 @@ def judge(
     if not close(value, right, within):
         others = _in_other_units(right, unit) if unit else {}
         for clears_up, wrong in {**(mistakes or {}), **others}.items():
-            require(not close(value, wrong, within), clears_up)
-        require(False, hint)
+            if close(value, wrong, within):
+                raise WrongAnswerError(clears_up)
+        raise WrongAnswerError(hint)
     return value
 
 

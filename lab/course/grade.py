@@ -7,9 +7,7 @@ ranks (`lab.course.ranks`).
 
 from __future__ import annotations
 
-import csv
 import hashlib
-import io
 import json
 import os
 import secrets
@@ -191,11 +189,10 @@ def _points(lesson: str, function: str) -> Iterator[tuple[str, float]]:
 
 
 def _csv(grades: Sequence[Grade]) -> str:
-    with io.StringIO(newline="") as stream:
-        writer = csv.DictWriter(stream, [field.name for field in fields(Grade)])
-        writer.writeheader()
-        writer.writerows(asdict(row) for row in grades)
-        return stream.getvalue()
+    import pandas as pd
+
+    frame = pd.DataFrame(map(asdict, grades), columns=[field.name for field in fields(Grade)])
+    return frame.to_csv(index=False, lineterminator="\r\n")
 
 
 def totals(grades: Sequence[Grade]) -> list[dict[str, Any]]:

@@ -61,18 +61,16 @@ Instance = tuple[dict[str, Any], list[dict[str, Any]], dict[str, Any]]
 class Rung:
     """One rung of the ladder: a file, what it must define, and how it is run and judged.
 
-    `instance` draws the ranks' input from a seed: a specification, the arrays of each rank, and
-    those of the reference. `questions` are asked first, `formula` is shown after three tries. `own`
-    is the lab's strategy that the file is timed against.
+    `questions` are asked first, `formula` is shown after three tries. `task` is what its ranks do,
+    on what INSTANCES draw. `own` is the lab's strategy that the file is timed against.
     """
 
     file: str
     needs: str
-    task: str
-    instance: Callable[[np.random.Generator, int], Instance]
     judge: Callable[[Evidence], str]
     questions: tuple[str, str]
     formula: str
+    task: str = "strategy"
     trials: tuple[dict[str, Any], ...] = ({},)
     own: dict[str, Any] = field(default_factory=dict)
     ranks: tuple[int, ...] = (2,)  # world sizes at which a grader runs it
@@ -143,29 +141,26 @@ def _ring(evidence: Evidence) -> str:
             require(
                 arrays["result"].shape == right.shape
                 and bool(np.allclose(arrays["result"], right, rtol=1e-9)),
-                tr(
-                    "With {n} ranks and {numbers} numbers, rank {rank} does not end with the sum.",
-                    n=n,
-                    numbers=len(right),
-                    rank=rank,
-                ),
+                "With {n} ranks and {numbers} numbers, rank {rank} does not end with the sum.",
+                n=n,
+                numbers=len(right),
+                rank=rank,
             )
         names = {operation for operation, *_ in trial.calls}
         require(
             names <= {"send", "receive"},
-            tr("Send messages between neighbours, not {names}.", names=", ".join(sorted(names))),
+            "Send messages between neighbours, not {names}.",
+            names=", ".join(sorted(names)),
         )
         sent = sum(size for operation, size, *_ in trial.calls if operation == "send")
         least = bus_factor("all_reduce", n) * right.nbytes
         require(
             sent <= 1.02 * least + 64 * n,
-            tr(
-                "Rank 0 sent {sent} bytes of a tensor of {size}; a ring sends {least:.0f}, a "
-                "chunk in each round.",
-                sent=sent,
-                size=right.nbytes,
-                least=least,
-            ),
+            "Rank 0 sent {sent} bytes of a tensor of {size}; a ring sends {least:.0f}, a "
+            "chunk in each round.",
+            sent=sent,
+            size=right.nbytes,
+            least=least,
         )
     messages = sum(operation == "send" for operation, *_ in evidence.trials[0].calls)
     return tr(
@@ -183,12 +178,10 @@ def _same_as_single(evidence: Evidence) -> str:
         for rank, arrays in enumerate(trial.arrays):
             require(
                 arrays.keys() == evidence.expected.keys(),
-                tr(
-                    "Rank {rank} has {count} parameters, `single` {expected}.",
-                    rank=rank,
-                    count=len(arrays),
-                    expected=len(evidence.expected),
-                ),
+                "Rank {rank} has {count} parameters, `single` {expected}.",
+                rank=rank,
+                count=len(arrays),
+                expected=len(evidence.expected),
             )
         pairs = [
             float(np.abs(arrays[name] - value).max())
@@ -202,20 +195,16 @@ def _same_as_single(evidence: Evidence) -> str:
         )
         require(
             apart <= EXACT,
-            tr(
-                "After five steps the ranks hold parameters that are up to {apart:.1e} apart. Did "
-                "they begin with the same, and is every gradient the same on all?",
-                apart=apart,
-            ),
+            "After five steps the ranks hold parameters that are up to {apart:.1e} apart. Did "
+            "they begin with the same, and is every gradient the same on all?",
+            apart=apart,
         )
         worst = max(worst, *pairs)
     require(
         worst <= EXACT,
-        tr(
-            "After five steps all ranks agree, but not with one rank that has all samples: "
-            "parameters differ by up to {worst:.1e}. Is it the mean that they apply?",
-            worst=worst,
-        ),
+        "After five steps all ranks agree, but not with one rank that has all samples: "
+        "parameters differ by up to {worst:.1e}. Is it the mean that they apply?",
+        worst=worst,
     )
     return tr("Parameters are those of `single` after five steps, up to {worst:.0e}.", worst=worst)
 
@@ -224,17 +213,21 @@ def _reduced(evidence: Evidence, trial: Trial, *, calls: int | None = None) -> s
     size = evidence.parameter_bytes
     others = {operation for operation, *_ in trial.calls} - {"all_reduce"}
     require(
-        not others, tr("Steps call {names}; all_reduce is enough.", names=", ".join(sorted(others)))
+        not others, "Steps call {names}; all_reduce is enough.", names=", ".join(sorted(others))
     )
     sent = sum(call[1] for call in trial.calls)
     require(
         sent == size,
-        tr("A step reduces {sent} bytes; the gradients have {size}.", sent=sent, size=size),
+        "A step reduces {sent} bytes; the gradients have {size}.",
+        sent=sent,
+        size=size,
     )
     count = len(trial.calls)
     require(
         calls is None or count == calls,
-        tr("A step makes {count} calls; {calls} are enough.", count=count, calls=calls),
+        "A step makes {count} calls; {calls} are enough.",
+        count=count,
+        calls=calls,
     )
     return tr(
         "Calls in each step: {count}, with {size:.2f} MB in all.", count=count, size=size / 1e6
@@ -246,15 +239,11 @@ def _hidden(trial: Trial) -> float:
     early = [call for call in trial.calls if call[2] == "backward" and call[3] != "backward"]
     require(
         bool(early),
-        tr(
-            "No call is launched in the backward pass and left in flight: each is waited for at "
-            "once, or launched when the pass is over."
-        ),
+        "No call is launched in the backward pass and left in flight: each is waited for at "
+        "once, or launched when the pass is over.",
     )
     shares = [1 - fact["exposed_s"] / fact["total_s"] for fact in trial.facts]
-    require(
-        min(shares) > 0, tr("Nothing is hidden: ranks wait during all of the time on the link.")
-    )
+    require(min(shares) > 0, "Nothing is hidden: ranks wait during all of the time on the link.")
     return float(min(shares))
 
 
@@ -282,21 +271,17 @@ def _buckets(evidence: Evidence) -> str:
     tensors = len(evidence.expected)
     require(
         counts[0] == tensors and counts[-1] == 1,
-        tr(
-            "Buckets of 1 byte make {smallest} calls for {tensors} gradients, and one that holds "
-            "all makes {largest}.",
-            smallest=counts[0],
-            tensors=tensors,
-            largest=counts[-1],
-        ),
+        "Buckets of 1 byte make {smallest} calls for {tensors} gradients, and one that holds "
+        "all makes {largest}.",
+        smallest=counts[0],
+        tensors=tensors,
+        largest=counts[-1],
     )
     require(
         1 < counts[1] < tensors,
-        tr(
-            "Buckets of {size} bytes make {calls} calls: some gradients should share one.",
-            size=BUCKETS[1],
-            calls=counts[1],
-        ),
+        "Buckets of {size} bytes make {calls} calls: some gradients should share one.",
+        size=BUCKETS[1],
+        calls=counts[1],
     )
     first, second, _ = evidence.trials
     sweep = tr(
@@ -317,22 +302,18 @@ def _zero1(evidence: Evidence) -> str:
         moved = sum(call[1] for call in trial.calls if call[0] == operation)
         require(
             size <= moved <= 1.01 * size + 64 * n,
-            tr(
-                "A step moves {moved} bytes by {operation}; the parameters have {size}.",
-                moved=moved,
-                operation=operation,
-                size=size,
-            ),
+            "A step moves {moved} bytes by {operation}; the parameters have {size}.",
+            moved=moved,
+            operation=operation,
+            size=size,
         )
     whole = sum(value.size for value in evidence.expected.values())
     kept = max(fact["state"] for fact in trial.facts)
     require(
         kept <= 2 * whole / n * 1.01 + 64,
-        tr(
-            "A rank keeps {kept} numbers of the optimizer's state, not only its part of {whole}.",
-            kept=kept,
-            whole=2 * whole,
-        ),
+        "A rank keeps {kept} numbers of the optimizer's state, not only its part of {whole}.",
+        kept=kept,
+        whole=2 * whole,
     )
     part = tr(
         "A rank keeps {kept} numbers of the optimizer's state, {share:.0%} of all; reduce-scatter "
@@ -353,32 +334,26 @@ def _linear(evidence: Evidence) -> str:
             actual, wanted = arrays[name], right[name]
             require(
                 actual.shape == wanted.shape and bool(np.allclose(actual, wanted, atol=EXACT)),
-                tr(
-                    "On rank {rank}, {what} {misfit}.",
-                    rank=rank,
-                    what=what,
-                    misfit=_misfit(actual, wanted),
-                ),
+                "On rank {rank}, {what} {misfit}.",
+                rank=rank,
+                what=what,
+                misfit=_misfit(actual, wanted),
             )
         for name in (*CUT, "row_bias"):
             wanted = _part(name, right[name], rank, n)
             worst = float(np.abs(arrays[name] - wanted).max())
             require(
                 worst <= EXACT,
-                tr(
-                    "After five steps {name} of rank {rank} is off by up to {worst:.1e}.",
-                    name=name,
-                    rank=rank,
-                    worst=worst,
-                ),
+                "After five steps {name} of rank {rank} is off by up to {worst:.1e}.",
+                name=name,
+                rank=rank,
+                worst=worst,
             )
     reduced = [call for call in trial.calls if call[0] == "all_reduce"]
     require(
         len(reduced) == len(trial.calls) == 2,
-        tr(
-            "A step makes {calls} calls; one forward and one backward are enough.",
-            calls=len(trial.calls),
-        ),
+        "A step makes {calls} calls; one forward and one backward are enough.",
+        calls=len(trial.calls),
     )
     return tr(
         "Outputs, gradients and all parts of the weights on {n} ranks are those of whole "
@@ -405,46 +380,38 @@ def _order(evidence: Evidence) -> str:
             passed = [which for what, which in passes if what == kind]
             require(
                 passed == list(range(micro_batches)),
-                tr(
-                    "The {name} passes of stage {stage} are of the micro-batches {passed}; each is "
-                    "due once, in order.",
-                    stage=stage,
-                    name=name,
-                    passed=passed,
-                ),
+                "The {name} passes of stage {stage} are of the micro-batches {passed}; each is "
+                "due once, in order.",
+                stage=stage,
+                name=name,
+                passed=passed,
             )
         most = peak(passes)
         require(
             most <= min(stages - stage, micro_batches),
-            tr(
-                "Stage {stage} of {stages} keeps the activations of {most} micro-batches; "
-                "{enough} would do.",
-                stage=stage,
-                stages=stages,
-                most=most,
-                enough=min(stages - stage, micro_batches),
-            ),
+            "Stage {stage} of {stages} keeps the activations of {most} micro-batches; "
+            "{enough} would do.",
+            stage=stage,
+            stages=stages,
+            most=most,
+            enough=min(stages - stage, micro_batches),
         )
     took = slots(orders)
     best = micro_batches + stages - 1
     require(
         took == 3 * best,
-        tr(
-            "The pipeline takes {took} slots of time (a forward pass is one, a backward pass "
-            "two); {enough} are enough.",
-            took=took,
-            enough=3 * best,
-        ),
+        "The pipeline takes {took} slots of time (a forward pass is one, a backward pass "
+        "two); {enough} are enough.",
+        took=took,
+        enough=3 * best,
     )
     for stage, arrays in enumerate(trial.arrays):
         worst = float(np.abs(arrays["grad"] - evidence.expected[f"grad{stage}"]).max())
         require(
             worst <= EXACT,
-            tr(
-                "The gradient of stage {stage} is off by up to {worst:.1e}.",
-                stage=stage,
-                worst=worst,
-            ),
+            "The gradient of stage {stage} is off by up to {worst:.1e}.",
+            stage=stage,
+            worst=worst,
         )
     return tr(
         "{stages} stages and {micro_batches} micro-batches take {best} rounds, a bubble of "
@@ -496,13 +463,20 @@ def timetable(
     return done
 
 
+# By task, what draws the ranks' input: a specification, the arrays of each rank, and those of the
+# reference.
+INSTANCES: dict[str, Callable[[np.random.Generator, int], Instance]] = {
+    "all_reduce": _tensors,
+    "strategy": _samples,
+    "linear": _matrices,
+    "order": _pipeline,
+}
 _NAIVE = {"strategy": "naive_ddp"}
 RUNGS: dict[str, Rung] = {
     "02.ring-all-reduce": Rung(
         file="ring.py",
         needs="all_reduce",
         task="all_reduce",
-        instance=_tensors,
         judge=_ring,
         questions=(
             "In which round does a rank receive a chunk, and what does it do with it?",
@@ -517,8 +491,6 @@ RUNGS: dict[str, Rung] = {
     "03.naive-ddp": Rung(
         file="naive.py",
         needs="NaiveDDP",
-        task="strategy",
-        instance=_samples,
         judge=_naive,
         questions=(
             "What must be equal on all ranks before the first step, and what after each?",
@@ -531,8 +503,6 @@ RUNGS: dict[str, Rung] = {
     "03.flat": Rung(
         file="flat.py",
         needs="FlatDDP",
-        task="strategy",
-        instance=_samples,
         judge=_flat,
         questions=(
             "How do tensors of several shapes become one, and how do you get them back?",
@@ -545,8 +515,6 @@ RUNGS: dict[str, Rung] = {
     "03.hooks": Rung(
         file="hooks.py",
         needs="HookedDDP",
-        task="strategy",
-        instance=_samples,
         judge=_hooks,
         questions=(
             "What does dist.all_reduce return if it is not to wait?",
@@ -559,8 +527,6 @@ RUNGS: dict[str, Rung] = {
     "03.buckets": Rung(
         file="buckets.py",
         needs="BucketedDDP",
-        task="strategy",
-        instance=_samples,
         judge=_buckets,
         trials=tuple({"bucket_bytes": size} for size in BUCKETS),
         questions=(
@@ -574,8 +540,6 @@ RUNGS: dict[str, Rung] = {
     "07.zero1": Rung(
         file="zero1.py",
         needs="ZeRO1",
-        task="strategy",
-        instance=_samples,
         judge=_zero1,
         questions=(
             "Of which part of the mean gradient does a rank that updates a shard need to know?",
@@ -589,7 +553,6 @@ RUNGS: dict[str, Rung] = {
         file="parallel_linear.py",
         needs="column",
         task="linear",
-        instance=_matrices,
         judge=_linear,
         questions=(
             "Which of the two products is complete on each rank, and which is a part of a sum?",
@@ -602,7 +565,6 @@ RUNGS: dict[str, Rung] = {
         file="schedule.py",
         needs="order",
         task="order",
-        instance=_pipeline,
         judge=_order,
         questions=(
             "How many micro-batches are under way below a stage when its first gradient arrives?",

@@ -79,7 +79,7 @@ def largest_model(answer: object, *, memory_bytes: float) -> str:
         tr("Give the plain count of parameters, not millions of them."): most / 1e6,
         tr("MB and GB: parameters are a plain count here, memory is in bytes."): most / 1e9,
     }
-    require(number(answer) > 0, tr("Give a positive number of parameters."))
+    require(number(answer) > 0, "Give a positive number of parameters.")
     judge(answer, most, mistakes=mistakes)
     return tr(
         "At most {millions:,.0f} million parameters, and no byte is left for activations: the "

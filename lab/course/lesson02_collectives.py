@@ -12,16 +12,16 @@ from lab.course.language import tr
 from lab.perfmodel.collectives import busbw as bus_bandwidth
 from lab.perfmodel.collectives import fit_link
 
-SIZES = (2, 3, 5)
+SIZES = (2, 3, 5)  # of rings
 
 
 @exercise("02.ring")
-def ring(answer: object, *, sizes: Sequence[int] = SIZES) -> str:
+def ring(answer: object) -> str:
     """n - 1 rounds that add, then n - 1 rounds that copy; in each, every rank sends one chunk to
     the next rank.
     """
-    require(callable(answer), tr("Give the function itself: all_reduce, without parentheses."))
-    for n in sizes:
+    require(callable(answer), "Give the function itself: all_reduce, without parentheses.")
+    for n in SIZES:
         _try_ring(answer, n)  # type: ignore[arg-type]
     return tr(
         "Every rank holds the sum, after 2 (n - 1) rounds in which each link carried one chunk. "
@@ -34,10 +34,10 @@ def _try_ring(all_reduce: Callable[[Ring], object], n: int) -> None:
     values = np.random.default_rng(n).integers(0, 100, (n, n, 4)).astype(float)
     tried = Ring(list(map(list, values)))
     all_reduce(tried)
-    require(sum(tried.sent) > 0, tr("Nothing was sent."))
+    require(sum(tried.sent) > 0, "Nothing was sent.")
     require(
         not tried.pending,
-        tr("The last messages never arrived: call ring.end_round() after every round."),
+        "The last messages never arrived: call ring.end_round() after every round.",
     )
     right = values.sum(axis=0)
     wrong = [rank for rank in range(n) if not np.allclose(tried.chunks[rank], right)]
@@ -47,32 +47,31 @@ def _try_ring(all_reduce: Callable[[Ring], object], n: int) -> None:
         if any(np.allclose(tried.chunks[rank][chunk], right[chunk]) for rank in range(n))
     ]
     if wrong:
-        summed = tr(
+        require(
+            len(whole) < n,
             "With {n} ranks every chunk is summed somewhere, but rank {rank} does not hold all: "
             "pass the sums on.",
             n=n,
             rank=wrong[0],
         )
-        lost = tr(
+        require(
+            False,
             "With {n} ranks, rank {rank} does not end with the sum: which chunk does it send in "
             "which round?",
             n=n,
             rank=wrong[0],
         )
-        require(False, summed if len(whole) == n else lost)
     require(
         tried.busiest <= 1,
-        tr("Some rank was sent two chunks in one round: a link carries one at a time here."),
+        "Some rank was sent two chunks in one round: a link carries one at a time here.",
     )
     most = 2 * (n - 1)
     require(
         tried.rounds <= most,
-        tr(
-            "{rounds} rounds with {n} ranks; 2 (n - 1) = {most} are enough.",
-            rounds=tried.rounds,
-            n=n,
-            most=most,
-        ),
+        "{rounds} rounds with {n} ranks; 2 (n - 1) = {most} are enough.",
+        rounds=tried.rounds,
+        n=n,
+        most=most,
     )
 
 
@@ -128,7 +127,7 @@ def alpha_beta(answer: object, *, sizes: Sequence[float], seconds: Sequence[floa
     expected = seconds[0] - sizes[0] / right
     require(
         abs(alpha - expected) <= 0.02 * max(abs(expected), min(seconds)),
-        tr("B is right; alpha is what remains of a time after bytes/B."),
+        "B is right; alpha is what remains of a time after bytes/B.",
     )
     try:
         fit = fit_link(sizes, seconds)

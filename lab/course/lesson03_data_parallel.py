@@ -9,6 +9,8 @@ import numpy as np
 from lab.course.check import exercise, judge, number, require
 from lab.course.language import tr
 
+TOLERANCE = 2e-4  # relative, between losses of the same SGD
+
 
 @exercise("03.average")
 def average(answer: object, *, gradients: Sequence[float], samples: Sequence[int]) -> str:
@@ -77,19 +79,17 @@ def _tensors(layers: int) -> int:
 
 
 @exercise("03.losses")
-def losses(answer: object, *, curves: Sequence[Sequence[float]], tolerance: float = 2e-4) -> str:
+def losses(answer: object, *, curves: Sequence[Sequence[float]]) -> str:
     """max over the steps of |a/b - 1|, for two lists of equal length."""
     reference = np.array(curves[0])
     right = max(float(np.abs(np.array(curve) / reference - 1).max()) for curve in curves[1:])
     value = number(answer)
     require(abs(value - right) <= 0.02 * right + 1e-9)
     require(
-        right < tolerance,
-        tr(
-            "You computed it right, but {right:.1e} is too much: these runs do not train the same "
-            "model.",
-            right=right,
-        ),
+        right < TOLERANCE,
+        "You computed it right, but {right:.1e} is too much: these runs do not train the same "
+        "model.",
+        right=right,
     )
     return tr(
         "{right:.1e}, nothing but rounding: the same SGD, so only times need comparing.",

@@ -39,7 +39,7 @@ def band(answer: object, *, compute_s: float, communication_s: float) -> str:
     least, most = efficiency_without_overlap(r), efficiency_with_overlap(r)
     require(
         not (close(low, most) and close(high, least)) or close(least, most),
-        tr("Right numbers, wrong order."),
+        "Right numbers, wrong order.",
     )
     judge(
         low,
@@ -131,25 +131,20 @@ def culprit(answer: object, *, rules: Sequence[str]) -> str:
     """Compare the time that gradients need with the time that a step became longer, then read what
     the audit says of CPUs.
     """
-    require(isinstance(answer, str), tr("Give the name of a rule, as text."))
+    require(isinstance(answer, str), "Give the name of a rule, as text.")
     named = str(answer).strip().lower()
     require(
         named in rules,
-        tr(
-            "The audit found {rules} in this table: which of them is a cause?",
-            rules=", ".join(dict.fromkeys(rules)),
-        ),
+        "The audit found {rules} in this table: which of them is a cause?",
+        rules=", ".join(dict.fromkeys(rules)),
     )
     require(
-        named != "plausible-bandwidth",
-        tr("This rule says that the link is not to blame. What is?"),
+        named != "plausible-bandwidth", "This rule says that the link is not to blame. What is?"
     )
     require(
         named != "equal-work",
-        tr(
-            "Unequal work makes the comparison unfair, but each rank has as many samples in a step "
-            "as before: why does a step take almost 9 times as long?"
-        ),
+        "Unequal work makes the comparison unfair, but each rank has as many samples in a step "
+        "as before: why does a step take almost 9 times as long?",
     )
     require(named == "data-stall")
     return tr(

@@ -98,10 +98,11 @@ def ratio(
 def trace(answer: object, *, trace: Trace, rank: int) -> str:
     """The step less the stretches in which its operators run, over the step."""
     value, right = number(answer), trace.idle(rank)
-    require(not 1 < value <= 100, tr("A share between 0 and 1 is wanted."))
+    require(not 1 < value <= 100, "A share between 0 and 1 is wanted.")
     if abs(value - right) > READ_WITHIN:
         busy = abs(value - (1 - right)) <= READ_WITHIN
-        require(False, tr("That is the share in which it works.") if busy else "")
+        require(not busy, "That is the share in which it works.")
+        require(False)
     others = [trace.idle(other) for other in range(len(trace.memory)) if other != rank]
     listed = ", ".join(f"{share:.0%}" for share in others)
     return tr(

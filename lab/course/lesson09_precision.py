@@ -69,7 +69,7 @@ def quantize(answer: object) -> str:
     """By what must the row be divided, so that its largest magnitude becomes 127? The integers are
     what that gives, each rounded to the nearest.
     """
-    require(callable(answer), tr("Give the function itself, without parentheses."))
+    require(callable(answer), "Give the function itself, without parentheses.")
     draw = np.random.default_rng(9)
     for row in (
         draw.normal(size=64),
@@ -89,30 +89,26 @@ def _try(quantized: Callable[[object], Any], row: object) -> None:
     result = quantized(values)
     require(
         isinstance(result, tuple | list) and len(result) == 2,
-        tr("Return two things: the integers and the scale."),
+        "Return two things: the integers and the scale.",
     )
     scale = number(result[1])
     q: npt.NDArray[np.float64] = np.asarray(result[0], dtype=np.float64)
-    require(q.shape == values.shape, tr("There must be an integer for every value."))
+    require(q.shape == values.shape, "There must be an integer for every value.")
     require(
-        bool((q == np.round(q)).all()),
-        tr("The first part must be whole numbers: round, do not cut."),
+        bool((q == np.round(q)).all()), "The first part must be whole numbers: round, do not cut."
     )
     require(
-        bool((np.abs(q) <= LARGEST).all()),
-        tr("Some integers are beyond {LARGEST}.", LARGEST=LARGEST),
+        bool((np.abs(q) <= LARGEST).all()), "Some integers are beyond {LARGEST}.", LARGEST=LARGEST
     )
     require(
         bool(np.abs(q).max() == LARGEST),
-        tr(
-            "The largest value of a row should become {LARGEST}: is the scale that of this row?",
-            LARGEST=LARGEST,
-        ),
+        "The largest value of a row should become {LARGEST}: is the scale that of this row?",
+        LARGEST=LARGEST,
     )
     worst = float(np.abs(q * scale - values).max())
     require(
         worst <= 0.5001 * float(np.abs(values).max()) / LARGEST,
-        tr("A value is off by more than half a scale: round to the nearest."),
+        "A value is off by more than half a scale: round to the nearest.",
     )
 
 

@@ -14,11 +14,11 @@ SECONDS_PER_HOUR = 3600
 @exercise("11.report")
 def report(answer: object, *, study: Path) -> str:
     """lab.report(study) returns where the report lies: give its html."""
-    require(isinstance(answer, str | Path), tr("Give a path."))
+    require(isinstance(answer, str | Path), "Give a path.")
     path = Path(str(answer)).resolve()
-    require(path.is_file(), tr("There is no file {name}.", name=path.name))
-    require(path.is_relative_to(study.resolve()), tr("This is the report of another study."))
-    require(path.suffix == ".html", tr("{name} is not the HTML file.", name=path.name))
+    require(path.is_file(), "There is no file {name}.", name=path.name)
+    require(path.is_relative_to(study.resolve()), "This is the report of another study.")
+    require(path.suffix == ".html", "{name} is not the HTML file.", name=path.name)
     return tr(
         "{name}, {size:.0f} kB: one file that opens anywhere.",
         name=path.name,

@@ -9,7 +9,7 @@ from lab.course.ladder import KINDS, peak, timetable
 from lab.course.lesson02_collectives import Ring
 from lab.figures.style import COLORS
 from lab.perfmodel.layout import Sharing
-from lab.perfmodel.memory import MIXED, StateBytes, state_memory
+from lab.perfmodel.memory import MIXED, state_memory
 from lab.report.blocks import Figure, drawn
 
 if TYPE_CHECKING:
@@ -46,12 +46,10 @@ def chunks(ring: Ring) -> Figure:
     return drawn(draw, f"After round {ring.rounds}, {contents}. Arrived: {arrived}.", height=1.6)
 
 
-def shares(
-    parameters: float, ranks: int, *, state: StateBytes = MIXED, memory: float | None = None
-) -> Figure:
+def shares(parameters: float, ranks: int, *, memory: float | None = None) -> Figure:
     """GB of weights, gradients and optimizer per rank by ZeRO stage; `memory` is a line."""
     parts = {
-        name: state_memory(parameters, sharing=sharing, ranks=ranks, state=state)
+        name: state_memory(parameters, sharing=sharing, ranks=ranks, state=MIXED)
         for name, sharing in SHARINGS.items()
     }
 

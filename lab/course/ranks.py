@@ -22,7 +22,7 @@ from zipfile import BadZipFile
 import numpy as np
 
 from lab.course.check import WrongAnswerError, require
-from lab.course.ladder import CARRIED, RUNGS, Evidence, Rung, Trial
+from lab.course.ladder import CARRIED, INSTANCES, RUNGS, Evidence, Rung, Trial
 from lab.course.language import tr
 from lab.errors import InputError, LabError, Problem, nearest
 from lab.files import read_json, write_atomically
@@ -194,14 +194,12 @@ def judge(
     problems = forbidden(text)
     require(
         not problems,
-        tr(
-            "{file} cannot be tried: {problems}.",
-            file=path.name,
-            problems="; ".join(problems[:3]),
-        ),
+        "{file} cannot be tried: {problems}.",
+        file=path.name,
+        problems="; ".join(problems[:3]),
     )
     draw = np.random.default_rng(list(seed) if seed else secrets.randbits(64))
-    spec, arrays, whole = rung.instance(draw, world_size)
+    spec, arrays, whole = INSTANCES[rung.task](draw, world_size)
     spec |= {"needs": rung.needs, "world_size": world_size, "limit_s": LIMIT_S}
     theirs = spec | {"task": rung.task, "file": str(path.resolve()), "source": text}
     theirs |= {"trials": rung.trials, "confined": True}
@@ -239,7 +237,11 @@ def _run(spec: Mapping[str, Any], arrays: Sequence[Mapping[str, Any]]) -> Ended:
 def _trials(ended: Ended, spec: Mapping[str, Any]) -> list[Trial]:
     """The ranks' output; raises WrongAnswerError with the first cause if a rank left none."""
     contents = [_open(archive) for archive in ended.archives]
-    errors = {rank: _error(content) for rank, content in enumerate(contents) if "error" in content}
+    errors: dict[int, dict[str, Any]] = {
+        rank: json.loads(str(content["error"]))
+        for rank, content in enumerate(contents)
+        if "error" in content
+    }
     if errors:
         # Ranks that lost a peer failed because of the one that failed first.
         first = min(errors, key=lambda rank: ("Connection" in errors[rank]["message"], rank))
@@ -283,11 +285,6 @@ def _open(archive: bytes) -> dict[str, Any]:
             return dict(content)
     except (ValueError, OSError, EOFError, KeyError, BadZipFile):
         return {}
-
-
-def _error(content: Mapping[str, Any]) -> dict[str, Any]:
-    error: dict[str, Any] = json.loads(str(content["error"]))
-    return error
 
 
 def _failure(rank: int, error: Mapping[str, Any], spec: Mapping[str, Any]) -> str:
@@ -368,11 +365,9 @@ def _require_carried(ended: Ended, rung: Rung, evidence: Evidence) -> None:
         said = said // 2  # every byte sent is also received
     require(
         ended.sent >= CARRIED * said,
-        tr(
-            "{said} bytes should have passed between the ranks; the kernel carried {sent}.",
-            said=said,
-            sent=ended.sent,
-        ),
+        "{said} bytes should have passed between the ranks; the kernel carried {sent}.",
+        said=said,
+        sent=ended.sent,
     )
 
 

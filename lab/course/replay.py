@@ -23,7 +23,7 @@ from typing import TYPE_CHECKING, Any
 from lab.config.study import Study, Task
 from lab.course.check import ANSWERS, WrongAnswerError, read_kept, verdict
 from lab.course.language import tr
-from lab.course.release import LESSONS
+from lab.course.release import LESSONS, NEEDED
 from lab.errors import LabError
 from lab.records.store import Record, Store, read_record
 
@@ -70,7 +70,7 @@ def judged(lesson: str, submitted: Path) -> dict[str, Any]:
     """Whether each exercise is right (None if undecidable here), why, and the records."""
     with tempfile.TemporaryDirectory(prefix="lab-grade-") as folder:
         work = Path(folder)
-        for name in ("studies", "tables"):
+        for name in NEEDED:
             without = shutil.ignore_patterns("out", ".*", "*.py")
             shutil.copytree(LESSONS / name, work / name, ignore=without)
         _copy_records(submitted, work)

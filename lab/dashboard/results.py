@@ -50,7 +50,7 @@ def results(bench: Bench, study: Study | None = None) -> list[Part]:
         blocks.Markdown.of(f"{record.run.label} on {home.folder.parent.name}", heading=4),
         sections.outcome(StudyResults([record])),
         *(_trust(home, record, scored.get(_key_of(marked))) if record.completed else []),
-        *_changes(measured, marked),
+        *map(blocks.Markdown.of, filter(None, [since_the_last(measured, marked)])),
         _table(measured, marked, scored),
         *_figures(measured, marked, scored),
         blocks.Markdown(
@@ -63,11 +63,6 @@ def _trust(home: Study, record: Record, score: Score | None) -> list[Part]:
     """The strip of a run, and its prediction."""
     strip = sections.strip(StudyResults(home), run_ids=[record.run_id])
     return [strip, blocks.Markdown.of(beside(score))]
-
-
-def _changes(entries: list[Entry], marked: Entry) -> list[Part]:
-    sentence = since_the_last(entries, marked)
-    return [blocks.Markdown.of(sentence)] if sentence else []
 
 
 def _key(study: Study, run_id: str) -> Key:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from functools import partial
 from typing import Any
 
@@ -57,9 +57,9 @@ CALL_MARKS = (
 NO_PHASES = "no phases of a step are known"
 NO_TRACE = "no step was traced: that takes `trace: true` in a run"
 OPERATORS = "operators"
-LANES = ("compute", "link", OPERATORS)  # of a rank in a timeline
 MOST_WATERFALLS = 4
-MEASURED, LOSS, GAIN = "#0072B2", "#D55E00", "#009E73"
+MEASURED = "measured"
+STEP, LOSS, GAIN = "#0072B2", "#D55E00", "#009E73"
 
 
 _no_phases = empty_unless(has("forward_time"), NO_PHASES)
@@ -268,36 +268,18 @@ def waterfall(ax: Axes, results: StudyResults) -> None:
     y, farthest = 0.0, 1.0
     falls = _falls(results)
     for heading, fall in zip(names_of(falls)[0], falls, strict=True):
-        scale, unit = 1 / fall.step.value, unit_for(fall.step[:1])
-        title = ax.text(
-            0.01,
-            y,
-            wrapped(heading, width=TITLE, most=1),
-            fontweight="bold",
-            va="center",
-            fontsize=9,
-        )
-        title.set_transform(blended_transform_factory(ax.figure.transFigure, ax.transData))
+        where = blended_transform_factory(ax.figure.transFigure, ax.transData)
+        title = ax.text(0.01, y, wrapped(heading, width=TITLE, most=1), transform=where)
+        title.set(fontweight="bold", va="center", fontsize=9)
         title.set_in_layout(False)  # it begins above the bars' names
-        losses = fall.shown()
-        total = fall.ideal.value * scale
-        bars = [(fall.start, 0.0, total, fall.ideal, IDEAL)]
-        for name, loss in losses.items():
-            color = LOSS if loss.value > 0 else GAIN
-            bars.append((name, total, loss.value * scale, loss, color))
-            total += loss.value * scale
-        bars.append(("measured", 0.0, 1.0, fall.step, MEASURED))
-        for nth, (name, left, width, amount, color) in enumerate(bars):
+        for name, left, width, time, color in _steps(fall):
             y += 1
             names[y] = name
             ax.barh(y, width, left=left, height=BAR, color=color)
-            sign = "+" if 0 < nth < len(bars) - 1 and width > 0 else ""
             end = max(left, left + width)
             beside: dict[str, Any] = {"xytext": (4, 0), "textcoords": "offset points"}
-            ax.annotate(
-                f"{sign}{_time(amount, unit)}", (end, y), va="center", fontsize=8.5, **beside
-            )
-            if nth < len(bars) - 1:  # the start of the next bar
+            ax.annotate(time, (end, y), va="center", fontsize=8.5, **beside)
+            if name != MEASURED:  # the start of the next bar
                 ax.plot([left + width] * 2, [y, y + 1], color=IDEAL, linewidth=0.8, zorder=0)
             farthest = max(farthest, end)
         y += 1 + BETWEEN
@@ -309,6 +291,18 @@ def waterfall(ax: Axes, results: StudyResults) -> None:
     ax.grid(visible=False)
     ax.spines["left"].set_visible(False)
     room_beside(ax)
+
+
+def _steps(fall: Waterfall) -> Iterator[tuple[str, float, float, str, str]]:
+    """The bars of a waterfall: name, begin and width as shares of the step, time, colour."""
+    scale, unit = 1 / fall.step.value, unit_for(fall.step[:1])
+    total = fall.ideal.value * scale
+    yield fall.start, 0.0, total, _time(fall.ideal, unit), IDEAL
+    for name, loss in fall.shown().items():
+        sign, color = ("+", LOSS) if loss.value > 0 else ("", GAIN)
+        yield name, total, loss.value * scale, f"{sign}{_time(loss, unit)}", color
+        total += loss.value * scale
+    yield MEASURED, 0.0, 1.0, _time(fall.step, unit), STEP
 
 
 def _shown(records: Sequence[Record]) -> tuple[Run, Communication] | None:
@@ -402,7 +396,7 @@ def step_timeline(ax: Axes, results: StudyResults) -> None:
 def _draw_timeline(ax: Axes, events: Sequence[Event]) -> None:
     last = max(event.end for event in events)
     unit = unit_for([last])
-    heights: dict[tuple[int, int], float] = {}
+    heights: dict[tuple[int, str], float] = {}
     for nth, (rank, lane) in enumerate(sorted({(one.rank, _lane(one)) for one in events})):
         before = len({other for other, _ in heights} - {rank})  # ranks above
         heights[rank, lane] = nth * (LANE + 0.06) + before * 0.25
@@ -410,16 +404,14 @@ def _draw_timeline(ax: Axes, events: Sequence[Event]) -> None:
         lane = _lane(event)
         y = heights[event.rank, lane]
         start, width = event.start * unit.factor, (event.end - event.start) * unit.factor
-        color, ink = (
-            LINK if lane == LANES.index("link") else COLORS.get(event.name, COLORS["other"])
-        )
+        color, ink = LINK if lane == "link" else COLORS.get(event.name, COLORS["other"])
         ax.barh(y, width, left=start, height=LANE, color=color, edgecolor="white", linewidth=0.8)
         if event.ready is not None:
             ready = event.ready * unit.factor
             ax.plot([ready, ready], [y - LANE / 2, y + LANE / 2], color="black", linewidth=1)
         name = "" if event.name == OPERATORS else event.name.removeprefix("bucket ")
         _write_inside(ax, start + width / 2, y, name, ink, 8)
-    names = [f"rank {rank} {LANES[lane]}" for rank, lane in heights]
+    names = [f"rank {rank} {lane}" for rank, lane in heights]
     ax.set_yticks(list(heights.values()), names)
     ax.set_xlabel(f"time since the start of the step ({unit.name})")
     ax.set_xlim(0, last * unit.factor * 1.02)
@@ -430,10 +422,9 @@ def _draw_timeline(ax: Axes, events: Sequence[Event]) -> None:
     _hide_wide(ax)
 
 
-def _lane(event: Event) -> int:
-    if event.name == OPERATORS:
-        return LANES.index(OPERATORS)
-    return LANES.index("link" if _on_link(event) else "compute")
+def _lane(event: Event) -> str:
+    """Where an event is drawn; the names of lanes are in their order."""
+    return OPERATORS if event.name == OPERATORS else "link" if _on_link(event) else "compute"
 
 
 def _trace(records: Sequence[Record]) -> Trace | None:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import itertools
 from collections.abc import Iterator, Mapping, Sequence
+from functools import partial
 from typing import Any, NamedTuple
 
 import matplotlib.pyplot as plt
@@ -11,7 +12,7 @@ import numpy as np
 import pandas as pd
 from matplotlib.axes import Axes
 from matplotlib.lines import Line2D
-from matplotlib.ticker import FixedFormatter, FixedLocator, MaxNLocator, NullLocator
+from matplotlib.ticker import FixedLocator, MaxNLocator
 
 from lab.analysis.scaling_curves import Curve, ranks, rows_of
 from lab.config.strategies import STRATEGIES
@@ -25,6 +26,7 @@ from lab.figures.style import (
     MARKERS,
     SIZE,
     WIDE,
+    fixed_ticks,
     ink,
     legend_above,
     legend_height,
@@ -57,10 +59,10 @@ NO_COLLECTIVES = "no collective has been measured here yet"
 _no_losses = empty_unless(lambda results: results.losses, NO_LOSSES)
 
 
-def _describe_losses(results: StudyResults, curves: Sequence[Curve], by: str) -> str:
-    """The longest run of each curve in words, over time or over steps."""
+def _describe_losses(results: StudyResults, by: str, curves: Sequence[Curve] | None = None) -> str:
+    """The longest run of each curve, by default of all drawn, in words: over time or over steps."""
     parts = []
-    for label, points in curves:
+    for label, points in results.drawn if curves is None else curves:
         known = points[points["run_id"].isin(results.losses.keys())]
         for row in rows_of(known)[-1:]:
             loss = results.losses[row["run_id"]]
@@ -92,9 +94,7 @@ def _losses_height(results: StudyResults) -> float:
     return 1.0 + ROW * rows + legend_height(name for name, *_ in arrangement.legend)
 
 
-@figure(
-    describe=lambda results: _describe_losses(results, results.drawn, "step"), missing=_no_losses
-)
+@figure(describe=partial(_describe_losses, by="step"), missing=_no_losses)
 def loss_by_step(ax: Axes, results: StudyResults) -> None:
     """Training loss by optimizer step, median over repeats.
 
@@ -104,9 +104,7 @@ def loss_by_step(ax: Axes, results: StudyResults) -> None:
     _draw_losses(ax, results, looks, by_time=False)
 
 
-@figure(
-    describe=lambda results: _describe_losses(results, results.drawn, "time"), missing=_no_losses
-)
+@figure(describe=partial(_describe_losses, by="time"), missing=_no_losses)
 def loss_by_time(ax: Axes, results: StudyResults) -> None:
     """Training loss by training time: steps times the median step time.
 
@@ -117,7 +115,7 @@ def loss_by_time(ax: Axes, results: StudyResults) -> None:
 
 
 @figure(
-    describe=lambda results: _describe_losses(results, _told_apart(results)[0], "step"),
+    describe=lambda results: _describe_losses(results, "step", _told_apart(results)[0]),
     missing=_no_losses,
     height=_losses_height,
     see=lambda results: (
@@ -181,15 +179,15 @@ def _draw_losses(
         place(ax, labels, side="below" if by_time and few else "right")
 
 
-def thinned(values: Losses, most: int = MOST_POINTS) -> tuple[Losses, Losses]:
-    """Steps from 1 and values; if more than `most`, means over equal intervals.
+def thinned(values: Losses) -> tuple[Losses, Losses]:
+    """Steps from 1 and values; if more than MOST_POINTS, means over equal intervals.
 
     The first and the last are kept. So a figure does not grow with the steps of its runs.
     """
     steps = np.arange(1.0, len(values) + 1)
-    if len(values) <= most:
+    if len(values) <= MOST_POINTS:
         return steps, values
-    stretches = [np.array_split(numbers[1:-1], most - 2) for numbers in (steps, values)]
+    stretches = [np.array_split(numbers[1:-1], MOST_POINTS - 2) for numbers in (steps, values)]
     means = (np.array([part.mean() for part in parts]) for parts in stretches)
     x, y = (
         np.concatenate([numbers[:1], inner, numbers[-1:]])
@@ -411,9 +409,7 @@ def _bytes_axis(ax: Axes, sizes: Sequence[int]) -> None:
     for size in sizes[1:]:
         if size / shown[-1] >= (sizes[-1] / sizes[0]) ** TICK:
             shown.append(size)
-    ax.xaxis.set_major_locator(FixedLocator(shown))
-    ax.xaxis.set_major_formatter(FixedFormatter([message_size(size) for size in shown]))
-    ax.xaxis.set_minor_locator(NullLocator())
+    fixed_ticks(ax.xaxis, shown, [message_size(size) for size in shown])
     # Room from the start: while labels stick out of the axes, the layout shrinks the axes, and
     # the room added then would be too wide.
     ax.set_xlim(sizes[0] / 1.6, sizes[-1] * max(sizes[-1] / sizes[0], 4) ** ROOM)

@@ -25,6 +25,7 @@ from lab.records.store import Record, Store, load_records
 from lab.records.table import table
 
 Losses = np.ndarray[Any, np.dtype[np.float64]]
+Given = Study | str | Path | Sequence[Record] | pd.DataFrame | ReportedTable | Comparison
 MOST_CURVES = 24  # of a figure: more could not be told apart
 
 
@@ -40,7 +41,7 @@ class StudyResults:
 
     def __init__(
         self,
-        source: Study | str | Path | Sequence[Record] | pd.DataFrame | ReportedTable | Comparison,
+        source: Given,
         *,
         baseline: Mapping[str, Any] | None = None,
         scaling: Scaling | None = None,
@@ -234,6 +235,4 @@ def _reported(
     return ReportedTable.read(source, scaling=kind, baseline=size)
 
 
-Source = (
-    StudyResults | Study | str | Path | Sequence[Record] | pd.DataFrame | ReportedTable | Comparison
-)
+Source = StudyResults | Given

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping
+from dataclasses import dataclass
 from typing import Any
 
 import matplotlib.pyplot as plt
@@ -13,10 +14,12 @@ from lab.errors import InputError, Problem, nearest
 from lab.figures.data import Source, StudyResults
 from lab.figures.style import IDEAL, SIZE, style
 
+Words = Callable[[StudyResults], str]
 NO_RUNS = "no run has completed yet"
 NO_COMMUNICATION = "no communication was measured"
 
 
+@dataclass(eq=False, repr=False)
 class Figure:
     """A figure of a study: calling it draws it and returns its Axes; it is never shown or saved.
 
@@ -25,17 +28,14 @@ class Figure:
     not. Its caption is the first paragraph of its function's docstring, plus what to look at.
     """
 
-    def __init__(
-        self,
-        draw: Callable[[Axes, StudyResults], None],
-        describe: Callable[[StudyResults], str],
-        missing: Callable[[StudyResults], str],
-        height: Callable[[StudyResults], float],
-        see: Callable[[StudyResults], str],
-    ) -> None:
-        self.name, self.__doc__ = draw.__name__, draw.__doc__
-        self.draw, self.describe, self.missing, self.height = draw, describe, missing, height
-        self.see = see
+    draw: Callable[[Axes, StudyResults], None]
+    describe: Words
+    missing: Words
+    height: Callable[[StudyResults], float]
+    see: Words
+
+    def __post_init__(self) -> None:
+        self.name, self.__doc__ = self.draw.__name__, self.draw.__doc__
 
     def __call__(
         self,
@@ -86,10 +86,10 @@ FIGURES: dict[str, Figure] = {}
 
 def figure(
     *,
-    describe: Callable[[StudyResults], str],
-    missing: Callable[[StudyResults], str],
+    describe: Words,
+    missing: Words,
     height: Callable[[StudyResults], float] = lambda _: SIZE[1],
-    see: Callable[[StudyResults], str] = lambda _: "",
+    see: Words = lambda _: "",
 ) -> Callable[[Callable[[Axes, StudyResults], None]], Figure]:
     """Register a drawing function as a figure under its name.
 
@@ -132,9 +132,7 @@ def no_runs(results: StudyResults) -> str:
     return NO_RUNS if results.summary.empty else ""
 
 
-def empty_unless(
-    known: Callable[[StudyResults], object], reason: str
-) -> Callable[[StudyResults], str]:
+def empty_unless(known: Callable[[StudyResults], object], reason: str) -> Words:
     """Why a figure is empty: no training run has completed, or nothing is `known`, for a reason."""
     return lambda results: no_runs(results) or ("" if known(results) else reason)
 

@@ -7,7 +7,6 @@ from typing import Any
 
 import numpy as np
 from matplotlib.axes import Axes
-from matplotlib.ticker import FixedFormatter, FixedLocator
 
 from lab.analysis import inference
 from lab.analysis.inference import GENERATION, Measurement, by_run, measurements
@@ -15,7 +14,7 @@ from lab.analysis.stages import STAGES, TASKS, Stage, stages
 from lab.figures.data import StudyResults
 from lab.figures.figure import NO_RUNS, figure
 from lab.figures.labels import Label, place
-from lab.figures.style import COLORS, IDEAL, ink, plain_log, styled
+from lab.figures.style import COLORS, IDEAL, fixed_ticks, ink, plain_log, styled
 from lab.formatting import format_seconds, rounded
 
 __all__ = ["latency_throughput", "size_perplexity", "stage_ratios"]
@@ -187,7 +186,6 @@ def stage_ratios(ax: Axes, results: StudyResults) -> None:
     ax.set_yscale("log")
     plain_log(ax.yaxis)
     ax.set_ylim(min(values) / 1.6, 5 * max(values))
-    ax.xaxis.set_major_locator(FixedLocator(range(len(STAGES))))
-    ax.xaxis.set_major_formatter(FixedFormatter(list(STAGES)))
+    fixed_ticks(ax.xaxis, range(len(STAGES)), list(STAGES))
     ax.set(ylabel="speedup over serial")
     ax.legend(frameon=False, loc="upper left", fontsize=8)

@@ -9,7 +9,6 @@ from typing import Any, NamedTuple
 import numpy as np
 import pandas as pd
 from matplotlib.axes import Axes
-from matplotlib.ticker import FixedFormatter, FixedLocator, NullLocator
 
 from lab.analysis.reported import ReportedTable
 from lab.analysis.scaling_curves import (
@@ -25,13 +24,14 @@ from lab.analysis.scaling_curves import (
     time_name,
 )
 from lab.figures.data import StudyResults
-from lab.figures.figure import empty_unless, figure, has, no_runs
+from lab.figures.figure import Words, empty_unless, figure, has, no_runs
 from lab.figures.labels import Label, place, place_in_panels, room_beside
 from lab.figures.style import (
     COLORS,
     IDEAL,
     SIZE,
     WIDE,
+    fixed_ticks,
     ink,
     legend_above,
     legend_height,
@@ -42,7 +42,9 @@ from lab.figures.style import (
     wrapped,
 )
 from lab.formatting import (
+    Unit,
     bytes_unit,
+    capitalized,
     drawn_value,
     format_bytes,
     format_seconds,
@@ -71,38 +73,43 @@ FEW_TICKS = 4  # of world sizes in panels
 
 
 class Quantity(NamedTuple):
-    """How a column of a summary is drawn."""
+    """How a column of a summary is told and drawn."""
 
     column: str
+    name: Callable[[pd.DataFrame], str]
     text: Callable[..., str]  # of a value and the ends of its interval
-    axis: Callable[[StudyResults], tuple[str, float]]  # its name, and the factor for values
+    unit: Callable[[pd.DataFrame], Unit] = lambda _: Unit("", 1.0)
+    sign: str = ""  # behind a drawn value
+
+    def drawn(self, *value: Any) -> str:
+        """A value beside its drawn interval."""
+        return drawn_value(self.text, *value) + self.sign
+
+    def axis(self, summary: pd.DataFrame) -> tuple[str, float]:
+        """Its name with its unit, and the factor for values."""
+        name, unit = self.name(summary), self.unit(summary)
+        return f"{name} ({unit.name})" if unit.name else name, unit.factor
 
 
-def _times(results: StudyResults) -> tuple[str, float]:
-    unit = unit_for(results.summary["step_time"])
-    return f"{time_name(results.summary)} ({unit.name})", unit.factor
-
-
-STEP_TIME = Quantity("step_time", format_seconds, _times)
+PERCENT = Unit("%", 100.0)
+STEP_TIME = Quantity("step_time", time_name, format_seconds, lambda of: unit_for(of["step_time"]))
 THROUGHPUT = Quantity(
-    "samples_per_second",
-    lambda *value: f"{rounded(*value)}/s",
-    lambda results: (f"throughput ({rate_name(results.summary)})", 1.0),
+    "samples_per_second", lambda of: f"throughput ({rate_name(of)})", rounded, sign="/s"
 )
-SPEEDUP = Quantity(
-    "speedup",
-    lambda *value: f"{rounded(*value)}×",
-    lambda results: (f"speedup over {baseline_name(results.summary)}", 1.0),
-)
-EFFICIENCY = Quantity("efficiency", percent, lambda _: ("efficiency (%)", 100.0))
-MFU = Quantity("mfu", percent, lambda _: ("MFU (%)", 100.0))
+SPEEDUP = Quantity("speedup", lambda of: f"speedup over {baseline_name(of)}", rounded, sign="×")
+EFFICIENCY = Quantity("efficiency", lambda _: "efficiency", percent, lambda _: PERCENT)
+MFU = Quantity("mfu", lambda _: "MFU", percent, lambda _: PERCENT)
 
 
 def _memory(results: StudyResults) -> Quantity:
     """Memory, in one unit for all."""
     unit = bytes_unit(results.summary["peak_memory"])
-    axis = f"{memory_name(results.summary)} ({unit.name})", unit.factor
-    return Quantity("peak_memory", lambda value, *_: format_bytes(value, unit=unit), lambda _: axis)
+    return Quantity(
+        "peak_memory",
+        memory_name,
+        lambda value, *_: format_bytes(value, unit=unit),
+        lambda _: unit,
+    )
 
 
 def _points_alone(results: StudyResults) -> bool:
@@ -133,13 +140,7 @@ def _no_baseline(results: StudyResults) -> str:
 _no_times = empty_unless(has("step_time"), "the table gives no times")
 
 
-@figure(
-    describe=lambda results: _ends(
-        results, "step_time", time_name(results.summary).capitalize(), format_seconds
-    ),
-    missing=_no_times,
-    height=_height,
-)
+@figure(describe=lambda results: _ends(results, STEP_TIME), missing=_no_times, height=_height)
 def step_time(ax: Axes, results: StudyResults) -> None:
     """Step time by world size, in the unit that suits: median over repeats with intervals.
 
@@ -151,29 +152,19 @@ def step_time(ax: Axes, results: StudyResults) -> None:
 _no_rates = empty_unless(has("samples_per_second"), "the table gives no rates")
 
 
-@figure(
-    describe=lambda results: _ends(
-        results,
-        "samples_per_second",
-        f"Throughput ({rate_name(results.summary)})",
-        rounded,
-    ),
-    missing=_no_rates,
-    height=_height,
-)
+@figure(describe=lambda results: _ends(results, THROUGHPUT), missing=_no_rates, height=_height)
 def throughput(ax: Axes, results: StudyResults) -> None:
     """Samples per second of all ranks by world size: median over repeats with intervals."""
     _draw(ax, results, THROUGHPUT)
 
 
 def _describe_speedup(results: StudyResults) -> str:
-    measured = f"Speedup over {baseline_name(results.summary)}"
     predicted = [
         f"{label}, {rounded(known[-1][1])} on {known[-1][0]}"
         for label, points in results.drawn
         if (known := _predicted(results, points))
     ]
-    return _ends(results, "speedup", measured, rounded) + (
+    return _ends(results, SPEEDUP) + (
         f" Predicted beforehand: {'; '.join(predicted)}." if predicted else ""
     )
 
@@ -187,17 +178,13 @@ def speedup(ax: Axes, results: StudyResults) -> None:
     _draw(ax, results, SPEEDUP)
 
 
-@figure(
-    describe=lambda results: _ends(results, "efficiency", "Efficiency", percent),
-    missing=_no_baseline,
-    height=_height,
-)
+@figure(describe=lambda results: _ends(results, EFFICIENCY), missing=_no_baseline, height=_height)
 def efficiency(ax: Axes, results: StudyResults) -> None:
     """Efficiency in per cent by world size with intervals, and the ideal."""
     _draw(ax, results, EFFICIENCY)
 
 
-def _lacks(column: str, what: str) -> Callable[[StudyResults], str]:
+def _lacks(column: str, what: str) -> Words:
     """The reason for no figure of a column without values: not measured, or not in the table."""
 
     def missing(results: StudyResults) -> str:
@@ -209,9 +196,7 @@ def _lacks(column: str, what: str) -> Callable[[StudyResults], str]:
 
 
 @figure(
-    describe=lambda results: _ends(
-        results, "peak_memory", memory_name(results.summary).capitalize(), _memory(results).text
-    ),
+    describe=lambda results: _ends(results, _memory(results)),
     missing=_lacks("peak_memory", "memory"),
     height=_height,
 )
@@ -220,11 +205,7 @@ def peak_memory(ax: Axes, results: StudyResults) -> None:
     _draw(ax, results, _memory(results))
 
 
-@figure(
-    describe=lambda results: _ends(results, "mfu", "MFU", percent),
-    missing=_lacks("mfu", "MFU"),
-    height=_height,
-)
+@figure(describe=lambda results: _ends(results, MFU), missing=_lacks("mfu", "MFU"), height=_height)
 def mfu(ax: Axes, results: StudyResults) -> None:
     """Model FLOPs utilization in per cent of the peak by world size: median over repeats."""
     _draw(ax, results, MFU)
@@ -250,16 +231,11 @@ def _overview_height(results: StudyResults) -> float:
 def _describe_overview(results: StudyResults) -> str:
     drawn = compares(results.summary) and not _no_baseline(results)
     sentences = [_describe_speedup(results)] if drawn else []
-    named: dict[str, Callable[[pd.DataFrame], str]] = {
-        "step_time": time_name,
-        "peak_memory": memory_name,
-        "mfu": lambda _: "MFU",
-    }
-    for quantity in _quantities(results):
-        if name := named.get(quantity.column):
-            what = name(results.summary)
-            what = f"{what[:1].upper()}{what[1:]}"
-            sentences.append(_ends(results, quantity.column, what, quantity.text))
+    sentences += [
+        _ends(results, quantity)
+        for quantity in _quantities(results)
+        if quantity.column in {"step_time", "peak_memory", "mfu"}
+    ]
     return " ".join(sentences)
 
 
@@ -318,9 +294,9 @@ def overview(ax: Axes, results: StudyResults) -> None:
     place_in_panels(labels)  # once the layout is final
 
 
-def _ends(results: StudyResults, column: str, what: str, text: Callable[..., str]) -> str:
+def _ends(results: StudyResults, quantity: Quantity) -> str:
     """The first and the last point of each curve, in words."""
-    parts = []
+    parts, column, text = [], quantity.column, quantity.text
     for label, points in results.drawn:
         known = rows_of(points[points[column].notna()])
         ends = [
@@ -330,7 +306,7 @@ def _ends(results: StudyResults, column: str, what: str, text: Callable[..., str
         if ends:
             parts.append(f"{label}, {' and '.join(ends)}")
     by = "configuration" if _points_alone(results) else "world size"
-    return f"{what} by {by}: {'; '.join(parts)}."
+    return f"{capitalized(quantity.name(results.summary))} by {by}: {'; '.join(parts)}."
 
 
 def _interval(rows: Any, column: str) -> tuple[Any, Any, Any]:
@@ -352,8 +328,7 @@ def _draw_curves(
     ax: Axes, results: StudyResults, quantity: Quantity, *, named: bool = True
 ) -> list[Label]:
     """Draw a line per curve and return end labels: last values and, if `named`, all names."""
-    column, text = quantity.column, quantity.text
-    name, factor = quantity.axis(results)
+    column, (name, factor) = quantity.column, quantity.axis(results.summary)
     ax.set_ylabel(name if named else textwrap.fill(name, BESIDE))
     labels = _ideal(ax, results, column, factor) if column in {"speedup", "efficiency"} else []
     for (label, points), color, marker in styled(results.drawn):
@@ -364,7 +339,7 @@ def _draw_curves(
         errors = np.vstack([value - low, high - value]).clip(min=0)
         sizes = points["world_size"]
         ax.errorbar(sizes, value, yerr=errors, color=color, marker=marker, label=label)
-        last = drawn_value(text, *_interval(points.iloc[-1], column))
+        last = quantity.drawn(*_interval(points.iloc[-1], column))
         shown = f"{label}: {last}" if named else last
         labels.append(Label(sizes.iloc[-1], value.iloc[-1], shown, ink(color)))
         if column == "speedup":
@@ -401,8 +376,7 @@ def _draw_bars(
 
     `width` is that of the axis in characters.
     """
-    column = quantity.column
-    axis, factor = quantity.axis(results)
+    column, (axis, factor) = quantity.column, quantity.axis(results.summary)
     rows = rows_of(_most_ranks(results))
     ends = [factor * np.nan_to_num(_interval(row, column)[::2]).max() for row in rows]
     for y, (row, end) in enumerate(zip(rows, ends, strict=True)):
@@ -414,10 +388,8 @@ def _draw_bars(
         if errors.any():
             ax.errorbar(value, y, xerr=errors, color="black", linestyle="none", linewidth=1)
         beside: dict[str, Any] = {"xytext": (5, 0), "textcoords": "offset points", "va": "center"}
-        text = drawn_value(quantity.text, *_interval(row, column))
-        ax.annotate(text, (end, y), fontsize=8.5, **beside)
-    ax.yaxis.set_major_locator(FixedLocator(range(len(rows))))
-    ax.yaxis.set_major_formatter(FixedFormatter(names or [""] * len(rows)))
+        ax.annotate(quantity.drawn(*_interval(row, column)), (end, y), fontsize=8.5, **beside)
+    fixed_ticks(ax.yaxis, range(len(rows)), names or [""] * len(rows))
     ax.set(xlabel=textwrap.fill(axis, width), xlim=(0, max(ends)), ylim=(len(rows) - 0.5, -0.5))
     ax.tick_params(axis="y", length=0, labelsize=9)
     ax.grid(visible=True, axis="x")
@@ -476,9 +448,7 @@ def _value_axis(ax: Axes, column: str) -> None:
         between = (1.0, 1.5) if high <= 8 * low else (1.0,)
         powers = [part * 2.0**power for power in range(-10, 21) for part in between]
         ticks = [tick for tick in powers if low <= tick <= high]
-        ax.yaxis.set_major_locator(FixedLocator(ticks))
-        ax.yaxis.set_major_formatter(FixedFormatter([f"{tick:g}" for tick in ticks]))
-        ax.yaxis.set_minor_locator(NullLocator())
+        fixed_ticks(ax.yaxis, ticks, [f"{tick:g}" for tick in ticks])
     elif column == "step_time" and 0 < low < high / WIDE:
         ax.set_yscale("log")
         plain_log(ax.yaxis)

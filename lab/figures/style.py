@@ -68,9 +68,14 @@ def styled(curves: Iterable[Item]) -> Iterator[tuple[Item, str, str]]:
 def log2_x(ax: Axes, values: Sequence[int], names: Sequence[str]) -> None:
     """A logarithmic x axis with ticks only at these values; a name may be empty."""
     ax.set_xscale("log", base=2)
-    ax.xaxis.set_major_locator(FixedLocator(values))
-    ax.xaxis.set_major_formatter(FixedFormatter(names))
-    ax.xaxis.set_minor_locator(NullLocator())
+    fixed_ticks(ax.xaxis, values, names)
+
+
+def fixed_ticks(axis: Axis, values: Sequence[float], names: Sequence[str]) -> None:
+    """Ticks only at these values; `set_ticks` would also widen the axis to hold them all."""
+    axis.set_major_locator(FixedLocator(values))
+    axis.set_major_formatter(FixedFormatter(names))
+    axis.set_minor_locator(NullLocator())
 
 
 def panels(ax: Axes, count: int, *, columns: int = 2) -> list[Axes]:

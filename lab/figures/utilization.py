@@ -11,7 +11,7 @@ from matplotlib.axes import Axes
 from lab.analysis.configurations import miscompiled
 from lab.config.run import Run, distinct_labels
 from lab.figures.data import StudyResults
-from lab.figures.figure import figure, no_runs
+from lab.figures.figure import empty_unless, figure
 from lab.figures.labels import Label, place
 from lab.figures.style import COLORS, MARKERS, ink, log2_x
 from lab.formatting import percent
@@ -46,10 +46,9 @@ def _curves(results: StudyResults) -> list[_Curve]:
     return [_Curve(labels[run] or common, run, sorted(known)) for run, known in points.items()]
 
 
-def _missing(results: StudyResults) -> str:
-    if reason := no_runs(results):
-        return reason
-    return "" if any(len(curve.points) > 1 for curve in _curves(results)) else ONE_BATCH
+_missing = empty_unless(
+    lambda results: any(len(curve.points) > 1 for curve in _curves(results)), ONE_BATCH
+)
 
 
 def _describe(results: StudyResults) -> str:

@@ -39,7 +39,7 @@ class Markdown:
     @classmethod
     def of(cls, *sentences: str, heading: int = 0, strong: bool = False) -> Markdown:
         """Sentences taken literally: as a paragraph, or a heading of this level."""
-        text = " ".join(map(_escaped, sentences))
+        text = " ".join(map(escaped, sentences))
         if heading:
             return cls(f"{'#' * heading} {text}")
         return cls(f"**{text}**" if strong and text else text)
@@ -50,13 +50,14 @@ class Markdown:
 
         Beyond MOST_SENTENCES, the rest are only counted.
         """
-        lines = [f"- {_escaped(sentence)}" for sentence in sentences]
+        lines = [f"- {escaped(sentence)}" for sentence in sentences]
         if more := len(lines[MOST_SENTENCES:]):
             lines[MOST_SENTENCES:] = [f"- And {more} more like these."]
         return cls("\n".join(lines)) if lines else cls.of(otherwise)
 
 
-def _escaped(sentence: str) -> str:
+def escaped(sentence: str) -> str:
+    """A sentence as Markdown in one line that shows it literally."""
     # In an address also the colon and the at sign: a detected link would swallow the escapes.
     special = r"([\\`*_{}\[\]()#+\-.!|<>$&~^@]|:(?=//))"
     return re.sub(special, r"\\\1", " ".join(sentence.split()))
@@ -122,7 +123,7 @@ class Figure:
     def _repr_mimebundle_(self, **_: Any) -> tuple[dict[str, str], dict[str, dict[str, str]]]:
         if self.missing:
             sentence = f"{capitalized(self.missing)}."
-            return {"text/markdown": Markdown.of(sentence).markdown}, {}
+            return {"text/markdown": escaped(sentence)}, {}
         content = {"image/svg+xml": self.svg, "text/plain": self.alt}
         about = {"alt": self.alt, "caption": self.caption, "label": self.label}
         return content, {"image/svg+xml": {key: text for key, text in about.items() if text}}

@@ -96,7 +96,7 @@ def _made(study: Study, *, artifacts: bool, runs: bool) -> Report:
             said = {"made_of": source, **_statements(study, records)}
             _exporters()  # imported while the kernels work
     if not made:
-        _export(kept, title=study.title, authors=authors(study))
+        _export(*kept, title=study.title, authors=authors(study))
         write_atomically(known, json.dumps(said).encode())
     parts: list[Path] = []
     if artifacts:
@@ -172,9 +172,7 @@ def profiles_and_calibrations(records: Iterable[Record]) -> Iterator[Path]:
 
 def _files(stem: Path) -> tuple[Path, Path, Path]:
     """The notebook, the page and the PDF of a report."""
-    names = (f"{stem.name}.{kind}" for kind in ("ipynb", "html", "pdf"))
-    notebook, page, pdf = map(stem.with_name, names)
-    return notebook, page, pdf
+    return stem.with_suffix(".ipynb"), stem.with_suffix(".html"), stem.with_suffix(".pdf")
 
 
 def report_comparison(comparison: Comparison, out: Path) -> Report:
@@ -237,14 +235,8 @@ def report_table(
 def _report(template: str, parameters: Mapping[str, Any], stem: Path, *, title: str) -> Report:
     files = _files(stem)
     execute(NOTEBOOKS / template, files[0], parameters)
-    _export(files, title=title)
+    _export(*files, title=title)
     return Report(*files)
-
-
-def _export(files: Sequence[Path], *, title: str, authors: Sequence[str] = ()) -> None:
-    notebook, *targets = files
-    for target in targets:
-        export(notebook, target, title=title, authors=authors)
 
 
 def _run_notebooks(study: Study) -> Iterator[Execution]:
@@ -265,15 +257,15 @@ def _is_stale(folder: Path) -> bool:
     return not notebook.exists() or notebook.stat().st_mtime < record.stat().st_mtime
 
 
-def export(notebook: Path, target: Path, *, title: str, authors: Sequence[str] = ()) -> Path:
-    """Export an executed notebook to one HTML or PDF file, by the target's suffix."""
+def _export(notebook: Path, *targets: Path, title: str, authors: Sequence[str] = ()) -> None:
+    """Export an executed notebook to HTML and PDF files, by their suffixes."""
     import nbformat
 
     content = nbformat.read(notebook, as_version=4)
     content.metadata |= {"title": title} | ({"authors": list(authors)} if authors else {})
-    body, _ = _exporters()[target.suffix]().from_notebook_node(content)
-    write_atomically(target, body.encode() if isinstance(body, str) else body)
-    return target
+    for target in targets:
+        body, _ = _exporters()[target.suffix]().from_notebook_node(content)
+        write_atomically(target, body.encode() if isinstance(body, str) else body)
 
 
 def _exporters() -> dict[str, type[LabHTMLExporter]]:

@@ -23,7 +23,7 @@ from lab.errors import InputError, Problem
 from lab.files import read_json, write_atomically
 from lab.records.store import DISTURBED, Store, load_records, read_record
 from lab.report.artifacts import github_page, light
-from lab.report.blocks import Markdown
+from lab.report.blocks import escaped
 from lab.report.build import Report, profiles_and_calibrations, report
 
 KEPT, PAGE, ENTRY = "kept", "report.md", "entry.json"
@@ -55,7 +55,7 @@ def keep(study: Study) -> list[Path]:
         _copy_study(study.folder, copy)
         for path, content in contents.items():
             write_atomically(copy / KEPT / path, content)
-        _write_json(copy / KEPT / ENTRY, {"quick": study.quick})
+        write_atomically(copy / KEPT / ENTRY, json.dumps({"quick": study.quick}).encode())
         made, kept = remake(copy), study.folder / KEPT
         if kept.exists():
             kept.rename(Path(room, "before"))
@@ -98,7 +98,8 @@ def remade(folder: Path, project: Path) -> tuple[Report, dict[str, bytes]]:
     files = github_page(made.notebook, title=study.title)
     _, name, alt = first_figure(made.notebook)
     about = {"quick": study.quick, "answer": made.answer, "alt": alt}
-    files[ENTRY] = _json(about | {"picture": f"figures/{name}.svg" if name else ""})
+    about["picture"] = f"figures/{name}.svg" if name else ""
+    files[ENTRY] = json.dumps(about, indent=1, ensure_ascii=False) + "\n"
     return made, {name: text.encode() for name, text in files.items()}
 
 
@@ -155,14 +156,6 @@ def _renamed(part: Any, hosts: dict[str, str]) -> Any:
         else _renamed(value, hosts)
         for key, value in part.items()
     }
-
-
-def _json(content: dict[str, Any]) -> str:
-    return json.dumps(content, indent=1, ensure_ascii=False) + "\n"
-
-
-def _write_json(path: Path, content: dict[str, Any]) -> None:
-    write_atomically(path, _json(content).encode())
 
 
 class Entry(NamedTuple):
@@ -262,11 +255,11 @@ def _page(entries: list[Entry], folder: Path) -> str:
 
     cells = [new_markdown_cell(f"# {TITLE}")]
     for entry in entries:
-        title = Markdown.of(entry.study.title).markdown
+        title = escaped(entry.study.title)
         heading = f"## [{title}]({entry.page})" if entry.page else f"## {title}"
-        parts = [Markdown.of(text).markdown for text in (entry.study.question, entry.answer)]
-        state = f"<small>{Markdown.of(entry.state).markdown}</small>"
-        cells.append(new_markdown_cell("\n\n".join([heading, *parts, state])))
+        state = f"<small>{escaped(entry.state)}</small>"
+        parts = [heading, escaped(entry.study.question), escaped(entry.answer), state]
+        cells.append(new_markdown_cell("\n\n".join(parts)))
         if entry.picture:
             data = {"image/svg+xml": (folder / entry.picture).read_text("utf-8")}
             about = {"image/svg+xml": {"alt": entry.alt}}
@@ -279,14 +272,10 @@ def _page(entries: list[Entry], folder: Path) -> str:
 def _readme(entries: list[Entry]) -> str:
     lines = [f"# {TITLE}", "", ABOUT, "", "| study | question and answer | |", "|---|---|---|"]
     for entry in entries:
-        title, study = _cell(entry.study.title), entry.study.name
+        title, study = escaped(entry.study.title), entry.study.name
         link = f"[{title}]({entry.page or f'{study}/study.yaml'})"
-        answer = f"<br><br>**{_cell(entry.answer)}**" if entry.answer else ""
+        answer = f"<br><br>**{escaped(entry.answer)}**" if entry.answer else ""
         picture = f'<img src="{entry.picture}" width="320" alt="{escape(entry.alt)}">'
-        cells = (f"{link}<br><br>{entry.state}", _cell(entry.study.question) + answer)
+        cells = (f"{link}<br><br>{entry.state}", escaped(entry.study.question) + answer)
         lines.append(f"| {' | '.join([*cells, picture if entry.picture else ''])} |")
     return "\n".join(lines) + "\n"
-
-
-def _cell(text: str) -> str:
-    return Markdown.of(text).markdown.replace("\n", " ")

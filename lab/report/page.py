@@ -159,7 +159,7 @@ def arrange_tables(soup: BeautifulSoup) -> None:
         if table.get("id"):
             selector = re.compile(rf"#{re.escape(str(table['id']))}(?![a-zA-Z0-9])")
             if soup.find("style", string=selector):
-                _add_class(table, "styled")
+                add_class(table, "styled")
         if not table.find_parent("table"):
             label = table.caption.get_text().strip() if table.caption else "Table"
             # Focusable: without its script, a wide table can be scrolled with the keyboard.
@@ -190,7 +190,8 @@ def _spans(cells: list[Tag]) -> bool:
     return any(cell.get(name, "1") != "1" for cell in cells for name in ("colspan", "rowspan"))
 
 
-def _add_class(tag: Tag, name: str) -> None:
+def add_class(tag: Tag, name: str) -> None:
+    """Add a class to those of a tag."""
     tag["class"] = " ".join([*filter(None, tag.get_attribute_list("class")), name])
 
 
@@ -214,14 +215,14 @@ def _mark_numbers(head: list[list[Tag]], body: list[list[Tag]]) -> None:
     """Class `number` for the columns whose cells are numbers or missing."""
     if any(map(_spans, body)) or len(set(map(len, body))) != 1:
         for cell in (cell for cells in body for cell in cells if _is_number(cell)):
-            _add_class(cell, "number")
+            add_class(cell, "number")
         return
     aligned = [cells for cells in head if len(cells) == len(body[0]) and not _spans(cells)]
     for index, column in enumerate(zip(*body, strict=True)):
         values = [cell for cell in column if _text(cell) not in MISSING]
         if values and all(map(_is_number, values)):
             for cell in (*column, *(cells[index] for cells in aligned)):
-                _add_class(cell, "number")
+                add_class(cell, "number")
 
 
 def _keep_together(soup: BeautifulSoup, cell: Tag) -> None:
@@ -242,8 +243,8 @@ def _mark_sortable(table: Tag, head: list[list[Tag]], body: list[list[Tag]]) -> 
     aligned = [cells for cells in head if len(cells) == len(body[0]) and not _spans(cells)]
     best = max(aligned, key=lambda cells: sum(bool(_text(cell)) for cell in cells), default=[])
     if best and best[0].parent is not None:
-        _add_class(table, "sortable")
-        _add_class(best[0].parent, "by")
+        add_class(table, "sortable")
+        add_class(best[0].parent, "by")
 
 
 def svg_to_image(html: str) -> str:

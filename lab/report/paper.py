@@ -14,7 +14,7 @@ from lab.config.run import Run, distinct_labels
 from lab.figures.data import StudyResults
 from lab.formatting import count, format_seconds, listed, percent, range_of
 from lab.report import references, sections
-from lab.report.blocks import Markdown, Table
+from lab.report.blocks import Markdown, Table, escaped
 from lab.report.references import cite
 
 NAMED = 6  # names in a sentence
@@ -53,7 +53,7 @@ def discussion(results: StudyResults) -> list[Markdown]:
     blocks = [Markdown(references.shown(references.cited(text.markdown)))]
     if bounds:
         places = cite("fig-waterfall", "tbl-waterfall")
-        blocks.append(Markdown(f"{Markdown.of(ADDED).markdown}{places}:"))
+        blocks.append(Markdown(f"{escaped(ADDED)}{places}:"))
         blocks.append(Markdown.bullets(bounds))
     return blocks
 
@@ -177,10 +177,7 @@ def setup(results: StudyResults) -> Markdown:
 def _named(pairs: Iterable[tuple[str, str]]) -> str:
     """Names in Markdown, each with its publication."""
     labels = dict(pairs)
-    names = [
-        Markdown.of(name).markdown + (cite(label) if label else "")
-        for name, label in labels.items()
-    ]
+    names = [escaped(name) + (cite(label) if label else "") for name, label in labels.items()]
     return _listed(names[:NAMED] + ([f"{len(names) - NAMED} more"] if len(names) > NAMED else []))
 
 

@@ -5,11 +5,12 @@ from __future__ import annotations
 from collections import Counter
 from collections.abc import Mapping, Sequence
 
-from bs4 import BeautifulSoup, Tag
+from bs4 import BeautifulSoup
 
 from lab.config.models import CNN, DistilBERT, PythonModel
 from lab.config.own import Script
 from lab.config.run import Run
+from lab.report.page import add_class, link_target
 
 # A label begins with one of these, as in Quarto.
 KINDS = {"fig-": "Figure", "tbl-": "Table"}
@@ -158,21 +159,17 @@ def number_parts(soup: BeautifulSoup) -> None:
     names = _number_captions(soup)
     names |= _arrange_references(soup)
     for citation in soup.select("span.cite"):
-        links = [link for link in citation.find_all("a") if _target(link) in names]
+        links = [link for link in citation.find_all("a") if link_target(link) in names]
         citation.clear()
         if not links:
             citation.decompose()
             continue
-        brackets = "[]" if _target(links[0]).startswith(REFERENCE) else "()"
+        brackets = "[]" if link_target(links[0]).startswith(REFERENCE) else "()"
         citation.append(f" {brackets[0]}")
         for nth, link in enumerate(links):
-            link.string = names[_target(link)]
+            link.string = names[link_target(link)]
             citation.extend([", ", link] if nth else [link])
         citation.append(brackets[1])
-
-
-def _target(link: Tag) -> str:
-    return str(link.get("href", "")).removeprefix("#")
 
 
 def _number_captions(soup: BeautifulSoup) -> dict[str, str]:
@@ -187,7 +184,7 @@ def _number_captions(soup: BeautifulSoup) -> dict[str, str]:
         counts[kind] += 1
         name = f"{kind} {counts[kind]}"
         names.setdefault(label, name)
-        part["class"] = " ".join([*filter(None, part.get_attribute_list("class")), "numbered"])
+        add_class(part, "numbered")
         caption.insert(0, " ")
         caption.insert(0, soup.new_tag("strong", string=f"{name}."))
     return names
@@ -196,7 +193,7 @@ def _number_captions(soup: BeautifulSoup) -> dict[str, str]:
 def _arrange_references(soup: BeautifulSoup) -> dict[str, str]:
     """The numbers of the references that are cited; the others leave the list."""
     entries = {str(entry["id"]): entry for entry in soup.select("ol.references > li[id]")}
-    cited = dict.fromkeys(map(_target, soup.select("span.cite > a")))
+    cited = dict.fromkeys(map(link_target, soup.select("span.cite > a")))
     numbers = {label: str(nth) for nth, label in enumerate((k for k in cited if k in entries), 1)}
     for bibliography in soup.select("ol.references"):
         bibliography.clear()

@@ -32,7 +32,7 @@ from lab.perfmodel import frozen
 from lab.records.schema import PHASES, Stat
 from lab.records.store import Record
 from lab.records.table import median
-from lab.report.blocks import Markdown, Table
+from lab.report.blocks import Markdown, Table, escaped
 
 COMMUNICATION = (
     "Communication of a step on its slowest rank, {over}. Exposed is "
@@ -93,7 +93,7 @@ def strip(results: StudyResults, run_ids: Sequence[str] | None = None) -> Markdo
     """
     audit = results.audit if results.has_study else None
     line = results.noise.strip(audit, run_ids=run_ids)
-    return Markdown(f"<small>*{Markdown.of(line).markdown}*</small>")
+    return Markdown(f"<small>*{escaped(line)}*</small>")
 
 
 def result_tables(results: StudyResults) -> list[Table]:
@@ -179,12 +179,10 @@ def communication(results: StudyResults) -> Table | Markdown:
             }
             by_rank = _sent(sent.get(row["run_id"], []))
             rows.append({"configuration": name, **times, "sent (MB)": by_rank})
-    unknown = {NOT_MEASURED, configurations.UNKNOWN}
-    if all(set(list(row.values())[1:]) <= unknown for row in rows):
-        return Markdown("")
     over = over_repeats([*map(int, results.summary["repeats"])])
     caption = COMMUNICATION.format(over=over)
-    return Table.of_rows(caption, rows, common=shared, label="tbl-communication")
+    table = Table.of_rows(caption, rows, common=shared, label="tbl-communication")
+    return table if len(table.frame.columns) > 1 else Markdown("")
 
 
 def _sent(repeats: Sequence[Record]) -> str:
@@ -210,7 +208,7 @@ def learning(results: StudyResults) -> Table:
     columns = dict(LEARNING)
     if all(record.quality is None or record.quality.accuracy is None for record in done):
         del columns["accuracy"]  # language models have none
-    summary = {row["run_id"]: row for row in _rows(results)}
+    summary = {row["run_id"]: row for row in rows_of(results.summary)}
     rows = []
     for run, repeats in configurations.trained(runs, done).items():
         cells = {
@@ -348,16 +346,12 @@ def outcome(results: StudyResults) -> Markdown:
     return Markdown.of("There is no record of this run.")
 
 
-def _rows(results: StudyResults) -> list[dict[Any, Any]]:
-    return rows_of(results.summary)
-
-
 def predictions(results: StudyResults) -> list[Markdown | Table]:
     """The outcome of the predictions, with a row per run that was predicted and measured."""
     summary = Markdown.of(prediction_summary(results))
     if not results.scores:
         return [summary]
-    measured = {row["run_id"]: with_interval(row, "step_time") for row in _rows(results)}
+    measured = {row["run_id"]: with_interval(row, "step_time") for row in rows_of(results.summary)}
     table = frozen.scores_table(results.scores)
     table["measured"] = [format_seconds(*measured[s.frozen.run_id]) for s in results.scores]
     bases = dict.fromkeys(score.frozen.basis for score in results.scores)

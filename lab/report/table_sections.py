@@ -36,7 +36,7 @@ from lab.formatting import (
     unit_for,
 )
 from lab.report import paper, references
-from lab.report.blocks import Figure, Markdown, Table, figure
+from lab.report.blocks import Figure, Markdown, Table, escaped, figure
 
 Blocks = list[Markdown | Table | Figure]
 MOST_CURVES = 6  # in a figure: as many colours as can be told apart
@@ -103,11 +103,6 @@ class TableReport:
         return f"{HEADINGS[kind]}: {sentence}" if len(self.parts) > 1 else sentence
 
     @property
-    def summaries(self) -> list[pd.DataFrame]:
-        """The summary of each kind of scaling."""
-        return [part.summary for part in self.parts.values()]
-
-    @property
     def kinds(self) -> list[Scaling]:
         """The kinds of scaling for which a speedup can be stated."""
         return [kind for kind, p in self.parts.items() if p.summary["speedup"].notna().any()]
@@ -125,7 +120,7 @@ def head(report: TableReport) -> Blocks:
     if not answers:
         answers = ["No two rows can be compared, so this table permits no speedup."]
     everything = StudyResults(table)
-    strip = Markdown.of(everything.noise.strip(table.audit)).markdown
+    strip = escaped(everything.noise.strip(table.audit))
     return [
         Markdown.of(report.title, heading=1),
         Markdown.of(*answers, strong=True),
@@ -368,7 +363,8 @@ def reproduce(report: TableReport) -> list[Markdown]:
     """The references, and the command that reproduces this report."""
     command = report.command.replace("```", "'''")
     blocks = [Markdown(f"## Reproduce\n\n```\n{command}\n```")]
-    cites = {"strong", "weak"} & set(report.kinds) or BOOTSTRAP in map(_how, report.summaries)
+    summaries = (part.summary for part in report.parts.values())
+    cites = {"strong", "weak"} & set(report.kinds) or BOOTSTRAP in map(_how, summaries)
     return [*([Markdown("## References"), paper.bibliography()] if cites else []), *blocks]
 
 
