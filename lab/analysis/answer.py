@@ -60,8 +60,7 @@ class Evidence(NamedTuple):
     @property
     def measured(self) -> dict[Run, list[Record]]:
         """The completed repeats of each training run that has some."""
-        repeats = configurations.trained(self.study.runs, self.records)
-        return {run: records for run, records in repeats.items() if records}
+        return configurations.trained(self.study.runs, self.records)
 
 
 def answer(

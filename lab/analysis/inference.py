@@ -19,7 +19,7 @@ from lab.formatting import NOT_MEASURED, extent, format_seconds, percent, rounde
 from lab.records.schema import Inference, Point, Share, Stat
 from lab.records.statistics import share_interval
 from lab.records.store import Record
-from lab.records.table import median
+from lab.records.table import by_run, median
 
 # If the time between tokens grows by less than this over the batch sizes, calls dominate.
 SMALL_GROWTH = 1.5
@@ -177,23 +177,19 @@ def inference_of(record: Record) -> Inference:
     return record.inference
 
 
-def by_run(records: Sequence[Record]) -> list[list[Record]]:
+def inferred(records: Sequence[Record]) -> list[list[Record]]:
     """Completed inference records grouped by run, in order."""
-    runs: dict[str, list[Record]] = {}
-    for record in records:
-        if record.completed and record.inference is not None:
-            runs.setdefault(record.run_id, []).append(record)
-    return list(runs.values())
+    return [*by_run(one for one in records if one.completed and one.inference).values()]
 
 
 def measurements(records: Sequence[Record], kind: Kind) -> list[Measurement]:
     """Every configuration at every point that was timed."""
     rows = []
-    for repeats in by_run(records):
+    for repeats in inferred(records):
         points = [getattr(inference_of(record), kind.points) for record in repeats]
         for number in range(len(points[0])):
-            measured = [of_repeat[number] for of_repeat in points if len(of_repeat) > number]
-            rows.append(Measurement(repeats[0], measured))
+            timed = [of_repeat[number] for of_repeat in points if len(of_repeat) > number]
+            rows.append(Measurement(repeats[0], timed))
     return rows
 
 
@@ -243,7 +239,7 @@ def latency_rows(records: Sequence[Record]) -> list[dict[str, Any]]:
 def quality_rows(records: Sequence[Record], kind: Kind) -> list[dict[str, Any]]:
     """Sizes, quality and agreement by quantization; they do not depend on the number of ranks."""
     rows: dict[str, dict[str, Any]] = {}
-    for repeats in by_run(records):
+    for repeats in inferred(records):
         results = inference_of(repeats[0])
         if results.unavailable or results.size is None or getattr(results, kind.quality) is None:
             continue
@@ -267,7 +263,7 @@ def _memory_share(results: Inference) -> float:
 def answer(study: Study, records: Sequence[Record]) -> list[str]:
     """What each quantization gains in time and memory, and costs."""
     texts = [text for kind in (GENERATION, CLASSIFICATION) for text in _tradeoffs(records, kind)]
-    first = [inference_of(of_run[0]) for of_run in by_run(records)]
+    first = [inference_of(of_run[0]) for of_run in inferred(records)]
     compared = {one.quantization for one in first if not one.unavailable}
     if gone := {run.quantization for run in study.runs} - {"none"} - compared:
         texts.append(f"Not measured: {', '.join(sorted(gone))}.")
@@ -405,5 +401,5 @@ def _accuracy(results: Inference) -> str:
 
 def missing(records: Sequence[Record]) -> list[str]:
     """What could not be measured on this machine, each with its reason."""
-    first = [inference_of(repeats[0]) for repeats in by_run(records)]
+    first = [inference_of(repeats[0]) for repeats in inferred(records)]
     return sorted({f"{one.quantization}: {one.unavailable}." for one in first if one.unavailable})
