@@ -24,12 +24,13 @@ from lab.analysis.scaling_curves import (
 from lab.config.run import Run
 from lab.formatting import capitalized, rounded, unit_for
 from lab.perfmodel.calibration import Calibration, find_calibration
-from lab.perfmodel.forecast import SAME
+from lab.perfmodel.forecast import Kind, kind_of
 from lab.perfmodel.layout import Layout
 from lab.records.schema import Communication, Environment
 from lab.records.store import Record
 
 Draws = np.ndarray[Any, np.dtype[np.float64]]  # the value, then one per resample of the repeats
+Configuration = tuple[str, str]  # an emulation, or "", and a run id
 Calibrated = Callable[[str], Calibration | None]  # by cluster profile
 # Causes of time that the ideal step does not have, in display order.
 CAUSES = {
@@ -153,34 +154,27 @@ def waterfalls(summary: pd.DataFrame, records: Sequence[Record]) -> list[Waterfa
     Medians of parts do not add up. Each configuration is therefore represented by the repeat with
     the median step, whose parts do; the intervals are bootstraps over repeats of that choice.
     """
-    measured: dict[str, dict[str, list[Record]]] = defaultdict(lambda: defaultdict(list))
+    measured: dict[Configuration, list[Record]] = defaultdict(list)
     for record in records:
-        if (
-            record.completed
-            and record.timing
-            and {"forward", "backward"} <= set(record.timing.phases)
-        ):
-            measured[record.emulation][record.run_id].append(record)
+        timing = record.timing
+        if record.completed and timing and {"forward", "backward"} <= timing.phases.keys():
+            measured[record.emulation, record.run_id].append(record)
     calibrated, baselines = cache(find_calibration), set(summary["baseline_run_id"].dropna())
     # Resamples of a run are large, and for most runs they are used only once.
-    shared = {
-        emulated: _Shared(
-            {
-                run_id: _Steps(repeats, calibrated)
-                for run_id, repeats in runs.items()
-                if run_id in baselines or repeats[0].run.world_size == 1
-            }
-        )
-        for emulated, runs in measured.items()
-    }
+    shared = _Shared(
+        {
+            (emulated, run_id): _Steps(repeats, calibrated)
+            for (emulated, run_id), repeats in measured.items()
+            if run_id in baselines or repeats[0].run.world_size == 1
+        }
+    )
     falls = []
     for label, points in curves(summary):
         for row in rows_of(points):
-            repeats = measured[row["emulated"]].get(row["run_id"])
-            if repeats:
-                known = shared[row["emulated"]]
-                own = known.steps.get(row["run_id"]) or _Steps(repeats, calibrated)
-                falls.append(_waterfall(label, row, own, known))
+            key = row["emulated"], row["run_id"]
+            if key in measured:
+                own = shared.steps.get(key) or _Steps(measured[key], calibrated)
+                falls.append(_waterfall(label, row, own, shared))
     return falls
 
 
@@ -201,9 +195,10 @@ def on_most_ranks(falls: Sequence[Waterfall]) -> list[Waterfall]:
 
 
 def _waterfall(label: str, row: Mapping[Any, Any], own: _Steps, shared: _Shared) -> Waterfall:
-    base = shared.steps.get(row["baseline_run_id"], own)
+    base = shared.steps.get((row["emulated"], row["baseline_run_id"]), own)
     share = 1.0 if row["scaling"] == "weak" else base.run.world_size / own.run.world_size
-    ideal, losses = _losses(own, base, 0.0 if base is own else share, shared.alone(own.run))
+    alone = shared.alone(row["emulated"], own.run)
+    ideal, losses = _losses(own, base, 0.0 if base is own else share, alone)
     repeats = min(own.repeats, base.repeats)
     amounts = {cause: Amount.of(losses[cause], repeats) for cause in CAUSES if cause in losses}
     largest = max(amounts, key=lambda cause: amounts[cause].value)
@@ -230,20 +225,21 @@ def _waterfall(label: str, row: Mapping[Any, Any], own: _Steps, shared: _Shared)
 class _Shared:
     """The steps of the reference runs: baselines, and all runs on one rank."""
 
-    def __init__(self, steps: Mapping[str, _Steps]) -> None:
+    def __init__(self, steps: Mapping[Configuration, _Steps]) -> None:
         self.steps = steps
-        self._by_work: dict[tuple[str, ...], list[_Steps]] = defaultdict(list)
-        for one in steps.values():
+        self._by_work: dict[tuple[str, Kind], list[_Steps]] = defaultdict(list)
+        for (emulated, _), one in steps.items():
             if one.run.world_size == 1:
-                self._by_work[_work(one.run)].append(one)
-        self._alone: dict[tuple[str, ...], dict[int, Draws]] = {}
+                self._by_work[emulated, kind_of(one.run)].append(one)
+        self._alone: dict[tuple[str, Kind, str], dict[int, Draws]] = {}
 
-    def alone(self, run: Run) -> dict[int, Draws]:
+    def alone(self, emulated: str, run: Run) -> dict[int, Draws]:
         """Compute of a micro-batch on one rank by its size, preferably with the run's strategy."""
-        key = (*_work(run), repr(run.strategy))
+        work = emulated, kind_of(run)
+        key = (*work, run.strategy)
         if key not in self._alone:  # the same for all ranks and batches of a curve
             alike = sorted(
-                self._by_work.get(_work(run), ()), key=lambda one: one.run.strategy == run.strategy
+                self._by_work.get(work, ()), key=lambda one: one.run.strategy == run.strategy
             )
             self._alone[key] = {
                 size: one.draws["compute"] / one.run.grad_accum
@@ -251,11 +247,6 @@ class _Shared:
                 if (size := one.run.micro_batch_size) is not None
             }
         return self._alone[key]
-
-
-def _work(run: Run) -> tuple[str, ...]:
-    """The key of runs with the same computation per sample."""
-    return tuple(repr(getattr(run, name)) for name in SAME)
 
 
 def _losses(

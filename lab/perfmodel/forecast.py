@@ -185,7 +185,7 @@ class Basis:
         they are pooled; other strategies' wrappers are part of their time. Raises LabError if
         nothing was measured.
         """
-        same = self._groups.get(_kind(run), [])
+        same = self._groups.get(kind_of(run), [])
         records = [record for record in same if record.gradients and record.timing]
         if not records:
             reason = (
@@ -207,15 +207,10 @@ class Basis:
         nearest = min(sizes, key=lambda size: abs(size - samples))
         count = sum(record.run.stated.micro_batch_size == nearest for record in records)
         conditions = links.conditions(self.model_error)
-        foreign = max(self._foreign(run, records), default=0.0)
+        foreign, noise = max(self._foreign(run, records), default=0.0), _noise(samples, sizes)
         deviations = [
             *conditions.deviations,
-            of_processes(
-                self._spread,
-                basis=count,
-                measured=self.repeats,
-                noise=_noise(samples, sizes),
-            ),
+            of_processes(self._spread, basis=count, measured=self.repeats, noise=noise),
             of_foreign_load(foreign),
         ]
         # A rank held up by other processes is the slowest, however its process was placed.
@@ -224,17 +219,13 @@ class Basis:
         if not min(sizes) <= samples <= max(sizes):
             doublings = abs(math.log2(samples / nearest))
             deviations.append(Deviation(BEYOND_ERROR * doublings))
+        conditions = replace(conditions, deviations=tuple(deviations))
         if run.world_size == 1 or self.calibration is None:
-            return replace(conditions, deviations=tuple(deviations))
-        cost = call_cost(
-            self.calibration,
-            run,
-            like=_nearest(run, records),
-            links=links.links,
-            conditions=conditions,
-        )
+            return conditions
+        like = _nearest(run, records)
+        cost = call_cost(self.calibration, run, like=like, links=links.links, conditions=conditions)
         if cost is None:
-            return replace(conditions, deviations=tuple(deviations))
+            return conditions
         return replace(
             conditions,
             # What neighbours cost is part of the factors.
@@ -249,7 +240,7 @@ class Basis:
         """The records by all that they must share with a run that they predict."""
         groups: dict[Kind, list[Record]] = {}
         for record in self.records:
-            groups.setdefault(_kind(record.run), []).append(record)
+            groups.setdefault(kind_of(record.run), []).append(record)
         return groups
 
     @cached_property
@@ -325,7 +316,7 @@ class Basis:
             wanted = memory_of(run, device=self._device).total
         except LabError:
             return None
-        alike = self._peaks.get(_kind(run), {})
+        alike = self._peaks.get(kind_of(run), {})
         known = self._all_peaks if alike == {} else alike
         if not known:
             return None
@@ -343,7 +334,8 @@ def _nearest(run: Run, records: Sequence[Record]) -> str:
     return next(name for name in (run.strategy, *PLAINEST, *strategies) if name in strategies)
 
 
-def _kind(run: Run) -> Kind:
+def kind_of(run: Run) -> Kind:
+    """The key of runs with the same computation per sample."""
     return tuple(getattr(run, name) for name in SAME)
 
 
