@@ -156,6 +156,7 @@ CLASSIFICATION = Kind(
         else "accuracy not measured"
     ),
 )
+KINDS = (GENERATION, CLASSIFICATION)
 
 
 def accuracy(share: float | None, samples: int | None) -> str:
@@ -262,7 +263,7 @@ def _memory_share(results: Inference) -> float:
 
 def answer(study: Study, records: Sequence[Record]) -> list[str]:
     """What each quantization gains in time and memory, and costs."""
-    texts = [text for kind in (GENERATION, CLASSIFICATION) for text in _tradeoffs(records, kind)]
+    texts = [text for kind in KINDS for text in _tradeoffs(records, kind)]
     first = [inference_of(of_run[0]) for of_run in inferred(records)]
     compared = {one.quantization for one in first if not one.unavailable}
     if gone := {run.quantization for run in study.runs} - {"none"} - compared:
@@ -289,7 +290,7 @@ def untimed(records: Sequence[Record]) -> list[str]:
     """Results that do not depend on the machine's load: size and quality of each quantization."""
     return [
         f"{name}: {_size_and_quality(results, kind)}."
-        for kind in (GENERATION, CLASSIFICATION)
+        for kind in KINDS
         for name, results in {
             row.results.quantization: row.results for row in _quantized(records, kind)
         }.items()
@@ -334,24 +335,24 @@ def _verdict(row: Measurement, kind: Kind, noise: float) -> str:
 
 def sentences(records: Sequence[Record]) -> list[str]:
     """What each quantization gains or costs, if intervals support it, and why it is slower."""
-    generated, classified = (_quantized(records, kind) for kind in (GENERATION, CLASSIFICATION))
-    noise, noise_of_classes = (noise_of(records, kind) for kind in (GENERATION, CLASSIFICATION))
-    judged = [row.results for row in classified if row.results.accuracy_change]
-    accuracies = {results.quantization: _accuracy(results) for results in judged}
-    return [
-        *(_speed(row, GENERATION, noise, _why_slow(row, generated)) for row in generated),
-        *(_speed(row, CLASSIFICATION, noise_of_classes, _method(row)) for row in classified),
-        *accuracies.values(),
-    ]
+    texts, accuracies = list[str](), dict[str, str]()
+    for kind in KINDS:
+        rows, noise = _quantized(records, kind), noise_of(records, kind)
+        texts += [_speed(row, kind, noise, rows) for row in rows]
+        changed = [row.results for row in rows if row.results.accuracy_change]
+        accuracies |= {results.quantization: _accuracy(results) for results in changed}
+    return [*texts, *accuracies.values()]
 
 
-def _speed(row: Measurement, kind: Kind, noise: float, why_slow: str) -> str:
+def _speed(row: Measurement, kind: Kind, noise: float, rows: Sequence[Measurement]) -> str:
     share = f"{rounded(*row.estimate(kind.ratio))} of the base's {kind.time}"
     judged = _verdict(row, kind, noise)
     if judged not in (FASTER, SLOWER):
         return f"{row.label}: {share}; {judged}."
-    reason = f" Measured in the same job: {why_slow}." if judged == SLOWER else ""
-    return f"{row.label}: {judged}, {share}.{reason}"
+    if judged == FASTER:
+        return f"{row.label}: {judged}, {share}."
+    why_slow = _why_slow(row, rows) if kind is GENERATION else _method(row)
+    return f"{row.label}: {judged}, {share}. Measured in the same job: {why_slow}."
 
 
 def _method(row: Measurement) -> str:
