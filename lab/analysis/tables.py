@@ -141,13 +141,8 @@ def throughput_table(calibration: Calibration) -> pd.DataFrame:
     """A row per dtype and one for memory: what a rank's device does, in GFLOP/s and GB/s (1e9)."""
     products, memory = calibration.matrix_products, calibration.memory
     rows = [
-        (
-            f"{name} matrix product",
-            product.flops_per_s,
-            "GFLOP/s",
-            f"{product.size} x {product.size}",
-        )
-        for name, product in products.items()
+        (f"{name} matrix product", one.flops_per_s, "GFLOP/s", f"{one.size} x {one.size}")
+        for name, one in products.items()
     ]
     if memory is not None:
         rows.append(("memory copy", memory.bytes_per_s, "GB/s", f"{memory.bytes / 2**20:.0f} MiB"))
