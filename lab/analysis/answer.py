@@ -244,7 +244,7 @@ def _beside(evidence: Evidence, field: str, compared: Sequence[Pair]) -> str:
     measured = evidence.measured
     if field == "loader":
         most, there = (
-            percent(max(_share_of_data(measured[run]) for run in runs))
+            percent(max(configurations.share_of_data(measured[run]) for run in runs))
             for runs in zip(*(pair[:2] for pair in compared), strict=True)
         )
         loader = compared[0].reference.loader
@@ -261,11 +261,6 @@ def _beside(evidence: Evidence, field: str, compared: Sequence[Pair]) -> str:
         return ""
     at_most = "at most " if len(apart) > 1 or max(apart) <= configurations.LEAST_DIFFERENCE else ""
     return f"; validation losses are {at_most}{configurations.difference(max(apart))} apart"
-
-
-def _share_of_data(records: Sequence[Record]) -> float:
-    data = median(records, "timing.phases.data.median")
-    return (data or 0.0) / (median(records, "timing.step.median") or 1.0)
 
 
 def _scaling(evidence: Evidence) -> Iterator[str]:

@@ -333,10 +333,7 @@ def loader_sentences(runs: Sequence[Run], records: Sequence[Record]) -> list[str
     done = trained(runs, records)
     labels, _ = distinct_labels(list(done))
     steps = {run: median(repeats, "timing.step.median") or 0.0 for run, repeats in done.items()}
-    shares = {
-        run: (median(repeats, "timing.phases.data.median") or 0.0) / steps[run]
-        for run, repeats in done.items()
-    }
+    shares = {run: share_of_data(repeats) for run, repeats in done.items()}
     sentences = []
     for loader in ("fast", "classic"):
         if of_loader := [run for run in done if run.loader == loader]:
@@ -354,6 +351,12 @@ def loader_sentences(runs: Sequence[Run], records: Sequence[Record]) -> list[str
                 f"with the fast loader, and waits for data for {percent(shares[run])} of its time."
             )
     return sentences
+
+
+def share_of_data(records: Sequence[Record]) -> float:
+    """The share of a step that waits for data."""
+    data = median(records, "timing.phases.data.median")
+    return (data or 0.0) / (median(records, "timing.step.median") or 1.0)
 
 
 def _with_fast_loader(run: Run) -> str:
