@@ -17,6 +17,7 @@ from lab.config.run import Run
 from lab.config.study import Study
 from lab.files import write_atomically
 from lab.formatting import count, format_seconds, percent
+from lab.perfmodel.calibration import load_calibration
 from lab.perfmodel.forecast import Basis, Forecast
 from lab.records.store import Record, Store, load_records
 from lab.records.table import by_run, median
@@ -87,8 +88,17 @@ class Score(BaseModel):
 def basis_of(
     study: Study, cluster: str | Cluster = "local", *, profiles: Sequence[Study] = ()
 ) -> Basis:
-    """The current basis of a study's predictions, with the error of those already scored."""
-    return Basis.of(study, cluster, profiles=profiles, model_error=error_so_far(study))
+    """The current basis of a study's predictions, with the error of those already scored.
+
+    The studies `profiles` add records of one rank.
+    """
+    records = tuple(
+        record
+        for source in (study, *profiles)
+        for record in Store(source.out).records()
+        if record.completed and record.run.world_size == 1 and record.run.task == "train"
+    )
+    return Basis(records, load_calibration(cluster), error_so_far(study), study.repeats)
 
 
 def freeze(

@@ -163,7 +163,7 @@ def test_between_calibrated_world_sizes_the_nearest_counts() -> None:
     links = basis(profile(ALONE), sizes=(2, 16)).links(4)
     assert links.extrapolated == ("4 ranks by a ring of the links between 2",)
     assert links.cost("all_reduce", 1e6) == pytest.approx(6 * 0.0005 + 2 * 3 / 4 * 1e6 / 1e8)
-    assert links.deviations == (Deviation(BEYOND_ERROR),)  # one doubling
+    assert links.conditions.deviations == (Deviation(BEYOND_ERROR),)  # one doubling
 
 
 @pytest.mark.parametrize("ranks", [2, 4])
@@ -238,7 +238,7 @@ def test_memory_is_that_of_a_measured_run_and_the_counted_difference() -> None:
 @pytest.fixture
 def planned(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Study:
     """A study with its runs on one rank measured, on a calibrated cluster."""
-    monkeypatch.setattr("lab.perfmodel.forecast.load_calibration", lambda cluster: calibration(2))
+    monkeypatch.setattr("lab.perfmodel.frozen.load_calibration", lambda cluster: calibration(2))
     planned = study(tmp_path, [ALONE, run(2, 8), PAIR], repeats=1)
     write_record(profile(ALONE), Store(planned.out).folder(planned.tasks[0]))
     return planned
