@@ -28,7 +28,14 @@ from lab.analysis.scaling import (
     ratio,
     verdict,
 )
-from lab.analysis.scaling_curves import curves, device_of, interval_name, ranks, with_interval
+from lab.analysis.scaling_curves import (
+    Estimate,
+    curves,
+    device_of,
+    interval_name,
+    ranks,
+    with_interval,
+)
 from lab.analysis.stages import stage_sentences, stages
 from lab.analysis.waterfall import SHARE, waterfalls
 from lab.config.run import Run, distinct_labels
@@ -161,7 +168,7 @@ class Pair(NamedTuple):
 
     run: Run
     reference: Run
-    ratio: tuple[float, float, float]
+    ratio: Estimate
     repeats: int
 
 

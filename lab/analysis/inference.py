@@ -6,6 +6,7 @@ tables, with the columns of GENERATION or CLASSIFICATION.
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable, Iterator, Sequence
 from operator import attrgetter
 from typing import Any, NamedTuple
@@ -13,7 +14,7 @@ from typing import Any, NamedTuple
 import numpy as np
 
 from lab.analysis.scaling import few
-from lab.analysis.scaling_curves import ranks
+from lab.analysis.scaling_curves import Estimate, ranks
 from lab.config.study import Study
 from lab.formatting import NOT_MEASURED, extent, format_seconds, percent, rounded
 from lab.records.schema import Inference, Point, Share, Stat
@@ -26,16 +27,11 @@ SMALL_GROWTH = 1.5
 NEAR_ROOFLINE = 0.5
 
 
-class Estimate(NamedTuple):
-    """A median over repeats; the interval spans those of all repeats, so it is rather too wide."""
-
-    value: float
-    low: float | None = None
-    high: float | None = None
-
-
 def estimate(stats: Sequence[Stat]) -> Estimate:
-    """The estimate from one statistic per repeat."""
+    """The median over repeats of one statistic of each.
+
+    The interval spans those of all repeats, so it is rather too wide.
+    """
     value = float(np.median([stat.median for stat in stats]))
     intervals = [stat.interval for stat in stats if stat.interval is not None]
     if not intervals:
@@ -319,7 +315,7 @@ def noise_of(records: Sequence[Record], kind: Kind) -> float:
     Both copies compute the same, so a difference within their interval is not significant.
     """
     copies = [row for row in measurements(records, kind) if row.results.quantization == "none"]
-    ends = [end for row in copies for end in row.estimate(kind.ratio) if end is not None]
+    ends = [end for row in copies for end in row.estimate(kind.ratio) if not math.isnan(end)]
     return max((abs(end - 1) for end in ends), default=0.0)
 
 
@@ -328,9 +324,9 @@ def _verdict(row: Measurement, kind: Kind, noise: float) -> str:
     _, low, high = row.estimate(kind.ratio)
     if too_few := few(len(row.points)):
         return f"{too_few} to tell this from chance"
-    if high is not None and high < 1 - noise:
+    if high < 1 - noise:
         return FASTER
-    return SLOWER if low is not None and low > 1 + noise else UNDECIDED
+    return SLOWER if low > 1 + noise else UNDECIDED
 
 
 def sentences(records: Sequence[Record]) -> list[str]:

@@ -6,13 +6,14 @@ from collections import defaultdict
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from functools import cache
-from typing import Any, NamedTuple
+from typing import Any
 
 import numpy as np
 import pandas as pd
 
 from lab.analysis.scaling import FEWEST_REPEATS, RESAMPLES, SEED
 from lab.analysis.scaling_curves import (
+    Estimate,
     at,
     common_ranks,
     curves,
@@ -58,20 +59,6 @@ TINY = 1e-9  # s, finer than any clock
 CERTAIN = 0.95  # of the resamples: the share in which a cause is the largest loss
 
 
-class Amount(NamedTuple):
-    """Seconds with a 95 % interval over repeats, NaN if one repeat gives none."""
-
-    value: float
-    low: float
-    high: float
-
-    @classmethod
-    def of(cls, draws: Draws, repeats: int) -> Amount:
-        """Build an amount from the value and its resamples."""
-        ends = np.percentile(draws[1:], [2.5, 97.5]) if repeats > 1 else (np.nan, np.nan)
-        return cls(float(draws[0]), *map(float, ends))
-
-
 @dataclass(frozen=True)
 class Waterfall:
     """The way from the ideal step to the measured one, in s; `losses` may be gains.
@@ -87,16 +74,16 @@ class Waterfall:
     compared: bool
     shared: bool  # whether it has the baseline's work on more ranks
     alike: bool  # whether the baseline has as many ranks, so that nothing ideal is expected of it
-    ideal: Amount
-    losses: dict[str, Amount]  # by cause, as far as known; they add up to step - ideal
+    ideal: Estimate
+    losses: dict[str, Estimate]  # by cause, as far as known; they add up to step - ideal
     repeats: int  # the fewest that it is based on
     largest: str  # loss
     supported: bool = field(repr=False)  # whether the repeats show that it is the largest
 
     @property
-    def step(self) -> Amount:
+    def step(self) -> Estimate:
         """The measured step, as in the summary."""
-        return Amount(*with_interval(self.row, "step_time"))
+        return with_interval(self.row, "step_time")
 
     @property
     def place(self) -> str:
@@ -135,7 +122,7 @@ class Waterfall:
             return "compute that shrank further" if gain else CAUSES[cause]
         return CAUSES[cause]
 
-    def shown(self) -> dict[str, Amount]:
+    def shown(self) -> dict[str, Estimate]:
         """The losses of at least SHOWN of the step by name, and the remaining loss."""
         least = SHOWN * self.step.value
         shown = {
@@ -145,7 +132,7 @@ class Waterfall:
         }
         lost = self.step.value - self.ideal.value
         rest = lost - sum(loss.value for loss in shown.values())
-        return shown | ({"the rest": Amount(rest, np.nan, np.nan)} if abs(rest) >= least else {})
+        return shown | ({"the rest": Estimate(rest)} if abs(rest) >= least else {})
 
 
 def waterfalls(summary: pd.DataFrame, records: Sequence[Record]) -> list[Waterfall]:
@@ -200,7 +187,7 @@ def _waterfall(label: str, row: Mapping[Any, Any], own: _Steps, shared: _Shared)
     alone = shared.alone(row["emulated"], own.run)
     ideal, losses = _losses(own, base, 0.0 if base is own else share, alone)
     repeats = min(own.repeats, base.repeats)
-    amounts = {cause: Amount.of(losses[cause], repeats) for cause in CAUSES if cause in losses}
+    amounts = {cause: _estimate(losses[cause], repeats) for cause in CAUSES if cause in losses}
     largest = max(amounts, key=lambda cause: amounts[cause].value)
     resampled = np.stack(list(losses.values()))[:, 1:]
     return Waterfall(
@@ -211,7 +198,7 @@ def _waterfall(label: str, row: Mapping[Any, Any], own: _Steps, shared: _Shared)
         compared=base is not own,
         shared=share != 1.0,
         alike=base.run.world_size == own.run.world_size,
-        ideal=Amount.of(ideal, repeats),
+        ideal=_estimate(ideal, repeats),
         losses=amounts,
         repeats=repeats,
         largest=largest,
@@ -220,6 +207,12 @@ def _waterfall(label: str, row: Mapping[Any, Any], own: _Steps, shared: _Shared)
         and amounts[largest].low > 0
         and np.mean(resampled.max(axis=0) == losses[largest][1:]) >= CERTAIN,
     )
+
+
+def _estimate(draws: Draws, repeats: int) -> Estimate:
+    """The value, and the 95 % interval of its resamples."""
+    ends = np.percentile(draws[1:], [2.5, 97.5]) if repeats > 1 else ()
+    return Estimate(float(draws[0]), *map(float, ends))
 
 
 class _Shared:
@@ -412,7 +405,7 @@ def waterfall_table(falls: Sequence[Waterfall]) -> tuple[str, pd.DataFrame]:
     start = starts.pop() if len(starts) == 1 else "ideal"
     unit = unit_for(fall.step.value for fall in falls)
 
-    def text(amount: Amount) -> str:
+    def text(amount: Estimate) -> str:
         return rounded(*(seconds * unit.factor for seconds in amount))
 
     rows, (names, shared) = [], names_of(falls)
