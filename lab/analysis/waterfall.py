@@ -224,22 +224,15 @@ class _Shared:
         for (emulated, _), one in steps.items():
             if one.run.world_size == 1:
                 self._by_work[emulated, kind_of(one.run)].append(one)
-        self._alone: dict[tuple[str, Kind, str], dict[int, Draws]] = {}
 
     def alone(self, emulated: str, run: Run) -> dict[int, Draws]:
         """Compute of a micro-batch on one rank by its size, preferably with the run's strategy."""
-        work = emulated, kind_of(run)
-        key = (*work, run.strategy)
-        if key not in self._alone:  # the same for all ranks and batches of a curve
-            alike = sorted(
-                self._by_work.get(work, ()), key=lambda one: one.run.strategy == run.strategy
-            )
-            self._alone[key] = {
-                size: one.draws["compute"] / one.run.grad_accum
-                for one in alike
-                if (size := one.run.micro_batch_size) is not None
-            }
-        return self._alone[key]
+        alike = self._by_work.get((emulated, kind_of(run)), ())
+        return {
+            size: one.draws["compute"] / one.run.grad_accum
+            for one in sorted(alike, key=lambda one: one.run.strategy == run.strategy)
+            if (size := one.run.micro_batch_size) is not None
+        }
 
 
 def _losses(
