@@ -15,7 +15,7 @@ from lab.config.run import Run, distinct_labels
 from lab.config.study import Study
 from lab.formatting import NOT_MEASURED, Unit, count, format_seconds, percent, rounded, unit_for
 from lab.records.store import Record
-from lab.records.table import by_run, median, value_at
+from lab.records.table import by_run, median
 
 UNKNOWN = "-"
 LOW_LOSS = 0.04
@@ -201,14 +201,12 @@ def _shortest_step(rows: pd.DataFrame, names: Mapping[str, str]) -> Iterator[str
 
 def _extremes(done: Mapping[Run, list[Record]], labels: Mapping[Run, str]) -> Iterator[str]:
     """The strategies that keep the least and the most on a rank, and that send least and most."""
-    quantities: dict[str, Callable[[Record], float | None]] = {
+    quantities: dict[str, str | Callable[[Record], float | None]] = {
         "Weights and optimizer state on a rank take": _state,
-        "A rank that communicates sends in a step": lambda record: value_at(
-            record, "communication.bytes_moved"
-        ),
+        "A rank that communicates sends in a step": "communication.bytes_moved",
     }
-    for what, read in quantities.items():
-        sizes = {run: size for run, repeats in done.items() if (size := median(repeats, read))}
+    for what, quantity in quantities.items():
+        sizes = {run: size for run, repeats in done.items() if (size := median(repeats, quantity))}
         if sizes and min(sizes.values()) < 0.99 * max(sizes.values()):
             least, most = min(sizes, key=sizes.__getitem__), max(sizes, key=sizes.__getitem__)
             yield (
