@@ -417,10 +417,5 @@ class ReportedRun(Run):
 
     @property
     def label_parts(self) -> list[str]:
-        """Its name and its ranks."""
-        return [*filter(None, [self.configuration]), f"x{self.world_size}"]
-
-    @property
-    def label(self) -> str:
         """Its name and its ranks: `batch 64, ddp x4`."""
-        return " ".join(self.label_parts)
+        return [*filter(None, [self.configuration]), f"x{self.world_size}"]
