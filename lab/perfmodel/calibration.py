@@ -240,11 +240,6 @@ class Calibration(_Stored):
     parts: tuple[Part, ...] = ()
 
     @property
-    def complete(self) -> bool:
-        """Whether every requested world size is measured."""
-        return set(self.wanted) <= {part.world_size for part in self.parts}
-
-    @property
     def rows(self) -> tuple[CollectiveTime, ...]:
         """Times of all collectives, world sizes and bytes."""
         return tuple(row for part in self.parts for row in part.times)
