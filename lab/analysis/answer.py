@@ -28,7 +28,14 @@ from lab.analysis.scaling import (
     ratio,
     verdict,
 )
-from lab.analysis.scaling_curves import curves, device_of, interval_name, ranks, with_interval
+from lab.analysis.scaling_curves import (
+    Estimate,
+    curves,
+    device_of,
+    interval_name,
+    ranks,
+    with_interval,
+)
 from lab.analysis.stages import stage_sentences, stages
 from lab.analysis.waterfall import SHARE, waterfalls
 from lab.config.run import Run, distinct_labels
@@ -60,8 +67,7 @@ class Evidence(NamedTuple):
     @property
     def measured(self) -> dict[Run, list[Record]]:
         """The completed repeats of each training run that has some."""
-        repeats = configurations.trained(self.study.runs, self.records)
-        return {run: records for run, records in repeats.items() if records}
+        return configurations.trained(self.study.runs, self.records)
 
 
 def answer(
@@ -162,7 +168,7 @@ class Pair(NamedTuple):
 
     run: Run
     reference: Run
-    ratio: tuple[float, float, float]
+    ratio: Estimate
     repeats: int
 
 
@@ -245,7 +251,7 @@ def _beside(evidence: Evidence, field: str, compared: Sequence[Pair]) -> str:
     measured = evidence.measured
     if field == "loader":
         most, there = (
-            percent(max(_share_of_data(measured[run]) for run in runs))
+            percent(max(configurations.share_of_data(measured[run]) for run in runs))
             for runs in zip(*(pair[:2] for pair in compared), strict=True)
         )
         loader = compared[0].reference.loader
@@ -262,11 +268,6 @@ def _beside(evidence: Evidence, field: str, compared: Sequence[Pair]) -> str:
         return ""
     at_most = "at most " if len(apart) > 1 or max(apart) <= configurations.LEAST_DIFFERENCE else ""
     return f"; validation losses are {at_most}{configurations.difference(max(apart))} apart"
-
-
-def _share_of_data(records: Sequence[Record]) -> float:
-    data = median(records, "timing.phases.data.median")
-    return (data or 0.0) / (median(records, "timing.step.median") or 1.0)
 
 
 def _scaling(evidence: Evidence) -> Iterator[str]:

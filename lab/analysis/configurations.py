@@ -15,7 +15,7 @@ from lab.config.run import Run, distinct_labels
 from lab.config.study import Study
 from lab.formatting import NOT_MEASURED, Unit, count, format_seconds, percent, rounded, unit_for
 from lab.records.store import Record
-from lab.records.table import median, value_at
+from lab.records.table import by_run, median
 
 UNKNOWN = "-"
 LOW_LOSS = 0.04
@@ -25,44 +25,30 @@ Cells = Callable[[Run, Sequence[Record], Mapping[Any, Any], Unit], dict[str, str
 
 
 def trained(runs: Iterable[Run], records: Sequence[Record]) -> dict[Run, list[Record]]:
-    """The completed records of each training run, in the order of the runs."""
-    done: dict[str, list[Record]] = defaultdict(list)
-    for record in records:
-        if record.completed and record.timing is not None:
-            done[record.run_id].append(record)
-    return {run: done[run.id] for run in runs if run.task == "train"}
+    """The completed records of each training run that has some, in the order of the runs."""
+    done = by_run(record for record in records if record.completed and record.timing)
+    return {run: done[run.id] for run in runs if run.task == "train" and run.id in done}
 
 
-def strategy_rows(
-    runs: Sequence[Run], records: Sequence[Record], summary: pd.DataFrame
-) -> list[dict[str, str]]:
-    """A row of text per training run: step, throughput, memory and traffic of a rank, loss."""
-    return _rows(runs, records, summary, _strategy_cells)
-
-
-def image_rows(
-    runs: Sequence[Run], records: Sequence[Record], summary: pd.DataFrame
-) -> list[dict[str, str]]:
-    """A row of text per run of a network: a step and its parts, bytes, epochs to a low loss."""
-    return _rows(runs, records, summary, _image_cells)
-
-
-def _rows(
+def table_rows(
     runs: Sequence[Run], records: Sequence[Record], summary: pd.DataFrame, cells: Cells
 ) -> list[dict[str, str]]:
+    """A row of text per training run: its label, and `strategy_cells` or `image_cells`."""
     labels, _ = distinct_labels(runs)
-    rows = {row["run_id"]: row for row in rows_of(summary)}
-    unit = unit_for(summary["step_time"])
+    summarized = {row["run_id"]: row for row in rows_of(summary)}
+    unit, done = unit_for(summary["step_time"]), trained(runs, records)
     return [
         {"configuration": labels[run]}
-        | (cells(run, done, rows[run.id], unit) if done else {"step": "not run"})
-        for run, done in trained(runs, records).items()
+        | (cells(run, done[run], summarized[run.id], unit) if run in done else {"step": "not run"})
+        for run in runs
+        if run.task == "train"
     ]
 
 
-def _strategy_cells(
+def strategy_cells(
     run: Run, done: Sequence[Record], row: Mapping[Any, Any], _: Unit
 ) -> dict[str, str]:
+    """Step, throughput, memory and traffic of a rank, and loss of a configuration."""
     loss = median(done, "final_loss")
     return {
         "step": format_seconds(*with_interval(row, "step_time")),
@@ -75,9 +61,10 @@ def _strategy_cells(
     }
 
 
-def _image_cells(
+def image_cells(
     run: Run, done: Sequence[Record], row: Mapping[Any, Any], unit: Unit
 ) -> dict[str, str]:
+    """A step of a network and its parts, bytes, and epochs to a low loss."""
     parameters = median(done, "environment.parameters")
     sent = median(done, "communication.bytes_moved")
     epochs = next(filter(None, map(epochs_to_low_loss, done)), NOT_MEASURED)
@@ -158,12 +145,11 @@ def untimed_sentences(
 
 
 def _completed(
-    runs: Iterable[Run], records: Sequence[Record]
+    runs: Sequence[Run], records: Sequence[Record]
 ) -> tuple[dict[Run, list[Record]], dict[Run, str]]:
-    """Runs with completed repeats, and labels that distinguish all runs."""
-    known = trained(runs, records)
-    labels, _ = distinct_labels(list(known))
-    return {run: repeats for run, repeats in known.items() if repeats}, labels
+    """Runs with completed repeats, and labels that distinguish all training runs."""
+    labels, _ = distinct_labels([run for run in runs if run.task == "train"])
+    return trained(runs, records), labels
 
 
 def _by_model(done: Mapping[Run, list[Record]]) -> Iterator[dict[Run, list[Record]]]:
@@ -215,14 +201,12 @@ def _shortest_step(rows: pd.DataFrame, names: Mapping[str, str]) -> Iterator[str
 
 def _extremes(done: Mapping[Run, list[Record]], labels: Mapping[Run, str]) -> Iterator[str]:
     """The strategies that keep the least and the most on a rank, and that send least and most."""
-    quantities: dict[str, Callable[[Record], float | None]] = {
+    quantities: dict[str, str | Callable[[Record], float | None]] = {
         "Weights and optimizer state on a rank take": _state,
-        "A rank that communicates sends in a step": lambda record: value_at(
-            record, "communication.bytes_moved"
-        ),
+        "A rank that communicates sends in a step": "communication.bytes_moved",
     }
-    for what, read in quantities.items():
-        sizes = {run: size for run, repeats in done.items() if (size := median(repeats, read))}
+    for what, quantity in quantities.items():
+        sizes = {run: size for run, repeats in done.items() if (size := median(repeats, quantity))}
         if sizes and min(sizes.values()) < 0.99 * max(sizes.values()):
             least, most = min(sizes, key=sizes.__getitem__), max(sizes, key=sizes.__getitem__)
             yield (
@@ -313,7 +297,7 @@ def _loss_distances(
 
 def miscompiled(runs: Iterable[Run], records: Sequence[Record]) -> list[Run]:
     """Compiled runs whose losses are not those of the same run without compilation."""
-    done = {run: repeats for run, repeats in trained(runs, records).items() if repeats}
+    done = trained(runs, records)
     alike = {run.model_dump_json(exclude={"compile"}): run for run in done if not run.compile}
     wrong = []
     for run in done:
@@ -344,13 +328,10 @@ def _distance(record: Record, reference: Record) -> float:
 
 def loader_sentences(runs: Sequence[Run], records: Sequence[Record]) -> list[str]:
     """How long a step waits for data with each loader, and the cost of the classic one."""
-    done = {run: repeats for run, repeats in trained(runs, records).items() if repeats}
+    done = trained(runs, records)
     labels, _ = distinct_labels(list(done))
     steps = {run: median(repeats, "timing.step.median") or 0.0 for run, repeats in done.items()}
-    shares = {
-        run: (median(repeats, "timing.phases.data.median") or 0.0) / steps[run]
-        for run, repeats in done.items()
-    }
+    shares = {run: share_of_data(repeats) for run, repeats in done.items()}
     sentences = []
     for loader in ("fast", "classic"):
         if of_loader := [run for run in done if run.loader == loader]:
@@ -368,6 +349,12 @@ def loader_sentences(runs: Sequence[Run], records: Sequence[Record]) -> list[str
                 f"with the fast loader, and waits for data for {percent(shares[run])} of its time."
             )
     return sentences
+
+
+def share_of_data(records: Sequence[Record]) -> float:
+    """The share of a step that waits for data."""
+    data = median(records, "timing.phases.data.median")
+    return (data or 0.0) / (median(records, "timing.step.median") or 1.0)
 
 
 def _with_fast_loader(run: Run) -> str:

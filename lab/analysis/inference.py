@@ -6,6 +6,7 @@ tables, with the columns of GENERATION or CLASSIFICATION.
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable, Iterator, Sequence
 from operator import attrgetter
 from typing import Any, NamedTuple
@@ -13,29 +14,24 @@ from typing import Any, NamedTuple
 import numpy as np
 
 from lab.analysis.scaling import few
-from lab.analysis.scaling_curves import ranks
+from lab.analysis.scaling_curves import Estimate, ranks
 from lab.config.study import Study
 from lab.formatting import NOT_MEASURED, extent, format_seconds, percent, rounded
 from lab.records.schema import Inference, Point, Share, Stat
 from lab.records.statistics import share_interval
 from lab.records.store import Record
-from lab.records.table import median
+from lab.records.table import by_run, median
 
 # If the time between tokens grows by less than this over the batch sizes, calls dominate.
 SMALL_GROWTH = 1.5
 NEAR_ROOFLINE = 0.5
 
 
-class Estimate(NamedTuple):
-    """A median over repeats; the interval spans those of all repeats, so it is rather too wide."""
-
-    value: float
-    low: float | None = None
-    high: float | None = None
-
-
 def estimate(stats: Sequence[Stat]) -> Estimate:
-    """The estimate from one statistic per repeat."""
+    """The median over repeats of one statistic of each.
+
+    The interval spans those of all repeats, so it is rather too wide.
+    """
     value = float(np.median([stat.median for stat in stats]))
     intervals = [stat.interval for stat in stats if stat.interval is not None]
     if not intervals:
@@ -156,6 +152,7 @@ CLASSIFICATION = Kind(
         else "accuracy not measured"
     ),
 )
+KINDS = (GENERATION, CLASSIFICATION)
 
 
 def accuracy(share: float | None, samples: int | None) -> str:
@@ -177,23 +174,19 @@ def inference_of(record: Record) -> Inference:
     return record.inference
 
 
-def by_run(records: Sequence[Record]) -> list[list[Record]]:
+def inferred(records: Sequence[Record]) -> list[list[Record]]:
     """Completed inference records grouped by run, in order."""
-    runs: dict[str, list[Record]] = {}
-    for record in records:
-        if record.completed and record.inference is not None:
-            runs.setdefault(record.run_id, []).append(record)
-    return list(runs.values())
+    return [*by_run(one for one in records if one.completed and one.inference).values()]
 
 
 def measurements(records: Sequence[Record], kind: Kind) -> list[Measurement]:
     """Every configuration at every point that was timed."""
     rows = []
-    for repeats in by_run(records):
+    for repeats in inferred(records):
         points = [getattr(inference_of(record), kind.points) for record in repeats]
         for number in range(len(points[0])):
-            measured = [of_repeat[number] for of_repeat in points if len(of_repeat) > number]
-            rows.append(Measurement(repeats[0], measured))
+            timed = [of_repeat[number] for of_repeat in points if len(of_repeat) > number]
+            rows.append(Measurement(repeats[0], timed))
     return rows
 
 
@@ -243,7 +236,7 @@ def latency_rows(records: Sequence[Record]) -> list[dict[str, Any]]:
 def quality_rows(records: Sequence[Record], kind: Kind) -> list[dict[str, Any]]:
     """Sizes, quality and agreement by quantization; they do not depend on the number of ranks."""
     rows: dict[str, dict[str, Any]] = {}
-    for repeats in by_run(records):
+    for repeats in inferred(records):
         results = inference_of(repeats[0])
         if results.unavailable or results.size is None or getattr(results, kind.quality) is None:
             continue
@@ -266,8 +259,8 @@ def _memory_share(results: Inference) -> float:
 
 def answer(study: Study, records: Sequence[Record]) -> list[str]:
     """What each quantization gains in time and memory, and costs."""
-    texts = [text for kind in (GENERATION, CLASSIFICATION) for text in _tradeoffs(records, kind)]
-    first = [inference_of(of_run[0]) for of_run in by_run(records)]
+    texts = [text for kind in KINDS for text in _tradeoffs(records, kind)]
+    first = [inference_of(of_run[0]) for of_run in inferred(records)]
     compared = {one.quantization for one in first if not one.unavailable}
     if gone := {run.quantization for run in study.runs} - {"none"} - compared:
         texts.append(f"Not measured: {', '.join(sorted(gone))}.")
@@ -293,7 +286,7 @@ def untimed(records: Sequence[Record]) -> list[str]:
     """Results that do not depend on the machine's load: size and quality of each quantization."""
     return [
         f"{name}: {_size_and_quality(results, kind)}."
-        for kind in (GENERATION, CLASSIFICATION)
+        for kind in KINDS
         for name, results in {
             row.results.quantization: row.results for row in _quantized(records, kind)
         }.items()
@@ -322,7 +315,7 @@ def noise_of(records: Sequence[Record], kind: Kind) -> float:
     Both copies compute the same, so a difference within their interval is not significant.
     """
     copies = [row for row in measurements(records, kind) if row.results.quantization == "none"]
-    ends = [end for row in copies for end in row.estimate(kind.ratio) if end is not None]
+    ends = [end for row in copies for end in row.estimate(kind.ratio) if not math.isnan(end)]
     return max((abs(end - 1) for end in ends), default=0.0)
 
 
@@ -331,31 +324,31 @@ def _verdict(row: Measurement, kind: Kind, noise: float) -> str:
     _, low, high = row.estimate(kind.ratio)
     if too_few := few(len(row.points)):
         return f"{too_few} to tell this from chance"
-    if high is not None and high < 1 - noise:
+    if high < 1 - noise:
         return FASTER
-    return SLOWER if low is not None and low > 1 + noise else UNDECIDED
+    return SLOWER if low > 1 + noise else UNDECIDED
 
 
 def sentences(records: Sequence[Record]) -> list[str]:
     """What each quantization gains or costs, if intervals support it, and why it is slower."""
-    generated, classified = (_quantized(records, kind) for kind in (GENERATION, CLASSIFICATION))
-    noise, noise_of_classes = (noise_of(records, kind) for kind in (GENERATION, CLASSIFICATION))
-    judged = [row.results for row in classified if row.results.accuracy_change]
-    accuracies = {results.quantization: _accuracy(results) for results in judged}
-    return [
-        *(_speed(row, GENERATION, noise, _why_slow(row, generated)) for row in generated),
-        *(_speed(row, CLASSIFICATION, noise_of_classes, _method(row)) for row in classified),
-        *accuracies.values(),
-    ]
+    texts, accuracies = list[str](), dict[str, str]()
+    for kind in KINDS:
+        rows, noise = _quantized(records, kind), noise_of(records, kind)
+        texts += [_speed(row, kind, noise, rows) for row in rows]
+        changed = [row.results for row in rows if row.results.accuracy_change]
+        accuracies |= {results.quantization: _accuracy(results) for results in changed}
+    return [*texts, *accuracies.values()]
 
 
-def _speed(row: Measurement, kind: Kind, noise: float, why_slow: str) -> str:
+def _speed(row: Measurement, kind: Kind, noise: float, rows: Sequence[Measurement]) -> str:
     share = f"{rounded(*row.estimate(kind.ratio))} of the base's {kind.time}"
     judged = _verdict(row, kind, noise)
     if judged not in (FASTER, SLOWER):
         return f"{row.label}: {share}; {judged}."
-    reason = f" Measured in the same job: {why_slow}." if judged == SLOWER else ""
-    return f"{row.label}: {judged}, {share}.{reason}"
+    if judged == FASTER:
+        return f"{row.label}: {judged}, {share}."
+    why_slow = _why_slow(row, rows) if kind is GENERATION else _method(row)
+    return f"{row.label}: {judged}, {share}. Measured in the same job: {why_slow}."
 
 
 def _method(row: Measurement) -> str:
@@ -405,5 +398,5 @@ def _accuracy(results: Inference) -> str:
 
 def missing(records: Sequence[Record]) -> list[str]:
     """What could not be measured on this machine, each with its reason."""
-    first = [inference_of(repeats[0]) for repeats in by_run(records)]
+    first = [inference_of(repeats[0]) for repeats in inferred(records)]
     return sorted({f"{one.quantization}: {one.unavailable}." for one in first if one.unavailable})

@@ -9,6 +9,7 @@ from functools import cached_property
 import pandas as pd
 
 from lab.analysis.audit import Audit
+from lab.analysis.scaling_curves import rows_of, with_interval
 from lab.config.run import distinct_labels
 from lab.config.study import Study
 from lab.formatting import listed, percent, range_of
@@ -128,10 +129,7 @@ def judge(records: Sequence[Record], summary: pd.DataFrame, *, study: Study | No
     completed = tuple(record for record in records if record.completed)
     clusters = {record.environment.profile for record in completed if record.environment}
     again = f"{study.command('run', clusters, public=True)} --repeat-disturbed" if study else ""
-    ends = ["run_id", "step_time", "step_time_low", "step_time_high"]
-    step_s = {
-        run_id: (step, low, high) for run_id, step, low, high in summary[ends].itertuples(False)
-    }
+    step_s = {row["run_id"]: with_interval(row, "step_time") for row in rows_of(summary)}
     return Noise(completed, step_s, again)
 
 

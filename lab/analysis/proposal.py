@@ -8,6 +8,7 @@ from typing import Any
 
 import pandas as pd
 
+from lab.analysis.audit.rules.speedup import MARGIN
 from lab.analysis.laws import fit_amdahl, fit_gustafson
 from lab.analysis.scaling import against_baseline, beyond_baseline, farthest, labels_of
 from lab.analysis.scaling_curves import baseline_name, curves, ranks, rows_of, with_interval
@@ -16,7 +17,6 @@ from lab.perfmodel.step_law import fit
 
 # Efficiency thresholds relative to the baseline; the report names both.
 WELL_USED, HALF_USED = 0.7, 0.5
-SUPER_LINEAR = 1.05  # as in the audit: rounding cannot explain an efficiency above this
 EXACT = 1e-6  # a law with a smaller error made the speedups, and its interval means nothing
 CLOSE = 0.1  # a law with a larger error in any speedup is not extrapolated
 # What GPU-hours are counted for, by what a time of the table is of.
@@ -121,7 +121,8 @@ def _stop(points: pd.DataFrame) -> str:
 
 
 def _impossible(known: pd.DataFrame) -> bool:
-    return bool((known["efficiency"] > SUPER_LINEAR).any())
+    """Whether an efficiency is above what the audit lets rounding explain."""
+    return bool((known["efficiency"] > 1 + MARGIN).any())
 
 
 def _last_above(known: pd.DataFrame, least: float) -> Any:

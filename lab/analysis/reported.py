@@ -119,27 +119,25 @@ class ReportedTable:
         curves = _curves(observations, source)
         if baseline is not None:
             curves = _above(curves, baseline, source)
-        kinds = {id(curve): _kind(curve, observations) for curve in curves}
-        if set(kinds.values()) == {"strong", ""}:  # what some of its times show holds for all
-            kinds = dict.fromkeys(kinds, "strong")
-        if scaling != "auto":
-            curves = [curve for curve in curves if kinds[id(curve)] == scaling]
-            if not curves:
-                what = f"no rows of {scaling} scaling, by what the table itself says"
-                raise InputError(source, [Problem("scaling", what, "leave it out")])
-        _check_repeats(curves, source)
-        several = len(set(kinds.values())) > 1
-        names = shortest(sorted({curve.label for curve in curves}))
-        by_label = observations.frame.set_index("label")
+        kinds = [_kind(curve, observations) for curve in curves]
+        if set(kinds) == {"strong", ""}:  # what some of its times show holds for all
+            kinds = ["strong"] * len(kinds)
+        pairs = zip(curves, kinds, strict=True)
+        chosen = [(curve, kind) for curve, kind in pairs if scaling in ("auto", kind)]
+        if not chosen:
+            what = f"no rows of {scaling} scaling, by what the table itself says"
+            raise InputError(source, [Problem("scaling", what, "leave it out")])
+        _check_repeats([curve for curve, _ in chosen], source)
+        names = shortest(sorted({curve.label for curve, _ in chosen}))
+        by_label, unit = observations.frame.set_index("label"), _unit(observations, frame)
         records: list[Record] = []
-        for curve in curves:
-            kind = kinds[id(curve)]
-            prefix = kind if several else ""
+        for curve, kind in chosen:
+            prefix = kind if len(set(kinds)) > 1 else ""
             runs = {
                 id(point): _run(point, by_label, observations, [prefix, names[curve.label]], name)
                 for point in curve.points
             }
-            records += _records(curve, kind, observations, runs, _unit(observations, frame))
+            records += _records(curve, kind, observations, runs, unit)
         return cls(frame, observations, tuple(records))
 
 
@@ -419,10 +417,5 @@ class ReportedRun(Run):
 
     @property
     def label_parts(self) -> list[str]:
-        """Its name and its ranks."""
-        return [*filter(None, [self.configuration]), f"x{self.world_size}"]
-
-    @property
-    def label(self) -> str:
         """Its name and its ranks: `batch 64, ddp x4`."""
-        return " ".join(self.label_parts)
+        return [*filter(None, [self.configuration]), f"x{self.world_size}"]

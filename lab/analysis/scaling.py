@@ -13,6 +13,7 @@ from lab.analysis.scaling_curves import (
     FIELDS,
     FREE,
     WORK,
+    Estimate,
     Scaling,
     at,
     curves,
@@ -254,10 +255,9 @@ def _interval(*samples: Samples) -> tuple[Any, Any, Any]:
     return value, *bootstrap_interval(samples, statistic, resamples=RESAMPLES, seed=SEED)
 
 
-def ratio(top: Samples, bottom: Samples) -> tuple[float, float, float]:
+def ratio(top: Samples, bottom: Samples) -> Estimate:
     """The ratio of the medians of two samples, with its interval as in `summary`."""
-    value, low, high = map(float, _interval(top, bottom))
-    return value, low, high
+    return Estimate(*map(float, _interval(top, bottom)))
 
 
 def _has(row: Row, baseline: Row) -> bool:

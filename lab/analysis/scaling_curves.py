@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Iterator, Mapping, Sequence
 from typing import Any, NamedTuple
 
@@ -20,6 +21,14 @@ PER_RANK, GLOBAL = {"micro_batch_size", "grad_accum"}, {"global_batch_size"}
 FREE = {"strong": PER_RANK, "weak": GLOBAL, "none": PER_RANK}
 WORK = {"strong": GLOBAL, "weak": PER_RANK, "none": GLOBAL}
 WHOLE_RANGE = 3  # up to so many repeats, the bootstrap of a median or a ratio gives the range
+
+
+class Estimate(NamedTuple):
+    """A value and the ends of its interval over repeats, NaN if there is none."""
+
+    value: float
+    low: float = math.nan
+    high: float = math.nan
 
 
 class Curve(NamedTuple):
@@ -141,9 +150,9 @@ def rows_of(frame: pd.DataFrame) -> list[dict[Any, Any]]:
     return [dict(zip(names, row, strict=True)) for row in _rows(frame, names)]
 
 
-def with_interval(row: Any, quantity: str) -> tuple[float, float, float]:
+def with_interval(row: Any, quantity: str) -> Estimate:
     """A quantity in a row of a summary, with the ends of its interval."""
-    return row[quantity], row[f"{quantity}_low"], row[f"{quantity}_high"]
+    return Estimate(row[quantity], row[f"{quantity}_low"], row[f"{quantity}_high"])
 
 
 def interval_name(repeats: Sequence[int]) -> str:

@@ -5,13 +5,12 @@ The stages are those of a published ladder: serial, CPU processes, CUDA, several
 
 from __future__ import annotations
 
-import math
 from collections.abc import Iterator, Sequence
 from typing import NamedTuple
 
-from lab.analysis.inference import Estimate, estimate, place
+from lab.analysis.inference import estimate, place
 from lab.analysis.scaling import verdict
-from lab.analysis.scaling_curves import ranks
+from lab.analysis.scaling_curves import Estimate, ranks
 from lab.config.run import Run
 from lab.config.study import Study
 from lab.formatting import rounded
@@ -59,7 +58,7 @@ def stage_sentences(ladder: Sequence[Stage]) -> list[str]:
     words = {"train": "Training", "inference": "Inference"}
     texts = [
         f"{words[stage.task]} on {stage.on} is {rounded(*stage.speedup)} times as fast as serial, "
-        f"{_judged(stage)}."
+        f"{verdict(*stage.speedup[1:], stage.repeats)}."
         for stage in ladder
         if stage.speedup is not None and stage.name != "serial"
     ]
@@ -74,11 +73,6 @@ def stage_sentences(ladder: Sequence[Stage]) -> list[str]:
     if missing:
         texts.append(f"Not measured here: {', '.join(missing)}.")
     return texts
-
-
-def _judged(stage: Stage) -> str:
-    assert stage.speedup is not None
-    return verdict(stage.speedup.low or 0.0, stage.speedup.high or math.inf, stage.repeats)
 
 
 def _of_task(task: str, study: Study, records: Sequence[Record]) -> Iterator[Stage]:
@@ -120,8 +114,6 @@ def _seconds(records: Sequence[Record]) -> Estimate | None:
 def _speedup(serial: Estimate, stage: Estimate) -> Estimate:
     if stage is serial:
         return Estimate(1.0)
-    if serial.low is None or serial.high is None or stage.low is None or stage.high is None:
-        return Estimate(serial.value / stage.value)
     return Estimate(serial.value / stage.value, serial.low / stage.high, serial.high / stage.low)
 
 

@@ -49,14 +49,12 @@ def classical_tables(summary: pd.DataFrame) -> list[tuple[str, pd.DataFrame]]:
     unit, device = unit_for(summary["step_time"]), device_of(summary)
     over = over_repeats([*map(int, summary["repeats"])])
     cells: dict[str, Callable[[Mapping[Any, Any]], str]] = {
-        "Step time": lambda row: format_seconds(*with_interval(row, "step_time")),
-        f"Speedup over {baseline_name(summary)}": lambda row: _ratio(row, "speedup"),
-        "Efficiency": lambda row: _ratio(row, "efficiency"),
+        "Step time": lambda row: format_seconds(*with_interval(row, "step_time"))
     }
-    if not compares(summary):
-        del cells[f"Speedup over {baseline_name(summary)}"]
-    if not ranks_vary(summary):
-        del cells["Efficiency"]
+    if compares(summary):
+        cells[f"Speedup over {baseline_name(summary)}"] = lambda row: _ratio(row, "speedup")
+    if ranks_vary(summary):
+        cells["Efficiency"] = lambda row: _ratio(row, "efficiency")
     sizes = pd.Index(sorted(set(summary["world_size"])), name=ranks(device))
     unmeasured = summary["exposed_communication_time"][summary["world_size"] > 1].isna().any()
     note = "; where communication was not measured, compute includes the wait for it"
@@ -141,13 +139,8 @@ def throughput_table(calibration: Calibration) -> pd.DataFrame:
     """A row per dtype and one for memory: what a rank's device does, in GFLOP/s and GB/s (1e9)."""
     products, memory = calibration.matrix_products, calibration.memory
     rows = [
-        (
-            f"{name} matrix product",
-            product.flops_per_s,
-            "GFLOP/s",
-            f"{product.size} x {product.size}",
-        )
-        for name, product in products.items()
+        (f"{name} matrix product", one.flops_per_s, "GFLOP/s", f"{one.size} x {one.size}")
+        for name, one in products.items()
     ]
     if memory is not None:
         rows.append(("memory copy", memory.bytes_per_s, "GB/s", f"{memory.bytes / 2**20:.0f} MiB"))

@@ -6,13 +6,14 @@ from collections import defaultdict
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from functools import cache
-from typing import Any, NamedTuple
+from typing import Any
 
 import numpy as np
 import pandas as pd
 
 from lab.analysis.scaling import FEWEST_REPEATS, RESAMPLES, SEED
 from lab.analysis.scaling_curves import (
+    Estimate,
     at,
     common_ranks,
     curves,
@@ -24,12 +25,13 @@ from lab.analysis.scaling_curves import (
 from lab.config.run import Run
 from lab.formatting import capitalized, rounded, unit_for
 from lab.perfmodel.calibration import Calibration, find_calibration
-from lab.perfmodel.forecast import SAME
+from lab.perfmodel.forecast import Kind, kind_of
 from lab.perfmodel.layout import Layout
 from lab.records.schema import Communication, Environment
 from lab.records.store import Record
 
 Draws = np.ndarray[Any, np.dtype[np.float64]]  # the value, then one per resample of the repeats
+Configuration = tuple[str, str]  # an emulation, or "", and a run id
 Calibrated = Callable[[str], Calibration | None]  # by cluster profile
 # Causes of time that the ideal step does not have, in display order.
 CAUSES = {
@@ -57,20 +59,6 @@ TINY = 1e-9  # s, finer than any clock
 CERTAIN = 0.95  # of the resamples: the share in which a cause is the largest loss
 
 
-class Amount(NamedTuple):
-    """Seconds with a 95 % interval over repeats, NaN if one repeat gives none."""
-
-    value: float
-    low: float
-    high: float
-
-    @classmethod
-    def of(cls, draws: Draws, repeats: int) -> Amount:
-        """Build an amount from the value and its resamples."""
-        ends = np.percentile(draws[1:], [2.5, 97.5]) if repeats > 1 else (np.nan, np.nan)
-        return cls(float(draws[0]), *map(float, ends))
-
-
 @dataclass(frozen=True)
 class Waterfall:
     """The way from the ideal step to the measured one, in s; `losses` may be gains.
@@ -86,16 +74,16 @@ class Waterfall:
     compared: bool
     shared: bool  # whether it has the baseline's work on more ranks
     alike: bool  # whether the baseline has as many ranks, so that nothing ideal is expected of it
-    ideal: Amount
-    losses: dict[str, Amount]  # by cause, as far as known; they add up to step - ideal
+    ideal: Estimate
+    losses: dict[str, Estimate]  # by cause, as far as known; they add up to step - ideal
     repeats: int  # the fewest that it is based on
     largest: str  # loss
     supported: bool = field(repr=False)  # whether the repeats show that it is the largest
 
     @property
-    def step(self) -> Amount:
+    def step(self) -> Estimate:
         """The measured step, as in the summary."""
-        return Amount(*with_interval(self.row, "step_time"))
+        return with_interval(self.row, "step_time")
 
     @property
     def place(self) -> str:
@@ -134,7 +122,7 @@ class Waterfall:
             return "compute that shrank further" if gain else CAUSES[cause]
         return CAUSES[cause]
 
-    def shown(self) -> dict[str, Amount]:
+    def shown(self) -> dict[str, Estimate]:
         """The losses of at least SHOWN of the step by name, and the remaining loss."""
         least = SHOWN * self.step.value
         shown = {
@@ -144,7 +132,7 @@ class Waterfall:
         }
         lost = self.step.value - self.ideal.value
         rest = lost - sum(loss.value for loss in shown.values())
-        return shown | ({"the rest": Amount(rest, np.nan, np.nan)} if abs(rest) >= least else {})
+        return shown | ({"the rest": Estimate(rest)} if abs(rest) >= least else {})
 
 
 def waterfalls(summary: pd.DataFrame, records: Sequence[Record]) -> list[Waterfall]:
@@ -153,34 +141,27 @@ def waterfalls(summary: pd.DataFrame, records: Sequence[Record]) -> list[Waterfa
     Medians of parts do not add up. Each configuration is therefore represented by the repeat with
     the median step, whose parts do; the intervals are bootstraps over repeats of that choice.
     """
-    measured: dict[str, dict[str, list[Record]]] = defaultdict(lambda: defaultdict(list))
+    measured: dict[Configuration, list[Record]] = defaultdict(list)
     for record in records:
-        if (
-            record.completed
-            and record.timing
-            and {"forward", "backward"} <= set(record.timing.phases)
-        ):
-            measured[record.emulation][record.run_id].append(record)
+        timing = record.timing
+        if record.completed and timing and {"forward", "backward"} <= timing.phases.keys():
+            measured[record.emulation, record.run_id].append(record)
     calibrated, baselines = cache(find_calibration), set(summary["baseline_run_id"].dropna())
     # Resamples of a run are large, and for most runs they are used only once.
-    shared = {
-        emulated: _Shared(
-            {
-                run_id: _Steps(repeats, calibrated)
-                for run_id, repeats in runs.items()
-                if run_id in baselines or repeats[0].run.world_size == 1
-            }
-        )
-        for emulated, runs in measured.items()
-    }
+    shared = _Shared(
+        {
+            (emulated, run_id): _Steps(repeats, calibrated)
+            for (emulated, run_id), repeats in measured.items()
+            if run_id in baselines or repeats[0].run.world_size == 1
+        }
+    )
     falls = []
     for label, points in curves(summary):
         for row in rows_of(points):
-            repeats = measured[row["emulated"]].get(row["run_id"])
-            if repeats:
-                known = shared[row["emulated"]]
-                own = known.steps.get(row["run_id"]) or _Steps(repeats, calibrated)
-                falls.append(_waterfall(label, row, own, known))
+            key = row["emulated"], row["run_id"]
+            if key in measured:
+                own = shared.steps.get(key) or _Steps(measured[key], calibrated)
+                falls.append(_waterfall(label, row, own, shared))
     return falls
 
 
@@ -201,11 +182,12 @@ def on_most_ranks(falls: Sequence[Waterfall]) -> list[Waterfall]:
 
 
 def _waterfall(label: str, row: Mapping[Any, Any], own: _Steps, shared: _Shared) -> Waterfall:
-    base = shared.steps.get(row["baseline_run_id"], own)
+    base = shared.steps.get((row["emulated"], row["baseline_run_id"]), own)
     share = 1.0 if row["scaling"] == "weak" else base.run.world_size / own.run.world_size
-    ideal, losses = _losses(own, base, 0.0 if base is own else share, shared.alone(own.run))
+    alone = shared.alone(row["emulated"], own.run)
+    ideal, losses = _losses(own, base, 0.0 if base is own else share, alone)
     repeats = min(own.repeats, base.repeats)
-    amounts = {cause: Amount.of(losses[cause], repeats) for cause in CAUSES if cause in losses}
+    amounts = {cause: _estimate(losses[cause], repeats) for cause in CAUSES if cause in losses}
     largest = max(amounts, key=lambda cause: amounts[cause].value)
     resampled = np.stack(list(losses.values()))[:, 1:]
     return Waterfall(
@@ -216,7 +198,7 @@ def _waterfall(label: str, row: Mapping[Any, Any], own: _Steps, shared: _Shared)
         compared=base is not own,
         shared=share != 1.0,
         alike=base.run.world_size == own.run.world_size,
-        ideal=Amount.of(ideal, repeats),
+        ideal=_estimate(ideal, repeats),
         losses=amounts,
         repeats=repeats,
         largest=largest,
@@ -227,35 +209,30 @@ def _waterfall(label: str, row: Mapping[Any, Any], own: _Steps, shared: _Shared)
     )
 
 
+def _estimate(draws: Draws, repeats: int) -> Estimate:
+    """The value, and the 95 % interval of its resamples."""
+    ends = np.percentile(draws[1:], [2.5, 97.5]) if repeats > 1 else ()
+    return Estimate(float(draws[0]), *map(float, ends))
+
+
 class _Shared:
     """The steps of the reference runs: baselines, and all runs on one rank."""
 
-    def __init__(self, steps: Mapping[str, _Steps]) -> None:
+    def __init__(self, steps: Mapping[Configuration, _Steps]) -> None:
         self.steps = steps
-        self._by_work: dict[tuple[str, ...], list[_Steps]] = defaultdict(list)
-        for one in steps.values():
+        self._by_work: dict[tuple[str, Kind], list[_Steps]] = defaultdict(list)
+        for (emulated, _), one in steps.items():
             if one.run.world_size == 1:
-                self._by_work[_work(one.run)].append(one)
-        self._alone: dict[tuple[str, ...], dict[int, Draws]] = {}
+                self._by_work[emulated, kind_of(one.run)].append(one)
 
-    def alone(self, run: Run) -> dict[int, Draws]:
+    def alone(self, emulated: str, run: Run) -> dict[int, Draws]:
         """Compute of a micro-batch on one rank by its size, preferably with the run's strategy."""
-        key = (*_work(run), repr(run.strategy))
-        if key not in self._alone:  # the same for all ranks and batches of a curve
-            alike = sorted(
-                self._by_work.get(_work(run), ()), key=lambda one: one.run.strategy == run.strategy
-            )
-            self._alone[key] = {
-                size: one.draws["compute"] / one.run.grad_accum
-                for one in alike
-                if (size := one.run.micro_batch_size) is not None
-            }
-        return self._alone[key]
-
-
-def _work(run: Run) -> tuple[str, ...]:
-    """The key of runs with the same computation per sample."""
-    return tuple(repr(getattr(run, name)) for name in SAME)
+        alike = self._by_work.get((emulated, kind_of(run)), ())
+        return {
+            size: one.draws["compute"] / one.run.grad_accum
+            for one in sorted(alike, key=lambda one: one.run.strategy == run.strategy)
+            if (size := one.run.micro_batch_size) is not None
+        }
 
 
 def _losses(
@@ -421,7 +398,7 @@ def waterfall_table(falls: Sequence[Waterfall]) -> tuple[str, pd.DataFrame]:
     start = starts.pop() if len(starts) == 1 else "ideal"
     unit = unit_for(fall.step.value for fall in falls)
 
-    def text(amount: Amount) -> str:
+    def text(amount: Estimate) -> str:
         return rounded(*(seconds * unit.factor for seconds in amount))
 
     rows, (names, shared) = [], names_of(falls)

@@ -17,7 +17,7 @@ from lab.errors import LabError
 from lab.figures.data import StudyResults
 from lab.formatting import format_seconds, interval_of, rounded
 from lab.perfmodel.calibration import load_calibration
-from lab.perfmodel.frozen import Score, scores
+from lab.perfmodel.frozen import Score, scores, signed
 from lab.perfmodel.simulate import (
     NORMAL_95,
     Deviation,
@@ -99,7 +99,7 @@ def beside(score: Score | None) -> str:
     inside = "inside" if score.inside else "outside of"
     return (
         f"{expected}, limited by {frozen.limit.replace('_', ' ')}. {measured}, {inside} the "
-        f"interval; the prediction was off by {100 * score.error:+.1f} %."
+        f"interval; the prediction was off by {signed(score.error)}."
     )
 
 

@@ -13,8 +13,8 @@ from matplotlib.text import Text
 from matplotlib.ticker import PercentFormatter
 from matplotlib.transforms import Bbox, blended_transform_factory
 
-from lab.analysis.scaling_curves import ranks, rows_of
-from lab.analysis.waterfall import Amount, Waterfall, names_of, on_most_ranks, with_baseline
+from lab.analysis.scaling_curves import Estimate, ranks, rows_of
+from lab.analysis.waterfall import Waterfall, names_of, on_most_ranks, with_baseline
 from lab.config.run import Run
 from lab.figures.data import StudyResults
 from lab.figures.figure import NO_COMMUNICATION, empty_unless, figure, has, no_runs
@@ -226,7 +226,7 @@ def _describe_falls(results: StudyResults) -> str:
     return f"Waterfalls to the measured step by cause: {'; '.join(parts)}."
 
 
-def _time(amount: Amount, unit: Unit) -> str:
+def _time(amount: Estimate, unit: Unit) -> str:
     return drawn_value(partial(format_seconds, unit=unit), *amount)
 
 

@@ -9,7 +9,7 @@ import numpy as np
 from matplotlib.axes import Axes
 
 from lab.analysis import inference
-from lab.analysis.inference import GENERATION, Measurement, by_run, measurements
+from lab.analysis.inference import GENERATION, Measurement, inferred, measurements
 from lab.analysis.stages import STAGES, TASKS, Stage, stages
 from lab.figures.data import StudyResults
 from lab.figures.figure import NO_RUNS, figure
@@ -87,7 +87,7 @@ def latency_throughput(ax: Axes, results: StudyResults) -> None:
 def _sizes(results: StudyResults) -> dict[str, tuple[float, float]]:
     """MB in memory and perplexity by quantization."""
     points: dict[str, tuple[float, float]] = {}
-    for repeats in by_run(results.records):
+    for repeats in inferred(results.records):
         measured = repeats[0].inference
         if measured and measured.size is not None and measured.perplexity is not None:
             base = repeats[0].run.base_precision

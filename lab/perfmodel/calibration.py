@@ -60,14 +60,18 @@ REFERENCES = (
 )
 
 
-class ReferenceStep(BaseModel):
+class _Stored(BaseModel):
+    """A part of a calibration; rejects NaN and infinities."""
+
+    model_config = ConfigDict(frozen=True, extra="forbid", allow_inf_nan=False)
+
+
+class ReferenceStep(_Stored):
     """Medians in s of a reference run's step, one per fresh process, or per round of one.
 
     `spread` is the relative standard deviation of a process's steps; `phases` and `gradients` are
     those of a record on one rank.
     """
-
-    model_config = ConfigDict(frozen=True, extra="forbid", allow_inf_nan=False)
 
     run: Run
     seconds: tuple[float, ...] = Field(min_length=1)
@@ -113,12 +117,6 @@ def pooled(steps: Iterable[ReferenceStep]) -> ReferenceStep | None:
     seconds = tuple(second for step in steps for second in step.seconds)
     spread = statistics.median(step.spread for step in steps)
     return steps[0].model_copy(update={"seconds": seconds, "phases": phases, "spread": spread})
-
-
-class _Stored(BaseModel):
-    """A part of a calibration; rejects NaN and infinities."""
-
-    model_config = ConfigDict(frozen=True, extra="forbid", allow_inf_nan=False)
 
 
 class CollectiveTime(_Stored):
@@ -240,11 +238,6 @@ class Calibration(_Stored):
     cluster: str
     wanted: tuple[int, ...] = Field(description="the world sizes that were asked for")
     parts: tuple[Part, ...] = ()
-
-    @property
-    def complete(self) -> bool:
-        """Whether every requested world size is measured."""
-        return set(self.wanted) <= {part.world_size for part in self.parts}
 
     @property
     def rows(self) -> tuple[CollectiveTime, ...]:

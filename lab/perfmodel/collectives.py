@@ -211,11 +211,6 @@ def collective_seconds(
     raise ValueError(f"unknown algorithm {algorithm!r}; choose one of {', '.join(ALGORITHMS)}")
 
 
-def on_levels(levels: Sequence[Level], algorithm: Algorithm = "fastest") -> CollectiveSeconds:
-    """The cost of collectives among all ranks of these levels."""
-    return lambda collective, size: collective_seconds(collective, size, levels, algorithm)
-
-
 def nodes_of(world_size: int, ranks_per_node: int, inner: Level, outer: Level) -> tuple[Level, ...]:
     """The two levels of `world_size` ranks; `parts` of the given levels do not matter.
 

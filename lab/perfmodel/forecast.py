@@ -13,12 +13,10 @@ from dataclasses import dataclass, replace
 from functools import cached_property, partial
 from typing import Any
 
-from lab.config.cluster import Cluster
 from lab.config.run import Run
-from lab.config.study import Study
 from lab.errors import LabError
 from lab.formatting import count
-from lab.perfmodel.calibration import Calibration, load_calibration
+from lab.perfmodel.calibration import Calibration
 from lab.perfmodel.call_costs import call_cost, neighbours
 from lab.perfmodel.collectives import Collective, CollectiveSeconds, ring_time
 from lab.perfmodel.layout import NO_CONTENTION, Contention, Links, Profile
@@ -31,6 +29,7 @@ from lab.perfmodel.memory import (
     passes,
 )
 from lab.perfmodel.simulate import (
+    ALONE,
     NORMAL_95,
     P10_TO_P90,
     Conditions,
@@ -41,7 +40,7 @@ from lab.perfmodel.simulate import (
     predict,
     spread,
 )
-from lab.records.store import Record, Store
+from lab.records.store import Record
 from lab.records.table import steps_by_run
 
 # Fields of a run that change what one device does, beside strategy and batch.
@@ -79,25 +78,14 @@ class Forecast:
 
 @dataclass(frozen=True)
 class MeasuredLinks:
-    """The cost of collectives, contention, the fit's relative error, and what is extrapolated.
+    """The cost of collectives, the conditions of a step on them, and what is extrapolated.
 
-    `deviations` are those of contention, and of ranks that were not calibrated.
+    The deviations of the conditions are those of contention, and of ranks that were not calibrated.
     """
 
     cost: CollectiveSeconds
-    contention: Contention = NO_CONTENTION
-    error: float = 0.0
+    conditions: Conditions = ALONE
     extrapolated: tuple[str, ...] = ()
-    deviations: tuple[Deviation, ...] = ()
-
-    def conditions(self, model_error: float) -> Conditions:
-        """The conditions of a step on these links."""
-        return Conditions(
-            self.contention,
-            link_error=self.error,
-            model_error=model_error,
-            deviations=self.deviations,
-        )
 
     @property
     def links(self) -> Links:
@@ -116,24 +104,6 @@ class Basis:
     calibration: Calibration | None
     model_error: float = 0.0
     repeats: int = 1
-
-    @classmethod
-    def of(
-        cls,
-        study: Study,
-        cluster: str | Cluster = "local",
-        *,
-        profiles: Sequence[Study] = (),
-        model_error: float = 0.0,
-    ) -> Basis:
-        """The current basis of a study and cluster; the studies `profiles` add one-rank records."""
-        records = tuple(
-            record
-            for source in (study, *profiles)
-            for record in Store(source.out).records()
-            if record.completed and record.run.world_size == 1 and record.run.task == "train"
-        )
-        return cls(records, load_calibration(cluster), model_error, study.repeats)
 
     def forecast(self, run: Run) -> Forecast:
         """Predict one run, or state what is missing for it."""
@@ -185,7 +155,7 @@ class Basis:
         they are pooled; other strategies' wrappers are part of their time. Raises LabError if
         nothing was measured.
         """
-        same = self._groups.get(_kind(run), [])
+        same = self._groups.get(kind_of(run), [])
         records = [record for record in same if record.gradients and record.timing]
         if not records:
             reason = (
@@ -206,16 +176,11 @@ class Basis:
         samples = run.stated.micro_batch_size / passes(run)
         nearest = min(sizes, key=lambda size: abs(size - samples))
         count = sum(record.run.stated.micro_batch_size == nearest for record in records)
-        conditions = links.conditions(self.model_error)
-        foreign = max(self._foreign(run, records), default=0.0)
+        conditions = links.conditions
+        foreign, noise = max(self._foreign(run, records), default=0.0), _noise(samples, sizes)
         deviations = [
             *conditions.deviations,
-            of_processes(
-                self._spread,
-                basis=count,
-                measured=self.repeats,
-                noise=_noise(samples, sizes),
-            ),
+            of_processes(self._spread, basis=count, measured=self.repeats, noise=noise),
             of_foreign_load(foreign),
         ]
         # A rank held up by other processes is the slowest, however its process was placed.
@@ -224,17 +189,13 @@ class Basis:
         if not min(sizes) <= samples <= max(sizes):
             doublings = abs(math.log2(samples / nearest))
             deviations.append(Deviation(BEYOND_ERROR * doublings))
+        conditions = replace(conditions, deviations=tuple(deviations))
         if run.world_size == 1 or self.calibration is None:
-            return replace(conditions, deviations=tuple(deviations))
-        cost = call_cost(
-            self.calibration,
-            run,
-            like=_nearest(run, records),
-            links=links.links,
-            conditions=conditions,
-        )
+            return conditions
+        like = _nearest(run, records)
+        cost = call_cost(self.calibration, run, like=like, links=links.links, conditions=conditions)
         if cost is None:
-            return replace(conditions, deviations=tuple(deviations))
+            return conditions
         return replace(
             conditions,
             # What neighbours cost is part of the factors.
@@ -249,7 +210,7 @@ class Basis:
         """The records by all that they must share with a run that they predict."""
         groups: dict[Kind, list[Record]] = {}
         for record in self.records:
-            groups.setdefault(_kind(record.run), []).append(record)
+            groups.setdefault(kind_of(record.run), []).append(record)
         return groups
 
     @cached_property
@@ -290,7 +251,8 @@ class Basis:
         Raises LabError without a calibration.
         """
         if world_size == 1:
-            return MeasuredLinks(lambda collective, size: 0.0)
+            alone = Conditions(model_error=self.model_error)
+            return MeasuredLinks(lambda collective, size: 0.0, alone)
         calibration, sizes = self.calibration, list[int]()
         if calibration:
             fits = (fit for fit in calibration.fits if fit.collective == "all_reduce")
@@ -305,14 +267,16 @@ class Basis:
             deviations = (crowded[1],)
         nearest = min(sizes, key=lambda size: (abs(size - world_size), size))
         error = calibration.fit("all_reduce", nearest).largest_relative_error / 2
+        notes: tuple[str, ...] = ()
         if nearest == world_size:
             cost = _calibrated(calibration, world_size)
             error = calibration.time_error(world_size) or error
-            return MeasuredLinks(cost, contention, error, deviations=deviations)
-        ring = _ring(calibration, nearest, world_size)
-        note = f"{world_size} ranks by a ring of the links between {nearest}"
-        deviations += (Deviation(BEYOND_ERROR * abs(math.log2(world_size / nearest))),)
-        return MeasuredLinks(ring, contention, error, (note,), deviations)
+        else:
+            cost = _ring(calibration, nearest, world_size)
+            notes = (f"{world_size} ranks by a ring of the links between {nearest}",)
+            deviations += (Deviation(BEYOND_ERROR * abs(math.log2(world_size / nearest))),)
+        conditions = Conditions(contention, error, self.model_error, deviations)
+        return MeasuredLinks(cost, conditions, notes)
 
     def memory(self, run: Run) -> float | None:
         """Peak bytes: those of the measured run with the nearest count, plus the count difference.
@@ -325,7 +289,7 @@ class Basis:
             wanted = memory_of(run, device=self._device).total
         except LabError:
             return None
-        alike = self._peaks.get(_kind(run), {})
+        alike = self._peaks.get(kind_of(run), {})
         known = self._all_peaks if alike == {} else alike
         if not known:
             return None
@@ -343,7 +307,8 @@ def _nearest(run: Run, records: Sequence[Record]) -> str:
     return next(name for name in (run.strategy, *PLAINEST, *strategies) if name in strategies)
 
 
-def _kind(run: Run) -> Kind:
+def kind_of(run: Run) -> Kind:
+    """The key of runs with the same computation per sample."""
     return tuple(getattr(run, name) for name in SAME)
 
 

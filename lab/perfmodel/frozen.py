@@ -17,6 +17,7 @@ from lab.config.run import Run
 from lab.config.study import Study
 from lab.files import write_atomically
 from lab.formatting import count, format_seconds, percent
+from lab.perfmodel.calibration import load_calibration
 from lab.perfmodel.forecast import Basis, Forecast
 from lab.records.store import Record, Store, load_records
 from lab.records.table import by_run, median
@@ -87,8 +88,17 @@ class Score(BaseModel):
 def basis_of(
     study: Study, cluster: str | Cluster = "local", *, profiles: Sequence[Study] = ()
 ) -> Basis:
-    """The current basis of a study's predictions, with the error of those already scored."""
-    return Basis.of(study, cluster, profiles=profiles, model_error=error_so_far(study))
+    """The current basis of a study's predictions, with the error of those already scored.
+
+    The studies `profiles` add records of one rank.
+    """
+    records = tuple(
+        record
+        for source in (study, *profiles)
+        for record in Store(source.out).records()
+        if record.completed and record.run.world_size == 1 and record.run.task == "train"
+    )
+    return Basis(records, load_calibration(cluster), error_so_far(study), study.repeats)
 
 
 def freeze(
@@ -216,7 +226,7 @@ def mean_absolute_error(scored: Sequence[Score]) -> float | None:
 def outcome(scored: Sequence[Score]) -> str:
     """A sentence on the errors of at least one score, and how many were inside their intervals."""
     worst = max(scored, key=lambda score: abs(score.error))
-    error, label = _signed(worst.error), worst.frozen.run.label
+    error, label = signed(worst.error), worst.frozen.run.label
     if len(scored) == 1:
         inside = "inside" if worst.inside else "outside"
         return (
@@ -231,7 +241,7 @@ def outcome(scored: Sequence[Score]) -> str:
     )
 
 
-def _signed(error: float | None) -> str:
+def signed(error: float | None) -> str:
     """A relative error in per cent with its sign, such as `+3.7 %`; `-` for None."""
     return "-" if error is None else f"{round(100 * error, 1) + 0.0:+.1f} %"  # never -0.0
 
@@ -246,11 +256,11 @@ def scores_table(scored: Sequence[Score]) -> pd.DataFrame:
             "configuration": frozen.run.label,
             "predicted": format_seconds(frozen.step_s, frozen.low_s, frozen.high_s),
             "measured": format_seconds(score.measured_s),
-            "error": _signed(score.error),
+            "error": signed(score.error),
             "inside the interval": "yes" if score.inside else "no",
             "exposed, predicted": format_seconds(frozen.exposed_s),
             "exposed, measured": "-" if exposed_s is None else format_seconds(exposed_s),
-            "memory error": _signed(score.memory_error),
+            "memory error": signed(score.memory_error),
             "frozen": f"{frozen.frozen_at:%Y-%m-%d %H:%M:%S} UTC, {frozen.sha256[:8]}",
         }
 

@@ -8,9 +8,10 @@ from __future__ import annotations
 
 import re
 from dataclasses import dataclass
+from functools import partial
 
 from lab.errors import InputError, Problem, nearest
-from lab.perfmodel.collectives import Level, nodes_of, on_levels
+from lab.perfmodel.collectives import Level, collective_seconds, nodes_of
 from lab.perfmodel.layout import Layout, Links
 
 # Share of a link's peak that collectives reach, and s per message. Eight A100s all-reduce 1 GiB at
@@ -252,11 +253,12 @@ class Machine:
     def links(self, layout: Layout) -> Links:
         """Rank order: tensor parallel ranks are neighbours, then replicas, then pipeline stages."""
         stages, neighbours = min(layout.pipeline, 2), layout.tensor * layout.data
-        return Links(
-            data=on_levels(self.levels(layout.data, stride=layout.tensor)),
-            tensor=on_levels(self.levels(layout.tensor)),
-            pipeline=on_levels(self.levels(stages, stride=neighbours)),
+        groups = (
+            self.levels(layout.data, stride=layout.tensor),
+            self.levels(layout.tensor),
+            self.levels(stages, stride=neighbours),
         )
+        return Links(*(partial(collective_seconds, levels=levels) for levels in groups))
 
     @property
     def description(self) -> str:

@@ -364,7 +364,7 @@ def _measured(
     run: Run, basis: Basis, world_size: int, memory_limit: float
 ) -> tuple[MeasuredCosting, Space, Conditions]:
     costing, model = MeasuredCosting(basis, run, memory_limit), run.architecture
-    conditions = basis.links(world_size).conditions(basis.model_error)
+    conditions = basis.links(world_size).conditions
     width = model.width * model.block_size if isinstance(model, GPT) else 0
     degrees = [1, world_size] if width and world_size > 1 else [1]
     space = Space(

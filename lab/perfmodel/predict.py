@@ -23,7 +23,7 @@ from lab.formatting import count, format_seconds, rounded
 from lab.perfmodel import hardware, layout_law, simulate
 from lab.perfmodel.flops import block_parameters, gpt_parameters
 from lab.perfmodel.forecast import Forecast
-from lab.perfmodel.frozen import Score, basis_of, mean_absolute_error, scores
+from lab.perfmodel.frozen import Score, basis_of, mean_absolute_error, scores, signed
 from lab.perfmodel.hardware import Machine
 from lab.perfmodel.layout import Bucket, Candidate, Checkpointing, Layout, Links, Profile
 from lab.perfmodel.layout_law import Case, LayoutLaw
@@ -148,18 +148,17 @@ class Expectation:
     def row(self) -> dict[str, Any]:
         """Formatted for display."""
         forecast, prediction = self.forecast, self.forecast.prediction
+        memory = forecast.memory_bytes
         row = {
             "configuration": self.configuration,
             "step": "",
             "speedup": "",
             "exposed": "",
-            "memory of a rank": "",
+            "memory of a rank": f"{memory / 1e6:,.0f} MB" if memory else "",
             "limited by": f"not predicted: {forecast.missing}",
             "measured": format_seconds(self.measured_s) if self.measured_s else "",
-            "error": f"{100 * self.score.error:+.1f} % (frozen)" if self.score else "",
+            "error": f"{signed(self.score.error)} (frozen)" if self.score else "",
         }
-        if forecast.memory_bytes:
-            row["memory of a rank"] = f"{forecast.memory_bytes / 1e6:,.0f} MB"
         if prediction is None:
             return row
         notes = f" ({'; '.join(forecast.extrapolated)})" if forecast.extrapolated else ""

@@ -167,7 +167,6 @@ def fit(rows: pd.DataFrame) -> StepLaw:
         scaled = _solve(columns, error=error, start=closest)
     alpha, per_byte, overlap, fixed, outer = map(float, scaled * _units(columns))
     explained = _law(columns, alpha, per_byte, overlap, fixed, outer)
-    crosses = bool(_sent_across(columns).any())
     return StepLaw(
         alpha_s=alpha,
         bytes_per_s=1 / per_byte,
@@ -176,7 +175,7 @@ def fit(rows: pd.DataFrame) -> StepLaw:
         rows=len(explained),
         largest_relative_error=float(np.abs(explained / columns["step_s"] - 1).max()),
         undetermined=_undetermined(columns),
-        outer_bytes_per_s=1 / outer if crosses else None,
+        outer_bytes_per_s=1 / outer if _traffic(columns)[2].any() else None,
     )
 
 
@@ -200,8 +199,7 @@ def _objective(columns: Mapping[str, FloatArray], spread: FloatArray) -> tuple[F
     """Residuals of rows and priors by the scaled unknowns, and their derivatives."""
     units, one, cover = _units(columns), columns["one_device_step_s"], columns["backward_s"]
     link = [0, 1, 4]  # of the unknowns, those of which the communication is a sum
-    seconds = np.column_stack([_messages(columns), _sent(columns), _sent_across(columns)])
-    seconds *= units[link]
+    seconds = np.column_stack([*_traffic(columns)]) * units[link]
 
     def step(scaled: FloatArray) -> tuple[FloatArray, FloatArray]:
         whole = seconds @ scaled[link]
@@ -233,28 +231,21 @@ def _units(columns: Mapping[str, FloatArray]) -> FloatArray:
     """
     steps = columns["step_s"]
     added = float(np.median(np.maximum(steps - columns["one_device_step_s"], 1e-3 * steps)))
-    sent = float(np.median(_sent(columns) + _sent_across(columns))) or 1.0
+    _, within, across = _traffic(columns)
+    sent = float(np.median(within + across)) or 1.0
     return np.array([ALPHA_SPREAD_S, added / sent, 1.0, added, added / sent])
 
 
-def _sent(columns: Mapping[str, FloatArray]) -> FloatArray:
-    """Bytes that cross a rank's link within its node, or in all if there is one node."""
-    inside = columns["world_size"] / _nodes(columns)
-    return np.asarray(2 * (inside - 1) / inside * columns["gradient_bytes"])
+def _traffic(columns: Mapping[str, FloatArray]) -> FloatArray:
+    """Messages; bytes that cross a rank's link within its node; bytes that cross a node's links.
 
-
-def _sent_across(columns: Mapping[str, FloatArray]) -> FloatArray:
-    """Bytes that cross a node's links to others: every byte of the gradients once, by a ring."""
-    nodes = _nodes(columns)
-    return np.asarray(2 * (nodes - 1) / nodes * columns["gradient_bytes"])
-
-
-def _nodes(columns: Mapping[str, FloatArray]) -> FloatArray:
-    return np.asarray(np.ceil(columns["world_size"] / columns["ranks_per_node"]))
-
-
-def _messages(columns: Mapping[str, FloatArray]) -> FloatArray:
-    return np.asarray(2 * (columns["world_size"] - 1) * columns["messages"])
+    Between nodes, a ring moves every byte of the gradients once.
+    """
+    world, size = columns["world_size"], columns["gradient_bytes"]
+    nodes = np.ceil(world / columns["ranks_per_node"])
+    inside = world / nodes
+    within, across = (2 * (parts - 1) / parts * size for parts in (inside, nodes))
+    return np.array([2 * (world - 1) * columns["messages"], within, across])
 
 
 def _law(
@@ -265,8 +256,8 @@ def _law(
     fixed: float,
     outer: float,
 ) -> FloatArray:
-    whole = _messages(columns) * alpha + _sent(columns) * per_byte
-    whole = whole + _sent_across(columns) * outer
+    messages, within, across = _traffic(columns)
+    whole = messages * alpha + within * per_byte + across * outer
     one, world = columns["one_device_step_s"], columns["world_size"]
     return _step(one, whole, world, overlap, fixed, columns["backward_s"])
 
@@ -285,12 +276,10 @@ def _step(
 
 def _undetermined(columns: Mapping[str, FloatArray]) -> tuple[str, ...]:
     """Unknowns whose column is a combination of the others'; the overlap if rows are too few."""
-    unknowns = {
-        "bytes_per_s": _sent(columns),
-        "fixed_overhead_s": np.ones_like(columns["step_s"]),
-        "alpha_s": _messages(columns),
-    }
-    if (across := _sent_across(columns)).any():
+    messages, within, across = _traffic(columns)
+    fixed = np.ones_like(messages)
+    unknowns = {"bytes_per_s": within, "fixed_overhead_s": fixed, "alpha_s": messages}
+    if across.any():
         unknowns = {"outer_bytes_per_s": across, **unknowns}
     independent: list[FloatArray] = []
     undetermined = []

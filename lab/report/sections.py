@@ -31,7 +31,7 @@ from lab.launch.plan import plan
 from lab.perfmodel import frozen
 from lab.records.schema import PHASES, Stat
 from lab.records.store import Record
-from lab.records.table import median
+from lab.records.table import by_run, median
 from lab.report.blocks import Markdown, Table, escaped
 
 COMMUNICATION = (
@@ -166,8 +166,7 @@ def communication(results: StudyResults) -> Table | Markdown:
         "stolen compute": "stolen_compute_time",
     }
     unit = unit_for(results.summary["step_time"])
-    repeats = configurations.trained(results.study.runs, results.records)
-    sent = {run.id: records for run, records in repeats.items()}
+    sent = by_run(record for record in results.records if record.completed)
     rows = []
     summary = results.summary[results.summary["world_size"] > 1]
     shared = common_ranks(summary)
@@ -210,9 +209,10 @@ def learning(results: StudyResults) -> Table:
         del columns["accuracy"]  # language models have none
     summary = {row["run_id"]: row for row in rows_of(results.summary)}
     rows = []
-    for run, repeats in configurations.trained(runs, done).items():
+    trained = configurations.trained(runs, done)
+    for run in runs:
         cells = {
-            name: cell(repeats, summary[run.id]) if repeats else NOT_MEASURED
+            name: cell(trained[run], summary[run.id]) if run in trained else NOT_MEASURED
             for name, cell in columns.items()
         }
         rows.append({"configuration": labels[run], **cells})

@@ -86,7 +86,7 @@ def _strategies(results: StudyResults) -> Blocks:
     table = _table(
         STRATEGIES,
         runs,
-        configurations.strategy_rows(runs, records, results.summary),
+        configurations.table_rows(runs, records, results.summary, configurations.strategy_cells),
         label="tbl-strategies",
     )
     return [Markdown("## Strategies"), *_bullets(sentences), table]
@@ -107,7 +107,8 @@ def _networks(results: StudyResults) -> Blocks:
     runs = [run for run in results.study.runs if run.architecture.kind == "cnn"]
     if len({(str(run.model), run.strategy) for run in runs}) < 2:
         return []
-    rows = configurations.image_rows(runs, results.records, results.summary)
+    cells = configurations.image_cells
+    rows = configurations.table_rows(runs, results.records, results.summary, cells)
     caption = NETWORKS + DATA_PARALLEL * any(run.strategy == "data_parallel" for run in runs)
     return [Markdown("## Networks"), _table(caption, runs, rows, label="tbl-networks")]
 

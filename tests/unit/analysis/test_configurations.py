@@ -13,10 +13,11 @@ from lab.analysis.configurations import (
     epoch_means,
     epoch_sentences,
     epochs_to_low_loss,
-    image_rows,
+    image_cells,
     loader_sentences,
-    strategy_rows,
+    strategy_cells,
     strategy_sentences,
+    table_rows,
 )
 from lab.analysis.scaling import summary
 from lab.figures import StudyResults
@@ -53,7 +54,7 @@ def strategies() -> dict[str, Record]:
 def test_strategies_side_by_side() -> None:
     records = list(strategies().values())
     runs = [*(one.run for one in records), run(2, strategy="ddp")]
-    one, two, missing = strategy_rows(runs, records, of(records))
+    one, two, missing = table_rows(runs, records, of(records), strategy_cells)
     assert (
         one["configuration"] == "single x1" and one["sent (MB)"] == "-" and one["step"] == "200 ms"
     )
@@ -165,7 +166,7 @@ def test_networks_side_by_side() -> None:
     )
     made = [record(one, loss=[0.01] * 4, train_samples=8) for one in runs[:3]]
     made[1] = changed(made[1], communication=sent)
-    rows = image_rows(runs, made, of(made))
+    rows = table_rows(runs, made, of(made), image_cells)
     assert rows[0]["communication"] == "none" and rows[0]["epochs to loss < 0.04"] == "1"
     assert (
         rows[1]["compute"] == "65.0 ms"

@@ -12,7 +12,8 @@ from lab import figures
 from lab.analysis.answer import answer
 from lab.analysis.findings import advice, findings, holes, limits
 from lab.analysis.scaling import summary
-from lab.analysis.waterfall import CAUSES, Amount, Waterfall, waterfalls
+from lab.analysis.scaling_curves import Estimate
+from lab.analysis.waterfall import CAUSES, Waterfall, waterfalls
 from lab.config.emulation import Compute, Emulated, Link
 from lab.config.strategies import STRATEGIES
 from lab.figures import alt_text
@@ -392,7 +393,7 @@ def fall(
 ) -> Waterfall:
     """A waterfall of two ranks whose largest loss is `cause`; fields of the run or of its place."""
     place = {key: fields.pop(key) for key in list(fields) if key in Environment.model_fields}
-    made, none = run(2, **({"global_batch_size": 8} | fields)), Amount(0.0, 0.0, 0.0)
+    made, none = run(2, **({"global_batch_size": 8} | fields)), Estimate(0.0, 0.0, 0.0)
     return Waterfall(
         label="batch 8",
         row={"scaling": scaling, "device": "cpu", "world_size": 2},

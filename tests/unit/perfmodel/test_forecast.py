@@ -10,7 +10,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from factories import calibration, environment, profile, record, run, study
+from factories import calibration, environment, frozen, profile, record, run, study
 
 import lab
 from lab.config.study import Study
@@ -18,8 +18,8 @@ from lab.errors import InputError
 from lab.figures import StudyResults
 from lab.perfmodel import predict
 from lab.perfmodel.flops import model_cost
-from lab.perfmodel.forecast import BEYOND_ERROR, Basis
-from lab.perfmodel.frozen import archive_replaced, error_so_far, freeze, predictions, scores
+from lab.perfmodel.forecast import BEYOND_ERROR, Basis, Forecast
+from lab.perfmodel.frozen import Score, archive_replaced, error_so_far, freeze, predictions, scores
 from lab.perfmodel.memory import MemoryParts, memory_of
 from lab.perfmodel.simulate import Deviation, Prediction, slowest_of
 from lab.records.store import Record, Store, write_record
@@ -163,7 +163,7 @@ def test_between_calibrated_world_sizes_the_nearest_counts() -> None:
     links = basis(profile(ALONE), sizes=(2, 16)).links(4)
     assert links.extrapolated == ("4 ranks by a ring of the links between 2",)
     assert links.cost("all_reduce", 1e6) == pytest.approx(6 * 0.0005 + 2 * 3 / 4 * 1e6 / 1e8)
-    assert links.deviations == (Deviation(BEYOND_ERROR),)  # one doubling
+    assert links.conditions.deviations == (Deviation(BEYOND_ERROR),)  # one doubling
 
 
 @pytest.mark.parametrize("ranks", [2, 4])
@@ -238,7 +238,7 @@ def test_memory_is_that_of_a_measured_run_and_the_counted_difference() -> None:
 @pytest.fixture
 def planned(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Study:
     """A study with its runs on one rank measured, on a calibrated cluster."""
-    monkeypatch.setattr("lab.perfmodel.forecast.load_calibration", lambda cluster: calibration(2))
+    monkeypatch.setattr("lab.perfmodel.frozen.load_calibration", lambda cluster: calibration(2))
     planned = study(tmp_path, [ALONE, run(2, 8), PAIR], repeats=1)
     write_record(profile(ALONE), Store(planned.out).folder(planned.tasks[0]))
     return planned
@@ -272,6 +272,12 @@ def test_predictions_are_frozen_once_and_scored_when_measured(planned: Study) ->
         and len(prediction_section(StudyResults(planned))) == 3
     )
     assert freeze(planned) == []
+
+
+def test_an_error_of_nothing_has_no_minus() -> None:
+    exact = Score(frozen=frozen(PAIR, 0.1), measured_s=0.1, repeats=1, error=-1e-9)
+    row = predict.Expectation(Forecast(PAIR), 2, score=exact).row()
+    assert row["error"] == "+0.0 % (frozen)"
 
 
 def test_late_and_changed_predictions_do_not_count(planned: Study) -> None:

@@ -26,7 +26,7 @@ GPT2 = {
 @pytest.fixture
 def measured(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Study:
     """One rank measured at two micro-batches, on a calibrated cluster of two ranks."""
-    monkeypatch.setattr("lab.perfmodel.forecast.load_calibration", lambda cluster: calibration(2))
+    monkeypatch.setattr("lab.perfmodel.frozen.load_calibration", lambda cluster: calibration(2))
     planned = study(tmp_path, [run(1, 4), run(1, 16), run(2, 16)], repeats=1)
     for task, step in zip(planned.tasks, (0.05, 0.2), strict=False):
         write_record(profile(task.run, step_time=step), Store(planned.out).folder(task))

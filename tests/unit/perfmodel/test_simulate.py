@@ -5,6 +5,7 @@ from __future__ import annotations
 import math
 import statistics
 from dataclasses import replace
+from functools import partial
 
 import numpy as np
 import pytest
@@ -17,7 +18,6 @@ from lab.perfmodel.collectives import (
     Level,
     collective_seconds,
     nodes_of,
-    on_levels,
     ring_time,
 )
 from lab.perfmodel.layout import (
@@ -48,7 +48,7 @@ from lab.perfmodel.simulate import (
 
 
 def flat(ranks: int, rate: float = 100.0, alpha: float = 0.0) -> Links:
-    cost = on_levels([Level(ranks, alpha, rate)], "ring")
+    cost = partial(collective_seconds, levels=[Level(ranks, alpha, rate)], algorithm="ring")
     return Links(cost, cost, cost)
 
 
@@ -315,7 +315,7 @@ def test_replay_agrees_with_the_closed_forms() -> None:
 
 def test_thousands_of_ranks_are_one_replay() -> None:
     levels = nodes_of(4096, 8, Level(0, 1e-6, 450e9), Level(0, 5e-6, 400e9))
-    cost = on_levels(levels)
+    cost = partial(collective_seconds, levels=levels)
     many = tuple(Bucket(4.0 * nth / 1000, 25_000_000) for nth in range(1, 1001))
     prediction = predict(PROFILE, many, Layout(data=4096), Links(cost, cost, cost))
     assert len(prediction.spans) < 3 * len(many) and prediction.step_s > PROFILE.step_s()
