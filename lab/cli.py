@@ -11,6 +11,7 @@ import textwrap
 import time
 import traceback
 from collections.abc import Iterator, Sequence
+from functools import cache
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
@@ -77,7 +78,7 @@ def main() -> None:
     """Run the command; exit status 0 done, 1 failed, 2 unusable input, 130 interrupted."""
     message, status = "", 1
     try:
-        status = app(prog_name="lab", standalone_mode=False) or 0
+        status = _command()(prog_name="lab", standalone_mode=False) or 0
     except LabError as error:
         message, status = str(error), error.exit_status
     except UsageError as error:
@@ -103,6 +104,12 @@ def main() -> None:
         text = printable(f"lab: {message}")
         Console(stderr=True).print(text, highlight=False, markup=False, soft_wrap=True)
     sys.exit(status if isinstance(status, int) else 0)
+
+
+@cache
+def _command() -> Any:
+    """All verbs with their options, which take longer to put together than most answers."""
+    return typer.main.get_command(app)
 
 
 def _advice(error: Any) -> str:

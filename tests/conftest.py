@@ -88,7 +88,8 @@ settings.register_profile("fast", max_examples=15, deadline=None)
 settings.load_profile("fast")
 
 
-# What the imports leave lives to the end: the garbage collector need not walk over it again and again.
+# What the imports leave lives to the end: the garbage collector need not walk over it again and again. It runs as seldom
+# as within the command.
 def pytest_configure() -> None:
     gc.disable()
 
@@ -100,4 +101,5 @@ def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
 
 def pytest_collection_finish() -> None:
     gc.freeze()
+    gc.set_threshold(100_000, 20, 20)
     gc.enable()

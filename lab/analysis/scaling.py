@@ -12,6 +12,7 @@ import pandas as pd
 from lab.analysis.scaling_curves import (
     FIELDS,
     FREE,
+    WHOLE_RANGE,
     WORK,
     Estimate,
     Scaling,
@@ -252,7 +253,18 @@ def _interval(*samples: Samples) -> tuple[Any, Any, Any]:
     value = statistic(*samples, axis=-1)
     if fewest == 1:
         return value, nothing, nothing
+    if max(sample.shape[-1] for sample in samples) <= WHOLE_RANGE:
+        return value, *_range(*samples)
     return value, *bootstrap_interval(samples, statistic, resamples=RESAMPLES, seed=SEED)
+
+
+def _range(top: Samples, bottom: Samples | None = None) -> tuple[Any, Any]:
+    """Both ends of what resamples of so few values can give: exactly the bootstrap's, and sooner.
+
+    The values of a ratio are positive.
+    """
+    low, high = top.min(axis=-1), top.max(axis=-1)
+    return (low, high) if bottom is None else (low / bottom.max(-1), high / bottom.min(-1))
 
 
 def ratio(top: Samples, bottom: Samples) -> Estimate:

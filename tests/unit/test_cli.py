@@ -332,7 +332,8 @@ def test_ctrl_c_while_a_class_is_constructed_is_no_error(
         def __set_name__(self, owner: type, name: str) -> None:
             raise KeyboardInterrupt
 
-    monkeypatch.setattr(cli, "app", lambda **_: type("Owner", (), {"attribute": Attribute()}))
+    command = lambda **_: type("Owner", (), {"attribute": Attribute()})  # noqa: E731
+    monkeypatch.setattr(cli, "_command", lambda: command)
     with pytest.raises(SystemExit) as end:
         cli.main()
     assert end.value.code == 130

@@ -12,7 +12,7 @@ from scipy import optimize
 
 from lab import InputError
 from lab.analysis.laws import amdahl_speedup, fit_amdahl, gustafson_speedup, karp_flatt
-from lab.analysis.scaling import summary
+from lab.analysis.scaling import RESAMPLES, SEED, ratio, summary
 from lab.analysis.scaling_curves import (
     WHOLE_RANGE,
     baseline_name,
@@ -21,6 +21,7 @@ from lab.analysis.scaling_curves import (
     ranks,
 )
 from lab.formatting import Unit, drawn_value, format_seconds, percent, rounded, unit_for, value_of
+from lab.records.statistics import bootstrap_interval
 from lab.records.store import Record
 from lab.records.table import table
 
@@ -463,3 +464,15 @@ def test_up_to_three_repeats_have_their_range_as_interval_also_of_a_ratio(count:
     assert ((row["speedup_low"], row["speedup_high"]) == ends) == (count <= WHOLE_RANGE)
     whole = row["step_time_low"] == shared[0] and row["step_time_high"] == shared[-1]
     assert whole or count > WHOLE_RANGE
+
+
+few = st.lists(st.floats(1e-6, 1e3), min_size=2, max_size=WHOLE_RANGE).map(np.array)
+
+
+@given(few, few)
+def test_the_range_of_few_repeats_is_what_the_bootstrap_gives(top, bottom):
+    def of_medians(top, bottom, axis):
+        return np.median(top, axis=axis) / np.median(bottom, axis=axis)
+
+    ends = bootstrap_interval([top, bottom], of_medians, resamples=RESAMPLES, seed=SEED)
+    assert ratio(top, bottom)[1:] == ends

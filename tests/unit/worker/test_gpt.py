@@ -14,8 +14,6 @@ from lab.worker import models
 from lab.worker.data.dataset import Dataset, Windows
 from lab.worker.models.gpt import GPT
 
-pytestmark = pytest.mark.usefixtures("one_thread")
-
 CONFIG = Config(layers=2, heads=2, width=32, block_size=16)
 
 

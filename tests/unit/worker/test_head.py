@@ -11,8 +11,6 @@ from lab.perfmodel.flops import HEAD_CHUNK
 from lab.worker.models import gpt
 from lab.worker.models.gpt import linear_cross_entropy
 
-pytestmark = pytest.mark.usefixtures("one_thread")
-
 TOKENS, WIDTH = 50, 24
 TOLERANCES = {
     torch.float64: 1e-12,

@@ -24,8 +24,6 @@ from lab.worker.models.gpt import GPT
 from lab.worker.models.text_classifier import DistilBERT, TextClassifier
 from lab.worker.pretrained import folder_of, gpt2_weights
 
-pytestmark = pytest.mark.usefixtures("one_thread")
-
 
 @pytest.fixture(autouse=True)
 def _cache_and_seed(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

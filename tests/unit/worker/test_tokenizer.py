@@ -138,10 +138,10 @@ def test_a_full_disk_names_the_cache(cache: Path) -> None:
         resource.setrlimit(resource.RLIMIT_FSIZE, (most, limits[1]))
         try:
             with pytest.raises(LabError, match=r"cache/tokens/\w+: .*: is the disk full\?"):
-                build(DOCUMENTS * 100)
+                build(DOCUMENTS * 20)
         finally:
             resource.setrlimit(resource.RLIMIT_FSIZE, limits)
-    assert len(build(DOCUMENTS * 100).arrays["train"])
+    assert len(build(DOCUMENTS * 20).arrays["train"])
 
 
 def test_arrays_of_earlier_versions_are_used(cache: Path) -> None:
