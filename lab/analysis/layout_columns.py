@@ -204,10 +204,12 @@ def column_values(meant: str, column: str, cells: Sequence[Any]) -> list[Any]:
 
 def crashed(meant: str, cell: Any) -> bool:
     """Whether a cell for a measured value says instead that the row did not run."""
+    if meant not in MEASURED:
+        return False
     text = _text(cell)
-    unread = not math.isfinite(number(text, units=UNITS.get(meant)))
-    out_of_memory = re.search("oom|out of memory", text, re.IGNORECASE)
-    return meant in MEASURED and bool(out_of_memory or (unread and FAILED.search(text)))
+    if re.search("oom|out of memory", text, re.IGNORECASE):
+        return True
+    return bool(FAILED.search(text)) and not math.isfinite(number(text, units=UNITS.get(meant)))
 
 
 def _text(cell: Any) -> str:

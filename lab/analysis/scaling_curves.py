@@ -146,8 +146,8 @@ def rows_of(frame: pd.DataFrame) -> list[dict[Any, Any]]:
 
     For a frame of few rows and many columns, pandas' `to_dict` takes ten times as long.
     """
-    names = list(frame)
-    return [dict(zip(names, row, strict=True)) for row in _rows(frame, names)]
+    names, rows = list(frame), frame.to_numpy(dtype=object).tolist()
+    return [dict(zip(names, row, strict=True)) for row in rows]
 
 
 def with_interval(row: Any, quantity: str) -> Estimate:

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import re
 from dataclasses import dataclass
-from functools import partial
+from functools import lru_cache, partial
 
 from lab.errors import InputError, Problem, nearest
 from lab.perfmodel.collectives import Level, collective_seconds, nodes_of
@@ -210,6 +210,7 @@ def vendor_peak(cuda_name: str, *, precision: str) -> tuple[float, str] | None:
     return gpu.peak(precision) if gpu else None
 
 
+@lru_cache(maxsize=1000)  # every row of a table names one of a few
 def named_gpu(text: str) -> Gpu | None:
     """The GPU named by words such as "8xA100-SXM4-40GB" or "DGX-GB200"; None if there is none."""
     words = re.sub(r"[^a-z0-9]+", "-", text.lower())

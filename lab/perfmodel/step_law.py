@@ -9,6 +9,7 @@ from __future__ import annotations
 import math
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
+from functools import cache
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
@@ -158,13 +159,14 @@ def fit(rows: pd.DataFrame) -> StepLaw:
         advice = "nothing is sent on one"
         raise InputError("fit", [Problem("world_size", "no row has more than one rank", advice)])
     columns = {name: values[several] for name, values in columns.items()}
-    scaled = _solve(columns, error=ROW_ERROR)
+    solve = _solver(columns)
+    scaled = solve(ROW_ERROR)
     spare = len(columns["step_s"]) - 3
     if spare > 0:  # these rows determine their own uncertainty
-        closest = _solve(columns, error=_TINY, start=scaled)
+        closest = solve(_TINY, scaled)
         residuals = np.log(_law(columns, *(closest * _units(columns))) / columns["step_s"])
         error = max(float(np.sqrt(np.sum(residuals**2) / spare)), _TINY)
-        scaled = _solve(columns, error=error, start=closest)
+        scaled = solve(error, closest)
     alpha, per_byte, overlap, fixed, outer = map(float, scaled * _units(columns))
     explained = _law(columns, alpha, per_byte, overlap, fixed, outer)
     return StepLaw(
@@ -179,20 +181,26 @@ def fit(rows: pd.DataFrame) -> StepLaw:
     )
 
 
-def _solve(
-    columns: Mapping[str, FloatArray], *, error: float, start: FloatArray | None = None
-) -> FloatArray:
-    """Scaled alpha, time per byte within nodes, overlap, fixed overhead and time per byte between
-    nodes: the best of a few starts.
+def _solver(columns: Mapping[str, FloatArray]) -> Callable[..., FloatArray]:
+    """A function of the rows' error that gives scaled alpha, time per byte within nodes, overlap,
+    fixed overhead and time per byte between nodes: the best of a few starts and of any other.
     """
     from scipy.optimize import least_squares
 
-    residuals, jacobian = _objective(columns, np.maximum(columns["relative_std"], error))
     bounds = ([0.0, 1e-4, 0.0, 0.0, 1e-4], [np.inf, np.inf, 1.0, np.inf, np.inf])
-    starts = np.clip([*_STARTS, *([] if start is None else [start])], 1e-3, _LARGEST)
-    solutions = [least_squares(residuals, each, jac=jacobian, bounds=bounds) for each in starts]
-    best: FloatArray = min(solutions, key=lambda solution: float(solution.cost)).x
-    return best
+
+    @cache  # rows that a law explains exactly are solved twice for the least error
+    def solved(error: float, start: tuple[float, ...]) -> Any:
+        residuals, jacobian = _objective(columns, np.maximum(columns["relative_std"], error))
+        return least_squares(residuals, start, jac=jacobian, bounds=bounds)
+
+    def solve(error: float, *starts: FloatArray) -> FloatArray:
+        clipped = np.clip([*_STARTS, *starts], 1e-3, _LARGEST).tolist()
+        solutions = [solved(error, tuple(start)) for start in clipped]
+        best: FloatArray = min(solutions, key=lambda solution: float(solution.cost)).x
+        return best
+
+    return solve
 
 
 def _objective(columns: Mapping[str, FloatArray], spread: FloatArray) -> tuple[Function, Function]:

@@ -5,7 +5,7 @@ from __future__ import annotations
 import math
 import re
 from dataclasses import dataclass, replace
-from functools import cached_property
+from functools import cached_property, lru_cache
 
 from lab.config.models import GPT
 
@@ -213,6 +213,7 @@ _SIZE = re.compile(r"(?<![\d.])(\d+(?:\.\d+)?)\s*([mbt])\b", re.IGNORECASE)
 _FACTOR = {"m": 1e6, "b": 1e9, "t": 1e12}
 
 
+@lru_cache(maxsize=1000)  # every row of a table names one of a few
 def named(text: str, context: str = "") -> Transformer | None:
     """The model named by words such as "Llama-3 8B"; None if it is none of NAMED.
 

@@ -26,14 +26,16 @@ def test_an_encoding_without_a_letter_ends_no_command() -> None:
 @pytest.mark.parametrize("columns", ["0", "1", "12"])
 def test_a_narrow_terminal_loses_nothing(columns: str) -> None:
     rows = dict.fromkeys(("run", "state", "seconds", "reason"), "shown")
-    code = f"from lab import terminal; terminal.answer(False, None, terminal.table_of([{rows}]))"
-    environment = {**os.environ, "COLUMNS": columns}
+    table = f"from lab import terminal; terminal.answer(False, None, terminal.table_of([{rows}]))"
+    command = [sys.executable, "-c", f"{table}; from lab.__main__ import main; main()"]
     ended = subprocess.run(
-        [sys.executable, "-c", code], env=environment, capture_output=True, text=True, check=True
+        [*command, "plan", "no-such-study"],
+        env={**os.environ, "COLUMNS": columns},
+        capture_output=True,
+        text=True,
+        check=False,
     )
     assert ended.stdout.split() == [*rows, *rows.values()]
-    command = [sys.executable, "-m", "lab", "plan", "no-such-study"]
-    ended = subprocess.run(command, env=environment, capture_output=True, text=True, check=False)
     assert ended.returncode == 2 and "no such study" in ended.stderr
 
 

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import numpy as np
 import pytest
-from scipy import stats
 
 from lab.analysis.scaling import RESAMPLES, SEED, ratio
 from lab.records.statistics import bootstrap_interval
@@ -44,6 +43,8 @@ def test_rows_are_resampled_together() -> None:
 
 @pytest.mark.parametrize("count", [2, 30, 600])
 def test_the_interval_is_that_of_scipy(count: int) -> None:
+    from scipy import stats  # half a second, of each process that collects this file
+
     samples = [VALUES[:1].repeat(count) + np.arange(count), np.arange(1.0, 9.0)]
 
     def quotient(a: np.ndarray, b: np.ndarray, axis: int) -> np.ndarray:
