@@ -2,20 +2,27 @@
 
 from __future__ import annotations
 
+import itertools
 import re
-from collections.abc import Mapping
+from collections.abc import Collection, Mapping
 
 import numpy as np
 import pandas as pd
 
-from lab.analysis.audit.columns import TIMES, Guess, normal, parse_name, setting_of
+from lab.analysis.audit.columns import TIMES, Guess, is_serial, normal, parse_name, setting_of
 from lab.analysis.audit.points import ROUNDING
-from lab.analysis.audit.values import NUMBER, TIME_UNITS, numbers
+from lab.analysis.audit.values import NUMBER, TIME_UNITS, numbers, roundings
 
 FAR_BEYOND = 1.5  # no efficiency
 TIMESTAMP = 1e9  # seconds since 1970, and more than a training takes
 LARGEST_VERSION = 40  # but containers are named after years and months
 OF_TRAINING = {"model", "dp", "tp", "pp", "global_batch_size", "micro_batch_size"}
+RANKS = {"world_size", "nodes"}
+CUT_OFF = 0.002
+COLLECTIVE = re.compile(
+    r"all[-_ ]?(?:reduce|gather|to)|reduce[-_ ]?scatter|collective|[nr]ccl", re.IGNORECASE
+)
+MOST_CELLS = 50
 MOSTLY = 0.5  # of the gaps between the steps of a log are equal
 
 
@@ -25,7 +32,7 @@ def is_plausible(canonical: str, column: str, texts: pd.Series) -> bool:
     if canonical == "version" and not re.search("version|date", stem):
         # Below "PyTorch" there may also be rates.
         return bool((numbers(texts).fillna(0.0) < LARGEST_VERSION).all())
-    if canonical in TIMES and texts.str.contains("%").any():
+    if canonical in {*TIMES, "algbw", "busbw"} and texts.str.contains("%").any():
         return False
     if canonical == "time" and texts.str.fullmatch(NUMBER).all():
         return bool(numbers(texts).median() < TIMESTAMP)
@@ -88,6 +95,35 @@ def is_of_samples(column: str, frame: pd.DataFrame) -> bool:
     statistics = r"(?:.*_)?(?:mean|std|sd|sem|p)(?:_.*)?"
     return normal(column) == "n" and (
         others >= {"m", "k"} or any(re.fullmatch(statistics, other) for other in others)
+    )
+
+
+def is_of_collective(column: str, frame: pd.DataFrame, names: Collection[str]) -> bool:
+    """Whether a column called bandwidth is that of a collective, not of a memory or a device."""
+    if "bus" in normal(column) or {"algbw", "world_size", "nodes"} & set(names):
+        return True
+    cells = (str(cell) for name in frame for cell in frame[name].unique()[:MOST_CELLS])
+    notes = map(str, frame.attrs.get("notes", ()))
+    return any(COLLECTIVE.search(text) for text in (*frame.columns, *notes, *cells))
+
+
+def is_between_programs(column: str, frame: pd.DataFrame, meanings: Mapping[str, Guess]) -> bool:
+    """Whether a speedup is the ratio of two columns of its row, all at one number of ranks."""
+    sizes = [name for name in frame if name in meanings and meanings[name].canonical in RANKS]
+    quoted = numbers(frame[column])
+    known = quoted.notna()
+    if not sizes or any(frame[name].nunique() > 1 for name in sizes) or known.sum() < 2:
+        return False
+    last = 2 * roundings(frame[column].map(str)) + CUT_OFF  # of a last digit that is cut off
+    measured = [
+        values
+        for name in frame
+        if name not in {column, *sizes} and not is_serial(normal(name))
+        if (values := numbers(frame[name], units=TIME_UNITS))[known].notna().all()
+    ]
+    return any(
+        bool((abs(one / other / quoted - 1) <= last)[known].all())
+        for one, other in itertools.permutations(measured, 2)
     )
 
 

@@ -25,7 +25,9 @@ from lab.analysis.audit.columns import (
 )
 from lab.analysis.audit.plausible import (
     are_shares,
+    is_between_programs,
     is_of_another,
+    is_of_collective,
     is_of_model,
     is_of_samples,
     is_place,
@@ -71,9 +73,11 @@ UNITS = {
     **dict.fromkeys(("bytes", "memory"), BYTE_UNITS),
     **dict.fromkeys(("flops", "flops_per_rank", "peak_flops"), FLOPS_UNITS),
     **dict.fromkeys(("algbw", "busbw"), BANDWIDTH_UNITS),
+    "parameters": COUNT_UNITS | {"b": 1e9},
 }
 SEVERAL_WORDS = re.compile(r"[^\W\d]+(?:[ -][^\W\d]+)+")
 BOUND = re.compile(r"\s*(?:[<>≤≥]|&[lg]t;)")  # that a value should keep to is no measurement
+INDICES = re.compile(r"\d{1,2}(?:\s*,\s*\d{1,2})+")  # of devices, which are no number of ranks
 SCALING = re.compile(r"(strong|weak)(?:[ _-]?scal.*|)", re.IGNORECASE)
 MOST_NAMES = 200  # of runs that are looked at
 MOST_NODES = 4096
@@ -190,7 +194,7 @@ class Quantities:
         elif canonical == "host" and _counts(cells) and "rank" not in names:
             canonical = "nodes"
         elif canonical == "world_size" and guessed:
-            if is_of_samples(column, self.frame):
+            if is_of_samples(column, self.frame) or known.str.fullmatch(INDICES).any():
                 return ""
             canonical = "rank" if numbers_devices(numbers(cells)) else canonical
         elif canonical == "repeat" and _names_settings(
@@ -201,8 +205,16 @@ class Quantities:
             canonical = "strategy"
         elif canonical == "speedup" and "scaling" in normal(column) and are_shares(cells):
             canonical = "efficiency"
+        elif canonical == "busbw" and guessed and not is_of_collective(column, self.frame, names):
+            return ""
         elif canonical == "bytes" and is_of_model(column, known, self.meanings):
             return "" if {"model", "dataset"} & names else "model"
+        elif (
+            canonical == "speedup"
+            and guessed
+            and is_between_programs(column, self.frame, self.meanings)
+        ):
+            return ""
         if canonical in {"strategy", "speedup"} and known.str.fullmatch(SCALING).all():
             canonical = "scaling"
         if not guessed:
@@ -239,7 +251,12 @@ class Quantities:
             bare = pd.to_numeric(cells, errors="coerce").notna().any()
             return math.nan, f"{column!r} names no unit, such as GB, and is left out" * bool(bare)
         if canonical not in TIMES:
-            return 1e9 if canonical in {"algbw", "busbw"} else 1.0, ""
+            if canonical not in {"algbw", "busbw"}:
+                return 1.0, ""
+            known = numbers(cells[cells.notna()]).notna().any()
+            printed = normal(column) in {"algbw", "busbw"}  # as nccl-tests call them
+            unknown = f"{column!r} names no unit and is read as GB/s"
+            return 1e9, unknown * bool(known and not printed)
         known = [text for cell in cells if (text := as_text(cell)) is not None]
         if all(math.isfinite(duration(text)) for text in known):
             return 1.0, ""  # 01:12:30 needs no unit

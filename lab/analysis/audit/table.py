@@ -295,6 +295,9 @@ def _add_keys(
         compared.append("host")  # machines with a curve each
     known = tidy[[*KEYS, *compared]].notna().any()
     keys = {f"key:{name}": tidy[name] for name in known.index[known]}
+    of_models = tidy["parameters"].groupby(tidy["model"].fillna("")).nunique() > 1
+    if of_models.any() and _is_compared(tidy["parameters"], tidy["world_size"]):
+        keys["key:parameters"] = tidy["parameters"].map(_parameters)
     if collective:
         keys["key:bytes"] = tidy["bytes"].map(_size)
     for column in frame.columns:
@@ -327,6 +330,13 @@ def _names_series(cells: pd.Series, tidy: pd.DataFrame) -> bool:
     onward = (index.diff() > 0) | starts
     pieces = starts.sum() == values.nunique() < len(values)
     return bool(pieces and index.notna().all() and onward.all())
+
+
+def _parameters(number: float) -> str | None:
+    for unit, scale in (("B", 1e9), ("M", 1e6), ("", 1.0)):
+        if number >= scale:
+            return f"{number / scale:g}{unit} parameters"
+    return None
 
 
 def _size(size: float) -> str:

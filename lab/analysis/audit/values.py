@@ -66,7 +66,7 @@ FLOPS_UNITS = {
 _UNIT = (
     "gpus?|[hint]pus|ranks?|procs?|processes|devices?|cards?|chips?|workers?|accelerators?|pcs|p"
 )
-_NAME = r"(?!x\d)[a-z][a-z-]*\s?-?\d[\w .()-]*"
+_NAME = r"(?!x\d|(?:and|or|to)\b)[a-z][a-z-]*\s?-?\d[\w .()-]*"
 NODES_TIMES = re.compile(
     r"n(\d+)_?g(\d+)|(\d+)_?n_?(\d+)_?g(?![a-z])\w*"
     rf"|(\d+)\s*(?:nodes?|servers?|hosts?)\s*(?:[x×*,@]|of|with)?\s*(\d+)\s*x?\s*(?:{_UNIT}|{_NAME})?"

@@ -20,6 +20,7 @@ LINK_COLUMNS = ("link", "key:link", "key:strategy", "key:setting", "gpu")
 RATE = re.compile(
     r"(\d+(?:\.\d+)?)\s*([GgMm])(?:(B/s|Bps)|\s*[Bb][Ii][Tt](?:/s|ps)?|[Bb]ps|[Bb]/s|[Bb]?[Ee]\b)"
 )
+NO_UNIT = "names no unit and is read as GB/s"
 FASTEST = max(link.bytes_per_s for link in LINKS.values())
 SINGLE_NODE = LINKS["pcie3"].bytes_per_s  # the slowest usual link between the GPUs of one node
 CALIBRATED = 1.25  # calibrations on different days differ by less
@@ -218,12 +219,15 @@ def _quoted(observations: Observations) -> Iterator[Fault]:
     wrong = bandwidths[bandwidths > limits]
     if len(wrong):
         worst = largest(rows, wrong.reindex(rows.index))
+        no_unit = any(text.endswith(NO_UNIT) for text in observations.assumptions)
+        assumed = ", if its column, which names no unit, is in GB/s" * no_unit
         yield Fault(
             rows.loc[wrong.index, "label"],
             f"A bus bandwidth of {_gigabytes(wrong[worst.name])} is quoted in "
-            f"{worst['label']}, more than the {_gigabytes(limits[worst.name])} that are plausible "
-            "there.",
+            f"{worst['label']}{assumed}, more than the {_gigabytes(limits[worst.name])} that are "
+            "plausible there.",
             "Check bits against bytes, and algorithm against bus bandwidth.",
+            "warning" if assumed else None,
         )
 
 

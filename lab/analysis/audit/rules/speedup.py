@@ -345,6 +345,8 @@ def _amounts(point: Point, base: Point) -> Iterator[Fault]:
         ratio = here / there
         if name == "steps" and math.isfinite(batches):
             ratio *= batches  # steps of larger batches are more work
+        elif name == "steps" and abs(ratio * point.ideal - 1) <= WORK:
+            continue  # as many samples as before, in a batch for each rank
         if abs(ratio - 1) > WORK and not (name == "samples" and point.curve.scaling == "weak"):
             what = "samples" if name == "samples" else "optimizer steps"
             yield Fault(

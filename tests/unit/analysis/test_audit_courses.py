@@ -1,0 +1,99 @@
+"""Tables of courses, theses and benchmarks: what tells their rows apart, and what they are of."""
+
+from __future__ import annotations
+
+import io
+
+import pytest
+
+from lab.analysis.audit import Audit, audit
+from lab.analysis.audit.columns import guess
+from lab.analysis.audit.values import ranks_of
+
+
+def pasted(text: str) -> Audit:
+    return audit(io.StringIO(text))
+
+
+def broken(result: Audit) -> set[str]:
+    return {finding.rule for finding in result.findings if finding.severity != "note"}
+
+
+@pytest.mark.parametrize(
+    ("name", "canonical"),
+    [
+        ("# Processors", "world_size"),
+        ("NPU", "world_size"),
+        ("im / gpu", "micro_batch_size"),
+        ("batchs", "batch"),
+        ("times", "time"),
+        ("Time (%)", ""),
+        ("Δbusbw", ""),
+        ("Throughput (TFLOP/s/device)", "flops_per_rank"),
+        ("Throughput TFLOP/s/GPU", "flops_per_rank"),
+        ("number of params", "parameters"),
+    ],
+)
+def test_names(name: str, canonical: str) -> None:
+    meaning = guess(name)
+    assert (meaning.canonical if meaning else "") == canonical
+
+
+def test_numbers_joined_by_a_word_name_no_gpu() -> None:
+    assert ranks_of("2 and 4")[1] == ""
+
+
+@pytest.mark.parametrize(("steps", "faults"), [(500, set()), (900, {"equal-work"})])
+def test_steps_of_a_batch_for_each_gpu(steps: int, faults: set[str]) -> None:
+    rows = "GPUs,Batchsize,Steps,Runtime\n1,64,1000,2:00:00\n"
+    assert broken(pasted(f"{rows}2,64,{steps},1:02:00\n")) == faults
+
+
+def test_models_told_apart_by_their_parameters_alone() -> None:
+    rows = [("2.7", 8, 16.7), ("2.7", 16, 32.8), ("6.7", 8, 8.1), ("6.7", 16, 15.8)]
+    lines = [f"{size},{gpus},{rate}" for size, gpus, rate in [*rows, ("28", 16, 4.3)]]
+    result = pasted("\n".join(["No. Parameters (B),GPUs,Samples/s", *lines]))
+    assert result.reading["No. Parameters (B)"] == "parameters" and not broken(result)
+    faulty = pasted("\n".join(["No. Parameters (B),GPUs,Samples/s", *lines, "28,32,12.9"]))
+    assert "28B parameters" in faulty.findings[0].evidence
+
+
+def test_a_speedup_of_a_third_program_is_not_that_of_the_other_two() -> None:
+    names = "m,dtype,eager_ms,compiled_ms,ours_ms,ours_speedup_vs_eager,ours_speedup_vs_compiled"
+    rows = ["16,fp16,0.016,0.014,0.010,1.60,1.40", "32,fp16,0.018,0.015,0.012,1.50,1.25"]
+    assert not broken(pasted("\n".join([names, *rows])))
+    names = "m,dtype,eager_ms,compiled_ms,speedup_vs_eager"
+    faulty = pasted("\n".join([names, "16,fp16,0.016,0.014,1.14", "32,fp16,0.018,0.012,1.20"]))
+    assert broken(faulty) == {"quoted-against-own"}
+
+
+def test_a_speedup_between_two_programs_on_as_many_gpus() -> None:
+    names = "Tokens,GPUs,Ring (ms),Regular (ms),Speedup"
+    rows = ["298,2,679.65,24.08,.03x", "4998,2,676.99,29.51,.04x"]
+    assert not broken(pasted("\n".join([names, *rows])))
+    rows = ["298,2,679.65,24.08,1.8x", "4998,2,676.99,29.51,1.7x"]  # over something unknown
+    assert broken(pasted("\n".join([names, *rows]))) == {"baseline"}
+
+
+def test_devices_by_their_indices_are_not_counted() -> None:
+    rows = ["0\t1\t9541", "1\t1\t9560", "0,1\t2\t17183", "0,1,2\t3\t25825"]
+    result = pasted("\n".join(["gpus\tgpu_count\tsamples/sec", *rows]))
+    assert result.reading == {"gpu_count": "world_size", "samples/sec": "rate"}
+
+
+def test_the_bandwidth_of_a_memory_is_not_that_of_a_bus() -> None:
+    levels = ["Registers,256 KB/SM,20 TB/s,1 ns", "HBM,80 GB,2 TB/s,400 ns"]
+    memory = pasted("\n".join(["Level,Size,Bandwidth,Latency", *levels]))
+    assert "Bandwidth" not in memory.reading and not broken(memory)
+    sizes = ["all-reduce,1 GB,450 GB/s", "all-reduce,2 GB,2000 GB/s"]
+    collective = pasted("\n".join(["Collective,Size,Bandwidth", *sizes]))
+    assert collective.reading["Bandwidth"] == "busbw"
+    assert broken(collective) == {"plausible-bandwidth"}
+
+
+@pytest.mark.parametrize(("name", "severity"), [("Bus bandwidth", "warning"), ("busbw", "error")])
+def test_a_bus_bandwidth_without_a_unit(name: str, severity: str) -> None:
+    result = pasted(f"Nodes,{name}\n1,2512.1\n2,1192.2\n4,655.7\n")
+    severities = [one.severity for one in result.findings if one.rule == "plausible-bandwidth"]
+    assert severities == [severity]
+    assert ("names no unit" in result.findings[0].evidence) == (severity == "warning")
