@@ -24,7 +24,7 @@ FLOPS_OF = "((model|achieved|(train(ing)?_)?(throughput|performance|speed))_)?"
 PARTS = {
     "exposed": "exposed|non_?overlap|unoverlapped",
     "compute": r"(?<!stolen_)comput|calc|kernel|(fwd|forward)_?(and_)?(bwd|backward)",
-    "communication": "comm|all_?reduce|nccl|sync|allgather|reduce_scatter|mpi",
+    "communication": "comm|all_?reduce|nccl|sync|allgather|reduce_scatter|(?<!memory_)mpi",
     "h2d": "h2d|h_2_d|host_to|memcpy|copy|to_gpu|to_device|transfer",
     "data": "data|load|input|(^|_)io(_|$)|fetch|batch_wait",
     "forward": "forward|fwd",
@@ -104,12 +104,12 @@ NUMBERS = {
 # Not parallel efficiency, nor an accuracy for which a difference of 0.01 means much.
 OTHERWISE = {
     "efficiency": r"energy|power|memory|flops?|hardware|compute|cost|model|gpu|util",
-    "accuracy": r"perplexity|ppl|bleu|error|loss|wer|mae|rmse|std",
+    "accuracy": r"perplexity|ppl|bleu|err(or)?(_|$)|loss|wer|mae|rmse|std",
     "rate": r"inference|speed_?up|improve|increase|gain|ratio|relative|_per_(usd|dollar|watt|w)"
     r"|[gtp]flops?"
     r"|(^|_)(p\d\d|\d+_percent|percentile)(_|$)",  # what it costs, and of the fastest or slowest
-    "speedup": r"inference|without|_w_o_|block|group",  # of a setting
-    "loss": r"dropped|packet|reduction|improvement|unknown",
+    "speedup": r"inference|without|_w_o_|block|group|(^|_)ours?(_|$)",  # of a setting or system
+    "loss": r"data|dropped|packet|reduction|improvement|unknown",
     # Not what a rank uses: a rate or a share, another memory, or what a GPU has.
     "memory": r"bandwidth|bw|util|percent|free|avail|cpu|host|node|system|total|capacity|size|limit"
     r"|saved|reduction|clock|bound",
@@ -385,6 +385,7 @@ def _guess(name: str) -> Guess | None:
         misread = misread or bool(other and re.search(other, stem))
         misread = misread or (canonical == "memory" and family not in {None, "bytes"})
         misread = misread or (canonical == "version" and family is not None)
+        misread = misread or (family == "percent" and canonical in {*TEXTS, "world_size"})
         if re.fullmatch(pattern, stem) and not misread:
             known = family is not None or canonical not in {"algbw", "busbw", "bytes", "memory"}
             billions = canonical == "parameters" and family == "bytes" and factor == 1.0

@@ -9,7 +9,7 @@ from collections.abc import Collection, Mapping
 import numpy as np
 import pandas as pd
 
-from lab.analysis.audit.columns import TIMES, Guess, is_serial, normal, parse_name, setting_of
+from lab.analysis.audit.columns import TIMES, Guess, normal, parse_name, setting_of
 from lab.analysis.audit.points import ROUNDING
 from lab.analysis.audit.values import NUMBER, TIME_UNITS, numbers, roundings
 
@@ -23,6 +23,7 @@ COLLECTIVE = re.compile(
     r"all[-_ ]?(?:reduce|gather|to)|reduce[-_ ]?scatter|collective|[nr]ccl", re.IGNORECASE
 )
 MOST_CELLS = 50
+MOST_COLUMNS = 30  # of which all pairs are compared
 MOSTLY = 0.5  # of the gaps between the steps of a log are equal
 
 
@@ -45,6 +46,8 @@ def is_plausible(canonical: str, column: str, texts: pd.Series) -> bool:
         return any(kind == "gpu" for text in texts for kind, _ in setting_of(text).words)
     if canonical in {"global_batch_size", "batch"}:  # in tokens, such as 4M
         return not texts.str.fullmatch(r"[\d.]+\s*[mM]\w*").any()
+    if canonical == "rank" and re.search("gpu|device", stem):  # a column gpu_id may hold names
+        return not any(kind == "gpu" for text in texts for kind, _ in setting_of(text).words)
     if canonical in {"epoch", "step"}:
         return _numbers_each(texts[texts.str.contains(r"\d")], canonical) and (
             stem != "epochs" or _goes_on(numbers(texts).dropna())
@@ -75,10 +78,13 @@ def _goes_on(epochs: pd.Series) -> bool:
 
 
 def is_place(column: str, frame: pd.DataFrame, meanings: Mapping[str, Guess]) -> bool:
-    """Whether a column called rank is a place on a list: 1, 2, 3, each with a name of its own, in
-    the order of what was measured."""
-    if not (pd.to_numeric(frame[column], errors="coerce") == np.arange(1, len(frame) + 1)).all():
-        return False
+    """Whether a column called rank holds no ranks of a program: places on a list (1, 2, 3, each
+    with a name of its own, in the order of what was measured), or ranks of matrices (8, 16)."""
+    values = pd.to_numeric(frame[column], errors="coerce")
+    if not (values == np.arange(1, len(frame) + 1)).all():
+        alone = not RANKS & {meaning.canonical for meaning in meanings.values()}
+        known = np.unique(values.dropna())
+        return alone and len(known) > 1 and bool((np.diff(known) > 1).all())  # of matrices
     others = [name for name in frame.columns if name not in meanings]
     named = any(frame[name].is_unique and numbers(frame[name]).isna().all() for name in others)
     measured = [numbers(frame[name], units=TIME_UNITS) for name in frame.columns if name != column]
@@ -107,23 +113,28 @@ def is_of_collective(column: str, frame: pd.DataFrame, names: Collection[str]) -
     return any(COLLECTIVE.search(text) for text in (*frame.columns, *notes, *cells))
 
 
-def is_between_programs(column: str, frame: pd.DataFrame, meanings: Mapping[str, Guess]) -> bool:
-    """Whether a speedup is the ratio of two columns of its row, all at one number of ranks."""
-    sizes = [name for name in frame if name in meanings and meanings[name].canonical in RANKS]
+def own_baseline(column: str, frame: pd.DataFrame, others: Collection[str]) -> str:
+    """The column of which each row's number is divided by another of the row to give a quoted
+    speedup; "" if there is none. `others` are columns that cannot be either."""
+    frame = frame.head(MOST_CELLS)
     quoted = numbers(frame[column])
     known = quoted.notna()
-    if not sizes or any(frame[name].nunique() > 1 for name in sizes) or known.sum() < 2:
-        return False
     last = 2 * roundings(frame[column].map(str)) + CUT_OFF  # of a last digit that is cut off
-    measured = [
-        values
+    measured = {
+        name: values
         for name in frame
-        if name not in {column, *sizes} and not is_serial(normal(name))
+        if name not in {column, *others}
         if (values := numbers(frame[name], units=TIME_UNITS))[known].notna().all()
-    ]
-    return any(
-        bool((abs(one / other / quoted - 1) <= last)[known].all())
-        for one, other in itertools.permutations(measured, 2)
+    }
+    if known.sum() < 2 or len(measured) > MOST_COLUMNS:
+        return ""
+    return next(
+        (
+            one
+            for one, other in itertools.permutations(measured, 2)
+            if (abs(measured[one] / measured[other] / quoted - 1) <= last)[known].all()
+        ),
+        "",
     )
 
 

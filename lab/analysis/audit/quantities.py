@@ -18,14 +18,15 @@ from lab.analysis.audit.columns import (
     TEXTS,
     TIMES,
     Guess,
+    is_serial,
     normal,
     parse_name,
     setting_of,
     text_guess,
 )
 from lab.analysis.audit.plausible import (
+    RANKS,
     are_shares,
-    is_between_programs,
     is_of_another,
     is_of_collective,
     is_of_model,
@@ -33,6 +34,7 @@ from lab.analysis.audit.plausible import (
     is_place,
     is_plausible,
     numbers_devices,
+    own_baseline,
 )
 from lab.analysis.audit.values import (
     BANDWIDTH_UNITS,
@@ -94,8 +96,9 @@ class Quantities:
     """The canonical columns of a table, with numbers in base units, and how they were read.
 
     `tidy` has a row for each row of the table that is not another statistic over ranks; `given`
-    says which column each quantity is from, `assumptions` what the table does not say. Columns in
-    `mapped` are what the user says they are. Raises InputError if one of those cannot be read.
+    says which column each quantity is from, `assumptions` what the table does not say, and
+    `own_baseline` the column that the speedup of each row is over, if any. Columns in `mapped` are
+    what the user says they are. Raises InputError if one of those cannot be read.
     """
 
     def __init__(
@@ -109,6 +112,7 @@ class Quantities:
         self.frame, self.meanings, self.mapped, self.notes = frame, meanings, mapped, notes
         self.given: dict[str, str] = {}
         self.assumptions: list[str] = []
+        self.own_baseline = ""
         numeric = [*NUMERIC, *(f"{name}_rounding" for name in ROUNDED)]
         texts = pd.DataFrame(np.nan, frame.index, [*TEXTS], dtype=object)
         tidy = pd.DataFrame(np.nan, frame.index, numeric)
@@ -209,11 +213,7 @@ class Quantities:
             return ""
         elif canonical == "bytes" and is_of_model(column, known, self.meanings):
             return "" if {"model", "dataset"} & names else "model"
-        elif (
-            canonical == "speedup"
-            and guessed
-            and is_between_programs(column, self.frame, self.meanings)
-        ):
+        elif canonical == "speedup" and guessed and self._is_between_programs(column):
             return ""
         if canonical in {"strategy", "speedup"} and known.str.fullmatch(SCALING).all():
             canonical = "scaling"
@@ -221,6 +221,16 @@ class Quantities:
             return canonical
         place = canonical == "rank" and is_place(column, self.frame, self.meanings)
         return canonical if is_plausible(canonical, column, known) and not place else ""
+
+    def _is_between_programs(self, column: str) -> bool:
+        """Whether a speedup is that of one program over another on as many ranks. One that is over
+        a serial program in the same row is not, and has its baseline there."""
+        sizes = [name for name, meaning in self.meanings.items() if meaning.canonical in RANKS]
+        over = own_baseline(column, self.frame, sizes) if sizes else ""
+        if over and is_serial(normal(over)):
+            self.own_baseline = over
+            return False
+        return bool(over) and all(self.frame[name].nunique() <= 1 for name in sizes)
 
     def _numbers(self, cells: pd.Series, column: str, canonical: str, meaning: Guess) -> pd.Series:
         """The cells in base units; their roundings and spreads go to columns of their own."""
@@ -253,10 +263,10 @@ class Quantities:
         if canonical not in TIMES:
             if canonical not in {"algbw", "busbw"}:
                 return 1.0, ""
-            known = numbers(cells[cells.notna()]).notna().any()
+            bare = numbers(cells[cells.notna()]).notna().any()
             printed = normal(column) in {"algbw", "busbw"}  # as nccl-tests call them
             unknown = f"{column!r} names no unit and is read as GB/s"
-            return 1e9, unknown * bool(known and not printed)
+            return 1e9, unknown * bool(bare and not printed)
         known = [text for cell in cells if (text := as_text(cell)) is not None]
         if all(math.isfinite(duration(text)) for text in known):
             return 1.0, ""  # 01:12:30 needs no unit

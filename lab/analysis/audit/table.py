@@ -45,6 +45,7 @@ SIZES = re.compile(r"\d+(?:\s*[x×*]\s*\d+)+")  # of images, or nodes and ranks
 NOTED_SCALING = re.compile("(strong|weak)[ _-]?scal", re.IGNORECASE)
 # Rows of these are single measurements; others may stand for several.
 LOGGED = {"rank", "epoch", "step"}
+ANOTHER = 1.1  # ratio of the parameters of two models
 # What runs may be compared by, if all of them were measured at several world sizes.
 COMPARED = ("gpu", "cpu", "version", "driver")
 
@@ -101,6 +102,7 @@ def from_table(
         per=per or "total",  # type: ignore[arg-type]
         scaling=_noted_scaling(name, notes),
         given=given,
+        own_baseline=quantities.own_baseline,
         derived=frozenset({"global_batch_size", "micro_batch_size"} - set(given)),
         assumptions=assumptions,
         notes=notes,
@@ -295,8 +297,10 @@ def _add_keys(
         compared.append("host")  # machines with a curve each
     known = tidy[[*KEYS, *compared]].notna().any()
     keys = {f"key:{name}": tidy[name] for name in known.index[known]}
-    of_models = tidy["parameters"].groupby(tidy["model"].fillna("")).nunique() > 1
-    if of_models.any() and _is_compared(tidy["parameters"], tidy["world_size"]):
+    of_models = tidy["parameters"].groupby(tidy["model"].fillna(""))
+    if (of_models.max() > ANOTHER * of_models.min()).any() and _is_compared(
+        tidy["parameters"], tidy["world_size"]
+    ):
         keys["key:parameters"] = tidy["parameters"].map(_parameters)
     if collective:
         keys["key:bytes"] = tidy["bytes"].map(_size)

@@ -97,3 +97,46 @@ def test_a_bus_bandwidth_without_a_unit(name: str, severity: str) -> None:
     severities = [one.severity for one in result.findings if one.rule == "plausible-bandwidth"]
     assert severities == [severity]
     assert ("names no unit" in result.findings[0].evidence) == (severity == "warning")
+
+
+@pytest.mark.parametrize("name", ["GPU %", "CPU %", "Our speedup", "Data loss", "top1 err"])
+def test_names_of_no_quantity(name: str) -> None:
+    assert guess(name) is None
+
+
+def test_a_speedup_over_the_serial_time_of_its_row() -> None:
+    names = "Nodes,Time (s),Time Serial (s),Speedup"
+    rows = ["2,0.948,6.204,6.544", "3,0.740,6.202,8.381", "4,0.671,6.229,9.283"]
+    result = pasted("\n".join([names, *rows]))
+    assert not broken(result)  # a node may have many cores
+    notes = [finding.evidence for finding in result.findings if finding.rule == "baseline"]
+    assert "over 'Time Serial (s)' of their rows" in notes[0]
+    rows[1] = "3,0.740,6.202,9.3"
+    assert "baseline" in broken(pasted("\n".join([names, *rows])))
+
+
+def test_speedups_over_one_node_are_checked() -> None:
+    rows = ["1,6.2,1.0", "2,1.0,6.2", "4,0.7,8.9"]
+    assert "super-linear" in broken(pasted("\n".join(["Nodes,Time (s),Speedup", *rows])))
+
+
+def test_ranks_of_matrices_are_no_ranks() -> None:
+    rows = ["8,45 min", "16,50 min", "32,56 min"]
+    assert "Rank" not in pasted("\n".join(["Rank,Train Time", *rows])).reading
+    rows = ["0,45 s", "1,50 s", "2,46 s"]
+    assert "Rank" in pasted("\n".join(["Rank,Train Time", *rows])).reading
+
+
+def test_a_gpu_id_that_is_a_name() -> None:
+    reading = pasted("layer,gpu_id,latency_ms\n1,1080Ti,1.7\n2,A6000,1.2\n").reading
+    assert "rank" not in reading.values()
+
+
+def test_about_five_hours_in_chinese() -> None:
+    result = pasted("模型,Time of each epoch\nnaml,约4小时\nfastformer,约120小时\n")
+    assert result.reading["Time of each epoch"] == "time"
+
+
+def test_footnotes_of_column_names() -> None:
+    text = "| GPUs | time <sup>[1](#note)</sup> |\n|---|---|\n| 1 | 5h9min |\n| 4 | 1h40min |\n"
+    assert pasted(text).reading == {"GPUs": "world_size", "time": "time"}
