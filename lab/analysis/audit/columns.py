@@ -39,9 +39,9 @@ NUMBERS = {
     "world_size": r"world(_?size)?|((n|num|nr|no|number_of|total|count_of|of)_?)*"
     r"((cpu|gpu|mpi|cuda|nvidia|amd)_)?"
     r"(gpus|[hint]pus|ranks|procs|processes|processors|devices|accelerators|tasks|cards|chips|gcds)"
-    r"(_(total|count|used))?|(n|num|number_of)_[abghv]\d{1,2}0s?|(n|num|number_of)_?([ghint]pu|proc|rank)|(total_)?([ghint]pu|rank|process|device|accelerator|card|chip)s?_?(count|nums?|number)|nprocs?|np|n|p|[gn]pu"
+    r"(_(total|count|used))?|(n|num|number_of)_[abghv]\d{1,2}0s?|(n|n_of|num|number_of)_?([ghint]pu|proc|rank)|(total_)?([ghint]pu|rank|process|device|accelerator|card|chip)s?_?(count|nums?|number)|nprocs?|np|n|p|[gn]pu"
     r"|workers|mpi_(ranks|size)|parallelism_degree",
-    "nodes": r"((n|num|number_of|of)_?)*(nodes|servers|hosts|machines)|nnodes"
+    "nodes": r"((n|no|num|number_of|of)_?)*(nodes|servers|hosts|machines)|nnodes"
     r"|(nodes?|machine|server|host)s?_(count|num)",
     **{
         name: rf"{name}(_?(size|degree|world_size|ways?))?|{words}_?(model_)?parallel(ism)?"
@@ -69,7 +69,7 @@ NUMBERS = {
     "warmup": r"warm_?up(_(steps|iters|iterations|epochs))?",
     "efficiency": r"(.*_)?(efficiency|eff)(_.*)?",
     "speedup": r"(.*_)?speed_?ups?(_.*)?"
-    r"|((.*_)?(strong|weak|multi_gpu)_)?scaling(_.*)?",
+    r"|((.*_)?(strong|weak|multi_gpu)_)?scaling(_.*)?|acceleration_(rate|ratio|factor)",
     "mfu": r"(.*_)?mfu(_.*)?|(.*_)?model_flops?_util(i[sz]ation)?(_.*)?",
     "hfu": r"(.*_)?hfu(_.*)?|(.*_)?hardware_flops?_util(i[sz]ation)?(_.*)?",
     "peak_flops": r"(.*_)?peak_(.*_)?[tp]?flops?(_.*)?|(.*_)?[tp]?flops?_peak(_.*)?",

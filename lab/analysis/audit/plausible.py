@@ -121,7 +121,7 @@ def own_baseline(column: str, frame: pd.DataFrame, others: Collection[str]) -> s
     known = quoted.notna()
     last = 2 * roundings(frame[column].map(str)) + CUT_OFF  # of a last digit that is cut off
     measured = {
-        name: values
+        str(name): values
         for name in frame
         if name not in {column, *others}
         if (values := numbers(frame[name], units=TIME_UNITS))[known].notna().all()

@@ -298,9 +298,7 @@ def _add_keys(
     known = tidy[[*KEYS, *compared]].notna().any()
     keys = {f"key:{name}": tidy[name] for name in known.index[known]}
     of_models = tidy["parameters"].groupby(tidy["model"].fillna(""))
-    if (of_models.max() > ANOTHER * of_models.min()).any() and _is_compared(
-        tidy["parameters"], tidy["world_size"]
-    ):
+    if (of_models.max() > ANOTHER * of_models.min()).any():
         keys["key:parameters"] = tidy["parameters"].map(_parameters)
     if collective:
         keys["key:bytes"] = tidy["bytes"].map(_size)

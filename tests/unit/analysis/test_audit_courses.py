@@ -140,3 +140,17 @@ def test_about_five_hours_in_chinese() -> None:
 def test_footnotes_of_column_names() -> None:
     text = "| GPUs | time <sup>[1](#note)</sup> |\n|---|---|\n| 1 | 5h9min |\n| 4 | 1h40min |\n"
     assert pasted(text).reading == {"GPUs": "world_size", "time": "time"}
+
+
+def test_models_of_one_row_each_are_not_compared() -> None:
+    rows = ["1B,32,220k", "7B,64,480k", "30B,128,1.4M", "70B,256,2.8M"]
+    assert not broken(pasted("\n".join(["Model size,GPUs,Throughput (tokens/sec)", *rows])))
+    rows = [row.replace("30B", "7B") for row in rows]
+    faulty = pasted("\n".join(["Model size,GPUs,Throughput (tokens/sec)", *rows]))
+    assert "super-linear" in broken(faulty)
+
+
+def test_acceleration_rates() -> None:
+    result = pasted("# of GPU,Acceleration Rate\n1,1.00 X\n2,1.98 X\n4,3.73 X\n")
+    assert result.reading == {"# of GPU": "world_size", "Acceleration Rate": "speedup"}
+    assert not broken(result) and "super-linear" in result.checked
