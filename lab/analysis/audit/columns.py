@@ -39,7 +39,7 @@ NUMBERS = {
     "world_size": r"world(_?size)?|((n|num|nr|no|number_of|total|count_of|of)_?)*"
     r"((cpu|gpu|mpi|cuda|nvidia|amd)_)?"
     r"(gpus|[hint]pus|ranks|procs|processes|processors|devices|accelerators|tasks|cards|chips|gcds)"
-    r"(_(total|count|used))?|(n|num|number_of)_[abghv]\d{1,2}0s?|(n|n_of|num|number_of)_?([ghint]pu|proc|rank)|(total_)?([ghint]pu|rank|process|device|accelerator|card|chip)s?_?(count|nums?|number)|nprocs?|np|n|p|[gn]pu"
+    r"(_(total|count|used))?|(n|num|number_of)_[abghv]\d{1,2}0s?|(n|(n|no)_of|of|num|number_of)_?([ghint]pu|proc|rank)|(total_)?([ghint]pu|rank|process|device|accelerator|card|chip)s?_?(count|nums?|number)|nprocs?|np|n|p|[gn]pu"
     r"|workers|mpi_(ranks|size)|parallelism_degree",
     "nodes": r"((n|no|num|number_of|of)_?)*(nodes|servers|hosts|machines)|nnodes"
     r"|(nodes?|machine|server|host)s?_(count|num)",

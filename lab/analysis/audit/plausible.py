@@ -23,6 +23,7 @@ COLLECTIVE = re.compile(
     r"all[-_ ]?(?:reduce|gather|to)|reduce[-_ ]?scatter|collective|[nr]ccl", re.IGNORECASE
 )
 MOST_CELLS = 50
+ALIKE = 1.05  # ratio of two measurements of one time
 MOST_COLUMNS = 30  # of which all pairs are compared
 MOSTLY = 0.5  # of the gaps between the steps of a log are equal
 
@@ -40,8 +41,10 @@ def is_plausible(canonical: str, column: str, texts: pd.Series) -> bool:
     if canonical in {"precision", "compile"}:
         times = numbers(texts, units=TIME_UNITS).where(~texts.str.fullmatch("[01]"))
         return not (len(texts) > 0 and times.notna().all())
-    if canonical == "speedup" and texts.str.contains("%").all():
-        return bool((numbers(texts).dropna() >= 1).all())  # one of 12 % is an increase
+    named = parse_name(column).family == "percent"
+    if canonical == "speedup" and (named or texts.str.contains("%").all()):
+        shares = numbers(texts, factor=0.01 if named else 1.0).dropna()
+        return bool((shares >= 1).all())  # one of 12 % is an increase
     if canonical == "gpu" and re.fullmatch("systems?", stem):
         return any(kind == "gpu" for text in texts for kind, _ in setting_of(text).words)
     if canonical in {"global_batch_size", "batch"}:  # in tokens, such as 4M
@@ -136,6 +139,13 @@ def own_baseline(column: str, frame: pd.DataFrame, others: Collection[str]) -> s
         ),
         "",
     )
+
+
+def recurs(cells: pd.Series) -> bool:
+    """Whether a column has about the same number in several rows, as has a serial time that each
+    number of ranks is compared with."""
+    values = np.sort(numbers(cells, units=TIME_UNITS).dropna())
+    return bool(2 * (1 + np.sum(values[1:] > ALIKE * values[:-1])) <= len(values))
 
 
 def numbers_devices(values: pd.Series) -> bool:

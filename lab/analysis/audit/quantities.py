@@ -15,10 +15,10 @@ from lab.analysis.audit.columns import (
     MEANS,
     NUMERIC,
     ROUNDED,
+    SERIAL,
     TEXTS,
     TIMES,
     Guess,
-    is_serial,
     normal,
     parse_name,
     setting_of,
@@ -35,6 +35,7 @@ from lab.analysis.audit.plausible import (
     is_plausible,
     numbers_devices,
     own_baseline,
+    recurs,
 )
 from lab.analysis.audit.values import (
     BANDWIDTH_UNITS,
@@ -80,6 +81,7 @@ UNITS = {
 SEVERAL_WORDS = re.compile(r"[^\W\d]+(?:[ -][^\W\d]+)+")
 BOUND = re.compile(r"\s*(?:[<>≤≥]|&[lg]t;)")  # that a value should keep to is no measurement
 INDICES = re.compile(r"\d{1,2}(?:\s*,\s*\d{1,2})+")  # of devices, which are no number of ranks
+SERIAL_NAME = re.compile(rf"(?:^|_)(?:{SERIAL}|1)(?:_|$)")
 SCALING = re.compile(r"(strong|weak)(?:[ _-]?scal.*|)", re.IGNORECASE)
 MOST_NAMES = 200  # of runs that are looked at
 MOST_NODES = 4096
@@ -223,14 +225,16 @@ class Quantities:
         return canonical if is_plausible(canonical, column, known) and not place else ""
 
     def _is_between_programs(self, column: str) -> bool:
-        """Whether a speedup is that of one program over another on as many ranks. One that is over
-        a serial program in the same row is not, and has its baseline there."""
+        """Whether a speedup is that of one program over another on as many ranks. One over a serial
+        program in the same row, whose time does not depend on the ranks, has its baseline there."""
         sizes = [name for name, meaning in self.meanings.items() if meaning.canonical in RANKS]
         over = own_baseline(column, self.frame, sizes) if sizes else ""
-        if over and is_serial(normal(over)):
-            self.own_baseline = over
+        if not over:
             return False
-        return bool(over) and all(self.frame[name].nunique() <= 1 for name in sizes)
+        varied = any(self.frame[name].nunique() > 1 for name in sizes)
+        if SERIAL_NAME.search(normal(over)) or (varied and recurs(self.frame[over])):
+            self.own_baseline = over
+        return not self.own_baseline
 
     def _numbers(self, cells: pd.Series, column: str, canonical: str, meaning: Guess) -> pd.Series:
         """The cells in base units; their roundings and spreads go to columns of their own."""

@@ -151,6 +151,32 @@ def test_models_of_one_row_each_are_not_compared() -> None:
 
 
 def test_acceleration_rates() -> None:
-    result = pasted("# of GPU,Acceleration Rate\n1,1.00 X\n2,1.98 X\n4,3.73 X\n")
-    assert result.reading == {"# of GPU": "world_size", "Acceleration Rate": "speedup"}
+    result = pasted("No. of GPU,Acceleration Rate\n1,1.00 X\n2,1.98 X\n4,3.73 X\n")
+    assert result.reading == {"No. of GPU": "world_size", "Acceleration Rate": "speedup"}
     assert not broken(result) and "super-linear" in result.checked
+
+
+def test_a_speedup_over_another_algorithm_on_as_many_ranks() -> None:
+    names = "n,baseline (s),ring (s),speedup"
+    rows = ["2,0.000454,0.000163,2.79", "4,0.001051,0.000283,3.71", "8,0.002075,0.001039,2.00"]
+    assert not broken(pasted("\n".join([names, *rows])))
+    rows = ["2,1.0,0.36,2.79", "4,1.01,0.26,3.89", "8,1.0,0.16,6.25"]  # over one rank
+    assert "super-linear" in broken(pasted("\n".join([names, *rows])))
+
+
+@pytest.mark.parametrize(("gain", "read"), [("85", False), ("185", True)])
+def test_a_speedup_in_per_cent(gain: str, read: bool) -> None:
+    result = pasted(f"GPUs,Time (s),Speedup (%)\n1,100,{'100' if read else '0'}\n2,54,{gain}\n")
+    assert ("Speedup (%)" in result.reading) == read and not broken(result)
+
+
+def test_times_with_units_whatever_their_rows_are_called() -> None:
+    rows = ["strong,scaling_256,39.5 s,20.5 s", "strong,scaling_512,80.1 s,41.7 s"]
+    result = pasted("\n".join(["Mode,Case,1 GPU,2 GPU", *rows]))
+    assert "time" in result.reading.values() and "speedup" not in result.reading.values()
+
+
+@pytest.mark.parametrize(("largest", "faults"), [(933, set()), (1400, {"plausible-bandwidth"})])
+def test_bus_bandwidths_with_reductions_in_the_switch(largest: int, faults: set[str]) -> None:
+    rows = ["8 GB,455.5,896.7", f"32 GB,{largest / 1.969:.2f},{largest}"]
+    assert broken(pasted("\n".join(["Size,algbw (GB/s),busbw (GB/s)", *rows]))) == faults

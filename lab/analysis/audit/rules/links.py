@@ -23,6 +23,7 @@ RATE = re.compile(
 NO_UNIT = "names no unit and is read as GB/s"
 FASTEST = max(link.bytes_per_s for link in LINKS.values())
 SINGLE_NODE = LINKS["pcie3"].bytes_per_s  # the slowest usual link between the GPUs of one node
+IN_NETWORK = 1.25  # a switch that reduces saves more than the factor of a bus bandwidth assumes
 CALIBRATED = 1.25  # calibrations on different days differ by less
 FAR_BELOW = 0.1
 CARRIED = 0.4  # of an emulated link's bandwidth; a machine with enough cores carries 0.9
@@ -40,7 +41,7 @@ class Link(NamedTuple):
     @property
     def limit(self) -> float:
         """The highest plausible measurement on it, in bytes/s."""
-        return self.bytes_per_s * CALIBRATED if self.certain else FASTEST
+        return self.bytes_per_s * CALIBRATED if self.certain else FASTEST * IN_NETWORK
 
 
 @rule(
