@@ -298,7 +298,9 @@ def _add_keys(
     known = tidy[[*KEYS, *compared]].notna().any()
     keys = {f"key:{name}": tidy[name] for name in known.index[known]}
     of_models = tidy["parameters"].groupby(tidy["model"].fillna(""))
-    if (of_models.max() > ANOTHER * of_models.min()).any():
+    each = tidy["parameters"] / tidy["world_size"]
+    grows = each.max() <= ANOTHER * each.min()  # with the ranks, as in weak scaling
+    if (of_models.max() > ANOTHER * of_models.min()).any() and not grows:
         keys["key:parameters"] = tidy["parameters"].map(_parameters)
     if collective:
         keys["key:bytes"] = tidy["bytes"].map(_size)

@@ -1,4 +1,4 @@
-"""Tables of courses, theses and benchmarks: what tells their rows apart, and what they are of."""
+"""Tables of courses, reports and benchmarks: what tells their rows apart, and what they are of."""
 
 from __future__ import annotations
 
@@ -180,3 +180,8 @@ def test_times_with_units_whatever_their_rows_are_called() -> None:
 def test_bus_bandwidths_with_reductions_in_the_switch(largest: int, faults: set[str]) -> None:
     rows = ["8 GB,455.5,896.7", f"32 GB,{largest / 1.969:.2f},{largest}"]
     assert broken(pasted("\n".join(["Size,algbw (GB/s),busbw (GB/s)", *rows]))) == faults
+
+
+def test_models_that_grow_with_the_ranks_are_one_weak_scaling() -> None:
+    rows = ["8,13B,24.5,100%", "16,26B,23.8,97.1%", "32,52B,22.9,93.5%"]
+    assert not broken(pasted("\n".join(["GPUs,Model size,samples/s,Scaling efficiency", *rows])))
