@@ -18,12 +18,13 @@ THINGS = (
 )
 RANK = "[ghint]pu|rank|device|dev|worker|chip|card|accelerator|process|proc"
 SECOND = "s|secs?|seconds?"
+FLOPS_OF = "((model|achieved|(train(ing)?_)?(throughput|performance|speed))_)?"
 # Canonical columns and their usual names. NUMBERS and then TEXTS match the whole stem of a name, in
 # this order; PARTS of a step (in s) match anywhere in the name of a time.
 PARTS = {
     "exposed": "exposed|non_?overlap|unoverlapped",
     "compute": r"(?<!stolen_)comput|calc|kernel|(fwd|forward)_?(and_)?(bwd|backward)",
-    "communication": "comm|all_?reduce|nccl|sync|allgather|reduce_scatter|mpi",
+    "communication": "comm|all_?reduce|nccl|sync|allgather|reduce_scatter|(?<!memory_)mpi",
     "h2d": "h2d|h_2_d|host_to|memcpy|copy|to_gpu|to_device|transfer",
     "data": "data|load|input|(^|_)io(_|$)|fetch|batch_wait",
     "forward": "forward|fwd",
@@ -37,10 +38,10 @@ NUMBERS = {
     r"_per_(node|host|machine|server)|ppn|gpn",
     "world_size": r"world(_?size)?|((n|num|nr|no|number_of|total|count_of|of)_?)*"
     r"((cpu|gpu|mpi|cuda|nvidia|amd)_)?"
-    r"(gpus|[hint]pus|ranks|procs|processes|devices|accelerators|tasks|cards|chips|gcds)"
-    r"(_(total|count|used))?|(n|num|number_of)_[abghv]\d{1,2}0s?|(n|num|number_of)_?([ghint]pu|proc|rank)|(total_)?([ghint]pu|rank|process|device|accelerator|card|chip)s?_?(count|nums?|number)|nprocs?|np|n|p|gpu"
+    r"(gpus|[hint]pus|ranks|procs|processes|processors|devices|accelerators|tasks|cards|chips|gcds)"
+    r"(_(total|count|used))?|(n|num|number_of)_[abghv]\d{1,2}0s?|(n|(n|no)_of|of|num|number_of)_?([ghint]pu|proc|rank)|(total_)?([ghint]pu|rank|process|device|accelerator|card|chip)s?_?(count|nums?|number)|nprocs?|np|n|p|[gn]pu"
     r"|workers|mpi_(ranks|size)|parallelism_degree",
-    "nodes": r"((n|num|number_of|of)_?)*(nodes|servers|hosts|machines)|nnodes"
+    "nodes": r"((n|no|num|number_of|of)_?)*(nodes|servers|hosts|machines)|nnodes"
     r"|(nodes?|machine|server|host)s?_(count|num)",
     **{
         name: rf"{name}(_?(size|degree|world_size|ways?))?|{words}_?(model_)?parallel(ism)?"
@@ -57,10 +58,10 @@ NUMBERS = {
     "micro_batch_size": r"((per|local|mic(ro)?|device|gpu|rank)_)+(device_|gpu_|rank_|worker_)?"
     r"(train_|micro_?)?(batch(_?size)?|bsz?)|micro_?batch(_?size)?|mbs"
     r"|(batch(_?size)?|bsz?)_(per|on_each|local)(_[a-z]+)?|microbatch"
-    rf"|(samples|images|imgs|ims|sequences)_per_({RANK})"
+    rf"|(samples|images|imgs?|ims?|sequences)_per_({RANK})"
     r"|(concat(enated)?_)?(local_)?batch(_size|es)?_per_[a-z]+|local_batch(_size)?|lbs",
     "rank_batch_size": r"accum(ulated|ulation)?_batch(_?size)?_per_[a-z]+",
-    "batch": r"(mini_?|train_?)?batch(_?size)?|bsz?|(.*_)?batch(_size)?",
+    "batch": r"(mini_?|train_?)?batch(_?size)?|batchs|bsz?|(.*_)?batch(_size)?",
     "grad_accum": r"(grad(ient)?s?_)?accum(ulat(ion|e))?s?(_(steps?|iters|factor))?|gas?"
     r"|grad(ient)?s?_acc(_(steps|iters))?|((n|num)_)?micro_?batches|pp_chunks|micro_num",
     "samples": r"((n|num|total|train|training)_)*samples|dataset_size|(n|num)_examples",
@@ -68,7 +69,7 @@ NUMBERS = {
     "warmup": r"warm_?up(_(steps|iters|iterations|epochs))?",
     "efficiency": r"(.*_)?(efficiency|eff)(_.*)?",
     "speedup": r"(.*_)?speed_?ups?(_.*)?"
-    r"|((.*_)?(strong|weak|multi_gpu)_)?scaling(_.*)?",
+    r"|((.*_)?(strong|weak|multi_gpu)_)?scaling(_.*)?|acceleration_(rate|ratio|factor)",
     "mfu": r"(.*_)?mfu(_.*)?|(.*_)?model_flops?_util(i[sz]ation)?(_.*)?",
     "hfu": r"(.*_)?hfu(_.*)?|(.*_)?hardware_flops?_util(i[sz]ation)?(_.*)?",
     "peak_flops": r"(.*_)?peak_(.*_)?[tp]?flops?(_.*)?|(.*_)?[tp]?flops?_peak(_.*)?",
@@ -78,14 +79,14 @@ NUMBERS = {
     rf"|(tps|ips|qps)_per_({RANK})",
     "rate": rf"(.*_)?({THINGS})_(per_)?({SECOND})(_.*)?|(.*_)?through?(pu|tu|uthpu|thpu)t(_.*)?"
     r"|rate|ips|qps|tps|sps|(.*_)?fps|(.*_)?(ns|ps)_per_day|sypd",
-    "flops_per_rank": rf"(model_|achieved_)?[tp]flops?(_(per_)?({SECOND}))?_(per_)?({RANK})s?",
-    "flops": rf"(model_|achieved_)?[tp]flops?(_(per_)?({SECOND}))?",
+    "flops_per_rank": rf"{FLOPS_OF}[tp]flops?(_(per_)?({SECOND}))?_(per_)?({RANK})s?",
+    "flops": rf"{FLOPS_OF}[tp]flops?(_(per_)?({SECOND}))?",
     "algbw": r"(alg|algorithm)_?(bw|bandwidth)",
     "busbw": r"(bus_?(bw|bandwidth))|bandwidth|bw",
     "loader_workers": r"(data_?)?(loader|load)_?(workers|processes)(_per_[a-z]+)?"
     r"|num_workers(_per_[a-z]+)?|n_workers",
     "cpus": r"((n|num)_)?(cpus|cpu_cores|cores)(_per_[a-z]+)?|cpu_count|cpus_granted",
-    "parameters": r"((n|num|total|model|trainable)_)*(params?|parameters)|model_size",
+    "parameters": r"((n|no|num|number_of|total|model|trainable)_)*(params?|parameters)|model_size",
     "bytes": r"(message|msg|grad(ient)?s?|comm(unication)?|bucket|payload|transfer|buffer)"
     r"(_(size|volume|bytes))?|bytes|size",
     "accuracy": r"(.*_)?(acc|accuracy|top_?1|f1)(_.*)?",
@@ -103,11 +104,12 @@ NUMBERS = {
 # Not parallel efficiency, nor an accuracy for which a difference of 0.01 means much.
 OTHERWISE = {
     "efficiency": r"energy|power|memory|flops?|hardware|compute|cost|model|gpu|util",
-    "accuracy": r"perplexity|ppl|bleu|error|loss|wer|mae|rmse|std",
+    "accuracy": r"perplexity|ppl|bleu|err(or)?(_|$)|loss|wer|mae|rmse|std",
     "rate": r"inference|speed_?up|improve|increase|gain|ratio|relative|_per_(usd|dollar|watt|w)"
+    r"|[gtp]flops?"
     r"|(^|_)(p\d\d|\d+_percent|percentile)(_|$)",  # what it costs, and of the fastest or slowest
-    "speedup": r"inference|without|_w_o_|block|group",  # of a setting
-    "loss": r"dropped|packet|reduction|improvement|unknown",
+    "speedup": r"inference|without|_w_o_|block|group|(^|_)ours?(_|$)",  # of a setting or system
+    "loss": r"data|dropped|packet|reduction|improvement|unknown",
     # Not what a rank uses: a rate or a share, another memory, or what a GPU has.
     "memory": r"bandwidth|bw|util|percent|free|avail|cpu|host|node|system|total|capacity|size|limit"
     r"|saved|reduction|clock|bound",
@@ -129,7 +131,7 @@ TEXTS = {
     "threads": r"(omp_)?(num_)?threads(_per_[a-z]+)?",
     "clock": r"(gpu_|sm_|cpu_)?(clock|freq|frequency)(_m?g?hz)?|mhz|ghz",
     "driver": r"(cuda_|gpu_)?driver",
-    "gpu": r"gpu(_?(model|name|type|card|config(uration)?))|gpu|accelerator|device_name"
+    "gpu": r"gpu(_?(model|name|type|card|config(uration)?))|[gn]pu|accelerator|device_name"
     r"|((dgx|gpu)_)?systems?|dgx",
     "cpu": r"cpu(_?(model|name|type))?|processor",
     "device": r"device(_type)?|platform|hardware",
@@ -208,7 +210,7 @@ BARE = (
     r"|data_?load(ing)?|all_?reduce|exposed_.*)"
 )
 PER = {"epoch": "epoch", "step": "step|iter|batch|^it_"}
-CLOCKED = r"time|duration|latency|runtime|elapsed|wall|seconds|makespan"
+CLOCKED = r"times?|duration|latency|runtime|elapsed|wall|seconds|makespan"
 WHOLE = (
     r"(total_)?(time_to_(train|solution|accuracy|target)|total|train|training|run|exec|execution|fit|job|loop"
     r"|wall_?(time|clock)"
@@ -353,23 +355,27 @@ def text_guess(name: str) -> str | None:
 
 def _guess(name: str) -> Guess | None:
     text = normal(name)
-    if re.search(IDEAL, text):
-        return None
+    if re.search(IDEAL, text) or str(name).lstrip().startswith(("Δ", "∆")):
+        return None  # a difference is no measurement
     if STEPS_PER_SECOND.fullmatch(text):
         return Guess("time", 1.0, "step", inverse=True)
     if paid := SECONDS_PER_THING.fullmatch(text):
         return Guess("rate", (1e3 if paid["k"] else 1.0) / TIME_UNITS[paid["unit"]], inverse=True)
     # The unit of a rate would be read as the unit of a time.
-    rates = ("rate_per_rank", "rate", "flops_per_rank", "flops")
-    for canonical in rates:
+    misread = False
+    for canonical in ("rate_per_rank", "rate", "flops_per_rank", "flops"):
         if re.fullmatch(NUMBERS[canonical], text):
             other = OTHERWISE.get(canonical.removesuffix("_per_rank"))
             if other and re.search(other, text):
-                return None
+                misread = True
+                continue
             peta = 1e15 if re.search(r"(^|_)pflop", text) else 1e12
             return Guess(canonical, peta if "flops" in canonical else 1.0)
+    if misread:
+        return None
     stem, family, factor, statistic = parsed = parse_name(name)
-    if family == "time" or re.search(rf"{CLOCKED}|^{BARE}$", stem) or statistic in SPREADS:
+    clocked = family == "time" or re.search(rf"{CLOCKED}|^{BARE}$", stem)
+    if (clocked and family != "percent") or statistic in SPREADS:
         time = _time(parsed)
         if time:
             return time
@@ -379,9 +385,11 @@ def _guess(name: str) -> Guess | None:
         misread = misread or bool(other and re.search(other, stem))
         misread = misread or (canonical == "memory" and family not in {None, "bytes"})
         misread = misread or (canonical == "version" and family is not None)
+        misread = misread or (family == "percent" and canonical in {*TEXTS, "world_size"})
         if re.fullmatch(pattern, stem) and not misread:
             known = family is not None or canonical not in {"algbw", "busbw", "bytes", "memory"}
-            named = Guess(canonical, factor if known else None)
+            billions = canonical == "parameters" and family == "bytes" and factor == 1.0
+            named = Guess(canonical, 1e9 if billions else factor if known else None)
             # The most nodes are what a queue allows.
             allowed = canonical in {"world_size", "nodes", "per_node"} and statistic in MAXIMA
             return None if statistic in SPREADS or allowed else named

@@ -24,7 +24,10 @@ HEADING = re.compile(r"\s{0,3}#{1,6}\s")
 BREAK = re.compile(r"\s*<br\s*/?>\s*")
 EMPHASIS = re.compile(r"\*\*|__|`|<[/]?(?:b|i|sub|sup|em|strong)>")
 LINK = re.compile(r"\[([^\]]*)\]\([^)]*\)")
-REFERENCE = re.compile(r"\[\^[^\]]*\]")  # to a footnote
+# To a footnote: [^1], or a small number after a word.
+REFERENCE = re.compile(
+    r"\[\^[^\]]*\]|(?<!\d)\s*<sup>\s*(?:\[\^?\d{1,2}\](?:\([^)]*\))?|\d)\s*</sup>", re.IGNORECASE
+)
 TABULAR = re.compile(r"\\begin\{(tabular[*xy]?|longtable|tabulary)\}")
 NUMERIC = re.compile(r"[~<]?\.?\d")
 LONGEST = 500  # characters of a caption

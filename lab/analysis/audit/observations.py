@@ -47,7 +47,8 @@ class Observations:
     and columns that start with `key:` distinguish configurations. `given` maps canonical names to
     the table's own column names, `reading` states how each was interpreted, `derived` lists columns
     that follow from others, `calibrated` holds bus bandwidths in bytes/s by world size, and `per`
-    is what a time covers. `summarised` rows may stand for several repeats.
+    is what a time covers. `own_baseline` names the table's column that the speedup of each row is
+    over. `summarised` rows may stand for several repeats.
     """
 
     frame: pd.DataFrame
@@ -58,6 +59,7 @@ class Observations:
     calibrated: Mapping[int, float] = field(default_factory=dict)
     given: Mapping[str, str] = field(default_factory=dict)
     derived: frozenset[str] = frozenset()
+    own_baseline: str = ""
     assumptions: Sequence[str] = ()
     notes: Sequence[str] = ()
     summarised: bool = False
@@ -72,6 +74,11 @@ class Observations:
     def keys(self) -> list[str]:
         """Columns that distinguish configurations, apart from world size and batch."""
         return [name for name in self.frame.columns if name.startswith("key:")]
+
+    @property
+    def nodes_as_ranks(self) -> bool:
+        """Whether a node counts as a rank, as the table does not give the ranks of one."""
+        return not {"world_size", "per_node", "dp"} & set(self.given) and "nodes" in self.given
 
     @cached_property
     def runs(self) -> pd.DataFrame:

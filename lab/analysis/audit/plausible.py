@@ -2,20 +2,29 @@
 
 from __future__ import annotations
 
+import itertools
 import re
-from collections.abc import Mapping
+from collections.abc import Collection, Mapping
 
 import numpy as np
 import pandas as pd
 
 from lab.analysis.audit.columns import TIMES, Guess, normal, parse_name, setting_of
 from lab.analysis.audit.points import ROUNDING
-from lab.analysis.audit.values import NUMBER, TIME_UNITS, numbers
+from lab.analysis.audit.values import NUMBER, TIME_UNITS, numbers, roundings
 
 FAR_BEYOND = 1.5  # no efficiency
 TIMESTAMP = 1e9  # seconds since 1970, and more than a training takes
 LARGEST_VERSION = 40  # but containers are named after years and months
 OF_TRAINING = {"model", "dp", "tp", "pp", "global_batch_size", "micro_batch_size"}
+RANKS = {"world_size", "nodes"}
+CUT_OFF = 0.002
+COLLECTIVE = re.compile(
+    r"all[-_ ]?(?:reduce|gather|to)|reduce[-_ ]?scatter|collective|[nr]ccl", re.IGNORECASE
+)
+MOST_CELLS = 50
+ALIKE = 1.05  # ratio of two measurements of one time
+MOST_COLUMNS = 30  # of which all pairs are compared
 MOSTLY = 0.5  # of the gaps between the steps of a log are equal
 
 
@@ -25,19 +34,23 @@ def is_plausible(canonical: str, column: str, texts: pd.Series) -> bool:
     if canonical == "version" and not re.search("version|date", stem):
         # Below "PyTorch" there may also be rates.
         return bool((numbers(texts).fillna(0.0) < LARGEST_VERSION).all())
-    if canonical in TIMES and texts.str.contains("%").any():
+    if canonical in {*TIMES, "algbw", "busbw"} and texts.str.contains("%").any():
         return False
     if canonical == "time" and texts.str.fullmatch(NUMBER).all():
         return bool(numbers(texts).median() < TIMESTAMP)
     if canonical in {"precision", "compile"}:
         times = numbers(texts, units=TIME_UNITS).where(~texts.str.fullmatch("[01]"))
         return not (len(texts) > 0 and times.notna().all())
-    if canonical == "speedup" and texts.str.contains("%").all():
-        return bool((numbers(texts).dropna() >= 1).all())  # one of 12 % is an increase
+    named = parse_name(column).family == "percent"
+    if canonical == "speedup" and (named or texts.str.contains("%").all()):
+        shares = numbers(texts, factor=0.01 if named else 1.0).dropna()
+        return bool((shares >= 1).all())  # one of 12 % is an increase
     if canonical == "gpu" and re.fullmatch("systems?", stem):
         return any(kind == "gpu" for text in texts for kind, _ in setting_of(text).words)
     if canonical in {"global_batch_size", "batch"}:  # in tokens, such as 4M
         return not texts.str.fullmatch(r"[\d.]+\s*[mM]\w*").any()
+    if canonical == "rank" and re.search("gpu|device", stem):  # a column gpu_id may hold names
+        return not any(kind == "gpu" for text in texts for kind, _ in setting_of(text).words)
     if canonical in {"epoch", "step"}:
         return _numbers_each(texts[texts.str.contains(r"\d")], canonical) and (
             stem != "epochs" or _goes_on(numbers(texts).dropna())
@@ -68,10 +81,13 @@ def _goes_on(epochs: pd.Series) -> bool:
 
 
 def is_place(column: str, frame: pd.DataFrame, meanings: Mapping[str, Guess]) -> bool:
-    """Whether a column called rank is a place on a list: 1, 2, 3, each with a name of its own, in
-    the order of what was measured."""
-    if not (pd.to_numeric(frame[column], errors="coerce") == np.arange(1, len(frame) + 1)).all():
-        return False
+    """Whether a column called rank holds no ranks of a program: places on a list (1, 2, 3, each
+    with a name of its own, in the order of what was measured), or ranks of matrices (8, 16)."""
+    values = pd.to_numeric(frame[column], errors="coerce")
+    if not (values == np.arange(1, len(frame) + 1)).all():
+        alone = not RANKS & {meaning.canonical for meaning in meanings.values()}
+        known = np.unique(values.dropna())
+        return alone and len(known) > 1 and bool((np.diff(known) > 1).all())  # of matrices
     others = [name for name in frame.columns if name not in meanings]
     named = any(frame[name].is_unique and numbers(frame[name]).isna().all() for name in others)
     measured = [numbers(frame[name], units=TIME_UNITS) for name in frame.columns if name != column]
@@ -89,6 +105,47 @@ def is_of_samples(column: str, frame: pd.DataFrame) -> bool:
     return normal(column) == "n" and (
         others >= {"m", "k"} or any(re.fullmatch(statistics, other) for other in others)
     )
+
+
+def is_of_collective(column: str, frame: pd.DataFrame, names: Collection[str]) -> bool:
+    """Whether a column called bandwidth is that of a collective, not of a memory or a device."""
+    if "bus" in normal(column) or {"algbw", "world_size", "nodes"} & set(names):
+        return True
+    cells = (str(cell) for name in frame for cell in frame[name].unique()[:MOST_CELLS])
+    notes = map(str, frame.attrs.get("notes", ()))
+    return any(COLLECTIVE.search(text) for text in (*frame.columns, *notes, *cells))
+
+
+def own_baseline(column: str, frame: pd.DataFrame, others: Collection[str]) -> str:
+    """The column of which each row's number is divided by another of the row to give a quoted
+    speedup; "" if there is none. `others` are columns that cannot be either."""
+    frame = frame.head(MOST_CELLS)
+    quoted = numbers(frame[column])
+    known = quoted.notna()
+    last = 2 * roundings(frame[column].map(str)) + CUT_OFF  # of a last digit that is cut off
+    measured = {
+        str(name): values
+        for name in frame
+        if name not in {column, *others}
+        if (values := numbers(frame[name], units=TIME_UNITS))[known].notna().all()
+    }
+    if known.sum() < 2 or len(measured) > MOST_COLUMNS:
+        return ""
+    return next(
+        (
+            one
+            for one, other in itertools.permutations(measured, 2)
+            if (abs(measured[one] / measured[other] / quoted - 1) <= last)[known].all()
+        ),
+        "",
+    )
+
+
+def recurs(cells: pd.Series) -> bool:
+    """Whether a column has about the same number in several rows, as has a serial time that each
+    number of ranks is compared with."""
+    values = np.sort(numbers(cells, units=TIME_UNITS).dropna())
+    return bool(2 * (1 + np.sum(values[1:] > ALIKE * values[:-1])) <= len(values))
 
 
 def numbers_devices(values: pd.Series) -> bool:

@@ -15,6 +15,7 @@ from lab.analysis.audit.columns import (
     MEANS,
     NUMERIC,
     ROUNDED,
+    SERIAL,
     TEXTS,
     TIMES,
     Guess,
@@ -24,13 +25,17 @@ from lab.analysis.audit.columns import (
     text_guess,
 )
 from lab.analysis.audit.plausible import (
+    RANKS,
     are_shares,
     is_of_another,
+    is_of_collective,
     is_of_model,
     is_of_samples,
     is_place,
     is_plausible,
     numbers_devices,
+    own_baseline,
+    recurs,
 )
 from lab.analysis.audit.values import (
     BANDWIDTH_UNITS,
@@ -71,9 +76,12 @@ UNITS = {
     **dict.fromkeys(("bytes", "memory"), BYTE_UNITS),
     **dict.fromkeys(("flops", "flops_per_rank", "peak_flops"), FLOPS_UNITS),
     **dict.fromkeys(("algbw", "busbw"), BANDWIDTH_UNITS),
+    "parameters": COUNT_UNITS | {"b": 1e9},
 }
 SEVERAL_WORDS = re.compile(r"[^\W\d]+(?:[ -][^\W\d]+)+")
 BOUND = re.compile(r"\s*(?:[<>≤≥]|&[lg]t;)")  # that a value should keep to is no measurement
+INDICES = re.compile(r"\d{1,2}(?:\s*,\s*\d{1,2})+")  # of devices, which are no number of ranks
+SERIAL_NAME = re.compile(rf"(?:^|_)(?:{SERIAL}|1)(?:_|$)")
 SCALING = re.compile(r"(strong|weak)(?:[ _-]?scal.*|)", re.IGNORECASE)
 MOST_NAMES = 200  # of runs that are looked at
 MOST_NODES = 4096
@@ -90,8 +98,9 @@ class Quantities:
     """The canonical columns of a table, with numbers in base units, and how they were read.
 
     `tidy` has a row for each row of the table that is not another statistic over ranks; `given`
-    says which column each quantity is from, `assumptions` what the table does not say. Columns in
-    `mapped` are what the user says they are. Raises InputError if one of those cannot be read.
+    says which column each quantity is from, `assumptions` what the table does not say, and
+    `own_baseline` the column that the speedup of each row is over, if any. Columns in `mapped` are
+    what the user says they are. Raises InputError if one of those cannot be read.
     """
 
     def __init__(
@@ -105,6 +114,7 @@ class Quantities:
         self.frame, self.meanings, self.mapped, self.notes = frame, meanings, mapped, notes
         self.given: dict[str, str] = {}
         self.assumptions: list[str] = []
+        self.own_baseline = ""
         numeric = [*NUMERIC, *(f"{name}_rounding" for name in ROUNDED)]
         texts = pd.DataFrame(np.nan, frame.index, [*TEXTS], dtype=object)
         tidy = pd.DataFrame(np.nan, frame.index, numeric)
@@ -190,7 +200,7 @@ class Quantities:
         elif canonical == "host" and _counts(cells) and "rank" not in names:
             canonical = "nodes"
         elif canonical == "world_size" and guessed:
-            if is_of_samples(column, self.frame):
+            if is_of_samples(column, self.frame) or known.str.fullmatch(INDICES).any():
                 return ""
             canonical = "rank" if numbers_devices(numbers(cells)) else canonical
         elif canonical == "repeat" and _names_settings(
@@ -201,14 +211,30 @@ class Quantities:
             canonical = "strategy"
         elif canonical == "speedup" and "scaling" in normal(column) and are_shares(cells):
             canonical = "efficiency"
+        elif canonical == "busbw" and guessed and not is_of_collective(column, self.frame, names):
+            return ""
         elif canonical == "bytes" and is_of_model(column, known, self.meanings):
             return "" if {"model", "dataset"} & names else "model"
+        elif canonical == "speedup" and guessed and self._is_between_programs(column):
+            return ""
         if canonical in {"strategy", "speedup"} and known.str.fullmatch(SCALING).all():
             canonical = "scaling"
         if not guessed:
             return canonical
         place = canonical == "rank" and is_place(column, self.frame, self.meanings)
         return canonical if is_plausible(canonical, column, known) and not place else ""
+
+    def _is_between_programs(self, column: str) -> bool:
+        """Whether a speedup is that of one program over another on as many ranks. One over a serial
+        program in the same row, whose time does not depend on the ranks, has its baseline there."""
+        sizes = [name for name, meaning in self.meanings.items() if meaning.canonical in RANKS]
+        over = own_baseline(column, self.frame, sizes) if sizes else ""
+        if not over:
+            return False
+        varied = any(self.frame[name].nunique() > 1 for name in sizes)
+        if SERIAL_NAME.search(normal(over)) or (varied and recurs(self.frame[over])):
+            self.own_baseline = over
+        return not self.own_baseline
 
     def _numbers(self, cells: pd.Series, column: str, canonical: str, meaning: Guess) -> pd.Series:
         """The cells in base units; their roundings and spreads go to columns of their own."""
@@ -239,7 +265,12 @@ class Quantities:
             bare = pd.to_numeric(cells, errors="coerce").notna().any()
             return math.nan, f"{column!r} names no unit, such as GB, and is left out" * bool(bare)
         if canonical not in TIMES:
-            return 1e9 if canonical in {"algbw", "busbw"} else 1.0, ""
+            if canonical not in {"algbw", "busbw"}:
+                return 1.0, ""
+            bare = numbers(cells[cells.notna()]).notna().any()
+            printed = normal(column) in {"algbw", "busbw"}  # as nccl-tests call them
+            unknown = f"{column!r} names no unit and is read as GB/s"
+            return 1e9, unknown * bool(bare and not printed)
         known = [text for cell in cells if (text := as_text(cell)) is not None]
         if all(math.isfinite(duration(text)) for text in known):
             return 1.0, ""  # 01:12:30 needs no unit

@@ -220,6 +220,9 @@ def by_world_size(
     if len(of_rows) > 1 or of_rows - MEASURED or len(units) > 1:
         return frame, []  # a row for each quantity, or for losses
     quantity = "".join(of_rows) or quantity
+    values = [name for name in columns if name not in texts]
+    if values and all(_name_units(frame[name]) for name in values):
+        quantity = "time"
     bare = not any(_numbers_other(column, first) for column in columns[:1])
     spreads = [spread for column in columns if (spread := _spread(column, quantity, bare=bare))]
     if not _are_multiples(spread for spread in spreads if normal(spread.column).isdecimal()):

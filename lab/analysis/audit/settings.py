@@ -21,6 +21,12 @@ from lab.analysis.audit.columns import (
 )
 from lab.analysis.audit.reshape import AGAIN, BY_CELLS, MEASURED, is_known
 
+# What a speedup may be of; with other words it is that of something else over a setting.
+OF_ALL = re.compile(
+    r"(?:(?:time|to|train(?:ing)?|end|e2e|throughput|rate|latency|performance|total|overall|avg"
+    r"|average|mean|measured|relative|per|step|epoch|iteration|model|inference|gpu|multi)_)*"
+    r"speed_?ups?(?:_.*)?"
+)
 LISTED = re.compile(r"\s*(?:,|;|/|&|\band\b)\s*")
 Words = tuple[str, ...]
 
@@ -54,6 +60,9 @@ class _SettingColumns:
         settings = {column: setting_of(column) for column in self.free}
         self.named = {column: setting for column, setting in settings.items() if setting.words}
         self.ratios = [column for column in self.named if is_ratio(column)]
+        self.of_all = [
+            column for column in self.ratios if OF_ALL.fullmatch(normal(self.named[column].base))
+        ]
         self.quantities = {
             column: quantity
             for column, setting in self.named.items()
@@ -149,7 +158,7 @@ class _SettingColumns:
             cells: dict[str, Any] = {name: words[number] for name, words in names.items()}
             cells |= {self.named[name].base: by_key[key] for name, by_key in self.listing.items()}
             cells |= {name: self.frame[column] for name, column in columns.items()}
-            for column in self.ratios:
+            for column in self.of_all:
                 over = _other_of(self.named[column], key, list(self.parts), self.kinds)
                 if over is not None:
                     cells[self._ratio(column)] = self.frame[column]
@@ -172,7 +181,7 @@ class _SettingColumns:
         origins: dict[str, list[str]] = {}
         pairs = [(name, column) for part in self.parts.values() for name, column in part.items()]
         pairs += [(self.named[column].base, column) for column in self.listing]
-        pairs += [(self._ratio(column), column) for column in self.ratios]
+        pairs += [(self._ratio(column), column) for column in self.of_all]
         for name, column in pairs:
             origins.setdefault(name, []).append(column)
         return origins | {name: [] for name in self._names()}

@@ -45,6 +45,7 @@ SIZES = re.compile(r"\d+(?:\s*[x×*]\s*\d+)+")  # of images, or nodes and ranks
 NOTED_SCALING = re.compile("(strong|weak)[ _-]?scal", re.IGNORECASE)
 # Rows of these are single measurements; others may stand for several.
 LOGGED = {"rank", "epoch", "step"}
+ANOTHER = 1.1  # ratio of the parameters of two models
 # What runs may be compared by, if all of them were measured at several world sizes.
 COMPARED = ("gpu", "cpu", "version", "driver")
 
@@ -101,6 +102,7 @@ def from_table(
         per=per or "total",  # type: ignore[arg-type]
         scaling=_noted_scaling(name, notes),
         given=given,
+        own_baseline=quantities.own_baseline,
         derived=frozenset({"global_batch_size", "micro_batch_size"} - set(given)),
         assumptions=assumptions,
         notes=notes,
@@ -295,6 +297,11 @@ def _add_keys(
         compared.append("host")  # machines with a curve each
     known = tidy[[*KEYS, *compared]].notna().any()
     keys = {f"key:{name}": tidy[name] for name in known.index[known]}
+    of_models = tidy["parameters"].groupby(tidy["model"].fillna(""))
+    each = tidy["parameters"] / tidy["world_size"]
+    grows = each.max() <= ANOTHER * each.min()  # with the ranks, as in weak scaling
+    if (of_models.max() > ANOTHER * of_models.min()).any() and not grows:
+        keys["key:parameters"] = tidy["parameters"].map(_parameters)
     if collective:
         keys["key:bytes"] = tidy["bytes"].map(_size)
     for column in frame.columns:
@@ -327,6 +334,13 @@ def _names_series(cells: pd.Series, tidy: pd.DataFrame) -> bool:
     onward = (index.diff() > 0) | starts
     pieces = starts.sum() == values.nunique() < len(values)
     return bool(pieces and index.notna().all() and onward.all())
+
+
+def _parameters(number: float) -> str | None:
+    for unit, scale in (("B", 1e9), ("M", 1e6), ("", 1.0)):
+        if number >= scale:
+            return f"{number / scale:g}{unit} parameters"
+    return None
 
 
 def _size(size: float) -> str:

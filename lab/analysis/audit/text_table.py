@@ -45,6 +45,9 @@ NCCL_RANK = re.compile(
     r"#?\s*Rank\s+(\d+)\s.*\son\s+(\S+)\s+device\s+\d+\s+\[[\w:.]+\]\s+(.+?)\s*$"
 )
 NCCL_HEADER = re.compile(r"^[#\s]*size\s+count\s+type\b.*\btime\s+algbw\s+busbw\b")
+NCCL_SAVED = re.compile(  # as CSV
+    r"size,count,type(,redop)?(,root)?(,time,algbw,busbw,#?(wrong|error)){1,2}", re.IGNORECASE
+)
 NCCL_ITERATIONS = re.compile(r"(?<!warmup )\biters:\s*(\d+)")
 NCCL_MEASURED = 4  # time, algbw, busbw, errors
 NEARLY = 0.02  # a whole number, within two decimals of the bandwidths
@@ -75,6 +78,8 @@ def read_table(
     lines = _unmarked(_text(stream, name).splitlines())
     notes = [line.lstrip("# ").rstrip() for line in lines if line.startswith("#")]
     printed = [HOST.sub("", LAUNCHED.sub("", line)) for line in lines]
+    if any(NCCL_SAVED.fullmatch(line.replace(" ", "")) for line in printed):
+        printed = [line.replace(",", " ") for line in printed]
     if any(NCCL_HEADER.match(line) for line in printed):
         header, rows = _nccl_tests(name, printed)
     elif table := find_table(lines):

@@ -22,6 +22,7 @@ CLOCK = re.compile(r"(?:(?:(\d+)(?:-|\s*days?,?\s+))?(\d+):)?(\d{1,3}):(\d{2}(?:
 AMOUNT = re.compile(r"(\d+(?:\.\d+)?)\s*([a-z]+)[\s,]*")
 PLUS_MINUS = r"±|\+/-"
 BRACKETS = re.compile(r"\([^)]*\)|\[[^]]*\]")
+ABOUT = " ~≈约"
 APPROXIMATE = re.compile(r"\s*[~≈]")
 PER_SECOND = re.compile(r"([kKMGT])b(?:ps|/s)\b")
 ARROWS, SUPERSCRIPTS = "↑↓→←▲▼⬆⬇", "¹²³⁴⁵⁶⁷⁸⁹⁰"
@@ -66,7 +67,7 @@ FLOPS_UNITS = {
 _UNIT = (
     "gpus?|[hint]pus|ranks?|procs?|processes|devices?|cards?|chips?|workers?|accelerators?|pcs|p"
 )
-_NAME = r"(?!x\d)[a-z][a-z-]*\s?-?\d[\w .()-]*"
+_NAME = r"(?!x\d|(?:and|or|to)\b)[a-z][a-z-]*\s?-?\d[\w .()-]*"
 NODES_TIMES = re.compile(
     r"n(\d+)_?g(\d+)|(\d+)_?n_?(\d+)_?g(?![a-z])\w*"
     rf"|(\d+)\s*(?:nodes?|servers?|hosts?)\s*(?:[x×*,@]|of|with)?\s*(\d+)\s*x?\s*(?:{_UNIT}|{_NAME})?"
@@ -122,7 +123,7 @@ def duration(cell: object, factor: float = 1.0) -> float:
 
     In a column of hours, with a `factor` of 3600, 9:41 means hours and minutes.
     """
-    text = in_english(BRACKETS.sub("", str(cell).translate(WIDE))).strip(" ~≈").lower()
+    text = in_english(BRACKETS.sub("", str(cell).translate(WIDE)).strip(ABOUT)).strip().lower()
     if clock := CLOCK.fullmatch(text):
         days, hours, minutes, seconds = (float(part or 0) for part in clock.groups())
         if clock[2] is None and factor == CELL_TIMES["h"]:

@@ -118,3 +118,19 @@ def test_one_group_of_columns(tmp_path: Path) -> None:
     path.write_text("\n".join(" ".join(line.split()[:9]) for line in lines) + "\n")
     frame = read_table(path)
     assert frame[["variant", "time_us"]].to_numpy().tolist() == [["out-of-place", "9000.00"]]
+
+
+@pytest.mark.parametrize("twice", [1, 2])
+def test_saved_as_csv(tmp_path: Path, twice: int) -> None:
+    path = tmp_path / "all_reduce.csv"
+    names = ",time,algbw,busbw,#wrong" * twice
+    lines = [f"size,count,type,redop,root{names}"]
+    for size, time in ((1048576, 100.0), (67108864, 5000.0)):
+        algorithm = size / time / 1e3
+        lines.append(
+            f"{size},{size // 4},float,sum,-1" + f",{time},{algorithm},{algorithm * 1.5},0" * twice
+        )
+    path.write_text("\n".join(lines))
+    frame = read_table(path)
+    assert len(frame) == 2 * twice and set(frame["gpus"]) == {"4"}
+    assert not audit(path).findings[1:]

@@ -20,8 +20,10 @@ LINK_COLUMNS = ("link", "key:link", "key:strategy", "key:setting", "gpu")
 RATE = re.compile(
     r"(\d+(?:\.\d+)?)\s*([GgMm])(?:(B/s|Bps)|\s*[Bb][Ii][Tt](?:/s|ps)?|[Bb]ps|[Bb]/s|[Bb]?[Ee]\b)"
 )
+NO_UNIT = "names no unit and is read as GB/s"
 FASTEST = max(link.bytes_per_s for link in LINKS.values())
 SINGLE_NODE = LINKS["pcie3"].bytes_per_s  # the slowest usual link between the GPUs of one node
+IN_NETWORK = 1.25  # a switch that reduces saves more than the factor of a bus bandwidth assumes
 CALIBRATED = 1.25  # calibrations on different days differ by less
 FAR_BELOW = 0.1
 CARRIED = 0.4  # of an emulated link's bandwidth; a machine with enough cores carries 0.9
@@ -39,7 +41,7 @@ class Link(NamedTuple):
     @property
     def limit(self) -> float:
         """The highest plausible measurement on it, in bytes/s."""
-        return self.bytes_per_s * CALIBRATED if self.certain else FASTEST
+        return self.bytes_per_s * CALIBRATED if self.certain else FASTEST * IN_NETWORK
 
 
 @rule(
@@ -218,12 +220,15 @@ def _quoted(observations: Observations) -> Iterator[Fault]:
     wrong = bandwidths[bandwidths > limits]
     if len(wrong):
         worst = largest(rows, wrong.reindex(rows.index))
+        no_unit = any(text.endswith(NO_UNIT) for text in observations.assumptions)
+        assumed = ", if its column, which names no unit, is in GB/s" * no_unit
         yield Fault(
             rows.loc[wrong.index, "label"],
             f"A bus bandwidth of {_gigabytes(wrong[worst.name])} is quoted in "
-            f"{worst['label']}, more than the {_gigabytes(limits[worst.name])} that are plausible "
-            "there.",
+            f"{worst['label']}{assumed}, more than the {_gigabytes(limits[worst.name])} that are "
+            "plausible there.",
             "Check bits against bytes, and algorithm against bus bandwidth.",
+            "warning" if assumed else None,
         )
 
 

@@ -31,16 +31,16 @@ NO_PAIR = "times at two world sizes of one configuration"
 def super_linear(observations: Observations) -> Iterator[Fault]:
     """Speedup above N, with what the table says for or against an explanation."""
     checked = False
-    assumptions = observations.assumptions if "world_size" not in observations.given else ()
     for point in observations.points:
         quoted = point.world_size > 1 and (point.speedup > 0 or point.efficiency > 0)
         checked = checked or quoted or math.isfinite(point.gain)
-        yield from _beyond(point, assumptions)
+        yield from _beyond(point, observations)
     if not checked:
         raise UncheckedError(f"{NO_PAIR}, or a speedup")
 
 
-def _beyond(point: Point, assumptions: Sequence[str]) -> Iterator[Fault]:
+def _beyond(point: Point, observations: Observations) -> Iterator[Fault]:
+    assumptions = observations.assumptions if "world_size" not in observations.given else ()
     base, ideal, gain = point.base, point.ideal, point.gain
     by_mean, bounds = point.gain_of_means, point.gain_bounds
     ratios = (point.speedup, point.efficiency * point.over)
@@ -70,6 +70,7 @@ def _beyond(point: Point, assumptions: Sequence[str]) -> Iterator[Fault]:
     elif (
         (base is None or math.isnan(gain))
         and point.over != 1  # on the baseline's ranks a ratio compares programs
+        and not (observations.nodes_as_ranks and point.curve.points[0].world_size > 1)
         and quoted > allowed * (1 + MARGIN)
     ):
         yield Fault(
@@ -188,6 +189,8 @@ def _reference(curve: Curve, observations: Observations, quoting: Sequence[Point
     several = any(point.programs > 1 for point in curve.smallest)
     if curve.ratios_over == n or several or not quoting:
         return f": {over_least}"
+    if observations.own_baseline:
+        return f": the speedups quoted there are over {observations.own_baseline!r} of their rows"
     ones = observations.ones
     if any(other.points[0].world_size == 1 for other in curve.siblings):
         run = "run with another batch size"
@@ -345,6 +348,8 @@ def _amounts(point: Point, base: Point) -> Iterator[Fault]:
         ratio = here / there
         if name == "steps" and math.isfinite(batches):
             ratio *= batches  # steps of larger batches are more work
+        elif name == "steps" and abs(ratio * point.ideal - 1) <= WORK:
+            continue  # as many samples as before, in a batch for each rank
         if abs(ratio - 1) > WORK and not (name == "samples" and point.curve.scaling == "weak"):
             what = "samples" if name == "samples" else "optimizer steps"
             yield Fault(

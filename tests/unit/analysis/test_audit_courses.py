@@ -1,0 +1,187 @@
+"""Tables of courses, reports and benchmarks: what tells their rows apart, and what they are of."""
+
+from __future__ import annotations
+
+import io
+
+import pytest
+
+from lab.analysis.audit import Audit, audit
+from lab.analysis.audit.columns import guess
+from lab.analysis.audit.values import ranks_of
+
+
+def pasted(text: str) -> Audit:
+    return audit(io.StringIO(text))
+
+
+def broken(result: Audit) -> set[str]:
+    return {finding.rule for finding in result.findings if finding.severity != "note"}
+
+
+@pytest.mark.parametrize(
+    ("name", "canonical"),
+    [
+        ("# Processors", "world_size"),
+        ("NPU", "world_size"),
+        ("im / gpu", "micro_batch_size"),
+        ("batchs", "batch"),
+        ("times", "time"),
+        ("Time (%)", ""),
+        ("Δbusbw", ""),
+        ("Throughput (TFLOP/s/device)", "flops_per_rank"),
+        ("Throughput TFLOP/s/GPU", "flops_per_rank"),
+        ("number of params", "parameters"),
+    ],
+)
+def test_names(name: str, canonical: str) -> None:
+    meaning = guess(name)
+    assert (meaning.canonical if meaning else "") == canonical
+
+
+def test_numbers_joined_by_a_word_name_no_gpu() -> None:
+    assert ranks_of("2 and 4")[1] == ""
+
+
+@pytest.mark.parametrize(("steps", "faults"), [(500, set()), (900, {"equal-work"})])
+def test_steps_of_a_batch_for_each_gpu(steps: int, faults: set[str]) -> None:
+    rows = "GPUs,Batchsize,Steps,Runtime\n1,64,1000,2:00:00\n"
+    assert broken(pasted(f"{rows}2,64,{steps},1:02:00\n")) == faults
+
+
+def test_models_told_apart_by_their_parameters_alone() -> None:
+    rows = [("2.7", 8, 16.7), ("2.7", 16, 32.8), ("6.7", 8, 8.1), ("6.7", 16, 15.8)]
+    lines = [f"{size},{gpus},{rate}" for size, gpus, rate in [*rows, ("28", 16, 4.3)]]
+    result = pasted("\n".join(["No. Parameters (B),GPUs,Samples/s", *lines]))
+    assert result.reading["No. Parameters (B)"] == "parameters" and not broken(result)
+    faulty = pasted("\n".join(["No. Parameters (B),GPUs,Samples/s", *lines, "28,32,12.9"]))
+    assert "28B parameters" in faulty.findings[0].evidence
+
+
+def test_a_speedup_of_a_third_program_is_not_that_of_the_other_two() -> None:
+    names = "m,dtype,eager_ms,compiled_ms,ours_ms,ours_speedup_vs_eager,ours_speedup_vs_compiled"
+    rows = ["16,fp16,0.016,0.014,0.010,1.60,1.40", "32,fp16,0.018,0.015,0.012,1.50,1.25"]
+    assert not broken(pasted("\n".join([names, *rows])))
+    names = "m,dtype,eager_ms,compiled_ms,speedup_vs_eager"
+    faulty = pasted("\n".join([names, "16,fp16,0.016,0.014,1.14", "32,fp16,0.018,0.012,1.20"]))
+    assert broken(faulty) == {"quoted-against-own"}
+
+
+def test_a_speedup_between_two_programs_on_as_many_gpus() -> None:
+    names = "Tokens,GPUs,Ring (ms),Regular (ms),Speedup"
+    rows = ["298,2,679.65,24.08,.03x", "4998,2,676.99,29.51,.04x"]
+    assert not broken(pasted("\n".join([names, *rows])))
+    rows = ["298,2,679.65,24.08,1.8x", "4998,2,676.99,29.51,1.7x"]  # over something unknown
+    assert broken(pasted("\n".join([names, *rows]))) == {"baseline"}
+
+
+def test_devices_by_their_indices_are_not_counted() -> None:
+    rows = ["0\t1\t9541", "1\t1\t9560", "0,1\t2\t17183", "0,1,2\t3\t25825"]
+    result = pasted("\n".join(["gpus\tgpu_count\tsamples/sec", *rows]))
+    assert result.reading == {"gpu_count": "world_size", "samples/sec": "rate"}
+
+
+def test_the_bandwidth_of_a_memory_is_not_that_of_a_bus() -> None:
+    levels = ["Registers,256 KB/SM,20 TB/s,1 ns", "HBM,80 GB,2 TB/s,400 ns"]
+    memory = pasted("\n".join(["Level,Size,Bandwidth,Latency", *levels]))
+    assert "Bandwidth" not in memory.reading and not broken(memory)
+    sizes = ["all-reduce,1 GB,450 GB/s", "all-reduce,2 GB,2000 GB/s"]
+    collective = pasted("\n".join(["Collective,Size,Bandwidth", *sizes]))
+    assert collective.reading["Bandwidth"] == "busbw"
+    assert broken(collective) == {"plausible-bandwidth"}
+
+
+@pytest.mark.parametrize(("name", "severity"), [("Bus bandwidth", "warning"), ("busbw", "error")])
+def test_a_bus_bandwidth_without_a_unit(name: str, severity: str) -> None:
+    result = pasted(f"Nodes,{name}\n1,2512.1\n2,1192.2\n4,655.7\n")
+    severities = [one.severity for one in result.findings if one.rule == "plausible-bandwidth"]
+    assert severities == [severity]
+    assert ("names no unit" in result.findings[0].evidence) == (severity == "warning")
+
+
+@pytest.mark.parametrize("name", ["GPU %", "CPU %", "Our speedup", "Data loss", "top1 err"])
+def test_names_of_no_quantity(name: str) -> None:
+    assert guess(name) is None
+
+
+def test_a_speedup_over_the_serial_time_of_its_row() -> None:
+    names = "Nodes,Time (s),Time Serial (s),Speedup"
+    rows = ["2,0.948,6.204,6.544", "3,0.740,6.202,8.381", "4,0.671,6.229,9.283"]
+    result = pasted("\n".join([names, *rows]))
+    assert not broken(result)  # a node may have many cores
+    notes = [finding.evidence for finding in result.findings if finding.rule == "baseline"]
+    assert "over 'Time Serial (s)' of their rows" in notes[0]
+    rows[1] = "3,0.740,6.202,9.3"
+    assert "baseline" in broken(pasted("\n".join([names, *rows])))
+
+
+def test_speedups_over_one_node_are_checked() -> None:
+    rows = ["1,6.2,1.0", "2,1.0,6.2", "4,0.7,8.9"]
+    assert "super-linear" in broken(pasted("\n".join(["Nodes,Time (s),Speedup", *rows])))
+
+
+def test_ranks_of_matrices_are_no_ranks() -> None:
+    rows = ["8,45 min", "16,50 min", "32,56 min"]
+    assert "Rank" not in pasted("\n".join(["Rank,Train Time", *rows])).reading
+    rows = ["0,45 s", "1,50 s", "2,46 s"]
+    assert "Rank" in pasted("\n".join(["Rank,Train Time", *rows])).reading
+
+
+def test_a_gpu_id_that_is_a_name() -> None:
+    reading = pasted("layer,gpu_id,latency_ms\n1,1080Ti,1.7\n2,A6000,1.2\n").reading
+    assert "rank" not in reading.values()
+
+
+def test_about_five_hours_in_chinese() -> None:
+    result = pasted("模型,Time of each epoch\nnaml,约4小时\nfastformer,约120小时\n")
+    assert result.reading["Time of each epoch"] == "time"
+
+
+def test_footnotes_of_column_names() -> None:
+    text = "| GPUs | time <sup>[1](#note)</sup> |\n|---|---|\n| 1 | 5h9min |\n| 4 | 1h40min |\n"
+    assert pasted(text).reading == {"GPUs": "world_size", "time": "time"}
+
+
+def test_models_of_one_row_each_are_not_compared() -> None:
+    rows = ["1B,32,220k", "7B,64,480k", "30B,128,1.4M", "70B,256,2.8M"]
+    assert not broken(pasted("\n".join(["Model size,GPUs,Throughput (tokens/sec)", *rows])))
+    rows = [row.replace("30B", "7B") for row in rows]
+    faulty = pasted("\n".join(["Model size,GPUs,Throughput (tokens/sec)", *rows]))
+    assert "super-linear" in broken(faulty)
+
+
+def test_acceleration_rates() -> None:
+    result = pasted("No. of GPU,Acceleration Rate\n1,1.00 X\n2,1.98 X\n4,3.73 X\n")
+    assert result.reading == {"No. of GPU": "world_size", "Acceleration Rate": "speedup"}
+    assert not broken(result) and "super-linear" in result.checked
+
+
+def test_a_speedup_over_another_algorithm_on_as_many_ranks() -> None:
+    names = "n,baseline (s),ring (s),speedup"
+    rows = ["2,0.000454,0.000163,2.79", "4,0.001051,0.000283,3.71", "8,0.002075,0.001039,2.00"]
+    assert not broken(pasted("\n".join([names, *rows])))
+    rows = ["2,1.0,0.36,2.79", "4,1.01,0.26,3.89", "8,1.0,0.16,6.25"]  # over one rank
+    assert "super-linear" in broken(pasted("\n".join([names, *rows])))
+
+
+@pytest.mark.parametrize(("gain", "read"), [("85", False), ("185", True)])
+def test_a_speedup_in_per_cent(gain: str, read: bool) -> None:
+    result = pasted(f"GPUs,Time (s),Speedup (%)\n1,100,{'100' if read else '0'}\n2,54,{gain}\n")
+    assert ("Speedup (%)" in result.reading) == read and not broken(result)
+
+
+def test_times_with_units_whatever_their_rows_are_called() -> None:
+    rows = ["strong,scaling_256,39.5 s,20.5 s", "strong,scaling_512,80.1 s,41.7 s"]
+    result = pasted("\n".join(["Mode,Case,1 GPU,2 GPU", *rows]))
+    assert "time" in result.reading.values() and "speedup" not in result.reading.values()
+
+
+@pytest.mark.parametrize(("largest", "faults"), [(933, set()), (1400, {"plausible-bandwidth"})])
+def test_bus_bandwidths_with_reductions_in_the_switch(largest: int, faults: set[str]) -> None:
+    rows = ["8 GB,455.5,896.7", f"32 GB,{largest / 1.969:.2f},{largest}"]
+    assert broken(pasted("\n".join(["Size,algbw (GB/s),busbw (GB/s)", *rows]))) == faults
+
+
+def test_models_that_grow_with_the_ranks_are_one_weak_scaling() -> None:
+    rows = ["8,13B,24.5,100%", "16,26B,23.8,97.1%", "32,52B,22.9,93.5%"]
+    assert not broken(pasted("\n".join(["GPUs,Model size,samples/s,Scaling efficiency", *rows])))
