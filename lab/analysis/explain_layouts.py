@@ -18,6 +18,7 @@ if TYPE_CHECKING:
 SIZE_OFF = 1.5  # ratio of the name's parameters to those of the sizes, either way
 MFU_OFF = 0.05  # relative
 LITTLE = 0.01  # of the step: a smaller part is not worth a word
+WORTH_SAYING = 0.05  # of the step, of what another layout could avoid
 SPARSE, SPARSE_OFF = 2.0, 0.15  # vendors double the peak for sparsity; FLOP counts are rough
 CLOSE = 0.02
 SLOWEST = 1e-3  # of a link's rate
@@ -97,8 +98,25 @@ def _explained(row: LayoutRow) -> Explanation:
         wait = max((name for name in parts if name != "compute"), key=lambda name: parts[name])
         share = parts[wait] / step
         most = f"; besides compute, most goes to {_part(wait, case)} ({100 * share:.0f} %)"
-        reasons = ["inside the interval" + (most if share > LITTLE else "")]
+        within = "inside the interval" + (most if share > LITTLE else "")
+        reasons = [within, *_avoidable(case, law, step)]
     return Explanation(row.place, measured, step, low, high, mfu, tuple(reasons))
+
+
+def _avoidable(case: Case, law: LayoutLaw, step: float) -> list[str]:
+    """What recomputation that the table states, and the pipeline's idle time, take of a step."""
+    layout = case.candidate.layout
+    without = replace(case.candidate, layout=replace(layout, schedule="zb-h2"))
+    others = {
+        "the pipeline's idle time": replace(case, candidate=without),
+        "recomputation": case if case.recomputed is not None else replace(case, recomputed=0.0),
+    }
+    shares = {name: 1 - float(law.predict([other])[0]) / step for name, other in others.items()}
+    return [
+        f"{name} takes {100 * share:.0f} %"
+        for name, share in shares.items()
+        if share > WORTH_SAYING
+    ]
 
 
 def _part(name: str, case: Case) -> str:

@@ -53,7 +53,7 @@ NAMES = {
     r"(_t(okens)?)?|seq_?len|max_?len(gth)?|cutoff_?len|tokens_per_(sample|seq(uence)?)",
     "micro_batch": r"(micro|per_?gpu|device)_?(batch)_?(size)?(_per_gpu)?|mbs|microbatch",
     "global_batch": r"(global|total)_?(train_)?batch_?(size)?|gbs",
-    "batch": r"(mini_?|train(ing)?_?)?(batch(_?size)?|bsz?)",
+    "batch": r"(mini_?|train(ing)?_?)?(batch(_?size)?|bsz?)(_(in_)?(sequences|seqs|samples))?",
     "batch_tokens": r"((global|total|train(ing)?)_?)?(batch(_?size)?|bsz?|gbs)(_in)?(_[km])?"
     r"_tok(en)?s?|tokens_per_(global_)?(batch|step|iter(ation)?)",
     "replica_batch": r"(batch(_?size)?|bsz?)_per_(dp|(model_)?replica|dp_(rank|group))"
@@ -62,7 +62,7 @@ NAMES = {
     "accum": r"grad(ient)?_?acc(um)?(ulation)?(_steps)?|gas?|accumulation(_steps)?|micro_num",
     "parameters": rf"{_NUMBER_OF}((model|total)_)?param(eter)?s({_COUNTED})?"
     rf"|(model|(model_)?size){_COUNTED}",
-    "mfu": r"(model_flops?_utili[sz]ation|mfu)(_pct|_percent)?",
+    "mfu": r"(model_flops?_utili[sz]ation|(\w+_)?mfu)(_pct|_percent|_vs_.*|_of_.*|_relative_.*)?",
     "remarks": r"(foot)?notes?|remarks?|comments?|(\w+_)?optimi[sz]ations?|parallelism"
     r"|parallel(ism)?_(strategy|config(uration)?)|config(uration)?|setup|techniques?|method|recipe",
 }
@@ -135,6 +135,8 @@ def _meaning(column: str, cells: Sequence[Any]) -> str | None:
     if RATE.search(stem) and PER_SECOND.search(stem) and "flop" not in stem:
         things = "tokens" if re.search(TOKENS, stem) else "samples"
         return f"{things}_per_gpu" if PER_GPU.search(stem) else things
+    if re.fullmatch(NAMES["mfu"], stem):  # also "MFU (vs 989 TFLOP/s)"
+        return "mfu"
     if FLOP_RATE.search(stem) and not NO_FLOP_RATE.search(stem):
         return _flops(stem)
     named = next((name for name, names in NAMES.items() if re.fullmatch(names, stem)), None)
@@ -169,6 +171,8 @@ def _flops(stem: str) -> str:
 
 def _by_cells(stem: str, cells: Sequence[Any]) -> str | None:
     """The meaning of a column whose cells tell it: numbers or words."""
+    if re.fullmatch(r"((train(ing)?|global|optimizer)_)?(step|iter(ation)?|update)s?", stem):
+        return "time" if _unit(cells) in TIME_UNITS else None
     if not re.fullmatch(r"gpus?|(model_?)?size|llm", stem):
         return None
     values = [number(cell) for cell in cells if _text(cell).lower() not in EMPTY]

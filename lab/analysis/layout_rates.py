@@ -1,4 +1,4 @@
-"""The time of a layout's step by its rate in tokens, samples or FLOPs."""
+"""The time of a layout's step by its rate in tokens, samples or FLOPs, or by its MFU."""
 
 from __future__ import annotations
 
@@ -11,6 +11,8 @@ from lab.perfmodel.layout_law import Case
 # FLOPs are counted differently by a factor of up to ROUGH, so that on fewer than FEWEST_GPUS a rate
 # of each cannot be told from that of all.
 ROUGH, FEWEST_GPUS = 1.6, 4
+LEAST_USED = 0.005  # of the peak
+SAME = 0.02  # relative: FLOP/s over the peak are the quoted MFU
 
 
 def step_by_rate(
@@ -37,21 +39,25 @@ def mfu_of(values: Mapping[str, Any]) -> float | None:
 def is_rate_of_gpu(
     values: Mapping[str, Any], case: Case, gpus: float, batch: float, step_s: float
 ) -> bool:
-    """Whether a row's rate makes its MFU or FLOP/s only if it is that of each GPU."""
+    """Whether a row's rate makes its MFU or FLOP/s, or uses its GPUs at all, only if each's."""
     peak = case.machine.gpu.fastest(case.candidate.precision)
     flops = (mfu_of(values) or 0.0) * peak or next(filter(None, map(values.get, FLOPS)), 0.0)
     plain = not any(map(values.get, ("time", "tokens_per_gpu", "samples_per_gpu")))
     tokens = batch * case.sequence / gpus
     made = case.model.flops_per_token(case.sequence) * tokens / step_s
-    return plain and gpus >= FEWEST_GPUS and 1 / ROUGH < flops / (made * gpus) < ROUGH
+    if not plain or gpus < FEWEST_GPUS:
+        return False
+    # Of all GPUs it would use next to nothing of them.
+    unlikely = not flops and made < LEAST_USED * peak and made * gpus < peak
+    return unlikely or 1 / ROUGH < flops / (made * gpus) < ROUGH
 
 
 def flop_rate(values: Mapping[str, Any]) -> str | None:
-    """The kind of FLOP/s by which to time a row that has neither a time nor another rate."""
+    """The kind of FLOP/s, else "mfu", to time a row that has neither a time nor another rate."""
     if any(values.get(name) for name in ("time", *RATES)):
         return None
     kinds = (prefix + name for prefix in ("", ALL_GPUS) for name in FLOPS)
-    return next((kind for kind in kinds if values.get(kind)), None)
+    return next((kind for kind in (*kinds, "mfu") if values.get(kind)), None)
 
 
 def step_by_flops(values: Mapping[str, Any], case: Case, gpus: float, batch: float) -> float:
@@ -61,15 +67,17 @@ def step_by_flops(values: Mapping[str, Any], case: Case, gpus: float, batch: flo
     """
     kind = flop_rate(values)
     assert kind is not None  # a row with neither a time nor a rate is left out before
-    rate = values[kind] / (gpus if kind.startswith(ALL_GPUS) else 1)
     gpu, precision = case.machine.gpu, case.candidate.precision
+    mfu = (mfu_of(values) or 0.0) * gpu.fastest(precision)
+    rate = mfu if kind == "mfu" else values[kind] / (gpus if kind.startswith(ALL_GPUS) else 1)
     if rate > gpu.fastest(precision):
         raise ValueError(
             f"more FLOP/s than the {gpu.fastest(precision) / 1e12:g} TFLOP/s of an "
             f"{gpu.name.upper()}: name those of all GPUs 'aggregate TFLOP/s'"
         )
     passes = case.passes
-    if kind.endswith("model_flops"):
+    of_model = kind == "mfu" or kind.endswith("model_flops") or case.framework.halves_attention
+    if of_model or abs(mfu / rate - 1) < SAME:
         passes = 3.0
     elif "recomputed" not in values:
         raise ValueError(

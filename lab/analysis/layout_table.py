@@ -50,6 +50,7 @@ from lab.perfmodel import layout_law, transformer
 from lab.perfmodel.hardware import LINKS, Machine, named_gpu
 from lab.perfmodel.layout import Candidate, Checkpointing, Layout, Sharing
 from lab.perfmodel.layout_law import Case, LayoutLaw, named_framework
+from lab.perfmodel.memory import USABLE, transformer_memory
 from lab.perfmodel.transformer import Transformer
 
 if TYPE_CHECKING:
@@ -58,6 +59,8 @@ if TYPE_CHECKING:
 BATCHES = ("global_batch", "micro_batch", "replica_batch", "batch_tokens", "batch")
 LEAST_PARAMETERS = 1e5  # of a model: smaller counts lack their unit
 DENSE, MIXTURE = ("layers", "width"), ("layers", "width", "hidden", "experts", "active")
+MOST_TOKENS = 2**18  # of a micro-batch on a GPU: logits alone would take tens of GB
+SPLITS = ("data", "tensor", "pipeline", "context")
 AGREES = 0.02  # relative
 MOST_REACHED = 0.76  # of an A100's peak, recomputed passes counted: FSDP of 70B reached 0.74
 RULE = re.compile(r"\s*\|?(\s*:?-+:?\s*\|)+(\s*:?-+:?)?\s*")  # below the names in Markdown
@@ -91,6 +94,7 @@ class LayoutRow:
     quoted_mfu: float | None = None
     quoted_batch: float | None = None  # if it is not what ran
     rate_of_gpu: bool = False  # its rate is that of each GPU, though not named so
+    divided: bool = False  # into micro-batches that the table does not give
 
 
 @dataclass(frozen=True)
@@ -144,27 +148,33 @@ def read_layouts(
     frame = read_table(source) if isinstance(source, str | Path) else source
     name = str(frame.attrs.get("name", "rows"))
     around = _prose(source) or frame.attrs.get("notes", ())
-    notes = " ".join([*map(str, around), name.replace("_", " ")])
+    title = re.sub(r"^[\d\s]+", "", name.replace("_", " "))  # the number of a file is no count
+    notes = "; ".join([" ".join(map(str, around)), title])
     columns = meanings(frame)
     assumed = _assumed(assume or {})
     cells = _cells(frame, columns, assumed)
     precisions = {precision(str(row["precision"])) for row in cells if "precision" in row}
     defaults, assumptions = from_notes(notes, {*columns, *assumed}, precisions)
-    every = [defaults | assumed | row for row in cells]
-    if "batch" in columns and (meant := _meaning_of_batch(every)):
+    every = [_of_row(row, defaults | assumed) for row in cells]
+    if by_rate := sum(map(_with_batch, every)):
+        assumptions.append(f"{count(by_rate, 'row')}: the batch follows from time and rate")
+    plain = any("batch" in values for values in every)
+    if plain and (meant := _meaning_of_batch(every)):
         every = [{meant: values.get("batch")} | values for values in every]
         what = "a whole step" if meant == "global_batch" else "one micro-batch"
-        assumptions.append(f"{columns['batch']!r} is that of {what}, by the other columns")
+        batch = columns.get("batch", "bs")
+        assumptions.append(f"{batch!r} is that of {what}, by the other columns")
     if sum(map(_as_context, every)):
         assumptions.append(
             "sequence parallelism without tensor parallelism is counted as context parallelism"
         )
     if any(re.search("hsdp|hybrid", str(values.get("sharding", "")).lower()) for values in every):
         assumptions.append("HSDP is counted as FSDP over all replicas")
-    if any(map(flop_rate, every)):
+    if rates := set(map(flop_rate, every)) - {None}:
         attention = "half of attention" if named_framework(notes).halves_attention else "attention"
+        known = " and ".join(sorted({"MFU" if rate == "mfu" else "FLOP/s" for rate in rates}))
         assumptions.append(
-            f"step times follow from FLOP/s: 6 FLOPs per token and parameter, plus {attention}"
+            f"step times follow from {known}: 6 FLOPs per token and parameter, plus {attention}"
         )
     rows: list[LayoutRow] = []
     left_out: Counter[str] = Counter()
@@ -188,7 +198,12 @@ def read_layouts(
         assumptions.append("the table gives no expert parallelism: each rank has all experts")
     if own := sum(row.rate_of_gpu for row in rows):
         assumptions.append(
-            f"{count(own, 'row')}: the rate is that of each GPU, by the row's own FLOP/s or MFU"
+            f"{count(own, 'row')}: the rate is that of each GPU, by the row's own FLOP/s or MFU, "
+            "or because it would otherwise use almost nothing of them"
+        )
+    if divided := sum(row.divided for row in rows):
+        assumptions.append(
+            f"{count(divided, 'row')}: no micro-batch size, the largest that fits is assumed"
         )
     if others := sum(row.quoted_batch is not None for row in rows):
         assumptions.append(
@@ -196,6 +211,37 @@ def read_layouts(
             "accumulation x replicas; this product is used"
         )
     return LayoutTable(tuple(rows), tuple(assumptions), dict(left_out), name)
+
+
+def _of_row(row: Mapping[str, Any], others: Mapping[str, Any]) -> dict[str, Any]:
+    """A row's values, and those of all rows for what it does not say itself.
+
+    A row that gives its GPUs a layout of its own does not have that of the others as well.
+    """
+    values = {**others, **row}
+    if any(name in row for name in SPLITS) and _product(values) != _gpus(values) == _product(row):
+        values = {
+            name: value for name, value in values.items() if name in row or name not in SPLITS
+        }
+    return values
+
+
+def _with_batch(values: dict[str, Any]) -> bool:
+    """Enter the batch that a row's time and its rate in tokens make if it gives none."""
+    gpus, time, sequence = _gpus(values), values.get("time"), values.get("sequence")
+    rate = values.get("tokens") or (values.get("tokens_per_gpu") or 0.0) * gpus
+    stated = any(map(values.get, {*BATCHES, "accum"} - {"micro_batch"}))
+    if stated or not (rate and time and sequence):
+        return False
+    batch = rate * time / sequence
+    if abs(round(batch) / batch - 1) > AGREES:
+        return False
+    values["global_batch"] = float(round(batch))
+    return True
+
+
+def _product(values: Mapping[str, Any]) -> float:
+    return float(math.prod(_whole(values, name) for name in SPLITS))
 
 
 def _too_fast(row: LayoutRow) -> bool:
@@ -262,12 +308,17 @@ def _cells(
             if crashed(meant, cell):
                 row["status"] = str(cell)
     texts = frame.to_numpy().tolist()
-    return [_in_words(row, texts[place]) | row for place, row in enumerate(rows)]
+    other = [place for place, name in enumerate(frame.columns) if name not in columns.values()]
+    said = [" ".join(str(cells[place]) for place in other) for cells in texts]
+    return [_in_words(row, texts[at], said[at]) | row for at, row in enumerate(rows)]
 
 
-def _in_words(row: Mapping[str, Any], cells: Sequence[Any]) -> dict[str, Any]:
-    """What the words of a row say: settings, the number of its GPUs, adapters."""
-    values = settings(" ".join(str(row.get(name, "")) for name in ("sharding", "remarks")))
+def _in_words(row: Mapping[str, Any], cells: Sequence[Any], others: str) -> dict[str, Any]:
+    """What the words of a row say: settings, also in `others` (the cells of columns without a
+    meaning of their own), the number of its GPUs, adapters."""
+    values = settings(
+        " ".join([*(str(row.get(name, "")) for name in ("sharding", "remarks")), others])
+    )
     if SHARED & row.keys():
         values.pop("sharding", None)
     if (gpus := ranks_of(row.get("gpu", ""))[0]) and math.isfinite(gpus):
@@ -296,7 +347,11 @@ def _meaning_of_batch(rows: Sequence[Mapping[str, Any]]) -> str | None:
     shares = set()
     for values in rows:
         with suppress(ValueError):
-            share = _ranks(values)[1] * (values.get("accum") or 1)
+            gpus, data = _ranks(values)
+            tokens = (values.get("batch") or 0) * (values.get("sequence") or 0)
+            if tokens * data / gpus > MOST_TOKENS:
+                return "global_batch"
+            share = data * (values.get("accum") or 1)
             shares.add(share)
             if (values.get("batch") or 0) % share:
                 return "micro_batch"  # a step's batch is a multiple
@@ -422,9 +477,11 @@ def _row(place: int, values: Mapping[str, Any], notes: str, *, timed: bool) -> L
         _recomputed(values),
         precision(str(values.get("precision", "bf16"))),
     )
-    # If nothing is stated, half a pass is the smaller error either way.
-    recomputed = None if "recomputed" in values else 0.5
+    recomputed = None if "recomputed" in values else framework.recomputed
     case = Case(model, int(sequence), candidate, machine, recomputed, framework)
+    divided = not any(map(values.get, ("micro_batch", "accum", "replica_batch")))
+    if divided:
+        case = replace(case, candidate=_fitting(case))
     step_s = None if failed else step_by_rate(values, gpus, batch, sequence)
     if step_s is None and timed and not failed:
         step_s = step_by_flops(values, case, gpus, batch)
@@ -437,8 +494,20 @@ def _row(place: int, values: Mapping[str, Any], notes: str, *, timed: bool) -> L
     quoted = values.get("global_batch")
     other = quoted if quoted != batch else None
     return LayoutRow(
-        place, case, step_s, memory, failed, parameters, mfu, other, rate_of_gpu=rate_of_gpu
+        place, case, step_s, memory, failed, parameters, mfu, other, rate_of_gpu, divided
     )
+
+
+def _fitting(case: Case) -> Candidate:
+    """A layout with the largest micro-batch that fits, where only the batch of a step is known."""
+    one = case.candidate
+    for accum in range(1, one.micro_batch + 1):
+        if one.micro_batch % accum == 0:
+            fitting = replace(one, micro_batch=one.micro_batch // accum, grad_accum=accum)
+            need = transformer_memory(case.model, case.sequence, fitting).total
+            if need <= USABLE * case.machine.gpu.memory_bytes:
+                return fitting
+    return replace(one, micro_batch=1, grad_accum=one.micro_batch)
 
 
 def _batch(values: Mapping[str, Any], gpus: float, data: int) -> tuple[float, float, float]:

@@ -9,28 +9,39 @@ from typing import Any
 from lab.analysis.audit.values import number
 from lab.analysis.layout_columns import ALL_GPUS, RATES, UNITS
 from lab.perfmodel import transformer
-from lab.perfmodel.hardware import named_gpu
+from lab.perfmodel.hardware import GPUS, named_gpu
 from lab.perfmodel.layout import Sharing
 from lab.perfmodel.layout_law import named_framework
 from lab.perfmodel.transformer import Transformer
 
+_HOST = "(?:node|host|server|machine)"
+# "NVIDIA A100 (80 GB) GPUs", and without the last word "H100s", which is no name of a model.
+_CARDS = (
+    r"(?:nvidia |amd (?:instinct )?)?(?:(?:[a-z]+-?\d{2,4}[a-z]* *)?"
+    r"(?:-?\(?\d+ ?GB?(?: \w+)?\)? *)?GPUs?"
+    rf"|(?:{'|'.join(map(re.escape, sorted(GPUS, reverse=True)))})s?)\b"
+)
 _OF, _COUNT = r"(?:[ _]size)?(?: of)?[ =:]*", r"(\d+)\b(?!\.\d)"
 NOTED = {
     "sequence": r"\bseq(?:uence)?s?(?:[ _-]?len(?:gth)?s?)?(?: of| is)?(?: set to)?[ =:]*"
     r"(\d{1,3},\d{3}|\d{3,7}|\d+k)\b"
-    r"|\b(\d{4,7}|\d+k)[ -](?:sequence|context)",
+    r"|\b(\d{4,7}|\d+k)[ -](?:sequence|context)"
+    r"|\bcontext(?:[ _-](?:length|window))?(?: of)?[ =:]*(\d{4,7}|\d+k)\b",
     "global_batch": rf"\bglobal[ _-]batch{_OF}{_COUNT}",
     "micro_batch": rf"\b(?:micro|per[ -](?:gpu|device))[ _-]?batch{_OF}{_COUNT}",
     "replica_batch": rf"\blocal[ _-]?batch{_OF}{_COUNT}",
-    "per_node": r"x ?(\d+) per node|(\d+) GPUs per node",
+    "per_node": rf"x ?(\d+) per node|(\d+)(?: ?[x×*])? {_CARDS} (?:\([^)]*\) )?per {_HOST}"
+    rf"|\b{_HOST}s? (?:has|have|with|of|x|×) (\d+)(?: ?[x×*])? ?{_CARDS}",
+    "nodes": rf"\b(\d+) {_HOST}s?\b",
     # Of the whole table: not "4 nodes of 8 GPUs", "8 GPUs per node".
-    "gpus": r"(?<!of )(?<!with )(?<![\d.,x])\b(\d+)(?: ?[x×*])?[ -]*(?:nvidia |amd )?"
-    r"(?:[a-z]+-?\d{2,4}[a-z]* *)?(?:\(?\d+ ?GB?(?: \w+)?\)? *)?GPUs?\b(?! ?(?:per|/|each|node))",
+    "gpus": r"(?<!of )(?<!with )(?<!has )(?<!have )(?<![\d.,x])(?<![x×] )"
+    rf"\b(\d+|one|single)(?: ?[x×*])?[ -]*{_CARDS}"
+    rf"(?! ?(?:\([^)]*\)|\d+ ?GB?)? ?(?:per|/|each|GPU|{_HOST}))",
 }
 # Notes say nothing of one of these if a column gives another.
 TOGETHER = (
     {"gpus", "nodes", "data"},
-    {"global_batch", "micro_batch", "replica_batch", "batch", "batch_tokens"},
+    {"global_batch", "replica_batch", "batch", "batch_tokens"},
 )
 SHARED = {"zero", "fsdp", "sharding"}
 SIZED = {"model", "size", "parameters", "layers"}
@@ -43,7 +54,7 @@ SHARINGS: dict[Sharing, str] = {
 PRECISIONS = {
     "fp32": "fp32|float32",
     "tf32": "tf32",
-    "fp16": "fp16|half|amp",
+    "fp16": "fp16|half|amp(?!bf16|fp8|fp4)",
     "fp8": "fp8|float8",
     "fp4": "fp4",
 }
@@ -66,18 +77,27 @@ NOTED_SEQUENCE_PARALLEL = re.compile(
     r"\b(?:with|using|uses?|without)\s+sequence.parallel(?:ism)?", re.IGNORECASE
 )
 NOTED_RECOMPUTED = re.compile(
-    r"\b(full|selective|no) (?:activation )?(?:recompute|recomputation|checkpoint)",
+    r"\b(full|selective|no) (?:activation |gradient )?(?:recompute|recomputation|check-?point)",
     re.IGNORECASE,
 )
+# "with gradient checkpointing", "activation checkpointing: on", "activation recomputation (full)".
+_RECOMPUTING = r"(?:activation|gradient)[ -](?:check-?pointing|re-?comput(?:e|ation|ing))"
+RECOMPUTED = re.compile(
+    rf"(\bw/o|\bwithout|\bwith|\busing|\buses?|w/) {_RECOMPUTING}"
+    rf"|{_RECOMPUTING}(?:[ :=]+|\s*\()(full|selective|off|disabled|false|none|on|enabled|true)\b",
+    re.IGNORECASE,
+)
+RECOMPUTES_NOTHING = {"w/o", "without", "off", "disabled", "false", "none"}
 ABBREVIATED = {
     "tp": "tensor", "pp": "pipeline", "cp": "context", "ep": "expert", "dp": "data",
     "vp": "interleave", "vpp": "interleave", "mbs": "micro_batch", "gbs": "global_batch",
+    "bs": "batch", "ga": "accum", "gas": "accum",
 }  # fmt: skip
 # "TP8", "tp=8", "PP 4", and in "zero1(dp2)+tp2"; "expert parallelism 8".
 SETTING = re.compile(
     rf"(?<![a-z])(?:({'|'.join(ABBREVIATED)})(?:[ _-]?size)?"
     r"|(tensor|pipeline|context|expert|data)[ -]parallel(?:ism)?(?: size| degree)?(?: of)?)"
-    r"\s*[=:]?\s*(\d+)\b(?!\.\d)",
+    r"\s*[=:]?\s*(\d+)(?![\d]|\.\d)",
     re.IGNORECASE,
 )
 SHARDS = re.compile(r"\bfsdp(?:\s*[=:]\s*|\s+)(\d+)\b", re.IGNORECASE)  # FSDP2 is a version
@@ -93,6 +113,9 @@ def settings(text: str) -> dict[str, Any]:
     """What a cell such as "tp2, pp32, mbs=1, recompute=full" says; nothing twice or doubtful."""
     values: dict[str, set[Any]] = {}
     values["recomputed"] = {one.lower() or two.lower() for one, two in SET_RECOMPUTED.findall(text)}
+    values["recomputed"] |= noted_recomputation(text)
+    for name in ("sequence", "gpus"):
+        values[name] = _noted(name, text)
     text = _DENIED.sub("", text)
     for short, name, value in SETTING.findall(text):
         meant = ABBREVIATED[short.lower()] if short else name.lower()
@@ -170,16 +193,30 @@ def from_notes(
 
 
 def _numbers(notes: str, known: Collection[str]) -> dict[str, float]:
-    values: dict[str, float] = {}
-    for name, pattern in NOTED.items():
-        matches = re.finditer(pattern, notes, re.IGNORECASE)
-        texts = {next(filter(None, match.groups())) for match in matches}
-        numbers = {number(text, units=UNITS.get(name)) for text in texts}
-        if len(numbers) == 1:
-            values[name] = numbers.pop()
+    found = {name: _noted(name, notes) for name in NOTED}
+    values = {name: numbers.pop() for name, numbers in found.items() if len(numbers) == 1}
     set_to = settings(notes)
     values |= {name: set_to[name] for name in ABBREVIATED.values() if name in set_to}
     return {name: value for name, value in values.items() if name not in known}
+
+
+def _noted(name: str, text: str) -> set[float]:
+    """All that a text gives as this, such as {8.0} GPUs."""
+    matches = re.finditer(NOTED[name], text, re.IGNORECASE)
+    texts = {next(filter(None, match.groups())).lower() for match in matches}
+    return {
+        1.0 if one in {"one", "single"} else number(one, units=UNITS.get(name)) for one in texts
+    }
+
+
+def noted_recomputation(text: str) -> set[str]:
+    """The kinds of recomputation that a text names: full, selective, no."""
+    kinds = {kind.lower() for kind in NOTED_RECOMPUTED.findall(text)}
+    for words in RECOMPUTED.findall(text):
+        word = "".join(words).lower()
+        kind = word if word in {"full", "selective"} else "full"
+        kinds.add("no" if word in RECOMPUTES_NOTHING else kind)
+    return kinds
 
 
 def _gpu(notes: str, precisions: Collection[str | None]) -> tuple[str, str]:
@@ -196,11 +233,13 @@ def _recomputed(notes: str, known: Collection[str], values: dict[str, Any]) -> l
     """Enter what notes say of recomputation; sentences on what is assumed."""
     timed = {"time", *RATES} & set(known)
     unlabelled = {"flops", ALL_GPUS + "flops"} & set(known)
-    stated = {kind.lower() for kind in NOTED_RECOMPUTED.findall(notes)}
+    stated = noted_recomputation(notes)
     if len(stated) == 1:
         values["recomputed"] = stated.pop()
         return []
-    if named_framework(notes).counts_recomputed and unlabelled and not timed:
+    framework = named_framework(notes)
+    if framework.counts_recomputed and unlabelled and not timed:
         values["recomputed"] = "full"
         return ["full recomputation, which this framework's formula of FLOPs counts"]
-    return ["the table does not say whether activations are recomputed: half are assumed"]
+    assumed = "half are assumed" if framework.recomputed else "none, as this framework's default"
+    return [f"the table does not say whether activations are recomputed: {assumed}"]

@@ -63,7 +63,14 @@ class Gpu:
 # If there is TF32, its products take twice as long as bf16's: NVIDIA A100 whitepaper, table 2.
 _HALVES, _FP16 = ("bf16", "fp16"), ("fp16",)
 # TFLOP/s in fp4, from the same pages; the GPUs of an NVL72 rack are joined by one switch.
-_FP4 = {"b200": 9000, "b300": 13500, "gb200": 10000, "gb300": 15000, "mi355x": 10066.3}
+_FP4 = {
+    "b200": 9000,
+    "b300": 13500,
+    "gb200": 10000,
+    "gb300": 15000,
+    "mi350x": 9227.5,
+    "mi355x": 10066.3,
+}
 _JOINED = {"gb200": 72, "gb300": 72}
 _WITHOUT_TF32 = {"t4", "v100", "v100-pcie", "mi250x"}
 # fmt: off
@@ -124,6 +131,8 @@ _GPUS = (  # name, CUDA's name, TFLOP/s in half precisions, fp32 and fp8, GB, TB
      "infinity-fabric-3", "AMD MI300X data sheet"),
     ("mi325x", r"AMD Instinct MI325X.*", _HALVES, 1307.4, 163.4, 2614.9, 256, 6,
      "infinity-fabric-3", "AMD MI325X data sheet"),
+    ("mi350x", r"AMD Instinct MI350X.*", _HALVES, 2306.9, 144.2, 4613.7, 288, 8,
+     "infinity-fabric-4", "AMD MI350X data sheet"),
     ("mi355x", r"AMD Instinct MI355X.*", _HALVES, 2516.6, 157.3, 5033.2, 288, 8,
      "infinity-fabric-4", "AMD MI355X data sheet"),
 )

@@ -268,7 +268,7 @@ class Layout:
     @property
     def optimizer_shards(self) -> int:
         """Among how many ranks the optimizer's state of a parameter is divided."""
-        return self.data if "optimizer" in SHARDED[self.sharing] else 1
+        return self.data * self.context if "optimizer" in SHARDED[self.sharing] else 1
 
     @property
     def compute_share(self) -> float:

@@ -34,8 +34,10 @@ class Framework:
     state if a table does not say, and `hides_shards` that ZeRO's gradients are sent during the last
     backward pass, as DDP's are. Launches and products hide each other
     as a p-norm with exponent `hides`: the higher it is, the more the longer one alone counts.
-    `hides_sums` says that launches hide the sums of tensor parallelism as well. On more nodes than
-    its `reach`, the transfers of a pipeline are delayed.
+    `hides_sums` says that launches hide the sums of tensor parallelism as well, `overlaps_sums`
+    that they are cut up and sent while products are computed. On more nodes than its `reach`, the
+    transfers of a pipeline are delayed. `recomputed` is the share of the forward pass that is taken
+    to be recomputed if a table does not say, `shard_bytes` what ZeRO sums and gathers at a time.
     `coefficients` are those of the law of layouts with different expectations, with the deviation
     of their logarithm.
     """
@@ -50,10 +52,14 @@ class Framework:
     hides_shards: bool = False
     hides: float = 2.0
     hides_sums: bool = False
+    overlaps_sums: bool = False
+    recomputed: float = 0.5  # half a pass is the smaller error either way
+    shard_bytes: float = 1e9  # DeepSpeed's reduce_bucket_size, 5e8 values of 2 bytes
     reach: float = math.inf
     coefficients: Mapping[str, tuple[float, float]] = field(default_factory=dict, hash=False)
 
 
+BUCKET_BYTES = 25 * 2**20  # of gradients that are sent together: DDP's default
 ANY = Framework()
 # nanotron: a fit to the 336 layouts of one model on H100s that `lab bench public` finds
 # undisturbed (Ultra-Scale Playbook 2025; tp <= 8). Launching a pass of a layer takes at least 1.2
@@ -68,6 +74,7 @@ NANOTRON = Framework(
     sequence_parallel=True,
     hides=8.0,
     hides_sums=True,
+    shard_bytes=BUCKET_BYTES,
     reach=32,
     coefficients={
         "flops": (1.57, 0.15),
@@ -93,7 +100,9 @@ MEGATRON = Framework(
     coefficients={"scores": (5.9, 0.5)},
 )
 # NeMo and Megatron-Bridge: their tables give tokens/s and FLOP/s, which differ by this half. Their
-# recipes use a distributed optimizer with overlap_grad_reduce, and split sequences.
+# recipes use a distributed optimizer with overlap_grad_reduce, split sequences, send activations
+# while products run (tp_comm_overlap), and recompute nothing unless they say so. cuDNN's attention
+# skips the masked half and reaches half of the peak or more.
 NEMO = Framework(
     name="nemo",
     pattern=r"\bnemo\b|megatron.?bridge",
@@ -101,6 +110,9 @@ NEMO = Framework(
     halves_attention=True,
     sharing="zero1",
     hides_shards=True,
+    overlaps_sums=True,
+    recomputed=0.0,
+    coefficients={"attention": (0.5, 0.4)},
 )
 # torchtitan's tensor parallelism splits sequences: its Llama plans use SequenceParallel (2024).
 TORCHTITAN = Framework(name="torchtitan", pattern=r"torch.?titan", sequence_parallel=True)
@@ -160,7 +172,8 @@ COEFFICIENTS = {
     "head": Coefficient(1.4, 0.5, "head and loss, over products and memory"),
     "tensor_bytes": Coefficient(0.8, 0.5, "sums of tensor parallelism, over the links' rate"),
     "tensor_messages": Coefficient(3.5, 0.7, "messages of these sums, over the links' latency"),
-    "data": Coefficient(2.7, 0.6, "gradients and gathered weights, over the links' rate"),
+    "data": Coefficient(2.7, 0.6, "gradients, over the links' rate"),
+    "gathers": Coefficient(1.2, 0.6, "FSDP's gathers and scatters, over the links' rate"),
     "data_messages": Coefficient(0.6, 0.7, "messages of these, over the links' latency"),
     "stage": Coefficient(4e-4, 1.0, "s to hand a micro-batch on to the next stage"),
     "stage_bytes": Coefficient(1.0, 0.7, "what stages hand on, over the links' rate"),
@@ -173,14 +186,18 @@ COEFFICIENTS = {
 }  # fmt: skip
 NAMES = tuple(COEFFICIENTS)
 _SPREADS = np.array([coefficient.spread for coefficient in COEFFICIENTS.values()])
-# Inverse shares of peak by generation. H100s reach a smaller share: MLPerf and the playbook.
+# Inverse shares of peak by generation. H100s reach a smaller share: MLPerf and the playbook. Dense
+# models in 16 bits reach 0.43 to 0.59 on Blackwell as a whole (Megatron-LM and its Bridge), and
+# large products alone half of the peak on MI300X and MI350X, as against 0.73 on H100.
 FLOPS_BY_GPU = {
     **dict.fromkeys(("h100", "h200", "gh200", "h800"), 2.0),
-    **dict.fromkeys(("b200", "b300", "gb200", "gb300"), 2.2),
+    **dict.fromkeys(("b200", "b300", "gb200", "gb300"), 1.8),
+    **dict.fromkeys(("mi300x", "mi325x", "mi350x", "mi355x"), 2.5),
 }
+NARROW = ("fp8", "fp4")
 MOST_NODES = 64  # of the playbook's layouts
-BUCKET_BYTES = 25 * 2**20  # of gradients that are sent together: DDP's default
 OPTIMIZER_BYTES = 28  # AdamW in fp32: weights, gradients, both moments read, all but one written
+STOLEN = 0.1  # of the time in which gathers and passes run at once: NCCL takes multiprocessors
 _HIDES = 2.0  # gathers or gradients and passes hide each other: root of the sum of squares
 
 
@@ -217,6 +234,8 @@ def _quantities(case: Case) -> dict[str, float]:
     passes = case.passes
     attention = 3 * model.attention_flops(tokens, case.sequence) / tensor
     peak, memory = machine.gpu.fastest(candidate.precision), machine.gpu.memory_bytes_per_s
+    # Attention and the head stay in 16 bits where the layers' products have fewer.
+    half = machine.gpu.fastest("bf16" if candidate.precision in NARROW else candidate.precision)
     value = value_bytes(candidate.precision)
     handed = tokens * model.width * value / (tensor if layout.sequence_parallel else 1)
     longest, last = model.stage_layers(stages, balanced=case.framework.balanced)
@@ -226,6 +245,8 @@ def _quantities(case: Case) -> dict[str, float]:
         others = model.layers - longest
     through = longest + others * layout.idle(passes) / layout.interleave
     split = tokens * (model.hidden * model.active * (2 if model.gated else 1) + 3 * model.width)
+    # Tokens are copied for each of their experts: sorted, sent, received and put back in order.
+    split += 4 * tokens * model.active * model.width * (model.experts > 1)
     sums = (2 * passes - 2) if tensor > 1 else 0
     level = machine.levels(tensor)
     summed = tokens * model.width * value
@@ -237,11 +258,12 @@ def _quantities(case: Case) -> dict[str, float]:
     # Ranks that share experts neither sum nor gather those of the others.
     experts = longest * routed / tensor * value
     shared = weights * value - experts
-    buckets = math.ceil(weights * value / BUCKET_BYTES)
+    zero = layout.sharing in {"zero1", "zero2"}
+    buckets = math.ceil(weights * value / (case.framework.shard_bytes if zero else BUCKET_BYTES))
     every_expert = model.layers * model.routed
     gathered = (model.parameters - every_expert) / (tensor * stages) * value
     gathered_experts = model.layers * routed / (tensor * stages) * value
-    whole = layout.sharing == "fsdp" and data > 1
+    whole = layout.sharing == "fsdp" and data * layout.context > 1
     hidden = layout.sharing == "ddp" or (case.framework.hides_shards and not whole)
     hops = 2 * (accum * layout.interleave + stages - 2) if stages > 1 else 0
     # A stage between two others sends and receives twice per micro-batch, the first and last once.
@@ -255,7 +277,7 @@ def _quantities(case: Case) -> dict[str, float]:
     expert_groups = machine.levels(copies, stride=tensor * layout.expert)
     return {
         "layer_flops": (3 * model.layer_flops(tokens, case.sequence) / tensor - attention) / peak,
-        "layer_attention": attention / peak,
+        "layer_attention": attention / half,
         "layer_memory": 3 * (value / 2) * (2 * handed / value + 2 * split / tensor) / memory,
         "layer_scores": 3 * value * tokens * case.sequence * model.heads / tensor / memory,
         "recomputed": passes / 3 - 1,
@@ -265,14 +287,17 @@ def _quantities(case: Case) -> dict[str, float]:
         "layer_crossing": passes * tensor * (stages > 1 and tensor > 1 and crosses),
         "visits": through + (accum - 1) * longest,
         "visits_last": through + (accum - 1) * last,
-        "head_flops": 6 * model.embedding * tokens / tensor / peak,
+        "head_flops": 6 * model.embedding * tokens / tensor / half,
         "head_memory": 12 * model.vocabulary * tokens / tensor / memory,
         "accum": accum,
         "hides": case.framework.hides,
         "hides_sums": case.framework.hides_sums,
+        "overlaps_sums": case.framework.overlaps_sums,
         "gathers": 3 * (_ring(groups, gathered) + _ring(expert_groups, gathered_experts))
         if whole
         else 0.0,
+        # A pipeline keeps what it gathered for all its micro-batches.
+        "gatherings": 1 if stages > 1 else accum,
         "gather_messages": 3 * longest * _messages(groups) if whole else 0.0,
         # DDP sums gradients during the last micro-batch's backward pass, most ZeRO after it.
         "backward": longest * (passes - 1) / passes if hidden else 0.0,
@@ -314,11 +339,23 @@ def _exchanged(case: Case, tokens: float, value: int, passes: float) -> float:
         ranks = machine.levels(layout.context, stride=layout.tensor)
         seconds += passes * _ring(ranks, keys / layout.tensor)
     if layout.expert > 1:
-        # There and back: a rank keeps the share of its own experts, as in a gather.
-        routed = 2 * tokens * model.active * model.width * value
-        ranks = machine.levels(layout.expert, stride=layout.tensor)
-        seconds += passes * _ring(ranks, routed)
+        # There and back; a rank keeps the share of its own experts. Ranks that split sequences
+        # send their own tokens, to experts on all ranks of a node.
+        split = layout.tensor if layout.sequence_parallel else 1
+        routed = 2 * tokens / split * model.active * model.width * value
+        seconds += passes * _all_to_all(machine, layout.expert, layout.tensor // split, routed)
     return seconds
+
+
+def _all_to_all(machine: Machine, ranks: int, stride: int, size: float) -> float:
+    """Seconds in which each rank, `stride` places apart, sends its own `size` bytes to all.
+
+    What leaves the node does so by the rank's own card.
+    """
+    near = min(max(machine.gpus_per_node // stride, 1), ranks)
+    inner, outer = machine.inner, machine.outer
+    inside = size * (near - 1) / ranks / (inner.bytes_per_s * inner.reached)
+    return inside + size * (1 - near / ranks) / (outer.bytes_per_s * outer.reached)
 
 
 def parts(q: Mapping[str, Floats], coefficients: Mapping[str, Any]) -> dict[str, Floats]:
@@ -334,15 +371,17 @@ def parts(q: Mapping[str, Floats], coefficients: Mapping[str, Any]) -> dict[str,
     head = c["head"] * (c["flops"] * q["head_flops"] + c["memory"] * q["head_memory"])
     sums = c["tensor_bytes"] * q["layer_tensor"] + c["tensor_messages"] * q["layer_messages"]
     behind = _larger(dense + sums, launch, q["hides"]) - layer
-    tensor = np.where(q["hides_sums"], behind, sums)
+    beside = _larger(layer, sums, _HIDES) - layer
+    tensor = np.where(q["hides_sums"], behind, np.where(q["overlaps_sums"], beside, sums))
     # A pipeline is as fast as the slower of its longest stage and its last, which has the head.
     ends = q["visits_last"] * (layer + tensor) + q["accum"] * head
     slowest = q["visits"] * (layer + tensor) + head > ends
     visits = np.where(slowest, q["visits"], q["visits_last"])
     compute = visits * layer + np.where(slowest, 1, q["accum"]) * head
     passed = compute + visits * tensor
-    gathered = c["data"] * q["gathers"] + c["data_messages"] * q["gather_messages"]
-    gathers = _larger(passed, q["accum"] * gathered, _HIDES) - passed
+    each = c["gathers"] * q["gathers"] + c["data_messages"] * q["gather_messages"]
+    gathered = q["gatherings"] * each
+    gathers = _larger(passed, gathered, _HIDES) - passed + STOLEN * np.minimum(passed, gathered)
     backward = q["backward"] * (layer + tensor)
     summed = c["data"] * q["data"] + c["data_messages"] * q["data_messages"]
     gradients = _larger(backward, summed, _HIDES) - backward

@@ -138,10 +138,11 @@ def transformer_memory(
     layers. Full checkpointing keeps the input of each layer, and all activations of one; selective
     checkpointing keeps half of the activations. Without sequence parallelism every tensor parallel
     rank holds the full inputs of attention and MLP. FSDP's shards are in fp32, whatever `state`
-    others have, and are gathered as they are computed.
+    others have, and are gathered as they are computed, those of a pipeline once.
     """
     layout, accum = candidate.layout, candidate.grad_accum
-    gathers = layout.sharing == "fsdp" and layout.data > 1
+    copies = layout.data * layout.context  # ranks that share sequences have the same weights
+    gathers = layout.sharing == "fsdp" and copies > 1
     if gathers:
         state = FP32
     tokens = candidate.micro_batch * sequence / layout.context
@@ -153,8 +154,8 @@ def transformer_memory(
     own, of_experts = (
         state_memory(count / layout.tensor, sharing=layout.sharing, ranks=ranks, state=state)
         for count, ranks in (
-            (longest * dense + both * model.embedding, layout.data),
-            (longest * experts, max(layout.data // layout.expert, 1)),
+            (longest * dense + both * model.embedding, copies),
+            (longest * experts, max(copies // layout.expert, 1)),
         )
     )
     mlp = (3 if model.gated else 2) * model.hidden * model.active
@@ -175,12 +176,13 @@ def transformer_memory(
     last = delayed * rest * kept + once + logit * model.vocabulary * tokens
     if first_stage and layout.pipeline > 1:
         last = 0.0
+    blocks = longest if layout.pipeline > 1 else 2  # for all micro-batches, or one ahead
     return MemoryParts(
         weights=own.weights + of_experts.weights,
         gradients=own.gradients + of_experts.gradients,
         optimizer=own.optimizer + of_experts.optimizer,
         activations=max(first, last) + IDLE,
-        gathered=2 * (dense + experts) * value / layout.tensor if gathers else 0.0,
+        gathered=blocks * (dense + experts) * value / layout.tensor if gathers else 0.0,
     )
 
 

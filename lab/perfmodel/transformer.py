@@ -187,7 +187,7 @@ NAMED: dict[str, Transformer] = {
     r"qwen.?2\.5.*32b": _llama(64, 5120, 40, 8, 27648, 152064),
     r"qwen.?2\.5.*14b": _llama(48, 5120, 40, 8, 13824, 152064),
     r"qwen.?2\.5.*7b": _llama(28, 3584, 28, 4, 18944, 152064),
-    r"deepseek.?(v3|r1)": _latent(heads=128, experts=256, dense_layers=3, vocabulary=129280),
+    r"deepseek.?(v?3|r1)(?!\d)": _latent(heads=128, experts=256, dense_layers=3, vocabulary=129280),
     r"kimi.?k2": _latent(heads=64, experts=384, dense_layers=1, vocabulary=163840),
     r"gpt.?oss.*120b": _gpt_oss(layers=36, experts=128),
     r"gpt.?oss.*20b": _gpt_oss(layers=24, experts=32),
@@ -206,11 +206,12 @@ _LADDER = (
 )
 # "30B-A3B", "8x7B" or "8×7B", or in words; such a model's size alone says little of its work.
 _EXPERTS = re.compile(
-    r"\d+b.?a\d+b\b|\d+[x×]\d+(\.\d+)?b|\bmoe\b|mixtral|deepseek.?(v[234]|r1)|kimi.?k2",
+    r"\d+b.?a\d+b\b|\d+[x×]\d+(\.\d+)?b|\bmoe\b|mixtral|deepseek.?(v?[234]|r1)|kimi.?k2",
     re.IGNORECASE,
 )
-_SIZE = re.compile(r"(?<![\d.])(\d+(?:\.\d+)?)\s*([mbt])\b", re.IGNORECASE)
+_SIZE = re.compile(r"(?<![\d.x×])(\d+(?:\.\d+)?)\s*([mbt])\b", re.IGNORECASE)
 _FACTOR = {"m": 1e6, "b": 1e9, "t": 1e12}
+_WHOLE = r".*(?<![\d.])"  # the 7b of "llama 7b", not that of "llama 28.7b"
 
 
 @lru_cache(maxsize=1000)  # every row of a table names one of a few
@@ -223,7 +224,7 @@ def named(text: str, context: str = "") -> Transformer | None:
     around = _SIZE.sub("", context) if text else context
     for words in (text, f"{around} {text}"):
         for pattern, model in NAMED.items():
-            if re.search(pattern, words, re.IGNORECASE):
+            if re.search(pattern.replace(".*", _WHOLE), words, re.IGNORECASE):
                 return model
     return None
 

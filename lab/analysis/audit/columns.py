@@ -16,7 +16,7 @@ THINGS = (
     "|molecules?|pixels?|chars?|characters?|users?|interactions?|packets?|reads?|rows?"
     "|trajs?|trajector(?:y|ies)"
 )
-RANK = "[ghint]pu|rank|device|dev|worker|chip|card|accelerator|process|proc"
+RANK = "[ghint]pu|gcd|rank|device|dev|worker|chip|card|accelerator|process|proc"
 SECOND = "s|secs?|seconds?"
 FLOPS_OF = "((model|achieved|(train(ing)?_)?(throughput|performance|speed))_)?"
 # Canonical columns and their usual names. NUMBERS and then TEXTS match the whole stem of a name, in

@@ -44,6 +44,20 @@ def test_exchanges_are_named_by_who_needs_them() -> None:
         assert f"besides compute, most goes to {kind} parallelism" in one.reasons[0]
 
 
+def test_what_another_layout_would_avoid_is_named() -> None:
+    words = "; ".join(explained(pp=4, **{"micro batch": 1, "recompute": "full"}).reasons)
+    assert "recomputation takes" in words and "pipeline's idle time" not in words  # 64 at a time
+    words = "; ".join(explained(pp=4, **{"micro batch": 4, "global batch": 128}).reasons)
+    assert "the pipeline's idle time takes" in words and "recomputation" not in words
+
+
+def test_the_size_of_one_expert_is_not_that_of_the_model() -> None:
+    row = {"model": "Mixtral 8x7B", "gpu": "H100", "gpus": 16, "pp": 2, "ep": 8, "micro batch": 1,
+           "global batch": 128, "sequence length": 4096, "step time (s)": 5.4}  # fmt: skip
+    (one,) = lab.explain_layouts(pd.DataFrame([row]))
+    assert not any("parameters" in reason for reason in one.reasons)
+
+
 def test_a_name_that_the_sizes_do_not_bear_out() -> None:
     small = {"model": "my 7B", "layers": 12, "hidden size": 768, "heads": 12}
     assert explained(**small).reasons == (

@@ -191,7 +191,7 @@ def test_tokens_per_gpu_and_second_are_read_by_their_abbreviations(column: str) 
     [
         ({"Batch size": 64}, 2, 8),  # next to MBS
         ({"MBS": None, "Batch size": 2}, 2, 1),  # of four replicas
-        ({"MBS": None, "Batch size": 4, "GPUs": 2, "PP": 1}, 4, 1),  # one replica
+        ({"MBS": None, "Batch size": 4, "GPUs": 2, "PP": 1, "Model": "350M"}, 4, 1),  # one replica
         ({"MBS": None, "Micro Bsz": 2, "Micro Num": 3}, 2, 3),
     ],
 )
@@ -302,6 +302,86 @@ def test_a_rate_is_that_of_each_gpu_if_flops_or_mfu_say_so() -> None:
     for table in own:
         assert table.rows[0].step_s == pytest.approx((total.rows[0].step_s or 0) / 16)
         assert any("rate is that of each GPU" in note for note in table.notes)
+
+
+def test_a_rate_that_would_use_nothing_of_all_gpus_is_that_of_each() -> None:
+    rate = {"Tokens / sec / GPU": None, "Tokens per second": 8000, "GPUs": 512, "GBS": 2048}
+    table = read_layouts(frame(**rate))
+    assert table.rows[0].step_s == pytest.approx(2048 * 4096 / 512 / 8000)
+    assert any("use almost nothing of them" in note for note in table.notes)
+
+
+def test_a_row_that_gives_its_own_layout_does_not_have_that_of_the_notes_too() -> None:
+    rows = frame(TP=None, PP=None, Parallelism="tp4pp2dp2")
+    rows.attrs["notes"] = ["TP=2, CP=8 unless stated"]
+    layout = read_layouts(rows).rows[0].case.candidate.layout
+    assert (layout.tensor, layout.pipeline, layout.context, layout.data) == (4, 2, 1, 2)
+
+
+def test_settings_count_in_any_column_without_a_meaning_of_its_own() -> None:
+    rows = frame(TP=None, PP=None, Model=None, **{"Sequence Length": None})
+    rows["What we changed"] = ["Llama3 8B: TP8, PP2, seq 8192, gradient checkpointing: on"]
+    rows["Model"] = ["Llama3 8B"]
+    case = read_layouts(rows).rows[0].case
+    assert (case.candidate.layout.tensor, case.candidate.layout.pipeline) == (8, 2)
+    assert (case.sequence, case.passes) == (8192, 4)
+
+
+def test_a_batch_follows_from_time_and_rate() -> None:
+    measured = {"Step time (s)": 64 * 4096 / 16 / 8000}
+    table = read_layouts(frame(GBS=None, **measured))
+    assert table.rows[0].case.candidate.grad_accum == 8  # of 64 sequences on four replicas
+    assert "1 row: the batch follows from time and rate" in table.notes
+    with pytest.raises(InputError, match="no batch size"):
+        read_layouts(frame(GBS=None, MBS=None, PP=None, **{"Step time (s)": 0.08}))  # 2.5
+
+
+def test_the_largest_micro_batch_that_fits_is_assumed_if_only_that_of_a_step_is_known() -> None:
+    split = {"TP": None, "PP": None, "MBS": None, "Strategy": "FSDP", "AC": "full"}
+    table = read_layouts(frame(GBS=2048, **split))
+    (row,) = table.rows
+    assert row.divided and 1 < row.case.candidate.micro_batch < 128
+    assert row.case.candidate.micro_batch * row.case.candidate.grad_accum == 128
+    assert any("the largest that fits is assumed" in note for note in table.notes)
+    (row,) = read_layouts(frame(GBS=2048, GA=4, **split)).rows
+    assert not row.divided and row.case.candidate.micro_batch == 32
+
+
+def test_a_plain_batch_of_too_many_tokens_is_that_of_a_step() -> None:
+    rows = {"TP": None, "PP": None, "MBS": None, "GBS": None, "Batch size (sequences)": 2048}
+    table = read_layouts(frame(**rows))
+    candidate = table.rows[0].case.candidate
+    assert candidate.micro_batch * candidate.grad_accum == 2048 / 16
+    assert any("is that of a whole step" in note for note in table.notes)
+
+
+@pytest.mark.parametrize(
+    ("column", "cell", "seconds"),
+    [("Step", "2.05 s", 2.05), ("Iteration", "2050 ms", 2.05), ("Step", "2050", None)],
+)
+def test_a_column_of_steps_is_their_time_if_its_cells_have_a_unit(
+    column: str, cell: str, seconds: float | None
+) -> None:
+    (row,) = read_layouts(frame(**{column: cell})).rows
+    assert row.step_s == pytest.approx(seconds or 64 * 4096 / 16 / 8000)
+
+
+@pytest.mark.parametrize("column", ["MFU (vs 989 TFLOP/s)", "BF16 MFU", "MFU (%)"])
+def test_mfu_alone_gives_the_time(column: str) -> None:
+    table = read_layouts(frame(**{"Tokens / sec / GPU": None, column: "40%"}))
+    (row,) = table.rows
+    flops = row.case.model.flops_per_token(4096) * 64 * 4096 / 16
+    assert row.step_s == pytest.approx(flops / (0.4 * 989.4e12), rel=0.001)
+    assert any("step times follow from MFU" in note for note in table.notes)
+
+
+def test_flops_that_are_the_quoted_mfu_are_those_of_the_model() -> None:
+    rate = {"Tokens / sec / GPU": None, "TFLOPs": 400, "MFU": "40.4%"}
+    (row,) = read_layouts(frame(**rate)).rows
+    flops = row.case.model.flops_per_token(4096) * 64 * 4096 / 16
+    assert row.step_s == pytest.approx(flops / 400e12)
+    with pytest.raises(InputError, match="without saying whether there are any"):
+        read_layouts(frame(**rate | {"MFU": "30%"}))
 
 
 def test_sequence_parallelism_without_tensor_parallelism_is_context_parallelism() -> None:

@@ -31,6 +31,12 @@ from lab.analysis.layout_words import from_notes, noted_model, settings
         ("06-10", {}),
         ("TP8, without FSDP, no fp8", {"tensor": 8}),
         ("http8", {}),
+        ("tp4pp2", {"tensor": 4, "pipeline": 2}),
+        ("TP8PP4DP1", {"tensor": 8, "pipeline": 4, "data": 1}),
+        ("seq 16384, bs=2, ga=4", {"sequence": 16384, "batch": 2, "accum": 4}),
+        ("64 GPUs, w/o activation recomputation", {"gpus": 64, "recomputed": "no"}),
+        ("activation checkpointing: on", {"recomputed": "full"}),
+        ("gradient checkpointing (selective)", {"recomputed": "selective"}),
     ],
 )
 def test_a_cell_of_settings(text: str, said: dict[str, object]) -> None:
@@ -59,7 +65,8 @@ def test_a_caption_says_what_holds_for_all_rows() -> None:
 def test_columns_count_before_notes() -> None:
     known = {"sequence", "nodes", "micro_batch", "tensor", "model", "gpu", "precision"}
     values, _ = from_notes(CAPTION, known)
-    assert values == {"recomputed": "full", "sharding": "fsdp"}
+    batches = {"global_batch": 512, "replica_batch": 16}  # kept: they are those of the same step
+    assert values == {"recomputed": "full", "sharding": "fsdp", **batches}
 
 
 @pytest.mark.parametrize(
@@ -71,10 +78,38 @@ def test_columns_count_before_notes() -> None:
         ("4 nodes of 8 GPUs", None),
         ("4 nodes with 8 GPUs each", None),
         ("8 GPUs per node", None),
+        ("16x H100", 16),
+        ("a single A100 80GB GPU", 1),
+        ("H100 GPUs", None),
+        ("2 nodes x 8 H100", None),
+        ("Each host has 8 NVIDIA H100 GPUs", None),
     ],
 )
 def test_the_gpus_of_a_table_are_not_those_of_a_node(notes: str, gpus: int | None) -> None:
     assert from_notes(notes, set())[0].get("gpus") == gpus
+
+
+@pytest.mark.parametrize(
+    ("notes", "said"),
+    [
+        ("8 nodes, 4x NVIDIA H200 (141 GB) per node", {"nodes": 8, "per_node": 4}),
+        ("Each host has 8 NVIDIA H100 GPUs", {"per_node": 8}),
+        ("on 16 hosts, 8 H100 GPUs per host", {"nodes": 16, "per_node": 8}),
+        ("context length 8192", {"sequence": 8192}),
+        ("8,192 tokens of context", {}),
+    ],
+)
+def test_notes_give_nodes_hosts_and_context(notes: str, said: dict[str, float]) -> None:
+    values, _ = from_notes(notes, set())
+    names = ("nodes", "per_node", "gpus", "sequence")
+    assert {name: values[name] for name in names if name in values} == said
+
+
+def test_notes_on_nemo_recompute_nothing_unless_they_say_so() -> None:
+    _, sentences = from_notes("NeMo 25.04", set())
+    assert any("none, as this framework's default" in sentence for sentence in sentences)
+    values, _ = from_notes("NeMo 25.04, full activation recomputation", set())
+    assert values["recomputed"] == "full"
 
 
 @pytest.mark.parametrize(

@@ -170,12 +170,82 @@ def test_attention_that_is_not_fused_sweeps_over_its_scores() -> None:
 
 def test_gathers_of_fsdp_pay_for_their_bytes_and_for_their_messages() -> None:
     shared = case(data=16, accum=3, sharing="fsdp")
-    sent = only(data=1.0).predict([shared])[0]
+    sent = only(gathers=1.0).predict([shared])[0]
     latencies = only(data_messages=1.0).predict([shared])[0]
     size = 2 * MODEL.parameters
     across = 1 / 2 / (8 * 25e9 * 0.8)  # the eight cards of a node share what crosses
     assert sent == pytest.approx(3 * 3 * size * (7 / 8 / (300e9 * 0.76) + across))
     assert latencies == pytest.approx(3 * 3 * 24 * (7 * 6e-6 + 1e-5))
+
+
+def test_a_pipeline_gathers_once_for_all_its_micro_batches() -> None:
+    law = only(gathers=1.0)
+    one, four = law.predict([case(data=8, pipeline=2, accum=a, sharing="fsdp") for a in (1, 4)])
+    assert 0 < one == pytest.approx(four)
+
+
+def test_hidden_gathers_still_take_some_of_what_they_hide_behind() -> None:
+    shared = case(data=8, micro=8, sharing="fsdp")
+    sent = only(gathers=1.0).predict([shared])[0]
+    computed = only(flops=1.0).predict([shared])[0]
+    both = only(gathers=1.0, flops=1.0).predict([shared])[0]
+    assert sent < computed
+    assert both == pytest.approx((sent**2 + computed**2) ** 0.5 + 0.1 * sent)
+
+
+def test_ranks_of_a_sequence_share_the_weights_as_well() -> None:
+    split = case(data=2, context=4, sharing="fsdp")
+    assert quantities([split])["gathers"][0] > quantities([case(data=2, sharing="fsdp")])["gathers"]
+
+
+def test_nemo_sends_activations_while_it_computes() -> None:
+    law = only(flops=1.0, tensor_bytes=1.0)
+    waits = law.parts(case(tensor=4, micro=8))
+    beside = law.parts(replace(case(tensor=4, micro=8), framework=NEMO))
+    layers, sums = (waits[cause] for cause in ("compute", "tensor parallelism"))
+    assert beside["compute"] == layers
+    assert beside["tensor parallelism"] == pytest.approx((layers**2 + sums**2) ** 0.5 - layers)
+
+
+def test_fp8_leaves_attention_and_the_head_at_the_peak_of_16_bits() -> None:
+    place = machine("h100x8:nvlink4:infiniband-ndr")
+    one = replace(case(), machine=place)
+    narrow = replace(one, candidate=replace(one.candidate, precision="fp8"))
+    before, after = quantities([one]), quantities([narrow])
+    assert after["layer_flops"] == pytest.approx(before["layer_flops"] / 2, rel=0.01)
+    for name in ("layer_attention", "head_flops"):
+        assert after[name] == before[name]
+
+
+def test_zero_sends_larger_buckets_than_ddp() -> None:
+    ddp, zero = quantities([case(data=8, sharing=name) for name in ("ddp", "zero1")])[
+        "data_messages"
+    ]
+    assert ddp > 10 * zero
+
+
+def test_tokens_are_copied_for_their_experts() -> None:
+    experts = replace(MODEL, experts=8, active=2)
+    one = Case(experts, 1024, Candidate(Layout(), 1), PLACE)
+    dense = replace(one, model=replace(MODEL, hidden=2 * MODEL.hidden))
+    more, less = (quantities([each])["layer_memory"][0] for each in (one, dense))
+    copied = 3 * 2 * 4 * 1024 * 2 * MODEL.width / PLACE.gpu.memory_bytes_per_s
+    assert more - less == pytest.approx(copied)
+
+
+def test_tokens_for_experts_on_other_nodes_leave_by_their_own_card() -> None:
+    model = replace(MODEL, experts=16, active=2)
+    sent = Case(model, 8192, Candidate(Layout("ddp", 16, expert=16), 1), PLACE)
+    whole = 2 * 8192 * 2 * MODEL.width * 2  # bytes
+    seconds = whole * (7 / 16 / (300e9 * 0.76) + 8 / 16 / (25e9 * 0.8))
+    predicted = only(tensor_bytes=1.0).predict([sent])[0]
+    assert predicted == pytest.approx(3 * MODEL.layers * seconds)
+    # Ranks that split sequences send their own share of the tokens.
+    layout = Layout("ddp", 8, tensor=2, expert=8, sequence_parallel=True)
+    split = Case(model, 8192, Candidate(layout, 1), PLACE)
+    whole_row = replace(split, candidate=Candidate(replace(layout, sequence_parallel=False), 1))
+    rows = quantities([split, whole_row, *(case(data=8, tensor=2),) * 2])["layer_tensor"]
+    assert rows[0] < rows[1]
 
 
 def test_transfers_are_delayed_beyond_the_reach_of_a_framework() -> None:

@@ -135,6 +135,24 @@ def test_fsdp_shards_fp32_and_gathers_two_blocks_in_bf16() -> None:
     assert parts.total < USABLE * 80e9  # it ran on 8 A100 80 GB
 
 
+def test_fsdp_shares_state_among_the_ranks_of_a_sequence_too() -> None:
+    model = Transformer(layers=8, width=1024, heads=8, hidden=4096)
+    one, split = (
+        transformer_memory(model, 4096, Candidate(Layout("fsdp", data, context=context), 1))
+        for data, context in ((8, 1), (2, 4))
+    )
+    assert (split.weights, split.optimizer) == (one.weights, one.optimizer)
+    assert split.activations < one.activations
+
+
+def test_a_pipeline_keeps_all_that_fsdp_gathered_for_its_stage() -> None:
+    model = Transformer(layers=8, width=1024, heads=8, hidden=4096)
+    layout = Layout("fsdp", data=8, pipeline=2)
+    assert (
+        transformer_memory(model, 1024, Candidate(layout, 1, 4)).gathered == 4 * 2 * model.block()
+    )
+
+
 def test_selective_checkpointing_keeps_half_of_the_activations() -> None:
     # torchtitan, December 2024: 67 to 82 GiB of 94 GB H100s.
     model, layout = named("Llama 3.1 8B"), Layout(sharing="fsdp", data=128)

@@ -35,6 +35,7 @@ from lab.perfmodel.transformer import Transformer, has_experts, named, of_parame
         ("llama3.2-3b", 3.21),
         ("LLaMA 33B", 32.5),  # not the 3B of Llama 3
         ("llama-30b", 32.5),
+        ("deepseek3-671b", 671.0),
     ],
 )
 def test_published_models_have_the_parameters_that_they_are_known_by(
@@ -42,6 +43,11 @@ def test_published_models_have_the_parameters_that_they_are_known_by(
 ) -> None:
     model = named(name)
     assert model is not None and model.parameters / 1e9 == pytest.approx(billions, rel=0.01)
+
+
+@pytest.mark.parametrize("words", ["Llama 28.7B", "llama3-14.8b", "Llama 170B", "Qwen3 1.8B"])
+def test_a_size_is_not_the_end_of_another(words: str) -> None:
+    assert named(words) is None
 
 
 def test_a_gpt_has_the_flops_of_the_published_formula() -> None:
