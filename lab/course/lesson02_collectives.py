@@ -12,16 +12,16 @@ from lab.course.language import tr
 from lab.perfmodel.collectives import busbw as bus_bandwidth
 from lab.perfmodel.collectives import fit_link
 
-SIZES = (2, 3, 5)  # of rings
+SIZES = (2, 3, 5)
 
 
 @exercise("02.ring")
-def ring(answer: object) -> str:
+def ring(answer: object, *, sizes: Sequence[int] = SIZES) -> str:
     """n - 1 rounds that add, then n - 1 rounds that copy; in each, every rank sends one chunk to
     the next rank.
     """
     require(callable(answer), "Give the function itself: all_reduce, without parentheses.")
-    for n in SIZES:
+    for n in sizes:
         _try_ring(answer, n)  # type: ignore[arg-type]
     return tr(
         "Every rank holds the sum, after 2 (n - 1) rounds in which each link carried one chunk. "
