@@ -7,7 +7,8 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Literal
 
-from lab.analysis.layout_table import LayoutRow, read_layouts
+from lab.analysis.layout_row import LayoutRow
+from lab.analysis.layout_table import read_layouts
 from lab.formatting import format_seconds
 from lab.perfmodel import layout_law
 from lab.perfmodel.layout_law import Case, LayoutLaw

@@ -20,9 +20,6 @@ from lab.analysis.audit.text_table import read_table
 from lab.analysis.audit.values import COUNT_UNITS, number, ranks_of
 from lab.analysis.layout_columns import (
     ASSUMED,
-    FAILED,
-    NO,
-    RATES,
     TEXT,
     UNITS,
     column_values,
@@ -30,71 +27,39 @@ from lab.analysis.layout_columns import (
     meanings,
     stage,
 )
-from lab.analysis.layout_rates import flop_rate, is_rate_of_gpu, mfu_of, step_by_flops, step_by_rate
+from lab.analysis.layout_rates import flop_rate
+from lab.analysis.layout_row import (
+    AGREES,
+    BATCHES,
+    LACKING,
+    LayoutRow,
+    gpus_of,
+    layout_row,
+    ranks_of_row,
+    whole,
+)
 from lab.analysis.layout_words import (
     ADAPTERS,
     FASTER_GPU,
-    SEQUENCE_PARALLEL,
     SHARED,
-    SIZED,
     UNNAMED,
     USUAL_GPU,
     from_notes,
     precision,
     settings,
-    sharing,
 )
 from lab.errors import InputError, Problem, nearest
 from lab.formatting import count
-from lab.perfmodel import layout_law, transformer
-from lab.perfmodel.hardware import LINKS, Machine, named_gpu
-from lab.perfmodel.layout import Candidate, Checkpointing, Layout, Sharing
+from lab.perfmodel import layout_law
 from lab.perfmodel.layout_law import Case, LayoutLaw, named_framework
-from lab.perfmodel.memory import USABLE, transformer_memory
-from lab.perfmodel.transformer import Transformer
 
 if TYPE_CHECKING:
     import pandas as pd
 
-BATCHES = ("global_batch", "micro_batch", "replica_batch", "batch_tokens", "batch")
-LEAST_PARAMETERS = 1e5  # of a model: smaller counts lack their unit
-DENSE, MIXTURE = ("layers", "width"), ("layers", "width", "hidden", "experts", "active")
 MOST_TOKENS = 2**18  # of a micro-batch on a GPU: logits alone would take tens of GB
 SPLITS = ("data", "tensor", "pipeline", "context")
-AGREES = 0.02  # relative
 MOST_REACHED = 0.76  # of an A100's peak, recomputed passes counted: FSDP of 70B reached 0.74
 RULE = re.compile(r"\s*\|?(\s*:?-+:?\s*\|)+(\s*:?-+:?)?\s*")  # below the names in Markdown
-# What a row may lack, and what can be assumed instead.
-LACKING = {
-    "no number of GPUs": "gpus=8",
-    "no GPUs per node": "per_node=8",
-    "no model and no model sizes": "model=llama3-8b",
-    "no GPU": "gpu=h100",
-    "no sequence length": "sequence=4096",
-    "no batch size": "global_batch=256",
-    "no micro-batch size for a pipeline": "micro_batch=1",
-    "no step time and no rate": "",
-}
-
-
-@dataclass(frozen=True)
-class LayoutRow:
-    """A row that can be predicted: `step_s` is None if it did not run, `memory_bytes` its peak.
-
-    `failed` means that the row was tried and crashed or ran out of memory. `quoted_` values are the
-    table's own figures, next to the sizes and times used for counting.
-    """
-
-    place: int
-    case: Case
-    step_s: float | None
-    memory_bytes: float | None = None
-    failed: bool = False
-    quoted_parameters: float | None = None
-    quoted_mfu: float | None = None
-    quoted_batch: float | None = None  # if it is not what ran
-    rate_of_gpu: bool = False  # its rate is that of each GPU, though not named so
-    divided: bool = False  # into micro-batches that the table does not give
 
 
 @dataclass(frozen=True)
@@ -180,7 +145,7 @@ def read_layouts(
     left_out: Counter[str] = Counter()
     for place, values in enumerate(every):
         try:
-            rows.append(_row(place, values, notes, timed=timed))
+            rows.append(layout_row(place, values, notes, timed=timed))
         except ValueError as error:
             left_out[str(error)] += 1
     if not rows:
@@ -219,7 +184,7 @@ def _of_row(row: Mapping[str, Any], others: Mapping[str, Any]) -> dict[str, Any]
     A row that gives its GPUs a layout of its own does not have that of the others as well.
     """
     values = {**others, **row}
-    if any(name in row for name in SPLITS) and _product(values) != _gpus(values) == _product(row):
+    if any(name in row for name in SPLITS) and _product(values) != gpus_of(values) == _product(row):
         values = {
             name: value for name, value in values.items() if name in row or name not in SPLITS
         }
@@ -228,7 +193,7 @@ def _of_row(row: Mapping[str, Any], others: Mapping[str, Any]) -> dict[str, Any]
 
 def _with_batch(values: dict[str, Any]) -> bool:
     """Enter the batch that a row's time and its rate in tokens make if it gives none."""
-    gpus, time, sequence = _gpus(values), values.get("time"), values.get("sequence")
+    gpus, time, sequence = gpus_of(values), values.get("time"), values.get("sequence")
     rate = values.get("tokens") or (values.get("tokens_per_gpu") or 0.0) * gpus
     stated = any(map(values.get, {*BATCHES, "accum"} - {"micro_batch"}))
     if stated or not (rate and time and sequence):
@@ -241,7 +206,7 @@ def _with_batch(values: dict[str, Any]) -> bool:
 
 
 def _product(values: Mapping[str, Any]) -> float:
-    return float(math.prod(_whole(values, name) for name in SPLITS))
+    return float(math.prod(whole(values, name) for name in SPLITS))
 
 
 def _too_fast(row: LayoutRow) -> bool:
@@ -347,7 +312,7 @@ def _meaning_of_batch(rows: Sequence[Mapping[str, Any]]) -> str | None:
     shares = set()
     for values in rows:
         with suppress(ValueError):
-            gpus, data = _ranks(values)
+            gpus, data = ranks_of_row(values)
             tokens = (values.get("batch") or 0) * (values.get("sequence") or 0)
             if tokens * data / gpus > MOST_TOKENS:
                 return "global_batch"
@@ -356,264 +321,6 @@ def _meaning_of_batch(rows: Sequence[Mapping[str, Any]]) -> str | None:
             if (values.get("batch") or 0) % share:
                 return "micro_batch"  # a step's batch is a multiple
     return "global_batch" if shares == {1} else None  # a step is one micro-batch
-
-
-def _ranks(values: Mapping[str, Any]) -> tuple[float, int]:
-    """All GPUs of a row and its replicas; raises ValueError if they contradict each other."""
-    split = math.prod(_degrees(values))
-    gpus = _gpus(values)
-    data = _whole(values, "data", (gpus or split) / split)
-    gpus = gpus or data * split
-    if gpus % split:
-        raise ValueError(f"{gpus:g} GPUs are not a multiple of tp x pp x cp = {split}")
-    stated = data * split if values.get("data") else round(gpus)
-    if gpus not in {stated, stated * _whole(values, "fsdp")}:
-        raise ValueError(f"dp x tp x pp x cp make {count(stated, 'GPU')}, not {gpus:g}")
-    return gpus, round(gpus / split)
-
-
-def _gpus(values: Mapping[str, Any]) -> float:
-    """The stated GPUs, else 0."""
-    nodes = (values.get("nodes") or 0.0) * (values.get("per_node") or 0.0)
-    return float(values.get("gpus") or nodes)
-
-
-def _degrees(values: Mapping[str, Any]) -> tuple[int, int, int]:
-    """Tensor, pipeline and context parallelism; ValueError if one is unknown."""
-    names = ("tensor", "pipeline", "context")
-    known = math.prod(_whole(values, name) for name in (*names, "data"))
-    for name in names:
-        # No GPUs may be left for it.
-        if _unknown(values, name) and _gpus(values) != known:
-            raise ValueError(
-                f"no {name} parallelism, which other rows give: write 1 where it is not used"
-            )
-    tensor, pipeline, context = (_whole(values, name) for name in names)
-    return tensor, pipeline, context
-
-
-def _unknown(values: Mapping[str, Any], name: str) -> bool:
-    return math.isnan(values.get(name, 1))
-
-
-def _whole(values: Mapping[str, Any], name: str, default: float = 1) -> int:
-    value = default if _unknown(values, name) else values.get(name) or default
-    return max(round(float(value)), 1)
-
-
-def _expert(values: Mapping[str, Any], model: Transformer, ranks: int) -> int:
-    """Expert parallelism among the ranks that can share experts; ValueError if unknown."""
-    if _unknown(values, "expert") and model.experts > 1 and ranks > 1:
-        raise ValueError(
-            "no expert parallelism for a mixture of experts, which other rows give: write 1 where "
-            "each rank has all experts"
-        )
-    return min(_whole(values, "expert"), ranks)
-
-
-def _sequence_parallel(values: Mapping[str, Any], tensor: int, unsaid: bool) -> bool:
-    """Whether tensor parallelism splits sequences, too; ValueError if other groups do."""
-    stated = values.get("sequence_parallel")
-    words = [str(values.get(name, "")) for name in ("sharding", "remarks")]
-    for text in (*words, "" if stated is None else f"sp={stated}"):
-        if match := SEQUENCE_PARALLEL.search(text):
-            without, size = match.groups()
-            if without or (size and not size.isdigit()):
-                return False
-            if size and int(size) not in {0, 1, tensor}:
-                raise ValueError(
-                    f"sequence parallelism over {size} ranks, but tensor parallelism over "
-                    f"{tensor}: groups of its own belong into a column cp"
-                )
-            return size is None or int(size) > 1
-    return unsaid
-
-
-def _lacks(values: Mapping[str, Any], *, timed: bool) -> list[str]:
-    """What a row does not say, as in LACKING."""
-    nodes = "no GPUs per node" if values.get("nodes") else "no number of GPUs"
-    measured = (*map(values.get, ("time", *RATES)), flop_rate(values))
-    given = {
-        nodes: _gpus(values) or values.get("data"),
-        "no model and no model sizes": {*SIZED, "noted_model"} & values.keys(),
-        "no GPU": values.get("gpu"),
-        "no sequence length": values.get("sequence"),
-        "no batch size": any(map(values.get, BATCHES)),
-        "no step time and no rate": not timed or any(measured),
-    }
-    return [what for what, value in given.items() if not value]
-
-
-def _row(place: int, values: Mapping[str, Any], notes: str, *, timed: bool) -> LayoutRow:
-    """A row of a table; raises ValueError with what it lacks."""
-    failed = bool(FAILED.search(str(values.get("status", ""))))
-    if lacks := _lacks(values, timed=timed and not failed):
-        raise ValueError(", ".join(lacks))
-    if values.get("adapters"):
-        raise ValueError("LoRA trains adapters only, whereas all weights are assumed to be trained")
-    gpus, data = _ranks(values)
-    tensor, pipeline, context = _degrees(values)
-    sequence = values["sequence"]
-    model, framework = _model(values, notes), named_framework(notes)
-    batch, micro, passes = _batch(values, gpus, data)
-    if pipeline > 1 and not (values.get("micro_batch") or values.get("accum")):
-        raise ValueError("no micro-batch size for a pipeline")
-    machine = _machine(values, gpus)
-    layout = Layout(
-        _sharing(values, data, framework.sharing),
-        data=data,
-        tensor=tensor,
-        pipeline=pipeline,
-        layers=model.layers,
-        context=context,
-        expert=_expert(values, model, data * context * tensor),
-        interleave=min(_whole(values, "interleave"), max(model.layers // pipeline, 1)),
-        sequence_parallel=_sequence_parallel(values, tensor, framework.sequence_parallel),
-    )
-    candidate = Candidate(
-        layout,
-        round(micro),
-        max(round(passes), 1),
-        _recomputed(values),
-        precision(str(values.get("precision", "bf16"))),
-    )
-    recomputed = None if "recomputed" in values else framework.recomputed
-    case = Case(model, int(sequence), candidate, machine, recomputed, framework)
-    divided = not any(map(values.get, ("micro_batch", "accum", "replica_batch")))
-    if divided:
-        case = replace(case, candidate=_fitting(case))
-    step_s = None if failed else step_by_rate(values, gpus, batch, sequence)
-    if step_s is None and timed and not failed:
-        step_s = step_by_flops(values, case, gpus, batch)
-    rate_of_gpu = step_s is not None and is_rate_of_gpu(values, case, gpus, batch, step_s)
-    if step_s is not None and rate_of_gpu:
-        step_s /= gpus
-    memory = values.get("memory")
-    parameters = _parameters(values) or transformer.size(_name(values))
-    mfu = mfu_of(values)
-    quoted = values.get("global_batch")
-    other = quoted if quoted != batch else None
-    return LayoutRow(
-        place, case, step_s, memory, failed, parameters, mfu, other, rate_of_gpu, divided
-    )
-
-
-def _fitting(case: Case) -> Candidate:
-    """A layout with the largest micro-batch that fits, where only the batch of a step is known."""
-    one = case.candidate
-    for accum in range(1, one.micro_batch + 1):
-        if one.micro_batch % accum == 0:
-            fitting = replace(one, micro_batch=one.micro_batch // accum, grad_accum=accum)
-            need = transformer_memory(case.model, case.sequence, fitting).total
-            if need <= USABLE * case.machine.gpu.memory_bytes:
-                return fitting
-    return replace(one, micro_batch=1, grad_accum=one.micro_batch)
-
-
-def _batch(values: Mapping[str, Any], gpus: float, data: int) -> tuple[float, float, float]:
-    """Samples of a step and of a micro-batch, and micro-batches of a step; ValueError if unknown.
-
-    What ran counts, not what is quoted; a micro-batch may include all accumulation.
-    """
-    batch, micro, accum = (values.get(name) for name in ("global_batch", "micro_batch", "accum"))
-    if not batch and (tokens := values.get("batch_tokens")):
-        batch = float(round(tokens / values["sequence"]))
-    if not batch and (of_replica := values.get("replica_batch")):
-        batch = of_replica * (accum or 1) * data
-    ran = (micro or 0) * (accum or 1) * data
-    if micro and (not batch or (accum and batch not in {ran, micro * data})):
-        batch = batch if batch and _agrees(batch, values, gpus) else ran
-    if not batch:
-        raise ValueError(
-            "the batch may be that of a step or of a micro-batch: name its column global_batch or "
-            "micro_batch, or assume micro_batch if it is that of a step"
-        )
-    micro = micro or batch / data / (accum or 1)
-    passes = batch / data / micro
-    if micro < 0.999:
-        raise ValueError("less than one sequence for each replica")
-    if passes < 0.999:
-        raise ValueError("the global batch is smaller than a micro-batch on each rank")
-    return batch, micro, passes
-
-
-def _agrees(batch: float, values: Mapping[str, Any], gpus: float) -> bool:
-    """Whether a quoted batch is what the row's own time and rate make of it."""
-    by_rate = step_by_rate({**values, "time": None}, gpus, batch, values["sequence"])
-    time = values.get("time")
-    return bool(time and by_rate and abs(by_rate / time - 1) < AGREES)
-
-
-def _machine(values: Mapping[str, Any], gpus: float) -> Machine:
-    """The GPUs of a row on their own link, and a usual one between nodes; ValueError if unknown."""
-    gpu = named_gpu(str(values["gpu"]))
-    if gpu is None:
-        raise ValueError(f"unknown GPU {values['gpu']}")
-    per_node, nodes = values.get("per_node"), values.get("nodes")
-    inside = round(per_node or (gpus / nodes if nodes else gpu.joined))
-    outer = "infiniband-hdr" if gpu.name.startswith(("a100", "v100", "a10")) else "infiniband-ndr"
-    return Machine(gpu, max(inside, 1), LINKS[gpu.link], LINKS[outer])
-
-
-def _name(values: Mapping[str, Any]) -> str:
-    return " ".join(str(values[name]) for name in ("model", "size") if name in values)
-
-
-def _model(values: Mapping[str, Any], notes: str) -> Transformer:
-    """The model of a row, by its sizes, its name or its parameters; raises ValueError if unknown.
-
-    Parameters alone say too little of a mixture of experts.
-    """
-    vocabulary = int(values.get("vocabulary") or transformer.GPT2_VOCABULARY)
-    text = _name(values)
-    mixture = transformer.has_experts(text)
-    mixture = mixture or max(_whole(values, "expert"), _whole(values, "experts")) > 1
-    lacks = [name for name in (MIXTURE if mixture else DENSE) if not values.get(name)]
-    if not lacks:
-        layers, width = int(values["layers"]), int(values["width"])
-        heads = int(values.get("heads") or max(width // 64, 1))
-        gated = bool(re.search("llama|swiglu", notes, re.IGNORECASE))
-        hidden, groups = int(values.get("hidden") or 4 * width), int(values.get("groups") or 0)
-        experts, active = _whole(values, "experts"), _whole(values, "active")
-        return Transformer(
-            layers, width, heads, hidden, vocabulary, groups, gated, experts=experts, active=active
-        )
-    model = transformer.named(text, notes) if text else values.get("noted_model")
-    parameters = values.get("parameters")
-    if model is None and parameters and parameters < LEAST_PARAMETERS:
-        raise ValueError(
-            f"a model of {parameters:g} parameters lacks the unit: write {parameters:g}B, or "
-            "'parameters (B)' above it"
-        )
-    if mixture and (model is None or model.experts == 1):
-        raise ValueError(f"unknown mixture of experts {text or '(ep > 1)'}: no {', '.join(lacks)}")
-    if model is None and (parameters := parameters or transformer.size(text)):
-        model = transformer.of_parameters(parameters, vocabulary=vocabulary)
-    if model is None:
-        raise ValueError(f"unknown model {text}" if text else "no model and no model sizes")
-    return model
-
-
-def _parameters(values: Mapping[str, Any]) -> float | None:
-    """The quoted parameters, if their unit is known."""
-    quoted = values.get("parameters") or 0.0
-    return quoted if quoted >= LEAST_PARAMETERS else None
-
-
-def _sharing(values: Mapping[str, Any], data: int, unsaid: Sharing) -> Sharing:
-    if data == 1:
-        return "single"
-    if (values.get("fsdp") or 0) > 1:
-        return "fsdp"
-    words = " ".join(str(values.get(name, "")) for name in ("sharding", "zero"))
-    return sharing(words) or unsaid
-
-
-def _recomputed(values: Mapping[str, Any]) -> Checkpointing:
-    text = str(values.get("recomputed", "")).lower()
-    if "select" in text:
-        return "selective"
-    return "none" if NO.fullmatch(text) else "full"
 
 
 @dataclass(frozen=True)

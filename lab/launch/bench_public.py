@@ -10,7 +10,8 @@ from typing import Any
 
 import numpy as np
 
-from lab.analysis.layout_table import LayoutRow, LayoutTable, read_layouts
+from lab.analysis.layout_row import LayoutRow
+from lab.analysis.layout_table import LayoutTable, read_layouts
 from lab.errors import InputError, Problem
 from lab.files import SHARED
 from lab.perfmodel import layout_law

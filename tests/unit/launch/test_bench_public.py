@@ -4,7 +4,8 @@ from __future__ import annotations
 
 import pytest
 
-from lab.analysis.layout_table import LayoutRow, read_layouts
+from lab.analysis.layout_row import LayoutRow
+from lab.analysis.layout_table import read_layouts
 from lab.errors import InputError
 from lab.files import SHARED
 from lab.launch.bench_public import disturbed, public
