@@ -45,13 +45,15 @@ class Hours:
         return f"{text}, {self.unknown} more of unknown length" if self.unknown else text
 
 
-def spent(study: Study) -> Hours:
+def spent(study: Study, records: Iterable[Record] = ()) -> Hours:
     """Hours used by a study's jobs: each record's wall time times its ranks' cores and GPUs.
 
     Repeats that were set aside or replaced count, as do failures; a job that left no record does
-    not.
+    not. `records` are those already loaded.
     """
-    return _spent_in(study.out)
+    store = Store(study.out)
+    loaded = {store.folder(record.task) / "record.json": record for record in records}
+    return _spent_in(study.out, loaded)
 
 
 def charged(study: Study, cluster: Cluster) -> Hours:
@@ -59,12 +61,13 @@ def charged(study: Study, cluster: Cluster) -> Hours:
     if cluster.budget is None or cluster.budget.per == "study":
         return spent(study)
     folders = sorted(path.parent for path in study.folder.parent.glob("*/study.yaml"))
-    return sum((_spent_in(folder / "out") for folder in folders), Hours())
+    return sum((_spent_in(folder / "out", {}) for folder in folders), Hours())
 
 
-def _spent_in(out: Path) -> Hours:
-    records = map(read_record, sorted(out.rglob("*record.json")))
-    return sum((_of_record(record) for record in records if record), Hours())
+def _spent_in(out: Path, loaded: Mapping[Path, Record]) -> Hours:
+    paths = sorted(out.rglob("*record.json"))
+    every = [loaded[path] if path in loaded else read_record(path) for path in paths]
+    return sum((_of_record(record) for record in every if record), Hours())
 
 
 def _of_record(record: Record) -> Hours:

@@ -203,7 +203,7 @@ def _hours(results: StudyResults) -> dict[str, str]:
     if not results.has_study or results.citations:
         return {}
     study = results.study
-    taken, rows = spent(study), {}
+    taken, rows = spent(study, results.records), {}
     if taken.jobs:
         rows["spent"] = str(taken)
     with contextlib.suppress(InputError):  # the profile may be missing on this machine
