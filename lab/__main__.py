@@ -7,6 +7,8 @@ import os
 import signal
 import sys
 import threading
+import time
+from types import FrameType
 from typing import Any, NoReturn
 
 from lab.errors import INTERRUPTED
@@ -55,10 +57,23 @@ def _end_interrupted() -> NoReturn:
 def _interrupt_again(unraisable: Any) -> None:
     """Resend a Ctrl-C that arrived where nothing can be raised, as in a library's callback."""
     if isinstance(unraisable.exc_value, KeyboardInterrupt):
-        main_thread = threading.main_thread().ident
-        threading.Timer(0.01, signal.pthread_kill, [main_thread, signal.SIGINT]).start()
+        threading.Thread(target=_interrupt_main, daemon=True).start()
     else:
         sys.__unraisablehook__(unraisable)
+
+
+def _interrupt_main() -> None:
+    """Send Ctrl-C to the main thread once it has left the hook, where nothing can be raised."""
+    main_thread = threading.main_thread().ident
+    assert main_thread is not None
+    within = True
+    while within:
+        time.sleep(0.01)
+        frame: FrameType | None = sys._current_frames().get(main_thread)
+        while frame is not None and frame.f_code is not _interrupt_again.__code__:
+            frame = frame.f_back
+        within = frame is not None
+    signal.pthread_kill(main_thread, signal.SIGINT)
 
 
 if __name__ == "__main__":

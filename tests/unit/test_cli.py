@@ -380,9 +380,18 @@ main()
 
 def test_ctrl_c_where_nothing_can_be_raised_comes_again() -> None:
     code = """
+import threading
 import time
 import lab.cli
 from lab.__main__ import main
+
+start = threading.Thread.start
+
+def start_slowly(thread):  # as on a busy machine
+    start(thread)
+    time.sleep(0.3)
+
+threading.Thread.start = start_slowly
 
 class Dropped:
     def __del__(self):
