@@ -2,21 +2,11 @@
 
 from __future__ import annotations
 
-import io
-
 import pytest
+from audits import broken, pasted
 
-from lab.analysis.audit import Audit, audit
 from lab.analysis.audit.columns import guess
 from lab.analysis.audit.values import ranks_of
-
-
-def pasted(text: str) -> Audit:
-    return audit(io.StringIO(text))
-
-
-def broken(result: Audit) -> set[str]:
-    return {finding.rule for finding in result.findings if finding.severity != "note"}
 
 
 @pytest.mark.parametrize(

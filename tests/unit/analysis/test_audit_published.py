@@ -8,8 +8,9 @@ from __future__ import annotations
 from pathlib import Path
 
 import pytest
+from audits import broken
 
-from lab.analysis.audit import RULES, Audit, audit
+from lab.analysis.audit import RULES, audit
 
 TABLES = Path(__file__).parents[2] / "fixtures" / "audit_tables"
 CLEAN, PLANTED = (sorted((TABLES / kind).iterdir()) for kind in ("clean", "planted"))
@@ -17,10 +18,6 @@ CLEAN, PLANTED = (sorted((TABLES / kind).iterdir()) for kind in ("clean", "plant
 
 def named(path: Path) -> str:
     return path.name
-
-
-def broken(result: Audit) -> set[str]:
-    return {finding.rule for finding in result.findings if finding.severity != "note"}
 
 
 @pytest.mark.parametrize("path", CLEAN, ids=named)

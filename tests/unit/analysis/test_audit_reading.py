@@ -9,8 +9,9 @@ from pathlib import Path
 
 import pandas as pd
 import pytest
+from audits import broken
 
-from lab.analysis.audit import Audit, audit
+from lab.analysis.audit import audit
 from lab.analysis.audit.columns import guess
 from lab.analysis.audit.table import from_table
 from lab.analysis.audit.values import COUNT_UNITS, number, ranks_of, rounding, roundings
@@ -20,10 +21,6 @@ from lab.errors import InputError
 def frame(text: str) -> pd.DataFrame:
     rows = [[cell.strip() for cell in line.split("|")] for line in text.strip().splitlines()]
     return pd.DataFrame(rows[1:], columns=rows[0])
-
-
-def broken(result: Audit) -> set[str]:
-    return {finding.rule for finding in result.findings if finding.severity != "note"}
 
 
 @pytest.mark.parametrize(
