@@ -18,11 +18,11 @@ TIMESTAMP = 1e9  # seconds since 1970, and more than a training takes
 LARGEST_VERSION = 40  # but containers are named after years and months
 OF_TRAINING = {"model", "dp", "tp", "pp", "global_batch_size", "micro_batch_size"}
 RANKS = {"world_size", "nodes"}
-CUT_OFF = 0.002
+CUT_OFF = 0.002  # relative: of a ratio whose last digit was cut off instead of rounded
 COLLECTIVE = re.compile(
     r"all[-_ ]?(?:reduce|gather|to)|reduce[-_ ]?scatter|collective|[nr]ccl", re.IGNORECASE
 )
-MOST_CELLS = 50
+MOST_CELLS = 50  # of a column that are looked at
 ALIKE = 1.05  # ratio of two measurements of one time
 MOST_COLUMNS = 30  # of which all pairs are compared
 MOSTLY = 0.5  # of the gaps between the steps of a log are equal
@@ -80,7 +80,7 @@ def _goes_on(epochs: pd.Series) -> bool:
     return bool((onward | restarts).sum() == changes and onward.sum() > restarts.sum())
 
 
-def is_place(column: str, frame: pd.DataFrame, meanings: Mapping[str, Guess]) -> bool:
+def numbers_no_ranks(column: str, frame: pd.DataFrame, meanings: Mapping[str, Guess]) -> bool:
     """Whether a column called rank holds no ranks of a program: places on a list (1, 2, 3, each
     with a name of its own, in the order of what was measured), or ranks of matrices (8, 16)."""
     values = pd.to_numeric(frame[column], errors="coerce")
@@ -122,7 +122,7 @@ def own_baseline(column: str, frame: pd.DataFrame, others: Collection[str]) -> s
     frame = frame.head(MOST_CELLS)
     quoted = numbers(frame[column])
     known = quoted.notna()
-    last = 2 * roundings(frame[column].map(str)) + CUT_OFF  # of a last digit that is cut off
+    last = 2 * roundings(frame[column].map(str)) + CUT_OFF
     measured = {
         str(name): values
         for name in frame

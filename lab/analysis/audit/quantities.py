@@ -31,9 +31,9 @@ from lab.analysis.audit.plausible import (
     is_of_collective,
     is_of_model,
     is_of_samples,
-    is_place,
     is_plausible,
     numbers_devices,
+    numbers_no_ranks,
     own_baseline,
     recurs,
 )
@@ -79,7 +79,7 @@ UNITS = {
     "parameters": COUNT_UNITS | {"b": 1e9},
 }
 SEVERAL_WORDS = re.compile(r"[^\W\d]+(?:[ -][^\W\d]+)+")
-BOUND = re.compile(r"\s*(?:[<>≤≥]|&[lg]t;)")  # that a value should keep to is no measurement
+BOUND = re.compile(r"\s*(?:[<>≤≥]|&[lg]t;)")  # a limit to keep to, which is no measurement
 INDICES = re.compile(r"\d{1,2}(?:\s*,\s*\d{1,2})+")  # of devices, which are no number of ranks
 SERIAL_NAME = re.compile(rf"(?:^|_)(?:{SERIAL}|1)(?:_|$)")
 SCALING = re.compile(r"(strong|weak)(?:[ _-]?scal.*|)", re.IGNORECASE)
@@ -203,38 +203,41 @@ class Quantities:
             if is_of_samples(column, self.frame) or known.str.fullmatch(INDICES).any():
                 return ""
             canonical = "rank" if numbers_devices(numbers(cells)) else canonical
-        elif canonical == "repeat" and _names_settings(
-            cells
-        ):  # runs are called after what they try
+        elif canonical == "repeat" and _names_settings(cells):
             if "strategy" in names:
                 return ""
-            canonical = "strategy"
+            canonical = "strategy"  # runs are called after what they try
         elif canonical == "speedup" and "scaling" in normal(column) and are_shares(cells):
             canonical = "efficiency"
         elif canonical == "busbw" and guessed and not is_of_collective(column, self.frame, names):
             return ""
         elif canonical == "bytes" and is_of_model(column, known, self.meanings):
             return "" if {"model", "dataset"} & names else "model"
-        elif canonical == "speedup" and guessed and self._is_between_programs(column):
-            return ""
+        elif canonical == "speedup" and guessed and (over := self._over(column)):
+            if not self._is_serial(over):
+                return ""  # of one program over another on as many ranks
+            self.own_baseline = over
         if canonical in {"strategy", "speedup"} and known.str.fullmatch(SCALING).all():
             canonical = "scaling"
         if not guessed:
             return canonical
-        place = canonical == "rank" and is_place(column, self.frame, self.meanings)
-        return canonical if is_plausible(canonical, column, known) and not place else ""
+        if canonical == "rank" and numbers_no_ranks(column, self.frame, self.meanings):
+            return ""
+        return canonical if is_plausible(canonical, column, known) else ""
 
-    def _is_between_programs(self, column: str) -> bool:
-        """Whether a speedup is that of one program over another on as many ranks. One over a serial
-        program in the same row, whose time does not depend on the ranks, has its baseline there."""
-        sizes = [name for name, meaning in self.meanings.items() if meaning.canonical in RANKS]
-        over = own_baseline(column, self.frame, sizes) if sizes else ""
-        if not over:
-            return False
-        varied = any(self.frame[name].nunique() > 1 for name in sizes)
-        if SERIAL_NAME.search(normal(over)) or (varied and recurs(self.frame[over])):
-            self.own_baseline = over
-        return not self.own_baseline
+    def _over(self, column: str) -> str:
+        """The column of the same rows that a speedup is over; "" if there is none."""
+        sizes = self._columns_of(RANKS)
+        return own_baseline(column, self.frame, sizes) if sizes else ""
+
+    def _is_serial(self, column: str) -> bool:
+        """Whether a column is of a serial program, whose time does not depend on the ranks."""
+        varied = any(self.frame[name].nunique() > 1 for name in self._columns_of(RANKS))
+        named = SERIAL_NAME.search(normal(column))
+        return bool(named or (varied and recurs(self.frame[column])))
+
+    def _columns_of(self, quantities: Collection[str]) -> list[str]:
+        return [name for name, meaning in self.meanings.items() if meaning.canonical in quantities]
 
     def _numbers(self, cells: pd.Series, column: str, canonical: str, meaning: Guess) -> pd.Series:
         """The cells in base units; their roundings and spreads go to columns of their own."""

@@ -166,14 +166,16 @@ def _missing(curve: Curve, observations: Observations) -> Iterator[Fault]:
     single = len(curve.points) == 1 and observations.kind == "table" and not quoted
     if n == 1 or single:  # the log of a single run compares nothing
         return
-    none = f"There is no run at world size 1{where}"
+    missing = f"There is no run at world size 1{where}"
     if reference := _reference(curve, observations, of_ranks if quoted else []):
-        yield Fault(smallest.labels, f"{none}{reference}.", "Say so beside every speedup.", "note")
+        yield Fault(
+            smallest.labels, f"{missing}{reference}.", "Say so beside every speedup.", "note"
+        )
         return
     more = ", but speedups over another baseline are quoted" if quoted else ""
     yield Fault(
         smallest.labels,
-        f"{none}; the smallest has {n:g} ranks{more}.",
+        f"{missing}; the smallest has {n:g} ranks{more}.",
         "Measure one rank with the same program, or state the baseline beside each speedup.",
     )
 
