@@ -8,7 +8,7 @@ from __future__ import annotations
 import math
 import re
 from collections import Counter
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass, field, replace
 from pathlib import Path
@@ -113,7 +113,9 @@ def read_layouts(
     frame = read_table(source) if isinstance(source, str | Path) else source
     name = str(frame.attrs.get("name", "rows"))
     around = _prose(source) or frame.attrs.get("notes", ())
-    title = re.sub(r"^[\d\s]+", "", name.replace("_", " "))  # the number of a file is no count
+    title = re.sub(
+        r"^[\d\s]+", "", name.replace("_", " ")
+    )  # a number before the name, as in 07-h100.csv, is no count
     notes = "; ".join([" ".join(map(str, around)), title])
     columns = meanings(frame)
     assumed = _assumed(assume or {})
@@ -158,24 +160,27 @@ def read_layouts(
         slow = f"{USUAL_GPU.upper()}s are too slow for its rows"
         why = f"{FASTER_GPU.upper()} GPUs, because the table names no GPU, and {slow}"
         return replace(again, assumptions=(*again.assumptions, why), inferred={"gpu": FASTER_GPU})
-    unstated = not any("expert" in values for values in every)
-    if unstated and any(row.case.model.experts > 1 for row in rows):
+    experts = any(row.case.model.experts > 1 for row in rows)
+    if experts and not any("expert" in values for values in every):
         assumptions.append("the table gives no expert parallelism: each rank has all experts")
+    assumptions += _of_some(rows)
+    return LayoutTable(tuple(rows), tuple(assumptions), dict(left_out), name)
+
+
+def _of_some(rows: Sequence[LayoutRow]) -> Iterator[str]:
+    """What is assumed of some rows only, with their number."""
     if own := sum(row.rate_of_gpu for row in rows):
-        assumptions.append(
+        yield (
             f"{count(own, 'row')}: the rate is that of each GPU, by the row's own FLOP/s or MFU, "
             "or because it would otherwise use almost nothing of them"
         )
     if divided := sum(row.divided for row in rows):
-        assumptions.append(
-            f"{count(divided, 'row')}: no micro-batch size, the largest that fits is assumed"
-        )
+        yield f"{count(divided, 'row')}: no micro-batch size, the largest that fits is assumed"
     if others := sum(row.quoted_batch is not None for row in rows):
-        assumptions.append(
+        yield (
             f"{count(others, 'row')} quote{'s' * (others == 1)} a batch other than micro-batch x "
             "accumulation x replicas; this product is used"
         )
-    return LayoutTable(tuple(rows), tuple(assumptions), dict(left_out), name)
 
 
 def _of_row(row: Mapping[str, Any], others: Mapping[str, Any]) -> dict[str, Any]:

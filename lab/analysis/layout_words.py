@@ -15,7 +15,7 @@ from lab.perfmodel.layout_law import named_framework
 from lab.perfmodel.transformer import Transformer
 
 _HOST = "(?:node|host|server|machine)"
-# "NVIDIA A100 (80 GB) GPUs", and without the last word "H100s", which is no name of a model.
+# GPUs in words: "NVIDIA A100 (80 GB) GPUs", or "H100s" alone, which no model is called.
 _CARDS = (
     r"(?:nvidia |amd (?:instinct )?)?(?:(?:[a-z]+-?\d{2,4}[a-z]* *)?"
     r"(?:-?\(?\d+ ?GB?(?: \w+)?\)? *)?GPUs?"
@@ -193,8 +193,8 @@ def from_notes(
 
 
 def _numbers(notes: str, known: Collection[str]) -> dict[str, float]:
-    found = {name: _noted(name, notes) for name in NOTED}
-    values = {name: numbers.pop() for name, numbers in found.items() if len(numbers) == 1}
+    noted = {name: _noted(name, notes) for name in NOTED}
+    values = {name: numbers.pop() for name, numbers in noted.items() if len(numbers) == 1}
     set_to = settings(notes)
     values |= {name: set_to[name] for name in ABBREVIATED.values() if name in set_to}
     return {name: value for name, value in values.items() if name not in known}
