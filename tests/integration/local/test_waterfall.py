@@ -15,6 +15,7 @@ import time
 from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
+from statistics import median
 from typing import Any
 
 import pytest
@@ -221,6 +222,11 @@ def fall_of(records: list[Record]) -> Waterfall:
     return fall
 
 
+def delay_of(fall: Waterfall) -> float:
+    """What other processes added to the step of one rank, in s: it took more than its compute."""
+    return max(2 * fall.ideal.value - SAMPLES * SAMPLE_S, 0)
+
+
 def others_worked(records: list[Record]) -> bool:
     """Whether others than the injected process took a noticeable share of the cores."""
     places = [(record.run.world_size, record.environment) for record in records]
@@ -249,8 +255,9 @@ def test_the_injected_cause_is_named_with_its_time(
     assert fall.largest == scenario and fall.name(scenario) == NAMES[scenario]
     # CPU time is counted in ticks of 10 ms.
     tolerance = 0.15 if scenario == "others" else 0.1
-    loss = fall.losses[scenario].value
-    assert loss == pytest.approx(injected_s(fall, records[scenario]), rel=tolerance), fall
+    injected = injected_s(fall, records[scenario])
+    room = tolerance * injected + delay_of(fall)
+    assert fall.losses[scenario].value == pytest.approx(injected, abs=room), fall
     sentence = largest_loss(fall)
     if not disturbed:  # else three repeats may differ too much for a claim
         assert sentence is not None and f"is {NAMES[scenario]}; first to " in sentence
@@ -258,4 +265,8 @@ def test_the_injected_cause_is_named_with_its_time(
 
 def test_the_ideal_step_is_half_of_one_ranks(records: dict[str, list[Record]]) -> None:
     fall = fall_of(records["optimizer"])
-    assert fall.ideal.value == pytest.approx(SAMPLES * SAMPLE_S / 2, rel=0.1)
+    timings = [record.timing for record in records["optimizer"] if record.run.world_size == 1]
+    steps = [timing.step.median for timing in timings if timing is not None]
+    assert fall.ideal.value == pytest.approx(median(steps) / 2, rel=0.05)
+    # Sleeps are hardly shorter than their time, and longer as others hold the cores.
+    assert fall.ideal.value > 0.95 * SAMPLES * SAMPLE_S / 2
