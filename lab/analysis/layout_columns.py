@@ -27,8 +27,8 @@ _COUNTED = "(_in)?_([kmbt]|bn|millions?|billions?)"
 # Not what a GPU uses: a share or a rate, or other memory.
 _NOT_USED = r".*(percent|pct|util|bandwidth|cpu|host|overhead|saved|reduction|(^|_)total(_|$))"
 NAMES = {
-    "tensor": rf"tp{_SIZE}|tensor(_model)?_parallel(ism)?(_size|_degree)?",
-    "pipeline": rf"pp{_SIZE}|pipeline(_model)?_parallel(ism)?(_size|_degree)?",
+    "tensor": rf"tp{_SIZE}|tensor(_model|_mp)?(_parallel(ism)?)?(_size|_degree)?",
+    "pipeline": rf"pp{_SIZE}|pipeline(_model|_mp)?(_parallel(ism)?)?(_size|_degree)?",
     "context": rf"cp{_SIZE}|context_parallel(ism)?(_size|_degree)?",
     "expert": rf"ep{_SIZE}|expert(_model)?_parallel(ism)?(_size|_degree)?",
     "data": rf"dp{_SIZE}|data_parallel(ism)?(_size|_degree)?",

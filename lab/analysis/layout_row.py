@@ -15,8 +15,7 @@ from lab.formatting import count
 from lab.perfmodel import transformer
 from lab.perfmodel.hardware import LINKS, Machine, named_gpu
 from lab.perfmodel.layout import Candidate, Checkpointing, Layout, Sharing
-from lab.perfmodel.layout_law import Case, named_framework
-from lab.perfmodel.memory import USABLE, transformer_memory
+from lab.perfmodel.layout_law import Case, Framework
 from lab.perfmodel.transformer import Transformer
 
 BATCHES = ("global_batch", "micro_batch", "replica_batch", "batch_tokens", "batch")
@@ -56,7 +55,9 @@ class LayoutRow:
     divided: bool = False  # into micro-batches that the table does not give
 
 
-def layout_row(place: int, values: Mapping[str, Any], notes: str, *, timed: bool) -> LayoutRow:
+def layout_row(
+    place: int, values: Mapping[str, Any], notes: str, framework: Framework, *, timed: bool
+) -> LayoutRow:
     """A row of a table; raises ValueError with what it lacks."""
     failed = bool(FAILED.search(str(values.get("status", ""))))
     if lacks := _lacks(values, timed=timed and not failed):
@@ -66,7 +67,7 @@ def layout_row(place: int, values: Mapping[str, Any], notes: str, *, timed: bool
     gpus, data = ranks_of_row(values)
     tensor, pipeline, context = _degrees(values)
     sequence = values["sequence"]
-    model, framework = _model(values, notes), named_framework(notes)
+    model = _model(values, notes)
     batch, micro, passes = _batch(values, gpus, data)
     if pipeline > 1 and not (values.get("micro_batch") or values.get("accum")):
         raise ValueError("no micro-batch size for a pipeline")
@@ -203,8 +204,7 @@ def _fitting(case: Case) -> Candidate:
     for accum in range(1, one.micro_batch + 1):
         if one.micro_batch % accum == 0:
             fitting = replace(one, micro_batch=one.micro_batch // accum, grad_accum=accum)
-            need = transformer_memory(case.model, case.sequence, fitting).total
-            if need <= USABLE * case.machine.gpu.memory_bytes:
+            if replace(case, candidate=fitting).fits:
                 return fitting
     return replace(one, micro_batch=1, grad_accum=one.micro_batch)
 

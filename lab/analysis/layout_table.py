@@ -121,7 +121,9 @@ def read_layouts(
     assumed = _assumed(assume or {})
     cells = _cells(frame, columns, assumed)
     precisions = {precision(str(row["precision"])) for row in cells if "precision" in row}
-    defaults, assumptions = from_notes(notes, {*columns, *assumed}, precisions)
+    gpus = {str(row["gpu"]) for row in cells if "gpu" in row}
+    framework = named_framework("; ".join([notes, *sorted(gpus)]))
+    defaults, assumptions = from_notes(notes, {*columns, *assumed}, precisions, framework)
     every = [_of_row(row, defaults | assumed) for row in cells]
     if by_rate := sum(map(_with_batch, every)):
         assumptions.append(f"{count(by_rate, 'row')}: the batch follows from time and rate")
@@ -138,7 +140,7 @@ def read_layouts(
     if any(re.search("hsdp|hybrid", str(values.get("sharding", "")).lower()) for values in every):
         assumptions.append("HSDP is counted as FSDP over all replicas")
     if rates := set(map(flop_rate, every)) - {None}:
-        attention = "half of attention" if named_framework(notes).halves_attention else "attention"
+        attention = "half of attention" if framework.halves_attention else "attention"
         known = " and ".join(sorted({"MFU" if rate == "mfu" else "FLOP/s" for rate in rates}))
         assumptions.append(
             f"step times follow from {known}: 6 FLOPs per token and parameter, plus {attention}"
@@ -147,7 +149,7 @@ def read_layouts(
     left_out: Counter[str] = Counter()
     for place, values in enumerate(every):
         try:
-            rows.append(layout_row(place, values, notes, timed=timed))
+            rows.append(layout_row(place, values, notes, framework, timed=timed))
         except ValueError as error:
             left_out[str(error)] += 1
     if not rows:

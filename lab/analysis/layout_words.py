@@ -11,7 +11,7 @@ from lab.analysis.layout_columns import ALL_GPUS, RATES, UNITS
 from lab.perfmodel import transformer
 from lab.perfmodel.hardware import GPUS, named_gpu
 from lab.perfmodel.layout import Sharing
-from lab.perfmodel.layout_law import named_framework
+from lab.perfmodel.layout_law import ANY, Framework
 from lab.perfmodel.transformer import Transformer
 
 _HOST = "(?:node|host|server|machine)"
@@ -153,7 +153,10 @@ def noted_model(notes: str) -> Transformer | None:
 
 
 def from_notes(
-    notes: str, known: Collection[str], precisions: Collection[str] = ()
+    notes: str,
+    known: Collection[str],
+    precisions: Collection[str] = (),
+    framework: Framework = ANY,
 ) -> tuple[dict[str, Any], list[str]]:
     """Values for all rows, from the notes or else as usual, with sentences on what was assumed.
 
@@ -187,8 +190,12 @@ def from_notes(
         if len({words.startswith("without") for words in stated}) == 1:
             values["sequence_parallel"] = "off" if stated.pop().startswith("without") else "on"
             said.append(f"sequence parallelism {values['sequence_parallel']}, from the notes")
+    if "pipeline" in known and "interleave" not in {*known, *values} and framework.interleave > 1:
+        values["interleave"] = framework.interleave
+        stages = f"{framework.interleave} stages on each rank are assumed"
+        said.append(f"the table does not say whether pipelines are interleaved: {stages}")
     if "recomputed" not in known:
-        said += _recomputed(notes, known, values)
+        said += _recomputed(notes, known, values, framework)
     return values, said
 
 
@@ -229,7 +236,9 @@ def _gpu(notes: str, precisions: Collection[str | None]) -> tuple[str, str]:
     return USUAL_GPU, "because the table names no GPU"
 
 
-def _recomputed(notes: str, known: Collection[str], values: dict[str, Any]) -> list[str]:
+def _recomputed(
+    notes: str, known: Collection[str], values: dict[str, Any], framework: Framework
+) -> list[str]:
     """Enter what notes say of recomputation; sentences on what is assumed."""
     timed = {"time", *RATES} & set(known)
     unlabelled = {"flops", ALL_GPUS + "flops"} & set(known)
@@ -237,7 +246,6 @@ def _recomputed(notes: str, known: Collection[str], values: dict[str, Any]) -> l
     if len(stated) == 1:
         values["recomputed"] = stated.pop()
         return []
-    framework = named_framework(notes)
     if framework.counts_recomputed and unlabelled and not timed:
         values["recomputed"] = "full"
         return ["full recomputation, which this framework's formula of FLOPs counts"]

@@ -222,7 +222,8 @@ def test_a_precision_in_the_notes_counts_if_there_is_only_one(notes: str, precis
     [
         ("Narayanan et al. 2021: Megatron-LM on A100", "megatron"),
         ("Megatron-LM, paper of 2022", "megatron"),
-        ("Megatron-LM 2024", ""),
+        ("Megatron-LM 2024", "megatron-core"),
+        ("Megatron-LM", "megatron-core"),  # on H100, by its column
         ("a paper of 2021", ""),
     ],
 )

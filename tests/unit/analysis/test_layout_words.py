@@ -5,6 +5,7 @@ from __future__ import annotations
 import pytest
 
 from lab.analysis.layout_words import from_notes, noted_model, settings
+from lab.perfmodel.layout_law import MEGATRON_CORE, NEMO
 
 
 @pytest.mark.parametrize(
@@ -106,10 +107,27 @@ def test_notes_give_nodes_hosts_and_context(notes: str, said: dict[str, float]) 
 
 
 def test_notes_on_nemo_recompute_nothing_unless_they_say_so() -> None:
-    _, sentences = from_notes("NeMo 25.04", set())
+    _, sentences = from_notes("NeMo 25.04", set(), framework=NEMO)
     assert any("none, as this framework's default" in sentence for sentence in sentences)
-    values, _ = from_notes("NeMo 25.04, full activation recomputation", set())
+    values, _ = from_notes("NeMo 25.04, full activation recomputation", set(), framework=NEMO)
     assert values["recomputed"] == "full"
+
+
+@pytest.mark.parametrize(
+    ("notes", "known", "stages"),
+    [
+        ("Megatron-LM 2024", {"pipeline"}, 2),
+        ("Megatron-LM 2024, VP 4", {"pipeline"}, 4),
+        ("Megatron-LM 2024", {"pipeline", "interleave"}, None),
+        ("Megatron-LM 2024", set(), None),
+    ],
+)
+def test_pipelines_of_benchmarks_with_megatron_are_likely_interleaved(
+    notes: str, known: set[str], stages: int | None
+) -> None:
+    values, sentences = from_notes(notes, known, framework=MEGATRON_CORE)
+    assert values.get("interleave") == stages
+    assert any("interleaved" in sentence for sentence in sentences) == (stages == 2)
 
 
 @pytest.mark.parametrize(
