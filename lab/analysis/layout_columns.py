@@ -36,6 +36,10 @@ NAMES = {
     "interleave": r"vp|vpp|virtual_pipeline.*|interleav.*",
     "zero": r"zero_?[123]?(_?(stage|level))?|zs|ds_zero.*",
     "fsdp": "fsdp(_size)?",
+    "replicate": "((data_parallel|dp|hsdp)_)?(replicate|replication)(_(size|degree|groups?))?"
+    "|(outer|hsdp)_dp|num_distributed_optimizer_instances",
+    "shard": "((data_parallel|dp|hsdp|fsdp)_)?shard(ing)?_(size|degree|group(_size)?|dim)"
+    "|(dp|hsdp|fsdp)_shard|(fsdp|hsdp)_(group(_size)?|degree)|inner_fsdp",
     "sharding": r"shard(ing)?(_strategy)?|strategy",
     "layers": rf"{_NUMBER_OF}((hidden|transformer)_)?layers?|depth",
     "width": rf"{_NUMBER_OF}hidden|(hidden|embed(ding)?)_?(size|dim(ension)?|width)"

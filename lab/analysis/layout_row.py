@@ -10,7 +10,7 @@ from typing import Any
 
 from lab.analysis.layout_columns import FAILED, NO, RATES
 from lab.analysis.layout_rates import flop_rate, is_rate_of_gpu, mfu_of, step_by_flops, step_by_rate
-from lab.analysis.layout_words import SEQUENCE_PARALLEL, SIZED, precision, sharing
+from lab.analysis.layout_words import HYBRID, SEQUENCE_PARALLEL, SIZED, precision, sharing
 from lab.formatting import count
 from lab.perfmodel import transformer
 from lab.perfmodel.hardware import LINKS, Machine, named_gpu
@@ -72,8 +72,9 @@ def layout_row(
     if pipeline > 1 and not (values.get("micro_batch") or values.get("accum")):
         raise ValueError("no micro-batch size for a pipeline")
     machine = _machine(values, gpus)
+    shared = _sharing(values, data * context, framework.sharing)
     layout = Layout(
-        _sharing(values, data, framework.sharing),
+        shared,
         data=data,
         tensor=tensor,
         pipeline=pipeline,
@@ -82,6 +83,9 @@ def layout_row(
         expert=_expert(values, model, data * context * tensor),
         interleave=min(whole(values, "interleave"), max(model.layers // pipeline, 1)),
         sequence_parallel=_sequence_parallel(values, tensor, framework.sequence_parallel),
+        replicas=_replicas(values, data * context, machine.gpus_per_node // tensor)
+        if shared == "fsdp"
+        else 1,
     )
     candidate = Candidate(
         layout,
@@ -299,13 +303,43 @@ def _parameters(values: Mapping[str, Any]) -> float | None:
     return quoted if quoted >= LEAST_PARAMETERS else None
 
 
-def _sharing(values: Mapping[str, Any], data: int, unsaid: Sharing) -> Sharing:
-    if data == 1:
+def _sharing(values: Mapping[str, Any], copies: int, unsaid: Sharing) -> Sharing:
+    if copies == 1:
         return "single"
+    words = " ".join(str(values.get(name, "")) for name in ("sharding", "zero"))
     if (values.get("fsdp") or 0) > 1:
         return "fsdp"
-    words = " ".join(str(values.get(name, "")) for name in ("sharding", "zero"))
+    if {"replicate", "shard"} & values.keys():
+        unsaid = "fsdp" if _shards(values, copies) > 1 else "ddp"
     return sharing(words) or unsaid
+
+
+def _shards(values: Mapping[str, Any], copies: int) -> float:
+    """Among how many ranks FSDP shards: also those that share sequences."""
+    if shard := values.get("shard"):
+        return float(shard * whole(values, "context"))
+    return copies / whole(values, "replicate")
+
+
+def _replicas(values: Mapping[str, Any], copies: int, near: int) -> int:
+    """Groups among which FSDP only sums gradients (HSDP): as stated, else the nodes.
+
+    Each node has `near` of the copies. Raises ValueError if groups and copies do not agree.
+    """
+    if {"replicate", "shard"} & values.keys():
+        shards = _shards(values, copies)
+    else:
+        shards = near if is_hybrid(values) and near > 1 and not copies % near else copies
+    if copies % shards:
+        raise ValueError(
+            f"{copies} data-parallel ranks cannot be sharded in groups of {shards:.4g}"
+        )
+    return round(copies / shards)
+
+
+def is_hybrid(values: Mapping[str, Any]) -> bool:
+    """Whether FSDP shards within groups only, whose sizes the table may not give."""
+    return bool(HYBRID.search(str(values.get("sharding", ""))))
 
 
 def _recomputed(values: Mapping[str, Any]) -> Checkpointing:

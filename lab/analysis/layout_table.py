@@ -34,6 +34,7 @@ from lab.analysis.layout_row import (
     LACKING,
     LayoutRow,
     gpus_of,
+    is_hybrid,
     layout_row,
     ranks_of_row,
     whole,
@@ -137,8 +138,10 @@ def read_layouts(
         assumptions.append(
             "sequence parallelism without tensor parallelism is counted as context parallelism"
         )
-    if any(re.search("hsdp|hybrid", str(values.get("sharding", "")).lower()) for values in every):
-        assumptions.append("HSDP is counted as FSDP over all replicas")
+    for values in every:
+        _enter_groups(values)
+    if any(is_hybrid(values) and not {"replicate", "shard"} & values.keys() for values in every):
+        assumptions.append("HSDP shards within a node, as the table gives no groups")
     if rates := set(map(flop_rate, every)) - {None}:
         attention = "half of attention" if framework.halves_attention else "attention"
         known = " and ".join(sorted({"MFU" if rate == "mfu" else "FLOP/s" for rate in rates}))
@@ -308,6 +311,18 @@ def _as_context(values: dict[str, Any]) -> bool:
         return False
     values |= {"context": groups, "sequence_parallel": "off"}
     return True
+
+
+def _enter_groups(values: dict[str, Any]) -> None:
+    """Enter the data parallelism that the groups of HSDP make: replicas times shards."""
+    if values.get("shard", 1) < 1:  # torchtitan's -1: all that are left
+        del values["shard"]
+    data, shards = values.get("data"), values.get("fsdp") or 1
+    split = math.prod(whole(values, name) for name in SPLITS)
+    if data and shards > 1 and gpus_of(values) == split * shards:
+        values |= {"replicate": data, "shard": shards, "data": data * shards}
+    elif values.get("shard") and not data and (values.get("replicate") or not gpus_of(values)):
+        values["data"] = float(whole(values, "replicate") * values["shard"])
 
 
 def _meaning_of_batch(rows: Sequence[Mapping[str, Any]]) -> str | None:

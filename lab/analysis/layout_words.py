@@ -45,6 +45,7 @@ TOGETHER = (
 )
 SHARED = {"zero", "fsdp", "sharding"}
 SIZED = {"model", "size", "parameters", "layers"}
+HYBRID = re.compile("hsdp|hybrid", re.IGNORECASE)
 # The first matching words count.
 SHARINGS: dict[Sharing, str] = {
     "fsdp": r"full_?shard|fsdp|hsdp|hybrid_?shard|zero\W?3",
@@ -91,7 +92,7 @@ RECOMPUTES_NOTHING = {"w/o", "without", "off", "disabled", "false", "none"}
 ABBREVIATED = {
     "tp": "tensor", "pp": "pipeline", "cp": "context", "ep": "expert", "dp": "data",
     "vp": "interleave", "vpp": "interleave", "mbs": "micro_batch", "gbs": "global_batch",
-    "bs": "batch", "ga": "accum", "gas": "accum",
+    "bs": "batch", "ga": "accum", "gas": "accum", "dp_replicate": "replicate", "dp_shard": "shard",
 }  # fmt: skip
 # "TP8", "tp=8", "PP 4", and in "zero1(dp2)+tp2"; "expert parallelism 8".
 SETTING = re.compile(
@@ -123,9 +124,11 @@ def settings(text: str) -> dict[str, Any]:
     for value in SHARDS.findall(text):
         replicas = values.pop("data", {1.0})
         values["data"] = {float(value) * many for many in replicas}
+        if replicas != {1.0}:
+            values["replicate"] = replicas
     values["precision"] = {precision(words) for words in NOTED_PRECISION.findall(text)}
     if shared := sharing(text):
-        values["sharding"] = {shared}
+        values["sharding"] = {"hsdp" if HYBRID.search(text) else shared}
     return {name: stated.pop() for name, stated in values.items() if len(stated) == 1}
 
 
@@ -183,8 +186,10 @@ def from_notes(
     text = _DENIED.sub("", notes)
     shared = [kind for kind, words in SHARINGS.items() if re.search(words, text, re.IGNORECASE)]
     if len(shared) == 1 and not SHARED & set(known) and not re.search(r"\bddp\b", notes, re.I):
-        values["sharding"] = shared[0]
-        said.append(f"{shared[0]}, from the notes")
+        # Notes on both kinds of FSDP do not say which rows have which.
+        hybrid = HYBRID.search(text) and not re.search(r"\bfsdp|full_?shard", text, re.IGNORECASE)
+        values["sharding"] = "hsdp" if hybrid else shared[0]
+        said.append(f"{values['sharding']}, from the notes")
     if "sequence_parallel" not in known:
         stated = {match.lower() for match in NOTED_SEQUENCE_PARALLEL.findall(notes)}
         if len({words.startswith("without") for words in stated}) == 1:

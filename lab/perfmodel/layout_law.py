@@ -41,18 +41,18 @@ class Framework:
     passes, `halves_attention` that they omit its masked half. `sharing` is how its replicas share
     state if a table does not say, and `hides_shards` that ZeRO's gradients are sent during the last
     backward pass, as DDP's are, and its parameters during the next forward pass. `hides_transfers`
-    says that an interleaved pipeline hands on while it computes. Launches and products hide each other
-    as a p-norm with exponent `hides`: the higher it is, the more the longer one alone counts.
+    says that an interleaved pipeline hands on while it computes. Launches and products hide each
+    other as a p-norm with exponent `hides`: the higher it is, the more the longer one alone counts.
     `hides_sums` says that launches hide the sums of tensor parallelism as well, `overlaps_sums`
     that they are cut up and sent while products are computed, `dispatches_once` that a token for
     several experts of another node is sent there once (DeepEP). On more nodes than its `reach`, the
-    transfers of a pipeline are delayed. `recomputed` is the share of the forward pass that is taken
-    to be recomputed if a table does not say, `shard_bytes` what ZeRO sums and gathers at a time,
-    `interleave` the stages of a rank if it does not say. `state` are the bytes of a parameter outside
-    FSDP, `fused` is that of `transformer_memory`, `usable` the share of a GPU's nominal memory for
-    training, `offloads` the share of the layers whose activations FSDP moves to a Grace host.
-    `coefficients` are those of the law of layouts with different expectations, with the deviation
-    of their logarithm.
+    transfers of a pipeline are delayed. If a table does not say, `recomputed` is the share of the
+    forward pass that is taken to be recomputed, `interleave` the stages of a rank. `shard_bytes`
+    are what ZeRO sums and gathers at a time, `state` the bytes of a parameter outside FSDP; `fused`
+    is that of `transformer_memory`, `usable` the share of a GPU's nominal memory for training,
+    `offloads` the share of the layers whose activations FSDP moves to a Grace host. `coefficients`
+    are those of the law of layouts with different expectations, with the deviation of their
+    logarithm.
     """
 
     name: str = ""
@@ -120,9 +120,10 @@ MEGATRON = Framework(
     coefficients={"scores": (5.9, 0.5)},
 )
 # Megatron-Core since 2023, as its README benchmarks it: a distributed optimizer whose gradients and
-# parameters are sent while it computes (overlap_grad_reduce, overlap_param_gather), split sequences,
-# activations sent while products run (tp_comm_overlap), gates and loss fused, nothing recomputed
-# unless stated. cuDNN's attention skips the masked half and reaches half of the peak or more.
+# parameters are sent in large buffers while it computes (overlap_grad_reduce,
+# overlap_param_gather), split sequences, activations sent while products run (tp_comm_overlap),
+# tokens by DeepEP, gates and loss fused, nothing recomputed unless stated. cuDNN's attention skips
+# the masked half and reaches half of the peak or more; the buffers are sent as FSDP's gathers are.
 MEGATRON_CORE = Framework(
     name="megatron-core",
     pattern=r"megatron.?core|\bmcore\b"
@@ -134,9 +135,9 @@ MEGATRON_CORE = Framework(
     overlaps_sums=True,
     dispatches_once=True,
     recomputed=0.0,
-    interleave=2,  # unlikely the default of 1 in a benchmark; with more there is little left to gain
+    interleave=2,  # half of the bubble is the smaller error either way
     fused=True,
-    usable=1.03,  # of the card's GiB, all but 4 %: expandable segments do not fragment
+    usable=1.03,  # all but 4 % of the card's GiB, which expandable segments do not fragment
     coefficients={"attention": (0.5, 0.4), "data": (1.2, 0.6)},
 )
 # NeMo and Megatron-Bridge on the same core: their tables give tokens/s and FLOP/s, which differ by
@@ -147,10 +148,13 @@ NEMO = replace(
     pattern=r"\bnemo\b|megatron.?bridge",
     halves_attention=True,
     state=MIXED,
-    offloads=0.5,  # cpu_offloading_num_layers of its FSDP recipes on GB200 and GB300: 20 to 40 of 80
+    offloads=0.5,  # cpu_offloading_num_layers of its recipes for FSDP: 20 to 40 of 80
 )
-# torchtitan's tensor parallelism splits sequences: its Llama plans use SequenceParallel (2024).
-TORCHTITAN = Framework(name="torchtitan", pattern=r"torch.?titan", sequence_parallel=True)
+# torchtitan's tensor parallelism splits sequences: its Llama plans use SequenceParallel (2024). It
+# shards over all replicas by default (data_parallel_shard_degree = -1).
+TORCHTITAN = Framework(
+    name="torchtitan", pattern=r"torch.?titan", sequence_parallel=True, sharing="fsdp"
+)
 FRAMEWORKS = (NANOTRON, MEGATRON, NEMO, MEGATRON_CORE, TORCHTITAN)
 # The lab's own loop, eager and compiled: fits to GPT-2 on one H200 in bf16 (reports/gpu-training),
 # with the products' share of peak as expected of all H200s. Compiled code reads and writes less.

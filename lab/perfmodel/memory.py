@@ -139,11 +139,12 @@ def transformer_memory(
     A pipeline's first stage holds the activations of as many micro-batches as there are stages, its
     last those of one plus the logits (Narayanan et al. 2021); zero-bubble schedules hold them for
     the weights' gradients in every stage (Qi et al. 2023). `balanced` stages count the head as
-    layers, `fused` code has no copies of a gate's and the loss's values, and the host holds what the
-    share `offloaded` of the layers keeps. Full checkpointing keeps the input of each layer, and all activations of one; selective
-    checkpointing keeps half of the activations. Without sequence parallelism every tensor parallel
-    rank holds the full inputs of attention and MLP. FSDP's shards are in fp32, whatever `state`
-    others have, and are gathered as they are computed, those of a pipeline once.
+    layers. `fused` code has no copies of a gate's and the loss's values, and the host holds what
+    the share `offloaded` of the layers keeps. Full checkpointing keeps the input of each layer, and
+    all activations of one; selective checkpointing keeps half of the activations. Without sequence
+    parallelism every tensor parallel rank holds the full inputs of attention and MLP. FSDP's shards
+    are in fp32, whatever `state` others have, and are gathered as they are computed, those of a
+    pipeline once.
     """
     layout, accum = candidate.layout, candidate.grad_accum
     gathers = layout.sharing == "fsdp" and layout.shards > 1

@@ -69,6 +69,44 @@ def test_sharding_is_read(columns: dict[str, object], sharing: str) -> None:
     assert read_layouts(frame(**columns)).rows[0].case.candidate.layout.sharing == sharing
 
 
+HSDP = {"GPUs": 64, "TP": None, "PP": None, "GBS": 512}
+
+
+@pytest.mark.parametrize(
+    ("columns", "sharing", "replicas", "shards"),
+    [
+        ({"dp_replicate": 4, "dp_shard": 16}, "fsdp", 4, 16),
+        ({"GPUs": None, "dp_replicate": 4, "dp_shard": 16}, "fsdp", 4, 16),
+        (
+            {"data_parallel_replicate_degree": 4, "data_parallel_shard_degree": -1, "CP": 2},
+            *("fsdp", 4, 16),
+        ),
+        ({"dp_replicate": 2, "dp_shard": 16, "CP": 2, "GPUs": None}, "fsdp", 2, 32),
+        ({"dp": 8, "FSDP": 8}, "fsdp", 8, 8),
+        ({"dp": 64, "shard degree": 16}, "fsdp", 4, 16),
+        ({"Config": "HSDP, dp_replicate=2, dp_shard=32"}, "fsdp", 2, 32),
+        ({"Sharding Strategy": "HYBRID_SHARD"}, "fsdp", 8, 8),
+        ({"Sharding Strategy": "HSDP", "TP": 2}, "fsdp", 8, 4),
+        ({"Sharding Strategy": "HSDP", "TP": 8}, "fsdp", 1, 8),
+        ({"dp_replicate": 64, "dp_shard": 1}, "ddp", 1, 64),
+    ],
+)
+def test_groups_of_hybrid_sharding_are_read(
+    columns: dict[str, object], sharing: str, replicas: int, shards: int
+) -> None:
+    table = read_layouts(frame(**{**HSDP, **columns}))
+    layout = table.rows[0].case.candidate.layout
+    assert (layout.sharing, layout.replicas, layout.shards) == (sharing, replicas, shards)
+    assert layout.world_size == 64
+    assumed = any("HSDP shards within a node" in note for note in table.notes)
+    assert assumed == ("Sharding Strategy" in columns)
+
+
+def test_groups_that_do_not_divide_the_ranks_are_refused() -> None:
+    with pytest.raises(InputError, match="64 data-parallel ranks cannot be sharded in groups of"):
+        read_layouts(frame(**HSDP, dp_replicate=3))
+
+
 @pytest.mark.parametrize(
     ("system", "precision", "read", "peak"),
     [

@@ -63,6 +63,13 @@ def test_a_caption_says_what_holds_for_all_rows() -> None:
     assert "a model of 70.6B parameters, from the notes" in sentences
 
 
+@pytest.mark.parametrize(
+    ("notes", "sharding"), [("trained with HSDP", "hsdp"), ("FSDP or HSDP", "fsdp")]
+)
+def test_notes_on_hybrid_sharding_count_where_there_is_no_other(notes: str, sharding: str) -> None:
+    assert from_notes(notes, set())[0]["sharding"] == sharding
+
+
 def test_columns_count_before_notes() -> None:
     known = {"sequence", "nodes", "micro_batch", "tensor", "model", "gpu", "precision"}
     values, _ = from_notes(CAPTION, known)

@@ -15,9 +15,9 @@ from lab.perfmodel.hardware import machine
 from lab.perfmodel.layout import Candidate, Layout, Sharing
 from lab.perfmodel.layout_law import (
     ANY,
+    MEGATRON_CORE,
     NAMES,
     NANOTRON,
-    MEGATRON_CORE,
     NEMO,
     Case,
     LayoutLaw,
@@ -200,6 +200,23 @@ def test_a_pipeline_gathers_once_for_all_its_micro_batches() -> None:
     law = only(gathers=1.0)
     one, four = law.predict([case(data=8, pipeline=2, accum=a, sharing="fsdp") for a in (1, 4)])
     assert 0 < one == pytest.approx(four)
+
+
+def test_replicas_of_fsdp_gather_within_their_group_and_sum_their_shards_across() -> None:
+    size = 2 * (24 * MODEL.block() + MODEL.embedding)
+    hybrid, whole = (case(data=64, sharing="fsdp", replicas=count) for count in (8, 1))
+    q = quantities([hybrid, whole])
+    assert q["gathers"].tolist() == pytest.approx(
+        [3 * size * 7 / 8 / (300e9 * 0.76), q["gathers"][1]]
+    )
+    assert q["gathers"][1] > 1.2 * q["gathers"][0]
+    # Each GPU sums an eighth of the gradients with its peers on seven other nodes by its own card.
+    across = 2 * 7 / 8 * size / 8 / (25e9 * 0.8)
+    assert q["data"].tolist() == pytest.approx([across, 0.0])
+    assert q["hiding"][0] == pytest.approx(24 * 2 / 3)
+    held, divided = (one.memory() for one in (hybrid, whole))
+    for part in ("weights", "gradients", "optimizer"):
+        assert getattr(held, part) == pytest.approx(8 * getattr(divided, part))
 
 
 def test_hidden_gathers_still_take_some_of_what_they_hide_behind() -> None:
