@@ -14,6 +14,7 @@ from lab.analysis.layout_row import LayoutRow
 from lab.analysis.layout_table import LayoutTable, read_layouts
 from lab.errors import InputError, Problem
 from lab.files import SHARED
+from lab.formatting import count
 from lab.perfmodel import layout_law
 from lab.perfmodel.layout import Candidate
 from lab.perfmodel.layout_law import Case, LayoutLaw
@@ -128,7 +129,7 @@ def public(
         for name, rows in _parts(table):
             measured = sum(row.step_s is not None for row in rows)
             if measured <= fit:
-                what = f"{fit} rows cannot be fitted, because only {measured} have a time"
+                what = f"{count(fit, 'row')} cannot be fitted: only {measured} with a time"
                 advice = "fit fewer, or give a larger table"
                 raise InputError(name, [Problem("--fit", what, advice)])
             scores += [_score(name, rows, n, splits if n else 1) for n in dict.fromkeys((0, fit))]
