@@ -50,7 +50,7 @@ from lab.analysis.layout_words import (
     settings,
 )
 from lab.errors import InputError, Problem, nearest
-from lab.formatting import count
+from lab.formatting import count, listed
 from lab.perfmodel import layout_law
 from lab.perfmodel.layout_law import Case, LayoutLaw, named_framework
 
@@ -59,6 +59,7 @@ if TYPE_CHECKING:
 
 MOST_TOKENS = 2**18  # of a micro-batch on a GPU: logits alone would take tens of GB
 SPLITS = ("data", "tensor", "pipeline", "context")
+MOST_NAMES = 8
 MOST_REACHED = 0.76  # of an A100's peak, recomputed passes counted: FSDP of 70B reached 0.74
 RULE = re.compile(r"\s*\|?(\s*:?-+:?\s*\|)+(\s*:?-+:?)?\s*")  # below the names in Markdown
 
@@ -169,7 +170,15 @@ def read_layouts(
     if experts and not any("expert" in values for values in every):
         assumptions.append("the table gives no expert parallelism: each rank has all experts")
     assumptions += _of_some(rows)
+    if unused := _unused(frame, columns):
+        assumptions.append(f"{count(len(unused), 'column')} not used: {listed(unused, MOST_NAMES)}")
     return LayoutTable(tuple(rows), tuple(assumptions), dict(left_out), name)
+
+
+def _unused(frame: pd.DataFrame, columns: Mapping[str, str]) -> list[str]:
+    """Columns that neither have a meaning nor say a setting in their cells."""
+    others = [column for column in frame.columns if column not in columns.values()]
+    return [repr(str(name)) for name in others if not any(map(settings, map(str, frame[name])))]
 
 
 def _of_some(rows: Sequence[LayoutRow]) -> Iterator[str]:

@@ -366,6 +366,13 @@ def test_settings_count_in_any_column_without_a_meaning_of_its_own() -> None:
     assert (case.sequence, case.passes) == (8192, 4)
 
 
+def test_columns_that_say_nothing_of_a_layout_are_listed() -> None:
+    notes = read_layouts(frame(Setup="VP 2", Kernels="VP 2", Days=7, Owner="me")).notes
+    assert "2 columns not used: 'Days'; 'Owner'" in notes
+    assert not any("not used" in note for note in read_layouts(frame()).notes)
+    assert any("1 column not used" in note for note in read_layouts(frame(Days=7)).notes)
+
+
 def test_a_batch_follows_from_time_and_rate() -> None:
     measured = {"Step time (s)": 64 * 4096 / 16 / 8000}
     table = read_layouts(frame(GBS=None, **measured))
