@@ -91,7 +91,7 @@ def layout_row(
         layout,
         round(micro),
         max(round(passes), 1),
-        _recomputed(values),
+        _recomputed(values, framework.keeps),
         precision(str(values.get("precision", "bf16"))),
     )
     recomputed = None if "recomputed" in values else framework.recomputed
@@ -342,8 +342,10 @@ def is_hybrid(values: Mapping[str, Any]) -> bool:
     return bool(HYBRID.search(str(values.get("sharding", ""))))
 
 
-def _recomputed(values: Mapping[str, Any]) -> Checkpointing:
-    text = str(values.get("recomputed", "")).lower()
+def _recomputed(values: Mapping[str, Any], unsaid: Checkpointing) -> Checkpointing:
+    if "recomputed" not in values:
+        return unsaid
+    text = str(values["recomputed"]).lower()
     if "select" in text:
         return "selective"
     return "none" if NO.fullmatch(text) else "full"

@@ -19,9 +19,11 @@ import numpy.typing as npt
 from lab.config.run import value_bytes
 from lab.perfmodel.collectives import Level
 from lab.perfmodel.hardware import Machine
-from lab.perfmodel.layout import Candidate, Sharing
+from lab.perfmodel.layout import Candidate, Checkpointing, Sharing
 from lab.perfmodel.memory import (
     ACCUMULATED,
+    BF16,
+    FP32,
     MIXED,
     USABLE,
     MemoryParts,
@@ -47,12 +49,12 @@ class Framework:
     that they are cut up and sent while products are computed, `dispatches_once` that a token for
     several experts of another node is sent there once (DeepEP). On more nodes than its `reach`, the
     transfers of a pipeline are delayed. If a table does not say, `recomputed` is the share of the
-    forward pass that is taken to be recomputed, `interleave` the stages of a rank. `shard_bytes`
-    are what ZeRO sums and gathers at a time, `state` the bytes of a parameter outside FSDP; `fused`
-    is that of `transformer_memory`, `usable` the share of a GPU's nominal memory for training,
-    `offloads` the share of the layers whose activations FSDP moves to a Grace host. `coefficients`
-    are those of the law of layouts with different expectations, with the deviation of their
-    logarithm.
+    forward pass that is taken to be recomputed, `keeps` the checkpointing by which memory is
+    counted, `interleave` the stages of a rank. `shard_bytes` are what ZeRO sums and gathers at a
+    time. `state`, `sharded_state` and `fused` are those of `transformer_memory`, `usable` is the
+    share of a GPU's nominal memory for training, `offloads` that of the layers whose activations
+    FSDP moves to a Grace host. `coefficients` are those of the law of layouts with different
+    expectations, with the deviation of their logarithm.
     """
 
     name: str = ""
@@ -69,10 +71,12 @@ class Framework:
     overlaps_sums: bool = False
     dispatches_once: bool = False
     recomputed: float = 0.5  # half a pass is the smaller error either way
+    keeps: Checkpointing = "selective"  # half of the activations, to agree with it
     shard_bytes: float = 1e9  # DeepSpeed's reduce_bucket_size, 5e8 values of 2 bytes
     reach: float = math.inf
     interleave: int = 1
     state: StateBytes = ACCUMULATED
+    sharded_state: StateBytes = FP32
     fused: bool = False
     usable: float = USABLE
     offloads: float = 0.0
@@ -94,6 +98,7 @@ NANOTRON = Framework(
     sequence_parallel=True,
     hides=8.0,
     hides_sums=True,
+    keeps="none",  # its peaks are those of all activations
     shard_bytes=BUCKET_BYTES,
     reach=32,
     coefficients={
@@ -135,6 +140,7 @@ MEGATRON_CORE = Framework(
     overlaps_sums=True,
     dispatches_once=True,
     recomputed=0.0,
+    keeps="none",
     interleave=2,  # half of the bubble is the smaller error either way
     fused=True,
     usable=1.03,  # all but 4 % of the card's GiB, which expandable segments do not fragment
@@ -150,12 +156,25 @@ NEMO = replace(
     state=MIXED,
     offloads=0.5,  # cpu_offloading_num_layers of its recipes for FSDP: 20 to 40 of 80
 )
+# NeMo AutoModel has FSDP2 instead of the core, but its kernels and DeepEP. Its recipes recompute
+# (activation_checkpointing) and train weights in bf16 by torch.optim.Adam.
+AUTOMODEL = replace(
+    NEMO,
+    name="automodel",
+    pattern=r"\bauto.?model\b",
+    sharing="fsdp",
+    recomputed=1.0,
+    keeps="full",
+    state=BF16,
+    sharded_state=BF16,
+    offloads=0.0,
+)
 # torchtitan's tensor parallelism splits sequences: its Llama plans use SequenceParallel (2024). It
 # shards over all replicas by default (data_parallel_shard_degree = -1).
 TORCHTITAN = Framework(
     name="torchtitan", pattern=r"torch.?titan", sequence_parallel=True, sharing="fsdp"
 )
-FRAMEWORKS = (NANOTRON, MEGATRON, NEMO, MEGATRON_CORE, TORCHTITAN)
+FRAMEWORKS = (NANOTRON, MEGATRON, AUTOMODEL, NEMO, MEGATRON_CORE, TORCHTITAN)
 # The lab's own loop, eager and compiled: fits to GPT-2 on one H200 in bf16 (reports/gpu-training),
 # with the products' share of peak as expected of all H200s. Compiled code reads and writes less.
 LAB, COMPILED_LAB = (
@@ -269,6 +288,7 @@ class Case:
             self.sequence,
             self.candidate,
             state=framework.state,
+            sharded_state=framework.sharded_state,
             balanced=framework.balanced,
             fused=framework.fused,
             offloaded=framework.offloads if sharded and grace else 0.0,

@@ -63,6 +63,7 @@ class StateBytes:
 FP32 = StateBytes(4, 4, 8)
 FROZEN = StateBytes(4, 0, 0)  # parameters that do not train
 MIXED = StateBytes(2, 2, 12)
+BF16 = StateBytes(2, 2, 4)  # no masters
 ACCUMULATED = StateBytes(2, 4, 12)  # gradients summed in fp32, as Megatron and nanotron do
 
 
@@ -128,6 +129,7 @@ def transformer_memory(
     candidate: Candidate,
     *,
     state: StateBytes = ACCUMULATED,
+    sharded_state: StateBytes = FP32,
     balanced: bool = False,
     fused: bool = False,
     offloaded: float = 0.0,
@@ -143,13 +145,12 @@ def transformer_memory(
     the share `offloaded` of the layers keeps. Full checkpointing keeps the input of each layer, and
     all activations of one; selective checkpointing keeps half of the activations. Without sequence
     parallelism every tensor parallel rank holds the full inputs of attention and MLP. FSDP's shards
-    are in fp32, whatever `state` others have, and are gathered as they are computed, those of a
-    pipeline once.
+    have another state, and are gathered as they are computed, those of a pipeline once.
     """
     layout, accum = candidate.layout, candidate.grad_accum
     gathers = layout.sharing == "fsdp" and layout.shards > 1
     if gathers:
-        state = FP32
+        state = sharded_state
     tokens = candidate.micro_batch * sequence / layout.context
     value = value_bytes(candidate.precision)
     longest, rest = model.stage_layers(layout.pipeline, balanced=balanced)

@@ -183,6 +183,21 @@ def test_memory_is_read_in_its_columns_unit(column: str, unit: float) -> None:
 
 
 @pytest.mark.parametrize(
+    ("notes", "checkpointing"),
+    [("our own", "selective"), ("nanotron", "none"), ("NeMo", "none"), ("NeMo AutoModel", "full")],
+)
+def test_memory_agrees_with_the_recomputation_that_is_assumed(
+    notes: str, checkpointing: str
+) -> None:
+    rows = frame()
+    rows.attrs["notes"] = [notes]
+    assert read_layouts(rows).rows[0].case.candidate.checkpointing == checkpointing
+    said = frame(Recompute="none")
+    said.attrs["notes"] = [notes]
+    assert read_layouts(said).rows[0].case.candidate.checkpointing == "none"
+
+
+@pytest.mark.parametrize(
     ("cell", "passes"),
     [("none", 3), ("full", 4), (True, 4), (False, 3), *[(cell, 3.5) for cell in EMPTY]],
 )

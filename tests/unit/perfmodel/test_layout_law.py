@@ -15,6 +15,7 @@ from lab.perfmodel.hardware import machine
 from lab.perfmodel.layout import Candidate, Layout, Sharing
 from lab.perfmodel.layout_law import (
     ANY,
+    AUTOMODEL,
     MEGATRON_CORE,
     NAMES,
     NANOTRON,
@@ -113,6 +114,7 @@ def test_a_framework_is_known_by_its_name() -> None:
     for words in ("Megatron-LM on\nH100", "Megatron-LM, 2024", "MCore v0.9", "GB200, Megatron"):
         assert named_framework(words) is MEGATRON_CORE
     assert named_framework("NeMo on Megatron-Core, H100") is NEMO
+    assert named_framework("NVIDIA-NeMo+Automodel") is AUTOMODEL
     assert named_framework("llama3_h100_202412_torchtitan").sequence_parallel
     law = expected("h100", NANOTRON)
     assert law.coefficients["crossing"] == NANOTRON.coefficients["crossing"][0]
@@ -308,6 +310,11 @@ def test_a_framework_holds_less_than_others() -> None:
     nemo = replace(one, framework=NEMO)
     assert nemo.fits and not one.fits
     assert not replace(nemo, candidate=replace(nemo.candidate, micro_batch=4)).fits
+    # AutoModel's recipes train bf16 weights without masters.
+    state = replace(nemo, candidate=Candidate(Layout("fsdp", 64), 1), framework=AUTOMODEL).memory()
+    assert state.weights + state.gradients + state.optimizer == pytest.approx(
+        8 * llama.parameters / 64
+    )
     # FSDP's activations go to the host only where it is a Grace.
     sharded = Candidate(Layout("fsdp", 64, layers=llama.layers), 2)
     cases = [Case(llama, 8192, sharded, machine(gpu), framework=NEMO) for gpu in ("b200", "gb200")]
