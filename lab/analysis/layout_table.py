@@ -42,6 +42,7 @@ from lab.analysis.layout_row import (
 from lab.analysis.layout_words import (
     ADAPTERS,
     FASTER_GPU,
+    SENT_ONCE,
     SHARED,
     UNNAMED,
     USUAL_GPU,
@@ -123,8 +124,10 @@ def read_layouts(
     assumed = _assumed(assume or {})
     cells = _cells(frame, columns, assumed)
     precisions = {precision(str(row["precision"])) for row in cells if "precision" in row}
-    gpus = {str(row["gpu"]) for row in cells if "gpu" in row}
-    framework = named_framework("; ".join([notes, *sorted(gpus)]))
+    said = {name: {str(row[name]) for row in cells if name in row} for name in ("gpu", "remarks")}
+    framework = named_framework("; ".join([notes, *sorted(said["gpu"])]))
+    if any(map(SENT_ONCE.search, [notes, *said["remarks"]])):
+        framework = replace(framework, dispatches_once=True)
     defaults, assumptions = from_notes(notes, {*columns, *assumed}, precisions, framework)
     every = [_of_row(row, defaults | assumed) for row in cells]
     if by_rate := sum(map(_with_batch, every)):

@@ -217,6 +217,14 @@ def test_a_mixture_of_experts_is_read_by_its_sizes_or_its_name() -> None:
     assert row.case.model.experts == 128
 
 
+def test_a_dispatcher_that_sends_tokens_once_is_read() -> None:
+    rows = frame()
+    assert not read_layouts(rows).rows[0].case.framework.dispatches_once
+    rows.attrs["notes"] = ["our own loop with DeepEP"]
+    for table in (rows, frame(Optimizations="TE + DeepEP"), frame(Notes="HybridEP")):
+        assert read_layouts(table).rows[0].case.framework.dispatches_once
+
+
 @pytest.mark.parametrize("column", ["Model size", "Size", "Params", "Model Size (B)"])
 def test_a_size_in_words_is_a_model_and_no_width(column: str) -> None:
     cell = 22 if "(B)" in column else "22B"
