@@ -50,7 +50,8 @@ NAMES = {
     "vocabulary": r"(padded_)?vocab(ulary)?(_?size)?",
     "experts": rf"{_NUMBER_OF}experts",
     "active": rf"{_NUMBER_OF}(activ(e|ated)_experts|experts_per_tok(en)?)|(moe_(router_)?)?top_?k",
-    "recomputed": r"(act(ivations?)?_|grad(ient)?_)?(checkpoint(ing|s)?|ckpt|recomput.*)|ac",
+    "recomputed": r"(act(ivations?)?_|grad(ient)?_)?(checkpoint(ing|s)?|ckpt|recomput.*)|ac"
+    "|remat(erialization)?(_policy)?",
     "memory": rf"(?!{_NOT_USED})(.*(memory|vram|gpu_ram)(_.*)?|((peak|max)_)?(mem|reserved)(_.*)?)",
     "status": r"status|result|outcome|state",
     "sequence": r"((max|packed)_?)?(seq(uence)?|context|ctx)(_?(len(gth)?|size|window))?"

@@ -81,7 +81,9 @@ def layout_row(
         layers=model.layers,
         context=context,
         expert=_expert(values, model, data * context * tensor),
-        interleave=min(whole(values, "interleave"), max(model.layers // pipeline, 1)),
+        interleave=min(whole(values, "interleave"), max(model.layers // pipeline, 1))
+        if pipeline > 1
+        else 1,
         sequence_parallel=_sequence_parallel(values, tensor, framework.sequence_parallel),
         replicas=_replicas(values, data * context, machine.gpus_per_node // tensor)
         if shared == "fsdp"
@@ -346,6 +348,6 @@ def _recomputed(values: Mapping[str, Any], unsaid: Checkpointing) -> Checkpointi
     if "recomputed" not in values:
         return unsaid
     text = str(values["recomputed"]).lower()
-    if "select" in text:
+    if "select" in text or "minimal" in text:  # MaxText's policies that keep the products
         return "selective"
     return "none" if NO.fullmatch(text) else "full"

@@ -102,6 +102,7 @@ SETTING = re.compile(
     re.IGNORECASE,
 )
 SHARDS = re.compile(r"\bfsdp(?:\s*[=:]\s*|\s+)(\d+)\b", re.IGNORECASE)  # FSDP2 is a version
+GROUPS = re.compile(r"\bhsdp\W*(\d+)\s*[x×,]\s*(\d+)", re.IGNORECASE)  # replicas, shards
 SET_RECOMPUTED = re.compile(
     r"\brecomput\w*\s*[=:]\s*(\w+)|\b(full|selective|no) AC\b", re.IGNORECASE
 )
@@ -127,6 +128,8 @@ def settings(text: str) -> dict[str, Any]:
         values["data"] = {float(value) * many for many in replicas}
         if replicas != {1.0}:
             values["replicate"] = replicas
+    for replicas, shards in GROUPS.findall(text):
+        values |= {"replicate": {float(replicas)}, "shard": {float(shards)}}
     values["precision"] = {precision(words) for words in NOTED_PRECISION.findall(text)}
     if shared := sharing(text):
         values["sharding"] = {"hsdp" if HYBRID.search(text) else shared}

@@ -35,6 +35,12 @@ def test_a_row_as_people_write_it() -> None:
     assert row.case.passes == 3.5  # nothing is said of recomputation
 
 
+def test_a_rank_without_a_pipeline_has_one_stage() -> None:
+    rows = frame(GPUs=8, PP=1)
+    rows.attrs["notes"] = ["Megatron-LM 2024"]
+    assert read_layouts(rows).rows[0].case.candidate.layout.interleave == 1
+
+
 @pytest.mark.parametrize(
     ("columns", "passes"),
     [
@@ -42,6 +48,8 @@ def test_a_row_as_people_write_it() -> None:
         ({"recompute": "none"}, 3),
         ({"Activation Ckpt": "TRUE"}, 4),
         ({"AC": "No AC"}, 3),
+        ({"Remat Policy": "full"}, 4),
+        ({"Remat Policy": "minimal_flash"}, 3),
         ({"Activation Checkpointing": "Selective AC"}, 3),
     ],
 )
@@ -85,6 +93,8 @@ HSDP = {"GPUs": 64, "TP": None, "PP": None, "GBS": 512}
         ({"dp": 8, "FSDP": 8}, "fsdp", 8, 8),
         ({"dp": 64, "shard degree": 16}, "fsdp", 4, 16),
         ({"Config": "HSDP, dp_replicate=2, dp_shard=32"}, "fsdp", 2, 32),
+        ({"Config": "HSDP (4, 16)"}, "fsdp", 4, 16),
+        ({"Config": "HSDP 2x32 + compile"}, "fsdp", 2, 32),
         ({"Sharding Strategy": "HYBRID_SHARD"}, "fsdp", 8, 8),
         ({"Sharding Strategy": "HSDP", "TP": 2}, "fsdp", 8, 4),
         ({"Sharding Strategy": "HSDP", "TP": 8}, "fsdp", 1, 8),
@@ -221,7 +231,7 @@ def test_a_dispatcher_that_sends_tokens_once_is_read() -> None:
     rows = frame()
     assert not read_layouts(rows).rows[0].case.framework.dispatches_once
     rows.attrs["notes"] = ["our own loop with DeepEP"]
-    for table in (rows, frame(Optimizations="TE + DeepEP"), frame(Notes="HybridEP")):
+    for table in (rows, frame(Optimizations="triton + DeepEP"), frame(Notes="HybridEP")):
         assert read_layouts(table).rows[0].case.framework.dispatches_once
 
 
