@@ -154,10 +154,12 @@ def transformer_memory(
     tokens = candidate.micro_batch * sequence / layout.context
     value = value_bytes(candidate.precision)
     longest, rest = model.stage_layers(layout.pipeline, balanced=balanced)
-    # Where stages cannot be equal, the first and the last have fewer layers than those between.
-    between = bool(model.layers % layout.pipeline) and not (balanced or first_stage)
-    embeddings = 0 if between else 1 if model.tied or layout.pipeline > 1 else 2
     dense, experts = model.block() - model.routed, model.routed / layout.expert
+    # Where stages cannot be equal, the first and the last have fewer layers than those between, but
+    # an embedding.
+    unequal = bool(model.layers % layout.pipeline) and not (balanced or first_stage)
+    between = unequal and dense + experts > model.embedding
+    embeddings = 0 if between else 1 if model.tied or layout.pipeline > 1 else 2
     # An expert has fewer copies than the rest of the model, which share less of its state.
     own, of_experts = (
         state_memory(count / layout.tensor, sharing=layout.sharing, ranks=ranks, state=state)

@@ -207,6 +207,7 @@ def test_a_pipeline_gathers_once_for_all_its_micro_batches() -> None:
 def test_replicas_of_fsdp_gather_within_their_group_and_sum_their_shards_across() -> None:
     size = 2 * (24 * MODEL.block() + MODEL.embedding)
     hybrid, whole = (case(data=64, sharing="fsdp", replicas=count) for count in (8, 1))
+    assert "fsdp x64, replicas x8" in hybrid.candidate.label
     q = quantities([hybrid, whole])
     assert q["gathers"].tolist() == pytest.approx(
         [3 * size * 7 / 8 / (300e9 * 0.76), q["gathers"][1]]

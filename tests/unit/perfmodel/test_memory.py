@@ -115,6 +115,10 @@ def test_the_first_of_unequal_stages_is_not_the_longest() -> None:
         share = (parts.activations - IDLE) / (equal.activations - IDLE)
         assert share == pytest.approx(in_flight / ahead)
         assert equal.weights - parts.weights == 2 * gpt.embedding
+    # The others are the fullest if an embedding is larger than a layer.
+    wide = replace(gpt, vocabulary=10**6)
+    fullest = transformer_memory(wide, 512, Candidate(Layout(pipeline=4), 1, 64))
+    assert fullest.weights > 2 * wide.embedding
 
 
 def test_peaks_of_layouts_are_near_those_that_were_measured() -> None:
