@@ -253,7 +253,8 @@ FLOPS_BY_GPU = {
     **dict.fromkeys(("mi300x", "mi325x", "mi350x", "mi355x"), 2.5),
 }
 NARROW = ("fp8", "fp4")
-# Routing, sorting, dispatch and combination at least double the kernels of a layer's pass.
+# Routing, sorting, dispatch and combination at least double the kernels of a layer: the host bounds
+# such models (Scalable Training of Mixture-of-Experts Models with Megatron Core, 2026).
 EXPERT_LAUNCHES = 2.0
 MOST_NODES = 64  # of the playbook's layouts
 OPTIMIZER_BYTES = 28  # AdamW in fp32: weights, gradients, both moments read, all but one written
