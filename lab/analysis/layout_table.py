@@ -124,9 +124,11 @@ def read_layouts(
     assumed = _assumed(assume or {})
     cells = _cells(frame, columns, assumed)
     precisions = {precision(str(row["precision"])) for row in cells if "precision" in row}
-    said = {name: {str(row[name]) for row in cells if name in row} for name in ("gpu", "remarks")}
-    framework = named_framework("; ".join([notes, *sorted(said["gpu"])]))
-    if any(map(SENT_ONCE.search, [notes, *said["remarks"]])):
+    recent = {str(row[name]) for row in cells for name in ("gpu", "precision") if name in row}
+    framework = named_framework("; ".join([notes, *sorted(recent)]))
+    if any(
+        SENT_ONCE.search(str(words)) for words in [notes, *(row.get("remarks") for row in cells)]
+    ):
         framework = replace(framework, dispatches_once=True)
     defaults, assumptions = from_notes(notes, {*columns, *assumed}, precisions, framework)
     every = [_of_row(row, defaults | assumed) for row in cells]

@@ -132,7 +132,7 @@ MEGATRON = Framework(
 MEGATRON_CORE = Framework(
     name="megatron-core",
     pattern=r"megatron.?core|\bmcore\b"
-    r"|(?=.*megatron)(?=.*(\b202[3-9]\b|(?<![a-z])(h[128]00|gh200|g?b[23]00|mi3\d\dx)))",
+    r"|(?=.*megatron)(?=.*(\b202[3-9]\b|fp[48]|(?<![a-z])(h[128]00|gh200|g?b[23]00|mi3\d\dx)))",
     sequence_parallel=True,
     sharing="zero1",
     hides_shards=True,

@@ -111,7 +111,13 @@ def test_a_balanced_pipeline_counts_its_head_as_layers() -> None:
 def test_a_framework_is_known_by_its_name() -> None:
     assert named_framework("benchmarks of Nanotron, H100") is NANOTRON
     assert named_framework("Megatron-LM") is ANY
-    for words in ("Megatron-LM on\nH100", "Megatron-LM, 2024", "MCore v0.9", "GB200, Megatron"):
+    for words in (
+        "Megatron-LM on\nH100",
+        "Megatron-LM, 2024",
+        "MCore v0.9",
+        "GB200, Megatron",
+        "Megatron FP8",
+    ):
         assert named_framework(words) is MEGATRON_CORE
     assert named_framework("NeMo on Megatron-Core, H100") is NEMO
     assert named_framework("NVIDIA-NeMo+Automodel") is AUTOMODEL
