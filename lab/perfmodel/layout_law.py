@@ -438,14 +438,14 @@ def _exchanged(case: Case, tokens: float, value: int, passes: float) -> float:
         # send their own tokens, to experts on all ranks of a node.
         split = layout.tensor if layout.sequence_parallel else 1
         copy = 2 * tokens / split * model.width * value
-        inside, outside = _copies(case, layout.tensor // split)
+        inside, outside = _times_sent(case, layout.tensor // split)
         inner, outer = machine.inner, machine.outer
         seconds += passes * copy * inside / (inner.bytes_per_s * inner.reached)
         seconds += passes * copy * outside / (outer.bytes_per_s * outer.reached)
     return seconds
 
 
-def _copies(case: Case, stride: int) -> tuple[float, float]:
+def _times_sent(case: Case, stride: int) -> tuple[float, float]:
     """How often a rank sends a token to experts of its node, and of others by its own card.
 
     Experts are equally likely. Tokens may be sent once to each node where experts want them.
