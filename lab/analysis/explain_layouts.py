@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Any, Literal
 
 from lab.analysis.layout_row import LayoutRow
 from lab.analysis.layout_table import read_layouts
-from lab.formatting import format_seconds
+from lab.formatting import count, format_seconds
 from lab.perfmodel import layout_law
 from lab.perfmodel.layout_law import Case, LayoutLaw
 
@@ -139,7 +139,7 @@ def _size(row: LayoutRow) -> list[str]:
     if not quoted or 1 / SIZE_OFF < quoted / model.parameters < SIZE_OFF:
         return []
     return [
-        f"width {model.width} and {model.layers} layers make {_short(model.parameters)} "
+        f"width {model.width} and {count(model.layers, 'layer')} make {_short(model.parameters)} "
         f"parameters, but the table says {_short(quoted)}"
     ]
 

@@ -27,8 +27,8 @@ _COUNTED = "(_in)?_([kmbt]|bn|millions?|billions?)"
 # Not what a GPU uses: a share or a rate, or other memory.
 _NOT_USED = r".*(percent|pct|util|bandwidth|cpu|host|overhead|saved|reduction|(^|_)total(_|$))"
 NAMES = {
-    "tensor": rf"tp{_SIZE}|tensor(_model)?_parallel(ism)?(_size|_degree)?",
-    "pipeline": rf"pp{_SIZE}|pipeline(_model)?_parallel(ism)?(_size|_degree)?",
+    "tensor": rf"tp{_SIZE}|tensor(_model|_mp)?(_parallel(ism)?)?(_size|_degree)?",
+    "pipeline": rf"pp{_SIZE}|pipeline(_model|_mp)?(_parallel(ism)?)?(_size|_degree)?",
     "context": rf"cp{_SIZE}|context_parallel(ism)?(_size|_degree)?",
     "expert": rf"ep{_SIZE}|expert(_model)?_parallel(ism)?(_size|_degree)?",
     "data": rf"dp{_SIZE}|data_parallel(ism)?(_size|_degree)?",
@@ -36,6 +36,10 @@ NAMES = {
     "interleave": r"vp|vpp|virtual_pipeline.*|interleav.*",
     "zero": r"zero_?[123]?(_?(stage|level))?|zs|ds_zero.*",
     "fsdp": "fsdp(_size)?",
+    "replicate": "((data_parallel|dp|hsdp)_)?(replicate|replication)(_(size|degree|groups?))?"
+    "|(outer|hsdp)_dp|num_distributed_optimizer_instances",
+    "shard": "((data_parallel|dp|hsdp|fsdp)_)?shard(ing)?_(size|degree|group(_size)?|dim)"
+    "|(dp|hsdp|fsdp)_shard|(fsdp|hsdp)_(group(_size)?|degree)|inner_fsdp",
     "sharding": r"shard(ing)?(_strategy)?|strategy",
     "layers": rf"{_NUMBER_OF}((hidden|transformer)_)?layers?|depth",
     "width": rf"{_NUMBER_OF}hidden|(hidden|embed(ding)?)_?(size|dim(ension)?|width)"
@@ -46,7 +50,8 @@ NAMES = {
     "vocabulary": r"(padded_)?vocab(ulary)?(_?size)?",
     "experts": rf"{_NUMBER_OF}experts",
     "active": rf"{_NUMBER_OF}(activ(e|ated)_experts|experts_per_tok(en)?)|(moe_(router_)?)?top_?k",
-    "recomputed": r"(act(ivations?)?_|grad(ient)?_)?(checkpoint(ing|s)?|ckpt|recomput.*)|ac",
+    "recomputed": r"(act(ivations?)?_|grad(ient)?_)?(checkpoint(ing|s)?|ckpt|recomput.*)|ac"
+    "|remat(erialization)?(_policy)?",
     "memory": rf"(?!{_NOT_USED})(.*(memory|vram|gpu_ram)(_.*)?|((peak|max)_)?(mem|reserved)(_.*)?)",
     "status": r"status|result|outcome|state",
     "sequence": r"((max|packed)_?)?(seq(uence)?|context|ctx)(_?(len(gth)?|size|window))?"

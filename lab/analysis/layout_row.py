@@ -10,13 +10,12 @@ from typing import Any
 
 from lab.analysis.layout_columns import FAILED, NO, RATES
 from lab.analysis.layout_rates import flop_rate, is_rate_of_gpu, mfu_of, step_by_flops, step_by_rate
-from lab.analysis.layout_words import SEQUENCE_PARALLEL, SIZED, precision, sharing
+from lab.analysis.layout_words import HYBRID, SEQUENCE_PARALLEL, SIZED, precision, sharing
 from lab.formatting import count
 from lab.perfmodel import transformer
 from lab.perfmodel.hardware import LINKS, Machine, named_gpu
 from lab.perfmodel.layout import Candidate, Checkpointing, Layout, Sharing
-from lab.perfmodel.layout_law import Case, named_framework
-from lab.perfmodel.memory import USABLE, transformer_memory
+from lab.perfmodel.layout_law import Case, Framework
 from lab.perfmodel.transformer import Transformer
 
 BATCHES = ("global_batch", "micro_batch", "replica_batch", "batch_tokens", "batch")
@@ -56,7 +55,9 @@ class LayoutRow:
     divided: bool = False  # into micro-batches that the table does not give
 
 
-def layout_row(place: int, values: Mapping[str, Any], notes: str, *, timed: bool) -> LayoutRow:
+def layout_row(
+    place: int, values: Mapping[str, Any], notes: str, framework: Framework, *, timed: bool
+) -> LayoutRow:
     """A row of a table; raises ValueError with what it lacks."""
     failed = bool(FAILED.search(str(values.get("status", ""))))
     if lacks := _lacks(values, timed=timed and not failed):
@@ -66,27 +67,33 @@ def layout_row(place: int, values: Mapping[str, Any], notes: str, *, timed: bool
     gpus, data = ranks_of_row(values)
     tensor, pipeline, context = _degrees(values)
     sequence = values["sequence"]
-    model, framework = _model(values, notes), named_framework(notes)
+    model = _model(values, notes)
     batch, micro, passes = _batch(values, gpus, data)
     if pipeline > 1 and not (values.get("micro_batch") or values.get("accum")):
         raise ValueError("no micro-batch size for a pipeline")
     machine = _machine(values, gpus)
+    shared = _sharing(values, data * context, framework.sharing)
     layout = Layout(
-        _sharing(values, data, framework.sharing),
+        shared,
         data=data,
         tensor=tensor,
         pipeline=pipeline,
         layers=model.layers,
         context=context,
         expert=_expert(values, model, data * context * tensor),
-        interleave=min(whole(values, "interleave"), max(model.layers // pipeline, 1)),
+        interleave=min(whole(values, "interleave"), max(model.layers // pipeline, 1))
+        if pipeline > 1
+        else 1,
         sequence_parallel=_sequence_parallel(values, tensor, framework.sequence_parallel),
+        replicas=_replicas(values, data * context, machine.gpus_per_node // tensor)
+        if shared == "fsdp"
+        else 1,
     )
     candidate = Candidate(
         layout,
         round(micro),
         max(round(passes), 1),
-        _recomputed(values),
+        _recomputed(values, framework.keeps),
         precision(str(values.get("precision", "bf16"))),
     )
     recomputed = None if "recomputed" in values else framework.recomputed
@@ -203,8 +210,7 @@ def _fitting(case: Case) -> Candidate:
     for accum in range(1, one.micro_batch + 1):
         if one.micro_batch % accum == 0:
             fitting = replace(one, micro_batch=one.micro_batch // accum, grad_accum=accum)
-            need = transformer_memory(case.model, case.sequence, fitting).total
-            if need <= USABLE * case.machine.gpu.memory_bytes:
+            if replace(case, candidate=fitting).fits:
                 return fitting
     return replace(one, micro_batch=1, grad_accum=one.micro_batch)
 
@@ -299,17 +305,49 @@ def _parameters(values: Mapping[str, Any]) -> float | None:
     return quoted if quoted >= LEAST_PARAMETERS else None
 
 
-def _sharing(values: Mapping[str, Any], data: int, unsaid: Sharing) -> Sharing:
-    if data == 1:
+def _sharing(values: Mapping[str, Any], copies: int, unsaid: Sharing) -> Sharing:
+    if copies == 1:
         return "single"
+    words = " ".join(str(values.get(name, "")) for name in ("sharding", "zero"))
     if (values.get("fsdp") or 0) > 1:
         return "fsdp"
-    words = " ".join(str(values.get(name, "")) for name in ("sharding", "zero"))
+    if {"replicate", "shard"} & values.keys():
+        unsaid = "fsdp" if _shards(values, copies) > 1 else "ddp"
     return sharing(words) or unsaid
 
 
-def _recomputed(values: Mapping[str, Any]) -> Checkpointing:
-    text = str(values.get("recomputed", "")).lower()
-    if "select" in text:
+def _shards(values: Mapping[str, Any], copies: int) -> float:
+    """Among how many ranks FSDP shards: also those that share sequences."""
+    if shard := values.get("shard"):
+        return float(shard * whole(values, "context"))
+    return copies / whole(values, "replicate")
+
+
+def _replicas(values: Mapping[str, Any], copies: int, near: int) -> int:
+    """Groups among which FSDP only sums gradients (HSDP): as stated, else the nodes.
+
+    Each node has `near` of the copies. Raises ValueError if groups and copies do not agree.
+    """
+    if {"replicate", "shard"} & values.keys():
+        shards = _shards(values, copies)
+    else:
+        shards = near if is_hybrid(values) and near > 1 and not copies % near else copies
+    if copies % shards:
+        raise ValueError(
+            f"{copies} data-parallel ranks cannot be sharded in groups of {shards:.4g}"
+        )
+    return round(copies / shards)
+
+
+def is_hybrid(values: Mapping[str, Any]) -> bool:
+    """Whether FSDP shards within groups only, whose sizes the table may not give."""
+    return bool(HYBRID.search(str(values.get("sharding", ""))))
+
+
+def _recomputed(values: Mapping[str, Any], unsaid: Checkpointing) -> Checkpointing:
+    if "recomputed" not in values:
+        return unsaid
+    text = str(values["recomputed"]).lower()
+    if "select" in text or "minimal" in text:  # MaxText's policies that keep the products
         return "selective"
     return "none" if NO.fullmatch(text) else "full"

@@ -34,6 +34,7 @@ from lab.analysis.layout_row import (
     LACKING,
     LayoutRow,
     gpus_of,
+    is_hybrid,
     layout_row,
     ranks_of_row,
     whole,
@@ -41,6 +42,7 @@ from lab.analysis.layout_row import (
 from lab.analysis.layout_words import (
     ADAPTERS,
     FASTER_GPU,
+    SENT_ONCE,
     SHARED,
     UNNAMED,
     USUAL_GPU,
@@ -49,7 +51,7 @@ from lab.analysis.layout_words import (
     settings,
 )
 from lab.errors import InputError, Problem, nearest
-from lab.formatting import count
+from lab.formatting import count, listed
 from lab.perfmodel import layout_law
 from lab.perfmodel.layout_law import Case, LayoutLaw, named_framework
 
@@ -58,6 +60,7 @@ if TYPE_CHECKING:
 
 MOST_TOKENS = 2**18  # of a micro-batch on a GPU: logits alone would take tens of GB
 SPLITS = ("data", "tensor", "pipeline", "context")
+MOST_NAMES = 8
 MOST_REACHED = 0.76  # of an A100's peak, recomputed passes counted: FSDP of 70B reached 0.74
 RULE = re.compile(r"\s*\|?(\s*:?-+:?\s*\|)+(\s*:?-+:?)?\s*")  # below the names in Markdown
 
@@ -121,7 +124,13 @@ def read_layouts(
     assumed = _assumed(assume or {})
     cells = _cells(frame, columns, assumed)
     precisions = {precision(str(row["precision"])) for row in cells if "precision" in row}
-    defaults, assumptions = from_notes(notes, {*columns, *assumed}, precisions)
+    recent = {str(row[name]) for row in cells for name in ("gpu", "precision") if name in row}
+    framework = named_framework("; ".join([notes, *sorted(recent)]))
+    if any(
+        SENT_ONCE.search(str(words)) for words in [notes, *(row.get("remarks") for row in cells)]
+    ):
+        framework = replace(framework, dispatches_once=True)
+    defaults, assumptions = from_notes(notes, {*columns, *assumed}, precisions, framework)
     every = [_of_row(row, defaults | assumed) for row in cells]
     if by_rate := sum(map(_with_batch, every)):
         assumptions.append(f"{count(by_rate, 'row')}: the batch follows from time and rate")
@@ -135,10 +144,12 @@ def read_layouts(
         assumptions.append(
             "sequence parallelism without tensor parallelism is counted as context parallelism"
         )
-    if any(re.search("hsdp|hybrid", str(values.get("sharding", "")).lower()) for values in every):
-        assumptions.append("HSDP is counted as FSDP over all replicas")
+    for values in every:
+        _enter_groups(values)
+    if any(is_hybrid(values) and not {"replicate", "shard"} & values.keys() for values in every):
+        assumptions.append("HSDP shards within a node, as the table gives no groups")
     if rates := set(map(flop_rate, every)) - {None}:
-        attention = "half of attention" if named_framework(notes).halves_attention else "attention"
+        attention = "half of attention" if framework.halves_attention else "attention"
         known = " and ".join(sorted({"MFU" if rate == "mfu" else "FLOP/s" for rate in rates}))
         assumptions.append(
             f"step times follow from {known}: 6 FLOPs per token and parameter, plus {attention}"
@@ -147,7 +158,7 @@ def read_layouts(
     left_out: Counter[str] = Counter()
     for place, values in enumerate(every):
         try:
-            rows.append(layout_row(place, values, notes, timed=timed))
+            rows.append(layout_row(place, values, notes, framework, timed=timed))
         except ValueError as error:
             left_out[str(error)] += 1
     if not rows:
@@ -164,7 +175,15 @@ def read_layouts(
     if experts and not any("expert" in values for values in every):
         assumptions.append("the table gives no expert parallelism: each rank has all experts")
     assumptions += _of_some(rows)
+    if unused := _unused(frame, columns):
+        assumptions.append(f"{count(len(unused), 'column')} not used: {listed(unused, MOST_NAMES)}")
     return LayoutTable(tuple(rows), tuple(assumptions), dict(left_out), name)
+
+
+def _unused(frame: pd.DataFrame, columns: Mapping[str, str]) -> list[str]:
+    """Columns that neither have a meaning nor say a setting in their cells."""
+    others = [column for column in frame.columns if column not in columns.values()]
+    return [repr(str(name)) for name in others if not any(map(settings, map(str, frame[name])))]
 
 
 def _of_some(rows: Sequence[LayoutRow]) -> Iterator[str]:
@@ -306,6 +325,18 @@ def _as_context(values: dict[str, Any]) -> bool:
         return False
     values |= {"context": groups, "sequence_parallel": "off"}
     return True
+
+
+def _enter_groups(values: dict[str, Any]) -> None:
+    """Enter the data parallelism that the groups of HSDP make: replicas times shards."""
+    if values.get("shard", 1) < 1:  # torchtitan's -1: all that are left
+        del values["shard"]
+    data, shards = values.get("data"), values.get("fsdp") or 1
+    split = math.prod(whole(values, name) for name in SPLITS)
+    if data and shards > 1 and gpus_of(values) == split * shards:
+        values |= {"replicate": data, "shard": shards, "data": data * shards}
+    elif values.get("shard") and not data and (values.get("replicate") or not gpus_of(values)):
+        values["data"] = float(whole(values, "replicate") * values["shard"])
 
 
 def _meaning_of_batch(rows: Sequence[Mapping[str, Any]]) -> str | None:

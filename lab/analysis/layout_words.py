@@ -11,7 +11,7 @@ from lab.analysis.layout_columns import ALL_GPUS, RATES, UNITS
 from lab.perfmodel import transformer
 from lab.perfmodel.hardware import GPUS, named_gpu
 from lab.perfmodel.layout import Sharing
-from lab.perfmodel.layout_law import named_framework
+from lab.perfmodel.layout_law import ANY, Framework
 from lab.perfmodel.transformer import Transformer
 
 _HOST = "(?:node|host|server|machine)"
@@ -45,6 +45,7 @@ TOGETHER = (
 )
 SHARED = {"zero", "fsdp", "sharding"}
 SIZED = {"model", "size", "parameters", "layers"}
+HYBRID = re.compile("hsdp|hybrid", re.IGNORECASE)
 # The first matching words count.
 SHARINGS: dict[Sharing, str] = {
     "fsdp": r"full_?shard|fsdp|hsdp|hybrid_?shard|zero\W?3",
@@ -91,7 +92,7 @@ RECOMPUTES_NOTHING = {"w/o", "without", "off", "disabled", "false", "none"}
 ABBREVIATED = {
     "tp": "tensor", "pp": "pipeline", "cp": "context", "ep": "expert", "dp": "data",
     "vp": "interleave", "vpp": "interleave", "mbs": "micro_batch", "gbs": "global_batch",
-    "bs": "batch", "ga": "accum", "gas": "accum",
+    "bs": "batch", "ga": "accum", "gas": "accum", "dp_replicate": "replicate", "dp_shard": "shard",
 }  # fmt: skip
 # "TP8", "tp=8", "PP 4", and in "zero1(dp2)+tp2"; "expert parallelism 8".
 SETTING = re.compile(
@@ -101,9 +102,11 @@ SETTING = re.compile(
     re.IGNORECASE,
 )
 SHARDS = re.compile(r"\bfsdp(?:\s*[=:]\s*|\s+)(\d+)\b", re.IGNORECASE)  # FSDP2 is a version
+GROUPS = re.compile(r"\bhsdp\W*(\d+)\s*[x×,]\s*(\d+)", re.IGNORECASE)  # replicas, shards
 SET_RECOMPUTED = re.compile(
     r"\brecomput\w*\s*[=:]\s*(\w+)|\b(full|selective|no) AC\b", re.IGNORECASE
 )
+SENT_ONCE = re.compile(r"\b(?:deep|hybrid).?ep\b", re.IGNORECASE)
 ADAPTERS = re.compile(r"(?<![a-z])(?:q|do)?lora(?![a-z])", re.IGNORECASE)
 _DENIED = re.compile(r"\b(?:no|not|without|w/o|instead of)\s+[^\s,;.]+", re.IGNORECASE)
 _ACTIVE = re.compile(r"(?<=b)[ -]?a\d+(\.\d+)?b", re.IGNORECASE)  # of "30B-A3B"
@@ -123,9 +126,13 @@ def settings(text: str) -> dict[str, Any]:
     for value in SHARDS.findall(text):
         replicas = values.pop("data", {1.0})
         values["data"] = {float(value) * many for many in replicas}
+        if replicas != {1.0}:
+            values["replicate"] = replicas
+    for replicas, shards in GROUPS.findall(text):
+        values |= {"replicate": {float(replicas)}, "shard": {float(shards)}}
     values["precision"] = {precision(words) for words in NOTED_PRECISION.findall(text)}
     if shared := sharing(text):
-        values["sharding"] = {shared}
+        values["sharding"] = {"hsdp" if HYBRID.search(text) else shared}
     return {name: stated.pop() for name, stated in values.items() if len(stated) == 1}
 
 
@@ -153,7 +160,10 @@ def noted_model(notes: str) -> Transformer | None:
 
 
 def from_notes(
-    notes: str, known: Collection[str], precisions: Collection[str] = ()
+    notes: str,
+    known: Collection[str],
+    precisions: Collection[str] = (),
+    framework: Framework = ANY,
 ) -> tuple[dict[str, Any], list[str]]:
     """Values for all rows, from the notes or else as usual, with sentences on what was assumed.
 
@@ -180,15 +190,21 @@ def from_notes(
     text = _DENIED.sub("", notes)
     shared = [kind for kind, words in SHARINGS.items() if re.search(words, text, re.IGNORECASE)]
     if len(shared) == 1 and not SHARED & set(known) and not re.search(r"\bddp\b", notes, re.I):
-        values["sharding"] = shared[0]
-        said.append(f"{shared[0]}, from the notes")
+        # Notes on both kinds of FSDP do not say which rows have which.
+        hybrid = HYBRID.search(text) and not re.search(r"\bfsdp|full_?shard", text, re.IGNORECASE)
+        values["sharding"] = "hsdp" if hybrid else shared[0]
+        said.append(f"{values['sharding']}, from the notes")
     if "sequence_parallel" not in known:
         stated = {match.lower() for match in NOTED_SEQUENCE_PARALLEL.findall(notes)}
         if len({words.startswith("without") for words in stated}) == 1:
             values["sequence_parallel"] = "off" if stated.pop().startswith("without") else "on"
             said.append(f"sequence parallelism {values['sequence_parallel']}, from the notes")
+    if "pipeline" in known and "interleave" not in {*known, *values} and framework.interleave > 1:
+        values["interleave"] = framework.interleave
+        stages = f"{framework.interleave} stages on each rank are assumed"
+        said.append(f"the table does not say whether pipelines are interleaved: {stages}")
     if "recomputed" not in known:
-        said += _recomputed(notes, known, values)
+        said += _recomputed(notes, known, values, framework)
     return values, said
 
 
@@ -229,7 +245,9 @@ def _gpu(notes: str, precisions: Collection[str | None]) -> tuple[str, str]:
     return USUAL_GPU, "because the table names no GPU"
 
 
-def _recomputed(notes: str, known: Collection[str], values: dict[str, Any]) -> list[str]:
+def _recomputed(
+    notes: str, known: Collection[str], values: dict[str, Any], framework: Framework
+) -> list[str]:
     """Enter what notes say of recomputation; sentences on what is assumed."""
     timed = {"time", *RATES} & set(known)
     unlabelled = {"flops", ALL_GPUS + "flops"} & set(known)
@@ -237,7 +255,6 @@ def _recomputed(notes: str, known: Collection[str], values: dict[str, Any]) -> l
     if len(stated) == 1:
         values["recomputed"] = stated.pop()
         return []
-    framework = named_framework(notes)
     if framework.counts_recomputed and unlabelled and not timed:
         values["recomputed"] = "full"
         return ["full recomputation, which this framework's formula of FLOPs counts"]

@@ -23,6 +23,7 @@ from lab.analysis.audit.text_table import read_file
 from lab.analysis.scaling_curves import shortest
 from lab.config.run import Run, Stated
 from lab.errors import InputError, Problem
+from lab.formatting import count
 from lab.records.schema import Reported
 from lab.records.store import Record
 
@@ -236,7 +237,7 @@ def _above(curves: Sequence[Curve], baseline: int, source: str) -> list[Curve]:
     if not kept:
         sizes = sorted({point.world_size for curve in curves for point in curve.points})
         advice = f"choose one of {', '.join(f'{size:g}' for size in sizes[:NAMED])}"
-        what = f"no row on {baseline} ranks"
+        what = f"no row on {count(baseline, 'rank')}"
         raise InputError(source, [Problem("baseline", what, advice)])
     return kept
 

@@ -364,7 +364,7 @@ class Cluster(SlurmKeys):
     def description(self) -> str:
         """One line for people."""
         if self.published is not None:
-            ranks = f"up to {self.capacity} ranks of {self.published.gpu}"
+            ranks = f"up to {count(self.capacity, 'rank')} of {self.published.gpu}"
             return f"{self.name}: a replay of {self.published.source}, {ranks}"
         units = count(self.capacity, "GPU" if self.device_kind == "cuda" else "CPU rank")
         units += f" on {self.nodes} nodes" if self.nodes > 1 else ""

@@ -10,6 +10,7 @@ from pydantic import AfterValidator, Field, model_validator
 from lab.config.base import Frozen, InvalidValueError
 from lab.config.own import Own, Reference, Script
 from lab.errors import nearest
+from lab.formatting import count
 
 Task = Literal["language modelling", "text classification", "image classification", "its own task"]
 Network = Literal["resnet18", "vgg16", "squeezenet1_0", "densenet121", "alexnet"]
@@ -210,7 +211,7 @@ class PythonModel(Own, _Model):
 
 
 def _sizes(model: _Transformer) -> tuple[str, str]:
-    return f"{model.heads} heads", f"{model.block_size} tokens"
+    return count(model.heads, "head"), f"{model.block_size} tokens"
 
 
 def _part(trainable: str | float) -> str:

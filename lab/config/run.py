@@ -25,6 +25,7 @@ from lab.config.strategies import (
     StrategyFacts,
 )
 from lab.errors import LabError, nearest
+from lab.formatting import count
 
 DEFAULT_BUCKET_CAP_MB = 25.0
 MANY = 1_000_000_000  # samples or batches: beyond what any machine takes at once
@@ -402,7 +403,8 @@ def _work(run: Run) -> Conflicts:
         what = f"loader_workers {run.loader_workers}, but the fast loader has none"
         yield what, "leave it out, or use loader 'classic'"
     if run.warmup_steps >= run.steps:
-        what = f"warmup_steps {run.warmup_steps} leaves none of {run.steps} steps to measure"
+        steps = count(run.steps, "step")
+        what = f"warmup_steps {run.warmup_steps} leaves none of {steps} to measure"
         yield what, "leave at least one"
 
 
@@ -491,7 +493,8 @@ def _model_parts(run: Run) -> Conflicts:
         return
     if splits == "tensors":
         if model.heads % ranks:
-            what = f"world_size {ranks} does not divide the {model.heads} heads of the model"
+            heads = count(model.heads, "head")
+            what = f"world_size {ranks} does not divide the {heads} of the model"
             yield what, "use one that gives each rank equally many"
         return
     parts = run.microbatches or ranks

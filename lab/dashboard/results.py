@@ -15,7 +15,7 @@ from lab.dashboard.panels import CANNOT_TELL, expected_step, is_unsure
 from lab.dashboard.store import Bench
 from lab.errors import LabError
 from lab.figures.data import StudyResults
-from lab.formatting import format_seconds, interval_of, rounded
+from lab.formatting import count, format_seconds, interval_of, rounded
 from lab.perfmodel.calibration import load_calibration
 from lab.perfmodel.frozen import Score, scores, signed
 from lab.perfmodel.simulate import (
@@ -133,7 +133,7 @@ def _row(record: Record, speedup: float | None, score: Score | None) -> dict[str
     gain = "1 rank not measured" if speedup is None else f"{speedup:.3g}"
     frozen = score.frozen if score else None
     return {
-        "configuration": f"{run.label}{accumulation}, {run.steps} steps",
+        "configuration": f"{run.label}{accumulation}, {count(run.steps, 'step')}",
         "step time": format_seconds(timing.step.median) if timing else record.status,
         "predicted": expected_step(frozen) if frozen else "-",
         "samples/s": rounded(timing.samples_per_second) if timing else "-",

@@ -35,7 +35,7 @@ from lab.figures.style import (
     style,
     styled,
 )
-from lab.formatting import format_seconds, message_size, percent, rounded, unit_for
+from lab.formatting import count, format_seconds, message_size, percent, rounded, unit_for
 from lab.perfmodel.calibration import Calibration, CollectiveTime
 from lab.perfmodel.collectives import (
     COLLECTIVES,
@@ -382,7 +382,8 @@ def links_alt(calibration: Calibration) -> str:
             f"{format_seconds(row.seconds, row.low, row.high)} for {message_size(row.bytes)}"
             for row in (times.rows[0], times.rows[-1])
         ]
-        parts.append(f"{times.name} on {times.world_size} ranks, {' and '.join(ends)}{times.error}")
+        ranks = count(times.world_size, "rank")
+        parts.append(f"{times.name} on {ranks}, {' and '.join(ends)}{times.error}")
     if not parts:
         return f"An empty figure: {NO_COLLECTIVES}."
     return f"Time of collectives by bytes on logarithmic axes: {'; '.join(parts)}."

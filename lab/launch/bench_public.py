@@ -14,10 +14,10 @@ from lab.analysis.layout_row import LayoutRow
 from lab.analysis.layout_table import LayoutTable, read_layouts
 from lab.errors import InputError, Problem
 from lab.files import SHARED
+from lab.formatting import count
 from lab.perfmodel import layout_law
 from lab.perfmodel.layout import Candidate
 from lab.perfmodel.layout_law import Case, LayoutLaw
-from lab.perfmodel.memory import USABLE, transformer_memory
 from lab.records.provenance import git_state
 
 TABLES = ("vtrain_a100_single_node", "mpt_a100_40gb", "playbook_1b_h100")
@@ -129,7 +129,7 @@ def public(
         for name, rows in _parts(table):
             measured = sum(row.step_s is not None for row in rows)
             if measured <= fit:
-                what = f"{fit} rows cannot be fitted, because only {measured} have a time"
+                what = f"{count(fit, 'row')} cannot be fitted: only {measured} with a time"
                 advice = "fit fewer, or give a larger table"
                 raise InputError(name, [Problem("--fit", what, advice)])
             scores += [_score(name, rows, n, splits if n else 1) for n in dict.fromkeys((0, fit))]
@@ -246,7 +246,7 @@ def _picks(
     """Median and largest regret of the picks from each group, and the share of picks that ran."""
     regrets, ran = [], []
     for group in groups:
-        possible = [row for row in group if _fits(row)] or list(group)
+        possible = [row for row in group if row.case.fits] or list(group)
         pick = possible[int(np.argmin(law.predict([row.case for row in possible])))].step_s
         ran.append(pick is not None)
         if pick is not None:
@@ -254,30 +254,16 @@ def _picks(
     return _median(regrets), max(regrets, default=None), _mean(ran)
 
 
-def _peak(row: LayoutRow, *, first_stage: bool = False) -> float:
-    """Peak bytes of the fullest rank, or of rank 0, whose peak the tables hold."""
-    case = row.case
-    memory = transformer_memory(
-        case.model,
-        case.sequence,
-        case.candidate,
-        balanced=case.framework.balanced,
-        first_stage=first_stage,
-    )
-    return memory.total
-
-
-def _fits(row: LayoutRow) -> bool:
-    return _peak(row) <= USABLE * row.case.machine.gpu.memory_bytes
-
-
 def _memory(rows: Sequence[LayoutRow]) -> tuple[float | None, float | None, float | None]:
     """Mean error of peaks, share of rows that ran and fit, of rows that failed and do not fit."""
     errors = [
-        abs(_peak(row, first_stage=True) / row.memory_bytes - 1) for row in rows if row.memory_bytes
+        # The tables hold the peak of rank 0.
+        abs(row.case.memory(first_stage=True).total / row.memory_bytes - 1)
+        for row in rows
+        if row.memory_bytes
     ]
-    ran = [_fits(row) for row in rows if not row.failed]
-    failed = [not _fits(row) for row in rows if row.failed]
+    ran = [row.case.fits for row in rows if not row.failed]
+    failed = [not row.case.fits for row in rows if row.failed]
     return _mean(errors), _mean(ran), _mean(failed)
 
 

@@ -224,7 +224,7 @@ def obstacle(run: Run, cluster: Cluster, peak_bytes: float | None) -> str:
     if profile is None:
         return f"left out: it needs {run.device_needed.upper()}, but {cluster.name} has none"
     if run.world_size > profile.capacity:
-        return f"needs {run.world_size} ranks, but {cluster.name} has {profile.capacity}"
+        return f"needs {count(run.world_size, 'rank')}, but {cluster.name} has {profile.capacity}"
     for problem in profile.misfits([(run.processes, run.devices)]):
         return f"{problem.what}: {problem.advice}"
     available = profile.memory_bytes_per_rank

@@ -245,7 +245,8 @@ class Layout:
     of the passes in a pipeline's longest stage, `largest` that of the parameters in its largest
     stage; 0 means equal parts. `tied_bytes` are summed over the first and the last stage.
     `context` ranks share each sequence, `expert` of the data-parallel ones the experts; a rank has
-    `interleave` stages. `sequence_parallel` splits what tensor parallelism leaves undivided.
+    `interleave` stages. `sequence_parallel` splits what tensor parallelism leaves undivided. FSDP
+    shards within each of `replicas` groups, which only sum their shards' gradients (HSDP).
     """
 
     sharing: Sharing = "ddp"
@@ -264,11 +265,22 @@ class Layout:
     interleave: int = 1
     sequence_parallel: bool = False
     schedule: Schedule = "1f1b"
+    replicas: int = 1
+
+    @property
+    def copies(self) -> int:
+        """Ranks that have the same weights: also those that share sequences."""
+        return self.data * self.context
+
+    @property
+    def shards(self) -> int:
+        """Among how many of them the strategy divides what it divides."""
+        return self.copies // self.replicas
 
     @property
     def optimizer_shards(self) -> int:
         """Among how many ranks the optimizer's state of a parameter is divided."""
-        return self.data * self.context if "optimizer" in SHARDED[self.sharing] else 1
+        return self.shards if "optimizer" in SHARDED[self.sharing] else 1
 
     @property
     def compute_share(self) -> float:
@@ -344,6 +356,7 @@ class Candidate:
         layout = self.layout
         parts = {
             f"{layout.sharing} x{layout.data}": True,
+            f"replicas x{layout.replicas}": layout.replicas > 1,
             f"tensor x{layout.tensor}": layout.tensor > 1,
             f"pipeline x{layout.pipeline}": layout.pipeline > 1,
             f"schedule {layout.schedule}": layout.schedule != "1f1b",

@@ -19,7 +19,17 @@ import numpy.typing as npt
 from lab.config.run import value_bytes
 from lab.perfmodel.collectives import Level
 from lab.perfmodel.hardware import Machine
-from lab.perfmodel.layout import Candidate, Sharing
+from lab.perfmodel.layout import Candidate, Checkpointing, Sharing
+from lab.perfmodel.memory import (
+    ACCUMULATED,
+    BF16,
+    FP32,
+    MIXED,
+    USABLE,
+    MemoryParts,
+    StateBytes,
+    transformer_memory,
+)
 from lab.perfmodel.transformer import Transformer
 
 
@@ -32,14 +42,19 @@ class Framework:
     parallelism splits sequences as well, `counts_recomputed` that its FLOP/s include recomputed
     passes, `halves_attention` that they omit its masked half. `sharing` is how its replicas share
     state if a table does not say, and `hides_shards` that ZeRO's gradients are sent during the last
-    backward pass, as DDP's are. Launches and products hide each other
-    as a p-norm with exponent `hides`: the higher it is, the more the longer one alone counts.
+    backward pass, as DDP's are, and its parameters during the next forward pass. `hides_transfers`
+    says that an interleaved pipeline hands on while it computes. Launches and products hide each
+    other as a p-norm with exponent `hides`: the higher it is, the more the longer one alone counts.
     `hides_sums` says that launches hide the sums of tensor parallelism as well, `overlaps_sums`
-    that they are cut up and sent while products are computed. On more nodes than its `reach`, the
-    transfers of a pipeline are delayed. `recomputed` is the share of the forward pass that is taken
-    to be recomputed if a table does not say, `shard_bytes` what ZeRO sums and gathers at a time.
-    `coefficients` are those of the law of layouts with different expectations, with the deviation
-    of their logarithm.
+    that they are cut up and sent while products are computed, `dispatches_once` that a token for
+    several experts of another node is sent there once (DeepEP). On more nodes than its `reach`, the
+    transfers of a pipeline are delayed. If a table does not say, `recomputed` is the share of the
+    forward pass that is taken to be recomputed, `keeps` the checkpointing by which memory is
+    counted, `interleave` the stages of a rank. `shard_bytes` are what ZeRO sums and gathers at a
+    time. `state`, `sharded_state` and `fused` are those of `transformer_memory`, `usable` is the
+    share of a GPU's nominal memory for training, `offloads` that of the layers whose activations
+    FSDP moves to a Grace host. `coefficients` are those of the law of layouts with different
+    expectations, with the deviation of their logarithm.
     """
 
     name: str = ""
@@ -50,12 +65,21 @@ class Framework:
     halves_attention: bool = False
     sharing: Sharing = "ddp"
     hides_shards: bool = False
+    hides_transfers: bool = False
     hides: float = 2.0
     hides_sums: bool = False
     overlaps_sums: bool = False
+    dispatches_once: bool = False
     recomputed: float = 0.5  # half a pass is the smaller error either way
+    keeps: Checkpointing = "selective"  # half of the activations, to agree with it
     shard_bytes: float = 1e9  # DeepSpeed's reduce_bucket_size, 5e8 values of 2 bytes
     reach: float = math.inf
+    interleave: int = 1
+    state: StateBytes = ACCUMULATED
+    sharded_state: StateBytes = FP32
+    fused: bool = False
+    usable: float = USABLE
+    offloads: float = 0.0
     coefficients: Mapping[str, tuple[float, float]] = field(default_factory=dict, hash=False)
 
 
@@ -74,6 +98,7 @@ NANOTRON = Framework(
     sequence_parallel=True,
     hides=8.0,
     hides_sums=True,
+    keeps="none",  # its peaks are those of all activations
     shard_bytes=BUCKET_BYTES,
     reach=32,
     coefficients={
@@ -99,24 +124,57 @@ MEGATRON = Framework(
     counts_recomputed=True,
     coefficients={"scores": (5.9, 0.5)},
 )
-# NeMo and Megatron-Bridge: their tables give tokens/s and FLOP/s, which differ by this half. Their
-# recipes use a distributed optimizer with overlap_grad_reduce, split sequences, send activations
-# while products run (tp_comm_overlap), and recompute nothing unless they say so. cuDNN's attention
-# skips the masked half and reaches half of the peak or more.
-NEMO = Framework(
-    name="nemo",
-    pattern=r"\bnemo\b|megatron.?bridge",
+# Megatron-Core since 2023, as its README benchmarks it: a distributed optimizer whose gradients and
+# parameters are sent in large buffers while it computes (overlap_grad_reduce,
+# overlap_param_gather), split sequences, activations sent while products run (tp_comm_overlap),
+# tokens by DeepEP, gates and loss fused, nothing recomputed unless stated. cuDNN's attention skips
+# the masked half and reaches half of the peak or more; the buffers are sent as FSDP's gathers are.
+MEGATRON_CORE = Framework(
+    name="megatron-core",
+    pattern=r"megatron.?core|\bmcore\b"
+    r"|(?=.*megatron)(?=.*(\b202[3-9]\b|fp[48]|(?<![a-z])(h[128]00|gh200|g?b[23]00|mi3\d\dx)))",
     sequence_parallel=True,
-    halves_attention=True,
     sharing="zero1",
     hides_shards=True,
+    hides_transfers=True,
     overlaps_sums=True,
+    dispatches_once=True,
     recomputed=0.0,
-    coefficients={"attention": (0.5, 0.4)},
+    keeps="none",
+    interleave=2,  # half of the bubble is the smaller error either way
+    fused=True,
+    usable=1.03,  # all but 4 % of the card's GiB, which expandable segments do not fragment
+    coefficients={"attention": (0.5, 0.4), "data": (1.2, 0.6)},
 )
-# torchtitan's tensor parallelism splits sequences: its Llama plans use SequenceParallel (2024).
-TORCHTITAN = Framework(name="torchtitan", pattern=r"torch.?titan", sequence_parallel=True)
-FRAMEWORKS = (NANOTRON, MEGATRON, NEMO, TORCHTITAN)
+# NeMo and Megatron-Bridge on the same core: their tables give tokens/s and FLOP/s, which differ by
+# this half. Their recipes for benchmarks sum gradients in bf16 (grad_reduce_in_fp32=False).
+NEMO = replace(
+    MEGATRON_CORE,
+    name="nemo",
+    pattern=r"\bnemo\b|megatron.?bridge",
+    halves_attention=True,
+    state=MIXED,
+    offloads=0.5,  # cpu_offloading_num_layers of its recipes for FSDP: 20 to 40 of 80
+)
+# NeMo AutoModel has FSDP2 instead of the core, but its kernels and DeepEP. Its recipes recompute
+# (activation_checkpointing) and train weights in bf16 by torch.optim.Adam.
+AUTOMODEL = replace(
+    NEMO,
+    name="automodel",
+    pattern=r"\bauto.?model\b",
+    sharing="fsdp",
+    recomputed=1.0,
+    keeps="full",
+    state=BF16,
+    sharded_state=BF16,
+    offloads=0.0,
+)
+# torchtitan's tensor parallelism splits sequences: its Llama plans use SequenceParallel (2024). It
+# shards over all replicas by default (data_parallel_shard_degree = -1).
+TORCHTITAN = Framework(
+    name="torchtitan", pattern=r"torch.?titan", sequence_parallel=True, sharing="fsdp"
+)
+FRAMEWORKS = (NANOTRON, MEGATRON, AUTOMODEL, NEMO, MEGATRON_CORE, TORCHTITAN)
 # The lab's own loop, eager and compiled: fits to GPT-2 on one H200 in bf16 (reports/gpu-training),
 # with the products' share of peak as expected of all H200s. Compiled code reads and writes less.
 LAB, COMPILED_LAB = (
@@ -137,7 +195,7 @@ LAB, COMPILED_LAB = (
 
 def named_framework(text: str) -> Framework:
     """The framework named in some words, or the general one if none is recognized."""
-    named = (one for one in FRAMEWORKS if re.search(one.pattern, text, re.IGNORECASE))
+    named = (one for one in FRAMEWORKS if re.search(one.pattern, text, re.IGNORECASE | re.DOTALL))
     return next(named, ANY)
 
 
@@ -195,6 +253,9 @@ FLOPS_BY_GPU = {
     **dict.fromkeys(("mi300x", "mi325x", "mi350x", "mi355x"), 2.5),
 }
 NARROW = ("fp8", "fp4")
+# Routing, sorting, dispatch and combination at least double the kernels of a layer: the host bounds
+# such models (Scalable Training of Mixture-of-Experts Models with Megatron Core, 2026).
+EXPERT_LAUNCHES = 2.0
 MOST_NODES = 64  # of the playbook's layouts
 OPTIMIZER_BYTES = 28  # AdamW in fp32: weights, gradients, both moments read, all but one written
 STOLEN = 0.1  # of the time in which gathers and passes run at once: NCCL takes multiprocessors
@@ -218,6 +279,28 @@ class Case:
         if self.recomputed is not None:
             return 3 + self.recomputed
         return 4.0 if self.candidate.checkpointing == "full" else 3.0
+
+    def memory(self, *, first_stage: bool = False) -> MemoryParts:
+        """Peak bytes of the fullest rank, or of rank 0, as the framework holds them."""
+        framework, grace = self.framework, self.machine.gpu.name.startswith("g")
+        sharded = self.candidate.layout.sharing == "fsdp"
+        return transformer_memory(
+            self.model,
+            self.sequence,
+            self.candidate,
+            state=framework.state,
+            sharded_state=framework.sharded_state,
+            balanced=framework.balanced,
+            fused=framework.fused,
+            offloaded=framework.offloads if sharded and grace else 0.0,
+            first_stage=first_stage,
+        )
+
+    @property
+    def fits(self) -> bool:
+        """Whether the fullest rank's peak fits into its GPU."""
+        room = self.framework.usable * self.machine.gpu.memory_bytes
+        return self.memory().total <= room
 
 
 def quantities(cases: Sequence[Case]) -> dict[str, Floats]:
@@ -263,25 +346,38 @@ def _quantities(case: Case) -> dict[str, float]:
     every_expert = model.layers * model.routed
     gathered = (model.parameters - every_expert) / (tensor * stages) * value
     gathered_experts = model.layers * routed / (tensor * stages) * value
-    whole = layout.sharing == "fsdp" and data * layout.context > 1
-    hidden = layout.sharing == "ddp" or (case.framework.hides_shards and not whole)
-    hops = 2 * (accum * layout.interleave + stages - 2) if stages > 1 else 0
+    whole = layout.sharing == "fsdp" and layout.shards > 1
+    # DDP sums gradients during the last micro-batch's backward pass, as FSDP's replicas do those of
+    # their shards; most ZeRO does so after it.
+    backward = (passes - 1) / passes if layout.sharing == "ddp" or whole else 0.0
+    if zero and case.framework.hides_shards:
+        backward = 1.0
+    alongside = case.framework.hides_transfers and layout.interleave > 1
+    steady = 0 if alongside else accum * layout.interleave - 1
+    hops = 2 * (steady + stages - 1) if stages > 1 else 0
     # A stage between two others sends and receives twice per micro-batch, the first and last once.
     transfers = accum * layout.interleave * min(4, 2 * (stages - 1)) + stages - 1
     crosses = tensor * data * stages > machine.gpus_per_node
     cards = machine.outer if crosses else machine.inner
     state = weights / layout.optimizer_shards
     nodes = math.ceil(layout.world_size / machine.gpus_per_node)
-    groups = machine.levels(data * layout.context, stride=tensor)
-    copies = max(data * layout.context // layout.expert, 1)
-    expert_groups = machine.levels(copies, stride=tensor * layout.expert)
+    groups = machine.levels(layout.shards, stride=tensor)
+    expert_shards = max(layout.shards // layout.expert, 1)
+    expert_groups = machine.levels(expert_shards, stride=tensor * layout.expert)
+    if whole:
+        replicas = machine.levels(layout.replicas, stride=tensor * layout.shards)
+        sums_s = _sum(replicas, shared / layout.shards + experts / expert_shards)
+        sum_messages = 2 * longest * _messages(replicas)
+    else:
+        sums_s = _sum(groups, shared) + _sum(expert_groups, experts)
+        sum_messages = 2 * buckets * _messages(groups)
     return {
         "layer_flops": (3 * model.layer_flops(tokens, case.sequence) / tensor - attention) / peak,
         "layer_attention": attention / half,
         "layer_memory": 3 * (value / 2) * (2 * handed / value + 2 * split / tensor) / memory,
         "layer_scores": 3 * value * tokens * case.sequence * model.heads / tensor / memory,
         "recomputed": passes / 3 - 1,
-        "layer_launch": passes,
+        "layer_launch": passes * (EXPERT_LAUNCHES if model.experts > 1 else 1),
         "layer_tensor": sums * summed_s + exchanged,
         "layer_messages": sums * _messages(level),
         "layer_crossing": passes * tensor * (stages > 1 and tensor > 1 and crosses),
@@ -299,10 +395,9 @@ def _quantities(case: Case) -> dict[str, float]:
         # A pipeline keeps what it gathered for all its micro-batches.
         "gatherings": 1 if stages > 1 else accum,
         "gather_messages": 3 * longest * _messages(groups) if whole else 0.0,
-        # DDP sums gradients during the last micro-batch's backward pass, most ZeRO after it.
-        "backward": longest * (passes - 1) / passes if hidden else 0.0,
-        "data": 0.0 if whole else _sum(groups, shared) + _sum(expert_groups, experts),
-        "data_messages": 0.0 if whole else 2 * buckets * _messages(groups),
+        "hiding": longest * backward,
+        "data": sums_s,
+        "data_messages": sum_messages,
         "stage": hops,
         "stall": transfers if nodes > case.framework.reach else 0,
         "stage_bytes": hops * handed / cards.bytes_per_s,
@@ -342,20 +437,26 @@ def _exchanged(case: Case, tokens: float, value: int, passes: float) -> float:
         # There and back; a rank keeps the share of its own experts. Ranks that split sequences
         # send their own tokens, to experts on all ranks of a node.
         split = layout.tensor if layout.sequence_parallel else 1
-        routed = 2 * tokens / split * model.active * model.width * value
-        seconds += passes * _all_to_all(machine, layout.expert, layout.tensor // split, routed)
+        copy = 2 * tokens / split * model.width * value
+        inside, outside = _times_sent(case, layout.tensor // split)
+        inner, outer = machine.inner, machine.outer
+        seconds += passes * copy * inside / (inner.bytes_per_s * inner.reached)
+        seconds += passes * copy * outside / (outer.bytes_per_s * outer.reached)
     return seconds
 
 
-def _all_to_all(machine: Machine, ranks: int, stride: int, size: float) -> float:
-    """Seconds in which each rank, `stride` places apart, sends its own `size` bytes to all.
+def _times_sent(case: Case, stride: int) -> tuple[float, float]:
+    """How often a rank sends a token to experts of its node, and of others by its own card.
 
-    What leaves the node does so by the rank's own card.
+    Experts are equally likely. Tokens may be sent once to each node where experts want them.
     """
-    near = min(max(machine.gpus_per_node // stride, 1), ranks)
-    inner, outer = machine.inner, machine.outer
-    inside = size * (near - 1) / ranks / (inner.bytes_per_s * inner.reached)
-    return inside + size * (1 - near / ranks) / (outer.bytes_per_s * outer.reached)
+    ranks, copies = case.candidate.layout.expert, case.model.active - case.model.shared
+    near = min(max(case.machine.gpus_per_node // stride, 1), ranks)
+    inside, outside = copies * (near - 1) / ranks, copies * (1 - near / ranks)
+    if case.framework.dispatches_once:
+        others = ranks / near - 1
+        outside = others * (1 - (1 - near / ranks) ** copies)
+    return inside, outside
 
 
 def parts(q: Mapping[str, Floats], coefficients: Mapping[str, Any]) -> dict[str, Floats]:
@@ -382,9 +483,9 @@ def parts(q: Mapping[str, Floats], coefficients: Mapping[str, Any]) -> dict[str,
     each = c["gathers"] * q["gathers"] + c["data_messages"] * q["gather_messages"]
     gathered = q["gatherings"] * each
     gathers = _larger(passed, gathered, _HIDES) - passed + STOLEN * np.minimum(passed, gathered)
-    backward = q["backward"] * (layer + tensor)
+    hiding = q["hiding"] * (layer + tensor)
     summed = c["data"] * q["data"] + c["data_messages"] * q["data_messages"]
-    gradients = _larger(backward, summed, _HIDES) - backward
+    gradients = _larger(hiding, summed, _HIDES) - hiding
     return {
         "compute": compute,
         "tensor parallelism": visits * tensor,

@@ -19,7 +19,7 @@ from lab.config.models import GPT
 from lab.config.run import Run, value_bytes
 from lab.config.study import Study
 from lab.errors import LabError
-from lab.formatting import format_seconds
+from lab.formatting import count, format_seconds
 from lab.perfmodel import hardware
 from lab.perfmodel.forecast import SAME, Basis
 from lab.perfmodel.frozen import basis_of
@@ -328,9 +328,10 @@ def _search(
     began, batch = time.perf_counter(), run.stated.global_batch_size
     plan = best(costing, space, world_size=world_size, global_batch=batch, conditions=conditions)
     model = run.model if isinstance(run.model, str) else run.model.label
-    work, limit = f"{model}, global batch {batch}, {world_size} ranks", costing.memory_limit
+    ranks = count(world_size, "rank")
+    work, limit = f"{model}, global batch {batch}, {ranks}", costing.memory_limit
     if not plan.searched:
-        raise LabError(f"{work}: the batch cannot be divided over {world_size} ranks")
+        raise LabError(f"{work}: the batch cannot be divided over {ranks}")
     if not plan.ranked:
         raise LabError(
             f"{work}: nothing fits: of {plan.searched:,} ways the smallest needs "

@@ -17,7 +17,7 @@ class Transformer:
     """A decoder: `key_value_heads` as in grouped-query attention, `hidden` the inner MLP width.
 
     A `gated` MLP has three matrices (SwiGLU) instead of two. Each token passes through `active` of
-    the `experts` MLPs in a layer, shared ones counted; `dense_layers` have only these. An untied
+    the `experts` MLPs in a layer, `shared` ones counted; `dense_layers` have only these. An untied
     head has its own matrix. `projections` are the parameters of latent attention in a layer.
     """
 
@@ -31,6 +31,7 @@ class Transformer:
     tied: bool = True
     experts: int = 1
     active: int = 1
+    shared: int = 0  # experts that all tokens pass through, where they are
     head_width: int = 0  # 0: width / heads; of latent attention the mean of keys and values
     dense_layers: int = 0
     projections: int = 0  # 0: queries, keys, values and output by the widths
@@ -147,6 +148,7 @@ def _latent(heads: int, experts: int, dense_layers: int, vocabulary: int) -> Tra
         model,
         experts=experts + 1,
         active=9,
+        shared=1,
         head_width=head + rotary // 2,
         dense_layers=dense_layers,
         projections=projections,

@@ -335,8 +335,9 @@ def outcome(results: StudyResults) -> Markdown:
             )
             rate = timing.samples_per_second
             speed = f": {rate:.1f} samples/s" if rate is not None else ""
+            measured = count(timing.measured_steps, "step")
             return Markdown.of(
-                f"{emulated} step takes {step} (median of {timing.measured_steps} steps after "
+                f"{emulated} step takes {step} (median of {measured} after "
                 f"{timing.warmup_steps} of warm-up){speed}{arithmetic}."
             )
         if record.inference is not None:

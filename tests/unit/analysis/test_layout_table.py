@@ -35,6 +35,12 @@ def test_a_row_as_people_write_it() -> None:
     assert row.case.passes == 3.5  # nothing is said of recomputation
 
 
+def test_a_rank_without_a_pipeline_has_one_stage() -> None:
+    rows = frame(GPUs=8, PP=1)
+    rows.attrs["notes"] = ["Megatron-LM 2024"]
+    assert read_layouts(rows).rows[0].case.candidate.layout.interleave == 1
+
+
 @pytest.mark.parametrize(
     ("columns", "passes"),
     [
@@ -42,6 +48,8 @@ def test_a_row_as_people_write_it() -> None:
         ({"recompute": "none"}, 3),
         ({"Activation Ckpt": "TRUE"}, 4),
         ({"AC": "No AC"}, 3),
+        ({"Remat Policy": "full"}, 4),
+        ({"Remat Policy": "minimal_flash"}, 3),
         ({"Activation Checkpointing": "Selective AC"}, 3),
     ],
 )
@@ -67,6 +75,46 @@ def test_recomputation_is_read(columns: dict[str, str], passes: float) -> None:
 )
 def test_sharding_is_read(columns: dict[str, object], sharing: str) -> None:
     assert read_layouts(frame(**columns)).rows[0].case.candidate.layout.sharing == sharing
+
+
+HSDP = {"GPUs": 64, "TP": None, "PP": None, "GBS": 512}
+
+
+@pytest.mark.parametrize(
+    ("columns", "sharing", "replicas", "shards"),
+    [
+        ({"dp_replicate": 4, "dp_shard": 16}, "fsdp", 4, 16),
+        ({"GPUs": None, "dp_replicate": 4, "dp_shard": 16}, "fsdp", 4, 16),
+        (
+            {"data_parallel_replicate_degree": 4, "data_parallel_shard_degree": -1, "CP": 2},
+            *("fsdp", 4, 16),
+        ),
+        ({"dp_replicate": 2, "dp_shard": 16, "CP": 2, "GPUs": None}, "fsdp", 2, 32),
+        ({"dp": 8, "FSDP": 8}, "fsdp", 8, 8),
+        ({"dp": 64, "shard degree": 16}, "fsdp", 4, 16),
+        ({"Config": "HSDP, dp_replicate=2, dp_shard=32"}, "fsdp", 2, 32),
+        ({"Config": "HSDP (4, 16)"}, "fsdp", 4, 16),
+        ({"Config": "HSDP 2x32 + compile"}, "fsdp", 2, 32),
+        ({"Sharding Strategy": "HYBRID_SHARD"}, "fsdp", 8, 8),
+        ({"Sharding Strategy": "HSDP", "TP": 2}, "fsdp", 8, 4),
+        ({"Sharding Strategy": "HSDP", "TP": 8}, "fsdp", 1, 8),
+        ({"dp_replicate": 64, "dp_shard": 1}, "ddp", 1, 64),
+    ],
+)
+def test_groups_of_hybrid_sharding_are_read(
+    columns: dict[str, object], sharing: str, replicas: int, shards: int
+) -> None:
+    table = read_layouts(frame(**{**HSDP, **columns}))
+    layout = table.rows[0].case.candidate.layout
+    assert (layout.sharing, layout.replicas, layout.shards) == (sharing, replicas, shards)
+    assert layout.world_size == 64
+    assumed = any("HSDP shards within a node" in note for note in table.notes)
+    assert assumed == ("Sharding Strategy" in columns)
+
+
+def test_groups_that_do_not_divide_the_ranks_are_refused() -> None:
+    with pytest.raises(InputError, match="64 data-parallel ranks cannot be sharded in groups of"):
+        read_layouts(frame(**HSDP, dp_replicate=3))
 
 
 @pytest.mark.parametrize(
@@ -145,6 +193,21 @@ def test_memory_is_read_in_its_columns_unit(column: str, unit: float) -> None:
 
 
 @pytest.mark.parametrize(
+    ("notes", "checkpointing"),
+    [("our own", "selective"), ("nanotron", "none"), ("NeMo", "none"), ("NeMo AutoModel", "full")],
+)
+def test_memory_agrees_with_the_recomputation_that_is_assumed(
+    notes: str, checkpointing: str
+) -> None:
+    rows = frame()
+    rows.attrs["notes"] = [notes]
+    assert read_layouts(rows).rows[0].case.candidate.checkpointing == checkpointing
+    said = frame(Recompute="none")
+    said.attrs["notes"] = [notes]
+    assert read_layouts(said).rows[0].case.candidate.checkpointing == "none"
+
+
+@pytest.mark.parametrize(
     ("cell", "passes"),
     [("none", 3), ("full", 4), (True, 4), (False, 3), *[(cell, 3.5) for cell in EMPTY]],
 )
@@ -162,6 +225,14 @@ def test_a_mixture_of_experts_is_read_by_its_sizes_or_its_name() -> None:
     assert (model.width, model.heads, model.experts, model.active) == (4096, 64, 8, 2)
     (row,) = read_layouts(frame(Model="Qwen3 MoE 30B", EP=8)).rows
     assert row.case.model.experts == 128
+
+
+def test_a_dispatcher_that_sends_tokens_once_is_read() -> None:
+    rows = frame()
+    assert not read_layouts(rows).rows[0].case.framework.dispatches_once
+    rows.attrs["notes"] = ["our own loop with DeepEP"]
+    for table in (rows, frame(Optimizations="triton + DeepEP"), frame(Notes="HybridEP")):
+        assert read_layouts(table).rows[0].case.framework.dispatches_once
 
 
 @pytest.mark.parametrize("column", ["Model size", "Size", "Params", "Model Size (B)"])
@@ -222,7 +293,8 @@ def test_a_precision_in_the_notes_counts_if_there_is_only_one(notes: str, precis
     [
         ("Narayanan et al. 2021: Megatron-LM on A100", "megatron"),
         ("Megatron-LM, paper of 2022", "megatron"),
-        ("Megatron-LM 2024", ""),
+        ("Megatron-LM 2024", "megatron-core"),
+        ("Megatron-LM", "megatron-core"),  # on H100, by its column
         ("a paper of 2021", ""),
     ],
 )
@@ -325,6 +397,13 @@ def test_settings_count_in_any_column_without_a_meaning_of_its_own() -> None:
     case = read_layouts(rows).rows[0].case
     assert (case.candidate.layout.tensor, case.candidate.layout.pipeline) == (8, 2)
     assert (case.sequence, case.passes) == (8192, 4)
+
+
+def test_columns_that_say_nothing_of_a_layout_are_listed() -> None:
+    notes = read_layouts(frame(Setup="VP 2", Kernels="VP 2", Days=7, Owner="me")).notes
+    assert "2 columns not used: 'Days'; 'Owner'" in notes
+    assert not any("not used" in note for note in read_layouts(frame()).notes)
+    assert any("1 column not used" in note for note in read_layouts(frame(Days=7)).notes)
 
 
 def test_a_batch_follows_from_time_and_rate() -> None:

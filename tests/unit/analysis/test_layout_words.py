@@ -5,6 +5,7 @@ from __future__ import annotations
 import pytest
 
 from lab.analysis.layout_words import from_notes, noted_model, settings
+from lab.perfmodel.layout_law import MEGATRON_CORE, NEMO
 
 
 @pytest.mark.parametrize(
@@ -62,6 +63,13 @@ def test_a_caption_says_what_holds_for_all_rows() -> None:
     assert "a model of 70.6B parameters, from the notes" in sentences
 
 
+@pytest.mark.parametrize(
+    ("notes", "sharding"), [("trained with HSDP", "hsdp"), ("FSDP or HSDP", "fsdp")]
+)
+def test_notes_on_hybrid_sharding_count_where_there_is_no_other(notes: str, sharding: str) -> None:
+    assert from_notes(notes, set())[0]["sharding"] == sharding
+
+
 def test_columns_count_before_notes() -> None:
     known = {"sequence", "nodes", "micro_batch", "tensor", "model", "gpu", "precision"}
     values, _ = from_notes(CAPTION, known)
@@ -106,10 +114,27 @@ def test_notes_give_nodes_hosts_and_context(notes: str, said: dict[str, float]) 
 
 
 def test_notes_on_nemo_recompute_nothing_unless_they_say_so() -> None:
-    _, sentences = from_notes("NeMo 25.04", set())
+    _, sentences = from_notes("NeMo 25.04", set(), framework=NEMO)
     assert any("none, as this framework's default" in sentence for sentence in sentences)
-    values, _ = from_notes("NeMo 25.04, full activation recomputation", set())
+    values, _ = from_notes("NeMo 25.04, full activation recomputation", set(), framework=NEMO)
     assert values["recomputed"] == "full"
+
+
+@pytest.mark.parametrize(
+    ("notes", "known", "stages"),
+    [
+        ("Megatron-LM 2024", {"pipeline"}, 2),
+        ("Megatron-LM 2024, VP 4", {"pipeline"}, 4),
+        ("Megatron-LM 2024", {"pipeline", "interleave"}, None),
+        ("Megatron-LM 2024", set(), None),
+    ],
+)
+def test_pipelines_of_benchmarks_with_megatron_are_likely_interleaved(
+    notes: str, known: set[str], stages: int | None
+) -> None:
+    values, sentences = from_notes(notes, known, framework=MEGATRON_CORE)
+    assert values.get("interleave") == stages
+    assert any("interleaved" in sentence for sentence in sentences) == (stages == 2)
 
 
 @pytest.mark.parametrize(

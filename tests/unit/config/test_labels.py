@@ -54,6 +54,7 @@ CHANGES = [
     ({"seed": 1}, "seed 1"),
     ({"model": GPT}, "gpt 2x64 ddp x2, batch 8, fp32, 2 heads, 64 tokens"),
     ({"model": GPT | {"heads": 4}}, "4 heads"),
+    ({"model": GPT | {"heads": 1}}, "1 head, 64 tokens"),
     ({"model": GPT | {"block_size": 32}}, "32 tokens"),
     ({"model": GPT | {"dropout": 0.1}}, "dropout 0.1"),
     ({"model": GPT | {"vocab_size": 5000}}, "vocabulary 5000"),

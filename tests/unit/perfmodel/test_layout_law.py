@@ -15,6 +15,8 @@ from lab.perfmodel.hardware import machine
 from lab.perfmodel.layout import Candidate, Layout, Sharing
 from lab.perfmodel.layout_law import (
     ANY,
+    AUTOMODEL,
+    MEGATRON_CORE,
     NAMES,
     NANOTRON,
     NEMO,
@@ -25,7 +27,7 @@ from lab.perfmodel.layout_law import (
     named_framework,
     quantities,
 )
-from lab.perfmodel.transformer import Transformer
+from lab.perfmodel.transformer import Transformer, named
 
 MODEL = Transformer(layers=24, width=2048, heads=16, hidden=8192)
 PLACE = machine("a100x8:nvlink3:infiniband-hdr")
@@ -109,6 +111,16 @@ def test_a_balanced_pipeline_counts_its_head_as_layers() -> None:
 def test_a_framework_is_known_by_its_name() -> None:
     assert named_framework("benchmarks of Nanotron, H100") is NANOTRON
     assert named_framework("Megatron-LM") is ANY
+    for words in (
+        "Megatron-LM on\nH100",
+        "Megatron-LM, 2024",
+        "MCore v0.9",
+        "GB200, Megatron",
+        "Megatron FP8",
+    ):
+        assert named_framework(words) is MEGATRON_CORE
+    assert named_framework("NeMo on Megatron-Core, H100") is NEMO
+    assert named_framework("NVIDIA-NeMo+Automodel") is AUTOMODEL
     assert named_framework("llama3_h100_202412_torchtitan").sequence_parallel
     law = expected("h100", NANOTRON)
     assert law.coefficients["crossing"] == NANOTRON.coefficients["crossing"][0]
@@ -140,7 +152,21 @@ def test_a_framework_may_hide_the_gradients_of_its_shards() -> None:
     law = only(flops=1.0, data=1.0)
     ddp, zero = (case(data=16, sharing=sharing) for sharing in ("ddp", "zero1"))
     hidden, waited, overlapped = law.predict([ddp, zero, replace(zero, framework=NEMO)])
-    assert hidden == pytest.approx(overlapped) and overlapped < waited
+    # Its parameters are sent during the next forward pass as well.
+    assert overlapped < hidden < waited
+    parts = law.parts(replace(zero, framework=NEMO))
+    sent, computed = only(data=1.0).predict([zero])[0], parts["compute"]
+    assert parts["data parallelism"] == pytest.approx((computed**2 + sent**2) ** 0.5 - computed)
+
+
+def test_an_interleaved_pipeline_may_hand_on_while_it_computes() -> None:
+    law = only(stage=1.0)
+    plain, interleaved = (
+        replace(case(pipeline=4, accum=8, interleave=stages), framework=MEGATRON_CORE)
+        for stages in (1, 2)
+    )
+    waits = replace(interleaved, framework=ANY)
+    assert law.predict([plain, interleaved, waits]).tolist() == [2 * 10, 2 * 3, 2 * 18]
 
 
 def test_attention_counts_its_own_flops() -> None:
@@ -182,6 +208,24 @@ def test_a_pipeline_gathers_once_for_all_its_micro_batches() -> None:
     law = only(gathers=1.0)
     one, four = law.predict([case(data=8, pipeline=2, accum=a, sharing="fsdp") for a in (1, 4)])
     assert 0 < one == pytest.approx(four)
+
+
+def test_replicas_of_fsdp_gather_within_their_group_and_sum_their_shards_across() -> None:
+    size = 2 * (24 * MODEL.block() + MODEL.embedding)
+    hybrid, whole = (case(data=64, sharing="fsdp", replicas=count) for count in (8, 1))
+    assert "fsdp x64, replicas x8" in hybrid.candidate.label
+    q = quantities([hybrid, whole])
+    assert q["gathers"].tolist() == pytest.approx(
+        [3 * size * 7 / 8 / (300e9 * 0.76), q["gathers"][1]]
+    )
+    assert q["gathers"][1] > 1.2 * q["gathers"][0]
+    # Each GPU sums an eighth of the gradients with its peers on seven other nodes by its own card.
+    across = 2 * 7 / 8 * size / 8 / (25e9 * 0.8)
+    assert q["data"].tolist() == pytest.approx([across, 0.0])
+    assert q["hiding"][0] == pytest.approx(24 * 2 / 3)
+    held, divided = (one.memory() for one in (hybrid, whole))
+    for part in ("weights", "gradients", "optimizer"):
+        assert getattr(held, part) == pytest.approx(8 * getattr(divided, part))
 
 
 def test_hidden_gathers_still_take_some_of_what_they_hide_behind() -> None:
@@ -246,6 +290,43 @@ def test_tokens_for_experts_on_other_nodes_leave_by_their_own_card() -> None:
     whole_row = replace(split, candidate=Candidate(replace(layout, sequence_parallel=False), 1))
     rows = quantities([split, whole_row, *(case(data=8, tensor=2),) * 2])["layer_tensor"]
     assert rows[0] < rows[1]
+
+
+def test_tokens_may_be_sent_once_to_a_node_with_several_of_their_experts() -> None:
+    model = replace(MODEL, experts=65, active=9, shared=1)
+    every = Case(model, 8192, Candidate(Layout("zero1", 32, expert=32), 1), PLACE)
+    once = replace(every, framework=replace(ANY, dispatches_once=True))
+    copy = 3 * MODEL.layers * 2 * 8192 * MODEL.width * 2  # bytes, there and back
+    inside, outside = 8 * 7 / 32, 3 * (1 - (3 / 4) ** 8)  # of eight routed experts on four nodes
+    seconds = [copy * (inside / (300e9 * 0.76) + out / (25e9 * 0.8)) for out in (6, outside)]
+    assert only(tensor_bytes=1.0).predict([every, once]).tolist() == pytest.approx(seconds)
+
+
+def test_a_layer_with_experts_launches_more() -> None:
+    experts = replace(case(), model=replace(MODEL, experts=8, active=2))
+    dense, mixture = only(launch=1.0).predict([case(), experts])
+    assert mixture == 2 * dense
+
+
+def test_a_framework_holds_less_than_others() -> None:
+    llama = named("llama3 70b")
+    assert llama is not None
+    place = machine("h100x8:nvlink4:infiniband-ndr")
+    layout = Layout("zero1", 2, 4, 4, llama.layers, context=2, interleave=5, sequence_parallel=True)
+    one = Case(llama, 8192, Candidate(layout, 1, 64, precision="fp8"), place)
+    nemo = replace(one, framework=NEMO)
+    assert nemo.fits and not one.fits
+    assert not replace(nemo, candidate=replace(nemo.candidate, micro_batch=4)).fits
+    # AutoModel's recipes train bf16 weights without masters.
+    state = replace(nemo, candidate=Candidate(Layout("fsdp", 64), 1), framework=AUTOMODEL).memory()
+    assert state.weights + state.gradients + state.optimizer == pytest.approx(
+        8 * llama.parameters / 64
+    )
+    # FSDP's activations go to the host only where it is a Grace.
+    sharded = Candidate(Layout("fsdp", 64, layers=llama.layers), 2)
+    cases = [Case(llama, 8192, sharded, machine(gpu), framework=NEMO) for gpu in ("b200", "gb200")]
+    whole, halved = (case.memory().activations for case in cases)
+    assert halved < 0.55 * whole
 
 
 def test_transfers_are_delayed_beyond_the_reach_of_a_framework() -> None:

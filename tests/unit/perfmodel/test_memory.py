@@ -16,6 +16,7 @@ from lab.files import SHARED
 from lab.perfmodel.flops import gpt_parameters, model_cost
 from lab.perfmodel.layout import MICRO_BATCH, Bucket, Candidate, Layout, Profile
 from lab.perfmodel.memory import (
+    FUSED_LOGIT,
     IDLE,
     LOGIT,
     PLAIN,
@@ -87,6 +88,37 @@ def test_rank_0_holds_no_logits_of_a_pipeline() -> None:
     assert transformer_memory(llama, 512, alone, first_stage=True) == transformer_memory(
         llama, 512, alone
     )
+
+
+def test_fused_code_has_no_copies_of_a_gates_values() -> None:
+    llama = Transformer(8, 1024, 8, 4096, vocabulary=10**5, gated=True)
+    one = Candidate(Layout(), 1)
+    fused = transformer_memory(llama, 512, one, fused=True).activations - IDLE
+    inputs = 2 * 512 * 2 * 1024
+    values = PLAIN * 2 * 512 * (3 * 4096 + 4 * 1024) + inputs
+    logits = 512 * 10**5 * FUSED_LOGIT
+    assert fused == pytest.approx(8 * values + logits)
+    assert transformer_memory(llama, 512, one).activations - IDLE > 1.5 * fused
+    moved = transformer_memory(llama, 512, one, fused=True, offloaded=0.5).activations - IDLE
+    assert moved == pytest.approx(4 * values + logits)
+
+
+def test_the_first_of_unequal_stages_is_not_the_longest() -> None:
+    gpt = Transformer(layers=14, width=1024, heads=8, hidden=4096, vocabulary=1024)
+    for interleave, in_flight in ((1, 3), (2, 4 + 3 / 2 - 1)):
+        layout = Layout(pipeline=4, interleave=interleave)
+        parts, equal = (
+            transformer_memory(replace(gpt, layers=layers), 512, Candidate(layout, 1, 64))
+            for layers in (14, 16)
+        )
+        ahead = 4 + (3 / 2 if interleave == 2 else 0)
+        share = (parts.activations - IDLE) / (equal.activations - IDLE)
+        assert share == pytest.approx(in_flight / ahead)
+        assert equal.weights - parts.weights == 2 * gpt.embedding
+    # The others are the fullest if an embedding is larger than a layer.
+    wide = replace(gpt, vocabulary=10**6)
+    fullest = transformer_memory(wide, 512, Candidate(Layout(pipeline=4), 1, 64))
+    assert fullest.weights > 2 * wide.embedding
 
 
 def test_peaks_of_layouts_are_near_those_that_were_measured() -> None:
