@@ -11,7 +11,8 @@ from lab.analysis.layout_row import LayoutRow
 from lab.analysis.layout_table import read_layouts
 from lab.formatting import count, format_seconds
 from lab.perfmodel import layout_law
-from lab.perfmodel.layout_law import Case, LayoutLaw
+from lab.perfmodel.layout_law import LayoutLaw
+from lab.perfmodel.layout_terms import Case
 
 if TYPE_CHECKING:
     import pandas as pd

@@ -6,7 +6,7 @@ from collections.abc import Mapping
 from typing import Any
 
 from lab.analysis.layout_columns import ALL_GPUS, FLOPS, RATES
-from lab.perfmodel.layout_law import Case
+from lab.perfmodel.layout_terms import Case
 
 # FLOPs are counted differently by a factor of up to ROUGH, so that on fewer than FEWEST_GPUS a rate
 # of each cannot be told from that of all.

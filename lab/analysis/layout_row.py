@@ -13,9 +13,10 @@ from lab.analysis.layout_rates import flop_rate, is_rate_of_gpu, mfu_of, step_by
 from lab.analysis.layout_words import HYBRID, SEQUENCE_PARALLEL, SIZED, precision, sharing
 from lab.formatting import count
 from lab.perfmodel import transformer
+from lab.perfmodel.frameworks import Framework
 from lab.perfmodel.hardware import LINKS, Machine, named_gpu
 from lab.perfmodel.layout import Candidate, Checkpointing, Layout, Sharing
-from lab.perfmodel.layout_law import Case, Framework
+from lab.perfmodel.layout_terms import Case
 from lab.perfmodel.transformer import Transformer
 
 BATCHES = ("global_batch", "micro_batch", "replica_batch", "batch_tokens", "batch")

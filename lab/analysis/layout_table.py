@@ -52,8 +52,10 @@ from lab.analysis.layout_words import (
 )
 from lab.errors import InputError, Problem, nearest
 from lab.formatting import count, listed
-from lab.perfmodel import layout_law
-from lab.perfmodel.layout_law import Case, LayoutLaw, named_framework
+from lab.perfmodel import layout_law, layout_terms
+from lab.perfmodel.frameworks import named_framework
+from lab.perfmodel.layout_law import LayoutLaw
+from lab.perfmodel.layout_terms import Case
 
 if TYPE_CHECKING:
     import pandas as pd
@@ -378,7 +380,7 @@ class FittedLayouts:
         table = read_layouts(rows, assume=self.assume, timed=False)
         cases = [row.case for row in table.rows]
         low, high = self.law.intervals(cases)
-        parts = layout_law.parts(layout_law.quantities(cases), self.law.coefficients)
+        parts = layout_terms.parts(layout_terms.quantities(cases), self.law.coefficients)
         content = {"step_s": self.law.predict(cases), "low_s": low, "high_s": high} | parts
         return pd.DataFrame(content, index=[row.place for row in table.rows])
 

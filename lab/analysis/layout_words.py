@@ -9,9 +9,9 @@ from typing import Any
 from lab.analysis.audit.values import number
 from lab.analysis.layout_columns import ALL_GPUS, RATES, UNITS
 from lab.perfmodel import transformer
+from lab.perfmodel.frameworks import ANY, Framework
 from lab.perfmodel.hardware import GPUS, named_gpu
 from lab.perfmodel.layout import Sharing
-from lab.perfmodel.layout_law import ANY, Framework
 from lab.perfmodel.transformer import Transformer
 
 _HOST = "(?:node|host|server|machine)"

@@ -17,7 +17,8 @@ from lab.files import SHARED
 from lab.formatting import count
 from lab.perfmodel import layout_law
 from lab.perfmodel.layout import Candidate
-from lab.perfmodel.layout_law import Case, LayoutLaw
+from lab.perfmodel.layout_law import LayoutLaw
+from lab.perfmodel.layout_terms import Case
 from lab.records.provenance import git_state
 
 TABLES = ("vtrain_a100_single_node", "mpt_a100_40gb", "playbook_1b_h100")

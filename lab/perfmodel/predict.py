@@ -23,10 +23,12 @@ from lab.formatting import count, format_seconds, rounded
 from lab.perfmodel import hardware, layout_law, simulate
 from lab.perfmodel.flops import block_parameters, gpt_parameters
 from lab.perfmodel.forecast import Forecast
+from lab.perfmodel.frameworks import COMPILED_LAB, LAB
 from lab.perfmodel.frozen import Score, basis_of, mean_absolute_error, scores, signed
 from lab.perfmodel.hardware import Machine
 from lab.perfmodel.layout import Bucket, Candidate, Checkpointing, Layout, Links, Profile
-from lab.perfmodel.layout_law import Case, LayoutLaw
+from lab.perfmodel.layout_law import LayoutLaw
+from lab.perfmodel.layout_terms import Case
 from lab.perfmodel.memory import (
     FP32,
     MIXED,
@@ -73,7 +75,7 @@ class Described:
     @cached_property
     def law(self) -> LayoutLaw:
         """The law of layouts as expected of the lab on this GPU."""
-        own = layout_law.COMPILED_LAB if self.compiled else layout_law.LAB
+        own = COMPILED_LAB if self.compiled else LAB
         return layout_law.expected(self.machine.gpu.name, own)
 
     def profile(self, candidate: Candidate) -> Profile:

@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 
 from lab.analysis.layout_words import from_notes, noted_model, settings
-from lab.perfmodel.layout_law import MEGATRON_CORE, NEMO
+from lab.perfmodel.frameworks import MEGATRON_CORE, NEMO
 
 
 @pytest.mark.parametrize(

@@ -11,7 +11,7 @@ from lab.files import SHARED
 from lab.launch.bench_public import disturbed, public
 from lab.perfmodel.hardware import machine
 from lab.perfmodel.layout import Candidate, Layout
-from lab.perfmodel.layout_law import Case
+from lab.perfmodel.layout_terms import Case
 from lab.perfmodel.transformer import Transformer
 
 TABLES = SHARED / "docs" / "tables"

@@ -1,0 +1,177 @@
+"""Frameworks that people train with, as far as they change a layout's step time and memory."""
+
+from __future__ import annotations
+
+import math
+import re
+from collections.abc import Mapping
+from dataclasses import dataclass, field, replace
+
+from lab.perfmodel.layout import Checkpointing, Sharing
+from lab.perfmodel.memory import ACCUMULATED, BF16, FP32, MIXED, USABLE, StateBytes
+
+
+@dataclass(frozen=True)
+class Framework:
+    """How a framework splits its pipelines, and how it differs from the general expectation.
+
+    `pattern` matches the words by which a table names it. Stages of a `balanced` pipeline have
+    equal FLOPs, including the head's; others equal layers. `sequence_parallel` says that its tensor
+    parallelism splits sequences as well, `counts_recomputed` that its FLOP/s include recomputed
+    passes, `halves_attention` that they omit its masked half. `sharing` is how its replicas share
+    state if a table does not say, and `hides_shards` that ZeRO's gradients are sent during the last
+    backward pass, as DDP's are, and its parameters during the next forward pass. `hides_transfers`
+    says that an interleaved pipeline hands on while it computes. Launches and products hide each
+    other as a p-norm with exponent `hides`: the higher it is, the more the longer one alone counts.
+    `hides_sums` says that launches hide the sums of tensor parallelism as well, `overlaps_sums`
+    that they are cut up and sent while products are computed, `dispatches_once` that a token for
+    several experts of another node is sent there once (DeepEP). On more nodes than its `reach`, the
+    transfers of a pipeline are delayed. If a table does not say, `recomputed` is the share of the
+    forward pass that is taken to be recomputed, `keeps` the checkpointing by which memory is
+    counted, `interleave` the stages of a rank. `shard_bytes` are what ZeRO sums and gathers at a
+    time. `state`, `sharded_state` and `fused` are those of `transformer_memory`, `usable` is the
+    share of a GPU's nominal memory for training, `offloads` that of the layers whose activations
+    FSDP moves to a Grace host. `coefficients` are those of the law of layouts with different
+    expectations, with the deviation of their logarithm.
+    """
+
+    name: str = ""
+    pattern: str = ""
+    balanced: bool = False
+    sequence_parallel: bool = False
+    counts_recomputed: bool = False
+    halves_attention: bool = False
+    sharing: Sharing = "ddp"
+    hides_shards: bool = False
+    hides_transfers: bool = False
+    hides: float = 2.0
+    hides_sums: bool = False
+    overlaps_sums: bool = False
+    dispatches_once: bool = False
+    recomputed: float = 0.5  # half a pass is the smaller error either way
+    keeps: Checkpointing = "selective"  # half of the activations, to agree with it
+    shard_bytes: float = 1e9  # DeepSpeed's reduce_bucket_size, 5e8 values of 2 bytes
+    reach: float = math.inf
+    interleave: int = 1
+    state: StateBytes = ACCUMULATED
+    sharded_state: StateBytes = FP32
+    fused: bool = False
+    usable: float = USABLE
+    offloads: float = 0.0
+    coefficients: Mapping[str, tuple[float, float]] = field(default_factory=dict, hash=False)
+
+
+BUCKET_BYTES = 25 * 2**20  # of gradients that are sent together: DDP's default
+ANY = Framework()
+# nanotron: a fit to the 336 layouts of one model on H100s that `lab bench public` finds
+# undisturbed (Ultra-Scale Playbook 2025; tp <= 8). Launching a pass of a layer takes at least 1.2
+# ms, which a long enough layer hides completely; tensor-parallel sums hide behind launches, and
+# the ranks of a pipeline across nodes wait for each other. `stall` is the median of 45 pipelines
+# that took over twice as long as that fit: each transfer of their middle stages 0.27 s instead
+# of 0.2 ms, in 18 of 19 pipelines on 64 nodes, 14 of 39 on 32, and 8 of 50 on 16.
+NANOTRON = Framework(
+    name="nanotron",
+    pattern=r"\bnanotron\b",
+    balanced=True,
+    sequence_parallel=True,
+    hides=8.0,
+    hides_sums=True,
+    keeps="none",  # its peaks are those of all activations
+    shard_bytes=BUCKET_BYTES,
+    reach=32,
+    coefficients={
+        "flops": (1.57, 0.15),
+        "launch": (1.2e-3, 0.3),
+        "memory": (6.0, 0.3),
+        "head": (0.94, 0.3),
+        "tensor_bytes": (0.75, 0.5),
+        "tensor_messages": (0.8, 0.5),
+        "data": (2.8, 0.5),
+        "data_messages": (1.5, 0.5),
+        "crossing": (6e-4, 0.5),
+        "nodes": (1.3e-3, 0.7),
+        "stall": (0.27, 0.2),
+    },
+)
+# Megatron-DeepSpeed up to 2024, measured by vTrain: attention is not fused, so that its scores are
+# written and read several times. Nor is it in Megatron-LM up to 2022, before FlashAttention.
+MEGATRON = Framework(
+    name="megatron",
+    pattern=r"megatron.?deepspeed|vtrain"
+    r"|(?=.*\bmegatron.?lm\b).*\b20(19|2[0-2])\b",
+    counts_recomputed=True,
+    coefficients={"scores": (5.9, 0.5)},
+)
+# Megatron-Core since 2023, as its README benchmarks it: a distributed optimizer whose gradients and
+# parameters are sent in large buffers while it computes (overlap_grad_reduce,
+# overlap_param_gather), split sequences, activations sent while products run (tp_comm_overlap),
+# tokens by DeepEP, gates and loss fused, nothing recomputed unless stated. cuDNN's attention skips
+# the masked half and reaches half of the peak or more; the buffers are sent as FSDP's gathers are.
+MEGATRON_CORE = Framework(
+    name="megatron-core",
+    pattern=r"megatron.?core|\bmcore\b"
+    r"|(?=.*megatron)(?=.*(\b202[3-9]\b|fp[48]|(?<![a-z])(h[128]00|gh200|g?b[23]00|mi3\d\dx)))",
+    sequence_parallel=True,
+    sharing="zero1",
+    hides_shards=True,
+    hides_transfers=True,
+    overlaps_sums=True,
+    dispatches_once=True,
+    recomputed=0.0,
+    keeps="none",
+    interleave=2,  # half of the bubble is the smaller error either way
+    fused=True,
+    usable=1.03,  # all but 4 % of the card's GiB, which expandable segments do not fragment
+    coefficients={"attention": (0.5, 0.4), "data": (1.2, 0.6)},
+)
+# NeMo and Megatron-Bridge on the same core: their tables give tokens/s and FLOP/s, which differ by
+# this half. Their recipes for benchmarks sum gradients in bf16 (grad_reduce_in_fp32=False).
+NEMO = replace(
+    MEGATRON_CORE,
+    name="nemo",
+    pattern=r"\bnemo\b|megatron.?bridge",
+    halves_attention=True,
+    state=MIXED,
+    offloads=0.5,  # cpu_offloading_num_layers of its recipes for FSDP: 20 to 40 of 80
+)
+# NeMo AutoModel has FSDP2 instead of the core, but its kernels and DeepEP. Its recipes recompute
+# (activation_checkpointing) and train weights in bf16 by torch.optim.Adam.
+AUTOMODEL = replace(
+    NEMO,
+    name="automodel",
+    pattern=r"\bauto.?model\b",
+    sharing="fsdp",
+    recomputed=1.0,
+    keeps="full",
+    state=BF16,
+    sharded_state=BF16,
+    offloads=0.0,
+)
+# torchtitan's tensor parallelism splits sequences: its Llama plans use SequenceParallel (2024). It
+# shards over all replicas by default (data_parallel_shard_degree = -1).
+TORCHTITAN = Framework(
+    name="torchtitan", pattern=r"torch.?titan", sequence_parallel=True, sharing="fsdp"
+)
+FRAMEWORKS = (NANOTRON, MEGATRON, AUTOMODEL, NEMO, MEGATRON_CORE, TORCHTITAN)
+# The lab's own loop, eager and compiled: fits to GPT-2 on one H200 in bf16 (reports/gpu-training),
+# with the products' share of peak as expected of all H200s. Compiled code reads and writes less.
+LAB, COMPILED_LAB = (
+    Framework(
+        name="lab",
+        coefficients={
+            "attention": (attention, 0.4),
+            "launch": (launch, 0.5),
+            "memory": (memory, 0.3),
+            "head": (head, 0.3),
+            "optimizer": (2.0, 0.2),  # reads gradients once more, to clip them
+            "constant": (5e-4, 1.0),
+        },
+    )
+    for attention, launch, memory, head in ((1.1, 2.1e-4, 1.6, 1.0), (0.95, 1.4e-4, 1.0, 0.85))
+)
+
+
+def named_framework(text: str) -> Framework:
+    """The framework named in some words, or the general one if none is recognized."""
+    named = (one for one in FRAMEWORKS if re.search(one.pattern, text, re.IGNORECASE | re.DOTALL))
+    return next(named, ANY)
