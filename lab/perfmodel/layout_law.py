@@ -6,9 +6,9 @@ expectations by GPU and framework, which measured rows update.
 
 from __future__ import annotations
 
-import math
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
+from typing import Any
 
 import numpy as np
 
@@ -161,11 +161,23 @@ def fit(cases: Sequence[Case], step_s: Sequence[float]) -> LayoutLaw:
     # The loss that bounds the influence of outliers has several minima.
     solutions = [least_squares(costs(_bounded), start, max_nfev=100) for start in (near.x, centre)]
     solution = min(solutions, key=lambda one: float(one.cost))
-    left = np.abs(_log_step(q, solution.x) - measured)
-    own = 1.4826 * float(np.median(left)) * math.sqrt(len(left) / max(len(left) - 4, 1))
+    covariance = np.linalg.inv(solution.jac.T @ solution.jac)
     return LayoutLaw(
         coefficients=dict(zip(NAMES, np.exp(solution.x).tolist(), strict=True)),
         rows=len(cases),
-        error=max(own, LEFT_ERROR / 2),
-        covariance=np.linalg.inv(solution.jac.T @ solution.jac),
+        error=max(
+            _error(solution, covariance, _log_step(q, solution.x) - measured), LEFT_ERROR / 2
+        ),
+        covariance=covariance,
     )
+
+
+def _error(solution: Any, covariance: Floats, left: Floats) -> float:
+    """The deviation of a row that the fit did not see: each row's, had it been left out.
+
+    Few rows pull the law to themselves, by their leverage (Allen 1974).
+    """
+    slopes = solution.jac[: len(left)]
+    leverage = np.einsum("ri,ij,rj->r", slopes, covariance, slopes)
+    unseen = np.abs(left) / np.maximum(1 - leverage, 0.1)
+    return 1.4826 * float(np.median(unseen))

@@ -60,6 +60,19 @@ def test_intervals_hold_what_was_predicted_and_rows_narrow_them() -> None:
     assert (after < before).all()
 
 
+def test_ten_rows_that_differ_by_a_fifth_tell_how_far_others_are_off() -> None:
+    """Rows pull the law to themselves: what it leaves of them is less than others differ."""
+    truth, inside = true_law().predict(CASES), []
+    for seed in range(8):
+        rng = np.random.default_rng(seed)
+        measured = truth * np.exp(0.2 * rng.standard_normal(len(truth)))
+        known, others = np.split(rng.permutation(len(CASES)), [10])
+        law = fit([CASES[place] for place in known], measured[known].tolist())
+        low, high = law.intervals([CASES[place] for place in others])
+        inside.append(np.mean((low <= measured[others]) & (measured[others] <= high)))
+    assert np.mean(inside) > 0.9
+
+
 def test_no_rows_leave_what_is_expected() -> None:
     assert fit([], []).coefficients == expected().coefficients
     assert expected("h100-pcie").coefficients["flops"] > expected("a100").coefficients["flops"]
