@@ -161,13 +161,12 @@ def fit(cases: Sequence[Case], step_s: Sequence[float]) -> LayoutLaw:
     # The loss that bounds the influence of outliers has several minima.
     solutions = [least_squares(costs(_bounded), start, max_nfev=100) for start in (near.x, centre)]
     solution = min(solutions, key=lambda one: float(one.cost))
+    left = _log_step(q, solution.x) - measured
     covariance = np.linalg.inv(solution.jac.T @ solution.jac)
     return LayoutLaw(
         coefficients=dict(zip(NAMES, np.exp(solution.x).tolist(), strict=True)),
         rows=len(cases),
-        error=max(
-            _error(solution, covariance, _log_step(q, solution.x) - measured), LEFT_ERROR / 2
-        ),
+        error=max(_error(solution, covariance, left), LEFT_ERROR / 2),
         covariance=covariance,
     )
 
