@@ -182,7 +182,7 @@ def read_yaml(path: Path) -> dict[str, Any]:
     else:
         if isinstance(content, dict):
             return content
-        kind = "nothing" if content is None else f"a {type(content).__name__}"
+        kind = {type(None): "nothing", list: "a list", str: "text"}.get(type(content), "a value")
         what = f"expected a mapping of keys, found {kind}"
         problem = Problem("file", what, "write `key: value` lines")
     raise InputError(str(path), [problem])
