@@ -198,9 +198,11 @@ def _fastest(rows: pd.DataFrame, names: Mapping[str, str], *, alike: bool) -> It
         if base["run_id"] != first["run_id"]:
             times, repeats = with_interval(first, "speedup"), min(first["repeats"], base["repeats"])
             judged = verdict(*times[1:], repeats)
-            than = f"that of {names[base['run_id']]}, {judged}"
-            faster = f"That step is {rounded(*times)} times as fast as {than}."
-            yield faster if alike else f"It is {rounded(*times)} times {than}."
+            compared = "as fast as that" if alike else "the throughput"
+            yield (
+                f"That {'step ' if alike else ''}is {rounded(*times)} times {compared} of "
+                f"{names[base['run_id']]}, {judged}."
+            )
 
 
 def _extremes(done: Mapping[Run, list[Record]], labels: Mapping[Run, str]) -> Iterator[str]:

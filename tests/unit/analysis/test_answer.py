@@ -286,8 +286,8 @@ def test_strategies_at_several_batches_are_ranked_by_their_throughput(tmp_path):
     ]
     text = answered(tmp_path, records, scaling="strong", baseline=SINGLE)
     assert text.startswith("The highest throughput, 792.1 [784.3, 800.0] samples/s, is that of ddp")
-    assert "batch 64; its interval lies above all others. It is 2.000 [1.961, 2.040] times" in text
-    assert "that of single x1, batch 64, a gain beyond" in text and "shortest" not in text
+    assert "batch 64; its interval lies above all others. That is 2.000 [1.961, 2.040] times" in text
+    assert "the throughput of single x1, batch 64, a gain beyond" in text and "shortest" not in text
 
 
 def test_ranks_that_train_models_of_their_own_are_not_compared(tmp_path):
