@@ -214,6 +214,23 @@ def test_loss_by_step_and_time(few):
     assert ax.get_xlabel() == "training time (s)"
 
 
+def test_lines_of_one_colour_tell_their_ranks_where_time_parts_them():
+    records = [record(run(size), step_time=0.1 / size) for size in (1, 2, 4)]
+    by_step, by_time = figures.losses(records).figure.axes[-2:]
+    assert not any(words(by_step)) and {"×1", "×2", "×4"} <= set(words(by_time))
+    alone = figures.losses([record(run(1, 32)), record(run(1, 64))]).figure.axes[-1]
+    assert not any("×" in word for word in words(alone))
+
+
+@pytest.mark.parametrize(("step", "unit"), [(2e-4, "ms"), (0.1, "s"), (7300.0, "h")])
+def test_training_time_has_the_unit_of_the_longest_run(step, unit):
+    ax = figures.loss_by_time([record(run(1), step_time=step)])
+    assert ax.get_xlabel() == f"training time ({unit})"
+    assert max(ax.get_lines()[0].get_xdata()) == pytest.approx(
+        30 * step * {"ms": 1e3, "s": 1, "h": 1 / 3600}[unit]
+    )
+
+
 def test_more_curves_than_colours_differ_in_their_dashes():
     ax = figures.loss_by_step([record(run(1, 8 * size)) for size in range(1, 15)])
     looks = {(line.get_color(), line.get_linestyle()) for line in ax.get_lines()}
