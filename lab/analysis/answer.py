@@ -154,12 +154,21 @@ def _predictions(evidence: Evidence) -> Iterator[str]:
 
 def _strategies(evidence: Evidence) -> Iterator[str]:
     """The shortest step and the least memory of each model, and whether all learn the same."""
+    baseline = evidence.study.baseline
     if len({run.model for run in evidence.measured}) > FEW_MODELS:
         yield from _settings(evidence, field="strategy")
     else:
         study, records = evidence.study, evidence.records
         yield from configurations.strategy_sentences(
-            study.runs, records, evidence.summary, baseline=study.baseline
+            study.runs, records, evidence.summary, baseline=baseline
+        )
+    bases = evidence.summary[evidence.summary["baseline_run_id"].notna()]
+    if len(bases) and beyond_baseline(bases).empty and "strategy" not in baseline:
+        named = {"strategy": bases["strategy"].iloc[0], **baseline}
+        values = ", ".join(f"{key}: {value}" for key, value in named.items())
+        yield (
+            "No speedup can be stated, because the baseline does not name its strategy; "
+            f"{{{values}}} would be compared with every strategy."
         )
     yield from configurations.epoch_sentences(evidence.measured)
 

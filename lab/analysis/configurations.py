@@ -254,8 +254,8 @@ def learning_sentences(study: Study, records: Sequence[Record]) -> list[str]:
     """How much losses at equal batches differ, and which world sizes have no batch in common."""
     done, labels = _completed(study.runs, records)
     batches: dict[int, set[int]] = {}
-    for run in done:
-        if run.global_batch_size is not None:
+    for run, repeats in done.items():
+        if run.global_batch_size is not None and any(map(_losses, repeats)):
             batches.setdefault(run.world_size, set()).add(run.global_batch_size)
     sentences = list(_loss_distances(done, study.baseline, labels))
     if len(batches) > 1 and not set.intersection(*batches.values()):

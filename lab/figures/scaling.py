@@ -11,6 +11,7 @@ import pandas as pd
 from matplotlib.axes import Axes
 
 from lab.analysis.reported import ReportedTable
+from lab.analysis.scaling import beyond_baseline
 from lab.analysis.scaling_curves import (
     baseline_name,
     common_ranks,
@@ -216,7 +217,8 @@ def _quantities(results: StudyResults) -> list[Quantity]:
     curves = [SPEEDUP, EFFICIENCY, STEP_TIME, THROUGHPUT]
     if isinstance(results.source, ReportedTable):
         curves += [_memory(results), MFU]
-    bars = [STEP_TIME, *[SPEEDUP] * compares(results.summary), _memory(results)]
+    faster = [SPEEDUP] * (not beyond_baseline(results.summary).empty)
+    bars = [STEP_TIME, *faster, _memory(results)]
     wanted = bars if _bars(results) else curves
     return [quantity for quantity in wanted if has(quantity.column)(results)]
 

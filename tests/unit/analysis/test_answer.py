@@ -36,7 +36,9 @@ def test_strong_scaling_says_what_the_most_ranks_bring(tmp_path):
     text = answered(tmp_path, records)
     assert "On 4 CPU processes at batch 64, a step is 1.60" in text
     # Another batch has shorter steps, so the sentence names its own.
-    assert "Up to 4 CPU processes at batch 64, the shortest step, 200 [190, 210] ms, is on 2" in text
+    assert (
+        "Up to 4 CPU processes at batch 64, the shortest step, 200 [190, 210] ms, is on 2" in text
+    )
 
 
 def test_a_shortest_step_is_found_among_several_numbers_of_ranks_at_one_batch(tmp_path):
@@ -273,6 +275,16 @@ def test_strategies_are_ranked_where_intervals_lie_apart(tmp_path):
     assert "is that of single x1" in slower and "times as fast" not in slower
 
 
+def test_a_baseline_that_does_not_name_its_strategy_is_mended(tmp_path):
+    records = of_strategies({"single": [0.2] * 3, "ddp": [0.1] * 3})
+    text = answered(tmp_path / "without", records, scaling="none")
+    assert (
+        "the baseline does not name its strategy; {strategy: single, world_size: 1} would" in text
+    )
+    named = answered(tmp_path / "named", records, scaling="none", baseline=SINGLE)
+    assert "times as fast as" in named and "does not name" not in named
+
+
 def test_strategies_at_several_batches_are_ranked_by_their_throughput(tmp_path):
     records = [
         one
@@ -286,7 +298,9 @@ def test_strategies_at_several_batches_are_ranked_by_their_throughput(tmp_path):
     ]
     text = answered(tmp_path, records, scaling="strong", baseline=SINGLE)
     assert text.startswith("The highest throughput, 792.1 [784.3, 800.0] samples/s, is that of ddp")
-    assert "batch 64; its interval lies above all others. That is 2.000 [1.961, 2.040] times" in text
+    assert (
+        "batch 64; its interval lies above all others. That is 2.000 [1.961, 2.040] times" in text
+    )
     assert "the throughput of single x1, batch 64, a gain beyond" in text and "shortest" not in text
 
 

@@ -214,6 +214,12 @@ def test_loss_by_step_and_time(few):
     assert ax.get_xlabel() == "training time (s)"
 
 
+def test_a_baseline_alone_has_no_panel_of_speedups():
+    made = [record(run(2, strategy=name)) for name in ("ddp", "fsdp")]
+    panels = figures.overview([*made, record(run(1, strategy="single"))]).figure.axes
+    assert not any("speedup" in ax.get_xlabel() for ax in panels)
+
+
 def test_lines_of_one_colour_tell_their_ranks_where_time_parts_them():
     records = [record(run(size), step_time=0.1 / size) for size in (1, 2, 4)]
     by_step, by_time = figures.losses(records).figure.axes[-2:]
