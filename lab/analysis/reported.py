@@ -299,7 +299,7 @@ def _records(
         run = runs[id(point)]
         parts = {part: value for part in PHASES if math.isfinite(value := getattr(point, part))}
         gradient_bytes = _gradient_bytes(point, observations)
-        peak_memory = _peak_memory(point, observations)
+        peak_memory, mfu = _peak_memory(point, observations), _mfu(point, observations)
         for repeat, (time, rate) in enumerate(zip_longest(point.times, point.rates)):
             reported = Reported(
                 configuration=run.configuration,
@@ -313,7 +313,7 @@ def _records(
                 parts=parts,
                 gradient_bytes=gradient_bytes,
                 peak_memory=peak_memory,
-                mfu=point.mfu if math.isfinite(point.mfu) else None,
+                mfu=mfu,
                 baseline=runs[id(base)].id if base else None,
                 work=(1.0 if base is point else point.work) if base else None,
             )
@@ -333,6 +333,13 @@ def _peak_memory(point: Point, observations: Observations) -> float | None:
     memory = rows["memory"]
     peak = float(memory.max() if rows["rank"].notna().any() else memory.median())
     return peak if math.isfinite(peak) else None
+
+
+def _mfu(point: Point, observations: Observations) -> float | None:
+    """That of the slowest rank, if ranks have rows, else the median of the rows."""
+    rows = observations.rows_of(point)
+    mfu = point.mfu if rows["rank"].notna().any() else float(rows["mfu"].median())
+    return mfu if math.isfinite(mfu) else None
 
 
 def _gradient_bytes(point: Point, observations: Observations) -> float | None:

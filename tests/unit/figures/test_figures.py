@@ -5,6 +5,7 @@ import random
 
 import matplotlib as mpl
 import numpy as np
+import pandas as pd
 import pytest
 
 mpl.use("Agg")
@@ -212,6 +213,16 @@ def test_loss_by_step_and_time(few):
     x, _ = lines(ax)["batch 64, ×4"]
     assert x == pytest.approx(0.08 * np.arange(1, 31))
     assert ax.get_xlabel() == "training time (s)"
+
+
+def test_millions_of_tokens_per_second_are_counted_in_millions():
+    frame = pd.DataFrame({"gpus": [1, 8, 32], "tokens/s": [248_000, 1_810_000, 4_680_000]})
+    ax = figures.throughput(frame)
+    ax.figure.canvas.draw()
+    ticks = [tick.get_text() for tick in ax.get_yticklabels()]
+    assert ticks[0] == "0" and ticks[-1].endswith("M") and not ax.yaxis.get_offset_text().get_text()
+    assert any(word.endswith("4.68M/s") for word in words(ax))
+    assert "248000 on 1 GPU and 4.68M on 32 GPUs" in alt_text("throughput", frame)
 
 
 def test_a_baseline_alone_has_no_panel_of_speedups():
