@@ -74,6 +74,11 @@ class ReportedTable:
         return apply_rules(self.observations)
 
     @property
+    def name(self) -> str:
+        """That of its file, which also names its configuration if it has only one."""
+        return _name(self.frame)
+
+    @property
     def unit(self) -> Unit:
         """What its world sizes count."""
         return _unit(self.observations, self.frame)
@@ -109,7 +114,7 @@ class ReportedTable:
         import pandas as pd
 
         frame = table if isinstance(table, pd.DataFrame) else read_file(Path(table), columns)
-        name = str(frame.attrs.get("name", "table"))
+        name = _name(frame)
         source = name if isinstance(table, pd.DataFrame) else str(table)
         observations = from_table(frame, columns=columns, source=source)
         if scaling != "auto":
@@ -257,6 +262,10 @@ def _kind(curve: Curve, observations: Observations) -> Scaling:
         return ""
     same_work = observations.noted("strong[ _-]?scal") or curve.per == "epoch"
     return "strong" if same_work or min(filter(math.isfinite, times)) < SHORTER else ""
+
+
+def _name(frame: pd.DataFrame) -> str:
+    return str(frame.attrs.get("name", "table"))
 
 
 def _unit(observations: Observations, frame: pd.DataFrame) -> Unit:

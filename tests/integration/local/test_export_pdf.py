@@ -231,7 +231,9 @@ def test_a_figure_without_room_on_the_first_page_still_precedes_the_next() -> No
         return new_code_cell("", outputs=[shown])
 
     text = [f"Paragraph {number}. {'word ' * 60}" for number in range(10)]
-    for filled in range(7, 11):  # paragraphs before the first figure, which may leave it room or not
+    for filled in range(
+        7, 11
+    ):  # paragraphs before the first figure, which may leave it room or not
         cells = [*text[:filled], drawn("first", 300), *text[:4], drawn("second", 200), *text[:4]]
         told = words(pdf("# T", *cells))
         assert told.index("The first.") < told.index("The second."), filled

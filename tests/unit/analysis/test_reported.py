@@ -102,7 +102,9 @@ def test_repeats_become_intervals() -> None:
 
 
 def test_mfu_and_memory_are_medians_of_two_repeats() -> None:
-    rows = summarized("gpus,run,step_ms,mfu,peak_mem_gb\n1,a,100,0.41,60\n1,b,90,0.43,62\n2,a,50,0.4,9\n")
+    rows = summarized(
+        "gpus,run,step_ms,mfu,peak_mem_gb\n1,a,100,0.41,60\n1,b,90,0.43,62\n2,a,50,0.4,9\n"
+    )
     assert rows["mfu"].iloc[0] == pytest.approx(0.42)
     assert rows["peak_memory"].iloc[0] == pytest.approx(61e9)
 
