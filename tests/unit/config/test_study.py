@@ -146,6 +146,10 @@ BAD = {
         {"base": changed_base(steps="017")},
         "base.steps: input should be a valid integer, found '017'; write a whole number",
     ),
+    "inference without a run of it": (
+        {"kind": "inference"},
+        "kind: 'inference', but all runs are trainings; write `task: inference` below base",
+    ),
     "too many values": (
         {"base": changed_base(batch_sizes=list(range(1, 22)))},
         "base.batch_sizes: lists 21 values; at most 20 are possible",
