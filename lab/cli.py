@@ -24,6 +24,7 @@ import lab
 from lab.bench import bench
 from lab.course.commands import course
 from lab.errors import INTERRUPTED, InputError, LabError, Problem, nearest
+from lab.files import source_date
 from lab.formatting import count, printable
 from lab.terminal import (
     AssumeOption,
@@ -169,6 +170,7 @@ def run(
     as_json: JsonOption = False,
 ) -> None:
     """Measure what is missing from a study, then make its notebooks and its report."""
+    source_date()  # a wrong one would spoil the report, which is made last
     loaded = lab.Study.load(study, quick=quick)
     options: dict[str, Any] = {"repeat_disturbed": repeat_disturbed, "snapshot": snapshot}
     options |= {"fresh": fresh, "yes": yes}
@@ -222,6 +224,7 @@ def measure(
     """Measure any training script, unchanged, on several numbers of ranks, and report on it."""
     from lab.config.new_study import restored_if_refused, script_folder
 
+    source_date()
     with restored_if_refused(script_folder(command, name)):
         study = lab.script_study(
             command,

@@ -33,6 +33,15 @@ MAX_BYTES = 256 * 1024
 MAX_DEPTH = 20
 
 
+def source_date() -> int | None:
+    """The date of files in seconds since 1970, if SOURCE_DATE_EPOCH gives one; else InputError."""
+    text = os.environ.get("SOURCE_DATE_EPOCH", "")
+    if text and not re.fullmatch("[0-9]{1,11}", text):
+        what = f"{text!r} is not a number of seconds since 1970"
+        raise InputError("environment", [Problem("SOURCE_DATE_EPOCH", what, "correct or unset it")])
+    return int(text) if text else None
+
+
 def write_atomically(
     path: Path, content: bytes, *, durable: bool = True, mode: int = 0o666
 ) -> None:
@@ -182,7 +191,7 @@ def read_yaml(path: Path) -> dict[str, Any]:
     else:
         if isinstance(content, dict):
             return content
-        kind = "nothing" if content is None else f"a {type(content).__name__}"
+        kind = {type(None): "nothing", list: "a list", str: "text"}.get(type(content), "a value")
         what = f"expected a mapping of keys, found {kind}"
         problem = Problem("file", what, "write `key: value` lines")
     raise InputError(str(path), [problem])

@@ -30,6 +30,7 @@ from lab.analysis.scaling import (
 )
 from lab.analysis.scaling_curves import (
     Estimate,
+    at,
     curves,
     device_of,
     interval_name,
@@ -153,12 +154,21 @@ def _predictions(evidence: Evidence) -> Iterator[str]:
 
 def _strategies(evidence: Evidence) -> Iterator[str]:
     """The shortest step and the least memory of each model, and whether all learn the same."""
+    baseline = evidence.study.baseline
     if len({run.model for run in evidence.measured}) > FEW_MODELS:
         yield from _settings(evidence, field="strategy")
     else:
         study, records = evidence.study, evidence.records
         yield from configurations.strategy_sentences(
-            study.runs, records, evidence.summary, baseline=study.baseline
+            study.runs, records, evidence.summary, baseline=baseline
+        )
+    bases = evidence.summary[evidence.summary["baseline_run_id"].notna()]
+    if len(bases) and beyond_baseline(bases).empty and "strategy" not in baseline:
+        named = {"strategy": bases["strategy"].iloc[0], **baseline}
+        values = ", ".join(f"{key}: {value}" for key, value in named.items())
+        yield (
+            "No speedup can be stated, because the baseline does not name its strategy; "
+            f"{{{values}}} would be compared with every strategy."
         )
     yield from configurations.epoch_sentences(evidence.measured)
 
@@ -194,15 +204,25 @@ def _settings(evidence: Evidence, *, field: str) -> Iterator[str]:
         text = f"With {name.format(value)}, a step takes {times} times as long as with {reference}"
         yield f"{text} ({shown}){_beside(evidence, field, compared)}."
     if not comparisons:
-        yield f"No two runs that differ only in {field} have completed yet."
+        on = " on several ranks" * (field == "strategy")
+        usual = reference_name.format(_usual(evidence, field))
+        yield (
+            f"No two runs{on} that differ only in {field}, one of them with {usual}, have "
+            "completed yet."
+        )
+
+
+def _usual(evidence: Evidence, field: str) -> Any:
+    """The value that others are compared with: the baseline's, or the default."""
+    default = Run.model_fields[field].default
+    # A baseline's strategy is that of one rank.
+    return default if field == "strategy" else evidence.study.baseline.get(field, default)
 
 
 def pairs(evidence: Evidence, field: str) -> list[Pair]:
     """Completed runs beside those with the baseline's value of a field, or its default."""
     companions = {field, *COMPARED[field][2]}
-    usual = evidence.study.baseline.get(field, Run.model_fields[field].default)
-    if field == "strategy":  # the baseline is on one rank
-        usual = Run.model_fields[field].default
+    usual = _usual(evidence, field)
     measured = {
         run: records
         for run, records in evidence.measured.items()
@@ -298,7 +318,9 @@ def _scaling(evidence: Evidence) -> Iterator[str]:
         shortest = best.sort_values("step_time").iloc[0]
         time = format_seconds(*with_interval(shortest, "step_time"))
         most = ranks(device_of(best), best["world_size"].max())
-        yield f"Up to {most}, the shortest step, {time}, is on {place(shortest, labels)}."
+        where = f"{most} {at(labels[shortest['run_id']])}"
+        on = ranks(shortest["device"], shortest["world_size"])
+        yield f"Up to {where}, the shortest step, {time}, is on {on}."
 
 
 def _cause(evidence: Evidence, row: Any) -> Iterator[str]:

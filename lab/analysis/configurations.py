@@ -13,7 +13,7 @@ from lab.analysis.scaling import few, verdict
 from lab.analysis.scaling_curves import ranks, rows_of, with_interval
 from lab.config.run import Run, distinct_labels
 from lab.config.study import Study
-from lab.formatting import NOT_MEASURED, Unit, count, format_seconds, percent, rounded, unit_for
+from lab.formatting import NOT_MEASURED, count, format_seconds, percent, rounded, unit_for
 from lab.records.store import Record
 from lab.records.table import by_run, median
 
@@ -21,7 +21,7 @@ UNKNOWN = "-"
 LOW_LOSS = 0.04
 LEAST_DIFFERENCE = 1e-5  # of two losses: anything less is rounding
 COMPILED_APART = 0.1  # relative difference of losses that compilation does not explain
-Cells = Callable[[Run, Sequence[Record], Mapping[Any, Any], Unit], dict[str, str]]
+Cells = Callable[[Run, Sequence[Record], Mapping[Any, Any]], dict[str, str]]
 
 
 def trained(runs: Iterable[Run], records: Sequence[Record]) -> dict[Run, list[Record]]:
@@ -36,18 +36,16 @@ def table_rows(
     """A row of text per training run: its label, and `strategy_cells` or `image_cells`."""
     labels, _ = distinct_labels(runs)
     summarized = {row["run_id"]: row for row in rows_of(summary)}
-    unit, done = unit_for(summary["step_time"]), trained(runs, records)
+    done = trained(runs, records)
     return [
         {"configuration": labels[run]}
-        | (cells(run, done[run], summarized[run.id], unit) if run in done else {"step": "not run"})
+        | (cells(run, done[run], summarized[run.id]) if run in done else {"step": "not run"})
         for run in runs
         if run.task == "train"
     ]
 
 
-def strategy_cells(
-    run: Run, done: Sequence[Record], row: Mapping[Any, Any], _: Unit
-) -> dict[str, str]:
+def strategy_cells(run: Run, done: Sequence[Record], row: Mapping[Any, Any]) -> dict[str, str]:
     """Step, throughput, memory and traffic of a rank, and loss of a configuration."""
     loss = median(done, "final_loss")
     return {
@@ -61,11 +59,9 @@ def strategy_cells(
     }
 
 
-def image_cells(
-    run: Run, done: Sequence[Record], row: Mapping[Any, Any], unit: Unit
-) -> dict[str, str]:
+def image_cells(run: Run, done: Sequence[Record], row: Mapping[Any, Any]) -> dict[str, str]:
     """A step of a network and its parts, bytes, and epochs to a low loss."""
-    parameters = median(done, "environment.parameters")
+    unit, parameters = unit_for([row["step_time"]]), median(done, "environment.parameters")
     sent = median(done, "communication.bytes_moved")
     epochs = next(filter(None, map(epochs_to_low_loss, done)), NOT_MEASURED)
     cells = {
@@ -131,7 +127,8 @@ def strategy_sentences(
     for own in _by_model(done):
         rows = summary[summary["run_id"].isin([run.id for run in own])]
         names = {run.id: labels[run] for run in own}
-        sentences += [*_shortest_step(rows, names), *_waits(rows, names)]
+        alike = len({run.global_batch_size for run in own}) == 1
+        sentences += [*_fastest(rows, names, alike=alike), *_waits(rows, names)]
     return [*sentences, *untimed_sentences(runs, records, baseline=baseline)]
 
 
@@ -173,28 +170,37 @@ def _waits(rows: pd.DataFrame, names: Mapping[str, str]) -> Iterator[str]:
         yield f"Exposed communication of a step ranges from {least} to {most}."
 
 
-def _shortest_step(rows: pd.DataFrame, names: Mapping[str, str]) -> Iterator[str]:
-    """The shortest step, against those whose intervals reach it and against the baseline."""
-    rows = rows.sort_values("step_time")
+def _fastest(rows: pd.DataFrame, names: Mapping[str, str], *, alike: bool) -> Iterator[str]:
+    """The shortest step, against those whose intervals reach it and against the baseline.
+
+    Unless all batches are `alike`, steps do unequal work, and the highest throughput counts.
+    """
     if len(rows) < 2:
         return
+    rows = rows.sort_values("step_time" if alike else "samples_per_second", ascending=alike)
     first, others = rows.iloc[0], rows.iloc[1:]
-    level = others[others["step_time_low"] <= first["step_time_high"]]
-    text = f"The shortest step, {format_seconds(*with_interval(first, 'step_time'))}, is that of"
-    text += f" {names[first['run_id']]}"
+    if alike:
+        level = others[others["step_time_low"] <= first["step_time_high"]]
+        text = f"The shortest step, {format_seconds(*with_interval(first, 'step_time'))}"
+    else:
+        level = others[others["samples_per_second_high"] >= first["samples_per_second_low"]]
+        rate = rounded(*with_interval(first, "samples_per_second"))
+        text = f"The highest throughput, {rate} samples/s"
+    text += f", is that of {names[first['run_id']]}"
     if too_few := few(int(rows["repeats"].min())):
         yield f"{text}; {too_few} to rank strategies."
     elif level.empty:
-        yield f"{text}; its interval lies below all others."
+        yield f"{text}; its interval lies {'below' if alike else 'above'} all others."
     else:
-        alike = ", ".join(names[run_id] for run_id in level["run_id"])
-        yield f"{text}; the intervals do not distinguish it from {alike}."
+        close = ", ".join(names[run_id] for run_id in level["run_id"])
+        yield f"{text}; the intervals do not distinguish it from {close}."
     for base in (row for _, row in rows.iterrows() if row["run_id"] == first["baseline_run_id"]):
         if base["run_id"] != first["run_id"]:
             times, repeats = with_interval(first, "speedup"), min(first["repeats"], base["repeats"])
             judged = verdict(*times[1:], repeats)
+            compared = "as fast as that" if alike else "the throughput"
             yield (
-                f"That step is {rounded(*times)} times as fast as that of "
+                f"That {'step ' if alike else ''}is {rounded(*times)} times {compared} of "
                 f"{names[base['run_id']]}, {judged}."
             )
 
@@ -248,8 +254,8 @@ def learning_sentences(study: Study, records: Sequence[Record]) -> list[str]:
     """How much losses at equal batches differ, and which world sizes have no batch in common."""
     done, labels = _completed(study.runs, records)
     batches: dict[int, set[int]] = {}
-    for run in done:
-        if run.global_batch_size is not None:
+    for run, repeats in done.items():
+        if run.global_batch_size is not None and any(map(_losses, repeats)):
             batches.setdefault(run.world_size, set()).add(run.global_batch_size)
     sentences = list(_loss_distances(done, study.baseline, labels))
     if len(batches) > 1 and not set.intersection(*batches.values()):

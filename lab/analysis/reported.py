@@ -75,6 +75,11 @@ class ReportedTable:
         return apply_rules(self.observations)
 
     @property
+    def name(self) -> str:
+        """That of its file, which also names its configuration if it has only one."""
+        return _name(self.frame)
+
+    @property
     def unit(self) -> Unit:
         """What its world sizes count."""
         return _unit(self.observations, self.frame)
@@ -110,7 +115,7 @@ class ReportedTable:
         import pandas as pd
 
         frame = table if isinstance(table, pd.DataFrame) else read_file(Path(table), columns)
-        name = str(frame.attrs.get("name", "table"))
+        name = _name(frame)
         source = name if isinstance(table, pd.DataFrame) else str(table)
         observations = from_table(frame, columns=columns, source=source)
         if scaling != "auto":
@@ -260,6 +265,10 @@ def _kind(curve: Curve, observations: Observations) -> Scaling:
     return "strong" if same_work or min(filter(math.isfinite, times)) < SHORTER else ""
 
 
+def _name(frame: pd.DataFrame) -> str:
+    return str(frame.attrs.get("name", "table"))
+
+
 def _unit(observations: Observations, frame: pd.DataFrame) -> Unit:
     given = observations.given
     column = normal(given.get("world_size", given.get("per_node", "")))
@@ -300,7 +309,7 @@ def _records(
         run = runs[id(point)]
         parts = {part: value for part in PHASES if math.isfinite(value := getattr(point, part))}
         gradient_bytes = _gradient_bytes(point, observations)
-        peak_memory = _peak_memory(point, observations)
+        peak_memory, mfu = _peak_memory(point, observations), _mfu(point, observations)
         for repeat, (time, rate) in enumerate(zip_longest(point.times, point.rates)):
             reported = Reported(
                 configuration=run.configuration,
@@ -314,7 +323,7 @@ def _records(
                 parts=parts,
                 gradient_bytes=gradient_bytes,
                 peak_memory=peak_memory,
-                mfu=point.mfu if math.isfinite(point.mfu) else None,
+                mfu=mfu,
                 baseline=runs[id(base)].id if base else None,
                 work=(1.0 if base is point else point.work) if base else None,
             )
@@ -334,6 +343,13 @@ def _peak_memory(point: Point, observations: Observations) -> float | None:
     memory = rows["memory"]
     peak = float(memory.max() if rows["rank"].notna().any() else memory.median())
     return peak if math.isfinite(peak) else None
+
+
+def _mfu(point: Point, observations: Observations) -> float | None:
+    """That of the slowest rank, if ranks have rows, else the median of the rows."""
+    rows = observations.rows_of(point)
+    mfu = point.mfu if rows["rank"].notna().any() else float(rows["mfu"].median())
+    return mfu if math.isfinite(mfu) else None
 
 
 def _gradient_bytes(point: Point, observations: Observations) -> float | None:

@@ -35,12 +35,12 @@ Row = Mapping[str, Any]
 # backward without the communication exposed in them.
 EXPOSED = ("communication", "forward", "backward", "optimizer")
 COSTS = ("straggler", "transfer", "sync_cost", "stolen_compute", "ddp_overhead")
+RATES = ("samples_per_second", "tokens_per_second")
 QUANTITIES = (
     *(f"{part}_time" for part in ("step", *PHASES, "compute", "communication")),
     *(f"exposed_{part}_time" for part in EXPOSED),
     *(f"{cost}_time" for cost in COSTS),
-    "samples_per_second",
-    "tokens_per_second",
+    *RATES,
 )
 MEDIANS = ("mfu", "peak_memory", "setup_time", "train_time", "final_loss", "validation_loss")
 RATIOS = ("speedup", "efficiency")
@@ -89,7 +89,7 @@ def summary(table: pd.DataFrame, *, baseline: Mapping[str, Any], scaling: Scalin
     equal: strong (and "none") at one global batch, weak at one batch per rank. If the batch of a
     script is unknown, it counts as equal if the study says how it scales; else it is not compared.
 
-    With T the median step time and X the median throughput over repeats, N the world size, B the
+    With T the median step time over repeats and X the throughput at it, N the world size, B the
     baseline: strong: `speedup = T(B)/T(N)`, `efficiency = speedup N_B/N`; weak: `efficiency =
     T(B)/T(N)`, `speedup = X(N)/X(B)`. Intervals are percentile bootstraps over repeats (Efron
     1979) of the median or of the ratio of two medians, resampled independently: a resumed study
@@ -229,10 +229,28 @@ def _medians(group: Repeats, identity: Sequence[str]) -> dict[str, Any]:
         intervals = np.column_stack(_interval(np.stack([samples[name] for name in names])))
         for name, interval in zip(names, intervals, strict=True):
             row |= _columns(name, interval)
+    for name in RATES:
+        row |= _at_median_step(name, samples, row)
     for name in MEDIANS:
         values = group.samples[name]
         row[name] = float(np.median(values)) if values.size else float("nan")
     return row
+
+
+def _at_median_step(rate: str, samples: Mapping[str, Samples], row: Row) -> dict[str, float]:
+    """The rate at the median step, if all steps do the same work.
+
+    Of an even number of repeats, the median rate would be another, and speedups would contradict
+    efficiencies.
+    """
+    steps, rates = samples["step_time"], samples[rate]
+    if not steps.size or steps.size != rates.size:
+        return {}
+    work = steps * rates
+    if not np.allclose(work, work[0], rtol=1e-6):
+        return {}
+    ends = (row[f"step_time{end}"] for end in ("", "_high", "_low"))
+    return _columns(rate, [work[0] / end for end in ends])
 
 
 def _columns(name: str, interval: Sequence[Any], factor: float = 1.0) -> dict[str, float]:
@@ -314,8 +332,9 @@ def _ratios(
 ) -> dict[str, Any]:
     faster = _interval(there["step_time"], here["step_time"])
     if row["scaling"] == "weak":
-        rates = here["samples_per_second"], there["samples_per_second"]
-        return _columns("efficiency", faster) | _columns("speedup", _interval(*rates))
+        work, before = (one["samples_per_second"] * one["step_time"] for one in (row, base))
+        grown = _columns("speedup", faster, factor=work / before)
+        return _columns("efficiency", faster) | grown
     share = base["world_size"] / row["world_size"]
     return _columns("speedup", faster) | _columns("efficiency", faster, factor=share)
 

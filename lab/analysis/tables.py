@@ -22,7 +22,6 @@ from lab.analysis.scaling_curves import (
 )
 from lab.formatting import (
     NOT_MEASURED,
-    Unit,
     format_seconds,
     message_size,
     percent,
@@ -46,7 +45,7 @@ def classical_tables(summary: pd.DataFrame) -> list[tuple[str, pd.DataFrame]]:
     lines = curves(summary)
     if not lines:
         return []
-    unit, device = unit_for(summary["step_time"]), device_of(summary)
+    device = device_of(summary)
     over = over_repeats([*map(int, summary["repeats"])])
     cells: dict[str, Callable[[Mapping[Any, Any]], str]] = {
         "Step time": lambda row: format_seconds(*with_interval(row, "step_time"))
@@ -61,7 +60,7 @@ def classical_tables(summary: pd.DataFrame) -> list[tuple[str, pd.DataFrame]]:
     shared = common_ranks(summary)
     rows, common = list(named_rows(lines, shared)), f". All: {shared}" if shared else ""
     caption = f"Compute and communication of a step, {over}{note if unmeasured else ''}{common}"
-    parts = [(caption, frame)] if len((frame := _parts_of_step(rows, unit)).columns) else []
+    parts = [(caption, frame)] if len((frame := _parts_of_step(rows)).columns) else []
     if all(len(points) < 2 for _, points in lines):
         return [(f"Configurations, {over}{common}", _side_by_side(rows, cells)), *parts]
     tables = []
@@ -95,9 +94,10 @@ def _ratio(row: Mapping[Any, Any], name: str) -> str:
     return text(*with_interval(row, name)) if pd.notna(row[name]) else "no baseline"
 
 
-def _parts_of_step(rows: Sequence[tuple[str, Mapping[Any, Any]]], unit: Unit) -> pd.DataFrame:
+def _parts_of_step(rows: Sequence[tuple[str, Mapping[Any, Any]]]) -> pd.DataFrame:
     texts = {}
     for name, row in rows:
+        unit = unit_for([row["step_time"]])
         times = {part: with_interval(row, f"{part.replace(' ', '_')}_time") for part in PARTS}
         texts[name] = {part: format_seconds(*time, unit=unit) for part, time in times.items()}
         if row["world_size"] == 1:

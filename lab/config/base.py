@@ -139,6 +139,11 @@ def _problem(path: str, item: Any, owner: type[BaseModel]) -> Problem:
             choices = re.findall(r"'([^']*)'", context["expected_tags"])
             what = f"unknown kind {context['tag']!r}"
             return Problem(f"{path}.kind", what, nearest(context["tag"], choices))
+        case "too_short":  # every list that has a least length needs one value
+            return Problem(path, "empty", "give it a value")
+        case "too_long":
+            what = f"lists {context['actual_length']} values"
+            return Problem(path, what, f"at most {context['max_length']} are possible")
         case "value_error":
             return Problem(path, str(context["error"]))
         case "model_attributes_type" if value is not None:

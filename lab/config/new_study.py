@@ -43,12 +43,13 @@ quick:                   # a smaller form, for `--quick`
 OF_SCRIPT = "# Written by `lab measure`, which writes it anew for another command."
 
 
-def new_study(folder: Path, *, like: str | None = None) -> list[Path]:
+def new_study(folder: str | Path, *, like: str | None = None) -> list[Path]:
     """Write a commented study, or copy one `like` an example with its code; returns its files.
 
     Raises InputError for a folder that already holds one of these files or cannot be written to,
     and for an unknown example.
     """
+    folder = Path(folder)
     require_printable(folder)
     examples = {path.parent.name: path.parent for path in (SHARED / "reports").glob("*/study.yaml")}
     if like is not None and like not in examples:

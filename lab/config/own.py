@@ -313,7 +313,8 @@ class Script(Frozen):
         """SHA-256 of its sources; InvalidValueError if it cannot be read."""
         path = self.path(folder)
         if not path.is_file():
-            advice = nearest(path.name, sorted(one.name for one in path.parent.glob("*.py")))
+            scripts = sorted(one.name for one in path.parent.glob("*.py"))
+            advice = nearest(path.name, scripts) if scripts else f"{path.parent} has no Python file"
             raise InvalidValueError(f"no script {self.command[0]!r}", advice)
         files = local_files(path, path.parent)
         named = [(name, path.parent) for file in files for name in _constants(file)]

@@ -330,6 +330,9 @@ def _study_problems(file: StudyFile, points: list[Point], faulty: set[str]) -> I
     if file.kind != "inference" and "kind" not in faulty and inference:
         what = f"{file.kind!r}, but there are inference runs"
         yield Problem("kind", what, "write `kind: inference`")
+    if file.kind == "inference" and points and not inference:
+        what = "'inference', but all runs are trainings"
+        yield Problem("kind", what, "write `task: inference` below base, or leave out kind")
     judged = points and not baseline_problems and "baseline" not in faulty
     if judged and not any(point.may_have(file.baseline) for point in points):
         wanted = ", ".join(f"{key} {value}" for key, value in file.baseline.items())

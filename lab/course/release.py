@@ -163,13 +163,14 @@ def _raise(error: OSError) -> None:
     raise error
 
 
-def copy_lessons(folder: Path, *, solutions: bool = False) -> list[Path]:
+def copy_lessons(folder: str | Path, *, solutions: bool = False) -> list[Path]:
     """Copy lessons and projects, their studies and tables; returns the notebooks.
 
     Without `solutions`, placeholders take their place. Raises InputError for a folder that is not
     empty, because it may contain work, or that cannot be written to; LabError if there are no
     solutions to copy.
     """
+    folder = Path(folder)
     if solutions:
         _require_solutions(LESSONS)
     if problems := unwritable(folder):

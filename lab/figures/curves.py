@@ -153,18 +153,21 @@ def _draw_losses(
 ) -> None:
     labels: list[Label] = []
     few = len(results.drawn) <= FEW
+    curves = []
     for label, points in results.drawn:
-        if label not in looks:
-            continue
+        if label in looks:
+            known = points[points["run_id"].isin(results.losses.keys())]
+            # With more curves than colours, only the most ranks: nested lines are unreadable.
+            curves.append((label, known[-1:] if len(results.drawn) > len(COLORS) else known))
+    rows = [row for _, known in curves for row in rows_of(known)]
+    unit = unit_for(len(results.losses[row["run_id"]]) * row["step_time"] for row in rows)
+    for label, known in curves:
         _, color, dashes = looks[label]
-        known = points[points["run_id"].isin(results.losses.keys())]
-        # With more curves than colours, only the most ranks: nested lines would be unreadable.
-        known = known[-1:] if len(results.drawn) > len(COLORS) else known
         ends = []
         for nth, row in enumerate(rows_of(known), 1):
             name = f"{label}, ×{row['world_size']}"
             steps, loss = thinned(results.losses[row["run_id"]])
-            x = steps * (row["step_time"] if by_time else 1)
+            x = steps * (row["step_time"] * unit.factor if by_time else 1)
             inner = nth / len(known)  # if losses are equal, thin lines lie within thick ones
             width, alpha = (None, None) if by_time else (6 - 4.5 * inner, 0.3 + 0.7 * inner)
             look: dict[str, Any] = {"color": color, "linewidth": width, "alpha": alpha}
@@ -174,9 +177,12 @@ def _draw_losses(
             labels += _shortened(ends) if by_time else _merged(ends, label)
         else:
             labels += [end._replace(text=label) for end in (ends[:1] if by_time else ends[-1:])]
-    _loss_axis(ax, by_time=by_time, ticks=5 if named else 4)
+    _loss_axis(ax, time_unit=unit.name if by_time else None, ticks=5 if named else 4)
     if named:
         place(ax, labels, side="below" if by_time and few else "right")
+    elif by_time and few and len({row["world_size"] for row in rows}) > 1:
+        # The legend names the curves, but not their ranks.
+        place(ax, [end._replace(text=_world_size_of(end)) for end in labels], side="below")
 
 
 def thinned(values: Losses) -> tuple[Losses, Losses]:
@@ -204,23 +210,24 @@ def _stretches(results: StudyResults) -> str:
     )
 
 
-def _loss_axis(ax: Axes, *, by_time: bool, ticks: int) -> None:
+def _loss_axis(ax: Axes, *, time_unit: str | None, ticks: int) -> None:
     """Logarithmic if the runs' times differ widely; ticks only where there are losses."""
     starts, ends = np.array([np.asarray(line.get_xdata())[[0, -1]] for line in ax.get_lines()]).T
     last = float(max(ends))
-    ax.set(xlabel="training time (s)" if by_time else "optimizer step", ylabel="training loss")
-    if by_time and last > WIDE * min(ends):
+    ax.set(xlabel=f"training time ({time_unit})" if time_unit else "optimizer step")
+    ax.set(ylabel="training loss")
+    if time_unit and last > WIDE * min(ends):
         ax.set_xscale("log")
         plain_log(ax.xaxis, ends=(float(min(starts)), last), most=ticks)
         return
-    places = MaxNLocator(nbins=ticks, integer=not by_time).tick_values(0, last)
+    places = MaxNLocator(nbins=ticks, integer=not time_unit).tick_values(0, last)
     ax.xaxis.set_major_locator(FixedLocator([tick for tick in places if 0 <= tick <= last]))
     ax.set_xlim(0, last)
     ax.spines["bottom"].set_bounds(0, last)
 
 
 def _world_size_of(end: Label) -> str:
-    return end.text.rsplit(", ", 1)[1]
+    return end.text.rsplit(", ", 1)[-1]
 
 
 def _shortened(ends: list[Label]) -> list[Label]:

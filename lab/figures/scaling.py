@@ -11,6 +11,7 @@ import pandas as pd
 from matplotlib.axes import Axes
 
 from lab.analysis.reported import ReportedTable
+from lab.analysis.scaling import beyond_baseline
 from lab.analysis.scaling_curves import (
     baseline_name,
     common_ranks,
@@ -66,6 +67,7 @@ __all__ = [
 NO_BASELINE = "no run of the baseline has completed yet"
 PREDICTED = "predicted beforehand"
 ONE_REPEAT = "A single repeat has no interval."
+MILLION = 1e6
 BAR = 0.62  # relative to the distance between bars
 NARROW, WHOLE = 34, 40  # characters of a name in a line, beside panels and in a figure
 BESIDE, BELOW = 22, 42  # characters of a line: beside a panel, below all panels of a row
@@ -91,10 +93,17 @@ class Quantity(NamedTuple):
         return f"{name} ({unit.name})" if unit.name else name, unit.factor
 
 
+def _rate(*value: float) -> str:
+    """A rate and the ends of its interval, in millions from a million on: `4.56M`."""
+    large = value[0] >= MILLION
+    text = rounded(*(one / MILLION for one in value)) if large else rounded(*value)
+    return f"{text}M" if large else text
+
+
 PERCENT = Unit("%", 100.0)
 STEP_TIME = Quantity("step_time", time_name, format_seconds, lambda of: unit_for(of["step_time"]))
 THROUGHPUT = Quantity(
-    "samples_per_second", lambda of: f"throughput ({rate_name(of)})", rounded, sign="/s"
+    "samples_per_second", lambda of: f"throughput ({rate_name(of)})", _rate, sign="/s"
 )
 SPEEDUP = Quantity("speedup", lambda of: f"speedup over {baseline_name(of)}", rounded, sign="×")
 EFFICIENCY = Quantity("efficiency", lambda _: "efficiency", percent, lambda _: PERCENT)
@@ -216,7 +225,8 @@ def _quantities(results: StudyResults) -> list[Quantity]:
     curves = [SPEEDUP, EFFICIENCY, STEP_TIME, THROUGHPUT]
     if isinstance(results.source, ReportedTable):
         curves += [_memory(results), MFU]
-    bars = [STEP_TIME, *[SPEEDUP] * compares(results.summary), _memory(results)]
+    faster = [SPEEDUP] * (not beyond_baseline(results.summary).empty)
+    bars = [STEP_TIME, *faster, _memory(results)]
     wanted = bars if _bars(results) else curves
     return [quantity for quantity in wanted if has(quantity.column)(results)]
 
@@ -454,3 +464,5 @@ def _value_axis(ax: Axes, column: str) -> None:
         plain_log(ax.yaxis)
     else:
         ax.set_ylim(0, ax.get_ylim()[1] * 1.04)
+        if column == "samples_per_second" and high >= MILLION:
+            ax.yaxis.set_major_formatter(lambda rate, _: f"{rate / MILLION:g}M" if rate else "0")

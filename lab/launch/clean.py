@@ -23,6 +23,7 @@ REMOVABLE = {
     "checkpoints": ("checkpoints of interrupted repeats", "these start again"),
     "notebooks": ("notebooks of runs", "`lab run`"),
     "artifacts": ("parts of the report as files", "`lab report --artifacts`"),
+    "code": ("copies of the code that jobs ran", "`lab run --snapshot`"),
 }
 
 
@@ -95,7 +96,7 @@ def _kind(place: Path, completed: Collection[Path]) -> str:
     first, *_ = parts = place.parts
     if place.name.endswith("record.json") or len(parts) == 1:
         return ""
-    if first in {"replaced", "artifacts"}:
+    if first in {"replaced", "artifacts", "code"}:
         return first
     if first != "runs" or len(parts) < 4:
         return ""

@@ -14,7 +14,7 @@ from lab.config.run import Run
 from lab.config.study import Study, Task
 from lab.errors import InputError, Problem
 from lab.formatting import count, rounded
-from lab.launch.preflight import state_bytes, usable
+from lab.launch.preflight import refusals_of, state_bytes, usable
 from lab.perfmodel.forecast import Forecast
 from lab.perfmodel.frozen import basis_of
 from lab.records.store import Record, Store, read_record
@@ -157,7 +157,7 @@ def plan(study: Study, cluster: str | Cluster = "local") -> list[dict[str, Any]]
                 "gpu_hours": None if job.unknown else round(job.gpu, 4),
                 "state_mb": round(state / 1e6, 1) if (state := state_bytes(run)) else None,
                 "predicted_mb": None if peak is None else round(peak / 1e6, 1),
-                "cannot run": obstacle(run, profile, peak),
+                "cannot run": obstacle(run, profile, peak) or _refusal(run, study, profile),
             }
         )
     return rows
@@ -199,6 +199,14 @@ def check_budget(study: Study, cluster: Cluster, tasks: Sequence[Task]) -> None:
         raise InputError(study.name, problems)
 
 
+def _refusal(run: Run, study: Study, cluster: Cluster) -> str:
+    """Why `lab run` would refuse a run that the cluster has the devices and memory for."""
+    for problem in refusals_of(run, study, cluster):
+        what = problem.what.removeprefix(f"{run.label}: ")
+        return f"{what}; {problem.advice}"
+    return ""
+
+
 def hours_sentence(study: Study, cluster: Cluster, rows: Sequence[Mapping[str, Any]] = ()) -> str:
     """Spent and planned core- and GPU-hours, and the budget, for people; `rows` as in `planned`."""
     budget = cluster.budget.label if cluster.budget else ""
@@ -226,7 +234,7 @@ def obstacle(run: Run, cluster: Cluster, peak_bytes: float | None) -> str:
     if run.world_size > profile.capacity:
         return f"needs {count(run.world_size, 'rank')}, but {cluster.name} has {profile.capacity}"
     for problem in profile.misfits([(run.processes, run.devices)]):
-        return f"{problem.what}: {problem.advice}"
+        return f"{problem.what}; {problem.advice}"
     available = profile.memory_bytes_per_rank
     if available is None:
         return ""

@@ -50,7 +50,7 @@ def usable(cluster: str | Path | Cluster) -> Cluster:
 def check(study: Study, cluster: Cluster, tasks: Sequence[Task], *, fresh: bool) -> None:
     """Raise InputError with everything that prevents these tasks from running on this cluster."""
     runs = list(dict.fromkeys(task.run for task in tasks))
-    problems = [problem for run in runs for problem in _of_run(run, study, cluster)]
+    problems = [problem for run in runs for problem in refusals_of(run, study, cluster)]
     fitting = [run for run in runs if run.world_size <= cluster.capacity]
     shapes = sorted({(run.processes, run.devices) for run in fitting})
     problems += cluster.misfits(shapes)
@@ -72,7 +72,7 @@ def check(study: Study, cluster: Cluster, tasks: Sequence[Task], *, fresh: bool)
         raise InputError(study.name, list(dict.fromkeys(problems)))
 
 
-def _of_run(run: Run, study: Study, cluster: Cluster) -> Iterator[Problem]:
+def refusals_of(run: Run, study: Study, cluster: Cluster) -> Iterator[Problem]:
     """What prevents one run of a study from running on a cluster."""
     if run.world_size > cluster.capacity:
         unit = "ranks" if run.processes > 1 else "devices"

@@ -20,7 +20,16 @@ from lab import machine
 from lab.config.cluster import find_profile
 from lab.config.study import Study
 from lab.errors import InputError, LabError, Problem
-from lab.files import PACKAGE, SHARED, USER, read_json, read_yaml, unwritable, write_atomically
+from lab.files import (
+    PACKAGE,
+    SHARED,
+    USER,
+    read_json,
+    read_yaml,
+    source_date,
+    unwritable,
+    write_atomically,
+)
 from lab.perfmodel.calibration import calibration_path
 from lab.records.store import Record, Store, load_records
 from lab.report.execute import Execution, execute, executing
@@ -82,6 +91,7 @@ def _alone(study: Study) -> Iterator[None]:
 
 
 def _made(study: Study, *, artifacts: bool, runs: bool) -> Report:
+    source_date()  # of the PDF, which is made last
     records, stem = load_records(study), study.out / "report"
     template = _template(study, records)
     source = fingerprint(study, template, records)
@@ -234,6 +244,7 @@ def report_table(
 
 def _report(template: str, parameters: Mapping[str, Any], stem: Path, *, title: str) -> Report:
     files = _files(stem)
+    source_date()
     execute(NOTEBOOKS / template, files[0], parameters)
     _export(*files, title=title)
     return Report(*files)

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from typing import Any
+
 from lab.analysis import inference
 from lab.analysis.inference import CLASSIFICATION, GENERATION, Kind
 from lab.analysis.stages import CITATION
@@ -90,10 +92,19 @@ def training(results: StudyResults) -> list[Markdown | Table]:
     return [Markdown("## Training"), sections.learning(results)]
 
 
+def _placed(caption: str, rows: list[dict[str, Any]], *, label: str) -> Table:
+    """A table of these rows; if all were measured in one place, its caption names it once."""
+    places = {row["on"] for row in rows}
+    if len(places) > 1:
+        return Table.of_rows(caption, rows, label=label)
+    apart = [{name: cell for name, cell in row.items() if name != "on"} for row in rows]
+    return Table.of_rows(caption, apart, common="".join(places), label=label)
+
+
 def speed(results: StudyResults) -> list[Table]:
     """Ratios of time, quantized over base, for language models and for classifiers."""
     return [
-        Table.of_rows(caption, inference.speed_rows(results.records, kind), label="tbl-speed")
+        _placed(caption, inference.speed_rows(results.records, kind), label="tbl-speed")
         for kind, caption in SPEED
         if kind in _kinds(results)
     ]
@@ -115,7 +126,7 @@ def latencies(results: StudyResults) -> list[Markdown | Table]:
     rows = inference.latency_rows(results.records)
     return [
         Markdown("## Prefill and decode"),
-        Table.of_rows(LATENCIES, rows, label="tbl-latencies"),
+        _placed(LATENCIES, rows, label="tbl-latencies"),
     ]
 
 

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import base64
 import binascii
-import os
 import re
 import shutil
 import tempfile
@@ -17,6 +16,7 @@ from bs4 import BeautifulSoup, Tag
 from nbformat import NotebookNode
 
 from lab.errors import LabError
+from lab.files import source_date
 from lab.report import math, page
 from lab.report.html import ASSETS, Document, LabHTMLExporter
 
@@ -179,11 +179,6 @@ def typeset(source: str, folder: Path) -> bytes:
     """The PDF of Typst source with its images in a folder; LabError if Typst rejects it."""
     import typst
 
-    epoch = os.environ.get("SOURCE_DATE_EPOCH", "")
-    if epoch and not epoch.isdigit():
-        raise LabError(
-            f"SOURCE_DATE_EPOCH is {epoch!r}; it must be a whole number of seconds since 1970"
-        )
     # Only the wheel's fonts, so that every machine makes the same pages; system fonts only for
     # scripts that these lack.
     foreign = any(unicodedata.east_asian_width(letter) in "WF" for letter in source)
@@ -197,7 +192,7 @@ def typeset(source: str, folder: Path) -> bytes:
                 font_paths=[str(math.font_folder())],
                 ignore_system_fonts=not foreign,
                 format="pdf",
-                timestamp=int(epoch) if epoch else None,
+                timestamp=source_date(),
             )
         )
     except typst.TypstError as error:

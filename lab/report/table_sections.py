@@ -225,11 +225,15 @@ def _results(results: StudyResults, *, label: str) -> Table:
                     "repeats": str(row["repeats"]),
                 }
             )
-    return _table(f"Results: {_how(summary)}", rows, label=label)
+    table = results.source.name if isinstance(results.source, ReportedTable) else ""
+    return _table(f"Results: {_how(summary)}", rows, label=label, table=table)
 
 
-def _table(caption: str, rows: list[dict[str, str]], *, label: str) -> Table:
-    """A table without columns that are empty, and without `repeats` if all are 1."""
+def _table(caption: str, rows: list[dict[str, str]], *, label: str, table: str = "") -> Table:
+    """A table without columns that are empty, and without `repeats` if all are 1.
+
+    A configuration that all rows share is in the caption, unless it is only called as the `table`.
+    """
     frame = pd.DataFrame(rows).replace(NOT_MEASURED, "-")
     known = [name for name in frame if not (frame[name] == "-").all()]
     if "repeats" in known and (frame["repeats"] == "1").all():
@@ -238,7 +242,8 @@ def _table(caption: str, rows: list[dict[str, str]], *, label: str) -> Table:
         caption += f"; the first {MOST_ROWS} of {len(frame)} rows"
     if len(frame) > 1 and (frame["configuration"] == frame["configuration"].iloc[0]).all():
         known.remove("configuration")
-        caption += f". All: {frame['configuration'].iloc[0]}"
+        shared = frame["configuration"].iloc[0]
+        caption += f". All: {shared}" if shared != table else ""
     return Table(caption, frame[known].head(MOST_ROWS), index=False, label=label)
 
 
@@ -297,7 +302,8 @@ def request(report: TableReport) -> Blocks:
             continue
         about = f", {HEADINGS[kind].lower()}" if len(report.parts) > 1 else ""
         caption = f"Job sizes and their cost: time x ranks{about}"
-        blocks.append(_table(caption, rows, label=f"tbl-cost-{kind or 'open'}"))
+        cost = _table(caption, rows, label=f"tbl-cost-{kind or 'open'}", table=report.table.name)
+        blocks.append(cost)
         if report.gpu_hours is not None:
             requests = proposal.requests(results.summary, report.gpu_hours)
             blocks += [_bullets(requests)] if requests else []

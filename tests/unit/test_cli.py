@@ -143,6 +143,20 @@ def test_more_ranks_than_devices_are_refused(make_study: StudyMaker, run: Comman
     assert "needs 4096 ranks" in errors
 
 
+@pytest.mark.parametrize("date", ["yesterday", "-1", "1e9", "²", "9" * 30])
+def test_a_date_that_no_report_can_have_is_refused_before_a_job(
+    make_study: StudyMaker, run: Command, monkeypatch: pytest.MonkeyPatch, date: str
+) -> None:
+    monkeypatch.setenv("SOURCE_DATE_EPOCH", date)
+    folder = make_study()
+    script = folder / "train.py"
+    script.touch()
+    for words in (["run", folder], ["report", folder], ["measure", "--", script]):
+        status, _, errors = run(*words)
+        assert status == 2 and f"SOURCE_DATE_EPOCH: {date!r} is not a number of" in errors
+    assert not (folder / "out" / "runs").exists()
+
+
 def test_unwritable_folder_is_refused(make_study: StudyMaker, run: Command) -> None:
     folder = make_study()
     (folder / "out").write_text("a file where the folder should be")

@@ -129,9 +129,9 @@ def scripts(study: Study, profile: str | Path) -> dict[str, str]:
     return {name: _script(study, cluster, path, *group) for name, group in groups.items()}
 
 
-def write_scripts(study: Study, profile: str | Path, folder: Path) -> list[Path]:
+def write_scripts(study: Study, profile: str | Path, folder: str | Path) -> list[Path]:
     """Write the scripts of a study into a folder; returns their paths."""
-    texts = {folder / name: text for name, text in scripts(study, profile).items()}
+    texts = {Path(folder, name): text for name, text in scripts(study, profile).items()}
     for path, text in texts.items():
         try:
             path.parent.mkdir(parents=True, exist_ok=True)

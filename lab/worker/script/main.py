@@ -31,7 +31,7 @@ from lab.records.schema import PHASES, Observed
 from lab.worker import distributed, environment
 from lab.worker.context import ENDING, Conclude, Measurement, Progress, RankContext
 from lab.worker.distributed import ClockOffset
-from lab.worker.environment import StateBytes
+from lab.worker.environment import RankUse, StateBytes
 from lab.worker.measure.clock import Clock, CudaClock, FloatArray, HostClock, timing
 from lab.worker.measure.collective_trace import Calls
 from lab.worker.measure.ddp_hook import Buckets
@@ -73,6 +73,7 @@ class ScriptRank:
         self.cpu_times: list[float] = []
         self._cpu = time.process_time()
         self._machine = environment.MachineWatch(context, self.device)
+        self._use: RankUse | None = None  # known once the last step is done
         self.recorder = StepRecorder(
             self.clock,
             world_size=context.world_size,
@@ -95,7 +96,7 @@ class ScriptRank:
         phase = "measuring" if step > self.run.warmup_steps else "warm-up"
         self.progress(phase, step, self.run.steps)
         if step == self.run.steps:
-            self.use = self._machine.stop()
+            self._use = self._machine.stop()
             self.recorder.finish()
             self.progress(ENDING, step, self.run.steps)
         self._cpu = now
@@ -120,7 +121,7 @@ class ScriptRank:
     def collect(self) -> Measurement | None:
         """What the ranks measured, made into a measurement by rank 0; all ranks must call it."""
         if self.recorder.steps < self.run.steps:  # it ended by itself
-            self.use = self._machine.stop()
+            self._use = self._machine.stop()
             self.clock.discard()  # the step after the last
         self.progress("collecting", self.run.steps, self.run.steps)
         # The script may or may not have left its group, so the ranks meet in a new one.
@@ -155,8 +156,9 @@ class ScriptRank:
         if not all(distributed.all_gather_object(sent is not None)):
             sent = None
         columns = {"step_time", "start", *self._phases}
+        assert self._use is not None
         return RankReport(
-            use=self.use,
+            use=self._use,
             state=_state(list(self.recorder.optimizers.values())),
             steps={name: values for name, values in laps.items() if name in columns}
             | {"cpu_time": np.array(self.cpu_times)},

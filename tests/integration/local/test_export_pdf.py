@@ -93,7 +93,7 @@ def test_same_notebook_gives_same_bytes(monkeypatch: pytest.MonkeyPatch) -> None
 
 def test_epoch_must_be_a_number(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("SOURCE_DATE_EPOCH", "yesterday")
-    with pytest.raises(LabError, match="SOURCE_DATE_EPOCH is 'yesterday'"):
+    with pytest.raises(LabError, match="SOURCE_DATE_EPOCH: 'yesterday' is not a number"):
         pdf("# T")
 
 
@@ -222,6 +222,23 @@ def test_figures_are_drawn_with_their_caption() -> None:
     assert described(reader) == ["Bars", "Figure in section “file”"]
 
 
+def test_a_figure_without_room_on_the_first_page_still_precedes_the_next() -> None:
+    def drawn(label: str, height: int) -> NotebookNode:
+        about = {"alt": label, "caption": f"The {label}.", "label": f"fig-{label}"}
+        image = SVG.replace('height="40pt"', f'height="{height}pt"')
+        data = {"image/svg+xml": image}
+        shown = new_output("display_data", data=data, metadata={"image/svg+xml": about})
+        return new_code_cell("", outputs=[shown])
+
+    text = [f"Paragraph {number}. {'word ' * 60}" for number in range(10)]
+    for filled in range(
+        7, 11
+    ):  # paragraphs before the first figure, which may leave it room or not
+        cells = [*text[:filled], drawn("first", 300), *text[:4], drawn("second", 200), *text[:4]]
+        told = words(pdf("# T", *cells))
+        assert told.index("The first.") < told.index("The second."), filled
+
+
 def test_output_parts_all_appear() -> None:
     outputs = [
         new_output("stream", name="stdout", text="```\nprinted\n````\n"),
@@ -321,6 +338,20 @@ def test_columns_of_text_share_the_width_of_the_page(cells: list[list[str]]) -> 
 )
 def test_wide_table_fills_the_page(cells: list[str]) -> None:
     assert table_width(pdf(rows(cells, cells))) == pytest.approx(ROOM, abs=1)
+
+
+def test_a_column_holds_its_longest_word_even_among_many_rows() -> None:
+    places: dict[str, float] = {}
+
+    def visit(piece: str, cm: list[float], tm: list[float], *_: Any) -> None:
+        if (word := piece.strip()) in {"int8_weight_only", "beside"}:
+            places[word] = tm[4] * cm[0] + cm[4]
+
+    common = ["base (fp32) in that job", "and", *["1234.5678 ms"] * 8]
+    reader = pdf(rows(*[common] * 40, ["int8_weight_only", "beside", *common[2:]]))
+    for page in reader.pages:
+        page.extract_text(visitor_text=visit)
+    assert places["beside"] - places["int8_weight_only"] > 62  # points that the word takes
 
 
 SMALLEST = 7.99  # points, for a reader

@@ -35,8 +35,9 @@ def test_strong_scaling_says_what_the_most_ranks_bring(tmp_path):
     records = [one for size, three in times.items() for one in repeats(run(size), three)]
     text = answered(tmp_path, records)
     assert "On 4 CPU processes at batch 64, a step is 1.60" in text
+    # Another batch has shorter steps, so the sentence names its own.
     assert (
-        "Up to 4 CPU processes, the shortest step, 200 [190, 210] ms, is on 2 CPU processes" in text
+        "Up to 4 CPU processes at batch 64, the shortest step, 200 [190, 210] ms, is on 2" in text
     )
 
 
@@ -180,7 +181,9 @@ def test_a_precision_alone_is_compared_with_nothing(tmp_path):
     records = repeats(asked[1], [0.1] * 3)
     frame = summary(table(records), baseline=made.baseline, scaling="none")
     text = answer(made, frame, records)
-    assert text == "No two runs that differ only in precision have completed yet."
+    assert text == (
+        "No two runs that differ only in precision, one of them with fp32, have completed yet."
+    )
 
 
 def test_what_is_usual_is_the_baselines_value(tmp_path):
@@ -270,6 +273,35 @@ def test_strategies_are_ranked_where_intervals_lie_apart(tmp_path):
     assert "50.0" not in models and models.count("The shortest step") == 1
     slower = text([0.1, 0.101, 0.102], [0.2] * 3, [0.3] * 3)
     assert "is that of single x1" in slower and "times as fast" not in slower
+
+
+def test_a_baseline_that_does_not_name_its_strategy_is_mended(tmp_path):
+    records = of_strategies({"single": [0.2] * 3, "ddp": [0.1] * 3})
+    text = answered(tmp_path / "without", records, scaling="none")
+    assert (
+        "the baseline does not name its strategy; {strategy: single, world_size: 1} would" in text
+    )
+    named = answered(tmp_path / "named", records, scaling="none", baseline=SINGLE)
+    assert "times as fast as" in named and "does not name" not in named
+
+
+def test_strategies_at_several_batches_are_ranked_by_their_throughput(tmp_path):
+    records = [
+        one
+        for batch, strategy, size, step in (
+            (16, "single", 1, 0.04),
+            (64, "single", 1, 0.16),
+            (16, "ddp", 2, 0.03),
+            (64, "ddp", 2, 0.08),
+        )
+        for one in repeats(run(size, batch, strategy=strategy), [step, step * 1.01, step * 1.02])
+    ]
+    text = answered(tmp_path, records, scaling="strong", baseline=SINGLE)
+    assert text.startswith("The highest throughput, 792.1 [784.3, 800.0] samples/s, is that of ddp")
+    assert (
+        "batch 64; its interval lies above all others. That is 2.000 [1.961, 2.040] times" in text
+    )
+    assert "the throughput of single x1, batch 64, a gain beyond" in text and "shortest" not in text
 
 
 def test_ranks_that_train_models_of_their_own_are_not_compared(tmp_path):

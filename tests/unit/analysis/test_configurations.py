@@ -14,6 +14,7 @@ from lab.analysis.configurations import (
     epoch_sentences,
     epochs_to_low_loss,
     image_cells,
+    learning_sentences,
     loader_sentences,
     strategy_cells,
     strategy_sentences,
@@ -193,3 +194,11 @@ def test_sections_are_there_where_the_study_asks(tmp_path: Path) -> None:
     assert "classic loader tokenizes" in "".join(
         map(str, study_sections.comparisons(StudyResults(loaders)))
     )
+
+
+def test_nothing_is_said_of_losses_that_nobody_recorded(tmp_path: Path) -> None:
+    batch = {"global_batch_size": None, "micro_batch_size": 32}
+    records = [record(run(size, **batch)) for size in (1, 2)]
+    made = study(tmp_path, [one.run for one in records], scaling="weak")
+    assert "losses by step cannot be compared" in " ".join(learning_sentences(made, records))
+    assert learning_sentences(made, [changed(one, quality=None) for one in records]) == []

@@ -101,6 +101,14 @@ def test_repeats_become_intervals() -> None:
     assert rows["speedup_low"].iloc[1] < 100 / 55 < rows["speedup_high"].iloc[1]
 
 
+def test_mfu_and_memory_are_medians_of_two_repeats() -> None:
+    rows = summarized(
+        "gpus,run,step_ms,mfu,peak_mem_gb\n1,a,100,0.41,60\n1,b,90,0.43,62\n2,a,50,0.4,9\n"
+    )
+    assert rows["mfu"].iloc[0] == pytest.approx(0.42)
+    assert rows["peak_memory"].iloc[0] == pytest.approx(61e9)
+
+
 def test_a_deviation_that_the_table_gives_is_the_interval_of_its_time() -> None:
     row = summarized("gpus,epoch_s,epoch_s_std\n1,100,1\n4,30,0.5").iloc[1]
     assert (row["step_time_low"], row["step_time_high"]) == pytest.approx((29, 31))

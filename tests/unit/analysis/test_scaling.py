@@ -476,3 +476,15 @@ def test_the_range_of_few_repeats_is_what_the_bootstrap_gives(top, bottom):
 
     ends = bootstrap_interval([top, bottom], of_medians, resamples=RESAMPLES, seed=SEED)
     assert ratio(top, bottom)[1:] == ends
+
+
+def test_of_two_unlike_repeats_a_weak_speedup_is_the_ranks_times_the_efficiency():
+    batch = {"global_batch_size": None, "micro_batch_size": 32}
+    records = [*repeats(run(1, **batch), [0.1, 0.3]), *repeats(run(2, **batch), [0.4, 0.5])]
+    frame = summary(table(records), baseline={"world_size": 1}, scaling="weak")
+    one, two = frame.to_dict("records")
+    for end in ("", "_low", "_high"):
+        assert two[f"speedup{end}"] == pytest.approx(2 * two[f"efficiency{end}"])
+    assert one["samples_per_second"] == pytest.approx(32 / 0.2)
+    assert two["speedup"] == pytest.approx(two["samples_per_second"] / one["samples_per_second"])
+    assert one["samples_per_second_low"] == pytest.approx(32 / 0.3)

@@ -43,6 +43,13 @@ def test_classical_tables():
     assert captions[3].endswith("compute includes the wait for it")
 
 
+def test_parts_of_a_short_step_beside_a_long_one_are_in_its_own_unit():
+    records = [*repeats(run(1, 64), [0.05] * 3), *repeats(run(1, 2048), [2.0] * 3)]
+    _, parts = classical_tables(summary(table(records), baseline=ONE, scaling="strong"))
+    cells = parts[1]["optimizer"]
+    assert cells["batch 64"].endswith(" ms") and cells["batch 2048"].endswith(" s")
+
+
 def test_tables_say_where_there_is_no_baseline():
     tables = classical_tables(
         summary(table([record(run(2), device="cuda")]), baseline=ONE, scaling="strong")

@@ -16,7 +16,7 @@ from lab.errors import InputError
 def test_a_new_study_can_be_read_in_both_forms(
     tmp_path: Path, like: str | None, quick: bool
 ) -> None:
-    files = new_study(tmp_path / "mine", like=like)
+    files = new_study(str(tmp_path / "mine"), like=like)
     assert all(path.is_file() for path in files)
     assert Study.load(tmp_path / "mine", quick=quick).runs
 

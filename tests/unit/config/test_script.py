@@ -90,7 +90,7 @@ def test_a_stated_batch_is_shared_out_to_the_ranks(folder: Path) -> None:
         ("torchrun train.py", {}, "leave it out: the lab itself starts the script"),
         ("-m package.train", {}, "begin with a script that imports the module"),
         ("train.py 'x", {}, "No closing quotation"),
-        ([], {}, "at least 1 item"),
+        ([], {}, "base.model.command: empty; give it a value"),
         ("train.py {micro_batch}", {}, "unknown placeholder '{micro_batch}'"),
         ("train.py {micro_batch_size}", {}, "which has no value"),
         ("train.py", {"learning_rate": 0.1}, "learning_rate never reaches the script"),
@@ -108,6 +108,13 @@ def test_mistakes_are_told_before_a_job_starts(
         load(folder, command, **base)
     assert message in str(error.value)
     assert "neither global_batch_size" not in str(error.value)  # which a script decides
+
+
+def test_a_folder_without_scripts_is_named(folder: Path) -> None:
+    for script in folder.glob("*.py"):
+        script.unlink()
+    with pytest.raises(InputError, match=rf"no script 'train\.py'; {folder} has no Python file"):
+        load(folder, "train.py")
 
 
 def test_a_script_that_is_a_loop_of_links_is_missing(folder: Path) -> None:

@@ -146,6 +146,14 @@ BAD = {
         {"base": changed_base(steps="017")},
         "base.steps: input should be a valid integer, found '017'; write a whole number",
     ),
+    "inference without a run of it": (
+        {"kind": "inference"},
+        "kind: 'inference', but all runs are trainings; write `task: inference` below base",
+    ),
+    "too many values": (
+        {"base": changed_base(batch_sizes=list(range(1, 22)))},
+        "base.batch_sizes: lists 21 values; at most 20 are possible",
+    ),
     "fraction for an integer": ({"base": changed_base(steps=2.5)}, "base.steps"),
     "boolean for an integer": ({"base": changed_base(steps=True)}, "base.steps"),
     "negative": (
@@ -379,6 +387,13 @@ BAD_YAML = {
 def test_bad_yaml_is_an_input_error(tmp_path: Path, content: str) -> None:
     (tmp_path / "study.yaml").write_text(content)
     with pytest.raises(InputError):
+        Study.load(tmp_path)
+
+
+@pytest.mark.parametrize(("content", "found"), [("", "nothing"), ("x", "text"), ("- x", "a list")])
+def test_a_file_without_keys_says_what_it_holds(tmp_path: Path, content: str, found: str) -> None:
+    (tmp_path / "study.yaml").write_text(content)
+    with pytest.raises(InputError, match=f"expected a mapping of keys, found {found};"):
         Study.load(tmp_path)
 
 

@@ -182,7 +182,7 @@ def test_a_rung_needs_a_known_name_a_file_and_ranks(tmp_path: Path) -> None:
 
 
 def test_lessons_are_copied_without_solutions_unless_they_are_asked_for(tmp_path: Path) -> None:
-    copy_lessons(tmp_path / "public")
+    copy_lessons(str(tmp_path / "public"))
     copy_lessons(tmp_path / "whole", solutions=True)
     texts = {
         name: "".join(

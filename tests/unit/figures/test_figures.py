@@ -5,6 +5,7 @@ import random
 
 import matplotlib as mpl
 import numpy as np
+import pandas as pd
 import pytest
 
 mpl.use("Agg")
@@ -212,6 +213,39 @@ def test_loss_by_step_and_time(few):
     x, _ = lines(ax)["batch 64, ×4"]
     assert x == pytest.approx(0.08 * np.arange(1, 31))
     assert ax.get_xlabel() == "training time (s)"
+
+
+def test_millions_of_tokens_per_second_are_counted_in_millions():
+    frame = pd.DataFrame({"gpus": [1, 8, 32], "tokens/s": [248_000, 1_810_000, 4_680_000]})
+    ax = figures.throughput(frame)
+    ax.figure.canvas.draw()
+    ticks = [tick.get_text() for tick in ax.get_yticklabels()]
+    assert ticks[0] == "0" and ticks[-1].endswith("M") and not ax.yaxis.get_offset_text().get_text()
+    assert any(word.endswith("4.68M/s") for word in words(ax))
+    assert "248000 on 1 GPU and 4.68M on 32 GPUs" in alt_text("throughput", frame)
+
+
+def test_a_baseline_alone_has_no_panel_of_speedups():
+    made = [record(run(2, strategy=name)) for name in ("ddp", "fsdp")]
+    panels = figures.overview([*made, record(run(1, strategy="single"))]).figure.axes
+    assert not any("speedup" in ax.get_xlabel() for ax in panels)
+
+
+def test_lines_of_one_colour_tell_their_ranks_where_time_parts_them():
+    records = [record(run(size), step_time=0.1 / size) for size in (1, 2, 4)]
+    by_step, by_time = figures.losses(records).figure.axes[-2:]
+    assert not any(words(by_step)) and {"×1", "×2", "×4"} <= set(words(by_time))
+    alone = figures.losses([record(run(1, 32)), record(run(1, 64))]).figure.axes[-1]
+    assert not any("×" in word for word in words(alone))
+
+
+@pytest.mark.parametrize(("step", "unit"), [(2e-4, "ms"), (0.1, "s"), (7300.0, "h")])
+def test_training_time_has_the_unit_of_the_longest_run(step, unit):
+    ax = figures.loss_by_time([record(run(1), step_time=step)])
+    assert ax.get_xlabel() == f"training time ({unit})"
+    assert max(ax.get_lines()[0].get_xdata()) == pytest.approx(
+        30 * step * {"ms": 1e3, "s": 1, "h": 1 / 3600}[unit]
+    )
 
 
 def test_more_curves_than_colours_differ_in_their_dashes():

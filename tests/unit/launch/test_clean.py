@@ -28,6 +28,7 @@ KEPT = [
 GONE = [
     *("replaced/t/A/0/steps.parquet", "runs/A/0/log/0_log.out", "runs/B/0/checkpoint/0004/model"),
     *("runs/A/0/run.ipynb", "runs/B/0/run.partial.ipynb", "artifacts/tables/a.csv"),
+    *("code/0123456789ab/lab/cli.py", "code/.building-x/lab/cli.py"),
 ]
 
 

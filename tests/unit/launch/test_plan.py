@@ -139,3 +139,11 @@ def test_a_budget_may_hold_for_all_studies_of_a_learner(tmp_path: Path) -> None:
     assert "all studies in the same folder, of which" in hours_sentence(made, shared)
     with pytest.raises(InputError, match=r"0\.170 core-hours, of which 0\.100 are spent"):
         check_budget(made, shared, made.tasks[2:])
+
+
+def test_what_lab_run_would_refuse_cannot_run(tmp_path: Path) -> None:
+    runs = [run(1), run(1, data={"kind": "text", "path": "corpus"})]
+    fits, missing = plan(study(tmp_path, runs), "cpu")
+    assert fits["cannot run"] == "" and "'corpus': no such file" in missing["cannot run"]
+    (other,) = plan(study(tmp_path, [run(2, strategy="fsdp")]), "local-8gpus")
+    assert other["cannot run"].startswith("its compute cannot be emulated, as local-8gpus would; ")

@@ -212,7 +212,7 @@ def test_what_has_no_script_is_refused(make_study: StudyMaker, tmp_path: Path) -
     assert "3 ranks do not fill" in str(caught.value) and "6 ranks do not fit" in str(caught.value)
     (tmp_path / "file").touch()
     with pytest.raises(InputError, match="cannot be written"):
-        options.write_scripts(Study.load(make_study("other")), "slurm", tmp_path / "file")
+        options.write_scripts(Study.load(make_study("other")), "slurm", str(tmp_path / "file"))
 
 
 def test_command_writes_them(make_study: StudyMaker, tmp_path: Path) -> None:

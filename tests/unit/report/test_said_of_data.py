@@ -7,7 +7,7 @@ from typing import Any
 
 import matplotlib as mpl
 import pytest
-from factories import frozen, record, repeats, run, study, write_prediction
+from factories import frozen, inferred, point, record, repeats, run, study, write_prediction
 
 from lab import figures
 from lab.config.run import Run
@@ -156,3 +156,19 @@ def test_everything_could_be_measured_only_where_it_was(tmp_path: Path) -> None:
     text = said(inference_sections.unavailable(ladder))
     assert "inference on serial: not run yet." in text and "training on CUDA: not part of" in text
     assert "could be measured" not in text
+
+
+def test_where_all_inference_ran_is_said_once(tmp_path: Path) -> None:
+    def asked(size: int, quantization: str) -> Run:
+        return run(size, task="inference", quantization=quantization, batch_sizes=[2, 8])
+
+    points = [point(2, 0.01, 0.02), point(8, 0.01, 0.02)]
+    one = [inferred(asked(1, name), points) for name in ("none", "bf16")]
+    (table,) = inference_sections.speed(kept(tmp_path / "one", one, kind="inference"))
+    assert "on" not in table.frame and table.caption.endswith(". All: 1 CPU process")
+    two = [*one, inferred(asked(2, "bf16"), points)]
+    results = kept(tmp_path / "two", two, kind="inference")
+    (table,) = inference_sections.speed(results)
+    assert set(table.frame["on"]) == {"1 CPU process", "2 CPU processes"}
+    assert "All:" not in table.caption
+    assert "on" in inference_sections.latencies(results)[1].frame

@@ -61,6 +61,15 @@ def test_nothing_is_said_to_be_measured_and_nothing_is_invented(tmp_path: Path) 
     assert "8 GPUs" in everything and "nothing was run" in everything
 
 
+def test_a_table_of_one_configuration_does_not_call_it_as_its_file(tmp_path: Path) -> None:
+    def captions(text: str) -> str:
+        blocks = page(written(tmp_path, text), gpu_hours=10)
+        return " ".join(block.caption for block in blocks if isinstance(block, Table))
+
+    assert "All: " not in captions("gpus,time_s\n1,100\n2,55\n")
+    assert captions("model,gpus,time_s\nBERT,1,100\nBERT,2,55\n").count("All: BERT") == 2
+
+
 def test_times_that_tell_no_kind_of_scaling_get_no_speedup(tmp_path: Path) -> None:
     blocks = page(written(tmp_path, "ranks,step_ms\n1,100\n2,104\n4,111\n"))
     text = prose(blocks)
