@@ -9,13 +9,13 @@ import sys
 import time
 from pathlib import Path
 
-import psutil
 import pytest
 
 from lab.config.cluster import Cluster
 from lab.launch import fork_server, local
 from lab.launch.executor import JobSpec
 from lab.launch.local import LocalExecutor
+from lab.machine import began, is_running
 
 
 def spec(**changes: object) -> JobSpec:
@@ -72,9 +72,11 @@ def test_a_server_whose_driver_was_killed_loads_nothing_more(tmp_path: Path) -> 
     while not (started := list(tmp_path.glob("*.pid"))):
         assert time.monotonic() < deadline and driver.poll() is None
         time.sleep(0.01)
+    pid = int(started[0].stem)
+    since = began(pid)
     driver.kill()
     driver.wait()
-    while psutil.pid_exists(int(started[0].stem)):
+    while is_running(pid, since):
         assert time.monotonic() < deadline
         time.sleep(0.01)
     assert not list(tmp_path.glob("*.loaded"))
