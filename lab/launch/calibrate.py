@@ -25,6 +25,7 @@ from lab.launch.driver import Driver, OneInterrupt, executor_for, terminate
 from lab.launch.executor import Handle, JobSpec
 from lab.launch.preflight import usable
 from lab.launch.status import Display, bars, clock
+from lab.machine import loading
 from lab.perfmodel.calibration import (
     PLAIN,
     Calibration,
@@ -224,7 +225,8 @@ def execute(
         job.claimed(context, cluster, attempt),
         job.watched(context, cluster, attempt) as (context, watchdog),
     ):
-        from lab.worker.calibrate import measure
+        with loading():
+            from lab.worker.calibrate import measure
 
         part = measure(context, cluster, strategies, quick=quick, progress=watchdog.progress)
         watchdog.stop()

@@ -8,7 +8,6 @@ before the first of them.
 from __future__ import annotations
 
 import atexit
-import gc
 import json
 import os
 import selectors
@@ -24,7 +23,7 @@ from importlib import import_module
 from pathlib import Path
 from typing import Any
 
-from lab.machine import exit_with
+from lab.machine import exit_with, loading
 
 # Variables that a library may read while loading; if they differ, another server is started.
 READ_ON_LOADING = (
@@ -177,16 +176,18 @@ def end() -> None:
 def main() -> None:
     """Load the modules, then fork a process for each request until the driver is gone."""
     connection = socket.socket(fileno=int(sys.argv[1]))
-    for module in sys.argv[2:]:
-        import_module(module)
+    driver = os.getppid()
+    with loading():  # forks share these pages as long as no collection writes to them
+        for module in sys.argv[2:]:
+            import_module(module)
+            if os.getppid() != driver:  # killed: nobody will ask for a process
+                return
     # Signals from children that have ended wake the selector.
     woken, wake = socket.socketpair()
     for end_ in (woken, wake):
         end_.setblocking(False)
     signal.set_wakeup_fd(wake.fileno(), warn_on_full_buffer=False)
     signal.signal(signal.SIGCHLD, lambda *_: None)
-    gc.collect()
-    gc.freeze()  # forks share these pages as long as no collection writes to them
     children: set[int] = set()
     with selectors.DefaultSelector() as selector:
         selector.register(connection, selectors.EVENT_READ)

@@ -42,7 +42,7 @@ from lab.launch.outcome import (
 )
 from lab.launch.supervisor import supervise
 from lab.launch.watchdog import Watchdog
-from lab.machine import exit_with, interfaces
+from lab.machine import exit_with, interfaces, loading
 from lab.records.schema import Allocation
 from lab.records.store import Record, Store, read_record, write_record
 from lab.worker.context import Measurement, RankContext, listen_for_preemption, preemption_noticed
@@ -83,7 +83,8 @@ def execute(
         started_at = now()
         context = replace(context, waited_s=time.monotonic() - arrived)
         with watched(context, cluster, attempt, steps=run.steps, on_failure=leave_failure) as rank:
-            from lab.worker.main import measure
+            with loading():
+                from lab.worker.main import measure
 
             context, watchdog = rank
 

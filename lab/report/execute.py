@@ -29,7 +29,10 @@ CLIENT = "lab.report.client.Client"
 ENDING_S = 10  # threads may take to notice that their kernels were ended
 # Between two notebooks: no name of the first is left, and cells are counted from 1 again.
 _RESET = "get_ipython().reset(new_session=True)"
-_PRELOADED = "__import__('lab.report.study_sections')"  # slow to import; this leaves no name
+# Slow to import; this leaves no name.
+_PRELOADED = (
+    "with __import__('lab.machine').machine.loading(): __import__('lab.report.study_sections')"
+)
 # A kernel imports nothing from the current folder, into which others may have put a pandas.py;
 # what it starts itself is not affected.
 _SAFE_PATH = "PYTHONSAFEPATH"
@@ -101,10 +104,10 @@ def _import_all() -> None:
 
 def _execute_each(waiting: deque[Execution]) -> None:
     """Execute what waits in a kernel of this thread, which loads what they import only once."""
-    with _kernel() as kernel:
+    with started_kernel() as kernel:
         try:
             for execution in _taken(waiting):
-                _execute(execution, kernel)
+                execute_in(kernel, execution)
         except BaseException:
             waiting.clear()
             raise
@@ -117,7 +120,8 @@ def _taken(waiting: deque[Execution]) -> Iterator[Execution]:
             yield waiting.popleft()
 
 
-def _execute(execution: Execution, kernel: Any) -> None:
+def execute_in(kernel: Any, execution: Execution) -> None:
+    """Execute a notebook, as `execute` does, in a kernel that executes others before or after."""
     template, target = execution.template, execution.target
     _check_parameters(template, execution.parameters)
     if problems := unwritable(target.parent):
@@ -180,7 +184,7 @@ def _failure(execution: Execution, unfinished: Path, kernel: Any) -> str:
 
 
 @contextmanager
-def _kernel() -> Iterator[Any]:
+def started_kernel() -> Iterator[Any]:
     """A kernel that has begun to start, and its one client for all notebooks."""
     from jupyter_client.manager import AsyncKernelManager
     from jupyter_core.utils import run_sync

@@ -4,13 +4,14 @@ from __future__ import annotations
 
 from collections import Counter
 from collections.abc import Mapping, Sequence
-
-from bs4 import BeautifulSoup
+from typing import TYPE_CHECKING
 
 from lab.config.models import CNN, DistilBERT, PythonModel
 from lab.config.own import Script
 from lab.config.run import Run
-from lab.report.page import add_class, link_target
+
+if TYPE_CHECKING:  # a report's kernel cites, and edits no page
+    from bs4 import BeautifulSoup
 
 # A label begins with one of these, as in Quarto.
 KINDS = {"fig-": "Figure", "tbl-": "Table"}
@@ -156,6 +157,8 @@ def number_parts(soup: BeautifulSoup) -> None:
 
     A list of class `references` keeps only what is cited, in order of first citation.
     """
+    from lab.report.page import link_target
+
     names = _number_captions(soup)
     names |= _arrange_references(soup)
     for citation in soup.select("span.cite"):
@@ -174,6 +177,8 @@ def number_parts(soup: BeautifulSoup) -> None:
 
 def _number_captions(soup: BeautifulSoup) -> dict[str, str]:
     """The names of labelled figures and tables, now the beginnings of their captions."""
+    from lab.report.page import add_class
+
     names: dict[str, str] = {}
     counts: Counter[str] = Counter()
     for part in soup.find_all(["figure", "table"], id=True):
@@ -192,6 +197,8 @@ def _number_captions(soup: BeautifulSoup) -> dict[str, str]:
 
 def _arrange_references(soup: BeautifulSoup) -> dict[str, str]:
     """The numbers of the references that are cited; the others leave the list."""
+    from lab.report.page import link_target
+
     entries = {str(entry["id"]): entry for entry in soup.select("ol.references > li[id]")}
     cited = dict.fromkeys(map(link_target, soup.select("span.cite > a")))
     numbers = {label: str(nth) for nth, label in enumerate((k for k in cited if k in entries), 1)}

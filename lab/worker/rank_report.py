@@ -156,8 +156,28 @@ def _table(rank: int, values: Mapping[str, Any], columns: Sequence[str] | None) 
 
     rows = len(next(iter(values.values())))
     arrays = {
-        "rank": pa.array(np.full(rows, rank)),
-        **{name: pa.array(column, from_pandas=True) for name, column in values.items()},
+        "rank": _array(np.full(rows, rank)),
+        **{name: _array(np.asarray(column)) for name, column in values.items()},
     }
     missing = pa.nulls(rows, pa.float64())
     return pa.table({name: arrays.get(name, missing) for name in columns or arrays})
+
+
+def _array(values: np.ndarray[Any, Any]) -> Any:
+    """A column as an Arrow array, its NaN as null; `pyarrow.array` would import pandas."""
+    import pyarrow as pa
+
+    if values.dtype.kind == "U":
+        words = [str(word).encode() for word in values]
+        ends = np.cumsum([0, *map(len, words)], dtype=np.int32)
+        buffers = [None, pa.py_buffer(ends), pa.py_buffer(b"".join(words))]
+        return pa.Array.from_buffers(pa.string(), len(values), buffers)
+    known = _bits(~np.isnan(values)) if values.dtype.kind == "f" else None
+    content = _bits(values) if values.dtype == bool else pa.py_buffer(np.ascontiguousarray(values))
+    return pa.Array.from_buffers(pa.from_numpy_dtype(values.dtype), len(values), [known, content])
+
+
+def _bits(values: np.ndarray[Any, Any]) -> Any:
+    import pyarrow as pa
+
+    return pa.py_buffer(np.packbits(values, bitorder="little"))

@@ -28,11 +28,21 @@ def test_importing_lab_loads_no_torch_and_nothing_heavy() -> None:
         "IPython",
         "ipywidgets",
     ]
-    code = f"import sys, lab, lab.cli; print([name for name in {heavy} if name in sys.modules])"
+    assert not loaded_by("lab, lab.cli") & set(heavy)
+
+
+def test_the_kernel_of_a_report_loads_nothing_that_edits_its_page() -> None:
+    heavy = {"torch", "scipy.stats", "papermill", "nbconvert", "bs4", "typst", "fontTools.subset"}
+    assert not loaded_by("lab.report.study_sections") & heavy
+
+
+def loaded_by(modules: str) -> set[str]:
+    """All modules that importing some loads."""
+    code = f"import {modules}, json, sys; print(json.dumps(list(sys.modules)))"
     answer = subprocess.run(
         [sys.executable, "-c", code], capture_output=True, text=True, check=True
     )
-    assert answer.stdout.strip() == "[]"
+    return set(json.loads(answer.stdout))
 
 
 def test_no_module_is_named_after_nothing() -> None:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import gc
 import os
 import subprocess
 import sys
@@ -12,7 +13,7 @@ import psutil
 import pytest
 
 from lab import machine
-from lab.machine import age, began, is_running
+from lab.machine import age, began, is_running, loading
 
 
 def test_a_process_is_known_again_and_one_that_has_its_id_is_not() -> None:
@@ -93,3 +94,11 @@ def test_gpus_are_those_that_cuda_may_see(
     assert [gpu.name for gpu in machine.gpus.__wrapped__()] == [H100, A100, GH200]
     memory = {H100: 81559 * 2**20, A100: 40960 * 2**20}
     assert [gpu.memory for gpu in gpus] == [memory.get(name) for name in names]
+
+
+def test_what_is_loaded_is_collected_neither_then_nor_later() -> None:
+    before = gc.get_freeze_count()
+    with loading():
+        assert not gc.isenabled()
+        loaded = [[] for _ in range(1000)]
+    assert gc.isenabled() and gc.get_freeze_count() >= before + len(loaded)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import threading
 
 import pytest
@@ -25,3 +26,15 @@ def test_each_rank_answers_in_its_place() -> None:
 def test_the_failure_of_a_rank_does_not_wait_for_the_others() -> None:
     with pytest.raises(ValueError, match="rank 1 fails"):
         on_ranks(2, fail)
+
+
+def variable(rank: int) -> str | None:
+    return os.environ.get("OF_A_TEST")
+
+
+def test_ranks_have_the_environment_that_the_test_has_by_then(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    on_ranks(1, variable)
+    monkeypatch.setenv("OF_A_TEST", "set")
+    assert on_ranks(2, variable) == ["set", "set"]

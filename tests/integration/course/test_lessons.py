@@ -18,7 +18,7 @@ from studies import CORPUS
 import lab
 from lab import machine
 from lab.course.release import LESSONS, course, release
-from lab.report.execute import execute
+from lab.report.execute import Execution, execute_in, started_kernel
 
 pytestmark = [
     pytest.mark.long,
@@ -72,6 +72,13 @@ def released(classroom: Path, tmp_path_factory: pytest.TempPathFactory) -> dict[
     }
 
 
+@pytest.fixture(scope="module")
+def kernel(classroom: Path) -> Iterable[Any]:
+    """One for all lessons, which forgets the names of each; to load what they import takes longer than most of them."""
+    with started_kernel() as started:
+        yield started
+
+
 def trying_first(solved: Any, given: Any) -> Any:
     """The solved lesson; before each check comes the exercise as it was released, whose check must fail."""
     stubs = {
@@ -123,19 +130,16 @@ def test_solutions_and_grades_are_the_instructor_s_alone_to_read(
 
 @pytest.mark.parametrize("name", NAMES)
 def test_a_lesson_runs_solved_and_no_check_of_it_passes_unsolved(
-    name: str, classroom: Path, released: dict[str, Path]
+    name: str, classroom: Path, released: dict[str, Path], kernel: Any
 ) -> None:
     lesson = trying_first(
         nbformat.read(classroom / f"{name}.ipynb", 4), nbformat.read(released[name], 4)
     )
     nbformat.write(lesson, classroom / f"{name}-tried.ipynb")
     parameters = CLUSTER | ({"slow_cluster": CLUSTER["cluster"]} if name.startswith("06") else {})
-    executed = nbformat.read(
-        execute(
-            classroom / f"{name}-tried.ipynb", classroom / f"{name}-executed.ipynb", parameters
-        ),
-        4,
-    )
+    template, target = classroom / f"{name}-tried.ipynb", classroom / f"{name}-executed.ipynb"
+    execute_in(kernel, Execution(template, target, parameters))
+    executed = nbformat.read(target, 4)
     checked_attempts = [
         (before, cell)
         for before, cell in zip(executed.cells[1:], executed.cells[3:], strict=False)

@@ -2,18 +2,22 @@
 
 from __future__ import annotations
 
-import subprocess
 import sys
 from pathlib import Path
 
+import pytest
 from studies import SMALL_STUDY, StudyMaker
 
+from lab import cli
 from lab.config.study import Study
 from lab.launch.plan import spent
 
 
 def test_a_study_beyond_the_budget_runs_with_yes_alone(
-    make_study: StudyMaker, tmp_path: Path
+    make_study: StudyMaker,
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+    capsys: pytest.CaptureFixture[str],
 ) -> None:
     study = make_study(grid={"global_batch_size": [4], "world_size": [1]})
     profile = tmp_path / "small.yaml"
@@ -22,17 +26,21 @@ def test_a_study_beyond_the_budget_runs_with_yes_alone(
     )
     assert SMALL_STUDY["repeats"] == 1
 
-    def run(*words: str) -> subprocess.CompletedProcess[str]:
-        command = [sys.executable, "-m", "lab", "run", str(study), "--cluster", str(profile)]
-        return subprocess.run([*command, *words], capture_output=True, text=True, check=False)
+    def run(*words: str) -> tuple[int, str]:
+        monkeypatch.setattr(
+            sys, "argv", ["lab", "run", str(study), "--cluster", str(profile), *words]
+        )
+        with pytest.raises(SystemExit) as ended:
+            cli.main()
+        return int(ended.value.code or 0), capsys.readouterr().err
 
-    refused = run()
-    assert refused.returncode == 2 and "0.500 core-hours" in refused.stderr, refused.stderr
-    assert "1 job of unknown length" in refused.stderr and "--yes" in refused.stderr
+    status, refused = run()
+    assert status == 2 and "0.500 core-hours" in refused, refused
+    assert "1 job of unknown length" in refused and "--yes" in refused
     assert not list(study.glob("out/runs/*"))
-    assert run("--detach").returncode == 2
-    assert run("--yes").returncode == 0
+    assert run("--detach")[0] == 2
+    assert run("--yes")[0] == 0
     hours = spent(Study.load(study))
     assert hours.jobs == 1 and 0 < hours.core < 0.5
     assert "spent" in (study / "out" / "report.html").read_text()
-    assert run().returncode == 0  # nothing is missing
+    assert run()[0] == 0  # nothing is missing

@@ -5,13 +5,17 @@ from __future__ import annotations
 import json
 import os
 import signal
+import socket
 import subprocess
 import sys
 import time
 from collections.abc import Iterator
 from dataclasses import dataclass
+from datetime import UTC, datetime
+from importlib import metadata
 from pathlib import Path
 
+import factories
 import psutil
 import pytest
 import torch
@@ -20,8 +24,16 @@ import yaml
 from lab import machine
 from lab.config.strategies import STRATEGIES
 from lab.launch.calibrate import calibrate
+from lab.launch.preflight import usable
 from lab.machine import is_running
-from lab.perfmodel.calibration import REFERENCES, Calibration, Part, load_calibration
+from lab.perfmodel.calibration import (
+    REFERENCES,
+    Calibration,
+    Part,
+    calibration_path,
+    load_calibration,
+    write_calibration,
+)
 from lab.perfmodel.simulate import spread
 from lab.worker.calibrate import (
     QUICK_STARTS,
@@ -172,6 +184,19 @@ def test_one_rank_starts_its_steps_in_processes_that_begin_anew(resumed: Resumed
 
 def test_strategies_that_were_not_wanted_before_are_measured_then(temporary: Path) -> None:
     profile = profile_of(temporary / "few")
+    here = factories.environment(
+        1, hosts=[socket.gethostname()], versions={"torch": metadata.version("torch")}
+    )
+    first = Part(
+        world_size=1,
+        quick=True,
+        strategies=("ddp", "single", "zero1"),
+        measured_at=datetime.now(UTC),
+        profile=usable(profile),
+        environment=here,
+    )
+    stored = Calibration(cluster="small", wanted=(1,), parts=(first,))
+    write_calibration(stored, calibration_path(profile))
 
     def measured(*strategies: str) -> Part:
         whole = calibrate(
@@ -179,11 +204,10 @@ def test_strategies_that_were_not_wanted_before_are_measured_then(temporary: Pat
         )
         return whole.parts[0]
 
-    first = measured("zero1")
-    assert {step.run.strategy for step in first.steps} == {"single", "ddp", "zero1"}
     assert measured("ddp") == first
     more = measured("fsdp")
     assert {step.run.strategy for step in more.steps} == {"single", "ddp", "fsdp", "zero1"}
+    assert measured("ddp", "zero1") == more
 
 
 def test_a_lost_rank_is_named(temporary: Path) -> None:

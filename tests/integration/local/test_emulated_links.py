@@ -39,7 +39,6 @@ from pathlib import Path
 from lab.config.emulation import Emulated, Link
 from lab.launch.netem import join
 from lab.worker.context import RankContext
-from lab.worker.distributed import pace_sockets
 
 rank, count, way, link, folder = int(sys.argv[1]), int(sys.argv[2]), sys.argv[3], Link.model_validate_json(sys.argv[4]), Path(sys.argv[5])
 place = RankContext(rank, 2, rank, "cpu", (0,), 1, "test", folder / "address")
@@ -57,6 +56,7 @@ else:
     wait_for(folder / "port")
     peer = socket.create_connection((place.host, int((folder / "port").read_text())))
 if way == "pacing":
+    from lab.worker.distributed import pace_sockets
     assert pace_sockets(Emulated(link=link, way="pacing")) == 1
 if rank == 0:
     peer.recv(1)

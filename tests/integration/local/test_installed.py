@@ -98,6 +98,8 @@ def test_an_installed_lab_measures_a_new_study_and_hands_out_the_lessons(
     assert lab("init", "mine", "--like", "own-model").returncode == 0
     assert (here / "mine" / "unet.py").exists()
     assert lab("init", "mystudy").returncode == 0
+    study = here / "mystudy" / "study.yaml"
+    study.write_text(study.read_text().replace("repeats: 3", "repeats: 1"))
     done = lab("run", "mystudy", "--quick")
     assert done.returncode == 0, done.stdout + done.stderr
     assert (here / "mystudy" / "out" / "report.html").exists()

@@ -8,7 +8,6 @@ from pathlib import Path
 
 import pandas as pd
 import pytest
-from click.testing import Result
 from typer.testing import CliRunner
 
 import lab
@@ -207,12 +206,16 @@ def test_a_script_that_trains_alone_or_fails_on_two_ranks_is_a_failed_run(
     assert record.timing and record.timing.samples_per_second is None
 
 
-def measure(name: str, content: str, *arguments: str, ranks: int, cluster: str = "local") -> Result:
-    """Measure a script in the working directory once, for 12 steps."""
+def measured(
+    name: str, content: str, *arguments: str, ranks: int, cluster: str = "local"
+) -> Record:
+    """The record of a script in the working directory, measured once, for 12 steps."""
     Path(f"{name}.py").write_text(content)
-    options = ["--ranks", str(ranks), "--repeats", "1", "--steps", "12", "--warmup-steps", "3"]
-    options += ["--cluster", cluster]
-    return CliRunner().invoke(app, ["measure", *options, "--", f"{name}.py", *arguments])
+    study = lab.script_study(
+        [f"{name}.py", *arguments], ranks=[ranks], steps=12, warmup_steps=3, repeats=1
+    )
+    (record,) = lab.launch(study, cluster).wait(progress=False)
+    return record
 
 
 @pytest.mark.parametrize(
@@ -227,20 +230,18 @@ def test_a_script_that_starts_ranks_itself_is_told_who_starts_them(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, way: str, message: str
 ) -> None:
     monkeypatch.chdir(tmp_path)
-    result = measure("ranks", STARTS_RANKS, way, ranks=2 if way == "by-spawn" else 1)
-    assert re.search(message, str(result.exception)), result.exception
+    record = measured("ranks", STARTS_RANKS, way, ranks=2 if way == "by-spawn" else 1)
+    assert record.error and re.search(message, record.error.message), record.error
     if way != "by-spawn":  # the script does not look at how they end
-        (record,) = lab.load_records("reports/ranks")
-        assert record.error and "call the training function itself" in record.error.log
+        assert "call the training function itself" in record.error.log
 
 
 def test_a_script_that_no_exception_ends_is_measured(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.chdir(tmp_path)
-    result = measure("endless", ENDLESS, ranks=2)
-    assert result.exit_code == 0, result.exception
-    (record,) = lab.load_records("reports/endless")
+    record = measured("endless", ENDLESS, ranks=2)
+    assert record.completed, record.error
     assert record.script and (record.script.steps, record.script.ended) == (12, "by the lab")
     assert record.communication and record.communication.buckets == [4 * 2 * 65]
     logs = list(tmp_path.glob("reports/endless/out/runs/*/0/log/*_log.out"))
@@ -266,6 +267,6 @@ try:
 except:
     time.sleep(1e6)
 """
-    result = measure("waits", content, ranks=1, cluster="impatient.yaml")
+    record = measured("waits", content, ranks=1, cluster="impatient.yaml")
     where = "in the phase 'ending the script'; stood in <module> (waits.py:10)"
-    assert where in str(result.exception)
+    assert record.error and where in record.error.message

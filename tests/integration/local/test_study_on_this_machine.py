@@ -351,6 +351,8 @@ def test_with_other_processes_on_one_of_two_cores_nothing_is_concluded(
     make_study: StudyMaker, profile: Path
 ) -> None:
     study = Study.load(make_study(base=SMALL_STUDY["base"] | {"steps": 200}, repeats=3))
+    alone = [task for task in study.tasks if task.run.world_size == 1]
+    lab.launch(study, str(profile), tasks=alone).wait(progress=False)
     core = lab.Cluster.load(profile).cores_of(1)[0]  # that of the second rank
     # A session each: Linux shares a core among sessions, and a rank that often sleeps could take
     # most of it from a single one.

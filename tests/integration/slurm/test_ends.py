@@ -67,7 +67,8 @@ def running(_slurm: Slurm, tmp_path_factory: pytest.TempPathFactory) -> Iterator
     with pytest.MonkeyPatch.context() as patch:
         patch.setenv("SLURM_CONF", str(_slurm.conf))
         patch.setenv("LAB_CACHE", str(folder / "cache"))
-        faults = Faults.planted(folder / "faults", patch)
+        # All ranks of all jobs go on for minutes: they leave the cores to others.
+        faults = Faults.planted(folder / "faults", patch, pace=0.5)
         study_folder = folder / "ends"
         study_folder.mkdir()
         grid = {"world_size": [1, 2], "seed": list(range(len(ALONE)))}

@@ -26,7 +26,7 @@ time_limit_min: 5
 network_interface: lo
 python: {python}
 setup: [". {ready}"]
-environment: {{GREETING: "it's here", LAB_CACHE: $ROOM/cache}}
+environment: {{GREETING: "it's here", LAB_CACHE: $ROOM/cache, XDG_CACHE_HOME: $ROOM}}
 extra: {{comment: "a test's own"}}
 """
 

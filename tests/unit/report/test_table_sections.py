@@ -6,11 +6,19 @@ import re
 from pathlib import Path
 
 import pytest
+from matplotlib import figure as canvas
 
 from lab.errors import InputError
 from lab.report import table_sections
 from lab.report.blocks import Figure, Markdown, Table
 from lab.report.build import report_table
+
+
+@pytest.fixture(autouse=True)
+def _unsaved(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Figures are drawn and not saved, which takes as long: no test here reads an SVG."""
+    monkeypatch.setattr(canvas.Figure, "savefig", lambda _, to, **__: to.write("<svg/>"))
+
 
 SECTIONS = ("head", "scaling", "parts", "stop", "request", "audit", "method", "reproduce")
 

@@ -378,7 +378,7 @@ Path("unread").write_text(last_line())
 """
     with (tmp_path / "log").open("w") as log:
         subprocess.run(
-            [sys.executable, "-c", code], cwd=tmp_path, stdout=log, stderr=log, check=True
+            [sys.executable, "-u", "-c", code], cwd=tmp_path, stdout=log, stderr=log, check=True
         )
     assert (tmp_path / "last").read_text() == "train.py: error: --lr is missing"
     assert (tmp_path / "unread").read_text() == ""
