@@ -334,9 +334,7 @@ def status(
             "configuration": state.task.run.label,
             "repeat": state.task.repeat,
             "state": state.state,
-            "step": f"{state.step}/{state.task.run.steps} {state.phase}"
-            if state.state == "running"
-            else "",
+            "step": f"{state.step}/{state.steps} {state.phase}" if state.state == "running" else "",
             "seconds": None if state.seconds is None else round(state.seconds, 1),
             "job": state.job_id,
             "reason": state.reason,

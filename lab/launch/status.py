@@ -47,6 +47,7 @@ STYLES = {"completed": "green", "running": "cyan", "pending": "yellow", "waiting
 class TaskState:
     """The state of one task: a record's status or one of OPEN; `reason` is why it waits or failed.
 
+    `step` of `steps` is what its phase has done: training steps, or batches of an evaluation.
     `loss` is that of rank 0's samples in the last published training step.
     """
 
@@ -58,6 +59,7 @@ class TaskState:
     reason: str = ""
     job_id: str = ""
     loss: float | None = None
+    steps: int = 1
 
     @property
     def ended(self) -> bool:
@@ -136,8 +138,8 @@ def _state(
     state = TaskState(task, job.state, seconds=seconds, reason=job.reason, job_id=job_id)
     if job.state == "pending":
         return state
-    progress = read_progress(store.folder(task))
-    return replace(state, phase=progress.phase, step=progress.step, loss=progress.loss)
+    at = read_progress(store.folder(task))
+    return replace(state, phase=at.phase, step=at.step, steps=at.steps, loss=at.loss)
 
 
 def watch(study: Study) -> list[TaskState]:
@@ -177,7 +179,7 @@ def time_left(states: Sequence[TaskState]) -> float | None:
             durations[state.task.run.id].append(state.seconds)
     for state in states if not durations else ():
         if state.phase in TRAINING and state.step and state.seconds is not None:
-            whole = state.seconds * state.task.run.steps / state.step
+            whole = state.seconds * state.steps / state.step
             durations[state.task.run.id].append(whole)
     if not durations:
         return None
@@ -321,10 +323,9 @@ def _view(states: list[TaskState]) -> Table:
     rows = [(summary, ended, len(states))]
     for state in states:
         if state.state == "running":
-            steps = state.task.run.steps
             since = f", {clock(state.seconds)}" if state.seconds is not None else ""
-            text = f"{state.task.label}: {state.phase} {state.step}/{steps}{since}"
-            rows.append((Text(text, style="cyan"), state.step, steps))
+            text = f"{state.task.label}: {state.phase} {state.step}/{state.steps}{since}"
+            rows.append((Text(text, style="cyan"), state.step, state.steps))
     return bars(rows)
 
 

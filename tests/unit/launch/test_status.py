@@ -61,6 +61,13 @@ def test_a_label_is_text(capsys: pytest.CaptureFixture[str]) -> None:
     assert capsys.readouterr().out == "train.py [/x] [linear]: completed\n"
 
 
+def test_batches_of_an_evaluation_are_counted_against_their_own_number() -> None:
+    console = Console(width=120)
+    with console.capture() as shown:
+        console.print(_view([TaskState(TASK, "running", "evaluating", 278, steps=500)]))
+    assert "evaluating 278/500" in shown.get()
+
+
 def test_why_jobs_wait_is_shown() -> None:
     waiting = [TaskState(TASK, "pending", reason=why) for why in ("Priority", "", "Priority")]
     console = Console(width=120)
@@ -84,7 +91,7 @@ def test_the_time_left_is_that_of_equal_runs_else_of_all() -> None:
 
 def test_before_a_run_has_completed_the_time_left_follows_the_pace() -> None:
     steps = TASK.run.steps
-    begun = TaskState(TASK, "running", phase="warm-up", step=steps // 2, seconds=6.0)
+    begun = TaskState(TASK, "running", "warm-up", steps // 2, seconds=6.0, steps=steps)
     whole = 6.0 * steps / (steps // 2)
     assert time_left([begun, TaskState(TASK, "waiting")]) == pytest.approx(2 * whole - 6.0)
     assert time_left([replace(begun, phase="comparing", step=1)]) is None
