@@ -327,6 +327,8 @@ def test_phases_are_the_known_ones_and_close(
     answer = measured[name]
     timing = answer.timing
     assert timing.per_rank["forward"] == [answer.near(LAYERS * FORWARD)] * 2
+    on_time = answer.late < 0.01 * timing.step.median
+    assert answer.measurement.checks["phases_close"] or not on_time
     assert timing.phases["other"].median == answer.nothing(beside=timing.step.median / 4)
     table = pd.read_parquet(root / name / "steps.parquet").query("not warmup")
     compute = table["backward"] - table["communication_exposed"]
