@@ -74,6 +74,8 @@ def layout_row(
         raise ValueError("no micro-batch size for a pipeline")
     machine = _machine(values, gpus)
     shared = _sharing(values, data * context, framework.sharing)
+    near = machine.gpus_per_node // tensor
+    interleave = min(whole(values, "interleave"), max(model.layers // pipeline, 1))
     layout = Layout(
         shared,
         data=data,
@@ -82,13 +84,9 @@ def layout_row(
         layers=model.layers,
         context=context,
         expert=_expert(values, model, data * context * tensor),
-        interleave=min(whole(values, "interleave"), max(model.layers // pipeline, 1))
-        if pipeline > 1
-        else 1,
+        interleave=interleave if pipeline > 1 else 1,
         sequence_parallel=_sequence_parallel(values, tensor, framework.sequence_parallel),
-        replicas=_replicas(values, data * context, machine.gpus_per_node // tensor)
-        if shared == "fsdp"
-        else 1,
+        replicas=_replicas(values, data * context, near) if shared == "fsdp" else 1,
     )
     candidate = Candidate(
         layout,
@@ -309,11 +307,11 @@ def _parameters(values: Mapping[str, Any]) -> float | None:
 def _sharing(values: Mapping[str, Any], copies: int, unsaid: Sharing) -> Sharing:
     if copies == 1:
         return "single"
-    words = " ".join(str(values.get(name, "")) for name in ("sharding", "zero"))
     if (values.get("fsdp") or 0) > 1:
         return "fsdp"
-    if {"replicate", "shard"} & values.keys():
+    if has_groups(values):
         unsaid = "fsdp" if _shards(values, copies) > 1 else "ddp"
+    words = " ".join(str(values.get(name, "")) for name in ("sharding", "zero"))
     return sharing(words) or unsaid
 
 
@@ -329,7 +327,7 @@ def _replicas(values: Mapping[str, Any], copies: int, near: int) -> int:
 
     Each node has `near` of the copies. Raises ValueError if groups and copies do not agree.
     """
-    if {"replicate", "shard"} & values.keys():
+    if has_groups(values):
         shards = _shards(values, copies)
     else:
         shards = near if is_hybrid(values) and near > 1 and not copies % near else copies
@@ -338,6 +336,11 @@ def _replicas(values: Mapping[str, Any], copies: int, near: int) -> int:
             f"{copies} data-parallel ranks cannot be sharded in groups of {shards:.4g}"
         )
     return round(copies / shards)
+
+
+def has_groups(values: Mapping[str, Any]) -> bool:
+    """Whether the table gives the groups of hybrid sharding."""
+    return bool({"replicate", "shard"} & values.keys())
 
 
 def is_hybrid(values: Mapping[str, Any]) -> bool:

@@ -34,6 +34,7 @@ from lab.analysis.layout_row import (
     LACKING,
     LayoutRow,
     gpus_of,
+    has_groups,
     is_hybrid,
     layout_row,
     ranks_of_row,
@@ -53,7 +54,7 @@ from lab.analysis.layout_words import (
 from lab.errors import InputError, Problem, nearest
 from lab.formatting import count, listed
 from lab.perfmodel import layout_law, layout_terms
-from lab.perfmodel.frameworks import named_framework
+from lab.perfmodel.frameworks import Framework, named_framework
 from lab.perfmodel.layout_law import LayoutLaw
 from lab.perfmodel.layout_terms import Case
 
@@ -118,20 +119,14 @@ def read_layouts(
     frame = read_table(source) if isinstance(source, str | Path) else source
     name = str(frame.attrs.get("name", "rows"))
     around = _prose(source) or frame.attrs.get("notes", ())
-    title = re.sub(
-        r"^[\d\s]+", "", name.replace("_", " ")
-    )  # a number before the name, as in 07-h100.csv, is no count
+    # A number before the name, as in 07-h100.csv, counts nothing.
+    title = re.sub(r"^[\d\s]+", "", name.replace("_", " "))
     notes = "; ".join([" ".join(map(str, around)), title])
     columns = meanings(frame)
     assumed = _assumed(assume or {})
     cells = _cells(frame, columns, assumed)
     precisions = {precision(str(row["precision"])) for row in cells if "precision" in row}
-    recent = {str(row[name]) for row in cells for name in ("gpu", "precision") if name in row}
-    framework = named_framework("; ".join([notes, *sorted(recent)]))
-    if any(
-        SENT_ONCE.search(str(words)) for words in [notes, *(row.get("remarks") for row in cells)]
-    ):
-        framework = replace(framework, dispatches_once=True)
+    framework = _framework(notes, cells)
     defaults, assumptions = from_notes(notes, {*columns, *assumed}, precisions, framework)
     every = [_of_row(row, defaults | assumed) for row in cells]
     if by_rate := sum(map(_with_batch, every)):
@@ -148,7 +143,7 @@ def read_layouts(
         )
     for values in every:
         _enter_groups(values)
-    if any(is_hybrid(values) and not {"replicate", "shard"} & values.keys() for values in every):
+    if any(is_hybrid(values) and not has_groups(values) for values in every):
         assumptions.append("HSDP shards within a node, as the table gives no groups")
     if rates := set(map(flop_rate, every)) - {None}:
         attention = "half of attention" if framework.halves_attention else "attention"
@@ -180,6 +175,16 @@ def read_layouts(
     if unused := _unused(frame, columns):
         assumptions.append(f"{count(len(unused), 'column')} not used: {listed(unused, MOST_NAMES)}")
     return LayoutTable(tuple(rows), tuple(assumptions), dict(left_out), name)
+
+
+def _framework(notes: str, cells: Sequence[Mapping[str, Any]]) -> Framework:
+    """The framework by the notes, GPUs and precisions, with the dispatcher that remarks name."""
+    named = {str(row[name]) for row in cells for name in ("gpu", "precision") if name in row}
+    framework = named_framework("; ".join([notes, *sorted(named)]))
+    remarks = [notes, *(str(row.get("remarks")) for row in cells)]
+    if any(map(SENT_ONCE.search, remarks)):
+        return replace(framework, dispatches_once=True)
+    return framework
 
 
 def _unused(frame: pd.DataFrame, columns: Mapping[str, str]) -> list[str]:

@@ -274,7 +274,7 @@ class Layout:
 
     @property
     def shards(self) -> int:
-        """Among how many of them the strategy divides what it divides."""
+        """Ranks among which the strategy divides its state: those of one group."""
         return self.copies // self.replicas
 
     @property

@@ -193,8 +193,8 @@ def _replicas(case: Case) -> dict[str, float]:
     experts = longest * routed / tensor * case.value
     dense = weights * case.value - experts
     shards = machine.levels(layout.shards, stride=tensor)
-    few = max(layout.shards // layout.expert, 1)
-    expert_shards = machine.levels(few, stride=tensor * layout.expert)
+    expert_copies = max(layout.shards // layout.expert, 1)
+    expert_shards = machine.levels(expert_copies, stride=tensor * layout.expert)
     state = weights / layout.optimizer_shards * OPTIMIZER_BYTES
     nodes = math.ceil(layout.world_size / machine.gpus_per_node)
     terms = {
@@ -209,14 +209,15 @@ def _replicas(case: Case) -> dict[str, float]:
     # their shards; most ZeRO does so after it.
     backward = longest * (passes - 1) / passes
     if layout.sharing == "fsdp" and layout.shards > 1:
-        every = model.layers / (tensor * layout.pipeline) * case.value
-        gathered = model.parameters / (tensor * layout.pipeline) * case.value - every * model.routed
+        part = case.value / (tensor * layout.pipeline)  # bytes of a parameter on each rank
+        gathered = (model.parameters - model.layers * model.routed) * part
+        gathered_experts = model.layers * routed * part
         replicas = machine.levels(layout.replicas, stride=tensor * layout.shards)
         return terms | {
-            "gathers": 3 * (_ring(shards, gathered) + _ring(expert_shards, every * routed)),
+            "gathers": 3 * (_ring(shards, gathered) + _ring(expert_shards, gathered_experts)),
             "gather_messages": 3 * longest * _messages(shards),
             "hiding": backward,
-            "data": _sum(replicas, dense / layout.shards + experts / few),
+            "data": _sum(replicas, dense / layout.shards + experts / expert_copies),
             "data_messages": 2 * longest * _messages(replicas),
         }
     zero = layout.sharing in {"zero1", "zero2"}
