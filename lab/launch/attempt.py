@@ -295,8 +295,8 @@ def present(folder: Path) -> tuple[Any, Attempt]:
 def claim(attempt: Attempt, *, devices: bool) -> Iterator[tuple[int, ...]]:
     """Lock a task and then, if no scheduler allocates them, all of this machine's `devices`.
 
-    Yields no indices, as the job may use all that it sees.
-    The kernel releases all locks of this module when the process ends, however it ends.
+    Yields no indices, as the job may use all that it sees. The kernel releases all locks of this
+    module when the process ends, however it ends.
     """
     with _locked(attempt.folder / "lock", attempt):
         if not devices:

@@ -130,7 +130,7 @@ def public(
         for name, rows in _parts(table):
             measured = sum(row.step_s is not None for row in rows)
             if measured <= fit:
-                what = f"{count(fit, 'row')} cannot be fitted: only {measured} with a time"
+                what = f"cannot fit {count(fit, 'row')}: the table gives times of only {measured}"
                 advice = "fit fewer, or give a larger table"
                 raise InputError(name, [Problem("--fit", what, advice)])
             scores += [_score(name, rows, n, splits if n else 1) for n in dict.fromkeys((0, fit))]

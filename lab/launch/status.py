@@ -138,8 +138,14 @@ def _state(
     state = TaskState(task, job.state, seconds=seconds, reason=job.reason, job_id=job_id)
     if job.state == "pending":
         return state
-    at = read_progress(store.folder(task))
-    return replace(state, phase=at.phase, step=at.step, steps=at.steps, loss=at.loss)
+    progress = read_progress(store.folder(task))
+    return replace(
+        state,
+        phase=progress.phase,
+        step=progress.step,
+        steps=progress.steps,
+        loss=progress.loss,
+    )
 
 
 def watch(study: Study) -> list[TaskState]:

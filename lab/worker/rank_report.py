@@ -178,6 +178,7 @@ def _array(values: np.ndarray[Any, Any]) -> Any:
 
 
 def _bits(values: np.ndarray[Any, Any]) -> Any:
+    """Arrow's bitmap of booleans, whose first value is the lowest bit."""
     import pyarrow as pa
 
     return pa.py_buffer(np.packbits(values, bitorder="little"))

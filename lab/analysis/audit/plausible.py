@@ -80,7 +80,7 @@ def _goes_on(epochs: pd.Series) -> bool:
     return bool((onward | restarts).sum() == changes and onward.sum() > restarts.sum())
 
 
-def numbers_no_ranks(column: str, frame: pd.DataFrame, meanings: Mapping[str, Guess]) -> bool:
+def is_not_process_rank(column: str, frame: pd.DataFrame, meanings: Mapping[str, Guess]) -> bool:
     """Whether a column called rank holds no ranks of a program: places on a list (1, 2, 3, each
     with a name of its own, in the order of what was measured), or ranks of matrices (8, 16)."""
     values = pd.to_numeric(frame[column], errors="coerce")

@@ -27,13 +27,13 @@ from lab.analysis.audit.columns import (
 from lab.analysis.audit.plausible import (
     RANKS,
     are_shares,
+    is_not_process_rank,
     is_of_another,
     is_of_collective,
     is_of_model,
     is_of_samples,
     is_plausible,
     numbers_devices,
-    numbers_no_ranks,
     own_baseline,
     recurs,
 )
@@ -79,7 +79,7 @@ UNITS = {
     "parameters": COUNT_UNITS | {"b": 1e9},
 }
 SEVERAL_WORDS = re.compile(r"[^\W\d]+(?:[ -][^\W\d]+)+")
-BOUND = re.compile(r"\s*(?:[<>≤≥]|&[lg]t;)")  # a limit to keep to, which is no measurement
+BOUND = re.compile(r"\s*(?:[<>≤≥]|&[lg]t;)")  # an upper or lower limit, not a measured value
 INDICES = re.compile(r"\d{1,2}(?:\s*,\s*\d{1,2})+")  # of devices, which are no number of ranks
 SERIAL_NAME = re.compile(rf"(?:^|_)(?:{SERIAL}|1)(?:_|$)")
 SCALING = re.compile(r"(strong|weak)(?:[ _-]?scal.*|)", re.IGNORECASE)
@@ -221,7 +221,7 @@ class Quantities:
             canonical = "scaling"
         if not guessed:
             return canonical
-        if canonical == "rank" and numbers_no_ranks(column, self.frame, self.meanings):
+        if canonical == "rank" and is_not_process_rank(column, self.frame, self.meanings):
             return ""
         return canonical if is_plausible(canonical, column, known) else ""
 
