@@ -231,12 +231,11 @@ def test_a_figure_without_room_on_the_first_page_still_precedes_the_next() -> No
         return new_code_cell("", outputs=[shown])
 
     text = [f"Paragraph {number}. {'word ' * 60}" for number in range(10)]
-    for filled in range(
-        7, 11
-    ):  # paragraphs before the first figure, which may leave it room or not
+    # Paragraphs before the first figure, which may leave it room or not.
+    for filled in range(7, 11):
         cells = [*text[:filled], drawn("first", 300), *text[:4], drawn("second", 200), *text[:4]]
-        told = words(pdf("# T", *cells))
-        assert told.index("The first.") < told.index("The second."), filled
+        text_of_pdf = words(pdf("# T", *cells))
+        assert text_of_pdf.index("The first.") < text_of_pdf.index("The second."), filled
 
 
 def test_output_parts_all_appear() -> None:
