@@ -3,8 +3,10 @@
 from __future__ import annotations
 
 import json
+import time
 from pathlib import Path
 
+import psutil
 import pytest
 from studies import SMALL_STUDY, StudyMaker
 
@@ -42,8 +44,10 @@ def measured(study: Study, profile: Path) -> tuple[Record, bool]:
     (record,) = jobs.wait(progress=False)
     assert record.completed, record.error
     job = json.loads((Store(study.out).folder(study.tasks[0]) / "job.json").read_text())
+    while psutil.pid_exists(job["pid"]):  # it ends after its record is written
+        time.sleep(0.05)
     started = server()
-    return record, started is not None and job["pid"] in started._codes
+    return record, started is not None and started.exit_code(job["pid"]) is not None
 
 
 def server() -> fork_server.ForkServer | None:
