@@ -3,13 +3,9 @@
 from __future__ import annotations
 
 import json
-import os
 import shlex
 import shutil
-import signal
-import subprocess
 import sys
-import time
 from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
@@ -282,24 +278,6 @@ def test_a_usage_line_can_be_read(run: Command, words: list[str]) -> None:
     assert not any(doubled in usage for doubled in ("[[", "...]", "...}"))
 
 
-def test_the_command_is_installed() -> None:
-    answer = subprocess.run(
-        [INSTALLED, "plan", "nowhere"], capture_output=True, text=True, check=False
-    )
-    assert answer.returncode == 2 and answer.stderr.startswith("lab: ")
-
-
-def test_nothing_of_the_current_folder_is_imported(tmp_path: Path) -> None:
-    for name in ("lab", "random"):
-        (tmp_path / f"{name}.py").write_text("raise SystemExit('shadowed')")
-    link = tmp_path / "link"
-    link.symlink_to(INSTALLED)
-    answer = subprocess.run(
-        [link, "plan", "nowhere"], cwd=tmp_path, capture_output=True, text=True, check=False
-    )
-    assert answer.returncode == 2 and answer.stderr.startswith("lab: nowhere")
-
-
 def test_a_current_folder_that_is_gone_is_named(
     tmp_path: Path, run: Command, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -352,72 +330,3 @@ def test_ctrl_c_while_a_class_is_constructed_is_no_error(
         cli.main()
     assert end.value.code == 130
     assert capsys.readouterr().err == "lab: interrupted; the same command resumes from there\n"
-
-
-@pytest.mark.parametrize("after_s", [0.02, 0.04, 0.08, 0.15, 0.3, 0.6])
-def test_ctrl_c_at_any_moment_is_one_sentence(make_study: StudyMaker, after_s: float) -> None:
-    process = subprocess.Popen(
-        [INSTALLED, "plan", make_study()],
-        stdout=subprocess.DEVNULL,
-        stderr=subprocess.PIPE,
-        text=True,
-        start_new_session=True,
-    )
-    time.sleep(after_s)
-    os.killpg(process.pid, signal.SIGINT)
-    _, errors = process.communicate()
-    if process.returncode == -signal.SIGINT:
-        assert errors == ""  # it came before the command had begun, which a busy machine delays
-    elif process.returncode:  # else it was faster
-        assert process.returncode == 130 and errors.startswith("lab: interrupted")
-        assert "Traceback" not in errors
-
-
-def test_ctrl_c_in_code_from_a_string_ends_with_the_documented_status() -> None:
-    code = """
-import os
-import signal
-import lab.cli
-from lab.__main__ import main
-
-def run():
-    exec("os.kill(os.getpid(), signal.SIGINT)\\nfor i in range(10**9): pass", {"os": os, "signal": signal})
-
-lab.cli.main = run
-main()
-"""
-    ended = subprocess.run(
-        [sys.executable, "-c", code], capture_output=True, text=True, check=False
-    )
-    assert (ended.returncode, ended.stderr) == (130, "lab: interrupted\n")
-
-
-def test_ctrl_c_where_nothing_can_be_raised_comes_again() -> None:
-    code = """
-import threading
-import time
-import lab.cli
-from lab.__main__ import main
-
-start = threading.Thread.start
-
-def start_slowly(thread):  # as on a busy machine
-    start(thread)
-    time.sleep(0.3)
-
-threading.Thread.start = start_slowly
-
-class Dropped:
-    def __del__(self):
-        raise KeyboardInterrupt
-
-def run():
-    Dropped()
-    time.sleep(60)
-
-lab.cli.main = run
-main()
-"""
-    command = [sys.executable, "-c", code]
-    ended = subprocess.run(command, capture_output=True, text=True, check=False)
-    assert (ended.returncode, ended.stderr) == (130, "lab: interrupted\n")

@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import re
 import shutil
+import subprocess
+import sys
 from pathlib import Path
 
 import pandas as pd
@@ -270,3 +272,23 @@ except:
     record = measured("waits", content, ranks=1, cluster="impatient.yaml")
     where = "in the phase 'ending the script'; stood in <module> (waits.py:10)"
     assert record.error and where in record.error.message
+
+
+def test_the_last_line_of_a_log_says_why_a_script_ended(tmp_path: Path) -> None:
+    code = """
+import os, sys
+from pathlib import Path
+from lab.worker.script.main import last_line
+print("loading")
+sys.stderr.write("usage: train.py --lr LR\\ntrain.py: error: --lr is missing\\n\\n")
+Path("last").write_text(last_line())
+os.dup2(os.pipe()[1], 2)
+sys.stderr.write("error: in a pipe that nobody can read again\\n")
+Path("unread").write_text(last_line())
+"""
+    with (tmp_path / "log").open("w") as log:
+        subprocess.run(
+            [sys.executable, "-u", "-c", code], cwd=tmp_path, stdout=log, stderr=log, check=True
+        )
+    assert (tmp_path / "last").read_text() == "train.py: error: --lr is missing"
+    assert (tmp_path / "unread").read_text() == ""

@@ -2,11 +2,9 @@
 
 from __future__ import annotations
 
-import os
 import re
 import shlex
 import subprocess
-import sys
 from pathlib import Path
 
 import pytest
@@ -233,20 +231,3 @@ def test_command_writes_them(make_study: StudyMaker, tmp_path: Path) -> None:
         str(path.relative_to(tmp_path / "out")) for path in (tmp_path / "out").rglob("*.sbatch")
     }
     assert names == {"x1-batch-4.sbatch", "x2-batch-4.sbatch", "study/x1.sbatch", "study/x2.sbatch"}
-
-
-@pytest.mark.parametrize("module", ["lab.launch.job", "lab.rank"])
-def test_kept_scripts_still_start_a_rank(module: str, make_study: StudyMaker) -> None:
-    study = Study.load(make_study())
-    task = [str(study.folder), study.runs[0].id, "0", "--cluster", "slurm"]
-    environment = {name: value for name, value in os.environ.items() if name != "SLURM_PROCID"}
-    command = [sys.executable, "-m", module, *task]
-    outside = subprocess.run(command, env=environment, capture_output=True, text=True, check=False)
-    assert outside.returncode == 1
-    assert (
-        outside.stderr == "lab: this is one rank of a job: start it with srun, or use `lab run`\n"
-    )
-    environment |= {"SLURM_PROCID": "0"}
-    command[4] = "0000000000"
-    inside = subprocess.run(command, env=environment, capture_output=True, text=True, check=False)
-    assert inside.returncode == 2 and "0000000000" in inside.stderr

@@ -8,8 +8,6 @@ import hashlib
 import importlib
 import io
 import socket
-import subprocess
-import sys
 import tarfile
 import threading
 from collections.abc import Iterator
@@ -107,21 +105,6 @@ def test_every_kind_of_data_has_a_reader() -> None:
     for kind, config in kinds.items():
         module = data.module_of(config)
         assert kind in {"synthetic", "python"} or kind in module.SOURCES
-
-
-def test_only_the_module_of_the_data_is_imported() -> None:
-    code = """
-import sys
-from lab.config.datasets import Stdlib
-from lab.worker import data
-data.module_of(Stdlib())
-print(*sorted(name for name in sys.modules if name.startswith("lab.worker.data.")))
-"""
-    result = subprocess.run(
-        [sys.executable, "-c", code], capture_output=True, text=True, check=True
-    )
-    modules = {name.rpartition(".")[2] for name in result.stdout.split()}
-    assert modules == {"cache", "corpora", "dataset"}
 
 
 def test_ag_news_as_published(site: Site, monkeypatch: pytest.MonkeyPatch) -> None:

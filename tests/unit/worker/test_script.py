@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import os
 import signal
-import subprocess
 import sys
 import warnings
 from pathlib import Path
@@ -362,26 +361,6 @@ def test_a_script_may_end_by_itself_after_the_warm_up(measured: Any, end: str) -
 def test_a_script_that_cannot_be_measured_says_why(measured: Any, body: str, message: str) -> None:
     with pytest.raises(LabError, match=message):
         measured(body)
-
-
-def test_the_last_line_of_a_log_says_why_a_script_ended(tmp_path: Path) -> None:
-    code = """
-import os, sys
-from pathlib import Path
-from lab.worker.script.main import last_line
-print("loading")
-sys.stderr.write("usage: train.py --lr LR\\ntrain.py: error: --lr is missing\\n\\n")
-Path("last").write_text(last_line())
-os.dup2(os.pipe()[1], 2)
-sys.stderr.write("error: in a pipe that nobody can read again\\n")
-Path("unread").write_text(last_line())
-"""
-    with (tmp_path / "log").open("w") as log:
-        subprocess.run(
-            [sys.executable, "-u", "-c", code], cwd=tmp_path, stdout=log, stderr=log, check=True
-        )
-    assert (tmp_path / "last").read_text() == "train.py: error: --lr is missing"
-    assert (tmp_path / "unread").read_text() == ""
 
 
 def test_arguments_and_settings_reach_the_script(measured: Any, tmp_path: Path) -> None:

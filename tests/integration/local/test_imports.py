@@ -1,4 +1,4 @@
-"""Each rank imports only what it needs: modules cost time and memory on all ranks of all jobs."""
+"""Processes import only what they need: modules cost time and memory, on all ranks of all jobs too."""
 
 from __future__ import annotations
 
@@ -89,3 +89,35 @@ def test_a_rank_imports_only_what_it_needs(tmp_path: Path, name: str) -> None:
         } == modules, package
     assert not {module for module in imported if module.startswith("lab.worker.inference")}
     assert not imported & HEAVY
+
+
+def loaded_by(code: str) -> set[str]:
+    """All modules that a process has loaded after some code."""
+    ended = subprocess.run(
+        [sys.executable, "-c", f"import json, sys; {code}; print(json.dumps(list(sys.modules)))"],
+        capture_output=True,
+        text=True,
+        check=True,
+    )
+    return set(json.loads(ended.stdout))
+
+
+def test_importing_lab_loads_no_torch_and_nothing_heavy() -> None:
+    heavy = {"torch", "numpy", "pandas", "matplotlib", "scipy", "papermill", "nbconvert"}
+    heavy |= {"submitit", "IPython", "ipywidgets"}
+    assert not loaded_by("import lab, lab.cli") & heavy
+
+
+def test_the_kernel_of_a_report_loads_nothing_that_edits_its_page() -> None:
+    heavy = {"torch", "scipy.stats", "papermill", "nbconvert", "bs4", "typst", "fontTools.subset"}
+    assert not loaded_by("import lab.report.study_sections") & heavy
+
+
+def test_only_the_module_of_the_data_is_imported() -> None:
+    loaded = loaded_by(
+        "from lab.config.datasets import Stdlib; from lab.worker import data; "
+        "data.module_of(Stdlib())"
+    )
+    prefix = "lab.worker.data."
+    modules = {name.removeprefix(prefix) for name in loaded if name.startswith(prefix)}
+    assert modules == {"cache", "corpora", "dataset"}
