@@ -1,4 +1,4 @@
-"""What every verb prints: tables, and output that goes nowhere."""
+"""Tables that verbs print, whatever records say and however wide a terminal is."""
 
 from __future__ import annotations
 

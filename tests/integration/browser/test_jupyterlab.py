@@ -29,7 +29,7 @@ from lab.records.store import Store, read_record, write_record
 from lab.report.build import NOTEBOOKS
 from lab.report.execute import execute
 
-pytestmark = pytest.mark.alone
+pytestmark = pytest.mark.quiet
 
 NOTEBOOK = NOTEBOOKS / "explore.ipynb"
 PATIENCE_MS = 120_000

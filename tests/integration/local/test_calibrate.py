@@ -107,7 +107,7 @@ def work_of(profile: Path) -> Path:
     return profile.parent / "calibration" / "small" / "x2"
 
 
-@pytest.mark.alone
+@pytest.mark.quiet
 def test_ctrl_c_keeps_the_world_sizes_that_are_measured(resumed: Resumed) -> None:
     assert "interrupted: 1 of 2 world sizes are kept" in resumed.output
     assert not resumed.left_alive
@@ -118,7 +118,7 @@ def test_ctrl_c_keeps_the_world_sizes_that_are_measured(resumed: Resumed) -> Non
     assert resumed.whole.parts[0] == kept.parts[0]
 
 
-@pytest.mark.alone
+@pytest.mark.quiet
 def test_two_ranks_obey_the_laws_and_are_not_measured_twice(resumed: Resumed) -> None:
     profile, whole = resumed.profile, resumed.whole
     part = whole.parts[1]
@@ -167,7 +167,7 @@ def test_two_ranks_obey_the_laws_and_are_not_measured_twice(resumed: Resumed) ->
         assert sum(step.phases.values()) == pytest.approx(step.median, rel=0.5)
 
 
-@pytest.mark.alone
+@pytest.mark.quiet
 def test_one_rank_starts_its_steps_in_processes_that_begin_anew(resumed: Resumed) -> None:
     part = resumed.whole.parts[0]
     alone = [step for step in part.steps if step.run.strategy == "single"]

@@ -38,7 +38,7 @@ from lab.worker.main import measure
 from lab.worker.measure.ddp_hook import Sent
 from lab.worker.strategies import ddp
 
-pytestmark = pytest.mark.alone
+pytestmark = pytest.mark.quiet
 
 LAYERS = 4  # the gradient of each is one bucket
 FORWARD, BACKWARD, LINK = 0.030, 0.060, 0.100  # s per layer
