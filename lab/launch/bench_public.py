@@ -20,6 +20,7 @@ from lab.perfmodel.layout import Candidate
 from lab.perfmodel.layout_law import LayoutLaw
 from lab.perfmodel.layout_terms import Case
 from lab.records.provenance import git_state
+from lab.records.table import grouped
 
 TABLES = ("vtrain_a100_single_node", "mpt_a100_40gb", "playbook_1b_h100")
 DISTURBED = 2.0  # times as long as a layout that should not be faster
@@ -186,9 +187,7 @@ def disturbed(rows: Sequence[LayoutRow]) -> list[bool]:
     as many messages. A pipeline's longer first passage with larger micro-batches is allowed for.
     Only measured times are compared, no predictions.
     """
-    alike: dict[Any, list[LayoutRow]] = {}
-    for row in rows:
-        alike.setdefault(_split(row.case), []).append(row)
+    alike = grouped((_split(row.case), row) for row in rows)
     return [
         any(
             (row.step_s or 0) > DISTURBED * (other.step_s or 0) * max(1.0, _longer(row, other))
