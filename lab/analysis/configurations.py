@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from collections import defaultdict
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from typing import Any
 
@@ -15,7 +14,7 @@ from lab.config.run import Run, distinct_labels
 from lab.config.study import Study
 from lab.formatting import NOT_MEASURED, count, format_seconds, percent, rounded, unit_for
 from lab.records.store import Record
-from lab.records.table import by_run, median
+from lab.records.table import by_run, grouped, median
 
 UNKNOWN = "-"
 LOW_LOSS = 0.04
@@ -279,10 +278,11 @@ def _loss_distances(
     done: Mapping[Run, list[Record]], baseline: Mapping[str, Any], labels: Mapping[Run, str]
 ) -> Iterator[str]:
     """The largest difference in loss from a baseline with equal samples and arithmetic."""
-    bases: dict[tuple[str, ...], list[Run]] = defaultdict(list)
-    for run in done:
-        if all(getattr(run, key) == value for key, value in baseline.items()):
-            bases[_learned(run)].append(run)
+    bases = grouped(
+        (_learned(run), run)
+        for run in done
+        if all(getattr(run, key) == value for key, value in baseline.items())
+    )
     distances: dict[Run, float] = {}
     for run in done:
         others = [base for base in bases.get(_learned(run), ()) if base != run]

@@ -79,7 +79,7 @@ def _explained(row: LayoutRow) -> Explanation:
     law = layout_law.expected(case.machine.gpu.name, case.framework)
     low, high = (float(end[0]) for end in law.intervals([case]))
     step = float(law.predict([case])[0])
-    tokens = _tokens(case)
+    tokens = case.candidate.global_batch * case.sequence
     peak = case.machine.gpu.fastest(case.candidate.precision)
     gpus = case.candidate.layout.world_size
     mfu = tokens * case.model.flops_per_token(case.sequence) / measured / gpus / peak
@@ -127,12 +127,6 @@ def _part(name: str, case: Case) -> str:
     if name != "tensor parallelism" or layout.tensor > 1:
         return name
     return "expert parallelism" if layout.expert > 1 else "context parallelism"
-
-
-def _tokens(case: Case) -> float:
-    candidate = case.candidate
-    samples = candidate.micro_batch * candidate.grad_accum * candidate.layout.data
-    return float(samples * case.sequence)
 
 
 def _size(row: LayoutRow) -> list[str]:

@@ -25,6 +25,7 @@ from lab.formatting import count, format_seconds, listed, percent, rounded
 from lab.perfmodel.collectives import efficiency_with_overlap, efficiency_without_overlap
 from lab.records.schema import Environment
 from lab.records.store import Record
+from lab.records.table import grouped
 
 MOST_NAMES = 6  # of configurations in a sentence
 MOST_SPEEDUPS = 4  # of which each has its sentence
@@ -287,9 +288,7 @@ def holes(
                 obstacle = f"it needs a cluster with {task.run.device_needed.upper()}"
             cause = _cause(record, obstacle)
             missing.setdefault((task.run, cause), []).append(str(task.repeat))
-    alike: dict[tuple[str, tuple[str, ...]], list[Run]] = {}
-    for (run, cause), repeats in missing.items():
-        alike.setdefault((cause, tuple(repeats)), []).append(run)
+    alike = grouped(((cause, tuple(repeats)), run) for (run, cause), repeats in missing.items())
     return [
         f"{_which(study, runs, repeats)}: {cause}{'' if cause.endswith('?') else '.'}"
         for (cause, repeats), runs in alike.items()

@@ -247,11 +247,9 @@ def _too_fast(row: LayoutRow) -> bool:
         return False
     # What is not stated is not counted.
     passes = case.passes if case.recomputed is None else 3.0
-    candidate = case.candidate
-    samples = candidate.micro_batch * candidate.grad_accum * candidate.layout.data
     each = case.sequence * case.model.flops_per_token(case.sequence, passes=passes)
     peak = case.machine.gpu.fastest(case.candidate.precision)
-    return samples * each / row.step_s / gpus > MOST_REACHED * peak
+    return case.candidate.global_batch * each / row.step_s / gpus > MOST_REACHED * peak
 
 
 def _prose(source: str | Path | pd.DataFrame) -> list[str]:

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from collections import defaultdict
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any, NamedTuple
 
@@ -28,6 +27,7 @@ from lab.errors import InputError, Problem, nearest
 from lab.formatting import percent, rounded
 from lab.records.schema import PHASES
 from lab.records.statistics import bootstrap_interval
+from lab.records.table import grouped
 
 Samples = np.ndarray[Any, np.dtype[np.float64]]
 Row = Mapping[str, Any]
@@ -300,10 +300,7 @@ def _baselines(rows: Sequence[Row], baseline: Row, scaling: Scaling) -> Callable
     settings = set(SETTINGS) if "strategy" in baseline or baseline.get("world_size") == 1 else set()
     free = FREE[scaling] | (set(baseline) - WORK[scaling]) | settings
     equal = sorted({*FIELDS, "device", "machine", "emulated"} - free)
-    alike: dict[str, list[Row]] = defaultdict(list)
-    for row in rows:
-        if _has(row, baseline):
-            alike[_text(row, equal)].append(row)
+    alike = grouped((_text(row, equal), row) for row in rows if _has(row, baseline))
 
     def baseline_of(row: Row) -> Row | None:
         if _has(row, baseline):

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from collections import defaultdict
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from functools import cache
@@ -25,10 +24,11 @@ from lab.analysis.scaling_curves import (
 from lab.config.run import Run
 from lab.formatting import capitalized, rounded, unit_for
 from lab.perfmodel.calibration import Calibration, find_calibration
-from lab.perfmodel.forecast import Kind, kind_of
+from lab.perfmodel.forecast import kind_of
 from lab.perfmodel.layout import Layout
 from lab.records.schema import Communication, Environment
 from lab.records.store import Record
+from lab.records.table import grouped
 
 Draws = np.ndarray[Any, np.dtype[np.float64]]  # the value, then one per resample of the repeats
 Configuration = tuple[str, str]  # an emulation, or "", and a run id
@@ -141,11 +141,12 @@ def waterfalls(summary: pd.DataFrame, records: Sequence[Record]) -> list[Waterfa
     Medians of parts do not add up. Each configuration is therefore represented by the repeat with
     the median step, whose parts do; the intervals are bootstraps over repeats of that choice.
     """
-    measured: dict[Configuration, list[Record]] = defaultdict(list)
-    for record in records:
-        timing = record.timing
-        if record.completed and timing and {"forward", "backward"} <= timing.phases.keys():
-            measured[record.emulation, record.run_id].append(record)
+    measured = grouped(
+        ((record.emulation, record.run_id), record)
+        for record in records
+        if record.completed and record.timing
+        if {"forward", "backward"} <= record.timing.phases.keys()
+    )
     calibrated, baselines = cache(find_calibration), set(summary["baseline_run_id"].dropna())
     # Resamples of a run are large, and for most runs they are used only once.
     shared = _Shared(
@@ -220,10 +221,11 @@ class _Shared:
 
     def __init__(self, steps: Mapping[Configuration, _Steps]) -> None:
         self.steps = steps
-        self._by_work: dict[tuple[str, Kind], list[_Steps]] = defaultdict(list)
-        for (emulated, _), one in steps.items():
-            if one.run.world_size == 1:
-                self._by_work[emulated, kind_of(one.run)].append(one)
+        self._by_work = grouped(
+            ((emulated, kind_of(one.run)), one)
+            for (emulated, _), one in steps.items()
+            if one.run.world_size == 1
+        )
 
     def alone(self, emulated: str, run: Run) -> dict[int, Draws]:
         """Compute of a micro-batch on one rank by its size, preferably with the run's strategy."""

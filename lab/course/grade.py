@@ -30,6 +30,7 @@ from lab.errors import InputError, Problem
 from lab.files import write_atomically
 from lab.launch.confined import set_limits
 from lab.records.store import Record, read_record
+from lab.records.table import grouped
 from lab.records.table import row as row_of
 
 if TYPE_CHECKING:
@@ -200,9 +201,7 @@ def totals(grades: Sequence[Grade]) -> list[dict[str, Any]]:
 
     The last counts answers in words, too, which have no grade.
     """
-    groups: dict[tuple[str, str], list[Grade]] = defaultdict(list)
-    for row in grades:
-        groups[row.student, row.lesson].append(row)
+    groups = grouped(((row.student, row.lesson), row) for row in grades)
     return [
         {
             "student": student,

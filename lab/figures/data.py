@@ -22,7 +22,7 @@ from lab.config.study import Study, Task
 from lab.errors import InputError, LabError, Problem
 from lab.perfmodel.frozen import Frozen, Score, scores
 from lab.records.store import Record, Store, load_records
-from lab.records.table import table
+from lab.records.table import grouped, table
 
 Losses = np.ndarray[Any, np.dtype[np.float64]]
 Given = Study | str | Path | Sequence[Record] | pd.DataFrame | ReportedTable | Comparison
@@ -173,10 +173,11 @@ class StudyResults:
     @cached_property
     def losses(self) -> dict[str, Losses]:
         """Training loss of each step by run id, the median over repeats."""
-        repeats: dict[str, list[Sequence[float]]] = {}
-        for record in self.records:
-            if record.completed and record.timing and record.quality and record.quality.loss:
-                repeats.setdefault(record.run_id, []).append(record.quality.loss)
+        repeats = grouped(
+            (record.run_id, record.quality.loss)
+            for record in self.records
+            if record.completed and record.timing and record.quality and record.quality.loss
+        )
         return {
             run_id: np.median([loss[: min(map(len, losses))] for loss in losses], axis=0)
             for run_id, losses in repeats.items()

@@ -16,6 +16,7 @@ from lab.figures.figure import NO_RUNS, figure
 from lab.figures.labels import Label, place
 from lab.figures.style import COLORS, IDEAL, fixed_ticks, ink, plain_log, styled
 from lab.formatting import format_seconds, rounded
+from lab.records.table import grouped
 
 __all__ = ["latency_throughput", "size_perplexity", "stage_ratios"]
 
@@ -33,9 +34,7 @@ def _latencies(results: StudyResults) -> dict[str, list[tuple[int, float, float]
     longest = max((row.points[0].prompt_tokens for row in rows), default=0)
     rows = [row for row in rows if row.points[0].prompt_tokens == longest]
     several = len({inference.place(row.record) for row in rows}) > 1
-    bases: dict[tuple[str, int], list[float]] = {}
-    for row in rows:
-        bases.setdefault(_where(row), []).append(row.median("base.p50"))
+    bases = grouped((_where(row), row.median("base.p50")) for row in rows)
     models: dict[str, list[tuple[int, float, float]]] = {}
     for row in rows:
         size, own = row.points[0].batch_size, row.results.quantization

@@ -20,6 +20,7 @@ from lab.perfmodel.layout import Candidate
 from lab.perfmodel.layout_law import LayoutLaw
 from lab.perfmodel.layout_terms import Case
 from lab.records.provenance import git_state
+from lab.records.table import grouped
 
 TABLES = ("vtrain_a100_single_node", "mpt_a100_40gb", "playbook_1b_h100")
 DISTURBED = 2.0  # times as long as a layout that should not be faster
@@ -186,9 +187,7 @@ def disturbed(rows: Sequence[LayoutRow]) -> list[bool]:
     as many messages. A pipeline's longer first passage with larger micro-batches is allowed for.
     Only measured times are compared, no predictions.
     """
-    alike: dict[Any, list[LayoutRow]] = {}
-    for row in rows:
-        alike.setdefault(_split(row.case), []).append(row)
+    alike = grouped((_split(row.case), row) for row in rows)
     return [
         any(
             (row.step_s or 0) > DISTURBED * (other.step_s or 0) * max(1.0, _longer(row, other))
@@ -207,9 +206,8 @@ def _split(case: Case) -> Any:
 
 def _does_more(one: Candidate, other: Candidate) -> bool:
     """Whether each GPU has at least as much to do, in at least as many messages."""
-    batches = [each.micro_batch * each.grad_accum * each.layout.data for each in (one, other)]
     fewer = one.layout.data <= other.layout.data and one.micro_batch <= other.micro_batch
-    return fewer and batches[0] >= batches[1]
+    return fewer and one.global_batch >= other.global_batch
 
 
 def _longer(row: LayoutRow, other: LayoutRow) -> float:
@@ -234,9 +232,9 @@ def _groups(rows: Sequence[LayoutRow]) -> list[list[LayoutRow]]:
     """Groups of layouts with the same model, batch and number of GPUs of which several ran."""
     groups: dict[Any, list[LayoutRow]] = {}
     for row in rows:
-        case, layout = row.case, row.case.candidate.layout
-        batch = case.candidate.micro_batch * case.candidate.grad_accum * layout.data
-        key = (case.model, case.sequence, batch, layout.world_size, case.machine.gpu.name)
+        case, candidate = row.case, row.case.candidate
+        ranks, gpu = candidate.layout.world_size, case.machine.gpu.name
+        key = (case.model, case.sequence, candidate.global_batch, ranks, gpu)
         groups.setdefault(key, []).append(row)
     return [group for group in groups.values() if sum(row.step_s is not None for row in group) > 1]
 

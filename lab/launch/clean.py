@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import os
-from collections import defaultdict
 from collections.abc import Collection, Iterator
 from dataclasses import dataclass
 from pathlib import Path
@@ -15,6 +14,7 @@ from lab.errors import InputError, LabError
 from lab.files import unwritable
 from lab.launch import driver
 from lab.records.store import Store
+from lab.records.table import grouped
 
 # What can be removed, and how it can be restored.
 REMOVABLE = {
@@ -70,15 +70,14 @@ def _require_no_jobs(study: Study) -> None:
 
 
 def _parts(study: Study) -> list[Part]:
-    sizes: dict[str, list[int]] = defaultdict(list)
-    for kind, path in _files(study):
-        sizes[kind].append(path.lstat().st_size)
+    sizes = grouped((kind, path.lstat().st_size) for kind, path in _files(study))
     parts = [
         Part(what, len(sizes[kind]), sum(sizes[kind]), again)
         for kind, (what, again) in REMOVABLE.items()
         if kind in sizes
     ]
-    return [*parts, Part("what stays", len(sizes[""]), sum(sizes[""]))]
+    kept = sizes.get("", [])
+    return [*parts, Part("what stays", len(kept), sum(kept))]
 
 
 def _files(study: Study) -> Iterator[tuple[str, Path]]:

@@ -16,6 +16,7 @@ from filelock import FileLock
 from lab.config.cluster import Cluster
 from lab.config.study import Study
 from lab.launch.executor import Executor, Handle, JobSpec, SlurmJob, read_job
+from lab.records.table import grouped
 
 # How long the other ranks may take to end on their own once one of them has failed, in s.
 GRACE_S = 20.0
@@ -137,10 +138,7 @@ def terminate(handles: Iterable[Handle]) -> None:
 
 
 def _by_kind(handles: Iterable[Handle]) -> Iterable[tuple[type[Handle], list[Handle]]]:
-    kinds: dict[type[Handle], list[Handle]] = {}
-    for handle in handles:
-        kinds.setdefault(type(handle), []).append(handle)
-    return kinds.items()
+    return grouped((type(handle), handle) for handle in handles).items()
 
 
 class OneInterrupt:

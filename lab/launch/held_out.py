@@ -7,7 +7,6 @@ import os
 import statistics
 import subprocess
 import sys
-from collections import defaultdict
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager, nullcontext
 from dataclasses import dataclass
@@ -24,7 +23,7 @@ from lab.launch.calibrate import calibrate
 from lab.launch.launcher import launch
 from lab.perfmodel.frozen import Score, mean_absolute_error, scores, scores_table
 from lab.records.store import load_records
-from lab.records.table import by_run, median
+from lab.records.table import by_run, grouped, median
 
 STUDY, ALL = "held-out", "held-out-all"
 ERROR_LIMIT = 0.05  # limit on the mean absolute error of the step time
@@ -153,9 +152,7 @@ class HeldOutStrategies:
 
     def errors(self) -> dict[str, float]:
         """Mean absolute error of the step by strategy, relative."""
-        by_strategy = defaultdict(list)
-        for score in self.scores:
-            by_strategy[score.frozen.run.strategy].append(score)
+        by_strategy = grouped((score.frozen.run.strategy, score) for score in self.scores)
         return {name: mean_absolute_error(some) or 0.0 for name, some in by_strategy.items()}
 
     def misses(self) -> list[str]:

@@ -346,10 +346,6 @@ def bars(rows: Sequence[tuple[Text, float, float]]) -> Table:
 def clock(seconds: float) -> str:
     """A duration for people: 45 s, 3 min 20 s, 2 h 05 min."""
     minutes, rest = divmod(round(seconds), 60)
-    if not minutes:
-        return f"{rest} s"
-    return (
-        f"{minutes} min {rest:02d} s"
-        if minutes < 60
-        else f"{minutes // 60} h {minutes % 60:02d} min"
-    )
+    if minutes >= 60:
+        return f"{minutes // 60} h {minutes % 60:02d} min"
+    return f"{minutes} min {rest:02d} s" if minutes else f"{rest} s"

@@ -41,7 +41,7 @@ from lab.perfmodel.simulate import (
     spread,
 )
 from lab.records.store import Record
-from lab.records.table import steps_by_run
+from lab.records.table import grouped, steps_by_run
 
 # Fields of a run that change what one device does, beside strategy and batch.
 SAME = (
@@ -208,10 +208,7 @@ class Basis:
     @cached_property
     def _groups(self) -> dict[Kind, list[Record]]:
         """The records by all that they must share with a run that they predict."""
-        groups: dict[Kind, list[Record]] = {}
-        for record in self.records:
-            groups.setdefault(kind_of(record.run), []).append(record)
-        return groups
+        return grouped((kind_of(record.run), record) for record in self.records)
 
     @cached_property
     def _peaks(self) -> dict[Kind, dict[float, float] | None]:

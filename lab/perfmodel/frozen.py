@@ -20,7 +20,7 @@ from lab.formatting import count, format_seconds, percent
 from lab.perfmodel.calibration import load_calibration
 from lab.perfmodel.forecast import Basis, Forecast
 from lab.records.store import Record, Store, load_records
-from lab.records.table import by_run, median
+from lab.records.table import by_run, grouped, median
 
 if TYPE_CHECKING:
     import pandas as pd
@@ -185,9 +185,7 @@ def scores(study: Study, records: Sequence[Record] | None = None) -> list[Score]
     """
     loaded = load_records(study) if records is None else records
     measured = by_run(record for record in loaded if record.completed and record.timing)
-    frozen: dict[str, list[Frozen]] = {}
-    for one in predictions(study) if measured else ():
-        frozen.setdefault(one.run_id, []).append(one)
+    frozen = grouped((one.run_id, one) for one in (predictions(study) if measured else ()))
     scored = []
     for run in study.runs:
         if not (repeats := measured.get(run.id)):

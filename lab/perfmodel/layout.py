@@ -351,6 +351,11 @@ class Candidate:
     bucket_mb: float | None = None
 
     @property
+    def global_batch(self) -> int:
+        """Samples of a step."""
+        return self.micro_batch * self.grad_accum * self.layout.data
+
+    @property
     def label(self) -> str:
         """Formatted for display."""
         layout = self.layout

@@ -5,7 +5,7 @@ from __future__ import annotations
 import statistics
 from collections.abc import Callable, Iterable, Sequence
 from functools import partial
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, TypeVar
 
 from lab.config.run import InferenceSettings, Run
 from lab.records.schema import PHASES, Reported
@@ -13,6 +13,9 @@ from lab.records.store import OneStudy, Record, load_records
 
 if TYPE_CHECKING:
     import pandas as pd
+
+K = TypeVar("K")
+V = TypeVar("V")
 
 
 def table(source: OneStudy) -> pd.DataFrame:
@@ -76,21 +79,26 @@ def median(records: Sequence[Record], quantity: str | Callable[[Record], Any]) -
     return statistics.median(values) if values else None
 
 
+def grouped(pairs: Iterable[tuple[K, V]]) -> dict[K, list[V]]:
+    """The values of each key, in their order."""
+    groups: dict[K, list[V]] = {}
+    for key, value in pairs:
+        groups.setdefault(key, []).append(value)
+    return groups
+
+
 def by_run(records: Iterable[Record]) -> dict[str, list[Record]]:
     """The repeats of each run, by its id."""
-    runs: dict[str, list[Record]] = {}
-    for record in records:
-        runs.setdefault(record.run_id, []).append(record)
-    return runs
+    return grouped((record.run_id, record) for record in records)
 
 
 def steps_by_run(records: Iterable[Record]) -> dict[str, list[float]]:
     """The median step of each completed repeat in s, by run id."""
-    steps: dict[str, list[float]] = {}
-    for record in records:
-        if record.completed and record.timing:
-            steps.setdefault(record.run_id, []).append(record.timing.step.median)
-    return steps
+    return grouped(
+        (record.run_id, record.timing.step.median)
+        for record in records
+        if record.completed and record.timing
+    )
 
 
 def _nodes(record: Record) -> int | None:

@@ -45,14 +45,16 @@ class Markdown:
         return cls(f"**{text}**" if strong and text else text)
 
     @classmethod
-    def bullets(cls, sentences: Iterable[str], *, otherwise: str = "") -> Markdown:
+    def bullets(
+        cls, sentences: Iterable[str], *, otherwise: str = "", most: int = MOST_SENTENCES
+    ) -> Markdown:
         """Sentences taken literally, as a list; the paragraph `otherwise` if there are none.
 
-        Beyond MOST_SENTENCES, the rest are only counted.
+        Beyond the `most`, the rest are only counted.
         """
         lines = [f"- {escaped(sentence)}" for sentence in sentences]
-        if more := len(lines[MOST_SENTENCES:]):
-            lines[MOST_SENTENCES:] = [f"- And {more} more like these."]
+        if more := len(lines[most:]):
+            lines[most:] = [f"- And {more} more like these."]
         return cls("\n".join(lines)) if lines else cls.of(otherwise)
 
 
@@ -65,7 +67,7 @@ def escaped(sentence: str) -> str:
 
 @dataclass(frozen=True)
 class Table:
-    """A captioned table; numbers are shown as they come, text is escaped.
+    """A captioned table; numbers are shown as they come, text is escaped, at `most` so many rows.
 
     With a label, such as `tbl-steps`, the page numbers it and sentences can cite it.
     """
@@ -74,6 +76,7 @@ class Table:
     frame: pd.DataFrame
     index: bool = True
     label: str = ""
+    most: int = MOST_ROWS
 
     @classmethod
     def of_rows(
@@ -92,9 +95,9 @@ class Table:
         if self.frame.empty:
             return f"<p>{html.escape(self.caption.partition('. ')[0])}: nothing yet.</p>"
         caption = html.escape(self.caption)
-        if len(self.frame) > MOST_ROWS:
-            caption += f"; the first {MOST_ROWS} of {len(self.frame):,} rows"
-        body = self.frame[:MOST_ROWS].to_html(
+        if len(self.frame) > self.most:
+            caption += f"; the first {self.most} of {len(self.frame):,} rows"
+        body = self.frame[: self.most].to_html(
             index=self.index,
             border=0,
             na_rep=NOT_MEASURED,

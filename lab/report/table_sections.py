@@ -238,13 +238,11 @@ def _table(caption: str, rows: list[dict[str, str]], *, label: str, table: str =
     known = [name for name in frame if not (frame[name] == "-").all()]
     if "repeats" in known and (frame["repeats"] == "1").all():
         known.remove("repeats")
-    if len(frame) > MOST_ROWS:
-        caption += f"; the first {MOST_ROWS} of {len(frame)} rows"
     if len(frame) > 1 and (frame["configuration"] == frame["configuration"].iloc[0]).all():
         known.remove("configuration")
         shared = frame["configuration"].iloc[0]
         caption += f". All: {shared}" if shared != table else ""
-    return Table(caption, frame[known].head(MOST_ROWS), index=False, label=label)
+    return Table(caption, frame[known], index=False, label=label, most=MOST_ROWS)
 
 
 def parts(report: TableReport) -> Blocks:
@@ -283,14 +281,8 @@ def stop(report: TableReport) -> Blocks:
     ]
     if not sentences:
         return []
-    text = references.cited(_bullets(sentences).markdown)
+    text = references.cited(Markdown.bullets(sentences, most=MOST_SENTENCES).markdown)
     return [Markdown("## Where to stop"), Markdown(text)]
-
-
-def _bullets(sentences: list[str]) -> Markdown:
-    more = len(sentences) - MOST_SENTENCES
-    listed = sentences[:MOST_SENTENCES]
-    return Markdown.bullets([*listed, f"And {more} more like these."] if more > 0 else listed)
 
 
 def request(report: TableReport) -> Blocks:
@@ -306,7 +298,7 @@ def request(report: TableReport) -> Blocks:
         blocks.append(cost)
         if report.gpu_hours is not None:
             requests = proposal.requests(results.summary, report.gpu_hours)
-            blocks += [_bullets(requests)] if requests else []
+            blocks += [Markdown.bullets(requests, most=MOST_SENTENCES)] if requests else []
     return [Markdown("## For a compute-time proposal"), *blocks] if blocks else []
 
 
@@ -376,15 +368,10 @@ def reproduce(report: TableReport) -> list[Markdown]:
 
 def appendix(report: TableReport) -> Blocks:
     """The table as it was given."""
-    frame = report.table.frame
-    shown = frame.head(MOST_ROWS).astype(str)
+    given = report.table.frame.astype(str)
     caption = f"The table as it was given: {report.file}"
-    if len(frame) > MOST_ROWS:
-        caption += f", the first {MOST_ROWS} of {len(frame)} rows"
-    return [
-        Markdown("## Appendix: the table"),
-        Table(caption, shown, index=False, label="tbl-given"),
-    ]
+    table = Table(caption, given, index=False, label="tbl-given", most=MOST_ROWS)
+    return [Markdown("## Appendix: the table"), table]
 
 
 def load(
