@@ -148,9 +148,10 @@ def recurs(cells: pd.Series) -> bool:
     return bool(2 * (1 + np.sum(values[1:] > ALIKE * values[:-1])) <= len(values))
 
 
-def numbers_devices(values: pd.Series) -> bool:
+def numbers_devices(column: str, values: pd.Series) -> bool:
     """Whether a column called GPU numbers them from 0, each in a row of its own."""
-    return len(values) > 1 and values.tolist() == list(range(len(values)))
+    counts = re.search("(^|_)(num|number|count)(_|$)", normal(column))
+    return not counts and len(values) > 1 and values.tolist() == list(range(len(values)))
 
 
 def is_of_model(column: str, texts: pd.Series, meanings: Mapping[str, Guess]) -> bool:

@@ -202,7 +202,10 @@ class Quantities:
         elif canonical == "world_size" and guessed:
             if is_of_samples(column, self.frame) or known.str.fullmatch(INDICES).any():
                 return ""
-            canonical = "rank" if numbers_devices(numbers(cells)) else canonical
+            canonical = "rank" if numbers_devices(column, numbers(cells)) else canonical
+        elif canonical == "communication" and guessed and "time" not in names:
+            # "Sync" beside "Async" or "Overlap" is a program.
+            return "" if parse_name(column).stem == "sync" else canonical
         elif canonical == "repeat" and _names_settings(cells):
             if "strategy" in names:
                 return ""

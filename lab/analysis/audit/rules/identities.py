@@ -281,21 +281,23 @@ def _unlike_runs(curve: Curve) -> tuple[bool, list[Fault]]:
     least = QUOTED if curve.per == "step" else WHOLE_RUN
     margins = [max(least, point.rounding + _digits(point, "rate")) for point in points]
     done = np.array([point.time * point.rate for point in points])
+    fitting = []
     for works in (np.ones(len(points)), np.array([point.world_size for point in points])):
         usual = float(np.median(done / works)) * works if points else done
-        fits = np.abs(done / usual - 1) <= margins
-        if fits.sum() >= max(FEWEST_ALIKE, 2 * len(points) / 3):
-            return True, [
-                Fault(
-                    point.labels,
-                    f"{point.rate:.6g} per s for {seconds(point.time)} make {amount:.4g} on "
-                    f"{point.ranks}, but {work:.4g} as in {fits.sum()} other rows.",
-                    WORK_ADVICE,
-                )
-                for point, amount, work, fit in zip(points, done, usual, fits, strict=True)
-                if not fit
-            ]
-    return False, []
+        fitting.append((np.abs(done / usual - 1) <= margins, usual))
+    fits, usual = max(fitting, key=lambda pair: int(pair[0].sum()))
+    if fits.sum() < max(FEWEST_ALIKE, 2 * len(points) / 3):
+        return False, []
+    return True, [
+        Fault(
+            point.labels,
+            f"{point.rate:.6g} per s for {seconds(point.time)} make {amount:.4g} on "
+            f"{point.ranks}, but {work:.4g} as in {fits.sum()} other rows.",
+            WORK_ADVICE,
+        )
+        for point, amount, work, fit in zip(points, done, usual, fits, strict=True)
+        if not fit
+    ]
 
 
 def _digits(point: Point, name: str) -> float:

@@ -1,0 +1,110 @@
+"""Tables in shapes that were found in public repositories after the others."""
+
+from __future__ import annotations
+
+import pytest
+from audits import broken, pasted
+
+
+def below(head: str, *rows: str) -> str:
+    return "\n".join((head, "|" + "---|" * (head.count("|") - 1), *rows)) + "\n"
+
+
+def test_a_speedup_beside_columns_of_ranks_is_that_of_the_most() -> None:
+    rows = [
+        "| small | 80.0 ms | 12.5 ms | 6.40× | 80% |",
+        "| big | 400.0 ms | 52.0 ms | 7.69× | 96% |",
+    ]
+    result = pasted(below("| Size | 1 GPU | 8 GPUs | Speedup | Efficiency |", *rows))
+    assert {"speedup", "efficiency"} <= set(result.reading.values())
+    assert [finding.rule for finding in result.findings] == ["repeats"]
+    wrong = [rows[0].replace("6.40×", "7.40×"), rows[1]]
+    result = pasted(below("| Size | 1 GPU | 8 GPUs | Speedup | Efficiency |", *wrong))
+    assert broken(result) == {"quoted-against-own"}
+
+
+def test_cells_with_a_cross_are_speedups() -> None:
+    rows = ["| 64³ | 1.00× | 1.60× | 2.10× |", "| 512³ | 1.00× | 1.95× | 3.80× |"]
+    result = pasted(below("| Grid | 1 GPU | 2 GPUs | 4 GPUs |", *rows))
+    assert result.reading["speedup"] == "speedup"
+    assert not broken(result)
+
+
+def test_numbers_that_grow_with_the_ranks_in_all_rows_are_rates() -> None:
+    rows = [
+        "| ours | 300 | 550 | 2100 |",
+        "| theirs | 260 | 310 | 480 |",
+        "| old | 90 | 95 | 120 |",
+    ]
+    result = pasted(below("| Framework | 1 GPU | 2 GPUs | 8 GPUs |", *rows))
+    assert "rate" in result.reading.values()
+    assert "time" not in result.reading.values()
+
+
+def test_bandwidths_of_collectives_are_no_times() -> None:
+    rows = ["| all-reduce | 310 | 220 | 12.0 |", "| broadcast | 340 | 330 | 5.1 |"]
+    result = pasted("## Results (GB/s)\n\n" + below("| what | 2 GPUs | 4 GPUs | 8 GPUs |", *rows))
+    assert not result.findings
+
+
+def test_a_row_of_ratios_below_rows_of_programs() -> None:
+    rows = [
+        "| serial | 71,000 | 780,000 | 3,100,000 |",
+        "| a1b2c3d | 850,000 | 900,000 | 990,000 |",
+    ]
+    rows.append("| SPEEDUP | 0.1X | 0.9X | 3.1X |")
+    assert not pasted(below("| | 10 | 100 | 250 |", *rows)).findings
+
+
+def test_a_counted_number_of_gpus_from_zero_is_no_rank() -> None:
+    rows = ["| 404 GB | 0 | ~248s |", "| 404 GB | 1 | ~166s |"]
+    result = pasted(below("| Dataset Size | Num of GPUs | Time Per Epoch |", *rows))
+    assert result.reading["Num of GPUs"] == "world_size"
+    assert not broken(result)
+
+
+def test_a_synchronous_program_is_no_communication() -> None:
+    rows = ["| 1 | 89.2 | 89.6 |", "| 2 | 57.3 | 51.1 |", "| 4 | 47.3 | 36.6 |"]
+    assert not broken(pasted(below("| GPUs | Sync (ms) | Overlap (ms) |", *rows)))
+    phases = ["| 1 | 89.2 | 3.1 |", "| 2 | 57.3 | 9.0 |", "| 4 | 47.3 | 9.9 |"]
+    result = pasted(below("| GPUs | step (ms) | Sync (ms) |", *phases))
+    assert result.reading["Sync (ms)"] == "communication"
+
+
+@pytest.mark.parametrize("name", ["Threads", "Cores"])
+def test_threads_count_where_there_are_no_ranks(name: str) -> None:
+    rows = ["| 1 | 960.0 | 1.00 |", "| 2 | 350.0 | 2.74 |", "| 4 | 190.0 | 5.05 |"]
+    result = pasted(below(f"| {name} | Time (s) | Speedup |", *rows))
+    assert result.reading[name] == "world_size"
+    assert f"{name!r} counts the ranks, as no other column does" in result.assumptions
+    assert broken(result) == {"super-linear"}
+    beside = pasted(below(f"| GPUs | {name} | Time (s) |", "| 1 | 8 | 20 |", "| 2 | 16 | 11 |"))
+    assert beside.reading["GPUs"] == "world_size"
+
+
+def test_kinds_of_ddp_are_no_repeats() -> None:
+    rows = ["| none | 1 | 8 | 180.0 | 2900.0 |", "| naive | 2 | 16 | 265.0 | 3940.0 |"]
+    rows += ["| bucketed | 2 | 16 | 226.0 | 4619.5 |", "| torch | 2 | 16 | 230.0 | 4539.1 |"]
+    result = pasted(below("| DDP | GPUs | Global BS | Wall (s) | tok/s |", *rows))
+    assert result.reading["DDP"] == "strategy"
+    # The work grows with the ranks, which all four rows agree on.
+    assert not broken(result)
+
+
+@pytest.mark.parametrize(
+    ("name", "cells"),
+    [
+        ("GPUs (nodes)", ("8 (1)", "16 (2)")),
+        ("GPUs (cp_size)", ("8 (1 node)", "16 (2 nodes)")),
+        ("GPUs", ("8 x NVIDIA H100", "16 x NVIDIA H100")),
+    ],
+)
+def test_numbers_of_gpus_with_an_aside(name: str, cells: tuple[str, str]) -> None:
+    rows = [f"| {cell} | {time} |" for cell, time in zip(cells, ("364 s", "190 s"), strict=True)]
+    reading = pasted(below(f"| {name} | Step time |", *rows)).reading
+    assert "world_size" in reading[name]
+
+
+def test_names_after_a_hash_below_a_sentence() -> None:
+    text = "Here is my time.\n```\n# nodes  time(sec)\n16    2.59\n32    2.61\n64    26.5\n```\n"
+    assert pasted(text).reading == {"nodes": "nodes", "time(sec)": "time"}
