@@ -226,6 +226,9 @@ def by_world_size(
         return frame, []  # a row for each quantity, for losses, or bandwidths
     quantity = "".join(of_rows) or quantity
     values = [name for name in columns if name not in texts]
+    numbered = [match["n"] for name in columns if (match := AFTER.search(normal(name)))]
+    if "0" in numbered:
+        return frame, []  # Core 0 is one of them
     if values and all(_name_units(frame[name]) for name in values):
         quantity = "time"
     bare = not any(_numbers_other(column, first) for column in columns[:1])

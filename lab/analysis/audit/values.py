@@ -139,7 +139,7 @@ def duration(cell: object, factor: float = 1.0) -> float:
 def ranks_of(cell: object) -> tuple[float, str]:
     """The number of ranks in a cell such as "8x A100" or "2 nodes x 8", and what they are; NaN and
     "" if it names none."""
-    text = in_english(str(cell)).strip().lower()
+    text = re.sub(r"^(?:single|one) (?=gpu|card)", "1 ", in_english(str(cell)).strip().lower())
     if match := NODES_TIMES.fullmatch(text):
         nodes, each = (float(number) for number in match.groups() if number and number.isdigit())
         return nodes * each, match["name"] or ""

@@ -108,3 +108,36 @@ def test_numbers_of_gpus_with_an_aside(name: str, cells: tuple[str, str]) -> Non
 def test_names_after_a_hash_below_a_sentence() -> None:
     text = "Here is my time.\n```\n# nodes  time(sec)\n16    2.59\n32    2.61\n64    26.5\n```\n"
     assert pasted(text).reading == {"nodes": "nodes", "time(sec)": "time"}
+
+
+def test_numbered_cores_are_no_numbers_of_cores() -> None:
+    rows = ["| Runtime [s] | 7.1 | 7.1 | 7.1 |", "| Scalar MUOPS/s | 0.0006 | 8.0e-06 | 8.4e-07 |"]
+    assert not pasted(below("| Metric | Core 0 | Core 1 | Core 2 |", *rows)).reading
+
+
+def test_the_batch_that_most_rows_agree_with() -> None:
+    rows = [f"| {n} | 1 | 128 | {ms} | 333.5 |" for n, ms in (("N", 383.8), ("S", 383.8))]
+    rows += ["| M | 1 | 108 | 323.8 | 333.5 |", "| L | 2 | 64 | 383.8 | 333.5 |"]
+    rows.append("| X | 3 | 43 | 386.8 | 333.5 |")
+    head = "| scale | cards | batch size | ms/step | img/s |"
+    assert not broken(pasted(below(head, *rows)))
+    wrong = [*rows[:-1], rows[-1].replace("386.8", "586.8")]
+    assert broken(pasted(below(head, *wrong))) == {"quoted-against-own"}
+
+
+def test_a_single_card_in_chinese_is_one() -> None:
+    rows = ["| 单卡 | 4.54 | 1.00x |", "| 4卡 | 17.2 | 3.79x |"]
+    result = pasted(below("| 卡数 | ips | 加速比 |", *rows))
+    assert not broken(result)
+    assert "baseline" not in {finding.rule for finding in result.findings}
+
+
+def test_numbered_rows_are_no_ranks() -> None:
+    assert "N" not in pasted("N,cpu,speedup\n0,a,1.05\n0,b,2.22\n1,a,1.03\n1,b,2.1\n").reading
+
+
+def test_versions_without_a_number_are_programs() -> None:
+    rows = ["| Serial | 1 | 5.9 |", "| Parallel | 1 | 6.0 |", "| Parallel | 2 | 3.6 |"]
+    reading = pasted(below("| Version | GPUs | Time (s) |", *rows)).reading
+    assert reading["Version"] == "strategy"
+    assert pasted("Version,GPUs,Time (s)\n1.2,1,5\n1.3,2,3\n").reading["Version"] == "version"
