@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import itertools
 import re
-from collections.abc import Collection, Mapping
+from collections.abc import Collection, Iterable, Mapping
 
 import numpy as np
 import pandas as pd
@@ -114,6 +114,12 @@ def is_of_collective(column: str, frame: pd.DataFrame, names: Collection[str]) -
     cells = (str(cell) for name in frame for cell in frame[name].unique()[:MOST_CELLS])
     notes = map(str, frame.attrs.get("notes", ()))
     return any(COLLECTIVE.search(text) for text in (*frame.columns, *notes, *cells))
+
+
+def are_collectives(labels: Iterable[str]) -> bool:
+    """Whether at least two labels are names of collectives, and not of their times."""
+    named = [label for label in labels if COLLECTIVE.match(label)]
+    return len(named) > 1 and not any("time" in label.lower() for label in named)
 
 
 def own_baseline(column: str, frame: pd.DataFrame, others: Collection[str]) -> str:

@@ -26,7 +26,7 @@ from lab.analysis.audit.columns import (
     parse_name,
     setting_of,
 )
-from lab.analysis.audit.plausible import COLLECTIVE
+from lab.analysis.audit.plausible import are_collectives
 from lab.analysis.audit.values import (
     COUNT_UNITS,
     MISSING,
@@ -103,6 +103,8 @@ def turned(frame: pd.DataFrame, mapped: Collection[str]) -> tuple[pd.DataFrame, 
     sizes = [_whole(column) for column in others]
     if mapped or len(others) < 2 or not all(sizes) or names.duplicated().any():
         return frame, []
+    if are_collectives(names) and not all(_name_units(frame[name]) for name in others):
+        return frame, []  # whose bandwidths these may be
     meanings = [meaning.canonical for name in names if (meaning := guess(name))]
     named = not all(map(str.isdecimal, sizes))
     several = named and len(set(meanings) & {*MEASURED, "loss", "accuracy"}) > 1
@@ -219,9 +221,7 @@ def by_world_size(
     of_rows = set().union(*(named - {""} for named in rows))
     mixed = len(of_rows) > 1 or any(len(named) > 1 for named in rows if named - {""})
     units = {unit for name in columns if name not in texts for unit in _units(frame[name])}
-    collective = any(
-        COLLECTIVE.search(text) for name in texts for text in _first_texts(frame[name])
-    )
+    collective = any(are_collectives(_first_texts(frame[name])) for name in texts)
     if mixed or of_rows - MEASURED or len(units) > 1 or (collective and units != {"time"}):
         return frame, []  # a row for each quantity, for losses, or bandwidths
     quantity = "".join(of_rows) or quantity

@@ -42,9 +42,13 @@ def test_numbers_that_grow_with_the_ranks_in_all_rows_are_rates() -> None:
 
 
 def test_bandwidths_of_collectives_are_no_times() -> None:
-    rows = ["| all-reduce | 310 | 220 | 12.0 |", "| broadcast | 340 | 330 | 5.1 |"]
-    result = pasted("## Results (GB/s)\n\n" + below("| what | 2 GPUs | 4 GPUs | 8 GPUs |", *rows))
-    assert not result.findings
+    rows = ["| all-reduce | 310 | 220 | 12.0 |", "| all-gather | 340 | 330 | 5.1 |"]
+    for few in ("2 GPUs", "1 GPU"):
+        result = pasted("## GB/s\n\n" + below(f"| what | {few} | 4 GPUs | 8 GPUs |", *rows))
+        assert not result.reading
+    rows = ["| all-reduce | 31 ms | 22 ms | 12 ms |", "| all-gather | 34 ms | 33 ms | 5 ms |"]
+    timed = pasted(below("| what | 2 GPUs | 4 GPUs | 8 GPUs |", *rows))
+    assert "communication" in timed.reading.values()
 
 
 def test_a_row_of_ratios_below_rows_of_programs() -> None:
