@@ -228,6 +228,7 @@ PARALLEL = (
 NOTHING = re.compile(r"zero[ _-]?(?:copy|shot|bubble|overhead|padding)")  # no sharding
 SERIAL = r"serial|single|sequential|one"
 NO_VARIANT = {"gpu", "gpus", "gpu_s", "baseline", "no", "s", "with", "without", *WORDS}
+COUNTED = re.compile(r"\(\d[\d.,]*k? [a-z]+\)\s*$", re.IGNORECASE)
 BRACKETED = re.compile(r"\s*\([^()]*\)\s*$")
 FOOTNOTE = re.compile(r"<sup>.*?</sup>|(?<=\w)\s*\[\d\]$|<[^<>]*>")
 TOKEN = re.compile(r"[^a-z0-9]+")
@@ -338,8 +339,9 @@ def guess(name: str) -> Guess | None:
             return None
     plain = BRACKETED.sub("", str(name))
     if meaning is None and plain != str(name) and parse_name(name).family is None:
-        counted = _guess(plain)  # "GPUs (nodes)"
-        return counted if counted and counted.canonical in {"world_size", "nodes"} else None
+        of_some = {"time"} if COUNTED.search(str(name)) else set()  # "Time (75 frames)"
+        aside = _guess(plain)  # "GPUs (nodes)"
+        return aside if aside and aside.canonical in {"world_size", "nodes", *of_some} else None
     return meaning
 
 

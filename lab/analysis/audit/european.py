@@ -14,7 +14,7 @@ WORDS = {
     "efficiency": "eficiencia efficienza efficacite effizienz",
     "threads": "hilos",
     "cores": "nucleos kerne coeurs",
-    "processes": "procesos processos processi processus prozesse",
+    "processes": "procesos processos processi prozesse",
     "nodes": "nodos nodi noeuds knoten",
     "s": "segundos segs seg sekunden secondi",
 }

@@ -109,6 +109,15 @@ def test_numbers_of_gpus_with_an_aside(name: str, cells: tuple[str, str]) -> Non
     assert "world_size" in reading[name]
 
 
+def test_the_time_of_a_number_of_things() -> None:
+    reading = pasted(
+        below("| MPI Ranks | Time (75 frames) |", "| 1 | ~112 min |", "| 4 | ~30 min |")
+    )
+    assert reading.reading["Time (75 frames)"] == "time"
+    reading = pasted(below("| GPUs | Time (inference) |", "| 1 | 12 |", "| 4 | 4 |"))
+    assert "Time (inference)" not in reading.reading
+
+
 def test_names_after_a_hash_below_a_sentence() -> None:
     text = "Here is my time.\n```\n# nodes  time(sec)\n16    2.59\n32    2.61\n64    26.5\n```\n"
     assert pasted(text).reading == {"nodes": "nodes", "time(sec)": "time"}
