@@ -154,3 +154,9 @@ def test_versions_without_a_number_are_programs() -> None:
     reading = pasted(below("| Version | GPUs | Time (s) |", *rows)).reading
     assert reading["Version"] == "strategy"
     assert pasted("Version,GPUs,Time (s)\n1.2,1,5\n1.3,2,3\n").reading["Version"] == "version"
+
+
+def test_what_takes_longer_than_a_step_is_no_part_of_it() -> None:
+    head = "batch_size,throughput,latency_ms,load_ms"
+    assert not broken(pasted(f"{head}\n1,31346,0.73,62.2\n1,51178,1.13,114.1\n"))
+    assert broken(pasted(f"{head}\n1,900,1.13,0.6\n1,800,1.25,0.7\n")) == {"data-stall"}
