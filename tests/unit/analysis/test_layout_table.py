@@ -51,6 +51,8 @@ def test_a_rank_without_a_pipeline_has_one_stage() -> None:
         ({"Remat Policy": "full"}, 4),
         ({"Remat Policy": "minimal_flash"}, 3),
         ({"Activation Checkpointing": "Selective AC"}, 3),
+        ({"recompute": "norm, act"}, 3),
+        ({"recompute": "mlp"}, 4),
     ],
 )
 def test_recomputation_is_read(columns: dict[str, str], passes: float) -> None:
