@@ -127,7 +127,7 @@ def read_layouts(
     notes = "; ".join([" ".join(map(str, around)), title])
     columns = meanings(frame)
     assumed = _assumed(assume or {})
-    if not {"gpu"} & {*columns, *assumed} and (chip := _other_chip(frame, notes)):
+    if "gpu" not in {*columns, *assumed} and (chip := _other_chip(frame, notes)):
         what = f"the table is of {chip!r}, whose speed is unknown"
         raise InputError(
             name, [Problem("gpu", what, "predict a GPU's times with --assume gpu=h100")]
@@ -188,7 +188,11 @@ def read_layouts(
 def _other_chip(frame: pd.DataFrame, notes: str) -> str:
     """A chip that is no known GPU and that a table or its notes name, if they name no GPU; else
     ""."""
-    cells = (str(cell) for name in frame for cell in frame[name].unique()[:MOST_CELLS])
+    cells = (
+        cell
+        for place in range(frame.shape[1])
+        for cell in frame.iloc[:, place].astype(str).unique()[:MOST_CELLS]
+    )
     text = "; ".join([notes, *map(str, frame.columns), *cells])
     chip = OTHER_CHIP.search(text)
     return chip[0] if chip and not named_gpu(text) else ""

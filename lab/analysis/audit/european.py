@@ -9,14 +9,16 @@ WORDS = {
     "execution_time": "tiempo_de_ejecucion tempo_de_execucao tempo_di_esecuzione temps_d_execution "
     "ausfuhrungszeit laufzeit rechenzeit berechnungszeit",
     "mean_time": "tiempo_promedio tiempo_medio tempo_medio temps_moyen",
-    "time": "tiempo_total tiempo_real tiempo tempo_totale tempo temps zeit",
+    "time": "tiempo_total tiempo_real tiempo tempo_totale tempo zeit",
+    "time_s": "tiempo_seg temps_s",
+    "time_ms": "temps_ms",  # alone, these are temperatures
     "speedup": "aceleracion accelerazione aceleracao beschleunigung",
     "efficiency": "eficiencia efficienza efficacite effizienz",
     "threads": "hilos",
     "cores": "nucleos kerne coeurs",
     "processes": "procesos processos processi prozesse",
     "nodes": "nodos nodi noeuds knoten",
-    "s": "segundos segs seg sekunden secondi",
+    "s": "segundos segs sekunden secondi",
 }
 ENGLISH = {word: english for english, words in WORDS.items() for word in words.split()}
 KNOWN = re.compile(rf"(?<![^_])(?:{'|'.join(sorted(ENGLISH, key=len, reverse=True))})(?![^_])")

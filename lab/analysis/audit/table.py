@@ -196,8 +196,9 @@ def _workers(frame: pd.DataFrame, meanings: Mapping[str, Guess]) -> str:
     for column, kind in kinds.items():
         values = numbers(frame[column]).dropna()
         whole = bool(((values >= 1) & (values % 1 == 0)).all())
-        of_all = kind in {"threads", "cpus"} and "per" not in normal(column).split("_")
-        if of_all and whole and values.nunique() > 1:
+        # Numbers of cores that do not start at one may be those of different machines.
+        counted = kind == "threads" or (kind == "cpus" and values.min() == 1)
+        if counted and "per" not in normal(column).split("_") and whole and values.nunique() > 1:
             return column
     return ""
 

@@ -28,6 +28,7 @@ def test_names(canonical: str, names: list[str]) -> None:
 def test_parts_of_other_words_stay() -> None:
     assert normal("temporal_ms") == "temporal_ms"
     assert from_european("seitenzeit") == "seitenzeit"
+    assert guess("GPU temps") is None and guess("temps") is None
 
 
 def test_threads_with_decimal_commas() -> None:

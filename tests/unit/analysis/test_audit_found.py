@@ -82,6 +82,8 @@ def test_threads_count_where_there_are_no_ranks(name: str) -> None:
     assert result.reading[name] == "world_size"
     assert f"{name!r} counts the ranks, as no other column does" in result.assumptions
     assert broken(result) == {"super-linear"}
+    machines = ["| Xeon | 28 | 960.0 |", "| EPYC | 64 | 190.0 |"]
+    assert not broken(pasted(below("| Machine | Cores | Time (s) |", *machines)))
     beside = pasted(below(f"| GPUs | {name} | Time (s) |", "| 1 | 8 | 20 |", "| 2 | 16 | 11 |"))
     assert beside.reading["GPUs"] == "world_size"
 
