@@ -15,6 +15,7 @@ from lab.analysis.audit.values import (
     MISSING,
     TIME_UNITS,
     number,
+    ranks_of,
 )
 
 if TYPE_CHECKING:
@@ -71,6 +72,12 @@ NAMES = {
     "remarks": r"(foot)?notes?|remarks?|comments?|(\w+_)?optimi[sz]ations?|parallelism"
     r"|parallel(ism)?_(strategy|config(uration)?)|config(uration)?|setup|techniques?|method|recipe",
 }
+# Letters of formulas, as in the papers on Megatron-LM; one alone may mean anything.
+SYMBOLS = {
+    "$t$": "tensor", "$p$": "pipeline", "$d$": "data", "$c$": "context", "$B$": "global_batch",
+    "$b$": "micro_batch",
+}  # fmt: skip
+FEWEST_SYMBOLS = 3
 DEGREES = ("tensor", "pipeline", "context", "expert")
 # What a step did, most direct first; FLOPS also if they are those of all GPUs.
 RATES = ("tokens_per_gpu", "tokens", "samples_per_gpu", "samples")
@@ -128,8 +135,10 @@ EMPTY = (MISSING | {"<na>"}) - {"oom", "failed", "fail", "error"}
 def meanings(frame: pd.DataFrame) -> dict[str, str]:
     """The first column of each recognized meaning."""
     columns: dict[str, str] = {}
+    letters = len(SYMBOLS.keys() & set(map(str, frame.columns))) >= FEWEST_SYMBOLS
     for place, column in enumerate(map(str, frame.columns)):
-        meant = _meaning(column, frame.iloc[:, place].tolist())
+        meant = SYMBOLS.get(column) if letters else None
+        meant = meant or _meaning(column, frame.iloc[:, place].tolist())
         if meant and meant not in columns:
             columns[meant] = column
     return columns
@@ -280,6 +289,8 @@ def _cell(meant: str, column: str, cell: Any, factor: float) -> Any:
     if crashed(meant, text):
         return None
     value = number(cell, units=UNITS.get(meant), factor=factor)
+    if meant == "gpus" and not math.isfinite(value):
+        value = ranks_of(cell)[0]  # 16p
     return value if math.isfinite(value) else None
 
 

@@ -23,6 +23,8 @@ BATCHES = ("global_batch", "micro_batch", "replica_batch", "batch_tokens", "batc
 LEAST_PARAMETERS = 1e5  # of a model: smaller counts lack their unit
 DENSE, MIXTURE = ("layers", "width"), ("layers", "width", "hidden", "experts", "active")
 AGREES = 0.02  # relative
+# What is recomputed, or MaxText's policies that keep the products.
+PARTS_OF_LAYERS = re.compile(r"select|minimal|norm|attn|proj|(?<![a-z])act(?![a-z])")
 # What a row may lack, and what can be assumed instead.
 LACKING = {
     "no number of GPUs": "gpus=8",
@@ -352,6 +354,6 @@ def _recomputed(values: Mapping[str, Any], unsaid: Checkpointing) -> Checkpointi
     if "recomputed" not in values:
         return unsaid
     text = str(values["recomputed"]).lower()
-    if "select" in text or "minimal" in text:  # MaxText's policies that keep the products
+    if PARTS_OF_LAYERS.search(text):
         return "selective"
     return "none" if NO.fullmatch(text) else "full"

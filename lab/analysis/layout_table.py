@@ -43,6 +43,7 @@ from lab.analysis.layout_row import (
 from lab.analysis.layout_words import (
     ADAPTERS,
     FASTER_GPU,
+    OTHER_CHIP,
     SENT_ONCE,
     SHARED,
     UNNAMED,
@@ -55,6 +56,7 @@ from lab.errors import InputError, Problem, nearest
 from lab.formatting import count, listed
 from lab.perfmodel import layout_law, layout_terms
 from lab.perfmodel.frameworks import Framework, named_framework
+from lab.perfmodel.hardware import named_gpu
 from lab.perfmodel.layout_law import LayoutLaw
 from lab.perfmodel.layout_terms import Case
 
@@ -64,6 +66,7 @@ if TYPE_CHECKING:
 MOST_TOKENS = 2**18  # of a micro-batch on a GPU: logits alone would take tens of GB
 SPLITS = ("data", "tensor", "pipeline", "context")
 MOST_NAMES = 8
+MOST_CELLS = 50  # of a column that are looked at
 MOST_REACHED = 0.76  # of an A100's peak, recomputed passes counted: FSDP of 70B reached 0.74
 RULE = re.compile(r"\s*\|?(\s*:?-+:?\s*\|)+(\s*:?-+:?)?\s*")  # below the names in Markdown
 
@@ -124,6 +127,11 @@ def read_layouts(
     notes = "; ".join([" ".join(map(str, around)), title])
     columns = meanings(frame)
     assumed = _assumed(assume or {})
+    if "gpu" not in {*columns, *assumed} and (chip := _other_chip(frame, notes)):
+        what = f"the table is of {chip!r}, whose speed is unknown"
+        raise InputError(
+            name, [Problem("gpu", what, "predict a GPU's times with --assume gpu=h100")]
+        )
     cells = _cells(frame, columns, assumed)
     precisions = {precision(str(row["precision"])) for row in cells if "precision" in row}
     framework = _framework(notes, cells)
@@ -175,6 +183,19 @@ def read_layouts(
     if unused := _unused(frame, columns):
         assumptions.append(f"{count(len(unused), 'column')} not used: {listed(unused, MOST_NAMES)}")
     return LayoutTable(tuple(rows), tuple(assumptions), dict(left_out), name)
+
+
+def _other_chip(frame: pd.DataFrame, notes: str) -> str:
+    """A chip that is no known GPU and that a table or its notes name, if they name no GPU; else
+    ""."""
+    cells = (
+        cell
+        for place in range(frame.shape[1])
+        for cell in frame.iloc[:, place].astype(str).unique()[:MOST_CELLS]
+    )
+    text = "; ".join([notes, *map(str, frame.columns), *cells])
+    chip = OTHER_CHIP.search(text)
+    return chip[0] if chip and not named_gpu(text) else ""
 
 
 def _framework(notes: str, cells: Sequence[Mapping[str, Any]]) -> Framework:

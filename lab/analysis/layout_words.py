@@ -112,6 +112,11 @@ _DENIED = re.compile(r"\b(?:no|not|without|w/o|instead of)\s+[^\s,;.]+", re.IGNO
 _ACTIVE = re.compile(r"(?<=b)[ -]?a\d+(\.\d+)?b", re.IGNORECASE)  # of "30B-A3B"
 
 
+OTHER_CHIP = re.compile(
+    r"\b(?:tpus?|[nhi]pus?|trainium|trn\d|gaudi|ascend|cerebras|sambanova)(?![a-z])", re.IGNORECASE
+)
+
+
 def settings(text: str) -> dict[str, Any]:
     """What a cell such as "tp2, pp32, mbs=1, recompute=full" says; nothing twice or doubtful."""
     values: dict[str, set[Any]] = {}

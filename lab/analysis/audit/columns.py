@@ -8,6 +8,7 @@ from functools import cache
 from typing import NamedTuple
 
 from lab.analysis.audit.chinese import in_english
+from lab.analysis.audit.european import from_european
 from lab.analysis.audit.values import BYTE_UNITS, COUNT_UNITS, TIME_UNITS
 
 THINGS = (
@@ -146,7 +147,7 @@ TEXTS = {
     "model": r"model(_?(name|id))?|arch|architecture|net|backbone",
     "strategy": r"strategy|method|mode|stage|variant|impl|implementation"
     r"|parallel(ism)?(_(type|strategy|mode|method))?"
-    r"|config(uration)?|setup|setting|approach|backend",
+    r"|config(uration)?|setup|setting|approach|backend|ddp",
     "scaling": r"((type|kind|mode)_of_)?scaling(_(type|kind|mode|regime))?|regime",
     "precision": r"precision|dtype|amp|data_?type",
     "sequence_length": r"(max_?)?(seq(uence)?|context|ctx)_?len(gth)?(_t(okens)?)?|n_?ctx|seq_?len"
@@ -227,6 +228,8 @@ PARALLEL = (
 NOTHING = re.compile(r"zero[ _-]?(?:copy|shot|bubble|overhead|padding)")  # no sharding
 SERIAL = r"serial|single|sequential|one"
 NO_VARIANT = {"gpu", "gpus", "gpu_s", "baseline", "no", "s", "with", "without", *WORDS}
+COUNTED = re.compile(r"\(\d[\d.,]*k? [a-z]+\)\s*$", re.IGNORECASE)
+BRACKETED = re.compile(r"\s*\([^()]*\)\s*$")
 FOOTNOTE = re.compile(r"<sup>.*?</sup>|(?<=\w)\s*\[\d\]$|<[^<>]*>")
 TOKEN = re.compile(r"[^a-z0-9]+")
 CLOCK_FORMAT = re.compile(r"(?:^|_)((?:hh?_)?mm?_ss?|hh?_mm?)$")  # of "time (hh:mm:ss)"
@@ -274,7 +277,7 @@ def normal(name: str) -> str:
     text = re.sub(r"[\[(]\s*min\.?\s*[\])]$", " minutes", text)
     text = text.replace("%", " percent ").replace("#", " n ").replace("/", " per ")
     text = text.replace("$", " usd ")
-    return TOKEN.sub("_", text).strip("_")
+    return from_european(TOKEN.sub("_", text).strip("_"))
 
 
 def parse_name(name: str) -> Name:
@@ -334,6 +337,11 @@ def guess(name: str) -> Guess | None:
         meaning = _guess(base)
         if meaning and meaning.canonical == "speedup" and is_ratio(name):
             return None
+    plain = BRACKETED.sub("", str(name))
+    if meaning is None and plain != str(name) and parse_name(name).family is None:
+        of_some = {"time"} if COUNTED.search(str(name)) else set()  # "Time (75 frames)"
+        aside = _guess(plain)  # "GPUs (nodes)"
+        return aside if aside and aside.canonical in {"world_size", "nodes", *of_some} else None
     return meaning
 
 

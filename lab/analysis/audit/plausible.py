@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import itertools
 import re
-from collections.abc import Collection, Mapping
+from collections.abc import Collection, Iterable, Mapping
 
 import numpy as np
 import pandas as pd
@@ -116,6 +116,12 @@ def is_of_collective(column: str, frame: pd.DataFrame, names: Collection[str]) -
     return any(COLLECTIVE.search(text) for text in (*frame.columns, *notes, *cells))
 
 
+def are_collectives(labels: Iterable[str]) -> bool:
+    """Whether at least two labels are names of collectives, and not of their times."""
+    named = [label for label in labels if COLLECTIVE.match(label)]
+    return len(named) > 1 and not any("time" in label.lower() for label in named)
+
+
 def own_baseline(column: str, frame: pd.DataFrame, others: Collection[str]) -> str:
     """The column of which each row's number is divided by another of the row to give a quoted
     speedup; "" if there is none. `others` are columns that cannot be either."""
@@ -148,9 +154,10 @@ def recurs(cells: pd.Series) -> bool:
     return bool(2 * (1 + np.sum(values[1:] > ALIKE * values[:-1])) <= len(values))
 
 
-def numbers_devices(values: pd.Series) -> bool:
+def numbers_devices(column: str, values: pd.Series) -> bool:
     """Whether a column called GPU numbers them from 0, each in a row of its own."""
-    return len(values) > 1 and values.tolist() == list(range(len(values)))
+    counts = re.search("(^|_)(num|number|count)(_|$)", normal(column))
+    return not counts and len(values) > 1 and values.tolist() == list(range(len(values)))
 
 
 def is_of_model(column: str, texts: pd.Series, meanings: Mapping[str, Guess]) -> bool:

@@ -202,7 +202,13 @@ class Quantities:
         elif canonical == "world_size" and guessed:
             if is_of_samples(column, self.frame) or known.str.fullmatch(INDICES).any():
                 return ""
-            canonical = "rank" if numbers_devices(numbers(cells)) else canonical
+            if normal(column) == "n" and (numbers(cells) == 0).any():
+                return ""  # it numbers the rows
+            canonical = "rank" if numbers_devices(column, numbers(cells)) else canonical
+        elif guessed and "time" not in names and parse_name(column).stem == "sync":
+            return ""  # beside "Async" or "Overlap" it is a program
+        elif canonical == "version" and not known.str.contains(r"\d").any():
+            canonical = "" if "strategy" in names else "strategy"  # serial and parallel
         elif canonical == "repeat" and _names_settings(cells):
             if "strategy" in names:
                 return ""

@@ -26,6 +26,7 @@ from lab.analysis.audit.columns import (
     parse_name,
     setting_of,
 )
+from lab.analysis.audit.plausible import are_collectives
 from lab.analysis.audit.values import (
     COUNT_UNITS,
     MISSING,
@@ -102,6 +103,8 @@ def turned(frame: pd.DataFrame, mapped: Collection[str]) -> tuple[pd.DataFrame, 
     sizes = [_whole(column) for column in others]
     if mapped or len(others) < 2 or not all(sizes) or names.duplicated().any():
         return frame, []
+    if are_collectives(names) and not all(_name_units(frame[name]) for name in others):
+        return frame, []  # whose bandwidths these may be
     meanings = [meaning.canonical for name in names if (meaning := guess(name))]
     named = not all(map(str.isdecimal, sizes))
     several = named and len(set(meanings) & {*MEASURED, "loss", "accuracy"}) > 1
@@ -182,6 +185,7 @@ def by_batch(frame: pd.DataFrame, mapped: Collection[str]) -> tuple[pd.DataFrame
 
 MEASURED = {"rate", "rate_per_rank", "time", "speedup", "efficiency", "mfu", "hfu"}
 UNIT_OF_RATE = re.compile(r"\d\s*(?:[kmgt](?=\s|i?b))?\s*((?:[a-z]+/s\w*|%|[tp]flops?)(?=\W|$))")
+TIMES_X = re.compile(r"\d\s*[x×]\W*$", re.IGNORECASE)
 RATED = re.compile(rf"\d\s*[km]?\s*(?:{THINGS})\s*(?:/|per)\s*(?:{SECOND})\b", re.IGNORECASE)
 BY_CELLS = (
     ("rate", RATED),
@@ -213,14 +217,18 @@ def by_world_size(
     columns = [column for column in frame.columns if column not in mapped]
     first = frame[columns[0]] if columns else pd.Series(dtype=str)
     texts = [name for name in columns[:MOST_NAMES] if not _spread(name, "", bare=True)]
-    labels = [label for name in texts for label in _first_texts(frame[name])]
-    meanings = {meaning.canonical for label in labels if (meaning := guess(label))}
-    of_rows = {"time" if name in TIMES else name for name in meanings & set(NUMERIC)}
+    rows = [{_quantity(label) for label in _first_texts(frame[name])} for name in texts]
+    of_rows = set().union(*(named - {""} for named in rows))
+    mixed = len(of_rows) > 1 or any(len(named) > 1 for named in rows if named - {""})
     units = {unit for name in columns if name not in texts for unit in _units(frame[name])}
-    if len(of_rows) > 1 or of_rows - MEASURED or len(units) > 1:
-        return frame, []  # a row for each quantity, or for losses
+    collective = any(are_collectives(_first_texts(frame[name])) for name in texts)
+    if mixed or of_rows - MEASURED or len(units) > 1 or (collective and units != {"time"}):
+        return frame, []  # a row for each quantity, for losses, or bandwidths
     quantity = "".join(of_rows) or quantity
     values = [name for name in columns if name not in texts]
+    numbered = [match["n"] for name in columns if (match := AFTER.search(normal(name)))]
+    if "0" in numbered:
+        return frame, []  # Core 0 is one of them
     if values and all(_name_units(frame[name]) for name in values):
         quantity = "time"
     bare = not any(_numbers_other(column, first) for column in columns[:1])
@@ -241,10 +249,13 @@ def by_world_size(
     if bare_times and not all(_name_units(frame[column]) for column in bare_times):
         assumption += "; no unit is named"
     rest = frame.drop(columns=[spread.column for spread in spreads])
+    ratios = [name for name in map(str, rest) if _quantity(name) in {"speedup", "efficiency"}]
     parts: dict[tuple[float, str], pd.DataFrame] = {}
     for column, size, canonical, factor, setting in spreads:
         size = float(hint[0]) if hint and math.isnan(size) else size
         new = rest.assign(world_size=size, setting=setting)
+        if sizes and size < max(sizes):  # a ratio beside several sizes is that of the most ranks
+            new = new.assign(**dict.fromkeys(ratios))
         part = parts.setdefault((size, setting), new)
         if canonical in TIMES and (factor is not None or _name_units(frame[column])):
             factor = 1.0 if factor is None else factor
@@ -326,9 +337,12 @@ def _with_quantity(spreads: Sequence[Spread], frame: pd.DataFrame) -> list[Sprea
         least, most = min(values), max(values)
         ideal = values[least] * (most / least - 1)
         grown = (values[most] - values[least]) / ideal
-        quantity = "rate" if grown.median() > GROWN else "time"
-    if any(_are_rates(frame[spread.column]) for spread in unnamed):
+        among = grown.max() > GROWN and grown.min() > 0  # no time grows that much
+        quantity = "rate" if grown.median() > GROWN or among else "time"
+    if any(_are(RATED, frame[spread.column]) for spread in unnamed):
         quantity = "rate"
+    elif all(_are(TIMES_X, frame[spread.column]) for spread in unnamed):
+        quantity = "speedup"
     return [spread._replace(canonical=spread.canonical or quantity) for spread in spreads]
 
 
@@ -341,10 +355,17 @@ def _units(cells: pd.Series) -> set[str]:
     return units - {""}
 
 
-def _are_rates(cells: pd.Series) -> bool:
-    """Whether cells are rates with units of their own, such as 12.4k tok/s."""
+def _are(pattern: re.Pattern[str], cells: pd.Series) -> bool:
+    """Whether all cells have such a unit of their own, as have rates like 12.4k tok/s."""
     texts = [text for text in _first_texts(cells) if is_known(text) and text.lower() not in MISSING]
-    return bool(texts) and all(RATED.search(text) for text in texts)
+    return bool(texts) and all(pattern.search(text) for text in texts)
+
+
+def _quantity(name: object) -> str:
+    """The quantity that a column or a row is named after, "" if it is no number."""
+    meaning = guess(str(name))
+    canonical = meaning.canonical if meaning and meaning.canonical in NUMERIC else ""
+    return "time" if canonical in TIMES else canonical
 
 
 def _numbers_other(column: str, cells: pd.Series) -> bool:

@@ -39,6 +39,7 @@ TRAINING = {
     *("global_batch_size", "micro_batch_size", "batch"),
     *PHASES,
 } - {"other"}
+MEASURED = {"time", "rate", "speedup", "efficiency"}
 MOST_KEY_VALUES = 200
 MOST_ROWS = 2_000_000
 SIZES = re.compile(r"\d+(?:\s*[x×*]\s*\d+)+")  # of images, or nodes and ranks
@@ -133,6 +134,9 @@ def _long_form(
         meanings = _meanings(frame, mapped)
         if not of_ranks and not of_sizes and not {"nodes", "dp", "gpu", "device"} & names:
             meanings |= _ranks_by_cells(frame, meanings)
+            if workers := _workers(frame, meanings):
+                meanings |= {workers: Guess("world_size", 1.0)}
+                of_sizes = [f"{workers!r} counts the ranks, as no other column does"]
     assumptions += of_sizes
     return LongForm(frame, meanings, assumptions, origins, wide=bool(of_ranks or of_sizes))
 
@@ -181,6 +185,22 @@ def _ranks_by_cells(frame: pd.DataFrame, meanings: Mapping[str, Guess]) -> dict[
             if len(pairs) == len(texts) > 1 and named:
                 return {column: Guess("world_size", 1.0)}
     return {}
+
+
+def _workers(frame: pd.DataFrame, meanings: Mapping[str, Guess]) -> str:
+    """The column of threads or cores that a measurement is given for in a table without ranks; ""
+    if there is none."""
+    kinds = {column: meaning.canonical for column, meaning in meanings.items()}
+    if "world_size" in kinds.values() or not MEASURED & set(kinds.values()):
+        return ""
+    for column, kind in kinds.items():
+        values = numbers(frame[column]).dropna()
+        whole = bool(((values >= 1) & (values % 1 == 0)).all())
+        # Numbers of cores that do not start at one may be those of different machines.
+        counted = kind == "threads" or (kind == "cpus" and values.min() == 1)
+        if counted and "per" not in normal(column).split("_") and whole and values.nunique() > 1:
+            return column
+    return ""
 
 
 def _is_gpu(name: str) -> bool:
@@ -309,12 +329,14 @@ def _add_keys(
         meaning = guess(column)
         read = meaning is not None and meaning.canonical not in {*WHOLE_NUMBERS, *TEXTS}
         ideal = re.search(columns.IDEAL, normal(column))
-        if column not in used and not read and column != ROW and not ideal:
+        if column not in used and column != ROW and not ideal:
             cells = frame[column].map(as_text).loc[tidy.index]
             words = pd.to_numeric(cells.dropna(), errors="coerce").isna().all()
             # Of words for settings, half may have been measured at one number of ranks.
             # On one number of ranks words tell configurations apart, unless they vary in a log.
             named = words and bool(cells.dropna().str.match(r"[^\W\d_]").all())
+            if read and not named:
+                continue
             apart = named and not logged and tidy["world_size"].nunique() == 1
             apart = apart or (named and logged and _names_series(cells, tidy))
             if (apart and cells.nunique() > 1) or _is_key(

@@ -183,6 +183,11 @@ def _delimited(name: str, lines: Sequence[str]) -> tuple[list[str], list[list[st
     # An empty line stays, so that the reader's line numbers are those of the file.
     content = ["" if line.startswith("#") else line for line in lines]
     first = next((number for number, line in enumerate(content) if line.strip()), 0)
+    if content and lines[first].rstrip().endswith(PROSE):  # names after a # may follow it
+        below = (at for at in range(1, len(content)) if content[at].strip())
+        named = (at for at in below if lines[at - 1].startswith("#"))
+        first = next((at for at in named if not WORD.search(content[at])), first)
+        content[:first] = [""] * first
     if first and lines[first - 1].startswith("#") and not WORD.search(content[first]):
         header = lines[first - 1].lstrip("#").strip()
         if _names(header, content[first]):

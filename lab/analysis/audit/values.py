@@ -20,6 +20,7 @@ NUMBER = re.compile(r"[-+]?(?:\d[\d.,'\u202f\u00a0_]*\d|\d|\.\d+)(?:[eE][-+]?\d+
 PLAIN = re.compile(r"\d+\.\d+")
 CLOCK = re.compile(r"(?:(?:(\d+)(?:-|\s*days?,?\s+))?(\d+):)?(\d{1,3}):(\d{2}(?:\.\d+)?)")
 AMOUNT = re.compile(r"(\d+(?:\.\d+)?)\s*([a-z]+)[\s,]*")
+SPACED = re.compile(r"(?<=\d) (?=\d{3}(?: \d{3})*,\d)")  # of 1 253,6
 PLUS_MINUS = r"±|\+/-"
 BRACKETS = re.compile(r"\([^)]*\)|\[[^]]*\]")
 ABOUT = " ~≈约"
@@ -67,7 +68,7 @@ FLOPS_UNITS = {
 _UNIT = (
     "gpus?|[hint]pus|ranks?|procs?|processes|devices?|cards?|chips?|workers?|accelerators?|pcs|p"
 )
-_NAME = r"(?!x\d|(?:and|or|to)\b)[a-z][a-z-]*\s?-?\d[\w .()-]*"
+_NAME = r"(?!x\d|(?:and|or|to)\b)(?:nvidia |amd )?[a-z][a-z-]*\s?-?\d[\w .()-]*"
 NODES_TIMES = re.compile(
     r"n(\d+)_?g(\d+)|(\d+)_?n_?(\d+)_?g(?![a-z])\w*"
     rf"|(\d+)\s*(?:nodes?|servers?|hosts?)\s*(?:[x×*,@]|of|with)?\s*(\d+)\s*x?\s*(?:{_UNIT}|{_NAME})?"
@@ -95,6 +96,7 @@ def _number(cell: object, units: dict[str, float] | None, factor: float) -> floa
     text = str(cell).translate(WIDE).strip()
     if units is BANDWIDTH_UNITS:  # in which only the case tells bits from bytes
         text = PER_SECOND.sub(r"\1bit/s", text).replace("Bps", "B/s")
+    text = SPACED.sub("", text)
     text = text.lower().replace("µ", "u").replace("μ", "u")
     if units is TIME_UNITS and math.isfinite(time := duration(text, factor)):
         return time
@@ -137,7 +139,7 @@ def duration(cell: object, factor: float = 1.0) -> float:
 def ranks_of(cell: object) -> tuple[float, str]:
     """The number of ranks in a cell such as "8x A100" or "2 nodes x 8", and what they are; NaN and
     "" if it names none."""
-    text = in_english(str(cell)).strip().lower()
+    text = re.sub(r"^(?:single|one) (?=gpu|card)", "1 ", in_english(str(cell)).strip().lower())
     if match := NODES_TIMES.fullmatch(text):
         nodes, each = (float(number) for number in match.groups() if number and number.isdigit())
         return nodes * each, match["name"] or ""

@@ -51,6 +51,8 @@ def test_a_rank_without_a_pipeline_has_one_stage() -> None:
         ({"Remat Policy": "full"}, 4),
         ({"Remat Policy": "minimal_flash"}, 3),
         ({"Activation Checkpointing": "Selective AC"}, 3),
+        ({"recompute": "norm, act"}, 3),
+        ({"recompute": "mlp"}, 4),
     ],
 )
 def test_recomputation_is_read(columns: dict[str, str], passes: float) -> None:
@@ -796,3 +798,36 @@ def test_layouts_are_fitted_and_predicted_from_any_table() -> None:
     assert parts.to_numpy() == pytest.approx(table["step_s"].to_numpy())
     measured = fitted.table.step_s
     assert abs(table["step_s"].to_numpy() / measured - 1).mean() < 0.07
+
+
+def test_cards_with_a_letter_for_pieces() -> None:
+    rows = frame(GPUs=None, 卡数="16p")
+    assert read_layouts(rows).rows[0].case.candidate.layout.world_size == 16
+
+
+def test_letters_of_formulas() -> None:
+    names = {"TP": "$t$", "PP": "$p$", "GBS": "$B$", "MBS": "$b$"}
+    (row,) = read_layouts(frame().rename(columns=names)).rows
+    layout = row.case.candidate.layout
+    assert (layout.tensor, layout.pipeline, layout.data, row.case.candidate.grad_accum) == (
+        2,
+        2,
+        4,
+        8,
+    )
+    alone = read_layouts(frame(**{"$t$": 9})).rows[0].case.candidate.layout
+    assert alone.tensor == 2
+
+
+@pytest.mark.parametrize(
+    ("notes", "columns"),
+    [("Recipes for TPUs", {}), ("", {"Instance": "trn1.32xlarge"}), ("", {"NPU model": "x"})],
+)
+def test_other_chips_are_not_taken_for_gpus(notes: str, columns: dict[str, str]) -> None:
+    rows = frame(System=None, **columns)
+    rows.attrs["notes"] = [notes]
+    with pytest.raises(InputError, match="whose speed is unknown"):
+        read_layouts(rows)
+    assert read_layouts(rows, assume={"gpu": "h100"}).rows
+    rows.attrs["notes"] = [notes, "As fast on 16 H100s"]
+    assert read_layouts(rows).rows[0].case.machine.gpu.name == "h100"

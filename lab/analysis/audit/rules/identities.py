@@ -253,12 +253,14 @@ def _steps(observations: Observations) -> tuple[int, Iterator[Fault]]:
     batches = [frame[name] for name in ("global_batch_size", "batch") if name in observations.given]
     batches += [batch * frame["world_size"] for batch in batches if batch.name == "batch"]
     digits = frame["rate_rounding"].fillna(0.0) + frame["time_rounding"].fillna(0.0)
-    for work in (*(batch * lengths for batch in batches), *batches):
-        gap = (done / work - 1).abs()
-        wrong = gap > digits.clip(lower=QUOTED)
-        if gap.notna().any() and wrong.sum() <= gap.notna().sum() / 2:
-            return int(gap.notna().sum()), _missed(frame[wrong], work, gap)
-    return 0, iter(())
+    works = [*(batch * lengths for batch in batches), *batches]
+    gaps = [(done / work - 1).abs() for work in works]
+    wrong = [gap > digits.clip(lower=QUOTED) for gap in gaps]
+    known = [at for at, gap in enumerate(gaps) if gap.notna().any()]
+    best = min(known, key=lambda at: wrong[at].sum() / gaps[at].notna().sum(), default=None)
+    if best is None or wrong[best].sum() > gaps[best].notna().sum() / 2:
+        return 0, iter(())
+    return int(gaps[best].notna().sum()), _missed(frame[wrong[best]], works[best], gaps[best])
 
 
 def _missed(wrong: pd.DataFrame, work: pd.Series, gap: pd.Series) -> Iterator[Fault]:
@@ -281,21 +283,23 @@ def _unlike_runs(curve: Curve) -> tuple[bool, list[Fault]]:
     least = QUOTED if curve.per == "step" else WHOLE_RUN
     margins = [max(least, point.rounding + _digits(point, "rate")) for point in points]
     done = np.array([point.time * point.rate for point in points])
+    fitting = []
     for works in (np.ones(len(points)), np.array([point.world_size for point in points])):
         usual = float(np.median(done / works)) * works if points else done
-        fits = np.abs(done / usual - 1) <= margins
-        if fits.sum() >= max(FEWEST_ALIKE, 2 * len(points) / 3):
-            return True, [
-                Fault(
-                    point.labels,
-                    f"{point.rate:.6g} per s for {seconds(point.time)} make {amount:.4g} on "
-                    f"{point.ranks}, but {work:.4g} as in {fits.sum()} other rows.",
-                    WORK_ADVICE,
-                )
-                for point, amount, work, fit in zip(points, done, usual, fits, strict=True)
-                if not fit
-            ]
-    return False, []
+        fitting.append((np.abs(done / usual - 1) <= margins, usual))
+    fits, usual = max(fitting, key=lambda pair: int(pair[0].sum()))
+    if fits.sum() < max(FEWEST_ALIKE, 2 * len(points) / 3):
+        return False, []
+    return True, [
+        Fault(
+            point.labels,
+            f"{point.rate:.6g} per s for {seconds(point.time)} make {amount:.4g} on "
+            f"{point.ranks}, but {work:.4g} as in {fits.sum()} other rows.",
+            WORK_ADVICE,
+        )
+        for point, amount, work, fit in zip(points, done, usual, fits, strict=True)
+        if not fit
+    ]
 
 
 def _digits(point: Point, name: str) -> float:

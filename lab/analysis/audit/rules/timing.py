@@ -30,6 +30,7 @@ PARTS_TOLERANCE = 0.02  # of the step: phases are laps of one clock and add up
 MEDIANS_TOLERANCE = 0.10
 # A step that waits longer than this for data measures the loader, not parallelism.
 STALL = 0.10
+PART = 1.05  # of a time: what takes longer is no part of it, such as the loading of a model
 # DDP rebuilds its buckets after the first step, so at least two steps are warm-up.
 FEWEST_WARMUP = 2
 # The first epoch or step takes this much longer if it includes compilation or allocation.
@@ -237,6 +238,7 @@ def data_stall(observations: Observations) -> Iterator[Fault]:
     """A step bounded by the loader, by its time or by more loader processes than CPUs."""
     frame, runs = observations.frame, observations.runs
     share = frame["data"] / frame["time"]
+    share = share.where(share <= PART)
     slow = frame[share > STALL]
     if len(slow):
         worst = largest(slow, share)

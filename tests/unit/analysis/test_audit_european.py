@@ -1,0 +1,44 @@
+"""Tables whose columns have Spanish, German or other European names."""
+
+from __future__ import annotations
+
+import pytest
+from audits import broken, pasted
+
+from lab.analysis.audit.columns import guess, normal
+from lab.analysis.audit.european import from_european
+
+
+@pytest.mark.parametrize(
+    ("canonical", "names"),
+    {
+        "threads": ["Hilos"],
+        "world_size": ["Procesos", "Prozesse"],
+        "time": ["Tiempo de Ejecución (segs)", "Laufzeit [s]", "Berechnungszeit", "Temps (ms)"],
+        "speedup": ["Aceleración", "Beschleunigung"],
+        "efficiency": ["Eficiencia", "Efficacité", "Effizienz (%)"],
+        "nodes": ["Nodos", "Knoten"],
+    }.items(),
+)
+def test_names(canonical: str, names: list[str]) -> None:
+    meanings = {name: (meaning.canonical if (meaning := guess(name)) else "") for name in names}
+    assert meanings == dict.fromkeys(names, canonical)
+
+
+def test_parts_of_other_words_stay() -> None:
+    assert normal("temporal_ms") == "temporal_ms"
+    assert from_european("seitenzeit") == "seitenzeit"
+    assert guess("GPU temps") is None and guess("temps") is None
+
+
+def test_threads_with_decimal_commas() -> None:
+    table = """
+    | Hilos | Tiempo | Aceleración | Eficiencia |
+    |---:|---:|---:|---:|
+    | 1 | 2 400,0 ms | 1,00 | 100 % |
+    | 2 | 1 250,0 ms | 1,92 | 96 % |
+    | 8 | 200,0 ms | 12,00 | 150 % |
+    """
+    result = pasted(table)
+    assert result.reading["Hilos"] == "world_size"
+    assert broken(result) == {"super-linear"}

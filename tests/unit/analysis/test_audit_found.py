@@ -1,0 +1,164 @@
+"""Tables in shapes that were found in public repositories after the others."""
+
+from __future__ import annotations
+
+import pytest
+from audits import broken, pasted
+
+
+def below(head: str, *rows: str) -> str:
+    return "\n".join((head, "|" + "---|" * (head.count("|") - 1), *rows)) + "\n"
+
+
+def test_a_speedup_beside_columns_of_ranks_is_that_of_the_most() -> None:
+    rows = [
+        "| small | 80.0 ms | 12.5 ms | 6.40× | 80% |",
+        "| big | 400.0 ms | 52.0 ms | 7.69× | 96% |",
+    ]
+    result = pasted(below("| Size | 1 GPU | 8 GPUs | Speedup | Efficiency |", *rows))
+    assert {"speedup", "efficiency"} <= set(result.reading.values())
+    assert [finding.rule for finding in result.findings] == ["repeats"]
+    wrong = [rows[0].replace("6.40×", "7.40×"), rows[1]]
+    result = pasted(below("| Size | 1 GPU | 8 GPUs | Speedup | Efficiency |", *wrong))
+    assert broken(result) == {"quoted-against-own"}
+
+
+def test_cells_with_a_cross_are_speedups() -> None:
+    rows = ["| 64³ | 1.00× | 1.60× | 2.10× |", "| 512³ | 1.00× | 1.95× | 3.80× |"]
+    result = pasted(below("| Grid | 1 GPU | 2 GPUs | 4 GPUs |", *rows))
+    assert result.reading["speedup"] == "speedup"
+    assert not broken(result)
+
+
+def test_numbers_that_grow_with_the_ranks_in_all_rows_are_rates() -> None:
+    rows = [
+        "| ours | 300 | 550 | 2100 |",
+        "| theirs | 260 | 310 | 480 |",
+        "| old | 90 | 95 | 120 |",
+    ]
+    result = pasted(below("| Framework | 1 GPU | 2 GPUs | 8 GPUs |", *rows))
+    assert "rate" in result.reading.values()
+    assert "time" not in result.reading.values()
+
+
+def test_bandwidths_of_collectives_are_no_times() -> None:
+    rows = ["| all-reduce | 310 | 220 | 12.0 |", "| all-gather | 340 | 330 | 5.1 |"]
+    for few in ("2 GPUs", "1 GPU"):
+        result = pasted("## GB/s\n\n" + below(f"| what | {few} | 4 GPUs | 8 GPUs |", *rows))
+        assert not result.reading
+    rows = ["| all-reduce | 31 ms | 22 ms | 12 ms |", "| all-gather | 34 ms | 33 ms | 5 ms |"]
+    timed = pasted(below("| what | 2 GPUs | 4 GPUs | 8 GPUs |", *rows))
+    assert "communication" in timed.reading.values()
+
+
+def test_a_row_of_ratios_below_rows_of_programs() -> None:
+    rows = [
+        "| serial | 71,000 | 780,000 | 3,100,000 |",
+        "| a1b2c3d | 850,000 | 900,000 | 990,000 |",
+    ]
+    rows.append("| SPEEDUP | 0.1X | 0.9X | 3.1X |")
+    assert not pasted(below("| | 10 | 100 | 250 |", *rows)).findings
+
+
+def test_a_counted_number_of_gpus_from_zero_is_no_rank() -> None:
+    rows = ["| 404 GB | 0 | ~248s |", "| 404 GB | 1 | ~166s |"]
+    result = pasted(below("| Dataset Size | Num of GPUs | Time Per Epoch |", *rows))
+    assert result.reading["Num of GPUs"] == "world_size"
+    assert not broken(result)
+
+
+def test_a_synchronous_program_is_no_communication() -> None:
+    rows = ["| 1 | 89.2 | 89.6 |", "| 2 | 57.3 | 51.1 |", "| 4 | 47.3 | 36.6 |"]
+    assert not broken(pasted(below("| GPUs | Sync (ms) | Overlap (ms) |", *rows)))
+    phases = ["| 1 | 89.2 | 3.1 |", "| 2 | 57.3 | 9.0 |", "| 4 | 47.3 | 9.9 |"]
+    result = pasted(below("| GPUs | step (ms) | Sync (ms) |", *phases))
+    assert result.reading["Sync (ms)"] == "communication"
+
+
+@pytest.mark.parametrize("name", ["Threads", "Cores"])
+def test_threads_count_where_there_are_no_ranks(name: str) -> None:
+    rows = ["| 1 | 960.0 | 1.00 |", "| 2 | 350.0 | 2.74 |", "| 4 | 190.0 | 5.05 |"]
+    result = pasted(below(f"| {name} | Time (s) | Speedup |", *rows))
+    assert result.reading[name] == "world_size"
+    assert f"{name!r} counts the ranks, as no other column does" in result.assumptions
+    assert broken(result) == {"super-linear"}
+    machines = ["| Xeon | 28 | 960.0 |", "| EPYC | 64 | 190.0 |"]
+    assert not broken(pasted(below("| Machine | Cores | Time (s) |", *machines)))
+    beside = pasted(below(f"| GPUs | {name} | Time (s) |", "| 1 | 8 | 20 |", "| 2 | 16 | 11 |"))
+    assert beside.reading["GPUs"] == "world_size"
+
+
+def test_kinds_of_ddp_are_no_repeats() -> None:
+    rows = ["| none | 1 | 8 | 180.0 | 2900.0 |", "| naive | 2 | 16 | 265.0 | 3940.0 |"]
+    rows += ["| bucketed | 2 | 16 | 226.0 | 4619.5 |", "| torch | 2 | 16 | 230.0 | 4539.1 |"]
+    result = pasted(below("| DDP | GPUs | Global BS | Wall (s) | tok/s |", *rows))
+    assert result.reading["DDP"] == "strategy"
+    # The work grows with the ranks, which all four rows agree on.
+    assert not broken(result)
+
+
+@pytest.mark.parametrize(
+    ("name", "cells"),
+    [
+        ("GPUs (nodes)", ("8 (1)", "16 (2)")),
+        ("GPUs (cp_size)", ("8 (1 node)", "16 (2 nodes)")),
+        ("GPUs", ("8 x NVIDIA H100", "16 x NVIDIA H100")),
+    ],
+)
+def test_numbers_of_gpus_with_an_aside(name: str, cells: tuple[str, str]) -> None:
+    rows = [f"| {cell} | {time} |" for cell, time in zip(cells, ("364 s", "190 s"), strict=True)]
+    reading = pasted(below(f"| {name} | Step time |", *rows)).reading
+    assert "world_size" in reading[name]
+
+
+def test_the_time_of_a_number_of_things() -> None:
+    reading = pasted(
+        below("| MPI Ranks | Time (75 frames) |", "| 1 | ~112 min |", "| 4 | ~30 min |")
+    )
+    assert reading.reading["Time (75 frames)"] == "time"
+    reading = pasted(below("| GPUs | Time (inference) |", "| 1 | 12 |", "| 4 | 4 |"))
+    assert "Time (inference)" not in reading.reading
+
+
+def test_names_after_a_hash_below_a_sentence() -> None:
+    text = "Here is my time.\n```\n# nodes  time(sec)\n16    2.59\n32    2.61\n64    26.5\n```\n"
+    assert pasted(text).reading == {"nodes": "nodes", "time(sec)": "time"}
+
+
+def test_numbered_cores_are_no_numbers_of_cores() -> None:
+    rows = ["| Runtime [s] | 7.1 | 7.1 | 7.1 |", "| Scalar MUOPS/s | 0.0006 | 8.0e-06 | 8.4e-07 |"]
+    assert not pasted(below("| Metric | Core 0 | Core 1 | Core 2 |", *rows)).reading
+
+
+def test_the_batch_that_most_rows_agree_with() -> None:
+    rows = [f"| {n} | 1 | 128 | {ms} | 333.5 |" for n, ms in (("N", 383.8), ("S", 383.8))]
+    rows += ["| M | 1 | 108 | 323.8 | 333.5 |", "| L | 2 | 64 | 383.8 | 333.5 |"]
+    rows.append("| X | 3 | 43 | 386.8 | 333.5 |")
+    head = "| scale | cards | batch size | ms/step | img/s |"
+    assert not broken(pasted(below(head, *rows)))
+    wrong = [*rows[:-1], rows[-1].replace("386.8", "586.8")]
+    assert broken(pasted(below(head, *wrong))) == {"quoted-against-own"}
+
+
+def test_a_single_card_in_chinese_is_one() -> None:
+    rows = ["| 单卡 | 4.54 | 1.00x |", "| 4卡 | 17.2 | 3.79x |"]
+    result = pasted(below("| 卡数 | ips | 加速比 |", *rows))
+    assert not broken(result)
+    assert "baseline" not in {finding.rule for finding in result.findings}
+
+
+def test_numbered_rows_are_no_ranks() -> None:
+    assert "N" not in pasted("N,cpu,speedup\n0,a,1.05\n0,b,2.22\n1,a,1.03\n1,b,2.1\n").reading
+
+
+def test_versions_without_a_number_are_programs() -> None:
+    rows = ["| Serial | 1 | 5.9 |", "| Parallel | 1 | 6.0 |", "| Parallel | 2 | 3.6 |"]
+    reading = pasted(below("| Version | GPUs | Time (s) |", *rows)).reading
+    assert reading["Version"] == "strategy"
+    assert pasted("Version,GPUs,Time (s)\n1.2,1,5\n1.3,2,3\n").reading["Version"] == "version"
+
+
+def test_what_takes_longer_than_a_step_is_no_part_of_it() -> None:
+    head = "batch_size,throughput,latency_ms,load_ms"
+    assert not broken(pasted(f"{head}\n1,31346,0.73,62.2\n1,51178,1.13,114.1\n"))
+    assert broken(pasted(f"{head}\n1,900,1.13,0.6\n1,800,1.25,0.7\n")) == {"data-stall"}
