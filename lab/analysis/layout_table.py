@@ -186,8 +186,7 @@ def read_layouts(
 
 
 def _other_chip(frame: pd.DataFrame, notes: str) -> str:
-    """A chip that is no known GPU and that a table or its notes name, if they name no GPU; else
-    ""."""
+    """The chip that a table or its notes name if it is no GPU and they name none, or ""."""
     cells = (
         cell
         for place in range(frame.shape[1])

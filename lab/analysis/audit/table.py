@@ -188,8 +188,7 @@ def _ranks_by_cells(frame: pd.DataFrame, meanings: Mapping[str, Guess]) -> dict[
 
 
 def _workers(frame: pd.DataFrame, meanings: Mapping[str, Guess]) -> str:
-    """The column of threads or cores that a measurement is given for in a table without ranks; ""
-    if there is none."""
+    """The column of threads or cores that counts ranks where no other column does, or ""."""
     kinds = {column: meaning.canonical for column, meaning in meanings.items()}
     if "world_size" in kinds.values() or not MEASURED & set(kinds.values()):
         return ""
