@@ -367,7 +367,7 @@ def report(
         bool, Option("--all", help="Index all studies, with the reports of those with records.")
     ] = False,
     artifacts: Annotated[
-        bool, Option("--artifacts", help="Also write a study's text, figures and tables as files.")
+        bool, Option("--artifacts", help="Also write the report's text, figures and tables as files.")
     ] = False,
     keep: Annotated[
         bool,
@@ -412,8 +412,7 @@ def report(
         problem = Problem("STUDY", "missing", "name a study, or give --all")
         raise InputError("report", [problem])
     if is_table(source):
-        of_studies = {"--artifacts": artifacts, "--keep": keep}
-        refuse("report", of_studies, "is only for studies", "leave it out")
+        refuse("report", {"--keep": keep}, "is only for studies", "leave it out")
         made = lab.report_table(
             source,
             columns=_columns(column, "report"),
@@ -422,6 +421,7 @@ def report(
             title=title,
             gpu_hours=gpu_hours,
             out=out,
+            artifacts=artifacts,
         )
     else:
         of_tables: dict[str, object] = {"--title": title, "--scaling": scaling, "--out": out}
