@@ -25,6 +25,7 @@ from lab.config.run import PrecisionName
 from lab.config.study import Study
 from lab.errors import InputError
 from lab.perfmodel.calibration import calibration_path, write_calibration
+from lab.records.schema import Observed
 from lab.records.store import Record, Store, write_record
 from lab.records.table import table
 
@@ -502,7 +503,11 @@ def test_medians_of_uneven_steps_need_not_add_up(slowest: float, found: bool) ->
     step = checked.timing.step
     uneven = step.model_copy(update={"p10": 0.9 * step.median, "p90": slowest * step.median})
     timing = checked.timing.model_copy(update={"step": uneven})
-    assert found == bool(of(audit([checked.model_copy(update={"timing": timing})]), "phases-close"))
+    checked = checked.model_copy(update={"timing": timing})
+    script = Observed(steps=30, ended="by the lab", optimizer="AdamW", optimizers=1)
+    of_script = checked.model_copy(update={"checks": {}, "script": script})
+    for one in (checked, of_script):
+        assert found == bool(of(audit([one]), "phases-close"))
 
 
 def test_phases_close() -> None:
