@@ -53,6 +53,7 @@ app = typer.Typer(
     no_args_is_help=True,
     rich_markup_mode=None,
     pretty_exceptions_enable=False,
+    context_settings={"max_content_width": 120},
     help="Scaling Lab: how does training scale here, and why?",
 )
 
@@ -83,7 +84,12 @@ def main() -> None:
     except LabError as error:
         message, status = str(error), error.exit_status
     except UsageError as error:
-        message, status = f"{error.format_message().rstrip('.')}. {_advice(error)}", 2
+        status = 2
+        if error.ctx and error.message == error.ctx.get_help():  # no verb was given
+            sys.stderr.write(f"{error.message}\n")
+        else:
+            what = error.format_message().rstrip(".")
+            message = f"{what}{'.' * (what[-1:] != '?')} {_advice(error)}"
     except (KeyboardInterrupt, typer.Abort):
         status = INTERRUPTED
     except BrokenPipeError:
@@ -116,7 +122,7 @@ def _command() -> Any:
 def _advice(error: Any) -> str:
     if error.ctx and error.ctx.info_name == "measure":
         return "Options of the script follow `--`: lab measure [OPTIONS] -- SCRIPT ARGS."
-    return "See `lab --help`."
+    return f"See `{error.ctx.command_path if error.ctx else 'lab'} --help`."
 
 
 def _was_interrupted(error: BaseException | None) -> bool:
@@ -367,7 +373,7 @@ def report(
         bool, Option("--all", help="Index all studies, with the reports of those with records.")
     ] = False,
     artifacts: Annotated[
-        bool, Option("--artifacts", help="Also write the report's text, figures and tables as files.")
+        bool, Option("--artifacts", help="Also write text, figures and tables as separate files.")
     ] = False,
     keep: Annotated[
         bool,

@@ -264,6 +264,29 @@ def test_help_names_every_verb(run: Command) -> None:
     assert all(verb in answer for verb in ("run", "plan", "status", "report", "doctor"))
 
 
+@pytest.mark.parametrize("words", [[], ["course"]], ids=["lab", "lab course"])
+def test_without_a_verb_the_help_is_shown_as_it_is(run: Command, words: list[str]) -> None:
+    _, known, _ = run(*words, "--help")
+    status, _, answer = run(*words)
+    assert status == 2 and answer == " ".join(known.split())
+
+
+@pytest.mark.parametrize(
+    ("words", "text"),
+    [
+        (["quikstart"], "No such command 'quikstart'. See `lab --help`."),
+        (["course", "lesons"], "Did you mean 'lessons'? See `lab course --help`."),
+        (["audit"], "Missing argument 'STUDY_OR_TABLE'. See `lab audit --help`."),
+    ],
+    ids=lambda value: value[-1] if isinstance(value, list) else "",
+)
+def test_a_wrong_command_line_is_answered_with_where_to_read_on(
+    run: Command, words: list[str], text: str
+) -> None:
+    status, _, answer = run(*words)
+    assert status == 2 and answer.strip().endswith(text) and answer.startswith("lab: ")
+
+
 def verbs(group: Any, *above: str) -> Iterator[tuple[list[str], Any]]:
     for name, command in group.commands.items():
         if hasattr(command, "commands"):
