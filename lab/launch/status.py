@@ -127,7 +127,9 @@ def _state(
     job_id = handle.attempt.job_id if handle else ""
     ended = job is None or job.state == "ended"
     if record is not None and (record.completed or ended):
-        reason = record.error.cause if record.error else ""
+        error = record.error
+        # Of an exception, such as a KeyError, the message alone may say nothing.
+        reason = (error.cause if error.traceback else error.message) if error else ""
         seconds = record.duration_s
         return TaskState(task, record.status, seconds=seconds, reason=reason, job_id=job_id)
     if handle is None or job is None or ended:

@@ -220,14 +220,12 @@ def test_status_cuts_a_long_cause_and_its_json_does_not(
     make_study: StudyMaker, run: Command
 ) -> None:
     study = Study.load(make_study())
-    failed = record(
-        study.runs[0], status="failed", error=Failure(type="RuntimeError", message="so " * 2000)
-    )
+    error = Failure(type="RuntimeError", message="so " * 2000, traceback="Traceback: ...")
+    failed = record(study.runs[0], status="failed", error=error)
     write_record(failed, Store(study.out).folder(study.tasks[0]))
     _, table, _ = run("status", study.folder)
     assert "[...]" in table and table.count("so") < 150  # however narrow the terminal
     _, answer, _ = run("status", study.folder, "--json")
-    # Of some errors, such as a KeyError, the message alone says nothing.
     assert json.loads(answer)[0]["reason"].startswith("RuntimeError: " + "so " * 1999)
 
 
