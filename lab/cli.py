@@ -405,9 +405,13 @@ def report(
     """Make the report of a study from its records, or of a table; no job is started."""
     from lab.analysis.audit import is_table
 
+    of_tables: dict[str, object] = {"--title": title, "--scaling": scaling, "--out": out}
+    of_tables |= {"--baseline": baseline, "--gpu-hours": gpu_hours, "--column": column}
     if every:
         from lab.report.gallery import gallery, remake_kept
 
+        of_one = of_tables | {"--artifacts": artifacts, "--quick": quick}
+        refuse("report", of_one, "is only for one report", "leave out this option or --all")
         studies = Path(source or "reports")
         if keep:
             files = remake_kept(studies)
@@ -418,7 +422,8 @@ def report(
         problem = Problem("STUDY", "missing", "name a study, or give --all")
         raise InputError("report", [problem])
     if is_table(source):
-        refuse("report", {"--keep": keep}, "is only for studies", "leave it out")
+        of_studies = {"--keep": keep, "--quick": quick}
+        refuse("report", of_studies, "is only for studies", "leave it out")
         made = lab.report_table(
             source,
             columns=_columns(column, "report"),
@@ -430,8 +435,6 @@ def report(
             artifacts=artifacts,
         )
     else:
-        of_tables: dict[str, object] = {"--title": title, "--scaling": scaling, "--out": out}
-        of_tables |= {"--baseline": baseline, "--gpu-hours": gpu_hours, "--column": column}
         study = lab.Study.load(source, quick=quick)
         advice = "leave it out; a study has title, scaling and baseline in study.yaml"
         refuse("report", of_tables, "is only for tables", advice)
@@ -611,7 +614,10 @@ def audit(
 
     columns = _columns(column, "audit")
     given: Any = source
-    if source != "-" and (quick or not (columns or is_table(source))):
+    of_table = source == "-" or bool(columns) or is_table(source)
+    if of_table:
+        refuse("audit", {"--quick": quick}, "is only for studies", "leave it out")
+    else:
         given = study = lab.Study.load(source, quick=quick)
         _require_completed(study, f"`{study.command('run')}` measures it")
     if source == "-":
