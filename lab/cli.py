@@ -53,6 +53,7 @@ app = typer.Typer(
     no_args_is_help=True,
     rich_markup_mode=None,
     pretty_exceptions_enable=False,
+    context_settings={"max_content_width": 120},
     help="Scaling Lab: how does training scale here, and why?",
 )
 
@@ -83,7 +84,12 @@ def main() -> None:
     except LabError as error:
         message, status = str(error), error.exit_status
     except UsageError as error:
-        message, status = f"{error.format_message().rstrip('.')}. {_advice(error)}", 2
+        status = 2
+        if error.ctx and error.message == error.ctx.get_help():  # no verb was given
+            sys.stderr.write(f"{error.message}\n")
+        else:
+            what = error.format_message().rstrip(".")
+            message = f"{what}{'.' * (what[-1:] != '?')} {_advice(error)}"
     except (KeyboardInterrupt, typer.Abort):
         status = INTERRUPTED
     except BrokenPipeError:
@@ -116,7 +122,7 @@ def _command() -> Any:
 def _advice(error: Any) -> str:
     if error.ctx and error.ctx.info_name == "measure":
         return "Options of the script follow `--`: lab measure [OPTIONS] -- SCRIPT ARGS."
-    return "See `lab --help`."
+    return f"See `{error.ctx.command_path if error.ctx else 'lab'} --help`."
 
 
 def _was_interrupted(error: BaseException | None) -> bool:
@@ -367,7 +373,7 @@ def report(
         bool, Option("--all", help="Index all studies, with the reports of those with records.")
     ] = False,
     artifacts: Annotated[
-        bool, Option("--artifacts", help="Also write a study's text, figures and tables as files.")
+        bool, Option("--artifacts", help="Also write text, figures and tables as separate files.")
     ] = False,
     keep: Annotated[
         bool,
@@ -399,9 +405,13 @@ def report(
     """Make the report of a study from its records, or of a table; no job is started."""
     from lab.analysis.audit import is_table
 
+    of_tables: dict[str, object] = {"--title": title, "--scaling": scaling, "--out": out}
+    of_tables |= {"--baseline": baseline, "--gpu-hours": gpu_hours, "--column": column}
     if every:
         from lab.report.gallery import gallery, remake_kept
 
+        of_one = of_tables | {"--artifacts": artifacts, "--quick": quick}
+        refuse("report", of_one, "is only for one report", "leave out this option or --all")
         studies = Path(source or "reports")
         if keep:
             files = remake_kept(studies)
@@ -412,7 +422,7 @@ def report(
         problem = Problem("STUDY", "missing", "name a study, or give --all")
         raise InputError("report", [problem])
     if is_table(source):
-        of_studies = {"--artifacts": artifacts, "--keep": keep}
+        of_studies = {"--keep": keep, "--quick": quick}
         refuse("report", of_studies, "is only for studies", "leave it out")
         made = lab.report_table(
             source,
@@ -422,10 +432,9 @@ def report(
             title=title,
             gpu_hours=gpu_hours,
             out=out,
+            artifacts=artifacts,
         )
     else:
-        of_tables: dict[str, object] = {"--title": title, "--scaling": scaling, "--out": out}
-        of_tables |= {"--baseline": baseline, "--gpu-hours": gpu_hours, "--column": column}
         study = lab.Study.load(source, quick=quick)
         advice = "leave it out; a study has title, scaling and baseline in study.yaml"
         refuse("report", of_tables, "is only for tables", advice)
@@ -605,7 +614,10 @@ def audit(
 
     columns = _columns(column, "audit")
     given: Any = source
-    if source != "-" and (quick or not (columns or is_table(source))):
+    of_table = source == "-" or bool(columns) or is_table(source)
+    if of_table:
+        refuse("audit", {"--quick": quick}, "is only for studies", "leave it out")
+    else:
         given = study = lab.Study.load(source, quick=quick)
         _require_completed(study, f"`{study.command('run')}` measures it")
     if source == "-":

@@ -18,6 +18,10 @@ class LabError(Exception):
 
     exit_status = 1
 
+    def _render_traceback_(self) -> list[str]:
+        """What IPython and notebooks show of it: the message is written for whoever reads it."""
+        return [f"{type(self).__name__}: {self}"]
+
 
 @dataclass(frozen=True)
 class Problem:

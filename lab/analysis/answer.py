@@ -411,6 +411,12 @@ def _step(evidence: Evidence) -> Iterator[str]:
             f"{place(row, labels)}: the median of {count(repeats, 'repeat')}"
             f"{f' with its {interval}' if interval else ', which gives no interval'}."
         )
+    unknown = rows["scaling"].eq("none") & rows["global_batch_size"].isna()
+    if rows.loc[unknown, "world_size"].nunique() > 1:
+        yield (
+            "On more ranks a step may do other work: `lab measure --scaling strong` or `weak` says "
+            "what the script keeps fixed, and then speedups can be stated."
+        )
 
 
 def _utilization(evidence: Evidence) -> Iterator[str]:

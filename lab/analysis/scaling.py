@@ -330,6 +330,8 @@ def _ratios(
     faster = _interval(there["step_time"], here["step_time"])
     if row["scaling"] == "weak":
         work, before = (one["samples_per_second"] * one["step_time"] for one in (row, base))
+        if pd.isna(work / before):  # unknown samples, but as many on each rank
+            work, before = row["world_size"], base["world_size"]
         grown = _columns("speedup", faster, factor=work / before)
         return _columns("efficiency", faster) | grown
     share = base["world_size"] / row["world_size"]

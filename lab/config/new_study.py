@@ -116,6 +116,8 @@ def script_study(
         what = "there is already a study that `lab measure` did not write"
         raise InputError(str(place), [Problem("study.yaml", what, "give another --name")])
     with restored_if_refused(place):
+        if problems := unwritable(place):
+            raise InputError("measure", problems)
         write_atomically(path, ("\n".join(lines) + "\n").encode())
         try:
             return Study.load(place)
@@ -137,11 +139,11 @@ def restored_if_refused(folder: Path) -> Iterator[None]:
     try:
         yield
     except InputError:
-        if earlier is not None:
-            write_atomically(path, earlier)
-        else:
-            path.unlink(missing_ok=True)
-        if is_new:
-            with suppress(OSError):  # it holds something else by now, or was never made
+        with suppress(OSError):  # the folder cannot be written, or holds something else by now
+            if earlier is not None:
+                write_atomically(path, earlier)
+            else:
+                path.unlink(missing_ok=True)
+            if is_new:
                 folder.rmdir()
         raise

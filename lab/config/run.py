@@ -29,6 +29,7 @@ from lab.formatting import count
 
 DEFAULT_BUCKET_CAP_MB = 25.0
 MANY = 1_000_000_000  # samples or batches: beyond what any machine takes at once
+LONGEST = 60  # characters of a part of a label
 POWERSGD_FIRST_STEP = 2  # before it, DDP may still change its buckets
 # Parts of a model: ranks that hold them see the same samples.
 _MODEL_PARTS = {"tensors", "layers"}
@@ -314,9 +315,10 @@ class Run(InferenceSettings):
     def label(self) -> str:
         """A short name: model, strategy, world size, batch, precision, unusual settings.
 
-        The lengths of training and evaluation are left out.
+        The lengths of training and evaluation are left out, and the end of long arguments.
         """
         parts = self.label_parts
+        parts = [part if len(part) <= LONGEST else f"{part[:LONGEST]}…" for part in parts]
         return ", ".join([" ".join(parts[:3]), *parts[3:]])
 
     @property

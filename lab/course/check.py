@@ -203,7 +203,7 @@ def number(answer: object) -> float:
     """An answer as a float; raises WrongAnswerError unless it is one finite number."""
     value = _result_of("item", answer)
     plain = isinstance(value, int | float) and not isinstance(value, bool)
-    require(plain, "Give a single number; this is a {kind}.", kind=type(answer).__name__)
+    require(plain, "Give a single number; this is of type {kind}.", kind=type(answer).__name__)
     try:
         result = float(value)
     except OverflowError:  # a whole number beyond all floats

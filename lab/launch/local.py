@@ -107,7 +107,7 @@ class LocalHandle:
     def exit_reason(self) -> RankError:
         """Why the job ended, for the record that it did not write itself."""
         code = self._controller.poll() if self._controller else None
-        cause = f" (exit code {code} of its controller)" if code else ": killed from outside?"
+        cause = f" (exit code {code} of its controller)" if code else ": interrupted or killed?"
         return RankError(0, "JobLost", f"the job ended without a record{cause}")
 
     def allocation(self) -> None:

@@ -77,7 +77,7 @@ def refusals_of(run: Run, study: Study, cluster: Cluster) -> Iterator[Problem]:
     if run.world_size > cluster.capacity:
         unit = "ranks" if run.processes > 1 else "devices"
         what = f"{run.label} needs {run.world_size} {unit}; {cluster.description}"
-        advice = "use a larger cluster, fewer ranks, or --quick"
+        advice = "use a larger cluster, fewer ranks, or --quick if the study has a quick form"
         if cluster.executor == "local" and cluster.device_kind == "cuda":
             advice += "; `--cluster cpu` has a rank for each core"
         yield Problem("cluster", what, advice)

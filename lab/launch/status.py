@@ -127,11 +127,13 @@ def _state(
     job_id = handle.attempt.job_id if handle else ""
     ended = job is None or job.state == "ended"
     if record is not None and (record.completed or ended):
-        reason = record.error.message if record.error else ""
+        error = record.error
+        # Of an exception, such as a KeyError, the message alone may say nothing.
+        reason = (error.cause if error.traceback else error.message) if error else ""
         seconds = record.duration_s
         return TaskState(task, record.status, seconds=seconds, reason=reason, job_id=job_id)
     if handle is None or job is None or ended:
-        lost = f"its last job left no record: {handle.exit_reason().message}" if handle else ""
+        lost = handle.exit_reason().message if handle else ""
         return TaskState(task, "waiting", reason=unknown or lost)
     submitted = read_job(store.folder(task))
     seconds = max(time.time() - submitted.submitted_at, 0.0) if submitted else None

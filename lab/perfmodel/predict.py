@@ -197,6 +197,7 @@ class Expectations:
 
     of: tuple[Expectation, ...]
     scored: tuple[Score, ...] = ()
+    baseline: int = 1  # the ranks that speedups are over
 
     @property
     def error(self) -> float | None:
@@ -208,9 +209,11 @@ class Expectations:
         return [expectation.row() for expectation in self.of]
 
     def notes(self) -> list[str]:
-        """The basis of the predictions and the errors of frozen ones, as sentences."""
+        """The basis of predictions and speedups, and the errors of frozen ones, as sentences."""
         bases = dict.fromkeys(expectation.forecast.basis for expectation in self.of)
         notes = [f"From {basis}." for basis in bases if basis]
+        if self.baseline > 1 and any(expectation.speedup for expectation in self.of):
+            notes.append(f"Speedups are over {self.baseline} ranks.")
         if self.error is not None:
             notes.append(
                 "Predictions that were frozen before their runs: mean absolute error "
@@ -255,17 +258,17 @@ def predict(
     else:
         place = hardware.machine(machine) if isinstance(machine, str) else machine
         forecast = cache(partial(on_described, place=place))
-    expectations = []
+    expectations, ranks = [], study.baseline.get("world_size", 1)
     for run, size, there in requested:
         if there is None:
             missing = f"its batch of {run.global_batch_size} cannot be divided over {size} ranks"
             expectations.append(Expectation(Forecast(run, missing=missing), size))
             continue
-        base = at_world_size(there, study.baseline.get("world_size", 1), study=study)
+        base = at_world_size(there, ranks, study=study)
         speedup = _speedup(forecast(there), forecast(base)) if base else None
         step_s, score = measured.get(there.id), scored.get(there.id)
         expectations.append(Expectation(forecast(there), size, speedup, step_s, score))
-    return Expectations(tuple(expectations), tuple(scored.values()))
+    return Expectations(tuple(expectations), tuple(scored.values()), ranks)
 
 
 def on_described(run: Run, place: Machine) -> Forecast:

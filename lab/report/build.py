@@ -10,7 +10,7 @@ import shlex
 import sys
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager, suppress
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -108,14 +108,16 @@ def _made(study: Study, *, artifacts: bool, runs: bool) -> Report:
     if not made:
         _export(*kept, title=study.title, authors=authors(study))
         write_atomically(known, json.dumps(said).encode())
-    parts: list[Path] = []
-    if artifacts:
-        from lab.report.artifacts import write_artifacts
+    parts = _parts(kept[0], title=study.title, authors=authors(study)) if artifacts else ()
+    return Report(*kept, said["answer"], said["predictions"], said["noise"], parts)
 
-        parts = write_artifacts(
-            kept[0], study.out / "artifacts", title=study.title, authors=authors(study)
-        )
-    return Report(*kept, said["answer"], said["predictions"], said["noise"], tuple(parts))
+
+def _parts(notebook: Path, *, title: str, authors: Sequence[str] = ()) -> tuple[Path, ...]:
+    """The parts of a report as files, in `artifacts/` beside its notebook."""
+    from lab.report.artifacts import write_artifacts
+
+    folder = notebook.parent / "artifacts"
+    return tuple(write_artifacts(notebook, folder, title=title, authors=authors))
 
 
 def _template(study: Study, records: Sequence[Record]) -> str:
@@ -202,10 +204,12 @@ def report_table(
     title: str | None = None,
     gpu_hours: float | None = None,
     out: Path | None = None,
+    artifacts: bool = False,
 ) -> Report:
     """Make the report that a results table supports: `<name>-report/report.{ipynb,html,pdf}`.
 
     Columns, scaling and baseline are as in `records_from`; `gpu_hours` is what a proposal requests.
+    `artifacts` also writes its text, figures and tables as separate files into `artifacts/`.
     Raises InputError, before anything is written, for a table that cannot be read or shows no
     scaling, for invalid hours, and if the folder cannot be written.
     """
@@ -230,6 +234,7 @@ def report_table(
     words += ["--gpu-hours", f"{gpu_hours:g}"] if gpu_hours is not None else []
     for name, column in (columns or {}).items():
         words += ["--column", f"{name}={column}"]
+    words += ["--out", os.path.relpath(out)] if out else []
     parameters = {
         "table": str(path.resolve()),
         "columns": dict(columns or {}),
@@ -239,7 +244,8 @@ def report_table(
         "gpu_hours": gpu_hours,
         "command": shlex.join(words),
     }
-    return _report("table.ipynb", parameters, folder / "report", title=title)
+    made = _report("table.ipynb", parameters, folder / "report", title=title)
+    return replace(made, artifacts=_parts(made.notebook, title=title)) if artifacts else made
 
 
 def _report(template: str, parameters: Mapping[str, Any], stem: Path, *, title: str) -> Report:

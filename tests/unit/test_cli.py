@@ -46,6 +46,10 @@ BAD = {
     "no such study": (["run", "quikstart"], "did you mean 'quickstart'?"),
     "a folder without a study": (["plan", "."], "a study is a folder with a study.yaml"),
     "path that does not exist": (["run", "../../nowhere/else"], "no such study"),
+    "a quick table": (["report", "a.csv", "--quick"], "--quick: is only for studies"),
+    "an audit of a quick table": (["audit", "a.csv", "--quick"], "--quick: is only for studies"),
+    "all reports under one title": (["report", "--all", "--title", "A"], "only for one report"),
+    "parts of all reports": (["report", "--all", "--artifacts"], "only for one report"),
     "no such option": (["run", "quickstart", "--clutser", "local"], "No such option"),
     "an option of a script": (["measure", "train.py", "--lr", "1"], "follow `--`: lab measure"),
     "no such profile": (["run", "quickstart", "--cluster", "locla"], "did you mean 'local'?"),
@@ -216,14 +220,13 @@ def test_status_cuts_a_long_cause_and_its_json_does_not(
     make_study: StudyMaker, run: Command
 ) -> None:
     study = Study.load(make_study())
-    failed = record(
-        study.runs[0], status="failed", error=Failure(type="RuntimeError", message="so " * 2000)
-    )
+    error = Failure(type="RuntimeError", message="so " * 2000, traceback="Traceback: ...")
+    failed = record(study.runs[0], status="failed", error=error)
     write_record(failed, Store(study.out).folder(study.tasks[0]))
     _, table, _ = run("status", study.folder)
     assert "[...]" in table and table.count("so") < 150  # however narrow the terminal
     _, answer, _ = run("status", study.folder, "--json")
-    assert "so " * 1999 in json.loads(answer)[0]["reason"]
+    assert json.loads(answer)[0]["reason"].startswith("RuntimeError: " + "so " * 1999)
 
 
 def test_described_machines_are_predicted_and_planned(run: Command) -> None:
@@ -258,6 +261,29 @@ def test_help_names_every_verb(run: Command) -> None:
     status, answer, _ = run("--help")
     assert status == 0 and answer.startswith("Usage: lab [OPTIONS]")
     assert all(verb in answer for verb in ("run", "plan", "status", "report", "doctor"))
+
+
+@pytest.mark.parametrize("words", [[], ["course"]], ids=["lab", "lab course"])
+def test_without_a_verb_the_help_is_shown_as_it_is(run: Command, words: list[str]) -> None:
+    _, known, _ = run(*words, "--help")
+    status, _, answer = run(*words)
+    assert status == 2 and answer == " ".join(known.split())
+
+
+@pytest.mark.parametrize(
+    ("words", "text"),
+    [
+        (["quikstart"], "No such command 'quikstart'. See `lab --help`."),
+        (["course", "lesons"], "Did you mean 'lessons'? See `lab course --help`."),
+        (["audit"], "Missing argument 'STUDY_OR_TABLE'. See `lab audit --help`."),
+    ],
+    ids=lambda value: value[-1] if isinstance(value, list) else "",
+)
+def test_a_wrong_command_line_is_answered_with_where_to_read_on(
+    run: Command, words: list[str], text: str
+) -> None:
+    status, _, answer = run(*words)
+    assert status == 2 and answer.strip().endswith(text) and answer.startswith("lab: ")
 
 
 def verbs(group: Any, *above: str) -> Iterator[tuple[list[str], Any]]:

@@ -144,6 +144,9 @@ class Quantities:
         canonical, meanings = meaning.canonical, self.meanings
         if canonical == "std" and column not in self.mapped:
             return "" if is_of_another(column, self.frame, meanings) else canonical
+        if canonical == "h2d" and "transfer" in normal(column) and column not in self.mapped:
+            names = {other.canonical for other in meanings.values()}
+            return "" if "exposed" in names else canonical  # it is a part of what is exposed
         mean = canonical in {"time", "communication"} and _is_mean(column, meanings)
         return f"{canonical}_mean" if mean else canonical
 

@@ -83,7 +83,8 @@ def _common(record: Record) -> dict[str, Any]:
         "compile": str(run.compile),
         "precision": run.precision,
         "strategy": run.strategy,
-        "phases_checked": record.checks.get("phases_close"),
+        # Each step of a script adds up, as the rest of it is `other`, however long.
+        "phases_checked": record.checks.get("phases_close", bool(record.script) or None),
         "one_model": record.checks.get("same_parameters"),
         "loss_curve": quality.loss if quality else None,
         "loss": record.final_loss,

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import subprocess
 import sys
 from pathlib import Path
@@ -32,6 +33,19 @@ def test_somebodys_table_becomes_a_report(tmp_path: Path) -> None:
     assert "<b>model</b>" in text
     pages = PdfReader(folder / "report.pdf").pages
     assert "Amdahl" in "".join(part.extract_text() for part in pages)
+
+
+def test_parts_of_a_tables_report_are_files_too(tmp_path: Path) -> None:
+    table, folder = tmp_path / "results.csv", tmp_path / "for the proposal"
+    table.write_text("gpus,time_s\n1,100\n2,55\n4,31\n8,20\n")
+    made = lab_command("report", str(table), "--artifacts", "--out", str(folder))
+    assert made.returncode == 0, made.stderr
+    parts = folder / "artifacts"
+    names = {path.relative_to(parts).as_posix() for path in parts.rglob("*.*")}
+    assert names >= {"report.tex", "figures/fig-overview-strong.pdf", "tables/tbl-audit.tex"}
+    assert all(os.path.relpath(parts / name) in made.stdout for name in names)
+    # The command that repeats this report says where it is.
+    assert f"--out '{os.path.relpath(folder)}'" in (parts / "report.md").read_text()
 
 
 def test_a_table_that_cannot_be_reported_leaves_nothing(tmp_path: Path) -> None:

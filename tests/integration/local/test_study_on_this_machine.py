@@ -230,6 +230,9 @@ def test_ctrl_c_ends_the_job_and_keeps_what_is_measured(
     assert ("the same command resumes from there" if times == 1 else "lab: interrupted") in errors
     assert not ranks_of(study, 0) and not ranks_of(study, 1)
     assert lab.load_records(study) == []
+    state, *_ = lab.status(study)
+    ended = "the job ended without a record: interrupted or killed?"
+    assert (state.state, state.reason) == ("waiting", ended)
 
 
 def test_a_study_that_is_edited_while_it_runs_keeps_its_records(

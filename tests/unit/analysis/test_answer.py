@@ -175,6 +175,18 @@ def test_a_precision_is_compared_with_the_baselines(tmp_path, bf16, verdict):
     assert "validation losses are at most 0.001 % apart" in text and "No two runs" not in text
 
 
+def test_a_script_whose_scaling_is_unknown_is_told_how_to_say_it(tmp_path):
+    script = {"kind": "script", "command": "train.py"}
+    ranks = [run(size, global_batch_size=None, model=script) for size in (1, 2)]
+    records = [one for each in ranks for one in repeats(each, [0.1] * 3)]
+    text = answered(tmp_path, records, scaling="none")
+    assert (
+        "On more ranks a step may do other work: `lab measure --scaling strong` or `weak`" in text
+    )
+    for name, others, scaling in (("one", records[:3], "none"), ("weak", records, "weak")):
+        assert "other work" not in answered(tmp_path / name, others, scaling=scaling)
+
+
 def test_a_precision_alone_is_compared_with_nothing(tmp_path):
     asked = [run(1), run(1, precision="bf16")]
     made = study(tmp_path, asked, scaling="none")

@@ -20,11 +20,13 @@ from lab.analysis.audit import Audit, apply_rules, audit
 from lab.analysis.audit.records import from_records
 from lab.analysis.audit.rule import Finding
 from lab.analysis.audit.rules import RULES
+from lab.analysis.audit.table import from_table
 from lab.config.emulation import Compute, Emulated, Link
 from lab.config.run import PrecisionName
 from lab.config.study import Study
 from lab.errors import InputError
 from lab.perfmodel.calibration import calibration_path, write_calibration
+from lab.records.schema import Observed
 from lab.records.store import Record, Store, write_record
 from lab.records.table import table
 
@@ -131,6 +133,16 @@ def test_the_table_of_clean_records_is_read_as_they_are() -> None:
     assert {result.reading[name] for name in ("repeat", "strategy")} == {"repeat", "strategy"}
     frame["exposed_communication_time"] *= 20
     assert "of communication are exposed" in evidence(audit(frame), "phases-close")
+
+
+def test_the_transfer_of_exposed_communication_is_no_copy_to_the_device() -> None:
+    own = table(clean()).assign(h2d_time=None)  # as of a script
+    own["transfer_time"] = own["exposed_communication_time"]
+    observed = from_table(own).frame
+    assert observed["h2d"].isna().all() and observed["exposed"].notna().any()
+    assert not of(audit(own), "phases-close")
+    alone = own[["world_size", "step_time", "transfer_time"]]
+    assert from_table(alone).frame["h2d"].notna().any()
 
 
 def test_the_name_of_a_study_is_as_good_as_the_study(
@@ -502,7 +514,11 @@ def test_medians_of_uneven_steps_need_not_add_up(slowest: float, found: bool) ->
     step = checked.timing.step
     uneven = step.model_copy(update={"p10": 0.9 * step.median, "p90": slowest * step.median})
     timing = checked.timing.model_copy(update={"step": uneven})
-    assert found == bool(of(audit([checked.model_copy(update={"timing": timing})]), "phases-close"))
+    checked = checked.model_copy(update={"timing": timing})
+    script = Observed(steps=30, ended="by the lab", optimizer="AdamW", optimizers=1)
+    of_script = checked.model_copy(update={"checks": {}, "script": script})
+    for one in (checked, of_script):
+        assert found == bool(of(audit([one]), "phases-close"))
 
 
 def test_phases_close() -> None:

@@ -80,6 +80,16 @@ def test_weak_scaling_known_answer():
     assert math.isnan(row["efficiency_low"])
 
 
+def test_a_script_that_scales_weakly_has_a_speedup_although_its_batch_is_unknown():
+    script = {"kind": "script", "command": "train.py"}
+    ranks = [run(size, global_batch_size=None, model=script) for size in (1, 2)]
+    records = [one for each in ranks for one in repeats(each, [0.1 * each.world_size**0.5] * 2)]
+    two = summary(table(records), baseline={"world_size": 1}, scaling="weak").iloc[1]
+    assert math.isnan(two["samples_per_second"])
+    assert two["speedup"] == pytest.approx(2 * two["efficiency"]) == pytest.approx(2**0.5)
+    assert two["speedup_low"] == pytest.approx(2**0.5)
+
+
 def test_weak_scaling_never_compares_unlike_work_per_rank():
     frame = summary(
         table(repeats(run(1, 16), [0.1]) + repeats(run(2, 64), [0.1])), baseline=ONE, scaling="weak"

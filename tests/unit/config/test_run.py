@@ -11,7 +11,7 @@ from hypothesis import strategies as st
 from pydantic import ValidationError
 
 from lab.config.models import GPT
-from lab.config.run import Run
+from lab.config.run import Run, distinct_labels
 
 ALONE: dict[str, Any] = {"global_batch_size": 8}
 BASE: dict[str, Any] = ALONE | {"world_size": 2}
@@ -125,6 +125,16 @@ def test_a_traced_run_has_an_id_of_its_own_and_others_are_dumped_as_before() -> 
     )
     assert "trace" not in plain.model_dump()
     assert plain.id != traced.id and plain.label == traced.label
+
+
+def test_labels_of_scripts_leave_out_the_end_of_many_arguments() -> None:
+    command = ["train.py", *(f"--option-{nth} {{out}}" for nth in range(30))]
+    script = {"kind": "script", "command": command}
+    runs = [Run.model_validate({"model": script, "world_size": size}) for size in (1, 2)]
+    assert all(len(run.label) < 100 for run in runs) and runs[1].label.endswith("…")
+    assert runs[1].label.startswith("train.py script x2, --option-0 {out} --option-1")
+    labels, common = distinct_labels(runs)
+    assert [*labels.values()] == ["x1", "x2"] and "--option-29" in common
 
 
 def test_tf32_needs_a_gpu() -> None:

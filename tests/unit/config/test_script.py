@@ -172,6 +172,12 @@ def test_measure_leaves_nothing_behind_where_it_is_refused(folder: Path) -> None
         script_study(["train.py"], folder=folder)
 
 
+def test_measure_says_that_its_folder_cannot_be_written(folder: Path) -> None:
+    (folder / "reports").write_text("a file")
+    with pytest.raises(InputError, match="measure: reports/train: is not a folder; rename"):
+        script_study(["train.py"])
+
+
 def test_records_of_another_command_are_kept_and_named(
     folder: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -632,6 +632,11 @@ def test_a_ring_needs_as_many_chunks_as_ranks() -> None:
         Ring([[1.0], [2.0]])
 
 
+def test_an_answer_of_another_type_is_told_its_type() -> None:
+    with pytest.raises(WrongAnswerError, match=r"Give a single number; this is of type object\."):
+        verdict("04.speedup", object(), step_s=T, ranks=2)
+
+
 def test_check_counts_for_graders_and_shows_nothing_but_the_hint(
     capsys: pytest.CaptureFixture[str],
 ) -> None:

@@ -342,6 +342,9 @@ def test_a_described_machine_needs_no_measurement(tmp_path: Path) -> None:
     near, far = expected.of
     assert near.forecast.prediction and far.forecast.prediction and near.speedup and far.speedup
     assert far.forecast.prediction.step_s < near.forecast.prediction.step_s and far.speedup < 4096
-    assert "datasheet" in expected.notes()[0]
+    assert len(expected.notes()) == 1 and "datasheet" in expected.notes()[0]
+    beyond = study(tmp_path, there.runs, baseline={"world_size": 8})
+    over_eight = lab.predict(beyond, machine="h100x8", world_sizes=[8, 4096])
+    assert over_eight.of[0].speedup == 1 and over_eight.notes()[1] == "Speedups are over 8 ranks."
     with pytest.raises(InputError, match="h100"):
         lab.predict(there, machine="h10")
