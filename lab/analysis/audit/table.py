@@ -88,6 +88,7 @@ def from_table(
     if "world_size" not in given:
         tidy["world_size"], assumption = _world_size(tidy, reshape.hinted_ranks(name, notes))
         assumptions += [assumption] if assumption else []
+    tidy["step_spread"] = _spread(frame, given.get("time"))
     tidy["rate"] = tidy["rate"].fillna(tidy["rate_per_rank"] * tidy["world_size"])
     tidy["rate_rounding"] = tidy["rate_rounding"].fillna(tidy["rate_per_rank_rounding"])
     assumptions += _global_batch(tidy, given)
@@ -185,6 +186,14 @@ def _ranks_by_cells(frame: pd.DataFrame, meanings: Mapping[str, Guess]) -> dict[
             if len(pairs) == len(texts) > 1 and named:
                 return {column: Guess("world_size", 1.0)}
     return {}
+
+
+def _spread(frame: pd.DataFrame, time: str | None) -> pd.Series | float:
+    """Half of what lies between the percentiles 10 and 90 of a time, relative to it, if known."""
+    low, high = f"{time}_p10", f"{time}_p90"
+    if time is None or not {low, high} <= set(frame.columns):
+        return np.nan
+    return (numbers(frame[high]) - numbers(frame[low])) / 2 / numbers(frame[time])
 
 
 def _workers(frame: pd.DataFrame, meanings: Mapping[str, Guess]) -> str:

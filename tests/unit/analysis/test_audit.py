@@ -556,6 +556,12 @@ def test_phases_close() -> None:
     )
 
 
+@pytest.mark.parametrize(("p90", "wrong"), [(110, False), (96, True)])
+def test_medians_of_parts_add_up_within_the_spread_of_the_steps(p90: float, wrong: bool) -> None:
+    table = "gpus,step_time,step_time_p10,step_time_p90,compute_time,data_time\n1,95,94,{0},91,1"
+    assert bool(of(audit(frame(table.format(p90))), "phases-close")) == wrong
+
+
 def test_plausible_bandwidth() -> None:
     table = "gpus,nodes,params,step_ms,comm_ms\n1,1,100M,100,0\n4,1,100M,60,{}"
     assert "more than the link carries" in evidence(
@@ -955,3 +961,9 @@ def test_records_that_exceed_their_peak_are_impossible() -> None:
     assert not result.findings and unchecked(result).isdisjoint(
         {"impossible-mfu", "mfu-consistent"}
     )
+
+
+def test_a_table_of_measured_peaks_has_no_constant_mfu() -> None:
+    measured = table(of_peak(2.5e12))
+    assert "mfu-consistent" in unchecked(audit(measured))
+    assert of(audit(measured.assign(device="cuda")), "mfu-consistent")

@@ -171,13 +171,10 @@ def phases_close(observations: Observations) -> Iterator[Fault]:
     rows = observations.runs
     rows = rows[rows["time"].notna()].copy()
     records = observations.kind == "records"
-    tolerance: pd.Series | float = PARTS_TOLERANCE
     if records:
         rows = rows[rows["phase_sum"].notna()]  # a replay has none
         most = least = rows["phase_sum"]
-        checked = rows["phases_checked"]
-        of_medians = rows["step_spread"].fillna(0.0).clip(lower=MEDIANS_TOLERANCE)
-        tolerance = of_medians.where(checked.eq(True), PARTS_TOLERANCE)
+        checked, of_medians = rows["phases_checked"], MEDIANS_TOLERANCE
     else:
         halves = (rows["forward"] + rows["backward"]).notna()
         waited = rows["exposed"].fillna(rows["communication"])
@@ -190,12 +187,16 @@ def phases_close(observations: Observations) -> Iterator[Fault]:
         most, least = parts + waited[rows.index].fillna(0.0), parts + rows["exposed"].fillna(0.0)
         if _closing(parts, rows) > _closing(least, rows):
             least = parts  # the backward pass includes what it waits for
-        checked = pd.Series(None, index=rows.index, dtype="object")
+        checked, of_medians = pd.Series(None, index=rows.index, dtype="object"), PARTS_TOLERANCE
     if rows.empty:
         raise UncheckedError(
             "parts of the step: compute (or forward and backward) with communication, data or "
             "optimizer"
         )
+    # Medians of parts add up only within the spread of the steps.
+    tolerance = rows["step_spread"].fillna(0.0).clip(lower=of_medians)
+    if records:
+        tolerance = tolerance.where(checked.eq(True), PARTS_TOLERANCE)
     gaps = most / rows["time"] - 1
     over = least / rows["time"] - 1 > tolerance
     wrong = rows[over | (gaps < -tolerance) | checked.eq(False)]
