@@ -31,6 +31,7 @@ from lab.formatting import (
     count,
     format_bytes,
     format_seconds,
+    listed,
     percent,
     rounded,
     unit_for,
@@ -42,6 +43,7 @@ Blocks = list[Markdown | Table | Figure]
 MOST_CURVES = 6  # in a figure: as many colours as can be told apart
 MOST_SENTENCES = 16
 MOST_ROWS = 60  # of a table on a page
+MOST_LEFT_OUT = 3  # rows that are named
 SHOWN_NOTES = 6
 HEADINGS = {"strong": "Strong scaling", "weak": "Weak scaling", "": "Scaling"}
 ORIGIN = (
@@ -345,6 +347,10 @@ def _readings(report: TableReport) -> list[str]:
     readings = [] if declared else [GUESSED[kind] for kind in report.kinds]
     units = {record.reported.unit for record in report.table.records if record.reported}
     observed = report.table.observations
+    empty = observed.frame[["time", "rate"]].isna().all(axis=1)
+    if empty.any():
+        rows = listed(list(observed.frame.loc[empty, "label"]), MOST_LEFT_OUT)
+        readings.append(f"Without a time or rate, and left out: {rows}.")
     sized = any(r.reported and r.reported.gradient_bytes for r in report.table.records)
     if sized and "bytes" not in observed.given:
         readings.append("Gradients are counted as 4 bytes for each parameter.")

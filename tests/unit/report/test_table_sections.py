@@ -199,6 +199,14 @@ def test_memory_without_a_unit_is_left_out_and_said_to_be(tmp_path: Path) -> Non
     assert "MFU by world size" in drawn.alt and "emory by world size" not in drawn.alt
 
 
+def test_rows_that_did_not_run_are_named(tmp_path: Path) -> None:
+    rows = "gpus,global_batch,step_ms\n1,64,OOM\n2,64,100\n4,64,{}\n8,64,30"
+    text = prose(page(written(tmp_path, rows.format("55"))))
+    assert "Without a time or rate, and left out: row 1 (batch 64, world size 1)." in text
+    text = prose(page(written(tmp_path, rows.format("OOM"))))
+    assert "left out: row 1 (batch 64, world size 1); row 3 (batch 64, world size 4)." in text
+
+
 def test_memory_is_that_of_the_rank_that_uses_most(tmp_path: Path) -> None:
     rows = "world_size,rank,epoch_s,mem_mib\n1,0,10,100\n2,0,6,70\n2,1,5,80\n"
     blocks = page(written(tmp_path, rows))
