@@ -8,13 +8,13 @@ from functools import partial
 from math import exp
 from typing import Any
 
+from lab.analysis.results import StudyResults
 from lab.config.study import Study
 from lab.dashboard.form import NAMES, OF_RUN
 from lab.dashboard.marks import FIGURES, Key, draw, in_words
 from lab.dashboard.panels import CANNOT_TELL, expected_step, is_unsure
 from lab.dashboard.store import Bench
 from lab.errors import LabError
-from lab.figures.data import StudyResults
 from lab.formatting import count, format_seconds, interval_of, rounded
 from lab.perfmodel.calibration import load_calibration
 from lab.perfmodel.frozen import Score, scores, signed

@@ -11,12 +11,12 @@ in that module's `__all__`:
     inference   latency, size, stages
     utilization MFU by micro-batch
 
-`data` computes what is drawn, `figure` registers and titles, `labels` and `style` give the look.
+`figure` registers and titles, `labels` and `style` give the look; what is drawn are StudyResults.
 """
 
+from lab.analysis.results import StudyResults as StudyResults
 from lab.figures.breakdown import *  # noqa: F403
 from lab.figures.curves import *  # noqa: F403
-from lab.figures.data import StudyResults as StudyResults
 from lab.figures.figure import FIGURES as FIGURES
 from lab.figures.figure import alt_text as alt_text
 from lab.figures.inference import *  # noqa: F403

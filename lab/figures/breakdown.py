@@ -13,10 +13,10 @@ from matplotlib.text import Text
 from matplotlib.ticker import PercentFormatter
 from matplotlib.transforms import Bbox, blended_transform_factory
 
+from lab.analysis.results import StudyResults
 from lab.analysis.scaling_curves import Estimate, ranks, rows_of
 from lab.analysis.waterfall import Waterfall, names_of, on_most_ranks, with_baseline
 from lab.config.run import Run
-from lab.figures.data import StudyResults
 from lab.figures.figure import NO_COMMUNICATION, empty_unless, figure, has, no_runs
 from lab.figures.labels import measure, room_beside
 from lab.figures.style import IDEAL, wrapped

@@ -14,10 +14,10 @@ from matplotlib.axes import Axes
 from matplotlib.lines import Line2D
 from matplotlib.ticker import FixedLocator, MaxNLocator
 
+from lab.analysis.results import Losses, StudyResults
 from lab.analysis.scaling_curves import Curve, ranks, rows_of
 from lab.config.strategies import STRATEGIES
 from lab.figures.arrangement import MOST_ENTRIES, Arrangement, Look, arranged, in_turn
-from lab.figures.data import Losses, StudyResults
 from lab.figures.figure import NO_COMMUNICATION, empty_unless, figure, write_instead
 from lab.figures.labels import Label, place
 from lab.figures.style import (

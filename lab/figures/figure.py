@@ -9,9 +9,9 @@ from typing import Any
 import matplotlib.pyplot as plt
 from matplotlib.axes import Axes
 
+from lab.analysis.results import Source, StudyResults
 from lab.analysis.scaling_curves import Scaling
 from lab.errors import InputError, Problem, nearest
-from lab.figures.data import Source, StudyResults
 from lab.figures.style import IDEAL, SIZE, style
 
 Words = Callable[[StudyResults], str]

@@ -10,8 +10,8 @@ from matplotlib.axes import Axes
 
 from lab.analysis import inference
 from lab.analysis.inference import GENERATION, Measurement, inferred, measurements
+from lab.analysis.results import StudyResults
 from lab.analysis.stages import STAGES, TASKS, Stage, stages
-from lab.figures.data import StudyResults
 from lab.figures.figure import NO_RUNS, figure
 from lab.figures.labels import Label, place
 from lab.figures.style import COLORS, IDEAL, fixed_ticks, ink, plain_log, styled

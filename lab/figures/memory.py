@@ -9,9 +9,9 @@ import numpy as np
 from matplotlib.axes import Axes
 from matplotlib.text import Text
 
+from lab.analysis.results import StudyResults
 from lab.config.run import distinct_labels
 from lab.figures.breakdown import COLORS, no_trace
-from lab.figures.data import StudyResults
 from lab.figures.figure import figure
 from lab.figures.labels import measure
 from lab.figures.style import IDEAL, panels, wrapped

@@ -11,6 +11,7 @@ import pandas as pd
 from matplotlib.axes import Axes
 
 from lab.analysis.reported import ReportedTable
+from lab.analysis.results import StudyResults
 from lab.analysis.scaling import beyond_baseline
 from lab.analysis.scaling_curves import (
     baseline_name,
@@ -24,7 +25,6 @@ from lab.analysis.scaling_curves import (
     rows_of,
     time_name,
 )
-from lab.figures.data import StudyResults
 from lab.figures.figure import Words, empty_unless, figure, has, no_runs
 from lab.figures.labels import Label, place, place_in_panels, room_beside
 from lab.figures.style import (

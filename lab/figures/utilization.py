@@ -9,8 +9,8 @@ import numpy as np
 from matplotlib.axes import Axes
 
 from lab.analysis.configurations import miscompiled
+from lab.analysis.results import StudyResults
 from lab.config.run import Run, distinct_labels
-from lab.figures.data import StudyResults
 from lab.figures.figure import empty_unless, figure
 from lab.figures.labels import Label, place
 from lab.figures.style import COLORS, MARKERS, ink, log2_x

@@ -13,7 +13,7 @@ import pandas as pd
 from matplotlib import figure as canvas
 
 from lab.analysis.configurations import UNKNOWN
-from lab.figures.data import Source, StudyResults
+from lab.analysis.results import Source, StudyResults
 from lab.figures.figure import figure_named
 from lab.figures.style import SIZE, style
 from lab.formatting import NOT_MEASURED, capitalized

@@ -127,14 +127,13 @@ def _template(study: Study, records: Sequence[Record]) -> str:
 
 def _statements(study: Study, records: Sequence[Record]) -> dict[str, str]:
     """What is said of a study outside its report too."""
-    from lab.figures.data import StudyResults
-    from lab.report.sections import headline_of, prediction_summary
+    from lab.analysis.results import StudyResults
 
     results = StudyResults(study)
     results.records = list(records)
     return {
-        "answer": headline_of(results),
-        "predictions": prediction_summary(results),
+        "answer": results.headline,
+        "predictions": results.prediction_summary,
         "noise": results.noise.sentence,
     }
 

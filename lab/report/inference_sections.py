@@ -6,9 +6,9 @@ from typing import Any
 
 from lab.analysis import inference
 from lab.analysis.inference import CLASSIFICATION, GENERATION, Kind
+from lab.analysis.results import StudyResults
 from lab.analysis.stages import CITATION
 from lab.analysis.stages import stages as stages_of
-from lab.figures.data import StudyResults
 from lab.formatting import format_seconds, rounded
 from lab.report import blocks, references, sections
 from lab.report.blocks import Figure, Markdown, Table

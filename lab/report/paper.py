@@ -8,10 +8,10 @@ from datetime import datetime
 
 from lab.analysis import findings as analysis
 from lab.analysis.audit import Finding
+from lab.analysis.results import StudyResults
 from lab.analysis.scaling_curves import with_interval
 from lab.analysis.waterfall import Waterfall, on_most_ranks, with_baseline
 from lab.config.run import Run, distinct_labels
-from lab.figures.data import StudyResults
 from lab.formatting import count, format_seconds, listed, percent, range_of
 from lab.report import references, sections
 from lab.report.blocks import Markdown, Table, escaped
@@ -35,7 +35,7 @@ def abstract(results: StudyResults) -> Markdown:
     """The question, its answer, and how accurate the predictions were, in one paragraph."""
     parts = [Markdown.of(results.study.question), sections.answer(results)]
     if results.study.kind == "training" and results.scores:
-        parts.append(Markdown.of(sections.prediction_summary(results)))
+        parts.append(Markdown.of(results.prediction_summary))
     return Markdown(" ".join(["**Abstract.**", *(part.markdown for part in parts)]))
 
 

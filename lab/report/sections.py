@@ -9,9 +9,9 @@ from typing import Any
 
 from lab.analysis import configurations, inference
 from lab.analysis import findings as analysis
-from lab.analysis.answer import answer as headline
 from lab.analysis.configurations import evaluated_samples, megabytes
 from lab.analysis.inference import accuracy
+from lab.analysis.results import StudyResults
 from lab.analysis.scaling_curves import (
     common_ranks,
     curves,
@@ -25,7 +25,6 @@ from lab.analysis.waterfall import waterfall_table
 from lab.config.run import distinct_labels
 from lab.config.study import Task
 from lab.errors import InputError
-from lab.figures.data import StudyResults
 from lab.formatting import NOT_MEASURED, count, format_seconds, percent, rounded, unit_for
 from lab.launch.plan import plan
 from lab.perfmodel import frozen
@@ -76,14 +75,7 @@ def answer(results: StudyResults) -> Markdown:
     notice = (
         [f"{results.notice}. Source: {'; '.join(results.citations)}."] if results.notice else []
     )
-    return Markdown.of(*notice, headline_of(results), strong=True)
-
-
-def headline_of(results: StudyResults) -> str:
-    """The answer alone, as plain text."""
-    study = results.study
-    scores = results.scores if study.kind == "prediction" else ()
-    return headline(study, results.summary, results.records, scores=scores)
+    return Markdown.of(*notice, results.headline, strong=True)
 
 
 def strip(results: StudyResults, run_ids: Sequence[str] | None = None) -> Markdown:
@@ -349,7 +341,7 @@ def outcome(results: StudyResults) -> Markdown:
 
 def predictions(results: StudyResults) -> list[Markdown | Table]:
     """The outcome of the predictions, with a row per run that was predicted and measured."""
-    summary = Markdown.of(prediction_summary(results))
+    summary = Markdown.of(results.prediction_summary)
     if not results.scores:
         return [summary]
     measured = {row["run_id"]: with_interval(row, "step_time") for row in rows_of(results.summary)}
@@ -360,28 +352,3 @@ def predictions(results: StudyResults) -> list[Markdown | Table]:
     reservations = f" Reservations: {'; '.join(beyond)}." if beyond else ""
     how = Markdown.of(f"{FROZEN}{'; '.join(bases)}.{reservations}")
     return [summary, how, Table(PREDICTIONS, table, index=False, label="tbl-predictions")]
-
-
-def prediction_summary(results: StudyResults) -> str:
-    """The number of predictions and their outcome, as far as their runs are quiet enough."""
-    if results.scores:
-        judged = results.judged_scores
-        unjudged = len(results.scores) - len(judged)
-        texts = [frozen.outcome(judged)] if judged else []
-        if unjudged:
-            counted = count(unjudged, "predicted run")
-            texts.append(f"{counted} cannot be judged: the measurement is too noisy.")
-        return " ".join(texts)
-    if waiting := frozen.predictions(results.study):
-        counted = f"{count(len(waiting), 'prediction')} {'is' if len(waiting) == 1 else 'are'}"
-        return f"{counted} frozen, but no predicted run has completed since."
-    if results.citations:
-        return "These times were published by others: nothing was predicted in advance."
-    if all(run.script for run in results.study.runs):
-        return "Steps of a script are measured, not predicted: the lab does not know its model."
-    if not any(run.world_size > 1 and run.task == "train" for run in results.study.runs):
-        return "No run of this study trains on more than one rank: there is nothing to predict."
-    return (
-        "No run of this study was predicted before it was measured. A prediction needs runs on one "
-        "rank, and lab calibrate before lab run; lab predict shows what is missing."
-    )

@@ -6,6 +6,7 @@ import contextlib
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 
 from lab.analysis import configurations, tables
+from lab.analysis.results import StudyResults
 from lab.analysis.scaling_curves import ranks_vary
 from lab.config.run import Run, distinct_labels
 from lab.config.strategies import SCRIPT_NAME
@@ -13,7 +14,6 @@ from lab.config.study import Study
 from lab.errors import InputError
 from lab.figures import curves
 from lab.figures.curves import OVERLAPPING
-from lab.figures.data import StudyResults
 from lab.figures.figure import NO_COMMUNICATION
 from lab.formatting import count, format_seconds
 from lab.launch.plan import planned, spent

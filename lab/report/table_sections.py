@@ -13,6 +13,7 @@ import pandas as pd
 from lab.analysis import proposal
 from lab.analysis.audit.columns import PHASES
 from lab.analysis.reported import Kind, ReportedTable, Scaling
+from lab.analysis.results import StudyResults
 from lab.analysis.scaling_curves import (
     baseline_name,
     device_of,
@@ -23,7 +24,6 @@ from lab.analysis.scaling_curves import (
     time_name,
     with_interval,
 )
-from lab.figures.data import StudyResults
 from lab.formatting import (
     NOT_MEASURED,
     bytes_unit,

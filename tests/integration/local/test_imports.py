@@ -113,6 +113,11 @@ def test_the_kernel_of_a_report_loads_nothing_that_edits_its_page() -> None:
     assert not loaded_by("import lab.report.study_sections") & heavy
 
 
+def test_whoever_exports_a_report_draws_nothing() -> None:
+    loaded = loaded_by("import lab.analysis.results, lab.report.html, lab.report.pdf")
+    assert not loaded & {"torch", "matplotlib"}
+
+
 def test_only_the_module_of_the_data_is_imported() -> None:
     loaded = loaded_by(
         "from lab.config.datasets import Stdlib; from lab.worker import data; "

@@ -8,10 +8,10 @@ from pathlib import Path
 import numpy as np
 import pytest
 
+from lab.analysis.results import MOST_CURVES
 from lab.config.study import Study
 from lab.figures import StudyResults
 from lab.figures.curves import MOST_POINTS, thinned
-from lab.figures.data import MOST_CURVES
 from lab.report import blocks, sections
 from lab.report.bench import LIMITS_S, WORLD_SIZES, Cost, Shape, made_up_study, shapes
 

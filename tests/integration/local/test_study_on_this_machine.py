@@ -18,8 +18,8 @@ from faults import Faults, await_steps
 from studies import LONG, SMALL_STUDY, StudyMaker
 
 import lab
+from lab.analysis.results import StudyResults
 from lab.config.study import Study
-from lab.figures.data import StudyResults
 from lab.machine import is_running
 from lab.records.store import Store, read_record
 from lab.report import sections

@@ -11,13 +11,13 @@ from hypothesis import strategies as st
 from lab import figures
 from lab.analysis.answer import answer
 from lab.analysis.findings import advice, findings, holes, limits
+from lab.analysis.results import StudyResults
 from lab.analysis.scaling import summary
 from lab.analysis.scaling_curves import Estimate
 from lab.analysis.waterfall import CAUSES, Waterfall, waterfalls
 from lab.config.emulation import Compute, Emulated, Link
 from lab.config.strategies import STRATEGIES
 from lab.figures import alt_text
-from lab.figures.data import StudyResults
 from lab.perfmodel.collectives import efficiency_with_overlap, efficiency_without_overlap
 from lab.records.schema import Communication, Environment, Event, Failure
 from lab.records.store import Record

@@ -14,11 +14,11 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 import lab
+from lab.analysis.results import StudyResults
 from lab.analysis.scaling import summary
 from lab.analysis.waterfall import Waterfall, waterfall_table, waterfalls
 from lab.config.emulation import Compute, Emulated
 from lab.config.run import Run
-from lab.figures.data import StudyResults
 from lab.perfmodel.calibration import ContentionTime
 from lab.records.schema import Communication
 from lab.records.store import Record

@@ -23,7 +23,6 @@ from lab.perfmodel.frozen import Score, archive_replaced, error_so_far, freeze, 
 from lab.perfmodel.memory import MemoryParts, memory_of
 from lab.perfmodel.simulate import Deviation, Prediction, slowest_of
 from lab.records.store import Record, Store, write_record
-from lab.report.sections import prediction_summary
 from lab.report.sections import predictions as prediction_section
 
 ALONE, PAIR = run(1, 8), run(2, 16)
@@ -260,7 +259,7 @@ def test_predictions_are_frozen_once_and_scored_when_measured(planned: Study) ->
         predictions(planned) == sorted(frozen, key=lambda one: one.frozen_at)
         and scores(planned) == []
     )
-    assert "no predicted run has completed since" in prediction_summary(StudyResults(planned))
+    assert "no predicted run has completed since" in StudyResults(planned).prediction_summary
     expected = next(one for one in frozen if one.run_id == PAIR.id).step_s
     measure(planned, 2, expected * 1.25, started=datetime.now(UTC))
     (score,) = scores(planned)
@@ -268,7 +267,7 @@ def test_predictions_are_frozen_once_and_scored_when_measured(planned: Study) ->
     assert score.memory_error is not None and score.frozen.run_id == PAIR.id
     assert (
         "is off by -20.0 %; the measurement lies outside the predicted interval."
-        in prediction_summary(StudyResults(planned))
+        in StudyResults(planned).prediction_summary
         and len(prediction_section(StudyResults(planned))) == 3
     )
     assert freeze(planned) == []

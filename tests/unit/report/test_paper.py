@@ -6,7 +6,7 @@ import re
 
 from factories import record, repeats, run, study
 
-from lab.figures.data import StudyResults
+from lab.analysis.results import StudyResults
 from lab.records.store import Store, write_record
 from lab.report import paper, references, study_sections
 from lab.report.blocks import Markdown, Table

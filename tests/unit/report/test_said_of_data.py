@@ -64,11 +64,11 @@ def test_predictions_are_judged_by_quiet_measurements_alone(tmp_path: Path) -> N
         baseline={},
     )
     write_prediction(results.study, frozen(pair, 0.11, frozen_at="2024-12-31T00:00:00Z"))
-    text = sections.prediction_summary(StudyResults(results.study))
+    text = StudyResults(results.study).prediction_summary
     assert text.startswith("The predicted step time of ") and "is off by +10.0 %" in text
     assert "judged" not in text
     write_prediction(results.study, frozen(four, 0.1, frozen_at="2024-12-31T00:00:00Z"))
-    text = sections.prediction_summary(StudyResults(results.study))
+    text = StudyResults(results.study).prediction_summary
     assert text.startswith("The predicted step time of ") and "is off by +10.0 %" in text
     assert text.endswith("1 predicted run cannot be judged: the measurement is too noisy.")
     assert said(paper.abstract(StudyResults(results.study))).count("The predicted step") == 1

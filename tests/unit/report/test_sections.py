@@ -4,7 +4,7 @@ from datetime import UTC, datetime
 
 from factories import frozen, repeats, run, stat, study, traced, write_prediction
 
-from lab.figures.data import StudyResults
+from lab.analysis.results import StudyResults
 from lab.records.schema import Communication
 from lab.records.store import DISTURBED, Store, write_record
 from lab.report import sections, study_sections

@@ -1,4 +1,4 @@
-"""Results of a study for figures and report sections: each part is computed once, on first use."""
+"""Results of a study for its report and figures: each part is computed once, on first use."""
 
 from __future__ import annotations
 
@@ -10,6 +10,7 @@ from typing import Any
 import numpy as np
 import pandas as pd
 
+from lab.analysis.answer import answer
 from lab.analysis.audit import Audit, audit, is_table
 from lab.analysis.comparison import Comparison
 from lab.analysis.noise import Noise, judge
@@ -20,7 +21,9 @@ from lab.analysis.waterfall import Waterfall, waterfalls
 from lab.config.cluster import NOTICE
 from lab.config.study import Study, Task
 from lab.errors import InputError, LabError, Problem
-from lab.perfmodel.frozen import Frozen, Score, scores
+from lab.formatting import count
+from lab.perfmodel import frozen
+from lab.perfmodel.frozen import Frozen, Score
 from lab.records.store import Record, Store, load_records
 from lab.records.table import grouped, table
 
@@ -186,7 +189,7 @@ class StudyResults:
     @cached_property
     def scores(self) -> list[Score]:
         """Predictions of the study's runs beside later measurements; none without a study."""
-        return scores(self._study, self.records) if self._study else []
+        return frozen.scores(self._study, self.records) if self._study else []
 
     @property
     def judged_scores(self) -> list[Score]:
@@ -197,6 +200,37 @@ class StudyResults:
     def predicted(self) -> dict[str, Frozen]:
         """The prediction of each run that has since been measured, by run id."""
         return {score.frozen.run_id: score.frozen for score in self.scores}
+
+    @property
+    def headline(self) -> str:
+        """The answer to the study's question, as plain text."""
+        scored = self.scores if self.study.kind == "prediction" else ()
+        return answer(self.study, self.summary, self.records, scores=scored)
+
+    @property
+    def prediction_summary(self) -> str:
+        """The number of predictions and their outcome, as far as their runs are quiet enough."""
+        if self.scores:
+            judged = self.judged_scores
+            unjudged = len(self.scores) - len(judged)
+            texts = [frozen.outcome(judged)] if judged else []
+            if unjudged:
+                counted = count(unjudged, "predicted run")
+                texts.append(f"{counted} cannot be judged: the measurement is too noisy.")
+            return " ".join(texts)
+        if waiting := frozen.predictions(self.study):
+            counted = f"{count(len(waiting), 'prediction')} {'is' if len(waiting) == 1 else 'are'}"
+            return f"{counted} frozen, but no predicted run has completed since."
+        if self.citations:
+            return "These times were published by others: nothing was predicted in advance."
+        if all(run.script for run in self.study.runs):
+            return "Steps of a script are measured, not predicted: the lab does not know its model."
+        if not any(run.world_size > 1 and run.task == "train" for run in self.study.runs):
+            return "No run of this study trains on more than one rank: there is nothing to predict."
+        return (
+            "No run of this study was predicted before it was measured. A prediction needs runs on "
+            "one rank, and lab calibrate before lab run; lab predict shows what is missing."
+        )
 
     @cached_property
     def emulated(self) -> str:
