@@ -76,7 +76,8 @@ def step_by_flops(values: Mapping[str, Any], case: Case, gpus: float, batch: flo
             f"{gpu.name.upper()}: name those of all GPUs 'aggregate TFLOP/s'"
         )
     passes = case.passes
-    of_model = kind == "mfu" or kind.endswith("model_flops") or case.framework.halves_attention
+    plain = not kind.endswith("hardware_flops") and case.framework.counts_recomputed is False
+    of_model = kind.endswith(("mfu", "model_flops")) or plain
     if of_model or abs(mfu / rate - 1) < SAME:
         passes = 3.0
     elif "recomputed" not in values:

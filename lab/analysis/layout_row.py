@@ -23,6 +23,7 @@ BATCHES = ("global_batch", "micro_batch", "replica_batch", "batch_tokens", "batc
 LEAST_PARAMETERS = 1e5  # of a model: smaller counts lack their unit
 DENSE, MIXTURE = ("layers", "width"), ("layers", "width", "hidden", "experts", "active")
 AGREES = 0.02  # relative
+ONLY_SIZE = re.compile(r"\d+(\.\d+)?[bt]([ -]a\d+(\.\d+)?b)?", re.IGNORECASE)  # 30B-A3B
 # What is recomputed, or MaxText's policies that keep the products.
 PARTS_OF_LAYERS = re.compile(r"select|minimal|norm|attn|proj|(?<![a-z])act(?![a-z])")
 # What a row may lack, and what can be assumed instead.
@@ -56,6 +57,7 @@ class LayoutRow:
     quoted_batch: float | None = None  # if it is not what ran
     rate_of_gpu: bool = False  # its rate is that of each GPU, though not named so
     divided: bool = False  # into micro-batches that the table does not give
+    only_size: bool = False  # of a mixture of experts, of which one is known
 
 
 def layout_row(
@@ -77,6 +79,8 @@ def layout_row(
     machine = _machine(values, gpus)
     shared = _sharing(values, data * context, framework.sharing)
     near = machine.gpus_per_node // tensor
+    # With experts, tensor parallelism must: each rank would send the same tokens otherwise.
+    splits = framework.sequence_parallel or model.experts > 1
     interleave = min(whole(values, "interleave"), max(model.layers // pipeline, 1))
     layout = Layout(
         shared,
@@ -87,7 +91,7 @@ def layout_row(
         context=context,
         expert=_expert(values, model, data * context * tensor),
         interleave=interleave if pipeline > 1 else 1,
-        sequence_parallel=_sequence_parallel(values, tensor, framework.sequence_parallel),
+        sequence_parallel=_sequence_parallel(values, tensor, unsaid=splits),
         replicas=_replicas(values, data * context, near) if shared == "fsdp" else 1,
     )
     candidate = Candidate(
@@ -113,8 +117,9 @@ def layout_row(
     mfu = mfu_of(values)
     quoted = values.get("global_batch")
     other = quoted if quoted != batch else None
+    only_size = model.experts > 1 and bool(ONLY_SIZE.fullmatch(_name(values)))
     return LayoutRow(
-        place, case, step_s, memory, failed, parameters, mfu, other, rate_of_gpu, divided
+        place, case, step_s, memory, failed, parameters, mfu, other, rate_of_gpu, divided, only_size
     )
 
 
@@ -291,6 +296,8 @@ def _model(values: Mapping[str, Any], notes: str) -> Transformer:
             f"a model of {parameters:g} parameters lacks the unit: write {parameters:g}B, or "
             "'parameters (B)' above it"
         )
+    if mixture and model is None and ONLY_SIZE.fullmatch(text):
+        model = transformer.mixture_of(transformer.size(text) or 0.0)
     if mixture and (model is None or model.experts == 1):
         raise ValueError(f"unknown mixture of experts {text or '(ep > 1)'}: no {', '.join(lacks)}")
     if model is None and (parameters := parameters or transformer.size(text)):

@@ -41,6 +41,7 @@ from lab.analysis.layout_row import (
     whole,
 )
 from lab.analysis.layout_words import (
+    ACRONYMS,
     ADAPTERS,
     FASTER_GPU,
     OTHER_CHIP,
@@ -127,14 +128,15 @@ def read_layouts(
     notes = "; ".join([" ".join(map(str, around)), title])
     columns = meanings(frame)
     assumed = _assumed(assume or {})
-    if "gpu" not in {*columns, *assumed} and (chip := _other_chip(frame, notes)):
+    words = _words(frame)
+    if "gpu" not in {*columns, *assumed} and (chip := _other_chip(f"{notes}; {words}")):
         what = f"the table is of {chip!r}, whose speed is unknown"
         raise InputError(
             name, [Problem("gpu", what, "predict a GPU's times with --assume gpu=h100")]
         )
     cells = _cells(frame, columns, assumed)
     precisions = {precision(str(row["precision"])) for row in cells if "precision" in row}
-    framework = _framework(notes, cells)
+    framework = _framework(notes, words, cells)
     defaults, assumptions = from_notes(notes, {*columns, *assumed}, precisions, framework)
     every = [_of_row(row, defaults | assumed) for row in cells]
     if by_rate := sum(map(_with_batch, every)):
@@ -161,7 +163,9 @@ def read_layouts(
         )
     rows: list[LayoutRow] = []
     left_out: Counter[str] = Counter()
-    for place, values in enumerate(every):
+    for place, (values, row) in enumerate(zip(every, frame.to_numpy().tolist(), strict=True)):
+        if _is_heading(row):
+            continue
         try:
             rows.append(layout_row(place, values, notes, framework, timed=timed))
         except ValueError as error:
@@ -185,26 +189,32 @@ def read_layouts(
     return LayoutTable(tuple(rows), tuple(assumptions), dict(left_out), name)
 
 
-def _other_chip(frame: pd.DataFrame, notes: str) -> str:
-    """The chip that a table or its notes name if it is no GPU and they name none, or ""."""
-    cells = (
-        cell
-        for place in range(frame.shape[1])
-        for cell in frame.iloc[:, place].astype(str).unique()[:MOST_CELLS]
-    )
-    text = "; ".join([notes, *map(str, frame.columns), *cells])
-    chip = OTHER_CHIP.search(text)
-    return chip[0] if chip and not named_gpu(text) else ""
+def _words(frame: pd.DataFrame) -> str:
+    """What the names and the cells of a table say."""
+    columns = (frame.iloc[:, place] for place in range(frame.shape[1]))
+    cells = (cell for column in columns for cell in column.dropna().unique()[:MOST_CELLS])
+    return "; ".join(map(str, [*frame.columns, *cells]))
 
 
-def _framework(notes: str, cells: Sequence[Mapping[str, Any]]) -> Framework:
-    """The framework by the notes, GPUs and precisions, with the dispatcher that remarks name."""
+def _other_chip(words: str) -> str:
+    """The chip that is named if it is no GPU and no GPU is named, or ""."""
+    chip = OTHER_CHIP.search(words)
+    return chip[0] if chip and not named_gpu(words) else ""
+
+
+def _framework(notes: str, words: str, cells: Sequence[Mapping[str, Any]]) -> Framework:
+    """The framework by the notes, GPUs, precisions and its own acronyms, with its dispatcher."""
     named = {str(row[name]) for row in cells for name in ("gpu", "precision") if name in row}
-    framework = named_framework("; ".join([notes, *sorted(named)]))
-    remarks = [notes, *(str(row.get("remarks")) for row in cells)]
-    if any(map(SENT_ONCE.search, remarks)):
+    framework = named_framework("; ".join([notes, *sorted(named), *ACRONYMS.findall(words)]))
+    if SENT_ONCE.search(f"{notes}; {words}"):
         return replace(framework, dispatches_once=True)
     return framework
+
+
+def _is_heading(cells: Sequence[Any]) -> bool:
+    """Whether a row holds nothing but a heading of the rows below it."""
+    filled = sum(str(cell).strip() not in {"", "nan", "None"} for cell in cells)
+    return filled < 2 < len(cells)
 
 
 def _unused(frame: pd.DataFrame, columns: Mapping[str, str]) -> list[str]:
@@ -222,6 +232,8 @@ def _of_some(rows: Sequence[LayoutRow]) -> Iterator[str]:
         )
     if divided := sum(row.divided for row in rows):
         yield f"{count(divided, 'row')}: no micro-batch size, the largest that fits is assumed"
+    if sized := sum(row.only_size for row in rows):
+        yield f"{count(sized, 'row')}: the only mixture of experts that is known of that size"
     if others := sum(row.quoted_batch is not None for row in rows):
         yield (
             f"{count(others, 'row')} quote{'s' * (others == 1)} a batch other than micro-batch x "

@@ -17,29 +17,29 @@ class Framework:
 
     `pattern` matches the words by which a table names it. Stages of a `balanced` pipeline have
     equal FLOPs, including the head's; others equal layers. `sequence_parallel` says that its tensor
-    parallelism splits sequences as well, `counts_recomputed` that its FLOP/s include recomputed
-    passes, `halves_attention` that they omit its masked half. `sharing` is how its replicas share
-    state if a table does not say, and `hides_shards` that ZeRO's gradients are sent during the last
-    backward pass, as DDP's are, and its parameters during the next forward pass. `hides_transfers`
-    says that an interleaved pipeline hands on while it computes. Launches and products hide each
-    other as a p-norm with exponent `hides`: the higher it is, the more the longer one alone counts.
-    `hides_sums` says that launches hide the sums of tensor parallelism as well, `overlaps_sums`
-    that they are cut up and sent while products are computed, `dispatches_once` that a token for
-    several experts of another node is sent there once (DeepEP). On more nodes than its `reach`, the
-    transfers of a pipeline are delayed. If a table does not say, `recomputed` is the share of the
-    forward pass that is taken to be recomputed, `keeps` the checkpointing by which memory is
-    counted, `interleave` the stages of a rank. `shard_bytes` are what ZeRO sums and gathers at a
-    time. `state`, `sharded_state` and `fused` are those of `transformer_memory`, `usable` is the
-    share of a GPU's nominal memory for training, `offloads` that of the layers whose activations
-    FSDP moves to a Grace host. `coefficients` are those of the law of layouts with different
-    expectations, with the deviation of their logarithm.
+    parallelism splits sequences as well, `counts_recomputed` whether its FLOP/s include recomputed
+    passes (None: unknown), `halves_attention` that they omit its masked half. `sharing` is how its
+    replicas share state if a table does not say, and `hides_shards` that ZeRO's gradients are sent
+    during the last backward pass, as DDP's are, and its parameters during the next forward pass.
+    `hides_transfers` says that an interleaved pipeline hands on while it computes. Launches and
+    products hide each other as a p-norm with exponent `hides`: the higher it is, the more the
+    longer one alone counts. `hides_sums` says that launches hide the sums of tensor parallelism as
+    well, `overlaps_sums` that they are cut up and sent while products are computed,
+    `dispatches_once` that a token for several experts of another node is sent there once (DeepEP).
+    On more nodes than its `reach`, the transfers of a pipeline are delayed. If a table does not
+    say, `recomputed` is the share of the forward pass that is taken to be recomputed, `keeps` the
+    checkpointing by which memory is counted, `interleave` the stages of a rank. `shard_bytes` are
+    what ZeRO sums and gathers at a time. `state`, `sharded_state` and `fused` are those of
+    `transformer_memory`, `usable` is the share of a GPU's nominal memory for training, `offloads`
+    that of the layers whose activations FSDP moves to a Grace host. `coefficients` are those of the
+    law of layouts with different expectations, with the deviation of their logarithm.
     """
 
     name: str = ""
     pattern: str = ""
     balanced: bool = False
     sequence_parallel: bool = False
-    counts_recomputed: bool = False
+    counts_recomputed: bool | None = None
     halves_attention: bool = False
     sharing: Sharing = "ddp"
     hides_shards: bool = False
@@ -110,8 +110,9 @@ MEGATRON = Framework(
 MEGATRON_CORE = Framework(
     name="megatron-core",
     pattern=r"megatron.?core|\bmcore\b"
-    r"|(?=.*megatron)(?=.*(\b202[3-9]\b|fp[48]|(?<![a-z])(h[128]00|gh200|g?b[23]00|mi3\d\dx)))",
+    r"|(?=.*(megatron|\b(vpp|etp|edp)\b))(?=.*(\b202[3-9]\b|fp[48]|(?<![a-z])(h[128]00|gh200|g?b[23]00|mi3\d\dx)))",
     sequence_parallel=True,
+    counts_recomputed=False,
     sharing="zero1",
     hides_shards=True,
     hides_transfers=True,

@@ -211,6 +211,7 @@ _EXPERTS = re.compile(
     r"\d+b.?a\d+b\b|\d+[x×]\d+(\.\d+)?b|\bmoe\b|mixtral|deepseek.?(v?[234]|r1)|kimi.?k2",
     re.IGNORECASE,
 )
+NOMINAL = 0.03  # relative, of what names round: Kimi K2 has 1026B, gpt-oss-120b 117B
 _SIZE = re.compile(r"(?<![\d.x×])(\d+(?:\.\d+)?)\s*([mbt])\b", re.IGNORECASE)
 _FACTOR = {"m": 1e6, "b": 1e9, "t": 1e12}
 _WHOLE = r".*(?<![\d.])"  # the 7b of "llama 7b", not that of "llama 28.7b"
@@ -245,6 +246,16 @@ def size(text: str) -> float | None:
 def sizes(text: str) -> set[float]:
     """All numbers of parameters in words."""
     return {float(count) * _FACTOR[unit.lower()] for count, unit in _SIZE.findall(text)}
+
+
+def mixture_of(count: float) -> Transformer | None:
+    """The mixture of experts of NAMED with about this many parameters; None if none is alone."""
+    alike = {
+        model
+        for model in NAMED.values()
+        if model.experts > 1 and abs(model.parameters / count - 1) < NOMINAL
+    }
+    return alike.pop() if len(alike) == 1 else None
 
 
 def of_parameters(count: float, *, vocabulary: int = GPT2_VOCABULARY) -> Transformer:

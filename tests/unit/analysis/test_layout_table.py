@@ -233,8 +233,40 @@ def test_a_dispatcher_that_sends_tokens_once_is_read() -> None:
     rows = frame()
     assert not read_layouts(rows).rows[0].case.framework.dispatches_once
     rows.attrs["notes"] = ["our own loop with DeepEP"]
-    for table in (rows, frame(Optimizations="triton + DeepEP"), frame(Notes="HybridEP")):
+    others = [frame(**{name: "DeepEP"}) for name in ("Optimizations", "Notes", "Dispatcher")]
+    for table in (rows, *others):
         assert read_layouts(table).rows[0].case.framework.dispatches_once
+
+
+@pytest.mark.parametrize("column", ["VPP", "ETP", "EDP"])
+def test_acronyms_tell_megatron_core(column: str) -> None:
+    (row,) = read_layouts(frame(**{column: 1})).rows
+    assert row.case.framework.name == "megatron-core"
+    assert not read_layouts(frame(**{column: 1}, System="A100")).rows[0].case.framework.name
+
+
+@pytest.mark.parametrize(("size", "layers"), [("235B", 94), ("30B-A3B", 48)])
+def test_a_mixture_of_experts_may_be_known_by_its_size_alone(size: str, layers: int) -> None:
+    read = read_layouts(frame(Model=size, EP=8))
+    assert read.rows[0].case.model.layers == layers and read.rows[0].case.model.experts == 128
+    assert "1 row: the only mixture of experts that is known of that size" in read.notes
+    for other in ("50B", f"Nemotron {size}"):
+        with pytest.raises(InputError, match="unknown mixture of experts"):
+            read_layouts(frame(Model=other, EP=8))
+
+
+def test_ranks_that_share_experts_and_layers_send_their_own_tokens() -> None:
+    mixture = frame(Model="Qwen3 30B-A3B", EP=8)
+    assert read_layouts(mixture).rows[0].case.candidate.layout.sequence_parallel
+    without = read_layouts(mixture.assign(SP="off")).rows[0]
+    assert not without.case.candidate.layout.sequence_parallel
+
+
+def test_headings_between_rows_and_empty_cells_are_no_rows() -> None:
+    heading = pd.DataFrame([{"Model": "Across nodes"}])
+    rows = pd.concat([heading, frame(), heading], ignore_index=True)
+    read = read_layouts(rows.drop(columns="System"))
+    assert len(read.rows) == 1 and not read.left_out
 
 
 @pytest.mark.parametrize("column", ["Model size", "Size", "Params", "Model Size (B)"])
@@ -660,6 +692,8 @@ def equation_3(passes: int) -> float:
         ("", {"Model TFLOP / sec / GPU": 138, "recompute": "full"}, 3),
         ("", {"Hardware TFLOPs/GPU": 138, "recompute": "full"}, 4),
         ("", {"TFLOPS": 138, "recompute": "none"}, 3),
+        ("Megatron-Core", {"TFLOPS": 138, "recompute": "full"}, 3),
+        ("Megatron-Core", {"Hardware TFLOPs/GPU": 138, "recompute": "full"}, 4),
     ],
 )
 def test_flops_give_the_time_by_the_formula_that_counts_them(
