@@ -56,7 +56,7 @@ NAMES = {
     "memory": rf"(?!{_NOT_USED})(.*(memory|vram|gpu_ram)(_.*)?|((peak|max)_)?(mem|reserved)(_.*)?)",
     "status": r"status|result|outcome|state",
     "sequence": r"((max|packed)_?)?(seq(uence)?|context|ctx)(_?(len(gth)?|size|window))?"
-    r"(_t(okens)?)?|seq_?len|max_?len(gth)?|cutoff_?len|tokens_per_(sample|seq(uence)?)",
+    r"(_t(okens)?)?|seq_?len|max_?len(gth)?|cutoff_?len|sl|tokens_per_(sample|seq(uence)?)",
     "micro_batch": r"(micro|per_?gpu|device)_?(batch)_?(size)?(_per_gpu)?|mbs|microbatch",
     "global_batch": r"(global|total)_?(train_)?batch_?(size)?|gbs",
     "batch": r"(mini_?|train(ing)?_?)?(batch(_?size)?|bsz?)(_(in_)?(sequences|seqs|samples))?",
@@ -128,8 +128,30 @@ MOST_MEMORY = 1e12  # bytes of a GPU
 LEAST_WIDTH, WIDTH_STEP = 64, 32  # of models: other numbers for a size count parameters
 NO = re.compile(r"(false|0|0\.0|off|no(ne|t)?\b.*|without\b.*)?")
 YES, SWITCHED_ON = re.compile("true|on|yes|y|✓|✅"), 2.0  # of more than one rank
+LIST = re.compile(r"[a-z]+(?:(?:\s*/\s*|,\s+)[a-z]+)+", re.IGNORECASE)
+SEPARATOR, COUNT = re.compile(r"\s*/\s*|,\s+"), re.compile(r"\d+k?", re.IGNORECASE)
 FAILED = re.compile("oom|out of memory|crash|fail|error|killed|timeout", re.IGNORECASE)
 EMPTY = (MISSING | {"<na>"}) - {"oom", "failed", "fail", "error"}
+
+
+def split_lists(frame: pd.DataFrame) -> pd.DataFrame:
+    """The table with a column for each setting of lists: 2/1/4 below TP/PP/CP are three."""
+    split: dict[str, list[str]] = {}
+    lists = []
+    for place, column in enumerate(map(str, frame.columns)):
+        match = LIST.search(column)
+        names = SEPARATOR.split(match[0]) if match else []
+        if sum(_meaning(name, ()) is not None for name in names) < 2:
+            continue
+        cells = [SEPARATOR.split(_text(cell).strip("()[]")) for cell in frame.iloc[:, place]]
+        if all(len(cell) == len(names) and all(map(COUNT.fullmatch, cell)) for cell in cells):
+            lists.append(place)
+            split |= dict(zip(names, map(list, zip(*cells, strict=True)), strict=True))
+    if not lists:
+        return frame
+    kept = frame.drop(columns=frame.columns[lists])
+    new = {name: values for name, values in split.items() if name not in kept.columns}
+    return kept.assign(**new)
 
 
 def meanings(frame: pd.DataFrame) -> dict[str, str]:

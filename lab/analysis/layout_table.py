@@ -25,6 +25,7 @@ from lab.analysis.layout_columns import (
     column_values,
     crashed,
     meanings,
+    split_lists,
     stage,
 )
 from lab.analysis.layout_rates import flop_rate
@@ -120,7 +121,7 @@ def read_layouts(
     Rows without a time or rate are left out, unless `timed` is false. Raises InputError, with what
     is missing, if no row can be predicted, and for unknown names in `assume`.
     """
-    frame = read_table(source) if isinstance(source, str | Path) else source
+    frame = split_lists(read_table(source) if isinstance(source, str | Path) else source)
     name = str(frame.attrs.get("name", "rows"))
     around = _prose(source) or frame.attrs.get("notes", ())
     # A number before the name, as in 07-h100.csv, counts nothing.

@@ -262,6 +262,19 @@ def test_ranks_that_share_experts_and_layers_send_their_own_tokens() -> None:
     assert not without.case.candidate.layout.sequence_parallel
 
 
+@pytest.mark.parametrize(
+    ("name", "cell"), [("TP/PP/CP", "4/2/2"), ("Strategy (TP, PP, CP)", "(4, 2, 2)")]
+)
+def test_settings_may_be_listed_in_one_column(name: str, cell: str) -> None:
+    rows = frame(TP=None, PP=None, MBS=None, GBS=None, **{name: cell, "MBS/GBS/SL": "1/64/8k"})
+    rows = rows.drop(columns="Sequence Length")
+    case = read_layouts(rows).rows[0].case
+    layout = case.candidate.layout
+    assert (layout.tensor, layout.pipeline, layout.context, layout.data) == (4, 2, 2, 1)
+    assert (case.candidate.micro_batch, case.candidate.grad_accum, case.sequence) == (1, 64, 8192)
+    assert read_layouts(frame(**{"TP/PP": "see text"})).rows[0].case.candidate.layout.tensor == 2
+
+
 def test_headings_between_rows_and_empty_cells_are_no_rows() -> None:
     heading = pd.DataFrame([{"Model": "Across nodes"}])
     rows = pd.concat([heading, frame(), heading], ignore_index=True)
