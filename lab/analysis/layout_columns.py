@@ -160,8 +160,9 @@ def meanings(frame: pd.DataFrame) -> dict[str, str]:
     letters = len(SYMBOLS.keys() & set(map(str, frame.columns))) >= FEWEST_SYMBOLS
     for place, column in enumerate(map(str, frame.columns)):
         meant = SYMBOLS.get(column) if letters else None
-        meant = meant or _meaning(column, frame.iloc[:, place].tolist())
-        if meant and meant not in columns:
+        cells = frame.iloc[:, place].tolist()
+        meant = meant or _meaning(column, cells)
+        if meant and meant not in columns and _says(meant, column, cells):
             columns[meant] = column
     return columns
 
@@ -187,6 +188,15 @@ def _meaning(column: str, cells: Sequence[Any]) -> str | None:
     if guessed and guessed.canonical == "time" and guessed.per == "step":
         return "time"
     return GUESSED.get(guessed.canonical) if guessed else None
+
+
+def _says(meant: str, column: str, cells: Sequence[Any]) -> bool:
+    """Whether a column of settings has any or is empty; MBS1 GBS256 below "Batch" are words."""
+    if meant in TEXT | MEASURED or all(_text(cell).lower() in EMPTY for cell in cells):
+        return True
+    return any(
+        value == value and value is not None for value in column_values(meant, column, cells)
+    )
 
 
 def _unit(cells: Sequence[Any]) -> str:

@@ -92,7 +92,8 @@ RECOMPUTES_NOTHING = {"w/o", "without", "off", "disabled", "false", "none"}
 ABBREVIATED = {
     "tp": "tensor", "pp": "pipeline", "cp": "context", "ep": "expert", "dp": "data",
     "vp": "interleave", "vpp": "interleave", "mbs": "micro_batch", "gbs": "global_batch",
-    "bs": "batch", "ga": "accum", "gas": "accum", "dp_replicate": "replicate", "dp_shard": "shard",
+    "bs": "batch", "ga": "accum", "gas": "accum", "sl": "sequence", "dp_replicate": "replicate",
+    "dp_shard": "shard",
 }  # fmt: skip
 # "TP8", "tp=8", "PP 4", and in "zero1(dp2)+tp2"; "expert parallelism 8".
 SETTING = re.compile(
@@ -107,7 +108,7 @@ SET_RECOMPUTED = re.compile(
     r"\brecomput\w*\s*[=:]\s*(\w+)|\b(full|selective|no) AC\b", re.IGNORECASE
 )
 # Megatron-Core's names for tensor and data parallelism of experts, and for interleaved stages.
-ACRONYMS = re.compile(r"\b(?:etp|edp|vpp)\b", re.IGNORECASE)
+ACRONYMS = re.compile(r"\b(?:etp|edp|vpp)(?=\d|\b)", re.IGNORECASE)
 SENT_ONCE = re.compile(r"\b(?:deep|hybrid).?ep\b", re.IGNORECASE)
 ADAPTERS = re.compile(r"(?<![a-z])(?:q|do)?lora(?![a-z])", re.IGNORECASE)
 _DENIED = re.compile(r"\b(?:no|not|without|w/o|instead of)\s+[^\s,;.]+", re.IGNORECASE)

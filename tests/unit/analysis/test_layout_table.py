@@ -272,6 +272,11 @@ def test_settings_may_be_listed_in_one_column(name: str, cell: str) -> None:
     layout = case.candidate.layout
     assert (layout.tensor, layout.pipeline, layout.context, layout.data) == (4, 2, 2, 1)
     assert (case.candidate.micro_batch, case.candidate.grad_accum, case.sequence) == (1, 64, 8192)
+    words = {"Parallelism": "TP4 PP2 CP2 ETP1", "Batch / Seq": "MBS1 GBS64 SL8192"}
+    (row,) = read_layouts(rows.drop(columns=[name, "MBS/GBS/SL"]).assign(**words)).rows
+    layout = row.case.candidate.layout
+    assert (layout.tensor, layout.pipeline, layout.context, row.case.sequence) == (4, 2, 2, 8192)
+    assert row.case.candidate.grad_accum == 64 and row.case.framework.name == "megatron-core"
     assert read_layouts(frame(**{"TP/PP": "see text"})).rows[0].case.candidate.layout.tensor == 2
 
 
