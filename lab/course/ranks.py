@@ -24,7 +24,7 @@ import numpy as np
 from lab.course.check import WrongAnswerError, require
 from lab.course.ladder import CARRIED, INSTANCES, RUNGS, Evidence, Rung, Trial
 from lab.course.language import tr
-from lab.errors import InputError, LabError, Problem, nearest
+from lab.errors import InputError, LabError, Problem, nearest, require_type
 from lab.files import read_json, write_atomically
 from lab.launch.confined import Ended, line_in, run_ranks
 from lab.perfmodel.collectives import bus_factor
@@ -213,6 +213,7 @@ def judge(
 
 
 def _rung(name: str, world_size: int) -> Rung:
+    require_type(name, str, "name", "the name of a rung, such as '03.flat'")
     if name not in RUNGS:
         raise InputError("check_ranks", [Problem(name, "no such rung", nearest(name, RUNGS))])
     if not 2 <= world_size <= LARGEST_WORLD:
