@@ -62,6 +62,10 @@ LARGEST_WORLD = 8
 TRIES = ".tries.json"  # beside the file
 
 
+class _NotRunError(WrongAnswerError):
+    """A file that cannot be run, such as one with a syntax error: hints of its rung do not help."""
+
+
 def forbidden(text: str) -> list[str]:
     """What a file may not use, each with its line; empty if it may run."""
     if len(text) > LARGEST_FILE:
@@ -160,6 +164,8 @@ def check_ranks(name: str, *, file: str | Path, world_size: int = 2) -> None:
     try:
         text = path.read_text("utf-8", errors="replace")
         verdict = judge(name, text, path=path, world_size=world_size, timed=True)
+    except _NotRunError as error:
+        raise WrongAnswerError(tr("{name}: not yet. {hint}", name=name, hint=error)) from None
     except WrongAnswerError as error:
         hint = f"{error} {tr(_hint(rung, _count(path, name)))}"
         raise WrongAnswerError(tr("{name}: not yet. {hint}", name=name, hint=hint)) from None
@@ -192,12 +198,11 @@ def judge(
     if why := confine.obstacle():
         raise LabError(f"{name} cannot be tried on this machine: {why}")
     problems = forbidden(text)
-    require(
-        not problems,
-        "{file} cannot be tried: {problems}.",
-        file=path.name,
-        problems="; ".join(problems[:3]),
-    )
+    if problems:
+        text = tr(
+            "{file} cannot be tried: {problems}.", file=path.name, problems="; ".join(problems[:3])
+        )
+        raise _NotRunError(text)
     draw = np.random.default_rng(list(seed) if seed else secrets.randbits(64))
     spec, arrays, whole = INSTANCES[rung.task](draw, world_size)
     spec |= {"needs": rung.needs, "world_size": world_size, "limit_s": LIMIT_S}
