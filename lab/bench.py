@@ -120,7 +120,7 @@ def bench(
     for option, owners in OWNERS.items():
         source = context.get_parameter_source({"all": "every"}.get(option, option))
         if what not in owners and source and source.name == "COMMANDLINE":
-            advice = f"use it with {' or '.join(owners)}"
+            advice = f"use it with {', '.join(owners)}"
             refuse("bench", {f"--{option}": True}, f"is not an option of {what}", advice)
     if ranks > 1 and script is None:
         refuse("bench", {"--ranks": ranks}, "are those of a script", "give --script COMMAND")
