@@ -8,7 +8,7 @@ from typing import Annotated, Any
 
 from rich.console import Console
 from rich.progress import track
-from typer import Argument, Option
+from typer import Argument, Context, Option
 
 import lab
 from lab.errors import InputError, LabError, Problem, nearest
@@ -26,7 +26,24 @@ from lab.terminal import (
 Verdict = tuple[Any, list[View], str]  # content, views, and why it is not good enough
 
 
+# The benchmarks that an option is for.
+OWNERS = {
+    "quick": ("overhead", "training", "losses", "predict", "driver"),
+    "script": ("overhead",),
+    "ranks": ("overhead",),
+    "nanogpt": ("training",),
+    "all": ("predict",),
+    "cluster": ("predict",),
+    "fresh": ("predict",),
+    "assume": ("public",),
+    "fit": ("public",),
+    "splits": ("public",),
+    "runs": ("report",),
+}
+
+
 def bench(
+    context: Context,
     what: Annotated[
         str,
         Argument(
@@ -100,15 +117,13 @@ def bench(
     }
     if what not in benchmarks:
         raise InputError("bench", [Problem(what, "no such benchmark", nearest(what, benchmarks))])
-    owned: dict[str, dict[str, object]] = {
-        "predict": {"--all": every},
-        "overhead": {"--script": script},
-        "training": {"--nanogpt": nanogpt},
-        "public": {"--assume": assume},
-    }
-    for owner, given in owned.items():
-        if what != owner:
-            refuse("bench", given, f"is not an option of {what}", f"use it with {owner}")
+    for option, owners in OWNERS.items():
+        source = context.get_parameter_source({"all": "every"}.get(option, option))
+        if what not in owners and source and source.name == "COMMANDLINE":
+            advice = f"use it with {', '.join(owners)}"
+            refuse("bench", {f"--{option}": True}, f"is not an option of {what}", advice)
+    if ranks > 1 and script is None:
+        refuse("bench", {"--ranks": ranks}, "are those of a script", "give --script COMMAND")
     places = {"public": len(tables or ()), "training": 1}
     if tables and len(tables) > places.get(what, 0):
         fault = (f"{what} takes no study or table", "only training and public do")

@@ -6,7 +6,10 @@ import difflib
 import re
 from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass
+from types import UnionType
+from typing import TypeVar
 
+T = TypeVar("T")
 INTERRUPTED = 130  # exit status, as shells report it for a command ended by Ctrl-C
 MOST_ALIKE = 4  # shown problems of an input that differ only in numbers and names
 SHOWN = 60  # letters of a word that is longer than any name or path
@@ -74,6 +77,26 @@ def _lines(problems: Iterable[Problem]) -> Iterator[str]:
         yield from map(str, shown)
         if len(group) > len(shown):
             yield f"  and {len(group) - 1} more like the last"
+
+
+def require_type(given: object, kind: type | UnionType, where: str, wanted: str) -> None:
+    """Raise InputError for an argument of a function that is of another kind than `wanted`."""
+    if not isinstance(given, kind):
+        what = f"cannot be of type {type(given).__name__}"
+        raise InputError("argument", [Problem(where, what, f"give {wanted}")])
+
+
+def items(
+    given: Iterable[T], kind: type | UnionType, where: str, wanted: str, *, least: int = 0
+) -> list[T]:
+    """An argument as a list; InputError unless it is `wanted`, a list of items of this kind."""
+    require_type(given, list if isinstance(given, str) else Iterable, where, wanted)
+    found = list(given)
+    for place, item in enumerate(found):
+        require_type(item, kind, f"{where}[{place}]", wanted)
+    if len(found) < least:
+        raise InputError("argument", [Problem(where, "is empty", f"give {wanted}")])
+    return found
 
 
 def first_line(error: BaseException) -> str:

@@ -23,7 +23,7 @@ from lab.analysis.scaling import (
 )
 from lab.analysis.scaling_curves import over_repeats, ranks, rows_of, with_interval
 from lab.config.study import Study
-from lab.errors import InputError, Problem
+from lab.errors import InputError, Problem, items
 from lab.formatting import count, extent, format_seconds, percent, rounded
 from lab.records.store import Record, load_records, other_form
 from lab.records.table import table
@@ -146,9 +146,9 @@ def compare(studies: Sequence[str | Path | Study], *, quick: bool = False) -> Co
     Raises InputError for fewer than two folders, for a folder without completed records, and for
     studies that have no configuration in common.
     """
-    loaded = [
-        study if isinstance(study, Study) else Study.load(study, quick=quick) for study in studies
-    ]
+    wanted = "a list of studies, their names or folders"
+    given = items(studies, Study | str | Path, "studies", wanted)
+    loaded = [Study.of(study, quick=quick) for study in given]
     records = [load_records(study) for study in loaded]
     hint = "run the study there, or copy its out/ from the machine it ran on"
     problems = [

@@ -54,7 +54,7 @@ from lab.analysis.layout_words import (
     precision,
     settings,
 )
-from lab.errors import InputError, Problem, nearest
+from lab.errors import InputError, Problem, nearest, require_type
 from lab.formatting import count, listed
 from lab.perfmodel import layout_law, layout_terms
 from lab.perfmodel.frameworks import Framework, named_framework
@@ -121,6 +121,9 @@ def read_layouts(
     Rows without a time or rate are left out, unless `timed` is false. Raises InputError, with what
     is missing, if no row can be predicted, and for unknown names in `assume`.
     """
+    import pandas as pd
+
+    require_type(source, pd.DataFrame | str | Path, "table", "a DataFrame or a file")
     frame = split_lists(read_table(source) if isinstance(source, str | Path) else source)
     name = str(frame.attrs.get("name", "rows"))
     around = _prose(source) or frame.attrs.get("notes", ())

@@ -22,7 +22,7 @@ from lab.analysis.audit.table import from_table
 from lab.analysis.audit.text_table import read_file
 from lab.analysis.scaling_curves import shortest
 from lab.config.run import Run, Stated
-from lab.errors import InputError, Problem
+from lab.errors import InputError, Problem, require_type
 from lab.formatting import count
 from lab.records.schema import Reported
 from lab.records.store import Record
@@ -114,6 +114,7 @@ class ReportedTable:
         """
         import pandas as pd
 
+        require_type(table, pd.DataFrame | str | Path, "table", "a DataFrame or a file")
         frame = table if isinstance(table, pd.DataFrame) else read_file(Path(table), columns)
         name = _name(frame)
         source = name if isinstance(table, pd.DataFrame) else str(table)

@@ -24,7 +24,7 @@ from lab.config.slurm import (
     check_variables,
     slurm_problems,
 )
-from lab.errors import InputError, Problem, nearest
+from lab.errors import InputError, Problem, nearest, require_type
 from lab.files import SHARED, USER, read_yaml
 from lab.formatting import count
 
@@ -168,6 +168,11 @@ class Cluster(SlurmKeys):
         if os.environ.get("LAB_REPEAT_DISTURBED") == "0":
             return cluster.model_copy(update={"repeat_disturbed": False})
         return cluster
+
+    @classmethod
+    def of(cls, cluster: str | Path | Cluster) -> Cluster:
+        """`cluster` itself if it is loaded, otherwise what `load` reads."""
+        return cluster if isinstance(cluster, Cluster) else cls.load(cluster)
 
     def _problems(self) -> Iterator[Problem]:
         here = {"devices", "cores_per_job", "link", "compute", "pack_jobs"}
@@ -386,6 +391,7 @@ def profile_names() -> set[str]:
 
 def find_profile(profile: str | Path) -> Path:
     """The file of a profile, by its path or its name in a folder of profiles; InputError."""
+    require_type(profile, str | Path, "cluster", "a profile by its name or path")
     for path in (Path(profile), *(folder / f"{profile}.yaml" for folder in profile_folders())):
         if path.suffix in {".yaml", ".yml"} and path.is_file():
             return path

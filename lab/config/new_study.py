@@ -7,10 +7,11 @@ import os
 import shlex
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager, suppress
+from numbers import Integral
 from pathlib import Path
 
 from lab.config.study import Scaling, Study, require_printable
-from lab.errors import InputError, Problem, nearest
+from lab.errors import InputError, Problem, items, nearest
 from lab.files import SHARED, unwritable, write_atomically
 
 TEMPLATE = """\
@@ -92,9 +93,12 @@ def script_study(
     InputError, and writes nothing, for a missing script, a folder that holds a study of another
     kind, and values that no study may have.
     """
+    wanted = "a list of words, such as ['train.py', '--batch-size', '32']"
+    command = items(command, str, "command", wanted)
+    ranks = items(ranks, Integral, "ranks", "whole numbers, such as [1, 2]", least=1)
     name = Path(command[0]).stem if command else ""
     place = script_folder(command, folder)
-    model = {"kind": "script", "command": list(command), "launcher": launcher}
+    model = {"kind": "script", "command": command, "launcher": launcher}
     model["directory"] = os.path.relpath(Path.cwd(), place.resolve())
     base = {"model": model, "steps": steps, "warmup_steps": warmup_steps}
     sizes = {"global_batch_size": global_batch_size, "micro_batch_size": micro_batch_size}
@@ -105,7 +109,7 @@ def script_study(
         "question": f"How does {name}.py scale here, and why?",
         "scaling": scaling,
         "base": base,
-        "grid": {"world_size": list(ranks)},
+        "grid": {"world_size": ranks},
         "repeats": repeats,
         "baseline": {"world_size": min(ranks)},
     }

@@ -16,7 +16,7 @@ from pydantic import Discriminator, Field, Tag, ValidationError
 
 from lab.config.base import Frozen, problems_of, unknown_keys
 from lab.config.run import Run
-from lab.errors import InputError, Problem, nearest
+from lab.errors import InputError, Problem, nearest, require_type
 from lab.files import PACKAGE, SHARED, read_yaml
 from lab.formatting import count
 
@@ -99,6 +99,11 @@ class Study(Frozen):
             raise InputError(str(loaded.out), [Problem("out", what, "rename or remove it")])
         return loaded
 
+    @classmethod
+    def of(cls, study: Study | str | Path, *, quick: bool = False) -> Study:
+        """`study` itself if it is loaded, otherwise what `load` reads."""
+        return study if isinstance(study, Study) else cls.load(study, quick=quick)
+
     @property
     def name(self) -> str:
         """The folder's name."""
@@ -172,6 +177,7 @@ def find_folder(study: str | Path) -> Path:
     Raises InputError.
     """
     parents = (Path("reports"), SHARED / "reports")
+    require_type(study, str | Path, "study", "a Study, its name or its folder")
     require_printable(study)
     if Path(study).name == "study.yaml" and Path(study).is_file():
         study = Path(study).parent

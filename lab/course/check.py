@@ -19,7 +19,7 @@ from types import FunctionType
 from typing import Any, Literal, NamedTuple
 
 from lab.course.language import tr
-from lab.errors import InputError, LabError, Problem, nearest
+from lab.errors import InputError, LabError, Problem, nearest, require_type
 from lab.files import write_atomically
 from lab.report.blocks import Markdown
 
@@ -149,6 +149,7 @@ def _result_of(method: str, answer: Any) -> Any:
 
 def verdict(name: str, answer: object, **measured: Any) -> str:
     """The sentence that a right answer gets; raises as `check` does."""
+    require_type(name, str, "name", "the name of an exercise, then its answer")
     known = exercises()
     if name not in known:
         raise InputError("check", [Problem(name, "no such exercise", nearest(name, known))])

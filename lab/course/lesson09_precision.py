@@ -105,11 +105,11 @@ def _try(quantized: Callable[[object], Any], row: object) -> None:
         "The largest value of a row should become {LARGEST}: is the scale that of this row?",
         LARGEST=LARGEST,
     )
+    half = 0.5001 * float(np.abs(values).max()) / LARGEST
     worst = float(np.abs(q * scale - values).max())
-    require(
-        worst <= 0.5001 * float(np.abs(values).max()) / LARGEST,
-        "A value is off by more than half a scale: round to the nearest.",
-    )
+    turned = worst > half and scale != 0 and np.abs(q / scale - values).max() <= half
+    require(not turned, "Turn the scale over: the row is the integers times the scale.")
+    require(worst <= half, "A value is off by more than half a scale: round to the nearest.")
 
 
 @exercise("09.size")

@@ -24,7 +24,7 @@ import numpy as np
 from lab.course.check import WrongAnswerError, require
 from lab.course.ladder import CARRIED, INSTANCES, RUNGS, Evidence, Rung, Trial
 from lab.course.language import tr
-from lab.errors import InputError, LabError, Problem, nearest
+from lab.errors import InputError, LabError, Problem, nearest, require_type
 from lab.files import read_json, write_atomically
 from lab.launch.confined import Ended, line_in, run_ranks
 from lab.perfmodel.collectives import bus_factor
@@ -60,6 +60,10 @@ LARGEST_FILE = 50_000  # characters
 LIMIT_S = 30.0  # for all steps of a file; they take less than one second on an idle machine
 LARGEST_WORLD = 8
 TRIES = ".tries.json"  # beside the file
+
+
+class _NotRunError(WrongAnswerError):
+    """A file that cannot be run, such as one with a syntax error: hints of its rung do not help."""
 
 
 def forbidden(text: str) -> list[str]:
@@ -160,6 +164,8 @@ def check_ranks(name: str, *, file: str | Path, world_size: int = 2) -> None:
     try:
         text = path.read_text("utf-8", errors="replace")
         verdict = judge(name, text, path=path, world_size=world_size, timed=True)
+    except _NotRunError as error:
+        raise WrongAnswerError(tr("{name}: not yet. {hint}", name=name, hint=error)) from None
     except WrongAnswerError as error:
         hint = f"{error} {tr(_hint(rung, _count(path, name)))}"
         raise WrongAnswerError(tr("{name}: not yet. {hint}", name=name, hint=hint)) from None
@@ -192,12 +198,11 @@ def judge(
     if why := confine.obstacle():
         raise LabError(f"{name} cannot be tried on this machine: {why}")
     problems = forbidden(text)
-    require(
-        not problems,
-        "{file} cannot be tried: {problems}.",
-        file=path.name,
-        problems="; ".join(problems[:3]),
-    )
+    if problems:
+        text = tr(
+            "{file} cannot be tried: {problems}.", file=path.name, problems="; ".join(problems[:3])
+        )
+        raise _NotRunError(text)
     draw = np.random.default_rng(list(seed) if seed else secrets.randbits(64))
     spec, arrays, whole = INSTANCES[rung.task](draw, world_size)
     spec |= {"needs": rung.needs, "world_size": world_size, "limit_s": LIMIT_S}
@@ -213,6 +218,7 @@ def judge(
 
 
 def _rung(name: str, world_size: int) -> Rung:
+    require_type(name, str, "name", "the name of a rung, such as '03.flat'")
     if name not in RUNGS:
         raise InputError("check_ranks", [Problem(name, "no such rung", nearest(name, RUNGS))])
     if not 2 <= world_size <= LARGEST_WORLD:

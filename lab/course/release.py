@@ -18,7 +18,7 @@ from pathlib import Path
 from typing import Any, BinaryIO
 
 from lab.course.solutions import clear, clear_files, has_solutions
-from lab.errors import InputError, LabError, Problem, nearest
+from lab.errors import InputError, LabError, Problem, items, nearest
 from lab.files import SHARED, login, private_folder, unwritable
 
 MOST_BYTES, MOST_FILES = 2 * 10**9, 50_000  # of one lesson of a student
@@ -58,7 +58,9 @@ def collect(sources: Sequence[str | Path], *, into: str | Path = "submitted") ->
     What was collected before is replaced atomically if it is handed in again. Raises InputError if
     a source is not a folder, if nothing in it can be copied, or if `into` cannot be written.
     """
-    target, places = Path(into), list(map(Path, sources))
+    wanted = "a list of folders, such as ['handed-in']"
+    places = [*map(Path, items(sources, str | Path, "sources", wanted, least=1))]
+    target = Path(into)
     problems = [
         Problem(str(place), "no such folder", "name one that holds a folder for each student")
         for place in places

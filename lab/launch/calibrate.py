@@ -9,6 +9,7 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from datetime import UTC, datetime, timedelta
 from importlib import metadata
+from numbers import Integral
 from pathlib import Path
 
 from filelock import FileLock, Timeout
@@ -16,7 +17,7 @@ from pydantic import ValidationError
 from rich.text import Text
 
 from lab.config.cluster import Cluster
-from lab.errors import INTERRUPTED, InputError, LabError, Problem
+from lab.errors import INTERRUPTED, InputError, LabError, Problem, items
 from lab.files import write_atomically
 from lab.formatting import count
 from lab.launch import job
@@ -47,7 +48,7 @@ class InterruptedCalibrationError(LabError):
 
 
 def calibrate(
-    cluster: str | Path = "local",
+    cluster: str | Path | Cluster = "local",
     *,
     world_sizes: Sequence[int] | None = None,
     strategies: Sequence[str] | None = None,
@@ -72,7 +73,9 @@ def calibrate(
     """
     profile = usable(cluster)
     path = calibration_path(cluster)
-    wanted = tuple(sorted(set(world_sizes or _doubling(profile.capacity))))
+    sizes = world_sizes or _doubling(profile.capacity)
+    sizes = items(sizes, Integral, "world_sizes", "whole numbers, such as [1, 2]")
+    wanted = tuple(sorted(set(sizes)))
     if wrong := [size for size in wanted if not 1 <= size <= profile.capacity]:
         what = f"; {profile.description}"
         problems = [Problem("world_sizes", count(n, "rank") + what, "leave it out") for n in wrong]

@@ -37,13 +37,14 @@ class Part:
     again: str = ""
 
 
-def clean(study: Study, *, remove: bool = False) -> list[Part]:
+def clean(study: Study | str | Path, *, remove: bool = False) -> list[Part]:
     """List what a study's `out/` holds, the part that stays last; `remove` deletes the others.
 
     Every record stays, including failed and replaced ones, because hours are counted from them, and
     so does every series of a repeat that counts. Raises LabError if jobs or a driver of the study
     are active or a file cannot be removed, and InputError if nothing may be removed.
     """
+    study = Study.of(study)
     if not study.out.is_dir():
         return []
     if not remove:

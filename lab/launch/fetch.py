@@ -7,6 +7,7 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
 from functools import partial
+from pathlib import Path
 
 from rich.text import Text
 
@@ -27,7 +28,7 @@ class Fetched:
 
 
 def fetch(
-    study: Study, cluster: str | Cluster = "local", *, progress: bool = True
+    study: Study | str | Path, cluster: str | Cluster = "local", *, progress: bool = True
 ) -> list[Fetched]:
     """Download and prepare all data of a study in this process, with a cluster's variables.
 
@@ -37,7 +38,7 @@ def fetch(
     from lab.worker import data
     from lab.worker.inference.model import training_run
 
-    profile = cluster if isinstance(cluster, Cluster) else Cluster.load(cluster)
+    study, profile = Study.of(study), Cluster.of(cluster)
     fetched: dict[tuple[object, object], Fetched] = {}
     with _variables_of(profile), Display(enabled=progress) as display:
         for run in study.runs:

@@ -30,7 +30,7 @@ def generate(
     from lab.worker.inference.generate import Sampling
     from lab.worker.inference.model import complete
 
-    study = study if isinstance(study, Study) else Study.load(study)
+    study = Study.of(study)
     run = study.task(run_id).run if run_id else None
     sampling = Sampling(temperature=temperature, top_k=top_k, top_p=top_p, seed=seed)
     store = Store(study.out)

@@ -14,7 +14,7 @@ from filelock import Timeout
 
 from lab.config.cluster import Cluster
 from lab.config.study import Study, Task
-from lab.errors import INTERRUPTED, LabError
+from lab.errors import INTERRUPTED, LabError, items
 from lab.files import open_no_link
 from lab.launch import driver, job
 from lab.launch.driver import Driver, OneInterrupt
@@ -39,7 +39,7 @@ class InterruptedStudyError(LabError):
 
 
 def launch(
-    study: Study,
+    study: Study | str | Path,
     cluster: str | Cluster = "local",
     *,
     tasks: Sequence[Task] | None = None,
@@ -56,8 +56,8 @@ def launch(
     become records and no job starts. Raises InputError, before anything is submitted, if the
     cluster cannot run the study or, unless `yes`, if its budget would be exceeded.
     """
-    profile = usable(cluster)
-    wanted = study.tasks if tasks is None else tasks
+    study, profile = Study.of(study), usable(cluster)
+    wanted = study.tasks if tasks is None else items(tasks, Task, "tasks", "some of study.tasks")
     chosen, noisy, missing = _checked(
         study, profile, wanted, fresh=fresh, repeat_disturbed=repeat_disturbed, yes=yes
     )
@@ -328,8 +328,8 @@ class Jobs:
 
 
 def detach(
-    study: Study,
-    cluster: str,
+    study: Study | str | Path,
+    cluster: str | Cluster = "local",
     *,
     fresh: bool = False,
     repeat_disturbed: bool = False,
@@ -340,10 +340,15 @@ def detach(
 
     Raises InputError as `launch` does.
     """
+    study, profile = Study.of(study), usable(cluster)
     options = {"fresh": fresh, "repeat_disturbed": repeat_disturbed, "yes": yes}
-    _checked(study, usable(cluster), study.tasks, **options)
-    command = [sys.executable, "-P", "-m", "lab", "run", str(study.folder), "--cluster", cluster]
-    command += ["--fresh"] * fresh + ["--repeat-disturbed"] * repeat_disturbed
+    _checked(study, profile, study.tasks, **options)
+    command = [sys.executable, "-P", "-m", "lab", "run", str(study.folder)]
+    command += (
+        ["--cluster", profile.reference]
+        + ["--fresh"] * fresh
+        + ["--repeat-disturbed"] * repeat_disturbed
+    )
     command += ["--snapshot"] * snapshot + ["--quick"] * study.quick + ["--yes"] * yes
     study.out.mkdir(parents=True, exist_ok=True)
     with open(study.out / "driver.log", "ab", opener=open_no_link) as log:

@@ -122,7 +122,7 @@ def over_budget(cluster: Cluster, spent: Hours, planned: Hours, at_most: Hours) 
     return problems
 
 
-def plan(study: Study, cluster: str | Cluster = "local") -> list[dict[str, Any]]:
+def plan(study: Study | str | Path, cluster: str | Cluster = "local") -> list[dict[str, Any]]:
     """One row per run: measured repeats, their duration, what is predicted, what forbids it.
 
     `seconds` is the median duration of the measured repeats, None if there are none; `predicted_s`
@@ -131,7 +131,7 @@ def plan(study: Study, cluster: str | Cluster = "local") -> list[dict[str, Any]]
     `core_hours` and `gpu_hours` are for one repeat, from `seconds` or else `predicted_s`. None if
     nothing can be predicted yet.
     """
-    profile = usable(cluster)
+    study, profile = Study.of(study), usable(cluster)
     basis = basis_of(study, cluster)
     done = (record for record in Store(study.out).records(study.tasks) if record.completed)
     measured = by_run(done)

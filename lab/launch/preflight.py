@@ -40,7 +40,7 @@ def usable(cluster: str | Path | Cluster) -> Cluster:
 
     Raises InputError for an invalid profile, and for a link that cannot be emulated here.
     """
-    profile = cluster if isinstance(cluster, Cluster) else Cluster.load(cluster)
+    profile = Cluster.of(cluster)
     if profile.link is not None and netem.way_for(profile.link) is None:
         message = f"{profile.link.label} cannot be emulated here: {netem.obstacle(profile.link)}"
         raise InputError(profile.name, [Problem("link", message, netem.advice(profile.link))])

@@ -67,12 +67,13 @@ class TaskState:
         return self.state not in OPEN
 
 
-def status(study: Study, tasks: Sequence[Task] | None = None) -> list[TaskState]:
+def status(study: Study | str | Path, tasks: Sequence[Task] | None = None) -> list[TaskState]:
     """The state of each task of a study, with one query to the scheduler for unmeasured tasks.
 
     Unless `tasks` are given, these are followed by active jobs that another form of the study
     submitted: its file before a change, or with or without --quick.
     """
+    study = Study.of(study)
     store = Store(study.out)
     chosen = study.tasks if tasks is None else tasks
     records = {task: store.read(task, losses=False) for task in chosen}
@@ -214,13 +215,14 @@ def cancellation(study: Study) -> bytes | None:
     return None
 
 
-def cancel(study: Study) -> int:
+def cancel(study: Study | str | Path) -> int:
     """End all jobs of a study, waiting or running, and its drivers; returns how many jobs it ended.
 
     This includes jobs of a study file that has since been changed. Each leaves a record with status
     cancelled; completed measurements stay, and the next launch continues from there. Raises
     LabError if a driver or Slurm does not answer, InputError if the study cannot be written.
     """
+    study = Study.of(study)
     if not study.out.is_dir():
         return 0
     if problems := unwritable(study.out):

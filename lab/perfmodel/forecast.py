@@ -7,6 +7,7 @@ one rank, and the cost of communication from the cluster's calibration.
 from __future__ import annotations
 
 import math
+import shlex
 import statistics
 from collections.abc import Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
@@ -97,13 +98,14 @@ class MeasuredLinks:
 class Basis:
     """The basis of predictions: one-rank records, a calibration, errors of earlier predictions.
 
-    They predict the median over `repeats` of a run.
+    They predict the median over `repeats` of a run. `cluster` is the profile whose links they need.
     """
 
     records: tuple[Record, ...]
     calibration: Calibration | None
     model_error: float = 0.0
     repeats: int = 1
+    cluster: str = "local"
 
     def forecast(self, run: Run) -> Forecast:
         """Predict one run, or state what is missing for it."""
@@ -255,7 +257,8 @@ class Basis:
             fits = (fit for fit in calibration.fits if fit.collective == "all_reduce")
             sizes = sorted({fit.world_size for fit in fits})
         if calibration is None or not sizes:
-            raise LabError("the cluster's links are not calibrated: run `lab calibrate`")
+            command = f"lab calibrate --cluster {shlex.quote(self.cluster)}"
+            raise LabError(f"the cluster's links are not calibrated: run `{command}`")
         contention, deviations = NO_CONTENTION, tuple[Deviation, ...]()
         if measured := calibration.contention(world_size):
             contention = Contention(measured.device, measured.link, measured.neighbours)

@@ -98,7 +98,9 @@ def basis_of(
         for record in Store(source.out).records()
         if record.completed and record.run.world_size == 1 and record.run.task == "train"
     )
-    return Basis(records, load_calibration(cluster), error_so_far(study), study.repeats)
+    place = cluster.reference if isinstance(cluster, Cluster) else str(cluster)
+    error = error_so_far(study)
+    return Basis(records, load_calibration(cluster), error, study.repeats, place)
 
 
 def freeze(

@@ -12,6 +12,7 @@ import time
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, replace
 from functools import cache
+from pathlib import Path
 from typing import Any
 
 from lab.config.cluster import Cluster
@@ -291,7 +292,7 @@ class Search:
 
 
 def best_plans(
-    study: Study,
+    study: Study | str | Path,
     cluster: str | Cluster = "local",
     *,
     machine: str | Machine | None = None,
@@ -303,6 +304,7 @@ def best_plans(
     rank and the cluster's calibration, or a described `machine`. Raises InputError for unknown
     names, LabError if there are no measurements to plan from or nothing fits into memory.
     """
+    study = Study.of(study)
     works: dict[Any, Run] = {}
     for run in study.runs:
         if run.task == "train":
@@ -312,7 +314,7 @@ def best_plans(
         place = hardware.machine(machine) if isinstance(machine, str) else machine
         size = world_size or max(run.world_size for run in study.runs)
         return [_search(run, size, *_described(run, place, size)) for run in runs]
-    profile = cluster if isinstance(cluster, Cluster) else Cluster.load(cluster)
+    profile = Cluster.of(cluster)
     size, basis = world_size or profile.capacity, basis_of(study, cluster)
     limit = profile.memory_bytes_per_rank or math.inf
     return [_search(run, size, *_measured(run, basis, size, limit)) for run in runs]

@@ -11,6 +11,8 @@ import statistics
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, replace
 from functools import cache, cached_property, partial
+from numbers import Integral
+from pathlib import Path
 from typing import Any
 
 from lab.config.cluster import Cluster
@@ -18,7 +20,7 @@ from lab.config.datasets import vocab_size_of
 from lab.config.models import GPT
 from lab.config.run import Run, value_bytes
 from lab.config.study import Study
-from lab.errors import InputError, LabError, Problem
+from lab.errors import InputError, LabError, Problem, items
 from lab.formatting import count, format_seconds, rounded
 from lab.perfmodel import hardware, layout_law, simulate
 from lab.perfmodel.flops import block_parameters, gpt_parameters
@@ -231,12 +233,12 @@ class Expectations:
 
 
 def predict(
-    study: Study,
+    study: Study | str | Path,
     cluster: str | Cluster = "local",
     *,
     world_sizes: Iterable[int] | None = None,
     machine: str | Machine | None = None,
-    profiles: Sequence[Study] = (),
+    profiles: Sequence[Study | str | Path] = (),
 ) -> Expectations:
     """Predict every run of a study, or each of its curves at `world_sizes` beyond the machine.
 
@@ -245,15 +247,18 @@ def predict(
     `h100x8:nvlink4:infiniband-ndr`. At other world sizes the batch follows from the study's
     scaling. Raises InputError for unknown names, and if no curve allows any of the world sizes.
     """
+    study = Study.of(study)
     requested: Sequence[tuple[Run, int, Run | None]]
     if world_sizes is None:
         requested = [(run, run.world_size, run) for run in study.runs]
     else:
-        requested = _extended(study, list(world_sizes))
+        sizes = items(world_sizes, Integral, "world_sizes", "whole numbers, such as [2, 4]")
+        requested = _extended(study, sizes)
     measured: dict[str, float] = {}
     scored: dict[str, Score] = {}
     if machine is None:
-        forecast = cache(basis_of(study, cluster, profiles=profiles).forecast)
+        others = [Study.of(other) for other in profiles]
+        forecast = cache(basis_of(study, cluster, profiles=others).forecast)
         measured, scored = _measured(study), {score.frozen.run_id: score for score in scores(study)}
     else:
         place = hardware.machine(machine) if isinstance(machine, str) else machine

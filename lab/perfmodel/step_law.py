@@ -15,7 +15,7 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 import numpy.typing as npt
 
-from lab.errors import InputError, Problem
+from lab.errors import InputError, Problem, require_type
 from lab.perfmodel.collectives import BACKWARD_SHARE, fit_link, interpolate, ring_time
 
 if TYPE_CHECKING:
@@ -305,6 +305,9 @@ def _undetermined(columns: Mapping[str, FloatArray]) -> tuple[str, ...]:
 
 def _columns(rows: pd.DataFrame, *, needed: Sequence[str]) -> dict[str, FloatArray]:
     """The columns as numbers, with defaults for optional ones; InputError with every fault."""
+    import pandas as pd
+
+    require_type(rows, pd.DataFrame | dict, "rows", "a DataFrame")
     advice = f"needed: {', '.join(needed)}"
     problems = [
         Problem(name, "this column is missing", advice) for name in needed if name not in rows

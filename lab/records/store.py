@@ -15,7 +15,7 @@ from pydantic import BaseModel, ValidationError
 from lab.config.own import is_unchanged
 from lab.config.run import Run
 from lab.config.study import Study, Task, find_folder
-from lab.errors import InputError, LabError
+from lab.errors import InputError, LabError, items
 from lab.files import read_file, write_atomically
 from lab.records.schema import (
     Allocation,
@@ -233,7 +233,8 @@ def load_records(source: OneStudy, *, tasks: Sequence[Task] | None = None) -> li
         return Store(source.out).records(source.tasks if tasks is None else tasks)
     if isinstance(source, str | Path):
         return Store(find_folder(source) / "out").records()
-    return list(source)
+    wanted = "a study, its name or its folder, or a list of records"
+    return items(source, Record, "source", wanted)
 
 
 def other_form(study: Study) -> str:

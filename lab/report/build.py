@@ -19,7 +19,7 @@ from filelock import FileLock, Timeout
 from lab import machine
 from lab.config.cluster import find_profile
 from lab.config.study import Study
-from lab.errors import InputError, LabError, Problem
+from lab.errors import InputError, LabError, Problem, require_type
 from lab.files import (
     PACKAGE,
     SHARED,
@@ -62,7 +62,7 @@ class Report:
     artifacts: tuple[Path, ...] = ()  # if they were requested
 
 
-def report(study: Study, *, artifacts: bool = False, runs: bool = False) -> Report:
+def report(study: Study | str | Path, *, artifacts: bool = False, runs: bool = False) -> Report:
     """Execute the notebook of a study on its records, and write `out/report.{ipynb,html,pdf}`.
 
     Starts no job, and executes nothing if the existing report was made from the same records by the
@@ -71,6 +71,7 @@ def report(study: Study, *, artifacts: bool = False, runs: bool = False) -> Repo
     second each. Waits while another process makes it. Raises LabError if a notebook fails, with the
     path of the partial one.
     """
+    study = Study.of(study)
     with _alone(study):
         return _made(study, artifacts=artifacts, runs=runs)
 
@@ -214,6 +215,7 @@ def report_table(
     """
     from lab.analysis.reported import ReportedTable
 
+    require_type(table, str | Path, "table", "the path of a file, such as a CSV")
     path = Path(table)
     if gpu_hours is not None and not 0 < gpu_hours < math.inf:
         problem = Problem("gpu_hours", f"cannot be {gpu_hours:g}", "give more than 0")

@@ -70,6 +70,9 @@ BAD = {
     "no such benchmark": (["bench", "predcit"], "did you mean 'predict'?"),
     "no nanoGPT there": (["bench", "training", "--nanogpt", "nowhere.py"], "no such file"),
     "an option of another bench": (["bench", "losses", "--nanogpt", "x.py"], "with training"),
+    "splits of no table": (["bench", "driver", "--splits", "30"], "use it with public"),
+    "nothing to shorten": (["bench", "report", "--quick"], "--quick: is not an option of report"),
+    "ranks of no script": (["bench", "overhead", "--ranks", "2"], "give --script COMMAND"),
     "no study of this bench": (["bench", "losses", "quickstart"], "losses takes no study or table"),
     "two studies": (["bench", "training", "quickstart", "precision"], "one study"),
     "an assumption on a study": (

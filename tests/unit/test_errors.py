@@ -1,13 +1,16 @@
-"""What an error says in one line, and in a notebook."""
+"""What an error says in one line, in a notebook, and of an argument of another type."""
 
 from __future__ import annotations
 
 import subprocess
 import sys
+from collections.abc import Callable
 
+import pandas as pd
 import pytest
 
-from lab.errors import first_line
+import lab
+from lab.errors import InputError, first_line
 
 
 @pytest.mark.parametrize(
@@ -27,3 +30,46 @@ def test_ipython_shows_an_error_for_people_without_the_labs_own_lines() -> None:
     shown = subprocess.run(command, capture_output=True, text=True, check=False)
     assert shown.returncode == 1 and "did you mean 'quickstart'?" in shown.stdout
     assert shown.stdout.startswith("InputError: quikstart") and shown.stdout.count("\n") == 1
+
+
+STUDY = "give a Study, its name or its folder"
+FOLDERS = "give a list of folders, such as ['handed-in']"
+RECORDS = "give a study, its name or its folder, or a list of records"
+TABLE = pd.DataFrame({"ranks": [1, 2]})
+
+
+@pytest.mark.parametrize(
+    ("call", "said"),
+    [
+        (lambda: lab.plan(None), f"study: cannot be of type NoneType; {STUDY}"),
+        (lambda: lab.report(["quickstart"]), f"study: cannot be of type list; {STUDY}"),
+        (lambda: lab.Cluster.load(2), "cluster: cannot be of type int; give a profile by its name"),
+        (lambda: lab.table(TABLE), f"source[0]: cannot be of type str; {RECORDS}"),
+        (lambda: lab.figures.speedup(None), f"source: cannot be of type NoneType; {RECORDS}"),
+        (lambda: lab.audit(3), "source: cannot be of type int; give a study, a table or a list"),
+        (lambda: lab.compare("quickstart"), "studies: cannot be of type str; give a list of"),
+        (lambda: lab.predict("quickstart", world_sizes=4), "world_sizes: cannot be of type int"),
+        (lambda: lab.calibrate("cpu", world_sizes=["2"]), "world_sizes[0]: cannot be of type str"),
+        (
+            lambda: lab.launch("quickstart", "cpu", tasks=lab.Study.load("quickstart").runs),
+            "tasks[0]: cannot be of type Run; give some of study.tasks",
+        ),
+        (lambda: lab.report_table(TABLE), "table: cannot be of type DataFrame; give the path"),
+        (lambda: lab.records_from([1]), "table: cannot be of type list; give a DataFrame"),
+        (lambda: lab.fit("steps.csv"), "rows: cannot be of type str; give a DataFrame"),
+        (lambda: lab.fit_layouts([]), "table: cannot be of type list; give a DataFrame or a file"),
+        (lambda: lab.script_study("train.py"), "command: cannot be of type str; give a list"),
+        (lambda: lab.script_study(["train.py"], ranks=[]), "ranks: is empty; give whole numbers"),
+        (lambda: lab.collect("handed-in"), f"sources: cannot be of type str; {FOLDERS}"),
+        (lambda: lab.collect([]), f"sources: is empty; {FOLDERS}"),
+        (lambda: lab.check([2], "01.flops"), "name: cannot be of type list; give the name of"),
+        (
+            lambda: lab.check_ranks(TABLE, file="flat.py"),
+            "name: cannot be of type DataFrame; give the name of",
+        ),
+    ],
+)
+def test_an_argument_of_another_type_is_named(call: Callable[[], object], said: str) -> None:
+    with pytest.raises(InputError) as refused:
+        call()
+    assert str(refused.value).startswith(f"argument: {said}")

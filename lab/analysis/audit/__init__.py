@@ -16,7 +16,7 @@ from lab.analysis.audit.rule import Finding, Severity
 from lab.analysis.audit.rules import RULES
 from lab.analysis.audit.text_table import STREAM, read_file, read_table
 from lab.config.study import Study
-from lab.errors import InputError, Problem
+from lab.errors import InputError, Problem, items
 from lab.formatting import count, listed
 from lab.records.store import Record, load_records
 
@@ -88,17 +88,14 @@ def _observations(
     if isinstance(source, Study):
         records = load_records(source) if loaded is None else loaded
         return from_records(records, scaling=source.scaling, baseline=source.baseline)
+    source = items(source, Record, "source", "a study, a table or a list of records")
     for item in source:
-        if not isinstance(item, Record):
-            what = f"expected a record, not {type(item).__name__!r}"
-            problem = Problem("source", what, "give records, a study or a table")
-            raise InputError("source", [problem])
         if item.reported is not None:
             problem = Problem(
                 "source", "records of a table", "audit the table itself, which holds more"
             )
             raise InputError("source", [problem])
-    return from_records(list(source))
+    return from_records(source)
 
 
 def _calibration(records: Sequence[Record]) -> dict[int, float]:

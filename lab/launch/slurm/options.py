@@ -101,13 +101,13 @@ def submitit_parameters(
     }
 
 
-def scripts(study: Study, profile: str | Path) -> dict[str, str]:
+def scripts(study: Study, profile: str | Path | Cluster) -> dict[str, str]:
     """Scripts of a study by file name: one per configuration, and `study/` with one per world size.
 
     Raises InputError for a profile with another executor, and for runs that do not fit its nodes.
     """
-    path = find_profile(profile)
-    cluster = Cluster.load(path)
+    cluster = Cluster.of(profile)
+    path = find_profile(cluster.reference)
     if cluster.executor != "slurm":
         what = f"executor {cluster.executor!r} does not use sbatch"
         advice = "use a profile with executor: slurm"
@@ -129,9 +129,11 @@ def scripts(study: Study, profile: str | Path) -> dict[str, str]:
     return {name: _script(study, cluster, path, *group) for name, group in groups.items()}
 
 
-def write_scripts(study: Study, profile: str | Path, folder: str | Path) -> list[Path]:
+def write_scripts(
+    study: Study | str | Path, profile: str | Path | Cluster, folder: str | Path
+) -> list[Path]:
     """Write the scripts of a study into a folder; returns their paths."""
-    texts = {Path(folder, name): text for name, text in scripts(study, profile).items()}
+    texts = {Path(folder, name): text for name, text in scripts(Study.of(study), profile).items()}
     for path, text in texts.items():
         try:
             path.parent.mkdir(parents=True, exist_ok=True)

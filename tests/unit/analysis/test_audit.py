@@ -843,7 +843,7 @@ def test_a_source_that_is_nothing() -> None:
         audit("no-such-study-anywhere")
     with pytest.raises(InputError, match="No such file"):
         audit("missing.csv")
-    with pytest.raises(InputError, match="expected a record, not 'int'"):
+    with pytest.raises(InputError, match="cannot be of type int"):
         audit([1])  # type: ignore[list-item]
 
 

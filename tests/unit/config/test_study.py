@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import shlex
+from collections.abc import Callable
 from pathlib import Path
 
 import pytest
@@ -11,6 +12,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 from studies import SMALL_STUDY, StudyMaker
 
+import lab
 from lab.analysis.audit import is_table
 from lab.config.study import Study
 from lab.errors import InputError
@@ -556,3 +558,22 @@ def test_a_folder_whose_name_is_no_text_is_refused(make_study: StudyMaker) -> No
     folder.rename(odd)
     with pytest.raises(InputError, match="rename the folder"):
         Study.load(odd)
+
+
+@pytest.mark.parametrize("of", [lambda folder: folder, str, Study.load])
+def test_functions_take_a_study_its_path_or_its_folder(
+    make_study: StudyMaker, of: Callable[[Path], Study | str | Path], tmp_path: Path
+) -> None:
+    study, cluster = of(make_study(repeats=1)), lab.Cluster.load("example-cpu")
+    assert {len(lab.plan(study)), len(lab.status(study)), len(lab.predict(study).of)} == {2}
+    assert not lab.clean(study) and not lab.cancel(study) and not lab.table(study).size
+    assert len(lab.write_scripts(study, cluster, tmp_path / "jobs")) == 4
+    assert lab.report(study).html.is_file()
+    with pytest.raises(lab.InputError, match="small: RUN: no completed repeat"):
+        lab.generate(study, prompts=["a"])
+    for start in (lab.launch, lab.detach):
+        with pytest.raises(lab.InputError, match="needs 2 ranks; local: 1 CPU rank"):
+            start(study, lab.Cluster.load("local").model_copy(update={"devices": 1}))
+    machine = "h100x8:nvlink4:infiniband-ndr"
+    assert len(lab.best_plans(study, machine=machine, world_size=2)) == 1
+    assert len(lab.predict(study, machine=machine, profiles=[study]).of) == 2

@@ -571,6 +571,7 @@ def test_rows_are_quantized_to_the_nearest_of_255_integers() -> None:
         "every value": lambda row: (row[:1], 1.0),
         "should become 127": lambda row: (np.round(row / 100), 100.0),
         "beyond": lambda row: (np.round(1000 * row), 1e-3),
+        "Turn the scale over": lambda row: (right(row)[0], 1 / right(row)[1]),
         "half a scale": lambda row: (
             np.trunc(right(row)[0]) - np.sign(row) * (np.abs(row) < np.abs(row).max()),
             right(row)[1],

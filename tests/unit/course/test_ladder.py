@@ -171,6 +171,16 @@ def test_questions_come_first_and_a_formula_after_three_tries(
     assert hints[0] != hints[1] and "Broadcast" in hints[2]
 
 
+@pytest.mark.parametrize("line", ["def step(", "import os"])
+def test_a_file_that_cannot_be_run_takes_no_hint(tmp_path: Path, line: str) -> None:
+    file = tmp_path / "naive.py"
+    file.write_text(line)
+    for _ in range(3):
+        with pytest.raises(WrongAnswerError, match=r"naive.py cannot be tried: line 1: [^?]*\.$"):
+            lab.check_ranks("03.naive-ddp", file=file)
+    assert not (tmp_path / ranks.TRIES).exists()
+
+
 def test_a_rung_needs_a_known_name_a_file_and_ranks(tmp_path: Path) -> None:
     for name, size, hint in (
         ("03.naive", 2, "did you mean '03.naive-ddp'"),

@@ -13,13 +13,22 @@ import pytest
 from factories import calibration, environment, frozen, profile, record, run, study
 
 import lab
-from lab.config.study import Study
+from lab.config.cluster import Cluster
+from lab.config.study import Study, Task
 from lab.errors import InputError
 from lab.figures import StudyResults
 from lab.perfmodel import predict
 from lab.perfmodel.flops import model_cost
 from lab.perfmodel.forecast import BEYOND_ERROR, Basis, Forecast
-from lab.perfmodel.frozen import Score, archive_replaced, error_so_far, freeze, predictions, scores
+from lab.perfmodel.frozen import (
+    Score,
+    archive_replaced,
+    basis_of,
+    error_so_far,
+    freeze,
+    predictions,
+    scores,
+)
 from lab.perfmodel.memory import MemoryParts, memory_of
 from lab.perfmodel.simulate import Deviation, Prediction, slowest_of
 from lab.records.store import Record, Store, write_record
@@ -232,6 +241,14 @@ def test_memory_is_that_of_a_measured_run_and_the_counted_difference() -> None:
     assert larger > alone
     full = measured.memory(run(2, 16, strategy="ddp"))
     assert full and full - sharded == pytest.approx(4 * model_cost(ALONE).trainable)
+
+
+def test_the_command_that_calibrates_names_the_cluster_of_the_links(tmp_path: Path) -> None:
+    missing = "the cluster's links are not calibrated: run `lab calibrate --cluster {}`"
+    asked = study(tmp_path, [PAIR])
+    write_record(profile(ALONE), Store(asked.out).folder(Task(ALONE, 0)))
+    given = basis_of(asked, Cluster(name="mine", executor="local"))
+    assert given.forecast(PAIR).missing == missing.format("mine")
 
 
 @pytest.fixture
