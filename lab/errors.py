@@ -91,12 +91,12 @@ def items(
 ) -> list[T]:
     """An argument as a list; InputError unless it is `wanted`, a list of items of this kind."""
     require_type(given, list if isinstance(given, str) else Iterable, where, wanted)
-    found = list(given)
-    for place, item in enumerate(found):
+    elements = list(given)
+    for place, item in enumerate(elements):
         require_type(item, kind, f"{where}[{place}]", wanted)
-    if len(found) < least:
+    if len(elements) < least:
         raise InputError("argument", [Problem(where, "is empty", f"give {wanted}")])
-    return found
+    return elements
 
 
 def first_line(error: BaseException) -> str:
