@@ -3,6 +3,7 @@ from __future__ import annotations
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import replace
+from functools import partial
 from pathlib import Path
 from types import SimpleNamespace
 
@@ -15,6 +16,9 @@ from lab.worker import calibrate
 from lab.worker.calibrate import measured_peak, peak_flops
 from lab.worker.context import RankContext, silent
 from lab.worker.optim import DTYPES
+
+
+BUDGET_S = calibrate.PEAK_BUDGET_S
 
 
 @pytest.fixture(autouse=True)
@@ -72,6 +76,25 @@ def test_no_product_is_faster_than_the_peak() -> None:
     flops, size = measured_peak(torch.device("cpu"), dtype=DTYPES["fp32"])
     assert size in (128, 256, 512, 1024, 2048)
     assert flops > 0
+
+
+def test_the_peak_of_a_cpu_takes_little_of_a_short_job(monkeypatch: pytest.MonkeyPatch) -> None:
+    """On a clock on which each product takes its time at 200 GFLOP/s, less in small ones."""
+    clock, sizes = [0.0], list[int]()
+
+    def seconds_of(product: partial[object], device: torch.device) -> float:
+        sizes.append(len(product.args[0]))
+        seconds = 2 * sizes[-1] ** 3 / 2e11 + 1e-5
+        clock[0] += seconds
+        return seconds
+
+    monkeypatch.setattr(calibrate, "PEAK_BUDGET_S", BUDGET_S)
+    monkeypatch.setattr(calibrate, "seconds_of", seconds_of)
+    monkeypatch.setattr(calibrate, "time", SimpleNamespace(perf_counter=lambda: clock[0]))
+    flops, size = measured_peak(torch.device("cpu"), dtype=DTYPES["fp32"])
+    assert size == max(sizes) == 1024 and flops == pytest.approx(2e11, rel=0.01)
+    assert clock[0] < 0.15
+    assert min(sizes.count(one) for one in set(sizes)) >= calibrate.FEWEST
 
 
 def test_fp32_is_not_tf32_in_products_and_convolutions() -> None:
