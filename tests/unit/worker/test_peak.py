@@ -17,7 +17,6 @@ from lab.worker.calibrate import measured_peak, peak_flops
 from lab.worker.context import RankContext, silent
 from lab.worker.optim import DTYPES
 
-
 BUDGET_S = calibrate.PEAK_BUDGET_S
 
 
