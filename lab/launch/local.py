@@ -28,10 +28,11 @@ from lab.launch.executor import Handle, JobSpec, JobStatus, LocalJob, prepare, w
 from lab.launch.work import write_work
 from lab.machine import began
 
-# What every training on CPUs imports; constructing an optimizer or DDP imports torch._dynamo.
+# What trainings on CPUs import: constructing an optimizer or DDP imports torch._dynamo, a median
+# numpy.ma, and most train a GPT with DDP.
 LOADED = (
     *("submitit.local.local", "torch", "torch._dynamo", "lab.launch.job", "lab.worker.main"),
-    __name__,
+    *("lab.worker.models.gpt", "lab.worker.strategies.ddp", "numpy.ma", __name__),
 )
 LOG = "controller.log"  # output of the controller, in the job's folder
 POLL_S = 0.1

@@ -58,6 +58,7 @@ QUICK_LARGEST = 4 * MIB
 COPY_BYTES = {"cpu": 2**28, "cuda": 2**30}  # far above the last cache
 COPY_S = 1.5
 PEAK_BUDGET_S = 0.3
+MISSES = 2  # sizes in a row that are no faster: a larger product only takes longer
 FEWEST = 3  # products of a size: another process may interrupt the only one
 TOGETHER_S = 0.02  # of products that are timed together on CUDA
 PEAK_SIZES = {"cpu": (128, 256, 512, 1024, 2048), "cuda": (1024, 2048, 4096, 8192)}
@@ -172,18 +173,20 @@ def peak_flops(device: torch.device, *, precision: str) -> tuple[float, str]:
 
 def measured_peak(device: torch.device, *, dtype: torch.dtype) -> tuple[float, int]:
     """The FLOP/s of the fastest square matrix product, and its size, in about PEAK_BUDGET_S."""
-    sizes = PEAK_SIZES[device.type]
+    sizes, on_gpu = PEAK_SIZES[device.type], device.type == "cuda"
     best, best_size = 0.0, 0
-    for size in sizes:
+    for nth, size in enumerate(sizes):
         flops = 2 * size**3
         # If a precision is emulated, large products take minutes.
         if best and FEWEST * flops / best > PEAK_BUDGET_S:
+            break
+        if best and nth - sizes.index(best_size) > MISSES:
             break
         a, b = (torch.randn(size, size, device=device).to(dtype) for _ in range(2))
         out = a @ b  # the first product chooses a kernel and allocates
         # A GPU raises its clock under load, and a single product there takes as long as its launch.
         timed, together, stop = 0, 1, time.perf_counter() + PEAK_BUDGET_S / len(sizes)
-        product, on_gpu = partial(torch.matmul, a, b, out=out), device.type == "cuda"
+        product = partial(torch.matmul, a, b, out=out)
         while timed < FEWEST or time.perf_counter() < stop:
             seconds = gpu_seconds_of(product, together) if on_gpu else seconds_of(product, device)
             timed += 1

@@ -102,6 +102,17 @@ def loaded_by(code: str) -> set[str]:
     return set(json.loads(ended.stdout))
 
 
+def test_most_of_what_a_rank_imports_is_loaded_before_it_is_forked() -> None:
+    loaded = loaded_by(
+        "from importlib import import_module; from lab.launch.local import LOADED; "
+        "[*map(import_module, LOADED)]"
+    )
+    assert loaded >= {"torch._dynamo", "numpy.ma", "lab.launch.netem", "lab.worker.sync_cost"}
+    assert loaded >= {f"lab.worker.{name}" for name in ("models.gpt", "strategies.ddp")}
+    assert not loaded & HEAVY
+    assert not any(name.startswith(("pyarrow", "lab.worker.inference")) for name in loaded)
+
+
 def test_importing_lab_loads_no_torch_and_nothing_heavy() -> None:
     heavy = {"torch", "numpy", "pandas", "matplotlib", "scipy", "papermill", "nbconvert"}
     heavy |= {"submitit", "IPython", "ipywidgets"}

@@ -76,7 +76,7 @@ from torch import distributed as dist, nn
 from torch.utils.data import DataLoader
 
 def prepare(index):
-    print("prepared", index, flush=True)
+    print(f"prepared {index}\\n", end="", flush=True)  # in one write, as two processes print
 
 if __name__ == "__main__":
     mp.spawn(prepare, nprocs=2)

@@ -314,7 +314,7 @@ def test_a_disturbed_repeat_is_measured_once_more_and_the_quieter_attempt_counts
     study = Study.load(
         make_study(
             # Long enough for the system's clock ticks of 10 ms to tell whose time it was.
-            base=SMALL_STUDY["base"] | {"steps": 400},
+            base=SMALL_STUDY["base"] | {"steps": 200},
             grid={"global_batch_size": [4], "world_size": [2]},
             baseline={"world_size": 2},
             scaling="none",
@@ -353,7 +353,7 @@ def test_a_disturbed_repeat_is_measured_once_more_and_the_quieter_attempt_counts
 def test_with_other_processes_on_one_of_two_cores_nothing_is_concluded(
     make_study: StudyMaker, profile: Path
 ) -> None:
-    study = Study.load(make_study(base=SMALL_STUDY["base"] | {"steps": 200}, repeats=3))
+    study = Study.load(make_study(base=SMALL_STUDY["base"] | {"steps": 120}, repeats=3))
     alone = [task for task in study.tasks if task.run.world_size == 1]
     lab.launch(study, str(profile), tasks=alone).wait(progress=False)
     core = lab.Cluster.load(profile).cores_of(1)[0]  # that of the second rank

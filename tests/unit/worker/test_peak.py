@@ -3,6 +3,7 @@ from __future__ import annotations
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import replace
+from functools import partial
 from pathlib import Path
 from types import SimpleNamespace
 
@@ -15,6 +16,8 @@ from lab.worker import calibrate
 from lab.worker.calibrate import measured_peak, peak_flops
 from lab.worker.context import RankContext, silent
 from lab.worker.optim import DTYPES
+
+BUDGET_S = calibrate.PEAK_BUDGET_S
 
 
 @pytest.fixture(autouse=True)
@@ -72,6 +75,28 @@ def test_no_product_is_faster_than_the_peak() -> None:
     flops, size = measured_peak(torch.device("cpu"), dtype=DTYPES["fp32"])
     assert size in (128, 256, 512, 1024, 2048)
     assert flops > 0
+
+
+@pytest.mark.parametrize(("fastest", "largest"), [(128, 512), (256, 1024), (2048, 2048)])
+def test_products_that_are_no_faster_end_the_search(
+    monkeypatch: pytest.MonkeyPatch, fastest: int, largest: int
+) -> None:
+    """On a clock on which a product of any other size is slower than the fastest."""
+    clock, sizes = [0.0], list[int]()
+
+    def seconds_of(product: partial[object], device: torch.device) -> float:
+        sizes.append(len(product.args[0]))
+        ratio = max(sizes[-1] / fastest, fastest / sizes[-1])
+        seconds = 2 * sizes[-1] ** 3 * ratio / 2e12
+        clock[0] += seconds
+        return seconds
+
+    monkeypatch.setattr(calibrate, "PEAK_BUDGET_S", BUDGET_S)
+    monkeypatch.setattr(calibrate, "seconds_of", seconds_of)
+    monkeypatch.setattr(calibrate, "time", SimpleNamespace(perf_counter=lambda: clock[0]))
+    flops, size = measured_peak(torch.device("cpu"), dtype=DTYPES["fp32"])
+    assert (size, max(sizes)) == (fastest, largest) and flops == pytest.approx(2e12)
+    assert min(sizes.count(one) for one in set(sizes)) >= calibrate.FEWEST
 
 
 def test_fp32_is_not_tf32_in_products_and_convolutions() -> None:
