@@ -41,12 +41,13 @@ report: env
 kept: env
 	$(BIN)/lab report reports --all --keep
 
-# Unit tests, then whole studies, Slurm and browsers; last those that believe their times, two at a time, as they mostly sleep.
-# Where chromium or Slurm is missing its tests are skipped, unless CI=true.
+# Unit tests, then whole studies, Slurm and browsers; last those that believe their times: two at a time, as they mostly sleep,
+# or alone, as they compute. Where chromium or Slurm is missing its tests are skipped, unless CI=true.
 test: unit
 	$(if $(GPU),$(BIN)/python -m pytest tests/gpu)
-	$(BIN)/python -m pytest tests/integration tests/fuzz $(if $(GPU),,tests/gpu) -m "not quiet" --numprocesses 4 --dist loadfile --no-loadscope-reorder
+	$(BIN)/python -m pytest tests/integration tests/fuzz $(if $(GPU),,tests/gpu) -m "not quiet and not alone" --numprocesses 4 --dist loadfile --no-loadscope-reorder
 	$(BIN)/python -m pytest tests/integration -m quiet --numprocesses 2 --dist loadfile
+	$(BIN)/python -m pytest tests/integration -m alone
 
 unit: env
 	$(BIN)/python -m pytest tests/unit --numprocesses auto --dist worksteal

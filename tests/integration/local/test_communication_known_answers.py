@@ -11,7 +11,6 @@ import importlib
 import os
 import queue
 import random
-import shutil
 import threading
 import time
 from collections.abc import Iterator
@@ -47,7 +46,6 @@ SLEEPS = 3 * LAYERS + 1  # of a step: each layer's passes and exchange, and the 
 JITTER = 0.0015
 BUCKET_BYTES = 2**18
 TOLERANCE = 0.08  # of what should be zero, relative to what it could be taken for
-ATTEMPTS = 2
 
 RUN: dict[str, Any] = {
     "model": {"kind": "gpt", "layers": 1, "heads": 1, "width": 16, "block_size": 16},
@@ -237,18 +235,11 @@ def root(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 @pytest.fixture(scope="module")
 def measured(root: Path) -> Iterator[dict[str, Answer]]:
-    """Rank 0's answers, repeated where other processes took the cores, as in any study."""
+    """Rank 0's answers."""
     with pytest.MonkeyPatch.context() as patch:
         patch.setenv("LAB_CACHE", str(root / "cache"))
-        for _ in range(ATTEMPTS):
-            for name in SCENARIOS:
-                shutil.rmtree(root / name)
-                (root / name).mkdir()
-            of_rank_0 = on_ranks(2, run_all, str(root))[0]
-            answers = {name: answer for name, answer in of_rank_0.items() if answer is not None}
-            if not any(answer.measurement.environment.disturbed for answer in answers.values()):
-                break
-        yield answers
+        of_rank_0 = on_ranks(2, run_all, str(root))[0]
+        yield {name: answer for name, answer in of_rank_0.items() if answer is not None}
 
 
 # The link is the bottleneck: it carries one bucket after the other, from the first to the last.

@@ -38,7 +38,7 @@ from lab.worker.data.dataset import Sampler
 from lab.worker.emulation import Pauses, SleepingOptimizer
 from lab.worker.main import measure
 
-pytestmark = pytest.mark.quiet
+pytestmark = pytest.mark.alone
 
 SAMPLE_S = 0.020  # of compute
 SAMPLES = 4
