@@ -362,7 +362,7 @@ def _are(pattern: re.Pattern[str], cells: pd.Series) -> bool:
 
 
 def _quantity(name: object) -> str:
-    """The quantity that a column or a row is named after, "" if it is no number."""
+    """The numeric quantity that a column or row is named after, or ""."""
     meaning = guess(str(name))
     canonical = meaning.canonical if meaning and meaning.canonical in NUMERIC else ""
     return "time" if canonical in TIMES else canonical
