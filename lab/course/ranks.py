@@ -199,10 +199,9 @@ def judge(
         raise LabError(f"{name} cannot be tried on this machine: {why}")
     problems = forbidden(text)
     if problems:
-        text = tr(
-            "{file} cannot be tried: {problems}.", file=path.name, problems="; ".join(problems[:3])
-        )
-        raise _NotRunError(text)
+        shown = "; ".join(problems[:3])
+        message = tr("{file} cannot be tried: {problems}.", file=path.name, problems=shown)
+        raise _NotRunError(message)
     draw = np.random.default_rng(list(seed) if seed else secrets.randbits(64))
     spec, arrays, whole = INSTANCES[rung.task](draw, world_size)
     spec |= {"needs": rung.needs, "world_size": world_size, "limit_s": LIMIT_S}
