@@ -77,9 +77,9 @@ def calibrate(
     sizes = items(sizes, Integral, "world_sizes", "whole numbers, such as [1, 2]")
     wanted = tuple(sorted(set(sizes)))
     if wrong := [size for size in wanted if not 1 <= size <= profile.capacity]:
-        what = f"; {profile.description}"
-        problems = [Problem("world_sizes", count(n, "rank") + what, "leave it out") for n in wrong]
-        raise InputError(profile.name, problems)
+        ranks = (f"cannot run {count(n, 'rank')}; {profile.description}" for n in wrong)
+        advice = "choose 1" if profile.capacity == 1 else f"choose from 1 to {profile.capacity}"
+        raise InputError(profile.name, [Problem("world_sizes", what, advice) for what in ranks])
     try:
         path.parent.mkdir(parents=True, exist_ok=True)
         with (

@@ -77,9 +77,13 @@ def refusals_of(run: Run, study: Study, cluster: Cluster) -> Iterator[Problem]:
     if run.world_size > cluster.capacity:
         unit = "ranks" if run.processes > 1 else "devices"
         what = f"{run.label} needs {run.world_size} {unit}; {cluster.description}"
-        advice = "use a larger cluster, fewer ranks, or --quick if the study has a quick form"
+        advice = "use a larger cluster or fewer ranks"
+        if not study.quick:
+            advice = "use a larger cluster, fewer ranks, or --quick if the study has a quick form"
         if cluster.executor == "local" and cluster.device_kind == "cuda":
             advice += "; `--cluster cpu` has a rank for each core"
+        elif cluster.executor == "local" and run.facts.emulable and not cluster.emulates:
+            advice += "; `--cluster local-8ranks` emulates ranks beyond the cores"
         yield Problem("cluster", what, advice)
     elif what := _too_large(run, cluster):
         advice = "use a smaller model or batch, or a cluster with more memory"
