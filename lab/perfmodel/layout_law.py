@@ -14,9 +14,10 @@ import numpy as np
 
 from lab.perfmodel.frameworks import ANY, Framework
 from lab.perfmodel.layout_terms import Case, Floats, parts, quantities
+from lab.perfmodel.step_law import bounded
 
 # What the law fitted to a whole table leaves of its rows: 5 to 8 %.
-ROW_ERROR, TAIL = 0.08, 2.0  # relative; the influence of errors fades beyond TAIL times that
+ROW_ERROR = 0.08  # relative
 LEFT_ERROR = 0.08  # relative, of what the terms omit, if there are too few rows to estimate it
 
 
@@ -128,11 +129,6 @@ def _linear(errors: Floats) -> Floats:
     return np.asarray(np.sign(errors) * np.sqrt(2 * (np.sqrt(1 + errors**2) - 1)))
 
 
-def _bounded(errors: Floats) -> Floats:
-    """Roots of a loss whose influence fades beyond TAIL (Cauchy)."""
-    return np.asarray(np.sign(errors) * TAIL * np.sqrt(np.log1p((errors / TAIL) ** 2)))
-
-
 def fit(cases: Sequence[Case], step_s: Sequence[float]) -> LayoutLaw:
     """Fit the coefficients to measured steps (s), weighing the rows against prior expectations.
 
@@ -159,7 +155,7 @@ def fit(cases: Sequence[Case], step_s: Sequence[float]) -> LayoutLaw:
 
     near = least_squares(costs(_linear), centre, max_nfev=100)
     # The loss that bounds the influence of outliers has several minima.
-    solutions = [least_squares(costs(_bounded), start, max_nfev=100) for start in (near.x, centre)]
+    solutions = [least_squares(costs(bounded), start, max_nfev=100) for start in (near.x, centre)]
     solution = min(solutions, key=lambda one: float(one.cost))
     left = _log_step(q, solution.x) - measured
     covariance = np.linalg.inv(solution.jac.T @ solution.jac)

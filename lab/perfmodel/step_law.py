@@ -29,15 +29,23 @@ MAY_BE_ZERO = {"gradient_bytes", "fixed_overhead_s", "alpha_s", "backward_s", "s
 
 # Prior expectations of the unknowns, each with its spread; rows that determine the unknowns
 # overrule them. The fixed share is that of a distributed step's added time: wrapper, launches and
-# skew do not grow with the bytes. An overlap is claimed only if the rows need one.
+# skew do not grow with the bytes. An overlap is claimed only if the rows need one; but whoever
+# overlaps at all often does so in full, so that much overlap is hardly less expected than some.
 FIXED_SHARE, FIXED_SPREAD = 0.2, 0.15
 OVERLAP_SPREAD = 0.1  # around none
+TAIL = 2.0  # deviations beyond which the influence of a residual fades
 ALPHA_SPREAD_S = 1e-4  # around none
 OUTER_SPREAD = 3.0  # of the logarithm of the rate between nodes, around the rate within them
 ROW_ERROR = 0.005  # relative, of a published time, if there are too few rows to estimate it
 _TINY = 1e-5
 _LARGEST = np.array([1e9, 1e9, 0.999, 1e9, 1e9])
-_STARTS = ([0.1, 1.0, 0.01, 0.1, 1.0], [0.1, 2.0, 0.5, 0.1, 2.0], [0.1, 4.0, 0.95, 0.3, 4.0])
+# A link may take many times as long as its communication adds if most of that is hidden.
+_STARTS = (
+    [0.1, 1.0, 0.01, 0.1, 1.0],
+    [0.1, 2.0, 0.5, 0.1, 2.0],
+    [0.1, 4.0, 0.95, 0.3, 4.0],
+    [0.1, 32.0, 0.95, 0.3, 32.0],
+)
 
 
 def predict_step(
@@ -215,9 +223,9 @@ def _objective(columns: Mapping[str, FloatArray], spread: FloatArray) -> tuple[F
 
     def residuals(scaled: FloatArray) -> FloatArray:
         rows = np.log(step(scaled)[0] / columns["step_s"]) / spread
-        expected = [scaled[0], scaled[2] / OVERLAP_SPREAD, (scaled[3] - FIXED_SHARE) / FIXED_SPREAD]
-        expected.append(np.log(scaled[4] / scaled[1]) / OUTER_SPREAD)
-        return np.concatenate([rows, expected])
+        overlap, fixed = scaled[2] / OVERLAP_SPREAD, (scaled[3] - FIXED_SHARE) / FIXED_SPREAD
+        outer = np.log(scaled[4] / scaled[1]) / OUTER_SPREAD
+        return np.concatenate([rows, [scaled[0], bounded(overlap), fixed, outer]])
 
     def jacobian(scaled: FloatArray) -> FloatArray:
         steps, whole = step(scaled)
@@ -225,12 +233,19 @@ def _objective(columns: Mapping[str, FloatArray], spread: FloatArray) -> tuple[F
         rows = np.empty((len(steps), 5))
         rows[:, link] = seconds * (1 - scaled[2] * hides_more)[:, None]
         rows[:, 2], rows[:, 3] = -whole * hides_more, units[3]
+        overlap = scaled[2] / OVERLAP_SPREAD
+        slope = overlap / bounded(overlap) / (1 + (overlap / TAIL) ** 2) if overlap else 1.0
         expected = np.zeros((4, 5))
-        expected[[0, 1, 2], [0, 2, 3]] = 1, 1 / OVERLAP_SPREAD, 1 / FIXED_SPREAD
+        expected[[0, 1, 2], [0, 2, 3]] = 1, slope / OVERLAP_SPREAD, 1 / FIXED_SPREAD
         expected[3, [1, 4]] = [-1, 1] / (scaled[[1, 4]] * OUTER_SPREAD)
         return np.concatenate([rows / (steps * spread)[:, None], expected])
 
     return residuals, jacobian
+
+
+def bounded(errors: FloatArray) -> FloatArray:
+    """Roots of a loss whose influence fades beyond TAIL (Cauchy)."""
+    return np.asarray(np.sign(errors) * TAIL * np.sqrt(np.log1p((errors / TAIL) ** 2)))
 
 
 def _units(columns: Mapping[str, FloatArray]) -> FloatArray:

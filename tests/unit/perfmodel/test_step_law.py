@@ -136,6 +136,20 @@ def test_known_unknowns_are_found(overlap: float) -> None:
         assert law.fixed_overhead_s == pytest.approx(0.004, rel=0.1)
 
 
+@pytest.mark.parametrize("bytes_per_s", [3e9, 1e10, 2e10])
+@pytest.mark.parametrize("seed", range(3))
+def test_communication_that_hides_in_full_on_few_ranks_is_expected_on_more(
+    bytes_per_s: float, seed: int
+) -> None:
+    exact = synthetic(bytes_per_s=bytes_per_s, overlap=1.0, fixed_overhead_s=0.002)
+    noise = np.random.default_rng(seed).normal(0, 0.03, len(exact))
+    rows = exact.assign(step_s=exact["step_s"] * (1 + noise))
+    few = rows["world_size"] <= 4
+    law = fit(rows[few])
+    assert law.overlap > 0.8
+    assert np.abs(law.predict(exact[~few]) / exact["step_s"][~few] - 1).mean() < 0.05
+
+
 @settings(max_examples=5, deadline=None)
 @given(
     bytes_per_s=st.floats(1e8, 1e11),
