@@ -37,6 +37,7 @@ TAIL = 2.0  # deviations beyond which the influence of a residual fades
 ALPHA_SPREAD_S = 1e-4  # around none
 OUTER_SPREAD = 3.0  # of the logarithm of the rate between nodes, around the rate within them
 ROW_ERROR = 0.005  # relative, of a published time, if there are too few rows to estimate it
+LARGEST_ERROR = 0.02  # of rows that belong together: those further off are outliers
 _TINY = 1e-5
 _LARGEST = np.array([1e9, 1e9, 0.999, 1e9, 1e9])
 # A link may take many times as long as its communication adds if most of that is hidden.
@@ -173,8 +174,8 @@ def fit(rows: pd.DataFrame) -> StepLaw:
     if spare > 0:  # these rows determine their own uncertainty
         closest = solve(_TINY, scaled)
         residuals = np.log(_law(columns, *(closest * _units(columns))) / columns["step_s"])
-        error = max(float(np.sqrt(np.sum(residuals**2) / spare)), _TINY)
-        scaled = solve(error, closest)
+        error = float(np.sqrt(np.sum(residuals**2) / spare))
+        scaled = solve(min(max(error, _TINY), LARGEST_ERROR), closest, outliers=True)
     alpha, per_byte, overlap, fixed, outer = map(float, scaled * _units(columns))
     explained = _law(columns, alpha, per_byte, overlap, fixed, outer)
     return StepLaw(
@@ -191,27 +192,31 @@ def fit(rows: pd.DataFrame) -> StepLaw:
 
 def _solver(columns: Mapping[str, FloatArray]) -> Callable[..., FloatArray]:
     """A function of the rows' error that gives scaled alpha, time per byte within nodes, overlap,
-    fixed overhead and time per byte between nodes: the best of a few starts and of any other.
+    fixed overhead and time per byte between nodes: the best of a few starts and of any other. It
+    can allow for outliers, whose influence fades.
     """
     from scipy.optimize import least_squares
 
     bounds = ([0.0, 1e-4, 0.0, 0.0, 1e-4], [np.inf, np.inf, 1.0, np.inf, np.inf])
 
     @cache  # rows that a law explains exactly are solved twice for the least error
-    def solved(error: float, start: tuple[float, ...]) -> Any:
-        residuals, jacobian = _objective(columns, np.maximum(columns["relative_std"], error))
+    def solved(error: float, outliers: bool, start: tuple[float, ...]) -> Any:
+        spread = np.maximum(columns["relative_std"], error)
+        residuals, jacobian = _objective(columns, spread, outliers=outliers)
         return least_squares(residuals, start, jac=jacobian, bounds=bounds)
 
-    def solve(error: float, *starts: FloatArray) -> FloatArray:
+    def solve(error: float, *starts: FloatArray, outliers: bool = False) -> FloatArray:
         clipped = np.clip([*_STARTS, *starts], 1e-3, _LARGEST).tolist()
-        solutions = [solved(error, tuple(start)) for start in clipped]
+        solutions = [solved(error, outliers, tuple(start)) for start in clipped]
         best: FloatArray = min(solutions, key=lambda solution: float(solution.cost)).x
         return best
 
     return solve
 
 
-def _objective(columns: Mapping[str, FloatArray], spread: FloatArray) -> tuple[Function, Function]:
+def _objective(
+    columns: Mapping[str, FloatArray], spread: FloatArray, *, outliers: bool
+) -> tuple[Function, Function]:
     """Residuals of rows and priors by the scaled unknowns, and their derivatives."""
     units, one, cover = _units(columns), columns["one_device_step_s"], columns["backward_s"]
     link = [0, 1, 4]  # of the unknowns, those of which the communication is a sum
@@ -223,6 +228,7 @@ def _objective(columns: Mapping[str, FloatArray], spread: FloatArray) -> tuple[F
 
     def residuals(scaled: FloatArray) -> FloatArray:
         rows = np.log(step(scaled)[0] / columns["step_s"]) / spread
+        rows = bounded(rows) if outliers else rows
         overlap, fixed = scaled[2] / OVERLAP_SPREAD, (scaled[3] - FIXED_SHARE) / FIXED_SPREAD
         outer = np.log(scaled[4] / scaled[1]) / OUTER_SPREAD
         return np.concatenate([rows, [scaled[0], bounded(overlap), fixed, outer]])
@@ -233,12 +239,14 @@ def _objective(columns: Mapping[str, FloatArray], spread: FloatArray) -> tuple[F
         rows = np.empty((len(steps), 5))
         rows[:, link] = seconds * (1 - scaled[2] * hides_more)[:, None]
         rows[:, 2], rows[:, 3] = -whole * hides_more, units[3]
-        overlap = scaled[2] / OVERLAP_SPREAD
-        slope = overlap / bounded(overlap) / (1 + (overlap / TAIL) ** 2) if overlap else 1.0
+        fading = float(_bounded_slope(scaled[2] / OVERLAP_SPREAD))
         expected = np.zeros((4, 5))
-        expected[[0, 1, 2], [0, 2, 3]] = 1, slope / OVERLAP_SPREAD, 1 / FIXED_SPREAD
+        expected[[0, 1, 2], [0, 2, 3]] = 1, fading / OVERLAP_SPREAD, 1 / FIXED_SPREAD
         expected[3, [1, 4]] = [-1, 1] / (scaled[[1, 4]] * OUTER_SPREAD)
-        return np.concatenate([rows / (steps * spread)[:, None], expected])
+        rows /= (steps * spread)[:, None]
+        if outliers:
+            rows *= _bounded_slope(np.log(steps / columns["step_s"]) / spread)[:, None]
+        return np.concatenate([rows, expected])
 
     return residuals, jacobian
 
@@ -246,6 +254,12 @@ def _objective(columns: Mapping[str, FloatArray], spread: FloatArray) -> tuple[F
 def bounded(errors: FloatArray) -> FloatArray:
     """Roots of a loss whose influence fades beyond TAIL (Cauchy)."""
     return np.asarray(np.sign(errors) * TAIL * np.sqrt(np.log1p((errors / TAIL) ** 2)))
+
+
+def _bounded_slope(errors: FloatArray) -> FloatArray:
+    """The derivative of `bounded`."""
+    errors = np.where(errors == 0, _TINY, errors)
+    return np.asarray(errors / bounded(errors) / (1 + (errors / TAIL) ** 2))
 
 
 def _units(columns: Mapping[str, FloatArray]) -> FloatArray:

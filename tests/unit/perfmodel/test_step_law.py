@@ -150,6 +150,18 @@ def test_communication_that_hides_in_full_on_few_ranks_is_expected_on_more(
     assert np.abs(law.predict(exact[~few]) / exact["step_s"][~few] - 1).mean() < 0.05
 
 
+@pytest.mark.parametrize("overlap", [0.0, 0.5, 1.0])
+@pytest.mark.parametrize("outlier", range(3))
+def test_a_row_that_a_neighbour_disturbed_changes_little(overlap: float, outlier: int) -> None:
+    exact = synthetic(bytes_per_s=8e9, overlap=overlap, fixed_overhead_s=0.002)
+    noise = np.random.default_rng(0).normal(0, 0.01, len(exact))
+    rows = exact.assign(step_s=exact["step_s"] * (1 + noise))
+    rows.loc[outlier, "step_s"] *= 3
+    law = fit(rows)
+    assert np.abs(law.predict(exact) / exact["step_s"] - 1).mean() < 0.02
+    assert law.largest_relative_error > 0.5
+
+
 @settings(max_examples=5, deadline=None)
 @given(
     bytes_per_s=st.floats(1e8, 1e11),
