@@ -115,6 +115,7 @@ SET_RECOMPUTED = re.compile(
 ACRONYMS = re.compile(r"\b(?:etp|edp|vpp)(?=\d|\b)|token_?dispatcher", re.IGNORECASE)
 SENT_ONCE = re.compile(r"\b(?:deep|hybrid).?ep\b", re.IGNORECASE)
 ADAPTERS = re.compile(r"(?<![a-z])(?:q|do)?lora(?![a-z])", re.IGNORECASE)
+TRAINS_ALL = re.compile(r"\bsft\b|\bfull\b|pre-?train|supervised", re.IGNORECASE)
 _DENIED = re.compile(r"\b(?:no|not|without|w/o|instead of)\s+[^\s,;.]+", re.IGNORECASE)
 _ACTIVE = re.compile(r"(?<=b)[ -]?a\d+(\.\d+)?b", re.IGNORECASE)  # of "30B-A3B"
 
@@ -207,6 +208,8 @@ def from_notes(
         hybrid = HYBRID.search(text) and not re.search(r"\bfsdp|full_?shard", text, re.IGNORECASE)
         values["sharding"] = "hsdp" if hybrid else shared[0]
         said.append(f"{values['sharding']}, from the notes")
+    if ADAPTERS.search(text) and not TRAINS_ALL.search(text):
+        values["adapters"] = True
     if "sequence_parallel" not in known:
         stated = {match.lower() for match in NOTED_SEQUENCE_PARALLEL.findall(notes)}
         if len({words.startswith("without") for words in stated}) == 1:

@@ -178,3 +178,11 @@ def test_a_table_without_a_gpu_has_one_that_knows_its_precision(
 )
 def test_microscaled_numbers_need_later_gpus(notes: str, gpu: str) -> None:
     assert from_notes(notes, set())[0]["gpu"] == gpu
+
+
+@pytest.mark.parametrize(
+    ("notes", "adapters"),
+    [("LoRA Performance", True), ("SFT and LoRA", None), ("pretraining, no LoRA", None)],
+)
+def test_notes_on_adapters_count_for_all_rows(notes: str, adapters: bool | None) -> None:
+    assert from_notes(notes, set())[0].get("adapters") is adapters
