@@ -7,6 +7,7 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Literal
 
+from lab.analysis.layout_rates import ROUGH
 from lab.analysis.layout_row import LayoutRow
 from lab.analysis.layout_table import read_layouts
 from lab.formatting import count, format_seconds
@@ -83,7 +84,7 @@ def _explained(row: LayoutRow) -> Explanation:
     peak = case.machine.gpu.fastest(case.candidate.precision)
     gpus = case.candidate.layout.world_size
     mfu = tokens * case.model.flops_per_token(case.sequence) / measured / gpus / peak
-    reasons = [*_size(row), *_quoted_mfu(row, mfu, peak)]
+    reasons = [*_size(row), *_quoted_mfu(row, mfu, peak), *_quoted_flops(row, mfu * peak)]
     if mfu > 1:
         gpu = case.machine.gpu.name.upper()
         meant = "another GPU, model, batch or precision must be meant"
@@ -154,6 +155,20 @@ def _quoted_mfu(row: LayoutRow, mfu: float, peak: float) -> list[str]:
             f"{SPARSE * peak / 1e12:.0f} TFLOP/s"
         ]
     return [f"{own}, relative to {peak / 1e12:g} TFLOP/s dense"]
+
+
+def _quoted_flops(row: LayoutRow, flops: float) -> list[str]:
+    """FLOP/s that no way of counting them reconciles with the row's own rate and model."""
+    if not row.quoted_flops:
+        return []
+    gpus = row.case.candidate.layout.world_size
+    ratios = (row.quoted_flops / flops, row.quoted_flops / flops / gpus)  # of each, or of all
+    if any(1 / ROUGH < ratio < ROUGH for ratio in ratios):
+        return []
+    return [
+        f"by the row's own rate and this model each GPU makes {flops / 1e12:.4g} TFLOP/s, not "
+        f"{row.quoted_flops / 1e12:.4g}: one of the three is wrong"
+    ]
 
 
 def _slower(case: Case, law: LayoutLaw, measured: float) -> list[str]:

@@ -103,6 +103,7 @@ TOKENS = r"tok|(^|_)(t_per_s|tps|tgs|wps)"
 RATE = re.compile(rf"({TOKENS}|samp|imag|seq|(^|_)s_per_s)")
 PER_SECOND = re.compile(r"per_s(ecs?|econds?)?(_|$)|throughput|tok_s|(^|_)(t[pg]|wp)s(_|$)")
 PER_GPU = re.compile(f"_per_({RANK})|gpu|tgs")
+OF_ALL = re.compile(r"\(\d+ ?(?:GPUs?|ranks?|devices?)\)", re.IGNORECASE)  # tok/s (16 GPUs)
 # Of "k tokens/s", "Ktok/s" and "tokens/s (M)".
 MULTIPLE = re.compile(r"(?:^|_)([km])_?(?=tok|samp|seq)|per_s(?:ec|econd)?(?:_per_\w+?)?_([km])$")
 SPEED = r"((train(ing)?|total|avg|average)_)*(speed|throughput|performance)"
@@ -168,7 +169,7 @@ def meanings(frame: pd.DataFrame) -> dict[str, str]:
 
 
 def _meaning(column: str, cells: Sequence[Any]) -> str | None:
-    stem = normal(column.strip(" #"))
+    stem = normal(OF_ALL.sub("", column).strip(" #"))
     if RATE.search(stem) and PER_SECOND.search(stem) and "flop" not in stem:
         things = "tokens" if re.search(TOKENS, stem) else "samples"
         return f"{things}_per_gpu" if PER_GPU.search(stem) else things

@@ -8,7 +8,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass, replace
 from typing import Any
 
-from lab.analysis.layout_columns import FAILED, NO, RATES
+from lab.analysis.layout_columns import FAILED, FLOPS, NO, RATES
 from lab.analysis.layout_rates import flop_rate, is_rate_of_gpu, mfu_of, step_by_flops, step_by_rate
 from lab.analysis.layout_words import HYBRID, SEQUENCE_PARALLEL, SIZED, precision, sharing
 from lab.formatting import count
@@ -54,6 +54,7 @@ class LayoutRow:
     failed: bool = False
     quoted_parameters: float | None = None
     quoted_mfu: float | None = None
+    quoted_flops: float | None = None  # per second and GPU, beside a time or rate
     quoted_batch: float | None = None  # if it is not what ran
     rate_of_gpu: bool = False  # its rate is that of each GPU, though not named so
     divided: bool = False  # into micro-batches that the table does not give
@@ -115,11 +116,23 @@ def layout_row(
     memory = values.get("memory")
     parameters = _parameters(values) or transformer.size(_name(values))
     mfu = mfu_of(values)
+    flops = None if flop_rate(values) else next(filter(None, map(values.get, FLOPS)), None)
     quoted = values.get("global_batch")
     other = quoted if quoted != batch else None
     only_size = model.experts > 1 and bool(ONLY_SIZE.fullmatch(_name(values)))
     return LayoutRow(
-        place, case, step_s, memory, failed, parameters, mfu, other, rate_of_gpu, divided, only_size
+        place,
+        case,
+        step_s,
+        memory,
+        failed,
+        quoted_parameters=parameters,
+        quoted_mfu=mfu,
+        quoted_flops=flops,
+        quoted_batch=other,
+        rate_of_gpu=rate_of_gpu,
+        divided=divided,
+        only_size=only_size,
     )
 
 

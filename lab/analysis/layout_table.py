@@ -141,8 +141,15 @@ def read_layouts(
     cells = _cells(frame, columns, assumed)
     precisions = {precision(str(row["precision"])) for row in cells if "precision" in row}
     framework = _framework(notes, words, cells)
-    defaults, assumptions = from_notes(notes, {*columns, *assumed}, precisions, framework)
+    by_rates = sum(map(_with_gpus, cells))
+    said = {name for name in ("gpus", "recomputed") if all(name in row for row in cells)}
+    answered = {*columns, *assumed, *said}
+    defaults, assumptions = from_notes(notes, answered, precisions, framework)
     every = [_of_row(row, defaults | assumed) for row in cells]
+    if by_rates:
+        assumptions.append(
+            f"{count(by_rates, 'row')}: the GPUs are the total rate over that of one"
+        )
     if by_rate := sum(map(_with_batch, every)):
         assumptions.append(f"{count(by_rate, 'row')}: the batch follows from time and rate")
     plain = any("batch" in values for values in every)
@@ -256,6 +263,18 @@ def _of_row(row: Mapping[str, Any], others: Mapping[str, Any]) -> dict[str, Any]
             name: value for name, value in values.items() if name in row or name not in SPLITS
         }
     return values
+
+
+def _with_gpus(row: dict[str, Any]) -> bool:
+    """Enter the GPUs that a row's rates in all and of each make if it gives none."""
+    total, each = row.get("tokens"), row.get("tokens_per_gpu")
+    if gpus_of(row) or row.get("data") or not (total and each):
+        return False
+    gpus = round(total / each)
+    if gpus < 1 or abs(total / each / gpus - 1) > AGREES:
+        return False
+    row["gpus"] = float(gpus)
+    return True
 
 
 def _with_batch(values: dict[str, Any]) -> bool:

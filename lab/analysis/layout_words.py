@@ -16,14 +16,15 @@ from lab.perfmodel.transformer import Transformer
 
 _HOST = "(?:node|host|server|machine)"
 # GPUs in words: "NVIDIA A100 (80 GB) GPUs", or "H100s" alone, which no model is called.
+_NAMES = "|".join(map(re.escape, sorted(GPUS, reverse=True)))
 _CARDS = (
     r"(?:nvidia |amd (?:instinct )?)?(?:(?:[a-z]+-?\d{2,4}[a-z]* *)?"
     r"(?:-?\(?\d+ ?GB?(?: \w+)?\)? *)?GPUs?"
-    rf"|(?:{'|'.join(map(re.escape, sorted(GPUS, reverse=True)))})s?)\b"
+    rf"|(?:{_NAMES})s?)\b"
 )
 _OF, _COUNT = r"(?:[ _]size)?(?: of)?[ =:]*", r"(\d+)\b(?!\.\d)"
 NOTED = {
-    "sequence": r"\bseq(?:uence)?s?(?:[ _-]?len(?:gth)?s?)?(?: of| is)?(?: set to)?[ =:]*"
+    "sequence": r"(?<![a-z])seq(?:uence)?s?(?:[ _-]?len(?:gth)?s?)?(?: of| is)?(?: set to)?[ =:]*"
     r"(\d{1,3},\d{3}|\d{3,7}|\d+k)\b"
     r"|\b(\d{4,7}|\d+k)[ -](?:sequence|context)"
     r"|\bcontext(?:[ _-](?:length|window))?(?: of)?[ =:]*(\d{4,7}|\d+k)\b",
@@ -36,7 +37,8 @@ NOTED = {
     # Of the whole table: not "4 nodes of 8 GPUs", "8 GPUs per node".
     "gpus": r"(?<!of )(?<!with )(?<!has )(?<!have )(?<![\d.,x])(?<![x×] )"
     rf"\b(\d+|one|single)(?: ?[x×*])?[ -]*{_CARDS}"
-    rf"(?! ?(?:\([^)]*\)|\d+ ?GB?)? ?(?:per|/|each|GPU|{_HOST}))",
+    rf"(?! ?(?:\([^)]*\)|\d+ ?GB?)? ?(?:per|/|each|GPU|{_HOST}))"
+    rf"|\b(?:{_NAMES}) ?[x×*] ?(\d+)\b",
 }
 # Notes say nothing of one of these if a column gives another.
 TOGETHER = (
@@ -62,7 +64,8 @@ PRECISIONS = {
 USUAL_GPU, FASTER_GPU = "a100", "h100"  # where none is named
 UNNAMED = f"{USUAL_GPU.upper()} GPUs, because the table names no GPU"
 # Where no GPU is named, the first that computes in this precision.
-FIRST_WITH = {"fp8": "h100", "fp4": "b200"}
+FIRST_WITH = {"fp8": "h100", "fp4": "b200", "mxfp8": "b200"}
+MICROSCALED = re.compile(r"\bmx-?fp-?8", re.IGNORECASE)
 # Notes name fp32 for other things, too, such as master weights.
 NOTED_PRECISION = re.compile(
     r"\b((?:mx|nv)?fp-?[48]|float8|[fb]p?f?-?16|[ft][pf]-?32(?= precision))\b", re.IGNORECASE
@@ -99,7 +102,7 @@ ABBREVIATED = {
 SETTING = re.compile(
     rf"(?<![a-z])(?:({'|'.join(ABBREVIATED)})(?:[ _-]?size)?"
     r"|(tensor|pipeline|context|expert|data)[ -]parallel(?:ism)?(?: size| degree)?(?: of)?)"
-    r"\s*[=:]?\s*(\d+)(?![\d]|\.\d)",
+    r"\s*[=:]?\s*(\d{1,3}(?:,\d{3})+|\d+)(?![\d]|[.,]\d)",
     re.IGNORECASE,
 )
 SHARDS = re.compile(r"\bfsdp(?:\s*[=:]\s*|\s+)(\d+)\b", re.IGNORECASE)  # FSDP2 is a version
@@ -107,10 +110,12 @@ GROUPS = re.compile(r"\bhsdp\W*(\d+)\s*[x×,]\s*(\d+)", re.IGNORECASE)  # replic
 SET_RECOMPUTED = re.compile(
     r"\brecomput\w*\s*[=:]\s*(\w+)|\b(full|selective|no) AC\b", re.IGNORECASE
 )
-# Megatron-Core's names for tensor and data parallelism of experts, and for interleaved stages.
-ACRONYMS = re.compile(r"\b(?:etp|edp|vpp)(?=\d|\b)", re.IGNORECASE)
+# Megatron-Core's names for tensor and data parallelism of experts, for interleaved stages, and for
+# what sends tokens to experts.
+ACRONYMS = re.compile(r"\b(?:etp|edp|vpp)(?=\d|\b)|token_?dispatcher", re.IGNORECASE)
 SENT_ONCE = re.compile(r"\b(?:deep|hybrid).?ep\b", re.IGNORECASE)
 ADAPTERS = re.compile(r"(?<![a-z])(?:q|do)?lora(?![a-z])", re.IGNORECASE)
+TRAINS_ALL = re.compile(r"\bsft\b|\bfull\b|pre-?train|supervised", re.IGNORECASE)
 _DENIED = re.compile(r"\b(?:no|not|without|w/o|instead of)\s+[^\s,;.]+", re.IGNORECASE)
 _ACTIVE = re.compile(r"(?<=b)[ -]?a\d+(\.\d+)?b", re.IGNORECASE)  # of "30B-A3B"
 
@@ -130,7 +135,7 @@ def settings(text: str) -> dict[str, Any]:
     text = _DENIED.sub("", text)
     for short, name, value in SETTING.findall(text):
         meant = ABBREVIATED[short.lower()] if short else name.lower()
-        values.setdefault(meant, set()).add(float(value))
+        values.setdefault(meant, set()).add(float(value.replace(",", "")))
     for value in SHARDS.findall(text):
         replicas = values.pop("data", {1.0})
         values["data"] = {float(value) * many for many in replicas}
@@ -193,6 +198,7 @@ def from_notes(
             said.append("the table does not say which precision: bf16 is assumed")
     if "gpu" not in known:
         used = {*precisions, values.get("precision")}
+        used |= {"mxfp8"} if MICROSCALED.search(notes) else set()
         values["gpu"], why = _gpu(notes, used)
         said.append(f"{values['gpu'].upper()} GPUs, {why}")
     text = _DENIED.sub("", notes)
@@ -202,6 +208,8 @@ def from_notes(
         hybrid = HYBRID.search(text) and not re.search(r"\bfsdp|full_?shard", text, re.IGNORECASE)
         values["sharding"] = "hsdp" if hybrid else shared[0]
         said.append(f"{values['sharding']}, from the notes")
+    if ADAPTERS.search(text) and not TRAINS_ALL.search(text):
+        values["adapters"] = True
     if "sequence_parallel" not in known:
         stated = {match.lower() for match in NOTED_SEQUENCE_PARALLEL.findall(notes)}
         if len({words.startswith("without") for words in stated}) == 1:

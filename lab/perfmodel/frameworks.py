@@ -109,7 +109,7 @@ MEGATRON = Framework(
 # the masked half and reaches half of the peak or more; the buffers are sent as FSDP's gathers are.
 MEGATRON_CORE = Framework(
     name="megatron-core",
-    pattern=r"megatron.?core|\bmcore\b"
+    pattern=r"megatron.?core|(?<![a-z])mcore(?![a-z])|token_?dispatcher|\bprimus\b(?!.*torchtitan)"
     r"|(?=.*(megatron|\b(vpp|etp|edp)\b))(?=.*(\b202[3-9]\b|fp[48]|(?<![a-z])(h[128]00|gh200|g?b[23]00|mi3\d\dx)))",
     sequence_parallel=True,
     counts_recomputed=False,

@@ -151,7 +151,7 @@ TEXTS = {
     "scaling": r"((type|kind|mode)_of_)?scaling(_(type|kind|mode|regime))?|regime",
     "precision": r"precision|dtype|amp|data_?type",
     "sequence_length": r"(max_?)?(seq(uence)?|context|ctx)_?len(gth)?(_t(okens)?)?|n_?ctx|seq_?len"
-    r"|block_?size",
+    r"|block_?size|seq",
     "dataset": r"data_?set|data|task|corpus",
     "compile": r"compiled?|torch_compile|xla",
 }
@@ -215,7 +215,7 @@ CLOCKED = r"times?|duration|latency|runtime|elapsed|wall|seconds|makespan"
 WHOLE = (
     r"(total_)?(time_to_(train|solution|accuracy|target)|total|train|training|run|exec|execution|fit|job|loop"
     r"|wall_?(time|clock)"
-    rf"|wall|clock|t|end_to_end|{CLOCKED})(_(time|duration|clock|runtime|total|s))*"
+    rf"|wall|clock|t|end_to_end|parallel|{CLOCKED})(_(time|duration|clock|runtime|total|real|s))*"
     r"(_\d+_?e(pochs?)?)?"
 )
 

@@ -14,6 +14,8 @@ WORDS = {
     "time_ms": "temps_ms",  # alone, these are temperatures
     "speedup": "aceleracion accelerazione aceleracao beschleunigung",
     "efficiency": "eficiencia efficienza efficacite effizienz",
+    "parallel_time": "tempo_paralelo tiempo_paralelo tempo_parallelo",
+    "configuration": "configuracao configuracion configurazione konfiguration",
     "threads": "hilos",
     "cores": "nucleos kerne coeurs",
     "processes": "procesos processos processi prozesse",

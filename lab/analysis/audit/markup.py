@@ -32,7 +32,7 @@ TABULAR = re.compile(r"\\begin\{(tabular[*xy]?|longtable|tabulary)\}")
 NUMERIC = re.compile(r"[~<]?\.?\d")
 LONGEST = 500  # characters of a caption
 CAPTION = re.compile(r"\\(?:caption|title|section\*?|subsection\*?)\s*\{")
-COMMENT = re.compile(r"(?<!\\)%.*")
+COMMENT = re.compile(r"(?<!\\)%(?!(?<=\d%)\s*(?:&|\\\\)).*")  # in 40% & 3 the sign was not escaped
 LINES = re.compile(
     r"\\(?:top|mid|bottom)rule(?:\[[^\]]*\])?|\\hline|\\addlinespace(?:\[[^\]]*\])?"
     r"|\\(?:cline|cmidrule)(?:\([^)]*\))?\{[^}]*\}|\\end(?:first|last)?(?:head|foot)"
@@ -61,6 +61,9 @@ SIGNS = {
 }
 
 
+VALUES = re.compile(r"values?|settings?|值|数值|wert|valeur|valor")
+
+
 class Table(NamedTuple):
     """Column names, rows of cells, and the text around them."""
 
@@ -70,10 +73,24 @@ class Table(NamedTuple):
 
 
 def find_table(lines: Sequence[str]) -> Table | None:
-    """The longest table in Markdown, HTML or LaTeX, the first if tied; None without one."""
+    """The longest table in Markdown, HTML or LaTeX, the first if tied; None without one.
+
+    Settings and their values, if there is another table, are notes on it.
+    """
     text = HIDDEN.sub("", "\n".join(lines))
     tables = [*_markdown(list(map(_drawn, text.splitlines()))), *_html(text), *_latex(text)]
-    return max(tables, key=lambda table: len(table.rows), default=None)
+    settings = [table for table in tables if _is_of_settings(table)]
+    results = [table for table in tables if table not in settings]
+    longest = max(results or tables, key=lambda table: len(table.rows), default=None)
+    if longest is None or not results:
+        return longest
+    said = [": ".join(row[:2]) for table in settings for row in table.rows]
+    return longest._replace(notes=[*longest.notes, *said])
+
+
+def _is_of_settings(table: Table) -> bool:
+    """Whether a table has a column of names and one of their values."""
+    return len(table.header) == 2 and bool(VALUES.fullmatch(table.header[1].lower()))
 
 
 def _drawn(line: str) -> str:

@@ -11,10 +11,11 @@ import pandas as pd
 
 from lab.analysis.audit.columns import TIMES, Guess, normal, parse_name, setting_of
 from lab.analysis.audit.points import ROUNDING
-from lab.analysis.audit.values import NUMBER, TIME_UNITS, numbers, roundings
+from lab.analysis.audit.values import BRACKETS, COUNT_UNITS, NUMBER, TIME_UNITS, numbers, roundings
 
 FAR_BEYOND = 1.5  # no efficiency
 TIMESTAMP = 1e9  # seconds since 1970, and more than a training takes
+LENGTHS = 64  # sequence lengths are multiples of this
 LARGEST_VERSION = 40  # but containers are named after years and months
 OF_TRAINING = {"model", "dp", "tp", "pp", "global_batch_size", "micro_batch_size"}
 RANKS = {"world_size", "nodes"}
@@ -34,7 +35,8 @@ def is_plausible(canonical: str, column: str, texts: pd.Series) -> bool:
     if canonical == "version" and not re.search("version|date", stem):
         # Below "PyTorch" there may also be rates.
         return bool((numbers(texts).fillna(0.0) < LARGEST_VERSION).all())
-    if canonical in {*TIMES, "algbw", "busbw"} and texts.str.contains("%").any():
+    bare = texts.str.replace(BRACKETS, "", regex=True)
+    if canonical in {*TIMES, "algbw", "busbw"} and bare.str.contains("%").any():
         return False
     if canonical == "time" and texts.str.fullmatch(NUMBER).all():
         return bool(numbers(texts).median() < TIMESTAMP)
@@ -45,6 +47,8 @@ def is_plausible(canonical: str, column: str, texts: pd.Series) -> bool:
     if canonical == "speedup" and (named or texts.str.contains("%").all()):
         shares = numbers(texts, factor=0.01 if named else 1.0).dropna()
         return bool((shares >= 1).all())  # one of 12 % is an increase
+    if canonical == "sequence_length" and stem == "seq":  # not a sequential time
+        return bool((numbers(texts, units=COUNT_UNITS) % LENGTHS == 0).all())
     if canonical == "gpu" and re.fullmatch("systems?", stem):
         return any(kind == "gpu" for text in texts for kind, _ in setting_of(text).words)
     if canonical in {"global_batch_size", "batch"}:  # in tokens, such as 4M

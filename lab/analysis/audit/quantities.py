@@ -78,16 +78,18 @@ UNITS = {
     **dict.fromkeys(("algbw", "busbw"), BANDWIDTH_UNITS),
     "parameters": COUNT_UNITS | {"b": 1e9},
 }
-SEVERAL_WORDS = re.compile(r"[^\W\d]+(?:[ -][^\W\d]+)+")
+SEVERAL_WORDS = re.compile(r"[^\W\d]+(?:(?:[ -]|, )[^\W\d]+)+")
 BOUND = re.compile(r"\s*(?:[<>≤≥]|&[lg]t;)")  # an upper or lower limit, not a measured value
 INDICES = re.compile(r"\d{1,2}(?:\s*,\s*\d{1,2})+")  # of devices, which are no number of ranks
 SERIAL_NAME = re.compile(rf"(?:^|_)(?:{SERIAL}|1)(?:_|$)")
 SCALING = re.compile(r"(strong|weak)(?:[ _-]?scal.*|)", re.IGNORECASE)
 MOST_NAMES = 200  # of runs that are looked at
 MOST_NODES = 4096
+DASHES = {"-", "--", "–", "—"}
 # A table may hold several of these, with different meanings.
 MEASURED = {"time": "time", "rate": "rate", "rate_per_rank": "rate per rank"}
 NAMED_UNIT = re.compile(rf"\d\s*({'|'.join(sorted(CELL_TIMES, key=len, reverse=True))})\s*$")
+TIMED = re.compile(rf"[\d.,]+\s*(?:{'|'.join(TIME_UNITS)})\s*$")  # such as 22.3 s
 NOTED_UNITS = {
     "microseconds": (re.compile(r"microseconds|\bus\b|µs", re.IGNORECASE), 1e-6),
     "milliseconds": (re.compile(r"milliseconds|\bms\b", re.IGNORECASE), 1e-3),
@@ -210,12 +212,16 @@ class Quantities:
             canonical = "rank" if numbers_devices(column, numbers(cells)) else canonical
         elif guessed and "time" not in names and parse_name(column).stem == "sync":
             return ""  # beside "Async" or "Overlap" it is a program
+        elif canonical == "step" and guessed and len(known) and known.str.match(TIMED).all():
+            canonical = "time"
         elif canonical == "version" and not known.str.contains(r"\d").any():
             canonical = "" if "strategy" in names else "strategy"  # serial and parallel
         elif canonical == "repeat" and _names_settings(cells):
             if "strategy" in names:
                 return ""
             canonical = "strategy"  # runs are called after what they try
+        elif canonical == "repeat" and guessed and _names_runs(known):
+            return ""
         elif canonical == "speedup" and "scaling" in normal(column) and are_shares(cells):
             canonical = "efficiency"
         elif canonical == "busbw" and guessed and not is_of_collective(column, self.frame, names):
@@ -309,6 +315,9 @@ class Quantities:
     def _scale_shares(self) -> None:
         for column, least in PERCENT_FROM.items():
             percent = self.tidy[column] > least
+            if column in self.given:
+                signed = self.frame[self.given[column]].astype(str).str.contains("%")
+                percent &= ~signed.reindex(percent.index, fill_value=False)
             if column in SHARES:
                 percent = pd.Series(bool(percent.any()), self.tidy.index)
             if percent.any():
@@ -352,6 +361,14 @@ def _names_settings(cells: pd.Series) -> bool:
     return any(setting_of(name).words or SEVERAL_WORDS.fullmatch(name) for name in names)
 
 
+def _names_runs(texts: pd.Series) -> bool:
+    """Whether the rows are runs with names of their own, such as R75 and R70, which number no
+    repeats."""
+    last = pd.to_numeric(texts.str.extract(r"(\d+)$", expand=False))
+    numbered = sorted(last.dropna()) in [[*range(start, len(texts) + start)] for start in (0, 1)]
+    return texts.is_unique and len(texts) > 1 and not (numbered or texts.str.isdecimal().any())
+
+
 def _counts(cells: pd.Series) -> bool:
     """Whether the cells of a column called node or host count them."""
     known = pd.to_numeric(cells.dropna(), errors="coerce")
@@ -379,7 +396,7 @@ def as_texts(column: pd.Series) -> pd.Series:
 def as_text(cell: object) -> str | None:
     """A cell as text, of a whole number without the decimals; None if it is missing."""
     text = "" if cell is None else str(cell).strip()
-    missing = text.lower() in {"", "na", "n/a", "nan", "none", "-", "null", "<na>"}
+    missing = text.lower() in {*DASHES, "", "na", "n/a", "nan", "none", "null", "<na>"}
     if missing:
         return None
     return text[:-2] if text.endswith(".0") and text[:-2].isdecimal() else text  # but not of 2.4.0

@@ -284,7 +284,8 @@ def by_cells(frame: pd.DataFrame, mapped: Collection[str]) -> tuple[pd.DataFrame
         for column in frame.columns
         if column not in meanings and column not in mapped and _name_units(frame[column])
     ]
-    if mapped or len(timed) < 2 or "world_size" not in known or known & {*TIMES, *MEASURED}:
+    ranks = known & {"world_size", "threads"}
+    if mapped or len(timed) < 2 or not ranks or known & {*TIMES, *MEASURED}:
         return frame, []
     rest = frame.drop(columns=timed)
     parts = [rest.assign(setting=column, time=frame[column]) for column in timed]

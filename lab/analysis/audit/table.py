@@ -46,6 +46,7 @@ SIZES = re.compile(r"\d+(?:\s*[x×*]\s*\d+)+")  # of images, or nodes and ranks
 NOTED_SCALING = re.compile("(strong|weak)[ _-]?scal", re.IGNORECASE)
 # Rows of these are single measurements; others may stand for several.
 LOGGED = {"rank", "epoch", "step"}
+NEARLY = 0.02  # relative: of a ratio of two rounded rates
 ANOTHER = 1.1  # ratio of the parameters of two models
 # What runs may be compared by, if all of them were measured at several world sizes.
 COMPARED = ("gpu", "cpu", "version", "driver")
@@ -181,11 +182,20 @@ def _ranks_by_cells(frame: pd.DataFrame, meanings: Mapping[str, Guess]) -> dict[
         texts = as_texts(frame[column]).dropna().unique()[:MOST_KEY_VALUES]
         meaning = meanings.get(column)
         if (meaning is None or meaning.canonical == "strategy") and len(texts):
-            pairs = {ranks_of(text) for text in texts if not SIZES.fullmatch(str(text))}
+            pairs = {_ranks_in(str(text)) for text in texts if not SIZES.fullmatch(str(text))}
             named = all(ranks > 0 and (not name or _is_gpu(name)) for ranks, name in pairs)
             if len(pairs) == len(texts) > 1 and named:
                 return {column: Guess("world_size", 1.0)}
     return {}
+
+
+def _ranks_in(text: str) -> tuple[float, str]:
+    """The ranks in a cell, also of a serial program, and what they are."""
+    words = normal(text)
+    if words in columns.SERIAL.split("|"):
+        return 1.0, ""
+    pair = ranks_of(text)
+    return pair if pair[0] > 0 else ranks_of(words.replace("_", " "))
 
 
 def _spread(frame: pd.DataFrame, time: str | None) -> pd.Series | float:
@@ -287,6 +297,9 @@ def _world_size(tidy: pd.DataFrame, hint: tuple[int, str] | None) -> tuple[pd.Se
     if tidy["dp"].notna().any():
         ranks = tidy[["dp", *LAYOUT]].prod(axis=1, min_count=1)
         return ranks, "the ranks are the product of the degrees of parallelism"
+    total = tidy["rate"] / tidy["rate_per_rank"]
+    if _are_counts(total.dropna()):
+        return total.round(), "the ranks are the total rate over that of a rank"
     if tidy["nodes"].nunique() > 1:
         return tidy["nodes"], "the table does not give the ranks per node, so a node counts as one"
     names = tidy["strategy"].fillna("").str.lower()
@@ -309,6 +322,13 @@ def _world_size(tidy: pd.DataFrame, hint: tuple[int, str] | None) -> tuple[pd.Se
     if count > 1:
         return float(count), f"the {count} ranks that have rows are taken for all"
     return np.nan, ""
+
+
+def _are_counts(values: pd.Series) -> bool:
+    """Whether numbers are whole but for their rounding."""
+    whole = values.round()
+    exact = (values / whole - 1).abs() < NEARLY
+    return len(values) > 0 and bool(((whole >= 2) & exact).all())
 
 
 def _add_keys(

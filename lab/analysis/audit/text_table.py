@@ -50,6 +50,11 @@ NCCL_SAVED = re.compile(  # as CSV
 )
 NCCL_ITERATIONS = re.compile(r"(?<!warmup )\biters:\s*(\d+)")
 NCCL_MEASURED = 4  # time, algbw, busbw, errors
+# 11,2465 and 0,5 have a decimal comma, 1.5 and 1,234,567 show that commas group digits.
+DECIMAL_COMMA = re.compile(r"-?(?:\d+,(?:\d{1,2}|\d{4,})|0,\d+)")
+DECIMAL_POINT = re.compile(r"\d\.\d|\d,\d{3},")
+THREE_DIGITS = re.compile(r"-?[1-9]\d{0,2},\d{3}")
+FEWEST_COMMAS = 2
 NEARLY = 0.02  # a whole number, within two decimals of the bandwidths
 NCCL_COLUMNS = [
     *("message_bytes", "variant", "time_us", "algbw_gb_per_s", "busbw_gb_per_s"),
@@ -87,7 +92,7 @@ def read_table(
         notes = table.notes
     else:
         header, rows = _delimited(name, lines)
-    header, rows = _with_units(header, rows)
+    header, rows = _with_units(header, _with_points(rows))
     problems = [
         Problem(f"column {name!r}", "appears more than once", "rename one of them")
         for name, count in Counter(header).items()
@@ -153,6 +158,18 @@ def _with_units(header: list[str], rows: list[list[str]]) -> tuple[list[str], li
         return header, rows
     names = zip(header, units, strict=True)
     return [f"{name} ({unit.strip('()[]')})" if unit else name for name, unit in names], rows[1:]
+
+
+def _with_points(rows: list[list[str]]) -> list[list[str]]:
+    """Cells such as 1,452 with a decimal point, where other cells show that commas are decimal."""
+    cells = [cell for row in rows for cell in row]
+    commas = sum(map(bool, map(DECIMAL_COMMA.fullmatch, cells)))
+    if commas < FEWEST_COMMAS or any(map(DECIMAL_POINT.search, cells)):
+        return rows
+    return [
+        [cell.replace(",", ".") if THREE_DIGITS.fullmatch(cell) else cell for cell in row]
+        for row in rows
+    ]
 
 
 def _numbered(header: Sequence[str]) -> list[str]:

@@ -20,7 +20,9 @@ NUMBER = re.compile(r"[-+]?(?:\d[\d.,'\u202f\u00a0_]*\d|\d|\.\d+)(?:[eE][-+]?\d+
 PLAIN = re.compile(r"\d+\.\d+")
 CLOCK = re.compile(r"(?:(?:(\d+)(?:-|\s*days?,?\s+))?(\d+):)?(\d{1,3}):(\d{2}(?:\.\d+)?)")
 AMOUNT = re.compile(r"(\d+(?:\.\d+)?)\s*([a-z]+)[\s,]*")
-SPACED = re.compile(r"(?<=\d) (?=\d{3}(?: \d{3})*,\d)")  # of 1 253,6
+_GROUPS = r" (?=\d{3}(?: \d{3})*"
+# Of 1 253,6 and 11 724; 224 224 are two numbers.
+SPACED = re.compile(rf"(?<=\d){_GROUPS},\d)|(?:(?<=^\d)|(?<=^\d\d)){_GROUPS}$)")
 PLUS_MINUS = r"±|\+/-"
 BRACKETS = re.compile(r"\([^)]*\)|\[[^]]*\]")
 ABOUT = " ~≈约"

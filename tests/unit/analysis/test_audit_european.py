@@ -42,3 +42,23 @@ def test_threads_with_decimal_commas() -> None:
     result = pasted(table)
     assert result.reading["Hilos"] == "world_size"
     assert broken(result) == {"super-linear"}
+
+
+def test_processes_in_cells_beside_a_serial_program() -> None:
+    rows = "".join(f"| {n} Processos | {t} | {s}x |\n" for n, t, s in ((2, "200,5", "1,50"),))
+    table = "| Configuração | Tempo (s) | Speedup |\n|---|---|---|\n| Serial | 300,75 | 1,00x |\n"
+    result = pasted(table + rows)
+    assert "super-linear" in result.checked and not broken(result)
+
+
+def test_three_decimals_after_a_comma() -> None:
+    table = """
+    | Processos | Tempo Paralelo (s) | Speedup |
+    |---|---|---|
+    | 1 (base) | 11,2465 | 1,0 |
+    | 2 | 7,7442 | 1,452 |
+    """
+    result = pasted(table)
+    assert result.reading["Tempo Paralelo (s)"] == "time"
+    assert not broken(result)
+    assert broken(pasted(table.replace("11,2465", "11.2465")))  # then 1,452 is a thousand

@@ -2,8 +2,12 @@
 
 from __future__ import annotations
 
+import math
+
 import pytest
 from audits import broken, pasted
+
+from lab.analysis.audit.values import number
 
 
 def below(head: str, *rows: str) -> str:
@@ -162,3 +166,84 @@ def test_what_takes_longer_than_a_step_is_no_part_of_it() -> None:
     head = "batch_size,throughput,latency_ms,load_ms"
     assert not broken(pasted(f"{head}\n1,31346,0.73,62.2\n1,51178,1.13,114.1\n"))
     assert broken(pasted(f"{head}\n1,900,1.13,0.6\n1,800,1.25,0.7\n")) == {"data-stall"}
+
+
+def test_lengths_tell_rows_apart_in_a_column_or_a_cell() -> None:
+    rows = ["| 8B | 2048 | 9,700 | 22.5% |", "| 8B | 8192 | 9,100 | 39.0% |"]
+    result = pasted(below("| Model | SEQ | Tokens/s/GPU | MFU |", *rows))
+    assert result.reading["SEQ"] == "sequence_length"
+    assert not broken(result)
+    rows = [
+        "| plain | 340 | 20 % |",
+        "| MBS 2 | 430 | 25 % |",
+        "| MBS 2, seq=8192 | 370 | 24.5 % |",
+    ]
+    assert not broken(pasted(below("| config | tps/GPU | MFU |", *rows)))
+    rows[2] = rows[2].replace("seq=8192", "compiled")
+    assert broken(pasted(below("| config | tps/GPU | MFU |", *rows))) == {"mfu-consistent"}
+    rows = ["| 1500 | 820 | 1.83 |", "| 2700 | 1400 | 1.93 |"]  # sequential, in ms
+    assert "Seq" not in pasted(below("| Seq | MPI (ms) | Speedup |", *rows)).reading
+
+
+def test_a_speedup_over_a_serial_time_that_grows_with_the_work() -> None:
+    head = "| Threads | Time (s) | Time Serial (s) | Epochs | Speedup | Efficiency |"
+    rows = ["| 4 | 5.0 | 10.0 | 50 | 2.00 | 0.50 |", "| 8 | 8.0 | 20.0 | 100 | 2.50 | 0.3125 |"]
+    rows.append("| 16 | 12.5 | 40.0 | 200 | 3.20 | 0.20 |")
+    assert not broken(pasted(below(head, *rows)))
+    wrong = [*rows[:2], rows[2].replace("0.20 |", "0.40 |")]
+    assert broken(pasted(below(head, *wrong))) == {"quoted-against-own"}
+
+
+def test_a_step_with_more_work_has_its_share_in_the_evidence() -> None:
+    rows = ["| 1 | 0.42 | 9.5 | 100% |", "| 2 | 0.20 | 39.9 | 210% (105% each) |"]
+    rows.append("| 4 | 0.10 | 159.6 | 420% |")
+    result = pasted(below("| GPUs | Time/Iteration (s) | Samples/s | Scaling Efficiency |", *rows))
+    assert broken(result) == {"super-linear", "baseline"}
+    evidence = " ".join(finding.evidence for finding in result.findings)
+    assert "for 2 times the work mean at most 200.00 ms on 1" in evidence
+    assert "An efficiency of" not in evidence  # 420 % are what the rates give
+
+
+def test_ranks_follow_from_a_total_and_the_rate_of_each() -> None:
+    rows = ["| a | 105,900 | 13,237 | 80 |", "| b | 98,640 | 12,330 | 75 |"]
+    result = pasted(below("| Runtime | Tokens/s | Tokens/s/GPU | TFLOPs/GPU |", *rows))
+    assert "the ranks are the total rate over that of a rank" in result.assumptions
+    assert "baseline" in result.checked
+    rows = ["| a | 105,900 | 31,237 |", "| b | 98,640 | 12,330 |"]
+    assert not pasted(below("| Runtime | Tokens/s | Samples/s/GPU |", *rows)).assumptions
+
+
+@pytest.mark.parametrize(
+    ("head", "cells", "read"),
+    [
+        ("| run | step | tokens/s/GPU |", ("R75 | 22.3s | 925", "R70 | 24.6s | 847"), "time"),
+        ("| x | Step (s) | tokens/s/GPU |", ("a | 1.70 | 9", "b | 1.31 (-23%) | 12"), "time"),
+        ("| n | Tempo (real) | z |", ("2 | 0m0.346s | a", "4 | 0m0.270s | b"), "time"),
+        ("| n | tok/s/GPU | z |", ("2 | 7 322 | a", "4 | 11 724 | b"), "rate_per_rank"),
+    ],
+)
+def test_cells_in_other_writings(head: str, cells: tuple[str, ...], read: str) -> None:
+    result = pasted(below(head, *(f"| {cell} |" for cell in cells)))
+    name = head.split("|")[2].strip()
+    assert result.reading[name] == read
+    assert "run" not in result.reading
+    assert math.isnan(number("224 224"))  # an image
+
+
+def test_a_dash_of_a_checked_baseline_is_no_setting() -> None:
+    rows = ["| local | 1 | 10 | — |", "| local | 2 | 5.5 | yes |", "| local | 4 | 3 | yes |"]
+    result = pasted(below("| where | Ranks | Time (s) | Verified |", *rows))
+    assert "baseline" not in {finding.rule for finding in result.findings}
+
+
+def test_programs_timed_on_numbers_of_threads() -> None:
+    rows = ["| 1 | 1.850s | 0.216s |", "| 10 | 0.943s | 0.173s |"]
+    result = pasted(below("| threads | ours | theirs |", *rows))
+    assert result.reading["threads"] == "world_size" and "super-linear" in result.checked
+
+
+def test_speedups_over_the_only_run_that_quotes_one() -> None:
+    rows = ["| 256 | 8192 | 1 |", "| 512 | 8192 | 1.83 |", "| 512 | 16384 | 1.79 |"]
+    result = pasted(below("| GPUs | seq | Speedup |", *rows))
+    assert not broken(result)
+    assert any("relative to a run with other settings" in one.evidence for one in result.findings)

@@ -103,3 +103,21 @@ def test_remarks_after_a_row(tmp_path: Path) -> None:
     path = tmp_path / "README.md"
     path.write_text("| a | b |\n| - | - |\n| 1 | 2 | # as before\n| 3 | 4 | expected 2x | |\n")
     assert read_table(path).to_dict("list") == {"a": ["1", "3"], "b": ["2", "4"]}
+
+
+def test_settings_and_their_values_are_notes_on_the_results() -> None:
+    settings = "| Field | Value |\n|---|---|\n| Model | gpt 2B |\n| GBS | 3,072 |\n| LR | 0.1 |\n"
+    results = "\n## Progress\n\n| Job | TPS/GPU |\n|---|---|\n| 1 | 489 |\n| 2 | 761 |\n"
+    table = find_table((settings + results).splitlines())
+    assert table is not None
+    assert table.header == ["Job", "TPS/GPU"]
+    assert table.notes == ["Progress", "Model: gpt 2B", "GBS: 3,072", "LR: 0.1"]
+    alone = find_table(settings.splitlines())
+    assert alone is not None and alone.header == ["Field", "Value"]
+
+
+def test_a_per_cent_sign_that_was_not_escaped() -> None:
+    rows = r"1 & 100% & 6 \\" + "\n" + r"4 & 11.5% & 2 \\ % measured twice" + "\n"
+    text = r"\begin{tabular}{lll} GPUs & Efficiency & sps \\" + f"\n{rows}" + r"\end{tabular}"
+    table = find_table(text.splitlines())
+    assert table is not None and table.rows == [["1", "100%", "6"], ["4", "11.5%", "2"]]

@@ -121,3 +121,12 @@ def test_the_playbooks_mfu_is_found_to_count_its_embedding_twice() -> None:
 def test_per_cent_are_read_as_such_however_small() -> None:
     frame = pd.DataFrame([ROW | {"MFU %": 1.2, "step time (s)": 1.0}])
     assert read_layouts(frame).rows[0].quoted_mfu == pytest.approx(0.012)
+
+
+def test_flops_that_the_rate_does_not_make_are_named() -> None:
+    right = explained(**{"TFLOP/s/GPU": 130})
+    assert not any("one of the three" in reason for reason in right.reasons)
+    of_all = explained(**{"TFLOP/s": 16 * 130})
+    assert not any("one of the three" in reason for reason in of_all.reasons)
+    (reason,) = explained(**{"TFLOP/s/GPU": 300}).reasons
+    assert "TFLOP/s, not 300: one of the three is wrong" in reason

@@ -92,3 +92,8 @@ def test_a_column_of_switches_says_where_fsdp_was_used() -> None:
     assert read("FSDP", 1, 0)[1] == [2, 0]
     assert read("FSDP", "Yes", "No")[1] == [2, None]
     assert read("FSDP", 8, 1)[1] == [8, 1]
+
+
+def test_a_rate_of_a_stated_number_of_gpus_is_that_of_all() -> None:
+    table = pd.DataFrame({"tok/s (16 GPU)": ["199K"], "tok/s/GPU": ["12.4K"]})
+    assert meanings(table) == {"tokens": "tok/s (16 GPU)", "tokens_per_gpu": "tok/s/GPU"}

@@ -883,3 +883,18 @@ def test_other_chips_are_not_taken_for_gpus(notes: str, columns: dict[str, str])
     assert read_layouts(rows, assume={"gpu": "h100"}).rows
     rows.attrs["notes"] = [notes, "As fast on 16 H100s"]
     assert read_layouts(rows).rows[0].case.machine.gpu.name == "h100"
+
+
+def test_gpus_follow_from_the_rates_of_all_and_of_each() -> None:
+    rows = frame(GPUs=None, **{"PP": 1, "Aggregate TPS": 63_970.0})
+    table = read_layouts(rows)
+    assert table.rows[0].case.candidate.layout.world_size == 8
+    assert "1 row: the GPUs are the total rate over that of one" in table.assumptions
+    with pytest.raises(InputError, match="no number of GPUs"):
+        read_layouts(frame(GPUs=None, **{"PP": 1, "Aggregate TPS": 60_000.0}))
+
+
+def test_recomputation_that_every_row_names_is_not_assumed() -> None:
+    for run, assumed in (("ours, full AC", 0), ("ours", 1)):
+        notes = read_layouts(frame(run=run)).assumptions
+        assert sum("activations are recomputed" in note for note in notes) == assumed

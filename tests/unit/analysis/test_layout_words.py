@@ -38,6 +38,8 @@ from lab.perfmodel.frameworks import MEGATRON_CORE, NEMO
         ("64 GPUs, w/o activation recomputation", {"gpus": 64, "recomputed": "no"}),
         ("activation checkpointing: on", {"recomputed": "full"}),
         ("gradient checkpointing (selective)", {"recomputed": "selective"}),
+        ("GBS: 3,072 (MBS=1)", {"global_batch": 3072, "micro_batch": 1}),
+        ("`max_seq_len=4096`", {"sequence": 4096}),
     ],
 )
 def test_a_cell_of_settings(text: str, said: dict[str, object]) -> None:
@@ -87,6 +89,8 @@ def test_columns_count_before_notes() -> None:
         ("4 nodes with 8 GPUs each", None),
         ("8 GPUs per node", None),
         ("16x H100", 16),
+        ("a machine with A800 x 8", 8),
+        ("H100 x 2048 matrices, 8 GPUs", None),
         ("a single A100 80GB GPU", 1),
         ("H100 GPUs", None),
         ("2 nodes x 8 H100", None),
@@ -167,3 +171,18 @@ def test_a_table_without_a_gpu_has_one_that_knows_its_precision(
     notes: str, precisions: tuple[str, ...], gpu: str
 ) -> None:
     assert from_notes(notes, set(), precisions)[0]["gpu"] == gpu
+
+
+@pytest.mark.parametrize(
+    ("notes", "gpu"), [("llama3_8b_mxfp8", "a100"), ("MXFP8", "b200"), ("fp8", "h100")]
+)
+def test_microscaled_numbers_need_later_gpus(notes: str, gpu: str) -> None:
+    assert from_notes(notes, set())[0]["gpu"] == gpu
+
+
+@pytest.mark.parametrize(
+    ("notes", "adapters"),
+    [("LoRA Performance", True), ("SFT and LoRA", None), ("pretraining, no LoRA", None)],
+)
+def test_notes_on_adapters_count_for_all_rows(notes: str, adapters: bool | None) -> None:
+    assert from_notes(notes, set())[0].get("adapters") is adapters

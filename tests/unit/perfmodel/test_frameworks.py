@@ -23,6 +23,9 @@ def test_a_framework_is_known_by_its_name() -> None:
         "MCore v0.9",
         "GB200, Megatron",
         "Megatron FP8",
+        "mcore_bridge",
+        "Primus on MI300X",
+        "MoEFlexTokenDispatcher",
     ):
         assert named_framework(words) is MEGATRON_CORE
     assert named_framework("NeMo on Megatron-Core, H100") is NEMO

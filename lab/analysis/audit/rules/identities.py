@@ -147,12 +147,13 @@ def quoted_against_own(observations: Observations) -> Iterator[Fault]:
     checked, given = False, set(observations.given)
     for point in observations.points if observations.kind != "collectives" else ():
         own = point.gain == point.gain and point.base is not None
+        own = own and not observations.own_baseline  # each row has the time that it is over
         quotes = point.speedup > 0 or point.efficiency > 0
         both = point.speedup > 0 and point.efficiency > 0
         if (quotes and own) or both:
             checked = True
             if observations.quoted_over_settings.isdisjoint(point.labels):
-                yield from _misquoted(point)
+                yield from _misquoted(point, own)
         elif point.speedup > 0 and point.world_size > 1:
             yield from _misquoted_over_siblings(point)
     for kind in ("times", "rates"):
@@ -181,8 +182,9 @@ def quoted_against_own(observations: Observations) -> Iterator[Fault]:
         raise UncheckedError("a quoted speedup, efficiency or total with the numbers behind it")
 
 
-def _misquoted(point: Point) -> Iterator[Fault]:
-    """A quoted speedup or efficiency that is not that of the table's own times."""
+def _misquoted(point: Point, own: bool) -> Iterator[Fault]:
+    """A quoted speedup or efficiency that is not that of the table's `own` times, or of each
+    other."""
     n, speedup, efficiency = point.world_size, point.speedup, point.efficiency
     base, gain, over = point.base, point.gain, point.over
     comparable = base is not None and base.world_size == point.curve.ratios_over
@@ -197,17 +199,17 @@ def _misquoted(point: Point) -> Iterator[Fault]:
     elsewhere = bool(rates and abs(speedup / rates - 1) < QUOTED)
     elsewhere = elsewhere or any(map(point.is_quoted_over, _references(point)))
     allowed = max(QUOTED, margin + _digits(point, "speedup"))
-    if not elsewhere and not point.means and abs(speedup / gain - 1) > allowed:
+    if own and not elsewhere and not point.means and abs(speedup / gain - 1) > allowed:
         yield Fault(
             point.labels,
             f"A speedup of {speedup:.2f}x is quoted on {point.ranks}, but the table's own "
             f"{'times' if point.times else 'rates'} give {gain:.2f}x.",
             "Name the baseline of the quoted speedup.",
         )
-    alone = comparable and speedup != speedup and not point.means
+    alone = own and comparable and speedup != speedup and not point.means
     # If the work grows with the ranks and no batch shows it, it is the ratio of the times.
-    own = min(abs(efficiency / ratio - 1) for ratio in (gain / over or math.nan, gain))
-    if alone and own > max(QUOTED, margin + _digits(point, "efficiency")):
+    gap = min(abs(efficiency / ratio - 1) for ratio in (gain / over or math.nan, gain))
+    if alone and gap > max(QUOTED, margin + _digits(point, "efficiency")):
         yield Fault(
             point.labels,
             f"An efficiency of {100 * efficiency:.0f} % is quoted on {point.ranks}, but the "

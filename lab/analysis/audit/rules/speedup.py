@@ -49,7 +49,8 @@ def _beyond(point: Point, observations: Observations) -> Iterator[Fault]:
     least = point.least_gain
     if base and least > ideal * (1 + MARGIN) and (bounds is None or bounds[0] > ideal):
         finite = math.isfinite(point.time)
-        times = f" ({seconds(base.time)} against {seconds(point.time)})" if finite else ""
+        times = f"{seconds(base.time)} against {seconds(point.time)}{_more_work(point)}"
+        times = f" ({times})" if finite else ""
         assumed = f" ({'; '.join(assumptions)})" if assumptions else ""
         yield Fault(
             base.labels + point.labels,
@@ -198,11 +199,17 @@ def _reference(curve: Curve, observations: Observations, quoting: Sequence[Point
         run = "run with another batch size"
     elif ones and ones[0].world_size < n and observations.compares_layouts:
         run = "run on fewer ranks with another layout"
-    elif _all_quoted_over(ones, quoting):
+    elif _all_quoted_over(ones, quoting) or _only_reference(ones, quoting):
         run = "run with other settings"
     else:
         return ""
     return f": the speedups quoted there are relative to a {run}"
+
+
+def _only_reference(ones: Sequence[Point], quoting: Sequence[Point]) -> bool:
+    """Whether a single run quotes 1 and no numbers beside the speedups can tell another."""
+    bare = all(math.isnan(number) for point in quoting for number in (point.time, point.rate))
+    return len(ones) == 1 and ones[0].speedup == 1 and bare
 
 
 def _all_quoted_over(ones: Sequence[Point], points: Sequence[Point]) -> bool:
@@ -227,11 +234,11 @@ def _other_program(point: Point, base: Point) -> Fault:
         names = f": {base.strategy!r} is weaker than {point.strategy!r} on one rank"
     n, least = point.world_size, base.world_size
     if math.isfinite(point.time):
-        needed = point.time * point.ideal
+        needed = point.time * point.ideal / point.work
         evidence = (
-            f"{n:g} ranks in {seconds(point.time)} mean at most {seconds(needed)} on {least:g} "
-            f"with the same program, but the baseline takes {seconds(base.time)}, "
-            f"{base.time / needed:.1f} times that"
+            f"{n:g} ranks in {seconds(point.time)}{_more_work(point)} mean at most "
+            f"{seconds(needed)} on {least:g} with the same program, but the baseline takes "
+            f"{seconds(base.time)}, {base.time / needed:.1f} times that"
         )
     else:
         needed = point.rate / point.ideal
@@ -244,6 +251,12 @@ def _other_program(point: Point, base: Point) -> Fault:
         f"{evidence}{names}.",
         "Take the parallel program on one rank as the baseline: same compiler, libraries, threads.",
     )
+
+
+def _more_work(point: Point) -> str:
+    """How much more its time covers than the baseline's."""
+    more = abs(point.work - 1) >= WORK
+    return f" for {point.work:.3g} times the work" if more else ""
 
 
 def _over_another(curve: Curve) -> Fault:
