@@ -42,7 +42,6 @@ from lab.analysis.layout_row import (
     whole,
 )
 from lab.analysis.layout_words import (
-    ACRONYMS,
     ADAPTERS,
     FASTER_GPU,
     OTHER_CHIP,
@@ -57,7 +56,7 @@ from lab.analysis.layout_words import (
 from lab.errors import InputError, Problem, nearest, require_type
 from lab.formatting import count, listed
 from lab.perfmodel import layout_law, layout_terms
-from lab.perfmodel.frameworks import Framework, named_framework
+from lab.perfmodel.frameworks import OF_MEGATRON_CORE, Framework, named_framework
 from lab.perfmodel.hardware import named_gpu
 from lab.perfmodel.layout_law import LayoutLaw
 from lab.perfmodel.layout_terms import Case
@@ -216,7 +215,8 @@ def _other_chip(words: str) -> str:
 def _framework(notes: str, words: str, cells: Sequence[Mapping[str, Any]]) -> Framework:
     """The framework by the notes, GPUs, precisions and its own acronyms, with its dispatcher."""
     named = {str(row[name]) for row in cells for name in ("gpu", "precision") if name in row}
-    framework = named_framework("; ".join([notes, *sorted(named), *ACRONYMS.findall(words)]))
+    own = re.findall(OF_MEGATRON_CORE, words, re.IGNORECASE)
+    framework = named_framework("; ".join([notes, *sorted(named), *own]))
     if SENT_ONCE.search(f"{notes}; {words}"):
         return replace(framework, dispatches_once=True)
     return framework

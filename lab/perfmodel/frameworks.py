@@ -102,6 +102,10 @@ MEGATRON = Framework(
     counts_recomputed=True,
     coefficients={"scores": (5.9, 0.5)},
 )
+# Megatron-Core's names for tensor and data parallelism of experts, for interleaved stages, and for
+# what sends tokens to experts; columns are named so, too.
+DISPATCHER = r"token_?dispatcher"
+OF_MEGATRON_CORE = rf"\b(?:etp|edp|vpp)(?=\d|\b)|{DISPATCHER}"
 # Megatron-Core since 2023, as its README benchmarks it: a distributed optimizer whose gradients and
 # parameters are sent in large buffers while it computes (overlap_grad_reduce,
 # overlap_param_gather), split sequences, activations sent while products run (tp_comm_overlap),
@@ -109,8 +113,9 @@ MEGATRON = Framework(
 # the masked half and reaches half of the peak or more; the buffers are sent as FSDP's gathers are.
 MEGATRON_CORE = Framework(
     name="megatron-core",
-    pattern=r"megatron.?core|(?<![a-z])mcore(?![a-z])|token_?dispatcher|\bprimus\b(?!.*torchtitan)"
-    r"|(?=.*(megatron|\b(vpp|etp|edp)\b))(?=.*(\b202[3-9]\b|fp[48]|(?<![a-z])(h[128]00|gh200|g?b[23]00|mi3\d\dx)))",
+    pattern=r"megatron.?core|(?<![a-z])mcore(?![a-z])|\bprimus\b(?!.*torchtitan)"
+    rf"|{DISPATCHER}|(?=.*(megatron|{OF_MEGATRON_CORE}))"
+    r"(?=.*(\b202[3-9]\b|fp[48]|(?<![a-z])(h[128]00|gh200|g?b[23]00|mi3\d\dx)))",
     sequence_parallel=True,
     counts_recomputed=False,
     sharing="zero1",
