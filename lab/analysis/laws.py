@@ -49,7 +49,10 @@ def karp_flatt(speedup: float, n: float) -> float:
 
 
 class AmdahlFit(NamedTuple):
-    """Serial fraction, 95 % interval (None from one point), largest relative error of a speedup."""
+    """Serial fraction, 95 % interval (None from one point), largest relative error of a speedup.
+
+    The last is that of the law through the baseline, which has no error there.
+    """
 
     serial_fraction: float
     low: float | None
@@ -60,28 +63,32 @@ class AmdahlFit(NamedTuple):
 def fit_amdahl(world_sizes: Sequence[float], speedups: Sequence[float]) -> AmdahlFit | None:
     """Fit Amdahl's law to speedups over one rank; None if there is no point beyond one rank.
 
-    Least squares in the relative time 1/S, as the law is linear in s: `1/S - 1/n = s (1 - 1/n)`.
-    The interval is Student's, from the residuals with one parameter fitted. Both are kept within
-    [0, 1]. If the baseline has more than one rank, give world sizes as multiples of it.
+    Least squares in the relative errors of the times `1/S = A + B/n`, that on one rank among them,
+    where `s = A / (A + B)`: every time has its own chance error, and the first one's is in all
+    speedups. The interval is Student's, by the delta method. Both are kept within [0, 1]. If the
+    baseline has more than one rank, give world sizes as multiples of it.
 
     Raises ValueError if the lengths differ, a world size is below 1 or a speedup is <= 0.
     """
     n, speedup = np.asarray(world_sizes, dtype=float), np.asarray(speedups, dtype=float)
     if n.shape != speedup.shape or bool((n < 1).any()) or not bool((speedup > 0).all()):
         raise ValueError("fit_amdahl needs as many world sizes (each >= 1) as speedups (each > 0)")
-    n, speedup = n[n > 1], speedup[n > 1]
-    if not n.size:
+    if not (n > 1).any():
         return None
-    x, y = 1 - 1 / n, 1 / speedup - 1 / n
-    fraction = float(x @ y / (x @ x))
+    if not (n == 1).any():
+        n, speedup = np.append(n, 1), np.append(speedup, 1)
+    terms = np.column_stack([speedup, speedup / n])
+    serial, parallel = parts = np.linalg.lstsq(terms, np.ones(n.size), rcond=None)[0]
+    fraction = float(max(serial, 0) / (max(serial, 0) + max(parallel, 0)))
     low = high = None
-    if n.size > 1:
+    if n.size > 2:
         from scipy.special import stdtrit  # takes a tenth of the import time of scipy.stats
 
-        variance = float(np.sum((y - fraction * x) ** 2)) / (n.size - 1) / float(x @ x)
-        half = float(stdtrit(n.size - 1, 0.975)) * variance**0.5
+        variance = float(np.sum((terms @ parts - 1) ** 2)) / (n.size - 2)
+        slopes = np.array([1 - fraction, -fraction]) / (serial + parallel)
+        spread = (variance * slopes @ np.linalg.inv(terms.T @ terms) @ slopes) ** 0.5
+        half = float(stdtrit(n.size - 2, 0.975)) * spread
         low, high = (float(np.clip(fraction + side * half, 0, 1)) for side in (-1, 1))
-    fraction = float(np.clip(fraction, 0, 1))
     fitted = 1 / (fraction + (1 - fraction) / n)
     return AmdahlFit(fraction, low, high, float(np.max(np.abs(fitted / speedup - 1))))
 
@@ -89,14 +96,16 @@ def fit_amdahl(world_sizes: Sequence[float], speedups: Sequence[float]) -> Amdah
 def fit_gustafson(world_sizes: Sequence[float], speedups: Sequence[float]) -> tuple[float, float]:
     """Fit Gustafson's law: the serial fraction, within [0, 1], and the largest relative error.
 
-    Least squares in `n - S = s (n - 1)`. If the baseline has more than one rank, give world
-    sizes as multiples of it. Raises ValueError if the lengths differ, or no size is above 1.
+    Least squares in the relative errors of the speedups `n - s (n - 1)`. If the baseline has more
+    than one rank, give world sizes as multiples of it. Raises ValueError if the lengths differ, or
+    no size is above 1.
     """
     n, speedup = np.asarray(world_sizes, dtype=float), np.asarray(speedups, dtype=float)
     if n.shape != speedup.shape or not bool((n > 1).any()):
         raise ValueError("fit_gustafson needs as many world sizes, one above 1, as speedups")
     n, speedup = n[n > 1], speedup[n > 1]
-    fraction = float(np.clip((n - 1) @ (n - speedup) / ((n - 1) @ (n - 1)), 0, 1))
+    lost, gap = (n - 1) / speedup, n / speedup - 1
+    fraction = float(np.clip(lost @ gap / (lost @ lost), 0, 1))
     fitted = fraction + (1 - fraction) * n
     return fraction, float(np.max(np.abs(fitted / speedup - 1)))
 

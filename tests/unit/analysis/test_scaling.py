@@ -11,7 +11,13 @@ from hypothesis import strategies as st
 from scipy import optimize
 
 from lab import InputError
-from lab.analysis.laws import amdahl_speedup, fit_amdahl, gustafson_speedup, karp_flatt
+from lab.analysis.laws import (
+    amdahl_speedup,
+    fit_amdahl,
+    fit_gustafson,
+    gustafson_speedup,
+    karp_flatt,
+)
 from lab.analysis.scaling import RESAMPLES, SEED, ratio, summary
 from lab.analysis.scaling_curves import (
     WHOLE_RANGE,
@@ -342,18 +348,39 @@ def test_the_fit_finds_the_fraction_of_exact_speedups(sizes, fraction):
 def test_the_fit_of_noisy_speedups():
     fit = fit_amdahl([2, 4, 8], [1.8, 3.2, 4.6])
     assert fit is not None
-    # By hand: x = 1 - 1/n, y = 1/S - 1/n, s = sum(xy) / sum(x^2).
-    assert fit.serial_fraction == pytest.approx(
-        (0.5 / 18 + 0.75 * 0.0625 + 0.875 * (1 / 4.6 - 0.125)) / (0.25 + 0.5625 + 0.765625)
+    sizes, times = np.array([1, 2, 4, 8]), 1 / np.array([1, 1.8, 3.2, 4.6])
+    (serial, whole), covariance = optimize.curve_fit(
+        lambda n, serial, whole: serial + (whole - serial) / n, sizes, times, sigma=times
     )
-    x, y = 1 - 1 / np.array([2, 4, 8]), 1 / np.array([1.8, 3.2, 4.6]) - 1 / np.array([2, 4, 8])
-    (fraction,), ((variance,),) = optimize.curve_fit(lambda x, s: s * x, x, y)
-    half = 4.302653 * variance**0.5  # Student's t with two degrees of freedom
-    assert (fit.low, fit.high) == pytest.approx((fraction - half, fraction + half))
+    assert fit.serial_fraction == pytest.approx(serial / whole)
+    slopes = np.array([1, -serial / whole]) / whole
+    half = 4.302653 * (slopes @ covariance @ slopes) ** 0.5  # Student's t with two degrees
+    assert fit.low == pytest.approx(serial / whole - half, rel=1e-4)
+    assert fit.high == pytest.approx(serial / whole + half, rel=1e-4)
+    speedups = 1 / (fit.serial_fraction + (1 - fit.serial_fraction) / sizes)
+    assert fit.largest_error == pytest.approx(np.abs(speedups * times - 1).max())
     assert fit_amdahl([1], [1]) is None
     assert fit_amdahl([2, 4], [2.2, 4.4]).serial_fraction == 0
     with pytest.raises(ValueError, match="as many"):
         fit_amdahl([1, 2], [1])
+
+
+@pytest.mark.parametrize("fraction", [0.01, 0.1, 0.4])
+def test_nineteen_of_twenty_serial_fractions_lie_in_their_intervals(fraction: float) -> None:
+    rng, sizes = np.random.default_rng(0), np.array([1, 2, 4, 8, 16])
+    times = fraction + (1 - fraction) / sizes
+    measured = times * (1 + rng.normal(0, 0.02, (400, len(sizes))))
+    fits = [fit_amdahl(sizes, each[0] / each) for each in measured]
+    inside = np.mean([fit.low <= fraction <= fit.high for fit in fits])
+    assert inside == pytest.approx(0.95, abs=0.03)
+
+
+def test_a_scaled_speedup_counts_by_its_relative_error() -> None:
+    # Both are a tenth below N. By hand: the ranks lost, (n - 1) / S, explain n / S - 1 = 1 / 9.
+    fraction, error = fit_gustafson([1, 2, 64], [1, 1.8, 57.6])
+    lost = 1 / 1.8, 63 / 57.6
+    assert fraction == pytest.approx(sum(lost) / 9 / sum(each**2 for each in lost))
+    assert error == pytest.approx((2 - fraction) / 1.8 - 1)
 
 
 @pytest.mark.parametrize(
