@@ -11,7 +11,7 @@ from numbers import Integral
 from pathlib import Path
 
 from lab.config.study import Scaling, Study, require_printable
-from lab.errors import InputError, Problem, items, nearest
+from lab.errors import InputError, Problem, items, nearest, path_of, require_type
 from lab.files import SHARED, unwritable, write_atomically
 
 TEMPLATE = """\
@@ -50,7 +50,8 @@ def new_study(folder: str | Path, *, like: str | None = None) -> list[Path]:
     Raises InputError for a folder that already holds one of these files or cannot be written to,
     and for an unknown example.
     """
-    folder = Path(folder)
+    folder = path_of(folder, "folder")
+    require_type(like, str | None, "like", "the name of an example")
     require_printable(folder)
     examples = {path.parent.name: path.parent for path in (SHARED / "reports").glob("*/study.yaml")}
     if like is not None and like not in examples:
@@ -97,7 +98,7 @@ def script_study(
     command = items(command, str, "command", wanted)
     ranks = items(ranks, Integral, "ranks", "whole numbers, such as [1, 2]", least=1)
     name = Path(command[0]).stem if command else ""
-    place = script_folder(command, folder)
+    place = script_folder(command, None if folder is None else path_of(folder, "folder"))
     model = {"kind": "script", "command": command, "launcher": launcher}
     model["directory"] = os.path.relpath(Path.cwd(), place.resolve())
     base = {"model": model, "steps": steps, "warmup_steps": warmup_steps}

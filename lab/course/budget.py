@@ -4,13 +4,14 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
+from numbers import Real
 from pathlib import Path
 from typing import Any
 
 from lab.config.cluster import Cluster
 from lab.config.study import Study
 from lab.course.release import LESSONS
-from lab.errors import InputError, Problem
+from lab.errors import InputError, Problem, path_of, require_type
 from lab.formatting import rounded
 from lab.launch.plan import Hours, of_job, plan
 from lab.launch.preflight import usable
@@ -39,7 +40,8 @@ def class_budget(
     else `minutes_per_job`; without any of these it counts as unknown. Raises InputError for a
     folder without studies or notebooks that measure them, and for an unknown cluster.
     """
-    place, profile = Path(folder), usable(cluster)
+    place, profile = path_of(folder, "folder"), usable(cluster)
+    require_type(minutes_per_job, Real | None, "minutes_per_job", "a number of minutes")
     studies = sorted(place.glob("**/studies/*/study.yaml"))
     if not studies:
         raise _not_lessons(place, "no studies in it")

@@ -21,7 +21,7 @@ from rich.text import Text
 
 from lab.config.run import Run
 from lab.config.study import Study, Task
-from lab.errors import InputError, LabError
+from lab.errors import InputError, LabError, items
 from lab.files import read_file, unwritable, write_atomically
 from lab.launch import driver
 from lab.launch.attempt import RankError, read_progress
@@ -75,7 +75,7 @@ def status(study: Study | str | Path, tasks: Sequence[Task] | None = None) -> li
     """
     study = Study.of(study)
     store = Store(study.out)
-    chosen = study.tasks if tasks is None else tasks
+    chosen = study.tasks if tasks is None else items(tasks, Task, "tasks", "some of study.tasks")
     records = {task: store.read(task, losses=False) for task in chosen}
     open_tasks = [task for task, record in records.items() if not (record and record.completed)]
     try:
