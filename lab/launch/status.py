@@ -281,6 +281,11 @@ class Display:
 
     def print(self, line: str) -> None:
         """Add a line that stays."""
+        if self.is_live and self._console.is_jupyter:  # it wraps text, but not Rich's HTML
+            from IPython.display import display
+
+            display({"text/plain": line}, raw=True)  # type: ignore[no-untyped-call]
+            return
         self._console.print(line, highlight=False, markup=False, soft_wrap=True)
 
 

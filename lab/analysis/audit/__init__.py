@@ -175,7 +175,8 @@ class Audit(BaseModel):
 
     def _repr_html_(self) -> str:
         def row(tag: str, *cells: str) -> str:
-            return f"<tr>{''.join(f'<{tag}>{html.escape(cell)}</{tag}>' for cell in cells)}</tr>"
+            begin = f'<{tag} style="text-align: left">'  # JupyterLab aligns cells to the right
+            return f"<tr>{''.join(f'{begin}{html.escape(cell)}</{tag}>' for cell in cells)}</tr>"
 
         page = f"<p>{html.escape(self.summary)}</p>"
         if self.reading:
