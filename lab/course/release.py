@@ -123,7 +123,9 @@ def _of_lesson(source: Path, target: Path) -> Collected:
             target.rename(Path(room, "before"))
         Path(room, lesson).rename(target)
     when = datetime.fromtimestamp(newest, UTC).isoformat(timespec="seconds") if files else ""
-    problem = f"{skipped} links, pipes or devices were left out" if skipped else ""
+    problem = "" if files else "an empty folder"
+    if skipped:
+        problem = f"{skipped} links, pipes or devices were left out"
     return Collected(student, lesson, files, size, login(source.lstat().st_uid), when, problem)
 
 

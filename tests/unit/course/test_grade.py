@@ -102,3 +102,12 @@ def test_a_name_of_a_folder_is_no_formula_in_the_grades(tmp_path: Path) -> None:
     (tmp_path / "=cmd()" / "00-setup").mkdir(parents=True)
     lab.grade(tmp_path, output=tmp_path / "grades.csv")
     assert set(pd.read_csv(tmp_path / "grades.csv")["student"]) == {"'=cmd()"}
+
+
+def test_a_submission_that_cannot_be_read_says_why_without_names_of_python(tmp_path: Path) -> None:
+    place = tmp_path / "ada" / "00-setup" / "studies" / "strong" / "out" / "runs" / "0"
+    place.mkdir(parents=True)
+    with (place / "record.json").open("wb") as stream:
+        stream.truncate(replay.LARGEST + 1)
+    (reason,) = {row.reason for row in lab.grade(tmp_path)}
+    assert reason.startswith("not graded: studies/strong/out/runs/0/record.json: too much")
