@@ -91,8 +91,8 @@ def script_study(
 
     `folder` is where it is written, or its name under `reports/`, by default the script's. Batch
     sizes describe what the script's arguments amount to, if the study has to know them. Raises
-    InputError, and writes nothing, for a missing script, a folder that holds a study of another
-    kind, and values that no study may have.
+    InputError, and writes nothing, for a missing script, a folder that holds other files or a study
+    of another kind, and values that no study may have.
     """
     wanted = "a list of words, such as ['train.py', '--batch-size', '32']"
     command = items(command, str, "command", wanted)
@@ -120,6 +120,9 @@ def script_study(
     if path.exists() and not path.read_bytes().startswith(OF_SCRIPT.encode()):
         what = "there is already a study that `lab measure` did not write"
         raise InputError(str(place), [Problem("study.yaml", what, "give another --name")])
+    if not path.exists() and (others := _files_in(place)):
+        what = f"holds other files, such as {others[0]}"
+        raise InputError("measure", [Problem(str(place), what, "give another --name")])
     with restored_if_refused(place):
         if problems := unwritable(place):
             raise InputError("measure", problems)
@@ -134,6 +137,13 @@ def script_folder(command: Sequence[str], folder: str | Path | None = None) -> P
     """The folder of a script's study: as given, or under `reports/`, by default by its name."""
     place = Path(folder or (Path(command[0]).stem if command else ""))
     return Path("reports") / place if len(place.parts) == 1 else place
+
+
+def _files_in(folder: Path) -> list[str]:
+    """What a folder holds besides results, which may be those of a study that was removed."""
+    with suppress(OSError):  # there is none, or what is wrong with it is said later
+        return sorted({path.name for path in folder.iterdir()} - {"out"})
+    return []
 
 
 @contextmanager
