@@ -298,8 +298,8 @@ class StudyDisplay(Display):
         self._reported: set[int] = set()
         self._again: set[int] = set()  # ended before, and measured once more
         if enabled and not self.is_live:
-            # Earlier measurements need no line.
-            self._reported = {i for i, s in enumerate(states()) if s.state == "completed"}
+            # What ended earlier, well or not, needs no line.
+            self._reported = {i for i, s in enumerate(states()) if s.ended}
 
     def __exit__(self, *_: object) -> None:
         self.update()

@@ -50,6 +50,13 @@ def test_what_was_measured_before_is_not_told(capsys: pytest.CaptureFixture[str]
     assert lines(capsys, "completed", "completed") == []
 
 
+def test_how_an_earlier_job_ended_is_not_told_of_this_one(
+    capsys: pytest.CaptureFixture[str],
+) -> None:
+    again = f"[1/1] {TASK.label}: completed in 3 s, measured again"
+    assert lines(capsys, "timeout", "timeout", "running", "completed") == [again]
+
+
 def test_what_is_measured_again_is_told_as_such(capsys: pytest.CaptureFixture[str]) -> None:
     done = f"[1/1] {TASK.label}: completed in 3 s"
     again = f"{done}, measured again"
