@@ -26,7 +26,7 @@ from lab.course.ranks import LARGEST_FILE, judge
 from lab.course.release import LESSONS
 from lab.course.replay import cells, checks, handed_in
 from lab.course.solutions import without_solutions
-from lab.errors import InputError, Problem, path_of
+from lab.errors import InputError, LabError, Problem, path_of
 from lab.files import write_atomically
 from lab.launch.confined import set_limits
 from lab.records.store import Record, read_record
@@ -247,7 +247,7 @@ def class_results(
     for submission in submissions_in(submissions):
         name = submission.student
         shown = numbers.setdefault(name, f"student {len(numbers) + 1}") if anonymous else name
-        for study, record in _records(submission):
+        for study, record in _named_records(submission):
             key = (name, study, record.run_id, record.repeat, record.finished_at)
             if key not in one_each:
                 one_each[key] = _row(shown, submission.lesson, study, record)
@@ -255,6 +255,15 @@ def class_results(
     if output is not None:
         write_atomically(Path(output), frame.map(_harmless).to_csv(index=False).encode())
     return frame
+
+
+def _named_records(submission: Submission) -> list[tuple[str, Record]]:
+    """The records of a submission with their studies; an error names whose it is."""
+    try:
+        return list(_records(submission))
+    except LabError as error:
+        whose = f"{submission.student}/{submission.lesson}"
+        raise LabError(f"{whose}: {error}; leave it out, or ask what it holds") from None
 
 
 def _records(submission: Submission) -> Iterator[tuple[str, Record]]:

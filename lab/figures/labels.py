@@ -105,7 +105,7 @@ def _move_apart(ax: Axes, texts: Sequence[Annotation], scale: float) -> None:
         (x, y), box = text.xyann, text.get_window_extent()
         line = box.height / scale
         # A label that is far above or below its point would seem to be another curve's.
-        most = 4 * (NEAR if text.get_va() == "top" else FAR)
+        most = 4 * (NEAR if text.get_verticalalignment() == "top" else FAR)
         steps = range(-most, most + 1)
         shifts = sorted((step * line / 4 for step in steps), key=lambda up: (abs(up), up))
         best, least = 0.0, float("inf")

@@ -111,3 +111,5 @@ def test_a_submission_that_cannot_be_read_says_why_without_names_of_python(tmp_p
         stream.truncate(replay.LARGEST + 1)
     (reason,) = {row.reason for row in lab.grade(tmp_path)}
     assert reason.startswith("not graded: studies/strong/out/runs/0/record.json: too much")
+    with pytest.raises(lab.LabError, match=r"^ada/00-setup: studies/strong"):
+        lab.class_results(tmp_path)
