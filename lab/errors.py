@@ -6,6 +6,7 @@ import difflib
 import re
 from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass
+from pathlib import Path
 from types import UnionType
 from typing import TypeVar
 
@@ -97,6 +98,12 @@ def items(
     if len(elements) < least:
         raise InputError("argument", [Problem(where, "is empty", f"give {wanted}")])
     return elements
+
+
+def path_of(given: object, where: str, wanted: str = "the path of a folder") -> Path:
+    """An argument as a path; raises InputError unless it is `wanted`."""
+    require_type(given, str | Path, where, wanted)
+    return Path(str(given))
 
 
 def first_line(error: BaseException) -> str:

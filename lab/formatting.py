@@ -94,6 +94,11 @@ def capitalized(text: str) -> str:
     return f"{text[:1].upper()}{text[1:]}"
 
 
+def sentence(text: str) -> str:
+    """A text with a full stop, unless it ends with a mark already."""
+    return text if text.rstrip("'\")”’»").endswith((".", "?", "!", "…")) else f"{text}."
+
+
 def count(number: int, noun: str) -> str:
     """A number with its noun, such as `1 job` or `2 jobs`."""
     return f"{number} {noun}{'s' * (number != 1)}"

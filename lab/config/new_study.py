@@ -11,7 +11,7 @@ from numbers import Integral
 from pathlib import Path
 
 from lab.config.study import Scaling, Study, require_printable
-from lab.errors import InputError, Problem, items, nearest
+from lab.errors import InputError, Problem, items, nearest, path_of, require_type
 from lab.files import SHARED, unwritable, write_atomically
 
 TEMPLATE = """\
@@ -50,7 +50,8 @@ def new_study(folder: str | Path, *, like: str | None = None) -> list[Path]:
     Raises InputError for a folder that already holds one of these files or cannot be written to,
     and for an unknown example.
     """
-    folder = Path(folder)
+    folder = path_of(folder, "folder")
+    require_type(like, str | None, "like", "the name of an example")
     require_printable(folder)
     examples = {path.parent.name: path.parent for path in (SHARED / "reports").glob("*/study.yaml")}
     if like is not None and like not in examples:
@@ -90,14 +91,14 @@ def script_study(
 
     `folder` is where it is written, or its name under `reports/`, by default the script's. Batch
     sizes describe what the script's arguments amount to, if the study has to know them. Raises
-    InputError, and writes nothing, for a missing script, a folder that holds a study of another
-    kind, and values that no study may have.
+    InputError, and writes nothing, for a missing script, a folder that holds other files or a study
+    of another kind, and values that no study may have.
     """
     wanted = "a list of words, such as ['train.py', '--batch-size', '32']"
     command = items(command, str, "command", wanted)
     ranks = items(ranks, Integral, "ranks", "whole numbers, such as [1, 2]", least=1)
     name = Path(command[0]).stem if command else ""
-    place = script_folder(command, folder)
+    place = script_folder(command, None if folder is None else path_of(folder, "folder"))
     model = {"kind": "script", "command": command, "launcher": launcher}
     model["directory"] = os.path.relpath(Path.cwd(), place.resolve())
     base = {"model": model, "steps": steps, "warmup_steps": warmup_steps}
@@ -119,6 +120,9 @@ def script_study(
     if path.exists() and not path.read_bytes().startswith(OF_SCRIPT.encode()):
         what = "there is already a study that `lab measure` did not write"
         raise InputError(str(place), [Problem("study.yaml", what, "give another --name")])
+    if not path.exists() and (others := _files_in(place)):
+        what = f"holds other files, such as {others[0]}"
+        raise InputError("measure", [Problem(str(place), what, "give another --name")])
     with restored_if_refused(place):
         if problems := unwritable(place):
             raise InputError("measure", problems)
@@ -133,6 +137,13 @@ def script_folder(command: Sequence[str], folder: str | Path | None = None) -> P
     """The folder of a script's study: as given, or under `reports/`, by default by its name."""
     place = Path(folder or (Path(command[0]).stem if command else ""))
     return Path("reports") / place if len(place.parts) == 1 else place
+
+
+def _files_in(folder: Path) -> list[str]:
+    """What a folder holds besides results, which may be those of a study that was removed."""
+    with suppress(OSError):  # there is none, or what is wrong with it is said later
+        return sorted({path.name for path in folder.iterdir()} - {"out"})
+    return []
 
 
 @contextmanager

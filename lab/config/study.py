@@ -93,6 +93,7 @@ class Study(Frozen):
         Raises InputError that lists every problem of the file at once, or says that results cannot
         be stored where they belong.
         """
+        require_type(quick, bool, "quick", "True or False")
         loaded = read_study(find_folder(study), quick=quick)
         if (loaded.out.exists() or loaded.out.is_symlink()) and not loaded.out.is_dir():
             what = "is not a folder, but the results of the study go into it"

@@ -4,13 +4,14 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
+from numbers import Real
 from pathlib import Path
 from typing import Any
 
 from lab.config.cluster import Cluster
 from lab.config.study import Study
 from lab.course.release import LESSONS
-from lab.errors import InputError, Problem
+from lab.errors import InputError, Problem, path_of, require_type
 from lab.formatting import rounded
 from lab.launch.plan import Hours, of_job, plan
 from lab.launch.preflight import usable
@@ -39,13 +40,15 @@ def class_budget(
     else `minutes_per_job`; without any of these it counts as unknown. Raises InputError for a
     folder without studies or notebooks that measure them, and for an unknown cluster.
     """
-    place, profile = Path(folder), usable(cluster)
+    place, profile = path_of(folder, "folder"), usable(cluster)
+    require_type(minutes_per_job, Real | None, "minutes_per_job", "a number of minutes")
     studies = sorted(place.glob("**/studies/*/study.yaml"))
     if not studies:
         raise _not_lessons(place, "no studies in it")
     notebooks = {
         path.stem: path.read_text("utf-8", errors="replace")
         for path in sorted(place.rglob("*.ipynb"))
+        if not any(_is_made(part) for part in path.relative_to(place).parts)
     }
     budgets = []
     for path in studies:
@@ -60,6 +63,11 @@ def class_budget(
     if not budgets:
         raise _not_lessons(place, "no notebook that measures one of its studies")
     return budgets
+
+
+def _is_made(part: str) -> bool:
+    """Whether a folder of this name holds checkpoints of JupyterLab or results, not lessons."""
+    return part.startswith(".") or part == "out"
 
 
 def _not_lessons(place: Path, what: str) -> InputError:

@@ -17,7 +17,7 @@ from babel.messages.pofile import write_po
 from lab.course.check import exercises
 from lab.course.ladder import RUNGS
 from lab.course.language import fault, is_translated, read_catalogue
-from lab.errors import Problem
+from lab.errors import Problem, path_of
 from lab.files import write_atomically
 
 HERE = Path(__file__).parent
@@ -41,7 +41,7 @@ def update_catalogue(path: str | Path) -> Progress:
     translator has removed the mark. Raises InputError for a file that is not a catalogue, OSError
     if it cannot be written.
     """
-    path = Path(path)
+    path = path_of(path, "path", "the path of a .po file")
     locale = Locale.negotiate([path.stem], locale_identifiers())
     catalogue = whole = Catalog(locale, project="Scaling Lab", version="course", fuzzy=False)
     for text, file, comment in messages():

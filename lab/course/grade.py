@@ -13,7 +13,7 @@ import os
 import secrets
 import subprocess
 import sys
-from collections import defaultdict
+from collections import Counter, defaultdict
 from collections.abc import Iterator, Sequence
 from dataclasses import asdict, dataclass, fields, replace
 from pathlib import Path
@@ -26,7 +26,7 @@ from lab.course.ranks import LARGEST_FILE, judge
 from lab.course.release import LESSONS
 from lab.course.replay import cells, checks, handed_in
 from lab.course.solutions import without_solutions
-from lab.errors import InputError, Problem
+from lab.errors import InputError, LabError, Problem, path_of
 from lab.files import write_atomically
 from lab.launch.confined import set_limits
 from lab.records.store import Record, read_record
@@ -73,7 +73,7 @@ def grade(
     """
     if catalogue := catalogue_in_use():
         read_catalogue(catalogue)  # once for the class, not a failed replay for each student
-    replays = {one: _replay(one) for one in submissions_in(Path(submissions))}
+    replays = {one: _replay(one) for one in submissions_in(submissions)}
     owners: dict[str, set[str]] = defaultdict(set)
     for one, replay in replays.items():
         for signature in replay["signatures"]:
@@ -94,21 +94,22 @@ def grade(
     return grades
 
 
-def submissions_in(folder: Path) -> list[Submission]:
+def submissions_in(submissions: str | Path) -> list[Submission]:
     """The lessons of all students, in order; raises InputError if there is none."""
+    folder = path_of(submissions, "submissions")
     lessons = {path.stem for path in LESSONS.glob("*.ipynb")}
-    submissions = [
+    found = [
         Submission(place.parent.name, place.name, place.resolve())
         for place in sorted(folder.glob("*/*"))
         if place.name in lessons and place.is_dir() and not place.is_symlink()
         if place.parent.name.isprintable()  # else `lab course collect` has said so
     ]
-    if not submissions:
+    if not found:
         advice = (
             "it holds a folder for each student, with one for each lesson, such as 03-data-parallel"
         )
         raise InputError(str(folder), [Problem("SUBMISSIONS", "no lesson of a student", advice)])
-    return submissions
+    return found
 
 
 def _replay(one: Submission) -> dict[str, Any]:
@@ -193,13 +194,14 @@ def _csv(grades: Sequence[Grade]) -> str:
     import pandas as pd
 
     frame = pd.DataFrame(map(asdict, grades), columns=[field.name for field in fields(Grade)])
-    return frame.to_csv(index=False, lineterminator="\r\n")
+    return frame.map(_harmless).to_csv(index=False, lineterminator="\r\n")
 
 
 def totals(grades: Sequence[Grade]) -> list[dict[str, Any]]:
     """A row for each student and lesson: points, the maximum, and what is left to judge by hand.
 
-    The last counts answers in words, too, which have no grade.
+    The last counts answers in words, too, which have no grade. Where several exercises got no
+    points for the same reason, the row gives it.
     """
     groups = grouped(((row.student, row.lesson), row) for row in grades)
     return [
@@ -209,9 +211,17 @@ def totals(grades: Sequence[Grade]) -> list[dict[str, Any]]:
             "points": f"{sum(row.points or 0 for row in rows):g}",
             "of": f"{sum(row.of for row in rows if row.points is not None):g}",
             "by hand": f"{_in_words(lesson) + sum(row.of for row in rows if row.points is None):g}",
+            "no points because": _shared_reason(rows),
         }
         for (student, lesson), rows in groups.items()
     ]
+
+
+def _shared_reason(rows: Sequence[Grade]) -> str:
+    """The reason for which most exercises got no points, with their number; empty if all differ."""
+    reasons = Counter(row.reason for row in rows if row.points == 0)
+    ((reason, exercises),) = reasons.most_common(1) or [("", 0)]
+    return f"{exercises} exercises: {reason}" if exercises > 1 else ""
 
 
 def _in_words(lesson: str) -> float:
@@ -234,10 +244,10 @@ def class_results(
 
     one_each: dict[tuple[Any, ...], dict[str, Any]] = {}
     numbers: dict[str, str] = {}
-    for submission in submissions_in(Path(submissions)):
+    for submission in submissions_in(submissions):
         name = submission.student
         shown = numbers.setdefault(name, f"student {len(numbers) + 1}") if anonymous else name
-        for study, record in _records(submission):
+        for study, record in _named_records(submission):
             key = (name, study, record.run_id, record.repeat, record.finished_at)
             if key not in one_each:
                 one_each[key] = _row(shown, submission.lesson, study, record)
@@ -245,6 +255,15 @@ def class_results(
     if output is not None:
         write_atomically(Path(output), frame.map(_harmless).to_csv(index=False).encode())
     return frame
+
+
+def _named_records(submission: Submission) -> list[tuple[str, Record]]:
+    """The records of a submission with their studies; an error names whose it is."""
+    try:
+        return list(_records(submission))
+    except LabError as error:
+        whose = f"{submission.student}/{submission.lesson}"
+        raise LabError(f"{whose}: {error}; leave it out, or ask what it holds") from None
 
 
 def _records(submission: Submission) -> Iterator[tuple[str, Record]]:

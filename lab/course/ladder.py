@@ -178,7 +178,7 @@ def _same_as_single(evidence: Evidence) -> str:
         for rank, arrays in enumerate(trial.arrays):
             require(
                 arrays.keys() == evidence.expected.keys(),
-                "Rank {rank} has {count} parameters, `single` {expected}.",
+                "Rank {rank} has {count} parameters, 'single' {expected}.",
                 rank=rank,
                 count=len(arrays),
                 expected=len(evidence.expected),
@@ -206,7 +206,7 @@ def _same_as_single(evidence: Evidence) -> str:
         "parameters differ by up to {worst:.1e}. Is it the mean that they apply?",
         worst=worst,
     )
-    return tr("Parameters are those of `single` after five steps, up to {worst:.0e}.", worst=worst)
+    return tr("Parameters are those of 'single' after five steps, up to {worst:.0e}.", worst=worst)
 
 
 def _reduced(evidence: Evidence, trial: Trial, *, calls: int | None = None) -> str:
@@ -328,7 +328,7 @@ def _linear(evidence: Evidence) -> str:
     trial, n, right = evidence.trials[0], evidence.world_size, evidence.expected
     for rank, arrays in enumerate(trial.arrays):
         for name, what in (
-            ("output0", tr("the outputs of `row`")),
+            ("output0", tr("the outputs of 'row'")),
             ("input_grad0", tr("the gradient of the inputs")),
         ):
             actual, wanted = arrays[name], right[name]

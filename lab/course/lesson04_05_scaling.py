@@ -103,6 +103,12 @@ def karp_flatt(answer: object, *, step_s: Mapping[int, float], ranks: int) -> st
             "weakened baseline: measure again.",
             right=right,
         )
+    if right > 1:
+        return tr(
+            "{right:.1%}: above 100%, because a step on N ranks takes longer than on one. No "
+            "serial part explains that: something was added, such as communication.",
+            right=right,
+        )
     return tr("A serial fraction of {right:.1%} would explain this speedup.", right=right)
 
 

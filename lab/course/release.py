@@ -18,7 +18,7 @@ from pathlib import Path
 from typing import Any, BinaryIO
 
 from lab.course.solutions import clear, clear_files, has_solutions
-from lab.errors import InputError, LabError, Problem, items, nearest
+from lab.errors import InputError, LabError, Problem, items, nearest, path_of
 from lab.files import SHARED, login, private_folder, unwritable
 
 MOST_BYTES, MOST_FILES = 2 * 10**9, 50_000  # of one lesson of a student
@@ -60,7 +60,7 @@ def collect(sources: Sequence[str | Path], *, into: str | Path = "submitted") ->
     """
     wanted = "a list of folders, such as ['handed-in']"
     places = [*map(Path, items(sources, str | Path, "sources", wanted, least=1))]
-    target = Path(into)
+    target = path_of(into, "into")
     problems = [
         Problem(str(place), "no such folder", "name one that holds a folder for each student")
         for place in places
@@ -123,7 +123,9 @@ def _of_lesson(source: Path, target: Path) -> Collected:
             target.rename(Path(room, "before"))
         Path(room, lesson).rename(target)
     when = datetime.fromtimestamp(newest, UTC).isoformat(timespec="seconds") if files else ""
-    problem = f"{skipped} links, pipes or devices were left out" if skipped else ""
+    problem = "" if files else "an empty folder"
+    if skipped:
+        problem = f"{skipped} links, pipes or devices were left out"
     return Collected(student, lesson, files, size, login(source.lstat().st_uid), when, problem)
 
 
@@ -172,7 +174,7 @@ def copy_lessons(folder: str | Path, *, solutions: bool = False) -> list[Path]:
     empty, because it may contain work, or that cannot be written to; LabError if there are no
     solutions to copy.
     """
-    folder = Path(folder)
+    folder = path_of(folder, "folder")
     if solutions:
         _require_solutions(LESSONS)
     if problems := unwritable(folder):

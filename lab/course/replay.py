@@ -281,5 +281,8 @@ def _by_hand(name: str) -> str | None:
 
 
 if __name__ == "__main__":
-    verdicts = judged(sys.argv[1], Path(sys.argv[2]))
+    try:
+        verdicts = judged(sys.argv[1], Path(sys.argv[2]))
+    except LabError as error:
+        verdicts = {"exercises": {}, "faults": [str(error)], "signatures": []}
     sys.stdout.write("\n" + json.dumps(verdicts))

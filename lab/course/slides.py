@@ -9,7 +9,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from lab.course.release import LESSONS, chosen
-from lab.errors import InputError, LabError
+from lab.errors import InputError, LabError, items, path_of
 from lab.files import unwritable, write_atomically
 
 if TYPE_CHECKING:
@@ -38,7 +38,9 @@ def lesson_slides(
     results of jobs from records below `lessons`, which may be a copy; no job is started. Raises
     InputError for an unknown lesson and a folder that cannot be written, LabError if a kernel dies.
     """
-    folder, notebooks = Path(folder), chosen(Path(lessons), names)
+    folder, lessons = path_of(folder, "folder"), path_of(lessons, "lessons")
+    wanted = "a list of lessons, such as ['04-strong-scaling']"
+    notebooks = chosen(lessons, items(names, str, "names", wanted))
     if problems := unwritable(folder):
         raise InputError(str(folder), problems)
     return [_slides(path, folder / f"{path.stem}.html") for path in notebooks]

@@ -16,6 +16,7 @@ from lab.figures.style import wrapped
 
 GAP = 9  # points between a curve's end and its label: beyond the mark of a prediction
 MOST = 0.7  # of the width of the axes for a label: the curves need the rest
+NEAR, FAR = 3, 24  # lines by which a label below or beside its point is moved at most
 LINES = 15  # of all labels together, in a figure of the usual height
 Points = np.ndarray[Any, np.dtype[np.float64]]
 
@@ -103,7 +104,10 @@ def _move_apart(ax: Axes, texts: Sequence[Annotation], scale: float) -> None:
     for text in texts:
         (x, y), box = text.xyann, text.get_window_extent()
         line = box.height / scale
-        shifts = sorted((step * line / 4 for step in range(-96, 97)), key=lambda up: (abs(up), up))
+        # A label that is far above or below its point would seem to be another curve's.
+        most = 4 * (NEAR if text.get_verticalalignment() == "top" else FAR)
+        steps = range(-most, most + 1)
+        shifts = sorted((step * line / 4 for step in steps), key=lambda up: (abs(up), up))
         best, least = 0.0, float("inf")
         for up in shifts:
             if abs(up) / line >= least:  # all that follow cost at least their distance

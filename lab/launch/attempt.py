@@ -9,6 +9,7 @@ from __future__ import annotations
 import contextlib
 import json
 import os
+import re
 import signal
 import socket
 import tempfile
@@ -31,6 +32,7 @@ WORK = "work.json"  # what the ranks of a job or a job array have to do
 PROGRESS = "progress.json"  # of the job of a folder
 WAITING = "waiting for other jobs"  # on the same devices
 POLL_S = 0.05
+ONLY_ENDED = re.compile(r"srun: error: \S+: tasks? [\d,-]+: ")  # a line of Slurm
 LOG_LINES, LOG_BYTES = 30, 20_000  # the most that is read of the end of a rank's log
 
 
@@ -268,9 +270,11 @@ class Attempt:
         return "\n".join(text.splitlines()[-LOG_LINES:])
 
     def last_line(self) -> str:
-        """The last non-empty line of the ranks' logs."""
-        lines = (line.strip() for tail in self._log_tails() for line in tail.splitlines())
-        return next(reversed([line for line in lines if line]), "")
+        """The last non-empty line of the ranks' logs that says more than that a rank ended."""
+        tails = self._log_tails()
+        lines = [text for tail in tails for line in tail.splitlines() if (text := line.strip())]
+        telling = [line for line in lines if not ONLY_ENDED.match(line)]
+        return next(reversed(telling or lines), "")
 
     def log_contains(self, *phrases: str) -> bool:
         """Whether the ends of the ranks' logs contain one of these lower-case phrases."""

@@ -21,7 +21,7 @@ from rich.text import Text
 
 from lab.config.run import Run
 from lab.config.study import Study, Task
-from lab.errors import InputError, LabError
+from lab.errors import InputError, LabError, items
 from lab.files import read_file, unwritable, write_atomically
 from lab.launch import driver
 from lab.launch.attempt import RankError, read_progress
@@ -75,7 +75,7 @@ def status(study: Study | str | Path, tasks: Sequence[Task] | None = None) -> li
     """
     study = Study.of(study)
     store = Store(study.out)
-    chosen = study.tasks if tasks is None else tasks
+    chosen = study.tasks if tasks is None else items(tasks, Task, "tasks", "some of study.tasks")
     records = {task: store.read(task, losses=False) for task in chosen}
     open_tasks = [task for task, record in records.items() if not (record and record.completed)]
     try:
@@ -281,6 +281,11 @@ class Display:
 
     def print(self, line: str) -> None:
         """Add a line that stays."""
+        if self.is_live and self._console.is_jupyter:  # it wraps text, but not Rich's HTML
+            from IPython.display import display
+
+            display({"text/plain": line}, raw=True)  # type: ignore[no-untyped-call]
+            return
         self._console.print(line, highlight=False, markup=False, soft_wrap=True)
 
 
@@ -293,8 +298,8 @@ class StudyDisplay(Display):
         self._reported: set[int] = set()
         self._again: set[int] = set()  # ended before, and measured once more
         if enabled and not self.is_live:
-            # Earlier measurements need no line.
-            self._reported = {i for i, s in enumerate(states()) if s.state == "completed"}
+            # What ended earlier, well or not, needs no line.
+            self._reported = {i for i, s in enumerate(states()) if s.ended}
 
     def __exit__(self, *_: object) -> None:
         self.update()

@@ -10,7 +10,7 @@ import re
 from dataclasses import dataclass
 from functools import lru_cache, partial
 
-from lab.errors import InputError, Problem, nearest
+from lab.errors import InputError, Problem, nearest, require_type
 from lab.perfmodel.collectives import Level, collective_seconds, nodes_of
 from lab.perfmodel.layout import Layout, Links
 
@@ -280,12 +280,15 @@ class Machine:
         )
 
 
-def machine(text: str) -> Machine:
+def machine(text: str | Machine) -> Machine:
     """Read `GPU[xPER_NODE][:LINK[:LINK BETWEEN NODES]]`, as `h100x8:nvlink4:infiniband-ndr`.
 
     By default a node has 8 GPUs on their own link (72 of a GB200 or GB300), and InfiniBand NDR for
-    each of them. Raises InputError.
+    each of them. A machine is returned as it is. Raises InputError.
     """
+    if isinstance(text, Machine):
+        return text
+    require_type(text, str, "machine", "a text such as 'h100x8:nvlink4:infiniband-ndr'")
     match = re.fullmatch(
         r"([a-z0-9-]+?)(?:x(\d+))?(?::([a-z0-9-]+))?(?::([a-z0-9-]+))?", text.lower()
     )

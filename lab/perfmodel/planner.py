@@ -311,7 +311,7 @@ def best_plans(
             works.setdefault((run.architecture, run.dataset, run.global_batch_size), run)
     runs = works.values()
     if machine is not None:
-        place = hardware.machine(machine) if isinstance(machine, str) else machine
+        place = hardware.machine(machine)
         size = world_size or max(run.world_size for run in study.runs)
         return [_search(run, size, *_described(run, place, size)) for run in runs]
     profile = Cluster.of(cluster)

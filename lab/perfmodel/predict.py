@@ -257,11 +257,12 @@ def predict(
     measured: dict[str, float] = {}
     scored: dict[str, Score] = {}
     if machine is None:
-        others = [Study.of(other) for other in profiles]
+        wanted = "a list of studies, by their names or folders"
+        others = [*map(Study.of, items(profiles, Study | str | Path, "profiles", wanted))]
         forecast = cache(basis_of(study, cluster, profiles=others).forecast)
         measured, scored = _measured(study), {score.frozen.run_id: score for score in scores(study)}
     else:
-        place = hardware.machine(machine) if isinstance(machine, str) else machine
+        place = hardware.machine(machine)
         forecast = cache(partial(on_described, place=place))
     expectations, ranks = [], study.baseline.get("world_size", 1)
     for run, size, there in requested:

@@ -18,6 +18,7 @@ from bs4 import BeautifulSoup, Tag
 
 from lab.files import write_atomically
 from lab.report import math, page, pdf
+from lab.report.blocks import on_white
 from lab.report.html import LabHTMLExporter
 
 NUMBERS = ".numbered figcaption > strong:first-child, .numbered > caption > strong:first-child"
@@ -78,9 +79,8 @@ def light(svg: str) -> str:
     Lengths are cut to hundredths of a point; numbers below 1 stay, as they may be scales. Glyphs
     are numbered anew, because Matplotlib's numbers depend on what was drawn before.
     """
-    background = '<rect width="100%" height="100%" fill="#fff"/>'
-    svg = re.sub(r"<svg\b[^>]*>", lambda match: match[0] + background, svg, count=1)
-    svg = re.sub(r"\s*\n\s*", "\n", re.sub(r"<!--.*?-->", "", svg, flags=re.DOTALL))
+    svg = re.sub(r"<!--.*?-->", "", on_white(svg), flags=re.DOTALL)
+    svg = re.sub(r"\s*\n\s*", "\n", svg)
     svg = re.sub(r"(?<![\w.])([1-9]\d*\.\d\d)\d+", r"\1", svg)
     glyphs = dict.fromkeys(re.findall(r'<path id="(\w+-[0-9a-f]+)"', svg))
     numbers = {name: f"glyph-{number}" for number, name in enumerate(glyphs)}

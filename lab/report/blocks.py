@@ -25,6 +25,7 @@ if TYPE_CHECKING:
 
 # With more, a page and its PDF would take minutes to make and to scroll.
 MOST_ROWS, MOST_SENTENCES = 200, 30
+WHITE = '<rect width="100%" height="100%" fill="#fff"/>'
 
 
 @dataclass(frozen=True)
@@ -127,9 +128,16 @@ class Figure:
         if self.missing:
             sentence = f"{capitalized(self.missing)}."
             return {"text/markdown": escaped(sentence)}, {}
-        content = {"image/svg+xml": self.svg, "text/plain": self.alt}
+        content = {"image/svg+xml": on_white(self.svg), "text/plain": self.alt}
         about = {"alt": self.alt, "caption": self.caption, "label": self.label}
         return content, {"image/svg+xml": {key: text for key, text in about.items() if text}}
+
+
+def on_white(svg: str) -> str:
+    """An SVG with a white ground, as dark ink on nothing cannot be read on a dark page."""
+    if WHITE in svg:
+        return svg
+    return re.sub(r"<svg\b[^>]*>", lambda match: match[0] + WHITE, svg, count=1)
 
 
 def figure(

@@ -11,6 +11,7 @@ import sys
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager, suppress
 from dataclasses import dataclass, replace
+from numbers import Real
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -19,7 +20,7 @@ from filelock import FileLock, Timeout
 from lab import machine
 from lab.config.cluster import find_profile
 from lab.config.study import Study
-from lab.errors import InputError, LabError, Problem, require_type
+from lab.errors import InputError, LabError, Problem, path_of, require_type
 from lab.files import (
     PACKAGE,
     SHARED,
@@ -215,8 +216,8 @@ def report_table(
     """
     from lab.analysis.reported import ReportedTable
 
-    require_type(table, str | Path, "table", "the path of a file, such as a CSV")
-    path = Path(table)
+    path = path_of(table, "table", "the path of a file, such as a CSV")
+    require_type(gpu_hours, Real | None, "gpu_hours", "a number of hours")
     if gpu_hours is not None and not 0 < gpu_hours < math.inf:
         problem = Problem("gpu_hours", f"cannot be {gpu_hours:g}", "give more than 0")
         raise InputError(str(table), [problem])

@@ -12,7 +12,7 @@ from lab.analysis.results import StudyResults
 from lab.analysis.scaling_curves import with_interval
 from lab.analysis.waterfall import Waterfall, on_most_ranks, with_baseline
 from lab.config.run import Run, distinct_labels
-from lab.formatting import count, format_seconds, listed, percent, range_of
+from lab.formatting import count, format_seconds, listed, percent, range_of, sentence
 from lab.report import references, sections
 from lab.report.blocks import Markdown, Table, escaped
 from lab.report.references import cite
@@ -33,7 +33,7 @@ def date(results: StudyResults) -> Markdown:
 
 def abstract(results: StudyResults) -> Markdown:
     """The question, its answer, and how accurate the predictions were, in one paragraph."""
-    parts = [Markdown.of(results.study.question), sections.answer(results)]
+    parts = [Markdown.of(sentence(results.study.question)), sections.answer(results)]
     if results.study.kind == "training" and results.scores:
         parts.append(Markdown.of(results.prediction_summary))
     return Markdown(" ".join(["**Abstract.**", *(part.markdown for part in parts)]))

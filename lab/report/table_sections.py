@@ -364,9 +364,9 @@ def _sentence(text: str) -> str:
 
 
 def reproduce(report: TableReport) -> list[Markdown]:
-    """The references, and the command that reproduces this report."""
+    """The references, and the command that reproduces this report, if one made it."""
     command = report.command.replace("```", "'''")
-    blocks = [Markdown(f"## Reproduce\n\n```\n{command}\n```")]
+    blocks = [Markdown(f"## Reproduce\n\n```\n{command}\n```")] * bool(command)
     summaries = (part.summary for part in report.parts.values())
     cites = {"strong", "weak"} & set(report.kinds) or BOOTSTRAP in map(_how, summaries)
     return [*([Markdown("## References"), paper.bibliography()] if cites else []), *blocks]

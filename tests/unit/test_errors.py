@@ -34,6 +34,7 @@ def test_ipython_shows_an_error_for_people_without_the_labs_own_lines() -> None:
 
 STUDY = "give a Study, its name or its folder"
 FOLDERS = "give a list of folders, such as ['handed-in']"
+FOLDER = "give the path of a folder"
 RECORDS = "give a study, its name or its folder, or a list of records"
 TABLE = pd.DataFrame({"ranks": [1, 2]})
 
@@ -62,6 +63,28 @@ TABLE = pd.DataFrame({"ranks": [1, 2]})
         (lambda: lab.script_study(["train.py"], ranks=[]), "ranks: is empty; give whole numbers"),
         (lambda: lab.collect("handed-in"), f"sources: cannot be of type str; {FOLDERS}"),
         (lambda: lab.collect([]), f"sources: is empty; {FOLDERS}"),
+        (lambda: lab.grade([]), f"submissions: cannot be of type list; {FOLDER}"),
+        (lambda: lab.class_results(None), f"submissions: cannot be of type NoneType; {FOLDER}"),
+        (lambda: lab.collect(["in"], into=3), f"into: cannot be of type int; {FOLDER}"),
+        (lambda: lab.copy_lessons(b"x"), f"folder: cannot be of type bytes; {FOLDER}"),
+        (lambda: lab.new_study(None), f"folder: cannot be of type NoneType; {FOLDER}"),
+        (lambda: lab.new_study("new", like=[]), "like: cannot be of type list; give the name"),
+        (lambda: lab.script_study(["a.py"], folder=3), "folder: cannot be of type int; give the"),
+        (lambda: lab.update_catalogue(3), "path: cannot be of type int; give the path of a .po"),
+        (lambda: lab.lesson_slides("s", names="04"), "names: cannot be of type str; give a list"),
+        (lambda: lab.class_budget(folder=3), f"folder: cannot be of type int; {FOLDER}"),
+        (
+            lambda: lab.class_budget(minutes_per_job="x"),
+            "minutes_per_job: cannot be of type str; give a number of minutes",
+        ),
+        (lambda: lab.predict("quickstart", machine=3), "machine: cannot be of type int; give a"),
+        (lambda: lab.best_plans("quickstart", machine=3), "machine: cannot be of type int; give a"),
+        (lambda: lab.predict("quickstart", profiles=3), "profiles: cannot be of type int; give a"),
+        (lambda: lab.status("quickstart", "all"), "tasks: cannot be of type str; give some of"),
+        (lambda: lab.audit("quickstart", records="x"), "records: cannot be of type str; give the"),
+        (lambda: lab.audit("quickstart", calibration="x"), "calibration: cannot be of type str"),
+        (lambda: lab.report_table("t.csv", gpu_hours="x"), "gpu_hours: cannot be of type str"),
+        (lambda: lab.Study.load("quickstart", quick=1), "quick: cannot be of type int; give True"),
         (lambda: lab.check([2], "01.flops"), "name: cannot be of type list; give the name of"),
         (
             lambda: lab.check_ranks(TABLE, file="flat.py"),

@@ -6,6 +6,7 @@ import html
 from collections import Counter
 from collections.abc import Mapping, Sequence
 from dataclasses import replace
+from numbers import Real
 from pathlib import Path
 from typing import IO, TYPE_CHECKING, Any, get_args
 
@@ -16,7 +17,7 @@ from lab.analysis.audit.rule import Finding, Severity
 from lab.analysis.audit.rules import RULES
 from lab.analysis.audit.text_table import STREAM, read_file, read_table
 from lab.config.study import Study
-from lab.errors import InputError, Problem, items
+from lab.errors import InputError, Problem, items, require_type
 from lab.formatting import count, listed
 from lab.records.store import Record, load_records
 
@@ -50,9 +51,13 @@ def audit(
     if isinstance(source, str | Path) and not is_table(source) and not columns:
         source = Study.load(source)
     if isinstance(source, Study):
+        if records is not None:
+            records = items(records, Record, "records", "the records of the study")
         records = load_records(source) if records is None else records
         calibration = _calibration(records) if calibration is None else calibration
     observations = _observations(source, columns, records)
+    wanted = "bytes/s, or a mapping of world sizes to them"
+    require_type(calibration, Mapping | Real | None, "calibration", wanted)
     if calibration:
         by_size = calibration if isinstance(calibration, Mapping) else {0: float(calibration)}
         observations = replace(observations, calibrated=by_size)
@@ -170,7 +175,8 @@ class Audit(BaseModel):
 
     def _repr_html_(self) -> str:
         def row(tag: str, *cells: str) -> str:
-            return f"<tr>{''.join(f'<{tag}>{html.escape(cell)}</{tag}>' for cell in cells)}</tr>"
+            begin = f'<{tag} style="text-align: left">'  # JupyterLab aligns cells to the right
+            return f"<tr>{''.join(f'{begin}{html.escape(cell)}</{tag}>' for cell in cells)}</tr>"
 
         page = f"<p>{html.escape(self.summary)}</p>"
         if self.reading:

@@ -302,6 +302,14 @@ def test_long_table_runs_over_pages_with_its_head() -> None:
     assert all("column 0" in page.extract_text() for page in reader.pages)
 
 
+def test_a_page_does_not_end_with_the_first_row_of_a_long_table() -> None:
+    named = table(1, rows=60, cell="cell").replace("<table>", "<table><caption>What.</caption>")
+    for lines in range(45, 50):  # before the table, of which less and less fits on their page
+        pages = pdf("\n\n".join(["A line."] * lines), html(named)).pages
+        (first,) = [text for page in pages if "What." in (text := page.extract_text())]
+        assert first.count("cell") > 3
+
+
 ROOM = A4[0] - 2 * 20 / 25.4 * 72  # the width of the text, in points
 
 

@@ -158,6 +158,17 @@ def test_measure_writes_a_study_that_the_same_command_goes_on_with(folder: Path)
     assert study.runs[0].script.path(study.folder) == folder / "train.py"
 
 
+def test_measure_writes_into_no_folder_of_other_files(folder: Path) -> None:
+    for name in ("notes/mine", "."):
+        (folder / name).mkdir(parents=True, exist_ok=True)
+        (folder / name / "a.txt").write_text("mine")
+        with pytest.raises(InputError, match=r"holds other files, such as a\.txt; give another"):
+            script_study(["train.py"], folder=name)
+        assert not (folder / name / "study.yaml").exists()
+    (folder / "notes" / "results" / "out").mkdir(parents=True)  # of a study that was removed
+    assert script_study(["train.py"], folder="notes/results").name == "results"
+
+
 def test_measure_leaves_nothing_behind_where_it_is_refused(folder: Path) -> None:
     with pytest.raises(InputError, match=r"did you mean 'train\.py'"):
         script_study(["train2.py"])

@@ -47,6 +47,14 @@ def test_hours_are_those_of_records_where_there_are_any_else_of_what_is_assumed(
     assert assumed.hours == Hours(pytest.approx(12 * 3 / 60), 0, 8) and not assumed.left_out
 
 
+def test_copies_that_jupyterlab_and_reports_make_are_no_lessons(lessons: Path) -> None:
+    before = lab.class_budget(folder=lessons, quick=True, minutes_per_job=3)
+    for place in (lessons / ".ipynb_checkpoints", lessons / "studies" / "strong" / "out"):
+        place.mkdir()
+        shutil.copy(lessons / "04-strong-scaling.ipynb", place)
+    assert lab.class_budget(folder=lessons, quick=True, minutes_per_job=3) == before
+
+
 def test_jobs_that_cannot_run_there_are_left_out(lessons: Path) -> None:
     strong = lab.class_budget(folder=lessons, minutes_per_job=1)[1]
     assert strong.left_out == 12 and strong.hours.jobs == 12  # of 1, 2, 4 and 8 ranks

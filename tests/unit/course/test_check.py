@@ -489,6 +489,11 @@ def test_an_answer_that_follows_from_a_rounded_one_is_right() -> None:
         verdict("04.karp-flatt", 0.0118, **nearly_two)
 
 
+def test_a_speedup_below_one_is_explained_by_no_serial_fraction() -> None:
+    said = verdict("04.karp-flatt", 1.5, step_s={1: 1.0, 2: 1.25}, ranks=2)
+    assert "150.0%: above 100%" in said and "No serial part explains that" in said
+
+
 def test_a_share_of_nothing_hidden_and_a_link_without_latency_are_right_answers() -> None:
     assert "0%" in verdict("03.hidden", 0.0, total_s=2.0, exposed_s=2.0)
     assert "0%" in verdict("03.hidden", -0.05, total_s=2.0, exposed_s=2.1)

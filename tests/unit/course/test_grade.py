@@ -85,3 +85,31 @@ def test_answers_in_words_are_left_to_judge_by_hand() -> None:
         ("1", "1", "8"),  # what `instructors.md` says of the lesson
         ("0", "0", "7"),
     ]
+
+
+def test_a_reason_that_several_exercises_share_is_said_in_the_table() -> None:
+    copied = "not graded: records are the same as those of bob"
+    given = [
+        Grade("ada", "04-strong-scaling", "04.speedup", 0.0, 1.0, copied),
+        Grade("ada", "04-strong-scaling", "04.efficiency", 0.0, 1.0, copied),
+        Grade("eve", "04-strong-scaling", "04.speedup", 0.0, 1.0, "04.speedup: not yet."),
+        Grade("eve", "04-strong-scaling", "04.efficiency", 1.0, 1.0, "04.efficiency: right."),
+    ]
+    assert [row["no points because"] for row in totals(given)] == [f"2 exercises: {copied}", ""]
+
+
+def test_a_name_of_a_folder_is_no_formula_in_the_grades(tmp_path: Path) -> None:
+    (tmp_path / "=cmd()" / "00-setup").mkdir(parents=True)
+    lab.grade(tmp_path, output=tmp_path / "grades.csv")
+    assert set(pd.read_csv(tmp_path / "grades.csv")["student"]) == {"'=cmd()"}
+
+
+def test_a_submission_that_cannot_be_read_says_why_without_names_of_python(tmp_path: Path) -> None:
+    place = tmp_path / "ada" / "00-setup" / "studies" / "strong" / "out" / "runs" / "0"
+    place.mkdir(parents=True)
+    with (place / "record.json").open("wb") as stream:
+        stream.truncate(replay.LARGEST + 1)
+    (reason,) = {row.reason for row in lab.grade(tmp_path)}
+    assert reason.startswith("not graded: studies/strong/out/runs/0/record.json: too much")
+    with pytest.raises(lab.LabError, match=r"^ada/00-setup: studies/strong"):
+        lab.class_results(tmp_path)

@@ -137,6 +137,10 @@ def test_lessons_come_first_and_in_order() -> None:
     assert comments[0] == "the hint of 00.ranks" and "the formula of 08.one-f-one-b" in comments
 
 
+def test_no_message_holds_markdown_because_each_is_shown_literally() -> None:
+    assert not [text for text, *_ in messages() if "`" in text]
+
+
 def said(tree: ast.AST) -> Iterator[tuple[ast.expr, ast.Call]]:
     """The messages that are passed to functions that translate them, with the calls."""
     for node in ast.walk(tree):

@@ -95,6 +95,12 @@ def test_a_name_that_no_table_can_hold_is_not_copied(handed_in: Path, tmp_path: 
     assert odd.student == r"'\udcff'" and not odd.files and "rename it" in odd.problem
 
 
+def test_an_empty_folder_is_said_to_be_empty(handed_in: Path, tmp_path: Path) -> None:
+    (handed_in / "zoe" / LESSON).mkdir(parents=True)
+    last = lab.collect([handed_in], into=tmp_path / "submitted")[-1]
+    assert (last.student, last.files, last.problem) == ("zoe", 0, "an empty folder")
+
+
 def test_nothing_to_collect_is_said(tmp_path: Path) -> None:
     with pytest.raises(InputError, match="no such folder"):
         lab.collect([tmp_path / "nowhere"], into=tmp_path / "submitted")

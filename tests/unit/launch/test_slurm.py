@@ -183,6 +183,21 @@ def test_ends_are_told_apart(attempt: Attempt, state: str, expected: tuple[str, 
     )
 
 
+@pytest.mark.parametrize("ended", ["task 0: Exited with exit code 2", "tasks 0-1: Aborted"])
+def test_the_cause_is_the_last_line_that_says_more_than_that_a_rank_ended(
+    attempt: Attempt, ended: str
+) -> None:
+    log, cause = (
+        attempt.folder / "7_0_0_log.out",
+        "slurmstepd-n1: error: execve(): apptainer: missing",
+    )
+    log.write_text(f"{cause}\nsrun: error: n1: {ended}\n")
+    failed = JobState("7_0", "lab-a", "FAILED", nodes="n1")
+    assert exit_reason(failed, attempt).message.endswith(f"before any rank started: {cause}")
+    log.write_text(f"srun: error: n1: {ended}\n")
+    assert exit_reason(failed, attempt).message.endswith(ended)
+
+
 def test_what_a_scheduler_did_explains_what_the_ranks_then_met(attempt: Attempt) -> None:
     attempt.register_rank(0)
     attempt.write_error(

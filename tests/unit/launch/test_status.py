@@ -9,9 +9,11 @@ import time
 from dataclasses import replace
 from pathlib import Path
 
+import nbformat
 import pytest
 from factories import record, run, study
 from filelock import FileLock
+from nbclient import NotebookClient
 from rich.console import Console
 
 from lab.config.cluster import Cluster
@@ -48,6 +50,13 @@ def test_what_was_measured_before_is_not_told(capsys: pytest.CaptureFixture[str]
     assert lines(capsys, "completed", "completed") == []
 
 
+def test_how_an_earlier_job_ended_is_not_told_of_this_one(
+    capsys: pytest.CaptureFixture[str],
+) -> None:
+    again = f"[1/1] {TASK.label}: completed in 3 s, measured again"
+    assert lines(capsys, "timeout", "timeout", "running", "completed") == [again]
+
+
 def test_what_is_measured_again_is_told_as_such(capsys: pytest.CaptureFixture[str]) -> None:
     done = f"[1/1] {TASK.label}: completed in 3 s"
     again = f"{done}, measured again"
@@ -59,6 +68,19 @@ def test_a_label_is_text(capsys: pytest.CaptureFixture[str]) -> None:
     with Display() as display:
         display.print("train.py [/x] [linear]: completed")
     assert capsys.readouterr().out == "train.py [/x] [linear]: completed\n"
+
+
+def test_a_notebook_shows_a_line_as_text_which_it_wraps() -> None:
+    said = "measured in 3 s; " + "other processes took up to 60 % of the ranks' cores " * 3
+    cell = f"""
+from lab.launch.status import Display
+with Display() as display:
+    display.print({said!r})
+"""
+    notebook = nbformat.v4.new_notebook(cells=[nbformat.v4.new_code_cell(cell)])
+    (executed,) = NotebookClient(notebook).execute().cells
+    shown = [output.data for output in executed.outputs if output.output_type == "display_data"]
+    assert {"text/plain": said} in shown
 
 
 def test_batches_of_an_evaluation_are_counted_against_their_own_number() -> None:

@@ -27,6 +27,13 @@ def text_of(blocks) -> str:
     )
 
 
+def test_a_question_without_a_mark_does_not_run_into_its_answer(tmp_path) -> None:
+    results = results_of(tmp_path, TIMES)
+    for question, shown in (("What stops it", "What stops it."), ("Why?", "Why?")):
+        asked = StudyResults(results.study.model_copy(update={"question": question}))
+        assert text_of([paper.abstract(asked)]).startswith(f"**Abstract.** {shown} **")
+
+
 TIMES = {1: [0.2, 0.201, 0.202], 2: [0.15, 0.151, 0.152]}
 
 

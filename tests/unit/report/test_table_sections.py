@@ -54,6 +54,13 @@ def test_strong_and_weak_are_two_sections_with_figures_of_their_own(tmp_path: Pa
     assert "Gustafson" in text and "Amdahl" in text
 
 
+def test_a_notebook_executed_by_hand_names_no_command(tmp_path: Path) -> None:
+    path = written(tmp_path, "world_size,step_time\n1,0.1\n2,0.06\n")
+    for command in ("", "lab report x"):
+        report = table_sections.load(str(path), command=command)
+        assert ("Reproduce" in prose([*table_sections.reproduce(report)])) == bool(command)
+
+
 def test_nothing_is_said_to_be_measured_and_nothing_is_invented(tmp_path: Path) -> None:
     blocks = page(written(tmp_path, "gpus,time_s\n1,100\n2,55\n4,31\n8,20\n"))
     everything = prose(blocks) + "\n".join(

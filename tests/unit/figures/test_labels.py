@@ -1,0 +1,18 @@
+"""Labels beside and below the ends of curves."""
+
+from __future__ import annotations
+
+from matplotlib.figure import Figure
+
+from lab.figures.labels import GAP, NEAR, Label, place
+
+
+def test_a_label_below_its_point_stays_near_it_even_in_a_crowd() -> None:
+    ax = Figure(figsize=(2, 2), dpi=72).subplots()
+    for slope in (1.0, 1.02, 1.04):
+        ax.plot([0, slope], [1, 0], color="black")
+        ax.plot([slope, slope + 0.1, slope + 0.2], [0, 1, 0], color="black")
+    place(ax, [Label(1 + 0.02 * i, 0.0, f"×{i}", "black") for i in range(6)], side="below")
+    for text in ax.texts:
+        line = text.get_window_extent().height
+        assert abs(text.xyann[1] + GAP) <= NEAR * line + 1e-6
