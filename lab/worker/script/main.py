@@ -348,10 +348,11 @@ def _interrupts() -> Iterator[Callable[[], bool]]:
 
 def _require_steps(steps: int, run: Run, script: Script) -> None:
     if steps == 0:
+        said = f'; its log ends with "{line}"' if (line := last_line()) else ""
         raise LabError(
-            f"{script.name} ended without a step of an optimizer of torch.optim: a script that "
-            "trains in processes that it starts itself (the lab starts the ranks, as torchrun "
-            "does), or without such an optimizer, cannot be measured"
+            f"{script.name} ended without a step of an optimizer of torch.optim{said}. A script "
+            "that trains in processes that it starts itself (the lab starts the ranks, as "
+            "torchrun does), or without such an optimizer, cannot be measured"
         )
     if steps <= run.warmup_steps:
         raise LabError(

@@ -93,6 +93,22 @@ if __name__ == "__main__":
             print("once more", flush=True)
 """
 
+# Leaves the choice of the backend to torch, averages a copy of its DDP, and saves all of it.
+KEEPS = """
+import copy, io, torch
+from torch import distributed as dist, nn
+
+dist.init_process_group()
+model = nn.parallel.DistributedDataParallel(nn.Linear(64, 2))
+optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
+while True:
+    model(torch.randn(8, 64)).square().mean().backward()
+    optimizer.step()
+    optimizer.zero_grad()
+    average = copy.deepcopy(model)
+    torch.save(model, io.BytesIO())
+"""
+
 
 @pytest.fixture(scope="module")
 def study(tmp_path_factory: pytest.TempPathFactory) -> lab.Study:
@@ -251,6 +267,16 @@ def test_a_script_that_no_exception_ends_is_measured(
     for log in logs:
         assert "prepared 1" in log.read_text()
         assert "because it catches SystemExit" in log.read_text()
+
+
+def test_a_script_may_copy_and_save_a_whole_ddp(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    record = measured("keeps", KEEPS, ranks=2)
+    assert record.completed, record.error
+    assert record.communication and record.communication.buckets == [4 * 2 * 65]
+    assert record.environment and record.environment.backend == "gloo"
 
 
 def test_a_script_that_neither_ends_nor_trains_is_named_with_its_line(
