@@ -230,7 +230,7 @@ class StepRecorder:
 
         @wraps(function)
         def call(*arguments: Any, **options: Any) -> Any:
-            measured = _trains(module) and not torch.compiler.is_compiling()
+            measured = not torch.compiler.is_compiling() and _trains(module)
             return (timed if measured else function)(*arguments, **options)
 
         return call
@@ -270,7 +270,8 @@ def parameters_of(optimizer: torch.optim.Optimizer) -> list[torch.Tensor]:
 
 
 def _trains(module: nn.Module) -> bool:
-    return module.training and torch.is_grad_enabled()
+    # Lightning leaves its wrapper, but not what is in it, in evaluation mode after a validation.
+    return torch.is_grad_enabled() and any(one.training for one in module.modules())
 
 
 def _innermost(optimizer: Any) -> Any:

@@ -110,6 +110,20 @@ for _ in range(9):
     assert phases(measured(by_hand)) == {"optimizer"}
 
 
+def test_a_wrapper_left_in_evaluation_mode_trains_all_the_same(measured: Any) -> None:
+    body = """
+wrapper = nn.Sequential(model).eval()
+model.train()
+while True:
+    train(torch.randn(8, 4), wrapper)
+    with torch.no_grad():
+        model(torch.randn(8, 4))
+"""
+    measurement = measured(body)
+    assert measurement.timing.phases["forward"].median > 0
+    assert measurement.script.wrappers == ["Sequential"]
+
+
 def test_a_step_is_one_of_the_optimizer_however_many_passes_it_has(measured: Any) -> None:
     body = """
 for step in range(9):
