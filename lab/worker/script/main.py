@@ -9,7 +9,7 @@ import stat
 import sys
 import time
 from collections.abc import Callable, Iterator, Sequence
-from contextlib import AbstractContextManager, contextmanager, suppress
+from contextlib import AbstractContextManager, ExitStack, contextmanager, suppress
 from dataclasses import replace
 from functools import partial
 from os import _exit  # while a script runs, that of `os` is replaced
@@ -127,9 +127,8 @@ class ScriptRank:
         # The script may or may not have left its group, so the ranks meet in a new one.
         if dist.is_initialized():
             distributed.leave_group()
-        place = self.context.rendezvous.with_suffix(".reports")
-        context = replace(self.context, rendezvous=place)
-        with distributed.process_group(context, device=CPU, over="gloo", alone=False):
+        with ExitStack() as stack:
+            self._meet(stack)
             offsets = self.offset, distributed.read_clock_offset()
             steps = set(distributed.all_gather_object(self.recorder.steps))
             if len(steps) > 1:
@@ -139,6 +138,27 @@ class ScriptRank:
                 )
             reports = distributed.gather(self._report(offsets))
         return None if reports is None else self._measurement(reports)
+
+    def _meet(self, stack: ExitStack) -> None:
+        """Form a group of the ranks, to be left by `stack`; LabError if some never get here."""
+        # Before the watchdog ends those ranks, which only wait for this one.
+        began, patience = time.monotonic(), 0.9 * self.context.timeout_s
+        place = self.context.rendezvous.with_suffix(".reports")
+        context = replace(self.context, rendezvous=place, timeout_s=patience)
+        try:
+            stack.enter_context(
+                distributed.process_group(
+                    context, device=CPU, over="gloo", alone=False, patience_s=patience
+                )
+            )
+        except (LabError, RuntimeError) as error:
+            if time.monotonic() - began < patience:
+                raise
+            made = count(self.recorder.steps, "step")
+            raise LabError(
+                f"{self.script.name} was done after {made} on this rank, but {patience:.0f} s "
+                "later not on all others: the ranks must take equally many steps"
+            ) from error
 
     @property
     def _phases(self) -> tuple[str, ...]:

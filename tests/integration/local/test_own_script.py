@@ -300,6 +300,34 @@ except:
     assert record.error and where in record.error.message
 
 
+@pytest.mark.parametrize(
+    ("rank", "step", "done"),
+    [(1, "step < 9", "9 steps"), (0, "step < 9", "9 steps"), (1, "step % 2", "12 steps")],
+)
+def test_ranks_that_take_unequal_steps_are_told_so(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, rank: int, step: str, done: str
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    Path("impatient.yaml").write_text("executor: local\ndevice: cpu\nhang_timeout_s: 10\n")
+    content = f"""
+import torch
+from torch import distributed as dist, nn
+dist.init_process_group("gloo")
+model = nn.parallel.DistributedDataParallel(nn.Linear(64, 2))
+optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
+for step in range(100):
+    steps = dist.get_rank() != {rank} or {step}
+    if not steps and "<" in {step!r}:
+        break
+    model(torch.randn(8, 64)).square().mean().backward()
+    if steps:
+        optimizer.step()
+"""
+    record = measured("uneven", content, ranks=2, cluster="impatient.yaml")
+    assert record.error and record.error.message.startswith(f"uneven.py was done after {done} on")
+    assert record.error.rank == (rank if done == "9 steps" else 0)
+
+
 def test_the_last_line_of_a_log_says_why_a_script_ended(tmp_path: Path) -> None:
     code = """
 import os, sys
