@@ -357,10 +357,10 @@ def _uneven_steps(study: Study, records: Sequence[Record]) -> Iterator[str]:
     run = max(medians, key=lambda one: medians[one], default=None)
     if run is not None and medians[run] > UNEVEN:
         yield (
-            "Times and rates are those of the median step, but some steps take much longer, such as "
-            "those with an evaluation, a checkpoint or a disturbance: the mean is "
-            f"{rounded(medians[run])} times the median ({labels[run]}). A whole training takes the "
-            "mean."
+            "Times and rates are those of the median step, but some steps take much longer, such "
+            "as those with an evaluation, a checkpoint or a disturbance: the mean is "
+            f"{rounded(medians[run])} times the median ({labels[run]}). A whole training takes "
+            "the mean."
         )
 
 

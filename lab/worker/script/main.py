@@ -21,6 +21,7 @@ import numpy as np
 import torch
 from torch import distributed as dist
 from torch import nn
+from torch.distributed.tensor import DTensor
 
 from lab.config.own import SCRIPT_OUT, Script
 from lab.config.run import Run
@@ -36,7 +37,14 @@ from lab.worker.measure.clock import Clock, CudaClock, FloatArray, HostClock, ti
 from lab.worker.measure.collective_trace import Calls
 from lab.worker.measure.ddp_hook import Buckets
 from lab.worker.own import blamed, require_unchanged
-from lab.worker.rank_report import RankReport, bars_of, memory_of, write_reports
+from lab.worker.rank_report import (
+    RankReport,
+    bars_of,
+    fingerprint,
+    memory_of,
+    same_parameters,
+    write_reports,
+)
 from lab.worker.script import meter
 from lab.worker.script.hooks import StepRecorder, StepsDone, installed, parameters_of
 from lab.worker.script.processes import one_process
@@ -169,17 +177,20 @@ class ScriptRank:
 
     def _report(self, offsets: tuple[ClockOffset, ClockOffset]) -> RankReport:
         shift = partial(distributed.on_clock_of_rank_0, offsets=offsets)
-        laps = self.clock.read()
+        laps, trainers = self.clock.read(), list(self.recorder.optimizers.values())
         start = float(self.clock.phases(0)[0][1])
         sent = _sent(self.recorder, start + laps["start"])
         # Every rank or none, as a rank without any would leave the others waiting.
         if not all(distributed.all_gather_object(sent is not None)):
             sent = None
+        whole = [one for trainer in trainers for one in parameters_of(trainer)]
+        # Shards differ; and of ranks that were seen to communicate, it is unknown what must agree.
+        alone = sent is None and not any(isinstance(one, DTensor) for one in whole)
         columns = {"step_time", "start", *self._phases}
         assert self._use is not None
         return RankReport(
             use=self._use,
-            state=_state(list(self.recorder.optimizers.values())),
+            state=_state(trainers),
             steps={name: values for name, values in laps.items() if name in columns}
             | {"cpu_time": np.array(self.cpu_times)},
             start=float(shift(np.array(start))),
@@ -192,6 +203,7 @@ class ScriptRank:
                 shift=shift,
                 warmup_steps=self.run.warmup_steps,
             ),
+            fingerprint=fingerprint(whole) if alone else None,
         )
 
     def _measurement(self, reports: Sequence[RankReport]) -> Measurement:
@@ -209,6 +221,7 @@ class ScriptRank:
                 phases=self._phases,
             ),
             communication=communication,
+            checks=_checks(reports),
             memory=memory_of(reports, self.device),
             environment=environment.environment(
                 self.context,
@@ -379,6 +392,11 @@ def _require_steps(steps: int, run: Run, script: Script) -> None:
             f"{script.name} ended after {count(steps, 'step')}, but the first "
             f"{run.warmup_steps} are warm-up; let it take more, or lower warmup_steps"
         )
+
+
+def _checks(reports: Sequence[RankReport]) -> dict[str, bool]:
+    known = len(reports) > 1 and all(report.fingerprint for report in reports)
+    return {"same_parameters": same_parameters(reports)} if known else {}
 
 
 def _sent(recorder: StepRecorder, starts: FloatArray) -> Buckets | Calls | None:

@@ -269,6 +269,34 @@ def test_a_script_that_no_exception_ends_is_measured(
         assert "because it catches SystemExit" in log.read_text()
 
 
+@pytest.mark.parametrize("several", [False, True])
+def test_ranks_that_exchange_no_gradients_train_models_of_their_own(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, *, several: bool
+) -> None:
+    """As with accelerate on CPUs; a DDP that synchronises twice in a step is not seen either."""
+    monkeypatch.chdir(tmp_path)
+    content = f"""
+import torch
+from torch import distributed as dist, nn
+dist.init_process_group("gloo")
+torch.manual_seed(0)
+model = nn.Linear(64, 2)
+if {several}:
+    model = nn.parallel.DistributedDataParallel(model)
+optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
+torch.manual_seed(dist.get_rank())
+while True:
+    for _ in range(2):
+        model(torch.randn(8, 64)).square().mean().backward()
+    optimizer.step()
+    optimizer.zero_grad()
+"""
+    record = measured("lone", content, ranks=2)
+    assert record.communication is None and record.checks == {"same_parameters": several}
+    said = "every rank trained a model of its own"
+    assert (said in lab.report("reports/lone").html.read_text()) != several
+
+
 def test_a_script_may_copy_and_save_a_whole_ddp(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
