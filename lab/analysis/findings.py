@@ -29,6 +29,7 @@ from lab.records.store import Record
 from lab.records.table import grouped
 
 MOST_NAMES = 6  # of configurations in a sentence
+DDP = "DistributedDataParallel"
 UNEVEN = 1.1  # mean over median step of a script
 MOST_SPEEDUPS = 4  # of which each has its sentence
 STATUS_LABELS = {"oom": "out of memory", "timeout": "timed out"}
@@ -333,16 +334,33 @@ def _few_repeats(summary: pd.DataFrame) -> Iterator[str]:
 
 
 def _unseen_communication(records: Sequence[Record]) -> Iterator[str]:
-    """Numbers of ranks on which a script was not seen to communicate."""
-    scripts = [one for one in records if one.completed and one.run.script]
-    silent = [one.run.world_size for one in scripts if one.communication is None]
-    sizes = [str(size) for size in sorted(set(silent)) if size > 1]
-    if sizes:
+    """Numbers of ranks on which a script was not seen to communicate, and what may be the cause."""
+    if sizes := _silent(records, with_ddp=True):
         yield (
-            f"No communication was seen on {' and '.join(sizes)} ranks: DDP synchronises several "
-            "times in a step, a compiled function hides it, or the ranks exchange no gradients, so "
-            "that each trains alone."
+            f"No communication was measured on {sizes} ranks: DDP synchronises several times in a "
+            "step, or a compiled function or a hook in C++ hides what it sends."
         )
+    yield from lone_ranks(records)
+
+
+def lone_ranks(records: Sequence[Record]) -> Iterator[str]:
+    """Numbers of ranks that may each train alone, as a script was not seen to exchange anything."""
+    if sizes := _silent(records, with_ddp=False):
+        yield (
+            f"No communication was seen on {sizes} ranks: unless a compiled function hides it, the "
+            "ranks exchange no gradients and each trains alone, which is no scaling."
+        )
+
+
+def _silent(records: Sequence[Record], *, with_ddp: bool) -> str:
+    scripts = [one for one in records if one.completed and one.run.script]
+    silent = {
+        one.run.world_size
+        for one in scripts
+        if one.communication is None
+        and (one.script is not None and DDP in one.script.wrappers) == with_ddp
+    }
+    return " and ".join(str(size) for size in sorted(silent) if size > 1)
 
 
 def _uneven_steps(study: Study, records: Sequence[Record]) -> Iterator[str]:

@@ -91,6 +91,7 @@ def test_a_script_seen_to_send_nothing_may_train_alone_and_its_steps_hold_everyt
     results = StudyResults(made)
     assert "No communication was seen on 2 ranks" in text_of(paper.threats(results))
     assert "median step" not in text_of(paper.threats(results))
+    assert "DDP synchronises" not in text_of(paper.threats(results))
     assert "compilation" not in text_of([study_sections.method(results)])
     plain = results_of(tmp_path / "plain", TIMES)
     assert "No communication was seen" not in text_of(paper.threats(plain))
