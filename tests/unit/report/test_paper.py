@@ -93,6 +93,9 @@ def test_a_script_seen_to_send_nothing_may_train_alone_and_its_steps_hold_everyt
     assert "median step" not in text_of(paper.threats(results))
     assert "DDP synchronises" not in text_of(paper.threats(results))
     assert "compilation" not in text_of([study_sections.method(results)])
+    environment = dict(study_sections.environment_rows(silent[0]))
+    assert environment["script"].startswith("train.py; SHA-256") and "code" not in environment
+    assert environment["code of the lab"].startswith("commit")
     plain = results_of(tmp_path / "plain", TIMES)
     assert "No communication was seen" not in text_of(paper.threats(plain))
     assert "neither compilation nor evaluation" in text_of([study_sections.method(plain)])
