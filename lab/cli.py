@@ -95,13 +95,13 @@ def main() -> None:
     except BrokenPipeError:
         # Nobody reads the remaining output, nor Python's complaint about it at exit.
         os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
-    except OSError as error:
-        # Of what has no name: only the current folder can be missing.
-        unnamed = "the current folder" if isinstance(error, FileNotFoundError) else "output"
-        message = f"{error.filename or unnamed}: {error.strerror or error}"
     except Exception as error:  # noqa: BLE001 the traceback is kept for whoever fixes it
         if _was_interrupted(error):
             status = INTERRUPTED
+        elif isinstance(error, OSError) and error.errno:  # libraries have errors of this kind too
+            # Of what has no name: only the current folder can be missing.
+            unnamed = "the current folder" if isinstance(error, FileNotFoundError) else "output"
+            message = f"{error.filename or unnamed}: {error.strerror or error}"
         else:
             fault = f"an error in the lab itself: {type(error).__name__}: {error}"
             message = f"{fault}\nlab: traceback in {_write_traceback()}"
@@ -590,7 +590,7 @@ def predict(
         machine=machine,
         profiles=[lab.Study.load(other) for other in profile or ()],
     )
-    made = count(len(predictions.of), "prediction")
+    made = count(sum(not one.forecast.missing for one in predictions.of), "prediction")
     duration = f"{made} in {time.perf_counter() - began:.2f} s."
     notes = "\n".join([*predictions.notes(), duration])
     return answer(as_json, predictions.content(), table_of(predictions.table()), notes)

@@ -14,7 +14,7 @@ import numpy as np
 import pandas as pd
 
 from lab.analysis import configurations, inference
-from lab.analysis.findings import largest_loss
+from lab.analysis.findings import largest_loss, lone_ranks
 from lab.analysis.laws import gustafson_fraction
 from lab.analysis.noise import judge
 from lab.analysis.scaling import (
@@ -112,7 +112,7 @@ def answer(
     evidence = Evidence(study, quiet, records, judged)
     sentences = [sentence for maker in _makers(evidence) for sentence in maker(evidence)]
     sentences += [noise.sentence] if noise.loud else []
-    return " ".join([*sentences, *left_out])
+    return " ".join([*sentences, *lone_ranks(records), *left_out])
 
 
 def _left_out(study: Study, runs: Collection[Run], cause: str) -> list[str]:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterator, Mapping, Sequence
+from statistics import median
 from typing import Any
 
 import pandas as pd
@@ -28,6 +29,8 @@ from lab.records.store import Record
 from lab.records.table import grouped
 
 MOST_NAMES = 6  # of configurations in a sentence
+DDP = "DistributedDataParallel"
+UNEVEN = 1.1  # mean over median step of a script
 MOST_SPEEDUPS = 4  # of which each has its sentence
 STATUS_LABELS = {"oom": "out of memory", "timeout": "timed out"}
 
@@ -216,6 +219,7 @@ def caveats(study: Study, summary: pd.DataFrame, records: Sequence[Record]) -> l
         return []
     noise = judge(records, summary, study=study)
     doubts = [*_few_repeats(summary), *_shared_cores(records), *_unseen_communication(records)]
+    doubts += _uneven_steps(study, records)
     return [*doubts, *noise.caveats]
 
 
@@ -330,15 +334,51 @@ def _few_repeats(summary: pd.DataFrame) -> Iterator[str]:
 
 
 def _unseen_communication(records: Sequence[Record]) -> Iterator[str]:
-    """Numbers of ranks on which a script was not seen to communicate."""
-    scripts = [one for one in records if one.completed and one.run.script]
-    silent = [one.run.world_size for one in scripts if one.communication is None]
-    sizes = [str(size) for size in sorted(set(silent)) if size > 1]
-    if sizes:
+    """Numbers of ranks on which a script was not seen to communicate, and what may be the cause."""
+    if sizes := _silent(records, with_ddp=True):
         yield (
-            f"No communication was seen on {' and '.join(sizes)} ranks: DDP synchronises several "
-            "times in a step, a compiled function hides it, or the ranks exchange no gradients, so "
-            "that each trains alone."
+            f"No communication was measured on {sizes} ranks: DDP synchronises several times in a "
+            "step, or a compiled function or a hook in C++ hides what it sends."
+        )
+    yield from lone_ranks(records)
+
+
+def lone_ranks(records: Sequence[Record]) -> Iterator[str]:
+    """Numbers of ranks that may each train alone, as a script was not seen to exchange anything."""
+    if sizes := _silent(records, with_ddp=False):
+        yield (
+            f"No communication was seen on {sizes} ranks: unless a compiled function hides it, the "
+            "ranks exchange no gradients and each trains alone, which is no scaling."
+        )
+
+
+def _silent(records: Sequence[Record], *, with_ddp: bool) -> str:
+    scripts = [one for one in records if one.completed and one.run.script]
+    silent = {
+        one.run.world_size
+        for one in scripts
+        if one.communication is None
+        and (one.script is not None and DDP in one.script.wrappers) == with_ddp
+    }
+    return " and ".join(str(size) for size in sorted(silent) if size > 1)
+
+
+def _uneven_steps(study: Study, records: Sequence[Record]) -> Iterator[str]:
+    """The script's run whose mean step exceeds its median step the most, if by UNEVEN."""
+    ratios: dict[Run, list[float]] = {}
+    for record in records:
+        if record.completed and record.run.script and (timing := record.timing):
+            mean = timing.train_time / timing.measured_steps
+            ratios.setdefault(record.run, []).append(mean / timing.step.median)
+    labels, _ = distinct_labels(study.runs)
+    medians = {run: median(values) for run, values in ratios.items() if run in labels}
+    run = max(medians, key=lambda one: medians[one], default=None)
+    if run is not None and medians[run] > UNEVEN:
+        yield (
+            "Times and rates are those of the median step, but some steps take much longer, such "
+            "as those with an evaluation, a checkpoint or a disturbance: the mean is "
+            f"{rounded(medians[run])} times the median ({labels[run]}). A whole training takes "
+            "the mean."
         )
 
 

@@ -297,9 +297,10 @@ class StudyDisplay(Display):
         self._states = states
         self._reported: set[int] = set()
         self._again: set[int] = set()  # ended before, and measured once more
+        self._earlier: dict[int, TaskState] = {}  # those that had ended, which need no line
         if enabled and not self.is_live:
-            # What ended earlier, well or not, needs no line.
-            self._reported = {i for i, s in enumerate(states()) if s.ended}
+            self._earlier = {i: s for i, s in enumerate(states()) if s.ended}
+            self._reported = {i for i, s in self._earlier.items() if s.state == "completed"}
 
     def __exit__(self, *_: object) -> None:
         self.update()
@@ -315,7 +316,8 @@ class StudyDisplay(Display):
             if not state.ended:
                 self._again |= self._reported & {i}
                 self._reported.discard(i)
-            elif i not in self._reported:
+                self._earlier.pop(i, None)
+            elif i not in self._reported and state != self._earlier.get(i):
                 self._reported.add(i)
                 duration = f" in {state.seconds:.0f} s" if state.seconds is not None else ""
                 done = f"[{len(self._reported)}/{len(states)}]"

@@ -200,8 +200,15 @@ def transformer_memory(
     )
 
 
+def require_known_model(run: Run) -> None:
+    """Raise LabError for a script, whose model is unknown."""
+    if run.script:
+        raise LabError("the lab does not know a script's model, so it only measures its steps")
+
+
 def layout_of(run: Run) -> Layout:
     """How a run's ranks share its work; raises LabError for what the step model does not cover."""
+    require_known_model(run)
     if run.compression not in COMPRESSED:
         raise LabError(f"the step model does not know compression {run.compression!r}")
     if run.strategy == "fsdp" and run.shard_size not in {None, run.world_size}:

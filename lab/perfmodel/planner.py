@@ -37,6 +37,7 @@ from lab.perfmodel.layout import (
     Sharing,
     sent,
 )
+from lab.perfmodel.memory import require_known_model
 from lab.perfmodel.predict import Described
 from lab.perfmodel.simulate import Conditions, Prediction, predict
 
@@ -386,6 +387,7 @@ class MeasuredCosting:
     """A model on a cluster with measured one-rank steps and links."""
 
     def __init__(self, basis: Basis, run: Run, memory_limit: float) -> None:
+        require_known_model(run)
         self.basis, self.run, self.memory_limit = basis, run, memory_limit
         fields = [name for name in SAME if name not in {"precision", "activation_checkpointing"}]
         self.precisions: Sequence[str] = sorted(

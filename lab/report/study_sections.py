@@ -248,8 +248,13 @@ def environment_rows(record: Record) -> Iterator[tuple[str, str]]:
     versions = (f"{name} {version}" for name, version in sorted(env.versions.items()))
     yield "versions", ", ".join(versions)
     changes = " with local changes" if env.git_dirty else ""
-    yield "code", f"commit {env.git_commit[:12] + changes if env.git_commit else 'unknown'}"
-    if record.run.script is None:
+    own = record.run.script
+    commit = f"commit {env.git_commit[:12] + changes if env.git_commit else 'unknown'}"
+    yield "code" if own is None else "code of the lab", commit
+    if own is not None:
+        digest = own.source[:16] or "unknown"
+        yield "script", f"{own.name}; SHA-256 {digest}, with what it imports from beside it"
+    else:
         yield "data", f"{env.data_description}; SHA-256 {(env.data_sha256 or 'unknown')[:16]}"
         yield "parameters", f"{env.parameters:,}" if env.parameters else "unknown"
     if env.attention:

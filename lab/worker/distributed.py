@@ -148,11 +148,17 @@ class RankJob:
 
 @contextmanager
 def process_group(
-    context: RankContext, *, device: torch.device, over: str | None = None, alone: bool = True
+    context: RankContext,
+    *,
+    device: torch.device,
+    over: str | None = None,
+    alone: bool = True,
+    patience_s: float | None = None,
 ) -> Iterator[None]:
     """Form the group of all ranks, and leave it after success; raises LabError without rank 0.
 
     `over` is its back end, by default the context's; unless `alone`, a single rank forms no group.
+    `patience_s` is how long to wait for the other ranks, by default until a first step is due.
     """
     if context.world_size == 1 and not alone:
         yield
@@ -162,7 +168,7 @@ def process_group(
         os.environ.setdefault("GLOO_SOCKET_IFNAME", "lo")
     dist.init_process_group(
         over or backend(context),
-        store=open_store(context),
+        store=open_store(context, patience_s=patience_s),
         rank=context.rank,
         world_size=context.world_size,
         timeout=timedelta(seconds=_collective_timeout(context)),
@@ -200,7 +206,7 @@ def leave_group() -> None:
     dist.destroy_process_group()
 
 
-def open_store(context: RankContext) -> PrefixStore:
+def open_store(context: RankContext, *, patience_s: float | None = None) -> PrefixStore:
     """Let rank 0 listen on a free port and publish it in a file that the others wait for.
 
     The file is private. It also holds a secret with which all keys begin, so that nobody who finds
@@ -214,13 +220,14 @@ def open_store(context: RankContext) -> PrefixStore:
             port,
             context.world_size,
             is_master=context.rank == 0,
-            timeout=timedelta(seconds=context.start_timeout_s),
+            timeout=timedelta(seconds=patience),
             wait_for_workers=False,
             master_listen_fd=listener,
         )
         return PrefixStore(secret, store)
 
     path, host = context.rendezvous, context.host
+    patience = patience_s or context.start_timeout_s
     if context.rank == 0:
         # The system chooses the port, so jobs never collide.
         listener = socket.create_server((_own_address(host), 0))
@@ -229,12 +236,12 @@ def open_store(context: RankContext) -> PrefixStore:
         content = f"{host} {port} {secret}".encode()
         write_atomically(path, content, durable=False, mode=0o600)
         return store
-    end = time.monotonic() + context.start_timeout_s
+    end = time.monotonic() + patience
     while not path.exists():
         if time.monotonic() > end:
             raise LabError(
-                f"Timed out waiting {context.start_timeout_s:.0f} s for the address of rank 0 in "
-                f"{path}: did it start?"
+                f"Timed out waiting {patience:.0f} s for the address of rank 0 in {path}: "
+                "did it start?"
             )
         time.sleep(0.05)
         if path.parent.is_dir():

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import socket
-from collections.abc import Iterable, Sequence
+from collections.abc import Sequence
 from dataclasses import replace
 from functools import partial
 from pathlib import Path
@@ -24,7 +24,14 @@ from lab.worker.emulation import Pauses, pauses_for
 from lab.worker.environment import environment
 from lab.worker.measure.clock import phases_close, timing
 from lab.worker.measure.overlap import Shift
-from lab.worker.rank_report import RankReport, bars_of, memory_of, write_reports
+from lab.worker.rank_report import (
+    RankReport,
+    bars_of,
+    fingerprint,
+    memory_of,
+    same_parameters,
+    write_reports,
+)
 from lab.worker.sync_cost import Probe, methods_agree, probe, readiness
 from lab.worker.trace import trace, write_trace
 from lab.worker.train import Training, evaluate, train
@@ -158,7 +165,7 @@ def _checks(
 ) -> dict[str, bool]:
     checks = {"phases_close": phases_close(timed)}
     if not emulated:
-        checks["same_parameters"] = _same_parameters(reports)
+        checks["same_parameters"] = same_parameters(reports)
     agree = methods_agree(communication) if communication else None
     return checks if agree is None else checks | {"communication_methods_agree": agree}
 
@@ -233,21 +240,5 @@ def _report(
         ),
         probe=probed.shifted(shift) if probed else None,
         peak_flops=peak,
-        fingerprint=_fingerprint(strategy.replicated(training.parallel)),
+        fingerprint=fingerprint(strategy.replicated(training.parallel)),
     )
-
-
-@torch.no_grad()
-def _fingerprint(parameters: Iterable[torch.Tensor]) -> tuple[float, float] | None:
-    """Sum and sum of squares of the parameters, in fp64; None if there are none."""
-    sums = [(float(p.double().sum()), float(p.double().square().sum())) for p in parameters]
-    return (sum(first for first, _ in sums), sum(second for _, second in sums)) if sums else None
-
-
-def _same_parameters(reports: Sequence[RankReport]) -> bool:
-    """Whether all ranks end with the same model, up to rounding on different CPUs (1e-6)."""
-    prints = np.array([report.fingerprint for report in reports if report.fingerprint])
-    if not len(prints):
-        return True  # nothing is replicated, as in a pipeline of one stage
-    scale = max(prints[0, 1], 1.0)  # the sum of squares, as a plain sum may be near zero by chance
-    return bool(np.all(np.abs(prints - prints[0]) <= 1e-6 * scale))

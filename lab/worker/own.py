@@ -5,6 +5,7 @@ from __future__ import annotations
 import importlib
 import inspect
 import sys
+import sysconfig
 import traceback
 from collections.abc import Iterator
 from contextlib import contextmanager
@@ -70,11 +71,10 @@ def located(folder: Path) -> Iterator[None]:
     except Exception as error:
         frames = traceback.extract_tb(error.__traceback__)
         theirs = [frame for frame in frames if Path(frame.filename).is_relative_to(folder)]
-        theirs = [frame for frame in theirs if "site-packages" not in frame.filename]
+        theirs = [frame for frame in theirs if not _is_library(frame.filename)]
         if not theirs:
             raise
-        what = f"{type(error).__name__}: {error}"
-        raise LabError(f"{_place(theirs[-1])}: {what}") from error
+        raise LabError(f"{_place(theirs[-1])}: {_what(error, theirs[-1].line)}") from error
 
 
 def _place(frame: traceback.FrameSummary) -> str:
@@ -91,8 +91,21 @@ def blamed(reference: str) -> Iterator[None]:
     except Exception as error:
         frames = traceback.extract_tb(error.__traceback__)[1:]  # the first is this module's
         ours = Path(__file__).parents[1]
-        theirs = [frame for frame in frames if not Path(frame.filename).is_relative_to(ours)]
-        theirs = [frame for frame in theirs if "site-packages" not in frame.filename] or theirs
-        place = f" in {_place(theirs[-1])}" if theirs else ""
-        what = str(error) if isinstance(error, LabError) else f"{type(error).__name__}: {error}"
-        raise LabError(f"{reference} failed{place}: {what}") from error
+        others = [frame for frame in frames if not Path(frame.filename).is_relative_to(ours)]
+        theirs = [frame for frame in others if not _is_library(frame.filename)] or others
+        place = f" in {_place(theirs[-1])}".replace(f" {reference},", "") if theirs else ""
+        line = theirs[-1].line if theirs else None
+        raise LabError(f"{reference} failed{place}: {_what(error, line)}") from error
+
+
+def _is_library(file: str) -> bool:
+    libraries = (sysconfig.get_path("stdlib"), "<frozen ")
+    return "site-packages" in file or file.startswith(libraries)
+
+
+def _what(error: Exception, line: str | None) -> str:
+    """The error in words, or with the line of code that raised it if it has none."""
+    if isinstance(error, LabError):
+        return str(error)
+    name = type(error).__name__
+    return f"{name}: {error}" if str(error) else f"{name} by `{line}`" if line else name

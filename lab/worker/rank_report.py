@@ -182,3 +182,19 @@ def _bits(values: np.ndarray[Any, Any]) -> Any:
     import pyarrow as pa
 
     return pa.py_buffer(np.packbits(values, bitorder="little"))
+
+
+@torch.no_grad()
+def fingerprint(parameters: Iterable[torch.Tensor]) -> tuple[float, float] | None:
+    """Sum and sum of squares of the parameters, in fp64; None if there are none."""
+    sums = [(float(p.double().sum()), float(p.double().square().sum())) for p in parameters]
+    return (sum(first for first, _ in sums), sum(second for _, second in sums)) if sums else None
+
+
+def same_parameters(reports: Sequence[RankReport]) -> bool:
+    """Whether all ranks end with the same model, up to rounding on different CPUs (1e-6)."""
+    prints = np.array([report.fingerprint for report in reports if report.fingerprint])
+    if not len(prints):
+        return True  # nothing is replicated, as in a pipeline of one stage
+    scale = max(prints[0, 1], 1.0)  # the sum of squares, as a plain sum may be near zero by chance
+    return bool(np.all(np.abs(prints - prints[0]) <= 1e-6 * scale))

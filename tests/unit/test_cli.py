@@ -13,6 +13,7 @@ from typing import Any
 import pytest
 import typer
 from factories import record
+from jinja2 import TemplateNotFound
 from studies import StudyMaker
 
 import lab
@@ -232,6 +233,17 @@ def test_status_cuts_a_long_cause_and_its_json_does_not(
     assert json.loads(answer)[0]["reason"].startswith("RuntimeError: " + "so " * 1999)
 
 
+def test_a_librarys_error_is_not_taken_for_one_of_a_file(
+    run: Command, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def fail() -> None:
+        raise TemplateNotFound("base.j2")  # an OSError without a number
+
+    monkeypatch.setattr(lab, "doctor", fail)
+    status, _, errors = run("doctor")
+    assert status == 1 and "in the lab itself: TemplateNotFound: base.j2 lab: traceback" in errors
+
+
 def test_described_machines_are_predicted_and_planned(run: Command) -> None:
     options = ("quickstart", "--machine", "h100x8", "--world-size")
     status, answer, _ = run("predict", *options, "8,4096", "--json")
@@ -241,6 +253,7 @@ def test_described_machines_are_predicted_and_planned(run: Command) -> None:
         (row["step_s"] is None) == (row["world_size"] == 4096) == bool(row["missing"])
         for row in rows
     )
+    assert "2 predictions in" in run("predict", *options, "8,4096")[1]  # not those left out
     status, answer, _ = run("predict", *options, "8")
     assert status == 0 and "datasheet" in answer and "2 predictions in" in answer
     status, answer, _ = run("plan", *options, "8", "--best")

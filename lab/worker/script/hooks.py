@@ -10,7 +10,7 @@ import gc
 from collections.abc import Callable, Iterator
 from contextlib import AbstractContextManager, contextmanager, nullcontext, suppress
 from functools import partial, wraps
-from typing import Any, NoReturn
+from typing import Any, NoReturn, Self
 
 import torch
 from torch import distributed as dist
@@ -34,6 +34,23 @@ CAUGHT = 3
 
 class StepsDone(SystemExit):
     """Raised in a script that has made its steps, which ends it as `sys.exit()` would."""
+
+
+class _Mark:
+    """A module's hook, of which a file that the script saves the module to holds nothing."""
+
+    def __init__(self, mark: Callable[..., None]) -> None:
+        self._mark = mark
+
+    def __call__(self, *arguments: Any) -> None:
+        self._mark(*arguments)
+
+    def __deepcopy__(self, _: Any) -> Self:
+        return self
+
+    def __reduce__(self) -> tuple[Any, ...]:
+        # A hook without effect, which whoever loads the file has without the lab.
+        return getattr, (nullcontext(), "__exit__")
 
 
 class StepRecorder:
@@ -171,7 +188,7 @@ class StepRecorder:
     def _begin(self) -> None:
         """Learn from the first step whether ranks form a group and which modules train."""
         if dist.is_available() and dist.is_initialized():
-            self.backend = str(dist.get_backend())
+            self.backend = _backend_of(*self.optimizers.values())
         elif self.world_size > 1:
             raise LabError(
                 f"{self.world_size} ranks took a step without a process group, so each trains "
@@ -204,16 +221,16 @@ class StepRecorder:
             if not torch.compiler.is_compiling() and entered:
                 self._leave(entered.pop())
 
-        module.register_forward_pre_hook(before)
+        module.register_forward_pre_hook(_Mark(before))
         # Even if the call fails, as a script may continue from there.
-        module.register_forward_hook(after, always_call=True)
+        module.register_forward_hook(_Mark(after), always_call=True)
 
     def _timed_forward(self, module: nn.Module, function: Callable[..., Any]) -> Callable[..., Any]:
         timed = self.timed("forward", function)
 
         @wraps(function)
         def call(*arguments: Any, **options: Any) -> Any:
-            measured = _trains(module) and not torch.compiler.is_compiling()
+            measured = not torch.compiler.is_compiling() and _trains(module)
             return (timed if measured else function)(*arguments, **options)
 
         return call
@@ -229,6 +246,7 @@ class StepRecorder:
         first.exchange = partial(_all_reduce, parallel.process_group)
         with suppress(RuntimeError):  # it has a C++ hook, which Python cannot see
             parallel.register_comm_hook(first, BucketRecorder.send)
+            parallel._comm_hooks.clear()  # what copies and files of the module would hold
             self.buckets, self._group = first, parallel.process_group
             # The buckets hold all the information that the calls would.
             trace_calls(None)
@@ -239,13 +257,21 @@ def _all_reduce(group: Any, bucket: GradBucket) -> Sent:
     return Sent(allreduce_hook(group, bucket), bucket.buffer().nbytes)
 
 
+def _backend_of(*trainers: torch.optim.Optimizer) -> str:
+    """What the default group sends tensors like the trained ones with; it may have several."""
+    device = next((one.device.type for trainer in trainers for one in parameters_of(trainer)), "")
+    by_device = dict(pair.split(":") for pair in dist.get_backend_config().split(","))
+    return by_device.get(device, str(dist.get_backend()))
+
+
 def parameters_of(optimizer: torch.optim.Optimizer) -> list[torch.Tensor]:
     """The parameters that an optimizer updates."""
     return [parameter for group in optimizer.param_groups for parameter in group["params"]]
 
 
 def _trains(module: nn.Module) -> bool:
-    return module.training and torch.is_grad_enabled()
+    # Lightning leaves its wrapper, but not what is in it, in evaluation mode after a validation.
+    return torch.is_grad_enabled() and any(one.training for one in module.modules())
 
 
 def _innermost(optimizer: Any) -> Any:

@@ -9,7 +9,7 @@ import stat
 import sys
 import time
 from collections.abc import Callable, Iterator, Sequence
-from contextlib import AbstractContextManager, contextmanager, suppress
+from contextlib import AbstractContextManager, ExitStack, contextmanager, suppress
 from dataclasses import replace
 from functools import partial
 from os import _exit  # while a script runs, that of `os` is replaced
@@ -21,6 +21,7 @@ import numpy as np
 import torch
 from torch import distributed as dist
 from torch import nn
+from torch.distributed.tensor import DTensor
 
 from lab.config.own import SCRIPT_OUT, Script
 from lab.config.run import Run
@@ -36,7 +37,14 @@ from lab.worker.measure.clock import Clock, CudaClock, FloatArray, HostClock, ti
 from lab.worker.measure.collective_trace import Calls
 from lab.worker.measure.ddp_hook import Buckets
 from lab.worker.own import blamed, require_unchanged
-from lab.worker.rank_report import RankReport, bars_of, memory_of, write_reports
+from lab.worker.rank_report import (
+    RankReport,
+    bars_of,
+    fingerprint,
+    memory_of,
+    same_parameters,
+    write_reports,
+)
 from lab.worker.script import meter
 from lab.worker.script.hooks import StepRecorder, StepsDone, installed, parameters_of
 from lab.worker.script.processes import one_process
@@ -127,9 +135,8 @@ class ScriptRank:
         # The script may or may not have left its group, so the ranks meet in a new one.
         if dist.is_initialized():
             distributed.leave_group()
-        place = self.context.rendezvous.with_suffix(".reports")
-        context = replace(self.context, rendezvous=place)
-        with distributed.process_group(context, device=CPU, over="gloo", alone=False):
+        with ExitStack() as stack:
+            self._meet(stack)
             offsets = self.offset, distributed.read_clock_offset()
             steps = set(distributed.all_gather_object(self.recorder.steps))
             if len(steps) > 1:
@@ -140,6 +147,27 @@ class ScriptRank:
             reports = distributed.gather(self._report(offsets))
         return None if reports is None else self._measurement(reports)
 
+    def _meet(self, stack: ExitStack) -> None:
+        """Form a group of the ranks, to be left by `stack`; LabError if some never get here."""
+        # Before the watchdog ends those ranks, which only wait for this one.
+        began, patience = time.monotonic(), 0.9 * self.context.timeout_s
+        place = self.context.rendezvous.with_suffix(".reports")
+        context = replace(self.context, rendezvous=place, timeout_s=patience)
+        try:
+            stack.enter_context(
+                distributed.process_group(
+                    context, device=CPU, over="gloo", alone=False, patience_s=patience
+                )
+            )
+        except (LabError, RuntimeError) as error:
+            if time.monotonic() - began < patience:
+                raise
+            made = count(self.recorder.steps, "step")
+            raise LabError(
+                f"{self.script.name} was done after {made} on this rank, but {patience:.0f} s "
+                "later not on all others: the ranks must take equally many steps"
+            ) from error
+
     @property
     def _phases(self) -> tuple[str, ...]:
         """The phases to report: those that were seen, and the rest if the passes were."""
@@ -149,17 +177,20 @@ class ScriptRank:
 
     def _report(self, offsets: tuple[ClockOffset, ClockOffset]) -> RankReport:
         shift = partial(distributed.on_clock_of_rank_0, offsets=offsets)
-        laps = self.clock.read()
+        laps, trainers = self.clock.read(), list(self.recorder.optimizers.values())
         start = float(self.clock.phases(0)[0][1])
         sent = _sent(self.recorder, start + laps["start"])
         # Every rank or none, as a rank without any would leave the others waiting.
         if not all(distributed.all_gather_object(sent is not None)):
             sent = None
+        whole = [one for trainer in trainers for one in parameters_of(trainer)]
+        # Shards differ; and of ranks that were seen to communicate, it is unknown what must agree.
+        alone = sent is None and not any(isinstance(one, DTensor) for one in whole)
         columns = {"step_time", "start", *self._phases}
         assert self._use is not None
         return RankReport(
             use=self._use,
-            state=_state(list(self.recorder.optimizers.values())),
+            state=_state(trainers),
             steps={name: values for name, values in laps.items() if name in columns}
             | {"cpu_time": np.array(self.cpu_times)},
             start=float(shift(np.array(start))),
@@ -172,6 +203,7 @@ class ScriptRank:
                 shift=shift,
                 warmup_steps=self.run.warmup_steps,
             ),
+            fingerprint=fingerprint(whole) if alone else None,
         )
 
     def _measurement(self, reports: Sequence[RankReport]) -> Measurement:
@@ -189,6 +221,7 @@ class ScriptRank:
                 phases=self._phases,
             ),
             communication=communication,
+            checks=_checks(reports),
             memory=memory_of(reports, self.device),
             environment=environment.environment(
                 self.context,
@@ -348,16 +381,22 @@ def _interrupts() -> Iterator[Callable[[], bool]]:
 
 def _require_steps(steps: int, run: Run, script: Script) -> None:
     if steps == 0:
+        said = f'; its log ends with "{line}"' if (line := last_line()) else ""
         raise LabError(
-            f"{script.name} ended without a step of an optimizer of torch.optim: a script that "
-            "trains in processes that it starts itself (the lab starts the ranks, as torchrun "
-            "does), or without such an optimizer, cannot be measured"
+            f"{script.name} ended without a step of an optimizer of torch.optim{said}. A script "
+            "that trains in processes that it starts itself (the lab starts the ranks, as "
+            "torchrun does), or without such an optimizer, cannot be measured"
         )
     if steps <= run.warmup_steps:
         raise LabError(
             f"{script.name} ended after {count(steps, 'step')}, but the first "
             f"{run.warmup_steps} are warm-up; let it take more, or lower warmup_steps"
         )
+
+
+def _checks(reports: Sequence[RankReport]) -> dict[str, bool]:
+    known = len(reports) > 1 and all(report.fingerprint for report in reports)
+    return {"same_parameters": same_parameters(reports)} if known else {}
 
 
 def _sent(recorder: StepRecorder, starts: FloatArray) -> Buckets | Calls | None:

@@ -93,6 +93,22 @@ if __name__ == "__main__":
             print("once more", flush=True)
 """
 
+# Leaves the choice of the backend to torch, averages a copy of its DDP, and saves all of it.
+KEEPS = """
+import copy, io, torch
+from torch import distributed as dist, nn
+
+dist.init_process_group()
+model = nn.parallel.DistributedDataParallel(nn.Linear(64, 2))
+optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
+while True:
+    model(torch.randn(8, 64)).square().mean().backward()
+    optimizer.step()
+    optimizer.zero_grad()
+    average = copy.deepcopy(model)
+    torch.save(model, io.BytesIO())
+"""
+
 
 @pytest.fixture(scope="module")
 def study(tmp_path_factory: pytest.TempPathFactory) -> lab.Study:
@@ -253,6 +269,44 @@ def test_a_script_that_no_exception_ends_is_measured(
         assert "because it catches SystemExit" in log.read_text()
 
 
+@pytest.mark.parametrize("several", [False, True])
+def test_ranks_that_exchange_no_gradients_train_models_of_their_own(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, *, several: bool
+) -> None:
+    """As with accelerate on CPUs; a DDP that synchronises twice in a step is not seen either."""
+    monkeypatch.chdir(tmp_path)
+    content = f"""
+import torch
+from torch import distributed as dist, nn
+dist.init_process_group("gloo")
+torch.manual_seed(0)
+model = nn.Linear(64, 2)
+if {several}:
+    model = nn.parallel.DistributedDataParallel(model)
+optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
+torch.manual_seed(dist.get_rank())
+while True:
+    for _ in range(2):
+        model(torch.randn(8, 64)).square().mean().backward()
+    optimizer.step()
+    optimizer.zero_grad()
+"""
+    record = measured("lone", content, ranks=2)
+    assert record.communication is None and record.checks == {"same_parameters": several}
+    said = "every rank trained a model of its own"
+    assert (said in lab.report("reports/lone").html.read_text()) != several
+
+
+def test_a_script_may_copy_and_save_a_whole_ddp(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    record = measured("keeps", KEEPS, ranks=2)
+    assert record.completed, record.error
+    assert record.communication and record.communication.buckets == [4 * 2 * 65]
+    assert record.environment and record.environment.backend == "gloo"
+
+
 def test_a_script_that_neither_ends_nor_trains_is_named_with_its_line(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -272,6 +326,34 @@ except:
     record = measured("waits", content, ranks=1, cluster="impatient.yaml")
     where = "in the phase 'ending the script'; stood in <module> (waits.py:10)"
     assert record.error and where in record.error.message
+
+
+@pytest.mark.parametrize(
+    ("rank", "step", "done"),
+    [(1, "step < 9", "9 steps"), (0, "step < 9", "9 steps"), (1, "step % 2", "12 steps")],
+)
+def test_ranks_that_take_unequal_steps_are_told_so(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, rank: int, step: str, done: str
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    Path("impatient.yaml").write_text("executor: local\ndevice: cpu\nhang_timeout_s: 10\n")
+    content = f"""
+import torch
+from torch import distributed as dist, nn
+dist.init_process_group("gloo")
+model = nn.parallel.DistributedDataParallel(nn.Linear(64, 2))
+optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
+for step in range(100):
+    steps = dist.get_rank() != {rank} or {step}
+    if not steps and "<" in {step!r}:
+        break
+    model(torch.randn(8, 64)).square().mean().backward()
+    if steps:
+        optimizer.step()
+"""
+    record = measured("uneven", content, ranks=2, cluster="impatient.yaml")
+    assert record.error and record.error.message.startswith(f"uneven.py was done after {done} on")
+    assert record.error.rank == (rank if done == "9 steps" else 0)
 
 
 def test_the_last_line_of_a_log_says_why_a_script_ended(tmp_path: Path) -> None:

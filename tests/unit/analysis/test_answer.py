@@ -9,13 +9,14 @@ import pytest
 from factories import frozen, record, repeats, run, stat, study
 
 from lab import InputError
+from lab.analysis import findings
 from lab.analysis.answer import answer
 from lab.analysis.laws import gustafson_fraction, gustafson_speedup
 from lab.analysis.scaling import summary
 from lab.config.emulation import Emulated, Link
 from lab.config.study import Study
 from lab.perfmodel.frozen import Score
-from lab.records.schema import Communication, Memory, Quality
+from lab.records.schema import Communication, Memory, Observed, Quality
 from lab.records.store import Record
 from lab.records.table import table
 
@@ -185,6 +186,19 @@ def test_a_script_whose_scaling_is_unknown_is_told_how_to_say_it(tmp_path):
     )
     for name, others, scaling in (("one", records[:3], "none"), ("weak", records, "weak")):
         assert "other work" not in answered(tmp_path / name, others, scaling=scaling)
+
+
+def test_the_answer_tells_that_ranks_may_train_alone(tmp_path):
+    script = {"kind": "script", "command": "train.py"}
+    ranks = [run(size, global_batch_size=8 * size, model=script) for size in (1, 2)]
+    records = [one for each in ranks for one in repeats(each, [0.1] * 3)]
+    alone = "No communication was seen on 2 ranks: unless"
+    assert alone in answered(tmp_path / "alone", records, scaling="weak")
+    seen = Observed(
+        steps=9, ended="by the lab", optimizer="SGD", optimizers=1, wrappers=[findings.DDP]
+    )
+    synchronised = [one.model_copy(update={"script": seen}) for one in records]
+    assert alone not in answered(tmp_path / "ddp", synchronised, scaling="weak")
 
 
 def test_a_precision_alone_is_compared_with_nothing(tmp_path):

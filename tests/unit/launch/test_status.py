@@ -53,8 +53,16 @@ def test_what_was_measured_before_is_not_told(capsys: pytest.CaptureFixture[str]
 def test_how_an_earlier_job_ended_is_not_told_of_this_one(
     capsys: pytest.CaptureFixture[str],
 ) -> None:
-    again = f"[1/1] {TASK.label}: completed in 3 s, measured again"
-    assert lines(capsys, "timeout", "timeout", "running", "completed") == [again]
+    now = f"[1/1] {TASK.label}: completed in 3 s"
+    assert lines(capsys, "timeout", "timeout", "running", "completed") == [now]
+
+
+def test_a_failure_of_before_is_not_told_as_one_of_now(capsys: pytest.CaptureFixture[str]) -> None:
+    coming = [TaskState(TASK, "failed", seconds=3.0), TaskState(TASK, "failed", seconds=4.0)]
+    with StudyDisplay(lambda: coming[:1]) as display:
+        display.update()
+        coming.pop(0)
+    assert capsys.readouterr().out == f"[1/1] {TASK.label}: failed in 4 s\n"
 
 
 def test_what_is_measured_again_is_told_as_such(capsys: pytest.CaptureFixture[str]) -> None:

@@ -184,6 +184,9 @@ def test_what_was_not_measured_is_a_ring_over_the_links_of_an_all_reduce(ranks: 
     assert cost("all_reduce", 1e6) == pytest.approx(2 * cost("all_gather", 1e6))
 
 
+SCRIPT = run(2, model={"kind": "script", "command": ["train.py"]}, data={"kind": "script"})
+
+
 @pytest.mark.parametrize(
     ("measured", "requested", "missing"),
     [
@@ -196,6 +199,7 @@ def test_what_was_not_measured_is_a_ring_over_the_links_of_an_all_reduce(ranks: 
             run(2, 16, strategy="vanilla_data_parallel"),
             "does not know strategy",
         ),
+        (basis(profile(ALONE)), SCRIPT, "does not know a script's model"),
     ],
 )
 def test_what_is_missing_is_said(measured: Basis, requested: lab.Run, missing: str) -> None:

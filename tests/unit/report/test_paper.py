@@ -97,7 +97,27 @@ def test_a_script_seen_to_send_nothing_may_train_alone_and_its_steps_hold_everyt
         write_record(one, Store(made.out).folder(one.task))
     results = StudyResults(made)
     assert "No communication was seen on 2 ranks" in text_of(paper.threats(results))
+    assert "median step" not in text_of(paper.threats(results))
+    assert "DDP synchronises" not in text_of(paper.threats(results))
     assert "compilation" not in text_of([study_sections.method(results)])
+    environment = dict(study_sections.environment_rows(silent[0]))
+    assert environment["script"].startswith("train.py; SHA-256") and "code" not in environment
+    assert environment["code of the lab"].startswith("commit")
     plain = results_of(tmp_path / "plain", TIMES)
     assert "No communication was seen" not in text_of(paper.threats(plain))
     assert "neither compilation nor evaluation" in text_of([study_sections.method(plain)])
+
+
+def test_a_script_with_a_few_long_steps_is_told_that_a_training_takes_the_mean(tmp_path) -> None:
+    scripts = {"model": {"kind": "script", "command": ["train.py"]}, "data": {"kind": "script"}}
+    for fields, said in ((scripts, "the mean is 1.50 times the median (x2)"), ({}, "")):
+        runs = [run(size, **fields) for size in (1, 2)]
+        made = study(tmp_path / said[:8], runs, repeats=1)
+        for one in map(record, runs):
+            assert one.timing is not None
+            longer = one.timing.train_time * (1.5 if one.run.world_size == 2 else 1)
+            timing = one.timing.model_copy(update={"train_time": longer})
+            longer_one = one.model_copy(update={"timing": timing})
+            write_record(longer_one, Store(made.out).folder(one.task))
+        text = text_of(paper.threats(StudyResults(made)))
+        assert said in text and ("median step" in text) == bool(said)

@@ -9,6 +9,7 @@ import warnings
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
+from zipfile import ZipFile
 
 import pandas as pd
 import pytest
@@ -107,6 +108,20 @@ for _ in range(9):
     optimizer.step()
 """
     assert phases(measured(by_hand)) == {"optimizer"}
+
+
+def test_a_wrapper_left_in_evaluation_mode_trains_all_the_same(measured: Any) -> None:
+    body = """
+wrapper = nn.Sequential(model).eval()
+model.train()
+while True:
+    train(torch.randn(8, 4), wrapper)
+    with torch.no_grad():
+        model(torch.randn(8, 4))
+"""
+    measurement = measured(body)
+    assert measurement.timing.phases["forward"].median > 0
+    assert measurement.script.wrappers == ["Sequential"]
 
 
 def test_a_step_is_one_of_the_optimizer_however_many_passes_it_has(measured: Any) -> None:
@@ -337,6 +352,22 @@ for _ in range(9): train(torch.randn(8, 4))
     assert (tmp_path / "status").read_text() == "7"
 
 
+def test_a_model_that_the_script_copies_or_saves_holds_nothing_of_the_lab(
+    measured: Any, tmp_path: Path
+) -> None:
+    body = """
+import copy
+for step in range(9):
+    trained = copy.deepcopy(model) if step else model  # as the inner loops of meta-learning do
+    train(torch.randn(8, 4), trained)
+    torch.save(trained, "model.pt")
+    torch.load("model.pt", weights_only=False)(torch.randn(8, 4))
+"""
+    assert {"forward", "backward"} <= phases(measured(body))
+    with ZipFile(tmp_path / "model.pt") as file:
+        assert b"lab" not in file.read("model/data.pkl")
+
+
 @pytest.mark.parametrize("end", ["", "sys.exit(0)", "import os; os._exit(0)"])
 def test_a_script_may_end_by_itself_after_the_warm_up(measured: Any, end: str) -> None:
     measurement = measured(f"for _ in range(4): train(torch.randn(8, 4))\n{end}")
@@ -348,13 +379,16 @@ def test_a_script_may_end_by_itself_after_the_warm_up(measured: Any, end: str) -
     ("body", "message"),
     [
         ("pass", "without a step"),
+        ("print('found no GPU', file=sys.stderr)", 'its log ends with "found no GPU"'),
         ("train(torch.randn(8, 4))", "ended after 1 step,"),
         ("train(torch.randn(8, 4)); import os; os._exit(0)", "ended after 1 step,"),
         ("sys.exit(3)", "exit status 3"),
         ("import os; os._exit(3)", "exit status 3"),
         ("sys.exit(True)", "exit status 1"),
         ("sys.exit('no data')", "no data"),
-        ("train(torch.randn(8, 5))", r"train.py failed in train.py, line 9: RuntimeError"),
+        ("train(torch.randn(8, 5))", r"train.py failed in line 9: RuntimeError"),
+        ("assert len(sys.argv) > 9", r"failed in line 12: AssertionError by `assert len\(sys"),
+        ("import json; json.loads('{')", r"failed in line 12: JSONDecodeError: Expecting"),
         ("import nothing_here", "ModuleNotFoundError"),
     ],
 )
