@@ -98,18 +98,18 @@ def submissions_in(submissions: str | Path) -> list[Submission]:
     """The lessons of all students, in order; raises InputError if there is none."""
     folder = path_of(submissions, "submissions")
     lessons = {path.stem for path in LESSONS.glob("*.ipynb")}
-    found = [
+    of_students = [
         Submission(place.parent.name, place.name, place.resolve())
         for place in sorted(folder.glob("*/*"))
         if place.name in lessons and place.is_dir() and not place.is_symlink()
         if place.parent.name.isprintable()  # else `lab course collect` has said so
     ]
-    if not found:
+    if not of_students:
         advice = (
             "it holds a folder for each student, with one for each lesson, such as 03-data-parallel"
         )
         raise InputError(str(folder), [Problem("SUBMISSIONS", "no lesson of a student", advice)])
-    return found
+    return of_students
 
 
 def _replay(one: Submission) -> dict[str, Any]:
