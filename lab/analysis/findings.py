@@ -348,7 +348,8 @@ def lone_ranks(records: Sequence[Record]) -> Iterator[str]:
     if sizes := _silent(records, with_ddp=False):
         yield (
             f"No communication was seen on {sizes} ranks: unless a compiled function hides it, the "
-            "ranks exchange no gradients and each trains alone, which is no scaling."
+            "ranks exchange no gradients and each trains alone, so that a speedup says nothing "
+            "about scaling."
         )
 
 
@@ -365,11 +366,11 @@ def _silent(records: Sequence[Record], *, with_ddp: bool) -> str:
 
 def _uneven_steps(study: Study, records: Sequence[Record]) -> Iterator[str]:
     """The script's run whose mean step exceeds its median step the most, if by UNEVEN."""
-    ratios: dict[Run, list[float]] = {}
-    for record in records:
-        if record.completed and record.run.script and (timing := record.timing):
-            mean = timing.train_time / timing.measured_steps
-            ratios.setdefault(record.run, []).append(mean / timing.step.median)
+    ratios = grouped(
+        (record.run, timing.train_time / timing.measured_steps / timing.step.median)
+        for record in records
+        if record.completed and record.run.script and (timing := record.timing)
+    )
     labels, _ = distinct_labels(study.runs)
     medians = {run: median(values) for run, values in ratios.items() if run in labels}
     run = max(medians, key=lambda one: medians[one], default=None)
