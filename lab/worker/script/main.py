@@ -21,7 +21,6 @@ import numpy as np
 import torch
 from torch import distributed as dist
 from torch import nn
-from torch.distributed.tensor import DTensor
 
 from lab.config.own import SCRIPT_OUT, Script
 from lab.config.run import Run
@@ -185,7 +184,7 @@ class ScriptRank:
             sent = None
         whole = [one for trainer in trainers for one in parameters_of(trainer)]
         # Shards differ; and of ranks that were seen to communicate, it is unknown what must agree.
-        alone = sent is None and not any(isinstance(one, DTensor) for one in whole)
+        alone = sent is None and not _sharded(whole)
         columns = {"step_time", "start", *self._phases}
         assert self._use is not None
         return RankReport(
@@ -392,6 +391,12 @@ def _require_steps(steps: int, run: Run, script: Script) -> None:
             f"{script.name} ended after {count(steps, 'step')}, but the first "
             f"{run.warmup_steps} are warm-up; let it take more, or lower warmup_steps"
         )
+
+
+def _sharded(parameters: Sequence[torch.Tensor]) -> bool:
+    from torch.distributed.tensor import DTensor  # takes 0.4 s, which would delay every script
+
+    return any(isinstance(parameter, DTensor) for parameter in parameters)
 
 
 def _checks(reports: Sequence[RankReport]) -> dict[str, bool]:
