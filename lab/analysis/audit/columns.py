@@ -45,8 +45,8 @@ NUMBERS = {
     "nodes": r"((n|no|num|number_of|of)_?)*(nodes|servers|hosts|machines)|nnodes"
     r"|(nodes?|machine|server|host)s?_(count|num)",
     **{
-        name: rf"{name}(_?(size|degree|world_size|ways?))?|{words}_?(model_)?parallel(ism)?"
-        r"(_?(size|degree|world_size))?"
+        name: rf"{name}(_?(size|degree|world_size|ways?))?"
+        rf"|{words}_?((model_)?parallel(ism)?|mp)(_?(size|degree|world_size))?"
         for name, words in {
             "dp": "data",
             "tp": "tensor",
@@ -80,7 +80,8 @@ NUMBERS = {
     rf"|(tps|ips|qps)_per_({RANK})",
     "rate": rf"(.*_)?({THINGS})_(per_)?({SECOND})(_.*)?|(.*_)?through?(pu|tu|uthpu|thpu)t(_.*)?"
     r"|rate|ips|qps|tps|sps|(.*_)?fps|(.*_)?(ns|ps)_per_day|sypd",
-    "flops_per_rank": rf"{FLOPS_OF}[tp]flops?(_(per_)?({SECOND}))?_(per_)?({RANK})s?",
+    "flops_per_rank": rf"{FLOPS_OF}[tp]flops?(_(per_)?({SECOND}))?_(per_)?({RANK})s?"
+    rf"|per_({RANK})_[tp]flops?(_(per_)?({SECOND}))?",
     "flops": rf"{FLOPS_OF}[tp]flops?(_(per_)?({SECOND}))?",
     "algbw": r"(alg|algorithm)_?(bw|bandwidth)",
     "busbw": r"(bus_?(bw|bandwidth))|bandwidth|bw",
@@ -115,6 +116,11 @@ OTHERWISE = {
     "memory": r"bandwidth|bw|util|percent|free|avail|cpu|host|node|system|total|capacity|size|limit"
     r"|saved|reduction|clock|bound",
 }
+# Numbers that were measured, although they may recur: no setting of a row.
+OUTCOME = re.compile(
+    r"util(i[sz]ation)?(_|$)|usage|temp(erature)?(_|$)|power(?!_(cap|limit))|energy|joules"
+    r"|occupancy|cost|price"
+)
 # Values that were not measured.
 IDEAL = (
     r"(^|_)(ideal|linear|perfect|theoretical|expected|predicted|projected|estimated|simulated"
@@ -276,6 +282,7 @@ def normal(name: str) -> str:
     # Without the brackets, "min" would be read as the minimum.
     text = re.sub(r"[\[(]\s*min\.?\s*[\])]$", " minutes", text)
     text = text.replace("%", " percent ").replace("#", " n ").replace("/", " per ")
+    text = re.sub(r"(?<![a-z])([gpt])(?:iga|eta|era)_?(?=flop)", r"\1", text)
     text = text.replace("$", " usd ")
     return from_european(TOKEN.sub("_", text).strip("_"))
 

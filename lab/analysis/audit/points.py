@@ -176,17 +176,20 @@ class Curve:
 
     @cached_property
     def grows(self) -> bool:
-        """Whether the quoted speedups say that the work of a step grows with the ranks, although no
-        batch does: then they are N times the ratio of the times."""
-        if self.per != "step" or self.scaling:
+        """Whether most quoted speedups or efficiencies say that the work grows with the ranks,
+        although no batch does: then they are N times the ratio of the times, or this ratio."""
+        if self.scaling:
             return False
-        ratios = [
-            point.speedup * point.time / (point.base.time * point.ideal)
-            for point in self.points
-            if point.base is not None and abs(point.base.speedup - 1) < ROUNDING
-        ]
-        known = _known(ratios)
-        return len(known) > 1 and all(abs(ratio - 1) < ROUNDING for ratio in known)
+        known = []
+        for point in self.points:
+            if (base := point.base) is None or not base.time > 0:
+                continue
+            if abs(base.speedup - 1) < ROUNDING:
+                known.append(point.speedup / point.ideal * point.time / base.time)
+            elif abs(base.efficiency - 1) < ROUNDING:
+                known.append(point.efficiency * point.time / base.time)
+        growing = [ratio for ratio in _known(known) if abs(ratio - 1) < ROUNDING]
+        return len(growing) > max(1, len(known) / 2)
 
     @property
     def _over_another(self) -> bool:
@@ -303,17 +306,18 @@ class Point:
         """The samples that its time covers, relative to the baseline's.
 
         The samples of a step are its batch, if it is known. An epoch or a total has the same
-        samples, except in weak scaling, which is declared or follows from rate times time.
+        samples, except in weak scaling, which is declared or follows from the quoted speedups or
+        from rate times time.
         """
-        base, per = self.base, self.curve.per
+        base = self.base
         if base is None:
             return math.nan
-        if per == "step":
+        if self.curve.per == "step":
             ratio = self.global_batch_size / (base.global_batch_size or math.nan)
             if math.isfinite(ratio):
                 return ratio
-            if self.curve.grows:
-                return self.ideal
+        if self.curve.grows:
+            return self.ideal
         done = base.rate * base.time
         ratio = self.rate * self.time / done if done > 0 else math.nan
         if abs(ratio / self.ideal - 1) < ROUNDING:

@@ -363,7 +363,7 @@ def _add_keys(
             # Of words for settings, half may have been measured at one number of ranks.
             # On one number of ranks words tell configurations apart, unless they vary in a log.
             named = words and bool(cells.dropna().str.match(r"[^\W\d_]").all())
-            if read and not named:
+            if (read or columns.OUTCOME.search(normal(column))) and not named:
                 continue
             apart = named and not logged and tidy["world_size"].nunique() == 1
             apart = apart or (named and logged and _names_series(cells, tidy))

@@ -35,7 +35,8 @@ LAUNCHED = re.compile(
 )
 HOST = re.compile(r"^[A-Za-z][\w.-]*:\s")
 SEPARATOR = re.compile(r"sep=.\s*", re.IGNORECASE)  # a first line for spreadsheets
-NUMBERED_NAME = re.compile(r"#\w+\s*[,;\t|]")  # "#GPUs," is the first column's name, no note
+# "#GPUs," and "# of GPUs," are the first column's name, no note.
+NUMBERED_NAME = re.compile(r"# ?\w+( \w+){0,2}\s*[,;\t|]")
 NUMERIC_CELL = re.compile(r"(^|[,;\t|])\s*[\d.]+\s*([,;\t|]|$)")
 UNITS = "|".join(map(re.escape, (*TIME_UNITS, *BYTE_UNITS, "%")))
 UNIT = re.compile(rf"[(\[]?({UNITS}|[a-z]+/[a-z]+(/[a-z]+)?)[)\]]?", re.IGNORECASE)

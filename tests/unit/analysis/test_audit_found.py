@@ -101,6 +101,22 @@ def test_kinds_of_ddp_are_no_repeats() -> None:
     assert not broken(result)
 
 
+def test_a_measured_share_that_recurs_is_no_setting() -> None:
+    rows = ["| 8 | 2072 | 1.0x | 88 |", "| 16 | 1156 | 1.8x | 88 |", "| 32 | 697 | 3.0x | 95 |"]
+    rows += ["| 64 | 420 | 4.9x | 95 |"]
+    result = pasted(below("| GPUs | Step time (ms) | Speedup | GPU util (%) |", *rows))
+    assert "GPU util (%)" not in result.reading
+    assert [finding.records for finding in result.findings if finding.rule == "baseline"] == [
+        ("row 1 (world size 8)",)
+    ]
+
+
+def test_layouts_are_compared_by_their_rates() -> None:
+    rows = ["| 64 | 8 | 1024 | 42.9 | 97800 |", "| 128 | 4 | 4096 | 85.9 | 195300 |"]
+    head = "| GPUs | Micro batch size | Global batch size | Step time (s) | Tokens/s |"
+    assert broken(pasted(below(head, *rows))) == set()
+
+
 @pytest.mark.parametrize(
     ("name", "cells"),
     [

@@ -232,6 +232,21 @@ def test_a_planted_fault_of_layouts(
     assert finding.severity == severity and evidence in finding.evidence
 
 
+def test_names_of_megatron_lm() -> None:
+    degrees = "tp_size|Pipeline MP size|Data-parallel size"
+    result = audit(frame(f"GPUs|{degrees}|Per-GPU teraFLOP/s\n16|2|4|2|420\n32|8|1|4|431"))
+    assert result.reading["Pipeline MP size"] == "pp"
+    assert result.reading["Per-GPU teraFLOP/s"] == "flops_per_rank"
+    assert broken(result) == set()
+
+
+def test_pipeline_parallelism_may_be_left_out() -> None:
+    unnamed = "GPUs|TP|Stufen|DP|Step time (s)\n16|2|4|2|1.9\n32|2|8|2|3.8\n32|8|1|4|2.1"
+    assert "parallel-consistent" not in broken(audit(frame(unnamed)))
+    single = unnamed.replace("16|2|4|2", "16|2|4|8").replace("32|2|8|2", "32|2|8|8")
+    assert "parallel-consistent" in broken(audit(frame(single)))
+
+
 def test_a_peak_with_sparsity() -> None:
     table = "gpu|gpus|precision|TFLOP/s/GPU|MFU\nH100|8|{0}|430|{1}\nH100|16|{0}|421|{2}"
     assert "impossible-mfu" in broken(audit(frame(table.format("bf16", "21.7%", "21.3%"))))

@@ -494,6 +494,22 @@ def test_speedups_of_steps_whose_work_grows(last: str, faults: set[str]) -> None
     assert broken(pasted(below(head, *rows, f"| 16 | 31.4 | {last} |"))) == faults
 
 
+@pytest.mark.parametrize(("last", "faults"), [("7.2x", set()), ("9.2x", {"quoted-against-own"})])
+def test_speedups_of_runs_whose_work_grows(last: str, faults: set[str]) -> None:
+    head = "| Nodes | GPUs | Batch size per GPU | Training time | Speedup |"
+    rows = ["| 1 | 4 | 32 | 812 s | 1.0x |", "| 2 | 8 | 32 | 846 s | 1.9x |"]
+    rows += ["| 4 | 16 | 32 | 871 s | 3.7x |"]
+    assert broken(pasted(below(head, *rows, f"| 8 | 32 | 32 | 898 s | {last} |"))) == faults
+
+
+@pytest.mark.parametrize("efficiency", ["90", "720"])
+def test_efficiencies_of_runs_whose_work_grows(efficiency: str) -> None:
+    head = "| GPUs | Batch size per GPU | Training time | Efficiency (%) |"
+    rows = ["| 1 | 32 | 812 s | 100 |", "| 2 | 32 | 846 s | 96 |", "| 4 | 32 | 871 s | 93 |"]
+    faults = broken(pasted(below(head, *rows, f"| 8 | 32 | 900 s | {efficiency} |")))
+    assert faults == (set() if efficiency == "90" else {"quoted-against-own"})
+
+
 @pytest.mark.parametrize(("last", "faults"), [("1.25", set()), ("1.75", {"quoted-against-own"})])
 def test_a_speedup_after_each_program(last: str, faults: set[str]) -> None:
     head = "| GPUs | samples/s (PyTorch) | Speedup | samples/s (JAX) | Speedup |"

@@ -50,6 +50,8 @@ def test_names_that_hold_spaces(tmp_path: Path) -> None:
 def test_a_first_name_may_begin_with_a_hash(tmp_path: Path) -> None:
     text = '# by hand\n#GPUs,gpu,tokens\n8,GB200,"12,040"\n16,GB200,"23,800"\n'
     assert list(read_table(written(tmp_path, text)).columns) == ["GPUs", "gpu", "tokens"]
+    spaced = "# of GPUs\tStep\tSpeedup\n1\t784 ms\t1.0\n2\t439 ms\t1.8\n"
+    assert list(read_table(written(tmp_path, spaced)).columns) == ["of GPUs", "Step", "Speedup"]
     noted = "#H100,BF16\ngpus,step_s\n8,1.5\n16,0.8\n"
     assert list(read_table(written(tmp_path, noted)).columns) == ["gpus", "step_s"]
 

@@ -46,17 +46,19 @@ def parallel_consistent(observations: Observations) -> Iterator[Fault]:
 def _unlike(frame: pd.DataFrame, layout: pd.Series) -> pd.Series:
     """The rows whose degrees of parallelism do not multiply to the number of ranks.
 
-    They must divide it, as a table may leave out tensor parallelism.
+    They must divide it, as a table may leave out tensor or pipeline parallelism; the latter is left
+    out if most rows lack it.
     """
-    product = frame["dp"] * layout
-    ranks = frame["world_size"]
+    known, ranks = frame["dp"].notna(), frame["world_size"]
+    product = (frame["dp"] * layout).where(known, layout)
+    dividing = (ranks % product != 0) & ranks.notna()
     # Some tables count the replicas of experts alone.
-    experts = product * frame["ep"].fillna(1.0)
-    known = frame["dp"].notna()
+    equal = (product == ranks) | (product * frame["ep"].fillna(1.0) == ranks)
+    wrong = (~equal).where(known, dividing) & ranks.notna()
     if not frame["tp"].notna().any():
-        return (ranks % product.where(known, layout) != 0) & ranks.notna()
-    wrong = ((product != ranks) & (experts != ranks)).where(known, ranks % layout != 0)
-    return wrong & ranks.notna()
+        return dividing
+    lacking = not frame["pp"].notna().any() and wrong.sum() > len(frame) / 2
+    return dividing if lacking else wrong
 
 
 def _degrees(frame: pd.DataFrame, layout: pd.Series) -> Iterator[Fault]:

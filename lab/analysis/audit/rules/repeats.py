@@ -226,10 +226,11 @@ def _on_a_formula(curve: Curve) -> Iterator[Fault]:
     gains: dict[float, float] = {}
     labels: list[str] = []
     for point in curve.points:
-        gain = point.speedup if math.isnan(point.gain) else point.gain
-        compared = point.base is not None or point.world_size > 1
-        if math.isfinite(gain) and gain > 0 and compared and point.world_size not in gains:
-            gains[point.over if math.isnan(point.gain) else point.ideal] = gain
+        alone = math.isnan(point.gain)  # only a quoted speedup is known
+        size, gain = (point.over, point.speedup) if alone else (point.ideal, point.gain)
+        # The speedup over itself says nothing.
+        if math.isfinite(gain) and gain > 0 and size > 1 and size not in gains:
+            gains[size] = gain
             labels += point.labels
     n, speedups = np.array(list(gains)), np.array(list(gains.values()))
     if len(speedups) < 2:

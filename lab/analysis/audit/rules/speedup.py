@@ -318,8 +318,9 @@ def _batches(point: Point, base: Point, observations: Observations) -> Iterator[
                 "Hold the batch per rank, or call it strong scaling.",
             )
         return
-    # Rates can be compared between batches of any size.
-    if scaling == "" and not point.time > 0:
+    # Rates can be compared between batches of any size, also beside times of a step.
+    rated = not point.time > 0 or (observations.per == "step" and point.rate > 0)
+    if scaling == "" and rated:
         return
     if shares_differ:
         yield Fault(
