@@ -226,14 +226,25 @@ def _is_gpu(name: str) -> bool:
 
 
 def _global_batch(tidy: pd.DataFrame, given: dict[str, str]) -> list[str]:
-    """Take a batch that grows with the ranks in every row as the global one, and say so."""
-    each = (tidy["batch"] / tidy["world_size"]).dropna()
-    held = len(each) == len(tidy) and each.nunique() == 1 and tidy["world_size"].nunique() > 1
-    if not held or {"global_batch_size", "micro_batch_size"} & set(given):
+    """Take a batch as the global one if it grows with the ranks in every row, or if it holds whole
+    micro-batches of all replicas, and say so."""
+    if "batch" not in given or "global_batch_size" in given:
         return []
-    tidy["global_batch_size"], tidy["batch"] = tidy["batch"], np.nan
+    batch, ranks = tidy["batch"], tidy["world_size"]
+    if "micro_batch_size" in given:
+        replicas = tidy["dp"].fillna(ranks / tidy[list(LAYOUT)].prod(axis=1))
+        # A batch per rank that is divided into micro-batches would not be.
+        held = bool((batch % (tidy["micro_batch_size"] * replicas) == 0).all())
+        why = "holds whole micro-batches of all replicas"
+    else:
+        each = (batch / ranks).dropna()
+        held = len(each) == len(tidy) and each.nunique() == 1 and ranks.nunique() > 1
+        why = "grows with the ranks"
+    if not held:
+        return []
+    tidy["global_batch_size"], tidy["batch"] = batch, np.nan
     given["global_batch_size"] = name = given.pop("batch")
-    return [f"{name!r} grows with the ranks and is read as the global batch"]
+    return [f"{name!r} {why} and is read as the global batch"]
 
 
 def _reading(given: Mapping[str, str], origins: Mapping[str, Sequence[str]]) -> dict[str, str]:

@@ -247,6 +247,37 @@ def test_pipeline_parallelism_may_be_left_out() -> None:
     assert "parallel-consistent" in broken(audit(frame(single)))
 
 
+@pytest.mark.parametrize(("each", "faults"), [("48150", set()), ("38150", {"quoted-against-own"})])
+def test_a_total_in_tokens_beside_tgs(each: str, faults: set[str]) -> None:
+    rows = ["64|512|50010|3.2006e6", f"128|512|{each}|6.163e6", "256|512|46970|1.2024e7"]
+    assert broken(audit(frame("\n".join(["GPUs|Global batch|TGS|Tok/s", *rows])))) == faults
+
+
+@pytest.mark.parametrize(
+    ("odd", "faults"),
+    [
+        ("106.7|34.2", set()),
+        ("106.7|40.0", {"mfu-consistent"}),
+        ("53.4|34.2", set()),  # of 156 TFLOP/s, an A100's peak in TF32
+    ],
+)
+def test_the_peak_is_one_number(odd: str, faults: set[str]) -> None:
+    rows = ["6.7B|16|151.2|48.5", "13B|128|117.3|37.6", f"30B|8|{odd}", "65B|64|114.3|36.6"]
+    result = audit(frame("\n".join(["Params|GPUs|TFLOP/s/GPU|MFU (%)", *rows])))
+    assert broken(result) == faults
+    assert not faults or "peak of 266.8 TFLOP/s" in str(result.findings)
+
+
+@pytest.mark.parametrize(("time", "faults"), [("1.83", set()), ("2.38", {"mfu-consistent"})])
+def test_mfu_beside_the_time_of_a_step(time: str, faults: set[str]) -> None:
+    head = "Model|GPUs|TP|PP|DP|Micro-batch|Batch size|Step time (s)|MFU (%)"
+    rows = ["1.3B|16|1|4|4|2|32|0.183|46.3", f"1.3B|32|4|1|8|2|256|{time}|18.5"]
+    rows.append("1.3B|64|2|1|32|2|512|1.46|23.2")
+    result = audit(frame("\n".join([head, *rows])))
+    assert result.reading["Batch size"] == "global_batch_size"
+    assert broken(result) == faults
+
+
 def test_a_peak_with_sparsity() -> None:
     table = "gpu|gpus|precision|TFLOP/s/GPU|MFU\nH100|8|{0}|430|{1}\nH100|16|{0}|421|{2}"
     assert "impossible-mfu" in broken(audit(frame(table.format("bf16", "21.7%", "21.3%"))))

@@ -19,7 +19,8 @@ WHOLE_RUN = 0.2  # of a time to train may not be training
 FEWEST_ALIKE = 3  # rows that agree, beside which one is off
 WORK_ADVICE = "Rate times time is the work done: find out which of these numbers is wrong."
 RANKS = {"world_size", "per_node"}  # without them, a node may be many ranks
-UNIT = re.compile(r"([a-z]+)_(?:per_)?(?:s|secs?|seconds?)(?=_|$)")
+UNIT = re.compile(r"([a-z]+?)s?_(?:per_)?(?:s|secs?|seconds?)(?=_|$)")
+SHORT = {"tok": "token", "img": "image", "seq": "sequence"}
 
 
 @rule("parallel-consistent", "tp or pp or cp or dp or grad_accum or per_node, world_size")
@@ -165,10 +166,8 @@ def quoted_against_own(observations: Observations) -> Iterator[Fault]:
             checked = checked or compared > 0
             yield from fault
     if {"rate", "rate_per_rank", "world_size"} <= given:
-        units = [
-            UNIT.findall(normal(observations.given[name])) for name in ("rate", "rate_per_rank")
-        ]
-        if units[0] and units[0][:1] == units[1][:1]:
+        total, each = (_counted(observations.given[name]) for name in ("rate", "rate_per_rank"))
+        if total and total == each:
             checked = True
             yield from _totals(observations.frame)
     if observations.kind == "table" and {"rate", "time"} <= observations.known:
@@ -352,6 +351,15 @@ def _misquoted_ratios(
             f"in {count(len(wrong), 'row')}.",
             "Compute it again from the numbers beside it, or state where it comes from.",
         )
+
+
+def _counted(name: str) -> str:
+    """What the rate in a column of this name counts, "" if it does not say."""
+    text = normal(name)
+    if text in {"tgs", "tpgps"}:
+        return "token"
+    unit = UNIT.search(text)
+    return SHORT.get(unit[1], unit[1]) if unit else ""
 
 
 def _totals(frame: pd.DataFrame) -> Iterator[Fault]:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 
 import numpy as np
 import pandas as pd
@@ -28,7 +28,10 @@ HOW = {
 ADAPTED = re.compile(
     r"\bq?lora|\bdora\b|\bpeft\b|adapter|\bseq(?:_?len(?:gth)?)?\s*=\s*\d", re.IGNORECASE
 )
+OF_MODEL = {"key:model", "key:parameters", "key:sequence_length", "key:dataset"}
 OF_PEAK = {"key:gpu", "key:precision", "key:device"}
+FEWEST = 3  # rows, most of which agree on a peak
+ANOTHER = 0.01  # a peak this near to a known one is that of another GPU or precision
 SPARSE, SPARSE_TOLERANCE = 2.0, 0.02  # vendors' figures with sparsity are twice the dense ones
 HALF = re.compile(r"bf16|fp16|float16|bfloat16|mixed|amp$|half")
 COMMON = ("a100", "h100")  # their sparse peaks are mistaken for dense ones if no GPU is named
@@ -36,14 +39,16 @@ COMMON = ("a100", "h100")  # their sparse peaks are mistaken for dense ones if n
 
 @rule(
     "mfu-consistent",
-    "mfu or flops or flops_per_rank, rate or rate_per_rank, world_size or rate_per_rank",
+    "mfu or flops or flops_per_rank, rate or rate_per_rank or time or mfu,"
+    " world_size or rate_per_rank or mfu",
     advice="For one model and sequence length this ratio is a constant: find what the FLOPs of "
     "these rows count twice or leave out, and rank by tokens per second.",
 )
 def mfu_consistent(observations: Observations) -> Iterator[Fault]:
-    """MFU or TFLOP/s that are not in proportion to the rate, for one model and length."""
+    """MFU or TFLOP/s that are not in proportion to the rate, for one model and length, or to each
+    other."""
     frame = observations.frame
-    rates = frame["rate_per_rank"].fillna(frame["rate"] / frame["world_size"])
+    rates, rounding = _rates(observations)
     known = [name for name in ("flops_per_rank", "flops", "mfu") if frame[name].notna().any()]
     compared = 0
     for name in known:
@@ -57,30 +62,81 @@ def mfu_consistent(observations: Observations) -> Iterator[Fault]:
         shares = frame[name] / rates
         if name == "mfu" and "key:device" in frame:  # a CPU's peak is measured anew each time
             shares = shares.where(frame["key:device"].astype(str).str.lower() != "cpu")
-        rounding = _rounding(frame, name) + _rounding(frame, "rate_per_rank", "rate")
-        rows = frame[shares.notna() & (shares > 0)]
-        group = (
-            rows.groupby(keys, sort=False, dropna=False).ngroup()
-            if keys
-            else pd.Series(0, rows.index)
-        )
-        own, share = shares[rows.index], rounding[rows.index]
-        of_one = own.groupby(group)
-        compared += int((of_one.transform("size") > 1).sum())
-        usual = of_one.transform("median")
-        wrong = (own * (1 - share) > usual * (1 + CONSTANT)) | (
-            own * (1 + share) < usual / (1 + CONSTANT)
-        )
-        if "key:model" not in keys:
-            wrong &= of_one.transform("max") <= ONE_MODEL * of_one.transform("min")
-        places = rows.groupby(group).indices
-        for number in group[wrong].unique():
-            same = rows.iloc[places[number]]
-            if not (name == "flops" and _is_constant(same["flops"] / same["rate"])):
-                median = float(usual[same.index[0]])
-                yield _inconstant(same, name, own[same.index], median, wrong[same.index])
-    if not compared:
+        number, groups = _inconstant(frame, shares, rounding + _rounding(frame, name), keys)
+        compared += number
+        for same, own, wrong in groups:
+            one_model = "key:model" in keys or own.max() <= ONE_MODEL * own.min()
+            if one_model and not (name == "flops" and _is_constant(same["flops"] / same["rate"])):
+                yield _unlike_rate(same, name, own, wrong)
+    number, faults = _unlike_peaks(observations)
+    yield from faults
+    if not compared + number:
         raise UncheckedError("two rows of one model with MFU or TFLOP/s and a rate")
+
+
+def _rates(observations: Observations) -> tuple[pd.Series, pd.Series]:
+    """Samples or tokens per second of a rank, from batch and time of a step where the table has no
+    rate, and their relative rounding."""
+    frame = observations.frame
+    rates = frame["rate_per_rank"].fillna(frame["rate"] / frame["world_size"])
+    if rates.notna().any() or observations.per != "step":
+        return rates, _rounding(frame, "rate_per_rank", "rate")
+    batch = frame["global_batch_size"] / frame["world_size"]
+    return batch / frame["time"], _rounding(frame, "time")
+
+
+def _inconstant(
+    frame: pd.DataFrame, ratios: pd.Series, rounding: pd.Series, keys: Sequence[str]
+) -> tuple[int, list[tuple[pd.DataFrame, pd.Series, pd.Series]]]:
+    """How many rows have others alike in all keys, and the groups of such rows in which some ratios
+    are off their median by more than CONSTANT and rounding, with the ratios and which these are."""
+    rows = frame[ratios.notna() & (ratios > 0)]
+    group = (
+        rows.groupby(list(keys), sort=False, dropna=False).ngroup()
+        if keys
+        else pd.Series(0, rows.index)
+    )
+    own, share = ratios[rows.index], rounding[rows.index]
+    of_one = own.groupby(group)
+    usual = of_one.transform("median")
+    wrong = (own * (1 - share) > usual * (1 + CONSTANT)) | (
+        own * (1 + share) < usual / (1 + CONSTANT)
+    )
+    places = rows.groupby(group).indices
+    alike = [rows.iloc[places[number]] for number in group[wrong].unique()]
+    off = [(same, own[same.index], wrong[same.index]) for same in alike]
+    return int((of_one.transform("size") > 1).sum()), off
+
+
+def _unlike_peaks(observations: Observations) -> tuple[int, list[Fault]]:
+    """TFLOP/s over MFU, which is the peak, that differs from that of most rows on one GPU."""
+    frame = observations.frame
+    keys = [key for key in observations.keys if key not in HOW | OF_MODEL]
+    name = "flops_per_rank" if frame["flops_per_rank"].notna().any() else "flops"
+    rounding = _rounding(frame, name) + _rounding(frame, "mfu")
+    peaks = frame[name] / frame["mfu"]
+    # It is unknown whether TFLOP/s are of one GPU or of all.
+    bases = [peaks] if name != "flops" else [peaks, peaks / frame["world_size"]]
+    number, groups = min(
+        (_inconstant(frame, base, rounding, keys) for base in bases),
+        key=lambda each: sum(int(wrong.sum()) for _, _, wrong in each[1]),
+    )
+    known = np.array([flops for gpu in GPUS.values() for flops in gpu.flops.values()])
+    faults = []
+    for same, own, wrong in groups:
+        others = own[wrong].map(lambda peak: (np.abs(known / peak - 1) < ANOTHER).any())
+        if len(same) >= FEWEST and wrong.sum() <= len(same) / 3 and not others.any():
+            worst, usual = same.loc[own[wrong].index[0]], float(own.median())
+            faults.append(
+                Fault(
+                    same["label"][wrong],
+                    f"TFLOP/s over MFU make a peak of {own[worst.name] / 1e12:.4g} TFLOP/s in "
+                    f"{worst['label']}, but of {usual / 1e12:.4g} in {len(same) - wrong.sum()} "
+                    "other rows.",
+                    "The peak of a GPU is one number: find out which of the two is wrong.",
+                )
+            )
+    return number, faults
 
 
 def _rounding(frame: pd.DataFrame, *names: str) -> pd.Series:
@@ -96,10 +152,8 @@ def _is_constant(ratios: pd.Series) -> bool:
     return bool(ratios.max() < ratios.min() * (1 + CONSTANT))
 
 
-def _inconstant(
-    group: pd.DataFrame, name: str, own: pd.Series, usual: float, wrong: pd.Series
-) -> Fault:
-    rows = group[wrong]
+def _unlike_rate(group: pd.DataFrame, name: str, own: pd.Series, wrong: pd.Series) -> Fault:
+    rows, usual = group[wrong], float(own.median())
     worst = largest(rows, np.log(own / usual).abs())
     what = "MFU" if name == "mfu" else "TFLOP/s"
     evidence = (
