@@ -53,6 +53,7 @@ NUMBERED = re.compile(r"(?:^|_)(?:seed|run|trial|repeat|fold|attempt)s?(?=_|$)")
 SYMBOL = re.compile(r"[^\W\d_a-zA-Z]")  # β1 names no ranks, 8 in another script may
 OF_A_RUN = re.compile(r"(?:^|_)(?:epochs?|steps?|iter(?:ation)?s?|loss)(?=_|$)")
 MAX_RANKS = 1_000_000
+OF_PROBLEMS = 100  # N=100, N=200, ... are sizes of problems, as few measure no fewer ranks
 INDEXED = re.compile(r"(?P<what>rank|gpu|device|worker|proc(?:ess)?)_?(?P<n>\d{1,6})(?=_|$)")
 NOTED_RATE = re.compile(rf"throughput|({THINGS})\s*(/|per|a)\s*(s|sec|seconds?)\b", re.IGNORECASE)
 NOTED_PER_RANK = re.compile(
@@ -123,9 +124,9 @@ def turned(frame: pd.DataFrame, mapped: Collection[str]) -> tuple[pd.DataFrame, 
 
 def _whole(column: str) -> str:
     """A column's name if all of it denotes ranks, such as "8 GPUs" or "8x A100"; else ""."""
-    size = re.fullmatch(rf"(\d{{1,7}})(?:_?(?:{RANKS}))?", normal(column))
-    if size:
-        return size[1]
+    name = normal(column)  # of a problem's size, such as N=1000, more digits
+    if size := re.fullmatch(rf"(?:np?|p)_(\d{{1,3}})|(\d{{1,7}})(?:_?(?:{RANKS}))?", name):
+        return size[1] or size[2]
     return column if ranks_of(column)[0] > 0 else ""
 
 
@@ -238,6 +239,9 @@ def by_world_size(
     spreads = _with_quantity(spreads, frame)
     sizes = [spread.world_size for spread in spreads if not math.isnan(spread.world_size)]
     if len(set(sizes)) < 2 and (not sizes or len(spreads) < 2):
+        return frame, []
+    bare_n = all(re.fullmatch(r"n_?\d+", normal(spread.column)) for spread in spreads)
+    if bare_n and min(sizes) >= OF_PROBLEMS:
         return frame, []
     names = _listed(spread.column for spread in spreads)
     assumption = f"the world sizes are read from the column names {names}"

@@ -111,6 +111,17 @@ def test_a_measured_share_that_recurs_is_no_setting() -> None:
     ]
 
 
+@pytest.mark.parametrize("name", ["N={}", "p = {}", "np={}"])
+def test_columns_by_a_letter_for_the_ranks(name: str) -> None:
+    heads = " | ".join(name.format(n) for n in (1, 2, 4))
+    rows = ["| Time (s) | 837.1 | 443.3 | 247.6 |", "| Speedup | 1.00 | 1.89 | 3.38 |"]
+    result = pasted(below(f"| Metric | {heads} |", *rows))
+    assert {"time", "speedup", "world_size"} <= set(result.reading.values())
+    assert broken(result) == set()
+    sizes = below("| Solver | N=100 | N=200 | N=400 |", "| serial | 8.1 | 44.3 | 247.6 |")
+    assert not pasted(sizes).reading
+
+
 def test_layouts_are_compared_by_their_rates() -> None:
     rows = ["| 64 | 8 | 1024 | 42.9 | 97800 |", "| 128 | 4 | 4096 | 85.9 | 195300 |"]
     head = "| GPUs | Micro batch size | Global batch size | Step time (s) | Tokens/s |"
