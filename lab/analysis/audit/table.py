@@ -46,7 +46,7 @@ SIZES = re.compile(r"\d+(?:\s*[x×*]\s*\d+)+")  # of images, or nodes and ranks
 NOTED_SCALING = re.compile("(strong|weak)[ _-]?scal", re.IGNORECASE)
 # Rows of these are single measurements; others may stand for several.
 LOGGED = {"rank", "epoch", "step"}
-NEARLY = 0.02  # relative: of a ratio of two rounded rates
+NEARLY = 0.02  # relative: of a ratio of two rounded rates, or a batch that ranks share
 ANOTHER = 1.1  # ratio of the parameters of two models
 # What runs may be compared by, if all of them were measured at several world sizes.
 COMPARED = ("gpu", "cpu", "version", "driver")
@@ -151,7 +151,9 @@ def _complete_batches(tidy: pd.DataFrame, given: Mapping[str, str]) -> None:
         tidy["dp"] = tidy["dp"].where(~sharded, tidy["dp"] * shards)
     replicas = tidy["dp"].fillna(tidy["world_size"] / tidy[list(LAYOUT)].prod(axis=1))
     ranks = replicas * tidy["grad_accum"].fillna(1.0)
-    accumulated = (tidy["rank_batch_size"] * replicas).fillna(tidy["micro_batch_size"] * ranks)
+    accumulated = (tidy["rank_batch_size"] * replicas).fillna(
+        _undivided(tidy["micro_batch_size"], ranks)
+    )
     for batch, derived in (
         ("global_batch_size", accumulated),
         ("micro_batch_size", tidy["global_batch_size"] / ranks),
@@ -159,6 +161,16 @@ def _complete_batches(tidy: pd.DataFrame, given: Mapping[str, str]) -> None:
         tidy[batch] = tidy[batch].fillna(derived)
     accumulated = tidy["global_batch_size"] / (tidy["micro_batch_size"] * replicas)
     tidy["grad_accum"] = tidy["grad_accum"].fillna(accumulated)
+
+
+def _undivided(each: pd.Series, ranks: pd.Series) -> pd.Series:
+    """The batches of which these are the ranks' shares; of 256, each of 3 ranks has 85."""
+    batches = each * ranks
+    known = batches.dropna().unique()
+    for whole in known if len(known) <= MOST_KEY_VALUES else ():
+        rounded_down = (whole // ranks == each) & (batches > (1 - NEARLY) * whole)
+        batches = batches.mask(rounded_down & (batches < whole), whole)
+    return batches
 
 
 def _filled_down(frame: pd.DataFrame, mapped: Collection[str]) -> tuple[pd.DataFrame, list[str]]:

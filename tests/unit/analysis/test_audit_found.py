@@ -122,6 +122,13 @@ def test_columns_by_a_letter_for_the_ranks(name: str) -> None:
     assert not pasted(sizes).reading
 
 
+@pytest.mark.parametrize(("third", "faults"), [("2.57", set()), ("3.08", {"quoted-against-own"})])
+def test_a_batch_that_ranks_cannot_share_evenly(third: str, faults: set[str]) -> None:
+    rows = ["| 1 | 256 | 348.3 | 1.00 |", "| 2 | 128 | 189.2 | 1.84 |", "| 4 | 64 | 109.3 | 3.19 |"]
+    head = "| Ranks | Batch size per GPU | Total time | Speedup |"
+    assert broken(pasted(below(head, *rows, f"| 3 | 85 | 135.5 | {third} |"))) == faults
+
+
 def test_layouts_are_compared_by_their_rates() -> None:
     rows = ["| 64 | 8 | 1024 | 42.9 | 97800 |", "| 128 | 4 | 4096 | 85.9 | 195300 |"]
     head = "| GPUs | Micro batch size | Global batch size | Step time (s) | Tokens/s |"
