@@ -55,9 +55,11 @@ NUMBERS = {
             "ep": "expert",
         }.items()
     },
-    "global_batch_size": r"(glob(al)?|total|effective|overall)_(mini_?)?(batch(_?size)?|bsz?)|gbs",
+    "global_batch_size": r"(glob(al)?|total|effective|overall)_(train_)?(mini_?)?"
+    r"(batch(_?size)?|bsz?)|(batch(_?size)?|bsz?)_(global|total)|gbs",
     "micro_batch_size": r"((per|local|mic(ro)?|device|gpu|rank)_)+(device_|gpu_|rank_|worker_)?"
-    r"(train_|micro_?)?(batch(_?size)?|bsz?)|micro_?batch(_?size)?|mbs"
+    r"(train_|micro_?)?(batch(_?size)?|bsz?)"
+    rf"|(((device|train)_)*micro_?batch(_?size)?|mbs)(_per_({RANK}))?"
     r"|(batch(_?size)?|bsz?)_(per|on_each|local)(_[a-z]+)?|microbatch"
     rf"|(samples|images|imgs?|ims?|sequences)_per_({RANK})"
     r"|(concat(enated)?_)?(local_)?batch(_size|es)?_per_[a-z]+|local_batch(_size)?|lbs",

@@ -139,13 +139,22 @@ def test_quantities_by_name(
         "sequence_length": ["seq_len", "Sequence Length", "SeqLen (T)", "context length"],
         "time": ["epoch_time", "step (ms)", "Time to train (min)", "time_to_accuracy_s"],
         "batch": ["batch", "batch_size", "bs", "global_or_per_gpu_batch"],
-        "global_batch_size": ["global_batch", "total_batch_size", "effective batch size", "gbs"],
+        "global_batch_size": [
+            "global_batch",
+            "total_batch_size",
+            "effective batch size",
+            "Batch (global)",
+            "gbs",
+        ],
         "micro_batch_size": [
             "per_gpu_batch",
             "batch_per_rank",
             "micro_batch_size",
             "local_bs",
             "per_device_train_batch_size",
+            "train_micro_batch_size_per_gpu",
+            "device_train_microbatch_size",
+            "micro-batch (per GPU)",
             "mbs",
         ],
         "rate": [
