@@ -40,8 +40,9 @@ NUMBERS = {
     "world_size": r"world(_?size)?|((n|num|nr|no|number_of|total|count_of|of)_?)*"
     r"((cpu|gpu|mpi|cuda|nvidia|amd)_)?"
     r"(gpus|[hint]pus|ranks|procs|processes|processors|devices|accelerators|tasks|cards|chips|gcds)"
-    r"(_(total|count|used))?|(n|num|number_of)_[abghv]\d{1,2}0s?|(n|(n|no)_of|of|num|number_of)_?([ghint]pu|proc|rank)|(total_)?([ghint]pu|rank|process|device|accelerator|card|chip)s?_?(count|nums?|number)|nprocs?|np|n|p|[gn]pu"
-    r"|workers|mpi_(ranks|size)|parallelism_degree",
+    r"(_(total|count|used))?|(n|num|number_of)_[abghv]\d{1,2}0s?|(n|(n|no)_of|of|num|number_of)_?([ghint]pu|proc|rank)|(total_)?([ghint]pu|rank|process|device|accelerator|card|chip)s?_?(count|nums?|number|n)|nprocs?|np|n|p|[gn]pu"
+    r"|workers|number_of_workers|mpi_(ranks|size)|parallelism_degree|(n_)?pes|ws|[abh]\d{3}s"
+    r"|tpu_cores",
     "nodes": r"((n|no|num|number_of|of)_?)*(nodes|servers|hosts|machines)|nnodes"
     r"|(nodes?|machine|server|host)s?_(count|num)",
     **{
@@ -70,18 +71,19 @@ NUMBERS = {
     "samples": r"((n|num|total|train|training)_)*samples|dataset_size|(n|num)_examples",
     "steps": r"((n|num|total|optimizer)_)*(steps|iterations|iters)",
     "warmup": r"warm_?up(_(steps|iters|iterations|epochs))?",
-    "efficiency": r"(.*_)?(efficiency|eff)(_.*)?",
-    "speedup": r"(.*_)?speed_?ups?(_.*)?"
+    "efficiency": r"(.*_)?(efficiency|eff)(_.*)?|linearity|percent_(of_)?(linear|ideal)(_.*)?",
+    "speedup": r"(.*_)?speed_?ups?(_.*)?|(x_|times_)?faster"
+    rf"|(vs|versus|over|relative_to|compared_to)_(1|one|(a_)?single)_({RANK})"
     r"|((.*_)?(strong|weak|multi_gpu)_)?scaling(_.*)?|acceleration_(rate|ratio|factor)",
     "mfu": r"(.*_)?mfu(_.*)?|(.*_)?model_flops?_util(i[sz]ation)?(_.*)?",
     "hfu": r"(.*_)?hfu(_.*)?|(.*_)?hardware_flops?_util(i[sz]ation)?(_.*)?",
     "peak_flops": r"(.*_)?peak_(.*_)?[tp]?flops?(_.*)?|(.*_)?[tp]?flops?_peak(_.*)?",
-    "rate_per_rank": rf"(.*_)?({THINGS})_(per_)?({SECOND})_(per_)?({RANK})s?(_.*)?"
-    rf"|(.*_)?({THINGS})_(per_)?({RANK})_(per_)?({SECOND})"
+    "rate_per_rank": rf"(.*_)?k?({THINGS})_(per_)?({SECOND})_(per_)?({RANK})s?(_.*)?"
+    rf"|(.*_)?k?({THINGS})_(per_)?({RANK})_(per_)?({SECOND})"
     rf"|(.*_)?throughput_(.*_)?per_({RANK})(_.*)?|per_({RANK})_throughput(_.*)?|({THINGS})_per_p_per_s|tgs|tpgps|rate_per_rank"
     rf"|(tps|ips|qps)_per_({RANK})",
-    "rate": rf"(.*_)?({THINGS})_(per_)?({SECOND})(_.*)?|(.*_)?through?(pu|tu|uthpu|thpu)t(_.*)?"
-    r"|rate|ips|qps|tps|sps|(.*_)?fps|(.*_)?(ns|ps)_per_day|sypd",
+    "rate": rf"(.*_)?k?({THINGS})_(per_)?({SECOND})(_.*)?|(.*_)?through?(pu|tu|uthpu|thpu)t(_.*)?"
+    r"|rate|ips|qps|tps|wps|sps|(.*_)?fps|(.*_)?(ns|ps)_per_day|sypd",
     "flops_per_rank": rf"{FLOPS_OF}[tp]flops?(_(per_)?({SECOND}))?_(per_)?({RANK})s?"
     rf"|per_({RANK})_[tp]flops?(_(per_)?({SECOND}))?",
     "flops": rf"{FLOPS_OF}[tp]flops?(_(per_)?({SECOND}))?",
@@ -215,15 +217,15 @@ NOT_TRAINING = (
 )
 # Names of times without a word for time, and names of total times.
 BARE = (
-    r"(t|comm|communication|compute|computation|forward|fwd|backward|bwd|optimi[sz]er|h2d"
+    r"(t(_[np]|_epoch)?|comm|communication|compute|computation|forward|fwd|backward|bwd|optimi[sz]er|h2d"
     r"|data_?load(ing)?|all_?reduce|exposed_.*)"
 )
 PER = {"epoch": "epoch", "step": "step|iter|batch|^it_"}
 CLOCKED = r"times?|duration|latency|runtime|elapsed|wall|seconds|makespan"
 WHOLE = (
-    r"(total_)?(time_to_(train|solution|accuracy|target)|total|train|training|run|exec|execution|fit|job|loop"
+    r"(total_)?(time_to_(train|solution|accuracy|target|convergence)|ttt|real|total|train|training|run|exec|execution|fit|job|loop"
     r"|wall_?(time|clock)"
-    rf"|wall|clock|t|end_to_end|parallel|{CLOCKED})(_(time|duration|clock|runtime|total|real|s))*"
+    rf"|wall|clock|t(_[np]|_epoch)?|end_to_end|parallel|{CLOCKED})(_(time|duration|clock|runtime|total|real|s))*"
     r"(_\d+_?e(pochs?)?)?"
 )
 
@@ -239,6 +241,9 @@ NO_VARIANT = {"gpu", "gpus", "gpu_s", "baseline", "no", "s", "with", "without", 
 COUNTED = re.compile(r"\(\d[\d.,]*k? [a-z]+\)\s*$", re.IGNORECASE)
 BRACKETED = re.compile(r"\s*\([^()]*\)\s*$")
 FOOTNOTE = re.compile(r"<sup>.*?</sup>|(?<=\w)\s*\[\d\]$|<[^<>]*>")
+FORMULA = re.compile(r"\$([^$]+)\$")  # of LaTeX
+SYMBOLIZED = re.compile(r"^(speed_?up|efficiency|time)_(?:(?:s|e|t)_[np]|(?<!time_)s|e|t)$")
+PLURAL = re.compile(rf"({RANK}|node)\(s\)")  # of "GPU(s)"
 TOKEN = re.compile(r"[^a-z0-9]+")
 CLOCK_FORMAT = re.compile(r"(?:^|_)((?:hh?_)?mm?_ss?|hh?_mm?)$")  # of "time (hh:mm:ss)"
 # Of "s/it", "train time (s/iter)" and "ms/step @ step 10".
@@ -247,7 +252,9 @@ PER_STEP = re.compile(
     r"(step|iter|iteration|it|epoch|batch)(?=_|$)"
 )
 
-STEPS_PER_SECOND = re.compile(rf"(?:.*_)?(?:it|iters?|iterations?|steps?)_per_(?:{SECOND})")
+STEPS_PER_SECOND = re.compile(
+    rf"(?:.*_)?(?:it|iters?|iterations?|steps?|batch(?:es)?)_per_(?:{SECOND})"
+)
 SECONDS_PER_THING = re.compile(  # of "s/kimg" and "ms per image"
     rf"(?:(?:.*_)?time_)?(?P<unit>{SECOND}|ms)_per_(?P<k>k_?)?(?:{THINGS})"
 )
@@ -275,10 +282,11 @@ class Guess(NamedTuple):
 def normal(name: str) -> str:
     """A name in lower snake case, `#` as n, `/` as per, `%` as percent."""
     # Camel case is split, but neither "GiB" nor "ZeRO".
-    text = in_english(str(name).strip())
+    text = FORMULA.sub(r"\1", in_english(str(name).strip()))
     text = re.sub(r"(?<=[a-z])(?!(?<=[KMGT]i)B|(?<=Ze)RO)(?=[A-Z])", "_", text).lower()
     text = re.sub(r"(?<=\s)[σμ](?!\w)", lambda sign: GREEK[sign.group()], text)
     text = FOOTNOTE.sub("", text.replace("µ", "u").replace("μ", "u"))
+    text = PLURAL.sub(r"\1s", text)
     # "Accélération" is no "acc", an accuracy.
     text = "".join(c for c in unicodedata.normalize("NFD", text) if not unicodedata.combining(c))
     # Without the brackets, "min" would be read as the minimum.
@@ -286,7 +294,7 @@ def normal(name: str) -> str:
     text = text.replace("%", " percent ").replace("#", " n ").replace("/", " per ")
     text = re.sub(r"(?<![a-z])([gpt])(?:iga|eta|era)_?(?=flop)", r"\1", text)
     text = text.replace("$", " usd ")
-    return from_european(TOKEN.sub("_", text).strip("_"))
+    return SYMBOLIZED.sub(r"\1", from_european(TOKEN.sub("_", text).strip("_")))
 
 
 def parse_name(name: str) -> Name:
@@ -310,6 +318,7 @@ def parse_name(name: str) -> Name:
     if words and (len(words) < 2 or words[-2] != "per") and words not in (["bytes"], ["b"]):
         family = next((family for family, units in UNITS.items() if words[-1] in units), None)
         factor = UNITS[family][words.pop()] if family else 1.0
+        words = words[:-1] if words[-1:] == ["in"] else words  # "time in seconds"
     return Name("_".join(words), family, factor, statistic)
 
 
@@ -372,7 +381,8 @@ def text_guess(name: str) -> str | None:
 
 def _guess(name: str) -> Guess | None:
     text = normal(name)
-    if re.search(IDEAL, text) or str(name).lstrip().startswith(("Δ", "∆")):
+    of_ideal = re.fullmatch(NUMBERS["efficiency"], text)  # "% of linear", "efficiency vs. linear"
+    if (re.search(IDEAL, text) and not of_ideal) or str(name).lstrip().startswith(("Δ", "∆")):
         return None  # a difference is no measurement
     if STEPS_PER_SECOND.fullmatch(text):
         return Guess("time", 1.0, "step", inverse=True)
@@ -387,7 +397,8 @@ def _guess(name: str) -> Guess | None:
                 misread = True
                 continue
             peta = 1e15 if re.search(r"(^|_)pflop", text) else 1e12
-            return Guess(canonical, peta if "flops" in canonical else 1.0)
+            thousands = 1e3 if re.search(rf"(^|_)k_?({THINGS})_", text) else 1.0
+            return Guess(canonical, peta if "flops" in canonical else thousands)
     if misread:
         return None
     stem, family, factor, statistic = parsed = parse_name(name)

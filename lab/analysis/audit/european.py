@@ -20,6 +20,7 @@ WORDS = {
     "cores": "nucleos kerne coeurs",
     "processes": "procesos processos processi prozesse",
     "nodes": "nodos nodi noeuds knoten",
+    "number_of": "anzahl_der anzahl numero_de nombre_de numero_di",
     "s": "segundos segs sekunden secondi",
 }
 ENGLISH = {word: english for english, words in WORDS.items() for word in words.split()}

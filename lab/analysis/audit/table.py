@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Collection, Mapping, Sequence
+from collections.abc import Collection, Iterable, Mapping, Sequence
 from typing import Literal, NamedTuple
 
 import numpy as np
@@ -43,6 +43,8 @@ MEASURED = {"time", "rate", "speedup", "efficiency"}
 MOST_KEY_VALUES = 200
 MOST_ROWS = 2_000_000
 SIZES = re.compile(r"\d+(?:\s*[x×*]\s*\d+)+")  # of images, or nodes and ranks
+SYMBOL = re.compile(r"\$?([TSE])(?:_?\{?[np]\}?|\([npNP]\)|_\{?[NP]\}?)?\$?(?: *[\[(]s[\])])?")
+SYMBOLS = {"T": "time", "S": "speedup", "E": "efficiency"}
 NOTED_SCALING = re.compile("(strong|weak)[ _-]?scal", re.IGNORECASE)
 # Rows of these are single measurements; others may stand for several.
 LOGGED = {"rank", "epoch", "step"}
@@ -309,7 +311,18 @@ def _meanings(frame: pd.DataFrame, mapped: Mapping[str, Guess]) -> dict[str, Gue
         meaning = None if column in mapped else guess(column)
         if meaning is not None and meaning.canonical not in taken:
             meanings[column] = meaning
-    return meanings
+    return meanings | _symbols(frame.columns, meanings)
+
+
+def _symbols(names: Iterable[str], meanings: Mapping[str, Guess]) -> dict[str, Guess]:
+    """Columns named T(p), S(p) and E(p) beside the number of ranks, as in textbooks."""
+    known = {meaning.canonical for meaning in meanings.values()}
+    letters = {name: match[1] for name in names if (match := SYMBOL.fullmatch(name.strip()))}
+    if "world_size" not in known or not (known & MEASURED or len(set(letters.values())) > 1):
+        return {}
+    # Tp and Ep are degrees of parallelism, unless they stand beside Sp.
+    read = [name for name in letters if name not in meanings or "S" in letters.values()]
+    return {name: Guess(SYMBOLS[letters[name]], 1.0, "total") for name in read}
 
 
 def _world_size(tidy: pd.DataFrame, hint: tuple[int, str] | None) -> tuple[pd.Series | float, str]:

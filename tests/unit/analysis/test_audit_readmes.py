@@ -23,8 +23,17 @@ def below(head: str, *rows: str) -> str:
 @pytest.mark.parametrize(
     ("canonical", "names"),
     {
-        "world_size": ["GPU number", "GPUNum", "GPU Nums", "# A100s", "HPUs", "Number of IPUs"],
-        "time": ["train time (s/iter)", "ms/iter @ step 10", "Walltime", "total training time"],
+        "world_size": [
+            *("GPU number", "GPUNum", "GPU Nums", "# A100s", "HPUs", "Number of IPUs", "GPU(s)"),
+            *("PEs", "GPU #", "H100s", "Number of workers", "TPU cores", "Anzahl Prozesse"),
+        ],
+        "time": [
+            *("train time (s/iter)", "ms/iter @ step 10", "Walltime", "total training time"),
+            *("T(p) [s]", "$T_N$", "Time in seconds", "Real time", "TTT (min)", "batches/s"),
+        ],
+        "rate": ["wps", "ktokens/s", "k samples / sec"],
+        "speedup": ["Speedup S(p)", "Speedup S", "x faster", "vs. single GPU", "vs 1 GPU"],
+        "efficiency": ["% of linear", "Linearity", "Efficiency E", "Scaling efficiency vs. linear"],
         "micro_batch_size": ["LBS", "samples_per_gpu", "Micro Bsz"],
         "global_batch_size": ["Global Bsz"],
         "model": ["Backbone"],
@@ -492,6 +501,18 @@ def test_speedups_of_steps_whose_work_grows(last: str, faults: set[str]) -> None
     rows = ["| 1 | 27.8 | 1.0x |", "| 4 | 29.2 | 3.8x |", "| 8 | 30.1 | 7.4x |"]
     head = "| GPUs | Time/iteration (ms) | Speedup vs 1 GPU |"
     assert broken(pasted(below(head, *rows, f"| 16 | 31.4 | {last} |"))) == faults
+
+
+@pytest.mark.parametrize("names", ["p|Tp|Sp|Ep", "$p$|$T_p$ (s)|$S_p$|$E_p$", "n|T|S|E"])
+def test_symbols_of_textbooks(names: str) -> None:
+    rows = ["1|100|1.00|1.00", "2|52.1|1.92|0.96", "4|27.6|3.62|0.91"]
+    table = below(*(f"|{row}|" for row in (names, *rows)))
+    reading = ["world_size", "time", "speedup", "efficiency"]
+    assert [pasted(table).reading[name] for name in names.split("|")] == reading
+    assert broken(pasted(table)) == set()
+    assert broken(pasted(table.replace("3.62|0.91", "4.62|1.15"))) == {"quoted-against-own"}
+    degrees = pasted(below("|Tp|Pp|Ep|Tokens/s|", "|2|2|1|940|", "|4|1|2|910|")).reading
+    assert degrees["Tp"] == "tp" and degrees["Ep"] == "ep"
 
 
 @pytest.mark.parametrize(("last", "faults"), [("7.2x", set()), ("9.2x", {"quoted-against-own"})])
