@@ -15,7 +15,7 @@ MISSING = {
     *("", "-", "--", "–", "—", "?", "...", "na", "n/a", "#n/a", "nan", "none", "null", "tbd"),
     *("oom", "failed", "fail", "error"),
 }
-NUMBER = re.compile(r"[-+]?(?:\d[\d.,'\u202f\u00a0_]*\d|\d|\.\d+)(?:[eE][-+]?\d+)?")
+NUMBER = re.compile(r"[-+]?(?:\d[\d.,'\u202f\u2009\u00a0_]*\d|\d|\.\d+)(?:[eE][-+]?\d+)?")
 # 1:02:03.5, 42:18, and with days 1-02:03:04 or 1 day, 2:03:04.
 PLAIN = re.compile(r"\d+\.\d+")
 CLOCK = re.compile(r"(?:(?:(\d+)(?:-|\s*days?,?\s+))?(\d+):)?(\d{1,3}):(\d{2}(?:\.\d+)?)")
@@ -23,7 +23,7 @@ AMOUNT = re.compile(r"(\d+(?:\.\d+)?)\s*([a-z]+)[\s,]*")
 _GROUPS = r" (?=\d{3}(?: \d{3})*"
 # Of 1 253,6 and 11 724; 224 224 are two numbers.
 SPACED = re.compile(rf"(?<=\d){_GROUPS},\d)|(?:(?<=^\d)|(?<=^\d\d)){_GROUPS}$)")
-PLUS_MINUS = r"±|\+/-"
+PLUS_MINUS = r"±|\+/-|\\pm"
 BRACKETS = re.compile(r"\([^)]*\)|\[[^]]*\]")
 ABOUT = " ~≈约"
 APPROXIMATE = re.compile(r"\s*[~≈]")
@@ -103,7 +103,7 @@ def _number(cell: object, units: dict[str, float] | None, factor: float) -> floa
     if units is TIME_UNITS and math.isfinite(time := duration(text, factor)):
         return time
     match = NUMBER.search(text)
-    before = text[: match.start()].strip(f" ~<>=≈x*${ARROWS}") if match else ""
+    before = text[: match.start()].strip(f" ~<>=≈x×*${ARROWS}") if match else ""
     if not match or text in MISSING or before not in {"", "-", "+"}:
         return math.nan
     value = _decimal(match.group())
@@ -112,13 +112,13 @@ def _number(cell: object, units: dict[str, float] | None, factor: float) -> floa
         return math.nan  # two numbers, such as one for each precision
     if deviation and not rest.strip():
         rest = NUMBER.sub("", deviation[0], count=1)  # the unit of 12.3 ± 0.4 ms
-    unit = re.split(r"\(|\[", rest)[0].strip(f" *†‡§^{ARROWS}{SUPERSCRIPTS}")
+    unit = re.split(r"\(|\[", rest)[0].strip(f" *†‡§^$\\{ARROWS}{SUPERSCRIPTS}")
     if unit.startswith(("%", "percent", "pct")):
         return value / 100
     first = re.split(r"[\s/]", unit)[0]  # of "k/sec" and "s/it"
     if units and (unit in units or (first != unit and first in units)):
         return value * units[unit if unit in units else first]
-    known = unit in {"", "x", "×", "s", "it"} or (units is not None and not unit.isalnum())
+    known = unit in {"", "x", "×", "times", "s", "it"} or (units is not None and not unit.isalnum())
     return value * factor if known else math.nan
 
 
@@ -198,7 +198,7 @@ def _decimal(text: str) -> float:
 
 def _digits(text: str) -> str:
     """Digits without separators; if there are two kinds, the last is the decimal separator."""
-    digits = re.sub(r"['\u202f\u00a0_]", "", text)
+    digits = re.sub(r"['\u202f\u2009\u00a0_]", "", text)
     if "," in digits and "." in digits:
         group, point = (",", ".") if digits.rfind(".") > digits.rfind(",") else (".", ",")
         digits = digits.replace(group, "").replace(point, ".")
