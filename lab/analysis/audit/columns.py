@@ -27,7 +27,7 @@ PARTS = {
     "compute": r"(?<!stolen_)comput|calc|kernel|(fwd|forward)_?(and_)?(bwd|backward)",
     "communication": "comm|all_?reduce|nccl|sync|allgather|reduce_scatter|(?<!memory_)mpi",
     "h2d": "h2d|h_2_d|host_to|memcpy|copy|to_gpu|to_device|transfer",
-    "data": "data|load|input|(^|_)io(_|$)|fetch|batch_wait",
+    "data": "data|load|input|(^|_)i_?o(_|$)|i_per_o|fetch|batch_wait",
     "forward": "forward|fwd",
     "backward": "backward|bwd",
     "optimizer": "optim(?!i[sz](ed|ation))|(^|_)opt(_|$)|update",
@@ -107,6 +107,7 @@ NUMBERS = {
     "ratio_of_times": "ratio_of_times",
     "ratio_of_rates": "ratio_of_rates",
 }
+COUNTS = {"world_size", "bytes"}  # of which a share is another quantity
 # Not parallel efficiency, nor an accuracy for which a difference of 0.01 means much.
 OTHERWISE = {
     "efficiency": r"energy|power|memory|flops?|hardware|compute|cost|model|gpu|util",
@@ -187,6 +188,7 @@ COLUMNS = (*NUMERIC, *TEXTS)
 MEANS = {"mean", "avg", "average"}
 SPREADS = {"std", "stdev", "stddev", "sd", "stderr", "sem"}
 GREEK = {"σ": " std ", "μ": " mean "}
+DEVIATION = re.compile(r"±|\b(?:std|standard)[ _-]?dev(?:iation)?\b\.?")
 MAXIMA = {"max", "slowest"}
 STATISTICS = MEANS | SPREADS | MAXIMA | {"median"}
 BANDWIDTHS = {"gb_per_s": 1e9, "gbs": 1e9, "mb_per_s": 1e6, "gib_per_s": 2.0**30}
@@ -284,6 +286,7 @@ def normal(name: str) -> str:
     # Camel case is split, but neither "GiB" nor "ZeRO".
     text = FORMULA.sub(r"\1", in_english(str(name).strip()))
     text = re.sub(r"(?<=[a-z])(?!(?<=[KMGT]i)B|(?<=Ze)RO)(?=[A-Z])", "_", text).lower()
+    text = DEVIATION.sub(" std ", text)
     text = re.sub(r"(?<=\s)[σμ](?!\w)", lambda sign: GREEK[sign.group()], text)
     text = FOOTNOTE.sub("", text.replace("µ", "u").replace("μ", "u"))
     text = PLURAL.sub(r"\1s", text)
@@ -413,7 +416,7 @@ def _guess(name: str) -> Guess | None:
         misread = misread or bool(other and re.search(other, stem))
         misread = misread or (canonical == "memory" and family not in {None, "bytes"})
         misread = misread or (canonical == "version" and family is not None)
-        misread = misread or (family == "percent" and canonical in {*TEXTS, "world_size"})
+        misread = misread or (family == "percent" and canonical in {*TEXTS, *COUNTS})
         if re.fullmatch(pattern, stem) and not misread:
             known = family is not None or canonical not in {"algbw", "busbw", "bytes", "memory"}
             billions = canonical == "parameters" and family == "bytes" and factor == 1.0

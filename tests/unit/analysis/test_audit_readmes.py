@@ -31,6 +31,7 @@ def below(head: str, *rows: str) -> str:
             *("train time (s/iter)", "ms/iter @ step 10", "Walltime", "total training time"),
             *("T(p) [s]", "$T_N$", "Time in seconds", "Real time", "TTT (min)", "batches/s"),
         ],
+        "std": ["Std dev", "StdDev (s)", "± (s)"],
         "rate": ["wps", "ktokens/s", "k samples / sec"],
         "speedup": ["Speedup S(p)", "Speedup S", "x faster", "vs. single GPU", "vs 1 GPU"],
         "efficiency": ["% of linear", "Linearity", "Efficiency E", "Scaling efficiency vs. linear"],
@@ -39,7 +40,7 @@ def below(head: str, *rows: str) -> str:
         "model": ["Backbone"],
         "": [
             *("#", "GPU hours", "A100 hours", "Accélération", "inference time (s/iter)"),
-            *("throughput improvement over baseline", "Speedup with/without offload"),
+            *("throughput improvement over baseline", "Speedup with/without offload", "Comm %"),
         ],
     }.items(),
 )
