@@ -41,7 +41,7 @@ NUMBERS = {
     r"((cpu|gpu|mpi|cuda|nvidia|amd)_)?"
     r"(gpus|[hint]pus|ranks|procs|processes|processors|devices|accelerators|tasks|cards|chips|gcds)"
     r"(_(total|count|used))?|(n|num|number_of)_[abghv]\d{1,2}0s?|(n|(n|no)_of|of|num|number_of)_?([ghint]pu|proc|rank)|(total_)?([ghint]pu|rank|process|device|accelerator|card|chip)s?_?(count|nums?|number)|nprocs?|np|n|p|[gn]pu"
-    r"|workers|mpi_(ranks|size)|parallelism_degree",
+    r"|workers|mpi_?((ranks?|tasks?|proc(esse)?s?|process)|size)|parallelism_degree",
     "nodes": r"((n|no|num|number_of|of)_?)*(nodes|servers|hosts|machines)|nnodes"
     r"|(nodes?|machine|server|host)s?_(count|num)",
     **{
@@ -104,7 +104,7 @@ NUMBERS = {
 }
 # Not parallel efficiency, nor an accuracy for which a difference of 0.01 means much.
 OTHERWISE = {
-    "efficiency": r"energy|power|memory|flops?|hardware|compute|cost|model|gpu|util",
+    "efficiency": r"energy|power|memory|flops?|hardware|compute|cost|model|[cg]pu|util",
     "accuracy": r"perplexity|ppl|bleu|err(or)?(_|$)|loss|wer|mae|rmse|std",
     "rate": r"inference|speed_?up|improve|increase|gain|ratio|relative|_per_(usd|dollar|watt|w)"
     r"|[gtp]flops?"
@@ -136,7 +136,7 @@ TEXTS = {
     r"|((dgx|gpu)_)?systems?|dgx",
     "cpu": r"cpu(_?(model|name|type))?|processor",
     "device": r"device(_type)?|platform|hardware",
-    "framework": r"framework|library|software|code_?base",
+    "framework": r"((dl|ml|deep_learning)_)?(framework|library)|software|code_?base",
     "recompute": r"(.*_)?(activation|gradient)_checkpointing|(activation_)?recompute(_.*)?"
     r"|(.*_)?recomputation",
     "sharding": r"zero(_?(stage|level))?|shard(ing)?(_?(strategy|stage|level|degree))?|fsdp",
@@ -217,6 +217,11 @@ WHOLE = (
     r"|wall_?(time|clock)"
     rf"|wall|clock|t|end_to_end|parallel|{CLOCKED})(_(time|duration|clock|runtime|total|real|s))*"
     r"(_\d+_?e(pochs?)?)?"
+)
+
+# Adapters need no gradients of the weights, a third of the FLOPs, and lengths change them.
+ADAPTED = re.compile(
+    r"\bq?lora|\bdora\b|\bpeft\b|adapter|\bseq(?:_?len(?:gth)?)?\s*=\s*\d", re.IGNORECASE
 )
 
 # Ranks in the words of column names and strategies.
@@ -322,6 +327,11 @@ def setting_of(name: str) -> Setting:
     if not words:
         return Setting(name, ())
     return Setting(LINKED.sub("", SETTING.sub("", text).strip("_")), words)
+
+
+def names_gpu(text: str) -> bool:
+    """Whether a text names a model of GPU."""
+    return any(kind == "gpu" for kind, _ in setting_of(text).words)
 
 
 @cache

@@ -9,11 +9,11 @@ from collections.abc import Collection, Iterable, Mapping
 import numpy as np
 import pandas as pd
 
-from lab.analysis.audit.columns import TIMES, Guess, normal, parse_name, setting_of
+from lab.analysis.audit.columns import TIMES, Guess, names_gpu, normal, parse_name
 from lab.analysis.audit.points import ROUNDING
 from lab.analysis.audit.values import BRACKETS, COUNT_UNITS, NUMBER, TIME_UNITS, numbers, roundings
 
-FAR_BEYOND = 1.5  # no efficiency
+FAR_BEYOND, LEAST_PERCENT = 1.5, 4  # no efficiency is between these
 TIMESTAMP = 1e9  # seconds since 1970, and more than a training takes
 LENGTHS = 64  # sequence lengths are multiples of this
 LARGEST_VERSION = 40  # but containers are named after years and months
@@ -47,14 +47,16 @@ def is_plausible(canonical: str, column: str, texts: pd.Series) -> bool:
     if canonical == "speedup" and (named or texts.str.contains("%").all()):
         shares = numbers(texts, factor=0.01 if named else 1.0).dropna()
         return bool((shares >= 1).all())  # one of 12 % is an increase
+    if canonical == "efficiency" and not texts.str.contains("%").any():
+        return not numbers(texts).between(FAR_BEYOND, LEAST_PERCENT).all()
     if canonical == "sequence_length" and stem == "seq":  # not a sequential time
         return bool((numbers(texts, units=COUNT_UNITS) % LENGTHS == 0).all())
     if canonical == "gpu" and re.fullmatch("systems?", stem):
-        return any(kind == "gpu" for text in texts for kind, _ in setting_of(text).words)
+        return bool(texts.map(names_gpu).any())
     if canonical in {"global_batch_size", "batch"}:  # in tokens, such as 4M
         return not texts.str.fullmatch(r"[\d.]+\s*[mM]\w*").any()
     if canonical == "rank" and re.search("gpu|device", stem):  # a column gpu_id may hold names
-        return not any(kind == "gpu" for text in texts for kind, _ in setting_of(text).words)
+        return not texts.map(names_gpu).any()
     if canonical in {"epoch", "step"}:
         return _numbers_each(texts[texts.str.contains(r"\d")], canonical) and (
             stem != "epochs" or _goes_on(numbers(texts).dropna())

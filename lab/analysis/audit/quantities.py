@@ -19,6 +19,7 @@ from lab.analysis.audit.columns import (
     TEXTS,
     TIMES,
     Guess,
+    names_gpu,
     normal,
     parse_name,
     setting_of,
@@ -87,7 +88,8 @@ MOST_NAMES = 200  # of runs that are looked at
 MOST_NODES = 4096
 DASHES = {"-", "--", "–", "—"}
 # A table may hold several of these, with different meanings.
-MEASURED = {"time": "time", "rate": "rate", "rate_per_rank": "rate per rank"}
+MEASURED = {name: name for name in ("time", "rate", "speedup", "efficiency")}
+MEASURED |= {"rate_per_rank": "rate per rank"}
 NAMED_UNIT = re.compile(rf"\d\s*({'|'.join(sorted(CELL_TIMES, key=len, reverse=True))})\s*$")
 TIMED = re.compile(rf"[\d.,]+\s*(?:{'|'.join(TIME_UNITS)})\s*$")  # such as 22.3 s
 NOTED_UNITS = {
@@ -232,6 +234,8 @@ class Quantities:
             if not self._is_serial(over):
                 return ""  # of one program over another on as many ranks
             self.own_baseline = over
+        elif canonical == "cpu" and "gpu" not in names and known.map(names_gpu).any():
+            canonical = "gpu"  # a processor such as a V100
         if canonical in {"strategy", "speedup"} and known.str.fullmatch(SCALING).all():
             canonical = "scaling"
         if not guessed:

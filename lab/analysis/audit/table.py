@@ -20,7 +20,6 @@ from lab.analysis.audit.columns import (
     guess,
     normal,
     parse_name,
-    setting_of,
 )
 from lab.analysis.audit.observations import PYTHON_STRINGS, ROW, Observations
 from lab.analysis.audit.quantities import WHOLE_NUMBERS, Quantities, as_text, as_texts
@@ -46,6 +45,8 @@ SIZES = re.compile(r"\d+(?:\s*[x×*]\s*\d+)+")  # of images, or nodes and ranks
 NOTED_SCALING = re.compile("(strong|weak)[ _-]?scal", re.IGNORECASE)
 # Rows of these are single measurements; others may stand for several.
 LOGGED = {"rank", "epoch", "step"}
+ON_CORES = re.compile(r"(?:^|_)(?:mpi\w*|ranks?|tasks?|n?proc\w*|np|p|n|world_?size)(?=_|$)")
+OF_A_RANK = re.compile(r"(?!.*_per_)|.*_per_(?:rank|task|proc|mpi)")  # not of a block, say
 NEARLY = 0.02  # relative: of a ratio of two rounded rates
 ANOTHER = 1.1  # ratio of the parameters of two models
 # What runs may be compared by, if all of them were measured at several world sizes.
@@ -77,15 +78,18 @@ def from_table(
     """
     notes = [str(note) for note in frame.attrs.get("notes", ())]
     name = str(frame.attrs.get("name", source))
+    chosen = list(map(str, frame.attrs.get("assumptions", ())))
     _check(frame, columns or {}, source)
     frame = frame.reset_index(drop=True)
     frame.columns = pd.Index([str(column) for column in frame.columns])
     mapped = {column: _mapped(canonical, column) for canonical, column in (columns or {}).items()}
     frame, meanings, assumptions, origins, wide = _long_form(frame, mapped, name, notes)
+    assumptions = [*chosen, *assumptions]
     quantities = Quantities(frame, meanings, mapped, notes, source)
     tidy, given = quantities.tidy, quantities.given
     assumptions += quantities.assumptions
     tidy[ROW] = frame[ROW].loc[tidy.index]
+    assumptions += _of_a_node(tidy, given) + _hybrid(tidy, given)
     if "world_size" not in given:
         tidy["world_size"], assumption = _world_size(tidy, reshape.hinted_ranks(name, notes))
         assumptions += [assumption] if assumption else []
@@ -183,7 +187,9 @@ def _ranks_by_cells(frame: pd.DataFrame, meanings: Mapping[str, Guess]) -> dict[
         meaning = meanings.get(column)
         if (meaning is None or meaning.canonical == "strategy") and len(texts):
             pairs = {_ranks_in(str(text)) for text in texts if not SIZES.fullmatch(str(text))}
-            named = all(ranks > 0 and (not name or _is_gpu(name)) for ranks, name in pairs)
+            named = all(
+                ranks > 0 and (not name or columns.names_gpu(name)) for ranks, name in pairs
+            )
             if len(pairs) == len(texts) > 1 and named:
                 return {column: Guess("world_size", 1.0)}
     return {}
@@ -219,10 +225,6 @@ def _workers(frame: pd.DataFrame, meanings: Mapping[str, Guess]) -> str:
         if counted and "per" not in normal(column).split("_") and whole and values.nunique() > 1:
             return column
     return ""
-
-
-def _is_gpu(name: str) -> bool:
-    return any(kind == "gpu" for kind, _ in setting_of(name).words)
 
 
 def _global_batch(tidy: pd.DataFrame, given: dict[str, str]) -> list[str]:
@@ -324,6 +326,38 @@ def _world_size(tidy: pd.DataFrame, hint: tuple[int, str] | None) -> tuple[pd.Se
     return np.nan, ""
 
 
+def _of_a_node(tidy: pd.DataFrame, given: dict[str, str]) -> list[str]:
+    """Take ranks as those of each node if some rows have fewer of them than nodes, and say so."""
+    if "per_node" in given or not (tidy["world_size"] < tidy["nodes"]).any():
+        return []
+    tidy["per_node"], tidy["world_size"] = tidy["world_size"], np.nan
+    given["per_node"] = name = given.pop("world_size")
+    return [f"{name!r} counts the ranks of each node, as there are fewer than nodes"]
+
+
+def _hybrid(tidy: pd.DataFrame, given: Mapping[str, str]) -> list[str]:
+    """Take cores for ranks if ranks on cores have various numbers of threads, and say so.
+
+    The threads of a rank are then its strategy, where the table gives no other.
+    """
+    ranks, threads = given.get("world_size", ""), numbers(tidy["threads"])
+    on_cores = ON_CORES.search(normal(ranks)) and "gpu" not in normal(ranks)
+    of_a_rank = OF_A_RANK.match(normal(given.get("threads", "")))
+    whole = bool(((threads >= 1) & (threads % 1 == 0)).all())
+    if not on_cores or not of_a_rank or not whole or threads.nunique() < 2:
+        return []
+    cores = tidy["world_size"] * threads
+    own = cores[tidy["speedup"] == 1].nunique() > 1  # baselines
+    if own or (threads.groupby(cores).nunique() > 1).any():
+        names = (threads.map("{:g}".format) + " threads").where(threads > 1, "1 thread")
+        tidy["strategy"] = tidy["strategy"].fillna(names)
+    tidy["threads"] = np.nan
+    if own:
+        return [f"each number of {given['threads']!r} has a baseline of its own"]
+    tidy["world_size"] = cores
+    return [f"{ranks!r} times {given['threads']!r} counts the cores, which are taken for the ranks"]
+
+
 def _are_counts(values: pd.Series) -> bool:
     """Whether numbers are whole but for their rounding."""
     whole = values.round()
@@ -367,6 +401,8 @@ def _add_keys(
                 continue
             apart = named and not logged and tidy["world_size"].nunique() == 1
             apart = apart or (named and logged and _names_series(cells, tidy))
+            adapted = cells.dropna().str.contains(columns.ADAPTED)
+            apart = apart or (named and adapted.nunique() > 1)
             if (apart and cells.nunique() > 1) or _is_key(
                 cells, tidy["world_size"], least=0.5 if words else 0.51
             ):

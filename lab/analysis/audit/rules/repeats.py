@@ -35,6 +35,8 @@ def two_writers(observations: Observations) -> Iterator[Fault]:
     frame = observations.frame
     columns = [name for name in ("epoch", "step") if frame[name].notna().any()]
     rows = frame[frame[columns].notna().all(axis=1) & ~frame["aggregate"]]
+    if rows["loss"].notna().any():  # the others are evaluations or a summary of the training
+        rows = rows[rows["loss"].notna()]
     names = [
         *observations.keys,
         *("world_size", "nodes", "global_batch_size", "batch", "rank", "repeat"),

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+import re
 from collections.abc import Iterator, Sequence
 from itertools import product
 from typing import get_args
@@ -24,6 +25,9 @@ WORK = 0.02
 HARDLY = 0.8
 LESS_WORK = 0.6
 EXPLAINS = 0.5  # communication explains the added time if it makes up this share of it
+# A rate that stays like this on more ranks may be that of each.
+MAY_BE_OF_EACH = 0.6
+OF_EACH = " If the rates are those of each rank, say so in their name."
 NO_PAIR = "times at two world sizes of one configuration"
 
 
@@ -40,7 +44,8 @@ def super_linear(observations: Observations) -> Iterator[Fault]:
 
 
 def _beyond(point: Point, observations: Observations) -> Iterator[Fault]:
-    assumptions = observations.assumptions if "world_size" not in observations.given else ()
+    of_ranks = [text for text in observations.assumptions if re.search("rank|world", text)]
+    assumptions = of_ranks if "world_size" not in observations.given else ()
     base, ideal, gain = point.base, point.ideal, point.gain
     by_mean, bounds = point.gain_of_means, point.gain_bounds
     ratios = (point.speedup, point.efficiency * point.over)
@@ -51,13 +56,13 @@ def _beyond(point: Point, observations: Observations) -> Iterator[Fault]:
         finite = math.isfinite(point.time)
         times = f"{seconds(base.time)} against {seconds(point.time)}{_more_work(point)}"
         times = f" ({times})" if finite else ""
-        assumed = f" ({'; '.join(assumptions)})" if assumptions else ""
+        counted = f"Check the number of ranks first: {'; '.join(assumptions)}. "
         yield Fault(
             base.labels + point.labels,
             f"The speedup is {gain:.1f}x on {point.ranks}{times}, above the {ideal:g}x that the "
-            f"ranks can give; {_explanation(point, base)}{assumed}.",
-            "Repeat the baseline with the same program and settings, and look for cached data, "
-            "different clocks or less work per step.",
+            f"ranks can give; {_explanation(point, base)}.",
+            f"{counted if assumptions else ''}Repeat the baseline with the same program and "
+            "settings, and look for cached data, different clocks or less work per step.",
             _severity(least > IMPOSSIBLE * ideal, point, base),
         )
     elif by_mean > ideal * (1 + MARGIN):
@@ -437,13 +442,16 @@ def _slower(point: Point, base: Point) -> Iterator[Fault]:
     gain, bounds = point.gain, point.gain_bounds
     if gain < 1 and (bounds is None or bounds[1] < 1):
         names = ", ".join(filter(None, (point.curve.label, point.strategy)))
-        times = f", {seconds(base.time)} against {seconds(point.time)}"
+        timed = math.isfinite(point.time)
+        times = f", {seconds(base.time)} against {seconds(point.time)}" if timed else ""
+        than = "slower than" if round(gain, 2) < 1 else "no faster than"
+        of_each = "" if timed or gain < MAY_BE_OF_EACH else OF_EACH
         yield Fault(
             base.labels + point.labels,
-            f"{point.world_size:g} ranks are slower than {base.world_size:g}: speedup {gain:.2f}"
-            f"{f' ({names})' if names else ''}{times if math.isfinite(point.time) else ''}.",
+            f"{point.world_size:g} ranks are {than} {base.world_size:g}: speedup {gain:.2f}"
+            f"{f' ({names})' if names else ''}{times}.",
             "Find the part of the step that grows with the ranks before adding any; measure a step "
-            "without communication.",
+            f"without communication.{of_each}",
         )
 
 

@@ -8,7 +8,7 @@ from collections.abc import Iterator
 import numpy as np
 import pandas as pd
 
-from lab.analysis.audit.columns import LAYOUT
+from lab.analysis.audit.columns import ADAPTED, LAYOUT
 from lab.analysis.audit.observations import Observations, UncheckedError, largest
 from lab.analysis.audit.rule import Fault, rule
 from lab.formatting import count
@@ -24,10 +24,6 @@ HOW = {
     *("key:strategy", "key:scaling", "key:recompute", "key:sharding", "key:interleave"),
     *("key:compile", "key:link", "key:seed", "key:emulated", *(f"key:{name}" for name in LAYOUT)),
 }
-# But adapters need no gradients of the weights, a third of the FLOPs, and lengths change them.
-ADAPTED = re.compile(
-    r"\bq?lora|\bdora\b|\bpeft\b|adapter|\bseq(?:_?len(?:gth)?)?\s*=\s*\d", re.IGNORECASE
-)
 OF_PEAK = {"key:gpu", "key:precision", "key:device"}
 SPARSE, SPARSE_TOLERANCE = 2.0, 0.02  # vendors' figures with sparsity are twice the dense ones
 HALF = re.compile(r"bf16|fp16|float16|bfloat16|mixed|amp$|half")
