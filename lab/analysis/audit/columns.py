@@ -19,7 +19,10 @@ THINGS = (
 )
 RANK = "[ghint]pu|gcd|rank|device|dev|worker|chip|card|accelerator|process|proc"
 SECOND = "s|secs?|seconds?"
-FLOPS_OF = "((model|achieved|(train(ing)?_)?(throughput|performance|speed))_)?"
+FLOPS_OF = (
+    "((model|achieved|(train(ing)?_)?(throughput|performance|speed))_"
+    rf"(per_({RANK})_)?)?"
+)
 # Canonical columns and their usual names. NUMBERS and then TEXTS match the whole stem of a name, in
 # this order; PARTS of a step (in s) match anywhere in the name of a time.
 PARTS = {

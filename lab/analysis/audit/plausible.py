@@ -26,6 +26,7 @@ COLLECTIVE = re.compile(
 MOST_CELLS = 50  # of a column that are looked at
 ALIKE = 1.05  # ratio of two measurements of one time
 MOST_COLUMNS = 30  # of which all pairs are compared
+FEWEST_STEPS = 4  # that tell whether a time grows
 MOSTLY = 0.5  # of the gaps between the steps of a log are equal
 
 
@@ -164,6 +165,22 @@ def numbers_devices(column: str, values: pd.Series) -> bool:
     """Whether a column called GPU numbers them from 0, each in a row of its own."""
     counts = re.search("(^|_)(num|number|count)(_|$)", normal(column))
     return not counts and len(values) > 1 and values.tolist() == list(range(len(values)))
+
+
+def varies_by_step(values: pd.Series, column: str, names: Collection[str]) -> bool:
+    """Whether a column called GPU is not of ranks, because it varies between the steps of a log."""
+    return (
+        "step" in names and bool(re.fullmatch("[ghint]pu", normal(column))) and values.nunique() > 1
+    )
+
+
+def is_elapsed(values: pd.Series, column: str, names: Collection[str]) -> bool:
+    """Whether a time in a log is the one since its start, which only grows."""
+    known, name = values.dropna(), normal(column)
+    of_all = re.search("elapsed|total|wall|since|run", name) and not re.search("epoch|step", name)
+    if not of_all or not {"step", "epoch"} & set(names) or len(known) < FEWEST_STEPS:
+        return False
+    return known.is_monotonic_increasing and bool(known.iloc[-1] > 2 * known.iloc[0])
 
 
 def is_of_model(column: str, texts: pd.Series, meanings: Mapping[str, Guess]) -> bool:

@@ -28,6 +28,7 @@ from lab.analysis.audit.columns import (
 from lab.analysis.audit.plausible import (
     RANKS,
     are_shares,
+    is_elapsed,
     is_not_process_rank,
     is_of_another,
     is_of_collective,
@@ -37,6 +38,7 @@ from lab.analysis.audit.plausible import (
     numbers_devices,
     own_baseline,
     recurs,
+    varies_by_step,
 )
 from lab.analysis.audit.values import (
     BANDWIDTH_UNITS,
@@ -211,6 +213,8 @@ class Quantities:
                 return ""
             if normal(column) == "n" and (numbers(cells) == 0).any():
                 return ""  # it numbers the rows
+            if varies_by_step(numbers(cells), column, names):
+                return ""
             canonical = "rank" if numbers_devices(column, numbers(cells)) else canonical
         elif guessed and "time" not in names and parse_name(column).stem == "sync":
             return ""  # beside "Async" or "Overlap" it is a program
@@ -241,6 +245,8 @@ class Quantities:
         if not guessed:
             return canonical
         if canonical == "rank" and is_not_process_rank(column, self.frame, self.meanings):
+            return ""
+        if canonical == "time" and is_elapsed(numbers(cells), column, names):
             return ""
         return canonical if is_plausible(canonical, column, known) else ""
 

@@ -12,7 +12,7 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import IO, TYPE_CHECKING, Any
 
-from lab.analysis.audit import notebook
+from lab.analysis.audit import logs, notebook
 from lab.analysis.audit.markup import find_table
 from lab.analysis.audit.values import BYTE_UNITS, TIME_UNITS
 from lab.errors import InputError, Problem, nearest
@@ -84,7 +84,8 @@ def read_table(
 
     stream = None if isinstance(source, str | Path) else source
     name = STREAM if stream else str(source)
-    lines = _unmarked(notebook.as_text(_text(stream, name)).splitlines())
+    text = notebook.as_text(_text(stream, name))
+    lines = _unmarked(text.splitlines())
     notes, others = [line.lstrip("# ").rstrip() for line in lines if line.startswith("#")], 0
     printed = [HOST.sub("", LAUNCHED.sub("", line)) for line in lines]
     if any(NCCL_SAVED.fullmatch(line.replace(" ", "")) for line in printed):
@@ -94,6 +95,8 @@ def read_table(
     elif table := find_table(lines):
         header, rows = _rectangular(name, _numbered(table.header), table.rows)
         notes, others = table.notes, table.others
+    elif found := logs.find_records(text) or logs.find_log(text.splitlines()):
+        header, rows = _rectangular(name, *found)
     else:
         header, rows = _delimited(name, lines)
     header, rows = _with_units(header, _with_points(rows))

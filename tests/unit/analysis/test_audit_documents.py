@@ -150,3 +150,120 @@ def test_a_notebook(tmp_path: Path) -> None:
 @pytest.mark.parametrize("text", ['{"cells": 3}', '{"cells": [', '{"cells": [{}]}', "a,b\n1,2"])
 def test_what_only_looks_like_a_notebook_stays_as_it_is(text: str) -> None:
     assert as_text(text) == text
+
+
+MEGATRON = "\n".join(
+    f" [2024-05-01 10:00:0{n}] iteration        {n}/     100 | consumed samples: {128 * n:12d} | "
+    f"elapsed time per iteration (ms): {time} | throughput per GPU (TFLOP/s/GPU): 375.1 | "
+    f"learning rate: 1.1E-05 | global batch size:   128 | lm loss: 1.05{n}E+01 | grad norm: 11.3 |"
+    for n, time in enumerate((30451.2, 4451.2, 4431.2, 4461.2), start=1)
+)
+TITAN = "\n".join(
+    f"[rank0]:[titan] 2025-01-01 10:00:{n}0,000 - root - INFO - step: {n}0  loss: 10.24{n}1  "
+    f"memory: 47.43GiB(60.15%)  tps: 5,81{n}  tflops: 336.5  mfu: 34.02%"
+    for n in range(1, 5)
+)
+PRINTED = {
+    "nanogpt": "\n".join(
+        f"iter {n}: loss {9 - n}.5, time {240 + n}.1ms, mfu 35.1%" for n in range(4)
+    ),
+    "deepspeed": "\n".join(
+        f"steps: {n} loss: 7.{n} iter time (s): 3.2{n} samples/sec: 39.{n}" for n in range(4)
+    ),
+    "torchvision": "\n".join(
+        f"Epoch: [0]  [  {n}0/1251]  eta: 0:10:00  lr: 0.0001  loss: 6.{n} (6.9)  time: 0.3{n}  "
+        "data: 0.001  max mem: 3456"
+        for n in range(4)
+    ),
+    "dictionaries": "\n".join(
+        f"{{'loss': 1.{n}, 'step_time': 0.5{n}, 'step': {n}}}" for n in range(4)
+    ),
+    "json": "\n".join(f'{{"step": {n}, "loss": 1.{n}, "time_ms": 27.{n}}}' for n in range(4)),
+}
+
+
+@pytest.mark.parametrize("text", PRINTED.values(), ids=list(PRINTED))
+def test_logs_of_training(tmp_path: Path, text: str) -> None:
+    log = f"Warning: nothing is cached.\n{text}\nDone in 3 minutes: 4 steps.\n"
+    read = audit(written(tmp_path, log, "train.log")).reading.values()
+    assert {"step", "loss"} <= set(read)
+    assert "time" in read
+
+
+def test_a_log_of_megatron(tmp_path: Path) -> None:
+    result = audit(written(tmp_path, f"using world size: 16\n{MEGATRON}\n", "out.log"))
+    assert set(result.reading.values()) == {
+        *("step", "time", "flops_per_rank", "global_batch_size", "loss"),
+    }
+    (found,) = [one for one in result.findings if one.severity == "warning"]
+    assert found.rule == "cold-start" and "The first step takes 30.45 s" in found.evidence
+
+
+def test_lines_of_several_ranks(tmp_path: Path) -> None:
+    frame = read_table(written(tmp_path, TITAN, "titan.log"))
+    names = ["rank", "step", "loss", "memory", "tps", "tflops", "mfu"]
+    cells = ["0", "10", "10.2411", "47.43GiB", "5,811", "336.5", "34.02%"]
+    assert frame.loc[0].to_dict() == dict(zip(names, cells, strict=True))
+    lines = [
+        f"[rank{n % 2}]: step {n // 2} loss 3.2 step_time 0.{5 + 2 * (n % 2)}0s" for n in range(8)
+    ]
+    result = audit(written(tmp_path, "\n".join(lines), "ranks.log"))
+    assert "rank-imbalance" in {one.rule for one in result.findings}
+    assert "two-writers" in result.checked
+    assert "two-writers" not in {one.rule for one in result.findings}
+
+
+def test_results_in_lines_of_names_and_values(tmp_path: Path) -> None:
+    rows = "".join(
+        f"RESULT world_size={n} epoch_s={t} ok\n" for n, t in ((1, 100.0), (2, 52), (4, 20))
+    )
+    result = audit(written(tmp_path, f"== sweep ==\n{rows}", "sweep.txt"))
+    assert result.reading == {"world_size": "world_size", "epoch_s": "time"}
+    assert "super-linear" in {one.rule for one in result.findings}
+
+
+RECORDS = [
+    {"gpus": 1, "time_s": 100, "run": {"speedup": 1}},
+    {"gpus": 4, "time_s": 27, "run": {"speedup": 5.7}},
+]
+
+
+@pytest.mark.parametrize(
+    "content",
+    [
+        RECORDS,
+        {"machine": "a", "results": RECORDS},
+        {"one": RECORDS[0], "four": RECORDS[1]},
+        {"gpus": [1, 4], "time_s": [100, 27], "run speedup": [1, 5.7]},
+    ],
+)
+def test_records_in_json(tmp_path: Path, content: object) -> None:
+    result = audit(written(tmp_path, json.dumps(content), "results.json"))
+    assert {"gpus", "time_s", "run speedup"} <= set(result.reading)
+    assert "quoted-against-own" in {one.rule for one in result.findings}
+
+
+def test_in_a_log_a_step_may_wait_and_the_clock_goes_on(tmp_path: Path) -> None:
+    rows = [f"{n},{10.0 * n},0.5,{0.2 if n == 5 else 0.001},3{n}" for n in range(1, 10)]
+    path = written(tmp_path, "step,elapsed_s,step_s,data_s,gpu\n" + "\n".join(rows), "log.csv")
+    result = audit(path)
+    assert set(result.reading.values()) == {"step", "time", "data"}
+    assert "data-stall" not in {one.rule for one in result.findings}
+    slow = path.read_text().replace("0.001", "0.2")
+    assert "data-stall" in {one.rule for one in audit(written(tmp_path, slow, "slow.csv")).findings}
+
+
+def test_steps_of_unequal_lengths_have_unequal_flops(tmp_path: Path) -> None:
+    def log(*mfu: float) -> set[str]:
+        rows = [f"{n},4,1000,{share}" for n, share in enumerate(mfu, start=1)]
+        text = "step,world_size,tokens/s,mfu (%)\n" + "\n".join(rows)
+        return {one.rule for one in audit(written(tmp_path, text, "log.csv")).findings}
+
+    assert "mfu-consistent" not in log(30, 32.1, 29.0, 31.2, 33.5, 28.7)
+    assert "mfu-consistent" in log(30, 30, 30, 30, 33.5, 30)
+
+
+def test_lines_for_each_sample_of_a_step_are_no_second_writer(tmp_path: Path) -> None:
+    text = "step,sample\n" + "".join(f"{n // 2},{n * 7 % 5}\n" for n in range(8))
+    result = audit(written(tmp_path, text, "rewards.csv"))
+    assert "two-writers" not in {one.rule for one in result.findings}

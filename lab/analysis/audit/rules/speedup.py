@@ -25,8 +25,6 @@ WORK = 0.02
 HARDLY = 0.8
 LESS_WORK = 0.6
 EXPLAINS = 0.5  # communication explains the added time if it makes up this share of it
-# A rate that stays like this on more ranks may be that of each.
-MAY_BE_OF_EACH = 0.6
 OF_EACH = " If the rates are those of each rank, say so in their name."
 NO_PAIR = "times at two world sizes of one configuration"
 
@@ -404,7 +402,7 @@ def fixed_overhead(observations: Observations) -> Iterator[Fault]:
         if math.isfinite(point.gain):
             checked = True
             yield from _hardly_shrinks(point, base, observations)
-            yield from _slower(point, base)
+            yield from _slower(point, base, observations)
     # A step of a replay may stand for an epoch, whose work does not depend on the batch.
     replayed = observations.kind == "records" and observations.summarised
     if observations.per == "step" and not replayed:
@@ -438,14 +436,15 @@ def _hardly_shrinks(point: Point, base: Point, observations: Observations) -> It
         )
 
 
-def _slower(point: Point, base: Point) -> Iterator[Fault]:
+def _slower(point: Point, base: Point, observations: Observations) -> Iterator[Fault]:
     gain, bounds = point.gain, point.gain_bounds
     if gain < 1 and (bounds is None or bounds[1] < 1):
         names = ", ".join(filter(None, (point.curve.label, point.strategy)))
         timed = math.isfinite(point.time)
         times = f", {seconds(base.time)} against {seconds(point.time)}" if timed else ""
         than = "slower than" if round(gain, 2) < 1 else "no faster than"
-        of_each = "" if timed or gain < MAY_BE_OF_EACH else OF_EACH
+        only_rate = "rate" in observations.given and "rate_per_rank" not in observations.given
+        of_each = OF_EACH if only_rate and not timed else ""
         yield Fault(
             base.labels + point.labels,
             f"{point.world_size:g} ranks are {than} {base.world_size:g}: speedup {gain:.2f}"
