@@ -239,6 +239,9 @@ NO_VARIANT = {"gpu", "gpus", "gpu_s", "baseline", "no", "s", "with", "without", 
 COUNTED = re.compile(r"\(\d[\d.,]*k? [a-z]+\)\s*$", re.IGNORECASE)
 BRACKETED = re.compile(r"\s*\([^()]*\)\s*$")
 FOOTNOTE = re.compile(r"<sup>.*?</sup>|(?<=\w)\s*\[\d\]$|<[^<>]*>")
+# "Threads / Ranks" are one or the other, "GPUs / node" is not.
+COUNTED_THINGS = "(?:thread|core|rank|proc|processe|task|worker|gpu|node)s"
+EITHER = re.compile(rf"\b({COUNTED_THINGS})\s*/\s*(?:\w+ )?{COUNTED_THINGS}\b")
 TOKEN = re.compile(r"[^a-z0-9]+")
 CLOCK_FORMAT = re.compile(r"(?:^|_)((?:hh?_)?mm?_ss?|hh?_mm?)$")  # of "time (hh:mm:ss)"
 # Of "s/it", "train time (s/iter)" and "ms/step @ step 10".
@@ -283,6 +286,7 @@ def normal(name: str) -> str:
     text = "".join(c for c in unicodedata.normalize("NFD", text) if not unicodedata.combining(c))
     # Without the brackets, "min" would be read as the minimum.
     text = re.sub(r"[\[(]\s*min\.?\s*[\])]$", " minutes", text)
+    text = EITHER.sub(r"\1", text)
     text = text.replace("%", " percent ").replace("#", " n ").replace("/", " per ")
     text = text.replace("$", " usd ")
     return from_european(TOKEN.sub("_", text).strip("_"))

@@ -11,7 +11,7 @@ from typing import Any
 
 Found = tuple[list[str], list[list[str]]]  # names and rows
 
-FEWEST = 3  # lines of a log
+FEWEST, LONGEST = 3, 5000  # lines of a log, and characters of one
 # Where a line begins to report: "step: 10", "iteration 10/ 100", "Epoch: [0][ 10/5005]".
 PROGRESS = re.compile(
     r"(?<![\w/])(?:(?:global_?)?steps?|iter(?:ation)?s?|epochs?)\s*[:=]?\s*(?=[\[(]?\s*\d)",
@@ -44,7 +44,7 @@ def find_log(lines: Sequence[str]) -> Found | None:
     """The lines that report the same numbers by name, the most frequent kind; None without any."""
     kinds: dict[tuple[str, ...], list[list[str]]] = {}
     for line in lines:
-        if reported := _reported(line):
+        if reported := _reported(line) if len(line) <= LONGEST else {}:
             kinds.setdefault(tuple(reported), []).append(list(reported.values()))
     names, rows = max(kinds.items(), key=lambda kind: len(kind[1]), default=((), []))
     return (list(names), rows) if len(rows) >= FEWEST else None

@@ -218,7 +218,7 @@ class Quantities:
             canonical = "rank" if numbers_devices(column, numbers(cells)) else canonical
         elif guessed and "time" not in names and parse_name(column).stem == "sync":
             return ""  # beside "Async" or "Overlap" it is a program
-        elif canonical == "step" and guessed and len(known) and known.str.match(TIMED).all():
+        elif canonical in {"step", "rate"} and guessed and _are_times(known):
             canonical = "time"
         elif canonical == "version" and not known.str.contains(r"\d").any():
             canonical = "" if "strategy" in names else "strategy"  # serial and parallel
@@ -377,6 +377,10 @@ def _names_runs(texts: pd.Series) -> bool:
     last = pd.to_numeric(texts.str.extract(r"(\d+)$", expand=False))
     numbered = sorted(last.dropna()) in [[*range(start, len(texts) + start)] for start in (0, 1)]
     return texts.is_unique and len(texts) > 1 and not (numbered or texts.str.isdecimal().any())
+
+
+def _are_times(texts: pd.Series) -> bool:
+    return len(texts) > 0 and bool(texts.str.match(TIMED).all())
 
 
 def _counts(cells: pd.Series) -> bool:

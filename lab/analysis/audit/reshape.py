@@ -217,7 +217,10 @@ def by_world_size(
     columns = [column for column in frame.columns if column not in mapped]
     first = frame[columns[0]] if columns else pd.Series(dtype=str)
     texts = [name for name in columns[:MOST_NAMES] if not _spread(name, "", bare=True)]
-    rows = [{_quantity(label) for label in _first_texts(frame[name])} for name in texts]
+    # Words after the sizes are remarks.
+    sized = [place for place, name in enumerate(columns) if name not in texts]
+    labels = [name for name in texts if not sized or columns.index(name) < sized[0]]
+    rows = [{_quantity(label) for label in _first_texts(frame[name])} for name in labels]
     of_rows = set().union(*(named - {""} for named in rows))
     mixed = len(of_rows) > 1 or any(len(named) > 1 for named in rows if named - {""})
     units = {unit for name in columns if name not in texts for unit in _units(frame[name])}

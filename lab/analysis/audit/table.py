@@ -22,6 +22,7 @@ from lab.analysis.audit.columns import (
     parse_name,
 )
 from lab.analysis.audit.observations import PYTHON_STRINGS, ROW, Observations
+from lab.analysis.audit.programs import by_program, by_size
 from lab.analysis.audit.quantities import WHOLE_NUMBERS, Quantities, as_text, as_texts
 from lab.analysis.audit.settings import by_setting
 from lab.analysis.audit.values import numbers, ranks_of
@@ -128,7 +129,7 @@ def _long_form(
     frame, of_settings, origins = by_setting(frame, mapped)
     frame, of_ranks = reshape.by_rank(frame, mapped)
     assumptions += filled + of_settings + of_ranks
-    for by in (reshape.by_batch, reshape.by_cells, reshape.by_group):
+    for by in (by_program, by_size, reshape.by_batch, reshape.by_cells, reshape.by_group):
         frame, more = by(frame, mapped)
         assumptions += more
     meanings = _meanings(frame, mapped)
