@@ -46,6 +46,7 @@ SIZES = re.compile(r"\d+(?:\s*[x×*]\s*\d+)+")  # of images, or nodes and ranks
 NOTED_SCALING = re.compile("(strong|weak)[ _-]?scal", re.IGNORECASE)
 # Rows of these are single measurements; others may stand for several.
 LOGGED = {"rank", "epoch", "step"}
+DEGREE = r"(?<![a-z])%s[ =:_-]?(\d{1,5})(?![\d.])"
 ON_CORES = re.compile(r"(?:^|_)(?:mpi\w*|ranks?|tasks?|n?proc\w*|np|p|n|world_?size)(?=_|$)")
 OF_A_RANK = re.compile(r"(?!.*_per_)|.*_per_(?:rank|task|proc|mpi)")  # not of a block, say
 NEARLY = 0.02  # relative: of a ratio of two rounded rates
@@ -90,6 +91,7 @@ def from_table(
     tidy, given = quantities.tidy, quantities.given
     assumptions += quantities.assumptions
     tidy[ROW] = frame[ROW].loc[tidy.index]
+    _degrees_in_words(tidy, given)
     assumptions += _of_a_node(tidy, given) + _hybrid(tidy, given)
     if "world_size" not in given:
         tidy["world_size"], assumption = _world_size(tidy, reshape.hinted_ranks(name, notes))
@@ -334,6 +336,19 @@ def _of_a_node(tidy: pd.DataFrame, given: dict[str, str]) -> list[str]:
     tidy["per_node"], tidy["world_size"] = tidy["world_size"], np.nan
     given["per_node"] = name = given.pop("world_size")
     return [f"{name!r} counts the ranks of each node, as there are fewer than nodes"]
+
+
+def _degrees_in_words(tidy: pd.DataFrame, given: dict[str, str]) -> None:
+    """Enter degrees of parallelism that the strategies name, such as dp2+tp2+pp4, if no column
+    gives any."""
+    if "strategy" not in given or set(given) & {"dp", *LAYOUT}:
+        return
+    words = tidy["strategy"].fillna("").astype(str).str.lower()
+    named = {name: words.str.extract(DEGREE % name, expand=False) for name in ("dp", *LAYOUT)}
+    known = {name: cells for name, cells in named.items() if cells.notna().any()}
+    if len(known) > 1:  # one may be the number of anything
+        for name, cells in known.items():
+            tidy[name], given[name] = cells.astype(float), given["strategy"]
 
 
 def _hybrid(tidy: pd.DataFrame, given: Mapping[str, str]) -> list[str]:

@@ -306,3 +306,15 @@ def test_the_columns_of_speedups_that_were_not_read_are_named() -> None:
         "'Speedup small' is read as the speedup, not 'Speedup large'; "
         "--column speedup=COLUMN chooses another",
     )
+
+
+def test_degrees_in_the_words_of_a_strategy() -> None:
+    names = "| Parallelism | GPUs | samples/s |"
+    rows = ["| zero2(dp8) | 8 | 17.1 |", "| zero1(dp2)+tp2+pp4 | 16 | 25.8 |"]
+    result = pasted(below(names, *rows))
+    assert "parallel-consistent" in result.checked and not broken(result)
+    rows[1] = rows[1].replace("16", "8")
+    (found,) = [one for one in pasted(below(names, *rows)).findings if one.severity != "note"]
+    assert "dp 2 x tp 2 x pp 4 is 16, not 8 ranks in row 2" in found.evidence
+    other = below("| Strategy | GPUs | samples/s |", "| FSDP2 | 8 | 17.1 |", "| DDP 4 | 8 | 25.8 |")
+    assert "parallel-consistent" not in pasted(other).checked
