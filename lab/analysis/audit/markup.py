@@ -150,14 +150,16 @@ def _markdown(lines: Sequence[str]) -> Iterator[Table]:
         below = itertools.takewhile(lambda line: not HEADING.match(line), rest)
         notes = [line.strip("# \t") for line in (*before, *below)]
         names = _cells(lines[start])
-        cells = [_unremarked(_cells(row), len(names)) for row in rows if not RULE.fullmatch(row)]
+        cells = [
+            without_remarks(_cells(row), len(names)) for row in rows if not RULE.fullmatch(row)
+        ]
         yield Table(
             *_named(names, cells),
             [note for note in notes if note and not RULE.fullmatch(note)],
         )
 
 
-def _unremarked(cells: list[str], width: int) -> list[str]:
+def without_remarks(cells: list[str], width: int) -> list[str]:
     """A row without the remarks that follow its last cell, which are no numbers."""
     beyond = cells[width:]
     return cells if any(map(NUMERIC.match, beyond)) else cells[:width]

@@ -183,6 +183,13 @@ def is_elapsed(values: pd.Series, column: str, names: Collection[str]) -> bool:
     return known.is_monotonic_increasing and bool(known.iloc[-1] > 2 * known.iloc[0])
 
 
+def counts_processes(column: str, values: pd.Series) -> bool:
+    """Whether a column called "proc" counts them: 1, 2, 4 and 8 rather than 0 to 7."""
+    known = values.dropna()
+    named = re.fullmatch("proc(ess(or)?)?", normal(column))
+    return bool(named) and len(known) > 0 and known.min() > 0 and known.max() > known.nunique()
+
+
 def is_of_model(column: str, texts: pd.Series, meanings: Mapping[str, Guess]) -> bool:
     """Whether a size such as 7 B is that of a model or data set, and not of a message in bytes."""
     of_model = any(meaning.canonical in OF_TRAINING for meaning in meanings.values())

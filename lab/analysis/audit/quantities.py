@@ -28,6 +28,7 @@ from lab.analysis.audit.columns import (
 from lab.analysis.audit.plausible import (
     RANKS,
     are_shares,
+    counts_processes,
     is_elapsed,
     is_not_process_rank,
     is_of_another,
@@ -220,6 +221,8 @@ class Quantities:
             return ""  # beside "Async" or "Overlap" it is a program
         elif canonical in {"step", "rate"} and guessed and _are_times(known):
             canonical = "time"
+        elif canonical == "rank" and guessed and counts_processes(column, numbers(cells)):
+            canonical = "world_size"
         elif canonical == "version" and not known.str.contains(r"\d").any():
             canonical = "" if "strategy" in names else "strategy"  # serial and parallel
         elif canonical == "repeat" and _names_settings(cells):

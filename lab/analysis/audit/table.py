@@ -49,6 +49,7 @@ LOGGED = {"rank", "epoch", "step"}
 DEGREE = r"(?<![a-z])%s[ =:_-]?(\d{1,5})(?![\d.])"
 ON_CORES = re.compile(r"(?:^|_)(?:mpi\w*|ranks?|tasks?|n?proc\w*|np|p|n|world_?size)(?=_|$)")
 OF_A_RANK = re.compile(r"(?!.*_per_)|.*_per_(?:rank|task|proc|mpi)")  # not of a block, say
+FEW = 2  # numbers of cores that tell nothing
 NEARLY = 0.02  # relative: of a ratio of two rounded rates
 ANOTHER = 1.1  # ratio of the parameters of two models
 # What runs may be compared by, if all of them were measured at several world sizes.
@@ -223,8 +224,7 @@ def _workers(frame: pd.DataFrame, meanings: Mapping[str, Guess]) -> str:
     for column, kind in kinds.items():
         values = numbers(frame[column]).dropna()
         whole = bool(((values >= 1) & (values % 1 == 0)).all())
-        # Numbers of cores that do not start at one may be those of different machines.
-        counted = kind == "threads" or (kind == "cpus" and values.min() == 1)
+        counted = kind == "threads" or (kind == "cpus" and _are_steps_of_scaling(values))
         if counted and "per" not in normal(column).split("_") and whole and values.nunique() > 1:
             return column
     return ""
@@ -349,6 +349,12 @@ def _degrees_in_words(tidy: pd.DataFrame, given: dict[str, str]) -> None:
     if len(known) > 1:  # one may be the number of anything
         for name, cells in known.items():
             tidy[name], given[name] = cells.astype(float), given["strategy"]
+
+
+def _are_steps_of_scaling(cores: pd.Series) -> bool:
+    """Whether numbers of cores are those of a program, not of different machines."""
+    least = cores.min()
+    return bool(least == 1 or ((cores % least == 0).all() and cores.nunique() > FEW))
 
 
 def _hybrid(tidy: pd.DataFrame, given: Mapping[str, str]) -> list[str]:

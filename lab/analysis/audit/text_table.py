@@ -13,7 +13,7 @@ from pathlib import Path
 from typing import IO, TYPE_CHECKING, Any
 
 from lab.analysis.audit import logs, notebook
-from lab.analysis.audit.markup import find_table
+from lab.analysis.audit.markup import find_table, without_remarks
 from lab.analysis.audit.values import BYTE_UNITS, TIME_UNITS
 from lab.errors import InputError, Problem, nearest
 
@@ -241,8 +241,9 @@ def _delimited(name: str, lines: Sequence[str]) -> tuple[list[str], list[list[st
         delimiter = _delimiter(sample)
     if delimiter == SPACES:
         place = content.index(sample[0])
-        content = ["\t".join(line.split()) for line in content]
-        content[place] = "\t".join(_names(sample[0], sample[1]) or sample[0].split())
+        named = _names(sample[0], sample[1]) or sample[0].split()
+        content = ["\t".join(without_remarks(line.split(), len(named))) for line in content]
+        content[place] = "\t".join(named)
         delimiter = "\t"
     names, rows = _cells(name, content, delimiter)
     if all(map(NUMERAL.fullmatch, names)) and any("." in name for name in names):

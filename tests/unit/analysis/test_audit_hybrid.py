@@ -60,3 +60,19 @@ def test_fewer_ranks_than_nodes_are_those_of_a_node() -> None:
     total = ["1,4,100,1", "2,8,55,1.82", "4,16,30,3.33"]
     result = pasted(csv("Nodes,GPUs,Time (s),Speedup", *total))
     assert result.reading["GPUs"] == "world_size"
+
+
+def test_cores_that_do_not_start_at_one() -> None:
+    text = "core  time    Run\n 128  0.0064  4x4x8\n 256  0.0032  4x8x8\n 512  0.0011  8x8x8  O2\n"
+    result = pasted(text)
+    assert result.reading["core"] == "world_size"
+    assert broken(result) == {"super-linear"}
+    machines = pasted(csv("machine,cores,time", "a,28,10.0", "b,40,8.1", "c,64,7.9"))
+    assert "cores" not in machines.reading or machines.reading["cores"] == "cpus"
+
+
+def test_a_column_called_proc_counts_them() -> None:
+    result = pasted(csv("proc,time_s", "1,100", "4,30", "16,5"))
+    assert result.reading["proc"] == "world_size" and broken(result) == {"super-linear"}
+    result = pasted(csv("proc,time_s", "0,100", "1,130", "2,101", "3,99"))
+    assert result.reading["proc"] == "rank" and "rank-imbalance" in result.checked
