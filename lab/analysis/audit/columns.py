@@ -89,7 +89,8 @@ NUMBERS = {
     "busbw": r"(bus_?(bw|bandwidth))|bandwidth|bw",
     "loader_workers": r"(data_?)?(loader|load)_?(workers|processes)(_per_[a-z]+)?"
     r"|num_workers(_per_[a-z]+)?|n_workers",
-    "cpus": r"((n|num|number_of)_)?(cpus|cpu_cores|cores)(_per_[a-z]+)?|core|cpu_count|cpus_granted",
+    "cpus": r"((n|num|number_of)_)?(cpus|cpu_cores|cores)(_per_[a-z]+)?|core|cpu_count"
+    r"|cpus_granted",
     "parameters": r"((n|no|num|number_of|total|model|trainable)_)*(params?|parameters)|model_size",
     "bytes": r"(message|msg|grad(ient)?s?|comm(unication)?|bucket|payload|transfer|buffer)"
     r"(_(size|volume|bytes))?|bytes|size",
