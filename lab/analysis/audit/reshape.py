@@ -76,6 +76,12 @@ class Spread(NamedTuple):
     setting: str = ""
 
 
+def names_ranks(column: str) -> bool:
+    """Whether a column's name tells a number of ranks, such as "8 GPUs" or "ranks=8"."""
+    text = normal(column)
+    return ranks_of(column)[0] > 0 or bool(BEFORE.search(text) or AFTER.search(text))
+
+
 def hinted_ranks(name: str, notes: Sequence[str]) -> tuple[int, str] | None:
     """A number of ranks given in the file's name or its notes, and which of the two gives it."""
     for text, where in [(name, "the name of the table"), *((note, "its notes") for note in notes)]:

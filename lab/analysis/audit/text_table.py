@@ -241,9 +241,9 @@ def _delimited(name: str, lines: Sequence[str]) -> tuple[list[str], list[list[st
         delimiter = _delimiter(sample)
     if delimiter == SPACES:
         place = content.index(sample[0])
-        named = _names(sample[0], sample[1]) or sample[0].split()
-        content = ["\t".join(without_remarks(line.split(), len(named))) for line in content]
-        content[place] = "\t".join(named)
+        titles = _names(sample[0], sample[1]) or sample[0].split()
+        content = ["\t".join(without_remarks(line.split(), len(titles))) for line in content]
+        content[place] = "\t".join(titles)
         delimiter = "\t"
     names, rows = _cells(name, content, delimiter)
     if all(map(NUMERAL.fullmatch, names)) and any("." in name for name in names):

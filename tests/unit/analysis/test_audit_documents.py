@@ -267,3 +267,14 @@ def test_lines_for_each_sample_of_a_step_are_no_second_writer(tmp_path: Path) ->
     text = "step,sample\n" + "".join(f"{n // 2},{n * 7 % 5}\n" for n in range(8))
     result = audit(written(tmp_path, text, "rewards.csv"))
     assert "two-writers" not in {one.rule for one in result.findings}
+
+
+def test_a_table_with_ranks_as_columns_is_one_of_scaling() -> None:
+    wide = "| grid | 1 rank | 2 ranks |\n|---|---|---|\n| 64 | 4.0 | 2.1 |\n| 128 | 9.0 | 4.4 |\n"
+    words = "| what | 1 GPU | 8 GPUs |\n|---|---|---|\n" + "| use | a laptop | a node |\n" * 4
+    for text in (wide, wide.replace("1 rank", "ranks=1").replace("2 ranks", "ranks=2")):
+        table = find_table(
+            f"{words}\n\n{text}\n\n{SCALING.replace('| 2 | 2.1 |', '')}".splitlines()
+        )
+        assert table is not None
+        assert table.header[0] == "grid"
