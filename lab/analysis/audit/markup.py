@@ -13,7 +13,7 @@ from typing import NamedTuple
 
 from lab.analysis.audit import restructured
 from lab.analysis.audit.columns import guess
-from lab.analysis.audit.reshape import names_ranks
+from lab.analysis.audit.reshape import named_ranks
 from lab.analysis.audit.values import ranks_of
 
 BAR = re.compile(r"(?<!\\)\|")
@@ -115,9 +115,9 @@ def _told(table: Table) -> int:
     columns = dict(zip(table.header, zip(*rows, strict=False), strict=False))
     columns = {name: cells for name, cells in columns.items() if any(map(NUMERIC.match, cells))}
     labels = [row[0] for row in rows if row]
-    sizes = {name for name in table.header if names_ranks(name)}
-    spread = len(sizes) > 1
-    if spread and sizes <= set(columns):
+    sizes = {name: ranks for name in table.header if (ranks := named_ranks(name)) > 0}
+    spread = len(set(sizes.values())) > 1
+    if spread and set(sizes) <= set(columns):
         return 2
     names = [*columns, *labels] if spread else columns
     known = {meaning.canonical for name in names if (meaning := guess(name))}

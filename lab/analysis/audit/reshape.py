@@ -76,10 +76,13 @@ class Spread(NamedTuple):
     setting: str = ""
 
 
-def names_ranks(column: str) -> bool:
-    """Whether a column's name tells a number of ranks, such as "8 GPUs" or "ranks=8"."""
+def named_ranks(column: str) -> float:
+    """The number of ranks in a column's name, such as "8 GPUs" or "ranks=8"; NaN without one."""
     text = normal(column)
-    return ranks_of(column)[0] > 0 or bool(BEFORE.search(text) or AFTER.search(text))
+    match = BEFORE.search(text) or AFTER.search(text)
+    if match is None or INDEXED.search(text):
+        return ranks_of(column)[0]
+    return float(WORDS.get(match["n"]) or match["n"][:9])
 
 
 def hinted_ranks(name: str, notes: Sequence[str]) -> tuple[int, str] | None:
