@@ -318,3 +318,13 @@ def test_degrees_in_the_words_of_a_strategy() -> None:
     assert "dp 2 x tp 2 x pp 4 is 16, not 8 ranks in row 2" in found.evidence
     other = below("| Strategy | GPUs | samples/s |", "| FSDP2 | 8 | 17.1 |", "| DDP 4 | 8 | 25.8 |")
     assert "parallel-consistent" not in pasted(other).checked
+
+
+def test_a_speedup_by_other_hardware_is_no_scaling() -> None:
+    rows = ["| Tesla P100 | 8 | 29 h |", "| Tesla V100 | 2048 | 1.2 min |"]
+    result = pasted(below("| Processor | GPUs | Time |", *rows))
+    assert not broken(result)
+    (found,) = [one for one in result.findings if one.rule == "super-linear"]
+    assert "the GPU differs (Tesla P100 against Tesla V100)" in found.evidence
+    same = pasted(below("| Processor | GPUs | Time |", *(row.replace("P1", "V1") for row in rows)))
+    assert "super-linear" in broken(same)

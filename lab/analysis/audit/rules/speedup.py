@@ -54,14 +54,15 @@ def _beyond(point: Point, observations: Observations) -> Iterator[Fault]:
         finite = math.isfinite(point.time)
         times = f"{seconds(base.time)} against {seconds(point.time)}{_more_work(point)}"
         times = f" ({times})" if finite else ""
+        hardware = _other_hardware(point, base, observations)
         counted = f"Check the number of ranks first: {'; '.join(assumptions)}. "
         yield Fault(
             base.labels + point.labels,
             f"The speedup is {gain:.1f}x on {point.ranks}{times}, above the {ideal:g}x that the "
-            f"ranks can give; {_explanation(point, base)}.",
+            f"ranks can give; {hardware or _explanation(point, base)}.",
             f"{counted if assumptions else ''}Repeat the baseline with the same program and "
             "settings, and look for cached data, different clocks or less work per step.",
-            _severity(least > IMPOSSIBLE * ideal, point, base),
+            "note" if hardware else _severity(least > IMPOSSIBLE * ideal, point, base),
         )
     elif by_mean > ideal * (1 + MARGIN):
         verdict = ", so the averaging explains it" if gain <= ideal else " and does not explain it"
@@ -84,6 +85,16 @@ def _beyond(point: Point, observations: Observations) -> Iterator[Fault]:
             "State the baseline and its time; the table holds nothing that explains it.",
             "error" if quoted > IMPOSSIBLE * allowed else "warning",
         )
+
+
+def _other_hardware(point: Point, base: Point, observations: Observations) -> str:
+    """The hardware that two points do not share, in words; "" if they do, or if it is unknown."""
+    for name, of_label in observations.hardware.items():
+        here, there = ({of_label.get(label, "") for label in one.labels} for one in (point, base))
+        if not here & there and "" not in here | there:
+            old, new = (", ".join(sorted(some)) for some in (there, here))
+            return f"the {name.upper()} differs ({old} against {new})"
+    return ""
 
 
 def _severity(impossible: bool, point: Point, base: Point) -> Severity:
@@ -152,7 +163,8 @@ def baseline(observations: Observations) -> Iterator[Fault]:
     for curve in observations.curves:
         yield from _missing(curve, observations)
     for point, base in observations.compared:
-        if point.least_gain > IMPOSSIBLE * point.ideal and not _other_batch(point, base):
+        explained = _other_batch(point, base) or _other_hardware(point, base, observations)
+        if point.least_gain > IMPOSSIBLE * point.ideal and not explained:
             yield _other_program(point, base)
     for curve in observations.curves:
         if math.isnan(curve.ratios_over):
