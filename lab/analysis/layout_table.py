@@ -144,6 +144,7 @@ def read_layouts(
     said = {name for name in ("gpus", "recomputed") if all(name in row for row in cells)}
     answered = {*columns, *assumed, *said}
     defaults, assumptions = from_notes(notes, answered, precisions, framework)
+    assumptions = [*frame.attrs.get("assumptions", ()), *assumptions]
     every = [_of_row(row, defaults | assumed) for row in cells]
     if by_rates:
         assumptions.append(

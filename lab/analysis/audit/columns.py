@@ -19,7 +19,10 @@ THINGS = (
 )
 RANK = "[ghint]pu|gcd|rank|device|dev|worker|chip|card|accelerator|process|proc"
 SECOND = "s|secs?|seconds?"
-FLOPS_OF = "((model|achieved|(train(ing)?_)?(throughput|performance|speed))_)?"
+FLOPS_OF = (
+    "((model|achieved|(train(ing)?_)?(throughput|performance|speed))_"
+    rf"(per_({RANK})_)?)?"
+)
 # Canonical columns and their usual names. NUMBERS and then TEXTS match the whole stem of a name, in
 # this order; PARTS of a step (in s) match anywhere in the name of a time.
 PARTS = {
@@ -41,8 +44,8 @@ NUMBERS = {
     r"((cpu|gpu|mpi|cuda|nvidia|amd)_)?"
     r"(gpus|[hint]pus|ranks|procs|processes|processors|devices|accelerators|tasks|cards|chips|gcds)"
     r"(_(total|count|used))?|(n|num|number_of)_[abghv]\d{1,2}0s?|(n|(n|no)_of|of|num|number_of)_?([ghint]pu|proc|rank)|(total_)?([ghint]pu|rank|process|device|accelerator|card|chip)s?_?(count|nums?|number|n)|nprocs?|np|n|p|[gn]pu"
-    r"|workers|number_of_workers|mpi_(ranks|size)|parallelism_degree|(n_)?pes|ws|[abh]\d{3}s"
-    r"|tpu_cores",
+    r"|workers|number_of_workers|mpi_?((ranks?|tasks?|proc(esse)?s?|process)|size)|parallelism_degree"
+    r"|(n_)?pes|ws|[abh]\d{3}s|tpu_cores",
     "nodes": r"((n|no|num|number_of|of)_?)*(nodes|servers|hosts|machines)|nnodes"
     r"|(nodes?|machine|server|host)s?_(count|num)",
     **{
@@ -91,7 +94,8 @@ NUMBERS = {
     "busbw": r"(bus_?(bw|bandwidth))|bandwidth|bw",
     "loader_workers": r"(data_?)?(loader|load)_?(workers|processes)(_per_[a-z]+)?"
     r"|num_workers(_per_[a-z]+)?|n_workers",
-    "cpus": r"((n|num)_)?(cpus|cpu_cores|cores)(_per_[a-z]+)?|cpu_count|cpus_granted",
+    "cpus": r"((n|num|number_of)_)?(cpus|cpu_cores|cores)(_per_[a-z]+)?|core|cpu_count"
+    r"|cpus_granted",
     "parameters": r"((n|no|num|number_of|total|model|trainable)_)*(params?|parameters)|model_size",
     "bytes": r"(message|msg|grad(ient)?s?|comm(unication)?|bucket|payload|transfer|buffer)"
     r"(_(size|volume|bytes))?|bytes|size",
@@ -110,7 +114,7 @@ NUMBERS = {
 COUNTS = {"world_size", "bytes"}  # of which a share is another quantity
 # Not parallel efficiency, nor an accuracy for which a difference of 0.01 means much.
 OTHERWISE = {
-    "efficiency": r"energy|power|memory|flops?|hardware|compute|cost|model|gpu|util",
+    "efficiency": r"energy|power|memory|flops?|hardware|compute|cost|model|[cg]pu|util",
     "accuracy": r"perplexity|ppl|bleu|err(or)?(_|$)|loss|wer|mae|rmse|std",
     "rate": r"inference|speed_?up|improve|increase|gain|ratio|relative|_per_(usd|dollar|watt|w)"
     r"|[gtp]flops?"
@@ -147,7 +151,7 @@ TEXTS = {
     r"|((dgx|gpu)_)?systems?|dgx",
     "cpu": r"cpu(_?(model|name|type))?|processor",
     "device": r"device(_type)?|platform|hardware",
-    "framework": r"framework|library|software|code_?base",
+    "framework": r"((dl|ml|deep_learning)_)?(framework|library)|software|code_?base",
     "recompute": r"(.*_)?(activation|gradient)_checkpointing|(activation_)?recompute(_.*)?"
     r"|(.*_)?recomputation",
     "sharding": r"zero(_?(stage|level))?|shard(ing)?(_?(strategy|stage|level|degree))?|fsdp",
@@ -231,6 +235,11 @@ WHOLE = (
     r"(_\d+_?e(pochs?)?)?"
 )
 
+# Adapters need no gradients of the weights, a third of the FLOPs, and lengths change them.
+ADAPTED = re.compile(
+    r"\bq?lora|\bdora\b|\bpeft\b|adapter|\bseq(?:_?len(?:gth)?)?\s*=\s*\d", re.IGNORECASE
+)
+
 # Ranks in the words of column names and strategies.
 WORDS = {"one": 1, "single": 1, "two": 2, "three": 3, "four": 4, "eight": 8, "sixteen": 16}
 PARALLEL = (
@@ -246,6 +255,9 @@ FOOTNOTE = re.compile(r"<sup>.*?</sup>|(?<=\w)\s*\[\d\]$|<[^<>]*>")
 FORMULA = re.compile(r"\$([^$]+)\$")  # of LaTeX
 SYMBOLIZED = re.compile(r"^(speed_?up|efficiency|time)_(?:(?:s|e|t)_[np]|(?<!time_)s|e|t)$")
 PLURAL = re.compile(rf"({RANK}|node)\(s\)")  # of "GPU(s)"
+# "Threads / Ranks" are one or the other, "GPUs / node" is not.
+COUNTED_THINGS = "(?:thread|core|rank|proc|processe|task|worker|gpu|node)s"
+EITHER = re.compile(rf"\b({COUNTED_THINGS})\s*/\s*(?:\w+ )?{COUNTED_THINGS}\b")
 TOKEN = re.compile(r"[^a-z0-9]+")
 CLOCK_FORMAT = re.compile(r"(?:^|_)((?:hh?_)?mm?_ss?|hh?_mm?)$")  # of "time (hh:mm:ss)"
 # Of "s/it", "train time (s/iter)" and "ms/step @ step 10".
@@ -294,6 +306,7 @@ def normal(name: str) -> str:
     text = "".join(c for c in unicodedata.normalize("NFD", text) if not unicodedata.combining(c))
     # Without the brackets, "min" would be read as the minimum.
     text = re.sub(r"[\[(]\s*min\.?\s*[\])]$", " minutes", text)
+    text = EITHER.sub(r"\1", text)
     text = text.replace("%", " percent ").replace("#", " n ").replace("/", " per ")
     text = re.sub(r"(?<![a-z])([gpt])(?:iga|eta|era)_?(?=flop)", r"\1", text)
     text = text.replace("$", " usd ")
@@ -343,6 +356,11 @@ def setting_of(name: str) -> Setting:
     if not words:
         return Setting(name, ())
     return Setting(LINKED.sub("", SETTING.sub("", text).strip("_")), words)
+
+
+def names_gpu(text: str) -> bool:
+    """Whether a text names a model of GPU."""
+    return any(kind == "gpu" for kind, _ in setting_of(text).words)
 
 
 @cache

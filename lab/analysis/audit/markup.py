@@ -1,4 +1,4 @@
-"""Tables in published text: Markdown, HTML and LaTeX, with the lines around them."""
+"""Tables in published text: Markdown, HTML, LaTeX and reST, with the lines around them."""
 
 from __future__ import annotations
 
@@ -10,6 +10,11 @@ import re
 from collections.abc import Iterator, Sequence
 from html.parser import HTMLParser
 from typing import NamedTuple
+
+from lab.analysis.audit import restructured
+from lab.analysis.audit.columns import guess
+from lab.analysis.audit.reshape import named_ranks
+from lab.analysis.audit.values import ranks_of
 
 BAR = re.compile(r"(?<!\\)\|")
 # A lone "-" is a missing value, unless another cell has more or a colon, or all of the second line
@@ -70,22 +75,54 @@ class Table(NamedTuple):
     header: list[str]
     rows: list[list[str]]
     notes: list[str]
+    others: int = 0  # tables of the same kind in the same text
 
 
 def find_table(lines: Sequence[str]) -> Table | None:
-    """The longest table in Markdown, HTML or LaTeX, the first if tied; None without one.
+    """The table in Markdown, HTML, LaTeX or reStructuredText that says most of scaling, the longest
+    of these, the first if tied; None without one.
 
-    Settings and their values, if there is another table, are notes on it.
+    Settings and their values, if there is another table, are notes on it; so is how many others
+    of its kind there are, as `others`.
     """
     text = HIDDEN.sub("", "\n".join(lines))
     tables = [*_markdown(list(map(_drawn, text.splitlines()))), *_html(text), *_latex(text)]
+    tables += [
+        Table(cells[0], cells[1:], notes) for cells, notes in restructured.tables(text.splitlines())
+    ]
+    tables = [table for table in tables if any(table.header)]
     settings = [table for table in tables if _is_of_settings(table)]
     results = [table for table in tables if table not in settings]
-    longest = max(results or tables, key=lambda table: len(table.rows), default=None)
-    if longest is None or not results:
-        return longest
+    told = {id(table): _told(table) for table in results or tables}
+    best = max(
+        results or tables, key=lambda table: (told[id(table)], len(table.rows)), default=None
+    )
+    if best is None or not results:
+        return best
     said = [": ".join(row[:2]) for table in settings for row in table.rows]
-    return longest._replace(notes=[*longest.notes, *said])
+    alike = sum(told[id(table)] == told[id(best)] > 0 for table in results)
+    return best._replace(notes=[*best.notes, *said], others=max(alike - 1, 0))
+
+
+MEASURED = {"time", "rate", "rate_per_rank", "speedup", "efficiency", "flops_per_rank", "mfu"}
+RANKED = {"world_size", "nodes", "dp"}
+MOST_ROWS = 50  # that are looked at
+
+
+def _told(table: Table) -> int:
+    """2 for a table of measurements on known ranks, 1 for one of measurements, 0 for others."""
+    rows = table.rows[:MOST_ROWS]
+    columns = dict(zip(table.header, zip(*rows, strict=False), strict=False))
+    columns = {name: cells for name, cells in columns.items() if any(map(NUMERIC.match, cells))}
+    labels = [row[0] for row in rows if row]
+    sizes = {name: ranks for name in table.header if (ranks := named_ranks(name)) > 0}
+    spread = len(set(sizes.values())) > 1
+    if spread and set(sizes) <= set(columns):
+        return 2
+    names = [*columns, *labels] if spread else columns
+    known = {meaning.canonical for name in names if (meaning := guess(name))}
+    ranked = spread or known & RANKED or any(ranks_of(label)[0] > 0 for label in labels)
+    return 1 + bool(ranked) if known & MEASURED else 0
 
 
 def _is_of_settings(table: Table) -> bool:
@@ -117,14 +154,16 @@ def _markdown(lines: Sequence[str]) -> Iterator[Table]:
         below = itertools.takewhile(lambda line: not HEADING.match(line), rest)
         notes = [line.strip("# \t") for line in (*before, *below)]
         names = _cells(lines[start])
-        cells = [_unremarked(_cells(row), len(names)) for row in rows if not RULE.fullmatch(row)]
+        cells = [
+            without_remarks(_cells(row), len(names)) for row in rows if not RULE.fullmatch(row)
+        ]
         yield Table(
             *_named(names, cells),
             [note for note in notes if note and not RULE.fullmatch(note)],
         )
 
 
-def _unremarked(cells: list[str], width: int) -> list[str]:
+def without_remarks(cells: list[str], width: int) -> list[str]:
     """A row without the remarks that follow its last cell, which are no numbers."""
     beyond = cells[width:]
     return cells if any(map(NUMERIC.match, beyond)) else cells[:width]

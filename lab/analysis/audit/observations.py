@@ -244,6 +244,15 @@ class Observations:
         return labels
 
     @cached_property
+    def hardware(self) -> dict[str, dict[str, str]]:
+        """The GPU and the CPU of each row by its label, where the rows differ in them."""
+        return {
+            name: dict(zip(self.frame["label"], self.frame[name].fillna("").map(str), strict=True))
+            for name in ("gpu", "cpu")
+            if self.frame[name].nunique() > 1
+        }
+
+    @cached_property
     def compares_layouts(self) -> bool:
         """Whether its rows differ in nothing but how ranks work together, and in their number."""
         return {key for key in self.keys if self.frame[key].nunique() > 1} <= LAYOUT_KEYS

@@ -9,11 +9,11 @@ from collections.abc import Collection, Iterable, Mapping
 import numpy as np
 import pandas as pd
 
-from lab.analysis.audit.columns import TIMES, Guess, normal, parse_name, setting_of
+from lab.analysis.audit.columns import TIMES, Guess, names_gpu, normal, parse_name
 from lab.analysis.audit.points import ROUNDING
 from lab.analysis.audit.values import BRACKETS, COUNT_UNITS, NUMBER, TIME_UNITS, numbers, roundings
 
-FAR_BEYOND = 1.5  # no efficiency
+FAR_BEYOND, LEAST_PERCENT = 1.5, 4  # no efficiency is between these
 TIMESTAMP = 1e9  # seconds since 1970, and more than a training takes
 LENGTHS = 64  # sequence lengths are multiples of this
 LARGEST_VERSION = 40  # but containers are named after years and months
@@ -26,6 +26,7 @@ COLLECTIVE = re.compile(
 MOST_CELLS = 50  # of a column that are looked at
 ALIKE = 1.05  # ratio of two measurements of one time
 MOST_COLUMNS = 30  # of which all pairs are compared
+FEWEST_STEPS = 4  # that tell whether a time grows
 MOSTLY = 0.5  # of the gaps between the steps of a log are equal
 
 
@@ -47,14 +48,16 @@ def is_plausible(canonical: str, column: str, texts: pd.Series) -> bool:
     if canonical == "speedup" and (named or texts.str.contains("%").all()):
         shares = numbers(texts, factor=0.01 if named else 1.0).dropna()
         return bool((shares >= 1).all())  # one of 12 % is an increase
+    if canonical == "efficiency" and not texts.str.contains("%").any():
+        return not numbers(texts).between(FAR_BEYOND, LEAST_PERCENT).all()
     if canonical == "sequence_length" and stem == "seq":  # not a sequential time
         return bool((numbers(texts, units=COUNT_UNITS) % LENGTHS == 0).all())
     if canonical == "gpu" and re.fullmatch("systems?", stem):
-        return any(kind == "gpu" for text in texts for kind, _ in setting_of(text).words)
+        return bool(texts.map(names_gpu).any())
     if canonical in {"global_batch_size", "batch"}:  # in tokens, such as 4M
         return not texts.str.fullmatch(r"[\d.]+\s*[mM]\w*").any()
     if canonical == "rank" and re.search("gpu|device", stem):  # a column gpu_id may hold names
-        return not any(kind == "gpu" for text in texts for kind, _ in setting_of(text).words)
+        return not texts.map(names_gpu).any()
     if canonical in {"epoch", "step"}:
         return _numbers_each(texts[texts.str.contains(r"\d")], canonical) and (
             stem != "epochs" or _goes_on(numbers(texts).dropna())
@@ -162,6 +165,29 @@ def numbers_devices(column: str, values: pd.Series) -> bool:
     """Whether a column called GPU numbers them from 0, each in a row of its own."""
     counts = re.search("(^|_)(num|number|count)(_|$)", normal(column))
     return not counts and len(values) > 1 and values.tolist() == list(range(len(values)))
+
+
+def varies_by_step(values: pd.Series, column: str, names: Collection[str]) -> bool:
+    """Whether a column called GPU is not of ranks, because it varies between the steps of a log."""
+    return (
+        "step" in names and bool(re.fullmatch("[ghint]pu", normal(column))) and values.nunique() > 1
+    )
+
+
+def is_elapsed(values: pd.Series, column: str, names: Collection[str]) -> bool:
+    """Whether a time in a log is the one since its start, which only grows."""
+    known, name = values.dropna(), normal(column)
+    of_all = re.search("elapsed|total|wall|since|run", name) and not re.search("epoch|step", name)
+    if not of_all or not {"step", "epoch"} & set(names) or len(known) < FEWEST_STEPS:
+        return False
+    return known.is_monotonic_increasing and bool(known.iloc[-1] > 2 * known.iloc[0])
+
+
+def counts_processes(column: str, values: pd.Series) -> bool:
+    """Whether a column called "proc" counts them: 1, 2, 4 and 8 rather than 0 to 7."""
+    known = values.dropna()
+    named = re.fullmatch("proc(ess(or)?)?", normal(column))
+    return bool(named) and len(known) > 0 and known.min() > 0 and known.max() > known.nunique()
 
 
 def is_of_model(column: str, texts: pd.Series, meanings: Mapping[str, Guess]) -> bool:

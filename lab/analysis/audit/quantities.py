@@ -19,6 +19,7 @@ from lab.analysis.audit.columns import (
     TEXTS,
     TIMES,
     Guess,
+    names_gpu,
     normal,
     parse_name,
     setting_of,
@@ -27,6 +28,8 @@ from lab.analysis.audit.columns import (
 from lab.analysis.audit.plausible import (
     RANKS,
     are_shares,
+    counts_processes,
+    is_elapsed,
     is_not_process_rank,
     is_of_another,
     is_of_collective,
@@ -36,6 +39,7 @@ from lab.analysis.audit.plausible import (
     numbers_devices,
     own_baseline,
     recurs,
+    varies_by_step,
 )
 from lab.analysis.audit.values import (
     BANDWIDTH_UNITS,
@@ -87,7 +91,8 @@ MOST_NAMES = 200  # of runs that are looked at
 MOST_NODES = 4096
 DASHES = {"-", "--", "–", "—"}
 # A table may hold several of these, with different meanings.
-MEASURED = {"time": "time", "rate": "rate", "rate_per_rank": "rate per rank"}
+MEASURED = {name: name for name in ("time", "rate", "speedup", "efficiency")}
+MEASURED |= {"rate_per_rank": "rate per rank"}
 NAMED_UNIT = re.compile(rf"\d\s*({'|'.join(sorted(CELL_TIMES, key=len, reverse=True))})\s*$")
 TIMED = re.compile(rf"[\d.,]+\s*(?:{'|'.join(TIME_UNITS)})\s*$")  # such as 22.3 s
 NOTED_UNITS = {
@@ -209,11 +214,15 @@ class Quantities:
                 return ""
             if normal(column) == "n" and (numbers(cells) == 0).any():
                 return ""  # it numbers the rows
+            if varies_by_step(numbers(cells), column, names):
+                return ""
             canonical = "rank" if numbers_devices(column, numbers(cells)) else canonical
         elif guessed and "time" not in names and parse_name(column).stem == "sync":
             return ""  # beside "Async" or "Overlap" it is a program
-        elif canonical == "step" and guessed and len(known) and known.str.match(TIMED).all():
+        elif canonical in {"step", "rate"} and guessed and _are_times(known):
             canonical = "time"
+        elif canonical == "rank" and guessed and counts_processes(column, numbers(cells)):
+            canonical = "world_size"
         elif canonical == "version" and not known.str.contains(r"\d").any():
             canonical = "" if "strategy" in names else "strategy"  # serial and parallel
         elif canonical == "repeat" and _names_settings(cells):
@@ -232,11 +241,15 @@ class Quantities:
             if not self._is_serial(over):
                 return ""  # of one program over another on as many ranks
             self.own_baseline = over
+        elif canonical == "cpu" and "gpu" not in names and known.map(names_gpu).any():
+            canonical = "gpu"  # a processor such as a V100
         if canonical in {"strategy", "speedup"} and known.str.fullmatch(SCALING).all():
             canonical = "scaling"
         if not guessed:
             return canonical
         if canonical == "rank" and is_not_process_rank(column, self.frame, self.meanings):
+            return ""
+        if canonical == "time" and is_elapsed(numbers(cells), column, names):
             return ""
         return canonical if is_plausible(canonical, column, known) else ""
 
@@ -367,6 +380,10 @@ def _names_runs(texts: pd.Series) -> bool:
     last = pd.to_numeric(texts.str.extract(r"(\d+)$", expand=False))
     numbered = sorted(last.dropna()) in [[*range(start, len(texts) + start)] for start in (0, 1)]
     return texts.is_unique and len(texts) > 1 and not (numbered or texts.str.isdecimal().any())
+
+
+def _are_times(texts: pd.Series) -> bool:
+    return len(texts) > 0 and bool(texts.str.match(TIMED).all())
 
 
 def _counts(cells: pd.Series) -> bool:

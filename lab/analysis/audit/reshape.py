@@ -77,6 +77,15 @@ class Spread(NamedTuple):
     setting: str = ""
 
 
+def named_ranks(column: str) -> float:
+    """The number of ranks in a column's name, such as "8 GPUs" or "ranks=8"; NaN without one."""
+    text = normal(column)
+    match = BEFORE.search(text) or AFTER.search(text)
+    if match is None or INDEXED.search(text):
+        return ranks_of(column)[0]
+    return float(WORDS.get(match["n"]) or match["n"][:9])
+
+
 def hinted_ranks(name: str, notes: Sequence[str]) -> tuple[int, str] | None:
     """A number of ranks given in the file's name or its notes, and which of the two gives it."""
     for text, where in [(name, "the name of the table"), *((note, "its notes") for note in notes)]:
@@ -218,7 +227,10 @@ def by_world_size(
     columns = [column for column in frame.columns if column not in mapped]
     first = frame[columns[0]] if columns else pd.Series(dtype=str)
     texts = [name for name in columns[:MOST_NAMES] if not _spread(name, "", bare=True)]
-    rows = [{_quantity(label) for label in _first_texts(frame[name])} for name in texts]
+    # Words after the sizes are remarks.
+    sized = [place for place, name in enumerate(columns) if name not in texts]
+    labels = [name for name in texts if not sized or columns.index(name) < sized[0]]
+    rows = [{_quantity(label) for label in _first_texts(frame[name])} for name in labels]
     of_rows = set().union(*(named - {""} for named in rows))
     mixed = len(of_rows) > 1 or any(len(named) > 1 for named in rows if named - {""})
     units = {unit for name in columns if name not in texts for unit in _units(frame[name])}

@@ -20,9 +20,9 @@ from lab.analysis.audit.columns import (
     guess,
     normal,
     parse_name,
-    setting_of,
 )
 from lab.analysis.audit.observations import PYTHON_STRINGS, ROW, Observations
+from lab.analysis.audit.programs import by_program, by_size
 from lab.analysis.audit.quantities import WHOLE_NUMBERS, Quantities, as_text, as_texts
 from lab.analysis.audit.settings import by_setting
 from lab.analysis.audit.values import numbers, ranks_of
@@ -48,6 +48,10 @@ SYMBOLS = {"T": "time", "S": "speedup", "E": "efficiency"}
 NOTED_SCALING = re.compile("(strong|weak)[ _-]?scal", re.IGNORECASE)
 # Rows of these are single measurements; others may stand for several.
 LOGGED = {"rank", "epoch", "step"}
+DEGREE = r"(?<![a-z])%s[ =:_-]?(\d{1,5})(?![\d.])"
+ON_CORES = re.compile(r"(?:^|_)(?:mpi\w*|ranks?|tasks?|n?proc\w*|np|p|n|world_?size)(?=_|$)")
+OF_A_RANK = re.compile(r"(?!.*_per_)|.*_per_(?:rank|task|proc|mpi)")  # not of a block, say
+FEW = 2  # numbers of cores that tell nothing
 NEARLY = 0.02  # relative: of a ratio of two rounded rates, or a batch that ranks share
 ANOTHER = 1.1  # ratio of the parameters of two models
 # What runs may be compared by, if all of them were measured at several world sizes.
@@ -79,15 +83,19 @@ def from_table(
     """
     notes = [str(note) for note in frame.attrs.get("notes", ())]
     name = str(frame.attrs.get("name", source))
+    chosen = list(map(str, frame.attrs.get("assumptions", ())))
     _check(frame, columns or {}, source)
     frame = frame.reset_index(drop=True)
     frame.columns = pd.Index([str(column) for column in frame.columns])
     mapped = {column: _mapped(canonical, column) for canonical, column in (columns or {}).items()}
     frame, meanings, assumptions, origins, wide = _long_form(frame, mapped, name, notes)
+    assumptions = [*chosen, *assumptions]
     quantities = Quantities(frame, meanings, mapped, notes, source)
     tidy, given = quantities.tidy, quantities.given
     assumptions += quantities.assumptions
     tidy[ROW] = frame[ROW].loc[tidy.index]
+    _degrees_in_words(tidy, given)
+    assumptions += _of_a_node(tidy, given) + _hybrid(tidy, given)
     if "world_size" not in given:
         tidy["world_size"], assumption = _world_size(tidy, reshape.hinted_ranks(name, notes))
         assumptions += [assumption] if assumption else []
@@ -126,7 +134,7 @@ def _long_form(
     frame, of_settings, origins = by_setting(frame, mapped)
     frame, of_ranks = reshape.by_rank(frame, mapped)
     assumptions += filled + of_settings + of_ranks
-    for by in (reshape.by_batch, reshape.by_cells, reshape.by_group):
+    for by in (by_program, by_size, reshape.by_batch, reshape.by_cells, reshape.by_group):
         frame, more = by(frame, mapped)
         assumptions += more
     meanings = _meanings(frame, mapped)
@@ -197,7 +205,9 @@ def _ranks_by_cells(frame: pd.DataFrame, meanings: Mapping[str, Guess]) -> dict[
         meaning = meanings.get(column)
         if (meaning is None or meaning.canonical == "strategy") and len(texts):
             pairs = {_ranks_in(str(text)) for text in texts if not SIZES.fullmatch(str(text))}
-            named = all(ranks > 0 and (not name or _is_gpu(name)) for ranks, name in pairs)
+            named = all(
+                ranks > 0 and (not name or columns.names_gpu(name)) for ranks, name in pairs
+            )
             if len(pairs) == len(texts) > 1 and named:
                 return {column: Guess("world_size", 1.0)}
     return {}
@@ -228,15 +238,10 @@ def _workers(frame: pd.DataFrame, meanings: Mapping[str, Guess]) -> str:
     for column, kind in kinds.items():
         values = numbers(frame[column]).dropna()
         whole = bool(((values >= 1) & (values % 1 == 0)).all())
-        # Numbers of cores that do not start at one may be those of different machines.
-        counted = kind == "threads" or (kind == "cpus" and values.min() == 1)
+        counted = kind == "threads" or (kind == "cpus" and _are_steps_of_scaling(values))
         if counted and "per" not in normal(column).split("_") and whole and values.nunique() > 1:
             return column
     return ""
-
-
-def _is_gpu(name: str) -> bool:
-    return any(kind == "gpu" for kind, _ in setting_of(name).words)
 
 
 def _global_batch(tidy: pd.DataFrame, given: dict[str, str]) -> list[str]:
@@ -360,6 +365,57 @@ def _world_size(tidy: pd.DataFrame, hint: tuple[int, str] | None) -> tuple[pd.Se
     return np.nan, ""
 
 
+def _of_a_node(tidy: pd.DataFrame, given: dict[str, str]) -> list[str]:
+    """Take ranks as those of each node if some rows have fewer of them than nodes, and say so."""
+    if "per_node" in given or not (tidy["world_size"] < tidy["nodes"]).any():
+        return []
+    tidy["per_node"], tidy["world_size"] = tidy["world_size"], np.nan
+    given["per_node"] = name = given.pop("world_size")
+    return [f"{name!r} counts the ranks of each node, as there are fewer than nodes"]
+
+
+def _degrees_in_words(tidy: pd.DataFrame, given: dict[str, str]) -> None:
+    """Enter degrees of parallelism that the strategies name, such as dp2+tp2+pp4, if no column
+    gives any."""
+    if "strategy" not in given or set(given) & {"dp", *LAYOUT}:
+        return
+    words = tidy["strategy"].fillna("").astype(str).str.lower()
+    named = {name: words.str.extract(DEGREE % name, expand=False) for name in ("dp", *LAYOUT)}
+    known = {name: cells for name, cells in named.items() if cells.notna().any()}
+    if len(known) > 1:  # one may be the number of anything
+        for name, cells in known.items():
+            tidy[name], given[name] = cells.astype(float), given["strategy"]
+
+
+def _are_steps_of_scaling(cores: pd.Series) -> bool:
+    """Whether numbers of cores are those of a program, not of different machines."""
+    least = cores.min()
+    return bool(least == 1 or ((cores % least == 0).all() and cores.nunique() > FEW))
+
+
+def _hybrid(tidy: pd.DataFrame, given: Mapping[str, str]) -> list[str]:
+    """Take cores for ranks if ranks on cores have various numbers of threads, and say so.
+
+    The threads of a rank are then its strategy, where the table gives no other.
+    """
+    ranks, threads = given.get("world_size", ""), numbers(tidy["threads"])
+    on_cores = ON_CORES.search(normal(ranks)) and "gpu" not in normal(ranks)
+    of_a_rank = OF_A_RANK.match(normal(given.get("threads", "")))
+    whole = bool(((threads >= 1) & (threads % 1 == 0)).all())
+    if not on_cores or not of_a_rank or not whole or threads.nunique() < 2:
+        return []
+    cores = tidy["world_size"] * threads
+    own = cores[tidy["speedup"] == 1].nunique() > 1  # baselines
+    if own or (threads.groupby(cores).nunique() > 1).any():
+        names = (threads.map("{:g}".format) + " threads").where(threads > 1, "1 thread")
+        tidy["strategy"] = tidy["strategy"].fillna(names)
+    tidy["threads"] = np.nan
+    if own:
+        return [f"each number of {given['threads']!r} has a baseline of its own"]
+    tidy["world_size"] = cores
+    return [f"{ranks!r} times {given['threads']!r} counts the cores, which are taken for the ranks"]
+
+
 def _are_counts(values: pd.Series) -> bool:
     """Whether numbers are whole but for their rounding."""
     whole = values.round()
@@ -403,6 +459,8 @@ def _add_keys(
                 continue
             apart = named and not logged and tidy["world_size"].nunique() == 1
             apart = apart or (named and logged and _names_series(cells, tidy))
+            adapted = cells.dropna().str.contains(columns.ADAPTED)
+            apart = apart or (named and adapted.nunique() > 1)
             if (apart and cells.nunique() > 1) or _is_key(
                 cells, tidy["world_size"], least=0.5 if words else 0.51
             ):

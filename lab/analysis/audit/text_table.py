@@ -12,7 +12,8 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import IO, TYPE_CHECKING, Any
 
-from lab.analysis.audit.markup import find_table
+from lab.analysis.audit import logs, notebook
+from lab.analysis.audit.markup import find_table, without_remarks
 from lab.analysis.audit.values import BYTE_UNITS, TIME_UNITS
 from lab.errors import InputError, Problem, nearest
 
@@ -52,10 +53,12 @@ NCCL_SAVED = re.compile(  # as CSV
 NCCL_ITERATIONS = re.compile(r"(?<!warmup )\biters:\s*(\d+)")
 NCCL_MEASURED = 4  # time, algbw, busbw, errors
 # 11,2465 and 0,5 have a decimal comma, 1.5 and 1,234,567 show that commas group digits.
+NUMERAL = re.compile(r"-?\d+(?:\.\d+)?(?:e[-+]?\d+)?", re.IGNORECASE)
 DECIMAL_COMMA = re.compile(r"-?(?:\d+,(?:\d{1,2}|\d{4,})|0,\d+)")
 DECIMAL_POINT = re.compile(r"\d\.\d|\d,\d{3},")
 THREE_DIGITS = re.compile(r"-?[1-9]\d{0,2},\d{3}")
 FEWEST_COMMAS = 2
+NAMED = 3  # columns in a sentence
 NEARLY = 0.02  # a whole number, within two decimals of the bandwidths
 NCCL_COLUMNS = [
     *("message_bytes", "variant", "time_us", "algbw_gb_per_s", "busbw_gb_per_s"),
@@ -66,13 +69,14 @@ NCCL_COLUMNS = [
 def read_table(
     source: str | Path | IO[Any], mapping: Mapping[str, str] | None = None
 ) -> pd.DataFrame:
-    """Read delimited text (comma, semicolon, tab, bar, else spaces), the longest table of a text in
-    Markdown, HTML or LaTeX, or nccl-tests output as a DataFrame of text, empty cells as "".
+    """Read delimited text (comma, semicolon, tab, bar, else spaces), a table of a notebook or of a
+    text in Markdown, HTML, LaTeX or reStructuredText, or nccl-tests output as a DataFrame of text,
+    empty cells as "".
 
     `source` is a path or an open stream. Notes are in `frame.attrs["notes"]`: lines that start with
     #, except for column names right above numbers, or the text around a table. The file's stem is
-    in `frame.attrs["name"]`. The header must have the columns of `mapping`, {canonical name:
-    column}.
+    in `frame.attrs["name"]`; `frame.attrs["assumptions"]` says which of several tables was read.
+    The header must have the columns of `mapping`, {canonical name: column}.
 
     Raises InputError for a file that is missing, larger than 50 MB, not text, without rows, with a
     column twice, with rows longer than the header, or without a column that the mapping names.
@@ -81,8 +85,9 @@ def read_table(
 
     stream = None if isinstance(source, str | Path) else source
     name = STREAM if stream else str(source)
-    lines = _unmarked(_text(stream, name).splitlines())
-    notes = [line.lstrip("# ").rstrip() for line in lines if line.startswith("#")]
+    text = notebook.as_text(_text(stream, name))
+    lines = _unmarked(text.splitlines())
+    notes, others = [line.lstrip("# ").rstrip() for line in lines if line.startswith("#")], 0
     printed = [HOST.sub("", LAUNCHED.sub("", line)) for line in lines]
     if any(NCCL_SAVED.fullmatch(line.replace(" ", "")) for line in printed):
         printed = [line.replace(",", " ") for line in printed]
@@ -90,7 +95,9 @@ def read_table(
         header, rows = _nccl_tests(name, printed)
     elif table := find_table(lines):
         header, rows = _rectangular(name, _numbered(table.header), table.rows)
-        notes = table.notes
+        notes, others = table.notes, table.others
+    elif found := logs.find_records(text) or logs.find_log(text.splitlines()):
+        header, rows = _rectangular(name, *found)
     else:
         header, rows = _delimited(name, lines)
     header, rows = _with_units(header, _with_points(rows))
@@ -107,9 +114,20 @@ def read_table(
     if problems:
         raise InputError(name, problems)
     frame = pd.DataFrame(rows, columns=header, dtype="object")
-    frame.attrs["notes"] = notes
+    frame.attrs |= {"notes": notes, "assumptions": _chosen(header, others)}
     frame.attrs["name"] = name if stream else Path(name).stem
     return frame
+
+
+def _chosen(header: Sequence[str], others: int) -> list[str]:
+    """Which of several tables was read."""
+    if not others:
+        return []
+    names = " | ".join(header[:NAMED])
+    return [
+        f"of {others + 1} tables of results, the one below {names!r} is read; "
+        "give another in a file of its own"
+    ]
 
 
 def _error(name: str, what: str, advice: str, where: str = "file") -> InputError:
@@ -208,8 +226,9 @@ def _delimited(name: str, lines: Sequence[str]) -> tuple[list[str], list[list[st
         content[:first] = [""] * first
     if first and lines[first - 1].startswith("#") and not WORD.search(content[first]):
         header = lines[first - 1].lstrip("#").strip()
-        if _names(header, content[first]):
-            content[first - 1] = header
+        if names := _names(header, content[first]):
+            apart = _delimiter([content[first]])
+            content[first - 1] = header if apart == SPACES else apart.join(names)
     elif first and NUMBERED_NAME.match(lines[first - 1]) and NUMERIC_CELL.search(content[first]):
         pair = [lines[first - 1], content[first]]
         delimiter = _delimiter(pair)
@@ -223,10 +242,15 @@ def _delimited(name: str, lines: Sequence[str]) -> tuple[list[str], list[list[st
         delimiter = _delimiter(sample)
     if delimiter == SPACES:
         place = content.index(sample[0])
-        content = ["\t".join(line.split()) for line in content]
-        content[place] = "\t".join(_names(sample[0], sample[1]) or sample[0].split())
+        titles = _names(sample[0], sample[1]) or sample[0].split()
+        content = ["\t".join(without_remarks(line.split(), len(titles))) for line in content]
+        content[place] = "\t".join(titles)
         delimiter = "\t"
-    return _cells(name, content, delimiter)
+    names, rows = _cells(name, content, delimiter)
+    if all(map(NUMERAL.fullmatch, names)) and any("." in name for name in names):
+        advice = "write a line of column names above them"
+        raise _error(name, f"numbers instead of column names: {names[0]}, ...", advice)
+    return names, rows
 
 
 def _sample(name: str, lines: Sequence[str]) -> list[str]:
@@ -263,11 +287,14 @@ def _has_digits(line: str) -> bool:
 def _names(header: str, row: str) -> list[str] | None:
     """Column names, one for each cell of the row below; None if their numbers differ.
 
-    In columns separated by spaces, names that contain spaces are two or more spaces apart.
+    The names may have a delimiter of their own. In columns separated by spaces, names that contain
+    spaces are two or more spaces apart.
     """
     delimiter = _delimiter([row])
     if delimiter != SPACES:
-        return header.split(delimiter) if _delimiter([header, row]) == delimiter else None
+        width = len(row.split(delimiter))
+        named = (header.split(one) for one in (delimiter, *DELIMITERS))
+        return next((names for names in named if len(names) == width), None)
     splits = (re.split(r"\s{2,}|\t", header.strip()), header.split())
     return next((names for names in splits if len(names) == len(row.split())), None)
 

@@ -175,3 +175,52 @@ def test_bus_bandwidths_with_reductions_in_the_switch(largest: int, faults: set[
 def test_models_that_grow_with_the_ranks_are_one_weak_scaling() -> None:
     rows = ["8,13B,24.5,100%", "16,26B,23.8,97.1%", "32,52B,22.9,93.5%"]
     assert not broken(pasted("\n".join(["GPUs,Model size,samples/s,Scaling efficiency", *rows])))
+
+
+def test_times_of_several_programs() -> None:
+    names = (
+        "Threads / Ranks,Serial Time (s),OpenMP Time (s),MPI Time (s),OpenMP Speedup,MPI Speedup"
+    )
+    rows = ["1,53.2,54.5,53.0,0.98,1.00", "4,53.2,13.8,14.4,3.86,3.69", "8,53.2,7.6,7.4,7.00,9.19"]
+    result = pasted("\n".join([names, *rows]))
+    assert result.reading["Threads / Ranks"] == "world_size"
+    (found,) = [one for one in result.findings if one.rule == "quoted-against-own"]
+    assert found.evidence.startswith("A speedup of 9.19x is quoted on 8 ranks, but")
+    assert found.records == ("row 3 (mpi, world size 8)",)
+    assert "'OpenMP Time (s)', 'MPI Time (s)' are read as the time of a program" in (
+        result.assumptions
+    )
+
+
+def test_the_time_of_mpi_is_communication_only_beside_a_whole() -> None:
+    names = "Processes,Serial Time (s),MPI Time (s),Speedup"
+    rows = ["1,10.0,10.2,0.98", "2,10.0,5.3,1.89", "4,10.0,2.9,4.45"]
+    assert broken(pasted("\n".join([names, *rows]))) == {"quoted-against-own"}
+    names = "Processes,Total Time (s),MPI Time (s)"
+    result = pasted("\n".join([names, "1,10.0,0.9", "2,5.6,1.1"]))
+    assert broken(result) == {"communication-alone"}
+
+
+def test_columns_of_problem_sizes() -> None:
+    names = "Processes,Time_108,Time_2916,Speedup_108,Speedup_2916"
+    rows = ["1,0.95,33.8,1.0,1.0", "2,0.50,17.0,1.9,1.99", "4,0.30,8.6,3.17,5.93"]
+    result = pasted("\n".join([names, *rows]))
+    (found,) = [one for one in result.findings if one.severity == "warning"]
+    assert "5.93x is quoted on 4 ranks at problem size 2916" in found.evidence
+    rates = pasted("GPUs,img/s (bs=64),img/s (bs=128)\n1,100,120\n2,190,230\n4,370,610\n")
+    assert broken(rates) == {"super-linear"}
+    (found,) = [one for one in rates.findings if one.rule == "super-linear"]
+    assert "batch 128" in found.records[0]
+
+
+@pytest.mark.parametrize("remarks", ["memory efficient,best throughput", "1.5x loss,baseline"])
+def test_remarks_beside_columns_of_ranks(remarks: str) -> None:
+    cells = remarks.split(",")
+    rows = [f"| DDP | 8400 tok/s | 12200 tok/s | {cells[0]} |", f"| FSDP | 5 | 9 | {cells[1]} |"]
+    text = "\n".join(["| Strategy | 2 GPU | 4 GPU | Notes |", "|---|---|---|---|", *rows])
+    assert pasted(text + "\n").reading["rate"] == "rate"
+
+
+def test_a_throughput_in_milliseconds_is_a_time() -> None:
+    result = pasted("| GPUs | Throughput |\n|---|---|\n| 4 | 661ms |\n| 8 | 345ms |\n")
+    assert result.reading["Throughput"] == "time"

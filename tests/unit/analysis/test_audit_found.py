@@ -281,3 +281,84 @@ def test_speedups_over_the_only_run_that_quotes_one() -> None:
     result = pasted(below("| GPUs | seq | Speedup |", *rows))
     assert not broken(result)
     assert any("relative to a run with other settings" in one.evidence for one in result.findings)
+
+
+def test_the_efficiency_of_a_cpu_is_its_use() -> None:
+    rows = ["| 48 | ~95% | ~437 s |", "| 96 | ~91% | ~385 s |", "| 192 | ~85% | ~252 s |"]
+    result = pasted(below("| MPI ranks | CPU efficiency | Wall time |", *rows))
+    assert "CPU efficiency" not in result.reading and not broken(result)
+
+
+def test_marks_out_of_five_are_no_efficiency() -> None:
+    rows = ["| a | 30 | 3.24 |", "| b | 30 | 3.77 |"]
+    result = pasted(below("| config | GPUs | judge_efficiency |", *rows))
+    assert "judge_efficiency" not in result.reading and not broken(result)
+    percent = ["| 1 | 10 | 100 |", "| 2 | 6 | 3.5 |"]
+    result = pasted(below("| GPUs | Time (s) | Efficiency |", *percent))
+    assert broken(result) == {"quoted-against-own"}
+
+
+def test_adapters_named_in_any_column_are_trained_with_fewer_flops() -> None:
+    names = "| Type | GPUs | MFU | tokens/s/GPU |"
+    rows = [
+        "| SFT | 8 | 26.6% | 6210 |",
+        "| RL | 8 | 13.9% | 3254 |",
+        "| RL LoRA | 8 | 21% | 6090 |",
+    ]
+    assert "mfu-consistent" not in broken(pasted(below(names, *rows)))
+    rows[2] = rows[2].replace(" LoRA", "")
+    assert "mfu-consistent" in broken(pasted(below(names, *rows)))
+
+
+def test_processors_that_are_gpus() -> None:
+    rows = ["| Tesla P100 | 8 | 29 h |", "| Tesla V100 | 2048 | 1.2 min |"]
+    result = pasted(below("| Processor | # Processors | Time |", *rows))
+    assert result.reading["Processor"] == "gpu"
+
+
+@pytest.mark.parametrize("end", ["", "10\t1.44\t0.3\n"])
+def test_the_last_lines_of_a_log_may_be_a_summary(end: str) -> None:
+    rows = [f"{step}\t{3 / step:.2f}\t{0.1 * step:.1f}" for step in range(1, 11)]
+    log = "step\tloss\tstep_s\n" + "\n".join([*rows, "10\t\t0.2", "10\tNone\t0.3"]) + "\n"
+    assert ("two-writers" in broken(pasted(log + end))) == bool(end)
+
+
+def test_ranks_that_gain_nothing_are_no_slower() -> None:
+    result = pasted("GPUs,Time (s)\n1,1490.4\n4,1491.0\n")
+    (found,) = [one for one in result.findings if one.rule == "fixed-overhead"]
+    assert "4 ranks are no faster than 1: speedup 1.00" in found.evidence
+    rates = pasted("GPUs,tokens/s\n1,9100\n2,8600\n4,8500\n")
+    (found,) = [one for one in rates.findings if one.rule == "fixed-overhead"]
+    assert "4 ranks are slower than 1: speedup 0.93" in found.evidence
+    assert "If the rates are those of each rank, say so in their name." in found.advice
+
+
+def test_the_columns_of_speedups_that_were_not_read_are_named() -> None:
+    rows = ["| 1 | 1.0 | 1.0 |", "| 2 | 1.9 | 1.8 |"]
+    result = pasted(below("| GPUs | Speedup small | Speedup large |", *rows))
+    assert result.assumptions == (
+        "'Speedup small' is read as the speedup, not 'Speedup large'; "
+        "--column speedup=COLUMN chooses another",
+    )
+
+
+def test_degrees_in_the_words_of_a_strategy() -> None:
+    names = "| Parallelism | GPUs | samples/s |"
+    rows = ["| zero2(dp8) | 8 | 17.1 |", "| zero1(dp2)+tp2+pp4 | 16 | 25.8 |"]
+    result = pasted(below(names, *rows))
+    assert "parallel-consistent" in result.checked and not broken(result)
+    rows[1] = rows[1].replace("16", "8")
+    (found,) = [one for one in pasted(below(names, *rows)).findings if one.severity != "note"]
+    assert "dp 2 x tp 2 x pp 4 is 16, not 8 ranks in row 2" in found.evidence
+    other = below("| Strategy | GPUs | samples/s |", "| FSDP2 | 8 | 17.1 |", "| DDP 4 | 8 | 25.8 |")
+    assert "parallel-consistent" not in pasted(other).checked
+
+
+def test_a_speedup_by_other_hardware_is_no_scaling() -> None:
+    rows = ["| Tesla P100 | 8 | 29 h |", "| Tesla V100 | 2048 | 1.2 min |"]
+    result = pasted(below("| Processor | GPUs | Time |", *rows))
+    assert not broken(result)
+    (found,) = [one for one in result.findings if one.rule == "super-linear"]
+    assert "the GPU differs (Tesla P100 against Tesla V100)" in found.evidence
+    same = pasted(below("| Processor | GPUs | Time |", *(row.replace("P1", "V1") for row in rows)))
+    assert "super-linear" in broken(same)

@@ -76,6 +76,7 @@ def test_notes_byte_order_mark_quotes_and_blank_lines(tmp_path: Path) -> None:
     frame = read_table(written(tmp_path, text, "scaling.csv"))
     assert frame.attrs == {
         "notes": ["measured on one node", "Source: a paper", "in between"],
+        "assumptions": [],
         "name": "scaling",
     }
     assert frame.to_numpy().tolist() == [["1", "1,384.6"], ["2", ""]]
@@ -135,3 +136,15 @@ def test_nothing_but_an_input_error(tmp_path: Path, content: bytes) -> None:
     except InputError:
         return
     assert len(frame) > 0 and frame.columns.is_unique
+
+
+def test_names_in_a_comment_may_have_a_delimiter_of_their_own(tmp_path: Path) -> None:
+    text = "#MEASURED WITH DIMENSION 10000\n#Threads|MPI tasks|time\n1\t2\t119.86\n2\t2\t60.15\n"
+    frame = read_table(written(tmp_path, text, "omp.txt"))
+    assert list(frame.columns) == ["Threads", "MPI tasks", "time"]
+    assert frame["time"].tolist() == ["119.86", "60.15"]
+
+
+def test_measurements_without_names(tmp_path: Path) -> None:
+    with pytest.raises(InputError, match="numbers instead of column names: 1,"):
+        read_table(written(tmp_path, "1 119.86\n2 60.15\n4 31.02\n", "t.dat"))

@@ -35,6 +35,9 @@ def two_writers(observations: Observations) -> Iterator[Fault]:
     frame = observations.frame
     columns = [name for name in ("epoch", "step") if frame[name].notna().any()]
     rows = frame[frame[columns].notna().all(axis=1) & ~frame["aggregate"]]
+    measured = rows[["time", "rate", "loss", "accuracy"]].notna().any().any()
+    if rows["loss"].notna().any():  # the others are evaluations or a summary of the training
+        rows = rows[rows["loss"].notna()]
     names = [
         *observations.keys,
         *("world_size", "nodes", "global_batch_size", "batch", "rank", "repeat"),
@@ -49,8 +52,8 @@ def two_writers(observations: Observations) -> Iterator[Fault]:
         first = {value: at for at, value in reversed(list(enumerate(index)))}
         again = [at for at, value in enumerate(index) if first[value] != at]
         back = [place for place in range(1, len(index)) if index[place] < index[place - 1]]
-        if not again and not back:
-            continue
+        if not back and not (again and measured):
+            continue  # what is not of a step may be of its samples
         parts = [index[start:end] for start, end in itertools.pairwise([0, *back, len(index)])]
         # Whole series one after another are appended runs, not two concurrent jobs.
         appended = len(parts[0]) == len(set(index)) and all(part == parts[0] for part in parts)

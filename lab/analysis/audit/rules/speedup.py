@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+import re
 from collections.abc import Iterator, Sequence
 from itertools import product
 from typing import get_args
@@ -24,6 +25,7 @@ WORK = 0.02
 HARDLY = 0.8
 LESS_WORK = 0.6
 EXPLAINS = 0.5  # communication explains the added time if it makes up this share of it
+OF_EACH = " If the rates are those of each rank, say so in their name."
 NO_PAIR = "times at two world sizes of one configuration"
 
 
@@ -40,7 +42,8 @@ def super_linear(observations: Observations) -> Iterator[Fault]:
 
 
 def _beyond(point: Point, observations: Observations) -> Iterator[Fault]:
-    assumptions = observations.assumptions if "world_size" not in observations.given else ()
+    of_ranks = [text for text in observations.assumptions if re.search("rank|world", text)]
+    assumptions = of_ranks if "world_size" not in observations.given else ()
     base, ideal, gain = point.base, point.ideal, point.gain
     by_mean, bounds = point.gain_of_means, point.gain_bounds
     ratios = (point.speedup, point.efficiency * point.over)
@@ -51,14 +54,15 @@ def _beyond(point: Point, observations: Observations) -> Iterator[Fault]:
         finite = math.isfinite(point.time)
         times = f"{seconds(base.time)} against {seconds(point.time)}{_more_work(point)}"
         times = f" ({times})" if finite else ""
-        assumed = f" ({'; '.join(assumptions)})" if assumptions else ""
+        hardware = _other_hardware(point, base, observations)
+        counted = f"Check the number of ranks first: {'; '.join(assumptions)}. "
         yield Fault(
             base.labels + point.labels,
             f"The speedup is {gain:.1f}x on {point.ranks}{times}, above the {ideal:g}x that the "
-            f"ranks can give; {_explanation(point, base)}{assumed}.",
-            "Repeat the baseline with the same program and settings, and look for cached data, "
-            "different clocks or less work per step.",
-            _severity(least > IMPOSSIBLE * ideal, point, base),
+            f"ranks can give; {hardware or _explanation(point, base)}.",
+            f"{counted if assumptions else ''}Repeat the baseline with the same program and "
+            "settings, and look for cached data, different clocks or less work per step.",
+            "note" if hardware else _severity(least > IMPOSSIBLE * ideal, point, base),
         )
     elif by_mean > ideal * (1 + MARGIN):
         verdict = ", so the averaging explains it" if gain <= ideal else " and does not explain it"
@@ -81,6 +85,16 @@ def _beyond(point: Point, observations: Observations) -> Iterator[Fault]:
             "State the baseline and its time; the table holds nothing that explains it.",
             "error" if quoted > IMPOSSIBLE * allowed else "warning",
         )
+
+
+def _other_hardware(point: Point, base: Point, observations: Observations) -> str:
+    """The hardware that two points do not share, in words; "" if they do, or if it is unknown."""
+    for name, of_label in observations.hardware.items():
+        here, there = ({of_label.get(label, "") for label in one.labels} for one in (point, base))
+        if not here & there and "" not in here | there:
+            old, new = (", ".join(sorted(some)) for some in (there, here))
+            return f"the {name.upper()} differs ({old} against {new})"
+    return ""
 
 
 def _severity(impossible: bool, point: Point, base: Point) -> Severity:
@@ -149,7 +163,8 @@ def baseline(observations: Observations) -> Iterator[Fault]:
     for curve in observations.curves:
         yield from _missing(curve, observations)
     for point, base in observations.compared:
-        if point.least_gain > IMPOSSIBLE * point.ideal and not _other_batch(point, base):
+        explained = _other_batch(point, base) or _other_hardware(point, base, observations)
+        if point.least_gain > IMPOSSIBLE * point.ideal and not explained:
             yield _other_program(point, base)
     for curve in observations.curves:
         if math.isnan(curve.ratios_over):
@@ -400,7 +415,7 @@ def fixed_overhead(observations: Observations) -> Iterator[Fault]:
         if math.isfinite(point.gain):
             checked = True
             yield from _hardly_shrinks(point, base, observations)
-            yield from _slower(point, base)
+            yield from _slower(point, base, observations)
     # A step of a replay may stand for an epoch, whose work does not depend on the batch.
     replayed = observations.kind == "records" and observations.summarised
     if observations.per == "step" and not replayed:
@@ -434,17 +449,21 @@ def _hardly_shrinks(point: Point, base: Point, observations: Observations) -> It
         )
 
 
-def _slower(point: Point, base: Point) -> Iterator[Fault]:
+def _slower(point: Point, base: Point, observations: Observations) -> Iterator[Fault]:
     gain, bounds = point.gain, point.gain_bounds
     if gain < 1 and (bounds is None or bounds[1] < 1):
         names = ", ".join(filter(None, (point.curve.label, point.strategy)))
-        times = f", {seconds(base.time)} against {seconds(point.time)}"
+        timed = math.isfinite(point.time)
+        times = f", {seconds(base.time)} against {seconds(point.time)}" if timed else ""
+        than = "slower than" if round(gain, 2) < 1 else "no faster than"
+        only_rate = "rate" in observations.given and "rate_per_rank" not in observations.given
+        of_each = OF_EACH if only_rate and not timed else ""
         yield Fault(
             base.labels + point.labels,
-            f"{point.world_size:g} ranks are slower than {base.world_size:g}: speedup {gain:.2f}"
-            f"{f' ({names})' if names else ''}{times if math.isfinite(point.time) else ''}.",
+            f"{point.world_size:g} ranks are {than} {base.world_size:g}: speedup {gain:.2f}"
+            f"{f' ({names})' if names else ''}{times}.",
             "Find the part of the step that grows with the ranks before adding any; measure a step "
-            "without communication.",
+            f"without communication.{of_each}",
         )
 
 

@@ -8,7 +8,7 @@ from collections.abc import Iterator, Sequence
 import numpy as np
 import pandas as pd
 
-from lab.analysis.audit.columns import LAYOUT
+from lab.analysis.audit.columns import ADAPTED, LAYOUT
 from lab.analysis.audit.observations import Observations, UncheckedError, largest
 from lab.analysis.audit.rule import Fault, rule
 from lab.formatting import count
@@ -17,6 +17,7 @@ from lab.perfmodel.hardware import GPUS, named_gpu
 # FLOPs per token depend only on model and length; rates and shares are rounded, and authors round
 # the time of a step before they divide by it.
 CONSTANT = 0.05
+VARIED = 0.01  # half of the steps of a log, if their lengths are equal
 # If no column names the model, rows further apart belong to different models.
 ONE_MODEL = 1.5
 # How a model is trained, which leaves its FLOPs unchanged; a share of peak depends on the GPU too.
@@ -24,10 +25,6 @@ HOW = {
     *("key:strategy", "key:scaling", "key:recompute", "key:sharding", "key:interleave"),
     *("key:compile", "key:link", "key:seed", "key:emulated", *(f"key:{name}" for name in LAYOUT)),
 }
-# But adapters need no gradients of the weights, a third of the FLOPs, and lengths change them.
-ADAPTED = re.compile(
-    r"\bq?lora|\bdora\b|\bpeft\b|adapter|\bseq(?:_?len(?:gth)?)?\s*=\s*\d", re.IGNORECASE
-)
 OF_MODEL = {"key:model", "key:parameters", "key:sequence_length", "key:dataset"}
 OF_PEAK = {"key:gpu", "key:precision", "key:device"}
 FEWEST = 3  # rows, most of which agree on a peak
@@ -48,6 +45,7 @@ def mfu_consistent(observations: Observations) -> Iterator[Fault]:
     """MFU or TFLOP/s that are not in proportion to the rate, for one model and length, or to each
     other."""
     frame = observations.frame
+    logged = {"step", "epoch"} & set(observations.given)
     rates, rounding = _rates(observations)
     known = [name for name in ("flops_per_rank", "flops", "mfu") if frame[name].notna().any()]
     compared = 0
@@ -65,6 +63,8 @@ def mfu_consistent(observations: Observations) -> Iterator[Fault]:
         number, groups = _inconstant(frame, shares, rounding + _rounding(frame, name), keys)
         compared += number
         for same, own, wrong in groups:
+            if logged and (own / own.median() - 1).abs().median() > VARIED:
+                continue  # steps whose lengths vary have various FLOPs per token
             one_model = "key:model" in keys or own.max() <= ONE_MODEL * own.min()
             if one_model and not (name == "flops" and _is_constant(same["flops"] / same["rate"])):
                 yield _unlike_rate(same, name, own, wrong)

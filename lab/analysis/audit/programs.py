@@ -1,0 +1,95 @@
+"""Columns of several programs or sizes, such as "MPI time" or "time_1000", become rows."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Mapping
+
+import pandas as pd
+
+from lab.analysis.audit.columns import Guess, guess, normal, parse_name
+from lab.analysis.audit.reshape import NAMED
+from lab.analysis.audit.values import TIME_UNITS, numbers
+
+PARALLEL = (
+    "open_?mp|omp|mpi|p_?threads?|open_?acc|cuda|open_?cl|hybrid|parallel|multi_?thread(?:ed)?"
+)
+SERIAL = "serial|sequential|seq|single_?thread(?:ed)?"
+FILLING = "_|execution|exec|run|total|avg|average|mean|wall|elapsed"
+OF_PROGRAM = re.compile(
+    rf"(?:{FILLING})*(?P<program>(?:{PARALLEL}|{SERIAL})(?:_(?:and_|plus_)?(?:{PARALLEL}))*)"
+    rf"(?:{FILLING})*(?P<what>times?|runtime|duration|speed_?up|efficiency|eff)?"
+)
+RATIO = re.compile(r"(?P<what>speed_?up|efficiency)_(?P<program>.+)")
+OF_SIZE = re.compile(r"(?P<name>.*[a-z])_(?:n_?|size_?)?(?P<size>\d{2,12})")
+OF_EACH = {"time", "rate", "speedup", "efficiency"}
+OF_BATCH = re.compile(r"_(?:max_)?(?:bsz?|batch(?:_size)?)$")
+RANKS = {"world_size", "nodes", "threads", "cpus"}
+
+
+def by_program(frame: pd.DataFrame, mapped: Mapping[str, Guess]) -> tuple[pd.DataFrame, list[str]]:
+    """Turn a table of ranks with a column of times for each of several programs into a long one
+    with the columns `setting`, `time_s`, `speedup` and `efficiency`, and state what that assumes;
+    leave other tables as they are. The time of a serial program stays in every row.
+    """
+    parts: dict[str, dict[str, str]] = {}
+    for column in frame.columns:
+        if found := _of_program(column):
+            program, what = found
+            parts.setdefault(program, {}).setdefault(what, column)
+    timed = {program: part for program, part in parts.items() if "time" in part}
+    parallel = {name: part for name, part in timed.items() if not re.fullmatch(SERIAL, name)}
+    used = [column for part in parallel.values() for column in part.values()]
+    rest = frame.drop(columns=used)
+    known = {meaning.canonical for column in rest.columns if (meaning := guess(column))}
+    if mapped or not parallel or len(timed) < 2 or not known & RANKS or known & {"time", "rate"}:
+        return frame, []
+    rows = []
+    for program, part in parallel.items():
+        factor = parse_name(part["time"]).factor
+        times = numbers(frame[part["time"]], units=TIME_UNITS, factor=factor)
+        new = rest.assign(setting=program, time_s=times.map("{:.15e} s".format))
+        ratios = {what: frame[column] for what, column in part.items() if what != "time"}
+        rows.append(new.assign(**ratios)[times.notna()])
+    long = pd.concat(rows, ignore_index=True)
+    names = ", ".join(repr(part["time"]) for part in parallel.values())
+    read = f"{names} {'are' if len(parallel) > 1 else 'is'} read as the time of a program"
+    return (long if len(parallel) > 1 else long.drop(columns="setting")), [read]
+
+
+def _of_program(column: str) -> tuple[str, str] | None:
+    """The program that a column is for and what it holds; None for others."""
+    name = parse_name(column)
+    match = OF_PROGRAM.fullmatch(name.stem) or RATIO.fullmatch(normal(column))
+    if match is None or not OF_PROGRAM.fullmatch(match["program"]):
+        return None
+    what = match["what"] or ("time" if name.family == "time" else "")
+    kind = {"spe": "speedup", "eff": "efficiency"}.get(what[:3], "time" if what else "")
+    return (match["program"].replace("_", " "), kind) if kind else None
+
+
+def by_size(frame: pd.DataFrame, mapped: Mapping[str, Guess]) -> tuple[pd.DataFrame, list[str]]:
+    """Turn a table of ranks with columns for several sizes of a problem, such as time_1000 and
+    time_2000, into a long one with a column for the size; leave other tables as they are."""
+    parts: dict[str, dict[str, str]] = {}
+    batches = False
+    for column in frame.columns:
+        match = OF_SIZE.fullmatch(normal(column))
+        name = OF_BATCH.sub("", match["name"]) if match else ""
+        meaning = guess(name)
+        if match and meaning and meaning.canonical in OF_EACH:
+            parts.setdefault(match["size"], {})[name] = column
+            batches = batches or name != match["name"]
+    used = [column for part in parts.values() for column in part.values()]
+    rest = frame.drop(columns=used)
+    known = {meaning.canonical for column in rest.columns if (meaning := guess(column))}
+    alike = len({tuple(part) for part in parts.values()}) == 1
+    if mapped or len(parts) < 2 or not alike or not known & RANKS or known & OF_EACH:
+        return frame, []
+    what = "batch size" if batches else "problem size"
+    long = [
+        rest.assign(**{what: size}, **{name: frame[column] for name, column in part.items()})
+        for size, part in parts.items()
+    ]
+    names = ", ".join(map(repr, used[:NAMED]))
+    return pd.concat(long, ignore_index=True), [f"the sizes are read from the names {names}"]
