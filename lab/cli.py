@@ -569,6 +569,9 @@ def predict(
 ) -> None:
     """Predict runs of a study, on other world sizes too, and score earlier predictions."""
     if explain:
+        if Path(study).is_dir():
+            problem = Problem(study, "is a folder, not a table of layouts", "leave out --explain")
+            raise InputError("predict", [problem])
         given = assumed(assume, "predict")
         explanations = lab.explain_layouts(study, assume=given)
         notes = "\n".join(f"- {note}" for note in explanations.notes)
@@ -619,7 +622,10 @@ def audit(
         refuse("audit", {"--quick": quick}, "is only for studies", "leave it out")
     else:
         given = study = lab.Study.load(source, quick=quick)
-        _require_completed(study, f"`{study.command('run')}` measures it")
+        from lab.records.store import kept_form
+
+        advice = kept_form(study) or f"`{study.command('run')}` measures it"
+        _require_completed(study, advice)
     if source == "-":
         if sys.stdin.isatty():
             typer.echo("Paste a table, then press Ctrl-D on an empty line.", err=True)

@@ -5,6 +5,7 @@ from __future__ import annotations
 import shlex
 from collections.abc import Callable
 from pathlib import Path
+from typing import Any
 
 import pytest
 import yaml
@@ -30,6 +31,22 @@ def test_tasks_interleave_repeats_over_the_grid(make_study: StudyMaker) -> None:
         (1, 1),
         (1, 2),
     ]
+
+
+@pytest.mark.parametrize(
+    ("asked", "message"),
+    [
+        ({"repeat": "one"}, "repeat: cannot be of type str; give a number, counted from 0"),
+        ({"run_id": 3}, "run_id: cannot be of type int; give the id of a run, as text"),
+        ({"repeat": 9}, "repeat: 9, but the study has 1 repeat, counted from 0"),
+    ],
+)
+def test_a_task_that_does_not_exist_is_refused(
+    asked: dict[str, Any], message: str, make_study: StudyMaker
+) -> None:
+    study = Study.load(make_study(repeats=1))
+    with pytest.raises(InputError, match=message):
+        study.task(**asked)
 
 
 def test_quick_overrides_base_grid_and_repeats(make_study: StudyMaker) -> None:
