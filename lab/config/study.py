@@ -217,14 +217,15 @@ def require_printable(path: str | Path) -> None:
 
 def read_study(folder: Path, *, quick: bool = False) -> Study:
     """The study in a folder; raises InputError that lists every problem of its file."""
-    content = read_yaml(folder / "study.yaml")
+    path = _typed(str(folder / "study.yaml"))
+    content = read_yaml(Path(path))
     study, problems = _form(folder, content, quick=quick)
     if content.get("quick") and not problems:
         # So that its author finds the faults of the other form before its users do.
         _, others = _form(folder, content, quick=not quick)
         problems = [one if quick else replace(one, where=f"quick ({one.where})") for one in others]
     if study is None or problems:
-        raise InputError(_typed(str(folder / "study.yaml")), list(dict.fromkeys(problems)))
+        raise InputError(path, list(dict.fromkeys(problems)))
     return study
 
 

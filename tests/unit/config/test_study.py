@@ -402,6 +402,27 @@ BAD_YAML = {
 }
 
 
+@pytest.mark.parametrize(
+    ("line", "advice"),
+    [
+        ("\ttitle: a", "write spaces instead of the tab"),
+        ("title: Scaling: a test", "put text with a colon in quotes"),
+        ("title: @home", "put the text in quotes"),
+        ("question: a\n  title: b", "check the indentation"),
+        ("base: {}\n steps: 3", "indent the keys of a mapping alike"),
+        ("title:Scaling\nquestion: a", "the space after each colon"),
+    ],
+)
+def test_what_is_no_yaml_is_told_by_what_people_do(
+    line: str, advice: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    (tmp_path / "mine").mkdir()
+    (tmp_path / "mine" / "study.yaml").write_text(f"{line}\n")
+    monkeypatch.chdir(tmp_path)
+    with pytest.raises(InputError, match=f"^mine/study.yaml: line .*{advice}"):
+        Study.load("mine")
+
+
 @pytest.mark.parametrize("content", BAD_YAML.values(), ids=BAD_YAML.keys())
 def test_bad_yaml_is_an_input_error(tmp_path: Path, content: str) -> None:
     (tmp_path / "study.yaml").write_text(content)
