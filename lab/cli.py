@@ -355,9 +355,10 @@ def status(
 @app.command()
 def cancel(study: StudyArgument, quick: QuickOption = False, as_json: JsonOption = False) -> None:
     """End the jobs of a study, waiting or running, from any terminal; its records are kept."""
-    ended = lab.cancel(lab.Study.load(study, quick=quick))
-    text = f"{count(ended, 'job')} ended; `lab run` measures what is missing"
-    answer(as_json, {"ended": ended}, text)
+    loaded = lab.Study.load(study, quick=quick)
+    ended = lab.cancel(loaded)
+    text = f"{count(ended, 'job')} ended; `{loaded.command('run')}` measures what is missing"
+    answer(as_json, {"ended": ended}, text if ended else "no job of this study waits or runs")
 
 
 @app.command()

@@ -106,6 +106,10 @@ def test_bad_arguments_end_with_two_and_say_what_to_do(
     assert status == 2 and message in errors and "Traceback" not in errors
 
 
+def test_there_may_be_no_job_to_cancel(make_study: StudyMaker, run: Command) -> None:
+    assert run("cancel", make_study()) == (0, "no job of this study waits or runs\n", "")
+
+
 def test_an_audit_of_nothing_finds_the_records_of_a_kept_report(
     make_study: StudyMaker, run: Command, monkeypatch: pytest.MonkeyPatch
 ) -> None:
