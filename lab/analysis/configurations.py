@@ -78,7 +78,7 @@ def image_cells(run: Run, done: Sequence[Record], row: Mapping[Any, Any]) -> dic
 
 def megabytes(size: float | None) -> str:
     """Bytes in MB (1e6); `-` where not known, or none."""
-    return plain(size / 1e6) if size else UNKNOWN
+    return rounded(size / 1e6) if size else UNKNOWN
 
 
 def _losses(record: Record) -> Sequence[float]:
