@@ -140,7 +140,9 @@ def _overhead(result: lab.benchmarks.Overhead) -> Verdict:
     limit, noise = lab.benchmarks.LIMIT, abs(result.control.median - 1)
     failure = f"a measured step takes more than {limit} times as long as a plain one"
     if noise > limit - 1:
-        failure += f", but two plain loops differ by {noise:.1%} too: try again on an idle machine"
+        failure += (
+            f", but two plain loops differ by {100 * noise:.1f} % too: try again on an idle machine"
+        )
     return result, [str(result)], "" if result.within_limit else failure
 
 

@@ -355,9 +355,10 @@ def status(
 @app.command()
 def cancel(study: StudyArgument, quick: QuickOption = False, as_json: JsonOption = False) -> None:
     """End the jobs of a study, waiting or running, from any terminal; its records are kept."""
-    ended = lab.cancel(lab.Study.load(study, quick=quick))
-    text = f"{count(ended, 'job')} ended; `lab run` measures what is missing"
-    answer(as_json, {"ended": ended}, text)
+    loaded = lab.Study.load(study, quick=quick)
+    ended = lab.cancel(loaded)
+    text = f"{count(ended, 'job')} ended; `{loaded.command('run')}` measures what is missing"
+    answer(as_json, {"ended": ended}, text if ended else "no job of this study waits or runs")
 
 
 @app.command()
@@ -569,6 +570,9 @@ def predict(
 ) -> None:
     """Predict runs of a study, on other world sizes too, and score earlier predictions."""
     if explain:
+        if Path(study).is_dir():
+            problem = Problem(study, "is a folder, not a table of layouts", "leave out --explain")
+            raise InputError("predict", [problem])
         given = assumed(assume, "predict")
         explanations = lab.explain_layouts(study, assume=given)
         notes = "\n".join(f"- {note}" for note in explanations.notes)
@@ -619,7 +623,10 @@ def audit(
         refuse("audit", {"--quick": quick}, "is only for studies", "leave it out")
     else:
         given = study = lab.Study.load(source, quick=quick)
-        _require_completed(study, f"`{study.command('run')}` measures it")
+        from lab.records.store import kept_form
+
+        advice = kept_form(study) or f"`{study.command('run')}` measures it"
+        _require_completed(study, advice)
     if source == "-":
         if sys.stdin.isatty():
             typer.echo("Paste a table, then press Ctrl-D on an empty line.", err=True)

@@ -111,10 +111,19 @@ def first_line(error: BaseException) -> str:
     return (str(error).strip() or type(error).__name__).splitlines()[0]
 
 
+def _initials(name: str) -> str:
+    return "".join(part[:1] for part in name.split("_"))
+
+
 def nearest(word: str, choices: Iterable[str]) -> str:
-    """Advice that names the choice closest to `word`, or all choices if none is close."""
+    """Advice that names the choice closest to `word`, or all choices if none is close.
+
+    Close is also one that differs in case, or whose initials are the word: `lr`, `learning_rate`.
+    """
     names = sorted(str(choice) for choice in choices)
-    close = difflib.get_close_matches(str(word), names, n=1, cutoff=0.6)
-    if close:
-        return f"did you mean {close[0]!r}?"
+    said = str(word).lower()
+    of_lower = {name.lower(): name for name in names}
+    short = [name for name in of_lower if "_" in name and said == _initials(name)]
+    if close := short or difflib.get_close_matches(said, of_lower, n=1, cutoff=0.6):
+        return f"did you mean {of_lower[close[0]]!r}?"
     return "choose one of: " + ", ".join(names) if names else "there are no choices yet"

@@ -184,7 +184,9 @@ def read_yaml(path: Path) -> dict[str, Any]:
     except yaml.MarkedYAMLError as error:
         mark = error.problem_mark
         where = f"line {mark.line + 1}, column {mark.column + 1}" if mark else "file"
-        problem = Problem(where, str(error.problem), "correct the YAML here")
+        what = str(error.problem)
+        advice = (advice for words, advice in YAML_ADVICE.items() if words in what)
+        problem = Problem(where, what, next(advice, "correct the YAML here"))
     except (yaml.YAMLError, ValueError, RecursionError) as error:
         what = f"cannot be read as YAML: {str(error).splitlines()[0]}"
         problem = Problem("file", what, "correct the value")
@@ -195,6 +197,17 @@ def read_yaml(path: Path) -> dict[str, Any]:
         what = f"expected a mapping of keys, found {kind}"
         problem = Problem("file", what, "write `key: value` lines")
     raise InputError(str(path), [problem])
+
+
+# Words of the parser's problems, and what people did who meet them.
+YAML_ADVICE = {
+    r"character '\t'": "write spaces instead of the tab",
+    "cannot start any token": "put the text in quotes",
+    "mapping values are not allowed": "check the indentation, and the space after each colon; "
+    "put text with a colon in quotes",
+    "could not find expected ':'": "write `key: value`, with a space after the colon",
+    "expected <block end>": "indent the keys of a mapping alike, and the items of a list",
+}
 
 
 @lru_cache(maxsize=64)  # profiles and studies are read again and again

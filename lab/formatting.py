@@ -51,6 +51,12 @@ def rounded(value: float | None, low: float | None = None, high: float | None = 
     return f"{_fixed(value, place)} [{_fixed(low, place)}, {_fixed(high, place)}]"
 
 
+def plain(value: float) -> str:
+    """A number with at most three significant digits and no exponent: `20`, `1.33`, `1990`."""
+    text = rounded(value)
+    return text.rstrip("0").rstrip(".") if "." in text else text
+
+
 def listed(names: Sequence[str], most: int) -> str:
     """The first names and how many more there are, such as `a; b; and 3 more`."""
     more = [f"and {len(names) - most} more"] if len(names) > most else []

@@ -25,7 +25,7 @@ from lab.analysis.scaling_curves import over_repeats, ranks, rows_of, with_inter
 from lab.config.study import Study
 from lab.errors import InputError, Problem, items
 from lab.formatting import count, extent, format_seconds, percent, rounded
-from lab.records.store import Record, load_records, other_form
+from lab.records.store import Record, kept_form, load_records, other_form
 from lab.records.table import table
 
 NOT_RUN = "not run"
@@ -152,7 +152,11 @@ def compare(studies: Sequence[str | Path | Study], *, quick: bool = False) -> Co
     records = [load_records(study) for study in loaded]
     hint = "run the study there, or copy its out/ from the machine it ran on"
     problems = [
-        Problem(str(study.folder), "holds no completed record", other_form(study) or hint)
+        Problem(
+            str(study.folder),
+            "holds no completed record",
+            other_form(study) or kept_form(study) or hint,
+        )
         for study, of_study in zip(loaded, records, strict=True)
         if not any(record.completed for record in of_study)
     ]

@@ -12,7 +12,7 @@ from lab.analysis.scaling import few, verdict
 from lab.analysis.scaling_curves import ranks, rows_of, with_interval
 from lab.config.run import Run, distinct_labels
 from lab.config.study import Study
-from lab.formatting import NOT_MEASURED, count, format_seconds, percent, rounded, unit_for
+from lab.formatting import NOT_MEASURED, count, format_seconds, percent, plain, rounded, unit_for
 from lab.records.store import Record
 from lab.records.table import by_run, grouped, median
 
@@ -64,7 +64,7 @@ def image_cells(run: Run, done: Sequence[Record], row: Mapping[Any, Any]) -> dic
     sent = median(done, "communication.bytes_moved")
     epochs = next(filter(None, map(epochs_to_low_loss, done)), NOT_MEASURED)
     cells = {
-        "trained": f"{parameters / 1e6:.3g} M" if parameters else UNKNOWN,
+        "trained": f"{plain(parameters / 1e6)} M" if parameters else UNKNOWN,
         "step": format_seconds(*with_interval(row, "step_time")),
         "compute": format_seconds(*with_interval(row, "compute_time"), unit=unit),
         "communication": format_seconds(*with_interval(row, "communication_time"), unit=unit),

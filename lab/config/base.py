@@ -31,7 +31,7 @@ TYPE_ADVICE = {
 }
 # Text that would be right without its quotes, by the same types.
 QUOTED = {
-    "int_type": r"[-+]?(0|[1-9]\d*)",
+    "int_type": r"[-+]?(0|[1-9]\d{0,17})",
     "float_type": r"[-+]?(0|[1-9]\d*)(\.\d*)?([eE][-+]?\d+)?",
     "bool_type": r"true|false",
 }

@@ -57,7 +57,7 @@ class Compute(Frozen):
         """A short name for people."""
         if self.emulated == MEASURED:
             return "times of one rank"
-        return f"{self.emulated} at {self.mfu:.0%} of its peak"
+        return f"{self.emulated} at {100 * self.mfu:.0f} % of its peak"
 
     @property
     def description(self) -> str:

@@ -324,8 +324,7 @@ class Run(InferenceSettings):
     @property
     def label_parts(self) -> list[str]:
         """The words of its label: model, strategy or task, number of devices, the rest."""
-        names = self.names
-        model, *sizes = names["model"].split(", ")
+        names, (model, *sizes) = self.names, self.model_words
         place = f"x{self.world_size}"
         if self.needs_device != "any":
             place += f" on {self.needs_device.upper()}"
@@ -342,6 +341,16 @@ class Run(InferenceSettings):
         known += [self.precision] if self.precision else []
         strategy, *args = self.own_strategy.names if self.own_strategy else [self.strategy]
         return [model, strategy, place, *known, *sizes, *args, *settings]
+
+    @property
+    def model_words(self) -> list[str]:
+        """The model's name and its sizes, or a script's with its arguments for this run."""
+        if self.script is None:
+            return self.names["model"].split(", ")
+        stay = {name: f"{{{name}}}" for name in OF_RANK}
+        values = {name: getattr(self, name) for name in Run.model_fields} | stay
+        arguments = " ".join(self.script.arguments(values))
+        return [self.script.name, *([arguments] if arguments else [])]
 
     def has_default(self, name: str) -> bool:
         """Whether a setting has its default value."""
@@ -551,7 +560,7 @@ def distinct_labels(runs: Sequence[Run]) -> tuple[dict[Run, str], str]:
     parts = {run: run.label_parts for run in runs}
     shared = set.intersection(*map(set, parts.values())) if len(parts) > 1 else set()
     common = _joined(next(iter(parts.values())), shared) if shared else ""
-    sizes = {run: set(run.names["model"].split(", ")[1:]) for run in runs}
+    sizes = {run: set(run.model_words[1:]) for run in runs}
     labels = {run: _joined(own, set(own) - shared - sizes[run]) for run, own in parts.items()}
     if len(set(labels.values())) < len(labels):
         labels = {run: _joined(own, set(own) - shared) for run, own in parts.items()}

@@ -134,6 +134,8 @@ class Study(Frozen):
 
     def task(self, run_id: str = "", repeat: int = 0) -> Task:
         """One repeat of the run with this id, by default the first run; raises InputError."""
+        require_type(run_id, str, "run_id", "the id of a run, as text")
+        require_type(repeat, int, "repeat", "a number, counted from 0")
         runs = {run.id: run for run in self.runs}
         if run_id and run_id not in runs:
             what = f"no run {run_id!r} in this study"
@@ -196,7 +198,7 @@ def find_folder(study: str | Path) -> Path:
     if not Path(study).is_dir():
         names = {path.parent.name for parent in parents for path in parent.glob("*/study.yaml")}
         problem = Problem("STUDY", "no such study", nearest(Path(study).name, names))
-    raise InputError(str(study), [problem])
+    raise InputError(str(study) or ".", [problem])
 
 
 def _leads_to(name: str, folder: Path) -> bool:
@@ -215,14 +217,15 @@ def require_printable(path: str | Path) -> None:
 
 def read_study(folder: Path, *, quick: bool = False) -> Study:
     """The study in a folder; raises InputError that lists every problem of its file."""
-    content = read_yaml(folder / "study.yaml")
+    path = _typed(str(folder / "study.yaml"))
+    content = read_yaml(Path(path))
     study, problems = _form(folder, content, quick=quick)
     if content.get("quick") and not problems:
         # So that its author finds the faults of the other form before its users do.
         _, others = _form(folder, content, quick=not quick)
         problems = [one if quick else replace(one, where=f"quick ({one.where})") for one in others]
     if study is None or problems:
-        raise InputError(_typed(str(folder / "study.yaml")), list(dict.fromkeys(problems)))
+        raise InputError(path, list(dict.fromkeys(problems)))
     return study
 
 

@@ -13,6 +13,7 @@ import math
 import pkgutil
 import traceback
 from collections.abc import Callable, Mapping
+from decimal import Decimal
 from functools import cache
 from pathlib import Path
 from types import FunctionType
@@ -243,8 +244,8 @@ def judge(
     """The answer as a number if it is close to `right`; raises WrongAnswerError otherwise.
 
     `mistakes` maps hints to the results of the misunderstandings that they clear up, to which
-    `unit` adds the right answer in other units. `hint` is for all other answers; the default is
-    the exercise's.
+    `unit` adds the right answer in other units. An answer that is rounded too far is told so.
+    `hint` is for all other answers; the default is the exercise's.
     """
     value = number(answer)
     if not close(value, right, within):
@@ -252,8 +253,15 @@ def judge(
         for clears_up, wrong in {**(mistakes or {}), **others}.items():
             if close(value, wrong, within):
                 raise WrongAnswerError(clears_up)
+        require(not _is_rounded(value, right), "Nearly: give more digits.")
         raise WrongAnswerError(hint)
     return value
+
+
+def _is_rounded(value: float, right: float) -> bool:
+    """Whether a value with decimals is the right one to the digits that it has."""
+    digits = len(Decimal(repr(value)).normalize().as_tuple().digits)
+    return not value.is_integer() and value == float(f"{right:.{digits - 1}e}")
 
 
 def _in_other_units(right: float, unit: Unit) -> dict[str, float]:

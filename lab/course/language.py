@@ -6,7 +6,7 @@ import functools
 import os
 import string
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 from lab.errors import InputError, Problem
 
@@ -17,10 +17,16 @@ if TYPE_CHECKING:
 def tr(message: str, /, **values: object) -> str:
     """A message in the course's language, with values at its placeholders as in `str.format`.
 
-    A message without a usable translation stays English. Raises InputError if LAB_CATALOGUE names
-    no catalogue.
+    `{share:.0%}` gives `36 %`, as in reports. A message without a usable translation stays English.
+    Raises InputError if LAB_CATALOGUE names no catalogue.
     """
-    return _translations(catalogue_in_use()).get(message, message).format(**values)
+    return _Sentence().format(_translations(catalogue_in_use()).get(message, message), **values)
+
+
+class _Sentence(string.Formatter):
+    def format_field(self, value: Any, format_spec: str) -> str:
+        text: str = super().format_field(value, format_spec)
+        return f"{text[:-1]} %" if format_spec.endswith("%") else text
 
 
 def catalogue_in_use() -> Path | None:

@@ -105,7 +105,7 @@ def karp_flatt(answer: object, *, step_s: Mapping[int, float], ranks: int) -> st
         )
     if right > 1:
         return tr(
-            "{right:.1%}: above 100%, because a step on N ranks takes longer than on one. No "
+            "{right:.1%}: above 100 %, because a step on N ranks takes longer than on one. No "
             "serial part explains that: something was added, such as communication.",
             right=right,
         )

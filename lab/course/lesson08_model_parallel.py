@@ -104,7 +104,7 @@ def trace(answer: object, *, trace: Trace, rank: int) -> str:
         require(not busy, "That is the share in which it works.")
         require(False)
     others = [trace.idle(other) for other in range(len(trace.memory)) if other != rank]
-    listed = ", ".join(f"{share:.0%}" for share in others)
+    listed = ", ".join(f"{100 * share:.0f} %" for share in others)
     return tr(
         "{right:.0%} of the step; of the other stages {listed}. Equal stages would wait equally "
         "long: the longest stage waits least, and the others for it.",

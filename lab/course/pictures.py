@@ -90,7 +90,7 @@ def schedule(orders: Sequence[Order]) -> Figure:
             _cell(ax, end - 1 - kind, stage, 1 + kind, str(which), color)
         ax.set(xlim=(0, length), xlabel="time, in forward passes of a micro-batch")
         ax.set_title(
-            f"bubble {waits:.0%}; the first stage keeps {kept} micro-batches at most",
+            f"bubble {100 * waits:.0f} %; the first stage keeps {kept} micro-batches at most",
             loc="left",
             fontsize="medium",
         )
@@ -99,7 +99,8 @@ def schedule(orders: Sequence[Order]) -> Figure:
     alt = (
         f"A pipeline of {stages} stages over {length} slots of time: forward passes in light, "
         "backward passes in dark, each with the number of its micro-batch. Stages wait "
-        f"{waits:.0%} of the time; the first keeps the activations of up to {kept} micro-batches."
+        f"{100 * waits:.0f} % of the time; the first keeps the activations of up to {kept} "
+        "micro-batches."
     )
     return drawn(draw, alt, height=0.9 + 0.38 * stages)
 

@@ -12,7 +12,7 @@ from lab.config.run import Run
 from lab.config.study import Study
 from lab.dashboard.store import alone
 from lab.errors import LabError
-from lab.formatting import capitalized, format_seconds, interval_of, rounded
+from lab.formatting import capitalized, format_seconds, interval_of, percent, plain, rounded
 from lab.launch.preflight import state_bytes
 from lab.launch.status import clock
 from lab.perfmodel.flops import model_cost
@@ -102,7 +102,7 @@ def _numbers(outlook: Outlook, cluster: Cluster) -> str:
     of_room = f" of {_bytes(room)}" if room and forecast.memory_bytes else ""
     unsure = is_unsure(prediction)
     gain = f"{rounded(outlook.speedup)}x" if outlook.speedup else "not known"
-    share = f"{LIMITS.get(limit, limit)}, {limiting_s / prediction.step_s:.0%} of the step"
+    share = f"{LIMITS.get(limit, limit)}, {percent(limiting_s / prediction.step_s)} of the step"
     cells = {
         "Predicted step": expected_step(prediction),
         "Speedup over 1 rank": CANNOT_TELL if unsure and forecast.run.world_size > 1 else gain,
@@ -140,10 +140,10 @@ def _cost(run: Run) -> str:
     if state is None:
         return "What a model or a strategy of your own takes is known once it has been measured."
     cost = model_cost(run)
-    part = f", of which {cost.trainable / 1e6:.3g} million train"
+    part = f", of which {plain(cost.trainable / 1e6)} million train"
     return (
-        f"{cost.parameters / 1e6:.3g} million parameters"
-        f"{part if cost.trainable < cost.parameters else ''}; {state / 1e6:.3g} MB of "
+        f"{plain(cost.parameters / 1e6)} million parameters"
+        f"{part if cost.trainable < cost.parameters else ''}; {_bytes(state)} of "
         "weights, gradients and optimizer state on each rank, and activations on top."
     )
 

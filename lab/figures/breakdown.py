@@ -285,7 +285,7 @@ def waterfall(ax: Axes, results: StudyResults) -> None:
         y += 1 + BETWEEN
     ax.set(yticks=list(names), yticklabels=list(names.values()), xlim=(0, farthest))
     ax.set_xlabel("share of the measured step")
-    ax.xaxis.set_major_formatter(PercentFormatter(1.0))
+    ax.xaxis.set_major_formatter(PercentFormatter(1.0, symbol=" %"))
     ax.set_ylim(y - BETWEEN, -0.7)
     ax.tick_params(axis="y", length=0, labelsize=9)
     ax.grid(visible=False)

@@ -15,7 +15,7 @@ from lab.figures.breakdown import COLORS, no_trace
 from lab.figures.figure import figure
 from lab.figures.labels import measure
 from lab.figures.style import IDEAL, panels, wrapped
-from lab.formatting import unit_for
+from lab.formatting import plain, unit_for
 from lab.records.schema import Event, RankMemory
 from lab.records.store import Record
 
@@ -44,12 +44,14 @@ class _Panel(NamedTuple):
     def parts(self) -> str:
         """What is held between steps, in words."""
         memory, held = self.record.memory, self.memory.held
-        words = f"{held / 1e6:.3g} MB between steps"
+        words = f"{plain(held / 1e6)} MB between steps"
         if memory is None or memory.optimizer is None:
             return words
         rest = held - memory.parameters - memory.optimizer
         parts = {"weights": memory.parameters, "optimizer": memory.optimizer, "other": rest}
-        shown = [f"{name} {size / 1e6:.3g}" for name, size in parts.items() if size > 0.01 * held]
+        shown = [
+            f"{name} {plain(size / 1e6)}" for name, size in parts.items() if size > 0.01 * held
+        ]
         return f"{words}: {', '.join(shown)}"
 
     @property
@@ -58,7 +60,7 @@ class _Panel(NamedTuple):
         when, most = self.peak
         at = when + self.memory.start
         phase = next((bar.name for bar in self.phases if bar.start <= at < bar.end), "step")
-        return f"{self.label}, {self.parts}, {most / 1e6:.3g} MB at the peak ({phase})"
+        return f"{self.label}, {self.parts}, {plain(most / 1e6)} MB at the peak ({phase})"
 
 
 def _panels(results: StudyResults) -> list[_Panel]:
@@ -131,7 +133,7 @@ def _draw(ax: Axes, one: _Panel, per_second: float) -> list[tuple[Text, float]]:
     when, peak = one.peak
     near: dict[str, Any] = {"xytext": (0, 2), "textcoords": "offset points", "fontsize": 8.5}
     side = "left" if when * per_second < length / 2 else "right"
-    ax.annotate(f"peak {peak / 1e6:.3g} MB", (when * per_second, peak / 1e6), ha=side, **near)
+    ax.annotate(f"peak {plain(peak / 1e6)} MB", (when * per_second, peak / 1e6), ha=side, **near)
     ax.annotate(one.parts, (0.01 * length, 0), va="bottom", **near)
     return names
 

@@ -135,7 +135,7 @@ class _Measuring:
             except KeyboardInterrupt:
                 done = f"{len(wanted) - len(due) + number} of {len(wanted)} world sizes are kept"
                 raise InterruptedCalibrationError(
-                    f"interrupted: {done}; the same command resumes from there"
+                    f"interrupted: {done}; start it again to go on from there"
                 ) from None
             calibration = calibration.with_part(part)
             write_calibration(calibration, self.path)

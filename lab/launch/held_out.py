@@ -159,15 +159,17 @@ class HeldOutStrategies:
         """The missed targets, as sentences."""
         misses = []
         if self.inside < INSIDE_LIMIT:
-            what = f"{self.inside:.0%} of the measurements are inside their intervals"
-            misses.append(f"{what}; the target is {INSIDE_LIMIT:.0%}")
+            what = f"{_percent(self.inside, 0)} of the measurements are inside their intervals"
+            misses.append(f"{what}; the target is {_percent(INSIDE_LIMIT, 0)}")
         for name, error in self.errors().items():
             if error > limit_of(name):
-                what = f"predictions of {STRATEGIES[name].label} are {error:.1%} off on average"
-                misses.append(f"{what}; the target is {limit_of(name):.0%}")
+                what = (
+                    f"predictions of {STRATEGIES[name].label} are {_percent(error)} off on average"
+                )
+                misses.append(f"{what}; the target is {_percent(limit_of(name), 0)}")
         if self.half_width > WIDTH_LIMIT:
-            what = f"the median interval on the quiet machine is ±{self.half_width:.0%}"
-            misses.append(f"{what}; the target is ±{WIDTH_LIMIT:.0%}")
+            what = f"the median interval on the quiet machine is ±{_percent(self.half_width, 0)}"
+            misses.append(f"{what}; the target is ±{_percent(WIDTH_LIMIT, 0)}")
         return misses
 
     def summary(self) -> list[dict[str, Any]]:
@@ -182,11 +184,13 @@ class HeldOutStrategies:
             row["predictions"] = sum(map(len, chosen.values()))
             for condition, some in chosen.items():
                 row[f"error, {condition}"] = _percent(mean_absolute_error(some))
-                row[f"inside, {condition}"] = f"{inside(some):.0%}" if some else "-"
-                row[f"half width, {condition}"] = f"±{half_width(some):.0%}" if some else "-"
+                row[f"inside, {condition}"] = _percent(inside(some) if some else None, 0)
+                row[f"half width, {condition}"] = (
+                    f"±{_percent(half_width(some), 0)}" if some else "-"
+                )
             everything = [score for some in chosen.values() for score in some]
             row["error"] = _percent(mean_absolute_error(everything))
-            row["target"] = f"{limit_of(name):.0%}" if name else ""
+            row["target"] = _percent(limit_of(name), 0) if name else ""
             rows.append(row)
         return rows
 
@@ -209,15 +213,15 @@ class HeldOutStrategies:
     def __str__(self) -> str:
         folders = " and ".join(str(result.study.out) for result in self.conditions.values())
         return (
-            f"{len(self.scores)} held-out predictions: {self.inside:.0%} of the measurements "
-            f"inside their 95 % intervals, target {INSIDE_LIMIT:.0%}; median half width "
-            f"±{100 * self.half_width:.1f} % on the quiet machine, target ±{WIDTH_LIMIT:.0%}; "
-            f"predictions, records and logs are in {folders}"
+            f"{len(self.scores)} held-out predictions: {_percent(self.inside, 0)} of the "
+            f"measurements inside their 95 % intervals, target {_percent(INSIDE_LIMIT, 0)}; "
+            f"median half width ±{_percent(self.half_width)} on the quiet machine, target "
+            f"±{_percent(WIDTH_LIMIT, 0)}; predictions, records and logs are in {folders}"
         )
 
 
-def _percent(ratio: float | None) -> str:
-    return "-" if ratio is None else f"{100 * ratio:.1f} %"
+def _percent(ratio: float | None, decimals: int = 1) -> str:
+    return "-" if ratio is None else f"{100 * ratio:.{decimals}f} %"
 
 
 def limit_of(strategy: str) -> float:

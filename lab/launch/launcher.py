@@ -193,8 +193,8 @@ class Jobs:
         message = f"interrupted: {measured} of {len(self.tasks)} runs are kept"
         if alive := len(self._driver.alive):
             jobs = "1 job is still running" if alive == 1 else f"{alive} jobs are still running"
-            return f"{message}, {jobs}; the same command watches again, `lab cancel` ends the rest"
-        return f"{message}; the same command resumes from there"
+            return f"{message}, {jobs}; start it again to watch, `lab cancel` ends the rest"
+        return f"{message}; start it again to go on from there"
 
     def _drive(self) -> None:
         try:

@@ -176,8 +176,7 @@ def planned(
     If neither is known, `at_most` counts the time limit, which no job exceeds. `rows` are those of
     `plan`, if they are known.
     """
-    store = Store(study.out)
-    missing = [t for t in study.tasks if not store.completed(t)] if tasks is None else tasks
+    missing = _missing(study) if tasks is None else tasks
     limit = cluster.time_limit_min * 60.0 if at_most else None
     planned_runs = {row["run"]: row for row in rows or plan(study, cluster)}
     hours = Hours()
@@ -186,6 +185,11 @@ def planned(
         seconds = row["predicted_s"] if row["seconds"] is None else row["seconds"]
         hours += of_job(task.run, cluster, limit if seconds is None else seconds)
     return hours
+
+
+def _missing(study: Study) -> list[Task]:
+    store = Store(study.out)
+    return [task for task in study.tasks if not store.completed(task)]
 
 
 def check_budget(study: Study, cluster: Cluster, tasks: Sequence[Task]) -> None:
@@ -213,7 +217,12 @@ def hours_sentence(study: Study, cluster: Cluster, rows: Sequence[Mapping[str, A
     allowed = f"; budget of {cluster.name}: {budget}" if budget else ""
     if cluster.budget and cluster.budget.per == "folder":
         allowed += f", of which {charged(study, cluster)}"
-    return f"spent: {spent(study)}; planned: {planned(study, cluster, rows=rows)}{allowed}"
+    rows = rows or plan(study, cluster)
+    refused = {row["run"] for row in rows if row["cannot run"]}
+    tasks = [task for task in _missing(study) if task.run.id not in refused]
+    without = f", without {count(len(refused), 'run')} that cannot run" if refused else ""
+    hours = planned(study, cluster, tasks, rows=rows)
+    return f"spent: {spent(study)}; planned: {hours}{without}{allowed}"
 
 
 def _predicted(forecast: Forecast, records: Sequence[Record]) -> dict[str, float | None]:

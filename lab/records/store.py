@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import os
 import re
 from collections.abc import Iterable, Sequence
 from datetime import datetime
@@ -37,6 +38,7 @@ from lab.records.schema import (
 Model = TypeVar("Model", bound=BaseModel)
 # Where the louder of two attempts at a repeat is kept complete, in the repeat's folder.
 DISTURBED = "disturbed"
+KEPT = "kept"  # beside study.yaml: small files for a repository, among them records
 LOSSES = re.compile(rb'"loss": \[[^\]]*\]')  # of every step
 LONG_BYTES = 100_000  # of a record, most of which are losses
 Status = Literal["completed", "failed", "oom", "timeout", "preempted", "cancelled"]
@@ -248,6 +250,15 @@ def other_form(study: Study) -> str:
     if study.quick:
         return "its whole form is measured: leave out --quick"
     return "its quick form is measured: add --quick"
+
+
+def kept_form(study: Study) -> str:
+    """What to do to see the records of a study's kept report, if it has any."""
+    kept = study.folder / KEPT / "out"
+    if not (kept / "runs").is_dir():
+        return ""
+    places = (os.path.relpath(path) for path in (kept, study.out))
+    return "its kept report has records: copy {} to {}".format(*places)
 
 
 def other_commands(study: Study) -> list[str]:

@@ -17,6 +17,7 @@ from lab.analysis.results import Source, StudyResults
 from lab.figures.figure import figure_named
 from lab.figures.style import SIZE, style
 from lab.formatting import NOT_MEASURED, capitalized
+from lab.report.page import left_aligned
 
 if TYPE_CHECKING:
     from matplotlib.axes import Axes
@@ -105,7 +106,7 @@ class Table:
             escape=True,
             table_id=self.label or None,
         )
-        return body.replace(">", f"><caption>{caption}.</caption>", 1)
+        return left_aligned(body.replace(">", f"><caption>{caption}.</caption>", 1))
 
     def __repr__(self) -> str:
         return f"{self.caption}\n{self.frame.to_string()}"

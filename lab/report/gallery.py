@@ -21,12 +21,12 @@ from nbformat.v4 import new_code_cell, new_markdown_cell, new_notebook, new_outp
 from lab.config.study import Study
 from lab.errors import InputError, Problem
 from lab.files import read_json, write_atomically
-from lab.records.store import DISTURBED, Store, load_records, read_record
+from lab.records.store import DISTURBED, KEPT, Store, load_records, read_record
 from lab.report.artifacts import github_page, light
 from lab.report.blocks import escaped
 from lab.report.build import Report, profiles_and_calibrations, report
 
-KEPT, PAGE, ENTRY = "kept", "report.md", "entry.json"
+PAGE, ENTRY = "report.md", "entry.json"
 _ABSOLUTE = re.compile(r'"((?:/|~/|[A-Za-z]:\\)[^"]*)"')
 TITLE = "Studies and their answers"
 UNMEASURED = "not measured here"

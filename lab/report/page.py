@@ -37,6 +37,7 @@ IMAGE_TYPES = {
     ".gif": "image/gif",
     ".webp": "image/webp",
 }
+_LEFT = "text-align: left"
 _UNIT = re.compile(
     r"(?<=[\d\]]) (?=(%|[nmµ]?s|min|h|[kKMGTP]i?B|B|[MG]Hz|[MGT]?bit|[MGT]?FLOPs?|samples|tokens)"
     r"(/s)?(?!\w))"
@@ -150,6 +151,8 @@ def arrange_tables(soup: BeautifulSoup) -> None:
         if table.find(["td", "th"]) is None:  # Typst does not support tables without columns
             table.replace_with(*(table.caption.contents if table.caption else ()))
             continue
+        for cell in table.select(f'[style="{_LEFT}"]'):
+            del cell["style"]  # as on a page without it
         _merge_index_names(table)
         head, body = _rows(table)
         _mark_numbers(head, body)
@@ -165,6 +168,18 @@ def arrange_tables(soup: BeautifulSoup) -> None:
             # Focusable: without its script, a wide table can be scrolled with the keyboard.
             box = {"class": "table-box", "role": "region", "tabindex": "0", "aria-label": label}
             table.wrap(soup.new_tag("div", attrs=box))
+
+
+def left_aligned(html: str) -> str:
+    """A table with its columns of text to the left, where JupyterLab has all to the right."""
+    soup = BeautifulSoup(html, "html.parser")
+    _mark_numbers(*_rows(soup.table or soup))
+    for cell in soup.find_all(["td", "th"]):
+        if cell.has_attr("class"):
+            del cell["class"]
+        else:
+            cell["style"] = _LEFT
+    return str(soup)
 
 
 def _rows(table: Tag) -> tuple[list[list[Tag]], list[list[Tag]]]:

@@ -163,8 +163,9 @@ def setup(results: StudyResults) -> Markdown:
         warmup = range_of([run.warmup_steps for run in runs], "step")
         steps += f", of which {warmup} of warm-up are left out"
     work = f"trains {models} on {data}" + (f" with {strategies}" if strategies else "")
-    if any(run.script for run in runs):  # a script does not state its data and strategy
-        work = f"runs {models}"
+    commands = dict.fromkeys(" ".join(run.script.command) for run in runs if run.script)
+    if commands:  # a script does not state its data and strategy
+        work = f"runs {_listed(f'`` {command} ``' for command in commands)}"
     precisions = sorted({run.precision for run in runs if run.precision})
     return Markdown(
         f"The study {work}, at {ranks}{f', in {_listed(precisions)}' * bool(precisions)}"

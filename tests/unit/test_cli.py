@@ -92,6 +92,7 @@ BAD = {
         ["bench", "public", "../docs/tables/mpt_a100_40gb.csv", "--assume", "layer=24"],
         "did you mean 'layers'?",
     ),
+    "a folder for a table": (["predict", ".", "--explain"], "not a table of layouts"),
     "a file for a study": (["run", "README.md"], "no such study"),
 }
 
@@ -103,6 +104,21 @@ def test_bad_arguments_end_with_two_and_say_what_to_do(
     monkeypatch.chdir(Path(__file__).parents[1])
     status, _, errors = run(*arguments)
     assert status == 2 and message in errors and "Traceback" not in errors
+
+
+def test_there_may_be_no_job_to_cancel(make_study: StudyMaker, run: Command) -> None:
+    assert run("cancel", make_study()) == (0, "no job of this study waits or runs\n", "")
+
+
+def test_an_audit_of_nothing_finds_the_records_of_a_kept_report(
+    make_study: StudyMaker, run: Command, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    folder = make_study()
+    monkeypatch.chdir(folder.parent)
+    (folder / "kept" / "out" / "runs").mkdir(parents=True)
+    for verb in ("audit", "compare"):
+        _, _, errors = run(verb, folder)
+        assert f"copy {folder.name}/kept/out to {folder.name}/out" in errors
 
 
 def test_an_audit_of_nothing_says_what_to_do(make_study: StudyMaker, run: Command) -> None:

@@ -10,7 +10,7 @@ import pandas as pd
 import pytest
 
 import lab
-from lab.errors import InputError, first_line
+from lab.errors import InputError, first_line, nearest
 
 
 @pytest.mark.parametrize(
@@ -30,6 +30,15 @@ def test_ipython_shows_an_error_for_people_without_the_labs_own_lines() -> None:
     shown = subprocess.run(command, capture_output=True, text=True, check=False)
     assert shown.returncode == 1 and "did you mean 'quickstart'?" in shown.stdout
     assert shown.stdout.startswith("InputError: quikstart") and shown.stdout.count("\n") == 1
+
+
+@pytest.mark.parametrize(
+    ("word", "choice"),
+    [("lr", "learning_rate"), ("DDP", "ddp"), ("mbs", "micro_batch_size"), ("Adam", "AdamW")],
+)
+def test_a_choice_is_known_by_its_initials_and_in_any_case(word: str, choice: str) -> None:
+    choices = ["AdamW", "ddp", "fsdp", "learning_rate", "lr_warmup_steps", "micro_batch_size"]
+    assert nearest(word, choices) == f"did you mean {choice!r}?"
 
 
 STUDY = "give a Study, its name or its folder"

@@ -310,6 +310,13 @@ def test_a_page_does_not_end_with_the_first_row_of_a_long_table() -> None:
         assert first.count("cell") > 3
 
 
+def test_a_page_does_not_begin_with_the_last_row_of_a_long_table() -> None:
+    lengths = range(66, 72)  # one row after another moves to the second page
+    ends = [pdf(html(table(1, rows=rows, cell="cell"))).pages[-1] for rows in lengths]
+    last = [page.extract_text().count("cell") for page in ends]
+    assert 1 not in last and 2 in last
+
+
 ROOM = A4[0] - 2 * 20 / 25.4 * 72  # the width of the text, in points
 
 

@@ -206,6 +206,16 @@ def test_unknown_parameter_of_a_notebook_is_an_input_error(tmp_path: Path) -> No
     assert not list(tmp_path.iterdir())
 
 
+def test_a_word_for_a_parameter_that_is_true_or_false_measures_nothing(
+    make_study: StudyMaker, tmp_path: Path
+) -> None:
+    study = make_study()
+    with pytest.raises(lab.LabError, match="measure: cannot be of type str; give True or False"):
+        asked = {"study": str(study), "measure": "no"}
+        execute(NOTEBOOKS / "run.ipynb", tmp_path / "run.ipynb", asked)
+    assert not (study / "out").exists()
+
+
 def test_failing_notebook_is_kept_and_named(tmp_path: Path) -> None:
     with pytest.raises(lab.LabError, match="partial notebook"):
         execute(

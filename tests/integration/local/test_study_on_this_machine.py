@@ -227,7 +227,7 @@ def test_ctrl_c_ends_the_job_and_keeps_what_is_measured(
     _, errors = process.communicate(timeout=200)
     assert process.returncode == 130 and "Traceback" not in errors
     # A late press may come before the longer message.
-    assert ("the same command resumes from there" if times == 1 else "lab: interrupted") in errors
+    assert ("start it again to go on from there" if times == 1 else "lab: interrupted") in errors
     assert not ranks_of(study, 0) and not ranks_of(study, 1)
     assert lab.load_records(study) == []
     state, *_ = lab.status(study)

@@ -12,7 +12,7 @@ from factories import record
 
 from lab import cli
 from lab.config.new_study import script_study
-from lab.config.run import Run
+from lab.config.run import Run, distinct_labels
 from lab.config.study import Study, Task
 from lab.errors import InputError, LabError
 from lab.perfmodel.predict import at_world_size
@@ -81,6 +81,17 @@ def test_a_stated_batch_is_shared_out_to_the_ranks(folder: Path) -> None:
         ["8", "1"],
         ["4", "2"],
     ]
+
+
+def test_a_label_has_the_values_that_the_script_is_given(folder: Path) -> None:
+    command = "train.py --batch={micro_batch_size} --out {out}"
+    study = load(folder, command, global_batch_size=8)
+    assert [run.label for run in study.runs] == [
+        "train.py script x1, batch 8, --batch=8 --out {out}",
+        "train.py script x2, batch 8, --batch=4 --out {out}",
+    ]
+    short, common = distinct_labels(study.runs)
+    assert list(short.values()) == ["x1", "x2"] and common == "train.py script, batch 8"
 
 
 @pytest.mark.parametrize(

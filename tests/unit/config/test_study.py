@@ -5,6 +5,7 @@ from __future__ import annotations
 import shlex
 from collections.abc import Callable
 from pathlib import Path
+from typing import Any
 
 import pytest
 import yaml
@@ -30,6 +31,22 @@ def test_tasks_interleave_repeats_over_the_grid(make_study: StudyMaker) -> None:
         (1, 1),
         (1, 2),
     ]
+
+
+@pytest.mark.parametrize(
+    ("asked", "message"),
+    [
+        ({"repeat": "one"}, "repeat: cannot be of type str; give a number, counted from 0"),
+        ({"run_id": 3}, "run_id: cannot be of type int; give the id of a run, as text"),
+        ({"repeat": 9}, "repeat: 9, but the study has 1 repeat, counted from 0"),
+    ],
+)
+def test_a_task_that_does_not_exist_is_refused(
+    asked: dict[str, Any], message: str, make_study: StudyMaker
+) -> None:
+    study = Study.load(make_study(repeats=1))
+    with pytest.raises(InputError, match=message):
+        study.task(**asked)
 
 
 def test_quick_overrides_base_grid_and_repeats(make_study: StudyMaker) -> None:
@@ -383,6 +400,27 @@ BAD_YAML = {
     "key is a number": "1: one\n",
     "a date": "title: 2020-01-01\nquestion: q\ngrid: {seed: [1]}\nbase: {global_batch_size: 0x}\n",
 }
+
+
+@pytest.mark.parametrize(
+    ("line", "advice"),
+    [
+        ("\ttitle: a", "write spaces instead of the tab"),
+        ("title: Scaling: a test", "put text with a colon in quotes"),
+        ("title: @home", "put the text in quotes"),
+        ("question: a\n  title: b", "check the indentation"),
+        ("base: {}\n steps: 3", "indent the keys of a mapping alike"),
+        ("title:Scaling\nquestion: a", "the space after each colon"),
+    ],
+)
+def test_what_is_no_yaml_is_told_by_what_people_do(
+    line: str, advice: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    (tmp_path / "mine").mkdir()
+    (tmp_path / "mine" / "study.yaml").write_text(f"{line}\n")
+    monkeypatch.chdir(tmp_path)
+    with pytest.raises(InputError, match=f"^mine/study.yaml: line .*{advice}"):
+        Study.load("mine")
 
 
 @pytest.mark.parametrize("content", BAD_YAML.values(), ids=BAD_YAML.keys())

@@ -489,14 +489,23 @@ def test_an_answer_that_follows_from_a_rounded_one_is_right() -> None:
         verdict("04.karp-flatt", 0.0118, **nearly_two)
 
 
+def test_an_answer_that_is_rounded_too_far_is_asked_for_more_digits() -> None:
+    known: dict[str, Any] = {"step_s": {1: 1.654, 2: 1.0}, "ranks": 2}
+    with pytest.raises(WrongAnswerError, match="give more digits"):
+        verdict("04.speedup", 1.7, **known)
+    for other in (2, 1.6, 1.73):
+        with pytest.raises(WrongAnswerError, match="by how many times"):
+            verdict("04.speedup", other, **known)
+
+
 def test_a_speedup_below_one_is_explained_by_no_serial_fraction() -> None:
     said = verdict("04.karp-flatt", 1.5, step_s={1: 1.0, 2: 1.25}, ranks=2)
-    assert "150.0%: above 100%" in said and "No serial part explains that" in said
+    assert "150.0 %: above 100 %" in said and "No serial part explains that" in said
 
 
 def test_a_share_of_nothing_hidden_and_a_link_without_latency_are_right_answers() -> None:
-    assert "0%" in verdict("03.hidden", 0.0, total_s=2.0, exposed_s=2.0)
-    assert "0%" in verdict("03.hidden", -0.05, total_s=2.0, exposed_s=2.1)
+    assert "0 %" in verdict("03.hidden", 0.0, total_s=2.0, exposed_s=2.0)
+    assert "0 %" in verdict("03.hidden", -0.05, total_s=2.0, exposed_s=2.1)
     assert "no latency" in verdict("02.half", 0.0, alpha_s=0.0, bytes_per_s=1e9)
 
 

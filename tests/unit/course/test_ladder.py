@@ -136,7 +136,7 @@ def test_naive_ddp_is_judged_by_parameters_calls_and_bytes() -> None:
 
 def test_hooks_count_where_calls_stay_under_way_and_time_is_hidden() -> None:
     early = [["all_reduce", size, "backward", "exchange"] for size in (64, 16)]
-    assert "25%" in judged("03.hooks", evidence(facts={"calls": early, "exposed_s": 0.0015}))
+    assert "25 %" in judged("03.hooks", evidence(facts={"calls": early, "exposed_s": 0.0015}))
     with pytest.raises(WrongAnswerError, match="Nothing is hidden"):
         judged("03.hooks", evidence(facts={"calls": early}))
     at_once = [["all_reduce", size, "backward", "backward"] for size in (64, 16)]

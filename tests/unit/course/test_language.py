@@ -47,13 +47,13 @@ def french(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
 
 def test_a_message_is_english_without_a_catalogue() -> None:
     assert "LAB_CATALOGUE" not in os.environ
-    assert tr(SERIAL, right=0.25) == "A serial fraction of 25.0% would explain this speedup."
+    assert tr(SERIAL, right=0.25) == "A serial fraction of 25.0 % would explain this speedup."
 
 
 def test_a_translation_is_used_with_its_values(french: Path) -> None:
     translate(french, FRACTION, "Une fraction, pas des pour cent.")
     translate(french, SERIAL, "Une fraction série de {right:.1%} suffirait.")
-    assert tr(SERIAL, right=0.25) == "Une fraction série de 25.0% suffirait."
+    assert tr(SERIAL, right=0.25) == "Une fraction série de 25.0 % suffirait."
     with pytest.raises(WrongAnswerError, match=r"^04\.karp-flatt: not yet\. Une fraction, pas"):
         verdict("04.karp-flatt", 25, step_s={1: 2.0, 2: 1.25}, ranks=2)
     assert tr("{problems}!", problems="{braces} of a learner") == "{braces} of a learner!"
@@ -75,7 +75,7 @@ def test_what_cannot_be_used_of_a_catalogue_stays_english(
     translation: str, flag: str, french: Path
 ) -> None:
     translate(french, SERIAL, translation, flag)
-    assert tr(SERIAL, right=0.25) == "A serial fraction of 25.0% would explain this speedup."
+    assert tr(SERIAL, right=0.25) == "A serial fraction of 25.0 % would explain this speedup."
 
 
 @pytest.mark.parametrize(

@@ -30,7 +30,7 @@ def test_gpipe_and_1f1b_have_one_bubble_and_different_memory() -> None:
     gpipe = pictures.schedule([GPIPE] * 4)
     interleaved = pictures.schedule([one_f_one_b(stage) for stage in range(4)])
     for picture, kept in ((gpipe, 8), (interleaved, 4)):
-        assert "33 slots" in picture.alt and "wait 27%" in picture.alt  # 3/11 of the time
+        assert "33 slots" in picture.alt and "wait 27 %" in picture.alt  # 3/11 of the time
         assert f"up to {kept} micro-batches" in picture.alt
         assert rectangles(picture) >= 64
 

@@ -24,6 +24,11 @@ def test_first_configuration_can_run_and_shows_its_cost(shown: Dashboard) -> Non
     assert "Nothing has been measured" in content(shown)
 
 
+def test_large_models_are_counted_without_an_exponent(shown: Dashboard) -> None:
+    choose(shown, model="gpt2-small")
+    assert "124 million parameters; 1.99 GB of weights" in text(shown.verdict)
+
+
 @pytest.mark.parametrize(
     ("values", "words"),
     [

@@ -67,7 +67,7 @@ def stored(folder: Path, measured: list[Record]) -> Study:
         (Emulated(compute=Compute(emulated="measured")), "compute (times of one rank)"),
         (
             Emulated(link=Link(bandwidth_gbit=1), compute=Compute(emulated="A100", mfu=0.4)),
-            "link 1 Gbit/s and compute (A100 at 40% of its peak)",
+            "link 1 Gbit/s and compute (A100 at 40 % of its peak)",
         ),
     ],
 )

@@ -48,16 +48,16 @@ def test_what_meets_every_target_misses_none(tmp_path: Path) -> None:
     assert [row["strategy"] for row in strategies] == ["DDP", "FSDP"]
     assert strategies[0]["error"] == "4.5 %" and strategies[0]["error, loaded"] == "6.0 %"
     assert everything["predictions"] == 4 and len(good.table()) == 4
-    assert "100% of the measurements inside" in str(good)
+    assert "100 % of the measurements inside" in str(good)
 
 
 @pytest.mark.parametrize(
     ("quiet", "loaded", "miss"),
     [
-        ([score("ddp", 0.06)], [score("ddp", 0.06)], "of DDP are 6.0% off"),
-        ([score("zero1", 0.06)], [score("zero1", 0.15, half_width=0.3)], "of ZeRO-1 are 10.5%"),
-        ([score("ddp", 0.01)] * 8, [score("fsdp", 0.09, half_width=0.05)], "89% of the meas"),
-        ([score("ddp", 0.01, half_width=0.2)], [score("ddp", 0.01)], "±20%"),
+        ([score("ddp", 0.06)], [score("ddp", 0.06)], "of DDP are 6.0 % off"),
+        ([score("zero1", 0.06)], [score("zero1", 0.15, half_width=0.3)], "of ZeRO-1 are 10.5 %"),
+        ([score("ddp", 0.01)] * 8, [score("fsdp", 0.09, half_width=0.05)], "89 % of the meas"),
+        ([score("ddp", 0.01, half_width=0.2)], [score("ddp", 0.01)], "±20 %"),
     ],
 )
 def test_a_missed_target_is_named(

@@ -91,6 +91,12 @@ def test_planned_is_what_earlier_repeats_took_on_the_cores_of_the_cluster(tmp_pa
     assert [row["core_hours"] for row in rows] == pytest.approx([2 / 60, 4 / 60], abs=1e-4)
 
 
+def test_hours_are_planned_for_runs_that_can_run(tmp_path: Path) -> None:
+    made, cluster = study(tmp_path, [run(1), run(2), run(4)], repeats=2), profile(tmp_path)
+    said = "planned: 4 jobs of unknown length, without 1 run that cannot run"
+    assert said in hours_sentence(made, cluster)
+
+
 def test_what_nobody_knows_is_said_to_be_unknown(tmp_path: Path) -> None:
     made = study(tmp_path, [run(1)], repeats=2)
     cluster = profile(tmp_path, "time_limit_min: 30")

@@ -1,8 +1,12 @@
-"""Figures as a notebook shows them, whatever its theme."""
+"""Figures and tables as a notebook shows them, whatever its theme."""
 
 from __future__ import annotations
 
-from lab.report.blocks import WHITE, drawn, on_white
+import pandas as pd
+from bs4 import BeautifulSoup
+
+from lab.report.blocks import WHITE, Table, drawn, on_white
+from lab.report.page import arrange_tables
 
 
 def test_a_figure_has_a_white_ground_in_a_notebook_whose_theme_may_be_dark() -> None:
@@ -11,3 +15,13 @@ def test_a_figure_has_a_white_ground_in_a_notebook_whose_theme_may_be_dark() -> 
     svg = content["image/svg+xml"]
     assert svg.count(WHITE) == 1 and svg.index(WHITE) == svg.index(">") + 1
     assert on_white(svg) == svg
+
+
+def test_text_of_a_table_is_to_the_left_in_a_notebook_whose_cells_are_to_the_right() -> None:
+    frame = pd.DataFrame({"way": ["<flat>", "ddp"], "step": ["1.5 [1.4, 1.6] ms", "not measured"]})
+    soup = BeautifulSoup(Table("Steps", frame)._repr_html_(), "html.parser")
+    left = soup.find_all(style="text-align: left")
+    assert [cell.get_text() for cell in left] == ["way", "<flat>", "ddp"]
+    arrange_tables(soup)
+    assert not soup.find_all(style="text-align: left")
+    assert [cell.get_text() for cell in soup.select("th.number")] == ["", "step", "0", "1"]

@@ -76,6 +76,13 @@ def test_the_setup_names_and_cites_what_was_run(tmp_path) -> None:
     assert "world sizes 1 and 2" in said and "DDP" in said and "#ref-ddp" in said
 
 
+def test_the_setup_gives_the_command_of_a_script_as_it_is_typed(tmp_path) -> None:
+    command = ["train.py", "--batch={micro_batch_size}"]
+    one = run(1, 8, model={"kind": "script", "command": command}, data={"kind": "script"})
+    said = paper.setup(StudyResults(study(tmp_path, [one]))).markdown
+    assert "The study runs `` train.py --batch={micro_batch_size} ``, at" in said
+
+
 def test_the_discussion_cites_the_figures_that_show_its_numbers(tmp_path) -> None:
     said = paper.discussion(results_of(tmp_path, TIMES))[0].markdown
     assert said.count("#fig-overview") == said.count("#tbl-speedup") == 1

@@ -13,6 +13,7 @@ import pandas as pd
 from lab.analysis.audit.observations import Observations, UncheckedError, largest
 from lab.analysis.audit.points import Point
 from lab.analysis.audit.rule import Fault, rule, seconds
+from lab.formatting import plain
 from lab.perfmodel.hardware import LINKS, named_link
 
 LINK_COLUMNS = ("link", "key:link", "key:strategy", "key:setting", "gpu")
@@ -174,8 +175,8 @@ def _judged(
     link, emulated = on
     source = "bytes given" if point.bytes > 0 else f"{point.parameters:,.0f} parameters in fp32"
     evidence = (
-        f"{size / 1e6:.3g} MB per step ({source}) over {seconds(transfer.time)} ({transfer.words}) "
-        f"on {n:g} ranks make {_gigabytes(bandwidth)} of bus bandwidth"
+        f"{plain(size / 1e6)} MB per step ({source}) over {seconds(transfer.time)} "
+        f"({transfer.words}) on {n:g} ranks make {_gigabytes(bandwidth)} of bus bandwidth"
     )
     share = bandwidth / link.bytes_per_s
     if bandwidth > link.limit and not transfer.bound:
@@ -252,7 +253,7 @@ def _one_collective(group: pd.DataFrame, observations: Observations) -> Iterator
     if bus[best] > limit:
         yield Fault(
             group.loc[bus > limit, "label"],
-            f"{size[best] / 1e6:.3g} MB in {seconds(times[best])} on {n:g} ranks make "
+            f"{plain(size[best] / 1e6)} MB in {seconds(times[best])} on {n:g} ranks make "
             f"{_gigabytes(bus[best])} of bus bandwidth, more than {_gigabytes(limit)}.",
             "Check the unit of the times and of the sizes.",
         )
@@ -261,7 +262,7 @@ def _one_collective(group: pd.DataFrame, observations: Observations) -> Iterator
         first = int(faster[0])
         yield Fault(
             group["label"].iloc[faster],
-            f"{size[first] / 1e6:.3g} MB take {seconds(times[first])} on {n:g} ranks, less than "
+            f"{plain(size[first] / 1e6)} MB take {seconds(times[first])} on {n:g} ranks, less than "
             "the next smaller message.",
             "A change of algorithm can do this; so can a cold first call.",
             "note",
