@@ -11,6 +11,7 @@ from collections.abc import Callable, Iterator
 from contextlib import AbstractContextManager, contextmanager, nullcontext, suppress
 from functools import partial, wraps
 from typing import Any, NoReturn, Self
+from weakref import WeakSet
 
 import torch
 from torch import distributed as dist
@@ -75,6 +76,7 @@ class StepRecorder:
         self.samples_per_step: int | None = None
         self.optimizer: torch.optim.Optimizer | None = None
         self.optimizers: dict[int, torch.optim.Optimizer] = {}
+        self.inner: set[int] = set()  # of them, by id, those that step within another's step
         self.modules: list[nn.Module] = []  # whose calls are the forward pass
         self.seen: set[str] = set()  # phases
         self.steps = 0
@@ -86,6 +88,8 @@ class StepRecorder:
         # Optimizers within a step, as one may wrap another, and whether that began a phase.
         self._stepping: list[tuple[torch.optim.Optimizer, bool]] = []
         self._finds_modules = False  # as the script does not say what its forward pass is
+        # Optimizers that gave way to one made anew; None if none may.
+        self._replaced: WeakSet[torch.optim.Optimizer] | None = WeakSet()
         self._group: Any = None  # of the DDP whose buckets are recorded
         self._done = False
         self._ends = 0  # how often StepsDone was raised
@@ -111,7 +115,7 @@ class StepRecorder:
 
     def count_steps_of(self, optimizer: Any) -> None:
         """Count the steps of this optimizer as those of the script."""
-        self.optimizer = _innermost(optimizer)
+        self.optimizer, self._replaced = _innermost(optimizer), None
 
     def watch(self, model: Any) -> None:
         """Treat the calls of this module as the forward pass."""
@@ -161,7 +165,11 @@ class StepRecorder:
         """Note that an optimizer has made a step."""
         if self._stepping and self._stepping[-1][0] is optimizer:
             self._leave(self._stepping.pop()[1])
+        if self._stepping:
+            self.inner.add(id(optimizer))
         is_new = id(optimizer) not in self.optimizers
+        if is_new and self._replaces(optimizer):
+            self._replace(optimizer)
         self.optimizers[id(optimizer)] = optimizer
         if self.steps == 0 and optimizer is self.optimizer:
             self._begin()
@@ -174,6 +182,27 @@ class StepRecorder:
         if self._done:
             self._end()
         self.clock.start()
+
+    def _replaces(self, optimizer: torch.optim.Optimizer) -> bool:
+        """Whether this is the counted one made anew, as in every epoch or after unfreezing."""
+        counted = self.optimizer
+        if self._replaced is None or self._stepping or counted is None or self.steps == 0:
+            return False
+        own = set(map(id, parameters_of(counted)))
+        return type(optimizer) is type(counted) and any(
+            id(p) in own for p in parameters_of(optimizer)
+        )
+
+    def _replace(self, optimizer: torch.optim.Optimizer) -> None:
+        """Count the steps of this optimizer instead, unless the script still uses the other."""
+        assert self.optimizer is not None and self._replaced is not None
+        if optimizer in self._replaced:
+            self._replaced = None
+        else:
+            self._replaced.add(self.optimizer)
+            # Its state must not stay in memory, nor count.
+            del self.optimizers[id(self.optimizer)]
+        self.optimizer = optimizer
 
     def finish(self) -> None:
         """End the script after the current step."""

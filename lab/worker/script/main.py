@@ -231,7 +231,7 @@ class ScriptRank:
                 steps=recorder.steps,
                 ended="by itself" if recorder.steps < run.steps else "by the lab",
                 optimizer=type(recorder.optimizer).__name__,
-                optimizers=len(recorder.optimizers),
+                optimizers=len(recorder.optimizers.keys() - recorder.inner),
                 wrappers=sorted({type(module).__name__ for module in recorder.modules}),
                 samples_per_step=recorder.samples_per_step,
             ),
@@ -319,7 +319,9 @@ def last_line() -> str:
         with Path("/proc/self/fd/2").open("rb") as stream:
             stream.seek(max(log.st_size - MOST_LINE, 0))
             lines = stream.read().decode(errors="replace").splitlines()
-        return next((line.strip() for line in reversed(lines) if line.strip()), "")
+        # Some loops end with a rule of dashes.
+        said = (line.strip() for line in reversed(lines) if any(map(str.isalnum, line)))
+        return next(said, "")
     return ""
 
 

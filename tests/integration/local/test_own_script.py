@@ -362,7 +362,7 @@ import os, sys
 from pathlib import Path
 from lab.worker.script.main import last_line
 print("loading")
-sys.stderr.write("usage: train.py --lr LR\\ntrain.py: error: --lr is missing\\n\\n")
+sys.stderr.write("usage: train.py --lr LR\\ntrain.py: error: --lr is missing\\n\\n=====\\n")
 Path("last").write_text(last_line())
 os.dup2(os.pipe()[1], 2)
 sys.stderr.write("error: in a pipe that nobody can read again\\n")
