@@ -16,7 +16,7 @@ from lab.records.schema import Communication, Event, Memory
 from lab.worker.distributed import all_gather_object
 from lab.worker.environment import RankUse, StateBytes
 from lab.worker.measure import overlap
-from lab.worker.measure.clock import Clock, FloatArray
+from lab.worker.measure.clock import Clock, FloatArray, IntArray
 from lab.worker.measure.collective_trace import Calls
 from lab.worker.measure.ddp_hook import Buckets
 from lab.worker.sync_cost import Probe, costs
@@ -43,6 +43,7 @@ class RankReport:
     probe: Probe | None = None
     peak_flops: float | None = None
     fingerprint: tuple[float, float] | None = None
+    passes: IntArray | None = None  # the backward pass that sent each bucket, if not one a step
 
 
 def bars_of(
@@ -94,7 +95,8 @@ def _communication(
     calls = [report.sent for report in reports if isinstance(report.sent, Calls)]
     if buckets:
         _write(_rows(buckets, origin, first_step), folder / "buckets.parquet")
-        exposure = overlap.Exposure.from_buckets(buckets)
+        passes = [report.passes for report in reports if report.passes is not None]
+        exposure = overlap.Exposure.from_buckets(buckets, passes)
         # PowerSGD takes several collectives per bucket, which the hook does not see.
         operation = None if run.compression == "powersgd" else "all_reduce"
         update |= overlap.count_buckets(buckets[0], operation=operation)

@@ -8,7 +8,7 @@ the same time more than once.
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import partial
 from itertools import groupby
 from operator import itemgetter
@@ -19,7 +19,7 @@ import numpy as np
 from lab.perfmodel.collectives import bus_factor
 from lab.records.schema import Communication, Event, Operation
 from lab.records.statistics import stat
-from lab.worker.measure.clock import Clock, FloatArray, by_cycle
+from lab.worker.measure.clock import Clock, FloatArray, IntArray, by_cycle
 from lab.worker.measure.collective_trace import Calls
 from lab.worker.measure.ddp_hook import Buckets
 
@@ -47,8 +47,17 @@ class Exposure:
     exposed_in: dict[str, FloatArray]  # by phase
 
     @classmethod
-    def from_buckets(cls, ranks: Sequence[Buckets]) -> Exposure:
-        """Build it from the buckets of all ranks on one clock, with equally many steps each."""
+    def from_buckets(cls, ranks: Sequence[Buckets], passes: Sequence[IntArray] = ()) -> Exposure:
+        """Build it from the buckets of all ranks on one clock, with equally many steps each.
+
+        A step may have several backward passes, each of which ends with a wait for its own buckets:
+        `passes` are then their numbers, from 0, by bucket.
+        """
+        if passes:
+            steps, first = ranks[0].step, np.unique(passes[0], return_index=True)[1]
+            by_pass = [replace(rank, step=of) for rank, of in zip(ranks, passes, strict=True)]
+            begins = np.searchsorted(steps[first], np.unique(steps))
+            return cls.from_buckets(by_pass)._together(begins)
         split = [buckets.by_step(int(buckets.step[-1]) + 1) for buckets in ranks]
         each = partial(_each, split)
         # An all-reduce begins to move data when the last rank has its bucket ready.
@@ -99,6 +108,19 @@ class Exposure:
             bytes=each(lambda part: part.bytes.sum()),
             moved=each(lambda part: part.moved.sum()),
             exposed_in={phase: exposed_in(phase) for phase in phases},
+        )
+
+    def _together(self, begins: IntArray) -> Exposure:
+        """That of steps which begin with these passes, from that of their passes."""
+
+        def add(amounts: FloatArray) -> FloatArray:
+            return np.add.reduceat(amounts, begins, axis=1)
+
+        sums = {name: add(getattr(self, name)) for name in (*KINDS, "bytes", "moved")}
+        return Exposure(
+            ready=np.maximum.reduceat(self.ready, begins, axis=1),
+            exposed_in={phase: add(times) for phase, times in self.exposed_in.items()},
+            **sums,
         )
 
     def columns(self, rank: int) -> dict[str, FloatArray]:

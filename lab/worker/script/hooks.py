@@ -82,9 +82,11 @@ class StepRecorder:
         self.steps = 0
         self.backend: str | None = None
         self.buckets: BucketRecorder | None = None
+        self.passes: list[int] = []  # the number of the backward pass that sent each bucket
         self.calls = CallRecorder(clock) if world_size > 1 else None
         self._inside: list[str] = []  # the current phases, innermost last
         self._marked = 0  # current phases that the script marks itself
+        self._backwards = 0  # passes begun so far
         # Optimizers within a step, as one may wrap another, and whether that began a phase.
         self._stepping: list[tuple[torch.optim.Optimizer, bool]] = []
         self._finds_modules = False  # as the script does not say what its forward pass is
@@ -126,6 +128,7 @@ class StepRecorder:
 
     def _enter(self, phase: str) -> bool:
         repeated = phase in self._inside or (phase == "forward" and "backward" in self._inside)
+        self._backwards += phase == "backward" and not repeated
         if self._done:
             self._end()
         if repeated or self._marked:
@@ -272,7 +275,7 @@ class StepRecorder:
         # Another group's buckets come in an independent order.
         if self.buckets is not None and parallel.process_group is not self._group:
             return
-        first.exchange = partial(_all_reduce, parallel.process_group)
+        first.exchange = partial(self._all_reduce, parallel.process_group)
         with suppress(RuntimeError):  # it has a C++ hook, which Python cannot see
             parallel.register_comm_hook(first, BucketRecorder.send)
             parallel._comm_hooks.clear()  # what copies and files of the module would hold
@@ -280,10 +283,10 @@ class StepRecorder:
             # The buckets hold all the information that the calls would.
             trace_calls(None)
 
-
-def _all_reduce(group: Any, bucket: GradBucket) -> Sent:
-    """Do what DDP does without a hook: average the gradients over the ranks of its group."""
-    return Sent(allreduce_hook(group, bucket), bucket.buffer().nbytes)
+    def _all_reduce(self, group: Any, bucket: GradBucket) -> Sent:
+        """Do what DDP does without a hook: average the gradients over the ranks of its group."""
+        self.passes.append(self._backwards)
+        return Sent(allreduce_hook(group, bucket), bucket.buffer().nbytes)
 
 
 def _backend_of(*trainers: torch.optim.Optimizer) -> str:

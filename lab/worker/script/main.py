@@ -16,6 +16,7 @@ from os import _exit  # while a script runs, that of `os` is replaced
 from pathlib import Path
 from types import FrameType
 from typing import Any
+from zlib import crc32
 
 import numpy as np
 import torch
@@ -32,7 +33,7 @@ from lab.worker import distributed, environment
 from lab.worker.context import ENDING, Conclude, Measurement, Progress, RankContext
 from lab.worker.distributed import ClockOffset
 from lab.worker.environment import RankUse, StateBytes
-from lab.worker.measure.clock import Clock, CudaClock, FloatArray, HostClock, timing
+from lab.worker.measure.clock import Clock, CudaClock, FloatArray, HostClock, IntArray, timing
 from lab.worker.measure.collective_trace import Calls
 from lab.worker.measure.ddp_hook import Buckets
 from lab.worker.own import blamed, require_unchanged
@@ -178,9 +179,11 @@ class ScriptRank:
         shift = partial(distributed.on_clock_of_rank_0, offsets=offsets)
         laps, trainers = self.clock.read(), list(self.recorder.optimizers.values())
         start = float(self.clock.phases(0)[0][1])
-        sent = _sent(self.recorder, start + laps["start"])
-        # Every rank or none, as a rank without any would leave the others waiting.
-        if not all(distributed.all_gather_object(sent is not None)):
+        sent, passes = _sent(self.recorder, start + laps["start"])
+        # Every rank alike or none, as a rank without any would leave the others waiting.
+        kind = None if sent is None else (type(sent).__name__, crc32(passes.tobytes()))
+        kinds = set(distributed.all_gather_object(kind))
+        if None in kinds or len(kinds) > 1:
             sent = None
         whole = [one for trainer in trainers for one in parameters_of(trainer)]
         # Shards differ; and of ranks that were seen to communicate, it is unknown what must agree.
@@ -194,6 +197,7 @@ class ScriptRank:
             | {"cpu_time": np.array(self.cpu_times)},
             start=float(shift(np.array(start))),
             sent=sent.shifted(shift) if sent else None,
+            passes=passes,
             bars=bars_of(
                 self.context.rank,
                 sent,
@@ -406,24 +410,19 @@ def _checks(reports: Sequence[RankReport]) -> dict[str, bool]:
     return {"same_parameters": same_parameters(reports)} if known else {}
 
 
-def _sent(recorder: StepRecorder, starts: FloatArray) -> Buckets | Calls | None:
-    """What the steps sent; None if nothing was seen or a step had several DDP passes.
-
-    Each of several passes waits for its own last bucket, which one number cannot describe.
-    """
-    steps = len(starts)
-    if recorder.buckets is not None:
-        sent = recorder.buckets.take()
-        step = np.searchsorted(starts, sent.ready, side="right") - 1
-        inside = (step >= 0) & (sent.ready < recorder.clock.phases(steps - 1)[-1][2])
-        passes = set(zip(step[inside].tolist(), sent.step[inside].tolist(), strict=True))
-        if sorted(number for number, _ in passes) != list(range(steps)):
-            return None
-        return replace(sent.where(inside), step=step[inside])
-    if recorder.calls is None:
-        return None
-    calls = recorder.calls.take()
-    return calls if len(calls.step) else None
+def _sent(recorder: StepRecorder, starts: FloatArray) -> tuple[Buckets | Calls | None, IntArray]:
+    """What the steps sent, and in which backward pass each bucket; None if nothing was seen."""
+    steps, passes = len(starts), np.array(recorder.passes, dtype=np.int64)
+    if recorder.buckets is None:
+        calls = recorder.calls.take() if recorder.calls else None
+        return calls if calls and len(calls.step) else None, passes
+    sent = recorder.buckets.take()
+    step = np.searchsorted(starts, sent.ready, side="right") - 1
+    inside = (step >= 0) & (sent.ready < recorder.clock.phases(steps - 1)[-1][2])
+    step, (_, first, passes) = step[inside], np.unique(passes[inside], True, True)
+    # Without a pass in every step, it is unknown what the steps wait for.
+    complete = len(np.unique(step[first])) == steps
+    return replace(sent.where(inside), step=step) if complete else None, passes
 
 
 def _state(optimizers: Sequence[torch.optim.Optimizer]) -> StateBytes:

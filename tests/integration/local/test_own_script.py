@@ -269,11 +269,11 @@ def test_a_script_that_no_exception_ends_is_measured(
         assert "because it catches SystemExit" in log.read_text()
 
 
-@pytest.mark.parametrize("several", [False, True])
+@pytest.mark.parametrize("hidden", [False, True])
 def test_ranks_that_exchange_no_gradients_train_models_of_their_own(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, *, several: bool
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, *, hidden: bool
 ) -> None:
-    """As with accelerate on CPUs; a DDP that synchronises twice in a step is not seen either."""
+    """As with accelerate on CPUs; a DDP whose hook is in C++ is not seen either."""
     monkeypatch.chdir(tmp_path)
     content = f"""
 import torch
@@ -281,20 +281,45 @@ from torch import distributed as dist, nn
 dist.init_process_group("gloo")
 torch.manual_seed(0)
 model = nn.Linear(64, 2)
-if {several}:
+if {hidden}:
     model = nn.parallel.DistributedDataParallel(model)
+    model._register_builtin_comm_hook(dist.BuiltinCommHookType.ALLREDUCE)
 optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
 torch.manual_seed(dist.get_rank())
 while True:
-    for _ in range(2):
-        model(torch.randn(8, 64)).square().mean().backward()
+    model(torch.randn(8, 64)).square().mean().backward()
     optimizer.step()
     optimizer.zero_grad()
 """
     record = measured("lone", content, ranks=2)
-    assert record.communication is None and record.checks == {"same_parameters": several}
+    assert record.communication is None and record.checks == {"same_parameters": hidden}
     said = "every rank trained a model of its own"
-    assert (said in lab.report("reports/lone").html.read_text()) != several
+    assert (said in lab.report("reports/lone").html.read_text()) != hidden
+
+
+def test_all_passes_of_a_step_that_synchronise_are_seen(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """As in a GAN, whose generator's pass also goes through the discriminator."""
+    monkeypatch.chdir(tmp_path)
+    content = """
+import torch
+from torch import distributed as dist, nn
+dist.init_process_group("gloo")
+generator, critic = (nn.parallel.DistributedDataParallel(nn.Linear(64, 64)) for _ in range(2))
+optimizers = [torch.optim.SGD(model.parameters(), lr=0.1) for model in (critic, generator)]
+while True:
+    for optimizer in optimizers:
+        made = generator(torch.randn(8, 64))
+        made = made.detach() if optimizer is optimizers[0] else made
+        critic(made).square().mean().backward()
+        optimizer.step()
+        optimizer.zero_grad()
+"""
+    sent = measured("gan", content, ranks=2).communication
+    size = 4 * 64 * 65
+    assert sent and sent.buckets == [size] * 3 and sent.bytes == 3 * size
+    assert sent.exposed and sent.total and 0 < sent.exposed.median <= sent.total.median
 
 
 def test_a_script_may_copy_and_save_a_whole_ddp(

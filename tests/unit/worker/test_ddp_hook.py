@@ -92,6 +92,20 @@ def test_a_late_rank_behind_a_busy_link_costs_nothing() -> None:
     assert Exposure.from_buckets([early, late]).straggler.tolist() == [[0.0], [0.0]]
 
 
+def test_the_waits_of_a_step_with_several_passes_add_up() -> None:
+    # Two passes, the second through two DDPs, whose first bucket hides behind its other half.
+    early = buckets((0, 0, 1, 1, 4), (0, 0, 11, 11, 13), (0, 0, 15, 15, 20), (1, 0, 31, 31, 33))
+    late = buckets((0, 0, 2, 2, 4), (0, 0, 11, 11, 13), (0, 0, 15, 15, 20), (1, 0, 31, 31, 33))
+    passes = [np.array([0, 1, 1, 2])] * 2
+    exposure = Exposure.from_buckets([early, late], passes)
+    assert exposure.exposed.tolist() == [[3.0 + 5.0, 2.0], [2.0 + 5.0, 2.0]]
+    assert exposure.total.tolist() == [[3.0 + 7.0, 2.0], [2.0 + 7.0, 2.0]]
+    assert exposure.straggler.tolist() == [[1.0, 0.0], [0.0, 0.0]]
+    assert exposure.bytes.tolist() == [[300.0, 100.0]] * 2
+    assert exposure.exposed_in["backward"].tolist() == exposure.exposed.tolist()
+    assert exposure.ready.tolist() == [[15.0, 31.0]] * 2
+
+
 @given(
     st.integers(1, 3),
     st.integers(1, 5),
