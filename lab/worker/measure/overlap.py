@@ -110,6 +110,34 @@ class Exposure:
             exposed_in={phase: exposed_in(phase) for phase in phases},
         )
 
+    def with_calls(self, buckets: Sequence[Buckets], calls: Sequence[Calls]) -> Exposure:
+        """That of a DDP and of all other calls in the same steps, from that of its buckets."""
+        steps, nothing = self.total.shape[1], np.zeros_like(self.total)
+        other = Exposure.from_calls(calls, steps=steps)
+        pairs = [
+            [*zip(own.by_step(steps), more.by_step(steps), strict=True)]
+            for own, more in zip(buckets, calls, strict=True)
+        ]
+        sums = {
+            name: getattr(self, name) + getattr(other, name)
+            for name in ("exposed", "straggler", "bytes", "moved")
+        }
+        return Exposure(
+            ready=self.ready,
+            total=_each(
+                pairs,
+                lambda pair: union(
+                    np.concatenate([part.launch for part in pair]),
+                    np.concatenate([part.finish for part in pair]),
+                ),
+            ),
+            exposed_in={
+                phase: self.exposed_in.get(phase, nothing) + other.exposed_in.get(phase, nothing)
+                for phase in self.exposed_in | other.exposed_in
+            },
+            **sums,
+        )
+
     def _together(self, begins: IntArray) -> Exposure:
         """That of steps which begin with these passes, from that of their passes."""
 
@@ -228,6 +256,17 @@ def count_calls(calls: Calls, *, steps: int, cycle: int = 1) -> dict[str, object
     return {"calls": _mean(int(last.sum()), cycle), "operations": operations}
 
 
+def count_both(buckets: Buckets, calls: Calls, *, steps: int) -> dict[str, object]:
+    """Fields of Communication that count a step's buckets and the calls beside them."""
+    sizes = buckets.of(steps - 1).bytes.tolist()
+    of_step = calls.of(steps - 1)
+    sent = [("all_reduce", size) for size in sizes]
+    sent += zip(of_step.operation.tolist(), of_step.bytes.tolist(), strict=True)
+    by_name = {name: [size for one, size in sent if one == name] for name in dict(sent)}
+    operations = {name: Operation(calls=len(own), bytes=sum(own)) for name, own in by_name.items()}
+    return {"buckets": sizes, "calls": len(sent), "operations": operations}
+
+
 def _mean(count: int, steps: int) -> int | float:
     return count / steps if count % steps else count // steps
 
@@ -269,9 +308,13 @@ def events(
         for (name, *_), (begin, end) in zip(phases, times, strict=True)
         if name in SHOWN
     ]
-    if sent is None:
-        return times[0][0], bars
-    of_step = sent.of(step).shifted(shift)
+    if sent is not None:
+        bars += sent_events(rank, sent.of(step).shifted(shift))
+    return times[0][0], bars
+
+
+def sent_events(rank: int, of_step: Buckets | Calls) -> list[Event]:
+    """A bar for each bucket or call of a step whose end is known."""
     if isinstance(of_step, Buckets):
         names = [f"bucket {number}" for number in of_step.bucket]
         ready, ends = of_step.ready.tolist(), of_step.finish
@@ -282,12 +325,11 @@ def events(
     rows = zip(
         names, ready, of_step.launch.tolist(), ends.tolist(), of_step.bytes.tolist(), strict=True
     )
-    bars += [
+    return [
         Event(rank=rank, name=name, ready=when, start=launch, end=end, bytes=size)
         for name, when, launch, end, size in rows
         if not np.isnan(end)
     ]
-    return times[0][0], bars
 
 
 def merge_adjacent(phases: Sequence[tuple[str, float, float]]) -> list[tuple[str, float, float]]:

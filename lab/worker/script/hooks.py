@@ -25,7 +25,7 @@ from torch.utils.data import DataLoader, dataloader
 
 from lab.errors import LabError
 from lab.worker.measure.clock import Clock
-from lab.worker.measure.collective_trace import CallRecorder, trace_calls
+from lab.worker.measure.collective_trace import CallRecorder, untraced
 from lab.worker.measure.ddp_hook import BucketRecorder, Sent
 from lab.worker.script.processes import replaced
 
@@ -280,13 +280,12 @@ class StepRecorder:
             parallel.register_comm_hook(first, BucketRecorder.send)
             parallel._comm_hooks.clear()  # what copies and files of the module would hold
             self.buckets, self._group = first, parallel.process_group
-            # The buckets hold all the information that the calls would.
-            trace_calls(None)
 
     def _all_reduce(self, group: Any, bucket: GradBucket) -> Sent:
         """Do what DDP does without a hook: average the gradients over the ranks of its group."""
         self.passes.append(self._backwards)
-        return Sent(allreduce_hook(group, bucket), bucket.buffer().nbytes)
+        with untraced():
+            return Sent(allreduce_hook(group, bucket), bucket.buffer().nbytes)
 
 
 def _backend_of(*trainers: torch.optim.Optimizer) -> str:

@@ -179,9 +179,13 @@ class ScriptRank:
         shift = partial(distributed.on_clock_of_rank_0, offsets=offsets)
         laps, trainers = self.clock.read(), list(self.recorder.optimizers.values())
         start = float(self.clock.phases(0)[0][1])
-        sent, passes = _sent(self.recorder, start + laps["start"])
+        calls = self.recorder.calls.take() if self.recorder.calls else None
+        sent: Buckets | Calls | None = calls if calls and len(calls.step) else None
+        passes: IntArray | None = None
+        if self.recorder.buckets is not None:
+            sent, passes = _buckets(self.recorder, start + laps["start"])
         # Every rank alike or none, as a rank without any would leave the others waiting.
-        kind = None if sent is None else (type(sent).__name__, crc32(passes.tobytes()))
+        kind = None if sent is None else 0 if passes is None else crc32(passes.tobytes())
         kinds = set(distributed.all_gather_object(kind))
         if None in kinds or len(kinds) > 1:
             sent = None
@@ -198,6 +202,7 @@ class ScriptRank:
             start=float(shift(np.array(start))),
             sent=sent.shifted(shift) if sent else None,
             passes=passes,
+            calls=calls.shifted(shift) if sent and calls else None,
             bars=bars_of(
                 self.context.rank,
                 sent,
@@ -205,6 +210,7 @@ class ScriptRank:
                 clock=self.clock,
                 shift=shift,
                 warmup_steps=self.run.warmup_steps,
+                calls=calls,
             ),
             fingerprint=fingerprint(whole) if alone else None,
         )
@@ -410,17 +416,14 @@ def _checks(reports: Sequence[RankReport]) -> dict[str, bool]:
     return {"same_parameters": same_parameters(reports)} if known else {}
 
 
-def _sent(recorder: StepRecorder, starts: FloatArray) -> tuple[Buckets | Calls | None, IntArray]:
-    """What the steps sent, and in which backward pass each bucket; None if nothing was seen."""
-    steps, passes = len(starts), np.array(recorder.passes, dtype=np.int64)
-    if recorder.buckets is None:
-        calls = recorder.calls.take() if recorder.calls else None
-        return calls if calls and len(calls.step) else None, passes
-    sent = recorder.buckets.take()
+def _buckets(recorder: StepRecorder, starts: FloatArray) -> tuple[Buckets | None, IntArray]:
+    """The buckets of DDP, None unless every step sent some, and the backward pass of each."""
+    assert recorder.buckets is not None
+    steps, sent = len(starts), recorder.buckets.take()
     step = np.searchsorted(starts, sent.ready, side="right") - 1
     inside = (step >= 0) & (sent.ready < recorder.clock.phases(steps - 1)[-1][2])
-    step, (_, first, passes) = step[inside], np.unique(passes[inside], True, True)
-    # Without a pass in every step, it is unknown what the steps wait for.
+    passes = np.array(recorder.passes, dtype=np.int64)[inside]
+    step, (_, first, passes) = step[inside], np.unique(passes, True, True)
     complete = len(np.unique(step[first])) == steps
     return replace(sent.where(inside), step=step) if complete else None, passes
 

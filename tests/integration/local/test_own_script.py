@@ -315,11 +315,20 @@ while True:
         critic(made).square().mean().backward()
         optimizer.step()
         optimizer.zero_grad()
+    dist.broadcast(torch.ones(100), 0)
 """
     sent = measured("gan", content, ranks=2).communication
     size = 4 * 64 * 65
-    assert sent and sent.buckets == [size] * 3 and sent.bytes == 3 * size
+    assert sent and sent.buckets == [size] * 3 and sent.bytes == 3 * size + 400
+    assert sent.calls == 4 and sent.operations == {
+        "all_reduce": Operation(calls=3, bytes=3 * size),
+        "broadcast": Operation(calls=1, bytes=400),
+    }
     assert sent.exposed and sent.total and 0 < sent.exposed.median <= sent.total.median
+    assert sent.exposed_in.keys() == {"backward", "other"} and min(sent.exposed_in.values()) > 0
+    assert {"bucket 0", "broadcast"} <= {event.name for event in sent.timeline}
+    text = lab.report("reports/gan").html.read_text()
+    assert "in 3 buckets and 1 call" in text and "Other bars on the link are calls." in text
 
 
 def test_a_script_may_copy_and_save_a_whole_ddp(
