@@ -109,8 +109,11 @@ def _communication(
         beside = [report.calls for report in reports if report.calls is not None]
         if any(len(one.step) for one in beside):
             _write(_rows(beside, origin, first_step), folder / "calls.parquet")
-            exposure = exposure.with_calls(buckets, beside)
-            update |= overlap.count_both(buckets[0], beside[0], steps=run.steps - first_step)
+            both = exposure.with_calls(buckets, beside)
+            # DDP itself may call without waiting, as for the ranks that joined early.
+            if not np.isnan(both.exposed).any():
+                exposure = both
+                update |= overlap.count_both(buckets[0], beside[0], steps=run.steps - first_step)
     elif calls:
         steps = run.steps - first_step
         _write(_rows(calls, origin, first_step), folder / "calls.parquet")
