@@ -46,20 +46,29 @@ for step in range(40):
         Path("tried").touch()
         os.kill(os.getpid(), signal.SIGKILL)
 """
-# Two ranks of its own, started in the way that its argument names.
+# Two ranks of its own, started in the way that its argument names, at an address that it sets.
 STARTS_RANKS = """
 import os, sys
 import torch
 import torch.multiprocessing as mp
+from torch import nn
 from torch.distributed import init_process_group
 
-def train(rank, ranks):
+def train(rank, ranks, url=None):
     os.environ.update(MASTER_ADDR="127.0.0.1", MASTER_PORT="29571")
-    init_process_group("gloo", rank=rank, world_size=ranks)
+    init_process_group("gloo", url, rank=rank, world_size=ranks)
+    model = nn.parallel.DistributedDataParallel(nn.Linear(64, 2))
+    optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
+    while True:
+        model(torch.randn(8, 64)).square().mean().backward()
+        optimizer.step()
+        optimizer.zero_grad()
 
 if __name__ == "__main__":
     if sys.argv[1] == "by-spawn":
         mp.spawn(train, args=(2,), nprocs=2)
+    elif sys.argv[1] == "by-spawn-at":
+        mp.spawn(train, args=(2, "tcp://127.0.0.1:29572"), nprocs=2)
     else:
         context = mp.get_context(sys.argv[1])
         processes = [context.Process(target=train, args=(rank, 2)) for rank in range(2)]
@@ -239,7 +248,7 @@ def measured(
 @pytest.mark.parametrize(
     ("way", "message"),
     [
-        ("by-spawn", "line 13: a process .* the lab starts the ranks, as torchrun does: call"),
+        ("by-spawn", "line 20: the script itself starts 2 ranks, but is measured on 1: tell it"),
         ("spawn", "without a step .* in processes that it starts itself"),
         ("fork", "without a step .* in processes that it starts itself"),
     ],
@@ -248,10 +257,20 @@ def test_a_script_that_starts_ranks_itself_is_told_who_starts_them(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, way: str, message: str
 ) -> None:
     monkeypatch.chdir(tmp_path)
-    record = measured("ranks", STARTS_RANKS, way, ranks=2 if way == "by-spawn" else 1)
+    record = measured("ranks", STARTS_RANKS, way, ranks=1)
     assert record.error and re.search(message, record.error.message), record.error
     if way != "by-spawn":  # the script does not look at how they end
         assert "call the training function itself" in record.error.log
+
+
+@pytest.mark.parametrize("way", ["by-spawn", "by-spawn-at"])
+def test_as_many_ranks_as_the_script_itself_starts_are_measured(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, way: str
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    record = measured("ranks", STARTS_RANKS, way, ranks=2)
+    assert record.completed, record.error
+    assert record.communication and record.communication.buckets == [4 * 2 * 65]
 
 
 def test_a_script_that_no_exception_ends_is_measured(
