@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import gc
 from collections.abc import Callable, Iterator
-from contextlib import AbstractContextManager, contextmanager, nullcontext, suppress
+from contextlib import AbstractContextManager, contextmanager, nullcontext
 from functools import partial, wraps
 from typing import Any, NoReturn, Self
 from weakref import WeakSet
@@ -82,6 +82,7 @@ class StepRecorder:
         self.steps = 0
         self.backend: str | None = None
         self.buckets: BucketRecorder | None = None
+        self.hidden = False  # whether a DDP sends what nobody sees
         self.passes: list[int] = []  # the number of the backward pass that sent each bucket
         self.calls = CallRecorder(clock) if world_size > 1 else None
         self._inside: list[str] = []  # the current phases, innermost last
@@ -276,10 +277,13 @@ class StepRecorder:
         if self.buckets is not None and parallel.process_group is not self._group:
             return
         first.exchange = partial(self._all_reduce, parallel.process_group)
-        with suppress(RuntimeError):  # it has a C++ hook, which Python cannot see
+        try:
             parallel.register_comm_hook(first, BucketRecorder.send)
-            parallel._comm_hooks.clear()  # what copies and files of the module would hold
-            self.buckets, self._group = first, parallel.process_group
+        except RuntimeError:  # it has a C++ hook, which Python cannot see
+            self.hidden = True
+            return
+        parallel._comm_hooks.clear()  # what copies and files of the module would hold
+        self.buckets, self._group = first, parallel.process_group
 
     def _all_reduce(self, group: Any, bucket: GradBucket) -> Sent:
         """Do what DDP does without a hook: average the gradients over the ranks of its group."""
