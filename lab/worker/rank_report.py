@@ -70,7 +70,7 @@ def bars_of(
     times, sizes = map(np.stack, zip(*all_gather_object(of_rank), strict=True))
     step = overlap.representative_step(times, warmup_steps=warmup_steps, sent=sizes, cycle=cycle)
     begin, bars = overlap.events(rank, step, clock=clock, sent=sent, shift=shift)
-    if calls is not None and isinstance(sent, Buckets):
+    if calls is not None:
         bars += overlap.sent_events(rank, calls.of(step).shifted(shift))
     return step, (begin, bars)
 

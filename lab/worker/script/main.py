@@ -191,6 +191,7 @@ class ScriptRank:
         kinds = set(distributed.all_gather_object(kind))
         if None in kinds or len(kinds) > 1:
             sent = None
+        beside = calls if isinstance(sent, Buckets) else None
         whole = [one for trainer in trainers for one in parameters_of(trainer)]
         # Shards differ; and of ranks that were seen to communicate, it is unknown what must agree.
         alone = sent is None and not _sharded(whole)
@@ -204,7 +205,7 @@ class ScriptRank:
             start=float(shift(np.array(start))),
             sent=sent.shifted(shift) if sent else None,
             passes=passes,
-            calls=calls.shifted(shift) if sent and calls else None,
+            calls=beside.shifted(shift) if beside else None,
             bars=bars_of(
                 self.context.rank,
                 sent,
@@ -212,7 +213,7 @@ class ScriptRank:
                 clock=self.clock,
                 shift=shift,
                 warmup_steps=self.run.warmup_steps,
-                calls=calls,
+                calls=beside,
             ),
             fingerprint=fingerprint(whole) if alone else None,
         )
