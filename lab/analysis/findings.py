@@ -114,7 +114,7 @@ def _missing(fall: Waterfall) -> Iterator[str]:
     """Measurements that would distinguish the reasons why compute takes longer."""
     run, place = fall.run, fall.environment
     if fall.unseen:
-        yield "what the ranks exchange, with a profiler"
+        yield "how long ranks wait for each other, with a profiler"
         return
     shares_batch = fall.row["scaling"] != "weak" and run.data_parallel_size == run.world_size
     size = run.micro_batch_size

@@ -79,7 +79,7 @@ class Waterfall:
     repeats: int  # the fewest that it is based on
     largest: str  # loss
     supported: bool = field(repr=False)  # whether the repeats show that it is the largest
-    unseen: bool = False  # whether its compute may hold communication, which was not measured
+    unseen: bool = False  # whether its compute may hold waits for other ranks, which were not seen
 
     @property
     def step(self) -> Estimate:
@@ -117,7 +117,7 @@ class Waterfall:
         if cause == "host" and self.run.script:
             return "what the script does between the phases"
         if cause == "compute" and self.unseen:
-            return "compute, with communication that was not seen"
+            return "compute and communication, not told apart"
         if cause == "compute":
             gain = self.losses[cause].value < 0
             if not self.shared:

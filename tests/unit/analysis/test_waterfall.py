@@ -190,8 +190,8 @@ def test_what_a_script_may_have_sent_unseen_is_not_called_compute() -> None:
     slow = {1: {}, 2: {"phases": {"backward": 0.1}, "step_time": 0.2}}
     records = [record(one, repeat, **slow[one.world_size]) for one in runs for repeat in range(3)]
     fall = only(records, scaling="weak")
-    assert fall.name("compute") == "compute, with communication that was not seen"
-    assert advice(fall) == "first to measure: what the ranks exchange, with a profiler"
+    assert fall.name("compute") == "compute and communication, not told apart"
+    assert advice(fall) == "first to measure: how long ranks wait for each other, with a profiler"
     # As of a communication hook of the script's own, of which it is not seen when DDP waits.
     total = [one.model_copy(update={"communication": Communication()}) for one in records]
     assert only(total, scaling="weak").name("compute") == fall.name("compute")
