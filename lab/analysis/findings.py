@@ -113,6 +113,9 @@ def advice(fall: Waterfall) -> str:
 def _missing(fall: Waterfall) -> Iterator[str]:
     """Measurements that would distinguish the reasons why compute takes longer."""
     run, place = fall.run, fall.environment
+    if fall.unseen:
+        yield "how long ranks wait for each other, with a profiler"
+        return
     shares_batch = fall.row["scaling"] != "weak" and run.data_parallel_size == run.world_size
     size = run.micro_batch_size
     if shares_batch and size is not None and not {"batch", "launches"} & fall.losses.keys():
@@ -337,7 +340,7 @@ def _unseen_communication(records: Sequence[Record]) -> Iterator[str]:
     """Numbers of ranks on which a script was not seen to communicate, and what may be the cause."""
     if sizes := _silent(records, with_ddp=True):
         yield (
-            f"No communication was measured on {sizes} ranks: DDP synchronises several times in a "
+            f"No communication was measured on {sizes} ranks: DDP does not synchronise in every "
             "step, or a compiled function or a hook in C++ hides what it sends."
         )
     yield from lone_ranks(records)

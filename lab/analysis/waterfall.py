@@ -79,6 +79,7 @@ class Waterfall:
     repeats: int  # the fewest that it is based on
     largest: str  # loss
     supported: bool = field(repr=False)  # whether the repeats show that it is the largest
+    unseen: bool = False  # whether its compute may hold waits for other ranks, which were not seen
 
     @property
     def step(self) -> Estimate:
@@ -115,6 +116,8 @@ class Waterfall:
             return f"moving {self.run.facts.moves}"
         if cause == "host" and self.run.script:
             return "what the script does between the phases"
+        if cause == "compute" and self.unseen:
+            return "compute and communication, not told apart"
         if cause == "compute":
             gain = self.losses[cause].value < 0
             if not self.shared:
@@ -207,6 +210,7 @@ def _waterfall(label: str, row: Mapping[Any, Any], own: _Steps, shared: _Shared)
         and amounts[largest].value > SHARE * row["step_time"]
         and amounts[largest].low > 0
         and np.mean(resampled.max(axis=0) == losses[largest][1:]) >= CERTAIN,
+        unseen=own.unseen,
     )
 
 
@@ -289,6 +293,9 @@ class _Steps:
     def __init__(self, repeats: Sequence[Record], calibrated: Calibrated) -> None:
         self.run, self.environment = repeats[0].run, repeats[0].environment
         self.repeats = len(repeats)
+        several = self.run.script is not None and self.run.world_size > 1
+        sent = [record.communication for record in repeats]
+        self.unseen = several and any(one is None or one.exposed is None for one in sent)
         rows = [_parts(record) for record in repeats]
         self.draws = dict(zip(rows[0], _resampled(rows, self.run.id), strict=True))
         self.neighbours = _neighbours(self.run, self.environment, calibrated)

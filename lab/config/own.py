@@ -40,7 +40,10 @@ SCRIPT_OUT = "script"  # the name of `{out}` in a repeat's folder
 # Size limit of files that a script names or is given; larger ones are data.
 _SETTINGS_FILES = {".py", ".yaml", ".yml", ".json", ".toml"}
 _LARGEST_FILE = 2**20
-_LAUNCHERS = {"python", "python3", "torchrun", "accelerate", "fabric"}
+_LAUNCHERS = {
+    *("python", "python3", "torchrun", "accelerate", "fabric", "deepspeed", "composer"),
+    *("mpirun", "mpiexec", "srun"),
+}
 
 
 def check_reference(value: str) -> str:

@@ -439,7 +439,10 @@ def _of_script(run: Run, script: Script) -> Conflicts:
         yield what, "use at least 1"
     if script.launcher == "python" and run.world_size != 1:
         what = f"launcher 'python' starts one process, but world_size is {run.world_size}"
-        yield what, "use launcher 'torchrun'"
+        yield (
+            what,
+            "use world_size 1 (--ranks 1), or launcher 'torchrun' if it uses torch.distributed",
+        )
     if run.task != "train":
         yield "inference is measured on models of the lab, not on a script", "set task: train"
 

@@ -375,8 +375,11 @@ def _on_link(event: Event) -> bool:
 
 def _marks(results: StudyResults) -> str:
     """How to read the bars: those of buckets, or those of calls and messages."""
-    buckets = any(event.ready is not None for event in _events(results.records))
-    return TIMELINE_MARKS if buckets else CALL_MARKS
+    sent = [event for event in _events(results.records) if _lane(event) == "link"]
+    buckets = [event.ready is not None for event in sent]
+    if any(buckets) and not all(buckets):
+        return f"{TIMELINE_MARKS} Other bars on the link are calls."
+    return TIMELINE_MARKS if any(buckets) else CALL_MARKS
 
 
 @figure(

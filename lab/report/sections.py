@@ -179,16 +179,16 @@ def communication(results: StudyResults) -> Table | Markdown:
 def _sent(repeats: Sequence[Record]) -> str:
     """The bytes as in the table of strategies, with the number of calls."""
     size = megabytes(median(repeats, "communication.bytes_moved"))
-    records = [record.communication for record in repeats if record.communication]
-    calls, cycle = next(
-        ((one.calls or len(one.buckets or ()), max(len(one.cycle), 1)) for one in records), (0, 1)
-    )
-    calls = round(calls * cycle)
-    word = "bucket" if any(one.buckets for one in records) else "call"
-    counted = count(calls, word)
+    one = next((record.communication for record in repeats if record.communication), None)
+    if one is None:
+        return size
+    cycle, buckets = max(len(one.cycle), 1), len(one.buckets or ())
+    calls = round((one.calls or buckets) * cycle) - buckets
+    numbers = {"bucket": buckets, "call": calls}
+    counted = " and ".join(count(number, word) for word, number in numbers.items() if number)
     if cycle > 1:
         return f"{size} a step: {counted} every {cycle} steps"
-    return f"{size} in {counted}" if calls else size
+    return f"{size} in {counted}" if counted else size
 
 
 def learning(results: StudyResults) -> Table:

@@ -16,7 +16,7 @@ from lab.records.schema import Communication, Event, Memory
 from lab.worker.distributed import all_gather_object
 from lab.worker.environment import RankUse, StateBytes
 from lab.worker.measure import overlap
-from lab.worker.measure.clock import Clock, FloatArray
+from lab.worker.measure.clock import Clock, FloatArray, IntArray
 from lab.worker.measure.collective_trace import Calls
 from lab.worker.measure.ddp_hook import Buckets
 from lab.worker.sync_cost import Probe, costs
@@ -43,6 +43,9 @@ class RankReport:
     probe: Probe | None = None
     peak_flops: float | None = None
     fingerprint: tuple[float, float] | None = None
+    # Of a script's DDP: the backward pass that sent each bucket, and the calls beside its buckets.
+    passes: IntArray | None = None
+    calls: Calls | None = None
 
 
 def bars_of(
@@ -54,18 +57,22 @@ def bars_of(
     shift: overlap.Shift,
     warmup_steps: int,
     cycle: int = 1,
+    calls: Calls | None = None,
 ) -> tuple[int, tuple[float, list[Event]]] | None:
     """The step of the timeline and this rank's bars in it, if anything is sent.
 
     All ranks must call it. They show the same step, the one at the slowest rank's median, counted
-    from the first that this job made. `cycle` is the strategy's.
+    from the first that this job made. `cycle` is the strategy's; `calls` are those beside buckets.
     """
     if sent is None:
         return None
     of_rank = step_time, overlap.bytes_by_step(sent, steps=len(step_time))
     times, sizes = map(np.stack, zip(*all_gather_object(of_rank), strict=True))
     step = overlap.representative_step(times, warmup_steps=warmup_steps, sent=sizes, cycle=cycle)
-    return step, overlap.events(rank, step, clock=clock, sent=sent, shift=shift)
+    begin, bars = overlap.events(rank, step, clock=clock, sent=sent, shift=shift)
+    if calls is not None:
+        bars += overlap.sent_events(rank, calls.of(step).shifted(shift))
+    return step, (begin, bars)
 
 
 def write_reports(
@@ -94,10 +101,19 @@ def _communication(
     calls = [report.sent for report in reports if isinstance(report.sent, Calls)]
     if buckets:
         _write(_rows(buckets, origin, first_step), folder / "buckets.parquet")
-        exposure = overlap.Exposure.from_buckets(buckets)
+        passes = [report.passes for report in reports if report.passes is not None]
+        exposure = overlap.Exposure.from_buckets(buckets, passes)
         # PowerSGD takes several collectives per bucket, which the hook does not see.
         operation = None if run.compression == "powersgd" else "all_reduce"
         update |= overlap.count_buckets(buckets[0], operation=operation)
+        beside = [report.calls for report in reports if report.calls is not None]
+        if any(len(one.step) for one in beside):
+            _write(_rows(beside, origin, first_step), folder / "calls.parquet")
+            both = exposure.with_calls(buckets, beside)
+            # DDP itself may call without waiting, as for the ranks that joined early.
+            if not np.isnan(both.exposed).any():
+                exposure = both
+                update |= overlap.count_both(buckets[0], beside[0], steps=run.steps - first_step)
     elif calls:
         steps = run.steps - first_step
         _write(_rows(calls, origin, first_step), folder / "calls.parquet")

@@ -27,6 +27,11 @@ class Items:
 
     def __init__(self, items: Any, name: str) -> None:
         self._items, self._name = items, name
+        if not hasattr(items, "__len__") or not hasattr(items, "__getitem__"):
+            raise LabError(
+                f"{name} returned a {type(items).__name__}, but a data set needs a length and an "
+                "index, as the lab itself chooses and batches the samples of a rank"
+            )
         with own.blamed(name):
             self._count = len(items)
         if not self._count:

@@ -8,10 +8,10 @@ prevent the overlap to be observed. The arithmetic is done when training is over
 from __future__ import annotations
 
 import itertools
-import time
 from collections import deque
 from collections.abc import Callable, Collection, Mapping, Sequence
 from dataclasses import dataclass, replace
+from time import perf_counter  # as a script may replace that of `time`
 from typing import Any, ClassVar, Self
 
 import numpy as np
@@ -37,10 +37,10 @@ def synchronize(device: torch.device) -> None:
 def seconds_of(call: Callable[[], object], device: torch.device) -> float:
     """Seconds of a call on the host's clock, until the device has done what the call launched."""
     synchronize(device)
-    begin = time.perf_counter()
+    begin = perf_counter()
     call()
     synchronize(device)
-    return time.perf_counter() - begin
+    return perf_counter() - begin
 
 
 def gpu_seconds_of(call: Callable[[], object], times: int = 1) -> float:
@@ -157,7 +157,7 @@ class HostClock(Clock):
 
     def now(self) -> float:
         """The time of the host."""
-        return time.perf_counter()
+        return perf_counter()
 
     def seconds(self, marks: Sequence[float]) -> FloatArray:
         """The marks as they are: `perf_counter` is one clock for all processes of a host."""
@@ -246,7 +246,7 @@ class CudaClock(Clock):
         mark = self.now()
         assert mark.event is not None
         mark.event.synchronize()
-        return mark, time.perf_counter()
+        return mark, perf_counter()
 
 
 def timing(

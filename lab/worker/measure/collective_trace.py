@@ -222,6 +222,17 @@ def trace_calls(recorder: CallRecorder | None) -> None:
     functional.wait_tensor = _traced_wait(functional.wait_tensor, torch.Tensor.data_ptr)
 
 
+@contextmanager
+def untraced() -> Iterator[None]:
+    """Record none of the calls inside, as they are recorded in another way."""
+    global _recorder
+    recorder, _recorder = _recorder, None
+    try:
+        yield
+    finally:
+        _recorder = recorder
+
+
 def _traced_launch(method: Callable[..., Any], operation: str, argument: int) -> Callable[..., Any]:
     @wraps(method)
     def launch(group: Any, *arguments: Any, **options: Any) -> Any:

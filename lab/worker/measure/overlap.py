@@ -8,7 +8,7 @@ the same time more than once.
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import partial
 from itertools import groupby
 from operator import itemgetter
@@ -19,7 +19,7 @@ import numpy as np
 from lab.perfmodel.collectives import bus_factor
 from lab.records.schema import Communication, Event, Operation
 from lab.records.statistics import stat
-from lab.worker.measure.clock import Clock, FloatArray, by_cycle
+from lab.worker.measure.clock import Clock, FloatArray, IntArray, by_cycle
 from lab.worker.measure.collective_trace import Calls
 from lab.worker.measure.ddp_hook import Buckets
 
@@ -47,8 +47,17 @@ class Exposure:
     exposed_in: dict[str, FloatArray]  # by phase
 
     @classmethod
-    def from_buckets(cls, ranks: Sequence[Buckets]) -> Exposure:
-        """Build it from the buckets of all ranks on one clock, with equally many steps each."""
+    def from_buckets(cls, ranks: Sequence[Buckets], passes: Sequence[IntArray] = ()) -> Exposure:
+        """Build it from the buckets of all ranks on one clock, with equally many steps each.
+
+        A step may have several backward passes, each of which ends with a wait for its own buckets:
+        `passes` are then their numbers, from 0, by bucket.
+        """
+        if passes:
+            steps, first = ranks[0].step, np.unique(passes[0], return_index=True)[1]
+            by_pass = [replace(rank, step=of) for rank, of in zip(ranks, passes, strict=True)]
+            begins = np.searchsorted(steps[first], np.unique(steps))
+            return cls.from_buckets(by_pass)._together(begins)
         split = [buckets.by_step(int(buckets.step[-1]) + 1) for buckets in ranks]
         each = partial(_each, split)
         # An all-reduce begins to move data when the last rank has its bucket ready.
@@ -99,6 +108,47 @@ class Exposure:
             bytes=each(lambda part: part.bytes.sum()),
             moved=each(lambda part: part.moved.sum()),
             exposed_in={phase: exposed_in(phase) for phase in phases},
+        )
+
+    def with_calls(self, buckets: Sequence[Buckets], calls: Sequence[Calls]) -> Exposure:
+        """That of a DDP and of all other calls in the same steps, from that of its buckets."""
+        steps, nothing = self.total.shape[1], np.zeros_like(self.total)
+        other = Exposure.from_calls(calls, steps=steps)
+        pairs = [
+            [*zip(own.by_step(steps), more.by_step(steps), strict=True)]
+            for own, more in zip(buckets, calls, strict=True)
+        ]
+        sums = {
+            name: getattr(self, name) + getattr(other, name)
+            for name in ("exposed", "straggler", "bytes", "moved")
+        }
+        return Exposure(
+            ready=self.ready,
+            total=_each(
+                pairs,
+                lambda pair: union(
+                    np.concatenate([part.launch for part in pair]),
+                    np.concatenate([part.finish for part in pair]),
+                ),
+            ),
+            exposed_in={
+                phase: self.exposed_in.get(phase, nothing) + other.exposed_in.get(phase, nothing)
+                for phase in self.exposed_in | other.exposed_in
+            },
+            **sums,
+        )
+
+    def _together(self, begins: IntArray) -> Exposure:
+        """That of steps which begin with these passes, from that of their passes."""
+
+        def add(amounts: FloatArray) -> FloatArray:
+            return np.add.reduceat(amounts, begins, axis=1)
+
+        sums = {name: add(getattr(self, name)) for name in (*KINDS, "bytes", "moved")}
+        return Exposure(
+            ready=np.maximum.reduceat(self.ready, begins, axis=1),
+            exposed_in={phase: add(times) for phase, times in self.exposed_in.items()},
+            **sums,
         )
 
     def columns(self, rank: int) -> dict[str, FloatArray]:
@@ -206,6 +256,17 @@ def count_calls(calls: Calls, *, steps: int, cycle: int = 1) -> dict[str, object
     return {"calls": _mean(int(last.sum()), cycle), "operations": operations}
 
 
+def count_both(buckets: Buckets, calls: Calls, *, steps: int) -> dict[str, object]:
+    """Fields of Communication that count a step's buckets and the calls beside them."""
+    sizes = buckets.of(steps - 1).bytes.tolist()
+    of_step = calls.of(steps - 1)
+    sent = [("all_reduce", size) for size in sizes]
+    sent += zip(of_step.operation.tolist(), of_step.bytes.tolist(), strict=True)
+    by_name = {name: [size for one, size in sent if one == name] for name in dict(sent)}
+    operations = {name: Operation(calls=len(own), bytes=sum(own)) for name, own in by_name.items()}
+    return {"buckets": sizes, "calls": len(sent), "operations": operations}
+
+
 def _mean(count: int, steps: int) -> int | float:
     return count / steps if count % steps else count // steps
 
@@ -247,9 +308,13 @@ def events(
         for (name, *_), (begin, end) in zip(phases, times, strict=True)
         if name in SHOWN
     ]
-    if sent is None:
-        return times[0][0], bars
-    of_step = sent.of(step).shifted(shift)
+    if sent is not None:
+        bars += sent_events(rank, sent.of(step).shifted(shift))
+    return times[0][0], bars
+
+
+def sent_events(rank: int, of_step: Buckets | Calls) -> list[Event]:
+    """A bar for each bucket or call of a step whose end is known."""
     if isinstance(of_step, Buckets):
         names = [f"bucket {number}" for number in of_step.bucket]
         ready, ends = of_step.ready.tolist(), of_step.finish
@@ -260,12 +325,11 @@ def events(
     rows = zip(
         names, ready, of_step.launch.tolist(), ends.tolist(), of_step.bytes.tolist(), strict=True
     )
-    bars += [
+    return [
         Event(rank=rank, name=name, ready=when, start=launch, end=end, bytes=size)
         for name, when, launch, end, size in rows
         if not np.isnan(end)
     ]
-    return times[0][0], bars
 
 
 def merge_adjacent(phases: Sequence[tuple[str, float, float]]) -> list[tuple[str, float, float]]:

@@ -8,9 +8,10 @@ from __future__ import annotations
 
 import gc
 from collections.abc import Callable, Iterator
-from contextlib import AbstractContextManager, contextmanager, nullcontext, suppress
+from contextlib import AbstractContextManager, contextmanager, nullcontext
 from functools import partial, wraps
 from typing import Any, NoReturn, Self
+from weakref import WeakSet
 
 import torch
 from torch import distributed as dist
@@ -24,7 +25,7 @@ from torch.utils.data import DataLoader, dataloader
 
 from lab.errors import LabError
 from lab.worker.measure.clock import Clock
-from lab.worker.measure.collective_trace import CallRecorder, trace_calls
+from lab.worker.measure.collective_trace import CallRecorder, untraced
 from lab.worker.measure.ddp_hook import BucketRecorder, Sent
 from lab.worker.script.processes import replaced
 
@@ -75,17 +76,23 @@ class StepRecorder:
         self.samples_per_step: int | None = None
         self.optimizer: torch.optim.Optimizer | None = None
         self.optimizers: dict[int, torch.optim.Optimizer] = {}
+        self.inner: set[int] = set()  # of them, by id, those that step within another's step
         self.modules: list[nn.Module] = []  # whose calls are the forward pass
         self.seen: set[str] = set()  # phases
         self.steps = 0
         self.backend: str | None = None
         self.buckets: BucketRecorder | None = None
+        self.hidden = False  # whether a DDP sends what nobody sees
+        self.passes: list[int] = []  # the number of the backward pass that sent each bucket
         self.calls = CallRecorder(clock) if world_size > 1 else None
         self._inside: list[str] = []  # the current phases, innermost last
         self._marked = 0  # current phases that the script marks itself
+        self._backwards = 0  # passes begun so far
         # Optimizers within a step, as one may wrap another, and whether that began a phase.
         self._stepping: list[tuple[torch.optim.Optimizer, bool]] = []
         self._finds_modules = False  # as the script does not say what its forward pass is
+        # Optimizers that gave way to one made anew; None if none may.
+        self._replaced: WeakSet[torch.optim.Optimizer] | None = WeakSet()
         self._group: Any = None  # of the DDP whose buckets are recorded
         self._done = False
         self._ends = 0  # how often StepsDone was raised
@@ -111,7 +118,7 @@ class StepRecorder:
 
     def count_steps_of(self, optimizer: Any) -> None:
         """Count the steps of this optimizer as those of the script."""
-        self.optimizer = _innermost(optimizer)
+        self.optimizer, self._replaced = _innermost(optimizer), None
 
     def watch(self, model: Any) -> None:
         """Treat the calls of this module as the forward pass."""
@@ -122,6 +129,7 @@ class StepRecorder:
 
     def _enter(self, phase: str) -> bool:
         repeated = phase in self._inside or (phase == "forward" and "backward" in self._inside)
+        self._backwards += phase == "backward" and not repeated
         if self._done:
             self._end()
         if repeated or self._marked:
@@ -161,7 +169,11 @@ class StepRecorder:
         """Note that an optimizer has made a step."""
         if self._stepping and self._stepping[-1][0] is optimizer:
             self._leave(self._stepping.pop()[1])
+        if self._stepping:
+            self.inner.add(id(optimizer))
         is_new = id(optimizer) not in self.optimizers
+        if is_new and self._replaces(optimizer):
+            self._replace(optimizer)
         self.optimizers[id(optimizer)] = optimizer
         if self.steps == 0 and optimizer is self.optimizer:
             self._begin()
@@ -174,6 +186,27 @@ class StepRecorder:
         if self._done:
             self._end()
         self.clock.start()
+
+    def _replaces(self, optimizer: torch.optim.Optimizer) -> bool:
+        """Whether this is the counted one made anew, as in every epoch or after unfreezing."""
+        counted = self.optimizer
+        if self._replaced is None or self._stepping or counted is None or self.steps == 0:
+            return False
+        own = set(map(id, parameters_of(counted)))
+        return type(optimizer) is type(counted) and any(
+            id(p) in own for p in parameters_of(optimizer)
+        )
+
+    def _replace(self, optimizer: torch.optim.Optimizer) -> None:
+        """Count the steps of this optimizer instead, unless the script still uses the other."""
+        assert self.optimizer is not None and self._replaced is not None
+        if optimizer in self._replaced:
+            self._replaced = None
+        else:
+            self._replaced.add(self.optimizer)
+            # Its state must not stay in memory, nor count.
+            del self.optimizers[id(self.optimizer)]
+        self.optimizer = optimizer
 
     def finish(self) -> None:
         """End the script after the current step."""
@@ -243,18 +276,20 @@ class StepRecorder:
         # Another group's buckets come in an independent order.
         if self.buckets is not None and parallel.process_group is not self._group:
             return
-        first.exchange = partial(_all_reduce, parallel.process_group)
-        with suppress(RuntimeError):  # it has a C++ hook, which Python cannot see
+        first.exchange = partial(self._all_reduce, parallel.process_group)
+        try:
             parallel.register_comm_hook(first, BucketRecorder.send)
-            parallel._comm_hooks.clear()  # what copies and files of the module would hold
-            self.buckets, self._group = first, parallel.process_group
-            # The buckets hold all the information that the calls would.
-            trace_calls(None)
+        except RuntimeError:  # it has a C++ hook, which Python cannot see
+            self.hidden = True
+            return
+        parallel._comm_hooks.clear()  # what copies and files of the module would hold
+        self.buckets, self._group = first, parallel.process_group
 
-
-def _all_reduce(group: Any, bucket: GradBucket) -> Sent:
-    """Do what DDP does without a hook: average the gradients over the ranks of its group."""
-    return Sent(allreduce_hook(group, bucket), bucket.buffer().nbytes)
+    def _all_reduce(self, group: Any, bucket: GradBucket) -> Sent:
+        """Do what DDP does without a hook: average the gradients over the ranks of its group."""
+        self.passes.append(self._backwards)
+        with untraced():
+            return Sent(allreduce_hook(group, bucket), bucket.buffer().nbytes)
 
 
 def _backend_of(*trainers: torch.optim.Optimizer) -> str:

@@ -16,6 +16,7 @@ from os import _exit  # while a script runs, that of `os` is replaced
 from pathlib import Path
 from types import FrameType
 from typing import Any
+from zlib import crc32
 
 import numpy as np
 import torch
@@ -32,7 +33,7 @@ from lab.worker import distributed, environment
 from lab.worker.context import ENDING, Conclude, Measurement, Progress, RankContext
 from lab.worker.distributed import ClockOffset
 from lab.worker.environment import RankUse, StateBytes
-from lab.worker.measure.clock import Clock, CudaClock, FloatArray, HostClock, timing
+from lab.worker.measure.clock import Clock, CudaClock, FloatArray, HostClock, IntArray, timing
 from lab.worker.measure.collective_trace import Calls
 from lab.worker.measure.ddp_hook import Buckets
 from lab.worker.own import blamed, require_unchanged
@@ -178,10 +179,19 @@ class ScriptRank:
         shift = partial(distributed.on_clock_of_rank_0, offsets=offsets)
         laps, trainers = self.clock.read(), list(self.recorder.optimizers.values())
         start = float(self.clock.phases(0)[0][1])
-        sent = _sent(self.recorder, start + laps["start"])
-        # Every rank or none, as a rank without any would leave the others waiting.
-        if not all(distributed.all_gather_object(sent is not None)):
+        calls = self.recorder.calls.take() if self.recorder.calls else None
+        sent: Buckets | Calls | None = calls if calls and len(calls.step) else None
+        passes: IntArray | None = None
+        if self.recorder.buckets is not None:
+            sent, passes = _buckets(self.recorder, start + laps["start"])
+        if self.recorder.hidden:
             sent = None
+        # Every rank alike or none, as a rank without any would leave the others waiting.
+        kind = None if sent is None else 0 if passes is None else crc32(passes.tobytes())
+        kinds = set(distributed.all_gather_object(kind))
+        if None in kinds or len(kinds) > 1:
+            sent = None
+        beside = calls if isinstance(sent, Buckets) else None
         whole = [one for trainer in trainers for one in parameters_of(trainer)]
         # Shards differ; and of ranks that were seen to communicate, it is unknown what must agree.
         alone = sent is None and not _sharded(whole)
@@ -194,6 +204,8 @@ class ScriptRank:
             | {"cpu_time": np.array(self.cpu_times)},
             start=float(shift(np.array(start))),
             sent=sent.shifted(shift) if sent else None,
+            passes=passes,
+            calls=beside.shifted(shift) if beside else None,
             bars=bars_of(
                 self.context.rank,
                 sent,
@@ -201,6 +213,7 @@ class ScriptRank:
                 clock=self.clock,
                 shift=shift,
                 warmup_steps=self.run.warmup_steps,
+                calls=beside,
             ),
             fingerprint=fingerprint(whole) if alone else None,
         )
@@ -231,7 +244,7 @@ class ScriptRank:
                 steps=recorder.steps,
                 ended="by itself" if recorder.steps < run.steps else "by the lab",
                 optimizer=type(recorder.optimizer).__name__,
-                optimizers=len(recorder.optimizers),
+                optimizers=len(recorder.optimizers.keys() - recorder.inner),
                 wrappers=sorted({type(module).__name__ for module in recorder.modules}),
                 samples_per_step=recorder.samples_per_step,
             ),
@@ -319,7 +332,9 @@ def last_line() -> str:
         with Path("/proc/self/fd/2").open("rb") as stream:
             stream.seek(max(log.st_size - MOST_LINE, 0))
             lines = stream.read().decode(errors="replace").splitlines()
-        return next((line.strip() for line in reversed(lines) if line.strip()), "")
+        # Some loops end with a rule of dashes.
+        said = (line.strip() for line in reversed(lines) if any(map(str.isalnum, line)))
+        return next(said, "")
     return ""
 
 
@@ -404,24 +419,16 @@ def _checks(reports: Sequence[RankReport]) -> dict[str, bool]:
     return {"same_parameters": same_parameters(reports)} if known else {}
 
 
-def _sent(recorder: StepRecorder, starts: FloatArray) -> Buckets | Calls | None:
-    """What the steps sent; None if nothing was seen or a step had several DDP passes.
-
-    Each of several passes waits for its own last bucket, which one number cannot describe.
-    """
-    steps = len(starts)
-    if recorder.buckets is not None:
-        sent = recorder.buckets.take()
-        step = np.searchsorted(starts, sent.ready, side="right") - 1
-        inside = (step >= 0) & (sent.ready < recorder.clock.phases(steps - 1)[-1][2])
-        passes = set(zip(step[inside].tolist(), sent.step[inside].tolist(), strict=True))
-        if sorted(number for number, _ in passes) != list(range(steps)):
-            return None
-        return replace(sent.where(inside), step=step[inside])
-    if recorder.calls is None:
-        return None
-    calls = recorder.calls.take()
-    return calls if len(calls.step) else None
+def _buckets(recorder: StepRecorder, starts: FloatArray) -> tuple[Buckets | None, IntArray]:
+    """The buckets of DDP, None unless every step sent some, and the backward pass of each."""
+    assert recorder.buckets is not None
+    steps, sent = len(starts), recorder.buckets.take()
+    step = np.searchsorted(starts, sent.ready, side="right") - 1
+    inside = (step >= 0) & (sent.ready < recorder.clock.phases(steps - 1)[-1][2])
+    passes = np.array(recorder.passes, dtype=np.int64)[inside]
+    step, (_, first, passes) = step[inside], np.unique(passes, True, True)
+    complete = len(np.unique(step[first])) == steps
+    return replace(sent.where(inside), step=step) if complete else None, passes
 
 
 def _state(optimizers: Sequence[torch.optim.Optimizer]) -> StateBytes:

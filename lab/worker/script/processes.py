@@ -9,12 +9,15 @@ from contextlib import contextmanager
 from functools import partial, wraps
 from multiprocessing.process import BaseProcess
 from typing import Any
+from urllib.parse import urlparse
 
 from torch import distributed as dist
+from torch import multiprocessing
 from torch.distributed import distributed_c10d
 from torch.multiprocessing.spawn import ProcessContext, ProcessRaisedException
 
 from lab.errors import LabError
+from lab.formatting import count
 
 OWN_RANKS = (
     "a process that the script starts forms a process group, but the lab starts the ranks, as "
@@ -38,12 +41,16 @@ def replaced(*replacements: tuple[Any, str, Any]) -> Iterator[None]:
 
 @contextmanager
 def one_process() -> Iterator[None]:
-    """Refuse ranks that a script starts itself, and let `os._exit` end it as `sys.exit` does."""
+    """Keep a script's training in this process, and let `os._exit` end it as `sys.exit` does."""
     start: Any = BaseProcess.start
     join: Any = ProcessContext.join
+    spawning: Any = multiprocessing
+    groups: Any = distributed_c10d
     with replaced(
         (BaseProcess, "start", _without_ranks(start)),
         (ProcessContext, "join", _explained(join)),
+        (spawning, "spawn", _in_this_process(spawning.spawn)),
+        (groups, "rendezvous", _anywhere(groups.rendezvous)),
         (os, "_exit", _like_sys_exit(os._exit)),
     ):
         yield
@@ -86,6 +93,47 @@ def _explained(join: Callable[..., bool]) -> Callable[..., bool]:
             raise LabError(OWN_RANKS) from error
 
     return wait
+
+
+def _in_this_process(spawn: Callable[..., Any]) -> Callable[..., Any]:
+    """`torch.multiprocessing.spawn`, which calls the function of a rank in this process."""
+
+    @wraps(spawn)
+    def start(
+        fn: Callable[..., None],
+        args: tuple[Any, ...] = (),
+        nprocs: int = 1,
+        *rest: Any,
+        **more: Any,
+    ) -> Any:
+        try:
+            return spawn(fn, args, nprocs, *rest, **more)
+        except LabError:  # only now is it known that these processes are ranks
+            ranks = int(os.environ["LOCAL_WORLD_SIZE"])
+            if nprocs != ranks:
+                raise LabError(
+                    f"the script itself starts {count(nprocs, 'rank')}, but is measured on "
+                    f"{ranks}: tell it the number, such as by an argument {{world_size}}"
+                ) from None
+        fn(int(os.environ["LOCAL_RANK"]), *args)
+        return None
+
+    return start
+
+
+def _anywhere(rendezvous: Callable[..., Any]) -> Callable[..., Any]:
+    """Torch's rendezvous, in which rank 0 listens at an address that the script itself sets."""
+    port = os.environ.get("MASTER_PORT")
+
+    @wraps(rendezvous)
+    def meet(url: str, *arguments: Any, **options: Any) -> Any:
+        if port is not None and dist.is_torchelastic_launched():
+            wanted = urlparse(url).port if url.startswith("tcp:") else os.environ["MASTER_PORT"]
+            # Torch reads this to learn whether somebody is listening there already.
+            os.environ["TORCHELASTIC_USE_AGENT_STORE"] = str(str(wanted) == port)
+        return rendezvous(url, *arguments, **options)
+
+    return meet
 
 
 def _like_sys_exit(end: Callable[[int], None]) -> Callable[[int], None]:

@@ -81,6 +81,9 @@ def data():
 
 def empty():
     return [], []
+
+def streams():
+    return iter(data()[0]), iter(data()[1])
 """
 # What a factory or a loss gives, and what the record of the failed run says of it.
 MESSAGES = {
@@ -98,6 +101,7 @@ MESSAGES = {
     ),
     "wrong": ({"loss": "own:wrong"}, {}, r"^own\.py, line 29: KeyError: 'pixels'$"),
     "empty": ({}, {"factory": "own:empty"}, "own:empty returned a data set without samples"),
+    "streams": ({}, {"factory": "own:streams"}, "own:streams returned a list_iterator, but a data"),
 }
 
 

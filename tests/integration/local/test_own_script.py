@@ -46,20 +46,29 @@ for step in range(40):
         Path("tried").touch()
         os.kill(os.getpid(), signal.SIGKILL)
 """
-# Two ranks of its own, started in the way that its argument names.
+# Two ranks of its own, started in the way that its argument names, at an address that it sets.
 STARTS_RANKS = """
 import os, sys
 import torch
 import torch.multiprocessing as mp
+from torch import nn
 from torch.distributed import init_process_group
 
-def train(rank, ranks):
+def train(rank, ranks, url=None):
     os.environ.update(MASTER_ADDR="127.0.0.1", MASTER_PORT="29571")
-    init_process_group("gloo", rank=rank, world_size=ranks)
+    init_process_group("gloo", url, rank=rank, world_size=ranks)
+    model = nn.parallel.DistributedDataParallel(nn.Linear(64, 2))
+    optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
+    while True:
+        model(torch.randn(8, 64)).square().mean().backward()
+        optimizer.step()
+        optimizer.zero_grad()
 
 if __name__ == "__main__":
     if sys.argv[1] == "by-spawn":
         mp.spawn(train, args=(2,), nprocs=2)
+    elif sys.argv[1] == "by-spawn-at":
+        mp.spawn(train, args=(2, "tcp://127.0.0.1:29572"), nprocs=2)
     else:
         context = mp.get_context(sys.argv[1])
         processes = [context.Process(target=train, args=(rank, 2)) for rank in range(2)]
@@ -239,7 +248,7 @@ def measured(
 @pytest.mark.parametrize(
     ("way", "message"),
     [
-        ("by-spawn", "line 13: a process .* the lab starts the ranks, as torchrun does: call"),
+        ("by-spawn", "line 20: the script itself starts 2 ranks, but is measured on 1: tell it"),
         ("spawn", "without a step .* in processes that it starts itself"),
         ("fork", "without a step .* in processes that it starts itself"),
     ],
@@ -248,10 +257,20 @@ def test_a_script_that_starts_ranks_itself_is_told_who_starts_them(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, way: str, message: str
 ) -> None:
     monkeypatch.chdir(tmp_path)
-    record = measured("ranks", STARTS_RANKS, way, ranks=2 if way == "by-spawn" else 1)
+    record = measured("ranks", STARTS_RANKS, way, ranks=1)
     assert record.error and re.search(message, record.error.message), record.error
     if way != "by-spawn":  # the script does not look at how they end
         assert "call the training function itself" in record.error.log
+
+
+@pytest.mark.parametrize("way", ["by-spawn", "by-spawn-at"])
+def test_as_many_ranks_as_the_script_itself_starts_are_measured(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, way: str
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    record = measured("ranks", STARTS_RANKS, way, ranks=2)
+    assert record.completed, record.error
+    assert record.communication and record.communication.buckets == [4 * 2 * 65]
 
 
 def test_a_script_that_no_exception_ends_is_measured(
@@ -269,11 +288,11 @@ def test_a_script_that_no_exception_ends_is_measured(
         assert "because it catches SystemExit" in log.read_text()
 
 
-@pytest.mark.parametrize("several", [False, True])
+@pytest.mark.parametrize("hidden", [False, True])
 def test_ranks_that_exchange_no_gradients_train_models_of_their_own(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, *, several: bool
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, *, hidden: bool
 ) -> None:
-    """As with accelerate on CPUs; a DDP that synchronises twice in a step is not seen either."""
+    """As with accelerate on CPUs; a DDP whose hook is in C++ is not seen either."""
     monkeypatch.chdir(tmp_path)
     content = f"""
 import torch
@@ -281,20 +300,62 @@ from torch import distributed as dist, nn
 dist.init_process_group("gloo")
 torch.manual_seed(0)
 model = nn.Linear(64, 2)
-if {several}:
+if {hidden}:
     model = nn.parallel.DistributedDataParallel(model)
+    model._register_builtin_comm_hook(dist.BuiltinCommHookType.ALLREDUCE)
 optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
 torch.manual_seed(dist.get_rank())
 while True:
-    for _ in range(2):
-        model(torch.randn(8, 64)).square().mean().backward()
+    model(torch.randn(8, 64)).square().mean().backward()
     optimizer.step()
     optimizer.zero_grad()
+    if {hidden}:
+        dist.all_reduce(torch.ones(1))  # is not all that is sent
 """
     record = measured("lone", content, ranks=2)
-    assert record.communication is None and record.checks == {"same_parameters": several}
+    assert record.communication is None and record.checks == {"same_parameters": hidden}
     said = "every rank trained a model of its own"
-    assert (said in lab.report("reports/lone").html.read_text()) != several
+    assert (said in lab.report("reports/lone").html.read_text()) != hidden
+
+
+@pytest.mark.parametrize("awaited", [False, True])
+def test_all_passes_of_a_step_that_synchronise_are_seen(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, *, awaited: bool
+) -> None:
+    """As in a GAN, whose generator's pass also goes through the discriminator."""
+    monkeypatch.chdir(tmp_path)
+    content = f"""
+import torch
+from torch import distributed as dist, nn
+dist.init_process_group("gloo")
+generator, critic = (nn.parallel.DistributedDataParallel(nn.Linear(64, 64)) for _ in range(2))
+optimizers = [torch.optim.SGD(model.parameters(), lr=0.1) for model in (critic, generator)]
+while True:
+    for optimizer in optimizers:
+        made = generator(torch.randn(8, 64))
+        made = made.detach() if optimizer is optimizers[0] else made
+        critic(made).square().mean().backward()
+        optimizer.step()
+        optimizer.zero_grad()
+    dist.broadcast(torch.ones(100), 0, async_op={not awaited})
+"""
+    sent = measured("gan", content, ranks=2).communication
+    size = 4 * 64 * 65
+    assert sent and sent.buckets == [size] * 3
+    if not awaited:  # then nobody knows when the call ended, and DDP's buckets are told alone
+        assert sent.bytes == 3 * size and sent.calls == 3
+        assert sent.exposed and sent.exposed_in.keys() == {"backward"}
+        return
+    assert sent.bytes == 3 * size + 400
+    assert sent.calls == 4 and sent.operations == {
+        "all_reduce": Operation(calls=3, bytes=3 * size),
+        "broadcast": Operation(calls=1, bytes=400),
+    }
+    assert sent.exposed and sent.total and 0 < sent.exposed.median <= sent.total.median
+    assert sent.exposed_in.keys() == {"backward", "other"} and min(sent.exposed_in.values()) > 0
+    assert {"bucket 0", "broadcast"} <= {event.name for event in sent.timeline}
+    text = lab.report("reports/gan").html.read_text()
+    assert "in 3 buckets and 1 call" in text and "Other bars on the link are calls." in text
 
 
 def test_a_script_may_copy_and_save_a_whole_ddp(
@@ -362,7 +423,7 @@ import os, sys
 from pathlib import Path
 from lab.worker.script.main import last_line
 print("loading")
-sys.stderr.write("usage: train.py --lr LR\\ntrain.py: error: --lr is missing\\n\\n")
+sys.stderr.write("usage: train.py --lr LR\\ntrain.py: error: --lr is missing\\n\\n=====\\n")
 Path("last").write_text(last_line())
 os.dup2(os.pipe()[1], 2)
 sys.stderr.write("error: in a pipe that nobody can read again\\n")

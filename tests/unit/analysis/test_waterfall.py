@@ -14,6 +14,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 import lab
+from lab.analysis.findings import advice
 from lab.analysis.results import StudyResults
 from lab.analysis.scaling import summary
 from lab.analysis.waterfall import Waterfall, waterfall_table, waterfalls
@@ -181,6 +182,24 @@ def test_weak_scaling_keeps_the_baselines_step() -> None:
     assert fall.ideal.value == pytest.approx(0.099)
     assert fall.losses["compute"].value == pytest.approx(0.02)
     assert fall.name("compute") == "compute that became slower"
+
+
+def test_what_a_script_may_have_sent_unseen_is_not_called_compute() -> None:
+    script = {"model": {"kind": "script", "command": "train.py"}, "global_batch_size": None}
+    runs = [run(size, **script, micro_batch_size=8) for size in (1, 2)]
+    slow = {1: {}, 2: {"phases": {"backward": 0.1}, "step_time": 0.2}}
+    records = [record(one, repeat, **slow[one.world_size]) for one in runs for repeat in range(3)]
+    fall = only(records, scaling="weak")
+    assert fall.name("compute") == "compute and communication, not told apart"
+    assert advice(fall) == "first to measure: how long ranks wait for each other, with a profiler"
+    # As of a communication hook of the script's own, of which it is not seen when DDP waits.
+    total = [one.model_copy(update={"communication": Communication()}) for one in records]
+    assert only(total, scaling="weak").name("compute") == fall.name("compute")
+    seen = [
+        one.model_copy(update={"communication": Communication(exposed=stat(0.01))})
+        for one in records
+    ]
+    assert only(seen, scaling="weak").name("compute") == "compute that became slower"
 
 
 def test_on_as_many_ranks_compute_is_faster_or_slower() -> None:

@@ -99,6 +99,7 @@ def test_a_label_has_the_values_that_the_script_is_given(folder: Path) -> None:
     [
         ("train2.py", {}, "no script 'train2.py'; did you mean 'train.py'"),
         ("torchrun train.py", {}, "leave it out: the lab itself starts the script"),
+        ("/usr/bin/mpirun -n 2 train.py", {}, "leave it out: the lab itself starts the script"),
         ("-m package.train", {}, "begin with a script that imports the module"),
         ("train.py 'x", {}, "No closing quotation"),
         ([], {}, "base.model.command: empty; give it a value"),
@@ -108,7 +109,7 @@ def test_a_label_has_the_values_that_the_script_is_given(folder: Path) -> None:
         ("train.py", {"strategy": "ddp"}, "with a script, which has its own"),
         ("train.py", {"data": "digits"}, "with a script, which has its own"),
         ("train.py", {"warmup_steps": 0}, "at least 1"),
-        ("train.py", {"model": {"launcher": "python"}}, "starts one process, but world_size is 2"),
+        ("train.py", {"model": {"launcher": "python"}}, "is 2; use world_size 1 (--ranks 1), or"),
         ("train.py", {"global_batch_size": 3}, "global_batch_size 3 is not"),
     ],
 )

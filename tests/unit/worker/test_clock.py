@@ -215,7 +215,7 @@ def device(monkeypatch: pytest.MonkeyPatch) -> type[Event]:
 
     monkeypatch.setattr(torch.cuda, "Event", Device)
     monkeypatch.setattr(torch.cuda, "synchronize", lambda: None)
-    monkeypatch.setattr(f"{CLOCK}.time.perf_counter", lambda: 100 + 2 * Device.now)
+    monkeypatch.setattr(f"{CLOCK}.perf_counter", lambda: 100 + 2 * Device.now)
     return Device
 
 

@@ -13,9 +13,11 @@ from hypothesis import strategies as st
 from lab.records.schema import Communication, Operation, Stat
 from lab.worker.distributed import ClockOffset, on_clock_of_rank_0
 from lab.worker.measure.clock import HostClock
+from lab.worker.measure.collective_trace import Calls
 from lab.worker.measure.ddp_hook import BucketRecorder, Buckets, Sent
 from lab.worker.measure.overlap import (
     Exposure,
+    count_both,
     count_buckets,
     events,
     representative_step,
@@ -90,6 +92,53 @@ def test_a_late_rank_behind_a_busy_link_costs_nothing() -> None:
     early = buckets((0, 0, 1, 1, 6), (0, 1, 2, 2, 11))
     late = buckets((0, 0, 1, 1, 6), (0, 1, 5, 5, 11))
     assert Exposure.from_buckets([early, late]).straggler.tolist() == [[0.0], [0.0]]
+
+
+def test_the_waits_of_a_step_with_several_passes_add_up() -> None:
+    # Two passes, the second through two DDPs, whose first bucket hides behind its other half.
+    early = buckets((0, 0, 1, 1, 4), (0, 0, 11, 11, 13), (0, 0, 15, 15, 20), (1, 0, 31, 31, 33))
+    late = buckets((0, 0, 2, 2, 4), (0, 0, 11, 11, 13), (0, 0, 15, 15, 20), (1, 0, 31, 31, 33))
+    passes = [np.array([0, 1, 1, 2])] * 2
+    exposure = Exposure.from_buckets([early, late], passes)
+    assert exposure.exposed.tolist() == [[3.0 + 5.0, 2.0], [2.0 + 5.0, 2.0]]
+    assert exposure.total.tolist() == [[3.0 + 7.0, 2.0], [2.0 + 7.0, 2.0]]
+    assert exposure.straggler.tolist() == [[1.0, 0.0], [0.0, 0.0]]
+    assert exposure.bytes.tolist() == [[300.0, 100.0]] * 2
+    assert exposure.exposed_in["backward"].tolist() == exposure.exposed.tolist()
+    assert exposure.ready.tolist() == [[15.0, 31.0]] * 2
+
+
+def test_calls_beside_buckets_count_where_they_are_waited_for() -> None:
+    """In two steps of a DDP, each rank calls once while a bucket is on the link, and once after."""
+    own = buckets((0, 0, 1, 1, 4), (1, 0, 11, 11, 14))
+    times = np.array([2.0, 6.0, 12.0, 16.0])
+    beside = Calls(
+        step=np.array([0, 0, 1, 1]),
+        operation=np.array(["broadcast", "all_reduce"] * 2),
+        members=np.full(4, 2),
+        phase=np.array(["backward", "optimizer"] * 2),
+        launch=times,
+        finish=times + 1,
+        wait_begin=times,
+        wait_end=times + np.array([0, 1, 0, 1]),
+        bytes=np.array([10, 20, 10, 20]),
+        moved=np.array([10.0, 20.0, 10.0, 20.0]),
+    )
+    exposure = Exposure.from_buckets([own, own]).with_calls([own, own], [beside, beside])
+    assert exposure.total.tolist() == [[4.0, 4.0]] * 2
+    assert exposure.exposed.tolist() == [[4.0, 4.0]] * 2
+    assert exposure.straggler.tolist() == [[0.0, 0.0]] * 2
+    assert exposure.bytes.tolist() == [[130.0, 130.0]] * 2
+    in_phases = {phase: times[0, 0] for phase, times in exposure.exposed_in.items()}
+    assert in_phases == {"backward": 3.0, "optimizer": 1.0}
+    assert count_both(own, beside, steps=2) == {
+        "buckets": [100],
+        "calls": 3,
+        "operations": {
+            "all_reduce": Operation(calls=2, bytes=120),
+            "broadcast": Operation(calls=1, bytes=10),
+        },
+    }
 
 
 @given(

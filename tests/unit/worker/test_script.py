@@ -158,6 +158,63 @@ with {}:
     assert named.timing.samples_per_second == pytest.approx(rate)
 
 
+def test_an_optimizer_made_anew_takes_the_place_of_its_predecessor(measured: Any) -> None:
+    body = """
+for epoch in range(9):
+    trained = model[2] if epoch == 0 else model  # is unfrozen later
+    optimizer = torch.optim.AdamW(trained.parameters(), foreach=False)
+    for step in range(2):
+        train(torch.randn(8, 4), optimizer=optimizer)
+"""
+    measurement = measured(body)
+    script, memory = measurement.script, measurement.memory
+    assert (script.steps, script.ended, script.optimizers) == (6, "by the lab", 1)
+    # Of the last optimizer alone: two moments, and a number of steps for each parameter.
+    assert memory.optimizer == 2 * memory.parameters + 4 * 4
+
+
+def test_of_two_optimizers_that_share_parameters_one_counts(measured: Any) -> None:
+    body = """
+other = torch.optim.SGD(model[2].parameters(), lr=0.1)
+for step in range(40):
+    train(torch.randn(8, 4))
+    if step % 4 == 3:
+        other.step()
+    print(step, file=open("steps", "a"))
+"""
+    measurement = measured(body, steps=20)
+    assert (measurement.script.steps, measurement.script.optimizers) == (20, 2)
+    # All but one step, by which it looked as if the second had taken the place of the first.
+    assert len(Path("steps").read_text().splitlines()) == 18
+
+
+def test_an_optimizer_within_another_is_none_of_its_own(measured: Any) -> None:
+    body = """
+class Wrapper(torch.optim.Optimizer):
+    def __init__(self, inner):
+        super().__init__(inner.param_groups, {})
+        self.inner = inner
+    def step(self):
+        self.inner.step()
+wrapper = Wrapper(optimizer)
+while True:
+    train(torch.randn(8, 4), optimizer=wrapper)
+"""
+    script = measured(body).script
+    assert (script.optimizer, script.optimizers) == ("Wrapper", 1)
+
+
+def test_a_script_may_replace_the_clocks_of_python(measured: Any) -> None:
+    body = """
+import time
+sleep, time.perf_counter, time.time = time.sleep, lambda: 0.0, lambda: 0.0
+while True:
+    train(torch.randn(8, 4))
+    sleep(0.01)
+"""
+    assert measured(body).timing.phases["other"].median >= 0.01
+
+
 def test_modules_and_steps_of_every_optimizer_are_seen(measured: Any) -> None:
     body = """
 import time
