@@ -20,7 +20,7 @@ PROGRESS = re.compile(
 EPOCH = re.compile(r"epoch\s*:?\s*\[\s*(\d+)\]\s*\[\s*(\d+)/\s*\d+\]", re.IGNORECASE)
 UNIT = r"%|[kKMGT]i?B|[mun]s|s(?:ec)?|it/s|(?:tok(?:en)?s?|samples?|im(?:g|age)s?)/s(?:ec)?"
 PAIR = re.compile(
-    r"(?P<name>[A-Za-z][\w/.@#-]*(?: [A-Za-z(][\w/.()-]*){0,6}?(?: ?\([\w/ ]+\))?)"
+    r"(?<![\w/.@#-])(?P<name>[A-Za-z][\w/.@#-]*(?: [A-Za-z(][\w/.()-]*){0,6}?(?: ?\([\w/ ]+\))?)"
     r"\s*(?:[:=]\s*|\s)\[?\s*"
     rf"(?P<value>[-+]?(?:\d[\d,]*\d|\d)?(?:\.\d+|\d)(?:e[-+]?\d+)?)(?P<unit>\s?(?:{UNIT}))?"
     r"(?=[\s,;|:/)(}\]]|$)",
