@@ -96,7 +96,9 @@ def read_table(
     elif table := find_table(lines):
         header, rows = _rectangular(name, _numbered(table.header), table.rows)
         notes, others = table.notes, table.others
-    elif found := logs.find_records(text) or logs.find_log(text.splitlines()):
+    elif found := logs.find_records(text) or (
+        logs.find_log(text.splitlines()) if not _is_headed(lines) else None
+    ):
         header, rows = _rectangular(name, *found)
     else:
         header, rows = _delimited(name, lines)
@@ -297,6 +299,19 @@ def _names(header: str, row: str) -> list[str] | None:
         return next((names for names in named if len(names) == width), None)
     splits = (re.split(r"\s{2,}|\t", header.strip()), header.split())
     return next((names for names in splits if len(names) == len(row.split())), None)
+
+
+def _is_headed(lines: Sequence[str]) -> bool:
+    """Whether lines are those of a delimited table, whose cells may look like a log: all have as
+    many cells as the first, which says nothing of numbers."""
+    content = (line for line in lines if line.strip() and not line.startswith("#"))
+    sample = list(itertools.islice(content, SAMPLE_LINES))
+    if len(sample) < 2 or re.search(r"[=:]\s*[-+.\d]", sample[0]):
+        return False
+    if (delimiter := _delimiter(sample)) == SPACES:
+        counts = {len(line.split()) for line in sample}
+        return len(counts) == 1 and not _has_digits(sample[0])
+    return len({len(next(csv.reader([line], delimiter=delimiter), [])) for line in sample}) == 1
 
 
 def _delimiter(lines: Sequence[str]) -> str:

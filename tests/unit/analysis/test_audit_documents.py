@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import io
 import json
+import re
 from pathlib import Path
 
 import pytest
@@ -278,3 +280,16 @@ def test_a_table_with_ranks_as_columns_is_one_of_scaling() -> None:
         )
         assert table is not None
         assert table.header[0] == "grid"
+
+
+@pytest.mark.parametrize(
+    "text",
+    [
+        "config,gpus,step_s\ntp=4 pp=2,32,1.2\ntp=2 pp=2,32,1.5\ntp=1 pp=2,32,1.9\n",
+        "config gpus step_s\ntp=4/pp=2/ 32 1.2\ntp=2/pp=2/ 32 1.5\ntp=1/pp=2/ 32 1.9\n",
+        "run;gpus;s\nstep 10: x=1 y=2;1;10\nstep 11: x=1 y=2;2;5.5\nstep 12: x=1 y=2;4;3\n",
+    ],
+)
+def test_a_table_with_settings_in_cells_is_no_log(text: str) -> None:
+    names = re.split("[,; ]", text.splitlines()[0])
+    assert list(read_table(io.StringIO(text)).columns) == names
