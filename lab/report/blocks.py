@@ -17,7 +17,6 @@ from lab.analysis.results import Source, StudyResults
 from lab.figures.figure import figure_named
 from lab.figures.style import SIZE, style
 from lab.formatting import NOT_MEASURED, capitalized
-from lab.report.page import left_aligned
 
 if TYPE_CHECKING:
     from matplotlib.axes import Axes
@@ -94,6 +93,8 @@ class Table:
         return cls(caption, frame[measured], index=False, label=label)
 
     def _repr_html_(self) -> str:
+        from lab.report.page import left_aligned  # loads a parser of HTML
+
         if self.frame.empty:
             return f"<p>{html.escape(self.caption.partition('. ')[0])}: nothing yet.</p>"
         caption = html.escape(self.caption)
