@@ -49,8 +49,9 @@ test: unit
 	$(BIN)/python -m pytest tests/integration -m quiet --numprocesses 2 --dist loadfile
 	$(BIN)/python -m pytest tests/integration -m alone
 
+# No test looks at logs, and catching them in each of thousands takes a tenth of their time.
 unit: env
-	$(BIN)/python -m pytest tests/unit --numprocesses auto --dist worksteal
+	$(BIN)/python -m pytest tests/unit --numprocesses auto --dist worksteal -p no:logging
 
 # What a GPU must prove, and what a CPU can prove of the same; skipped by name where there is no GPU.
 gpu: env
