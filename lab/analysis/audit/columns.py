@@ -23,6 +23,11 @@ FLOPS_OF = (
     "((model|achieved|(train(ing)?_)?(throughput|performance|speed))_"
     rf"(per_({RANK})_)?)?"
 )
+# An efficiency by what it is a share of.
+OF_IDEAL = (
+    r"linearity|percent_(of_)?(linear|ideal)(_.*)?"
+    r"|(.*_)?(efficiency|eff)_(vs|versus|of|over|relative_to)_(linear|ideal)(_.*)?"
+)
 # Canonical columns and their usual names. NUMBERS and then TEXTS match the whole stem of a name, in
 # this order; PARTS of a step (in s) match anywhere in the name of a time.
 PARTS = {
@@ -74,7 +79,7 @@ NUMBERS = {
     "samples": r"((n|num|total|train|training)_)*samples|dataset_size|(n|num)_examples",
     "steps": r"((n|num|total|optimizer)_)*(steps|iterations|iters)",
     "warmup": r"warm_?up(_(steps|iters|iterations|epochs))?",
-    "efficiency": r"(.*_)?(efficiency|eff)(_.*)?|linearity|percent_(of_)?(linear|ideal)(_.*)?",
+    "efficiency": rf"(.*_)?(efficiency|eff)(_.*)?|{OF_IDEAL}",
     "speedup": r"(.*_)?speed_?ups?(_.*)?|(x_|times_)?faster"
     rf"|(vs|versus|over|relative_to|compared_to)_(1|one|(a_)?single)_({RANK})"
     r"|((.*_)?(strong|weak|multi_gpu)_)?scaling(_.*)?|acceleration_(rate|ratio|factor)",
@@ -253,7 +258,8 @@ COUNTED = re.compile(r"\(\d[\d.,]*k? [a-z]+\)\s*$", re.IGNORECASE)
 BRACKETED = re.compile(r"\s*\([^()]*\)\s*$")
 FOOTNOTE = re.compile(r"<sup>.*?</sup>|(?<=\w)\s*\[\d\]$|<[^<>]*>")
 FORMULA = re.compile(r"\$([^$]+)\$")  # of LaTeX
-SYMBOLIZED = re.compile(r"^(speed_?up|efficiency|time)_(?:(?:s|e|t)_[np]|(?<!time_)s|e|t)$")
+# Of "Speedup S(p)"; "time s" is in seconds.
+SYMBOLIZED = re.compile(r"^(speed_?up(?=_s)|efficiency(?=_e)|time(?=_t))_[set](?:_[np])?$")
 PLURAL = re.compile(rf"({RANK}|node)\(s\)")  # of "GPU(s)"
 # "Threads / Ranks" are one or the other, "GPUs / node" is not.
 COUNTED_THINGS = "(?:thread|core|rank|proc|processe|task|worker|gpu|node)s"
@@ -402,8 +408,8 @@ def text_guess(name: str) -> str | None:
 
 def _guess(name: str) -> Guess | None:
     text = normal(name)
-    of_ideal = re.fullmatch(NUMBERS["efficiency"], text)  # "% of linear", "efficiency vs. linear"
-    if (re.search(IDEAL, text) and not of_ideal) or str(name).lstrip().startswith(("Δ", "∆")):
+    ideal = re.search(IDEAL, text) and not re.fullmatch(OF_IDEAL, text)
+    if ideal or str(name).lstrip().startswith(("Δ", "∆")):
         return None  # a difference is no measurement
     if STEPS_PER_SECOND.fullmatch(text):
         return Guess("time", 1.0, "step", inverse=True)

@@ -9,7 +9,7 @@ import re
 from collections.abc import Iterator, Mapping, Sequence
 from typing import Any
 
-Found = tuple[list[str], list[list[str]]]  # names and rows
+Parsed = tuple[list[str], list[list[str]]]  # names and rows
 
 FEWEST, LONGEST = 3, 5000  # lines of a log, and characters of one
 # Where a line begins to report: "step: 10", "iteration 10/ 100", "Epoch: [0][ 10/5005]".
@@ -40,7 +40,7 @@ RANK = re.compile(
 OF_A_STEP = {"time": "step time (s)", "data": "data time (s)"}
 
 
-def find_log(lines: Sequence[str]) -> Found | None:
+def find_log(lines: Sequence[str]) -> Parsed | None:
     """The lines that report the same numbers by name, the most frequent kind; None without any."""
     kinds: dict[tuple[str, ...], list[list[str]]] = {}
     for line in lines:
@@ -78,7 +78,7 @@ def _value(match: re.Match[str]) -> str:
     return match["value"] + (match["unit"] or "")
 
 
-def find_records(text: str) -> Found | None:
+def find_records(text: str) -> Parsed | None:
     """The records of a JSON file: a list of objects, perhaps by name, or an object of lists."""
     if not text.lstrip().startswith(("[", "{")):
         return None

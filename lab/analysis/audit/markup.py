@@ -67,6 +67,9 @@ SIGNS = {
 
 
 VALUES = re.compile(r"values?|settings?|值|数值|wert|valeur|valor")
+MEASURED = {"time", "rate", "rate_per_rank", "speedup", "efficiency", "flops_per_rank", "mfu"}
+RANKED = {"world_size", "nodes", "dp"}
+MOST_ROWS = 50  # that are looked at
 
 
 class Table(NamedTuple):
@@ -75,15 +78,15 @@ class Table(NamedTuple):
     header: list[str]
     rows: list[list[str]]
     notes: list[str]
-    others: int = 0  # tables of the same kind in the same text
+    others: int = 0  # further tables of the text that say as much of scaling
 
 
 def find_table(lines: Sequence[str]) -> Table | None:
     """The table in Markdown, HTML, LaTeX or reStructuredText that says most of scaling, the longest
     of these, the first if tied; None without one.
 
-    Settings and their values, if there is another table, are notes on it; so is how many others
-    of its kind there are, as `others`.
+    Settings and their values, if there is another table, are notes on it; `others` is the number of
+    further tables that say as much.
     """
     text = HIDDEN.sub("", "\n".join(lines))
     tables = [*_markdown(list(map(_drawn, text.splitlines()))), *_html(text), *_latex(text)]
@@ -93,23 +96,19 @@ def find_table(lines: Sequence[str]) -> Table | None:
     tables = [table for table in tables if any(table.header)]
     settings = [table for table in tables if _is_of_settings(table)]
     results = [table for table in tables if table not in settings]
-    told = {id(table): _told(table) for table in results or tables}
-    best = max(
-        results or tables, key=lambda table: (told[id(table)], len(table.rows)), default=None
-    )
-    if best is None or not results:
+    scores = [(_relevance(table), len(table.rows)) for table in results or tables]
+    if not scores:
+        return None
+    best = (results or tables)[scores.index(max(scores))]
+    if not results:
         return best
-    said = [": ".join(row[:2]) for table in settings for row in table.rows]
-    alike = sum(told[id(table)] == told[id(best)] > 0 for table in results)
-    return best._replace(notes=[*best.notes, *said], others=max(alike - 1, 0))
+    values = [": ".join(row[:2]) for table in settings for row in table.rows]
+    relevance, _ = max(scores)
+    alike = sum(score == relevance > 0 for score, _ in scores)
+    return best._replace(notes=[*best.notes, *values], others=max(alike - 1, 0))
 
 
-MEASURED = {"time", "rate", "rate_per_rank", "speedup", "efficiency", "flops_per_rank", "mfu"}
-RANKED = {"world_size", "nodes", "dp"}
-MOST_ROWS = 50  # that are looked at
-
-
-def _told(table: Table) -> int:
+def _relevance(table: Table) -> int:
     """2 for a table of measurements on known ranks, 1 for one of measurements, 0 for others."""
     rows = table.rows[:MOST_ROWS]
     columns = dict(zip(table.header, zip(*rows, strict=False), strict=False))

@@ -34,8 +34,8 @@ def by_program(frame: pd.DataFrame, mapped: Mapping[str, Guess]) -> tuple[pd.Dat
     """
     parts: dict[str, dict[str, str]] = {}
     for column in frame.columns:
-        if found := _of_program(column):
-            program, what = found
+        if parsed := _of_program(column):
+            program, what = parsed
             parts.setdefault(program, {}).setdefault(what, column)
     timed = {program: part for program, part in parts.items() if "time" in part}
     parallel = {name: part for name, part in timed.items() if not re.fullmatch(SERIAL, name)}

@@ -7,7 +7,7 @@ import itertools
 import re
 from collections.abc import Iterator, Sequence
 
-Found = tuple[list[list[str]], list[str]]  # lines of cells, the names first, and notes
+Parsed = tuple[list[list[str]], list[str]]  # lines of cells, the names first, and notes
 
 BORDER = re.compile(r"\s*=+(?:[ \t]+=+)+\s*")
 SPAN = re.compile(r"=+")
@@ -20,7 +20,7 @@ ROLE = re.compile(r":\w+:`([^`<]*?)(?:\s*<[^>]*>)?`|``?([^`]*)``?_?_?")
 EMPHASIS = re.compile(r"\*{1,2}([^*]+)\*{1,2}")
 
 
-def tables(lines: Sequence[str]) -> Iterator[Found]:
+def tables(lines: Sequence[str]) -> Iterator[Parsed]:
     """The tables of a text; notes are the title and the lines above it from the last heading on."""
     after = 0
     for place, line in enumerate(lines):

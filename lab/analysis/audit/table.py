@@ -253,13 +253,13 @@ def _global_batch(tidy: pd.DataFrame, given: dict[str, str]) -> list[str]:
     if "micro_batch_size" in given:
         replicas = tidy["dp"].fillna(ranks / tidy[list(LAYOUT)].prod(axis=1))
         # A batch per rank that is divided into micro-batches would not be.
-        held = bool((batch % (tidy["micro_batch_size"] * replicas) == 0).all())
+        is_global = bool((batch % (tidy["micro_batch_size"] * replicas) == 0).all())
         why = "holds whole micro-batches of all replicas"
     else:
         each = (batch / ranks).dropna()
-        held = len(each) == len(tidy) and each.nunique() == 1 and ranks.nunique() > 1
+        is_global = len(each) == len(tidy) and each.nunique() == 1 and ranks.nunique() > 1
         why = "grows with the ranks"
-    if not held:
+    if not is_global:
         return []
     tidy["global_batch_size"], tidy["batch"] = batch, np.nan
     given["global_batch_size"] = name = given.pop("batch")

@@ -96,10 +96,10 @@ def read_table(
     elif table := find_table(lines):
         header, rows = _rectangular(name, _numbered(table.header), table.rows)
         notes, others = table.notes, table.others
-    elif found := logs.find_records(text) or (
+    elif parsed := logs.find_records(text) or (
         logs.find_log(text.splitlines()) if not _is_headed(lines) else None
     ):
-        header, rows = _rectangular(name, *found)
+        header, rows = _rectangular(name, *parsed)
     else:
         header, rows = _delimited(name, lines)
     header, rows = _with_units(header, _with_points(rows))

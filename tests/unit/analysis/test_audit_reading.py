@@ -73,6 +73,7 @@ def test_names_that_people_use(canonical: str, names: list[str]) -> None:
     "name",
     [
         *("Ideal speedup", "Linear scaling", "Expected throughput", "Energy efficiency"),
+        *("Ideal efficiency (%)", "Efficiency (theoretical)"),
         *("Throughput speedup (FP32 - mixed precision)", "Accuracy (perplexity)", "GFLOPs"),
         *("Peak memory bandwidth utilisation factor x", "Inference throughput"),
     ],
