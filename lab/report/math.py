@@ -59,17 +59,27 @@ class MathRenderer(IPythonRenderer):
         return self.block_math(rf"\begin{{{name}}}{body}\end{{{name}}}")
 
 
+def _pandoc() -> str:
+    import pypandoc
+
+    try:
+        path: str = pypandoc.get_pandoc_path()
+    except OSError as error:
+        advice = "pip install --force-reinstall pypandoc_binary"
+        raise LabError(f"reports need pandoc, which is missing; try: {advice}") from error
+    return path
+
+
 def run_pandoc(html: str, sections: Mapping[str, str], *, to: str, options: Sequence[str]) -> str:
     """Convert an HTML fragment, with math as `<script type="math/tex">`.
 
-    Raises LabError if pandoc fails, with each formula that it cannot translate and that formula's
-    section. Pandoc runs in its sandbox and reads neither files nor addresses.
+    Raises LabError if pandoc is missing or fails, with each formula that it cannot translate and
+    that formula's section. Pandoc runs in its sandbox and reads neither files nor addresses.
     """
-    import pypandoc
-
+    program = _pandoc()
     with tempfile.TemporaryDirectory() as folder:
         log = Path(folder) / "log.json"
-        command = [pypandoc.get_pandoc_path(), "--from=html-auto_identifiers", f"--to={to}"]
+        command = [program, "--from=html-auto_identifiers", f"--to={to}"]
         command += ["--wrap=none", "--quiet", "--sandbox", f"--log={log}", *options]
         # In a session of its own: a pandoc that Ctrl-C reaches would be reported as having failed.
         done = subprocess.run(

@@ -10,6 +10,10 @@ import time
 from pathlib import Path
 
 import psutil
+import pytest
+
+from lab.errors import LabError
+from lab.report.math import run_pandoc
 
 
 def test_ctrl_c_reaches_pandoc_only_through_the_lab(tmp_path: Path) -> None:
@@ -38,3 +42,12 @@ run_pandoc("", {{}}, to="html", options=[])
     os.killpg(converting.pid, signal.SIGINT)
     _, errors = converting.communicate(timeout=60)
     assert errors.endswith("KeyboardInterrupt\n") and not pandoc.is_running()
+
+
+def test_a_missing_pandoc_is_named_with_what_to_do(monkeypatch: pytest.MonkeyPatch) -> None:
+    def missing() -> str:
+        raise OSError("No pandoc was found")
+
+    monkeypatch.setattr("pypandoc.get_pandoc_path", missing)
+    with pytest.raises(LabError, match=r"need pandoc, which is missing; try: pip install"):
+        run_pandoc("<p>a</p>", {}, to="html", options=[])
