@@ -3,8 +3,9 @@
 from __future__ import annotations
 
 import html
+import operator
 from collections import Counter
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import replace
 from numbers import Real
 from pathlib import Path
@@ -15,7 +16,7 @@ from pydantic import BaseModel, ConfigDict, Field
 from lab.analysis.audit.observations import PYTHON_STRINGS, Observations, UncheckedError
 from lab.analysis.audit.rule import Finding, Severity
 from lab.analysis.audit.rules import RULES
-from lab.analysis.audit.text_table import STREAM, read_file, read_table
+from lab.analysis.audit.text_table import STREAM, left_out, read_all, read_tables
 from lab.config.study import Study
 from lab.errors import InputError, Problem, items, require_type
 from lab.formatting import count, listed
@@ -41,10 +42,11 @@ def audit(
 ) -> Audit:
     """Audit a study, records or a table: report what cannot be trusted.
 
-    `source` is a study or its name or folder, records, a DataFrame, or the path or open stream of a
-    table. `columns` maps canonical names to columns of a table; the rest is guessed. `calibration`
-    is the bus bandwidth of the links in bytes/s, one number or by world size. `records` are those
-    of the study, if they are already loaded.
+    `source` is a study or its name or folder, records, a DataFrame, or the path or open stream of
+    tables, of which those that say most of scaling are audited. `columns` maps canonical names to
+    columns of a table; the rest is guessed. `calibration` is the bus bandwidth of the links in
+    bytes/s, one number or by world size. `records` are those of the study, if they are already
+    loaded.
 
     Raises InputError for a source that cannot be read and for a mapping that does not match it.
     """
@@ -55,13 +57,14 @@ def audit(
             records = items(records, Record, "records", "the records of the study")
         records = load_records(source) if records is None else records
         calibration = _calibration(records) if calibration is None else calibration
-    observations = _observations(source, columns, records)
     wanted = "bytes/s, or a mapping of world sizes to them"
     require_type(calibration, Mapping | Real | None, "calibration", wanted)
-    if calibration:
-        by_size = calibration if isinstance(calibration, Mapping) else {0: float(calibration)}
-        observations = replace(observations, calibrated=by_size)
-    return apply_rules(observations)
+    by_size = calibration if isinstance(calibration, Mapping) else {0: float(calibration or 0)}
+    audits = [
+        apply_rules(replace(observations, calibrated=by_size) if calibration else observations)
+        for observations in _observations(source, columns, records)
+    ]
+    return audits[0] if len(audits) == 1 else _together(audits)
 
 
 def is_table(source: object) -> bool:
@@ -73,18 +76,19 @@ def is_table(source: object) -> bool:
 
 def _observations(
     source: Any, columns: Mapping[str, str] | None, loaded: Sequence[Record] | None
-) -> Observations:
+) -> list[Observations]:
+    """Those of each table, or of the records."""
     import pandas as pd
 
     from lab.analysis.audit.records import from_records
     from lab.analysis.audit.table import from_table
 
     if isinstance(source, pd.DataFrame):
-        return from_table(source, columns=columns)
+        return [from_table(source, columns=columns)]
     if hasattr(source, "read"):
-        return from_table(read_table(source, columns), columns=columns, source=STREAM)
+        return _of_tables(read_tables(source, columns), columns, STREAM)
     if is_table(source):
-        return from_table(read_file(Path(source), columns), columns=columns, source=str(source))
+        return _of_tables(read_all(Path(source), columns), columns, str(source))
     if columns:
         problem = Problem(
             "columns", "can be mapped only for tables", "records name their own columns"
@@ -92,7 +96,7 @@ def _observations(
         raise InputError("columns", [problem])
     if isinstance(source, Study):
         records = load_records(source) if loaded is None else loaded
-        return from_records(records, scaling=source.scaling, baseline=source.baseline)
+        return [from_records(records, scaling=source.scaling, baseline=source.baseline)]
     source = items(source, Record, "source", "a study, a table or a list of records")
     for item in source:
         if item.reported is not None:
@@ -100,7 +104,25 @@ def _observations(
                 "source", "records of a table", "audit the table itself, which holds more"
             )
             raise InputError("source", [problem])
-    return from_records(source)
+    return [from_records(source)]
+
+
+def _of_tables(
+    frames: Sequence[pd.DataFrame], columns: Mapping[str, str] | None, source: str
+) -> list[Observations]:
+    from lab.analysis.audit.table import from_table
+
+    tables: list[Observations] = []
+    errors: list[InputError] = []
+    for frame in frames:
+        try:
+            tables.append(from_table(frame, columns=columns, source=source))
+        except InputError as error:
+            errors.append(error)
+    if not tables:
+        raise errors[0]
+    first = replace(tables[0], assumptions=[*tables[0].assumptions, *left_out(errors)])
+    return [first, *tables[1:]]
 
 
 def _calibration(records: Sequence[Record]) -> dict[int, float]:
@@ -130,7 +152,9 @@ class NotChecked(BaseModel):
 class Audit(BaseModel):
     """The findings, most severe first, and which rules were and were not checked.
 
-    `reading` states how each column of a table was interpreted, `assumptions` what was assumed.
+    `reading` states how each column of a table was interpreted, `assumptions` what was assumed. If
+    several tables of a text were audited, `tables` has the audit of each, and `place` of these says
+    where it is.
     """
 
     model_config = ConfigDict(frozen=True)
@@ -140,6 +164,8 @@ class Audit(BaseModel):
     checked: tuple[str, ...] = ()
     reading: dict[str, str] = Field(default_factory=dict)
     assumptions: tuple[str, ...] = ()
+    place: str = Field(default="", exclude_if=operator.not_)
+    tables: tuple[Audit, ...] = Field(default=(), exclude_if=operator.not_)
 
     @property
     def trustworthy(self) -> bool:
@@ -159,8 +185,25 @@ class Audit(BaseModel):
 
     def __str__(self) -> str:
         lines = [self.summary]
-        if self.reading:
-            lines.append(f"read: {self._read()}")
+        for heading, audit in self._parts():
+            lines += ([f"{heading}:"] if heading else []) + audit._lines()
+        lines += [
+            f"not checked: {rule.rule} lacks {', '.join(rule.lacks)}" for rule in self.not_checked
+        ]
+        return "\n".join(lines)
+
+    def _parts(self) -> list[tuple[str, Audit]]:
+        """The audit of each table with its heading, or the only one without."""
+        if not self.tables:
+            return [("", self)]
+        total = len(self.tables)
+        return [
+            (f"table {number} of {total}, {audit.place}", audit)
+            for number, audit in enumerate(self.tables, start=1)
+        ]
+
+    def _lines(self) -> list[str]:
+        lines = [f"read: {self._read()}"] if self.reading else []
         lines += [f"assumed: {assumption}" for assumption in self.assumptions]
         for finding in self.findings:
             lines += [
@@ -168,19 +211,22 @@ class Audit(BaseModel):
                 f"        {finding.advice}",
                 f"        in {listed(finding.records, NAMED)}",
             ]
-        lines += [
-            f"not checked: {rule.rule} lacks {', '.join(rule.lacks)}" for rule in self.not_checked
-        ]
-        return "\n".join(lines)
+        return lines
 
     def _repr_html_(self) -> str:
+        page = f"<p>{html.escape(self.summary)}</p>"
+        for heading, audit in self._parts():
+            page += (f"<p><b>{html.escape(heading)}</b></p>" if heading else "") + audit._html()
+        if self.not_checked:
+            page += f"<p>{html.escape(self.gaps)}</p>"
+        return page
+
+    def _html(self) -> str:
         def row(tag: str, *cells: str) -> str:
             begin = f'<{tag} style="text-align: left">'  # JupyterLab aligns cells to the right
             return f"<tr>{''.join(f'{begin}{html.escape(cell)}</{tag}>' for cell in cells)}</tr>"
 
-        page = f"<p>{html.escape(self.summary)}</p>"
-        if self.reading:
-            page += f"<p>Read: {html.escape(self._read())}.</p>"
+        page = f"<p>Read: {html.escape(self._read())}.</p>" if self.reading else ""
         if self.assumptions:
             page += f"<p>Assumed: {html.escape('; '.join(self.assumptions))}.</p>"
         if self.findings:
@@ -197,8 +243,6 @@ class Audit(BaseModel):
                 for item in self.findings
             )
             page += f"<table><thead>{head}</thead><tbody>{body}</tbody></table>"
-        if self.not_checked:
-            page += f"<p>{html.escape(self.gaps)}</p>"
         return page
 
     @property
@@ -210,6 +254,7 @@ class Audit(BaseModel):
             count(number, severity) for severity, number in counts.items() if number
         )
         checked = f"Checked {len(RULES) - len(self.not_checked)} of {len(RULES)} rules"
+        checked += f" in {len(self.tables)} tables" if self.tables else ""
         if self.conclusive:
             return f"{checked}: {summary or 'nothing found'}."
         verdict = f"{checked}: too little to say{f' ({summary})' if summary else ''}."
@@ -233,11 +278,39 @@ def apply_rules(observations: Observations) -> Audit:
             checked.append(rule.name)
         except UncheckedError as error:
             unchecked.append(NotChecked(rule=rule.name, lacks=error.args))
-    findings.sort(key=lambda finding: SEVERITIES.index(finding.severity))
     return Audit(
-        findings=tuple(findings),
+        findings=_gravest_first(findings),
         not_checked=tuple(unchecked),
         checked=tuple(checked),
         reading=dict(observations.reading),
         assumptions=tuple(observations.assumptions),
+        place=observations.place,
+    )
+
+
+def _gravest_first(findings: Iterable[Finding]) -> tuple[Finding, ...]:
+    return tuple(sorted(findings, key=lambda finding: SEVERITIES.index(finding.severity)))
+
+
+def _together(tables: Sequence[Audit]) -> Audit:
+    """The audits of several tables as one, whose records name their table.
+
+    A rule counts as not checked if it was in none of them.
+    """
+    findings = [
+        finding.model_copy(
+            update={"records": tuple(f"table {number}, {one}" for one in finding.records)}
+        )
+        for number, table in enumerate(tables, start=1)
+        for finding in table.findings
+    ]
+    checked = {rule for table in tables for rule in table.checked}
+    lacking = {rule.rule: rule for table in tables for rule in table.not_checked}
+    return Audit(
+        findings=_gravest_first(findings),
+        not_checked=tuple(rule for name, rule in lacking.items() if name not in checked),
+        checked=tuple(rule.name for rule in RULES if rule.name in checked),
+        reading={name: read for table in reversed(tables) for name, read in table.reading.items()},
+        assumptions=tuple(dict.fromkeys(one for table in tables for one in table.assumptions)),
+        tables=tuple(tables),
     )

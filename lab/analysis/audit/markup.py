@@ -78,15 +78,13 @@ class Table(NamedTuple):
     header: list[str]
     rows: list[list[str]]
     notes: list[str]
-    others: int = 0  # further tables of the text that say as much of scaling
 
 
-def find_table(lines: Sequence[str]) -> Table | None:
-    """The table in Markdown, HTML, LaTeX or reStructuredText that says most of scaling, the longest
-    of these, the first if tied; None without one.
+def find_tables(lines: Sequence[str]) -> list[Table]:
+    """The tables in Markdown, HTML, LaTeX or reStructuredText that say most of scaling.
 
-    Settings and their values, if there is another table, are notes on it; `others` is the number of
-    further tables that say as much.
+    They are those of measurements on known ranks, else those of measurements, else the longest.
+    Settings and their values, if there is another table, are notes on all of them.
     """
     text = HIDDEN.sub("", "\n".join(lines))
     tables = [*_markdown(list(map(_drawn, text.splitlines()))), *_html(text), *_latex(text)]
@@ -94,18 +92,18 @@ def find_table(lines: Sequence[str]) -> Table | None:
         Table(cells[0], cells[1:], notes) for cells, notes in restructured.tables(text.splitlines())
     ]
     tables = [table for table in tables if any(table.header)]
-    settings = [table for table in tables if _is_of_settings(table)]
-    results = [table for table in tables if table not in settings]
-    scores = [(_relevance(table), len(table.rows)) for table in results or tables]
-    if not scores:
-        return None
-    best = (results or tables)[scores.index(max(scores))]
-    if not results:
-        return best
+    results = [table for table in tables if not _is_of_settings(table)]
+    settings = [table for table in tables if results and table not in results]
+    candidates = results or tables
+    relevances = [*map(_relevance, candidates)]
+    most = max(relevances, default=0)
+    alike = [
+        table for table, relevance in zip(candidates, relevances, strict=True) if relevance == most
+    ]
+    if alike and not most:
+        alike = [max(alike, key=lambda table: len(table.rows))]
     values = [": ".join(row[:2]) for table in settings for row in table.rows]
-    relevance, _ = max(scores)
-    alike = sum(score == relevance > 0 for score, _ in scores)
-    return best._replace(notes=[*best.notes, *values], others=max(alike - 1, 0))
+    return [table._replace(notes=[*table.notes, *values]) for table in alike]
 
 
 def _relevance(table: Table) -> int:

@@ -48,7 +48,7 @@ class Observations:
     the table's own column names, `reading` states how each was interpreted, `derived` lists columns
     that follow from others, `calibrated` holds bus bandwidths in bytes/s by world size, and `per`
     is what a time covers. `own_baseline` names the table's column that the speedup of each row is
-    over. `summarised` rows may stand for several repeats.
+    over. `summarised` rows may stand for several repeats. `place` says where a table is in a text.
     """
 
     frame: pd.DataFrame
@@ -64,6 +64,7 @@ class Observations:
     notes: Sequence[str] = ()
     summarised: bool = False
     reading: Mapping[str, str] = field(default_factory=dict)
+    place: str = ""
 
     @cached_property
     def known(self) -> set[str]:

@@ -121,6 +121,7 @@ def from_table(
         notes=notes,
         summarised=wide or not logged,
         reading=_reading(given, origins),
+        place=str(frame.attrs.get("place", "")),
     )
 
 

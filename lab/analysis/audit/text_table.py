@@ -8,12 +8,12 @@ import io
 import itertools
 import re
 from collections import Counter
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from pathlib import Path
 from typing import IO, TYPE_CHECKING, Any
 
 from lab.analysis.audit import logs, notebook
-from lab.analysis.audit.markup import find_table, without_remarks
+from lab.analysis.audit.markup import find_tables, without_remarks
 from lab.analysis.audit.values import BYTE_UNITS, TIME_UNITS
 from lab.errors import InputError, Problem, nearest
 
@@ -59,6 +59,7 @@ DECIMAL_POINT = re.compile(r"\d\.\d|\d,\d{3},")
 THREE_DIGITS = re.compile(r"-?[1-9]\d{0,2},\d{3}")
 FEWEST_COMMAS = 2
 NAMED = 3  # columns in a sentence
+LONGEST_HEADING = 60  # characters
 NEARLY = 0.02  # a whole number, within two decimals of the bandwidths
 NCCL_COLUMNS = [
     *("message_bytes", "variant", "time_us", "algbw_gb_per_s", "busbw_gb_per_s"),
@@ -69,39 +70,94 @@ NCCL_COLUMNS = [
 def read_table(
     source: str | Path | IO[Any], mapping: Mapping[str, str] | None = None
 ) -> pd.DataFrame:
-    """Read delimited text (comma, semicolon, tab, bar, else spaces), a table of a notebook or of a
-    text in Markdown, HTML, LaTeX or reStructuredText, or nccl-tests output as a DataFrame of text,
+    """The longest table of `read_tables`, the first if tied.
+
+    `frame.attrs["assumptions"]` says which of several tables it is.
+    """
+    frames = read_tables(source, mapping)
+    frame = max(frames, key=len)
+    if len(frames) > 1:
+        frame.attrs["assumptions"] = [
+            f"of {len(frames)} tables of results, the one {frame.attrs['place']} is read; "
+            "give another in a file of its own",
+            *frames[0].attrs["assumptions"],
+        ]
+    return frame
+
+
+def read_tables(
+    source: str | Path | IO[Any], mapping: Mapping[str, str] | None = None
+) -> list[pd.DataFrame]:
+    """Read delimited text (comma, semicolon, tab, bar, else spaces), tables of a notebook or of a
+    text in Markdown, HTML, LaTeX or reStructuredText, or nccl-tests output as DataFrames of text,
     empty cells as "".
 
-    `source` is a path or an open stream. Notes are in `frame.attrs["notes"]`: lines that start with
-    #, except for column names right above numbers, or the text around a table. The file's stem is
-    in `frame.attrs["name"]`; `frame.attrs["assumptions"]` says which of several tables was read.
-    The header must have the columns of `mapping`, {canonical name: column}.
+    `source` is a path or an open stream. Of several tables, those that say most of scaling are
+    read, in the order of the text. Notes are in `frame.attrs["notes"]`: lines that start with #,
+    except for column names right above numbers, or the text around a table. The file's stem is in
+    `frame.attrs["name"]`, and where the table is, in `frame.attrs["place"]`. The header must have
+    the columns of `mapping`, {canonical name: column}; of several tables, only those that have them
+    are read.
 
     Raises InputError for a file that is missing, larger than 50 MB, not text, without rows, with a
     column twice, with rows longer than the header, or without a column that the mapping names.
     """
-    import pandas as pd
-
     stream = None if isinstance(source, str | Path) else source
     name = STREAM if stream else str(source)
     text = notebook.as_text(_text(stream, name))
+    frames: list[pd.DataFrame] = []
+    errors: list[InputError] = []
+    for header, rows, notes in _parsed(name, text):
+        try:
+            frame = _frame(name, header, rows, mapping or {})
+        except InputError as error:
+            errors.append(error)
+        else:
+            frame.attrs |= {"notes": notes, "name": name if stream else Path(name).stem}
+            frames.append(frame)
+    if not frames:
+        raise errors[0]
+    for frame in frames if len(frames) > 1 else ():
+        frame.attrs["place"] = _place(frame)
+    frames[0].attrs["assumptions"] = left_out(errors)
+    return frames
+
+
+def left_out(errors: Iterable[InputError]) -> list[str]:
+    """Which tables of a text are not read, and why."""
+    return [
+        f"another table is left out: {problem.where}: {problem.what}"
+        for error in errors
+        for problem in error.problems
+    ]
+
+
+Parsed = tuple[list[str], list[list[str]], list[str]]  # column names, rows and notes
+
+
+def _parsed(name: str, text: str) -> Iterable[Parsed]:
     lines = _unmarked(text.splitlines())
-    notes, others = [line.lstrip("# ").rstrip() for line in lines if line.startswith("#")], 0
+    notes = [line.lstrip("# ").rstrip() for line in lines if line.startswith("#")]
     printed = [HOST.sub("", LAUNCHED.sub("", line)) for line in lines]
     if any(NCCL_SAVED.fullmatch(line.replace(" ", "")) for line in printed):
         printed = [line.replace(",", " ") for line in printed]
     if any(NCCL_HEADER.match(line) for line in printed):
-        header, rows = _nccl_tests(name, printed)
-    elif table := find_table(lines):
-        header, rows = _rectangular(name, _numbered(table.header), table.rows)
-        notes, others = table.notes, table.others
-    elif parsed := logs.find_records(text) or (
+        return [(*_nccl_tests(name, printed), notes)]
+    if tables := find_tables(lines):
+        return [(_numbered(table.header), table.rows, table.notes) for table in tables]
+    if parsed := logs.find_records(text) or (
         logs.find_log(text.splitlines()) if not _is_headed(lines) else None
     ):
-        header, rows = _rectangular(name, *parsed)
-    else:
-        header, rows = _delimited(name, lines)
+        return [(*parsed, notes)]
+    return [(*_delimited(name, lines), notes)]
+
+
+def _frame(
+    name: str, header: list[str], rows: list[list[str]], mapping: Mapping[str, str]
+) -> pd.DataFrame:
+    import pandas as pd
+
+    header, rows = _rectangular(name, header, rows)
     header, rows = _with_units(header, _with_points(rows))
     problems = [
         Problem(f"column {name!r}", "appears more than once", "rename one of them")
@@ -110,26 +166,19 @@ def read_table(
     ]
     problems += [
         Problem(f"columns.{name}", f"no column {column!r}", nearest(str(column), header))
-        for name, column in (mapping or {}).items()
+        for name, column in mapping.items()
         if column not in header
     ]
     if problems:
         raise InputError(name, problems)
-    frame = pd.DataFrame(rows, columns=header, dtype="object")
-    frame.attrs |= {"notes": notes, "assumptions": _chosen(header, others)}
-    frame.attrs["name"] = name if stream else Path(name).stem
-    return frame
+    return pd.DataFrame(rows, columns=header, dtype="object")
 
 
-def _chosen(header: Sequence[str], others: int) -> list[str]:
-    """Which of several tables was read."""
-    if not others:
-        return []
-    names = " | ".join(header[:NAMED])
-    return [
-        f"of {others + 1} tables of results, the one below {names!r} is read; "
-        "give another in a file of its own"
-    ]
+def _place(frame: pd.DataFrame) -> str:
+    """Where a table is, by the heading or sentence above it and its first columns."""
+    heading = "".join(frame.attrs["notes"][:1])
+    under = f"under {heading!r}, " if 0 < len(heading) <= LONGEST_HEADING else ""
+    return f"{under}below {' | '.join(frame.columns[:NAMED])!r}"
 
 
 def _error(name: str, what: str, advice: str, where: str = "file") -> InputError:
@@ -393,8 +442,19 @@ def _ranks_by_bandwidths(rows: Sequence[Sequence[str]]) -> str:
 
 def read_file(path: Path, mapping: Mapping[str, str] | None = None) -> pd.DataFrame:
     """The table in a Parquet file, or in a text file as by `read_table`; raises InputError."""
-    if path.suffix.lower() != ".parquet":
-        return read_table(path, mapping)
+    return _parquet(path) if _is_parquet(path) else read_table(path, mapping)
+
+
+def read_all(path: Path, mapping: Mapping[str, str] | None = None) -> list[pd.DataFrame]:
+    """The table in a Parquet file, or those in a text file as by `read_tables`."""
+    return [_parquet(path)] if _is_parquet(path) else read_tables(path, mapping)
+
+
+def _is_parquet(path: Path) -> bool:
+    return path.suffix.lower() == ".parquet"
+
+
+def _parquet(path: Path) -> pd.DataFrame:
     import pandas as pd
 
     try:

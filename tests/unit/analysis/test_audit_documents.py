@@ -10,7 +10,7 @@ from pathlib import Path
 import pytest
 
 from lab.analysis.audit import audit
-from lab.analysis.audit.markup import find_table
+from lab.analysis.audit.markup import find_tables
 from lab.analysis.audit.notebook import as_text
 from lab.analysis.audit.text_table import read_table
 
@@ -33,19 +33,44 @@ def test_a_table_of_scaling_goes_before_longer_ones(tmp_path: Path) -> None:
     assert list(read_table(path).columns) == ["model", "img/s"]
 
 
+def test_all_tables_that_say_as_much_are_audited(tmp_path: Path) -> None:
+    weak = "| GPUs | step (s) | efficiency |\n|---|---|---|\n| 1 | 1.0 | 1 |\n| 2 | 1.2 | 0.95 |\n"
+    path = written(tmp_path, f"{SCALING}\n\n## Weak\n\n{weak}", "README.md")
+    whole = audit(path)
+    strong, weak_scaling = whole.tables
+    assert (strong.trustworthy, weak_scaling.trustworthy) == (True, False)
+    assert weak_scaling.place == "under 'Weak', below 'GPUs | step (s) | efficiency'"
+    (finding,) = weak_scaling.findings[:1]
+    assert finding.rule == "quoted-against-own"
+    assert whole.findings[0].records == tuple(f"table 2, {row}" for row in finding.records)
+    assert set(whole.checked) == {*strong.checked, *weak_scaling.checked}
+    assert not set(whole.checked) & {rule.rule for rule in whole.not_checked}
+    assert "in 2 tables: 1 warning" in str(whole)
+    assert "table 2 of 2, under 'Weak', below" in str(whole)
+    assert whole._repr_html_().count("<table>") == 2
+    assert audit(path, columns={"efficiency": "efficiency"}).tables == (), "only one has it"
+
+
+def test_a_table_that_cannot_be_read_is_named_beside_another(tmp_path: Path) -> None:
+    uneven = "| GPUs | step (s) |\n|---|---|\n| 1 | 4.0 | 5 |\n"
+    path = written(tmp_path, f"{SCALING}\n\n## Weak\n\n{uneven}", "README.md")
+    advice = "another table is left out: row 1: 3 cells under 2 column names"
+    assert audit(path).assumptions == (advice,)
+
+
 def test_one_of_several_tables_is_named(tmp_path: Path) -> None:
     path = written(tmp_path, f"{SCALING}\n\n## Weak\n\n{SCALING}| 4 | 1.1 |\n", "README.md")
-    assert audit(path).assumptions[0] == (
-        "of 2 tables of results, the one below 'GPUs | step (s)' is read; "
+    frame = read_table(path)
+    assert len(frame) == 3
+    assert frame.attrs["assumptions"][0] == (
+        "of 2 tables of results, the one under 'Weak', below 'GPUs | step (s)' is read; "
         "give another in a file of its own"
     )
-    assert len(read_table(path)) == 3
 
 
 def test_words_below_a_name_for_a_time_are_no_measurement() -> None:
     words = "| GPUs | Wall |\n|---|---|\n" + "| 1 | memory |\n" * 4
-    table = find_table(f"{words}\n\n{SCALING}".splitlines())
-    assert table is not None
+    (table,) = find_tables(f"{words}\n\n{SCALING}".splitlines())
     assert table.header == ["GPUs", "step (s)"]
 
 
@@ -53,8 +78,7 @@ def test_ranks_as_columns_and_in_rows_count() -> None:
     wide = "| | 1 GPU | 2 GPUs |\n|---|---|---|\n| time (s) | 4.0 | 2.1 |\n"
     labels = "| run | img/s |\n|---|---|\n| 8x A100 | 10 |\n"
     for text in (wide, labels):
-        table = find_table(f"{SETTINGS}\n\n{text}".splitlines())
-        assert table is not None
+        (table,) = find_tables(f"{SETTINGS}\n\n{text}".splitlines())
         assert len(table.rows) == 1
 
 
@@ -275,10 +299,9 @@ def test_a_table_with_ranks_as_columns_is_one_of_scaling() -> None:
     wide = "| grid | 1 rank | 2 ranks |\n|---|---|---|\n| 64 | 4.0 | 2.1 |\n| 128 | 9.0 | 4.4 |\n"
     words = "| what | 1 GPU | 8 GPUs |\n|---|---|---|\n" + "| use | a laptop | a node |\n" * 4
     for text in (wide, wide.replace("1 rank", "ranks=1").replace("2 ranks", "ranks=2")):
-        table = find_table(
+        table, _ = find_tables(
             f"{words}\n\n{text}\n\n{SCALING.replace('| 2 | 2.1 |', '')}".splitlines()
         )
-        assert table is not None
         assert table.header[0] == "grid"
 
 

@@ -6,14 +6,14 @@ from pathlib import Path
 
 import pytest
 
-from lab.analysis.audit.markup import find_table
+from lab.analysis.audit.markup import find_tables
 from lab.analysis.audit.table import from_table
 from lab.analysis.audit.text_table import read_table
 from lab.errors import InputError
 
 
 def test_markdown_between_prose() -> None:
-    table = find_table(
+    (table,) = find_tables(
         """# Results
 
 An older section about weak scaling.
@@ -33,7 +33,6 @@ All rows are medians.
 No part of it.
 """.splitlines()
     )
-    assert table is not None
     assert table.header == ["GPUs", "Time | step (s)", "Speedup"]
     assert table.rows == [["1", "10.0", "1.0x"], ["2", "5.6"]]
     assert table.notes == ["Strong scaling", "Measured on `one node`.", "All rows are medians."]
@@ -68,8 +67,7 @@ GPU & \#GPUs & step (ms) & epoch (s) \\
 
 
 def test_latex_with_spans_signs_and_a_caption() -> None:
-    table = find_table(LATEX.splitlines())
-    assert table is not None
+    (table,) = find_tables(LATEX.splitlines())
     assert table.header == ["GPU", "#GPUs", "Time step (ms)", "Time epoch (s)"]
     assert table.rows == [["A100", "1", "1,024.5 ± 3", "80"], ["A100", "2", "520", "41%"]]
     assert table.notes == ["Weak scaling of a 7B model."]
@@ -87,7 +85,7 @@ def test_latex_with_spans_signs_and_a_caption() -> None:
     ],
 )
 def test_what_holds_no_marked_up_table(text: str) -> None:
-    assert find_table(text.splitlines()) is None
+    assert not find_tables(text.splitlines())
 
 
 @pytest.mark.parametrize(("before", "scaling"), [("Weak scaling", "weak"), ("Strong", None)])
@@ -108,16 +106,15 @@ def test_remarks_after_a_row(tmp_path: Path) -> None:
 def test_settings_and_their_values_are_notes_on_the_results() -> None:
     settings = "| Field | Value |\n|---|---|\n| Model | gpt 2B |\n| GBS | 3,072 |\n| LR | 0.1 |\n"
     results = "\n## Progress\n\n| Job | TPS/GPU |\n|---|---|\n| 1 | 489 |\n| 2 | 761 |\n"
-    table = find_table((settings + results).splitlines())
-    assert table is not None
+    (table,) = find_tables((settings + results).splitlines())
     assert table.header == ["Job", "TPS/GPU"]
     assert table.notes == ["Progress", "Model: gpt 2B", "GBS: 3,072", "LR: 0.1"]
-    alone = find_table(settings.splitlines())
-    assert alone is not None and alone.header == ["Field", "Value"]
+    (alone,) = find_tables(settings.splitlines())
+    assert alone.header == ["Field", "Value"]
 
 
 def test_a_per_cent_sign_that_was_not_escaped() -> None:
     rows = r"1 & 100% & 6 \\" + "\n" + r"4 & 11.5% & 2 \\ % measured twice" + "\n"
     text = r"\begin{tabular}{lll} GPUs & Efficiency & sps \\" + f"\n{rows}" + r"\end{tabular}"
-    table = find_table(text.splitlines())
-    assert table is not None and table.rows == [["1", "100%", "6"], ["4", "11.5%", "2"]]
+    (table,) = find_tables(text.splitlines())
+    assert table.rows == [["1", "100%", "6"], ["4", "11.5%", "2"]]

@@ -13,7 +13,7 @@ from typer.testing import CliRunner
 
 from lab import cli
 from lab.analysis.audit import audit
-from lab.analysis.audit.markup import WIDEST, find_table
+from lab.analysis.audit.markup import WIDEST, find_tables
 from lab.analysis.audit.text_table import read_table
 from lab.errors import InputError
 
@@ -86,12 +86,11 @@ def test_a_page_tells_what_stands_above_its_table() -> None:
 
 
 def test_cells_of_a_page_that_span_rows_and_columns() -> None:
-    table = find_table(
+    (table,) = find_tables(
         """<table><tr><th rowspan="2">GPUs<th colspan="2">Time<tr><th>step (ms)<th>epoch (s)
         <tr><td colspan="3">8x A100<tr><td rowspan="2">1<td>1,024<td>80<tr><td>520<td>41
         <tr><td colspan="3">8x H100<tr><td>2<td>9999<td>1</table>""".splitlines()
     )
-    assert table is not None
     assert table.header == ["GPUs", "Time step (ms)", "Time epoch (s)", "section"]
     assert table.rows == [
         ["1", "1,024", "80", "8x A100"],
@@ -103,8 +102,8 @@ def test_cells_of_a_page_that_span_rows_and_columns() -> None:
 def test_a_cell_cannot_ask_for_endless_columns_or_rows() -> None:
     text = "<table><tr><td colspan='9999' rowspan='9999'>a<td>b<tr><td>1</table>"
     latex = r"\begin{tabular}{l}\multicolumn{99999999}{c}{a} & b \\ 1 & 2 \\ \end{tabular}"
-    for table in (find_table([text]), find_table([latex])):
-        assert table is None or len(table.header) <= WIDEST + 1
+    for table in (*find_tables([text]), *find_tables([latex])):
+        assert len(table.header) <= WIDEST + 1
 
 
 PIECES = [
@@ -135,8 +134,8 @@ PIECES += [
 @settings(max_examples=200, deadline=None)
 @given(st.lists(st.sampled_from(PIECES) | st.text(max_size=3), max_size=60))
 def test_whatever_a_page_holds_is_a_table_or_none(pieces: list[str]) -> None:
-    table = find_table("".join(pieces).splitlines())
-    assert table is None or (len(table.header) > 1 and table.rows)
+    for table in find_tables("".join(pieces).splitlines()):
+        assert len(table.header) > 1 and table.rows
 
 
 @pytest.mark.parametrize("prefix", ["node01: ", "[1,0]<stdout>:", "0: ", "[0] ", "[rank0]: "])
