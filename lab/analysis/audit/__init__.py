@@ -184,7 +184,7 @@ class Audit(BaseModel):
         return len(self.checked) >= FEWEST_CHECKED or not self.trustworthy
 
     def __str__(self) -> str:
-        lines = [self.summary]
+        lines = [self.summary, *self._index()]
         for heading, audit in self._parts():
             lines += ([f"{heading}:"] if heading else []) + audit._lines()
         lines += [
@@ -202,6 +202,18 @@ class Audit(BaseModel):
             for number, audit in enumerate(self.tables, start=1)
         ]
 
+    def _index(self) -> list[str]:
+        """In which of several tables the errors and warnings are."""
+        places: dict[tuple[str, str], list[str]] = {}
+        for number, table in enumerate(self.tables, start=1):
+            for finding in table.findings:
+                if finding.severity != "note":
+                    places.setdefault((finding.severity, finding.rule), []).append(str(number))
+        return [
+            f"{severity} {rule} in {'table' if len(tables) == 1 else 'tables'} {', '.join(tables)}"
+            for (severity, rule), tables in places.items()
+        ]
+
     def _lines(self) -> list[str]:
         lines = [f"read: {self._read()}"] if self.reading else []
         lines += [f"assumed: {assumption}" for assumption in self.assumptions]
@@ -214,7 +226,7 @@ class Audit(BaseModel):
         return lines
 
     def _repr_html_(self) -> str:
-        page = f"<p>{html.escape(self.summary)}</p>"
+        page = "".join(f"<p>{html.escape(line)}</p>" for line in (self.summary, *self._index()))
         for heading, audit in self._parts():
             page += (f"<p><b>{html.escape(heading)}</b></p>" if heading else "") + audit._html()
         if self.not_checked:

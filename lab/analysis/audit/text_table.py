@@ -59,7 +59,7 @@ DECIMAL_POINT = re.compile(r"\d\.\d|\d,\d{3},")
 THREE_DIGITS = re.compile(r"-?[1-9]\d{0,2},\d{3}")
 FEWEST_COMMAS = 2
 NAMED = 3  # columns in a sentence
-LONGEST_HEADING = 60  # characters
+LONGEST_HEADING = 80  # characters
 NEARLY = 0.02  # a whole number, within two decimals of the bandwidths
 NCCL_COLUMNS = [
     *("message_bytes", "variant", "time_us", "algbw_gb_per_s", "busbw_gb_per_s"),
