@@ -81,17 +81,20 @@ class Table(NamedTuple):
 
 
 def find_tables(lines: Sequence[str]) -> list[Table]:
-    """The tables in Markdown, HTML, LaTeX or reStructuredText that say most of scaling.
-
-    They are those of measurements on known ranks, else those of measurements, else the longest.
-    Settings and their values, if there is another table, are notes on all of them.
-    """
+    """The tables in Markdown, HTML, LaTeX or reStructuredText that say most of scaling."""
     text = HIDDEN.sub("", "\n".join(lines))
     tables = [*_markdown(list(map(_drawn, text.splitlines()))), *_html(text), *_latex(text)]
     tables += [
         Table(cells[0], cells[1:], notes) for cells, notes in restructured.tables(text.splitlines())
     ]
-    tables = [table for table in tables if any(table.header)]
+    return most_relevant([table for table in tables if any(table.header)])
+
+
+def most_relevant(tables: Sequence[Table]) -> list[Table]:
+    """The tables of measurements on known ranks, else those of measurements, else the longest.
+
+    Settings and their values, if there is another table, are notes on all of them.
+    """
     results = [table for table in tables if not _is_of_settings(table)]
     settings = [table for table in tables if results and table not in results]
     candidates = results or tables

@@ -13,7 +13,7 @@ from pathlib import Path
 from typing import IO, TYPE_CHECKING, Any
 
 from lab.analysis.audit import logs, notebook
-from lab.analysis.audit.markup import find_tables, without_remarks
+from lab.analysis.audit.markup import Table, find_tables, most_relevant, without_remarks
 from lab.analysis.audit.values import BYTE_UNITS, TIME_UNITS
 from lab.errors import InputError, Problem, nearest
 
@@ -22,6 +22,7 @@ if TYPE_CHECKING:
 
 MAX_BYTES = 50 * 10**6
 MAX_CELL = 1_000_000
+MOST_TABLES = 200  # of a text
 STREAM = "standard input"
 DELIMITERS = (",", ";", "\t", "|")
 SPACES = " "  # if none of these occurs
@@ -54,6 +55,7 @@ NCCL_ITERATIONS = re.compile(r"(?<!warmup )\biters:\s*(\d+)")
 NCCL_MEASURED = 4  # time, algbw, busbw, errors
 # 11,2465 and 0,5 have a decimal comma, 1.5 and 1,234,567 show that commas group digits.
 NUMERAL = re.compile(r"-?\d+(?:\.\d+)?(?:e[-+]?\d+)?", re.IGNORECASE)
+BARE_NUMBER = re.compile(r"(?<![^\s,;|])-?\d+(?:\.\d+)?(?![^\s,;|])")  # that fills a cell
 DECIMAL_COMMA = re.compile(r"-?(?:\d+,(?:\d{1,2}|\d{4,})|0,\d+)")
 DECIMAL_POINT = re.compile(r"\d\.\d|\d,\d{3},")
 THREE_DIGITS = re.compile(r"-?[1-9]\d{0,2},\d{3}")
@@ -106,8 +108,8 @@ def read_tables(
     name = STREAM if stream else str(source)
     text = notebook.as_text(_text(stream, name))
     frames: list[pd.DataFrame] = []
-    errors: list[InputError] = []
-    for header, rows, notes in _parsed(name, text):
+    tables, errors = _parsed(name, text)
+    for header, rows, notes in tables[:MOST_TABLES]:
         try:
             frame = _frame(name, header, rows, mapping or {})
         except InputError as error:
@@ -120,6 +122,8 @@ def read_tables(
     for frame in frames if len(frames) > 1 else ():
         frame.attrs["place"] = _place(frame)
     frames[0].attrs["assumptions"] = left_out(errors)
+    if len(tables) > MOST_TABLES:
+        frames[0].attrs["assumptions"] += [f"only the first {MOST_TABLES} tables are read"]
     return frames
 
 
@@ -132,24 +136,64 @@ def left_out(errors: Iterable[InputError]) -> list[str]:
     ]
 
 
-Parsed = tuple[list[str], list[list[str]], list[str]]  # column names, rows and notes
-
-
-def _parsed(name: str, text: str) -> Iterable[Parsed]:
+def _parsed(name: str, text: str) -> tuple[Sequence[Table], list[InputError]]:
+    """The tables of a text, and why others cannot be read."""
     lines = _unmarked(text.splitlines())
     notes = [line.lstrip("# ").rstrip() for line in lines if line.startswith("#")]
     printed = [HOST.sub("", LAUNCHED.sub("", line)) for line in lines]
     if any(NCCL_SAVED.fullmatch(line.replace(" ", "")) for line in printed):
         printed = [line.replace(",", " ") for line in printed]
     if any(NCCL_HEADER.match(line) for line in printed):
-        return [(*_nccl_tests(name, printed), notes)]
+        return [Table(*_nccl_tests(name, printed), notes)], []
     if tables := find_tables(lines):
-        return [(_numbered(table.header), table.rows, table.notes) for table in tables]
+        return [table._replace(header=_numbered(table.header)) for table in tables], []
     if parsed := logs.find_records(text) or (
         logs.find_log(text.splitlines()) if not _is_headed(lines) else None
     ):
-        return [(*parsed, notes)]
-    return [(*_delimited(name, lines), notes)]
+        return [Table(*parsed, notes)], []
+    blocks, errors = _blocks(lines), []
+    for titles, block in blocks:
+        try:
+            tables.append(Table(*_delimited(name, block), titles))
+        except InputError as error:
+            errors.append(error)
+    return most_relevant(tables) or [Table(*_delimited(name, lines), notes)], errors
+
+
+def _blocks(lines: Sequence[str]) -> list[tuple[list[str], list[str]]]:
+    """Delimited tables below each other, each with its own line of column names: the lines above
+    it and its lines; none if there is only one."""
+    starts = (place for place in range(len(lines) - 1) if _is_above_rows(lines, place))
+    limits = [*itertools.islice(starts, MOST_TABLES + 1), len(lines)]
+    blocks, end = [], 0
+    for start, limit in itertools.pairwise(limits) if len(limits) > 2 else ():
+        delimiter = _delimiter(lines[start : start + 2])
+        width = len(_split(lines[start], delimiter))
+        titles = [line.strip("# ") for line in lines[end:start] if line.strip("# ")]
+        end = 1 + max(
+            at
+            for at in range(start + 1, limit)
+            if _has_digits(lines[at]) and len(_split(lines[at], delimiter)) >= width
+        )
+        # Below empty lines, so that an error's line is that of the file.
+        blocks.append((titles, [*[""] * start, *lines[start:end]]))
+    return blocks
+
+
+def _is_above_rows(lines: Sequence[str], place: int) -> bool:
+    """Whether a line at the begin of a text or below an empty line or a title has a name for each
+    cell of the numbers below it."""
+    if BARE_NUMBER.search(lines[place]) or not BARE_NUMBER.search(lines[place + 1]):
+        return False
+    delimiter = _delimiter(lines[place : place + 2])
+    names, row = (_split(lines[place + at], delimiter) for at in (0, 1))
+    above = _split(lines[place - 1], delimiter) if place else []
+    return 1 < len(names) == len(row) != len(above)
+
+
+def _split(line: str, delimiter: str) -> list[str]:
+    """The cells of a line; of an empty one none."""
+    return line.split(None if delimiter == SPACES else delimiter) if line.strip() else []
 
 
 def _frame(

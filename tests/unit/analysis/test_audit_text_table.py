@@ -8,7 +8,7 @@ import pytest
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
-from lab.analysis.audit.text_table import read_table
+from lab.analysis.audit.text_table import MOST_TABLES, read_table, read_tables
 from lab.errors import InputError
 
 
@@ -148,3 +148,44 @@ def test_names_in_a_comment_may_have_a_delimiter_of_their_own(tmp_path: Path) ->
 def test_measurements_without_names(tmp_path: Path) -> None:
     with pytest.raises(InputError, match="numbers instead of column names: 1,"):
         read_table(written(tmp_path, "1 119.86\n2 60.15\n4 31.02\n", "t.dat"))
+
+
+BLOCKS = """Strong scaling
+gpus,time_s,speedup
+1,100,1
+2,52,1.92
+4,27,3.7
+
+Weak scaling, again:
+
+gpus,time_s,efficiency
+1,10,1
+2,12,0.95
+"""
+
+
+@pytest.mark.parametrize("delimiter", [",", ";", "\t", " "])
+def test_tables_below_each_other_are_kept_apart(tmp_path: Path, delimiter: str) -> None:
+    strong, weak = read_tables(written(tmp_path, BLOCKS.replace(",", delimiter)))
+    assert [*strong["speedup"]] == ["1", "1.92", "3.7"]
+    assert [*weak.columns] == ["gpus", "time_s", "efficiency"] and len(weak) == 2
+    assert strong.attrs["notes"] == ["Strong scaling"]
+    assert weak.attrs["place"].startswith("under 'Weak scaling")
+
+
+def test_rows_below_an_empty_line_belong_to_the_table_above(tmp_path: Path) -> None:
+    (frame,) = read_tables(written(tmp_path, "gpus,time_s\n1,10\n\n2,6\n"))
+    assert len(frame) == 2
+
+
+def test_of_tables_below_each_other_a_ragged_one_is_named(tmp_path: Path) -> None:
+    (weak,) = read_tables(written(tmp_path, BLOCKS.replace("3.7", "3.7,9")))
+    assert len(weak) == 2
+    advice = "another table is left out: line 5: 4 cells under 3 column names"
+    assert weak.attrs["assumptions"] == [advice]
+
+
+def test_more_tables_than_a_text_may_have(tmp_path: Path) -> None:
+    frames = read_tables(written(tmp_path, BLOCKS * MOST_TABLES))
+    assert len(frames) == MOST_TABLES
+    assert frames[0].attrs["assumptions"] == [f"only the first {MOST_TABLES} tables are read"]
