@@ -98,18 +98,16 @@ def most_relevant(tables: Sequence[Table]) -> list[Table]:
     results = [table for table in tables if not _is_of_settings(table)]
     settings = [table for table in tables if results and table not in results]
     candidates = results or tables
-    relevances = [*map(_relevance, candidates)]
+    relevances = [*map(relevance, candidates)]
     most = max(relevances, default=0)
-    alike = [
-        table for table, relevance in zip(candidates, relevances, strict=True) if relevance == most
-    ]
+    alike = [table for table, known in zip(candidates, relevances, strict=True) if known == most]
     if alike and not most:
         alike = [max(alike, key=lambda table: len(table.rows))]
     values = [": ".join(row[:2]) for table in settings for row in table.rows]
     return [table._replace(notes=[*table.notes, *values]) for table in alike]
 
 
-def _relevance(table: Table) -> int:
+def relevance(table: Table) -> int:
     """2 for a table of measurements on known ranks, 1 for one of measurements, 0 for others."""
     rows = table.rows[:MOST_ROWS]
     columns = dict(zip(table.header, zip(*rows, strict=False), strict=False))

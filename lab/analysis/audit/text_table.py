@@ -13,7 +13,7 @@ from pathlib import Path
 from typing import IO, TYPE_CHECKING, Any
 
 from lab.analysis.audit import logs, notebook
-from lab.analysis.audit.markup import Table, find_tables, most_relevant, without_remarks
+from lab.analysis.audit.markup import Table, find_tables, most_relevant, relevance, without_remarks
 from lab.analysis.audit.values import BYTE_UNITS, TIME_UNITS
 from lab.errors import InputError, Problem, nearest
 
@@ -151,13 +151,15 @@ def _parsed(name: str, text: str) -> tuple[Sequence[Table], list[InputError]]:
         logs.find_log(text.splitlines()) if not _is_headed(lines) else None
     ):
         return [Table(*parsed, notes)], []
-    blocks, errors = _blocks(lines), []
-    for titles, block in blocks:
+    errors: list[InputError] = []
+    for titles, block in _blocks(lines):
         try:
             tables.append(Table(*_delimited(name, block), titles))
         except InputError as error:
             errors.append(error)
-    return most_relevant(tables) or [Table(*_delimited(name, lines), notes)], errors
+    if any(map(relevance, tables)):
+        return most_relevant(tables), errors
+    return [Table(*_delimited(name, lines), notes)], []
 
 
 def _blocks(lines: Sequence[str]) -> list[tuple[list[str], list[str]]]:
