@@ -72,7 +72,13 @@ def test_names_that_people_use(canonical: str, names: list[str]) -> None:
 @pytest.mark.parametrize(
     "name",
     [
-        *("Ideal speedup", "Linear scaling", "Expected throughput", "Energy efficiency"),
+        *(
+            "Ideal speedup",
+            "Linear scaling",
+            "Scaling Params",
+            "Expected throughput",
+            "Energy efficiency",
+        ),
         *("Ideal efficiency (%)", "Efficiency (theoretical)"),
         *("Throughput speedup (FP32 - mixed precision)", "Accuracy (perplexity)", "GFLOPs"),
         *("Peak memory bandwidth utilisation factor x", "Inference throughput"),
