@@ -28,6 +28,7 @@ from torch import nn
 from lab.machine import cpu_model, gpus, nvidia_smi
 from lab.records.provenance import git_state
 from lab.records.schema import FOREIGN_SHARE, Environment, GpuState
+from lab.records.table import grouped
 from lab.worker.context import RankContext
 from lab.worker.data.dataset import Dataset
 
@@ -230,11 +231,10 @@ def background_cpu(uses: Iterable[tuple[str, CpuUse]]) -> float | None:
     uses = list(uses)
     if not all(use.busy and use.wall >= _shortest_s() for _, use in uses):
         return None
-    readings: dict[tuple[str, int], list[float]] = {}
-    for host, use in uses:
-        for core, seconds in use.busy.items():
-            readings.setdefault((host, core), []).append(seconds)
     # A core shared by several ranks was read by each of them but counts once.
+    readings = grouped(
+        ((host, core), seconds) for host, use in uses for core, seconds in use.busy.items()
+    )
     busy = sum(fmean(seconds) for seconds in readings.values())
     own = sum(use.own for _, use in uses)
     # Busy time is rounded to ticks of 10 ms, so on idle cores the difference may be negative.
