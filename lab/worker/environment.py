@@ -229,7 +229,9 @@ def background_cpu(uses: Iterable[tuple[str, CpuUse]]) -> float | None:
     Takes each rank's host and use; None if the system keeps no count or the time is too short.
     """
     uses = list(uses)
-    if not all(use.busy and use.wall >= _shortest_s() for _, use in uses):
+    # In less time, a tick at each end would look like others' load.
+    shortest_s = 2 / os.sysconf("SC_CLK_TCK") / FOREIGN_SHARE
+    if not all(use.busy and use.wall >= shortest_s for _, use in uses):
         return None
     # A core shared by several ranks was read by each of them but counts once.
     readings = grouped(
@@ -239,11 +241,6 @@ def background_cpu(uses: Iterable[tuple[str, CpuUse]]) -> float | None:
     own = sum(use.own for _, use in uses)
     # Busy time is rounded to ticks of 10 ms, so on idle cores the difference may be negative.
     return max(busy - own, 0.0) / fmean(use.wall for _, use in uses)
-
-
-def _shortest_s() -> float:
-    """How long to watch a core so that a tick at each end does not look like others' load."""
-    return 2 / os.sysconf("SC_CLK_TCK") / FOREIGN_SHARE
 
 
 def _busy(cores: Sequence[int]) -> dict[int, float]:
