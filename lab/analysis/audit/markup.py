@@ -12,7 +12,7 @@ from html.parser import HTMLParser
 from typing import NamedTuple
 
 from lab.analysis.audit import restructured
-from lab.analysis.audit.columns import guess
+from lab.analysis.audit.columns import quantities
 from lab.analysis.audit.reshape import named_ranks
 from lab.analysis.audit.values import ranks_of
 
@@ -94,7 +94,11 @@ def find_table(lines: Sequence[str]) -> Table | None:
         Table(cells[0], cells[1:], notes) for cells, notes in restructured.tables(text.splitlines())
     ]
     tables = [table for table in tables if any(table.header)]
-    settings = [table for table in tables if _is_of_settings(table)]
+    settings = [
+        table
+        for table in tables
+        if len(table.header) == 2 and VALUES.fullmatch(table.header[1].lower())
+    ]
     results = [table for table in tables if table not in settings]
     scores = [(_relevance(table), len(table.rows)) for table in results or tables]
     if not scores:
@@ -119,14 +123,9 @@ def _relevance(table: Table) -> int:
     if spread and set(sizes) <= set(columns):
         return 2
     names = [*columns, *labels] if spread else columns
-    known = {meaning.canonical for name in names if (meaning := guess(name))}
+    known = quantities(names)
     ranked = spread or known & RANKED or any(ranks_of(label)[0] > 0 for label in labels)
     return 1 + bool(ranked) if known & MEASURED else 0
-
-
-def _is_of_settings(table: Table) -> bool:
-    """Whether a table has a column of names and one of their values."""
-    return len(table.header) == 2 and bool(VALUES.fullmatch(table.header[1].lower()))
 
 
 def _drawn(line: str) -> str:

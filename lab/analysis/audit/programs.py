@@ -7,8 +7,8 @@ from collections.abc import Mapping
 
 import pandas as pd
 
-from lab.analysis.audit.columns import Guess, guess, normal, parse_name
-from lab.analysis.audit.reshape import NAMED
+from lab.analysis.audit.columns import Guess, guess, normal, parse_name, quantities
+from lab.analysis.audit.reshape import listed, stacked
 from lab.analysis.audit.values import TIME_UNITS, numbers
 
 PARALLEL = (
@@ -41,7 +41,7 @@ def by_program(frame: pd.DataFrame, mapped: Mapping[str, Guess]) -> tuple[pd.Dat
     parallel = {name: part for name, part in timed.items() if not re.fullmatch(SERIAL, name)}
     used = [column for part in parallel.values() for column in part.values()]
     rest = frame.drop(columns=used)
-    known = {meaning.canonical for column in rest.columns if (meaning := guess(column))}
+    known = quantities(rest.columns)
     if mapped or not parallel or len(timed) < 2 or not known & RANKS or known & {"time", "rate"}:
         return frame, []
     rows = []
@@ -81,15 +81,9 @@ def by_size(frame: pd.DataFrame, mapped: Mapping[str, Guess]) -> tuple[pd.DataFr
             parts.setdefault(match["size"], {})[name] = column
             batches = batches or name != match["name"]
     used = [column for part in parts.values() for column in part.values()]
-    rest = frame.drop(columns=used)
-    known = {meaning.canonical for column in rest.columns if (meaning := guess(column))}
+    known = quantities(frame.columns.difference(used))
     alike = len({tuple(part) for part in parts.values()}) == 1
     if mapped or len(parts) < 2 or not alike or not known & RANKS or known & OF_EACH:
         return frame, []
-    what = "batch size" if batches else "problem size"
-    long = [
-        rest.assign(**{what: size}, **{name: frame[column] for name, column in part.items()})
-        for size, part in parts.items()
-    ]
-    names = ", ".join(map(repr, used[:NAMED]))
-    return pd.concat(long, ignore_index=True), [f"the sizes are read from the names {names}"]
+    long = stacked(frame, parts, "batch size" if batches else "problem size")
+    return long, [f"the sizes are read from the names {listed(used)}"]

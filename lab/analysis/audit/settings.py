@@ -17,6 +17,7 @@ from lab.analysis.audit.columns import (
     guess,
     is_ratio,
     normal,
+    quantities,
     setting_of,
 )
 from lab.analysis.audit.reshape import AGAIN, BY_CELLS, MEASURED, is_known
@@ -74,7 +75,7 @@ class _SettingColumns:
             for column, (quantity, _) in self.quantities.items()
             if quantity in MEASURED and _told_apart(self.named[column])
         ]
-        known = {meaning.canonical for name in frame.columns if (meaning := guess(name))}
+        known = quantities(frame.columns)
         known |= {meaning.canonical for meaning in mapped.values()}
         self.kinds = [
             kind
@@ -232,8 +233,7 @@ def _quantity(cells: pd.Series, setting: Setting) -> tuple[str, str] | None:
 
 
 def _free_name(name: str, taken: Sequence[str]) -> str:
-    guesses = {meaning.canonical for column in taken if (meaning := guess(column))}
-    return "setting" if name in guesses or name in taken else name
+    return "setting" if name in quantities(taken) or name in taken else name
 
 
 def _other_of(
