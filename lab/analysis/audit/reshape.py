@@ -44,7 +44,9 @@ AFTER = re.compile(
     rf"(?:^|_)(?:(?!rank_?\d)(?:{RANKS})|nprocs?|np|n|x(?!_?10_\d)|ws|world_?size)_?(?P<n>\d+)"
     r"(?=_|$)(?!_(?:bins?|bits?|[gm]i?b|[gm]?hz|w|watts?)(?:_|$))"
 )
-BATCH = re.compile(r"(?:^|_)(?:(?:batch(?:_?size)?|bs)_?|b_?(?=\d\d))(?P<n>\d{1,9})(?=_|$)")
+BATCH = re.compile(
+    r"(?:^|_)(?:(?:max_)?(?:batch(?:_?size)?|bsz?)_?|b_?(?=\d\d))(?P<n>\d{1,9})(?=_|$)"
+)
 BATCHES = {"batch", "global_batch_size", "micro_batch_size"}
 HINTS = (
     re.compile(r"(?:^|[_\W])(\d+)\s*x\s*(?:[a-z]+\s*)?[a-z]*\d", re.IGNORECASE),
