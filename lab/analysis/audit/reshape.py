@@ -238,7 +238,40 @@ def by_world_size(
 
     Columns that name no quantity hold `quantity`; if that is "", what their rows or values suggest.
     """
-    columns = [column for column in frame.columns if column not in mapped]
+    spreads = _spreads(frame, [name for name in frame.columns if name not in mapped], quantity)
+    sizes = [spread.world_size for spread in spreads if not math.isnan(spread.world_size)]
+    if len(set(sizes)) < 2 and (not sizes or len(spreads) < 2):
+        return frame, []
+    bare_n = all(re.fullmatch(r"n_?\d+", normal(spread.column)) for spread in spreads)
+    if bare_n and min(sizes) >= OF_PROBLEMS:
+        return frame, []
+    names = listed(spread.column for spread in spreads)
+    assumption = f"the world sizes are read from the column names {names}"
+    if len(spreads) > len(sizes):
+        assumption += f"; {hint[0]} ranks by {hint[1]}" if hint else ", but not all name one"
+    bare = [one.column for one in spreads if one.factor is None and one.canonical in TIMES]
+    if not all(_name_units(frame[column]) for column in bare):
+        assumption += "; no unit is named"
+    rest = frame.drop(columns=[spread.column for spread in spreads])
+    ratios = [name for name in map(str, rest) if _quantity(name) in {"speedup", "efficiency"}]
+    parts: dict[tuple[float, str], pd.DataFrame] = {}
+    for column, size, canonical, factor, setting in spreads:
+        size = float(hint[0]) if hint and math.isnan(size) else size
+        new = rest.assign(world_size=size, setting=setting)
+        if sizes and size < max(sizes):  # a ratio beside several sizes is that of the most ranks
+            new = new.assign(**dict.fromkeys(ratios))
+        timed = canonical in TIMES and (factor is not None or _name_units(frame[column]))
+        units = TIME_UNITS if timed else COUNT_UNITS
+        part = parts.setdefault((size, setting), new)
+        values = numbers(frame[column], units=units, factor=1.0 if factor is None else factor)
+        part[f"{canonical}_s" if timed else canonical] = values
+    long = pd.concat(parts.values(), ignore_index=True)
+    return long if long["setting"].any() else long.drop(columns="setting"), [assumption]
+
+
+def _spreads(frame: pd.DataFrame, columns: Sequence[str], quantity: str) -> list[Spread]:
+    """The columns for world sizes, with what they hold; none where other rows or columns show that
+    they are something else."""
     first = frame[columns[0]] if columns else pd.Series(dtype=str)
     texts = [name for name in columns[:MOST_NAMES] if not _spread(name, "", bare=True)]
     # Words after the sizes are remarks.
@@ -250,52 +283,20 @@ def by_world_size(
     units = {unit for name in columns if name not in texts for unit in _units(frame[name])}
     collective = any(are_collectives(_first_texts(frame[name])) for name in texts)
     if mixed or of_rows - MEASURED or len(units) > 1 or (collective and units != {"time"}):
-        return frame, []  # a row for each quantity, for losses, or bandwidths
+        return []  # a row for each quantity, for losses, or bandwidths
     quantity = "".join(of_rows) or quantity
     values = [name for name in columns if name not in texts]
     numbered = [match["n"] for name in columns if (match := AFTER.search(normal(name)))]
     if "0" in numbered:
-        return frame, []  # Core 0 is one of them
+        return []  # Core 0 is one of them
     if values and all(_name_units(frame[name]) for name in values):
         quantity = "time"
     bare = not any(_numbers_other(column, first) for column in columns[:1])
     spreads = [spread for column in columns if (spread := _spread(column, quantity, bare=bare))]
     numerals = [spread.world_size for spread in spreads if normal(spread.column).isdecimal()]
     if any(size % min(numerals) for size in numerals):
-        return frame, []  # 40, 250 and 4000 are no ranks, unlike 2, 4 and 8
-    spreads = _with_quantity(spreads, frame)
-    sizes = [spread.world_size for spread in spreads if not math.isnan(spread.world_size)]
-    if len(set(sizes)) < 2 and (not sizes or len(spreads) < 2):
-        return frame, []
-    bare_n = all(re.fullmatch(r"n_?\d+", normal(spread.column)) for spread in spreads)
-    if bare_n and min(sizes) >= OF_PROBLEMS:
-        return frame, []
-    names = listed(spread.column for spread in spreads)
-    assumption = f"the world sizes are read from the column names {names}"
-    if len(spreads) > len(sizes):
-        assumption += f"; {hint[0]} ranks by {hint[1]}" if hint else ", but not all name one"
-    bare_times = [
-        spread.column for spread in spreads if spread.factor is None and spread.canonical in TIMES
-    ]
-    if bare_times and not all(_name_units(frame[column]) for column in bare_times):
-        assumption += "; no unit is named"
-    rest = frame.drop(columns=[spread.column for spread in spreads])
-    ratios = [name for name in map(str, rest) if _quantity(name) in {"speedup", "efficiency"}]
-    parts: dict[tuple[float, str], pd.DataFrame] = {}
-    for column, size, canonical, factor, setting in spreads:
-        size = float(hint[0]) if hint and math.isnan(size) else size
-        new = rest.assign(world_size=size, setting=setting)
-        if sizes and size < max(sizes):  # a ratio beside several sizes is that of the most ranks
-            new = new.assign(**dict.fromkeys(ratios))
-        part = parts.setdefault((size, setting), new)
-        if canonical in TIMES and (factor is not None or _name_units(frame[column])):
-            factor = 1.0 if factor is None else factor
-            part[f"{canonical}_s"] = numbers(frame[column], units=TIME_UNITS, factor=factor)
-        else:
-            scale = 1.0 if factor is None else factor
-            part[canonical] = numbers(frame[column], units=COUNT_UNITS, factor=scale)
-    long = pd.concat(parts.values(), ignore_index=True)
-    return long if long["setting"].any() else long.drop(columns="setting"), [assumption]
+        return []  # 40, 250 and 4000 are no ranks, unlike 2, 4 and 8
+    return _with_quantity(spreads, frame)
 
 
 def _name_units(cells: pd.Series) -> bool:
