@@ -145,27 +145,12 @@ def read_layouts(
     answered = {*columns, *assumed, *said}
     defaults, assumptions = from_notes(notes, answered, precisions, framework)
     assumptions = [*frame.attrs.get("assumptions", ()), *assumptions]
-    every = [_of_row(row, defaults | assumed) for row in cells]
     if by_rates:
         assumptions.append(
             f"{count(by_rates, 'row')}: the GPUs are the total rate over that of one"
         )
-    if by_rate := sum(map(_with_batch, every)):
-        assumptions.append(f"{count(by_rate, 'row')}: the batch follows from time and rate")
-    plain = any("batch" in values for values in every)
-    if plain and (meant := _meaning_of_batch(every)):
-        every = [{meant: values.get("batch")} | values for values in every]
-        what = "a whole step" if meant == "global_batch" else "one micro-batch"
-        batch = columns.get("batch", "bs")
-        assumptions.append(f"{batch!r} is that of {what}, by the other columns")
-    if sum(map(_as_context, every)):
-        assumptions.append(
-            "sequence parallelism without tensor parallelism is counted as context parallelism"
-        )
-    for values in every:
-        _enter_groups(values)
-    if any(is_hybrid(values) and not has_groups(values) for values in every):
-        assumptions.append("HSDP shards within a node, as the table gives no groups")
+    every = [_of_row(row, defaults | assumed) for row in cells]
+    assumptions += _completed(every, columns)
     if rates := set(map(flop_rate, every)) - {None}:
         attention = "half of attention" if framework.halves_attention else "attention"
         known = " and ".join(sorted({"MFU" if rate == "mfu" else "FLOP/s" for rate in rates}))
@@ -198,6 +183,23 @@ def read_layouts(
     if unused := _unused(frame, columns):
         assumptions.append(f"{count(len(unused), 'column')} not used: {listed(unused, MOST_NAMES)}")
     return LayoutTable(tuple(rows), tuple(assumptions), dict(left_out), name)
+
+
+def _completed(every: list[dict[str, Any]], columns: Mapping[str, str]) -> Iterator[str]:
+    """Enter what rows say by several of their values together; sentences on what is assumed."""
+    if by_rate := sum(map(_with_batch, every)):
+        yield f"{count(by_rate, 'row')}: the batch follows from time and rate"
+    plain = any("batch" in values for values in every)
+    if plain and (meant := _meaning_of_batch(every)):
+        every[:] = [{meant: values.get("batch")} | values for values in every]
+        what = "a whole step" if meant == "global_batch" else "one micro-batch"
+        yield f"{columns.get('batch', 'bs')!r} is that of {what}, by the other columns"
+    if sum(map(_as_context, every)):
+        yield "sequence parallelism without tensor parallelism is counted as context parallelism"
+    for values in every:
+        _enter_groups(values)
+    if any(is_hybrid(values) and not has_groups(values) for values in every):
+        yield "HSDP shards within a node, as the table gives no groups"
 
 
 def _words(frame: pd.DataFrame) -> str:

@@ -14,6 +14,7 @@ from lab.analysis.scaling import against_baseline, beyond_baseline, farthest, la
 from lab.analysis.scaling_curves import baseline_name, curves, ranks, rows_of, with_interval
 from lab.formatting import capitalized, format_seconds, in_words, listed, percent, rounded
 from lab.perfmodel.step_law import fit
+from lab.records.table import grouped
 
 # Efficiency thresholds relative to the baseline; the report names both.
 WELL_USED, HALF_USED = 0.7, 0.5
@@ -56,10 +57,7 @@ def stops(summary: pd.DataFrame) -> list[str]:
 def _of_each(summary: pd.DataFrame, say: Callable[[pd.DataFrame], str]) -> list[str]:
     """The statement about each curve, after its name unless there is only one; equal ones once."""
     lines = curves(summary)
-    labels: dict[str, list[str]] = {}
-    for label, points in lines:
-        if text := say(points):
-            labels.setdefault(text, []).append(label)
+    labels = grouped((text, label) for label, points in lines if (text := say(points)))
     if len(lines) == 1:
         return [f"{capitalized(text)}." for text in labels]
     return [f"{_named(names, len(lines))}: {text}." for text, names in labels.items()]

@@ -310,7 +310,11 @@ def _records(
         run = runs[id(point)]
         parts = {part: value for part in PHASES if math.isfinite(value := getattr(point, part))}
         gradient_bytes = _gradient_bytes(point, observations)
-        peak_memory, mfu = _peak_memory(point, observations), _mfu(point, observations)
+        rows = observations.rows_of(point)
+        by_rank = rows["rank"].notna().any()
+        # Of the rank that uses most, and of the slowest one, if ranks have rows.
+        peak_memory = rows["memory"].max() if by_rank else rows["memory"].median()
+        mfu = point.mfu if by_rank else rows["mfu"].median()
         for repeat, (time, rate) in enumerate(zip_longest(point.times, point.rates)):
             reported = Reported(
                 configuration=run.configuration,
@@ -323,8 +327,8 @@ def _records(
                 rate_of=_rate_of(observations),
                 parts=parts,
                 gradient_bytes=gradient_bytes,
-                peak_memory=peak_memory,
-                mfu=mfu,
+                peak_memory=_known(peak_memory),
+                mfu=_known(mfu),
                 baseline=runs[id(base)].id if base else None,
                 work=(1.0 if base is point else point.work) if base else None,
             )
@@ -338,19 +342,8 @@ def _records(
             )
 
 
-def _peak_memory(point: Point, observations: Observations) -> float | None:
-    """Bytes of the rank that uses most, if ranks have rows, else the median of the rows."""
-    rows = observations.rows_of(point)
-    memory = rows["memory"]
-    peak = float(memory.max() if rows["rank"].notna().any() else memory.median())
-    return peak if math.isfinite(peak) else None
-
-
-def _mfu(point: Point, observations: Observations) -> float | None:
-    """That of the slowest rank, if ranks have rows, else the median of the rows."""
-    rows = observations.rows_of(point)
-    mfu = point.mfu if rows["rank"].notna().any() else float(rows["mfu"].median())
-    return mfu if math.isfinite(mfu) else None
+def _known(value: float) -> float | None:
+    return float(value) if math.isfinite(value) else None
 
 
 def _gradient_bytes(point: Point, observations: Observations) -> float | None:
@@ -360,8 +353,7 @@ def _gradient_bytes(point: Point, observations: Observations) -> float | None:
     sharded = isinstance(row["sharding"], str) and not re.fullmatch(WHOLE_COPIES, row["sharding"])
     if sharded or not words <= ALL_REDUCE:
         return None
-    size = observations.gradient_bytes(point)
-    return size if math.isfinite(size) else None
+    return _known(observations.gradient_bytes(point))
 
 
 def _run(

@@ -159,7 +159,9 @@ class Cluster(SlurmKeys):
         problems = unknown_keys(content, set(cls.model_fields) - {"name", "file"})
         known = {key: value for key, value in content.items() if key in cls.model_fields}
         try:
-            cluster = cls.model_validate(known | {"name": path.stem, "file": _elsewhere(path)})
+            # Two files may have one stem; a profile that its stem finds needs no path.
+            file = None if is_found_by_name(path.stem, path) else str(path.resolve())
+            cluster = cls.model_validate(known | {"name": path.stem, "file": file})
         except ValidationError as error:
             problems += [problem for _, problem in problems_of(error, cls, known)]
             raise InputError(str(path), problems) from None
@@ -397,11 +399,6 @@ def find_profile(profile: str | Path) -> Path:
             return path
     problem = Problem("cluster", "no such profile", nearest(Path(profile).stem, profile_names()))
     raise InputError(str(profile), [problem])
-
-
-def _elsewhere(path: Path) -> str | None:
-    """A profile's absolute path, unless its stem finds it: two files may have one stem."""
-    return None if is_found_by_name(path.stem, path) else str(path.resolve())
 
 
 def is_found_by_name(name: str, path: Path | None = None) -> bool:

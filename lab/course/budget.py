@@ -45,10 +45,10 @@ def class_budget(
     studies = sorted(place.glob("**/studies/*/study.yaml"))
     if not studies:
         raise _not_lessons(place, "no studies in it")
-    notebooks = {
+    notebooks = {  # without JupyterLab's checkpoints, and results
         path.stem: path.read_text("utf-8", errors="replace")
         for path in sorted(place.rglob("*.ipynb"))
-        if not any(_is_made(part) for part in path.relative_to(place).parts)
+        if not any(part == "out" or part[0] == "." for part in path.relative_to(place).parts)
     }
     budgets = []
     for path in studies:
@@ -63,11 +63,6 @@ def class_budget(
     if not budgets:
         raise _not_lessons(place, "no notebook that measures one of its studies")
     return budgets
-
-
-def _is_made(part: str) -> bool:
-    """Whether a folder of this name holds checkpoints of JupyterLab or results, not lessons."""
-    return part.startswith(".") or part == "out"
 
 
 def _not_lessons(place: Path, what: str) -> InputError:

@@ -78,9 +78,12 @@ def frame(ax: Axes, lines: list[Curve], meant: Key | None) -> None:
 
     places = bars(ax, lines)
     if meant in places:
-        y = places[meant]
-        parts: list[Any] = [patch for patch in ax.patches if _lies_on(patch, y)]
-        width = max(patch.get_x() + patch.get_width() for patch in parts)
+        y, patches = places[meant], list[Any](ax.patches)
+        width = max(
+            patch.get_x() + patch.get_width()
+            for patch in patches
+            if patch.get_y() <= y <= patch.get_y() + patch.get_height()
+        )
         ax.barh(y, width, height=BAR, fill=False, edgecolor=INK, linewidth=2)
 
 
@@ -103,7 +106,3 @@ def bars(ax: Axes, lines: list[Curve]) -> dict[Key, float]:
     ordered = sorted(lines, key=lambda line: -float(line.points["step_time"].iloc[0]))
     keys = [key_of(row) for _, points in ordered for row in rows_of(points)]
     return dict(zip(keys, map(float, ax.get_yticks()), strict=True))
-
-
-def _lies_on(patch: Any, y: float) -> bool:
-    return bool(patch.get_y() <= y <= patch.get_y() + patch.get_height())

@@ -352,10 +352,6 @@ def _no_timeline(results: StudyResults) -> str:
     return "no timeline of a step was recorded" if timed else NO_COMMUNICATION
 
 
-def _timeline_height(results: StudyResults) -> float:
-    return 1.3 + 0.75 * len({event.rank for event in _events(results.records)})
-
-
 def _describe_timeline(results: StudyResults) -> str:
     events = _events(results.records)
     workers = len({event.rank for event in events})
@@ -385,7 +381,7 @@ def _marks(results: StudyResults) -> str:
 @figure(
     describe=_describe_timeline,
     missing=_no_timeline,
-    height=_timeline_height,
+    height=lambda results: 1.3 + 0.75 * len({one.rank for one in _events(results.records)}),
     see=lambda results: f"{_place_in_cycle(results)} {_marks(results)}".strip(),
 )
 def step_timeline(ax: Axes, results: StudyResults) -> None:

@@ -230,13 +230,13 @@ def _mean(values: Sequence[float]) -> float | None:
 
 def _groups(rows: Sequence[LayoutRow]) -> list[list[LayoutRow]]:
     """Groups of layouts with the same model, batch and number of GPUs of which several ran."""
-    groups: dict[Any, list[LayoutRow]] = {}
-    for row in rows:
-        case, candidate = row.case, row.case.candidate
-        ranks, gpu = candidate.layout.world_size, case.machine.gpu.name
-        key = (case.model, case.sequence, candidate.global_batch, ranks, gpu)
-        groups.setdefault(key, []).append(row)
-    return [group for group in groups.values() if sum(row.step_s is not None for row in group) > 1]
+
+    def task(case: Case) -> Any:
+        batch, ranks = case.candidate.global_batch, case.candidate.layout.world_size
+        return case.model, case.sequence, batch, ranks, case.machine.gpu.name
+
+    groups = grouped((task(row.case), row) for row in rows).values()
+    return [group for group in groups if sum(row.step_s is not None for row in group) > 1]
 
 
 def _picks(

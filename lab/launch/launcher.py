@@ -122,7 +122,9 @@ class Jobs:
         self._store = Store(study.out)
         self._tasks = {self._store.folder(task): task for task in self.tasks}
         self._executor = driver.executor_for(cluster, study.out)
-        self._driver = Driver(self._executor, self._on_end, self._has_record)
+        self._driver = Driver(
+            self._executor, self._on_end, lambda folder: (folder / "record.json").exists()
+        )
         self._fresh, self._noisy, self._code = fresh, noisy, code
         # Records from before this call are replaced; those of a concurrent driver are not.
         self._earlier = {
@@ -303,9 +305,6 @@ class Jobs:
             return False
         return self._store.noisy(task)
 
-    def _has_record(self, folder: Path) -> bool:
-        return (folder / "record.json").exists()
-
     def _ensure_record(self, folder: Path, handle: Handle) -> None:
         """Write the record that an ended job lacks, or one that states the cause more precisely."""
         task = self._tasks[folder]
@@ -344,12 +343,9 @@ def detach(
     options = {"fresh": fresh, "repeat_disturbed": repeat_disturbed, "yes": yes}
     _checked(study, profile, study.tasks, **options)
     command = [sys.executable, "-P", "-m", "lab", "run", str(study.folder)]
-    command += (
-        ["--cluster", profile.reference]
-        + ["--fresh"] * fresh
-        + ["--repeat-disturbed"] * repeat_disturbed
-    )
-    command += ["--snapshot"] * snapshot + ["--quick"] * study.quick + ["--yes"] * yes
+    command += ["--cluster", profile.reference]
+    given = options | {"snapshot": snapshot, "quick": study.quick}
+    command += [f"--{name.replace('_', '-')}" for name, is_given in given.items() if is_given]
     study.out.mkdir(parents=True, exist_ok=True)
     with open(study.out / "driver.log", "ab", opener=open_no_link) as log:
         return subprocess.Popen(

@@ -28,6 +28,7 @@ from lab.perfmodel.collectives import COLLECTIVES, Collective, LinkFit, busbw, f
 from lab.perfmodel.simulate import NORMAL_95
 from lab.records.schema import Environment, Gradient
 from lab.records.store import versioned
+from lab.records.table import grouped
 
 STEPS, WARMUP_STEPS = 8, 2
 # Every calibration measures these: the cost of another strategy is computed from them.
@@ -390,10 +391,10 @@ def write_calibration(calibration: Calibration, path: Path) -> None:
 def published_calibration(cluster: Cluster) -> Calibration | None:
     """The published all-reduces as a calibration; None if the table holds none."""
     assert cluster.published is not None
-    times: dict[int, list[CollectiveTime]] = {}
-    for row in cluster.published.all_reduce:
-        time = CollectiveTime(collective="all_reduce", **row.model_dump(), calls=1)
-        times.setdefault(row.world_size, []).append(time)
+    times = grouped(
+        (row.world_size, CollectiveTime(collective="all_reduce", **row.model_dump(), calls=1))
+        for row in cluster.published.all_reduce
+    )
     if not times:
         return None
     parts = tuple(

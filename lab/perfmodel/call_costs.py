@@ -76,18 +76,14 @@ def call_cost(
         return None
     slowdown, _ = neighbours(calibration, run.world_size) or (1.0, EXACT)
     model_error = math.hypot(MODEL_ERROR, contention.neighbours - 1)
-    if computes_whole_passes(run):
+    # Each rank computes as a single rank does, without waiting within a pass.
+    if run.facts.splits == "samples" and "weights" not in run.facts.sharded:
         # Consecutive calls after the backward pass find the other ranks awake, and take less
         # time than the isolated ones that were calibrated.
         in_a_row = run.strategy == "naive_ddp"
         latency_s = links.data("all_reduce", 1) if in_a_row else 0.0
         return fitted(residuals, model_error=model_error, expected=slowdown, latency_s=latency_s)
     return fitted(residuals, model_error=model_error)
-
-
-def computes_whole_passes(run: Run) -> bool:
-    """Whether each rank computes as a single rank does, without waiting within a pass."""
-    return run.facts.splits == "samples" and "weights" not in run.facts.sharded
 
 
 def fitted(

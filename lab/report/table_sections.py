@@ -34,6 +34,7 @@ from lab.formatting import (
     listed,
     percent,
     rounded,
+    sentence,
     unit_for,
 )
 from lab.report import paper, references
@@ -100,9 +101,9 @@ class TableReport:
         """Results by kind of scaling."""
         return {kind: StudyResults(self.table.of_kind(kind)) for kind in self.table.kinds}
 
-    def told(self, kind: Scaling, sentence: str) -> str:
+    def told(self, kind: Scaling, text: str) -> str:
         """A sentence on one kind of scaling, which it names if there are several."""
-        return f"{HEADINGS[kind]}: {sentence}" if len(self.parts) > 1 else sentence
+        return f"{HEADINGS[kind]}: {text}" if len(self.parts) > 1 else text
 
     @property
     def kinds(self) -> list[Scaling]:
@@ -276,10 +277,10 @@ def parts(report: TableReport) -> Blocks:
 def stop(report: TableReport) -> Blocks:
     """Where to stop, by efficiency and by the law that fits the speedups."""
     sentences = [
-        report.told(kind, sentence)
+        report.told(kind, text)
         for kind, results in report.parts.items()
         for say in (proposal.stops, proposal.fits, proposal.step_laws)
-        for sentence in say(results.summary)
+        for text in say(results.summary)
     ]
     if not sentences:
         return []
@@ -329,7 +330,8 @@ def method(report: TableReport) -> Blocks:
         sentences.append(f"configurations differ in: {', '.join(keys)}")
     if unread and rows:
         sentences.append(f"no quantity was read from: {', '.join(unread)}")
-    blocks += [Markdown.bullets([_sentence(text) for text in sentences])] if sentences else []
+    if sentences:
+        blocks.append(Markdown.bullets(sentence(capitalized(text)) for text in sentences))
     texts = [
         "With the time $T(N)$ or the rate $X(N)$ on $N$ ranks, and $B$ ranks as the baseline (by "
         "default the fewest that the table has of a configuration):"
@@ -357,10 +359,6 @@ def _readings(report: TableReport) -> list[str]:
     if report.gpu_hours is not None and units == {"rank"}:
         readings.append("For GPU-hours, each rank counts as one GPU.")
     return readings
-
-
-def _sentence(text: str) -> str:
-    return f"{capitalized(text).rstrip('.')}."
 
 
 def reproduce(report: TableReport) -> list[Markdown]:

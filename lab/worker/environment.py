@@ -28,6 +28,7 @@ from torch import nn
 from lab.machine import cpu_model, gpus, nvidia_smi
 from lab.records.provenance import git_state
 from lab.records.schema import FOREIGN_SHARE, Environment, GpuState
+from lab.records.table import grouped
 from lab.worker.context import RankContext
 from lab.worker.data.dataset import Dataset
 
@@ -228,22 +229,18 @@ def background_cpu(uses: Iterable[tuple[str, CpuUse]]) -> float | None:
     Takes each rank's host and use; None if the system keeps no count or the time is too short.
     """
     uses = list(uses)
-    if not all(use.busy and use.wall >= _shortest_s() for _, use in uses):
+    # In less time, a tick at each end would look like others' load.
+    shortest_s = 2 / os.sysconf("SC_CLK_TCK") / FOREIGN_SHARE
+    if not all(use.busy and use.wall >= shortest_s for _, use in uses):
         return None
-    readings: dict[tuple[str, int], list[float]] = {}
-    for host, use in uses:
-        for core, seconds in use.busy.items():
-            readings.setdefault((host, core), []).append(seconds)
     # A core shared by several ranks was read by each of them but counts once.
+    readings = grouped(
+        ((host, core), seconds) for host, use in uses for core, seconds in use.busy.items()
+    )
     busy = sum(fmean(seconds) for seconds in readings.values())
     own = sum(use.own for _, use in uses)
     # Busy time is rounded to ticks of 10 ms, so on idle cores the difference may be negative.
     return max(busy - own, 0.0) / fmean(use.wall for _, use in uses)
-
-
-def _shortest_s() -> float:
-    """How long to watch a core so that a tick at each end does not look like others' load."""
-    return 2 / os.sysconf("SC_CLK_TCK") / FOREIGN_SHARE
 
 
 def _busy(cores: Sequence[int]) -> dict[int, float]:

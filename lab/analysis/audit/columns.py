@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import re
 import unicodedata
+from collections.abc import Iterable
 from functools import cache
 from typing import NamedTuple
 
@@ -388,6 +389,11 @@ def guess(name: str) -> Guess | None:
         aside = _guess(plain)  # "GPUs (nodes)"
         return aside if aside and aside.canonical in {"world_size", "nodes", *of_some} else None
     return meaning
+
+
+def quantities(names: Iterable[str]) -> set[str]:
+    """The canonical names of what columns of these names hold."""
+    return {meaning.canonical for name in names if (meaning := guess(name))}
 
 
 def is_ratio(name: str) -> bool:

@@ -9,6 +9,8 @@ import re
 from collections.abc import Iterator, Mapping, Sequence
 from typing import Any
 
+from lab.records.table import grouped
+
 Parsed = tuple[list[str], list[list[str]]]  # names and rows
 
 FEWEST, LONGEST = 3, 5000  # lines of a log, and characters of one
@@ -42,10 +44,11 @@ OF_A_STEP = {"time": "step time (s)", "data": "data time (s)"}
 
 def find_log(lines: Sequence[str]) -> Parsed | None:
     """The lines that report the same numbers by name, the most frequent kind; None without any."""
-    kinds: dict[tuple[str, ...], list[list[str]]] = {}
-    for line in lines:
-        if reported := _reported(line) if len(line) <= LONGEST else {}:
-            kinds.setdefault(tuple(reported), []).append(list(reported.values()))
+    kinds = grouped(
+        (tuple(reported), list(reported.values()))
+        for line in lines
+        if len(line) <= LONGEST and (reported := _reported(line))
+    )
     names, rows = max(kinds.items(), key=lambda kind: len(kind[1]), default=((), []))
     return (list(names), rows) if len(rows) >= FEWEST else None
 

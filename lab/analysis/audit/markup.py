@@ -12,7 +12,7 @@ from html.parser import HTMLParser
 from typing import NamedTuple
 
 from lab.analysis.audit import restructured
-from lab.analysis.audit.columns import guess
+from lab.analysis.audit.columns import quantities
 from lab.analysis.audit.reshape import named_ranks
 from lab.analysis.audit.values import ranks_of
 
@@ -95,15 +95,19 @@ def most_relevant(tables: Sequence[Table]) -> list[Table]:
 
     Settings and their values, if there is another table, are notes on all of them.
     """
-    results = [table for table in tables if not _is_of_settings(table)]
-    settings = [table for table in tables if results and table not in results]
+    settings = [
+        table
+        for table in tables
+        if len(table.header) == 2 and VALUES.fullmatch(table.header[1].lower())
+    ]
+    results = [table for table in tables if table not in settings]
     candidates = results or tables
     relevances = [*map(relevance, candidates)]
     most = max(relevances, default=0)
     alike = [table for table, known in zip(candidates, relevances, strict=True) if known == most]
     if alike and not most:
         alike = [max(alike, key=lambda table: len(table.rows))]
-    values = [": ".join(row[:2]) for table in settings for row in table.rows]
+    values = [": ".join(row[:2]) for table in settings for row in table.rows if results]
     return [table._replace(notes=[*table.notes, *values]) for table in alike]
 
 
@@ -118,14 +122,9 @@ def relevance(table: Table) -> int:
     if spread and set(sizes) <= set(columns):
         return 2
     names = [*columns, *labels] if spread else columns
-    known = {meaning.canonical for name in names if (meaning := guess(name))}
+    known = quantities(names)
     ranked = spread or known & RANKED or any(ranks_of(label)[0] > 0 for label in labels)
     return 1 + bool(ranked) if known & MEASURED else 0
-
-
-def _is_of_settings(table: Table) -> bool:
-    """Whether a table has a column of names and one of their values."""
-    return len(table.header) == 2 and bool(VALUES.fullmatch(table.header[1].lower()))
 
 
 def _drawn(line: str) -> str:

@@ -15,6 +15,7 @@ import pandas as pd
 from lab.analysis.audit.columns import LAYOUT, normal, residue
 from lab.analysis.audit.points import ROUNDING, Curve, Point, columns_of, point_of
 from lab.config.strategies import SETTINGS
+from lab.records.table import grouped
 
 # The batch that each kind of scaling keeps constant.
 HELD = {"strong": "global_batch_size", "weak": "micro_batch_size", "none": "global_batch_size"}
@@ -145,10 +146,10 @@ class Observations:
             if len(siblings) > MOST_REFERENCES:
                 siblings.clear()
         sizes, strategies = rows["world_size"].tolist(), _strategies(rows, joined)
-        groups: dict[tuple[int, float, str], list[int]] = {}
-        for place in np.lexsort((sizes, codes)).tolist():
-            key = int(codes[place]), sizes[place], strategies[place]
-            groups.setdefault(key, []).append(place)
+        groups = grouped(
+            ((int(codes[place]), sizes[place], strategies[place]), place)
+            for place in np.lexsort((sizes, codes)).tolist()
+        )
         columns = columns_of(rows)
         for (code, size, strategy), places in groups.items():
             point = point_of(curves[code], size, strategy, columns, places, self.kind)
@@ -209,10 +210,7 @@ class Observations:
 
     @cached_property
     def _places(self) -> dict[str, list[int]]:
-        places: dict[str, list[int]] = {}
-        for place, label in enumerate(self.frame["label"]):
-            places.setdefault(label, []).append(place)
-        return places
+        return grouped((label, place) for place, label in enumerate(self.frame["label"]))
 
     @cached_property
     def quoted_over_settings(self) -> set[str]:
@@ -229,10 +227,11 @@ class Observations:
             )
         ):
             return {label for point in self.points for label in point.labels}
-        at_size: dict[float, list[Point]] = {}
-        for point in self.points:
-            if point.base is None or not abs(point.base.speedup - 1) < ROUNDING:
-                at_size.setdefault(point.world_size, []).append(point)
+        at_size = grouped(
+            (point.world_size, point)
+            for point in self.points
+            if point.base is None or not abs(point.base.speedup - 1) < ROUNDING
+        )
         labels: set[str] = set()
         for points in at_size.values():
             ones = [point for point in points if not abs(point.speedup - 1) >= ROUNDING]
@@ -281,9 +280,7 @@ def _batch_key(
     best, most, smallest = held, 0.5, rows["world_size"].min()
     known = [name for name in BATCHES if rows[name].notna().any()]
     for name in sorted(known, key=lambda name: (name != held, name in observations.derived)):
-        sizes: dict[str, list[float]] = {}
-        for key, size in zip(_joined(rows, [*keys, name]), rows["world_size"], strict=True):
-            sizes.setdefault(key, []).append(size)
+        sizes = grouped(zip(_joined(rows, [*keys, name]), rows["world_size"], strict=True))
         whole = [some for some in sizes.values() if min(some) == smallest and max(some) > smallest]
         score = sum(map(len, whole)) / len(rows)
         if score > most:

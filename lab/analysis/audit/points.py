@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 from collections import Counter
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from functools import cached_property
 from itertools import takewhile
@@ -15,6 +15,7 @@ import numpy as np
 import pandas as pd
 
 from lab.analysis.audit.columns import NUMERIC, ROUNDED, residue
+from lab.records.table import grouped
 
 ROUNDINGS = tuple(f"{name}_rounding" for name in ROUNDED)
 # From rows to points, in order.
@@ -143,12 +144,12 @@ class Curve:
     @cached_property
     def by_strategy(self) -> dict[str, list[Point]]:
         """The smallest points by their strategy."""
-        return _grouped(self.smallest, lambda point: point.strategy)
+        return grouped((point.strategy, point) for point in self.smallest)
 
     @cached_property
     def by_residue(self) -> dict[frozenset[str], list[Point]]:
         """The smallest points by their strategy's words other than the number of ranks."""
-        return _grouped(self.smallest, lambda point: residue(point.strategy))
+        return grouped((residue(point.strategy), point) for point in self.smallest)
 
     @cached_property
     def ratios_over(self) -> float:
@@ -171,7 +172,9 @@ class Curve:
                 return math.nan if name == "speedup" and self._over_another else least
             if quoted:
                 return math.nan if least == 1 and name == "speedup" else 1.0
-        own = [ratio for point in self.points if (ratio := point.speedup / point.gain) > 0]
+        # A gain of 0 is the ratio of a tiny time and a huge one.
+        ratios = (point.speedup / (point.gain or math.nan) for point in self.points)
+        own = [ratio for ratio in ratios if ratio > 0]
         return least if own and abs(float(np.median(own)) - 1) < ROUNDING else 1.0
 
     @cached_property
@@ -196,13 +199,6 @@ class Curve:
         """Whether more ranks are also quoted at 1 although they are far faster: then the quoted
         value is the speedup of another program over this one."""
         return any(point.speedup == 1 and point.gain > CERTAINLY_MORE for point in self.points)
-
-
-def _grouped(points: Iterable[Point], key: Callable[[Point], Any]) -> dict[Any, list[Point]]:
-    groups: dict[Any, list[Point]] = {}
-    for point in points:
-        groups.setdefault(key(point), []).append(point)
-    return groups
 
 
 @dataclass(eq=False)

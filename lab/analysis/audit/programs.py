@@ -7,8 +7,8 @@ from collections.abc import Mapping
 
 import pandas as pd
 
-from lab.analysis.audit.columns import Guess, guess, normal, parse_name
-from lab.analysis.audit.reshape import NAMED
+from lab.analysis.audit.columns import Guess, normal, parse_name, quantities
+from lab.analysis.audit.reshape import listed, stacked
 from lab.analysis.audit.values import TIME_UNITS, numbers
 
 PARALLEL = (
@@ -23,7 +23,6 @@ OF_PROGRAM = re.compile(
 RATIO = re.compile(r"(?P<what>speed_?up|efficiency)_(?P<program>.+)")
 OF_SIZE = re.compile(r"(?P<name>.*[a-z])_(?:n_?|size_?)?(?P<size>\d{2,12})")
 OF_EACH = {"time", "rate", "speedup", "efficiency"}
-OF_BATCH = re.compile(r"_(?:max_)?(?:bsz?|batch(?:_size)?)$")
 RANKS = {"world_size", "nodes", "threads", "cpus"}
 
 
@@ -41,7 +40,7 @@ def by_program(frame: pd.DataFrame, mapped: Mapping[str, Guess]) -> tuple[pd.Dat
     parallel = {name: part for name, part in timed.items() if not re.fullmatch(SERIAL, name)}
     used = [column for part in parallel.values() for column in part.values()]
     rest = frame.drop(columns=used)
-    known = {meaning.canonical for column in rest.columns if (meaning := guess(column))}
+    known = quantities(rest.columns)
     if mapped or not parallel or len(timed) < 2 or not known & RANKS or known & {"time", "rate"}:
         return frame, []
     rows = []
@@ -72,24 +71,14 @@ def by_size(frame: pd.DataFrame, mapped: Mapping[str, Guess]) -> tuple[pd.DataFr
     """Turn a table of ranks with columns for several sizes of a problem, such as time_1000 and
     time_2000, into a long one with a column for the size; leave other tables as they are."""
     parts: dict[str, dict[str, str]] = {}
-    batches = False
     for column in frame.columns:
         match = OF_SIZE.fullmatch(normal(column))
-        name = OF_BATCH.sub("", match["name"]) if match else ""
-        meaning = guess(name)
-        if match and meaning and meaning.canonical in OF_EACH:
-            parts.setdefault(match["size"], {})[name] = column
-            batches = batches or name != match["name"]
+        if match and quantities([match["name"]]) & OF_EACH:
+            parts.setdefault(match["size"], {})[match["name"]] = column
     used = [column for part in parts.values() for column in part.values()]
-    rest = frame.drop(columns=used)
-    known = {meaning.canonical for column in rest.columns if (meaning := guess(column))}
+    known = quantities(frame.columns.difference(used))
     alike = len({tuple(part) for part in parts.values()}) == 1
     if mapped or len(parts) < 2 or not alike or not known & RANKS or known & OF_EACH:
         return frame, []
-    what = "batch size" if batches else "problem size"
-    long = [
-        rest.assign(**{what: size}, **{name: frame[column] for name, column in part.items()})
-        for size, part in parts.items()
-    ]
-    names = ", ".join(map(repr, used[:NAMED]))
-    return pd.concat(long, ignore_index=True), [f"the sizes are read from the names {names}"]
+    read = f"the sizes are read from the names {listed(used)}"
+    return stacked(frame, parts, "problem size"), [read]

@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import math
 import re
-from collections.abc import Collection, Iterable, Sequence
-from typing import NamedTuple
+from collections.abc import Collection, Iterable, Mapping, Sequence
+from typing import Any, NamedTuple
 
 import pandas as pd
 
@@ -24,6 +24,7 @@ from lab.analysis.audit.columns import (
     guess,
     normal,
     parse_name,
+    quantities,
     setting_of,
 )
 from lab.analysis.audit.plausible import are_collectives
@@ -43,7 +44,9 @@ AFTER = re.compile(
     rf"(?:^|_)(?:(?!rank_?\d)(?:{RANKS})|nprocs?|np|n|x(?!_?10_\d)|ws|world_?size)_?(?P<n>\d+)"
     r"(?=_|$)(?!_(?:bins?|bits?|[gm]i?b|[gm]?hz|w|watts?)(?:_|$))"
 )
-BATCH = re.compile(r"(?:^|_)(?:(?:batch(?:_?size)?|bs)_?|b_?(?=\d\d))(?P<n>\d{1,9})(?=_|$)")
+BATCH = re.compile(
+    r"(?:^|_)(?:(?:max_)?(?:batch(?:_?size)?|bsz?)_?|b_?(?=\d\d))(?P<n>\d{1,9})(?=_|$)"
+)
 BATCHES = {"batch", "global_batch_size", "micro_batch_size"}
 HINTS = (
     re.compile(r"(?:^|[_\W])(\d+)\s*x\s*(?:[a-z]+\s*)?[a-z]*\d", re.IGNORECASE),
@@ -164,7 +167,7 @@ def by_rank(frame: pd.DataFrame, mapped: Collection[str]) -> tuple[pd.DataFrame,
             rank=match["n"], **{whole or "time_s": times.map("{:.15e} s".format)}
         )
         parts.append(part[times.notna()])
-    assumption = f"the ranks are read from the column names {_listed(matches)}"
+    assumption = f"the ranks are read from the column names {listed(matches)}"
     return pd.concat(parts, ignore_index=True), [assumption]
 
 
@@ -177,20 +180,31 @@ def by_batch(frame: pd.DataFrame, mapped: Collection[str]) -> tuple[pd.DataFrame
         if (match := BATCH.search(normal(column))) and column not in mapped
     }
     others = [column for column in frame.columns if column not in matches]
-    given = {meaning.canonical for column in others if (meaning := guess(column))}
-    if len({match["n"] for match in matches.values()}) < 2 or given & BATCHES:
+    if len({match["n"] for match in matches.values()}) < 2 or quantities(others) & BATCHES:
         return frame, []
-    parts: dict[int, pd.DataFrame] = {}
+    parts: dict[int, dict[str, str]] = {}
     for column, match in matches.items():
-        size, name = int(match["n"]), _without(match)
-        part = parts.setdefault(size, frame[others].assign(**{"batch size": size}))
+        part, name = parts.setdefault(int(match["n"]), {}), _without(match)
         if not name or name in TIME_UNITS:
             name = f"time_{name}".strip("_")
-        if name in part:
+        if name in {*others, *part}:
             return frame, []  # two columns would become one
-        part[name] = frame[column]
-    assumption = f"the batches are read from the column names {_listed(matches)}"
-    return pd.concat(parts.values(), ignore_index=True), [assumption]
+        part[name] = column
+    assumption = f"the batches are read from the column names {listed(matches)}"
+    return stacked(frame, parts, "batch size"), [assumption]
+
+
+def stacked(
+    frame: pd.DataFrame, parts: Mapping[Any, Mapping[str, str]], index: str
+) -> pd.DataFrame:
+    """The rows once for each of the parts, which are columns by their new names: a column `index`
+    holds its key, and columns of no part stay in all."""
+    rest = frame.drop(columns=[column for part in parts.values() for column in part.values()])
+    long = [
+        rest.assign(**{index: key}, **{name: frame[column] for name, column in part.items()})
+        for key, part in parts.items()
+    ]
+    return pd.concat(long, ignore_index=True)
 
 
 MEASURED = {"rate", "rate_per_rank", "time", "speedup", "efficiency", "mfu", "hfu"}
@@ -224,7 +238,40 @@ def by_world_size(
 
     Columns that name no quantity hold `quantity`; if that is "", what their rows or values suggest.
     """
-    columns = [column for column in frame.columns if column not in mapped]
+    spreads = _spreads(frame, [name for name in frame.columns if name not in mapped], quantity)
+    sizes = [spread.world_size for spread in spreads if not math.isnan(spread.world_size)]
+    if len(set(sizes)) < 2 and (not sizes or len(spreads) < 2):
+        return frame, []
+    bare_n = all(re.fullmatch(r"n_?\d+", normal(spread.column)) for spread in spreads)
+    if bare_n and min(sizes) >= OF_PROBLEMS:
+        return frame, []
+    names = listed(spread.column for spread in spreads)
+    assumption = f"the world sizes are read from the column names {names}"
+    if len(spreads) > len(sizes):
+        assumption += f"; {hint[0]} ranks by {hint[1]}" if hint else ", but not all name one"
+    bare = [one.column for one in spreads if one.factor is None and one.canonical in TIMES]
+    if not all(_name_units(frame[column]) for column in bare):
+        assumption += "; no unit is named"
+    rest = frame.drop(columns=[spread.column for spread in spreads])
+    ratios = [name for name in map(str, rest) if _quantity(name) in {"speedup", "efficiency"}]
+    parts: dict[tuple[float, str], pd.DataFrame] = {}
+    for column, size, canonical, factor, setting in spreads:
+        size = float(hint[0]) if hint and math.isnan(size) else size
+        new = rest.assign(world_size=size, setting=setting)
+        if sizes and size < max(sizes):  # a ratio beside several sizes is that of the most ranks
+            new = new.assign(**dict.fromkeys(ratios))
+        timed = canonical in TIMES and (factor is not None or _name_units(frame[column]))
+        units = TIME_UNITS if timed else COUNT_UNITS
+        part = parts.setdefault((size, setting), new)
+        values = numbers(frame[column], units=units, factor=1.0 if factor is None else factor)
+        part[f"{canonical}_s" if timed else canonical] = values
+    long = pd.concat(parts.values(), ignore_index=True)
+    return long if long["setting"].any() else long.drop(columns="setting"), [assumption]
+
+
+def _spreads(frame: pd.DataFrame, columns: Sequence[str], quantity: str) -> list[Spread]:
+    """The columns for world sizes, with what they hold; none where other rows or columns show that
+    they are something else."""
     first = frame[columns[0]] if columns else pd.Series(dtype=str)
     texts = [name for name in columns[:MOST_NAMES] if not _spread(name, "", bare=True)]
     # Words after the sizes are remarks.
@@ -236,51 +283,20 @@ def by_world_size(
     units = {unit for name in columns if name not in texts for unit in _units(frame[name])}
     collective = any(are_collectives(_first_texts(frame[name])) for name in texts)
     if mixed or of_rows - MEASURED or len(units) > 1 or (collective and units != {"time"}):
-        return frame, []  # a row for each quantity, for losses, or bandwidths
+        return []  # a row for each quantity, for losses, or bandwidths
     quantity = "".join(of_rows) or quantity
     values = [name for name in columns if name not in texts]
     numbered = [match["n"] for name in columns if (match := AFTER.search(normal(name)))]
     if "0" in numbered:
-        return frame, []  # Core 0 is one of them
+        return []  # Core 0 is one of them
     if values and all(_name_units(frame[name]) for name in values):
         quantity = "time"
     bare = not any(_numbers_other(column, first) for column in columns[:1])
     spreads = [spread for column in columns if (spread := _spread(column, quantity, bare=bare))]
-    if not _are_multiples(spread for spread in spreads if normal(spread.column).isdecimal()):
-        return frame, []
-    spreads = _with_quantity(spreads, frame)
-    sizes = [spread.world_size for spread in spreads if not math.isnan(spread.world_size)]
-    if len(set(sizes)) < 2 and (not sizes or len(spreads) < 2):
-        return frame, []
-    bare_n = all(re.fullmatch(r"n_?\d+", normal(spread.column)) for spread in spreads)
-    if bare_n and min(sizes) >= OF_PROBLEMS:
-        return frame, []
-    names = _listed(spread.column for spread in spreads)
-    assumption = f"the world sizes are read from the column names {names}"
-    if len(spreads) > len(sizes):
-        assumption += f"; {hint[0]} ranks by {hint[1]}" if hint else ", but not all name one"
-    bare_times = [
-        spread.column for spread in spreads if spread.factor is None and spread.canonical in TIMES
-    ]
-    if bare_times and not all(_name_units(frame[column]) for column in bare_times):
-        assumption += "; no unit is named"
-    rest = frame.drop(columns=[spread.column for spread in spreads])
-    ratios = [name for name in map(str, rest) if _quantity(name) in {"speedup", "efficiency"}]
-    parts: dict[tuple[float, str], pd.DataFrame] = {}
-    for column, size, canonical, factor, setting in spreads:
-        size = float(hint[0]) if hint and math.isnan(size) else size
-        new = rest.assign(world_size=size, setting=setting)
-        if sizes and size < max(sizes):  # a ratio beside several sizes is that of the most ranks
-            new = new.assign(**dict.fromkeys(ratios))
-        part = parts.setdefault((size, setting), new)
-        if canonical in TIMES and (factor is not None or _name_units(frame[column])):
-            factor = 1.0 if factor is None else factor
-            part[f"{canonical}_s"] = numbers(frame[column], units=TIME_UNITS, factor=factor)
-        else:
-            scale = 1.0 if factor is None else factor
-            part[canonical] = numbers(frame[column], units=COUNT_UNITS, factor=scale)
-    long = pd.concat(parts.values(), ignore_index=True)
-    return long if long["setting"].any() else long.drop(columns="setting"), [assumption]
+    numerals = [spread.world_size for spread in spreads if normal(spread.column).isdecimal()]
+    if any(size % min(numerals) for size in numerals):
+        return []  # 40, 250 and 4000 are no ranks, unlike 2, 4 and 8
+    return _with_quantity(spreads, frame)
 
 
 def _name_units(cells: pd.Series) -> bool:
@@ -293,20 +309,13 @@ def _name_units(cells: pd.Series) -> bool:
 def by_cells(frame: pd.DataFrame, mapped: Collection[str]) -> tuple[pd.DataFrame, list[str]]:
     """Turn a table of ranks with several columns of times with units, named after what was timed,
     into a long one with a column `setting`; leave other tables as they are."""
-    meanings = {column: meaning for column in frame.columns if (meaning := guess(column))}
-    known = {meaning.canonical for meaning in meanings.values()}
-    timed = [
-        column
-        for column in frame.columns
-        if column not in meanings and column not in mapped and _name_units(frame[column])
-    ]
+    known = quantities(frame.columns)
+    timed = [name for name in frame.columns if not guess(name) and _name_units(frame[name])]
     ranks = known & {"world_size", "threads"}
     if mapped or len(timed) < 2 or not ranks or known & {*TIMES, *MEASURED}:
         return frame, []
-    rest = frame.drop(columns=timed)
-    parts = [rest.assign(setting=column, time=frame[column]) for column in timed]
-    assumption = f"{_listed(timed)} are read as times of what their names say"
-    return pd.concat(parts, ignore_index=True), [assumption]
+    long = stacked(frame, {name: {"time": name} for name in timed}, "setting")
+    return long, [f"{listed(timed)} are read as times of what their names say"]
 
 
 def by_group(frame: pd.DataFrame, mapped: Collection[str]) -> tuple[pd.DataFrame, list[str]]:
@@ -317,30 +326,19 @@ def by_group(frame: pd.DataFrame, mapped: Collection[str]) -> tuple[pd.DataFrame
     for column, match in again.items():
         names[match["name"]].append(column)
     groups = list(zip(*names.values(), strict=False))
-    meanings = {meaning.canonical for name in names if (meaning := guess(name))}
     here = set(names) <= set(frame.columns)
     even = here and len({len(columns) for columns in names.values()}) == 1
-    if mapped or len(names) < 2 or not even or not meanings & {"rate", "time", "rate_per_rank"}:
+    measured = quantities(names) & {"rate", "time", "rate_per_rank"}
+    if mapped or len(names) < 2 or not even or not measured:
         return frame, []
     labels = [set(frame.loc[0, list(group)]) for group in groups]
     worded = all(len(label) == 1 and re.match(r"[^\W\d]", str(*label)) for label in labels)
-    settings = [str(*label) if worded else str(n) for n, label in enumerate(labels, start=1)]
-    rest = frame.drop(columns=[column for columns in names.values() for column in columns])
-    parts = [
-        rest.assign(
-            setting=setting,
-            **{name: frame[column] for name, column in zip(names, group, strict=True)},
-        )
-        for setting, group in zip(settings, groups, strict=True)
-    ]
-    long = pd.concat([part[int(worded) :] for part in parts], ignore_index=True)
-    return long, [f"{_listed(names)} occur {len(groups)} times, each time for another setting"]
-
-
-def _are_multiples(spreads: Iterable[Spread]) -> bool:
-    """Whether bare numbers may be ranks: 2, 4 and 8, but not 40, 250 and 4000."""
-    sizes = [spread.world_size for spread in spreads]
-    return all(size % min(sizes) == 0 for size in sizes)
+    parts = {
+        (str(*label) if worded else str(n)): dict(zip(names, group, strict=True))
+        for n, (label, group) in enumerate(zip(labels, groups, strict=True), start=1)
+    }
+    long = stacked(frame[int(worded) :], parts, "setting")
+    return long, [f"{listed(names)} occur {len(groups)} times, each time for another setting"]
 
 
 def _with_quantity(spreads: Sequence[Spread], frame: pd.DataFrame) -> list[Spread]:
@@ -394,7 +392,8 @@ def _numbers_other(column: str, cells: pd.Series) -> bool:
     return bool(OF_A_RUN.search(normal(column))) or (other and not own)
 
 
-def _listed(columns: Iterable[str]) -> str:
+def listed(columns: Iterable[str]) -> str:
+    """The first of some columns, for a sentence."""
     return ", ".join(repr(column) for column in list(columns)[:NAMED])
 
 

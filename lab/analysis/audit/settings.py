@@ -17,9 +17,11 @@ from lab.analysis.audit.columns import (
     guess,
     is_ratio,
     normal,
+    quantities,
     setting_of,
 )
 from lab.analysis.audit.reshape import AGAIN, BY_CELLS, MEASURED, is_known
+from lab.records.table import grouped
 
 # What a speedup may be of; with other words it is that of something else over a setting.
 OF_ALL = re.compile(
@@ -73,7 +75,7 @@ class _SettingColumns:
             for column, (quantity, _) in self.quantities.items()
             if quantity in MEASURED and _told_apart(self.named[column])
         ]
-        known = {meaning.canonical for name in frame.columns if (meaning := guess(name))}
+        known = quantities(frame.columns)
         known |= {meaning.canonical for meaning in mapped.values()}
         self.kinds = [
             kind
@@ -178,13 +180,10 @@ class _SettingColumns:
 
     def origins(self) -> dict[str, list[str]]:
         """The columns that each new one is made of."""
-        origins: dict[str, list[str]] = {}
         pairs = [(name, column) for part in self.parts.values() for name, column in part.items()]
         pairs += [(self.named[column].base, column) for column in self.listing]
         pairs += [(self._ratio(column), column) for column in self.of_all]
-        for name, column in pairs:
-            origins.setdefault(name, []).append(column)
-        return origins | {name: [] for name in self._names()}
+        return grouped(pairs) | {name: [] for name in self._names()}
 
     def assumptions(self) -> list[str]:
         """Where the settings are from."""
@@ -198,10 +197,10 @@ def _beside(
     frame: pd.DataFrame, parts: Mapping[Words, dict[str, str]], columns: Iterable[str]
 ) -> None:
     """Give each setting its own one of the columns of one name, such as a "Speedup" after each."""
-    alike: dict[str, list[str]] = {}
-    for column in columns:
-        again = AGAIN.fullmatch(column)
-        alike.setdefault(again["name"] if again else column, []).append(column)
+    alike = grouped(
+        (again["name"] if (again := AGAIN.fullmatch(column)) else column, column)
+        for column in columns
+    )
     names = list(frame.columns)
     owners = {column: key for key, part in parts.items() for column in part.values()}
     for name, group in alike.items():
@@ -234,8 +233,7 @@ def _quantity(cells: pd.Series, setting: Setting) -> tuple[str, str] | None:
 
 
 def _free_name(name: str, taken: Sequence[str]) -> str:
-    guesses = {meaning.canonical for column in taken if (meaning := guess(column))}
-    return "setting" if name in guesses or name in taken else name
+    return "setting" if name in quantities(taken) or name in taken else name
 
 
 def _other_of(

@@ -135,7 +135,7 @@ def _long_form(
     frame, of_settings, origins = by_setting(frame, mapped)
     frame, of_ranks = reshape.by_rank(frame, mapped)
     assumptions += filled + of_settings + of_ranks
-    for by in (by_program, by_size, reshape.by_batch, reshape.by_cells, reshape.by_group):
+    for by in (by_program, reshape.by_batch, by_size, reshape.by_cells, reshape.by_group):
         frame, more = by(frame, mapped)
         assumptions += more
     meanings = _meanings(frame, mapped)

@@ -19,6 +19,7 @@ import numpy as np
 from lab.perfmodel.collectives import bus_factor
 from lab.records.schema import Communication, Event, Operation
 from lab.records.statistics import stat
+from lab.records.table import grouped
 from lab.worker.measure.clock import Clock, FloatArray, IntArray, by_cycle
 from lab.worker.measure.collective_trace import Calls
 from lab.worker.measure.ddp_hook import Buckets
@@ -239,36 +240,33 @@ def count_buckets(sent: Buckets, *, operation: str | None) -> dict[str, object]:
     """Fields of Communication that count a step's buckets; `operation` is None for several each."""
     # The last step, as DDP rebuilds its buckets after the first.
     sizes = sent.of(int(sent.step[-1])).bytes.tolist()
-    if operation is None:
-        return {"buckets": sizes}
-    operations = {operation: Operation(calls=len(sizes), bytes=sum(sizes))}
-    return {"buckets": sizes, "calls": len(sizes), "operations": operations}
+    return {"buckets": sizes} | (_counted([operation] * len(sizes), sizes) if operation else {})
 
 
 def count_calls(calls: Calls, *, steps: int, cycle: int = 1) -> dict[str, object]:
     """Fields of Communication that count calls, as means over the last `cycle` of all steps."""
-    last = calls.step >= steps - cycle
-    operations = {}
-    for name in dict.fromkeys(calls.operation[last].tolist()):
-        sizes = calls.bytes[last & (calls.operation == name)]
-        mean = round(int(sizes.sum()) / cycle)
-        operations[str(name)] = Operation(calls=_mean(len(sizes), cycle), bytes=mean)
-    return {"calls": _mean(int(last.sum()), cycle), "operations": operations}
+    last = calls.where(calls.step >= steps - cycle)
+    return _counted(last.operation.tolist(), last.bytes.tolist(), cycle)
 
 
 def count_both(buckets: Buckets, calls: Calls, *, steps: int) -> dict[str, object]:
     """Fields of Communication that count a step's buckets and the calls beside them."""
-    sizes = buckets.of(steps - 1).bytes.tolist()
-    of_step = calls.of(steps - 1)
-    sent = [("all_reduce", size) for size in sizes]
-    sent += zip(of_step.operation.tolist(), of_step.bytes.tolist(), strict=True)
-    by_name = {name: [size for one, size in sent if one == name] for name in dict(sent)}
-    operations = {name: Operation(calls=len(own), bytes=sum(own)) for name, own in by_name.items()}
-    return {"buckets": sizes, "calls": len(sent), "operations": operations}
+    sizes, others = buckets.of(steps - 1).bytes.tolist(), calls.of(steps - 1)
+    names = ["all_reduce"] * len(sizes) + others.operation.tolist()
+    return {"buckets": sizes} | _counted(names, sizes + others.bytes.tolist())
 
 
-def _mean(count: int, steps: int) -> int | float:
-    return count / steps if count % steps else count // steps
+def _counted(names: Sequence[str], sizes: Sequence[int], cycle: int = 1) -> dict[str, object]:
+    """The number of calls, and their number and bytes by name, as means over `cycle` steps."""
+
+    def mean(count: int) -> int | float:
+        return count / cycle if count % cycle else count // cycle
+
+    operations = {
+        name: Operation(calls=mean(len(own)), bytes=round(sum(own) / cycle))
+        for name, own in grouped(zip(names, sizes, strict=True)).items()
+    }
+    return {"calls": mean(len(names)), "operations": operations}
 
 
 def bytes_by_step(sent: Buckets | Calls, *, steps: int) -> FloatArray:

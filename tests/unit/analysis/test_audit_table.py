@@ -231,6 +231,7 @@ def test_wide_strategies_become_rows() -> None:
         ("bs64", "bs128"),
         ("time_b64 (s)", "time_b128 (s)"),
         ("batch=64 (s)", "batch=128 (s)"),
+        ("time (s), max bsz=64", "time (s), max bsz=128"),
     ],
 )
 def test_columns_for_batches_become_rows(columns: tuple[str, str]) -> None:

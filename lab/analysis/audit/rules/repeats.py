@@ -13,6 +13,7 @@ from lab.analysis.audit.points import Curve, Point
 from lab.analysis.audit.rule import Fault, rule, seconds
 from lab.analysis.scaling import FEWEST_REPEATS
 from lab.formatting import count
+from lab.records.table import grouped
 
 CLAIM = 0.05  # a smaller difference is not worth claiming
 # Clocks resolve microseconds and machines vary by a per cent: closer agreement was computed.
@@ -42,9 +43,8 @@ def two_writers(observations: Observations) -> Iterator[Fault]:
         *observations.keys,
         *("world_size", "nodes", "global_batch_size", "batch", "rank", "repeat"),
     ]
-    series: dict[int, list[int]] = {}
-    for place, number in enumerate(rows.groupby(names, sort=False, dropna=False).ngroup()):
-        series.setdefault(number, []).append(place)
+    of_series = rows.groupby(names, sort=False, dropna=False).ngroup()
+    series = grouped((number, place) for place, number in enumerate(of_series))
     numbers = list(rows[columns].itertuples(index=False, name=None))
     labels, sizes = rows["label"].tolist(), rows["world_size"].tolist()
     for rows_of in series.values():

@@ -12,6 +12,7 @@ from lab.analysis.audit.observations import MOST_REFERENCES, Observations, Unche
 from lab.analysis.audit.points import Curve, Point
 from lab.analysis.audit.rule import Fault, Severity, rule, seconds
 from lab.records.schema import FOREIGN_SHARE
+from lab.records.table import grouped
 
 # The usual difference between repeats, used if no interval is known.
 MARGIN = 0.05
@@ -469,11 +470,11 @@ def _slower(point: Point, base: Point, observations: Observations) -> Iterator[F
 
 def _across_batches(observations: Observations) -> Iterator[Fault]:
     """Steps of half the batch that take as long, on one rank."""
-    singles: dict[tuple[str, str, float], list[Point]] = {}
-    for point in observations.points:
-        if point.world_size == 1 and point.time > 0:
-            name = point.curve.label.split("batch")[0]
-            singles.setdefault((name, point.strategy, point.global_batch_size), []).append(point)
+    singles = grouped(
+        ((point.curve.label.split("batch")[0], point.strategy, point.global_batch_size), point)
+        for point in observations.points
+        if point.world_size == 1 and point.time > 0
+    )
     for (name, strategy, batch), small_ones in singles.items():
         for small, large in product(small_ones, singles.get((name, strategy, 2 * batch), [])):
             least, most = (small.bounds or (small.time,))[0], (large.bounds or (large.time,))[-1]
