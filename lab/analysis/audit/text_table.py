@@ -12,7 +12,7 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import IO, TYPE_CHECKING, Any
 
-from lab.analysis.audit import logs, notebook
+from lab.analysis.audit import logs, notebook, osu
 from lab.analysis.audit.markup import find_table, without_remarks
 from lab.analysis.audit.values import BYTE_UNITS, TIME_UNITS
 from lab.errors import InputError, Problem, nearest
@@ -70,8 +70,8 @@ def read_table(
     source: str | Path | IO[Any], mapping: Mapping[str, str] | None = None
 ) -> pd.DataFrame:
     """Read delimited text (comma, semicolon, tab, bar, else spaces), a table of a notebook or of a
-    text in Markdown, HTML, LaTeX or reStructuredText, or nccl-tests output as a DataFrame of text,
-    empty cells as "".
+    text in Markdown, HTML, LaTeX or reStructuredText, or the output of nccl-tests or of the OSU
+    micro-benchmarks as a DataFrame of text, empty cells as "".
 
     `source` is a path or an open stream. Notes are in `frame.attrs["notes"]`: lines that start with
     #, except for column names right above numbers, or the text around a table. The file's stem is
@@ -93,6 +93,8 @@ def read_table(
         printed = [line.replace(",", " ") for line in printed]
     if any(NCCL_HEADER.match(line) for line in printed):
         header, rows = _nccl_tests(name, printed)
+    elif osu.is_output(printed) and (of_collectives := osu.rows_of(printed)):
+        header, rows = osu.COLUMNS, of_collectives
     elif table := find_table(lines):
         header, rows = _rectangular(name, _numbered(table.header), table.rows)
         notes, others = table.notes, table.others
