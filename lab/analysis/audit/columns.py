@@ -15,8 +15,12 @@ THINGS = (
     "samples?|images?|imgs?|tokens?|toks?|examples?|sequences?|seqs?|items?|records?|sentences?"
     "|sents?|words?|frames?|utterances?|utts?|mels?|queries|requests?|instances?|graphs?"
     "|molecules?|pixels?|chars?|characters?|users?|interactions?|packets?|reads?|rows?"
-    "|trajs?|trajector(?:y|ies)"
+    "|trajs?|trajector(?:y|ies)|[mg]?ops|operations?|files?|cells?|particles?|atoms?|events?"
+    "|transactions?|(?:anchor_)?updates?"
 )
+# What a solver does in a second, of which a step is only a part.
+STEPS_OF = "(?:cells?|atoms?|particles?|points?|zones?|sites?|bod(?:y|ies))_(?:steps?|updates?)"
+LATTICE = "[kmgt]?lups?"
 RANK = "[ghint]pu|gcd|rank|device|dev|worker|chip|card|accelerator|process|proc"
 SECOND = "s|secs?|seconds?"
 FLOPS_OF = (
@@ -88,9 +92,11 @@ NUMBERS = {
     "peak_flops": r"(.*_)?peak_(.*_)?[tp]?flops?(_.*)?|(.*_)?[tp]?flops?_peak(_.*)?",
     "rate_per_rank": rf"(.*_)?k?({THINGS})_(per_)?({SECOND})_(per_)?({RANK})s?(_.*)?"
     rf"|(.*_)?k?({THINGS})_(per_)?({RANK})_(per_)?({SECOND})"
+    rf"|per_({RANK})_k?({THINGS})_(per_)?({SECOND})"
     rf"|(.*_)?throughput_(.*_)?per_({RANK})(_.*)?|per_({RANK})_throughput(_.*)?|({THINGS})_per_p_per_s|tgs|tpgps|rate_per_rank"
-    rf"|(tps|ips|qps)_per_({RANK})",
+    rf"|(tps|ips|qps|{LATTICE})_per_({RANK}|core|thread|node)",
     "rate": rf"(.*_)?k?({THINGS})_(per_)?({SECOND})(_.*)?|(.*_)?through?(pu|tu|uthpu|thpu)t(_.*)?"
+    rf"|(.*_)?[kmg]?{STEPS_OF}_(per_)?({SECOND})|(total_|aggregate_)?{LATTICE}(_total)?"
     r"|rate|ips|qps|tps|wps|sps|(.*_)?fps|(.*_)?(ns|ps)_per_day|sypd",
     "flops_per_rank": rf"{FLOPS_OF}[tp]flops?(_(per_)?({SECOND}))?_(per_)?({RANK})s?"
     rf"|per_({RANK})_[tp]flops?(_(per_)?({SECOND}))?",
@@ -135,6 +141,8 @@ OUTCOME = re.compile(
     r"util(i[sz]ation)?(_|$)|usage|temp(erature)?(_|$)|power(?!_(cap|limit))|energy|joules"
     r"|occupancy|cost|price"
 )
+# What became of a run, often with marks: no setting either.
+VERDICT = re.compile(r"(?:is_)?(?:correct(?:ness)?|verif(?:y|ied)|verification|pass(?:ed)?|ok)")
 # Values that were not measured.
 IDEAL = (
     r"(^|_)(ideal|linear|perfect|theoretical|expected|predicted|projected|estimated|simulated"
@@ -149,7 +157,8 @@ TEXTS = {
     "version": r"(py_?torch|cuda|nccl|cudnn|rocm|jax|tensorflow)(_version)?|(.*_)?version"
     r"|commit_date",
     "commit": r"(git_?)?(commit|sha|hash|rev|revision)|git",
-    "threads": r"(omp_)?(num_)?threads(_per_[a-z]+)?",
+    "threads": r"((n|no|num|number|of|omp)_?)*threads(_(count|used|num))?(_per_[a-z]+)?"
+    r"|thread_count",
     "clock": r"(gpu_|sm_|cpu_)?(clock|freq|frequency)(_m?g?hz)?|mhz|ghz",
     "driver": r"(cuda_|gpu_)?driver",
     "gpu": r"gpu(_?(model|name|type|card|config(uration)?))|[gn]pu|accelerator|device_name"
@@ -191,7 +200,7 @@ ROUNDED = (
     "ratio_of_times",
     "ratio_of_rates",
 )
-NUMERIC = (*TIMES, "time_mean", "communication_mean", "std", *NUMBERS)
+NUMERIC = (*TIMES, "time_mean", "communication_mean", "std", "rate_std", *NUMBERS)
 COLUMNS = (*NUMERIC, *TEXTS)
 
 MEANS = {"mean", "avg", "average"}
@@ -224,7 +233,7 @@ LINKING = r"with|using|and|to|vs|versus|over|for|in|on|w|by|from|of|x|precision"
 LINKED = re.compile(rf"^(?:(?:{LINKING})_)+|(?:(?:^|_)(?:{LINKING}))+$|_(?:with|using)(?=_)")
 NOT_TRAINING = (
     r"inference|eval|valid|(^|_)val(_|$)|test|setup|warm|checkpoint|save|start|compil|timestamp"
-    r"|generat|time_?steps|limit"
+    r"|generat|time_?steps|ops_per_|limit"
 )
 # Names of times without a word for time, and names of total times.
 BARE = (
@@ -275,6 +284,7 @@ PER_STEP = re.compile(
 STEPS_PER_SECOND = re.compile(
     rf"(?:.*_)?(?:it|iters?|iterations?|steps?|batch(?:es)?)_per_(?:{SECOND})"
 )
+STEPS_OF_MANY = re.compile(rf"(?:^|_)[kmg]?{STEPS_OF}_per_")  # of "atom-steps/s"
 SECONDS_PER_THING = re.compile(  # of "s/kimg" and "ms per image"
     rf"(?:(?:.*_)?time_)?(?P<unit>{SECOND}|ms)_per_(?P<k>k_?)?(?:{THINGS})"
 )
@@ -411,7 +421,7 @@ def _guess(name: str) -> Guess | None:
     ideal = re.search(IDEAL, text) and not re.fullmatch(OF_IDEAL, text)
     if ideal or str(name).lstrip().startswith(("Δ", "∆")):
         return None  # a difference is no measurement
-    if STEPS_PER_SECOND.fullmatch(text):
+    if STEPS_PER_SECOND.fullmatch(text) and not STEPS_OF_MANY.search(text):
         return Guess("time", 1.0, "step", inverse=True)
     if paid := SECONDS_PER_THING.fullmatch(text):
         return Guess("rate", (1e3 if paid["k"] else 1.0) / TIME_UNITS[paid["unit"]], inverse=True)
@@ -439,7 +449,7 @@ def _guess(name: str) -> Guess | None:
         other = OTHERWISE.get(canonical)
         misread = misread or bool(other and re.search(other, stem))
         misread = misread or (canonical == "memory" and family not in {None, "bytes"})
-        misread = misread or (canonical == "version" and family is not None)
+        misread = misread or (canonical in {"version", "rank"} and family is not None)
         misread = misread or (family == "percent" and canonical in {*TEXTS, *COUNTS})
         if re.fullmatch(pattern, stem) and not misread:
             known = family is not None or canonical not in {"algbw", "busbw", "bytes", "memory"}
