@@ -113,7 +113,7 @@ def turned(frame: pd.DataFrame, mapped: Collection[str]) -> tuple[pd.DataFrame, 
     sizes = [_whole(column) for column in others]
     if mapped or len(others) < 2 or not all(sizes) or names.duplicated().any():
         return frame, []
-    if are_collectives(names) and not all(_name_units(frame[name]) for name in others):
+    if are_collectives(names) and not all(are_timed(frame[name]) for name in others):
         return frame, []  # whose bandwidths these may be
     meanings = [meaning.canonical for name in names if (meaning := guess(name))]
     named = not all(map(str.isdecimal, sizes))
@@ -178,7 +178,8 @@ def by_batch(frame: pd.DataFrame, mapped: Collection[str]) -> tuple[pd.DataFrame
     }
     others = [column for column in frame.columns if column not in matches]
     given = {meaning.canonical for column in others if (meaning := guess(column))}
-    if len({match["n"] for match in matches.values()}) < 2 or given & BATCHES:
+    numbered = any(re.match(r"b_?\d(?!\d)", normal(column)) for column in others)  # B0 and B10
+    if len({match["n"] for match in matches.values()}) < 2 or given & BATCHES or numbered:
         return frame, []
     parts: dict[int, pd.DataFrame] = {}
     for column, match in matches.items():
@@ -242,7 +243,7 @@ def by_world_size(
     numbered = [match["n"] for name in columns if (match := AFTER.search(normal(name)))]
     if "0" in numbered:
         return frame, []  # Core 0 is one of them
-    if values and all(_name_units(frame[name]) for name in values):
+    if values and all(are_timed(frame[name]) for name in values):
         quantity = "time"
     bare = not any(_numbers_other(column, first) for column in columns[:1])
     spreads = [spread for column in columns if (spread := _spread(column, quantity, bare=bare))]
@@ -262,7 +263,7 @@ def by_world_size(
     bare_times = [
         spread.column for spread in spreads if spread.factor is None and spread.canonical in TIMES
     ]
-    if bare_times and not all(_name_units(frame[column]) for column in bare_times):
+    if bare_times and not all(are_timed(frame[column]) for column in bare_times):
         assumption += "; no unit is named"
     rest = frame.drop(columns=[spread.column for spread in spreads])
     ratios = [name for name in map(str, rest) if _quantity(name) in {"speedup", "efficiency"}]
@@ -273,7 +274,7 @@ def by_world_size(
         if sizes and size < max(sizes):  # a ratio beside several sizes is that of the most ranks
             new = new.assign(**dict.fromkeys(ratios))
         part = parts.setdefault((size, setting), new)
-        if canonical in TIMES and (factor is not None or _name_units(frame[column])):
+        if canonical in TIMES and (factor is not None or are_timed(frame[column])):
             factor = 1.0 if factor is None else factor
             part[f"{canonical}_s"] = numbers(frame[column], units=TIME_UNITS, factor=factor)
         else:
@@ -283,7 +284,7 @@ def by_world_size(
     return long if long["setting"].any() else long.drop(columns="setting"), [assumption]
 
 
-def _name_units(cells: pd.Series) -> bool:
+def are_timed(cells: pd.Series) -> bool:
     """Whether cells are times with units of their own, such as 41 days 4 hours."""
     texts = [text for text in _first_texts(cells) if is_known(text)]
     times = [duration(text) for text in texts if text.lower() not in MISSING]
@@ -298,7 +299,7 @@ def by_cells(frame: pd.DataFrame, mapped: Collection[str]) -> tuple[pd.DataFrame
     timed = [
         column
         for column in frame.columns
-        if column not in meanings and column not in mapped and _name_units(frame[column])
+        if column not in meanings and column not in mapped and are_timed(frame[column])
     ]
     ranks = known & {"world_size", "threads"}
     if mapped or len(timed) < 2 or not ranks or known & {*TIMES, *MEASURED}:
@@ -365,7 +366,7 @@ def _with_quantity(spreads: Sequence[Spread], frame: pd.DataFrame) -> list[Sprea
 
 def _units(cells: pd.Series) -> set[str]:
     """The units of rates and shares in cells, "time" for those of times."""
-    units = {"time" if _name_units(cells) else ""}
+    units = {"time" if are_timed(cells) else ""}
     for text in map(str.lower, _first_texts(cells)):
         if unit := UNIT_OF_RATE.search(text):
             units.add(unit[1])
