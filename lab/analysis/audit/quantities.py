@@ -221,6 +221,8 @@ class Quantities:
             canonical = "rank" if numbers_devices(column, numbers(cells)) else canonical
         elif guessed and "time" not in names and parse_name(column).stem == "sync":
             return ""  # beside "Async" or "Overlap" it is a program
+        elif guessed and canonical == "compute" and names & {*TIMES} == {"compute"}:
+            canonical = "time"  # of the whole
         elif guessed and canonical == "communication" and is_of_program(column, self.frame, names):
             return ""
         elif canonical in {"step", "rate"} and guessed and _are_times(known):
@@ -371,7 +373,8 @@ def _in_order(frame: pd.DataFrame, meanings: Mapping[str, Guess]) -> dict[str, G
     if len(rates) < 2:
         return dict(meanings)
     medians = {column: numbers(frame[column], units=COUNT_UNITS).median() for column in rates}
-    first = max(rates, key=lambda column: medians[column] if medians[column] > 0 else 0.0)
+    counted = [column for column in rates if "flop" not in normal(column)] or rates
+    first = max(counted, key=lambda column: medians[column] if medians[column] > 0 else 0.0)
     return {first: meanings[first], **meanings}
 
 

@@ -36,7 +36,7 @@ from lab.analysis.audit.values import (
     ranks_of,
 )
 
-RANKS = "gpus?|ranks?|procs?|process(?:es)?|devices?|workers?|cards?|cores?|nodes?"
+RANKS = "gpus?|ranks?|procs?|process(?:es)?|devices?|workers?|cards?|cores?|threads?|nodes?"
 BEFORE = re.compile(rf"(?:^|_)(?P<n>\d+|{'|'.join(WORDS)})_?(?:{RANKS}|x)(?=_|$)")
 # A single "rank 5" is one of them, or the fifth guess of a classifier.
 AFTER = re.compile(
@@ -50,6 +50,9 @@ HINTS = (
     re.compile(r"(\d+)\s*(?:x\s+)?(?:gpus?|processes|ranks|procs|workers)\b", re.IGNORECASE),
 )
 NUMBERED = re.compile(r"(?:^|_)(?:seed|run|trial|repeat|fold|attempt)s?(?=_|$)")  # not ranks
+OVER_ONE = re.compile(  # of "speedup vs 1 thread"
+    r"(?:^|_)(?:vs|versus|over|than|relative_to|compared_to)_(?:\d+|one|a|single)_?[a-z]"
+)
 SYMBOL = re.compile(r"[^\W\d_a-zA-Z]")  # β1 names no ranks, 8 in another script may
 OF_A_RUN = re.compile(r"(?:^|_)(?:epochs?|steps?|iter(?:ation)?s?|loss)(?=_|$)")
 MAX_RANKS = 1_000_000
@@ -408,7 +411,7 @@ def _without(match: re.Match[str]) -> str:
 def _spread(column: str, quantity: str, *, bare: bool) -> Spread | None:
     """A column of a wide table; None for others, and for a bare number unless those are ranks."""
     text = normal(column)
-    if NUMBERED.search(text) or re.search(IDEAL, text):
+    if NUMBERED.search(text) or OVER_ONE.search(text) or re.search(IDEAL, text):
         return None
     ranks, what = ranks_of(column)
     if ranks > 0 and "precision" not in dict(setting_of(what).words):

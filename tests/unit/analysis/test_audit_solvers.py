@@ -128,6 +128,18 @@ def test_a_program_that_is_faster_on_one_rank_too() -> None:
         ("steps/s", "time"),
         ("train it/s", "time"),
         ("Number of threads", "threads"),
+        ("Threads ($p$)", "threads"),
+        ("Total cores", "cpus"),
+        ("No. of cores", "cpus"),
+        ("# Pr.", "world_size"),
+        ("Time taken (s)", "time"),
+        ("Processing time", "time"),
+        ("Solver time (s)", "time"),
+        ("GFLOP/s", "rate"),
+        ("Performance (GFLOPS)", "rate"),
+        ("MFLOP/s per core", "rate_per_rank"),
+        ("GTEPS", "rate"),
+        ("MDOF/s", "rate"),
         ("吞吐倍率", "speedup"),
     ],
 )
@@ -136,9 +148,38 @@ def test_names(name: str, meaning: str) -> None:
     assert found is not None and found.canonical == meaning
 
 
-@pytest.mark.parametrize("name", ["Rank MB", "Ops/timestep (M)"])
+@pytest.mark.parametrize("name", ["Rank MB", "Ops/timestep (M)", "GFLOPs", "Node SP GFlop/s"])
 def test_names_of_nothing_that_is_read(name: str) -> None:
     assert guess(name) is None
+
+
+def test_units_before_what_they_are_of() -> None:
+    elapsed, cells = guess("Seconds Elapsed"), guess("Mcells/s")
+    assert elapsed is not None and (elapsed.canonical, elapsed.factor) == ("time", 1.0)
+    assert cells is not None and (cells.canonical, cells.factor) == ("rate", 1e6)
+
+
+def test_a_time_of_computing_alone_is_that_of_the_whole() -> None:
+    rows = ["| 1 | 10.0 | 1.0 |", "| 2 | 5.2 | 1.92 |", "| 4 | 2.9 | 4.45 |"]
+    result = pasted(below("| Processes | Computation time (s) | Speedup |", *rows))
+    assert result.reading["Computation time (s)"] == "time"
+    assert broken(result) == {"quoted-against-own"}
+
+
+def test_models_of_gpus_that_are_numbers() -> None:
+    rows = ["| 1×5090 | 120K |", "| 2×5090 | 285K |"]
+    result = pasted(below("| GPU | Tok/s |", *rows))
+    assert broken(result) == {"super-linear"}
+    assert "2.4x on 2 ranks" in result.findings[0].evidence
+
+
+def test_columns_for_numbers_of_threads() -> None:
+    rows = ["| 1024 | 4.44 | 9.18 | 18.57 |", "| 2048 | 5.27 | 9.52 | 12.6 |"]
+    result = pasted(below("| Matrix Size | threads=1 | threads=2 | threads=4 |", *rows))
+    assert {"rate", "world_size"} <= set(result.reading.values())
+    ratio = ["| 1 | 328.8 | 1.00x |", "| 2 | 164.5 | 2.00x |"]
+    result = pasted(below("| Cores | ms/step | speedup vs 1 thread |", *ratio))
+    assert result.reading["speedup vs 1 thread"] == "speedup"
 
 
 def test_sizes_of_models_beside_mfu_are_no_bytes() -> None:
