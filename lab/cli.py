@@ -606,7 +606,7 @@ def audit(
         str,
         Argument(
             metavar="STUDY_OR_TABLE",
-            help="A study, a table of anybody's results or nccl-tests output; - reads a paste.",
+            help="A study, anybody's table of results, nccl-tests or OSU output; - reads a paste.",
         ),
     ],
     column: ColumnOption = None,

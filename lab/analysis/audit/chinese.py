@@ -4,12 +4,14 @@ from __future__ import annotations
 
 import re
 
+from lab.analysis.audit.european import from_russian
+
 # Longer words go first. "精度" means a precision or an accuracy: the cells tell which.
 WORDS = {
     "number": "番号 编号",
     "gpu count": "显卡数量 显卡数 卡数量 卡数",
     "count": "数量 数目 个数",
-    "gpus": "gpu数量 gpu个数 gpu数",
+    "gpus": "gpu数量 gpu个数 gpu数 gpu數量 gpu數",
     "npus": "npu数量 npu个数 npu数",
     "nodes": "节点数量 节点数 机器数",
     "processes": "进程数",
@@ -19,13 +21,13 @@ WORDS = {
     "epochs": "轮数",
     "samples": "样本数",
     "model parameters": "模型参数量 参数量",
-    "model size": "模型大小 模型规模",
+    "model size": "模型大小 模型规模 模型規模",
     "model": "模型名称 模型类型 模型",
     "gpu model": "显卡型号 芯片型号 gpu型号 显卡",
     "gpu memory": "显存占用量 显存占用 显存使用 显存消耗 显存用量 显存",
     "host memory": "内存占用 内存",
     "throughput": "吞吐量 吞吐率 吞吐",
-    "speedup": "加速比 加速倍数",
+    "speedup": "加速比 加速倍数 吞吐倍率",
     "scaling efficiency": "扩展效率 并行效率 加速效率 线性度",
     "efficiency": "效率",
     "utilization": "利用率",
@@ -107,5 +109,5 @@ def in_english(text: str) -> str:
         return text
     text = re.sub(r"每个\s*(?=gpu)", "每", ALONE.sub(" single gpu ", text), flags=re.IGNORECASE)
     text = re.sub(r"(?<=\d)卡", " gpus ", text)
-    text = KNOWN.sub(lambda match: f" {ENGLISH[match.group().lower()]} ", text)
+    text = from_russian(KNOWN.sub(lambda match: f" {ENGLISH[match.group().lower()]} ", text))
     return ASIDE.sub("", REST.sub(" unknown ", text))

@@ -16,8 +16,12 @@ THINGS = (
     "samples?|images?|imgs?|tokens?|toks?|examples?|sequences?|seqs?|items?|records?|sentences?"
     "|sents?|words?|frames?|utterances?|utts?|mels?|queries|requests?|instances?|graphs?"
     "|molecules?|pixels?|chars?|characters?|users?|interactions?|packets?|reads?|rows?"
-    "|trajs?|trajector(?:y|ies)"
+    "|trajs?|trajector(?:y|ies)|[mg]?ops|operations?|files?|cells?|particles?|atoms?|events?"
+    "|transactions?|(?:anchor_)?updates?|dofs?|zones?"
 )
+# What a solver does in a second, of which a step is only a part.
+STEPS_OF = "(?:cells?|atoms?|particles?|points?|zones?|sites?|bod(?:y|ies))_(?:steps?|updates?)"
+LATTICE = "[kmgt]?lups?"
 RANK = "[ghint]pu|gcd|rank|device|dev|worker|chip|card|accelerator|process|proc"
 SECOND = "s|secs?|seconds?"
 FLOPS_OF = (
@@ -49,7 +53,7 @@ NUMBERS = {
     "world_size": r"world(_?size)?|((n|num|nr|no|number_of|total|count_of|of)_?)*"
     r"((cpu|gpu|mpi|cuda|nvidia|amd)_)?"
     r"(gpus|[hint]pus|ranks|procs|processes|processors|devices|accelerators|tasks|cards|chips|gcds)"
-    r"(_(total|count|used))?|(n|num|number_of)_[abghv]\d{1,2}0s?|(n|(n|no)_of|of|num|number_of)_?([ghint]pu|proc|rank)|(total_)?([ghint]pu|rank|process|device|accelerator|card|chip)s?_?(count|nums?|number|n)|nprocs?|np|n|p|[gn]pu"
+    r"(_(total|count|used))?|n_prs?|n_mpi|(n|num|number_of)_[abghv]\d{1,2}0s?|(n|(n|no)_of|of|num|number_of)_?([ghint]pu|proc|rank)|(total_)?([ghint]pu|rank|process|device|accelerator|card|chip)s?_?(count|nums?|number|n)|nprocs?|np|n|p|[gn]pu"
     r"|workers|number_of_workers|mpi_?((ranks?|tasks?|proc(esse)?s?|process)|size)|parallelism_degree"
     r"|(n_)?pes|ws|[abh]\d{3}s|tpu_cores",
     "nodes": r"((n|no|num|number_of|of)_?)*(nodes|servers|hosts|machines)|nnodes"
@@ -87,11 +91,14 @@ NUMBERS = {
     "mfu": r"(.*_)?mfu(_.*)?|(.*_)?model_flops?_util(i[sz]ation)?(_.*)?",
     "hfu": r"(.*_)?hfu(_.*)?|(.*_)?hardware_flops?_util(i[sz]ation)?(_.*)?",
     "peak_flops": r"(.*_)?peak_(.*_)?[tp]?flops?(_.*)?|(.*_)?[tp]?flops?_peak(_.*)?",
-    "rate_per_rank": rf"(.*_)?k?({THINGS})_(per_)?({SECOND})_(per_)?({RANK})s?(_.*)?"
-    rf"|(.*_)?k?({THINGS})_(per_)?({RANK})_(per_)?({SECOND})"
+    "rate_per_rank": rf"(.*_)?[kmg]?({THINGS})_(per_)?({SECOND})_(per_)?({RANK})s?(_.*)?"
+    rf"|(.*_)?[kmg]?({THINGS})_(per_)?({RANK})_(per_)?({SECOND})"
+    rf"|per_({RANK})_[kmg]?({THINGS})_(per_)?({SECOND})"
     rf"|(.*_)?throughput_(.*_)?per_({RANK})(_.*)?|per_({RANK})_throughput(_.*)?|({THINGS})_per_p_per_s|tgs|tpgps|rate_per_rank"
-    rf"|(tps|ips|qps)_per_({RANK})",
-    "rate": rf"(.*_)?k?({THINGS})_(per_)?({SECOND})(_.*)?|(.*_)?through?(pu|tu|uthpu|thpu)t(_.*)?"
+    rf"|(tps|ips|qps|{LATTICE})_per_({RANK}|core|thread|node)",
+    "rate": rf"(.*_)?[kmg]?({THINGS})_(per_)?({SECOND})(_.*)?"
+    r"|(.*_)?through?(pu|tu|uthpu|thpu)t(_.*)?"
+    rf"|(.*_)?[kmg]?{STEPS_OF}_(per_)?({SECOND})|(total_|aggregate_)?{LATTICE}(_total)?"
     r"|rate|ips|qps|tps|wps|sps|(.*_)?fps|(.*_)?(ns|ps)_per_day|sypd",
     "flops_per_rank": rf"{FLOPS_OF}[tp]flops?(_(per_)?({SECOND}))?_(per_)?({RANK})s?"
     rf"|per_({RANK})_[tp]flops?(_(per_)?({SECOND}))?",
@@ -100,8 +107,8 @@ NUMBERS = {
     "busbw": r"(bus_?(bw|bandwidth))|bandwidth|bw",
     "loader_workers": r"(data_?)?(loader|load)_?(workers|processes)(_per_[a-z]+)?"
     r"|num_workers(_per_[a-z]+)?|n_workers",
-    "cpus": r"((n|num|number_of)_)?(cpus|cpu_cores|cores)(_per_[a-z]+)?|core|cpu_count"
-    r"|cpus_granted",
+    "cpus": r"((n|no|num|number|of|total)_?)*(cpus|(cpu_)?cores)(_(used|count|num))?(_per_[a-z]+)?"
+    r"|core|cpu_count|cpus_granted",
     "parameters": r"((n|no|num|number_of|total|model|trainable)_)*(params?|parameters)|model_size",
     "bytes": r"(message|msg|grad(ient)?s?|comm(unication)?|bucket|payload|transfer|buffer)"
     r"(_(size|volume|bytes))?|bytes|size",
@@ -136,6 +143,8 @@ OUTCOME = re.compile(
     r"util(i[sz]ation)?(_|$)|usage|temp(erature)?(_|$)|power(?!_(cap|limit))|energy|joules"
     r"|occupancy|cost|price"
 )
+# What became of a run, often with marks: no setting either.
+VERDICT = re.compile(r"(?:is_)?(?:correct(?:ness)?|verif(?:y|ied)|verification|pass(?:ed)?|ok)")
 # Values that were not measured.
 IDEAL = (
     r"(^|_)(ideal|linear|perfect|theoretical|expected|predicted|projected|estimated|simulated"
@@ -150,7 +159,8 @@ TEXTS = {
     "version": r"(py_?torch|cuda|nccl|cudnn|rocm|jax|tensorflow)(_version)?|(.*_)?version"
     r"|commit_date",
     "commit": r"(git_?)?(commit|sha|hash|rev|revision)|git",
-    "threads": r"(omp_)?(num_)?threads(_per_[a-z]+)?",
+    "threads": r"((n|no|num|number|of|omp)_?)*threads(_(count|used|num))?(_per_[a-z]+)?"
+    r"|thread_count",
     "clock": r"(gpu_|sm_|cpu_)?(clock|freq|frequency)(_m?g?hz)?|mhz|ghz",
     "driver": r"(cuda_|gpu_)?driver",
     "gpu": r"gpu(_?(model|name|type|card|config(uration)?))|[gn]pu|accelerator|device_name"
@@ -192,7 +202,7 @@ ROUNDED = (
     "ratio_of_times",
     "ratio_of_rates",
 )
-NUMERIC = (*TIMES, "time_mean", "communication_mean", "std", *NUMBERS)
+NUMERIC = (*TIMES, "time_mean", "communication_mean", "std", "rate_std", *NUMBERS)
 COLUMNS = (*NUMERIC, *TEXTS)
 
 MEANS = {"mean", "avg", "average"}
@@ -225,7 +235,7 @@ LINKING = r"with|using|and|to|vs|versus|over|for|in|on|w|by|from|of|x|precision"
 LINKED = re.compile(rf"^(?:(?:{LINKING})_)+|(?:(?:^|_)(?:{LINKING}))+$|_(?:with|using)(?=_)")
 NOT_TRAINING = (
     r"inference|eval|valid|(^|_)val(_|$)|test|setup|warm|checkpoint|save|start|compil|timestamp"
-    r"|generat|time_?steps|limit"
+    r"|generat|time_?steps|ops_per_|limit"
 )
 # Names of times without a word for time, and names of total times.
 BARE = (
@@ -236,8 +246,9 @@ PER = {"epoch": "epoch", "step": "step|iter|batch|^it_"}
 CLOCKED = r"times?|duration|latency|runtime|elapsed|wall|seconds|makespan"
 WHOLE = (
     r"(total_)?(time_to_(train|solution|accuracy|target|convergence)|ttt|real|total|train|training|run|exec|execution|fit|job|loop"
+    r"|process(ing)?|solver?|solution|simulation|computing|program"
     r"|wall_?(time|clock)"
-    rf"|wall|clock|t(_[np]|_epoch)?|end_to_end|parallel|{CLOCKED})(_(time|duration|clock|runtime|total|real|s))*"
+    rf"|wall|clock|t(_[np]|_epoch)?|end_to_end|parallel|{CLOCKED})(_(time|duration|clock|runtime|total|real|s|taken|elapsed|spent|needed))*"
     r"(_\d+_?e(pochs?)?)?"
 )
 
@@ -275,6 +286,14 @@ PER_STEP = re.compile(
 
 STEPS_PER_SECOND = re.compile(
     rf"(?:.*_)?(?:it|iters?|iterations?|steps?|batch(?:es)?)_per_(?:{SECOND})"
+)
+STEPS_OF_MANY = re.compile(rf"(?:^|_)[kmg]?{STEPS_OF}_per_")  # of "atom-steps/s"
+# Of "GFLOP/s", "Performance (GFLOPS)" and "GTEPS"; GFLOPs alone may be what a model costs.
+SOLVED_RATE = re.compile(
+    r"(?:(?:total|aggregate|mean|average|avg|achieved|sustained|measured|performance|perf"
+    r"|throughput|speed|compute)_)*"
+    rf"(?:[gm]flops?_(?:per_)?(?:{SECOND})|(?<=performance_)[gm]flops|[kmgt]?teps)"
+    rf"(?P<each>_per_(?:{RANK}|core|thread|node))?"
 )
 SECONDS_PER_THING = re.compile(  # of "s/kimg" and "ms per image"
     rf"(?:(?:.*_)?time_)?(?P<unit>{SECOND}|ms)_per_(?P<k>k_?)?(?:{THINGS})"
@@ -316,6 +335,7 @@ def normal(name: str) -> str:
     text = EITHER.sub(r"\1", text)
     text = text.replace("%", " percent ").replace("#", " n ").replace("/", " per ")
     text = re.sub(r"(?<![a-z])([gpt])(?:iga|eta|era)_?(?=flop)", r"\1", text)
+    text = re.sub(r"^(\w*seconds|ms|hours|minutes) (elapsed|taken)$", r"\2 \1", text.strip())
     text = text.replace("$", " usd ")
     return SYMBOLIZED.sub(r"\1", from_european(TOKEN.sub("_", text).strip("_")))
 
@@ -387,7 +407,8 @@ def guess(name: str) -> Guess | None:
     if meaning is None and plain != str(name) and parse_name(name).family is None:
         of_some = {"time"} if COUNTED.search(str(name)) else set()  # "Time (75 frames)"
         aside = _guess(plain)  # "GPUs (nodes)"
-        return aside if aside and aside.canonical in {"world_size", "nodes", *of_some} else None
+        counts = {"world_size", "nodes", "threads", "cpus"}
+        return aside if aside and aside.canonical in counts | of_some else None
     return meaning
 
 
@@ -417,11 +438,13 @@ def _guess(name: str) -> Guess | None:
     ideal = re.search(IDEAL, text) and not re.fullmatch(OF_IDEAL, text)
     if ideal or str(name).lstrip().startswith(("Δ", "∆")):
         return None  # a difference is no measurement
-    if STEPS_PER_SECOND.fullmatch(text):
+    if STEPS_PER_SECOND.fullmatch(text) and not STEPS_OF_MANY.search(text):
         return Guess("time", 1.0, "step", inverse=True)
     if paid := SECONDS_PER_THING.fullmatch(text):
         return Guess("rate", (1e3 if paid["k"] else 1.0) / TIME_UNITS[paid["unit"]], inverse=True)
     # The unit of a rate would be read as the unit of a time.
+    if solved := SOLVED_RATE.fullmatch(text):
+        return Guess("rate_per_rank" if solved["each"] else "rate", 1.0)
     misread = False
     for canonical in ("rate_per_rank", "rate", "flops_per_rank", "flops"):
         if re.fullmatch(NUMBERS[canonical], text):
@@ -430,8 +453,9 @@ def _guess(name: str) -> Guess | None:
                 misread = True
                 continue
             peta = 1e15 if re.search(r"(^|_)pflop", text) else 1e12
-            thousands = 1e3 if re.search(rf"(^|_)k_?({THINGS})_", text) else 1.0
-            return Guess(canonical, peta if "flops" in canonical else thousands)
+            counted = re.search(rf"(?:^|_)([kmg])_?(?:{THINGS})_(?:per_)?(?:{SECOND}|{RANK})", text)
+            each = COUNT_UNITS["bn" if counted[1] == "g" else counted[1]] if counted else 1.0
+            return Guess(canonical, peta if "flops" in canonical else each)
     if misread:
         return None
     stem, family, factor, statistic = parsed = parse_name(name)
@@ -445,7 +469,7 @@ def _guess(name: str) -> Guess | None:
         other = OTHERWISE.get(canonical)
         misread = misread or bool(other and re.search(other, stem))
         misread = misread or (canonical == "memory" and family not in {None, "bytes"})
-        misread = misread or (canonical == "version" and family is not None)
+        misread = misread or (canonical in {"version", "rank"} and family is not None)
         misread = misread or (family == "percent" and canonical in {*TEXTS, *COUNTS})
         if re.fullmatch(pattern, stem) and not misread:
             known = family is not None or canonical not in {"algbw", "busbw", "bytes", "memory"}

@@ -7,24 +7,53 @@ import re
 # In snake case and without accents. Longer words go first.
 WORDS = {
     "execution_time": "tiempo_de_ejecucion tempo_de_execucao tempo_di_esecuzione temps_d_execution "
-    "ausfuhrungszeit laufzeit rechenzeit berechnungszeit",
+    "ausfuhrungszeit laufzeit rechenzeit berechnungszeit czas_wykonania "
+    "thoi_gian_chay",
     "mean_time": "tiempo_promedio tiempo_medio tempo_medio temps_moyen",
-    "time": "tiempo_total tiempo_real tiempo tempo_totale tempo zeit",
+    "time": "tiempo_total tiempo_real tiempo tempo_totale tempo zeit czas thoi_gian",
     "time_s": "tiempo_seg temps_s",
     "time_ms": "temps_ms",  # alone, these are temperatures
-    "speedup": "aceleracion accelerazione aceleracao beschleunigung",
-    "efficiency": "eficiencia efficienza efficacite effizienz",
+    "speedup": "aceleracion accelerazione aceleracao beschleunigung przyspieszenie tang_toc",
+    "efficiency": "eficiencia efficienza efficacite effizienz efektywnosc hieu_suat",
     "parallel_time": "tempo_paralelo tiempo_paralelo tempo_parallelo",
     "configuration": "configuracao configuracion configurazione konfiguration",
-    "threads": "hilos",
+    "threads": "hilos watki watkow luong",
     "cores": "nucleos kerne coeurs",
-    "processes": "procesos processos processi prozesse",
-    "nodes": "nodos nodi noeuds knoten",
-    "number_of": "anzahl_der anzahl numero_de nombre_de numero_di",
+    "processes": "procesos processos processi prozesse procesy procesow tien_trinh",
+    "nodes": "nodos nodi noeuds knoten wezly wezlow",
+    "number_of": "anzahl_der anzahl numero_de nombre_de numero_di liczba so",
     "s": "segundos segs sekunden secondi",
 }
 ENGLISH = {word: english for english, words in WORDS.items() for word in words.split()}
 KNOWN = re.compile(rf"(?<![^_])(?:{'|'.join(sorted(ENGLISH, key=len, reverse=True))})(?![^_])")
+
+
+# In their own script.
+RUSSIAN = {
+    "execution time": "время выполнения|время работы|время расчёта|время расчета",
+    "time": "время",
+    "speedup": "ускорение",
+    "efficiency": "эффективность",
+    "number of": "количество|число|кол-во",
+    "threads": "потоков|потоки|нитей|нити",
+    "processes": "процессов|процессы",
+    "cores": "ядер|ядра",
+    "nodes": "узлов|узлы",
+    "strategy": "режим|реализация|версия",
+    "matrix size": "размер матрицы",
+    "mean": "среднее",
+    "ms": "мс",
+    "s": "секунды|секунд|сек|с",
+}
+_RUSSIAN = {word: english for english, words in RUSSIAN.items() for word in words.split("|")}
+KNOWN_RUSSIAN = re.compile(
+    rf"\b(?:{'|'.join(sorted(_RUSSIAN, key=len, reverse=True))})(?!\w)", re.IGNORECASE
+)
+
+
+def from_russian(text: str) -> str:
+    """A text with the Russian words that are known in English."""
+    return KNOWN_RUSSIAN.sub(lambda match: f" {_RUSSIAN[match.group().lower()]} ", text)
 
 
 def from_european(name: str) -> str:

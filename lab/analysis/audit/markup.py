@@ -69,6 +69,7 @@ SIGNS = {
 VALUES = re.compile(r"values?|settings?|值|数值|wert|valeur|valor")
 MEASURED = {"time", "rate", "rate_per_rank", "speedup", "efficiency", "flops_per_rank", "mfu"}
 RANKED = {"world_size", "nodes", "dp"}
+THREADED = {"threads", "cpus"}
 MOST_ROWS = 50  # that are looked at
 
 
@@ -112,7 +113,8 @@ def most_relevant(tables: Sequence[Table]) -> list[Table]:
 
 
 def relevance(table: Table) -> int:
-    """2 for a table of measurements on known ranks, 1 for one of measurements, 0 for others."""
+    """3 for a table of measurements on known ranks, 2 for one on numbers of threads or cores, 1 for
+    one of measurements, 0 for others."""
     rows = table.rows[:MOST_ROWS]
     columns = dict(zip(table.header, zip(*rows, strict=False), strict=False))
     columns = {name: cells for name, cells in columns.items() if any(map(NUMERIC.match, cells))}
@@ -120,11 +122,13 @@ def relevance(table: Table) -> int:
     sizes = {name: ranks for name in table.header if (ranks := named_ranks(name)) > 0}
     spread = len(set(sizes.values())) > 1
     if spread and set(sizes) <= set(columns):
-        return 2
+        return 3
     names = [*columns, *labels] if spread else columns
     known = quantities(names)
     ranked = spread or known & RANKED or any(ranks_of(label)[0] > 0 for label in labels)
-    return 1 + bool(ranked) if known & MEASURED else 0
+    if not known & MEASURED:
+        return 0
+    return 3 if ranked else 1 + bool(known & THREADED)
 
 
 def _drawn(line: str) -> str:

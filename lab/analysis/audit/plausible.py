@@ -18,11 +18,15 @@ TIMESTAMP = 1e9  # seconds since 1970, and more than a training takes
 LENGTHS = 64  # sequence lengths are multiples of this
 LARGEST_VERSION = 40  # but containers are named after years and months
 OF_TRAINING = {"model", "dp", "tp", "pp", "global_batch_size", "micro_batch_size"}
+OF_TRAINING |= {"grad_accum", "mfu", "hfu", "rate_per_rank", "flops_per_rank"}
+OF_PROGRAMS = {"speedup", "efficiency", "threads", "cpus", "ratio_of_times"}
 RANKS = {"world_size", "nodes"}
+NAMES_OF_RUNS = {"strategy", "model", "repeat", "framework"}
 CUT_OFF = 0.002  # relative: of a ratio whose last digit was cut off instead of rounded
 COLLECTIVE = re.compile(
     r"all[-_ ]?(?:reduce|gather|to)|reduce[-_ ]?scatter|collective|[nr]ccl", re.IGNORECASE
 )
+OF_SERIAL = re.compile(r"(?:^|_)(?:serial|sequential|seq|single)(?:_|$)")
 MOST_CELLS = 50  # of a column that are looked at
 ALIKE = 1.05  # ratio of two measurements of one time
 MOST_COLUMNS = 30  # of which all pairs are compared
@@ -95,7 +99,11 @@ def is_not_process_rank(column: str, frame: pd.DataFrame, meanings: Mapping[str,
         alone = not RANKS & {meaning.canonical for meaning in meanings.values()}
         known = np.unique(values.dropna())
         return alone and len(known) > 1 and bool((np.diff(known) > 1).all())  # of matrices
-    others = [name for name in frame.columns if name not in meanings]
+    others = [
+        name
+        for name in frame.columns
+        if name not in meanings or meanings[name].canonical in NAMES_OF_RUNS
+    ]
     named = any(frame[name].is_unique and numbers(frame[name]).isna().all() for name in others)
     measured = [numbers(frame[name], units=TIME_UNITS) for name in frame.columns if name != column]
     return named and any(
@@ -196,6 +204,22 @@ def is_of_model(column: str, texts: pd.Series, meanings: Mapping[str, Guess]) ->
     named = any(meaning.canonical in {"model", "dataset"} for meaning in meanings.values())
     counted = bool(texts.str.fullmatch(r"(?:\d+x)?[\d.]+\s*[bBmM]").all())
     return parse_name(column).stem == "size" and (named or (of_model and counted))
+
+
+def is_of_problem(column: str, names: Collection[str]) -> bool:
+    """Whether a size is that of a problem which a parallel program solves, and not of a message."""
+    return parse_name(column).stem == "size" and bool(OF_PROGRAMS & set(names))
+
+
+def is_of_program(column: str, frame: pd.DataFrame, names: Collection[str]) -> bool:
+    """Whether a column called MPI or NCCL is the time of a program that uses it, as beside that of
+    a sequential one or a speedup of the same name, and no part of a step."""
+    stem = parse_name(column).stem
+    if stem not in {"mpi", "nccl", "rccl"} or {*TIMES} - {"communication"} & set(names):
+        return False
+    others = [normal(name) for name in frame.columns if name != column]
+    ratio = re.compile(rf"{stem}_(?:speed_?up|efficiency)|(?:speed_?up|efficiency)_{stem}")
+    return any(OF_SERIAL.search(other) or ratio.fullmatch(other) for other in others)
 
 
 def is_of_another(column: str, frame: pd.DataFrame, meanings: Mapping[str, Guess]) -> bool:

@@ -7,8 +7,8 @@ from collections.abc import Mapping
 
 import pandas as pd
 
-from lab.analysis.audit.columns import Guess, normal, parse_name, quantities
-from lab.analysis.audit.reshape import listed, stacked
+from lab.analysis.audit.columns import Guess, guess, normal, parse_name, quantities
+from lab.analysis.audit.reshape import are_timed, listed, stacked
 from lab.analysis.audit.values import TIME_UNITS, numbers
 
 PARALLEL = (
@@ -24,6 +24,7 @@ RATIO = re.compile(r"(?P<what>speed_?up|efficiency)_(?P<program>.+)")
 OF_SIZE = re.compile(r"(?P<name>.*[a-z])_(?:n_?|size_?)?(?P<size>\d{2,12})")
 OF_EACH = {"time", "rate", "speedup", "efficiency"}
 RANKS = {"world_size", "nodes", "threads", "cpus"}
+NOTHING = Guess("", None)
 
 
 def by_program(frame: pd.DataFrame, mapped: Mapping[str, Guess]) -> tuple[pd.DataFrame, list[str]]:
@@ -54,6 +55,46 @@ def by_program(frame: pd.DataFrame, mapped: Mapping[str, Guess]) -> tuple[pd.Dat
     names = ", ".join(repr(part["time"]) for part in parallel.values())
     read = f"{names} {'are' if len(parallel) > 1 else 'is'} read as the time of a program"
     return (long if len(parallel) > 1 else long.drop(columns="setting")), [read]
+
+
+def over_serial(frame: pd.DataFrame, mapped: Mapping[str, Guess]) -> tuple[pd.DataFrame, list[str]]:
+    """Turn a table of problems, with the times of a serial and a parallel program and the speedup
+    of one over the other, into one with a row for each program, in which this speedup is a ratio of
+    their times; leave other tables as they are."""
+    programs = {
+        column: name
+        for column in frame.columns
+        if (name := _name_of_program(column)) and (_is_time(column) or are_timed(frame[column]))
+    }
+    serial = [column for column, name in programs.items() if re.fullmatch(SERIAL, name)]
+    quoted = [column for column in frame.columns if re.fullmatch("speed_?up", normal(column))]
+    known = quantities(frame.columns)
+    if mapped or len(programs) != 2 or len(serial) != 1 or len(quoted) != 1 or known & RANKS:
+        return frame, []
+    if frame[quoted[0]].astype(str).str.contains("%").any():
+        return frame, []  # an increase
+    one, other = serial[0], next(column for column in programs if column not in serial)
+    rest = frame.drop(columns=[*programs, *quoted])
+    rest = rest[[name for name in rest if (guess(name) or NOTHING).canonical != "efficiency"]]
+    parts = []
+    for column in (one, other):
+        factor = parse_name(column).factor
+        times = numbers(frame[column], units=TIME_UNITS, factor=factor)
+        parts.append(rest.assign(setting=column, time_s=times.map("{:.15e} s".format)))
+    parts[1] = parts[1].assign(ratio_of_times=frame[quoted[0]], ratio_over=one)
+    read = f"{quoted[0]!r} is read as the ratio of {one!r} to {other!r}"
+    return pd.concat(parts, ignore_index=True), [read]
+
+
+def _is_time(column: str) -> bool:
+    """Whether the name of a program's column says that it holds times."""
+    return (_of_program(column) or ("", ""))[1] == "time"
+
+
+def _name_of_program(column: str) -> str:
+    """The program that a column is named after, "" for others."""
+    match = OF_PROGRAM.fullmatch(parse_name(column).stem)
+    return match["program"] if match and (match["what"] or "time")[0] in "trd" else ""
 
 
 def _of_program(column: str) -> tuple[str, str] | None:

@@ -34,6 +34,8 @@ from lab.analysis.audit.plausible import (
     is_of_another,
     is_of_collective,
     is_of_model,
+    is_of_problem,
+    is_of_program,
     is_of_samples,
     is_plausible,
     numbers_devices,
@@ -219,6 +221,10 @@ class Quantities:
             canonical = "rank" if numbers_devices(column, numbers(cells)) else canonical
         elif guessed and "time" not in names and parse_name(column).stem == "sync":
             return ""  # beside "Async" or "Overlap" it is a program
+        elif guessed and canonical == "compute" and names & {*TIMES} == {"compute"}:
+            canonical = "time"  # of the whole
+        elif guessed and canonical == "communication" and is_of_program(column, self.frame, names):
+            return ""
         elif canonical in {"step", "rate"} and guessed and _are_times(known):
             canonical = "time"
         elif canonical == "rank" and guessed and counts_processes(column, numbers(cells)):
@@ -233,7 +239,9 @@ class Quantities:
             return ""
         elif canonical == "speedup" and "scaling" in normal(column) and are_shares(cells):
             canonical = "efficiency"
-        elif canonical == "busbw" and guessed and not is_of_collective(column, self.frame, names):
+        elif (
+            canonical == "busbw" and guessed and not is_of_collective(column, self.frame, names)
+        ) or (canonical == "bytes" and guessed and is_of_problem(column, names)):
             return ""
         elif canonical == "bytes" and is_of_model(column, known, self.meanings):
             return "" if {"model", "dataset"} & names else "model"
@@ -276,9 +284,10 @@ class Quantities:
             values = factor / values.where(values > 0)
         if canonical in WHOLE_NUMBERS:
             values = values.where(values % 1 == 0)
-        if canonical == "time" and cells.astype(str).str.contains(PLUS_MINUS).any():
+        of_what = {"time": "std", "rate": "rate_std"}.get(canonical)
+        if of_what and cells.astype(str).str.contains(PLUS_MINUS).any():
             spreads = cells.map(lambda cell: spread(cell, factor=factor))
-            self.tidy["std"] = self.tidy["std"].fillna(spreads.astype(float))
+            self.tidy[of_what] = self.tidy[of_what].fillna(spreads.astype(float))
         if assumption and (canonical == "memory" or values.notna().any()):  # words have no unit
             self.assumptions.append(assumption)
         if canonical in ROUNDED and values.notna().any():
@@ -364,7 +373,8 @@ def _in_order(frame: pd.DataFrame, meanings: Mapping[str, Guess]) -> dict[str, G
     if len(rates) < 2:
         return dict(meanings)
     medians = {column: numbers(frame[column], units=COUNT_UNITS).median() for column in rates}
-    first = max(rates, key=lambda column: medians[column] if medians[column] > 0 else 0.0)
+    counted = [column for column in rates if "flop" not in normal(column)] or rates
+    first = max(counted, key=lambda column: medians[column] if medians[column] > 0 else 0.0)
     return {first: meanings[first], **meanings}
 
 

@@ -37,7 +37,7 @@ from lab.analysis.audit.values import (
     ranks_of,
 )
 
-RANKS = "gpus?|ranks?|procs?|process(?:es)?|devices?|workers?|cards?|cores?|nodes?"
+RANKS = "gpus?|ranks?|procs?|process(?:es)?|devices?|workers?|cards?|cores?|threads?|nodes?"
 BEFORE = re.compile(rf"(?:^|_)(?P<n>\d+|{'|'.join(WORDS)})_?(?:{RANKS}|x)(?=_|$)")
 # A single "rank 5" is one of them, or the fifth guess of a classifier.
 AFTER = re.compile(
@@ -53,6 +53,9 @@ HINTS = (
     re.compile(r"(\d+)\s*(?:x\s+)?(?:gpus?|processes|ranks|procs|workers)\b", re.IGNORECASE),
 )
 NUMBERED = re.compile(r"(?:^|_)(?:seed|run|trial|repeat|fold|attempt)s?(?=_|$)")  # not ranks
+OVER_ONE = re.compile(  # of "speedup vs 1 thread"
+    r"(?:^|_)(?:vs|versus|over|than|relative_to|compared_to)_(?:\d+|one|a|single)_?[a-z]"
+)
 SYMBOL = re.compile(r"[^\W\d_a-zA-Z]")  # β1 names no ranks, 8 in another script may
 OF_A_RUN = re.compile(r"(?:^|_)(?:epochs?|steps?|iter(?:ation)?s?|loss)(?=_|$)")
 MAX_RANKS = 1_000_000
@@ -116,7 +119,7 @@ def turned(frame: pd.DataFrame, mapped: Collection[str]) -> tuple[pd.DataFrame, 
     sizes = [_whole(column) for column in others]
     if mapped or len(others) < 2 or not all(sizes) or names.duplicated().any():
         return frame, []
-    if are_collectives(names) and not all(_name_units(frame[name]) for name in others):
+    if are_collectives(names) and not all(are_timed(frame[name]) for name in others):
         return frame, []  # whose bandwidths these may be
     meanings = [meaning.canonical for name in names if (meaning := guess(name))]
     named = not all(map(str.isdecimal, sizes))
@@ -180,7 +183,9 @@ def by_batch(frame: pd.DataFrame, mapped: Collection[str]) -> tuple[pd.DataFrame
         if (match := BATCH.search(normal(column))) and column not in mapped
     }
     others = [column for column in frame.columns if column not in matches]
-    if len({match["n"] for match in matches.values()}) < 2 or quantities(others) & BATCHES:
+    numbered = any(re.match(r"b_?\d(?!\d)", normal(column)) for column in others)  # B0 and B10
+    sizes = {match["n"] for match in matches.values()}
+    if len(sizes) < 2 or quantities(others) & BATCHES or numbered:
         return frame, []
     parts: dict[int, dict[str, str]] = {}
     for column, match in matches.items():
@@ -250,7 +255,7 @@ def by_world_size(
     if len(spreads) > len(sizes):
         assumption += f"; {hint[0]} ranks by {hint[1]}" if hint else ", but not all name one"
     bare = [one.column for one in spreads if one.factor is None and one.canonical in TIMES]
-    if not all(_name_units(frame[column]) for column in bare):
+    if not all(are_timed(frame[column]) for column in bare):
         assumption += "; no unit is named"
     rest = frame.drop(columns=[spread.column for spread in spreads])
     ratios = [name for name in map(str, rest) if _quantity(name) in {"speedup", "efficiency"}]
@@ -260,7 +265,7 @@ def by_world_size(
         new = rest.assign(world_size=size, setting=setting)
         if sizes and size < max(sizes):  # a ratio beside several sizes is that of the most ranks
             new = new.assign(**dict.fromkeys(ratios))
-        timed = canonical in TIMES and (factor is not None or _name_units(frame[column]))
+        timed = canonical in TIMES and (factor is not None or are_timed(frame[column]))
         units = TIME_UNITS if timed else COUNT_UNITS
         part = parts.setdefault((size, setting), new)
         values = numbers(frame[column], units=units, factor=1.0 if factor is None else factor)
@@ -289,7 +294,7 @@ def _spreads(frame: pd.DataFrame, columns: Sequence[str], quantity: str) -> list
     numbered = [match["n"] for name in columns if (match := AFTER.search(normal(name)))]
     if "0" in numbered:
         return []  # Core 0 is one of them
-    if values and all(_name_units(frame[name]) for name in values):
+    if values and all(are_timed(frame[name]) for name in values):
         quantity = "time"
     bare = not any(_numbers_other(column, first) for column in columns[:1])
     spreads = [spread for column in columns if (spread := _spread(column, quantity, bare=bare))]
@@ -299,7 +304,7 @@ def _spreads(frame: pd.DataFrame, columns: Sequence[str], quantity: str) -> list
     return _with_quantity(spreads, frame)
 
 
-def _name_units(cells: pd.Series) -> bool:
+def are_timed(cells: pd.Series) -> bool:
     """Whether cells are times with units of their own, such as 41 days 4 hours."""
     texts = [text for text in _first_texts(cells) if is_known(text)]
     times = [duration(text) for text in texts if text.lower() not in MISSING]
@@ -310,7 +315,7 @@ def by_cells(frame: pd.DataFrame, mapped: Collection[str]) -> tuple[pd.DataFrame
     """Turn a table of ranks with several columns of times with units, named after what was timed,
     into a long one with a column `setting`; leave other tables as they are."""
     known = quantities(frame.columns)
-    timed = [name for name in frame.columns if not guess(name) and _name_units(frame[name])]
+    timed = [name for name in frame.columns if not guess(name) and are_timed(frame[name])]
     ranks = known & {"world_size", "threads"}
     if mapped or len(timed) < 2 or not ranks or known & {*TIMES, *MEASURED}:
         return frame, []
@@ -363,7 +368,7 @@ def _with_quantity(spreads: Sequence[Spread], frame: pd.DataFrame) -> list[Sprea
 
 def _units(cells: pd.Series) -> set[str]:
     """The units of rates and shares in cells, "time" for those of times."""
-    units = {"time" if _name_units(cells) else ""}
+    units = {"time" if are_timed(cells) else ""}
     for text in map(str.lower, _first_texts(cells)):
         if unit := UNIT_OF_RATE.search(text):
             units.add(unit[1])
@@ -406,7 +411,7 @@ def _without(match: re.Match[str]) -> str:
 def _spread(column: str, quantity: str, *, bare: bool) -> Spread | None:
     """A column of a wide table; None for others, and for a bare number unless those are ranks."""
     text = normal(column)
-    if NUMBERED.search(text) or re.search(IDEAL, text):
+    if NUMBERED.search(text) or OVER_ONE.search(text) or re.search(IDEAL, text):
         return None
     ranks, what = ranks_of(column)
     if ranks > 0 and "precision" not in dict(setting_of(what).words):

@@ -22,7 +22,7 @@ from lab.analysis.audit.columns import (
     parse_name,
 )
 from lab.analysis.audit.observations import PYTHON_STRINGS, ROW, Observations
-from lab.analysis.audit.programs import by_program, by_size
+from lab.analysis.audit.programs import by_program, by_size, over_serial
 from lab.analysis.audit.quantities import WHOLE_NUMBERS, Quantities, as_text, as_texts
 from lab.analysis.audit.settings import by_setting
 from lab.analysis.audit.values import numbers, ranks_of
@@ -40,6 +40,7 @@ TRAINING = {
     *PHASES,
 } - {"other"}
 MEASURED = {"time", "rate", "speedup", "efficiency"}
+AFTER_WORD = "parallel|open_?mp|omp|mpi|threads|workers|multi-?process(?:ing)?"
 MOST_KEY_VALUES = 200
 MOST_ROWS = 2_000_000
 SIZES = re.compile(r"\d+(?:\s*[x×*]\s*\d+)+")  # of images, or nodes and ranks
@@ -48,6 +49,7 @@ SYMBOLS = {"T": "time", "S": "speedup", "E": "efficiency"}
 NOTED_SCALING = re.compile("(strong|weak)[ _-]?scal", re.IGNORECASE)
 # Rows of these are single measurements; others may stand for several.
 LOGGED = {"rank", "epoch", "step"}
+COUNTED = {"world_size", "threads", "cpus"}
 DEGREE = r"(?<![a-z])%s[ =:_-]?(\d{1,5})(?![\d.])"
 ON_CORES = re.compile(r"(?:^|_)(?:mpi\w*|ranks?|tasks?|n?proc\w*|np|p|n|world_?size)(?=_|$)")
 OF_A_RANK = re.compile(r"(?!.*_per_)|.*_per_(?:rank|task|proc|mpi)")  # not of a block, say
@@ -135,7 +137,8 @@ def _long_form(
     frame, of_settings, origins = by_setting(frame, mapped)
     frame, of_ranks = reshape.by_rank(frame, mapped)
     assumptions += filled + of_settings + of_ranks
-    for by in (by_program, reshape.by_batch, by_size, reshape.by_cells, reshape.by_group):
+    by_names = (by_program, over_serial, reshape.by_batch, by_size)
+    for by in (*by_names, reshape.by_cells, reshape.by_group):
         frame, more = by(frame, mapped)
         assumptions += more
     meanings = _meanings(frame, mapped)
@@ -240,6 +243,7 @@ def _workers(frame: pd.DataFrame, meanings: Mapping[str, Guess]) -> str:
         values = numbers(frame[column]).dropna()
         whole = bool(((values >= 1) & (values % 1 == 0)).all())
         counted = kind == "threads" or (kind == "cpus" and _are_steps_of_scaling(values))
+        counted = counted or (kind == "strategy" and parse_name(column).stem == "parallelism")
         if counted and "per" not in normal(column).split("_") and whole and values.nunique() > 1:
             return column
     return ""
@@ -317,7 +321,17 @@ def _meanings(frame: pd.DataFrame, mapped: Mapping[str, Guess]) -> dict[str, Gue
         meaning = None if column in mapped else guess(column)
         if meaning is not None and meaning.canonical not in taken:
             meanings[column] = meaning
+    _drop_size(meanings, mapped)
     return meanings | _symbols(frame.columns, meanings)
+
+
+def _drop_size(meanings: dict[str, Guess], mapped: Collection[str]) -> None:
+    """Take N for the size of a problem where another column counts processes, threads or cores."""
+    counted = [name for name, meaning in meanings.items() if meaning.canonical in COUNTED]
+    sizes = [name for name in counted if normal(name) == "n" and name not in mapped]
+    if len(counted) > len(sizes):
+        for name in sizes:
+            del meanings[name]
 
 
 def _symbols(names: Iterable[str], meanings: Mapping[str, Guess]) -> dict[str, Guess]:
@@ -344,9 +358,12 @@ def _world_size(tidy: pd.DataFrame, hint: tuple[int, str] | None) -> tuple[pd.Se
         return total.round(), "the ranks are the total rate over that of a rank"
     if tidy["nodes"].nunique() > 1:
         return tidy["nodes"], "the table does not give the ranks per node, so a node counts as one"
+    if tidy["ratio_over"].notna().any():
+        return np.nan, ""  # of programs that are compared in each row
     names = tidy["strategy"].fillna("").str.lower()
     parallel = names.map(columns.is_parallel).astype(bool)
     number = r"(\d{1,6})\s*x?\s*[-_ ]?(?:gpus?|ranks?|procs?|process|x)|x(\d{1,6})"
+    number += rf"|^(?:{AFTER_WORD})[-_ (=]*(\d{{1,4}})\)?$"
     counts = names.str.extract(number).bfill(axis=1)[0].astype(float)
     counts = counts.where(counts > 0)
     parallel |= counts > 1
@@ -448,9 +465,11 @@ def _add_keys(
     for column in frame.columns:
         # A column whose numbers cannot be parsed may still distinguish rows.
         meaning = guess(column)
-        read = meaning is not None and meaning.canonical not in {*WHOLE_NUMBERS, *TEXTS}
-        ideal = re.search(columns.IDEAL, normal(column))
-        if column not in used and column != ROW and not ideal:
+        settings = {*WHOLE_NUMBERS, *TEXTS, "bytes"}  # a size that is not read is a problem's
+        read = meaning is not None and meaning.canonical not in settings
+        other = re.search(columns.IDEAL, normal(column))
+        other = other or columns.VERDICT.fullmatch(normal(column))
+        if column not in used and column != ROW and not other:
             cells = frame[column].map(as_text).loc[tidy.index]
             words = pd.to_numeric(cells.dropna(), errors="coerce").isna().all()
             # Of words for settings, half may have been measured at one number of ranks.
@@ -458,7 +477,9 @@ def _add_keys(
             named = words and bool(cells.dropna().str.match(r"[^\W\d_]").all())
             if (read or columns.OUTCOME.search(normal(column))) and not named:
                 continue
-            apart = named and not logged and tidy["world_size"].nunique() == 1
+            known_sizes = tidy["world_size"].nunique()
+            recurring = known_sizes == 1 or (known_sizes == 0 and cells.duplicated().any())
+            apart = named and not logged and recurring
             apart = apart or (named and logged and _names_series(cells, tidy))
             adapted = cells.dropna().str.contains(columns.ADAPTED)
             apart = apart or (named and adapted.nunique() > 1)

@@ -12,7 +12,7 @@ from collections.abc import Iterable, Mapping, Sequence
 from pathlib import Path
 from typing import IO, TYPE_CHECKING, Any
 
-from lab.analysis.audit import logs, notebook
+from lab.analysis.audit import logs, notebook, osu
 from lab.analysis.audit.markup import Table, find_tables, most_relevant, relevance, without_remarks
 from lab.analysis.audit.values import BYTE_UNITS, TIME_UNITS
 from lab.errors import InputError, Problem, nearest
@@ -91,8 +91,8 @@ def read_tables(
     source: str | Path | IO[Any], mapping: Mapping[str, str] | None = None
 ) -> list[pd.DataFrame]:
     """Read delimited text (comma, semicolon, tab, bar, else spaces), tables of a notebook or of a
-    text in Markdown, HTML, LaTeX or reStructuredText, or nccl-tests output as DataFrames of text,
-    empty cells as "".
+    text in Markdown, HTML, LaTeX or reStructuredText, or the output of nccl-tests or of the OSU
+    micro-benchmarks as DataFrames of text, empty cells as "".
 
     `source` is a path or an open stream. Of several tables, those that say most of scaling are
     read, in the order of the text. Notes are in `frame.attrs["notes"]`: lines that start with #,
@@ -145,6 +145,8 @@ def _parsed(name: str, text: str) -> tuple[Sequence[Table], list[InputError]]:
         printed = [line.replace(",", " ") for line in printed]
     if any(NCCL_HEADER.match(line) for line in printed):
         return [Table(*_nccl_tests(name, printed), notes)], []
+    if osu.is_output(printed) and (of_collectives := osu.rows_of(printed)):
+        return [Table(osu.COLUMNS, of_collectives, notes)], []
     if tables := find_tables(lines):
         return [table._replace(header=_numbered(table.header)) for table in tables], []
     if parsed := logs.find_records(text) or (

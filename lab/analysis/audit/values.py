@@ -68,7 +68,8 @@ FLOPS_UNITS = {
 # Ranks as words in a cell: n1g8, 2n_8g, 2 nodes x 8; 8x A100, 8 A100s, 8 GPUs; A100 x8. Of N4C32,
 # the cards are those of all nodes.
 _UNIT = (
-    "gpus?|[hint]pus|ranks?|procs?|processes|devices?|cards?|chips?|workers?|accelerators?|pcs|p"
+    "gpus?|[hint]pus|ranks?|procs?|process(?:es)?|devices?|cards?|chips?|workers?"
+    "|accelerators?|pcs|p"
 )
 _NAME = r"(?!x\d|(?:and|or|to)\b)(?:nvidia |amd )?[a-z][a-z-]*\s?-?\d[\w .()-]*"
 NODES_TIMES = re.compile(
@@ -138,10 +139,16 @@ def duration(cell: object, factor: float = 1.0) -> float:
     return sum(float(amount) * CELL_TIMES[unit] for amount, unit in amounts) if spoken else math.nan
 
 
+# Their models are numbers: 2x 4090.
+GEFORCE = re.compile(r"(\d+)\s*[x×*]\s*([1-5]0[5-9]0(?:\s?(?:ti|d|super))*)")
+
+
 def ranks_of(cell: object) -> tuple[float, str]:
     """The number of ranks in a cell such as "8x A100" or "2 nodes x 8", and what they are; NaN and
     "" if it names none."""
     text = re.sub(r"^(?:single|one) (?=gpu|card)", "1 ", in_english(str(cell)).strip().lower())
+    if match := GEFORCE.fullmatch(text):
+        return float(match[1]), match[2]
     if match := NODES_TIMES.fullmatch(text):
         nodes, each = (float(number) for number in match.groups() if number and number.isdigit())
         return nodes * each, match["name"] or ""

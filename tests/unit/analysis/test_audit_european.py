@@ -12,17 +12,25 @@ from lab.analysis.audit.european import from_european
 @pytest.mark.parametrize(
     ("canonical", "names"),
     {
-        "threads": ["Hilos"],
-        "world_size": ["Procesos", "Prozesse"],
+        "threads": ["Hilos", "Потоки", "Число потоков", "Liczba wątków", "Số luồng"],
+        "world_size": ["Procesos", "Prozesse", "Процессы", "Количество процессов"],
         "time": ["Tiempo de Ejecución (segs)", "Laufzeit [s]", "Berechnungszeit", "Temps (ms)"],
-        "speedup": ["Aceleración", "Beschleunigung"],
-        "efficiency": ["Eficiencia", "Efficacité", "Effizienz (%)"],
-        "nodes": ["Nodos", "Knoten"],
+        "speedup": ["Aceleración", "Beschleunigung", "Ускорение", "Przyspieszenie"],
+        "efficiency": ["Eficiencia", "Efficacité", "Effizienz (%)", "Эффективность, %"],
+        "nodes": ["Nodos", "Knoten", "Узлы"],
     }.items(),
 )
 def test_names(canonical: str, names: list[str]) -> None:
     meanings = {name: (meaning.canonical if (meaning := guess(name)) else "") for name in names}
     assert meanings == dict.fromkeys(names, canonical)
+
+
+@pytest.mark.parametrize(
+    "name", ["Время, с", "Время (мс)", "Время выполнения (сек)", "Czas [s]", "Thời gian (s)"]
+)
+def test_times(name: str) -> None:
+    meaning = guess(name)
+    assert meaning is not None and meaning.canonical == "time" and meaning.factor
 
 
 def test_parts_of_other_words_stay() -> None:

@@ -105,8 +105,8 @@ def repeats(observations: Observations) -> Iterator[Fault]:
     # A few duplicates in a table may differ in columns whose names were not recognized.
     stated = numbered or np.mean([len(_repeated(point)) > 1 for point in points]) > 0.5
     single = [point for point, count in zip(points, counts, strict=True) if count < 2]
-    spread = [point for point in single if point.bounds is not None]
-    once = [point for point in single if point.bounds is None]
+    spread = [point for point in single if point.bounds is not None or point.rate_std > 0]
+    once = [point for point in single if point not in spread]
     few = [
         point for point, count in zip(points, counts, strict=True) if 2 <= count < FEWEST_REPEATS
     ]

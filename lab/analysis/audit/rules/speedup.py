@@ -9,7 +9,7 @@ from itertools import product
 from typing import get_args
 
 from lab.analysis.audit.observations import MOST_REFERENCES, Observations, UncheckedError
-from lab.analysis.audit.points import Curve, Point
+from lab.analysis.audit.points import CERTAINLY_MORE, Curve, Point
 from lab.analysis.audit.rule import Fault, Severity, rule, seconds
 from lab.records.schema import FOREIGN_SHARE
 from lab.records.table import grouped
@@ -169,7 +169,9 @@ def baseline(observations: Observations) -> Iterator[Fault]:
             yield _other_program(point, base)
     for curve in observations.curves:
         if math.isnan(curve.ratios_over):
-            yield _over_another(curve)
+            yield _over_another([point for point in curve.points if point.speedup > 0])
+        elif quoted := _over_serial(curve):
+            yield _over_another(quoted)
     yield from _other_settings(observations)
 
 
@@ -275,8 +277,19 @@ def _more_work(point: Point) -> str:
     return f" for {point.work:.3g} times the work" if more else ""
 
 
-def _over_another(curve: Curve) -> Fault:
-    quoted = [point for point in curve.points if point.speedup > 0]
+def _over_serial(curve: Curve) -> list[Point]:
+    """The points of a program that quotes a speedup on one rank too, and over N on more."""
+    firsts = [point for point in curve.smallest if point.world_size == 1]
+    over = [point for point in firsts if point.speedup > CERTAINLY_MORE]
+    more = [
+        point
+        for point in curve.points
+        if point.base in over and point.speedup > point.ideal * (1 + MARGIN)
+    ]
+    return [*over, *more] if more and len(firsts) > len(over) else []
+
+
+def _over_another(quoted: Sequence[Point]) -> Fault:
     return Fault(
         [label for point in quoted for label in point.labels],
         f"A speedup of {quoted[0].speedup:.2f}x is quoted on {quoted[0].ranks}: it is relative to "

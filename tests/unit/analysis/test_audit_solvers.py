@@ -1,0 +1,231 @@
+"""Tables of solvers, of parallel programs in courses, and of trainings beside them."""
+
+from __future__ import annotations
+
+import pytest
+from audits import broken, pasted
+
+from lab.analysis.audit.columns import guess
+
+
+def below(head: str, *rows: str) -> str:
+    return "\n".join((head, "|" + "---|" * (head.count("|") - 1), *rows)) + "\n"
+
+
+def noted(text: str) -> set[str]:
+    """The rules with a note, except that nothing is repeated."""
+    return {finding.rule for finding in pasted(text).findings} - {"repeats"}
+
+
+OF_SIZES = [
+    "| 1000 | 1 | 10.0 | 1.0 |",
+    "| 1000 | 4 | 2.9 | 3.45 |",
+    "| 2000 | 1 | 80.0 | 1.0 |",
+    "| 2000 | 4 | 21.5 | 3.72 |",
+]
+
+
+@pytest.mark.parametrize("ranks", ["Processes", "Threads", "Cores"])
+def test_n_beside_a_number_of_processes_is_the_size_of_the_problem(ranks: str) -> None:
+    result = pasted(below(f"| N | {ranks} | Time (s) | Speedup |", *OF_SIZES))
+    assert result.reading[ranks] == "world_size"
+    assert "N" not in result.reading
+    assert {finding.rule for finding in result.findings} == {"repeats"}
+    wrong = [*OF_SIZES[:3], OF_SIZES[3].replace("3.72", "3.12")]
+    result = pasted(below(f"| N | {ranks} | Time (s) | Speedup |", *wrong))
+    assert broken(result) == {"quoted-against-own"}
+
+
+def test_n_alone_counts_the_ranks() -> None:
+    result = pasted(below("| N | Time (s) |", "| 1 | 10.0 |", "| 2 | 5.2 |", "| 4 | 2.9 |"))
+    assert result.reading["N"] == "world_size"
+
+
+OF_PROGRAMS = [
+    "| 600 | 1.54 ms | 0.77 ms | 2.00x | 50% |",
+    "| 900 | 9.6 ms | 2.4 ms | 4.0x | 99% |",
+]
+
+
+@pytest.mark.parametrize(
+    "columns",
+    ["Sequential | Parallel", "Serial (ms) | MPI (ms)", "Average Sequential (ms) | OpenMP (ms)"],
+)
+def test_a_speedup_beside_a_serial_and_a_parallel_time(columns: str) -> None:
+    head = f"| Size | {columns} | Speedup | Efficiency |"
+    result = pasted(below(head, *OF_PROGRAMS))
+    assert "quoted-against-own" in result.checked
+    assert not result.findings
+    assert "communication" not in result.reading.values()
+    wrong = [OF_PROGRAMS[0], OF_PROGRAMS[1].replace("4.0x", "5.0x")]
+    result = pasted(below(head, *wrong))
+    assert broken(result) == {"quoted-against-own"}
+    assert "5.00x is quoted" in result.findings[0].evidence
+    assert "4.00x" in result.findings[0].evidence
+
+
+def test_a_size_beside_a_speedup_is_that_of_a_problem() -> None:
+    rows = ["| 512 | 1 | 0.8 | 1.0 |", "| 512 | 4 | 0.25 | 3.2 |"]
+    rows += ["| 1024 | 1 | 6.4 | 1.0 |", "| 1024 | 4 | 1.8 | 3.6 |"]
+    result = pasted(below("| Size | Threads | Time (s) | Speedup |", *rows))
+    assert "bytes" not in result.reading.values()
+    assert "super-linear" in result.checked and not broken(result)
+
+
+def test_a_degree_of_parallelism_counts_the_ranks() -> None:
+    rows = ["| 1 | 328.8 | 1.00x |", "| 2 | 164.5 | 2.00x |", "| 4 | 91.1 | 4.61x |"]
+    result = pasted(below("| MaxParallelism | ms/step | speedup |", *rows))
+    assert result.reading["MaxParallelism"] == "world_size"
+    assert broken(result) == {"quoted-against-own"}
+
+
+def test_an_increase_in_per_cent_is_no_ratio() -> None:
+    rows = ["| a | 1.8 s | 0.6 s | 200% |", "| b | 3.0 s | 0.6 s | 400% |"]
+    assert not pasted(below("| Query | Sequential | Parallel | Speedup |", *rows)).findings
+
+
+def test_a_program_called_nccl_is_no_communication() -> None:
+    rows = ["| 1 | 0.52 | 0.54 | 1.00x |", "| 2 | – | 0.28 | 1.93x |", "| 4 | – | 0.15 | 3.60x |"]
+    head = "| GPUs | Single-GPU (ms) | NCCL (ms) | NCCL Speedup |"
+    assert not broken(pasted(below(head, *rows)))
+    parts = ["| 1 | 10.0 | 9.9 | 0.5 |", "| 2 | 6.0 | 5.0 | 0.9 |"]
+    result = pasted(below("| GPUs | Time (ms) | Compute (ms) | NCCL (ms) |", *parts))
+    assert result.reading["NCCL (ms)"] == "communication"
+    assert "communication-alone" in broken(result)
+
+
+def test_ranks_after_the_word_parallel() -> None:
+    rows = ["| Serial (1) | 75.2 | 1.00 |", "| Parallel 2 | 38.1 | 1.97 |"]
+    rows.append("| Parallel 4 | 15.0 | 5.01 |")
+    result = pasted(below("| Configuration | Time (s) | Speedup |", *rows))
+    assert broken(result) == {"super-linear"}
+    assert "world size 4" in " ".join(result.findings[0].records)
+
+
+def test_marks_of_correctness_are_no_settings() -> None:
+    rows = ["| 1 | 1.51 | ✓ ⭐ |", "| 2 | 0.80 | ✓ |", "| 4 | 0.42 | ✓ |"]
+    assert not noted(below("| Workers | Time (s) | Correct |", *rows))
+
+
+def test_a_program_that_is_faster_on_one_rank_too() -> None:
+    rows = ["| SEQ | 1 | 2.24 | 1.00 |", "| MPI | 1 | 0.130 | 17.2 |", "| MPI | 2 | 0.075 | 29.9 |"]
+    text = below("| Mode | Processes | Time (s) | Speedup |", *rows)
+    assert noted(text) == {"baseline"}
+    evidence = next(each.evidence for each in pasted(text).findings if each.rule == "baseline")
+    assert "17.20x is quoted on 1 rank" in evidence
+
+
+@pytest.mark.parametrize(
+    ("name", "meaning"),
+    [
+        ("atom-steps/s", "rate"),
+        ("Mcell-steps/s", "rate"),
+        ("MLUPS", "rate"),
+        ("MLUPS/rank", "rate_per_rank"),
+        ("aggregate ops/s", "rate"),
+        ("per-worker ops/s", "rate_per_rank"),
+        ("Files/sec", "rate"),
+        ("steps/s", "time"),
+        ("train it/s", "time"),
+        ("Number of threads", "threads"),
+        ("Threads ($p$)", "threads"),
+        ("Total cores", "cpus"),
+        ("No. of cores", "cpus"),
+        ("# Pr.", "world_size"),
+        ("Time taken (s)", "time"),
+        ("Processing time", "time"),
+        ("Solver time (s)", "time"),
+        ("GFLOP/s", "rate"),
+        ("Performance (GFLOPS)", "rate"),
+        ("MFLOP/s per core", "rate_per_rank"),
+        ("GTEPS", "rate"),
+        ("MDOF/s", "rate"),
+        ("吞吐倍率", "speedup"),
+    ],
+)
+def test_names(name: str, meaning: str) -> None:
+    found = guess(name)
+    assert found is not None and found.canonical == meaning
+
+
+@pytest.mark.parametrize("name", ["Rank MB", "Ops/timestep (M)", "GFLOPs", "Node SP GFlop/s"])
+def test_names_of_nothing_that_is_read(name: str) -> None:
+    assert guess(name) is None
+
+
+def test_units_before_what_they_are_of() -> None:
+    elapsed, cells = guess("Seconds Elapsed"), guess("Mcells/s")
+    assert elapsed is not None and (elapsed.canonical, elapsed.factor) == ("time", 1.0)
+    assert cells is not None and (cells.canonical, cells.factor) == ("rate", 1e6)
+
+
+def test_a_time_of_computing_alone_is_that_of_the_whole() -> None:
+    rows = ["| 1 | 10.0 | 1.0 |", "| 2 | 5.2 | 1.92 |", "| 4 | 2.9 | 4.45 |"]
+    result = pasted(below("| Processes | Computation time (s) | Speedup |", *rows))
+    assert result.reading["Computation time (s)"] == "time"
+    assert broken(result) == {"quoted-against-own"}
+
+
+def test_models_of_gpus_that_are_numbers() -> None:
+    rows = ["| 1×5090 | 120K |", "| 2×5090 | 285K |"]
+    result = pasted(below("| GPU | Tok/s |", *rows))
+    assert broken(result) == {"super-linear"}
+    assert "2.4x on 2 ranks" in result.findings[0].evidence
+
+
+def test_columns_for_numbers_of_threads() -> None:
+    rows = ["| 1024 | 4.44 | 9.18 | 18.57 |", "| 2048 | 5.27 | 9.52 | 12.6 |"]
+    result = pasted(below("| Matrix Size | threads=1 | threads=2 | threads=4 |", *rows))
+    assert {"rate", "world_size"} <= set(result.reading.values())
+    ratio = ["| 1 | 328.8 | 1.00x |", "| 2 | 164.5 | 2.00x |"]
+    result = pasted(below("| Cores | ms/step | speedup vs 1 thread |", *ratio))
+    assert result.reading["speedup vs 1 thread"] == "speedup"
+
+
+def test_sizes_of_models_beside_mfu_are_no_bytes() -> None:
+    rows = ["| 480M | 4 | 21.3% | 167,030 |", "| 810M | 8 | 15.2% | 65,128 |"]
+    rows.append("| 1.2B | 8 | 18.5% | 51,430 |")
+    result = pasted(below("| Size | GPUs | MFU | tokens/s/GPU |", *rows))
+    assert result.reading["Size"] == "model"
+    assert not broken(result) and not noted(below("| Size | GPUs | MFU | tokens/s/GPU |", *rows))
+
+
+def test_variants_called_b0_and_b10_are_no_batches() -> None:
+    rows = ["| step time | 796 ms | 770 ms | 713 ms |", "| tokens/s | 20572 | 21269 | 22982 |"]
+    result = pasted(below("| | B0 (base) | B10 (norm) | B11 (ours) |", *rows))
+    assert "batch" not in result.reading.values()
+    batches = ["| resnet | 41 ms | 80 ms |", "| vit | 62 ms | 119 ms |"]
+    result = pasted(below("| | time B16 | time B32 |", *batches))
+    assert "batch" in result.reading.values()
+
+
+def test_places_of_named_runs_are_no_ranks() -> None:
+    rows = ["| 1 | h100-base | 4,471 | 27.2 |", "| 2 | h100-mbs2 | 4,404 | 27.8 |"]
+    rows.append("| 3 | h100-deepep | 4,272 | 28.7 |")
+    result = pasted(below("| Rank | Run | Tok/s/GPU | Iter Time (s) |", *rows))
+    assert "Rank" not in result.reading
+    assert not broken(result)
+
+
+def test_models_in_a_column_without_a_known_name_have_their_own_flops() -> None:
+    rows = ["| 2M | SWA | 603.7 | 406.5k |", "| 2M | GDN | 453.7 | 250.0k |"]
+    rows += ["| 4M | SWA | 570.5 | 384.1k |", "| 4M | GDN | 445.3 | 245.4k |"]
+    head = "| Global batch | Mixer | TFLOPs/GPU | tok/s/GPU |"
+    assert not broken(pasted(below(head, *rows)))
+    wrong = [*rows[:3], rows[3].replace("445.3", "545.3")]
+    assert broken(pasted(below(head, *wrong))) == {"mfu-consistent"}
+
+
+def test_a_spread_of_rates_is_one() -> None:
+    rows = ["| 1 | 112.9 ± 0.5 img/s |", "| 2 | 221.0 ± 0.9 img/s |"]
+    text = below("| GPUs | Throughput |", *rows)
+    evidence = next(each.evidence for each in pasted(text).findings if each.rule == "repeats")
+    assert "a spread for 2 of 2 configurations" in evidence
+
+
+def test_a_table_on_numbers_of_cores_is_read_before_one_of_sizes() -> None:
+    sizes = below(
+        "| Input | Serial (s) | Parallel (s) |", "| 10 | 1.0 | 0.4 |", "| 90 | 9.0 | 3.0 |"
+    )
+    cores = below("| Cores | Time (s) |", "| 1 | 9.0 |", "| 4 | 3.0 |")
+    assert pasted(f"{sizes}\nScaling:\n\n{cores}").reading["Cores"] == "world_size"
