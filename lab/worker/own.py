@@ -99,8 +99,15 @@ def blamed(reference: str) -> Iterator[None]:
 
 
 def _is_library(file: str) -> bool:
-    libraries = (sysconfig.get_path("stdlib"), "<frozen ")
+    libraries = (sysconfig.get_path("stdlib"), "<frozen ", *_installed())
     return "site-packages" in file or file.startswith(libraries)
+
+
+def _installed() -> tuple[str, ...]:
+    """Folders that packages were installed into, which need not be called site-packages."""
+    # As with `pip install --target`, of which clusters put the folder on PYTHONPATH.
+    folders = [Path(folder) for folder in sys.path if folder]
+    return tuple(f"{folder}/" for folder in folders if any(folder.glob("*.dist-info")))
 
 
 def _what(error: Exception, line: str | None) -> str:

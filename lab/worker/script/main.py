@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import re
 import runpy
 import signal
 import stat
@@ -51,6 +52,11 @@ from lab.worker.script.processes import one_process
 
 CPU = torch.device("cpu")
 MOST_LINE = 200  # bytes of a log that a message repeats
+NEEDS_GPU = re.compile(r"cuda|nccl|nvidia|\bgpus?\b", re.IGNORECASE)
+NO_OPTIMIZER = (
+    "A script that trains in processes that it starts itself (the lab starts the ranks, as "
+    "torchrun does), or without such an optimizer, cannot be measured"
+)
 
 
 class ScriptRank:
@@ -274,8 +280,9 @@ def measure_script(
     progress(f"starting {script.name}", 0, run.steps)
     meter.recorder = rank.recorder
     hooks = installed(rank.recorder)
-    run_script(script, run, rank.context, hooks, data_root=data_root, out=folder / SCRIPT_OUT)
-    _require_steps(rank.recorder.steps, run, script)
+    with _advised(script, rank.context):
+        run_script(script, run, rank.context, hooks, data_root=data_root, out=folder / SCRIPT_OUT)
+        _require_steps(rank.recorder.steps, run, script)
     return rank.collect()
 
 
@@ -393,13 +400,28 @@ def _interrupts() -> Iterator[Callable[[], bool]]:
             signal.signal(number, earlier[number])
 
 
+@contextmanager
+def _advised(script: Script, context: RankContext) -> Iterator[None]:
+    """Say what to do about a failure that tells of a GPU, if the ranks have none."""
+    try:
+        yield
+    except LabError as error:
+        if context.device != "cpu" or not NEEDS_GPU.search(str(error)):
+            raise
+        alone = "; or, if it wants a GPU only under torchrun, try --launcher python --ranks 1"
+        raise LabError(
+            f"{error}. The ranks of cluster {context.cluster!r} train on CPUs: tell the script to "
+            "do so, with gloo, or measure it on a cluster with GPUs (--cluster)"
+            f"{alone if script.launcher == 'torchrun' else ''}"
+        ) from error
+
+
 def _require_steps(steps: int, run: Run, script: Script) -> None:
     if steps == 0:
         said = f'; its log ends with "{line}"' if (line := last_line()) else ""
+        cause = "" if NEEDS_GPU.search(said) else f". {NO_OPTIMIZER}"
         raise LabError(
-            f"{script.name} ended without a step of an optimizer of torch.optim{said}. A script "
-            "that trains in processes that it starts itself (the lab starts the ranks, as "
-            "torchrun does), or without such an optimizer, cannot be measured"
+            f"{script.name} ended without a step of an optimizer of torch.optim{said}{cause}"
         )
     if steps <= run.warmup_steps:
         raise LabError(

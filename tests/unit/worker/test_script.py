@@ -454,6 +454,36 @@ def test_a_script_that_cannot_be_measured_says_why(measured: Any, body: str, mes
         measured(body)
 
 
+@pytest.mark.parametrize(
+    "body",
+    [
+        'raise RuntimeError("Distributed package doesn\'t have NCCL built in")',
+        "torch.cuda.set_device(0)",
+        "assert torch.cuda.is_available()",
+        "print('This example needs 2 GPUs.', file=sys.stderr)",
+        "sys.exit('This example needs 2 GPUs.')",
+    ],
+)
+def test_a_script_that_wants_a_gpu_is_told_that_there_is_none(measured: Any, body: str) -> None:
+    if torch.cuda.is_available():
+        pytest.skip("this machine has a GPU")
+    advice = "The ranks of cluster 'local' train on CPUs: tell the script to do so, with gloo,"
+    with pytest.raises(LabError, match=advice) as failure:
+        measured(body)
+    assert "processes that it starts itself" not in str(failure.value)
+
+
+def test_a_library_is_not_blamed_wherever_it_is_installed(
+    measured: Any, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    installed = tmp_path / "packages"
+    (installed / "torchdata-1.0.dist-info").mkdir(parents=True)
+    (installed / "installed_one.py").write_text("def load():\n    raise ValueError('no data')\n")
+    monkeypatch.syspath_prepend(str(installed))
+    with pytest.raises(LabError, match=r"^train.py failed in line 12: ValueError: no data$"):
+        measured("import installed_one; installed_one.load()")
+
+
 def test_arguments_and_settings_reach_the_script(measured: Any, tmp_path: Path) -> None:
     body = "open('said', 'w').write(' '.join(sys.argv[1:]))\nfor _ in range(9): train(torch.ones(8, 4))"
     arguments = ("--batch={micro_batch_size}", "--lr", "{learning_rate}", "{rank}", "{out}")
