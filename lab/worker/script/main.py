@@ -301,7 +301,7 @@ def run_script(
     values = {name: getattr(run, name) for name in Run.model_fields}
     values |= {"rank": context.rank, "local_rank": context.local_rank, "out": out}
     sys.argv = [str(path), *script.arguments(values)]
-    sys.path.insert(0, str(path.parent))
+    sys.path.insert(0, str(script.root(data_root)))
     os.chdir(data_root / script.directory)
     store = None
     if script.launcher == "torchrun":
@@ -310,7 +310,10 @@ def run_script(
     with _interrupts() as interrupted, one_process(), hooks:
         try:
             with blamed(script.name):
-                runpy.run_path(str(path), run_name="__main__")
+                if script.module:
+                    runpy.run_module(script.module, run_name="__main__", alter_sys=True)
+                else:
+                    runpy.run_path(str(path), run_name="__main__")
         except StepsDone:
             pass
         except SystemExit as end:

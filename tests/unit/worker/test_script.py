@@ -50,6 +50,7 @@ def measured(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Any:
     def measure(body: str, *arguments: str, waited_s: float = 0.0, **fields: Any) -> Measurement:
         (tmp_path / "train.py").write_text(HEAD + body)
         model = {"kind": "script", "command": ["train.py", *arguments], "launcher": "python"}
+        model |= fields.pop("model", {})
         content = {"steps": 6, "warmup_steps": 2} | fields | {"model": model}
         run = Run.model_validate(content, context={"folder": tmp_path, "digests": {}})
         context = RankContext(
@@ -491,6 +492,17 @@ def test_arguments_and_settings_reach_the_script(measured: Any, tmp_path: Path) 
     said = (tmp_path / "said").read_text()
     assert said == f"--batch=8 --lr 0.5 0 {tmp_path / 'script'}"
     assert measurement.timing.samples_per_second == 8 / measurement.timing.step.median
+
+
+def test_a_module_runs_as_in_its_package(measured: Any, tmp_path: Path) -> None:
+    (tmp_path / "pack").mkdir()
+    (tmp_path / "pack" / "sizes.py").write_text("batch = 8")
+    (tmp_path / "pack" / "train.py").write_text(
+        HEAD + "from .sizes import batch\nimport pack.sizes\nopen('said', 'w').write(sys.argv[1])\n"
+        "for _ in range(9): train(torch.ones(batch, 4))"
+    )
+    measurement = measured("", model={"command": ["-m", "pack.train", "{world_size}"]})
+    assert measurement.script.steps == 6 and (tmp_path / "said").read_text() == "1"
 
 
 def test_torch_is_left_as_it_was(measured: Any) -> None:
