@@ -53,6 +53,7 @@ from lab.worker.script.processes import one_process
 CPU = torch.device("cpu")
 MOST_LINE = 200  # bytes of a log that a message repeats
 NEEDS_GPU = re.compile(r"cuda|nccl|nvidia|\bgpus?\b", re.IGNORECASE)
+NEEDS_SLURM = re.compile(r"variable SLURM_\w+ is not set")
 NO_OPTIMIZER = (
     "A script that trains in processes that it starts itself (the lab starts the ranks, as "
     "torchrun does), or without such an optimizer, cannot be measured"
@@ -405,18 +406,29 @@ def _interrupts() -> Iterator[Callable[[], bool]]:
 
 @contextmanager
 def _advised(script: Script, context: RankContext) -> Iterator[None]:
-    """Say what to do about a failure that tells of a GPU, if the ranks have none."""
+    """Say what to do about a failure that tells of what the cluster has not."""
     try:
         yield
     except LabError as error:
-        if context.device != "cpu" or not NEEDS_GPU.search(str(error)):
-            raise
+        if advice := _advice(str(error), script, context):
+            raise LabError(f"{error}. {advice}") from error
+        raise
+
+
+def _advice(said: str, script: Script, context: RankContext) -> str:
+    if NEEDS_SLURM.search(said) and "SLURM_JOB_ID" not in os.environ:
+        return (
+            f"The ranks of cluster {context.cluster!r} are not started by Slurm: measure it on a "
+            "cluster with Slurm (--cluster), or let it read torchrun's RANK and WORLD_SIZE"
+        )
+    if NEEDS_GPU.search(said) and context.device == "cpu":
         alone = "; or, if it wants a GPU only under torchrun, try --launcher python --ranks 1"
-        raise LabError(
-            f"{error}. The ranks of cluster {context.cluster!r} train on CPUs: tell the script to "
-            "do so, with gloo, or measure it on a cluster with GPUs (--cluster)"
+        return (
+            f"The ranks of cluster {context.cluster!r} train on CPUs: tell the script to do so, "
+            "with gloo, or measure it on a cluster with GPUs (--cluster)"
             f"{alone if script.launcher == 'torchrun' else ''}"
-        ) from error
+        )
+    return ""
 
 
 def _require_steps(steps: int, run: Run, script: Script) -> None:

@@ -37,6 +37,8 @@ def train(batch, model=model, optimizer=optimizer):
     optimizer.zero_grad()
 """
 
+ENVIRON = os.environ  # its copies are mere dicts
+
 
 @pytest.fixture
 def measured(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Any:
@@ -472,6 +474,26 @@ def test_a_script_that_wants_a_gpu_is_told_that_there_is_none(measured: Any, bod
     with pytest.raises(LabError, match=advice) as failure:
         measured(body)
     assert "processes that it starts itself" not in str(failure.value)
+
+
+@pytest.mark.parametrize(
+    ("variable", "advice"),
+    [
+        ("DATADIR", "$"),
+        ("SLURM_PROCID", r"\. The ranks of cluster 'local' are not started by Slurm"),
+    ],
+)
+def test_a_variable_that_is_not_set_is_called_one(
+    measured: Any, monkeypatch: pytest.MonkeyPatch, variable: str, advice: str
+) -> None:
+    monkeypatch.setattr(os, "environ", ENVIRON)
+    for name in (variable, "SLURM_JOB_ID"):
+        monkeypatch.delenv(name, raising=False)
+    said = f"^train.py failed in line 12: the environment variable {variable} is not set{advice}"
+    with pytest.raises(LabError, match=said):
+        measured(f"import os; os.environ['{variable}']")
+    with pytest.raises(LabError, match=f"KeyError: '{variable}'$"):
+        measured(f"{{}}['{variable}']")
 
 
 def test_a_library_is_not_blamed_wherever_it_is_installed(
