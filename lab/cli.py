@@ -190,7 +190,10 @@ def run(
 @app.command()
 def measure(
     command: Annotated[
-        list[str], Argument(metavar="-- SCRIPT ARGS", help="A Python script and its arguments.")
+        list[str],
+        Argument(
+            metavar="-- SCRIPT ARGS", help="A Python script, or -m MODULE, and its arguments."
+        ),
     ],
     ranks: Annotated[str, Option(metavar="N,...", help="Numbers of ranks.")] = "1,2",
     steps: Annotated[int, Option(help="Optimizer steps after which the script is ended.")] = 60,

@@ -14,7 +14,7 @@ import numpy as np
 import pandas as pd
 
 from lab.analysis import configurations, inference
-from lab.analysis.findings import largest_loss, lone_ranks
+from lab.analysis.findings import UNEVEN, largest_loss, lone_ranks, mean_over_median
 from lab.analysis.laws import gustafson_fraction
 from lab.analysis.noise import judge
 from lab.analysis.scaling import (
@@ -312,6 +312,7 @@ def _scaling(evidence: Evidence) -> Iterator[str]:
     for row in ends if len(ends) <= 2 else (ends[0], ends[-1]):
         which = "" if len(ends) <= 2 else "At best, on " if row is ends[0] else "At worst, on "
         yield f"{which or 'On '}{place(row, labels)}, {_scaled(row, summary, labels)}."
+        yield from _by_mean_steps(evidence, row)
     yield from _cause(evidence, ends[-1])
     best = next(points for label, points in curves(summary) if label == labels[ends[0]["run_id"]])
     if len(best) > 2 and ends[0]["scaling"] == "strong":
@@ -321,6 +322,19 @@ def _scaling(evidence: Evidence) -> Iterator[str]:
         where = f"{most} {at(labels[shortest['run_id']])}"
         on = ranks(shortest["device"], shortest["world_size"])
         yield f"Up to {where}, the shortest step, {time}, is on {on}."
+
+
+def _by_mean_steps(evidence: Evidence, row: Any) -> Iterator[str]:
+    """A script's speedup by mean steps, if long steps make it another than by median steps."""
+    # As where ranks average their models once in a while, which no median step shows.
+    ratios = {run.id: ratio for run, ratio in mean_over_median(evidence.records).items()}
+    own, base = (ratios.get(row[name], np.nan) for name in ("run_id", "baseline_run_id"))
+    if max(own / base, base / own) > UNEVEN:
+        scaled = "scaled " * (row["scaling"] == "weak")
+        yield (
+            "Some steps take much longer than the median: by mean steps, which a whole training "
+            f"takes, the {scaled}speedup is {rounded(row['speedup'] * base / own)}."
+        )
 
 
 def _cause(evidence: Evidence, row: Any) -> Iterator[str]:

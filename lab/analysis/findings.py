@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from statistics import median
 from typing import Any
 
@@ -367,15 +367,20 @@ def _silent(records: Sequence[Record], *, with_ddp: bool) -> str:
     return " and ".join(str(size) for size in sorted(silent) if size > 1)
 
 
-def _uneven_steps(study: Study, records: Sequence[Record]) -> Iterator[str]:
-    """The script's run whose mean step exceeds its median step the most, if by UNEVEN."""
+def mean_over_median(records: Iterable[Record]) -> dict[Run, float]:
+    """The mean step of each script's run as a multiple of its median step."""
     ratios = grouped(
         (record.run, timing.train_time / timing.measured_steps / timing.step.median)
         for record in records
         if record.completed and record.run.script and (timing := record.timing)
     )
+    return {run: median(values) for run, values in ratios.items()}
+
+
+def _uneven_steps(study: Study, records: Sequence[Record]) -> Iterator[str]:
+    """The script's run whose mean step exceeds its median step the most, if by UNEVEN."""
     labels, _ = distinct_labels(study.runs)
-    medians = {run: median(values) for run, values in ratios.items() if run in labels}
+    medians = {run: ratio for run, ratio in mean_over_median(records).items() if run in labels}
     run = max(medians, key=lambda one: medians[one], default=None)
     if run is not None and medians[run] > UNEVEN:
         yield (

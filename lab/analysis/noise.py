@@ -12,7 +12,7 @@ from lab.analysis.audit import Audit
 from lab.analysis.scaling_curves import rows_of, with_interval
 from lab.config.run import distinct_labels
 from lab.config.study import Study
-from lab.formatting import listed, percent, range_of
+from lab.formatting import count, listed, percent, range_of
 from lab.records.schema import FOREIGN_SHARE, Environment, GpuState
 from lab.records.store import Record
 from lab.records.table import by_run
@@ -63,7 +63,7 @@ class Noise:
         names = [f"{labels[one[0].run]} ({_repeats(one)})" for one in self.loud.values()]
         return (
             f"Too noisy to explain: {disturbances(_places(noisy))} in most repeats of "
-            f"{len(self.loud)} of {len(self._by_run)} configurations: "
+            f"{len(self.loud)} of {count(len(self._by_run), 'configuration')}: "
             f"{listed(names, NAMED)}{self._command}."
         )
 

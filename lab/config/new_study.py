@@ -10,6 +10,7 @@ from contextlib import contextmanager, suppress
 from numbers import Integral
 from pathlib import Path
 
+from lab.config.own import stem_of
 from lab.config.study import Scaling, Study, require_printable
 from lab.errors import InputError, Problem, items, nearest, path_of, require_type
 from lab.files import SHARED, unwritable, write_atomically
@@ -97,7 +98,7 @@ def script_study(
     wanted = "a list of words, such as ['train.py', '--batch-size', '32']"
     command = items(command, str, "command", wanted)
     ranks = items(ranks, Integral, "ranks", "whole numbers, such as [1, 2]", least=1)
-    name = Path(command[0]).stem if command else ""
+    name = stem_of(list(command))
     place = script_folder(command, None if folder is None else path_of(folder, "folder"))
     model = {"kind": "script", "command": command, "launcher": launcher}
     model["directory"] = os.path.relpath(Path.cwd(), place.resolve())
@@ -135,7 +136,7 @@ def script_study(
 
 def script_folder(command: Sequence[str], folder: str | Path | None = None) -> Path:
     """The folder of a script's study: as given, or under `reports/`, by default by its name."""
-    place = Path(folder or (Path(command[0]).stem if command else ""))
+    place = Path(folder or stem_of(list(command)))
     return Path("reports") / place if len(place.parts) == 1 else place
 
 

@@ -32,6 +32,7 @@ from lab.errors import nearest
 
 # As in entry points: the module, and the name of the function or class in it.
 _REFERENCE = re.compile(r"[A-Za-z_]\w*(\.[A-Za-z_]\w*)*:[A-Za-z_]\w*")
+_MODULE = re.compile(r"[A-Za-z_]\w*(\.[A-Za-z_]\w*)*")
 NAMES = ("factory", "loss")
 PLACEHOLDER = re.compile(r"\{([a-z_]+)\}")
 # What a command may name besides the settings of its run; `out` is a folder per repeat.
@@ -231,10 +232,11 @@ def parsed(path: Path) -> ast.Module:
 class Script(Frozen):
     """A Python script with its arguments, which the lab runs on each rank and does not change.
 
-    `command` begins with the script's path in `directory`, in which the script runs and which is
-    relative to the study's folder. A setting of the run in braces, such as `{micro_batch_size}`,
-    stands for its value, as do `{rank}`, `{local_rank}` and `{out}`, a new folder. `launcher`
-    determines the script's environment variables: torchrun's, or none, as for `python train.py`.
+    `command` begins with the script's path in `directory`, or with `-m` and a module there; the
+    script runs in `directory`, which is relative to the study's folder. A setting of the run in
+    braces, such as `{micro_batch_size}`, stands for its value, as do `{rank}`, `{local_rank}` and
+    `{out}`, a new folder. `launcher` determines the script's environment variables: torchrun's, or
+    none, as for `python train.py`.
 
     `source` is the SHA-256 of the script, of what it imports from beside it, and of the settings
     files that it names or is given. The lab fills it in when a study is read.
@@ -264,13 +266,15 @@ class Script(Frozen):
     @field_validator("command")
     @classmethod
     def _begins_with_a_script(cls, command: tuple[str, ...]) -> tuple[str, ...]:
-        if not command[0].endswith(".py"):
+        if command[0] == "-m":
+            if not _MODULE.fullmatch(command[1] if command[1:] else ""):
+                what = f"{' '.join(command[:2])!r} does not name a module"
+                raise InvalidValueError(what, "write -m and its name, such as scripts.train")
+        elif not command[0].endswith(".py"):
             what = f"{command[0]!r} is not a Python script"
             advice = "begin with the script, such as train.py"
             if Path(command[0]).name in _LAUNCHERS:
                 advice = "leave it out: the lab itself starts the script on each rank"
-            elif command[0] == "-m":
-                advice = "begin with a script that imports the module and calls its main function"
             raise InvalidValueError(what, advice)
         return command
 
@@ -289,42 +293,69 @@ class Script(Frozen):
     @property
     def label(self) -> str:
         """A short name: the script's, and its arguments."""
-        return ", ".join(part for part in (self.name, " ".join(self.command[1:])) if part)
+        return ", ".join(part for part in (self.name, " ".join(self._arguments)) if part)
+
+    @property
+    def module(self) -> str | None:
+        """The module that `-m` names; None for a script's path."""
+        return self.command[1] if self.command[0] == "-m" else None
 
     @property
     def name(self) -> str:
-        """The script's file."""
-        return Path(self.command[0]).name
+        """The script's file, or that of the module."""
+        return f"{stem_of(list(self.command))}.py"
+
+    @property
+    def _arguments(self) -> tuple[str, ...]:
+        return self.command[2 if self.module else 1 :]
 
     @property
     def placeholders(self) -> list[str]:
         """The names in braces in its arguments."""
-        return [name for part in self.command[1:] for name in PLACEHOLDER.findall(part)]
+        return [name for part in self._arguments for name in PLACEHOLDER.findall(part)]
 
     def arguments(self, values: Mapping[str, Any]) -> list[str]:
         """Its arguments with values in place of the names."""
         return [
-            PLACEHOLDER.sub(lambda match: str(values[match[1]]), part) for part in self.command[1:]
+            PLACEHOLDER.sub(lambda match: str(values[match[1]]), part) for part in self._arguments
         ]
 
     def path(self, folder: Path) -> Path:
         """The script's file; `folder` is the study's."""
+        name = f"{self.module.replace('.', '/')}.py" if self.module else self.command[0]
+        package = folder / self.directory / name.removesuffix(".py") / "__main__.py"
+        if self.module and package.is_file():
+            return Path(os.path.realpath(package))
         # Unlike `Path.resolve`, this leaves a loop of links to be found missing.
-        return Path(os.path.realpath(folder / self.directory / self.command[0]))
+        return Path(os.path.realpath(folder / self.directory / name))
+
+    def root(self, folder: Path) -> Path:
+        """The folder that Python finds its modules in; `folder` is the study's."""
+        if self.module:
+            return Path(os.path.realpath(folder / self.directory))
+        return self.path(folder).parent
 
     def digest(self, folder: Path) -> str:
         """SHA-256 of its sources; InvalidValueError if it cannot be read."""
-        path = self.path(folder)
+        path, root = self.path(folder), self.root(folder)
         if not path.is_file():
             scripts = sorted(one.name for one in path.parent.glob("*.py"))
             advice = nearest(path.name, scripts) if scripts else f"{path.parent} has no Python file"
-            raise InvalidValueError(f"no script {self.command[0]!r}", advice)
-        files = local_files(path, path.parent)
+            missing = str(path.relative_to(root)) if self.module else self.command[0]
+            raise InvalidValueError(f"no script {missing!r}", advice)
+        files = local_files(path, root)
         named = [(name, path.parent) for file in files for name in _constants(file)]
-        given = [(part.split("=")[-1], folder / self.directory) for part in self.command[1:]]
+        given = [(part.split("=")[-1], folder / self.directory) for part in self._arguments]
         files |= set(filter(None, (_settings_file(*one) for one in [*named, *given])))
         # The script's folder may move; files elsewhere are identified by name.
-        return hash_files({_name_of(file, path.parent): file for file in files})
+        return hash_files({_name_of(file, root): file for file in files})
+
+
+def stem_of(command: list[str]) -> str:
+    """The name of a command's script or module, without its folder and suffix."""
+    if command[:1] == ["-m"] and command[1:]:
+        return command[1].rpartition(".")[2]
+    return Path(command[0]).stem if command else ""
 
 
 def _constants(file: Path) -> Iterator[str]:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import importlib
 import inspect
+import os
 import sys
 import sysconfig
 import traceback
@@ -17,6 +18,8 @@ import torch
 from lab.config.own import Own, Script, is_unchanged
 from lab.config.run import Run
 from lab.errors import InputError, LabError
+
+_LOOKUP: Any = type(os.environ).__getitem__
 
 
 def admit(run: Run, folder: Path) -> None:
@@ -99,13 +102,30 @@ def blamed(reference: str) -> Iterator[None]:
 
 
 def _is_library(file: str) -> bool:
-    libraries = (sysconfig.get_path("stdlib"), "<frozen ")
+    libraries = (sysconfig.get_path("stdlib"), "<frozen ", *_installed())
     return "site-packages" in file or file.startswith(libraries)
+
+
+def _installed() -> tuple[str, ...]:
+    """Folders that packages were installed into, which need not be called site-packages."""
+    # As with `pip install --target`, of which clusters put the folder on PYTHONPATH.
+    folders = [Path(folder) for folder in sys.path if folder]
+    return tuple(f"{folder}/" for folder in folders if any(folder.glob("*.dist-info")))
 
 
 def _what(error: Exception, line: str | None) -> str:
     """The error in words, or with the line of code that raised it if it has none."""
     if isinstance(error, LabError):
         return str(error)
+    if _of_environ(error):
+        return f"the environment variable {error.args[0]} is not set"
     name = type(error).__name__
     return f"{name}: {error}" if str(error) else f"{name} by `{line}`" if line else name
+
+
+def _of_environ(error: Exception) -> bool:
+    """Whether a lookup in `os.environ` raised this, whose only word is the variable's name."""
+    frame = error.__traceback__
+    while frame and frame.tb_next:
+        frame = frame.tb_next
+    return frame is not None and frame.tb_frame.f_code is _LOOKUP.__code__

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import re
 import runpy
 import signal
 import stat
@@ -51,6 +52,12 @@ from lab.worker.script.processes import one_process
 
 CPU = torch.device("cpu")
 MOST_LINE = 200  # bytes of a log that a message repeats
+NEEDS_GPU = re.compile(r"cuda|nccl|nvidia|\bgpus?\b", re.IGNORECASE)
+NEEDS_SLURM = re.compile(r"variable SLURM_\w+ is not set")
+NO_OPTIMIZER = (
+    "A script that trains in processes that it starts itself (the lab starts the ranks, as "
+    "torchrun does), or without such an optimizer, cannot be measured"
+)
 
 
 class ScriptRank:
@@ -274,8 +281,9 @@ def measure_script(
     progress(f"starting {script.name}", 0, run.steps)
     meter.recorder = rank.recorder
     hooks = installed(rank.recorder)
-    run_script(script, run, rank.context, hooks, data_root=data_root, out=folder / SCRIPT_OUT)
-    _require_steps(rank.recorder.steps, run, script)
+    with _advised(script, rank.context):
+        run_script(script, run, rank.context, hooks, data_root=data_root, out=folder / SCRIPT_OUT)
+        _require_steps(rank.recorder.steps, run, script)
     return rank.collect()
 
 
@@ -294,7 +302,7 @@ def run_script(
     values = {name: getattr(run, name) for name in Run.model_fields}
     values |= {"rank": context.rank, "local_rank": context.local_rank, "out": out}
     sys.argv = [str(path), *script.arguments(values)]
-    sys.path.insert(0, str(path.parent))
+    sys.path.insert(0, str(script.root(data_root)))
     os.chdir(data_root / script.directory)
     store = None
     if script.launcher == "torchrun":
@@ -303,7 +311,10 @@ def run_script(
     with _interrupts() as interrupted, one_process(), hooks:
         try:
             with blamed(script.name):
-                runpy.run_path(str(path), run_name="__main__")
+                if script.module:
+                    runpy.run_module(script.module, run_name="__main__", alter_sys=True)
+                else:
+                    runpy.run_path(str(path), run_name="__main__")
         except StepsDone:
             pass
         except SystemExit as end:
@@ -393,13 +404,39 @@ def _interrupts() -> Iterator[Callable[[], bool]]:
             signal.signal(number, earlier[number])
 
 
+@contextmanager
+def _advised(script: Script, context: RankContext) -> Iterator[None]:
+    """Say what to do about a failure that tells of what the cluster has not."""
+    try:
+        yield
+    except LabError as error:
+        if advice := _advice(str(error), script, context):
+            raise LabError(f"{error}. {advice}") from error
+        raise
+
+
+def _advice(said: str, script: Script, context: RankContext) -> str:
+    if NEEDS_SLURM.search(said) and "SLURM_JOB_ID" not in os.environ:
+        return (
+            f"The ranks of cluster {context.cluster!r} are not started by Slurm: measure it on a "
+            "cluster with Slurm (--cluster), or let it read torchrun's RANK and WORLD_SIZE"
+        )
+    if NEEDS_GPU.search(said) and context.device == "cpu":
+        alone = "; or, if it wants a GPU only under torchrun, try --launcher python --ranks 1"
+        return (
+            f"The ranks of cluster {context.cluster!r} train on CPUs: tell the script to do so, "
+            "with gloo, or measure it on a cluster with GPUs (--cluster)"
+            f"{alone if script.launcher == 'torchrun' else ''}"
+        )
+    return ""
+
+
 def _require_steps(steps: int, run: Run, script: Script) -> None:
     if steps == 0:
         said = f'; its log ends with "{line}"' if (line := last_line()) else ""
+        cause = "" if NEEDS_GPU.search(said) else f". {NO_OPTIMIZER}"
         raise LabError(
-            f"{script.name} ended without a step of an optimizer of torch.optim{said}. A script "
-            "that trains in processes that it starts itself (the lab starts the ranks, as "
-            "torchrun does), or without such an optimizer, cannot be measured"
+            f"{script.name} ended without a step of an optimizer of torch.optim{said}{cause}"
         )
     if steps <= run.warmup_steps:
         raise LabError(

@@ -176,6 +176,28 @@ def test_a_precision_is_compared_with_the_baselines(tmp_path, bf16, verdict):
     assert "validation losses are at most 0.001 % apart" in text and "No two runs" not in text
 
 
+@pytest.mark.parametrize(
+    ("longer", "said"),
+    [
+        ({2: 2.0}, "by mean steps, which a whole training takes, the scaled speedup is 0.800."),
+        ({1: 2.0, 2: 2.0}, ""),
+        ({2: 1.05}, ""),
+    ],
+)
+def test_a_speedup_that_long_steps_change_is_given_by_mean_steps_too(tmp_path, longer, said):
+    script = {"kind": "script", "command": "train.py"}
+    ranks = [run(size, global_batch_size=None, model=script) for size in (1, 2)]
+    records = []
+    for one in (*repeats(ranks[0], [0.08] * 3), *repeats(ranks[1], [0.1] * 3)):
+        assert one.timing
+        mean = longer.get(one.run.world_size, 1.0) * one.timing.step.median
+        timing = one.timing.model_copy(update={"train_time": mean * one.timing.measured_steps})
+        records.append(one.model_copy(update={"timing": timing}))
+    text = answered(tmp_path, records, scaling="weak")
+    assert "the scaled speedup over 1 CPU process is 1.6" in text
+    assert said in text and ("by mean steps" in text) == bool(said)
+
+
 def test_a_script_whose_scaling_is_unknown_is_told_how_to_say_it(tmp_path):
     script = {"kind": "script", "command": "train.py"}
     ranks = [run(size, global_batch_size=None, model=script) for size in (1, 2)]

@@ -53,6 +53,11 @@ def test_without_a_quiet_baseline_nothing_is_concluded_beyond_it():
     assert noise.trustworthy([run(2).id]) and noise.quiet(frame).empty
 
 
+def test_a_single_configuration_is_named_in_the_singular():
+    noise, _ = noise_of(two_ranks(0.9, 0.9, 0.9))
+    assert "in most repeats of 1 of 1 configuration: " in noise.sentence
+
+
 def test_instead_of_explaining_it_names_what_to_measure_again(tmp_path):
     records = QUIET + two_ranks(0.76, 0.9, 0.0)
     made = study(tmp_path / "mine", [run(1), run(2)])

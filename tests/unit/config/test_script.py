@@ -63,6 +63,21 @@ def test_an_id_changes_with_the_arguments_and_not_with_the_folder(folder: Path) 
     assert ids(inner, model={"directory": "../.."}) == before
 
 
+@pytest.mark.parametrize("file", ["pack/train.py", "pack/train/__main__.py"])
+def test_a_module_is_made_of_what_it_imports_from_where_it_runs(folder: Path, file: str) -> None:
+    (folder / file).parent.mkdir(parents=True)
+    (folder / file).write_text("from net import Net\nfrom .. import pack\n")
+    command = "-m pack.train --batch {world_size}"
+    run = load(folder, command).runs[1]
+    assert run.label == "train.py script x2, --batch 2" and run.script
+    assert run.script.path(folder) == folder / file and run.script.root(folder) == folder
+    before = ids(folder, command)
+    (folder / "net.py").write_text("class Net: pass\n")
+    assert ids(folder, command).isdisjoint(before)
+    study = script_study(["-m", "pack.train"])
+    assert study.name == "train" and study.title == "train.py on 1 and 2 ranks"
+
+
 def test_what_a_script_decides_is_unknown_and_not_a_default(folder: Path) -> None:
     run = load(folder).runs[1]
     assert (run.global_batch_size, run.micro_batch_size, run.precision) == (None, None, None)
@@ -100,7 +115,9 @@ def test_a_label_has_the_values_that_the_script_is_given(folder: Path) -> None:
         ("train2.py", {}, "no script 'train2.py'; did you mean 'train.py'"),
         ("torchrun train.py", {}, "leave it out: the lab itself starts the script"),
         ("/usr/bin/mpirun -n 2 train.py", {}, "leave it out: the lab itself starts the script"),
-        ("-m package.train", {}, "begin with a script that imports the module"),
+        ("-m", {}, "'-m' does not name a module; write -m and its name, such as scripts.train"),
+        ("-m package/train.py", {}, "'-m package/train.py' does not name a module"),
+        ("-m trian", {}, "no script 'trian.py'; did you mean 'train.py'"),
         ("train.py 'x", {}, "No closing quotation"),
         ([], {}, "base.model.command: empty; give it a value"),
         ("train.py {micro_batch}", {}, "unknown placeholder '{micro_batch}'"),

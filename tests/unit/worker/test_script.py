@@ -37,6 +37,8 @@ def train(batch, model=model, optimizer=optimizer):
     optimizer.zero_grad()
 """
 
+ENVIRON = os.environ  # its copies are mere dicts
+
 
 @pytest.fixture
 def measured(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Any:
@@ -50,6 +52,7 @@ def measured(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Any:
     def measure(body: str, *arguments: str, waited_s: float = 0.0, **fields: Any) -> Measurement:
         (tmp_path / "train.py").write_text(HEAD + body)
         model = {"kind": "script", "command": ["train.py", *arguments], "launcher": "python"}
+        model |= fields.pop("model", {})
         content = {"steps": 6, "warmup_steps": 2} | fields | {"model": model}
         run = Run.model_validate(content, context={"folder": tmp_path, "digests": {}})
         context = RankContext(
@@ -454,6 +457,56 @@ def test_a_script_that_cannot_be_measured_says_why(measured: Any, body: str, mes
         measured(body)
 
 
+@pytest.mark.parametrize(
+    "body",
+    [
+        'raise RuntimeError("Distributed package doesn\'t have NCCL built in")',
+        "torch.cuda.set_device(0)",
+        "assert torch.cuda.is_available()",
+        "print('This example needs 2 GPUs.', file=sys.stderr)",
+        "sys.exit('This example needs 2 GPUs.')",
+    ],
+)
+def test_a_script_that_wants_a_gpu_is_told_that_there_is_none(measured: Any, body: str) -> None:
+    if torch.cuda.is_available():
+        pytest.skip("this machine has a GPU")
+    advice = "The ranks of cluster 'local' train on CPUs: tell the script to do so, with gloo,"
+    with pytest.raises(LabError, match=advice) as failure:
+        measured(body)
+    assert "processes that it starts itself" not in str(failure.value)
+
+
+@pytest.mark.parametrize(
+    ("variable", "advice"),
+    [
+        ("DATADIR", "$"),
+        ("SLURM_PROCID", r"\. The ranks of cluster 'local' are not started by Slurm"),
+    ],
+)
+def test_a_variable_that_is_not_set_is_called_one(
+    measured: Any, monkeypatch: pytest.MonkeyPatch, variable: str, advice: str
+) -> None:
+    monkeypatch.setattr(os, "environ", ENVIRON)
+    for name in (variable, "SLURM_JOB_ID"):
+        monkeypatch.delenv(name, raising=False)
+    said = f"^train.py failed in line 12: the environment variable {variable} is not set{advice}"
+    with pytest.raises(LabError, match=said):
+        measured(f"import os; os.environ['{variable}']")
+    with pytest.raises(LabError, match=f"KeyError: '{variable}'$"):
+        measured(f"{{}}['{variable}']")
+
+
+def test_a_library_is_not_blamed_wherever_it_is_installed(
+    measured: Any, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    installed = tmp_path / "packages"
+    (installed / "torchdata-1.0.dist-info").mkdir(parents=True)
+    (installed / "installed_one.py").write_text("def load():\n    raise ValueError('no data')\n")
+    monkeypatch.syspath_prepend(str(installed))
+    with pytest.raises(LabError, match=r"^train.py failed in line 12: ValueError: no data$"):
+        measured("import installed_one; installed_one.load()")
+
+
 def test_arguments_and_settings_reach_the_script(measured: Any, tmp_path: Path) -> None:
     body = "open('said', 'w').write(' '.join(sys.argv[1:]))\nfor _ in range(9): train(torch.ones(8, 4))"
     arguments = ("--batch={micro_batch_size}", "--lr", "{learning_rate}", "{rank}", "{out}")
@@ -461,6 +514,17 @@ def test_arguments_and_settings_reach_the_script(measured: Any, tmp_path: Path) 
     said = (tmp_path / "said").read_text()
     assert said == f"--batch=8 --lr 0.5 0 {tmp_path / 'script'}"
     assert measurement.timing.samples_per_second == 8 / measurement.timing.step.median
+
+
+def test_a_module_runs_as_in_its_package(measured: Any, tmp_path: Path) -> None:
+    (tmp_path / "pack").mkdir()
+    (tmp_path / "pack" / "sizes.py").write_text("batch = 8")
+    (tmp_path / "pack" / "train.py").write_text(
+        HEAD + "from .sizes import batch\nimport pack.sizes\nopen('said', 'w').write(sys.argv[1])\n"
+        "for _ in range(9): train(torch.ones(batch, 4))"
+    )
+    measurement = measured("", model={"command": ["-m", "pack.train", "{world_size}"]})
+    assert measurement.script.steps == 6 and (tmp_path / "said").read_text() == "1"
 
 
 def test_torch_is_left_as_it_was(measured: Any) -> None:
