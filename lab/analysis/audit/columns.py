@@ -319,6 +319,13 @@ class Guess(NamedTuple):
     inverse: bool = False
 
 
+# "t / ms" is a time, unlike "steps / s".
+OVER_UNIT = re.compile(
+    r"((?:^t|time|latency|duration|memory|_per_(?:step|iter(?:ation)?|epoch))_)"
+    r"per_([munµ]?s|sec(?:onds?)?|minutes|h|hours|[gm]i?b)$"
+)
+
+
 def normal(name: str) -> str:
     """A name in lower snake case, `#` as n, `/` as per, `%` as percent."""
     # Camel case is split, but neither "GiB" nor "ZeRO".
@@ -337,7 +344,9 @@ def normal(name: str) -> str:
     text = re.sub(r"(?<![a-z])([gpt])(?:iga|eta|era)_?(?=flop)", r"\1", text)
     text = re.sub(r"^(\w*seconds|ms|hours|minutes) (elapsed|taken)$", r"\2 \1", text.strip())
     text = text.replace("$", " usd ")
-    return SYMBOLIZED.sub(r"\1", from_european(TOKEN.sub("_", text).strip("_")))
+    text = from_european(TOKEN.sub("_", text).strip("_"))
+    text = OVER_UNIT.sub(r"\1\2", re.sub("_per_min$", "_per_minutes", text))
+    return SYMBOLIZED.sub(r"\1", text)
 
 
 def parse_name(name: str) -> Name:

@@ -61,7 +61,7 @@ class _SettingColumns:
         self.free = [column for column in frame.columns if column not in mapped]
         settings = {column: setting_of(column) for column in self.free}
         self.named = {column: setting for column, setting in settings.items() if setting.words}
-        self.ratios = [column for column in self.named if is_ratio(column)]
+        self.ratios = _ratios(self.named)
         self.of_all = [
             column for column in self.ratios if OF_ALL.fullmatch(normal(self.named[column].base))
         ]
@@ -191,6 +191,15 @@ class _SettingColumns:
             f"the {name} ({', '.join(dict.fromkeys(words))}) is read from the column names"
             for name, words in self._names().items()
         ]
+
+
+def _ratios(named: Mapping[str, Setting]) -> list[str]:
+    """The columns for speedups from one setting to another, not those of each over fewer ranks."""
+    ratios = [column for column in named if is_ratio(column)]
+    of_one = {column: named[column].words for column in ratios if len(named[column].words) == 1}
+    others = {named[column].words for column in named if column not in ratios}
+    each = others <= set(of_one.values())
+    return [column for column in ratios if not (each and column in of_one)]
 
 
 def _beside(

@@ -470,3 +470,16 @@ def test_what_their_columns_are_read_as(name: str, column: str, canonical: str) 
 def test_a_fault_in_such_a_table_is_found(name: str, old: str, new: str, rule: str) -> None:
     assert old in PUBLISHED[name]
     assert rule in broken(audit(io.StringIO(markdown(PUBLISHED[name].replace(old, new)))))
+
+
+@pytest.mark.parametrize(
+    ("name", "seconds"), [("t / ms", 1e-3), ("Step time / s", 1.0), ("Laufzeit / min", 60.0)]
+)
+def test_a_unit_after_a_slash(name: str, seconds: float) -> None:
+    meaning = guess(name)
+    assert meaning and (meaning.canonical, meaning.factor) == ("time", seconds)
+
+
+def test_a_rate_is_no_time_with_its_unit_after_a_slash() -> None:
+    meaning = guess("samples / s")
+    assert meaning and meaning.canonical == "rate"

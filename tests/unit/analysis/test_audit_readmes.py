@@ -741,3 +741,17 @@ def test_sizes_of_models_and_data_sets() -> None:
 def test_a_share_is_no_time() -> None:
     rows = ["| ours | 0.11% |", "| theirs | 0.29% |"]
     assert not pasted(below("| Item | FU-kernel time |", *rows)).reading
+
+
+def test_speedups_of_each_precision_are_not_from_one_to_another() -> None:
+    head = (
+        "| Framework | FP32 img/s bsz=128 | FP32 speedup bsz=128 "
+        "| AMP img/s bsz=256 | AMP speedup bsz=256 |"
+    )
+    rows = (
+        "| A | 12411.97 | 31.21 | 33141.02 | 22.50 |",
+        "| B | 11233.92 | 28.67 | 30713.68 | 22 |",
+    )
+    result = pasted(below(head, *rows))
+    assert "'speedup' as speedup" in str(result)
+    assert not broken(result)

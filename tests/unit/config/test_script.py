@@ -117,7 +117,7 @@ def test_a_label_has_the_values_that_the_script_is_given(folder: Path) -> None:
         ("/usr/bin/mpirun -n 2 train.py", {}, "leave it out: the lab itself starts the script"),
         ("-m", {}, "'-m' does not name a module; write -m and its name, such as scripts.train"),
         ("-m package/train.py", {}, "'-m package/train.py' does not name a module"),
-        ("-m trian", {}, "no script 'trian.py'; did you mean 'train.py'"),
+        ("-m trein", {}, "no script 'trein.py'; did you mean 'train.py'"),
         ("train.py 'x", {}, "No closing quotation"),
         ([], {}, "base.model.command: empty; give it a value"),
         ("train.py {micro_batch}", {}, "unknown placeholder '{micro_batch}'"),
