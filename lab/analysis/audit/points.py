@@ -172,7 +172,9 @@ class Curve:
                 return math.nan if name == "speedup" and self._over_another else least
             if quoted:
                 return math.nan if least == 1 and name == "speedup" else 1.0
-        own = [ratio for point in self.points if (ratio := point.speedup / point.gain) > 0]
+        # A gain of 0 is the ratio of a tiny time and a huge one.
+        ratios = (point.speedup / (point.gain or math.nan) for point in self.points)
+        own = [ratio for ratio in ratios if ratio > 0]
         return least if own and abs(float(np.median(own)) - 1) < ROUNDING else 1.0
 
     @cached_property
