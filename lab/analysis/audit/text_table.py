@@ -203,17 +203,23 @@ def _numbered(header: Sequence[str]) -> list[str]:
 
 
 def _rectangular(
-    name: str, header: list[str], rows: list[list[str]]
+    name: str,
+    header: list[str],
+    rows: list[list[str]],
+    *,
+    places: Sequence[str] = (),
+    advice: str = "give each column a name",
 ) -> tuple[list[str], list[list[str]]]:
-    """Names for all columns, and rows of equal length."""
-    for number, row in enumerate(rows, start=1):
-        if any(row[len(header) :]):
-            what = f"{len(row)} cells under {len(header)} column names"
-            raise _error(name, what, "give each column a name", f"row {number}")
+    """Names for all columns, and rows of equal length; errors name the row, or its place."""
+    width = len(header)
+    for number, row in enumerate(rows):
+        if any(row[width:]):
+            what = f"{len(row)} cells under {width} column names"
+            raise _error(name, what, advice, places[number] if places else f"row {number + 1}")
     if not rows:
         raise _error(name, "no rows below the column names", "a table needs measurements")
+    # A saved DataFrame has an empty name for its index.
     names = [text or f"unnamed {number}" for number, text in enumerate(header, start=1)]
-    width = len(header)
     return names, [[*row[:width], *[""] * (width - len(row))] for row in rows if any(row)]
 
 
@@ -331,29 +337,20 @@ def _delimiter(lines: Sequence[str]) -> str:
 def _cells(name: str, lines: Sequence[str], delimiter: str) -> tuple[list[str], list[list[str]]]:
     csv.field_size_limit(MAX_CELL)
     reader = csv.reader(io.StringIO("\n".join(lines)), delimiter=delimiter, skipinitialspace=True)
-    header: list[str] = []
-    rows: list[list[str]] = []
+    rows, places = [], []
     try:
         for row in reader:
             cells = [cell.strip() for cell in row]
-            while len(cells) > len(header) and not cells[-1]:
+            while cells and not cells[-1]:
                 cells.pop()
-            if not any(cells):
-                continue
-            if not header:  # a saved DataFrame has an empty name for its index
-                header = [cell or f"unnamed {number}" for number, cell in enumerate(cells, start=1)]
-                continue
-            if len(cells) > len(header):
-                what = f"{len(cells)} cells under {len(header)} column names"
-                advice = "quote cells that hold the delimiter"
-                raise _error(name, what, advice, f"line {reader.line_num}")
-            rows.append(cells + [""] * (len(header) - len(cells)))
+            if cells:
+                rows.append(cells)
+                places.append(f"line {reader.line_num}")
     except csv.Error as error:
         line = f"line {reader.line_num}"
         raise _error(name, str(error), "correct the quotes here", line) from None
-    if not rows:
-        raise _error(name, "no rows below the column names", "a table needs measurements")
-    return header, rows
+    advice = "quote cells that hold the delimiter"
+    return _rectangular(name, rows[0], rows[1:], places=places[1:], advice=advice)
 
 
 def _nccl_tests(name: str, lines: Sequence[str]) -> tuple[list[str], list[list[str]]]:
@@ -407,10 +404,8 @@ def read_file(path: Path, mapping: Mapping[str, str] | None = None) -> pd.DataFr
     # A column without a type of text holds bytes, which need not be UTF-8.
     for name, kind in frame.dtypes.items():
         if kind == "object":
-            frame[name] = frame[name].map(_decoded)
+            frame[name] = frame[name].map(
+                lambda cell: cell.decode("utf-8", "replace") if isinstance(cell, bytes) else cell
+            )
     frame.attrs |= {"name": path.stem}
     return frame
-
-
-def _decoded(value: Any) -> Any:
-    return value.decode("utf-8", "replace") if isinstance(value, bytes) else value

@@ -149,16 +149,13 @@ def ranks_of(cell: object) -> tuple[float, str]:
         return float(match[2]), (match[1] or "").strip()
     if match := RANKS_TIMES.fullmatch(text):
         name = match[2] or ""
-        return float(match[1] or match[3]), "" if re.fullmatch(_UNIT, name) else _closed(name)
+        name = "" if re.fullmatch(_UNIT, name) else name.strip()
+        return float(match[1] or match[3]), name if "(" in name else name.rstrip(" )")
     if match := SLICE.fullmatch(text) or RANKS_AFTER.fullmatch(text):
         return float(match[2]), match[1].strip()
     if match := re.fullmatch(r"([^(]+?)\s*\([^()]*\)", text):  # 16 GPUs (2 nodes)
         return ranks_of(match[1])
     return math.nan, ""
-
-
-def _closed(name: str) -> str:
-    return name.strip() if "(" in name else name.strip(" )")
 
 
 def rounding(cell: object, *, is_time: bool = False) -> float:
