@@ -5,6 +5,7 @@ from __future__ import annotations
 import os
 import signal
 import sys
+import time
 import warnings
 from pathlib import Path
 from types import SimpleNamespace
@@ -47,6 +48,8 @@ def measured(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Any:
     monkeypatch.setattr(sys, "argv", ["pytest"])
     monkeypatch.setattr(sys, "path", [*sys.path])
     monkeypatch.setattr(os, "environ", os.environ.copy())
+    for clock in ("perf_counter", "time"):  # put back if the script replaces them
+        monkeypatch.setattr(time, clock, getattr(time, clock))
     threads = torch.get_num_threads()
 
     def measure(body: str, *arguments: str, waited_s: float = 0.0, **fields: Any) -> Measurement:
