@@ -120,6 +120,8 @@ def _what(error: Exception, line: str | None) -> str:
     if _of_environ(error):
         return f"the environment variable {error.args[0]} is not set"
     name = type(error).__name__
+    if isinstance(error, ZeroDivisionError) and line:  # its text does not say what is zero
+        return f"{name}: {error} in `{line}`"
     return f"{name}: {error}" if str(error) else f"{name} by `{line}`" if line else name
 
 

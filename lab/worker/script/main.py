@@ -411,7 +411,7 @@ def _advised(script: Script, context: RankContext) -> Iterator[None]:
         yield
     except LabError as error:
         if advice := _advice(str(error), script, context):
-            raise LabError(f"{error}. {advice}") from error
+            raise LabError(f"{str(error).rstrip('.')}. {advice}") from error
         raise
 
 

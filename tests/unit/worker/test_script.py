@@ -466,14 +466,18 @@ def test_a_script_that_cannot_be_measured_says_why(measured: Any, body: str, mes
         'raise RuntimeError("Distributed package doesn\'t have NCCL built in")',
         "torch.cuda.set_device(0)",
         "assert torch.cuda.is_available()",
+        "local_rank = 0 % torch.cuda.device_count()",
         "print('This example needs 2 GPUs.', file=sys.stderr)",
         "sys.exit('This example needs 2 GPUs.')",
+        "raise ValueError('FSDP is only available on GPU.')",
     ],
 )
 def test_a_script_that_wants_a_gpu_is_told_that_there_is_none(measured: Any, body: str) -> None:
     if torch.cuda.is_available():
         pytest.skip("this machine has a GPU")
-    advice = "The ranks of cluster 'local' train on CPUs: tell the script to do so, with gloo,"
+    advice = (
+        r"[^.]\. The ranks of cluster 'local' train on CPUs: tell the script to do so, with gloo,"
+    )
     with pytest.raises(LabError, match=advice) as failure:
         measured(body)
     assert "processes that it starts itself" not in str(failure.value)
