@@ -83,8 +83,11 @@ def _explained(row: LayoutRow) -> Explanation:
     tokens = case.candidate.global_batch * case.sequence
     peak = case.machine.gpu.fastest(case.candidate.precision)
     gpus = case.candidate.layout.world_size
-    mfu = tokens * case.model.flops_per_token(case.sequence) / measured / gpus / peak
-    reasons = [*_size(row), *_quoted_mfu(row, mfu, peak), *_quoted_flops(row, mfu * peak)]
+    mfu, masked = (
+        tokens * case.model.flops_per_token(case.sequence, masked=half) / measured / gpus / peak
+        for half in (False, True)
+    )
+    reasons = [*_size(row), *_quoted_mfu(row, mfu, masked, peak), *_quoted_flops(row, mfu * peak)]
     if mfu > 1:
         gpu = case.machine.gpu.name.upper()
         meant = "another GPU, model, batch or precision must be meant"
@@ -144,9 +147,10 @@ def _short(count: float) -> str:
     return f"{count / 1e9:.3g}B" if count >= 1e9 else f"{count / 1e6:.3g}M"
 
 
-def _quoted_mfu(row: LayoutRow, mfu: float, peak: float) -> list[str]:
+def _quoted_mfu(row: LayoutRow, mfu: float, masked: float, peak: float) -> list[str]:
+    """A quoted MFU that the row's own rate contradicts, whether or not a mask halves attention."""
     quoted = row.quoted_mfu
-    if not quoted or abs(quoted / mfu - 1) < MFU_OFF:
+    if not quoted or any(abs(quoted / own - 1) < MFU_OFF for own in (mfu, masked)):
         return []
     own = f"by the row's own rate the MFU is {100 * mfu:.1f} %, not {100 * quoted:.1f} %"
     if abs(quoted / mfu * SPARSE - 1) < SPARSE_OFF:

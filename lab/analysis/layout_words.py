@@ -26,13 +26,14 @@ _OF, _COUNT = r"(?:[ _]size)?(?: of)?[ =:]*", r"(\d+)\b(?!\.\d)"
 NOTED = {
     "sequence": r"(?<![a-z])seq(?:uence)?s?(?:[ _-]?len(?:gth)?s?)?(?: of| is)?(?: set to)?[ =:]*"
     r"(\d{1,3},\d{3}|\d{3,7}|\d+k)\b"
-    r"|\b(\d{4,7}|\d+k)[ -](?:sequence|context)"
+    r"|\b(\d{1,3},\d{3}|\d{4,7}|\d+k)[ -](?:tokens?[ -])?(?:sequence|context)"
     r"|\bcontext(?:[ _-](?:length|window))?(?: of)?[ =:]*(\d{4,7}|\d+k)\b",
     "global_batch": rf"\bglobal[ _-]batch{_OF}{_COUNT}",
     "micro_batch": rf"\b(?:micro|per[ -](?:gpu|device))[ _-]?batch{_OF}{_COUNT}",
     "replica_batch": rf"\blocal[ _-]?batch{_OF}{_COUNT}",
     "per_node": rf"x ?(\d+) per node|(\d+)(?: ?[x×*])? {_CARDS} (?:\([^)]*\) )?per {_HOST}"
-    rf"|\b{_HOST}s? (?:has|have|with|of|x|×) (\d+)(?: ?[x×*])? ?{_CARDS}",
+    rf"|\b{_HOST}s? (?:has|have|with|of|x|×) (\d+)(?: ?[x×*])? ?{_CARDS}"
+    rf"|\b\d+ {_HOST}s? ?[x×] ?(\d+)\b(?! ?[x×])",
     "nodes": rf"\b(\d+) {_HOST}s?\b",
     # Of the whole table: not "4 nodes of 8 GPUs", "8 GPUs per node".
     "gpus": r"(?<!of )(?<!with )(?<!has )(?<!have )(?<![\d.,x])(?<![x×] )"

@@ -113,7 +113,7 @@ OF_MEGATRON_CORE = rf"\b(?:etp|edp|vpp)(?=\d|\b)|{DISPATCHER}"
 # the masked half and reaches half of the peak or more; the buffers are sent as FSDP's gathers are.
 MEGATRON_CORE = Framework(
     name="megatron-core",
-    pattern=r"megatron.?core|(?<![a-z])mcore(?![a-z])|\bprimus\b(?!.*torchtitan)"
+    pattern=r"megatron.?core|(?<![a-z])mcore(?![a-z])|(?:\bprimus\b|turbo_deepep)(?!.*torchtitan)"
     rf"|{DISPATCHER}|(?=.*(megatron|{OF_MEGATRON_CORE}))"
     r"(?=.*(\b202[3-9]\b|fp[48]|(?<![a-z])(h[128]00|gh200|g?b[23]00|mi3\d\dx)))",
     sequence_parallel=True,

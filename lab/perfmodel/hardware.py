@@ -225,7 +225,8 @@ def named_gpu(text: str) -> Gpu | None:
     words = re.sub(r"[^a-z0-9]+", "-", text.lower())
     words = re.sub(r"-sxm\d?(?![a-z0-9])", "", re.sub(r"(?<=\d)x(?=[a-z])", "x-", words))
     words = re.sub(r"(?<=\d)(x|-x)-(?=\d{4}(?![a-z0-9]))|rtx(?=\d)", "-rtx-", words)
-    known = [name for name in GPUS if re.search(rf"(?<![a-z0-9]){name}(?![0-9])", words)]
+    end = r"(?![0-9]|(?<=nvl)ink)"  # "H100, NVLink" is no H100 NVL
+    known = [name for name in GPUS if re.search(rf"(?<![a-z0-9]){name}{end}", words)]
     return GPUS[max(known, key=len)] if known else None
 
 

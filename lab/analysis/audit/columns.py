@@ -143,6 +143,12 @@ OUTCOME = re.compile(
     r"util(i[sz]ation)?(_|$)|usage|temp(erature)?(_|$)|power(?!_(cap|limit))|energy|joules"
     r"|occupancy|cost|price"
 )
+# How large a problem is; "Cells per rank" say nothing of the whole.
+PROBLEM = re.compile(
+    r"(?!.*_per_)(?:(?:n|no|num|number|of|total|global|fluid|solid|mesh|grid|problem|matrix|system)_?)*"
+    r"(?:cells?|elements|dofs?|unknowns|atoms|particles|bodies|grid|mesh|points|rows|vertices"
+    r"|(?<=problem_)size|(?<=matrix_)size|(?<=grid_)size|(?<=system_)size)(?:_size)?"
+)
 # What became of a run, often with marks: no setting either.
 VERDICT = re.compile(r"(?:is_)?(?:correct(?:ness)?|verif(?:y|ied)|verification|pass(?:ed)?|ok)")
 # Values that were not measured.
@@ -183,7 +189,7 @@ TEXTS = {
     "precision": r"precision|dtype|amp|data_?type",
     "sequence_length": r"(max_?)?(seq(uence)?|context|ctx)_?len(gth)?(_t(okens)?)?|n_?ctx|seq_?len"
     r"|block_?size|seq",
-    "dataset": r"data_?set|data|task|corpus",
+    "dataset": r"data_?set|data|task|corpus|phase|workload",
     "compile": r"compiled?|torch_compile|xla",
 }
 PHASES = tuple(PARTS)

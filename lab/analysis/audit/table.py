@@ -25,7 +25,7 @@ from lab.analysis.audit.observations import PYTHON_STRINGS, ROW, Observations
 from lab.analysis.audit.programs import by_program, by_size, over_serial
 from lab.analysis.audit.quantities import WHOLE_NUMBERS, Quantities, as_text, as_texts
 from lab.analysis.audit.settings import by_setting
-from lab.analysis.audit.values import numbers, ranks_of
+from lab.analysis.audit.values import COUNT_UNITS, numbers, ranks_of
 from lab.errors import InputError, Problem, nearest
 
 KEYS = (
@@ -487,9 +487,32 @@ def _add_keys(
                 cells, tidy["world_size"], least=0.5 if words else 0.51
             ):
                 keys[f"key:{column}"] = cells
+    if not logged and tidy[["speedup", "efficiency"]].isna().all(axis=None):
+        keys |= _sizes_of_problems(tidy, frame, used)
     for name, cells in keys.items():
         texts = cells.map("{:g}".format) if is_numeric_dtype(cells) else cells.astype(str)
         tidy[name] = texts.where(cells.notna(), "")
+
+
+def _sizes_of_problems(
+    tidy: pd.DataFrame, frame: pd.DataFrame, used: Collection[str]
+) -> dict[str, pd.Series]:
+    """Columns that give each number of ranks a problem of its own size, as keys: such runs say
+    nothing of each other. If a size grows with the ranks, this is weak scaling instead."""
+    ranks, found = tidy["world_size"], {}
+    for column in frame.columns:
+        if column in used or not columns.PROBLEM.fullmatch(normal(column)):
+            continue
+        cells = frame[column].map(as_text).loc[tidy.index]
+        own = cells.groupby(ranks).nunique()
+        if not len(own) == cells.nunique() > 1 or cells.isna().any() or (own != 1).any():
+            continue
+        each = numbers(cells, units=COUNT_UNITS) / ranks
+        if each.notna().all() and each.max() <= (1 + NEARLY) * each.min():
+            tidy["scaling"] = tidy["scaling"].fillna("weak")
+            return {}
+        found[f"key:{column}"] = cells
+    return found
 
 
 def _names_series(cells: pd.Series, tidy: pd.DataFrame) -> bool:

@@ -229,3 +229,22 @@ def test_a_table_on_numbers_of_cores_is_read_before_one_of_sizes() -> None:
     )
     cores = below("| Cores | Time (s) |", "| 1 | 9.0 |", "| 4 | 3.0 |")
     assert pasted(f"{sizes}\nScaling:\n\n{cores}").reading["Cores"] == "world_size"
+
+
+def test_sizes_that_differ_between_numbers_of_ranks_are_not_compared() -> None:
+    rows = ["| 5 336 | 1 | 100 |", "| 21 344 | 8 | 400 |", "| 85 376 | 32 | 2800 |"]
+    assert not noted(below("| Fluid cells | Ranks | Wall time (s) |", *rows))
+
+
+def test_sizes_that_grow_with_the_ranks_are_those_of_weak_scaling() -> None:
+    rows = ["| 512 | 1 | 1.00 |", "| 1024 | 2 | 1.01 |", "| 4096 | 8 | 0.80 |"]
+    assert broken(pasted(below("| Total rows | Ranks | Time (s) |", *rows))) == {"super-linear"}
+    assert not noted(below("| Total rows | Ranks | Time (s) |", *rows[:2]))
+    assert "fixed-overhead" in noted(below("| Rows in all | Ranks | Time (s) |", *rows[:2]))
+
+
+def test_hosts_of_phases_are_not_those_of_one_comparison() -> None:
+    rows = ["| A | AWS | 8 | 6.4 h |", "| B | local | 8 | 1.5 h |", "| C | local | 1 | 5 min |"]
+    assert not broken(pasted(below("| Phase | Machine | Cores | Time |", *rows)))
+    same = ["| AWS | 8 | 6.4 h |", "| local | 1 | 9 h |"]
+    assert broken(pasted(below("| Machine | Cores | Time |", *same))) == {"mixed-environment"}

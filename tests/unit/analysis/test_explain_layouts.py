@@ -76,6 +76,20 @@ def test_a_quoted_mfu_is_held_to_the_rows_own(of_own: float, words: str) -> None
     assert (quoted in reason) == (of_own != 1)
 
 
+def test_an_mfu_may_count_the_half_of_attention_that_a_mask_leaves() -> None:
+    one = explained(**{"sequence length": 8192, "micro batch": 2, "global batch": 32})
+    case = (
+        read_layouts(pd.DataFrame([ROW | {"sequence length": 8192, "step time (s)": 1}]))
+        .rows[0]
+        .case
+    )
+    full, half = (case.model.flops_per_token(8192, masked=masked) for masked in (False, True))
+    assert half < 0.9 * full
+    more = {"sequence length": 8192, "micro batch": 2, "global batch": 32}
+    assert explained(MFU=one.mfu * half / full, **more).reasons[0].startswith("inside")
+    assert "own rate" in explained(MFU=0.8 * one.mfu * half / full, **more).reasons[0]
+
+
 def test_a_slow_link_is_named_with_its_rate() -> None:
     (reason,) = explained(8.0).reasons
     assert reason.startswith("a link of") and "between nodes, not 25 GB/s, would" in reason

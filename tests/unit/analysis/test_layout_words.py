@@ -109,6 +109,8 @@ def test_the_gpus_of_a_table_are_not_those_of_a_node(notes: str, gpus: int | Non
         ("on 16 hosts, 8 H100 GPUs per host", {"nodes": 16, "per_node": 8}),
         ("context length 8192", {"sequence": 8192}),
         ("8,192 tokens of context", {}),
+        ("at 8,192-token context", {"sequence": 8192}),
+        ("bs1, 4 nodes × 8, seq 16384", {"nodes": 4, "per_node": 8, "sequence": 16384}),
     ],
 )
 def test_notes_give_nodes_hosts_and_context(notes: str, said: dict[str, float]) -> None:

@@ -25,6 +25,7 @@ def test_a_framework_is_known_by_its_name() -> None:
         "Megatron FP8",
         "mcore_bridge",
         "Primus on MI300X",
+        "`cu` is `turbo_deepep_num_cu`, on 8x MI355X",
         "MoEFlexTokenDispatcher",
     ):
         assert named_framework(words) is MEGATRON_CORE

@@ -168,6 +168,8 @@ def test_gpus_are_found_by_the_words_of_tables(words: str, name: str | None) -> 
         ("DGX-B300", "b300"),
         ("A800", "a800"),
         ("8 x MI325X", "mi325x"),
+        ("8 H100, NVLink and InfiniBand", "h100"),
+        ("H100 NVL", "h100-nvl"),
         ("MI350X", "mi350x"),
         ("4090 tokens", None),
     ],

@@ -73,7 +73,9 @@ def mixed_environment(observations: Observations) -> Iterator[Fault]:
                 rows.loc[values.index[values != values.mode().iloc[0]], "label"],
                 f"{values.nunique()} different {what} were used: {_listed(values)}.",
             )
-    if measured:
+    # Configurations of which none was measured on several numbers of ranks are not compared.
+    apart = observations.kind == "table" and curves.empty and len(observations.curves) > 1
+    if measured and not apart:
         yield from _hosts(observations, differs=differs)
     # A repeat of an inference run has a row for each batch.
     rows = rows.drop_duplicates(["label", "host", "emulated"])
