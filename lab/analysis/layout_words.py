@@ -119,7 +119,8 @@ _ACTIVE = re.compile(r"(?<=b)[ -]?a\d+(\.\d+)?b", re.IGNORECASE)  # of "30B-A3B"
 
 
 OTHER_CHIP = re.compile(
-    r"\b(?:tpus?|[nhi]pus?|trainium|trn\d|gaudi|ascend|cerebras|sambanova)(?![a-z])", re.IGNORECASE
+    r"\b(?:tpus?|[nhi]pus?|trainium|trn\d|gaudi|ascend|cerebras|sambanova|a64fx|fugaku)(?![a-z])",
+    re.IGNORECASE,
 )
 
 

@@ -873,7 +873,12 @@ def test_letters_of_formulas() -> None:
 
 @pytest.mark.parametrize(
     ("notes", "columns"),
-    [("Recipes for TPUs", {}), ("", {"Instance": "trn1.32xlarge"}), ("", {"NPU model": "x"})],
+    [
+        ("Recipes for TPUs", {}),
+        ("Sweep on Fugaku", {}),
+        ("", {"Instance": "trn1.32xlarge"}),
+        ("", {"NPU model": "x"}),
+    ],
 )
 def test_other_chips_are_not_taken_for_gpus(notes: str, columns: dict[str, str]) -> None:
     rows = frame(System=None, **columns)
