@@ -52,7 +52,11 @@ from lab.worker.script.processes import one_process
 
 CPU = torch.device("cpu")
 MOST_LINE = 200  # bytes of a log that a message repeats
-NEEDS_GPU = re.compile(r"cuda|nccl|nvidia|\bgpus?\b", re.IGNORECASE)
+# Of "GPU" only a sentence that lacks or wants one: a message may speak of "multi-GPU training".
+LACKS = r"\b(?:no|not|needs?|requires?|only|unable|without|available|found)\b"
+NEEDS_GPU = re.compile(
+    rf"cuda|nccl|nvidia|{LACKS}[^.;]*\bgpus?\b|\bgpus?\b[^.;]*{LACKS}", re.IGNORECASE
+)
 NEEDS_SLURM = re.compile(r"variable SLURM_\w+ is not set")
 NO_OPTIMIZER = (
     "A script that trains in processes that it starts itself (the lab starts the ranks, as "

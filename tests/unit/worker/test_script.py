@@ -483,6 +483,12 @@ def test_a_script_that_wants_a_gpu_is_told_that_there_is_none(measured: Any, bod
     assert "processes that it starts itself" not in str(failure.value)
 
 
+def test_a_failure_that_only_speaks_of_gpus_gets_no_advice_on_them(measured: Any) -> None:
+    text = "No sampler is set. All ranks see the same data, which takes the use from multi-GPU runs"
+    with pytest.raises(LabError, match=f"{text}$"):
+        measured(f"raise ValueError('{text}')")
+
+
 @pytest.mark.parametrize(
     ("variable", "advice"),
     [
