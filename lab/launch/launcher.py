@@ -19,7 +19,7 @@ from lab.files import open_no_link
 from lab.launch import driver, job
 from lab.launch.driver import Driver, OneInterrupt
 from lab.launch.executor import Handle, JobSpec
-from lab.launch.outcome import archive_failed, archive_noisy, conclude, stamp
+from lab.launch.outcome import archive_failed, archive_noisy, conclude, keep_completed, stamp
 from lab.launch.plan import check_budget
 from lab.launch.preflight import check, check_emulation, usable
 from lab.launch.replay import replay
@@ -254,6 +254,8 @@ class Jobs:
             for folder in noisy:
                 archive_noisy(folder, replaced=self._replaced)
             self._driver.drive(self._specs(noisy), adopted={}, wait=self._wait)
+        for folder in self._tasks:
+            keep_completed(folder)
 
     def _predict(self) -> None:
         """Freeze predictions once the first two repeats on one rank are measured.

@@ -157,6 +157,18 @@ def archive_noisy(folder: Path, *, replaced: Path) -> None:
     (folder / "record.json").rename(folder / DISTURBED / "record.json")
 
 
+def keep_completed(folder: Path) -> None:
+    """Make a disturbed measurement the record again if its second attempt failed."""
+    second = read_record(folder / "record.json")
+    first = read_record(folder / DISTURBED / "record.json")
+    if first is None or second is None or second.completed:
+        return
+    archive_failed(folder)
+    _copy_series(folder / DISTURBED, folder)
+    (folder / DISTURBED / "record.json").rename(folder / "record.json")
+    shutil.rmtree(folder / DISTURBED, ignore_errors=True)
+
+
 def keep_quieter(record: Record, folder: Path) -> None:
     """Write a measurement; the quieter of two attempts at a repeat becomes its record.
 

@@ -12,7 +12,7 @@ from factories import record, run
 
 from lab.launch.attempt import RankExit
 from lab.launch.job import _decide
-from lab.launch.outcome import STATUSES, archive_noisy, keep_quieter, rank_error
+from lab.launch.outcome import STATUSES, archive_noisy, keep_completed, keep_quieter, rank_error
 from lab.records.schema import GpuState
 from lab.records.store import DISTURBED, Record, read_record, write_record
 
@@ -120,6 +120,19 @@ def test_a_quieter_attempt_that_a_kill_left_twice_is_not_taken_for_the_next(tmp_
     (folder / DISTURBED / "record.json").rename(folder / "record.json")
     archive_noisy(folder, replaced=folder.parent / "replaced")
     assert _decide(folder) == "run"
+
+
+def test_a_failed_second_attempt_does_not_replace_the_first(tmp_path: Path) -> None:
+    first = attempt(0.9, 1)
+    folder = tmp_path / "0"
+    begin(folder, first)
+    keep_completed(folder)
+    assert read_record(folder / "record.json") is None, "the second attempt may still be running"
+    write_record(record(run(2), status="failed"), folder)
+    keep_completed(folder)
+    assert finished(folder) == first.finished_at
+    assert not (folder / DISTURBED).exists()
+    assert list((folder / "log").glob("*.record.json"))
 
 
 def test_what_was_set_aside_before_is_kept_too(tmp_path: Path) -> None:
