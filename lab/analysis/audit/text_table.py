@@ -224,7 +224,7 @@ def _frame(
 
 def _place(frame: pd.DataFrame) -> str:
     """Where a table is, by the heading or sentence above it and its first columns."""
-    heading = "".join(frame.attrs["notes"][:1])
+    heading = next((note for note in frame.attrs["notes"] if not note.startswith("![")), "")
     under = f"under {heading!r}, " if 0 < len(heading) <= LONGEST_HEADING else ""
     return f"{under}below {' | '.join(frame.columns[:NAMED])!r}"
 
@@ -446,8 +446,9 @@ def _cells(name: str, lines: Sequence[str], delimiter: str) -> tuple[list[str], 
     except csv.Error as error:
         line = f"line {reader.line_num}"
         raise _error(name, str(error), "correct the quotes here", line) from None
+    header, *below = rows or [[]]
     advice = "quote cells that hold the delimiter"
-    return _rectangular(name, rows[0], rows[1:], places=places[1:], advice=advice)
+    return _rectangular(name, header, below, places=places[1:], advice=advice)
 
 
 def _nccl_tests(name: str, lines: Sequence[str]) -> tuple[list[str], list[list[str]]]:

@@ -5,7 +5,7 @@ from __future__ import annotations
 from pathlib import Path
 
 import pytest
-from hypothesis import HealthCheck, given, settings
+from hypothesis import HealthCheck, example, given, settings
 from hypothesis import strategies as st
 
 from lab.analysis.audit.text_table import MOST_TABLES, read_table, read_tables
@@ -130,6 +130,7 @@ def test_the_mapping_is_checked(tmp_path: Path) -> None:
     max_examples=100, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture]
 )
 @given(st.binary(max_size=200) | st.text(alphabet='1,;\t"#\n\r a|', max_size=80).map(str.encode))
+@example(b";\n;")
 def test_nothing_but_an_input_error(tmp_path: Path, content: bytes) -> None:
     try:
         frame = read_table(written(tmp_path, content))

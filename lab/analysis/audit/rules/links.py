@@ -13,7 +13,7 @@ import pandas as pd
 from lab.analysis.audit.observations import Observations, UncheckedError, largest
 from lab.analysis.audit.points import Point
 from lab.analysis.audit.rule import Fault, rule, seconds
-from lab.formatting import plain
+from lab.formatting import message_size, plain
 from lab.perfmodel.hardware import LINKS, named_link
 
 LINK_COLUMNS = ("link", "key:link", "key:strategy", "key:setting", "gpu")
@@ -253,7 +253,7 @@ def _one_collective(group: pd.DataFrame, observations: Observations) -> Iterator
     if bus[best] > limit:
         yield Fault(
             group.loc[bus > limit, "label"],
-            f"{plain(size[best] / 1e6)} MB in {seconds(times[best])} on {n:g} ranks make "
+            f"{message_size(size[best])} in {seconds(times[best])} on {n:g} ranks make "
             f"{_gigabytes(bus[best])} of bus bandwidth, more than {_gigabytes(limit)}.",
             "Check the unit of the times and of the sizes.",
         )
@@ -262,7 +262,7 @@ def _one_collective(group: pd.DataFrame, observations: Observations) -> Iterator
         first = int(faster[0])
         yield Fault(
             group["label"].iloc[faster],
-            f"{plain(size[first] / 1e6)} MB take {seconds(times[first])} on {n:g} ranks, less than "
+            f"{message_size(size[first])} take {seconds(times[first])} on {n:g} ranks, less than "
             "the next smaller message.",
             "A change of algorithm can do this; so can a cold first call.",
             "note",

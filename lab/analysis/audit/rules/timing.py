@@ -245,11 +245,13 @@ def data_stall(observations: Observations) -> Iterator[Fault]:
     logged = {"step", "epoch"} & set(observations.given)
     if len(slow) and not (logged and share.median() <= STALL):
         worst = largest(slow, share)
+        # Whole runs, and their ranks only if no run is slow as a whole.
+        whole = runs.index if slow.index.isin(runs.index).any() else frame.index
         yield Fault(
             slow["label"],
             f"{seconds(worst['data'])} of {seconds(worst['time'])}, {100 * share[worst.name]:.0f} "
             f"%, is spent waiting for data in {worst['label']}, and more than {100 * STALL:.0f} % "
-            f"in {len(slow)} of {share.count()} rows.",
+            f"in {slow.index.isin(whole).sum()} of {count(int(share[whole].count()), 'row')}.",
             "Feed the ranks before judging their communication: more loader processes, "
             "prefetching, or data in memory.",
         )
