@@ -499,7 +499,7 @@ def _sizes_of_problems(
 ) -> dict[str, pd.Series]:
     """Columns that give each number of ranks a problem of its own size, as keys: such runs say
     nothing of each other. If a size grows with the ranks, this is weak scaling instead."""
-    ranks, found = tidy["world_size"], {}
+    ranks, sizes = tidy["world_size"], {}
     for column in frame.columns:
         if column in used or not columns.PROBLEM.fullmatch(normal(column)):
             continue
@@ -511,8 +511,8 @@ def _sizes_of_problems(
         if each.notna().all() and each.max() <= (1 + NEARLY) * each.min():
             tidy["scaling"] = tidy["scaling"].fillna("weak")
             return {}
-        found[f"key:{column}"] = cells
-    return found
+        sizes[f"key:{column}"] = cells
+    return sizes
 
 
 def _names_series(cells: pd.Series, tidy: pd.DataFrame) -> bool:

@@ -129,11 +129,12 @@ def read_tables(
 
 def left_out(errors: Iterable[InputError]) -> list[str]:
     """Which tables of a text are not read, and why."""
-    return [
+    reasons = (
         f"another table is left out: {problem.where}: {problem.what}"
         for error in errors
         for problem in error.problems
-    ]
+    )
+    return list(dict.fromkeys(reasons))
 
 
 def _parsed(name: str, text: str) -> tuple[Sequence[Table], list[InputError]]:

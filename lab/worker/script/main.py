@@ -410,7 +410,7 @@ def _interrupts() -> Iterator[Callable[[], bool]]:
 
 @contextmanager
 def _advised(script: Script, context: RankContext) -> Iterator[None]:
-    """Say what to do about a failure that tells of what the cluster has not."""
+    """Say what to do about a failure for want of something that the cluster lacks."""
     try:
         yield
     except LabError as error:
@@ -419,13 +419,13 @@ def _advised(script: Script, context: RankContext) -> Iterator[None]:
         raise
 
 
-def _advice(said: str, script: Script, context: RankContext) -> str:
-    if NEEDS_SLURM.search(said) and "SLURM_JOB_ID" not in os.environ:
+def _advice(message: str, script: Script, context: RankContext) -> str:
+    if NEEDS_SLURM.search(message) and "SLURM_JOB_ID" not in os.environ:
         return (
             f"The ranks of cluster {context.cluster!r} are not started by Slurm: measure it on a "
             "cluster with Slurm (--cluster), or let it read torchrun's RANK and WORLD_SIZE"
         )
-    if NEEDS_GPU.search(said) and context.device == "cpu":
+    if NEEDS_GPU.search(message) and context.device == "cpu":
         alone = "; or, if it wants a GPU only under torchrun, try --launcher python --ranks 1"
         return (
             f"The ranks of cluster {context.cluster!r} train on CPUs: tell the script to do so, "
