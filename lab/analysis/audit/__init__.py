@@ -21,6 +21,7 @@ from lab.config.study import Study
 from lab.errors import InputError, Problem, items, require_type
 from lab.formatting import count, listed
 from lab.records.store import Record, load_records
+from lab.records.table import grouped
 
 if TYPE_CHECKING:
     import pandas as pd
@@ -59,11 +60,11 @@ def audit(
         calibration = _calibration(records) if calibration is None else calibration
     wanted = "bytes/s, or a mapping of world sizes to them"
     require_type(calibration, Mapping | Real | None, "calibration", wanted)
-    by_size = calibration if isinstance(calibration, Mapping) else {0: float(calibration or 0)}
-    audits = [
-        apply_rules(replace(observations, calibrated=by_size) if calibration else observations)
-        for observations in _observations(source, columns, records)
-    ]
+    observed = _observations(source, columns, records)
+    if calibration:
+        by_size = calibration if isinstance(calibration, Mapping) else {0: float(calibration)}
+        observed = [replace(observations, calibrated=by_size) for observations in observed]
+    audits = [*map(apply_rules, observed)]
     return audits[0] if len(audits) == 1 else _together(audits)
 
 
@@ -204,11 +205,12 @@ class Audit(BaseModel):
 
     def _index(self) -> list[str]:
         """In which of several tables the errors and warnings are."""
-        places: dict[tuple[str, str], list[str]] = {}
-        for number, table in enumerate(self.tables, start=1):
-            for finding in table.findings:
-                if finding.severity != "note":
-                    places.setdefault((finding.severity, finding.rule), []).append(str(number))
+        places = grouped(
+            ((finding.severity, finding.rule), str(number))
+            for number, table in enumerate(self.tables, start=1)
+            for finding in table.findings
+            if finding.severity != "note"
+        )
         return [
             f"{severity} {rule} in {'table' if len(tables) == 1 else 'tables'} {', '.join(tables)}"
             for (severity, rule), tables in places.items()

@@ -7,7 +7,7 @@ from collections.abc import Mapping
 
 import pandas as pd
 
-from lab.analysis.audit.columns import Guess, guess, normal, parse_name, quantities
+from lab.analysis.audit.columns import Guess, normal, parse_name, quantities
 from lab.analysis.audit.reshape import are_timed, listed, stacked
 from lab.analysis.audit.values import TIME_UNITS, numbers
 
@@ -24,7 +24,6 @@ RATIO = re.compile(r"(?P<what>speed_?up|efficiency)_(?P<program>.+)")
 OF_SIZE = re.compile(r"(?P<name>.*[a-z])_(?:n_?|size_?)?(?P<size>\d{2,12})")
 OF_EACH = {"time", "rate", "speedup", "efficiency"}
 RANKS = {"world_size", "nodes", "threads", "cpus"}
-NOTHING = Guess("", None)
 
 
 def by_program(frame: pd.DataFrame, mapped: Mapping[str, Guess]) -> tuple[pd.DataFrame, list[str]]:
@@ -75,7 +74,7 @@ def over_serial(frame: pd.DataFrame, mapped: Mapping[str, Guess]) -> tuple[pd.Da
         return frame, []  # an increase
     one, other = serial[0], next(column for column in programs if column not in serial)
     rest = frame.drop(columns=[*programs, *quoted])
-    rest = rest[[name for name in rest if (guess(name) or NOTHING).canonical != "efficiency"]]
+    rest = rest.drop(columns=[name for name in rest if "efficiency" in quantities([str(name)])])
     parts = []
     for column in (one, other):
         factor = parse_name(column).factor

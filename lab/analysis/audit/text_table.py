@@ -12,7 +12,7 @@ from collections.abc import Iterable, Mapping, Sequence
 from pathlib import Path
 from typing import IO, TYPE_CHECKING, Any
 
-from lab.analysis.audit import logs, notebook, osu
+from lab.analysis.audit import logs, nccl_tests, notebook, osu
 from lab.analysis.audit.markup import Table, find_tables, most_relevant, relevance, without_remarks
 from lab.analysis.audit.values import BYTE_UNITS, TIME_UNITS
 from lab.errors import InputError, Problem, nearest
@@ -44,15 +44,6 @@ UNITS = "|".join(map(re.escape, (*TIME_UNITS, *BYTE_UNITS, "%")))
 UNIT = re.compile(rf"[(\[]?({UNITS}|[a-z]+/[a-z]+(/[a-z]+)?)[)\]]?", re.IGNORECASE)
 NO_UNIT = {"", "-", "–", "—", "#", "/", "[-]", "(-)", "n/a", "x"}
 QUOTED, FENCE = re.compile(r"^\s{0,3}>\s?"), re.compile(r"\s*(?:```|~~~)")
-NCCL_RANK = re.compile(
-    r"#?\s*Rank\s+(\d+)\s.*\son\s+(\S+)\s+device\s+\d+\s+\[[\w:.]+\]\s+(.+?)\s*$"
-)
-NCCL_HEADER = re.compile(r"^[#\s]*size\s+count\s+type\b.*\btime\s+algbw\s+busbw\b")
-NCCL_SAVED = re.compile(  # as CSV
-    r"size,count,type(,redop)?(,root)?(,time,algbw,busbw,#?(wrong|error)){1,2}", re.IGNORECASE
-)
-NCCL_ITERATIONS = re.compile(r"(?<!warmup )\biters:\s*(\d+)")
-NCCL_MEASURED = 4  # time, algbw, busbw, errors
 # 11,2465 and 0,5 have a decimal comma, 1.5 and 1,234,567 show that commas group digits.
 NUMERAL = re.compile(r"-?\d+(?:\.\d+)?(?:e[-+]?\d+)?", re.IGNORECASE)
 BARE_NUMBER = re.compile(r"(?<![^\s,;|])-?\d+(?:\.\d+)?(?![^\s,;|])")  # that fills a cell
@@ -62,11 +53,6 @@ THREE_DIGITS = re.compile(r"-?[1-9]\d{0,2},\d{3}")
 FEWEST_COMMAS = 2
 NAMED = 3  # columns in a sentence
 LONGEST_HEADING = 80  # characters
-NEARLY = 0.02  # a whole number, within two decimals of the bandwidths
-NCCL_COLUMNS = [
-    *("message_bytes", "variant", "time_us", "algbw_gb_per_s", "busbw_gb_per_s"),
-    *("gpus", "nodes", "gpu_name", "repeats"),
-]
 
 
 def read_table(
@@ -142,10 +128,8 @@ def _parsed(name: str, text: str) -> tuple[Sequence[Table], list[InputError]]:
     lines = _unmarked(text.splitlines())
     notes = [line.lstrip("# ").rstrip() for line in lines if line.startswith("#")]
     printed = [HOST.sub("", LAUNCHED.sub("", line)) for line in lines]
-    if any(NCCL_SAVED.fullmatch(line.replace(" ", "")) for line in printed):
-        printed = [line.replace(",", " ") for line in printed]
-    if any(NCCL_HEADER.match(line) for line in printed):
-        return [Table(*_nccl_tests(name, printed), notes)], []
+    if nccl_tests.is_output(printed):
+        return [Table(nccl_tests.COLUMNS, nccl_tests.rows_of(printed, name), notes)], []
     if osu.is_output(printed) and (of_collectives := osu.rows_of(printed)):
         return [Table(osu.COLUMNS, of_collectives, notes)], []
     if tables := find_tables(lines):
@@ -186,8 +170,8 @@ def _blocks(lines: Sequence[str]) -> list[tuple[list[str], list[str]]]:
 
 
 def _is_above_rows(lines: Sequence[str], place: int) -> bool:
-    """Whether a line at the begin of a text or below an empty line or a title has a name for each
-    cell of the numbers below it."""
+    """Whether a line at the beginning of a text, or below an empty line or a title, has a name for
+    each cell of the numbers below it."""
     if BARE_NUMBER.search(lines[place]) or not BARE_NUMBER.search(lines[place + 1]):
         return False
     delimiter = _delimiter(lines[place : place + 2])
@@ -450,41 +434,6 @@ def _cells(name: str, lines: Sequence[str], delimiter: str) -> tuple[list[str], 
     header, *below = rows or [[]]
     advice = "quote cells that hold the delimiter"
     return _rectangular(name, header, below, places=places[1:], advice=advice)
-
-
-def _nccl_tests(name: str, lines: Sequence[str]) -> tuple[list[str], list[list[str]]]:
-    """A row for each size, out of place and in place, with the facts from the device list."""
-    # Independent programs all list a rank 0: each measured a single rank.
-    devices = [match.groups() for line in lines if (match := NCCL_RANK.match(line))]
-    ranks, hosts, gpus = ({device[place] for device in devices} for place in range(3))
-    iterations = next((match[1] for line in lines if (match := NCCL_ITERATIONS.search(line))), "")
-    facts = [str(len(ranks) or ""), str(len(hosts) or ""), ", ".join(sorted(gpus)), iterations]
-    header = next((line for line in lines if NCCL_HEADER.match(line)), "")
-    variants = ("out-of-place", "in-place")[: header.count("algbw")]
-    rows = []
-    for cells in map(str.split, lines):
-        if cells and cells[0].isdigit() and len(cells) > len(variants) * NCCL_MEASURED:
-            first = len(cells) - len(variants) * NCCL_MEASURED
-            for place, variant in enumerate(variants):
-                measured = cells[first + place * NCCL_MEASURED :][:NCCL_MEASURED]
-                if measured[0] != "N/A":
-                    rows.append([cells[0], variant, *measured[:3]])
-    if not rows:
-        raise _error(name, "nccl-tests printed no sizes", "give all of its output")
-    facts[0] = facts[0] or _ranks_by_bandwidths(rows)
-    return NCCL_COLUMNS, [row + facts for row in rows]
-
-
-def _ranks_by_bandwidths(rows: Sequence[Sequence[str]]) -> str:
-    """The number of ranks that relates algbw to busbw in the fastest row, if any."""
-    with contextlib.suppress(ValueError, ZeroDivisionError):
-        algorithm, bus = max((float(row[3]), float(row[4])) for row in rows)
-        ratio = bus / algorithm
-        # The factor 2(n-1)/n of an all-reduce is above 1, (n-1)/n of a gather or scatter is below.
-        ranks = 2 / (2 - ratio) if ratio > 1 else 1 / (1 - ratio)
-        if ranks > 1 and abs(ranks / round(ranks) - 1) < NEARLY:
-            return str(round(ranks))
-    return ""
 
 
 def read_file(path: Path, mapping: Mapping[str, str] | None = None) -> pd.DataFrame:
