@@ -66,6 +66,10 @@ ColumnOption = Annotated[
     list[str] | None,
     Option(metavar="NAME=COLUMN", help="Read COLUMN of the table as quantity NAME."),
 ]
+TableOption = Annotated[
+    int | None,
+    Option("--table", metavar="N", help="Read only this one of several tables in a text."),
+]
 MachineOption = Annotated[
     str | None,
     Option(
@@ -399,6 +403,7 @@ def report(
         float | None, Option(metavar="H", help="GPU-hours that a proposal asks for.")
     ] = None,
     column: ColumnOption = None,
+    table: TableOption = None,
     out: Annotated[
         Path | None,
         Option(metavar="DIR", help="Folder of a table's report; by default beside the table."),
@@ -411,6 +416,7 @@ def report(
 
     of_tables: dict[str, object] = {"--title": title, "--scaling": scaling, "--out": out}
     of_tables |= {"--baseline": baseline, "--gpu-hours": gpu_hours, "--column": column}
+    of_tables["--table"] = table
     if every:
         from lab.report.gallery import gallery, remake_kept
 
@@ -437,7 +443,10 @@ def report(
             gpu_hours=gpu_hours,
             out=out,
             artifacts=artifacts,
+            number=table,
         )
+        if made.table and table is None:
+            typer.echo(f"Read: {made.table}; --table N reads another.", err=True)
     else:
         study = lab.Study.load(source, quick=quick)
         advice = "leave it out; a study has title, scaling and baseline in study.yaml"
@@ -568,6 +577,7 @@ def predict(
         Option("--explain", help="STUDY is a table of layouts; explain each measured step."),
     ] = False,
     assume: AssumeOption = None,
+    table: TableOption = None,
     quick: QuickOption = False,
     as_json: JsonOption = False,
 ) -> None:
@@ -577,12 +587,12 @@ def predict(
             problem = Problem(study, "is a folder, not a table of layouts", "leave out --explain")
             raise InputError("predict", [problem])
         given = assumed(assume, "predict")
-        explanations = lab.explain_layouts(study, assume=given)
+        explanations = lab.explain_layouts(study, assume=given, number=table)
         notes = "\n".join(f"- {note}" for note in explanations.notes)
         return answer(
             as_json, explanations, table_of([one.table_row() for one in explanations]), notes
         )
-    of_tables = {"--assume": assume}
+    of_tables = {"--assume": assume, "--table": table}
     refuse("predict", of_tables, "is only for tables of layouts", "use it with --explain")
     if Path(study).is_file() and Path(study).suffix not in {".yaml", ".yml"}:
         problem = Problem(study, "is a file, not a study", "for a table of layouts add --explain")
@@ -613,6 +623,7 @@ def audit(
         ),
     ],
     column: ColumnOption = None,
+    table: TableOption = None,
     quick: QuickOption = False,
     as_json: JsonOption = False,
 ) -> None:
@@ -621,10 +632,10 @@ def audit(
 
     columns = _columns(column, "audit")
     given: Any = source
-    of_table = source == "-" or bool(columns) or is_table(source)
-    if of_table:
+    if source == "-" or columns or is_table(source):
         refuse("audit", {"--quick": quick}, "is only for studies", "leave it out")
     else:
+        refuse("audit", {"--table": table}, "is only for tables", "leave it out")
         given = study = lab.Study.load(source, quick=quick)
         from lab.records.store import kept_form
 
@@ -634,7 +645,7 @@ def audit(
         if sys.stdin.isatty():
             typer.echo("Paste a table, then press Ctrl-D on an empty line.", err=True)
         given = sys.stdin.buffer
-    result = lab.audit(given, columns=columns)
+    result = lab.audit(given, columns=columns, number=table)
     answer(as_json, result, str(result))
     if not result.trustworthy:
         grave = sum(finding.severity != "note" for finding in result.findings)

@@ -63,15 +63,19 @@ class Explanations(list[Explanation]):
 
 
 def explain_layouts(
-    rows: str | Path | pd.DataFrame, *, assume: Mapping[str, Any] | None = None
+    rows: str | Path | pd.DataFrame,
+    *,
+    assume: Mapping[str, Any] | None = None,
+    number: int | None = None,
 ) -> Explanations:
     """For each measured row of a layout table: the expected step, and what explains the gap.
 
     This compares the parameters implied by the name and by the sizes, and the quoted MFU with the
     table's own. If a step is outside its interval, it names the link, recomputation or cost that
-    would account for the difference. Raises InputError as `lab.fit_layouts` does.
+    would account for the difference. Of several tables in a text, the longest is read, or the one
+    of this `number`. Raises InputError as `lab.fit_layouts` does.
     """
-    table = read_layouts(rows, assume=assume)
+    table = read_layouts(rows, assume=assume, number=number)
     return Explanations(map(_explained, table.measured), table.notes)
 
 

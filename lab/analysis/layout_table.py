@@ -16,7 +16,7 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
-from lab.analysis.audit.text_table import read_table
+from lab.analysis.audit.text_table import read_file
 from lab.analysis.audit.values import COUNT_UNITS, number, ranks_of
 from lab.analysis.layout_columns import (
     ASSUMED,
@@ -114,16 +114,21 @@ def read_layouts(
     *,
     assume: Mapping[str, Any] | None = None,
     timed: bool = True,
+    number: int | None = None,
 ) -> LayoutTable:
     """Read a file or DataFrame of layouts; `assume` fills in what is missing, such as gpu="a100".
 
+    Of several tables in a text, the longest is read, or the one of this `number`.
     Rows without a time or rate are left out, unless `timed` is false. Raises InputError, with what
     is missing, if no row can be predicted, and for unknown names in `assume`.
     """
     import pandas as pd
 
     require_type(source, pd.DataFrame | str | Path, "table", "a DataFrame or a file")
-    frame = split_lists(read_table(source) if isinstance(source, str | Path) else source)
+    if isinstance(source, str | Path):
+        frame = split_lists(read_file(source, number=number))
+    else:
+        frame = split_lists(source)
     name = str(frame.attrs.get("name", "rows"))
     around = _prose(source) or frame.attrs.get("notes", ())
     # A number before the name, as in 07-h100.csv, counts nothing.
@@ -172,7 +177,8 @@ def read_layouts(
         ]
         raise InputError(name, problems or [Problem("table", "has no rows", "add one per layout")])
     if UNNAMED in assumptions and any(map(_too_fast, rows)):
-        again = read_layouts(source, assume={**(assume or {}), "gpu": FASTER_GPU}, timed=timed)
+        faster = {**(assume or {}), "gpu": FASTER_GPU}
+        again = read_layouts(source, assume=faster, timed=timed, number=number)
         slow = f"{USUAL_GPU.upper()}s are too slow for its rows"
         why = f"{FASTER_GPU.upper()} GPUs, because the table names no GPU, and {slow}"
         return replace(again, assumptions=(*again.assumptions, why), inferred={"gpu": FASTER_GPU})

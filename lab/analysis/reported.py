@@ -80,6 +80,12 @@ class ReportedTable:
         return _name(self.frame)
 
     @property
+    def which(self) -> str:
+        """Its number and place if it is one of several tables in a text."""
+        place = self.frame.attrs.get("place")
+        return f"table {self.frame.attrs['number']}, {place}" if place else ""
+
+    @property
     def unit(self) -> Unit:
         """What its world sizes count."""
         return _unit(self.observations, self.frame)
@@ -103,19 +109,24 @@ class ReportedTable:
         columns: Mapping[str, str] | None = None,
         scaling: Kind = "auto",
         baseline: int | None = None,
+        number: int | None = None,
     ) -> ReportedTable:
         """Read a DataFrame or a file of results (text as for `lab audit`, or Parquet).
 
         `columns` maps canonical names to columns; the rest is guessed as by the audit. `scaling`
         sets what the table leaves open; if a table has both kinds, it selects one. Speedups are
-        over the fewest ranks of each curve, or over `baseline` ranks. Raises InputError for
+        over the fewest ranks of each curve, or over `baseline` ranks. Of several tables in a text,
+        the longest is read, or the one of this `number`. Raises InputError for
         unreadable input, and for a table without ranks, without times and rates, with a single
         number of ranks, or without the baseline.
         """
         import pandas as pd
 
         require_type(table, pd.DataFrame | str | Path, "table", "a DataFrame or a file")
-        frame = table if isinstance(table, pd.DataFrame) else read_file(Path(table), columns)
+        if isinstance(table, pd.DataFrame):
+            frame = table
+        else:
+            frame = read_file(table, columns, number=number)
         name = _name(frame)
         source = name if isinstance(table, pd.DataFrame) else str(table)
         observations = from_table(frame, columns=columns, source=source)
@@ -154,18 +165,21 @@ def records_from(
     columns: Mapping[str, str] | None = None,
     scaling: Kind = "auto",
     baseline: int | None = None,
+    number: int | None = None,
 ) -> list[Record]:
     """Records from a results table: one for each repeat of each configuration.
 
     `table` is a DataFrame or a file (CSV and other text as for `lab audit`, or Parquet); `columns`
     maps canonical names to columns; the rest is guessed. What the table does not state is None: a
     batch, a model, a rate. Speedups are over the fewest ranks of each curve, or over `baseline`
-    ranks; `scaling` (strong, weak) sets what the table leaves open. Raises InputError for a table
-    that cannot be read, or that shows no scaling.
+    ranks; `scaling` (strong, weak) sets what the table leaves open. Of several tables in a text,
+    the longest is read, or the one of this `number`. Raises InputError for a table that cannot be
+    read, or that shows no scaling.
     """
-    return list(
-        ReportedTable.read(table, columns=columns, scaling=scaling, baseline=baseline).records
+    read = ReportedTable.read(
+        table, columns=columns, scaling=scaling, baseline=baseline, number=number
     )
+    return list(read.records)
 
 
 def _lacks(frame: pd.DataFrame, observations: Observations) -> Iterator[Problem]:

@@ -52,7 +52,8 @@ PATIENCE_S = 1200  # a report of thousands of runs takes minutes
 
 @dataclass(frozen=True)
 class Report:
-    """The files of a report, and its statements: the answer, on predictions, on noise."""
+    """The files of a report, and its statements: the answer, on predictions, on noise, on which
+    of several tables."""
 
     notebook: Path
     html: Path
@@ -61,6 +62,7 @@ class Report:
     predictions: str = ""
     noise: str = ""
     artifacts: tuple[Path, ...] = ()  # if they were requested
+    table: str = ""  # which one of several it is on
 
 
 def report(study: Study | str | Path, *, artifacts: bool = False, runs: bool = False) -> Report:
@@ -206,10 +208,12 @@ def report_table(
     gpu_hours: float | None = None,
     out: Path | None = None,
     artifacts: bool = False,
+    number: int | None = None,
 ) -> Report:
     """Make the report that a results table supports: `<name>-report/report.{ipynb,html,pdf}`.
 
-    Columns, scaling and baseline are as in `records_from`; `gpu_hours` is what a proposal requests.
+    Columns, scaling, baseline and the number of one of several tables are as in `records_from`;
+    `gpu_hours` is what a proposal requests.
     `artifacts` also writes its text, figures and tables as separate files into `artifacts/`.
     Raises InputError, before anything is written, for a table that cannot be read or shows no
     scaling, for invalid hours, and if the folder cannot be written.
@@ -221,16 +225,20 @@ def report_table(
     if gpu_hours is not None and not 0 < gpu_hours < math.inf:
         problem = Problem("gpu_hours", f"cannot be {gpu_hours:g}", "give more than 0")
         raise InputError(str(table), [problem])
-    read = ReportedTable.read(path, columns=columns, scaling=scaling, baseline=baseline)
+    read = ReportedTable.read(
+        path, columns=columns, scaling=scaling, baseline=baseline, number=number
+    )
     if gpu_hours is not None and read.unit == "node":
         advice = "name the column of GPUs: --column world_size=COLUMN or --column per_node=COLUMN"
         problem = Problem("gpu_hours", "the table counts nodes, not their GPUs", advice)
         raise InputError(str(table), [problem])
-    folder = out or path.with_name(f"{path.stem}-report")
+    which = f"-table-{number}" if number is not None else ""
+    folder = out or path.with_name(f"{path.stem}{which}-report")
     if problems := unwritable(folder):
         raise InputError(str(table), problems)
-    title = title or f"Scaling by {path.name}"
+    title = title or f"Scaling by {path.name}{f', table {number}' if number is not None else ''}"
     words = ["lab", "report", os.path.relpath(path), "--title", title]
+    words += ["--table", f"{number}"] if number is not None else []
     words += ["--scaling", scaling] if scaling != "auto" else []
     words += ["--baseline", f"world_size={baseline}"] if baseline is not None else []
     words += ["--gpu-hours", f"{gpu_hours:g}"] if gpu_hours is not None else []
@@ -245,8 +253,10 @@ def report_table(
         "title": title,
         "gpu_hours": gpu_hours,
         "command": shlex.join(words),
+        "number": number,
     }
     made = _report("table.ipynb", parameters, folder / "report", title=title)
+    made = replace(made, table=read.which)
     return replace(made, artifacts=_parts(made.notebook, title=title)) if artifacts else made
 
 

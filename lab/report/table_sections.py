@@ -387,8 +387,11 @@ def load(
     title: str = "",
     gpu_hours: float | None = None,
     command: str = "",
+    number: int | None = None,
 ) -> TableReport:
     """A file of results, read for its report; raises InputError."""
-    table = ReportedTable.read(file, columns=columns, scaling=scaling, baseline=baseline)
+    table = ReportedTable.read(
+        file, columns=columns, scaling=scaling, baseline=baseline, number=number
+    )
     name = Path(file).name
     return TableReport(table, title or f"Scaling by {name}", name, command, gpu_hours)

@@ -16,7 +16,7 @@ from pydantic import BaseModel, ConfigDict, Field
 from lab.analysis.audit.observations import PYTHON_STRINGS, Observations, UncheckedError
 from lab.analysis.audit.rule import Finding, Severity
 from lab.analysis.audit.rules import RULES
-from lab.analysis.audit.text_table import STREAM, left_out, read_all, read_tables
+from lab.analysis.audit.text_table import STREAM, left_out, read_all, read_file
 from lab.config.study import Study
 from lab.errors import InputError, Problem, items, require_type
 from lab.formatting import count, listed
@@ -40,14 +40,15 @@ def audit(
     columns: Mapping[str, str] | None = None,
     calibration: float | Mapping[int, float] | None = None,
     records: Sequence[Record] | None = None,
+    number: int | None = None,
 ) -> Audit:
     """Audit a study, records or a table: report what cannot be trusted.
 
     `source` is a study or its name or folder, records, a DataFrame, or the path or open stream of
-    tables, of which those that say most of scaling are audited. `columns` maps canonical names to
-    columns of a table; the rest is guessed. `calibration` is the bus bandwidth of the links in
-    bytes/s, one number or by world size. `records` are those of the study, if they are already
-    loaded.
+    tables, of which those that say most of scaling are audited, or only the one of that `number`.
+    `columns` maps canonical names to columns of a table; the rest is guessed. `calibration` is the
+    bus bandwidth of the links in bytes/s, one number or by world size. `records` are those of the
+    study, if they are already loaded.
 
     Raises InputError for a source that cannot be read and for a mapping that does not match it.
     """
@@ -60,7 +61,7 @@ def audit(
         calibration = _calibration(records) if calibration is None else calibration
     wanted = "bytes/s, or a mapping of world sizes to them"
     require_type(calibration, Mapping | Real | None, "calibration", wanted)
-    observed = _observations(source, columns, records)
+    observed = _observations(source, columns, records, number)
     if calibration:
         by_size = calibration if isinstance(calibration, Mapping) else {0: float(calibration)}
         observed = [replace(observations, calibrated=by_size) for observations in observed]
@@ -76,7 +77,10 @@ def is_table(source: object) -> bool:
 
 
 def _observations(
-    source: Any, columns: Mapping[str, str] | None, loaded: Sequence[Record] | None
+    source: Any,
+    columns: Mapping[str, str] | None,
+    loaded: Sequence[Record] | None,
+    number: int | None,
 ) -> list[Observations]:
     """Those of each table, or of the records."""
     import pandas as pd
@@ -84,12 +88,16 @@ def _observations(
     from lab.analysis.audit.records import from_records
     from lab.analysis.audit.table import from_table
 
+    if hasattr(source, "read") or is_table(source):
+        name = STREAM if hasattr(source, "read") else str(source)
+        if number is not None:
+            return _of_tables([read_file(source, columns, number=number)], columns, name)
+        return _of_tables(read_all(source, columns), columns, name)
+    if number is not None:
+        problem = Problem("number", "is only for the tables of a text", "leave it out")
+        raise InputError("audit", [problem])
     if isinstance(source, pd.DataFrame):
         return [from_table(source, columns=columns)]
-    if hasattr(source, "read"):
-        return _of_tables(read_tables(source, columns), columns, STREAM)
-    if is_table(source):
-        return _of_tables(read_all(Path(source), columns), columns, str(source))
     if columns:
         problem = Problem(
             "columns", "can be mapped only for tables", "records name their own columns"
@@ -154,8 +162,8 @@ class Audit(BaseModel):
     """The findings, most severe first, and which rules were and were not checked.
 
     `reading` states how each column of a table was interpreted, `assumptions` what was assumed. If
-    several tables of a text were audited, `tables` has the audit of each, and `place` of these says
-    where it is.
+    several tables of a text were audited, `tables` has the audit of each, whose `number` and
+    `place` say which it is.
     """
 
     model_config = ConfigDict(frozen=True)
@@ -165,6 +173,7 @@ class Audit(BaseModel):
     checked: tuple[str, ...] = ()
     reading: dict[str, str] = Field(default_factory=dict)
     assumptions: tuple[str, ...] = ()
+    number: int = Field(default=1, exclude=True)
     place: str = Field(default="", exclude_if=operator.not_)
     tables: tuple[Audit, ...] = Field(default=(), exclude_if=operator.not_)
 
@@ -197,17 +206,13 @@ class Audit(BaseModel):
         """The audit of each table with its heading, or the only one without."""
         if not self.tables:
             return [("", self)]
-        total = len(self.tables)
-        return [
-            (f"table {number} of {total}, {audit.place}", audit)
-            for number, audit in enumerate(self.tables, start=1)
-        ]
+        return [(f"table {audit.number}, {audit.place}", audit) for audit in self.tables]
 
     def _index(self) -> list[str]:
         """In which of several tables the errors and warnings are."""
         places = grouped(
-            ((finding.severity, finding.rule), str(number))
-            for number, table in enumerate(self.tables, start=1)
+            ((finding.severity, finding.rule), str(table.number))
+            for table in self.tables
             for finding in table.findings
             if finding.severity != "note"
         )
@@ -298,6 +303,7 @@ def apply_rules(observations: Observations) -> Audit:
         checked=tuple(checked),
         reading=dict(observations.reading),
         assumptions=tuple(observations.assumptions),
+        number=observations.number,
         place=observations.place,
     )
 
@@ -313,9 +319,9 @@ def _together(tables: Sequence[Audit]) -> Audit:
     """
     findings = [
         finding.model_copy(
-            update={"records": tuple(f"table {number}, {one}" for one in finding.records)}
+            update={"records": tuple(f"table {table.number}, {one}" for one in finding.records)}
         )
-        for number, table in enumerate(tables, start=1)
+        for table in tables
         for finding in table.findings
     ]
     checked = {rule for table in tables for rule in table.checked}

@@ -49,7 +49,8 @@ class Observations:
     the table's own column names, `reading` states how each was interpreted, `derived` lists columns
     that follow from others, `calibrated` holds bus bandwidths in bytes/s by world size, and `per`
     is what a time covers. `own_baseline` names the table's column that the speedup of each row is
-    over. `summarised` rows may stand for several repeats. `place` says where a table is in a text.
+    over. `summarised` rows may stand for several repeats. `number` and `place` say which table of a
+    text it is.
     """
 
     frame: pd.DataFrame
@@ -65,6 +66,7 @@ class Observations:
     notes: Sequence[str] = ()
     summarised: bool = False
     reading: Mapping[str, str] = field(default_factory=dict)
+    number: int = 1
     place: str = ""
 
     @cached_property

@@ -123,6 +123,7 @@ def from_table(
         notes=notes,
         summarised=wide or not logged,
         reading=_reading(given, origins),
+        number=int(frame.attrs.get("number", 1)),
         place=str(frame.attrs.get("place", "")),
     )
 

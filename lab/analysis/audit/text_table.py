@@ -16,6 +16,7 @@ from lab.analysis.audit import logs, nccl_tests, notebook, osu
 from lab.analysis.audit.markup import Table, find_tables, most_relevant, relevance, without_remarks
 from lab.analysis.audit.values import BYTE_UNITS, TIME_UNITS
 from lab.errors import InputError, Problem, nearest
+from lab.formatting import count
 
 if TYPE_CHECKING:
     import pandas as pd
@@ -56,21 +57,39 @@ LONGEST_HEADING = 80  # characters
 
 
 def read_table(
-    source: str | Path | IO[Any], mapping: Mapping[str, str] | None = None
+    source: str | Path | IO[Any],
+    mapping: Mapping[str, str] | None = None,
+    *,
+    number: int | None = None,
 ) -> pd.DataFrame:
-    """The longest table of `read_tables`, the first if tied.
+    """One table of `read_tables`: of that number, else the longest, the first if tied.
 
-    `frame.attrs["assumptions"]` says which of several tables it is.
+    `frame.attrs["assumptions"]` says which of several tables it is. Raises InputError for a number
+    beyond them.
     """
-    frames = read_tables(source, mapping)
-    frame = max(frames, key=len)
+    frames = read_tables(source, mapping if number is None else None)
+    if number is None:
+        frame = max(frames, key=len)
+    else:
+        name = str(source) if isinstance(source, str | Path) else STREAM
+        frame = _of_number(name, frames, number, mapping or {})
     if len(frames) > 1:
-        frame.attrs["assumptions"] = [
-            f"of {len(frames)} tables of results, the one {frame.attrs['place']} is read; "
-            "give another in a file of its own",
-            *frames[0].attrs["assumptions"],
-        ]
+        which = f"table {frame.attrs['number']} of {len(frames)} is read, {frame.attrs['place']}"
+        others = frames[0].attrs["assumptions"]
+        frame.attrs["assumptions"] = [f"{which}; --table N reads another", *others]
     return frame
+
+
+def _of_number(
+    name: str, frames: Sequence[pd.DataFrame], number: int, mapping: Mapping[str, str]
+) -> pd.DataFrame:
+    """The table of a text with this number and these columns; InputError if there is none."""
+    if not 0 < number <= len(frames):
+        what = f"holds {count(len(frames), 'table')} of results, not {number}"
+        raise _error(name, what, f"give a number from 1 to {len(frames)}", "table")
+    if problems := _lacking(frames[number - 1], mapping):
+        raise InputError(name, problems)
+    return frames[number - 1]
 
 
 def read_tables(
@@ -83,9 +102,9 @@ def read_tables(
     `source` is a path or an open stream. Of several tables, those that say most of scaling are
     read, in the order of the text. Notes are in `frame.attrs["notes"]`: lines that start with #,
     except for column names right above numbers, or the text around a table. The file's stem is in
-    `frame.attrs["name"]`, and where the table is, in `frame.attrs["place"]`. The header must have
-    the columns of `mapping`, {canonical name: column}; of several tables, only those that have them
-    are read.
+    `frame.attrs["name"]`, the table's number in `frame.attrs["number"]`, and where it is in
+    `frame.attrs["place"]`. The header must have the columns of `mapping`, {canonical name: column};
+    of several tables, only those that have them are returned.
 
     Raises InputError for a file that is missing, larger than 50 MB, not text, without rows, with a
     column twice, with rows longer than the header, or without a column that the mapping names.
@@ -97,20 +116,35 @@ def read_tables(
     tables, errors = _parsed(name, text)
     for header, rows, notes in tables[:MOST_TABLES]:
         try:
-            frame = _frame(name, header, rows, mapping or {})
+            frame = _frame(name, header, rows)
         except InputError as error:
             errors.append(error)
         else:
-            frame.attrs |= {"notes": notes, "name": name if stream else Path(name).stem}
+            about = {"notes": notes, "name": name if stream else Path(name).stem}
+            frame.attrs |= about | {"number": len(frames) + 1}
             frames.append(frame)
-    if not frames:
+    suited = []
+    for frame in frames:
+        frame.attrs["place"] = _place(frame) if len(frames) > 1 else ""
+        if problems := _lacking(frame, mapping or {}):
+            errors.append(InputError(name, problems))
+        else:
+            suited.append(frame)
+    if not suited:
         raise errors[0]
-    for frame in frames if len(frames) > 1 else ():
-        frame.attrs["place"] = _place(frame)
-    frames[0].attrs["assumptions"] = left_out(errors)
+    suited[0].attrs["assumptions"] = left_out(errors)
     if len(tables) > MOST_TABLES:
-        frames[0].attrs["assumptions"] += [f"only the first {MOST_TABLES} tables are read"]
-    return frames
+        suited[0].attrs["assumptions"] += [f"only the first {MOST_TABLES} tables are read"]
+    return suited
+
+
+def _lacking(frame: pd.DataFrame, mapping: Mapping[str, str]) -> list[Problem]:
+    """The columns of a mapping that a table does not have."""
+    return [
+        Problem(f"columns.{name}", f"no column {column!r}", nearest(str(column), frame.columns))
+        for name, column in mapping.items()
+        if column not in frame
+    ]
 
 
 def left_out(errors: Iterable[InputError]) -> list[str]:
@@ -185,22 +219,15 @@ def _split(line: str, delimiter: str) -> list[str]:
     return line.split(None if delimiter == SPACES else delimiter) if line.strip() else []
 
 
-def _frame(
-    name: str, header: list[str], rows: list[list[str]], mapping: Mapping[str, str]
-) -> pd.DataFrame:
+def _frame(name: str, header: list[str], rows: list[list[str]]) -> pd.DataFrame:
     import pandas as pd
 
     header, rows = _rectangular(name, header, rows)
     header, rows = _with_units(header, _with_points(rows))
     problems = [
         Problem(f"column {name!r}", "appears more than once", "rename one of them")
-        for name, count in Counter(header).items()
-        if count > 1
-    ]
-    problems += [
-        Problem(f"columns.{name}", f"no column {column!r}", nearest(str(column), header))
-        for name, column in mapping.items()
-        if column not in header
+        for name, times in Counter(header).items()
+        if times > 1
     ]
     if problems:
         raise InputError(name, problems)
@@ -360,10 +387,10 @@ def _below_prose(lines: Sequence[str]) -> list[str]:
     splitters: tuple[str | None, ...] = (*DELIMITERS, None) if alone else DELIMITERS
     for delimiter in splitters:
         counts = [len(line.split(delimiter)) for line in lines]
-        for count, group in itertools.groupby(range(len(lines)), counts.__getitem__):
+        for width, group in itertools.groupby(range(len(lines)), counts.__getitem__):
             run = [lines[number] for number in group]
             names = next((at for at, line in enumerate(run[1:]) if _has_digits(line)), None)
-            if count < 2 or names is None or not WORD.search(run[names]):
+            if width < 2 or names is None or not WORD.search(run[names]):
                 continue
             if all(map(_has_digits, run[names + 1 :])):
                 best = max(best, run[names:], key=len)
@@ -436,18 +463,30 @@ def _cells(name: str, lines: Sequence[str], delimiter: str) -> tuple[list[str], 
     return _rectangular(name, header, below, places=places[1:], advice=advice)
 
 
-def read_file(path: Path, mapping: Mapping[str, str] | None = None) -> pd.DataFrame:
-    """The table in a Parquet file, or in a text file as by `read_table`; raises InputError."""
-    return _parquet(path) if _is_parquet(path) else read_table(path, mapping)
+def read_file(
+    source: str | Path | IO[Any],
+    mapping: Mapping[str, str] | None = None,
+    *,
+    number: int | None = None,
+) -> pd.DataFrame:
+    """The table in a Parquet file, or in a text as by `read_table`; raises InputError."""
+    if path := _parquet_path(source):
+        return _of_number(str(path), [_parquet(path)], number or 1, mapping or {})
+    return read_table(source, mapping, number=number)
 
 
-def read_all(path: Path, mapping: Mapping[str, str] | None = None) -> list[pd.DataFrame]:
-    """The table in a Parquet file, or those in a text file as by `read_tables`."""
-    return [_parquet(path)] if _is_parquet(path) else read_tables(path, mapping)
+def read_all(
+    source: str | Path | IO[Any], mapping: Mapping[str, str] | None = None
+) -> list[pd.DataFrame]:
+    """The table in a Parquet file, or those in a text as by `read_tables`."""
+    path = _parquet_path(source)
+    return [_parquet(path)] if path else read_tables(source, mapping)
 
 
-def _is_parquet(path: Path) -> bool:
-    return path.suffix.lower() == ".parquet"
+def _parquet_path(source: str | Path | IO[Any]) -> Path | None:
+    if isinstance(source, str | Path) and Path(source).suffix.lower() == ".parquet":
+        return Path(source)
+    return None
 
 
 def _parquet(path: Path) -> pd.DataFrame:
@@ -466,5 +505,5 @@ def _parquet(path: Path) -> pd.DataFrame:
             frame[name] = frame[name].map(
                 lambda cell: cell.decode("utf-8", "replace") if isinstance(cell, bytes) else cell
             )
-    frame.attrs |= {"name": path.stem}
+    frame.attrs |= {"name": path.stem, "number": 1}
     return frame

@@ -48,6 +48,22 @@ def test_parts_of_a_tables_report_are_files_too(tmp_path: Path) -> None:
     assert f"--out '{os.path.relpath(folder)}'" in (parts / "report.md").read_text()
 
 
+def test_each_table_of_a_text_has_a_report_of_its_own(tmp_path: Path) -> None:
+    text = tmp_path / "README.md"
+    head = "| GPUs | step (s) |\n|---|---|\n"
+    text.write_text(f"## A\n\n{head}| 1 | 4 |\n| 2 | 2.1 |\n\n## B\n\n{head}| 4 | 9 |\n| 8 | 5 |\n")
+    made = lab_command("report", str(text))
+    assert made.returncode == 0, made.stderr
+    assert (
+        "Read: table 1, under 'A', below 'GPUs | step (s)'; --table N reads another" in made.stderr
+    )
+    made = lab_command("report", str(text), "--table", "2")
+    assert made.returncode == 0 and "Read" not in made.stderr, made.stderr
+    page = (tmp_path / "README-table-2-report" / "report.html").read_text()
+    assert "8 GPUs" in page and "2 GPUs" not in page and "--table 2" in page
+    assert "Table 2 of 2 is read, under" in BeautifulSoup(page, "html.parser").get_text()
+
+
 def test_a_table_that_cannot_be_reported_leaves_nothing(tmp_path: Path) -> None:
     table = tmp_path / "results.csv"
     table.write_text("model,time_s\na,1\nb,2\n")

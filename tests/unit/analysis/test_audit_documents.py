@@ -12,7 +12,9 @@ import pytest
 from lab.analysis.audit import audit
 from lab.analysis.audit.markup import find_tables
 from lab.analysis.audit.notebook import as_text
-from lab.analysis.audit.text_table import read_table
+from lab.analysis.audit.text_table import read_table, read_tables
+from lab.analysis.reported import records_from
+from lab.errors import InputError
 
 SETTINGS = "| flag | meaning | default |\n|---|---|---|\n" + "| a | b | 1 |\n" * 9
 SCALING = "| GPUs | step (s) |\n|---|---|\n| 1 | 4.0 |\n| 2 | 2.1 |\n"
@@ -48,7 +50,7 @@ def test_all_tables_that_say_as_much_are_audited(tmp_path: Path) -> None:
     summary, index, *_ = str(whole).splitlines()
     assert "in 2 tables: 1 warning" in summary
     assert index == "warning quoted-against-own in table 2"
-    assert "table 2 of 2, under 'Weak', below" in str(whole)
+    assert "table 2, under 'Weak', below" in str(whole)
     assert whole._repr_html_().count("<table>") == 2
     assert audit(path, columns={"efficiency": "efficiency"}).tables == (), "only one has it"
 
@@ -65,9 +67,27 @@ def test_one_of_several_tables_is_named(tmp_path: Path) -> None:
     frame = read_table(path)
     assert len(frame) == 3
     assert frame.attrs["assumptions"][0] == (
-        "of 2 tables of results, the one under 'Weak', below 'GPUs | step (s)' is read; "
-        "give another in a file of its own"
+        "table 2 of 2 is read, under 'Weak', below 'GPUs | step (s)'; --table N reads another"
     )
+
+
+def test_one_of_several_tables_is_read_by_its_number(tmp_path: Path) -> None:
+    weak = "| GPUs | step (s) | s |\n|---|---|---|\n| 2 | 4.0 | 1 |\n| 4 | 4.1 | 1 |\n| 8 | 4.2 | 1 |\n"
+    path = written(tmp_path, f"{SCALING}\n\n## Weak\n\n{weak}", "README.md")
+    assert [len(read_table(path, number=number)) for number in (1, 2)] == [2, 3]
+    assert {record.run.world_size for record in records_from(path, number=1)} == {1, 2}
+    assert {record.run.world_size for record in records_from(path)} == {2, 4, 8}
+    one = audit(path, number=2)
+    assert one.tables == () and one.reading == audit(path).tables[1].reading
+    # The number stays when only tables with some column are read.
+    (only,) = read_tables(path, {"std": "s"})
+    assert only.attrs["number"] == 2
+    with pytest.raises(InputError, match=r"README\.md: table: holds 2 tables of results, not 3"):
+        read_table(path, number=3)
+    with pytest.raises(InputError, match=r"columns.std: no column 's'"):
+        audit(path, number=1, columns={"std": "s"})
+    with pytest.raises(InputError, match="number: is only for the tables of a text"):
+        audit(read_table(path), number=1)
 
 
 def test_words_below_a_name_for_a_time_are_no_measurement() -> None:

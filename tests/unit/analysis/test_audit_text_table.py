@@ -78,6 +78,8 @@ def test_notes_byte_order_mark_quotes_and_blank_lines(tmp_path: Path) -> None:
         "notes": ["measured on one node", "Source: a paper", "in between"],
         "assumptions": [],
         "name": "scaling",
+        "number": 1,
+        "place": "",
     }
     assert frame.to_numpy().tolist() == [["1", "1,384.6"], ["2", ""]]
 
