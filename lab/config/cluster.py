@@ -147,7 +147,8 @@ class Cluster(SlurmKeys):
         Annotated[str, AfterValidator(_variable)], Annotated[str, AfterValidator(_value)]
     ] = {}
     published: Published | None = None  # the table that executor: replay shows
-    network_interface: Word | None = None  # used by gloo and NCCL, such as ib0
+    # Used by gloo and NCCL, such as ib0; several are separated by commas.
+    network_interface: Word | None = None
     link: Link | None = None  # emulated, between ranks of one machine
     compute: Compute | None = None  # emulated: ranks sleep, and may outnumber the cores
 
@@ -313,6 +314,12 @@ class Cluster(SlurmKeys):
         return problems
 
     @property
+    def whole_nodes(self) -> bool:
+        """Whether a job has all GPUs and CPUs of its nodes, however few of them its ranks use."""
+        unasked = bool(self.gpus_per_node) and self.gpu_flag == "none"
+        return self.executor == "slurm" and (unasked or self.extra.get("exclusive") is True)
+
+    @property
     def cpus_per_rank(self) -> int:
         """CPUs requested from Slurm for each rank."""
         return self.cpus_per_gpu or self.cores_per_rank
@@ -322,6 +329,11 @@ class Cluster(SlurmKeys):
         if self.mem_gb is None:
             return None
         return max(int(self.mem_gb * 1024 * ranks_on_node / self.ranks_per_node), 1)
+
+    @property
+    def interfaces(self) -> list[str]:
+        """The names of the interfaces that ranks use to reach each other; none if not given."""
+        return self.network_interface.split(",") if self.network_interface else []
 
     @property
     def variables(self) -> dict[str, str]:
