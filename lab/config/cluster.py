@@ -8,6 +8,7 @@ from __future__ import annotations
 import os
 import re
 from collections.abc import Iterable, Iterator
+from dataclasses import replace
 from pathlib import Path
 from typing import Annotated, Any, Literal
 
@@ -21,6 +22,7 @@ from lab.config.slurm import (
     Layout,
     SlurmKeys,
     Word,
+    advice_on_unknown,
     check_variables,
     slurm_problems,
 )
@@ -157,7 +159,10 @@ class Cluster(SlurmKeys):
         """Read a profile by its name or path; raises InputError with all its problems."""
         path = find_profile(profile)
         content = read_yaml(path)
-        problems = unknown_keys(content, set(cls.model_fields) - {"name", "file"})
+        names = set(cls.model_fields) - {"name", "file"}
+        problems = unknown_keys(content, names)
+        if content.get("executor") == "slurm":
+            problems = [replace(p, advice=advice_on_unknown(p.where, names)) for p in problems]
         known = {key: value for key, value in content.items() if key in cls.model_fields}
         try:
             # Two files may have one stem; a profile that its stem finds needs no path.

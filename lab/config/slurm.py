@@ -8,13 +8,13 @@ from __future__ import annotations
 
 import re
 import shlex
-from collections.abc import Iterator, Mapping
+from collections.abc import Collection, Iterator, Mapping
 from typing import Annotated, Literal, NamedTuple
 
 from pydantic import AfterValidator, Field
 
 from lab.config.base import Frozen, InvalidValueError
-from lab.errors import Problem
+from lab.errors import Problem, nearest
 
 VARIABLE_NAME = r"[A-Za-z_][A-Za-z0-9_]*"
 _VARIABLE = re.compile(rf"\$(?:({VARIABLE_NAME})|\{{({VARIABLE_NAME})\}}|(\$))")
@@ -115,6 +115,7 @@ _TAKEN_BY_STEPS = {
         "leave it out",
     ),
 }
+_GRES = "use gpus_per_node, gpu_type and gpu_flag: gres; in extra.gres only other resources"
 # A job needs the environment of `lab run`, and its ranks that of the job.
 _EXPORT = "set variables in environment, and clear others in setup, as by `module purge`"
 
@@ -261,6 +262,16 @@ _SBATCH = _Command(
 _SRUN = _Command("srun", _TAKEN_BY_STEPS, _ANSWERS_OF_SRUN)
 
 
+def advice_on_unknown(key: str, known: Collection[str]) -> str:
+    """What to do with an unknown key of a profile for Slurm, which may be an option of sbatch."""
+    if taken := (_TAKEN | {"gres": _GRES}).get(key.replace("_", "-")):
+        return taken
+    advice = nearest(key, known)
+    if advice.startswith("did you mean"):
+        return advice
+    return f"options of sbatch belong in extra, those of srun in srun; or {advice}"
+
+
 def slurm_problems(keys: SlurmKeys) -> Iterator[Problem]:
     """Conflicts between the Slurm keys."""
     if not keys.gpus_per_node and not keys.cores_per_node:
@@ -278,8 +289,7 @@ def slurm_problems(keys: SlurmKeys) -> Iterator[Problem]:
     yield from _option_problems("extra", keys.extra, _SBATCH)
     yield from _option_problems("srun", keys.srun, _SRUN)
     if re.search(r"(^|,)(gres/)?gpu\b", str(keys.extra.get("gres", ""))):
-        advice = "use gpus_per_node, gpu_type and gpu_flag: gres; give only other resources here"
-        yield Problem("extra.gres", "the lab asks for the GPUs", advice)
+        yield Problem("extra.gres", "the lab asks for the GPUs", _GRES)
 
 
 def _option_problems(

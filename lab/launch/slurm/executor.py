@@ -5,6 +5,7 @@ Jobs are arrays of one shape each, all submitted before any is awaited.
 
 from __future__ import annotations
 
+import getpass
 import itertools
 import os
 import re
@@ -65,6 +66,15 @@ COMPLAINTS = {
     "invalid option": ("extra", "`sbatch --help` lists the options"),
     "time limit": ("time_limit_min", "`sinfo -o '%P %l'` lists the partitions' limits"),
 }
+
+
+# How Slurm lists the values that some keys may have, one on a line or several between commas.
+CHOICES = {
+    "partition": ("sinfo", "--noheader", "--format=%R"),
+    "account": ("sacctmgr", "--noheader", "--parsable2", "show", "associations", "format=account"),
+    "qos": ("sacctmgr", "--noheader", "--parsable2", "show", "associations", "format=qos"),
+}
+MANY = 20  # choices that nobody wants to read
 
 
 class SlurmExecutor:
@@ -252,13 +262,32 @@ def complaint(cluster: Cluster, world_size: int, answer: str) -> Problem | None:
 
     Raises SlurmSilentError if its nodes must be known and Slurm does not answer.
     """
-    text = " ".join(answer.replace("sbatch: error:", "").replace("allocation failure:", "").split())
+    plain = re.sub(r"sbatch: error:|allocation failure:", "", answer)
+    text = "; ".join(" ".join(line.split()) for line in plain.splitlines() if line.strip())
     what = f"Slurm refuses a job of {count(world_size, 'rank')}: {text}"
     for part, (key, advice) in COMPLAINTS.items():
         if part in answer.lower():
-            return Problem(key, what, advice)
+            return Problem(key, what, _nearest(cluster, key, advice))
     # Slurm gives the same message for nodes that are too small and for drained nodes.
     return _oversized(cluster, world_size, what)
+
+
+def _nearest(cluster: Cluster, key: str, advice: str) -> str:
+    """The nearest valid value of a key with a wrong one; `advice` if that is not known.
+
+    A partition or account may also be valid, but not for this user or in this combination.
+    """
+    given = getattr(cluster, key, None)
+    if not isinstance(given, str) or key not in CHOICES:
+        return advice
+    own = [f"user={getpass.getuser()}"] if key != "partition" else []
+    try:
+        answer = ask(*CHOICES[key], *own)
+    except SlurmSilentError:
+        return advice
+    choices = {word for word in re.split(r"[,\s]+", answer) if word}
+    known = 0 < len(choices) <= MANY and not choices & set(given.split(","))
+    return nearest(given, choices) if known else advice
 
 
 def _oversized(cluster: Cluster, world_size: int, what: str) -> Problem | None:

@@ -133,6 +133,11 @@ def slurm(**keys: object) -> Cluster:
     ("text", "message"),
     [
         ("partitions: gpu\n", "partitions: unknown key; did you mean 'partition'?"),
+        ("gres: 'gpu:4'\n", "gres: unknown key; use gpus_per_node, gpu_type and gpu_flag: gres"),
+        ("exclusive: true\n", "exclusive: unknown key; options of sbatch belong in extra"),
+        ("time: 30\n", "time: unknown key; use time_limit_min"),
+        ("cpus-per-task: 8\n", "cpus-per-task: unknown key; use cpus_per_gpu or cores_per_rank"),
+        ("gpus_per_task: 1\n", "unknown key; use gpus_per_node, gpu_type and gpu_flag"),
         ("partition: gpu debug\n", "partition: 'gpu debug' is not a plain word"),
         ("account: --wrap=x\n", "account: '--wrap=x' is not a plain word"),
         ("nodes: 0\n", "nodes: input should be greater than or equal to 1"),

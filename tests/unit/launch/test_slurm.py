@@ -95,6 +95,27 @@ def test_a_refusal_names_the_key_to_change(answer: str, key: str, advice: str) -
     assert "Slurm refuses a job of 4 ranks: " in problem.what
 
 
+@pytest.mark.parametrize(
+    ("given", "listed", "advice"),
+    [
+        ("dc-gpus", "dc-gpu\ndc-cpu\n", "did you mean 'dc-gpu'?"),
+        ("x", "b\na\n", "choose one of: a, b"),
+        # It is the user or the account that may not use it.
+        ("dc-gpu", "dc-gpu\ndc-cpu\n", "`sinfo -s` lists the partitions"),
+        ("dc-cpu,nope", "dc-gpu\ndc-cpu\n", "`sinfo -s` lists the partitions"),
+        ("x", "\n".join(f"p{number}" for number in range(50)), "`sinfo -s` lists the partitions"),
+        ("x", "", "`sinfo -s` lists the partitions"),
+    ],
+)
+def test_a_refused_value_is_answered_with_the_nearest_that_slurm_knows(
+    monkeypatch: pytest.MonkeyPatch, given: str, listed: str, advice: str
+) -> None:
+    monkeypatch.setattr(executor, "ask", lambda *command: listed)
+    site = Cluster(name="site", executor="slurm", gpus_per_node=4, partition=given)
+    problem = complaint(site, 4, "Invalid partition name specified")
+    assert problem is not None and problem.advice == advice
+
+
 def test_a_type_of_gpu_that_no_node_has_is_named(monkeypatch: pytest.MonkeyPatch) -> None:
     nodes = "n1|64|256000|gpu:a100:4(S:0-1),nvme:1\nn2|64|256000|gpu:v100-32:2\nn3|8|8000|gpu:4\n"
     monkeypatch.setattr(executor, "ask", lambda *command: nodes)
