@@ -104,8 +104,15 @@ def srun_options(cluster: Cluster, ranks: int, *, devices: int = 1) -> list[str]
 
 
 def setup_commands(cluster: Cluster) -> list[str]:
-    """Shell commands that make a node ready: modules, then the site's own."""
-    return [*(f"module load {shlex.quote(name)}" for name in cluster.modules), *cluster.setup]
+    """Shell commands that make a node ready: modules, then the site's own.
+
+    Without one of its modules a job might still run, but with another network or library.
+    """
+    loads = (f"module load {shlex.quote(name)}" for name in cluster.modules)
+    return [
+        *(f"{load} || {{ echo {shlex.quote(f'{load} failed')}; exit 1; }}" for load in loads),
+        *cluster.setup,
+    ]
 
 
 def interpreter(cluster: Cluster, default: str) -> str:

@@ -334,7 +334,8 @@ def test_a_profile_becomes_a_request() -> None:
     assert not {"gpus-per-node", "comment"} & options.keys()
     assert sbatch_options(site, 2)["mem"] == "4096M"
     parameters = submitit_parameters(site, 8, jobs=7)
-    assert parameters["setup"] == ["module load cuda", "true"]
+    load = "module load cuda || { echo 'module load cuda failed'; exit 1; }"
+    assert parameters["setup"] == [load, "true"]
     assert parameters["ntasks_per_node"] == 4
     assert "ntasks-per-node" not in parameters["additional_parameters"]
 

@@ -204,6 +204,16 @@ def test_script_readies_the_node_in_order(make_study: StudyMaker, tmp_path: Path
     subprocess.run(["bash", "-n"], input=text, text=True, check=True)
 
 
+def test_a_job_ends_without_its_modules() -> None:
+    site = cluster(modules=("there/1", "not/2", "there/3"))
+    lines = ["module() { echo $2; [[ $2 != not* ]]; }", *options.setup_commands(site), "echo ran"]
+    ended = subprocess.run(
+        ["bash"], input="\n".join(lines), capture_output=True, text=True, check=False
+    )
+    assert ended.returncode == 1
+    assert ended.stdout.splitlines() == ["there/1", "not/2", "module load not/2 failed"]
+
+
 @pytest.mark.parametrize(
     ("interfaces", "command"),
     [
