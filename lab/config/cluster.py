@@ -100,6 +100,9 @@ class Budget(Frozen):
         return f"{label} for all studies in the same folder" if self.per == "folder" else label
 
 
+# Beginnings of variables that a rank would set too late: srun, the dynamic linker and Python read
+# them when they start.
+READ_AT_START = ("SLURM_", "SRUN_", "LD_", "PYTHON")
 MOST_SLEEPING = 16  # emulated ranks, each of which still holds a model and sends its gradients
 
 
@@ -196,6 +199,10 @@ class Cluster(SlurmKeys):
         elif not self.published:
             what = "missing: the table to replay"
             yield Problem("published", what, "give its source, gpu and rows")
+        on_slurm = self.executor == "slurm"
+        for name in (name for name in self.environment if name.startswith(READ_AT_START)):
+            advice = f"use setup: [export {name}=...]" if on_slurm else "set it for `lab run`"
+            yield Problem(f"environment.{name}", "it is read before a rank can set it", advice)
         if self.backend == "nccl" and self.device_kind == "cpu":
             what = "'nccl', but ranks compute on CPUs"
             yield Problem("backend", what, "set backend: gloo or auto")
