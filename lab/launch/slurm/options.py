@@ -61,8 +61,9 @@ def sbatch_options(
         "time": cluster.time_limit_min,
         # A tenth of the time limit if that is short.
         "signal": f"USR2@{min(NOTICE_S, 6 * cluster.time_limit_min)}",
-        # Without it a preempted job would be lost on many sites.
-        "requeue": True,
+        # Without it a preempted job would be lost on many sites. Of two contradictory options the
+        # last counts, and submitit sorts them.
+        "requeue": extra.get("no-requeue") is not True,
         "open-mode": "append",
         "array": None if jobs is None else f"0-{jobs - 1}{limit}",
         **extra,

@@ -93,6 +93,12 @@ def test_what_sbatch_is_not_told_srun_is() -> None:
     assert "ntasks-per-node" not in directives(submitted) and " ".join(step) in submitted
 
 
+def test_a_job_that_must_not_be_requeued_does_not_ask_for_it() -> None:
+    requested = options.sbatch_options(cluster(extra={"no_requeue": True}), 4)
+    assert requested["no-requeue"] is True and "requeue" not in requested
+    assert options.sbatch_options(cluster(extra={"no-requeue": False}), 4)["requeue"] is True
+
+
 def test_options_hold_every_key_of_the_profile() -> None:
     named = {
         "partition": "gpu",
