@@ -298,7 +298,7 @@ def _oversized(cluster: Cluster, world_size: int, what: str) -> Problem | None:
     layout = cluster.layout(world_size)
     ranks = layout.ranks_per_node
     cpus = "cpus_per_gpu" if cluster.gpus_per_node else "cores_per_node"
-    gpus = ranks if cluster.gpus_per_node else 0
+    gpus = ranks if cluster.gpus_per_node and cluster.gpu_flag != "none" else 0
     needs = {
         "gpus_per_node": (gpus, [_gpus(n[3]) for n in nodes], "GPUs"),
         cpus: (ranks * cluster.cpus_per_rank, [_number(n[1]) for n in nodes], "CPUs"),

@@ -127,6 +127,15 @@ def test_a_type_of_gpu_that_no_node_has_is_named(monkeypatch: pytest.MonkeyPatch
     assert complaint(site.model_copy(update={"gpu_type": "v100-32"}), 2, answer) is None
 
 
+def test_gpus_that_a_job_does_not_ask_for_are_not_missing(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(executor, "ask", lambda *command: "n1|64|256000|(null)\n")
+    answer = "allocation failure: Requested node configuration is not available"
+    site = Cluster(name="site", executor="slurm", gpus_per_node=4)
+    problem = complaint(site, 4, answer)
+    assert problem is not None and problem.where == "gpus_per_node"
+    assert complaint(site.model_copy(update={"gpu_flag": "none"}), 4, answer) is None
+
+
 def test_no_more_jobs_are_submitted_than_a_queue_takes(tmp_path: Path) -> None:
     specs = [JobSpec(tmp_path / str(number), 1, print, ()) for number in range(5)]
     running = [SlurmHandle(tmp_path / "a", Array(tmp_path / "lab-x"), "7_0")]
