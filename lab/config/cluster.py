@@ -8,6 +8,7 @@ from __future__ import annotations
 import os
 import re
 from collections.abc import Iterable, Iterator
+from dataclasses import replace
 from pathlib import Path
 from typing import Annotated, Any, Literal
 
@@ -21,6 +22,7 @@ from lab.config.slurm import (
     Layout,
     SlurmKeys,
     Word,
+    advice_on_unknown,
     check_variables,
     slurm_problems,
 )
@@ -98,6 +100,9 @@ class Budget(Frozen):
         return f"{label} for all studies in the same folder" if self.per == "folder" else label
 
 
+# Beginnings of variables that a rank would set too late: srun, the dynamic linker and Python read
+# them when they start.
+READ_AT_START = ("SLURM_", "SRUN_", "LD_", "PYTHON")
 MOST_SLEEPING = 16  # emulated ranks, each of which still holds a model and sends its gradients
 
 
@@ -147,7 +152,8 @@ class Cluster(SlurmKeys):
         Annotated[str, AfterValidator(_variable)], Annotated[str, AfterValidator(_value)]
     ] = {}
     published: Published | None = None  # the table that executor: replay shows
-    network_interface: Word | None = None  # used by gloo and NCCL, such as ib0
+    # Used by gloo and NCCL, such as ib0; several are separated by commas.
+    network_interface: Word | None = None
     link: Link | None = None  # emulated, between ranks of one machine
     compute: Compute | None = None  # emulated: ranks sleep, and may outnumber the cores
 
@@ -156,7 +162,10 @@ class Cluster(SlurmKeys):
         """Read a profile by its name or path; raises InputError with all its problems."""
         path = find_profile(profile)
         content = read_yaml(path)
-        problems = unknown_keys(content, set(cls.model_fields) - {"name", "file"})
+        names = set(cls.model_fields) - {"name", "file"}
+        problems = unknown_keys(content, names)
+        if content.get("executor") == "slurm":
+            problems = [replace(p, advice=advice_on_unknown(p.where, names)) for p in problems]
         known = {key: value for key, value in content.items() if key in cls.model_fields}
         try:
             # Two files may have one stem; a profile that its stem finds needs no path.
@@ -190,6 +199,10 @@ class Cluster(SlurmKeys):
         elif not self.published:
             what = "missing: the table to replay"
             yield Problem("published", what, "give its source, gpu and rows")
+        on_slurm = self.executor == "slurm"
+        for name in (name for name in self.environment if name.startswith(READ_AT_START)):
+            advice = f"use setup: [export {name}=...]" if on_slurm else "set it for `lab run`"
+            yield Problem(f"environment.{name}", "it is read before a rank can set it", advice)
         if self.backend == "nccl" and self.device_kind == "cpu":
             what = "'nccl', but ranks compute on CPUs"
             yield Problem("backend", what, "set backend: gloo or auto")
@@ -313,6 +326,12 @@ class Cluster(SlurmKeys):
         return problems
 
     @property
+    def whole_nodes(self) -> bool:
+        """Whether a job has all GPUs and CPUs of its nodes, however few of them its ranks use."""
+        unasked = bool(self.gpus_per_node) and self.gpu_flag == "none"
+        return self.executor == "slurm" and (unasked or self.extra.get("exclusive") is True)
+
+    @property
     def cpus_per_rank(self) -> int:
         """CPUs requested from Slurm for each rank."""
         return self.cpus_per_gpu or self.cores_per_rank
@@ -322,6 +341,11 @@ class Cluster(SlurmKeys):
         if self.mem_gb is None:
             return None
         return max(int(self.mem_gb * 1024 * ranks_on_node / self.ranks_per_node), 1)
+
+    @property
+    def interfaces(self) -> list[str]:
+        """The names of the interfaces that ranks use to reach each other; none if not given."""
+        return self.network_interface.split(",") if self.network_interface else []
 
     @property
     def variables(self) -> dict[str, str]:

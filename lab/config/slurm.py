@@ -8,13 +8,13 @@ from __future__ import annotations
 
 import re
 import shlex
-from collections.abc import Iterator, Mapping
+from collections.abc import Collection, Iterator, Mapping
 from typing import Annotated, Literal, NamedTuple
 
 from pydantic import AfterValidator, Field
 
 from lab.config.base import Frozen, InvalidValueError
-from lab.errors import Problem
+from lab.errors import Problem, nearest
 
 VARIABLE_NAME = r"[A-Za-z_][A-Za-z0-9_]*"
 _VARIABLE = re.compile(rf"\$(?:({VARIABLE_NAME})|\{{({VARIABLE_NAME})\}}|(\$))")
@@ -86,28 +86,38 @@ def command_for_shell(command: str) -> str:
     return " ".join(map(for_shell, shlex.split(command)))
 
 
-# sbatch options that the lab sets itself, so not allowed in `extra`, with the key that sets each.
+# sbatch options that the lab sets itself, so not allowed in `extra`, with what to do instead.
 _TAKEN = {
-    "time": "time_limit_min",
-    "nodes": "nodes",
-    "ntasks": "nodes and gpus_per_node or cores_per_node",
-    "ntasks-per-node": "gpus_per_node or cores_per_node",
-    "cpus-per-task": "cpus_per_gpu or cores_per_rank",
-    "cpus-per-gpu": "cpus_per_gpu",
-    "gres": "gpus_per_node with gpu_flag: gres",
-    "gpus": "gpus_per_node",
-    "gpus-per-node": "gpus_per_node",
-    "gpus-per-task": "gpus_per_node",
-    "mem": "mem_gb",
-    "mem-per-cpu": "mem_gb",
-    "mem-per-gpu": "mem_gb",
-    "array": "array_limit",
-    "export": "environment",
+    "time": "use time_limit_min",
+    "nodes": "use nodes",
+    "ntasks": "use nodes and gpus_per_node or cores_per_node",
+    "ntasks-per-node": "use gpus_per_node or cores_per_node",
+    "tasks-per-node": "use gpus_per_node or cores_per_node",
+    "cpus-per-task": "use cpus_per_gpu or cores_per_rank",
+    "cpus-per-gpu": "use cpus_per_gpu",
+    **dict.fromkeys(
+        ("gpus", "gpus-per-node", "gpus-per-task"), "use gpus_per_node, gpu_type and gpu_flag"
+    ),
+    **dict.fromkeys(("mem", "mem-per-cpu", "mem-per-gpu"), "use mem_gb"),
+    "array": "use array_limit or submit_limit",
     **dict.fromkeys(
         ("job-name", "output", "error", "open-mode", "signal", "requeue", "wrap", "chdir"),
-        "nothing in its place",
+        "leave it out",
     ),
 }
+# Those of them that may be left out with `false`, where a site sets them itself or refuses them.
+_DISPENSABLE = ("cpus-per-task", "ntasks-per-node", "requeue")
+# The same for `srun`: what the lab gives to srun, and what would change which processes it starts.
+_TAKEN_BY_STEPS = {
+    **{name: _TAKEN[name] for name in ("nodes", "ntasks", "ntasks-per-node", "cpus-per-task")},
+    **dict.fromkeys(
+        ("output", "error", "input", "kill-on-bad-exit", "multi-prog", "jobid", "chdir"),
+        "leave it out",
+    ),
+}
+_GRES = "use gpus_per_node, gpu_type and gpu_flag: gres; in extra.gres only other resources"
+# A job needs the environment of `lab run`, and its ranks that of the job.
+_EXPORT = "set variables in environment, and clear others in setup, as by `module purge`"
 
 
 _UNEXPANDED = "variables are expanded only in environment, setup, container and python"
@@ -151,8 +161,9 @@ def _program(value: str) -> str:
 # Options that make sbatch do anything but submit a job and print its number.
 _ANSWERS = (
     *("parsable", "test-only", "wait", "help", "usage", "version", "quiet", "verbose"),
-    *("clusters", "uid", "gid"),
+    *("uid", "gid"),
 )
+_ANSWERS_OF_SRUN = ("test-only", "help", "usage", "version", "pty", "uid", "gid")
 
 
 # The value of an option in a script's header, which cannot contain quotes.
@@ -184,7 +195,8 @@ class SlurmKeys(Frozen):
     gpus_per_node: int = Field(default=0, ge=0, le=1024)  # one rank for each
     # Of nodes without GPUs: one rank for each cores_per_rank.
     cores_per_node: int = Field(default=0, ge=0, le=4096)
-    gpu_flag: Literal["gres", "gpus-per-node"] = "gpus-per-node"
+    # The option that asks for GPUs; none where a job has all those of its nodes.
+    gpu_flag: Literal["gres", "gpus-per-node", "gpus", "gpus-per-task", "none"] = "gpus-per-node"
     gpu_type: Word | None = None  # as `sinfo -o %G` names it
     cpus_per_gpu: int | None = Field(default=None, ge=1, le=1024)
     # Of a whole node, in GiB; a job gets its ranks' share.
@@ -196,7 +208,10 @@ class SlurmKeys(Frozen):
     python: Program | None = None  # the interpreter on the nodes, if not this one
     # Jobs of a study that run at once.
     array_limit: int | None = Field(default=None, ge=1, le=1_000_000)
+    # Jobs of a study that are in the queue at once, waiting or running.
+    submit_limit: int | None = Field(default=None, ge=1, le=1_000_000)
     extra: dict[str, str | int | bool] = {}  # further options of sbatch, passed on unchanged
+    srun: dict[str, str | int | bool] = {}  # the same for srun, which starts the ranks
 
 
 # The keys so marked, by their option.
@@ -207,12 +222,54 @@ SBATCH_OPTIONS = {
 }
 
 
-def _abbreviated(option: str) -> str:
-    """The option for which sbatch would take an abbreviation, if the lab refuses that option."""
-    refused = sorted({*SBATCH_OPTIONS, *_TAKEN, *_ANSWERS})
-    if not option or option in refused:
-        return ""
-    return next((full for full in refused if full.startswith(option)), "")
+class _Command(NamedTuple):
+    """A command of Slurm with the options that a profile may not pass on to it."""
+
+    name: str
+    taken: dict[str, str]  # what to do instead
+    answers: tuple[str, ...]
+
+    def problem(self, option: str) -> tuple[str, str] | None:
+        """What is wrong with an option, and what to do; None if it may be passed on."""
+        if option == "export":
+            return "ranks need the environment that they inherit", _EXPORT
+        if option == "clusters":
+            return "all of Slurm's commands must ask the same cluster", "set SLURM_CLUSTERS"
+        if advice := self.taken.get(option):
+            return "the lab sets this option", advice
+        if option in self.answers:
+            what = f"this option changes what {self.name} does or prints, which the lab relies on"
+            return what, "leave it out"
+        if full := self._abbreviated(option):
+            what = f"{self.name} would take it for --{full}"
+            return what, "write the option that you mean in full"
+        if not re.fullmatch(r"[a-z][a-z0-9-]*", option):
+            advice = f"write it as in `{self.name} --help`, without the dashes"
+            return f"{self.name} has no option of this name", advice
+        return None
+
+    def _abbreviated(self, option: str) -> str:
+        """The option for which an abbreviation would be taken, if a profile may not set it."""
+        refused = sorted({*self.taken, *self.answers, "export", "clusters", "gres"})
+        if not option or option in refused:
+            return ""
+        return next((full for full in refused if full.startswith(option)), "")
+
+
+_SBATCH = _Command(
+    "sbatch", {o: f"use {key}" for o, key in SBATCH_OPTIONS.items()} | _TAKEN, _ANSWERS
+)
+_SRUN = _Command("srun", _TAKEN_BY_STEPS, _ANSWERS_OF_SRUN)
+
+
+def advice_on_unknown(key: str, known: Collection[str]) -> str:
+    """What to do with an unknown key of a profile for Slurm, which may be an option of sbatch."""
+    if taken := (_TAKEN | {"gres": _GRES}).get(key.replace("_", "-")):
+        return taken
+    advice = nearest(key, known)
+    if advice.startswith("did you mean"):
+        return advice
+    return f"options of sbatch belong in extra, those of srun in srun; or {advice}"
 
 
 def slurm_problems(keys: SlurmKeys) -> Iterator[Problem]:
@@ -226,19 +283,24 @@ def slurm_problems(keys: SlurmKeys) -> Iterator[Problem]:
     for key in ("cpus_per_gpu", "gpu_type"):
         if not keys.gpus_per_node and getattr(keys, key) is not None:
             yield Problem(key, "there are no GPUs", "set gpus_per_node, or leave it out")
-    for key, value in keys.extra.items():
-        where, option = f"extra.{key}", key.replace("_", "-")
-        if taken := (SBATCH_OPTIONS | _TAKEN).get(option):
-            yield Problem(where, "the lab sets this option", f"use {taken}")
-        elif full := _abbreviated(option):
-            what = f"sbatch would take it for --{full}"
-            yield Problem(where, what, "write the option that you mean in full")
-        elif option in _ANSWERS:
-            what = "this option changes what sbatch does or prints, which the lab relies on"
-            yield Problem(where, what, "leave it out")
-        elif not re.fullmatch(r"[a-z][a-z0-9_-]*", key):
-            advice = "write it as in `sbatch --help`, without the dashes"
-            yield Problem(where, "sbatch has no option of this name", advice)
+    if keys.gpu_type is not None and keys.gpu_flag == "none":
+        advice = "choose nodes by constraint or partition, or set gpu_flag"
+        yield Problem("gpu_type", "gpu_flag: none asks for no GPUs", advice)
+    yield from _option_problems("extra", keys.extra, _SBATCH)
+    yield from _option_problems("srun", keys.srun, _SRUN)
+    if re.search(r"(^|,)(gres/)?gpu\b", str(keys.extra.get("gres", ""))):
+        yield Problem("extra.gres", "the lab asks for the GPUs", _GRES)
+
+
+def _option_problems(
+    key: str, options: Mapping[str, str | int | bool], command: _Command
+) -> Iterator[Problem]:
+    for name, value in options.items():
+        where, option = f"{key}.{name}", name.replace("_", "-")
+        if value is False and option in _DISPENSABLE and command is _SBATCH:
+            continue
+        if problem := command.problem(option):
+            yield Problem(where, *problem)
         elif isinstance(value, str) and uses_variables(value):
             yield Problem(where, f"{value!r}: {_UNEXPANDED}", "write it out")
         elif isinstance(value, str) and ("\n" in value or not value):

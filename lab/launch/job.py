@@ -159,13 +159,14 @@ def register(
     here, attempt = present(folder)
     attempt.register_rank(here.global_rank)
     first = here.local_rank * devices
+    cores = _cores(cluster, range(first, first + devices))
     context = RankContext(
         rank=here.global_rank,
         world_size=world_size,
         local_rank=here.local_rank,
         device=cluster.device_kind,
-        cores=_cores(cluster, range(first, first + devices)),
-        threads=cluster.threads_per_rank,
+        cores=cores,
+        threads=_threads(cluster, cores),
         cluster=cluster.name,
         cluster_file=cluster.file,
         rendezvous=attempt.path("rendezvous"),
@@ -184,15 +185,25 @@ def _cores(cluster: Cluster, slots: Iterable[int]) -> tuple[int, ...]:
     return tuple(dict.fromkeys(core for slot in slots for core in cluster.cores_of(slot)))
 
 
+def _threads(cluster: Cluster, cores: Sequence[int]) -> int:
+    """The threads of a rank with these cores.
+
+    The CPUs that Slurm grants may be hardware threads: two threads on one core would compete.
+    """
+    threads = cluster.threads_per_rank
+    return min(threads, len(cores)) if cluster.executor == "slurm" else threads
+
+
 def _address(cluster: Cluster) -> str:
     """The address at which ranks on other nodes reach this one; its host name if none is found.
 
-    It is that of the profile's interface, or else the source address of packets to another node.
-    Rank 0 listens on no other address.
+    It is that of the profile's first interface, or else the source address of packets to another
+    node. Rank 0 listens on no other address.
     """
     from lab.launch.slurm.controller import expand as nodes_of
 
-    for address in psutil.net_if_addrs().get(cluster.network_interface or "", []):
+    known = psutil.net_if_addrs()
+    for address in (address for name in cluster.interfaces for address in known.get(name, [])):
         if address.family == socket.AF_INET:
             return str(address.address)
     name = os.environ["SLURMD_NODENAME"]
@@ -278,10 +289,13 @@ def setup_rank(context: RankContext, cluster: Cluster, attempt: Attempt) -> Rank
         # on what the other ranks do.
         with suppress(PermissionError):  # it leads a session already
             os.setsid()
-    if (name := cluster.network_interface) and name not in interfaces():
-        what = f"no {name!r} on {socket.gethostname()}"
-        advice = nearest(name, interfaces())
-        raise InputError(cluster.name, [Problem("network_interface", what, advice)])
+    if missing := [name for name in cluster.interfaces if name not in interfaces()]:
+        where, host = "network_interface", socket.gethostname()
+        problems = [
+            Problem(where, f"no {name!r} on {host}", nearest(name, interfaces()))
+            for name in missing
+        ]
+        raise InputError(cluster.name, problems)
     set_variables(cluster)
     if (start := attempt.start()) and start.devices:
         context = settle(context, cluster, start.devices)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 import statistics
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import astuple, dataclass
@@ -79,8 +80,9 @@ def _of_record(record: Record) -> Hours:
         return Hours(unknown=1)
     cores = (allocation and allocation.cpus) or (place and place.core_count)
     cores = cores or record.run.processes  # each has at least one, wherever it ran
+    # A job may have been given more GPUs than its ranks used, such as those of a whole node.
     granted = len(allocation.gpus) * len(allocation.nodes) if allocation else 0
-    gpus = place.gpu_count if place else granted
+    gpus = max(place.gpu_count if place else 0, granted)
     return Hours(cores * seconds / 3600, gpus * seconds / 3600, 1)
 
 
@@ -92,8 +94,11 @@ def of_job(run: Run, cluster: Cluster, seconds: float | None) -> Hours:
     if seconds is None:
         return Hours(unknown=1)
     hours = seconds / 3600
-    gpus = run.world_size if profile.device_kind == "cuda" else 0
-    return Hours(run.processes * profile.threads_per_rank * hours, gpus * hours, 1)
+    ranks, gpus = run.processes, run.world_size if profile.device_kind == "cuda" else 0
+    if profile.whole_nodes:
+        ranks = math.ceil(run.world_size / profile.ranks_per_node) * profile.ranks_per_node
+        gpus = ranks if profile.gpus_per_node else 0
+    return Hours(ranks * profile.threads_per_rank * hours, gpus * hours, 1)
 
 
 def over_budget(cluster: Cluster, spent: Hours, planned: Hours, at_most: Hours) -> list[Problem]:

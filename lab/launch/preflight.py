@@ -194,9 +194,9 @@ def _sample_bytes(run: Run) -> tuple[int, int]:
 
 def _unreachable(study: Study, cluster: Cluster) -> Iterator[Problem]:
     """Names and addresses that would end jobs before they could report a problem."""
-    name = cluster.network_interface
-    if cluster.executor == "local" and name is not None and name not in machine.interfaces():
-        yield Problem("network_interface", f"no {name!r} here", nearest(name, machine.interfaces()))
+    for name in cluster.interfaces if cluster.executor == "local" else ():
+        if name not in (here := machine.interfaces()):
+            yield Problem("network_interface", f"no {name!r} here", nearest(name, here))
     replaced = REPLACED.get(cluster.executor)
     if replaced and (wrong := re.search(replaced, str(study.folder))):
         what = f"no logs can be written into a folder with {wrong[0]!r} in its name"

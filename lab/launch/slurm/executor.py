@@ -5,6 +5,7 @@ Jobs are arrays of one shape each, all submitted before any is awaited.
 
 from __future__ import annotations
 
+import getpass
 import itertools
 import os
 import re
@@ -19,7 +20,7 @@ from pathlib import Path
 from typing import Any, ClassVar
 
 from lab.config.cluster import Cluster
-from lab.errors import InputError, LabError, Problem
+from lab.errors import InputError, LabError, Problem, nearest
 from lab.formatting import count
 from lab.launch.attempt import Attempt, RankError
 from lab.launch.executor import Handle, JobSpec, JobStatus, SlurmJob, prepare, write_job
@@ -29,17 +30,51 @@ from lab.launch.slurm.controller import Controller, JobState, SlurmSilentError, 
 from lab.launch.slurm.options import interpreter, submitit_parameters
 from lab.records.schema import Allocation
 
-# A part of Slurm's complaint, the profile's key, and what to do.
+ASSOCIATIONS = "`sacctmgr show associations user=$USER`"
+# A part of Slurm's complaint, the profile's key, and what to do; the first that matches counts.
 COMPLAINTS = {
+    "submitjob": (
+        "submit_limit",
+        f"lower it to what your account or qos allows; {ASSOCIATIONS} and `sacctmgr show qos` "
+        "list it as MaxSubmit",
+    ),
+    "job array": ("submit_limit", "`scontrol show config` gives the largest array: MaxArraySize"),
+    "wallduration": ("time_limit_min", "`sacctmgr show qos` lists the limits of each: MaxWall"),
+    "timelimit": ("time_limit_min", "`sinfo -o '%P %l'` lists the partitions' limits"),
+    # Also where an account or a QOS is required and missing.
+    "accounting/qos policy": (
+        "account",
+        "set account, and qos where your site has any; if they are set, one of their limits is "
+        f"exceeded: {ASSOCIATIONS} and `sacctmgr show qos` list them",
+    ),
     "invalid partition": ("partition", "`sinfo -s` lists the partitions"),
-    "invalid account": ("account", "`sacctmgr show associations user=$USER` lists your accounts"),
+    "no partition": ("partition", "`sinfo -s` lists the partitions"),
+    "permitted to use this partition": ("partition", "`sinfo -s` lists the partitions"),
+    "invalid account": ("account", f"{ASSOCIATIONS} lists your accounts"),
     "invalid qos": ("qos", "`sacctmgr show qos` lists them"),
     "invalid feature": ("constraint", "`sinfo -o '%N %f'` lists the nodes' features"),
     "reservation": ("reservation", "`scontrol show reservation` lists them"),
+    "invalid license": ("extra.licenses", "`scontrol show licenses` lists them"),
+    "generic resource": (
+        "gpu_flag",
+        "`sinfo -o %G` lists the nodes' resources: gpu:TYPE:N, and others for extra.gres; "
+        "gpu_flag: none asks for no GPUs",
+    ),
+    "invalid node name": ("extra", "`sinfo -N` lists the nodes"),
+    "mutually exclusive": ("extra", "leave one of these options out"),
     "unrecognized option": ("extra", "`sbatch --help` lists the options"),
     "invalid option": ("extra", "`sbatch --help` lists the options"),
     "time limit": ("time_limit_min", "`sinfo -o '%P %l'` lists the partitions' limits"),
 }
+
+
+# How Slurm lists the values that some keys may have, one on a line or several between commas.
+CHOICES = {
+    "partition": ("sinfo", "--noheader", "--format=%R"),
+    "account": ("sacctmgr", "--noheader", "--parsable2", "show", "associations", "format=account"),
+    "qos": ("sacctmgr", "--noheader", "--parsable2", "show", "associations", "format=qos"),
+}
+MANY = 20  # choices that nobody wants to read
 
 
 class SlurmExecutor:
@@ -52,10 +87,12 @@ class SlurmExecutor:
         self._ahead: list[str] = []  # ids of the arrays that the next one must wait for
 
     def choose(self, waiting: Sequence[JobSpec], running: Sequence[Handle]) -> Sequence[JobSpec]:
-        """All: Slurm decides how many run at once, within the profile's limit."""
+        """All that the site's queue takes: Slurm decides how many of them run at once."""
         # Jobs of another executor are adopted too if a study moves from there.
-        self._ahead = sorted({job.array_id for job in running if isinstance(job, SlurmHandle)})
-        return waiting
+        queued = [job for job in running if isinstance(job, SlurmHandle)]
+        self._ahead = sorted({job.array_id for job in queued})
+        limit = self._cluster.submit_limit
+        return waiting if limit is None else waiting[: max(limit - len(queued), 0)]
 
     def submit(self, specs: Sequence[JobSpec]) -> list[SlurmHandle]:
         """Submit arrays; raises InputError if Slurm rejects one, LabError without an answer.
@@ -225,13 +262,32 @@ def complaint(cluster: Cluster, world_size: int, answer: str) -> Problem | None:
 
     Raises SlurmSilentError if its nodes must be known and Slurm does not answer.
     """
-    text = " ".join(answer.replace("sbatch: error:", "").replace("allocation failure:", "").split())
+    plain = re.sub(r"sbatch: error:|allocation failure:", "", answer)
+    text = "; ".join(" ".join(line.split()) for line in plain.splitlines() if line.strip())
     what = f"Slurm refuses a job of {count(world_size, 'rank')}: {text}"
     for part, (key, advice) in COMPLAINTS.items():
         if part in answer.lower():
-            return Problem(key, what, advice)
+            return Problem(key, what, _nearest(cluster, key, advice))
     # Slurm gives the same message for nodes that are too small and for drained nodes.
     return _oversized(cluster, world_size, what)
+
+
+def _nearest(cluster: Cluster, key: str, advice: str) -> str:
+    """The nearest valid value of a key with a wrong one; `advice` if that is not known.
+
+    A partition or account may also be valid, but not for this user or in this combination.
+    """
+    given = getattr(cluster, key, None)
+    if not isinstance(given, str) or key not in CHOICES:
+        return advice
+    own = [f"user={getpass.getuser()}"] if key != "partition" else []
+    try:
+        answer = ask(*CHOICES[key], *own)
+    except SlurmSilentError:
+        return advice
+    choices = {word for word in re.split(r"[,\s]+", answer) if word}
+    known = 0 < len(choices) <= MANY and not choices & set(given.split(","))
+    return nearest(given, choices) if known else advice
 
 
 def _oversized(cluster: Cluster, world_size: int, what: str) -> Problem | None:
@@ -242,7 +298,7 @@ def _oversized(cluster: Cluster, world_size: int, what: str) -> Problem | None:
     layout = cluster.layout(world_size)
     ranks = layout.ranks_per_node
     cpus = "cpus_per_gpu" if cluster.gpus_per_node else "cores_per_node"
-    gpus = ranks if cluster.gpus_per_node else 0
+    gpus = ranks if cluster.gpus_per_node and cluster.gpu_flag != "none" else 0
     needs = {
         "gpus_per_node": (gpus, [_gpus(n[3]) for n in nodes], "GPUs"),
         cpus: (ranks * cluster.cpus_per_rank, [_number(n[1]) for n in nodes], "CPUs"),
@@ -250,6 +306,11 @@ def _oversized(cluster: Cluster, world_size: int, what: str) -> Problem | None:
     }
     available = len({name for name, *_ in nodes})
     advice = "lower it; `sinfo -N -l` lists the nodes"
+    types = {kind for node in nodes for kind in re.findall(r"gpu:([^:,(\d][^:,(]*):\d", node[3])}
+    if (wanted := cluster.gpu_type) and wanted not in types:
+        here = "in the partition" if cluster.partition else "here"
+        what = f"{what}: it requests GPUs of type {wanted!r}, and no node {here} has any"
+        return Problem("gpu_type", what, nearest(wanted, types) if types else "leave it out")
     if layout.nodes > available:
         size = f"it requests {layout.nodes} nodes, but the partition has {available} in all"
         return Problem("nodes", f"{what}: {size}", advice)

@@ -45,8 +45,10 @@ def sbatch_options(
     """
     nodes, ranks_per_node = cluster.layout(ranks, devices=devices)
     slots = ranks_per_node * devices
-    gpus = f"{cluster.gpu_type}:{slots}" if cluster.gpu_type else str(slots)
-    gpus = f"gpu:{gpus}" if cluster.gpu_flag == "gres" else gpus
+    extra = {key.replace("_", "-"): value for key, value in cluster.extra.items()}
+    gpus = _gpu_options(cluster, nodes=nodes, gpus_per_node=slots, gpus_per_task=devices)
+    if "gres" in gpus and "gres" in extra:
+        extra["gres"] = f"{gpus['gres']},{extra['gres']}"
     memory = cluster.memory_mb(slots)
     limit = f"%{cluster.array_limit}" if cluster.array_limit else ""
     options = {
@@ -54,24 +56,64 @@ def sbatch_options(
         "nodes": nodes,
         "ntasks-per-node": ranks_per_node,
         "cpus-per-task": cluster.cpus_per_rank * devices,
-        cluster.gpu_flag: gpus if cluster.gpus_per_node else None,
+        **gpus,
         "mem": None if memory is None else f"{memory}M",
         "time": cluster.time_limit_min,
         # A tenth of the time limit if that is short.
         "signal": f"USR2@{min(NOTICE_S, 6 * cluster.time_limit_min)}",
-        # Without it a preempted job would be lost on many sites.
-        "requeue": True,
+        # Without it a preempted job would be lost on many sites. Of two contradictory options the
+        # last counts, and submitit sorts them.
+        "requeue": extra.get("no-requeue") is not True,
         "open-mode": "append",
         "array": None if jobs is None else f"0-{jobs - 1}{limit}",
-        **{key.replace("_", "-"): value for key, value in cluster.extra.items()},
+        **extra,
     }
     # Not by equality, because 0 is a value.
     return {name: value for name, value in options.items() if not (value is None or value is False)}
 
 
+def _gpu_options(
+    cluster: Cluster, *, nodes: int, gpus_per_node: int, gpus_per_task: int
+) -> dict[str, str]:
+    """The option that asks for the GPUs of a job; none without GPUs, or if they need none."""
+    counts = {
+        "gres": gpus_per_node,
+        "gpus-per-node": gpus_per_node,
+        "gpus": nodes * gpus_per_node,
+        "gpus-per-task": gpus_per_task,
+    }
+    flag = cluster.gpu_flag
+    if flag == "none" or not cluster.gpus_per_node:
+        return {}
+    kind = [cluster.gpu_type] if cluster.gpu_type else []
+    return {flag: ":".join([*(["gpu"] if flag == "gres" else []), *kind, str(counts[flag])])}
+
+
+def srun_options(cluster: Cluster, ranks: int, *, devices: int = 1) -> list[str]:
+    """Options of the srun that starts the ranks of a job, each as one word."""
+    nodes, ranks_per_node = cluster.layout(ranks, devices=devices)
+    # Since Slurm 22.05, srun does not inherit the number of CPUs from sbatch.
+    step: Options = {"cpus-per-task": cluster.cpus_per_rank * devices}
+    if "ntasks-per-node" not in sbatch_options(cluster, ranks, devices=devices):
+        step |= {"nodes": nodes, "ntasks-per-node": ranks_per_node}
+    step |= {key.replace("_", "-"): value for key, value in cluster.srun.items()}
+    return [
+        f"--{name}" if value is True else f"--{name}={value}"
+        for name, value in step.items()
+        if value is not False
+    ]
+
+
 def setup_commands(cluster: Cluster) -> list[str]:
-    """Shell commands that make a node ready: modules, then the site's own."""
-    return [*(f"module load {shlex.quote(name)}" for name in cluster.modules), *cluster.setup]
+    """Shell commands that make a node ready: modules, then the site's own.
+
+    Without one of its modules a job might still run, but with another network or library.
+    """
+    loads = (f"module load {shlex.quote(name)}" for name in cluster.modules)
+    return [
+        *(f"{load} || {{ echo {shlex.quote(f'{load} failed')}; exit 1; }}" for load in loads),
+        *cluster.setup,
+    ]
 
 
 def interpreter(cluster: Cluster, default: str) -> str:
@@ -86,16 +128,15 @@ def submitit_parameters(
 ) -> dict[str, Any]:
     """The same as parameters of submitit's script."""
     options = sbatch_options(cluster, ranks, devices=devices, jobs=jobs)
-    # Since Slurm 22.05, srun does not inherit the number of CPUs from sbatch.
-    srun = [f"--cpus-per-task={options['cpus-per-task']}"]
     # submitit computes with these three; it writes the others unchanged.
     own = {
-        name.replace("-", "_"): options.pop(name) for name in ("nodes", "ntasks-per-node", "time")
+        name.replace("-", "_"): options.pop(name, None)
+        for name in ("nodes", "ntasks-per-node", "time")
     }
     return own | {
         "additional_parameters": options,
         "setup": setup_commands(cluster),
-        "srun_args": srun,
+        "srun_args": srun_options(cluster, ranks, devices=devices),
         "stderr_to_stdout": True,
         "wckey": None,
     }
@@ -164,6 +205,7 @@ def _script(study: Study, cluster: Cluster, profile: Path, what: str, tasks: Seq
     # `lab run` needs no such lines, as its ranks set the variables themselves.
     exports = [f"export {name}={for_shell(value)}" for name, value in cluster.variables.items()]
     setup = [*setup_commands(cluster), *exports]
+    srun = shlex.join(srun_options(cluster, run.processes, devices=run.devices))
     quick = " --quick" if study.quick else ""
     lines = [
         "#!/bin/bash",
@@ -181,17 +223,25 @@ def _script(study: Study, cluster: Cluster, profile: Path, what: str, tasks: Seq
         *([*setup, ""] if setup else []),
         "# Where ranks meet: torchrun and scripts with init_method='env://' read these two.",
         "# The lab's rank 0 takes a free port, and publishes it in a file beside the record.",
-        'MASTER_ADDR=$(scontrol show hostnames "$SLURM_JOB_NODELIST" | head -n 1)',
+        f"MASTER_ADDR=$({_first_node(cluster)})",
         "MASTER_PORT=$((20000 + SLURM_JOB_ID % 20000))",
         "export MASTER_ADDR MASTER_PORT",
         "",
         "# srun starts every rank; when one fails, it ends the others.",
-        f"srun --kill-on-bad-exit=1 --cpus-per-task={options['cpus-per-task']} \\",
+        f"srun --kill-on-bad-exit=1 {srun} \\",
         f"  {interpreter(cluster, 'python')} -m lab.launch.job {_shown(study.folder)} "
         '"$run" "$repeat" \\',
         f"  --cluster {_shown(profile)}{quick}",
     ]
     return "\n".join(lines) + "\n"
+
+
+def _first_node(cluster: Cluster) -> str:
+    """A command for the address of this node, the first; its name may lead to a slower network."""
+    if cluster.interfaces:
+        name = shlex.quote(cluster.interfaces[0])
+        return f"ip -4 -oneline address show {name} | awk -F '[ /]+' '{{print $4; exit}}'"
+    return 'scontrol show hostnames "$SLURM_JOB_NODELIST" | head -n 1'
 
 
 def _directive(name: str, value: str | int | bool) -> str:

@@ -133,6 +133,11 @@ def slurm(**keys: object) -> Cluster:
     ("text", "message"),
     [
         ("partitions: gpu\n", "partitions: unknown key; did you mean 'partition'?"),
+        ("gres: 'gpu:4'\n", "gres: unknown key; use gpus_per_node, gpu_type and gpu_flag: gres"),
+        ("exclusive: true\n", "exclusive: unknown key; options of sbatch belong in extra"),
+        ("time: 30\n", "time: unknown key; use time_limit_min"),
+        ("cpus-per-task: 8\n", "cpus-per-task: unknown key; use cpus_per_gpu or cores_per_rank"),
+        ("gpus_per_task: 1\n", "unknown key; use gpus_per_node, gpu_type and gpu_flag"),
         ("partition: gpu debug\n", "partition: 'gpu debug' is not a plain word"),
         ("account: --wrap=x\n", "account: '--wrap=x' is not a plain word"),
         ("nodes: 0\n", "nodes: input should be greater than or equal to 1"),
@@ -148,6 +153,11 @@ def slurm(**keys: object) -> Cluster:
             "environment: {A-B: x}\n",
             "environment.A-B: 'A-B' is not a valid name of an environment variable",
         ),
+        (
+            "environment: {SLURM_CPU_BIND: cores}\n",
+            "it is read before a rank can set it; use setup: [export SLURM_CPU_BIND=...]",
+        ),
+        ("environment: {LD_PRELOAD: a.so}\n", "environment.LD_PRELOAD: it is read before a rank"),
         ("network_interface: ib0 ib1\n", "network_interface: 'ib0 ib1' is not a plain word"),
         ("extra: {mem: 10G}\n", "extra.mem: the lab sets this option; use mem_gb"),
         ("extra: {ntasks_per_node: 1}\n", "extra.ntasks_per_node: the lab sets this option"),
@@ -155,6 +165,22 @@ def slurm(**keys: object) -> Cluster:
         ("extra: {Nice One: 1}\n", "extra.Nice One: sbatch has no option of this name"),
         ('extra: {comment: "a\\nb"}\n', "extra.comment: 'a\\nb' is not one line"),
         ("extra: {mail-type: [FAIL]}\n", "extra.mail-type: input should be"),
+        ("extra: {requeue: true}\n", "extra.requeue: the lab sets this option; leave it out"),
+        ("extra: {mem: false}\n", "extra.mem: the lab sets this option; use mem_gb"),
+        ("extra: {array: 0-3}\n", "the lab sets this option; use array_limit or submit_limit"),
+        ("extra: {export: NONE}\n", "ranks need the environment that they inherit; set variables"),
+        ("extra: {clusters: tiny}\n", "must ask the same cluster; set SLURM_CLUSTERS"),
+        ("extra: {gres: 'gpu:4'}\n", "extra.gres: the lab asks for the GPUs; use gpus_per_node"),
+        ("extra: {gres: 'nvme:1,gpu:a100:4'}\n", "extra.gres: the lab asks for the GPUs"),
+        ("extra: {gre: nvme}\n", "extra.gre: sbatch would take it for --gres"),
+        ("gpu_flag: none\ngpu_type: a100\n", "gpu_type: gpu_flag: none asks for no GPUs"),
+        ("srun: {cpus_per_task: 8}\n", "srun.cpus_per_task: the lab sets this option; use cpus"),
+        ("srun: {ntasks-per-node: false}\n", "srun.ntasks-per-node: the lab sets this option"),
+        ("srun: {output: log}\n", "srun.output: the lab sets this option; leave it out"),
+        ("srun: {pty: true}\n", "srun.pty: this option changes what srun does or prints"),
+        ("srun: {kill-on-bad: 1}\n", "srun.kill-on-bad: srun would take it for --kill-on-bad-exit"),
+        ("srun: {cpu-bind: $MASKS}\n", "srun.cpu-bind: '$MASKS': variables are expanded only in"),
+        ("submit_limit: 0\n", "submit_limit: input should be greater than or equal to 1"),
         ("array_limit: 0\n", "array_limit: input should be greater than or equal to 1"),
         ("backend: mpi\n", "backend: unknown value 'mpi'"),
         ("device: cpu\nbackend: nccl\n", "backend: 'nccl', but ranks compute on CPUs"),
@@ -225,7 +251,22 @@ def test_network_interface_stands_for_variables_and_yields_to_given_ones() -> No
     assert variables == {"GLOO_SOCKET_IFNAME": "ib0", "NCCL_SOCKET_IFNAME": "eth1"}
 
 
-@pytest.mark.parametrize("name", ["slurm", "example-gres", "example-gpus-per-node", "example-cpu"])
+def test_several_network_interfaces_are_told_apart() -> None:
+    several = slurm(network_interface="hsn0,hsn1")
+    assert several.interfaces == ["hsn0", "hsn1"] and slurm().interfaces == []
+    assert set(several.variables.values()) == {"hsn0,hsn1"}
+
+
+def test_a_job_has_its_nodes_to_itself_where_it_says_so_or_asks_for_no_gpus() -> None:
+    assert slurm(extra={"exclusive": True}).whole_nodes and slurm(gpu_flag="none").whole_nodes
+    assert not slurm(extra={"exclusive": "user"}).whole_nodes and not slurm().whole_nodes
+    assert not slurm(gpus_per_node=0, cores_per_node=8, gpu_flag="none").whole_nodes
+
+
+@pytest.mark.parametrize(
+    "name",
+    ["slurm", "example-gres", "example-gpus-per-node", "example-whole-nodes", "example-cpu"],
+)
 def test_example_profiles_load(name: str) -> None:
     cluster = Cluster.load(name)
     assert cluster.executor == "slurm" and cluster.layout(cluster.capacity).nodes == cluster.nodes

@@ -91,6 +91,20 @@ def test_planned_is_what_earlier_repeats_took_on_the_cores_of_the_cluster(tmp_pa
     assert [row["core_hours"] for row in rows] == pytest.approx([2 / 60, 4 / 60], abs=1e-4)
 
 
+@pytest.mark.parametrize("text", ["extra: {exclusive: true}", "gpu_flag: none"])
+def test_a_job_that_has_its_nodes_to_itself_takes_all_their_gpus(tmp_path: Path, text: str) -> None:
+    hours = planned(measured(tmp_path), on_gpus(tmp_path, text))  # of one and of two ranks
+    assert hours.gpu == pytest.approx(8 / 60) and hours.core == pytest.approx(64 / 60)
+
+
+def test_gpus_that_a_job_was_given_and_did_not_use_are_spent(tmp_path: Path) -> None:
+    made = study(tmp_path, [run(1)], repeats=1)
+    whole = Allocation(job_id="7_0", nodes=["a"], gpus=["0", "1", "2", "3"], cpus=64)
+    alone = record(made.runs[0], device="cuda").model_copy(update={"allocation": whole})
+    write_record(alone, Store(made.out).folder(made.tasks[0]))
+    assert spent(made).gpu == pytest.approx(4 / 60)
+
+
 def test_hours_are_planned_for_runs_that_can_run(tmp_path: Path) -> None:
     made, cluster = study(tmp_path, [run(1), run(2), run(4)], repeats=2), profile(tmp_path)
     said = "planned: 4 jobs of unknown length, without 1 run that cannot run"

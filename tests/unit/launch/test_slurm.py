@@ -15,8 +15,10 @@ from lab.config.study import Task
 from lab.errors import InputError
 from lab.launch import job
 from lab.launch.attempt import Attempt, RankError
+from lab.launch.executor import JobSpec
 from lab.launch.outcome import conclude
-from lab.launch.slurm import controller
+from lab.launch.slurm import controller, executor
+from lab.launch.slurm.array import Array
 from lab.launch.slurm.controller import (
     Controller,
     JobState,
@@ -25,7 +27,7 @@ from lab.launch.slurm.controller import (
     exit_reason,
     expand,
 )
-from lab.launch.slurm.executor import _gpus
+from lab.launch.slurm.executor import SlurmExecutor, SlurmHandle, _gpus, complaint
 from lab.launch.slurm.options import interpreter, sbatch_options, submitit_parameters
 
 TASK = Task(Run(global_batch_size=8, world_size=2), 0)
@@ -59,6 +61,89 @@ def test_cpus_per_node_are_added(short: str, total: int | None) -> None:
 )
 def test_gpus_of_a_node_are_counted(text: str, count: int) -> None:
     assert _gpus(text) == count
+
+
+POLICY = (
+    "sbatch: error: Batch job submission failed: Job violates accounting/QOS policy "
+    "(job submit limit, user's size and/or time limits)"
+)
+
+
+@pytest.mark.parametrize(
+    ("answer", "key", "advice"),
+    [
+        ("sbatch: error: invalid partition specified: gpus", "partition", "sinfo -s"),
+        ("Batch job submission failed: No partition specified or system default", "partition", ""),
+        ("User's group not permitted to use this partition", "partition", ""),
+        ("Invalid account or account/partition combination specified", "account", "your accounts"),
+        # What some sites answer if no account is given; it speaks of time limits, too.
+        (POLICY, "account", "set account, and qos"),
+        (f"sbatch: error: AssocMaxSubmitJobLimit\n{POLICY}", "submit_limit", "MaxSubmit"),
+        (f"sbatch: error: QOSMaxSubmitJobPerUserLimit\n{POLICY}", "submit_limit", "MaxSubmit"),
+        (f"sbatch: error: QOSMaxWallDurationPerJobLimit\n{POLICY}", "time_limit_min", "MaxWall"),
+        ("Requested time limit is invalid (missing or exceeds some limit)", "time_limit_min", ""),
+        ("Invalid job array specification", "submit_limit", "MaxArraySize"),
+        ("sbatch: error: Invalid generic resource (gres) specification", "gpu_flag", "none"),
+        ("allocation failure: Invalid license specification", "extra.licenses", "licenses"),
+        ("sbatch: error: --cpus-per-gpu is mutually exclusive with --cpus-per-task", "extra", ""),
+        ("sbatch: unrecognized option '--image=foo'", "extra", "sbatch --help"),
+    ],
+)
+def test_a_refusal_names_the_key_to_change(answer: str, key: str, advice: str) -> None:
+    problem = complaint(Cluster(name="site", executor="slurm", gpus_per_node=4), 4, answer)
+    assert problem is not None and problem.where == key and advice in problem.advice
+    assert "Slurm refuses a job of 4 ranks: " in problem.what
+
+
+@pytest.mark.parametrize(
+    ("given", "listed", "advice"),
+    [
+        ("dc-gpus", "dc-gpu\ndc-cpu\n", "did you mean 'dc-gpu'?"),
+        ("x", "b\na\n", "choose one of: a, b"),
+        # It is the user or the account that may not use it.
+        ("dc-gpu", "dc-gpu\ndc-cpu\n", "`sinfo -s` lists the partitions"),
+        ("dc-cpu,nope", "dc-gpu\ndc-cpu\n", "`sinfo -s` lists the partitions"),
+        ("x", "\n".join(f"p{number}" for number in range(50)), "`sinfo -s` lists the partitions"),
+        ("x", "", "`sinfo -s` lists the partitions"),
+    ],
+)
+def test_a_refused_value_is_answered_with_the_nearest_that_slurm_knows(
+    monkeypatch: pytest.MonkeyPatch, given: str, listed: str, advice: str
+) -> None:
+    monkeypatch.setattr(executor, "ask", lambda *command: listed)
+    site = Cluster(name="site", executor="slurm", gpus_per_node=4, partition=given)
+    problem = complaint(site, 4, "Invalid partition name specified")
+    assert problem is not None and problem.advice == advice
+
+
+def test_a_type_of_gpu_that_no_node_has_is_named(monkeypatch: pytest.MonkeyPatch) -> None:
+    nodes = "n1|64|256000|gpu:a100:4(S:0-1),nvme:1\nn2|64|256000|gpu:v100-32:2\nn3|8|8000|gpu:4\n"
+    monkeypatch.setattr(executor, "ask", lambda *command: nodes)
+    site = Cluster(name="site", executor="slurm", gpus_per_node=4, gpu_type="a10")
+    answer = "allocation failure: Requested node configuration is not available"
+    problem = complaint(site, 4, answer)
+    assert problem is not None and problem.where == "gpu_type"
+    assert "'a10', and no node here has any" in problem.what and "'a100'" in problem.advice
+    assert complaint(site.model_copy(update={"gpu_type": "v100-32"}), 2, answer) is None
+
+
+def test_gpus_that_a_job_does_not_ask_for_are_not_missing(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(executor, "ask", lambda *command: "n1|64|256000|(null)\n")
+    answer = "allocation failure: Requested node configuration is not available"
+    site = Cluster(name="site", executor="slurm", gpus_per_node=4)
+    problem = complaint(site, 4, answer)
+    assert problem is not None and problem.where == "gpus_per_node"
+    assert complaint(site.model_copy(update={"gpu_flag": "none"}), 4, answer) is None
+
+
+def test_no_more_jobs_are_submitted_than_a_queue_takes(tmp_path: Path) -> None:
+    specs = [JobSpec(tmp_path / str(number), 1, print, ()) for number in range(5)]
+    running = [SlurmHandle(tmp_path / "a", Array(tmp_path / "lab-x"), "7_0")]
+    site = Cluster(name="site", executor="slurm", gpus_per_node=4)
+    assert SlurmExecutor(site, tmp_path).choose(specs, running) == specs
+    few = SlurmExecutor(site.model_copy(update={"submit_limit": 3}), tmp_path)
+    assert few.choose(specs, []) == specs[:3] and few.choose(specs, running) == specs[:2]
+    assert few.choose(specs, running * 4) == []
 
 
 def answering(monkeypatch: pytest.MonkeyPatch, answers: dict[str, str]) -> list[str]:
@@ -258,7 +343,8 @@ def test_a_profile_becomes_a_request() -> None:
     assert not {"gpus-per-node", "comment"} & options.keys()
     assert sbatch_options(site, 2)["mem"] == "4096M"
     parameters = submitit_parameters(site, 8, jobs=7)
-    assert parameters["setup"] == ["module load cuda", "true"]
+    load = "module load cuda || { echo 'module load cuda failed'; exit 1; }"
+    assert parameters["setup"] == [load, "true"]
     assert parameters["ntasks_per_node"] == 4
     assert "ntasks-per-node" not in parameters["additional_parameters"]
 
@@ -276,6 +362,7 @@ def test_rank_0_listens_where_other_nodes_come_from(monkeypatch: pytest.MonkeyPa
     monkeypatch.setenv("SLURM_JOB_NODELIST", "here,127.0.0.2")
     assert job._address(cluster) == "here"  # by loopback no other node comes
     assert job._address(cluster.model_copy(update={"network_interface": "lo"})) == "127.0.0.1"
+    assert job._address(cluster.model_copy(update={"network_interface": "none0,lo"})) == "127.0.0.1"
     addresses = [
         one.address
         for ones in psutil.net_if_addrs().values()

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import re
 import shlex
+import shutil
 import subprocess
 from pathlib import Path
 
@@ -52,6 +53,10 @@ def test_committed_examples_are_what_the_generator_gives() -> None:
         ({}, {"gpus-per-node": "4"}),
         ({"gpu_flag": "gres"}, {"gres": "gpu:4"}),
         ({"gpu_flag": "gres", "gpu_type": "h100"}, {"gres": "gpu:h100:4"}),
+        ({"gpu_flag": "gres", "extra": {"gres": "nvme:100"}}, {"gres": "gpu:4,nvme:100"}),
+        ({"gpu_flag": "gpus", "gpu_type": "v100-32"}, {"gpus": "v100-32:8"}),
+        ({"gpu_flag": "gpus-per-task"}, {"gpus-per-task": "1"}),
+        ({"gpu_flag": "none"}, {}),
         ({"gpus_per_node": 0, "cores_per_node": 8, "cores_per_rank": 2}, {}),
     ],
 )
@@ -63,6 +68,35 @@ def test_gpus_are_asked_for_as_the_site_wants(
         key: value for key, value in requested.items() if "gpu" in str(value) or "gpu" in key
     } == expected
     assert (requested["nodes"], requested["ntasks-per-node"]) == (2, 4)
+
+
+def test_a_task_has_all_devices_of_its_process() -> None:
+    site = cluster(gpu_flag="gpus-per-task", cpus_per_gpu=8)
+    requested = options.sbatch_options(site, 1, devices=4)
+    assert (requested["gpus-per-task"], requested["cpus-per-task"]) == ("4", 32)
+    assert options.srun_options(site, 1, devices=4) == ["--cpus-per-task=32"]
+
+
+def test_other_resources_are_asked_for_beside_gpus_of_another_option() -> None:
+    requested = options.sbatch_options(cluster(extra={"gres": "tmpfs:200g"}), 4)
+    assert (requested["gres"], requested["gpus-per-node"]) == ("tmpfs:200g", "4")
+
+
+def test_what_sbatch_is_not_told_srun_is() -> None:
+    unsaid = {"ntasks_per_node": False, "cpus-per-task": False, "requeue": False}
+    site = cluster(extra=unsaid, cpus_per_gpu=8, gpu_flag="gres")
+    requested = options.sbatch_options(site, 8)
+    assert not {"ntasks-per-node", "cpus-per-task", "requeue"} & requested.keys()
+    step = ["--cpus-per-task=8", "--nodes=2", "--ntasks-per-node=4"]
+    assert options.srun_options(site, 8) == step
+    submitted = _make_sbatch_string("command", "/tmp", **options.submitit_parameters(site, 8))
+    assert "ntasks-per-node" not in directives(submitted) and " ".join(step) in submitted
+
+
+def test_a_job_that_must_not_be_requeued_does_not_ask_for_it() -> None:
+    requested = options.sbatch_options(cluster(extra={"no_requeue": True}), 4)
+    assert requested["no-requeue"] is True and "requeue" not in requested
+    assert options.sbatch_options(cluster(extra={"no-requeue": False}), 4)["requeue"] is True
 
 
 def test_options_hold_every_key_of_the_profile() -> None:
@@ -105,6 +139,7 @@ CONTAINER = Cluster(
     modules=("a", "b"),
     container="apptainer exec 'my image.sif'",
     extra={"exclusive": False, "mail_type": "FAIL", "nice": 0},
+    srun={"cpu_bind": "mask_cpu:0xfe,0xfe00", "mpi": "none", "label": True, "overlap": False},
 )
 
 
@@ -120,7 +155,7 @@ def test_scripts_ask_for_what_submitted_jobs_ask_for(
 ) -> None:
     written = tmp_path / "site.yaml"
     content = profile.model_dump(mode="json", exclude_unset=True, exclude={"name", "file"})
-    written.write_text(yaml.safe_dump(content))
+    written.write_text(yaml.safe_dump(content, sort_keys=False))
     study = Study.load(make_study(repeats=3))
     run = study.runs[-1]
     script = options.scripts(study, written)[f"study/x{run.world_size}.sbatch"]
@@ -133,9 +168,13 @@ def test_scripts_ask_for_what_submitted_jobs_ask_for(
         assert "exclusive" not in directives(script)
     for line in options.setup_commands(profile):
         assert f"\n{line}\n" in script and f"\n{line}\n" in submitted
-    assert f"--cpus-per-task={profile.cpus_per_rank}" in submitted
+    step = shlex.join(options.srun_options(profile, run.world_size))
+    assert f"--cpus-per-task={profile.cpus_per_rank}" in step
+    assert f"{step} \\\n" in script and f" {step} command\n" in submitted
     python = options.interpreter(profile, "python")
     assert f"  {python} -m lab.launch.job" in script
+    if profile is CONTAINER:
+        assert step.endswith("--cpu-bind=mask_cpu:0xfe,0xfe00 --mpi=none --label")
     if profile.container:
         assert python == options.interpreter(profile, "other") == f"{profile.container} python3"
 
@@ -169,6 +208,38 @@ def test_script_readies_the_node_in_order(make_study: StudyMaker, tmp_path: Path
     )
     assert shown.stdout == "it's /home/me; `ls` $5"
     subprocess.run(["bash", "-n"], input=text, text=True, check=True)
+
+
+def test_a_job_ends_without_its_modules() -> None:
+    site = cluster(modules=("there/1", "not/2", "there/3"))
+    lines = ["module() { echo $2; [[ $2 != not* ]]; }", *options.setup_commands(site), "echo ran"]
+    ended = subprocess.run(
+        ["bash"], input="\n".join(lines), capture_output=True, text=True, check=False
+    )
+    assert ended.returncode == 1
+    assert ended.stdout.splitlines() == ["there/1", "not/2", "module load not/2 failed"]
+
+
+@pytest.mark.parametrize(
+    ("interfaces", "command"),
+    [
+        ("", 'scontrol show hostnames "$SLURM_JOB_NODELIST"'),
+        ("network_interface: lo,ib1", "ip -4 -oneline address show lo "),
+    ],
+)
+def test_ranks_meet_on_the_network_of_the_profile(
+    make_study: StudyMaker, tmp_path: Path, interfaces: str, command: str
+) -> None:
+    profile = tmp_path / "site.yaml"
+    profile.write_text(f"executor: slurm\ngpus_per_node: 2\n{interfaces}\n")
+    text = options.scripts(Study.load(make_study()), profile)["x2-batch-4.sbatch"]
+    line = next(line for line in text.splitlines() if line.startswith("MASTER_ADDR="))
+    assert command in line
+    if "lo," in interfaces and shutil.which("ip"):
+        shown = subprocess.run(
+            ["bash", "-c", f"{line}; echo $MASTER_ADDR"], capture_output=True, text=True, check=True
+        )
+        assert shown.stdout == "127.0.0.1\n"
 
 
 def test_titles_and_paths_cannot_become_commands(make_study: StudyMaker, tmp_path: Path) -> None:
