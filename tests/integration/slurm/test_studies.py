@@ -28,6 +28,8 @@ from lab.launch.slurm.controller import accounted, queued
 from lab.launch.slurm.executor import refusals
 from lab.records.store import Store, read_record
 
+pytestmark = pytest.mark.long
+
 PROFILE = {
     "executor": "slurm",
     "device": "cpu",
