@@ -100,8 +100,8 @@ class Budget(Frozen):
         return f"{label} for all studies in the same folder" if self.per == "folder" else label
 
 
-# Beginnings of variables that a rank would set too late: srun, the dynamic linker and Python read
-# them when they start.
+# Beginnings of variables that a rank sets too late: srun, the dynamic linker and Python read them
+# when they start.
 READ_AT_START = ("SLURM_", "SRUN_", "LD_", "PYTHON")
 MOST_SLEEPING = 16  # emulated ranks, each of which still holds a model and sends its gradients
 
@@ -199,10 +199,9 @@ class Cluster(SlurmKeys):
         elif not self.published:
             what = "missing: the table to replay"
             yield Problem("published", what, "give its source, gpu and rows")
-        on_slurm = self.executor == "slurm"
-        for name in (name for name in self.environment if name.startswith(READ_AT_START)):
-            advice = f"use setup: [export {name}=...]" if on_slurm else "set it for `lab run`"
-            yield Problem(f"environment.{name}", "it is read before a rank can set it", advice)
+        for name in self.variables_at_start if self.executor != "slurm" else ():
+            what = "it is read before a rank can set it"
+            yield Problem(f"environment.{name}", what, "set it for `lab run`")
         if self.backend == "nccl" and self.device_kind == "cpu":
             what = "'nccl', but ranks compute on CPUs"
             yield Problem("backend", what, "set backend: gloo or auto")
@@ -354,6 +353,11 @@ class Cluster(SlurmKeys):
             return dict(self.environment)
         names = ("GLOO_SOCKET_IFNAME", "NCCL_SOCKET_IFNAME")
         return dict.fromkeys(names, self.network_interface) | self.environment
+
+    @property
+    def variables_at_start(self) -> dict[str, str]:
+        """Those of the variables that must be set before srun starts a rank."""
+        return {n: value for n, value in self.variables.items() if n.startswith(READ_AT_START)}
 
     def cores_of(self, local_rank: int) -> tuple[int, ...]:
         """The cores of one rank; on Slurm those of its job, as the site binds ranks to cores.

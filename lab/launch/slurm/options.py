@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import re
 import shlex
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -116,6 +116,10 @@ def setup_commands(cluster: Cluster) -> list[str]:
     ]
 
 
+def _exports(variables: Mapping[str, str]) -> list[str]:
+    return [f"export {name}={for_shell(value)}" for name, value in variables.items()]
+
+
 def interpreter(cluster: Cluster, default: str) -> str:
     """The shell command for Python on a node; `default` unless the profile sets another."""
     if cluster.container is None:
@@ -135,7 +139,8 @@ def submitit_parameters(
     }
     return own | {
         "additional_parameters": options,
-        "setup": setup_commands(cluster),
+        # A rank sets the other variables itself, and says which of those that they use is not set.
+        "setup": [*setup_commands(cluster), *_exports(cluster.variables_at_start)],
         "srun_args": srun_options(cluster, ranks, devices=devices),
         "stderr_to_stdout": True,
         "wckey": None,
@@ -202,9 +207,7 @@ def _script(study: Study, cluster: Cluster, profile: Path, what: str, tasks: Seq
     run = tasks[0].run
     options = sbatch_options(cluster, run.processes, devices=run.devices, jobs=len(tasks))
     slug = re.sub(r"[^\w.-]+", "-", study.name).strip("-") or "study"
-    # `lab run` needs no such lines, as its ranks set the variables themselves.
-    exports = [f"export {name}={for_shell(value)}" for name, value in cluster.variables.items()]
-    setup = [*setup_commands(cluster), *exports]
+    setup = [*setup_commands(cluster), *_exports(cluster.variables)]
     srun = shlex.join(srun_options(cluster, run.processes, devices=run.devices))
     quick = " --quick" if study.quick else ""
     lines = [

@@ -73,6 +73,10 @@ def test_a_rank_has_as_many_cores_at_every_world_size(
     [
         ("exceutor: local\n", "exceutor: unknown key; did you mean 'executor'?"),
         ("executor: locall\n", "executor: unknown value 'locall'"),
+        (
+            "executor: local\nenvironment: {LD_PRELOAD: a.so}\n",
+            "environment.LD_PRELOAD: it is read before a rank can set it; set it for `lab run`",
+        ),
         ("device: gpu\n", "device: unknown value 'gpu'"),
         ("devices: 100000\n", "devices: 100000, but there are"),
         ("devices: many\n", "devices"),
@@ -153,11 +157,6 @@ def slurm(**keys: object) -> Cluster:
             "environment: {A-B: x}\n",
             "environment.A-B: 'A-B' is not a valid name of an environment variable",
         ),
-        (
-            "environment: {SLURM_CPU_BIND: cores}\n",
-            "it is read before a rank can set it; use setup: [export SLURM_CPU_BIND=...]",
-        ),
-        ("environment: {LD_PRELOAD: a.so}\n", "environment.LD_PRELOAD: it is read before a rank"),
         ("network_interface: ib0 ib1\n", "network_interface: 'ib0 ib1' is not a plain word"),
         ("extra: {mem: 10G}\n", "extra.mem: the lab sets this option; use mem_gb"),
         ("extra: {ntasks_per_node: 1}\n", "extra.ntasks_per_node: the lab sets this option"),

@@ -210,6 +210,18 @@ def test_script_readies_the_node_in_order(make_study: StudyMaker, tmp_path: Path
     subprocess.run(["bash", "-n"], input=text, text=True, check=True)
 
 
+def test_variables_that_srun_or_python_read_are_set_before_the_ranks_start() -> None:
+    site = cluster(
+        setup=("module load gcc",),
+        environment={"NCCL_DEBUG": "INFO", "LD_LIBRARY_PATH": "/ofi:$LD_LIBRARY_PATH"},
+    )
+    lines = options.submitit_parameters(site, 2)["setup"]
+    assert lines == [
+        "module load gcc",
+        'export LD_LIBRARY_PATH=/ofi:"${LD_LIBRARY_PATH?is not set here}"',
+    ]
+
+
 def test_a_job_ends_without_its_modules() -> None:
     site = cluster(modules=("there/1", "not/2", "there/3"))
     lines = ["module() { echo $2; [[ $2 != not* ]]; }", *options.setup_commands(site), "echo ran"]
