@@ -26,6 +26,7 @@ _STROKES = dict.fromkeys(map(chr, range(0x2500, 0x2580)), "|") | {"+": "|", "=":
 RULES = str.maketrans(_STROKES | dict.fromkeys("\u2500\u2501\u2550", "-"))
 BARS = str.maketrans(dict.fromkeys("\u2502\u2503\u2551", "|"))
 HEADING = re.compile(r"\s{0,3}#{1,6}\s")
+CAPTIONED = re.compile(r"^(?!\s*#).{2,120}:[\s*_]*$")
 BREAK = re.compile(r"\s*<br\s*/?>\s*")
 EMPHASIS = re.compile(r"\*\*|__|`|<[/]?(?:b|i|sub|sup|em|strong)>")
 LINK = re.compile(r"\[([^\]]*)\]\([^)]*\)")
@@ -138,8 +139,8 @@ def _drawn(line: str) -> str:
 
 
 def _markdown(lines: Sequence[str]) -> Iterator[Table]:
-    """Tables with a line of dashes below the column names; notes are the lines from the last
-    heading on and those up to the next heading or table."""
+    """Tables with a line of dashes below the column names; notes are the caption, the lines from
+    the last heading on and those up to the next heading, table or its caption."""
     starts = [place - 1 for place in range(1, len(lines)) if _is_below_names(lines, place)]
     after = 0
     for start in starts:
@@ -151,17 +152,26 @@ def _markdown(lines: Sequence[str]) -> Iterator[Table]:
         before = lines[headings[-1] if headings else after : start]
         after = start + 2 + len(rows)
         following = bisect.bisect_left(starts, after)
-        rest = lines[after : starts[following] if following < len(starts) else len(lines)]
+        end = starts[following] if following < len(starts) else None
+        rest = lines[after:] if end is None else lines[after : _above_caption(lines, after, end)]
         below = itertools.takewhile(lambda line: not HEADING.match(line), rest)
-        notes = [line.strip("# \t") for line in (*before, *below)]
+        caption = lines[_above_caption(lines, start - len(before), start) : start]
+        notes = [line.strip("# \t") for line in (*caption, *before, *below)]
         names = _cells(lines[start])
         cells = [
             without_remarks(_cells(row), len(names)) for row in rows if not RULE.fullmatch(row)
         ]
         yield Table(
             *_named(names, cells),
-            [note for note in notes if note and not RULE.fullmatch(note)],
+            [note for note in dict.fromkeys(notes) if note and not RULE.fullmatch(note)],
         )
+
+
+def _above_caption(lines: Sequence[str], first: int, start: int) -> int:
+    """Where the caption of the table that starts here begins: a line such as "BERT on V100:" right
+    above it; the start of the table if it has none."""
+    above = next((place for place in range(start - 1, first - 1, -1) if lines[place].strip()), None)
+    return start if above is None or not CAPTIONED.search(lines[above]) else above
 
 
 def without_remarks(cells: list[str], width: int) -> list[str]:

@@ -236,8 +236,10 @@ def _frame(name: str, header: list[str], rows: list[list[str]]) -> pd.DataFrame:
 
 def _place(frame: pd.DataFrame) -> str:
     """Where a table is, by the heading or sentence above it and its first columns."""
-    heading = next((note for note in frame.attrs["notes"] if not note.startswith("![")), "")
-    under = f"under {heading!r}, " if 0 < len(heading) <= LONGEST_HEADING else ""
+    above = (note.strip(" *_:") for note in frame.attrs["notes"] if not note.startswith("!["))
+    # The caption, or the heading that follows it.
+    short = [note for note in itertools.islice(above, 2) if 0 < len(note) <= LONGEST_HEADING]
+    under = f"under {short[0]!r}, " if short else ""
     return f"{under}below {' | '.join(frame.columns[:NAMED])!r}"
 
 

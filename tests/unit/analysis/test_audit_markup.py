@@ -118,3 +118,12 @@ def test_a_per_cent_sign_that_was_not_escaped() -> None:
     text = r"\begin{tabular}{lll} GPUs & Efficiency & sps \\" + f"\n{rows}" + r"\end{tabular}"
     (table,) = find_tables(text.splitlines())
     assert table.rows == [["1", "100%", "6"], ["4", "11.5%", "2"]]
+
+
+def test_a_line_right_above_a_table_is_that_table_s_alone() -> None:
+    rows = "| GPUs | step (s) |\n|---|---|\n| 1 | 4 |\n| 2 | 2.1 |\n"
+    text = f"# Results\n\nResNet-50 on V100:\n\n{rows}* one node\n\n**BERT on A100:**\n\n{rows}\nAs said:\nwarm.\n"
+    resnet, bert = find_tables(text.splitlines())
+    assert resnet.notes == ["ResNet-50 on V100:", "Results", "* one node"]
+    assert bert.notes[0] == "**BERT on A100:**" and "ResNet-50 on V100:" not in bert.notes
+    assert bert.notes[1:] == ["* one node", "As said:", "warm."]
