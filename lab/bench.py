@@ -16,6 +16,7 @@ from lab.terminal import (
     AssumeOption,
     ClusterOption,
     JsonOption,
+    TableOption,
     View,
     answer,
     assumed,
@@ -38,6 +39,7 @@ OWNERS = {
     "assume": ("public",),
     "fit": ("public",),
     "splits": ("public",),
+    "table": ("public",),
     "runs": ("report",),
 }
 
@@ -82,6 +84,7 @@ def bench(
     assume: AssumeOption = None,
     fit: Annotated[int, Option(metavar="N", help="public: rows that are fitted.")] = 10,
     splits: Annotated[int, Option(metavar="N", help="public: random splits.")] = 30,
+    table: TableOption = None,
     runs: Annotated[
         int, Option(metavar="N", min=10, help="report: runs of the largest study.")
     ] = 3000,
@@ -107,7 +110,11 @@ def bench(
         "planner": lambda: _planner_speed(lab.benchmarks.planner_speed()),
         "public": lambda: _public(
             lab.benchmarks.public(
-                tables or (), fit=fit, splits=splits, assume=assumed(assume, "bench public")
+                tables or (),
+                fit=fit,
+                splits=splits,
+                assume=assumed(assume, "bench public"),
+                number=table,
             )
         ),
         "driver": lambda: _driver_costs(

@@ -31,6 +31,7 @@ from lab.terminal import (
     ClusterOption,
     JsonOption,
     QuickOption,
+    TableOption,
     View,
     answer,
     assumed,
@@ -65,10 +66,6 @@ YesOption = Annotated[bool, Option("--yes", help="Run even if it exceeds the clu
 ColumnOption = Annotated[
     list[str] | None,
     Option(metavar="NAME=COLUMN", help="Read COLUMN of the table as quantity NAME."),
-]
-TableOption = Annotated[
-    int | None,
-    Option("--table", metavar="N", help="Read only this one of several tables in a text."),
 ]
 MachineOption = Annotated[
     str | None,

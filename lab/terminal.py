@@ -39,6 +39,10 @@ AssumeOption = Annotated[
         help="What the table does not give, such as model=llama3-8b, gpu=h100 or recomputed=full.",
     ),
 ]
+TableOption = Annotated[
+    int | None,
+    Option("--table", metavar="N", help="Read only this one of several tables in a text."),
+]
 
 
 def _open_streams() -> None:

@@ -111,10 +111,12 @@ def public(
     fit: int = 10,
     splits: int = 30,
     assume: Mapping[str, Any] | None = None,
+    number: int | None = None,
 ) -> PublicBench:
     """Fit `fit` random rows of each table and predict the others, `splits` times; also fit none.
 
-    Without `tables`, those that come with the lab are used. Raises InputError for a table with no
+    Without `tables`, those that come with the lab are used. Of several tables in a text, the
+    longest is read, or the one of this `number`. Raises InputError for a table with no
     readable rows or with fewer rows than have to be fitted.
     """
     if fit < 0 or splits < 1:
@@ -126,7 +128,7 @@ def public(
     scores: list[PublicScore] = []
     assumptions = {}
     for path in paths:
-        table = read_layouts(path, assume=assume)
+        table = read_layouts(path, assume=assume, number=number)
         assumptions[table.name] = table.notes
         for name, rows in _parts(table):
             measured = sum(row.step_s is not None for row in rows)

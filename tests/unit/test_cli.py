@@ -96,6 +96,10 @@ BAD = {
         ["predict", "../docs/tables/mpt_a100_40gb.csv", "--explain", "--table", "2"],
         "mpt_a100_40gb.csv: table: holds 1 table of results, not 2",
     ),
+    "a number of no benchmark's table": (
+        ["bench", "planner", "--table", "2"],
+        "--table: is not an option of planner; use it with public",
+    ),
     "a number of no table": (["audit", "quickstart", "--table", "2"], "is only for tables"),
     "a folder for a table": (["predict", ".", "--explain"], "not a table of layouts"),
     "a file for a study": (["run", "README.md"], "no such study"),
