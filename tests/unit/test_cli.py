@@ -94,7 +94,7 @@ BAD = {
     ),
     "a number beyond the tables": (
         ["predict", "../docs/tables/mpt_a100_40gb.csv", "--explain", "--table", "2"],
-        "mpt_a100_40gb.csv: table: holds 1 table of results, not 2",
+        "mpt_a100_40gb.csv: table: holds 1 table of results, not 2; leave it out",
     ),
     "a number of no benchmark's table": (
         ["bench", "planner", "--table", "2"],

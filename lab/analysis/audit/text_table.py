@@ -86,7 +86,8 @@ def _of_number(
     """The table of a text with this number and these columns; InputError if there is none."""
     if not 0 < number <= len(frames):
         what = f"holds {count(len(frames), 'table')} of results, not {number}"
-        raise _error(name, what, f"give a number from 1 to {len(frames)}", "table")
+        advice = f"give a number from 1 to {len(frames)}" if len(frames) > 1 else "leave it out"
+        raise _error(name, what, advice, "table")
     if problems := _lacking(frames[number - 1], mapping):
         raise InputError(name, problems)
     return frames[number - 1]
