@@ -58,7 +58,6 @@ class Source:
 
     fingerprint: str  # changes with the content
     description: str
-    classes: int
     read: Callable[[], tuple[Texts, Texts]]  # training and held-out texts
 
 
@@ -68,6 +67,7 @@ def prepare(run: Run, *, pretrained: Path | None, data_root: Path, progress: Pro
     assert isinstance(config, LabelledTexts) and isinstance(model, Transformer)
     return tokenized(
         SOURCES[config.kind](progress),
+        classes=config.classes,
         block_size=model.block_size,
         vocab_size=config.vocab_size,
         progress=progress,
@@ -79,6 +79,7 @@ def prepare(run: Run, *, pretrained: Path | None, data_root: Path, progress: Pro
 def tokenized(
     source: Source,
     *,
+    classes: int,
     block_size: int,
     vocab_size: int,
     progress: Progress,
@@ -126,7 +127,7 @@ def tokenized(
         description=f"{source.description}, {texts}, vocabulary {vocabulary}",
         tokens_per_sample=block_size,
         vocab_size=vocabulary,
-        classes=source.classes,
+        classes=classes,
         pad=pad,
     )
 
@@ -162,7 +163,6 @@ def ag_news(progress: Progress) -> Source:
     return Source(
         fingerprint=f"ag_news {AG_NEWS_TRAIN.sha256} {AG_NEWS_TEST.sha256}",
         description="AG News",
-        classes=4,
         read=lambda: (_read_ag_news(train), _read_ag_news(test)),
     )
 
@@ -184,7 +184,7 @@ def _read_ag_news(path: Path) -> Texts:
 def imdb(progress: Progress) -> Source:
     """Film reviews, negative and positive."""
     path = fetch(IMDB, instead="topics", progress=progress)
-    return Source(f"imdb {IMDB.sha256}", "IMDB", len(IMDB_CLASSES), lambda: _read_imdb(path))
+    return Source(f"imdb {IMDB.sha256}", "IMDB", lambda: _read_imdb(path))
 
 
 def _read_imdb(path: Path) -> tuple[Texts, Texts]:
@@ -228,7 +228,6 @@ def topics(progress: Progress) -> Source:
     return Source(
         fingerprint=f"topics {hashlib.sha256(content.encode()).hexdigest()}",
         description=f"{len(TOPICS)} topics of {corpora.LIBRARY}",
-        classes=len(TOPICS),
         read=lambda: (part(False), part(True)),
     )
 
