@@ -16,9 +16,9 @@ from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 from studies import StudyMaker
 
-from lab.analysis.audit import Audit, apply_rules, audit
+from lab.analysis.audit import Audit, apply_rules, audit, columns
 from lab.analysis.audit.records import from_records
-from lab.analysis.audit.rule import Finding
+from lab.analysis.audit.rule import Finding, Rule
 from lab.analysis.audit.rules import RULES
 from lab.analysis.audit.table import from_table
 from lab.config.emulation import Compute, Emulated, Link
@@ -117,6 +117,13 @@ def altered(item: Record, part: str, **fields: Any) -> Record:
 
 def test_there_is_a_rule_of_every_name() -> None:
     assert {rule.name for rule in RULES} == NAMES and len(RULES) == len(NAMES)
+
+
+@pytest.mark.parametrize("rule", RULES, ids=lambda rule: rule.name)
+def test_a_rule_needs_columns_that_exist(rule: Rule) -> None:
+    needs = [name for need in rule.needs.split(", ") for name in need.split(" or ")]
+    of_records = from_records(clean()).frame.columns
+    assert not set(needs) - {*columns.COLUMNS, *of_records}
 
 
 def test_clean_records_have_no_error_and_no_warning() -> None:
