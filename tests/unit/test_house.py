@@ -6,6 +6,7 @@ import ast
 import json
 import re
 import tomllib
+from collections import Counter
 from pathlib import Path
 
 import pytest
@@ -49,6 +50,21 @@ def test_imports_by_name_keep_to_the_floors(path: Path) -> None:
         assert not {"torch", "torchvision", "torchao"} & {name.split(".")[0] for name in imported}
     if first in FLOORS:
         assert not {name for name in named if FLOORS[name] > FLOORS[first]}
+
+
+# Such as a section that no report shows. What decorators register is found in their tables.
+def test_nothing_is_defined_that_is_named_nowhere_else() -> None:
+    folders = ("lab", "notebooks", "reports", "slurm", "docs")
+    files = [path for folder in folders for path in (ROOT / folder).rglob("*")]
+    files = [path for path in files if path.suffix in {".py", ".ipynb", ".j2", ".md"}]
+    text = "\n".join(path.read_text() for path in [*files, *ROOT.glob("*.toml")])
+    uses = Counter(re.findall(r"\w+", text))
+    for path in LIBRARY:
+        for node in ast.parse(path.read_text()).body:
+            if isinstance(node, ast.FunctionDef | ast.ClassDef) and not node.decorator_list:
+                assert uses[node.name] > 1, f"{path}: {node.name}"
+            elif isinstance(node, ast.Assign) and isinstance(node.targets[0], ast.Name):
+                assert uses[node.targets[0].id] > 1, f"{path}: {node.targets[0].id}"
 
 
 @pytest.mark.parametrize("path", NOTEBOOKS, ids=lambda p: p.name)
