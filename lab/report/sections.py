@@ -29,7 +29,7 @@ from lab.formatting import NOT_MEASURED, count, format_seconds, percent, rounded
 from lab.launch.plan import plan
 from lab.perfmodel import frozen
 from lab.records.schema import PHASES, Stat
-from lab.records.store import Record
+from lab.records.store import RUNS, Record
 from lab.records.table import by_run, median
 from lab.report.blocks import Markdown, Table, escaped
 
@@ -137,7 +137,7 @@ def next_step(results: StudyResults) -> Markdown:
     """What to do about runs without a measurement, and where a failed one left its log."""
     study = results.study
     command = study.command("run", results.clusters, public=True)
-    where = os.path.relpath(study.out / "runs")
+    where = os.path.relpath(study.out / RUNS)
     logs = f" Logs are in `{where}/<run>/<repeat>/log`; mend the cause first." * bool(
         results.records
     )
