@@ -121,7 +121,7 @@ class Run(InferenceSettings):
     learning_rate: Annotated[float, Words("learning rate {}", last=True)] = Field(
         default=1e-3, gt=0, le=10
     )
-    min_learning_rate: Annotated[float, Words("least learning rate {}", last=True)] = Field(
+    min_learning_rate: Annotated[float, Words("minimum learning rate {}", last=True)] = Field(
         default=1e-4, ge=0, le=10
     )
     lr_warmup_steps: int = Field(default=10, ge=0, le=100_000_000)
@@ -141,9 +141,7 @@ class Run(InferenceSettings):
     compression: Annotated[Literal["none", "bf16", "fp16", "powersgd"], Words("{} on the link")] = (
         "none"
     )
-    powersgd_rank: Annotated[int, Words("approximation of rank {}")] = Field(
-        default=1, ge=1, le=1024
-    )
+    powersgd_rank: Annotated[int, Words("rank-{} approximation")] = Field(default=1, ge=1, le=1024)
     # naive_ddp sends all gradients in one all-reduce, not one by one.
     flat: Annotated[bool, Words("flat")] = False
     # fsdp frees gathered parameters until the backward pass.
@@ -509,7 +507,7 @@ def _model_parts(run: Run) -> Conflicts:
         if model.heads % ranks:
             heads = count(model.heads, "head")
             what = f"world_size {ranks} does not divide the {heads} of the model"
-            yield what, "use one that gives each rank equally many"
+            yield what, "use one that gives every rank the same number"
         return
     parts = run.microbatches or ranks
     if model.layers < ranks:

@@ -297,7 +297,7 @@ class Calibration(_Stored):
         fits = {fit.world_size: fit.fit for fit in self.fits if fit.collective == collective}
         if world_size in fits:
             return fits[world_size]
-        known = "it is fitted for no number of ranks"
+        known = "it has no fit"
         if fits:
             known = f"it is fitted for {', '.join(map(str, sorted(fits)))} ranks"
         missing = f"no {collective} on {world_size} ranks"

@@ -252,7 +252,7 @@ def other_form(study: Study) -> str:
     if not any(record.completed for record in load_records(other)):
         return ""
     if study.quick:
-        return "its whole form is measured: leave out --quick"
+        return "its full form is measured: leave out --quick"
     return "its quick form is measured: add --quick"
 
 

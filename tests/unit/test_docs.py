@@ -28,7 +28,7 @@ from lab.config.models import MODELS, Model
 from lab.config.run import PrecisionName, Run
 from lab.config.strategies import STRATEGIES, StrategyFacts
 from lab.config.study import Study
-from lab.perfmodel.hardware import LINKS
+from lab.perfmodel.hardware import GPUS, LINKS
 from lab.records import schema
 
 ROOT = Path(lab.__file__).parent.parent
@@ -187,6 +187,15 @@ def test_the_thresholds_of_a_rule_are_those_of_the_code(rule: str) -> None:
     (full,) = [row for row in rows(PAGES["audit"], "rule.*") if row[0] == f"`{rule}`"]
     assert not [text for text in expected if text not in " ".join(short)]
     assert not [text for text in expected + IN_FULL.get(rule, []) if text not in " ".join(full)]
+
+
+def test_the_machines_that_can_be_described_are_those_of_the_code() -> None:
+    named = {
+        kind: set(re.findall(r"`([\w-]+)`", row))
+        for kind, row in rows(PAGES["predictions"], r"\| names")
+    }
+    assert named["GPUs"] == {name for name, gpu in GPUS.items() if "bf16" in gpu.flops}
+    assert named["links"] == set(LINKS)
 
 
 def test_the_speeds_of_links_are_those_of_the_code() -> None:

@@ -182,8 +182,8 @@ class SlurmHandle:
             if not (silence := cls.controller.silence):
                 answered = time.monotonic()
             elif time.monotonic() - answered > controller.TIMEOUT_S:
-                message = f"Slurm was to cancel jobs, but does not say if they ended: {silence}"
-                raise LabError(f"{message}; see `lab status`")
+                message = "Slurm was asked to cancel jobs, but does not say whether they ended"
+                raise LabError(f"{message}: {silence}; see `lab status`")
 
     @property
     def _job(self) -> JobState | None:
