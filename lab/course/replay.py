@@ -36,7 +36,7 @@ MOST_CHARACTERS = 10_000  # of an answer
 TOLERANCE = 0.005  # relative, of a record's step time against its steps
 
 
-class ElsewhereError(LabError):
+class MachineDependentError(LabError):
     """What depends on the student's machine."""
 
 
@@ -180,7 +180,7 @@ def replace_jobs() -> None:
     lab: Any = importlib.import_module("lab")  # as the lesson's cells see it
 
     def elsewhere(*_: Any, **__: Any) -> None:
-        raise ElsewhereError(tr("it depends on the machine on which it was measured"))
+        raise MachineDependentError(tr("it depends on the machine on which it was measured"))
 
     def stored(study: Study, *_: Any, tasks: Sequence[Task] | None = None, **__: Any) -> Any:
         return SimpleNamespace(wait=lambda **_: _records(study, tasks or study.tasks))
@@ -250,7 +250,7 @@ def _value(node: ast.expr, space: dict[str, Any]) -> Any:
 def _reason(error: Exception, lost: dict[str, tuple[bool | None, str]]) -> tuple[bool | None, str]:
     if isinstance(error, NameError) and error.name in lost:
         return lost[error.name]
-    return (None if isinstance(error, ElsewhereError) else False), str(error)
+    return (None if isinstance(error, MachineDependentError) else False), str(error)
 
 
 def _outcome(name: str, submitted: Path, measured: dict[str, Any]) -> tuple[bool | None, str]:

@@ -20,7 +20,7 @@ from lab.launch.slurm import controller
 from lab.launch.slurm.controller import (
     Controller,
     JobState,
-    SlurmSilentError,
+    SlurmCommandError,
     _total,
     exit_reason,
     expand,
@@ -68,7 +68,7 @@ def answering(monkeypatch: pytest.MonkeyPatch, answers: dict[str, str]) -> list[
     def ask(*command: str) -> str:
         commands.append(command[0])
         if command[0] not in answers:
-            raise SlurmSilentError("no answer")
+            raise SlurmCommandError("no answer")
         return answers[command[0]]
 
     monkeypatch.setattr(controller, "ask", ask)
