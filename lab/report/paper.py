@@ -176,9 +176,12 @@ def setup(results: StudyResults) -> Markdown:
 
 
 def _named(pairs: Iterable[tuple[str, str]]) -> str:
-    """Names in Markdown, each with its publication."""
-    labels = dict(pairs)
-    names = [escaped(name) + (cite(label) if label else "") for name, label in labels.items()]
+    """Names in Markdown, each with its settings in brackets and its publication."""
+    names = []
+    for label, publication in dict(pairs).items():
+        name, _, settings = label.partition(", ")
+        named = f"{name} ({settings})" if settings else name
+        names.append(escaped(named) + (cite(publication) if publication else ""))
     return _listed(names[:NAMED] + ([f"{len(names) - NAMED} more"] if len(names) > NAMED else []))
 
 
