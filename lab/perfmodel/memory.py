@@ -15,6 +15,7 @@ from lab.config.models import GPT, TextClassifier
 from lab.config.run import DEFAULT_BUCKET_CAP_MB, Run, value_bytes
 from lab.config.strategies import State
 from lab.errors import LabError
+from lab.formatting import MIB
 from lab.perfmodel.flops import HEAD_CHUNK, block_parameters, gpt_parameters, model_cost
 from lab.perfmodel.layout import (
     SHARDED,
@@ -44,7 +45,6 @@ WORKSPACES = 0.3e9
 # Share of a GPU's nominal GB, which are GiB on the card, that training may use; the back end takes
 # the rest.
 USABLE = 0.95
-MIB = 2**20
 # Bytes left by a compression of DDP's gradients.
 COMPRESSED = {"none": 1.0, "bf16": 0.5, "fp16": 0.5}
 

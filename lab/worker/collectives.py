@@ -14,6 +14,7 @@ from torch import Tensor, nn
 from torch import distributed as dist
 
 from lab.errors import LabError, first_line
+from lab.formatting import KIB, MIB
 from lab.perfmodel.calibration import CollectiveTime, ContentionTime
 from lab.perfmodel.collectives import COLLECTIVES, Collective
 from lab.records.statistics import bootstrap_interval
@@ -21,7 +22,6 @@ from lab.worker.context import Progress
 from lab.worker.distributed import all_gather_object, all_gather_single, reduce_scatter_single
 from lab.worker.measure.clock import FloatArray, gpu_seconds_of, seconds_of
 
-KIB, MIB = 2**10, 2**20
 SIZES = {  # bytes of the whole tensor
     # Closer around the size of a socket's buffer, beyond which a transfer has to wait.
     "cpu": tuple(KIB * size for size in (4, 16, 64, 128, 256, 512, 1024, 4096, 16384)),
