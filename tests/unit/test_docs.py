@@ -2,12 +2,16 @@
 
 from __future__ import annotations
 
+import ast
+import inspect
 import re
 from collections.abc import Callable
+from operator import attrgetter
 from pathlib import Path
 from typing import Any, get_args
 
 import pytest
+import typer
 import yaml
 
 import lab
@@ -21,6 +25,7 @@ from lab.analysis.audit.rules import (
     timing,
     utilization,
 )
+from lab.cli import app
 from lab.config.cluster import MOST_SLEEPING, Cluster
 from lab.config.datasets import DATASETS
 from lab.config.emulation import GpuName
@@ -211,3 +216,35 @@ def test_the_speeds_of_links_are_those_of_the_code() -> None:
         ),
     }
     assert f"PCIe 3.0 ({speeds['pcie3']} GB/s)" in PAGES["audit"]
+
+
+def test_calls_on_the_page_of_the_api_have_the_arguments_of_the_code() -> None:
+    compared = 0
+    for name, arguments in re.findall(r"`([\w.]+)(\([^`]*?\))[^`(]*`", PAGES["python-api"]):
+        try:
+            target = attrgetter(name)(lab)
+        except AttributeError:
+            continue  # of an object, as `.states()`
+        call = ast.parse(f"call{arguments}", mode="eval").body
+        assert isinstance(call, ast.Call)
+        given = {keyword.arg for keyword in call.keywords}
+        parameters = inspect.signature(target).parameters
+        assert given <= set(parameters), name
+        assert len(call.args) <= len(parameters), name
+        compared += 1
+    assert compared > 20
+
+
+def test_options_that_pages_mention_exist() -> None:
+    commands = list(typer.main.get_command(app).commands.values())  # type: ignore[attr-defined]
+    for command in commands:
+        commands += getattr(command, "commands", {}).values()
+    known = {option for one in commands for parameter in one.params for option in parameter.opts}
+    of_others = {"--help", "--test-only", "--to"}  # of every command, sbatch and nbconvert
+    for page, text in {**PAGES, "README": README}.items():
+        named = {
+            option
+            for code in re.findall(r"`([^`\n]+)`", text)
+            for option in re.findall(r"(?<![\w-])--[a-z][\w-]*", code.partition(" -- ")[0])
+        }
+        assert named <= known | of_others, page

@@ -13,6 +13,7 @@ import pytest
 
 ROOT = Path(__file__).parents[2]
 LIBRARY = sorted((ROOT / "lab").rglob("*.py"))
+LIBRARY_INIT = ROOT / "lab" / "__init__.py"
 NOTEBOOKS = sorted((ROOT / "notebooks").rglob("*.ipynb"))
 CONTRACTS = tomllib.loads((ROOT / "pyproject.toml").read_text())["tool"]["importlinter"]
 LAYERS = CONTRACTS["contracts"][0]["layers"][::-1]
@@ -92,3 +93,20 @@ def test_public_names_are_there() -> None:
         and callable(lab.doctor)
     )
     assert lab.__all__ == sorted(lab.__all__)
+
+
+def test_type_checkers_see_the_public_names_where_they_are_loaded_from() -> None:
+    import lab
+
+    (block,) = [
+        node for node in ast.parse(LIBRARY_INIT.read_text()).body if isinstance(node, ast.If)
+    ]
+    imported = {
+        alias.asname: node.module
+        if alias.asname not in lab._MODULES
+        else f"{node.module}.{alias.name}"
+        for node in block.body
+        if isinstance(node, ast.ImportFrom)
+        for alias in node.names
+    }
+    assert imported == lab._PUBLIC
