@@ -9,6 +9,7 @@ from typing import NamedTuple, TypeGuard
 
 NOT_MEASURED = "not measured"
 KIB, MIB = 2**10, 2**20  # bytes
+MILLION = 1e6
 DIGITS_ALONE = 3  # significant digits of a value without an interval
 DIGITS_OF_INTERVAL = 2  # of half its width, which are the meaningful ones of the value
 DIGITS_MOST = 5  # no measurement here supports more

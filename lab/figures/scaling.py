@@ -43,6 +43,7 @@ from lab.figures.style import (
     wrapped,
 )
 from lab.formatting import (
+    MILLION,
     Unit,
     bytes_unit,
     capitalized,
@@ -67,7 +68,6 @@ __all__ = [
 NO_BASELINE = "no run of the baseline has completed yet"
 PREDICTED = "predicted beforehand"
 ONE_REPEAT = "A single repeat has no interval."
-MILLION = 1e6
 BAR = 0.62  # relative to the distance between bars
 NARROW, WHOLE = 34, 40  # characters of a name in a line, beside panels and in a figure
 BESIDE, BELOW = 22, 42  # characters of a line: beside a panel, below all panels of a row

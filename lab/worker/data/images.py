@@ -15,10 +15,9 @@ from lab.config.run import Run
 from lab.errors import LabError
 from lab.worker.context import Progress
 from lab.worker.data.cache import CachedArrays, cached_arrays, fetch
-from lab.worker.data.dataset import Array, Dataset, Labelled
+from lab.worker.data.dataset import HELD_OUT, Array, Dataset, Labelled
 
 DIGITS = "sklearn/datasets/data/digits.csv.gz"  # 64 pixels and the digit of each image
-HELD_OUT = 0.1  # of scikit-learn's digits, which come without a split
 
 
 def prepare(run: Run, *, pretrained: Path | None, data_root: Path, progress: Progress) -> Dataset:

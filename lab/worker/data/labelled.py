@@ -23,7 +23,7 @@ from lab.errors import LabError
 from lab.worker.context import Progress
 from lab.worker.data import corpora
 from lab.worker.data.cache import cached_arrays, fetch, file_sha256
-from lab.worker.data.dataset import Array, Dataset, Labelled
+from lab.worker.data.dataset import HELD_OUT_EVERY, Array, Dataset, Labelled
 
 BATCH = 2000  # texts that are encoded at a time
 PADDING = ("[PAD]", "<pad>", corpora.END_OF_TEXT)  # the first one known to the tokenizer is used
@@ -41,7 +41,6 @@ TOPICS = {
     "plistlib xml html tempfile sqlite3",
 }
 PIECE = 480  # characters of a text, or a little more
-HELD_OUT_EVERY = 10
 
 
 @dataclass(frozen=True)
