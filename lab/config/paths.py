@@ -147,7 +147,7 @@ def read_texts(path: str, data_root: Path) -> list[str]:
     files = [
         file
         for file in _files(place, out=data_root.resolve() / OUT)
-        if file.is_file() and _is_inside(file.resolve(), roots)  # a loop of links is no file
+        if file.is_file() and _is_inside(file.resolve(), roots)  # a loop of links is not a file
     ]
     size = sum(file.stat().st_size for file in files)
     if size > MAX_BYTES:

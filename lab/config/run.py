@@ -109,7 +109,7 @@ class Run(InferenceSettings):
     data: Annotated[datasets.DataField, LabelFormat("{}")] = "stdlib"
     strategy: Strategy = "ddp"
     # What makes a strategy of the user's own, whose reference is `strategy`. Left out of dumps
-    # where there is none: predictions that were frozen before it keep their digest.
+    # if there is none: predictions that were frozen before it keep their digest.
     own_strategy: OwnStrategy | None = Field(default=None, exclude_if=lambda own: own is None)
     precision: PrecisionName | None = "fp32"
     world_size: int = Field(default=1, ge=1, le=1_000_000)

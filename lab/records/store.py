@@ -266,7 +266,7 @@ def kept_form(study: Study) -> str:
 
 
 def other_commands(study: Study) -> list[str]:
-    """Sentences on a folder's records of a script that its study, written anew, has no longer."""
+    """Sentences on a folder's records of a script that its rewritten study no longer has."""
     listed = {run.id for run in study.runs}
     sizes: dict[tuple[str, bool], set[int]] = {}
     for run in {record.run for record in Store(study.out).records() if record.completed}:

@@ -295,7 +295,7 @@ def main() -> int:
     context = _CONTEXT.validate_json(content)
     import_module("torch._dynamo")  # else each fork would import it, with its first optimizer
     results = os.fdopen(os.dup(1), "w")
-    os.dup2(2, 1)  # what a library prints is no result
+    os.dup2(2, 1)  # what a library prints is not a result
     for number, names in enumerate(starts):
         rendezvous = context.rendezvous.with_suffix(f".steps{number}")
         rank = replace(context, rendezvous=rendezvous)

@@ -387,7 +387,7 @@ def test_super_linear_heeds_the_interval() -> None:
 
 def test_equal_work() -> None:
     neither = audit(frame("gpus,global_batch,step_s\n1,32,1\n2,48,0.9\n4,100,0.9"))
-    assert "neither is held" in evidence(neither, "equal-work")
+    assert "neither is fixed" in evidence(neither, "equal-work")
     weak = audit(frame("gpus,batch_per_gpu,step_ms\n1,32,100\n2,32,104\n4,32,109"))
     assert not of(weak, "equal-work") and not of(weak, "super-linear")
     epochs = audit(frame("gpus,per_gpu_batch,epoch_s\n1,32,100\n2,32,54\n4,32,30"))
@@ -400,7 +400,7 @@ def test_equal_work() -> None:
     ("scaling", "batches", "evidence_of_it"),
     [
         ("strong", {1: 32, 2: 64, 4: 128}, "called strong scaling: the batch of 32 is per rank"),
-        ("weak", {1: 64, 2: 64, 4: 64}, "called weak scaling, but the global batch of 64 is held"),
+        ("weak", {1: 64, 2: 64, 4: 64}, "called weak scaling, but the global batch of 64 is fixed"),
     ],
 )
 def test_a_scaling_that_contradicts_its_batches(
