@@ -286,7 +286,7 @@ def _read_file(content: dict[str, Any]) -> tuple[StudyFile, list[Problem], set[s
 def _unknown_keys(
     content: Mapping[str, Any], allowed: Iterable[str], where: str = ""
 ) -> list[Problem]:
-    """One problem for each key that is not allowed; a run's setting gets the advice where it belongs."""
+    """One problem for each key that is not allowed; advice says where a run's setting belongs."""
     advice = "a run's setting belongs below base, or its values below grid"
     return [
         replace(one, advice=advice) if one.where.removeprefix(where) in Run.model_fields else one

@@ -248,3 +248,11 @@ def test_options_that_pages_mention_exist() -> None:
             for option in re.findall(r"(?<![\w-])--[a-z][\w-]*", code.partition(" -- ")[0])
         }
         assert named <= known | of_others, page
+
+
+def test_the_labs_own_variables_are_those_of_the_code() -> None:
+    paths = [*(ROOT / "lab").rglob("*.py"), *(ROOT / "slurm").rglob("*.py")]
+    code = "\n".join(path.read_text() for path in paths)
+    assert set(re.findall(r"\bLAB_[A-Z_]+", PAGES["variables"])) == set(
+        re.findall(r"[\"']\$?(LAB_[A-Z_]+)[\"']", code)
+    )
