@@ -153,7 +153,7 @@ class ScriptRank:
             if len(steps) > 1:
                 made = " and ".join(map(str, sorted(steps)))
                 raise LabError(
-                    f"the ranks of {self.script.name} took {made} steps; all must take as many"
+                    f"the ranks of {self.script.name} took {made} steps; they must match"
                 )
             reports = distributed.gather(self._report(offsets))
         return None if reports is None else self._measurement(reports)

@@ -150,7 +150,7 @@ def test_a_cancellation_without_an_answer_ends_and_says_so(
     programs(scancel="exit 0")
     study = Study.load(make_study())
     submitted(study)
-    with pytest.raises(LabError, match="does not say if they ended: squeue did not answer"):
+    with pytest.raises(LabError, match="does not say whether they ended: squeue did not answer"):
         lab.cancel(study)
     assert not (study.out / "cancel").exists()
 
