@@ -8,6 +8,8 @@ from collections.abc import Callable, Iterable, Sequence
 from typing import NamedTuple, TypeGuard
 
 NOT_MEASURED = "not measured"
+KIB, MIB = 2**10, 2**20  # bytes
+MILLION = 1e6
 DIGITS_ALONE = 3  # significant digits of a value without an interval
 DIGITS_OF_INTERVAL = 2  # of half its width, which are the meaningful ones of the value
 DIGITS_MOST = 5  # no measurement here supports more
@@ -161,7 +163,7 @@ def bytes_unit(values: Iterable[float | None]) -> Unit:
 
 def message_size(size: float) -> str:
     """A number of bytes in powers of 1024, in which messages are measured: `64 KiB`."""
-    for unit, factor in (("MiB", 2**20), ("KiB", 2**10)):
+    for unit, factor in (("MiB", MIB), ("KiB", KIB)):
         if size >= factor:
             return f"{size / factor:.4g} {unit}"
     return f"{size:g} B"

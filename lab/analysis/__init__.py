@@ -1,1 +1,1 @@
-"""Pure maths over records: no torch, no files, no drawing."""
+"""What records and tables of results say: scaling, causes, findings, the audit; no drawing."""

@@ -1,4 +1,4 @@
-"""Training runs side by side: strategies, loaders of data, and convolutional networks."""
+"""Training runs side by side: strategies, data loaders, and convolutional networks."""
 
 from __future__ import annotations
 

@@ -16,7 +16,7 @@ import numpy as np
 from lab.analysis.scaling import few
 from lab.analysis.scaling_curves import Estimate, ranks
 from lab.config.study import Study
-from lab.formatting import NOT_MEASURED, extent, format_seconds, percent, rounded
+from lab.formatting import NOT_MEASURED, count, extent, format_seconds, percent, rounded
 from lab.records.schema import Inference, Point, Share, Stat
 from lab.records.statistics import share_interval
 from lab.records.store import Record
@@ -354,7 +354,7 @@ def _speed(row: Measurement, kind: Kind, noise: float, rows: Sequence[Measuremen
 def _method(row: Measurement) -> str:
     method = f"{row.results.method}, on {row.results.arithmetic or 'unknown arithmetic'}"
     threads = row.record.environment.threads_per_rank if row.record.environment else None
-    return f"{method} with {threads} thread{'s' * (threads > 1)} per rank" if threads else method
+    return f"{method}, {count(threads, 'thread')} per rank" if threads else method
 
 
 def _why_slow(row: Measurement, rows: Sequence[Measurement]) -> str:

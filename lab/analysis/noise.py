@@ -167,7 +167,9 @@ def _load(places: Sequence[Environment], limit: str) -> str:
     shares = [place.foreign_share for place in places if place.foreign_share is not None]
     if not shares:
         return "load from other processes not known"
-    return f"other processes took {limit} {100 * max(shares):.0f} % of the ranks' cores"
+    most = 100 * max(shares)
+    share = "less than 1 %" if most < 0.5 else f"{limit} {most:.0f} %"
+    return f"other processes took {share} of the ranks' cores"
 
 
 def _repeats(records: Sequence[Record]) -> str:

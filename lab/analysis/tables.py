@@ -21,6 +21,7 @@ from lab.analysis.scaling_curves import (
     with_interval,
 )
 from lab.formatting import (
+    MIB,
     NOT_MEASURED,
     format_seconds,
     message_size,
@@ -143,6 +144,6 @@ def throughput_table(calibration: Calibration) -> pd.DataFrame:
         for name, one in products.items()
     ]
     if memory is not None:
-        rows.append(("memory copy", memory.bytes_per_s, "GB/s", f"{memory.bytes / 2**20:.0f} MiB"))
+        rows.append(("memory copy", memory.bytes_per_s, "GB/s", f"{memory.bytes / MIB:.0f} MiB"))
     cells = [(what, rounded(rate / 1e9), unit, at) for what, rate, unit, at in rows]
     return pd.DataFrame(cells, columns=["what", "rate", "unit", "at"])

@@ -151,6 +151,7 @@ Data = (
 )
 Corpora = Stdlib | Text | Shakespeare
 LabelledTexts = AGNews | IMDB | Topics
+Images = MNIST | Digits
 # By name; data sets that need a path or a factory have none.
 DATASETS: dict[str, Data] = {
     kind.model_fields["kind"].default: kind()

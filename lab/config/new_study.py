@@ -11,7 +11,7 @@ from numbers import Integral
 from pathlib import Path
 
 from lab.config.own import stem_of
-from lab.config.study import Scaling, Study, require_printable
+from lab.config.study import OUT, STUDY_FILE, Scaling, Study, require_printable
 from lab.errors import InputError, Problem, items, nearest, path_of, require_type
 from lab.files import SHARED, unwritable, write_atomically
 
@@ -54,12 +54,14 @@ def new_study(folder: str | Path, *, like: str | None = None) -> list[Path]:
     folder = path_of(folder, "folder")
     require_type(like, str | None, "like", "the name of an example")
     require_printable(folder)
-    examples = {path.parent.name: path.parent for path in (SHARED / "reports").glob("*/study.yaml")}
+    examples = {
+        path.parent.name: path.parent for path in (SHARED / "reports").glob(f"*/{STUDY_FILE}")
+    }
     if like is not None and like not in examples:
         raise InputError("--like", [Problem(like, "no such example", nearest(like, examples))])
-    files = {folder / "study.yaml": TEMPLATE.format(folder=shlex.quote(str(folder))).encode()}
+    files = {folder / STUDY_FILE: TEMPLATE.format(folder=shlex.quote(str(folder))).encode()}
     if like is not None:
-        sources = [*sorted(examples[like].glob("*.py")), examples[like] / "study.yaml"]
+        sources = [*sorted(examples[like].glob("*.py")), examples[like] / STUDY_FILE]
         files = {folder / path.name: path.read_bytes() for path in sources}
     problems = [
         Problem(path.name, "there already is one", "choose another folder")
@@ -117,10 +119,10 @@ def script_study(
     }
     # Values are JSON, which is YAML too.
     lines = [OF_SCRIPT, *(f"{key}: {json.dumps(value)}" for key, value in content.items())]
-    path = place / "study.yaml"
+    path = place / STUDY_FILE
     if path.exists() and not path.read_bytes().startswith(OF_SCRIPT.encode()):
         what = "there is already a study that `lab measure` did not write"
-        raise InputError(str(place), [Problem("study.yaml", what, "give another --name")])
+        raise InputError(str(place), [Problem(STUDY_FILE, what, "give another --name")])
     if not path.exists() and (others := _files_in(place)):
         what = f"holds other files, such as {others[0]}"
         raise InputError("measure", [Problem(str(place), what, "give another --name")])
@@ -143,14 +145,14 @@ def script_folder(command: Sequence[str], folder: str | Path | None = None) -> P
 def _files_in(folder: Path) -> list[str]:
     """What a folder holds besides results, which may be those of a study that was removed."""
     with suppress(OSError):  # there is none, or what is wrong with it is said later
-        return sorted({path.name for path in folder.iterdir()} - {"out"})
+        return sorted({path.name for path in folder.iterdir()} - {OUT})
     return []
 
 
 @contextmanager
 def restored_if_refused(folder: Path) -> Iterator[None]:
     """Leave a study's file as it was if what is done with the new one raises InputError."""
-    path, is_new = folder / "study.yaml", not folder.exists()
+    path, is_new = folder / STUDY_FILE, not folder.exists()
     earlier = path.read_bytes() if path.exists() else None
     try:
         yield

@@ -9,6 +9,7 @@ from pathlib import Path
 
 from lab.config.datasets import Text
 from lab.config.run import Run
+from lab.config.study import OUT
 from lab.errors import InputError, Problem, nearest
 
 
@@ -145,8 +146,8 @@ def read_texts(path: str, data_root: Path) -> list[str]:
     roots = text_roots(data_root)
     files = [
         file
-        for file in _files(place, out=data_root.resolve() / "out")
-        if file.is_file() and _is_inside(file.resolve(), roots)  # a loop of links is no file
+        for file in _files(place, out=data_root.resolve() / OUT)
+        if file.is_file() and _is_inside(file.resolve(), roots)  # a loop of links is not a file
     ]
     size = sum(file.stat().st_size for file in files)
     if size > MAX_BYTES:

@@ -48,7 +48,7 @@ def value_bytes(precision: str) -> int:
 
 
 @dataclass(frozen=True)
-class Words:
+class LabelFormat:
     """How a label shows a setting that is not at its default, and if it is 1.
 
     Those that are `last` follow all others.
@@ -73,7 +73,7 @@ class InferenceSettings(Frozen):
     quantization: Quantization = "none"  # of the copy compared with the base
     # Of the base, in which the other is made. Left out of dumps at its default: predictions that
     # were frozen before it keep their digest.
-    base_precision: Annotated[Literal["fp32", "bf16"], Words("base in {}")] = Field(
+    base_precision: Annotated[Literal["fp32", "bf16"], LabelFormat("base in {}")] = Field(
         default="fp32", exclude_if=lambda precision: precision == "fp32"
     )
     prompt_tokens: Counts = (64,)
@@ -106,62 +106,64 @@ class Run(InferenceSettings):
     """
 
     model: datasets.ModelField = "gpt-nano"
-    data: Annotated[datasets.DataField, Words("{}")] = "stdlib"
+    data: Annotated[datasets.DataField, LabelFormat("{}")] = "stdlib"
     strategy: Strategy = "ddp"
     # What makes a strategy of the user's own, whose reference is `strategy`. Left out of dumps
-    # where there is none: predictions that were frozen before it keep their digest.
+    # if there is none: predictions that were frozen before it keep their digest.
     own_strategy: OwnStrategy | None = Field(default=None, exclude_if=lambda own: own is None)
     precision: PrecisionName | None = "fp32"
     world_size: int = Field(default=1, ge=1, le=1_000_000)
     global_batch_size: int | None = Field(ge=1, le=MANY)
     micro_batch_size: int | None = Field(ge=1, le=MANY)
-    grad_accum: Annotated[int, Words("accumulation {}")] = Field(default=1, ge=1, le=MANY)
+    grad_accum: Annotated[int, LabelFormat("accumulation {}")] = Field(default=1, ge=1, le=MANY)
     steps: int = Field(default=60, ge=2, le=100_000_000)
     warmup_steps: int = Field(default=10, ge=0, le=100_000_000)
-    learning_rate: Annotated[float, Words("learning rate {}", last=True)] = Field(
+    learning_rate: Annotated[float, LabelFormat("learning rate {}", last=True)] = Field(
         default=1e-3, gt=0, le=10
     )
-    min_learning_rate: Annotated[float, Words("least learning rate {}", last=True)] = Field(
+    min_learning_rate: Annotated[float, LabelFormat("minimum learning rate {}", last=True)] = Field(
         default=1e-4, ge=0, le=10
     )
     lr_warmup_steps: int = Field(default=10, ge=0, le=100_000_000)
-    weight_decay: Annotated[float, Words("weight decay {}", last=True)] = Field(default=0.1, ge=0)
-    grad_clip: Annotated[float, Words("clipping at {}", last=True)] = Field(default=1.0, gt=0)
-    compile: Annotated[bool, Words("compiled")] = False
-    seed: Annotated[int, Words("seed {}", last=True)] = Field(default=1337, ge=0, le=2**31)
+    weight_decay: Annotated[float, LabelFormat("weight decay {}", last=True)] = Field(
+        default=0.1, ge=0
+    )
+    grad_clip: Annotated[float, LabelFormat("clipping at {}", last=True)] = Field(default=1.0, gt=0)
+    compile: Annotated[bool, LabelFormat("compiled")] = False
+    seed: Annotated[int, LabelFormat("seed {}", last=True)] = Field(default=1337, ge=0, le=2**31)
     eval_batches: int = Field(default=4, ge=1, le=MANY)  # global batches of held-out samples
     # MiB of gradients that DDP sends at a time; by default its first bucket holds 1 MiB.
-    bucket_cap_mb: Annotated[float, Words("buckets of {} MiB")] = Field(
+    bucket_cap_mb: Annotated[float, LabelFormat("buckets of {} MiB")] = Field(
         default=DEFAULT_BUCKET_CAP_MB, gt=0, le=1_000_000
     )
     # Gradients live in DDP's buckets, not beside them.
-    gradient_as_bucket_view: Annotated[bool, Words("gradients beside the buckets")] = True
+    gradient_as_bucket_view: Annotated[bool, LabelFormat("gradients beside the buckets")] = True
     # Promises DDP that every step uses the same parameters.
-    static_graph: Annotated[bool, Words("static graph")] = False
-    compression: Annotated[Literal["none", "bf16", "fp16", "powersgd"], Words("{} on the link")] = (
-        "none"
-    )
-    powersgd_rank: Annotated[int, Words("approximation of rank {}")] = Field(
+    static_graph: Annotated[bool, LabelFormat("static graph")] = False
+    compression: Annotated[
+        Literal["none", "bf16", "fp16", "powersgd"], LabelFormat("{} on the link")
+    ] = "none"
+    powersgd_rank: Annotated[int, LabelFormat("rank-{} approximation")] = Field(
         default=1, ge=1, le=1024
     )
     # naive_ddp sends all gradients in one all-reduce, not one by one.
-    flat: Annotated[bool, Words("flat")] = False
+    flat: Annotated[bool, LabelFormat("flat")] = False
     # fsdp frees gathered parameters until the backward pass.
-    reshard_after_forward: Annotated[bool, Words("no resharding")] = True
+    reshard_after_forward: Annotated[bool, LabelFormat("no resharding")] = True
     # Ranks that share one copy of the model in fsdp; None: all of them.
-    shard_size: Annotated[int | None, Words("shards on {} ranks")] = Field(default=None, ge=2)
+    shard_size: Annotated[int | None, LabelFormat("shards on {} ranks")] = Field(default=None, ge=2)
     # Order of passes in a pipeline.
-    schedule: Annotated[Literal["gpipe", "1f1b"], Words("{}")] = "gpipe"
+    schedule: Annotated[Literal["gpipe", "1f1b"], LabelFormat("{}")] = "gpipe"
     # Parts of a micro-batch in a pipeline; None: as many as it has stages.
-    microbatches: Annotated[int | None, Words("{} microbatches", one="1 microbatch")] = Field(
+    microbatches: Annotated[int | None, LabelFormat("{} microbatches", one="1 microbatch")] = Field(
         default=None, ge=1
     )
     # Blocks keep only their inputs and recompute the rest.
-    activation_checkpointing: Annotated[bool, Words("checkpointing")] = False
+    activation_checkpointing: Annotated[bool, LabelFormat("checkpointing")] = False
     # Fast: slices of tokens made once; classic: a DataLoader that makes each sample on request.
-    loader: Annotated[Literal["fast", "classic"], Words("{} loader")] = "fast"
+    loader: Annotated[Literal["fast", "classic"], LabelFormat("{} loader")] = "fast"
     # Processes of the classic loader on each rank.
-    loader_workers: Annotated[int, Words("{} workers", one="1 worker")] = Field(
+    loader_workers: Annotated[int, LabelFormat("{} workers", one="1 worker")] = Field(
         default=0, ge=0, le=256
     )
     keep_model: bool = False  # whether the trained model is kept; changes no measurement
@@ -363,13 +365,13 @@ _WORDS = {
     for last in (False, True)
     for name, field in Run.model_fields.items()
     for words in field.metadata
-    if isinstance(words, Words) and words.last == last
+    if isinstance(words, LabelFormat) and words.last == last
 }
 
 
 def setting_label(setting: str, value: Any) -> str:
     """A setting with its value in a few words: `flat`, `bf16 on the link`, `buckets of 100 MiB`."""
-    words = _WORDS.get(setting, Words(f"{setting.replace('_', ' ')} {{}}"))
+    words = _WORDS.get(setting, LabelFormat(f"{setting.replace('_', ' ')} {{}}"))
     if words.one and value == 1:
         return words.one
     if isinstance(value, float):
@@ -509,7 +511,7 @@ def _model_parts(run: Run) -> Conflicts:
         if model.heads % ranks:
             heads = count(model.heads, "head")
             what = f"world_size {ranks} does not divide the {heads} of the model"
-            yield what, "use one that gives each rank equally many"
+            yield what, "use one that gives every rank the same number"
         return
     parts = run.microbatches or ranks
     if model.layers < ranks:

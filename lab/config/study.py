@@ -20,6 +20,8 @@ from lab.errors import InputError, Problem, nearest, require_type
 from lab.files import PACKAGE, SHARED, read_yaml
 from lab.formatting import count
 
+# In a study's folder: the file, and its results.
+STUDY_FILE, OUT = "study.yaml", "out"
 MAX_RUNS = 10_000
 SIZES = ("global_batch_size", "micro_batch_size")  # of which a run needs one
 Grid = dict[str, list[Any]]
@@ -97,7 +99,7 @@ class Study(Frozen):
         loaded = read_study(find_folder(study), quick=quick)
         if (loaded.out.exists() or loaded.out.is_symlink()) and not loaded.out.is_dir():
             what = "is not a folder, but the results of the study go into it"
-            raise InputError(str(loaded.out), [Problem("out", what, "rename or remove it")])
+            raise InputError(str(loaded.out), [Problem(OUT, what, "rename or remove it")])
         return loaded
 
     @classmethod
@@ -113,7 +115,7 @@ class Study(Frozen):
     @property
     def out(self) -> Path:
         """The folder of all measurements and outputs of this study."""
-        return self.folder / "out"
+        return self.folder / OUT
 
     @property
     def tasks(self) -> list[Task]:
@@ -182,10 +184,10 @@ def find_folder(study: str | Path) -> Path:
     parents = (Path("reports"), SHARED / "reports")
     require_type(study, str | Path, "study", "a Study, its name or its folder")
     require_printable(study)
-    if Path(study).name == "study.yaml" and Path(study).is_file():
+    if Path(study).name == STUDY_FILE and Path(study).is_file():
         study = Path(study).parent
     for place in (Path(study), *(parent / study for parent in parents)):
-        if (place / "study.yaml").is_file():
+        if (place / STUDY_FILE).is_file():
             if place.is_relative_to(PACKAGE):
                 # Measurements do not belong among the files of an installed package.
                 what = "is an example of the package: measure it in a folder of your own"
@@ -194,9 +196,9 @@ def find_folder(study: str | Path) -> Path:
             folder = place.resolve()
             require_printable(folder)
             return folder
-    problem = Problem("study.yaml", "not in this folder", "a study is a folder with a study.yaml")
+    problem = Problem(STUDY_FILE, "not in this folder", "a study is a folder with a study.yaml")
     if not Path(study).is_dir():
-        names = {path.parent.name for parent in parents for path in parent.glob("*/study.yaml")}
+        names = {path.parent.name for parent in parents for path in parent.glob(f"*/{STUDY_FILE}")}
         problem = Problem("STUDY", "no such study", nearest(Path(study).name, names))
     raise InputError(str(study) or ".", [problem])
 
@@ -217,7 +219,7 @@ def require_printable(path: str | Path) -> None:
 
 def read_study(folder: Path, *, quick: bool = False) -> Study:
     """The study in a folder; raises InputError that lists every problem of its file."""
-    path = _typed(str(folder / "study.yaml"))
+    path = _typed(str(folder / STUDY_FILE))
     content = read_yaml(Path(path))
     study, problems = _form(folder, content, quick=quick)
     if content.get("quick") and not problems:
@@ -284,7 +286,7 @@ def _read_file(content: dict[str, Any]) -> tuple[StudyFile, list[Problem], set[s
 def _unknown_keys(
     content: Mapping[str, Any], allowed: Iterable[str], where: str = ""
 ) -> list[Problem]:
-    """One problem for each key that is not allowed; a setting of a run is told its place."""
+    """One problem for each key that is not allowed; advice says where a run's setting belongs."""
     advice = "a run's setting belongs below base, or its values below grid"
     return [
         replace(one, advice=advice) if one.where.removeprefix(where) in Run.model_fields else one

@@ -9,7 +9,7 @@ from pathlib import Path
 from typing import Any
 
 from lab.config.cluster import Cluster
-from lab.config.study import Study
+from lab.config.study import OUT, STUDY_FILE, Study
 from lab.course.release import LESSONS
 from lab.errors import InputError, Problem, path_of, require_type
 from lab.formatting import rounded
@@ -42,13 +42,13 @@ def class_budget(
     """
     place, profile = path_of(folder, "folder"), usable(cluster)
     require_type(minutes_per_job, Real | None, "minutes_per_job", "a number of minutes")
-    studies = sorted(place.glob("**/studies/*/study.yaml"))
+    studies = sorted(place.glob(f"**/studies/*/{STUDY_FILE}"))
     if not studies:
         raise _not_lessons(place, "no studies in it")
     notebooks = {  # without JupyterLab's checkpoints, and results
         path.stem: path.read_text("utf-8", errors="replace")
         for path in sorted(place.rglob("*.ipynb"))
-        if not any(part == "out" or part[0] == "." for part in path.relative_to(place).parts)
+        if not any(part == OUT or part[0] == "." for part in path.relative_to(place).parts)
     }
     budgets = []
     for path in studies:

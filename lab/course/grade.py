@@ -29,7 +29,7 @@ from lab.course.solutions import without_solutions
 from lab.errors import InputError, LabError, Problem, path_of
 from lab.files import write_atomically
 from lab.launch.confined import set_limits
-from lab.records.store import Record, read_record
+from lab.records.store import RECORD, Record, read_record
 from lab.records.table import grouped
 from lab.records.table import row as row_of
 
@@ -268,7 +268,7 @@ def _named_records(submission: Submission) -> list[tuple[str, Record]]:
 
 def _records(submission: Submission) -> Iterator[tuple[str, Record]]:
     for place in handed_in(submission.folder):
-        if place.name == "record.json":
+        if place.name == RECORD:
             record = read_record(submission.folder / place)
             if record is not None and record.completed:
                 yield place.parts[1], record

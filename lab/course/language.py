@@ -56,9 +56,11 @@ def read_catalogue(path: Path) -> Catalog:
     except OSError as error:
         what = error.strerror or str(error)
     except PoFileError as error:
-        what = f"no gettext catalogue; line {error.lineno + 1} cannot be read: {error.line.strip()}"
+        what = (
+            f"not a gettext catalogue; line {error.lineno + 1} cannot be read: {error.line.strip()}"
+        )
     except (ValueError, LookupError) as error:
-        what = f"no gettext catalogue: {error}"
+        what = f"not a gettext catalogue: {error}"
     advice = "`lab course catalogue` makes one; LAB_CATALOGUE needs its whole path"
     raise InputError(str(path), [Problem("catalogue", what, advice)])
 

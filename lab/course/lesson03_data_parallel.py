@@ -18,13 +18,15 @@ def average(answer: object, *, gradients: Sequence[float], samples: Sequence[int
     right = float(np.average(gradients, weights=samples))
     plain = float(np.mean(gradients))
     mistakes = {
-        tr("This is the plain mean, right only if all ranks have equally many samples."): plain,
+        tr(
+            "This is the plain mean, right only if all ranks have the same number of samples."
+        ): plain,
         tr("That is the sum."): sum(gradients),
     }
     judge(answer, right, mistakes=mistakes, within=0.001)
     return tr(
-        "DDP takes the plain mean: that is why every rank must have equally many samples, and why "
-        "a last odd batch is left out."
+        "DDP takes the plain mean: that is why every rank must have the same number of samples, "
+        "and why a last odd batch is left out."
     )
 
 

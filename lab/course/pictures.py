@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Any
 from lab.course.ladder import KINDS, peak, timetable
 from lab.course.lesson02_collectives import Ring
 from lab.figures.style import COLORS
-from lab.perfmodel.layout import Sharing
+from lab.perfmodel.layout import SHARDED, Sharing
 from lab.perfmodel.memory import MIXED, state_memory
 from lab.report.blocks import Figure, drawn
 
@@ -49,7 +49,7 @@ def chunks(ring: Ring) -> Figure:
 def shares(parameters: float, ranks: int, *, memory: float | None = None) -> Figure:
     """GB of weights, gradients and optimizer per rank by ZeRO stage; `memory` is a line."""
     parts = {
-        name: state_memory(parameters, sharing=sharing, ranks=ranks, state=MIXED)
+        name: state_memory(parameters, sharded=SHARDED[sharing], ranks=ranks, state=MIXED)
         for name, sharing in SHARINGS.items()
     }
 

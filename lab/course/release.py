@@ -17,6 +17,7 @@ from datetime import UTC, datetime
 from pathlib import Path
 from typing import Any, BinaryIO
 
+from lab.config.study import OUT
 from lab.course.solutions import clear, clear_files, has_solutions
 from lab.errors import InputError, LabError, Problem, items, nearest, path_of
 from lab.files import SHARED, login, private_folder, unwritable
@@ -182,7 +183,7 @@ def copy_lessons(folder: str | Path, *, solutions: bool = False) -> list[Path]:
     if any(folder.iterdir()):
         problem = Problem("DIR", "not empty", "name a new folder")
         raise InputError(str(folder), [problem])
-    without = shutil.ignore_patterns("out", "fault-*", ".*", "__pycache__", SETTINGS)
+    without = shutil.ignore_patterns(OUT, "fault-*", ".*", "__pycache__", SETTINGS)
     shutil.copytree(LESSONS, folder, ignore=without, dirs_exist_ok=True)
     notebooks = sorted(folder.rglob("*.ipynb"))
     if not solutions:
@@ -253,7 +254,7 @@ def _release(lesson: Path, folder: Path, nbgrader: Any) -> Path:
     source.mkdir(parents=True)
     shutil.copy(lesson, source)
     for name in NEEDED:
-        without = shutil.ignore_patterns("out", ".*", "__pycache__")
+        without = shutil.ignore_patterns(OUT, ".*", "__pycache__")
         shutil.copytree(lesson.parent / name, source / name, ignore=without)
     clear_files(source)  # nbgrader does this for notebooks, on the way from source/ to release/
     made = nbgrader.generate_assignment(lesson.stem)

@@ -20,12 +20,12 @@ from pathlib import Path
 from types import FunctionType, SimpleNamespace
 from typing import TYPE_CHECKING, Any
 
-from lab.config.study import Study, Task
+from lab.config.study import OUT, STUDY_FILE, Study, Task
 from lab.course.check import ANSWERS, WrongAnswerError, read_kept, verdict
 from lab.course.language import tr
 from lab.course.release import LESSONS, NEEDED
 from lab.errors import LabError
-from lab.records.store import Record, Store, read_record
+from lab.records.store import RECORD, RUNS, STEPS, Record, Store, read_record
 
 if TYPE_CHECKING:
     import pandas as pd
@@ -36,7 +36,7 @@ MOST_CHARACTERS = 10_000  # of an answer
 TOLERANCE = 0.005  # relative, of a record's step time against its steps
 
 
-class ElsewhereError(LabError):
+class MachineDependentError(LabError):
     """What depends on the student's machine."""
 
 
@@ -71,7 +71,7 @@ def judged(lesson: str, submitted: Path) -> dict[str, Any]:
     with tempfile.TemporaryDirectory(prefix="lab-grade-") as folder:
         work = Path(folder)
         for name in NEEDED:
-            without = shutil.ignore_patterns("out", ".*", "*.py")
+            without = shutil.ignore_patterns(OUT, ".*", "*.py")
             shutil.copytree(LESSONS / name, work / name, ignore=without)
         _copy_records(submitted, work)
         os.chdir(work)
@@ -94,11 +94,11 @@ def handed_in(submitted: Path) -> Iterator[Path]:
     for root, folders, files in os.walk(submitted / "studies", followlinks=False):
         folders[:] = [name for name in folders if not (Path(root) / name).is_symlink()]
         place = Path(root).relative_to(submitted)
-        if "out" not in place.parts:
+        if OUT not in place.parts:
             continue
         for name in files:
             path = Path(root) / name
-            wanted = name == "record.json" or name.endswith(".parquet")
+            wanted = name == RECORD or name.endswith(".parquet")
             if wanted and path.is_file() and not path.is_symlink():
                 count += 1
                 if count > MOST_FILES or path.stat().st_size > LARGEST:
@@ -109,7 +109,7 @@ def handed_in(submitted: Path) -> Iterator[Path]:
 def _copy_records(submitted: Path, work: Path) -> None:
     """Copy what was measured of the course's own studies."""
     for place in handed_in(submitted):
-        if (work / Path(*place.parts[:2]) / "study.yaml").exists():
+        if (work / Path(*place.parts[:2]) / STUDY_FILE).exists():
             (work / place).parent.mkdir(parents=True, exist_ok=True)
             shutil.copyfile(submitted / place, work / place)
 
@@ -119,7 +119,7 @@ def _inspect(work: Path) -> tuple[list[str], list[str]]:
     import pandas as pd
 
     faults, signatures = [], []
-    for path in sorted(work.glob("studies/*/out/runs/*/*/record.json")):
+    for path in sorted(work.glob(f"studies/*/{OUT}/{RUNS}/*/*/{RECORD}")):
         place = str(path.parent.relative_to(work / "studies"))
         record = read_record(path)
         if record is None or not record.completed or record.timing is None:
@@ -128,7 +128,7 @@ def _inspect(work: Path) -> tuple[list[str], list[str]]:
             faults.append(tr("{place} holds the record of another run", place=place))
         signatures.append(f"{record.run_id} {record.repeat} {record.finished_at}")
         try:
-            steps = pd.read_parquet(path.with_name("steps.parquet"))
+            steps = pd.read_parquet(path.with_name(STEPS))
             faults += [*_contradictions(record, steps, place)]
             signatures.append(_signature(record, steps))
         except Exception as error:  # noqa: BLE001 whatever is wrong with a student's file
@@ -180,7 +180,7 @@ def replace_jobs() -> None:
     lab: Any = importlib.import_module("lab")  # as the lesson's cells see it
 
     def elsewhere(*_: Any, **__: Any) -> None:
-        raise ElsewhereError(tr("it depends on the machine on which it was measured"))
+        raise MachineDependentError(tr("it depends on the machine on which it was measured"))
 
     def stored(study: Study, *_: Any, tasks: Sequence[Task] | None = None, **__: Any) -> Any:
         return SimpleNamespace(wait=lambda **_: _records(study, tasks or study.tasks))
@@ -250,7 +250,7 @@ def _value(node: ast.expr, space: dict[str, Any]) -> Any:
 def _reason(error: Exception, lost: dict[str, tuple[bool | None, str]]) -> tuple[bool | None, str]:
     if isinstance(error, NameError) and error.name in lost:
         return lost[error.name]
-    return (None if isinstance(error, ElsewhereError) else False), str(error)
+    return (None if isinstance(error, MachineDependentError) else False), str(error)
 
 
 def _outcome(name: str, submitted: Path, measured: dict[str, Any]) -> tuple[bool | None, str]:

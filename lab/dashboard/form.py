@@ -14,7 +14,7 @@ from lab.config.run import PrecisionName
 from lab.config.strategies import STRATEGIES
 from lab.errors import InputError, LabError, Problem
 from lab.launch.preflight import usable
-from lab.launch.slurm.controller import SlurmSilentError, ask
+from lab.launch.slurm.controller import SlurmCommandError, ask
 
 # The form's first values, of the quickstart's quick form: seconds of training on one core.
 START = {"world_size": 1, "global_batch_size": 8, "grad_accum": 1, "steps": 12, "warmup_steps": 4}
@@ -56,7 +56,7 @@ def _partitions() -> set[str] | str:
     """The Slurm partitions, or why Slurm does not answer."""
     try:
         return set(ask("sinfo", "-h", "-o", "%R", timeout_s=3.0).split())
-    except SlurmSilentError as error:
+    except SlurmCommandError as error:
         return str(error)
 
 

@@ -13,7 +13,7 @@ from pydantic import ValidationError
 
 from lab.config.cluster import Cluster
 from lab.config.run import Run
-from lab.config.study import Study, find_folder
+from lab.config.study import STUDY_FILE, Study, find_folder
 from lab.dashboard.form import OF_RUN
 from lab.errors import InputError, LabError, Problem
 from lab.files import read_yaml, write_atomically
@@ -52,7 +52,7 @@ class Bench:
 
         World size 1 is always included, so that the study has its baseline.
         """
-        path, run = study.folder / "study.yaml", study.runs[0]
+        path, run = study.folder / STUDY_FILE, study.runs[0]
         content = read_yaml(path) if path.exists() else _content(run, study.title, repeats=1)
         grid = content.setdefault("grid", {})
         sizes = sorted({1, run.world_size, *grid.get("world_size", ())})
@@ -63,7 +63,7 @@ class Bench:
     def studies(self) -> list[Study]:
         """The kept studies, by cluster; a study file that cannot be read is left out."""
         studies = []
-        for path in sorted(self.folder.glob("*/*/study.yaml")):
+        for path in sorted(self.folder.glob(f"*/*/{STUDY_FILE}")):
             try:
                 studies.append(Study.load(path.parent))
             except LabError:
@@ -133,7 +133,7 @@ def send(run: Run, *, name: str, reports: Path) -> Study:
     content = _content(run, f"How {run.label} scales", repeats=REPEATS, include=fields)
     content["grid"] = {"world_size": world_sizes(run)}
     text = yaml.safe_dump(content, sort_keys=False, width=120)
-    write_atomically(folder / "study.yaml", text.encode())
+    write_atomically(folder / STUDY_FILE, text.encode())
     return Study.load(folder)
 
 

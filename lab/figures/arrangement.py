@@ -13,7 +13,7 @@ MOST_IN_PANEL = 8  # curves whose colours and dashes stand for settings
 MOST_ENTRIES = 12  # of a legend
 
 
-class Look(NamedTuple):
+class CurveStyle(NamedTuple):
     """Where and how a curve is drawn."""
 
     panel: str
@@ -24,13 +24,13 @@ class Look(NamedTuple):
 class Arrangement(NamedTuple):
     """The look of each curve by its label, and the entries of the legend: name, colour, dashes."""
 
-    looks: dict[str, Look]
+    looks: dict[str, CurveStyle]
     legend: list[tuple[str, str, str]]
 
     @property
-    def panels(self) -> dict[str, dict[str, Look]]:
+    def panels(self) -> dict[str, dict[str, CurveStyle]]:
         """The looks of the curves in each panel; without panels, of all under an empty name."""
-        made: dict[str, dict[str, Look]] = {}
+        made: dict[str, dict[str, CurveStyle]] = {}
         for label, look in self.looks.items():
             made.setdefault(look.panel, {})[label] = look
         return made
@@ -104,7 +104,7 @@ def _by_words(parts: Mapping[str, _Words], *, common: str = "") -> Arrangement:
     looks = {}
     for label, words in parts.items():
         color, line = lines[words.color]
-        looks[label] = Look(words.panel, color, dashes.get(words.dashes, line))
+        looks[label] = CurveStyle(words.panel, color, dashes.get(words.dashes, line))
     legend = [(name or common, *line) for name, line in lines.items()]
     return Arrangement(looks, legend + [(kind, IDEAL, dashes[kind]) for kind in dashes if kind])
 

@@ -17,7 +17,7 @@ from matplotlib.ticker import FixedLocator, MaxNLocator
 from lab.analysis.results import Losses, StudyResults
 from lab.analysis.scaling_curves import Curve, ranks, rows_of
 from lab.config.strategies import STRATEGIES
-from lab.figures.arrangement import MOST_ENTRIES, Arrangement, Look, arranged, in_turn
+from lab.figures.arrangement import MOST_ENTRIES, Arrangement, CurveStyle, arranged, in_turn
 from lab.figures.figure import NO_COMMUNICATION, empty_unless, figure, write_instead
 from lab.figures.labels import Label, place
 from lab.figures.style import (
@@ -146,7 +146,7 @@ def losses(ax: Axes, results: StudyResults) -> None:
 def _draw_losses(
     ax: Axes,
     results: StudyResults,
-    looks: Mapping[str, Look],
+    looks: Mapping[str, CurveStyle],
     *,
     by_time: bool,
     named: bool = True,

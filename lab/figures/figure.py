@@ -14,7 +14,7 @@ from lab.analysis.scaling_curves import Scaling
 from lab.errors import InputError, Problem, nearest
 from lab.figures.style import IDEAL, SIZE, style
 
-Words = Callable[[StudyResults], str]
+Sentence = Callable[[StudyResults], str]
 NO_RUNS = "no run has completed yet"
 NO_COMMUNICATION = "no communication was measured"
 
@@ -29,10 +29,10 @@ class Figure:
     """
 
     draw: Callable[[Axes, StudyResults], None]
-    describe: Words
-    missing: Words
+    describe: Sentence
+    missing: Sentence
     height: Callable[[StudyResults], float]
-    see: Words
+    see: Sentence
 
     def __post_init__(self) -> None:
         self.name, self.__doc__ = self.draw.__name__, self.draw.__doc__
@@ -86,10 +86,10 @@ FIGURES: dict[str, Figure] = {}
 
 def figure(
     *,
-    describe: Words,
-    missing: Words,
+    describe: Sentence,
+    missing: Sentence,
     height: Callable[[StudyResults], float] = lambda _: SIZE[1],
-    see: Words = lambda _: "",
+    see: Sentence = lambda _: "",
 ) -> Callable[[Callable[[Axes, StudyResults], None]], Figure]:
     """Register a drawing function as a figure under its name.
 
@@ -132,7 +132,7 @@ def no_runs(results: StudyResults) -> str:
     return NO_RUNS if results.summary.empty else ""
 
 
-def empty_unless(known: Callable[[StudyResults], object], reason: str) -> Words:
+def empty_unless(known: Callable[[StudyResults], object], reason: str) -> Sentence:
     """Why a figure is empty: no training run has completed, or nothing is `known`, for a reason."""
     return lambda results: no_runs(results) or ("" if known(results) else reason)
 

@@ -144,7 +144,7 @@ def _stages(results: StudyResults) -> list[Stage]:
 
 def _describe_stages(results: StudyResults) -> str:
     parts = [
-        f"{stage.task} on {stage.name} "
+        f"{'training' if stage.task == 'train' else stage.task} on {stage.name} "
         f"{rounded(stage.speedup.value) if stage.speedup else 'not run'} "
         f"(published {rounded(stage.published)})"
         for stage in _stages(results)

@@ -25,7 +25,7 @@ from lab.analysis.scaling_curves import (
     rows_of,
     time_name,
 )
-from lab.figures.figure import Words, empty_unless, figure, has, no_runs
+from lab.figures.figure import Sentence, empty_unless, figure, has, no_runs
 from lab.figures.labels import Label, place, place_in_panels, room_beside
 from lab.figures.style import (
     COLORS,
@@ -43,6 +43,7 @@ from lab.figures.style import (
     wrapped,
 )
 from lab.formatting import (
+    MILLION,
     Unit,
     bytes_unit,
     capitalized,
@@ -67,7 +68,6 @@ __all__ = [
 NO_BASELINE = "no run of the baseline has completed yet"
 PREDICTED = "predicted beforehand"
 ONE_REPEAT = "A single repeat has no interval."
-MILLION = 1e6
 BAR = 0.62  # relative to the distance between bars
 NARROW, WHOLE = 34, 40  # characters of a name in a line, beside panels and in a figure
 BESIDE, BELOW = 22, 42  # characters of a line: beside a panel, below all panels of a row
@@ -75,7 +75,7 @@ FEW_TICKS = 4  # of world sizes in panels
 
 
 class Quantity(NamedTuple):
-    """How a column of a summary is told and drawn."""
+    """How a column of a summary is described and drawn."""
 
     column: str
     name: Callable[[pd.DataFrame], str]
@@ -193,7 +193,7 @@ def efficiency(ax: Axes, results: StudyResults) -> None:
     _draw(ax, results, EFFICIENCY)
 
 
-def _lacks(column: str, what: str) -> Words:
+def _lacks(column: str, what: str) -> Sentence:
     """The reason for no figure of a column without values: not measured, or not in the table."""
 
     def missing(results: StudyResults) -> str:

@@ -26,6 +26,7 @@ from pydantic import TypeAdapter, ValidationError
 from lab.errors import InputError, LabError
 from lab.files import OWN_MODE, private_folder, read_file, read_own, write_atomically
 from lab.machine import began, is_running
+from lab.records.store import LOGS
 
 Decision = Literal["run", "skip"]
 WORK = "work.json"  # what the ranks of a job or a job array have to do
@@ -142,7 +143,7 @@ class Attempt:
     @classmethod
     def latest(cls, folder: Path, job_id: str, output: Path, *, at_least: int = 0) -> Attempt:
         """The last start of a job in which any rank has registered."""
-        paths = (folder / "log").glob(f"{job_id}.r*.rank*.pid")
+        paths = (folder / LOGS).glob(f"{job_id}.r*.rank*.pid")
         starts = [int(path.name.removeprefix(f"{job_id}.r").split(".")[0]) for path in paths]
         return cls(folder, job_id, max([at_least, *starts]), output)
 
@@ -154,7 +155,7 @@ class Attempt:
     @property
     def log(self) -> Path:
         """The folder that holds the logs and these files; private to the user."""
-        return self.folder / "log"
+        return self.folder / LOGS
 
     def path(self, name: str) -> Path:
         """The path of a file that belongs to this start only."""

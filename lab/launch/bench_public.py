@@ -1,4 +1,4 @@
-"""lab bench public: prediction error of the layout model on published tables."""
+"""lab bench public: prediction error of the law of layouts on published tables."""
 
 from __future__ import annotations
 

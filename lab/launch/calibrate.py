@@ -64,7 +64,7 @@ def calibrate(
     torch, unless `fresh`. Training steps are measured with these `strategies` (default: all),
     with DDP and without a strategy; a world size that lacks one of them is measured again. If the
     profile repeats disturbed measurements, a world size disturbed by other processes gets a second
-    attempt, and the quieter one is kept until the next call measures it anew. `quick` uses fewer
+    attempt, and the quieter one is kept until the next call measures it again. `quick` uses fewer
     sizes, less time and no second attempt; but times that do not grow with the size always bring
     one. No study's run is timed meanwhile. `watch` is called all the time with what is being
     measured and how much of it is done (0 to 1), and ends the calibration by returning True. Raises

@@ -13,7 +13,7 @@ from lab.config.study import Study
 from lab.errors import InputError, LabError
 from lab.files import unwritable
 from lab.launch import driver
-from lab.records.store import Store
+from lab.records.store import LOGS, RECORD, REPLACED, RUN_NOTEBOOK, RUNS, Store
 from lab.records.table import grouped
 
 # What can be removed, and how it can be restored.
@@ -94,14 +94,14 @@ def _files(study: Study) -> Iterator[tuple[str, Path]]:
 def _kind(place: Path, completed: Collection[Path]) -> str:
     """The kind of a file, from its place below `out/` and whether its repeat is completed."""
     first, *_ = parts = place.parts
-    if place.name.endswith("record.json") or len(parts) == 1:
+    if place.name.endswith(RECORD) or len(parts) == 1:
         return ""
-    if first in {"replaced", "artifacts", "code"}:
+    if first in {REPLACED, "artifacts", "code"}:
         return first
-    if first != "runs" or len(parts) < 4:
+    if first != RUNS or len(parts) < 4:
         return ""
-    if parts[3] == "run.ipynb" or place.name.endswith(".partial.ipynb"):
+    if parts[3] == RUN_NOTEBOOK or place.name.endswith(".partial.ipynb"):
         return "notebooks"
     if parts[3] == "checkpoint" and not completed:  # else it is the model that a run had to keep
         return "checkpoints"
-    return "logs" if parts[3] == "log" and completed else ""
+    return "logs" if parts[3] == LOGS and completed else ""

@@ -142,7 +142,7 @@ def _by_kind(handles: Iterable[Handle]) -> Iterable[tuple[type[Handle], list[Han
 
 
 class OneInterrupt:
-    """While entered, only the first Ctrl-C raises KeyboardInterrupt; `again` tells of another.
+    """While entered, only the first Ctrl-C raises KeyboardInterrupt; `again` reports another.
 
     So the jobs that the first one ends are waited for, however often it is pressed. In a thread
     that receives no signals, and where Ctrl-C is ignored, nothing changes.

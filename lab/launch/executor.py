@@ -19,6 +19,7 @@ from lab.errors import LabError
 from lab.files import OWN_MODE, private_folder, read_own, write_atomically
 from lab.launch.attempt import PROGRESS, WORK, Attempt, RankError
 from lab.records.schema import Allocation
+from lab.records.store import LOGS
 
 
 @dataclass(frozen=True)
@@ -103,7 +104,7 @@ def prepare(folder: Path) -> None:
 
     A local job is known by a process id, which the system may give again to a later one.
     """
-    log = private_folder(folder / "log")
+    log = private_folder(folder / LOGS)
     stale = [path for path in log.iterdir() if ATTEMPT.match(path.name)]
     for path in (folder / PROGRESS, *stale):
         path.unlink(missing_ok=True)
@@ -123,7 +124,7 @@ class LocalJob(Frozen):
 
     def work(self, folder: Path) -> tuple[Path, int]:
         """The file that says what the job of a folder does, and the number of its entry there."""
-        return folder / "log" / WORK, 0
+        return folder / LOGS / WORK, 0
 
 
 class SlurmJob(Frozen):

@@ -16,7 +16,7 @@ from typing import Any
 from lab.config.cluster import Cluster, find_profile
 from lab.config.run import Run
 from lab.config.strategies import STRATEGIES
-from lab.config.study import Study, Task
+from lab.config.study import STUDY_FILE, Study, Task
 from lab.errors import LabError
 from lab.files import read_yaml, write_atomically
 from lab.launch.calibrate import calibrate
@@ -263,7 +263,7 @@ def held_out_strategies(
 def _beside(study: Study) -> Study:
     """The same study in a separate folder below `out`, so that its records are kept apart."""
     folder = study.out / LOADED
-    write_atomically(folder / "study.yaml", (study.folder / "study.yaml").read_bytes())
+    write_atomically(folder / STUDY_FILE, (study.folder / STUDY_FILE).read_bytes())
     return study.model_copy(update={"folder": folder})
 
 

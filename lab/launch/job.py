@@ -44,7 +44,7 @@ from lab.launch.supervisor import supervise
 from lab.launch.watchdog import Watchdog
 from lab.machine import exit_with, interfaces, loading
 from lab.records.schema import Allocation
-from lab.records.store import Record, Store, read_record, write_record
+from lab.records.store import LOGS, RECORD, Record, Store, read_record, write_record
 from lab.worker.context import Measurement, RankContext, listen_for_preemption, preemption_noticed
 
 
@@ -135,9 +135,9 @@ def slots(run: Run, cluster: Cluster) -> int | None:
 
 
 def _decide(folder: Path) -> Decision:
-    for partial in folder.glob(".record.json.*"):  # from a job that was killed while writing
+    for partial in folder.glob(f".{RECORD}.*"):  # from a job that was killed while writing
         partial.unlink(missing_ok=True)
-    record = read_record(folder / "record.json")
+    record = read_record(folder / RECORD)
     if record is not None and record.completed:
         return "skip"
     archive_failed(folder)  # from an earlier start of this job
@@ -365,9 +365,9 @@ def main(arguments: Sequence[str] | None = None) -> int:
         cluster = Cluster.load(options.cluster)
         task = study.task(options.run, options.repeat)
         folder = Store(study.out).folder(task)
-        private_folder(folder / "log")
+        private_folder(folder / LOGS)
         # submitit.JobEnvironment reads these in a job that submitit did not submit.
-        os.environ.update(SUBMITIT_EXECUTOR="slurm", SUBMITIT_FOLDER=str(folder / "log"))
+        os.environ.update(SUBMITIT_EXECUTOR="slurm", SUBMITIT_FOLDER=str(folder / LOGS))
         supervise(folder)
         print(execute(*job_arguments(study, task, cluster, folder)))
     except LabError as error:

@@ -26,7 +26,7 @@ from lab.launch.replay import replay
 from lab.launch.status import CancelledStudyError, StudyDisplay, TaskState, cancellation, status
 from lab.perfmodel.frozen import archive_replaced, freeze
 from lab.records.provenance import keep_code
-from lab.records.store import Record, Store, write_record
+from lab.records.store import PREDICTIONS, RECORD, REPLACED, Record, Store, write_record
 
 # The display of a study pauses for this multiple of the time that it works.
 DISPLAY_PAUSE = 50
@@ -118,12 +118,12 @@ class Jobs:
         code: Path | None = None,
     ) -> None:
         self.study, self.cluster, self.tasks = study, cluster, list(tasks)
-        self._replaced = study.out / "replaced" / stamp()
+        self._replaced = study.out / REPLACED / stamp()
         self._store = Store(study.out)
         self._tasks = {self._store.folder(task): task for task in self.tasks}
         self._executor = driver.executor_for(cluster, study.out)
         self._driver = Driver(
-            self._executor, self._on_end, lambda folder: (folder / "record.json").exists()
+            self._executor, self._on_end, lambda folder: (folder / RECORD).exists()
         )
         self._fresh, self._noisy, self._code = fresh, noisy, code
         # Records from before this call are replaced; those of a concurrent driver are not.
@@ -325,7 +325,7 @@ class Jobs:
                 target.parent.mkdir(parents=True, exist_ok=True)
                 folder.rename(target)
         run_ids = {task.run.id for task in self.tasks}
-        archive_replaced(self.study, run_ids, self._replaced / "predictions")
+        archive_replaced(self.study, run_ids, self._replaced / PREDICTIONS)
 
 
 def detach(

@@ -27,6 +27,7 @@ from lab.launch.attempt import Attempt, RankError, RankProcess
 from lab.launch.executor import Handle, JobSpec, JobStatus, LocalJob, prepare, write_job
 from lab.launch.work import write_work
 from lab.machine import began
+from lab.records.store import LOGS
 
 # What trainings on CPUs import: constructing an optimizer or DDP imports torch._dynamo, a median
 # numpy.ma, and most train a GPT with DDP.
@@ -183,7 +184,7 @@ class LocalExecutor:
 
     def _start(self, spec: JobSpec) -> LocalHandle:
         prepare(spec.folder)
-        log = spec.folder / "log"
+        log = spec.folder / LOGS
         command = [sys.executable, "-P", "-u", *write_work([spec], log)]
         environment = self._environment(spec, shlex.join(command))
         controller = self._fork(spec, log, environment) or _start_controller(log, environment)

@@ -16,7 +16,7 @@ from lab.config.study import Task
 from lab.files import private_folder
 from lab.launch.attempt import Attempt, RankError
 from lab.records.schema import Allocation, Failure
-from lab.records.store import DISTURBED, Record, Status, read_record, write_record
+from lab.records.store import DISTURBED, LOGS, RECORD, Record, Status, read_record, write_record
 
 STATUSES: dict[str, Status] = {
     "OutOfMemoryError": "oom",
@@ -136,10 +136,10 @@ def conclude(
 
 def archive_failed(folder: Path) -> None:
     """Move the record of an earlier failure to the logs, so that it is not taken for a new one."""
-    path = folder / "record.json"
+    path = folder / RECORD
     if path.exists():
-        private_folder(folder / "log")
-        path.rename(folder / "log" / f"{stamp()}.record.json")
+        private_folder(folder / LOGS)
+        path.rename(folder / LOGS / f"{stamp()}.{RECORD}")
 
 
 def archive_noisy(folder: Path, *, replaced: Path) -> None:
@@ -149,23 +149,23 @@ def archive_noisy(folder: Path, *, replaced: Path) -> None:
     """
     for left in (QUIETER, LOUDER):  # left by a job that was killed
         shutil.rmtree(folder / left, ignore_errors=True)
-    if (folder / DISTURBED / "record.json").exists():
+    if (folder / DISTURBED / RECORD).exists():
         earlier = replaced / folder.parent.name / folder.name
         earlier.parent.mkdir(parents=True, exist_ok=True)
         (folder / DISTURBED).rename(earlier)
     _copy_series(folder, folder / DISTURBED)
-    (folder / "record.json").rename(folder / DISTURBED / "record.json")
+    (folder / RECORD).rename(folder / DISTURBED / RECORD)
 
 
 def keep_completed(folder: Path) -> None:
     """Make a disturbed measurement the record again if its second attempt failed."""
-    second = read_record(folder / "record.json")
-    first = read_record(folder / DISTURBED / "record.json")
+    second = read_record(folder / RECORD)
+    first = read_record(folder / DISTURBED / RECORD)
     if first is None or second is None or second.completed:
         return
     archive_failed(folder)
     _copy_series(folder / DISTURBED, folder)
-    (folder / DISTURBED / "record.json").rename(folder / "record.json")
+    (folder / DISTURBED / RECORD).rename(folder / RECORD)
     shutil.rmtree(folder / DISTURBED, ignore_errors=True)
 
 
@@ -175,7 +175,7 @@ def keep_quieter(record: Record, folder: Path) -> None:
     The other one is kept whole in DISTURBED. Once the second is complete on disk, both are there at
     any moment; if a kill interrupts this, `restore_quieter` completes it.
     """
-    first = read_record(folder / DISTURBED / "record.json")
+    first = read_record(folder / DISTURBED / RECORD)
     if first is None:
         write_record(record, folder)
     elif not _is_louder(record, first):
@@ -190,12 +190,12 @@ def keep_quieter(record: Record, folder: Path) -> None:
 def restore_quieter(folder: Path) -> bool:
     """Make the attempt in QUIETER the record again; returns whether there were both attempts."""
     quieter = folder / QUIETER
-    first = read_record(quieter / "record.json")
+    first = read_record(quieter / RECORD)
     if first is None:
         return False
-    if (folder / LOUDER / "record.json").exists():
+    if (folder / LOUDER / RECORD).exists():
         (folder / LOUDER).rename(folder / DISTURBED)
-    second = read_record(folder / DISTURBED / "record.json")
+    second = read_record(folder / DISTURBED / RECORD)
     if second is None:  # killed before the second attempt was complete
         quieter.rename(folder / DISTURBED)
         return False

@@ -12,13 +12,13 @@ from typing import Any
 
 from lab.config.cluster import Cluster
 from lab.config.run import Run
-from lab.config.study import Study, Task
+from lab.config.study import OUT, STUDY_FILE, Study, Task
 from lab.errors import InputError, Problem
 from lab.formatting import count, rounded
 from lab.launch.preflight import refusals_of, state_bytes, usable
 from lab.perfmodel.forecast import Forecast
 from lab.perfmodel.frozen import basis_of
-from lab.records.store import Record, Store, read_record
+from lab.records.store import RECORD, Record, Store, read_record
 from lab.records.table import by_run
 
 
@@ -53,7 +53,7 @@ def spent(study: Study, records: Iterable[Record] = ()) -> Hours:
     not. `records` are those already loaded.
     """
     store = Store(study.out)
-    loaded = {store.folder(record.task) / "record.json": record for record in records}
+    loaded = {store.folder(record.task) / RECORD: record for record in records}
     return _spent_in(study.out, loaded)
 
 
@@ -61,12 +61,12 @@ def charged(study: Study, cluster: Cluster) -> Hours:
     """Hours spent from a cluster's budget by the study, or by all studies beside it."""
     if cluster.budget is None or cluster.budget.per == "study":
         return spent(study)
-    folders = sorted(path.parent for path in study.folder.parent.glob("*/study.yaml"))
-    return sum((_spent_in(folder / "out", {}) for folder in folders), Hours())
+    folders = sorted(path.parent for path in study.folder.parent.glob(f"*/{STUDY_FILE}"))
+    return sum((_spent_in(folder / OUT, {}) for folder in folders), Hours())
 
 
 def _spent_in(out: Path, loaded: Mapping[Path, Record]) -> Hours:
-    paths = sorted(out.rglob("*record.json"))
+    paths = sorted(out.rglob(f"*{RECORD}"))
     every = [loaded[path] if path in loaded else read_record(path) for path in paths]
     return sum((_of_record(record) for record in every if record), Hours())
 

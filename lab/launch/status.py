@@ -28,7 +28,7 @@ from lab.launch.attempt import RankError, read_progress
 from lab.launch.executor import Handle, read_job
 from lab.launch.outcome import failed
 from lab.launch.work import read_arguments
-from lab.records.store import Record, Store, read_record, write_record
+from lab.records.store import RECORD, Record, Store, read_record, write_record
 
 # States of a task without a record: not submitted, in the scheduler's queue, running.
 OPEN = ("waiting", "pending", "running")
@@ -113,7 +113,7 @@ def _unlisted(study: Study) -> dict[Path, Handle]:
     store = Store(study.out)
     listed = {store.folder(task) for task in study.tasks}
     records = {
-        path.parent: read_record(path.with_name("record.json"))
+        path.parent: read_record(path.with_name(RECORD))
         for path in sorted(store.runs.glob("*/*/job.json"))
         if path.parent not in listed
     }

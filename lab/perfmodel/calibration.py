@@ -24,6 +24,7 @@ from lab.config.run import Run
 from lab.config.strategies import STRATEGIES
 from lab.errors import InputError, LabError
 from lab.files import PACKAGE, USER, read_yaml, write_atomically
+from lab.formatting import KIB
 from lab.perfmodel.collectives import COLLECTIVES, Collective, LinkFit, busbw, fit_link, interpolate
 from lab.perfmodel.simulate import NORMAL_95
 from lab.records.schema import Environment, Gradient
@@ -35,7 +36,7 @@ STEPS, WARMUP_STEPS = 8, 2
 PLAIN = ("single", "ddp")
 # Gradient buckets are larger. Below it, costs other than alpha and beta dominate, so times there
 # are interpolated.
-FIT_FROM_BYTES = 64 * 2**10
+FIT_FROM_BYTES = 64 * KIB
 
 
 @dataclass(frozen=True)
@@ -297,7 +298,7 @@ class Calibration(_Stored):
         fits = {fit.world_size: fit.fit for fit in self.fits if fit.collective == collective}
         if world_size in fits:
             return fits[world_size]
-        known = "it is fitted for no number of ranks"
+        known = "it has no fit"
         if fits:
             known = f"it is fitted for {', '.join(map(str, sorted(fits)))} ranks"
         missing = f"no {collective} on {world_size} ranks"

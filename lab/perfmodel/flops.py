@@ -11,7 +11,7 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from typing import assert_never
 
-from lab.config.datasets import vocab_size_of
+from lab.config.datasets import Data, Images, LabelledTexts, Synthetic, vocab_size_of
 from lab.config.models import CNN, GPT, DistilBERT, Network, PythonModel, TextClassifier
 from lab.config.own import Script
 from lab.config.run import PrecisionName, Run, value_bytes
@@ -324,23 +324,28 @@ def _trace(run: Run, frozen: int) -> Trace:
     """The run's model up to its loss."""
     trace = Trace(run.stated.micro_batch_size, run.stated.precision, frozen)
     model, data = run.architecture, run.dataset
-    classes = int(getattr(data, "classes", 0))
     match model:
         case GPT():
             _gpt(trace, model, vocab_size_of(model, data))
         case TextClassifier():
             x = trace.layer_norm(_blocks(trace, model, vocab_size_of(model, data)))
-            trace.cross_entropy(trace.linear(trace.mean_of_tokens(x), classes))
+            trace.cross_entropy(trace.linear(trace.mean_of_tokens(x), _classes(data)))
         case DistilBERT():
-            trace.cross_entropy(trace.linear(_distilbert(trace, model), classes))
+            trace.cross_entropy(trace.linear(_distilbert(trace, model), _classes(data)))
         case CNN():
-            image = Value((int(getattr(data, "channels", 0)), model.image_size, model.image_size))
-            trace.cross_entropy(_NETWORKS[model.network](trace, image, model, classes))
+            assert isinstance(data, Images | Synthetic)
+            image = Value((data.channels, model.image_size, model.image_size))
+            trace.cross_entropy(_NETWORKS[model.network](trace, image, model, _classes(data)))
         case PythonModel() | Script():
             raise LabError(f"the layers of {model.label} are known only to its own code")
         case _:
             assert_never(model)
     return trace
+
+
+def _classes(data: Data) -> int:
+    assert isinstance(data, LabelledTexts | Images | Synthetic)
+    return data.classes
 
 
 def _gpt(trace: Trace, config: GPT, vocab_size: int) -> None:

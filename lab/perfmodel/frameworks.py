@@ -7,6 +7,8 @@ import re
 from collections.abc import Mapping
 from dataclasses import dataclass, field, replace
 
+from lab.config.run import DEFAULT_BUCKET_CAP_MB
+from lab.formatting import MIB
 from lab.perfmodel.layout import Checkpointing, Sharing
 from lab.perfmodel.memory import ACCUMULATED, BF16, FP32, MIXED, USABLE, StateBytes
 
@@ -61,7 +63,7 @@ class Framework:
     coefficients: Mapping[str, tuple[float, float]] = field(default_factory=dict, hash=False)
 
 
-BUCKET_BYTES = 25 * 2**20  # of gradients that are sent together: DDP's default
+BUCKET_BYTES = DEFAULT_BUCKET_CAP_MB * MIB  # of gradients that are sent together
 ANY = Framework()
 # nanotron: a fit to the 336 layouts of one model on H100s that `lab bench public` finds
 # undisturbed (Ultra-Scale Playbook 2025; tp <= 8). Launching a pass of a layer takes at least 1.2

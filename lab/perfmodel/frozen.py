@@ -19,7 +19,7 @@ from lab.files import write_atomically
 from lab.formatting import count, format_seconds, percent
 from lab.perfmodel.calibration import load_calibration
 from lab.perfmodel.forecast import Basis, Forecast
-from lab.records.store import Record, Store, load_records
+from lab.records.store import PREDICTIONS, Record, Store, load_records
 from lab.records.table import by_run, grouped, median
 
 if TYPE_CHECKING:
@@ -133,7 +133,7 @@ def freeze(
     name = Path(cluster).stem if isinstance(cluster, str) else cluster.name
     frozen = [one for run in due if (one := _frozen(basis.forecast(run), name))]
     for one in frozen:
-        path = study.out / "predictions" / f"{one.run_id}-{one.frozen_at:%Y%m%dT%H%M%S.%f}.json"
+        path = study.out / PREDICTIONS / f"{one.run_id}-{one.frozen_at:%Y%m%dT%H%M%S.%f}.json"
         write_atomically(path, one.model_dump_json(indent=1).encode())
     return frozen
 
@@ -164,7 +164,7 @@ def _frozen(forecast: Forecast, cluster: str) -> Frozen | None:
 def archive_replaced(study: Study, run_ids: Iterable[str], target: Path) -> None:
     """Move the predictions of these runs elsewhere, because the runs will be measured again."""
     for run_id in run_ids:
-        for path in (study.out / "predictions").glob(f"{run_id}-*.json"):
+        for path in (study.out / PREDICTIONS).glob(f"{run_id}-*.json"):
             target.mkdir(parents=True, exist_ok=True)
             path.rename(target / path.name)
 
@@ -172,7 +172,7 @@ def archive_replaced(study: Study, run_ids: Iterable[str], target: Path) -> None
 def predictions(study: Study, run: Run | None = None) -> list[Frozen]:
     """Frozen predictions of a run, or of all, oldest first, without broken or changed files."""
     frozen = []
-    for path in sorted((study.out / "predictions").glob(f"{run.id if run else '*'}-*.json")):
+    for path in sorted((study.out / PREDICTIONS).glob(f"{run.id if run else '*'}-*.json")):
         try:
             frozen.append(Frozen.model_validate_json(path.read_bytes()))
         except (OSError, ValidationError):

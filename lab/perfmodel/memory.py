@@ -15,6 +15,7 @@ from lab.config.models import GPT, TextClassifier
 from lab.config.run import DEFAULT_BUCKET_CAP_MB, Run, value_bytes
 from lab.config.strategies import State
 from lab.errors import LabError
+from lab.formatting import MIB
 from lab.perfmodel.flops import HEAD_CHUNK, block_parameters, gpt_parameters, model_cost
 from lab.perfmodel.layout import (
     SHARDED,
@@ -44,7 +45,6 @@ WORKSPACES = 0.3e9
 # Share of a GPU's nominal GB, which are GiB on the card, that training may use; the back end takes
 # the rest.
 USABLE = 0.95
-MIB = 2**20
 # Bytes left by a compression of DDP's gradients.
 COMPRESSED = {"none": 1.0, "bf16": 0.5, "fp16": 0.5}
 
@@ -84,16 +84,19 @@ class MemoryParts:
 
 
 def state_memory(
-    parameters: float, *, sharing: Sharing = "ddp", ranks: int = 1, state: StateBytes = MIXED
+    parameters: float,
+    *,
+    sharded: frozenset[State] = frozenset(),
+    ranks: int = 1,
+    state: StateBytes = MIXED,
 ) -> MemoryParts:
-    """Weights, gradients and optimizer of a rank, divided by `ranks` if the strategy shards them.
+    """Weights, gradients and optimizer of a rank; those that are sharded are divided by `ranks`.
 
     ZeRO's stages 1, 2 and 3 (FSDP): Rajbhandari et al. (2020), figure 1.
     """
 
     def part(name: State) -> float:
-        sharded = name in SHARDED[sharing]
-        return parameters * float(getattr(state, name)) / (ranks if sharded else 1)
+        return parameters * float(getattr(state, name)) / (ranks if name in sharded else 1)
 
     return MemoryParts(part("weights"), part("gradients"), part("optimizer"))
 
@@ -113,7 +116,7 @@ def rank_memory(
     twice because it gathers ahead.
     """
     held = parameters * layout.parameter_share
-    own = state_memory(held, sharing=layout.sharing, ranks=layout.data, state=FP32)
+    own = state_memory(held, sharded=SHARDED[layout.sharing], ranks=layout.data, state=FP32)
     gathers = layout.sharing == "fsdp" and layout.data > 1
     micro_batches = min(layout.pipeline, grad_accum) / layout.pipeline
     return replace(
@@ -162,7 +165,9 @@ def transformer_memory(
     embeddings = 0 if between else 1 if model.tied or layout.pipeline > 1 else 2
     # An expert has fewer copies than the rest of the model, which share less of its state.
     own, of_experts = (
-        state_memory(count / layout.tensor, sharing=layout.sharing, ranks=ranks, state=state)
+        state_memory(
+            count / layout.tensor, sharded=SHARDED[layout.sharing], ranks=ranks, state=state
+        )
         for count, ranks in (
             (longest * dense + embeddings * model.embedding, layout.shards),
             (longest * experts, max(layout.shards // layout.expert, 1)),

@@ -17,10 +17,10 @@ from typing import Any
 
 from lab.config.cluster import Cluster
 from lab.config.models import GPT
-from lab.config.run import Run, value_bytes
+from lab.config.run import DEFAULT_BUCKET_CAP_MB, Run, value_bytes
 from lab.config.study import Study
 from lab.errors import LabError
-from lab.formatting import count, format_seconds
+from lab.formatting import MIB, count, format_seconds
 from lab.perfmodel import hardware
 from lab.perfmodel.forecast import SAME, Basis
 from lab.perfmodel.frozen import basis_of
@@ -41,7 +41,7 @@ from lab.perfmodel.memory import require_known_model
 from lab.perfmodel.predict import Described
 from lab.perfmodel.simulate import Conditions, Prediction, predict
 
-BUCKETS_MB = (5.0, 25.0, 100.0)
+BUCKETS_MB = (5.0, DEFAULT_BUCKET_CAP_MB, 100.0)
 MOST_BUCKETS = 16  # replaying more gains the planner nothing
 MOST_TENSOR = 8
 MOST_RANKED = 10
@@ -201,7 +201,7 @@ def _divisors(number: int) -> list[int]:
 def _predict(
     candidate: Candidate, profile: Profile, links: Links, conditions: Conditions
 ) -> Prediction:
-    cap_bytes = (candidate.bucket_mb or 0.0) * 2**20
+    cap_bytes = (candidate.bucket_mb or 0.0) * MIB
     buckets = sent(profile, candidate.layout.sharing, cap_bytes=cap_bytes)
     return predict(
         profile,

@@ -50,7 +50,7 @@ def git_state() -> tuple[str | None, bool | None]:
     if git is None or not (ROOT / ".git").exists():
         return None, None
     commit = _output(git, "rev-parse", "HEAD")
-    # An index of the studies measured here is no code.
+    # An index of the studies measured here is not code.
     status = _output(
         git, "--no-optional-locks", "status", "--porcelain", "--", ".", ":!reports/README.md"
     )

@@ -12,7 +12,7 @@ from lab.records.schema import Stat
 BATCH = 1_000_000  # numbers resampled at a time, so that memory stays bounded
 
 MIN_STEPS_FOR_INTERVAL = 5
-_RESAMPLES = 2000
+RESAMPLES = 2000
 _LARGEST_RESAMPLING = 20_000_000  # numbers drawn for one interval at most
 
 
@@ -58,7 +58,7 @@ def stat(values: np.ndarray[Any, Any]) -> Stat:
     p10, median, p90 = (float(value) for value in np.percentile(values, [10, 50, 90]))
     interval = None
     if len(values) >= MIN_STEPS_FOR_INTERVAL:
-        resamples = int(np.clip(_LARGEST_RESAMPLING // len(values), 200, _RESAMPLES))
+        resamples = int(np.clip(_LARGEST_RESAMPLING // len(values), 200, RESAMPLES))
         low, high = bootstrap_interval([values], np.median, resamples=resamples)
         interval = (float(low), float(high))
     return Stat(median=median, p10=p10, p90=p90, interval=interval)

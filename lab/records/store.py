@@ -15,7 +15,7 @@ from pydantic import BaseModel, ValidationError
 
 from lab.config.own import is_unchanged
 from lab.config.run import Run
-from lab.config.study import Study, Task, find_folder
+from lab.config.study import OUT, Study, Task, find_folder
 from lab.errors import InputError, LabError, items
 from lab.files import read_file, write_atomically
 from lab.records.schema import (
@@ -36,8 +36,12 @@ from lab.records.schema import (
 )
 
 Model = TypeVar("Model", bound=BaseModel)
-# Where the louder of two attempts at a repeat is kept complete, in the repeat's folder.
-DISTURBED = "disturbed"
+# Folders in a study's results: of repeats, of what was expected of them, and of earlier ones.
+RUNS, PREDICTIONS, REPLACED = "runs", "predictions", "replaced"
+# In the folder of a repeat.
+RECORD, RUN_NOTEBOOK, LOGS = "record.json", "run.ipynb", "log"
+STEPS, BUCKETS, CALLS = "steps.parquet", "buckets.parquet", "calls.parquet"
+DISTURBED = "disturbed"  # where the louder of two attempts is kept complete
 KEPT = "kept"  # beside study.yaml: small files for a repository, among them records
 LOSSES = re.compile(rb'"loss": \[[^\]]*\]')  # of every step
 LONG_BYTES = 100_000  # of a record, most of which are losses
@@ -126,7 +130,7 @@ class Store:
 
     def __init__(self, out: Path) -> None:
         self.out = out
-        self.runs = out / "runs"
+        self.runs = out / RUNS
 
     def folder(self, task: Task) -> Path:
         """The folder of one repeat of one run."""
@@ -134,11 +138,11 @@ class Store:
 
     def read(self, task: Task, *, losses: bool = True) -> Record | None:
         """The record of a task; None if it is missing or incomplete and has to be measured."""
-        return read_record(self.folder(task) / "record.json", losses=losses)
+        return read_record(self.folder(task) / RECORD, losses=losses)
 
     def set_aside(self, task: Task) -> Record | None:
         """The louder of two attempts at a task; None if it was measured only once."""
-        return read_record(self.folder(task) / DISTURBED / "record.json")
+        return read_record(self.folder(task) / DISTURBED / RECORD)
 
     def completed(self, task: Task) -> bool:
         """Whether a task is measured."""
@@ -155,7 +159,7 @@ class Store:
         if tasks is not None:
             records = [self.read(task) for task in tasks]
         else:
-            records = [read_record(path) for path in sorted(self.runs.glob("*/*/record.json"))]
+            records = [read_record(path) for path in sorted(self.runs.glob(f"*/*/{RECORD}"))]
         return [record for record in records if record is not None]
 
 
@@ -215,7 +219,7 @@ def write_record(record: Record, folder: Path) -> Path:
 
     Raises LabError for one that could not be read back, as its measurement would be lost unnoticed.
     """
-    path, content = folder / "record.json", record.model_dump_json(indent=1).encode()
+    path, content = folder / RECORD, record.model_dump_json(indent=1).encode()
     try:
         Record.model_validate_json(content)
     except ValidationError as error:
@@ -234,7 +238,7 @@ def load_records(source: OneStudy, *, tasks: Sequence[Task] | None = None) -> li
     if isinstance(source, Study):
         return Store(source.out).records(source.tasks if tasks is None else tasks)
     if isinstance(source, str | Path):
-        return Store(find_folder(source) / "out").records()
+        return Store(find_folder(source) / OUT).records()
     wanted = "a study, its name or its folder, or a list of records"
     return items(source, Record, "source", wanted)
 
@@ -248,21 +252,21 @@ def other_form(study: Study) -> str:
     if not any(record.completed for record in load_records(other)):
         return ""
     if study.quick:
-        return "its whole form is measured: leave out --quick"
+        return "its full form is measured: leave out --quick"
     return "its quick form is measured: add --quick"
 
 
 def kept_form(study: Study) -> str:
     """What to do to see the records of a study's kept report, if it has any."""
-    kept = study.folder / KEPT / "out"
-    if not (kept / "runs").is_dir():
+    kept = study.folder / KEPT / OUT
+    if not (kept / RUNS).is_dir():
         return ""
     places = (os.path.relpath(path) for path in (kept, study.out))
     return "its kept report has records: copy {} to {}".format(*places)
 
 
 def other_commands(study: Study) -> list[str]:
-    """Sentences on a folder's records of a script that its study, written anew, has no longer."""
+    """Sentences on a folder's records of a script that its rewritten study no longer has."""
     listed = {run.id for run in study.runs}
     sizes: dict[tuple[str, bool], set[int]] = {}
     for run in {record.run for record in Store(study.out).records() if record.completed}:

@@ -77,7 +77,7 @@ def light(svg: str) -> str:
     """An SVG as a small file: no comments or indentation, and on white, as its page may be dark.
 
     Lengths are cut to hundredths of a point; numbers below 1 stay, as they may be scales. Glyphs
-    are numbered anew, because Matplotlib's numbers depend on what was drawn before.
+    are renumbered, because Matplotlib's numbers depend on what was drawn before.
     """
     svg = re.sub(r"<!--.*?-->", "", on_white(svg), flags=re.DOTALL)
     svg = re.sub(r"\s*\n\s*", "\n", svg)

@@ -15,7 +15,7 @@ import numpy as np
 import psutil
 import yaml
 
-from lab.config.study import Study, Task
+from lab.config.study import STUDY_FILE, Study, Task
 from lab.errors import LabError
 from lab.records.schema import PHASES, Communication, Environment, Memory, Quality, Timing
 from lab.records.statistics import stat
@@ -162,7 +162,7 @@ def made_up_study(folder: Path, shape: Shape) -> Study:
         "repeats": shape.repeats,
         "baseline": {"world_size": 1},
     }
-    (folder / "study.yaml").write_text(yaml.safe_dump(content))
+    (folder / STUDY_FILE).write_text(yaml.safe_dump(content))
     study = Study.load(folder)
     store, rng = Store(study.out), np.random.default_rng(0)
     for task in study.tasks:

@@ -68,7 +68,7 @@ def escaped(sentence: str) -> str:
 
 @dataclass(frozen=True)
 class Table:
-    """A captioned table; numbers are shown as they come, text is escaped, at `most` so many rows.
+    """A captioned table; numbers are shown as they come, text is escaped, `most` rows at most.
 
     With a label, such as `tbl-steps`, the page numbers it and sentences can cite it.
     """

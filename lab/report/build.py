@@ -19,7 +19,7 @@ from filelock import FileLock, Timeout
 
 from lab import machine
 from lab.config.cluster import find_profile
-from lab.config.study import Study
+from lab.config.study import STUDY_FILE, Study
 from lab.errors import InputError, LabError, Problem, path_of, require_type
 from lab.files import (
     PACKAGE,
@@ -32,7 +32,7 @@ from lab.files import (
     write_atomically,
 )
 from lab.perfmodel.calibration import calibration_path
-from lab.records.store import Record, Store, load_records
+from lab.records.store import PREDICTIONS, RECORD, RUN_NOTEBOOK, Record, Store, load_records
 from lab.report.execute import Execution, execute, executing
 
 if TYPE_CHECKING:
@@ -166,10 +166,10 @@ def fingerprint(study: Study, template: str, records: Sequence[Record]) -> str:
     where += [os.environ.get("SOURCE_DATE_EPOCH"), sys.version]
     digest = hashlib.sha256(repr(where).encode())
     files = [*PACKAGE.rglob("*.py"), *(PACKAGE / "report" / "assets").iterdir()]
-    files += [NOTEBOOKS / template, study.folder / "study.yaml", USER / "authors.yaml"]
+    files += [NOTEBOOKS / template, study.folder / STUDY_FILE, USER / "authors.yaml"]
     files += profiles_and_calibrations(records)
     # Hours include failures, and repeats that were set aside or replaced.
-    files += [*study.out.rglob("*record.json"), *study.out.glob("predictions/*.json")]
+    files += [*study.out.rglob(f"*{RECORD}"), *study.out.glob(f"{PREDICTIONS}/*.json")]
     for path in sorted({path.resolve() for path in files if path.is_file()}):
         digest.update(f"\n{path}\n".encode())
         digest.update(path.read_bytes())
@@ -276,11 +276,11 @@ def _run_notebooks(study: Study) -> Iterator[Execution]:
         if _is_stale(folder):
             parameters = {"study": str(study.folder), "run_id": task.run.id, "repeat": task.repeat}
             parameters |= {"quick": study.quick, "measure": False}
-            yield Execution(NOTEBOOKS / "run.ipynb", folder / "run.ipynb", parameters)
+            yield Execution(NOTEBOOKS / RUN_NOTEBOOK, folder / RUN_NOTEBOOK, parameters)
 
 
 def _is_stale(folder: Path) -> bool:
-    record, notebook = folder / "record.json", folder / "run.ipynb"
+    record, notebook = folder / RECORD, folder / RUN_NOTEBOOK
     if not record.exists():
         return False
     return not notebook.exists() or notebook.stat().st_mtime < record.stat().st_mtime

@@ -18,10 +18,10 @@ from typing import Any, NamedTuple
 
 from nbformat.v4 import new_code_cell, new_markdown_cell, new_notebook, new_output
 
-from lab.config.study import Study
+from lab.config.study import OUT, STUDY_FILE, Study
 from lab.errors import InputError, Problem
 from lab.files import read_json, write_atomically
-from lab.records.store import DISTURBED, KEPT, Store, load_records, read_record
+from lab.records.store import DISTURBED, KEPT, RECORD, Store, load_records, read_record
 from lab.report.artifacts import github_page, light
 from lab.report.blocks import escaped
 from lab.report.build import Report, profiles_and_calibrations, report
@@ -44,7 +44,7 @@ def keep(study: Study) -> list[Path]:
     nothing is completed, and for a file that holds an absolute path.
     """
     sources = dict(_sources(study))
-    if not any(path.name == "record.json" for path in sources):
+    if not any(path.name == RECORD for path in sources):
         advice = f"`{study.command('run')}` measures it"
         raise InputError(study.name, [Problem("records", "none is completed", advice)])
     hosts: dict[str, str] = {}
@@ -66,7 +66,7 @@ def keep(study: Study) -> list[Path]:
 def _copy_study(source: Path, target: Path) -> None:
     """Copy a study's file and code, without its results."""
     target.mkdir(parents=True, exist_ok=True)
-    for path in (source / "study.yaml", *source.glob("*.py")):
+    for path in (source / STUDY_FILE, *source.glob("*.py")):
         shutil.copy(path, target)
 
 
@@ -87,7 +87,7 @@ def remade(folder: Path, project: Path) -> tuple[Report, dict[str, bytes]]:
     It depends on no record, profile or calibration but those kept.
     """
     kept, place = folder / KEPT, project.resolve() / "reports" / folder.name
-    shutil.copytree(kept / "out", place / "out")
+    shutil.copytree(kept / OUT, place / OUT)
     if (kept / "slurm").is_dir():
         shutil.copytree(kept / "slurm", project / "slurm")
     _copy_study(folder, place)
@@ -116,14 +116,14 @@ def first_figure(notebook: Path) -> tuple[str, str, str]:
 
 def _sources(study: Study) -> Iterator[tuple[Path, Path]]:
     """The files of which a report is made, by their places in `kept/`."""
-    store, out = Store(study.out), Path("out")
+    store, out = Store(study.out), Path(OUT)
     replays = False
     for task in study.tasks:
         for folder in (store.folder(task), store.folder(task) / DISTURBED):
-            record = read_record(folder / "record.json")
+            record = read_record(folder / RECORD)
             if record is not None and record.completed:
                 replays |= bool(record.environment and record.environment.replay)
-                path = folder / "record.json"
+                path = folder / RECORD
                 yield out / path.relative_to(study.out), path
     for path in sorted(study.out.glob("predictions/*.json")):
         yield out / path.relative_to(study.out), path
@@ -201,7 +201,7 @@ def readme_of_kept(folder: Path) -> str:
 
 
 def _places(folder: Path) -> list[Path]:
-    places = sorted(path.parent for path in folder.glob("*/study.yaml"))
+    places = sorted(path.parent for path in folder.glob(f"*/{STUDY_FILE}"))
     if not places:
         problem = Problem("folder", "holds no study", "give the folder that holds the studies")
         raise InputError(str(folder), [problem])
@@ -235,7 +235,7 @@ def _kept(place: Path) -> Entry | None:
     answer, picture, alt = (str(about.get(name, "")) for name in ("answer", "picture", "alt"))
     picture = f"figures/{Path(picture).name}"
     shown = f"{inside}/{picture}" if (folder / picture).is_file() else ""
-    state = f"kept, {_state(study, folder / 'out')}"
+    state = f"kept, {_state(study, folder / OUT)}"
     return Entry(study, answer, state, f"{inside}/{PAGE}", shown, alt)
 
 
@@ -273,7 +273,7 @@ def _readme(entries: list[Entry]) -> str:
     lines = [f"# {TITLE}", "", ABOUT, "", "| study | question and answer | |", "|---|---|---|"]
     for entry in entries:
         title, study = escaped(entry.study.title), entry.study.name
-        link = f"[{title}]({entry.page or f'{study}/study.yaml'})"
+        link = f"[{title}]({entry.page or f'{study}/{STUDY_FILE}'})"
         answer = f"<br><br>**{escaped(entry.answer)}**" if entry.answer else ""
         picture = f'<img src="{entry.picture}" width="320" alt="{escape(entry.alt)}">'
         cells = (f"{link}<br><br>{entry.state}", escaped(entry.study.question) + answer)

@@ -23,13 +23,13 @@ SPEED = (
         GENERATION,
         "Time of the quantized model over that of the base, which generate in turn in one job: "
         "median over rounds [95 % interval; over repeats the widest]. Below 1 is faster; the row "
-        "`none` is a second copy of the base, so what it shows is noise",
+        "“none” is a second copy of the base, so what it shows is noise",
     ),
     (
         CLASSIFICATION,
         "Time of the quantized classifier for a batch on the slowest rank over that of the "
         "base, which take turns in one job: median over rounds [95 % interval; over repeats the "
-        "widest]. Below 1 is faster; `none` is a second copy of the base, so it shows noise",
+        "widest]. Below 1 is faster; “none” is a second copy of the base, so it shows noise",
     ),
 )
 QUALITY = (

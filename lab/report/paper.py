@@ -160,8 +160,8 @@ def setup(results: StudyResults) -> Markdown:
     ranks = f"world size{several} {_listed(map(str, sizes))}"
     steps = range_of([run.steps for run in runs], "optimizer step")
     if any(run.warmup_steps for run in runs):
-        warmup = range_of([run.warmup_steps for run in runs], "step")
-        steps += f", of which {warmup} of warm-up are left out"
+        warmup = range_of([run.warmup_steps for run in runs], "warm-up step")
+        steps += f", of which {warmup} are left out"
     work = f"trains {models} on {data}" + (f" with {strategies}" if strategies else "")
     commands = dict.fromkeys(" ".join(run.script.command) for run in runs if run.script)
     if commands:  # a script does not state its data and strategy
@@ -176,9 +176,12 @@ def setup(results: StudyResults) -> Markdown:
 
 
 def _named(pairs: Iterable[tuple[str, str]]) -> str:
-    """Names in Markdown, each with its publication."""
-    labels = dict(pairs)
-    names = [escaped(name) + (cite(label) if label else "") for name, label in labels.items()]
+    """Names in Markdown, each with its settings in brackets and its publication."""
+    names = []
+    for label, publication in dict(pairs).items():
+        name, _, settings = label.partition(", ")
+        named = f"{name} ({settings})" if settings else name
+        names.append(escaped(named) + (cite(publication) if publication else ""))
     return _listed(names[:NAMED] + ([f"{len(names) - NAMED} more"] if len(names) > NAMED else []))
 
 

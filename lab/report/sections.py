@@ -29,7 +29,7 @@ from lab.formatting import NOT_MEASURED, count, format_seconds, percent, rounded
 from lab.launch.plan import plan
 from lab.perfmodel import frozen
 from lab.records.schema import PHASES, Stat
-from lab.records.store import Record
+from lab.records.store import RUNS, Record
 from lab.records.table import by_run, median
 from lab.report.blocks import Markdown, Table, escaped
 
@@ -137,8 +137,8 @@ def next_step(results: StudyResults) -> Markdown:
     """What to do about runs without a measurement, and where a failed one left its log."""
     study = results.study
     command = study.command("run", results.clusters, public=True)
-    where = os.path.relpath(study.out / "runs")
-    logs = f" Logs are in `{where}/<run>/<repeat>/log`; mend the cause first." * bool(
+    where = os.path.relpath(study.out / RUNS)
+    logs = f" Logs are in `{where}/<run>/<repeat>/log`; fix the cause first." * bool(
         results.records
     )
     return Markdown(f"`{command}` measures what is missing, and keeps what has completed.{logs}")
@@ -215,7 +215,7 @@ def learning(results: StudyResults) -> Table:
     kinds = sorted({record.emulation for record in done} - {""})
     notes += f"; emulated: {', '.join(kinds)}" if kinds else ""
     learned = any(record.quality for record in done)
-    what = "What was learned, and at what price" if learned else "Memory and throughput"
+    what = "What was learned, and at what cost" if learned else "Memory and throughput"
     caption = f"{what}: medians over repeats{notes}"
     return Table.of_rows(caption, rows, common=common, label="tbl-learning")
 
@@ -349,6 +349,6 @@ def predictions(results: StudyResults) -> list[Markdown | Table]:
     table["measured"] = [format_seconds(*measured[s.frozen.run_id]) for s in results.scores]
     bases = dict.fromkeys(score.frozen.basis for score in results.scores)
     beyond = dict.fromkeys(note for score in results.scores for note in score.frozen.extrapolated)
-    reservations = f" Reservations: {'; '.join(beyond)}." if beyond else ""
-    how = Markdown.of(f"{FROZEN}{'; '.join(bases)}.{reservations}")
+    caveats = f" Caveats: {'; '.join(beyond)}." if beyond else ""
+    how = Markdown.of(f"{FROZEN}{'; '.join(bases)}.{caveats}")
     return [summary, how, Table(PREDICTIONS, table, index=False, label="tbl-predictions")]

@@ -99,7 +99,7 @@ def _loaders(results: StudyResults) -> Blocks:
         return []
     quiet = [run for run in runs if results.noise.trustworthy([run.id])]
     sentences = configurations.loader_sentences(quiet, results.records)
-    return [Markdown("## Loaders of data"), Markdown.of(LOADERS), *_bullets(sentences)]
+    return [Markdown("## Data loaders"), Markdown.of(LOADERS), *_bullets(sentences)]
 
 
 def _networks(results: StudyResults) -> Blocks:

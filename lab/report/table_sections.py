@@ -101,7 +101,7 @@ class TableReport:
         """Results by kind of scaling."""
         return {kind: StudyResults(self.table.of_kind(kind)) for kind in self.table.kinds}
 
-    def told(self, kind: Scaling, text: str) -> str:
+    def labelled(self, kind: Scaling, text: str) -> str:
         """A sentence on one kind of scaling, which it names if there are several."""
         return f"{HEADINGS[kind]}: {text}" if len(self.parts) > 1 else text
 
@@ -116,7 +116,7 @@ def head(report: TableReport) -> Blocks:
     table = report.table
     rows = f"{count(len(table.frame), 'row')} of {report.file}"
     answers = [
-        report.told(kind, text)
+        report.labelled(kind, text)
         for kind, part in report.parts.items()
         if (text := proposal.headline(part.summary))
     ]
@@ -277,7 +277,7 @@ def parts(report: TableReport) -> Blocks:
 def stop(report: TableReport) -> Blocks:
     """Where to stop, by efficiency and by the law that fits the speedups."""
     sentences = [
-        report.told(kind, text)
+        report.labelled(kind, text)
         for kind, results in report.parts.items()
         for say in (proposal.stops, proposal.fits, proposal.step_laws)
         for text in say(results.summary)

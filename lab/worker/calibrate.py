@@ -29,7 +29,7 @@ from pydantic import TypeAdapter
 from lab.config.cluster import Cluster
 from lab.config.strategies import STRATEGIES
 from lab.errors import InputError, LabError, first_line
-from lab.formatting import count
+from lab.formatting import MIB, count
 from lab.machine import cpu_model, exit_with
 from lab.perfmodel.calibration import (
     PLAIN,
@@ -44,7 +44,7 @@ from lab.perfmodel.hardware import vendor_peak
 from lab.perfmodel.simulate import P10_TO_P90
 from lab.records.schema import PHASES
 from lab.worker import data
-from lab.worker.collectives import MIB, SIZES, measure_collectives, measure_contention
+from lab.worker.collectives import SIZES, measure_collectives, measure_contention
 from lab.worker.context import Progress, RankContext, silent
 from lab.worker.distributed import RankJob, all_gather_object, device_of, gather, process_group
 from lab.worker.environment import MachineWatch, environment
@@ -295,7 +295,7 @@ def main() -> int:
     context = _CONTEXT.validate_json(content)
     import_module("torch._dynamo")  # else each fork would import it, with its first optimizer
     results = os.fdopen(os.dup(1), "w")
-    os.dup2(2, 1)  # what a library prints is no result
+    os.dup2(2, 1)  # what a library prints is not a result
     for number, names in enumerate(starts):
         rendezvous = context.rendezvous.with_suffix(f".steps{number}")
         rank = replace(context, rendezvous=rendezvous)

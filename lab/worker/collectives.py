@@ -6,7 +6,7 @@ import random
 import time
 from collections.abc import Callable, Sequence
 from functools import partial
-from typing import Any, NamedTuple
+from typing import Any, NamedTuple, assert_never
 
 import numpy as np
 import torch
@@ -14,6 +14,7 @@ from torch import Tensor, nn
 from torch import distributed as dist
 
 from lab.errors import LabError, first_line
+from lab.formatting import KIB, MIB
 from lab.perfmodel.calibration import CollectiveTime, ContentionTime
 from lab.perfmodel.collectives import COLLECTIVES, Collective
 from lab.records.statistics import bootstrap_interval
@@ -21,7 +22,6 @@ from lab.worker.context import Progress
 from lab.worker.distributed import all_gather_object, all_gather_single, reduce_scatter_single
 from lab.worker.measure.clock import FloatArray, gpu_seconds_of, seconds_of
 
-KIB, MIB = 2**10, 2**20
 SIZES = {  # bytes of the whole tensor
     # Closer around the size of a socket's buffer, beyond which a transfer has to wait.
     "cpu": tuple(KIB * size for size in (4, 16, 64, 128, 256, 512, 1024, 4096, 16384)),
@@ -105,18 +105,41 @@ def _views(size: int, buffers: Sequence[Tensor]) -> tuple[Tensor, Tensor]:
 
 def _call(collective: Collective, size: int, buffers: Sequence[Tensor]) -> _Call:
     whole, part = _views(size, buffers)
-    runs: dict[Collective, Callable[[], object]] = {
-        "all_reduce": lambda: dist.all_reduce(whole),
-        "all_gather": lambda: all_gather_single(whole, part),
-        "reduce_scatter": lambda: reduce_scatter_single(part, whole),
-        "broadcast": lambda: dist.broadcast(whole, src=0),
-    }
-    return _Call(collective, size, runs[collective])
+    run: Callable[[], object]
+    match collective:
+        case "all_reduce":
+            run = partial(dist.all_reduce, whole)
+        case "all_gather":
+            run = partial(all_gather_single, whole, part)
+        case "reduce_scatter":
+            run = partial(reduce_scatter_single, part, whole)
+        case "broadcast":
+            run = partial(dist.broadcast, whole, src=0)
+        case _:
+            assert_never(collective)
+    return _Call(collective, size, run)
+
+
+def _is_right(collective: Collective, whole: Tensor, part: Tensor) -> bool:
+    """Whether a call gave what it must where each rank began with its number, counted from 1."""
+    ranks = torch.arange(1, dist.get_world_size() + 1, device=whole.device, dtype=whole.dtype)
+    match collective:
+        case "all_reduce":
+            right = whole == ranks.sum()
+        case "all_gather":
+            right = whole == ranks.repeat_interleave(part.numel())
+        case "reduce_scatter":
+            right = part == ranks.sum()
+        case "broadcast":
+            right = whole == 1
+        case _:
+            assert_never(collective)
+    return bool(right.all())
 
 
 def _check(collective: Collective, size: int, buffers: Sequence[Tensor]) -> str:
     """Call once with a known answer; returns why the backend lacks the collective, else empty."""
-    rank, world_size = dist.get_rank(), dist.get_world_size()
+    rank = dist.get_rank()
     whole, part = _views(size, buffers)
     whole.fill_(rank + 1)
     part.fill_(rank + 1)
@@ -127,18 +150,9 @@ def _check(collective: Collective, size: int, buffers: Sequence[Tensor]) -> str:
         error_message = first_line(error)
     # All ranks must agree on what is missing, or they would call different collectives and hang.
     errors = [message for message in all_gather_object(error_message) if message]
-    if not errors:
-        ranks = torch.arange(1, world_size + 1, device=whole.device, dtype=whole.dtype)
-        total = ranks.sum()
-        right = {
-            "all_reduce": (whole == total).all(),
-            "all_gather": (whole == ranks.repeat_interleave(part.numel())).all(),
-            "reduce_scatter": (part == total).all(),
-            "broadcast": (whole == 1).all(),
-        }[collective]
-        if not all(all_gather_object(bool(right))):
-            backend = dist.get_backend()
-            raise LabError(f"{collective} of {backend} gives a wrong result on {world_size} ranks")
+    if not errors and not all(all_gather_object(_is_right(collective, whole, part))):
+        where = f"{dist.get_backend()} gives a wrong result on {dist.get_world_size()} ranks"
+        raise LabError(f"{collective} of {where}")
     # Sums of zeros stay finite however often they are repeated.
     whole.zero_()
     part.zero_()

@@ -356,7 +356,7 @@ def _pace(descriptor: int, bytes_per_s: float) -> bool:
             if connection.family not in {socket.AF_INET, socket.AF_INET6}:
                 return False
             connection.getpeername()  # raises OSError unless connected
-            # Older kernels take 32 bits; a higher rate is no limit in practice.
+            # Older kernels take 32 bits; a higher rate does not limit anything in practice.
             rate = min(int(bytes_per_s), 2**32 - 2)
             connection.setsockopt(socket.SOL_SOCKET, SO_MAX_PACING_RATE, rate)
             return True

@@ -13,6 +13,7 @@ import torch
 from lab.config.run import Run
 from lab.files import write_atomically
 from lab.records.schema import Communication, Event, Memory
+from lab.records.store import BUCKETS, CALLS, STEPS
 from lab.worker.distributed import all_gather_object
 from lab.worker.environment import RankUse, StateBytes
 from lab.worker.measure import overlap
@@ -86,7 +87,7 @@ def write_reports(
     steps = np.arange(len(reports[0].steps["step_time"]))
     numbers = {"step": first_step + steps, "warmup": steps < run.warmup_steps}
     ranks = (numbers | report.steps for report in reports)
-    _write(ranks, folder / "steps.parquet", columns=COLUMNS)
+    _write(ranks, folder / STEPS, columns=COLUMNS)
     return communication
 
 
@@ -100,7 +101,7 @@ def _communication(
     buckets = [report.sent for report in reports if isinstance(report.sent, Buckets)]
     calls = [report.sent for report in reports if isinstance(report.sent, Calls)]
     if buckets:
-        _write(_rows(buckets, origin, first_step), folder / "buckets.parquet")
+        _write(_rows(buckets, origin, first_step), folder / BUCKETS)
         passes = [report.passes for report in reports if report.passes is not None]
         exposure = overlap.Exposure.from_buckets(buckets, passes)
         # PowerSGD takes several collectives per bucket, which the hook does not see.
@@ -108,7 +109,7 @@ def _communication(
         update |= overlap.count_buckets(buckets[0], operation=operation)
         beside = [report.calls for report in reports if report.calls is not None]
         if any(len(one.step) for one in beside):
-            _write(_rows(beside, origin, first_step), folder / "calls.parquet")
+            _write(_rows(beside, origin, first_step), folder / CALLS)
             both = exposure.with_calls(buckets, beside)
             # DDP itself may call without waiting, as for the ranks that joined early.
             if not np.isnan(both.exposed).any():
@@ -116,7 +117,7 @@ def _communication(
                 update |= overlap.count_both(buckets[0], beside[0], steps=run.steps - first_step)
     elif calls:
         steps = run.steps - first_step
-        _write(_rows(calls, origin, first_step), folder / "calls.parquet")
+        _write(_rows(calls, origin, first_step), folder / CALLS)
         exposure = overlap.Exposure.from_calls(calls, steps=steps)
         update |= overlap.count_calls(calls[0], steps=steps, cycle=cycle)
         if cycle > 1:

@@ -31,7 +31,7 @@ from lab.worker.measure.overlap import Shift, events
 from lab.worker.train import train
 
 FILE = "trace.json.gz"
-# Steps that are traced but not kept: DDP sorts its buckets anew after the first of them, and with
+# Steps that are traced but not kept: DDP rebuilds its buckets after the first of them, and with
 # PowerSGD compresses from the third on.
 BEFORE, KEPT = 4, 3
 ANCHOR, ANCHORS = "lab: anchor", 20  # marks whose times on the host's clock are known

@@ -17,7 +17,7 @@ from lab.analysis.audit.observations import PYTHON_STRINGS, Observations, Unchec
 from lab.analysis.audit.rule import Finding, Severity
 from lab.analysis.audit.rules import RULES
 from lab.analysis.audit.text_table import STREAM, left_out, read_all, read_file
-from lab.config.study import Study
+from lab.config.study import STUDY_FILE, Study
 from lab.errors import InputError, Problem, items, require_type
 from lab.formatting import count, listed
 from lab.records.store import Record, load_records
@@ -71,7 +71,7 @@ def audit(
 
 def is_table(source: object) -> bool:
     """Whether this is the path of a file that is not a study's, or looks like that of a table."""
-    if not isinstance(source, str | Path) or (path := Path(source)).name == "study.yaml":
+    if not isinstance(source, str | Path) or (path := Path(source)).name == STUDY_FILE:
         return False
     return path.is_file() or (path.suffix.lower() in TABLE_SUFFIXES and not path.is_dir())
 

@@ -452,7 +452,7 @@ def _guess(name: str) -> Guess | None:
     text = normal(name)
     ideal = re.search(IDEAL, text) and not re.fullmatch(OF_IDEAL, text)
     if ideal or str(name).lstrip().startswith(("Δ", "∆")):
-        return None  # a difference is no measurement
+        return None  # a difference is not a measurement
     if STEPS_PER_SECOND.fullmatch(text) and not STEPS_OF_MANY.search(text):
         return Guess("time", 1.0, "step", inverse=True)
     if paid := SECONDS_PER_THING.fullmatch(text):

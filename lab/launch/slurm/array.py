@@ -20,7 +20,7 @@ from lab.launch.executor import JobSpec
 from lab.launch.slurm.controller import (
     TIMEOUT_S,
     UNANSWERED,
-    SlurmSilentError,
+    SlurmCommandError,
     accounted,
     failure_message,
     queued,
@@ -59,7 +59,7 @@ class Array:
         return self.folder.name
 
     def submit(self, specs: Sequence[JobSpec], parameters: Mapping[str, Any], python: str) -> str:
-        """Submit one job per spec and keep the array's id; raises RefusedError, SlurmSilentError.
+        """Submit one job per spec and keep the array's id; raises RefusedError, SlurmCommandError.
 
         The folder stays locked until sbatch has ended, even if this process is killed.
         """
@@ -75,7 +75,7 @@ class Array:
                     raise RefusedError(f"sbatch answered {answer.strip()!r}")
                 self._write_id(taken[1])
                 return taken[1]
-        except (RefusedError, SlurmSilentError):
+        except (RefusedError, SlurmCommandError):
             # sbatch may lose the answer of a busy controller that has accepted the job.
             if job_id := self.job_id():
                 return job_id
@@ -85,7 +85,7 @@ class Array:
         """The array's id; None if it was never submitted.
 
         If a driver was killed before it could record the id, Slurm is queried by name; raises
-        SlurmSilentError if it does not answer, InputError for another user's folder.
+        SlurmCommandError if it does not answer, InputError for another user's folder.
         """
         if not self.folder.is_dir():
             return None
@@ -116,7 +116,7 @@ class Array:
         try:
             while not _lock(lock):
                 if time.monotonic() > end:
-                    raise SlurmSilentError(f"an earlier sbatch of {self.name} has not ended")
+                    raise SlurmCommandError(f"an earlier sbatch of {self.name} has not ended")
                 time.sleep(0.1)
             yield lock
         finally:
@@ -145,7 +145,7 @@ def sbatch(
     lock: int | None = None,
     variables: Mapping[str, str] = MappingProxyType({}),
 ) -> str:
-    """sbatch's answer to a script; raises RefusedError with its complaint, or SlurmSilentError."""
+    """sbatch's answer to a script; raises RefusedError with its complaint, or SlurmCommandError."""
     lines = [line for line in text.splitlines() if line.startswith("#SBATCH ")]
     # Again, as a variable such as SBATCH_PARTITION overrides what the script says.
     options = [word for line in lines for word in shlex.split(line.removeprefix("#SBATCH "))]
@@ -159,7 +159,7 @@ def sbatch(
     if process.returncode:
         complaint = failure_message(process)
         silent = any(words in process.stderr for words in UNANSWERED)
-        raise SlurmSilentError(complaint) if silent else RefusedError(complaint)
+        raise SlurmCommandError(complaint) if silent else RefusedError(complaint)
     return process.stdout or process.stderr
 
 

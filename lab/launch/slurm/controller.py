@@ -63,7 +63,7 @@ MEMORY_PHRASES = ("exceeded memory limit", "exceeded job memory limit", "oom-kil
 LIMITING = ("SACCT_", "SCANCEL_", "SINFO_", "SQUEUE_")
 
 
-class SlurmSilentError(Exception):
+class SlurmCommandError(Exception):
     """A Slurm command is missing, gave no answer, or failed; the message is its own."""
 
 
@@ -91,17 +91,17 @@ class JobState:
 
 
 def require_configuration() -> None:
-    """Raise SlurmSilentError if SLURM_CONF points nowhere, as Slurm's commands would hang long."""
+    """Raise SlurmCommandError if SLURM_CONF points nowhere, as Slurm's commands would hang long."""
     path = os.environ.get("SLURM_CONF")
     if path and not Path(path).is_file():
-        raise SlurmSilentError(f"SLURM_CONF names {path}, but there is no such file")
+        raise SlurmCommandError(f"SLURM_CONF names {path}, but there is no such file")
 
 
 def ask(*command: str, timeout_s: float | None = None) -> str:
-    """The output of a Slurm command; raises SlurmSilentError if it fails or is too slow."""
+    """The output of a Slurm command; raises SlurmCommandError if it fails or is too slow."""
     process = run(command, timeout_s=timeout_s or TIMEOUT_S)
     if process.returncode:
-        raise SlurmSilentError(failure_message(process))
+        raise SlurmCommandError(failure_message(process))
     return process.stdout
 
 
@@ -115,7 +115,7 @@ def run(
 ) -> subprocess.CompletedProcess[str]:
     """A Slurm command that has ended, with `text` as its input.
 
-    Raises SlurmSilentError if it is missing or too slow.
+    Raises SlurmCommandError if it is missing or too slow.
     """
     require_configuration()
     while True:
@@ -131,10 +131,10 @@ def run(
                 check=False,
             )
         except FileNotFoundError:
-            raise SlurmSilentError(f"{command[0]} is not installed here") from None
+            raise SlurmCommandError(f"{command[0]} is not installed here") from None
         except subprocess.TimeoutExpired:
             message = f"{command[0]} did not answer within {timeout_s:.0f} s"
-            raise SlurmSilentError(message) from None
+            raise SlurmCommandError(message) from None
         if process.returncode == 0 or not found_practice_cluster(process):
             return process
 
@@ -191,7 +191,7 @@ def accounted(names: Iterable[str]) -> dict[str, JobState]:
     try:
         answer = ask("sacct", "--allocations", "--noheader", "--parsable2", *selected, columns)
         rows = list(_rows(answer, 6))
-    except SlurmSilentError:
+    except SlurmCommandError:
         return {}
     jobs = {}
     for job_id, name, state, reason, nodes, exit_code in rows:
@@ -203,14 +203,14 @@ def accounted(names: Iterable[str]) -> dict[str, JobState]:
 
 
 def _rows(answer: str, cells: int) -> Iterator[list[str]]:
-    """The cells of each line that has any; SlurmSilentError if one has too many or too few.
+    """The cells of each line that has any; SlurmCommandError if one has too many or too few.
 
     Some sites let Slurm's commands greet their users, in lines without cells.
     """
     for line in filter(lambda line: "|" in line, answer.splitlines()):
         row = [cell.strip() for cell in line.split("|")]
         if len(row) not in {cells, cells + 1}:  # each of squeue's ends with a bar
-            raise SlurmSilentError(f"its answer cannot be read: {line.strip()!r}")
+            raise SlurmCommandError(f"its answer cannot be read: {line.strip()!r}")
         yield row[:cells]
 
 
@@ -245,7 +245,7 @@ class Controller:
                 return max(left, 0.05)
             try:
                 answer = self._ask()
-            except SlurmSilentError as error:
+            except SlurmCommandError as error:
                 self.silence = str(error)
                 self._pause = min(max(self._pause, 2.0) * GROWTH, LAST_S)
             else:

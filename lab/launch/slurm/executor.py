@@ -26,7 +26,7 @@ from lab.launch.attempt import Attempt, RankError
 from lab.launch.executor import Handle, JobSpec, JobStatus, SlurmJob, prepare, write_job
 from lab.launch.slurm import controller
 from lab.launch.slurm.array import Array, RefusedError, sbatch, script
-from lab.launch.slurm.controller import Controller, JobState, SlurmSilentError, ask
+from lab.launch.slurm.controller import Controller, JobState, SlurmCommandError, ask
 from lab.launch.slurm.options import interpreter, submitit_parameters
 from lab.records.schema import Allocation
 
@@ -127,7 +127,7 @@ class SlurmExecutor:
             job_id = array.submit(specs, parameters, python)
         except RefusedError as error:
             raise refused(cluster, ranks * devices, error) from None
-        except SlurmSilentError as error:
+        except SlurmCommandError as error:
             message = f"{cluster.name}: {error}; nothing was submitted; try again"
             raise LabError(message) from None
         return [SlurmHandle(spec.folder, array, f"{job_id}_{i}") for i, spec in enumerate(specs)]
@@ -164,7 +164,7 @@ class SlurmHandle:
         array = Array((folder / job.array).resolve())
         try:
             job_id = array.job_id()
-        except SlurmSilentError as error:
+        except SlurmCommandError as error:
             message = f"Slurm does not answer, so the state of {array.name} is unknown: {error}"
             raise LabError(f"{message}; try again") from None
         return None if job_id is None else cls(folder, array, f"{job_id}_{job.index}")
@@ -210,7 +210,7 @@ class SlurmHandle:
         """Cancel jobs and wait until they are gone; raises LabError if Slurm does not answer."""
         try:
             controller.ask("scancel", *(handle.job_id for handle in handles))
-        except SlurmSilentError as error:
+        except SlurmCommandError as error:
             message = f"Slurm does not answer, so its jobs keep running: {error}; try again"
             raise LabError(message) from None
         answered = time.monotonic()
@@ -219,8 +219,8 @@ class SlurmHandle:
             if not (silence := cls.controller.silence):
                 answered = time.monotonic()
             elif time.monotonic() - answered > controller.TIMEOUT_S:
-                message = f"Slurm was to cancel jobs, but does not say if they ended: {silence}"
-                raise LabError(f"{message}; see `lab status`")
+                message = "Slurm was asked to cancel jobs, but does not say whether they ended"
+                raise LabError(f"{message}: {silence}; see `lab status`")
 
     @property
     def _job(self) -> JobState | None:
@@ -234,7 +234,7 @@ def refusals(cluster: Cluster, shapes: Sequence[tuple[int, int]]) -> list[Proble
         for ranks, devices in shapes:
             if problem := _refusal(cluster, ranks, devices):
                 problems.setdefault(problem.where, problem)
-    except SlurmSilentError as error:
+    except SlurmCommandError as error:
         message = f"{cluster.name}: {error}; can jobs be submitted from this machine?"
         raise LabError(message) from None
     return list(problems.values())
@@ -251,7 +251,7 @@ def _refusal(cluster: Cluster, ranks: int, devices: int) -> Problem | None:
 
 def refused(cluster: Cluster, world_size: int, error: RefusedError) -> LabError:
     """The error for a job that Slurm rejected."""
-    with suppress(SlurmSilentError):
+    with suppress(SlurmCommandError):
         if problem := complaint(cluster, world_size, str(error)):
             return InputError(cluster.name, [problem])
     return LabError(f"{cluster.name}: sbatch: {error}")
@@ -260,7 +260,7 @@ def refused(cluster: Cluster, world_size: int, error: RefusedError) -> LabError:
 def complaint(cluster: Cluster, world_size: int, answer: str) -> Problem | None:
     """Slurm's complaint; None if it is due to the cluster's current state, which may pass.
 
-    Raises SlurmSilentError if its nodes must be known and Slurm does not answer.
+    Raises SlurmCommandError if its nodes must be known and Slurm does not answer.
     """
     plain = re.sub(r"sbatch: error:|allocation failure:", "", answer)
     text = "; ".join(" ".join(line.split()) for line in plain.splitlines() if line.strip())

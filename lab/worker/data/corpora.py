@@ -22,11 +22,10 @@ from lab.config.run import Run
 from lab.errors import InputError, Problem
 from lab.worker.context import Progress
 from lab.worker.data.cache import CachedArrays, cached_arrays, fetch
-from lab.worker.data.dataset import Array, Dataset, Windows
+from lab.worker.data.dataset import HELD_OUT, Array, Dataset, Windows
 
 TRAINING_TEXT = 3_000_000  # characters used to train the tokenizer
 END_OF_TEXT = "<|endoftext|>"  # token 0 of a tokenizer trained here, after each document
-HELD_OUT = 0.1
 PIECE = 500_000  # characters encoded at a time
 LEFT_OUT = {"test", "tests", "idle_test", "site-packages", "dist-packages", "__pycache__"}
 LIBRARY = f"the standard library of Python {platform.python_version()}"

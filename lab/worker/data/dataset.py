@@ -19,6 +19,9 @@ from lab.config.run import Run
 
 Array = npt.NDArray[Any]
 Indices = npt.NDArray[np.int64]
+# Of data that is published without a split, one sample in ten is held out.
+HELD_OUT_EVERY = 10
+HELD_OUT = 1 / HELD_OUT_EVERY
 TRAINING, EVALUATION, GENERATION = range(3)  # independent random number streams from one seed
 
 

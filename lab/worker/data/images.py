@@ -9,21 +9,22 @@ from pathlib import Path
 
 import numpy as np
 
+from lab.config.datasets import Images
 from lab.config.paths import MNIST
 from lab.config.run import Run
 from lab.errors import LabError
 from lab.worker.context import Progress
 from lab.worker.data.cache import CachedArrays, cached_arrays, fetch
-from lab.worker.data.dataset import Array, Dataset, Labelled
+from lab.worker.data.dataset import HELD_OUT, Array, Dataset, Labelled
 
-CLASSES = 10
 DIGITS = "sklearn/datasets/data/digits.csv.gz"  # 64 pixels and the digit of each image
-HELD_OUT = 0.1  # of scikit-learn's digits, which come without a split
 
 
 def prepare(run: Run, *, pretrained: Path | None, data_root: Path, progress: Progress) -> Dataset:
     """Labelled images of one channel; raises LabError like `fetch`."""
-    name, read = SOURCES[run.dataset.kind]
+    config = run.dataset
+    assert isinstance(config, Images)
+    name, read = SOURCES[config.kind]
     cached = read(progress)
     train, held_out = (
         Labelled(cached.arrays[part], cached.arrays[f"{part}_labels"])
@@ -36,7 +37,7 @@ def prepare(run: Run, *, pretrained: Path | None, data_root: Path, progress: Pro
         held_out,
         sha256=cached.sha256,
         description=f"{name}, {size}",
-        classes=CLASSES,
+        classes=config.classes,
         channels=channels,
     )
 

@@ -23,7 +23,7 @@ from lab.errors import LabError
 from lab.worker.context import Progress
 from lab.worker.data import corpora
 from lab.worker.data.cache import cached_arrays, fetch, file_sha256
-from lab.worker.data.dataset import Array, Dataset, Labelled
+from lab.worker.data.dataset import HELD_OUT_EVERY, Array, Dataset, Labelled
 
 BATCH = 2000  # texts that are encoded at a time
 PADDING = ("[PAD]", "<pad>", corpora.END_OF_TEXT)  # the first one known to the tokenizer is used
@@ -41,7 +41,6 @@ TOPICS = {
     "plistlib xml html tempfile sqlite3",
 }
 PIECE = 480  # characters of a text, or a little more
-HELD_OUT_EVERY = 10
 
 
 @dataclass(frozen=True)
@@ -58,7 +57,6 @@ class Source:
 
     fingerprint: str  # changes with the content
     description: str
-    classes: int
     read: Callable[[], tuple[Texts, Texts]]  # training and held-out texts
 
 
@@ -68,6 +66,7 @@ def prepare(run: Run, *, pretrained: Path | None, data_root: Path, progress: Pro
     assert isinstance(config, LabelledTexts) and isinstance(model, Transformer)
     return tokenized(
         SOURCES[config.kind](progress),
+        classes=config.classes,
         block_size=model.block_size,
         vocab_size=config.vocab_size,
         progress=progress,
@@ -79,6 +78,7 @@ def prepare(run: Run, *, pretrained: Path | None, data_root: Path, progress: Pro
 def tokenized(
     source: Source,
     *,
+    classes: int,
     block_size: int,
     vocab_size: int,
     progress: Progress,
@@ -126,7 +126,7 @@ def tokenized(
         description=f"{source.description}, {texts}, vocabulary {vocabulary}",
         tokens_per_sample=block_size,
         vocab_size=vocabulary,
-        classes=source.classes,
+        classes=classes,
         pad=pad,
     )
 
@@ -162,7 +162,6 @@ def ag_news(progress: Progress) -> Source:
     return Source(
         fingerprint=f"ag_news {AG_NEWS_TRAIN.sha256} {AG_NEWS_TEST.sha256}",
         description="AG News",
-        classes=4,
         read=lambda: (_read_ag_news(train), _read_ag_news(test)),
     )
 
@@ -184,7 +183,7 @@ def _read_ag_news(path: Path) -> Texts:
 def imdb(progress: Progress) -> Source:
     """Film reviews, negative and positive."""
     path = fetch(IMDB, instead="topics", progress=progress)
-    return Source(f"imdb {IMDB.sha256}", "IMDB", len(IMDB_CLASSES), lambda: _read_imdb(path))
+    return Source(f"imdb {IMDB.sha256}", "IMDB", lambda: _read_imdb(path))
 
 
 def _read_imdb(path: Path) -> tuple[Texts, Texts]:
@@ -228,7 +227,6 @@ def topics(progress: Progress) -> Source:
     return Source(
         fingerprint=f"topics {hashlib.sha256(content.encode()).hexdigest()}",
         description=f"{len(TOPICS)} topics of {corpora.LIBRARY}",
-        classes=len(TOPICS),
         read=lambda: (part(False), part(True)),
     )
 

@@ -11,9 +11,8 @@ from lab.config.models import CNN, GPT, Transformer
 from lab.config.run import Run
 from lab.worker.context import Progress
 from lab.worker.data.cache import cached_arrays
-from lab.worker.data.dataset import Array, Dataset, Labelled, Samples, Windows
+from lab.worker.data.dataset import HELD_OUT_EVERY, Array, Dataset, Labelled, Samples, Windows
 
-HELD_OUT_EVERY = 10  # one in ten samples; there are at least 20
 TOPIC_TOKENS = 0.2  # share of a labelled text's tokens that come from its class
 NOISE = 48  # standard deviation of the noise on an image, of 255 levels
 

@@ -65,7 +65,7 @@ def stream(
     if length < 1 or length + new_tokens > limit:
         what = f"{length} tokens of prompt plus {new_tokens} new ones"
         what += f", but the model has positions for {limit}"
-        advice = "give a prompt of at least one token, and fewer in all"
+        advice = "use a prompt of at least one token, and fewer tokens in total"
         raise InputError("generate", [Problem("tokens", what, advice)])
     uniform = None
     if sampling.temperature:

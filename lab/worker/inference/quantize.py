@@ -18,7 +18,7 @@ from torch.nn import functional
 
 from lab.errors import LabError, first_line
 from lab.records.schema import Share
-from lab.records.statistics import bootstrap_interval
+from lab.records.statistics import RESAMPLES, bootstrap_interval
 from lab.worker.compiling import configure_inductor
 from lab.worker.data.dataset import Batch
 from lab.worker.distributed import all_gather_object
@@ -32,7 +32,6 @@ RECOMPILE_LIMIT = 64
 FP8_CAPABILITY = (8, 9)  # NVIDIA Ada and Hopper were the first with fp8 tensor cores
 INT8_ROWS = 32  # CUDA's product of int8 matrices takes more than 16
 MAX_OUTPUT_ERROR = 0.5  # a relative error of logits that rounding does not explain
-_RESAMPLES = 2000
 Pair = tuple[nn.Module, nn.Module]  # the base and its quantized copy
 
 
@@ -332,5 +331,5 @@ def _mean(values: FloatArray) -> Share:
     """The mean with its bootstrap interval, or without one for fewer than two values."""
     if len(values) < 2:
         return Share(value=float(values.mean()), low=None, high=None)
-    low, high = bootstrap_interval([values], np.mean, resamples=_RESAMPLES)
+    low, high = bootstrap_interval([values], np.mean, resamples=RESAMPLES)
     return Share(value=float(values.mean()), low=float(low), high=float(high))

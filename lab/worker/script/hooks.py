@@ -91,7 +91,7 @@ class StepRecorder:
         # Optimizers within a step, as one may wrap another, and whether that began a phase.
         self._stepping: list[tuple[torch.optim.Optimizer, bool]] = []
         self._finds_modules = False  # as the script does not say what its forward pass is
-        # Optimizers that gave way to one made anew; None if none may.
+        # Optimizers that a recreated one replaced; None if none may be.
         self._replaced: WeakSet[torch.optim.Optimizer] | None = WeakSet()
         self._group: Any = None  # of the DDP whose buckets are recorded
         self._done = False
@@ -188,7 +188,7 @@ class StepRecorder:
         self.clock.start()
 
     def _replaces(self, optimizer: torch.optim.Optimizer) -> bool:
-        """Whether this is the counted one made anew, as in every epoch or after unfreezing."""
+        """Whether this is the counted one recreated, as in every epoch or after unfreezing."""
         counted = self.optimizer
         if self._replaced is None or self._stepping or counted is None or self.steps == 0:
             return False

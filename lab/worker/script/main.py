@@ -153,7 +153,7 @@ class ScriptRank:
             if len(steps) > 1:
                 made = " and ".join(map(str, sorted(steps)))
                 raise LabError(
-                    f"the ranks of {self.script.name} took {made} steps, but must take equally many"
+                    f"the ranks of {self.script.name} took {made} steps; they must match"
                 )
             reports = distributed.gather(self._report(offsets))
         return None if reports is None else self._measurement(reports)
@@ -175,8 +175,8 @@ class ScriptRank:
                 raise
             made = count(self.recorder.steps, "step")
             raise LabError(
-                f"{self.script.name} was done after {made} on this rank, but {patience:.0f} s "
-                "later not on all others: the ranks must take equally many steps"
+                f"{self.script.name} finished after {made} on this rank, but {patience:.0f} s "
+                "later not on all others: all ranks must take the same number of steps"
             ) from error
 
     @property

@@ -15,6 +15,7 @@ from torch.nn.parallel import DistributedDataParallel
 
 from lab.config.run import DEFAULT_BUCKET_CAP_MB, POWERSGD_FIRST_STEP, Run
 from lab.errors import InputError, Problem
+from lab.formatting import MIB
 from lab.worker.distributed import averaging
 from lab.worker.measure.clock import Clock
 from lab.worker.measure.ddp_hook import BucketRecorder, Exchange, Sent, unrecorded
@@ -63,13 +64,15 @@ def _require_one_bucket(model: nn.Module, run: Run) -> None:
     # Over gloo, its collectives for several buckets would be matched in different orders.
     if run.compression != "powersgd" or dist.get_backend() != "gloo":
         return
-    needed = sum(parameter.nbytes for parameter in model.parameters()) / 2**20
+    needed = sum(parameter.nbytes for parameter in model.parameters()) / MIB
     if run.bucket_cap_mb == DEFAULT_BUCKET_CAP_MB or run.bucket_cap_mb < needed:
         what = (
             f"at {run.bucket_cap_mb:g} MiB DDP splits {needed:.1f} MiB of gradients, "
             "but over gloo PowerSGD needs one bucket"
         )
-        advice = f"use at least {max(int(needed) + 1, 26)}, or another compression"
+        advice = (
+            f"use at least {int(max(needed, DEFAULT_BUCKET_CAP_MB)) + 1}, or another compression"
+        )
         raise InputError("run", [Problem("bucket_cap_mb", what, advice)])
 
 

@@ -413,7 +413,7 @@ for step in range(100):
         optimizer.step()
 """
     record = measured("uneven", content, ranks=2, cluster="impatient.yaml")
-    assert record.error and record.error.message.startswith(f"uneven.py was done after {done} on")
+    assert record.error and record.error.message.startswith(f"uneven.py finished after {done} on")
     assert record.error.rank == (rank if done == "9 steps" else 0)
 
 

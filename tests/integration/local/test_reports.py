@@ -93,7 +93,7 @@ def test_the_slow_loader_is_found_and_the_fast_one_is_not(made: Made) -> None:
     assert slow and {label.split("/")[0] for stall in crowded for label in stall.records} == slow
     assert {stall.severity for stall in stalls} == {"warning"}
     text = report.result().html.read_text()
-    assert "Loaders of data" in text and "classic loader tokenizes" in text
+    assert "Data loaders" in text and "classic loader tokenizes" in text
 
 
 def test_strategies_and_networks_have_tables_of_their_own(made: Made) -> None:

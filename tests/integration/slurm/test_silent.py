@@ -19,7 +19,7 @@ from lab.errors import LabError
 from lab.launch.executor import SlurmJob, prepare, write_job
 from lab.launch.slurm import array, controller
 from lab.launch.slurm.array import Array
-from lab.launch.slurm.controller import Controller, SlurmSilentError
+from lab.launch.slurm.controller import Controller, SlurmCommandError
 from lab.launch.slurm.executor import SlurmHandle
 from lab.records.store import Store, write_record
 
@@ -87,7 +87,7 @@ def test_the_practice_cluster_is_found_where_nothing_else_is(
 ) -> None:
     refusal = fails("sinfo: fatal: Could not establish a configuration source")
     programs(sinfo=f'test -z "$SLURM_CONF" || exec cat "$SLURM_CONF"; {refusal}')
-    with pytest.raises(SlurmSilentError, match="SLURM_CONF is not set"):
+    with pytest.raises(SlurmCommandError, match="SLURM_CONF is not set"):
         controller.ask("sinfo")
     folder = tmp_path / f"practice-slurm-{os.getuid()}"
     folder.mkdir()
@@ -139,7 +139,7 @@ def test_an_sbatch_that_never_ends_is_not_waited_for_without_end(
     (folder / "job_id").unlink()
     held = os.open(folder / "submitting", os.O_RDWR | os.O_CREAT)
     fcntl.flock(held, fcntl.LOCK_EX)  # as by an sbatch whose driver was killed
-    with pytest.raises(SlurmSilentError, match=r"an earlier sbatch of lab-x1-.* has not ended"):
+    with pytest.raises(SlurmCommandError, match=r"an earlier sbatch of lab-x1-.* has not ended"):
         Array(folder).job_id()
     os.close(held)
 
@@ -150,7 +150,7 @@ def test_a_cancellation_without_an_answer_ends_and_says_so(
     programs(scancel="exit 0")
     study = Study.load(make_study())
     submitted(study)
-    with pytest.raises(LabError, match="does not say if they ended: squeue did not answer"):
+    with pytest.raises(LabError, match="does not say whether they ended: squeue did not answer"):
         lab.cancel(study)
     assert not (study.out / "cancel").exists()
 

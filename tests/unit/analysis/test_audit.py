@@ -16,9 +16,9 @@ from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 from studies import StudyMaker
 
-from lab.analysis.audit import Audit, apply_rules, audit
+from lab.analysis.audit import Audit, apply_rules, audit, columns
 from lab.analysis.audit.records import from_records
-from lab.analysis.audit.rule import Finding
+from lab.analysis.audit.rule import Finding, Rule
 from lab.analysis.audit.rules import RULES
 from lab.analysis.audit.table import from_table
 from lab.config.emulation import Compute, Emulated, Link
@@ -117,6 +117,13 @@ def altered(item: Record, part: str, **fields: Any) -> Record:
 
 def test_there_is_a_rule_of_every_name() -> None:
     assert {rule.name for rule in RULES} == NAMES and len(RULES) == len(NAMES)
+
+
+@pytest.mark.parametrize("rule", RULES, ids=lambda rule: rule.name)
+def test_a_rule_needs_columns_that_exist(rule: Rule) -> None:
+    needs = [name for need in rule.needs.split(", ") for name in need.split(" or ")]
+    of_records = from_records(clean()).frame.columns
+    assert not set(needs) - {*columns.COLUMNS, *of_records}
 
 
 def test_clean_records_have_no_error_and_no_warning() -> None:
@@ -380,7 +387,7 @@ def test_super_linear_heeds_the_interval() -> None:
 
 def test_equal_work() -> None:
     neither = audit(frame("gpus,global_batch,step_s\n1,32,1\n2,48,0.9\n4,100,0.9"))
-    assert "neither is held" in evidence(neither, "equal-work")
+    assert "neither is fixed" in evidence(neither, "equal-work")
     weak = audit(frame("gpus,batch_per_gpu,step_ms\n1,32,100\n2,32,104\n4,32,109"))
     assert not of(weak, "equal-work") and not of(weak, "super-linear")
     epochs = audit(frame("gpus,per_gpu_batch,epoch_s\n1,32,100\n2,32,54\n4,32,30"))
@@ -393,7 +400,7 @@ def test_equal_work() -> None:
     ("scaling", "batches", "evidence_of_it"),
     [
         ("strong", {1: 32, 2: 64, 4: 128}, "called strong scaling: the batch of 32 is per rank"),
-        ("weak", {1: 64, 2: 64, 4: 64}, "called weak scaling, but the global batch of 64 is held"),
+        ("weak", {1: 64, 2: 64, 4: 64}, "called weak scaling, but the global batch of 64 is fixed"),
     ],
 )
 def test_a_scaling_that_contradicts_its_batches(

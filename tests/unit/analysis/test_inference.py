@@ -46,7 +46,7 @@ def test_slower_is_said_with_reasons_and_noise_is_not_called_a_difference() -> N
     )
     assert "the base reads 25 % of the memory bandwidth" in first.replace("25.0", "25")
     assert "at batch 8 is 1.1 times that at 2, so dispatching the calls costs" in first
-    assert "AVX2, bf16 emulated with 1 thread" in first
+    assert "AVX2, bf16 emulated, 1 thread" in first
     assert "no difference is shown" in third
     assert "faster, 0.50" in fourth
 

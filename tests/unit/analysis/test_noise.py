@@ -91,7 +91,7 @@ def test_the_strip_ends_with_the_worst_that_the_audit_found(finding_arguments, s
     found = tuple(finding(*one) for one in finding_arguments)
     audit = Audit(findings=found, not_checked=(), checked=("equal-work", "repeats", "baseline"))
     assert noise.strip(audit) == (
-        f"3 repeats · interval ±5.0 % · other processes took at most 0 % of the ranks' cores · {said}"
+        f"3 repeats · interval ±5.0 % · other processes took less than 1 % of the ranks' cores · {said}"
     )
 
 

@@ -34,7 +34,7 @@ CHANGES = [
     ({"compression": "powersgd"}, "PowerSGD on the link"),
     (
         {"compression": "powersgd", "powersgd_rank": 4},
-        "PowerSGD on the link, approximation of rank 4",
+        "PowerSGD on the link, rank-4 approximation",
     ),
     ({"strategy": "naive_ddp", "flat": True}, "naive_ddp x2, batch 8, fp32, flat"),
     ({"strategy": "fsdp", "reshard_after_forward": False}, "fsdp x2, batch 8, fp32, no resharding"),
@@ -48,7 +48,7 @@ CHANGES = [
     ({"loader": "classic"}, "classic loader"),
     ({"loader": "classic", "loader_workers": 3}, "classic loader, 3 workers"),
     ({"learning_rate": 0.0003}, "learning rate 0.0003"),
-    ({"min_learning_rate": 0.0}, "least learning rate 0"),
+    ({"min_learning_rate": 0.0}, "minimum learning rate 0"),
     ({"weight_decay": 0.0}, "weight decay 0"),
     ({"grad_clip": 0.5}, "clipping at 0.5"),
     ({"seed": 1}, "seed 1"),

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
+from dataclasses import replace
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
@@ -16,6 +17,7 @@ import lab
 from lab import machine
 from lab.config.cluster import Cluster
 from lab.config.run import Run
+from lab.config.strategies import STRATEGIES
 from lab.config.study import Study
 from lab.errors import InputError
 from lab.launch import launcher, preflight
@@ -74,6 +76,13 @@ def test_of_the_state_that_ranks_share_each_needs_its_share(
     shares_fit = {"zero1", "fsdp", *split}
     monkeypatch.setattr(Cluster, "memory_bytes_per_rank", 12 * parameters)
     assert {name for name, run in runs.items() if not obstacle(run, cluster, None)} == shares_fit
+
+
+def test_the_state_of_a_new_strategy_follows_its_facts(monkeypatch: pytest.MonkeyPatch) -> None:
+    facts = replace(STRATEGIES["naive_ddp"], sharded=frozenset({"optimizer"}))
+    monkeypatch.setitem(STRATEGIES, "zero9", facts)
+    run = Run.model_validate({"strategy": "zero9", "world_size": 8, "global_batch_size": 8})
+    assert preflight.state_bytes(run) == (8 + 8 / 8) * model_cost(run).parameters
 
 
 def test_the_stages_of_a_pipeline_are_not_all_as_large_as_the_largest(

@@ -22,7 +22,7 @@ from lab.launch.slurm.array import Array
 from lab.launch.slurm.controller import (
     Controller,
     JobState,
-    SlurmSilentError,
+    SlurmCommandError,
     _total,
     exit_reason,
     expand,
@@ -153,7 +153,7 @@ def answering(monkeypatch: pytest.MonkeyPatch, answers: dict[str, str]) -> list[
     def ask(*command: str) -> str:
         commands.append(command[0])
         if command[0] not in answers:
-            raise SlurmSilentError("no answer")
+            raise SlurmCommandError("no answer")
         return answers[command[0]]
 
     monkeypatch.setattr(controller, "ask", ask)

@@ -15,13 +15,16 @@ from submitit.slurm.slurm import _make_sbatch_string
 from typer.testing import CliRunner
 
 from lab import cli
+from lab.config import slurm
 from lab.config.cluster import Cluster
+from lab.config.slurm import SBATCH_OPTIONS
 from lab.config.study import Study
 from lab.errors import InputError
 from lab.files import ROOT
 from lab.launch.slurm import options
 
 EXAMPLES = ROOT / "slurm" / "examples"
+LAUNCH = Path(options.__file__).parents[1]
 SLURM_PROFILES = [
     cluster
     for path in sorted((ROOT / "slurm").glob("*.yaml"))
@@ -100,16 +103,11 @@ def test_a_job_that_must_not_be_requeued_does_not_ask_for_it() -> None:
 
 
 def test_options_hold_every_key_of_the_profile() -> None:
-    named = {
-        "partition": "gpu",
-        "account": "me",
-        "qos": "high",
-        "constraint": "a&b",
-        "reservation": "course",
-    }
+    named = {option: f"some&{option}" for option in SBATCH_OPTIONS}
+    assert {"partition", "account", "qos", "constraint", "reservation"} <= set(named)
     requested = options.sbatch_options(
         cluster(
-            **named,
+            **{key: named[option] for option, key in SBATCH_OPTIONS.items()},
             cpus_per_gpu=6,
             mem_gb=100.0,
             time_limit_min=7,
@@ -129,6 +127,13 @@ def test_options_hold_every_key_of_the_profile() -> None:
         "open-mode": "append",
     }
     assert requested == named | alone | {"exclusive": True, "nice": 5}
+
+
+def test_every_other_key_is_read_somewhere() -> None:
+    readers = [Path(slurm.__file__).with_name("cluster.py"), *LAUNCH.rglob("*.py")]
+    code = "\n".join(path.read_text() for path in readers)
+    others = set(slurm.SlurmKeys.model_fields) - set(SBATCH_OPTIONS.values())
+    assert not {key for key in others if not re.search(rf"\.{key}\b", code)}
 
 
 CONTAINER = Cluster(

@@ -76,6 +76,15 @@ def test_the_setup_names_and_cites_what_was_run(tmp_path) -> None:
     assert "world sizes 1 and 2" in said and "DDP" in said and "#ref-ddp" in said
 
 
+def test_the_setup_gives_settings_in_brackets(tmp_path) -> None:
+    data = {"kind": "synthetic", "samples": 40}
+    one = run(
+        2, model={"kind": "gpt", "layers": 1, "heads": 2, "width": 8, "block_size": 8}, data=data
+    )
+    said = paper.setup(StudyResults(study(tmp_path, [one]))).markdown.replace("\\", "")
+    assert "trains gpt 1x8 (2 heads, 8 tokens)" in said and "on synthetic (samples 40)" in said
+
+
 def test_the_setup_gives_the_command_of_a_script_as_it_is_typed(tmp_path) -> None:
     command = ["train.py", "--batch={micro_batch_size}"]
     one = run(1, 8, model={"kind": "script", "command": command}, data={"kind": "script"})

@@ -54,7 +54,7 @@ def test_hours_that_this_machine_cannot_plan_are_left_out(tmp_path) -> None:
     assert "spent" in names and "planned" not in names
 
 
-def test_reservations_about_a_prediction_are_no_part_of_its_basis(tmp_path) -> None:
+def test_caveats_about_a_prediction_are_no_part_of_its_basis(tmp_path) -> None:
     made = study(tmp_path, [run(2)], repeats=1)
     note = "micro-batch 4, measured at 8, 16"
     early = datetime(2000, 1, 1, tzinfo=UTC)
@@ -62,7 +62,7 @@ def test_reservations_about_a_prediction_are_no_part_of_its_basis(tmp_path) -> N
     write_record(measured, Store(made.out).folder(measured.task))
     write_prediction(made, frozen(run(2), 0.1, frozen_at=early, extrapolated=(note,)))
     _, how, _ = sections.predictions(StudyResults(made))
-    assert f"They are based on: records. Reservations: {note}." in how.markdown.replace("\\", "")
+    assert f"They are based on: records. Caveats: {note}." in how.markdown.replace("\\", "")
 
 
 def test_a_traced_step_is_drawn_and_its_file_is_named(tmp_path) -> None:

@@ -23,7 +23,7 @@ import pytest
 import torch
 from sklearn.datasets import load_digits
 
-from lab.config.datasets import Data
+from lab.config.datasets import Corpora, Data, Images, LabelledTexts
 from lab.config.paths import Download
 from lab.config.run import Run
 from lab.errors import LabError
@@ -105,6 +105,15 @@ def test_every_kind_of_data_has_a_reader() -> None:
     for kind, config in kinds.items():
         module = data.module_of(config)
         assert kind in {"synthetic", "python"} or kind in module.SOURCES
+
+
+def test_every_kind_of_data_is_in_the_union_of_its_family() -> None:
+    families = {"corpora": Corpora, "labelled": LabelledTexts, "images": Images}
+    for name, union in families.items():
+        family = [kind for kind in get_args(Data) if data.module_of(kind).__name__.endswith(name)]
+        assert set(family) == set(get_args(union))
+        if name != "corpora":
+            assert all(kind.classes >= 2 for kind in family)
 
 
 def test_ag_news_as_published(site: Site, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -291,14 +300,19 @@ def test_synthetic_data_follow_seed_and_sizes() -> None:
 def _source(count: int = 40) -> Source:
     rows = [f"def self the {'x ' * (number % 30)} import {number}" for number in range(count)]
     parts = Texts(rows, [number % 2 for number in range(count)]), Texts(rows[:4], [0, 1, 0, 1])
-    return Source(f"rows {count}", "rows", 2, lambda: parts)
+    return Source(f"rows {count}", "rows", lambda: parts)
 
 
 def test_texts_are_cut_and_padded_to_one_length(tmp_path: Path) -> None:
     (tmp_path / "encoder").mkdir()
     pretrained_folders.tokenizer(tmp_path / "encoder", close=True)
     dataset = tokenized(
-        _source(), block_size=8, vocab_size=300, progress=quiet, pretrained=tmp_path / "encoder"
+        _source(),
+        classes=2,
+        block_size=8,
+        vocab_size=300,
+        progress=quiet,
+        pretrained=tmp_path / "encoder",
     )
     inputs, labels = dataset.train.take(np.array([0, 29]))
     words = [[pretrained_folders.WORDS[token] for token in row] for row in inputs]
@@ -308,15 +322,18 @@ def test_texts_are_cut_and_padded_to_one_length(tmp_path: Path) -> None:
 
 
 def test_texts_in_the_cache_are_not_read_again() -> None:
-    dataset = tokenized(_source(), block_size=8, vocab_size=300, progress=quiet)
+    dataset = tokenized(_source(), classes=2, block_size=8, vocab_size=300, progress=quiet)
 
     def refuse() -> Any:
         raise AssertionError("read again")
 
-    again = tokenized(replace(_source(), read=refuse), block_size=8, vocab_size=300, progress=quiet)
+    again = tokenized(
+        replace(_source(), read=refuse), classes=2, block_size=8, vocab_size=300, progress=quiet
+    )
     assert again.sha256 == dataset.sha256
     assert (
-        tokenized(_source(), block_size=9, vocab_size=300, progress=quiet).sha256 != dataset.sha256
+        tokenized(_source(), classes=2, block_size=9, vocab_size=300, progress=quiet).sha256
+        != dataset.sha256
     )
 
 
@@ -324,7 +341,9 @@ def test_texts_in_the_cache_are_not_read_again() -> None:
 def test_both_loaders_give_the_same_samples_in_the_same_order(
     workers: int, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    dataset = tokenized(_source(), block_size=8, vocab_size=300, progress=quiet, keep_texts=True)
+    dataset = tokenized(
+        _source(), classes=2, block_size=8, vocab_size=300, progress=quiet, keep_texts=True
+    )
     fields = {
         "loader": "classic",
         "loader_workers": workers,
@@ -355,7 +374,9 @@ def test_the_classic_loader_tokenizes_batch_by_batch(monkeypatch: pytest.MonkeyP
         "_encode_one",
         lambda tokenizer, texts, index: indices.append(index) or np.zeros(8, dtype=np.int64),
     )
-    dataset = tokenized(_source(), block_size=8, vocab_size=300, progress=quiet, keep_texts=True)
+    dataset = tokenized(
+        _source(), classes=2, block_size=8, vocab_size=300, progress=quiet, keep_texts=True
+    )
     run = Run(model=CLASSIFIER, data="topics", global_batch_size=4, loader="classic")
     ClassicLoader(dataset.train, run=run, rank=0).micro_batch(0, 0)
     assert len(indices) == 4

@@ -341,10 +341,10 @@ def _batches(point: Point, base: Point, observations: Observations) -> Iterator[
         if scaling == "weak" and shares_differ:
             yield Fault(
                 labels,
-                f"This is called weak scaling, but the global batch of {after:g} is held: the "
+                f"This is called weak scaling, but the global batch of {after:g} is fixed: the "
                 f"batch per rank shrinks from {base.micro_batch_size:g} to "
                 f"{point.micro_batch_size:g} on {n:g} ranks.",
-                "Hold the batch per rank, or call it strong scaling.",
+                "Fix the batch per rank, or call it strong scaling.",
             )
         return
     # Rates can be compared between batches of any size, also beside times of a step.
@@ -356,8 +356,8 @@ def _batches(point: Point, base: Point, observations: Observations) -> Iterator[
             labels,
             f"The global batch is {before:g} at world size {base.world_size:g} and {after:g} at "
             f"{n:g}, the batch per rank {base.micro_batch_size:g} and {point.micro_batch_size:g}: "
-            "neither is held.",
-            "Hold the global batch for strong scaling, the batch per rank for weak scaling.",
+            "neither is fixed.",
+            "Fix the global batch for strong scaling, the batch per rank for weak scaling.",
         )
         return
     if scaling == "weak" or (scaling == "" and (observations.per == "step" or point.work != 1)):
@@ -378,7 +378,7 @@ def _batches(point: Point, base: Point, observations: Observations) -> Iterator[
         f"{'This is called strong scaling: the' if scaling == 'strong' else 'The'} batch of "
         f"{point.micro_batch_size:g} is per rank, so the global batch grows from "
         f"{before:g} to {after:g} on {n:g} ranks{cost}.",
-        "Hold the global batch, or call it weak scaling and compare times per step; the optimizer "
+        "Fix the global batch, or call it weak scaling and compare times per step; the optimizer "
         "steps differ, and with them what is learned.",
         "warning" if claims else "note",  # times to train that are not called a speedup
     )

@@ -30,7 +30,7 @@ PARTS_TOLERANCE = 0.02  # of the step: phases are laps of one clock and add up
 MEDIANS_TOLERANCE = 0.10
 # A step that waits longer than this for data measures the loader, not parallelism.
 STALL = 0.10
-PART = 1.05  # of a time: what takes longer is no part of it, such as the loading of a model
+PART = 1.05  # of a time: what takes longer is not part of it, such as the loading of a model
 # DDP rebuilds its buckets after the first step, so at least two steps are warm-up.
 FEWEST_WARMUP = 2
 # The first epoch or step takes this much longer if it includes compilation or allocation.

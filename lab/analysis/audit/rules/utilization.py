@@ -58,7 +58,7 @@ def mfu_consistent(observations: Observations) -> Iterator[Fault]:
         if name != "mfu":
             keys = [key for key in keys if key not in OF_PEAK]
         shares = frame[name] / rates
-        if name == "mfu" and "key:device" in frame:  # a CPU's peak is measured anew each time
+        if name == "mfu" and "key:device" in frame:  # a CPU's peak is measured again each time
             shares = shares.where(frame["key:device"].astype(str).str.lower() != "cpu")
         number, groups = _inconstant(frame, shares, rounding + _rounding(frame, name), keys)
         compared += number
