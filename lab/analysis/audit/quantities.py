@@ -50,6 +50,7 @@ from lab.analysis.audit.values import (
     CELL_TIMES,
     COUNT_UNITS,
     FLOPS_UNITS,
+    PARAMETER_UNITS,
     PLUS_MINUS,
     TIME_UNITS,
     duration,
@@ -82,7 +83,7 @@ UNITS = {
     **dict.fromkeys(("bytes", "memory"), BYTE_UNITS),
     **dict.fromkeys(("flops", "flops_per_rank", "peak_flops"), FLOPS_UNITS),
     **dict.fromkeys(("algbw", "busbw"), BANDWIDTH_UNITS),
-    "parameters": COUNT_UNITS | {"b": 1e9},
+    "parameters": PARAMETER_UNITS,
 }
 SEVERAL_WORDS = re.compile(r"[^\W\d]+(?:(?:[ -]|, )[^\W\d]+)+")
 BOUND = re.compile(r"\s*(?:[<>≤≥]|&[lg]t;)")  # an upper or lower limit, not a measured value

@@ -60,6 +60,7 @@ BANDWIDTH_UNITS = {
     for unit in (f"{prefix}{name}/s", f"{prefix}{name}/sec")
 } | {"gib/s": 2.0**30, "mib/s": 2.0**20}
 COUNT_UNITS = _by_name({1e3: "k", 1e6: "m million millions", 1e9: "bn billion billions"})
+PARAMETER_UNITS = COUNT_UNITS | {"b": 1e9, "t": 1e12}
 FLOPS_UNITS = {
     f"{prefix}flop{end}": factor
     for prefix, factor in (("g", 1e9), ("t", 1e12), ("p", 1e15))
