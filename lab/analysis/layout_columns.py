@@ -7,12 +7,12 @@ import re
 from collections.abc import Sequence
 from typing import TYPE_CHECKING, Any
 
-from lab.analysis.audit.columns import BATCH, IDEAL, SPEED, guess, normal
+from lab.analysis.audit.columns import BATCH, IDEAL, SPEED, counted, guess, normal
 from lab.analysis.audit.values import (
     BYTE_UNITS,
     COUNT_UNITS,
+    EMPTY,
     FLOPS_UNITS,
-    MISSING,
     PARAMETER_UNITS,
     TIME_UNITS,
     number,
@@ -46,6 +46,7 @@ NAMES = {
     "experts": rf"{_NUMBER_OF}experts",
     "active": rf"{_NUMBER_OF}(activ(e|ated)_experts|experts_per_tok(en)?)|(moe_(router_)?)?top_?k",
     "recomputed": r"checkpoint(ing|s)?|ckpt|ac",
+    "sequence": "max_?len(gth)?",
     "status": r"status|result|outcome|state",
     "batch": BATCH,
     "batch_tokens": r"((global|total|train(ing)?)_?)?(batch(_?size)?|bsz?|gbs)(_in)?(_[km])?"
@@ -83,11 +84,10 @@ TEXT = {
 }
 # What a caller may assume of every row: all that a column can give, except what was measured.
 ASSUMED = sorted({*NAMES, *GUESSED.values(), *TEXT} - {"memory", "status", "mfu", "remarks"})
-# TGS are tokens per GPU and second, WPS words per second.
-TOKENS = r"tok|(^|_)(t_per_s|tps|tgs|wps)"
-RATE = re.compile(rf"{TOKENS}|samp|imag|seq|(^|_)s_per_s")
-OF_ALL = re.compile(r"\(\d+ ?(?:GPUs?|ranks?|devices?)\)", re.IGNORECASE)  # tok/s (16 GPUs)
-FLOP_RATE = re.compile(r"(^|_)(t|tera_?|p|peta_?)flops?(_|$)")
+RATED = {"token": "tokens", "sample": "samples", "image": "samples", "sequence": "samples"}
+# Of "tok/s (16 GPUs)" and "samples (4K) per second".
+OF_ALL = re.compile(r"\(\d+ ?(?:K|GPUs?|ranks?|devices?)\)", re.IGNORECASE)
+FLOP_RATE = re.compile(r"(^|_)(t|p)flops?(_|$)")
 NO_FLOP_RATE = re.compile(
     rf"{IDEAL}|percent|pct|util|peak|_(vs|of)_|_per_(step|iter|tok|sampl|seq|batch|layer)"
 )
@@ -110,7 +110,6 @@ YES, SWITCHED_ON = re.compile("true|on|yes|y|✓|✅"), 2.0  # of more than one 
 LIST = re.compile(r"[a-z]+(?:(?:\s*/\s*|,\s+)[a-z]+)+", re.IGNORECASE)
 SEPARATOR, COUNT = re.compile(r"\s*/\s*|,\s+"), re.compile(r"\d+k?", re.IGNORECASE)
 FAILED = re.compile("oom|out of memory|crash|fail|error|killed|timeout", re.IGNORECASE)
-EMPTY = (MISSING | {"<na>"}) - {"oom", "failed", "fail", "error"}
 
 
 def split_lists(frame: pd.DataFrame) -> pd.DataFrame:
@@ -149,8 +148,8 @@ def meanings(frame: pd.DataFrame) -> dict[str, str]:
 def _meaning(column: str, cells: Sequence[Any]) -> str | None:
     name = OF_ALL.sub("", column)
     stem, guessed = normal(name.strip(" #")), guess(name)
-    if guessed and guessed.canonical in {"rate", "rate_per_rank"} and RATE.search(stem):
-        things = "tokens" if re.search(TOKENS, stem) else "samples"
+    things = RATED.get(counted(name))
+    if things and guessed and guessed.canonical in {"rate", "rate_per_rank"}:
         return things if guessed.canonical == "rate" else f"{things}_per_gpu"
     if FLOP_RATE.search(stem) and not NO_FLOP_RATE.search(stem):
         return _flops(stem)
@@ -186,7 +185,7 @@ def _flops(stem: str) -> str:
     """FLOP/s of the model, of the hardware, or unlabelled; petaFLOP/s are those of all GPUs."""
     kinds = {"hardware_flops": "hardware|hw|hfu", "model_flops": "model|mfu"}
     kind = next((name for name, words in kinds.items() if re.search(words, stem)), "flops")
-    together = re.search(r"aggregate|total|cluster|overall|all_gpus|(^|_)p(eta_?)?flop", stem)
+    together = re.search(r"aggregate|total|cluster|overall|all_gpus|(^|_)pflop", stem)
     return kind if "per_gpu" in stem or not together else ALL_GPUS + kind
 
 
@@ -261,7 +260,7 @@ def _factor(meant: str, column: str, cells: Sequence[Any]) -> float:
     if meant == "memory":
         return _unit_of_memory(cells)
     if meant.endswith("flops"):
-        return 1e15 if re.search(r"(^|_)p(eta_?)?flop", normal(column)) else 1e12
+        return 1e15 if re.search("(^|_)pflop", normal(column)) else 1e12
     if meant == "parameters" and unit not in units:
         unit = _label(cells) or ""
     return units.get(unit, 1.0)

@@ -8,9 +8,9 @@ from collections.abc import Iterable
 from functools import cache
 from typing import NamedTuple
 
-from lab.analysis.audit.chinese import in_english
 from lab.analysis.audit.european import from_european
-from lab.analysis.audit.values import BYTE_UNITS, COUNT_UNITS, TIME_UNITS
+from lab.analysis.audit.other_scripts import in_english
+from lab.analysis.audit.values import BANDWIDTH_UNITS, BYTE_UNITS, COUNT_UNITS, TIME_UNITS
 
 THINGS = (
     "samp(?:le)?s?|images?|imgs?|tokens?|toks?|examples?|sequences?|seqs?|items?|records?|sentences?"
@@ -97,10 +97,10 @@ NUMBERS = {
     rf"|per_({RANK})_[kmg]?({THINGS})_(per_)?({SECOND})"
     rf"|(.*_)?throughput_(.*_)?per_({RANK})(_.*)?|per_({RANK})_throughput(_.*)?|({THINGS})_per_p_per_s|tgs|tpgps|rate_per_rank"
     rf"|t_per_({SECOND})_per_({RANK})|(tps|ips|qps|{LATTICE})_per_({RANK}|core|thread|node)",
-    "rate": rf"(.*_)?[kmg]?({THINGS})_(\d+_?k_)?(per_)?({SECOND})(_.*)?"
+    "rate": rf"(.*_)?[kmg]?({THINGS})_(per_)?({SECOND})(_.*)?"
     r"|(.*_)?through?(pu|tu|uthpu|thpu)t(_.*)?"
     rf"|(.*_)?[kmg]?{STEPS_OF}_(per_)?({SECOND})|(total_|aggregate_)?{LATTICE}(_total)?"
-    r"|rate|(total_|aggregate_)?(ips|qps|tps|wps|sps)|(.*_)?fps|(.*_)?(ns|ps)_per_day|sypd",
+    r"|rate|s_per_s|(total_|aggregate_)?(ips|qps|tps|wps|sps)|(.*_)?fps|(.*_)?(ns|ps)_per_day|sypd",
     "flops_per_rank": rf"{FLOPS_OF}[tp]flops?(_(per_)?({SECOND}))?_(per_)?({RANK})s?"
     rf"|per_({RANK})_[tp]flops?(_(per_)?({SECOND}))?",
     "flops": rf"{FLOPS_OF}[tp]flops?(_(per_)?({SECOND}))?",
@@ -190,7 +190,7 @@ TEXTS = {
     "scaling": r"((type|kind|mode)_of_)?scaling(_(type|kind|mode|regime))?|regime",
     "precision": r"precision|dtype|amp|data_?type",
     "sequence_length": r"((max|packed)_?)?(seq(uence)?|context|ctx)(_?(len(gth)?|size|window))?"
-    r"(_t(okens)?)?|max_?len(gth)?|n_?ctx|cutoff_?len|block_?size|sl"
+    r"(_t(okens)?)?|n_?ctx|cutoff_?len|block_?size|sl"
     r"|tokens_per_(sample|seq(uence)?)",
     "dataset": r"data_?set|data|task|corpus|phase|workload",
     "compile": r"compiled?|torch_compile|xla",
@@ -220,8 +220,8 @@ GREEK = {"σ": " std ", "μ": " mean "}
 DEVIATION = re.compile(r"±|\b(?:std|standard)[ _-]?dev(?:iation)?\b\.?")
 MAXIMA = {"max", "slowest"}
 STATISTICS = MEANS | SPREADS | MAXIMA | {"median"}
-BANDWIDTHS = {"gb_per_s": 1e9, "gbs": 1e9, "mb_per_s": 1e6, "gib_per_s": 2.0**30}
-BANDWIDTHS |= {"gbps": 1e9 / 8, "gbit_per_s": 1e9 / 8}
+BANDWIDTHS = {unit.replace("/", "_per_"): factor for unit, factor in BANDWIDTH_UNITS.items()}
+BANDWIDTHS |= {"gbs": 1e9, "gbps": 1e9 / 8}
 PERCENT = {"percent": 0.01, "pct": 0.01}
 UNITS = {"time": TIME_UNITS, "bytes": BYTE_UNITS, "count": COUNT_UNITS, "percent": PERCENT}
 # Words for settings in column names. They distinguish columns of one quantity, and a speedup named
@@ -297,6 +297,10 @@ PER_STEP = re.compile(
 STEPS_PER_SECOND = re.compile(
     rf"(?:.*_)?(?:it|iters?|iterations?|steps?|batch(?:es)?)_per_(?:{SECOND})"
 )
+# What rates count. TGS are tokens per GPU and second, WPS words per second.
+THING = re.compile(rf"(?:^|_)[kmg]?({THINGS}|[st]_per_s|tps|tgs|tpgps|wps)(?=_|$)")
+SHORT = {"samp": "sample", "s_per_": "sample", "img": "image", "seq": "sequence"}
+SHORT |= dict.fromkeys(("tok", "t_per_", "tp", "tg", "tpgp", "wp"), "token")
 # Of "k tokens/s", "Ktok/s" and "tokens/s (M)".
 MULTIPLE = re.compile(
     rf"(?:^|_)([kmg])_?(?:{THINGS})_(?:per_)?(?:{SECOND}|{RANK})"
@@ -357,7 +361,7 @@ def normal(name: str) -> str:
     text = re.sub(r"[\[(]\s*min\.?\s*[\])]$", " minutes", text)
     text = EITHER.sub(r"\1", text)
     text = text.replace("%", " percent ").replace("#", " n ").replace("/", " per ")
-    text = re.sub(r"(?<![a-z])([gpt])(?:iga|eta|era)_?(?=flop)", r"\1", text)
+    text = re.sub(r"(?<![a-z])([gpt])(?:iga|eta|era)[ _-]?(?=flop)", r"\1", text)
     text = re.sub(r"^(\w*seconds|ms|hours|minutes) (elapsed|taken)$", r"\2 \1", text.strip())
     text = text.replace("$", " usd ")
     text = from_european(TOKEN.sub("_", text).strip("_"))
@@ -519,6 +523,13 @@ def _time(name: Name) -> Guess | None:
     if name.statistic in SPREADS:
         return Guess("std", factor, per)
     return Guess("time", factor, per or "total")
+
+
+def counted(name: str) -> str:
+    """What the rate in a column of this name counts, in the singular; "" if it does not say."""
+    words = [thing.removesuffix("s") for thing in THING.findall(normal(name))]
+    things = [SHORT.get(word, word) for word in words]
+    return "token" if "token" in things else (things or [""])[-1]
 
 
 def is_parallel(strategy: str) -> bool:

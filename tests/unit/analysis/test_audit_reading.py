@@ -12,7 +12,7 @@ import pytest
 from audits import broken
 
 from lab.analysis.audit import audit
-from lab.analysis.audit.columns import guess
+from lab.analysis.audit.columns import counted, guess
 from lab.analysis.audit.table import from_table
 from lab.analysis.audit.values import COUNT_UNITS, number, ranks_of, rounding, roundings
 from lab.errors import InputError
@@ -497,14 +497,27 @@ def test_a_unit_after_a_slash(name: str, seconds: float) -> None:
     ("name", "quantity", "factor"),
     [
         ("tokens/s (M)", "rate", 1e6),
-        ("Sample (4K)-per-second", "rate", 1.0),
         ("Speed (s/it)", "time", 1.0),
+        ("Tera FLOPs per GPU", "flops_per_rank", 1e12),
         ("Mem Usage / MB", "memory", 1e6),
     ],
 )
 def test_units_of_rates_speeds_and_memory(name: str, quantity: str, factor: float) -> None:
     meaning = guess(name)
     assert meaning and (meaning.canonical, meaning.factor) == (quantity, factor)
+
+
+@pytest.mark.parametrize(
+    ("thing", "names"),
+    {
+        "token": ["Throughput (tok/s)", "TGS", "tps/GPU", "Throughput (T/s)", "Seq 4k (tokens/s)"],
+        "sample": ["samples/sec", "Throughput (S/s)"],
+        "image": ["FP32 img/s", "Kimgs/s", "Throughput (images)"],
+        "": ["Throughput", "rate"],
+    }.items(),
+)
+def test_what_rates_count(thing: str, names: list[str]) -> None:
+    assert {name: counted(name) for name in names} == dict.fromkeys(names, thing)
 
 
 def test_parameters_in_trillions() -> None:

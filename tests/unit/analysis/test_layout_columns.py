@@ -35,6 +35,8 @@ def read(column: str, *cells: object) -> tuple[str | None, list[object]]:
         ("Tokens per second per card", 1e4, "tokens_per_gpu", 1e4),
         ("WPS", 1e4, "tokens", 1e4),
         ("ms/token", 2, "tokens", 500),
+        ("S/s", 60, "samples", 60),
+        ("Seq 4k (tokens/s)", 100, "tokens", 100),
         ("Sample (4K)-per-second", 60, "samples", 60),
     ],
 )
@@ -55,6 +57,7 @@ def test_tokens_of_anything_but_a_second_are_no_rate(column: str) -> None:
         ("Packed Sequence Length", 4096, "sequence", 4096),
         ("Context window", "8k", "sequence", 8192),
         ("cutoff_len", 2048, "sequence", 2048),
+        ("Max length", 2048, "sequence", 2048),
         ("Tokens per sample", 4096, "sequence", 4096),
         ("Batch size (tokens)", "0.125M", "batch_tokens", 131072),
         ("tokens per step", 262144, "batch_tokens", 262144),
