@@ -8,6 +8,7 @@ from typing import Any
 
 from lab.analysis.audit.values import number
 from lab.analysis.layout_columns import ALL_GPUS, RATES, UNITS
+from lab.formatting import model_size
 from lab.perfmodel import transformer
 from lab.perfmodel.frameworks import ANY, Framework
 from lab.perfmodel.hardware import GPUS, named_gpu
@@ -187,7 +188,7 @@ def from_notes(
     said = [f"{name.replace('_', ' ')} {value:g}, from the notes" for name, value in values.items()]
     if not SIZED & set(known) and (model := noted_model(notes)):
         values["noted_model"] = model
-        said.append(f"a model of {model.parameters / 1e9:.3g}B parameters, from the notes")
+        said.append(f"a model of {model_size(model.parameters)} parameters, from the notes")
     if "precision" not in known:
         named = {precision(words) for words in NOTED_PRECISION.findall(notes)}
         if len(named) == 1:

@@ -16,7 +16,7 @@ from typing import TYPE_CHECKING, Any, Literal, Self
 
 from lab.analysis.audit import Audit, apply_rules
 from lab.analysis.audit.columns import NO_VARIANT, PHASES, TOKEN, counted, normal
-from lab.analysis.audit.observations import Observations
+from lab.analysis.audit.observations import NUMBERS, Observations
 from lab.analysis.audit.points import Curve, Point
 from lab.analysis.audit.table import from_table
 from lab.analysis.audit.text_table import read_file
@@ -47,12 +47,7 @@ NAMED = 12  # columns in a sentence
 # scaling, which can at best keep its time.
 SHORTER = 0.75
 KNOWN_NUMBERS = ("global_batch_size", "micro_batch_size", "grad_accum")
-BATCH_WORDS = {
-    "global_batch_size": "global batch",
-    "micro_batch_size": "batch per rank",
-    "grad_accum": "accumulation",
-    "batch": "batch",
-}
+BATCH_WORDS = NUMBERS | {"global_batch_size": "global batch"}
 KNOWN_TEXTS = {
     "model": "model",
     "strategy": "strategy",

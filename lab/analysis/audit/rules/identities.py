@@ -77,21 +77,12 @@ def _degrees(frame: pd.DataFrame, layout: pd.Series) -> Iterator[Fault]:
             f"{len(rows)} of {len(frame)} rows."
         )
         times = rows["dp"] * layout.loc[rows.index] / rows["world_size"]
-        if (times % 1 == 0).all():  # a node's share, or cards with two devices each
-            yield Fault(
-                rows["label"],
-                evidence,
-                "The degrees of parallelism multiply to the number of ranks: count the ranks of "
-                "all nodes, and every device of a card, or find out which number is wrong.",
-            )
-            return
-        yield Fault(
-            rows["label"],
-            evidence,
-            "The degrees of parallelism multiply to the number of ranks: find out which of these "
-            "numbers is wrong.",
-            "error",
-        )
+        share = (times % 1 == 0).all()  # of a node, or of cards with two devices each
+        advice = "The degrees of parallelism multiply to the number of ranks: "
+        if share:
+            advice += "count the ranks of all nodes, and every device of a card, or "
+        advice += "find out which of these numbers is wrong."
+        yield Fault(rows["label"], evidence, advice, None if share else "error")
 
 
 def _nodes(frame: pd.DataFrame) -> Iterator[Fault]:
