@@ -119,7 +119,7 @@ def split_lists(frame: pd.DataFrame) -> pd.DataFrame:
     for place, column in enumerate(map(str, frame.columns)):
         match = LIST.search(column)
         names = SEPARATOR.split(match[0]) if match else []
-        if sum(_meaning(name, ()) is not None for name in names) < 2:
+        if sum(meaning(name) is not None for name in names) < 2:
             continue
         cells = [SEPARATOR.split(_text(cell).strip("()[]")) for cell in frame.iloc[:, place]]
         if all(len(cell) == len(names) and all(map(COUNT.fullmatch, cell)) for cell in cells):
@@ -139,13 +139,14 @@ def meanings(frame: pd.DataFrame) -> dict[str, str]:
     for place, column in enumerate(map(str, frame.columns)):
         meant = SYMBOLS.get(column) if letters else None
         cells = frame.iloc[:, place].tolist()
-        meant = meant or _meaning(column, cells)
+        meant = meant or meaning(column, cells)
         if meant and meant not in columns and _says(meant, column, cells):
             columns[meant] = column
     return columns
 
 
-def _meaning(column: str, cells: Sequence[Any]) -> str | None:
+def meaning(column: str, cells: Sequence[Any] = ()) -> str | None:
+    """What a column of this name holds, and of these cells where the name does not tell."""
     name = OF_ALL.sub("", column)
     stem, guessed = normal(name.strip(" #")), guess(name)
     things = RATED.get(counted(name))
@@ -158,7 +159,7 @@ def _meaning(column: str, cells: Sequence[Any]) -> str | None:
         return named
     if re.fullmatch(SPEED, stem):
         unit = _unit(cells)
-        return "time" if unit in TIME_UNITS else unit and _meaning(f"{column} {unit}", ())
+        return "time" if unit in TIME_UNITS else unit and meaning(f"{column} {unit}")
     if guessed and guessed.canonical == "time" and guessed.per == "step":
         return "time"
     return GUESSED.get(guessed.canonical) if guessed else None

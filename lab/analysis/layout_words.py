@@ -7,7 +7,7 @@ from collections.abc import Collection
 from typing import Any
 
 from lab.analysis.audit.values import number
-from lab.analysis.layout_columns import ALL_GPUS, RATES, UNITS
+from lab.analysis.layout_columns import ALL_GPUS, RATES, UNITS, meaning
 from lab.formatting import model_size
 from lab.perfmodel import transformer
 from lab.perfmodel.frameworks import ANY, Framework
@@ -94,12 +94,11 @@ RECOMPUTED = re.compile(
     re.IGNORECASE,
 )
 RECOMPUTES_NOTHING = {"w/o", "without", "off", "disabled", "false", "none"}
-ABBREVIATED = {
-    "tp": "tensor", "pp": "pipeline", "cp": "context", "ep": "expert", "dp": "data",
-    "vp": "interleave", "vpp": "interleave", "mbs": "micro_batch", "gbs": "global_batch",
-    "bs": "batch", "ga": "accum", "gas": "accum", "sl": "sequence", "dp_replicate": "replicate",
-    "dp_shard": "shard",
-}  # fmt: skip
+ABBREVIATIONS = (
+    *("tp", "pp", "cp", "ep", "dp", "vp", "vpp", "mbs", "gbs", "bs", "ga", "gas", "sl"),
+    *("dp_replicate", "dp_shard"),
+)
+ABBREVIATED = {short: meant for short in ABBREVIATIONS if (meant := meaning(short))}
 # "TP8", "tp=8", "PP 4", and in "zero1(dp2)+tp2"; "expert parallelism 8".
 SETTING = re.compile(
     rf"(?<![a-z])(?:({'|'.join(ABBREVIATED)})(?:[ _-]?size)?"

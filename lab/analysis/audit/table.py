@@ -311,8 +311,7 @@ def _check(frame: pd.DataFrame, columns: Mapping[str, str], source: str) -> None
 
 def _mapped(canonical: str, column: str) -> Guess:
     stem, family, factor, _ = parse_name(column)
-    step = "step" if re.search("step|iter", stem) else "total"
-    per = "epoch" if "epoch" in stem else step
+    per = next((per for per, word in columns.PER.items() if re.search(word, stem)), "total")
     return Guess(canonical, factor if family else None, per if canonical == "time" else None)
 
 
