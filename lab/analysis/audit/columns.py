@@ -299,8 +299,8 @@ STEPS_PER_SECOND = re.compile(
 )
 # What rates count. TGS are tokens per GPU and second, WPS words per second.
 THING = re.compile(rf"(?:^|_)[kmg]?({THINGS}|[st]_per_s|tps|tgs|tpgps|wps)(?=_|$)")
-SHORT = {"samp": "sample", "s_per_": "sample", "img": "image", "seq": "sequence"}
-SHORT |= dict.fromkeys(("tok", "t_per_", "tp", "tg", "tpgp", "wp"), "token")
+SHORT = {"samp": "sample", "s_per_s": "sample", "img": "image", "seq": "sequence"}
+SHORT |= dict.fromkeys(("tok", "t_per_s", "tps", "tgs", "tpgps", "wps"), "token")
 # Of "k tokens/s", "Ktok/s" and "tokens/s (M)".
 MULTIPLE = re.compile(
     rf"(?:^|_)([kmg])_?(?:{THINGS})_(?:per_)?(?:{SECOND}|{RANK})"
@@ -527,7 +527,7 @@ def _time(name: Name) -> Guess | None:
 
 def counted(name: str) -> str:
     """What the rate in a column of this name counts, in the singular; "" if it does not say."""
-    words = [thing.removesuffix("s") for thing in THING.findall(normal(name))]
+    words = (SHORT.get(word, word.removesuffix("s")) for word in THING.findall(normal(name)))
     things = [SHORT.get(word, word) for word in words]
     return "token" if "token" in things else (things or [""])[-1]
 
