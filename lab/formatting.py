@@ -169,6 +169,13 @@ def message_size(size: float) -> str:
     return f"{size:g} B"
 
 
+def model_size(parameters: float) -> str:
+    """A number of parameters in short: `124M`, `70.6B`, `1T`."""
+    units = (("T", 1e12), ("B", 1e9), ("M", 1e6))
+    unit, scale = next((unit for unit in units if parameters >= unit[1]), units[-1])
+    return f"{plain(parameters / scale)}{unit}"
+
+
 def _scaled(value: float | None, low: float | None, high: float | None, unit: Unit) -> str:
     scaled = [number * unit.factor if number is not None else None for number in (value, low, high)]
     return f"{rounded(*scaled)} {unit.name}" if _known(value) else NOT_MEASURED

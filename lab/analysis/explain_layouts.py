@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Any, Literal
 from lab.analysis.layout_rates import ROUGH
 from lab.analysis.layout_row import LayoutRow
 from lab.analysis.layout_table import read_layouts
-from lab.formatting import count, format_seconds
+from lab.formatting import count, format_seconds, model_size
 from lab.perfmodel import layout_law
 from lab.perfmodel.layout_law import LayoutLaw
 from lab.perfmodel.layout_terms import Case
@@ -142,13 +142,9 @@ def _size(row: LayoutRow) -> list[str]:
     if not quoted or 1 / SIZE_OFF < quoted / model.parameters < SIZE_OFF:
         return []
     return [
-        f"width {model.width} and {count(model.layers, 'layer')} make {_short(model.parameters)} "
-        f"parameters, but the table says {_short(quoted)}"
+        f"width {model.width} and {count(model.layers, 'layer')} make "
+        f"{model_size(model.parameters)} parameters, but the table says {model_size(quoted)}"
     ]
-
-
-def _short(count: float) -> str:
-    return f"{count / 1e9:.3g}B" if count >= 1e9 else f"{count / 1e6:.3g}M"
 
 
 def _quoted_mfu(row: LayoutRow, mfu: float, masked: float, peak: float) -> list[str]:

@@ -7,12 +7,13 @@ import re
 from collections.abc import Sequence
 from typing import TYPE_CHECKING, Any
 
-from lab.analysis.audit.columns import IDEAL, RANK, guess, normal
+from lab.analysis.audit.columns import BATCH, IDEAL, SPEED, counted, guess, normal
 from lab.analysis.audit.values import (
     BYTE_UNITS,
     COUNT_UNITS,
+    EMPTY,
     FLOPS_UNITS,
-    MISSING,
+    PARAMETER_UNITS,
     TIME_UNITS,
     number,
     ranks_of,
@@ -21,20 +22,13 @@ from lab.analysis.audit.values import (
 if TYPE_CHECKING:
     import pandas as pd
 
-# Columns only layout tables have, by whole normalized name; the audit's guesses cover the rest.
+# Columns only layout tables have, or which mean something else in others, by whole normalized name.
 _SIZE = "(_?(size|degree|parallel(ism)?(_size|_degree)?|world_?size))?"
 _NUMBER_OF = "((n|num|number_of)_?)?"
-_COUNTED = "(_in)?_([kmbt]|bn|millions?|billions?)"
-# Not what a GPU uses: a share or a rate, or other memory.
-_NOT_USED = r".*(percent|pct|util|bandwidth|cpu|host|overhead|saved|reduction|(^|_)total(_|$))"
 NAMES = {
-    "tensor": rf"tp{_SIZE}|tensor(_model|_mp)?(_parallel(ism)?)?(_size|_degree)?",
-    "pipeline": rf"pp{_SIZE}|pipeline(_model|_mp)?(_parallel(ism)?)?(_size|_degree)?",
-    "context": rf"cp{_SIZE}|context_parallel(ism)?(_size|_degree)?",
-    "expert": rf"ep{_SIZE}|expert(_model)?_parallel(ism)?(_size|_degree)?",
-    "data": rf"dp{_SIZE}|data_parallel(ism)?(_size|_degree)?",
+    "tensor": "tensor(_(size|degree))?",
+    "pipeline": "pipeline(_(size|degree))?",
     "sequence_parallel": rf"(use_)?(sp{_SIZE}|seq(uence)?_parallel(ism)?(_world)?(_size|_degree)?)",
-    "interleave": r"vp|vpp|virtual_pipeline.*|interleav.*",
     "zero": r"zero_?[123]?(_?(stage|level))?|zs|ds_zero.*",
     "fsdp": "fsdp(_size)?",
     "replicate": "((data_parallel|dp|hsdp)_)?(replicate|replication)(_(size|degree|groups?))?"
@@ -51,27 +45,27 @@ NAMES = {
     "vocabulary": r"(padded_)?vocab(ulary)?(_?size)?",
     "experts": rf"{_NUMBER_OF}experts",
     "active": rf"{_NUMBER_OF}(activ(e|ated)_experts|experts_per_tok(en)?)|(moe_(router_)?)?top_?k",
-    "recomputed": r"(act(ivations?)?_|grad(ient)?_)?(checkpoint(ing|s)?|ckpt|recomput.*)|ac"
-    "|remat(erialization)?(_policy)?",
-    "memory": rf"(?!{_NOT_USED})(.*(memory|vram|gpu_ram)(_.*)?|((peak|max)_)?(mem|reserved)(_.*)?)",
+    "recomputed": r"checkpoint(ing|s)?|ckpt|ac",
+    "sequence": "max_?len(gth)?",
     "status": r"status|result|outcome|state",
-    "sequence": r"((max|packed)_?)?(seq(uence)?|context|ctx)(_?(len(gth)?|size|window))?"
-    r"(_t(okens)?)?|seq_?len|max_?len(gth)?|cutoff_?len|sl|tokens_per_(sample|seq(uence)?)",
-    "micro_batch": r"(micro|per_?gpu|device)_?(batch)_?(size)?(_per_gpu)?|mbs|microbatch",
-    "global_batch": r"(global|total)_?(train_)?batch_?(size)?|gbs",
-    "batch": r"(mini_?|train(ing)?_?)?(batch(_?size)?|bsz?)(_(in_)?(sequences|seqs|samples))?",
+    "batch": BATCH,
     "batch_tokens": r"((global|total|train(ing)?)_?)?(batch(_?size)?|bsz?|gbs)(_in)?(_[km])?"
     r"_tok(en)?s?|tokens_per_(global_)?(batch|step|iter(ation)?)",
     "replica_batch": r"(batch(_?size)?|bsz?)_per_(dp|(model_)?replica|dp_(rank|group))"
     r"|local_(batch(_?size)?|bsz?)|lbs",
-    "gpus": r"gpus_(num(ber)?|count)",
-    "accum": r"grad(ient)?_?acc(um)?(ulation)?(_steps)?|gas?|accumulation(_steps)?|micro_num",
-    "parameters": rf"{_NUMBER_OF}((model|total)_)?param(eter)?s({_COUNTED})?"
-    rf"|(model|(model_)?size){_COUNTED}",
-    "mfu": r"(model_flops?_utili[sz]ation|(\w+_)?mfu)(_pct|_percent|_vs_.*|_of_.*|_relative_.*)?",
+    "parameters": "(model_?)?(size)?(_in)?_([kmbt]|bn|millions?|billions?)",
     "remarks": r"(foot)?notes?|remarks?|comments?|(\w+_)?optimi[sz]ations?|parallelism"
     r"|parallel(ism)?_(strategy|config(uration)?)|config(uration)?|setup|techniques?|method|recipe",
 }
+# What the audit calls the others.
+GUESSED = {
+    "tp": "tensor", "pp": "pipeline", "cp": "context", "ep": "expert", "dp": "data",
+    "interleave": "interleave", "world_size": "gpus", "nodes": "nodes", "per_node": "per_node",
+    "gpu": "gpu", "device": "gpu", "model": "model", "parameters": "parameters",
+    "sequence_length": "sequence", "micro_batch_size": "micro_batch",
+    "global_batch_size": "global_batch", "grad_accum": "accum",
+    "recompute": "recomputed", "precision": "precision", "memory": "memory", "mfu": "mfu",
+}  # fmt: skip
 # Letters of formulas, as in the papers on Megatron-LM; one alone may mean anything.
 SYMBOLS = {
     "$t$": "tensor", "$p$": "pipeline", "$d$": "data", "$c$": "context", "$B$": "global_batch",
@@ -89,39 +83,23 @@ TEXT = {
     *("sequence_parallel", "remarks"),
 }
 # What a caller may assume of every row: all that a column can give, except what was measured.
-ASSUMED = sorted(
-    {*NAMES, "gpus", "nodes", "per_node", *TEXT} - {"memory", "status", "mfu", "remarks"}
-)
-GUESSED = {
-    "world_size": "gpus", "nodes": "nodes", "per_node": "per_node", "model": "model",
-    "global_batch_size": "global_batch", "micro_batch_size": "micro_batch", "gpu": "gpu",
-    "grad_accum": "accum", "precision": "precision", "device": "gpu", "parameters": "parameters",
-    "sequence_length": "sequence",
-}  # fmt: skip
-# TGS are tokens per GPU and second, WPS words per second.
-TOKENS = r"tok|(^|_)(t_per_s|tps|tgs|wps)"
-RATE = re.compile(rf"({TOKENS}|samp|imag|seq|(^|_)s_per_s)")
-PER_SECOND = re.compile(r"per_s(ecs?|econds?)?(_|$)|throughput|tok_s|(^|_)(t[pg]|wp)s(_|$)")
-PER_GPU = re.compile(f"_per_({RANK})|gpu|tgs")
-OF_ALL = re.compile(r"\(\d+ ?(?:GPUs?|ranks?|devices?)\)", re.IGNORECASE)  # tok/s (16 GPUs)
-# Of "k tokens/s", "Ktok/s" and "tokens/s (M)".
-MULTIPLE = re.compile(r"(?:^|_)([km])_?(?=tok|samp|seq)|per_s(?:ec|econd)?(?:_per_\w+?)?_([km])$")
-SPEED = r"((train(ing)?|total|avg|average)_)*(speed|throughput|performance)"
-FLOP_RATE = re.compile(r"(^|_)(t|tera_?|p|peta_?)flops?(_|$)")
+ASSUMED = sorted({*NAMES, *GUESSED.values(), *TEXT} - {"memory", "status", "mfu", "remarks"})
+RATED = {"token": "tokens", "sample": "samples", "image": "samples", "sequence": "samples"}
+# Of "tok/s (16 GPUs)" and "samples (4K) per second".
+OF_ALL = re.compile(r"\(\d+ ?(?:K|GPUs?|ranks?|devices?)\)", re.IGNORECASE)
+FLOP_RATE = re.compile(r"(^|_)(t|p)flops?(_|$)")
 NO_FLOP_RATE = re.compile(
-    rf"{IDEAL}|percent|pct|util|peak|_per_(step|iter|tok|sampl|seq|batch|layer)"
+    rf"{IDEAL}|percent|pct|util|peak|_(vs|of)_|_per_(step|iter|tok|sampl|seq|batch|layer)"
 )
-_SCALES = {"k": 1e3, "m": 1e6}
 _LENGTHS = {"k": 2.0**10, "m": 2.0**20}
-_RATES = _SCALES | dict.fromkeys(("tps", "tgs", "wps"), 1.0)
 # In lengths of sequences, and in tokens per batch, K is 1024.
 UNITS = {
     "time": TIME_UNITS,
     "memory": BYTE_UNITS,
-    "parameters": COUNT_UNITS | {"b": 1e9, "t": 1e12},
+    "parameters": PARAMETER_UNITS,
     "sequence": _LENGTHS,
     "batch_tokens": _LENGTHS,
-    **dict.fromkeys(RATES, _RATES),
+    **dict.fromkeys(RATES, COUNT_UNITS | dict.fromkeys(("tps", "tgs", "wps"), 1.0)),
     **{prefix + name: FLOPS_UNITS for prefix in ("", ALL_GPUS) for name in FLOPS},
 }
 LABEL = re.compile(r"[\d.,]+\s*([mbt])(n|illions?)?", re.IGNORECASE)
@@ -132,7 +110,6 @@ YES, SWITCHED_ON = re.compile("true|on|yes|y|✓|✅"), 2.0  # of more than one 
 LIST = re.compile(r"[a-z]+(?:(?:\s*/\s*|,\s+)[a-z]+)+", re.IGNORECASE)
 SEPARATOR, COUNT = re.compile(r"\s*/\s*|,\s+"), re.compile(r"\d+k?", re.IGNORECASE)
 FAILED = re.compile("oom|out of memory|crash|fail|error|killed|timeout", re.IGNORECASE)
-EMPTY = (MISSING | {"<na>"}) - {"oom", "failed", "fail", "error"}
 
 
 def split_lists(frame: pd.DataFrame) -> pd.DataFrame:
@@ -142,7 +119,7 @@ def split_lists(frame: pd.DataFrame) -> pd.DataFrame:
     for place, column in enumerate(map(str, frame.columns)):
         match = LIST.search(column)
         names = SEPARATOR.split(match[0]) if match else []
-        if sum(_meaning(name, ()) is not None for name in names) < 2:
+        if sum(meaning(name) is not None for name in names) < 2:
             continue
         cells = [SEPARATOR.split(_text(cell).strip("()[]")) for cell in frame.iloc[:, place]]
         if all(len(cell) == len(names) and all(map(COUNT.fullmatch, cell)) for cell in cells):
@@ -162,30 +139,27 @@ def meanings(frame: pd.DataFrame) -> dict[str, str]:
     for place, column in enumerate(map(str, frame.columns)):
         meant = SYMBOLS.get(column) if letters else None
         cells = frame.iloc[:, place].tolist()
-        meant = meant or _meaning(column, cells)
+        meant = meant or meaning(column, cells)
         if meant and meant not in columns and _says(meant, column, cells):
             columns[meant] = column
     return columns
 
 
-def _meaning(column: str, cells: Sequence[Any]) -> str | None:
-    stem = normal(OF_ALL.sub("", column).strip(" #"))
-    if RATE.search(stem) and PER_SECOND.search(stem) and "flop" not in stem:
-        things = "tokens" if re.search(TOKENS, stem) else "samples"
-        return f"{things}_per_gpu" if PER_GPU.search(stem) else things
-    if re.fullmatch(NAMES["mfu"], stem):  # also "MFU (vs 989 TFLOP/s)"
-        return "mfu"
+def meaning(column: str, cells: Sequence[Any] = ()) -> str | None:
+    """What a column of this name holds, and of these cells where the name does not tell."""
+    name = OF_ALL.sub("", column)
+    stem, guessed = normal(name.strip(" #")), guess(name)
+    things = RATED.get(counted(name))
+    if things and guessed and guessed.canonical in {"rate", "rate_per_rank"}:
+        return things if guessed.canonical == "rate" else f"{things}_per_gpu"
     if FLOP_RATE.search(stem) and not NO_FLOP_RATE.search(stem):
         return _flops(stem)
     named = next((name for name, names in NAMES.items() if re.fullmatch(names, stem)), None)
     if named := named or _by_cells(stem, cells):
         return named
-    if re.fullmatch("system|gpu_?(type|model|name)|hardware", stem):
-        return "gpu"
     if re.fullmatch(SPEED, stem):
         unit = _unit(cells)
-        return "time" if unit in TIME_UNITS else unit and _meaning(f"{column} {unit}", ())
-    guessed = guess(re.sub(rf"^{SPEED}_", "", stem) if re.match(SPEED, stem) else column)
+        return "time" if unit in TIME_UNITS else unit and meaning(f"{column} {unit}")
     if guessed and guessed.canonical == "time" and guessed.per == "step":
         return "time"
     return GUESSED.get(guessed.canonical) if guessed else None
@@ -212,7 +186,7 @@ def _flops(stem: str) -> str:
     """FLOP/s of the model, of the hardware, or unlabelled; petaFLOP/s are those of all GPUs."""
     kinds = {"hardware_flops": "hardware|hw|hfu", "model_flops": "model|mfu"}
     kind = next((name for name, words in kinds.items() if re.search(words, stem)), "flops")
-    together = re.search(r"aggregate|total|cluster|overall|all_gpus|(^|_)p(eta_?)?flop", stem)
+    together = re.search(r"aggregate|total|cluster|overall|all_gpus|(^|_)pflop", stem)
     return kind if "per_gpu" in stem or not together else ALL_GPUS + kind
 
 
@@ -239,9 +213,12 @@ def column_values(meant: str, column: str, cells: Sequence[Any]) -> list[Any]:
     NaN is a degree of parallelism that this row does not give although others do.
     """
     factor = _factor(meant, column, cells)
-    values = [_cell(meant, column, cell, factor) for cell in cells]
-    if meant == "time" and (guessed := guess(column)) and guessed.inverse:  # steps per second
-        values = [value and 1 / value for value in values]
+    guessed = guess(column)
+    if guessed and guessed.inverse and meant in {"time", *RATES}:  # steps per second
+        values = [_cell(meant, column, cell, 1.0) for cell in cells]
+        values = [value and factor / value for value in values]
+    else:
+        values = [_cell(meant, column, cell, factor) for cell in cells]
     if meant in DEGREES and any(value is not None for value in values):
         return [math.nan if value is None else value for value in values]
     if meant == "sequence_parallel" and not any(number(value) > 1 for value in values):
@@ -277,21 +254,14 @@ def _label(cells: Sequence[Any]) -> str | None:
 
 def _factor(meant: str, column: str, cells: Sequence[Any]) -> float:
     """The unit of a column's numbers that have none of their own."""
-    name = normal(column)
-    if meant in {"time", "memory"}:
-        guessed = guess(column)
-        unstated = 1.0 if meant == "time" else BYTE_UNITS.get(name.split("_")[-1], 0.0)
-        unstated = unstated or _unit_of_memory(cells)
-        return guessed.factor if guessed and guessed.factor else unstated
-    if meant in RATES:
-        multiple = MULTIPLE.search(name)
-        return _SCALES[multiple[1] or multiple[2]] if multiple else 1.0
+    units, unit = UNITS.get(meant, {}), normal(column).split("_")[-1]
+    guessed = guess(OF_ALL.sub("", column))
+    if meant in {"time", "memory", "mfu", *RATES} and guessed and guessed.factor:
+        return guessed.factor
+    if meant == "memory":
+        return _unit_of_memory(cells)
     if meant.endswith("flops"):
-        return 1e15 if re.search(r"(^|_)p(eta_?)?flop", name) else 1e12
-    if meant == "mfu":
-        return 0.01 if re.search("pct|percent", name) else 1.0
-    units = UNITS.get(meant, {})
-    unit = name.split("_")[-1]
+        return 1e15 if re.search("(^|_)pflop", normal(column)) else 1e12
     if meant == "parameters" and unit not in units:
         unit = _label(cells) or ""
     return units.get(unit, 1.0)

@@ -16,6 +16,7 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
+from lab.analysis.audit.markup import DASHES
 from lab.analysis.audit.text_table import read_file
 from lab.analysis.audit.values import COUNT_UNITS, number, ranks_of
 from lab.analysis.layout_columns import (
@@ -69,7 +70,6 @@ SPLITS = ("data", "tensor", "pipeline", "context")
 MOST_NAMES = 8
 MOST_CELLS = 50  # of a column that are looked at
 MOST_REACHED = 0.76  # of an A100's peak, recomputed passes counted: FSDP of 70B reached 0.74
-RULE = re.compile(r"\s*\|?(\s*:?-+:?\s*\|)+(\s*:?-+:?)?\s*")  # below the names in Markdown
 
 
 @dataclass(frozen=True)
@@ -321,7 +321,7 @@ def _prose(source: str | Path | pd.DataFrame) -> list[str]:
     if not isinstance(source, str | Path) or Path(source).suffix not in {".md", ".mdx"}:
         return []
     lines = Path(source).read_text(errors="replace").splitlines()
-    tables = sum(bool(RULE.fullmatch(line)) for line in lines)
+    tables = sum(bool(DASHES.fullmatch(line)) for line in lines)
     return [line.strip("# \t") for line in lines if "|" not in line] if tables == 1 else []
 
 

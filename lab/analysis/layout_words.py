@@ -7,7 +7,8 @@ from collections.abc import Collection
 from typing import Any
 
 from lab.analysis.audit.values import number
-from lab.analysis.layout_columns import ALL_GPUS, RATES, UNITS
+from lab.analysis.layout_columns import ALL_GPUS, RATES, UNITS, meaning
+from lab.formatting import model_size
 from lab.perfmodel import transformer
 from lab.perfmodel.frameworks import ANY, Framework
 from lab.perfmodel.hardware import GPUS, named_gpu
@@ -93,12 +94,11 @@ RECOMPUTED = re.compile(
     re.IGNORECASE,
 )
 RECOMPUTES_NOTHING = {"w/o", "without", "off", "disabled", "false", "none"}
-ABBREVIATED = {
-    "tp": "tensor", "pp": "pipeline", "cp": "context", "ep": "expert", "dp": "data",
-    "vp": "interleave", "vpp": "interleave", "mbs": "micro_batch", "gbs": "global_batch",
-    "bs": "batch", "ga": "accum", "gas": "accum", "sl": "sequence", "dp_replicate": "replicate",
-    "dp_shard": "shard",
-}  # fmt: skip
+ABBREVIATIONS = (
+    *("tp", "pp", "cp", "ep", "dp", "vp", "vpp", "mbs", "gbs", "bs", "ga", "gas", "sl"),
+    *("dp_replicate", "dp_shard"),
+)
+ABBREVIATED = {short: meant for short in ABBREVIATIONS if (meant := meaning(short))}
 # "TP8", "tp=8", "PP 4", and in "zero1(dp2)+tp2"; "expert parallelism 8".
 SETTING = re.compile(
     rf"(?<![a-z])(?:({'|'.join(ABBREVIATED)})(?:[ _-]?size)?"
@@ -187,7 +187,7 @@ def from_notes(
     said = [f"{name.replace('_', ' ')} {value:g}, from the notes" for name, value in values.items()]
     if not SIZED & set(known) and (model := noted_model(notes)):
         values["noted_model"] = model
-        said.append(f"a model of {model.parameters / 1e9:.3g}B parameters, from the notes")
+        said.append(f"a model of {model_size(model.parameters)} parameters, from the notes")
     if "precision" not in known:
         named = {precision(words) for words in NOTED_PRECISION.findall(notes)}
         if len(named) == 1:

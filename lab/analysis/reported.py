@@ -15,8 +15,8 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any, Literal, Self
 
 from lab.analysis.audit import Audit, apply_rules
-from lab.analysis.audit.columns import NO_VARIANT, PHASES, THINGS, TOKEN, normal
-from lab.analysis.audit.observations import Observations
+from lab.analysis.audit.columns import NO_VARIANT, PHASES, TOKEN, counted, normal
+from lab.analysis.audit.observations import NUMBERS, Observations
 from lab.analysis.audit.points import Curve, Point
 from lab.analysis.audit.table import from_table
 from lab.analysis.audit.text_table import read_file
@@ -47,12 +47,7 @@ NAMED = 12  # columns in a sentence
 # scaling, which can at best keep its time.
 SHORTER = 0.75
 KNOWN_NUMBERS = ("global_batch_size", "micro_batch_size", "grad_accum")
-BATCH_WORDS = {
-    "global_batch_size": "global batch",
-    "micro_batch_size": "batch per rank",
-    "grad_accum": "accumulation",
-    "batch": "batch",
-}
+BATCH_WORDS = NUMBERS | {"global_batch_size": "global batch"}
 KNOWN_TEXTS = {
     "model": "model",
     "strategy": "strategy",
@@ -298,15 +293,6 @@ def _unit(observations: Observations, frame: pd.DataFrame) -> Unit:
     return "node" if re.search("node", column) else "rank"
 
 
-def _rate_of(observations: Observations) -> str:
-    """What a rate counts, by its column: `samples`, `tokens`; "" if not stated."""
-    match = re.search(rf"(^|_)({THINGS})(?=_|$)", normal(observations.given.get("rate", "")))
-    if not match:
-        return ""
-    thing = match[2].removesuffix("s")
-    return {"img": "images", "seq": "sequences"}.get(thing, f"{thing}s")
-
-
 def _records(
     curve: Curve,
     kind: Scaling,
@@ -315,7 +301,7 @@ def _records(
     unit: Unit,
 ) -> Iterator[Record]:
     """One record for each repeat of each point; `runs` maps points to configurations."""
-    least = curve.points[0].world_size
+    least, thing = curve.points[0].world_size, counted(observations.given.get("rate", ""))
     # If times may cover more work with more ranks, no speedup can be stated.
     is_open = not kind and any(point.times for point in curve.points)
     for point in curve.points:
@@ -338,7 +324,7 @@ def _records(
                 time=time,
                 interval=point.bounds if len(point.times) == 1 else None,
                 rate=rate,
-                rate_of=_rate_of(observations),
+                rate_of=f"{thing}s" if thing else "",
                 parts=parts,
                 gradient_bytes=gradient_bytes,
                 peak_memory=_known(peak_memory),

@@ -8,12 +8,12 @@ from collections.abc import Iterable
 from functools import cache
 from typing import NamedTuple
 
-from lab.analysis.audit.chinese import in_english
 from lab.analysis.audit.european import from_european
-from lab.analysis.audit.values import BYTE_UNITS, COUNT_UNITS, TIME_UNITS
+from lab.analysis.audit.other_scripts import in_english
+from lab.analysis.audit.values import BANDWIDTH_UNITS, BYTE_UNITS, COUNT_UNITS, TIME_UNITS
 
 THINGS = (
-    "samples?|images?|imgs?|tokens?|toks?|examples?|sequences?|seqs?|items?|records?|sentences?"
+    "samp(?:le)?s?|images?|imgs?|tokens?|toks?|examples?|sequences?|seqs?|items?|records?|sentences?"
     "|sents?|words?|frames?|utterances?|utts?|mels?|queries|requests?|instances?|graphs?"
     "|molecules?|pixels?|chars?|characters?|users?|interactions?|packets?|reads?|rows?"
     "|trajs?|trajector(?:y|ies)|[mg]?ops|operations?|files?|cells?|particles?|atoms?|events?"
@@ -33,6 +33,7 @@ OF_IDEAL = (
     r"linearity|percent_(of_)?(linear|ideal)(_.*)?"
     r"|(.*_)?(efficiency|eff)_(vs|versus|of|over|relative_to)_(linear|ideal)(_.*)?"
 )
+BATCH = r"(mini_?|train(ing)?_?)?(batch(_?size)?|bsz?)(_(in_)?(sequences|seqs|samples))?"
 # Canonical columns and their usual names. NUMBERS and then TEXTS match the whole stem of a name, in
 # this order; PARTS of a step (in s) match anywhere in the name of a time.
 PARTS = {
@@ -59,8 +60,8 @@ NUMBERS = {
     "nodes": r"((n|no|num|number_of|of)_?)*(nodes|servers|hosts|machines)|nnodes"
     r"|(nodes?|machine|server|host)s?_(count|num)",
     **{
-        name: rf"{name}(_?(size|degree|world_size|ways?))?"
-        rf"|{words}_?((model_)?parallel(ism)?|mp)(_?(size|degree|world_size))?"
+        name: rf"({name}(_?parallel(ism)?)?|{words}_?((model_)?parallel(ism)?|mp))"
+        "(_?(size|degree|world_?size|ways?))?"
         for name, words in {
             "dp": "data",
             "tp": "tensor",
@@ -69,7 +70,7 @@ NUMBERS = {
             "ep": "expert",
         }.items()
     },
-    "global_batch_size": r"(glob(al)?|total|effective|overall)_(train_)?(mini_?)?"
+    "global_batch_size": r"(glob(al)?|total|effective|overall)_?(train_)?(mini_?)?"
     r"(batch(_?size)?|bsz?)|(batch(_?size)?|bsz?)_(global|total)|gbs",
     "micro_batch_size": r"((per|local|mic(ro)?|device|gpu|rank)_)+(device_|gpu_|rank_|worker_)?"
     r"(train_|micro_?)?(batch(_?size)?|bsz?)"
@@ -78,8 +79,8 @@ NUMBERS = {
     rf"|(samples|images|imgs?|ims?|sequences)_per_({RANK})"
     r"|(concat(enated)?_)?(local_)?batch(_size|es)?_per_[a-z]+|local_batch(_size)?|lbs",
     "rank_batch_size": r"accum(ulated|ulation)?_batch(_?size)?_per_[a-z]+",
-    "batch": r"(mini_?|train_?)?batch(_?size)?|batchs|bsz?|(.*_)?batch(_size)?",
-    "grad_accum": r"(grad(ient)?s?_)?accum(ulat(ion|e))?s?(_(steps?|iters|factor))?|gas?"
+    "batch": rf"{BATCH}|batchs|(.*_)?batch(_size)?",
+    "grad_accum": r"(grad(ient)?s?_?)?accum(ulat(ion|e))?s?(_(steps?|iters|factor))?|gas?"
     r"|grad(ient)?s?_acc(_(steps|iters))?|((n|num)_)?micro_?batches|pp_chunks|micro_num",
     "samples": r"((n|num|total|train|training)_)*samples|dataset_size|(n|num)_examples",
     "steps": r"((n|num|total|optimizer)_)*(steps|iterations|iters)",
@@ -95,11 +96,11 @@ NUMBERS = {
     rf"|(.*_)?[kmg]?({THINGS})_(per_)?({RANK})_(per_)?({SECOND})"
     rf"|per_({RANK})_[kmg]?({THINGS})_(per_)?({SECOND})"
     rf"|(.*_)?throughput_(.*_)?per_({RANK})(_.*)?|per_({RANK})_throughput(_.*)?|({THINGS})_per_p_per_s|tgs|tpgps|rate_per_rank"
-    rf"|(tps|ips|qps|{LATTICE})_per_({RANK}|core|thread|node)",
+    rf"|t_per_({SECOND})_per_({RANK})|(tps|ips|qps|{LATTICE})_per_({RANK}|core|thread|node)",
     "rate": rf"(.*_)?[kmg]?({THINGS})_(per_)?({SECOND})(_.*)?"
     r"|(.*_)?through?(pu|tu|uthpu|thpu)t(_.*)?"
     rf"|(.*_)?[kmg]?{STEPS_OF}_(per_)?({SECOND})|(total_|aggregate_)?{LATTICE}(_total)?"
-    r"|rate|ips|qps|tps|wps|sps|(.*_)?fps|(.*_)?(ns|ps)_per_day|sypd",
+    r"|rate|s_per_s|(total_|aggregate_)?(ips|qps|tps|wps|sps)|(.*_)?fps|(.*_)?(ns|ps)_per_day|sypd",
     "flops_per_rank": rf"{FLOPS_OF}[tp]flops?(_(per_)?({SECOND}))?_(per_)?({RANK})s?"
     rf"|per_({RANK})_[tp]flops?(_(per_)?({SECOND}))?",
     "flops": rf"{FLOPS_OF}[tp]flops?(_(per_)?({SECOND}))?",
@@ -120,7 +121,7 @@ NUMBERS = {
     r"|repeats|runs|trials|repetitions",
     "low": r"(ci_?)?(low|lower)(_bound)?|ci_?l",
     "high": r"(ci_?)?(high|upper)(_bound)?|ci_?u",
-    "memory": r"(.*_)?(mem|memory|vram)(_.*)?",
+    "memory": r"(.*_)?(mem|memory|vram|gpu_ram)(_.*)?|(peak_)?reserved(_.*)?",
     "ratio_of_times": "ratio_of_times",
     "ratio_of_rates": "ratio_of_rates",
 }
@@ -135,8 +136,8 @@ OTHERWISE = {
     "speedup": r"inference|without|_w_o_|block|group|(^|_)ours?(_|$)",  # of a setting or system
     "loss": r"data|dropped|packet|reduction|improvement|unknown",
     # Not what a rank uses: a rate or a share, another memory, or what a GPU has.
-    "memory": r"bandwidth|bw|util|percent|free|avail|cpu|host|node|system|total|capacity|size|limit"
-    r"|saved|reduction|clock|bound",
+    "memory": r"bandwidth|bw|util|percent|ratio|free|avail|cpu|host|node|system|total|capacity|size"
+    r"|limit|saved|reduction|overhead|clock|bound",
 }
 # Numbers that were measured, although they may recur: no setting of a row.
 OUTCOME = re.compile(
@@ -174,8 +175,9 @@ TEXTS = {
     "cpu": r"cpu(_?(model|name|type))?|processor",
     "device": r"device(_type)?|platform|hardware",
     "framework": r"((dl|ml|deep_learning)_)?(framework|library)|software|code_?base",
-    "recompute": r"(.*_)?(activation|gradient)_checkpointing|(activation_)?recompute(_.*)?"
-    r"|(.*_)?recomputation",
+    "recompute": r"(.*_)?(act(ivations?)?|grad(ient)?)_(checkpoint(ing|s)?|ckpt)"
+    r"|(act(ivations?)?_|grad(ient)?_)?recompute(d|_.*)?|(.*_)?recomputation"
+    r"|remat(erialization)?(_policy)?",
     "sharding": r"zero(_?(stage|level))?|shard(ing)?(_?(strategy|stage|level|degree))?|fsdp",
     "interleave": r"vp|vpp|virtual_.*|interleav.*",
     "ratio_over": "ratio_over",
@@ -187,8 +189,9 @@ TEXTS = {
     r"|config(uration)?|setup|setting|approach|backend|ddp",
     "scaling": r"((type|kind|mode)_of_)?scaling(_(type|kind|mode|regime))?|regime",
     "precision": r"precision|dtype|amp|data_?type",
-    "sequence_length": r"(max_?)?(seq(uence)?|context|ctx)_?len(gth)?(_t(okens)?)?|n_?ctx|seq_?len"
-    r"|block_?size|seq",
+    "sequence_length": r"((max|packed)_?)?(seq(uence)?|context|ctx)(_?(len(gth)?|size|window))?"
+    r"(_t(okens)?)?|n_?ctx|cutoff_?len|block_?size|sl"
+    r"|tokens_per_(sample|seq(uence)?)",
     "dataset": r"data_?set|data|task|corpus|phase|workload",
     "compile": r"compiled?|torch_compile|xla",
 }
@@ -217,8 +220,8 @@ GREEK = {"σ": " std ", "μ": " mean "}
 DEVIATION = re.compile(r"±|\b(?:std|standard)[ _-]?dev(?:iation)?\b\.?")
 MAXIMA = {"max", "slowest"}
 STATISTICS = MEANS | SPREADS | MAXIMA | {"median"}
-BANDWIDTHS = {"gb_per_s": 1e9, "gbs": 1e9, "mb_per_s": 1e6, "gib_per_s": 2.0**30}
-BANDWIDTHS |= {"gbps": 1e9 / 8, "gbit_per_s": 1e9 / 8}
+BANDWIDTHS = {unit.replace("/", "_per_"): factor for unit, factor in BANDWIDTH_UNITS.items()}
+BANDWIDTHS |= {"gbs": 1e9, "gbps": 1e9 / 8}
 PERCENT = {"percent": 0.01, "pct": 0.01}
 UNITS = {"time": TIME_UNITS, "bytes": BYTE_UNITS, "count": COUNT_UNITS, "percent": PERCENT}
 # Words for settings in column names. They distinguish columns of one quantity, and a speedup named
@@ -248,6 +251,7 @@ BARE = (
     r"(t(_[np]|_epoch)?|comm|communication|compute|computation|forward|fwd|backward|bwd|optimi[sz]er|h2d"
     r"|data_?load(ing)?|all_?reduce|exposed_.*)"
 )
+SPEED = r"((train(ing)?|total|avg|average)_)*(speed|throughput|performance)"
 PER = {"epoch": "epoch", "step": "step|iter|batch|^it_"}
 CLOCKED = r"times?|duration|latency|runtime|elapsed|wall|seconds|makespan"
 WHOLE = (
@@ -293,6 +297,16 @@ PER_STEP = re.compile(
 STEPS_PER_SECOND = re.compile(
     rf"(?:.*_)?(?:it|iters?|iterations?|steps?|batch(?:es)?)_per_(?:{SECOND})"
 )
+# What rates count. TGS are tokens per GPU and second, WPS words per second.
+THING = re.compile(rf"(?:^|_)[kmg]?({THINGS}|[st]_per_s|tps|tgs|tpgps|wps)(?=_|$)")
+SHORT = {"samp": "sample", "s_per_s": "sample", "img": "image", "seq": "sequence"}
+SHORT |= dict.fromkeys(("tok", "t_per_s", "tps", "tgs", "tpgps", "wps"), "token")
+# Of "k tokens/s", "Ktok/s" and "tokens/s (M)".
+MULTIPLE = re.compile(
+    rf"(?:^|_)([kmg])_?(?:{THINGS})_(?:per_)?(?:{SECOND}|{RANK})"
+    rf"|_per_(?:{SECOND})(?:_per_\w+?)?_([kmg])$"
+)
+MULTIPLES = {"k": 1e3, "m": 1e6, "g": 1e9}
 STEPS_OF_MANY = re.compile(rf"(?:^|_)[kmg]?{STEPS_OF}_per_")  # of "atom-steps/s"
 # Of "GFLOP/s", "Performance (GFLOPS)" and "GTEPS"; GFLOPs alone may be what a model costs.
 SOLVED_RATE = re.compile(
@@ -327,7 +341,7 @@ class Guess(NamedTuple):
 
 # "t / ms" is a time, unlike "steps / s".
 OVER_UNIT = re.compile(
-    r"((?:^t|time|latency|duration|memory|_per_(?:step|iter(?:ation)?|epoch))_)"
+    r"((?:^t|time|latency|duration|mem(?:ory)?(?:_usage)?|_per_(?:step|iter(?:ation)?|epoch))_)"
     r"per_([munµ]?s|sec(?:onds?)?|minutes|h|hours|[gm]i?b)$"
 )
 
@@ -347,7 +361,7 @@ def normal(name: str) -> str:
     text = re.sub(r"[\[(]\s*min\.?\s*[\])]$", " minutes", text)
     text = EITHER.sub(r"\1", text)
     text = text.replace("%", " percent ").replace("#", " n ").replace("/", " per ")
-    text = re.sub(r"(?<![a-z])([gpt])(?:iga|eta|era)_?(?=flop)", r"\1", text)
+    text = re.sub(r"(?<![a-z])([gpt])(?:iga|eta|era)[ _-]?(?=flop)", r"\1", text)
     text = re.sub(r"^(\w*seconds|ms|hours|minutes) (elapsed|taken)$", r"\2 \1", text.strip())
     text = text.replace("$", " usd ")
     text = from_european(TOKEN.sub("_", text).strip("_"))
@@ -362,7 +376,7 @@ def parse_name(name: str) -> Name:
         if text.endswith(unit) and re.search(r"bw|bandwidth", text):
             return Name(text.removesuffix(unit).strip("_"), "bandwidth", factor)
     if ratio := PER_STEP.search(text):
-        what = re.sub(r"(^|_)time$", "", text[: ratio.start()])
+        what = re.sub(rf"(^|_)(time|{SPEED})$", "", text[: ratio.start()])
         return Name(f"{what}_{ratio[2]}_time".strip("_"), "time", TIME_UNITS[ratio[1]])
     if clock := CLOCK_FORMAT.search(text):
         hours_first = clock[1].startswith("h") and not clock[1].endswith("s")
@@ -451,7 +465,7 @@ def text_guess(name: str) -> str | None:
 def _guess(name: str) -> Guess | None:
     text = normal(name)
     ideal = re.search(IDEAL, text) and not re.fullmatch(OF_IDEAL, text)
-    if ideal or str(name).lstrip().startswith(("Δ", "∆")):
+    if ideal or re.search("^[Δ∆]|[Δ∆]$", str(name).strip()):
         return None  # a difference is not a measurement
     if STEPS_PER_SECOND.fullmatch(text) and not STEPS_OF_MANY.search(text):
         return Guess("time", 1.0, "step", inverse=True)
@@ -468,8 +482,8 @@ def _guess(name: str) -> Guess | None:
                 misread = True
                 continue
             peta = 1e15 if re.search(r"(^|_)pflop", text) else 1e12
-            counted = re.search(rf"(?:^|_)([kmg])_?(?:{THINGS})_(?:per_)?(?:{SECOND}|{RANK})", text)
-            each = COUNT_UNITS["bn" if counted[1] == "g" else counted[1]] if counted else 1.0
+            counted = MULTIPLE.search(text)
+            each = MULTIPLES[counted[1] or counted[2]] if counted else 1.0
             return Guess(canonical, peta if "flops" in canonical else each)
     if misread:
         return None
@@ -509,6 +523,13 @@ def _time(name: Name) -> Guess | None:
     if name.statistic in SPREADS:
         return Guess("std", factor, per)
     return Guess("time", factor, per or "total")
+
+
+def counted(name: str) -> str:
+    """What the rate in a column of this name counts, in the singular; "" if it does not say."""
+    words = (SHORT.get(word, word.removesuffix("s")) for word in THING.findall(normal(name)))
+    things = [SHORT.get(word, word) for word in words]
+    return "token" if "token" in things else (things or [""])[-1]
 
 
 def is_parallel(strategy: str) -> bool:

@@ -28,34 +28,6 @@ ENGLISH = {word: english for english, words in WORDS.items() for word in words.s
 KNOWN = re.compile(rf"(?<![^_])(?:{'|'.join(sorted(ENGLISH, key=len, reverse=True))})(?![^_])")
 
 
-# In their own script.
-RUSSIAN = {
-    "execution time": "время выполнения|время работы|время расчёта|время расчета",
-    "time": "время",
-    "speedup": "ускорение",
-    "efficiency": "эффективность",
-    "number of": "количество|число|кол-во",
-    "threads": "потоков|потоки|нитей|нити",
-    "processes": "процессов|процессы",
-    "cores": "ядер|ядра",
-    "nodes": "узлов|узлы",
-    "strategy": "режим|реализация|версия",
-    "matrix size": "размер матрицы",
-    "mean": "среднее",
-    "ms": "мс",
-    "s": "секунды|секунд|сек|с",
-}
-_RUSSIAN = {word: english for english, words in RUSSIAN.items() for word in words.split("|")}
-KNOWN_RUSSIAN = re.compile(
-    rf"\b(?:{'|'.join(sorted(_RUSSIAN, key=len, reverse=True))})(?!\w)", re.IGNORECASE
-)
-
-
-def from_russian(text: str) -> str:
-    """A text with the Russian words that are known in English."""
-    return KNOWN_RUSSIAN.sub(lambda match: f" {_RUSSIAN[match.group().lower()]} ", text)
-
-
 def from_european(name: str) -> str:
     """A name in snake case with the words that are known in English."""
     return KNOWN.sub(lambda match: ENGLISH[match.group()], name)

@@ -16,6 +16,7 @@ from lab.analysis.audit.values import BRACKETS, COUNT_UNITS, NUMBER, TIME_UNITS,
 FAR_BEYOND, LEAST_PERCENT = 1.5, 4  # no efficiency is between these
 TIMESTAMP = 1e9  # seconds since 1970, and more than a training takes
 LENGTHS = 64  # sequence lengths are multiples of this
+BARE_LENGTHS = {"seq", "sequence", "context", "ctx", "sl"}
 LARGEST_VERSION = 40  # but containers are named after years and months
 OF_TRAINING = {"model", "dp", "tp", "pp", "global_batch_size", "micro_batch_size"}
 OF_TRAINING |= {"grad_accum", "mfu", "hfu", "rate_per_rank", "flops_per_rank"}
@@ -54,7 +55,7 @@ def is_plausible(canonical: str, column: str, texts: pd.Series) -> bool:
         return bool((shares >= 1).all())  # one of 12 % is an increase
     if canonical == "efficiency" and not texts.str.contains("%").any():
         return not numbers(texts).between(FAR_BEYOND, LEAST_PERCENT).all()
-    if canonical == "sequence_length" and stem == "seq":  # not a sequential time
+    if canonical == "sequence_length" and stem in BARE_LENGTHS:  # not a sequential time
         return bool((numbers(texts, units=COUNT_UNITS) % LENGTHS == 0).all())
     if canonical == "gpu" and re.fullmatch("systems?", stem):
         return bool(texts.map(names_gpu).any())

@@ -14,7 +14,7 @@ from lab.analysis.audit.values import TIME_UNITS, numbers
 PARALLEL = (
     "open_?mp|omp|mpi|p_?threads?|open_?acc|cuda|open_?cl|hybrid|parallel|multi_?thread(?:ed)?"
 )
-SERIAL = "serial|sequential|seq|single_?thread(?:ed)?"
+SERIAL = "serial|sequential|seq|single[_ ]?thread(?:ed)?"
 FILLING = "_|execution|exec|run|total|avg|average|mean|wall|elapsed"
 OF_PROGRAM = re.compile(
     rf"(?:{FILLING})*(?P<program>(?:{PARALLEL}|{SERIAL})(?:_(?:and_|plus_)?(?:{PARALLEL}))*)"
@@ -33,8 +33,8 @@ def by_program(frame: pd.DataFrame, mapped: Mapping[str, Guess]) -> tuple[pd.Dat
     """
     parts: dict[str, dict[str, str]] = {}
     for column in frame.columns:
-        if parsed := _of_program(column):
-            program, what = parsed
+        program, what = _of_program(column)
+        if what:
             parts.setdefault(program, {}).setdefault(what, column)
     timed = {program: part for program, part in parts.items() if "time" in part}
     parallel = {name: part for name, part in timed.items() if not re.fullmatch(SERIAL, name)}
@@ -60,10 +60,11 @@ def over_serial(frame: pd.DataFrame, mapped: Mapping[str, Guess]) -> tuple[pd.Da
     """Turn a table of problems, with the times of a serial and a parallel program and the speedup
     of one over the other, into one with a row for each program, in which this speedup is a ratio of
     their times; leave other tables as they are."""
+    parsed = {column: _of_program(column) for column in frame.columns}
     programs = {
-        column: name
-        for column in frame.columns
-        if (name := _name_of_program(column)) and (_is_time(column) or are_timed(frame[column]))
+        column: program
+        for column, (program, what) in parsed.items()
+        if what == "time" or (program and not what and are_timed(frame[column]))
     }
     serial = [column for column, name in programs.items() if re.fullmatch(SERIAL, name)]
     quoted = [column for column in frame.columns if re.fullmatch("speed_?up", normal(column))]
@@ -85,26 +86,15 @@ def over_serial(frame: pd.DataFrame, mapped: Mapping[str, Guess]) -> tuple[pd.Da
     return pd.concat(parts, ignore_index=True), [read]
 
 
-def _is_time(column: str) -> bool:
-    """Whether the name of a program's column says that it holds times."""
-    return (_of_program(column) or ("", ""))[1] == "time"
-
-
-def _name_of_program(column: str) -> str:
-    """The program that a column is named after, "" for others."""
-    match = OF_PROGRAM.fullmatch(parse_name(column).stem)
-    return match["program"] if match and (match["what"] or "time")[0] in "trd" else ""
-
-
-def _of_program(column: str) -> tuple[str, str] | None:
-    """The program that a column is for and what it holds; None for others."""
+def _of_program(column: str) -> tuple[str, str]:
+    """The program that a column is for and what it holds, "" if its name does not say."""
     name = parse_name(column)
     match = OF_PROGRAM.fullmatch(name.stem) or RATIO.fullmatch(normal(column))
     if match is None or not OF_PROGRAM.fullmatch(match["program"]):
-        return None
+        return "", ""
     what = match["what"] or ("time" if name.family == "time" else "")
     kind = {"spe": "speedup", "eff": "efficiency"}.get(what[:3], "time" if what else "")
-    return (match["program"].replace("_", " "), kind) if kind else None
+    return match["program"].replace("_", " "), kind
 
 
 def by_size(frame: pd.DataFrame, mapped: Mapping[str, Guess]) -> tuple[pd.DataFrame, list[str]]:

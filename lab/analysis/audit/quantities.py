@@ -49,7 +49,9 @@ from lab.analysis.audit.values import (
     BYTE_UNITS,
     CELL_TIMES,
     COUNT_UNITS,
+    EMPTY,
     FLOPS_UNITS,
+    PARAMETER_UNITS,
     PLUS_MINUS,
     TIME_UNITS,
     duration,
@@ -82,7 +84,7 @@ UNITS = {
     **dict.fromkeys(("bytes", "memory"), BYTE_UNITS),
     **dict.fromkeys(("flops", "flops_per_rank", "peak_flops"), FLOPS_UNITS),
     **dict.fromkeys(("algbw", "busbw"), BANDWIDTH_UNITS),
-    "parameters": COUNT_UNITS | {"b": 1e9},
+    "parameters": PARAMETER_UNITS,
 }
 SEVERAL_WORDS = re.compile(r"[^\W\d]+(?:(?:[ -]|, )[^\W\d]+)+")
 BOUND = re.compile(r"\s*(?:[<>≤≥]|&[lg]t;)")  # an upper or lower limit, not a measured value
@@ -91,7 +93,6 @@ SERIAL_NAME = re.compile(rf"(?:^|_)(?:{SERIAL}|1)(?:_|$)")
 SCALING = re.compile(r"(strong|weak)(?:[ _-]?scal.*|)", re.IGNORECASE)
 MOST_NAMES = 200  # of runs that are looked at
 MOST_NODES = 4096
-DASHES = {"-", "--", "–", "—"}
 # A table may hold several of these, with different meanings.
 MEASURED = {name: name for name in ("time", "rate", "speedup", "efficiency")}
 MEASURED |= {"rate_per_rank": "rate per rank"}
@@ -423,7 +424,6 @@ def as_texts(column: pd.Series) -> pd.Series:
 def as_text(cell: object) -> str | None:
     """A cell as text, of a whole number without the decimals; None if it is missing."""
     text = "" if cell is None else str(cell).strip()
-    missing = text.lower() in {*DASHES, "", "na", "n/a", "nan", "none", "null", "<na>"}
-    if missing:
+    if text.lower() in EMPTY:
         return None
     return text[:-2] if text.endswith(".0") and text[:-2].isdecimal() else text  # but not of 2.4.0

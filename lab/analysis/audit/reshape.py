@@ -9,7 +9,6 @@ from typing import Any, NamedTuple
 
 import pandas as pd
 
-from lab.analysis.audit.chinese import in_english
 from lab.analysis.audit.columns import (
     CLOCKED,
     IDEAL,
@@ -27,6 +26,7 @@ from lab.analysis.audit.columns import (
     quantities,
     setting_of,
 )
+from lab.analysis.audit.other_scripts import in_english
 from lab.analysis.audit.plausible import are_collectives
 from lab.analysis.audit.values import (
     COUNT_UNITS,

@@ -27,6 +27,7 @@ from lab.analysis.audit.quantities import WHOLE_NUMBERS, Quantities, as_text, as
 from lab.analysis.audit.settings import by_setting
 from lab.analysis.audit.values import COUNT_UNITS, numbers, ranks_of
 from lab.errors import InputError, Problem, nearest
+from lab.formatting import message_size, model_size
 
 KEYS = (
     *("model", "sequence_length", "dataset", "framework", "precision", "compile", "seed"),
@@ -310,8 +311,7 @@ def _check(frame: pd.DataFrame, columns: Mapping[str, str], source: str) -> None
 
 def _mapped(canonical: str, column: str) -> Guess:
     stem, family, factor, _ = parse_name(column)
-    step = "step" if re.search("step|iter", stem) else "total"
-    per = "epoch" if "epoch" in stem else step
+    per = next((per for per, word in columns.PER.items() if re.search(word, stem)), "total")
     return Guess(canonical, factor if family else None, per if canonical == "time" else None)
 
 
@@ -460,9 +460,10 @@ def _add_keys(
     each = tidy["parameters"] / tidy["world_size"]
     grows = each.max() <= ANOTHER * each.min()  # with the ranks, as in weak scaling
     if (of_models.max() > ANOTHER * of_models.min()).any() and not grows:
-        keys["key:parameters"] = tidy["parameters"].map(_parameters)
+        sizes = tidy["parameters"].map(model_size, na_action="ignore")
+        keys["key:parameters"] = sizes + " parameters"
     if collective:
-        keys["key:bytes"] = tidy["bytes"].map(_size)
+        keys["key:bytes"] = tidy["bytes"].map(message_size, na_action="ignore")
     for column in frame.columns:
         # A column whose numbers cannot be parsed may still distinguish rows.
         meaning = guess(column)
@@ -524,20 +525,6 @@ def _names_series(cells: pd.Series, tidy: pd.DataFrame) -> bool:
     onward = (index.diff() > 0) | starts
     pieces = starts.sum() == values.nunique() < len(values)
     return bool(pieces and index.notna().all() and onward.all())
-
-
-def _parameters(number: float) -> str | None:
-    for unit, scale in (("B", 1e9), ("M", 1e6), ("", 1.0)):
-        if number >= scale:
-            return f"{number / scale:g}{unit} parameters"
-    return None
-
-
-def _size(size: float) -> str:
-    for unit, scale in (("MiB", 2**20), ("KiB", 2**10), ("B", 0)):
-        if size >= scale:
-            return f"{size / max(scale, 1):g} {unit}"
-    return ""
 
 
 def _is_key(cells: pd.Series, sizes: pd.Series, *, least: float = 0.51) -> bool:

@@ -9,12 +9,11 @@ import numpy as np
 import pandas as pd
 from pandas.api.types import is_numeric_dtype
 
-from lab.analysis.audit.chinese import in_english
+from lab.analysis.audit.other_scripts import in_english
 
-MISSING = {
-    *("", "-", "--", "–", "—", "?", "...", "na", "n/a", "#n/a", "nan", "none", "null", "tbd"),
-    *("oom", "failed", "fail", "error"),
-}
+EMPTY = {"", "-", "--", "–", "—", "?", "...", "na", "n/a", "#n/a", "nan", "none", "null", "tbd"}
+EMPTY |= {"<na>"}
+MISSING = EMPTY | {"oom", "failed", "fail", "error"}
 NUMBER = re.compile(r"[-+]?(?:\d[\d.,'\u202f\u2009\u00a0_]*\d|\d|\.\d+)(?:[eE][-+]?\d+)?")
 # 1:02:03.5, 42:18, and with days 1-02:03:04 or 1 day, 2:03:04.
 PLAIN = re.compile(r"\d+\.\d+")
@@ -60,6 +59,7 @@ BANDWIDTH_UNITS = {
     for unit in (f"{prefix}{name}/s", f"{prefix}{name}/sec")
 } | {"gib/s": 2.0**30, "mib/s": 2.0**20}
 COUNT_UNITS = _by_name({1e3: "k", 1e6: "m million millions", 1e9: "bn billion billions"})
+PARAMETER_UNITS = COUNT_UNITS | {"b": 1e9, "t": 1e12}
 FLOPS_UNITS = {
     f"{prefix}flop{end}": factor
     for prefix, factor in (("g", 1e9), ("t", 1e12), ("p", 1e15))

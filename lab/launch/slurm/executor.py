@@ -283,7 +283,7 @@ def _nearest(cluster: Cluster, key: str, advice: str) -> str:
     own = [f"user={getpass.getuser()}"] if key != "partition" else []
     try:
         answer = ask(*CHOICES[key], *own)
-    except SlurmSilentError:
+    except SlurmCommandError:
         return advice
     choices = {word for word in re.split(r"[,\s]+", answer) if word}
     known = 0 < len(choices) <= MANY and not choices & set(given.split(","))

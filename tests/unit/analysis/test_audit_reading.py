@@ -12,7 +12,7 @@ import pytest
 from audits import broken
 
 from lab.analysis.audit import audit
-from lab.analysis.audit.columns import guess
+from lab.analysis.audit.columns import counted, guess
 from lab.analysis.audit.table import from_table
 from lab.analysis.audit.values import COUNT_UNITS, number, ranks_of, rounding, roundings
 from lab.errors import InputError
@@ -36,6 +36,7 @@ def frame(text: str) -> pd.DataFrame:
             "MPI ranks",
         ],
         "rate_per_rank": [
+            "t/s/GPU",
             *("Tokens / sec / GPU", "tok_s_gpu", "tokens/s/GPU", "Throughput (T/s/GPU)"),
             *("samples/sec per GPU", "tokens/GPU/s", "per-GPU throughput", "TGS"),
         ],
@@ -61,7 +62,16 @@ def frame(text: str) -> pd.DataFrame:
         "speedup": ["Weak scaling - FP32", "Mixed Precision Strong Scaling", "speed-up"],
         "time": ["Time to train - TF32", "Training time with FP32", "FP32 Training Time (90E)"],
         "gpu": ["DGX System", "System", "GPU model"],
-        "memory": ["gpu_memory_gb", "memory_usage(MB)", "Peak mem/GPU (GiB)", "vram"],
+        "memory": [
+            "gpu_memory_gb",
+            "memory_usage(MB)",
+            "Peak mem/GPU (GiB)",
+            "vram",
+            "Max GPU RAM",
+        ],
+        "sequence_length": ["Context window", "cutoff_len", "Tokens per sample", "Packed sequence"],
+        "recompute": ["Activation Ckpt", "act_ckpt", "Remat policy", "gradient checkpoint"],
+        "batch": ["Batch size (sequences)", "train_batch_size"],
     }.items(),
 )
 def test_names_that_people_use(canonical: str, names: list[str]) -> None:
@@ -91,7 +101,10 @@ def test_what_nobody_measured_or_means_something_else(name: str) -> None:
 
 @pytest.mark.parametrize(
     "name",
-    ["gpu_mem_util_pct", "mem_pct", "host_memory_gb", "GPU memory size (GB)", "total_memory"],
+    [
+        *("gpu_mem_util_pct", "mem_pct", "host_memory_gb", "GPU memory size (GB)", "total_memory"),
+        *("Mem Usage Ratio", "Memory overhead (GB)"),
+    ],
 )
 def test_memory_that_is_not_what_a_rank_uses(name: str) -> None:
     meaning = guess(name)
@@ -478,6 +491,38 @@ def test_a_fault_in_such_a_table_is_found(name: str, old: str, new: str, rule: s
 def test_a_unit_after_a_slash(name: str, seconds: float) -> None:
     meaning = guess(name)
     assert meaning and (meaning.canonical, meaning.factor) == ("time", seconds)
+
+
+@pytest.mark.parametrize(
+    ("name", "quantity", "factor"),
+    [
+        ("tokens/s (M)", "rate", 1e6),
+        ("Speed (s/it)", "time", 1.0),
+        ("Tera FLOPs per GPU", "flops_per_rank", 1e12),
+        ("Mem Usage / MB", "memory", 1e6),
+    ],
+)
+def test_units_of_rates_speeds_and_memory(name: str, quantity: str, factor: float) -> None:
+    meaning = guess(name)
+    assert meaning and (meaning.canonical, meaning.factor) == (quantity, factor)
+
+
+@pytest.mark.parametrize(
+    ("thing", "names"),
+    {
+        "token": ["Throughput (tok/s)", "TGS", "tps/GPU", "Throughput (T/s)", "Seq 4k (tokens/s)"],
+        "sample": ["samples/sec", "Throughput (S/s)"],
+        "image": ["FP32 img/s", "Kimgs/s", "Throughput (images)"],
+        "": ["Throughput", "rate"],
+    }.items(),
+)
+def test_what_rates_count(thing: str, names: list[str]) -> None:
+    assert {name: counted(name) for name in names} == dict.fromkeys(names, thing)
+
+
+def test_parameters_in_trillions() -> None:
+    read = from_table(pd.DataFrame({"GPUs": [8, 16], "Params": ["1T", "2B"], "Time": [2, 1]}))
+    assert read.frame["parameters"].tolist() == [1e12, 2e9]
 
 
 def test_a_rate_is_no_time_with_its_unit_after_a_slash() -> None:

@@ -696,7 +696,7 @@ def test_rates_of_which_few_grow() -> None:
         ("Wall time,Step,Value", ("1521468449.3,0,0.09", "1521468459.1,1,0.07"), {"Step": "step"}),
         ("Path,Compiled,loss", ("a,0.769 ms,1", "b,0.512 ms,1"), {"loss": "loss"}),
         ("Run,MFU", ("NVFP4 (bf16 tail),41", "BF16,38"), {"Run": "strategy", "MFU": "mfu"}),
-        ("GPU,reserved GB", ("0,88.4", "1,87.9"), {"GPU": "rank"}),
+        ("GPU,reserved GB", ("0,88.4", "1,87.9"), {"GPU": "rank", "reserved GB": "memory"}),
         ("Model,Size,GPUs", ("A,8x7B,64", "B,671B,128"), {"Model": "model", "GPUs": "world_size"}),
     ],
 )

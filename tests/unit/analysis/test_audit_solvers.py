@@ -64,6 +64,13 @@ def test_a_speedup_beside_a_serial_and_a_parallel_time(columns: str) -> None:
     assert "4.00x" in result.findings[0].evidence
 
 
+def test_a_single_thread_beside_two_programs_is_serial() -> None:
+    rows = ["| 1 | 10.1 | 10.3 | 10.2 |", "| 2 | 10.1 | 5.3 | 5.5 |", "| 4 | 10.1 | 2.9 | 3.0 |"]
+    head = "| Threads | Single-thread time (s) | OpenMP time (s) | Pthreads time (s) |"
+    result = pasted(below(head, *rows))
+    assert any(said.startswith("'OpenMP time (s)', 'Pthreads") for said in result.assumptions)
+
+
 def test_a_size_beside_a_speedup_is_that_of_a_problem() -> None:
     rows = ["| 512 | 1 | 0.8 | 1.0 |", "| 512 | 4 | 0.25 | 3.2 |"]
     rows += ["| 1024 | 1 | 6.4 | 1.0 |", "| 1024 | 4 | 1.8 | 3.6 |"]

@@ -34,6 +34,10 @@ def read(column: str, *cells: object) -> tuple[str | None, list[object]]:
         ("tok/s/chip", 1e4, "tokens_per_gpu", 1e4),
         ("Tokens per second per card", 1e4, "tokens_per_gpu", 1e4),
         ("WPS", 1e4, "tokens", 1e4),
+        ("ms/token", 2, "tokens", 500),
+        ("S/s", 60, "samples", 60),
+        ("Seq 4k (tokens/s)", 100, "tokens", 100),
+        ("Sample (4K)-per-second", 60, "samples", 60),
     ],
 )
 def test_times_and_rates_are_read_in_their_units(
@@ -53,6 +57,7 @@ def test_tokens_of_anything_but_a_second_are_no_rate(column: str) -> None:
         ("Packed Sequence Length", 4096, "sequence", 4096),
         ("Context window", "8k", "sequence", 8192),
         ("cutoff_len", 2048, "sequence", 2048),
+        ("Max length", 2048, "sequence", 2048),
         ("Tokens per sample", 4096, "sequence", 4096),
         ("Batch size (tokens)", "0.125M", "batch_tokens", 131072),
         ("tokens per step", 262144, "batch_tokens", 262144),
@@ -61,6 +66,8 @@ def test_tokens_of_anything_but_a_second_are_no_rate(column: str) -> None:
         ("GPUs Number", 8, "gpus", 8),
         ("Size (B)", 7, "parameters", 7e9),
         ("Model (B)", 7, "parameters", 7e9),
+        ("pipe_parallel", 4, "pipeline", 4),
+        ("TP ways", 2, "tensor", 2),
     ],
 )
 def test_sizes_are_read_in_their_units(column: str, cell: object, meant: str, value: float) -> None:
@@ -75,6 +82,7 @@ def test_sizes_are_read_in_their_units(column: str, cell: object, meant: str, va
         ("mem_usage", 38000, 38e9),
         ("max reserved (GiB)", 40, 40 * 2**30),
         ("VRAM", 38, 38e9),
+        ("gpu_mem(MB)", 2000, 2e9),
     ],
 )
 def test_memory_without_a_unit_is_in_the_one_that_a_gpu_can_have(
@@ -83,7 +91,7 @@ def test_memory_without_a_unit_is_in_the_one_that_a_gpu_can_have(
     assert read(column, cell) == ("memory", [pytest.approx(value)])
 
 
-@pytest.mark.parametrize("column", ["GPU memory (%)", "max_mem_percent", "CPU memory (GB)"])
+@pytest.mark.parametrize("column", ["GPU memory (%)", "Mem usage ratio", "CPU memory (GB)"])
 def test_a_share_of_memory_and_a_hosts_are_no_peak(column: str) -> None:
     assert read(column, 60)[0] != "memory"
 
@@ -92,6 +100,11 @@ def test_a_column_of_switches_says_where_fsdp_was_used() -> None:
     assert read("FSDP", 1, 0)[1] == [2, 0]
     assert read("FSDP", "Yes", "No")[1] == [2, None]
     assert read("FSDP", 8, 1)[1] == [8, 1]
+
+
+@pytest.mark.parametrize("column", ["tokens/s/GPU Δ", "inference tokens/s", "tokens/s speedup"])
+def test_a_difference_or_a_rate_of_inference_is_no_rate_of_training(column: str) -> None:
+    assert read(column, 900)[0] is None
 
 
 def test_a_rate_of_a_stated_number_of_gpus_is_that_of_all() -> None:

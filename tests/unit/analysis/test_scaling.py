@@ -26,7 +26,16 @@ from lab.analysis.scaling_curves import (
     over_repeats,
     ranks,
 )
-from lab.formatting import Unit, drawn_value, format_seconds, percent, rounded, unit_for, value_of
+from lab.formatting import (
+    Unit,
+    drawn_value,
+    format_seconds,
+    model_size,
+    percent,
+    rounded,
+    unit_for,
+    value_of,
+)
 from lab.records.statistics import bootstrap_interval
 from lab.records.store import Record
 from lab.records.table import table
@@ -525,3 +534,10 @@ def test_of_two_unlike_repeats_a_weak_speedup_is_the_ranks_times_the_efficiency(
     assert one["samples_per_second"] == pytest.approx(32 / 0.2)
     assert two["speedup"] == pytest.approx(two["samples_per_second"] / one["samples_per_second"])
     assert one["samples_per_second_low"] == pytest.approx(32 / 0.3)
+
+
+@pytest.mark.parametrize(
+    ("parameters", "text"), [(124439808, "124M"), (7e9, "7B"), (70.56e9, "70.6B"), (1e12, "1T")]
+)
+def test_numbers_of_parameters_have_three_digits(parameters: float, text: str) -> None:
+    assert model_size(parameters) == text

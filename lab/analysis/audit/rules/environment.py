@@ -10,6 +10,7 @@ import pandas as pd
 
 from lab.analysis.audit.columns import PHASES
 from lab.analysis.audit.observations import Observations, UncheckedError
+from lab.analysis.audit.reshape import listed
 from lab.analysis.audit.rule import Fault, rule
 from lab.config.run import MANTISSA_BITS
 from lab.records.schema import FOREIGN_SHARE
@@ -71,7 +72,7 @@ def mixed_environment(observations: Observations) -> Iterator[Fault]:
             differs = True
             yield Fault(
                 rows.loc[values.index[values != values.mode().iloc[0]], "label"],
-                f"{values.nunique()} different {what} were used: {_listed(values)}.",
+                f"{values.nunique()} different {what} were used: {listed(values.unique())}.",
             )
     # Configurations of which none was measured on several numbers of ranks are not compared.
     apart = observations.kind == "table" and curves.empty and len(observations.curves) > 1
@@ -114,10 +115,6 @@ def _comparing(observations: Observations) -> pd.Series:
     return pd.Series(list(places.values()), index, dtype=float)
 
 
-def _listed(values: pd.Series) -> str:
-    return ", ".join(repr(value) for value in values.unique()[:NAMED])
-
-
 def _by_data(observations: Observations, name: str) -> bool:
     """Whether all runs on the same data agree on a column."""
     data = [key for key in observations.keys if key in {"key:data", "key:dataset"}]
@@ -148,7 +145,7 @@ def emulated(observations: Observations) -> Iterator[Fault]:
     rows = observations.runs
     kinds = rows["emulated"].fillna("").astype(str).str.strip()
     kinds = kinds.mask(kinds.str.lower().isin(NOT_EMULATED), "")
-    emulations, named = rows[kinds != ""], _listed(kinds[kinds != ""])
+    emulations, named = rows[kinds != ""], listed(kinds[kinds != ""].unique())
     if 0 < len(emulations) < len(rows):
         yield Fault(
             emulations["label"],

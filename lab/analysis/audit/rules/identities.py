@@ -4,12 +4,13 @@ from __future__ import annotations
 
 import math
 import re
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
+from typing import Any
 
 import numpy as np
 import pandas as pd
 
-from lab.analysis.audit.columns import LAYOUT, normal
+from lab.analysis.audit.columns import LAYOUT, counted, normal
 from lab.analysis.audit.observations import ROW, Observations, UncheckedError, largest
 from lab.analysis.audit.points import QUOTED, ROUNDING, Curve, Point
 from lab.analysis.audit.rule import SHOWN, Fault, rule, seconds
@@ -19,8 +20,6 @@ WHOLE_RUN = 0.2  # of a time to train may not be training
 FEWEST_ALIKE = 3  # rows that agree, beside which one is off
 WORK_ADVICE = "Rate times time is the work done: find out which of these numbers is wrong."
 RANKS = {"world_size", "per_node"}  # without them, a node may be many ranks
-UNIT = re.compile(r"([a-z]+?)s?_(?:per_)?(?:s|secs?|seconds?)(?=_|$)")
-SHORT = {"tok": "token", "img": "image", "seq": "sequence"}
 
 
 @rule("parallel-consistent", "tp or pp or cp or dp or grad_accum or per_node, world_size")
@@ -78,21 +77,12 @@ def _degrees(frame: pd.DataFrame, layout: pd.Series) -> Iterator[Fault]:
             f"{len(rows)} of {len(frame)} rows."
         )
         times = rows["dp"] * layout.loc[rows.index] / rows["world_size"]
-        if (times % 1 == 0).all():  # a node's share, or cards with two devices each
-            yield Fault(
-                rows["label"],
-                evidence,
-                "The degrees of parallelism multiply to the number of ranks: count the ranks of "
-                "all nodes, and every device of a card, or find out which number is wrong.",
-            )
-            return
-        yield Fault(
-            rows["label"],
-            evidence,
-            "The degrees of parallelism multiply to the number of ranks: find out which of these "
-            "numbers is wrong.",
-            "error",
-        )
+        share = (times % 1 == 0).all()  # of a node, or of cards with two devices each
+        advice = "The degrees of parallelism multiply to the number of ranks: "
+        if share:
+            advice += "count the ranks of all nodes, and every device of a card, or "
+        advice += "find out which of these numbers is wrong."
+        yield Fault(rows["label"], evidence, advice, None if share else "error")
 
 
 def _nodes(frame: pd.DataFrame) -> Iterator[Fault]:
@@ -162,19 +152,19 @@ def quoted_against_own(observations: Observations) -> Iterator[Fault]:
     for kind in ("times", "rates"):
         rows = observations.frame[observations.frame[f"ratio_of_{kind}"].notna()]
         if len(rows):
-            compared, fault = _ratios(rows, kind, observations)
+            compared, faults = _ratios(rows, kind, observations)
             checked = checked or compared > 0
-            yield from fault
+            yield from faults
     if {"rate", "rate_per_rank", "world_size"} <= given:
-        total, each = (_counted(observations.given[name]) for name in ("rate", "rate_per_rank"))
+        total, each = (counted(observations.given[name]) for name in ("rate", "rate_per_rank"))
         if total and total == each:
             checked = True
             yield from _totals(observations.frame)
     if observations.kind == "table" and {"rate", "time"} <= observations.known:
         batch = observations.per == "step" and {"global_batch_size", "batch"} & given
-        compared, fault = _steps(observations) if batch else (0, iter(()))
+        compared, faults = _steps(observations) if batch else (0, [])
         checked = checked or compared > 0
-        yield from fault
+        yield from faults
         for curve in observations.curves if not batch else ():
             alike, faults = _unlike_runs(curve)
             checked = checked or alike
@@ -246,7 +236,17 @@ def _misquoted_over_siblings(point: Point) -> Iterator[Fault]:
         )
 
 
-def _steps(observations: Observations) -> tuple[int, Iterator[Fault]]:
+def _worst(
+    wrong: pd.DataFrame, gap: pd.Series, what: Callable[[Any], str], advice: str
+) -> list[Fault]:
+    """The fault of some rows, if any, in words for the one that is furthest off."""
+    if not len(wrong):
+        return []
+    evidence = f"{what(largest(wrong, gap))}; found in {count(len(wrong), 'row')}."
+    return [Fault(wrong["label"], evidence, advice)]
+
+
+def _steps(observations: Observations) -> tuple[int, list[Fault]]:
     """Rates times times of a step that are not its global batch, in samples or in tokens, although
     those of at least half of the rows are."""
     frame = observations.frame
@@ -262,20 +262,17 @@ def _steps(observations: Observations) -> tuple[int, Iterator[Fault]]:
     known = [at for at, gap in enumerate(gaps) if gap.notna().any()]
     best = min(known, key=lambda at: wrong[at].sum() / gaps[at].notna().sum(), default=None)
     if best is None or wrong[best].sum() > gaps[best].notna().sum() / 2:
-        return 0, iter(())
-    return int(gaps[best].notna().sum()), _missed(frame[wrong[best]], works[best], gaps[best])
-
-
-def _missed(wrong: pd.DataFrame, work: pd.Series, gap: pd.Series) -> Iterator[Fault]:
-    if len(wrong):
-        worst = largest(wrong, gap)
-        yield Fault(
-            wrong["label"],
+        return 0, []
+    return int(gaps[best].notna().sum()), _worst(
+        frame[wrong[best]],
+        gaps[best],
+        lambda worst: (
             f"{worst['rate']:.6g} per s for {seconds(worst['time'])} make "
             f"{worst['rate'] * worst['time']:.4g} in a step, but its batch holds "
-            f"{work[worst.name]:.4g}, in {worst['label']}; found in {count(len(wrong), 'row')}.",
-            WORK_ADVICE,
-        )
+            f"{works[best][worst.name]:.4g}, in {worst['label']}"
+        ),
+        WORK_ADVICE,
+    )
 
 
 def _unlike_runs(curve: Curve) -> tuple[bool, list[Fault]]:
@@ -310,9 +307,7 @@ def _digits(point: Point, name: str) -> float:
     return value if value == value else 0.0
 
 
-def _ratios(
-    rows: pd.DataFrame, kind: str, observations: Observations
-) -> tuple[int, Iterator[Fault]]:
+def _ratios(rows: pd.DataFrame, kind: str, observations: Observations) -> tuple[int, list[Fault]]:
     """Ratios between two settings for which the same row of the table has its own numbers."""
     frame, quantity = observations.frame, kind.removesuffix("s")
     key = next(
@@ -336,44 +331,29 @@ def _ratios(
     # "A to B" may mean A over B or B over A.
     gap = (quoted / own - 1).abs().combine((quoted * own - 1).abs(), min)
     wrong = rows[(gap > margin) & own.notna()]
-    return int(own.notna().sum()), _misquoted_ratios(wrong, quoted, own, gap, kind, key)
-
-
-def _misquoted_ratios(
-    wrong: pd.DataFrame, quoted: pd.Series, own: pd.Series, gap: pd.Series, kind: str, key: str
-) -> Iterator[Fault]:
-    if len(wrong):
-        worst = largest(wrong, gap)
-        yield Fault(
-            wrong["label"],
+    return int(own.notna().sum()), _worst(
+        wrong,
+        gap,
+        lambda worst: (
             f"{quoted[worst.name]:.2f}x is quoted for {worst[key]} over {worst['ratio_over']} in "
-            f"{worst['label']}, but the {kind} of its own row give {own[worst.name]:.2f}x; found "
-            f"in {count(len(wrong), 'row')}.",
-            "Compute it again from the numbers beside it, or state where it comes from.",
-        )
+            f"{worst['label']}, but the {kind} of its own row give {own[worst.name]:.2f}x"
+        ),
+        "Compute it again from the numbers beside it, or state where it comes from.",
+    )
 
 
-def _counted(name: str) -> str:
-    """What the rate in a column of this name counts, "" if it does not say."""
-    text = normal(name)
-    if text in {"tgs", "tpgps"}:
-        return "token"
-    unit = UNIT.search(text)
-    return SHORT.get(unit[1], unit[1]) if unit else ""
-
-
-def _totals(frame: pd.DataFrame) -> Iterator[Fault]:
+def _totals(frame: pd.DataFrame) -> list[Fault]:
     total = frame["rate_per_rank"] * frame["world_size"]
     digits = frame["rate_rounding"].fillna(0.0) + frame["rate_per_rank_rounding"].fillna(0.0)
     gap = (frame["rate"] / total - 1).abs()
-    wrong = frame[gap > digits.clip(lower=QUOTED)]
-    if len(wrong):
-        worst = largest(wrong, gap)
-        yield Fault(
-            wrong["label"],
+    return _worst(
+        frame[gap > digits.clip(lower=QUOTED)],
+        gap,
+        lambda worst: (
             f"{worst['rate']:.6g} per s on {worst['world_size']:g} ranks are quoted beside "
             f"{worst['rate_per_rank']:.6g} per rank, which makes {total[worst.name]:.6g}, in "
-            f"{worst['label']}; found in {count(len(wrong), 'row')}.",
-            "The total is the rate of a rank times the ranks: find out which of these numbers is "
-            "wrong.",
-        )
+            f"{worst['label']}"
+        ),
+        "The total is the rate of a rank times the ranks: find out which of these numbers is "
+        "wrong.",
+    )

@@ -1,12 +1,12 @@
-"""Tables whose columns have Chinese names."""
+"""Tables whose columns have names in Chinese."""
 
 from __future__ import annotations
 
 import pytest
 from audits import broken, pasted
 
-from lab.analysis.audit.chinese import in_english
 from lab.analysis.audit.columns import guess
+from lab.analysis.audit.other_scripts import in_english
 from lab.analysis.audit.values import duration, ranks_of
 
 

@@ -1,22 +1,24 @@
-"""Column names and units in Chinese, in the English words that this package knows."""
+"""Column names and units in Chinese and Russian, in the English words that this package knows."""
 
 from __future__ import annotations
 
 import re
 
-from lab.analysis.audit.european import from_russian
-
-# Longer words go first. "精度" means a precision or an accuracy: the cells tell which.
+# Longer words go first; "_" is a space. "精度" means a precision or an accuracy: the cells tell
+# which.
 WORDS = {
+    "execution time": "время_выполнения время_работы время_расчёта время_расчета",
+    "matrix size": "размер_матрицы",
+    "number of": "количество число кол-во",
     "number": "番号 编号",
     "gpu count": "显卡数量 显卡数 卡数量 卡数",
     "count": "数量 数目 个数",
     "gpus": "gpu数量 gpu个数 gpu数 gpu數量 gpu數",
     "npus": "npu数量 npu个数 npu数",
-    "nodes": "节点数量 节点数 机器数",
-    "processes": "进程数",
-    "threads": "线程数",
-    "cores": "核心数 核数",
+    "nodes": "节点数量 节点数 机器数 узлов узлы",
+    "processes": "进程数 процессов процессы",
+    "threads": "线程数 потоков потоки нитей нити",
+    "cores": "核心数 核数 ядер ядра",
     "steps": "步数",
     "epochs": "轮数",
     "samples": "样本数",
@@ -27,15 +29,15 @@ WORDS = {
     "gpu memory": "显存占用量 显存占用 显存使用 显存消耗 显存用量 显存",
     "host memory": "内存占用 内存",
     "throughput": "吞吐量 吞吐率 吞吐",
-    "speedup": "加速比 加速倍数 吞吐倍率",
+    "speedup": "加速比 加速倍数 吞吐倍率 ускорение",
     "scaling efficiency": "扩展效率 并行效率 加速效率 线性度",
-    "efficiency": "效率",
+    "efficiency": "效率 эффективность",
     "utilization": "利用率",
     "performance": "性能",
     "step time": "每步耗时 每步时间 单步耗时 单步时间 每步总耗时 迭代耗时 迭代时间",
     "training time": "训练时间 训练耗时 训练用时 训练时长",
     "training speed": "训练速度",
-    "time": "耗时 用时 时间 時間",
+    "time": "耗时 用时 时间 時間 время",
     "latency": "延迟 时延",
     "batch size": "批处理大小 批次大小 批量大小 批大小",
     "micro batch size": "微批次大小 微批大小",
@@ -46,7 +48,8 @@ WORDS = {
     "pipeline parallel": "流水线并行度 流水线并行 流水并行",
     "expert parallel": "专家并行度 专家并行",
     "context parallel": "上下文并行度 上下文并行",
-    "strategy": "并行策略 并行方式 并行配置 并行模式 策略 方法 方案 配置 模式",
+    "strategy": "并行策略 并行方式 并行配置 并行模式 策略 方法 方案 配置 模式 "
+    "режим реализация версия",
     "mixed precision": "混合精度",
     "half precision": "半精度",
     "single precision": "单精度",
@@ -78,15 +81,15 @@ WORDS = {
     "improvement": "提升 提高",
     "reduction": "下降 降低 节省 减少",
     "share": "占比 比例",
-    "mean": "平均",
+    "mean": "平均 среднее",
     "peak": "峰值 最大 最高",
     "least": "最小 最低",
     "global": "全局",
     "total": "总",
     "measured": "实际 实测",
     "per second": "每秒",
-    "ms": "毫秒",
-    "s": "秒",
+    "ms": "毫秒 мс",
+    "s": "秒 секунды секунд сек с",
     "min": "分钟",
     "h": "小时",
     "d": "天",
@@ -94,8 +97,16 @@ WORDS = {
     "gpu": "卡",
     "": "的 张 块",
 }
-ENGLISH = {word: english for english, words in WORDS.items() for word in words.split()}
-KNOWN = re.compile("|".join(sorted(ENGLISH, key=len, reverse=True)), re.IGNORECASE)
+ENGLISH = {
+    word.replace("_", " "): english for english, words in WORDS.items() for word in words.split()
+}
+KNOWN = re.compile(  # whole words where spaces part them
+    "|".join(
+        rf"\b{word}(?!\w)" if "а" <= word[0] <= "ё" else word
+        for word in sorted(ENGLISH, key=len, reverse=True)
+    ),
+    re.IGNORECASE,
+)
 ALONE = re.compile(r"(?:单机)?单卡$")  # a number of ranks, and not a rate's "per GPU"
 # Words in Chinese, Japanese, Korean and Cyrillic.
 REST = re.compile(r"[\u0400-\u052f\u3040-\u30ff\u4e00-\u9fff\uac00-\ud7a3]+")
@@ -103,11 +114,11 @@ ASIDE = re.compile(r"[(（][^()（）]*unknown[^()（）]*[)）]")
 
 
 def in_english(text: str) -> str:
-    """A text with the Chinese words that are known in English, and others as "unknown"; any other
-    text as it is."""
+    """A text with the Chinese and Russian words that are known in English, and others as "unknown";
+    any other text as it is."""
     if text.isascii():
         return text
     text = re.sub(r"每个\s*(?=gpu)", "每", ALONE.sub(" single gpu ", text), flags=re.IGNORECASE)
     text = re.sub(r"(?<=\d)卡", " gpus ", text)
-    text = from_russian(KNOWN.sub(lambda match: f" {ENGLISH[match.group().lower()]} ", text))
+    text = KNOWN.sub(lambda match: f" {ENGLISH[match.group().lower()]} ", text)
     return ASIDE.sub("", REST.sub(" unknown ", text))
