@@ -45,7 +45,7 @@ kept: env
 # or alone, as they compute. Where chromium or Slurm is missing its tests are skipped, unless CI=true.
 test: unit
 	$(if $(GPU),$(BIN)/python -m pytest tests/gpu)
-	$(BIN)/python -m pytest tests/integration tests/fuzz $(if $(GPU),,tests/gpu) -m "not quiet and not alone" --numprocesses 4 --dist loadfile --no-loadscope-reorder
+	$(BIN)/python -m pytest tests/integration tests/fuzz $(if $(GPU),,tests/gpu) -m "not quiet and not alone" --numprocesses 3 --dist loadfile --no-loadscope-reorder
 	$(BIN)/python -m pytest tests/integration -m quiet --numprocesses 2 --dist loadfile
 	$(BIN)/python -m pytest tests/integration -m alone
 

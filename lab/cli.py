@@ -127,9 +127,12 @@ def _advice(error: Any) -> str:
 
 
 def _was_interrupted(error: BaseException | None) -> bool:
-    """Whether Ctrl-C caused an error, as where Python 3.11 was constructing a class."""
+    """Whether Ctrl-C caused an error, as where Python 3.11 was constructing a class.
+
+    pydantic has it in the message only, if it was constructing a validator.
+    """
     while error is not None:
-        if isinstance(error, KeyboardInterrupt):
+        if isinstance(error, KeyboardInterrupt) or "KeyboardInterrupt" in str(error):
             return True
         error = error.__cause__ or error.__context__
     return False

@@ -391,9 +391,16 @@ def test_ctrl_c_while_a_class_is_constructed_is_no_error(
         def __set_name__(self, owner: type, name: str) -> None:
             raise KeyboardInterrupt
 
-    command = lambda **_: type("Owner", (), {"attribute": Attribute()})  # noqa: E731
-    monkeypatch.setattr(cli, "_command", lambda: command)
-    with pytest.raises(SystemExit) as end:
-        cli.main()
-    assert end.value.code == 130
-    assert capsys.readouterr().err == "lab: interrupted; the same command resumes from there\n"
+    def owner(**_: object) -> None:
+        type("Owner", (), {"attribute": Attribute()})
+
+    def validator(**_: object) -> None:
+        """What pydantic's core makes of it."""
+        raise ValueError('Error building "model" validator:\n  KeyboardInterrupt: ')
+
+    for command in (owner, validator):
+        monkeypatch.setattr(cli, "_command", lambda command=command: command)
+        with pytest.raises(SystemExit) as end:
+            cli.main()
+        assert end.value.code == 130
+        assert capsys.readouterr().err == "lab: interrupted; the same command resumes from there\n"
