@@ -94,7 +94,9 @@ def of_job(run: Run, cluster: Cluster, seconds: float | None) -> Hours:
     if seconds is None:
         return Hours(unknown=1)
     hours = seconds / 3600
-    ranks, gpus = run.processes, run.world_size if profile.device_kind == "cuda" else 0
+    # Ranks that compute on the CPUs of nodes with GPUs are given these too.
+    given = profile.device_kind == "cuda" or profile.gpus_per_node
+    ranks, gpus = run.processes, run.world_size if given else 0
     if profile.whole_nodes:
         ranks = math.ceil(run.world_size / profile.ranks_per_node) * profile.ranks_per_node
         gpus = ranks if profile.gpus_per_node else 0

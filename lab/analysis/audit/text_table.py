@@ -74,7 +74,7 @@ def read_table(
         name = str(source) if isinstance(source, str | Path) else STREAM
         frame = _of_number(name, frames, number, mapping or {})
     if len(frames) > 1:
-        which = f"table {frame.attrs['number']} of {len(frames)} is read, {frame.attrs['place']}"
+        which = f"table {frame.attrs['number']} is read, {frame.attrs['place']}"
         others = frames[0].attrs["assumptions"]
         frame.attrs["assumptions"] = [f"{which}; --table N reads another", *others]
     return frame

@@ -67,7 +67,7 @@ def test_one_of_several_tables_is_named(tmp_path: Path) -> None:
     frame = read_table(path)
     assert len(frame) == 3
     assert frame.attrs["assumptions"][0] == (
-        "table 2 of 2 is read, under 'Weak', below 'GPUs | step (s)'; --table N reads another"
+        "table 2 is read, under 'Weak', below 'GPUs | step (s)'; --table N reads another"
     )
 
 

@@ -97,6 +97,11 @@ def test_a_job_that_has_its_nodes_to_itself_takes_all_their_gpus(tmp_path: Path,
     assert hours.gpu == pytest.approx(8 / 60) and hours.core == pytest.approx(64 / 60)
 
 
+def test_ranks_on_the_cpus_of_nodes_with_gpus_take_these_too(tmp_path: Path) -> None:
+    hours = planned(measured(tmp_path), on_gpus(tmp_path, "device: cpu"))
+    assert hours.gpu == pytest.approx(3 / 60)
+
+
 def test_gpus_that_a_job_was_given_and_did_not_use_are_spent(tmp_path: Path) -> None:
     made = study(tmp_path, [run(1)], repeats=1)
     whole = Allocation(job_id="7_0", nodes=["a"], gpus=["0", "1", "2", "3"], cpus=64)
