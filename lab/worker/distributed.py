@@ -372,10 +372,8 @@ class ClockOffset:
     offset: float
 
 
-def read_clock_offset(
-    host: str = "", *, now: Callable[[], float] = time.perf_counter
-) -> ClockOffset:
-    """This rank's distance from rank 0; all ranks must call it. `host` is by default this one.
+def read_clock_offset(*, now: Callable[[], float] = time.perf_counter) -> ClockOffset:
+    """This rank's distance from rank 0; all ranks must call it.
 
     The first rank of each host exchanges messages with rank 0 through the group's store, which
     every back end has. The exchange with the shortest round trip counts; its answer is assumed to
@@ -384,7 +382,8 @@ def read_clock_offset(
     if not dist.is_initialized():
         return ClockOffset(now(), 0.0)
     # Ranks on one host share one clock, as `perf_counter` counts from the host's boot.
-    hosts = all_gather_object(host or socket.gethostname())
+    host = socket.gethostname()
+    hosts = all_gather_object(host)
     leaders = sorted({hosts.index(name) for name in hosts} - {0})
     if not leaders:
         return ClockOffset(now(), 0.0)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 import os
 import shutil
 import signal
@@ -25,6 +26,11 @@ CLIENTS = {
     "sinfo",
 }
 MARK = "PRACTICE_SLURM_DAEMON"
+# Runs a command under a host name ($1) that resolves as a hosts file ($0) says; needs root.
+OWN_HOST = [
+    *("unshare", "--uts", "--mount", "sh", "-ec"),
+    'mount --bind "$0" /etc/hosts; hostname "$1"; shift; exec "$@"',
+]
 
 
 class SlurmError(Exception):
@@ -41,6 +47,11 @@ class Slurm:
     def conf(self) -> Path:
         """What SLURM_CONF must name for Slurm's commands to speak to this cluster."""
         return self.folder / "slurm.conf"
+
+    @property
+    def hosts(self) -> Path:
+        """The hosts file of its nodes."""
+        return self.folder / "hosts"
 
     @property
     def environment(self) -> dict[str, str]:
@@ -78,12 +89,20 @@ class Slurm:
         ).splitlines()
         return dict(line.split() for line in lines)
 
-    def start(self, program: str, *arguments: str, name: str = "", **variables: str) -> None:
-        """Start a daemon that outlives this process; what it prints goes to the log folder."""
+    def start(
+        self, program: str, *arguments: str, name: str = "", host: str = "", **variables: str
+    ) -> None:
+        """Start a daemon that outlives this process; what it prints goes to the log folder.
+
+        The daemon, and all that it starts, takes itself to be on `host`, if hosts can be made.
+        """
         path = shutil.which(program, path=SEARCH_PATH) or program
+        command = [path, *arguments]
+        if host and hosts_can_be_made():
+            command = [*OWN_HOST, str(self.hosts), host, *command]
         with (self.folder / "log" / f"{name or program}.out").open("ab") as log:
             subprocess.run(
-                ["setsid", "--fork", path, *arguments],
+                ["setsid", "--fork", *command],
                 env=self.environment | variables | {MARK: str(self.folder)},
                 stdin=subprocess.DEVNULL,
                 stdout=log,
@@ -101,7 +120,8 @@ class Slurm:
 
     def start_node(self, name: str) -> None:
         """Start the slurmd of one node."""
-        self.start("slurmd", "-D", "-N", name, name=f"slurmd.{name}")
+        host = node_host(name)
+        self.start("slurmd", "-D", "-N", name, name=f"slurmd.{name}", host=host)
 
     def stop_node(self, name: str) -> None:
         """End the slurmd of one node; steps that run there go on, the controller notices after a while."""
@@ -138,6 +158,18 @@ class Slurm:
         if self._owns(pid):
             os.kill(pid, signal.SIGTERM)
             wait_until(lambda: not self._owns(pid), what=f"{name} to end")
+
+
+def node_host(name: str) -> str:
+    """The host name of a node: node2 for 127.0.0.2."""
+    return f"node{name.rpartition('.')[2]}"
+
+
+@functools.cache
+def hosts_can_be_made() -> bool:
+    """Whether each node can have a host name of its own; otherwise all have this machine's."""
+    command = [*OWN_HOST, "/etc/hosts", "node2", "true"]
+    return subprocess.run(command, capture_output=True, check=False).returncode == 0
 
 
 def wait_until(ready: Callable[[], bool], *, what: str, timeout_s: float = 30.0) -> None:

@@ -6,6 +6,8 @@ import getpass
 from dataclasses import dataclass
 from pathlib import Path
 
+from daemons import hosts_can_be_made, node_host
+
 CLUSTER_NAME = "practice"
 
 
@@ -34,7 +36,11 @@ class Settings:
 
     def files(self) -> dict[str, str]:
         """The files by name; they belong in one folder, to which SLURM_CONF points."""
-        texts = {"slurm.conf": self._slurm_conf(), "gres.conf": self._gres_conf()}
+        texts = {
+            "slurm.conf": self._slurm_conf(),
+            "gres.conf": self._gres_conf(),
+            "hosts": self._hosts(),
+        }
         return texts | ({"slurmdbd.conf": self._slurmdbd_conf()} if self.accounting else {})
 
     def _slurm_conf(self) -> str:
@@ -82,9 +88,10 @@ class Settings:
             size = f"CPUs={self.cpus} RealMemory={self.memory_mb}" + (
                 f" Gres=gpu:{self.gpus}" if self.gpus else ""
             )
+            hostname = node_host(name) if hosts_can_be_made() else host
             lines.append(
-                f"NodeName={name} NodeHostname={host} NodeAddr={self.address} Port={port} {size} "
-                "State=UNKNOWN"
+                f"NodeName={name} NodeHostname={hostname} NodeAddr={self.address} Port={port} "
+                f"{size} State=UNKNOWN"
             )
         partition = "Nodes=ALL MaxTime=INFINITE State=UP"
         lines += [
@@ -92,6 +99,10 @@ class Settings:
             f"PartitionName=scavenge {partition} PriorityTier=1 PreemptMode=REQUEUE",
         ]
         return "\n".join(lines) + "\n"
+
+    def _hosts(self) -> str:
+        names = " ".join(map(node_host, self.node_names))
+        return f"{Path('/etc/hosts').read_text()}\n{self.address} {names}\n"
 
     def _accounting_lines(self) -> list[str]:
         if not self.accounting:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import socket
 import time
 from pathlib import Path
 from typing import Any
@@ -91,7 +92,9 @@ def in_one_group(rank: int, root: str) -> tuple[dict[str, Any] | None, ClockOffs
     here = place(rank, run, root, "overhead")
     with process_group(here, device=device):
         distributed.EXCHANGES = 40
-        reading = read_clock_offset(f"host {rank}", now=lambda: time.perf_counter() + AHEAD * rank)
+        with pytest.MonkeyPatch.context() as patch:
+            patch.setattr(socket, "gethostname", lambda: f"host {rank}")
+            reading = read_clock_offset(now=lambda: time.perf_counter() + AHEAD * rank)
         return measure_overhead(RankJob(run, here, device, dataset, quiet)), reading
 
 

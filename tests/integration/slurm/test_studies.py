@@ -16,7 +16,7 @@ from pathlib import Path
 
 import pytest
 import yaml
-from daemons import Slurm
+from daemons import Slurm, hosts_can_be_made
 from faults import Faults, await_record, await_state, await_steps, state_of
 from filelock import FileLock, Timeout
 from studies import LONG, StudyMaker
@@ -133,6 +133,8 @@ def test_driver_killed_at_twenty_random_moments_submits_nothing_twice_and_loses_
         and len(record.allocation.gpus) == 1
         and record.allocation.queue_time is not None
     )
+    assert record.environment is not None
+    assert len(set(record.environment.hosts)) == (2 if hosts_can_be_made() else 1)
 
 
 def test_a_limit_on_jobs_holds_for_all_shapes_of_a_study(

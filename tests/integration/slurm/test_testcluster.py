@@ -10,7 +10,7 @@ from pathlib import Path
 import psutil
 import pytest
 import testcluster
-from daemons import Slurm, SlurmError
+from daemons import Slurm, SlurmError, hosts_can_be_made
 
 PROGRAM = Path(testcluster.__file__)
 
@@ -37,6 +37,13 @@ def await_state(slurm: Slurm, job: str, *wanted: str) -> str:
 def test_one_job_step_spans_all_nodes(slurm_cluster: Slurm) -> None:
     nodes = slurm_cluster.ask("srun", "-N4", "printenv", "SLURMD_NODENAME").split()
     assert sorted(nodes) == ["127.0.0.2", "127.0.0.3", "127.0.0.4", "127.0.0.5"]
+
+
+@pytest.mark.skipif(not hosts_can_be_made(), reason="only root may give processes a host name")
+def test_each_node_is_a_host_that_all_can_resolve(slurm_cluster: Slurm) -> None:
+    hosts = slurm_cluster.ask("srun", "-N4", "hostname").split()
+    assert sorted(hosts) == ["node2", "node3", "node4", "node5"]
+    assert len(slurm_cluster.ask("srun", "-N1", "getent", "hosts", *hosts).splitlines()) == 4
 
 
 def test_two_jobs_on_one_node_get_different_gpus(slurm_cluster: Slurm, tmp_path: Path) -> None:
