@@ -247,7 +247,22 @@ def open_store(context: RankContext, *, patience_s: float | None = None) -> Pref
         if path.parent.is_dir():
             list(path.parent.iterdir())  # makes NFS query the server instead of its cache
     host, number, secret = read_own(path).decode().split()
+    _require_reachable(host, int(number), rank=context.rank, patience_s=patience)
     return connect(int(number), secret)
+
+
+def _require_reachable(host: str, port: int, *, rank: int, patience_s: float) -> None:
+    """Raise LabError unless rank 0, which listens before it tells its address, can be reached."""
+    try:
+        # torch would go on trying even if the connection is refused.
+        socket.create_connection((host, port), timeout=patience_s).close()
+    except OSError as error:
+        reason = error.strerror or error
+        raise LabError(
+            f"rank {rank} on {socket.gethostname()} cannot reach rank 0 at {host}, port {port}: "
+            f"{reason}. Did rank 0 end? On several nodes, network_interface must name a network "
+            "that connects them"
+        ) from None
 
 
 def _own_address(host: str) -> str:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import pickle
+import socket
 import stat
 from dataclasses import replace
 from pathlib import Path
@@ -18,6 +19,8 @@ from hypothesis import strategies as st
 from torch import distributed as dist
 from torch.distributed import TCPStore
 
+from lab.errors import LabError
+from lab.files import write_atomically
 from lab.records.schema import Event
 from lab.worker import distributed
 from lab.worker.context import RankContext
@@ -84,6 +87,17 @@ def test_ranks_meet_where_only_they_can(tmp_path: Path, host: str, address: str)
     assert (meant["MASTER_ADDR"], meant["MASTER_PORT"]) == (host, str(port))
     plain = TCPStore("127.0.0.1", port, is_master=False, wait_for_workers=False)
     assert not plain.check(["key"])
+
+
+def test_a_rank_that_cannot_reach_rank_0_fails_at_once(tmp_path: Path) -> None:
+    """As on another node, where an address of the loopback interface leads nowhere."""
+    with socket.create_server(("127.0.0.1", 0)) as closed:
+        port = closed.getsockname()[1]
+    meeting = tmp_path / "address"
+    write_atomically(meeting, f"127.0.0.1 {port} secret".encode(), mode=0o600)
+    context = RankContext(1, 2, 0, "cpu", (0,), 1, "test", meeting)
+    with pytest.raises(LabError, match=rf"127.0.0.1, port {port}: Connection refused.*interface"):
+        open_store(context)
 
 
 PLAIN = st.none() | st.booleans() | st.integers() | st.floats(allow_nan=False) | st.text()
