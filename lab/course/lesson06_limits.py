@@ -22,7 +22,7 @@ def ratio(answer: object, *, compute_s: float, communication_s: float) -> str:
     judge(
         answer,
         right,
-        mistakes={tr("Turn it over: R is large where communication is cheap."): 1 / right},
+        mistakes={tr("That is the inverse: R is large where communication is cheap."): 1 / right},
     )
     return tr(
         "A rank computes {right:.1f} times as long as gradients are on the link.", right=right
@@ -59,7 +59,7 @@ def band(answer: object, *, compute_s: float, communication_s: float) -> str:
         ),
     )
     return tr(
-        "Between {least:.0%} and {most:.0%}, by how well communication hides.",
+        "Between {least:.0%} and {most:.0%}, depending on how well communication hides.",
         least=least,
         most=most,
     )
@@ -109,7 +109,7 @@ def step(answer: object, *, epoch_s: float, samples: int, batch_per_rank: int, r
         ): right / ranks,
     }
     judge(answer, right, mistakes=mistakes, unit="s")
-    return tr("{ms:.1f} ms for a step.", ms=right * 1e3)
+    return tr("A step takes {ms:.1f} ms.", ms=right * 1e3)
 
 
 @exercise("06.transfer")
@@ -149,8 +149,8 @@ def culprit(answer: object, *, rules: Sequence[str]) -> str:
     require(named == "data-stall")
     return tr(
         "Loader processes outnumber the CPUs, and the gradients, which were blamed, need a small "
-        "part of the time by which a step became longer. That ranks wait for data is the likeliest "
-        "cause that is left; an experiment with fewer loaders would show it."
+        "part of the time by which a step became longer. The likeliest remaining cause is "
+        "that ranks wait for data; an experiment with fewer loaders would show it."
     )
 
 
@@ -158,9 +158,9 @@ def culprit(answer: object, *, rules: Sequence[str]) -> str:
 def stall(answer: object, *, data_s: float, step_s: float) -> str:
     """Time that a step waits for data over the time of the step."""
     right = data_s / step_s
-    judge(answer, right, mistakes={tr("Turn it over."): 1 / right}, unit="fraction")
+    judge(answer, right, mistakes={tr("That is the inverse."): 1 / right}, unit="fraction")
     return tr(
-        "{right:.0%} of a step passes before anything is computed, and no faster link will "
+        "{right:.0%} of a step passes before anything is computed, and a faster link does not "
         "shorten that.",
         right=right,
     )
