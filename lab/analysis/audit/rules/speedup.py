@@ -309,7 +309,7 @@ def _other_settings(observations: Observations) -> Iterator[Fault]:
             alone, others = (", ".join(sorted(map(str, values))) for values in (here, there))
             yield Fault(
                 frame["label"][single],
-                f"{name} is {alone} at world size 1 and {others} at more ranks.",
+                f"{name} is {alone} at world size 1 and {others} on more ranks.",
                 "Measure the baseline with the settings of the other world sizes.",
             )
 
