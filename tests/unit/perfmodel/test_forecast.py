@@ -297,7 +297,7 @@ def test_predictions_are_frozen_once_and_scored_when_measured(planned: Study) ->
 def test_an_error_of_nothing_has_no_minus() -> None:
     exact = Score(frozen=frozen(PAIR, 0.1), measured_s=0.1, repeats=1, error=-1e-9)
     row = predict.Expectation(Forecast(PAIR), 2, score=exact).row()
-    assert row["error"] == "+0.0 % (frozen)"
+    assert row["error"] == "+0.0 % (100 ms, frozen before the run)"
 
 
 def test_late_and_changed_predictions_do_not_count(planned: Study) -> None:
