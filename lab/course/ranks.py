@@ -322,7 +322,7 @@ def _hang(ended: Ended, spec: Mapping[str, Any]) -> str:
             line, function = place
             where = tr("line {line}, in {function}", line=line, function=function)
         else:
-            where = tr("outside of the file") if stack else tr("it had ended")
+            where = tr("outside the file") if stack else tr("it had ended")
         places.append(tr("rank {rank}: {where}", rank=rank, where=where))
     return tr(
         "After {limit:.0f} s the ranks were not done. They were in {file}: {places}.",

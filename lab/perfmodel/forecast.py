@@ -277,7 +277,7 @@ class Basis:
             error = calibration.time_error(world_size) or error
         else:
             cost = _ring(calibration, nearest, world_size)
-            notes = (f"{world_size} ranks by a ring of the links between {nearest}",)
+            notes = (f"links of {world_size} ranks extrapolated from {nearest}",)
             deviations += (Deviation(BEYOND_ERROR * abs(math.log2(world_size / nearest))),)
         conditions = Conditions(contention, error, self.model_error, deviations)
         return MeasuredLinks(cost, conditions, notes)
