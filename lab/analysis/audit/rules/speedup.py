@@ -202,7 +202,7 @@ def _missing(curve: Curve, observations: Observations) -> Iterator[Fault]:
 def _reference(curve: Curve, observations: Observations, quoting: Sequence[Point]) -> str:
     """What the speedups of a curve without a run on one rank are over; "" if that is unknown."""
     n = curve.points[0].world_size
-    over_least = f"speedups are over {n:g} ranks, so the cost of the first ones does not show"
+    over_least = f"speedups are over {n:g} ranks, so losses from 1 to {n:g} ranks do not show"
     if observations.baseline.get("world_size") == n:
         return f", as the study states: {over_least}"
     if observations.kind != "table":
