@@ -82,7 +82,7 @@ def _advice(forecast: Forecast, basis: Basis, cluster: Cluster) -> str:
     except LabError:
         command = f"`lab calibrate --cluster {cluster.name}`"
         return (
-            f"The links between ranks are not known: Calibrate, or {command}, measures them once."
+            f"The time between ranks is not known: Calibrate, or {command}, measures it once."
         )
     return f"{capitalized(forecast.missing)}: measure it."
 
