@@ -114,7 +114,7 @@ def busbw(answer: object, *, size: float, seconds: float, ranks: int) -> str:
 
 @exercise("02.alpha-beta")
 def alpha_beta(answer: object, *, sizes: Sequence[float], seconds: Sequence[float]) -> str:
-    """Two equations t = alpha + bytes/B: subtract them to get B, then put it into one of them."""
+    """Two equations t = alpha + bytes/B: subtract them to get B, then insert it into either."""
     alpha, bandwidth = numbers(answer, 2, tr("Give two numbers: (alpha in s, B in bytes/s)."))
     right = (sizes[1] - sizes[0]) / (seconds[1] - seconds[0])
     judge(

@@ -98,9 +98,7 @@ def break_even(answer: object, *, gradient_bytes: float, step_s: float) -> str:
 
 @exercise("06.step")
 def step(answer: object, *, epoch_s: float, samples: int, batch_per_rank: int, ranks: int) -> str:
-    """Samples over global batch are the steps of an epoch; an epoch's time over its steps is a
-    step's.
-    """
+    """An epoch has samples / global batch steps: divide the time of the epoch by that number."""
     right = epoch_s * batch_per_rank * ranks / samples
     mistakes = {
         tr(
@@ -128,8 +126,8 @@ def transfer(answer: object, *, parameters: float, ranks: int, bytes_per_s: floa
 
 @exercise("06.culprit")
 def culprit(answer: object, *, rules: Sequence[str]) -> str:
-    """Compare the time that gradients need with the time that a step became longer, then read what
-    the audit says of CPUs.
+    """Compare the time that gradients need with the time by which a step became longer, then
+    read what the audit says about CPUs.
     """
     require(isinstance(answer, str), "Give the name of a rule, as text.")
     named = str(answer).strip().lower()

@@ -84,7 +84,7 @@ def ranks(answer: object, *, parameters: float, bytes_per_rank: float) -> str:
 
 @exercise("07.activations")
 def activations(answer: object, *, tokens: int, width: int, layers: int) -> str:
-    """34 bytes for each token and each number of the width, in every layer."""
+    """34 bytes for each token and unit of width, in every layer."""
     right = float(ACTIVATION * tokens * width * layers)
     mistakes = {
         tr("Every layer keeps its own until its backward pass."): right / layers,

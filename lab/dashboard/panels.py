@@ -81,9 +81,7 @@ def _advice(forecast: Forecast, basis: Basis, cluster: Cluster) -> str:
         basis.links(run.world_size)
     except LabError:
         command = f"`lab calibrate --cluster {cluster.name}`"
-        return (
-            f"The time between ranks is not known: Calibrate, or {command}, measures it once."
-        )
+        return f"The time between ranks is not known: Calibrate, or {command}, measures it once."
     return f"{capitalized(forecast.missing)}: measure it."
 
 
