@@ -170,7 +170,7 @@ def _quoted_flops(row: LayoutRow, flops: float) -> list[str]:
     if any(1 / ROUGH < ratio < ROUGH for ratio in ratios):
         return []
     return [
-        f"by the row's own rate and this model each GPU makes {flops / 1e12:.4g} TFLOP/s, not "
+        f"by the row's own rate and this model each GPU reaches {flops / 1e12:.4g} TFLOP/s, not "
         f"{row.quoted_flops / 1e12:.4g}: one of the three is wrong"
     ]
 

@@ -202,7 +202,7 @@ def _sequence_parallel(values: Mapping[str, Any], tensor: int, unsaid: bool) -> 
             if size and int(size) not in {0, 1, tensor}:
                 raise ValueError(
                     f"sequence parallelism over {size} ranks, but tensor parallelism over "
-                    f"{tensor}: groups of its own belong into a column cp"
+                    f"{tensor}: separate groups belong in a column cp"
                 )
             return size is None or int(size) > 1
     return unsaid

@@ -149,14 +149,14 @@ def _ring(evidence: Evidence) -> str:
         names = {operation for operation, *_ in trial.calls}
         require(
             names <= {"send", "receive"},
-            "Send messages between neighbours, not {names}.",
+            "Use messages between neighbours, not {names}.",
             names=", ".join(sorted(names)),
         )
         sent = sum(size for operation, size, *_ in trial.calls if operation == "send")
         least = bus_factor("all_reduce", n) * right.nbytes
         require(
             sent <= 1.02 * least + 64 * n,
-            "Rank 0 sent {sent} bytes of a tensor of {size}; a ring sends {least:.0f}, a "
+            "Rank 0 sent {sent} bytes for a tensor of {size}; a ring sends {least:.0f}, one "
             "chunk in each round.",
             sent=sent,
             size=right.nbytes,
@@ -196,17 +196,19 @@ def _same_as_single(evidence: Evidence) -> str:
         require(
             apart <= EXACT,
             "After five steps the ranks hold parameters that are up to {apart:.1e} apart. Did "
-            "they begin with the same, and is every gradient the same on all?",
+            "they begin with the same values, and is every gradient the same on all ranks?",
             apart=apart,
         )
         worst = max(worst, *pairs)
     require(
         worst <= EXACT,
-        "After five steps all ranks agree, but not with one rank that has all samples: "
-        "parameters differ by up to {worst:.1e}. Is it the mean that they apply?",
+        "After five steps all ranks agree with each other, but not with one rank that has all "
+        "samples: parameters differ by up to {worst:.1e}. Do they apply the mean of the gradients?",
         worst=worst,
     )
-    return tr("Parameters are those of 'single' after five steps, up to {worst:.0e}.", worst=worst)
+    return tr(
+        "After five steps parameters are those of 'single', to within {worst:.0e}.", worst=worst
+    )
 
 
 def _reduced(evidence: Evidence, trial: Trial, *, calls: int | None = None) -> str:
@@ -218,7 +220,7 @@ def _reduced(evidence: Evidence, trial: Trial, *, calls: int | None = None) -> s
     sent = sum(call[1] for call in trial.calls)
     require(
         sent == size,
-        "A step reduces {sent} bytes; the gradients have {size}.",
+        "A step reduces {sent} bytes; the gradients have {size} bytes.",
         sent=sent,
         size=size,
     )
@@ -243,7 +245,7 @@ def _hidden(trial: Trial) -> float:
         "once, or launched when the pass is over.",
     )
     shares = [1 - fact["exposed_s"] / fact["total_s"] for fact in trial.facts]
-    require(min(shares) > 0, "Nothing is hidden: ranks wait during all of the time on the link.")
+    require(min(shares) > 0, "Nothing is hidden: the ranks wait for the whole time on the link.")
     return float(min(shares))
 
 
@@ -285,7 +287,7 @@ def _buckets(evidence: Evidence) -> str:
     )
     first, second, _ = evidence.trials
     sweep = tr(
-        "From small to large buckets a step makes {counts} calls and takes {steps} ms; of the "
+        "From small to large buckets a step makes {counts} calls and takes {steps} ms; with the "
         "first two sizes {first:.0%} and {second:.0%} of the time on the link is hidden.",
         counts=", ".join(map(str, counts)),
         steps=", ".join(f"{1e3 * trial.step_s:.1f}" for trial in evidence.trials),
@@ -302,7 +304,7 @@ def _zero1(evidence: Evidence) -> str:
         moved = sum(call[1] for call in trial.calls if call[0] == operation)
         require(
             size <= moved <= 1.01 * size + 64 * n,
-            "A step moves {moved} bytes by {operation}; the parameters have {size}.",
+            "A step moves {moved} bytes by {operation}; the parameters have {size} bytes.",
             moved=moved,
             operation=operation,
             size=size,
@@ -380,8 +382,8 @@ def _order(evidence: Evidence) -> str:
             passed = [which for what, which in passes if what == kind]
             require(
                 passed == list(range(micro_batches)),
-                "The {name} passes of stage {stage} are of the micro-batches {passed}; each is "
-                "due once, in order.",
+                "Stage {stage} makes its {name} passes of the micro-batches {passed}; each is due "
+                "once, in order.",
                 stage=stage,
                 name=name,
                 passed=passed,
@@ -390,7 +392,7 @@ def _order(evidence: Evidence) -> str:
         require(
             most <= min(stages - stage, micro_batches),
             "Stage {stage} of {stages} keeps the activations of {most} micro-batches; "
-            "{enough} would do.",
+            "{enough} are enough.",
             stage=stage,
             stages=stages,
             most=most,
@@ -400,8 +402,8 @@ def _order(evidence: Evidence) -> str:
     best = micro_batches + stages - 1
     require(
         took == 3 * best,
-        "The pipeline takes {took} slots of time (a forward pass is one, a backward pass "
-        "two); {enough} are enough.",
+        "The pipeline takes {took} time slots (one for a forward pass, two for a backward "
+        "pass); {enough} are enough.",
         took=took,
         enough=3 * best,
     )
@@ -483,8 +485,9 @@ RUNGS: dict[str, Rung] = {
             "If every rank waited for its message to arrive before it received one, who would "
             "ever receive?",
         ),
-        formula="In round r of n - 1 rank k sends chunk k - r and adds what comes to chunk "
-        "k - r - 1; then it sends chunk k + 1 - r and keeps what comes in chunk k - r; modulo n.",
+        formula="In round r of n - 1 rank k sends chunk k - r and adds what it receives to chunk "
+        "k - r - 1; then, in n - 1 more, it sends chunk k + 1 - r and keeps what it receives as "
+        "chunk k - r; all modulo n.",
         own=_NAIVE,
         ranks=(2, 3, 4),
     ),
@@ -494,7 +497,7 @@ RUNGS: dict[str, Rung] = {
         judge=_naive,
         questions=(
             "What must be equal on all ranks before the first step, and what after each?",
-            "The loss is a mean over samples: what is then the gradient of all samples?",
+            "The loss is a mean over samples: what does that make the gradient of all samples?",
         ),
         formula="Broadcast every parameter from rank 0; after the backward pass divide every "
         "gradient by the number of ranks, and all-reduce it.",
@@ -520,8 +523,8 @@ RUNGS: dict[str, Rung] = {
             "What does dist.all_reduce return if it is not to wait?",
             "When may the optimizer read a gradient that is still on the link?",
         ),
-        formula="In the hook all_reduce(..., async_op=True), and keep the work that it returns; in "
-        "synchronize wait() for each, then empty the list.",
+        formula="In the hook call all_reduce(..., async_op=True) and keep the work it returns; in "
+        "synchronize call wait() on each, then empty the list.",
         own={"strategy": "ddp"},
     ),
     "03.buckets": Rung(
@@ -533,8 +536,8 @@ RUNGS: dict[str, Rung] = {
             "When is a bucket full, and who sends the last one, which is not?",
             "What do you have to keep of a bucket until its gradients can be unpacked?",
         ),
-        formula="Collect gradients until their bytes reach bucket_bytes, send them as one flat "
-        "tensor; in synchronize send the rest, wait, split and copy back.",
+        formula="Collect gradients until their bytes reach bucket_bytes, then send them as one "
+        "flat tensor; in synchronize send the rest, wait, split and copy back.",
         own={"strategy": "ddp"},
     ),
     "07.zero1": Rung(
@@ -542,7 +545,7 @@ RUNGS: dict[str, Rung] = {
         needs="ZeRO1",
         judge=_zero1,
         questions=(
-            "Of which part of the mean gradient does a rank that updates a shard need to know?",
+            "Which part of the mean gradient does a rank need that updates one shard?",
             "After the step each rank has new values for one shard: how do the others get them?",
         ),
         formula="Divide by the ranks and reduce_scatter_single(mean, gradients); after the step "
@@ -555,8 +558,8 @@ RUNGS: dict[str, Rung] = {
         task="linear",
         judge=_linear,
         questions=(
-            "Which of the two products is complete on each rank, and which is a part of a sum?",
-            "Every rank's outputs depend on the inputs: what is then the gradient of the inputs?",
+            "Which of the two products is complete on each rank, and which is one term of a sum?",
+            "Every rank's outputs depend on the inputs: what does that make the inputs' gradient?",
         ),
         formula="column: the inputs as they are, whose gradient is all-reduced; row: the product "
         "is all-reduced, then the bias is added once, and gradients pass as they are.",
@@ -567,8 +570,9 @@ RUNGS: dict[str, Rung] = {
         task="order",
         judge=_order,
         questions=(
-            "How many micro-batches are under way below a stage when its first gradient arrives?",
-            "Which pass frees memory, and why then do it as soon as it can be done?",
+            "How many micro-batches are in the stages after this one when its first gradient "
+            "comes?",
+            "Which pass frees memory, and so should be done as soon as it can be done?",
         ),
         formula="Stage s of p first passes p - s - 1 micro-batches forward, then takes one forward "
         "and one backward in turn, and ends with the backward passes that are left.",

@@ -25,7 +25,8 @@ def prediction(answer: object, *, measured: float) -> str:
     expected = number(answer)
     require(expected > 0)
     return tr(
-        "You expected {expected:.3g}, measured is {measured:.3g}: a factor of {factor:.2f} apart.",
+        "You expected {expected:.3g}, and {measured:.3g} was measured: a factor of {factor:.2f} "
+        "apart.",
         expected=expected,
         measured=measured,
         factor=max(expected / measured, measured / expected),
@@ -80,8 +81,8 @@ def mfu(answer: object, *, record: Record, peak: float) -> str:
     assert record.timing is not None and record.timing.flops_per_second is not None
     right = record.timing.flops_per_second / (peak * record.run.world_size)
     mistakes = {
-        tr("Only the forward pass is in it; training needs three times that."): right / 3,
-        tr("Divide what is used by what there is, not the other way round."): 1 / right,
+        tr("That is the forward pass alone; training needs three times as much."): right / 3,
+        tr("Divide what the model needs by the peak, not the other way round."): 1 / right,
     }
     judge(answer, right, mistakes=mistakes, unit="fraction", within=0.05)
     return tr(
@@ -95,7 +96,8 @@ def noise(answer: object, *, step_s: Sequence[float]) -> str:
     mean, deviation = statistics.fmean(step_s), statistics.stdev(step_s)
     right = deviation / mean
     mistakes = {
-        tr("Divide by n - 1: the mean is of the same repeats."): statistics.pstdev(step_s) / mean,
+        tr("Divide by n - 1: the mean comes from the same repeats."): statistics.pstdev(step_s)
+        / mean,
         tr("This is the standard deviation in seconds; divide it by the mean."): deviation,
     }
     judge(answer, right, mistakes=mistakes, unit="fraction")

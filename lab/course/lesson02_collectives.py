@@ -25,8 +25,8 @@ def ring(answer: object, *, sizes: Sequence[int] = SIZES) -> str:
         _try_ring(answer, n)  # type: ignore[arg-type]
     return tr(
         "Every rank holds the sum, after 2 (n - 1) rounds in which each link carried one chunk. "
-        "Among ranks alone no all-reduce sends less; switches that add, as those of NVLink SHARP, "
-        "halve it."
+        "No all-reduce in which only ranks add sends less; switches that add, such as those of "
+        "NVLink SHARP, halve it."
     )
 
 
@@ -49,8 +49,8 @@ def _try_ring(all_reduce: Callable[[Ring], object], n: int) -> None:
     if wrong:
         require(
             len(whole) < n,
-            "With {n} ranks every chunk is summed somewhere, but rank {rank} does not hold all: "
-            "pass the sums on.",
+            "With {n} ranks every chunk is summed somewhere, but rank {rank} does not hold all of "
+            "the sums: pass them on.",
             n=n,
             rank=wrong[0],
         )
@@ -63,7 +63,7 @@ def _try_ring(all_reduce: Callable[[Ring], object], n: int) -> None:
         )
     require(
         tried.busiest <= 1,
-        "Some rank was sent two chunks in one round: a link carries one at a time here.",
+        "Some rank was sent two chunks in one round: here a link carries one at a time.",
     )
     most = 2 * (n - 1)
     require(
@@ -114,13 +114,13 @@ def busbw(answer: object, *, size: float, seconds: float, ranks: int) -> str:
 
 @exercise("02.alpha-beta")
 def alpha_beta(answer: object, *, sizes: Sequence[float], seconds: Sequence[float]) -> str:
-    """Two equations t = alpha + bytes/B: subtract them to get B, then put it into one of them."""
+    """Two equations t = alpha + bytes/B: subtract them to get B, then insert it into either."""
     alpha, bandwidth = numbers(answer, 2, tr("Give two numbers: (alpha in s, B in bytes/s)."))
     right = (sizes[1] - sizes[0]) / (seconds[1] - seconds[0])
     judge(
         bandwidth,
         right,
-        mistakes={tr("The second number is seconds per byte: turn it over."): 1 / right},
+        mistakes={tr("The second number is in seconds per byte, the inverse."): 1 / right},
         unit="bytes/s",
         hint=tr("The slope is not right: B = (difference of bytes) / (difference of seconds)."),
     )
@@ -153,7 +153,7 @@ def half(answer: object, *, alpha_s: float, bytes_per_s: float) -> str:
     if not right:
         return tr("This fit found no latency: here even a small message pays for its bytes alone.")
     return tr(
-        "Below {size:.0f} kB a message pays mostly for being sent at all: that is why gradients "
+        "Below {size:.0f} kB a message mostly pays for being sent at all: that is why gradients "
         "travel in buckets.",
         size=right / 1e3,
     )

@@ -14,7 +14,7 @@ TOLERANCE = 2e-4  # relative, between losses of the same SGD
 
 @exercise("03.average")
 def average(answer: object, *, gradients: Sequence[float], samples: Sequence[int]) -> str:
-    """A rank's mean stands for as many samples as the rank had: weigh the means by the batches."""
+    """A rank's mean stands for as many samples as the rank had: weight the means by it."""
     right = float(np.average(gradients, weights=samples))
     plain = float(np.mean(gradients))
     mistakes = {
@@ -26,7 +26,7 @@ def average(answer: object, *, gradients: Sequence[float], samples: Sequence[int
     judge(answer, right, mistakes=mistakes, within=0.001)
     return tr(
         "DDP takes the plain mean: that is why every rank must have the same number of samples, "
-        "and why a last odd batch is left out."
+        "and why an incomplete last batch is left out."
     )
 
 
@@ -73,7 +73,7 @@ def latency(answer: object, *, layers: int, alpha_s: float) -> str:
         unit="s",
         within=0.005,
     )
-    return tr("{ms:.1f} ms in each step, for latency alone.", ms=right * 1e3)
+    return tr("{ms:.1f} ms in each step, of latency alone.", ms=right * 1e3)
 
 
 def _tensors(layers: int) -> int:
@@ -89,8 +89,8 @@ def losses(answer: object, *, curves: Sequence[Sequence[float]]) -> str:
     require(abs(value - right) <= 0.02 * right + 1e-9)
     require(
         right < TOLERANCE,
-        "You computed it right, but {right:.1e} is too much: these runs do not train the same "
-        "model.",
+        "Your calculation is right, but {right:.1e} is too much: these runs do not train the "
+        "same model.",
         right=right,
     )
     return tr(

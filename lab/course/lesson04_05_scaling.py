@@ -21,8 +21,8 @@ def strong_prediction(answer: object, *, step_s: Mapping[int, float], ranks: int
     require(expected > 0)
     measured = step_s[1] / step_s[ranks]
     return tr(
-        "You expected {expected:.2f}, measured is {measured:.2f}. Before you go on: what explains "
-        "the difference?",
+        "You expected {expected:.2f}, and {measured:.2f} was measured. Before you go on: what "
+        "explains the difference?",
         expected=expected,
         measured=measured,
     )
@@ -58,8 +58,8 @@ def efficiency(answer: object, *, step_s: Mapping[int, float], ranks: int) -> st
     if right > 1:
         return tr("{right:.0%}: above 100 %, so noise or a weakened baseline.", right=right)
     return tr(
-        "{right:.0%}: of each rank's time this much went into work that one rank would have had "
-        "to do too.",
+        "{right:.0%}: this much of each rank's time went into work that one rank would have had to "
+        "do too.",
         right=right,
     )
 
@@ -153,7 +153,7 @@ def weak_efficiency(answer: object, *, step_s: Mapping[int, float], ranks: int) 
     right = step_s[1] / step_s[ranks]
     mistakes = {
         tr("Do not divide by N: each rank's work did not shrink."): right / ranks,
-        tr("Turn it over: the ideal T(1) is above, the longer T(N) below."): 1 / right,
+        tr("That is the inverse: divide the ideal T(1) by the longer T(N)."): 1 / right,
     }
     judge(answer, right, mistakes=mistakes, unit="fraction")
     if right > 1:
@@ -229,8 +229,8 @@ def learning_rate(answer: object, *, rate: float, factor: int) -> str:
     }
     judge(answer, right, mistakes=mistakes, within=0.01)
     return tr(
-        "{right:.2g}, to begin the search for the best one with: the rule ends where the gradient "
-        "has no more noise to average away.",
+        "{right:.2g}, from which to begin the search for the best one: the rule ends where the "
+        "gradient has hardly any noise left to average away.",
         right=right,
     )
 
@@ -243,7 +243,7 @@ def learning(answer: object, *, small: Sequence[float], large: Sequence[float], 
     mistakes = {
         tr("These are equal steps, and the larger batch has seen more samples by then."): large[-1]
         - small[len(large) - 1],
-        tr("The sign is turned: take the small batch's loss from the large one's."): -right,
+        tr("The sign is wrong: subtract the small batch's loss from the large one's."): -right,
     }
     if abs(number(answer) - right) > NEARLY_EQUAL:
         judge(answer, right, mistakes=mistakes)

@@ -22,7 +22,7 @@ def ratio(answer: object, *, compute_s: float, communication_s: float) -> str:
     judge(
         answer,
         right,
-        mistakes={tr("Turn it over: R is large where communication is cheap."): 1 / right},
+        mistakes={tr("That is the inverse: R is large where communication is cheap."): 1 / right},
     )
     return tr(
         "A rank computes {right:.1f} times as long as gradients are on the link.", right=right
@@ -59,7 +59,7 @@ def band(answer: object, *, compute_s: float, communication_s: float) -> str:
         ),
     )
     return tr(
-        "Between {least:.0%} and {most:.0%}, by how well communication hides.",
+        "Between {least:.0%} and {most:.0%}, depending on how well communication hides.",
         least=least,
         most=most,
     )
@@ -98,9 +98,7 @@ def break_even(answer: object, *, gradient_bytes: float, step_s: float) -> str:
 
 @exercise("06.step")
 def step(answer: object, *, epoch_s: float, samples: int, batch_per_rank: int, ranks: int) -> str:
-    """Samples over global batch are the steps of an epoch; an epoch's time over its steps is a
-    step's.
-    """
+    """An epoch has samples / global batch steps: divide the time of the epoch by that number."""
     right = epoch_s * batch_per_rank * ranks / samples
     mistakes = {
         tr(
@@ -109,7 +107,7 @@ def step(answer: object, *, epoch_s: float, samples: int, batch_per_rank: int, r
         ): right / ranks,
     }
     judge(answer, right, mistakes=mistakes, unit="s")
-    return tr("{ms:.1f} ms for a step.", ms=right * 1e3)
+    return tr("A step takes {ms:.1f} ms.", ms=right * 1e3)
 
 
 @exercise("06.transfer")
@@ -128,8 +126,8 @@ def transfer(answer: object, *, parameters: float, ranks: int, bytes_per_s: floa
 
 @exercise("06.culprit")
 def culprit(answer: object, *, rules: Sequence[str]) -> str:
-    """Compare the time that gradients need with the time that a step became longer, then read what
-    the audit says of CPUs.
+    """Compare the time that gradients need with the time by which a step became longer, then
+    read what the audit says about CPUs.
     """
     require(isinstance(answer, str), "Give the name of a rule, as text.")
     named = str(answer).strip().lower()
@@ -149,8 +147,8 @@ def culprit(answer: object, *, rules: Sequence[str]) -> str:
     require(named == "data-stall")
     return tr(
         "Loader processes outnumber the CPUs, and the gradients, which were blamed, need a small "
-        "part of the time by which a step became longer. That ranks wait for data is the likeliest "
-        "cause that is left; an experiment with fewer loaders would show it."
+        "part of the time by which a step became longer. The likeliest remaining cause is "
+        "that ranks wait for data; an experiment with fewer loaders would show it."
     )
 
 
@@ -158,9 +156,9 @@ def culprit(answer: object, *, rules: Sequence[str]) -> str:
 def stall(answer: object, *, data_s: float, step_s: float) -> str:
     """Time that a step waits for data over the time of the step."""
     right = data_s / step_s
-    judge(answer, right, mistakes={tr("Turn it over."): 1 / right}, unit="fraction")
+    judge(answer, right, mistakes={tr("That is the inverse."): 1 / right}, unit="fraction")
     return tr(
-        "{right:.0%} of a step passes before anything is computed, and no faster link will "
+        "{right:.0%} of a step passes before anything is computed, and a faster link does not "
         "shorten that.",
         right=right,
     )

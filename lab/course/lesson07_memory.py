@@ -50,7 +50,7 @@ def zero(answer: object, *, parameters: float, ranks: int) -> str:
             ),
         )
     return tr(
-        "{parts} GB: the last one goes to zero with more ranks, the first does not.",
+        "{parts} GB: with more ranks the last one tends to zero, the first does not.",
         parts=", ".join(f"{part / 1e9:.1f}" for part in right),
     )
 
@@ -61,7 +61,7 @@ def sent(answer: object) -> str:
     for backward, reduce-scatter gradients.
     """
     mistakes = {
-        tr("Weights are gathered twice: forward frees them again."): 1.0,
+        tr("Weights are gathered twice, because the forward pass frees them again."): 1.0,
         tr("An all-reduce is two passes of the ring, a gather is one."): 3.0,
     }
     judge(answer, 1.5, mistakes=mistakes)
@@ -74,7 +74,7 @@ def sent(answer: object) -> str:
 def ranks(answer: object, *, parameters: float, bytes_per_rank: float) -> str:
     """The whole state over what a rank has for it, rounded up."""
     right = math.ceil(STATE * parameters / bytes_per_rank)
-    mistakes = {tr("Round up: a part of a device cannot be had."): right - 1}
+    mistakes = {tr("Round up: there are no parts of a device."): right - 1}
     judge(answer, right, mistakes=mistakes, within=0)
     return tr(
         "{right} ranks hold the state; what you kept for activations is all that is left for them.",
@@ -84,7 +84,7 @@ def ranks(answer: object, *, parameters: float, bytes_per_rank: float) -> str:
 
 @exercise("07.activations")
 def activations(answer: object, *, tokens: int, width: int, layers: int) -> str:
-    """34 bytes for each token and each number of the width, in every layer."""
+    """34 bytes for each token and unit of width, in every layer."""
     right = float(ACTIVATION * tokens * width * layers)
     mistakes = {
         tr("Every layer keeps its own until its backward pass."): right / layers,
@@ -105,7 +105,7 @@ def recomputation(answer: object) -> str:
     }
     judge(answer, 4 / 3, mistakes=mistakes, within=0.01)
     return tr(
-        "A third more arithmetic, for memory that no longer grows with what a layer computes."
+        "A third more arithmetic, for memory that no longer grows with all that a layer computes."
     )
 
 
@@ -116,10 +116,10 @@ def optimizer(answer: object, *, sharded: float, whole: float) -> str:
     judge(
         answer,
         right,
-        mistakes={tr("Turn it over."): 1 / right},
+        mistakes={tr("That is the inverse."): 1 / right},
         unit="fraction",
     )
-    return tr("{right:.2f}: a rank keeps what it updates.", right=right)
+    return tr("{right:.2f}: a rank keeps the state of what it updates.", right=right)
 
 
 @exercise("07.levels")
@@ -127,11 +127,11 @@ def levels(answer: object, *, alone: float, ddp: float, weights: float) -> str:
     """Bytes between two steps over the bytes of the weights. One device keeps weights and both
     moments; what does DDP never give back?
     """
-    one, rank = numbers(answer, 2, tr("Two numbers are wanted: (one device, a rank of DDP)."))
+    one, rank = numbers(answer, 2, tr("Give two numbers: (one device, a rank of DDP)."))
     judge(
         one,
         alone / weights,
-        mistakes={tr("A multiple of the weights is wanted, not MB."): 1e-6 * alone},
+        mistakes={tr("Give a multiple of the weights, not MB."): 1e-6 * alone},
         hint=tr("Divide what one device holds by the bytes of its weights."),
     )
     judge(
@@ -149,7 +149,7 @@ def levels(answer: object, *, alone: float, ddp: float, weights: float) -> str:
 
 @exercise("07.flattened")
 def flattened(answer: object, *, plain: RankMemory, recomputed: RankMemory) -> str:
-    """What rises is the peak less what is held between steps. Which share of it is gone?"""
+    """The rise is the peak less what is held between steps. What share of it is gone?"""
     rises, left = (max(one.bytes) - one.held for one in (plain, recomputed))
     mistakes = {
         tr("Subtract what is held between steps: recomputation cannot take that away."): 1

@@ -13,14 +13,14 @@ READ_WITHIN = 0.05  # of a step: what can be read off a trace by eye
 
 @exercise("08.bubble")
 def bubble(answer: object, *, stages: int, microbatches: int) -> str:
-    """Of m + p - 1 slots of time, a stage works in m: what share does it wait?"""
+    """Of m + p - 1 time slots a stage works in m: for what share does it wait?"""
     right = (stages - 1) / (microbatches + stages - 1)
     mistakes = {
         tr("This is the bubble over the work; over the whole time the denominator is m + p - 1."): (
             stages - 1
         )
         / microbatches,
-        tr("That is the share in which it works."): 1 - right,
+        tr("That is the share of the time in which it works."): 1 - right,
     }
     judge(answer, right, mistakes=mistakes, unit="fraction", within=0.01)
     return tr("A stage waits {right:.0%} of the time, however fast the links are.", right=right)
@@ -80,7 +80,7 @@ def ratio(
 ) -> str:
     """Bytes of tensor parallelism over bytes of gradients, both in fp32."""
     right = _reduced(batch, tokens, width, layers) / (4 * parameters)
-    judge(answer, right, mistakes={tr("Turn it over."): 1 / right})
+    judge(answer, right, mistakes={tr("That is the inverse."): 1 / right})
     if right > 1:
         return tr(
             "{right:.2f} times, more than data parallelism; it grows with the batch, and gradients "
@@ -98,16 +98,16 @@ def ratio(
 def trace(answer: object, *, trace: Trace, rank: int) -> str:
     """The step less the stretches in which its operators run, over the step."""
     value, right = number(answer), trace.idle(rank)
-    require(not 1 < value <= 100, "A share between 0 and 1 is wanted.")
+    require(not 1 < value <= 100, "Give a share between 0 and 1.")
     if abs(value - right) > READ_WITHIN:
         busy = abs(value - (1 - right)) <= READ_WITHIN
-        require(not busy, "That is the share in which it works.")
+        require(not busy, "That is the share of the time in which it works.")
         require(False)
     others = [trace.idle(other) for other in range(len(trace.memory)) if other != rank]
     listed = ", ".join(f"{100 * share:.0f} %" for share in others)
     return tr(
-        "{right:.0%} of the step; of the other stages {listed}. Equal stages would wait equally "
-        "long: the longest stage waits least, and the others for it.",
+        "{right:.0%} of the step; the other stages: {listed}. Equal stages would wait equally "
+        "long; here the longest stage waits least, and the others wait for it.",
         right=right,
         listed=listed,
     )
@@ -132,8 +132,8 @@ def context(
     }
     judge(answer, right, mistakes=mistakes, unit="bytes", within=0.01)
     return tr(
-        "{size:.0f} MB in each layer, which can hide behind the attention to the part before: "
-        "that takes time in proportion to the square of the tokens.",
+        "{size:.0f} MB in each layer, which can hide behind the attention to the previous part: "
+        "the time of that grows with the square of the tokens.",
         size=right / 1e6,
     )
 
@@ -141,11 +141,11 @@ def context(
 @exercise("08.experts")
 def experts(answer: object, *, tokens: int, width: int, active: int, ranks: int) -> str:
     """Each token goes to its experts and comes back, 2 bytes for each number of its width. Of N
-    ranks, its own has one expert in N: the rest of the tokens leave.
+    ranks, its own has one expert in N, so the rest of the tokens leave.
     """
     right = 2 * active * tokens * width * 2 * (ranks - 1) / ranks
     mistakes = {
-        tr("They come back too, or: every token goes to more than one expert."): right / 2,
+        tr("Tokens come back too, and every token goes to more than one expert."): right / 2,
         tr("One token in N finds its expert on its own rank."): right * ranks / (ranks - 1),
     }
     judge(answer, right, mistakes=mistakes, unit="bytes", within=0.01)

@@ -17,11 +17,11 @@ LARGEST = 127  # of a signed byte, the same on both sides of zero
 
 @exercise("09.epsilon")
 def epsilon(answer: object) -> str:
-    """bf16 keeps 7 bits behind the point: what is the last of them worth, next to a 1?"""
+    """bf16 keeps 7 bits after the point: what is the last of them worth, next to a 1?"""
     mistakes = {
         tr("That is fp16, which keeps 10 bits."): 2.0**-10,
         tr("That is fp32, which keeps 23 bits."): 2.0**-23,
-        tr("8 bits are the exponent's."): 2.0**-8,
+        tr("The exponent has 8 bits, the mantissa 7."): 2.0**-8,
     }
     judge(answer, 2.0**-7, mistakes=mistakes, within=0.001)
     return tr(
@@ -34,9 +34,8 @@ def epsilon(answer: object) -> str:
 def speedup(answer: object, *, fp32_s: float, bf16_s: float) -> str:
     """The step in fp32 over the step in bf16."""
     right = fp32_s / bf16_s
-    judge(
-        answer, right, mistakes={tr("Turn it over: above 1 means that bf16 is faster."): 1 / right}
-    )
+    mistakes = {tr("That is the inverse: above 1 means that bf16 is faster."): 1 / right}
+    judge(answer, right, mistakes=mistakes)
     return tr(
         "{right:.2f} times as fast; where the repeats of the two overlap, call neither the faster "
         "one.",
@@ -53,7 +52,7 @@ def loss_scale(answer: object, *, gradient: float) -> str:
     mistakes = {
         tr("With that it is still below 2**-14, where fp16 loses bits."): right / 2,
         tr("Give the power of two, not its exponent."): math.log2(right),
-        tr("2**-24 is the smallest number at all; it has one bit left."): 2.0
+        tr("2**-24 is the smallest of all numbers; it has a single bit left."): 2.0
         ** math.ceil(math.log2(2.0**-24 / gradient)),
     }
     judge(answer, right, mistakes=mistakes, within=0)
@@ -66,8 +65,8 @@ def loss_scale(answer: object, *, gradient: float) -> str:
 
 @exercise("09.quantize")
 def quantize(answer: object) -> str:
-    """By what must the row be divided, so that its largest magnitude becomes 127? The integers are
-    what that gives, each rounded to the nearest.
+    """By what must the row be divided for its largest magnitude to become 127? The integers are
+    the quotients, each rounded to the nearest.
     """
     require(callable(answer), "Give the function itself, without parentheses.")
     draw = np.random.default_rng(9)
@@ -95,7 +94,8 @@ def _try(quantized: Callable[[object], Any], row: object) -> None:
     q: npt.NDArray[np.float64] = np.asarray(result[0], dtype=np.float64)
     require(q.shape == values.shape, "There must be an integer for every value.")
     require(
-        bool((q == np.round(q)).all()), "The first part must be whole numbers: round, do not cut."
+        bool((q == np.round(q)).all()),
+        "The first part must be whole numbers: round, do not truncate.",
     )
     require(
         bool((np.abs(q) <= LARGEST).all()), "Some integers are beyond {LARGEST}.", LARGEST=LARGEST
@@ -108,7 +108,7 @@ def _try(quantized: Callable[[object], Any], row: object) -> None:
     half = 0.5001 * float(np.abs(values).max()) / LARGEST
     worst = float(np.abs(q * scale - values).max())
     turned = worst > half and scale != 0 and np.abs(q / scale - values).max() <= half
-    require(not turned, "Turn the scale over: the row is the integers times the scale.")
+    require(not turned, "That is the inverse of the scale: the row is the integers times it.")
     require(worst <= half, "A value is off by more than half a scale: round to the nearest.")
 
 
@@ -134,7 +134,7 @@ def decode(answer: object, *, parameters: float, bytes_per_weight: float, bandwi
     mistakes = {
         tr("Those are the bytes of fp32: how many does a weight have here?"): bandwidth
         / (4 * parameters),
-        tr("Turn it over: these are seconds per token."): 1 / right,
+        tr("That is the inverse: these are seconds per token."): 1 / right,
     }
     judge(answer, right, mistakes=mistakes, within=0.01)
     return tr(
@@ -147,7 +147,7 @@ def decode(answer: object, *, parameters: float, bytes_per_weight: float, bandwi
 def perplexity(answer: object, *, base: float, quantized: float) -> str:
     """Perplexity of the quantized model over that of the base."""
     right = quantized / base
-    judge(answer, right, mistakes={tr("Turn it over."): base / quantized}, within=0.0005)
+    judge(answer, right, mistakes={tr("That is the inverse."): base / quantized}, within=0.0005)
     values = {"right": right, "apart": abs(right - 1)}
     if right > 1:
         apart = tr("{right:.4f}: on held-out text {apart:.2%} higher than the base's", **values)

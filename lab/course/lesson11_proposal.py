@@ -13,7 +13,7 @@ SECONDS_PER_HOUR = 3600
 
 @exercise("11.report")
 def report(answer: object, *, study: Path) -> str:
-    """lab.report(study) returns where the report lies: give its html."""
+    """lab.report(study) returns the paths of the report: give its html."""
     require(isinstance(answer, str | Path), "Give a path.")
     path = Path(str(answer)).resolve()
     require(path.is_file(), "There is no file {name}.", name=path.name)
@@ -36,8 +36,8 @@ def stop(answer: object, *, epoch_s: Mapping[int, float], threshold: float) -> s
     mistakes = {tr("The fastest is not the most economical: look at the efficiency."): fastest}
     judge(answer, right, mistakes=mistakes, within=0)
     return tr(
-        "On {right} GPUs the efficiency is {efficiency:.0%}; that is where to stop for "
-        "{threshold:.0%}.",
+        "On {right} GPUs the efficiency is {efficiency:.0%}; that is where to stop if it must be "
+        "at least {threshold:.0%}.",
         right=right,
         efficiency=_efficiency(epoch_s, right),
         threshold=threshold,
@@ -48,8 +48,8 @@ def stop(answer: object, *, epoch_s: Mapping[int, float], threshold: float) -> s
 def device_hours(
     answer: object, *, epoch_s: Mapping[int, float], epochs: int, threshold: float
 ) -> str:
-    """An epoch's seconds times the epochs are the wall time; each of N devices is occupied for it;
-    3600 s are an hour.
+    """An epoch's seconds times the epochs are the wall time; each of N devices is occupied for
+    it; an hour has 3600 s.
     """
     ranks = _stop(epoch_s, threshold)
     right = epoch_s[ranks] * epochs * ranks / SECONDS_PER_HOUR
@@ -72,8 +72,8 @@ def price(answer: object, *, epoch_s: Mapping[int, float], threshold: float) -> 
     }
     judge(answer, right, mistakes=mistakes)
     return tr(
-        "The same training costs {right:.2f} times the device-hours, and is done {speedup:.2f} "
-        "times as fast.",
+        "The same training costs {right:.2f} times the device-hours and is {speedup:.2f} times as "
+        "fast.",
         right=right,
         speedup=epoch_s[min(epoch_s)] / epoch_s[ranks],
     )

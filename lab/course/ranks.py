@@ -172,7 +172,7 @@ def check_ranks(name: str, *, file: str | Path, world_size: int = 2) -> None:
     meaning = verdict.sentence
     if verdict.lab_step_s is not None:
         times = tr(
-            "A step takes {step:.2f} ms, by the lab's own {own:.2f} ms.",
+            "A step takes {step:.2f} ms; with the lab's own code it takes {own:.2f} ms.",
             step=1e3 * verdict.step_s,
             own=1e3 * verdict.lab_step_s,
         )
@@ -272,7 +272,7 @@ def _trials(ended: Ended, spec: Mapping[str, Any]) -> list[Trial]:
             for number in numbers
         ]
     except (KeyError, ValueError):
-        raise WrongAnswerError(tr("Ranks did not all do the same.")) from None
+        raise WrongAnswerError(tr("The ranks did not all do the same.")) from None
 
 
 def _of(content: Mapping[str, Any], number: str) -> dict[str, Any]:
@@ -322,7 +322,7 @@ def _hang(ended: Ended, spec: Mapping[str, Any]) -> str:
             line, function = place
             where = tr("line {line}, in {function}", line=line, function=function)
         else:
-            where = tr("outside of the file") if stack else tr("it had ended")
+            where = tr("outside the file") if stack else tr("it had ended")
         places.append(tr("rank {rank}: {where}", rank=rank, where=where))
     return tr(
         "After {limit:.0f} s the ranks were not done. They were in {file}: {places}.",

@@ -23,7 +23,7 @@ from lab.perfmodel.frozen import error_so_far
 from lab.records.store import Record, Store
 
 TITLE = "Tried on the bench: {run}"
-QUESTION = "How long does a step of this configuration take, and what does a further rank bring?"
+QUESTION = "How long does a step of this configuration take, and what does another rank gain?"
 REPEATS = 3  # of a study written from a configuration
 
 

@@ -80,7 +80,7 @@ def _describe_breakdown(results: StudyResults) -> str:
         workers = ranks(row["device"], row["world_size"])
         known = f" with {listed}" if listed else ""
         parts.append(f"{label} on {workers}, {format_seconds(row['step_time'])}{known}")
-    return f"Bars of the time of a step, with its longest parts: {'; '.join(parts)}."
+    return f"Step times as bars, with the longest parts of each: {'; '.join(parts)}."
 
 
 @figure(describe=_describe_breakdown, missing=_no_phases, height=_breakdown_height)

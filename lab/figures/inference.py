@@ -84,12 +84,13 @@ def latency_throughput(ax: Axes, results: StudyResults) -> None:
 
 
 def _sizes(results: StudyResults) -> dict[str, tuple[float, float]]:
-    """MB in memory and perplexity by quantization."""
+    """MB in memory and perplexity by quantization, and those of the base that was quantized."""
     points: dict[str, tuple[float, float]] = {}
     for repeats in inferred(results.records):
-        measured = repeats[0].inference
+        measured, base = repeats[0].inference, repeats[0].run.base_precision
+        if measured and measured.base_perplexity is not None:
+            points.setdefault(base, (measured.base_size.memory / 1e6, measured.base_perplexity))
         if measured and measured.size is not None and measured.perplexity is not None:
-            base = repeats[0].run.base_precision
             name = base if measured.quantization == "none" else measured.quantization
             points[name] = measured.size.memory / 1e6, measured.perplexity
     return points

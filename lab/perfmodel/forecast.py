@@ -41,6 +41,7 @@ from lab.perfmodel.simulate import (
     predict,
     spread,
 )
+from lab.records.schema import Environment
 from lab.records.store import Record
 from lab.records.table import grouped, steps_by_run
 
@@ -128,9 +129,10 @@ class Basis:
         except LabError as error:
             return Forecast(run, memory_bytes=self.memory(run), missing=str(error))
         notes += links.extrapolated
-        if foreign := self._foreign(run, records):
-            share = f"{100 * max(foreign):.0f} % of a rank's cores"
-            notes += (f"other processes took {share} while it was measured",)
+        if disturbed := self._disturbed(run, records):
+            most = max(one.foreign_share or 0.0 for one in disturbed)
+            share = f"up to {100 * most:.0f} % of the ranks' cores"
+            notes += (f"other processes took {share} during the measurements behind this",)
         return Forecast(run, prediction, self.memory(run), profile.basis, notes)
 
     def profile(self, run: Run) -> tuple[Profile, tuple[str, ...]]:
@@ -179,7 +181,7 @@ class Basis:
         nearest = min(sizes, key=lambda size: abs(size - samples))
         count = sum(record.run.stated.micro_batch_size == nearest for record in records)
         conditions = links.conditions
-        foreign, noise = max(self._foreign(run, records), default=0.0), _noise(samples, sizes)
+        foreign, noise = self._foreign(run, records), _noise(samples, sizes)
         deviations = [
             *conditions.deviations,
             of_processes(self._spread, basis=count, measured=self.repeats, noise=noise),
@@ -230,19 +232,21 @@ class Basis:
         calibrated = self.calibration.processes if self.calibration else []
         return spread([*steps_by_run(self.records).values(), *calibrated])
 
-    def _foreign(self, run: Run, records: Sequence[Record]) -> tuple[float, ...]:
-        """Shares of the ranks' cores taken by others, in records and calibration if disturbed.
-
-        Each is a share of one rank's cores: if one rank is held up, the others wait for it.
-        """
+    def _disturbed(self, run: Run, records: Sequence[Record]) -> list[Environment]:
+        """The environments of records and calibration in which others took of the ranks' cores."""
         environments = [record.environment for record in records if record.environment]
         if self.calibration and run.world_size > 1:
             environments += [part.environment for part in self.calibration.parts]
-        return tuple(
-            one.foreign_share * len(one.cpus_granted)
-            for one in environments
-            if one.disturbed and one.foreign_share
-        )
+        return [one for one in environments if one.disturbed and one.foreign_share]
+
+    def _foreign(self, run: Run, records: Sequence[Record]) -> float:
+        """The largest share of one rank's cores that others may have taken from it, else 0.
+
+        It is as if all of them had been on the cores of one rank, for which the others wait.
+        """
+        disturbed = self._disturbed(run, records)
+        shares = ((one.foreign_share or 0.0) * len(one.cpus_granted) for one in disturbed)
+        return max(shares, default=0.0)
 
     def links(self, world_size: int) -> MeasuredLinks:
         """The calibrated links, at other world sizes a ring of the nearest calibrated ones.
@@ -273,7 +277,7 @@ class Basis:
             error = calibration.time_error(world_size) or error
         else:
             cost = _ring(calibration, nearest, world_size)
-            notes = (f"{world_size} ranks by a ring of the links between {nearest}",)
+            notes = (f"links of {world_size} ranks extrapolated from {nearest}",)
             deviations += (Deviation(BEYOND_ERROR * abs(math.log2(world_size / nearest))),)
         conditions = Conditions(contention, error, self.model_error, deviations)
         return MeasuredLinks(cost, conditions, notes)

@@ -130,6 +130,12 @@ class Described:
         return USABLE * self.machine.gpu.memory_bytes
 
 
+def _error(score: Score) -> str:
+    """A frozen prediction, which later measurements do not change, and its error."""
+    frozen = format_seconds(score.frozen.step_s)
+    return f"{signed(score.error)} ({frozen}, frozen before the run)"
+
+
 @dataclass(frozen=True)
 class Expectation:
     """A forecast, its speedup over the study's baseline, what was measured, its frozen score.
@@ -161,7 +167,7 @@ class Expectation:
             "memory of a rank": f"{memory / 1e6:,.0f} MB" if memory else "",
             "limited by": f"not predicted: {forecast.missing}",
             "measured": format_seconds(self.measured_s) if self.measured_s else "",
-            "error": f"{signed(self.score.error)} (frozen)" if self.score else "",
+            "error": _error(self.score) if self.score else "",
         }
         if prediction is None:
             return row

@@ -159,18 +159,15 @@ class Observations:
         return curves
 
     def _label(self, values: Mapping[str, Any]) -> str:
-        """A configuration's name; a value that says nothing by itself follows its column's name."""
+        """A configuration's name."""
         parts = []
         for name, value in values.items():
             if value != value or value == "" or value is None:
                 continue
             if name in NUMBERS:
                 parts.append(f"{NUMBERS[name]} {value:g}")
-            elif re.fullmatch(r"[-+.\de]+|true|false|yes|no|on|off|none", value, re.IGNORECASE):
-                canonical = name.removeprefix("key:")
-                parts.append(f"{self.given.get(canonical, canonical)} {value}")
             else:
-                parts.append(value)
+                parts.append(setting(value, name, self.given))
         return ", ".join(parts)
 
     def gradient_bytes(self, point: Point) -> float:
@@ -263,6 +260,14 @@ class Observations:
     def compared(self) -> list[tuple[Point, Point]]:
         """Each point that has a baseline, together with that baseline."""
         return [(point, point.base) for point in self.points if point.base is not None]
+
+
+def setting(value: str, key: str, given: Mapping[str, str]) -> str:
+    """A value in a label; one that says nothing by itself follows its column's name."""
+    if not re.fullmatch(r"[-+.\de]+|true|false|yes|no|on|off|none", value, re.IGNORECASE):
+        return value
+    canonical = key.removeprefix("key:")
+    return f"{given.get(canonical, canonical)} {value}"
 
 
 def _joined(rows: pd.DataFrame, names: Sequence[str]) -> pd.Series:

@@ -21,7 +21,7 @@ from lab.analysis.audit.columns import (
     normal,
     parse_name,
 )
-from lab.analysis.audit.observations import PYTHON_STRINGS, ROW, Observations
+from lab.analysis.audit.observations import PYTHON_STRINGS, ROW, Observations, setting
 from lab.analysis.audit.programs import by_program, by_size, over_serial
 from lab.analysis.audit.quantities import WHOLE_NUMBERS, Quantities, as_text, as_texts
 from lab.analysis.audit.settings import by_setting
@@ -111,7 +111,7 @@ def from_table(
     logged = bool(LOGGED & set(given))
     _add_keys(tidy, frame, given.values(), collective=collective, logged=logged)
     _complete_batches(tidy, given)
-    tidy["label"] = _labels(tidy)
+    tidy["label"] = _labels(tidy, given)
     return Observations(
         frame=tidy.copy(),  # in one piece for each type: rows are taken from it again and again
         kind="collectives" if collective else "table",
@@ -549,7 +549,7 @@ def _is_compared(cells: pd.Series, sizes: pd.Series) -> bool:
     )
 
 
-def _labels(tidy: pd.DataFrame) -> list[str]:
+def _labels(tidy: pd.DataFrame, given: Mapping[str, str]) -> list[str]:
     """A name for each row: its number in the table from 1, and what distinguishes it."""
     keys = [name for name in tidy.columns if name.startswith("key:") and tidy[name].nunique() > 1]
     batches = tidy["batch"].fillna(tidy["global_batch_size"])
@@ -558,7 +558,8 @@ def _labels(tidy: pd.DataFrame) -> list[str]:
     labels = []
     for number, row, batch in zip(tidy[ROW], rows, batches, strict=True):
         size, rank, aggregate, *settings = row
-        parts = list(filter(None, settings))
+        pairs = zip(settings, keys, strict=True)
+        parts = [setting(value, key, given) for value, key in pairs if value]
         parts += [f"batch {batch:g}"] if batch == batch else []
         parts += [f"world size {size:g}"] if size == size else []
         if aggregate:

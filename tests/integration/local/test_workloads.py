@@ -228,6 +228,6 @@ def test_the_audit_finds_more_loader_processes_than_cores(
     crowded = [
         finding
         for finding in stalls
-        if "Loader processes outnumber the CPUs (3 on 1)" in finding.evidence
+        if "Loader processes outnumber the CPUs (3 on 1, 3 for each of 1 rank)" in finding.evidence
     ]
     assert [finding.records for finding in crowded] == [(f"{records[0].run_id}/0",)]

@@ -204,10 +204,15 @@ def test_negative_scaling_on_news() -> None:
     assert "from 32 to 128 on 4 ranks: 3750 steps of 5.21 ms against 938 of 45.14 ms" in evidence(
         result, "equal-work"
     )
-    assert "8 on 4, 16 on 4" in evidence(result, "data-stall")
+    assert "8 on 4, 2 for each of 4 ranks; 16 on 4, 4 for each of 4 ranks" in evidence(
+        result, "data-stall"
+    )
     assert "40 MB per step (10,000,000 parameters in fp32)" in evidence(
         result, "plausible-bandwidth"
     )
+    # Values that say nothing by themselves follow the names of their columns.
+    settings = "small, seq_len 128, d_model 128, layers 2, batch 128, world size 4"
+    assert of(result, "data-stall")[0].records[0] == f"row 2 ({settings})"
     assert "speedup 0.46" in evidence(result, "fixed-overhead") and "speedup 0.80" in evidence(
         result, "fixed-overhead"
     )

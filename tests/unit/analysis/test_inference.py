@@ -143,6 +143,9 @@ def test_figures_and_their_sentences() -> None:
         figures.alt_text("size_perplexity", records)
         == "Perplexity against size: fp32, 2.00 MB and 50.5; bf16, 2.00 MB and 50.5."
     )
+    assert figures.alt_text("size_perplexity", records[1:]).startswith(
+        "Perplexity against size: fp32, 4.00 MB and 50"  # the base, although no run copied it
+    )
     assert [text.get_text() for text in figures.latency_throughput([]).texts] == [
         "no inference run has completed yet"
     ]

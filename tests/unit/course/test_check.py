@@ -101,7 +101,7 @@ CASES: dict[str, tuple[dict[str, Any], Any, dict[Any, str]]] = {
         {"sizes": [1e6, 2e6], "seconds": [2e-3, 3e-3]},
         (1e-3, 1e9),
         {
-            (1e-3, 1e-9): "turn it",
+            (1e-3, 1e-9): "inverse",
             (0.0, 1e9): "alpha is",
             (1e-3, 1.0): "not GB/s",
             (1e-3, 2e9): "slope",
@@ -145,7 +145,7 @@ CASES: dict[str, tuple[dict[str, Any], Any, dict[Any, str]]] = {
     "05.efficiency": (
         {"step_s": {1: 1.0, 2: 1.25}, "ranks": 2},
         0.8,
-        {0.4: "Do not divide", 1.25: "Turn it"},
+        {0.4: "Do not divide", 1.25: "inverse"},
     ),
     "05.throughput": ({"step_s": {1: 1.0, 2: 1.25}, "ranks": 2}, 1.6, {0.8: "N times the samples"}),
     "05.gustafson": ({"fraction": 0.25, "ranks": 3}, 2.5, {2.0: "Amdahl"}),
@@ -160,7 +160,7 @@ CASES: dict[str, tuple[dict[str, Any], Any, dict[Any, str]]] = {
         1.5,
         {0.5: "equal steps", 9.0: "fewer", -1.5: "sign"},
     ),
-    "06.ratio": ({"compute_s": 3.0, "communication_s": 1.0}, 3.0, {1 / 3: "Turn"}),
+    "06.ratio": ({"compute_s": 3.0, "communication_s": 1.0}, 3.0, {1 / 3: "inverse"}),
     "06.band": (
         {"compute_s": 2.0, "communication_s": 2.0},
         (0.5, 0.75),
@@ -187,7 +187,7 @@ CASES: dict[str, tuple[dict[str, Any], Any, dict[Any, str]]] = {
         "data-stall",
         {"equal-work": "as many samples", "baseline": "which of them", 3: "text"},
     ),
-    "06.stall": ({"data_s": 0.1, "step_s": 0.4}, 0.25, {4.0: "Turn", 25.0: "per cent"}),
+    "06.stall": ({"data_s": 0.1, "step_s": 0.4}, 0.25, {4.0: "inverse", 25.0: "per cent"}),
     "07.state": ({"parameters": 7e9}, 112e9, {14e9: "alone", 84e9: "fp32 copy", 112: "not GB"}),
     "07.zero": (
         {"parameters": 1e9, "ranks": 4},
@@ -201,11 +201,16 @@ CASES: dict[str, tuple[dict[str, Any], Any, dict[Any, str]]] = {
     ),
     "07.ranks": ({"parameters": 7e9, "bytes_per_rank": 40e9}, 3, {2: "Round up", 2.8: "rounded"}),
     "07.sent": ({}, 1.5, {1.0: "twice", 3.0: "two passes"}),
-    "07.optimizer": ({"sharded": 4e6, "whole": 8e6}, 0.5, {2.0: "Turn"}),
+    "07.optimizer": ({"sharded": 4e6, "whole": 8e6}, 0.5, {2.0: "inverse"}),
     "07.levels": (
         {"alone": 12e6, "ddp": 16e6, "weights": 4e6},
         (3.0, 4.0),
-        {(12.0, 16.0): "not MB", (4.0, 4.0): "one device", (3.0, 3.0): "DDP holds", 3.0: "Two"},
+        {
+            (12.0, 16.0): "not MB",
+            (4.0, 4.0): "one device",
+            (3.0, 3.0): "DDP holds",
+            3.0: "two numbers",
+        },
     ),
     "07.flattened": (
         {
@@ -245,13 +250,13 @@ CASES: dict[str, tuple[dict[str, Any], Any, dict[Any, str]]] = {
     "08.ratio": (
         {"batch": 5, "tokens": 100, "width": 25, "layers": 4, "parameters": 1e5},
         2.0,
-        {0.5: "Turn"},
+        {0.5: "inverse"},
     ),
     "09.epsilon": ({}, 2**-7, {2**-10: "fp16", 2**-23: "fp32", 2**-8: "exponent"}),
     "09.loss-scale": (
         {"gradient": 1e-8},
         8192,
-        {4096: "still below", 13: "exponent", 8: "one bit"},
+        {4096: "still below", 13: "exponent", 8: "single bit"},
     ),
     "07.activations": (
         {"tokens": 100, "width": 10, "layers": 2},
@@ -259,14 +264,14 @@ CASES: dict[str, tuple[dict[str, Any], Any, dict[Any, str]]] = {
         {34000.0: "Every layer", 6.8e-5: "not GB"},
     ),
     "07.recomputation": ({}, 4 / 3, {2.0: "comes again", 1 / 3: "what is added"}),
-    "09.speedup": ({"fp32_s": 1.0, "bf16_s": 2.0}, 0.5, {2.0: "Turn"}),
+    "09.speedup": ({"fp32_s": 1.0, "bf16_s": 2.0}, 0.5, {2.0: "inverse"}),
     "09.size": ({"rows": 64, "columns": 64}, 4 * 64 / 68, {4.0: "scales", 2.0: "byte"}),
     "09.decode": (
         {"parameters": 1e9, "bytes_per_weight": 1, "bandwidth": 1e12},
         1000,
-        {250: "bytes of fp32", 0.001: "Turn", 500: "read once"},
+        {250: "bytes of fp32", 0.001: "inverse", 500: "read once"},
     ),
-    "09.perplexity": ({"base": 10.0, "quantized": 10.5}, 1.05, {1.0: "over", 10 / 10.5: "Turn"}),
+    "09.perplexity": ({"base": 10.0, "quantized": 10.5}, 1.05, {1.0: "over", 10 / 10.5: "inverse"}),
     "10.compute": (
         ALONE,
         4.5,
@@ -526,7 +531,7 @@ def test_an_efficiency_above_1_is_not_explained_as_work() -> None:
 
 
 def test_a_weak_efficiency_above_1_is_not_called_impossible() -> None:
-    with pytest.raises(WrongAnswerError, match=r"Turn it over: the ideal T\(1\) is above"):
+    with pytest.raises(WrongAnswerError, match=r"the inverse: divide the ideal T\(1\)"):
         verdict("05.efficiency", 0.9, step_s={1: 1.0, 2: 0.9}, ranks=2)
 
 
@@ -585,7 +590,7 @@ def test_rows_are_quantized_to_the_nearest_of_255_integers() -> None:
         "every value": lambda row: (row[:1], 1.0),
         "should become 127": lambda row: (np.round(row / 100), 100.0),
         "beyond": lambda row: (np.round(1000 * row), 1e-3),
-        "Turn the scale over": lambda row: (right(row)[0], 1 / right(row)[1]),
+        "inverse of the scale": lambda row: (right(row)[0], 1 / right(row)[1]),
         "half a scale": lambda row: (
             np.trunc(right(row)[0]) - np.sign(row) * (np.abs(row) < np.abs(row).max()),
             right(row)[1],

@@ -153,7 +153,7 @@ def test_a_disturbed_calibration_widens_the_interval_and_is_said() -> None:
         Basis((profile(run(1, 8)),), one, repeats=3).forecast(run(2, 16)) for one in (quiet, loud)
     )
     assert calm.prediction and disturbed.prediction
-    assert not calm.extrapolated and "60 % of a rank" in disturbed.extrapolated[0]
+    assert not calm.extrapolated and "30 % of the ranks' cores" in disturbed.extrapolated[0]
     # A rank that had half of its core to itself takes half the time with all of it.
     assert disturbed.prediction.low_s < 0.55 * disturbed.prediction.step_s < calm.prediction.low_s
 

@@ -162,14 +162,14 @@ def test_world_sizes_beyond_the_calibrated_are_a_ring_of_its_links() -> None:
     # Of 1 ms and 100 MB/s between two: messages of half a millisecond, links of 100 MB/s.
     one = 14 * 0.0005 + 2 * 7 / 8 * 6e6 / 1e8
     assert forecast.prediction is not None and forecast.extrapolated == (
-        "8 ranks by a ring of the links between 2",
+        "links of 8 ranks extrapolated from 2",
     )
     assert forecast.prediction.exposed_s == pytest.approx(one, rel=0.1)
 
 
 def test_between_calibrated_world_sizes_the_nearest_counts() -> None:
     links = basis(profile(ALONE), sizes=(2, 16)).links(4)
-    assert links.extrapolated == ("4 ranks by a ring of the links between 2",)
+    assert links.extrapolated == ("links of 4 ranks extrapolated from 2",)
     assert links.cost("all_reduce", 1e6) == pytest.approx(6 * 0.0005 + 2 * 3 / 4 * 1e6 / 1e8)
     assert links.conditions.deviations == (Deviation(BEYOND_ERROR),)  # one doubling
 
@@ -297,7 +297,7 @@ def test_predictions_are_frozen_once_and_scored_when_measured(planned: Study) ->
 def test_an_error_of_nothing_has_no_minus() -> None:
     exact = Score(frozen=frozen(PAIR, 0.1), measured_s=0.1, repeats=1, error=-1e-9)
     row = predict.Expectation(Forecast(PAIR), 2, score=exact).row()
-    assert row["error"] == "+0.0 % (frozen)"
+    assert row["error"] == "+0.0 % (100 ms, frozen before the run)"
 
 
 def test_late_and_changed_predictions_do_not_count(planned: Study) -> None:

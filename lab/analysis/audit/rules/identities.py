@@ -267,7 +267,7 @@ def _steps(observations: Observations) -> tuple[int, list[Fault]]:
         frame[wrong[best]],
         gaps[best],
         lambda worst: (
-            f"{worst['rate']:.6g} per s for {seconds(worst['time'])} make "
+            f"{worst['rate']:.6g} per s for {seconds(worst['time'])} is "
             f"{worst['rate'] * worst['time']:.4g} in a step, but its batch holds "
             f"{works[best][worst.name]:.4g}, in {worst['label']}"
         ),
@@ -293,8 +293,8 @@ def _unlike_runs(curve: Curve) -> tuple[bool, list[Fault]]:
     return True, [
         Fault(
             point.labels,
-            f"{point.rate:.6g} per s for {seconds(point.time)} make {amount:.4g} on "
-            f"{point.ranks}, but {work:.4g} as in {fits.sum()} other rows.",
+            f"{point.rate:.6g} per s for {seconds(point.time)} is {amount:.4g} on {point.ranks}; "
+            f"by {fits.sum()} other rows it should be {work:.4g}.",
             WORK_ADVICE,
         )
         for point, amount, work, fit in zip(points, done, usual, fits, strict=True)

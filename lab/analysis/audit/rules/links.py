@@ -176,7 +176,7 @@ def _judged(
     source = "bytes given" if point.bytes > 0 else f"{point.parameters:,.0f} parameters in fp32"
     evidence = (
         f"{plain(size / 1e6)} MB per step ({source}) over {seconds(transfer.time)} "
-        f"({transfer.words}) on {n:g} ranks make {_gigabytes(bandwidth)} of bus bandwidth"
+        f"({transfer.words}) on {n:g} ranks is a bus bandwidth of {_gigabytes(bandwidth)}"
     )
     share = bandwidth / link.bytes_per_s
     if bandwidth > link.limit and not transfer.bound:
@@ -226,7 +226,7 @@ def _quoted(observations: Observations) -> Iterator[Fault]:
         yield Fault(
             rows.loc[wrong.index, "label"],
             f"A bus bandwidth of {_gigabytes(wrong[worst.name])} is quoted in "
-            f"{worst['label']}{assumed}, more than the {_gigabytes(limits[worst.name])} that are "
+            f"{worst['label']}{assumed}, more than the {_gigabytes(limits[worst.name])} that is "
             "plausible there.",
             "Check bits against bytes, and algorithm against bus bandwidth.",
             "warning" if assumed else None,
@@ -253,8 +253,8 @@ def _one_collective(group: pd.DataFrame, observations: Observations) -> Iterator
     if bus[best] > limit:
         yield Fault(
             group.loc[bus > limit, "label"],
-            f"{message_size(size[best])} in {seconds(times[best])} on {n:g} ranks make "
-            f"{_gigabytes(bus[best])} of bus bandwidth, more than {_gigabytes(limit)}.",
+            f"{message_size(size[best])} in {seconds(times[best])} on {n:g} ranks is a bus "
+            f"bandwidth of {_gigabytes(bus[best])}, more than {_gigabytes(limit)}.",
             "Check the unit of the times and of the sizes.",
         )
     faster = np.flatnonzero(times[1:] < NON_MONOTONIC * times[:-1]) + 1

@@ -202,7 +202,7 @@ def _missing(curve: Curve, observations: Observations) -> Iterator[Fault]:
 def _reference(curve: Curve, observations: Observations, quoting: Sequence[Point]) -> str:
     """What the speedups of a curve without a run on one rank are over; "" if that is unknown."""
     n = curve.points[0].world_size
-    over_least = f"speedups are over {n:g} ranks, so the cost of the first ones does not show"
+    over_least = f"speedups are over {n:g} ranks, so losses from 1 to {n:g} ranks do not show"
     if observations.baseline.get("world_size") == n:
         return f", as the study states: {over_least}"
     if observations.kind != "table":
@@ -309,7 +309,7 @@ def _other_settings(observations: Observations) -> Iterator[Fault]:
             alone, others = (", ".join(sorted(map(str, values))) for values in (here, there))
             yield Fault(
                 frame["label"][single],
-                f"{name} is {alone} at world size 1 and {others} at more ranks.",
+                f"{name} is {alone} at world size 1 and {others} on more ranks.",
                 "Measure the baseline with the settings of the other world sizes.",
             )
 

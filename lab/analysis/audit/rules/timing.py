@@ -260,14 +260,16 @@ def data_stall(observations: Observations) -> Iterator[Fault]:
     cpus = frame["cpus"] * (frame["world_size"] if "per_rank" in column else 1.0)
     crowded = runs[((workers > cpus) & (frame["loader_workers"] > 0))[runs.index]]
     if len(crowded):
-        worst = largest(crowded, workers / cpus)
-        pairs = zip(workers[crowded.index], cpus[crowded.index], strict=True)
-        counts = ", ".join(dict.fromkeys(f"{many:g} on {few:g}" for many, few in pairs))
+        columns = workers, cpus, frame["loader_workers"], frame["world_size"]
+        rows = zip(*(column[crowded.index] for column in columns), strict=True)
+        counts = (
+            f"{many:g} on {few:g}, {each:g} for each of {count(int(ranks), 'rank')}"
+            for many, few, each, ranks in rows
+        )
         yield Fault(
             crowded["label"],
-            f"Loader processes outnumber the CPUs ({counts}), {worst['loader_workers']:g} for each "
-            f"of {count(int(worst['world_size']), 'rank')}: they compete with each other and with "
-            f"the ranks in {count(len(crowded), 'row')}.",
+            f"Loader processes outnumber the CPUs ({'; '.join(dict.fromkeys(counts))}): they "
+            f"compete with each other and with the ranks in {count(len(crowded), 'row')}.",
             "Ask for a CPU per loader process and rank, and measure the time that a step waits for "
             "data before blaming communication.",
         )

@@ -130,7 +130,7 @@ def _unlike_peaks(observations: Observations) -> tuple[int, list[Fault]]:
             faults.append(
                 Fault(
                     same["label"][wrong],
-                    f"TFLOP/s over MFU make a peak of {own[worst.name] / 1e12:.4g} TFLOP/s in "
+                    f"TFLOP/s over MFU gives a peak of {own[worst.name] / 1e12:.4g} TFLOP/s in "
                     f"{worst['label']}, but of {usual / 1e12:.4g} in {len(same) - wrong.sum()} "
                     "other rows.",
                     "The peak of a GPU is one number: find out which of the two is wrong.",

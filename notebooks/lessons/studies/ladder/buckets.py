@@ -1,4 +1,4 @@
-"""Rung 5: as hooks, but several gradients share a call, so that few latencies are paid."""
+"""Rung 5: like hooks.py, but several gradients share a call, so latency is paid less often."""
 
 import torch
 from torch import distributed as dist
@@ -8,13 +8,13 @@ from lab.worker.strategies.base import Setup, Strategy, Wrapper
 
 
 class Bucketed(Wrapper):
-    """A model whose gradients leave in buckets of at least `bucket_bytes`, the last one of less."""
+    """A model whose gradients leave in buckets of at least `bucket_bytes`; the last may be smaller."""
 
     def __init__(self, model: nn.Module, bucket_bytes: int) -> None:
         super().__init__(model)
         self.bucket_bytes = bucket_bytes
         self.filling = []  # gradients that wait until the bucket is full
-        self.sent = []  # of each bucket under way, what is needed to wait for it and to unpack it
+        self.sent = []  # for each bucket under way, what is needed to wait for it and unpack it
         for parameter in model.parameters():
             parameter.register_post_accumulate_grad_hook(self.ready)
 
@@ -38,7 +38,7 @@ class Bucketed(Wrapper):
 
 
 class BucketedDDP(Strategy):
-    """What torch's DDP does, less its C++."""
+    """What torch's DDP does, without its C++."""
 
     def __init__(self, bucket_bytes: int = 1 << 20) -> None:
         self.bucket_bytes = bucket_bytes

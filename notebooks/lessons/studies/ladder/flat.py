@@ -1,4 +1,4 @@
-"""Rung 3: the same in one call: gradients travel together, in one flat tensor."""
+"""Rung 3: the same in one call, with all gradients in one flat tensor."""
 
 import torch
 from torch import distributed as dist

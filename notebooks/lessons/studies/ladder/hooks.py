@@ -1,4 +1,4 @@
-"""Rung 4: send a gradient as soon as it is there, while the backward pass computes the next."""
+"""Rung 4: send a gradient as soon as it is ready, while the backward pass computes the next."""
 
 from torch import distributed as dist
 from torch import nn
@@ -11,7 +11,7 @@ class Hooked(Wrapper):
 
     def __init__(self, model: nn.Module) -> None:
         super().__init__(model)
-        self.sent = []  # of each all-reduce under way, what is needed to wait for it
+        self.sent = []  # for each all-reduce under way, what is needed to wait for it
         for parameter in model.parameters():
             # Called in the backward pass, when `parameter.grad` is complete.
             parameter.register_post_accumulate_grad_hook(self.ready)

@@ -1,4 +1,4 @@
-"""Rung 2: data parallelism, the naive way: one all-reduce per gradient, after the backward pass."""
+"""Rung 2: data parallelism the naive way, one all-reduce per gradient, after the backward pass."""
 
 from torch import distributed as dist
 from torch import nn

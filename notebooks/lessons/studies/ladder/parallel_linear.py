@@ -1,7 +1,7 @@
-"""Rung 7: tensor parallelism: one matrix cut by its outputs, the next one by its inputs.
+"""Rung 7: tensor parallelism, one matrix cut along its outputs, the next along its inputs.
 
-Both functions compute `inputs @ weight.T + bias`, as `torch.nn.functional.linear`; of `weight` each
-rank has its part alone. Between the two stands a function of single numbers, such as GELU.
+Both functions compute `inputs @ weight.T + bias`, like `torch.nn.functional.linear`; a rank has
+only its part of `weight`. Between the two comes an element-wise function, such as GELU.
 """
 
 import torch

@@ -1,4 +1,4 @@
-"""Rung 1: an all-reduce of your own, from messages to the next rank alone."""
+"""Rung 1: an all-reduce of your own, which sends messages to the next rank only."""
 
 import torch
 from torch import distributed as dist
@@ -12,7 +12,7 @@ def all_reduce(tensor: torch.Tensor) -> None:
     """
     rank, n = dist.get_rank(), dist.get_world_size()
     before, after = (rank - 1) % n, (rank + 1) % n
-    chunks = list(tensor.tensor_split(n))  # views: what is written to them is in `tensor`
+    chunks = list(tensor.tensor_split(n))  # views: writing to them writes to `tensor`
     assert sum(chunk.numel() for chunk in chunks) == tensor.numel()
     ### BEGIN SOLUTION
     for r in range(n - 1):

@@ -1,8 +1,8 @@
-"""Rung 8: the order of a pipeline's passes: 1F1B, one forward, one backward (Narayanan et al., 2019)."""
+"""Rung 8: a pipeline's passes in the order 1F1B (Narayanan et al., 2019): one forward, one backward."""
 
 
 def order(stage: int, stages: int, micro_batches: int) -> list[tuple[str, int]]:
-    """What a stage does, one after the other: ("forward", 0), ..., ("backward", 0), ...
+    """The passes of a stage, one after the other: ("forward", 0), ..., ("backward", 0), ...
 
     Every micro-batch passes forward and backward once, in order. A stage may keep the activations
     of at most `stages - stage` micro-batches, and no stage waits longer than it must.

@@ -1,4 +1,4 @@
-"""Rung 6: ZeRO stage 1: every rank has all parameters, and the optimizer's state of its part only."""
+"""Rung 6: ZeRO stage 1: a rank has all parameters, but optimizer state only for its own part."""
 
 import torch
 from torch import distributed as dist
@@ -6,7 +6,7 @@ from torch import nn
 
 from lab.config.run import Run
 
-# The two collectives are torch's, which had other names before 2.13.
+# Two of these are torch's collectives, which had other names before torch 2.13.
 from lab.worker.strategies.base import (
     Setup,
     Strategy,
@@ -29,7 +29,7 @@ class Sharded(Wrapper):
         parts = self.flat[:size].split(self.sizes)
         for weight, part in zip(self.weights, parts, strict=True):
             part.copy_(weight.detach().flatten())
-            weight.data = part.view_as(weight)  # from now on a view: as `flat` changes, it does
+            weight.data = part.view_as(weight)  # from now on a view, which changes with `flat`
         dist.broadcast(self.flat, src=0)
         # What this rank updates, a view as well.
         self.shard = nn.Parameter(self.flat.chunk(n)[dist.get_rank()])
