@@ -16,8 +16,8 @@ from functools import partial
 from lab.config.run import Run
 from lab.perfmodel.calibration import Calibration, ReferenceStep
 from lab.perfmodel.layout import MICRO_BATCH, Links, Profile
-from lab.perfmodel.memory import calls_of, gradients_of, layout_of, messages_of, passes
-from lab.perfmodel.simulate import EXACT, Conditions, Deviation, predict, spread
+from lab.perfmodel.memory import calls_of, gradients_of, passes
+from lab.perfmodel.simulate import EXACT, Conditions, Deviation, predict_run, spread
 
 # Expected relative errors of a reference step, and of the step model without one.
 STEP_ERROR, MODEL_ERROR = 0.03, 0.05
@@ -147,17 +147,8 @@ def _residual(
 ) -> Residual:
     run, profile = step.run, profile_of(alone)
     profile = profile.scaled(1 / passes(run), MICRO_BATCH)
-    messages = messages_of(profile, run)
-    modelled = predict(
-        profile,
-        messages,
-        layout_of(run),
-        links,
-        grad_accum=run.grad_accum * passes(run),
-        conditions=conditions,
-    )
-    calls = calls_of(run, len(messages))
-    return Residual(modelled.step_s, step.median, calls, profile.gradient_bytes)
+    modelled = predict_run(run, profile, links, conditions=conditions)
+    return Residual(modelled.step_s, step.median, calls_of(run, profile), profile.gradient_bytes)
 
 
 def _solved(

@@ -26,7 +26,6 @@ from lab.perfmodel.memory import (
     gradients_of,
     layout_of,
     memory_of,
-    messages_of,
     passes,
 )
 from lab.perfmodel.simulate import (
@@ -38,7 +37,7 @@ from lab.perfmodel.simulate import (
     Prediction,
     of_foreign_load,
     of_processes,
-    predict,
+    predict_run,
     spread,
 )
 from lab.records.store import Record
@@ -112,19 +111,12 @@ class Basis:
         try:
             if run.task != "train":
                 raise LabError("inference is measured, not predicted")
-            layout = layout_of(run)
+            layout_of(run)  # a strategy without one needs no records
             records = self._like(run)
             profile, notes = self.profile(run)
-            messages, links = messages_of(profile, run), self.links(run.world_size)
-            calls = calls_of(run, len(messages))
-            prediction = predict(
-                profile,
-                messages,
-                layout,
-                links.links,
-                grad_accum=run.grad_accum * passes(run),
-                conditions=self._conditions(run, records, links, calls, profile.gradient_bytes),
-            )
+            links = self.links(run.world_size)
+            conditions = self._conditions(run, records, links, profile)
+            prediction = predict_run(run, profile, links.links, conditions=conditions)
         except LabError as error:
             return Forecast(run, memory_bytes=self.memory(run), missing=str(error))
         notes += links.extrapolated
@@ -171,7 +163,7 @@ class Basis:
         return [one for one in records if one.run.strategy in alike]
 
     def _conditions(
-        self, run: Run, records: Sequence[Record], links: MeasuredLinks, calls: int, size: int
+        self, run: Run, records: Sequence[Record], links: MeasuredLinks, profile: Profile
     ) -> Conditions:
         """The run's conditions, and by how much it may deviate from these records."""
         sizes = {record.run.stated.micro_batch_size for record in records}
@@ -204,7 +196,7 @@ class Basis:
             contention=replace(conditions.contention, neighbours=1.0),
             deviations=(*deviations, cost.deviation),
             factor=cost.factor,
-            call_s=cost.seconds(calls, size),
+            call_s=cost.seconds(calls_of(run, profile), profile.gradient_bytes),
         )
 
     @cached_property

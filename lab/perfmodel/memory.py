@@ -308,8 +308,8 @@ def gradients_of(
     return tuple(buckets)
 
 
-def calls_of(run: Run, messages: int) -> int:
-    """The calls per step that a strategy adds to the plain loop, for this many messages.
+def calls_of(run: Run, profile: Profile) -> int:
+    """The calls per step that a strategy adds to the plain loop.
 
     These are gradient exchanges, gathers and scatters of FSDP's units, the layers of tensor
     parallelism, and for a pipeline the layers of a stage in each part of a micro-batch.
@@ -319,6 +319,7 @@ def calls_of(run: Run, messages: int) -> int:
         return int(layers * run.grad_accum)
     if splits == "layers":
         return int(-(-layers // run.world_size) * passes(run) * run.grad_accum)
+    messages = len(messages_of(profile, run))
     if run.strategy == "fsdp":
         return messages * (2 * run.grad_accum + 1)
     return messages

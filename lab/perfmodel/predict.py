@@ -9,7 +9,7 @@ from __future__ import annotations
 import math
 import statistics
 from collections.abc import Iterable, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from functools import cache, cached_property, partial
 from numbers import Integral
 from pathlib import Path
@@ -22,7 +22,7 @@ from lab.config.run import Run, value_bytes
 from lab.config.study import Study
 from lab.errors import InputError, LabError, Problem, items
 from lab.formatting import count, format_seconds, rounded
-from lab.perfmodel import hardware, layout_law, simulate
+from lab.perfmodel import hardware, layout_law
 from lab.perfmodel.flops import block_parameters, gpt_parameters
 from lab.perfmodel.forecast import Forecast
 from lab.perfmodel.frameworks import COMPILED_LAB, LAB
@@ -37,10 +37,10 @@ from lab.perfmodel.memory import (
     USABLE,
     layout_of,
     memory_of,
-    messages_of,
+    passes,
     transformer_memory,
 )
-from lab.perfmodel.simulate import Conditions
+from lab.perfmodel.simulate import Conditions, predict_run
 from lab.perfmodel.transformer import Transformer
 from lab.records.store import load_records
 from lab.records.table import steps_by_run
@@ -284,20 +284,12 @@ def on_described(run: Run, place: Machine) -> Forecast:
     except LabError as error:
         return Forecast(run, missing=str(error))
     checkpointing: Checkpointing = "full" if run.activation_checkpointing else "none"
-    candidate = Candidate(
-        layout, stated.micro_batch_size, run.grad_accum, checkpointing, stated.precision
-    )
+    samples = stated.micro_batch_size // passes(run)
     rank = Layout("single", tensor=layout.tensor, layers=layout.layers)
-    profile = costing.profile(replace(candidate, layout=rank, grad_accum=1))
+    profile = costing.profile(Candidate(rank, samples, 1, checkpointing, stated.precision))
     memory = memory_of(run, device="cuda").total
-    prediction = simulate.predict(
-        profile,
-        messages_of(profile, run),
-        layout,
-        costing.links(layout),
-        grad_accum=run.grad_accum,
-        conditions=costing.conditions(run.world_size),
-    )
+    conditions = costing.conditions(run.world_size)
+    prediction = predict_run(run, profile, costing.links(layout), conditions=conditions)
     limit = costing.memory_limit
     needs = f"needs {memory / 1e9:.0f} GB, but training may use {limit / 1e9:.0f} GB of a GPU"
     beyond = (f"cannot fit: {needs}",) if memory > limit else ()

@@ -29,7 +29,7 @@ from lab.perfmodel.frozen import (
     predictions,
     scores,
 )
-from lab.perfmodel.memory import MemoryParts, memory_of
+from lab.perfmodel.memory import MemoryParts, layout_of, memory_of
 from lab.perfmodel.simulate import Deviation, Prediction, slowest_of
 from lab.records.store import Record, Store, write_record
 from lab.report.sections import predictions as prediction_section
@@ -368,3 +368,17 @@ def test_a_described_machine_needs_no_measurement(tmp_path: Path) -> None:
     assert over_eight.of[0].speedup == 1 and over_eight.notes()[1] == "Speedups are over 8 ranks."
     with pytest.raises(InputError, match="h100"):
         lab.predict(there, machine="h10")
+
+
+@pytest.mark.parametrize("microbatches", [None, 6])
+def test_a_pipeline_on_a_described_machine_passes_on_parts(
+    tmp_path: Path, microbatches: int | None
+) -> None:
+    fields = {"strategy": "pipeline_parallel", "microbatches": microbatches}
+    pair = run(2, 12, model="gpt-mini", **fields)
+    (forecast,) = (one.forecast for one in lab.predict(study(tmp_path, [pair]), machine="h100").of)
+    assert forecast.prediction
+    parts = forecast.prediction.parts
+    share = parts["bubble"] / (parts["forward"] + parts["backward"])
+    layout = layout_of(pair)
+    assert share == pytest.approx(layout.bubble(microbatches or 2))
