@@ -30,7 +30,7 @@ from lab.perfmodel.frozen import Score, basis_of, mean_absolute_error, scores, s
 from lab.perfmodel.hardware import Machine
 from lab.perfmodel.layout import Bucket, Candidate, Checkpointing, Layout, Links, Profile
 from lab.perfmodel.layout_law import LayoutLaw
-from lab.perfmodel.layout_terms import Case
+from lab.perfmodel.layout_terms import Case, waits
 from lab.perfmodel.memory import (
     FP32,
     MIXED,
@@ -111,7 +111,7 @@ class Described:
     def conditions(self, ranks: int) -> Conditions:
         """The conditions of a step on this many ranks: a cost per node, and the law's error."""
         nodes = math.ceil(ranks / self.machine.gpus_per_node) if ranks > 1 else 0
-        return Conditions(model_error=ERROR, call_s=nodes * self.law.coefficients["nodes"])
+        return Conditions(model_error=ERROR, call_s=waits(nodes) * self.law.coefficients["nodes"])
 
     def memory(self, candidate: Candidate) -> float:
         """Peak bytes of a rank: state, activations of the layers, logits."""

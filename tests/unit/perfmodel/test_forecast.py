@@ -5,6 +5,7 @@ afterwards.
 from __future__ import annotations
 
 import json
+import math
 from datetime import UTC, datetime, timedelta
 from pathlib import Path
 from typing import Any
@@ -29,6 +30,7 @@ from lab.perfmodel.frozen import (
     predictions,
     scores,
 )
+from lab.perfmodel.layout_law import COEFFICIENTS
 from lab.perfmodel.memory import MemoryParts, layout_of, memory_of
 from lab.perfmodel.simulate import Deviation, Prediction, slowest_of
 from lab.records.store import Record, Store, write_record
@@ -363,6 +365,10 @@ def test_a_described_machine_needs_no_measurement(tmp_path: Path) -> None:
     assert near.forecast.prediction and far.forecast.prediction and near.speedup and far.speedup
     assert far.forecast.prediction.step_s < near.forecast.prediction.step_s and far.speedup < 4096
     assert len(expected.notes()) == 1 and "datasheet" in expected.notes()[0]
+    parts = far.forecast.prediction.parts
+    # Beyond the 64 nodes that were measured, the wait for the slowest grows by its logarithm.
+    expected_s = COEFFICIENTS["nodes"].expected * 64 * (1 + math.log(512 / 64))
+    assert parts["call_overhead"] == pytest.approx(expected_s)
     beyond = study(tmp_path, there.runs, baseline={"world_size": 8})
     over_eight = lab.predict(beyond, machine="h100x8", world_sizes=[8, 4096])
     assert over_eight.of[0].speedup == 1 and over_eight.notes()[1] == "Speedups are over 8 ranks."
