@@ -20,14 +20,8 @@ from lab.formatting import count
 from lab.perfmodel.calibration import Calibration
 from lab.perfmodel.call_costs import call_cost, neighbours
 from lab.perfmodel.collectives import Collective, CollectiveSeconds, ring_time
-from lab.perfmodel.layout import NO_CONTENTION, Contention, Links, Profile
-from lab.perfmodel.memory import (
-    calls_of,
-    gradients_of,
-    layout_of,
-    memory_of,
-    passes,
-)
+from lab.perfmodel.layout import NO_CONTENTION, STEP, Contention, Links, Profile
+from lab.perfmodel.memory import calls_of, layout_of, memory_of, passes, profile_of
 from lab.perfmodel.simulate import (
     ALONE,
     NORMAL_95,
@@ -40,6 +34,7 @@ from lab.perfmodel.simulate import (
     predict_run,
     spread,
 )
+from lab.records.schema import PHASES
 from lab.records.store import Record
 from lab.records.table import grouped, steps_by_run
 
@@ -346,27 +341,18 @@ def _ring(calibration: Calibration, measured: int, world_size: int) -> Collectiv
 def _measured(records: Sequence[Record]) -> Profile:
     """The profile by repeats of one rank's run: medians over repeats."""
     pairs = [(record.run, record.timing) for record in records if record.timing]
-
-    def phases(names: Iterable[str], *, per_micro_batch: bool = True) -> float:
-        return sum(
-            statistics.median(
-                timing.phases[name].median / (run.grad_accum if per_micro_batch else 1)
-                for run, timing in pairs
-            )
-            for name in names
+    phases = {
+        name: statistics.median(
+            timing.phases[name].median / (1 if f"{name}_s" in STEP else run.grad_accum)
+            for run, timing in pairs
         )
-
-    backward = phases(["backward"])
+        for name in PHASES
+    }
     first = next(record for record in records if record.gradients)
     intervals = [timing.step.interval or (0.0, 0.0) for _, timing in pairs]
     repeats = count(len(pairs), "record")
-    return Profile(
-        forward_s=phases(["forward"]),
-        backward_s=backward,
-        optimizer_s=phases(["optimizer"], per_micro_batch=False),
-        gradients=gradients_of(first.gradients or (), first.run, backward_s=backward),
-        data_s=phases(["data", "h2d"]),
-        other_s=phases(["other"], per_micro_batch=False),
+    return replace(
+        profile_of(first.run, phases, first.gradients or ()),
         spread=statistics.median(
             (timing.step.p90 - timing.step.p10) / P10_TO_P90 / timing.step.median
             for _, timing in pairs

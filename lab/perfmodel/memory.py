@@ -6,7 +6,7 @@ Memory is that of parameters, gradients, optimizer and activations.
 from __future__ import annotations
 
 import itertools
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from functools import lru_cache
 
@@ -268,8 +268,8 @@ def _stages(model: GPT, vocabulary: int, ranks: int, border: int) -> Layout:
 
 def _work(model: GPT, vocabulary: int) -> tuple[float, float]:
     """FLOPs of a token's forward pass in all blocks, and in the head."""
-    width, tokens = model.width, model.block_size
-    return model.layers * (24 * width**2 + 4 * tokens * width), 2 * vocabulary * width
+    sizes = Transformer.of(model, vocabulary)
+    return model.layers * sizes.layer_flops(1, model.block_size), 2 * sizes.embedding
 
 
 def passes(run: Run) -> int:
@@ -287,6 +287,19 @@ def messages_of(profile: Profile, run: Run) -> tuple[Bucket, ...]:
     buckets = sent(profile, sharing, cap_bytes=run.bucket_cap_mb * MIB, first_bytes=first)
     share = COMPRESSED[run.compression]
     return tuple(replace(bucket, bytes=round(bucket.bytes * share)) for bucket in buckets)
+
+
+def profile_of(run: Run, phases: Mapping[str, float], gradients: Sequence[Gradient]) -> Profile:
+    """A run's profile by the s of its phases on one rank, which are those of a micro-batch."""
+    backward = phases["backward"]
+    return Profile(
+        forward_s=phases["forward"],
+        backward_s=backward,
+        optimizer_s=phases["optimizer"],
+        gradients=gradients_of(gradients, run, backward_s=backward),
+        data_s=phases["data"] + phases["h2d"],
+        other_s=phases["other"],
+    )
 
 
 def gradients_of(
