@@ -16,7 +16,7 @@ from functools import partial
 from lab.config.run import Run
 from lab.perfmodel.calibration import Calibration, ReferenceStep
 from lab.perfmodel.layout import MICRO_BATCH, Links
-from lab.perfmodel.memory import calls_of, passes, profile_of
+from lab.perfmodel.memory import calls_of, profile_of
 from lab.perfmodel.simulate import EXACT, Conditions, Deviation, predict_run, spread
 
 # Expected relative errors of a reference step, and of the step model without one.
@@ -132,7 +132,7 @@ def _residual(
     step: ReferenceStep, alone: ReferenceStep, links: Links, conditions: Conditions
 ) -> Residual:
     run, profile = step.run, profile_of(alone.run, alone.phases, alone.gradients)
-    profile = replace(profile, spread=alone.spread).scaled(1 / passes(run), MICRO_BATCH)
+    profile = replace(profile, spread=alone.spread).scaled(1 / run.passes, MICRO_BATCH)
     modelled = predict_run(run, profile, links, conditions=conditions)
     return Residual(modelled.step_s, step.median, calls_of(run, profile), profile.gradient_bytes)
 

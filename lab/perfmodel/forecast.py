@@ -21,7 +21,7 @@ from lab.perfmodel.calibration import Calibration
 from lab.perfmodel.call_costs import call_cost, neighbours
 from lab.perfmodel.collectives import Collective, CollectiveSeconds, ring_time
 from lab.perfmodel.layout import NO_CONTENTION, STEP, Contention, Links, Profile
-from lab.perfmodel.memory import calls_of, layout_of, memory_of, passes, profile_of
+from lab.perfmodel.memory import calls_of, layout_of, memory_of, profile_of
 from lab.perfmodel.simulate import (
     ALONE,
     NORMAL_95,
@@ -126,7 +126,7 @@ class Basis:
         The samples are the run's micro-batch, which a pipeline passes on part by part. Raises
         LabError if nothing was measured.
         """
-        records, samples = self._like(run), run.stated.micro_batch_size / passes(run)
+        records, samples = self._like(run), run.stated.micro_batch_size / run.passes
         sizes = sorted({record.run.stated.micro_batch_size for record in records})
         profiles = {
             size: _measured([one for one in records if one.run.stated.micro_batch_size == size])
@@ -162,7 +162,7 @@ class Basis:
     ) -> Conditions:
         """The run's conditions, and by how much it may deviate from these records."""
         sizes = {record.run.stated.micro_batch_size for record in records}
-        samples = run.stated.micro_batch_size / passes(run)
+        samples = run.stated.micro_batch_size / run.passes
         nearest = min(sizes, key=lambda size: abs(size - samples))
         count = sum(record.run.stated.micro_batch_size == nearest for record in records)
         conditions = links.conditions

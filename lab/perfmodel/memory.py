@@ -223,7 +223,7 @@ def layout_of(run: Run) -> Layout:
     splits, model = run.facts.splits, run.architecture
     if splits not in {"tensors", "layers"} or not isinstance(model, GPT):
         raise LabError(f"the step model does not know strategy {run.strategy!r}")
-    values = run.stated.micro_batch_size / passes(run) * model.block_size * model.width
+    values = run.stated.micro_batch_size / run.passes * model.block_size * model.width
     border = round(values * value_bytes(run.stated.precision))
     vocabulary = vocab_size_of(model, run.dataset)
     ranks = run.world_size
@@ -270,12 +270,6 @@ def _work(model: GPT, vocabulary: int) -> tuple[float, float]:
     """FLOPs of a token's forward pass in all blocks, and in the head."""
     sizes = Transformer.of(model, vocabulary)
     return model.layers * sizes.layer_flops(1, model.block_size), 2 * sizes.embedding
-
-
-def passes(run: Run) -> int:
-    """The number of parts into which a pipeline splits a micro-batch; 1 for other strategies."""
-    pipelined = run.facts.splits == "layers"
-    return (run.microbatches or run.world_size) if pipelined else 1
 
 
 def messages_of(profile: Profile, run: Run) -> tuple[Bucket, ...]:
@@ -331,7 +325,7 @@ def calls_of(run: Run, profile: Profile) -> int:
     if splits == "tensors":
         return int(layers * run.grad_accum)
     if splits == "layers":
-        return int(-(-layers // run.world_size) * passes(run) * run.grad_accum)
+        return int(-(-layers // run.world_size) * run.passes * run.grad_accum)
     messages = len(messages_of(profile, run))
     if run.strategy == "fsdp":
         return messages * (2 * run.grad_accum + 1)
@@ -356,7 +350,7 @@ def memory_of(run: Run, *, device: str = "cpu") -> MemoryParts:
         trainable,
         layout_of(run),
         activation_bytes=activations,
-        grad_accum=passes(run),
+        grad_accum=run.passes,
         largest_unit=largest_unit(run),
     )
     parts = replace(

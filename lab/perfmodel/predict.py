@@ -37,7 +37,6 @@ from lab.perfmodel.memory import (
     USABLE,
     layout_of,
     memory_of,
-    passes,
     transformer_memory,
 )
 from lab.perfmodel.simulate import Conditions, predict_run
@@ -284,7 +283,7 @@ def on_described(run: Run, place: Machine) -> Forecast:
     except LabError as error:
         return Forecast(run, missing=str(error))
     checkpointing: Checkpointing = "full" if run.activation_checkpointing else "none"
-    samples = stated.micro_batch_size // passes(run)
+    samples = stated.micro_batch_size // run.passes
     rank = Layout("single", tensor=layout.tensor, layers=layout.layers)
     profile = costing.profile(Candidate(rank, samples, 1, checkpointing, stated.precision))
     memory = memory_of(run, device="cuda").total

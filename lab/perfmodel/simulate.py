@@ -25,7 +25,7 @@ from lab.perfmodel.layout import (
     replay,
     works_of,
 )
-from lab.perfmodel.memory import layout_of, messages_of, passes
+from lab.perfmodel.memory import layout_of, messages_of
 
 LEVEL = 0.95
 NORMAL_95 = 1.96  # standard deviations around the mean that cover LEVEL of a normal distribution
@@ -221,7 +221,7 @@ def predict_run(
         messages_of(profile, run),
         layout_of(run),
         links,
-        grad_accum=run.grad_accum * passes(run),
+        grad_accum=run.grad_accum * run.passes,
         conditions=conditions,
     )
 
