@@ -39,7 +39,7 @@ from lab.perfmodel.memory import (
     memory_of,
     transformer_memory,
 )
-from lab.perfmodel.simulate import Conditions, predict_run
+from lab.perfmodel.simulate import PREDICTED, Conditions, predict_run
 from lab.perfmodel.transformer import Transformer
 from lab.records.store import load_records
 from lab.records.table import steps_by_run
@@ -175,8 +175,6 @@ class Expectation:
     def content(self) -> dict[str, Any]:
         """For programs: times in s, memory in bytes."""
         forecast, prediction = self.forecast, self.forecast.prediction
-        times = ("step_s", "low_s", "high_s", "communication_s", "exposed_s")
-        names = (*times, "parts", "limit", "bytes_sent")
         return {
             "run_id": forecast.run.id,
             "configuration": self.configuration,
@@ -189,7 +187,7 @@ class Expectation:
             "speedup": self.speedup,
             "measured_s": self.measured_s,
             "score": self.score.model_dump(mode="json") if self.score else None,
-        } | {name: getattr(prediction, name, None) for name in names}
+        } | {name: getattr(prediction, name, None) for name in (*PREDICTED, "bytes_sent")}
 
 
 @dataclass(frozen=True)

@@ -129,6 +129,10 @@ class Conditions:
 ALONE = Conditions()
 
 
+# Of a prediction, what is written down.
+PREDICTED = ("step_s", "low_s", "high_s", "communication_s", "exposed_s", "parts", "limit")
+
+
 @dataclass(frozen=True)
 class Prediction:
     """A step, in s: its time with a 95 % interval, total and exposed communication, its parts.
