@@ -106,22 +106,23 @@ def rank_memory(
     layout: Layout,
     *,
     activation_bytes: float = 0.0,
+    copy_bytes: float = 0.0,
     grad_accum: int = 1,
     largest_unit: float = 0.0,
 ) -> MemoryParts:
     """Bytes of a rank of a layout; `activation_bytes` are a micro-batch's in the whole model.
 
-    A pipeline's first stage holds the activations of as many micro-batches as there are stages, or
-    of all if fewer (Narayanan et al. 2021). FSDP holds `largest_unit` bytes of gathered weights,
-    twice because it gathers ahead.
+    A pipeline's first stage holds the activations of as many micro-batches as are in flight, or of
+    all if fewer, but one copy of its weights, of which the whole model has `copy_bytes`. FSDP holds
+    `largest_unit` bytes of gathered weights, twice because it gathers ahead.
     """
     held = parameters * layout.parameter_share
     own = state_memory(held, sharded=SHARDED[layout.sharing], ranks=layout.data, state=FP32)
     gathers = layout.sharing == "fsdp" and layout.data > 1
-    micro_batches = min(layout.pipeline, grad_accum) / layout.pipeline
+    held_bytes = activation_bytes * min(layout.in_flight, grad_accum) + copy_bytes
     return replace(
         own,
-        activations=activation_bytes * micro_batches / layout.tensor,
+        activations=held_bytes / layout.pipeline / layout.tensor,
         gathered=2 * largest_unit / layout.tensor if gathers else 0.0,
     )
 
@@ -338,19 +339,23 @@ def largest_unit(run: Run) -> int:
     return 4 * block_parameters(model.width) if isinstance(model, GPT | TextClassifier) else 0
 
 
-def memory_of(run: Run, *, device: str = "cpu") -> MemoryParts:
+def memory_of(run: Run, *, device: str = "cpu", layout: Layout | None = None) -> MemoryParts:
     """Peak bytes of a rank, as the backward pass begins or ends, without the process's own.
 
+    The ranks share the run's work by its strategy, or in another `layout`.
     Weights, gradients and AdamW's moments are fp32, also under autocast, whose copies of weights
     count as activations. Gradients are dropped after each step, so outside the buffers of DDP and
     ZeRO-1 they reuse the memory of the activations that the backward pass frees.
     """
-    weights, trainable, activations = _cost(run, device)
+    # The same for all runs that keep the same of a micro-batch.
+    alike = {"strategy": "fsdp" if run.strategy == "fsdp" else "single", "grad_accum": 1}
+    weights, trainable, activations, copies = _cost(run.model_copy(update=alike), device)
     parts = rank_memory(
         trainable,
-        layout_of(run),
+        layout or layout_of(run),
         activation_bytes=activations,
-        grad_accum=run.passes,
+        copy_bytes=copies,
+        grad_accum=run.grad_accum * run.passes,
         largest_unit=largest_unit(run),
     )
     parts = replace(
@@ -364,14 +369,16 @@ def memory_of(run: Run, *, device: str = "cpu") -> MemoryParts:
 
 
 @lru_cache(maxsize=4096)
-def _cost(run: Run, device: str) -> tuple[int, int, float]:
-    """Parameters, those that train, and the bytes of activations at the peak of one micro-batch."""
+def _cost(run: Run, device: str) -> tuple[int, int, float, int]:
+    """Parameters, those that train, and the bytes of activations at the peak of one micro-batch.
+
+    Then those of the weights' copies in low precision.
+    """
     cost, model = model_cost(run), run.architecture
     activations: float = cost.activation_bytes
     # FSDP on CUDA gathers weights in low precision, and frees them.
     freed = run.strategy == "fsdp" and device == "cuda" and run.reshard_after_forward
-    if not (freed or run.activation_checkpointing):
-        activations += cost.copy_bytes
+    copies = 0 if freed or run.activation_checkpointing else cost.copy_bytes
     if isinstance(model, GPT):
         # A chunk of logits at the end of the forward pass, on a CPU with probabilities too, or the
         # gradient of the head's weight at the start of the backward pass, which scales a copy.
@@ -386,4 +393,4 @@ def _cost(run: Run, device: str) -> tuple[int, int, float]:
             blocks = double - cost.activation_bytes
             inputs = 4 * tokens * model.width
             activations += inputs * (model.layers - 1) - blocks * (1 - 1 / model.layers)
-    return cost.parameters, cost.trainable, activations
+    return cost.parameters, cost.trainable, activations, copies

@@ -154,6 +154,11 @@ def test_memory_of_layouts() -> None:
     assert (
         rank_memory(1e9, Layout(pipeline=4), activation_bytes=8e9, grad_accum=1).activations == 2e9
     )
+    # A stage copies its own weights once, for however many micro-batches.
+    copies = rank_memory(1e9, Layout(pipeline=4), copy_bytes=2e9, grad_accum=8)
+    assert copies.activations == 2e9 / 4
+    ahead = Layout(pipeline=4, schedule="zb-h2")
+    assert rank_memory(1e9, ahead, activation_bytes=8e9, grad_accum=8).activations == 8e9 * 7 / 4
     sharded = rank_memory(1e9, Layout(sharing="fsdp", data=4), largest_unit=1e8)
     assert sharded.total == 4e9 + 2e8
 
