@@ -31,14 +31,7 @@ from lab.perfmodel.hardware import Machine
 from lab.perfmodel.layout import Bucket, Candidate, Checkpointing, Layout, Links, Profile
 from lab.perfmodel.layout_law import LayoutLaw
 from lab.perfmodel.layout_terms import Case, waits
-from lab.perfmodel.memory import (
-    FP32,
-    MIXED,
-    USABLE,
-    layout_of,
-    memory_of,
-    transformer_memory,
-)
+from lab.perfmodel.memory import USABLE, layout_of, memory_of
 from lab.perfmodel.simulate import PREDICTED, Conditions, predict_run
 from lab.perfmodel.transformer import Transformer
 from lab.records.store import load_records
@@ -112,11 +105,22 @@ class Described:
         nodes = math.ceil(ranks / self.machine.gpus_per_node) if ranks > 1 else 0
         return Conditions(model_error=ERROR, call_s=waits(nodes) * self.law.coefficients["nodes"])
 
+    @cached_property
+    def _run(self) -> Run:
+        own = self.model.model_copy(update={"vocab_size": self.model.vocab_size or self.vocab_size})
+        return Run.model_validate({"model": own, "micro_batch_size": 1})
+
     def memory(self, candidate: Candidate) -> float:
-        """Peak bytes of a rank: state, activations of the layers, logits."""
-        model = Transformer.of(self.model, self.vocab_size)
-        state = FP32 if value_bytes(candidate.precision) == 4 else MIXED
-        return transformer_memory(model, self.model.block_size, candidate, state=state).total
+        """Peak bytes of a rank, counted as those of the lab's own runs on GPUs."""
+        settings = {
+            "strategy": candidate.layout.sharing,
+            "precision": candidate.precision,
+            "activation_checkpointing": candidate.checkpointing == "full",
+            "micro_batch_size": candidate.micro_batch,
+            "grad_accum": candidate.grad_accum,
+        }
+        run = self._run.model_copy(update=settings)
+        return memory_of(run, device="cuda", layout=candidate.layout).total
 
     def links(self, layout: Layout) -> Links:
         """The machine's links, each cost computed once."""
