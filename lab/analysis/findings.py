@@ -145,7 +145,7 @@ def _remedies(cause: str, run: Run, place: Environment | None) -> Iterator[str]:
         case "transfer" | "exchange":
             yield from _less_traffic(run, place)
         case "bubble":
-            fits = _allowed(run, microbatches=2 * (run.microbatches or run.world_size))
+            fits = _allowed(run, microbatches=2 * run.passes)
             yield "more microbatches" if fits else "a larger batch, cut into more microbatches"
         case "data":
             yield from _ready_data(run, place)

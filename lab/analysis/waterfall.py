@@ -358,7 +358,7 @@ def _bubble(run: Run) -> float:
     """Idle over useful time of a pipeline's stage; 0 if layers are not divided."""
     if run.facts.splits != "layers":
         return 0.0
-    return Layout(pipeline=run.world_size).bubble(run.microbatches or run.world_size)
+    return Layout(pipeline=run.world_size).bubble(run.passes)
 
 
 def _set_apart_others(

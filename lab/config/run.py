@@ -272,6 +272,11 @@ class Run(InferenceSettings):
         return 1 if self.facts.splits in _MODEL_PARTS else self.world_size
 
     @property
+    def passes(self) -> int:
+        """The number of parts into which a pipeline splits a micro-batch; 1 for others."""
+        return (self.microbatches or self.world_size) if self.facts.splits == "layers" else 1
+
+    @property
     def processes(self) -> int:
         """How many ranks a job of this run has."""
         return 1 if self.facts.single_process else self.world_size
@@ -513,7 +518,6 @@ def _model_parts(run: Run) -> Conflicts:
             what = f"world_size {ranks} does not divide the {heads} of the model"
             yield what, "use one that gives every rank the same number"
         return
-    parts = run.microbatches or ranks
     if model.layers < ranks:
         what = (
             f"a pipeline of {ranks} stages needs {ranks} layers, but the model has {model.layers}"
@@ -522,12 +526,12 @@ def _model_parts(run: Run) -> Conflicts:
     if run.grad_accum > 1:
         what = f"grad_accum {run.grad_accum}, but a pipeline accumulates over its microbatches"
         yield what, "use grad_accum 1 and more microbatches"
-    if run.micro_batch_size is not None and run.micro_batch_size % parts:
-        what = f"micro_batch_size {run.micro_batch_size} cannot be cut into {parts}"
+    if run.micro_batch_size is not None and run.micro_batch_size % run.passes:
+        what = f"micro_batch_size {run.micro_batch_size} cannot be cut into {run.passes}"
         yield f"{what} equal microbatches", "use a number that divides it"
-    if run.schedule == "1f1b" and parts < ranks:
+    if run.schedule == "1f1b" and run.passes < ranks:
         what = f"schedule '1f1b' needs a microbatch for each of {ranks} stages"
-        yield f"{what}, but microbatches is {parts}", f"use at least {ranks}"
+        yield f"{what}, but microbatches is {run.passes}", f"use at least {ranks}"
 
 
 def _inference(run: Run) -> Conflicts:

@@ -15,9 +15,9 @@ from functools import partial
 
 from lab.config.run import Run
 from lab.perfmodel.calibration import Calibration, ReferenceStep
-from lab.perfmodel.layout import MICRO_BATCH, Links, Profile
-from lab.perfmodel.memory import calls_of, gradients_of, layout_of, messages_of, passes
-from lab.perfmodel.simulate import EXACT, Conditions, Deviation, predict, spread
+from lab.perfmodel.layout import MICRO_BATCH, Links
+from lab.perfmodel.memory import calls_of, profile_of
+from lab.perfmodel.simulate import EXACT, Conditions, Deviation, predict_run, spread
 
 # Expected relative errors of a reference step, and of the step model without one.
 STEP_ERROR, MODEL_ERROR = 0.03, 0.05
@@ -128,36 +128,13 @@ def neighbours(calibration: Calibration, world_size: int) -> tuple[float, Deviat
     return max(ratio, 1.0), deviation.times(1 / math.sqrt(len(ratios)))
 
 
-def profile_of(step: ReferenceStep) -> Profile:
-    """The profile of a reference step on one rank."""
-    backward = step.phases["backward"]
-    return Profile(
-        forward_s=step.phases["forward"],
-        backward_s=backward,
-        optimizer_s=step.phases["optimizer"],
-        gradients=gradients_of(step.gradients, step.run, backward_s=backward),
-        data_s=step.phases["data"] + step.phases["h2d"],
-        other_s=step.phases["other"],
-        spread=step.spread,
-    )
-
-
 def _residual(
     step: ReferenceStep, alone: ReferenceStep, links: Links, conditions: Conditions
 ) -> Residual:
-    run, profile = step.run, profile_of(alone)
-    profile = profile.scaled(1 / passes(run), MICRO_BATCH)
-    messages = messages_of(profile, run)
-    modelled = predict(
-        profile,
-        messages,
-        layout_of(run),
-        links,
-        grad_accum=run.grad_accum * passes(run),
-        conditions=conditions,
-    )
-    calls = calls_of(run, len(messages))
-    return Residual(modelled.step_s, step.median, calls, profile.gradient_bytes)
+    run, profile = step.run, profile_of(alone.run, alone.phases, alone.gradients)
+    profile = replace(profile, spread=alone.spread).scaled(1 / run.passes, MICRO_BATCH)
+    modelled = predict_run(run, profile, links, conditions=conditions)
+    return Residual(modelled.step_s, step.median, calls_of(run, profile), profile.gradient_bytes)
 
 
 def _solved(

@@ -52,9 +52,10 @@ def model_cost(run: Run) -> ModelCost:
     """
     trainable = getattr(run.architecture, "trainable", "all")
     head = DISTILBERT_HEAD if isinstance(run.architecture, DistilBERT) else 1
-    sizes = _trace(run, frozen=0).sizes
-    frozen = first_trainable(sizes, trainable, head=head)
-    trace = _trace(run, frozen=frozen)
+    trace = _trace(run, frozen=0)
+    sizes = trace.sizes
+    if frozen := first_trainable(sizes, trainable, head=head):
+        trace = _trace(run, frozen=frozen)
     saved = trace.unshared + sum(trace.saved.values())
     flops = trace.forward, trace.backward
     return ModelCost(sum(sizes), sum(sizes[frozen:]), *flops, saved, trace.copies)

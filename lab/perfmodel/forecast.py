@@ -20,15 +20,8 @@ from lab.formatting import count
 from lab.perfmodel.calibration import Calibration
 from lab.perfmodel.call_costs import call_cost, neighbours
 from lab.perfmodel.collectives import Collective, CollectiveSeconds, ring_time
-from lab.perfmodel.layout import NO_CONTENTION, Contention, Links, Profile
-from lab.perfmodel.memory import (
-    calls_of,
-    gradients_of,
-    layout_of,
-    memory_of,
-    messages_of,
-    passes,
-)
+from lab.perfmodel.layout import NO_CONTENTION, STEP, Contention, Links, Profile
+from lab.perfmodel.memory import calls_of, layout_of, memory_of, profile_of
 from lab.perfmodel.simulate import (
     ALONE,
     NORMAL_95,
@@ -38,10 +31,10 @@ from lab.perfmodel.simulate import (
     Prediction,
     of_foreign_load,
     of_processes,
-    predict,
+    predict_run,
     spread,
 )
-from lab.records.schema import Environment
+from lab.records.schema import PHASES, Environment
 from lab.records.store import Record
 from lab.records.table import grouped, steps_by_run
 
@@ -113,19 +106,12 @@ class Basis:
         try:
             if run.task != "train":
                 raise LabError("inference is measured, not predicted")
-            layout = layout_of(run)
+            layout_of(run)  # a strategy without one needs no records
             records = self._like(run)
             profile, notes = self.profile(run)
-            messages, links = messages_of(profile, run), self.links(run.world_size)
-            calls = calls_of(run, len(messages))
-            prediction = predict(
-                profile,
-                messages,
-                layout,
-                links.links,
-                grad_accum=run.grad_accum * passes(run),
-                conditions=self._conditions(run, records, links, calls, profile.gradient_bytes),
-            )
+            links = self.links(run.world_size)
+            conditions = self._conditions(run, records, links, profile)
+            prediction = predict_run(run, profile, links.links, conditions=conditions)
         except LabError as error:
             return Forecast(run, memory_bytes=self.memory(run), missing=str(error))
         notes += links.extrapolated
@@ -141,7 +127,7 @@ class Basis:
         The samples are the run's micro-batch, which a pipeline passes on part by part. Raises
         LabError if nothing was measured.
         """
-        records, samples = self._like(run), run.stated.micro_batch_size / passes(run)
+        records, samples = self._like(run), run.stated.micro_batch_size / run.passes
         sizes = sorted({record.run.stated.micro_batch_size for record in records})
         profiles = {
             size: _measured([one for one in records if one.run.stated.micro_batch_size == size])
@@ -173,11 +159,11 @@ class Basis:
         return [one for one in records if one.run.strategy in alike]
 
     def _conditions(
-        self, run: Run, records: Sequence[Record], links: MeasuredLinks, calls: int, size: int
+        self, run: Run, records: Sequence[Record], links: MeasuredLinks, profile: Profile
     ) -> Conditions:
         """The run's conditions, and by how much it may deviate from these records."""
         sizes = {record.run.stated.micro_batch_size for record in records}
-        samples = run.stated.micro_batch_size / passes(run)
+        samples = run.stated.micro_batch_size / run.passes
         nearest = min(sizes, key=lambda size: abs(size - samples))
         count = sum(record.run.stated.micro_batch_size == nearest for record in records)
         conditions = links.conditions
@@ -206,7 +192,7 @@ class Basis:
             contention=replace(conditions.contention, neighbours=1.0),
             deviations=(*deviations, cost.deviation),
             factor=cost.factor,
-            call_s=cost.seconds(calls, size),
+            call_s=cost.seconds(calls_of(run, profile), profile.gradient_bytes),
         )
 
     @cached_property
@@ -358,27 +344,18 @@ def _ring(calibration: Calibration, measured: int, world_size: int) -> Collectiv
 def _measured(records: Sequence[Record]) -> Profile:
     """The profile by repeats of one rank's run: medians over repeats."""
     pairs = [(record.run, record.timing) for record in records if record.timing]
-
-    def phases(names: Iterable[str], *, per_micro_batch: bool = True) -> float:
-        return sum(
-            statistics.median(
-                timing.phases[name].median / (run.grad_accum if per_micro_batch else 1)
-                for run, timing in pairs
-            )
-            for name in names
+    phases = {
+        name: statistics.median(
+            timing.phases[name].median / (1 if f"{name}_s" in STEP else run.grad_accum)
+            for run, timing in pairs
         )
-
-    backward = phases(["backward"])
+        for name in PHASES
+    }
     first = next(record for record in records if record.gradients)
     intervals = [timing.step.interval or (0.0, 0.0) for _, timing in pairs]
     repeats = count(len(pairs), "record")
-    return Profile(
-        forward_s=phases(["forward"]),
-        backward_s=backward,
-        optimizer_s=phases(["optimizer"], per_micro_batch=False),
-        gradients=gradients_of(first.gradients or (), first.run, backward_s=backward),
-        data_s=phases(["data", "h2d"]),
-        other_s=phases(["other"], per_micro_batch=False),
+    return replace(
+        profile_of(first.run, phases, first.gradients or ()),
         spread=statistics.median(
             (timing.step.p90 - timing.step.p10) / P10_TO_P90 / timing.step.median
             for _, timing in pairs

@@ -19,6 +19,7 @@ from lab.files import write_atomically
 from lab.formatting import count, format_seconds, percent
 from lab.perfmodel.calibration import load_calibration
 from lab.perfmodel.forecast import Basis, Forecast
+from lab.perfmodel.simulate import PREDICTED
 from lab.records.store import PREDICTIONS, Record, Store, load_records
 from lab.records.table import by_run, grouped, median
 
@@ -147,16 +148,10 @@ def _frozen(forecast: Forecast, cluster: str) -> Frozen | None:
         run=forecast.run,
         frozen_at=datetime.now(UTC),
         cluster=cluster,
-        step_s=prediction.step_s,
-        low_s=prediction.low_s,
-        high_s=prediction.high_s,
-        communication_s=prediction.communication_s,
-        exposed_s=prediction.exposed_s,
-        parts=prediction.parts,
-        limit=prediction.limit,
         memory_bytes=forecast.memory_bytes,
         basis=forecast.basis,
         extrapolated=forecast.extrapolated,
+        **{name: getattr(prediction, name) for name in PREDICTED},
     )
     return frozen.model_copy(update={"sha256": frozen.digest})
 

@@ -326,12 +326,13 @@ class Layout:
     def idle(self, passes: float) -> float:
         """The share of 1F1B's bubble that the schedule leaves, from 0 to 1.
 
+        Of a rank's `interleave` stages, only one is waited for (Narayanan et al. 2021).
         ZB-H1 waits `(p - 1) (F + B - W)` and ZB-H2 `(p - 1) (F + B - 2 W)` instead of
         `(p - 1) (F + B + W)`, where B and W are the passes for the gradients of inputs and of
         weights (Qi et al. 2023, "Zero Bubble Pipeline Parallelism", table 1). A micro-batch takes
         `passes` forward passes, W one of them, and B also those that recompute activations.
         """
-        return max(passes - 1 - FILLED[self.schedule], 0.0) / passes
+        return max(passes - 1 - FILLED[self.schedule], 0.0) / passes / self.interleave
 
     @property
     def in_flight(self) -> int:

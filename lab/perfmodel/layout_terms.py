@@ -118,6 +118,11 @@ def quantities(cases: Sequence[Case]) -> dict[str, Floats]:
     return {name: np.array([row[name] for row in rows], dtype=float) for name in rows[0]}
 
 
+def waits(nodes: int) -> float:
+    """As many, but the wait for the slowest of more nodes than measured grows by its logarithm."""
+    return nodes if nodes <= MOST_NODES else MOST_NODES * (1 + math.log(nodes / MOST_NODES))
+
+
 def _layer(case: Case) -> dict[str, float]:
     """Passes of a micro-batch through a layer; the backward pass counts as two."""
     model, gpu, tensor = case.model, case.machine.gpu, case.candidate.layout.tensor
@@ -175,7 +180,7 @@ def _visits(case: Case) -> dict[str, float]:
     others = (stages - 1) * longest
     if stages == 1 or stages > layers or case.framework.balanced:
         others = layers - longest
-    through = longest + others * layout.idle(case.passes) / layout.interleave
+    through = longest + others * layout.idle(case.passes)
     return {
         "visits": through + (accum - 1) * longest,
         "visits_last": through + (accum - 1) * last,
@@ -203,7 +208,7 @@ def _replicas(case: Case) -> dict[str, float]:
         # A pipeline keeps what it gathered for all its micro-batches.
         "gatherings": 1 if layout.pipeline > 1 else case.candidate.grad_accum,
         "optimizer": state / machine.gpu.memory_bytes_per_s,
-        "nodes": _waits(nodes) if layout.data > 1 else 0,
+        "nodes": waits(nodes) if layout.data > 1 else 0,
     }
     # DDP sums gradients during the last micro-batch's backward pass, as FSDP's replicas do those of
     # their shards; most ZeRO does so after it.
@@ -249,14 +254,9 @@ def _stages(case: Case) -> dict[str, float]:
     }
 
 
-def _waits(nodes: int) -> float:
-    """As many, but the wait for the slowest of more nodes than measured grows by its logarithm."""
-    return nodes if nodes <= MOST_NODES else MOST_NODES * (1 + math.log(nodes / MOST_NODES))
-
-
 def _ring(levels: Sequence[Level], size: float) -> float:
     """Seconds to gather or scatter `size` bytes within each level in turn."""
-    return sum(size * (level.parts - 1) / level.parts / level.bytes_per_s for level in levels)
+    return sum(replace(level, alpha_s=0.0).seconds("all_gather", size) for level in levels)
 
 
 def _sum(levels: Sequence[Level], size: float) -> float:
@@ -265,7 +265,7 @@ def _sum(levels: Sequence[Level], size: float) -> float:
 
 
 def _messages(levels: Sequence[Level]) -> float:
-    return sum((level.parts - 1) * level.alpha_s for level in levels)
+    return sum(level.seconds("all_gather", 0.0) for level in levels)
 
 
 def _exchanged(case: Case) -> float:

@@ -6,7 +6,7 @@ Memory is that of parameters, gradients, optimizer and activations.
 from __future__ import annotations
 
 import itertools
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from functools import lru_cache
 
@@ -106,22 +106,23 @@ def rank_memory(
     layout: Layout,
     *,
     activation_bytes: float = 0.0,
+    copy_bytes: float = 0.0,
     grad_accum: int = 1,
     largest_unit: float = 0.0,
 ) -> MemoryParts:
     """Bytes of a rank of a layout; `activation_bytes` are a micro-batch's in the whole model.
 
-    A pipeline's first stage holds the activations of as many micro-batches as there are stages, or
-    of all if fewer (Narayanan et al. 2021). FSDP holds `largest_unit` bytes of gathered weights,
-    twice because it gathers ahead.
+    A pipeline's first stage holds the activations of as many micro-batches as are in flight, or of
+    all if fewer, but one copy of its weights, of which the whole model has `copy_bytes`. FSDP holds
+    `largest_unit` bytes of gathered weights, twice because it gathers ahead.
     """
     held = parameters * layout.parameter_share
     own = state_memory(held, sharded=SHARDED[layout.sharing], ranks=layout.data, state=FP32)
     gathers = layout.sharing == "fsdp" and layout.data > 1
-    micro_batches = min(layout.pipeline, grad_accum) / layout.pipeline
+    held_bytes = activation_bytes * min(layout.in_flight, grad_accum) + copy_bytes
     return replace(
         own,
-        activations=activation_bytes * micro_batches / layout.tensor,
+        activations=held_bytes / layout.pipeline / layout.tensor,
         gathered=2 * largest_unit / layout.tensor if gathers else 0.0,
     )
 
@@ -223,7 +224,7 @@ def layout_of(run: Run) -> Layout:
     splits, model = run.facts.splits, run.architecture
     if splits not in {"tensors", "layers"} or not isinstance(model, GPT):
         raise LabError(f"the step model does not know strategy {run.strategy!r}")
-    values = run.stated.micro_batch_size / passes(run) * model.block_size * model.width
+    values = run.stated.micro_batch_size / run.passes * model.block_size * model.width
     border = round(values * value_bytes(run.stated.precision))
     vocabulary = vocab_size_of(model, run.dataset)
     ranks = run.world_size
@@ -268,14 +269,8 @@ def _stages(model: GPT, vocabulary: int, ranks: int, border: int) -> Layout:
 
 def _work(model: GPT, vocabulary: int) -> tuple[float, float]:
     """FLOPs of a token's forward pass in all blocks, and in the head."""
-    width, tokens = model.width, model.block_size
-    return model.layers * (24 * width**2 + 4 * tokens * width), 2 * vocabulary * width
-
-
-def passes(run: Run) -> int:
-    """The number of parts into which a pipeline splits a micro-batch; 1 for other strategies."""
-    pipelined = run.facts.splits == "layers"
-    return (run.microbatches or run.world_size) if pipelined else 1
+    sizes = Transformer.of(model, vocabulary)
+    return model.layers * sizes.layer_flops(1, model.block_size), 2 * sizes.embedding
 
 
 def messages_of(profile: Profile, run: Run) -> tuple[Bucket, ...]:
@@ -287,6 +282,19 @@ def messages_of(profile: Profile, run: Run) -> tuple[Bucket, ...]:
     buckets = sent(profile, sharing, cap_bytes=run.bucket_cap_mb * MIB, first_bytes=first)
     share = COMPRESSED[run.compression]
     return tuple(replace(bucket, bytes=round(bucket.bytes * share)) for bucket in buckets)
+
+
+def profile_of(run: Run, phases: Mapping[str, float], gradients: Sequence[Gradient]) -> Profile:
+    """A run's profile by the s of its phases on one rank, which are those of a micro-batch."""
+    backward = phases["backward"]
+    return Profile(
+        forward_s=phases["forward"],
+        backward_s=backward,
+        optimizer_s=phases["optimizer"],
+        gradients=gradients_of(gradients, run, backward_s=backward),
+        data_s=phases["data"] + phases["h2d"],
+        other_s=phases["other"],
+    )
 
 
 def gradients_of(
@@ -308,8 +316,8 @@ def gradients_of(
     return tuple(buckets)
 
 
-def calls_of(run: Run, messages: int) -> int:
-    """The calls per step that a strategy adds to the plain loop, for this many messages.
+def calls_of(run: Run, profile: Profile) -> int:
+    """The calls per step that a strategy adds to the plain loop.
 
     These are gradient exchanges, gathers and scatters of FSDP's units, the layers of tensor
     parallelism, and for a pipeline the layers of a stage in each part of a micro-batch.
@@ -318,7 +326,8 @@ def calls_of(run: Run, messages: int) -> int:
     if splits == "tensors":
         return int(layers * run.grad_accum)
     if splits == "layers":
-        return int(-(-layers // run.world_size) * passes(run) * run.grad_accum)
+        return int(-(-layers // run.world_size) * run.passes * run.grad_accum)
+    messages = len(messages_of(profile, run))
     if run.strategy == "fsdp":
         return messages * (2 * run.grad_accum + 1)
     return messages
@@ -330,19 +339,23 @@ def largest_unit(run: Run) -> int:
     return 4 * block_parameters(model.width) if isinstance(model, GPT | TextClassifier) else 0
 
 
-def memory_of(run: Run, *, device: str = "cpu") -> MemoryParts:
+def memory_of(run: Run, *, device: str = "cpu", layout: Layout | None = None) -> MemoryParts:
     """Peak bytes of a rank, as the backward pass begins or ends, without the process's own.
 
+    The ranks share the run's work by its strategy, or in another `layout`.
     Weights, gradients and AdamW's moments are fp32, also under autocast, whose copies of weights
     count as activations. Gradients are dropped after each step, so outside the buffers of DDP and
     ZeRO-1 they reuse the memory of the activations that the backward pass frees.
     """
-    weights, trainable, activations = _cost(run, device)
+    # The same for all runs that keep the same of a micro-batch.
+    alike = {"strategy": "fsdp" if run.strategy == "fsdp" else "single", "grad_accum": 1}
+    weights, trainable, activations, copies = _cost(run.model_copy(update=alike), device)
     parts = rank_memory(
         trainable,
-        layout_of(run),
+        layout or layout_of(run),
         activation_bytes=activations,
-        grad_accum=passes(run),
+        copy_bytes=copies,
+        grad_accum=run.grad_accum * run.passes,
         largest_unit=largest_unit(run),
     )
     parts = replace(
@@ -356,14 +369,16 @@ def memory_of(run: Run, *, device: str = "cpu") -> MemoryParts:
 
 
 @lru_cache(maxsize=4096)
-def _cost(run: Run, device: str) -> tuple[int, int, float]:
-    """Parameters, those that train, and the bytes of activations at the peak of one micro-batch."""
+def _cost(run: Run, device: str) -> tuple[int, int, float, int]:
+    """Parameters, those that train, and the bytes of activations at the peak of one micro-batch.
+
+    Then those of the weights' copies in low precision.
+    """
     cost, model = model_cost(run), run.architecture
     activations: float = cost.activation_bytes
     # FSDP on CUDA gathers weights in low precision, and frees them.
     freed = run.strategy == "fsdp" and device == "cuda" and run.reshard_after_forward
-    if not (freed or run.activation_checkpointing):
-        activations += cost.copy_bytes
+    copies = 0 if freed or run.activation_checkpointing else cost.copy_bytes
     if isinstance(model, GPT):
         # A chunk of logits at the end of the forward pass, on a CPU with probabilities too, or the
         # gradient of the head's weight at the start of the backward pass, which scales a copy.
@@ -378,4 +393,4 @@ def _cost(run: Run, device: str) -> tuple[int, int, float]:
             blocks = double - cost.activation_bytes
             inputs = 4 * tokens * model.width
             activations += inputs * (model.layers - 1) - blocks * (1 - 1 / model.layers)
-    return cost.parameters, cost.trainable, activations
+    return cost.parameters, cost.trainable, activations, copies

@@ -9,7 +9,7 @@ from __future__ import annotations
 import math
 import statistics
 from collections.abc import Iterable, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from functools import cache, cached_property, partial
 from numbers import Integral
 from pathlib import Path
@@ -22,7 +22,7 @@ from lab.config.run import Run, value_bytes
 from lab.config.study import Study
 from lab.errors import InputError, LabError, Problem, items
 from lab.formatting import count, format_seconds, rounded
-from lab.perfmodel import hardware, layout_law, simulate
+from lab.perfmodel import hardware, layout_law
 from lab.perfmodel.flops import block_parameters, gpt_parameters
 from lab.perfmodel.forecast import Forecast
 from lab.perfmodel.frameworks import COMPILED_LAB, LAB
@@ -30,17 +30,9 @@ from lab.perfmodel.frozen import Score, basis_of, mean_absolute_error, scores, s
 from lab.perfmodel.hardware import Machine
 from lab.perfmodel.layout import Bucket, Candidate, Checkpointing, Layout, Links, Profile
 from lab.perfmodel.layout_law import LayoutLaw
-from lab.perfmodel.layout_terms import Case
-from lab.perfmodel.memory import (
-    FP32,
-    MIXED,
-    USABLE,
-    layout_of,
-    memory_of,
-    messages_of,
-    transformer_memory,
-)
-from lab.perfmodel.simulate import Conditions
+from lab.perfmodel.layout_terms import Case, waits
+from lab.perfmodel.memory import USABLE, layout_of, memory_of
+from lab.perfmodel.simulate import PREDICTED, Conditions, predict_run
 from lab.perfmodel.transformer import Transformer
 from lab.records.store import load_records
 from lab.records.table import steps_by_run
@@ -111,13 +103,24 @@ class Described:
     def conditions(self, ranks: int) -> Conditions:
         """The conditions of a step on this many ranks: a cost per node, and the law's error."""
         nodes = math.ceil(ranks / self.machine.gpus_per_node) if ranks > 1 else 0
-        return Conditions(model_error=ERROR, call_s=nodes * self.law.coefficients["nodes"])
+        return Conditions(model_error=ERROR, call_s=waits(nodes) * self.law.coefficients["nodes"])
+
+    @cached_property
+    def _run(self) -> Run:
+        own = self.model.model_copy(update={"vocab_size": self.model.vocab_size or self.vocab_size})
+        return Run.model_validate({"model": own, "micro_batch_size": 1})
 
     def memory(self, candidate: Candidate) -> float:
-        """Peak bytes of a rank: state, activations of the layers, logits."""
-        model = Transformer.of(self.model, self.vocab_size)
-        state = FP32 if value_bytes(candidate.precision) == 4 else MIXED
-        return transformer_memory(model, self.model.block_size, candidate, state=state).total
+        """Peak bytes of a rank, counted as those of the lab's own runs on GPUs."""
+        settings = {
+            "strategy": candidate.layout.sharing,
+            "precision": candidate.precision,
+            "activation_checkpointing": candidate.checkpointing == "full",
+            "micro_batch_size": candidate.micro_batch,
+            "grad_accum": candidate.grad_accum,
+        }
+        run = self._run.model_copy(update=settings)
+        return memory_of(run, device="cuda", layout=candidate.layout).total
 
     def links(self, layout: Layout) -> Links:
         """The machine's links, each cost computed once."""
@@ -182,8 +185,6 @@ class Expectation:
     def content(self) -> dict[str, Any]:
         """For programs: times in s, memory in bytes."""
         forecast, prediction = self.forecast, self.forecast.prediction
-        times = ("step_s", "low_s", "high_s", "communication_s", "exposed_s")
-        names = (*times, "parts", "limit", "bytes_sent")
         return {
             "run_id": forecast.run.id,
             "configuration": self.configuration,
@@ -196,7 +197,7 @@ class Expectation:
             "speedup": self.speedup,
             "measured_s": self.measured_s,
             "score": self.score.model_dump(mode="json") if self.score else None,
-        } | {name: getattr(prediction, name, None) for name in names}
+        } | {name: getattr(prediction, name, None) for name in (*PREDICTED, "bytes_sent")}
 
 
 @dataclass(frozen=True)
@@ -290,20 +291,12 @@ def on_described(run: Run, place: Machine) -> Forecast:
     except LabError as error:
         return Forecast(run, missing=str(error))
     checkpointing: Checkpointing = "full" if run.activation_checkpointing else "none"
-    candidate = Candidate(
-        layout, stated.micro_batch_size, run.grad_accum, checkpointing, stated.precision
-    )
+    samples = stated.micro_batch_size // run.passes
     rank = Layout("single", tensor=layout.tensor, layers=layout.layers)
-    profile = costing.profile(replace(candidate, layout=rank, grad_accum=1))
+    profile = costing.profile(Candidate(rank, samples, 1, checkpointing, stated.precision))
     memory = memory_of(run, device="cuda").total
-    prediction = simulate.predict(
-        profile,
-        messages_of(profile, run),
-        layout,
-        costing.links(layout),
-        grad_accum=run.grad_accum,
-        conditions=costing.conditions(run.world_size),
-    )
+    conditions = costing.conditions(run.world_size)
+    prediction = predict_run(run, profile, costing.links(layout), conditions=conditions)
     limit = costing.memory_limit
     needs = f"needs {memory / 1e9:.0f} GB, but training may use {limit / 1e9:.0f} GB of a GPU"
     beyond = (f"cannot fit: {needs}",) if memory > limit else ()

@@ -11,6 +11,7 @@ from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, field
 from statistics import NormalDist
 
+from lab.config.run import Run
 from lab.perfmodel.layout import (
     NO_CONTENTION,
     Bucket,
@@ -24,6 +25,7 @@ from lab.perfmodel.layout import (
     replay,
     works_of,
 )
+from lab.perfmodel.memory import layout_of, messages_of
 
 LEVEL = 0.95
 NORMAL_95 = 1.96  # standard deviations around the mean that cover LEVEL of a normal distribution
@@ -127,6 +129,10 @@ class Conditions:
 ALONE = Conditions()
 
 
+# Of a prediction, what is written down.
+PREDICTED = ("step_s", "low_s", "high_s", "communication_s", "exposed_s", "parts", "limit")
+
+
 @dataclass(frozen=True)
 class Prediction:
     """A step, in s: its time with a 95 % interval, total and exposed communication, its parts.
@@ -204,6 +210,23 @@ def predict(
         limit=costliest if parts[costliest] > SHARE * step else "compute",
         bytes_sent=sum(work.bytes or 0 for work in works),
         spans=tuple(spans),
+    )
+
+
+def predict_run(
+    run: Run, profile: Profile, links: Links, *, conditions: Conditions = ALONE
+) -> Prediction:
+    """The step of a run, from one device's profile for the samples of one pass.
+
+    A pipeline passes a micro-batch on in parts. Raises LabError as `layout_of` does.
+    """
+    return predict(
+        profile,
+        messages_of(profile, run),
+        layout_of(run),
+        links,
+        grad_accum=run.grad_accum * run.passes,
+        conditions=conditions,
     )
 
 

@@ -328,15 +328,9 @@ def read_allocation(attempt: Attempt) -> Allocation:
 
 def expand(nodes: str) -> list[str]:
     """The names in Slurm's compact node list: `a[01-03],b` is a01, a02, a03, b."""
-    names = []
-    for prefix, ranges, suffix in re.findall(r"([^,\[\]]+)(?:\[([^\]]*)\])?([^,\[\]]*)", nodes):
-        for part in ranges.split(",") if ranges else [""]:
-            first, _, last = part.partition("-")
-            numbers = [part]
-            if last:
-                numbers = [f"{n:0{len(first)}}" for n in range(int(first), int(last) + 1)]
-            names += [f"{prefix}{number}{suffix}" for number in numbers]
-    return names
+    from submitit.slurm import slurm
+
+    return list(slurm._parse_node_list(nodes))
 
 
 def _total(cpus_per_node: str) -> int | None:

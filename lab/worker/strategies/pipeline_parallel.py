@@ -155,8 +155,7 @@ class Pipeline(nn.Module):
         self.stage, self.clock = Stage(model, stage=self.rank, stages=self.size), setup.clock
         timed = TimedStage(self.stage, self.rank, self.size, setup.device)
         timed.clock = setup.clock
-        microbatches = run.microbatches or run.world_size
-        self.schedule = SCHEDULES[run.schedule](timed, microbatches, loss_fn=self._loss)
+        self.schedule = SCHEDULES[run.schedule](timed, run.passes, loss_fn=self._loss)
         # Every rank must call it, even those in the middle, which are not members.
         self.ends = dist.new_group(sorted({0, self.size - 1}))
 

@@ -5,6 +5,7 @@ afterwards.
 from __future__ import annotations
 
 import json
+import math
 from datetime import UTC, datetime, timedelta
 from pathlib import Path
 from typing import Any
@@ -29,7 +30,8 @@ from lab.perfmodel.frozen import (
     predictions,
     scores,
 )
-from lab.perfmodel.memory import MemoryParts, memory_of
+from lab.perfmodel.layout_law import COEFFICIENTS
+from lab.perfmodel.memory import MemoryParts, layout_of, memory_of
 from lab.perfmodel.simulate import Deviation, Prediction, slowest_of
 from lab.records.store import Record, Store, write_record
 from lab.report.sections import predictions as prediction_section
@@ -363,8 +365,26 @@ def test_a_described_machine_needs_no_measurement(tmp_path: Path) -> None:
     assert near.forecast.prediction and far.forecast.prediction and near.speedup and far.speedup
     assert far.forecast.prediction.step_s < near.forecast.prediction.step_s and far.speedup < 4096
     assert len(expected.notes()) == 1 and "datasheet" in expected.notes()[0]
+    parts = far.forecast.prediction.parts
+    # Beyond the 64 nodes that were measured, the wait for the slowest grows by its logarithm.
+    expected_s = COEFFICIENTS["nodes"].expected * 64 * (1 + math.log(512 / 64))
+    assert parts["call_overhead"] == pytest.approx(expected_s)
     beyond = study(tmp_path, there.runs, baseline={"world_size": 8})
     over_eight = lab.predict(beyond, machine="h100x8", world_sizes=[8, 4096])
     assert over_eight.of[0].speedup == 1 and over_eight.notes()[1] == "Speedups are over 8 ranks."
     with pytest.raises(InputError, match="h100"):
         lab.predict(there, machine="h10")
+
+
+@pytest.mark.parametrize("microbatches", [None, 6])
+def test_a_pipeline_on_a_described_machine_passes_on_parts(
+    tmp_path: Path, microbatches: int | None
+) -> None:
+    fields = {"strategy": "pipeline_parallel", "microbatches": microbatches}
+    pair = run(2, 12, model="gpt-mini", **fields)
+    (forecast,) = (one.forecast for one in lab.predict(study(tmp_path, [pair]), machine="h100").of)
+    assert forecast.prediction
+    parts = forecast.prediction.parts
+    share = parts["bubble"] / (parts["forward"] + parts["backward"])
+    layout = layout_of(pair)
+    assert share == pytest.approx(layout.bubble(microbatches or 2))

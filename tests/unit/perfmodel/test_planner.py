@@ -5,10 +5,12 @@ from __future__ import annotations
 from dataclasses import replace
 
 import pytest
+from factories import run
 
 from lab.config.models import GPT
 from lab.perfmodel.hardware import machine
 from lab.perfmodel.layout import Bucket, Candidate, Layout, sent
+from lab.perfmodel.memory import memory_of
 from lab.perfmodel.planner import Plan, Space, best, merged
 from lab.perfmodel.predict import Described
 from lab.perfmodel.simulate import Conditions
@@ -130,6 +132,17 @@ def test_a_described_profile_is_the_law_of_layouts_without_communication(precisi
     assert profile.gradients[-1].ready_s == profile.backward_s
     # FSDP gathers each block by itself, and all that is in none.
     assert sent(profile, "fsdp", cap_bytes=0.0) == profile.gradients
+
+
+def test_memory_on_a_described_machine_is_that_of_a_run() -> None:
+    described = Described(SMALL, 50257, machine("h200"))
+    # The peak of GPT-2 on an H200 (reports/gpu-training).
+    assert described.memory(Candidate(Layout("single"), 64)) == pytest.approx(25.35e9, rel=0.02)
+    for sharing in ("ddp", "zero1", "fsdp"):
+        settings = {"strategy": sharing, "precision": "bf16"}
+        same = run(8, None, model=SMALL, micro_batch_size=4, **settings)
+        candidate = Candidate(Layout(sharing, data=8), 4)
+        assert described.memory(candidate) == memory_of(same, device="cuda").total
 
 
 def test_small_products_and_split_ones_reach_less() -> None:

@@ -117,6 +117,7 @@ def test_pipeline_has_its_bubble() -> None:
     layout = Layout(sharing="single", pipeline=4, activation_bytes=0)
     prediction = predict(PROFILE, (), layout, fixed(0.0), grad_accum=8)
     assert layout.bubble(8) == 3 / 8
+    assert Layout(pipeline=4, interleave=2).bubble(8) == pytest.approx(3 / 16)
     assert prediction.step_s == pytest.approx(8 * 6.0 / 4 * (1 + 3 / 8) + 1.0 / 4)
     assert prediction.limit == "bubble"
 
