@@ -16,7 +16,7 @@ from pydantic import BaseModel, ConfigDict, Field
 from lab.analysis.audit.observations import PYTHON_STRINGS, Observations, UncheckedError
 from lab.analysis.audit.rule import Finding, Severity
 from lab.analysis.audit.rules import RULES
-from lab.analysis.audit.text_table import STREAM, left_out, read_all, read_file
+from lab.analysis.audit.text_table import STREAM, left_out, read_table, read_tables
 from lab.config.study import STUDY_FILE, Study
 from lab.errors import InputError, Problem, items, require_type
 from lab.formatting import count, listed
@@ -91,8 +91,8 @@ def _observations(
     if hasattr(source, "read") or is_table(source):
         name = STREAM if hasattr(source, "read") else str(source)
         if number is not None:
-            return _of_tables([read_file(source, columns, number=number)], columns, name)
-        return _of_tables(read_all(source, columns), columns, name)
+            return _of_tables([read_table(source, columns, number=number)], columns, name)
+        return _of_tables(read_tables(source, columns), columns, name)
     if number is not None:
         problem = Problem("number", "is only for the tables of a text", "leave it out")
         raise InputError("audit", [problem])

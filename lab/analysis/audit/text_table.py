@@ -98,7 +98,7 @@ def read_tables(
 ) -> list[pd.DataFrame]:
     """Read delimited text (comma, semicolon, tab, bar, else spaces), tables of a notebook or of a
     text in Markdown, HTML, LaTeX or reStructuredText, or the output of nccl-tests or of the OSU
-    micro-benchmarks as DataFrames of text, empty cells as "".
+    micro-benchmarks as DataFrames of text, empty cells as "". A Parquet file is read as it is.
 
     `source` is a path or an open stream. Of several tables, those that say most of scaling are
     read, in the order of the text. Notes are in `frame.attrs["notes"]`: lines that start with #,
@@ -112,6 +112,8 @@ def read_tables(
     """
     stream = None if isinstance(source, str | Path) else source
     name = STREAM if stream else str(source)
+    if not stream and Path(name).suffix.lower() == ".parquet":
+        return [_parquet(Path(name))]
     text = notebook.as_text(_text(stream, name))
     frames: list[pd.DataFrame] = []
     tables, errors = _parsed(name, text)
@@ -464,32 +466,6 @@ def _cells(name: str, lines: Sequence[str], delimiter: str) -> tuple[list[str], 
     header, *below = rows or [[]]
     advice = "quote cells that hold the delimiter"
     return _rectangular(name, header, below, places=places[1:], advice=advice)
-
-
-def read_file(
-    source: str | Path | IO[Any],
-    mapping: Mapping[str, str] | None = None,
-    *,
-    number: int | None = None,
-) -> pd.DataFrame:
-    """The table in a Parquet file, or in a text as by `read_table`; raises InputError."""
-    if path := _parquet_path(source):
-        return _of_number(str(path), [_parquet(path)], number or 1, mapping or {})
-    return read_table(source, mapping, number=number)
-
-
-def read_all(
-    source: str | Path | IO[Any], mapping: Mapping[str, str] | None = None
-) -> list[pd.DataFrame]:
-    """The table in a Parquet file, or those in a text as by `read_tables`."""
-    path = _parquet_path(source)
-    return [_parquet(path)] if path else read_tables(source, mapping)
-
-
-def _parquet_path(source: str | Path | IO[Any]) -> Path | None:
-    if isinstance(source, str | Path) and Path(source).suffix.lower() == ".parquet":
-        return Path(source)
-    return None
 
 
 def _parquet(path: Path) -> pd.DataFrame:
