@@ -42,6 +42,7 @@ TRAINING = {
 } - {"other"}
 MEASURED = {"time", "rate", "speedup", "efficiency"}
 AFTER_WORD = "parallel|open_?mp|omp|mpi|threads|workers|multi-?process(?:ing)?"
+SETTINGS = {*WHOLE_NUMBERS, *TEXTS, "bytes"}  # a size that is not read is a problem's
 MOST_KEY_VALUES = 200
 MOST_ROWS = 2_000_000
 SIZES = re.compile(r"\d+(?:\s*[x×*]\s*\d+)+")  # of images, or nodes and ranks
@@ -465,35 +466,38 @@ def _add_keys(
     if collective:
         keys["key:bytes"] = tidy["bytes"].map(message_size, na_action="ignore")
     for column in frame.columns:
-        # A column whose numbers cannot be parsed may still distinguish rows.
-        meaning = guess(column)
-        settings = {*WHOLE_NUMBERS, *TEXTS, "bytes"}  # a size that is not read is a problem's
-        read = meaning is not None and meaning.canonical not in settings
-        other = re.search(columns.IDEAL, normal(column))
-        other = other or columns.VERDICT.fullmatch(normal(column))
-        if column not in used and column != ROW and not other:
-            cells = frame[column].map(as_text).loc[tidy.index]
-            words = pd.to_numeric(cells.dropna(), errors="coerce").isna().all()
-            # Of words for settings, half may have been measured at one number of ranks.
-            # On one number of ranks words tell configurations apart, unless they vary in a log.
-            named = words and bool(cells.dropna().str.match(r"[^\W\d_]").all())
-            if (read or columns.OUTCOME.search(normal(column))) and not named:
-                continue
-            known_sizes = tidy["world_size"].nunique()
-            recurring = known_sizes == 1 or (known_sizes == 0 and cells.duplicated().any())
-            apart = named and not logged and recurring
-            apart = apart or (named and logged and _names_series(cells, tidy))
-            adapted = cells.dropna().str.contains(columns.ADAPTED)
-            apart = apart or (named and adapted.nunique() > 1)
-            if (apart and cells.nunique() > 1) or _is_key(
-                cells, tidy["world_size"], least=0.5 if words else 0.51
-            ):
-                keys[f"key:{column}"] = cells
+        name, meaning = normal(column), guess(column)
+        computed = re.search(columns.IDEAL, name) or columns.VERDICT.fullmatch(name)
+        if column in used or column == ROW or computed:
+            continue
+        # A column whose numbers cannot be parsed may still distinguish rows, as may settings.
+        measured = meaning is not None and meaning.canonical not in SETTINGS
+        measured = measured or bool(columns.OUTCOME.search(name))
+        cells = frame[column].map(as_text).loc[tidy.index]
+        if _distinguishes(cells, tidy, measured=measured, logged=logged):
+            keys[f"key:{column}"] = cells
     if not logged and tidy[["speedup", "efficiency"]].isna().all(axis=None):
         keys |= _sizes_of_problems(tidy, frame, used)
     for name, cells in keys.items():
         texts = cells.map("{:g}".format) if is_numeric_dtype(cells) else cells.astype(str)
         tidy[name] = texts.where(cells.notna(), "")
+
+
+def _distinguishes(cells: pd.Series, tidy: pd.DataFrame, *, measured: bool, logged: bool) -> bool:
+    """Whether the cells of a column tell configurations apart; if it is `measured`, only words."""
+    known, sizes = cells.dropna(), tidy["world_size"]
+    words = bool(pd.to_numeric(known, errors="coerce").isna().all())
+    named = words and bool(known.str.match(r"[^\W\d_]").all())
+    if measured and not named:
+        return False
+    if named and known.nunique() > 1:
+        # On one number of ranks words tell configurations apart, unless they vary in a log.
+        recurring = sizes.nunique() == 1 or (sizes.isna().all() and cells.duplicated().any())
+        adapted = known.str.contains(columns.ADAPTED).nunique() > 1
+        if adapted or (_names_series(cells, tidy) if logged else recurring):
+            return True
+    # Of words for settings, half may have been measured at one number of ranks.
+    return _is_key(cells, sizes, least=0.5 if words else 0.51)
 
 
 def _sizes_of_problems(
