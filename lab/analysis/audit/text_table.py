@@ -68,29 +68,22 @@ def read_table(
     beyond them.
     """
     frames = read_tables(source, mapping if number is None else None)
-    if number is None:
-        frame = max(frames, key=len)
-    else:
+    frame = max(frames, key=len)
+    if number is not None:
         name = str(source) if isinstance(source, str | Path) else STREAM
-        frame = _of_number(name, frames, number, mapping or {})
+        if not 0 < number <= len(frames):
+            what = f"holds {count(len(frames), 'table')} of results, not {number}"
+            several = len(frames) > 1
+            advice = f"give a number from 1 to {len(frames)}" if several else "leave it out"
+            raise _error(name, what, advice, "table")
+        frame = frames[number - 1]
+        if problems := _lacking(frame, mapping or {}):
+            raise InputError(name, problems)
     if len(frames) > 1:
         which = f"table {frame.attrs['number']} is read, {frame.attrs['place']}"
         others = frames[0].attrs["assumptions"]
         frame.attrs["assumptions"] = [f"{which}; --table N reads another", *others]
     return frame
-
-
-def _of_number(
-    name: str, frames: Sequence[pd.DataFrame], number: int, mapping: Mapping[str, str]
-) -> pd.DataFrame:
-    """The table of a text with this number and these columns; InputError if there is none."""
-    if not 0 < number <= len(frames):
-        what = f"holds {count(len(frames), 'table')} of results, not {number}"
-        advice = f"give a number from 1 to {len(frames)}" if len(frames) > 1 else "leave it out"
-        raise _error(name, what, advice, "table")
-    if problems := _lacking(frames[number - 1], mapping):
-        raise InputError(name, problems)
-    return frames[number - 1]
 
 
 def read_tables(
@@ -353,8 +346,7 @@ def _delimited(name: str, lines: Sequence[str]) -> tuple[list[str], list[list[st
             content[first - 1] = header if apart == SPACES else apart.join(names)
     elif first and NUMBERED_NAME.match(lines[first - 1]) and NUMERIC_CELL.search(content[first]):
         pair = [lines[first - 1], content[first]]
-        delimiter = _delimiter(pair)
-        if len({len(next(csv.reader([line], delimiter=delimiter))) for line in pair}) == 1:
+        if len(set(_widths(pair, _delimiter(pair)))) == 1:
             content[first - 1] = pair[0].lstrip("#")
     sample = _sample(name, content)
     delimiter = _delimiter(sample)
@@ -428,17 +420,22 @@ def _is_headed(lines: Sequence[str]) -> bool:
     sample = list(itertools.islice(content, SAMPLE_LINES))
     if len(sample) < 2 or re.search(r"[=:]\s*[-+.\d]", sample[0]):
         return False
-    if (delimiter := _delimiter(sample)) == SPACES:
-        counts = {len(line.split()) for line in sample}
-        return len(counts) == 1 and not _has_digits(sample[0])
-    return len({len(next(csv.reader([line], delimiter=delimiter), [])) for line in sample}) == 1
+    delimiter = _delimiter(sample)
+    spaced = delimiter == SPACES
+    widths = [len(line.split()) for line in sample] if spaced else _widths(sample, delimiter)
+    return len(set(widths)) == 1 and not (spaced and _has_digits(sample[0]))
+
+
+def _widths(lines: Iterable[str], delimiter: str) -> list[int]:
+    """The number of cells in each line, as CSV, in which quotes may hold the delimiter."""
+    return [len(next(csv.reader([line], delimiter=delimiter), [])) for line in lines]
 
 
 def _delimiter(lines: Sequence[str]) -> str:
     """The delimiter that occurs in the header, and equally often in most rows."""
 
     def agreement(delimiter: str) -> tuple[float, int]:
-        counts = [len(next(csv.reader([line], delimiter=delimiter), [])) for line in lines]
+        counts = _widths(lines, delimiter)
         return (Counter(counts)[counts[0]] / len(counts) if counts[0] > 1 else 0.0, counts[0])
 
     try:
