@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import re
 from collections.abc import Collection, Iterable, Mapping, Sequence
-from typing import Literal, NamedTuple
+from typing import Literal
 
 import numpy as np
 import pandas as pd
@@ -60,20 +60,6 @@ NEARLY = 0.02  # relative: of a ratio of two rounded rates, or a batch that rank
 ANOTHER = 1.1  # ratio of the parameters of two models
 # What runs may be compared by, if all of them were measured at several world sizes.
 COMPARED = ("gpu", "cpu", "version", "driver")
-
-
-class LongForm(NamedTuple):
-    """A table with a row for each measurement, and what its columns mean by their names.
-
-    `origins` has the columns of the table that each new column was made of; `wide` tells whether
-    ranks were columns.
-    """
-
-    frame: pd.DataFrame
-    meanings: dict[str, Guess]
-    assumptions: list[str]
-    origins: dict[str, list[str]]
-    wide: bool
 
 
 @PYTHON_STRINGS
@@ -132,8 +118,12 @@ def from_table(
 
 def _long_form(
     frame: pd.DataFrame, mapped: Mapping[str, Guess], name: str, notes: Sequence[str]
-) -> LongForm:
-    """Make rows of settings, ranks and batches that a table has as columns or in its cells."""
+) -> tuple[pd.DataFrame, dict[str, Guess], list[str], dict[str, list[str]], bool]:
+    """Make rows of settings, ranks and batches that a table has as columns or in its cells.
+
+    Returns the table with a row for each measurement, what its columns mean by their names, what
+    that assumes, the columns that each new one was made of, and whether ranks were columns.
+    """
     frame, filled = _filled_down(frame, mapped)
     frame, assumptions = reshape.turned(frame, mapped)
     frame[ROW] = np.arange(1, len(frame) + 1)
@@ -157,7 +147,7 @@ def _long_form(
                 meanings |= {workers: Guess("world_size", 1.0)}
                 of_sizes = [f"{workers!r} counts the ranks, as no other column does"]
     assumptions += of_sizes
-    return LongForm(frame, meanings, assumptions, origins, wide=bool(of_ranks or of_sizes))
+    return frame, meanings, assumptions, origins, bool(of_ranks or of_sizes)
 
 
 def _complete_batches(tidy: pd.DataFrame, given: Mapping[str, str]) -> None:
