@@ -247,17 +247,11 @@ class Audit(BaseModel):
             page += f"<p>Assumed: {html.escape('; '.join(self.assumptions))}.</p>"
         if self.findings:
             head = row("th", "severity", "rule", "evidence", "what to do", "records")
-            body = "".join(
-                row(
-                    "td",
-                    item.severity,
-                    item.rule,
-                    item.evidence,
-                    item.advice,
-                    listed(item.records, NAMED),
-                )
-                for item in self.findings
+            cells = (
+                (one.severity, one.rule, one.evidence, one.advice, listed(one.records, NAMED))
+                for one in self.findings
             )
+            body = "".join(row("td", *each) for each in cells)
             page += f"<table><thead>{head}</thead><tbody>{body}</tbody></table>"
         return page
 
