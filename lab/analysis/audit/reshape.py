@@ -48,6 +48,7 @@ BATCH = re.compile(
     r"(?:^|_)(?:(?:max_)?(?:batch(?:_?size)?|bsz?)_?|b_?(?=\d\d))(?P<n>\d{1,9})(?=_|$)"
 )
 BATCHES = {"batch", "global_batch_size", "micro_batch_size"}
+NO_RANKS = set(NUMERIC) - {"world_size", "nodes"}
 HINTS = (
     re.compile(r"(?:^|[_\W])(\d+)\s*x\s*(?:[a-z]+\s*)?[a-z]*\d", re.IGNORECASE),
     re.compile(r"(\d+)\s*(?:x\s+)?(?:gpus?|processes|ranks|procs|workers)\b", re.IGNORECASE),
@@ -155,10 +156,8 @@ def by_rank(frame: pd.DataFrame, mapped: Collection[str]) -> tuple[pd.DataFrame,
     }
     indices = sorted(int(match["n"]) for match in matches.values())
     named = all(match["what"] == "rank" for match in matches.values())
-    counted = indices == list(range(len(indices)))
-    if len(indices) < 2 or not (
-        counted or (named and indices == [n + 1 for n in range(len(indices))])
-    ):
+    first = int(named and indices[:1] == [1])  # what is called rank may be numbered from 1
+    if len(indices) < 2 or indices != list(range(first, first + len(indices))):
         return frame, []
     others = [column for column in frame.columns if column not in matches]
     whole = next((name for name in others if (guess(name) or Guess("", 1)).canonical == "time"), "")
@@ -394,7 +393,7 @@ def _numbers_other(column: str, cells: pd.Series) -> bool:
     """Whether bare numbers beside a column are not ranks: epochs beside "Loss (model/epoch)", and
     batches beside "Batch size", unless its own cells are the batches."""
     meaning = guess(column)
-    other = meaning is not None and meaning.canonical in set(NUMERIC) - {"world_size", "nodes"}
+    other = meaning is not None and meaning.canonical in NO_RANKS
     own = numbers(cells).notna().all()
     return bool(OF_A_RUN.search(normal(column))) or (other and not own)
 
@@ -434,11 +433,7 @@ def _spread(column: str, quantity: str, *, bare: bool) -> Spread | None:
     rated = meaning is not None and meaning.canonical in MEASURED  # "img/s", but not "per node"
     if not size or (not rated and re.search(r"(?:^|_)per(?=_|$)|batch", rest)):
         return None
-    if (
-        meaning
-        and meaning.canonical in NUMERIC
-        and meaning.canonical not in {"world_size", "nodes"}
-    ):
+    if meaning and meaning.canonical in NO_RANKS:
         return Spread(column, size, meaning.canonical, meaning.factor)
     name = parse_name(rest)
     factor = name.factor if name.family == "time" else None
