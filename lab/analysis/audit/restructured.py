@@ -125,9 +125,8 @@ def _listed(lines: Sequence[str]) -> list[list[str]]:
 
 def _delimited(lines: Sequence[str]) -> list[list[str]]:
     options, content = _content(lines)
-    delimiter = {"tab": "\t", "space": " "}.get(
-        options.get("delim", ","), options.get("delim", ",")
-    )
+    delim = options.get("delim", ",")
+    delimiter = {"tab": "\t", "space": " "}.get(delim, delim)
     text = [options["header"]] if "header" in options else []
     named = csv.reader(text, skipinitialspace=True)
     rest = csv.reader(
