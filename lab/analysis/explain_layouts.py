@@ -182,12 +182,10 @@ def _slower(case: Case, law: LayoutLaw, measured: float) -> list[str]:
         if abs(float(law.predict([full])[0]) / measured - 1) < 0.1:
             return ["recomputing all activations would explain it"]
     for where, name in LINKS.items():
-        share = _share_of_link(name, case, law, measured)
-        if share is None:
-            continue
-        given = getattr(case.machine, name).bytes_per_s / 1e9
-        rate = share * given
-        return [f"a link of {rate:.2g} GB/s {where}, not {given:.3g} GB/s, would explain it"]
+        if share := _share_of_link(name, case, law, measured):
+            given = getattr(case.machine, name).bytes_per_s / 1e9
+            rate = share * given
+            return [f"a link of {rate:.2g} GB/s {where}, not {given:.3g} GB/s, would explain it"]
     parts = law.parts(case)
     slow = max(parts, key=lambda name: parts[name])
     longer = 1 + (measured - sum(parts.values())) / parts[slow]

@@ -214,11 +214,10 @@ def column_values(meant: str, column: str, cells: Sequence[Any]) -> list[Any]:
     """
     factor = _factor(meant, column, cells)
     guessed = guess(column)
-    if guessed and guessed.inverse and meant in {"time", *RATES}:  # steps per second
-        values = [_cell(meant, column, cell, 1.0) for cell in cells]
+    inverse = guessed is not None and guessed.inverse and meant in {"time", *RATES}
+    values = [_cell(meant, column, cell, 1.0 if inverse else factor) for cell in cells]
+    if inverse:  # steps per second
         values = [value and factor / value for value in values]
-    else:
-        values = [_cell(meant, column, cell, factor) for cell in cells]
     if meant in DEGREES and any(value is not None for value in values):
         return [math.nan if value is None else value for value in values]
     if meant == "sequence_parallel" and not any(number(value) > 1 for value in values):

@@ -113,26 +113,21 @@ def layout_row(
     rate_of_gpu = step_s is not None and is_rate_of_gpu(values, case, gpus, batch, step_s)
     if step_s is not None and rate_of_gpu:
         step_s /= gpus
-    memory = values.get("memory")
-    parameters = _parameters(values) or transformer.size(_name(values))
-    mfu = mfu_of(values)
     flops = None if flop_rate(values) else next(filter(None, map(values.get, FLOPS)), None)
     quoted = values.get("global_batch")
-    other = quoted if quoted != batch else None
-    only_size = model.experts > 1 and bool(ONLY_SIZE.fullmatch(_name(values)))
     return LayoutRow(
         place,
         case,
         step_s,
-        memory,
+        values.get("memory"),
         failed,
-        quoted_parameters=parameters,
-        quoted_mfu=mfu,
+        quoted_parameters=_parameters(values) or transformer.size(_name(values)),
+        quoted_mfu=mfu_of(values),
         quoted_flops=flops,
-        quoted_batch=other,
+        quoted_batch=quoted if quoted != batch else None,
         rate_of_gpu=rate_of_gpu,
         divided=divided,
-        only_size=only_size,
+        only_size=model.experts > 1 and bool(ONLY_SIZE.fullmatch(_name(values))),
     )
 
 

@@ -17,7 +17,7 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 
 from lab.analysis.audit.markup import DASHES
-from lab.analysis.audit.text_table import read_file
+from lab.analysis.audit.text_table import read_table
 from lab.analysis.audit.values import COUNT_UNITS, number, ranks_of
 from lab.analysis.layout_columns import (
     ASSUMED,
@@ -126,7 +126,7 @@ def read_layouts(
 
     require_type(source, pd.DataFrame | str | Path, "table", "a DataFrame or a file")
     if isinstance(source, str | Path):
-        frame = split_lists(read_file(source, number=number))
+        frame = split_lists(read_table(source, number=number))
     else:
         frame = split_lists(source)
     name = str(frame.attrs.get("name", "rows"))

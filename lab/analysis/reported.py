@@ -19,7 +19,7 @@ from lab.analysis.audit.columns import NO_VARIANT, PHASES, TOKEN, counted, norma
 from lab.analysis.audit.observations import NUMBERS, Observations
 from lab.analysis.audit.points import Curve, Point
 from lab.analysis.audit.table import from_table
-from lab.analysis.audit.text_table import read_file
+from lab.analysis.audit.text_table import read_table
 from lab.analysis.scaling_curves import shortest
 from lab.config.run import Run, Stated
 from lab.errors import InputError, Problem, require_type
@@ -121,7 +121,7 @@ class ReportedTable:
         if isinstance(table, pd.DataFrame):
             frame = table
         else:
-            frame = read_file(table, columns, number=number)
+            frame = read_table(table, columns, number=number)
         name = _name(frame)
         source = name if isinstance(table, pd.DataFrame) else str(table)
         observations = from_table(frame, columns=columns, source=source)

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from typing import Any, NamedTuple
 
 import numpy as np
@@ -44,14 +44,7 @@ QUANTITIES = (
 )
 MEDIANS = ("mfu", "peak_memory", "setup_time", "train_time", "final_loss", "validation_loss")
 RATIOS = ("speedup", "efficiency")
-REPORTED = (
-    "configuration",
-    "scaling",
-    "per",
-    "unit",
-    "rate_of",
-    "gradient_bytes",
-)  # values from a results table
+REPORTED = ("configuration", "per", "unit", "rate_of", "gradient_bytes")  # by a results table
 ENDS = ("", "_low", "_high")
 RESAMPLES = 1999
 SEED = 20250
@@ -96,6 +89,9 @@ def summary(table: pd.DataFrame, *, baseline: Mapping[str, Any], scaling: Scalin
     breaks pairs of repeats, and if the pairs hold, the independent interval is the wider one. With
     two or three repeats it is the whole range.
 
+    The rows of a results table name their curve, scaling and baseline, and the work that a time
+    covers relative to the baseline's. An interval that the table gives for a single time is kept.
+
     Raises InputError for a baseline key that is not a field of a run.
     """
     unknown = [key for key in baseline if key not in FIELDS]
@@ -105,19 +101,23 @@ def summary(table: pd.DataFrame, *, baseline: Mapping[str, Any], scaling: Scalin
         ]
         raise InputError("baseline", problems)
     identity = [*(["machine"] if "machine" in table else []), "emulated", "run_id"]
-    if "configuration" in table:
-        return _reported(table, identity)
-    groups = _configurations(table, identity)
-    rows = [_medians(group, identity) | {"scaling": scaling} for group in groups]
-    samples = {_key(row): group.samples for row, group in zip(rows, groups, strict=True)}
-    baseline_of = _baselines(rows, baseline, scaling)
-    for row in rows:
-        base = baseline_of(row)
-        row["baseline_run_id"] = base["run_id"] if base else None
-        if base is row:
-            row |= {"speedup": 1.0, "efficiency": 1.0}
-        elif base:
-            row |= _ratios(row, samples[_key(row)], base, samples[_key(base)])
+    reported = "configuration" in table
+    found = _configurations(_as_measured(table) if reported else table, identity)
+    groups = {_key(group.first): group for group in found}
+    rows = [_medians(group, identity) for group in groups.values()]
+    if reported:
+        rows = [row | _stated(group) for row, group in zip(rows, groups.values(), strict=True)]
+        named = {row["run_id"]: row for row in rows}
+        bases: Sequence[Row | None] = [named.get(row["baseline_run_id"]) for row in rows]
+    else:
+        rows = [row | {"scaling": scaling, "baseline_run_id": None} for row in rows]
+        bases = _baselines(rows, baseline, scaling)
+    for row, base in zip(rows, bases, strict=True):
+        if base:
+            row["baseline_run_id"] = base["run_id"]
+            row |= _ratios(row, groups[_key(row)], base, groups[_key(base)])
+    if reported:
+        return pd.DataFrame(rows, columns=[*_summary_columns(identity), *REPORTED])
     frame = pd.DataFrame(rows, columns=_summary_columns(identity))
     order = [field for field in FIELDS if field not in FREE[scaling] | {"world_size"}]
     order = ["emulated", *order, "world_size", *sorted(FREE[scaling])]
@@ -142,42 +142,24 @@ def _summary_columns(identity: Sequence[str]) -> list[str]:
     return [*columns, *MEDIANS, "baseline_run_id"]
 
 
-def _reported(table: pd.DataFrame, identity: Sequence[str]) -> pd.DataFrame:
-    """The summary of a results table whose rows name their curve, scaling and baseline.
+def _as_measured(table: pd.DataFrame) -> pd.DataFrame:
+    """A results table with its times and rates as those of steps.
 
-    `step_time` is a time per `per`, `samples_per_second` a rate of `rate_of`. An interval that the
-    table gives for a single time is kept. Speedups are ratios of times, allowing for the work that
-    each covers, else of rates; `efficiency = speedup N_B/N`.
+    `step_time` is a time per `per`, `samples_per_second` a rate of `rate_of`.
     """
     times = {"step_time": table["time"], "samples_per_second": table["rate"]}
     devices = table["unit"].map({"GPU": "cuda", "node": "node"}).astype(object)
-    repeats = table.assign(**times, device=devices.where(devices.notna(), None))
-    groups = {str(each.first["run_id"]): each for each in _configurations(repeats, ["run_id"])}
-    rows = []
-    for run_id, group in groups.items():
-        first = group.first
-        row = _medians(group, identity) | {name: first[name] for name in REPORTED}
-        if len(group.devices) == 1 and pd.notna(first["time_low"]):
-            row |= {"step_time_low": first["time_low"], "step_time_high": first["time_high"]}
-        base = row["baseline_run_id"] = first["baseline"]
-        if base == run_id:
-            row |= {"speedup": 1.0, "efficiency": 1.0}
-        elif base in groups:
-            row |= _reported_ratios(group, groups[base])
-        rows.append(row)
-    columns = [*_summary_columns(identity), *(n for n in REPORTED if n != "scaling")]
-    return pd.DataFrame(rows, columns=columns)
+    return table.assign(**times, device=devices.where(devices.notna(), None))
 
 
-def _reported_ratios(here: Repeats, there: Repeats) -> dict[str, float]:
-    gain = _interval(there.samples["step_time"], here.samples["step_time"])
-    factor = float(here.first["work"])
-    if not np.isfinite(gain[0]):
-        rates = (group.samples["samples_per_second"] for group in (here, there))
-        gain, factor = _interval(*rates), 1.0
-    share = float(there.first["world_size"] / here.first["world_size"])
-    speedup = _columns("speedup", gain, factor=factor)
-    return speedup | _columns("efficiency", gain, factor=factor * share)
+def _stated(group: Repeats) -> dict[str, Any]:
+    """What a results table itself states of a configuration: its scaling, its baseline, and an
+    interval of a single time."""
+    first = group.first
+    stated = {name: first[name] for name in ("scaling", *REPORTED)}
+    if len(group.devices) == 1 and pd.notna(first["time_low"]):
+        stated |= {"step_time_low": first["time_low"], "step_time_high": first["time_high"]}
+    return stated | {"baseline_run_id": first["baseline"]}
 
 
 def _key(row: Row) -> tuple[Any, ...]:
@@ -294,8 +276,8 @@ def _has(row: Row, baseline: Row) -> bool:
     return all(row[key] == value for key, value in baseline.items())
 
 
-def _baselines(rows: Sequence[Row], baseline: Row, scaling: Scaling) -> Callable[[Row], Row | None]:
-    """An index that finds a row's baseline among `rows` without scanning them."""
+def _baselines(rows: Sequence[Row], baseline: Row, scaling: Scaling) -> list[Row | None]:
+    """The baseline of each row, by an index of those that can be one."""
     # On one rank the settings of a strategy have no effect.
     settings = set(SETTINGS) if "strategy" in baseline or baseline.get("world_size") == 1 else set()
     free = FREE[scaling] | (set(baseline) - WORK[scaling]) | settings
@@ -315,7 +297,7 @@ def _baselines(rows: Sequence[Row], baseline: Row, scaling: Scaling) -> Callable
                 bases = [base for base in bases if base[field] == row[field]] or bases
         return bases[0] if len(bases) == 1 else None
 
-    return baseline_of
+    return list(map(baseline_of, rows))
 
 
 def _text(row: Row, keys: Sequence[str]) -> str:
@@ -324,18 +306,24 @@ def _text(row: Row, keys: Sequence[str]) -> str:
     return repr([float(one) if isinstance(one, int | float) else one for one in values])
 
 
-def _ratios(
-    row: Row, here: Mapping[str, Samples], base: Row, there: Mapping[str, Samples]
-) -> dict[str, Any]:
-    faster = _interval(there["step_time"], here["step_time"])
-    if row["scaling"] == "weak":
-        work, before = (one["samples_per_second"] * one["step_time"] for one in (row, base))
-        if pd.isna(work / before):  # unknown samples, but as many on each rank
-            work, before = row["world_size"], base["world_size"]
-        grown = _columns("speedup", faster, factor=work / before)
-        return _columns("efficiency", faster) | grown
-    share = base["world_size"] / row["world_size"]
-    return _columns("speedup", faster) | _columns("efficiency", faster, factor=share)
+def _ratios(row: Row, here: Repeats, base: Row, there: Repeats) -> dict[str, float]:
+    """Speedup and efficiency: ratios of times, allowing for the work that each covers, else of
+    rates."""
+    if base is row:
+        return {"speedup": 1.0, "efficiency": 1.0}
+    work, ideal = 1.0, row["world_size"] / base["world_size"]
+    if "work" in here.first:  # as a results table tells it
+        work = here.first["work"]
+    elif row["scaling"] == "weak":
+        done, before = (one["samples_per_second"] * one["step_time"] for one in (row, base))
+        # If samples are unknown, as many are on each rank.
+        work = ideal = ideal if pd.isna(done / before) else done / before
+    gain = _interval(there.samples["step_time"], here.samples["step_time"])
+    if not np.isfinite(gain[0]):
+        rates = (group.samples["samples_per_second"] for group in (here, there))
+        gain, work = _interval(*rates), 1.0
+    speedup = _columns("speedup", gain, factor=work)
+    return speedup | _columns("efficiency", gain, factor=work / ideal)
 
 
 def by_emulation(summary: pd.DataFrame) -> list[pd.DataFrame]:

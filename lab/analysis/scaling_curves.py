@@ -53,10 +53,8 @@ def curves(summary: pd.DataFrame) -> list[Curve]:
     fields = [*FIELDS, "device", *machine, "emulated"]
     fixed = [field for field in fields if field not in free | {"world_size"}]
     # Plain tuples: pandas groups a few rows by forty columns much slower than by one number.
-    columns = zip(*_rows(summary, fields), strict=True)
-    values = {
-        field: list(map(hashable, cells)) for field, cells in zip(fields, columns, strict=True)
-    }
+    rows = rows_of(summary)
+    values = {field: [hashable(row[field]) for row in rows] for field in fields}
     for extra in ([], ["grad_accum"], ["micro_batch_size"], ["grad_accum", "micro_batch_size"]):
         keys = list(dict.fromkeys(fixed + extra))
         identities = list(zip(*(values[key] for key in keys), strict=True))
@@ -135,10 +133,6 @@ def shortest(names: Sequence[str]) -> dict[str, str]:
 def hashable(cell: Any) -> Any:
     """The cell, or None if it is missing: NaN, which differs from itself, is not found in a set."""
     return None if cell is pd.NA or cell != cell else cell
-
-
-def _rows(frame: pd.DataFrame, names: Sequence[Any]) -> list[list[Any]]:
-    return frame[list(names)].to_numpy(dtype=object).tolist()
 
 
 def rows_of(frame: pd.DataFrame) -> list[dict[Any, Any]]:

@@ -37,7 +37,7 @@ def write_artifacts(
     each table as CSV and LaTeX, by their labels or numbers. Raises LabError as the exporters do.
     """
     body = _body(notebook, title)
-    written = [*_write_figures(body, folder / "figures"), *_write_tables(body, folder / "tables")]
+    files = dict([*_figures(body, folder / "figures"), *_tables(body, folder / "tables")])
     sections = math.to_scripts(body)
     heading = page.title_heading(body)
     if heading is not None:
@@ -49,11 +49,11 @@ def write_artifacts(
         if suffix == ".tex":
             options += ["--variable=geometry:a4paper,margin=25mm"]
             options += [f"--variable=header-includes:{PREAMBLE}"]
-        path = folder / f"report{suffix}"
         source = math.run_pandoc(text.decode(), sections, to=form, options=options)
-        write_atomically(path, source.encode())
-        written.append(path)
-    return written
+        files[folder / f"report{suffix}"] = source.encode()
+    for path, content in files.items():
+        write_atomically(path, content)
+    return list(files)
 
 
 def github_page(notebook: Path, *, title: str) -> dict[str, str]:
@@ -104,19 +104,16 @@ def _svg_figures(body: BeautifulSoup) -> Iterator[tuple[Tag, str, bytes]]:
             yield image, name, base64.b64decode(data)
 
 
-def _write_figures(body: BeautifulSoup, folder: Path) -> list[Path]:
-    """Write each SVG figure, also as PDF; its image then refers to the file."""
-    written = []
+def _figures(body: BeautifulSoup, folder: Path) -> Iterator[tuple[Path, bytes]]:
+    """The files of each SVG figure, also as PDF; its image then refers to them."""
     for image, name, svg in _svg_figures(body):
         with tempfile.TemporaryDirectory() as place:
             (Path(place) / "figure.svg").write_bytes(svg)
             source = '#set page(width: auto, height: auto, margin: 0pt)\n#image("figure.svg")'
             drawn = pdf.typeset(source, Path(place))
-        for path, content in ((folder / f"{name}.svg", svg), (folder / f"{name}.pdf", drawn)):
-            write_atomically(path, content)
-            written.append(path)
+        yield folder / f"{name}.svg", svg
+        yield folder / f"{name}.pdf", drawn
         image["src"] = f"{folder.name}/{name}"
-    return written
 
 
 def _with_figures(body: BeautifulSoup, suffix: str) -> BeautifulSoup:
@@ -152,8 +149,7 @@ def _fit(text: BeautifulSoup, table: Tag) -> None:
     table.insert(1 if table.caption else 0, group)
 
 
-def _write_tables(body: BeautifulSoup, folder: Path) -> list[Path]:
-    written = []
+def _tables(body: BeautifulSoup, folder: Path) -> Iterator[tuple[Path, bytes]]:
     for nth, table in enumerate(body.select("div.table-box > table"), start=1):
         name = str(table.get("id") or f"table-{nth}")
         frame = _frame(table)
@@ -161,11 +157,8 @@ def _write_tables(body: BeautifulSoup, folder: Path) -> list[Path]:
         number = table.select_one(NUMBERS)
         caption = caption.removeprefix(number.get_text() if number else "").strip()
         latex = frame.to_latex(index=False, escape=True, caption=_escaped(caption), label=name)
-        for suffix, text in ((".csv", frame.to_csv(index=False)), (".tex", latex)):
-            path = folder / f"{name}{suffix}"
-            write_atomically(path, text.encode())
-            written.append(path)
-    return written
+        yield folder / f"{name}.csv", frame.to_csv(index=False).encode()
+        yield folder / f"{name}.tex", latex.encode()
 
 
 def _escaped(text: str) -> str:

@@ -16,7 +16,7 @@ from pydantic import BaseModel, ConfigDict, Field
 from lab.analysis.audit.observations import PYTHON_STRINGS, Observations, UncheckedError
 from lab.analysis.audit.rule import Finding, Severity
 from lab.analysis.audit.rules import RULES
-from lab.analysis.audit.text_table import STREAM, left_out, read_all, read_file
+from lab.analysis.audit.text_table import STREAM, left_out, read_table, read_tables
 from lab.config.study import STUDY_FILE, Study
 from lab.errors import InputError, Problem, items, require_type
 from lab.formatting import count, listed
@@ -55,13 +55,12 @@ def audit(
     if isinstance(source, str | Path) and not is_table(source) and not columns:
         source = Study.load(source)
     if isinstance(source, Study):
-        if records is not None:
-            records = items(records, Record, "records", "the records of the study")
-        records = load_records(source) if records is None else records
+        about = "records", "the records of the study"
+        records = load_records(source) if records is None else items(records, Record, *about)
         calibration = _calibration(records) if calibration is None else calibration
     wanted = "bytes/s, or a mapping of world sizes to them"
     require_type(calibration, Mapping | Real | None, "calibration", wanted)
-    observed = _observations(source, columns, records, number)
+    observed = _observations(source, columns, records or (), number)
     if calibration:
         by_size = calibration if isinstance(calibration, Mapping) else {0: float(calibration)}
         observed = [replace(observations, calibrated=by_size) for observations in observed]
@@ -79,10 +78,10 @@ def is_table(source: object) -> bool:
 def _observations(
     source: Any,
     columns: Mapping[str, str] | None,
-    loaded: Sequence[Record] | None,
+    loaded: Sequence[Record],
     number: int | None,
 ) -> list[Observations]:
-    """Those of each table, or of the records."""
+    """Those of each table, or of the records; `loaded` are a study's."""
     import pandas as pd
 
     from lab.analysis.audit.records import from_records
@@ -90,9 +89,8 @@ def _observations(
 
     if hasattr(source, "read") or is_table(source):
         name = STREAM if hasattr(source, "read") else str(source)
-        if number is not None:
-            return _of_tables([read_file(source, columns, number=number)], columns, name)
-        return _of_tables(read_all(source, columns), columns, name)
+        one = [] if number is None else [read_table(source, columns, number=number)]
+        return _of_tables(one or read_tables(source, columns), columns, name)
     if number is not None:
         problem = Problem("number", "is only for the tables of a text", "leave it out")
         raise InputError("audit", [problem])
@@ -104,8 +102,7 @@ def _observations(
         )
         raise InputError("columns", [problem])
     if isinstance(source, Study):
-        records = load_records(source) if loaded is None else loaded
-        return [from_records(records, scaling=source.scaling, baseline=source.baseline)]
+        return [from_records(loaded, scaling=source.scaling, baseline=source.baseline)]
     source = items(source, Record, "source", "a study, a table or a list of records")
     for item in source:
         if item.reported is not None:
@@ -250,17 +247,11 @@ class Audit(BaseModel):
             page += f"<p>Assumed: {html.escape('; '.join(self.assumptions))}.</p>"
         if self.findings:
             head = row("th", "severity", "rule", "evidence", "what to do", "records")
-            body = "".join(
-                row(
-                    "td",
-                    item.severity,
-                    item.rule,
-                    item.evidence,
-                    item.advice,
-                    listed(item.records, NAMED),
-                )
-                for item in self.findings
+            cells = (
+                (one.severity, one.rule, one.evidence, one.advice, listed(one.records, NAMED))
+                for one in self.findings
             )
+            body = "".join(row("td", *each) for each in cells)
             page += f"<table><thead>{head}</thead><tbody>{body}</tbody></table>"
         return page
 

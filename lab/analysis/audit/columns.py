@@ -474,18 +474,16 @@ def _guess(name: str) -> Guess | None:
     # The unit of a rate would be read as the unit of a time.
     if solved := SOLVED_RATE.fullmatch(text):
         return Guess("rate_per_rank" if solved["each"] else "rate", 1.0)
-    misread = False
-    for canonical in ("rate_per_rank", "rate", "flops_per_rank", "flops"):
-        if re.fullmatch(NUMBERS[canonical], text):
-            other = OTHERWISE.get(canonical.removesuffix("_per_rank"))
-            if other and re.search(other, text):
-                misread = True
-                continue
+    rates = ("rate_per_rank", "rate", "flops_per_rank", "flops")
+    rated = [canonical for canonical in rates if re.fullmatch(NUMBERS[canonical], text)]
+    for canonical in rated:
+        other = OTHERWISE.get(canonical.removesuffix("_per_rank"))
+        if other is None or not re.search(other, text):
             peta = 1e15 if re.search(r"(^|_)pflop", text) else 1e12
             counted = MULTIPLE.search(text)
             each = MULTIPLES[counted[1] or counted[2]] if counted else 1.0
             return Guess(canonical, peta if "flops" in canonical else each)
-    if misread:
+    if rated:
         return None
     stem, family, factor, statistic = parsed = parse_name(name)
     clocked = family == "time" or re.search(rf"{CLOCKED}|^{BARE}$", stem)

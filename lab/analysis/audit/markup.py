@@ -15,6 +15,7 @@ from lab.analysis.audit import restructured
 from lab.analysis.audit.columns import quantities
 from lab.analysis.audit.reshape import named_ranks
 from lab.analysis.audit.values import ranks_of
+from lab.records.table import grouped
 
 BAR = re.compile(r"(?<!\\)\|")
 # A lone "-" is a missing value, unless another cell has more or a colon, or all of the second line
@@ -103,10 +104,9 @@ def most_relevant(tables: Sequence[Table]) -> list[Table]:
         if len(table.header) == 2 and VALUES.fullmatch(table.header[1].lower())
     ]
     results = [table for table in tables if table not in settings]
-    candidates = results or tables
-    relevances = [*map(relevance, candidates)]
-    most = max(relevances, default=0)
-    alike = [table for table, known in zip(candidates, relevances, strict=True) if known == most]
+    by_relevance = grouped((relevance(table), table) for table in results or tables)
+    most = max(by_relevance, default=0)
+    alike = by_relevance.get(most, [])
     if alike and not most:
         alike = [max(alike, key=lambda table: len(table.rows))]
     values = [": ".join(row[:2]) for table in settings for row in table.rows if results]

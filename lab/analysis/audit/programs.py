@@ -8,8 +8,7 @@ from collections.abc import Mapping
 import pandas as pd
 
 from lab.analysis.audit.columns import Guess, normal, parse_name, quantities
-from lab.analysis.audit.reshape import are_timed, listed, stacked
-from lab.analysis.audit.values import TIME_UNITS, numbers
+from lab.analysis.audit.reshape import are_timed, in_seconds, listed, stacked
 
 PARALLEL = (
     "open_?mp|omp|mpi|p_?threads?|open_?acc|cuda|open_?cl|hybrid|parallel|multi_?thread(?:ed)?"
@@ -45,11 +44,9 @@ def by_program(frame: pd.DataFrame, mapped: Mapping[str, Guess]) -> tuple[pd.Dat
         return frame, []
     rows = []
     for program, part in parallel.items():
-        factor = parse_name(part["time"]).factor
-        times = numbers(frame[part["time"]], units=TIME_UNITS, factor=factor)
-        new = rest.assign(setting=program, time_s=times.map("{:.15e} s".format))
-        ratios = {what: frame[column] for what, column in part.items() if what != "time"}
-        rows.append(new.assign(**ratios)[times.notna()])
+        cells = {what: frame[column] for what, column in part.items()}
+        times = in_seconds(cells.pop("time"), part["time"])
+        rows.append(rest.assign(setting=program, time_s=times, **cells)[times.notna()])
     long = pd.concat(rows, ignore_index=True)
     names = ", ".join(repr(part["time"]) for part in parallel.values())
     read = f"{names} {'are' if len(parallel) > 1 else 'is'} read as the time of a program"
@@ -76,11 +73,10 @@ def over_serial(frame: pd.DataFrame, mapped: Mapping[str, Guess]) -> tuple[pd.Da
     one, other = serial[0], next(column for column in programs if column not in serial)
     rest = frame.drop(columns=[*programs, *quoted])
     rest = rest.drop(columns=[name for name in rest if "efficiency" in quantities([str(name)])])
-    parts = []
-    for column in (one, other):
-        factor = parse_name(column).factor
-        times = numbers(frame[column], units=TIME_UNITS, factor=factor)
-        parts.append(rest.assign(setting=column, time_s=times.map("{:.15e} s".format)))
+    parts = [
+        rest.assign(setting=column, time_s=in_seconds(frame[column], column))
+        for column in (one, other)
+    ]
     parts[1] = parts[1].assign(ratio_of_times=frame[quoted[0]], ratio_over=one)
     read = f"{quoted[0]!r} is read as the ratio of {one!r} to {other!r}"
     return pd.concat(parts, ignore_index=True), [read]

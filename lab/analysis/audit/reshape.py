@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 import re
-from collections.abc import Collection, Iterable, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 from typing import Any, NamedTuple
 
 import pandas as pd
@@ -48,6 +48,7 @@ BATCH = re.compile(
     r"(?:^|_)(?:(?:max_)?(?:batch(?:_?size)?|bsz?)_?|b_?(?=\d\d))(?P<n>\d{1,9})(?=_|$)"
 )
 BATCHES = {"batch", "global_batch_size", "micro_batch_size"}
+NO_RANKS = set(NUMERIC) - {"world_size", "nodes"}
 HINTS = (
     re.compile(r"(?:^|[_\W])(\d+)\s*x\s*(?:[a-z]+\s*)?[a-z]*\d", re.IGNORECASE),
     re.compile(r"(\d+)\s*(?:x\s+)?(?:gpus?|processes|ranks|procs|workers)\b", re.IGNORECASE),
@@ -155,23 +156,25 @@ def by_rank(frame: pd.DataFrame, mapped: Collection[str]) -> tuple[pd.DataFrame,
     }
     indices = sorted(int(match["n"]) for match in matches.values())
     named = all(match["what"] == "rank" for match in matches.values())
-    counted = indices == list(range(len(indices)))
-    if len(indices) < 2 or not (
-        counted or (named and indices == [n + 1 for n in range(len(indices))])
-    ):
+    first = int(named and indices[:1] == [1])  # what is called rank may be numbered from 1
+    if len(indices) < 2 or indices != list(range(first, first + len(indices))):
         return frame, []
     others = [column for column in frame.columns if column not in matches]
     whole = next((name for name in others if (guess(name) or Guess("", 1)).canonical == "time"), "")
     parts = [frame.assign(rank="all")[[*others, "rank"]]] if whole else []
     for column, match in matches.items():
-        factor = parse_name(_without(match)).factor
-        times = numbers(frame[column], units=TIME_UNITS, factor=factor)
-        part = frame[others].assign(
-            rank=match["n"], **{whole or "time_s": times.map("{:.15e} s".format)}
-        )
+        times = in_seconds(frame[column], _without(match))
+        part = frame[others].assign(rank=match["n"], **{whole or "time_s": times})
         parts.append(part[times.notna()])
     assumption = f"the ranks are read from the column names {listed(matches)}"
     return pd.concat(parts, ignore_index=True), [assumption]
+
+
+def in_seconds(times: pd.Series, name: str) -> pd.Series:
+    """Times as texts with their unit, if they have none by that in a column's name; None where
+    unknown."""
+    known = numbers(times, units=TIME_UNITS, factor=parse_name(name).factor)
+    return known.map("{:.15e} s".format).where(known.notna(), None)
 
 
 def by_batch(frame: pd.DataFrame, mapped: Collection[str]) -> tuple[pd.DataFrame, list[str]]:
@@ -306,9 +309,7 @@ def _spreads(frame: pd.DataFrame, columns: Sequence[str], quantity: str) -> list
 
 def are_timed(cells: pd.Series) -> bool:
     """Whether cells are times with units of their own, such as 41 days 4 hours."""
-    texts = [text for text in _first_texts(cells) if is_known(text)]
-    times = [duration(text) for text in texts if text.lower() not in MISSING]
-    return bool(times) and not any(map(math.isnan, times))
+    return _are(lambda text: math.isfinite(duration(text)), cells)
 
 
 def by_cells(frame: pd.DataFrame, mapped: Collection[str]) -> tuple[pd.DataFrame, list[str]]:
@@ -359,9 +360,9 @@ def _with_quantity(spreads: Sequence[Spread], frame: pd.DataFrame) -> list[Sprea
         grown = (values[most] - values[least]) / ideal
         among = grown.max() > GROWN and grown.min() > 0  # no time grows that much
         quantity = "rate" if grown.median() > GROWN or among else "time"
-    if any(_are(RATED, frame[spread.column]) for spread in unnamed):
+    if any(_are(RATED.search, frame[spread.column]) for spread in unnamed):
         quantity = "rate"
-    elif all(_are(TIMES_X, frame[spread.column]) for spread in unnamed):
+    elif all(_are(TIMES_X.search, frame[spread.column]) for spread in unnamed):
         quantity = "speedup"
     return [spread._replace(canonical=spread.canonical or quantity) for spread in spreads]
 
@@ -375,10 +376,10 @@ def _units(cells: pd.Series) -> set[str]:
     return units - {""}
 
 
-def _are(pattern: re.Pattern[str], cells: pd.Series) -> bool:
-    """Whether all cells have such a unit of their own, as have rates like 12.4k tok/s."""
+def _are(such: Callable[[str], object], cells: pd.Series) -> bool:
+    """Whether all cells are such texts, as those with a unit of their own like 12.4k tok/s."""
     texts = [text for text in _first_texts(cells) if is_known(text) and text.lower() not in MISSING]
-    return bool(texts) and all(pattern.search(text) for text in texts)
+    return bool(texts) and all(map(such, texts))
 
 
 def _quantity(name: object) -> str:
@@ -392,7 +393,7 @@ def _numbers_other(column: str, cells: pd.Series) -> bool:
     """Whether bare numbers beside a column are not ranks: epochs beside "Loss (model/epoch)", and
     batches beside "Batch size", unless its own cells are the batches."""
     meaning = guess(column)
-    other = meaning is not None and meaning.canonical in set(NUMERIC) - {"world_size", "nodes"}
+    other = meaning is not None and meaning.canonical in NO_RANKS
     own = numbers(cells).notna().all()
     return bool(OF_A_RUN.search(normal(column))) or (other and not own)
 
@@ -432,11 +433,7 @@ def _spread(column: str, quantity: str, *, bare: bool) -> Spread | None:
     rated = meaning is not None and meaning.canonical in MEASURED  # "img/s", but not "per node"
     if not size or (not rated and re.search(r"(?:^|_)per(?=_|$)|batch", rest)):
         return None
-    if (
-        meaning
-        and meaning.canonical in NUMERIC
-        and meaning.canonical not in {"world_size", "nodes"}
-    ):
+    if meaning and meaning.canonical in NO_RANKS:
         return Spread(column, size, meaning.canonical, meaning.factor)
     name = parse_name(rest)
     factor = name.factor if name.family == "time" else None

@@ -72,13 +72,10 @@ def _simple(lines: Sequence[str], start: int) -> tuple[int, list[list[str]]]:
     """
     borders = [start]
     for place in range(start + 1, len(lines)):
-        border = BORDER.fullmatch(lines[place])
-        if border or (not lines[place].strip() and len(borders) > 1):
-            if not border:
-                break
+        if BORDER.fullmatch(lines[place]):
             borders.append(place)
-            if len(borders) == 3:
-                break
+        if len(borders) == 3 or (len(borders) == 2 and not lines[place].strip()):
+            break
     if len(borders) < 3:
         return start + 1, []
     _, middle, end = borders
@@ -128,9 +125,8 @@ def _listed(lines: Sequence[str]) -> list[list[str]]:
 
 def _delimited(lines: Sequence[str]) -> list[list[str]]:
     options, content = _content(lines)
-    delimiter = {"tab": "\t", "space": " "}.get(
-        options.get("delim", ","), options.get("delim", ",")
-    )
+    delim = options.get("delim", ",")
+    delimiter = {"tab": "\t", "space": " "}.get(delim, delim)
     text = [options["header"]] if "header" in options else []
     named = csv.reader(text, skipinitialspace=True)
     rest = csv.reader(

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Callable, Generator, Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from typing import Literal, NamedTuple
 
@@ -38,6 +38,9 @@ class Fault(NamedTuple):
     evidence: str
     advice: str = ""
     severity: Severity | None = None
+
+
+Comparison = Generator[Fault, None, bool]  # returns whether anything could be compared
 
 
 @dataclass(frozen=True)

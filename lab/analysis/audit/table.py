@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import re
 from collections.abc import Collection, Iterable, Mapping, Sequence
-from typing import Literal, NamedTuple
+from typing import Literal
 
 import numpy as np
 import pandas as pd
@@ -42,6 +42,7 @@ TRAINING = {
 } - {"other"}
 MEASURED = {"time", "rate", "speedup", "efficiency"}
 AFTER_WORD = "parallel|open_?mp|omp|mpi|threads|workers|multi-?process(?:ing)?"
+SETTINGS = {*WHOLE_NUMBERS, *TEXTS, "bytes"}  # a size that is not read is a problem's
 MOST_KEY_VALUES = 200
 MOST_ROWS = 2_000_000
 SIZES = re.compile(r"\d+(?:\s*[x×*]\s*\d+)+")  # of images, or nodes and ranks
@@ -59,20 +60,6 @@ NEARLY = 0.02  # relative: of a ratio of two rounded rates, or a batch that rank
 ANOTHER = 1.1  # ratio of the parameters of two models
 # What runs may be compared by, if all of them were measured at several world sizes.
 COMPARED = ("gpu", "cpu", "version", "driver")
-
-
-class LongForm(NamedTuple):
-    """A table with a row for each measurement, and what its columns mean by their names.
-
-    `origins` has the columns of the table that each new column was made of; `wide` tells whether
-    ranks were columns.
-    """
-
-    frame: pd.DataFrame
-    meanings: dict[str, Guess]
-    assumptions: list[str]
-    origins: dict[str, list[str]]
-    wide: bool
 
 
 @PYTHON_STRINGS
@@ -131,8 +118,12 @@ def from_table(
 
 def _long_form(
     frame: pd.DataFrame, mapped: Mapping[str, Guess], name: str, notes: Sequence[str]
-) -> LongForm:
-    """Make rows of settings, ranks and batches that a table has as columns or in its cells."""
+) -> tuple[pd.DataFrame, dict[str, Guess], list[str], dict[str, list[str]], bool]:
+    """Make rows of settings, ranks and batches that a table has as columns or in its cells.
+
+    Returns the table with a row for each measurement, what its columns mean by their names, what
+    that assumes, the columns that each new one was made of, and whether ranks were columns.
+    """
     frame, filled = _filled_down(frame, mapped)
     frame, assumptions = reshape.turned(frame, mapped)
     frame[ROW] = np.arange(1, len(frame) + 1)
@@ -156,7 +147,7 @@ def _long_form(
                 meanings |= {workers: Guess("world_size", 1.0)}
                 of_sizes = [f"{workers!r} counts the ranks, as no other column does"]
     assumptions += of_sizes
-    return LongForm(frame, meanings, assumptions, origins, wide=bool(of_ranks or of_sizes))
+    return frame, meanings, assumptions, origins, bool(of_ranks or of_sizes)
 
 
 def _complete_batches(tidy: pd.DataFrame, given: Mapping[str, str]) -> None:
@@ -465,35 +456,38 @@ def _add_keys(
     if collective:
         keys["key:bytes"] = tidy["bytes"].map(message_size, na_action="ignore")
     for column in frame.columns:
-        # A column whose numbers cannot be parsed may still distinguish rows.
-        meaning = guess(column)
-        settings = {*WHOLE_NUMBERS, *TEXTS, "bytes"}  # a size that is not read is a problem's
-        read = meaning is not None and meaning.canonical not in settings
-        other = re.search(columns.IDEAL, normal(column))
-        other = other or columns.VERDICT.fullmatch(normal(column))
-        if column not in used and column != ROW and not other:
-            cells = frame[column].map(as_text).loc[tidy.index]
-            words = pd.to_numeric(cells.dropna(), errors="coerce").isna().all()
-            # Of words for settings, half may have been measured at one number of ranks.
-            # On one number of ranks words tell configurations apart, unless they vary in a log.
-            named = words and bool(cells.dropna().str.match(r"[^\W\d_]").all())
-            if (read or columns.OUTCOME.search(normal(column))) and not named:
-                continue
-            known_sizes = tidy["world_size"].nunique()
-            recurring = known_sizes == 1 or (known_sizes == 0 and cells.duplicated().any())
-            apart = named and not logged and recurring
-            apart = apart or (named and logged and _names_series(cells, tidy))
-            adapted = cells.dropna().str.contains(columns.ADAPTED)
-            apart = apart or (named and adapted.nunique() > 1)
-            if (apart and cells.nunique() > 1) or _is_key(
-                cells, tidy["world_size"], least=0.5 if words else 0.51
-            ):
-                keys[f"key:{column}"] = cells
+        name, meaning = normal(column), guess(column)
+        computed = re.search(columns.IDEAL, name) or columns.VERDICT.fullmatch(name)
+        if column in used or column == ROW or computed:
+            continue
+        # A column whose numbers cannot be parsed may still distinguish rows, as may settings.
+        measured = meaning is not None and meaning.canonical not in SETTINGS
+        measured = measured or bool(columns.OUTCOME.search(name))
+        cells = frame[column].map(as_text).loc[tidy.index]
+        if _distinguishes(cells, tidy, measured=measured, logged=logged):
+            keys[f"key:{column}"] = cells
     if not logged and tidy[["speedup", "efficiency"]].isna().all(axis=None):
         keys |= _sizes_of_problems(tidy, frame, used)
     for name, cells in keys.items():
         texts = cells.map("{:g}".format) if is_numeric_dtype(cells) else cells.astype(str)
         tidy[name] = texts.where(cells.notna(), "")
+
+
+def _distinguishes(cells: pd.Series, tidy: pd.DataFrame, *, measured: bool, logged: bool) -> bool:
+    """Whether the cells of a column tell configurations apart; if it is `measured`, only words."""
+    known, sizes = cells.dropna(), tidy["world_size"]
+    words = bool(pd.to_numeric(known, errors="coerce").isna().all())
+    named = words and bool(known.str.match(r"[^\W\d_]").all())
+    if measured and not named:
+        return False
+    if named and known.nunique() > 1:
+        # On one number of ranks words tell configurations apart, unless they vary in a log.
+        recurring = sizes.nunique() == 1 or (sizes.isna().all() and cells.duplicated().any())
+        adapted = known.str.contains(columns.ADAPTED).nunique() > 1
+        if adapted or (_names_series(cells, tidy) if logged else recurring):
+            return True
+    # Of words for settings, half may have been measured at one number of ranks.
+    return _is_key(cells, sizes, least=0.5 if words else 0.51)
 
 
 def _sizes_of_problems(

@@ -68,11 +68,17 @@ def read_table(
     beyond them.
     """
     frames = read_tables(source, mapping if number is None else None)
-    if number is None:
-        frame = max(frames, key=len)
-    else:
+    frame = max(frames, key=len)
+    if number is not None:
         name = str(source) if isinstance(source, str | Path) else STREAM
-        frame = _of_number(name, frames, number, mapping or {})
+        if not 0 < number <= len(frames):
+            what = f"holds {count(len(frames), 'table')} of results, not {number}"
+            several = len(frames) > 1
+            advice = f"give a number from 1 to {len(frames)}" if several else "leave it out"
+            raise _error(name, what, advice, "table")
+        frame = frames[number - 1]
+        if problems := _lacking(frame, mapping or {}):
+            raise InputError(name, problems)
     if len(frames) > 1:
         which = f"table {frame.attrs['number']} is read, {frame.attrs['place']}"
         others = frames[0].attrs["assumptions"]
@@ -80,25 +86,12 @@ def read_table(
     return frame
 
 
-def _of_number(
-    name: str, frames: Sequence[pd.DataFrame], number: int, mapping: Mapping[str, str]
-) -> pd.DataFrame:
-    """The table of a text with this number and these columns; InputError if there is none."""
-    if not 0 < number <= len(frames):
-        what = f"holds {count(len(frames), 'table')} of results, not {number}"
-        advice = f"give a number from 1 to {len(frames)}" if len(frames) > 1 else "leave it out"
-        raise _error(name, what, advice, "table")
-    if problems := _lacking(frames[number - 1], mapping):
-        raise InputError(name, problems)
-    return frames[number - 1]
-
-
 def read_tables(
     source: str | Path | IO[Any], mapping: Mapping[str, str] | None = None
 ) -> list[pd.DataFrame]:
     """Read delimited text (comma, semicolon, tab, bar, else spaces), tables of a notebook or of a
     text in Markdown, HTML, LaTeX or reStructuredText, or the output of nccl-tests or of the OSU
-    micro-benchmarks as DataFrames of text, empty cells as "".
+    micro-benchmarks as DataFrames of text, empty cells as "". A Parquet file is read as it is.
 
     `source` is a path or an open stream. Of several tables, those that say most of scaling are
     read, in the order of the text. Notes are in `frame.attrs["notes"]`: lines that start with #,
@@ -112,6 +105,8 @@ def read_tables(
     """
     stream = None if isinstance(source, str | Path) else source
     name = STREAM if stream else str(source)
+    if not stream and Path(name).suffix.lower() == ".parquet":
+        return [_parquet(Path(name))]
     text = notebook.as_text(_text(stream, name))
     frames: list[pd.DataFrame] = []
     tables, errors = _parsed(name, text)
@@ -351,8 +346,7 @@ def _delimited(name: str, lines: Sequence[str]) -> tuple[list[str], list[list[st
             content[first - 1] = header if apart == SPACES else apart.join(names)
     elif first and NUMBERED_NAME.match(lines[first - 1]) and NUMERIC_CELL.search(content[first]):
         pair = [lines[first - 1], content[first]]
-        delimiter = _delimiter(pair)
-        if len({len(next(csv.reader([line], delimiter=delimiter))) for line in pair}) == 1:
+        if len(set(_widths(pair, _delimiter(pair)))) == 1:
             content[first - 1] = pair[0].lstrip("#")
     sample = _sample(name, content)
     delimiter = _delimiter(sample)
@@ -426,17 +420,22 @@ def _is_headed(lines: Sequence[str]) -> bool:
     sample = list(itertools.islice(content, SAMPLE_LINES))
     if len(sample) < 2 or re.search(r"[=:]\s*[-+.\d]", sample[0]):
         return False
-    if (delimiter := _delimiter(sample)) == SPACES:
-        counts = {len(line.split()) for line in sample}
-        return len(counts) == 1 and not _has_digits(sample[0])
-    return len({len(next(csv.reader([line], delimiter=delimiter), [])) for line in sample}) == 1
+    delimiter = _delimiter(sample)
+    spaced = delimiter == SPACES
+    widths = [len(line.split()) for line in sample] if spaced else _widths(sample, delimiter)
+    return len(set(widths)) == 1 and not (spaced and _has_digits(sample[0]))
+
+
+def _widths(lines: Iterable[str], delimiter: str) -> list[int]:
+    """The number of cells in each line, as CSV, in which quotes may hold the delimiter."""
+    return [len(next(csv.reader([line], delimiter=delimiter), [])) for line in lines]
 
 
 def _delimiter(lines: Sequence[str]) -> str:
     """The delimiter that occurs in the header, and equally often in most rows."""
 
     def agreement(delimiter: str) -> tuple[float, int]:
-        counts = [len(next(csv.reader([line], delimiter=delimiter), [])) for line in lines]
+        counts = _widths(lines, delimiter)
         return (Counter(counts)[counts[0]] / len(counts) if counts[0] > 1 else 0.0, counts[0])
 
     try:
@@ -464,32 +463,6 @@ def _cells(name: str, lines: Sequence[str], delimiter: str) -> tuple[list[str], 
     header, *below = rows or [[]]
     advice = "quote cells that hold the delimiter"
     return _rectangular(name, header, below, places=places[1:], advice=advice)
-
-
-def read_file(
-    source: str | Path | IO[Any],
-    mapping: Mapping[str, str] | None = None,
-    *,
-    number: int | None = None,
-) -> pd.DataFrame:
-    """The table in a Parquet file, or in a text as by `read_table`; raises InputError."""
-    if path := _parquet_path(source):
-        return _of_number(str(path), [_parquet(path)], number or 1, mapping or {})
-    return read_table(source, mapping, number=number)
-
-
-def read_all(
-    source: str | Path | IO[Any], mapping: Mapping[str, str] | None = None
-) -> list[pd.DataFrame]:
-    """The table in a Parquet file, or those in a text as by `read_tables`."""
-    path = _parquet_path(source)
-    return [_parquet(path)] if path else read_tables(source, mapping)
-
-
-def _parquet_path(source: str | Path | IO[Any]) -> Path | None:
-    if isinstance(source, str | Path) and Path(source).suffix.lower() == ".parquet":
-        return Path(source)
-    return None
 
 
 def _parquet(path: Path) -> pd.DataFrame:

@@ -425,6 +425,7 @@ PUBLISHED = {
     "ablation on eight ranks": "#GPU|Loader|XLA|Training Time<br/>HH:MM:SS &darr;|Speed Up\n"
     "1|TF|&cross;|51:38:24|---\n8|TF|&cross;|11:30:45|1x (base)\n8|DALI|&cross;|6:23:43|1.8x\n"
     "8|DALI|&check;|7:33:15|1.5x",
+    "memory of each GPU": "Model|Load time|GPU 0 use|GPU 1 use\na|8.7s|11.7GB|0GB\nb|12.4s|21.9GB|1.5GB",
     "precisions on eight ranks": "GPUs|Precision|Time to train [h]|Time to train speedup\n"
     "8|TF32|4.81|-\n8|AMP|3.77|1.27",
     "tensor parallelism left out": "GPUs|Size|DP|PP|PP Chunks|Mic-BS|Glob-BS|Speed|TFlops\n"

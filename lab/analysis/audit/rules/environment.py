@@ -182,8 +182,8 @@ def same_learning(observations: Observations) -> Iterator[Fault]:
     And ranks that end with different parameters, as if nothing had averaged their gradients.
     """
     frame, records = observations.frame, observations.kind == "records"
-    apart = list(_models_apart(frame)) if records else []
-    yield from apart
+    if records:
+        yield from _models_apart(frame)
     rows = frame[frame["aggregate"] == records]
     rows = rows[rows["loss"].notna() | rows["accuracy"].notna()]
     names = [name for name in observations.keys if name not in SAME_LEARNING]
@@ -193,13 +193,9 @@ def same_learning(observations: Observations) -> Iterator[Fault]:
     if batch:
         names.append(batch)
         rows = rows[rows[batch].notna()]
-    groups = pd.Series(0, rows.index)
-    if names:
-        groups = rows.groupby(names, sort=False, dropna=False).ngroup()
+    groups = rows.groupby(names or ["aggregate"], sort=False, dropna=False).ngroup()
     rows = rows[groups.groupby(groups).transform("size") > 1]
     if rows.empty:
-        if apart:
-            return
         raise UncheckedError("two runs of equal global batch with a loss or accuracy")
     if records:
         for _, group in rows.groupby(groups[rows.index], sort=False):

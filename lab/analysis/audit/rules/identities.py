@@ -13,7 +13,7 @@ import pandas as pd
 from lab.analysis.audit.columns import LAYOUT, counted, normal
 from lab.analysis.audit.observations import ROW, Observations, UncheckedError, largest
 from lab.analysis.audit.points import QUOTED, ROUNDING, Curve, Point
-from lab.analysis.audit.rule import SHOWN, Fault, rule, seconds
+from lab.analysis.audit.rule import SHOWN, Comparison, Fault, rule, seconds
 from lab.formatting import count
 
 WHOLE_RUN = 0.2  # of a time to train may not be training
@@ -152,9 +152,7 @@ def quoted_against_own(observations: Observations) -> Iterator[Fault]:
     for kind in ("times", "rates"):
         rows = observations.frame[observations.frame[f"ratio_of_{kind}"].notna()]
         if len(rows):
-            compared, faults = _ratios(rows, kind, observations)
-            checked = checked or compared > 0
-            yield from faults
+            checked |= yield from _ratios(rows, kind, observations)
     if {"rate", "rate_per_rank", "world_size"} <= given:
         total, each = (counted(observations.given[name]) for name in ("rate", "rate_per_rank"))
         if total and total == each:
@@ -162,13 +160,10 @@ def quoted_against_own(observations: Observations) -> Iterator[Fault]:
             yield from _totals(observations.frame)
     if observations.kind == "table" and {"rate", "time"} <= observations.known:
         batch = observations.per == "step" and {"global_batch_size", "batch"} & given
-        compared, faults = _steps(observations) if batch else (0, [])
-        checked = checked or compared > 0
-        yield from faults
+        if batch:
+            checked |= yield from _steps(observations)
         for curve in observations.curves if not batch else ():
-            alike, faults = _unlike_runs(curve)
-            checked = checked or alike
-            yield from faults
+            checked |= yield from _unlike_runs(curve)
     if not checked:
         raise UncheckedError("a quoted speedup, efficiency or total with the numbers behind it")
 
@@ -246,7 +241,7 @@ def _worst(
     return [Fault(wrong["label"], evidence, advice)]
 
 
-def _steps(observations: Observations) -> tuple[int, list[Fault]]:
+def _steps(observations: Observations) -> Comparison:
     """Rates times times of a step that are not its global batch, in samples or in tokens, although
     those of at least half of the rows are."""
     frame = observations.frame
@@ -262,8 +257,8 @@ def _steps(observations: Observations) -> tuple[int, list[Fault]]:
     known = [at for at, gap in enumerate(gaps) if gap.notna().any()]
     best = min(known, key=lambda at: wrong[at].sum() / gaps[at].notna().sum(), default=None)
     if best is None or wrong[best].sum() > gaps[best].notna().sum() / 2:
-        return 0, []
-    return int(gaps[best].notna().sum()), _worst(
+        return False
+    yield from _worst(
         frame[wrong[best]],
         gaps[best],
         lambda worst: (
@@ -273,9 +268,10 @@ def _steps(observations: Observations) -> tuple[int, list[Fault]]:
         ),
         WORK_ADVICE,
     )
+    return True
 
 
-def _unlike_runs(curve: Curve) -> tuple[bool, list[Fault]]:
+def _unlike_runs(curve: Curve) -> Comparison:
     """Points of a curve whose rate times time is not the work of most others, which is equal on
     all numbers of ranks or grows with them."""
     points = [point for point in curve.points if point.time > 0 and point.rate > 0]
@@ -289,17 +285,16 @@ def _unlike_runs(curve: Curve) -> tuple[bool, list[Fault]]:
         fitting.append((np.abs(done / usual - 1) <= margins, usual))
     fits, usual = max(fitting, key=lambda pair: int(pair[0].sum()))
     if fits.sum() < max(FEWEST_ALIKE, 2 * len(points) / 3):
-        return False, []
-    return True, [
-        Fault(
-            point.labels,
-            f"{point.rate:.6g} per s for {seconds(point.time)} is {amount:.4g} on {point.ranks}; "
-            f"by {fits.sum()} other rows it should be {work:.4g}.",
-            WORK_ADVICE,
-        )
-        for point, amount, work, fit in zip(points, done, usual, fits, strict=True)
-        if not fit
-    ]
+        return False
+    for point, amount, work, fit in zip(points, done, usual, fits, strict=True):
+        if not fit:
+            yield Fault(
+                point.labels,
+                f"{point.rate:.6g} per s for {seconds(point.time)} is {amount:.4g} on "
+                f"{point.ranks}; by {fits.sum()} other rows it should be {work:.4g}.",
+                WORK_ADVICE,
+            )
+    return True
 
 
 def _digits(point: Point, name: str) -> float:
@@ -307,7 +302,7 @@ def _digits(point: Point, name: str) -> float:
     return value if value == value else 0.0
 
 
-def _ratios(rows: pd.DataFrame, kind: str, observations: Observations) -> tuple[int, list[Fault]]:
+def _ratios(rows: pd.DataFrame, kind: str, observations: Observations) -> Comparison:
     """Ratios between two settings for which the same row of the table has its own numbers."""
     frame, quantity = observations.frame, kind.removesuffix("s")
     key = next(
@@ -330,9 +325,8 @@ def _ratios(rows: pd.DataFrame, kind: str, observations: Observations) -> tuple[
     margin = digits.clip(lower=QUOTED)
     # "A to B" may mean A over B or B over A.
     gap = (quoted / own - 1).abs().combine((quoted * own - 1).abs(), min)
-    wrong = rows[(gap > margin) & own.notna()]
-    return int(own.notna().sum()), _worst(
-        wrong,
+    yield from _worst(
+        rows[(gap > margin) & own.notna()],
         gap,
         lambda worst: (
             f"{quoted[worst.name]:.2f}x is quoted for {worst[key]} over {worst['ratio_over']} in "
@@ -340,6 +334,7 @@ def _ratios(rows: pd.DataFrame, kind: str, observations: Observations) -> tuple[
         ),
         "Compute it again from the numbers beside it, or state where it comes from.",
     )
+    return bool(own.notna().any())
 
 
 def _totals(frame: pd.DataFrame) -> list[Fault]:

@@ -71,14 +71,6 @@ def plausible_bandwidth(observations: Observations) -> Iterator[Fault]:
         raise UncheckedError("bytes or parameters", what)
 
 
-class Transfer(NamedTuple):
-    """A communication time per step in s, its description, and whether it is an upper bound."""
-
-    time: float
-    words: str = "communication"
-    bound: bool = False
-
-
 def _steps(point: Point, observations: Observations) -> float:
     """Optimizer steps that the times cover, NaN if unknown."""
     if observations.per == "step":
@@ -90,23 +82,20 @@ def _steps(point: Point, observations: Observations) -> float:
     return math.ceil(samples / point.global_batch_size) if known else math.nan
 
 
-def _transfer(point: Point, observations: Observations) -> Transfer | None:
+def _transfer(point: Point, observations: Observations) -> tuple[float, bool] | None:
+    """The communication time of a step in s, and whether it is only an upper bound."""
     steps = _steps(point, observations)
     if not math.isfinite(steps):
         return None
     if point.communication > 0:
-        return Transfer(point.communication / steps)
+        return point.communication / steps, False
     base = point.base
     if base is None or base.world_size != 1 or observations.kind == "records":
         return None
     # With equal work per rank, the extra step time on N ranks bounds the communication.
     equal = abs(point.micro_batch_size / (base.micro_batch_size or math.nan) - 1) < 0.01
     added = point.time / steps - base.time / _steps(base, observations)
-    return (
-        Transfer(added, "the whole increase of the step time", bound=True)
-        if equal and added > 0
-        else None
-    )
+    return (added, True) if equal and added > 0 else None
 
 
 def _link(
@@ -168,18 +157,19 @@ class _Links:
 
 
 def _judged(
-    point: Point, size: float, transfer: Transfer, on: tuple[Link, bool]
+    point: Point, size: float, transfer: tuple[float, bool], on: tuple[Link, bool]
 ) -> Iterator[Fault]:
-    n = point.world_size
-    bandwidth = 2 * (n - 1) / n * size / transfer.time
+    n, (time, bound) = point.world_size, transfer
+    bandwidth = 2 * (n - 1) / n * size / time
+    words = "the whole increase of the step time" if bound else "communication"
     link, emulated = on
     source = "bytes given" if point.bytes > 0 else f"{point.parameters:,.0f} parameters in fp32"
     evidence = (
-        f"{plain(size / 1e6)} MB per step ({source}) over {seconds(transfer.time)} "
-        f"({transfer.words}) on {n:g} ranks is a bus bandwidth of {_gigabytes(bandwidth)}"
+        f"{plain(size / 1e6)} MB per step ({source}) over {seconds(time)} "
+        f"({words}) on {n:g} ranks is a bus bandwidth of {_gigabytes(bandwidth)}"
     )
     share = bandwidth / link.bytes_per_s
-    if bandwidth > link.limit and not transfer.bound:
+    if bandwidth > link.limit and not bound:
         fastest = f"the fastest link known here carries {FASTEST / 1e9:.0f} GB/s"
         yield Fault(
             point.labels,

@@ -98,18 +98,17 @@ def repeats(observations: Observations) -> Iterator[Fault]:
     points = [point for point in observations.points if _repeated(point) or point.speedup > 0]
     if not points:
         raise UncheckedError("world_size")
-    counts = [
-        point.repeats if point.repeats > 0 else max(len(_repeated(point)), 1) for point in points
-    ]
+    counts = {
+        point: point.repeats if point.repeats > 0 else max(len(_repeated(point)), 1)
+        for point in points
+    }
     numbered = observations.kind == "table" and {"repeats", "repeat"} & observations.known
     # A few duplicates in a table may differ in columns whose names were not recognized.
     stated = numbered or np.mean([len(_repeated(point)) > 1 for point in points]) > 0.5
-    single = [point for point, count in zip(points, counts, strict=True) if count < 2]
+    single = [point for point in points if counts[point] < 2]
     spread = [point for point in single if point.bounds is not None or point.rate_std > 0]
     once = [point for point in single if point not in spread]
-    few = [
-        point for point, count in zip(points, counts, strict=True) if 2 <= count < FEWEST_REPEATS
-    ]
+    few = [point for point in points if 2 <= counts[point] < FEWEST_REPEATS]
     if observations.summarised and not stated:
         yield from _unstated(_labels(once))
     elif once:

@@ -68,10 +68,8 @@ def _averaged(point: Point) -> Fault:
     by_mean, by_slowest = point.gain_of_means, point.gain
     evidence = f"On {point.ranks} the mean over ranks is quoted"
     if math.isfinite(by_mean) and math.isfinite(by_slowest):
-        evidence = (
-            f"The mean over ranks gives {by_mean:.2f}x on {point.ranks}, but the slowest rank "
-        )
-        evidence += f"{by_slowest:.2f}x"
+        evidence = f"The mean over ranks gives {by_mean:.2f}x on {point.ranks}, but the slowest "
+        evidence += f"rank {by_slowest:.2f}x"
     return Fault(point.labels, f"{evidence} ({seconds(point.mean)} against {seconds(point.time)}).")
 
 

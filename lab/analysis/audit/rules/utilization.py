@@ -10,7 +10,7 @@ import pandas as pd
 
 from lab.analysis.audit.columns import ADAPTED, LAYOUT
 from lab.analysis.audit.observations import Observations, UncheckedError, largest
-from lab.analysis.audit.rule import Fault, rule
+from lab.analysis.audit.rule import Comparison, Fault, rule
 from lab.formatting import count
 from lab.perfmodel.hardware import GPUS, named_gpu
 
@@ -68,9 +68,8 @@ def mfu_consistent(observations: Observations) -> Iterator[Fault]:
             one_model = "key:model" in keys or own.max() <= ONE_MODEL * own.min()
             if one_model and not (name == "flops" and _is_constant(same["flops"] / same["rate"])):
                 yield _unlike_rate(same, name, own, wrong)
-    number, faults = _unlike_peaks(observations)
-    yield from faults
-    if not compared + number:
+    compared += yield from _unlike_peaks(observations)
+    if not compared:
         raise UncheckedError("two rows of one model with MFU or TFLOP/s and a rate")
 
 
@@ -108,7 +107,7 @@ def _inconstant(
     return int((of_one.transform("size") > 1).sum()), off
 
 
-def _unlike_peaks(observations: Observations) -> tuple[int, list[Fault]]:
+def _unlike_peaks(observations: Observations) -> Comparison:
     """TFLOP/s over MFU, which is the peak, that differs from that of most rows on one GPU."""
     frame = observations.frame
     keys = [key for key in observations.keys if key not in HOW | OF_MODEL]
@@ -122,21 +121,18 @@ def _unlike_peaks(observations: Observations) -> tuple[int, list[Fault]]:
         key=lambda each: sum(int(wrong.sum()) for _, _, wrong in each[1]),
     )
     known = np.array([flops for gpu in GPUS.values() for flops in gpu.flops.values()])
-    faults = []
     for same, own, wrong in groups:
         others = own[wrong].map(lambda peak: (np.abs(known / peak - 1) < ANOTHER).any())
         if len(same) >= FEWEST and wrong.sum() <= len(same) / 3 and not others.any():
             worst, usual = same.loc[own[wrong].index[0]], float(own.median())
-            faults.append(
-                Fault(
-                    same["label"][wrong],
-                    f"TFLOP/s over MFU gives a peak of {own[worst.name] / 1e12:.4g} TFLOP/s in "
-                    f"{worst['label']}, but of {usual / 1e12:.4g} in {len(same) - wrong.sum()} "
-                    "other rows.",
-                    "The peak of a GPU is one number: find out which of the two is wrong.",
-                )
+            yield Fault(
+                same["label"][wrong],
+                f"TFLOP/s over MFU gives a peak of {own[worst.name] / 1e12:.4g} TFLOP/s in "
+                f"{worst['label']}, but of {usual / 1e12:.4g} in {len(same) - wrong.sum()} "
+                "other rows.",
+                "The peak of a GPU is one number: find out which of the two is wrong.",
             )
-    return number, faults
+    return number > 0
 
 
 def _rounding(frame: pd.DataFrame, *names: str) -> pd.Series:
