@@ -26,11 +26,6 @@ CLIENTS = {
     "sinfo",
 }
 MARK = "PRACTICE_SLURM_DAEMON"
-# Runs a command under a host name ($1) that resolves as a hosts file ($0) says; needs root.
-OWN_HOST = [
-    *("unshare", "--uts", "--mount", "sh", "-ec"),
-    'mount --bind "$0" /etc/hosts; hostname "$1"; shift; exec "$@"',
-]
 
 
 class SlurmError(Exception):
@@ -47,11 +42,6 @@ class Slurm:
     def conf(self) -> Path:
         """What SLURM_CONF must name for Slurm's commands to speak to this cluster."""
         return self.folder / "slurm.conf"
-
-    @property
-    def hosts(self) -> Path:
-        """The hosts file of its nodes."""
-        return self.folder / "hosts"
 
     @property
     def environment(self) -> dict[str, str]:
@@ -99,7 +89,7 @@ class Slurm:
         path = shutil.which(program, path=SEARCH_PATH) or program
         command = [path, *arguments]
         if host and hosts_can_be_made():
-            command = [*OWN_HOST, str(self.hosts), host, *command]
+            command = as_host(host, self.folder / "hosts") + command
         with (self.folder / "log" / f"{name or program}.out").open("ab") as log:
             subprocess.run(
                 ["setsid", "--fork", *command],
@@ -165,10 +155,21 @@ def node_host(name: str) -> str:
     return f"node{name.rpartition('.')[2]}"
 
 
+def as_host(host: str, hosts: Path) -> list[str]:
+    """What makes a command take itself to be on a host, in its names and its monotonic clock.
+
+    Names resolve by the file `hosts`. Only root may do this.
+    """
+    clock = f"--monotonic={1000 * int(host.removeprefix('node'))}"  # s since the host was started
+    script = 'mount --bind "$0" /etc/hosts; hostname "$1"; shift; exec "$@"'
+    own = ["unshare", "--uts", "--mount", "--time", "--fork", clock]
+    return [*own, "sh", "-ec", script, str(hosts), host]
+
+
 @functools.cache
 def hosts_can_be_made() -> bool:
-    """Whether each node can have a host name of its own; otherwise all have this machine's."""
-    command = [*OWN_HOST, "/etc/hosts", "node2", "true"]
+    """Whether each node can be a host of its own; otherwise all have this machine's name."""
+    command = [*as_host("node2", Path("/etc/hosts")), "true"]
     return subprocess.run(command, capture_output=True, check=False).returncode == 0
 
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 import subprocess
 import sys
 import time
@@ -39,11 +40,15 @@ def test_one_job_step_spans_all_nodes(slurm_cluster: Slurm) -> None:
     assert sorted(nodes) == ["127.0.0.2", "127.0.0.3", "127.0.0.4", "127.0.0.5"]
 
 
-@pytest.mark.skipif(not hosts_can_be_made(), reason="only root may give processes a host name")
+@pytest.mark.skipif(not hosts_can_be_made(), reason="only root may make hosts")
 def test_each_node_is_a_host_that_all_can_resolve(slurm_cluster: Slurm) -> None:
     hosts = slurm_cluster.ask("srun", "-N4", "hostname").split()
     assert sorted(hosts) == ["node2", "node3", "node4", "node5"]
     assert len(slurm_cluster.ask("srun", "-N1", "getent", "hosts", *hosts).splitlines()) == 4
+    # Seconds since the hosts were started, by their clocks.
+    clock = "import time; print(time.perf_counter())"
+    ages = sorted(map(float, slurm_cluster.ask("srun", "-N4", sys.executable, "-c", clock).split()))
+    assert [later - earlier > 900 for earlier, later in itertools.pairwise(ages)] == [True] * 3
 
 
 def test_two_jobs_on_one_node_get_different_gpus(slurm_cluster: Slurm, tmp_path: Path) -> None:
