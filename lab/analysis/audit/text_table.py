@@ -12,7 +12,7 @@ from collections.abc import Iterable, Mapping, Sequence
 from pathlib import Path
 from typing import IO, TYPE_CHECKING, Any
 
-from lab.analysis.audit import logs, nccl_tests, notebook, osu
+from lab.analysis.audit import lists, logs, nccl_tests, notebook, osu
 from lab.analysis.audit.markup import Table, find_tables, most_relevant, relevance, without_remarks
 from lab.analysis.audit.values import BYTE_UNITS, TIME_UNITS
 from lab.errors import InputError, Problem, nearest
@@ -173,6 +173,8 @@ def _parsed(name: str, text: str) -> tuple[Sequence[Table], list[InputError]]:
         logs.find_log(text.splitlines()) if not _is_headed(lines) else None
     ):
         return [Table(*parsed, notes)], []
+    if of_lists := lists.find_lists(lines):
+        return [Table(*parsed) for parsed in of_lists], []
     errors: list[InputError] = []
     for titles, block in _blocks(lines):
         try:
@@ -225,10 +227,12 @@ def _frame(name: str, header: list[str], rows: list[list[str]]) -> pd.DataFrame:
 
     header, rows = _rectangular(name, header, rows)
     header, rows = _with_units(header, _with_points(rows))
+    several = [name for name, times in Counter(header).items() if times > 1]
+    if any(map(NUMERAL.fullmatch, several)):
+        raise _unnamed(name, header)
     problems = [
         Problem(f"column {name!r}", "appears more than once", "rename one of them")
-        for name, times in Counter(header).items()
-        if times > 1
+        for name in several
     ]
     if problems:
         raise InputError(name, problems)
@@ -368,9 +372,14 @@ def _delimited(name: str, lines: Sequence[str]) -> tuple[list[str], list[list[st
         delimiter = "\t"
     names, rows = _cells(name, content, delimiter)
     if all(map(NUMERAL.fullmatch, names)) and any("." in name for name in names):
-        advice = "write a line of column names above them"
-        raise _error(name, f"numbers instead of column names: {names[0]}, ...", advice)
+        raise _unnamed(name, names)
     return names, rows
+
+
+def _unnamed(name: str, names: Sequence[str]) -> InputError:
+    """The error for a table whose first line has numbers."""
+    what = f"values instead of column names: {', '.join(names[:NAMED])}, ..."
+    return _error(name, what, "write a line of column names above them")
 
 
 def _sample(name: str, lines: Sequence[str]) -> list[str]:
