@@ -77,7 +77,7 @@ PERCENT_FROM = {"efficiency": 4, "accuracy": 1.5, "mfu": 3, "hfu": 3}
 SHARES = {"mfu", "hfu"}
 WHOLE_NUMBERS = {
     *("world_size", "nodes", "per_node", "global_batch_size", "micro_batch_size", "batch"),
-    *("rank_batch_size", "grad_accum", "dp", *LAYOUT),
+    *("rank_batch_size", "grad_accum", "dp", "dp_replicate", "dp_shard", *LAYOUT),
 }
 UNITS = {
     **dict.fromkeys(TIMES, TIME_UNITS),
@@ -88,6 +88,9 @@ UNITS = {
 }
 SEVERAL_WORDS = re.compile(r"[^\W\d]+(?:(?:[ -]|, )[^\W\d]+)+")
 BOUND = re.compile(r"\s*(?:[<>≤≥]|&[lg]t;)")  # an upper or lower limit, not a measured value
+PROJECTED = re.compile(
+    r".*\d.*\((?:projected|projection|extrapolated|estimated|predicted)\)\W*", re.IGNORECASE
+)
 INDICES = re.compile(r"\d{1,2}(?:\s*,\s*\d{1,2})+")  # of devices, which are not numbers of ranks
 SERIAL_NAME = re.compile(rf"(?:^|_)(?:{SERIAL}|1)(?:_|$)")
 SCALING = re.compile(r"(strong|weak)(?:[ _-]?scal.*|)", re.IGNORECASE)
@@ -146,6 +149,7 @@ class Quantities:
                     f"{', '.join(map(repr, others))}; --column {canonical}=COLUMN chooses another"
                 )
         self._drop_statistics()
+        self._drop_projected()
         self._scale_shares()
         self._drop_impossible()
 
@@ -334,6 +338,15 @@ class Quantities:
         self.tidy["aggregate"] = ranks.isin(AGGREGATES)
         self.tidy["rank"] = ranks.str.extract(r"(\d{1,7})$", expand=False).astype(float)
         self.tidy = self.tidy[~ranks.isin(OTHER_STATISTICS)].copy()
+
+    def _drop_projected(self) -> None:
+        """Leave out rows that were not measured, such as that of "16 (projected)", and say so."""
+        texts = self.frame[list(self.meanings)].loc[self.tidy.index].astype(str)
+        projected = texts.apply(lambda cells: cells.str.fullmatch(PROJECTED)).any(axis=1)
+        if projected.any() and not projected.all():
+            rows = count(int(projected.sum()), "projected row")
+            self.assumptions.append(f"{rows} {'is' if projected.sum() == 1 else 'are'} left out")
+            self.tidy = self.tidy[~projected].copy()
 
     def _scale_shares(self) -> None:
         for column, least in PERCENT_FROM.items():
