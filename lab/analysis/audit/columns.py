@@ -520,7 +520,8 @@ def _time(name: Name) -> Guess | None:
     for part, pattern in PARTS.items():
         if re.search(pattern, stem):
             return Guess(part, factor, per) if name.statistic not in SPREADS else None
-    if per is None and stem and not re.fullmatch(WHOLE, stem):
+    of_sample = name.statistic in SPREADS and stem == "sample"
+    if per is None and stem and not of_sample and not re.fullmatch(WHOLE, stem):
         return None
     if name.statistic in SPREADS:
         return Guess("std", factor, per)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 import math
 import re
 from collections.abc import Collection, Mapping, Sequence
@@ -88,6 +89,7 @@ UNITS = {
 }
 SEVERAL_WORDS = re.compile(r"[^\W\d]+(?:(?:[ -]|, )[^\W\d]+)+")
 BOUND = re.compile(r"\s*(?:[<>≤≥]|&[lg]t;)")  # an upper or lower limit, not a measured value
+OF_GPUS = re.compile(r"(?:^|_)(?:gpu|gcd|accelerator|card|chip)s?(?:_|$)")
 PROJECTED = re.compile(
     r".*\d.*\((?:projected|projection|extrapolated|estimated|predicted)\)\W*", re.IGNORECASE
 )
@@ -141,7 +143,9 @@ class Quantities:
                 problem = f"column {column!r} holds no value that can be read"
                 raise InputError(source, [Problem(f"columns.{meaning.canonical}", problem)])
         if "std" in self.given and "time" not in self.given:
-            self.tidy["std"] = np.nan  # of anything
+            if self._follows("rate", "std"):
+                self.tidy["rate_std"] = self.tidy["rate_std"].fillna(self.tidy["std"])
+            self.tidy["std"] = np.nan  # of anything else
         for canonical, others in left_out.items():
             if canonical in MEASURED:
                 self.assumptions.append(
@@ -266,6 +270,12 @@ class Quantities:
             return ""
         return canonical if is_plausible(canonical, column, known) else ""
 
+    def _follows(self, canonical: str, other: str) -> bool:
+        """Whether the column of another quantity is right after that of this one."""
+        columns = list(self.frame.columns)
+        pair = [self.given.get(name) for name in (canonical, other)]
+        return pair in [[*neighbours] for neighbours in itertools.pairwise(columns)]
+
     def _over(self, column: str) -> str:
         """The column of the same rows that a speedup is over; "" if there is none."""
         sizes = self._columns_of(RANKS)
@@ -383,6 +393,10 @@ def _in_order(frame: pd.DataFrame, meanings: Mapping[str, Guess]) -> dict[str, G
     bare = [column for column in meanings if re.fullmatch("seconds|duration", column.lower())]
     meanings = {column: meanings[column] for column in plain} | dict(meanings)
     meanings |= {column: meanings.pop(column) for column in bare}
+    sizes = [column for column, meaning in meanings.items() if meaning.canonical == "world_size"]
+    gpus = [column for column in sizes if OF_GPUS.search(normal(column))]
+    if len(sizes) > len(gpus) and gpus and frame[gpus[0]].nunique() > 1:
+        meanings = {gpus[0]: meanings[gpus[0]], **meanings}  # on which several ranks may run
     rates = [column for column, meaning in meanings.items() if meaning.canonical == "rate"]
     if len(rates) < 2:
         return dict(meanings)

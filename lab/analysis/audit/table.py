@@ -42,6 +42,8 @@ TRAINING = {
     *PHASES,
 } - {"other"}
 MEASURED = {"time", "rate", "speedup", "efficiency"}
+RATIOS = {"speedup", "efficiency"}
+NUMBERED = {"strategy", "rank", "repeat", "seed", "epoch", "step"}
 AFTER_WORD = "parallel|open_?mp|omp|mpi|threads|workers|multi-?process(?:ing)?"
 MOST_KEY_VALUES = 200
 MOST_ROWS = 2_000_000
@@ -100,6 +102,7 @@ def from_table(
     tidy[ROW] = frame[ROW].loc[tidy.index]
     _degrees_in_words(tidy, given)
     _groups_of_shards(tidy, given)
+    assumptions += _labelled(tidy, frame, given)
     assumptions += _of_a_node(tidy, given) + _hybrid(tidy, given)
     if "world_size" not in given:
         tidy["world_size"], assumption = _world_size(tidy, reshape.hinted_ranks(name, notes))
@@ -252,6 +255,7 @@ def _workers(frame: pd.DataFrame, meanings: Mapping[str, Guess]) -> str:
         whole = bool(((values >= 1) & (values % 1 == 0)).all())
         counted = kind == "threads" or (kind == "cpus" and _are_steps_of_scaling(values))
         counted = counted or (kind == "strategy" and parse_name(column).stem == "parallelism")
+        counted = counted or (kind == "loader_workers" and bool(RATIOS & set(kinds.values())))
         if counted and "per" not in normal(column).split("_") and whole and values.nunique() > 1:
             return column
     return ""
@@ -410,6 +414,24 @@ def _degrees_in_words(tidy: pd.DataFrame, given: dict[str, str]) -> None:
     if len(known) > 1:  # one may be the number of anything
         for name, cells in known.items():
             tidy[name], given[name] = cells.astype(float), given["strategy"]
+
+
+def _labelled(tidy: pd.DataFrame, frame: pd.DataFrame, given: dict[str, str]) -> list[str]:
+    """Take the first column for the strategy if it has other words in each row and some rows have
+    as many ranks: those are no repeats."""
+    first = str(frame.columns[0])
+    sizes, labels = tidy["world_size"], as_texts(frame[first]).loc[tidy.index]
+    told = (NUMBERED | RATIOS) & set(given)  # a speedup may be over any of the rows
+    if guess(first) is not None or told or not {"time", "rate"} & set(given):
+        return []
+    if labels.isna().any() or sizes.nunique() < 2 or not sizes.duplicated().any():
+        return []
+    words = labels.astype(str).str.match(r"[^\W\d_]|\d+ [^\W\d_]").all()
+    kinds = labels.astype(str).str.replace(r"\d+", "", regex=True)
+    if not words or not labels.is_unique or kinds.nunique() < 2:
+        return []
+    tidy["strategy"], given["strategy"] = labels, first
+    return [f"each row of {first!r} is a configuration of its own"]
 
 
 def _groups_of_shards(tidy: pd.DataFrame, given: dict[str, str]) -> None:

@@ -71,3 +71,53 @@ def test_groups_of_hybrid_sharding() -> None:
     faulty = pasted("\n".join([names, *rows, "70B,8,1,8,2,1"]))
     assert broken(faulty) == {"parallel-consistent"}
     assert "dp 8 x tp 2 x pp 1 is 16, not 8 ranks" in faulty.findings[0].evidence
+
+
+def test_gpus_count_more_than_the_ranks_that_share_them() -> None:
+    rows = ["1,7,1,19.0", "3,7,2,35.6", "8,7,4,68.0", "8,7,8,110.7"]
+    result = pasted("\n".join(["MPI ranks,Threads/rank,GCDs,Performance (ns/day)", *rows]))
+    assert result.reading["GCDs"] == "world_size" and "MPI ranks" not in result.reading
+    assert not broken(result)
+    rows[-1] = "8,7,8,210.7"
+    assert broken(pasted("\n".join(["MPI ranks,Threads/rank,GCDs,ns/day", *rows]))) == {
+        "super-linear"
+    }
+
+
+def test_workers_beside_an_efficiency_are_ranks() -> None:
+    rows = ["1,0.060,1.0,1.0", "10,0.100,0.6,6.0", "25,0.300,0.2,5.0", "80,0.800,0.075,6.0"]
+    names = "Num Workers,Runtime (s),Weak Scaling Efficiency,Scaled Speedup"
+    result = pasted("\n".join([names, *rows]))
+    assert result.reading["Num Workers"] == "world_size" and not broken(result)
+    rows[1] = "10,0.100,0.8,8.0"
+    assert broken(pasted("\n".join([names, *rows]))) == {"quoted-against-own"}
+    result = pasted("GPUs,num_workers,Time (s),Speedup\n1,4,10,1\n2,4,5.2,1.92\n")
+    assert result.reading["num_workers"] == "loader_workers"
+
+
+def test_a_deviation_beside_a_rate_is_that_of_the_rate() -> None:
+    text = "GPUs,Tokens/s mean,Sample SD,Speedup\n1,32015,9.3,1\n2,63000,68.6,1.968\n"
+    result = pasted(text)
+    assert result.reading["Sample SD"] == "std"
+    (finding,) = [each for each in result.findings if each.rule == "repeats"]
+    assert "gives a spread for 2 of 2 configurations" in finding.evidence
+
+
+def test_rows_on_as_many_ranks_with_words_of_their_own_are_no_repeats() -> None:
+    rows = [
+        "1 node x 1 GPU,1,85065,48 ms",
+        "1 node x 2 GPU (PCIe),2,63724,129 ms",
+        "2 nodes x 1 GPU (1 GbE),2,1522,5384 ms",
+    ]
+    result = pasted("\n".join(["Shape;GPUs;tokens/s;step time", *rows]).replace(",", ";"))
+    assert result.reading["Shape"] == "strategy" and not broken(result)
+    (slower,) = [each for each in result.findings if each.rule == "fixed-overhead"]
+    assert "speedup 0.75 (1 node x 2 GPU (PCIe))" in slower.evidence
+    numbered = pasted("Job;GPUs;Time (s)\njob a1;1;10\njob a2;2;5.2\njob a3;2;5.3\n")
+    assert "strategy" not in numbered.reading.values()  # whose names only number them
+
+
+def test_gpus_in_traditional_chinese() -> None:
+    result = pasted("模型大小,GPU 數,TP,PP,DP\n13B,8,2,1,4\n40B,32,4,2,4\n70B,64,8,2,8\n")
+    assert result.reading["GPU 數"] == "world_size"
+    assert broken(result) == {"parallel-consistent"}
