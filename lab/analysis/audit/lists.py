@@ -6,7 +6,7 @@ import re
 from collections.abc import Iterator, Sequence
 from typing import NamedTuple
 
-from lab.analysis.audit.columns import RANK, SECOND, THINGS, counted
+from lab.analysis.audit.columns import RANK, SECOND, THINGS, counted, names_gpu
 from lab.analysis.audit.values import CELL_TIMES, ranks_of
 
 Parsed = tuple[list[str], list[list[str]], list[str]]  # names, rows and the lines around them
@@ -47,8 +47,15 @@ def find_lists(lines: Sequence[str]) -> list[Parsed]:
         if len(run) >= FEWEST and len({item.number for item in run}) > 1:
             above = [text for line in reversed(lines[:start]) if (text := line.strip())][:1]
             rows = [[item.number, item.value] for item in run]
-            lists.append(([run[0].what, run[0].name], rows, [*above, *notes]))
+            around = list(dict.fromkeys([*above, *notes]))
+            lists.append(([_counted(run), run[0].name], rows, around))
     return lists
+
+
+def _counted(run: Sequence[Item]) -> str:
+    """What the items of a list count: nodes, GPUs or ranks."""
+    of_gpus = all("gpu" in item.number.lower() or names_gpu(item.number) for item in run)
+    return "GPUs" if of_gpus else run[0].what
 
 
 def _runs(items: Sequence[Item | None]) -> Iterator[tuple[int, list[Item]]]:

@@ -157,7 +157,8 @@ def _markdown(lines: Sequence[str]) -> Iterator[Table]:
         rest = lines[after:] if end is None else lines[after : _above_caption(lines, after, end)]
         below = itertools.takewhile(lambda line: not HEADING.match(line), rest)
         caption = lines[_above_caption(lines, start - len(before), start) : start]
-        notes = [line.strip("# \t") for line in (*caption, *before, *below)]
+        around = (*caption, *before, *below)
+        notes = [line.replace("**", "").strip("# \t") for line in around]
         names = _cells(lines[start])
         cells = [
             without_remarks(_cells(row), len(names)) for row in rows if not RULE.fullmatch(row)

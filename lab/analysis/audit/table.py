@@ -43,6 +43,7 @@ TRAINING = {
 } - {"other"}
 MEASURED = {"time", "rate", "speedup", "efficiency"}
 RATIOS = {"speedup", "efficiency"}
+BARE = re.compile(r"\d[\d.,]*")
 NUMBERED = {"strategy", "rank", "repeat", "seed", "epoch", "step"}
 AFTER_WORD = "parallel|open_?mp|omp|mpi|threads|workers|multi-?process(?:ing)?"
 MOST_KEY_VALUES = 200
@@ -584,6 +585,11 @@ def _is_compared(cells: pd.Series, sizes: pd.Series) -> bool:
     )
 
 
+def _told(key: str, text: str) -> str:
+    """A setting of a row, a bare number with its name: "tp 2"."""
+    return f"{key.replace('_', ' ')} {text}" if BARE.fullmatch(text) else text
+
+
 def _labels(tidy: pd.DataFrame) -> list[str]:
     """A name for each row: its number in the table from 1, and what distinguishes it."""
     keys = [name for name in tidy.columns if name.startswith("key:") and tidy[name].nunique() > 1]
@@ -593,7 +599,8 @@ def _labels(tidy: pd.DataFrame) -> list[str]:
     labels = []
     for number, row, batch in zip(tidy[ROW], rows, batches, strict=True):
         size, rank, aggregate, *settings = row
-        parts = list(filter(None, settings))
+        told = zip(keys, settings, strict=True)
+        parts = [_told(key.removeprefix("key:"), text) for key, text in told if text]
         parts += [f"batch {batch:g}"] if batch == batch else []
         parts += [f"world size {size:g}"] if size == size else []
         if aggregate:

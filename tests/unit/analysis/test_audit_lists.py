@@ -20,7 +20,7 @@ def test_rates_on_numbers_of_gpus() -> None:
 So the efficiency is only 50 %?
 """
     result = pasted(text)
-    assert result.reading == {"ranks": "world_size", "images/s": "rate"} and not broken(result)
+    assert result.reading == {"GPUs": "world_size", "images/s": "rate"} and not broken(result)
     assert broken(pasted(text.replace(": 80", ": 190"))) == {"super-linear"}
 
 
@@ -31,7 +31,7 @@ def test_a_range_and_a_remark_in_a_list() -> None:
 8x8 GPU (64 GPUs total): ~37000 imgs/sec.  (79% efficient)
 """
     (table,) = read_tables(StringIO(text))
-    assert table["ranks"].tolist() == ["1x1  GPU", "1x8 GPU", "1x8 GPU", "8x8 GPU (64 GPUs total)"]
+    assert table["GPUs"].tolist() == ["1x1  GPU", "1x8 GPU", "1x8 GPU", "8x8 GPU (64 GPUs total)"]
     result = pasted(text)
     assert result.reading["img/sec"] == "rate" and not broken(result)
     assert "world size 64" in str(result.findings[0].records)
@@ -49,8 +49,9 @@ and of the network:
     solver, network = read_tables(StringIO(text))
     assert solver.values.tolist() == [["1", "1h 20m"], ["2", "45m"]]
     assert solver.columns.tolist() == ["nodes", "total time"]
-    assert network.columns.tolist() == ["ranks", "epoch time"]
+    assert network.columns.tolist() == ["GPUs", "epoch time"]
     assert "and of the network" in network.attrs["place"]
+    assert network.attrs["notes"].count("and of the network:") == 1
 
 
 def test_other_lines_with_colons_are_no_list() -> None:

@@ -71,6 +71,7 @@ def test_groups_of_hybrid_sharding() -> None:
     faulty = pasted("\n".join([names, *rows, "70B,8,1,8,2,1"]))
     assert broken(faulty) == {"parallel-consistent"}
     assert "dp 8 x tp 2 x pp 1 is 16, not 8 ranks" in faulty.findings[0].evidence
+    assert "tp 2" in str(faulty.findings[0].records)  # a setting that is a bare number, by name
 
 
 def test_gpus_count_more_than_the_ranks_that_share_them() -> None:
