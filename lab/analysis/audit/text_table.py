@@ -52,6 +52,7 @@ DECIMAL_COMMA = re.compile(r"-?(?:\d+,(?:\d{1,2}|\d{4,})|0,\d+)")
 DECIMAL_POINT = re.compile(r"\d\.\d|\d,\d{3},")
 THREE_DIGITS = re.compile(r"-?[1-9]\d{0,2},\d{3}")
 FEWEST_COMMAS = 2
+BULLET = re.compile(r"\s*[-*•]\s+\S*[^\W\d_]{2}")
 NAMED = 3  # columns in a sentence
 LONGEST_HEADING = 80  # characters
 
@@ -365,6 +366,9 @@ def _delimited(name: str, lines: Sequence[str]) -> tuple[list[str], list[list[st
         sample = _sample(name, content)
         delimiter = _delimiter(sample)
     if delimiter == SPACES:
+        if all(map(BULLET.match, sample)):
+            advice = "give a table, or a list such as '8 GPUs: 25 images/s'"
+            raise _error(name, "a list of sentences, not a table", advice)
         place = content.index(sample[0])
         titles = _names(sample[0], sample[1]) or sample[0].split()
         content = ["\t".join(without_remarks(line.split(), len(titles))) for line in content]

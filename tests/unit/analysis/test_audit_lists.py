@@ -4,9 +4,11 @@ from __future__ import annotations
 
 from io import StringIO
 
+import pytest
 from audits import broken, pasted
 
 from lab.analysis.audit.text_table import read_tables
+from lab.errors import InputError
 
 
 def test_rates_on_numbers_of_gpus() -> None:
@@ -57,3 +59,9 @@ and of the network:
 def test_other_lines_with_colons_are_no_list() -> None:
     (table,) = read_tables(StringIO("GPUs,note,time_s\n1,8 GPUs: 5,10\n2,16 GPUs: 6,5.5\n"))
     assert table.columns.tolist() == ["GPUs", "note", "time_s"]
+
+
+def test_sentences_are_no_table() -> None:
+    text = "- 8xH200 FSDP batch size 1: 609 TFLOP/s/GPU\n- 8xH200 FSDP batch size 4: 897\n"
+    with pytest.raises(InputError, match="a list of sentences, not a table"):
+        read_tables(StringIO(text))
