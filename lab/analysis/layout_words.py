@@ -28,7 +28,8 @@ NOTED = {
     "sequence": r"(?<![a-z])seq(?:uence)?s?(?:[ _-]?len(?:gth)?s?)?(?: of| is)?(?: set to)?[ =:]*"
     r"(\d{1,3},\d{3}|\d{3,7}|\d+k)\b"
     r"|\b(\d{1,3},\d{3}|\d{4,7}|\d+k)[ -](?:tokens?[ -])?(?:sequence|context)"
-    r"|\bcontext(?:[ _-](?:length|window))?(?: of)?[ =:]*(\d{4,7}|\d+k)\b",
+    r"|\bcontext(?:[ _-](?:length|window))?(?: of)?[ =:]*(\d{4,7}|\d+k)\b"
+    r"|\$s\s*=\s*(\d{3,7})\$",  # the symbol of papers
     "global_batch": rf"\bglobal[ _-]batch{_OF}{_COUNT}",
     "micro_batch": rf"\b(?:micro|per[ -](?:gpu|device))[ _-]?batch{_OF}{_COUNT}",
     "replica_batch": rf"\blocal[ _-]?batch{_OF}{_COUNT}",

@@ -70,6 +70,8 @@ NUMBERS = {
             "ep": "expert",
         }.items()
     },
+    "dp_replicate": r"((dp|hsdp|data_parallel)_)?replicat(e|ion)(_(size|degree))?",
+    "dp_shard": r"(dp|hsdp|fsdp|data_parallel)_shard(ing)?(_(size|degree))?",
     "global_batch_size": r"(glob(al)?|total|effective|overall)_?(train_)?(mini_?)?"
     r"(batch(_?size)?|bsz?)|(batch(_?size)?|bsz?)_(global|total)|gbs",
     "micro_batch_size": r"((per|local|mic(ro)?|device|gpu|rank)_)+(device_|gpu_|rank_|worker_)?"
@@ -109,7 +111,7 @@ NUMBERS = {
     "loader_workers": r"(data_?)?(loader|load)_?(workers|processes)(_per_[a-z]+)?"
     r"|num_workers(_per_[a-z]+)?|n_workers",
     "cpus": r"((n|no|num|number|of|total)_?)*(cpus|(cpu_)?cores)(_(used|count|num))?(_per_[a-z]+)?"
-    r"|core|cpu_count|cpus_granted",
+    r"|core|(cpu|core)_(count|num)|cpus_granted",
     "parameters": r"((n|no|num|number_of|total|model|trainable)_)*(params?|parameters)|model_size",
     "bytes": r"(message|msg|grad(ient)?s?|comm(unication)?|bucket|payload|transfer|buffer)"
     r"(_(size|volume|bytes))?|bytes|size",
@@ -166,7 +168,7 @@ TEXTS = {
     "version": r"(py_?torch|cuda|nccl|cudnn|rocm|jax|tensorflow)(_version)?|(.*_)?version"
     r"|commit_date",
     "commit": r"(git_?)?(commit|sha|hash|rev|revision)|git",
-    "threads": r"((n|no|num|number|of|omp)_?)*threads(_(count|used|num))?(_per_[a-z]+)?"
+    "threads": r"((n|no|num|number|of|omp|open_?mp)_?)*threads(_(count|used|num))?(_per_[a-z]+)?"
     r"|thread_count",
     "clock": r"(gpu_|sm_|cpu_)?(clock|freq|frequency)(_m?g?hz)?|mhz|ghz",
     "driver": r"(cuda_|gpu_)?driver",
@@ -516,7 +518,8 @@ def _time(name: Name) -> Guess | None:
     for part, pattern in PARTS.items():
         if re.search(pattern, stem):
             return Guess(part, factor, per) if name.statistic not in SPREADS else None
-    if per is None and stem and not re.fullmatch(WHOLE, stem):
+    of_sample = name.statistic in SPREADS and stem == "sample"
+    if per is None and stem and not of_sample and not re.fullmatch(WHOLE, stem):
         return None
     if name.statistic in SPREADS:
         return Guess("std", factor, per)

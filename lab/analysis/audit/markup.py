@@ -22,6 +22,7 @@ BAR = re.compile(r"(?<!\\)\|")
 # of a table are such.
 DASHES = re.compile(r"\s*\|?(?:\s*:?-+:?\s*\|)+(?:\s*:?-+:?\s*)?\s*")
 RULE = re.compile(rf"(?=.*(?:--|:)){DASHES.pattern}")
+UNDERLINE = re.compile(r"\s*-{5,}\s*")  # below names with bars, as LAMMPS draws it
 # Rules and bars as drawn in terminals: psql, grid and box styles.
 _STROKES = dict.fromkeys(map(chr, range(0x2500, 0x2580)), "|") | {"+": "|", "=": "-"}
 RULES = str.maketrans(_STROKES | dict.fromkeys("\u2500\u2501\u2550", "-"))
@@ -156,7 +157,8 @@ def _markdown(lines: Sequence[str]) -> Iterator[Table]:
         rest = lines[after:] if end is None else lines[after : _above_caption(lines, after, end)]
         below = itertools.takewhile(lambda line: not HEADING.match(line), rest)
         caption = lines[_above_caption(lines, start - len(before), start) : start]
-        notes = [line.strip("# \t") for line in (*caption, *before, *below)]
+        around = (*caption, *before, *below)
+        notes = [line.replace("**", "").strip("# \t") for line in around]
         names = _cells(lines[start])
         cells = [
             without_remarks(_cells(row), len(names)) for row in rows if not RULE.fullmatch(row)
@@ -183,13 +185,16 @@ def without_remarks(cells: list[str], width: int) -> list[str]:
 def _is_below_names(lines: Sequence[str], place: int) -> bool:
     """Whether a line is the rule below the column names, which may be fewer than its cells."""
     rule, above = lines[place], lines[place - 1]
+    if UNDERLINE.fullmatch(rule) and len(BAR.split(above)) > 1:
+        below = "".join(lines[place + 1 : place + 2])
+        return len(_cells(below)) == len(_cells(above)) > 1
     if not DASHES.fullmatch(rule):
         return False
     names, width = len(_cells(above)), len(_cells(rule))
     barred = rule.lstrip().startswith("|") and above.lstrip().startswith("|")
     if RULE.fullmatch(rule):
         return width == names > 1 or (barred and width > names > 1)
-    return barred and width == names > 1 and (place == 1 or not BAR.search(lines[place - 2]))
+    return barred and width >= names > 1 and (place == 1 or not BAR.search(lines[place - 2]))
 
 
 def _named(header: list[str], rows: list[list[str]]) -> tuple[list[str], list[list[str]]]:

@@ -3,19 +3,28 @@
 from __future__ import annotations
 
 import contextlib
+import math
 import re
 from collections.abc import Sequence
 
+from lab.analysis.audit.osu import ranks_of_command
 from lab.errors import InputError, Problem
 
 DEVICE = re.compile(r"#?\s*Rank\s+(\d+)\s.*\son\s+(\S+)\s+device\s+\d+\s+\[[\w:.]+\]\s+(.+?)\s*$")
 HEADER = re.compile(r"^[#\s]*size\s+count\s+type\b.*\btime\s+algbw\s+busbw\b")
+# A size, a count, a type, an operation or "none", the root, and what was measured.
+ROW = re.compile(r"\s*\d+\s+\d+\s+[a-z]\w+\s+[a-z]\w*(?:\s+-?\d+)?(?:\s+[\d.]+){3}\s+\S+")
+COMMAND = re.compile(r"^(?P<launcher>.*?)(?<![\w.-])[\w./-]*[a-z]_perf (?P<options>.*-b .*)")
+LAUNCHER = re.compile(r"\b(?:mpirun|mpiexec|srun|orterun|prun)")
+OF_A_PROCESS = re.compile(r"(?:^|\s)(?:-[gt]|--ngpus|--nthreads)[ =]?(\d{1,4})(?=\s|$)")
 SAVED = re.compile(  # as CSV
     r"size,count,type(,redop)?(,root)?(,time,algbw,busbw,#?(wrong|error)){1,2}", re.IGNORECASE
 )
 ITERATIONS = re.compile(r"(?<!warmup )\biters:\s*(\d+)")
 MEASURED = 4  # time, algbw, busbw, errors
-NEARLY = 0.02  # a whole number, within two decimals of the bandwidths
+IN_BOTH = 12  # cells of a row, at least, if it was measured both out of place and in place
+FEWEST = 2  # rows that are taken for output without its header
+DIGIT = 0.005  # half of the last one printed of a bandwidth
 COLUMNS = [
     *("message_bytes", "variant", "time_us", "algbw_gb_per_s", "busbw_gb_per_s"),
     *("gpus", "nodes", "gpu_name", "repeats"),
@@ -24,7 +33,8 @@ COLUMNS = [
 
 def is_output(lines: Sequence[str]) -> bool:
     """Whether lines are printed by nccl-tests, or were saved as CSV."""
-    return any(map(HEADER.match, _printed(lines)))
+    unheaded = sum(map(bool, map(ROW.match, lines)))
+    return unheaded >= FEWEST or any(map(HEADER.match, _printed(lines)))
 
 
 def rows_of(lines: Sequence[str], source: str) -> list[list[str]]:
@@ -39,9 +49,10 @@ def rows_of(lines: Sequence[str], source: str) -> list[list[str]]:
     iterations = next((match[1] for line in lines if (match := ITERATIONS.search(line))), "")
     facts = [str(len(ranks) or ""), str(len(hosts) or ""), ", ".join(sorted(gpus)), iterations]
     header = next((line for line in lines if HEADER.match(line)), "")
-    variants = ("out-of-place", "in-place")[: header.count("algbw")]
     rows = []
     for cells in map(str.split, lines):
+        both = header.count("algbw") > 1 if header else len(cells) >= IN_BOTH
+        variants = ("out-of-place", "in-place")[: 1 + both]
         if cells and cells[0].isdigit() and len(cells) > len(variants) * MEASURED:
             first = len(cells) - len(variants) * MEASURED
             for place, variant in enumerate(variants):
@@ -51,7 +62,7 @@ def rows_of(lines: Sequence[str], source: str) -> list[list[str]]:
     if not rows:
         problem = Problem("file", "nccl-tests printed no sizes", "give all of its output")
         raise InputError(source, [problem])
-    facts[0] = facts[0] or _ranks_by_bandwidths(rows)
+    facts[0] = facts[0] or _ranks_of_command(lines) or _ranks_by_bandwidths(rows)
     return [row + facts for row in rows]
 
 
@@ -61,13 +72,29 @@ def _printed(lines: Sequence[str]) -> Sequence[str]:
     return [line.replace(",", " ") for line in lines] if saved else lines
 
 
+def _ranks_of_command(lines: Sequence[str]) -> str:
+    """The ranks of the command that is shown: its processes, times their threads and GPUs; "" if
+    it does not say, or several commands differ."""
+    found = set()
+    for command in "\n".join(lines).replace("\\\n", " ").splitlines():
+        if match := COMMAND.search(command):
+            launched = LAUNCHER.search(match["launcher"])
+            processes = ranks_of_command(match["launcher"]) if launched else "1"
+            each = [int(number) for number in OF_A_PROCESS.findall(match["options"])]
+            found.add(int(processes) * math.prod(each) if processes else 0)
+    ranks = found.pop() if len(found) == 1 else 0
+    return str(ranks) if ranks > 1 else ""
+
+
 def _ranks_by_bandwidths(rows: Sequence[Sequence[str]]) -> str:
-    """The number of ranks that relates algbw to busbw in the fastest row, if any."""
+    """The ranks that relate algbw to busbw in the fastest row; "" if their digits do not tell."""
     with contextlib.suppress(ValueError, ZeroDivisionError):
         algorithm, bus = max((float(row[3]), float(row[4])) for row in rows)
-        ratio = bus / algorithm
+        ratios = (bus - DIGIT) / (algorithm + DIGIT), (bus + DIGIT) / (algorithm - DIGIT)
         # The factor 2(n-1)/n of an all-reduce is above 1, (n-1)/n of a gather or scatter is below.
-        ranks = 2 / (2 - ratio) if ratio > 1 else 1 / (1 - ratio)
-        if ranks > 1 and abs(ranks / round(ranks) - 1) < NEARLY:
-            return str(round(ranks))
+        all_reduced = ratios[0] > 1
+        least, most = (2 / (2 - ratio) if all_reduced else 1 / (1 - ratio) for ratio in ratios)
+        whole = range(math.ceil(least), math.floor(most) + 1)
+        if 1 < least <= most and len(whole) == 1:
+            return str(whole[0])
     return ""

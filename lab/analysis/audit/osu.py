@@ -35,11 +35,11 @@ def rows_of(lines: Sequence[str]) -> list[list[str]]:
             repeats = cells[4] if len(cells) >= WITH_RANGE else ""
             rows.append([cells[0], name, cells[1], ranks, repeats])
         elif cells:
-            within, ranks = False, _ranks(line) or ranks
+            within, ranks = False, ranks_of_command(line) or ranks
     return rows
 
 
-def _ranks(command: str) -> str:
+def ranks_of_command(command: str) -> str:
     """The number of ranks that a command line starts, "" if it does not say."""
     if match := RANKS.search(command):
         return match[1]

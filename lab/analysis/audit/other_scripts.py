@@ -119,6 +119,7 @@ def in_english(text: str) -> str:
     if text.isascii():
         return text
     text = re.sub(r"每个\s*(?=gpu)", "每", ALONE.sub(" single gpu ", text), flags=re.IGNORECASE)
+    text = re.sub(r"(?<=[gn]pu)\s+(?=[数數个個])", "", text, flags=re.IGNORECASE)
     text = re.sub(r"(?<=\d)卡", " gpus ", text)
     text = KNOWN.sub(lambda match: f" {ENGLISH[match.group().lower()]} ", text)
     return ASIDE.sub("", REST.sub(" unknown ", text))

@@ -173,9 +173,11 @@ class Curve:
             if quoted:
                 return math.nan if least == 1 and name == "speedup" else 1.0
         # A gain of 0 is the ratio of a tiny time and a huge one.
-        ratios = (point.speedup / (point.gain or math.nan) for point in self.points)
+        ratios = (point.quoted_gain / (point.gain or math.nan) for point in self.points)
         own = [ratio for ratio in ratios if ratio > 0]
-        return least if own and abs(float(np.median(own)) - 1) < ROUNDING else 1.0
+        near = [ratio for ratio in own if abs(ratio - 1) < ROUNDING]
+        matched = own and (2 * len(near) >= len(own) or abs(float(np.median(own)) - 1) < ROUNDING)
+        return least if matched else 1.0
 
     @cached_property
     def grows(self) -> bool:
@@ -187,9 +189,10 @@ class Curve:
         for point in self.points:
             if (base := point.base) is None or not base.time > 0:
                 continue
-            if abs(base.speedup - 1) < ROUNDING:
+            # Many baselines quote nothing of themselves.
+            if point.speedup > 0 and not abs(base.speedup - 1) >= ROUNDING:
                 known.append(point.speedup / point.ideal * point.time / base.time)
-            elif abs(base.efficiency - 1) < ROUNDING:
+            elif point.efficiency > 0 and not abs(base.efficiency - 1) >= ROUNDING:
                 known.append(point.efficiency * point.time / base.time)
         growing = [ratio for ratio in _known(known) if abs(ratio - 1) < ROUNDING]
         return len(growing) > max(1, len(known) / 2)
@@ -271,6 +274,11 @@ class Point:
     def over(self) -> float:
         """The number of ranks relative to the one that quoted ratios are based on."""
         return self.world_size / self.curve.ratios_over
+
+    @property
+    def quoted_gain(self) -> float:
+        """The quoted speedup, else what a quoted efficiency makes of the ideal gain."""
+        return self.speedup if self.speedup > 0 else self.efficiency * self.ideal
 
     @cached_property
     def ideal(self) -> float:

@@ -7,7 +7,17 @@ from collections.abc import Mapping
 
 import pandas as pd
 
-from lab.analysis.audit.columns import Guess, normal, parse_name, quantities
+from lab.analysis.audit.columns import (
+    IDEAL,
+    NOT_TRAINING,
+    ROUNDED,
+    TIMES,
+    Guess,
+    guess,
+    normal,
+    parse_name,
+    quantities,
+)
 from lab.analysis.audit.reshape import are_timed, in_seconds, listed, stacked
 
 PARALLEL = (
@@ -21,8 +31,10 @@ OF_PROGRAM = re.compile(
 )
 RATIO = re.compile(r"(?P<what>speed_?up|efficiency)_(?P<program>.+)")
 OF_SIZE = re.compile(r"(?P<name>.*[a-z])_(?:n_?|size_?)?(?P<size>\d{2,12})")
+UNIT = re.compile(r"\s*[\[(][^\[(]*[\])]\s*$")
 OF_EACH = {"time", "rate", "speedup", "efficiency"}
 RANKS = {"world_size", "nodes", "threads", "cpus"}
+OF_SPEED = {*TIMES, *ROUNDED}
 
 
 def by_program(frame: pd.DataFrame, mapped: Mapping[str, Guess]) -> tuple[pd.DataFrame, list[str]]:
@@ -42,15 +54,42 @@ def by_program(frame: pd.DataFrame, mapped: Mapping[str, Guess]) -> tuple[pd.Dat
     known = quantities(rest.columns)
     if mapped or not parallel or len(timed) < 2 or not known & RANKS or known & {"time", "rate"}:
         return frame, []
+    return _as_rows(frame, rest, parallel)
+
+
+def by_unknown_program(
+    frame: pd.DataFrame, mapped: Mapping[str, Guess]
+) -> tuple[pd.DataFrame, list[str]]:
+    """The same for programs that only their columns' unit of time reveals, such as "ScaLAPACK (s)",
+    without a speedup, which may be of one over another."""
+    names = {str(column): parse_name(str(column)) for column in frame.columns}
+    programs = {
+        UNIT.sub("", column): {"time": column}
+        for column, name in names.items()
+        if name.family == "time" and name.statistic is None and re.search("[a-z]{2}", name.stem)
+        if guess(column) is None and not re.search(f"{NOT_TRAINING}|{IDEAL}", name.stem)
+    }
+    rest = frame.drop(columns=[part["time"] for part in programs.values()])
+    ranks = [name for name in rest if quantities([str(name)]) & RANKS]
+    varied = any(rest[name].astype(str).nunique() > 1 for name in ranks)
+    if mapped or len(programs) < 2 or not varied or quantities(rest.columns) & OF_SPEED:
+        return frame, []
+    return _as_rows(frame, rest, programs)
+
+
+def _as_rows(
+    frame: pd.DataFrame, rest: pd.DataFrame, programs: Mapping[str, Mapping[str, str]]
+) -> tuple[pd.DataFrame, list[str]]:
+    """A row for each program, with its columns and the rest; and how they are read."""
     rows = []
-    for program, part in parallel.items():
+    for program, part in programs.items():
         cells = {what: frame[column] for what, column in part.items()}
         times = in_seconds(cells.pop("time"), part["time"])
         rows.append(rest.assign(setting=program, time_s=times, **cells)[times.notna()])
     long = pd.concat(rows, ignore_index=True)
-    names = ", ".join(repr(part["time"]) for part in parallel.values())
-    read = f"{names} {'are' if len(parallel) > 1 else 'is'} read as the time of a program"
-    return (long if len(parallel) > 1 else long.drop(columns="setting")), [read]
+    names = ", ".join(repr(part["time"]) for part in programs.values())
+    read = f"{names} {'are' if len(programs) > 1 else 'is'} read as the time of a program"
+    return (long if len(programs) > 1 else long.drop(columns="setting")), [read]
 
 
 def over_serial(frame: pd.DataFrame, mapped: Mapping[str, Guess]) -> tuple[pd.DataFrame, list[str]]:

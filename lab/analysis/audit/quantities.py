@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 import math
 import re
 from collections.abc import Collection, Mapping, Sequence
@@ -77,7 +78,7 @@ PERCENT_FROM = {"efficiency": 4, "accuracy": 1.5, "mfu": 3, "hfu": 3}
 SHARES = {"mfu", "hfu"}
 WHOLE_NUMBERS = {
     *("world_size", "nodes", "per_node", "global_batch_size", "micro_batch_size", "batch"),
-    *("rank_batch_size", "grad_accum", "dp", *LAYOUT),
+    *("rank_batch_size", "grad_accum", "dp", "dp_replicate", "dp_shard", *LAYOUT),
 }
 UNITS = {
     **dict.fromkeys(TIMES, TIME_UNITS),
@@ -88,6 +89,10 @@ UNITS = {
 }
 SEVERAL_WORDS = re.compile(r"[^\W\d]+(?:(?:[ -]|, )[^\W\d]+)+")
 BOUND = re.compile(r"\s*(?:[<>≤≥]|&[lg]t;)")  # an upper or lower limit, not a measured value
+OF_GPUS = re.compile(r"(?:^|_)(?:gpu|gcd|accelerator|card|chip)s?(?:_|$)")
+PROJECTED = re.compile(
+    r".*\d.*\((?:projected|projection|extrapolated|estimated|predicted)\)\W*", re.IGNORECASE
+)
 INDICES = re.compile(r"\d{1,2}(?:\s*,\s*\d{1,2})+")  # of devices, which are not numbers of ranks
 SERIAL_NAME = re.compile(rf"(?:^|_)(?:{SERIAL}|1)(?:_|$)")
 SCALING = re.compile(r"(strong|weak)(?:[ _-]?scal.*|)", re.IGNORECASE)
@@ -138,7 +143,9 @@ class Quantities:
                 problem = f"column {column!r} holds no value that can be read"
                 raise InputError(source, [Problem(f"columns.{meaning.canonical}", problem)])
         if "std" in self.given and "time" not in self.given:
-            self.tidy["std"] = np.nan  # of anything
+            if self._follows("rate", "std"):
+                self.tidy["rate_std"] = self.tidy["rate_std"].fillna(self.tidy["std"])
+            self.tidy["std"] = np.nan  # of anything else
         for canonical, others in left_out.items():
             if canonical in MEASURED:
                 self.assumptions.append(
@@ -146,6 +153,7 @@ class Quantities:
                     f"{', '.join(map(repr, others))}; --column {canonical}=COLUMN chooses another"
                 )
         self._drop_statistics()
+        self._drop_projected()
         self._scale_shares()
         self._drop_impossible()
 
@@ -262,6 +270,12 @@ class Quantities:
             return ""
         return canonical if is_plausible(canonical, column, known) else ""
 
+    def _follows(self, canonical: str, other: str) -> bool:
+        """Whether the column of another quantity is right after that of this one."""
+        columns = list(self.frame.columns)
+        pair = [self.given.get(name) for name in (canonical, other)]
+        return pair in [[*neighbours] for neighbours in itertools.pairwise(columns)]
+
     def _over(self, column: str) -> str:
         """The column of the same rows that a speedup is over; "" if there is none."""
         sizes = self._columns_of(RANKS)
@@ -335,6 +349,15 @@ class Quantities:
         self.tidy["rank"] = ranks.str.extract(r"(\d{1,7})$", expand=False).astype(float)
         self.tidy = self.tidy[~ranks.isin(OTHER_STATISTICS)].copy()
 
+    def _drop_projected(self) -> None:
+        """Leave out rows that were not measured, such as that of "16 (projected)", and say so."""
+        texts = self.frame[list(self.meanings)].loc[self.tidy.index].astype(str)
+        projected = texts.apply(lambda cells: cells.str.fullmatch(PROJECTED)).any(axis=1)
+        if projected.any() and not projected.all():
+            rows = count(int(projected.sum()), "projected row")
+            self.assumptions.append(f"{rows} {'is' if projected.sum() == 1 else 'are'} left out")
+            self.tidy = self.tidy[~projected].copy()
+
     def _scale_shares(self) -> None:
         for column, least in PERCENT_FROM.items():
             percent = self.tidy[column] > least
@@ -370,6 +393,10 @@ def _in_order(frame: pd.DataFrame, meanings: Mapping[str, Guess]) -> dict[str, G
     bare = [column for column in meanings if re.fullmatch("seconds|duration", column.lower())]
     meanings = {column: meanings[column] for column in plain} | dict(meanings)
     meanings |= {column: meanings.pop(column) for column in bare}
+    sizes = [column for column, meaning in meanings.items() if meaning.canonical == "world_size"]
+    gpus = [column for column in sizes if OF_GPUS.search(normal(column))]
+    if len(sizes) > len(gpus) and gpus and frame[gpus[0]].nunique() > 1:
+        meanings = {gpus[0]: meanings[gpus[0]], **meanings}  # on which several ranks may run
     rates = [column for column, meaning in meanings.items() if meaning.canonical == "rate"]
     if len(rates) < 2:
         return dict(meanings)

@@ -22,9 +22,10 @@ from lab.analysis.audit.columns import (
     parse_name,
 )
 from lab.analysis.audit.observations import PYTHON_STRINGS, ROW, Observations, setting
-from lab.analysis.audit.programs import by_program, by_size, over_serial
+from lab.analysis.audit.programs import by_program, by_size, by_unknown_program, over_serial
 from lab.analysis.audit.quantities import WHOLE_NUMBERS, Quantities, as_text, as_texts
 from lab.analysis.audit.settings import by_setting
+from lab.analysis.audit.unnamed import by_numbers
 from lab.analysis.audit.values import COUNT_UNITS, numbers, ranks_of
 from lab.errors import InputError, Problem, nearest
 from lab.formatting import message_size, model_size
@@ -41,6 +42,8 @@ TRAINING = {
     *PHASES,
 } - {"other"}
 MEASURED = {"time", "rate", "speedup", "efficiency"}
+RATIOS = {"speedup", "efficiency"}
+NUMBERED = {"strategy", "rank", "repeat", "seed", "epoch", "step"}
 AFTER_WORD = "parallel|open_?mp|omp|mpi|threads|workers|multi-?process(?:ing)?"
 SETTINGS = {*WHOLE_NUMBERS, *TEXTS, "bytes"}  # a size that is not read is a problem's
 MOST_KEY_VALUES = 200
@@ -85,6 +88,8 @@ def from_table(
     assumptions += quantities.assumptions
     tidy[ROW] = frame[ROW].loc[tidy.index]
     _degrees_in_words(tidy, given)
+    _groups_of_shards(tidy, given)
+    assumptions += _labelled(tidy, frame, given)
     assumptions += _of_a_node(tidy, given) + _hybrid(tidy, given)
     if "world_size" not in given:
         tidy["world_size"], assumption = _world_size(tidy, reshape.hinted_ranks(name, notes))
@@ -131,16 +136,20 @@ def _long_form(
     frame, of_ranks = reshape.by_rank(frame, mapped)
     assumptions += filled + of_settings + of_ranks
     by_names = (by_program, over_serial, reshape.by_batch, by_size)
-    for by in (*by_names, reshape.by_cells, reshape.by_group):
+    for by in (*by_names, reshape.by_cells, reshape.by_group, by_unknown_program):
         frame, more = by(frame, mapped)
         assumptions += more
     meanings = _meanings(frame, mapped)
+    unnamed = {} if mapped else by_numbers(frame, meanings)
+    meanings |= unnamed
+    assumptions += [f"{name!r} is read as the {what.canonical}" for name, what in unnamed.items()]
     names = {meaning.canonical for meaning in meanings.values()}
     of_sizes: list[str] = []
     if "world_size" not in names and not {"per_node", "nodes"} <= names:
         hint, quantity = reshape.hinted_ranks(name, notes), reshape.noted_quantity(name, notes)
         frame, of_sizes = reshape.by_world_size(frame, hint, mapped, quantity)
-        meanings = _meanings(frame, mapped)
+        unnamed = {name: what for name, what in unnamed.items() if name in frame}
+        meanings = _meanings(frame, mapped) | unnamed
         if not of_ranks and not of_sizes and not {"nodes", "dp", "gpu", "device"} & names:
             meanings |= _ranks_by_cells(frame, meanings)
             if workers := _workers(frame, meanings):
@@ -237,6 +246,7 @@ def _workers(frame: pd.DataFrame, meanings: Mapping[str, Guess]) -> str:
         whole = bool(((values >= 1) & (values % 1 == 0)).all())
         counted = kind == "threads" or (kind == "cpus" and _are_steps_of_scaling(values))
         counted = counted or (kind == "strategy" and parse_name(column).stem == "parallelism")
+        counted = counted or (kind == "loader_workers" and bool(RATIOS & set(kinds.values())))
         if counted and "per" not in normal(column).split("_") and whole and values.nunique() > 1:
             return column
     return ""
@@ -395,6 +405,31 @@ def _degrees_in_words(tidy: pd.DataFrame, given: dict[str, str]) -> None:
     if len(known) > 1:  # one may be the number of anything
         for name, cells in known.items():
             tidy[name], given[name] = cells.astype(float), given["strategy"]
+
+
+def _labelled(tidy: pd.DataFrame, frame: pd.DataFrame, given: dict[str, str]) -> list[str]:
+    """Take the first column for the strategy if it has other words in each row and some rows have
+    as many ranks: those are no repeats."""
+    first = str(frame.columns[0])
+    sizes, labels = tidy["world_size"], as_texts(frame[first]).loc[tidy.index]
+    told = (NUMBERED | RATIOS) & set(given)  # a speedup may be over any of the rows
+    if guess(first) is not None or told or not {"time", "rate"} & set(given):
+        return []
+    if labels.isna().any() or sizes.nunique() < 2 or not sizes.duplicated().any():
+        return []
+    words = labels.astype(str).str.match(r"[^\W\d_]|\d+ [^\W\d_]").all()
+    kinds = labels.astype(str).str.replace(r"\d+", "", regex=True)
+    if not words or not labels.is_unique or kinds.nunique() < 2:
+        return []
+    tidy["strategy"], given["strategy"] = labels, first
+    return [f"each row of {first!r} is a configuration of its own"]
+
+
+def _groups_of_shards(tidy: pd.DataFrame, given: dict[str, str]) -> None:
+    """Enter the data parallelism of hybrid sharding: groups of shards times shards in each."""
+    if "dp" not in given and {"dp_replicate", "dp_shard"} <= set(given):
+        tidy["dp"] = tidy["dp_replicate"] * tidy["dp_shard"]
+        given["dp"] = given["dp_shard"]
 
 
 def _are_steps_of_scaling(cores: pd.Series) -> bool:

@@ -12,7 +12,7 @@ from collections.abc import Iterable, Mapping, Sequence
 from pathlib import Path
 from typing import IO, TYPE_CHECKING, Any
 
-from lab.analysis.audit import logs, nccl_tests, notebook, osu
+from lab.analysis.audit import lists, logs, nccl_tests, notebook, osu
 from lab.analysis.audit.markup import Table, find_tables, most_relevant, relevance, without_remarks
 from lab.analysis.audit.values import BYTE_UNITS, TIME_UNITS
 from lab.errors import InputError, Problem, nearest
@@ -52,6 +52,7 @@ DECIMAL_COMMA = re.compile(r"-?(?:\d+,(?:\d{1,2}|\d{4,})|0,\d+)")
 DECIMAL_POINT = re.compile(r"\d\.\d|\d,\d{3},")
 THREE_DIGITS = re.compile(r"-?[1-9]\d{0,2},\d{3}")
 FEWEST_COMMAS = 2
+BULLET = re.compile(r"\s*[-*•]\s+\S*[^\W\d_]{2}")
 NAMED = 3  # columns in a sentence
 LONGEST_HEADING = 80  # characters
 
@@ -168,6 +169,8 @@ def _parsed(name: str, text: str) -> tuple[Sequence[Table], list[InputError]]:
         logs.find_log(text.splitlines()) if not _is_headed(lines) else None
     ):
         return [Table(*parsed, notes)], []
+    if of_lists := lists.find_lists(lines):
+        return [Table(*parsed) for parsed in of_lists], []
     errors: list[InputError] = []
     for titles, block in _blocks(lines):
         try:
@@ -220,10 +223,12 @@ def _frame(name: str, header: list[str], rows: list[list[str]]) -> pd.DataFrame:
 
     header, rows = _rectangular(name, header, rows)
     header, rows = _with_units(header, _with_points(rows))
+    several = [name for name, times in Counter(header).items() if times > 1]
+    if any(map(NUMERAL.fullmatch, several)):
+        raise _unnamed(name, header)
     problems = [
         Problem(f"column {name!r}", "appears more than once", "rename one of them")
-        for name, times in Counter(header).items()
-        if times > 1
+        for name in several
     ]
     if problems:
         raise InputError(name, problems)
@@ -355,6 +360,9 @@ def _delimited(name: str, lines: Sequence[str]) -> tuple[list[str], list[list[st
         sample = _sample(name, content)
         delimiter = _delimiter(sample)
     if delimiter == SPACES:
+        if all(map(BULLET.match, sample)):
+            advice = "give a table, or a list such as '8 GPUs: 25 images/s'"
+            raise _error(name, "a list of sentences, not a table", advice)
         place = content.index(sample[0])
         titles = _names(sample[0], sample[1]) or sample[0].split()
         content = ["\t".join(without_remarks(line.split(), len(titles))) for line in content]
@@ -362,9 +370,14 @@ def _delimited(name: str, lines: Sequence[str]) -> tuple[list[str], list[list[st
         delimiter = "\t"
     names, rows = _cells(name, content, delimiter)
     if all(map(NUMERAL.fullmatch, names)) and any("." in name for name in names):
-        advice = "write a line of column names above them"
-        raise _error(name, f"numbers instead of column names: {names[0]}, ...", advice)
+        raise _unnamed(name, names)
     return names, rows
+
+
+def _unnamed(name: str, names: Sequence[str]) -> InputError:
+    """The error for a table whose first line has numbers."""
+    what = f"values instead of column names: {', '.join(names[:NAMED])}, ..."
+    return _error(name, what, "write a line of column names above them")
 
 
 def _sample(name: str, lines: Sequence[str]) -> list[str]:

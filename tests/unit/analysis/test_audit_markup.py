@@ -125,5 +125,32 @@ def test_a_line_right_above_a_table_is_that_table_s_alone() -> None:
     text = f"# Results\n\nResNet-50 on V100:\n\n{rows}* one node\n\n**BERT on A100:**\n\n{rows}\nAs said:\nwarm.\n"
     resnet, bert = find_tables(text.splitlines())
     assert resnet.notes == ["ResNet-50 on V100:", "Results", "* one node"]
-    assert bert.notes[0] == "**BERT on A100:**" and "ResNet-50 on V100:" not in bert.notes
+    assert bert.notes[0] == "BERT on A100:" and "ResNet-50 on V100:" not in bert.notes
     assert bert.notes[1:] == ["* one node", "As said:", "warm."]
+
+
+def test_a_header_without_its_last_bar() -> None:
+    rows = ["|gpt2|1GPU|19.6|20.4|", "|gpt2|DP|16.6|12.0|"]
+    (table,) = find_tables(["|model|type|runtime|sample/sec", "|-|-|-|-|-", *rows])
+    assert table.header == ["model", "type", "runtime", "sample/sec"]
+    assert table.rows[1] == ["gpt2", "DP", "16.6", "12.0"]
+
+
+def test_names_with_bars_above_a_line_of_dashes() -> None:
+    lines = ["Loop time of 0.08 on 2 procs", "Section | min time | max time | %total", "-" * 40]
+    rows = ["Pair    | 0.063    | 0.065    | 76.03", "Other   |          | 0.002    |  2.42"]
+    (table,) = find_tables([*lines, *rows, "", "Nlocal: 4000"])
+    assert table.header == ["Section", "min time", "max time", "%total"]
+    assert table.rows == [["Pair", "0.063", "0.065", "76.03"], ["Other", "", "0.002", "2.42"]]
+
+
+def test_notes_without_emphasis() -> None:
+    lines = [
+        "Speedup is the **samples-per-second** ratio.",
+        "",
+        "| GPUs | s |",
+        "|--|--|",
+        "| 1 | 2 |",
+    ]
+    (table,) = find_tables(lines)
+    assert table.notes == ["Speedup is the samples-per-second ratio."]

@@ -5,6 +5,7 @@ from __future__ import annotations
 from pathlib import Path
 
 import pytest
+from audits import pasted
 
 from lab.analysis.audit import audit
 from lab.analysis.audit.text_table import read_table
@@ -134,3 +135,28 @@ def test_saved_as_csv(tmp_path: Path, twice: int) -> None:
     frame = read_table(path)
     assert len(frame) == 2 * twice and set(frame["gpus"]) == {"4"}
     assert not audit(path).findings[1:]
+
+
+def test_rows_without_their_header() -> None:
+    text = """\
+   4194304   1048576   float   sum   -1   53.24   78.78   137.87   0   52.85   79.36  138.88   0
+  33554432   8388608   float   sum   -1  195.40  171.72   300.51   0  195.40  171.73  300.52   0
+"""
+    result = pasted(text)
+    assert result.reading["message_bytes"] == "bytes" and result.reading["gpus"] == "world_size"
+    assert "in-place, 4 MiB, world size 8" in str(result.findings[0].records)
+
+
+def test_ranks_are_those_of_the_command() -> None:
+    rows = "\n".join(
+        f" {size} {size // 4} float sum {us} {algbw} {busbw} 4e-07"
+        for size, us, algbw, busbw in [(512, 30.63, 0.02, 0.03), (1024, 31.25, 0.06, 0.11)]
+    )
+    text = f"#  size  count  type  redop  time  algbw  busbw  error\n{rows}\n"
+    assert "gpus" not in pasted(text).reading  # 0.06 and 0.11 may be of 3 ranks or of any number
+    run = "mpirun -np 4 ./build/all_reduce_perf -b 8 -e 160K -f 2 -g 2 -n 250\n"
+    assert "world size 8" in str(pasted(run + text).findings[0].records)
+    run = "srun --nodes=4 --ntasks-per-node=8 --label \\\n    -- all_gather_perf -b 64K -e 4G\n"
+    assert "world size 32" in str(pasted(run + text).findings[0].records)
+    run = "NCCL_ALGO=TREE ./all_reduce_perf -g 8 -b 8 -e 128M\n"
+    assert "world size 8" in str(pasted(run + text).findings[0].records)

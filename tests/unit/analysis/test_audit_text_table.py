@@ -149,7 +149,7 @@ def test_names_in_a_comment_may_have_a_delimiter_of_their_own(tmp_path: Path) ->
 
 
 def test_measurements_without_names(tmp_path: Path) -> None:
-    with pytest.raises(InputError, match="numbers instead of column names: 1,"):
+    with pytest.raises(InputError, match="values instead of column names: 1,"):
         read_table(written(tmp_path, "1 119.86\n2 60.15\n4 31.02\n", "t.dat"))
 
 

@@ -35,6 +35,7 @@ from lab.perfmodel.frameworks import MEGATRON_CORE, NEMO
         ("tp4pp2", {"tensor": 4, "pipeline": 2}),
         ("TP8PP4DP1", {"tensor": 8, "pipeline": 4, "data": 1}),
         ("seq 16384, bs=2, ga=4", {"sequence": 16384, "batch": 2, "accum": 4}),
+        ("FSDP, $h = 4096$, $s = 2048$", {"sequence": 2048, "sharding": "fsdp"}),
         ("64 GPUs, w/o activation recomputation", {"gpus": 64, "recomputed": "no"}),
         ("activation checkpointing: on", {"recomputed": "full"}),
         ("gradient checkpointing (selective)", {"recomputed": "selective"}),

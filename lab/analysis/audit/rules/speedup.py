@@ -191,7 +191,8 @@ def _missing(curve: Curve, observations: Observations) -> Iterator[Fault]:
             smallest.labels, f"{missing}{reference}.", "Say so beside every speedup.", "note"
         )
         return
-    more = ", but speedups over another baseline are quoted" if quoted else ""
+    ratios = "speedups" if any(point.speedup > 0 for point in of_ranks) else "efficiencies"
+    more = f", but {ratios} over another baseline are quoted" if quoted else ""
     yield Fault(
         smallest.labels,
         f"{missing}; the smallest has {n:g} ranks{more}.",

@@ -1,0 +1,88 @@
+"""Lists such as "8 GPUs: 25 images/s" as tables."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Iterator, Sequence
+from typing import NamedTuple
+
+from lab.analysis.audit.columns import RANK, SECOND, THINGS, counted, names_gpu
+from lab.analysis.audit.values import CELL_TIMES, ranks_of
+
+Parsed = tuple[list[str], list[list[str]], list[str]]  # names, rows and the lines around them
+
+NUMBER = r"[~≈]?\d[\d.,]*(?:\s?[kKM](?![a-z]))?"
+TIMES = "|".join(sorted(CELL_TIMES, key=len, reverse=True))
+RATE = rf"(?:{THINGS})\s?(?:/|per)\s?(?:{SECOND})(?:\s?(?:/|per)\s?(?:{RANK}))?"
+# A bullet, the ranks, what separates them from a number, this, and anything.
+ITEM = re.compile(
+    r"\s*(?:[-*•+]\s+|\d{1,2}[.)]\s+)?(?P<ranks>[^:=|]{1,60}?)\s*(?::|=|->|→|–|—|\s-\s)\s*(?:"
+    rf"(?P<time>(?:{NUMBER}\s?(?:{TIMES})(?![\w/]),?\s?)+)"
+    rf"|(?P<each>{NUMBER}\s?(?:{TIMES}))\s?(?:/|per)\s?(?P<per>step|it|iter|iteration|epoch|batch)"
+    rf"|(?P<value>{NUMBER})\s?(?P<rate>{RATE})|(?P<bare>{NUMBER}(?:\s?-\s?{NUMBER})?)(?!\s?\w)"
+    r")(?![\w/])",
+    re.IGNORECASE,
+)
+NODES = re.compile(r"(\d{1,6})\s*x?\s*(?:nodes?|machines?|servers?|hosts?)", re.IGNORECASE)
+FEWEST = 2  # items of a list
+
+
+class Item(NamedTuple):
+    """A line of a list; `kind` tells quantities apart, "" for a number without a unit."""
+
+    what: str  # that is counted: ranks or nodes
+    number: str
+    value: str
+    kind: str
+    name: str  # of the column of values
+
+
+def find_lists(lines: Sequence[str]) -> list[Parsed]:
+    """The lists of times or rates on different numbers of ranks, in the order of the text."""
+    items = [_item(line) for line in lines]
+    pairs = zip(lines, items, strict=True)
+    notes = [text for line, item in pairs if not item and (text := line.strip())]
+    lists = []
+    for start, run in _runs(items):
+        if len(run) >= FEWEST and len({item.number for item in run}) > 1:
+            above = [text for line in reversed(lines[:start]) if (text := line.strip())][:1]
+            rows = [[item.number, item.value] for item in run]
+            around = list(dict.fromkeys([*above, *notes]))
+            lists.append(([_counted(run), run[0].name], rows, around))
+    return lists
+
+
+def _counted(run: Sequence[Item]) -> str:
+    """What the items of a list count: nodes, GPUs or ranks."""
+    of_gpus = all("gpu" in item.number.lower() or names_gpu(item.number) for item in run)
+    return "GPUs" if of_gpus else run[0].what
+
+
+def _runs(items: Sequence[Item | None]) -> Iterator[tuple[int, list[Item]]]:
+    """Items of one quantity that follow one another, and the place of the first; bare numbers
+    belong to those before."""
+    start, run = 0, list[Item]()
+    for place, item in enumerate([*items, None]):
+        if item and run and item.what == run[0].what and item.kind in {"", run[0].kind}:
+            run.append(item)
+            continue
+        if run:
+            yield start, run
+        start, run = place, [item] if item and item.kind else []
+
+
+def _item(line: str) -> Item | None:
+    match = ITEM.match(line.replace("**", "").replace("`", ""))
+    if match is None:
+        return None
+    nodes = NODES.fullmatch(match["ranks"])
+    if not nodes and not ranks_of(match["ranks"])[0] > 0:
+        return None
+    of_ranks = ("nodes", nodes[1]) if nodes else ("ranks", match["ranks"])
+    if rate := match["rate"]:
+        kind = counted(rate) + str(bool(re.search(rf"\b({RANK})$", rate)))
+        return Item(*of_ranks, match["value"], kind, rate)
+    if match["bare"]:
+        return Item(*of_ranks, match["bare"], "", "")
+    name = f"{match['per'] or 'total'} time"
+    return Item(*of_ranks, (match["time"] or match["each"]).strip(), name, name)

@@ -1,0 +1,67 @@
+"""Lists such as "8 GPUs: 25 images/s" as tables."""
+
+from __future__ import annotations
+
+from io import StringIO
+
+import pytest
+from audits import broken, pasted
+
+from lab.analysis.audit.text_table import read_tables
+from lab.errors import InputError
+
+
+def test_rates_on_numbers_of_gpus() -> None:
+    text = """The numbers are as following:
+
+1GPU: 5 images/s
+8GPUs: 25 images/s
+16GPUs(2 nodes): 41 images/s
+32GPUs(4nodes): 80 images/s
+
+So the efficiency is only 50 %?
+"""
+    result = pasted(text)
+    assert result.reading == {"GPUs": "world_size", "images/s": "rate"} and not broken(result)
+    assert broken(pasted(text.replace(": 80", ": 190"))) == {"super-linear"}
+
+
+def test_a_range_and_a_remark_in_a_list() -> None:
+    text = """1x1  GPU: 740 img/sec
+1x8 GPU: 5000 img/sec
+1x8 GPU: 5100-5200 (on a ramdisk)
+8x8 GPU (64 GPUs total): ~37000 imgs/sec.  (79% efficient)
+"""
+    (table,) = read_tables(StringIO(text))
+    assert table["GPUs"].tolist() == ["1x1  GPU", "1x8 GPU", "1x8 GPU", "8x8 GPU (64 GPUs total)"]
+    result = pasted(text)
+    assert result.reading["img/sec"] == "rate" and not broken(result)
+    assert "world size 64" in str(result.findings[0].records)
+
+
+def test_several_lists_with_times_of_nodes_and_gpus() -> None:
+    text = """Timings of our solver:
+- 1 node: 1h 20m
+- 2 nodes: 45m
+
+and of the network:
+* 1 GPU -> 12.5 s/epoch
+* 2x A100 -> 7.1 s/epoch
+"""
+    solver, network = read_tables(StringIO(text))
+    assert solver.values.tolist() == [["1", "1h 20m"], ["2", "45m"]]
+    assert solver.columns.tolist() == ["nodes", "total time"]
+    assert network.columns.tolist() == ["GPUs", "epoch time"]
+    assert "and of the network" in network.attrs["place"]
+    assert network.attrs["notes"].count("and of the network:") == 1
+
+
+def test_other_lines_with_colons_are_no_list() -> None:
+    (table,) = read_tables(StringIO("GPUs,note,time_s\n1,8 GPUs: 5,10\n2,16 GPUs: 6,5.5\n"))
+    assert table.columns.tolist() == ["GPUs", "note", "time_s"]
+
+
+def test_sentences_are_no_table() -> None:
+    text = "- 8xH200 FSDP batch size 1: 609 TFLOP/s/GPU\n- 8xH200 FSDP batch size 4: 897\n"
+    with pytest.raises(InputError, match="a list of sentences, not a table"):
+        read_tables(StringIO(text))

@@ -1,0 +1,124 @@
+"""Columns that only their numbers or units reveal."""
+
+from __future__ import annotations
+
+from audits import broken, pasted
+
+
+def test_a_rate_by_its_growth_beside_an_efficiency() -> None:
+    rows = ["1 | 872 | 1", "8 | 6679 | 95.70%", "16 | 12828 | 91.90%", "32 | 23870 | 85.50%"]
+    text = "\n".join(["GPU | ResNet50 | Scaling Efficiency", "-- | -- | --", *rows])
+    result = pasted(text)
+    assert result.reading["ResNet50"] == "rate" and not broken(result)
+    assert broken(pasted(text.replace("85.50", "95.50"))) == {"quoted-against-own"}
+
+
+def test_a_number_beside_an_efficiency_that_does_not_grow() -> None:
+    result = pasted("GPUs,Seed,Efficiency\n1,7,100%\n2,9,95%\n4,8,90%\n")
+    assert "Seed" in result.reading and "rate" not in result.reading.values()
+    result = pasted("GPUs,Hue,Efficiency\n1,7,100%\n2,9,95%\n4,8,90%\n")
+    assert "Hue" not in result.reading
+
+
+def test_a_time_of_a_part_by_its_cells() -> None:
+    rows = ["1 | 292 s", "2 | 209 s", "4 | 165 s", "8 | 31 s"]
+    result = pasted("\n".join(["OpenMP threads | TwoPuncture 时间", "--|--", *rows]))
+    assert result.reading == {"OpenMP threads": "world_size", "TwoPuncture 时间": "time"}
+    assert broken(result) == {"super-linear"}
+
+
+def test_times_of_programs_by_their_unit() -> None:
+    text = "NP,Standard (s),ScaLAPACK (s)\n4,11.4,12.6\n8,10.7,10.3\n16,12.3,1.2\n"
+    result = pasted(text)
+    assert result.reading == {"NP": "world_size", "setting": "strategy", "time_s": "time"}
+    (finding,) = [each for each in result.findings if each.rule == "super-linear"]
+    assert "ScaLAPACK" in str(finding.records) and "Standard" not in str(finding.records)
+
+
+def test_a_projected_row_was_not_measured() -> None:
+    text = "Nodes,Tokens/sec\n1,142.6\n2,280.1\n16 (projected),2999.0\n"
+    result = pasted(text)
+    assert "1 projected row is left out" in result.assumptions and not broken(result)
+    assert broken(pasted(text.replace(" (projected)", ""))) == {"super-linear"}
+
+
+def test_numbers_of_cores() -> None:
+    text = "Core Count,Tokens/s\n4,7\n8,13\n16,20\n32,75\n"
+    assert pasted(text).reading["Core Count"] == "world_size"
+    assert broken(pasted(text)) == {"super-linear"}
+
+
+def test_efficiencies_over_the_fewest_ranks_that_quote_none() -> None:
+    text = "Cores,Tokens/s,Efficiency\n4,7,-\n8,13,93%\n16,20,71%\n32,25,56%\n48,27,40%\n"
+    result = pasted(text)
+    assert broken(result) == {"quoted-against-own"}
+    (finding,) = [each for each in result.findings if each.rule == "quoted-against-own"]
+    assert "56 % is quoted on 32 ranks, but the table's own numbers give 45 %" in finding.evidence
+    assert "71 %" not in finding.evidence
+
+
+def test_scaled_speedups_whose_baseline_quotes_none() -> None:
+    rows = ["1,14.1,N/A (baseline)", "2,13.9,2.03", "4,14.4,3.92"]
+    assert not broken(pasted("\n".join(["GPUs,s/step,Speedup from 1 GPU", *rows])))
+    rows[2] = "4,14.4,0.98"  # of which one is scaled and one is not
+    assert "quoted-against-own" in broken(pasted("\n".join(["GPUs,s/step,Speedup", *rows])))
+
+
+def test_groups_of_hybrid_sharding() -> None:
+    names = "Model,GPUs,dp_replicate,dp_shard,TP,PP"
+    rows = ["70B,32,4,4,2,1", "70B,64,2,4,8,1"]
+    assert not broken(pasted("\n".join([names, *rows])))
+    faulty = pasted("\n".join([names, *rows, "70B,8,1,8,2,1"]))
+    assert broken(faulty) == {"parallel-consistent"}
+    assert "dp 8 x tp 2 x pp 1 is 16, not 8 ranks" in faulty.findings[0].evidence
+    assert "TP 2" in str(faulty.findings[0].records)  # a setting that is a bare number, by name
+
+
+def test_gpus_count_more_than_the_ranks_that_share_them() -> None:
+    rows = ["1,7,1,19.0", "3,7,2,35.6", "8,7,4,68.0", "8,7,8,110.7"]
+    result = pasted("\n".join(["MPI ranks,Threads/rank,GCDs,Performance (ns/day)", *rows]))
+    assert result.reading["GCDs"] == "world_size" and "MPI ranks" not in result.reading
+    assert not broken(result)
+    rows[-1] = "8,7,8,210.7"
+    assert broken(pasted("\n".join(["MPI ranks,Threads/rank,GCDs,ns/day", *rows]))) == {
+        "super-linear"
+    }
+
+
+def test_workers_beside_an_efficiency_are_ranks() -> None:
+    rows = ["1,0.060,1.0,1.0", "10,0.100,0.6,6.0", "25,0.300,0.2,5.0", "80,0.800,0.075,6.0"]
+    names = "Num Workers,Runtime (s),Weak Scaling Efficiency,Scaled Speedup"
+    result = pasted("\n".join([names, *rows]))
+    assert result.reading["Num Workers"] == "world_size" and not broken(result)
+    rows[1] = "10,0.100,0.8,8.0"
+    assert broken(pasted("\n".join([names, *rows]))) == {"quoted-against-own"}
+    result = pasted("GPUs,num_workers,Time (s),Speedup\n1,4,10,1\n2,4,5.2,1.92\n")
+    assert result.reading["num_workers"] == "loader_workers"
+
+
+def test_a_deviation_beside_a_rate_is_that_of_the_rate() -> None:
+    text = "GPUs,Tokens/s mean,Sample SD,Speedup\n1,32015,9.3,1\n2,63000,68.6,1.968\n"
+    result = pasted(text)
+    assert result.reading["Sample SD"] == "std"
+    (finding,) = [each for each in result.findings if each.rule == "repeats"]
+    assert "gives a spread for 2 of 2 configurations" in finding.evidence
+
+
+def test_rows_on_as_many_ranks_with_words_of_their_own_are_no_repeats() -> None:
+    rows = [
+        "1 node x 1 GPU,1,85065,48 ms",
+        "1 node x 2 GPU (PCIe),2,63724,129 ms",
+        "2 nodes x 1 GPU (1 GbE),2,1522,5384 ms",
+    ]
+    result = pasted("\n".join(["Shape;GPUs;tokens/s;step time", *rows]).replace(",", ";"))
+    assert result.reading["Shape"] == "strategy" and not broken(result)
+    (slower,) = [each for each in result.findings if each.rule == "fixed-overhead"]
+    assert "speedup 0.75 (1 node x 2 GPU (PCIe))" in slower.evidence
+    numbered = pasted("Job;GPUs;Time (s)\njob a1;1;10\njob a2;2;5.2\njob a3;2;5.3\n")
+    assert "strategy" not in numbered.reading.values()  # whose names only number them
+
+
+def test_gpus_in_traditional_chinese() -> None:
+    result = pasted("模型大小,GPU 數,TP,PP,DP\n13B,8,2,1,4\n40B,32,4,2,4\n70B,64,8,2,8\n")
+    assert result.reading["GPU 數"] == "world_size"
+    assert broken(result) == {"parallel-consistent"}
