@@ -11,6 +11,7 @@ from typing import TYPE_CHECKING, Any
 
 import pandas as pd
 from matplotlib import figure as canvas
+from matplotlib.backends.backend_agg import FigureCanvasAgg
 from matplotlib.layout_engine import ConstrainedLayoutEngine
 
 from lab.analysis.configurations import UNKNOWN
@@ -191,6 +192,7 @@ def drawn(
     """
     with style(), io.StringIO() as stream:
         sheet = _Sheet(figsize=(SIZE[0], height), layout="constrained")
+        FigureCanvasAgg(sheet)  # remembers sizes of texts from one layout to the next
         draw(sheet.subplots())
         metadata: dict[str, Any] = {"Date": None, "Creator": None}
         sheet.savefig(stream, format="svg", metadata=metadata, transparent=True)
