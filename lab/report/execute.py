@@ -129,11 +129,11 @@ def shared_kernels() -> Iterator[None]:
     """Let all reports that are made meanwhile share kernels, which load modules only once."""
     global _shared
     with ExitStack() as stack:
-        _shared = _Kernels(stack)
+        outer, _shared = _shared, _Kernels(stack)
         try:
             yield
         finally:
-            _shared = None
+            _shared = outer
 
 
 def _execute_each(waiting: deque[Execution]) -> None:
