@@ -7,7 +7,7 @@ GPU := $(wildcard /dev/nvidia0)
 # Containers often forbid it; then each process would compile all that it imports, which takes seconds.
 unexport PYTHONDONTWRITEBYTECODE
 
-.PHONY: env report kept test unit gpu lab release check format
+.PHONY: env report kept test unit integration gpu lab release check format
 
 env: $(STAMP)
 
@@ -41,9 +41,12 @@ report: env
 kept: env
 	$(BIN)/lab report reports --all --keep
 
-# Unit tests, then whole studies, Slurm and browsers; last those that believe their times: two at a time, as they mostly sleep,
-# or alone, as they compute. Where chromium or Slurm is missing its tests are skipped, unless CI=true.
 test: unit
+	$(MAKE) integration
+
+# Whole studies, Slurm and browsers; last those that believe their times: two at a time, as they mostly sleep, or alone, as
+# they compute. Where chromium or Slurm is missing its tests are skipped, unless CI=true.
+integration: env
 	$(if $(GPU),$(BIN)/python -m pytest tests/gpu)
 	$(BIN)/python -m pytest tests/integration tests/fuzz $(if $(GPU),,tests/gpu) -m "not quiet and not alone" --numprocesses 3 --dist loadfile --no-loadscope-reorder
 	$(BIN)/python -m pytest tests/integration -m quiet --numprocesses 2 --dist loadfile

@@ -34,8 +34,7 @@ class JobSpec:
     devices: int = 1  # per rank
     # Devices that it claims where jobs share a host; None if it must have the host to itself.
     slots: int | None = None
-    # Whether ranks on CPUs may start with torch loaded; a script loads everything itself.
-    preload: bool = True
+    script: bool = False  # whether its ranks run a user's script
 
     @property
     def variables(self) -> dict[str, str]:

@@ -288,7 +288,7 @@ class Jobs:
             self._code,
             devices=task.run.devices,
             slots=job.slots(task.run, self.cluster),
-            preload=task.run.script is None,
+            script=task.run.script is not None,
         )
 
     def _is_due(self, task: Task) -> bool:

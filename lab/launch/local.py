@@ -29,19 +29,23 @@ from lab.launch.work import write_work
 from lab.machine import began
 from lab.records.store import LOGS
 
-# What trainings on CPUs import: constructing an optimizer or DDP imports torch._dynamo, a median
-# numpy.ma, and most train a GPT with DDP.
-LOADED = (
-    *("submitit.local.local", "torch", "torch._dynamo", "lab.launch.job", "lab.worker.main"),
-    *("lab.worker.models.gpt", "lab.worker.strategies.ddp", "numpy.ma", __name__),
+# What every rank on CPUs imports before it trains; a median imports numpy.ma.
+_LOADED = (
+    *("submitit.local.local", "torch", "lab.launch.job", "lab.worker.main", "numpy.ma", __name__),
 )
+# Constructing an optimizer or DDP imports torch._dynamo, and most train a GPT with DDP.
+LOADED = (*_LOADED, "torch._dynamo", "lab.worker.models.gpt", "lab.worker.strategies.ddp")
+# A script may set variables that torch._dynamo reads when it is imported.
+LOADED_FOR_SCRIPTS = (*_LOADED, "lab.worker.script.main")
 LOG = "controller.log"  # output of the controller, in the job's folder
 POLL_S = 0.1
 # How long a job may take to end once interrupted, in s, before it is killed.
 INTERRUPT_S = 5.0
 
 
-def fork_controller(log: Path, environment: Mapping[str, str]) -> fork_server.Process | None:
+def fork_controller(
+    log: Path, environment: Mapping[str, str], *, modules: Sequence[str]
+) -> fork_server.Process | None:
     """Start the controller of a job whose files lie in `log`; None if it cannot be a fork.
 
     Code in PYTHONPATH may run when Python starts, but not in a fork. A job with such a path is not
@@ -49,7 +53,7 @@ def fork_controller(log: Path, environment: Mapping[str, str]) -> fork_server.Pr
     """
     if environment.get("LAB_PRELOAD") == "0" or environment.get("PYTHONPATH"):
         return None
-    return fork_server.start(control, {"log": str(log)}, environment, modules=LOADED)
+    return fork_server.start(control, {"log": str(log)}, environment, modules=modules)
 
 
 def control(log: str) -> int:
@@ -213,11 +217,12 @@ class LocalExecutor:
         what the driver would load, and CUDA fails in a fork of a process that has used it.
         """
         on_cpus = self._cluster.device_kind == "cpu" and not self._cluster.environment
-        if spec.code or not (spec.preload and on_cpus):
+        if spec.code or not on_cpus:
             return None
         # Each rank sets this itself, but libraries read it when they are loaded.
         threads = {"OMP_NUM_THREADS": str(self._cluster.threads_per_rank)}
-        return fork_controller(log, environment | threads)
+        modules = LOADED_FOR_SCRIPTS if spec.script else LOADED
+        return fork_controller(log, environment | threads, modules=modules)
 
     def _environment(self, spec: JobSpec, command: str) -> dict[str, str]:
         """The environment of submitit's controller, which it passes on to the ranks."""

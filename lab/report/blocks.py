@@ -11,6 +11,8 @@ from typing import TYPE_CHECKING, Any
 
 import pandas as pd
 from matplotlib import figure as canvas
+from matplotlib.backends.backend_agg import FigureCanvasAgg
+from matplotlib.layout_engine import ConstrainedLayoutEngine
 
 from lab.analysis.configurations import UNKNOWN
 from lab.analysis.results import Source, StudyResults
@@ -20,6 +22,7 @@ from lab.formatting import NOT_MEASURED, capitalized
 
 if TYPE_CHECKING:
     from matplotlib.axes import Axes
+    from matplotlib.backend_bases import RendererBase
 
     from lab.analysis.scaling_curves import Curve
 
@@ -166,6 +169,20 @@ def figure(
     return replace(made, missing=drawing.missing(results))
 
 
+class _Sheet(canvas.Figure):
+    """A figure that is drawn once when it is saved.
+
+    Matplotlib draws it twice and discards the first drawing, of which only the layout is needed.
+    """
+
+    def draw(self, renderer: RendererBase) -> None:
+        engine = self.get_layout_engine()
+        if isinstance(engine, ConstrainedLayoutEngine):  # for the second drawing there is none
+            engine.execute(self)
+        else:
+            super().draw(renderer)
+
+
 def drawn(
     draw: Callable[[Axes], object], alt: str, *, height: float, caption: str = "", label: str = ""
 ) -> Figure:
@@ -174,7 +191,8 @@ def drawn(
     It is drawn without pyplot, so that the kernel's own figures and backend stay unchanged.
     """
     with style(), io.StringIO() as stream:
-        sheet = canvas.Figure(figsize=(SIZE[0], height), layout="constrained")
+        sheet = _Sheet(figsize=(SIZE[0], height), layout="constrained")
+        FigureCanvasAgg(sheet)  # remembers sizes of texts from one layout to the next
         draw(sheet.subplots())
         metadata: dict[str, Any] = {"Date": None, "Creator": None}
         sheet.savefig(stream, format="svg", metadata=metadata, transparent=True)

@@ -12,7 +12,7 @@ import warnings
 from collections import deque
 from collections.abc import Iterable, Iterator, Mapping
 from concurrent.futures import ThreadPoolExecutor
-from contextlib import contextmanager, suppress
+from contextlib import ExitStack, contextmanager, suppress
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -102,9 +102,43 @@ def _import_all() -> None:
         importlib.import_module(name)
 
 
+class _Kernels:
+    """Kernels that wait for their next notebook, until all of them are ended."""
+
+    def __init__(self, ended_by: ExitStack) -> None:
+        self._ended_by, self._idle = ended_by, deque[Any]()
+
+    @contextmanager
+    def one(self) -> Iterator[Any]:
+        """A kernel in the current folder; after a failure it is not used again."""
+        try:
+            kernel = self._idle.popleft()
+            move = f"__import__('os').chdir({str(Path.cwd())!r})"
+            kernel.client().execute(move, silent=True)
+        except IndexError:
+            kernel = self._ended_by.enter_context(started_kernel())
+        yield kernel
+        self._idle.append(kernel)
+
+
+_shared: _Kernels | None = None
+
+
+@contextmanager
+def shared_kernels() -> Iterator[None]:
+    """Let all reports that are made meanwhile share kernels, which load modules only once."""
+    global _shared
+    with ExitStack() as stack:
+        outer, _shared = _shared, _Kernels(stack)
+        try:
+            yield
+        finally:
+            _shared = outer
+
+
 def _execute_each(waiting: deque[Execution]) -> None:
     """Execute what waits in a kernel of this thread, which loads what they import only once."""
-    with started_kernel() as kernel:
+    with started_kernel() if _shared is None else _shared.one() as kernel:
         try:
             for execution in _taken(waiting):
                 execute_in(kernel, execution)

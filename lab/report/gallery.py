@@ -25,6 +25,7 @@ from lab.records.store import DISTURBED, KEPT, RECORD, Store, load_records, read
 from lab.report.artifacts import github_page, light
 from lab.report.blocks import escaped
 from lab.report.build import Report, profiles_and_calibrations, report
+from lab.report.execute import shared_kernels
 
 PAGE, ENTRY = "report.md", "entry.json"
 _ABSOLUTE = re.compile(r'"((?:/|~/|[A-Za-z]:\\)[^"]*)"')
@@ -175,7 +176,9 @@ def gallery(folder: Path) -> tuple[Path, Path]:
     A study is shown in its full form if that has records, else in its quick one, else as it is
     kept. Raises InputError for a folder without studies.
     """
-    entries = [_measured(place) or _kept(place) or _missing(place) for place in _places(folder)]
+    places = _places(folder)
+    with shared_kernels():
+        entries = [_measured(place) or _kept(place) or _missing(place) for place in places]
     page, readme = folder / "index.html", folder / "README.md"
     write_atomically(page, _page(entries, folder).encode())
     write_atomically(readme, _readme(entries).encode())
@@ -189,7 +192,8 @@ def remake_kept(folder: Path) -> list[Path]:
     """
     places = _places(folder)
     kept_ones = [place for place in places if (place / KEPT).is_dir()]
-    files = [file for place in kept_ones for file in remake(place)]
+    with shared_kernels():
+        files = [file for place in kept_ones for file in remake(place)]
     readme = folder / "README.md"
     write_atomically(readme, readme_of_kept(folder).encode())
     return [*files, readme]

@@ -5,7 +5,7 @@ from __future__ import annotations
 import re
 import unicodedata
 from collections.abc import Iterable
-from functools import cache
+from functools import cache, lru_cache
 from typing import NamedTuple
 
 from lab.analysis.audit.european import from_european
@@ -348,6 +348,7 @@ OVER_UNIT = re.compile(
 )
 
 
+@lru_cache(maxsize=10_000, typed=True)
 def normal(name: str) -> str:
     """A name in lower snake case, `#` as n, `/` as per, `%` as percent."""
     # Camel case is split, but neither "GiB" nor "ZeRO".

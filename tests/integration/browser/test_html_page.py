@@ -60,11 +60,10 @@ def report(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return path
 
 
-@pytest.fixture(params=["light", "dark"])
-def opened(request: pytest.FixtureRequest, chromium: Browser, report: Path) -> Iterator[Opened]:
-    context = chromium.new_context(
-        color_scheme=request.param, viewport={"width": 1280, "height": 900}
-    )
+@pytest.fixture(scope="module", params=["light", "dark"])
+def watched(request: pytest.FixtureRequest, chromium: Browser) -> Iterator[Opened]:
+    """A tab for all tests, as a new one takes longer than most of them."""
+    context = chromium.new_context(color_scheme=request.param)
     context.set_offline(True)
     page = context.new_page()
     requests: list[str] = []
@@ -77,10 +76,21 @@ def opened(request: pytest.FixtureRequest, chromium: Browser, report: Path) -> I
         ),
     )
     page.on("pageerror", lambda error: errors.append(str(error)))
-    page.goto(report.as_uri())
-    page.evaluate("document.fonts.ready")
     yield Opened(page, requests, errors)
     context.close()
+
+
+@pytest.fixture
+def opened(watched: Opened, report: Path) -> Opened:
+    """The report as it opens, whatever an earlier test did to it."""
+    page, requests, errors = watched
+    page.goto("about:blank")
+    page.set_viewport_size({"width": 1280, "height": 900})
+    requests.clear()
+    errors.clear()
+    page.goto(report.as_uri())
+    page.evaluate("document.fonts.ready")
+    return watched
 
 
 def test_page_opens_offline_without_a_request_or_a_complaint(opened: Opened, report: Path) -> None:

@@ -28,18 +28,19 @@ OVERFLOW = """() => {
 def test_nothing_on_a_slide_is_cut_off_or_too_small_to_read(
     scheme: str, chromium: Browser, slides: dict[str, Path]
 ) -> None:
+    context = chromium.new_context(
+        color_scheme=scheme,  # type: ignore[arg-type]
+        viewport={"width": 1280, "height": 720},
+    )
+    context.set_offline(True)
+    page = context.new_page()
+    requests: list[str] = []
+    complaints: list[str] = []
+    page.on("request", lambda request: requests.append(request.url))
+    page.on("console", lambda message: complaints.append(message.text))
+    page.on("pageerror", lambda error: complaints.append(str(error)))
     for name, path in slides.items():
-        context = chromium.new_context(
-            color_scheme=scheme,  # type: ignore[arg-type]
-            viewport={"width": 1280, "height": 720},
-        )
-        context.set_offline(True)
-        page = context.new_page()
-        requests: list[str] = []
-        complaints: list[str] = []
-        page.on("request", lambda request, urls=requests: urls.append(request.url))
-        page.on("console", lambda message, texts=complaints: texts.append(message.text))
-        page.on("pageerror", lambda error, texts=complaints: texts.append(str(error)))
+        requests.clear()
         page.goto(path.as_uri())
         page.wait_for_selector(".deck.ready")
         paper = page.evaluate("getComputedStyle(document.body).backgroundColor")
@@ -55,7 +56,7 @@ def test_nothing_on_a_slide_is_cut_off_or_too_small_to_read(
         assert page.locator("#counter").inner_text() == f"{count}/{count}" and count > 10
         assert complaints == []
         assert [url for url in requests if not url.startswith("data:")] == [path.as_uri()]
-        context.close()
+    context.close()
 
 
 @pytest.fixture(scope="module")

@@ -113,6 +113,17 @@ def test_most_of_what_a_rank_imports_is_loaded_before_it_is_forked() -> None:
     assert not any(name.startswith(("pyarrow", "lab.worker.inference")) for name in loaded)
 
 
+def test_ranks_of_a_script_share_neither_random_numbers_nor_settings_of_torch() -> None:
+    loaded = loaded_by(
+        "from importlib import import_module; from lab.launch.local import LOADED_FOR_SCRIPTS; "
+        "[*map(import_module, LOADED_FOR_SCRIPTS)]"
+    )
+    assert loaded >= {"torch", "numpy.ma", "lab.worker.script.hooks"}
+    # numpy draws a seed when it is imported, torch._dynamo and torch._inductor read variables.
+    assert not loaded & {"numpy.random", "torch._dynamo", "torch._inductor.config"}
+    assert not loaded & HEAVY
+
+
 def test_importing_lab_loads_no_torch_and_nothing_heavy() -> None:
     heavy = {"torch", "numpy", "pandas", "matplotlib", "scipy", "papermill", "nbconvert"}
     heavy |= {"submitit", "IPython", "ipywidgets"}

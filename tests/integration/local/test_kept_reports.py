@@ -16,6 +16,7 @@ from lab.config.study import Study
 from lab.files import ROOT
 from lab.records.store import Store
 from lab.report.build import Report
+from lab.report.execute import shared_kernels
 from lab.report.gallery import ENTRY, KEPT, PAGE, keep, readme_of_kept, remade
 
 REPORTS = ROOT / "reports"
@@ -28,7 +29,8 @@ each = pytest.mark.parametrize("place", PLACES, ids=lambda place: place.name)
 
 @pytest.fixture(scope="module")
 def made(tmp_path_factory: pytest.TempPathFactory) -> Made:
-    return {place.name: remade(place, tmp_path_factory.mktemp(place.name)) for place in PLACES}
+    with shared_kernels():
+        return {place.name: remade(place, tmp_path_factory.mktemp(place.name)) for place in PLACES}
 
 
 def shown(place: Path) -> dict[str, bytes]:

@@ -6,6 +6,7 @@ import re
 import shutil
 import subprocess
 import sys
+from collections.abc import Iterator
 from pathlib import Path
 
 import pandas as pd
@@ -16,6 +17,7 @@ import lab
 from lab.cli import app
 from lab.records.schema import Operation
 from lab.records.store import Record
+from lab.report.execute import shared_kernels
 
 EXAMPLE = Path(__file__).parents[3] / "reports" / "own-script"
 # FSDP and a collective of its own; of its first attempt a rank is killed.
@@ -117,6 +119,12 @@ while True:
     average = copy.deepcopy(model)
     torch.save(model, io.BytesIO())
 """
+
+
+@pytest.fixture(scope="module", autouse=True)
+def kernels() -> Iterator[None]:
+    with shared_kernels():
+        yield
 
 
 @pytest.fixture(scope="module")

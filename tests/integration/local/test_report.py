@@ -25,7 +25,7 @@ import lab
 from lab.config.study import Study, Task
 from lab.records.schema import Failure
 from lab.records.store import Record, Store, write_record
-from lab.report.execute import KERNELS, Execution, execute, executing
+from lab.report.execute import KERNELS, Execution, execute, executing, shared_kernels
 
 NOTEBOOKS = Path(__file__).parents[3] / "notebooks"
 KERNEL = {"kernelspec": {"name": "python3", "display_name": "Python", "language": "python"}}
@@ -258,6 +258,34 @@ def test_notebooks_share_kernels_but_neither_names_nor_numbers(tmp_path: Path) -
     assert [words[1:] for words in printed] == [["False", str(number)] for number in range(6)]
     assert len({words[0] for words in printed}) <= KERNELS
     assert {cell.execution_count for cell in made} == {3}  # after its two cells of parameters
+
+
+def test_reports_that_share_kernels_start_in_their_own_folders(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    code = "import os\nprint(os.getpid(), os.getcwd())\nassert not number"
+    parameters = nbformat.v4.new_code_cell("number = 0", metadata={"tags": ["parameters"]})
+    template = tmp_path / "template.ipynb"
+    cells = [parameters, nbformat.v4.new_code_cell(code)]
+    nbformat.write(nbformat.v4.new_notebook(cells=cells, metadata=KERNEL), template)
+    printed = []
+    with shared_kernels():
+        for name in ("first", "second", "failed", "third"):
+            (tmp_path / name).mkdir()
+            monkeypatch.chdir(tmp_path / name)
+            target = tmp_path / f"{name}.ipynb"
+            if name == "failed":
+                with pytest.raises(lab.LabError, match="partial notebook"):
+                    execute(template, target, {"number": 1})
+            else:
+                made = nbformat.reads(execute(template, target, {}).read_text(), as_version=4)
+                printed.append(made.cells[-1].outputs[0].text.split())
+        assert psutil.pid_exists(int(printed[0][0]))
+    pids, folders = zip(*printed, strict=True)
+    assert folders == tuple(str(tmp_path / name) for name in ("first", "second", "third"))
+    # A kernel in which a notebook has failed is not used again.
+    assert pids[0] == pids[1] != pids[2]
+    assert not any(psutil.pid_exists(int(pid)) for pid in pids)
 
 
 def test_cells_that_fill_a_widget_until_they_end_are_executed(tmp_path: Path) -> None:

@@ -15,6 +15,7 @@ from studies import smallest
 import lab
 from lab.config.study import Study
 from lab.report.build import Report
+from lab.report.execute import shared_kernels
 
 REPORTS = Path(__file__).parents[3] / "reports"
 # Of a replay nothing runs: tests/unit/launch/test_replay.py has its records, the last test its layout.
@@ -40,7 +41,11 @@ def made(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Made]:
     profile = root / "local.yaml"
     profile.write_text("executor: local\n")
     reports: Made = {}
-    with pytest.MonkeyPatch.context() as patch, ThreadPoolExecutor(max_workers=1) as reporting:
+    with (
+        pytest.MonkeyPatch.context() as patch,
+        shared_kernels(),
+        ThreadPoolExecutor(max_workers=1) as reporting,
+    ):
         patch.setenv("LAB_CACHE", str(root / "cache"))
         for name in NAMES:
             study = smallest(Study.load(REPORTS / name, quick=True), root / name)

@@ -3,8 +3,13 @@
 from __future__ import annotations
 
 import pandas as pd
+import pytest
 from bs4 import BeautifulSoup
+from matplotlib import figure as canvas
+from matplotlib.axes import Axes
+from matplotlib.text import Text
 
+from lab.report import blocks
 from lab.report.blocks import WHITE, Table, drawn, on_white
 from lab.report.page import arrange_tables
 
@@ -15,6 +20,27 @@ def test_a_figure_has_a_white_ground_in_a_notebook_whose_theme_may_be_dark() -> 
     svg = content["image/svg+xml"]
     assert svg.count(WHITE) == 1 and svg.index(WHITE) == svg.index(">") + 1
     assert on_white(svg) == svg
+
+
+def test_a_figure_is_drawn_once_and_as_matplotlib_draws_it(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    counted = []
+
+    class Counted(Text):
+        def draw(self, renderer: object) -> None:
+            counted.append(renderer)
+            super().draw(renderer)
+
+    def draw(axes: Axes) -> None:
+        axes.plot([1, 2, 4, 8], [1, 1.9, 3.5, 6])
+        axes.set(xscale="log", xlabel="ranks", ylabel="speedup")
+        axes.add_artist(Counted(2, 3, "a label", transform=axes.transData))
+
+    once = drawn(draw, "a curve", height=3).svg
+    assert len(counted) == 1
+    monkeypatch.setattr(blocks, "_Sheet", canvas.Figure)
+    assert once == drawn(draw, "a curve", height=3).svg
 
 
 def test_text_of_a_table_is_to_the_left_in_a_notebook_whose_cells_are_to_the_right() -> None:
