@@ -56,7 +56,7 @@ class Slurm:
     def ask(self, *command: str, timeout_s: float = 30.0) -> str:
         """What a command of Slurm prints; raises SlurmError where it fails or hangs."""
         try:
-            told = subprocess.run(
+            answer = subprocess.run(
                 command,
                 env=self.environment,
                 capture_output=True,
@@ -68,9 +68,9 @@ class Slurm:
             raise SlurmError(
                 f"`{' '.join(command)}` did not answer within {timeout_s:.0f} s"
             ) from None
-        if told.returncode != 0:
-            raise SlurmError(f"`{' '.join(command)}`: {told.stderr.strip() or told.stdout.strip()}")
-        return told.stdout
+        if answer.returncode != 0:
+            raise SlurmError(f"`{' '.join(command)}`: {answer.stderr.strip() or answer.stdout.strip()}")
+        return answer.stdout
 
     def nodes(self) -> dict[str, str]:
         """The state of each node, by name."""
@@ -119,8 +119,8 @@ class Slurm:
 
     def processes(self) -> list[int]:
         """Everything that belongs to this cluster: daemons, steps, tasks, and commands that wait for it."""
-        found = (int(entry.name) for entry in Path("/proc").iterdir() if entry.name.isdecimal())
-        return [pid for pid in found if pid != os.getpid() and self._owns(pid)]
+        pids = (int(entry.name) for entry in Path("/proc").iterdir() if entry.name.isdecimal())
+        return [pid for pid in pids if pid != os.getpid() and self._owns(pid)]
 
     def end_processes(self) -> None:
         """Kill them all; what one of them starts meanwhile is found the next time round."""

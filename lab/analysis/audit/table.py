@@ -412,8 +412,10 @@ def _labelled(tidy: pd.DataFrame, frame: pd.DataFrame, given: dict[str, str]) ->
     as many ranks: those are no repeats."""
     first = str(frame.columns[0])
     sizes, labels = tidy["world_size"], as_texts(frame[first]).loc[tidy.index]
-    told = (NUMBERED | RATIOS) & set(given)  # a speedup may be over any of the rows
-    if guess(first) is not None or told or not {"time", "rate"} & set(given):
+    # A speedup may be over any of the rows.
+    if guess(first) is not None or (NUMBERED | RATIOS) & set(given):
+        return []
+    if not {"time", "rate"} & set(given):
         return []
     if labels.isna().any() or sizes.nunique() < 2 or not sizes.duplicated().any():
         return []
