@@ -69,7 +69,9 @@ class Slurm:
                 f"`{' '.join(command)}` did not answer within {timeout_s:.0f} s"
             ) from None
         if answer.returncode != 0:
-            raise SlurmError(f"`{' '.join(command)}`: {answer.stderr.strip() or answer.stdout.strip()}")
+            raise SlurmError(
+                f"`{' '.join(command)}`: {answer.stderr.strip() or answer.stdout.strip()}"
+            )
         return answer.stdout
 
     def nodes(self) -> dict[str, str]:
