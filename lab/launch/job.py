@@ -176,6 +176,7 @@ def register(
         backend=cluster.backend,
         checkpoint_every_s=cluster.checkpoint_every_min * 60.0,
         host=RankContext.host if here.num_nodes == 1 else _address(cluster),
+        nodes=here.num_nodes,
     )
     return context, attempt
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import signal
+import sys
 from collections.abc import Callable
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -40,7 +41,8 @@ class RankContext:
     threads: int  # intra-op threads of torch
     cluster: str  # the profile's name
     rendezvous: Path  # rank 0 creates this file with its address; the others wait for it
-    host: str = "127.0.0.1"  # the address at which the others reach rank 0
+    host: str = "127.0.0.1"  # the address at which other ranks reach this one
+    nodes: int = 1  # of the job
     timeout_s: float = 300.0  # a collective that takes longer is a hang
     job_id: str | None = None
     emulated: Emulated | None = None  # what is emulated on this rank
@@ -51,9 +53,16 @@ class RankContext:
     waited_s: float = 0.0  # since its start, for other jobs on the same devices
 
     @property
-    def over_loopback(self) -> bool:
-        """Whether the ranks reach each other over the loopback interface, so on one machine."""
-        return self.host.startswith("127.")
+    def interface(self) -> str | None:
+        """The network interface that has the address of this rank, if Linux knows it."""
+        import psutil
+
+        if sys.platform != "linux":
+            return None
+        for name, addresses in psutil.net_if_addrs().items():
+            if any(each.address == self.host for each in addresses):
+                return str(name)
+        return None
 
     @property
     def start_timeout_s(self) -> float:

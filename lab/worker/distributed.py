@@ -163,9 +163,10 @@ def process_group(
     if context.world_size == 1 and not alone:
         yield
         return
-    if context.over_loopback and sys.platform == "linux":
-        # Otherwise gloo resolves the host name, which fails on many laptops.
-        os.environ.setdefault("GLOO_SOCKET_IFNAME", "lo")
+    if interface := context.interface:
+        # Otherwise gloo resolves the host name, which fails on many laptops, and on nodes whose own
+        # name is that of a loopback address.
+        os.environ.setdefault("GLOO_SOCKET_IFNAME", interface)
     dist.init_process_group(
         over or backend(context),
         store=open_store(context, patience_s=patience_s),

@@ -82,7 +82,7 @@ class ScriptRank:
         self.device = distributed.device_of(context)
         self.clock: Clock = CudaClock() if self.device.type == "cuda" else HostClock()
         self.offset = ClockOffset(0.0, 0.0)
-        if not context.over_loopback:
+        if context.nodes > 1:
             # Once before and once after the script, as the clocks of two hosts drift.
             with distributed.process_group(context, device=self.device):
                 self.offset = distributed.read_clock_offset()
@@ -359,11 +359,10 @@ def _torchrun(context: RankContext, store: Any) -> dict[str, str]:
     Ranks meet at rank 0's `store`, a TCPStore. The script's keys in it contain no secret, as torch
     reads none from the environment: anybody who can reach the address may use them too.
     """
-    nodes = 1 if context.over_loopback else int(os.environ.get("SLURM_NNODES", 1))
-    local = context.world_size // nodes
+    local = context.world_size // context.nodes
+    interface = os.environ.get("GLOO_SOCKET_IFNAME") or context.interface
     variables: dict[str, Any] = {
-        # Otherwise gloo resolves the host name, which fails on many laptops.
-        **({"GLOO_SOCKET_IFNAME": "lo"} if context.over_loopback else {}),
+        **({"GLOO_SOCKET_IFNAME": interface} if interface else {}),
         "RANK": context.rank,
         # If the scheduler shows each rank only its own GPU, that one is number 0.
         "LOCAL_RANK": context.local_rank
@@ -372,7 +371,7 @@ def _torchrun(context: RankContext, store: Any) -> dict[str, str]:
         "WORLD_SIZE": context.world_size,
         "LOCAL_WORLD_SIZE": local,
         "GROUP_RANK": context.rank // local,
-        "GROUP_WORLD_SIZE": nodes,
+        "GROUP_WORLD_SIZE": context.nodes,
         "ROLE_RANK": context.rank,
         "ROLE_WORLD_SIZE": context.world_size,
         "ROLE_NAME": "default",

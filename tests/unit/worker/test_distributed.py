@@ -6,6 +6,7 @@ import json
 import pickle
 import socket
 import stat
+import sys
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -82,11 +83,22 @@ def test_ranks_meet_where_only_they_can(tmp_path: Path, host: str, address: str)
     other.set("key", "value")
     assert store.get("key") == b"value"
     # Of two nodes the second is called otherwise, and must be sent to the first.
-    elsewhere = replace(context, rank=1, host="198.51.100.2")
+    elsewhere = replace(context, rank=1, host="198.51.100.2", nodes=2)
     meant = _torchrun(elsewhere, other.underlying_store)
     assert (meant["MASTER_ADDR"], meant["MASTER_PORT"]) == (host, str(port))
+    assert [meant[name] for name in ("GROUP_RANK", "GROUP_WORLD_SIZE")] == ["1", "2"]
+    assert meant["LOCAL_WORLD_SIZE"] == "1"
     plain = TCPStore("127.0.0.1", port, is_master=False, wait_for_workers=False)
     assert not plain.check(["key"])
+
+
+@pytest.mark.skipif(sys.platform != "linux", reason="elsewhere gloo takes another one")
+def test_gloo_takes_the_interface_of_a_ranks_address(tmp_path: Path) -> None:
+    context = RankContext(0, 2, 0, "cpu", (0,), 1, "test", tmp_path / "address", nodes=2)
+    for name, addresses in psutil.net_if_addrs().items():
+        for own in (each.address for each in addresses if each.family == socket.AF_INET):
+            assert replace(context, host=own).interface == name
+    assert replace(context, host="198.51.100.2").interface is None
 
 
 def test_a_rank_that_cannot_reach_rank_0_fails_at_once(tmp_path: Path) -> None:
