@@ -297,7 +297,10 @@ def exit_reason(job: JobState | None, attempt: Attempt) -> RankError:
     elif attempt.log_contains(*MEMORY_PHRASES):
         kind, message = "MemoryLimit", f"{ended}: {ENDS['OUT_OF_MEMORY'][1]}"
     elif not attempt.any_registered():
-        cause = attempt.last_line() or f"exit code {job.exit_code}, without a log"
+        cause = attempt.last_line() or (
+            f"exit code {job.exit_code}, without a log: "
+            "is the study's folder on a file system that the nodes share?"
+        )
         kind, message = "BadNode", f"{ended} before any rank started: {cause}"
     else:
         kind = "JobLost"

@@ -282,6 +282,8 @@ def test_the_cause_is_the_last_line_that_says_more_than_that_a_rank_ended(
     assert exit_reason(failed, attempt).message.endswith(f"before any rank started: {cause}")
     log.write_text(f"srun: error: n1: {ended}\n")
     assert exit_reason(failed, attempt).message.endswith(ended)
+    log.unlink()
+    assert exit_reason(failed, attempt).message.endswith("on a file system that the nodes share?")
 
 
 def test_what_a_scheduler_did_explains_what_the_ranks_then_met(attempt: Attempt) -> None:
