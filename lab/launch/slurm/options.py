@@ -92,8 +92,9 @@ def _gpu_options(
 def srun_options(cluster: Cluster, ranks: int, *, devices: int = 1) -> list[str]:
     """Options of the srun that starts the ranks of a job, each as one word."""
     nodes, ranks_per_node = cluster.layout(ranks, devices=devices)
-    # Since Slurm 22.05, srun does not inherit the number of CPUs from sbatch.
-    step: Options = {"cpus-per-task": cluster.cpus_per_rank * devices}
+    # A rank that could not start would let the others wait for it. Since Slurm 22.05, srun does not
+    # inherit the number of CPUs from sbatch.
+    step: Options = {"kill-on-bad-exit": 1, "cpus-per-task": cluster.cpus_per_rank * devices}
     if "ntasks-per-node" not in sbatch_options(cluster, ranks, devices=devices):
         step |= {"nodes": nodes, "ntasks-per-node": ranks_per_node}
     step |= {key.replace("_", "-"): value for key, value in cluster.srun.items()}
@@ -231,7 +232,7 @@ def _script(study: Study, cluster: Cluster, profile: Path, what: str, tasks: Seq
         "export MASTER_ADDR MASTER_PORT",
         "",
         "# srun starts every rank; when one fails, it ends the others.",
-        f"srun --kill-on-bad-exit=1 {srun} \\",
+        f"srun {srun} \\",
         f"  {interpreter(cluster, 'python')} -m lab.launch.job {_shown(study.folder)} "
         '"$run" "$repeat" \\',
         f"  --cluster {_shown(profile)}{quick}",

@@ -325,6 +325,22 @@ def test_node_without_python_is_a_bad_node_and_the_next_call_measures(
     assert list(one_run.out.glob("runs/*/0/log/*.record.json")), "the earlier failure is kept"
 
 
+def test_ranks_do_not_wait_for_one_that_cannot_start(
+    make_study: StudyMaker, tmp_path: Path, slurm_cluster: Slurm
+) -> None:
+    """On one of two nodes Python is missing; rank 0 would wait for minutes."""
+    grid = {"global_batch_size": [4], "world_size": [2]}
+    study = Study.load(make_study(grid=grid, baseline={"world_size": 2}))
+    python = tmp_path / "python"
+    here = f"[ $SLURM_PROCID = 0 ] || exec /nowhere/python; exec {sys.executable} "
+    python.write_text(f'#!/bin/sh\n{here} "$@"\n')
+    python.chmod(0o700)
+    path = written(tmp_path / "cluster.yaml", python=str(python))
+    (record,) = lab.launch(study, str(path)).wait(progress=False)
+    assert record.error is not None and record.error.type in {"BadNode", "JobLost"}
+    assert "task 1: Exited with exit code 127" in record.error.log
+
+
 def test_two_jobs_on_one_node_use_different_gpus(
     make_study: StudyMaker, tmp_path: Path, slurm_cluster: Slurm, monkeypatch: pytest.MonkeyPatch
 ) -> None:

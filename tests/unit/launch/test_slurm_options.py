@@ -77,7 +77,8 @@ def test_a_task_has_all_devices_of_its_process() -> None:
     site = cluster(gpu_flag="gpus-per-task", cpus_per_gpu=8)
     requested = options.sbatch_options(site, 1, devices=4)
     assert (requested["gpus-per-task"], requested["cpus-per-task"]) == ("4", 32)
-    assert options.srun_options(site, 1, devices=4) == ["--cpus-per-task=32"]
+    step = ["--kill-on-bad-exit=1", "--cpus-per-task=32"]
+    assert options.srun_options(site, 1, devices=4) == step
 
 
 def test_other_resources_are_asked_for_beside_gpus_of_another_option() -> None:
@@ -90,7 +91,7 @@ def test_what_sbatch_is_not_told_srun_is() -> None:
     site = cluster(extra=unsaid, cpus_per_gpu=8, gpu_flag="gres")
     requested = options.sbatch_options(site, 8)
     assert not {"ntasks-per-node", "cpus-per-task", "requeue"} & requested.keys()
-    step = ["--cpus-per-task=8", "--nodes=2", "--ntasks-per-node=4"]
+    step = ["--kill-on-bad-exit=1", "--cpus-per-task=8", "--nodes=2", "--ntasks-per-node=4"]
     assert options.srun_options(site, 8) == step
     submitted = _make_sbatch_string("command", "/tmp", **options.submitit_parameters(site, 8))
     assert "ntasks-per-node" not in directives(submitted) and " ".join(step) in submitted
