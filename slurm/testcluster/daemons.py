@@ -138,12 +138,19 @@ class Slurm:
         try:
             entries = Path(f"/proc/{pid}/environ").read_bytes().split(b"\0")
             command = Path(f"/proc/{pid}/comm").read_text().strip()
+            if command == "slurmstepd" and self._logs_here(pid):
+                return True
         except OSError:  # it is gone, or somebody else's
             return False
         if f"SLURM_CONF={self.conf}".encode() not in entries:
             return False
         in_a_job = any(entry.startswith(b"SLURMD_NODENAME=") for entry in entries)
         return in_a_job or f"{MARK}={self.folder}".encode() in entries or command in CLIENTS
+
+    def _logs_here(self, pid: int) -> bool:
+        """Whether a process has a log of this cluster open; a step may lose its environment."""
+        files = (file.readlink() for file in Path(f"/proc/{pid}/fd").iterdir())
+        return any(file.parent == self.folder / "log" for file in files)
 
     def _end_daemon(self, name: str) -> None:
         pid = int((self.folder / "run" / f"{name}.pid").read_text())

@@ -184,6 +184,8 @@ def test_command_brings_it_up_and_leaves_nothing(
     )  # what a user started in a terminal of theirs
     owned = slurm.processes()
     assert int(pid_file.read_text()) in owned and user.pid not in owned
+    names = {one.info["name"] for one in psutil.process_iter(["name"]) if one.pid in owned}
+    assert {"slurmctld", "slurmd", "slurmstepd"} <= names
     assert command("down").returncode == 0
     assert not [
         pid
