@@ -102,8 +102,8 @@ def summary(table: pd.DataFrame, *, baseline: Mapping[str, Any], scaling: Scalin
         raise InputError("baseline", problems)
     identity = [*(["machine"] if "machine" in table else []), "emulated", "run_id"]
     reported = "configuration" in table
-    found = _configurations(_as_measured(table) if reported else table, identity)
-    groups = {_key(group.first): group for group in found}
+    repeats = _configurations(_as_measured(table) if reported else table, identity)
+    groups = {_key(group.first): group for group in repeats}
     rows = [_medians(group, identity) for group in groups.values()]
     if reported:
         rows = [row | _stated(group) for row, group in zip(rows, groups.values(), strict=True)]

@@ -86,11 +86,11 @@ class Slurm:
     ) -> None:
         """Start a daemon that outlives this process; what it prints goes to the log folder.
 
-        The daemon, and all that it starts, takes itself to be on `host`, if hosts can be made.
+        The daemon and all that it starts run as on `host`, if this user can isolate hosts.
         """
         path = shutil.which(program, path=SEARCH_PATH) or program
         command = [path, *arguments]
-        if host and hosts_can_be_made():
+        if host and can_isolate_hosts():
             command = as_host(host, self.folder / "hosts") + command
         with (self.folder / "log" / f"{name or program}.out").open("ab") as log:
             subprocess.run(
@@ -165,9 +165,9 @@ def node_host(name: str) -> str:
 
 
 def as_host(host: str, hosts: Path) -> list[str]:
-    """What makes a command take itself to be on a host, in its names and its monotonic clock.
+    """The prefix that runs a command in namespaces with a host name and a monotonic clock of its own.
 
-    Names resolve by the file `hosts`. Only root may do this.
+    Names resolve by the file `hosts`. Only root may create such namespaces.
     """
     clock = f"--monotonic={1000 * int(host.removeprefix('node'))}"  # s since the host was started
     script = 'mount --bind "$0" /etc/hosts; hostname "$1"; shift; exec "$@"'
@@ -176,7 +176,7 @@ def as_host(host: str, hosts: Path) -> list[str]:
 
 
 @functools.cache
-def hosts_can_be_made() -> bool:
+def can_isolate_hosts() -> bool:
     """Whether each node can be a host of its own; otherwise all have this machine's name."""
     command = [*as_host("node2", Path("/etc/hosts")), "true"]
     return subprocess.run(command, capture_output=True, check=False).returncode == 0

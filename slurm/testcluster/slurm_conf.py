@@ -6,7 +6,7 @@ import getpass
 from dataclasses import dataclass
 from pathlib import Path
 
-from daemons import hosts_can_be_made, node_host
+from daemons import can_isolate_hosts, node_host
 
 CLUSTER_NAME = "practice"
 
@@ -88,7 +88,7 @@ class Settings:
             size = f"CPUs={self.cpus} RealMemory={self.memory_mb}" + (
                 f" Gres=gpu:{self.gpus}" if self.gpus else ""
             )
-            hostname = node_host(name) if hosts_can_be_made() else host
+            hostname = node_host(name) if can_isolate_hosts() else host
             lines.append(
                 f"NodeName={name} NodeHostname={hostname} NodeAddr={self.address} Port={port} "
                 f"{size} State=UNKNOWN"

@@ -75,19 +75,19 @@ def _printed(lines: Sequence[str]) -> Sequence[str]:
 def _ranks_of_command(lines: Sequence[str]) -> str:
     """The ranks of the command that is shown: its processes, times their threads and GPUs; "" if
     it does not say, or several commands differ."""
-    found = set()
+    numbers = set()
     for command in "\n".join(lines).replace("\\\n", " ").splitlines():
         if match := COMMAND.search(command):
             launched = LAUNCHER.search(match["launcher"])
             processes = ranks_of_command(match["launcher"]) if launched else "1"
             each = [int(number) for number in OF_A_PROCESS.findall(match["options"])]
-            found.add(int(processes) * math.prod(each) if processes else 0)
-    ranks = found.pop() if len(found) == 1 else 0
+            numbers.add(int(processes) * math.prod(each) if processes else 0)
+    ranks = numbers.pop() if len(numbers) == 1 else 0
     return str(ranks) if ranks > 1 else ""
 
 
 def _ranks_by_bandwidths(rows: Sequence[Sequence[str]]) -> str:
-    """The ranks that relate algbw to busbw in the fastest row; "" if their digits do not tell."""
+    """The ranks that follow from algbw and busbw in the fastest row; "" if several numbers fit."""
     with contextlib.suppress(ValueError, ZeroDivisionError):
         algorithm, bus = max((float(row[3]), float(row[4])) for row in rows)
         ratios = (bus - DIGIT) / (algorithm + DIGIT), (bus + DIGIT) / (algorithm - DIGIT)

@@ -11,7 +11,7 @@ from pathlib import Path
 import psutil
 import pytest
 import testcluster
-from daemons import Slurm, SlurmError, hosts_can_be_made
+from daemons import Slurm, SlurmError, can_isolate_hosts
 
 PROGRAM = Path(testcluster.__file__)
 
@@ -40,7 +40,7 @@ def test_one_job_step_spans_all_nodes(slurm_cluster: Slurm) -> None:
     assert sorted(nodes) == ["127.0.0.2", "127.0.0.3", "127.0.0.4", "127.0.0.5"]
 
 
-@pytest.mark.skipif(not hosts_can_be_made(), reason="only root may make hosts")
+@pytest.mark.skipif(not can_isolate_hosts(), reason="only root may create namespaces")
 def test_each_node_is_a_host_that_all_can_resolve(slurm_cluster: Slurm) -> None:
     hosts = slurm_cluster.ask("srun", "-N4", "hostname").split()
     assert sorted(hosts) == ["node2", "node3", "node4", "node5"]
