@@ -156,30 +156,38 @@ class Expectation:
     def configuration(self) -> str:
         """Formatted for display."""
         run = self.forecast.run
-        return run.label.replace(f" x{run.world_size}", f" x{self.world_size}")
+        strategy = "ddp" if run.strategy == "single" and self.world_size > 1 else run.strategy
+        here, there = f"{run.strategy} x{run.world_size}", f"{strategy} x{self.world_size}"
+        return run.label.replace(here, there, 1)
 
-    def row(self) -> dict[str, Any]:
-        """Formatted for display."""
+    @property
+    def remarks(self) -> tuple[str, ...]:
+        """Why there is no prediction, or what it is extrapolated from."""
+        missing = self.forecast.missing
+        return (missing,) if missing else self.forecast.extrapolated
+
+    def row(self, footnotes: Sequence[str] = ()) -> dict[str, Any]:
+        """Formatted for display; its remarks as numbers of footnotes."""
         forecast, prediction = self.forecast, self.forecast.prediction
+        marks = "".join(f" [{footnotes.index(remark) + 1}]" for remark in self.remarks)
         memory = forecast.memory_bytes
         row = {
             "configuration": self.configuration,
-            "step": "",
+            "step": "not predicted" + marks,
             "speedup": "",
             "exposed": "",
             "memory of a rank": f"{memory / 1e6:,.0f} MB" if memory else "",
-            "limited by": f"not predicted: {forecast.missing}",
+            "limited by": "",
             "measured": format_seconds(self.measured_s) if self.measured_s else "",
             "error": _error(self.score) if self.score else "",
         }
         if prediction is None:
             return row
-        notes = f" ({'; '.join(forecast.extrapolated)})" if forecast.extrapolated else ""
         return row | {
             "step": format_seconds(prediction.step_s, prediction.low_s, prediction.high_s),
             "speedup": rounded(self.speedup) + "x" if self.speedup else "",
             "exposed": format_seconds(prediction.exposed_s),
-            "limited by": prediction.limit.replace("_", " ") + notes,
+            "limited by": prediction.limit.replace("_", " ") + marks,
         }
 
     def content(self) -> dict[str, Any]:
@@ -214,13 +222,19 @@ class Expectations:
         return mean_absolute_error(self.scored)
 
     def table(self) -> list[dict[str, Any]]:
-        """One row per run, for display."""
-        return [expectation.row() for expectation in self.of]
+        """One row per run, for display; numbers in brackets refer to `footnotes`."""
+        return [expectation.row(self.footnotes) for expectation in self.of]
+
+    @cached_property
+    def footnotes(self) -> list[str]:
+        """Why runs are not predicted, and what predictions are extrapolated from."""
+        return [*dict.fromkeys(remark for one in self.of for remark in one.remarks)]
 
     def notes(self) -> list[str]:
-        """The basis of predictions and speedups, and the errors of frozen ones, as sentences."""
+        """Footnotes, the basis of predictions and speedups, the errors of frozen ones."""
+        numbered = [f"[{number}] {remark}" for number, remark in enumerate(self.footnotes, 1)]
         bases = dict.fromkeys(expectation.forecast.basis for expectation in self.of)
-        notes = [f"From {basis}." for basis in bases if basis]
+        notes = numbered + [f"From {basis}." for basis in bases if basis]
         if self.baseline > 1 and any(expectation.speedup for expectation in self.of):
             notes.append(f"Speedups are over {self.baseline} ranks.")
         if self.error is not None:

@@ -338,6 +338,12 @@ def test_studies_are_predicted_beyond_the_machine(planned: Study) -> None:
         alone.forecast.prediction.step_s / pair.forecast.prediction.step_s
     )
     assert len(expected.table()) == len(expected.of) == len(expected.content()["runs"])
+    table = {row["configuration"]: row for row in expected.table()}
+    notes = dict(note.split("] ", 1) for note in expected.notes() if note[0] == "[")
+    mark = table["gpt-nano ddp x4096, batch 8, fp32"]["step"].removeprefix("not predicted ")
+    assert notes[mark.rstrip("]")] == "its batch of 8 cannot be divided over 4096 ranks"
+    marks = table["gpt-nano ddp x4, batch 8, fp32"]["limited by"].split()
+    assert "links of 4 ranks extrapolated from 2" in [notes.get(one.rstrip("]")) for one in marks]
     with pytest.raises(InputError, match="divide"):
         lab.predict(planned, world_sizes=[3])
     with pytest.raises(InputError, match="0 ranks"):
