@@ -12,12 +12,12 @@ import pandas as pd
 
 from lab.analysis.scaling import (
     Samples,
-    against_baseline,
     beyond_baseline,
     few,
     labels_of,
     place,
     ratio,
+    scaled,
     summary,
     verdict,
 )
@@ -62,7 +62,7 @@ class Comparison:
             beyond, labels = beyond_baseline(rows), labels_of(rows)
             if len(beyond):
                 row = beyond.sort_values(["world_size", "speedup"]).iloc[-1]
-                compared = against_baseline(row, rows, labels)
+                compared = scaled(row, rows, labels)
                 texts.append(f"On {machine}, {place(row, labels)}, {compared}.")
         return texts
 

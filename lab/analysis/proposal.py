@@ -9,7 +9,7 @@ from typing import Any
 import pandas as pd
 
 from lab.analysis.audit.rules.speedup import MARGIN
-from lab.analysis.laws import fit_amdahl, fit_gustafson
+from lab.analysis.laws import CLOSE, fit_amdahl, fit_gustafson
 from lab.analysis.scaling import against_baseline, beyond_baseline, farthest, labels_of
 from lab.analysis.scaling_curves import baseline_name, curves, ranks, rows_of, with_interval
 from lab.formatting import MILLION, capitalized, format_seconds, in_words, listed, percent, rounded
@@ -19,7 +19,6 @@ from lab.records.table import grouped
 # Efficiency thresholds relative to the baseline; the report names both.
 WELL_USED, HALF_USED = 0.7, 0.5
 EXACT = 1e-6  # a law with a smaller error made the speedups, and its interval means nothing
-CLOSE = 0.1  # a law with a larger error in any speedup is not extrapolated
 # What GPU-hours are counted for, by what a time of the table is of.
 COUNTED = {"step": (1000, "1000 steps"), "epoch": (1, "epoch"), "total": (1, "run")}
 MOST_NAMES = 3  # of configurations in a sentence

@@ -8,6 +8,7 @@ from typing import Any, NamedTuple
 import numpy as np
 import pandas as pd
 
+from lab.analysis.laws import gustafson_fraction
 from lab.analysis.scaling_curves import (
     FIELDS,
     FREE,
@@ -369,6 +370,28 @@ def against_baseline(row: Any, summary: pd.DataFrame, labels: Mapping[str, str])
     # On as many ranks the efficiency would repeat the speedup.
     share = f" (efficiency {percent(*efficiency)})" * bool(row["world_size"] != base["world_size"])
     return f"{compared}{share}, {verdict(*times[1:], min(row['repeats'], base['repeats']))}"
+
+
+def scaled(row: Any, summary: pd.DataFrame, labels: Mapping[str, str]) -> str:
+    """One configuration against its baseline: in weak scaling by the pace that each rank keeps."""
+    if row["scaling"] != "weak":
+        return against_baseline(row, summary, labels)
+    base = summary.set_index("run_id").loc[row["baseline_run_id"]]
+    n = row["world_size"] / base["world_size"]
+    value, low, high = with_interval(row, "efficiency")
+    judged = verdict(low, high, min(row["repeats"], base["repeats"]))
+    speedup = with_interval(row, "speedup")
+    text = (
+        f"each rank keeps {percent(value, low, high)} of its pace, {judged}; "
+        f"the scaled speedup over {ranks(base['device'], base['world_size'])} is "
+        f"{rounded(*speedup)}, where {n:g} is ideal"
+    )
+    # Noise can push a speedup outside 1 to n, for which the law has no fraction.
+    if n > 1 and all(1 <= end <= n for end in speedup if pd.notna(end)):
+        ends = (speedup[0], speedup[2], speedup[1])
+        serial = percent(*(gustafson_fraction(end, n) for end in ends))
+        text += f"; by Gustafson's law this is a serial fraction of {serial}"
+    return text
 
 
 def few(repeats: int) -> str:
