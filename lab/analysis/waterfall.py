@@ -405,7 +405,7 @@ def waterfall_table(falls: Sequence[Waterfall]) -> tuple[str, pd.DataFrame]:
     falls = with_baseline(falls)
     starts = {fall.start for fall in falls}
     start = starts.pop() if len(starts) == 1 else "ideal"
-    unit = unit_for(fall.step.value for fall in falls)
+    unit = unit_for([min(fall.step.value for fall in falls)])
 
     def text(amount: Estimate) -> str:
         return rounded(*(seconds * unit.factor for seconds in amount))

@@ -450,6 +450,8 @@ def test_seconds_and_per_cent():
     assert format_seconds(1.5) == "1.50 s"
     assert format_seconds(2e-5) == "20.0 µs"
     assert format_seconds(0.02, unit=Unit("s", 1.0)) == "0.0200 s"
+    assert format_seconds(0.0002, 0.0001, 0.0003, unit=Unit("s", 1.0)) == "200 [100, 300] µs"
+    assert format_seconds(0.0, unit=Unit("s", 1.0)) == "0.00 s"
     assert format_seconds(None) == "not measured"
     assert unit_for([0.002, None, math.nan, 0.5]).name == "ms"
     assert percent(0.46, 0.45, 0.48) == "46.0 [45.0, 48.0] %"

@@ -82,7 +82,7 @@ def test_the_setup_gives_settings_in_brackets(tmp_path) -> None:
         2, model={"kind": "gpt", "layers": 1, "heads": 2, "width": 8, "block_size": 8}, data=data
     )
     said = paper.setup(StudyResults(study(tmp_path, [one]))).markdown.replace("\\", "")
-    assert "trains gpt 1x8 (2 heads, 8 tokens)" in said and "on synthetic (samples 40)" in said
+    assert "trains gpt 1x8 (2 heads, 8 tokens)" in said and "on synthetic data (samples 40)" in said
 
 
 def test_the_setup_gives_the_command_of_a_script_as_it_is_typed(tmp_path) -> None:
