@@ -84,7 +84,14 @@ def _strategies(results: StudyResults) -> Blocks:
     if len({run.strategy for run in runs}) < 2:
         return []
     summary = results.noise.quiet(results.summary)
-    sentences = configurations.strategy_sentences(runs, records, summary, baseline=study.baseline)
+    learned = configurations.learning_sentences(study, records)  # a section of their own
+    sentences = [
+        sentence
+        for sentence in configurations.strategy_sentences(
+            runs, records, summary, baseline=study.baseline
+        )
+        if sentence not in learned
+    ]
     table = _table(
         STRATEGIES,
         runs,

@@ -18,7 +18,7 @@ from lab.analysis.laws import (
     gustafson_speedup,
     karp_flatt,
 )
-from lab.analysis.scaling import RESAMPLES, SEED, ratio, summary
+from lab.analysis.scaling import RESAMPLES, SEED, _interval, ratio, summary
 from lab.analysis.scaling_curves import (
     WHOLE_RANGE,
     baseline_name,
@@ -372,6 +372,20 @@ def test_the_fit_of_noisy_speedups():
     assert fit_amdahl([2, 4], [2.2, 4.4]).serial_fraction == 0
     with pytest.raises(ValueError, match="as many"):
         fit_amdahl([1, 2], [1])
+
+
+@pytest.mark.parametrize(
+    ("count", "of_median", "of_ratio"), [(3, 75, 90), (4, 88, 93), (5, 93, 97), (7, 87, 96)]
+)
+def test_intervals_contain_the_truth_as_often_as_the_documentation_says(
+    count: int, of_median: int, of_ratio: int
+) -> None:
+    rng = np.random.default_rng(count)
+    ours, theirs = np.exp(0.03 * rng.standard_normal((2, 1000, count)))
+    for promised, samples in ((of_median, [ours]), (of_ratio, [ours, theirs])):
+        _, low, high = _interval(*samples)
+        covered = 100 * float(np.mean((low <= 1) & (high >= 1)))
+        assert covered == pytest.approx(promised, abs=4)
 
 
 @pytest.mark.parametrize("fraction", [0.01, 0.1, 0.4])
