@@ -80,7 +80,7 @@ def _compute_to_communication(row: Mapping[Any, Any]) -> str:
     if pd.notna(row["efficiency"]) and row["baseline_run_id"] != row["run_id"]:
         measured = f"; measured: {percent(*with_interval(row, 'efficiency'))}"
     return (
-        f"R = T_compute / T_communication is {rounded(r)}, which permits an efficiency of "
+        f"R = T_compute / T_communication is {rounded(r)}, which alone would give an efficiency of "
         f"{percent(efficiency_without_overlap(r))} without overlap and of "
         f"{percent(efficiency_with_overlap(r))} with all of the backward pass to hide behind"
         f"{measured}"

@@ -149,7 +149,9 @@ def setup(results: StudyResults) -> Markdown:
     study = results.study
     runs = study.runs
     models = _named((run.names["model"], references.of_model(run)) for run in runs)
-    data = _named((_samples(run), references.of_data(run)) for run in runs)
+    # A replay of a source that does not state its data stands on synthetic ones.
+    known = [run for run in runs if not (results.citations and run.dataset.kind == "synthetic")]
+    data = _named((_samples(run), references.of_data(run)) for run in known)
     strategies = _named(
         (", ".join(run.own_strategy.names), "")
         if run.own_strategy
@@ -164,8 +166,8 @@ def setup(results: StudyResults) -> Markdown:
     if any(run.warmup_steps for run in runs):
         warmup = range_of([run.warmup_steps for run in runs], "warm-up step")
         steps += f", of which {warmup} are left out"
-    where = "" if results.citations else f" on {data}"  # a replay does not state the data
-    work = f"trains {models}{where}" + (f" with {strategies}" if strategies else "")
+    work = f"trains {models}{f' on {data}' * bool(data)}"
+    work += f" with {strategies}" if strategies else ""
     commands = dict.fromkeys(" ".join(run.script.command) for run in runs if run.script)
     if commands:  # a script does not state its data and strategy
         work = f"runs {_listed(f'`` {command} ``' for command in commands)}"
@@ -195,7 +197,7 @@ def _named(pairs: Iterable[tuple[str, str]]) -> str:
 
 
 def _listed(names: Iterable[str]) -> str:
-    *most, last = names or [""]
+    *most, last = [*names] or [""]
     return f"{', '.join(most)} and {last}" if most else last
 
 
