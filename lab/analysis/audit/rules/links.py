@@ -123,7 +123,8 @@ def _link(
         return Link(value, words, certain=True)
     link = named_link(text)
     if link:
-        words = f"{text.strip()}, at most {_gigabytes(link.bytes_per_s)}"
+        naming = next(filter(named_link, names), text.strip())  # not the strategy beside it
+        words = f"{naming}, at most {_gigabytes(link.bytes_per_s)}"
         return Link(link.bytes_per_s, words, certain=True)
     # On CPUs, gloo over loopback reaches anything from 0.1 to 2 GB/s: it has to be calibrated.
     on_cpu = observations.frame["device"].eq("cpu").any()
