@@ -20,6 +20,7 @@ from lab.analysis.noise import judge
 from lab.analysis.scaling import (
     beyond_baseline,
     by_emulation,
+    chance,
     farthest,
     few,
     labels_of,
@@ -265,7 +266,9 @@ def _ratios(evidence: Evidence, compared: Sequence[Pair]) -> tuple[str, str]:
     values = sorted(pair.ratio[0] for pair in compared)
     decided = [_judged(pair).split()[1] for pair in compared]
     shown = f"{decided.count('gain')} shown to be shorter, {decided.count('loss')} longer"
-    if too_few := few(min(pair.repeats for pair in compared)):
+    fewest = min(pair.repeats for pair in compared)
+    shown += chance(fewest) if {"gain", "loss"} & set(decided) else ""
+    if too_few := few(fewest):
         shown = f"but {too_few} to tell this from chance"
     return extent(values), f"in {len(compared)} comparisons, {shown}"
 

@@ -13,6 +13,7 @@ import pandas as pd
 from lab.analysis.scaling import (
     Samples,
     beyond_baseline,
+    chance,
     few,
     labels_of,
     place,
@@ -84,6 +85,7 @@ class Comparison:
             judged = f"but {few(fewest)} to tell this from chance"
         else:
             judged = f"faster in {faster} and slower in {slower} beyond the spread of the repeats"
+            judged += chance(fewest) if faster or slower else ""
         yield (
             f"{machine} has {times} times the throughput of {first} in "
             f"{count(len(shared), 'shared configuration')}, {judged}."

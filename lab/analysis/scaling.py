@@ -401,6 +401,12 @@ def few(repeats: int) -> str:
     return f"{'one repeat is' if repeats == 1 else f'{repeats} repeats are'} too few"
 
 
+def chance(repeats: int) -> str:
+    """How many of equal configurations so few repeats show to differ; empty if hardly any."""
+    often = {3: 10, 4: 14}.get(repeats)
+    return f"; of equal ones, {repeats} repeats show 1 in {often} to differ" if often else ""
+
+
 def verdict(low: float, high: float, repeats: int) -> str:
     """Whether a ratio of speeds differs from 1 by more than its repeats do among themselves."""
     if few(repeats):

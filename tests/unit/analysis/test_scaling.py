@@ -18,7 +18,7 @@ from lab.analysis.laws import (
     gustafson_speedup,
     karp_flatt,
 )
-from lab.analysis.scaling import RESAMPLES, SEED, _interval, ratio, summary
+from lab.analysis.scaling import RESAMPLES, SEED, _interval, chance, ratio, summary
 from lab.analysis.scaling_curves import (
     WHOLE_RANGE,
     baseline_name,
@@ -372,6 +372,11 @@ def test_the_fit_of_noisy_speedups():
     assert fit_amdahl([2, 4], [2.2, 4.4]).serial_fraction == 0
     with pytest.raises(ValueError, match="as many"):
         fit_amdahl([1, 2], [1])
+
+
+def test_the_chance_of_a_false_difference_is_told_where_it_is_high() -> None:
+    assert chance(3) == "; of equal ones, 3 repeats show 1 in 10 to differ"
+    assert "1 in 14" in chance(4) and not chance(5) and not chance(2)  # of two, nothing is claimed
 
 
 @pytest.mark.parametrize(
