@@ -12,6 +12,7 @@ KIB, MIB = 2**10, 2**20  # bytes
 MILLION = 1e6
 DIGITS_ALONE = 3  # significant digits of a value without an interval
 DIGITS_OF_INTERVAL = 2  # of half its width, which are the meaningful ones of the value
+LEAST_OF_UNIT = 0.01  # anything less has more zeros than digits
 DIGITS_MOST = 5  # no measurement here supports more
 
 # Terminal escape sequences (ECMA-48), including links and titles, and control characters.
@@ -138,7 +139,14 @@ def format_seconds(
     *,
     unit: Unit | None = None,
 ) -> str:
-    """A duration in s and its interval in a suitable unit, such as `153.2 [150.0, 157.0] ms`."""
+    """A duration in s and its interval in a suitable unit, such as `153.2 [150.0, 157.0] ms`.
+
+    A `unit` that it shares with others is not used if it is below LEAST_OF_UNIT there.
+    """
+    if unit is not None:
+        largest = max((abs(end) for end in (value, low, high) if _known(end)), default=0.0)
+        if 0 < largest * unit.factor < LEAST_OF_UNIT:
+            unit = None
     return _scaled(value, low, high, unit or unit_for([value]))
 
 

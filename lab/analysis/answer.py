@@ -6,7 +6,7 @@ repeat; a difference is claimed only from FEWEST_REPEATS on, if the intervals do
 
 from __future__ import annotations
 
-from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterator, Sequence
 from functools import partial
 from typing import Any, NamedTuple
 
@@ -14,18 +14,19 @@ import numpy as np
 import pandas as pd
 
 from lab.analysis import configurations, inference
+from lab.analysis.audit.rules.speedup import MARGIN
 from lab.analysis.findings import UNEVEN, largest_loss, lone_ranks, mean_over_median
-from lab.analysis.laws import gustafson_fraction
 from lab.analysis.noise import judge
 from lab.analysis.scaling import (
-    against_baseline,
     beyond_baseline,
     by_emulation,
+    chance,
     farthest,
     few,
     labels_of,
     place,
     ratio,
+    scaled,
     verdict,
 )
 from lab.analysis.scaling_curves import (
@@ -42,7 +43,7 @@ from lab.analysis.waterfall import SHARE, waterfalls
 from lab.config.run import Run, distinct_labels
 from lab.config.strategies import SETTINGS
 from lab.config.study import Study
-from lab.formatting import count, extent, format_seconds, percent, rounded
+from lab.formatting import count, extent, format_seconds, listed, percent, rounded
 from lab.perfmodel.frozen import Score, outcome
 from lab.records.store import Record
 from lab.records.table import median
@@ -97,6 +98,7 @@ def answer(
     left_out += _left_out(study, wrong.values(), "compiled, the model learned something else")
     apart |= wrong
     records = [record for record in records if record.run_id not in apart]
+    left_out += _without_result(study, records)
     if not any(record.completed for record in records):
         return " ".join([NO_ANSWER, *left_out])
     summary = summary[~summary["run_id"].isin(apart)] if apart else summary
@@ -122,6 +124,14 @@ def _left_out(study: Study, runs: Collection[Run], cause: str) -> list[str]:
     labels, _ = distinct_labels(study.runs)
     names = "; ".join(labels[run] for run in runs)
     return [f"Not compared, because {cause}: {names}."]
+
+
+def _without_result(study: Study, records: Sequence[Record]) -> list[str]:
+    """The sentence on runs of which every repeat so far ended without a result, if any did."""
+    labels, _ = distinct_labels(study.runs)
+    ended = configurations.outcomes(records)
+    names = [f"{label} ({ended[run.id]})" for run, label in labels.items() if run.id in ended]
+    return [f"Without a result: {listed(names, configurations.MOST_NAMES)}."] if names else []
 
 
 def _untimed(evidence: Evidence) -> list[str]:
@@ -256,7 +266,9 @@ def _ratios(evidence: Evidence, compared: Sequence[Pair]) -> tuple[str, str]:
     values = sorted(pair.ratio[0] for pair in compared)
     decided = [_judged(pair).split()[1] for pair in compared]
     shown = f"{decided.count('gain')} shown to be shorter, {decided.count('loss')} longer"
-    if too_few := few(min(pair.repeats for pair in compared)):
+    fewest = min(pair.repeats for pair in compared)
+    shown += chance(fewest) if {"gain", "loss"} & set(decided) else ""
+    if too_few := few(fewest):
         shown = f"but {too_few} to tell this from chance"
     return extent(values), f"in {len(compared)} comparisons, {shown}"
 
@@ -283,11 +295,14 @@ def _beside(evidence: Evidence, field: str, compared: Sequence[Pair]) -> str:
         tuple(median(measured[one], "quality.validation_loss") for one in pair[:2])
         for pair in compared
     ]
-    apart = [abs(own / usual - 1) for own, usual in losses if own and usual]
+    apart = [own / usual - 1 for own, usual in losses if own and usual]
     if not apart:
         return ""
-    at_most = "at most " if len(apart) > 1 or max(apart) <= configurations.LEAST_DIFFERENCE else ""
-    return f"; validation losses are {at_most}{configurations.difference(max(apart))} apart"
+    if len(apart) == 1 and abs(apart[0]) > configurations.LEAST_DIFFERENCE:
+        side = "higher" if apart[0] > 0 else "lower"
+        return f"; the validation loss is {percent(abs(apart[0]))} {side}"
+    apart = [abs(one) for one in apart]
+    return f"; validation losses are at most {configurations.difference(max(apart))} apart"
 
 
 def _scaling(evidence: Evidence) -> Iterator[str]:
@@ -311,17 +326,37 @@ def _scaling(evidence: Evidence) -> Iterator[str]:
     ends.sort(key=lambda row: -row["speedup"])
     for row in ends if len(ends) <= 2 else (ends[0], ends[-1]):
         which = "" if len(ends) <= 2 else "At best, on " if row is ends[0] else "At worst, on "
-        yield f"{which or 'On '}{place(row, labels)}, {_scaled(row, summary, labels)}."
+        yield f"{which or 'On '}{place(row, labels)}, {scaled(row, summary, labels)}."
         yield from _by_mean_steps(evidence, row)
+        if row["efficiency"] > 1 + MARGIN and not row["efficiency_low"] <= 1:
+            yield "More than the ranks can give has to be explained: see super-linear in the audit."
     yield from _cause(evidence, ends[-1])
     best = next(points for label, points in curves(summary) if label == labels[ends[0]["run_id"]])
     if len(best) > 2 and ends[0]["scaling"] == "strong":
-        shortest = best.sort_values("step_time").iloc[0]
-        time = format_seconds(*with_interval(shortest, "step_time"))
-        most = ranks(device_of(best), best["world_size"].max())
-        where = f"{most} {at(labels[shortest['run_id']])}"
-        on = ranks(shortest["device"], shortest["world_size"])
-        yield f"Up to {where}, the shortest step, {time}, is on {on}."
+        yield _shortest(best, labels[ends[0]["run_id"]])
+
+
+def _shortest(points: pd.DataFrame, label: str) -> str:
+    """The ranks with the shortest step of a curve, and those that may have as short a one."""
+    rows, device = points.sort_values("step_time"), device_of(points)
+    first, others = rows.iloc[0], rows.iloc[1:]
+    text = (
+        f"Up to {ranks(device, points['world_size'].max())} {at(label)}, the shortest step, "
+        f"{format_seconds(*with_interval(first, 'step_time'))}, is on "
+        f"{ranks(device, first['world_size'])}"
+    )
+    if too_few := few(int(rows["repeats"].min())):
+        return f"{text}, but {too_few} to be sure of it."
+    level = sorted(others["world_size"][others["step_time_low"] <= first["step_time_high"]])
+    if level:
+        text += f"; the intervals do not distinguish it from that on {_sizes(device, level)}"
+    return f"{text}."
+
+
+def _sizes(device: str | None, sizes: Sequence[int]) -> str:
+    """Several numbers of ranks: `2, 4 and 8 GPUs`."""
+    *most, last = map(str, sizes)
+    return f"{', '.join(most)} and {last} {ranks(device)}" if most else ranks(device, sizes[0])
 
 
 def _by_mean_steps(evidence: Evidence, row: Any) -> Iterator[str]:
@@ -357,28 +392,6 @@ def _cause(evidence: Evidence, row: Any) -> Iterator[str]:
             yield f"To tell what costs the most, {few(fall.repeats)}."
 
 
-def _scaled(row: Any, summary: pd.DataFrame, labels: Mapping[str, str]) -> str:
-    """A configuration against its baseline: strong scaling as speedup, weak as efficiency."""
-    if row["scaling"] != "weak":
-        return against_baseline(row, summary, labels)
-    base = summary.set_index("run_id").loc[row["baseline_run_id"]]
-    n = row["world_size"] / base["world_size"]
-    value, low, high = with_interval(row, "efficiency")
-    judged = verdict(low, high, min(row["repeats"], base["repeats"]))
-    speedup = with_interval(row, "speedup")
-    text = (
-        f"each rank keeps {percent(value, low, high)} of its pace, {judged}; "
-        f"the scaled speedup over {ranks(base['device'], base['world_size'])} is "
-        f"{rounded(*speedup)}, where {n:g} is ideal"
-    )
-    # Noise can push a speedup outside 1 to n, for which the law has no fraction.
-    if n > 1 and all(1 <= end <= n for end in speedup if pd.notna(end)):
-        ends = (speedup[0], speedup[2], speedup[1])
-        serial = percent(*(gustafson_fraction(end, n) for end in ends))
-        text += f"; by Gustafson's law this is a serial fraction of {serial}"
-    return text
-
-
 def _larger_batch(evidence: Evidence) -> Iterator[str]:
     """How the batch that grows with the ranks affects learning, at the most ranks of a curve."""
     measured = {run.id: (run, records) for run, records in evidence.measured.items()}
@@ -389,6 +402,7 @@ def _larger_batch(evidence: Evidence) -> Iterator[str]:
         if not reference.global_batch_size or base[0].quality is None:
             continue  # a script reports no losses
         samples = reference.steps * reference.global_batch_size
+        samples -= samples % (run.global_batch_size or 1)  # both end with a whole step
         losses = [_loss_after(records, samples) for records in (own, base)]
         if reference is run or None in losses:
             continue

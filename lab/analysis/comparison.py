@@ -12,12 +12,13 @@ import pandas as pd
 
 from lab.analysis.scaling import (
     Samples,
-    against_baseline,
     beyond_baseline,
+    chance,
     few,
     labels_of,
     place,
     ratio,
+    scaled,
     summary,
     verdict,
 )
@@ -62,7 +63,7 @@ class Comparison:
             beyond, labels = beyond_baseline(rows), labels_of(rows)
             if len(beyond):
                 row = beyond.sort_values(["world_size", "speedup"]).iloc[-1]
-                compared = against_baseline(row, rows, labels)
+                compared = scaled(row, rows, labels)
                 texts.append(f"On {machine}, {place(row, labels)}, {compared}.")
         return texts
 
@@ -84,6 +85,7 @@ class Comparison:
             judged = f"but {few(fewest)} to tell this from chance"
         else:
             judged = f"faster in {faster} and slower in {slower} beyond the spread of the repeats"
+            judged += chance(fewest) if faster or slower else ""
         yield (
             f"{machine} has {times} times the throughput of {first} in "
             f"{count(len(shared), 'shared configuration')}, {judged}."

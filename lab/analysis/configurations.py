@@ -17,6 +17,7 @@ from lab.records.store import Record
 from lab.records.table import by_run, grouped, median
 
 UNKNOWN = "-"
+MOST_NAMES = 6  # of configurations in a sentence
 LOW_LOSS = 0.04
 LEAST_DIFFERENCE = 1e-5  # of two losses: anything less is rounding
 COMPILED_APART = 0.1  # relative difference of losses that compilation does not explain
@@ -29,16 +30,30 @@ def trained(runs: Iterable[Run], records: Sequence[Record]) -> dict[Run, list[Re
     return {run: done[run.id] for run in runs if run.task == "train" and run.id in done}
 
 
+def outcomes(records: Iterable[Record]) -> dict[str, str]:
+    """How the runs ended of which no repeat completed, by run id: `failed or out of memory`."""
+    ended = by_run(records)
+    return {
+        run_id: " or ".join(sorted({record.outcome for record in own}))
+        for run_id, own in ended.items()
+        if not any(record.completed for record in own)
+    }
+
+
 def table_rows(
     runs: Sequence[Run], records: Sequence[Record], summary: pd.DataFrame, cells: Cells
 ) -> list[dict[str, str]]:
     """A row of text per training run: its label, and `strategy_cells` or `image_cells`."""
     labels, _ = distinct_labels(runs)
     summarized = {row["run_id"]: row for row in rows_of(summary)}
-    done = trained(runs, records)
+    done, ended = trained(runs, records), outcomes(records)
     return [
         {"configuration": labels[run]}
-        | (cells(run, done[run], summarized[run.id]) if run in done else {"step": "not run"})
+        | (
+            cells(run, done[run], summarized[run.id])
+            if run in done
+            else {"step": ended.get(run.id, "not run")}
+        )
         for run in runs
         if run.task == "train"
     ]

@@ -8,17 +8,19 @@ from typing import Any
 
 import pandas as pd
 
-from lab.analysis.laws import fit_amdahl, karp_flatt
+from lab.analysis.configurations import MOST_NAMES
+from lab.analysis.laws import CLOSE, fit_amdahl, karp_flatt
 from lab.analysis.noise import judge
+from lab.analysis.placement import slow_ranks, steep_falls
 from lab.analysis.scaling import (
     FEWEST_REPEATS,
-    against_baseline,
     by_emulation,
     farthest,
     labels_of,
     place,
+    scaled,
 )
-from lab.analysis.scaling_curves import curves, ranks, with_interval
+from lab.analysis.scaling_curves import at, curves, ranks, with_interval
 from lab.analysis.waterfall import SHARE, Waterfall, on_most_ranks, waterfalls
 from lab.config.run import Run, conflicts, distinct_labels
 from lab.config.study import Study
@@ -28,11 +30,9 @@ from lab.records.schema import Environment
 from lab.records.store import Record
 from lab.records.table import grouped
 
-MOST_NAMES = 6  # of configurations in a sentence
 DDP = "DistributedDataParallel"
 UNEVEN = 1.1  # mean over median step of a script
 MOST_SPEEDUPS = 4  # of which each has its sentence
-STATUS_LABELS = {"oom": "out of memory", "timeout": "timed out"}
 
 
 def limits(summary: pd.DataFrame, falls: Sequence[Waterfall]) -> list[str]:
@@ -66,10 +66,10 @@ def largest_loss(fall: Waterfall) -> str | None:
             f"is {fall.name(fall.largest)}; {advice(fall)}."
         )
     if fall.negligible:
-        return (
-            f"{fall.opening}, compute limits the step: "
-            f"no loss takes more than {100 * SHARE:.0f} % of it."
-        )
+        limit = "compute and communication limit" if fall.unseen else "compute limits"
+        part = "loss" if fall.compared else "other part"
+        most = f"{100 * SHARE:.0f} %"
+        return f"{fall.opening}, {limit} the step: no {part} takes more than {most} of it."
     apart = fall.compared and fall.repeats >= FEWEST_REPEATS and fall.step.low > fall.ideal.high
     return f"{opening} the repeats do not show which loss is the largest." if apart else None
 
@@ -80,7 +80,7 @@ def _compute_to_communication(row: Mapping[Any, Any]) -> str:
     if pd.notna(row["efficiency"]) and row["baseline_run_id"] != row["run_id"]:
         measured = f"; measured: {percent(*with_interval(row, 'efficiency'))}"
     return (
-        f"R = T_compute / T_communication is {rounded(r)}, which permits an efficiency of "
+        f"R = T_compute / T_communication is {rounded(r)}, which alone would give an efficiency of "
         f"{percent(efficiency_without_overlap(r))} without overlap and of "
         f"{percent(efficiency_with_overlap(r))} with all of the backward pass to hide behind"
         f"{measured}"
@@ -115,6 +115,9 @@ def _missing(fall: Waterfall) -> Iterator[str]:
     run, place = fall.run, fall.environment
     if fall.unseen:
         yield "how long ranks wait for each other, with a profiler"
+        return
+    if fall.alike:
+        yield f"both steps with a profiler{' (trace: true)' * (run.script is None)}"
         return
     shares_batch = fall.row["scaling"] != "weak" and run.data_parallel_size == run.world_size
     size = run.micro_batch_size
@@ -210,8 +213,11 @@ def supported(study: Study, summary: pd.DataFrame, records: Sequence[Record]) ->
     sentences: list[str] = []
     noise = judge(records, summary, study=study)
     for part in by_emulation(noise.quiet(summary)):
+        kind = part["emulated"].iloc[0]
+        own = [record for record in records if record.emulation == kind]
         sentences += _speedups(part)
         sentences += _serial_fractions(part) if study.scaling == "strong" else ()
+        sentences += [*steep_falls(part, own), *slow_ranks(part, own)]
         sentences += [*limits(part, waterfalls(part, records)), *_best_batch(part)]
     return [*_emulations(records), *sentences]
 
@@ -230,11 +236,11 @@ def _speedups(summary: pd.DataFrame) -> Iterator[str]:
     labels, rows = labels_of(summary), farthest(summary)
     if len(rows) <= MOST_SPEEDUPS:
         for row in rows:
-            yield f"On {place(row, labels)}, {against_baseline(row, summary, labels)}."
+            yield f"On {place(row, labels)}, {scaled(row, summary, labels)}."
         return
     rows.sort(key=lambda row: -row["speedup"])
     for which, row in {"best": rows[0], "worst": rows[-1]}.items():
-        yield f"At {which}, on {place(row, labels)}, {against_baseline(row, summary, labels)}."
+        yield f"At {which}, on {place(row, labels)}, {scaled(row, summary, labels)}."
     yield f"The speedups of the other {len(rows) - 2} configurations lie between these."
 
 
@@ -246,7 +252,7 @@ def _serial_fractions(summary: pd.DataFrame) -> Iterator[str]:
             continue
         sizes = known["world_size"] / base["world_size"].iloc[0]
         fit = fit_amdahl(list(sizes), list(known["speedup"])) if sizes.min() >= 1 else None
-        if fit is None or not fit.low or fit.high is None:
+        if fit is None or not fit.low or fit.high is None or fit.largest_error > CLOSE:
             continue
         bound = rounded(1 / fit.serial_fraction, 1 / fit.high, 1 / fit.low)
         yield (
@@ -267,9 +273,9 @@ def _best_batch(summary: pd.DataFrame) -> Iterator[str]:
     if best["samples_per_second_low"] > widest["samples_per_second_high"].iloc[:-1].max():
         times = rounded(best["samples_per_second"] / slowest["samples_per_second"])
         yield (
-            f"On {ranks(best['device'], best['world_size'])}, {labels[best['run_id']]} gives "
-            f"the most samples per second, {times} times as many as {labels[slowest['run_id']]}; "
-            "its interval lies above all others."
+            f"On {ranks(best['device'], best['world_size'])}, the most samples per second are "
+            f"processed {at(labels[best['run_id']])}, {times} times as many as "
+            f"{at(labels[slowest['run_id']])}; the interval lies above all others."
         )
 
 
@@ -318,7 +324,7 @@ def _which(study: Study, runs: Sequence[Run], repeats: Sequence[str]) -> str:
 def _cause(record: Record | None, obstacle: str) -> str:
     if record is None:
         return f"not run: {obstacle}" if obstacle else "not run yet"
-    label = STATUS_LABELS.get(record.status, record.status)
+    label = record.outcome
     if record.error is None:
         return label
     rank = f" on rank {record.error.rank}" if record.error.rank is not None else ""

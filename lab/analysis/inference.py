@@ -100,6 +100,19 @@ def _share(
     return text(*(None if end is None else factor * (end - less) for end in ends))
 
 
+def _perplexity(ratio: Share | None) -> str:
+    """By how much the perplexity is higher or lower, if its interval shows which."""
+    if ratio is None:
+        return "perplexity not measured"
+    if ratio.low is not None and ratio.high is not None:
+        if ratio.low > 1:
+            return f"a perplexity {_share(ratio, percent, less=1)} higher"
+        if ratio.high < 1:
+            lower = percent(1 - ratio.value, 1 - ratio.high, 1 - ratio.low)
+            return f"a perplexity {lower} lower"
+    return f"perplexity changed by {_share(ratio, percent, less=1)}"
+
+
 GENERATION = Kind(
     points="points",
     quality="perplexity_ratio",
@@ -120,11 +133,7 @@ GENERATION = Kind(
         "same likeliest token": lambda results: _share(results.same_tokens, percent),
         "same generated tokens": lambda results: percent(results.generated_alike),
     },
-    summary=lambda results: (
-        f"perplexity changed by {_share(results.perplexity_ratio, percent, less=1)}"
-        if results.perplexity_ratio
-        else "perplexity not measured"
-    ),
+    summary=lambda results: _perplexity(results.perplexity_ratio),
 )
 CLASSIFICATION = Kind(
     points="classifications",
@@ -297,13 +306,15 @@ def _times(rows: Sequence[Measurement], kind: Kind, noise: float) -> str:
     """Ratios of time over the points of one quantization, and how many show a clear gain."""
     verdicts = [_verdict(row, kind, noise) for row in rows]
     if len(rows) == 1:
-        return f"{rounded(*rows[0].estimate(kind.ratio))} of the base's {kind.time} ({verdicts[0]})"
+        return (
+            f"{rounded(*rows[0].estimate(kind.ratio))} times the base's {kind.time} ({verdicts[0]})"
+        )
     values = [row.estimate(kind.ratio).value for row in rows]
     shown = [
         f"{n} of {len(rows)} {word}" for word in (FASTER, SLOWER) if (n := verdicts.count(word))
     ]
     undecided = next((text for text in verdicts if text not in (FASTER, SLOWER)), "")
-    return f"{extent(values)} of the base's {kind.time} ({' and '.join(shown) or undecided})"
+    return f"{extent(values)} times the base's {kind.time} ({' and '.join(shown) or undecided})"
 
 
 FASTER, SLOWER, UNDECIDED = "faster", "slower", "no difference is shown"
@@ -341,7 +352,7 @@ def sentences(records: Sequence[Record]) -> list[str]:
 
 
 def _speed(row: Measurement, kind: Kind, noise: float, rows: Sequence[Measurement]) -> str:
-    share = f"{rounded(*row.estimate(kind.ratio))} of the base's {kind.time}"
+    share = f"{rounded(*row.estimate(kind.ratio))} times the base's {kind.time}"
     judged = _verdict(row, kind, noise)
     if judged not in (FASTER, SLOWER):
         return f"{row.label}: {share}; {judged}."

@@ -7,6 +7,8 @@ from typing import NamedTuple
 
 import numpy as np
 
+CLOSE = 0.1  # a law with a larger error in any speedup says nothing about other numbers of ranks
+
 
 def amdahl_speedup(n: float, serial_fraction: float) -> float:
     """Speedup on `n` ranks for a fixed amount of work: `1 / (s + (1 - s) / n)` (Amdahl 1967).

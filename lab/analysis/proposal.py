@@ -6,20 +6,29 @@ import math
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
+import numpy as np
 import pandas as pd
 
 from lab.analysis.audit.rules.speedup import MARGIN
-from lab.analysis.laws import fit_amdahl, fit_gustafson
+from lab.analysis.laws import CLOSE, fit_amdahl, fit_gustafson
 from lab.analysis.scaling import against_baseline, beyond_baseline, farthest, labels_of
-from lab.analysis.scaling_curves import baseline_name, curves, ranks, rows_of, with_interval
+from lab.analysis.scaling_curves import (
+    Estimate,
+    baseline_name,
+    curves,
+    ranks,
+    rows_of,
+    with_interval,
+)
 from lab.formatting import MILLION, capitalized, format_seconds, in_words, listed, percent, rounded
-from lab.perfmodel.step_law import fit
+from lab.perfmodel.step_law import StepLaw, fit
 from lab.records.table import grouped
 
 # Efficiency thresholds relative to the baseline; the report names both.
 WELL_USED, HALF_USED = 0.7, 0.5
 EXACT = 1e-6  # a law with a smaller error made the speedups, and its interval means nothing
-CLOSE = 0.1  # a law with a larger error in any speedup is not extrapolated
+UNKNOWNS = 4  # of a step's law: latency, bandwidth, overlap and fixed overhead
+LEAST_OVERLAP = 0.01  # a smaller one is what the fit leaves of none
 # What GPU-hours are counted for, by what a time of the table is of.
 COUNTED = {"step": (1000, "1000 steps"), "epoch": (1, "epoch"), "total": (1, "run")}
 MOST_NAMES = 3  # of configurations in a sentence
@@ -163,8 +172,12 @@ def _fit(points: pd.DataFrame) -> str:
 def _law(name: str, fraction: str, error: float) -> str:
     if error > CLOSE:
         return f"{name}'s law does not hold: at best it misses a speedup by {percent(error)}"
-    how = "exactly" if error <= EXACT else f"within {percent(error)}"
-    return f"{name}'s law with a serial fraction of {fraction} fits the speedups {how}"
+    law = f"{name}'s law with a serial fraction of {fraction}"
+    return f"{law} fits the speedups {_within(error)}"
+
+
+def _within(error: float) -> str:
+    return "exactly" if error <= EXACT else f"within {percent(error)}"
 
 
 def step_laws(summary: pd.DataFrame) -> list[str]:
@@ -187,12 +200,19 @@ def _step_law(points: pd.DataFrame) -> str:
     rows = known.assign(one_device_step_s=alone / share, step_s=known["step_time"])
     law = fit(rows)
     device = known["device"].iloc[0]
-    adds = {
-        "fixed_overhead_s": f"a fixed {format_seconds(law.fixed_overhead_s)}",
-        "bytes_per_s": f"its gradients ({rounded(known['gradient_bytes'].iloc[0] / 1e6)} MB) over "
-        f"links of {rounded(law.bytes_per_s / 1e9)} GB/s",
-        "overlap": f"of which {percent(law.overlap)} hides behind the backward pass",
-    }
+    several = rows[rows["world_size"] > 1]
+    if law.overlap > LEAST_OVERLAP and len(several) <= UNKNOWNS:
+        return ""  # with an overlap, so many unknowns explain any such rows
+    fixed, per_byte = _added(several, law)
+    adds = {}
+    if not fixed.low <= 0:  # NaN if it has no interval
+        adds["fixed_overhead_s"] = f"a fixed {format_seconds(*fixed)}"
+    if not per_byte.low <= 0:
+        size = rounded(known["gradient_bytes"].iloc[0] / 1e6)
+        rate = rounded(*(1e-9 / end for end in (per_byte.value, per_byte.high, per_byte.low)))
+        adds["bytes_per_s"] = f"its gradients ({size} MB) over links of {rate} GB/s"
+        if law.overlap > LEAST_OVERLAP:
+            adds["overlap"] = f"of which {percent(law.overlap)} hides behind the backward pass"
     parts = [text for name, text in adds.items() if name not in law.undetermined]
     if not parts or law.largest_relative_error > CLOSE:
         return ""
@@ -202,9 +222,40 @@ def _step_law(points: pd.DataFrame) -> str:
         last["one_device_step_s"] /= 2
     return (
         f"to the work of a rank, a step on several {ranks(device)} adds {', '.join(parts)}: "
-        f"this fit matches the steps within {percent(law.largest_relative_error)} and predicts "
+        f"this fit matches the steps {_within(law.largest_relative_error)} and predicts "
         f"{format_seconds(float(law.predict(last)[0]))} on {ranks(device, 2 * most)}"
     )
+
+
+def _added(rows: pd.DataFrame, law: StepLaw) -> tuple[Estimate, Estimate]:
+    """The fixed overhead in s and the time of a byte, with 95 % intervals by the rows' own errors.
+
+    Student's intervals of least squares in relative errors, as if nothing overlapped; none if the
+    law explains the rows exactly or in part by an overlap, nor for unknowns that too few rows fit.
+    """
+    fixed, per_byte = Estimate(law.fixed_overhead_s), Estimate(1 / law.bytes_per_s)
+    steps, n = rows["step_s"].to_numpy(float), rows["world_size"].to_numpy(float)
+    spare = len(rows) - 2
+    if law.largest_relative_error <= EXACT:  # what is left of an unknown is rounding
+        negligible = fixed.value <= EXACT * steps.max()
+        return (Estimate(0.0, 0.0, 0.0) if negligible else fixed), per_byte
+    if spare < 1 or law.overlap > LEAST_OVERLAP or {"bytes_per_s"} & set(law.undetermined):
+        return fixed, per_byte
+    from scipy.special import stdtrit  # takes a tenth of the import time of scipy.stats
+
+    traffic = 2 * (n - 1) / n * rows["gradient_bytes"].to_numpy(float)
+    scale = traffic.max()  # else the matrix would be ill-conditioned
+    terms = np.column_stack([np.ones_like(n), traffic / scale]) / steps[:, None]
+    variance = float(np.sum((law.predict(rows) / steps - 1) ** 2)) / spare
+    if np.linalg.matrix_rank(terms) < terms.shape[1]:
+        return fixed, per_byte
+    spread = np.sqrt(variance * np.diag(np.linalg.inv(terms.T @ terms)))
+    sides = float(stdtrit(spare, 0.975)) * spread / np.array([1.0, scale])
+    ends = [
+        Estimate(one.value, one.value - side, one.value + side)
+        for one, side in zip((fixed, per_byte), sides.tolist(), strict=True)
+    ]
+    return ends[0], ends[1]
 
 
 def costs(summary: pd.DataFrame, *, gpu_hours: float | None = None) -> list[dict[str, str]]:

@@ -8,6 +8,7 @@ from typing import Any, NamedTuple
 import numpy as np
 import pandas as pd
 
+from lab.analysis.laws import gustafson_fraction
 from lab.analysis.scaling_curves import (
     FIELDS,
     FREE,
@@ -371,11 +372,39 @@ def against_baseline(row: Any, summary: pd.DataFrame, labels: Mapping[str, str])
     return f"{compared}{share}, {verdict(*times[1:], min(row['repeats'], base['repeats']))}"
 
 
+def scaled(row: Any, summary: pd.DataFrame, labels: Mapping[str, str]) -> str:
+    """One configuration against its baseline: in weak scaling by the pace that each rank keeps."""
+    if row["scaling"] != "weak":
+        return against_baseline(row, summary, labels)
+    base = summary.set_index("run_id").loc[row["baseline_run_id"]]
+    n = row["world_size"] / base["world_size"]
+    value, low, high = with_interval(row, "efficiency")
+    judged = verdict(low, high, min(row["repeats"], base["repeats"]))
+    speedup = with_interval(row, "speedup")
+    text = (
+        f"each rank keeps {percent(value, low, high)} of its pace, {judged}; "
+        f"the scaled speedup over {ranks(base['device'], base['world_size'])} is "
+        f"{rounded(*speedup)}, where {n:g} is ideal"
+    )
+    # Noise can push a speedup outside 1 to n, for which the law has no fraction.
+    if n > 1 and all(1 <= end <= n for end in speedup if pd.notna(end)):
+        ends = (speedup[0], speedup[2], speedup[1])
+        serial = percent(*(gustafson_fraction(end, n) for end in ends))
+        text += f"; by Gustafson's law this is a serial fraction of {serial}"
+    return text
+
+
 def few(repeats: int) -> str:
     """Why these repeats are too few to rule out chance; empty if they are enough."""
     if repeats >= FEWEST_REPEATS:
         return ""
     return f"{'one repeat is' if repeats == 1 else f'{repeats} repeats are'} too few"
+
+
+def chance(repeats: int) -> str:
+    """How many of equal configurations so few repeats show to differ; empty if hardly any."""
+    often = {3: 10, 4: 14}.get(repeats)
+    return f"; of equal ones, {repeats} repeats show 1 in {often} to differ" if often else ""
 
 
 def verdict(low: float, high: float, repeats: int) -> str:

@@ -293,9 +293,9 @@ class _Steps:
     def __init__(self, repeats: Sequence[Record], calibrated: Calibrated) -> None:
         self.run, self.environment = repeats[0].run, repeats[0].environment
         self.repeats = len(repeats)
-        several = self.run.script is not None and self.run.world_size > 1
         sent = [record.communication for record in repeats]
-        self.unseen = several and any(one is None or one.exposed is None for one in sent)
+        unknown = any(one is None or one.exposed is None for one in sent)
+        self.unseen = self.run.world_size > 1 and unknown
         rows = [_parts(record) for record in repeats]
         self.draws = dict(zip(rows[0], _resampled(rows, self.run.id), strict=True))
         self.neighbours = _neighbours(self.run, self.environment, calibrated)
@@ -405,7 +405,7 @@ def waterfall_table(falls: Sequence[Waterfall]) -> tuple[str, pd.DataFrame]:
     falls = with_baseline(falls)
     starts = {fall.start for fall in falls}
     start = starts.pop() if len(starts) == 1 else "ideal"
-    unit = unit_for(fall.step.value for fall in falls)
+    unit = unit_for([min(fall.step.value for fall in falls)])
 
     def text(amount: Estimate) -> str:
         return rounded(*(seconds * unit.factor for seconds in amount))

@@ -364,6 +364,7 @@ class Run(InferenceSettings):
         return bool(getattr(self, name) == _DEFAULTS[name])
 
 
+_ON = ("on CPU", "on CUDA")
 _DEFAULTS = {name: field.default for name, field in Run.model_fields.items()}
 _WORDS = {
     name: words
@@ -567,6 +568,8 @@ def _inference(run: Run) -> Conflicts:
 def distinct_labels(runs: Sequence[Run]) -> tuple[dict[Run, str], str]:
     """Labels without the words that all share, and those words; sizes of models if needed."""
     parts = {run: run.label_parts for run in runs}
+    if len(parts) > 1:
+        parts = _device_apart(parts)
     shared = set.intersection(*map(set, parts.values())) if len(parts) > 1 else set()
     common = _joined(next(iter(parts.values())), shared) if shared else ""
     sizes = {run: set(run.model_words[1:]) for run in runs}
@@ -576,7 +579,20 @@ def distinct_labels(runs: Sequence[Run]) -> tuple[dict[Run, str], str]:
     return {run: label or run.label for run, label in labels.items()}, common
 
 
+def _device_apart(parts: Mapping[Run, list[str]]) -> dict[Run, list[str]]:
+    """The parts of labels, with the kind of device as one of its own if all need the same."""
+    for device in _ON:
+        if all(own[2:3] and own[2].endswith(f" {device}") for own in parts.values()):
+            return {
+                run: [*own[:2], own[2].removesuffix(f" {device}"), device, *own[3:]]
+                for run, own in parts.items()
+            }
+    return dict(parts)
+
+
 def _joined(parts: Sequence[str], wanted: set[str]) -> str:
     """The wanted words of a label: `gpt-nano ddp x2, batch 8`."""
-    head = " ".join(word for word in parts[:3] if word in wanted)
-    return ", ".join([*([head] if head else []), *(word for word in parts[3:] if word in wanted)])
+    length = 4 if parts[3:4] and parts[3] in _ON else 3
+    head = " ".join(word for word in parts[:length] if word in wanted)
+    rest = (word for word in parts[length:] if word in wanted)
+    return ", ".join([*([head] if head else []), *rest])

@@ -301,7 +301,8 @@ def overlap_band(ax: Axes, results: StudyResults) -> None:
             low, high = (100 * row[f"efficiency_{end}"] for end in ("low", "high"))
             errors = None if np.isnan(low) else [[max(value - low, 0)], [max(high - value, 0)]]
             ax.errorbar([r], [value], yerr=errors, color=color, marker=marker)
-            labels.append(Label(r, value, f"{label}, {row['name']}", ink(color)))
+            name = f"{label}, {row['name']}" if len(results.drawn) > 1 else row["name"]
+            labels.append(Label(r, value, name, ink(color)))
     ratios = [label.x for label in labels]
     grid = np.geomspace(min(0.1, min(ratios) / 2), max(30.0, max(ratios) * 3), 200)
     least = 100 * np.array([efficiency_without_overlap(r) for r in grid])

@@ -17,6 +17,7 @@ from lab.figures.style import wrapped
 GAP = 9  # points between a curve's end and its label: beyond the mark of a prediction
 MOST = 0.7  # of the width of the axes for a label: the curves need the rest
 NEAR, FAR = 3, 24  # lines by which a label below or beside its point is moved at most
+LEADER = 2  # lines by which a label is moved without a line to its point
 LINES = 15  # of all labels together, in a figure of the usual height
 Points = np.ndarray[Any, np.dtype[np.float64]]
 
@@ -116,7 +117,17 @@ def _move_apart(ax: Axes, texts: Sequence[Annotation], scale: float) -> None:
             if cost < least:
                 best, least = up, cost
         text.xyann = (x, y + best)
+        if abs(best) > LEADER * line and text.get_verticalalignment() == "center":
+            _lead(ax, text)
         taken.append(box.translated(0, best * scale))
+
+
+def _lead(ax: Axes, text: Annotation) -> None:
+    """A thin line from a point to its label, which is too far away to be seen as its own."""
+    look: dict[str, Any] = {"arrowstyle": "-", "linewidth": 0.6, "alpha": 0.7, "shrinkA": 0}
+    look |= {"color": text.get_color(), "shrinkB": GAP / 3}
+    line = ax.annotate("", text.xy, text.xyann, textcoords="offset points", arrowprops=look)
+    line.set_in_layout(False)
 
 
 def _make_room(ax: Axes, texts: Sequence[Annotation], side: str, pixels_per_point: float) -> bool:

@@ -46,6 +46,7 @@ KEPT = "kept"  # beside study.yaml: small files for a repository, among them rec
 LOSSES = re.compile(rb'"loss": \[[^\]]*\]')  # of every step
 LONG_BYTES = 100_000  # of a record, most of which are losses
 Status = Literal["completed", "failed", "oom", "timeout", "preempted", "cancelled"]
+STATUS_LABELS = {"oom": "out of memory", "timeout": "timed out"}
 
 
 class Record(Section):
@@ -78,6 +79,11 @@ class Record(Section):
     def completed(self) -> bool:
         """Whether it holds a measurement."""
         return self.status == "completed"
+
+    @property
+    def outcome(self) -> str:
+        """How it ended, in words: `completed`, `out of memory`."""
+        return STATUS_LABELS.get(self.status, self.status)
 
     @property
     def global_batch_size(self) -> int | None:

@@ -118,6 +118,8 @@ class _Names:
         repeats: dict[str, list[str]] = {}
         for record in finding.records:
             match = self.pattern.match(record)
+            if match and match.end() < len(record) and match[0] in finding.records:
+                continue  # one of the ranks of a repeat that is listed
             label = self.labels[match[1]] + record[match.end() :] if match else record
             repeats.setdefault(label, []).extend(filter(None, match.groups()[1:] if match else ()))
         names = [
@@ -147,7 +149,9 @@ def setup(results: StudyResults) -> Markdown:
     study = results.study
     runs = study.runs
     models = _named((run.names["model"], references.of_model(run)) for run in runs)
-    data = _named((run.names["data"], references.of_data(run)) for run in runs)
+    # A replay of a source that does not state its data stands on synthetic ones.
+    known = [run for run in runs if not (results.citations and run.dataset.kind == "synthetic")]
+    data = _named((_samples(run), references.of_data(run)) for run in known)
     strategies = _named(
         (", ".join(run.own_strategy.names), "")
         if run.own_strategy
@@ -162,7 +166,8 @@ def setup(results: StudyResults) -> Markdown:
     if any(run.warmup_steps for run in runs):
         warmup = range_of([run.warmup_steps for run in runs], "warm-up step")
         steps += f", of which {warmup} are left out"
-    work = f"trains {models} on {data}" + (f" with {strategies}" if strategies else "")
+    work = f"trains {models}{f' on {data}' * bool(data)}"
+    work += f" with {strategies}" if strategies else ""
     commands = dict.fromkeys(" ".join(run.script.command) for run in runs if run.script)
     if commands:  # a script does not state its data and strategy
         work = f"runs {_listed(f'`` {command} ``' for command in commands)}"
@@ -173,6 +178,12 @@ def setup(results: StudyResults) -> Markdown:
         f"It has {count(len(runs), 'configuration')}{' with' if len(runs) == 1 else ', each with'} "
         f"{count(study.repeats, 'repeat')}."
     )
+
+
+def _samples(run: Run) -> str:
+    """What the data are, as the object of a sentence."""
+    name, comma, settings = run.names["data"].partition(", ")
+    return f"{'synthetic data' if name == 'synthetic' else name}{comma}{settings}"
 
 
 def _named(pairs: Iterable[tuple[str, str]]) -> str:
@@ -186,7 +197,7 @@ def _named(pairs: Iterable[tuple[str, str]]) -> str:
 
 
 def _listed(names: Iterable[str]) -> str:
-    *most, last = names or [""]
+    *most, last = [*names] or [""]
     return f"{', '.join(most)} and {last}" if most else last
 
 

@@ -157,13 +157,13 @@ def communication(results: StudyResults) -> Table | Markdown:
         "cost of synchronising": "sync_cost_time",
         "stolen compute": "stolen_compute_time",
     }
-    unit = unit_for(results.summary["step_time"])
     sent = by_run(record for record in results.records if record.completed)
     rows = []
     summary = results.summary[results.summary["world_size"] > 1]
     shared = common_ranks(summary)
     for name, row in named_rows(curves(results.summary), shared):
         if row["world_size"] > 1:
+            unit = unit_for([row["step_time"]])
             times = {
                 part: format_seconds(*with_interval(row, column), unit=unit)
                 for part, column in columns.items()

@@ -15,15 +15,17 @@ from lab.errors import InputError
 from lab.figures import curves
 from lab.figures.curves import OVERLAPPING
 from lab.figures.figure import NO_COMMUNICATION
-from lab.formatting import count, format_seconds
+from lab.formatting import count, format_seconds, listed
 from lab.launch.plan import planned, spent
 from lab.launch.preflight import usable
 from lab.perfmodel.calibration import Calibration, find_calibration
 from lab.records.store import Record, Store
+from lab.records.table import grouped
 from lab.report import references, sections
 from lab.report.blocks import Figure, Markdown, Table, drawn, figure
 
 Blocks = list[Markdown | Table]
+MOST_HOSTS = 16  # that are named
 LOADERS = (
     "The classic loader tokenizes each sample when it is requested, in processes of its own if it "
     "has any; the fast loader reads tokens that were made once."
@@ -82,7 +84,14 @@ def _strategies(results: StudyResults) -> Blocks:
     if len({run.strategy for run in runs}) < 2:
         return []
     summary = results.noise.quiet(results.summary)
-    sentences = configurations.strategy_sentences(runs, records, summary, baseline=study.baseline)
+    learned = configurations.learning_sentences(study, records)  # a section of their own
+    sentences = [
+        sentence
+        for sentence in configurations.strategy_sentences(
+            runs, records, summary, baseline=study.baseline
+        )
+        if sentence not in learned
+    ]
     table = _table(
         STRATEGIES,
         runs,
@@ -184,6 +193,12 @@ def environment(results: StudyResults) -> Table:
     for record in results.records:
         for name, value in [*environment_rows(record), *_allocation_rows(record)]:
             values.setdefault(name, {})[value] = None
+    places = [record.environment for record in results.records if record.environment]
+    if "hosts" in values:
+        hosts = sorted({host for place in places for host in place.hosts})
+        values["hosts"] = {listed(hosts, MOST_HOSTS): None}
+    if "GPU" in values:
+        values["GPU"] = dict.fromkeys(_counted_together(values["GPU"]))
     waits = [
         record.allocation.queue_time
         for record in results.records
@@ -196,6 +211,15 @@ def environment(results: StudyResults) -> Table:
     rows = [{"what": name, "value": "; ".join(listed)} for name, listed in values.items()]
     origin = "as the source states it" if results.citations else "read inside the jobs"
     return Table.of_rows(f"Environment, {origin}", rows, label="tbl-environment")
+
+
+def _counted_together(texts: Iterable[str]) -> Iterator[str]:
+    """Texts that differ only in their number as one: `1, 2 or 4 x Model`."""
+    parts = [text.partition(" x ") for text in texts]
+    for thing, numbers in grouped((thing, number) for number, _, thing in parts).items():
+        *most, last = numbers
+        several = f"{', '.join(most)} or {last}" if most else last
+        yield f"{several} x {thing}" if thing else several
 
 
 def _hours(results: StudyResults) -> dict[str, str]:

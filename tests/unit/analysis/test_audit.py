@@ -570,6 +570,15 @@ def test_phases_close() -> None:
     )
 
 
+def test_a_record_does_not_wait_longer_for_communication_than_it_takes() -> None:
+    for exposed, wrong in ((0.021, False), (0.03, True)):
+        item = record(run(2), communication=(0.02, exposed))
+        found = of(audit([record(run()), item]), "phases-close")
+        assert (
+            any("30.00 ms of communication are exposed" in one.evidence for one in found) == wrong
+        )
+
+
 @pytest.mark.parametrize(("p90", "wrong"), [(110, False), (96, True)])
 def test_medians_of_parts_add_up_within_the_spread_of_the_steps(p90: float, wrong: bool) -> None:
     table = "gpus,step_time,step_time_p10,step_time_p90,compute_time,data_time\n1,95,94,{0},91,1"
@@ -589,6 +598,14 @@ def test_plausible_bandwidth() -> None:
     assert "calibrated at 100 GB/s" in evidence(
         audit([item], calibration=1e11), "plausible-bandwidth"
     )
+    # The name of a GPU tells what links those of a node, and nothing of the network between nodes.
+    for hosts, judged in ((["a", "a"], True), (["a", "b"], False)):
+        placed = record(run(2), communication=(0.01, 0.01), device="cuda", gpu="H100", hosts=hosts)
+        placed = altered(placed, "communication", bytes=50_000_000)
+        found = of(audit([placed]), "plausible-bandwidth")
+        assert [one.evidence.endswith("(H100, at most 450 GB/s).") for one in found] == [
+            True
+        ] * judged
     quoted = audit(frame("gpus,size_mb,busbw_gbps,link\n8,256,230,100GbE\n8,512,90,100GbE"))
     assert "28.8 GB/s is quoted" in evidence(quoted, "plausible-bandwidth")
     named = "gpus,params_m,step_s,compute_s,comm_s,link\n2,124,0.33,0.31,{},NVLink 600GB/s"
@@ -694,6 +711,28 @@ def test_an_emulated_link_is_held_to_its_name() -> None:
     )
     (fast,) = of(audit(emulated_records(300e6)), "plausible-bandwidth")
     assert fast.severity == "error" and "more than the link carries" in fast.evidence
+
+
+def test_ranks_that_are_slower_with_more_work_are_told_with_their_work() -> None:
+    batch = {"global_batch_size": None, "micro_batch_size": 16}
+    records = [
+        record(run(size, **batch), repeat, step_time=time)
+        for size, time in ((1, 0.1), (2, 0.25))
+        for repeat in range(3)
+    ]
+    observed = from_records(records, scaling="weak", baseline={"world_size": 1})
+    (found,) = [one for one in apply_rules(observed).findings if one.rule == "fixed-overhead"]
+    assert "speedup 0.80" in found.evidence
+    assert "100.00 ms against 250.00 ms for 2 times the work." in found.evidence
+
+
+def test_repeats_that_learn_the_same_other_thing_are_told_once_by_name() -> None:
+    half = run(precision="bf16")
+    records = [record(run())]
+    records += [record(half, nth, loss=losses(30, floor=4.0)) for nth in range(3)]
+    (found,) = of(audit(records), "same-learning")
+    assert found.evidence.count("% apart") == 1 and len(found.records) == 4
+    assert f" in {run().id}/0 and " in found.evidence and half.id in found.evidence
 
 
 @pytest.mark.parametrize("count", [1, 8])

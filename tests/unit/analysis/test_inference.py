@@ -16,6 +16,7 @@ from lab.analysis.inference import GENERATION, estimate
 from lab.config.run import Run
 from lab.figures import StudyResults
 from lab.figures.inference import pareto
+from lab.records.schema import Share
 from lab.records.store import Record, write_record
 from lab.report import sections
 
@@ -42,7 +43,7 @@ def test_slower_is_said_with_reasons_and_noise_is_not_called_a_difference() -> N
     three = [again(one, repeat) for one in (slow, even, fast) for repeat in range(3)]
     first, _, third, fourth = inference.sentences(three)
     assert first.startswith(
-        "bf16 on 1 CPU process, prompt 64, batch 2: slower, 2.00 [1.90, 2.10] of the base's"
+        "bf16 on 1 CPU process, prompt 64, batch 2: slower, 2.00 [1.90, 2.10] times the base's"
     )
     assert "the base reads 25 % of the memory bandwidth" in first.replace("25.0", "25")
     assert "at batch 8 is 1.1 times that at 2, so dispatching the calls costs" in first
@@ -172,14 +173,30 @@ def test_the_answer_claims_only_what_the_interval_shows(tmp_path) -> None:
             write_record(made_record, made.out / "runs" / own.id / str(repeat))
         return sections.answer(StudyResults(made)).markdown.replace("\\", "")
 
-    assert "of the base's time between tokens (no difference is shown)" in answer(0.98)
+    assert "times the base's time between tokens (no difference is shown)" in answer(0.98)
     faster = answer(0.5)
-    assert "0.500 [0.475, 0.525] of the base's time between tokens (faster)" in faster
+    assert "0.500 [0.475, 0.525] times the base's time between tokens (faster)" in faster
     assert (
         "50.0 % of the base's bytes" in faster
-        and "perplexity changed by 1.00 [0.50, 1.50] %" in faster
+        and "a perplexity 1.00 [0.50, 1.50] % higher" in faster
     )
     assert "(slower)" in answer(2.0)
+
+
+@pytest.mark.parametrize(
+    ("ratio", "words"),
+    [
+        (Share(value=1.3, low=1.29, high=1.31), "a perplexity 30.0 [29.0, 31.0] % higher"),
+        (Share(value=0.98, low=0.97, high=0.99), "a perplexity 2.0 [1.0, 3.0] % lower"),
+        (Share(value=1.01, low=0.99, high=1.03), "perplexity changed by 1.0 [-1.0, 3.0] %"),
+    ],
+)
+def test_the_answer_says_whether_quality_was_lost(tmp_path, ratio: Share, words: str) -> None:
+    own = inference_run()
+    made = study(tmp_path, [own], kind="inference")
+    made_record = inferred(own, [point(2, 1e-3, 1e-3)], 0, perplexity_ratio=ratio)
+    write_record(made_record, made.out / "runs" / own.id / "0")
+    assert words in sections.answer(StudyResults(made)).markdown.replace("\\", "")
 
 
 def test_inference_settings_do_not_rename_training_runs() -> None:

@@ -70,7 +70,7 @@ def test_speed_and_accuracy_are_claimed_where_their_intervals_say_so() -> None:
     three = [one.model_copy(update={"repeat": n}) for one in (slow, fast) for n in range(3)]
     first, second, third, *costs = inference.sentences(three)
     assert first.startswith(
-        "bf16 on 1 CPU process, batch 1: slower, 2.00 [1.90, 2.10] of the base's time for a batch."
+        "bf16 on 1 CPU process, batch 1: slower, 2.00 [1.90, 2.10] times the base's time for a batch."
     )
     assert "a method: 9 of 9 linear layers, on AVX2" in first
     assert "no difference is shown" in second
@@ -113,7 +113,9 @@ def test_the_page_of_a_classifier_says_nothing_of_tokens(tmp_path) -> None:
         )
     results = StudyResults(made)
     text = sections.answer(results).markdown.replace("\\", "")
-    assert "of the base's time for a batch (one repeat is too few to tell this from chance)" in text
+    assert (
+        "times the base's time for a batch (one repeat is too few to tell this from chance)" in text
+    )
     assert "25.0 % of the base's bytes, an accuracy of 88.0 [84.9, 90.6] % of 500 samples" in text
     [speed], [quality] = inference_sections.speed(results), inference_sections.quality(results)
     assert len(speed.frame) == len(quality.frame) == 2 and "classifier" in speed.caption

@@ -99,6 +99,19 @@ def test_the_law_of_a_step_finds_link_and_overhead_again() -> None:
     )
 
 
+@pytest.mark.parametrize(("fixed", "noise"), [(0.0, 0.0), (0.0, 0.02), (0.03, 0.002)])
+def test_the_law_of_a_step_names_only_what_its_rows_show(fixed: float, noise: float) -> None:
+    sizes, errors = [1, 2, 4, 8, 16, 32], [0, noise, -noise, -noise, noise, 0]
+    times = [0.145] + [0.145 + fixed + 2 * (n - 1) / n * 5e8 / 6e9 for n in sizes[1:]]
+    times = [time * (1 + error) for time, error in zip(times, errors, strict=True)]
+    content = {"gpus": sizes, "batch_per_gpu": [8] * 6, "step_time_s": times}
+    frame = pd.DataFrame(content | {"parameters": [125_000_000] * 6})
+    (text,) = proposal.step_laws(summary(table(records_from(frame)), baseline={}, scaling="strong"))
+    assert ("a fixed" in text) == bool(fixed) and "hides" not in text
+    assert ("GB/s: this fit matches the steps exactly" in text) == (not noise)
+    assert ("] GB/s" in text) == bool(noise)  # with its interval
+
+
 def test_more_than_ranks_can_give_is_no_place_to_stop() -> None:
     summarized = rows([1, 4], [100.0, 8.0])
     (text,) = proposal.stops(summarized)

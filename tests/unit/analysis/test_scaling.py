@@ -18,7 +18,7 @@ from lab.analysis.laws import (
     gustafson_speedup,
     karp_flatt,
 )
-from lab.analysis.scaling import RESAMPLES, SEED, ratio, summary
+from lab.analysis.scaling import RESAMPLES, SEED, _interval, chance, ratio, summary
 from lab.analysis.scaling_curves import (
     WHOLE_RANGE,
     baseline_name,
@@ -374,6 +374,25 @@ def test_the_fit_of_noisy_speedups():
         fit_amdahl([1, 2], [1])
 
 
+def test_the_chance_of_a_false_difference_is_told_where_it_is_high() -> None:
+    assert chance(3) == "; of equal ones, 3 repeats show 1 in 10 to differ"
+    assert "1 in 14" in chance(4) and not chance(5) and not chance(2)  # of two, nothing is claimed
+
+
+@pytest.mark.parametrize(
+    ("count", "of_median", "of_ratio"), [(3, 75, 90), (4, 88, 93), (5, 93, 97), (7, 87, 96)]
+)
+def test_intervals_contain_the_truth_as_often_as_the_documentation_says(
+    count: int, of_median: int, of_ratio: int
+) -> None:
+    rng = np.random.default_rng(count)
+    ours, theirs = np.exp(0.03 * rng.standard_normal((2, 1000, count)))
+    for promised, samples in ((of_median, [ours]), (of_ratio, [ours, theirs])):
+        _, low, high = _interval(*samples)
+        covered = 100 * float(np.mean((low <= 1) & (high >= 1)))
+        assert covered == pytest.approx(promised, abs=4)
+
+
 @pytest.mark.parametrize("fraction", [0.01, 0.1, 0.4])
 def test_nineteen_of_twenty_serial_fractions_lie_in_their_intervals(fraction: float) -> None:
     rng, sizes = np.random.default_rng(0), np.array([1, 2, 4, 8, 16])
@@ -450,6 +469,8 @@ def test_seconds_and_per_cent():
     assert format_seconds(1.5) == "1.50 s"
     assert format_seconds(2e-5) == "20.0 µs"
     assert format_seconds(0.02, unit=Unit("s", 1.0)) == "0.0200 s"
+    assert format_seconds(0.0002, 0.0001, 0.0003, unit=Unit("s", 1.0)) == "200 [100, 300] µs"
+    assert format_seconds(0.0, unit=Unit("s", 1.0)) == "0.00 s"
     assert format_seconds(None) == "not measured"
     assert unit_for([0.002, None, math.nan, 0.5]).name == "ms"
     assert percent(0.46, 0.45, 0.48) == "46.0 [45.0, 48.0] %"

@@ -9,7 +9,7 @@ from factories import record
 
 from lab.analysis.scaling import summary
 from lab.analysis.scaling_curves import curves
-from lab.config.run import Run, setting_label
+from lab.config.run import Run, distinct_labels, setting_label
 from lab.records.table import table
 
 BASE: dict[str, Any] = {"global_batch_size": 8, "world_size": 2}
@@ -76,6 +76,17 @@ CHANGES = [
 
 def run(**changes: Any) -> Run:
     return Run.model_validate(BASE | changes)
+
+
+def test_a_kind_of_device_that_all_need_is_common() -> None:
+    runs = [run(needs_device="cuda", world_size=size) for size in (1, 2)]
+    labels, common = distinct_labels(runs)
+    assert list(labels.values()) == ["x1", "x2"] and common.startswith(
+        "gpt-nano ddp on CUDA, batch"
+    )
+    labels, common = distinct_labels([run(), run(needs_device="cuda")])
+    assert list(labels.values()) == ["x2", "x2 on CUDA"] and "CUDA" not in common
+    assert distinct_labels(runs[1:])[0][runs[1]] == runs[1].label
 
 
 @pytest.mark.parametrize(("changes", "words"), CHANGES, ids=[words for _, words in CHANGES])

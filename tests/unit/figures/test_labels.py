@@ -16,3 +16,12 @@ def test_a_label_below_its_point_stays_near_it_even_in_a_crowd() -> None:
     for text in ax.texts:
         line = text.get_window_extent().height
         assert abs(text.xyann[1] + GAP) <= NEAR * line + 1e-6
+
+
+def test_a_label_that_is_far_from_its_point_has_a_line_to_it() -> None:
+    for count, far in ((2, False), (12, True)):
+        ax = Figure(figsize=(4, 4), dpi=72).subplots()
+        ax.set(xlim=(0, 1), ylim=(0, 1))
+        place(ax, [Label(0.2, 0.5, f"point {nth}", "black") for nth in range(count)])
+        lines = [text for text in ax.texts if not text.get_text()]
+        assert bool(lines) == far

@@ -82,7 +82,16 @@ def test_the_setup_gives_settings_in_brackets(tmp_path) -> None:
         2, model={"kind": "gpt", "layers": 1, "heads": 2, "width": 8, "block_size": 8}, data=data
     )
     said = paper.setup(StudyResults(study(tmp_path, [one]))).markdown.replace("\\", "")
-    assert "trains gpt 1x8 (2 heads, 8 tokens)" in said and "on synthetic (samples 40)" in said
+    assert "trains gpt 1x8 (2 heads, 8 tokens)" in said and "on synthetic data (samples 40)" in said
+
+
+def test_the_setup_of_a_replay_names_only_data_that_the_source_states(tmp_path) -> None:
+    for data, named in (("stdlib", True), ({"kind": "synthetic"}, False)):
+        made = study(tmp_path / str(named), [run(1, data=data)], repeats=1)
+        one = record(made.runs[0], replay="a paper")
+        write_record(one, Store(made.out).folder(one.task))
+        said = paper.setup(StudyResults(made)).markdown.replace("\\", "")
+        assert ("on stdlib with DDP" in said) == named and "synthetic" not in said
 
 
 def test_the_setup_gives_the_command_of_a_script_as_it_is_typed(tmp_path) -> None:

@@ -54,6 +54,26 @@ def test_hours_that_this_machine_cannot_plan_are_left_out(tmp_path) -> None:
     assert "spent" in names and "planned" not in names
 
 
+def test_hosts_and_gpus_of_many_configurations_are_told_once(tmp_path) -> None:
+    made = study(tmp_path, [run(1), run(2), run(4)], repeats=1)
+    for one in made.runs:
+        hosts = [f"node{rank}" for rank in range(one.world_size)]
+        (measured,) = repeats(one, [0.1], device="cuda", hosts=hosts)
+        write_record(measured, Store(made.out).folder(measured.task))
+    cells = study_sections.environment(StudyResults(made)).frame.set_index("what")["value"]
+    assert cells["hosts"] == "node0; node1; node2; node3"
+    assert cells["GPU"] == "1, 2 or 4 x Model GPU, driver None"
+
+
+def test_short_times_have_units_of_their_own() -> None:
+    records = repeats(run(1), [3.1]) + repeats(run(2), [1.6], communication=(0.002, 0.001))
+    records += repeats(run(4), [0.9], communication=(0.002, 0.001))
+    table = sections.communication(StudyResults(records))
+    assert table.frame["exposed"].tolist() == ["1.00 ms", "1.00 ms"]
+    (waterfall,) = sections.waterfall(StudyResults(records))
+    assert "in ms" in waterfall.caption
+
+
 def test_caveats_about_a_prediction_are_no_part_of_its_basis(tmp_path) -> None:
     made = study(tmp_path, [run(2)], repeats=1)
     note = "micro-batch 4, measured at 8, 16"

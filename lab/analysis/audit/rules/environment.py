@@ -227,6 +227,7 @@ def _loss_curves(group: pd.DataFrame) -> Iterator[Fault]:
         first = alike.iloc[0]
         reduced = alike["precision"].isin(REDUCED).any()
         tolerance = REDUCED_TOLERANCE if reduced else LOSS_TOLERANCE
+        apart: dict[str, list[tuple[float, str, str]]] = {}  # by run: repeats need not all be told
         for _, other in alike.iloc[1:].iterrows():
             length = min(len(first["loss_curve"]), len(other["loss_curve"]))
             here, there = (
@@ -236,13 +237,21 @@ def _loss_curves(group: pd.DataFrame) -> Iterator[Fault]:
             gaps = np.abs(there - here) / np.abs(here)
             if np.nanmax(gaps, initial=0.0) > tolerance:
                 worst = int(np.nanargmax(gaps))
-                yield Fault(
-                    [first["label"], other["label"]],
+                alone = first["world_size"] == other["world_size"]
+                places = [
+                    f"in {row['label']}" if alone else f"at world size {row['world_size']:g}"
+                    for row in (first, other)
+                ]
+                evidence = (
                     f"At equal batch and seed, the mean loss of quarter {worst + 1} of training "
-                    f"is {here[worst]:.4g} at world size {first['world_size']:g} and "
-                    f"{there[worst]:.4g} at {other['world_size']:g}, {100 * gaps[worst]:.1f} % "
-                    "apart.",
+                    f"is {here[worst]:.4g} {places[0]} and {there[worst]:.4g} {places[1]}, "
+                    f"{100 * gaps[worst]:.1f} % apart."
                 )
+                run = other["label"].partition("/")[0]
+                apart.setdefault(run, []).append((gaps[worst], evidence, other["label"]))
+        for repeats in apart.values():
+            labels = [first["label"], *(label for _, _, label in repeats)]
+            yield Fault(labels, max(repeats)[1])
 
 
 def _last_values(rows: pd.DataFrame, groups: pd.Series, batch: str | None) -> Iterator[Fault]:

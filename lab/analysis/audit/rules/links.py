@@ -111,7 +111,9 @@ def _link(
         world_size = rows["world_size"].fillna(2).iloc[0]
         best = float(calibrated.get(int(world_size), max(calibrated.values())))
         return Link(best, f"calibrated at {_gigabytes(best)}", certain=True)
-    columns = [name for name in columns if name in rows]
+    nodes = rows["nodes"].median()
+    # What links the GPUs of a node tells nothing of the network between nodes.
+    columns = [name for name in columns if name in rows and not (name == "gpu" and nodes > 1)]
     names = [str(value) for name in columns for value in rows[name].dropna().unique()[:1]]
     text = " ".join(dict.fromkeys(names))
     rate = RATE.search(text)
@@ -121,10 +123,11 @@ def _link(
         return Link(value, words, certain=True)
     link = named_link(text)
     if link:
-        words = f"{text.strip()}, at most {_gigabytes(link.bytes_per_s)}"
+        naming = next(filter(named_link, names), text.strip())  # not the strategy beside it
+        words = f"{naming}, at most {_gigabytes(link.bytes_per_s)}"
         return Link(link.bytes_per_s, words, certain=True)
     # On CPUs, gloo over loopback reaches anything from 0.1 to 2 GB/s: it has to be calibrated.
-    nodes, on_cpu = rows["nodes"].median(), observations.frame["device"].eq("cpu").any()
+    on_cpu = observations.frame["device"].eq("cpu").any()
     if (nodes == 1 or observations.noted(r"\b(one|single|1)[- ]node\b")) and not on_cpu:
         noted = named_link(" ".join(observations.notes))
         if noted:
@@ -196,7 +199,7 @@ def _judged(
 
 
 def _gigabytes(bandwidth: float) -> str:
-    return f"{bandwidth / 1e9:.3g} GB/s"
+    return f"{plain(bandwidth / 1e9)} GB/s"
 
 
 def _quoted(observations: Observations) -> Iterator[Fault]:

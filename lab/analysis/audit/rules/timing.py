@@ -217,9 +217,10 @@ def _closing(parts: pd.Series, rows: pd.DataFrame) -> int:
 
 
 def _exposed_beyond(observations: Observations) -> Iterator[Fault]:
-    frame = observations.frame
-    rows = frame[frame["exposed"] > frame["communication"] * (1 + PARTS_TOLERANCE)]
-    if len(rows) and observations.kind != "records":  # their medians need not belong to one step
+    frame = observations.runs
+    tolerance = MEDIANS_TOLERANCE if observations.kind == "records" else PARTS_TOLERANCE
+    rows = frame[frame["exposed"] > frame["communication"] * (1 + tolerance)]
+    if len(rows):
         worst = largest(rows, rows["exposed"] / rows["communication"])
         yield Fault(
             rows["label"],
