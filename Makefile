@@ -12,8 +12,8 @@ unexport PYTHONDONTWRITEBYTECODE
 env: $(STAMP)
 
 $(STAMP): requirements.lock pyproject.toml lab/bin/lab
-	@$(PYTHON) -c 'import sys; sys.exit(not (3, 11) <= sys.version_info[:2] <= (3, 12))' || \
-	  { echo "lab: Python 3.11 or 3.12 is needed, $(PYTHON) is $$($(PYTHON) -V 2>&1); try: make $(or $(MAKECMDGOALS),env) PYTHON=python3.12"; exit 2; }
+	@$(PYTHON) -c 'import sys; sys.exit(not (3, 11) <= sys.version_info[:2] <= (3, 13))' || \
+	  { echo "lab: Python 3.11, 3.12 or 3.13 is needed, $(PYTHON) is $$($(PYTHON) -V 2>&1); try: make $(or $(MAKECMDGOALS),env) PYTHON=python3.12"; exit 2; }
 	@echo "lab: building .venv, once; it takes minutes, most of them for torch"
 	@$(PYTHON) -m venv --clear .venv || \
 	  { echo "lab: $(PYTHON) cannot make virtual environments; on Debian: apt install python3-venv"; exit 2; }

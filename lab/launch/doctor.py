@@ -52,8 +52,8 @@ def doctor() -> list[Check]:
 def _machine() -> list[Check]:
     gpus = [f"{gpu.name} (driver {gpu.driver})" for gpu in machine.gpus()]
     free = shutil.disk_usage(Path.cwd()).free
-    python = (3, 11) <= sys.version_info[:2] <= (3, 12)
-    update = "use Python 3.11 or 3.12: `make env PYTHON=python3.12`"
+    python = (3, 11) <= sys.version_info[:2] <= (3, 13)
+    update = "use Python 3.11, 3.12 or 3.13: `make env PYTHON=python3.12`"
     space = "free at least 2 GB for records, caches and reports"
     driver = "with an NVIDIA card, install its driver so that `nvidia-smi` works"
     none = "none: runs use CPU processes and gloo"

@@ -258,3 +258,17 @@ def test_the_labs_own_variables_are_those_of_the_code() -> None:
     assert set(re.findall(r"\bLAB_[A-Z_]+", PAGES["variables"])) == set(
         re.findall(r"[\"']\$?(LAB_[A-Z_]+)[\"']", code)
     )
+
+
+def test_the_versions_of_python_are_the_same_everywhere() -> None:
+    (first,), (beyond,) = (
+        re.findall(rf'requires-python = ".*{sign}3\.(\d+)', (ROOT / "pyproject.toml").read_text())
+        for sign in (">=", "<")
+    )
+    minors = range(int(first), int(beyond))
+    condition = f"(3, {minors[0]}) <= sys.version_info[:2] <= (3, {minors[-1]})"
+    versions = ", ".join(f"3.{minor}" for minor in minors[:-1]) + f" or 3.{minors[-1]}"
+    for path in ("Makefile", "lab/launch/doctor.py"):
+        text = (ROOT / path).read_text()
+        assert condition in text and f"Python {versions}" in text, path
+    assert f"Python {versions}" in (ROOT / "README.md").read_text()
