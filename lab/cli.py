@@ -95,8 +95,7 @@ def main() -> None:
     except (KeyboardInterrupt, typer.Abort):
         status = INTERRUPTED
     except BrokenPipeError:
-        # Nobody reads the remaining output, nor Python's complaint about it at exit.
-        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
+        _discard_output()
     except Exception as error:  # noqa: BLE001 the traceback is kept for whoever fixes it
         if _was_interrupted(error):
             status = INTERRUPTED
@@ -106,6 +105,8 @@ def main() -> None:
             # Of what has no name: only the current folder can be missing.
             unnamed = "the current folder" if isinstance(error, FileNotFoundError) else "output"
             message = f"{error.filename or unnamed}: {error.strerror or error}"
+            if error.errno == errno.ENOSPC and not error.filename:
+                _discard_output()
         else:
             fault = f"an error in the lab itself: {type(error).__name__}: {error}"
             message = f"{fault}\nlab: traceback in {_write_traceback()}"
@@ -115,6 +116,11 @@ def main() -> None:
         text = printable(f"lab: {message}")
         Console(stderr=True).print(text, highlight=False, markup=False, soft_wrap=True)
     sys.exit(status if isinstance(status, int) else 0)
+
+
+def _discard_output() -> None:
+    """Drop output that nobody can get, as Python would complain at exit that it is left."""
+    os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
 
 
 def _limit(error: Exception) -> str:

@@ -6,6 +6,7 @@ import errno
 import json
 import shlex
 import shutil
+import subprocess
 import sys
 from collections.abc import Callable, Iterator
 from pathlib import Path
@@ -285,6 +286,13 @@ def test_a_limit_of_the_shell_is_named(
     monkeypatch.setattr(lab, "doctor", Mock(side_effect=error))
     status, _, errors = run("doctor")
     assert status == 1 and errors.startswith("lab: no more ") and said in errors
+
+
+def test_output_onto_a_full_disk_is_one_error() -> None:
+    with Path("/dev/full").open("w") as full:
+        command = [sys.executable, "-m", "lab", "status", "quickstart"]
+        done = subprocess.run(command, stdout=full, stderr=subprocess.PIPE, text=True, check=False)
+    assert (done.returncode, done.stderr) == (1, "lab: output: No space left on device\n")
 
 
 def test_the_version_is_printed(run: Command) -> None:
