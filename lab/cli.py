@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import errno
 import os
 import re
 import shlex
@@ -94,15 +95,18 @@ def main() -> None:
     except (KeyboardInterrupt, typer.Abort):
         status = INTERRUPTED
     except BrokenPipeError:
-        # Nobody reads the remaining output, nor Python's complaint about it at exit.
-        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
+        _discard_output()
     except Exception as error:  # noqa: BLE001 the traceback is kept for whoever fixes it
         if _was_interrupted(error):
             status = INTERRUPTED
+        elif limit := _limit(error):
+            message = limit
         elif isinstance(error, OSError) and error.errno:  # libraries have errors of this kind too
             # Of what has no name: only the current folder can be missing.
             unnamed = "the current folder" if isinstance(error, FileNotFoundError) else "output"
             message = f"{error.filename or unnamed}: {error.strerror or error}"
+            if error.errno == errno.ENOSPC and not error.filename:
+                _discard_output()
         else:
             fault = f"an error in the lab itself: {type(error).__name__}: {error}"
             message = f"{fault}\nlab: traceback in {_write_traceback()}"
@@ -112,6 +116,21 @@ def main() -> None:
         text = printable(f"lab: {message}")
         Console(stderr=True).print(text, highlight=False, markup=False, soft_wrap=True)
     sys.exit(status if isinstance(status, int) else 0)
+
+
+def _discard_output() -> None:
+    """Drop output that nobody can get, as Python would complain at exit that it is left."""
+    os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
+
+
+def _limit(error: Exception) -> str:
+    """Which limit of the shell or container an error met; empty for another error."""
+    code = error.errno if isinstance(error, OSError) else None
+    if code == errno.EAGAIN or "can't start new thread" in str(error):
+        return "no more processes or threads can be started: raise `ulimit -u` or end others"
+    if code in {errno.EMFILE, errno.ENFILE}:
+        return "no more files can be opened: raise `ulimit -n`"
+    return ""
 
 
 @cache
@@ -143,6 +162,21 @@ def _write_traceback() -> Path:
     with os.fdopen(handle, "w") as stream:
         stream.write(traceback.format_exc())
     return Path(name)
+
+
+def _show_version(wanted: bool) -> None:
+    if wanted:
+        sys.stdout.write(f"scaling-lab {lab.__version__}\n")
+        raise typer.Exit
+
+
+@app.callback()
+def _lab(
+    version: Annotated[
+        bool,
+        Option("--version", callback=_show_version, is_eager=True, help="Show the version."),
+    ] = False,
+) -> None: ...
 
 
 @app.command()

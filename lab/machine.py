@@ -91,8 +91,27 @@ def cpu_model() -> str:
 
 
 def memory_bytes() -> int:
-    """Main memory of the machine in bytes."""
-    return int(psutil.virtual_memory().total)
+    """Main memory in bytes: the machine's, or less where a container or a job is limited."""
+    return min([int(psutil.virtual_memory().total), *_memory_limits()])
+
+
+def _memory_limits(
+    mounted: Path = Path("/sys/fs/cgroup"), own: Path = Path("/proc/self/cgroup")
+) -> Iterator[int]:
+    """Limits of this process's control groups and of those above them (cgroup v2 and v1)."""
+    try:
+        groups = [line.split(":", 2) for line in own.read_text().splitlines()]
+    except OSError:
+        return
+    for _, controllers, place in groups:
+        if controllers not in {"", "memory"}:
+            continue
+        root = mounted / controllers
+        group = root / place.lstrip("/")  # a container may show its own group as the root only
+        for folder in (group, *group.parents[: len(group.parts) - len(root.parts)]):
+            with suppress(OSError, ValueError):  # "max" is no limit
+                name = "memory.limit_in_bytes" if controllers else "memory.max"
+                yield int((folder / name).read_text())
 
 
 def swap_bytes() -> int:

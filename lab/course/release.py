@@ -185,6 +185,8 @@ def copy_lessons(folder: str | Path, *, solutions: bool = False) -> list[Path]:
         raise InputError(str(folder), [problem])
     without = shutil.ignore_patterns(OUT, "fault-*", ".*", "__pycache__", SETTINGS)
     shutil.copytree(LESSONS, folder, ignore=without, dirs_exist_ok=True)
+    for path in (folder, *folder.rglob("*")):  # an installation may be read-only, a copy is not
+        path.chmod(path.stat().st_mode | stat.S_IWUSR)
     notebooks = sorted(folder.rglob("*.ipynb"))
     if not solutions:
         clear(folder)

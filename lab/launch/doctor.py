@@ -10,6 +10,7 @@ from pathlib import Path
 
 from lab import machine
 from lab.config.emulation import WAYS, Link
+from lab.formatting import count
 from lab.launch import netem
 
 PACKAGES = (
@@ -61,7 +62,9 @@ def _machine() -> list[Check]:
         none += "; AMD GPUs with ROCm are untried"
     return [
         Check("python", sys.version.split()[0], python, remedy=update),
-        Check("processor", f"{machine.cpu_model()}, {len(machine.cores())} cores for ranks"),
+        Check(
+            "processor", f"{machine.cpu_model()}, {count(len(machine.cores()), 'core')} for ranks"
+        ),
         Check("memory", f"{machine.memory_bytes() / 1e9:.0f} GB"),
         Check("disk", f"{free / 1e9:.0f} GB free", free > 2e9, remedy=space),
         Check(

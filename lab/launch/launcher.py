@@ -16,6 +16,7 @@ from lab.config.cluster import Cluster
 from lab.config.study import Study, Task
 from lab.errors import INTERRUPTED, LabError, items
 from lab.files import open_no_link
+from lab.formatting import count
 from lab.launch import driver, job
 from lab.launch.driver import Driver, OneInterrupt
 from lab.launch.executor import Handle, JobSpec
@@ -194,7 +195,7 @@ class Jobs:
         measured = sum(map(self._store.completed, self.tasks))
         message = f"interrupted: {measured} of {len(self.tasks)} runs are kept"
         if alive := len(self._driver.alive):
-            jobs = "1 job is still running" if alive == 1 else f"{alive} jobs are still running"
+            jobs = f"{count(alive, 'job')} {'is' if alive == 1 else 'are'} still waiting or running"
             return f"{message}, {jobs}; start it again to watch, `lab cancel` ends the rest"
         return f"{message}; start it again to go on from there"
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import importlib
 import inspect
+import itertools
 import os
 import sys
 import sysconfig
@@ -119,10 +120,22 @@ def _what(error: Exception, line: str | None) -> str:
         return str(error)
     if _of_environ(error):
         return f"the environment variable {error.args[0]} is not set"
+    if wrapped := _of_loader(str(error)):
+        return wrapped
     name = type(error).__name__
     if isinstance(error, ZeroDivisionError) and line:  # its text does not say what is zero
         return f"{name}: {error} in `{line}`"
     return f"{name}: {error}" if str(error) else f"{name} by `{line}`" if line else name
+
+
+def _of_loader(message: str) -> str:
+    """The error within the message of torch's that holds a loader process's whole traceback."""
+    caught, original, _ = message.partition("\nOriginal Traceback ")
+    lines = message.rpartition("Traceback (most recent call last):\n")[2].splitlines()
+    said = list(itertools.dropwhile(lambda line: line.startswith(" "), lines))
+    if not original or not said:
+        return ""
+    return "\n".join(said) + f" (in {caught.partition(' in ')[2].rstrip('.')})"
 
 
 def _of_environ(error: Exception) -> bool:

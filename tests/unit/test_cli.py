@@ -2,13 +2,16 @@
 
 from __future__ import annotations
 
+import errno
 import json
 import shlex
 import shutil
+import subprocess
 import sys
 from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
+from unittest.mock import Mock
 
 import pytest
 import typer
@@ -267,6 +270,33 @@ def test_a_librarys_error_is_not_taken_for_one_of_a_file(
     monkeypatch.setattr(lab, "doctor", fail)
     status, _, errors = run("doctor")
     assert status == 1 and "in the lab itself: TemplateNotFound: base.j2 lab: traceback" in errors
+
+
+@pytest.mark.parametrize(
+    ("error", "said"),
+    [
+        (RuntimeError("can't start new thread"), "processes or threads can be started: raise"),
+        (BlockingIOError(errno.EAGAIN, "Resource temporarily unavailable"), "raise `ulimit -u`"),
+        (OSError(errno.EMFILE, "Too many open files", "x.csv"), "opened: raise `ulimit -n`"),
+    ],
+)
+def test_a_limit_of_the_shell_is_named(
+    run: Command, monkeypatch: pytest.MonkeyPatch, error: Exception, said: str
+) -> None:
+    monkeypatch.setattr(lab, "doctor", Mock(side_effect=error))
+    status, _, errors = run("doctor")
+    assert status == 1 and errors.startswith("lab: no more ") and said in errors
+
+
+def test_output_onto_a_full_disk_is_one_error() -> None:
+    with Path("/dev/full").open("w") as full:
+        command = [sys.executable, "-m", "lab", "status", "quickstart"]
+        done = subprocess.run(command, stdout=full, stderr=subprocess.PIPE, text=True, check=False)
+    assert (done.returncode, done.stderr) == (1, "lab: output: No space left on device\n")
+
+
+def test_the_version_is_printed(run: Command) -> None:
+    assert run("--version") == (0, f"scaling-lab {lab.__version__}\n", "")
 
 
 def test_described_machines_are_predicted_and_planned(run: Command) -> None:

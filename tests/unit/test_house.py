@@ -7,9 +7,12 @@ import json
 import re
 import tomllib
 from collections import Counter
+from itertools import chain
 from pathlib import Path
 
 import pytest
+from packaging.requirements import Requirement
+from packaging.utils import canonicalize_name
 
 ROOT = Path(__file__).parents[2]
 LIBRARY = sorted((ROOT / "lab").rglob("*.py"))
@@ -110,3 +113,15 @@ def test_type_checkers_see_the_public_names_where_they_are_loaded_from() -> None
         for alias in node.names
     }
     assert imported == lab._PUBLIC
+
+
+def test_the_pins_are_versions_that_pyproject_allows() -> None:
+    lock = (ROOT / "requirements.lock").read_text().splitlines()
+    pins = dict(line.split("==") for line in lock if not line.startswith("#"))
+    versions = {canonicalize_name(name): version for name, version in pins.items()}
+    project = tomllib.loads((ROOT / "pyproject.toml").read_text())["project"]
+    extras = chain.from_iterable(project["optional-dependencies"].values())
+    for requirement in map(Requirement, [*project["dependencies"], *extras]):
+        if requirement.name != project["name"]:
+            pin = versions[canonicalize_name(requirement.name)]
+            assert requirement.specifier.contains(pin), f"{requirement}: {pin}"

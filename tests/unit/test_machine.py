@@ -96,6 +96,33 @@ def test_gpus_are_those_that_cuda_may_see(
     assert [gpu.memory for gpu in gpus] == [memory.get(name) for name in names]
 
 
+GROUPS = {
+    "a job of version 2": (
+        "0::/slurm/job_1/step_0\n",
+        {"slurm/job_1/memory.max": "5000\n"},
+        [5000],
+    ),
+    "no limit": ("0::/user\n", {"user/memory.max": "max\n"}, []),
+    "a container that sees its group as the root": (
+        "9:cpuset:/docker/1\n4:memory:/docker/1\n0::/\n",
+        {"memory/memory.limit_in_bytes": "7000\n", "cpuset/memory.limit_in_bytes": "1\n"},
+        [7000],
+    ),
+    "no control groups": ("", {}, []),
+}
+
+
+@pytest.mark.parametrize(("own", "files", "limits"), GROUPS.values(), ids=GROUPS)
+def test_memory_is_what_the_control_groups_allow(
+    tmp_path: Path, own: str, files: dict[str, str], limits: list[int]
+) -> None:
+    (tmp_path / "own").write_text(own)
+    for name, text in files.items():
+        (tmp_path / name).parent.mkdir(parents=True, exist_ok=True)
+        (tmp_path / name).write_text(text)
+    assert list(machine._memory_limits(tmp_path, tmp_path / "own")) == limits
+
+
 def test_what_is_loaded_is_collected_neither_then_nor_later() -> None:
     before = gc.get_freeze_count()
     with loading():

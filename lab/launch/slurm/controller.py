@@ -288,7 +288,7 @@ def exit_reason(job: JobState | None, attempt: Attempt) -> RankError:
         )
         return RankError(0, "JobLost", message)
     node = f" on {job.nodes}" if job.nodes else ""
-    ended = f"Slurm job {job.job_id} ended as {job.state}{node}"
+    ended = f"Slurm job {attempt.job_id} ended as {job.state}{node}"
     if job.state in ENDS:
         kind, meaning = ENDS[job.state]
         detail = f" ({job.reason})" if job.state != "TIMEOUT" and job.reason else ""

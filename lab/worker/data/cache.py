@@ -45,7 +45,7 @@ def in_cache(part: str, name: str) -> Path:
     """Where a named file or folder of the cache lies, or is to be made if it is in no cache.
 
     A shared cache that this user may not write to is only read and gets no lock; what it lacks is
-    made in the user's own cache.
+    made in the user's own cache. Raises LabError if that cannot be written.
     """
     folders = [root / part for root in cache_roots()]
     holder = next((folder for folder in folders if _exists(folder / name)), None)
@@ -63,9 +63,15 @@ def _exists(path: Path) -> bool:
 
 
 def _made(folder: Path) -> Path:
+    advice = "set LAB_CACHE to a folder for data that ranks can write to"
     # One at a time, as the parents of a new folder would get the umask's mode, not 0700.
     for place in (folder.parent, folder):
-        place.mkdir(mode=0o700, parents=True, exist_ok=True)
+        try:
+            place.mkdir(mode=0o700, parents=True, exist_ok=True)
+        except OSError as error:
+            raise LabError(f"{place}: cannot be made: {error.strerror}; {advice}") from error
+    if not _may_write(folder):
+        raise LabError(f"{folder}: cannot be written; {advice}")
     return folder
 
 

@@ -58,6 +58,7 @@ NEEDS_GPU = re.compile(
     rf"cuda|nccl|nvidia|{LACKS}[^.;]*\bgpus?\b|\bgpus?\b[^.;]*{LACKS}", re.IGNORECASE
 )
 NEEDS_SLURM = re.compile(r"variable SLURM_\w+ is not set")
+NEEDS_SHARED_MEMORY = re.compile("unable to allocate shared memory")
 NO_OPTIMIZER = (
     "A script that trains in processes that it starts itself (the lab starts the ranks, as "
     "torchrun does), or without such an optimizer, cannot be measured"
@@ -430,6 +431,11 @@ def _advice(message: str, script: Script, context: RankContext) -> str:
             f"The ranks of cluster {context.cluster!r} train on CPUs: tell the script to do so, "
             "with gloo, or measure it on a cluster with GPUs (--cluster)"
             f"{alone if script.launcher == 'torchrun' else ''}"
+        )
+    if NEEDS_SHARED_MEMORY.search(message):
+        return (
+            "Loader processes hand over samples in /dev/shm, which is too small here: let the "
+            "script start fewer or none, or give its container more (docker run --shm-size 2g)"
         )
     return ""
 

@@ -7,6 +7,7 @@ import os
 import shutil
 import subprocess
 import sys
+import sysconfig
 import venv
 from collections.abc import Iterator
 from importlib import metadata
@@ -121,6 +122,27 @@ def test_an_installed_lab_measures_a_new_study_and_hands_out_the_lessons(
     assert {path.name for path in here.iterdir()} == {"mine", "mystudy", "lessons"}
     assert not list((site / "lab" / "share").rglob("out"))
     assert not holding_solutions(site / "lab" / "share")
+
+
+def test_the_python_of_the_distribution_makes_a_report_too(tmp_path: Path) -> None:
+    """With the packages of this environment, which must also work in older patch releases."""
+    other = Path("/usr/bin/python{}.{}".format(*sys.version_info))
+    if not other.exists() or other.resolve() == Path(sys.executable).resolve():
+        pytest.skip(f"{other} is not another Python")
+    table = tmp_path / "results.csv"
+    table.write_text("gpus,step_time\n1,0.4\n2,0.21\n4,0.12\n")
+    variables = {
+        **os.environ,
+        "PYTHONPATH": os.pathsep.join([str(CHECKOUT), sysconfig.get_path("purelib")]),
+        "JUPYTER_PATH": str(Path(sys.prefix) / "share" / "jupyter"),
+        "XDG_CONFIG_HOME": str(tmp_path / "config"),
+        "IPYTHONDIR": str(tmp_path / "ipython"),
+    }
+    command = [other, "-m", "lab", "report", table.name]
+    done = subprocess.run(
+        command, cwd=tmp_path, env=variables, capture_output=True, text=True, check=False
+    )
+    assert done.returncode == 0, done.stdout + done.stderr
 
 
 def holding_solutions(folder: Path) -> list[Path]:

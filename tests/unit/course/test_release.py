@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import io
 import os
+import shutil
 import stat
 from pathlib import Path
 
@@ -20,6 +21,18 @@ LESSON = "03-data-parallel"
 
 def names(folder: Path) -> list[str]:
     return sorted(path.name for path in folder.iterdir())
+
+
+def test_lessons_of_a_read_only_installation_can_be_edited(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    installed = tmp_path / "installed"
+    shutil.copytree(release.LESSONS, installed)
+    for path in (*installed.rglob("*"), installed):
+        path.chmod(path.stat().st_mode & ~0o222)
+    monkeypatch.setattr(release, "LESSONS", installed)
+    release.copy_lessons(tmp_path / "copy")
+    assert all(path.stat().st_mode & stat.S_IWUSR for path in (tmp_path / "copy").rglob("*"))
 
 
 @pytest.fixture

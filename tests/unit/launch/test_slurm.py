@@ -20,6 +20,7 @@ from lab.launch.outcome import conclude
 from lab.launch.slurm import controller, executor
 from lab.launch.slurm.array import Array
 from lab.launch.slurm.controller import (
+    REST,
     Controller,
     JobState,
     SlurmCommandError,
@@ -267,6 +268,11 @@ def test_ends_are_told_apart(attempt: Attempt, state: str, expected: tuple[str, 
         and record.error is not None
         and (record.status, record.error.type) == expected
     )
+
+
+def test_a_job_that_ended_in_the_queue_is_named_by_its_own_id(attempt: Attempt) -> None:
+    reason = exit_reason(JobState(f"7_{REST}", "lab-a", "CANCELLED"), attempt)
+    assert reason.message.startswith("Slurm job 7_0 ended as CANCELLED")
 
 
 @pytest.mark.parametrize("ended", ["task 0: Exited with exit code 2", "tasks 0-1: Aborted"])

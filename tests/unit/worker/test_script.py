@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import re
 import signal
 import sys
 import time
@@ -487,6 +488,31 @@ def test_a_failure_that_only_speaks_of_gpus_gets_no_advice_on_them(measured: Any
     text = "No sampler is set. All ranks see the same data, which takes the use from multi-GPU runs"
     with pytest.raises(LabError, match=f"{text}$"):
         measured(f"raise ValueError('{text}')")
+
+
+WORKER = """
+class Bad(torch.utils.data.Dataset):
+    def __len__(self):
+        return 4
+    def __getitem__(self, place):
+        raise RuntimeError({said!r})
+
+list(DataLoader(Bad(), num_workers=1))
+"""
+
+
+@pytest.mark.parametrize(
+    ("said", "advice"),
+    [
+        ("bad sample", "$"),
+        ("unable to allocate shared memory(shm) for file <x>", ". Loader processes hand over"),
+    ],
+)
+def test_a_failure_of_a_loader_process_is_one_line(measured: Any, said: str, advice: str) -> None:
+    where = f"RuntimeError: {said} (in DataLoader worker process 0)"
+    with pytest.raises(LabError, match=re.escape(where) + advice) as failure:
+        measured(WORKER.format(said=said))
+    assert "Traceback" not in str(failure.value)
 
 
 @pytest.mark.parametrize(

@@ -173,6 +173,21 @@ def test_the_cache_lies_where_the_environment_says(
     assert in_cache("tokens", "x") == tmp_path / "xdg" / "scaling-lab" / "tokens" / "x"
 
 
+def test_a_cache_that_cannot_be_written_says_which_variable_names_another(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    (tmp_path / "file").touch()
+    monkeypatch.delenv("LAB_CACHE")
+    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / "file"))
+    with pytest.raises(LabError, match="cannot be made: Not a directory; set LAB_CACHE to"):
+        in_cache("tokens", "x")
+    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / "read-only"))
+    (tmp_path / "read-only" / "scaling-lab" / "tokens").mkdir(parents=True)
+    monkeypatch.setattr(os, "access", lambda path, mode: mode == os.F_OK and Path(path).exists())
+    with pytest.raises(LabError, match="tokens: cannot be written; set LAB_CACHE to"):
+        in_cache("tokens", "x")
+
+
 def test_a_shared_cache_is_only_read_and_what_it_lacks_is_made_in_the_own_one(
     cache: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
