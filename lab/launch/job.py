@@ -137,12 +137,12 @@ def slots(run: Run, cluster: Cluster) -> int | None:
 def _decide(folder: Path) -> Decision:
     for partial in folder.glob(f".{RECORD}.*"):  # from a job that was killed while writing
         partial.unlink(missing_ok=True)
+    if restore_quieter(folder):  # which a kill interrupted
+        return "skip"
     record = read_record(folder / RECORD)
     if record is not None and record.completed:
         return "skip"
     archive_failed(folder)  # from an earlier start of this job
-    if restore_quieter(folder):
-        return "skip"
     # A script might resume from what an earlier start wrote there.
     shutil.rmtree(folder / SCRIPT_OUT, ignore_errors=True)
     return "run"

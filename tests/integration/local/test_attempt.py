@@ -16,7 +16,7 @@ from lab.config.run import Run
 from lab.config.study import Task
 from lab.errors import LabError
 from lab.launch import netem
-from lab.launch.attempt import WAITING, Attempt, RankError, RankExit, claim, read_progress
+from lab.launch.attempt import WAITING, Attempt, RankError, claim, read_progress
 from lab.launch.outcome import failed
 from lab.worker.context import RankContext
 
@@ -105,9 +105,9 @@ def test_ranks_wait_for_the_decision(attempt: Attempt) -> None:
 
 def test_nobody_waits_for_a_leader_that_has_ended(attempt: Attempt) -> None:
     attempt.require_leader()
-    attempt.leave_exit(RankExit(1, -9, "starting"))
+    attempt.observe_exit(1, -9, "starting")
     attempt.require_leader()  # another rank's end is not its own
-    attempt.leave_exit(RankExit(0, -9, "starting"))
+    attempt.observe_exit(0, -9, "starting")
     for wait in (attempt.require_leader, attempt.wait_for_leader, partial(_network, attempt)):
         with pytest.raises(LabError, match="rank 0 was killed by SIGKILL"):
             wait()
