@@ -9,6 +9,7 @@ from __future__ import annotations
 import re
 import shlex
 from collections.abc import Collection, Iterator, Mapping
+from string import Template
 from typing import Annotated, Literal, NamedTuple
 
 from pydantic import AfterValidator, Field
@@ -17,68 +18,56 @@ from lab.config.base import Frozen, InvalidValueError
 from lab.errors import Problem, nearest
 
 VARIABLE_NAME = r"[A-Za-z_][A-Za-z0-9_]*"
-_VARIABLE = re.compile(rf"\$(?:({VARIABLE_NAME})|\{{({VARIABLE_NAME})\}}|(\$))")
 
 
-def _pieces(text: str) -> list[tuple[str, str]]:
-    """Each piece of plain text with the name of the variable that follows it, if any.
-
-    Raises InvalidValueError for anything that a shell would treat as more than a variable.
-    """
+def _template(text: str) -> Template:
+    """The text as a template; InvalidValueError for what a shell would treat as more than that."""
     if re.match(r"~(/|$)", text):
         text = "${HOME}" + text[1:]
     elif text.startswith("~"):
         advice = "write out the folder, or use $HOME"
         raise InvalidValueError(f"{text!r}: only your own ~ is expanded", advice)
-    pieces, plain, end = [], "", 0
-    for match in _VARIABLE.finditer(text):
-        plain += _plain(text[end : match.start()])
-        end = match.end()
-        if match[3]:
-            plain += "$"
-        else:
-            pieces.append((plain, match[1] or match[2]))
-            plain = ""
-    return [*pieces, (plain + _plain(text[end:]), "")]
-
-
-def _plain(text: str) -> str:
-    if "$" in text:
+    template = Template(text)
+    if not template.is_valid():
         advice = (
             "write $NAME or ${NAME} for a variable, $$ for a dollar sign; put commands in `setup`"
         )
         raise InvalidValueError(f"{text!r} has a $ without a variable's name", advice)
-    return text
+    return template
 
 
 def check_variables(text: str) -> str:
     """The text itself; raises InvalidValueError if it cannot be expanded anywhere."""
-    _pieces(text)
+    _template(text)
     return text
 
 
 def uses_variables(text: str) -> bool:
     """Whether anything in a text would be expanded."""
-    return bool(_VARIABLE.search(text)) or text.startswith("~")
+    matches = Template.pattern.finditer(text)
+    return text.startswith("~") or any(match["invalid"] is None for match in matches)
 
 
 def expand(text: str, variables: Mapping[str, str]) -> str:
     """The text with its variables' values; raises InvalidValueError for one that is not set."""
-    expanded = ""
-    for plain, name in _pieces(text):
-        if name and name not in variables:
-            raise InvalidValueError(f"{text!r}: {name} is not set", "set it there, or write it out")
-        expanded += plain + (variables[name] if name else "")
-    return expanded
+    try:
+        return _template(text).substitute(variables)
+    except KeyError as error:
+        what = f"{text!r}: {error.args[0]} is not set"
+        raise InvalidValueError(what, "set it there, or write it out") from None
 
 
 def for_shell(text: str) -> str:
     """The text as one word for bash, which ends the script with a message if one is not set."""
-    word = ""
-    for plain, name in _pieces(text):
+    template, word, end = _template(text).template, "", 0
+    for match in Template.pattern.finditer(template):
+        plain, end = template[end : match.start()], match.end()
+        name = match["named"] or match["braced"]
+        plain += "" if name else "$"
         word += shlex.quote(plain) if plain else ""
         word += f'"${{{name}?is not set here}}"' if name else ""
-    return word or "''"
+    rest = template[end:]
+    return (word + (shlex.quote(rest) if rest else "")) or "''"
 
 
 def command_for_shell(command: str) -> str:
