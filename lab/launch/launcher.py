@@ -7,7 +7,7 @@ import subprocess
 import sys
 import threading
 import time
-from collections.abc import Collection, Iterable, Sequence
+from collections.abc import Collection, Sequence
 from pathlib import Path
 
 from filelock import Timeout
@@ -246,14 +246,13 @@ class Jobs:
         self._awaited = {folder for folder in (*adopted, *due) if predicts(self._tasks[folder])}
         due.sort(key=lambda folder: folder not in self._awaited)
         self._predict()
-        self._driver.drive(
-            self._specs(due), adopted=adopted, wait=self._wait, may_start=self._may_start
-        )
+        specs = list(map(self._spec, due))
+        self._driver.drive(specs, adopted=adopted, wait=self._wait, may_start=self._may_start)
         if self.cluster.repeat_disturbed and not self._stop.is_set():
             noisy = [folder for folder, task in self._tasks.items() if self._was_disturbed(task)]
             for folder in noisy:
                 archive_noisy(folder, replaced=self._replaced)
-            self._driver.drive(self._specs(noisy), adopted={}, wait=self._wait)
+            self._driver.drive(list(map(self._spec, noisy)), adopted={}, wait=self._wait)
         for folder in self._tasks:
             keep_completed(folder)
 
@@ -276,10 +275,8 @@ class Jobs:
             self._awaited.discard(folder)
             self._predict()
 
-    def _specs(self, folders: Iterable[Path]) -> list[JobSpec]:
-        return [self._spec(folder, self._tasks[folder]) for folder in folders]
-
-    def _spec(self, folder: Path, task: Task) -> JobSpec:
+    def _spec(self, folder: Path) -> JobSpec:
+        task = self._tasks[folder]
         return JobSpec(
             folder,
             task.run.processes,
