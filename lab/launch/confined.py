@@ -78,12 +78,8 @@ def run_ranks(inputs: Sequence[bytes], *, folder: Path, limit_s: float) -> Ended
         if supervisor is None:
             reason = "this machine forks no processes for them"
             raise OSError(f"the ranks could not be started: {reason}")
-        try:
-            _wait(supervisor, 2 * START_S + limit_s)
-        finally:
-            if supervisor.poll() is None:
-                with contextlib.suppress(ProcessLookupError):
-                    os.killpg(supervisor.pid, signal.SIGKILL)
+        with contextlib.suppress(psutil.NoSuchProcess):
+            _end_within(psutil.Process(supervisor), 2 * START_S + limit_s)
     report = read_json(folder / REPORT)
     if report is None:
         reason = _read(folder / LOG).decode(errors="replace")[-500:]
@@ -96,10 +92,15 @@ def run_ranks(inputs: Sequence[bytes], *, folder: Path, limit_s: float) -> Ended
     )
 
 
-def _wait(process: fork_server.Process, limit_s: float) -> None:
-    end = time.monotonic() + limit_s
-    while process.poll() is None and psutil.pid_exists(process.pid) and time.monotonic() < end:
-        time.sleep(0.02)
+def _end_within(leader: psutil.Process, limit_s: float) -> None:
+    """Wait for a process, and kill its group if it takes too long or this is interrupted."""
+    try:
+        with contextlib.suppress(psutil.TimeoutExpired):
+            leader.wait(limit_s)
+    finally:
+        if leader.is_running():
+            with contextlib.suppress(ProcessLookupError):
+                os.killpg(leader.pid, signal.SIGKILL)
 
 
 def _input(folder: Path, rank: int) -> Path:
