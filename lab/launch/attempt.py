@@ -211,12 +211,9 @@ class Attempt:
 
     def lost_ranks(self, world_size: int) -> list[int]:
         """Ranks of this host whose process is gone without having left an error."""
-        failed = {error.rank for error in self.errors()}
-        return [rank for rank in range(world_size) if rank not in failed and self._is_gone(rank)]
-
-    def _is_gone(self, rank: int) -> bool:
-        process = _read(self.path(f"rank{rank}.pid"), RankProcess)
-        return process is not None and process.has(run=False)
+        silent = sorted(set(range(world_size)) - {error.rank for error in self.errors()})
+        processes = {rank: _read(self.path(f"rank{rank}.pid"), RankProcess) for rank in silent}
+        return [rank for rank, one in processes.items() if one and one.has(run=False)]
 
     def write_error(self, error: RankError) -> None:
         """Record how a rank ended."""
@@ -286,44 +283,38 @@ def present(folder: Path) -> tuple[Any, Attempt]:
 
 
 @contextmanager
-def claim(attempt: Attempt, *, devices: bool) -> Iterator[tuple[int, ...]]:
-    """Lock a task and then, if no scheduler allocates them, all of this machine's `devices`.
-
-    Yields no indices, as the job may use all that it sees. The kernel releases all locks of this
-    module when the process ends, however it ends.
-    """
-    with _locked(attempt.folder / "lock", attempt):
-        if not devices:
-            yield ()
-            return
-        # The order is the same in every job, so two jobs cannot deadlock: only who is first in the
-        # queue waits for devices, and whoever holds devices waits for nothing.
-        with _locked(_queue(), attempt, phase=WAITING), contextlib.ExitStack() as stack:
-            for path in sorted(_private_folder().glob("device-*.lock")):
-                stack.enter_context(_locked(path, attempt, phase=WAITING))
-            yield ()
-
-
-@contextmanager
-def claim_some(attempt: Attempt, *, names: Sequence[str], count: int) -> Iterator[tuple[int, ...]]:
+def claim(
+    attempt: Attempt, *, names: Sequence[str] | None = (), count: int = 0
+) -> Iterator[tuple[int, ...]]:
     """Lock a task and then `count` of the devices with these names; yields their indices in order.
 
-    Jobs wait for devices in a queue, so those that need few cannot starve one that needs many.
+    With None, all of this machine's are locked, and no indices yielded, as the job may use all that
+    it sees; without names, none are. The kernel releases all locks of this module when the process
+    ends, however it ends.
     """
-    locks = [
-        FileLock(_private_folder() / f"device-{name.replace('/', '-')}.lock") for name in names
-    ]
-    with _locked(attempt.folder / "lock", attempt), contextlib.ExitStack() as stack:
-        with _locked(_queue(), attempt, phase=WAITING):
-            while sum(lock.is_locked for lock in locks) < count:
-                attempt.heartbeat()
-                for lock in locks:
-                    if not lock.is_locked and _acquire(lock, timeout=0):
-                        stack.callback(lock.release)
-                        break
-                else:
-                    attempt.show(WAITING)
-                    time.sleep(POLL_S)
+    with _locked(attempt.folder / "lock", attempt), contextlib.ExitStack() as held:
+        if names is not None and not names:
+            yield ()
+            return
+        # Jobs wait for devices in a queue, so those that need few cannot starve one that needs many
+        # and two jobs cannot deadlock: only who is first waits for devices.
+        folder = _private_folder()
+        queue = held.enter_context(contextlib.ExitStack())
+        queue.enter_context(_locked(folder / "devices.lock", attempt, phase=WAITING))
+        paths = [folder / f"device-{name.replace('/', '-')}.lock" for name in names or ()]
+        locks = [FileLock(path) for path in paths or sorted(folder.glob("device-*.lock"))]
+        while sum(lock.is_locked for lock in locks) < (len(locks) if names is None else count):
+            attempt.heartbeat()
+            free = (lock for lock in locks if not lock.is_locked and _acquire(lock, timeout=0))
+            if lock := next(free, None):
+                held.callback(lock.release)
+            else:
+                attempt.show(WAITING)
+                time.sleep(POLL_S)
+        if names is None:
+            yield ()
+            return
+        queue.close()
         yield tuple(index for index, lock in enumerate(locks) if lock.is_locked)
 
 
@@ -346,10 +337,6 @@ def _acquire(lock: FileLock, *, timeout: float) -> bool:
     with contextlib.suppress(Timeout):
         lock.acquire(timeout=timeout, poll_interval=POLL_S)
     return lock.is_locked
-
-
-def _queue() -> Path:
-    return _private_folder() / "devices.lock"
 
 
 def _private_folder() -> Path:

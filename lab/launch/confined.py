@@ -67,7 +67,7 @@ def run_ranks(inputs: Sequence[bytes], *, folder: Path, limit_s: float) -> Ended
     arguments = {"folder": str(folder), "ranks": len(inputs), "limit_s": limit_s}
     attempt = Attempt(folder, "ranks")
     private_folder(attempt.log)
-    with claim(attempt, devices=True):
+    with claim(attempt, names=None):
         supervisor = fork_server.start(
             supervise,
             arguments | {"own_network": own_network},
@@ -109,11 +109,6 @@ def _input(folder: Path, rank: int) -> Path:
 
 def _stack(folder: Path, rank: int) -> Path:
     return folder / f"rank{rank}.stack"
-
-
-def _is_late(stack: Path) -> bool:
-    """Whether a rank has left its stack, as its time was up."""
-    return stack.exists() and stack.stat().st_size > 0
 
 
 @functools.cache
@@ -171,7 +166,8 @@ def supervise(folder: str, *, ranks: int, limit_s: float, own_network: bool) -> 
     children = [fork_server.Child(_be_rank, place, rank, inputs[rank]) for rank in range(ranks)]
     end = time.monotonic() + START_S + limit_s
     while any(child.poll() is None for child in children) and time.monotonic() < end:
-        if any(child.poll() for child in children) or any(map(_is_late, stacks)):
+        # A rank leaves its stack when its time is up.
+        if any(child.poll() for child in children) or any(map(_read, stacks)):
             end = min(end, time.monotonic() + GRACE_S)  # the others may be waiting for this one
         time.sleep(0.02)
     for child in children:

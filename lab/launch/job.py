@@ -31,7 +31,7 @@ from lab.config.study import Study, Task
 from lab.errors import InputError, LabError, Problem, nearest
 from lab.files import private_folder
 from lab.launch import netem
-from lab.launch.attempt import Attempt, Decision, claim, claim_some, present
+from lab.launch.attempt import Attempt, Decision, claim, present
 from lab.launch.outcome import (
     archive_failed,
     failed,
@@ -233,11 +233,10 @@ def claimed(
     if context.rank != 0:
         yield attempt.wait_for_leader()
         return
-    if slots is None:
-        claiming = claim(attempt, devices=cluster.executor == "local")
-    else:
-        claiming = claim_some(attempt, names=_device_names(cluster), count=slots)
-    with claiming as devices:
+    names: list[str] | None = []
+    if cluster.executor == "local":
+        names = None if slots is None else _device_names(cluster)
+    with claim(attempt, names=names, count=slots or 0) as devices:
         decision = decide()
         attempt.decide(decision, devices)
         yield decision

@@ -145,11 +145,11 @@ def test_a_job_that_waits_for_devices_says_so(
     later.log.mkdir(parents=True)
 
     def wait() -> None:
-        with claim(later, devices=True):
+        with claim(later, names=None):
             pass
 
     waiting = threading.Thread(target=wait, daemon=True)
-    with claim(attempt, devices=True):
+    with claim(attempt, names=None):
         waiting.start()
         while read_progress(later.folder).phase != WAITING:
             time.sleep(0.01)
@@ -158,7 +158,7 @@ def test_a_job_that_waits_for_devices_says_so(
 
 
 def hold(attempt: Attempt, held: Path) -> None:
-    with claim(attempt, devices=True):
+    with claim(attempt, names=None):
         held.touch()
         time.sleep(600)
 
@@ -175,5 +175,5 @@ def test_claim_ends_with_the_process_that_holds_it(
         time.sleep(0.01)
     process.kill()
     process.join()
-    with claim(attempt, devices=True):
+    with claim(attempt, names=None):
         pass
