@@ -348,7 +348,8 @@ class Script(Frozen):
         given = [(part.split("=")[-1], folder / self.directory) for part in self._arguments]
         files |= set(filter(None, (_settings_file(*one) for one in [*named, *given])))
         # The script's folder may move; files elsewhere are identified by name.
-        return hash_files({_name_of(file, root): file for file in files})
+        names = {f: str(f.relative_to(root)) if f.is_relative_to(root) else f.name for f in files}
+        return hash_files({name: file for file, name in names.items()})
 
 
 def stem_of(command: list[str]) -> str:
@@ -370,10 +371,6 @@ def _settings_file(name: str, place: Path) -> Path | None:
         return None
     path = Path(os.path.realpath(place / name))
     return path if path.is_file() and path.stat().st_size <= _LARGEST_FILE else None
-
-
-def _name_of(file: Path, folder: Path) -> str:
-    return str(file.relative_to(folder)) if file.is_relative_to(folder) else file.name
 
 
 def is_unchanged(code: Own | Script, folder: Path) -> bool:

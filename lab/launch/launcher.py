@@ -200,7 +200,12 @@ class Jobs:
 
     def _drive(self) -> None:
         try:
-            self._acquire_driver_lock()
+            self.study.out.mkdir(parents=True, exist_ok=True)
+            lock, done = driver.lock(self.study, timeout_s=0.5), False
+            while not done and not self._wait(0.0):
+                with contextlib.suppress(Timeout), lock.acquire(poll_interval=0.1):
+                    self._run_jobs()
+                    done = True
         except OSError as error:
             path = error.filename or self.study.out
             self._failure = LabError(f"{path}: {error.strerror}; free or unlock it, then run again")
@@ -208,14 +213,6 @@ class Jobs:
             self._failure = error
         finally:
             self._ended.set()
-
-    def _acquire_driver_lock(self) -> None:
-        self.study.out.mkdir(parents=True, exist_ok=True)
-        lock = driver.lock(self.study, timeout_s=0.5)
-        while not self._wait(0.0):
-            with contextlib.suppress(Timeout), lock.acquire(poll_interval=0.1):
-                self._run_jobs()
-                return
 
     def _wait(self, seconds: float) -> bool:
         """Wait, and return whether to stop; raises CancelledStudyError after `lab cancel`."""

@@ -386,23 +386,22 @@ def _torchrun(context: RankContext, store: Any) -> dict[str, str]:
 
 @contextmanager
 def _interrupts() -> Iterator[Callable[[], bool]]:
-    """Note the signals that interrupt Python without changing their effect."""
+    """Note the signal of a Ctrl-C without changing its effect."""
     noted: list[int] = []
-    earlier = {number: signal.getsignal(number) for number in (signal.SIGINT, signal.SIGTERM)}
+    earlier = signal.getsignal(signal.SIGINT)
+    if not callable(earlier):  # it is ignored
+        yield lambda: False
+        return
 
     def note(number: int, frame: FrameType | None) -> None:
         noted.append(number)
-        if callable(handler := earlier[signal.Signals(number)]):
-            handler(number, frame)
+        earlier(number, frame)
 
-    chained = [number for number, handler in earlier.items() if callable(handler)]
-    for number in chained:
-        signal.signal(number, note)
+    signal.signal(signal.SIGINT, note)
     try:
-        yield lambda: signal.SIGINT in noted
+        yield lambda: bool(noted)
     finally:
-        for number in chained:
-            signal.signal(number, earlier[number])
+        signal.signal(signal.SIGINT, earlier)
 
 
 @contextmanager
