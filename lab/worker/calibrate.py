@@ -6,6 +6,8 @@ Reference steps run each strategy in turn, in processes of their own.
 from __future__ import annotations
 
 import multiprocessing
+import os
+import tempfile
 import time
 import traceback
 from collections.abc import Sequence
@@ -227,9 +229,11 @@ def _in_new_process(
 ) -> tuple[ReferenceStep, ...]:
     """A turn of this rank in a fork of a process that has computed nothing; LabError if it fails.
 
-    Such a process has no threads that a fork would lack.
+    Such a process has no threads that a fork would lack. A spawned one takes longer to begin.
     """
-    processes = multiprocessing.get_context("forkserver")
+    # The server listens at a path below TMPDIR, which may have no more than 107 bytes (unix(7)).
+    short = len(os.fsencode(tempfile.gettempdir())) < 70
+    processes: Any = multiprocessing.get_context("forkserver" if short else "spawn")
     # Else each fork would import the second with its first optimizer.
     processes.set_forkserver_preload([__name__, "torch._dynamo"])
     ours, theirs = processes.Pipe(duplex=False)

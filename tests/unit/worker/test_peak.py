@@ -1,5 +1,6 @@
 from __future__ import annotations
 
+import tempfile
 from dataclasses import replace
 from functools import partial
 from pathlib import Path
@@ -126,7 +127,14 @@ def test_reference_steps_know_the_whole_context_of_their_rank(
 
 
 @pytest.mark.skipif(torch.cuda.is_available(), reason="a rank without its GPU")
-def test_reference_steps_that_fail_say_why(tmp_path: Path) -> None:
+@pytest.mark.parametrize("in_long_path", [False, True])
+def test_reference_steps_that_fail_say_why(
+    in_long_path: bool, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    if in_long_path:
+        temporary = tmp_path / ("of-a-scheduler" * 6)
+        temporary.mkdir()
+        monkeypatch.setattr(tempfile, "tempdir", str(temporary))
     context = RankContext(0, 1, 0, "cuda", (0,), 1, "local", tmp_path / "7.rendezvous")
     with pytest.raises(LabError, match=r"the reference steps failed:\nTraceback(.|\n)*needs CUDA"):
         calibrate.reference_steps(context, ["ddp"], quick=True, progress=silent)
