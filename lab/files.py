@@ -94,11 +94,11 @@ def _open_at_once(name: str, flags: int) -> int:
     return os.open(name, flags | os.O_NONBLOCK)
 
 
-def read_json(path: Path, *, own: bool = False) -> dict[str, Any] | None:
-    """A small JSON object; None if the file is missing, incomplete or, with `own`, another's."""
+def read_json(path: Path) -> dict[str, Any] | None:
+    """A small JSON object; None if the file is missing or incomplete."""
     try:
-        content = json.loads(read_own(path) if own else read_file(path))
-    except (OSError, ValueError, RecursionError, InputError):
+        content = json.loads(read_file(path))
+    except (OSError, ValueError, RecursionError):
         return None
     return content if isinstance(content, dict) else None
 

@@ -173,11 +173,6 @@ def _from_preset(content: Any) -> Any:
     return MODELS[preset].model_dump() | changes
 
 
-def _installed_data(content: Any) -> Any:
-    known = not isinstance(content, str) or content in DATASETS
-    return content if known else PythonData.resolved(content)
-
-
 _named = Discriminator(lambda value: "a name" if isinstance(value, str) else "one of the kinds")
 ModelField = Annotated[
     Annotated[str, one_of("model preset", MODELS), Tag("a name")]
@@ -189,7 +184,7 @@ DataField = Annotated[
     Annotated[str, one_of("data set", DATASETS), Tag("a name")]
     | Annotated[Annotated[Data, Field(discriminator="kind")], Tag("one of the kinds")],
     _named,
-    BeforeValidator(_installed_data),
+    BeforeValidator(lambda x: x if x in list(DATASETS) else PythonData.resolved(x)),
 ]
 
 

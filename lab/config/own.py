@@ -16,7 +16,7 @@ from collections.abc import Iterator, Mapping
 from functools import cache
 from importlib import metadata
 from pathlib import Path
-from typing import Annotated, Any, ClassVar, Literal
+from typing import Annotated, Any, ClassVar, Literal, Self
 
 from pydantic import (
     AfterValidator,
@@ -65,7 +65,26 @@ def installed(group: str) -> dict[str, str]:
 Reference = Annotated[str, AfterValidator(check_reference)]
 
 
-class Own(Frozen):
+class _Code(Frozen):
+    """Code whose `source`, the digest of its files, is filled in when a study is read."""
+
+    @model_validator(mode="after")
+    def _with_source(self, info: ValidationInfo) -> Self:
+        context: dict[str, Any] = info.context or {}
+        if "folder" in context:
+            digests, key = context["digests"], self.model_dump_json()
+            if key not in digests:
+                digests[key] = self.digest(context["folder"])
+            # Frozen for everyone else, but the model is not complete before this.
+            self.__dict__["source"] = digests[key]
+        return self
+
+    def digest(self, folder: Path) -> str:
+        """SHA-256 of its files; `folder` is the study's. InvalidValueError if one is missing."""
+        raise NotImplementedError
+
+
+class Own(_Code):
     """What `factory`, called with `args`, makes; the module lies beside the study or is installed.
 
     A name given by an installed package in `entry_points` stands for its reference. `source` is the
@@ -93,19 +112,8 @@ class Own(Frozen):
 
     @model_validator(mode="before")
     @classmethod
-    def _with_source(cls, content: Any, info: ValidationInfo) -> Any:
-        """Add the digest of the sources if the study's folder is known."""
-        context: dict[str, Any] = info.context or {}
-        content = cls.resolved(content)
-        if "folder" not in context or not isinstance(content, dict):
-            return content
-        references = [str(content[name]) for name in NAMES if name in content]
-        # Anything but a reference is rejected by the field itself, and names no file.
-        references = [one for one in references if _REFERENCE.fullmatch(one)]
-        digests = context["digests"]
-        if (key := tuple(references)) not in digests:
-            digests[key] = digest(references, context["folder"])
-        return content | {"source": digests[key]}
+    def _of_installed(cls, content: Any) -> Any:
+        return cls.resolved(content)
 
     def __hash__(self) -> int:
         # `args` is not hashable.
@@ -229,7 +237,7 @@ def parsed(path: Path) -> ast.Module:
         raise InvalidValueError(f"{path.name}{line}: {error.args[0]}", "correct it") from None
 
 
-class Script(Frozen):
+class Script(_Code):
     """A Python script with its arguments, which the lab runs on each rank and does not change.
 
     `command` begins with the script's path in `directory`, or with `-m` and a module there; the
@@ -277,18 +285,6 @@ class Script(Frozen):
                 advice = "leave it out: the lab itself starts the script on each rank"
             raise InvalidValueError(what, advice)
         return command
-
-    @model_validator(mode="after")
-    def _is_there(self, info: ValidationInfo) -> Script:
-        """Add the digest of the sources if the study's folder is known."""
-        context: dict[str, Any] = info.context or {}
-        if "folder" in context:
-            key = ("script", self.command, self.directory)
-            if key not in context["digests"]:
-                context["digests"][key] = self.digest(context["folder"])
-            # Frozen for everyone else, but the model is not complete before this.
-            self.__dict__["source"] = context["digests"][key]
-        return self
 
     @property
     def label(self) -> str:
@@ -348,7 +344,8 @@ class Script(Frozen):
         given = [(part.split("=")[-1], folder / self.directory) for part in self._arguments]
         files |= set(filter(None, (_settings_file(*one) for one in [*named, *given])))
         # The script's folder may move; files elsewhere are identified by name.
-        return hash_files({_name_of(file, root): file for file in files})
+        names = {f: str(f.relative_to(root)) if f.is_relative_to(root) else f.name for f in files}
+        return hash_files({name: file for file, name in names.items()})
 
 
 def stem_of(command: list[str]) -> str:
@@ -370,10 +367,6 @@ def _settings_file(name: str, place: Path) -> Path | None:
         return None
     path = Path(os.path.realpath(place / name))
     return path if path.is_file() and path.stat().st_size <= _LARGEST_FILE else None
-
-
-def _name_of(file: Path, folder: Path) -> str:
-    return str(file.relative_to(folder)) if file.is_relative_to(folder) else file.name
 
 
 def is_unchanged(code: Own | Script, folder: Path) -> bool:

@@ -8,7 +8,8 @@ from __future__ import annotations
 
 import re
 import shlex
-from collections.abc import Collection, Iterator, Mapping
+from collections.abc import Collection, Iterable, Iterator, Mapping
+from string import Template
 from typing import Annotated, Literal, NamedTuple
 
 from pydantic import AfterValidator, Field
@@ -17,68 +18,56 @@ from lab.config.base import Frozen, InvalidValueError
 from lab.errors import Problem, nearest
 
 VARIABLE_NAME = r"[A-Za-z_][A-Za-z0-9_]*"
-_VARIABLE = re.compile(rf"\$(?:({VARIABLE_NAME})|\{{({VARIABLE_NAME})\}}|(\$))")
 
 
-def _pieces(text: str) -> list[tuple[str, str]]:
-    """Each piece of plain text with the name of the variable that follows it, if any.
-
-    Raises InvalidValueError for anything that a shell would treat as more than a variable.
-    """
+def _template(text: str) -> Template:
+    """The text as a template; InvalidValueError for what a shell would treat as more than that."""
     if re.match(r"~(/|$)", text):
         text = "${HOME}" + text[1:]
     elif text.startswith("~"):
         advice = "write out the folder, or use $HOME"
         raise InvalidValueError(f"{text!r}: only your own ~ is expanded", advice)
-    pieces, plain, end = [], "", 0
-    for match in _VARIABLE.finditer(text):
-        plain += _plain(text[end : match.start()])
-        end = match.end()
-        if match[3]:
-            plain += "$"
-        else:
-            pieces.append((plain, match[1] or match[2]))
-            plain = ""
-    return [*pieces, (plain + _plain(text[end:]), "")]
-
-
-def _plain(text: str) -> str:
-    if "$" in text:
+    template = Template(text)
+    if not template.is_valid():
         advice = (
             "write $NAME or ${NAME} for a variable, $$ for a dollar sign; put commands in `setup`"
         )
         raise InvalidValueError(f"{text!r} has a $ without a variable's name", advice)
-    return text
+    return template
 
 
 def check_variables(text: str) -> str:
     """The text itself; raises InvalidValueError if it cannot be expanded anywhere."""
-    _pieces(text)
+    _template(text)
     return text
 
 
 def uses_variables(text: str) -> bool:
     """Whether anything in a text would be expanded."""
-    return bool(_VARIABLE.search(text)) or text.startswith("~")
+    matches = Template.pattern.finditer(text)
+    return text.startswith("~") or any(match["invalid"] is None for match in matches)
 
 
 def expand(text: str, variables: Mapping[str, str]) -> str:
     """The text with its variables' values; raises InvalidValueError for one that is not set."""
-    expanded = ""
-    for plain, name in _pieces(text):
-        if name and name not in variables:
-            raise InvalidValueError(f"{text!r}: {name} is not set", "set it there, or write it out")
-        expanded += plain + (variables[name] if name else "")
-    return expanded
+    try:
+        return _template(text).substitute(variables)
+    except KeyError as error:
+        what = f"{text!r}: {error.args[0]} is not set"
+        raise InvalidValueError(what, "set it there, or write it out") from None
 
 
 def for_shell(text: str) -> str:
     """The text as one word for bash, which ends the script with a message if one is not set."""
-    word = ""
-    for plain, name in _pieces(text):
+    template, word, end = _template(text).template, "", 0
+    for match in Template.pattern.finditer(template):
+        plain, end = template[end : match.start()], match.end()
+        name = match["named"] or match["braced"]
+        plain += "" if name else "$"
         word += shlex.quote(plain) if plain else ""
         word += f'"${{{name}?is not set here}}"' if name else ""
-    return word or "''"
+    rest = template[end:]
+    return (word + (shlex.quote(rest) if rest else "")) or "''"
 
 
 def command_for_shell(command: str) -> str:
@@ -222,44 +211,40 @@ SBATCH_OPTIONS = {
 }
 
 
-class _Command(NamedTuple):
-    """A command of Slurm with the options that a profile may not pass on to it."""
-
-    name: str
-    taken: dict[str, str]  # what to do instead
-    answers: tuple[str, ...]
-
-    def problem(self, option: str) -> tuple[str, str] | None:
-        """What is wrong with an option, and what to do; None if it may be passed on."""
-        if option == "export":
-            return "ranks need the environment that they inherit", _EXPORT
-        if option == "clusters":
-            return "all of Slurm's commands must ask the same cluster", "set SLURM_CLUSTERS"
-        if advice := self.taken.get(option):
-            return "the lab sets this option", advice
-        if option in self.answers:
-            what = f"this option changes what {self.name} does or prints, which the lab relies on"
-            return what, "leave it out"
-        if full := self._abbreviated(option):
-            what = f"{self.name} would take it for --{full}"
-            return what, "write the option that you mean in full"
-        if not re.fullmatch(r"[a-z][a-z0-9-]*", option):
-            advice = f"write it as in `{self.name} --help`, without the dashes"
-            return f"{self.name} has no option of this name", advice
-        return None
-
-    def _abbreviated(self, option: str) -> str:
-        """The option for which an abbreviation would be taken, if a profile may not set it."""
-        refused = sorted({*self.taken, *self.answers, "export", "clusters", "gres"})
-        if not option or option in refused:
-            return ""
-        return next((full for full in refused if full.startswith(option)), "")
+def _refused(
+    command: str, taken: Mapping[str, str], answers: Iterable[str]
+) -> dict[str, tuple[str, str]]:
+    """What is wrong with each option that may not be passed on to a command, and what to do."""
+    changes = f"this option changes what {command} does or prints, which the lab relies on"
+    return {
+        **dict.fromkeys(answers, (changes, "leave it out")),
+        **{option: ("the lab sets this option", advice) for option, advice in taken.items()},
+        "clusters": ("all of Slurm's commands must ask the same cluster", "set SLURM_CLUSTERS"),
+        "export": ("ranks need the environment that they inherit", _EXPORT),
+    }
 
 
-_SBATCH = _Command(
-    "sbatch", {o: f"use {key}" for o, key in SBATCH_OPTIONS.items()} | _TAKEN, _ANSWERS
-)
-_SRUN = _Command("srun", _TAKEN_BY_STEPS, _ANSWERS_OF_SRUN)
+_REFUSED = {
+    "sbatch": _refused(
+        "sbatch", {o: f"use {key}" for o, key in SBATCH_OPTIONS.items()} | _TAKEN, _ANSWERS
+    ),
+    "srun": _refused("srun", _TAKEN_BY_STEPS, _ANSWERS_OF_SRUN),
+}
+
+
+def _fault(command: str, option: str) -> tuple[str, str] | None:
+    """What is wrong with an option of a command, and what to do; None if it may be passed on."""
+    refused = _REFUSED[command]
+    if option in refused:
+        return refused[option]
+    # Slurm's commands take an abbreviation for the option.
+    for full in sorted({*refused, "gres"} if option else ()):
+        if full.startswith(option) and full != option:
+            return f"{command} would take it for --{full}", "write the option that you mean in full"
+    if not re.fullmatch(r"[a-z][a-z0-9-]*", option):
+        advice = f"write it as in `{command} --help`, without the dashes"
+        return f"{command} has no option of this name", advice
+    return None
 
 
 def advice_on_unknown(key: str, known: Collection[str]) -> str:
@@ -286,21 +271,21 @@ def slurm_problems(keys: SlurmKeys) -> Iterator[Problem]:
     if keys.gpu_type is not None and keys.gpu_flag == "none":
         advice = "choose nodes by constraint or partition, or set gpu_flag"
         yield Problem("gpu_type", "gpu_flag: none asks for no GPUs", advice)
-    yield from _option_problems("extra", keys.extra, _SBATCH)
-    yield from _option_problems("srun", keys.srun, _SRUN)
+    yield from _option_problems("extra", keys.extra, "sbatch")
+    yield from _option_problems("srun", keys.srun, "srun")
     if re.search(r"(^|,)(gres/)?gpu\b", str(keys.extra.get("gres", ""))):
         yield Problem("extra.gres", "the lab asks for the GPUs", _GRES)
 
 
 def _option_problems(
-    key: str, options: Mapping[str, str | int | bool], command: _Command
+    key: str, options: Mapping[str, str | int | bool], command: str
 ) -> Iterator[Problem]:
     for name, value in options.items():
         where, option = f"{key}.{name}", name.replace("_", "-")
-        if value is False and option in _DISPENSABLE and command is _SBATCH:
+        if value is False and option in _DISPENSABLE and command == "sbatch":
             continue
-        if problem := command.problem(option):
-            yield Problem(where, *problem)
+        if fault := _fault(command, option):
+            yield Problem(where, *fault)
         elif isinstance(value, str) and uses_variables(value):
             yield Problem(where, f"{value!r}: {_UNEXPANDED}", "write it out")
         elif isinstance(value, str) and ("\n" in value or not value):

@@ -48,8 +48,13 @@ class RankError:
     traceback: str = ""
     waiting: bool = False  # it was waiting in a collective, so another rank is the cause
 
+    @property
+    def observed(self) -> bool:
+        """Whether the rank did not report this itself."""
+        return not self.time
+
     def __str__(self) -> str:
-        return f"rank {self.rank} failed: {self.message}"
+        return self.message if self.observed else f"rank {self.rank} failed: {self.message}"
 
 
 @dataclass(frozen=True)
@@ -64,26 +69,6 @@ class RankProcess:
         """Whether the process belongs to this host and is running (with `run=False`, is not)."""
         here = self.host == socket.gethostname()
         return here and is_running(self.pid, self.began) == run
-
-
-@dataclass(frozen=True)
-class RankExit:
-    """How a rank's process ended, as seen by its parent; a negative `code` is a signal."""
-
-    rank: int
-    code: int
-    doing: str  # the rank's phase
-
-    def __str__(self) -> str:
-        how = f"ended with exit status {self.code} and could not say why (a full disk?)"
-        if self.code < 0:
-            known = -self.code in set(signal.Signals)  # not all real-time signals have a name
-            name = signal.Signals(-self.code).name if known else f"signal {-self.code}"
-            how = f"was killed by {name}"
-            if name == "SIGKILL":
-                how += " (by a person, or because memory ran out)"
-        phase = self.doing or "starting"
-        return f"rank {self.rank} {how} in the phase {phase!r}"
 
 
 @dataclass(frozen=True)
@@ -119,8 +104,8 @@ def write_progress(folder: Path, progress: RankProgress) -> None:
 
 
 _PROGRESS = TypeAdapter(RankProgress)
-_READERS = {kind: TypeAdapter(kind) for kind in (RankError, RankProcess, RankExit, Start)}
-T = TypeVar("T", RankError, RankProcess, RankExit, Start)
+_READERS = {kind: TypeAdapter(kind) for kind in (RankError, RankProcess, Start)}
+T = TypeVar("T", RankError, RankProcess, Start)
 
 
 def _read(path: Path, kind: type[T]) -> T | None:
@@ -184,8 +169,7 @@ class Attempt:
 
     def require_leader(self) -> None:
         """Raise LabError if rank 0 is known to have ended."""
-        ends: list[RankExit | RankError] = [*self.exits(), *self.errors()]
-        if ended := next((one for one in ends if one.rank == 0), None):
+        if ended := next((error for error in self.errors() if error.rank == 0), None):
             raise LabError(str(ended))
 
     def start(self) -> Start | None:
@@ -227,36 +211,38 @@ class Attempt:
 
     def lost_ranks(self, world_size: int) -> list[int]:
         """Ranks of this host whose process is gone without having left an error."""
-        failed = {error.rank for error in self.errors()}
-        return [rank for rank in range(world_size) if rank not in failed and self._is_gone(rank)]
-
-    def _is_gone(self, rank: int) -> bool:
-        process = _read(self.path(f"rank{rank}.pid"), RankProcess)
-        return process is not None and process.has(run=False)
-
-    def leave_exit(self, ended: RankExit) -> None:
-        """As a rank's parent, record how the rank ended, unless its files were removed."""
-        if self.log.is_dir():
-            self._write(f"rank{ended.rank}.exit.json", ended)
-
-    def exits(self) -> list[RankExit]:
-        """Ends of ranks whose process failed without reporting an error itself, in rank order."""
-        paths = self.log.glob(f"{self.name}.rank*.exit.json")
-        exits = [ended for path in paths if (ended := _read(path, RankExit))]
-        explained = {error.rank for error in self.errors()} if exits else set()
-        return sorted((one for one in exits if one.rank not in explained), key=lambda one: one.rank)
+        silent = sorted(set(range(world_size)) - {error.rank for error in self.errors()})
+        processes = {rank: _read(self.path(f"rank{rank}.pid"), RankProcess) for rank in silent}
+        return [rank for rank, one in processes.items() if one and one.has(run=False)]
 
     def write_error(self, error: RankError) -> None:
         """Record how a rank ended."""
         self._write(f"rank{error.rank}.error.json", error)
 
+    def observe_exit(self, rank: int, code: int, doing: str) -> None:
+        """As a rank's parent, record how its process ended in a phase, unless the rank did.
+
+        A negative `code` is a signal.
+        """
+        path = self.path(f"rank{rank}.error.json")
+        if not self.log.is_dir() or _read(path, RankError) is not None:
+            return
+        how = f"ended with exit status {code} and could not say why (a full disk?)"
+        if code < 0:
+            known = -code in set(signal.Signals)  # not all real-time signals have a name
+            name = signal.Signals(-code).name if known else f"signal {-code}"
+            cause = " (by a person, or because memory ran out)" if name == "SIGKILL" else ""
+            how = f"was killed by {name}{cause}"
+        message = f"rank {rank} {how} in the phase {doing or 'starting'!r}"
+        self.write_error(RankError(rank, "RankLost", message))
+
     def errors(self) -> list[RankError]:
-        """Errors of the ranks: causes before ranks that only waited for them, then by time."""
+        """Errors of the ranks: causes, ends only observed from outside, ranks that only waited."""
         paths = self.log.glob(f"{self.name}.rank*.error.json")
         errors = [error for path in paths if (error := _read(path, RankError))]
-        return sorted(errors, key=lambda error: (error.waiting, error.time))
+        return sorted(errors, key=lambda e: (e.waiting, e.observed, e.time, e.rank))
 
-    def _write(self, name: str, content: RankError | RankProcess | RankExit | Start) -> None:
+    def _write(self, name: str, content: RankError | RankProcess | Start) -> None:
         write_atomically(self.path(name), json.dumps(asdict(content)).encode(), mode=OWN_MODE)
 
     def log_tail(self, rank: int) -> str:
@@ -297,44 +283,38 @@ def present(folder: Path) -> tuple[Any, Attempt]:
 
 
 @contextmanager
-def claim(attempt: Attempt, *, devices: bool) -> Iterator[tuple[int, ...]]:
-    """Lock a task and then, if no scheduler allocates them, all of this machine's `devices`.
-
-    Yields no indices, as the job may use all that it sees. The kernel releases all locks of this
-    module when the process ends, however it ends.
-    """
-    with _locked(attempt.folder / "lock", attempt):
-        if not devices:
-            yield ()
-            return
-        # The order is the same in every job, so two jobs cannot deadlock: only who is first in the
-        # queue waits for devices, and whoever holds devices waits for nothing.
-        with _locked(_queue(), attempt, phase=WAITING), contextlib.ExitStack() as stack:
-            for path in sorted(_private_folder().glob("device-*.lock")):
-                stack.enter_context(_locked(path, attempt, phase=WAITING))
-            yield ()
-
-
-@contextmanager
-def claim_some(attempt: Attempt, *, names: Sequence[str], count: int) -> Iterator[tuple[int, ...]]:
+def claim(
+    attempt: Attempt, *, names: Sequence[str] | None = (), count: int = 0
+) -> Iterator[tuple[int, ...]]:
     """Lock a task and then `count` of the devices with these names; yields their indices in order.
 
-    Jobs wait for devices in a queue, so those that need few cannot starve one that needs many.
+    With None, all of this machine's are locked, and no indices yielded, as the job may use all that
+    it sees; without names, none are. The kernel releases all locks of this module when the process
+    ends, however it ends.
     """
-    locks = [
-        FileLock(_private_folder() / f"device-{name.replace('/', '-')}.lock") for name in names
-    ]
-    with _locked(attempt.folder / "lock", attempt), contextlib.ExitStack() as stack:
-        with _locked(_queue(), attempt, phase=WAITING):
-            while sum(lock.is_locked for lock in locks) < count:
-                attempt.heartbeat()
-                for lock in locks:
-                    if not lock.is_locked and _acquire(lock, timeout=0):
-                        stack.callback(lock.release)
-                        break
-                else:
-                    attempt.show(WAITING)
-                    time.sleep(POLL_S)
+    with _locked(attempt.folder / "lock", attempt), contextlib.ExitStack() as held:
+        if names is not None and not names:
+            yield ()
+            return
+        # Jobs wait for devices in a queue, so those that need few cannot starve one that needs many
+        # and two jobs cannot deadlock: only who is first waits for devices.
+        folder = _private_folder()
+        queue = held.enter_context(contextlib.ExitStack())
+        queue.enter_context(_locked(folder / "devices.lock", attempt, phase=WAITING))
+        paths = [folder / f"device-{name.replace('/', '-')}.lock" for name in names or ()]
+        locks = [FileLock(path) for path in paths or sorted(folder.glob("device-*.lock"))]
+        while sum(lock.is_locked for lock in locks) < (len(locks) if names is None else count):
+            attempt.heartbeat()
+            free = (lock for lock in locks if not lock.is_locked and _acquire(lock, timeout=0))
+            if lock := next(free, None):
+                held.callback(lock.release)
+            else:
+                attempt.show(WAITING)
+                time.sleep(POLL_S)
+        if names is None:
+            yield ()
+            return
+        queue.close()
         yield tuple(index for index, lock in enumerate(locks) if lock.is_locked)
 
 
@@ -357,10 +337,6 @@ def _acquire(lock: FileLock, *, timeout: float) -> bool:
     with contextlib.suppress(Timeout):
         lock.acquire(timeout=timeout, poll_interval=POLL_S)
     return lock.is_locked
-
-
-def _queue() -> Path:
-    return _private_folder() / "devices.lock"
 
 
 def _private_folder() -> Path:

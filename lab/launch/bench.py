@@ -25,7 +25,7 @@ from lab.launch.bench_driver import DriverCost as DriverCost
 from lab.launch.bench_driver import driver_costs as driver_costs
 from lab.launch.bench_public import PublicBench as PublicBench
 from lab.launch.bench_public import public as public
-from lab.launch.bench_training import CONTROL, LAB, PLAIN, WARMUP, selftest
+from lab.launch.bench_training import CONTROL, DEFAULTS, LAB, PLAIN, WARMUP, selftest
 from lab.launch.bench_training import LIMIT as LIMIT
 from lab.launch.bench_training import Comparison as Comparison
 from lab.launch.bench_training import training as training
@@ -116,11 +116,10 @@ def overhead(*, world_size: int = 2, quick: bool = False) -> Overhead:
     """
     gpus = len(machine.gpus())
     size = min(world_size, gpus) if gpus else world_size
-    settings = {"world_size": size, "steps": WARMUP + 1 + (40 if quick else 200)}
-    settings |= {"micro_batch_size": 8, "warmup_steps": WARMUP}
-    on_gpus = {"model": "gpt2-small", "precision": "bf16", "micro_batch_size": 16}
-    run = Run.model_validate(settings | (on_gpus if gpus else {}))
     device = "cuda" if gpus else "cpu"
+    steps = WARMUP + 1 + (40 if quick else 200)
+    settings = {"world_size": size, "steps": steps, "warmup_steps": WARMUP}
+    run = Run.model_validate(DEFAULTS[device] | settings)
     answer = selftest("overhead", run.model_dump_json(), device)
     return _overhead(
         {name: np.array(seconds) for name, seconds in answer["wall"].items()},

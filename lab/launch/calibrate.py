@@ -215,6 +215,8 @@ def _cause(handle: Handle) -> str:
     cause = handle.exit_reason().message
     for error in handle.attempt.errors()[:1]:
         cause = f"rank {error.rank} ended with {error.type}: {error.message}"
+        if error.observed:
+            cause = error.message
     return f"{cause}; the log is in {handle.attempt.log}"
 
 

@@ -67,7 +67,7 @@ def run_ranks(inputs: Sequence[bytes], *, folder: Path, limit_s: float) -> Ended
     arguments = {"folder": str(folder), "ranks": len(inputs), "limit_s": limit_s}
     attempt = Attempt(folder, "ranks")
     private_folder(attempt.log)
-    with claim(attempt, devices=True):
+    with claim(attempt, names=None):
         supervisor = fork_server.start(
             supervise,
             arguments | {"own_network": own_network},
@@ -78,12 +78,8 @@ def run_ranks(inputs: Sequence[bytes], *, folder: Path, limit_s: float) -> Ended
         if supervisor is None:
             reason = "this machine forks no processes for them"
             raise OSError(f"the ranks could not be started: {reason}")
-        try:
-            _wait(supervisor, 2 * START_S + limit_s)
-        finally:
-            if supervisor.poll() is None:
-                with contextlib.suppress(ProcessLookupError):
-                    os.killpg(supervisor.pid, signal.SIGKILL)
+        with contextlib.suppress(psutil.NoSuchProcess):
+            _end_within(psutil.Process(supervisor), 2 * START_S + limit_s)
     report = read_json(folder / REPORT)
     if report is None:
         reason = _read(folder / LOG).decode(errors="replace")[-500:]
@@ -96,10 +92,15 @@ def run_ranks(inputs: Sequence[bytes], *, folder: Path, limit_s: float) -> Ended
     )
 
 
-def _wait(process: fork_server.Process, limit_s: float) -> None:
-    end = time.monotonic() + limit_s
-    while process.poll() is None and psutil.pid_exists(process.pid) and time.monotonic() < end:
-        time.sleep(0.02)
+def _end_within(leader: psutil.Process, limit_s: float) -> None:
+    """Wait for a process, and kill its group if it takes too long or this is interrupted."""
+    try:
+        with contextlib.suppress(psutil.TimeoutExpired):
+            leader.wait(limit_s)
+    finally:
+        if leader.is_running():
+            with contextlib.suppress(ProcessLookupError):
+                os.killpg(leader.pid, signal.SIGKILL)
 
 
 def _input(folder: Path, rank: int) -> Path:
@@ -108,11 +109,6 @@ def _input(folder: Path, rank: int) -> Path:
 
 def _stack(folder: Path, rank: int) -> Path:
     return folder / f"rank{rank}.stack"
-
-
-def _is_late(stack: Path) -> bool:
-    """Whether a rank has left its stack, as its time was up."""
-    return stack.exists() and stack.stat().st_size > 0
 
 
 @functools.cache
@@ -170,7 +166,8 @@ def supervise(folder: str, *, ranks: int, limit_s: float, own_network: bool) -> 
     children = [fork_server.Child(_be_rank, place, rank, inputs[rank]) for rank in range(ranks)]
     end = time.monotonic() + START_S + limit_s
     while any(child.poll() is None for child in children) and time.monotonic() < end:
-        if any(child.poll() for child in children) or any(map(_is_late, stacks)):
+        # A rank leaves its stack when its time is up.
+        if any(child.poll() for child in children) or any(map(_read, stacks)):
             end = min(end, time.monotonic() + GRACE_S)  # the others may be waiting for this one
         time.sleep(0.02)
     for child in children:

@@ -75,8 +75,7 @@ def _machine() -> list[Check]:
 
 def _link(name: str, link: Link) -> Check:
     """Whether ranks on this machine can be put behind such a link."""
-    way = netem.way_for(link)
-    if way is not None:
+    if way := netem.way_for(link):
         return Check(name, f"by {WAYS[way]}", needed=False)
     return Check(name, netem.obstacle(link), False, needed=False, remedy=netem.advice(link))
 
@@ -91,6 +90,4 @@ def _package(name: str) -> Check:
 
 def _program(name: str, remedy: str) -> Check:
     path = shutil.which(name)
-    if path is not None:
-        return Check(name, path, needed=False)
-    return Check(name, "missing", present=False, needed=False, remedy=remedy)
+    return Check(name, path or "missing", bool(path), False, "" if path else remedy)

@@ -10,14 +10,13 @@ from __future__ import annotations
 import atexit
 import json
 import os
-import selectors
 import signal
 import socket
 import subprocess
 import sys
 import tempfile
 import threading
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from contextlib import suppress
 from importlib import import_module
 from pathlib import Path
@@ -33,18 +32,6 @@ READ_ON_LOADING = (
 MOST_BYTES = 2**20  # of a message, which holds a process's whole environment
 LOAD_S = 300.0  # on a shared file system, torch may take minutes; then ranks load it themselves
 IDLE_S = 600.0  # a server without processes for this long ends, because it holds memory
-
-
-class Process:
-    """A process forked by the server: its id, and how it ended."""
-
-    def __init__(self, server: ForkServer, pid: int) -> None:
-        self.pid = pid
-        self._server = server
-
-    def poll(self) -> int | None:
-        """Its exit code; None while it runs, or if the server ended first."""
-        return self._server.exit_code(self.pid)
 
 
 class ForkServer:
@@ -68,16 +55,14 @@ class ForkServer:
             )
         ours.settimeout(LOAD_S)
         self._connection = ours
-        self._codes: dict[int, int] = {}
-        self._lock = threading.Lock()
 
     def start(
         self,
         function: Callable[..., int],
         arguments: Mapping[str, object],
         environment: Mapping[str, str],
-    ) -> Process:
-        """Fork a process that calls the function; raises OSError if the server has ended."""
+    ) -> int:
+        """The id of a new process that calls the function; OSError if the server has ended."""
         request = {
             "function": [function.__module__, function.__qualname__],
             "arguments": dict(arguments),
@@ -85,20 +70,11 @@ class ForkServer:
             "environment": dict(environment),
             "umask": _umask(),
         }
-        with self._lock:
-            self._connection.sendall(json.dumps(request).encode())
-            while "code" in (answer := self._read()):
-                self._codes[answer["pid"]] = answer["code"]
-            return Process(self, answer["pid"])
-
-    def exit_code(self, pid: int) -> int | None:
-        """How a process ended; None if that is not known."""
-        with self._lock, suppress(OSError, ValueError), selectors.DefaultSelector() as selector:
-            selector.register(self._connection, selectors.EVENT_READ)
-            while pid not in self._codes and selector.select(0):
-                answer = self._read()
-                self._codes[answer["pid"]] = answer["code"]
-        return self._codes.get(pid)
+        self._connection.sendall(json.dumps(request).encode())
+        answer = self._connection.recv(MOST_BYTES)
+        if not answer:
+            raise OSError("the server has ended")
+        return int(answer)
 
     def ended(self) -> bool:
         """Whether the server has ended; always true in a fork of the driver, which has none."""
@@ -109,13 +85,6 @@ class ForkServer:
         self._connection.close()
         self._process.kill()
         self._process.wait()
-
-    def _read(self) -> dict[str, int]:
-        message = self._connection.recv(MOST_BYTES)
-        if not message:
-            raise OSError("the server has ended")
-        answer: dict[str, int] = json.loads(message)
-        return answer
 
 
 def _umask() -> int:
@@ -136,8 +105,8 @@ def start(
     *,
     modules: Sequence[str],
     within: Sequence[str] = (),
-) -> Process | None:
-    """Call a function of a module in a fork of a server that has loaded `modules`.
+) -> int | None:
+    """Call a function of a module in a fork of a server that has loaded `modules`; its process id.
 
     It gets the whole `environment`; its arguments travel as JSON, and it returns its exit code.
     `within` is a command that runs another, such as `unshare --net`. None if no process can be
@@ -182,46 +151,26 @@ def main() -> None:
             import_module(module)
             if os.getppid() != driver:  # killed: nobody will ask for a process
                 return
-    # Signals from children that have ended wake the selector.
-    woken, wake = socket.socketpair()
-    for end_ in (woken, wake):
-        end_.setblocking(False)
-    signal.set_wakeup_fd(wake.fileno(), warn_on_full_buffer=False)
-    signal.signal(signal.SIGCHLD, lambda *_: None)
-    children: set[int] = set()
-    with selectors.DefaultSelector() as selector:
-        selector.register(connection, selectors.EVENT_READ)
-        selector.register(woken, selectors.EVENT_READ)
-        while (events := selector.select(IDLE_S)) or children:
-            for key, _ in events:
-                if key.fileobj is woken:
-                    woken.recv(MOST_BYTES)
-                    for pid, code in _ended_children():
-                        children.discard(pid)
-                        _answer(connection, pid=pid, code=code)
-                elif message := connection.recv(MOST_BYTES):
-                    pid = fork(_begin, connection, json.loads(message))
-                    children.add(pid)
-                    _answer(connection, pid=pid)
-                else:
-                    return
+    signal.signal(signal.SIGCHLD, signal.SIG_IGN)  # none stays as a zombie
+    connection.settimeout(IDLE_S)
+    while message := _request(connection):
+        pid = fork(_begin, connection, json.loads(message))
+        connection.sendall(str(pid).encode())
 
 
-def _ended_children() -> Iterator[tuple[int, int]]:
+def _request(connection: socket.socket) -> bytes:
+    """The next request; none if the driver is gone, or after IDLE_S without a process."""
     with suppress(ChildProcessError):
-        while (ended := os.waitpid(-1, os.WNOHANG))[0]:
-            yield ended[0], os.waitstatus_to_exitcode(ended[1])
-
-
-def _answer(connection: socket.socket, **answer: int) -> None:
-    with suppress(OSError):  # the driver is gone: the next event shows it
-        connection.sendall(json.dumps(answer).encode())
+        while True:
+            with suppress(TimeoutError):
+                return connection.recv(MOST_BYTES)
+            os.waitpid(-1, os.WNOHANG)  # raises unless there are some
+    return b""
 
 
 def _begin(connection: socket.socket, request: dict[str, Any]) -> int:
     """Carry out a request in the process forked for it."""
     connection.close()
-    signal.set_wakeup_fd(-1)
     signal.signal(signal.SIGCHLD, signal.SIG_DFL)
     os.setsid()
     os.chdir(request["folder"])

@@ -31,7 +31,7 @@ from lab.config.study import Study, Task
 from lab.errors import InputError, LabError, Problem, nearest
 from lab.files import private_folder
 from lab.launch import netem
-from lab.launch.attempt import Attempt, Decision, claim, claim_some, present
+from lab.launch.attempt import Attempt, Decision, claim, present
 from lab.launch.outcome import (
     archive_failed,
     failed,
@@ -137,12 +137,12 @@ def slots(run: Run, cluster: Cluster) -> int | None:
 def _decide(folder: Path) -> Decision:
     for partial in folder.glob(f".{RECORD}.*"):  # from a job that was killed while writing
         partial.unlink(missing_ok=True)
+    if restore_quieter(folder):  # which a kill interrupted
+        return "skip"
     record = read_record(folder / RECORD)
     if record is not None and record.completed:
         return "skip"
     archive_failed(folder)  # from an earlier start of this job
-    if restore_quieter(folder):
-        return "skip"
     # A script might resume from what an earlier start wrote there.
     shutil.rmtree(folder / SCRIPT_OUT, ignore_errors=True)
     return "run"
@@ -233,11 +233,10 @@ def claimed(
     if context.rank != 0:
         yield attempt.wait_for_leader()
         return
-    if slots is None:
-        claiming = claim(attempt, devices=cluster.executor == "local")
-    else:
-        claiming = claim_some(attempt, names=_device_names(cluster), count=slots)
-    with claiming as devices:
+    names: list[str] | None = []
+    if cluster.executor == "local":
+        names = None if slots is None else _device_names(cluster)
+    with claim(attempt, names=names, count=slots or 0) as devices:
         decision = decide()
         attempt.decide(decision, devices)
         yield decision

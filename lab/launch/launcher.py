@@ -7,7 +7,7 @@ import subprocess
 import sys
 import threading
 import time
-from collections.abc import Collection, Iterable, Sequence
+from collections.abc import Collection, Sequence
 from pathlib import Path
 
 from filelock import Timeout
@@ -201,7 +201,12 @@ class Jobs:
 
     def _drive(self) -> None:
         try:
-            self._acquire_driver_lock()
+            self.study.out.mkdir(parents=True, exist_ok=True)
+            lock, done = driver.lock(self.study, timeout_s=0.5), False
+            while not done and not self._wait(0.0):
+                with contextlib.suppress(Timeout), lock.acquire(poll_interval=0.1):
+                    self._run_jobs()
+                    done = True
         except OSError as error:
             path = error.filename or self.study.out
             self._failure = LabError(f"{path}: {error.strerror}; free or unlock it, then run again")
@@ -209,14 +214,6 @@ class Jobs:
             self._failure = error
         finally:
             self._ended.set()
-
-    def _acquire_driver_lock(self) -> None:
-        self.study.out.mkdir(parents=True, exist_ok=True)
-        lock = driver.lock(self.study, timeout_s=0.5)
-        while not self._wait(0.0):
-            with contextlib.suppress(Timeout), lock.acquire(poll_interval=0.1):
-                self._run_jobs()
-                return
 
     def _wait(self, seconds: float) -> bool:
         """Wait, and return whether to stop; raises CancelledStudyError after `lab cancel`."""
@@ -247,14 +244,13 @@ class Jobs:
         self._awaited = {folder for folder in (*adopted, *due) if predicts(self._tasks[folder])}
         due.sort(key=lambda folder: folder not in self._awaited)
         self._predict()
-        self._driver.drive(
-            self._specs(due), adopted=adopted, wait=self._wait, may_start=self._may_start
-        )
+        specs = list(map(self._spec, due))
+        self._driver.drive(specs, adopted=adopted, wait=self._wait, may_start=self._may_start)
         if self.cluster.repeat_disturbed and not self._stop.is_set():
             noisy = [folder for folder, task in self._tasks.items() if self._was_disturbed(task)]
             for folder in noisy:
                 archive_noisy(folder, replaced=self._replaced)
-            self._driver.drive(self._specs(noisy), adopted={}, wait=self._wait)
+            self._driver.drive(list(map(self._spec, noisy)), adopted={}, wait=self._wait)
         for folder in self._tasks:
             keep_completed(folder)
 
@@ -277,10 +273,8 @@ class Jobs:
             self._awaited.discard(folder)
             self._predict()
 
-    def _specs(self, folders: Iterable[Path]) -> list[JobSpec]:
-        return [self._spec(folder, self._tasks[folder]) for folder in folders]
-
-    def _spec(self, folder: Path, task: Task) -> JobSpec:
+    def _spec(self, folder: Path) -> JobSpec:
+        task = self._tasks[folder]
         return JobSpec(
             folder,
             task.run.processes,

@@ -45,8 +45,8 @@ INTERRUPT_S = 5.0
 
 def fork_controller(
     log: Path, environment: Mapping[str, str], *, modules: Sequence[str]
-) -> fork_server.Process | None:
-    """Start the controller of a job whose files lie in `log`; None if it cannot be a fork.
+) -> int | None:
+    """Start the controller of a job whose files lie in `log`; its id, None if it cannot be a fork.
 
     Code in PYTHONPATH may run when Python starts, but not in a fork. A job with such a path is not
     forked, nor is any job with LAB_PRELOAD=0.
@@ -100,11 +100,11 @@ class LocalHandle:
         self,
         folder: Path,
         job: LocalJob,
-        controller: subprocess.Popen[bytes] | fork_server.Process | None = None,
+        controller: subprocess.Popen[bytes] | None = None,
     ) -> None:
         self.attempt, self.slots = Attempt(folder, job.job_id), job.slots
         self._process = RankProcess(job.host or socket.gethostname(), job.pid, job.began)
-        self._controller = controller  # None where the job is adopted
+        self._controller = controller  # None if it is adopted or a fork
 
     def status(self) -> JobStatus:
         """The status of the job, which runs as long as its controller or one of its ranks does."""
@@ -191,15 +191,18 @@ class LocalExecutor:
         log = spec.folder / LOGS
         command = [sys.executable, "-P", "-u", *write_work([spec], log)]
         environment = self._environment(spec, shlex.join(command))
-        controller = self._fork(spec, log, environment) or _start_controller(log, environment)
+        controller = None
+        if (pid := self._fork(spec, log, environment)) is None:
+            controller = _start_controller(log, environment)
+            pid = controller.pid
         try:
-            since = began(controller.pid)
+            since = began(pid)
         except psutil.Error:
             since = -1.0  # that of no process: it has ended already
         job = LocalJob(
             cluster=self._cluster.name,
-            job_id=str(controller.pid),
-            pid=controller.pid,
+            job_id=str(pid),
+            pid=pid,
             began=since,
             host=socket.gethostname(),
             slots=spec.slots,
@@ -208,10 +211,8 @@ class LocalExecutor:
         write_job(spec.folder, job)
         return LocalHandle(spec.folder, job, controller)
 
-    def _fork(
-        self, spec: JobSpec, log: Path, environment: dict[str, str]
-    ) -> fork_server.Process | None:
-        """A controller with torch loaded; None if the ranks must load it themselves.
+    def _fork(self, spec: JobSpec, log: Path, environment: dict[str, str]) -> int | None:
+        """The id of a controller with torch loaded; None if the ranks must load it themselves.
 
         A profile's variables must be set before torch is loaded, a snapshot's code differs from
         what the driver would load, and CUDA fails in a fork of a process that has used it.

@@ -17,16 +17,14 @@ import shutil
 import socket
 import subprocess
 import sys
-import time
 from collections.abc import Callable, Sequence
 from dataclasses import replace
 from pathlib import Path
-from typing import Any
 
 from lab.config.emulation import SO_MAX_PACING_RATE, WAYS, Emulated, Link, Way
 from lab.errors import LabError
-from lab.files import OWN_MODE, read_json, write_atomically
-from lab.worker.context import RankContext
+from lab.files import OWN_MODE, write_atomically
+from lab.worker.context import RankContext, from_rank_0
 
 # Runs a command as root of a namespace of users, without a network.
 UNSHARE = ("unshare", "--user", "--map-root-user", "--net")
@@ -85,7 +83,8 @@ def join(
             )
         pid = None if way == "pacing" else _create_network(link, context.world_size, way)
         write_atomically(meeting, json.dumps({"way": way, "pid": pid}).encode(), mode=OWN_MODE)
-    network = _wait_for(meeting, context.start_timeout_s, require_leader)
+    patience = context.start_timeout_s
+    network = json.loads(from_rank_0(meeting, "the network", patience, check=require_leader))
     changes = {"link": link, "way": network["way"]}
     emulated = (context.emulated or Emulated()).model_copy(update=changes)
     if network["pid"] is None:
@@ -146,20 +145,6 @@ def _create_network(link: Link, world_size: int, way: Way) -> int:
         raise LabError(f"the emulated link could not be created: {errors}")
     _HOLDERS.append(holder)
     return holder.pid
-
-
-def _wait_for(
-    meeting: Path, patience_s: float, require_leader: Callable[[], None]
-) -> dict[str, Any]:
-    end = time.monotonic() + patience_s
-    while (network := read_json(meeting, own=True)) is None:
-        require_leader()
-        if time.monotonic() > end:
-            raise LabError(
-                f"Timed out waiting {patience_s:.0f} s for the network of rank 0: did it start?"
-            )
-        time.sleep(0.02)
-    return network
 
 
 def _enter(pid: int, rank: int) -> None:

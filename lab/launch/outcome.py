@@ -11,7 +11,6 @@ import traceback
 from datetime import UTC, datetime
 from pathlib import Path
 
-from lab.config.run import Run
 from lab.config.study import Task
 from lab.files import private_folder
 from lab.launch.attempt import Attempt, RankError
@@ -28,9 +27,8 @@ STATUSES: dict[str, Status] = {
     "Preempted": "preempted",
     "Cancelled": "cancelled",
 }
-# Where the quieter of two attempts is kept while the louder one, completed in LOUDER, is moved to
-# DISTURBED.
-QUIETER, LOUDER = "quieter", "louder"
+# Where the louder of two attempts is completed before it takes the other's place in DISTURBED.
+LOUDER = "louder"
 # What a scheduler did to the whole job, and so the cause of its ranks' subsequent errors.
 JOB_WIDE = {"MemoryLimit", "TimeLimit", "Preempted", "NodeFailure"}
 # Inferred from silence; overridden by a scheduler that knows better.
@@ -68,7 +66,7 @@ def failed(
     allocation: Allocation | None = None,
 ) -> Record:
     """The record of a run that did not complete; `reason` is why the scheduler ended it."""
-    first = _first_cause(task.run, attempt, reason)
+    first = _first_cause(task.run.processes, attempt, reason)
     return Record(
         run_id=task.run.id,
         repeat=task.repeat,
@@ -87,17 +85,19 @@ def failed(
     )
 
 
-def _first_cause(run: Run, attempt: Attempt, reason: RankError | None) -> RankError:
+def _first_cause(world_size: int, attempt: Attempt, reason: RankError | None) -> RankError:
     errors = attempt.errors()
-    only_waited = all(error.waiting for error in errors)
-    exits = attempt.exits()
-    if exits and only_waited and (reason is None or reason.type in INFERRED):
-        return RankError(exits[0].rank, "RankLost", str(exits[0]))
-    if reason is not None and (not errors or (only_waited and reason.type in JOB_WIDE)):
-        return reason
     if not errors:
-        return RankError(0, "JobLost", "the job ended with neither a record nor an error")
-    return (_silent_rank(attempt, run.processes, errors) if only_waited else None) or errors[0]
+        missing = "the job ended with neither a record nor an error"
+        return reason or RankError(0, "JobLost", missing)
+    first = errors[0]
+    if first.waiting:
+        if reason is not None and reason.type in JOB_WIDE:
+            return reason
+        return _silent_rank(attempt, world_size, errors) or first
+    if first.observed and reason is not None and reason.type not in INFERRED:
+        return reason
+    return first
 
 
 def _silent_rank(attempt: Attempt, world_size: int, errors: list[RankError]) -> RankError | None:
@@ -147,8 +147,8 @@ def archive_noisy(folder: Path, *, replaced: Path) -> None:
 
     A measurement set aside earlier goes to `replaced`/<run>/<repeat>.
     """
-    for left in (QUIETER, LOUDER):  # left by a job that was killed
-        shutil.rmtree(folder / left, ignore_errors=True)
+    restore_quieter(folder)
+    shutil.rmtree(folder / LOUDER, ignore_errors=True)  # of a job that was killed
     if (folder / DISTURBED / RECORD).exists():
         earlier = replaced / folder.parent.name / folder.name
         earlier.parent.mkdir(parents=True, exist_ok=True)
@@ -159,6 +159,7 @@ def archive_noisy(folder: Path, *, replaced: Path) -> None:
 
 def keep_completed(folder: Path) -> None:
     """Make a disturbed measurement the record again if its second attempt failed."""
+    restore_quieter(folder)
     second = read_record(folder / RECORD)
     first = read_record(folder / DISTURBED / RECORD)
     if first is None or second is None or second.completed:
@@ -181,27 +182,23 @@ def keep_quieter(record: Record, folder: Path) -> None:
     elif not _is_louder(record, first):
         write_record(_beside(record, first), folder)
     else:
-        (folder / DISTURBED).rename(folder / QUIETER)
         _copy_series(folder, folder / LOUDER)
         write_record(record, folder / LOUDER)
         restore_quieter(folder)
 
 
 def restore_quieter(folder: Path) -> bool:
-    """Make the attempt in QUIETER the record again; returns whether there were both attempts."""
-    quieter = folder / QUIETER
-    first = read_record(quieter / RECORD)
-    if first is None:
+    """Exchange the attempt in DISTURBED for that in LOUDER; returns whether there is one there."""
+    quieter, louder = folder / DISTURBED, folder / LOUDER
+    second = read_record(louder / RECORD)
+    if second is None:
         return False
-    if (folder / LOUDER / RECORD).exists():
-        (folder / LOUDER).rename(folder / DISTURBED)
-    second = read_record(folder / DISTURBED / RECORD)
-    if second is None:  # killed before the second attempt was complete
-        quieter.rename(folder / DISTURBED)
-        return False
-    _copy_series(quieter, folder)
-    write_record(_beside(first, second), folder)
+    if (first := read_record(quieter / RECORD)) is not None:  # else a kill came after this
+        _copy_series(quieter, folder)
+        write_record(_beside(first, second), folder)
+        (quieter / RECORD).unlink()
     shutil.rmtree(quieter, ignore_errors=True)
+    louder.rename(quieter)
     return True
 
 

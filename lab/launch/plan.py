@@ -103,32 +103,6 @@ def of_job(run: Run, cluster: Cluster, seconds: float | None) -> Hours:
     return Hours(ranks * profile.threads_per_rank * hours, gpus * hours, 1)
 
 
-def over_budget(cluster: Cluster, spent: Hours, planned: Hours, at_most: Hours) -> list[Problem]:
-    """Why a study would exceed its cluster's budget; `at_most` counts time limits where needed."""
-    budget = cluster.budget
-    if budget is None:
-        return []
-    problems = []
-    for unit, allowed in (("core", budget.core_hours), ("GPU", budget.gpu_hours)):
-        name = unit.lower()
-        done, more, most = (float(getattr(hours, name)) for hours in (spent, planned, at_most))
-        if allowed is None or done + most <= allowed:
-            continue
-        what = (
-            f"{rounded(allowed)} {unit}-hours, of which {rounded(done)} are spent, but the runs "
-            f"still missing take {rounded(most)} more"
-        )
-        if planned.unknown:
-            jobs = count(planned.unknown, "job")
-            what += (
-                f" at most: {rounded(more)} by prediction or earlier repeats, and {jobs} of "
-                f"unknown length up to time_limit_min ({cluster.time_limit_min} min)"
-            )
-        advice = "use --yes to run it all the same, plan fewer runs or repeats, or raise the budget"
-        problems.append(Problem(f"budget.{name}_hours", what, advice))
-    return problems
-
-
 def plan(study: Study | str | Path, cluster: str | Cluster = "local") -> list[dict[str, Any]]:
     """One row per run: measured repeats, their duration, what is predicted, what forbids it.
 
@@ -201,12 +175,31 @@ def _missing(study: Study) -> list[Task]:
 
 def check_budget(study: Study, cluster: Cluster, tasks: Sequence[Task]) -> None:
     """Raise InputError, with the numbers, if these tasks would exceed the cluster's budget."""
-    if cluster.budget is None or not tasks:
+    budget = cluster.budget
+    if budget is None or not tasks:
         return
-    rows = plan(study, cluster)
+    rows, done = plan(study, cluster), charged(study, cluster)
     known = planned(study, cluster, tasks, rows=rows)
-    most = planned(study, cluster, tasks, at_most=True, rows=rows) if known.unknown else known
-    if problems := over_budget(cluster, charged(study, cluster), known, most):
+    most = planned(study, cluster, tasks, at_most=True, rows=rows)
+    problems = []
+    for unit, allowed in (("core", budget.core_hours), ("GPU", budget.gpu_hours)):
+        name = unit.lower()
+        used, more, limit = (float(getattr(hours, name)) for hours in (done, known, most))
+        if allowed is None or used + limit <= allowed:
+            continue
+        what = (
+            f"{rounded(allowed)} {unit}-hours, of which {rounded(used)} are spent, but the runs "
+            f"still missing take {rounded(limit)} more"
+        )
+        if known.unknown:
+            jobs = count(known.unknown, "job")
+            what += (
+                f" at most: {rounded(more)} by prediction or earlier repeats, and {jobs} of "
+                f"unknown length up to time_limit_min ({cluster.time_limit_min} min)"
+            )
+        advice = "use --yes to run it all the same, plan fewer runs or repeats, or raise the budget"
+        problems.append(Problem(f"budget.{name}_hours", what, advice))
+    if problems:
         raise InputError(study.name, problems)
 
 

@@ -11,7 +11,7 @@ from contextlib import suppress
 from pathlib import Path
 from types import FrameType
 
-from lab.launch.attempt import RankExit, present
+from lab.launch.attempt import present
 
 FORWARDED = (signal.SIGINT, signal.SIGTERM, signal.SIGUSR1, signal.SIGUSR2, signal.SIGCONT)
 PR_SET_PDEATHSIG = 1  # prctl(2)
@@ -48,7 +48,7 @@ def supervise(folder: Path) -> None:
     code = os.waitstatus_to_exitcode(os.waitpid(child, 0)[1])
     if code:
         doing = bytes(_DOING).rstrip(b"\0").decode(errors="replace")
-        attempt.leave_exit(RankExit(here.global_rank, code, doing))
+        attempt.observe_exit(here.global_rank, code, doing)
     if code < 0:
         with suppress(OSError):  # SIGKILL has no other handler
             signal.signal(-code, signal.SIG_DFL)

@@ -185,9 +185,9 @@ class Watchdog:
                 self._give_up(limit)
             if self._lasted("removed", self.is_removed()) > REMOVED_S:
                 os._exit(1)  # the job could no longer be found or ended
-            exits = self._attempt.exits()
-            if self._lasted("lost", bool(exits)) > LOST_S:
-                self._end(str(exits[0]), waiting=True)
+            lost = [error for error in self._attempt.errors() if error.observed]
+            if self._lasted("lost", bool(lost)) > LOST_S:
+                self._end(lost[0].message, waiting=True)
 
     def _exit_late(self) -> None:
         # A forgotten thread or an exit handler may wait forever, and the driver waits for the rank.

@@ -1,36 +1,33 @@
 """What a calibration job runs on each rank: collectives, or on a single rank its device.
 
-Reference steps run each strategy in turn, in separate processes: `python -m lab.worker.calibrate
-CONTEXT STRATEGIES...` trains as one rank, once in a new process for each list of strategies
-(NAME,NAME), and prints a line of JSON for each.
+Reference steps run each strategy in turn, in processes of their own.
 """
 
 from __future__ import annotations
 
+import multiprocessing
 import os
-import subprocess
-import sys
+import tempfile
 import time
-from collections.abc import Iterator, Sequence
-from contextlib import contextmanager, suppress
+import traceback
+from collections.abc import Sequence
+from contextlib import suppress
 from dataclasses import replace
 from datetime import UTC, datetime
 from functools import partial
-from importlib import import_module
+from multiprocessing.connection import Connection
 from pathlib import Path
-from tempfile import TemporaryFile
-from typing import IO, Any
+from typing import Any
 
 import numpy as np
 import psutil
 import torch
-from pydantic import TypeAdapter
 
 from lab.config.cluster import Cluster
 from lab.config.strategies import STRATEGIES
 from lab.errors import InputError, LabError, first_line
 from lab.formatting import MIB, count
-from lab.machine import cpu_model, exit_with
+from lab.machine import cpu_model
 from lab.perfmodel.calibration import (
     PLAIN,
     MatrixProduct,
@@ -64,8 +61,6 @@ TOGETHER_S = 0.02  # of products that are timed together on CUDA
 PEAK_SIZES = {"cpu": (128, 256, 512, 1024, 2048), "cuda": (1024, 2048, 4096, 8192)}
 STARTS, QUICK_STARTS = 4, 3
 STARTS_TOGETHER, QUICK_STARTS_TOGETHER = 3, 1  # with several ranks
-_STEPS = TypeAdapter(tuple[ReferenceStep, ...])
-_CONTEXT = TypeAdapter(RankContext)
 
 
 def measure(
@@ -220,35 +215,42 @@ def reference_steps(
     count = fewer if quick else full
     # Little is predicted from the others on one rank, so one process is enough for them.
     starts = [PLAIN if alone and start else names for start in range(count)]
-    content = _CONTEXT.dump_json(context).decode()
-    command = [sys.executable, "-P", "-m", "lab.worker.calibrate", content]
     turns = []
-    progress("steps in new processes", 0, count)
-    with (
-        TemporaryFile("w+") as errors,
-        _running([*command, *map(",".join, starts)], errors) as process,
-    ):
-        for line in process.stdout or ():
-            turns.append(_STEPS.validate_json(line))
-            progress("steps in new processes", len(turns), count)
-        if process.wait():
-            errors.seek(0)
-            raise LabError(f"the reference steps failed:\n{errors.read().strip()[-2000:]}")
+    for number, chosen in enumerate(starts):
+        progress("steps in new processes", number, count)
+        rank = replace(context, rendezvous=context.rendezvous.with_suffix(f".steps{number}"))
+        turns.append(_in_new_process(rank, chosen, first=number == 0))
+    progress("steps in new processes", count, count)
     return _together(turns)
 
 
-@contextmanager
-def _running(command: Sequence[str], errors: IO[str]) -> Iterator[subprocess.Popen[str]]:
-    """A process that is killed, with its children, if reading what it prints is interrupted."""
-    with subprocess.Popen(command, stdout=subprocess.PIPE, stderr=errors, text=True) as process:
-        try:
-            yield process
-        except BaseException:
-            with suppress(psutil.NoSuchProcess):
-                for child in psutil.Process(process.pid).children(recursive=True):
-                    child.kill()
-            process.kill()
-            raise
+def _in_new_process(
+    context: RankContext, strategies: Sequence[str], *, first: bool
+) -> tuple[ReferenceStep, ...]:
+    """A turn of this rank in a fork of a process that has computed nothing; LabError if it fails.
+
+    Such a process has no threads that a fork would lack. A spawned one takes longer to begin.
+    """
+    # The server listens at a path below TMPDIR, which may have no more than 107 bytes (unix(7)).
+    short = len(os.fsencode(tempfile.gettempdir())) < 70
+    processes: Any = multiprocessing.get_context("forkserver" if short else "spawn")
+    # Else each fork would import the second with its first optimizer.
+    processes.set_forkserver_preload([__name__, "torch._dynamo"])
+    ours, theirs = processes.Pipe(duplex=False)
+    process = processes.Process(target=_start, args=(context, strategies, first, theirs))
+    process.start()
+    theirs.close()
+    try:
+        steps = ours.recv()
+    except EOFError:
+        steps = "their process was killed"
+    except BaseException:
+        process.kill()
+        raise
+    process.join()
+    if isinstance(steps, str):
+        raise LabError(f"the reference steps failed:\n{steps[-2000:]}")
+    return tuple(steps)
 
 
 def _together(turns: list[tuple[ReferenceStep, ...]]) -> tuple[ReferenceStep, ...]:
@@ -289,31 +291,14 @@ def _step(job: RankJob, *, first: bool) -> ReferenceStep:
     )
 
 
-def main() -> int:
-    """Train each start's reference runs as one rank, in a process forked for it."""
-    content, *starts = sys.argv[1:]
-    context = _CONTEXT.validate_json(content)
-    import_module("torch._dynamo")  # else each fork would import it, with its first optimizer
-    results = os.fdopen(os.dup(1), "w")
-    os.dup2(2, 1)  # what a library prints is not a result
-    for number, names in enumerate(starts):
-        rendezvous = context.rendezvous.with_suffix(f".steps{number}")
-        rank = replace(context, rendezvous=rendezvous)
-        # Nothing has been computed yet, so there are no threads that a fork would lack.
-        pid = os.fork() or exit_with(_start, rank, names.split(","), number == 0, results)
-        if code := os.waitstatus_to_exitcode(os.waitpid(pid, 0)[1]):
-            return code
-    return 0
-
-
-def _start(context: RankContext, names: Sequence[str], first: bool, results: IO[str]) -> None:
-    torch.set_num_threads(context.threads)
-    device = device_of(context)
-    with process_group(context, device=device):
-        steps = _turn(context, device, names, first=first)
-    results.write(_STEPS.dump_json(steps).decode() + "\n")
-    results.flush()
-
-
-if __name__ == "__main__":
-    exit_with(main)
+def _start(
+    context: RankContext, strategies: Sequence[str], first: bool, answer: Connection
+) -> None:
+    try:
+        torch.set_num_threads(context.threads)
+        device = device_of(context)
+        with process_group(context, device=device):
+            steps = _turn(context, device, strategies, first=first)
+        answer.send(steps)
+    except Exception:  # noqa: BLE001 raised again as a LabError
+        answer.send(traceback.format_exc().strip())

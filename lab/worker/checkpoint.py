@@ -216,14 +216,6 @@ def random_states(device: torch.device) -> dict[str, Tensor]:
     }
 
 
-def restore_random_states(history: Tensors, *, rank: int, device: torch.device) -> None:
-    """Restore the states of this rank's generators."""
-    # Dropout continues as it would have without the interruption.
-    torch.set_rng_state(history[f"cpu/{rank}"])
-    if device.type == "cuda" and f"cuda/{rank}" in history:
-        torch.cuda.set_rng_state(history[f"cuda/{rank}"], device)
-
-
 @dataclass
 class Checkpoints:
     """The checkpoints of one repeat, saved by all ranks together between training steps.
@@ -266,8 +258,11 @@ class Checkpoints:
         load_model(self.model, saved)
         load_optimizer(self.model, self.optimizer, saved)
         history = saved.tensors(HISTORY)
+        # Dropout continues as it would have without the interruption.
         rank, device = self.job.context.rank, self.job.device
-        restore_random_states(history, rank=rank, device=device)
+        torch.set_rng_state(history[f"cpu/{rank}"])
+        if device.type == "cuda" and f"cuda/{rank}" in history:
+            torch.cuda.set_rng_state(history[f"cuda/{rank}"], device)
         # The mean over all ranks, restored as each rank's own, which leaves the mean unchanged.
         self.losses[: saved.step] = history["loss"].to(self.losses)[:, None]
         if saved.scaler:

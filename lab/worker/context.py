@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import signal
 import sys
+import time
 from collections.abc import Callable
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -11,6 +12,8 @@ from types import FrameType
 from typing import Protocol
 
 from lab.config.emulation import Emulated
+from lab.errors import LabError
+from lab.files import read_own
 from lab.records import schema
 
 
@@ -68,6 +71,27 @@ class RankContext:
     def start_timeout_s(self) -> float:
         """Time limit for the first step, in s: torch on a shared disk may take minutes to load."""
         return max(self.timeout_s, 600.0)
+
+
+def from_rank_0(
+    path: Path, what: str, patience_s: float, *, check: Callable[[], None] = lambda: None
+) -> bytes:
+    """The content of a file that rank 0 writes; LabError if it does not appear in time.
+
+    `check` is called while waiting, and may raise too.
+    """
+    end = time.monotonic() + patience_s
+    while not path.exists():
+        check()
+        if time.monotonic() > end:
+            raise LabError(
+                f"Timed out waiting {patience_s:.0f} s for {what} of rank 0 in {path}: "
+                "did it start?"
+            )
+        time.sleep(0.02)
+        if path.parent.is_dir():
+            list(path.parent.iterdir())  # makes NFS query the server instead of its cache
+    return read_own(path)
 
 
 _preemption_noticed = False

@@ -31,8 +31,8 @@ from torch.distributed import PrefixStore, Store, TCPStore  # type: ignore[attr-
 from lab.config.emulation import SO_MAX_PACING_RATE, Emulated
 from lab.config.run import Run
 from lab.errors import LabError
-from lab.files import read_own, write_atomically
-from lab.worker.context import Progress, RankContext
+from lab.files import write_atomically
+from lab.worker.context import Progress, RankContext, from_rank_0
 from lab.worker.data.dataset import Batch, Dataset, FastLoader
 from lab.worker.environment import backend
 from lab.worker.measure.clock import FloatArray
@@ -237,17 +237,7 @@ def open_store(context: RankContext, *, patience_s: float | None = None) -> Pref
         content = f"{host} {port} {secret}".encode()
         write_atomically(path, content, durable=False, mode=0o600)
         return store
-    end = time.monotonic() + patience
-    while not path.exists():
-        if time.monotonic() > end:
-            raise LabError(
-                f"Timed out waiting {patience:.0f} s for the address of rank 0 in {path}: "
-                "did it start?"
-            )
-        time.sleep(0.05)
-        if path.parent.is_dir():
-            list(path.parent.iterdir())  # makes NFS query the server instead of its cache
-    host, number, secret = read_own(path).decode().split()
+    host, number, secret = from_rank_0(path, "the address", patience).decode().split()
     _require_reachable(host, int(number), rank=context.rank, patience_s=patience)
     return connect(int(number), secret)
 

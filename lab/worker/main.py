@@ -7,6 +7,7 @@ from collections.abc import Sequence
 from dataclasses import replace
 from functools import partial
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import torch
@@ -54,21 +55,15 @@ def measure(
     used, LabError for a missing device, ranks with different data, or a non-finite loss;
     torch.OutOfMemoryError passes through.
     """
+    place: dict[str, Any] = {"data_root": data_root, "folder": folder, "progress": progress}
     if run.task == "inference":
         from lab.worker.inference.main import infer
 
-        return infer(run, context, data_root=data_root, folder=folder, progress=progress)
+        return infer(run, context, **place)
     if run.script is not None:
         from lab.worker.script.main import measure_script
 
-        return measure_script(
-            run,
-            context,
-            data_root=data_root,
-            folder=folder,
-            progress=progress,
-            conclude=conclude,
-        )
+        return measure_script(run, context, conclude=conclude, **place)
     own.admit(run, data_root)
     torch.set_num_threads(context.threads)
     device = distributed.device_of(context)

@@ -140,7 +140,5 @@ def _of_loader(message: str) -> str:
 
 def _of_environ(error: Exception) -> bool:
     """Whether a lookup in `os.environ` raised this, whose only word is the variable's name."""
-    frame = error.__traceback__
-    while frame and frame.tb_next:
-        frame = frame.tb_next
-    return frame is not None and frame.tb_frame.f_code is _LOOKUP.__code__
+    frames = [frame for frame, _ in traceback.walk_tb(error.__traceback__)]
+    return bool(frames) and frames[-1].f_code is _LOOKUP.__code__

@@ -97,7 +97,7 @@ def _communication(
     """The record's communication; puts all ranks' steps and communication on one time axis."""
     probes = [report.probe for report in reports if report.probe]
     update: dict[str, object] = dict(costs(probes)) if probes else {}
-    origin = reports[0].start
+    origin, steps = reports[0].start, run.steps - first_step
     buckets = [report.sent for report in reports if isinstance(report.sent, Buckets)]
     calls = [report.sent for report in reports if isinstance(report.sent, Calls)]
     if buckets:
@@ -106,7 +106,7 @@ def _communication(
         exposure = overlap.Exposure.from_buckets(buckets, passes)
         # PowerSGD takes several collectives per bucket, which the hook does not see.
         operation = None if run.compression == "powersgd" else "all_reduce"
-        update |= overlap.count_buckets(buckets[0], operation=operation)
+        update |= overlap.counted(buckets[0], None, steps=steps, operation=operation)
         beside = [report.calls for report in reports if report.calls is not None]
         if any(len(one.step) for one in beside):
             _write(_rows(beside, origin, first_step), folder / CALLS)
@@ -114,12 +114,11 @@ def _communication(
             # DDP itself may call without waiting, as for the ranks that joined early.
             if not np.isnan(both.exposed).any():
                 exposure = both
-                update |= overlap.count_both(buckets[0], beside[0], steps=run.steps - first_step)
+                update |= overlap.counted(buckets[0], beside[0], steps=steps)
     elif calls:
-        steps = run.steps - first_step
         _write(_rows(calls, origin, first_step), folder / CALLS)
         exposure = overlap.Exposure.from_calls(calls, steps=steps)
-        update |= overlap.count_calls(calls[0], steps=steps, cycle=cycle)
+        update |= overlap.counted(None, calls[0], steps=steps, cycle=cycle)
         if cycle > 1:
             sent = overlap.bytes_by_step(calls[0], steps=steps)
             update["cycle"] = sent[-cycle:].astype(int).tolist()

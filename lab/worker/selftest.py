@@ -205,8 +205,8 @@ class Turns:
     def __init__(self, plain: dict[str, PlainLoop], device: torch.device, *, seed: int) -> None:
         self.plain, self.device = plain, device
         self.orders = np.random.default_rng(seed)  # the same on all ranks: they meet in each step
-        self.wall: dict[str, list[float]] = {name: [] for name in (*plain, INSTRUMENTED)}
-        self.cpu: dict[str, list[float]] = {name: [] for name in (*plain, INSTRUMENTED)}
+        # Seconds of wall clock and of CPU, by loop and step.
+        self.times: dict[str, list[list[float]]] = {name: [] for name in (*plain, INSTRUMENTED)}
         self._begin: tuple[float, float] | None = None
 
     def __call__(self, phase: str, step: int, steps: int, loss: float | None = None, /) -> None:
@@ -227,13 +227,7 @@ class Turns:
 
     def _end(self, name: str, begin: tuple[float, float]) -> None:
         synchronize(self.device)
-        self.wall[name].append(time.perf_counter() - begin[0])
-        self.cpu[name].append(time.process_time() - begin[1])
-
-
-def measure_overhead(job: RankJob) -> dict[str, Any] | None:
-    """Compare the lab's loop with two equal plain ones; see `compare`."""
-    return compare(job, {name: PlainDdpLoop(job) for name in (PLAIN, CONTROL)})
+        self.times[name].append([time.perf_counter() - begin[0], time.process_time() - begin[1]])
 
 
 def compare(job: RankJob, loops: dict[str, PlainLoop]) -> dict[str, Any] | None:
@@ -246,23 +240,17 @@ def compare(job: RankJob, loops: dict[str, PlainLoop]) -> dict[str, Any] | None:
     turns = Turns(loops, job.device, seed=job.run.seed)
     training = train(replace(job, progress=turns))
     losses = distributed.all_gather_object([float(loss) for loss in loops[PLAIN].losses])
-    ranks = distributed.gather((turns.wall, turns.cpu))
+    ranks = distributed.gather(turns.times)
     if ranks is None:
         return None
     # An instrumented step ends when the next round begins, so there is one fewer. Round `k` of
     # the other loops comes after instrumented step `k`, and before the next.
-    rounds = len(turns.wall[INSTRUMENTED]) - job.run.warmup_steps
-    walls, cpus = zip(*ranks, strict=True)
+    rounds = len(turns.times[INSTRUMENTED]) - job.run.warmup_steps
+    times = {name: np.array([rank[name][-rounds:] for rank in ranks]) for name in turns.times}
     return {
         "rounds": rounds,
-        "wall": {
-            name: np.max([rank[name][-rounds:] for rank in walls], axis=0).tolist()
-            for name in turns.wall
-        },
-        "cpu": {
-            name: np.sum([rank[name][-rounds:] for rank in cpus], axis=0).tolist()
-            for name in turns.cpu
-        },
+        "wall": {name: of_ranks[..., 0].max(axis=0).tolist() for name, of_ranks in times.items()},
+        "cpu": {name: of_ranks[..., 1].sum(axis=0).tolist() for name, of_ranks in times.items()},
         "largest_loss_difference": float(np.abs(training.loss - np.mean(losses, axis=0)).max()),
     }
 
@@ -281,7 +269,7 @@ def _compare_rank(rank: int, content: str, folder: str, device: str, *nanogpt: s
             path = Path(nanogpt[0]) if nanogpt[0] else None
             answer = compare(job, loops | peers(job, path))
         else:
-            answer = measure_overhead(job)
+            answer = compare(job, {name: PlainDdpLoop(job) for name in (PLAIN, CONTROL)})
     if answer is not None:
         (Path(folder) / ANSWER).write_text(json.dumps(answer))
 

@@ -24,7 +24,7 @@ from lab.worker.data.dataset import FastLoader, loader_for
 from lab.worker.distributed import RankJob, mean_over_ranks
 from lab.worker.emulation import Pauses, Sleeper, SleepingOptimizer
 from lab.worker.environment import RankUse, StateBytes
-from lab.worker.measure.clock import Clock, CudaClock, FloatArray, HostClock
+from lab.worker.measure.clock import Clock, FloatArray, clock_for
 from lab.worker.measure.collective_trace import CallRecorder, Calls
 from lab.worker.measure.ddp_hook import BucketRecorder, Buckets
 from lab.worker.optim import autocast, checkpoint_blocks, learning_rate, set_products
@@ -74,7 +74,7 @@ def train(job: RankJob, *, folder: Path | None = None, pauses: Pauses | None = N
         checkpoint_blocks(model)
     if pauses is not None:
         model = Sleeper(model, pauses)
-    clock = CudaClock() if device.type == "cuda" else HostClock()
+    clock = clock_for(device)
     strategy = strategies.of(run)
     # Gloo handles GPU tensors in host threads, which no stream event can observe.
     timed = device.type == "cpu" or environment.backend(context) != "gloo"

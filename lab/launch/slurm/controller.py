@@ -90,13 +90,6 @@ class JobState:
         return not self.pending and self.state not in ALIVE
 
 
-def require_configuration() -> None:
-    """Raise SlurmCommandError if SLURM_CONF points nowhere, as Slurm's commands would hang long."""
-    path = os.environ.get("SLURM_CONF")
-    if path and not Path(path).is_file():
-        raise SlurmCommandError(f"SLURM_CONF names {path}, but there is no such file")
-
-
 def ask(*command: str, timeout_s: float | None = None) -> str:
     """The output of a Slurm command; raises SlurmCommandError if it fails or is too slow."""
     process = run(command, timeout_s=timeout_s or TIMEOUT_S)
@@ -115,9 +108,11 @@ def run(
 ) -> subprocess.CompletedProcess[str]:
     """A Slurm command that has ended, with `text` as its input.
 
-    Raises SlurmCommandError if it is missing or too slow.
+    Raises SlurmCommandError if it or its configuration is missing, or if it is too slow.
     """
-    require_configuration()
+    path = os.environ.get("SLURM_CONF")
+    if path and not Path(path).is_file():  # else Slurm's commands would hang long
+        raise SlurmCommandError(f"SLURM_CONF names {path}, but there is no such file")
     while True:
         try:
             process = subprocess.run(

@@ -6,6 +6,7 @@ Every window of the stream is a sample.
 from __future__ import annotations
 
 import hashlib
+import itertools
 import os
 import platform
 import sysconfig
@@ -26,7 +27,8 @@ from lab.worker.data.dataset import HELD_OUT, Array, Dataset, Windows
 
 TRAINING_TEXT = 3_000_000  # characters used to train the tokenizer
 END_OF_TEXT = "<|endoftext|>"  # token 0 of a tokenizer trained here, after each document
-PIECE = 500_000  # characters encoded at a time
+PIECE = 500_000  # characters that are encoded as one text, or a little more
+BATCH = 16  # pieces encoded at a time
 LEFT_OUT = {"test", "tests", "idle_test", "site-packages", "dist-packages", "__pycache__"}
 LIBRARY = f"the standard library of Python {platform.python_version()}"
 MAX_BYTES = 6_000_000  # enough for models of this size, and quick to tokenize
@@ -127,8 +129,9 @@ def _encode(
     end_of_text = tokenizer.token_to_id(END_OF_TEXT)
     parts: list[Array] = []
     ends: list[int] = []
-    length = 0
-    for number, batch in enumerate(_batches(documents)):
+    length = number = 0
+    pieces = _pieces(documents)
+    while batch := list(itertools.islice(pieces, BATCH)):
         encodings = tokenizer.encode_batch([piece for piece, _ in batch])
         for encoding, (_, is_last) in zip(encodings, batch, strict=True):
             ids = encoding.ids + [end_of_text] * is_last
@@ -136,24 +139,17 @@ def _encode(
             length += len(ids)
             if is_last:
                 ends.append(length)
+        number += len(batch)
         progress("data", number, number + 1)
     return np.concatenate(parts), ends
 
 
-def _batches(documents: Sequence[str]) -> Iterator[list[tuple[str, bool]]]:
-    """Batches of pieces, about PIECE characters in all, each with whether it ends its document."""
-    batch: list[tuple[str, bool]] = []
-    size = 0
+def _pieces(documents: Sequence[str]) -> Iterator[tuple[str, bool]]:
+    """The pieces of all documents, each with whether it ends its document."""
     for document in documents:
-        pieces = split_pieces(document, PIECE)
-        for number, piece in enumerate(pieces, start=1):
-            batch.append((piece, number == len(pieces)))
-            size += len(piece)
-            if size >= PIECE:
-                yield batch
-                batch, size = [], 0
-    if batch:
-        yield batch
+        *pieces, last = split_pieces(document, PIECE)
+        yield from ((piece, False) for piece in pieces)
+        yield last, True
 
 
 def _split(ends: Sequence[int], length: int) -> int:

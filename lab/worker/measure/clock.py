@@ -249,6 +249,11 @@ class CudaClock(Clock):
         return mark, perf_counter()
 
 
+def clock_for(device: torch.device) -> Clock:
+    """The clock of a rank that computes on this device."""
+    return CudaClock() if device.type == "cuda" else HostClock()
+
+
 def timing(
     laps: Mapping[str, FloatArray],
     *,

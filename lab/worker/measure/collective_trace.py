@@ -47,12 +47,7 @@ class Call:
     blocking: bool
     finish: Any = None
     wait: tuple[Any, Any] = (None, None)  # begin and end
-    waited_in: tuple[int, int] | None = None
-
-    @property
-    def waited_for(self) -> bool:
-        """Whether its wait is known."""
-        return self.waited_in is not None
+    waited_in: tuple[int, int] | None = None  # known once it was waited for
 
 
 @dataclass(frozen=True)
@@ -292,7 +287,7 @@ def _traced_stream_wait(method: Callable[..., Any]) -> Callable[..., Any]:
     def wait_event(stream: Any, event: Any) -> None:
         recorder, call = _recorder, getattr(event, "follows", None)
         # A second wait, such as for work after a scatter on its stream, is not for the link.
-        if recorder is None or call is None or call.waited_for or not _is_main(stream):
+        if recorder is None or call is None or call.waited_in or not _is_main(stream):
             method(stream, event)
             return
         recorder.expect([call], id(event), event)

@@ -236,37 +236,37 @@ def summary(
     )
 
 
-def count_buckets(sent: Buckets, *, operation: str | None) -> dict[str, object]:
-    """Fields of Communication that count a step's buckets; `operation` is None for several each."""
+def counted(
+    buckets: Buckets | None,
+    calls: Calls | None,
+    *,
+    steps: int,
+    cycle: int = 1,
+    operation: str | None = "all_reduce",
+) -> dict[str, object]:
+    """Fields of Communication that count the last step's buckets and the calls beside them.
+
+    Calls are means over the last `cycle` of all steps. `operation` is a bucket's; with None, for
+    several each, only buckets are counted.
+    """
     # The last step, as DDP rebuilds its buckets after the first.
-    sizes = sent.of(int(sent.step[-1])).bytes.tolist()
-    return {"buckets": sizes} | (_counted([operation] * len(sizes), sizes) if operation else {})
-
-
-def count_calls(calls: Calls, *, steps: int, cycle: int = 1) -> dict[str, object]:
-    """Fields of Communication that count calls, as means over the last `cycle` of all steps."""
-    last = calls.where(calls.step >= steps - cycle)
-    return _counted(last.operation.tolist(), last.bytes.tolist(), cycle)
-
-
-def count_both(buckets: Buckets, calls: Calls, *, steps: int) -> dict[str, object]:
-    """Fields of Communication that count a step's buckets and the calls beside them."""
-    sizes, others = buckets.of(steps - 1).bytes.tolist(), calls.of(steps - 1)
-    names = ["all_reduce"] * len(sizes) + others.operation.tolist()
-    return {"buckets": sizes} | _counted(names, sizes + others.bytes.tolist())
-
-
-def _counted(names: Sequence[str], sizes: Sequence[int], cycle: int = 1) -> dict[str, object]:
-    """The number of calls, and their number and bytes by name, as means over `cycle` steps."""
+    sizes: list[int] = buckets.of(steps - 1).bytes.tolist() if buckets else []
+    fields: dict[str, object] = {"buckets": sizes} if buckets else {}
+    if operation is None:
+        return fields
+    pairs = [(operation, size) for size in sizes]
+    if calls is not None:
+        last = calls.where(calls.step >= steps - cycle)
+        pairs += zip(last.operation.tolist(), last.bytes.tolist(), strict=True)
 
     def mean(count: int) -> int | float:
         return count / cycle if count % cycle else count // cycle
 
     operations = {
         name: Operation(calls=mean(len(own)), bytes=round(sum(own) / cycle))
-        for name, own in grouped(zip(names, sizes, strict=True)).items()
+        for name, own in grouped(pairs).items()
     }
-    return {"calls": mean(len(names)), "operations": operations}
+    return fields | {"calls": mean(len(pairs)), "operations": operations}
 
 
 def bytes_by_step(sent: Buckets | Calls, *, steps: int) -> FloatArray:

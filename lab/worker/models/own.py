@@ -29,7 +29,7 @@ class OwnModel(nn.Module):
             loss = own.load(config.loss)
             # A class, such as torch.nn:CrossEntropyLoss, stands for its instance.
             self.loss = loss() if isinstance(loss, type) else loss
-        if self.path is not None and not isinstance(self._blocks, nn.ModuleList):
+        if self.path is not None and self.blocks is None:
             lists = [k for k, v in self.network.named_modules() if isinstance(v, nn.ModuleList)]
             what = f"{config.factory} has no ModuleList {self.path!r}"
             raise InputError("model", [Problem("blocks", what, nearest(self.path, lists))])
@@ -37,12 +37,8 @@ class OwnModel(nn.Module):
     @property
     def blocks(self) -> nn.ModuleList | None:
         """The equal blocks, which FSDP and checkpointing take one by one."""
-        blocks = self._blocks
+        blocks = dict(self.network.named_modules()).get(self.path) if self.path else None
         return blocks if isinstance(blocks, nn.ModuleList) else None
-
-    @property
-    def _blocks(self) -> object:
-        return dict(self.network.named_modules()).get(self.path) if self.path else None
 
     def forward(self, inputs: Tensor, targets: Tensor) -> Tensor:
         """The mean loss of a batch, a tensor of one number."""

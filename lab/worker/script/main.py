@@ -11,7 +11,7 @@ import sys
 import time
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import AbstractContextManager, ExitStack, contextmanager, suppress
-from dataclasses import replace
+from dataclasses import dataclass, replace
 from functools import partial
 from os import _exit  # while a script runs, that of `os` is replaced
 from pathlib import Path
@@ -34,7 +34,7 @@ from lab.worker import distributed, environment
 from lab.worker.context import ENDING, Conclude, Measurement, Progress, RankContext
 from lab.worker.distributed import ClockOffset
 from lab.worker.environment import RankUse, StateBytes
-from lab.worker.measure.clock import Clock, CudaClock, FloatArray, HostClock, IntArray, timing
+from lab.worker.measure.clock import FloatArray, IntArray, clock_for, timing
 from lab.worker.measure.collective_trace import Calls
 from lab.worker.measure.ddp_hook import Buckets
 from lab.worker.own import blamed, require_unchanged
@@ -65,30 +65,28 @@ NO_OPTIMIZER = (
 )
 
 
+@dataclass
 class ScriptRank:
     """One rank of a script's run: what it reads at its steps, and what the ranks make of it."""
 
-    def __init__(
-        self,
-        run: Run,
-        context: RankContext,
-        *,
-        folder: Path,
-        progress: Progress,
-        conclude: Conclude | None,
-    ) -> None:
-        assert run.script is not None
-        self.run, self.script, self.folder = run, run.script, folder
-        self.progress, self.conclude = progress, conclude
+    run: Run
+    script: Script
+    context: RankContext
+    folder: Path
+    progress: Progress
+    conclude: Conclude | None
+
+    def __post_init__(self) -> None:
+        context = self.context
         self.device = distributed.device_of(context)
-        self.clock: Clock = CudaClock() if self.device.type == "cuda" else HostClock()
+        self.clock = clock_for(self.device)
         self.offset = ClockOffset(0.0, 0.0)
         if context.nodes > 1:
             # Once before and once after the script, as the clocks of two hosts drift.
             with distributed.process_group(context, device=self.device):
                 self.offset = distributed.read_clock_offset()
-            context = replace(context, rendezvous=context.rendezvous.with_suffix(".script"))
-        self.context = context
+            rendezvous = context.rendezvous.with_suffix(".script")
+            self.context = context = replace(context, rendezvous=rendezvous)
         self.setup_time = 0.0
         self.cpu_times: list[float] = []
         self._cpu = time.process_time()
@@ -282,7 +280,7 @@ def measure_script(
     assert script is not None
     require_unchanged(script, script.name, data_root)
     torch.set_num_threads(context.threads)
-    rank = ScriptRank(run, context, folder=folder, progress=progress, conclude=conclude)
+    rank = ScriptRank(run, script, context, folder, progress, conclude)
     progress(f"starting {script.name}", 0, run.steps)
     meter.recorder = rank.recorder
     hooks = installed(rank.recorder)
@@ -389,23 +387,22 @@ def _torchrun(context: RankContext, store: Any) -> dict[str, str]:
 
 @contextmanager
 def _interrupts() -> Iterator[Callable[[], bool]]:
-    """Note the signals that interrupt Python without changing their effect."""
+    """Note the signal of a Ctrl-C without changing its effect."""
     noted: list[int] = []
-    earlier = {number: signal.getsignal(number) for number in (signal.SIGINT, signal.SIGTERM)}
+    earlier = signal.getsignal(signal.SIGINT)
+    if not callable(earlier):  # it is ignored
+        yield lambda: False
+        return
 
     def note(number: int, frame: FrameType | None) -> None:
         noted.append(number)
-        if callable(handler := earlier[signal.Signals(number)]):
-            handler(number, frame)
+        earlier(number, frame)
 
-    chained = [number for number, handler in earlier.items() if callable(handler)]
-    for number in chained:
-        signal.signal(number, note)
+    signal.signal(signal.SIGINT, note)
     try:
-        yield lambda: signal.SIGINT in noted
+        yield lambda: bool(noted)
     finally:
-        for number in chained:
-            signal.signal(number, earlier[number])
+        signal.signal(signal.SIGINT, earlier)
 
 
 @contextmanager

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Iterator
 from contextlib import contextmanager
+from typing import Any
 
 import torch
 from torch import nn
@@ -34,10 +35,8 @@ class Fsdp(Strategy[nn.Module]):
                 mp_policy=_policy(run, setup.device),
             )
         # By default torch keeps the rest gathered, because the backward pass needs it first.
-        if run.reshard_after_forward:
-            fully_shard(model, mesh=mesh)
-        else:
-            fully_shard(model, mesh=mesh, reshard_after_forward=False)
+        rest: dict[str, Any] = {} if run.reshard_after_forward else {"reshard_after_forward": False}
+        fully_shard(model, mesh=mesh, **rest)
         return model
 
     @contextmanager

@@ -16,7 +16,7 @@ from lab.config.run import Run
 from lab.config.study import Task
 from lab.errors import LabError
 from lab.launch import netem
-from lab.launch.attempt import WAITING, Attempt, RankError, RankExit, claim, read_progress
+from lab.launch.attempt import WAITING, Attempt, RankError, claim, read_progress
 from lab.launch.outcome import failed
 from lab.worker.context import RankContext
 
@@ -105,9 +105,9 @@ def test_ranks_wait_for_the_decision(attempt: Attempt) -> None:
 
 def test_nobody_waits_for_a_leader_that_has_ended(attempt: Attempt) -> None:
     attempt.require_leader()
-    attempt.leave_exit(RankExit(1, -9, "starting"))
+    attempt.observe_exit(1, -9, "starting")
     attempt.require_leader()  # another rank's end is not its own
-    attempt.leave_exit(RankExit(0, -9, "starting"))
+    attempt.observe_exit(0, -9, "starting")
     for wait in (attempt.require_leader, attempt.wait_for_leader, partial(_network, attempt)):
         with pytest.raises(LabError, match="rank 0 was killed by SIGKILL"):
             wait()
@@ -145,11 +145,11 @@ def test_a_job_that_waits_for_devices_says_so(
     later.log.mkdir(parents=True)
 
     def wait() -> None:
-        with claim(later, devices=True):
+        with claim(later, names=None):
             pass
 
     waiting = threading.Thread(target=wait, daemon=True)
-    with claim(attempt, devices=True):
+    with claim(attempt, names=None):
         waiting.start()
         while read_progress(later.folder).phase != WAITING:
             time.sleep(0.01)
@@ -158,7 +158,7 @@ def test_a_job_that_waits_for_devices_says_so(
 
 
 def hold(attempt: Attempt, held: Path) -> None:
-    with claim(attempt, devices=True):
+    with claim(attempt, names=None):
         held.touch()
         time.sleep(600)
 
@@ -175,5 +175,5 @@ def test_claim_ends_with_the_process_that_holds_it(
         time.sleep(0.01)
     process.kill()
     process.join()
-    with claim(attempt, devices=True):
+    with claim(attempt, names=None):
         pass

@@ -26,7 +26,7 @@ from lab.worker.distributed import (
     read_clock_offset,
 )
 from lab.worker.main import measure
-from lab.worker.selftest import measure_overhead
+from lab.worker.selftest import CONTROL, PLAIN, PlainDdpLoop, compare
 
 FP32_TOLERANCE = 2e-4  # sums in another order, over eight steps of AdamW
 # Relative, on the whole loss curve. 16 bits round each gradient to 3 or 4 digits; rank 4 keeps the
@@ -95,7 +95,8 @@ def in_one_group(rank: int, root: str) -> tuple[dict[str, Any] | None, ClockOffs
         with pytest.MonkeyPatch.context() as patch:
             patch.setattr(socket, "gethostname", lambda: f"host {rank}")
             reading = read_clock_offset(now=lambda: time.perf_counter() + AHEAD * rank)
-        return measure_overhead(RankJob(run, here, device, dataset, quiet)), reading
+        job = RankJob(run, here, device, dataset, quiet)
+        return compare(job, {name: PlainDdpLoop(job) for name in (PLAIN, CONTROL)}), reading
 
 
 def place(rank: int, run: Run, root: str, name: str) -> RankContext:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import time
 from pathlib import Path
+from typing import Any
 
 import psutil
 import pytest
@@ -40,14 +41,22 @@ def study(make_study: StudyMaker) -> Study:
 
 def measured(study: Study, profile: Path) -> tuple[Record, bool]:
     """The record of a study's one task, and whether its job was a fork of the server."""
-    jobs = lab.launch(study, str(profile))
-    (record,) = jobs.wait(progress=False)
+    forks: list[int | None] = []
+    start = fork_server.start
+
+    def noted(*arguments: Any, **options: Any) -> int | None:
+        forks.append(start(*arguments, **options))
+        return forks[-1]
+
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(fork_server, "start", noted)
+        jobs = lab.launch(study, str(profile))
+        (record,) = jobs.wait(progress=False)
     assert record.completed, record.error
     job = json.loads((Store(study.out).folder(study.tasks[0]) / "job.json").read_text())
     while psutil.pid_exists(job["pid"]):  # it ends after its record is written
         time.sleep(0.05)
-    started = server()
-    return record, started is not None and started.exit_code(job["pid"]) is not None
+    return record, job["pid"] in forks
 
 
 def server() -> fork_server.ForkServer | None:

@@ -10,9 +10,17 @@ from pathlib import Path
 import pytest
 from factories import record, run
 
-from lab.launch.attempt import RankExit
+from lab.config.study import Task
+from lab.launch.attempt import Attempt, RankError
 from lab.launch.job import _decide
-from lab.launch.outcome import STATUSES, archive_noisy, keep_completed, keep_quieter, rank_error
+from lab.launch.outcome import (
+    STATUSES,
+    archive_noisy,
+    failed,
+    keep_completed,
+    keep_quieter,
+    rank_error,
+)
 from lab.records.schema import GpuState
 from lab.records.store import DISTURBED, Record, read_record, write_record
 
@@ -112,14 +120,22 @@ def test_a_kill_at_any_moment_loses_neither_attempt(tmp_path: Path) -> None:
     assert moment > 10
 
 
-def test_a_quieter_attempt_that_a_kill_left_twice_is_not_taken_for_the_next(tmp_path: Path) -> None:
-    folder = tmp_path / "0"
-    begin(folder, attempt(0.9, 1))
-    (folder / "quieter").mkdir()
-    write_record(attempt(0.1, 0), folder / "quieter")
-    (folder / DISTURBED / "record.json").rename(folder / "record.json")
-    archive_noisy(folder, replaced=folder.parent / "replaced")
-    assert _decide(folder) == "run"
+def test_an_exchange_that_a_kill_interrupted_is_completed_before_the_next(tmp_path: Path) -> None:
+    first, second = attempt(0.14, 1), attempt(0.76, 2)
+    for moment in itertools.count():
+        folder = tmp_path / "run" / str(moment)
+        folder.parent.mkdir(exist_ok=True)
+        begin(folder, first)
+        (folder / "steps.parquet").write_text(second.finished_at)
+        (folder / "trace.json.gz").write_text(second.finished_at)
+        was_killed = killed(moment, folder, second)
+        if finished(folder) == first.finished_at:
+            archive_noisy(folder, replaced=tmp_path / str(moment))
+            assert finished(tmp_path / str(moment) / "run" / folder.name) == second.finished_at
+            assert finished(folder / DISTURBED) == first.finished_at
+            assert _decide(folder) == "run"
+        if not was_killed:
+            break
 
 
 def test_a_failed_second_attempt_does_not_replace_the_first(tmp_path: Path) -> None:
@@ -182,5 +198,38 @@ def test_a_rank_whose_peer_left_nccl_only_waited() -> None:
     assert rank_error(1, RuntimeError("ncclRemoteError: A call failed possibly ...")).waiting
 
 
-def test_a_signal_without_a_name_is_told_by_its_number() -> None:
-    assert "rank 1 was killed by signal 40 in" in str(RankExit(1, -40, "training"))
+def test_a_signal_without_a_name_is_told_by_its_number(tmp_path: Path) -> None:
+    job = job_in(tmp_path)
+    job.observe_exit(1, -40, "training")
+    assert "rank 1 was killed by signal 40 in" in str(job.errors()[0])
+
+
+def job_in(folder: Path) -> Attempt:
+    job = Attempt(folder, "17")
+    job.log.mkdir()
+    return job
+
+
+def test_what_a_rank_reported_itself_comes_before_what_its_parent_saw(tmp_path: Path) -> None:
+    job = job_in(tmp_path)
+    job.write_error(RankError(0, "ValueError", "unusable", time=1.0))
+    for rank in (2, 1, 0):
+        job.observe_exit(rank, -9, "measuring")
+    job.write_error(RankError(3, "RuntimeError", "Connection closed by peer", 1.0, waiting=True))
+    assert [(error.rank, error.type) for error in job.errors()] == [
+        *((0, "ValueError"), (1, "RankLost"), (2, "RankLost"), (3, "RuntimeError"))
+    ]
+
+
+@pytest.mark.parametrize(
+    ("reason", "type_"),
+    [("JobLost", "RankLost"), ("MemoryLimit", "MemoryLimit"), ("Cancelled", "Cancelled")],
+)
+def test_a_scheduler_that_knows_the_cause_is_believed_before_an_observed_end(
+    tmp_path: Path, reason: str, type_: str
+) -> None:
+    job = job_in(tmp_path)
+    job.observe_exit(1, -9, "measuring")
+    job.write_error(RankError(0, "RuntimeError", "Connection closed by peer", 1.0, waiting=True))
+    ended = failed(Task(run(2), 0), job, reason=RankError(0, reason, "says the scheduler"))
+    assert ended.error is not None and ended.error.type == type_

@@ -17,7 +17,7 @@ from lab import machine
 from lab.config.cluster import Cluster
 from lab.errors import InputError
 from lab.launch import job
-from lab.launch.attempt import WAITING, Attempt, claim, claim_some, read_progress
+from lab.launch.attempt import WAITING, Attempt, claim, read_progress
 from lab.launch.bench_driver import EIGHT_DEVICES, DriverCost, Interval, longest_wait
 from lab.launch.executor import JobSpec, LocalJob
 from lab.launch.local import LocalExecutor, LocalHandle
@@ -101,10 +101,10 @@ def test_a_large_job_is_not_passed_by_small_ones_of_other_drivers(
         folder = tmp_path / job_name
         attempt = Attempt(folder, "17")
         if count is None:
-            with claim(attempt, devices=True):
+            with claim(attempt, names=None):
                 order.append((job_name, ()))
         else:
-            with claim_some(attempt, names=names, count=count) as devices:
+            with claim(attempt, names=names, count=count) as devices:
                 order.append((job_name, devices))
                 if job_name == "first":
                     ends.wait()

@@ -12,7 +12,7 @@ from lab.records.schema import Operation
 from lab.worker.measure import collective_trace
 from lab.worker.measure.clock import HostClock
 from lab.worker.measure.collective_trace import CallRecorder, Calls, _bytes
-from lab.worker.measure.overlap import Exposure, bytes_by_step, count_calls, summary
+from lab.worker.measure.overlap import Exposure, bytes_by_step, counted, summary
 
 NAN = float("nan")
 
@@ -193,7 +193,8 @@ def test_a_step_without_calls_waits_for_nothing() -> None:
 
 
 def test_operations_are_counted_on_the_last_step() -> None:
-    counts = count_calls(
+    counts = counted(
+        None,
         calls(
             (0, "send", 0, 0, 1, 1),
             (1, "send", 2, 2, 3, 3),
@@ -213,12 +214,12 @@ def test_operations_are_counted_on_the_last_step() -> None:
 
 def test_of_a_strategy_that_sends_nothing_nothing_is_counted() -> None:
     none = calls((0, "all_reduce", 0, 0, 1, 1)).of(1)
-    assert count_calls(none, steps=2) == {"calls": 0, "operations": {}}
+    assert counted(None, none, steps=2) == {"calls": 0, "operations": {}}
 
 
 def test_operations_of_a_cycle_are_means_over_its_steps() -> None:
     every_fourth = [(step, "all_reduce", 0.0, 0.0, 1.0, 1.0) for step in (3, 7)]
-    assert count_calls(calls(*every_fourth), steps=8, cycle=4) == {
+    assert counted(None, calls(*every_fourth), steps=8, cycle=4) == {
         "calls": 0.25,
         "operations": {"all_reduce": Operation(calls=0.25, bytes=25)},
     }

@@ -1,7 +1,6 @@
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
-from contextlib import contextmanager
+import tempfile
 from dataclasses import replace
 from functools import partial
 from pathlib import Path
@@ -11,6 +10,7 @@ import pytest
 import torch
 
 from lab.config.emulation import Emulated, Link
+from lab.errors import LabError
 from lab.perfmodel.hardware import vendor_peak
 from lab.worker import calibrate
 from lab.worker.calibrate import measured_peak, peak_flops
@@ -111,16 +111,30 @@ def test_fp32_is_not_tf32_in_products_and_convolutions() -> None:
 def test_reference_steps_know_the_whole_context_of_their_rank(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    commands: list[Sequence[str]] = []
+    ranks: list[RankContext] = []
 
-    @contextmanager
-    def running(command: Sequence[str], errors: object) -> Iterator[object]:
-        commands.append(command)
-        yield SimpleNamespace(stdout=[], wait=lambda: 0)
+    def in_new_process(rank: RankContext, *_: object, **__: object) -> tuple[()]:
+        ranks.append(rank)
+        return ()
 
-    monkeypatch.setattr(calibrate, "_running", running)
+    monkeypatch.setattr(calibrate, "_in_new_process", in_new_process)
     emulated = Emulated(link=Link(bandwidth_gbit=1.0), way="pacing")
     context = RankContext(0, 1, 0, "cpu", (3,), 1, "local-1g", Path("7.rendezvous"))
     for one in (context, replace(context, emulated=emulated)):
         calibrate.reference_steps(one, ["ddp"], quick=True, progress=silent)
-        assert calibrate._CONTEXT.validate_json(commands[-1][4]) == one
+        assert replace(ranks[-1], rendezvous=one.rendezvous) == one
+        assert len({rank.rendezvous for rank in ranks}) == calibrate.QUICK_STARTS
+
+
+@pytest.mark.skipif(torch.cuda.is_available(), reason="a rank without its GPU")
+@pytest.mark.parametrize("in_long_path", [False, True])
+def test_reference_steps_that_fail_say_why(
+    in_long_path: bool, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    if in_long_path:
+        temporary = tmp_path / ("of-a-scheduler" * 6)
+        temporary.mkdir()
+        monkeypatch.setattr(tempfile, "tempdir", str(temporary))
+    context = RankContext(0, 1, 0, "cuda", (0,), 1, "local", tmp_path / "7.rendezvous")
+    with pytest.raises(LabError, match=r"the reference steps failed:\nTraceback(.|\n)*needs CUDA"):
+        calibrate.reference_steps(context, ["ddp"], quick=True, progress=silent)
