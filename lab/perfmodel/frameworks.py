@@ -100,7 +100,7 @@ NANOTRON = Framework(
 MEGATRON = Framework(
     name="megatron",
     pattern=r"megatron.?deepspeed|vtrain"
-    r"|(?=.*\bmegatron.?lm\b).*\b20(19|2[0-2])\b",
+    r"|\A(?=.*\bmegatron.?lm\b).*\b20(19|2[0-2])\b",
     counts_recomputed=True,
     coefficients={"scores": (5.9, 0.5)},
 )
@@ -116,7 +116,7 @@ OF_MEGATRON_CORE = rf"\b(?:etp|edp|vpp)(?=\d|\b)|{DISPATCHER}"
 MEGATRON_CORE = Framework(
     name="megatron-core",
     pattern=r"megatron.?core|(?<![a-z])mcore(?![a-z])|(?:\bprimus\b|turbo_deepep)(?!.*torchtitan)"
-    rf"|{DISPATCHER}|(?=.*(megatron|{OF_MEGATRON_CORE}))"
+    rf"|{DISPATCHER}|\A(?=.*(megatron|{OF_MEGATRON_CORE}))"
     r"(?=.*(\b202[3-9]\b|fp[48]|(?<![a-z])(h[128]00|gh200|g?b[23]00|mi3\d\dx)))",
     sequence_parallel=True,
     counts_recomputed=False,
@@ -180,6 +180,9 @@ LAB, COMPILED_LAB = (
 
 
 def named_framework(text: str) -> Framework:
-    """The framework named in some words, or the general one if none is recognized."""
+    """The framework named in some words, or the general one if none is recognized.
+
+    What patterns seek anywhere is sought from the start (\\A) only: a page has 10^5 places.
+    """
     named = (one for one in FRAMEWORKS if re.search(one.pattern, text, re.IGNORECASE | re.DOTALL))
     return next(named, ANY)
