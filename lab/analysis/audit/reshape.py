@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+import os
 import re
 from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 from typing import Any, NamedTuple
@@ -117,7 +118,8 @@ def turned(frame: pd.DataFrame, mapped: Collection[str]) -> tuple[pd.DataFrame, 
     other tables as they are."""
     first, *others = frame.columns
     names = frame[first].astype(str)
-    sizes = [_whole(column) for column in others]
+    said = shared_words(others)
+    sizes = [_whole(column[len(said) :]) for column in others]
     if mapped or len(others) < 2 or not all(sizes) or names.duplicated().any():
         return frame, []
     if are_collectives(names) and not all(are_timed(frame[name]) for name in others):
@@ -136,6 +138,12 @@ def turned(frame: pd.DataFrame, mapped: Collection[str]) -> tuple[pd.DataFrame, 
     sideways = sideways[[name for name in names if guess(name)]]  # no others are settings
     sideways.insert(0, ranks, sizes)
     return sideways, [f"each row is read as a quantity, and the columns as the {ranks}"]
+
+
+def shared_words(names: Sequence[str]) -> str:
+    """The words that all names begin with, such as "Throughput on " of numbers of GPUs."""
+    start = os.path.commonprefix(list(names))
+    return start[: start.rfind(" ") + 1]
 
 
 def _whole(column: str) -> str:

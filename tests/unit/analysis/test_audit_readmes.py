@@ -755,3 +755,15 @@ def test_speedups_of_each_precision_are_not_from_one_to_another() -> None:
     result = pasted(below(head, *rows))
     assert "'speedup' as speedup" in str(result)
     assert not broken(result)
+
+
+def test_columns_that_say_on_how_many_ranks() -> None:
+    head = "| Llama 3.1 8b | Throughput on 8x H100 GPUs | Throughput on 16x H100 GPUs (GBS=256) |"
+    rows = ["| Training step time (seconds per step) | 12.91 | 13.00 |"]
+    rows += ["| Throughput in tokens per second | 81222 | 161319 |"]
+    rows += ["| Model flops utilization | 59.37% | 58.96% |"]
+    result = pasted(below(head, *rows))
+    assert {"time", "rate", "mfu"} <= set(result.reading.values())
+    assert "mfu-consistent" in result.checked and not broken(result)
+    wrong = pasted(below(head, *rows[:2], "| Model flops utilization | 59.37% | 64.96% |"))
+    assert broken(wrong) == {"mfu-consistent"}
