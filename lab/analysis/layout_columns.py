@@ -132,6 +132,28 @@ def split_lists(frame: pd.DataFrame) -> pd.DataFrame:
     return kept.assign(**new)
 
 
+def turned(frame: pd.DataFrame) -> pd.DataFrame | None:
+    """The table with a row for each column after the first, if its rows are what was set and
+    measured; else None.
+
+    The columns' names, such as "on 8x H100 GPUs (GBS=128)", become cells, each with the first
+    one's, such as "Llama 3 8B (TP=1, CP=2)", which says something of all.
+    """
+    first, *others = map(str, frame.columns)
+    names = frame.iloc[:, 0].map(_text).tolist()
+    meant = [meaning(name) for name in names]
+    known = set(meant) - {None}
+    ambiguous = len(set(names)) < len(names) or first in names
+    if ambiguous or len(known) < 2 or not known & MEASURED or 2 * meant.count(None) > len(meant):
+        return None
+    if len(set(map(meaning, others))) > 1:
+        return None  # they have meanings of their own
+    sideways = frame.iloc[:, 1:].T.reset_index(drop=True).set_axis(names, axis="columns")
+    sideways.insert(0, first, [f"{first} {name}" for name in others])
+    sideways.attrs = frame.attrs
+    return sideways
+
+
 def meanings(frame: pd.DataFrame) -> dict[str, str]:
     """The first column of each recognized meaning."""
     columns: dict[str, str] = {}

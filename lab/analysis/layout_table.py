@@ -28,6 +28,7 @@ from lab.analysis.layout_columns import (
     meanings,
     split_lists,
     stage,
+    turned,
 )
 from lab.analysis.layout_rates import flop_rate
 from lab.analysis.layout_row import (
@@ -131,9 +132,12 @@ def read_layouts(
         frame = split_lists(source)
     name = str(frame.attrs.get("name", "rows"))
     around = _prose(source) or frame.attrs.get("notes", ())
+    corner = ""
+    if (sideways := turned(frame)) is not None:
+        frame, corner = sideways, str(sideways.columns[0])
     # A number before the name, as in 07-h100.csv, counts nothing.
     title = re.sub(r"^[\d\s]+", "", name.replace("_", " "))
-    notes = "; ".join([" ".join(map(str, around)), title])
+    notes = "; ".join(filter(None, [" ".join(map(str, around)), title, corner]))
     columns = meanings(frame)
     assumed = _assumed(assume or {})
     words = _words(frame)
@@ -146,10 +150,12 @@ def read_layouts(
     precisions = {precision(str(row["precision"])) for row in cells if "precision" in row}
     framework = _framework(notes, words, cells)
     by_rates = sum(map(_with_gpus, cells))
-    said = {name for name in ("gpus", "recomputed") if all(name in row for row in cells)}
+    in_words = ("gpu", "gpus", "recomputed")
+    said = {name for name in in_words if all(name in row for row in cells)}
     answered = {*columns, *assumed, *said}
     defaults, assumptions = from_notes(notes, answered, precisions, framework)
-    assumptions = [*frame.attrs.get("assumptions", ()), *assumptions]
+    by_column = [] if sideways is None else ["each column after the first is read as a layout"]
+    assumptions = [*frame.attrs.get("assumptions", ()), *by_column, *assumptions]
     if by_rates:
         assumptions.append(
             f"{count(by_rates, 'row')}: the GPUs are the total rate over that of one"
@@ -381,6 +387,8 @@ def _in_words(row: Mapping[str, Any], cells: Sequence[Any], others: str) -> dict
         values.pop("sharding", None)
     if (gpus := ranks_of(row.get("gpu", ""))[0]) and math.isfinite(gpus):
         values["gpus"] = gpus
+    if gpu := named_gpu(others):
+        values["gpu"] = gpu.name
     if any(isinstance(cell, str) and ADAPTERS.search(cell) for cell in cells):
         values["adapters"] = True
     return values

@@ -186,7 +186,9 @@ def from_notes(
     given = set(known).union(*(names for names in TOGETHER if names & set(known)))
     values: dict[str, Any] = dict(_numbers(notes, given))
     said = [f"{name.replace('_', ' ')} {value:g}, from the notes" for name, value in values.items()]
-    if not SIZED & set(known) and (model := noted_model(notes)):
+    # Layers alone are those of a named model that was cut.
+    sized = {*(SIZED - {"layers"}), "width"} & set(known)
+    if not sized and (model := noted_model(notes)):
         values["noted_model"] = model
         said.append(f"a model of {model_size(model.parameters)} parameters, from the notes")
     if "precision" not in known:

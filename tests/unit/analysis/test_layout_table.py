@@ -903,3 +903,44 @@ def test_recomputation_that_every_row_names_is_not_assumed() -> None:
     for run, assumed in (("ours, full AC", 0), ("ours", 1)):
         notes = read_layouts(frame(run=run)).assumptions
         assert sum("activations are recomputed" in note for note in notes) == assumed
+
+
+WIDE = """# Llama 3.1 with NeMo
+
+sequence length = 8192, in BF16 or FP8
+
+| Llama 3.1 8b FP8 (TP=1, PP=1, CP=2, MBS=1) | Throughput on 8x H100 GPUs (GBS=128) | Throughput on 16x H100 GPUs (GBS=256) |
+|---|:---:|:---:|
+| Training step time (seconds per step) | 9.67 | 9.73 |
+| Throughput in tokens per second | 108436 | 215535 |
+| Model flops utilization | 39.63% | 39.39% |
+"""  # noqa: E501
+
+
+def test_a_row_for_each_quantity_and_a_column_for_each_layout(tmp_path: Path) -> None:
+    path = tmp_path / "recipe.md"
+    path.write_text(WIDE)
+    table = read_layouts(path)
+    assert "each column after the first is read as a layout" in table.assumptions
+    assert table.step_s.tolist() == [9.67, 9.73]
+    for row, gpus, batch in zip(table.rows, (8, 16), (128, 256), strict=True):
+        candidate = row.case.candidate
+        assert (candidate.layout.world_size, candidate.global_batch) == (gpus, batch)
+        assert (candidate.layout.context, candidate.micro_batch) == (2, 1)
+        assert (candidate.precision, row.case.machine.gpu.name) == ("fp8", "h100")
+        assert row.case.model.parameters == pytest.approx(8.03e9, rel=0.01)
+        assert row.quoted_mfu == pytest.approx(0.395, abs=0.002)
+
+
+def test_a_named_model_cut_to_fewer_layers(tmp_path: Path) -> None:
+    path = tmp_path / "recipe.md"
+    path.write_text(f"{WIDE}| Layers | 32 | 8 |\n")
+    whole, cut = (row.case.model for row in read_layouts(path).rows)
+    assert (whole.layers, cut.layers, cut.width) == (32, 8, 4096)
+    assert read_layouts(frame(Layers=8)).rows[0].case.model.layers == 8
+
+
+def test_a_first_column_of_strategies_is_not_turned() -> None:
+    rows = pd.DataFrame({"": ["TP", "Time"], "GPUs": [8, 8], "Step time (s)": [1.0, 2.0]})
+    with pytest.raises(InputError, match="2 rows: no model"):
+        read_layouts(rows)
