@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
+import itertools
 import math
-import os
 import re
 from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 from typing import Any, NamedTuple
@@ -142,8 +142,9 @@ def turned(frame: pd.DataFrame, mapped: Collection[str]) -> tuple[pd.DataFrame, 
 
 def shared_words(names: Sequence[str]) -> str:
     """The words that all names begin with, such as "Throughput on " of numbers of GPUs."""
-    start = os.path.commonprefix(list(names))
-    return start[: start.rfind(" ") + 1]
+    words = [name.split(" ") for name in names]
+    shared = itertools.takewhile(lambda several: len(set(several)) == 1, zip(*words, strict=False))
+    return "".join(f"{word} " for word, *_ in shared)
 
 
 def _whole(column: str) -> str:

@@ -914,7 +914,7 @@ sequence length = 8192, in BF16 or FP8
 | Training step time (seconds per step) | 9.67 | 9.73 |
 | Throughput in tokens per second | 108436 | 215535 |
 | Model flops utilization | 39.63% | 39.39% |
-"""  # noqa: E501
+"""
 
 
 def test_a_row_for_each_quantity_and_a_column_for_each_layout(tmp_path: Path) -> None:
