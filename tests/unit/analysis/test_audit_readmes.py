@@ -767,3 +767,12 @@ def test_columns_that_say_on_how_many_ranks() -> None:
     assert "mfu-consistent" in result.checked and not broken(result)
     wrong = pasted(below(head, *rows[:2], "| Model flops utilization | 59.37% | 64.96% |"))
     assert broken(wrong) == {"mfu-consistent"}
+
+
+def test_groups_of_sequence_parallelism_are_settings() -> None:
+    head = "| Model | Sequence Length | GPU Number | Sequence Parallel | Tokens per Second |"
+    rows = ["| Llama3 8B | 8k | 2 | 2 | 1037.0 |", "| Llama3 8B | 8k | 4 | 1 | 2331.3 |"]
+    rows.append("| Llama3 8B | 8k | 8 | 1 | 2771.2 |")
+    assert not broken(pasted(below(head, *rows)))
+    alike = [row.replace("| 2 | 2 |", "| 2 | 1 |") for row in rows]
+    assert broken(pasted(below(head, *alike))) == {"super-linear"}
