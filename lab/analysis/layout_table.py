@@ -58,7 +58,7 @@ from lab.analysis.layout_words import (
 from lab.errors import InputError, Problem, nearest, require_type
 from lab.formatting import count, listed
 from lab.perfmodel import layout_law, layout_terms
-from lab.perfmodel.frameworks import OF_MEGATRON_CORE, Framework, named_framework
+from lab.perfmodel.frameworks import ANY, OF_MEGATRON_CORE, Framework, named_framework
 from lab.perfmodel.hardware import named_gpu
 from lab.perfmodel.layout_law import LayoutLaw
 from lab.perfmodel.layout_terms import Case
@@ -148,12 +148,14 @@ def read_layouts(
         )
     cells = _cells(frame, columns, assumed)
     precisions = {precision(str(row["precision"])) for row in cells if "precision" in row}
-    framework = _framework(notes, words, cells)
+    framework = _framework(notes, _opening(source), words, cells)
     by_rates = sum(map(_with_gpus, cells))
     in_words = ("gpu", "gpus", "recomputed")
     said = {name for name in in_words if all(name in row for row in cells)}
     answered = {*columns, *assumed, *said}
-    defaults, assumptions = from_notes(notes, answered, precisions, framework)
+    # A table's heading comes before footnotes on others.
+    of_gpu = next(filter(named_gpu, map(str, frame.attrs.get("notes", ()))), "")
+    defaults, assumptions = from_notes(notes, answered, precisions, framework, of_gpu)
     by_column = [] if sideways is None else ["each column after the first is read as a layout"]
     assumptions = [*frame.attrs.get("assumptions", ()), *by_column, *assumptions]
     if by_rates:
@@ -227,11 +229,17 @@ def _other_chip(words: str) -> str:
     return chip[0] if chip and not named_gpu(words) else ""
 
 
-def _framework(notes: str, words: str, cells: Sequence[Mapping[str, Any]]) -> Framework:
-    """The framework by the notes, GPUs, precisions and its own acronyms, with its dispatcher."""
+def _framework(
+    notes: str, opening: str, words: str, cells: Sequence[Mapping[str, Any]]
+) -> Framework:
+    """The framework by the notes, GPUs and precisions, else also by the page's opening and by the
+    framework's own acronyms, with its dispatcher."""
     named = {str(row[name]) for row in cells for name in ("gpu", "precision") if name in row}
-    own = re.findall(OF_MEGATRON_CORE, words, re.IGNORECASE)
-    framework = named_framework("; ".join([notes, *sorted(named), *own]))
+    noted = "; ".join([notes, *sorted(named)])
+    framework = named_framework(noted)
+    if framework is ANY:
+        own = re.findall(OF_MEGATRON_CORE, words, re.IGNORECASE)
+        framework = named_framework("; ".join([opening, noted, *own]))
     if SENT_ONCE.search(f"{notes}; {words}"):
         return replace(framework, dispatches_once=True)
     return framework
@@ -329,6 +337,15 @@ def _prose(source: str | Path | pd.DataFrame) -> list[str]:
     lines = Path(source).read_text(errors="replace").splitlines()
     tables = sum(bool(DASHES.fullmatch(line)) for line in lines)
     return [line.strip("# \t") for line in lines if "|" not in line] if tables == 1 else []
+
+
+def _opening(source: str | Path | pd.DataFrame) -> str:
+    """What a page says before its first section or table: of all its tables."""
+    if not isinstance(source, str | Path) or Path(source).suffix not in {".md", ".mdx", ".rst"}:
+        return ""
+    text = Path(source).read_text(errors="replace")
+    title, line_end, rest = text.partition("\n")
+    return title + line_end + re.split(r"^(?:#|\W*\|)", rest, maxsplit=1, flags=re.MULTILINE)[0]
 
 
 def _advice(reason: str) -> str:

@@ -177,11 +177,13 @@ def from_notes(
     known: Collection[str],
     precisions: Collection[str] = (),
     framework: Framework = ANY,
+    of_gpu: str = "",
 ) -> tuple[dict[str, Any], list[str]]:
     """Values for all rows, from the notes or else as usual, with sentences on what was assumed.
 
-    `known` are the meanings of columns and assumptions, `precisions` those of the rows. Notes that
-    give several values of something say nothing of it.
+    `known` are the meanings of columns and assumptions, `precisions` those of the rows, and
+    `of_gpu` the note that names the GPU, if one does before others. Notes that give several values
+    of something say nothing of it.
     """
     given = set(known).union(*(names for names in TOGETHER if names & set(known)))
     values: dict[str, Any] = dict(_numbers(notes, given))
@@ -201,7 +203,7 @@ def from_notes(
     if "gpu" not in known:
         used = {*precisions, values.get("precision")}
         used |= {"mxfp8"} if MICROSCALED.search(notes) else set()
-        values["gpu"], why = _gpu(notes, used)
+        values["gpu"], why = _gpu(of_gpu or notes, used)
         said.append(f"{values['gpu'].upper()} GPUs, {why}")
     text = _DENIED.sub("", notes)
     shared = [kind for kind, words in SHARINGS.items() if re.search(words, text, re.IGNORECASE)]

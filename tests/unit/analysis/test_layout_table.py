@@ -944,3 +944,42 @@ def test_a_first_column_of_strategies_is_not_turned() -> None:
     rows = pd.DataFrame({"": ["TP", "Time"], "GPUs": [8, 8], "Step time (s)": [1.0, 2.0]})
     with pytest.raises(InputError, match="2 rows: no model"):
         read_layouts(rows)
+
+
+PAGE = """# Performance
+As part of the NeMo framework, Megatron Bridge provides these.
+
+## 26.06 container
+
+### Pre-training
+
+#### System: DGX-H100
+
+{0}
+- In case of GB200, blocks of 32 x 32.
+
+### LoRA performance
+
+#### Model: LLAMA3_70B
+
+{0}
+"""
+LINES = """
+| Model | #-GPUs | GBS | MBS | Sequence Length | TP | PP | Precision | Tokens / sec / GPU |
+|---|---|---|---|---|---|---|---|---|
+| LLAMA3_8B | 8 | 128 | 1 | 8192 | 1 | 1 | FP8 | 14079 |
+"""
+
+
+def test_what_a_page_and_its_sections_say_of_a_table(tmp_path: Path) -> None:
+    path = tmp_path / "page.md"
+    path.write_text(PAGE.format(LINES))
+    (row,) = read_layouts(path, number=1).rows
+    assert row.case.framework.name == "nemo" and row.case.machine.gpu.name == "h100"
+    with pytest.raises(InputError, match="LoRA trains adapters only"):
+        read_layouts(path, number=2)
+
+
+def test_virtual_pipelines_are_megatrons() -> None:
+    assert read_layouts(frame(VP=2)).rows[0].case.framework.name == "megatron-core"
+    assert read_layouts(frame()).rows[0].case.framework.name == ""
