@@ -8,7 +8,7 @@ from __future__ import annotations
 import math
 import re
 from collections import Counter
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass, field, replace
 from pathlib import Path
@@ -45,12 +45,11 @@ from lab.analysis.layout_row import (
 )
 from lab.analysis.layout_words import (
     ADAPTERS,
-    FASTER_GPU,
     OTHER_CHIP,
     SENT_ONCE,
     SHARED,
     UNNAMED,
-    USUAL_GPU,
+    USUAL_GPUS,
     from_notes,
     precision,
     settings,
@@ -184,12 +183,14 @@ def read_layouts(
             Problem(count(n, "row"), reason, _advice(reason)) for reason, n in left_out.items()
         ]
         raise InputError(name, problems or [Problem("table", "has no rows", "add one per layout")])
-    if UNNAMED in assumptions and any(map(_too_fast, rows)):
-        faster = {**(assume or {}), "gpu": FASTER_GPU}
-        again = read_layouts(source, assume=faster, timed=timed, number=number)
-        slow = f"{USUAL_GPU.upper()}s are too slow for its rows"
-        why = f"{FASTER_GPU.upper()} GPUs, because the table names no GPU, and {slow}"
-        return replace(again, assumptions=(*again.assumptions, why), inferred={"gpu": FASTER_GPU})
+    if any(UNNAMED in text for text in assumptions) and any(map(_too_fast, rows)):
+
+        def on(gpu: str) -> LayoutTable:
+            given = {**(assume or {}), "gpu": gpu}
+            return read_layouts(source, assume=given, timed=timed, number=number)
+
+        if (faster := _on_faster(str(defaults["gpu"]), on)) is not None:
+            return faster
     experts = any(row.case.model.experts > 1 for row in rows)
     if experts and not any("expert" in values for values in every):
         assumptions.append("the table gives no expert parallelism: each rank has all experts")
@@ -328,6 +329,20 @@ def _too_fast(row: LayoutRow) -> bool:
     each = case.sequence * case.model.flops_per_token(case.sequence, passes=passes)
     peak = case.machine.gpu.fastest(case.candidate.precision)
     return case.candidate.global_batch * each / row.step_s / gpus > MOST_REACHED * peak
+
+
+def _on_faster(slow: str, on: Callable[[str], LayoutTable]) -> LayoutTable | None:
+    """A table that names no GPU on the first usual one that is fast enough for its rows, else on
+    the one after `slow`; None after the last."""
+    tables = []
+    for gpu in USUAL_GPUS[USUAL_GPUS.index(slow) + 1 :]:
+        why = f"{gpu.upper()} GPUs, {UNNAMED}, and {slow.upper()}s are too slow for its rows"
+        table = on(gpu)
+        said = (*table.assumptions, why)
+        tables.append(replace(table, assumptions=said, inferred={"gpu": gpu}))
+        if not any(map(_too_fast, table.rows)):
+            return tables[-1]
+    return tables[0] if tables else None
 
 
 def _prose(source: str | Path | pd.DataFrame) -> list[str]:

@@ -64,8 +64,9 @@ PRECISIONS = {
     "fp8": "fp8|float8",
     "fp4": "fp4",
 }
-USUAL_GPU, FASTER_GPU = "a100", "h100"  # where none is named
-UNNAMED = f"{USUAL_GPU.upper()} GPUs, because the table names no GPU"
+# Where no GPU is named: the first, unless it is too slow for the rows.
+USUAL_GPUS = ("a100", "h100", "b200")
+UNNAMED = "because the table names no GPU"
 # Where no GPU is named, the first that computes in this precision.
 FIRST_WITH = {"fp8": "h100", "fp4": "b200", "mxfp8": "b200"}
 MICROSCALED = re.compile(r"\bmx-?fp-?8", re.IGNORECASE)
@@ -261,8 +262,8 @@ def _gpu(notes: str, precisions: Collection[str | None]) -> tuple[str, str]:
         return gpu.name, "from the notes"
     for kind, first in reversed(FIRST_WITH.items()):
         if kind in precisions:
-            return first, f"because the table names no GPU, and earlier ones have no {kind}"
-    return USUAL_GPU, "because the table names no GPU"
+            return first, f"{UNNAMED}, and earlier ones have no {kind}"
+    return USUAL_GPUS[0], UNNAMED
 
 
 def _recomputed(

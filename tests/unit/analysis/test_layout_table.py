@@ -983,3 +983,19 @@ def test_what_a_page_and_its_sections_say_of_a_table(tmp_path: Path) -> None:
 def test_virtual_pipelines_are_megatrons() -> None:
     assert read_layouts(frame(VP=2)).rows[0].case.framework.name == "megatron-core"
     assert read_layouts(frame()).rows[0].case.framework.name == ""
+
+
+@pytest.mark.parametrize(
+    ("precision", "rate", "gpu"),
+    [("BF16", 2_000.0, "a100"), ("BF16", 9_000.0, "h100"), ("FP8", 37_556.0, "b200")],
+)
+def test_the_first_usual_gpu_that_is_fast_enough(precision: str, rate: float, gpu: str) -> None:
+    rows = frame(System=None, Precision=precision, **{"Tokens / sec / GPU": rate})
+    table = read_layouts(rows)
+    assert table.rows[0].case.machine.gpu.name == gpu
+    assert sum("names no GPU" in text for text in table.assumptions) == 1
+
+
+def test_a_gpu_that_no_usual_one_equals_is_the_next() -> None:
+    table = read_layouts(frame(System=None, **{"Tokens / sec / GPU": 90_000.0}))
+    assert table.inferred == {"gpu": "h100"}
