@@ -104,6 +104,7 @@ UNITS = {
 }
 LABEL = re.compile(r"[\d.,]+\s*([mbt])(n|illions?)?", re.IGNORECASE)
 MOST_MEMORY = 1e12  # bytes of a GPU
+MOST_FLOPS = 1e9  # TFLOP/s of all GPUs
 LEAST_WIDTH, WIDTH_STEP = 64, 32  # of models: other numbers for a size count parameters
 NO = re.compile(r"(false|0|0\.0|off|no(ne|t)?\b.*|without\b.*)?")
 YES, SWITCHED_ON = re.compile("true|on|yes|y|✓|✅"), 2.0  # of more than one rank
@@ -282,6 +283,8 @@ def _factor(meant: str, column: str, cells: Sequence[Any]) -> float:
     if meant == "memory":
         return _unit_of_memory(cells)
     if meant.endswith("flops"):
+        if max((value for cell in cells if (value := number(cell)) > 0), default=0.0) > MOST_FLOPS:
+            return 1.0  # whatever its name says
         return 1e15 if re.search("(^|_)pflop", normal(column)) else 1e12
     if meant == "parameters" and unit not in units:
         unit = _label(cells) or ""

@@ -303,7 +303,9 @@ def _with_gpus(row: dict[str, Any]) -> bool:
 
 def _with_batch(values: dict[str, Any]) -> bool:
     """Enter the batch that a row's time and its rate in tokens make if it gives none."""
-    gpus, time, sequence = gpus_of(values), values.get("time"), values.get("sequence")
+    # Without another number of GPUs, degrees of parallelism make it.
+    gpus = gpus_of(values) or (_product(values) if values.get("data") else 0.0)
+    time, sequence = values.get("time"), values.get("sequence")
     rate = values.get("tokens") or (values.get("tokens_per_gpu") or 0.0) * gpus
     stated = any(map(values.get, {*BATCHES, "accum"} - {"micro_batch"}))
     if stated or not (rate and time and sequence):

@@ -999,3 +999,21 @@ def test_the_first_usual_gpu_that_is_fast_enough(precision: str, rate: float, gp
 def test_a_gpu_that_no_usual_one_equals_is_the_next() -> None:
     table = read_layouts(frame(System=None, **{"Tokens / sec / GPU": 90_000.0}))
     assert table.inferred == {"gpu": "h100"}
+
+
+def test_flops_below_the_name_of_teraflops() -> None:
+    (row,) = read_layouts(frame(**{"Model TFLOP/s": 2.846055e14})).rows
+    assert row.quoted_flops == pytest.approx(284.6e12, rel=1e-3)
+
+
+def test_the_batch_of_time_and_rate_where_degrees_make_the_gpus() -> None:
+    rows = frame(GPUs=None, GBS=None, PP=1, TP=1, DP=4, MBS=2, **{"Step time (s)": 4.096})
+    table = read_layouts(rows)
+    assert table.rows[0].case.candidate.global_batch == 32
+    assert "1 row: the batch follows from time and rate" in table.assumptions
+
+
+def test_a_batch_that_a_sentence_sets() -> None:
+    rows = frame(GBS=None, MBS=None, PP=1)
+    rows.attrs["notes"] = ["In each run per-device batch size is set to 1."]
+    assert read_layouts(rows).rows[0].case.candidate.micro_batch == 1
