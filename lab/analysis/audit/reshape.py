@@ -255,13 +255,15 @@ def by_world_size(
 
     Columns that name no quantity hold `quantity`; if that is "", what their rows or values suggest.
     """
-    spreads = _spreads(frame, [name for name in frame.columns if name not in mapped], quantity)
+    alone, assumptions = _without_ratios(frame)
+    spreads = _spreads(alone, [name for name in alone.columns if name not in mapped], quantity)
     sizes = [spread.world_size for spread in spreads if not math.isnan(spread.world_size)]
     if len(set(sizes)) < 2 and (not sizes or len(spreads) < 2):
         return frame, []
     bare_n = all(re.fullmatch(r"n_?\d+", normal(spread.column)) for spread in spreads)
     if bare_n and min(sizes) >= OF_PROBLEMS:
         return frame, []
+    frame = alone
     names = listed(spread.column for spread in spreads)
     assumption = f"the world sizes are read from the column names {names}"
     if len(spreads) > len(sizes):
@@ -283,7 +285,17 @@ def by_world_size(
         values = numbers(frame[column], units=units, factor=1.0 if factor is None else factor)
         part[f"{canonical}_s" if timed else canonical] = values
     long = pd.concat(parts.values(), ignore_index=True)
-    return long if long["setting"].any() else long.drop(columns="setting"), [assumption]
+    long = long if long["setting"].any() else long.drop(columns="setting")
+    return long, [assumption, *assumptions]
+
+
+def _without_ratios(frame: pd.DataFrame) -> tuple[pd.DataFrame, list[str]]:
+    """The table without rows such as "speedup", which compare the configurations above them."""
+    labels = frame[frame.columns[0]].astype(str)
+    ratios = labels.map(_quantity).isin({"speedup", "efficiency"})
+    if not ratios.any() or labels[~ratios].map(_quantity).any() or ratios.sum() >= len(frame) - 1:
+        return frame, []
+    return frame[~ratios], [f"{listed(labels[ratios])} compares other rows and is left out"]
 
 
 def _spreads(frame: pd.DataFrame, columns: Sequence[str], quantity: str) -> list[Spread]:

@@ -776,3 +776,12 @@ def test_groups_of_sequence_parallelism_are_settings() -> None:
     assert not broken(pasted(below(head, *rows)))
     alike = [row.replace("| 2 | 2 |", "| 2 | 1 |") for row in rows]
     assert broken(pasted(below(head, *alike))) == {"super-linear"}
+
+
+@pytest.mark.parametrize(("quoted", "faults"), [("7.3", set()), ("8.3", {"quoted-against-own"})])
+def test_a_row_of_ratios_below_columns_of_ranks(quoted: str, faults: set[str]) -> None:
+    rows = [f"| base | 118.5 | 865.6 | {quoted} |", "| amp+xla | 400 | 2720.8 | 6.8 |"]
+    rows.append("| speed up | 3.37 | 3.14 | |")
+    result = pasted(below("| method | 1 GPU | 8 GPU | speed up |", *rows))
+    assert {"world_size", "rate", "speedup"} <= set(result.reading.values())
+    assert broken(result) == faults
