@@ -11,6 +11,7 @@ from collections import Counter
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass, field, replace
+from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -49,6 +50,7 @@ from lab.analysis.layout_words import (
     SENT_ONCE,
     SHARED,
     UNNAMED,
+    UNSAID_PRECISION,
     USUAL_GPUS,
     from_notes,
     precision,
@@ -183,13 +185,17 @@ def read_layouts(
             Problem(count(n, "row"), reason, _advice(reason)) for reason, n in left_out.items()
         ]
         raise InputError(name, problems or [Problem("table", "has no rows", "add one per layout")])
-    if any(UNNAMED in text for text in assumptions) and any(map(_too_fast, rows)):
+    if any(map(_too_fast, rows)):
 
-        def on(gpu: str) -> LayoutTable:
-            given = {**(assume or {}), "gpu": gpu}
-            return read_layouts(source, assume=given, timed=timed, number=number)
+        def given(name: str, value: str) -> LayoutTable:
+            more = {**(assume or {}), name: value}
+            return read_layouts(source, assume=more, timed=timed, number=number)
 
-        if (faster := _on_faster(str(defaults["gpu"]), on)) is not None:
+        unnamed = any(UNNAMED in text for text in assumptions)
+        faster = _on_faster(str(defaults["gpu"]), partial(given, "gpu")) if unnamed else None
+        if faster is None and UNSAID_PRECISION in assumptions:
+            faster = _in_8_bits(rows, partial(given, "precision"))
+        if faster is not None:
             return faster
     experts = any(row.case.model.experts > 1 for row in rows)
     if experts and not any("expert" in values for values in every):
@@ -333,18 +339,34 @@ def _too_fast(row: LayoutRow) -> bool:
     return case.candidate.global_batch * each / row.step_s / gpus > MOST_REACHED * peak
 
 
-def _on_faster(slow: str, on: Callable[[str], LayoutTable]) -> LayoutTable | None:
+def _on_faster(slow: str, given: Callable[[str], LayoutTable]) -> LayoutTable | None:
     """A table that names no GPU on the first usual one that is fast enough for its rows, else on
     the one after `slow`; None after the last."""
     tables = []
     for gpu in USUAL_GPUS[USUAL_GPUS.index(slow) + 1 :]:
         why = f"{gpu.upper()} GPUs, {UNNAMED}, and {slow.upper()}s are too slow for its rows"
-        table = on(gpu)
+        table = given(gpu)
         said = (*table.assumptions, why)
         tables.append(replace(table, assumptions=said, inferred={"gpu": gpu}))
         if not any(map(_too_fast, table.rows)):
             return tables[-1]
     return tables[0] if tables else None
+
+
+def _in_8_bits(
+    rows: Sequence[LayoutRow], given: Callable[[str], LayoutTable]
+) -> LayoutTable | None:
+    """A table that names no precision in fp8, if its GPUs compute in it and only then that fast."""
+    if not all("fp8" in row.case.machine.gpu.flops for row in rows):
+        return None
+    table = given("fp8")
+    if any(map(_too_fast, table.rows)):
+        return None
+    gpus = " or ".join(sorted({row.case.machine.gpu.name.upper() for row in rows}))
+    why = (
+        f"fp8 is assumed, because the table names no precision, and no {gpus} is that fast in bf16"
+    )
+    return replace(table, assumptions=(*table.assumptions, why), inferred={"precision": "fp8"})
 
 
 def _prose(source: str | Path | pd.DataFrame) -> list[str]:

@@ -67,6 +67,7 @@ PRECISIONS = {
 # Where no GPU is named: the first, unless it is too slow for the rows.
 USUAL_GPUS = ("a100", "h100", "b200")
 UNNAMED = "because the table names no GPU"
+UNSAID_PRECISION = "the table does not say which precision: bf16 is assumed"
 # Where no GPU is named, the first that computes in this precision.
 FIRST_WITH = {"fp8": "h100", "fp4": "b200", "mxfp8": "b200"}
 MICROSCALED = re.compile(r"\bmx-?fp-?8", re.IGNORECASE)
@@ -200,7 +201,7 @@ def from_notes(
             values["precision"] = named.pop()
             said.append(f"{values['precision']}, from the notes")
         elif not precisions:
-            said.append("the table does not say which precision: bf16 is assumed")
+            said.append(UNSAID_PRECISION)
     if "gpu" not in known:
         used = {*precisions, values.get("precision")}
         used |= {"mxfp8"} if MICROSCALED.search(notes) else set()

@@ -1017,3 +1017,14 @@ def test_a_batch_that_a_sentence_sets() -> None:
     rows = frame(GBS=None, MBS=None, PP=1)
     rows.attrs["notes"] = ["In each run per-device batch size is set to 1."]
     assert read_layouts(rows).rows[0].case.candidate.micro_batch == 1
+
+
+def test_rows_that_no_gpu_computes_in_16_bits_are_in_8() -> None:
+    fast = frame(**{"Tokens / sec / GPU": 15_000.0})  # of Llama 3 8B: 79 % of an H100's peak
+    table = read_layouts(fast)
+    assert table.rows[0].case.candidate.precision == "fp8"
+    assert table.inferred == {"precision": "fp8"}
+    assert any(text.startswith("fp8 is assumed") for text in table.assumptions)
+    assert read_layouts(frame()).rows[0].case.candidate.precision == "bf16"
+    said = read_layouts(fast.assign(Precision="BF16"))
+    assert said.rows[0].case.candidate.precision == "bf16"
