@@ -290,10 +290,17 @@ def by_world_size(
 
 
 def _without_ratios(frame: pd.DataFrame) -> tuple[pd.DataFrame, list[str]]:
-    """The table without rows such as "speedup", which compare the configurations above them."""
+    """The table without rows such as "speedup", which compare the configurations above them, if
+    its columns say of what they are the number."""
+    bare = any(normal(str(column)).isdecimal() for column in frame.columns)
     labels = frame[frame.columns[0]].astype(str)
     ratios = labels.map(_quantity).isin({"speedup", "efficiency"})
-    if not ratios.any() or labels[~ratios].map(_quantity).any() or ratios.sum() >= len(frame) - 1:
+    if (
+        bare
+        or not ratios.any()
+        or labels[~ratios].map(_quantity).any()
+        or ratios.sum() >= len(frame) - 1
+    ):
         return frame, []
     return frame[~ratios], [f"{listed(labels[ratios])} compares other rows and is left out"]
 
