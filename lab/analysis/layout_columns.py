@@ -104,6 +104,7 @@ UNITS = {
 }
 LABEL = re.compile(r"[\d.,]+\s*([mbt])(n|illions?)?", re.IGNORECASE)
 MOST_MEMORY = 1e12  # bytes of a GPU
+MOST_FLOPS = 1e9  # TFLOP/s of all GPUs
 LEAST_WIDTH, WIDTH_STEP = 64, 32  # of models: other numbers for a size count parameters
 NO = re.compile(r"(false|0|0\.0|off|no(ne|t)?\b.*|without\b.*)?")
 YES, SWITCHED_ON = re.compile("true|on|yes|y|✓|✅"), 2.0  # of more than one rank
@@ -130,6 +131,28 @@ def split_lists(frame: pd.DataFrame) -> pd.DataFrame:
     kept = frame.drop(columns=frame.columns[lists])
     new = {name: values for name, values in split.items() if name not in kept.columns}
     return kept.assign(**new)
+
+
+def turned(frame: pd.DataFrame) -> pd.DataFrame | None:
+    """The table with a row for each column after the first, if its rows are what was set and
+    measured; else None.
+
+    The columns' names, such as "on 8x H100 GPUs (GBS=128)", become cells, each with the first
+    one's, such as "Llama 3 8B (TP=1, CP=2)", which says something of all.
+    """
+    first, *others = map(str, frame.columns)
+    names = frame.iloc[:, 0].map(_text).tolist()
+    meant = [meaning(name) for name in names]
+    known = set(meant) - {None}
+    ambiguous = len(set(names)) < len(names) or first in names
+    if ambiguous or len(known) < 2 or not known & MEASURED or 2 * meant.count(None) > len(meant):
+        return None
+    if len(set(map(meaning, others))) > 1:
+        return None  # they have meanings of their own
+    sideways = frame.iloc[:, 1:].T.reset_index(drop=True).set_axis(names, axis="columns")
+    sideways.insert(0, first, [f"{first} {name}" for name in others])
+    sideways.attrs = frame.attrs
+    return sideways
 
 
 def meanings(frame: pd.DataFrame) -> dict[str, str]:
@@ -260,6 +283,8 @@ def _factor(meant: str, column: str, cells: Sequence[Any]) -> float:
     if meant == "memory":
         return _unit_of_memory(cells)
     if meant.endswith("flops"):
+        if max((value for cell in cells if (value := number(cell)) > 0), default=0.0) > MOST_FLOPS:
+            return 1.0  # whatever its name says
         return 1e15 if re.search("(^|_)pflop", normal(column)) else 1e12
     if meant == "parameters" and unit not in units:
         unit = _label(cells) or ""

@@ -312,6 +312,8 @@ def _model(values: Mapping[str, Any], notes: str) -> Transformer:
         model = transformer.of_parameters(parameters, vocabulary=vocabulary)
     if model is None:
         raise ValueError(f"unknown model {text}" if text else "no model and no model sizes")
+    if values.get("layers"):  # of a model that was cut to fit on fewer GPUs
+        return replace(model, layers=int(values["layers"]))
     return model
 
 

@@ -8,9 +8,10 @@ from __future__ import annotations
 import math
 import re
 from collections import Counter
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass, field, replace
+from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -28,6 +29,7 @@ from lab.analysis.layout_columns import (
     meanings,
     split_lists,
     stage,
+    turned,
 )
 from lab.analysis.layout_rates import flop_rate
 from lab.analysis.layout_row import (
@@ -44,12 +46,12 @@ from lab.analysis.layout_row import (
 )
 from lab.analysis.layout_words import (
     ADAPTERS,
-    FASTER_GPU,
     OTHER_CHIP,
     SENT_ONCE,
     SHARED,
     UNNAMED,
-    USUAL_GPU,
+    UNSAID_PRECISION,
+    USUAL_GPUS,
     from_notes,
     precision,
     settings,
@@ -57,7 +59,7 @@ from lab.analysis.layout_words import (
 from lab.errors import InputError, Problem, nearest, require_type
 from lab.formatting import count, listed
 from lab.perfmodel import layout_law, layout_terms
-from lab.perfmodel.frameworks import OF_MEGATRON_CORE, Framework, named_framework
+from lab.perfmodel.frameworks import ANY, OF_MEGATRON_CORE, Framework, named_framework
 from lab.perfmodel.hardware import named_gpu
 from lab.perfmodel.layout_law import LayoutLaw
 from lab.perfmodel.layout_terms import Case
@@ -131,9 +133,12 @@ def read_layouts(
         frame = split_lists(source)
     name = str(frame.attrs.get("name", "rows"))
     around = _prose(source) or frame.attrs.get("notes", ())
+    corner = ""
+    if (sideways := turned(frame)) is not None:
+        frame, corner = sideways, str(sideways.columns[0])
     # A number before the name, as in 07-h100.csv, counts nothing.
     title = re.sub(r"^[\d\s]+", "", name.replace("_", " "))
-    notes = "; ".join([" ".join(map(str, around)), title])
+    notes = "; ".join(filter(None, [" ".join(map(str, around)), title, corner]))
     columns = meanings(frame)
     assumed = _assumed(assume or {})
     words = _words(frame)
@@ -144,12 +149,16 @@ def read_layouts(
         )
     cells = _cells(frame, columns, assumed)
     precisions = {precision(str(row["precision"])) for row in cells if "precision" in row}
-    framework = _framework(notes, words, cells)
+    framework = _framework(notes, _opening(source), words, cells)
     by_rates = sum(map(_with_gpus, cells))
-    said = {name for name in ("gpus", "recomputed") if all(name in row for row in cells)}
+    in_words = ("gpu", "gpus", "recomputed")
+    said = {name for name in in_words if all(name in row for row in cells)}
     answered = {*columns, *assumed, *said}
-    defaults, assumptions = from_notes(notes, answered, precisions, framework)
-    assumptions = [*frame.attrs.get("assumptions", ()), *assumptions]
+    # A table's heading comes before footnotes on others.
+    of_gpu = next(filter(named_gpu, map(str, frame.attrs.get("notes", ()))), "")
+    defaults, assumptions = from_notes(notes, answered, precisions, framework, of_gpu)
+    by_column = [] if sideways is None else ["each column after the first is read as a layout"]
+    assumptions = [*frame.attrs.get("assumptions", ()), *by_column, *assumptions]
     if by_rates:
         assumptions.append(
             f"{count(by_rates, 'row')}: the GPUs are the total rate over that of one"
@@ -176,12 +185,18 @@ def read_layouts(
             Problem(count(n, "row"), reason, _advice(reason)) for reason, n in left_out.items()
         ]
         raise InputError(name, problems or [Problem("table", "has no rows", "add one per layout")])
-    if UNNAMED in assumptions and any(map(_too_fast, rows)):
-        faster = {**(assume or {}), "gpu": FASTER_GPU}
-        again = read_layouts(source, assume=faster, timed=timed, number=number)
-        slow = f"{USUAL_GPU.upper()}s are too slow for its rows"
-        why = f"{FASTER_GPU.upper()} GPUs, because the table names no GPU, and {slow}"
-        return replace(again, assumptions=(*again.assumptions, why), inferred={"gpu": FASTER_GPU})
+    if any(map(_too_fast, rows)):
+
+        def given(name: str, value: str) -> LayoutTable:
+            more = {**(assume or {}), name: value}
+            return read_layouts(source, assume=more, timed=timed, number=number)
+
+        unnamed = any(UNNAMED in text for text in assumptions)
+        faster = _on_faster(str(defaults["gpu"]), partial(given, "gpu")) if unnamed else None
+        if faster is None and UNSAID_PRECISION in assumptions:
+            faster = _in_8_bits(rows, partial(given, "precision"))
+        if faster is not None:
+            return faster
     experts = any(row.case.model.experts > 1 for row in rows)
     if experts and not any("expert" in values for values in every):
         assumptions.append("the table gives no expert parallelism: each rank has all experts")
@@ -221,11 +236,17 @@ def _other_chip(words: str) -> str:
     return chip[0] if chip and not named_gpu(words) else ""
 
 
-def _framework(notes: str, words: str, cells: Sequence[Mapping[str, Any]]) -> Framework:
-    """The framework by the notes, GPUs, precisions and its own acronyms, with its dispatcher."""
+def _framework(
+    notes: str, opening: str, words: str, cells: Sequence[Mapping[str, Any]]
+) -> Framework:
+    """The framework by the notes, GPUs and precisions, else also by the page's opening and by the
+    framework's own acronyms, with its dispatcher."""
     named = {str(row[name]) for row in cells for name in ("gpu", "precision") if name in row}
-    own = re.findall(OF_MEGATRON_CORE, words, re.IGNORECASE)
-    framework = named_framework("; ".join([notes, *sorted(named), *own]))
+    noted = "; ".join([notes, *sorted(named)])
+    framework = named_framework(noted)
+    if framework is ANY:
+        own = re.findall(OF_MEGATRON_CORE, words, re.IGNORECASE)
+        framework = named_framework("; ".join([opening, noted, *own]))
     if SENT_ONCE.search(f"{notes}; {words}"):
         return replace(framework, dispatches_once=True)
     return framework
@@ -288,7 +309,9 @@ def _with_gpus(row: dict[str, Any]) -> bool:
 
 def _with_batch(values: dict[str, Any]) -> bool:
     """Enter the batch that a row's time and its rate in tokens make if it gives none."""
-    gpus, time, sequence = gpus_of(values), values.get("time"), values.get("sequence")
+    # Without another number of GPUs, degrees of parallelism make it.
+    gpus = gpus_of(values) or (_product(values) if values.get("data") else 0.0)
+    time, sequence = values.get("time"), values.get("sequence")
     rate = values.get("tokens") or (values.get("tokens_per_gpu") or 0.0) * gpus
     stated = any(map(values.get, {*BATCHES, "accum"} - {"micro_batch"}))
     if stated or not (rate and time and sequence):
@@ -316,6 +339,36 @@ def _too_fast(row: LayoutRow) -> bool:
     return case.candidate.global_batch * each / row.step_s / gpus > MOST_REACHED * peak
 
 
+def _on_faster(slow: str, given: Callable[[str], LayoutTable]) -> LayoutTable | None:
+    """A table that names no GPU on the first usual one that is fast enough for its rows, else on
+    the one after `slow`; None after the last."""
+    tables = []
+    for gpu in USUAL_GPUS[USUAL_GPUS.index(slow) + 1 :]:
+        why = f"{gpu.upper()} GPUs, {UNNAMED}, and {slow.upper()}s are too slow for its rows"
+        table = given(gpu)
+        said = (*table.assumptions, why)
+        tables.append(replace(table, assumptions=said, inferred={"gpu": gpu}))
+        if not any(map(_too_fast, table.rows)):
+            return tables[-1]
+    return tables[0] if tables else None
+
+
+def _in_8_bits(
+    rows: Sequence[LayoutRow], given: Callable[[str], LayoutTable]
+) -> LayoutTable | None:
+    """A table that names no precision in fp8, if its GPUs compute in it and only then that fast."""
+    if not all("fp8" in row.case.machine.gpu.flops for row in rows):
+        return None
+    table = given("fp8")
+    if any(map(_too_fast, table.rows)):
+        return None
+    gpus = " or ".join(sorted({row.case.machine.gpu.name.upper() for row in rows}))
+    why = (
+        f"fp8 is assumed, because the table names no precision, and no {gpus} is that fast in bf16"
+    )
+    return replace(table, assumptions=(*table.assumptions, why), inferred={"precision": "fp8"})
+
+
 def _prose(source: str | Path | pd.DataFrame) -> list[str]:
     """All lines around the table of a Markdown file that has only one."""
     if not isinstance(source, str | Path) or Path(source).suffix not in {".md", ".mdx"}:
@@ -323,6 +376,15 @@ def _prose(source: str | Path | pd.DataFrame) -> list[str]:
     lines = Path(source).read_text(errors="replace").splitlines()
     tables = sum(bool(DASHES.fullmatch(line)) for line in lines)
     return [line.strip("# \t") for line in lines if "|" not in line] if tables == 1 else []
+
+
+def _opening(source: str | Path | pd.DataFrame) -> str:
+    """What a page says before its first section or table: of all its tables."""
+    if not isinstance(source, str | Path) or Path(source).suffix not in {".md", ".mdx", ".rst"}:
+        return ""
+    text = Path(source).read_text(errors="replace")
+    title, line_end, rest = text.partition("\n")
+    return title + line_end + re.split(r"^(?:#|\W*\|)", rest, maxsplit=1, flags=re.MULTILINE)[0]
 
 
 def _advice(reason: str) -> str:
@@ -381,6 +443,8 @@ def _in_words(row: Mapping[str, Any], cells: Sequence[Any], others: str) -> dict
         values.pop("sharding", None)
     if (gpus := ranks_of(row.get("gpu", ""))[0]) and math.isfinite(gpus):
         values["gpus"] = gpus
+    if gpu := named_gpu(others):
+        values["gpu"] = gpu.name
     if any(isinstance(cell, str) and ADAPTERS.search(cell) for cell in cells):
         values["adapters"] = True
     return values

@@ -23,7 +23,7 @@ _CARDS = (
     r"(?:-?\(?\d+ ?GB?(?: \w+)?\)? *)?GPUs?"
     rf"|(?:{_NAMES})s?)\b"
 )
-_OF, _COUNT = r"(?:[ _]size)?(?: of)?[ =:]*", r"(\d+)\b(?!\.\d)"
+_OF, _COUNT = r"(?:[ _]size)?(?: of| (?:is|was)(?: set to)?)?[ =:]*", r"(\d+)\b(?!\.\d)"
 NOTED = {
     "sequence": r"(?<![a-z])seq(?:uence)?s?(?:[ _-]?len(?:gth)?s?)?(?: of| is)?(?: set to)?[ =:]*"
     r"(\d{1,3},\d{3}|\d{3,7}|\d+k)\b"
@@ -64,8 +64,10 @@ PRECISIONS = {
     "fp8": "fp8|float8",
     "fp4": "fp4",
 }
-USUAL_GPU, FASTER_GPU = "a100", "h100"  # where none is named
-UNNAMED = f"{USUAL_GPU.upper()} GPUs, because the table names no GPU"
+# Where no GPU is named: the first, unless it is too slow for the rows.
+USUAL_GPUS = ("a100", "h100", "b200")
+UNNAMED = "because the table names no GPU"
+UNSAID_PRECISION = "the table does not say which precision: bf16 is assumed"
 # Where no GPU is named, the first that computes in this precision.
 FIRST_WITH = {"fp8": "h100", "fp4": "b200", "mxfp8": "b200"}
 MICROSCALED = re.compile(r"\bmx-?fp-?8", re.IGNORECASE)
@@ -177,16 +179,20 @@ def from_notes(
     known: Collection[str],
     precisions: Collection[str] = (),
     framework: Framework = ANY,
+    of_gpu: str = "",
 ) -> tuple[dict[str, Any], list[str]]:
     """Values for all rows, from the notes or else as usual, with sentences on what was assumed.
 
-    `known` are the meanings of columns and assumptions, `precisions` those of the rows. Notes that
-    give several values of something say nothing of it.
+    `known` are the meanings of columns and assumptions, `precisions` those of the rows, and
+    `of_gpu` the note that names the GPU, if one does before others. Notes that give several values
+    of something say nothing of it.
     """
     given = set(known).union(*(names for names in TOGETHER if names & set(known)))
     values: dict[str, Any] = dict(_numbers(notes, given))
     said = [f"{name.replace('_', ' ')} {value:g}, from the notes" for name, value in values.items()]
-    if not SIZED & set(known) and (model := noted_model(notes)):
+    # Layers alone are those of a named model that was cut.
+    sized = {*(SIZED - {"layers"}), "width"} & set(known)
+    if not sized and (model := noted_model(notes)):
         values["noted_model"] = model
         said.append(f"a model of {model_size(model.parameters)} parameters, from the notes")
     if "precision" not in known:
@@ -195,11 +201,11 @@ def from_notes(
             values["precision"] = named.pop()
             said.append(f"{values['precision']}, from the notes")
         elif not precisions:
-            said.append("the table does not say which precision: bf16 is assumed")
+            said.append(UNSAID_PRECISION)
     if "gpu" not in known:
         used = {*precisions, values.get("precision")}
         used |= {"mxfp8"} if MICROSCALED.search(notes) else set()
-        values["gpu"], why = _gpu(notes, used)
+        values["gpu"], why = _gpu(of_gpu or notes, used)
         said.append(f"{values['gpu'].upper()} GPUs, {why}")
     text = _DENIED.sub("", notes)
     shared = [kind for kind, words in SHARINGS.items() if re.search(words, text, re.IGNORECASE)]
@@ -257,8 +263,8 @@ def _gpu(notes: str, precisions: Collection[str | None]) -> tuple[str, str]:
         return gpu.name, "from the notes"
     for kind, first in reversed(FIRST_WITH.items()):
         if kind in precisions:
-            return first, f"because the table names no GPU, and earlier ones have no {kind}"
-    return USUAL_GPU, "because the table names no GPU"
+            return first, f"{UNNAMED}, and earlier ones have no {kind}"
+    return USUAL_GPUS[0], UNNAMED
 
 
 def _recomputed(

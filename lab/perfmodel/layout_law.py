@@ -13,7 +13,7 @@ from typing import Any
 import numpy as np
 
 from lab.perfmodel.frameworks import ANY, Framework
-from lab.perfmodel.layout_terms import Case, Floats, parts, quantities
+from lab.perfmodel.layout_terms import HOPPER, Case, Floats, parts, quantities
 from lab.perfmodel.step_law import bounded
 
 # What the law fitted to a whole table leaves of its rows: 5 to 8 %.
@@ -64,7 +64,7 @@ _SPREADS = np.array([coefficient.spread for coefficient in COEFFICIENTS.values()
 # models in 16 bits reach 0.43 to 0.59 on Blackwell as a whole (Megatron-LM and its Bridge), and
 # large products alone half of the peak on MI300X and MI350X, as against 0.73 on H100.
 FLOPS_BY_GPU = {
-    **dict.fromkeys(("h100", "h200", "gh200", "h800"), 2.0),
+    **dict.fromkeys(HOPPER, 2.0),
     **dict.fromkeys(("b200", "b300", "gb200", "gb300"), 1.8),
     **dict.fromkeys(("mi300x", "mi325x", "mi350x", "mi355x"), 2.5),
 }

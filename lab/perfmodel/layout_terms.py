@@ -24,6 +24,7 @@ from lab.perfmodel.transformer import Transformer
 
 Floats = npt.NDArray[np.float64]
 NARROW = ("fp8", "fp4")
+HOPPER = ("h100", "h200", "gh200", "h800")
 # Routing, sorting, dispatch and combination at least double the kernels of a layer: the host bounds
 # such models (Scalable Training of Mixture-of-Experts Models with Megatron Core, 2026).
 EXPERT_LAUNCHES = 2.0
@@ -134,8 +135,10 @@ def _layer(case: Case) -> dict[str, float]:
     split += 4 * tokens * model.active * model.width * (model.experts > 1)
     swept = 3 * (value / 2) * (2 * case.handed_on / value + 2 * split / tensor)
     scores = 3 * value * tokens * case.sequence * model.heads / tensor
+    wide = case.candidate.precision not in NARROW and gpu.name.startswith(HOPPER)
+    slack = case.framework.wide if wide and model.experts == 1 else 1.0
     return {
-        "layer_flops": products / gpu.fastest(case.candidate.precision),
+        "layer_flops": slack * products / gpu.fastest(case.candidate.precision),
         "layer_attention": attention / case.peak_of_16_bits,
         "layer_memory": swept / gpu.memory_bytes_per_s,
         "layer_scores": scores / gpu.memory_bytes_per_s,

@@ -182,6 +182,7 @@ TEXTS = {
     r"|remat(erialization)?(_policy)?",
     "sharding": r"zero(_?(stage|level))?|shard(ing)?(_?(strategy|stage|level|degree))?|fsdp",
     "interleave": r"vp|vpp|virtual_.*|interleav.*",
+    "sequence_parallel": r"(seq(uence)?_?parallel(ism)?|ulysses)(_?(size|degree))?",
     "ratio_over": "ratio_over",
     "emulated": r"(is_)?emulat(ed|ion)(_.*)?",
     "link": "link|network|interconnect|nic|fabric",

@@ -141,23 +141,26 @@ def _drawn(line: str) -> str:
 
 def _markdown(lines: Sequence[str]) -> Iterator[Table]:
     """Tables with a line of dashes below the column names; notes are the caption, the lines from
-    the last heading on and those up to the next heading, table or its caption."""
+    the last heading on, those up to the next heading, table or its caption, and the headings of
+    the sections that the table is in."""
     starts = [place - 1 for place in range(1, len(lines)) if _is_below_names(lines, place)]
+    every = [place for place, line in enumerate(lines) if starts and HEADING.match(line)]
     after = 0
     for start in starts:
         if start < after:
             continue  # a rule between rows
         places = range(start + 2, len(lines))
         rows = list(itertools.takewhile(BAR.search, map(lines.__getitem__, places)))
-        headings = [place for place in range(after, start) if HEADING.match(lines[place])]
-        before = lines[headings[-1] if headings else after : start]
+        headings = every[: bisect.bisect_left(every, start)]
+        before = lines[max([after, *headings[-1:]]) : start]
+        sections = _sections([lines[place] for place in headings])
         after = start + 2 + len(rows)
         following = bisect.bisect_left(starts, after)
         end = starts[following] if following < len(starts) else None
         rest = lines[after:] if end is None else lines[after : _above_caption(lines, after, end)]
         below = itertools.takewhile(lambda line: not HEADING.match(line), rest)
         caption = lines[_above_caption(lines, start - len(before), start) : start]
-        around = (*caption, *before, *below)
+        around = (*caption, *before, *below, *sections)
         notes = [line.replace("**", "").strip("# \t") for line in around]
         names = _cells(lines[start])
         cells = [
@@ -167,6 +170,22 @@ def _markdown(lines: Sequence[str]) -> Iterator[Table]:
             *_named(names, cells),
             [note for note in dict.fromkeys(notes) if note and not RULE.fullmatch(note)],
         )
+
+
+def _sections(headings: Sequence[str]) -> list[str]:
+    """The last of these headings and those of the sections that it is in, innermost first; none of
+    the first level, which comments in code look like."""
+    inside: list[str] = []
+    for heading in reversed(headings):
+        if 1 < _level(heading) < (_level(inside[-1]) if inside else 7):
+            inside.append(heading)
+            if _level(heading) == 2:
+                break
+    return inside
+
+
+def _level(heading: str) -> int:
+    return len(heading.split()[0])
 
 
 def _above_caption(lines: Sequence[str], first: int, start: int) -> int:

@@ -21,7 +21,9 @@ from lab.records.table import grouped
 HELD = {"strong": "global_batch_size", "weak": "micro_batch_size", "none": "global_batch_size"}
 # How ranks work together. On one rank it has no effect, so all its values share a baseline.
 STRATEGY_KEYS = ("key:strategy", *(f"key:{name}" for name in SETTINGS))
-LAYOUT_KEYS = {f"key:{name}" for name in (*LAYOUT, "strategy", "sharding", "interleave")}
+LAYOUT_KEYS = {
+    f"key:{name}" for name in (*LAYOUT, "strategy", "sharding", "interleave", "sequence_parallel")
+}
 REPEATED = {"key:seed"}  # runs of a table that differ only in this are repeats
 BATCHES = {"global_batch_size": "batch", "batch": "batch", "micro_batch_size": "batch per rank"}
 NUMBERS = BATCHES | {"grad_accum": "accumulation"}  # in the names of curves

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 import math
 import re
 from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
@@ -118,6 +119,9 @@ def turned(frame: pd.DataFrame, mapped: Collection[str]) -> tuple[pd.DataFrame, 
     first, *others = frame.columns
     names = frame[first].astype(str)
     sizes = [_whole(column) for column in others]
+    if not all(sizes):  # below "Throughput on 8 GPUs", but not below "Core 0"
+        rest = [column.removeprefix(shared_words(others)) for column in others]
+        sizes = ["" if name.isdecimal() else _whole(name) for name in rest]
     if mapped or len(others) < 2 or not all(sizes) or names.duplicated().any():
         return frame, []
     if are_collectives(names) and not all(are_timed(frame[name]) for name in others):
@@ -136,6 +140,13 @@ def turned(frame: pd.DataFrame, mapped: Collection[str]) -> tuple[pd.DataFrame, 
     sideways = sideways[[name for name in names if guess(name)]]  # no others are settings
     sideways.insert(0, ranks, sizes)
     return sideways, [f"each row is read as a quantity, and the columns as the {ranks}"]
+
+
+def shared_words(names: Sequence[str]) -> str:
+    """The words that all names begin with, such as "Throughput on " of numbers of GPUs."""
+    words = [name.split(" ") for name in names]
+    shared = itertools.takewhile(lambda several: len(set(several)) == 1, zip(*words, strict=False))
+    return "".join(f"{word} " for word, *_ in shared)
 
 
 def _whole(column: str) -> str:
@@ -246,13 +257,15 @@ def by_world_size(
 
     Columns that name no quantity hold `quantity`; if that is "", what their rows or values suggest.
     """
-    spreads = _spreads(frame, [name for name in frame.columns if name not in mapped], quantity)
+    alone, assumptions = _without_ratios(frame)
+    spreads = _spreads(alone, [name for name in alone.columns if name not in mapped], quantity)
     sizes = [spread.world_size for spread in spreads if not math.isnan(spread.world_size)]
     if len(set(sizes)) < 2 and (not sizes or len(spreads) < 2):
         return frame, []
     bare_n = all(re.fullmatch(r"n_?\d+", normal(spread.column)) for spread in spreads)
     if bare_n and min(sizes) >= OF_PROBLEMS:
         return frame, []
+    frame = alone
     names = listed(spread.column for spread in spreads)
     assumption = f"the world sizes are read from the column names {names}"
     if len(spreads) > len(sizes):
@@ -274,7 +287,24 @@ def by_world_size(
         values = numbers(frame[column], units=units, factor=1.0 if factor is None else factor)
         part[f"{canonical}_s" if timed else canonical] = values
     long = pd.concat(parts.values(), ignore_index=True)
-    return long if long["setting"].any() else long.drop(columns="setting"), [assumption]
+    long = long if long["setting"].any() else long.drop(columns="setting")
+    return long, [assumption, *assumptions]
+
+
+def _without_ratios(frame: pd.DataFrame) -> tuple[pd.DataFrame, list[str]]:
+    """The table without rows such as "speedup", which compare the configurations above them, if
+    its columns say of what they are the number."""
+    bare = any(normal(str(column)).isdecimal() for column in frame.columns)
+    labels = frame[frame.columns[0]].astype(str)
+    ratios = labels.map(_quantity).isin({"speedup", "efficiency"})
+    if (
+        bare
+        or not ratios.any()
+        or labels[~ratios].map(_quantity).any()
+        or ratios.sum() >= len(frame) - 1
+    ):
+        return frame, []
+    return frame[~ratios], [f"{listed(labels[ratios])} compares other rows and is left out"]
 
 
 def _spreads(frame: pd.DataFrame, columns: Sequence[str], quantity: str) -> list[Spread]:

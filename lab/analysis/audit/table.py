@@ -33,7 +33,7 @@ from lab.formatting import message_size, model_size
 KEYS = (
     *("model", "sequence_length", "dataset", "framework", "precision", "compile", "seed"),
     *("link", "device", "emulated", "strategy", "scaling", "recompute", "sharding", "interleave"),
-    *LAYOUT,
+    *("sequence_parallel", *LAYOUT),
 )
 # Columns that never appear next to the time of a collective.
 TRAINING = {

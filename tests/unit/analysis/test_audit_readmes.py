@@ -755,3 +755,33 @@ def test_speedups_of_each_precision_are_not_from_one_to_another() -> None:
     result = pasted(below(head, *rows))
     assert "'speedup' as speedup" in str(result)
     assert not broken(result)
+
+
+def test_columns_that_say_on_how_many_ranks() -> None:
+    head = "| Llama 3.1 8b | Throughput on 8x H100 GPUs | Throughput on 16x H100 GPUs (GBS=256) |"
+    rows = ["| Training step time (seconds per step) | 12.91 | 13.00 |"]
+    rows += ["| Throughput in tokens per second | 81222 | 161319 |"]
+    rows += ["| Model flops utilization | 59.37% | 58.96% |"]
+    result = pasted(below(head, *rows))
+    assert {"time", "rate", "mfu"} <= set(result.reading.values())
+    assert "mfu-consistent" in result.checked and not broken(result)
+    wrong = pasted(below(head, *rows[:2], "| Model flops utilization | 59.37% | 64.96% |"))
+    assert broken(wrong) == {"mfu-consistent"}
+
+
+def test_groups_of_sequence_parallelism_are_settings() -> None:
+    head = "| Model | Sequence Length | GPU Number | Sequence Parallel | Tokens per Second |"
+    rows = ["| Llama3 8B | 8k | 2 | 2 | 1037.0 |", "| Llama3 8B | 8k | 4 | 1 | 2331.3 |"]
+    rows.append("| Llama3 8B | 8k | 8 | 1 | 2771.2 |")
+    assert not broken(pasted(below(head, *rows)))
+    alike = [row.replace("| 2 | 2 |", "| 2 | 1 |") for row in rows]
+    assert broken(pasted(below(head, *alike))) == {"super-linear"}
+
+
+@pytest.mark.parametrize(("quoted", "faults"), [("7.3", set()), ("8.3", {"quoted-against-own"})])
+def test_a_row_of_ratios_below_columns_of_ranks(quoted: str, faults: set[str]) -> None:
+    rows = [f"| base | 118.5 | 865.6 | {quoted} |", "| amp+xla | 400 | 2720.8 | 6.8 |"]
+    rows.append("| speed up | 3.37 | 3.14 | |")
+    result = pasted(below("| method | 1 GPU | 8 GPU | speed up |", *rows))
+    assert {"world_size", "rate", "speedup"} <= set(result.reading.values())
+    assert broken(result) == faults

@@ -903,3 +903,128 @@ def test_recomputation_that_every_row_names_is_not_assumed() -> None:
     for run, assumed in (("ours, full AC", 0), ("ours", 1)):
         notes = read_layouts(frame(run=run)).assumptions
         assert sum("activations are recomputed" in note for note in notes) == assumed
+
+
+WIDE = """# Llama 3.1 with NeMo
+
+sequence length = 8192, in BF16 or FP8
+
+| Llama 3.1 8b FP8 (TP=1, PP=1, CP=2, MBS=1) | Throughput on 8x H100 GPUs (GBS=128) | Throughput on 16x H100 GPUs (GBS=256) |
+|---|:---:|:---:|
+| Training step time (seconds per step) | 9.67 | 9.73 |
+| Throughput in tokens per second | 108436 | 215535 |
+| Model flops utilization | 39.63% | 39.39% |
+"""
+
+
+def test_a_row_for_each_quantity_and_a_column_for_each_layout(tmp_path: Path) -> None:
+    path = tmp_path / "recipe.md"
+    path.write_text(WIDE)
+    table = read_layouts(path)
+    assert "each column after the first is read as a layout" in table.assumptions
+    assert table.step_s.tolist() == [9.67, 9.73]
+    for row, gpus, batch in zip(table.rows, (8, 16), (128, 256), strict=True):
+        candidate = row.case.candidate
+        assert (candidate.layout.world_size, candidate.global_batch) == (gpus, batch)
+        assert (candidate.layout.context, candidate.micro_batch) == (2, 1)
+        assert (candidate.precision, row.case.machine.gpu.name) == ("fp8", "h100")
+        assert row.case.model.parameters == pytest.approx(8.03e9, rel=0.01)
+        assert row.quoted_mfu == pytest.approx(0.395, abs=0.002)
+
+
+def test_a_named_model_cut_to_fewer_layers(tmp_path: Path) -> None:
+    path = tmp_path / "recipe.md"
+    path.write_text(f"{WIDE}| Layers | 32 | 8 |\n")
+    whole, cut = (row.case.model for row in read_layouts(path).rows)
+    assert (whole.layers, cut.layers, cut.width) == (32, 8, 4096)
+    assert read_layouts(frame(Layers=8)).rows[0].case.model.layers == 8
+
+
+def test_a_first_column_of_strategies_is_not_turned() -> None:
+    rows = pd.DataFrame({"": ["TP", "Time"], "GPUs": [8, 8], "Step time (s)": [1.0, 2.0]})
+    with pytest.raises(InputError, match="2 rows: no model"):
+        read_layouts(rows)
+
+
+PAGE = """# Performance
+As part of the NeMo framework, Megatron Bridge provides these.
+
+## 26.06 container
+
+### Pre-training
+
+#### System: DGX-H100
+
+{0}
+- In case of GB200, blocks of 32 x 32.
+
+### LoRA performance
+
+#### Model: LLAMA3_70B
+
+{0}
+"""
+LINES = """
+| Model | #-GPUs | GBS | MBS | Sequence Length | TP | PP | Precision | Tokens / sec / GPU |
+|---|---|---|---|---|---|---|---|---|
+| LLAMA3_8B | 8 | 128 | 1 | 8192 | 1 | 1 | FP8 | 14079 |
+"""
+
+
+def test_what_a_page_and_its_sections_say_of_a_table(tmp_path: Path) -> None:
+    path = tmp_path / "page.md"
+    path.write_text(PAGE.format(LINES))
+    (row,) = read_layouts(path, number=1).rows
+    assert row.case.framework.name == "nemo" and row.case.machine.gpu.name == "h100"
+    with pytest.raises(InputError, match="LoRA trains adapters only"):
+        read_layouts(path, number=2)
+
+
+def test_virtual_pipelines_are_megatrons() -> None:
+    assert read_layouts(frame(VP=2)).rows[0].case.framework.name == "megatron-core"
+    assert read_layouts(frame()).rows[0].case.framework.name == ""
+
+
+@pytest.mark.parametrize(
+    ("precision", "rate", "gpu"),
+    [("BF16", 2_000.0, "a100"), ("BF16", 9_000.0, "h100"), ("FP8", 37_556.0, "b200")],
+)
+def test_the_first_usual_gpu_that_is_fast_enough(precision: str, rate: float, gpu: str) -> None:
+    rows = frame(System=None, Precision=precision, **{"Tokens / sec / GPU": rate})
+    table = read_layouts(rows)
+    assert table.rows[0].case.machine.gpu.name == gpu
+    assert sum("names no GPU" in text for text in table.assumptions) == 1
+
+
+def test_a_gpu_that_no_usual_one_equals_is_the_next() -> None:
+    table = read_layouts(frame(System=None, **{"Tokens / sec / GPU": 90_000.0}))
+    assert table.inferred == {"gpu": "h100"}
+
+
+def test_flops_below_the_name_of_teraflops() -> None:
+    (row,) = read_layouts(frame(**{"Model TFLOP/s": 2.846055e14})).rows
+    assert row.quoted_flops == pytest.approx(284.6e12, rel=1e-3)
+
+
+def test_the_batch_of_time_and_rate_where_degrees_make_the_gpus() -> None:
+    rows = frame(GPUs=None, GBS=None, PP=1, TP=1, DP=4, MBS=2, **{"Step time (s)": 4.096})
+    table = read_layouts(rows)
+    assert table.rows[0].case.candidate.global_batch == 32
+    assert "1 row: the batch follows from time and rate" in table.assumptions
+
+
+def test_a_batch_that_a_sentence_sets() -> None:
+    rows = frame(GBS=None, MBS=None, PP=1)
+    rows.attrs["notes"] = ["In each run per-device batch size is set to 1."]
+    assert read_layouts(rows).rows[0].case.candidate.micro_batch == 1
+
+
+def test_rows_that_no_gpu_computes_in_16_bits_are_in_8() -> None:
+    fast = frame(**{"Tokens / sec / GPU": 15_000.0})  # of Llama 3 8B: 79 % of an H100's peak
+    table = read_layouts(fast)
+    assert table.rows[0].case.candidate.precision == "fp8"
+    assert table.inferred == {"precision": "fp8"}
+    assert any(text.startswith("fp8 is assumed") for text in table.assumptions)
+    assert read_layouts(frame()).rows[0].case.candidate.precision == "bf16"
+    said = read_layouts(fast.assign(Precision="BF16"))
+    assert said.rows[0].case.candidate.precision == "bf16"

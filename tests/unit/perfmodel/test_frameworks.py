@@ -2,11 +2,20 @@
 
 from __future__ import annotations
 
+import re
 from dataclasses import replace
 
 import pytest
 
-from lab.perfmodel.frameworks import ANY, AUTOMODEL, MEGATRON_CORE, NANOTRON, NEMO, named_framework
+from lab.perfmodel.frameworks import (
+    ANY,
+    AUTOMODEL,
+    FRAMEWORKS,
+    MEGATRON_CORE,
+    NANOTRON,
+    NEMO,
+    named_framework,
+)
 from lab.perfmodel.hardware import machine
 from lab.perfmodel.layout import Candidate, Layout
 from lab.perfmodel.layout_law import NAMES, expected
@@ -56,3 +65,13 @@ def test_a_framework_holds_less_than_others() -> None:
     cases = [Case(llama, 8192, sharded, machine(gpu), framework=NEMO) for gpu in ("b200", "gb200")]
     whole, halved = (case.memory().activations for case in cases)
     assert halved < 0.55 * whole
+
+
+def test_patterns_read_a_page_from_its_start_only() -> None:
+    # A search begins at each place of a text, so that `.*` from there took time by its square.
+    for framework in FRAMEWORKS:
+        for choice in re.split(r"\|(?![^()]*\))", framework.pattern):
+            assert not re.match(r"\(\?=\.\*|\.\*", choice), (framework.name, choice)
+    words = "release notes of a library; " * 50
+    assert named_framework(f"Megatron-LM, {words} 2021").counts_recomputed
+    assert named_framework(f"{words} H100, {words} Megatron") is MEGATRON_CORE
