@@ -8,8 +8,8 @@ from typing import Any
 
 import pandas as pd
 
-from lab.analysis.audit.observations import Observations, UncheckedError, largest, measurements
-from lab.analysis.audit.points import Point
+from lab.analysis.audit.observations import Observations, UncheckedError, largest
+from lab.analysis.audit.points import Point, measurements
 from lab.analysis.audit.rule import Fault, rule, seconds
 from lab.formatting import count
 
