@@ -30,7 +30,7 @@ def test_a_time_of_a_part_by_its_cells() -> None:
 def test_times_of_programs_by_their_unit() -> None:
     text = "NP,Standard (s),ScaLAPACK (s)\n4,11.4,12.6\n8,10.7,10.3\n16,12.3,1.2\n"
     result = pasted(text)
-    assert result.reading == {"NP": "world_size", "setting": "strategy", "time_s": "time"}
+    assert result.reading == {"NP": "world_size", "setting": "strategy", "time": "time"}
     (finding,) = [each for each in result.findings if each.rule == "super-linear"]
     assert "ScaLAPACK" in str(finding.records) and "Standard" not in str(finding.records)
 
