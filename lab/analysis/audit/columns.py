@@ -9,7 +9,7 @@ from functools import cache, lru_cache
 from typing import NamedTuple
 
 from lab.analysis.audit.languages import from_european, in_english
-from lab.analysis.audit.values import BANDWIDTH_UNITS, BYTE_UNITS, COUNT_UNITS, TIME_UNITS
+from lab.analysis.audit.values import BANDWIDTH_UNITS, BYTE_UNITS, COUNT_UNITS, RANK, TIME_UNITS
 
 THINGS = (
     "samp(?:le)?s?|images?|imgs?|tokens?|toks?|examples?|sequences?|seqs?|items?|records?|sentences?"
@@ -21,7 +21,6 @@ THINGS = (
 # What a solver does in a second, of which a step is only a part.
 STEPS_OF = "(?:cells?|atoms?|particles?|points?|zones?|sites?|bod(?:y|ies))_(?:steps?|updates?)"
 LATTICE = "[kmgt]?lups?"
-RANK = "[ghint]pu|gcd|rank|device|dev|worker|chip|card|accelerator|process|proc"
 SECOND = "s|secs?|seconds?"
 FLOPS_OF = (
     "((model|achieved|(train(ing)?_)?(throughput|performance|speed))_"

@@ -6,8 +6,8 @@ import re
 from collections.abc import Iterator, Sequence
 from typing import NamedTuple
 
-from lab.analysis.audit.columns import RANK, SECOND, THINGS, counted, names_gpu
-from lab.analysis.audit.values import CELL_TIMES, ranks_of
+from lab.analysis.audit.columns import SECOND, THINGS, counted, names_gpu
+from lab.analysis.audit.values import CELL_TIMES, RANK, ranks_of
 
 Parsed = tuple[list[str], list[list[str]], list[str]]  # names, rows and the lines around them
 

@@ -15,7 +15,6 @@ from lab.analysis.audit.columns import (
     MEASURED,
     NUMERIC,
     PARALLEL,
-    RANK,
     SECOND,
     THINGS,
     TIMES,
@@ -29,6 +28,8 @@ from lab.analysis.audit.languages import in_english
 from lab.analysis.audit.values import (
     COUNT_UNITS,
     MISSING,
+    RANK,
+    RANKS,
     TIME_UNITS,
     duration,
     numbers,
@@ -38,17 +39,17 @@ from lab.analysis.audit.values import (
 COLLECTIVE = re.compile(
     r"all[-_ ]?(?:reduce|gather|to)|reduce[-_ ]?scatter|collective|[nr]ccl", re.IGNORECASE
 )
-RANKS = "gpus?|ranks?|procs?|process(?:es)?|devices?|workers?|cards?|cores?|threads?|nodes?"
-BEFORE = re.compile(rf"(?:^|_)(?P<n>\d+|{'|'.join(WORDS)})_?(?:{RANKS}|x)(?=_|$)")
+COUNTED = rf"{RANKS}|cores?|threads?|nodes?"
+BEFORE = re.compile(rf"(?:^|_)(?P<n>\d+|{'|'.join(WORDS)})_?(?:{COUNTED}|x)(?=_|$)")
 # A single "rank 5" is one of them, or the fifth guess of a classifier.
 AFTER = re.compile(
-    rf"(?:^|_)(?:(?!rank_?\d)(?:{RANKS})|nprocs?|np|n|x(?!_?10_\d)|ws|world_?size)_?(?P<n>\d+)"
+    rf"(?:^|_)(?:(?!rank_?\d)(?:{COUNTED})|nprocs?|np|n|x(?!_?10_\d)|ws|world_?size)_?(?P<n>\d+)"
     r"(?=_|$)(?!_(?:bins?|bits?|[gm]i?b|[gm]?hz|w|watts?)(?:_|$))"
 )
 NO_RANKS = set(NUMERIC) - {"world_size", "nodes"}
 HINTS = (
     re.compile(r"(?:^|[_\W])(\d+)\s*x\s*(?:[a-z]+\s*)?[a-z]*\d", re.IGNORECASE),
-    re.compile(r"(\d+)\s*(?:x\s+)?(?:gpus?|processes|ranks|procs|workers)\b", re.IGNORECASE),
+    re.compile(rf"(\d+)\s*(?:x\s+)?(?:{RANKS})\b", re.IGNORECASE),
 )
 NUMBERED = re.compile(r"(?:^|_)(?:seed|run|trial|repeat|fold|attempt)s?(?=_|$)")  # not ranks
 OVER_ONE = re.compile(  # of "speedup vs 1 thread"
@@ -58,7 +59,7 @@ SYMBOL = re.compile(r"[^\W\d_a-zA-Z]")  # β1 names no ranks, 8 in another scrip
 OF_A_RUN = re.compile(r"(?:^|_)(?:epochs?|steps?|iter(?:ation)?s?|loss)(?=_|$)")
 MAX_RANKS = 1_000_000
 OF_PROBLEMS = 100  # N=100, N=200, ... are sizes of problems, as few measure no fewer ranks
-INDEXED = re.compile(r"(?P<what>rank|gpu|device|worker|proc(?:ess)?)_?(?P<n>\d{1,6})(?=_|$)")
+INDEXED = re.compile(rf"(?P<what>{RANK})_?(?P<n>\d{{1,6}})(?=_|$)")
 NOTED_RATE = re.compile(rf"throughput|({THINGS})\s*(/|per|a)\s*(s|sec|seconds?)\b", re.IGNORECASE)
 NOTED_PER_RANK = re.compile(
     rf"\bTGS\b|({THINGS})\b[^.,;|]{{0,20}}(/|\bper)\s*({RANK})\b", re.IGNORECASE
@@ -140,7 +141,7 @@ def turned(frame: pd.DataFrame, mapped: Collection[str]) -> tuple[pd.DataFrame, 
 def _whole(column: str) -> str:
     """A column's name if all of it denotes ranks, such as "8 GPUs" or "8x A100"; else ""."""
     name = normal(column)  # of a problem's size, such as N=1000, more digits
-    if size := re.fullmatch(rf"(?:np?|p)_(\d{{1,3}})|(\d{{1,7}})(?:_?(?:{RANKS}))?", name):
+    if size := re.fullmatch(rf"(?:np?|p)_(\d{{1,3}})|(\d{{1,7}})(?:_?(?:{COUNTED}))?", name):
         return size[1] or size[2]
     return column if ranks_of(column)[0] > 0 else ""
 

@@ -61,12 +61,12 @@ FLOPS_UNITS = {
     for prefix, factor in (("g", 1e9), ("t", 1e12), ("p", 1e15))
     for end in ("", "s", "/s", "s/s", "/s/gpu", "s/gpu", "s/s/gpu")
 }
+# What ranks are called.
+RANK = "[ghint]pu|gcd|rank|device|dev|worker|chip|card|accelerator|process|proc"
+RANKS = rf"(?:{RANK})s?|processes"
 # Ranks as words in a cell: n1g8, 2n_8g, 2 nodes x 8; 8x A100, 8 A100s, 8 GPUs; A100 x8. Of N4C32,
 # the cards are those of all nodes.
-_UNIT = (
-    "gpus?|[hint]pus|ranks?|procs?|process(?:es)?|devices?|cards?|chips?|workers?"
-    "|accelerators?|pcs|p"
-)
+_UNIT = rf"{RANKS}|pcs|p"
 _NAME = r"(?!x\d|(?:and|or|to)\b)(?:nvidia |amd )?[a-z][a-z-]*\s?-?\d[\w .()-]*"
 NODES_TIMES = re.compile(
     r"n(\d+)_?g(\d+)|(\d+)_?n_?(\d+)_?g(?![a-z])\w*"

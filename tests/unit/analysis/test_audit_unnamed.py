@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import pytest
 from audits import broken, pasted
 
 
@@ -83,6 +84,13 @@ def test_gpus_count_more_than_the_ranks_that_share_them() -> None:
     assert broken(pasted("\n".join(["MPI ranks,Threads/rank,GCDs,ns/day", *rows]))) == {
         "super-linear"
     }
+
+
+@pytest.mark.parametrize("names", ["1 GCD,2 GCDs,8 GCDs", "1 NPU,2 NPU,8 NPU", "1 dev,2 dev,8 dev"])
+def test_columns_for_numbers_of_any_device(names: str) -> None:
+    result = pasted(f"model,{names}\nA,10 s,5.5 s,1.5 s\nB,20 s,11 s,3 s\n")
+    assert result.reading["world_size"] == "world_size" and "super-linear" in result.checked
+    assert broken(pasted(f"model,{names}\nA,10 s,5.5 s,0.9 s\n")) == {"super-linear"}
 
 
 def test_workers_beside_an_efficiency_are_ranks() -> None:
