@@ -89,6 +89,11 @@ class Observations:
         """Rows that cover whole runs: for records those over all ranks, for a table every row."""
         return self.frame[self.frame["aggregate"]] if self.kind == "records" else self.frame
 
+    def groups(self, rows: pd.DataFrame, *names: str) -> pd.Series:
+        """A number for each configuration of rows: their keys, ranks and batch, and `names`."""
+        by = [*self.keys, "world_size", "global_batch_size", "batch", *names]
+        return rows.groupby(by, sort=False, dropna=False).ngroup()
+
     def noted(self, pattern: str) -> re.Match[str] | None:
         """The first match of a pattern in the notes: a hint, never a measurement."""
         matches = (re.search(pattern, note, re.IGNORECASE) for note in self.notes)

@@ -29,6 +29,7 @@ from lab.analysis.audit.values import (
     BANDWIDTH_UNITS,
     BRACKETS,
     BYTE_UNITS,
+    CELL_TIME,
     CELL_TIMES,
     COUNT_UNITS,
     EMPTY,
@@ -73,7 +74,7 @@ OF_GPUS = re.compile(r"(?:^|_)(?:gpu|gcd|accelerator|card|chip)s?(?:_|$)")
 PROJECTED = re.compile(
     r".*\d.*\((?:projected|projection|extrapolated|estimated|predicted)\)\W*", re.IGNORECASE
 )
-NAMED_UNIT = re.compile(rf"\d\s*({'|'.join(sorted(CELL_TIMES, key=len, reverse=True))})\s*$")
+NAMED_UNIT = re.compile(rf"\d\s*({CELL_TIME})\s*$")
 NOTED_UNITS = {
     "microseconds": (re.compile(r"microseconds|\bus\b|µs", re.IGNORECASE), 1e-6),
     "milliseconds": (re.compile(r"milliseconds|\bms\b", re.IGNORECASE), 1e-3),

@@ -44,6 +44,7 @@ TIME_UNITS = by_word(
 )
 # In a cell, unlike in a name, "min" does not mean minimum and "m" does not mean million.
 CELL_TIMES = TIME_UNITS | by_word({60.0: "m min", 86400.0: "d day days"})
+CELL_TIME = "|".join(sorted(CELL_TIMES, key=len, reverse=True))
 BYTE_UNITS = by_word(
     {1.0: "b byte bytes", 1e3: "kb", 1e6: "mb", 1e9: "gb", 1e12: "tb"}
     | {2.0**10: "kib", 2.0**20: "mib", 2.0**30: "gib"}
