@@ -9,6 +9,7 @@ import itertools
 import json
 import re
 from collections.abc import Iterator, Sequence
+from html.parser import HTMLParser
 from typing import Any, NamedTuple
 
 from lab.analysis.audit import restructured
@@ -313,57 +314,20 @@ def _plain(text: str) -> str:
 
 Span = tuple[str, int, int]  # the text of a cell, and how many columns and rows it spans
 HIDDEN = re.compile(r"<!--.*?(?:-->|\Z)", re.DOTALL)
-CELLS, HEADINGS = {"td", "th"}, {"caption", "h1", "h2", "h3", "h4", "h5", "h6"}
+HEADINGS = {"caption", "h1", "h2", "h3", "h4", "h5", "h6"}
 
 
 def _html(text: str) -> Iterator[Table]:
-    """The tables of a page, nested ones included; notes are the heading above and the caption.
-
-    Many pages omit the end tags of cells and rows, which are then nested: a text belongs to the
-    innermost cell or heading around it.
-    """
+    """The tables of a page, nested ones included; notes are the heading above and the caption."""
     if "<table" not in text.lower():
         return
-    from bs4 import BeautifulSoup, ParserRejectedMarkup, Tag
-    from bs4.element import NavigableString
-
-    page = BeautifulSoup("", "html.parser")
-    with contextlib.suppress(ParserRejectedMarkup):
-        page = BeautifulSoup(text, "html.parser")
-    tables: list[tuple[list[list[tuple[list[str], int, int]]], list[list[str]]]] = []
-    above: list[str] = []
-    around: dict[int, tuple[Any, list[str]]] = {id(page): (None, [])}  # of each element
-    for node in page.descendants:
-        table, words = around[id(node.parent)]
-        if type(node) is NavigableString:  # no script, style or comment
-            words.append(node)
-        if not isinstance(node, Tag):
-            continue
-        if node.name == "br":
-            words.append(" ")
-        elif node.name in {"table", "tr", *CELLS, *HEADINGS}:
-            words = []
-        if node.name == "table":
-            table = ([], [above])
-            tables.append(table)
-        elif node.name in HEADINGS and table:
-            table[1].append(words)
-        elif node.name in HEADINGS:
-            above = words
-        elif table and (node.name == "tr" or (node.name in CELLS and not table[0])):
-            table[0].append([])
-        if table and node.name in CELLS:
-            wide, high = (_count(str(node.get(name))) for name in ("colspan", "rowspan"))
-            table[0][-1].append((words, wide, high))
-        around[id(node)] = table, words
-    for lines, notes in tables:
-        spans = [[(_joined(words), wide, high) for words, wide, high in line] for line in lines]
-        if parsed := _table(_grid(spans), [*map(_joined, notes)]):
-            yield parsed
-
-
-def _joined(words: Sequence[str]) -> str:
-    return " ".join("".join(words).split())
+    page = _Page()
+    with contextlib.suppress(AssertionError):  # from a declaration that cannot be parsed
+        page.feed(text)
+        page.close()
+    for lines, notes in page.tables:
+        if table := _table(_grid(lines), notes):
+            yield table
 
 
 def _grid(lines: Sequence[Sequence[Span]]) -> list[list[str]]:
@@ -386,6 +350,65 @@ def _grid(lines: Sequence[Sequence[Span]]) -> list[list[str]]:
         from_above(row)
         rows.append(row)
     return [row for row in rows if any(row)]
+
+
+class _Page(HTMLParser):
+    """The text in the cells of a page's tables; nothing in the page is run, loaded or trusted."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.tables: list[tuple[list[list[Span]], list[str]]] = []
+        self._open: list[tuple[list[list[Span]], list[str]]] = []  # the innermost last
+        self._tag, self._heading = "", ""
+        self._span = (1, 1)
+        self._words: list[str] = []
+
+    def handle_starttag(self, tag: str, attrs: list[tuple[str, str | None]]) -> None:
+        """Begin a table, a row or a cell."""
+        if tag == "br":
+            self._words.append(" ")
+        if tag not in {"table", "tr", "td", "th", *HEADINGS}:
+            return
+        self._keep()
+        if tag == "table":
+            self._open.append(([], [self._heading]))
+            self.tables.append(self._open[-1])
+        elif tag == "tr" and self._open:
+            self._open[-1][0].append([])
+        elif tag != "tr":
+            if tag in {"td", "th"} and self._open and not self._open[-1][0]:
+                self._open[-1][0].append([])  # browsers open the row that the page left out
+            given = {name: value or "" for name, value in attrs}
+            wide, high = (given.get(name, "") for name in ("colspan", "rowspan"))
+            self._span = (_count(wide), _count(high))
+            self._tag = tag
+
+    def handle_endtag(self, tag: str) -> None:
+        """End the open element; many pages omit the end tags of cells and rows."""
+        if tag in {"table", "tr", self._tag}:
+            self._keep()
+        if tag == "table" and self._open:
+            self._open.pop()
+
+    def handle_data(self, data: str) -> None:
+        """Keep text that a reader sees."""
+        if self._tag and not self.cdata_elem:  # a script or style
+            self._words.append(data)
+
+    def close(self) -> None:
+        """Close what the page left open."""
+        super().close()
+        self._keep()
+
+    def _keep(self) -> None:
+        text, tag = " ".join("".join(self._words).split()), self._tag
+        self._tag, self._words = "", []
+        if not self._open:
+            self._heading = text if tag in HEADINGS else self._heading
+        elif tag in HEADINGS:
+            self._open[-1][1].append(text)
+        elif tag and self._open[-1][0]:
+            self._open[-1][0][-1].append((text, *self._span))
 
 
 def _count(text: str) -> int:
