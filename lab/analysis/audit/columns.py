@@ -8,9 +8,8 @@ from collections.abc import Iterable
 from functools import cache, lru_cache
 from typing import NamedTuple
 
-from lab.analysis.audit.european import from_european
-from lab.analysis.audit.other_scripts import in_english
-from lab.analysis.audit.values import BANDWIDTH_UNITS, BYTE_UNITS, COUNT_UNITS, TIME_UNITS
+from lab.analysis.audit.languages import from_european, in_english
+from lab.analysis.audit.values import BANDWIDTH_UNITS, BYTE_UNITS, COUNT_UNITS, RANK, TIME_UNITS
 
 THINGS = (
     "samp(?:le)?s?|images?|imgs?|tokens?|toks?|examples?|sequences?|seqs?|items?|records?|sentences?"
@@ -22,7 +21,6 @@ THINGS = (
 # What a solver does in a second, of which a step is only a part.
 STEPS_OF = "(?:cells?|atoms?|particles?|points?|zones?|sites?|bod(?:y|ies))_(?:steps?|updates?)"
 LATTICE = "[kmgt]?lups?"
-RANK = "[ghint]pu|gcd|rank|device|dev|worker|chip|card|accelerator|process|proc"
 SECOND = "s|secs?|seconds?"
 FLOPS_OF = (
     "((model|achieved|(train(ing)?_)?(throughput|performance|speed))_"
@@ -214,6 +212,9 @@ ROUNDED = (
     "ratio_of_times",
     "ratio_of_rates",
 )
+MEASURED = {"time", "rate", "rate_per_rank", "speedup", "efficiency"}
+OF_SPEED = {*TIMES, *ROUNDED}
+COUNTED_RANKS = ("world_size", "nodes", "threads", "cpus")  # what programs run on, ranks first
 NUMERIC = (*TIMES, "time_mean", "communication_mean", "std", "rate_std", *NUMBERS)
 COLUMNS = (*NUMERIC, *TEXTS)
 
@@ -293,7 +294,7 @@ TOKEN = re.compile(r"[^a-z0-9]+")
 CLOCK_FORMAT = re.compile(r"(?:^|_)((?:hh?_)?mm?_ss?|hh?_mm?)$")  # of "time (hh:mm:ss)"
 # Of "s/it", "train time (s/iter)" and "ms/step @ step 10".
 PER_STEP = re.compile(
-    rf"(?:^|_)({'|'.join(sorted(TIME_UNITS, key=len, reverse=True))})_per_"
+    rf"(?:^|_)({'|'.join(TIME_UNITS)})_per_"
     r"(step|iter|iteration|it|epoch|batch)(?=_|$)"
 )
 

@@ -6,19 +6,18 @@ import re
 from collections.abc import Iterator, Sequence
 from typing import NamedTuple
 
-from lab.analysis.audit.columns import RANK, SECOND, THINGS, counted, names_gpu
-from lab.analysis.audit.values import CELL_TIMES, ranks_of
+from lab.analysis.audit.columns import SECOND, THINGS, counted, names_gpu
+from lab.analysis.audit.values import CELL_TIME, RANK, ranks_of
 
 Parsed = tuple[list[str], list[list[str]], list[str]]  # names, rows and the lines around them
 
 NUMBER = r"[~≈]?\d[\d.,]*(?:\s?[kKM](?![a-z]))?"
-TIMES = "|".join(sorted(CELL_TIMES, key=len, reverse=True))
 RATE = rf"(?:{THINGS})\s?(?:/|per)\s?(?:{SECOND})(?:\s?(?:/|per)\s?(?:{RANK}))?"
 # A bullet, the ranks, what separates them from a number, this, and anything.
 ITEM = re.compile(
     r"\s*(?:[-*•+]\s+|\d{1,2}[.)]\s+)?(?P<ranks>[^:=|]{1,60}?)\s*(?::|=|->|→|–|—|\s-\s)\s*(?:"
-    rf"(?P<time>(?:{NUMBER}\s?(?:{TIMES})(?![\w/]),?\s?)+)"
-    rf"|(?P<each>{NUMBER}\s?(?:{TIMES}))\s?(?:/|per)\s?(?P<per>step|it|iter|iteration|epoch|batch)"
+    rf"(?P<time>(?:{NUMBER}\s?(?:{CELL_TIME})(?![\w/]),?\s?)+)"
+    rf"|(?P<each>{NUMBER}\s?(?:{CELL_TIME}))\s?(?:/|per)\s?(?P<per>step|it|iter|iteration|epoch|batch)"
     rf"|(?P<value>{NUMBER})\s?(?P<rate>{RATE})|(?P<bare>{NUMBER}(?:\s?-\s?{NUMBER})?)(?!\s?\w)"
     r")(?![\w/])",
     re.IGNORECASE,

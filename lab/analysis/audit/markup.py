@@ -1,4 +1,4 @@
-"""Tables in published text: Markdown, HTML, LaTeX and reST, with the lines around them."""
+"""Tables in published text (notebooks, Markdown, HTML, LaTeX, reST) and the lines around them."""
 
 from __future__ import annotations
 
@@ -6,14 +6,15 @@ import bisect
 import contextlib
 import html
 import itertools
+import json
 import re
 from collections.abc import Iterator, Sequence
 from html.parser import HTMLParser
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 from lab.analysis.audit import restructured
-from lab.analysis.audit.columns import quantities
-from lab.analysis.audit.reshape import named_ranks
+from lab.analysis.audit.columns import MEASURED, normal, quantities
+from lab.analysis.audit.reshape import INDEXED, ranks_in
 from lab.analysis.audit.values import ranks_of
 from lab.records.table import grouped
 
@@ -70,7 +71,7 @@ SIGNS = {
 
 
 VALUES = re.compile(r"values?|settings?|值|数值|wert|valeur|valor")
-MEASURED = {"time", "rate", "rate_per_rank", "speedup", "efficiency", "flops_per_rank", "mfu"}
+OF_RUNS = MEASURED | {"flops_per_rank", "mfu"}
 RANKED = {"world_size", "nodes", "dp"}
 THREADED = {"threads", "cpus"}
 MOST_ROWS = 50  # that are looked at
@@ -121,14 +122,15 @@ def relevance(table: Table) -> int:
     columns = dict(zip(table.header, zip(*rows, strict=False), strict=False))
     columns = {name: cells for name, cells in columns.items() if any(map(NUMERIC.match, cells))}
     labels = [row[0] for row in rows if row]
-    sizes = {name: ranks for name in table.header if (ranks := named_ranks(name)) > 0}
+    named = [name for name in table.header if not INDEXED.search(normal(name))]
+    sizes = {name: ranks for name in named if (ranks := ranks_in(name)[0]) > 0}
     spread = len(set(sizes.values())) > 1
     if spread and set(sizes) <= set(columns):
         return 3
     names = [*columns, *labels] if spread else columns
     known = quantities(names)
     ranked = spread or known & RANKED or any(ranks_of(label)[0] > 0 for label in labels)
-    if not known & MEASURED:
+    if not known & OF_RUNS:
         return 0
     return 3 if ranked else 1 + bool(known & THREADED)
 
@@ -430,3 +432,27 @@ class _Page(HTMLParser):
 
 def _count(text: str) -> int:
     return min(max(int(text), 1), WIDEST) if re.fullmatch(r"\s*\d{1,4}\s*", text) else 1
+
+
+def as_text(text: str) -> str:
+    """The text of a notebook's Markdown cells and outputs, without code; other texts as they are.
+
+    Of an output in several formats, HTML is kept.
+    """
+    if not text.lstrip().startswith("{") or '"cells"' not in text:
+        return text
+    try:
+        cells = json.loads(text)["cells"]
+        return "\n\n".join(part for cell in cells for part in _shown(cell))
+    except (ValueError, TypeError, LookupError, AttributeError, RecursionError):
+        return text
+
+
+def _shown(cell: dict[str, Any]) -> Iterator[str]:
+    if cell["cell_type"] == "markdown":
+        yield "".join(cell["source"])
+    for output in cell.get("outputs", ()):
+        shown = output.get("data", {})
+        formats = ("text/html", "text/markdown", "text/plain")
+        kept = next((shown[name] for name in formats if name in shown), output.get("text", ""))
+        yield "".join(kept)

@@ -13,7 +13,7 @@ import numpy as np
 import pandas as pd
 
 from lab.analysis.audit.columns import LAYOUT, normal, residue
-from lab.analysis.audit.points import ROUNDING, Curve, Point, columns_of, point_of
+from lab.analysis.audit.points import ROUNDING, Curve, Point, columns_of, joined, point_of
 from lab.config.strategies import SETTINGS
 from lab.records.table import grouped
 
@@ -91,6 +91,11 @@ class Observations:
         """Rows that cover whole runs: for records those over all ranks, for a table every row."""
         return self.frame[self.frame["aggregate"]] if self.kind == "records" else self.frame
 
+    def groups(self, rows: pd.DataFrame, *names: str) -> pd.Series:
+        """A number for each configuration of rows: their keys, ranks and batch, and `names`."""
+        by = [*self.keys, "world_size", "global_batch_size", "batch", *names]
+        return rows.groupby(by, sort=False, dropna=False).ngroup()
+
     def noted(self, pattern: str) -> re.Match[str] | None:
         """The first match of a pattern in the notes: a hint, never a measurement."""
         matches = (re.search(pattern, note, re.IGNORECASE) for note in self.notes)
@@ -123,17 +128,17 @@ class Observations:
         batch = _batch_key(self, rows, keys, scaling)
         names = [*keys, batch] if batch else keys
         varied = [name for name in names if rows[name].nunique(dropna=False) > 1]
-        joined = _joined(rows, names)
+        configurations = joined(rows, names)
         if self.kind == "table" and "micro_batch_size" in self.given:
             # Rows at one world size that divide their work differently are settings, not repeats.
             for other in ("micro_batch_size", "grad_accum"):
-                at_once = rows[other].groupby([joined, rows["world_size"]])
-                several = at_once.transform("nunique").groupby(joined).transform("max") > 1
-                joined = joined + rows[other].map(str).where(several, "")
+                at_once = rows[other].groupby([configurations, rows["world_size"]])
+                several = at_once.transform("nunique").groupby(configurations).transform("max") > 1
+                configurations = configurations + rows[other].map(str).where(several, "")
                 if several.any() and other not in names:
                     varied.append(other)
         # Lists, as a table may hold a hundred thousand configurations, of a row or two each.
-        codes = pd.factorize(joined)[0]
+        codes = pd.factorize(configurations)[0]
         named = {name: rows[name].tolist() for name in varied}
         curves = []
         alike: dict[str, list[Curve]] = {}
@@ -149,12 +154,13 @@ class Observations:
         for siblings in alike.values():
             if len(siblings) > MOST_REFERENCES:
                 siblings.clear()
-        sizes, strategies = rows["world_size"].tolist(), _strategies(rows, joined)
+        sizes, strategies = rows["world_size"].tolist(), _strategies(rows, configurations)
         groups = grouped(
             ((int(codes[place]), sizes[place], strategies[place]), place)
             for place in np.lexsort((sizes, codes)).tolist()
         )
-        columns = columns_of(rows)
+        of_point = [codes, rows["world_size"], np.array(strategies, dtype=object)]
+        columns = columns_of(rows, rows.groupby(of_point, sort=False).ngroup())
         for (code, size, strategy), places in groups.items():
             point = point_of(curves[code], size, strategy, columns, places, self.kind)
             curves[code].points.append(point)
@@ -272,14 +278,6 @@ def setting(value: str, key: str, given: Mapping[str, str]) -> str:
     return f"{given.get(canonical, canonical)} {value}"
 
 
-def _joined(rows: pd.DataFrame, names: Sequence[str]) -> pd.Series:
-    """The values of some columns joined into one string per row."""
-    # Lists, as adding up series takes several times as long.
-    cells = [map(str, rows[name].tolist()) for name in names]
-    joined = ["\x1f".join(values) for values in zip(*cells, strict=True)] if cells else ""
-    return pd.Series(joined, index=rows.index, dtype=object)
-
-
 def _batch_key(
     observations: Observations, rows: pd.DataFrame, keys: Sequence[str], scaling: str
 ) -> str | None:
@@ -289,7 +287,7 @@ def _batch_key(
     best, most, smallest = held, 0.5, rows["world_size"].min()
     known = [name for name in BATCHES if rows[name].notna().any()]
     for name in sorted(known, key=lambda name: (name != held, name in observations.derived)):
-        sizes = grouped(zip(_joined(rows, [*keys, name]), rows["world_size"], strict=True))
+        sizes = grouped(zip(joined(rows, [*keys, name]), rows["world_size"], strict=True))
         whole = [some for some in sizes.values() if min(some) == smallest and max(some) > smallest]
         score = sum(map(len, whole)) / len(rows)
         if score > most:
@@ -308,15 +306,6 @@ def _strategies(rows: pd.DataFrame, curves: pd.Series) -> list[str]:
             named = f", {key.removeprefix('key:')} " + rows[key]
             strategies = strategies + named.where(several, "")
     return [str(strategy).removeprefix(", ") for strategy in strategies]
-
-
-def measurements(rows: pd.DataFrame, groups: pd.Series) -> pd.Series:
-    """The key that rows of one measurement share on all ranks of a group: the repeat, epoch and
-    step, or the number among equal rows."""
-    names = [name for name in ("repeat", "epoch", "step") if rows[name].notna().any()]
-    index = _joined(rows, names)
-    again = rows.groupby([groups, index, rows["rank"].fillna(-1), rows["aggregate"]]).cumcount()
-    return index + "\x1f" + again.astype(str)
 
 
 def largest(rows: pd.DataFrame, values: pd.Series) -> Any:

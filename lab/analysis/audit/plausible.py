@@ -1,16 +1,31 @@
-"""Whether the cells of a column can be what its name suggests."""
+"""What columns are by their cells, and whether that can be what their names suggest."""
 
 from __future__ import annotations
 
 import itertools
 import re
-from collections.abc import Collection, Iterable, Mapping
+from collections.abc import Collection, Mapping
 
 import numpy as np
 import pandas as pd
 
-from lab.analysis.audit.columns import TIMES, Guess, names_gpu, normal, parse_name
+from lab.analysis.audit.columns import (
+    COUNTED_RANKS,
+    IDEAL,
+    NOT_TRAINING,
+    OF_SPEED,
+    OUTCOME,
+    PROBLEM,
+    SERIAL,
+    TIMES,
+    Guess,
+    names_gpu,
+    normal,
+    parse_name,
+    setting_of,
+)
 from lab.analysis.audit.points import ROUNDING
+from lab.analysis.audit.reshape import COLLECTIVE, GROWN, are_timed
 from lab.analysis.audit.values import BRACKETS, COUNT_UNITS, NUMBER, TIME_UNITS, numbers, roundings
 
 FAR_BEYOND, LEAST_PERCENT = 1.5, 4  # no efficiency is between these
@@ -24,15 +39,117 @@ OF_PROGRAMS = {"speedup", "efficiency", "threads", "cpus", "ratio_of_times"}
 RANKS = {"world_size", "nodes"}
 NAMES_OF_RUNS = {"strategy", "model", "repeat", "framework"}
 CUT_OFF = 0.002  # relative: of a ratio whose last digit was cut off instead of rounded
-COLLECTIVE = re.compile(
-    r"all[-_ ]?(?:reduce|gather|to)|reduce[-_ ]?scatter|collective|[nr]ccl", re.IGNORECASE
-)
 OF_SERIAL = re.compile(r"(?:^|_)(?:serial|sequential|seq|single)(?:_|$)")
 MOST_CELLS = 50  # of a column that are looked at
 ALIKE = 1.05  # ratio of two measurements of one time
 MOST_COLUMNS = 30  # of which all pairs are compared
 FEWEST_STEPS = 4  # that tell whether a time grows
 MOSTLY = 0.5  # of the gaps between the steps of a log are equal
+NOT_MEASURED = re.compile(rf"{NOT_TRAINING}|{IDEAL}|{OUTCOME.pattern}")
+HALF = 0.5
+MOST_NAMES = 200  # of runs that are looked at
+MOST_NODES = 4096
+SEVERAL_WORDS = re.compile(r"[^\W\d]+(?:(?:[ -]|, )[^\W\d]+)+")
+INDICES = re.compile(r"\d{1,2}(?:\s*,\s*\d{1,2})+")  # of devices, which are not numbers of ranks
+SERIAL_NAME = re.compile(rf"(?:^|_)(?:{SERIAL}|1)(?:_|$)")
+SCALING = re.compile(r"(strong|weak)(?:[ _-]?scal.*|)", re.IGNORECASE)
+TIMED = re.compile(rf"[\d.,]+\s*(?:{'|'.join(TIME_UNITS)})\s*$")  # such as 22.3 s
+
+
+def confirmed(
+    canonical: str,
+    column: str,
+    cells: pd.Series,
+    frame: pd.DataFrame,
+    meanings: Mapping[str, Guess],
+    *,
+    guessed: bool,
+) -> str:
+    """What a column of this name is by its cells; "" if nothing that is known, for a guess."""
+    names = {meaning.canonical for meaning in meanings.values()}
+    known = cells.dropna().astype(str)
+    if canonical == "host" and _counts(cells) and "rank" not in names:
+        canonical = "nodes"
+    elif canonical == "version" and not known.str.contains(r"\d").any():
+        canonical = "" if "strategy" in names else "strategy"  # serial and parallel
+    elif canonical == "repeat" and _names_settings(cells):
+        canonical = "" if "strategy" in names else "strategy"  # runs are called after what they try
+    elif canonical == "speedup" and "scaling" in normal(column) and are_shares(cells):
+        canonical = "efficiency"
+    elif canonical == "cpu" and "gpu" not in names and known.map(names_gpu).any():
+        canonical = "gpu"  # a processor such as a V100
+    elif guessed and _is_another(canonical, column, cells, frame, meanings):
+        canonical = ""
+    elif canonical == "bytes" and is_of_model(column, known, meanings):
+        canonical = "" if {"model", "dataset"} & names else "model"
+    elif guessed and canonical == "world_size" and numbers_devices(column, numbers(cells)):
+        canonical = "rank"
+    elif guessed and canonical == "compute" and names & {*TIMES} == {"compute"}:
+        canonical = "time"  # of the whole
+    elif guessed and canonical in {"step", "rate"} and len(known) and known.str.match(TIMED).all():
+        canonical = "time"
+    elif guessed and canonical == "rank" and counts_processes(column, numbers(cells)):
+        canonical = "world_size"
+    if canonical in {"strategy", "speedup"} and known.str.fullmatch(SCALING).all():
+        canonical = "scaling"
+    if not guessed:
+        return canonical
+    if canonical == "rank" and is_not_process_rank(column, frame, meanings):
+        return ""
+    if canonical == "time" and is_elapsed(numbers(cells), column, names):
+        return ""
+    return canonical if is_plausible(canonical, column, known) else ""
+
+
+def _is_another(
+    canonical: str,
+    column: str,
+    cells: pd.Series,
+    frame: pd.DataFrame,
+    meanings: Mapping[str, Guess],
+) -> bool:
+    """Whether a column is none of what its name suggests, beside the others."""
+    names = {meaning.canonical for meaning in meanings.values()}
+    if canonical == "world_size":
+        values = numbers(cells)
+        indices = cells.dropna().astype(str).str.fullmatch(INDICES).any()
+        numbers_rows = normal(column) == "n" and (values == 0).any()
+        by_step = "step" in names and re.fullmatch("[ghint]pu", normal(column))
+        of_steps = by_step and values.nunique() > 1  # varies between the steps of a log
+        return bool(indices or numbers_rows or of_steps or is_of_samples(column, frame))
+    if "time" not in names and parse_name(column).stem == "sync":
+        return True  # beside "Async" or "Overlap" it is a program
+    if canonical == "speedup":  # of one program over another on as many ranks
+        over = own_baseline(column, frame, meanings)
+        return bool(over) and not _is_serial(over, frame, meanings)
+    return (
+        (canonical == "communication" and is_of_program(column, frame, names))
+        or (canonical == "repeat" and _names_runs(cells.dropna().astype(str)))
+        or (canonical == "busbw" and not is_of_collective(column, frame, names))
+        or (
+            canonical == "bytes" and parse_name(column).stem == "size" and bool(OF_PROGRAMS & names)
+        )
+    )
+
+
+def _names_settings(cells: pd.Series) -> bool:
+    """Whether the names of runs tell settings, such as "NVFP4 (bf16 tail)" or "no cache"."""
+    names = [str(name) for name in cells.dropna().unique()[:MOST_NAMES]]
+    return any(setting_of(name).words or SEVERAL_WORDS.fullmatch(name) for name in names)
+
+
+def _names_runs(texts: pd.Series) -> bool:
+    """Whether the rows are runs with names of their own, such as R75 and R70, which number no
+    repeats."""
+    last = pd.to_numeric(texts.str.extract(r"(\d+)$", expand=False))
+    numbered = sorted(last.dropna()) in [[*range(start, len(texts) + start)] for start in (0, 1)]
+    return texts.is_unique and len(texts) > 1 and not (numbered or texts.str.isdecimal().any())
+
+
+def _counts(cells: pd.Series) -> bool:
+    """Whether the cells of a column called node or host count them."""
+    known = pd.to_numeric(cells.dropna(), errors="coerce")
+    return len(known) > 0 and bool(known.between(1, MOST_NODES).all() and (known % 1 == 0).all())
 
 
 def is_plausible(canonical: str, column: str, texts: pd.Series) -> bool:
@@ -132,15 +249,10 @@ def is_of_collective(column: str, frame: pd.DataFrame, names: Collection[str]) -
     return any(COLLECTIVE.search(text) for text in (*frame.columns, *notes, *cells))
 
 
-def are_collectives(labels: Iterable[str]) -> bool:
-    """Whether at least two labels are names of collectives, and not of their times."""
-    named = [label for label in labels if COLLECTIVE.match(label)]
-    return len(named) > 1 and not any("time" in label.lower() for label in named)
-
-
-def own_baseline(column: str, frame: pd.DataFrame, others: Collection[str]) -> str:
+def own_baseline(column: str, frame: pd.DataFrame, meanings: Mapping[str, Guess]) -> str:
     """The column of which each row's number is divided by another of the row to give a quoted
-    speedup; "" if there is none. `others` are columns that cannot be either."""
+    speedup; "" if there is none, or if the table gives no ranks."""
+    others = {name for name, meaning in meanings.items() if meaning.canonical in RANKS}
     frame = frame.head(MOST_CELLS)
     quoted = numbers(frame[column])
     known = quoted.notna()
@@ -151,7 +263,7 @@ def own_baseline(column: str, frame: pd.DataFrame, others: Collection[str]) -> s
         if name not in {column, *others}
         if (values := numbers(frame[name], units=TIME_UNITS))[known].notna().all()
     }
-    if known.sum() < 2 or len(measured) > MOST_COLUMNS:
+    if not others or known.sum() < 2 or len(measured) > MOST_COLUMNS:
         return ""
     return next(
         (
@@ -163,24 +275,20 @@ def own_baseline(column: str, frame: pd.DataFrame, others: Collection[str]) -> s
     )
 
 
-def recurs(cells: pd.Series) -> bool:
-    """Whether a column has about the same number in several rows, as has a serial time that each
-    number of ranks is compared with."""
-    values = np.sort(numbers(cells, units=TIME_UNITS).dropna())
-    return bool(2 * (1 + np.sum(values[1:] > ALIKE * values[:-1])) <= len(values))
+def _is_serial(column: str, frame: pd.DataFrame, meanings: Mapping[str, Guess]) -> bool:
+    """Whether a column is of a serial program, by its name or because its time, which does not
+    depend on the ranks, is about the same in several rows."""
+    ranks = [name for name, meaning in meanings.items() if meaning.canonical in RANKS]
+    values = np.sort(numbers(frame[column], units=TIME_UNITS).dropna())
+    recurs = 2 * (1 + np.sum(values[1:] > ALIKE * values[:-1])) <= len(values)
+    varied = any(frame[name].nunique() > 1 for name in ranks)
+    return bool(SERIAL_NAME.search(normal(column)) or (varied and recurs))
 
 
 def numbers_devices(column: str, values: pd.Series) -> bool:
     """Whether a column called GPU numbers them from 0, each in a row of its own."""
     counts = re.search("(^|_)(num|number|count)(_|$)", normal(column))
     return not counts and len(values) > 1 and values.tolist() == list(range(len(values)))
-
-
-def varies_by_step(values: pd.Series, column: str, names: Collection[str]) -> bool:
-    """Whether a column called GPU is not of ranks, because it varies between the steps of a log."""
-    return (
-        "step" in names and bool(re.fullmatch("[ghint]pu", normal(column))) and values.nunique() > 1
-    )
 
 
 def is_elapsed(values: pd.Series, column: str, names: Collection[str]) -> bool:
@@ -204,12 +312,11 @@ def is_of_model(column: str, texts: pd.Series, meanings: Mapping[str, Guess]) ->
     of_model = any(meaning.canonical in OF_TRAINING for meaning in meanings.values())
     named = any(meaning.canonical in {"model", "dataset"} for meaning in meanings.values())
     counted = bool(texts.str.fullmatch(r"(?:\d+x)?[\d.]+\s*[bBmM]").all())
-    return parse_name(column).stem == "size" and (named or (of_model and counted))
+    return _is_size(column) and (named or (of_model and counted))
 
 
-def is_of_problem(column: str, names: Collection[str]) -> bool:
-    """Whether a size is that of a problem which a parallel program solves, and not of a message."""
-    return parse_name(column).stem == "size" and bool(OF_PROGRAMS & set(names))
+def _is_size(column: str) -> bool:
+    return parse_name(column).stem == "size"
 
 
 def is_of_program(column: str, frame: pd.DataFrame, names: Collection[str]) -> bool:
@@ -238,3 +345,38 @@ def are_shares(cells: pd.Series) -> bool:
     if texts.str.contains("%").any():
         return bool((known < FAR_BEYOND).all())
     return bool((known <= 1 + ROUNDING).all() and (known < 1).any())
+
+
+def by_numbers(frame: pd.DataFrame, meanings: Mapping[str, Guess]) -> dict[str, Guess]:
+    """The only column whose name says nothing, beside ranks and no other measurement: a time if its
+    unit says so, a rate if an efficiency is quoted and it grows with the ranks; empty if there is
+    none, or several."""
+    kinds = {meaning.canonical: column for column, meaning in meanings.items()}
+    counts = next((kinds[name] for name in COUNTED_RANKS if name in kinds), None)
+    unknown = [str(name) for name in frame if name not in meanings]
+    others = [name for name in unknown if _may_be_measured(frame[name])]
+    if counts is None or kinds.keys() & (OF_SPEED - {"efficiency"}) or len(others) != 1:
+        return {}
+    cells, name = frame[others[0]], parse_name(others[0])
+    if are_timed(cells) or name.family == "time":
+        return {others[0]: Guess("time", name.factor if name.family else None, "total")}
+    grown = "efficiency" in kinds and name.family is None and _grows(cells, frame[counts])
+    return {others[0]: Guess("rate", 1.0)} if grown else {}
+
+
+def _may_be_measured(cells: pd.Series) -> bool:
+    """Whether a column's name and cells may be those of a time or a rate."""
+    name, known = normal(str(cells.name)), cells.dropna()
+    if NOT_MEASURED.search(name) or PROBLEM.fullmatch(name):
+        return False
+    return len(known) > 1 and bool(numbers(known, units=TIME_UNITS).notna().mean() > HALF)
+
+
+def _grows(cells: pd.Series, counts: pd.Series) -> bool:
+    """Whether numbers grow with the ranks as much as those of a rate."""
+    values = pd.DataFrame({"ranks": numbers(counts), "of": numbers(cells, units=COUNT_UNITS)})
+    values = values.dropna().sort_values("ranks")
+    if values["ranks"].nunique() < 2 or (values <= 0).any(axis=None):
+        return False
+    growth = values.iloc[-1] / values.iloc[0] - 1
+    return bool(growth["of"] > GROWN * growth["ranks"])

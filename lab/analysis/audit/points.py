@@ -3,8 +3,7 @@
 from __future__ import annotations
 
 import math
-from collections import Counter
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, field
 from functools import cached_property
 from itertools import takewhile
@@ -28,8 +27,12 @@ INDEX = ("repeat", "epoch", "step")
 Cells = dict[str, list[Any]]
 
 
-def columns_of(rows: pd.DataFrame) -> Cells:
-    """The columns that points are made of, with only those carried numbers that are known."""
+def columns_of(rows: pd.DataFrame, groups: pd.Series) -> Cells:
+    """The columns that points are made of, with only those carried numbers that are known; rows of
+    one of the `groups` belong to one point.
+
+    Rows that agree in `repeated` belong to one repeat, and in `measurement` to one time of it.
+    """
     needed = {"time", "time_mean", "rate", "rank"}
     names = [*(name for name in CARRIED if name in rows), "rank"]
     numbers = rows[names].to_numpy(dtype=float).T
@@ -39,7 +42,14 @@ def columns_of(rows: pd.DataFrame) -> Cells:
         for name, values, some in zip(names, numbers, known, strict=True)
         if some or name in needed
     }
-    return cells | {name: rows[name].tolist() for name in (*INDEX, "aggregate", "label")}
+    measured = measurements(rows, groups)
+    numbered = rows[[*INDEX]].notna().any(axis="columns").groupby(groups).transform("any")
+    repeats = rows["repeat"].astype(object).where(rows["repeat"].notna(), "")
+    cells |= {
+        "measurement": measured.tolist(),
+        "repeated": repeats.where(numbered, measured).tolist(),
+    }
+    return cells | {name: rows[name].tolist() for name in ("repeat", "aggregate", "label")}
 
 
 def point_of(
@@ -52,13 +62,12 @@ def point_of(
         own = apart
         if kind == "table" and len(apart) < len(places):
             means, of_means = [row for row in places if cells["aggregate"][row]], "time"
-    index = _measurements(cells, places)
     values = {}
     for name, column in cells.items():
         if name in CARRIED and (known := [v for row in places if (v := column[row]) == v]):
             # Most points of a large table are one row, whose median needs no sorting.
             values[name] = median(known) if len(known) > 1 else known[0]
-    repeats = {cells["repeat"][row] for row in own if _is_known(cells["repeat"][row])}
+    repeats = {repeat for row in own if pd.notna(repeat := cells["repeat"][row])}
     ranked = bool(_known(cells["rank"][row] for row in own))
     if len(places) > 1 and (len(own) <= 2 or (len(repeats) <= 1 and ranked)):
         times = cells["time"]
@@ -73,47 +82,41 @@ def point_of(
         curve=curve,
         world_size=size,
         strategy=strategy,
-        times=_per_repeat(cells["time"], own, index),
-        means=_per_repeat(cells[of_means], means, index),
-        rates=_per_repeat(cells["rate"], own, index),
+        times=_per_repeat(cells["time"], own, cells),
+        means=_per_repeat(cells[of_means], means, cells),
+        rates=_per_repeat(cells["rate"], own, cells),
         values=values,
         labels=tuple(cells["label"][row] for row in places),
     )
-
-
-def _is_known(value: Any) -> bool:
-    return value is not None and value == value
 
 
 def _known(values: Iterable[float]) -> list[float]:
     return [value for value in values if value == value]
 
 
-def _measurements(cells: Cells, places: Sequence[int]) -> dict[int, tuple[object, object]]:
-    """The repeat of each row, and the measurement that it shares with rows of other ranks."""
-    indices = [tuple(cells[name][row] for name in INDEX) for row in places]
-    numbered = any(_is_known(value) for index in indices for value in index)
-    again: Counter[object] = Counter()
-    keys: dict[int, tuple[object, object]] = {}
-    for row, index in zip(places, indices, strict=True):
-        measurement, rank = tuple(map(str, index)), cells["rank"][row]
-        of_rank = measurement, rank if rank == rank else -1, cells["aggregate"][row]
-        again[of_rank] += 1
-        measured = measurement, again[of_rank]
-        repeat = index[0] if _is_known(index[0]) else ""
-        keys[row] = repeat if numbered else measured, measured
-    return keys
+def measurements(rows: pd.DataFrame, groups: pd.Series) -> pd.Series:
+    """The key that rows of one measurement share on all ranks of a group: the repeat, epoch and
+    step, or the number among equal rows."""
+    index = joined(rows, [name for name in INDEX if rows[name].notna().any()])
+    again = rows.groupby([groups, index, rows["rank"].fillna(-1), rows["aggregate"]]).cumcount()
+    return index + "\x1f" + again.astype(str)
 
 
-def _per_repeat(
-    values: Sequence[float], rows: Iterable[int], index: Mapping[int, tuple[object, object]]
-) -> tuple[float, ...]:
+def joined(rows: pd.DataFrame, names: Sequence[str]) -> pd.Series:
+    """The values of some columns joined into one string per row."""
+    # Lists, as adding up series takes several times as long.
+    cells = [map(str, rows[name].tolist()) for name in names]
+    values = ["\x1f".join(values) for values in zip(*cells, strict=True)] if cells else ""
+    return pd.Series(values, index=rows.index, dtype=object)
+
+
+def _per_repeat(values: Sequence[float], rows: Iterable[int], cells: Cells) -> tuple[float, ...]:
     """The slowest rank of each measurement, then the median over epochs or steps of a repeat."""
     slowest: dict[object, dict[object, float]] = {}
     for row in rows:
         if (value := values[row]) == value:
-            repeat, measurement = index[row]
-            known = slowest.setdefault(repeat, {})
+            known = slowest.setdefault(cells["repeated"][row], {})
+            measurement = cells["measurement"][row]
             known[measurement] = max(value, known.get(measurement, value))
     each = [list(known.values()) for known in slowest.values()]
     # The first epoch pays for caches and compilation.
@@ -225,7 +228,7 @@ class Point:
         values = self.__dict__.get("values")
         if values is None or name.startswith("__"):
             raise AttributeError(name)
-        return float(values.get(name, math.nan))
+        return float(values.get(name, 0.0 if name.endswith("_rounding") else math.nan))
 
     @property
     def ranks(self) -> str:
@@ -302,8 +305,7 @@ class Point:
     @property
     def rounding(self) -> float:
         """The rounding uncertainty of the time, or of the rate, as a share of it."""
-        share = self.time_rounding if self.times else self.rate_rounding
-        return share if share == share else 0.0
+        return self.time_rounding if self.times else self.rate_rounding
 
     @cached_property
     def work(self) -> float:

@@ -14,40 +14,22 @@ from lab.analysis.audit.columns import (
     LAYOUT,
     MAXIMA,
     MEANS,
+    MEASURED,
     NUMERIC,
     ROUNDED,
-    SERIAL,
     TEXTS,
     TIMES,
     Guess,
-    names_gpu,
     normal,
     parse_name,
-    setting_of,
     text_guess,
 )
-from lab.analysis.audit.plausible import (
-    RANKS,
-    are_shares,
-    counts_processes,
-    is_elapsed,
-    is_not_process_rank,
-    is_of_another,
-    is_of_collective,
-    is_of_model,
-    is_of_problem,
-    is_of_program,
-    is_of_samples,
-    is_plausible,
-    numbers_devices,
-    own_baseline,
-    recurs,
-    varies_by_step,
-)
+from lab.analysis.audit.plausible import SCALING, confirmed, is_of_another, own_baseline
 from lab.analysis.audit.values import (
     BANDWIDTH_UNITS,
     BRACKETS,
     BYTE_UNITS,
+    CELL_TIME,
     CELL_TIMES,
     COUNT_UNITS,
     EMPTY,
@@ -87,22 +69,12 @@ UNITS = {
     **dict.fromkeys(("algbw", "busbw"), BANDWIDTH_UNITS),
     "parameters": PARAMETER_UNITS,
 }
-SEVERAL_WORDS = re.compile(r"[^\W\d]+(?:(?:[ -]|, )[^\W\d]+)+")
 BOUND = re.compile(r"\s*(?:[<>≤≥]|&[lg]t;)")  # an upper or lower limit, not a measured value
 OF_GPUS = re.compile(r"(?:^|_)(?:gpu|gcd|accelerator|card|chip)s?(?:_|$)")
 PROJECTED = re.compile(
     r".*\d.*\((?:projected|projection|extrapolated|estimated|predicted)\)\W*", re.IGNORECASE
 )
-INDICES = re.compile(r"\d{1,2}(?:\s*,\s*\d{1,2})+")  # of devices, which are not numbers of ranks
-SERIAL_NAME = re.compile(rf"(?:^|_)(?:{SERIAL}|1)(?:_|$)")
-SCALING = re.compile(r"(strong|weak)(?:[ _-]?scal.*|)", re.IGNORECASE)
-MOST_NAMES = 200  # of runs that are looked at
-MOST_NODES = 4096
-# A table may hold several of these, with different meanings.
-MEASURED = {name: name for name in ("time", "rate", "speedup", "efficiency")}
-MEASURED |= {"rate_per_rank": "rate per rank"}
-NAMED_UNIT = re.compile(rf"\d\s*({'|'.join(sorted(CELL_TIMES, key=len, reverse=True))})\s*$")
-TIMED = re.compile(rf"[\d.,]+\s*(?:{'|'.join(TIME_UNITS)})\s*$")  # such as 22.3 s
+NAMED_UNIT = re.compile(rf"\d\s*({CELL_TIME})\s*$")
 NOTED_UNITS = {
     "microseconds": (re.compile(r"microseconds|\bus\b|µs", re.IGNORECASE), 1e-6),
     "milliseconds": (re.compile(r"milliseconds|\bms\b", re.IGNORECASE), 1e-3),
@@ -129,7 +101,6 @@ class Quantities:
         self.frame, self.meanings, self.mapped, self.notes = frame, meanings, mapped, notes
         self.given: dict[str, str] = {}
         self.assumptions: list[str] = []
-        self.own_baseline = ""
         numeric = [*NUMERIC, *(f"{name}_rounding" for name in ROUNDED)]
         texts = pd.DataFrame(np.nan, frame.index, [*TEXTS], dtype=object)
         tidy = pd.DataFrame(np.nan, frame.index, numeric)
@@ -147,15 +118,18 @@ class Quantities:
                 self.tidy["rate_std"] = self.tidy["rate_std"].fillna(self.tidy["std"])
             self.tidy["std"] = np.nan  # of anything else
         for canonical, others in left_out.items():
-            if canonical in MEASURED:
+            if canonical in MEASURED:  # of which a table may have several, with different meanings
                 self.assumptions.append(
-                    f"{self.given[canonical]!r} is read as the {MEASURED[canonical]}, not "
+                    f"{self.given[canonical]!r} is read as the {canonical.replace('_', ' ')}, not "
                     f"{', '.join(map(repr, others))}; --column {canonical}=COLUMN chooses another"
                 )
         self._drop_statistics()
         self._drop_projected()
         self._scale_shares()
         self._drop_impossible()
+        of_speedup = self.given.get("speedup", "")
+        guessed = of_speedup and of_speedup not in mapped
+        self.own_baseline = own_baseline(of_speedup, frame, meanings) if guessed else ""
 
     def _canonical(self, column: str, meaning: Guess) -> str:
         """What a column is by its name, among the names of the others; "" if nothing of use."""
@@ -171,8 +145,10 @@ class Quantities:
     def _add(self, canonical: str, column: str, meaning: Guess) -> bool:
         """Read a column; False if its cells cannot be what its name suggests."""
         cells = self._without_ranks(as_texts(self.frame[column]), column, canonical)
-        canonical = self._confirmed(canonical, column, cells)
         guessed = column not in self.mapped
+        if canonical == "host" and self.given.get("world_size") == column:
+            canonical = "gpu"  # a machine such as 4x A10G
+        canonical = confirmed(canonical, column, cells, self.frame, self.meanings, guessed=guessed)
         if canonical == "scaling":
             cells = cells.str.extract(SCALING, expand=False).str.lower()
         elif canonical in ROUNDED and guessed:
@@ -211,84 +187,11 @@ class Quantities:
             self.tidy["gpu"], self.given["gpu"] = names.reindex(cells.index), column
         return cells.where(~cells.index.isin(counts.dropna().index), counts.reindex(cells.index))
 
-    def _confirmed(self, canonical: str, column: str, cells: pd.Series) -> str:
-        """What a column of this name is by its cells; "" if nothing that is known."""
-        names = {meaning.canonical for meaning in self.meanings.values()}
-        guessed = column not in self.mapped
-        known = cells.dropna().astype(str)
-        if canonical == "host" and self.given.get("world_size") == column:
-            canonical = "gpu"  # a machine such as 4x A10G
-        elif canonical == "host" and _counts(cells) and "rank" not in names:
-            canonical = "nodes"
-        elif canonical == "world_size" and guessed:
-            if is_of_samples(column, self.frame) or known.str.fullmatch(INDICES).any():
-                return ""
-            if normal(column) == "n" and (numbers(cells) == 0).any():
-                return ""  # it numbers the rows
-            if varies_by_step(numbers(cells), column, names):
-                return ""
-            canonical = "rank" if numbers_devices(column, numbers(cells)) else canonical
-        elif guessed and "time" not in names and parse_name(column).stem == "sync":
-            return ""  # beside "Async" or "Overlap" it is a program
-        elif guessed and canonical == "compute" and names & {*TIMES} == {"compute"}:
-            canonical = "time"  # of the whole
-        elif guessed and canonical == "communication" and is_of_program(column, self.frame, names):
-            return ""
-        elif canonical in {"step", "rate"} and guessed and _are_times(known):
-            canonical = "time"
-        elif canonical == "rank" and guessed and counts_processes(column, numbers(cells)):
-            canonical = "world_size"
-        elif canonical == "version" and not known.str.contains(r"\d").any():
-            canonical = "" if "strategy" in names else "strategy"  # serial and parallel
-        elif canonical == "repeat" and _names_settings(cells):
-            if "strategy" in names:
-                return ""
-            canonical = "strategy"  # runs are called after what they try
-        elif canonical == "repeat" and guessed and _names_runs(known):
-            return ""
-        elif canonical == "speedup" and "scaling" in normal(column) and are_shares(cells):
-            canonical = "efficiency"
-        elif (
-            canonical == "busbw" and guessed and not is_of_collective(column, self.frame, names)
-        ) or (canonical == "bytes" and guessed and is_of_problem(column, names)):
-            return ""
-        elif canonical == "bytes" and is_of_model(column, known, self.meanings):
-            return "" if {"model", "dataset"} & names else "model"
-        elif canonical == "speedup" and guessed and (over := self._over(column)):
-            if not self._is_serial(over):
-                return ""  # of one program over another on as many ranks
-            self.own_baseline = over
-        elif canonical == "cpu" and "gpu" not in names and known.map(names_gpu).any():
-            canonical = "gpu"  # a processor such as a V100
-        if canonical in {"strategy", "speedup"} and known.str.fullmatch(SCALING).all():
-            canonical = "scaling"
-        if not guessed:
-            return canonical
-        if canonical == "rank" and is_not_process_rank(column, self.frame, self.meanings):
-            return ""
-        if canonical == "time" and is_elapsed(numbers(cells), column, names):
-            return ""
-        return canonical if is_plausible(canonical, column, known) else ""
-
     def _follows(self, canonical: str, other: str) -> bool:
         """Whether the column of another quantity is right after that of this one."""
         columns = list(self.frame.columns)
         pair = [self.given.get(name) for name in (canonical, other)]
         return pair in [[*neighbours] for neighbours in itertools.pairwise(columns)]
-
-    def _over(self, column: str) -> str:
-        """The column of the same rows that a speedup is over; "" if there is none."""
-        sizes = self._columns_of(RANKS)
-        return own_baseline(column, self.frame, sizes) if sizes else ""
-
-    def _is_serial(self, column: str) -> bool:
-        """Whether a column is of a serial program, whose time does not depend on the ranks."""
-        varied = any(self.frame[name].nunique() > 1 for name in self._columns_of(RANKS))
-        named = SERIAL_NAME.search(normal(column))
-        return bool(named or (varied and recurs(self.frame[column])))
-
-    def _columns_of(self, quantities: Collection[str]) -> list[str]:
-        return [name for name, meaning in self.meanings.items() if meaning.canonical in quantities]
 
     def _numbers(self, cells: pd.Series, column: str, canonical: str, meaning: Guess) -> pd.Series:
         """The cells in base units; their roundings and spreads go to columns of their own."""
@@ -404,30 +307,6 @@ def _in_order(frame: pd.DataFrame, meanings: Mapping[str, Guess]) -> dict[str, G
     counted = [column for column in rates if "flop" not in normal(column)] or rates
     first = max(counted, key=lambda column: medians[column] if medians[column] > 0 else 0.0)
     return {first: meanings[first], **meanings}
-
-
-def _names_settings(cells: pd.Series) -> bool:
-    """Whether the names of runs tell settings, such as "NVFP4 (bf16 tail)" or "no cache"."""
-    names = [str(name) for name in cells.dropna().unique()[:MOST_NAMES]]
-    return any(setting_of(name).words or SEVERAL_WORDS.fullmatch(name) for name in names)
-
-
-def _names_runs(texts: pd.Series) -> bool:
-    """Whether the rows are runs with names of their own, such as R75 and R70, which number no
-    repeats."""
-    last = pd.to_numeric(texts.str.extract(r"(\d+)$", expand=False))
-    numbered = sorted(last.dropna()) in [[*range(start, len(texts) + start)] for start in (0, 1)]
-    return texts.is_unique and len(texts) > 1 and not (numbered or texts.str.isdecimal().any())
-
-
-def _are_times(texts: pd.Series) -> bool:
-    return len(texts) > 0 and bool(texts.str.match(TIMED).all())
-
-
-def _counts(cells: pd.Series) -> bool:
-    """Whether the cells of a column called node or host count them."""
-    known = pd.to_numeric(cells.dropna(), errors="coerce")
-    return len(known) > 0 and bool(known.between(1, MOST_NODES).all() and (known % 1 == 0).all())
 
 
 def _is_mean(column: str, meanings: Mapping[str, Guess]) -> bool:

@@ -20,7 +20,8 @@ from lab.analysis.audit.columns import (
     quantities,
     setting_of,
 )
-from lab.analysis.audit.reshape import AGAIN, BY_CELLS, MEASURED, is_known
+from lab.analysis.audit.reshape import OF_RUNS, are_rated, are_timed, is_known
+from lab.analysis.audit.wide import AGAIN
 from lab.records.table import grouped
 
 # What a speedup may be of; with other words it is that of something else over a setting.
@@ -73,7 +74,7 @@ class _SettingColumns:
         self.measured = [
             dict(self.named[column].words)
             for column, (quantity, _) in self.quantities.items()
-            if quantity in MEASURED and _told_apart(self.named[column])
+            if quantity in OF_RUNS and _told_apart(self.named[column])
         ]
         known = quantities(frame.columns)
         known |= {meaning.canonical for meaning in mapped.values()}
@@ -234,11 +235,9 @@ def _quantity(cells: pd.Series, setting: Setting) -> tuple[str, str] | None:
         meaning = guess(setting.base)
         numeric = meaning is not None and meaning.canonical in NUMERIC
         return (meaning.canonical, setting.base) if meaning and numeric else None
-    texts = [str(cell) for cell in cells if is_known(cell)]
-    for quantity, unit in BY_CELLS:
-        if texts and all(unit.search(text) for text in texts):
-            return quantity, "throughput" if quantity == "rate" else "time"
-    return None
+    if are_rated(cells):
+        return "rate", "throughput"
+    return ("time", "time") if are_timed(cells) else None
 
 
 def _free_name(name: str, taken: Sequence[str]) -> str:

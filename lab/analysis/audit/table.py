@@ -3,17 +3,18 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Collection, Iterable, Mapping, Sequence
+from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
 from typing import Literal
 
 import numpy as np
 import pandas as pd
 from pandas.api.types import is_numeric_dtype
 
-from lab.analysis.audit import columns, reshape
+from lab.analysis.audit import columns, reshape, wide
 from lab.analysis.audit.columns import (
     COLUMNS,
     LAYOUT,
+    MEASURED,
     PHASES,
     TEXTS,
     Guess,
@@ -22,10 +23,9 @@ from lab.analysis.audit.columns import (
     parse_name,
 )
 from lab.analysis.audit.observations import PYTHON_STRINGS, ROW, Observations, setting
-from lab.analysis.audit.programs import by_program, by_size, by_unknown_program, over_serial
+from lab.analysis.audit.plausible import by_numbers
 from lab.analysis.audit.quantities import WHOLE_NUMBERS, Quantities, as_text, as_texts
 from lab.analysis.audit.settings import by_setting
-from lab.analysis.audit.unnamed import by_numbers
 from lab.analysis.audit.values import COUNT_UNITS, numbers, ranks_of
 from lab.errors import InputError, Problem, nearest
 from lab.formatting import message_size, model_size
@@ -41,7 +41,6 @@ TRAINING = {
     *("global_batch_size", "micro_batch_size", "batch"),
     *PHASES,
 } - {"other"}
-MEASURED = {"time", "rate", "speedup", "efficiency"}
 RATIOS = {"speedup", "efficiency"}
 NUMBERED = {"strategy", "rank", "repeat", "seed", "epoch", "step"}
 AFTER_WORD = "parallel|open_?mp|omp|mpi|threads|workers|multi-?process(?:ing)?"
@@ -81,16 +80,15 @@ def from_table(
     frame = frame.reset_index(drop=True)
     frame.columns = pd.Index([str(column) for column in frame.columns])
     mapped = {column: _mapped(canonical, column) for canonical, column in (columns or {}).items()}
-    frame, meanings, assumptions, origins, wide = _long_form(frame, mapped, name, notes)
+    frame, meanings, assumptions, origins, is_wide = _long_form(frame, mapped, name, notes)
     assumptions = [*chosen, *assumptions]
     quantities = Quantities(frame, meanings, mapped, notes, source)
     tidy, given = quantities.tidy, quantities.given
     assumptions += quantities.assumptions
     tidy[ROW] = frame[ROW].loc[tidy.index]
-    _degrees_in_words(tidy, given)
-    _groups_of_shards(tidy, given)
+    _degrees(tidy, given)
     assumptions += _labelled(tidy, frame, given)
-    assumptions += _of_a_node(tidy, given) + _hybrid(tidy, given)
+    assumptions += [*_of_a_node(tidy, given), *_hybrid(tidy, given)]
     if "world_size" not in given:
         tidy["world_size"], assumption = _world_size(tidy, reshape.hinted_ranks(name, notes))
         assumptions += [assumption] if assumption else []
@@ -114,7 +112,7 @@ def from_table(
         derived=frozenset({"global_batch_size", "micro_batch_size"} - set(given)),
         assumptions=assumptions,
         notes=notes,
-        summarised=wide or not logged,
+        summarised=is_wide or not logged,
         reading=_reading(given, origins),
         number=int(frame.attrs.get("number", 1)),
         place=str(frame.attrs.get("place", "")),
@@ -133,14 +131,16 @@ def _long_form(
     frame, assumptions = reshape.turned(frame, mapped)
     frame[ROW] = np.arange(1, len(frame) + 1)
     frame, of_settings, origins = by_setting(frame, mapped)
-    frame, of_ranks = reshape.by_rank(frame, mapped)
+    frame, of_ranks = wide.by_rank(frame, mapped)
     assumptions += filled + of_settings + of_ranks
-    by_names = (by_program, over_serial, reshape.by_batch, by_size)
-    for by in (*by_names, reshape.by_cells, reshape.by_group, by_unknown_program):
+    for by in (
+        *(wide.by_program, wide.over_serial, wide.by_batch, wide.by_size, wide.by_group),
+        wide.by_timed,
+    ):
         frame, more = by(frame, mapped)
         assumptions += more
     meanings = _meanings(frame, mapped)
-    unnamed = {} if mapped else by_numbers(frame, meanings)
+    unnamed = {} if mapped else by_numbers(frame.drop(columns=ROW), meanings)
     meanings |= unnamed
     assumptions += [f"{name!r} is read as the {what.canonical}" for name, what in unnamed.items()]
     names = {meaning.canonical for meaning in meanings.values()}
@@ -252,11 +252,11 @@ def _workers(frame: pd.DataFrame, meanings: Mapping[str, Guess]) -> str:
     return ""
 
 
-def _global_batch(tidy: pd.DataFrame, given: dict[str, str]) -> list[str]:
+def _global_batch(tidy: pd.DataFrame, given: dict[str, str]) -> Iterator[str]:
     """Take a batch as the global one if it grows with the ranks in every row, or if it holds whole
     micro-batches of all replicas, and say so."""
     if "batch" not in given or "global_batch_size" in given:
-        return []
+        return
     batch, ranks = tidy["batch"], tidy["world_size"]
     if "micro_batch_size" in given:
         replicas = tidy["dp"].fillna(ranks / tidy[list(LAYOUT)].prod(axis=1))
@@ -267,11 +267,10 @@ def _global_batch(tidy: pd.DataFrame, given: dict[str, str]) -> list[str]:
         each = (batch / ranks).dropna()
         is_global = len(each) == len(tidy) and each.nunique() == 1 and ranks.nunique() > 1
         why = "grows with the ranks"
-    if not is_global:
-        return []
-    tidy["global_batch_size"], tidy["batch"] = batch, np.nan
-    given["global_batch_size"] = name = given.pop("batch")
-    return [f"{name!r} {why} and is read as the global batch"]
+    if is_global:
+        tidy["global_batch_size"], tidy["batch"] = batch, np.nan
+        given["global_batch_size"] = name = given.pop("batch")
+        yield f"{name!r} {why} and is read as the global batch"
 
 
 def _reading(given: Mapping[str, str], origins: Mapping[str, Sequence[str]]) -> dict[str, str]:
@@ -323,17 +322,12 @@ def _meanings(frame: pd.DataFrame, mapped: Mapping[str, Guess]) -> dict[str, Gue
         meaning = None if column in mapped else guess(column)
         if meaning is not None and meaning.canonical not in taken:
             meanings[column] = meaning
-    _drop_size(meanings, mapped)
-    return meanings | _symbols(frame.columns, meanings)
-
-
-def _drop_size(meanings: dict[str, Guess], mapped: Collection[str]) -> None:
-    """Take N for the size of a problem where another column counts processes, threads or cores."""
+    # N is the size of a problem where another column counts processes, threads or cores.
     counted = [name for name, meaning in meanings.items() if meaning.canonical in COUNTED]
     sizes = [name for name in counted if normal(name) == "n" and name not in mapped]
-    if len(counted) > len(sizes):
-        for name in sizes:
-            del meanings[name]
+    for name in sizes if len(counted) > len(sizes) else ():
+        del meanings[name]
+    return meanings | _symbols(frame.columns, meanings)
 
 
 def _symbols(names: Iterable[str], meanings: Mapping[str, Guess]) -> dict[str, Guess]:
@@ -385,53 +379,42 @@ def _world_size(tidy: pd.DataFrame, hint: tuple[int, str] | None) -> tuple[pd.Se
     return np.nan, ""
 
 
-def _of_a_node(tidy: pd.DataFrame, given: dict[str, str]) -> list[str]:
+def _of_a_node(tidy: pd.DataFrame, given: dict[str, str]) -> Iterator[str]:
     """Take ranks as those of each node if some rows have fewer of them than nodes, and say so."""
-    if "per_node" in given or not (tidy["world_size"] < tidy["nodes"]).any():
-        return []
-    tidy["per_node"], tidy["world_size"] = tidy["world_size"], np.nan
-    given["per_node"] = name = given.pop("world_size")
-    return [f"{name!r} counts the ranks of each node, as there are fewer than nodes"]
+    if "per_node" not in given and (tidy["world_size"] < tidy["nodes"]).any():
+        tidy["per_node"], tidy["world_size"] = tidy["world_size"], np.nan
+        given["per_node"] = name = given.pop("world_size")
+        yield f"{name!r} counts the ranks of each node, as there are fewer than nodes"
 
 
-def _degrees_in_words(tidy: pd.DataFrame, given: dict[str, str]) -> None:
-    """Enter degrees of parallelism that the strategies name, such as dp2+tp2+pp4, if no column
-    gives any."""
-    if "strategy" not in given or set(given) & {"dp", *LAYOUT}:
-        return
-    words = tidy["strategy"].fillna("").astype(str).str.lower()
-    named = {name: words.str.extract(DEGREE % name, expand=False) for name in ("dp", *LAYOUT)}
-    known = {name: cells for name, cells in named.items() if cells.notna().any()}
-    if len(known) > 1:  # one may be the number of anything
-        for name, cells in known.items():
+def _degrees(tidy: pd.DataFrame, given: dict[str, str]) -> None:
+    """Enter degrees of parallelism: those that strategies name, such as dp2+tp2+pp4, if no column
+    gives any, and the data parallelism of hybrid sharding, replicas times shards."""
+    if "strategy" in given and not set(given) & {"dp", *LAYOUT}:
+        words = tidy["strategy"].fillna("").astype(str).str.lower()
+        named = {name: words.str.extract(DEGREE % name, expand=False) for name in ("dp", *LAYOUT)}
+        known = {name: cells for name, cells in named.items() if cells.notna().any()}
+        for name, cells in known.items() if len(known) > 1 else ():  # one may be of anything
             tidy[name], given[name] = cells.astype(float), given["strategy"]
+    if "dp" not in given and {"dp_replicate", "dp_shard"} <= set(given):
+        tidy["dp"], given["dp"] = tidy["dp_replicate"] * tidy["dp_shard"], given["dp_shard"]
 
 
-def _labelled(tidy: pd.DataFrame, frame: pd.DataFrame, given: dict[str, str]) -> list[str]:
+def _labelled(tidy: pd.DataFrame, frame: pd.DataFrame, given: dict[str, str]) -> Iterator[str]:
     """Take the first column for the strategy if it has other words in each row and some rows have
     as many ranks: those are no repeats."""
     first = str(frame.columns[0])
     sizes, labels = tidy["world_size"], as_texts(frame[first]).loc[tidy.index]
     # A speedup may be over any of the rows.
-    if guess(first) is not None or (NUMBERED | RATIOS) & set(given):
-        return []
-    if not {"time", "rate"} & set(given):
-        return []
+    if guess(first) or (NUMBERED | RATIOS) & set(given) or not {"time", "rate"} & set(given):
+        return
     if labels.isna().any() or sizes.nunique() < 2 or not sizes.duplicated().any():
-        return []
+        return
     words = labels.astype(str).str.match(r"[^\W\d_]|\d+ [^\W\d_]").all()
     kinds = labels.astype(str).str.replace(r"\d+", "", regex=True)
-    if not words or not labels.is_unique or kinds.nunique() < 2:
-        return []
-    tidy["strategy"], given["strategy"] = labels, first
-    return [f"each row of {first!r} is a configuration of its own"]
-
-
-def _groups_of_shards(tidy: pd.DataFrame, given: dict[str, str]) -> None:
-    """Enter the data parallelism of hybrid sharding: groups of shards times shards in each."""
-    if "dp" not in given and {"dp_replicate", "dp_shard"} <= set(given):
-        tidy["dp"] = tidy["dp_replicate"] * tidy["dp_shard"]
-        given["dp"] = given["dp_shard"]
+    if words and labels.is_unique and kinds.nunique() > 1:
+        tidy["strategy"], given["strategy"] = labels, first
+        yield f"each row of {first!r} is a configuration of its own"
 
 
 def _are_steps_of_scaling(cores: pd.Series) -> bool:
@@ -440,7 +423,7 @@ def _are_steps_of_scaling(cores: pd.Series) -> bool:
     return bool(least == 1 or ((cores % least == 0).all() and cores.nunique() > FEW))
 
 
-def _hybrid(tidy: pd.DataFrame, given: Mapping[str, str]) -> list[str]:
+def _hybrid(tidy: pd.DataFrame, given: Mapping[str, str]) -> Iterator[str]:
     """Take cores for ranks if ranks on cores have various numbers of threads, and say so.
 
     The threads of a rank are then its strategy, where the table gives no other.
@@ -450,7 +433,7 @@ def _hybrid(tidy: pd.DataFrame, given: Mapping[str, str]) -> list[str]:
     of_a_rank = OF_A_RANK.match(normal(given.get("threads", "")))
     whole = bool(((threads >= 1) & (threads % 1 == 0)).all())
     if not on_cores or not of_a_rank or not whole or threads.nunique() < 2:
-        return []
+        return
     cores = tidy["world_size"] * threads
     own = cores[tidy["speedup"] == 1].nunique() > 1  # baselines
     if own or (threads.groupby(cores).nunique() > 1).any():
@@ -458,9 +441,11 @@ def _hybrid(tidy: pd.DataFrame, given: Mapping[str, str]) -> list[str]:
         tidy["strategy"] = tidy["strategy"].fillna(names)
     tidy["threads"] = np.nan
     if own:
-        return [f"each number of {given['threads']!r} has a baseline of its own"]
-    tidy["world_size"] = cores
-    return [f"{ranks!r} times {given['threads']!r} counts the cores, which are taken for the ranks"]
+        yield f"each number of {given['threads']!r} has a baseline of its own"
+    else:
+        tidy["world_size"] = cores
+        product = f"{ranks!r} times {given['threads']!r}"
+        yield f"{product} counts the cores, which are taken for the ranks"
 
 
 def _are_counts(values: pd.Series) -> bool:
@@ -572,12 +557,8 @@ def _is_key(cells: pd.Series, sizes: pd.Series, *, least: float = 0.51) -> bool:
 
 def _is_compared(cells: pd.Series, sizes: pd.Series) -> bool:
     """Whether values differ on purpose: several at one number of ranks, or each at several."""
-    values = cells.dropna()
-    if values.nunique() < 2:
-        return False
-    return bool((values.groupby(sizes.loc[values.index]).nunique() > 1).any()) or _is_key(
-        cells, sizes
-    )
+    at_one = cells.groupby(sizes).nunique() > 1
+    return bool(at_one.any()) or _is_key(cells, sizes)
 
 
 def _labels(tidy: pd.DataFrame, given: Mapping[str, str]) -> list[str]:

@@ -12,8 +12,16 @@ from collections.abc import Iterable, Mapping, Sequence
 from pathlib import Path
 from typing import IO, TYPE_CHECKING, Any
 
-from lab.analysis.audit import lists, logs, nccl_tests, notebook, osu
-from lab.analysis.audit.markup import Table, find_tables, most_relevant, relevance, without_remarks
+from lab.analysis.audit import lists, logs
+from lab.analysis.audit.collectives import find_collectives
+from lab.analysis.audit.markup import (
+    Table,
+    as_text,
+    find_tables,
+    most_relevant,
+    relevance,
+    without_remarks,
+)
 from lab.analysis.audit.values import BYTE_UNITS, TIME_UNITS
 from lab.errors import InputError, Problem, nearest
 from lab.formatting import count
@@ -108,7 +116,7 @@ def read_tables(
     name = STREAM if stream else str(source)
     if not stream and Path(name).suffix.lower() == ".parquet":
         return [_parquet(Path(name))]
-    text = notebook.as_text(_text(stream, name))
+    text = as_text(_text(stream, name))
     frames: list[pd.DataFrame] = []
     tables, errors = _parsed(name, text)
     for header, rows, notes in tables[:MOST_TABLES]:
@@ -159,10 +167,8 @@ def _parsed(name: str, text: str) -> tuple[Sequence[Table], list[InputError]]:
     lines = _unmarked(text.splitlines())
     notes = [line.lstrip("# ").rstrip() for line in lines if line.startswith("#")]
     printed = [HOST.sub("", LAUNCHED.sub("", line)) for line in lines]
-    if nccl_tests.is_output(printed):
-        return [Table(nccl_tests.COLUMNS, nccl_tests.rows_of(printed, name), notes)], []
-    if osu.is_output(printed) and (of_collectives := osu.rows_of(printed)):
-        return [Table(osu.COLUMNS, of_collectives, notes)], []
+    if of_collectives := find_collectives(printed, name):
+        return [Table(*of_collectives, notes)], []
     if tables := find_tables(lines):
         return [table._replace(header=_numbered(table.header)) for table in tables], []
     if parsed := logs.find_records(text) or (
@@ -211,11 +217,6 @@ def _is_above_rows(lines: Sequence[str], place: int) -> bool:
     names, row = (_split(lines[place + at], delimiter) for at in (0, 1))
     above = _split(lines[place - 1], delimiter) if place else []
     return 1 < len(names) == len(row) != len(above)
-
-
-def _split(line: str, delimiter: str) -> list[str]:
-    """The cells of a line; of an empty one none."""
-    return line.split(None if delimiter == SPACES else delimiter) if line.strip() else []
 
 
 def _frame(name: str, header: list[str], rows: list[list[str]]) -> pd.DataFrame:
@@ -344,15 +345,13 @@ def _delimited(name: str, lines: Sequence[str]) -> tuple[list[str], list[list[st
         named = (at for at in below if lines[at - 1].startswith("#"))
         first = next((at for at in named if not WORD.search(content[at])), first)
         content[:first] = [""] * first
-    if first and lines[first - 1].startswith("#") and not WORD.search(content[first]):
-        header = lines[first - 1].lstrip("#").strip()
-        if names := _names(header, content[first]):
-            apart = _delimiter([content[first]])
-            content[first - 1] = header if apart == SPACES else apart.join(names)
-    elif first and NUMBERED_NAME.match(lines[first - 1]) and NUMERIC_CELL.search(content[first]):
-        pair = [lines[first - 1], content[first]]
-        if len(set(_widths(pair, _delimiter(pair)))) == 1:
-            content[first - 1] = pair[0].lstrip("#")
+    above, row = (lines[first - 1], content[first]) if first else ("", "")
+    numbered = NUMBERED_NAME.match(above) and NUMERIC_CELL.search(row)
+    if above.startswith("#") and (numbered or not WORD.search(row)):
+        header, apart = above.strip("# "), _delimiter([row])
+        if names := _names(header, row):
+            same = apart == SPACES or len(_split(header, apart)) == len(names)
+            content[first - 1] = header if same else apart.join(names)
     sample = _sample(name, content)
     delimiter = _delimiter(sample)
     if delimiter == SPACES or sample[0].rstrip().endswith(PROSE):
@@ -418,12 +417,11 @@ def _names(header: str, row: str) -> list[str] | None:
     spaces are two or more spaces apart.
     """
     delimiter = _delimiter([row])
-    if delimiter != SPACES:
-        width = len(row.split(delimiter))
-        named = (header.split(one) for one in (delimiter, *DELIMITERS))
-        return next((names for names in named if len(names) == width), None)
-    splits = (re.split(r"\s{2,}|\t", header.strip()), header.split())
-    return next((names for names in splits if len(names) == len(row.split())), None)
+    named = [_split(header, one) for one in (delimiter, *DELIMITERS)]
+    if delimiter == SPACES:
+        named = [re.split(r"\s{2,}|\t", header.strip()), header.split()]
+    width = len(_split(row, delimiter))
+    return next((names for names in named if len(names) == width), None)
 
 
 def _is_headed(lines: Sequence[str]) -> bool:
@@ -434,21 +432,22 @@ def _is_headed(lines: Sequence[str]) -> bool:
     if len(sample) < 2 or re.search(r"[=:]\s*[-+.\d]", sample[0]):
         return False
     delimiter = _delimiter(sample)
-    spaced = delimiter == SPACES
-    widths = [len(line.split()) for line in sample] if spaced else _widths(sample, delimiter)
-    return len(set(widths)) == 1 and not (spaced and _has_digits(sample[0]))
+    widths = {len(_split(line, delimiter)) for line in sample}
+    return len(widths) == 1 and not (delimiter == SPACES and _has_digits(sample[0]))
 
 
-def _widths(lines: Iterable[str], delimiter: str) -> list[int]:
-    """The number of cells in each line, as CSV, in which quotes may hold the delimiter."""
-    return [len(next(csv.reader([line], delimiter=delimiter), [])) for line in lines]
+def _split(line: str, delimiter: str) -> list[str]:
+    """The cells of a line, as CSV, in which quotes may hold the delimiter; of an empty one none."""
+    if delimiter == SPACES or not line.strip():
+        return line.split()
+    return next(csv.reader([line], delimiter=delimiter), [])
 
 
 def _delimiter(lines: Sequence[str]) -> str:
     """The delimiter that occurs in the header, and equally often in most rows."""
 
     def agreement(delimiter: str) -> tuple[float, int]:
-        counts = _widths(lines, delimiter)
+        counts = [len(_split(line, delimiter)) for line in lines]
         return (Counter(counts)[counts[0]] / len(counts) if counts[0] > 1 else 0.0, counts[0])
 
     try:

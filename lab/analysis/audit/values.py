@@ -9,7 +9,7 @@ import numpy as np
 import pandas as pd
 from pandas.api.types import is_numeric_dtype
 
-from lab.analysis.audit.other_scripts import in_english
+from lab.analysis.audit.languages import by_word, in_english
 
 EMPTY = {"", "-", "--", "–", "—", "?", "...", "na", "n/a", "#n/a", "nan", "none", "null", "tbd"}
 EMPTY |= {"<na>"}
@@ -32,11 +32,7 @@ ARROWS, SUPERSCRIPTS = "↑↓→←▲▼⬆⬇", "¹²³⁴⁵⁶⁷⁸⁹⁰"
 WIDE = {code: code - 0xFEE0 for code in range(0xFF01, 0xFF5F)}
 
 
-def _by_name(names: dict[float, str]) -> dict[str, float]:
-    return {name: factor for factor, words in names.items() for name in words.split()}
-
-
-TIME_UNITS = _by_name(
+TIME_UNITS = by_word(
     {
         1.0: "s sec secs second seconds",
         1e-3: "ms msec msecs millisecond milliseconds",
@@ -47,8 +43,9 @@ TIME_UNITS = _by_name(
     }
 )
 # In a cell, unlike in a name, "min" does not mean minimum and "m" does not mean million.
-CELL_TIMES = TIME_UNITS | _by_name({60.0: "m min", 86400.0: "d day days"})
-BYTE_UNITS = _by_name(
+CELL_TIMES = TIME_UNITS | by_word({60.0: "m min", 86400.0: "d day days"})
+CELL_TIME = "|".join(sorted(CELL_TIMES, key=len, reverse=True))
+BYTE_UNITS = by_word(
     {1.0: "b byte bytes", 1e3: "kb", 1e6: "mb", 1e9: "gb", 1e12: "tb"}
     | {2.0**10: "kib", 2.0**20: "mib", 2.0**30: "gib"}
 )
@@ -58,19 +55,19 @@ BANDWIDTH_UNITS = {
     for name, scale in (("b", 1.0), ("byte", 1.0), ("bytes", 1.0), ("bit", 1 / 8), ("bits", 1 / 8))
     for unit in (f"{prefix}{name}/s", f"{prefix}{name}/sec")
 } | {"gib/s": 2.0**30, "mib/s": 2.0**20}
-COUNT_UNITS = _by_name({1e3: "k", 1e6: "m million millions", 1e9: "bn billion billions"})
+COUNT_UNITS = by_word({1e3: "k", 1e6: "m million millions", 1e9: "bn billion billions"})
 PARAMETER_UNITS = COUNT_UNITS | {"b": 1e9, "t": 1e12}
 FLOPS_UNITS = {
     f"{prefix}flop{end}": factor
     for prefix, factor in (("g", 1e9), ("t", 1e12), ("p", 1e15))
     for end in ("", "s", "/s", "s/s", "/s/gpu", "s/gpu", "s/s/gpu")
 }
+# What ranks are called.
+RANK = "[ghint]pu|gcd|rank|device|dev|worker|chip|card|accelerator|process|proc"
+RANKS = rf"(?:{RANK})s?|processes"
 # Ranks as words in a cell: n1g8, 2n_8g, 2 nodes x 8; 8x A100, 8 A100s, 8 GPUs; A100 x8. Of N4C32,
 # the cards are those of all nodes.
-_UNIT = (
-    "gpus?|[hint]pus|ranks?|procs?|process(?:es)?|devices?|cards?|chips?|workers?"
-    "|accelerators?|pcs|p"
-)
+_UNIT = rf"{RANKS}|pcs|p"
 _NAME = r"(?!x\d|(?:and|or|to)\b)(?:nvidia |amd )?[a-z][a-z-]*\s?-?\d[\w .()-]*"
 NODES_TIMES = re.compile(
     r"n(\d+)_?g(\d+)|(\d+)_?n_?(\d+)_?g(?![a-z])\w*"

@@ -10,8 +10,7 @@ from pathlib import Path
 import pytest
 
 from lab.analysis.audit import audit
-from lab.analysis.audit.markup import find_tables
-from lab.analysis.audit.notebook import as_text
+from lab.analysis.audit.markup import as_text, find_tables
 from lab.analysis.audit.text_table import read_table, read_tables
 from lab.analysis.reported import records_from
 from lab.errors import InputError

@@ -6,7 +6,7 @@ import pytest
 from audits import broken, pasted
 
 from lab.analysis.audit.columns import guess, normal
-from lab.analysis.audit.european import from_european
+from lab.analysis.audit.languages import from_european
 
 
 @pytest.mark.parametrize(

@@ -6,7 +6,7 @@ import pytest
 from audits import broken, pasted
 
 from lab.analysis.audit.columns import guess
-from lab.analysis.audit.other_scripts import in_english
+from lab.analysis.audit.languages import in_english
 from lab.analysis.audit.values import duration, ranks_of
 
 

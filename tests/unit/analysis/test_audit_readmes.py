@@ -60,6 +60,8 @@ def test_names_in_readmes(canonical: str, names: list[str]) -> None:
         "4 GPUs (V100)": 4.0,
         "16 GPUs (2 nodes)": 16.0,
         "1 x 8": 8.0,
+        "16 GCDs": 16.0,
+        "8 NPU": 8.0,
     }.items(),
 )
 def test_ranks_in_cells(cell: str, ranks: float) -> None:

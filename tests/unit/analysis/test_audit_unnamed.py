@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import pytest
 from audits import broken, pasted
 
 
@@ -30,7 +31,7 @@ def test_a_time_of_a_part_by_its_cells() -> None:
 def test_times_of_programs_by_their_unit() -> None:
     text = "NP,Standard (s),ScaLAPACK (s)\n4,11.4,12.6\n8,10.7,10.3\n16,12.3,1.2\n"
     result = pasted(text)
-    assert result.reading == {"NP": "world_size", "setting": "strategy", "time_s": "time"}
+    assert result.reading == {"NP": "world_size", "setting": "strategy", "time": "time"}
     (finding,) = [each for each in result.findings if each.rule == "super-linear"]
     assert "ScaLAPACK" in str(finding.records) and "Standard" not in str(finding.records)
 
@@ -83,6 +84,13 @@ def test_gpus_count_more_than_the_ranks_that_share_them() -> None:
     assert broken(pasted("\n".join(["MPI ranks,Threads/rank,GCDs,ns/day", *rows]))) == {
         "super-linear"
     }
+
+
+@pytest.mark.parametrize("names", ["1 GCD,2 GCDs,8 GCDs", "1 NPU,2 NPU,8 NPU", "1 dev,2 dev,8 dev"])
+def test_columns_for_numbers_of_any_device(names: str) -> None:
+    result = pasted(f"model,{names}\nA,10 s,5.5 s,1.5 s\nB,20 s,11 s,3 s\n")
+    assert result.reading["world_size"] == "world_size" and "super-linear" in result.checked
+    assert broken(pasted(f"model,{names}\nA,10 s,5.5 s,0.9 s\n")) == {"super-linear"}
 
 
 def test_workers_beside_an_efficiency_are_ranks() -> None:

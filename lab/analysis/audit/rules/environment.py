@@ -8,7 +8,7 @@ from typing import Any
 import numpy as np
 import pandas as pd
 
-from lab.analysis.audit.columns import PHASES
+from lab.analysis.audit.columns import MEASURED, PHASES
 from lab.analysis.audit.observations import Observations, UncheckedError
 from lab.analysis.audit.reshape import listed
 from lab.analysis.audit.rule import Fault, rule
@@ -27,7 +27,6 @@ SAME = {
     "data_sha256": "data sets",
     "cluster": "clusters",
 }
-MEASURED = {"time", "rate", "rate_per_rank", "speedup", "efficiency", *PHASES}
 NOT_EMULATED = {"", "no", "none", "nothing", "false", "0", "nan"}  # in tables
 NAMED = 4  # values in a sentence
 SHORT = 12  # digits of a SHA-256 in one
@@ -52,7 +51,7 @@ def mixed_environment(observations: Observations) -> Iterator[Fault]:
     """Hosts, code, versions, threads or clocks that differ inside one study."""
     rows = observations.runs
     curves = _comparing(observations) if observations.kind == "table" else pd.Series(0, rows.index)
-    measured = observations.kind == "records" or MEASURED & observations.known
+    measured = observations.kind == "records" or (MEASURED | {*PHASES}) & observations.known
     if curves.empty and not ("host" in observations.known and measured):
         raise UncheckedError(NO_COMPARISON)
     differs = False

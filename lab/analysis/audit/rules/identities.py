@@ -184,7 +184,7 @@ def _misquoted(point: Point, own: bool) -> Iterator[Fault]:
     rates = base is not None and point.times and point.rate / (base.rate or math.nan)
     elsewhere = bool(rates and abs(speedup / rates - 1) < QUOTED)
     elsewhere = elsewhere or any(map(point.is_quoted_over, _references(point)))
-    allowed = max(QUOTED, margin + _digits(point, "speedup"))
+    allowed = max(QUOTED, margin + point.speedup_rounding)
     if own and not elsewhere and not point.means and abs(speedup / gain - 1) > allowed:
         yield Fault(
             point.labels,
@@ -195,14 +195,14 @@ def _misquoted(point: Point, own: bool) -> Iterator[Fault]:
     alone = own and comparable and speedup != speedup and not point.means
     # If the work grows with the ranks and no batch shows it, it is the ratio of the times.
     gap = min(abs(efficiency / ratio - 1) for ratio in (gain / over or math.nan, gain))
-    if alone and gap > max(QUOTED, margin + _digits(point, "efficiency")):
+    if alone and gap > max(QUOTED, margin + point.efficiency_rounding):
         yield Fault(
             point.labels,
             f"An efficiency of {100 * efficiency:.0f} % is quoted on {point.ranks}, but the "
             f"table's own numbers give {100 * gain / over:.0f} %.",
             "Name the baseline of the quoted efficiency.",
         )
-    digits = _digits(point, "speedup") + _digits(point, "efficiency")
+    digits = point.speedup_rounding + point.efficiency_rounding
     if abs(efficiency * over / speedup - 1) > max(ROUNDING, digits):
         yield Fault(
             point.labels,
@@ -277,7 +277,7 @@ def _unlike_runs(curve: Curve) -> Comparison:
     points = [point for point in curve.points if point.time > 0 and point.rate > 0]
     # A time to train holds more than training, such as evaluation.
     least = QUOTED if curve.per == "step" else WHOLE_RUN
-    margins = [max(least, point.rounding + _digits(point, "rate")) for point in points]
+    margins = [max(least, point.rounding + point.rate_rounding) for point in points]
     done = np.array([point.time * point.rate for point in points])
     fitting = []
     for works in (np.ones(len(points)), np.array([point.world_size for point in points])):
@@ -295,11 +295,6 @@ def _unlike_runs(curve: Curve) -> Comparison:
                 WORK_ADVICE,
             )
     return True
-
-
-def _digits(point: Point, name: str) -> float:
-    value = getattr(point, f"{name}_rounding")
-    return value if value == value else 0.0
 
 
 def _ratios(rows: pd.DataFrame, kind: str, observations: Observations) -> Comparison:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 import re
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from typing import NamedTuple
 
 import numpy as np
@@ -59,13 +59,13 @@ def plausible_bandwidth(observations: Observations) -> Iterator[Fault]:
         if not checked or (observations.frame["world_size"] > 1).any():
             yield from _collectives(observations)
         return
-    links = _Links(observations)
+    link_of = _links(observations)
     for point in observations.points:
         size = observations.gradient_bytes(point)
         transfer = _transfer(point, observations)
         if point.world_size > 1 and size > 0 and transfer is not None:
             checked = True
-            yield from _judged(point, size, transfer, links.of(point))
+            yield from _judged(point, size, transfer, link_of(point))
     if not checked:
         what = "communication time per step on more than one rank"
         raise UncheckedError("bytes or parameters", what)
@@ -138,25 +138,23 @@ def _link(
     return Link()
 
 
-class _Links:
-    """The links of points, each looked up once for all points that are placed alike."""
+def _links(observations: Observations) -> Callable[[Point], tuple[Link, bool]]:
+    """The link of a point, and whether it is emulated; looked up once for points placed alike."""
+    frame = observations.frame
+    columns = ["world_size", "nodes", "emulated"]
+    columns += [name for name in LINK_COLUMNS if name in frame]
+    placements = list(zip(*(frame[name].map(str) for name in columns), strict=True))
+    known: dict[tuple[str, ...], tuple[Link, bool]] = {}
 
-    def __init__(self, observations: Observations) -> None:
-        frame = observations.frame
-        columns = ["world_size", "nodes", "emulated"]
-        columns += [name for name in LINK_COLUMNS if name in frame]
-        self._observations = observations
-        self._placements = list(zip(*(frame[name].map(str) for name in columns), strict=True))
-        self._known: dict[tuple[str, ...], tuple[Link, bool]] = {}
-
-    def of(self, point: Point) -> tuple[Link, bool]:
-        """The link of a point, and whether it is emulated."""
-        placement = self._placements[self._observations.places_of(point.labels)[0]]
-        if placement not in self._known:
-            rows = self._observations.rows_of(point)
+    def link_of(point: Point) -> tuple[Link, bool]:
+        placement = placements[observations.places_of(point.labels)[0]]
+        if placement not in known:
+            rows = observations.rows_of(point)
             emulated = bool(rows["emulated"].astype(str).str.startswith("link").any())
-            self._known[placement] = _link(rows, self._observations, emulated=emulated), emulated
-        return self._known[placement]
+            known[placement] = _link(rows, observations, emulated=emulated), emulated
+        return known[placement]
+
+    return link_of
 
 
 def _judged(

@@ -39,11 +39,7 @@ def two_writers(observations: Observations) -> Iterator[Fault]:
     measured = rows[["time", "rate", "loss", "accuracy"]].notna().any().any()
     if rows["loss"].notna().any():  # the others are evaluations or a summary of the training
         rows = rows[rows["loss"].notna()]
-    names = [
-        *observations.keys,
-        *("world_size", "nodes", "global_batch_size", "batch", "rank", "repeat"),
-    ]
-    of_series = rows.groupby(names, sort=False, dropna=False).ngroup()
+    of_series = observations.groups(rows, "nodes", "rank", "repeat")
     series = grouped((number, place) for place, number in enumerate(of_series))
     numbers = list(rows[columns].itertuples(index=False, name=None))
     labels, sizes = rows["label"].tolist(), rows["world_size"].tolist()

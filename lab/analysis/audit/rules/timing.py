@@ -8,8 +8,8 @@ from typing import Any
 
 import pandas as pd
 
-from lab.analysis.audit.observations import Observations, UncheckedError, largest, measurements
-from lab.analysis.audit.points import Point
+from lab.analysis.audit.observations import Observations, UncheckedError, largest
+from lab.analysis.audit.points import Point, measurements
 from lab.analysis.audit.rule import Fault, rule, seconds
 from lab.formatting import count
 
@@ -120,9 +120,7 @@ def rank_imbalance(observations: Observations) -> Iterator[Fault]:
     """Ranks of one synchronous run that differ by more than a few per cent."""
     frame = observations.frame
     rows = frame[frame["rank"].notna() & ~frame["aggregate"] & frame["time"].notna()]
-    names = [*observations.keys, "global_batch_size", "batch", "world_size"]
-    names += ["run_id"] if observations.kind == "records" else []
-    groups = rows.groupby(names, sort=False, dropna=False).ngroup()
+    groups = observations.groups(rows, *(["run_id"] if observations.kind == "records" else []))
     measured = rows.groupby([groups, measurements(rows, groups)], sort=False).ngroup()
     times = rows["time"].groupby(measured)
     gaps = times.max() / times.min() - 1
@@ -298,9 +296,8 @@ def _first_is_slow(observations: Observations) -> Iterator[Fault]:
     if column is None:
         return
     rows = frame[frame[column].notna() & frame["time"].notna() & ~frame["aggregate"]]
-    names = [*observations.keys, "world_size", "global_batch_size", "batch", "rank", "repeat"]
-    groups = rows.groupby(names, sort=False, dropna=False)
-    group = groups.ngroup()[groups["time"].transform("size") >= 3]
+    group = observations.groups(rows, "rank", "repeat")
+    group = group[group.map(group.value_counts()) >= 3]
     rows = rows.loc[group.index]
     first = rows[column].groupby(group).idxmin()
     times = rows.loc[first, "time"].set_axis(first.index)

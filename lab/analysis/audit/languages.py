@@ -1,12 +1,16 @@
-"""Column names and units in Chinese and Russian, in the English words that this package knows."""
+"""Column names and units in other languages, in the English words that this package knows."""
 
 from __future__ import annotations
 
 import re
+from collections.abc import Mapping
+from typing import TypeVar
 
-# Longer words go first; "_" is a space. "精度" means a precision or an accuracy: the cells tell
+T = TypeVar("T")
+
+# In Chinese and Russian; "_" is a space. "精度" means a precision or an accuracy: the cells tell
 # which.
-WORDS = {
+OTHER_SCRIPTS = {
     "execution time": "время_выполнения время_работы время_расчёта время_расчета",
     "matrix size": "размер_матрицы",
     "number of": "количество число кол-во",
@@ -97,16 +101,41 @@ WORDS = {
     "gpu": "卡",
     "": "的 张 块",
 }
-ENGLISH = {
-    word.replace("_", " "): english for english, words in WORDS.items() for word in words.split()
+# In other European languages, in snake case and without accents.
+EUROPEAN = {
+    "execution_time": "tiempo_de_ejecucion tempo_de_execucao tempo_di_esecuzione temps_d_execution "
+    "ausfuhrungszeit laufzeit rechenzeit berechnungszeit czas_wykonania "
+    "thoi_gian_chay",
+    "mean_time": "tiempo_promedio tiempo_medio tempo_medio temps_moyen",
+    "time": "tiempo_total tiempo_real tiempo tempo_totale tempo zeit czas thoi_gian",
+    "time_s": "tiempo_seg temps_s",
+    "time_ms": "temps_ms",  # alone, these are temperatures
+    "speedup": "aceleracion accelerazione aceleracao beschleunigung przyspieszenie tang_toc",
+    "efficiency": "eficiencia efficienza efficacite effizienz efektywnosc hieu_suat",
+    "parallel_time": "tempo_paralelo tiempo_paralelo tempo_parallelo",
+    "configuration": "configuracao configuracion configurazione konfiguration",
+    "threads": "hilos watki watkow luong",
+    "cores": "nucleos kerne coeurs",
+    "processes": "procesos processos processi prozesse procesy procesow tien_trinh",
+    "nodes": "nodos nodi noeuds knoten wezly wezlow",
+    "number_of": "anzahl_der anzahl numero_de nombre_de numero_di liczba so",
+    "s": "segundos segs sekunden secondi",
 }
+
+
+def by_word(words: Mapping[T, str]) -> dict[str, T]:
+    """What each of the words stands for that are listed by it, the longest first."""
+    meant = {word: meaning for meaning, several in words.items() for word in several.split()}
+    return {word: meant[word] for word in sorted(meant, key=len, reverse=True)}
+
+
+ENGLISH = {word.replace("_", " "): meant for word, meant in by_word(OTHER_SCRIPTS).items()}
 KNOWN = re.compile(  # whole words where spaces part them
-    "|".join(
-        rf"\b{word}(?!\w)" if "а" <= word[0] <= "ё" else word
-        for word in sorted(ENGLISH, key=len, reverse=True)
-    ),
+    "|".join(rf"\b{word}(?!\w)" if "а" <= word[0] <= "ё" else word for word in ENGLISH),
     re.IGNORECASE,
 )
+OF_EUROPE = by_word(EUROPEAN)
+KNOWN_OF_EUROPE = re.compile(rf"(?<![^_])(?:{'|'.join(OF_EUROPE)})(?![^_])")
 ALONE = re.compile(r"(?:单机)?单卡$")  # a number of ranks, and not a rate's "per GPU"
 # Words in Chinese, Japanese, Korean and Cyrillic.
 REST = re.compile(r"[\u0400-\u052f\u3040-\u30ff\u4e00-\u9fff\uac00-\ud7a3]+")
@@ -123,3 +152,8 @@ def in_english(text: str) -> str:
     text = re.sub(r"(?<=\d)卡", " gpus ", text)
     text = KNOWN.sub(lambda match: f" {ENGLISH[match.group().lower()]} ", text)
     return ASIDE.sub("", REST.sub(" unknown ", text))
+
+
+def from_european(name: str) -> str:
+    """A name in snake case with the words that are known in English."""
+    return KNOWN_OF_EUROPE.sub(lambda match: OF_EUROPE[match.group()], name)

@@ -1,4 +1,4 @@
-"""Output of nccl-tests: times and bandwidths of a collective by the size of its messages."""
+"""Output of nccl-tests and of the OSU micro-benchmarks: collectives by the size of messages."""
 
 from __future__ import annotations
 
@@ -7,7 +7,6 @@ import math
 import re
 from collections.abc import Sequence
 
-from lab.analysis.audit.osu import ranks_of_command
 from lab.errors import InputError, Problem
 
 DEVICE = re.compile(r"#?\s*Rank\s+(\d+)\s.*\son\s+(\S+)\s+device\s+\d+\s+\[[\w:.]+\]\s+(.+?)\s*$")
@@ -25,24 +24,38 @@ MEASURED = 4  # time, algbw, busbw, errors
 IN_BOTH = 12  # cells of a row, at least, if it was measured both out of place and in place
 FEWEST = 2  # rows that are taken for output without its header
 DIGIT = 0.005  # half of the last one printed of a bandwidth
-COLUMNS = [
+NCCL_COLUMNS = [
     *("message_bytes", "variant", "time_us", "algbw_gb_per_s", "busbw_gb_per_s"),
     *("gpus", "nodes", "gpu_name", "repeats"),
 ]
 
 
-def is_output(lines: Sequence[str]) -> bool:
-    """Whether lines are printed by nccl-tests, or were saved as CSV."""
-    unheaded = sum(map(bool, map(ROW.match, lines)))
-    return unheaded >= FEWEST or any(map(HEADER.match, _printed(lines)))
+OSU_TITLE = re.compile(r"#?\s*OSU MPI\S*\s+(.+?)\s+Latency Test")
+# Of a collective: an average over its ranks. Point to point there is one latency.
+OSU_HEADER = re.compile(r"#?\s*Size\s+Avg Latency\s*\(us\)")
+RANKS = re.compile(r"(?:^|\s)(?:-n|-np|--np|--ntasks)[ =]?(\d{1,7})(?=\s|$)")
+NODES = re.compile(r"(?:^|\s)(?:-N|--nodes)[ =]?(\d{1,6})(?=\s|$)")
+OF_A_NODE = re.compile(r"(?:^|\s)--n?tasks-per-node[ =](\d{1,5})(?=\s|$)")
+NUMBER = re.compile(r"\d+(?:\.\d+)?")
+OSU_COLUMNS = ["message_bytes", "strategy", "time_us", "ranks", "repeats"]
+WITH_RANGE = 5  # size, average, minimum, maximum, iterations
 
 
-def rows_of(lines: Sequence[str], source: str) -> list[list[str]]:
-    """A row of COLUMNS for each size, out of place and in place, with the facts of the devices.
+def find_collectives(lines: Sequence[str], source: str) -> tuple[list[str], list[list[str]]] | None:
+    """The column names and rows of what one of these benchmarks printed; None for other lines.
 
-    Raises InputError, which names `source`, if no size is printed.
+    Raises InputError, which names `source`, if nccl-tests printed no size.
     """
-    lines = _printed(lines)
+    as_printed = _printed(lines)
+    unheaded = sum(map(bool, map(ROW.match, lines)))
+    if unheaded >= FEWEST or any(map(HEADER.match, as_printed)):
+        return NCCL_COLUMNS, _of_nccl_tests(as_printed, source)
+    titled = any(map(OSU_TITLE.match, lines)) and any(map(OSU_HEADER.match, lines))
+    return (OSU_COLUMNS, rows) if titled and (rows := _of_osu(lines)) else None
+
+
+def _of_nccl_tests(lines: Sequence[str], source: str) -> list[list[str]]:
+    """A row for each size, out of place and in place, with the facts of the devices."""
     # Independent programs all list a rank 0: each measured a single rank.
     devices = [match.groups() for line in lines if (match := DEVICE.match(line))]
     ranks, hosts, gpus = ({device[place] for device in devices} for place in range(3))
@@ -79,7 +92,7 @@ def _ranks_of_command(lines: Sequence[str]) -> str:
     for command in "\n".join(lines).replace("\\\n", " ").splitlines():
         if match := COMMAND.search(command):
             launched = LAUNCHER.search(match["launcher"])
-            processes = ranks_of_command(match["launcher"]) if launched else "1"
+            processes = _ranks_started(match["launcher"]) if launched else "1"
             each = [int(number) for number in OF_A_PROCESS.findall(match["options"])]
             numbers.add(int(processes) * math.prod(each) if processes else 0)
     ranks = numbers.pop() if len(numbers) == 1 else 0
@@ -98,3 +111,29 @@ def _ranks_by_bandwidths(rows: Sequence[Sequence[str]]) -> str:
         if 1 < least <= most and len(whole) == 1:
             return str(whole[0])
     return ""
+
+
+def _of_osu(lines: Sequence[str]) -> list[list[str]]:
+    """A row for each size; the ranks are those of the command above, if it is shown."""
+    rows, name, ranks, within = [], "", "", False
+    for line in lines:
+        cells = line.split()
+        numeric = bool(cells) and all(map(NUMBER.fullmatch, cells))
+        if title := OSU_TITLE.match(line):
+            name, within = title[1], False
+        elif OSU_HEADER.match(line):
+            within = True
+        elif within and numeric and len(cells) > 1:
+            repeats = cells[4] if len(cells) >= WITH_RANGE else ""
+            rows.append([cells[0], name, cells[1], ranks, repeats])
+        elif cells:
+            within, ranks = False, _ranks_started(line) or ranks
+    return rows
+
+
+def _ranks_started(command: str) -> str:
+    """The number of ranks that a command line starts, "" if it does not say."""
+    if match := RANKS.search(command):
+        return match[1]
+    nodes, each = NODES.search(command), OF_A_NODE.search(command)
+    return str(int(nodes[1]) * int(each[1])) if nodes and each else ""

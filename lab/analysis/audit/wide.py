@@ -1,0 +1,229 @@
+"""Columns of several programs, ranks, batches or sizes, such as "MPI time" or "b64", become rows.
+
+Each function returns the table in this long form and states what that assumes, or returns a table
+that is not for it as it is. Columns that the user has `mapped` stay.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Mapping
+from typing import Any
+
+import pandas as pd
+
+from lab.analysis.audit.columns import (
+    COUNTED_RANKS,
+    IDEAL,
+    MEASURED,
+    NOT_TRAINING,
+    OF_SPEED,
+    Guess,
+    guess,
+    normal,
+    parse_name,
+    quantities,
+)
+from lab.analysis.audit.reshape import INDEXED, are_timed, listed, without
+from lab.analysis.audit.values import TIME_UNITS, numbers
+
+Long = tuple[pd.DataFrame, list[str]]
+
+PARALLEL = (
+    "open_?mp|omp|mpi|p_?threads?|open_?acc|cuda|open_?cl|hybrid|parallel|multi_?thread(?:ed)?"
+)
+SERIAL = "serial|sequential|seq|single[_ ]?thread(?:ed)?"
+FILLING = "_|execution|exec|run|total|avg|average|mean|wall|elapsed"
+OF_PROGRAM = re.compile(
+    rf"(?:{FILLING})*(?P<program>(?:{PARALLEL}|{SERIAL})(?:_(?:and_|plus_)?(?:{PARALLEL}))*)"
+    rf"(?:{FILLING})*(?P<what>times?|runtime|duration|speed_?up|efficiency|eff)?"
+)
+RATIO = re.compile(r"(?P<what>speed_?up|efficiency)_(?P<program>.+)")
+BATCH = re.compile(
+    r"(?:^|_)(?:(?:max_)?(?:batch(?:_?size)?|bsz?)_?|b_?(?=\d\d))(?P<n>\d{1,9})(?=_|$)"
+)
+BATCHES = {"batch", "global_batch_size", "micro_batch_size"}
+OF_SIZE = re.compile(r"(?P<name>.*[a-z])_(?:n_?|size_?)?(?P<size>\d{2,12})")
+UNIT = re.compile(r"\s*[\[(][^\[(]*[\])]\s*$")
+RANKS = {*COUNTED_RANKS}
+AGAIN = re.compile(r"(?P<name>.+) \(\d+\)")  # a column of the name of an earlier one
+
+
+def by_rank(frame: pd.DataFrame, mapped: Mapping[str, Guess]) -> Long:
+    """A time for each rank becomes a column `rank`, in which any other time covers all ranks."""
+    matches = {
+        column: match
+        for column in frame.columns
+        if (match := INDEXED.match(normal(column))) and column not in mapped
+    }
+    indices = sorted(int(match["n"]) for match in matches.values())
+    named = all(match["what"] == "rank" for match in matches.values())
+    first = int(named and indices[:1] == [1])  # what is called rank may be numbered from 1
+    if len(indices) < 2 or indices != list(range(first, first + len(indices))):
+        return frame, []
+    others = [column for column in frame.columns if column not in matches]
+    whole = next((name for name in others if (guess(name) or Guess("", 1)).canonical == "time"), "")
+    parts = {"all": {whole: whole}} if whole else {}
+    parts |= {match["n"]: {whole or "time": column} for column, match in matches.items()}
+    assumption = f"the ranks are read from the column names {listed(matches)}"
+    return _stacked(frame, parts, "rank", times=whole or "time"), [assumption]
+
+
+def by_program(frame: pd.DataFrame, mapped: Mapping[str, Guess]) -> Long:
+    """Times, and speedups and efficiencies, of several programs on the same ranks become columns
+    `setting`, `time`, `speedup` and `efficiency`. The time of a serial program stays in all rows.
+    """
+    parts: dict[str, dict[str, str]] = {}
+    for column in frame.columns:
+        program, what = _of_program(column)
+        if what:
+            parts.setdefault(program, {}).setdefault(what, column)
+    timed = {program: part for program, part in parts.items() if "time" in part}
+    parallel = {name: part for name, part in timed.items() if not re.fullmatch(SERIAL, name)}
+    used = [column for part in parallel.values() for column in part.values()]
+    known = quantities(frame.columns.difference(used))
+    if mapped or not parallel or len(timed) < 2 or not known & RANKS or known & {"time", "rate"}:
+        return frame, []
+    names = ", ".join(repr(part["time"]) for part in parallel.values())
+    read = f"{names} {'are' if len(parallel) > 1 else 'is'} read as the time of a program"
+    long = _stacked(frame, parallel, "setting", times="time")
+    return (long if len(parallel) > 1 else long.drop(columns="setting")), [read]
+
+
+def by_timed(frame: pd.DataFrame, mapped: Mapping[str, Guess]) -> Long:
+    """The same for what only the unit of time in names or cells reveals, such as "ScaLAPACK (s)",
+    without a speedup, which may be of one over another."""
+    timed = {}
+    for column in frame.columns:
+        name = parse_name(column)
+        in_name = name.family == "time" and name.statistic is None
+        of_time = (in_name and re.search("[a-z]{2}", name.stem)) or are_timed(frame[column])
+        if of_time and not guess(column) and not re.search(f"{NOT_TRAINING}|{IDEAL}", name.stem):
+            timed[UNIT.sub("", column)] = {"time": column}
+    rest = frame.drop(columns=[part["time"] for part in timed.values()])
+    ranks = [name for name in rest if quantities([str(name)]) & RANKS]
+    varied = any(rest[name].astype(str).nunique() > 1 for name in ranks)
+    if mapped or len(timed) < 2 or not varied or quantities(rest.columns) & OF_SPEED:
+        return frame, []
+    names = listed(part["time"] for part in timed.values())
+    read = f"{names} are read as times of what their names say"
+    return _stacked(frame, timed, "setting", times="time"), [read]
+
+
+def over_serial(frame: pd.DataFrame, mapped: Mapping[str, Guess]) -> Long:
+    """Times of a serial and a parallel program for several problems, and the speedup of one over
+    the other, become a row for each program, in which this speedup is a ratio of their times."""
+    parsed = {column: _of_program(column) for column in frame.columns}
+    programs = {
+        column: program
+        for column, (program, what) in parsed.items()
+        if what == "time" or (program and not what and are_timed(frame[column]))
+    }
+    serial = [column for column, name in programs.items() if re.fullmatch(SERIAL, name)]
+    quoted = [column for column in frame.columns if re.fullmatch("speed_?up", normal(column))]
+    known = quantities(frame.columns)
+    if mapped or len(programs) != 2 or len(serial) != 1 or len(quoted) != 1 or known & RANKS:
+        return frame, []
+    if frame[quoted[0]].astype(str).str.contains("%").any():
+        return frame, []  # an increase
+    one, other = serial[0], next(column for column in programs if column not in serial)
+    others = [name for name in frame if "efficiency" not in quantities([str(name)])]
+    ratio = {"ratio_of_times": quoted[0], "ratio_over": "ratio_over"}
+    parts = {one: {"time": one}, other: {"time": other, **ratio}}
+    read = f"{quoted[0]!r} is read as the ratio of {one!r} to {other!r}"
+    long = _stacked(frame[others].assign(ratio_over=one), parts, "setting", times="time")
+    return long, [read]
+
+
+def _of_program(column: str) -> tuple[str, str]:
+    """The program that a column is for and what it holds, "" if its name does not say."""
+    name = parse_name(column)
+    match = OF_PROGRAM.fullmatch(name.stem) or RATIO.fullmatch(normal(column))
+    if match is None or not OF_PROGRAM.fullmatch(match["program"]):
+        return "", ""
+    what = match["what"] or ("time" if name.family == "time" else "")
+    kind = {"spe": "speedup", "eff": "efficiency"}.get(what[:3], "time" if what else "")
+    return match["program"].replace("_", " "), kind
+
+
+def by_batch(frame: pd.DataFrame, mapped: Mapping[str, Guess]) -> Long:
+    """Columns for several batches become a column `batch size`."""
+    matches = {
+        column: match
+        for column in frame.columns
+        if (match := BATCH.search(normal(column))) and column not in mapped
+    }
+    others = [column for column in frame.columns if column not in matches]
+    numbered = any(re.match(r"b_?\d(?!\d)", normal(column)) for column in others)  # B0 and B10
+    sizes = {match["n"] for match in matches.values()}
+    if len(sizes) < 2 or quantities(others) & BATCHES or numbered:
+        return frame, []
+    parts: dict[int, dict[str, str]] = {}
+    for column, match in matches.items():
+        part, name = parts.setdefault(int(match["n"]), {}), without(match)
+        if not name or name in TIME_UNITS:
+            name = f"time_{name}".strip("_")
+        if name in {*others, *part}:
+            return frame, []  # two columns would become one
+        part[name] = column
+    assumption = f"the batches are read from the column names {listed(matches)}"
+    return _stacked(frame, parts, "batch size"), [assumption]
+
+
+def by_size(frame: pd.DataFrame, mapped: Mapping[str, Guess]) -> Long:
+    """Columns for several sizes of a problem, such as time_1000 and time_2000, beside the ranks
+    become a column `problem size`."""
+    parts: dict[str, dict[str, str]] = {}
+    for column in frame.columns:
+        match = OF_SIZE.fullmatch(normal(column))
+        if match and quantities([match["name"]]) & MEASURED:
+            parts.setdefault(match["size"], {})[match["name"]] = column
+    used = [column for part in parts.values() for column in part.values()]
+    known = quantities(frame.columns.difference(used))
+    alike = len({tuple(part) for part in parts.values()}) == 1
+    if mapped or len(parts) < 2 or not alike or not known & RANKS or known & MEASURED:
+        return frame, []
+    read = f"the sizes are read from the names {listed(used)}"
+    return _stacked(frame, parts, "problem size"), [read]
+
+
+def by_group(frame: pd.DataFrame, mapped: Mapping[str, Guess]) -> Long:
+    """Several columns of each of the same names, "img/s" and "img/s (2)", become a column
+    `setting`, named by a first row of words."""
+    again = {column: match for column in frame.columns if (match := AGAIN.fullmatch(column))}
+    names = {match["name"]: [match["name"]] for match in again.values()}
+    for column, match in again.items():
+        names[match["name"]].append(column)
+    groups = list(zip(*names.values(), strict=False))
+    here = set(names) <= set(frame.columns)
+    even = here and len({len(columns) for columns in names.values()}) == 1
+    measured = quantities(names) & {"rate", "time", "rate_per_rank"}
+    if mapped or len(names) < 2 or not even or not measured:
+        return frame, []
+    labels = [set(frame.loc[0, list(group)]) for group in groups]
+    worded = all(len(label) == 1 and re.match(r"[^\W\d]", str(*label)) for label in labels)
+    parts = {
+        (str(*label) if worded else str(n)): dict(zip(names, group, strict=True))
+        for n, (label, group) in enumerate(zip(labels, groups, strict=True), start=1)
+    }
+    long = _stacked(frame[int(worded) :], parts, "setting")
+    return long, [f"{listed(names)} occur {len(groups)} times, each time for another setting"]
+
+
+def _stacked(
+    frame: pd.DataFrame, parts: Mapping[Any, Mapping[str, str]], index: str, *, times: str = ""
+) -> pd.DataFrame:
+    """The rows once for each of the parts, which are columns by their new names: a column `index`
+    holds its key, and columns of no part stay in all. In the new column called `times` cells have a
+    unit of their own, and rows without one are left out."""
+    used = {column for part in parts.values() for column in part.values()}
+    rest, long = frame[[column for column in frame if column not in used]], []
+    for key, part in parts.items():
+        rows = rest.assign(**{index: key}, **{name: frame[column] for name, column in part.items()})
+        if times and part[times] != times:
+            cells, factor = rows[times], parse_name(part[times]).factor
+            known = numbers(cells, units=TIME_UNITS, factor=factor)
+            rows[times] = cells if are_timed(cells) else known.map("{:.15e} s".format)
+            rows = rows[known.notna()]
+        long.append(rows)
+    return pd.concat(long, ignore_index=True)
