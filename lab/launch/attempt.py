@@ -227,7 +227,7 @@ class Attempt:
         path = self.path(f"rank{rank}.error.json")
         if not self.log.is_dir() or _read(path, RankError) is not None:
             return
-        how = f"ended with exit status {code} and could not say why (a full disk?)"
+        how = f"ended with exit status {code} and could not say why (a full disk, or os._exit?)"
         if code < 0:
             known = -code in set(signal.Signals)  # not all real-time signals have a name
             name = signal.Signals(-code).name if known else f"signal {-code}"
