@@ -29,8 +29,9 @@ MAY_BE_ZERO = {"gradient_bytes", "fixed_overhead_s", "alpha_s", "backward_s", "s
 
 # Prior expectations of the unknowns, each with its spread; rows that determine the unknowns
 # overrule them. The fixed share is that of a distributed step's added time: wrapper, launches and
-# skew do not grow with the bytes. An overlap is claimed only if the rows need one; but whoever
-# overlaps at all often does so in full, so that much overlap is hardly less expected than some.
+# skew do not grow with the bytes. An overlap or a long latency is claimed only if the rows need
+# one; but whoever overlaps at all often does so in full, and a message between busy processes takes
+# milliseconds, so that much is hardly less expected than some.
 FIXED_SHARE, FIXED_SPREAD = 0.2, 0.15
 OVERLAP_SPREAD = 0.1  # around none
 TAIL = 2.0  # deviations beyond which the influence of a residual fades
@@ -231,7 +232,7 @@ def _objective(
         rows = bounded(rows) if outliers else rows
         overlap, fixed = scaled[2] / OVERLAP_SPREAD, (scaled[3] - FIXED_SHARE) / FIXED_SPREAD
         outer = np.log(scaled[4] / scaled[1]) / OUTER_SPREAD
-        return np.concatenate([rows, [scaled[0], bounded(overlap), fixed, outer]])
+        return np.concatenate([rows, bounded(np.array([scaled[0], overlap])), [fixed, outer]])
 
     def jacobian(scaled: FloatArray) -> FloatArray:
         steps, whole = step(scaled)
@@ -239,9 +240,9 @@ def _objective(
         rows = np.empty((len(steps), 5))
         rows[:, link] = seconds * (1 - scaled[2] * hides_more)[:, None]
         rows[:, 2], rows[:, 3] = -whole * hides_more, units[3]
-        fading = float(_bounded_slope(scaled[2] / OVERLAP_SPREAD))
+        latency, overlap = _bounded_slope(scaled[[0, 2]] / [1, OVERLAP_SPREAD])
         expected = np.zeros((4, 5))
-        expected[[0, 1, 2], [0, 2, 3]] = 1, fading / OVERLAP_SPREAD, 1 / FIXED_SPREAD
+        expected[[0, 1, 2], [0, 2, 3]] = latency, overlap / OVERLAP_SPREAD, 1 / FIXED_SPREAD
         expected[3, [1, 4]] = [-1, 1] / (scaled[[1, 4]] * OUTER_SPREAD)
         rows /= (steps * spread)[:, None]
         if outliers:
@@ -258,7 +259,7 @@ def bounded(errors: FloatArray) -> FloatArray:
 
 def _bounded_slope(errors: FloatArray) -> FloatArray:
     """The derivative of `bounded`."""
-    errors = np.where(errors == 0, _TINY, errors)
+    errors = np.maximum(np.abs(errors), _TINY)  # it is even, and 1 near 0
     return np.asarray(errors / bounded(errors) / (1 + (errors / TAIL) ** 2))
 
 
