@@ -365,6 +365,7 @@ def test_both_loaders_give_the_same_samples_in_the_same_order(
                     and one.targets.dtype == other.targets.dtype
                 )
         classic.close()
+        classic.close()
 
 
 def test_the_classic_loader_tokenizes_batch_by_batch(monkeypatch: pytest.MonkeyPatch) -> None:
