@@ -18,6 +18,7 @@ from lab.analysis.audit.rules.speedup import MARGIN
 from lab.analysis.findings import UNEVEN, largest_loss, lone_ranks, mean_over_median
 from lab.analysis.noise import judge
 from lab.analysis.scaling import (
+    against_baseline,
     beyond_baseline,
     by_emulation,
     chance,
@@ -26,7 +27,6 @@ from lab.analysis.scaling import (
     labels_of,
     place,
     ratio,
-    scaled,
     verdict,
 )
 from lab.analysis.scaling_curves import (
@@ -326,7 +326,7 @@ def _scaling(evidence: Evidence) -> Iterator[str]:
     ends.sort(key=lambda row: -row["speedup"])
     for row in ends if len(ends) <= 2 else (ends[0], ends[-1]):
         which = "" if len(ends) <= 2 else "At best, on " if row is ends[0] else "At worst, on "
-        yield f"{which or 'On '}{place(row, labels)}, {scaled(row, summary, labels)}."
+        yield f"{which or 'On '}{place(row, labels)}, {against_baseline(row, summary, labels)}."
         yield from _by_mean_steps(evidence, row)
         if row["efficiency"] > 1 + MARGIN and not row["efficiency_low"] <= 1:
             yield "More than the ranks can give has to be explained: see super-linear in the audit."

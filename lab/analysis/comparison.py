@@ -12,13 +12,13 @@ import pandas as pd
 
 from lab.analysis.scaling import (
     Samples,
+    against_baseline,
     beyond_baseline,
     chance,
     few,
     labels_of,
     place,
     ratio,
-    scaled,
     summary,
     verdict,
 )
@@ -63,7 +63,7 @@ class Comparison:
             beyond, labels = beyond_baseline(rows), labels_of(rows)
             if len(beyond):
                 row = beyond.sort_values(["world_size", "speedup"]).iloc[-1]
-                compared = scaled(row, rows, labels)
+                compared = against_baseline(row, rows, labels)
                 texts.append(f"On {machine}, {place(row, labels)}, {compared}.")
         return texts
 

@@ -14,11 +14,11 @@ from lab.analysis.noise import judge
 from lab.analysis.placement import slow_ranks, steep_falls
 from lab.analysis.scaling import (
     FEWEST_REPEATS,
+    against_baseline,
     by_emulation,
     farthest,
     labels_of,
     place,
-    scaled,
 )
 from lab.analysis.scaling_curves import at, curves, ranks, with_interval
 from lab.analysis.waterfall import SHARE, Waterfall, on_most_ranks, waterfalls
@@ -236,11 +236,11 @@ def _speedups(summary: pd.DataFrame) -> Iterator[str]:
     labels, rows = labels_of(summary), farthest(summary)
     if len(rows) <= MOST_SPEEDUPS:
         for row in rows:
-            yield f"On {place(row, labels)}, {scaled(row, summary, labels)}."
+            yield f"On {place(row, labels)}, {against_baseline(row, summary, labels)}."
         return
     rows.sort(key=lambda row: -row["speedup"])
     for which, row in {"best": rows[0], "worst": rows[-1]}.items():
-        yield f"At {which}, on {place(row, labels)}, {scaled(row, summary, labels)}."
+        yield f"At {which}, on {place(row, labels)}, {against_baseline(row, summary, labels)}."
     yield f"The speedups of the other {len(rows) - 2} configurations lie between these."
 
 

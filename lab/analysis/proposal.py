@@ -11,7 +11,7 @@ import pandas as pd
 
 from lab.analysis.audit.rules.speedup import MARGIN
 from lab.analysis.laws import CLOSE, fit_amdahl, fit_gustafson
-from lab.analysis.scaling import against_baseline, beyond_baseline, farthest, labels_of
+from lab.analysis.scaling import beyond_baseline, farthest, labels_of, speedup_over_baseline
 from lab.analysis.scaling_curves import (
     Estimate,
     baseline_name,
@@ -52,7 +52,7 @@ def headline(summary: pd.DataFrame) -> str:
         where = ranks(row["device"], row["world_size"])
         where += f" ({labels[row['run_id']]})" * (len(ends) > 1)
         base = {row["baseline_run_id"]: labels[row["run_id"]]}  # several curves may share it
-        compared = against_baseline(row, summary, labels | base)
+        compared = speedup_over_baseline(row, summary, labels | base)
         sentences.append(f"{which or 'On '}{where}, {compared}.")
     return " ".join(sentences)
 

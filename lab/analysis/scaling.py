@@ -353,7 +353,7 @@ def place(row: Any, labels: Mapping[str, str]) -> str:
     return f"{ranks(row['device'], row['world_size'])} {at(labels[row['run_id']])}"
 
 
-def against_baseline(row: Any, summary: pd.DataFrame, labels: Mapping[str, str]) -> str:
+def speedup_over_baseline(row: Any, summary: pd.DataFrame, labels: Mapping[str, str]) -> str:
     """One configuration against its baseline, and whether the intervals support the difference."""
     base = summary[summary["run_id"] == row["baseline_run_id"]].iloc[0]
     base_label = labels[row["baseline_run_id"]]
@@ -372,10 +372,10 @@ def against_baseline(row: Any, summary: pd.DataFrame, labels: Mapping[str, str])
     return f"{compared}{share}, {verdict(*times[1:], min(row['repeats'], base['repeats']))}"
 
 
-def scaled(row: Any, summary: pd.DataFrame, labels: Mapping[str, str]) -> str:
+def against_baseline(row: Any, summary: pd.DataFrame, labels: Mapping[str, str]) -> str:
     """One configuration against its baseline: in weak scaling by the pace that each rank keeps."""
     if row["scaling"] != "weak":
-        return against_baseline(row, summary, labels)
+        return speedup_over_baseline(row, summary, labels)
     base = summary.set_index("run_id").loc[row["baseline_run_id"]]
     n = row["world_size"] / base["world_size"]
     value, low, high = with_interval(row, "efficiency")
@@ -402,7 +402,10 @@ def few(repeats: int) -> str:
 
 
 def chance(repeats: int) -> str:
-    """How many of equal configurations so few repeats show to differ; empty if hardly any."""
+    """How many of equal configurations so few repeats show to differ; empty if hardly any.
+
+    The shares are those of the simulations in docs/measuring.md.
+    """
     often = {3: 10, 4: 14}.get(repeats)
     return f"; of equal ones, {repeats} repeats show 1 in {often} to differ" if often else ""
 

@@ -184,7 +184,8 @@ DataField = Annotated[
     Annotated[str, one_of("data set", DATASETS), Tag("a name")]
     | Annotated[Annotated[Data, Field(discriminator="kind")], Tag("one of the kinds")],
     _named,
-    BeforeValidator(lambda x: x if x in list(DATASETS) else PythonData.resolved(x)),
+    # In a list, as a mapping cannot be hashed.
+    BeforeValidator(lambda name: name if name in [*DATASETS] else PythonData.resolved(name)),
 ]
 
 

@@ -90,4 +90,6 @@ def _package(name: str) -> Check:
 
 def _program(name: str, remedy: str) -> Check:
     path = shutil.which(name)
-    return Check(name, path or "missing", bool(path), False, "" if path else remedy)
+    if path is None:
+        return Check(name, "missing", present=False, needed=False, remedy=remedy)
+    return Check(name, path, needed=False)

@@ -132,10 +132,10 @@ def _of_loader(message: str) -> str:
     """The error within the message of torch's that holds a loader process's whole traceback."""
     caught, original, _ = message.partition("\nOriginal Traceback ")
     lines = message.rpartition("Traceback (most recent call last):\n")[2].splitlines()
-    said = list(itertools.dropwhile(lambda line: line.startswith(" "), lines))
-    if not original or not said:
+    text = list(itertools.dropwhile(lambda line: line.startswith(" "), lines))
+    if not original or not text:
         return ""
-    return "\n".join(said) + f" (in {caught.partition(' in ')[2].rstrip('.')})"
+    return "\n".join(text) + f" (in {caught.partition(' in ')[2].rstrip('.')})"
 
 
 def _of_environ(error: Exception) -> bool:

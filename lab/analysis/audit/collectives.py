@@ -28,8 +28,6 @@ NCCL_COLUMNS = [
     *("message_bytes", "variant", "time_us", "algbw_gb_per_s", "busbw_gb_per_s"),
     *("gpus", "nodes", "gpu_name", "repeats"),
 ]
-
-
 OSU_TITLE = re.compile(r"#?\s*OSU MPI\S*\s+(.+?)\s+Latency Test")
 # Of a collective: an average over its ranks. Point to point there is one latency.
 OSU_HEADER = re.compile(r"#?\s*Size\s+Avg Latency\s*\(us\)")

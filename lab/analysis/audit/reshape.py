@@ -120,7 +120,8 @@ def turned(frame: pd.DataFrame, mapped: Collection[str]) -> tuple[pd.DataFrame, 
     names = frame[first].astype(str)
     sizes = [_whole(column) for column in others]
     if not all(sizes):  # below "Throughput on 8 GPUs", but not below "Core 0"
-        rest = [column.removeprefix(shared_words(others)) for column in others]
+        words = _shared_words(others)
+        rest = [column.removeprefix(words) for column in others]
         sizes = ["" if name.isdecimal() else _whole(name) for name in rest]
     if mapped or len(others) < 2 or not all(sizes) or names.duplicated().any():
         return frame, []
@@ -142,7 +143,7 @@ def turned(frame: pd.DataFrame, mapped: Collection[str]) -> tuple[pd.DataFrame, 
     return sideways, [f"each row is read as a quantity, and the columns as the {ranks}"]
 
 
-def shared_words(names: Sequence[str]) -> str:
+def _shared_words(names: Sequence[str]) -> str:
     """The words that all names begin with, such as "Throughput on " of numbers of GPUs."""
     words = [name.split(" ") for name in names]
     shared = itertools.takewhile(lambda several: len(set(several)) == 1, zip(*words, strict=False))

@@ -33,7 +33,9 @@ class NaiveDdp(Strategy["Replica"]):
         # Copying there and back buys one latency instead of one per parameter.
         flat = torch.cat([gradient.flatten() for gradient in gradients])
         _average(flat)
-        torch._foreach_copy_(gradients, torch._utils._unflatten_dense_tensors(flat, gradients))
+        parts = flat.split([gradient.numel() for gradient in gradients])
+        averages = [part.view_as(g) for part, g in zip(parts, gradients, strict=True)]
+        torch._foreach_copy_(gradients, averages)
 
 
 class Replica(Wrapper):

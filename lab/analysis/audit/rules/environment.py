@@ -226,7 +226,7 @@ def _loss_curves(group: pd.DataFrame) -> Iterator[Fault]:
         first = alike.iloc[0]
         reduced = alike["precision"].isin(REDUCED).any()
         tolerance = REDUCED_TOLERANCE if reduced else LOSS_TOLERANCE
-        apart: dict[str, list[tuple[float, str, str]]] = {}  # by run: repeats need not all be told
+        apart: dict[str, list[tuple[float, str, str]]] = {}  # by run, for one sentence
         for _, other in alike.iloc[1:].iterrows():
             length = min(len(first["loss_curve"]), len(other["loss_curve"]))
             here, there = (

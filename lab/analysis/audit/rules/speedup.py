@@ -469,8 +469,8 @@ def _slower(point: Point, base: Point, observations: Observations) -> Iterator[F
     if gain < 1 and (bounds is None or bounds[1] < 1):
         names = ", ".join(filter(None, (point.curve.label, point.strategy)))
         timed = math.isfinite(point.time)
-        times = f", {seconds(base.time)} against {seconds(point.time)}{_more_work(point)}"
-        times *= timed
+        pair = f", {seconds(base.time)} against {seconds(point.time)}{_more_work(point)}"
+        times = pair if timed else ""
         than = "slower than" if round(gain, 2) < 1 else "no faster than"
         only_rate = "rate" in observations.given and "rate_per_rank" not in observations.given
         of_each = OF_EACH if only_rate and not timed else ""
