@@ -20,7 +20,7 @@ LENGTHS = {"steps", "warmup_steps", "lr_warmup_steps", "eval_batches"}
 PER_RANK, GLOBAL = {"micro_batch_size", "grad_accum"}, {"global_batch_size"}
 FREE = {"strong": PER_RANK, "weak": GLOBAL, "none": PER_RANK}
 WORK = {"strong": GLOBAL, "weak": PER_RANK, "none": GLOBAL}
-WHOLE_RANGE = 3  # up to this many repeats, the bootstrap of a median or a ratio gives the range
+WHOLE_RANGE = 4  # the range of up to this many repeats is their interval, and called so
 
 
 class Estimate(NamedTuple):
@@ -152,7 +152,7 @@ def with_interval(row: Any, quantity: str) -> Estimate:
 def interval_name(repeats: Sequence[int]) -> str:
     """What the intervals of values from these numbers of repeats are; empty if none has one.
 
-    The range of two or three repeats covers the median of all possible ones in 50 or 75 % of cases
+    The range of two to four repeats covers the median of all possible ones in 50 to 88 % of cases
     (1 - 2^(1 - n)).
     """
     several = [count for count in repeats if count > 1]
