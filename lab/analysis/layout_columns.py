@@ -7,7 +7,7 @@ import re
 from collections.abc import Sequence
 from typing import TYPE_CHECKING, Any
 
-from lab.analysis.audit.columns import BATCH, IDEAL, SPEED, counted, guess, normal
+from lab.analysis.audit.columns import BATCH, FSDP, IDEAL, SPEED, ZERO, counted, guess, normal
 from lab.analysis.audit.values import (
     BYTE_UNITS,
     COUNT_UNITS,
@@ -23,18 +23,11 @@ if TYPE_CHECKING:
     import pandas as pd
 
 # Columns only layout tables have, or which mean something else in others, by whole normalized name.
-_SIZE = "(_?(size|degree|parallel(ism)?(_size|_degree)?|world_?size))?"
 _NUMBER_OF = "((n|num|number_of)_?)?"
 NAMES = {
-    "tensor": "tensor(_(size|degree))?",
-    "pipeline": "pipeline(_(size|degree))?",
-    "sequence_parallel": rf"(use_)?(sp{_SIZE}|seq(uence)?_parallel(ism)?(_world)?(_size|_degree)?)",
-    "zero": r"zero_?[123]?(_?(stage|level))?|zs|ds_zero.*",
-    "fsdp": "fsdp(_size)?",
-    "replicate": "((data_parallel|dp|hsdp)_)?(replicate|replication)(_(size|degree|groups?))?"
-    "|(outer|hsdp)_dp|num_distributed_optimizer_instances",
-    "shard": "((data_parallel|dp|hsdp|fsdp)_)?shard(ing)?_(size|degree|group(_size)?|dim)"
-    "|(dp|hsdp|fsdp)_shard|(fsdp|hsdp)_(group(_size)?|degree)|inner_fsdp",
+    "zero": ZERO,
+    "fsdp": FSDP,
+    "shard": "shard(ing)?_(size|degree|group(_size)?|dim)",
     "sharding": r"shard(ing)?(_strategy)?|strategy",
     "layers": rf"{_NUMBER_OF}((hidden|transformer)_)?layers?|depth",
     "width": rf"{_NUMBER_OF}hidden|(hidden|embed(ding)?)_?(size|dim(ension)?|width)"
@@ -60,6 +53,7 @@ NAMES = {
 # What the audit calls the others.
 GUESSED = {
     "tp": "tensor", "pp": "pipeline", "cp": "context", "ep": "expert", "dp": "data",
+    "dp_replicate": "replicate", "dp_shard": "shard", "sequence_parallel": "sequence_parallel",
     "interleave": "interleave", "world_size": "gpus", "nodes": "nodes", "per_node": "per_node",
     "gpu": "gpu", "device": "gpu", "model": "model", "parameters": "parameters",
     "sequence_length": "sequence", "micro_batch_size": "micro_batch",

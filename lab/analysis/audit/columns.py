@@ -32,6 +32,7 @@ OF_IDEAL = (
     r"|(.*_)?(efficiency|eff)_(vs|versus|of|over|relative_to)_(linear|ideal)(_.*)?"
 )
 BATCH = r"(mini_?|train(ing)?_?)?(batch(_?size)?|bsz?)(_(in_)?(sequences|seqs|samples))?"
+ZERO, FSDP = r"zero_?[123]?(_?(stage|level))?|zs|ds_zero.*", "fsdp(_size)?"
 # Canonical columns and their usual names. NUMBERS and then TEXTS match the whole stem of a name, in
 # this order; PARTS of a step (in s) match anywhere in the name of a time.
 PARTS = {
@@ -58,18 +59,17 @@ NUMBERS = {
     "nodes": r"((n|no|num|number_of|of)_?)*(nodes|servers|hosts|machines)|nnodes"
     r"|(nodes?|machine|server|host)s?_(count|num)",
     **{
-        name: rf"({name}(_?parallel(ism)?)?|{words}_?((model_)?parallel(ism)?|mp))"
+        name: rf"({name}(_?parallel(ism)?)?|{words}_?((model_)?parallel(ism)?|mp){alone})"
         "(_?(size|degree|world_?size|ways?))?"
-        for name, words in {
-            "dp": "data",
-            "tp": "tensor",
-            "pp": "pipe(line)?",
-            "cp": "context",
-            "ep": "expert",
-        }.items()
+        for name, words, alone in (
+            *(("dp", "data", ""), ("tp", "tensor", "|tensor"), ("pp", "pipe(line)?", "|pipeline")),
+            *(("cp", "context", ""), ("ep", "expert", "")),
+        )
     },
-    "dp_replicate": r"((dp|hsdp|data_parallel)_)?replicat(e|ion)(_(size|degree))?",
-    "dp_shard": r"(dp|hsdp|fsdp|data_parallel)_shard(ing)?(_(size|degree))?",
+    "dp_replicate": r"((dp|hsdp|data_parallel)_)?replicat(e|ion)(_(size|degree|groups?))?"
+    r"|(outer|hsdp)_dp|num_distributed_optimizer_instances",
+    "dp_shard": r"(dp|hsdp|fsdp|data_parallel)_shard(ing)?(_(size|degree|group(_size)?|dim))?"
+    r"|(hsdp|fsdp)_(group(_size)?|degree)|inner_fsdp",
     "global_batch_size": r"(glob(al)?|total|effective|overall)_?(train_)?(mini_?)?"
     r"(batch(_?size)?|bsz?)|(batch(_?size)?|bsz?)_(global|total)|gbs",
     "micro_batch_size": r"((per|local|mic(ro)?|device|gpu|rank)_)+(device_|gpu_|rank_|worker_)?"
@@ -178,9 +178,10 @@ TEXTS = {
     "recompute": r"(.*_)?(act(ivations?)?|grad(ient)?)_(checkpoint(ing|s)?|ckpt)"
     r"|(act(ivations?)?_|grad(ient)?_)?recompute(d|_.*)?|(.*_)?recomputation"
     r"|remat(erialization)?(_policy)?",
-    "sharding": r"zero(_?(stage|level))?|shard(ing)?(_?(strategy|stage|level|degree))?|fsdp",
+    "sharding": rf"{ZERO}|{FSDP}|shard(ing)?(_?(strategy|stage|level|degree))?",
     "interleave": r"vp|vpp|virtual_.*|interleav.*",
-    "sequence_parallel": r"(seq(uence)?_?parallel(ism)?|ulysses)(_?(size|degree))?",
+    "sequence_parallel": r"(use_)?(sp|seq(uence)?_?parallel(ism)?|ulysses)"
+    r"(_?(size|degree|world_?size))?",
     "ratio_over": "ratio_over",
     "emulated": r"(is_)?emulat(ed|ion)(_.*)?",
     "link": "link|network|interconnect|nic|fabric",
