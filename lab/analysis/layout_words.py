@@ -6,7 +6,7 @@ import re
 from collections.abc import Collection
 from typing import Any
 
-from lab.analysis.audit.values import number
+from lab.analysis.audit.values import NODE, number
 from lab.analysis.layout_columns import ALL_GPUS, RATES, UNITS, meaning
 from lab.formatting import model_size
 from lab.perfmodel import transformer
@@ -15,7 +15,6 @@ from lab.perfmodel.hardware import GPUS, named_gpu
 from lab.perfmodel.layout import Sharing
 from lab.perfmodel.transformer import Transformer
 
-_HOST = "(?:node|host|server|machine)"
 # GPUs in words: "NVIDIA A100 (80 GB) GPUs", or "H100s" alone, which no model is called.
 _NAMES = "|".join(map(re.escape, sorted(GPUS, reverse=True)))
 _CARDS = (
@@ -33,14 +32,14 @@ NOTED = {
     "global_batch": rf"\bglobal[ _-]batch{_OF}{_COUNT}",
     "micro_batch": rf"\b(?:micro|per[ -](?:gpu|device))[ _-]?batch{_OF}{_COUNT}",
     "replica_batch": rf"\blocal[ _-]?batch{_OF}{_COUNT}",
-    "per_node": rf"x ?(\d+) per node|(\d+)(?: ?[x×*])? {_CARDS} (?:\([^)]*\) )?per {_HOST}"
-    rf"|\b{_HOST}s? (?:has|have|with|of|x|×) (\d+)(?: ?[x×*])? ?{_CARDS}"
-    rf"|\b\d+ {_HOST}s? ?[x×] ?(\d+)\b(?! ?[x×])",
-    "nodes": rf"\b(\d+) {_HOST}s?\b",
+    "per_node": rf"x ?(\d+) per node|(\d+)(?: ?[x×*])? {_CARDS} (?:\([^)]*\) )?per {NODE}"
+    rf"|\b{NODE}s? (?:has|have|with|of|x|×) (\d+)(?: ?[x×*])? ?{_CARDS}"
+    rf"|\b\d+ {NODE}s? ?[x×] ?(\d+)\b(?! ?[x×])",
+    "nodes": rf"\b(\d+) {NODE}s?\b",
     # Of the whole table: not "4 nodes of 8 GPUs", "8 GPUs per node".
     "gpus": r"(?<!of )(?<!with )(?<!has )(?<!have )(?<![\d.,x])(?<![x×] )"
     rf"\b(\d+|one|single)(?: ?[x×*])?[ -]*{_CARDS}"
-    rf"(?! ?(?:\([^)]*\)|\d+ ?GB?)? ?(?:per|/|each|GPU|{_HOST}))"
+    rf"(?! ?(?:\([^)]*\)|\d+ ?GB?)? ?(?:per|/|each|GPU|{NODE}))"
     rf"|\b(?:{_NAMES}) ?[x×*] ?(\d+)\b",
 }
 # Notes say nothing of one of these if a column gives another.

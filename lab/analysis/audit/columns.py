@@ -9,7 +9,14 @@ from functools import cache, lru_cache
 from typing import NamedTuple
 
 from lab.analysis.audit.languages import from_european, in_english
-from lab.analysis.audit.values import BANDWIDTH_UNITS, BYTE_UNITS, COUNT_UNITS, RANK, TIME_UNITS
+from lab.analysis.audit.values import (
+    BANDWIDTH_UNITS,
+    BYTE_UNITS,
+    COUNT_UNITS,
+    NODE,
+    RANK,
+    TIME_UNITS,
+)
 
 THINGS = (
     "samp(?:le)?s?|images?|imgs?|tokens?|toks?|examples?|sequences?|seqs?|items?|records?|sentences?"
@@ -49,15 +56,14 @@ PARTS = {
 NUMBERS = {
     "per_node": r"((n|num|number_of)_?)?"
     r"(mpi_)?(gpus?|ranks?|proc(esse)?s?|tasks?|devices?|accelerators?|cards?)(_num|_count)?"
-    r"_per_(node|host|machine|server)|ppn|gpn",
+    rf"_per_{NODE}|ppn|gpn",
     "world_size": r"world(_?size)?|((n|num|nr|no|number_of|total|count_of|of)_?)*"
     r"((cpu|gpu|mpi|cuda|nvidia|amd)_)?"
     r"(gpus|[hint]pus|ranks|procs|processes|processors|devices|accelerators|tasks|cards|chips|gcds)"
     r"(_(total|count|used))?|n_prs?|n_mpi|(n|num|number_of)_[abghv]\d{1,2}0s?|(n|(n|no)_of|of|num|number_of)_?([ghint]pu|proc|rank)|(total_)?([ghint]pu|rank|process|device|accelerator|card|chip)s?_?(count|nums?|number|n)|nprocs?|np|n|p|[gn]pu"
     r"|workers|number_of_workers|mpi_?((ranks?|tasks?|proc(esse)?s?|process)|size)|parallelism_degree"
     r"|(n_)?pes|ws|[abh]\d{3}s|tpu_cores",
-    "nodes": r"((n|no|num|number_of|of)_?)*(nodes|servers|hosts|machines)|nnodes"
-    r"|(nodes?|machine|server|host)s?_(count|num)",
+    "nodes": rf"((n|no|num|number_of|of)_?)*{NODE}s|{NODE}s?_(count|num)",
     **{
         name: rf"({name}(_?parallel(ism)?)?|{words}_?((model_)?parallel(ism)?|mp){alone})"
         "(_?(size|degree|world_?size|ways?))?"

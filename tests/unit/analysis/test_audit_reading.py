@@ -121,6 +121,7 @@ def test_memory_that_is_not_what_a_rank_uses(name: str) -> None:
         ("8x A100", 8, "a100"),
         ("8 × H100 SXM", 8, "h100 sxm"),
         ("2 nodes x 8", 16, ""),
+        ("2 machines x 8", 16, ""),
         ("4 nodes, 8 GPUs", 32, ""),
         ("n1g8", 8, ""),
         ("2n_8g", 16, ""),
