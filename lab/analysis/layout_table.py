@@ -443,8 +443,6 @@ def _in_words(row: Mapping[str, Any], cells: Sequence[Any], others: str) -> dict
         values.pop("sharding", None)
     if (gpus := ranks_of(row.get("gpu", ""))[0]) and math.isfinite(gpus):
         values["gpus"] = gpus
-    if gpu := named_gpu(others):
-        values["gpu"] = gpu.name
     if any(isinstance(cell, str) and ADAPTERS.search(cell) for cell in cells):
         values["adapters"] = True
     return values

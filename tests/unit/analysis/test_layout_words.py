@@ -41,6 +41,9 @@ from lab.perfmodel.frameworks import MEGATRON_CORE, NEMO
         ("gradient checkpointing (selective)", {"recomputed": "selective"}),
         ("GBS: 3,072 (MBS=1)", {"global_batch": 3072, "micro_batch": 1}),
         ("`max_seq_len=4096`", {"sequence": 4096}),
+        ("4 nodes, 8 H100 GPUs per node", {"nodes": 4, "per_node": 8, "gpu": "h100"}),
+        ("global batch size 512, local batch size 2", {"global_batch": 512, "replica_batch": 2}),
+        ("FSDP or ZeRO-1", {}),
     ],
 )
 def test_a_cell_of_settings(text: str, said: dict[str, object]) -> None:
@@ -71,6 +74,14 @@ def test_a_caption_says_what_holds_for_all_rows() -> None:
 )
 def test_notes_on_hybrid_sharding_count_where_there_is_no_other(notes: str, sharding: str) -> None:
     assert from_notes(notes, set())[0]["sharding"] == sharding
+
+
+@pytest.mark.parametrize(
+    ("notes", "said"),
+    [("FSDP, full AC", {"recomputed": "full"}), ("bf16, no fp8", {"precision": "bf16"})],
+)
+def test_notes_say_what_cells_say(notes: str, said: dict[str, str]) -> None:
+    assert from_notes(notes, set())[0].items() >= said.items()
 
 
 def test_columns_count_before_notes() -> None:
