@@ -17,6 +17,7 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
+from lab.analysis.audit.columns import named_precision
 from lab.analysis.audit.markup import DASHES
 from lab.analysis.audit.text_table import read_table
 from lab.analysis.audit.values import COUNT_UNITS, number, ranks_of
@@ -53,7 +54,6 @@ from lab.analysis.layout_words import (
     UNSAID_PRECISION,
     USUAL_GPUS,
     from_notes,
-    precision,
     settings,
 )
 from lab.errors import InputError, Problem, nearest, require_type
@@ -148,7 +148,9 @@ def read_layouts(
             name, [Problem("gpu", what, "predict a GPU's times with --assume gpu=h100")]
         )
     cells = _cells(frame, columns, assumed)
-    precisions = {precision(str(row["precision"])) for row in cells if "precision" in row}
+    precisions = {
+        named_precision(str(row["precision"])) or "bf16" for row in cells if "precision" in row
+    }
     framework = _framework(notes, _opening(source), words, cells)
     by_rates = sum(map(_with_gpus, cells))
     in_words = ("gpu", "gpus", "recomputed")

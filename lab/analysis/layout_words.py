@@ -6,6 +6,7 @@ import re
 from collections.abc import Collection
 from typing import Any
 
+from lab.analysis.audit.columns import named_precision
 from lab.analysis.audit.values import NODE, number
 from lab.analysis.layout_columns import ALL_GPUS, RATES, UNITS, meaning
 from lab.formatting import model_size
@@ -55,13 +56,6 @@ SHARINGS: dict[Sharing, str] = {
     "fsdp": r"full_?shard|fsdp|hsdp|hybrid_?shard|zero\W?3",
     "zero2": r"shard_?grad|zero\W?2",
     "zero1": r"zero\W?1",
-}
-PRECISIONS = {
-    "fp32": "fp32|float32",
-    "tf32": "tf32",
-    "fp16": "fp16|half|amp(?!bf16|fp8|fp4)",
-    "fp8": "fp8|float8",
-    "fp4": "fp4",
 }
 # Where no GPU is named: the first, unless it is too slow for the rows.
 USUAL_GPUS = ("a100", "h100", "b200")
@@ -142,7 +136,7 @@ def settings(text: str) -> dict[str, Any]:
             values["replicate"] = replicas
     for replicas, shards in GROUPS.findall(text):
         values |= {"replicate": {float(replicas)}, "shard": {float(shards)}}
-    values["precision"] = {precision(words) for words in NOTED_PRECISION.findall(text)}
+    values["precision"] = {named_precision(words) for words in NOTED_PRECISION.findall(text)}
     shared = {kind for kind, words in SHARINGS.items() if re.search(words, text, re.IGNORECASE)}
     values["sharding"] = {"hsdp"} if shared and HYBRID.search(text) else shared
     if gpu := named_gpu(text):
@@ -154,12 +148,6 @@ def sharing(words: str) -> Sharing | None:
     """How replicas share a model's state; None if the words do not say."""
     text = words.lower()
     return next((name for name, used in SHARINGS.items() if re.search(used, text)), None)
-
-
-def precision(words: str) -> str:
-    """The named precision, bf16 by default."""
-    text = re.sub("[^a-z0-9]", "", words.lower())
-    return next((name for name, used in PRECISIONS.items() if re.search(used, text)), "bf16")
 
 
 def noted_model(notes: str) -> Transformer | None:

@@ -248,6 +248,15 @@ SETTINGS = {
     "strategy": r"(?:naive_)?ddp|fsdp_?[12]?|hsdp|(?:data|tensor|pipeline)_parallel(?:ism)?"
     r"|(?:deep_?speed_)?zero(?:_stage)?_?\d|deep_?speed",
 }
+# In words without spaces and signs, of which the first counts.
+PRECISIONS = {
+    "fp32": "fp32|float32",
+    "tf32": "tf32",
+    "fp16": "fp16|(?<!b)float16|half|amp(?!bf16|fp8|fp4)",
+    "fp8": "fp8|float8",
+    "fp4": "fp4",
+    "bf16": "bf16|bfloat16|mixed",
+}
 SETTING = re.compile(
     rf"(?:^|_)(?:{'|'.join(f'(?P<{kind}>{words})' for kind, words in SETTINGS.items())})(?=_|$)"
 )
@@ -424,6 +433,12 @@ def setting_of(name: str) -> Setting:
     if not words:
         return Setting(name, ())
     return Setting(LINKED.sub("", SETTING.sub("", text).strip("_")), words)
+
+
+def named_precision(words: str) -> str | None:
+    """The precision that a cell or a sentence names; None if it names none."""
+    text = re.sub("[^a-z0-9]", "", words.lower())
+    return next((name for name, used in PRECISIONS.items() if re.search(used, text)), None)
 
 
 def names_gpu(text: str) -> bool:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import pytest
 
+from lab.analysis.audit.columns import named_precision
 from lab.analysis.layout_words import from_notes, noted_model, settings
 from lab.perfmodel.frameworks import MEGATRON_CORE, NEMO
 
@@ -48,6 +49,22 @@ from lab.perfmodel.frameworks import MEGATRON_CORE, NEMO
 )
 def test_a_cell_of_settings(text: str, said: dict[str, object]) -> None:
     assert settings(text) == said
+
+
+@pytest.mark.parametrize(
+    ("words", "precision"),
+    [
+        ("float16", "fp16"),
+        ("BFloat16", "bf16"),
+        ("bf16 mixed", "bf16"),
+        ("AMP", "fp16"),
+        ("TF-32", "tf32"),
+        ("FP8-CS", "fp8"),
+        ("O2", None),
+    ],
+)
+def test_precisions_by_their_names(words: str, precision: str | None) -> None:
+    assert named_precision(words) == precision
 
 
 CAPTION = (
