@@ -78,6 +78,7 @@ TEXT = {
 }
 # What a caller may assume of every row: all that a column can give, except what was measured.
 ASSUMED = sorted({*NAMES, *GUESSED.values(), *TEXT} - {"memory", "status", "mfu", "remarks"})
+STEP = "((train(ing)?|global|optimizer)_)?(step|iter(ation)?|update)s?"
 RATED = {"token": "tokens", "sample": "samples", "image": "samples", "sequence": "samples"}
 # Of "tok/s (16 GPUs)" and "samples (4K) per second".
 OF_ALL = re.compile(r"\(\d+ ?(?:K|GPUs?|ranks?|devices?)\)", re.IGNORECASE)
@@ -174,9 +175,8 @@ def meaning(column: str, cells: Sequence[Any] = ()) -> str | None:
     named = next((name for name, names in NAMES.items() if re.fullmatch(names, stem)), None)
     if named := named or _by_cells(stem, cells):
         return named
-    if re.fullmatch(SPEED, stem):
-        unit = _unit(cells)
-        return "time" if unit in TIME_UNITS else unit and meaning(f"{column} {unit}")
+    if re.fullmatch(f"{SPEED}|{STEP}", stem) and (unit := _unit(cells)):
+        return "time" if unit in TIME_UNITS else meaning(f"{column} {unit}")
     if guessed and guessed.canonical == "time" and guessed.per == "step":
         return "time"
     return GUESSED.get(guessed.canonical) if guessed else None
@@ -209,8 +209,6 @@ def _flops(stem: str) -> str:
 
 def _by_cells(stem: str, cells: Sequence[Any]) -> str | None:
     """The meaning of a column whose cells tell it: numbers or words."""
-    if re.fullmatch(r"((train(ing)?|global|optimizer)_)?(step|iter(ation)?|update)s?", stem):
-        return "time" if _unit(cells) in TIME_UNITS else None
     if not re.fullmatch(r"gpus?|(model_?)?size|llm", stem):
         return None
     values = [number(cell) for cell in cells if _text(cell).lower() not in EMPTY]
