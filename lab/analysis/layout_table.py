@@ -132,13 +132,13 @@ def read_layouts(
     else:
         frame = split_lists(source)
     name = str(frame.attrs.get("name", "rows"))
-    around = _prose(source) or frame.attrs.get("notes", ())
-    corner = ""
+    around, opening = _page(source)
+    above, corner = [*map(str, frame.attrs.get("notes", ()))], ""
     if (sideways := turned(frame)) is not None:
         frame, corner = sideways, str(sideways.columns[0])
     # A number before the name, as in 07-h100.csv, counts nothing.
     title = re.sub(r"^[\d\s]+", "", name.replace("_", " "))
-    notes = "; ".join(filter(None, [" ".join(map(str, around)), title, corner]))
+    notes = "; ".join(filter(None, [" ".join(around or above), title, corner]))
     columns = meanings(frame)
     assumed = _assumed(assume or {})
     words = _words(frame)
@@ -151,13 +151,12 @@ def read_layouts(
     precisions = {
         named_precision(str(row["precision"])) or "bf16" for row in cells if "precision" in row
     }
-    framework = _framework(notes, _opening(source), words, cells)
+    framework = _framework(notes, opening, words, cells)
     by_rates = sum(map(_with_gpus, cells))
     in_words = ("gpu", "gpus", "recomputed")
     said = {name for name in in_words if all(name in row for row in cells)}
     answered = {*columns, *assumed, *said}
-    # A table's heading comes before footnotes on others.
-    of_gpu = next(filter(named_gpu, map(str, frame.attrs.get("notes", ()))), "")
+    of_gpu = next(filter(named_gpu, above), "")  # a heading comes before footnotes on others
     defaults, assumptions = from_notes(notes, answered, precisions, framework, of_gpu)
     by_column = [] if sideways is None else ["each column after the first is read as a layout"]
     assumptions = [*frame.attrs.get("assumptions", ()), *by_column, *assumptions]
@@ -371,22 +370,18 @@ def _in_8_bits(
     return replace(table, assumptions=(*table.assumptions, why), inferred={"precision": "fp8"})
 
 
-def _prose(source: str | Path | pd.DataFrame) -> list[str]:
-    """All lines around the table of a Markdown file that has only one."""
-    if not isinstance(source, str | Path) or Path(source).suffix not in {".md", ".mdx"}:
-        return []
-    lines = Path(source).read_text(errors="replace").splitlines()
-    tables = sum(bool(DASHES.fullmatch(line)) for line in lines)
-    return [line.strip("# \t") for line in lines if "|" not in line] if tables == 1 else []
-
-
-def _opening(source: str | Path | pd.DataFrame) -> str:
-    """What a page says before its first section or table: of all its tables."""
+def _page(source: str | Path | pd.DataFrame) -> tuple[list[str], str]:
+    """All lines around the table of a page that has only one, and what a page says before its first
+    section or table: of all its tables."""
     if not isinstance(source, str | Path) or Path(source).suffix not in {".md", ".mdx", ".rst"}:
-        return ""
+        return [], ""
     text = Path(source).read_text(errors="replace")
     title, line_end, rest = text.partition("\n")
-    return title + line_end + re.split(r"^(?:#|\W*\|)", rest, maxsplit=1, flags=re.MULTILINE)[0]
+    before = re.split(r"^(?:#|\W*\|)", rest, maxsplit=1, flags=re.MULTILINE)[0]
+    lines = text.splitlines()
+    alone = sum(bool(DASHES.fullmatch(line)) for line in lines) == 1
+    around = [line.strip("# \t") for line in lines if alone and "|" not in line]
+    return around, title + line_end + before
 
 
 def _advice(reason: str) -> str:
