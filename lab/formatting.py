@@ -66,6 +66,12 @@ def listed(names: Sequence[str], most: int) -> str:
     return "; ".join([*names[:most], *more])
 
 
+def joined(names: Iterable[str], word: str = "and") -> str:
+    """Names in a sentence, such as `a, b and c`; empty if there are none."""
+    *most, last = [*names] or [""]
+    return f"{', '.join(most)} {word} {last}" if most else last
+
+
 def extent(values: Iterable[float]) -> str:
     """The least and the largest of some values, such as `0.8 to 0.9`; one if they look the same."""
     known = sorted(values)

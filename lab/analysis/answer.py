@@ -18,32 +18,30 @@ from lab.analysis.audit.rules.speedup import MARGIN
 from lab.analysis.findings import UNEVEN, largest_loss, lone_ranks, mean_over_median
 from lab.analysis.noise import judge
 from lab.analysis.scaling import (
-    against_baseline,
     beyond_baseline,
     by_emulation,
     chance,
     farthest,
     few,
-    labels_of,
-    place,
+    gains,
     ratio,
     verdict,
 )
 from lab.analysis.scaling_curves import (
     Estimate,
-    at,
+    Row,
     curves,
-    device_of,
     interval_name,
+    labelled_rows,
     ranks,
-    with_interval,
+    rows_by_curve,
 )
 from lab.analysis.stages import stage_sentences, stages
 from lab.analysis.waterfall import SHARE, waterfalls
 from lab.config.run import Run, distinct_labels
 from lab.config.strategies import SETTINGS
 from lab.config.study import Study
-from lab.formatting import count, extent, format_seconds, listed, percent, rounded
+from lab.formatting import count, extent, format_seconds, joined, listed, percent, rounded
 from lab.perfmodel.frozen import Score, outcome
 from lab.records.store import Record
 from lab.records.table import median
@@ -308,9 +306,8 @@ def _beside(evidence: Evidence, field: str, compared: Sequence[Pair]) -> str:
 def _scaling(evidence: Evidence) -> Iterator[str]:
     """The gain at the most ranks: of each curve if there are at most two, else the extremes."""
     summary = evidence.summary
-    labels = labels_of(summary)
-    beyond = beyond_baseline(summary)
-    if beyond.empty:
+    ends = sorted(farthest(summary), key=lambda row: -row["speedup"])
+    if not ends:
         values = ", ".join(f"{key} {value}" for key, value in evidence.study.baseline.items())
         baseline = f"the baseline ({values})" if values else "the baseline"
         measured = bool(len(summary)) and summary["baseline_run_id"].notna().any()
@@ -322,44 +319,37 @@ def _scaling(evidence: Evidence) -> Iterator[str]:
         if len(summary):
             yield from _step(evidence)
         return
-    ends = farthest(summary)
-    ends.sort(key=lambda row: -row["speedup"])
-    for row in ends if len(ends) <= 2 else (ends[0], ends[-1]):
-        which = "" if len(ends) <= 2 else "At best, on " if row is ends[0] else "At worst, on "
-        yield f"{which or 'On '}{place(row, labels)}, {against_baseline(row, summary, labels)}."
+    for row, gain in gains(ends, most=2):
+        yield gain
         yield from _by_mean_steps(evidence, row)
         if row["efficiency"] > 1 + MARGIN and not row["efficiency_low"] <= 1:
             yield "More than the ranks can give has to be explained: see super-linear in the audit."
     yield from _cause(evidence, ends[-1])
-    best = next(points for label, points in curves(summary) if label == labels[ends[0]["run_id"]])
+    best = next(rows for rows in rows_by_curve(summary) if rows[0].label == ends[0].label)
     if len(best) > 2 and ends[0]["scaling"] == "strong":
-        yield _shortest(best, labels[ends[0]["run_id"]])
+        yield _shortest(best)
 
 
-def _shortest(points: pd.DataFrame, label: str) -> str:
+def _shortest(rows: Sequence[Row]) -> str:
     """The ranks with the shortest step of a curve, and those that may have as short a one."""
-    rows, device = points.sort_values("step_time"), device_of(points)
-    first, others = rows.iloc[0], rows.iloc[1:]
+    first, *others = sorted(rows, key=lambda row: row["step_time"])
     text = (
-        f"Up to {ranks(device, points['world_size'].max())} {at(label)}, the shortest step, "
-        f"{format_seconds(*with_interval(first, 'step_time'))}, is on "
-        f"{ranks(device, first['world_size'])}"
+        f"Up to {rows[-1].place}, the shortest step, {first.text('step_time')}, is on {first.ranks}"
     )
-    if too_few := few(int(rows["repeats"].min())):
+    if too_few := few(min(row["repeats"] for row in rows)):
         return f"{text}, but {too_few} to be sure of it."
-    level = sorted(others["world_size"][others["step_time_low"] <= first["step_time_high"]])
+    level = sorted(
+        row["world_size"] for row in others if row["step_time_low"] <= first["step_time_high"]
+    )
     if level:
-        text += f"; the intervals do not distinguish it from that on {_sizes(device, level)}"
+        sizes = ranks(first["device"], level[0])
+        if level[1:]:
+            sizes = f"{joined(map(str, level))} {ranks(first['device'])}"
+        text += f"; the intervals do not distinguish it from that on {sizes}"
     return f"{text}."
 
 
-def _sizes(device: str | None, sizes: Sequence[int]) -> str:
-    """Several numbers of ranks: `2, 4 and 8 GPUs`."""
-    *most, last = map(str, sizes)
-    return f"{', '.join(most)} and {last} {ranks(device)}" if most else ranks(device, sizes[0])
-
-
-def _by_mean_steps(evidence: Evidence, row: Any) -> Iterator[str]:
+def _by_mean_steps(evidence: Evidence, row: Row) -> Iterator[str]:
     """A script's speedup by mean steps, if long steps make it another than by median steps."""
     # As where ranks average their models once in a while, which no median step shows.
     ratios = {run.id: ratio for run, ratio in mean_over_median(evidence.records).items()}
@@ -372,7 +362,7 @@ def _by_mean_steps(evidence: Evidence, row: Any) -> Iterator[str]:
         )
 
 
-def _cause(evidence: Evidence, row: Any) -> Iterator[str]:
+def _cause(evidence: Evidence, row: Row) -> Iterator[str]:
     """The largest loss in a configuration's step, or why it is not known."""
     falls = waterfalls(evidence.summary, evidence.records)
     fall = next((fall for fall in falls if fall.run.id == row["run_id"]), None)
@@ -428,19 +418,17 @@ def _loss_after(records: Sequence[Record], samples: int) -> float | None:
 
 def _step(evidence: Evidence) -> Iterator[str]:
     """The step time of each configuration if nothing is compared; of many, the shortest."""
-    rows = evidence.summary.sort_values("step_time")
-    labels = labels_of(evidence.summary)
-    for _, row in rows.head(1).iterrows():
-        repeats = int(row["repeats"])
-        interval = interval_name([repeats])
-        which = "A" if len(rows) == 1 else "The shortest"
-        yield (
-            f"{which} step takes {format_seconds(*with_interval(row, 'step_time'))} on "
-            f"{place(row, labels)}: the median of {count(repeats, 'repeat')}"
-            f"{f' with its {interval}' if interval else ', which gives no interval'}."
-        )
-    unknown = rows["scaling"].eq("none") & rows["global_batch_size"].isna()
-    if rows.loc[unknown, "world_size"].nunique() > 1:
+    rows = labelled_rows(evidence.summary)
+    shortest = min(rows, key=lambda row: row["step_time"])
+    interval = interval_name([shortest["repeats"]])
+    yield (
+        f"{'A' if len(rows) == 1 else 'The shortest'} step takes {shortest.text('step_time')} on "
+        f"{shortest.place}: the median of {count(shortest['repeats'], 'repeat')}"
+        f"{f' with its {interval}' if interval else ', which gives no interval'}."
+    )
+    unknown = [row for row in rows if row["scaling"] == "none"]
+    unknown = [row for row in unknown if pd.isna(row["global_batch_size"])]
+    if len({row["world_size"] for row in unknown}) > 1:
         yield (
             "On more ranks a step may do other work: `lab measure --scaling strong` or `weak` says "
             "what the script keeps fixed, and then speedups can be stated."
@@ -449,14 +437,14 @@ def _step(evidence: Evidence) -> Iterator[str]:
 
 def _utilization(evidence: Evidence) -> Iterator[str]:
     """The largest share of a known peak."""
-    rows = evidence.summary.dropna(subset=["mfu"])
-    if rows.empty:
-        return
-    best = rows.sort_values("mfu").iloc[-1]
-    yield (
-        f"The largest share of the peak, an MFU of {percent(best['mfu'])}, is reached on "
-        f"{place(best, labels_of(evidence.summary))}."
-    )
+    rows = labelled_rows(evidence.summary)
+    known = [row for row in rows if pd.notna(row["mfu"])]
+    if known:
+        best = max(known, key=lambda row: row["mfu"])
+        yield (
+            f"The largest share of the peak, an MFU of {best.text('mfu')}, is reached on "
+            f"{best.place}."
+        )
 
 
 Maker = Callable[[Evidence], Iterator[str]]

@@ -2,30 +2,27 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 from functools import cached_property
 from pathlib import Path
-from typing import Any
 
 import pandas as pd
 
 from lab.analysis.scaling import (
     Samples,
     against_baseline,
-    beyond_baseline,
     chance,
+    farthest,
     few,
-    labels_of,
-    place,
     ratio,
     summary,
     verdict,
 )
-from lab.analysis.scaling_curves import over_repeats, ranks, rows_of, with_interval
+from lab.analysis.scaling_curves import Row, labelled_rows, over_repeats, rows_of
 from lab.config.study import Study
 from lab.errors import InputError, Problem, items
-from lab.formatting import count, extent, format_seconds, percent, rounded
+from lab.formatting import count, extent, rounded
 from lab.records.store import Record, kept_form, load_records, other_form
 from lab.records.table import table
 
@@ -59,12 +56,10 @@ class Comparison:
         """How fast each machine is relative to the first, and each one's gain at the most ranks."""
         first, *others = self.studies
         texts = [text for machine in others for text in self._throughputs(machine, first)]
-        for machine, rows in self.summary.groupby("machine", sort=False):
-            beyond, labels = beyond_baseline(rows), labels_of(rows)
-            if len(beyond):
-                row = beyond.sort_values(["world_size", "speedup"]).iloc[-1]
-                compared = against_baseline(row, rows, labels)
-                texts.append(f"On {machine}, {place(row, labels)}, {compared}.")
+        for machine, of_machine in self.summary.groupby("machine", sort=False):
+            if ends := farthest(of_machine):
+                row = max(ends, key=lambda row: (row["world_size"], row["speedup"]))
+                texts.append(f"On {machine}, {row.place}, {against_baseline(row)}.")
         return texts
 
     def _throughputs(self, machine: str, first: str) -> Iterator[str]:
@@ -104,13 +99,11 @@ class Comparison:
         machines = list(self.studies)
         rows = {(row["machine"], row["run_id"]): row for row in rows_of(self.summary)}
         labels = _labels(self.summary[self.summary.duplicated("run_id", keep=False)])
-        quantities: dict[str, Callable[[Mapping[Any, Any]], str]] = {
-            "Step time": lambda row: format_seconds(*with_interval(row, "step_time")),
+        quantities: dict[str, Callable[[Row], str]] = {
+            "Step time": lambda row: row.text("step_time"),
             f"Throughput, times that of {machines[0]}": lambda row: self._times(row, machines[0]),
-            "Speedup over the same machine's baseline": lambda row: rounded(
-                *with_interval(row, "speedup")
-            ),
-            "Efficiency": lambda row: percent(*with_interval(row, "efficiency")),
+            "Speedup over the same machine's baseline": lambda row: row.text("speedup"),
+            "Efficiency": lambda row: row.text("efficiency"),
         }
         tables, over = [], over_repeats([*map(int, self.summary["repeats"])])
         for quantity, text in quantities.items():
@@ -124,7 +117,7 @@ class Comparison:
             tables.append((f"{quantity}, {over}", pd.DataFrame(columns)))
         return tables
 
-    def _times(self, row: Mapping[Any, Any], first: str) -> str:
+    def _times(self, row: Row, first: str) -> str:
         """The machine's throughput over that of the first machine."""
         if row["machine"] == first:
             return "1"
@@ -134,12 +127,12 @@ class Comparison:
         return rounded(*ratio(here[row["run_id"]], there[row["run_id"]]))
 
 
-def _labels(summary: pd.DataFrame) -> dict[Any, str]:
+def _labels(summary: pd.DataFrame) -> dict[str, str]:
     """World size and curve of each configuration, by run id, whichever machine it ran on."""
-    rows = summary.drop_duplicates("run_id").drop(columns="machine")
-    curve_of = labels_of(rows.assign(device="", emulated=""))
-    sizes = zip(rows["run_id"], rows["world_size"], strict=True)
-    return {run_id: f"{ranks(None, size)}, {curve_of[run_id]}" for run_id, size in sizes}
+    alike = summary.drop_duplicates("run_id").assign(device="", emulated="")
+    rows = labelled_rows(alike.drop(columns="machine"))
+    labels = {row["run_id"]: f"{row.ranks}, {row.label}" for row in rows}
+    return {run_id: labels[run_id] for run_id in alike["run_id"]}
 
 
 def compare(studies: Sequence[str | Path | Study], *, quick: bool = False) -> Comparison:

@@ -8,20 +8,21 @@ from typing import Any
 import numpy as np
 import pandas as pd
 
-from lab.analysis.scaling import few, verdict
-from lab.analysis.scaling_curves import ranks, rows_of, with_interval
+from lab.analysis.scaling import few, judged
+from lab.analysis.scaling_curves import Row, labelled_rows, ranks, rows_of
 from lab.config.run import Run, distinct_labels
 from lab.config.study import Study
-from lab.formatting import NOT_MEASURED, count, format_seconds, percent, plain, rounded, unit_for
+from lab.formatting import NOT_MEASURED, count, percent, plain, rounded, unit_for
 from lab.records.store import Record
 from lab.records.table import by_run, grouped, median
 
 UNKNOWN = "-"
+EXPOSED = "exposed_communication_time"
 MOST_NAMES = 6  # of configurations in a sentence
 LOW_LOSS = 0.04
 LEAST_DIFFERENCE = 1e-5  # of two losses: anything less is rounding
 COMPILED_APART = 0.1  # relative difference of losses that compilation does not explain
-Cells = Callable[[Run, Sequence[Record], Mapping[Any, Any]], dict[str, str]]
+Cells = Callable[[Run, Sequence[Record], Row], dict[str, str]]
 
 
 def trained(runs: Iterable[Run], records: Sequence[Record]) -> dict[Run, list[Record]]:
@@ -59,31 +60,30 @@ def table_rows(
     ]
 
 
-def strategy_cells(run: Run, done: Sequence[Record], row: Mapping[Any, Any]) -> dict[str, str]:
+def strategy_cells(run: Run, done: Sequence[Record], row: Row) -> dict[str, str]:
     """Step, throughput, memory and traffic of a rank, and loss of a configuration."""
-    loss = median(done, "final_loss")
     return {
-        "step": format_seconds(*with_interval(row, "step_time")),
-        "samples/s": rounded(*with_interval(row, "samples_per_second")),
+        "step": row.text("step_time"),
+        "samples/s": row.text("samples_per_second"),
         "peak (MB)": megabytes(median(done, "peak_memory")),
         "weights (MB)": megabytes(median(done, "memory.parameters")),
         "optimizer (MB)": megabytes(median(done, "memory.optimizer")),
         "sent (MB)": megabytes(median(done, "communication.bytes_moved")),
-        "last loss": UNKNOWN if loss is None else f"{loss:.4f}",
+        "last loss": loss(done, "final_loss", unknown=UNKNOWN),
     }
 
 
-def image_cells(run: Run, done: Sequence[Record], row: Mapping[Any, Any]) -> dict[str, str]:
+def image_cells(run: Run, done: Sequence[Record], row: Row) -> dict[str, str]:
     """A step of a network and its parts, bytes, and epochs to a low loss."""
     unit, parameters = unit_for([row["step_time"]]), median(done, "environment.parameters")
     sent = median(done, "communication.bytes_moved")
     epochs = next(filter(None, map(epochs_to_low_loss, done)), NOT_MEASURED)
     cells = {
         "trained": f"{plain(parameters / 1e6)} M" if parameters else UNKNOWN,
-        "step": format_seconds(*with_interval(row, "step_time")),
-        "compute": format_seconds(*with_interval(row, "compute_time"), unit=unit),
-        "communication": format_seconds(*with_interval(row, "communication_time"), unit=unit),
-        "exposed": format_seconds(*with_interval(row, "exposed_communication_time"), unit=unit),
+        "step": row.text("step_time"),
+        "compute": row.text("compute_time", unit=unit),
+        "communication": row.text("communication_time", unit=unit),
+        "exposed": row.text("exposed_communication_time", unit=unit),
         "sent (MB)": megabytes(sent),
         f"epochs to loss < {LOW_LOSS}": epochs,
     }
@@ -94,6 +94,12 @@ def image_cells(run: Run, done: Sequence[Record], row: Mapping[Any, Any]) -> dic
 def megabytes(size: float | None) -> str:
     """Bytes in MB (1e6); `-` where not known, or none."""
     return rounded(size / 1e6) if size else UNKNOWN
+
+
+def loss(done: Sequence[Record], quantity: str, *, unknown: str = NOT_MEASURED) -> str:
+    """The median over repeats of a loss, with four decimals."""
+    value = median(done, quantity)
+    return unknown if value is None else f"{value:.4f}"
 
 
 def _losses(record: Record) -> Sequence[float]:
@@ -139,8 +145,8 @@ def strategy_sentences(
     done, labels = _completed(runs, records)
     sentences: list[str] = []
     for own in _by_model(done):
-        rows = summary[summary["run_id"].isin([run.id for run in own])]
         names = {run.id: labels[run] for run in own}
+        rows = [row for row in labelled_rows(summary) if row["run_id"] in names]
         alike = len({run.global_batch_size for run in own}) == 1
         sentences += [*_fastest(rows, names, alike=alike), *_waits(rows, names)]
     return [*sentences, *untimed_sentences(runs, records, baseline=baseline)]
@@ -171,52 +177,47 @@ def _by_model(done: Mapping[Run, list[Record]]) -> Iterator[dict[Run, list[Recor
             yield own
 
 
-def _waits(rows: pd.DataFrame, names: Mapping[str, str]) -> Iterator[str]:
+def _waits(rows: Sequence[Row], names: Mapping[str, str]) -> Iterator[str]:
     """The strategies that wait least and most for communication in a step."""
-    rows = rows[(rows["world_size"] > 1) & rows["exposed_communication_time"].notna()]
-    rows = rows.sort_values("exposed_communication_time")
-    if len(rows) > 1:
-        least, most = (
-            f"{format_seconds(*with_interval(row, 'exposed_communication_time'))} with "
-            f"{names[row['run_id']]}"
-            for row in (rows.iloc[0], rows.iloc[-1])
+    waits = [row for row in rows if row["world_size"] > 1 and pd.notna(row[EXPOSED])]
+    if len(waits) > 1:
+        waits.sort(key=lambda row: row[EXPOSED])
+        ends = (
+            f"{row.text(EXPOSED)} with {names[row['run_id']]}" for row in waits[:: len(waits) - 1]
         )
-        yield f"Exposed communication of a step ranges from {least} to {most}."
+        yield f"Exposed communication of a step ranges from {' to '.join(ends)}."
 
 
-def _fastest(rows: pd.DataFrame, names: Mapping[str, str], *, alike: bool) -> Iterator[str]:
+def _fastest(rows: Sequence[Row], names: Mapping[str, str], *, alike: bool) -> Iterator[str]:
     """The shortest step, against those whose intervals reach it and against the baseline.
 
     Unless all batches are `alike`, steps do unequal work, and the highest throughput counts.
     """
     if len(rows) < 2:
         return
-    rows = rows.sort_values("step_time" if alike else "samples_per_second", ascending=alike)
-    first, others = rows.iloc[0], rows.iloc[1:]
     if alike:
-        level = others[others["step_time_low"] <= first["step_time_high"]]
-        text = f"The shortest step, {format_seconds(*with_interval(first, 'step_time'))}"
+        first, *others = sorted(rows, key=lambda row: row["step_time"])
+        level = [row for row in others if row["step_time_low"] <= first["step_time_high"]]
+        text = f"The shortest step, {first.text('step_time')}"
     else:
-        level = others[others["samples_per_second_high"] >= first["samples_per_second_low"]]
-        rate = rounded(*with_interval(first, "samples_per_second"))
-        text = f"The highest throughput, {rate} samples/s"
+        first, *others = sorted(rows, key=lambda row: -row["samples_per_second"])
+        least = first["samples_per_second_low"]
+        level = [row for row in others if row["samples_per_second_high"] >= least]
+        text = f"The highest throughput, {first.text('samples_per_second')} samples/s"
     text += f", is that of {names[first['run_id']]}"
-    if too_few := few(int(rows["repeats"].min())):
+    if too_few := few(min(row["repeats"] for row in rows)):
         yield f"{text}; {too_few} to rank strategies."
-    elif level.empty:
+    elif not level:
         yield f"{text}; its interval lies {'below' if alike else 'above'} all others."
     else:
-        close = ", ".join(names[run_id] for run_id in level["run_id"])
+        close = ", ".join(names[row["run_id"]] for row in level)
         yield f"{text}; the intervals do not distinguish it from {close}."
-    for base in (row for _, row in rows.iterrows() if row["run_id"] == first["baseline_run_id"]):
-        if base["run_id"] != first["run_id"]:
-            times, repeats = with_interval(first, "speedup"), min(first["repeats"], base["repeats"])
-            judged = verdict(*times[1:], repeats)
-            compared = "as fast as that" if alike else "the throughput"
-            yield (
-                f"That {'step ' if alike else ''}is {rounded(*times)} times {compared} of "
-                f"{names[base['run_id']]}, {judged}."
-            )
+    if first.is_compared and first["baseline_run_id"] in names:
+        compared = "step is {} times as fast as that" if alike else "is {} times the throughput"
+        yield (
+            f"That {compared.format(first.text('speedup'))} of {names[first['baseline_run_id']]}, "
+            f"{judged(first)}."
+        )
 
 
 def _extremes(done: Mapping[Run, list[Record]], labels: Mapping[Run, str]) -> Iterator[str]:
@@ -228,11 +229,9 @@ def _extremes(done: Mapping[Run, list[Record]], labels: Mapping[Run, str]) -> It
     for what, quantity in quantities.items():
         sizes = {run: size for run, repeats in done.items() if (size := median(repeats, quantity))}
         if sizes and min(sizes.values()) < 0.99 * max(sizes.values()):
-            least, most = min(sizes, key=sizes.__getitem__), max(sizes, key=sizes.__getitem__)
-            yield (
-                f"{what} from {megabytes(sizes[least])} MB ({labels[least]}) "
-                f"to {megabytes(sizes[most])} MB ({labels[most]})."
-            )
+            ends = min(sizes, key=sizes.__getitem__), max(sizes, key=sizes.__getitem__)
+            least, most = (f"{megabytes(sizes[run])} MB ({labels[run]})" for run in ends)
+            yield f"{what} from {least} to {most}."
 
 
 def epoch_sentences(done: Mapping[Run, list[Record]]) -> Iterator[str]:

@@ -14,17 +14,15 @@ from lab.analysis.noise import judge
 from lab.analysis.placement import slow_ranks, steep_falls
 from lab.analysis.scaling import (
     FEWEST_REPEATS,
-    against_baseline,
     by_emulation,
     farthest,
-    labels_of,
-    place,
+    gains,
 )
-from lab.analysis.scaling_curves import at, curves, ranks, with_interval
+from lab.analysis.scaling_curves import Row, at, curves, labelled_rows, ranks
 from lab.analysis.waterfall import SHARE, Waterfall, on_most_ranks, waterfalls
 from lab.config.run import Run, conflicts, distinct_labels
 from lab.config.study import Study
-from lab.formatting import count, format_seconds, listed, percent, rounded
+from lab.formatting import count, format_seconds, joined, listed, percent, rounded
 from lab.perfmodel.collectives import efficiency_with_overlap, efficiency_without_overlap
 from lab.records.schema import Environment
 from lab.records.store import Record
@@ -35,18 +33,18 @@ UNEVEN = 1.1  # mean over median step of a script
 MOST_SPEEDUPS = 4  # of which each has its sentence
 
 
-def limits(summary: pd.DataFrame, falls: Sequence[Waterfall]) -> list[str]:
+def limits(falls: Sequence[Waterfall]) -> list[str]:
     """What keeps a step from the ideal, at the most ranks of each curve."""
-    return [sentence for fall in on_most_ranks(falls) for sentence in _limits(summary, fall)]
+    return [sentence for fall in on_most_ranks(falls) for sentence in _limits(fall)]
 
 
-def _limits(summary: pd.DataFrame, fall: Waterfall) -> Iterator[str]:
+def _limits(fall: Waterfall) -> Iterator[str]:
     if (loss := largest_loss(fall)) is not None:
         yield loss
     row, run = fall.row, fall.run
     if run.facts.moves == "gradients" and row["communication_time"] > 0:
         yield f"{fall.opening}, {_compute_to_communication(row)}."
-    if (fraction := _serial_fraction(row, summary)) is not None:
+    if (fraction := _serial_fraction(row)) is not None:
         yield f"{fall.opening}, Karp and Flatt's serial fraction is {fraction}."
 
 
@@ -74,27 +72,24 @@ def largest_loss(fall: Waterfall) -> str | None:
     return f"{opening} the repeats do not show which loss is the largest." if apart else None
 
 
-def _compute_to_communication(row: Mapping[Any, Any]) -> str:
+def _compute_to_communication(row: Row) -> str:
     r = row["compute_time"] / row["communication_time"]
-    measured = ""
-    if pd.notna(row["efficiency"]) and row["baseline_run_id"] != row["run_id"]:
-        measured = f"; measured: {percent(*with_interval(row, 'efficiency'))}"
     return (
         f"R = T_compute / T_communication is {rounded(r)}, which alone would give an efficiency of "
         f"{percent(efficiency_without_overlap(r))} without overlap and of "
         f"{percent(efficiency_with_overlap(r))} with all of the backward pass to hide behind"
-        f"{measured}"
+        + f"; measured: {row.text('efficiency')}"
+        * row.is_compared
     )
 
 
-def _serial_fraction(row: Mapping[Any, Any], summary: pd.DataFrame) -> str | None:
+def _serial_fraction(row: Row) -> str | None:
     """The Karp-Flatt serial fraction with its interval; a speedup outside 1 to N has none."""
-    base = summary[summary["run_id"] == row["baseline_run_id"]]
-    own = base.empty or row["run_id"] == row["baseline_run_id"]
-    if row["scaling"] != "strong" or own or row["repeats"] < FEWEST_REPEATS:
+    enough = row["scaling"] == "strong" and row["repeats"] >= FEWEST_REPEATS
+    if not (enough and row.is_compared and row.base):
         return None
-    n = row["world_size"] / base["world_size"].iloc[0]
-    speedup, low, high = with_interval(row, "speedup")
+    n = row["world_size"] / row.base["world_size"]
+    speedup, low, high = row.estimate("speedup")
     if not 1 <= low <= high <= n:
         return None
     return percent(*(karp_flatt(value, n) for value in (speedup, high, low)))
@@ -218,7 +213,7 @@ def supported(study: Study, summary: pd.DataFrame, records: Sequence[Record]) ->
         sentences += _speedups(part)
         sentences += _serial_fractions(part) if study.scaling == "strong" else ()
         sentences += [*steep_falls(part, own), *slow_ranks(part, own)]
-        sentences += [*limits(part, waterfalls(part, records)), *_best_batch(part)]
+        sentences += [*limits(waterfalls(part, records)), *_best_batch(part)]
     return [*_emulations(records), *sentences]
 
 
@@ -233,15 +228,10 @@ def caveats(study: Study, summary: pd.DataFrame, records: Sequence[Record]) -> l
 
 
 def _speedups(summary: pd.DataFrame) -> Iterator[str]:
-    labels, rows = labels_of(summary), farthest(summary)
-    if len(rows) <= MOST_SPEEDUPS:
-        for row in rows:
-            yield f"On {place(row, labels)}, {against_baseline(row, summary, labels)}."
-        return
-    rows.sort(key=lambda row: -row["speedup"])
-    for which, row in {"best": rows[0], "worst": rows[-1]}.items():
-        yield f"At {which}, on {place(row, labels)}, {against_baseline(row, summary, labels)}."
-    yield f"The speedups of the other {len(rows) - 2} configurations lie between these."
+    rows = farthest(summary)
+    yield from (text for _, text in gains(rows, most=MOST_SPEEDUPS))
+    if len(rows) > MOST_SPEEDUPS:
+        yield f"The speedups of the other {len(rows) - 2} configurations lie between these."
 
 
 def _serial_fractions(summary: pd.DataFrame) -> Iterator[str]:
@@ -265,17 +255,19 @@ def _serial_fractions(summary: pd.DataFrame) -> Iterator[str]:
 
 def _best_batch(summary: pd.DataFrame) -> Iterator[str]:
     """The best batch at the largest world size, if its interval lies above all others."""
-    widest = summary[summary["world_size"] == summary["world_size"].max()]
-    widest = widest.sort_values("samples_per_second")
-    if len(widest) < 2 or widest["repeats"].min() < FEWEST_REPEATS:
+    rows = labelled_rows(summary)
+    most = max(row["world_size"] for row in rows)
+    rows = [row for row in rows if row["world_size"] == most]
+    known = (row["repeats"] >= FEWEST_REPEATS and row["samples_per_second"] > 0 for row in rows)
+    if len(rows) < 2 or not all(known):
         return
-    slowest, best, labels = widest.iloc[0], widest.iloc[-1], labels_of(summary)
-    if best["samples_per_second_low"] > widest["samples_per_second_high"].iloc[:-1].max():
+    *others, best = sorted(rows, key=lambda row: row["samples_per_second"])
+    slowest, highest = others[0], max(row["samples_per_second_high"] for row in others)
+    if best["samples_per_second_low"] > highest:
         times = rounded(best["samples_per_second"] / slowest["samples_per_second"])
         yield (
-            f"On {ranks(best['device'], best['world_size'])}, the most samples per second are "
-            f"processed {at(labels[best['run_id']])}, {times} times as many as "
-            f"{at(labels[slowest['run_id']])}; the interval lies above all others."
+            f"On {best.ranks}, the most samples per second are processed {at(best.label)}, {times} "
+            f"times as many as {at(slowest.label)}; the interval lies above all others."
         )
 
 
@@ -313,8 +305,7 @@ def _which(study: Study, runs: Sequence[Run], repeats: Sequence[str]) -> str:
     counted = count(len(runs), "configuration")
     if len(runs) * len(repeats) == len(study.tasks) > 1:
         return f"All {count(len(study.tasks), 'repeat')} of {counted}"
-    *most, last = repeats
-    numbers = f"repeats {', '.join(most)} and {last}" if most else f"repeat {last}"
+    numbers = f"repeat{'s' * (len(repeats) > 1)} {joined(repeats)}"
     if len(runs) == 1:
         return f"{runs[0].label}, {numbers}"
     labels, _ = distinct_labels(study.runs)

@@ -9,7 +9,7 @@ from functools import cached_property
 import pandas as pd
 
 from lab.analysis.audit import Audit
-from lab.analysis.scaling_curves import rows_of, with_interval
+from lab.analysis.scaling_curves import rows_of
 from lab.config.run import distinct_labels
 from lab.config.study import Study
 from lab.formatting import count, listed, percent, range_of
@@ -129,7 +129,7 @@ def judge(records: Sequence[Record], summary: pd.DataFrame, *, study: Study | No
     completed = tuple(record for record in records if record.completed)
     clusters = {record.environment.profile for record in completed if record.environment}
     again = f"{study.command('run', clusters, public=True)} --repeat-disturbed" if study else ""
-    step_s = {row["run_id"]: with_interval(row, "step_time") for row in rows_of(summary)}
+    step_s = {row["run_id"]: row.estimate("step_time") for row in rows_of(summary)}
     return Noise(completed, step_s, again)
 
 

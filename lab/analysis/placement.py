@@ -9,21 +9,15 @@ from typing import NamedTuple
 import numpy as np
 import pandas as pd
 
-from lab.analysis.scaling import FEWEST_REPEATS, place
-from lab.analysis.scaling_curves import (
-    Curve,
-    at,
-    curves,
-    ranks,
-    rows_of,
-    with_interval,
-)
+from lab.analysis.scaling import FEWEST_REPEATS
+from lab.analysis.scaling_curves import Row, at, rows_by_curve
 from lab.analysis.waterfall import SHARE
-from lab.formatting import capitalized, count, format_seconds, listed, percent, rounded
+from lab.formatting import capitalized, count, listed, rounded
 from lab.records.store import Record
 from lab.records.table import by_run
 
 FEWEST_SIZES = 4  # of a curve, to tell one steep fall from a gradual one
+EXPOSED = "exposed_communication_time"
 MOST_NAMES = 8  # of ranks or hosts in a sentence
 
 
@@ -38,15 +32,15 @@ class Slow(NamedTuple):
 def slow_ranks(summary: pd.DataFrame, records: Sequence[Record]) -> Iterator[str]:
     """The ranks that are slow in all repeats, at the most ranks of each curve that has some."""
     repeats = by_run(record for record in records if record.completed)
-    for label, points in curves(summary):
-        for row in reversed(rows_of(points)):
+    for rows in rows_by_curve(summary):
+        for row in reversed(rows):
             own = [slow_of(record) for record in repeats.get(row["run_id"], ())]
             slow = [repeat for repeat in own if repeat is not None]
             if len(slow) == len(own) >= FEWEST_REPEATS and (who := _shared(slow)):
                 one = who.startswith("rank ")
                 times = rounded(median(repeat.times for repeat in slow))
                 yield (
-                    f"On {place(row, {row['run_id']: label})}, {who} {'works' if one else 'work'} "
+                    f"On {row.place}, {who} {'works' if one else 'work'} "
                     f"{times} times as long in a step as the other ranks, which wait for "
                     f"{'it' if one else 'them'}, in all {count(len(own), 'repeat')}."
                 )
@@ -92,13 +86,13 @@ def steep_falls(summary: pd.DataFrame, records: Sequence[Record]) -> Iterator[st
     spread over all sizes.
     """
     hosts = {run_id: _hosts(own) for run_id, own in by_run(records).items()}
-    for curve in curves(summary):
-        if text := _steep_fall(curve, hosts):
+    for rows in rows_by_curve(summary):
+        if text := _steep_fall(rows, hosts):
             yield text
 
 
-def _steep_fall(curve: Curve, hosts: Mapping[str, int]) -> str:
-    known = [row for row in rows_of(curve.points) if row["efficiency"] > 0]
+def _steep_fall(rows: Sequence[Row], hosts: Mapping[str, int]) -> str:
+    known = [row for row in rows if row["efficiency"] > 0]
     if len(known) < FEWEST_SIZES or min(row["repeats"] for row in known) < FEWEST_REPEATS:
         return ""
     falls = -np.diff(np.log([row["efficiency"] for row in known]))
@@ -106,22 +100,20 @@ def _steep_fall(curve: Curve, hosts: Mapping[str, int]) -> str:
     most = int(np.argmax(falls))
     before, after = known[most : most + 2]
     steep = falls[most] > falls.clip(0).sum() / 2 and growth[most] <= growth.sum() / 2
-    low = with_interval(before, "efficiency").low  # none of the baseline
-    low = before["efficiency"] if np.isnan(low) else low
+    # The baseline has no interval.
+    low = np.nan_to_num(before["efficiency_low"], nan=before["efficiency"])
     if not (steep and falls[most] > SHARE and after["efficiency_high"] < low):
         return ""
     several = 1 < hosts.get(after["run_id"], 0) != hosts.get(before["run_id"], 0)
 
-    def end(row: Mapping[str, object]) -> str:
-        where = ranks(str(row["device"]), int(str(row["world_size"])))
-        on = f" on {count(hosts[str(row['run_id'])], 'host')}" * several
-        return f"{where}{on} ({percent(*with_interval(row, 'efficiency'))})"
+    def end(row: Row) -> str:
+        on = f" on {count(hosts[row['run_id']], 'host')}" * several
+        return f"{row.ranks}{on} ({row.text('efficiency')})"
 
-    exposed = [with_interval(row, "exposed_communication_time") for row in (before, after)]
-    grew = exposed[0].high < exposed[1].low
-    cause = " to ".join(format_seconds(*one) for one in exposed)
+    grew = bool(before[f"{EXPOSED}_high"] < after[f"{EXPOSED}_low"])
+    cause = f"{before.text(EXPOSED)} to {after.text(EXPOSED)}"
     return (
-        f"{capitalized(at(curve.label))}, efficiency falls the most from {end(before)} to "
+        f"{capitalized(at(before.label))}, efficiency falls the most from {end(before)} to "
         f"{end(after)}" + f"; exposed communication grows from {cause}" * grew + "."
     )
 

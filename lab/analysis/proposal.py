@@ -3,22 +3,22 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Mapping, Sequence
-from typing import Any
+from collections.abc import Callable, Sequence
+from itertools import takewhile
 
 import numpy as np
 import pandas as pd
 
 from lab.analysis.audit.rules.speedup import MARGIN
 from lab.analysis.laws import CLOSE, fit_amdahl, fit_gustafson
-from lab.analysis.scaling import beyond_baseline, farthest, labels_of, speedup_over_baseline
+from lab.analysis.scaling import farthest, speedup_over_baseline
 from lab.analysis.scaling_curves import (
     Estimate,
+    Row,
     baseline_name,
-    curves,
+    labelled_rows,
     ranks,
-    rows_of,
-    with_interval,
+    rows_by_curve,
 )
 from lab.formatting import MILLION, capitalized, format_seconds, in_words, listed, percent, rounded
 from lab.perfmodel.step_law import StepLaw, fit
@@ -31,30 +31,24 @@ UNKNOWNS = 4  # of a step's law: latency, bandwidth, overlap and fixed overhead
 LEAST_OVERLAP = 0.01  # a smaller one is what the fit leaves of none
 # What GPU-hours are counted for, by what a time of the table is of.
 COUNTED = {"step": (1000, "1000 steps"), "epoch": (1, "epoch"), "total": (1, "run")}
+EXTREMES = {"highest": 0, "lowest": -1}
 MOST_NAMES = 3  # of configurations in a sentence
 
 
 def headline(summary: pd.DataFrame) -> str:
     """The gain at the most ranks: on every curve if at most two, else on the best and the worst."""
-    labels = labels_of(summary)
-    ends = farthest(summary)
+    ends = sorted(farthest(summary), key=lambda row: -row["efficiency"])
     if not ends:
         return ""
-    ends.sort(key=lambda row: -row["efficiency"])
-    sentences = []
-    best, worst = (percent(row["efficiency"]) for row in (ends[0], ends[-1]))
-    alike = len(ends) > 2 and best == worst
-    shown = ends if len(ends) <= 2 else ends[:1] if alike else (ends[0], ends[-1])
-    for row in shown:
-        extreme = "highest" if row is ends[0] else "lowest"
-        which = "" if len(ends) <= 2 else f"With the {extreme} efficiency, on "
-        which = f"Of {len(ends)} configurations with the same efficiency, on " if alike else which
-        where = ranks(row["device"], row["world_size"])
-        where += f" ({labels[row['run_id']]})" * (len(ends) > 1)
-        base = {row["baseline_run_id"]: labels[row["run_id"]]}  # several curves may share it
-        compared = speedup_over_baseline(row, summary, labels | base)
-        sentences.append(f"{which or 'On '}{where}, {compared}.")
-    return " ".join(sentences)
+    shown = [("On ", row) for row in ends]
+    if len(ends) > 2:
+        shown = [(f"With the {most} efficiency, on ", ends[nth]) for most, nth in EXTREMES.items()]
+        if len({percent(row["efficiency"]) for _, row in shown}) == 1:
+            shown = [(f"Of {len(ends)} configurations with the same efficiency, on ", ends[0])]
+    return " ".join(
+        f"{on}{row.ranks}{f' ({row.label})' * (len(ends) > 1)}, {speedup_over_baseline(row)}."
+        for on, row in shown
+    )
 
 
 def stops(summary: pd.DataFrame) -> list[str]:
@@ -62,10 +56,10 @@ def stops(summary: pd.DataFrame) -> list[str]:
     return _of_each(summary, _stop)
 
 
-def _of_each(summary: pd.DataFrame, say: Callable[[pd.DataFrame], str]) -> list[str]:
+def _of_each(summary: pd.DataFrame, say: Callable[[list[Row]], str]) -> list[str]:
     """The statement about each curve, after its name unless there is only one; equal ones once."""
-    lines = curves(summary)
-    labels = grouped((text, label) for label, points in lines if (text := say(points)))
+    lines = rows_by_curve(summary)
+    labels = grouped((text, rows[0].label) for rows in lines if (text := say(rows)))
     if len(lines) == 1:
         return [f"{capitalized(text)}." for text in labels]
     return [f"{_named(names, len(lines))}: {text}." for text, names in labels.items()]
@@ -80,61 +74,56 @@ def _named(names: Sequence[str], of: int) -> str:
     return f"{len(names)} of {of} configurations ({listed(names, MOST_NAMES)})"
 
 
-def _stop(points: pd.DataFrame) -> str:
-    known = points[points["efficiency"].notna()]
-    if not len(beyond_baseline(known)):
+def _stop(rows: Sequence[Row]) -> str:
+    known = [row for row in rows if pd.notna(row["efficiency"])]
+    if not any(row.is_compared for row in known):
         return ""
-    device, base, last = known["device"].iloc[0], known.iloc[0], known.iloc[-1]
+
+    def size(row: Row) -> str:
+        return f"{row.ranks} ({percent(row['efficiency'])})"
+
     if _impossible(known):
-        best = known.sort_values("efficiency").iloc[-1]
+        best = max(known, key=lambda row: row["efficiency"])
         return (
             "no stopping point is named, because an efficiency of "
-            f"{percent(best['efficiency'])} on {ranks(device, best['world_size'])} is more than "
-            "ranks can give: the work or the baseline differs"
+            f"{percent(best['efficiency'])} on {best.ranks} is more than ranks can give: the work "
+            "or the baseline differs"
         )
+    base, last = known[0], known[-1]
     well, half = (_last_above(known, least) for least in (WELL_USED, HALF_USED))
-
-    def size(row: Any) -> str:
-        return f"{ranks(device, row['world_size'])} ({percent(row['efficiency'])})"
-
-    if well["world_size"] == last["world_size"]:
+    lost = "more than half of the time paid for is lost"
+    if well is last:
         text = (
-            f"efficiency is still {percent(last['efficiency'])} on "
-            f"{ranks(device, last['world_size'])}, the most in the table: the stopping point lies "
-            "beyond"
+            f"efficiency is still {percent(last['efficiency'])} on {last.ranks}, the most in the "
+            "table: the stopping point lies beyond"
         )
-    elif half["world_size"] == base["world_size"]:
-        following = known[known["world_size"] > base["world_size"]].iloc[0]
-        text = (
-            f"stay on {ranks(device, base['world_size'])}: on {size(following)} more than half of "
-            "the time paid for is lost"
-        )
+    elif half is base:
+        text = f"stay on {base.ranks}: on {size(known[1])} {lost}"
     else:
         parts = [f"{100 * HALF_USED:.0f} % or more up to {size(half)}"]
-        if well["world_size"] > base["world_size"]:
-            same = int(half["world_size"] == well["world_size"])
-            parts = [f"{100 * WELL_USED:.0f} % or more up to {size(well)}", *parts[same:]]
+        if well is not base:
+            parts = [f"{100 * WELL_USED:.0f} % or more up to {size(well)}", *parts[half is well :]]
         text = f"efficiency is {', and '.join(parts)}"
-        if half["world_size"] < last["world_size"]:
-            beyond = known[known["efficiency"] < HALF_USED].iloc[-1]  # it may recover after that
-            text += f"; on {size(beyond)} more than half of the time paid for is lost"
-    times = known[known["step_time"].notna()]
-    if len(times) and base["scaling"] == "strong":
-        shortest = times.sort_values("step_time").iloc[0]
+        if half is not last:
+            # It may recover after that.
+            beyond = [row for row in known if row["efficiency"] < HALF_USED][-1]
+            text += f"; on {size(beyond)} {lost}"
+    times = [row for row in known if pd.notna(row["step_time"])]
+    if times and base["scaling"] == "strong":
+        shortest = min(times, key=lambda row: row["step_time"])
         if shortest["world_size"] < last["world_size"]:
-            text += f"; beyond {ranks(device, shortest['world_size'])} the time grows again"
+            text += f"; beyond {shortest.ranks} the time grows again"
     return text
 
 
-def _impossible(known: pd.DataFrame) -> bool:
+def _impossible(known: Sequence[Row]) -> bool:
     """Whether an efficiency is above what the audit lets rounding explain."""
-    return bool((known["efficiency"] > 1 + MARGIN).any())
+    return any(row["efficiency"] > 1 + MARGIN for row in known)
 
 
-def _last_above(known: pd.DataFrame, least: float) -> Any:
+def _last_above(known: Sequence[Row], least: float) -> Row:
     """The row with the most ranks before efficiency falls below a limit."""
-    above = known["efficiency"] >= least
-    return known[above.cummin()].iloc[-1]
+    return [*takewhile(lambda row: row["efficiency"] >= least, known)][-1]
 
 
 def fits(summary: pd.DataFrame) -> list[str]:
@@ -142,13 +131,13 @@ def fits(summary: pd.DataFrame) -> list[str]:
     return _of_each(summary, _fit)
 
 
-def _fit(points: pd.DataFrame) -> str:
-    known = points[points["speedup"].notna()]
-    if len(known) < 3 or not (known["speedup"] > 0).all() or _impossible(known):
+def _fit(rows: Sequence[Row]) -> str:
+    known = [row for row in rows if pd.notna(row["speedup"])]
+    speedups = [row["speedup"] for row in known]
+    if len(known) < 3 or min(speedups) <= 0 or _impossible(known):
         return ""
-    device, base = known["device"].iloc[0], known["world_size"].iloc[0]
-    sizes, speedups = list(known["world_size"] / base), list(known["speedup"])
-    kind = known["scaling"].iloc[0]
+    device, base, kind = (known[0][name] for name in ("device", "world_size", "scaling"))
+    sizes = [row["world_size"] / base for row in known]
     if kind == "weak":
         fraction, error = fit_gustafson(sizes, speedups)
         return _law("Gustafson", percent(fraction), error)
@@ -189,18 +178,18 @@ def step_laws(summary: pd.DataFrame) -> list[str]:
     return _of_each(summary, _step_law)
 
 
-def _step_law(points: pd.DataFrame) -> str:
-    known = points[points["step_time"].notna() & points["gradient_bytes"].notna()]
-    known = known[known["speedup"].notna() & (known["per"] == "step")]
+def _step_law(rows: Sequence[Row]) -> str:
+    known = pd.DataFrame(rows).dropna(subset=["step_time", "gradient_bytes", "speedup"])
+    known = known[known["per"] == "step"]
     kind = set(known["scaling"])
     if len(known) < 3 or known["world_size"].iloc[0] != 1 or kind not in ({"strong"}, {"weak"}):
         return ""
     alone = known["step_time"].iloc[0]
     share = known["world_size"] if kind == {"strong"} else 1
-    rows = known.assign(one_device_step_s=alone / share, step_s=known["step_time"])
-    law = fit(rows)
+    steps = known.assign(one_device_step_s=alone / share, step_s=known["step_time"])
+    law = fit(steps)
     device = known["device"].iloc[0]
-    several = rows[rows["world_size"] > 1]
+    several = steps[steps["world_size"] > 1]
     if law.overlap > LEAST_OVERLAP and len(several) <= UNKNOWNS:
         return ""  # with an overlap, so many unknowns explain any such rows
     fixed, per_byte = _added(several, law)
@@ -217,7 +206,7 @@ def _step_law(points: pd.DataFrame) -> str:
     if not parts or law.largest_relative_error > CLOSE:
         return ""
     most = int(known["world_size"].max())
-    last = rows[rows["world_size"] == most].assign(world_size=2 * most)
+    last = steps[steps["world_size"] == most].assign(world_size=2 * most)
     if kind == {"strong"}:
         last["one_device_step_s"] /= 2
     return (
@@ -266,23 +255,21 @@ def costs(summary: pd.DataFrame, *, gpu_hours: float | None = None) -> list[dict
     """
     rows = []
     least: dict[str, float] = {}
-    for label, points in curves(summary):
-        for row in rows_of(points):
-            hours, counted = hours_of(row)
-            if hours is None:
-                continue
-            unit = row["unit"] if gpu_hours is None else "GPU"
-            least.setdefault(label, hours)
-            cells = {
-                "configuration": label,
-                ranks(row["device"]): str(row["world_size"]),
-                f"{unit}-hours for {_article(counted)}{counted}": rounded(hours),
-            }
-            if row["scaling"] != "weak" or pd.isna(row["step_time"]):  # time grows with work
-                cells["cost over the fewest"] = rounded(hours / least[label])
-            if gpu_hours is not None:
-                cells[f"{gpu_hours:g} {unit}-hours pay for"] = _paid(gpu_hours / hours, row)
-            rows.append(cells)
+    for row in labelled_rows(summary):
+        hours, counted = hours_of(row)
+        if hours is None:
+            continue
+        unit = row["unit"] if gpu_hours is None else "GPU"
+        cells = {
+            "configuration": row.label,
+            ranks(row["device"]): str(row["world_size"]),
+            f"{unit}-hours for {_article(counted)}{counted}": rounded(hours),
+        }
+        if row["scaling"] != "weak" or pd.isna(row["step_time"]):  # time grows with work
+            cells["cost over the fewest"] = rounded(hours / least.setdefault(row.label, hours))
+        if gpu_hours is not None:
+            cells[f"{gpu_hours:g} {unit}-hours pay for"] = _paid(gpu_hours / hours, row)
+        rows.append(cells)
     return rows
 
 
@@ -290,7 +277,7 @@ def _article(counted: str) -> str:
     return "" if counted[0].isdigit() else "an " if counted[0] in "aeiou" else "a "
 
 
-def hours_of(row: Mapping[Any, Any]) -> tuple[float | None, str]:
+def hours_of(row: Row) -> tuple[float | None, str]:
     """The hours of all ranks together, and their unit: a run, an epoch, 1000 steps, a million."""
     if pd.notna(row["step_time"]):
         times, counted = COUNTED[row["per"]]
@@ -301,29 +288,23 @@ def hours_of(row: Mapping[Any, Any]) -> tuple[float | None, str]:
     return None, ""
 
 
-def _paid(times: float, row: Mapping[Any, Any]) -> str:
-    if pd.isna(row["step_time"]):
-        return in_words(times * MILLION, *_ends(times * MILLION, row, "samples_per_second"))
-    many, counted = COUNTED[row["per"]]
+def _paid(times: float, row: Row) -> str:
+    known = "samples_per_second" if pd.isna(row["step_time"]) else "step_time"
+    many, counted = COUNTED[row["per"]] if known == "step_time" else (MILLION, "")
+    number, (center, low, high) = times * many, row.estimate(known)
+    # It is known as exactly as the time or the rate.
+    text = in_words(number, number * low / center, number * high / center)
     noun = counted.removeprefix("1000 ").removesuffix("s")
-    number = times * many
-    text = in_words(number, *_ends(number, row, "step_time"))
-    return f"{text} {noun}{'s' * (text != '1')}"
-
-
-def _ends(value: float, row: Mapping[Any, Any], quantity: str) -> tuple[float, float]:
-    """The interval of a value that is known as exactly as this quantity."""
-    center, low, high = with_interval(row, quantity)
-    return value * low / center, value * high / center
+    return f"{text} {noun}{'s' * (text != '1')}" if noun else text
 
 
 def requests(summary: pd.DataFrame, gpu_hours: float) -> list[str]:
     """For each curve, the largest efficient job, and how many such jobs the hours cover."""
     over = baseline_name(summary)
 
-    def say(points: pd.DataFrame) -> str:
-        known = points[points["efficiency"].notna() & points["step_time"].notna()]
-        if not len(beyond_baseline(known)) or _impossible(known):
+    def say(rows: Sequence[Row]) -> str:
+        known = [row for row in rows if pd.notna(row["efficiency"]) and pd.notna(row["step_time"])]
+        if not any(row.is_compared for row in known) or _impossible(known):
             return ""
         row = _last_above(known, WELL_USED)
         hours, counted = hours_of(row)
@@ -331,18 +312,15 @@ def requests(summary: pd.DataFrame, gpu_hours: float) -> list[str]:
             return ""
         count = math.floor(gpu_hours / hours)
         if not count:
-            where = ranks(row["device"], row["world_size"])
             return (
-                f"{_article(counted)}{counted} on {where} takes {rounded(hours)} GPU-hours, more "
-                f"than the {gpu_hours:g} of this request"
+                f"{_article(counted)}{counted} on {row.ranks} takes {rounded(hours)} GPU-hours, "
+                f"more than the {gpu_hours:g} of this request"
             )
-        faster = f"{rounded(*with_interval(row, 'speedup'))} times as fast as on {over}"
-        is_base = row["run_id"] == row["baseline_run_id"]
         return (
-            f"{count:,} {counted}{'s' * (count != 1)} x "
-            f"{format_seconds(*with_interval(row, 'step_time'))} x "
-            f"{ranks(row['device'], row['world_size'])} = {rounded(count * hours)} of the "
-            f"{gpu_hours:g} GPU-hours" + f", each {faster}" * (not is_base)
+            f"{count:,} {counted}{'s' * (count != 1)} x {row.text('step_time')} x {row.ranks} = "
+            f"{rounded(count * hours)} of the {gpu_hours:g} GPU-hours"
+            + f", each {row.text('speedup')} times as fast as on {over}"
+            * (not row.is_baseline)
         )
 
     return _of_each(summary, say)

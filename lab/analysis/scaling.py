@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from typing import Any, NamedTuple
 
 import numpy as np
@@ -15,13 +15,11 @@ from lab.analysis.scaling_curves import (
     WHOLE_RANGE,
     WORK,
     Estimate,
+    Row,
     Scaling,
-    at,
-    curves,
     hashable,
-    ranks,
+    rows_by_curve,
     rows_of,
-    with_interval,
 )
 from lab.config.strategies import SETTINGS
 from lab.errors import InputError, Problem, nearest
@@ -31,7 +29,7 @@ from lab.records.statistics import bootstrap_interval, median_interval
 from lab.records.table import grouped
 
 Samples = np.ndarray[Any, np.dtype[np.float64]]
-Row = Mapping[str, Any]
+Cells = Mapping[str, Any]
 # Quantities measured per repeat that get an interval; times in s. compute_time is forward and
 # backward without the communication exposed in them.
 EXPOSED = ("communication", "forward", "backward", "optimizer")
@@ -60,7 +58,7 @@ class Repeats(NamedTuple):
     The first as a row of the table, the devices of all, and the known values of each quantity.
     """
 
-    first: Row
+    first: Cells
     devices: Sequence[Any]
     samples: Mapping[str, Samples]
 
@@ -109,7 +107,7 @@ def summary(table: pd.DataFrame, *, baseline: Mapping[str, Any], scaling: Scalin
     if reported:
         rows = [row | _stated(group) for row, group in zip(rows, groups.values(), strict=True)]
         named = {row["run_id"]: row for row in rows}
-        bases: Sequence[Row | None] = [named.get(row["baseline_run_id"]) for row in rows]
+        bases: Sequence[Cells | None] = [named.get(row["baseline_run_id"]) for row in rows]
     else:
         rows = [row | {"scaling": scaling, "baseline_run_id": None} for row in rows]
         bases = _baselines(rows, baseline, scaling)
@@ -163,7 +161,7 @@ def _stated(group: Repeats) -> dict[str, Any]:
     return stated | {"baseline_run_id": first["baseline"]}
 
 
-def _key(row: Row) -> tuple[Any, ...]:
+def _key(row: Cells) -> tuple[Any, ...]:
     return row.get("machine"), row["emulated"], row["run_id"]
 
 
@@ -188,7 +186,7 @@ def _configurations(table: pd.DataFrame, identity: Sequence[str]) -> list[Repeat
     return groups
 
 
-def _numbers(rows: Sequence[Row]) -> dict[str, Samples]:
+def _numbers(rows: Sequence[Cells]) -> dict[str, Samples]:
     """Each quantity of these rows, NaN if unknown, with the derived compute time."""
     names = [name for name in (*QUANTITIES, *MEDIANS) if name != "compute_time"]
     cells = np.array([row[name] for name in names for row in rows], dtype=object)
@@ -220,7 +218,7 @@ def _medians(group: Repeats, identity: Sequence[str]) -> dict[str, Any]:
     return row
 
 
-def _at_median_step(rate: str, samples: Mapping[str, Samples], row: Row) -> dict[str, float]:
+def _at_median_step(rate: str, samples: Mapping[str, Samples], row: Cells) -> dict[str, float]:
     """The rate at the median step, if all steps do the same work.
 
     Of an even number of repeats, the median rate would be another, and speedups would contradict
@@ -267,11 +265,11 @@ def ratio(top: Samples, bottom: Samples) -> Estimate:
     return Estimate(*map(float, _interval(top, bottom)))
 
 
-def _has(row: Row, baseline: Row) -> bool:
+def _has(row: Cells, baseline: Cells) -> bool:
     return all(row[key] == value for key, value in baseline.items())
 
 
-def _baselines(rows: Sequence[Row], baseline: Row, scaling: Scaling) -> list[Row | None]:
+def _baselines(rows: Sequence[Cells], baseline: Cells, scaling: Scaling) -> list[Cells | None]:
     """The baseline of each row, by an index of those that can be one."""
     # On one rank the settings of a strategy have no effect.
     settings = set(SETTINGS) if "strategy" in baseline or baseline.get("world_size") == 1 else set()
@@ -279,7 +277,7 @@ def _baselines(rows: Sequence[Row], baseline: Row, scaling: Scaling) -> list[Row
     equal = sorted({*FIELDS, "device", "machine", "emulated"} - free)
     alike = grouped((_text(row, equal), row) for row in rows if _has(row, baseline))
 
-    def baseline_of(row: Row) -> Row | None:
+    def baseline_of(row: Cells) -> Cells | None:
         if _has(row, baseline):
             return row
         if row["device"] == "mixed" or (scaling == "none" and pd.isna(row["global_batch_size"])):
@@ -295,13 +293,13 @@ def _baselines(rows: Sequence[Row], baseline: Row, scaling: Scaling) -> list[Row
     return list(map(baseline_of, rows))
 
 
-def _text(row: Row, keys: Sequence[str]) -> str:
+def _text(row: Cells, keys: Sequence[str]) -> str:
     """Some values of a row as text; equal numbers give equal text."""
     values = (row.get(key) for key in keys)
     return repr([float(one) if isinstance(one, int | float) else one for one in values])
 
 
-def _ratios(row: Row, here: Repeats, base: Row, there: Repeats) -> dict[str, float]:
+def _ratios(row: Cells, here: Repeats, base: Cells, there: Repeats) -> dict[str, float]:
     """Speedup and efficiency: ratios of times, allowing for the work that each covers, else of
     rates."""
     if base is row:
@@ -326,63 +324,66 @@ def by_emulation(summary: pd.DataFrame) -> list[pd.DataFrame]:
     return [part for _, part in summary.groupby("emulated")]
 
 
-def labels_of(summary: pd.DataFrame) -> dict[str, str]:
-    """The label of each run's curve, by run id."""
-    return {run_id: label for label, points in curves(summary) for run_id in points["run_id"]}
-
-
 def beyond_baseline(rows: pd.DataFrame) -> pd.DataFrame:
     """The rows of a summary that have a baseline other than themselves."""
     return rows[rows["speedup"].notna() & (rows["run_id"] != rows["baseline_run_id"])]
 
 
-def farthest(summary: pd.DataFrame) -> list[pd.Series[Any]]:
+def farthest(summary: pd.DataFrame) -> list[Row]:
     """Of each curve with a row beyond its baseline, the row on the most ranks."""
-    beyond = [beyond_baseline(points) for _, points in curves(summary)]
-    return [rows.iloc[-1] for rows in beyond if len(rows)]
+    beyond = [[row for row in rows if row.is_compared] for rows in rows_by_curve(summary)]
+    return [rows[-1] for rows in beyond if rows]
 
 
-def place(row: Any, labels: Mapping[str, str]) -> str:
-    """Ranks and curve of a row: `2 CPU processes at batch 16`."""
-    return f"{ranks(row['device'], row['world_size'])} {at(labels[row['run_id']])}"
+def gains(ends: Sequence[Row], *, most: int) -> Iterator[tuple[Row, str]]:
+    """Each of these rows against its baseline; of more than `most`, the best and the worst."""
+    shown = [("On", row) for row in ends]
+    if len(ends) > most:
+        ends = sorted(ends, key=lambda row: -row["speedup"])
+        shown = [("At best, on", ends[0]), ("At worst, on", ends[-1])]
+    for on, row in shown:
+        yield row, f"{on} {row.place}, {against_baseline(row)}."
 
 
-def speedup_over_baseline(row: Any, summary: pd.DataFrame, labels: Mapping[str, str]) -> str:
+def base_of(row: Row) -> Row:
+    """The baseline of a row that has one."""
+    assert row.base is not None
+    return row.base
+
+
+def judged(row: Row, quantity: str = "speedup") -> str:
+    """Whether the repeats of a row and of its baseline support that they differ."""
+    _, low, high = row.estimate(quantity)
+    return verdict(low, high, min(row["repeats"], base_of(row)["repeats"]))
+
+
+def speedup_over_baseline(row: Row) -> str:
     """One configuration against its baseline, and whether the intervals support the difference."""
-    base = summary[summary["run_id"] == row["baseline_run_id"]].iloc[0]
-    base_label = labels[row["baseline_run_id"]]
-    over = ranks(base["device"], base["world_size"])
-    if base_label != labels[row["run_id"]]:
-        over += f" {at(base_label)}"
-    times, efficiency = with_interval(row, "speedup"), with_interval(row, "efficiency")
+    base, times = base_of(row), row.text("speedup")
+    over = base.ranks if base.label == row.label else base.place
     thing = {"epoch": "an epoch", "total": "a run"}.get(row.get("per", "step"), "a step")
     compared = (
-        f"the throughput is {rounded(*times)} times that of {over}"
+        f"the throughput is {times} times that of {over}"
         if row["scaling"] == "weak" or pd.isna(row["step_time"])
-        else f"{thing} is {rounded(*times)} times as fast as on {over}"
+        else f"{thing} is {times} times as fast as on {over}"
     )
     # On as many ranks the efficiency would repeat the speedup.
-    share = f" (efficiency {percent(*efficiency)})" * bool(row["world_size"] != base["world_size"])
-    return f"{compared}{share}, {verdict(*times[1:], min(row['repeats'], base['repeats']))}"
+    share = f" (efficiency {row.text('efficiency')})" * (row["world_size"] != base["world_size"])
+    return f"{compared}{share}, {judged(row)}"
 
 
-def against_baseline(row: Any, summary: pd.DataFrame, labels: Mapping[str, str]) -> str:
+def against_baseline(row: Row) -> str:
     """One configuration against its baseline: in weak scaling by the pace that each rank keeps."""
     if row["scaling"] != "weak":
-        return speedup_over_baseline(row, summary, labels)
-    base = summary.set_index("run_id").loc[row["baseline_run_id"]]
-    n = row["world_size"] / base["world_size"]
-    value, low, high = with_interval(row, "efficiency")
-    judged = verdict(low, high, min(row["repeats"], base["repeats"]))
-    speedup = with_interval(row, "speedup")
+        return speedup_over_baseline(row)
+    n, speedup = row["world_size"] / base_of(row)["world_size"], row.estimate("speedup")
     text = (
-        f"each rank keeps {percent(value, low, high)} of its pace, {judged}; "
-        f"the scaled speedup over {ranks(base['device'], base['world_size'])} is "
-        f"{rounded(*speedup)}, where {n:g} is ideal"
+        f"each rank keeps {row.text('efficiency')} of its pace, {judged(row, 'efficiency')}; "
+        f"the scaled speedup over {base_of(row).ranks} is {rounded(*speedup)}, where {n:g} is ideal"
     )
     # Noise can push a speedup outside 1 to n, for which the law has no fraction.
     if n > 1 and all(1 <= end <= n for end in speedup if pd.notna(end)):
-        ends = (speedup[0], speedup[2], speedup[1])
+        ends = (speedup.value, speedup.high, speedup.low)
         serial = percent(*(gustafson_fraction(end, n) for end in ends))
         text += f"; by Gustafson's law this is a serial fraction of {serial}"
     return text

@@ -11,7 +11,7 @@ import pandas as pd
 
 from lab.config.run import Run, setting_label
 from lab.config.study import Scaling as Scaling
-from lab.formatting import range_of
+from lab.formatting import Unit, format_seconds, percent, range_of, rounded
 
 FIELDS = tuple(Run.model_fields)
 # How long a run trains and evaluates: in a label only if nothing else distinguishes curves.
@@ -20,6 +20,7 @@ LENGTHS = {"steps", "warmup_steps", "lr_warmup_steps", "eval_batches"}
 PER_RANK, GLOBAL = {"micro_batch_size", "grad_accum"}, {"global_batch_size"}
 FREE = {"strong": PER_RANK, "weak": GLOBAL, "none": PER_RANK}
 WORK = {"strong": GLOBAL, "weak": PER_RANK, "none": GLOBAL}
+SHARES = ("efficiency", "mfu")  # quantities that are written in per cent
 WHOLE_RANGE = 4  # the range of up to this many repeats is their interval, and called so
 
 
@@ -135,18 +136,72 @@ def hashable(cell: Any) -> Any:
     return None if cell is pd.NA or cell != cell else cell
 
 
-def rows_of(frame: pd.DataFrame) -> list[dict[Any, Any]]:
-    """The rows as dictionaries of native Python numbers.
+class Row(dict[Any, Any]):
+    """A row of a summary, with what sentences, tables and figures say of it."""
+
+    label = ""  # of its curve
+    base: Row | None = None  # what it is compared with, which may be itself
+
+    @property
+    def ranks(self) -> str:
+        """Its ranks in words, such as `2 CPU processes`."""
+        return ranks(self["device"], self["world_size"])
+
+    @property
+    def place(self) -> str:
+        """Its ranks and its curve: `2 CPU processes at batch 16`."""
+        return f"{self.ranks} {at(self.label)}"
+
+    @property
+    def is_baseline(self) -> bool:
+        """Whether it is the baseline of its curve."""
+        return bool(self["run_id"] == self["baseline_run_id"])
+
+    @property
+    def is_compared(self) -> bool:
+        """Whether its speedup is over another configuration of its summary."""
+        return self.base is not None and not self.is_baseline and pd.notna(self["speedup"])
+
+    def estimate(self, quantity: str) -> Estimate:
+        """A quantity with the ends of its interval, if it has one."""
+        ends = (self.get(f"{quantity}_{end}", math.nan) for end in ("low", "high"))
+        return Estimate(self[quantity], *ends)
+
+    def text(self, quantity: str, *, unit: Unit | None = None) -> str:
+        """A quantity with its interval: a time (in a unit that others share), a share, a number."""
+        if quantity.endswith("_time"):
+            return format_seconds(*self.estimate(quantity), unit=unit)
+        return (percent if quantity in SHARES else rounded)(*self.estimate(quantity))
+
+
+def rows_of(frame: pd.DataFrame) -> list[Row]:
+    """The rows of a summary, with native Python numbers.
 
     For a frame of few rows and many columns, pandas' `to_dict` takes ten times as long.
     """
     names, rows = list(frame), frame.to_numpy(dtype=object).tolist()
-    return [dict(zip(names, row, strict=True)) for row in rows]
+    return [Row(zip(names, row, strict=True)) for row in rows]
 
 
-def with_interval(row: Any, quantity: str) -> Estimate:
-    """A quantity in a row of a summary, with the ends of its interval."""
-    return Estimate(row[quantity], row[f"{quantity}_low"], row[f"{quantity}_high"])
+def rows_by_curve(summary: pd.DataFrame) -> list[list[Row]]:
+    """The rows of each curve by world size, with its label and their baselines."""
+
+    def key(row: Row, run_id: str) -> tuple[Any, ...]:
+        return row.get("machine"), row["emulated"], row[run_id]
+
+    lines = [(label, rows_of(points)) for label, points in curves(summary)]
+    every = {key(row, "run_id"): row for _, rows in lines for row in rows}
+    for label, rows in lines:
+        own = {key(row, "run_id"): row for row in rows}  # of a table several may hold a baseline
+        for row in rows:
+            base = key(row, "baseline_run_id")
+            row.label, row.base = label, own.get(base) or every.get(base)
+    return [rows for _, rows in lines]
+
+
+def labelled_rows(summary: pd.DataFrame) -> list[Row]:
+    """The rows of all curves, one curve after the other."""
+    return [row for rows in rows_by_curve(summary) for row in rows]
 
 
 def interval_name(repeats: Sequence[int]) -> str:
@@ -188,12 +243,10 @@ def common_ranks(summary: pd.DataFrame) -> str:
     return ranks(device_of(summary), summary["world_size"].iloc[0]) if alike else ""
 
 
-def named_rows(lines: Sequence[Curve], shared: str) -> Iterator[tuple[str, dict[Any, Any]]]:
+def named_rows(summary: pd.DataFrame, shared: str) -> Iterator[tuple[str, Row]]:
     """Each row of the curves with its name, without the ranks that all share."""
-    for label, points in lines:
-        for row in rows_of(points):
-            place = ranks(row["device"], row["world_size"])
-            yield label if place == shared else f"{place}, {label}", row
+    for row in labelled_rows(summary):
+        yield row.label if row.ranks == shared else f"{row.ranks}, {row.label}", row
 
 
 def at(label: str) -> str:

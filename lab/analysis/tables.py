@@ -2,12 +2,12 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
-from typing import Any
+from collections.abc import Callable, Sequence
 
 import pandas as pd
 
 from lab.analysis.scaling_curves import (
+    Row,
     baseline_name,
     common_ranks,
     compares,
@@ -18,12 +18,10 @@ from lab.analysis.scaling_curves import (
     ranks,
     ranks_vary,
     rows_of,
-    with_interval,
 )
 from lab.formatting import (
     MIB,
     NOT_MEASURED,
-    format_seconds,
     message_size,
     percent,
     rounded,
@@ -48,9 +46,7 @@ def classical_tables(summary: pd.DataFrame) -> list[tuple[str, pd.DataFrame]]:
         return []
     device = device_of(summary)
     over = over_repeats([*map(int, summary["repeats"])])
-    cells: dict[str, Callable[[Mapping[Any, Any]], str]] = {
-        "Step time": lambda row: format_seconds(*with_interval(row, "step_time"))
-    }
+    cells: dict[str, Callable[[Row], str]] = {"Step time": lambda row: row.text("step_time")}
     if compares(summary):
         cells[f"Speedup over {baseline_name(summary)}"] = lambda row: _ratio(row, "speedup")
     if ranks_vary(summary):
@@ -59,11 +55,14 @@ def classical_tables(summary: pd.DataFrame) -> list[tuple[str, pd.DataFrame]]:
     unmeasured = summary["exposed_communication_time"][summary["world_size"] > 1].isna().any()
     note = "; where communication was not measured, compute includes the wait for it"
     shared = common_ranks(summary)
-    rows, common = list(named_rows(lines, shared)), f". All: {shared}" if shared else ""
+    rows, common = list(named_rows(summary, shared)), f". All: {shared}" if shared else ""
     caption = f"Compute and communication of a step, {over}{note if unmeasured else ''}{common}"
     parts = [(caption, frame)] if len((frame := _parts_of_step(rows)).columns) else []
     if all(len(points) < 2 for _, points in lines):
-        return [(f"Configurations, {over}{common}", _side_by_side(rows, cells)), *parts]
+        # Categories rather than curves have a row each.
+        turned = {name[:1].lower() + name[1:]: cell for name, cell in cells.items()}
+        texts = {name: {key: text(row) for key, text in turned.items()} for name, row in rows}
+        return [(f"Configurations, {over}{common}", _by_configuration(texts)), *parts]
     tables = []
     for caption, cell in cells.items():
         columns = {
@@ -78,32 +77,26 @@ def classical_tables(summary: pd.DataFrame) -> list[tuple[str, pd.DataFrame]]:
     return [*tables, *parts]
 
 
-def _side_by_side(
-    rows: Sequence[tuple[str, Mapping[Any, Any]]],
-    cells: Mapping[str, Callable[[Mapping[Any, Any]], str]],
-) -> pd.DataFrame:
-    """A row per configuration, if these are categories rather than curves."""
-    columns = {name[:1].lower() + name[1:]: cell for name, cell in cells.items()}
-    texts = {name: {column: cell(row) for column, cell in columns.items()} for name, row in rows}
+def _by_configuration(texts: dict[str, dict[str, str]]) -> pd.DataFrame:
     return pd.DataFrame.from_dict(texts, orient="index").rename_axis("configuration")
 
 
-def _ratio(row: Mapping[Any, Any], name: str) -> str:
-    if row["baseline_run_id"] == row["run_id"]:
+def _ratio(row: Row, name: str) -> str:
+    if row.is_baseline:
         return "1 (baseline)" if name == "speedup" else "100 % (baseline)"
-    text = rounded if name == "speedup" else percent
-    return text(*with_interval(row, name)) if pd.notna(row[name]) else "no baseline"
+    return row.text(name) if pd.notna(row[name]) else "no baseline"
 
 
-def _parts_of_step(rows: Sequence[tuple[str, Mapping[Any, Any]]]) -> pd.DataFrame:
+def _parts_of_step(rows: Sequence[tuple[str, Row]]) -> pd.DataFrame:
     texts = {}
     for name, row in rows:
         unit = unit_for([row["step_time"]])
-        times = {part: with_interval(row, f"{part.replace(' ', '_')}_time") for part in PARTS}
-        texts[name] = {part: format_seconds(*time, unit=unit) for part, time in times.items()}
+        texts[name] = {
+            part: row.text(f"{part.replace(' ', '_')}_time", unit=unit) for part in PARTS
+        }
         if row["world_size"] == 1:
             texts[name] |= dict.fromkeys(("communication", "exposed communication"), "none")
-    frame = pd.DataFrame.from_dict(texts, orient="index").rename_axis("configuration")
+    frame = _by_configuration(texts)
     # What was never measured, such as some phases of a script, has no column.
     return frame[[part for part in frame if set(frame[part]) - {NOT_MEASURED, "none"}]]
 

@@ -13,13 +13,11 @@ import pandas as pd
 from lab.analysis.scaling import FEWEST_REPEATS, RESAMPLES, SEED
 from lab.analysis.scaling_curves import (
     Estimate,
+    Row,
     at,
     common_ranks,
-    curves,
     interval_name,
-    ranks,
-    rows_of,
-    with_interval,
+    labelled_rows,
 )
 from lab.config.run import Run
 from lab.formatting import capitalized, rounded, unit_for
@@ -67,8 +65,7 @@ class Waterfall:
     baseline, or for the baseline itself, it is the step's own compute, and `compared` is False.
     """
 
-    label: str  # of its curve
-    row: Mapping[Any, Any]  # of the summary
+    row: Row  # of the summary
     run: Run
     environment: Environment | None
     compared: bool
@@ -84,12 +81,12 @@ class Waterfall:
     @property
     def step(self) -> Estimate:
         """The measured step, as in the summary."""
-        return with_interval(self.row, "step_time")
+        return self.row.estimate("step_time")
 
     @property
     def place(self) -> str:
         """Its curve and its ranks, formatted for display."""
-        return f"{self.label} on {ranks(self.row['device'], self.row['world_size'])}"
+        return f"{self.row.label} on {self.row.ranks}"
 
     @property
     def start(self) -> str:
@@ -160,12 +157,11 @@ def waterfalls(summary: pd.DataFrame, records: Sequence[Record]) -> list[Waterfa
         }
     )
     falls = []
-    for label, points in curves(summary):
-        for row in rows_of(points):
-            key = row["emulated"], row["run_id"]
-            if key in measured:
-                own = shared.steps.get(key) or _Steps(measured[key], calibrated)
-                falls.append(_waterfall(label, row, own, shared))
+    for row in labelled_rows(summary):
+        key = row["emulated"], row["run_id"]
+        if key in measured:
+            own = shared.steps.get(key) or _Steps(measured[key], calibrated)
+            falls.append(_waterfall(row, own, shared))
     return falls
 
 
@@ -177,15 +173,15 @@ def with_baseline(falls: Sequence[Waterfall]) -> list[Waterfall]:
 def names_of(falls: Sequence[Waterfall]) -> tuple[list[str], str]:
     """The place of each, without the ranks that all have in common, and those ranks."""
     shared = common_ranks(pd.DataFrame([fall.row for fall in falls]))
-    return [fall.label if shared else fall.place for fall in falls], shared
+    return [fall.row.label if shared else fall.place for fall in falls], shared
 
 
 def on_most_ranks(falls: Sequence[Waterfall]) -> list[Waterfall]:
     """The last one of each curve."""
-    return list({fall.label: fall for fall in falls}.values())
+    return list({fall.row.label: fall for fall in falls}.values())
 
 
-def _waterfall(label: str, row: Mapping[Any, Any], own: _Steps, shared: _Shared) -> Waterfall:
+def _waterfall(row: Row, own: _Steps, shared: _Shared) -> Waterfall:
     base = shared.steps.get((row["emulated"], row["baseline_run_id"]), own)
     share = 1.0 if row["scaling"] == "weak" else base.run.world_size / own.run.world_size
     alone = shared.alone(row["emulated"], own.run)
@@ -195,7 +191,6 @@ def _waterfall(label: str, row: Mapping[Any, Any], own: _Steps, shared: _Shared)
     largest = max(amounts, key=lambda cause: amounts[cause].value)
     resampled = np.stack(list(losses.values()))[:, 1:]
     return Waterfall(
-        label=label,
         row=row,
         run=own.run,
         environment=own.environment,

@@ -9,10 +9,9 @@ from datetime import datetime
 from lab.analysis import findings as analysis
 from lab.analysis.audit import Finding
 from lab.analysis.results import StudyResults
-from lab.analysis.scaling_curves import with_interval
 from lab.analysis.waterfall import Waterfall, on_most_ranks, with_baseline
 from lab.config.run import Run, distinct_labels
-from lab.formatting import count, format_seconds, listed, percent, range_of, sentence
+from lab.formatting import count, format_seconds, joined, listed, percent, range_of, sentence
 from lab.report import references, sections
 from lab.report.blocks import Markdown, Table, escaped
 from lab.report.references import cite
@@ -63,7 +62,7 @@ def _without_largest(fall: Waterfall) -> str:
     if not (fall.compared and fall.supported):
         return ""
     step, loss = fall.step.value, fall.losses[fall.largest].value
-    efficiency, low, high = with_interval(fall.row, "efficiency")
+    efficiency, low, high = fall.row.estimate("efficiency")
     return (
         f"{fall.opening}, without the {format_seconds(loss)} of {fall.name(fall.largest)}, "
         f"efficiency would be {percent(efficiency * step / (step - loss))} "
@@ -161,7 +160,7 @@ def setup(results: StudyResults) -> Markdown:
     )
     sizes = sorted({run.world_size for run in runs})
     several = "s" * (len(sizes) > 1)
-    ranks = f"world size{several} {_listed(map(str, sizes))}"
+    ranks = f"world size{several} {joined(map(str, sizes))}"
     steps = range_of([run.steps for run in runs], "optimizer step")
     if any(run.warmup_steps for run in runs):
         warmup = range_of([run.warmup_steps for run in runs], "warm-up step")
@@ -170,10 +169,10 @@ def setup(results: StudyResults) -> Markdown:
     work += f" with {strategies}" if strategies else ""
     commands = dict.fromkeys(" ".join(run.script.command) for run in runs if run.script)
     if commands:  # a script does not state its data and strategy
-        work = f"runs {_listed(f'`` {command} ``' for command in commands)}"
+        work = f"runs {joined(f'`` {command} ``' for command in commands)}"
     precisions = sorted({run.precision for run in runs if run.precision})
     return Markdown(
-        f"The study {work}, at {ranks}{f', in {_listed(precisions)}' * bool(precisions)}"
+        f"The study {work}, at {ranks}{f', in {joined(precisions)}' * bool(precisions)}"
         f"{f', for {steps}' * (not results.citations)}. "
         f"It has {count(len(runs), 'configuration')}{' with' if len(runs) == 1 else ', each with'} "
         f"{count(study.repeats, 'repeat')}."
@@ -193,12 +192,7 @@ def _named(pairs: Iterable[tuple[str, str]]) -> str:
         name, _, settings = label.partition(", ")
         named = f"{name} ({settings})" if settings else name
         names.append(escaped(named) + (cite(publication) if publication else ""))
-    return _listed(names[:NAMED] + ([f"{len(names) - NAMED} more"] if len(names) > NAMED else []))
-
-
-def _listed(names: Iterable[str]) -> str:
-    *most, last = [*names] or [""]
-    return f"{', '.join(most)} and {last}" if most else last
+    return joined(names[:NAMED] + ([f"{len(names) - NAMED} more"] if len(names) > NAMED else []))
 
 
 def bibliography() -> Markdown:

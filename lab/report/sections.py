@@ -5,27 +5,19 @@ from __future__ import annotations
 import contextlib
 import os
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from typing import Any
 
 from lab.analysis import configurations, inference
 from lab.analysis import findings as analysis
-from lab.analysis.configurations import evaluated_samples, megabytes
+from lab.analysis.configurations import evaluated_samples, loss, megabytes
 from lab.analysis.inference import accuracy
 from lab.analysis.results import StudyResults
-from lab.analysis.scaling_curves import (
-    common_ranks,
-    curves,
-    named_rows,
-    over_repeats,
-    rows_of,
-    with_interval,
-)
+from lab.analysis.scaling_curves import Row, common_ranks, named_rows, over_repeats, rows_of
 from lab.analysis.tables import classical_tables
 from lab.analysis.waterfall import waterfall_table
 from lab.config.run import distinct_labels
 from lab.config.study import Task
 from lab.errors import InputError
-from lab.formatting import NOT_MEASURED, count, format_seconds, percent, rounded, unit_for
+from lab.formatting import NOT_MEASURED, count, format_seconds, unit_for
 from lab.launch.plan import plan
 from lab.perfmodel import frozen
 from lab.records.schema import PHASES, Stat
@@ -58,15 +50,15 @@ RESULTS = {
 SET_ASIDE = "set aside"
 LONG = 100.0  # s; such steps are epochs of published tables, and need no ms
 # How the columns of the learning table follow from a run's repeats and its row in a summary.
-LEARNING: dict[str, Callable[[Sequence[Record], Mapping[Any, Any]], str]] = {
-    "last loss": lambda repeats, _: _loss(repeats, "final_loss"),
-    "validation loss": lambda repeats, _: _loss(repeats, "quality.validation_loss"),
+LEARNING: dict[str, Callable[[Sequence[Record], Row], str]] = {
+    "last loss": lambda repeats, _: loss(repeats, "final_loss"),
+    "validation loss": lambda repeats, _: loss(repeats, "quality.validation_loss"),
     "accuracy": lambda repeats, _: accuracy(
         median(repeats, "quality.accuracy"), evaluated_samples(repeats[0].run)
     ),
     "peak memory of a rank (MB)": lambda repeats, _: megabytes(median(repeats, "peak_memory")),
-    "samples/s": lambda _, row: rounded(*with_interval(row, "samples_per_second")),
-    "MFU": lambda _, row: percent(row["mfu"]),
+    "samples/s": lambda _, row: row.text("samples_per_second"),
+    "MFU": lambda _, row: row.text("mfu"),
 }
 
 
@@ -159,15 +151,11 @@ def communication(results: StudyResults) -> Table | Markdown:
     }
     sent = by_run(record for record in results.records if record.completed)
     rows = []
-    summary = results.summary[results.summary["world_size"] > 1]
-    shared = common_ranks(summary)
-    for name, row in named_rows(curves(results.summary), shared):
+    shared = common_ranks(results.summary[results.summary["world_size"] > 1])
+    for name, row in named_rows(results.summary, shared):
         if row["world_size"] > 1:
             unit = unit_for([row["step_time"]])
-            times = {
-                part: format_seconds(*with_interval(row, column), unit=unit)
-                for part, column in columns.items()
-            }
+            times = {part: row.text(column, unit=unit) for part, column in columns.items()}
             by_rank = _sent(sent.get(row["run_id"], []))
             rows.append({"configuration": name, **times, "sent (MB)": by_rank})
     over = over_repeats([*map(int, results.summary["repeats"])])
@@ -218,11 +206,6 @@ def learning(results: StudyResults) -> Table:
     what = "What was learned, and at what cost" if learned else "Memory and throughput"
     caption = f"{what}: medians over repeats{notes}"
     return Table.of_rows(caption, rows, common=common, label="tbl-learning")
-
-
-def _loss(repeats: Sequence[Record], quantity: str) -> str:
-    value = median(repeats, quantity)
-    return NOT_MEASURED if value is None else f"{value:.4f}"
 
 
 def learning_compared(results: StudyResults) -> Markdown:
@@ -344,9 +327,9 @@ def predictions(results: StudyResults) -> list[Markdown | Table]:
     summary = Markdown.of(results.prediction_summary)
     if not results.scores:
         return [summary]
-    measured = {row["run_id"]: with_interval(row, "step_time") for row in rows_of(results.summary)}
+    measured = {row["run_id"]: row.text("step_time") for row in rows_of(results.summary)}
     table = frozen.scores_table(results.scores)
-    table["measured"] = [format_seconds(*measured[s.frozen.run_id]) for s in results.scores]
+    table["measured"] = [measured[score.frozen.run_id] for score in results.scores]
     bases = dict.fromkeys(score.frozen.basis for score in results.scores)
     beyond = dict.fromkeys(note for score in results.scores for note in score.frozen.extrapolated)
     caveats = f" Caveats: {'; '.join(beyond)}." if beyond else ""

@@ -15,7 +15,7 @@ from lab.errors import InputError
 from lab.figures import curves
 from lab.figures.curves import OVERLAPPING
 from lab.figures.figure import NO_COMMUNICATION
-from lab.formatting import count, format_seconds, listed
+from lab.formatting import count, format_seconds, joined, listed
 from lab.launch.plan import planned, spent
 from lab.launch.preflight import usable
 from lab.perfmodel.calibration import Calibration, find_calibration
@@ -217,9 +217,7 @@ def _counted_together(texts: Iterable[str]) -> Iterator[str]:
     """Texts that differ only in their number as one: `1, 2 or 4 x Model`."""
     parts = [text.partition(" x ") for text in texts]
     for thing, numbers in grouped((thing, number) for number, _, thing in parts).items():
-        *most, last = numbers
-        several = f"{', '.join(most)} or {last}" if most else last
-        yield f"{several} x {thing}" if thing else several
+        yield joined(numbers, "or") + f" x {thing}" * bool(thing)
 
 
 def _hours(results: StudyResults) -> dict[str, str]:

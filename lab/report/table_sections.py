@@ -17,12 +17,11 @@ from lab.analysis.results import StudyResults
 from lab.analysis.scaling_curves import (
     baseline_name,
     device_of,
+    labelled_rows,
     memory_name,
     ranks,
     rate_name,
-    rows_of,
     time_name,
-    with_interval,
 )
 from lab.formatting import (
     NOT_MEASURED,
@@ -33,7 +32,6 @@ from lab.formatting import (
     format_seconds,
     listed,
     percent,
-    rounded,
     sentence,
     unit_for,
 )
@@ -208,26 +206,20 @@ def _results(results: StudyResults, *, label: str) -> Table:
     unit, of_memory = unit_for(summary["step_time"]), bytes_unit(summary["peak_memory"])
     over = f"speedup over {baseline_name(summary)}"
     size = ranks(device_of(summary))
-    rows = []
-    for name, points in results.curves:
-        for row in rows_of(points):
-            is_base = row["baseline_run_id"] == row["run_id"]
-            ratios = {
-                over: "1 (baseline)" if is_base else rounded(*with_interval(row, "speedup")),
-                "efficiency": percent(*with_interval(row, "efficiency")),
-            }
-            rows.append(
-                {
-                    "configuration": name,
-                    size: str(row["world_size"]),
-                    time_name(summary): format_seconds(*with_interval(row, "step_time"), unit=unit),
-                    rate_name(summary): rounded(*with_interval(row, "samples_per_second")),
-                    **ratios,
-                    memory_name(summary): format_bytes(row["peak_memory"], unit=of_memory),
-                    "MFU": percent(row["mfu"]),
-                    "repeats": str(row["repeats"]),
-                }
-            )
+    rows = [
+        {
+            "configuration": row.label,
+            size: str(row["world_size"]),
+            time_name(summary): row.text("step_time", unit=unit),
+            rate_name(summary): row.text("samples_per_second"),
+            over: "1 (baseline)" if row.is_baseline else row.text("speedup"),
+            "efficiency": row.text("efficiency"),
+            memory_name(summary): format_bytes(row["peak_memory"], unit=of_memory),
+            "MFU": row.text("mfu"),
+            "repeats": str(row["repeats"]),
+        }
+        for row in labelled_rows(summary)
+    ]
     table = results.source.name if isinstance(results.source, ReportedTable) else ""
     return _table(f"Results: {_how(summary)}", rows, label=label, table=table)
 
@@ -254,19 +246,17 @@ def parts(report: TableReport) -> Blocks:
     given = report.table.observations.given
     for results in report.parts.values():
         by_run = {record.run_id: record.reported for record in report.table.records}
-        for label, points in results.curves:
-            for row in rows_of(points):
-                reported = by_run[row["run_id"]]
-                if reported is None or not reported.parts:
-                    continue
-                cells = {"configuration": f"{label}, {ranks(row['device'], row['world_size'])}"}
-                whole = row["step_time"]
-                for part in PHASES:
-                    value = reported.parts.get(part)
-                    cells[part] = "-" if value is None else format_seconds(value)
-                    if value is not None and whole > 0:
-                        cells[part] += f" ({percent(value / whole)})"
-                rows.append(cells)
+        for row in labelled_rows(results.summary):
+            reported = by_run[row["run_id"]]
+            if reported is None or not reported.parts:
+                continue
+            cells = {"configuration": f"{row.label}, {row.ranks}"}
+            for part in PHASES:
+                value, whole = reported.parts.get(part), row["step_time"]
+                cells[part] = "-" if value is None else format_seconds(value)
+                if value is not None and whole > 0:
+                    cells[part] += f" ({percent(value / whole)})"
+            rows.append(cells)
     if not rows:
         return []
     columns = ", ".join(repr(given[part]) for part in PHASES if part in given)

@@ -13,7 +13,7 @@ from lab.analysis.answer import answer
 from lab.analysis.findings import advice, findings, holes, limits
 from lab.analysis.results import StudyResults
 from lab.analysis.scaling import summary
-from lab.analysis.scaling_curves import Estimate
+from lab.analysis.scaling_curves import Estimate, Row
 from lab.analysis.waterfall import CAUSES, Waterfall, waterfalls
 from lab.config.emulation import Compute, Emulated, Link
 from lab.config.strategies import STRATEGIES
@@ -323,7 +323,7 @@ def sentences_of(records: list[Record], **study: Any) -> list[str]:
     frame = summary(
         table(records), **({"baseline": {"world_size": 1}, "scaling": "strong"} | study)
     )
-    return limits(frame, waterfalls(frame, records))
+    return limits(waterfalls(frame, records))
 
 
 @pytest.mark.parametrize(
@@ -412,8 +412,7 @@ def fall(
     place = {key: fields.pop(key) for key in list(fields) if key in Environment.model_fields}
     made, none = run(2, **({"global_batch_size": 8} | fields)), Estimate(0.0, 0.0, 0.0)
     return Waterfall(
-        label="batch 8",
-        row={"scaling": scaling, "device": "cpu", "world_size": 2},
+        row=Row(scaling=scaling, device="cpu", world_size=2),
         run=made,
         environment=environment(2, **place),
         compared=True,
