@@ -8,7 +8,7 @@ much a step varies from process to process.
 from __future__ import annotations
 
 import statistics
-from collections.abc import Collection, Iterable
+from collections.abc import Collection, Sequence
 from contextlib import suppress
 from dataclasses import dataclass
 from datetime import UTC, datetime
@@ -108,11 +108,8 @@ def reference_runs(world_size: int) -> list[Run]:
     return runs
 
 
-def pooled(steps: Iterable[ReferenceStep]) -> ReferenceStep | None:
-    """Merge one run's processes, with median phases and the first one's gradients, if any."""
-    steps = list(steps)
-    if not steps:
-        return None
+def pooled(steps: Sequence[ReferenceStep]) -> ReferenceStep:
+    """Merge one run's processes, with median phases and the first one's gradients."""
     phases = {
         name: statistics.median(step.phases[name] for step in steps) for name in steps[0].phases
     }
