@@ -45,10 +45,11 @@ class Strategy(Generic[Parallel]):
     needs_group = True  # whether it uses a process group, even at world size 1
     cycle = 1  # number of steps after which a strategy with differing steps repeats itself
     comparable = False  # whether a pass without the exchange computes the same, as a probe requires
+    records: type[Recorder] | None = CallRecorder  # None if its messages cannot be seen
 
     def recorder(self, clock: Clock, *, world_size: int) -> Recorder | None:
         """The recorder of the strategy's communication; None if it has none."""
-        return CallRecorder(clock) if world_size > 1 else None
+        return self.records(clock) if self.records and world_size > 1 else None
 
     def wrap(self, model: nn.Module, setup: Setup) -> Parallel:
         """The model as the loop calls it, from inputs and targets to this process's mean loss."""
