@@ -231,6 +231,7 @@ class ScriptRank:
     def _measurement(self, reports: Sequence[RankReport]) -> Measurement:
         """What rank 0 makes of all ranks' reports; writes their Parquet files."""
         run, recorder = self.run, self.recorder
+        comparable = len(reports) > 1 and all(report.fingerprint for report in reports)
         done = run.model_copy(update={"steps": recorder.steps})
         communication = write_reports(done, reports, self.folder, first_step=0)
         laps = ("step_time", "start", *self._phases)
@@ -243,7 +244,7 @@ class ScriptRank:
                 phases=self._phases,
             ),
             communication=communication,
-            checks=_checks(reports),
+            checks={"same_parameters": same_parameters(reports)} if comparable else {},
             memory=memory_of(reports, self.device),
             environment=environment.environment(
                 self.context,
@@ -455,11 +456,6 @@ def _sharded(parameters: Sequence[torch.Tensor]) -> bool:
     from torch.distributed.tensor import DTensor  # takes 0.4 s, which would delay every script
 
     return any(isinstance(parameter, DTensor) for parameter in parameters)
-
-
-def _checks(reports: Sequence[RankReport]) -> dict[str, bool]:
-    known = len(reports) > 1 and all(report.fingerprint for report in reports)
-    return {"same_parameters": same_parameters(reports)} if known else {}
 
 
 def _buckets(recorder: StepRecorder, starts: FloatArray) -> tuple[Buckets | None, IntArray]:
