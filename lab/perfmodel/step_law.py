@@ -84,20 +84,13 @@ def predict_step(
         problems.append(Problem("overlap", f"{overlap} is not a share", "give one from 0 to 1"))
     if problems:
         raise InputError("predict_step", problems)
-    whole = all_reduce_seconds(
-        gradient_bytes, world_size, alpha_s=alpha_s, bytes_per_s=bytes_per_s, allreduce=allreduce
-    )
+    whole = _all_reduce_seconds(gradient_bytes, world_size, alpha_s, bytes_per_s, allreduce)
     cover = BACKWARD_SHARE * one_device_step_s if backward_s is None else backward_s
     return float(_step(one_device_step_s, whole, world_size, overlap, fixed_overhead_s, cover))
 
 
-def all_reduce_seconds(
-    size: float,
-    world_size: int,
-    *,
-    alpha_s: float | None = None,
-    bytes_per_s: float | None = None,
-    allreduce: Any = None,
+def _all_reduce_seconds(
+    size: float, world_size: int, alpha_s: float | None, bytes_per_s: float | None, allreduce: Any
 ) -> float:
     """Seconds of an all-reduce by a ring or a table, as `predict_step` takes them; InputError."""
     if (allreduce is None) == (bytes_per_s is None):
