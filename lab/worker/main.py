@@ -14,7 +14,7 @@ import torch
 
 from lab.config.run import Run
 from lab.errors import LabError
-from lab.records.schema import Communication, Environment, Quality, Timing
+from lab.records.schema import Environment, Quality, Timing
 from lab.worker import data, distributed, models, own, strategies
 from lab.worker.calibrate import peak_flops
 from lab.worker.checkpoint import forget
@@ -106,6 +106,11 @@ def measure(
     )
     forget(folder / "checkpoint")  # the repeat is done: there is nothing left to resume
     timed = _timing(job, training, reports, peak_source=peak_source, cycle=strategy.cycle)
+    checks = {"phases_close": phases_close(timed)}
+    if pauses is None:
+        checks["same_parameters"] = same_parameters(reports)
+    if communication and (agree := methods_agree(communication)) is not None:
+        checks["communication_methods_agree"] = agree
     return Measurement(
         timing=timed,
         communication=communication,
@@ -113,7 +118,7 @@ def measure(
         memory=memory_of(reports, device),
         quality=quality,
         environment=_environment(job, training, reports, pauses),
-        checks=_checks(timed, communication, reports, emulated=pauses is not None),
+        checks=checks,
         trace=write_trace(traced, folder) if traced else None,
     )
 
@@ -149,20 +154,6 @@ def _timing(
         devices=job.run.world_size,
         cycle=cycle,
     )
-
-
-def _checks(
-    timed: Timing,
-    communication: Communication | None,
-    reports: Sequence[RankReport],
-    *,
-    emulated: bool,
-) -> dict[str, bool]:
-    checks = {"phases_close": phases_close(timed)}
-    if not emulated:
-        checks["same_parameters"] = same_parameters(reports)
-    agree = methods_agree(communication) if communication else None
-    return checks if agree is None else checks | {"communication_methods_agree": agree}
 
 
 def _environment(
