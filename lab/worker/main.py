@@ -27,7 +27,6 @@ from lab.worker.measure.clock import phases_close, timing
 from lab.worker.measure.overlap import Shift
 from lab.worker.rank_report import (
     RankReport,
-    bars_of,
     fingerprint,
     memory_of,
     same_parameters,
@@ -206,25 +205,20 @@ def _report(
     peak: float | None,
     shift: Shift,
 ) -> RankReport:
-    run, sent, clock = job.run, training.sent, training.clock
+    run, clock = job.run, training.clock
     strategy = strategies.of(run)
-    return RankReport(
+    report = RankReport(
         use=training.use,
         state=training.state,
         steps=training.steps,
         # The clock counts starts from its own first step; this places them on one axis.
-        start=float(shift(np.array(clock.phases(0)[0][1]))),
-        sent=sent.shifted(shift) if sent else None,
-        bars=bars_of(
-            job.context.rank,
-            sent,
-            training.steps["step_time"],
-            clock=clock,
-            shift=shift,
-            warmup_steps=run.warmup_steps,
-            cycle=strategy.cycle,
-        ),
-        probe=probed.shifted(shift) if probed else None,
+        start=clock.phases(0)[0][1],
+        sent=training.sent,
+        probe=probed,
         peak_flops=peak,
         fingerprint=fingerprint(strategy.replicated(training.parallel)),
+    )
+    rank, warmup_steps = job.context.rank, run.warmup_steps
+    return report.on_clock_of_rank_0(
+        rank, clock, shift, warmup_steps=warmup_steps, cycle=strategy.cycle
     )
