@@ -197,8 +197,7 @@ def _rounds(
     # A collective is complete when its slowest rank is done.
     slowest = torch.tensor(rounds, dtype=torch.float64, device=device)
     dist.all_reduce(slowest, op=dist.ReduceOp.MAX)
-    seconds_of_slowest: FloatArray = slowest.cpu().numpy()
-    return seconds_of_slowest
+    return slowest.cpu().numpy()
 
 
 def _timed(call: _Call, device: torch.device) -> float:

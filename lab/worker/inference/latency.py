@@ -110,8 +110,7 @@ def _in_turn(
     # A round takes as long as its slowest rank: ranks work independently and only start together.
     ranks = np.stack(all_gather_object(np.array(seconds).reshape(rounds, batches, 2, -1)))
     slowest = ranks.sum(axis=-1).argmax(axis=0)
-    laps: FloatArray = np.take_along_axis(ranks, slowest[None, ..., None], axis=0)[0]
-    return laps
+    return np.take_along_axis(ranks, slowest[None, ..., None], axis=0)[0]
 
 
 @torch.inference_mode()

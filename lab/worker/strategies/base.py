@@ -57,8 +57,7 @@ class Strategy(Generic[Parallel]):
 
     def unwrap(self, parallel: Parallel) -> nn.Module:
         """The model under its wrapper, called in the same way for evaluation."""
-        model: nn.Module = getattr(parallel, "module", parallel)
-        return model
+        return getattr(parallel, "module", parallel)
 
     def no_sync(self, parallel: Parallel) -> AbstractContextManager[None]:
         """Only accumulate gradients inside, for all but the last micro-batch of a step."""
@@ -93,8 +92,7 @@ class Wrapper(nn.Module):
 
     def forward(self, inputs: torch.Tensor, targets: torch.Tensor) -> torch.Tensor:
         """The mean loss of the rank's samples."""
-        loss: torch.Tensor = self.module(inputs, targets)
-        return loss
+        return self.module(inputs, targets)
 
 
 def devices_of(run: Run, device: torch.device) -> list[torch.device]:

@@ -114,8 +114,7 @@ def replica(model: nn.Module, tensors: dict[str, torch.Tensor]) -> nn.Module:
         for key, buffer in module._buffers.items():
             value = None if buffer is None else tensors[names[id(buffer)]]
             twins[name]._buffers[key] = value
-    whole: nn.Module = twins[""]
-    return whole
+    return twins[""]
 
 
 def scatter(tensor: torch.Tensor, devices: Sequence[torch.device]) -> list[torch.Tensor]:
