@@ -280,11 +280,8 @@ def _counted(on_step: Callable[[], None]) -> Iterator[None]:
         if optimizer is first[0]:
             on_step()
 
-    handle = register_optimizer_step_post_hook(after)
-    try:
+    with register_optimizer_step_post_hook(after):
         yield
-    finally:
-        handle.remove()
 
 
 def _script_rank(rank: int, content: str, folder: str, way: str) -> None:
