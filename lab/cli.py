@@ -347,10 +347,9 @@ def _next_steps(study: lab.Study, records: Sequence[lab.Record]) -> list[str]:
 
 def _by_cause(ended: Sequence[tuple[Task, str]]) -> Iterator[str]:
     """Each cause once, with the first task that it ended and the number of others."""
-    tasks: dict[str, list[Task]] = {}
-    for task, cause in ended:
-        tasks.setdefault(cause, []).append(task)
-    for cause, (first, *others) in tasks.items():
+    from lab.records.table import grouped
+
+    for cause, (first, *others) in grouped((cause, task) for task, cause in ended).items():
         more = f" and {count(len(others), 'other')}" if others else ""
         yield f"{first.label}{more}: {cause}"
 

@@ -14,7 +14,7 @@ import torch
 
 from lab.config.run import Run
 from lab.errors import LabError
-from lab.records.schema import Communication, Environment, Quality, Timing
+from lab.records.schema import Environment, Quality, Timing
 from lab.worker import data, distributed, models, own, strategies
 from lab.worker.calibrate import peak_flops
 from lab.worker.checkpoint import forget
@@ -27,7 +27,6 @@ from lab.worker.measure.clock import phases_close, timing
 from lab.worker.measure.overlap import Shift
 from lab.worker.rank_report import (
     RankReport,
-    bars_of,
     fingerprint,
     memory_of,
     same_parameters,
@@ -106,6 +105,11 @@ def measure(
     )
     forget(folder / "checkpoint")  # the repeat is done: there is nothing left to resume
     timed = _timing(job, training, reports, peak_source=peak_source, cycle=strategy.cycle)
+    checks = {"phases_close": phases_close(timed)}
+    if pauses is None:
+        checks["same_parameters"] = same_parameters(reports)
+    if communication and (agree := methods_agree(communication)) is not None:
+        checks["communication_methods_agree"] = agree
     return Measurement(
         timing=timed,
         communication=communication,
@@ -113,7 +117,7 @@ def measure(
         memory=memory_of(reports, device),
         quality=quality,
         environment=_environment(job, training, reports, pauses),
-        checks=_checks(timed, communication, reports, emulated=pauses is not None),
+        checks=checks,
         trace=write_trace(traced, folder) if traced else None,
     )
 
@@ -149,20 +153,6 @@ def _timing(
         devices=job.run.world_size,
         cycle=cycle,
     )
-
-
-def _checks(
-    timed: Timing,
-    communication: Communication | None,
-    reports: Sequence[RankReport],
-    *,
-    emulated: bool,
-) -> dict[str, bool]:
-    checks = {"phases_close": phases_close(timed)}
-    if not emulated:
-        checks["same_parameters"] = same_parameters(reports)
-    agree = methods_agree(communication) if communication else None
-    return checks if agree is None else checks | {"communication_methods_agree": agree}
 
 
 def _environment(
@@ -215,25 +205,20 @@ def _report(
     peak: float | None,
     shift: Shift,
 ) -> RankReport:
-    run, sent, clock = job.run, training.sent, training.clock
+    run, clock = job.run, training.clock
     strategy = strategies.of(run)
-    return RankReport(
+    report = RankReport(
         use=training.use,
         state=training.state,
         steps=training.steps,
         # The clock counts starts from its own first step; this places them on one axis.
-        start=float(shift(np.array(clock.phases(0)[0][1]))),
-        sent=sent.shifted(shift) if sent else None,
-        bars=bars_of(
-            job.context.rank,
-            sent,
-            training.steps["step_time"],
-            clock=clock,
-            shift=shift,
-            warmup_steps=run.warmup_steps,
-            cycle=strategy.cycle,
-        ),
-        probe=probed.shifted(shift) if probed else None,
+        start=clock.phases(0)[0][1],
+        sent=training.sent,
+        probe=probed,
         peak_flops=peak,
         fingerprint=fingerprint(strategy.replicated(training.parallel)),
+    )
+    rank, warmup_steps = job.context.rank, run.warmup_steps
+    return report.on_clock_of_rank_0(
+        rank, clock, shift, warmup_steps=warmup_steps, cycle=strategy.cycle
     )

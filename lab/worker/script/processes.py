@@ -5,7 +5,7 @@ from __future__ import annotations
 import os
 import threading
 from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from contextlib import ExitStack, contextmanager
 from functools import partial, wraps
 from multiprocessing.process import BaseProcess
 from typing import Any
@@ -29,14 +29,11 @@ OWN_RANKS = (
 @contextmanager
 def replaced(*replacements: tuple[Any, str, Any]) -> Iterator[None]:
     """Replace attributes, each given as its owner, its name and its new value."""
-    originals = [(owner, name, getattr(owner, name)) for owner, name, _ in replacements]
-    try:
+    with ExitStack() as stack:
         for owner, name, value in replacements:
+            stack.callback(setattr, owner, name, getattr(owner, name))
             setattr(owner, name, value)
         yield
-    finally:
-        for owner, name, value in originals:
-            setattr(owner, name, value)
 
 
 @contextmanager
