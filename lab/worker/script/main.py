@@ -58,6 +58,7 @@ NEEDS_GPU = re.compile(
     rf"cuda|nccl|nvidia|{LACKS}[^.;]*\bgpus?\b|\bgpus?\b[^.;]*{LACKS}", re.IGNORECASE
 )
 NEEDS_SLURM = re.compile(r"variable SLURM_\w+ is not set")
+NO_PACKAGE = "attempted relative import with no known parent package"
 NEEDS_SHARED_MEMORY = re.compile("unable to allocate shared memory")
 NO_OPTIMIZER = (
     "A script that trains in processes that it starts itself (the lab starts the ranks, as "
@@ -428,6 +429,11 @@ def _advice(message: str, script: Script, context: RankContext) -> str:
             f"The ranks of cluster {context.cluster!r} train on CPUs: tell the script to do so, "
             "with gloo, or measure it on a cluster with GPUs (--cluster)"
             f"{alone if script.launcher == 'torchrun' else ''}"
+        )
+    if NO_PACKAGE in message:
+        return (
+            "A file within a package is measured by its module's name: `-m package.module` in "
+            "place of its path"
         )
     if NEEDS_SHARED_MEMORY.search(message):
         return (
