@@ -8,7 +8,6 @@ import re
 import shlex
 import sys
 import tempfile
-import textwrap
 import time
 import traceback
 from collections.abc import Iterator, Sequence
@@ -26,7 +25,7 @@ from lab.bench import bench
 from lab.course.commands import course
 from lab.errors import INTERRUPTED, InputError, LabError, Problem, nearest
 from lab.files import source_date
-from lab.formatting import count, printable
+from lab.formatting import brief, count, printable
 from lab.terminal import (
     AssumeOption,
     ClusterOption,
@@ -47,7 +46,6 @@ from lab.terminal import (
 if TYPE_CHECKING:
     from lab.config.study import Task
 
-LONGEST_REASON = 300  # characters in the table of `lab status`
 # The error for a wrong command line, from the click bundled with typer or the installed one.
 UsageError: Any = typer.BadParameter.__mro__[1]
 app = typer.Typer(
@@ -319,7 +317,7 @@ def _finish(loaded: lab.Study, jobs: lab.Jobs, *, as_json: bool) -> None:
     lines += _next_steps(loaded, records)
     answer(as_json, content, "\n".join(lines))
     recorded = {record.task for record in records}
-    ended = [(record.task, _cause(record)) for record in failures]
+    ended = [(record.task, record.end) for record in failures]
     ended += [(task, "no record") for task in jobs.tasks if task not in recorded]
     if ended:
         raise LabError("\n".join(_by_cause(ended)))
@@ -354,13 +352,6 @@ def _by_cause(ended: Sequence[tuple[Task, str]]) -> Iterator[str]:
         yield f"{first.label}{more}: {cause}"
 
 
-def _cause(record: lab.Record) -> str:
-    if record.error is None:
-        return f"{record.status}: no cause was recorded"
-    rank = "" if record.error.rank is None else f" on rank {record.error.rank}"
-    return f"{record.status}{rank}: {record.error.cause}"
-
-
 @app.command()
 def status(
     study: StudyArgument,
@@ -387,8 +378,8 @@ def status(
         }
         for state in (watched(loaded) if watch else lab.status(loaded))
     ]
-    # A cause may be a page of a library's output; the record and --json have all of it.
-    short = [row | {"reason": textwrap.shorten(str(row["reason"]), LONGEST_REASON)} for row in rows]
+    # The record and --json have all of a cause.
+    short = [row | {"reason": brief(str(row["reason"]))} for row in rows]
     answer(as_json, rows, table_of(short))
 
 

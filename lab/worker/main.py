@@ -12,6 +12,7 @@ from typing import Any
 import numpy as np
 import torch
 
+from lab.config.datasets import PythonData
 from lab.config.run import Run
 from lab.errors import LabError
 from lab.records.schema import Environment, Quality, Timing
@@ -74,7 +75,7 @@ def measure(
     strategy = strategies.of(run)
     _require_whole_cycle(run, strategy.cycle)
     with distributed.process_group(context, device=device, alone=strategy.needs_group):
-        _require_same_data(dataset)
+        _require_same_data(dataset, run)
         pauses = pauses_for(job)
         # Emulated compute has no peak.
         peak, peak_source = (
@@ -82,7 +83,7 @@ def measure(
         )
         # Once before and once after everything that is timed, as the clocks of two hosts drift.
         offset_before = distributed.read_clock_offset()
-        with own.located(data_root):
+        with own.located(data_root, models.explained):
             training = train(job, folder=folder, pauses=pauses)
             # Emulated compute learns nothing.
             quality = _quality(training, job) if pauses is None else None
@@ -186,16 +187,22 @@ def _require_whole_cycle(run: Run, cycle: int) -> None:
         )
 
 
-def _require_same_data(dataset: Dataset) -> None:
+def _require_same_data(dataset: Dataset, run: Run) -> None:
     hosts: dict[str, str] = {}
     for host, digest in distributed.all_gather_object((socket.gethostname(), dataset.sha256)):
         hosts.setdefault(digest, host)
-    if len(hosts) > 1:
-        different = " and ".join(sorted(hosts.values()))
+    if len(hosts) == 1:
+        return
+    if isinstance(run.dataset, PythonData):
         raise LabError(
-            f"ranks on {different} see different data; give every node the same files and the "
-            "same Python, or one LAB_CACHE that all of them share"
+            f"{run.dataset.factory} makes different samples on different ranks: draw random "
+            "numbers from generators with the seed that its parameter `seed` receives"
         )
+    different = " and ".join(sorted(set(hosts.values())))
+    raise LabError(
+        f"ranks on {different} see different data; give every node the same files and the "
+        "same Python, or one LAB_CACHE that all of them share"
+    )
 
 
 def _report(

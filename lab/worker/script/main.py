@@ -57,6 +57,7 @@ NEEDS_GPU = re.compile(
     rf"cuda|nccl|nvidia|{LACKS}[^.;]*\bgpus?\b|\bgpus?\b[^.;]*{LACKS}", re.IGNORECASE
 )
 NEEDS_SLURM = re.compile(r"variable SLURM_\w+ is not set")
+NO_PACKAGE = "attempted relative import with no known parent package"
 NEEDS_SHARED_MEMORY = re.compile("unable to allocate shared memory")
 NO_OPTIMIZER = (
     "A script that trains in processes that it starts itself (the lab starts the ranks, as "
@@ -305,7 +306,7 @@ def run_script(
         os.environ.update(_torchrun(context, store.underlying_store))
     with _interrupts() as interrupted, one_process(), hooks:
         try:
-            with blamed(script.name):
+            with blamed(script.name, (Exception,)):  # by `sys.exit` a script may end well
                 if script.module:
                     runpy.run_module(script.module, run_name="__main__", alter_sys=True)
                 else:
@@ -420,6 +421,11 @@ def _advice(message: str, script: Script, context: RankContext) -> str:
             f"The ranks of cluster {context.cluster!r} train on CPUs: tell the script to do so, "
             "with gloo, or measure it on a cluster with GPUs (--cluster)"
             f"{alone if script.launcher == 'torchrun' else ''}"
+        )
+    if NO_PACKAGE in message:
+        return (
+            "A file within a package is measured by its module's name: `-m package.module` in "
+            "place of its path"
         )
     if NEEDS_SHARED_MEMORY.search(message):
         return (
