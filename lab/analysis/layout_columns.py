@@ -99,7 +99,7 @@ UNITS = {
 }
 LABEL = re.compile(r"[\d.,]+\s*([mbt])(n|illions?)?", re.IGNORECASE)
 MOST_MEMORY = 1e12  # bytes of a GPU
-MOST_FLOPS = 1e9  # TFLOP/s of all GPUs
+MOST_FLOPS = 1e21  # per second, of all GPUs
 LEAST_WIDTH, WIDTH_STEP = 64, 32  # of models: other numbers for a size count parameters
 NO = re.compile(r"(false|0|0\.0|off|no(ne|t)?\b.*|without\b.*)?")
 YES, SWITCHED_ON = re.compile("true|on|yes|y|✓|✅"), 2.0  # of more than one rank
@@ -273,20 +273,19 @@ def _factor(meant: str, column: str, cells: Sequence[Any]) -> float:
     if meant in {"time", "memory", "mfu", *RATES} and guessed and guessed.factor:
         return guessed.factor
     if meant == "memory":
-        return _unit_of_memory(cells)
+        return _largest_unit(cells, MOST_MEMORY, 1e9, 1e6)
     if meant.endswith("flops"):
-        if max((value for cell in cells if (value := number(cell)) > 0), default=0.0) > MOST_FLOPS:
-            return 1.0  # whatever its name says
-        return 1e15 if re.search("(^|_)pflop", normal(column)) else 1e12
+        named = 1e15 if re.search("(^|_)pflop", normal(column)) else 1e12
+        return _largest_unit(cells, MOST_FLOPS, named)
     if meant == "parameters" and unit not in units:
         unit = _label(cells) or ""
     return units.get(unit, 1.0)
 
 
-def _unit_of_memory(cells: Sequence[Any]) -> float:
-    """GB, or MB or bytes where no GPU has as many GB."""
-    most = max((value for cell in cells if (value := number(cell)) > 0), default=0.0)
-    return next(unit for unit in (1e9, 1e6, 1.0) if unit == 1 or most * unit < MOST_MEMORY)
+def _largest_unit(cells: Sequence[Any], most: float, *units: float) -> float:
+    """The first of these units in which no cell is beyond what there can be, else 1."""
+    largest = max((value for cell in cells if (value := number(cell)) > 0), default=0.0)
+    return next((unit for unit in units if largest * unit < most), 1.0)
 
 
 def _cell(meant: str, column: str, cell: Any, factor: float) -> Any:

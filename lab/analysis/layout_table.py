@@ -8,10 +8,9 @@ from __future__ import annotations
 import math
 import re
 from collections import Counter
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass, field, replace
-from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -60,7 +59,7 @@ from lab.errors import InputError, Problem, nearest, require_type
 from lab.formatting import count, listed
 from lab.perfmodel import layout_law, layout_terms
 from lab.perfmodel.frameworks import ANY, OF_MEGATRON_CORE, Framework, named_framework
-from lab.perfmodel.hardware import named_gpu
+from lab.perfmodel.hardware import GPUS, named_gpu
 from lab.perfmodel.layout_law import LayoutLaw
 from lab.perfmodel.layout_terms import Case
 
@@ -186,18 +185,16 @@ def read_layouts(
             Problem(count(n, "row"), reason, _advice(reason)) for reason, n in left_out.items()
         ]
         raise InputError(name, problems or [Problem("table", "has no rows", "add one per layout")])
-    if any(map(_too_fast, rows)):
-
-        def given(name: str, value: str) -> LayoutTable:
-            more = {**(assume or {}), name: value}
-            return read_layouts(source, assume=more, timed=timed, number=number)
-
-        unnamed = any(UNNAMED in text for text in assumptions)
-        faster = _on_faster(str(defaults["gpu"]), partial(given, "gpu")) if unnamed else None
-        if faster is None and UNSAID_PRECISION in assumptions:
-            faster = _in_8_bits(rows, partial(given, "precision"))
-        if faster is not None:
-            return faster
+    tables: list[LayoutTable] = []
+    for what, value, why in _faster(rows, str(defaults.get("gpu")), assumptions):
+        more = {**(assume or {}), what: value}
+        table = read_layouts(source, assume=more, timed=timed, number=number)
+        inferred = {**table.inferred, what: value}
+        tables.append(replace(table, assumptions=(*table.assumptions, why), inferred=inferred))
+        if not any(map(_too_fast, table.rows)):
+            return tables[-1]
+    if tables and "gpu" in tables[0].inferred:  # no usual one equals the table's
+        return tables[0]
     experts = any(row.case.model.experts > 1 for row in rows)
     if experts and not any("expert" in values for values in every):
         assumptions.append("the table gives no expert parallelism: each rank has all experts")
@@ -340,34 +337,23 @@ def _too_fast(row: LayoutRow) -> bool:
     return case.candidate.global_batch * each / row.step_s / gpus > MOST_REACHED * peak
 
 
-def _on_faster(slow: str, given: Callable[[str], LayoutTable]) -> LayoutTable | None:
-    """A table that names no GPU on the first usual one that is fast enough for its rows, else on
-    the one after `slow`; None after the last."""
-    tables = []
-    for gpu in USUAL_GPUS[USUAL_GPUS.index(slow) + 1 :]:
-        why = f"{gpu.upper()} GPUs, {UNNAMED}, and {slow.upper()}s are too slow for its rows"
-        table = given(gpu)
-        said = (*table.assumptions, why)
-        tables.append(replace(table, assumptions=said, inferred={"gpu": gpu}))
-        if not any(map(_too_fast, table.rows)):
-            return tables[-1]
-    return tables[0] if tables else None
-
-
-def _in_8_bits(
-    rows: Sequence[LayoutRow], given: Callable[[str], LayoutTable]
-) -> LayoutTable | None:
-    """A table that names no precision in fp8, if its GPUs compute in it and only then that fast."""
-    if not all("fp8" in row.case.machine.gpu.flops for row in rows):
-        return None
-    table = given("fp8")
-    if any(map(_too_fast, table.rows)):
-        return None
-    gpus = " or ".join(sorted({row.case.machine.gpu.name.upper() for row in rows}))
-    why = (
-        f"fp8 is assumed, because the table names no precision, and no {gpus} is that fast in bf16"
-    )
-    return replace(table, assumptions=(*table.assumptions, why), inferred={"precision": "fp8"})
+def _faster(
+    rows: Sequence[LayoutRow], default: str, said: Sequence[str]
+) -> list[tuple[str, str, str]]:
+    """What a table may have that it does not name, if its rows are too fast without, and why: usual
+    GPUs after the `default`, else fp8."""
+    if not any(map(_too_fast, rows)):
+        return []
+    if any(UNNAMED in text for text in said) and default != USUAL_GPUS[-1]:
+        slow = f"{UNNAMED}, and {default.upper()}s are too slow for its rows"
+        later = USUAL_GPUS[USUAL_GPUS.index(default) + 1 :]
+        return [("gpu", gpu, f"{gpu.upper()} GPUs, {slow}") for gpu in later]
+    gpus = sorted({row.case.machine.gpu.name for row in rows})
+    if UNSAID_PRECISION not in said or not all("fp8" in GPUS[gpu].flops for gpu in gpus):
+        return []
+    slow = f"no {' or '.join(map(str.upper, gpus))} is that fast in bf16"
+    why = f"fp8 is assumed, because the table names no precision, and {slow}"
+    return [("precision", "fp8", why)]
 
 
 def _page(source: str | Path | pd.DataFrame) -> tuple[list[str], str]:

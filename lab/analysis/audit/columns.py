@@ -17,6 +17,7 @@ from lab.analysis.audit.values import (
     RANK,
     TIME_UNITS,
 )
+from lab.perfmodel.hardware import GPUS
 
 THINGS = (
     "samp(?:le)?s?|images?|imgs?|tokens?|toks?|examples?|sequences?|seqs?|items?|records?|sentences?"
@@ -237,14 +238,15 @@ PERCENT = {"percent": 0.01, "pct": 0.01}
 UNITS = {"time": TIME_UNITS, "bytes": BYTE_UNITS, "count": COUNT_UNITS, "percent": PERCENT}
 # Words for settings in column names. They distinguish columns of one quantity, and a speedup named
 # after one compares programs, not numbers of ranks.
+_GPUS = "|".join(sorted({name.split("-")[0] for name in GPUS} - {"rtx"}))
 SETTINGS = {
     "precision": r"(?:mixed|mid|full|half|single|reduced)_precision|mixed|(?:amp_)?(?:mx|nv)?"
     r"f(?:p|loat)?_?(?:4|8|16|32|64)(?:_(?:cs|mx|sc))?|tf_?32|bf(?:loat)?_?16|int_?[48]|amp",
     "compile": r"(?:no_|without_|w_o_)?(?:xla|torch_compile|compiled?|eager|flash(?:_attention)?)",
     "framework": r"py_?torch|tensor_?flow|mx_?net|one_?flow|paddle(?:_?paddle)?|mind_?spore|jax"
     r"|huge_?ctr|keras|caffe2?|horovod",
-    "gpu": r"(?:dgx_)?(?:g?[bh][123]00|h800|h20|a100|a800|a40|a30|a10g?|a6000|v100s?|p100|k80|t4|l4"
-    r"|l40s?|mi\d{3}x?|gaudi_?\d?)(?:_(?:sxm\d?|pcie|nvl))?(?:_\d+_?gb?)?|dgx_[12]h?|rtx_\w+?",
+    "gpu": rf"(?:dgx_)?(?:{_GPUS}|b100|h20|a40|a30|a6000|v100s|p100|k80|l40|mi\d{{3}}x?|gaudi_?\d?)"
+    r"(?:_(?:sxm\d?|pcie|nvl))?(?:_\d+_?gb?)?|dgx_[12]h?|rtx_\w+?",
     "strategy": r"(?:naive_)?ddp|fsdp_?[12]?|hsdp|(?:data|tensor|pipeline)_parallel(?:ism)?"
     r"|(?:deep_?speed_)?zero(?:_stage)?_?\d|deep_?speed",
 }

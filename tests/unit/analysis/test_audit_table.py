@@ -10,14 +10,19 @@ import pytest
 from factories import record, run
 
 from lab.analysis.audit import apply_rules
-from lab.analysis.audit.columns import Guess, guess, residue
+from lab.analysis.audit.columns import Guess, guess, names_gpu, residue
 from lab.analysis.audit.records import from_records
 from lab.analysis.audit.table import from_table
 from lab.analysis.audit.text_table import read_table
 from lab.analysis.audit.values import BYTE_UNITS, TIME_UNITS, number, numbers, spread
 from lab.errors import InputError
+from lab.perfmodel.hardware import GPUS
 
 TABLES = Path(__file__).parents[2] / "fixtures" / "tables"
+
+
+def test_every_gpu_with_known_figures_is_known_by_name() -> None:
+    assert all(map(names_gpu, GPUS))
 
 
 @pytest.mark.parametrize(

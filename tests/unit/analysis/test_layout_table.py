@@ -1019,6 +1019,13 @@ def test_a_batch_that_a_sentence_sets() -> None:
     assert read_layouts(rows).rows[0].case.candidate.micro_batch == 1
 
 
+def test_a_table_may_name_neither_its_gpu_nor_its_precision() -> None:
+    rows = frame(System=None, **{"Tokens / sec / GPU": 15_000.0})
+    table = read_layouts(rows)
+    assert table.inferred == {"gpu": "h100", "precision": "fp8"}
+    assert lab.fit_layouts(rows).assume == table.inferred, "rows without times need both"
+
+
 def test_rows_that_no_gpu_computes_in_16_bits_are_in_8() -> None:
     fast = frame(**{"Tokens / sec / GPU": 15_000.0})  # of Llama 3 8B: 79 % of an H100's peak
     table = read_layouts(fast)
