@@ -159,8 +159,10 @@ class Observations:
             ((int(codes[place]), sizes[place], strategies[place]), place)
             for place in np.lexsort((sizes, codes)).tolist()
         )
-        of_point = [codes, rows["world_size"], np.array(strategies, dtype=object)]
-        columns = columns_of(rows, rows.groupby(of_point, sort=False).ngroup())
+        of_point = np.empty(len(rows), dtype=int)
+        for number, places in enumerate(groups.values()):
+            of_point[places] = number
+        columns = columns_of(rows, pd.Series(of_point, rows.index))
         for (code, size, strategy), places in groups.items():
             point = point_of(curves[code], size, strategy, columns, places, self.kind)
             curves[code].points.append(point)
