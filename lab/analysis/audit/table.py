@@ -22,13 +22,14 @@ from lab.analysis.audit.columns import (
     normal,
     parse_name,
 )
-from lab.analysis.audit.observations import PYTHON_STRINGS, ROW, Observations, setting
+from lab.analysis.audit.observations import ROW, Observations, setting
 from lab.analysis.audit.plausible import by_numbers
 from lab.analysis.audit.quantities import WHOLE_NUMBERS, Quantities, as_text, as_texts
 from lab.analysis.audit.settings import by_setting
 from lab.analysis.audit.values import COUNT_UNITS, numbers, ranks_of
 from lab.errors import InputError, Problem, nearest
 from lab.formatting import message_size, model_size
+from lab.records.table import python_strings
 
 KEYS = (
     *("model", "sequence_length", "dataset", "framework", "precision", "compile", "seed"),
@@ -65,7 +66,7 @@ Degrees = np.ndarray[Any, np.dtype[np.float64]]
 COMPARED = ("gpu", "cpu", "version", "driver")
 
 
-@PYTHON_STRINGS
+@python_strings()
 def from_table(
     frame: pd.DataFrame, *, columns: Mapping[str, str] | None = None, source: str = "table"
 ) -> Observations:
