@@ -26,7 +26,7 @@ from lab.errors import InputError, Problem, nearest
 from lab.formatting import percent, rounded
 from lab.records.schema import PHASES
 from lab.records.statistics import bootstrap_interval, median_interval
-from lab.records.table import grouped
+from lab.records.table import grouped, python_strings
 
 Samples = np.ndarray[Any, np.dtype[np.float64]]
 Cells = Mapping[str, Any]
@@ -63,6 +63,7 @@ class Repeats(NamedTuple):
     samples: Mapping[str, Samples]
 
 
+@python_strings()
 def summary(table: pd.DataFrame, *, baseline: Mapping[str, Any], scaling: Scaling) -> pd.DataFrame:
     """One row per configuration with completed repeats: medians with 95 % intervals, and speedups.
 

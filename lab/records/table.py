@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 import statistics
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from contextlib import contextmanager
 from functools import partial
 from typing import TYPE_CHECKING, Any, TypeVar
 
@@ -18,6 +19,20 @@ K = TypeVar("K")
 V = TypeVar("V")
 
 
+@contextmanager
+def python_strings() -> Iterator[None]:
+    """Tables made within it hold Python's strings.
+
+    Those of Arrow, the default where it is installed, take longer in tables of any size: most
+    operations convert them to Python's and back.
+    """
+    import pandas as pd
+
+    with pd.option_context("mode.string_storage", "python"):
+        yield
+
+
+@python_strings()
 def table(source: OneStudy) -> pd.DataFrame:
     """One row per repeat, one column per quantity of a record; times in s, memory in bytes.
 

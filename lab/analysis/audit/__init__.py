@@ -13,7 +13,7 @@ from typing import IO, TYPE_CHECKING, Any, get_args
 
 from pydantic import BaseModel, ConfigDict, Field
 
-from lab.analysis.audit.observations import PYTHON_STRINGS, Observations, UncheckedError
+from lab.analysis.audit.observations import Observations, UncheckedError
 from lab.analysis.audit.rule import Finding, Severity
 from lab.analysis.audit.rules import RULES
 from lab.analysis.audit.text_table import STREAM, left_out, read_table, read_tables
@@ -21,7 +21,7 @@ from lab.config.study import STUDY_FILE, Study
 from lab.errors import InputError, Problem, items, require_type
 from lab.formatting import count, listed
 from lab.records.store import Record, load_records
-from lab.records.table import grouped
+from lab.records.table import grouped, python_strings
 
 if TYPE_CHECKING:
     import pandas as pd
@@ -276,7 +276,7 @@ class Audit(BaseModel):
         return ", ".join(f"{column!r} as {meaning}" for column, meaning in self.reading.items())
 
 
-@PYTHON_STRINGS
+@python_strings()
 def apply_rules(observations: Observations) -> Audit:
     """Apply every rule; one that lacks its columns is listed as not checked, never as passed."""
     findings: list[Finding] = []

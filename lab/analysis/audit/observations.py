@@ -32,9 +32,6 @@ GRADIENT_BYTES = 4  # of a parameter in fp32
 FULL_PRECISION = re.compile(r"|(f|fp|float)[ _-]?32|tf[ _-]?32|full|single|no|none|false|off")
 OVER = re.compile(r"_(?:vs|versus|over|against|relative_to|compared_to)_(.+)")
 ROW = "row of the table"  # its number from 1, if one row becomes several
-# Strings of Arrow, the default where it is installed, take longer in tables of any size: most
-# operations convert them to Python's and back.
-PYTHON_STRINGS = pd.option_context("mode.string_storage", "python")
 
 
 class UncheckedError(Exception):
@@ -159,8 +156,10 @@ class Observations:
             ((int(codes[place]), sizes[place], strategies[place]), place)
             for place in np.lexsort((sizes, codes)).tolist()
         )
-        of_point = [codes, rows["world_size"], np.array(strategies, dtype=object)]
-        columns = columns_of(rows, rows.groupby(of_point, sort=False).ngroup())
+        of_point = np.empty(len(rows), dtype=int)
+        for number, places in enumerate(groups.values()):
+            of_point[places] = number
+        columns = columns_of(rows, pd.Series(of_point, rows.index))
         for (code, size, strategy), places in groups.items():
             point = point_of(curves[code], size, strategy, columns, places, self.kind)
             curves[code].points.append(point)

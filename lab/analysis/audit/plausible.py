@@ -158,8 +158,8 @@ def is_plausible(canonical: str, column: str, texts: pd.Series) -> bool:
     if canonical == "version" and not re.search("version|date", stem):
         # Below "PyTorch" there may also be rates.
         return bool((numbers(texts).fillna(0.0) < LARGEST_VERSION).all())
-    bare = texts.str.replace(BRACKETS, "", regex=True)
-    if canonical in {*TIMES, "algbw", "busbw"} and bare.str.contains("%").any():
+    timed = canonical in {*TIMES, "algbw", "busbw"}
+    if timed and any("%" in BRACKETS.sub("", text) for text in texts):
         return False
     if canonical == "time" and texts.str.fullmatch(NUMBER).all():
         return bool(numbers(texts).median() < TIMESTAMP)
@@ -255,24 +255,23 @@ def own_baseline(column: str, frame: pd.DataFrame, meanings: Mapping[str, Guess]
     others = {name for name, meaning in meanings.items() if meaning.canonical in RANKS}
     frame = frame.head(MOST_CELLS)
     quoted = numbers(frame[column])
-    known = quoted.notna()
-    last = 2 * roundings(frame[column].map(str)) + CUT_OFF
-    measured = {
-        str(name): values
-        for name in frame
-        if name not in {column, *others}
-        if (values := numbers(frame[name], units=TIME_UNITS))[known].notna().all()
-    }
-    if not others or known.sum() < 2 or len(measured) > MOST_COLUMNS:
+    known = quoted.notna().to_numpy()
+    if not others or known.sum() < 2:
         return ""
-    return next(
-        (
-            one
-            for one, other in itertools.permutations(measured, 2)
-            if (abs(measured[one] / measured[other] / quoted - 1) <= last)[known].all()
-        ),
-        "",
-    )
+    last = (2 * roundings(frame[column].map(str)) + CUT_OFF).to_numpy()[known]
+    speedups = quoted.to_numpy()[known]
+    measured = {}
+    for name in frame:
+        values = numbers(frame[name], units=TIME_UNITS).to_numpy()[known]
+        if name not in {column, *others} and not np.isnan(values).any():
+            measured[str(name)] = values
+    if len(measured) > MOST_COLUMNS:
+        return ""
+    with np.errstate(divide="ignore", invalid="ignore"):
+        for one, other in itertools.permutations(measured, 2):
+            if (abs(measured[one] / measured[other] / speedups - 1) <= last).all():
+                return one
+    return ""
 
 
 def _is_serial(column: str, frame: pd.DataFrame, meanings: Mapping[str, Guess]) -> bool:

@@ -5,10 +5,12 @@ from __future__ import annotations
 import itertools
 import math
 import re
-from collections.abc import Collection, Mapping, Sequence
+from collections.abc import Callable, Collection, Mapping, Sequence
+from typing import Any
 
 import numpy as np
 import pandas as pd
+from pandas.api.types import is_numeric_dtype
 
 from lab.analysis.audit.columns import (
     LAYOUT,
@@ -152,7 +154,7 @@ class Quantities:
         if canonical == "scaling":
             cells = cells.str.extract(SCALING, expand=False).str.lower()
         elif canonical in ROUNDED and guessed:
-            cells = cells.where(~cells.astype(str).str.match(BOUND))
+            cells = cells.mask(_matches(BOUND.match, cells))
         if canonical and canonical not in TEXTS:
             values = self._numbers(cells, column, canonical, meaning)
             if values.notna().any() or not guessed:
@@ -247,6 +249,9 @@ class Quantities:
 
     def _drop_statistics(self) -> None:
         """Keep of the statistics over ranks only means, and number the ranks."""
+        if "rank" not in self.given:
+            self.tidy["aggregate"], self.tidy["rank"] = False, np.nan
+            return
         ranks = self.tidy["rank"].str.lower()
         self.tidy["aggregate"] = ranks.isin(AGGREGATES)
         self.tidy["rank"] = ranks.str.extract(r"(\d{1,7})$", expand=False).astype(float)
@@ -254,8 +259,11 @@ class Quantities:
 
     def _drop_projected(self) -> None:
         """Leave out rows that were not measured, such as that of "16 (projected)", and say so."""
-        texts = self.frame[list(self.meanings)].loc[self.tidy.index].astype(str)
-        projected = texts.apply(lambda cells: cells.str.fullmatch(PROJECTED)).any(axis=1)
+        projected = pd.Series(False, self.tidy.index)
+        for column in self.meanings:
+            cells = self.frame[column].loc[self.tidy.index]
+            if not is_numeric_dtype(cells):
+                projected |= _matches(PROJECTED.fullmatch, cells)
         if projected.any() and not projected.all():
             rows = count(int(projected.sum()), "projected row")
             self.assumptions.append(f"{rows} {'is' if projected.sum() == 1 else 'are'} left out")
@@ -317,6 +325,11 @@ def _is_mean(column: str, meanings: Mapping[str, Guess]) -> bool:
         for other, meaning in meanings.items()
         if meaning.canonical == canonical
     )
+
+
+def _matches(match: Callable[[str], object], cells: pd.Series) -> np.ndarray[Any, Any]:
+    """Which cells match, as texts."""
+    return np.array([match(str(cell)) is not None for cell in cells.tolist()], dtype=bool)
 
 
 def as_texts(column: pd.Series) -> pd.Series:

@@ -9,11 +9,12 @@ from typing import Any, Literal
 import pandas as pd
 
 from lab.analysis.audit.columns import COLUMNS, NUMERIC, PHASES
-from lab.analysis.audit.observations import PYTHON_STRINGS, Observations
+from lab.analysis.audit.observations import Observations
 from lab.config.run import Run
 from lab.perfmodel.collectives import bus_factor
 from lab.records.schema import ClassificationPoint, Communication, Environment, Point, Timing
 from lab.records.store import Record
+from lab.records.table import python_strings
 
 # Settings of a run that follow from the world size or that have their own rule.
 NO_KEYS = {
@@ -32,7 +33,7 @@ RECORD_NUMBERS = (
 )
 
 
-@PYTHON_STRINGS
+@python_strings()
 def from_records(
     records: Sequence[Record],
     *,

@@ -171,7 +171,7 @@ def is_known(cell: object) -> bool:
 
 def _first_texts(cells: pd.Series) -> list[str]:
     """The first different cells as text; those of a Parquet file may also be lists."""
-    return [str(text) for text in cells.dropna().astype(str).unique()[:MOST_LABELS]]
+    return [*dict.fromkeys(map(str, cells.dropna().tolist()))][:MOST_LABELS]
 
 
 def by_world_size(

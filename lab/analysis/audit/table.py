@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import re
 from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
-from typing import Literal
+from typing import Any, Literal
 
 import numpy as np
 import pandas as pd
@@ -22,13 +22,14 @@ from lab.analysis.audit.columns import (
     normal,
     parse_name,
 )
-from lab.analysis.audit.observations import PYTHON_STRINGS, ROW, Observations, setting
+from lab.analysis.audit.observations import ROW, Observations, setting
 from lab.analysis.audit.plausible import by_numbers
 from lab.analysis.audit.quantities import WHOLE_NUMBERS, Quantities, as_text, as_texts
 from lab.analysis.audit.settings import by_setting
 from lab.analysis.audit.values import COUNT_UNITS, numbers, ranks_of
 from lab.errors import InputError, Problem, nearest
 from lab.formatting import message_size, model_size
+from lab.records.table import python_strings
 
 KEYS = (
     *("model", "sequence_length", "dataset", "framework", "precision", "compile", "seed"),
@@ -60,11 +61,12 @@ OF_A_RANK = re.compile(r"(?!.*_per_)|.*_per_(?:rank|task|proc|mpi)")  # not of a
 FEW = 2  # numbers of cores that tell nothing
 NEARLY = 0.02  # relative: of a ratio of two rounded rates, or a batch that ranks share
 ANOTHER = 1.1  # ratio of the parameters of two models
+Degrees = np.ndarray[Any, np.dtype[np.float64]]
 # What runs may be compared by, if all of them were measured at several world sizes.
 COMPARED = ("gpu", "cpu", "version", "driver")
 
 
-@PYTHON_STRINGS
+@python_strings()
 def from_table(
     frame: pd.DataFrame, *, columns: Mapping[str, str] | None = None, source: str = "table"
 ) -> Observations:
@@ -163,9 +165,9 @@ def _complete_batches(tidy: pd.DataFrame, given: Mapping[str, str]) -> None:
     """Derive the degree of data parallelism, and batches from each other and the accumulation."""
     shards = numbers(tidy["sharding"])
     if re.search("fsdp|degree|size", normal(given.get("sharding", ""))):
-        sharded = tidy["dp"] * tidy[list(LAYOUT)].prod(axis=1) * shards == tidy["world_size"]
+        sharded = tidy["dp"] * _of_a_replica(tidy) * shards == tidy["world_size"]
         tidy["dp"] = tidy["dp"].where(~sharded, tidy["dp"] * shards)
-    replicas = tidy["dp"].fillna(tidy["world_size"] / tidy[list(LAYOUT)].prod(axis=1))
+    replicas = tidy["dp"].fillna(tidy["world_size"] / _of_a_replica(tidy))
     ranks = replicas * tidy["grad_accum"].fillna(1.0)
     accumulated = (tidy["rank_batch_size"] * replicas).fillna(
         _undivided(tidy["micro_batch_size"], ranks)
@@ -177,6 +179,11 @@ def _complete_batches(tidy: pd.DataFrame, given: Mapping[str, str]) -> None:
         tidy[batch] = tidy[batch].fillna(derived)
     accumulated = tidy["global_batch_size"] / (tidy["micro_batch_size"] * replicas)
     tidy["grad_accum"] = tidy["grad_accum"].fillna(accumulated)
+
+
+def _of_a_replica(tidy: pd.DataFrame) -> Degrees:
+    """The ranks that share each replica of a model, as far as the degrees are known."""
+    return np.asarray(np.nanprod(tidy[list(LAYOUT)].to_numpy(dtype=float), axis=1))
 
 
 def _undivided(each: pd.Series, ranks: pd.Series) -> pd.Series:
@@ -193,12 +200,13 @@ def _filled_down(frame: pd.DataFrame, mapped: Collection[str]) -> tuple[pd.DataF
     """The first column with the name above in each blank cell, as where cells were merged."""
     first = frame.columns[0]
     meaning = guess(first)
+    if first in mapped or (meaning is not None and meaning.canonical not in KEYS):
+        return frame, []
     texts = frame[first].astype(str).where(frame[first].notna(), "").str.strip()
     blank = texts == ""
     words = texts[~blank].str.match(r"[^\W\d_]")
-    names = meaning is None or meaning.canonical in KEYS
     some = blank.any() and not blank.iloc[0]
-    if first in mapped or not names or not some or not words.all():
+    if not some or not words.all():
         return frame, []
     filled = frame[first].mask(blank).ffill()
     return frame.assign(**{first: filled}), [f"a blank cell of {first!r} means the one above it"]
@@ -259,7 +267,7 @@ def _global_batch(tidy: pd.DataFrame, given: dict[str, str]) -> Iterator[str]:
         return
     batch, ranks = tidy["batch"], tidy["world_size"]
     if "micro_batch_size" in given:
-        replicas = tidy["dp"].fillna(ranks / tidy[list(LAYOUT)].prod(axis=1))
+        replicas = tidy["dp"].fillna(ranks / _of_a_replica(tidy))
         # A batch per rank that is divided into micro-batches would not be.
         is_global = bool((batch % (tidy["micro_batch_size"] * replicas) == 0).all())
         why = "holds whole micro-batches of all replicas"
@@ -469,10 +477,7 @@ def _add_keys(
         compared.append("host")  # machines with a curve each
     known = tidy[[*KEYS, *compared]].notna().any()
     keys = {f"key:{name}": tidy[name] for name in known.index[known]}
-    of_models = tidy["parameters"].groupby(tidy["model"].fillna(""))
-    each = tidy["parameters"] / tidy["world_size"]
-    grows = each.max() <= ANOTHER * each.min()  # with the ranks, as in weak scaling
-    if (of_models.max() > ANOTHER * of_models.min()).any() and not grows:
+    if _sizes_differ(tidy):
         sizes = tidy["parameters"].map(model_size, na_action="ignore")
         keys["key:parameters"] = sizes + " parameters"
     if collective:
@@ -493,6 +498,16 @@ def _add_keys(
     for name, cells in keys.items():
         texts = cells.map("{:g}".format) if is_numeric_dtype(cells) else cells.astype(str)
         tidy[name] = texts.where(cells.notna(), "")
+
+
+def _sizes_differ(tidy: pd.DataFrame) -> bool:
+    """Whether models of one name have several sizes, which do not grow with the ranks."""
+    if tidy["parameters"].nunique() < 2:
+        return False
+    of_models = tidy["parameters"].groupby(tidy["model"].fillna(""))
+    each = tidy["parameters"] / tidy["world_size"]
+    grows = each.max() <= ANOTHER * each.min()  # as in weak scaling
+    return bool((of_models.max() > ANOTHER * of_models.min()).any() and not grows)
 
 
 def _distinguishes(cells: pd.Series, tidy: pd.DataFrame, *, measured: bool, logged: bool) -> bool:
@@ -557,6 +572,8 @@ def _is_key(cells: pd.Series, sizes: pd.Series, *, least: float = 0.51) -> bool:
 
 def _is_compared(cells: pd.Series, sizes: pd.Series) -> bool:
     """Whether values differ on purpose: several at one number of ranks, or each at several."""
+    if cells.nunique() < 2:
+        return False
     at_one = cells.groupby(sizes).nunique() > 1
     return bool(at_one.any()) or _is_key(cells, sizes)
 

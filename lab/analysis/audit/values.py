@@ -224,7 +224,9 @@ def numbers(
     values = pd.to_numeric(column, errors="coerce").to_numpy(dtype=float, na_value=np.nan)
     with np.errstate(over="ignore"):  # what is too large becomes infinite, and then unknown
         values = values * factor
-    unread = np.isnan(values) & column.notna().to_numpy()
+    unread = np.isnan(values)
+    if unread.any():
+        unread &= column.notna().to_numpy()
     values[~np.isfinite(values)] = np.nan
     if unread.any():
         values[unread] = [number(cell, units=units, factor=factor) for cell in column[unread]]
@@ -235,6 +237,6 @@ def roundings(column: pd.Series, *, is_time: bool = False) -> pd.Series:
     """`rounding` of each cell; 0 if it is not text."""
     if is_numeric_dtype(column):
         return pd.Series(0.0, column.index)
-    texts = column.dropna().map(str)
-    shares = {text: rounding(text, is_time=is_time) for text in texts.unique()}
-    return texts.map(shares).astype(float).reindex(column.index)
+    texts = [*map(str, column.tolist())]
+    shares = {text: rounding(text, is_time=is_time) for text in set(texts)}
+    return pd.Series([shares[text] for text in texts], column.index).where(column.notna())

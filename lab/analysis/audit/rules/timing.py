@@ -6,6 +6,7 @@ import math
 from collections.abc import Iterator
 from typing import Any
 
+import numpy as np
 import pandas as pd
 
 from lab.analysis.audit.observations import Observations, UncheckedError, largest
@@ -121,7 +122,8 @@ def rank_imbalance(observations: Observations) -> Iterator[Fault]:
     frame = observations.frame
     rows = frame[frame["rank"].notna() & ~frame["aggregate"] & frame["time"].notna()]
     groups = observations.groups(rows, *(["run_id"] if observations.kind == "records" else []))
-    measured = rows.groupby([groups, measurements(rows, groups)], sort=False).ngroup()
+    keys = np.array(measurements(rows, groups), dtype=object)
+    measured = rows.groupby([groups, keys], sort=False).ngroup()
     times = rows["time"].groupby(measured)
     gaps = times.max() / times.min() - 1
     places, group_of = rows.groupby(measured).indices, groups.groupby(measured).first()
