@@ -44,7 +44,7 @@ from lab.config.study import Study
 from lab.formatting import count, extent, format_seconds, joined, listed, percent, rounded
 from lab.perfmodel.frozen import Score, outcome
 from lab.records.store import Record
-from lab.records.table import median
+from lab.records.table import median, steps_by_run
 
 NO_ANSWER = "There is no answer yet."
 FEW_MODELS = 2  # with more, strategies are compared across all models, not per model
@@ -237,7 +237,7 @@ def pairs(evidence: Evidence, field: str) -> list[Pair]:
         if field != "strategy" or run.world_size > 1  # on one rank, all strategies are one
     }
     settings = {run: run.model_dump(exclude=companions) for run in measured}
-    comparisons = []
+    comparisons, steps = [], steps_by_run(evidence.records)
     for run in measured:
         references = [
             other
@@ -245,14 +245,10 @@ def pairs(evidence: Evidence, field: str) -> list[Pair]:
             if getattr(other, field) == usual and settings[other] == settings[run]
         ]
         if getattr(run, field) != usual and len(references) == 1:
-            times = [_steps(measured[one]) for one in (run, references[0])]
+            times = [np.array(steps[one.id]) for one in (run, references[0])]
             repeats = min(map(len, times))
             comparisons.append(Pair(run, references[0], ratio(*times), repeats))
     return comparisons
-
-
-def _steps(records: Sequence[Record]) -> np.ndarray[Any, np.dtype[np.float64]]:
-    return np.array([record.timing.step.median for record in records if record.timing], dtype=float)
 
 
 def _ratios(evidence: Evidence, compared: Sequence[Pair]) -> tuple[str, str]:
@@ -449,16 +445,19 @@ def _utilization(evidence: Evidence) -> Iterator[str]:
 
 Maker = Callable[[Evidence], Iterator[str]]
 # What a training study can vary, and the sentences that answer each question, in order.
-TRAINING: list[tuple[Callable[[Evidence], bool], Maker]] = [
-    (lambda evidence: evidence.varies("strategy"), _strategies),
-    (lambda evidence: evidence.varies("precision"), partial(_settings, field="precision")),
-    (lambda evidence: evidence.varies("compression"), partial(_settings, field="compression")),
-    (lambda evidence: evidence.varies("compile"), _utilization),
-    (lambda evidence: evidence.varies("compile"), partial(_settings, field="compile")),
-    (lambda evidence: evidence.varies("loader"), partial(_settings, field="loader")),
-    (lambda evidence: evidence.study.scaling != "none", _scaling),
-    (lambda evidence: evidence.study.scaling == "weak", _larger_batch),
+VARIED: list[tuple[str, Maker]] = [
+    ("strategy", _strategies),
+    ("precision", partial(_settings, field="precision")),
+    ("compression", partial(_settings, field="compression")),
+    ("compile", _utilization),
+    ("compile", partial(_settings, field="compile")),
+    ("loader", partial(_settings, field="loader")),
 ]
+SCALING: dict[str, list[Maker]] = {
+    "strong": [_scaling],
+    "weak": [_scaling, _larger_batch],
+    "none": [],
+}
 
 
 def _makers(evidence: Evidence) -> list[Maker]:
@@ -467,4 +466,5 @@ def _makers(evidence: Evidence) -> list[Maker]:
         return [_inference]
     if evidence.study.kind == "prediction":
         return [_predictions]
-    return [maker for applies, maker in TRAINING if applies(evidence)] or [_step]
+    makers = [maker for field, maker in VARIED if evidence.varies(field)]
+    return [*makers, *SCALING[evidence.study.scaling]] or [_step]
