@@ -76,18 +76,12 @@ def _panels(results: StudyResults) -> list[_Panel]:
     return made[:MOST_PANELS]
 
 
-def _height(results: StudyResults) -> float:
-    return 0.6 + 1.7 * len(_panels(results))
-
-
-def _describe(results: StudyResults) -> str:
-    return f"Memory over a step: {'; '.join(one.summary for one in _panels(results))}."
-
-
 @figure(
-    describe=_describe,
+    describe=lambda results: (
+        f"Memory over a step: {'; '.join(p.summary for p in _panels(results))}."
+    ),
     missing=no_trace,
-    height=_height,
+    height=lambda it: 0.6 + 1.7 * len(_panels(it)),
     see=lambda _: "What rises and falls within the step are activations, gradients and buffers.",
 )
 def memory_timeline(ax: Axes, results: StudyResults) -> None:

@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-from typing import Any
-
 from lab.analysis import inference
 from lab.analysis.inference import CLASSIFICATION, GENERATION, Kind
 from lab.analysis.results import StudyResults
@@ -92,19 +90,11 @@ def training(results: StudyResults) -> list[Markdown | Table]:
     return [Markdown("## Training"), sections.learning(results)]
 
 
-def _placed(caption: str, rows: list[dict[str, Any]], *, label: str) -> Table:
-    """A table of these rows; if all were measured in one place, its caption names it once."""
-    places = {row["on"] for row in rows}
-    if len(places) > 1:
-        return Table.of_rows(caption, rows, label=label)
-    apart = [{name: cell for name, cell in row.items() if name != "on"} for row in rows]
-    return Table.of_rows(caption, apart, common="".join(places), label=label)
-
-
 def speed(results: StudyResults) -> list[Table]:
     """Ratios of time, quantized over base, for language models and for classifiers."""
+    records = results.records
     return [
-        _placed(caption, inference.speed_rows(results.records, kind), label="tbl-speed")
+        Table.of_rows(caption, inference.speed_rows(records, kind), shared="on", label="tbl-speed")
         for kind, caption in SPEED
         if kind in _kinds(results)
     ]
@@ -126,7 +116,7 @@ def latencies(results: StudyResults) -> list[Markdown | Table]:
     rows = inference.latency_rows(results.records)
     return [
         Markdown("## Prefill and decode"),
-        _placed(LATENCIES, rows, label="tbl-latencies"),
+        Table.of_rows(LATENCIES, rows, shared="on", label="tbl-latencies"),
     ]
 
 
