@@ -8,7 +8,6 @@ import re
 import shlex
 import sys
 import tempfile
-import textwrap
 import time
 import traceback
 from collections.abc import Iterator, Sequence
@@ -26,7 +25,7 @@ from lab.bench import bench
 from lab.course.commands import course
 from lab.errors import INTERRUPTED, InputError, LabError, Problem, nearest
 from lab.files import source_date
-from lab.formatting import count, printable
+from lab.formatting import brief, count, printable
 from lab.terminal import (
     AssumeOption,
     ClusterOption,
@@ -47,7 +46,6 @@ from lab.terminal import (
 if TYPE_CHECKING:
     from lab.config.study import Task
 
-LONGEST_REASON = 300  # characters in the table of `lab status`
 # The error for a wrong command line, from the click bundled with typer or the installed one.
 UsageError: Any = typer.BadParameter.__mro__[1]
 app = typer.Typer(
@@ -319,7 +317,7 @@ def _finish(loaded: lab.Study, jobs: lab.Jobs, *, as_json: bool) -> None:
     lines += _next_steps(loaded, records)
     answer(as_json, content, "\n".join(lines))
     recorded = {record.task for record in records}
-    ended = [(record.task, _cause(record)) for record in failures]
+    ended = [(record.task, record.end) for record in failures]
     ended += [(task, "no record") for task in jobs.tasks if task not in recorded]
     if ended:
         raise LabError("\n".join(_by_cause(ended)))
@@ -347,19 +345,11 @@ def _next_steps(study: lab.Study, records: Sequence[lab.Record]) -> list[str]:
 
 def _by_cause(ended: Sequence[tuple[Task, str]]) -> Iterator[str]:
     """Each cause once, with the first task that it ended and the number of others."""
-    tasks: dict[str, list[Task]] = {}
-    for task, cause in ended:
-        tasks.setdefault(cause, []).append(task)
-    for cause, (first, *others) in tasks.items():
+    from lab.records.table import grouped
+
+    for cause, (first, *others) in grouped((cause, task) for task, cause in ended).items():
         more = f" and {count(len(others), 'other')}" if others else ""
         yield f"{first.label}{more}: {cause}"
-
-
-def _cause(record: lab.Record) -> str:
-    if record.error is None:
-        return f"{record.status}: no cause was recorded"
-    rank = "" if record.error.rank is None else f" on rank {record.error.rank}"
-    return f"{record.status}{rank}: {record.error.cause}"
 
 
 @app.command()
@@ -388,8 +378,8 @@ def status(
         }
         for state in (watched(loaded) if watch else lab.status(loaded))
     ]
-    # A cause may be a page of a library's output; the record and --json have all of it.
-    short = [row | {"reason": textwrap.shorten(str(row["reason"]), LONGEST_REASON)} for row in rows]
+    # The record and --json have all of a cause.
+    short = [row | {"reason": brief(str(row["reason"]))} for row in rows]
     answer(as_json, rows, table_of(short))
 
 

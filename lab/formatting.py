@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import math
 import re
+import textwrap
 from collections.abc import Callable, Iterable, Sequence
 from typing import NamedTuple, TypeGuard
 
@@ -14,6 +15,7 @@ DIGITS_ALONE = 3  # significant digits of a value without an interval
 DIGITS_OF_INTERVAL = 2  # of half its width, which are the meaningful ones of the value
 LEAST_OF_UNIT = 0.01  # anything less has more zeros than digits
 DIGITS_MOST = 5  # no measurement here supports more
+LONGEST_LINE = 300  # letters of a cause, which may be a page of a library's output
 
 # Terminal escape sequences (ECMA-48), including links and titles, and control characters.
 _ESCAPES = re.compile(
@@ -112,6 +114,11 @@ def capitalized(text: str) -> str:
 def sentence(text: str) -> str:
     """A text with a full stop, unless it ends with a mark already."""
     return text if text.rstrip("'\")”’»").endswith((".", "?", "!", "…")) else f"{text}."
+
+
+def brief(text: str) -> str:
+    """A text in one line of at most LONGEST_LINE letters."""
+    return textwrap.shorten(text, LONGEST_LINE)
 
 
 def count(number: int, noun: str) -> str:

@@ -315,12 +315,7 @@ def _which(study: Study, runs: Sequence[Run], repeats: Sequence[str]) -> str:
 def _cause(record: Record | None, obstacle: str) -> str:
     if record is None:
         return f"not run: {obstacle}" if obstacle else "not run yet"
-    label = record.outcome
-    if record.error is None:
-        return label
-    rank = f" on rank {record.error.rank}" if record.error.rank is not None else ""
-    cause = record.error.cause.strip().split("\n")[0].rstrip(".")
-    return f"{label}{rank}: {cause}"
+    return record.end.rstrip(".")
 
 
 def _few_repeats(summary: pd.DataFrame) -> Iterator[str]:

@@ -7,7 +7,7 @@ import re
 from collections.abc import Sequence
 from typing import TYPE_CHECKING, Any
 
-from lab.analysis.audit.columns import BATCH, IDEAL, SPEED, counted, guess, normal
+from lab.analysis.audit.columns import BATCH, FSDP, IDEAL, SPEED, ZERO, counted, guess, normal
 from lab.analysis.audit.values import (
     BYTE_UNITS,
     COUNT_UNITS,
@@ -23,18 +23,11 @@ if TYPE_CHECKING:
     import pandas as pd
 
 # Columns only layout tables have, or which mean something else in others, by whole normalized name.
-_SIZE = "(_?(size|degree|parallel(ism)?(_size|_degree)?|world_?size))?"
 _NUMBER_OF = "((n|num|number_of)_?)?"
 NAMES = {
-    "tensor": "tensor(_(size|degree))?",
-    "pipeline": "pipeline(_(size|degree))?",
-    "sequence_parallel": rf"(use_)?(sp{_SIZE}|seq(uence)?_parallel(ism)?(_world)?(_size|_degree)?)",
-    "zero": r"zero_?[123]?(_?(stage|level))?|zs|ds_zero.*",
-    "fsdp": "fsdp(_size)?",
-    "replicate": "((data_parallel|dp|hsdp)_)?(replicate|replication)(_(size|degree|groups?))?"
-    "|(outer|hsdp)_dp|num_distributed_optimizer_instances",
-    "shard": "((data_parallel|dp|hsdp|fsdp)_)?shard(ing)?_(size|degree|group(_size)?|dim)"
-    "|(dp|hsdp|fsdp)_shard|(fsdp|hsdp)_(group(_size)?|degree)|inner_fsdp",
+    "zero": ZERO,
+    "fsdp": FSDP,
+    "shard": "shard(ing)?_(size|degree|group(_size)?|dim)",
     "sharding": r"shard(ing)?(_strategy)?|strategy",
     "layers": rf"{_NUMBER_OF}((hidden|transformer)_)?layers?|depth",
     "width": rf"{_NUMBER_OF}hidden|(hidden|embed(ding)?)_?(size|dim(ension)?|width)"
@@ -60,6 +53,7 @@ NAMES = {
 # What the audit calls the others.
 GUESSED = {
     "tp": "tensor", "pp": "pipeline", "cp": "context", "ep": "expert", "dp": "data",
+    "dp_replicate": "replicate", "dp_shard": "shard", "sequence_parallel": "sequence_parallel",
     "interleave": "interleave", "world_size": "gpus", "nodes": "nodes", "per_node": "per_node",
     "gpu": "gpu", "device": "gpu", "model": "model", "parameters": "parameters",
     "sequence_length": "sequence", "micro_batch_size": "micro_batch",
@@ -84,6 +78,7 @@ TEXT = {
 }
 # What a caller may assume of every row: all that a column can give, except what was measured.
 ASSUMED = sorted({*NAMES, *GUESSED.values(), *TEXT} - {"memory", "status", "mfu", "remarks"})
+STEP = "((train(ing)?|global|optimizer)_)?(step|iter(ation)?|update)s?"
 RATED = {"token": "tokens", "sample": "samples", "image": "samples", "sequence": "samples"}
 # Of "tok/s (16 GPUs)" and "samples (4K) per second".
 OF_ALL = re.compile(r"\(\d+ ?(?:K|GPUs?|ranks?|devices?)\)", re.IGNORECASE)
@@ -180,9 +175,8 @@ def meaning(column: str, cells: Sequence[Any] = ()) -> str | None:
     named = next((name for name, names in NAMES.items() if re.fullmatch(names, stem)), None)
     if named := named or _by_cells(stem, cells):
         return named
-    if re.fullmatch(SPEED, stem):
-        unit = _unit(cells)
-        return "time" if unit in TIME_UNITS else unit and meaning(f"{column} {unit}")
+    if re.fullmatch(f"{SPEED}|{STEP}", stem) and (unit := _unit(cells)):
+        return "time" if unit in TIME_UNITS else meaning(f"{column} {unit}")
     if guessed and guessed.canonical == "time" and guessed.per == "step":
         return "time"
     return GUESSED.get(guessed.canonical) if guessed else None
@@ -215,8 +209,6 @@ def _flops(stem: str) -> str:
 
 def _by_cells(stem: str, cells: Sequence[Any]) -> str | None:
     """The meaning of a column whose cells tell it: numbers or words."""
-    if re.fullmatch(r"((train(ing)?|global|optimizer)_)?(step|iter(ation)?|update)s?", stem):
-        return "time" if _unit(cells) in TIME_UNITS else None
     if not re.fullmatch(r"gpus?|(model_?)?size|llm", stem):
         return None
     values = [number(cell) for cell in cells if _text(cell).lower() not in EMPTY]

@@ -8,9 +8,10 @@ from collections.abc import Mapping
 from dataclasses import dataclass, replace
 from typing import Any
 
+from lab.analysis.audit.columns import named_precision
 from lab.analysis.layout_columns import FAILED, FLOPS, NO, RATES
 from lab.analysis.layout_rates import flop_rate, is_rate_of_gpu, mfu_of, step_by_flops, step_by_rate
-from lab.analysis.layout_words import HYBRID, SEQUENCE_PARALLEL, SIZED, precision, sharing
+from lab.analysis.layout_words import HYBRID, SEQUENCE_PARALLEL, SIZED, sharing
 from lab.formatting import count
 from lab.perfmodel import transformer
 from lab.perfmodel.frameworks import Framework
@@ -100,7 +101,7 @@ def layout_row(
         round(micro),
         max(round(passes), 1),
         _recomputed(values, framework.keeps),
-        precision(str(values.get("precision", "bf16"))),
+        named_precision(str(values.get("precision"))) or "bf16",
     )
     recomputed = None if "recomputed" in values else framework.recomputed
     case = Case(model, int(sequence), candidate, machine, recomputed, framework)

@@ -17,6 +17,7 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
+from lab.analysis.audit.columns import named_precision
 from lab.analysis.audit.markup import DASHES
 from lab.analysis.audit.text_table import read_table
 from lab.analysis.audit.values import COUNT_UNITS, number, ranks_of
@@ -53,7 +54,6 @@ from lab.analysis.layout_words import (
     UNSAID_PRECISION,
     USUAL_GPUS,
     from_notes,
-    precision,
     settings,
 )
 from lab.errors import InputError, Problem, nearest, require_type
@@ -132,13 +132,13 @@ def read_layouts(
     else:
         frame = split_lists(source)
     name = str(frame.attrs.get("name", "rows"))
-    around = _prose(source) or frame.attrs.get("notes", ())
-    corner = ""
+    around, opening = _page(source)
+    above, corner = [*map(str, frame.attrs.get("notes", ()))], ""
     if (sideways := turned(frame)) is not None:
         frame, corner = sideways, str(sideways.columns[0])
     # A number before the name, as in 07-h100.csv, counts nothing.
     title = re.sub(r"^[\d\s]+", "", name.replace("_", " "))
-    notes = "; ".join(filter(None, [" ".join(map(str, around)), title, corner]))
+    notes = "; ".join(filter(None, [" ".join(around or above), title, corner]))
     columns = meanings(frame)
     assumed = _assumed(assume or {})
     words = _words(frame)
@@ -148,14 +148,15 @@ def read_layouts(
             name, [Problem("gpu", what, "predict a GPU's times with --assume gpu=h100")]
         )
     cells = _cells(frame, columns, assumed)
-    precisions = {precision(str(row["precision"])) for row in cells if "precision" in row}
-    framework = _framework(notes, _opening(source), words, cells)
+    precisions = {
+        named_precision(str(row["precision"])) or "bf16" for row in cells if "precision" in row
+    }
+    framework = _framework(notes, opening, words, cells)
     by_rates = sum(map(_with_gpus, cells))
     in_words = ("gpu", "gpus", "recomputed")
     said = {name for name in in_words if all(name in row for row in cells)}
     answered = {*columns, *assumed, *said}
-    # A table's heading comes before footnotes on others.
-    of_gpu = next(filter(named_gpu, map(str, frame.attrs.get("notes", ()))), "")
+    of_gpu = next(filter(named_gpu, above), "")  # a heading comes before footnotes on others
     defaults, assumptions = from_notes(notes, answered, precisions, framework, of_gpu)
     by_column = [] if sideways is None else ["each column after the first is read as a layout"]
     assumptions = [*frame.attrs.get("assumptions", ()), *by_column, *assumptions]
@@ -369,22 +370,18 @@ def _in_8_bits(
     return replace(table, assumptions=(*table.assumptions, why), inferred={"precision": "fp8"})
 
 
-def _prose(source: str | Path | pd.DataFrame) -> list[str]:
-    """All lines around the table of a Markdown file that has only one."""
-    if not isinstance(source, str | Path) or Path(source).suffix not in {".md", ".mdx"}:
-        return []
-    lines = Path(source).read_text(errors="replace").splitlines()
-    tables = sum(bool(DASHES.fullmatch(line)) for line in lines)
-    return [line.strip("# \t") for line in lines if "|" not in line] if tables == 1 else []
-
-
-def _opening(source: str | Path | pd.DataFrame) -> str:
-    """What a page says before its first section or table: of all its tables."""
+def _page(source: str | Path | pd.DataFrame) -> tuple[list[str], str]:
+    """All lines around the table of a page that has only one, and what a page says before its first
+    section or table: of all its tables."""
     if not isinstance(source, str | Path) or Path(source).suffix not in {".md", ".mdx", ".rst"}:
-        return ""
+        return [], ""
     text = Path(source).read_text(errors="replace")
     title, line_end, rest = text.partition("\n")
-    return title + line_end + re.split(r"^(?:#|\W*\|)", rest, maxsplit=1, flags=re.MULTILINE)[0]
+    before = re.split(r"^(?:#|\W*\|)", rest, maxsplit=1, flags=re.MULTILINE)[0]
+    lines = text.splitlines()
+    alone = sum(bool(DASHES.fullmatch(line)) for line in lines) == 1
+    around = [line.strip("# \t") for line in lines if alone and "|" not in line]
+    return around, title + line_end + before
 
 
 def _advice(reason: str) -> str:
@@ -443,8 +440,6 @@ def _in_words(row: Mapping[str, Any], cells: Sequence[Any], others: str) -> dict
         values.pop("sharding", None)
     if (gpus := ranks_of(row.get("gpu", ""))[0]) and math.isfinite(gpus):
         values["gpus"] = gpus
-    if gpu := named_gpu(others):
-        values["gpu"] = gpu.name
     if any(isinstance(cell, str) and ADAPTERS.search(cell) for cell in cells):
         values["adapters"] = True
     return values

@@ -6,7 +6,8 @@ import re
 from collections.abc import Collection
 from typing import Any
 
-from lab.analysis.audit.values import number
+from lab.analysis.audit.columns import named_precision
+from lab.analysis.audit.values import NODE, number
 from lab.analysis.layout_columns import ALL_GPUS, RATES, UNITS, meaning
 from lab.formatting import model_size
 from lab.perfmodel import transformer
@@ -15,7 +16,6 @@ from lab.perfmodel.hardware import GPUS, named_gpu
 from lab.perfmodel.layout import Sharing
 from lab.perfmodel.transformer import Transformer
 
-_HOST = "(?:node|host|server|machine)"
 # GPUs in words: "NVIDIA A100 (80 GB) GPUs", or "H100s" alone, which no model is called.
 _NAMES = "|".join(map(re.escape, sorted(GPUS, reverse=True)))
 _CARDS = (
@@ -33,14 +33,14 @@ NOTED = {
     "global_batch": rf"\bglobal[ _-]batch{_OF}{_COUNT}",
     "micro_batch": rf"\b(?:micro|per[ -](?:gpu|device))[ _-]?batch{_OF}{_COUNT}",
     "replica_batch": rf"\blocal[ _-]?batch{_OF}{_COUNT}",
-    "per_node": rf"x ?(\d+) per node|(\d+)(?: ?[x×*])? {_CARDS} (?:\([^)]*\) )?per {_HOST}"
-    rf"|\b{_HOST}s? (?:has|have|with|of|x|×) (\d+)(?: ?[x×*])? ?{_CARDS}"
-    rf"|\b\d+ {_HOST}s? ?[x×] ?(\d+)\b(?! ?[x×])",
-    "nodes": rf"\b(\d+) {_HOST}s?\b",
+    "per_node": rf"x ?(\d+) per node|(\d+)(?: ?[x×*])? {_CARDS} (?:\([^)]*\) )?per {NODE}"
+    rf"|\b{NODE}s? (?:has|have|with|of|x|×) (\d+)(?: ?[x×*])? ?{_CARDS}"
+    rf"|\b\d+ {NODE}s? ?[x×] ?(\d+)\b(?! ?[x×])",
+    "nodes": rf"\b(\d+) {NODE}s?\b",
     # Of the whole table: not "4 nodes of 8 GPUs", "8 GPUs per node".
     "gpus": r"(?<!of )(?<!with )(?<!has )(?<!have )(?<![\d.,x])(?<![x×] )"
     rf"\b(\d+|one|single)(?: ?[x×*])?[ -]*{_CARDS}"
-    rf"(?! ?(?:\([^)]*\)|\d+ ?GB?)? ?(?:per|/|each|GPU|{_HOST}))"
+    rf"(?! ?(?:\([^)]*\)|\d+ ?GB?)? ?(?:per|/|each|GPU|{NODE}))"
     rf"|\b(?:{_NAMES}) ?[x×*] ?(\d+)\b",
 }
 # Notes say nothing of one of these if a column gives another.
@@ -56,13 +56,6 @@ SHARINGS: dict[Sharing, str] = {
     "fsdp": r"full_?shard|fsdp|hsdp|hybrid_?shard|zero\W?3",
     "zero2": r"shard_?grad|zero\W?2",
     "zero1": r"zero\W?1",
-}
-PRECISIONS = {
-    "fp32": "fp32|float32",
-    "tf32": "tf32",
-    "fp16": "fp16|half|amp(?!bf16|fp8|fp4)",
-    "fp8": "fp8|float8",
-    "fp4": "fp4",
 }
 # Where no GPU is named: the first, unless it is too slow for the rows.
 USUAL_GPUS = ("a100", "h100", "b200")
@@ -128,12 +121,10 @@ OTHER_CHIP = re.compile(
 
 
 def settings(text: str) -> dict[str, Any]:
-    """What a cell such as "tp2, pp32, mbs=1, recompute=full" says; nothing twice or doubtful."""
-    values: dict[str, set[Any]] = {}
+    """What words such as "tp2, pp32, mbs=1, recompute=full" say; nothing twice or doubtful."""
+    values: dict[str, set[Any]] = {name: _noted(name, text) for name in NOTED}
     values["recomputed"] = {one.lower() or two.lower() for one, two in SET_RECOMPUTED.findall(text)}
     values["recomputed"] |= noted_recomputation(text)
-    for name in ("sequence", "gpus"):
-        values[name] = _noted(name, text)
     text = _DENIED.sub("", text)
     for short, name, value in SETTING.findall(text):
         meant = ABBREVIATED[short.lower()] if short else name.lower()
@@ -145,9 +136,11 @@ def settings(text: str) -> dict[str, Any]:
             values["replicate"] = replicas
     for replicas, shards in GROUPS.findall(text):
         values |= {"replicate": {float(replicas)}, "shard": {float(shards)}}
-    values["precision"] = {precision(words) for words in NOTED_PRECISION.findall(text)}
-    if shared := sharing(text):
-        values["sharding"] = {"hsdp" if HYBRID.search(text) else shared}
+    values["precision"] = {named_precision(words) for words in NOTED_PRECISION.findall(text)}
+    shared = {kind for kind, words in SHARINGS.items() if re.search(words, text, re.IGNORECASE)}
+    values["sharding"] = {"hsdp"} if shared and HYBRID.search(text) else shared
+    if gpu := named_gpu(text):
+        values["gpu"] = {gpu.name}
     return {name: stated.pop() for name, stated in values.items() if len(stated) == 1}
 
 
@@ -155,12 +148,6 @@ def sharing(words: str) -> Sharing | None:
     """How replicas share a model's state; None if the words do not say."""
     text = words.lower()
     return next((name for name, used in SHARINGS.items() if re.search(used, text)), None)
-
-
-def precision(words: str) -> str:
-    """The named precision, bf16 by default."""
-    text = re.sub("[^a-z0-9]", "", words.lower())
-    return next((name for name, used in PRECISIONS.items() if re.search(used, text)), "bf16")
 
 
 def noted_model(notes: str) -> Transformer | None:
@@ -188,54 +175,42 @@ def from_notes(
     of something say nothing of it.
     """
     given = set(known).union(*(names for names in TOGETHER if names & set(known)))
-    values: dict[str, Any] = dict(_numbers(notes, given))
-    said = [f"{name.replace('_', ' ')} {value:g}, from the notes" for name, value in values.items()]
+    if SHARED & set(known) or re.search(r"\bddp\b", notes, re.IGNORECASE):
+        given.add("sharding")
+    values = {name: value for name, value in settings(notes).items() if name not in given}
+    if values.get("sharding") == "hsdp" and re.search(r"\bfsdp|full_?shard", notes, re.IGNORECASE):
+        values["sharding"] = "fsdp"  # it is not said which rows are hybrid
+    counts = {name: value for name, value in values.items() if isinstance(value, float)}
+    said = [f"{name.replace('_', ' ')} {value:g}, from the notes" for name, value in counts.items()]
+    stated = [values[name] for name in ("precision", "sharding") if name in values]
+    said += [f"{value}, from the notes" for value in stated]
     # Layers alone are those of a named model that was cut.
     sized = {*(SIZED - {"layers"}), "width"} & set(known)
     if not sized and (model := noted_model(notes)):
         values["noted_model"] = model
         said.append(f"a model of {model_size(model.parameters)} parameters, from the notes")
-    if "precision" not in known:
-        named = {precision(words) for words in NOTED_PRECISION.findall(notes)}
-        if len(named) == 1:
-            values["precision"] = named.pop()
-            said.append(f"{values['precision']}, from the notes")
-        elif not precisions:
-            said.append(UNSAID_PRECISION)
+    if not precisions and "precision" not in {*known, *values}:
+        said.append(UNSAID_PRECISION)
     if "gpu" not in known:
         used = {*precisions, values.get("precision")}
         used |= {"mxfp8"} if MICROSCALED.search(notes) else set()
         values["gpu"], why = _gpu(of_gpu or notes, used)
         said.append(f"{values['gpu'].upper()} GPUs, {why}")
     text = _DENIED.sub("", notes)
-    shared = [kind for kind, words in SHARINGS.items() if re.search(words, text, re.IGNORECASE)]
-    if len(shared) == 1 and not SHARED & set(known) and not re.search(r"\bddp\b", notes, re.I):
-        # Notes on both kinds of FSDP do not say which rows have which.
-        hybrid = HYBRID.search(text) and not re.search(r"\bfsdp|full_?shard", text, re.IGNORECASE)
-        values["sharding"] = "hsdp" if hybrid else shared[0]
-        said.append(f"{values['sharding']}, from the notes")
     if ADAPTERS.search(text) and not TRAINS_ALL.search(text):
         values["adapters"] = True
     if "sequence_parallel" not in known:
-        stated = {match.lower() for match in NOTED_SEQUENCE_PARALLEL.findall(notes)}
-        if len({words.startswith("without") for words in stated}) == 1:
-            values["sequence_parallel"] = "off" if stated.pop().startswith("without") else "on"
+        words = {match.lower() for match in NOTED_SEQUENCE_PARALLEL.findall(notes)}
+        if len({word.startswith("without") for word in words}) == 1:
+            values["sequence_parallel"] = "off" if words.pop().startswith("without") else "on"
             said.append(f"sequence parallelism {values['sequence_parallel']}, from the notes")
     if "pipeline" in known and "interleave" not in {*known, *values} and framework.interleave > 1:
         values["interleave"] = framework.interleave
         stages = f"{framework.interleave} stages on each rank are assumed"
         said.append(f"the table does not say whether pipelines are interleaved: {stages}")
-    if "recomputed" not in known:
-        said += _recomputed(notes, known, values, framework)
+    if "recomputed" not in {*known, *values}:
+        said += _recomputed(known, values, framework)
     return values, said
-
-
-def _numbers(notes: str, known: Collection[str]) -> dict[str, float]:
-    noted = {name: _noted(name, notes) for name in NOTED}
-    values = {name: numbers.pop() for name, numbers in noted.items() if len(numbers) == 1}
-    set_to = settings(notes)
-    values |= {name: set_to[name] for name in ABBREVIATED.values() if name in set_to}
-    return {name: value for name, value in values.items() if name not in known}
 
 
 def _noted(name: str, text: str) -> set[float]:
@@ -267,16 +242,10 @@ def _gpu(notes: str, precisions: Collection[str | None]) -> tuple[str, str]:
     return USUAL_GPUS[0], UNNAMED
 
 
-def _recomputed(
-    notes: str, known: Collection[str], values: dict[str, Any], framework: Framework
-) -> list[str]:
-    """Enter what notes say of recomputation; sentences on what is assumed."""
+def _recomputed(known: Collection[str], values: dict[str, Any], framework: Framework) -> list[str]:
+    """Enter and say what is assumed of recomputation where nothing says it."""
     timed = {"time", *RATES} & set(known)
     unlabelled = {"flops", ALL_GPUS + "flops"} & set(known)
-    stated = noted_recomputation(notes)
-    if len(stated) == 1:
-        values["recomputed"] = stated.pop()
-        return []
     if framework.counts_recomputed and unlabelled and not timed:
         values["recomputed"] = "full"
         return ["full recomputation, which this framework's formula of FLOPs counts"]

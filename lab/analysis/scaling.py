@@ -25,7 +25,7 @@ from lab.config.strategies import SETTINGS
 from lab.errors import InputError, Problem, nearest
 from lab.formatting import percent, rounded
 from lab.records.schema import PHASES
-from lab.records.statistics import bootstrap_interval
+from lab.records.statistics import bootstrap_interval, median_interval
 from lab.records.table import grouped
 
 Samples = np.ndarray[Any, np.dtype[np.float64]]
@@ -83,10 +83,10 @@ def summary(table: pd.DataFrame, *, baseline: Mapping[str, Any], scaling: Scalin
 
     With T the median step time over repeats and X the throughput at it, N the world size, B the
     baseline: strong: `speedup = T(B)/T(N)`, `efficiency = speedup N_B/N`; weak: `efficiency =
-    T(B)/T(N)`, `speedup = X(N)/X(B)`. Intervals are percentile bootstraps over repeats (Efron
-    1979) of the median or of the ratio of two medians, resampled independently: a resumed study
-    breaks pairs of repeats, and if the pairs hold, the independent interval is the wider one. With
-    two or three repeats it is the whole range.
+    T(B)/T(N)`, `speedup = X(N)/X(B)`. Intervals of medians over repeats are by order statistics
+    (Hettmansperger and Sheather 1986), of the ratio of two medians by percentile bootstraps (Efron
+    1979), resampled independently: a resumed study breaks pairs of repeats, and if the pairs hold,
+    the independent interval is the wider one. With two to four repeats it is the whole range.
 
     The rows of a results table name their curve, scaling and baseline, and the work that a time
     covers relative to the baseline's. An interval that the table gives for a single time is kept.
@@ -252,18 +252,12 @@ def _interval(*samples: Samples) -> tuple[Any, Any, Any]:
     value = statistic(*samples, axis=-1)
     if fewest == 1:
         return value, nothing, nothing
+    if len(samples) == 1:
+        return value, *median_interval(*samples)
     if max(sample.shape[-1] for sample in samples) <= WHOLE_RANGE:
-        return value, *_range(*samples)
+        top, bottom = samples
+        return value, top.min(-1) / bottom.max(-1), top.max(-1) / bottom.min(-1)
     return value, *bootstrap_interval(samples, statistic, resamples=RESAMPLES, seed=SEED)
-
-
-def _range(top: Samples, bottom: Samples | None = None) -> tuple[Any, Any]:
-    """Both ends of what resamples of so few values can give: exactly the bootstrap's, and sooner.
-
-    The values of a ratio are positive.
-    """
-    low, high = top.min(axis=-1), top.max(axis=-1)
-    return (low, high) if bottom is None else (low / bottom.max(-1), high / bottom.min(-1))
 
 
 def ratio(top: Samples, bottom: Samples) -> Estimate:
@@ -405,10 +399,9 @@ def few(repeats: int) -> str:
 def chance(repeats: int) -> str:
     """How many of equal configurations so few repeats show to differ; empty if hardly any.
 
-    The shares are those of the simulations in docs/measuring.md.
+    The share is that of the simulations in docs/measuring.md.
     """
-    often = {3: 10, 4: 14}.get(repeats)
-    return f"; of equal ones, {repeats} repeats show 1 in {often} to differ" if often else ""
+    return f"; of equal ones, {repeats} repeats show 1 in 10 to differ" if repeats == 3 else ""
 
 
 def verdict(low: float, high: float, repeats: int) -> str:

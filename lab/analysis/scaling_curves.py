@@ -21,7 +21,7 @@ PER_RANK, GLOBAL = {"micro_batch_size", "grad_accum"}, {"global_batch_size"}
 FREE = {"strong": PER_RANK, "weak": GLOBAL, "none": PER_RANK}
 WORK = {"strong": GLOBAL, "weak": PER_RANK, "none": GLOBAL}
 SHARES = ("efficiency", "mfu")  # quantities that are written in per cent
-WHOLE_RANGE = 3  # up to this many repeats, the bootstrap of a median or a ratio gives the range
+WHOLE_RANGE = 4  # the range of up to this many repeats is their interval, and called so
 
 
 class Estimate(NamedTuple):
@@ -207,7 +207,7 @@ def labelled_rows(summary: pd.DataFrame) -> list[Row]:
 def interval_name(repeats: Sequence[int]) -> str:
     """What the intervals of values from these numbers of repeats are; empty if none has one.
 
-    The range of two or three repeats covers the median of all possible ones in 50 or 75 % of cases
+    The range of two to four repeats covers the median of all possible ones in 50 to 88 % of cases
     (1 - 2^(1 - n)).
     """
     several = [count for count in repeats if count > 1]

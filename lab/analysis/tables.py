@@ -105,17 +105,15 @@ def fits_table(calibration: Calibration) -> pd.DataFrame:
     """A row of text per fit: alpha in µs, bandwidth and busbw in GB/s (1e9), error, range."""
     rows = [
         {
-            "collective": row.collective.replace("_", "-"),
-            "ranks": row.world_size,
-            "alpha (µs)": rounded(row.fit.alpha_s * 1e6),
-            "bandwidth (GB/s)": rounded(row.fit.bytes_per_s / 1e9),
-            "busbw (GB/s)": rounded(row.fit.of_one_link(row.collective, row.world_size)[1] / 1e9),
-            "error up to": percent(row.fit.largest_relative_error),
-            "fitted over": " to ".join(
-                map(message_size, (row.fit.smallest_bytes, row.fit.largest_bytes))
-            ),
+            "collective": name.replace("_", "-"),
+            "ranks": ranks,
+            "alpha (µs)": rounded(fit.alpha_s * 1e6),
+            "bandwidth (GB/s)": rounded(fit.bytes_per_s / 1e9),
+            "busbw (GB/s)": rounded(fit.of_one_link(name, ranks)[1] / 1e9),
+            "error up to": percent(fit.largest_relative_error),
+            "fitted over": " to ".join(map(message_size, (fit.smallest_bytes, fit.largest_bytes))),
         }
-        for row in calibration.fits
+        for (name, ranks), fit in calibration.fits.items()
     ]
     return pd.DataFrame(rows)
 

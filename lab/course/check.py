@@ -22,7 +22,6 @@ from typing import Any, Literal, NamedTuple
 from lab.course.language import tr
 from lab.errors import InputError, LabError, Problem, nearest, require_type
 from lab.files import write_atomically
-from lab.report.blocks import Markdown
 
 ANSWERS = "answers"  # a folder beside the notebook, handed in with it
 CLOSE = 0.02  # relative; answers are often read from rounded tables
@@ -87,6 +86,8 @@ def check(name: str, answer: object, **measured: Any) -> None:
     kept in a file beside it, so that it can be graded without running the notebook.
     """
     from IPython.display import display
+
+    from lab.report.blocks import Markdown  # loads matplotlib, which a judge needs not
 
     _keep(name, answer)
     # Displayed, not returned: nbgrader would take a returned value for the points.

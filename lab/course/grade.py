@@ -15,7 +15,7 @@ import subprocess
 import sys
 from collections import Counter, defaultdict
 from collections.abc import Iterator, Sequence
-from dataclasses import asdict, dataclass, fields, replace
+from dataclasses import asdict, dataclass, fields
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -78,7 +78,7 @@ def grade(
     for one, replay in replays.items():
         for signature in replay["signatures"]:
             owners[signature].add(one.student)
-    grades = []
+    grades: list[Grade] = []
     for one, replay in replays.items():
         others = {owner for signature in replay["signatures"] for owner in owners[signature]} - {
             one.student
@@ -87,7 +87,7 @@ def grade(
         if others and not shared_records:
             students = ", ".join(sorted(others))
             faults.append(tr("records are the same as those of {students}", students=students))
-        grades += [_without_faulty(row, faults) for row in _of_checks(one, replay)]
+        grades += _of_checks(one, replay, faults)
         grades += _of_files(one)
     if output is not None:
         write_atomically(Path(output), _csv(grades).encode())
@@ -140,18 +140,13 @@ def _failed(reason: str) -> dict[str, Any]:
     return {"exercises": {}, "faults": [reason], "signatures": []}
 
 
-def _of_checks(one: Submission, replay: dict[str, Any]) -> Iterator[Grade]:
+def _of_checks(one: Submission, replay: dict[str, Any], faults: Sequence[str]) -> Iterator[Grade]:
     for name, most in _points(one.lesson, "lab.check"):
         right, reason = replay["exercises"].get(name, (False, tr("no answer was handed in")))
+        if faults and right is not None:
+            right, reason = False, tr("not graded: {faults}", faults="; ".join(faults[:3]))
         points = None if right is None else most * bool(right)
         yield Grade(one.student, one.lesson, name, points, most, reason)
-
-
-def _without_faulty(row: Grade, faults: Sequence[str]) -> Grade:
-    if not faults or row.points is None:
-        return row
-    reason = tr("not graded: {faults}", faults="; ".join(faults[:3]))
-    return replace(row, points=0.0, reason=reason)
 
 
 def _of_files(one: Submission) -> Iterator[Grade]:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
+from functools import partial
 from typing import Any
 
 import numpy as np
@@ -249,20 +250,12 @@ def _hidden(trial: Trial) -> float:
     return float(min(shares))
 
 
-def _naive(evidence: Evidence) -> str:
-    same = _same_as_single(evidence)
-    return f"{same} {_reduced(evidence, evidence.trials[0], calls=len(evidence.expected))}"
-
-
-def _flat(evidence: Evidence) -> str:
-    return f"{_same_as_single(evidence)} {_reduced(evidence, evidence.trials[0], calls=1)}"
-
-
-def _hooks(evidence: Evidence) -> str:
+def _exchanged(evidence: Evidence, *, flat: bool = False, hides: bool = False) -> str:
     same, trial = _same_as_single(evidence), evidence.trials[0]
-    reduced = _reduced(evidence, trial, calls=len(evidence.expected))
-    hidden = tr("{share:.0%} of the time on the link is hidden.", share=_hidden(trial))
-    return f"{same} {reduced} {hidden}"
+    found = [same, _reduced(evidence, trial, calls=1 if flat else len(evidence.expected))]
+    if hides:
+        found.append(tr("{share:.0%} of the time on the link is hidden.", share=_hidden(trial)))
+    return " ".join(found)
 
 
 def _buckets(evidence: Evidence) -> str:
@@ -494,7 +487,7 @@ RUNGS: dict[str, Rung] = {
     "03.naive-ddp": Rung(
         file="naive.py",
         needs="NaiveDDP",
-        judge=_naive,
+        judge=_exchanged,
         questions=(
             "What must be equal on all ranks before the first step, and what after each?",
             "The loss is a mean over samples: what does that make the gradient of all samples?",
@@ -506,7 +499,7 @@ RUNGS: dict[str, Rung] = {
     "03.flat": Rung(
         file="flat.py",
         needs="FlatDDP",
-        judge=_flat,
+        judge=partial(_exchanged, flat=True),
         questions=(
             "How do tensors of several shapes become one, and how do you get them back?",
             "Are the gradients that the optimizer reads those that you have averaged?",
@@ -518,7 +511,7 @@ RUNGS: dict[str, Rung] = {
     "03.hooks": Rung(
         file="hooks.py",
         needs="HookedDDP",
-        judge=_hooks,
+        judge=partial(_exchanged, hides=True),
         questions=(
             "What does dist.all_reduce return if it is not to wait?",
             "When may the optimizer read a gradient that is still on the link?",

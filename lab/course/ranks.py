@@ -28,7 +28,6 @@ from lab.errors import InputError, LabError, Problem, nearest, require_type
 from lab.files import read_json, write_atomically
 from lab.launch.confined import Ended, line_in, run_ranks
 from lab.perfmodel.collectives import bus_factor
-from lab.report.blocks import Markdown
 from lab.worker import confine
 
 MODULES = frozenset(
@@ -157,6 +156,8 @@ def check_ranks(name: str, *, file: str | Path, world_size: int = 2) -> None:
     machine cannot confine the file.
     """
     from IPython.display import display
+
+    from lab.report.blocks import Markdown
 
     rung, path = _rung(name, world_size), Path(file)
     if not path.is_file():

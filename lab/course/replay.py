@@ -116,8 +116,6 @@ def _copy_records(submitted: Path, work: Path) -> None:
 
 def _inspect(work: Path) -> tuple[list[str], list[str]]:
     """Faults of the records, and signatures by which copies are recognized."""
-    import pandas as pd
-
     faults, signatures = [], []
     for path in sorted(work.glob(f"studies/*/{OUT}/{RUNS}/*/*/{RECORD}")):
         place = str(path.parent.relative_to(work / "studies"))
@@ -128,7 +126,7 @@ def _inspect(work: Path) -> tuple[list[str], list[str]]:
             faults.append(tr("{place} holds the record of another run", place=place))
         signatures.append(f"{record.run_id} {record.repeat} {record.finished_at}")
         try:
-            steps = pd.read_parquet(path.with_name(STEPS))
+            steps = _steps(path.with_name(STEPS))
             faults += [*_contradictions(record, steps, place)]
             signatures.append(_signature(record, steps))
         except Exception as error:  # noqa: BLE001 whatever is wrong with a student's file
@@ -140,6 +138,12 @@ def _inspect(work: Path) -> tuple[list[str], list[str]]:
                 )
             )
     return faults, signatures
+
+
+def _steps(path: Path) -> pd.DataFrame:
+    import pandas as pd
+
+    return pd.read_parquet(path)
 
 
 def _contradictions(record: Record, steps: pd.DataFrame, place: str) -> Iterator[str]:

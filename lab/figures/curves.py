@@ -340,7 +340,7 @@ class _Times(NamedTuple):
 
 def _times(calibration: Calibration) -> Iterator[_Times]:
     sizes = sorted({row.world_size for row in calibration.rows})
-    fits = {(fitted.collective, fitted.world_size): fitted.fit for fitted in calibration.fits}
+    fits = calibration.fits
     for key in itertools.product(COLLECTIVES, sizes):
         rows = [row for row in calibration.rows if (row.collective, row.world_size) == key]
         if rows:

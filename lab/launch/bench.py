@@ -37,7 +37,6 @@ from lab.launch.held_out import held_out_strategies as held_out_strategies
 from lab.perfmodel.hardware import machine as described_machine
 from lab.perfmodel.planner import Space, best
 from lab.perfmodel.predict import Described, predict
-from lab.perfmodel.simulate import Conditions
 from lab.records.schema import Stat
 from lab.records.statistics import stat
 
@@ -305,5 +304,5 @@ def planner_speed() -> Speed:
     predict(study, machine=MACHINE, world_sizes=[RANKS])
     predicted = time.perf_counter()
     costing = Described(model, 0, described_machine(MACHINE))
-    plan = best(costing, space, world_size=6400, global_batch=6400 * 64, conditions=Conditions())
+    plan = best(costing, space, world_size=6400, global_batch=6400 * 64)
     return Speed(predicted - began, plan.searched, time.perf_counter() - predicted)

@@ -54,7 +54,13 @@ def rank_error(rank: int, error: Exception, *, phase: str = "") -> RankError:
     if OUT_OF_MEMORY.search(message):
         name = "OutOfMemoryError"
     waiting = any(text in message for text in PEER_LOST)
-    return RankError(rank, name, message, time.time(), traceback.format_exc(), waiting)
+    message, trace = _encodable(message), _encodable(traceback.format_exc())
+    return RankError(rank, name, message, time.time(), trace, waiting)
+
+
+def _encodable(text: str) -> str:
+    # A file's name that is no UTF-8 has letters that a record cannot hold.
+    return text.encode(errors="backslashreplace").decode()
 
 
 def failed(

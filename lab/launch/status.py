@@ -24,7 +24,7 @@ from lab.config.study import Study, Task
 from lab.errors import InputError, LabError, items
 from lab.files import read_file, unwritable, write_atomically
 from lab.launch import driver
-from lab.launch.attempt import RankError, read_progress
+from lab.launch.attempt import WAITING, RankError, read_progress
 from lab.launch.executor import Handle, read_job
 from lab.launch.outcome import failed
 from lab.launch.work import read_arguments
@@ -296,6 +296,7 @@ class StudyDisplay(Display):
         super().__init__(enabled=enabled)
         self._states = states
         self._reported: set[int] = set()
+        self._waited = False  # for other jobs
         self._again: set[int] = set()  # ended before, and measured once more
         self._earlier: dict[int, TaskState] = {}  # those that had ended, which need no line
         if enabled and not self.is_live:
@@ -313,6 +314,9 @@ class StudyDisplay(Display):
         states = self._states()
         self.show(_view(states))
         for i, state in enumerate([] if self.is_live else states):
+            if state.phase == WAITING and not self._waited:
+                self._waited = True  # said once, as every run may wait
+                self.print(f"{state.task.label}: {WAITING} on the same devices")
             if not state.ended:
                 self._again |= self._reported & {i}
                 self._reported.discard(i)

@@ -8,7 +8,7 @@ much a step varies from process to process.
 from __future__ import annotations
 
 import statistics
-from collections.abc import Collection, Iterable
+from collections.abc import Collection, Sequence
 from contextlib import suppress
 from dataclasses import dataclass
 from datetime import UTC, datetime
@@ -108,11 +108,8 @@ def reference_runs(world_size: int) -> list[Run]:
     return runs
 
 
-def pooled(steps: Iterable[ReferenceStep]) -> ReferenceStep | None:
-    """Merge one run's processes, with median phases and the first one's gradients, if any."""
-    steps = list(steps)
-    if not steps:
-        return None
+def pooled(steps: Sequence[ReferenceStep]) -> ReferenceStep:
+    """Merge one run's processes, with median phases and the first one's gradients."""
     phases = {
         name: statistics.median(step.phases[name] for step in steps) for name in steps[0].phases
     }
@@ -144,14 +141,6 @@ class CollectiveTime(_Stored):
     def busbw(self) -> float:
         """Bytes/s on the busiest link of a ring."""
         return busbw(self.collective, self.world_size, self.bytes, self.seconds)
-
-
-class CollectiveFit(_Stored):
-    """The alpha-beta fit of one collective at one world size."""
-
-    collective: Collective
-    world_size: int
-    fit: LinkFit
 
 
 class MatrixProduct(_Stored):
@@ -210,7 +199,7 @@ class Part(_Stored):
     @property
     def fitted(self) -> bool:
         """Whether the times of all of its collectives grow with the size."""
-        return {row.collective for row in self.times} == {fit.collective for fit in self.fits}
+        return {row.collective for row in self.times} == self.fits.keys()
 
     def covers(self, strategies: Collection[str] | None) -> bool:
         """Whether reference steps of these strategies (None: of all) were requested from it."""
@@ -219,18 +208,15 @@ class Part(_Stored):
         return set(strategies) <= set(self.strategies)
 
     @cached_property
-    def fits(self) -> tuple[CollectiveFit, ...]:
+    def fits(self) -> dict[Collective, LinkFit]:
         """One per collective whose times grow over two or more sizes from FIT_FROM_BYTES on."""
-        fits = []
+        fits = {}
         for name in COLLECTIVES:
             rows = [row for row in self.times if row.collective == name]
             rows = [row for row in rows if row.bytes >= FIT_FROM_BYTES]
-            try:
-                fit = fit_link([row.bytes for row in rows], [row.seconds for row in rows])
-            except ValueError:
-                continue
-            fits.append(CollectiveFit(collective=name, world_size=self.world_size, fit=fit))
-        return tuple(fits)
+            with suppress(ValueError):
+                fits[name] = fit_link([row.bytes for row in rows], [row.seconds for row in rows])
+        return fits
 
 
 class Calibration(_Stored):
@@ -247,9 +233,11 @@ class Calibration(_Stored):
         return tuple(row for part in self.parts for row in part.times)
 
     @property
-    def fits(self) -> tuple[CollectiveFit, ...]:
-        """Fits of all collectives and world sizes."""
-        return tuple(fit for part in self.parts for fit in part.fits)
+    def fits(self) -> dict[tuple[Collective, int], LinkFit]:
+        """Fits by collective and world size."""
+        return {
+            (name, part.world_size): fit for part in self.parts for name, fit in part.fits.items()
+        }
 
     @property
     def matrix_products(self) -> dict[str, MatrixProduct]:
@@ -295,12 +283,11 @@ class Calibration(_Stored):
 
     def fit(self, collective: Collective, world_size: int) -> LinkFit:
         """The fit of a collective; LabError if it was not measured or cannot be fitted."""
-        fits = {fit.world_size: fit.fit for fit in self.fits if fit.collective == collective}
-        if world_size in fits:
-            return fits[world_size]
+        if fit := self.fits.get((collective, world_size)):
+            return fit
         known = "it has no fit"
-        if fits:
-            known = f"it is fitted for {', '.join(map(str, sorted(fits)))} ranks"
+        if sizes := sorted(size for name, size in self.fits if name == collective):
+            known = f"it is fitted for {', '.join(map(str, sizes))} ranks"
         missing = f"no {collective} on {world_size} ranks"
         raise LabError(f"calibration of {self.cluster}: {missing} ({known})")
 

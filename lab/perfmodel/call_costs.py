@@ -11,7 +11,6 @@ import math
 import statistics
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
-from functools import partial
 
 from lab.config.run import Run
 from lab.perfmodel.calibration import Calibration, ReferenceStep
@@ -99,7 +98,26 @@ def fitted(
     `model_error`. A call may take up to `latency_s` less than modelled. The deviation is that of
     each step from the fit to the others, because a predicted step is not part of the fit either.
     """
-    solve = partial(_solved, model_error=model_error, expected=expected, latency_s=latency_s)
+    import numpy as np
+    from scipy.optimize import nnls
+
+    def solve(steps: Sequence[Residual]) -> CallCost:
+        rows = [
+            [
+                value / one.measured_s / STEP_ERROR
+                for value in (one.modelled_s, one.calls, one.bytes)
+            ]
+            for one in steps
+        ]
+        matrix = np.array([*rows, [1 / model_error, 0.0, 0.0]])
+        known = np.array([*[1 / STEP_ERROR] * len(steps), expected / model_error])
+        scale = np.maximum(np.linalg.norm(matrix, axis=0), 1e-30)
+        # nnls keeps the excess of the factor and calls over their minimum from going negative: no
+        # rank computes faster beside others than alone.
+        beyond, _ = nnls(matrix / scale, known - matrix @ [1.0, -latency_s, 0.0])
+        factor, call_s, byte_s = (beyond / scale).tolist()
+        return CallCost(1.0 + factor, call_s - latency_s, byte_s)
+
     errors = []
     for at, one in enumerate(residuals):
         cost = solve([*residuals[:at], *residuals[at + 1 :]])
@@ -135,27 +153,3 @@ def _residual(
     profile = replace(profile, spread=alone.spread).scaled(1 / run.passes, MICRO_BATCH)
     modelled = predict_run(run, profile, links, conditions=conditions)
     return Residual(modelled.step_s, step.median, calls_of(run, profile), profile.gradient_bytes)
-
-
-def _solved(
-    residuals: Sequence[Residual],
-    *,
-    model_error: float,
-    expected: float,
-    latency_s: float,
-) -> CallCost:
-    import numpy as np
-    from scipy.optimize import nnls
-
-    rows = [
-        [value / one.measured_s / STEP_ERROR for value in (one.modelled_s, one.calls, one.bytes)]
-        for one in residuals
-    ]
-    matrix = np.array([*rows, [1 / model_error, 0.0, 0.0]])
-    known = np.array([*[1 / STEP_ERROR] * len(residuals), expected / model_error])
-    scale = np.maximum(np.linalg.norm(matrix, axis=0), 1e-30)
-    # nnls keeps the excess of the factor and calls over their minimum from going negative: no rank
-    # computes faster beside others than alone.
-    beyond, _ = nnls(matrix / scale, known - matrix @ [1.0, -latency_s, 0.0])
-    factor, call_s, byte_s = (beyond / scale).tolist()
-    return CallCost(1.0 + factor, call_s - latency_s, byte_s)

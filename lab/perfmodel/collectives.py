@@ -9,7 +9,7 @@ from __future__ import annotations
 import math
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
-from typing import Literal, get_args
+from typing import Literal
 
 Collective = Literal["all_reduce", "all_gather", "reduce_scatter", "broadcast"]
 
@@ -37,8 +37,6 @@ RINGS: dict[Collective, Ring] = {
     "broadcast": Ring(1, False, {"broadcast": 0}),
 }
 COLLECTIVES: tuple[Collective, ...] = tuple(RINGS)
-Algorithm = Literal["ring", "tree", "hierarchical", "fastest"]
-ALGORITHMS: tuple[Algorithm, ...] = get_args(Algorithm)
 # Seconds of a collective on `size` bytes, among the ranks of one group.
 CollectiveSeconds = Callable[[Collective, float], float]
 # Backward takes two matrix products for each one in the forward pass; communication hides behind
@@ -177,38 +175,38 @@ class Level:
         return min(ring, 2 * self.alpha_s + size / self.sums_per_s)
 
 
-def collective_seconds(
-    collective: Collective, size: float, levels: Sequence[Level], algorithm: Algorithm = "fastest"
-) -> float:
+def collective_seconds(collective: Collective, size: float, levels: Sequence[Level]) -> float:
     """Seconds of a collective on `size` bytes over all ranks of the levels, lowest level first.
+
+    Libraries choose the fastest algorithm by size.
+    """
+    levels = [level for level in levels if level.parts > 1]
+    if not levels or size <= 0:
+        return 0.0
+    return min(seconds_by_algorithm(collective, size, levels).values())
+
+
+def seconds_by_algorithm(
+    collective: Collective, size: float, levels: Sequence[Level]
+) -> dict[str, float]:
+    """The same for levels of several parts each, with each of three algorithms.
 
     A ring passes through all ranks and is as fast as its slowest link (Patarasuk and Yuan 2009). A
     tree takes a number of messages that grows with the logarithm of the ranks; two trees that share
     the links move an all-reduce's bytes up and down at full rate (Sanders, Speck and Traff 2009). A
     hierarchy scatters the tensor in the lower level first, so that the parts of an upper level
-    exchange every byte once (Thakur, Rabenseifner and Gropp 2005). Libraries choose the fastest
-    by size. Raises ValueError for an unknown algorithm.
+    exchange every byte once (Thakur, Rabenseifner and Gropp 2005).
     """
-    levels = [level for level in levels if level.parts > 1]
-    if not levels or size <= 0:
-        return 0.0
     ranks = math.prod(level.parts for level in levels)
     alpha, rate = max(level.alpha_s for level in levels), min(level.bytes_per_s for level in levels)
-    match algorithm:
-        case "fastest":
-            others = (name for name in ALGORITHMS if name != "fastest")
-            return min(collective_seconds(collective, size, levels, name) for name in others)
-        case "hierarchical":
-            return sum(level.seconds(collective, size) for level in levels)
-        case "ring":
-            return ring_time(collective, size, ranks, alpha, rate)
-        case "tree":
-            # Halving and doubling, or a broadcast in pieces; an all-reduce goes up and down the
-            # trees.
-            rounds = RINGS[collective].passes * math.ceil(math.log2(ranks))
-            factor = 2 if collective == "all_reduce" else bus_factor(collective, ranks)
-            return rounds * alpha + factor * size / rate
-    raise ValueError(f"unknown algorithm {algorithm!r}; choose one of {', '.join(ALGORITHMS)}")
+    # Halving and doubling, or a broadcast in pieces; an all-reduce goes up and down the trees.
+    rounds = RINGS[collective].passes * math.ceil(math.log2(ranks))
+    factor = 2 if collective == "all_reduce" else bus_factor(collective, ranks)
+    return {
+        "ring": ring_time(collective, size, ranks, alpha, rate),
+        "tree": rounds * alpha + factor * size / rate,
+        "hierarchical": sum(level.seconds(collective, size) for level in levels),
+    }
 
 
 def nodes_of(world_size: int, ranks_per_node: int, inner: Level, outer: Level) -> tuple[Level, ...]:

@@ -170,37 +170,33 @@ class Trace:
 
     def linear(self, x: Value, out: int) -> Value:
         """(..., in) to (..., out)."""
-        trains = self.layer((x.shape[-1] + 1) * out)
-        weights, shape = x.shape[-1] * out, (*x.shape[:-1], out)
-        flops = 2 * math.prod(x.shape) * out
-        return self._product(x, shape, flops, weights, trains=trains)
+        return self._product(x, (*x.shape[:-1], out), x.shape[-1], out)
 
     def conv(
         self, x: Value, out: int, kernel: int, stride: int = 1, padding: int = 0, bias: bool = True
     ) -> Value:
         """(channels, rows, columns) by square kernels."""
-        window = x.shape[0] * kernel**2
-        trains = self.layer((window + bias) * out)
         shape = (out, *(_windows(size, kernel, stride, padding) for size in x.shape[1:]))
-        flops = 2 * math.prod(shape) * window
-        weights = window * out
-        return self._product(x, shape, flops, weights, trains=trains, keeps_both=True)
+        window = x.shape[0] * kernel**2
+        return self._product(x, shape, window, out, bias=bias, keeps_both=True)
 
     def _product(
         self,
         x: Value,
         shape: tuple[int, ...],
-        flops: int,
-        weights: int,
+        window: int,
+        out: int,
         *,
-        trains: bool,
+        bias: bool = True,
         keeps_both: bool = False,
     ) -> Value:
-        """A product of a value and weights.
+        """A product of a value and weights, in which a result is a sum over a window.
 
         For the gradient of one, the backward pass needs the other. That of a convolution is one
         function of both, so autograd `keeps_both` if either has a gradient.
         """
+        trains, weights = self.layer((window + bias) * out), window * out
+        flops = 2 * math.prod(shape) * window
         x = self.low(x)
         self.forward += flops
         self.backward += flops * (trains + x.grad)
@@ -265,11 +261,9 @@ class Trace:
         channels, grad = sum(x.shape[0] for x in values), any(x.grad for x in values)
         return Value((channels, *values[0].shape[1:]), values[0].item, grad)
 
-    def max_pool(
-        self, x: Value, kernel: int, stride: int, *, padding: int = 0, ceil: bool = False
-    ) -> Value:
-        """Keeps its input and the position of each maximum."""
-        sides = (_windows(size, kernel, stride, padding, ceil=ceil) for size in x.shape[1:])
+    def max_pool(self, x: Value, kernel: int, *, padding: int = 0, ceil: bool = False) -> Value:
+        """At every second place; keeps its input and the position of each maximum."""
+        sides = (_windows(size, kernel, 2, padding, ceil=ceil) for size in x.shape[1:])
         y = self.relu(x).like(x.shape[0], *sides)
         self.unshared += self.samples * INDEX * math.prod(y.shape) * x.grad
         return y
@@ -399,11 +393,11 @@ def _rate(config: CNN) -> float:
 
 def _alexnet(trace: Trace, x: Value, config: CNN, classes: int) -> Value:
     x = trace.relu(trace.conv(x, 64, 11, stride=4, padding=2))
-    x = trace.relu(trace.conv(trace.max_pool(x, 3, 2), 192, 5, padding=2))
-    x = trace.max_pool(x, 3, 2)
+    x = trace.relu(trace.conv(trace.max_pool(x, 3), 192, 5, padding=2))
+    x = trace.max_pool(x, 3)
     for channels in (384, 256, 256):
         x = trace.relu(trace.conv(x, channels, 3, padding=1))
-    x = _flat(trace.average_pool(trace.max_pool(x, 3, 2), 6))
+    x = _flat(trace.average_pool(trace.max_pool(x, 3), 6))
     for _ in range(2):
         x = trace.relu(trace.linear(trace.dropout(x, _rate(config)), 4096))
     return trace.linear(x, classes)
@@ -413,7 +407,7 @@ def _vgg16(trace: Trace, x: Value, config: CNN, classes: int) -> Value:
     for channels, layers in ((64, 2), (128, 2), (256, 3), (512, 3), (512, 3)):
         for _ in range(layers):
             x = trace.relu(trace.conv(x, channels, 3, padding=1))
-        x = trace.max_pool(x, 2, 2)
+        x = trace.max_pool(x, 2)
     x = _flat(trace.average_pool(x, 7))
     for _ in range(2):
         x = trace.dropout(trace.relu(trace.linear(x, 4096)), _rate(config))
@@ -424,7 +418,7 @@ def _squeezenet(trace: Trace, x: Value, config: CNN, classes: int) -> Value:
     x = trace.relu(trace.conv(x, 96, 7, stride=2))
     for number, squeeze in enumerate((16, 16, 32, 32, 48, 48, 64, 64)):
         if number in {0, 3, 7}:
-            x = trace.max_pool(x, 3, 2, ceil=True)
+            x = trace.max_pool(x, 3, ceil=True)
         x = trace.relu(trace.conv(x, squeeze, 1))
         pair = [trace.conv(x, 4 * squeeze, kernel, padding=kernel // 2) for kernel in (1, 3)]
         x = trace.concatenate([trace.relu(half) for half in pair])
@@ -437,7 +431,7 @@ def _resnet18(trace: Trace, x: Value, config: CNN, classes: int) -> Value:
         y = trace.conv(x, channels, kernel, stride, padding=kernel // 2, bias=False)
         return trace.batch_norm(y, config)
 
-    x = trace.max_pool(trace.relu(conv_norm(x, 64, 7, 2)), 3, 2, padding=1)
+    x = trace.max_pool(trace.relu(conv_norm(x, 64, 7, 2)), 3, padding=1)
     for channels, strides in ((64, (1, 1)), (128, (2, 1)), (256, (2, 1)), (512, (2, 1))):
         for stride in strides:
             y = trace.relu(conv_norm(x, channels, 3, stride))
@@ -454,7 +448,7 @@ def _densenet121(trace: Trace, x: Value, config: CNN, classes: int) -> Value:
 
     growth, blocks = 32, (6, 12, 24, 16)
     x = norm(trace.conv(x, 2 * growth, 7, stride=2, padding=3, bias=False))
-    x = trace.max_pool(x, 3, 2, padding=1)
+    x = trace.max_pool(x, 3, padding=1)
     for number, layers in enumerate(blocks, start=1):
         features = [x]
         for _ in range(layers):

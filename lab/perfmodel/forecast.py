@@ -242,10 +242,9 @@ class Basis:
         if world_size == 1:
             alone = Conditions(model_error=self.model_error)
             return MeasuredLinks(lambda collective, size: 0.0, alone)
-        calibration, sizes = self.calibration, list[int]()
-        if calibration:
-            fits = (fit for fit in calibration.fits if fit.collective == "all_reduce")
-            sizes = sorted({fit.world_size for fit in fits})
+        calibration = self.calibration
+        fits = calibration.fits if calibration else {}
+        sizes = [size for name, size in fits if name == "all_reduce"]
         if calibration is None or not sizes:
             command = f"lab calibrate --cluster {shlex.quote(self.cluster)}"
             raise LabError(f"the cluster's links are not calibrated: run `{command}`")
@@ -323,7 +322,7 @@ def _peaks_of(records: Iterable[Record]) -> dict[float, float] | None:
 
 def _calibrated(calibration: Calibration, world_size: int) -> CollectiveSeconds:
     """The measured cost; for a collective that was not measured, its share of an all-reduce."""
-    known = {fit.collective for fit in calibration.fits if fit.world_size == world_size}
+    known = {name for name, size in calibration.fits if size == world_size}
     ring = _ring(calibration, world_size, world_size)
 
     def cost(collective: Collective, size: float) -> float:

@@ -32,7 +32,7 @@ class Framework:
     say, `recomputed` is the share of the forward pass that is taken to be recomputed, `keeps` the
     checkpointing by which memory is counted, `interleave` the stages of a rank. `shard_bytes` are
     what ZeRO sums and gathers at a time. `state`, `sharded_state` and `fused` are those of
-    `transformer_memory`, `usable` is the share of a GPU's nominal memory for training, `offloads`
+    `Case.memory`, `usable` is the share of a GPU's nominal memory for training, `offloads`
     that of the layers whose activations FSDP moves to a Grace host. `wide` is the time of a dense
     model's products in 16 bits on Hopper, over that of others at as much of their peak.
     `coefficients` are those of the law of layouts with different expectations, with the deviation

@@ -18,8 +18,8 @@ from lab.config.run import value_bytes
 from lab.perfmodel.collectives import Level
 from lab.perfmodel.frameworks import ANY, BUCKET_BYTES, Framework
 from lab.perfmodel.hardware import Machine
-from lab.perfmodel.layout import Candidate
-from lab.perfmodel.memory import MemoryParts, transformer_memory
+from lab.perfmodel.layout import SHARDED, Candidate
+from lab.perfmodel.memory import MemoryParts, state_memory
 from lab.perfmodel.transformer import Transformer
 
 Floats = npt.NDArray[np.float64]
@@ -32,6 +32,16 @@ MOST_NODES = 64  # of the playbook's layouts
 OPTIMIZER_BYTES = 28  # AdamW in fp32: weights, gradients, both moments read, all but one written
 STOLEN = 0.1  # of the time in which gathers and passes run at once: NCCL takes multiprocessors
 _HIDES = 2.0  # gathers or gradients and passes hide each other: root of the sum of squares
+
+# Bytes held relative to those of the matrices' values, without and with a gate, which comes with
+# copies in fp32 and of rotations; bytes of a logit with its gradient, which gated code also holds
+# in fp32, a little of it undivided on every tensor parallel rank; bytes of an idle rank.
+# With a gate: the peaks of 525 layouts of nanotron (Ultra-Scale Playbook 2025); without: the
+# micro-batches that ran in 40 GB (llm-foundry's benchmarks of MPT).
+PLAIN, GATED, IDLE = 1.0, 1.62, 0.4e9
+LOGIT, GATED_LOGIT, WHOLE_LOGIT = 6, 12, 0.6
+# Transformer Engine's loss overwrites a copy of the logits in bf16 with their gradients.
+FUSED_LOGIT = 4
 
 
 @dataclass(frozen=True)
@@ -88,19 +98,69 @@ class Case:
         return layout.tensor * layout.data * layout.pipeline > self.machine.gpus_per_node
 
     def memory(self, *, first_stage: bool = False) -> MemoryParts:
-        """Peak bytes of the fullest rank, or of rank 0, as the framework holds them."""
-        framework, grace = self.framework, self.machine.gpu.name.startswith("g")
-        sharded = self.candidate.layout.sharing == "fsdp"
-        return transformer_memory(
-            self.model,
-            self.sequence,
-            self.candidate,
-            state=framework.state,
-            sharded_state=framework.sharded_state,
-            balanced=framework.balanced,
-            fused=framework.fused,
-            offloaded=framework.offloads if sharded and grace else 0.0,
-            first_stage=first_stage,
+        """Bytes of the fullest rank with fused attention, or of rank 0, which is in the
+        `first_stage` and whose peak most programs print, as the framework holds them.
+
+        A pipeline's first stage holds the activations of as many micro-batches as there are stages,
+        its last those of one plus the logits (Narayanan et al. 2021); zero-bubble schedules hold
+        them for the weights' gradients in every stage (Qi et al. 2023). Balanced stages count the
+        head as layers. Fused code has no copies of a gate's and the loss's values, and a Grace host
+        holds what the layers keep that FSDP offloads. Full checkpointing keeps the input of each
+        layer, and all activations of one; selective checkpointing keeps half of the activations.
+        Without sequence parallelism every tensor parallel rank holds the full inputs of attention
+        and MLP. FSDP's shards have another state, and are gathered as they are computed, those of a
+        pipeline once.
+        """
+        model, framework, candidate = self.model, self.framework, self.candidate
+        layout, accum = candidate.layout, candidate.grad_accum
+        gathers = layout.sharing == "fsdp" and layout.shards > 1
+        state = framework.sharded_state if gathers else framework.state
+        longest, rest = self.stage_layers
+        dense, experts = model.block() - model.routed, model.routed / layout.expert
+        # Where stages cannot be equal, the first and the last have fewer layers than those between,
+        # but an embedding.
+        uneven = bool(model.layers % layout.pipeline) and not framework.balanced
+        between = uneven and not first_stage and dense + experts > model.embedding
+        embeddings = 0 if between else 1 if model.tied or layout.pipeline > 1 else 2
+        # An expert has fewer copies than the rest of the model, which share less of its state.
+        own, of_experts = (
+            state_memory(
+                count / layout.tensor, sharded=SHARDED[layout.sharing], ranks=ranks, state=state
+            )
+            for count, ranks in (
+                (longest * dense + embeddings * model.embedding, layout.shards),
+                (longest * experts, max(layout.shards // layout.expert, 1)),
+            )
+        )
+        mlp = (3 if model.gated else 2) * model.hidden * model.active
+        split = mlp + 2 * model.width * (1 + model.key_value_share)
+        copies = model.gated and not framework.fused
+        logit = (FUSED_LOGIT if framework.fused else LOGIT) / layout.tensor
+        if copies:
+            logit = GATED_LOGIT / layout.tensor + WHOLE_LOGIT
+        values = (GATED if copies else PLAIN) * self.value * self.tokens * split / layout.tensor
+        layer = values + 2 * self.handed_on
+        kept, once = layer, 0.0
+        if candidate.checkpointing == "selective":
+            kept = layer / 2  # torchtitan recomputes every other product, or every other layer
+        if candidate.checkpointing == "full":
+            kept, once = self.handed_on, layer
+        if layout.sharing == "fsdp" and self.machine.gpu.name.startswith("g"):
+            kept *= 1 - framework.offloads
+        ahead = (layout.pipeline - 1) / layout.interleave if layout.interleave > 1 else 0.0
+        later = between * (2 / layout.interleave if layout.interleave > 1 else 1)
+        first = min(accum, layout.in_flight + ahead - later) * longest * kept + once
+        delayed = 1 if layout.schedule == "1f1b" else min(accum, layout.in_flight)
+        last = delayed * rest * kept + once + logit * model.vocabulary * self.tokens
+        if first_stage and layout.pipeline > 1:
+            last = 0.0
+        blocks = longest if layout.pipeline > 1 else 2  # for all micro-batches, or one ahead
+        return MemoryParts(
+            weights=own.weights + of_experts.weights,
+            gradients=own.gradients + of_experts.gradients,
+            optimizer=own.optimizer + of_experts.optimizer,
+            activations=max(first, last) + IDLE,
+            gathered=blocks * (dense + experts) * self.value / layout.tensor if gathers else 0.0,
         )
 
     @property

@@ -21,7 +21,6 @@ from lab.perfmodel.layout import (
     SHARDED,
     SHARINGS,
     Bucket,
-    Candidate,
     Layout,
     Profile,
     Sharing,
@@ -30,15 +29,6 @@ from lab.perfmodel.layout import (
 from lab.perfmodel.transformer import Transformer
 from lab.records.schema import Gradient
 
-# Bytes held relative to those of the matrices' values, without and with a gate, which comes with
-# copies in fp32 and of rotations; bytes of a logit with its gradient, which gated code also holds
-# in fp32, a little of it undivided on every tensor parallel rank; bytes of an idle rank.
-# With a gate: the peaks of 525 layouts of nanotron (Ultra-Scale Playbook 2025); without: the
-# micro-batches that ran in 40 GB (llm-foundry's benchmarks of MPT).
-PLAIN, GATED, IDLE = 1.0, 1.62, 0.4e9
-LOGIT, GATED_LOGIT, WHOLE_LOGIT = 6, 12, 0.6
-# Transformer Engine's loss overwrites a copy of the logits in bf16 with their gradients.
-FUSED_LOGIT = 4
 # Libraries' buffers on a GPU: what the peaks of GPT-2 on an H200 (reports/gpu-training) have beyond
 # all parts.
 WORKSPACES = 0.3e9
@@ -124,85 +114,6 @@ def rank_memory(
         own,
         activations=held_bytes / layout.pipeline / layout.tensor,
         gathered=2 * largest_unit / layout.tensor if gathers else 0.0,
-    )
-
-
-def transformer_memory(
-    model: Transformer,
-    sequence: int,
-    candidate: Candidate,
-    *,
-    state: StateBytes = ACCUMULATED,
-    sharded_state: StateBytes = FP32,
-    balanced: bool = False,
-    fused: bool = False,
-    offloaded: float = 0.0,
-    first_stage: bool = False,
-) -> MemoryParts:
-    """Bytes of the fullest rank of a layout with fused attention, or of rank 0, which is in the
-    `first_stage` and whose peak most programs print.
-
-    A pipeline's first stage holds the activations of as many micro-batches as there are stages, its
-    last those of one plus the logits (Narayanan et al. 2021); zero-bubble schedules hold them for
-    the weights' gradients in every stage (Qi et al. 2023). `balanced` stages count the head as
-    layers. `fused` code has no copies of a gate's and the loss's values, and the host holds what
-    the share `offloaded` of the layers keeps. Full checkpointing keeps the input of each layer, and
-    all activations of one; selective checkpointing keeps half of the activations. Without sequence
-    parallelism every tensor parallel rank holds the full inputs of attention and MLP. FSDP's shards
-    have another state, and are gathered as they are computed, those of a pipeline once.
-    """
-    layout, accum = candidate.layout, candidate.grad_accum
-    gathers = layout.sharing == "fsdp" and layout.shards > 1
-    if gathers:
-        state = sharded_state
-    tokens = candidate.micro_batch * sequence / layout.context
-    value = value_bytes(candidate.precision)
-    longest, rest = model.stage_layers(layout.pipeline, balanced=balanced)
-    dense, experts = model.block() - model.routed, model.routed / layout.expert
-    # Where stages cannot be equal, the first and the last have fewer layers than those between, but
-    # an embedding.
-    unequal = bool(model.layers % layout.pipeline) and not (balanced or first_stage)
-    between = unequal and dense + experts > model.embedding
-    embeddings = 0 if between else 1 if model.tied or layout.pipeline > 1 else 2
-    # An expert has fewer copies than the rest of the model, which share less of its state.
-    own, of_experts = (
-        state_memory(
-            count / layout.tensor, sharded=SHARDED[layout.sharing], ranks=ranks, state=state
-        )
-        for count, ranks in (
-            (longest * dense + embeddings * model.embedding, layout.shards),
-            (longest * experts, max(layout.shards // layout.expert, 1)),
-        )
-    )
-    mlp = (3 if model.gated else 2) * model.hidden * model.active
-    split = mlp + 2 * model.width * (1 + model.key_value_share)
-    per_value = GATED if model.gated and not fused else PLAIN
-    logit = (FUSED_LOGIT if fused else LOGIT) / layout.tensor
-    if model.gated and not fused:
-        logit = GATED_LOGIT / layout.tensor + WHOLE_LOGIT
-    inputs = value * tokens * 2 * model.width / (layout.tensor if layout.sequence_parallel else 1)
-    layer = per_value * value * tokens * split / layout.tensor + inputs
-    kept, once = layer, 0.0
-    if candidate.checkpointing == "selective":
-        kept = layer / 2  # torchtitan recomputes every other product, or every other layer
-    if candidate.checkpointing == "full":
-        kept = value * tokens * model.width / (layout.tensor if layout.sequence_parallel else 1)
-        once = layer
-    kept *= 1 - offloaded
-    ahead = (layout.pipeline - 1) / layout.interleave if layout.interleave > 1 else 0.0
-    later = between * (2 / layout.interleave if layout.interleave > 1 else 1)
-    first = min(accum, layout.in_flight + ahead - later) * longest * kept + once
-    delayed = 1 if layout.schedule == "1f1b" else min(accum, layout.in_flight)
-    last = delayed * rest * kept + once + logit * model.vocabulary * tokens
-    if first_stage and layout.pipeline > 1:
-        last = 0.0
-    blocks = longest if layout.pipeline > 1 else 2  # for all micro-batches, or one ahead
-    return MemoryParts(
-        weights=own.weights + of_experts.weights,
-        gradients=own.gradients + of_experts.gradients,
-        optimizer=own.optimizer + of_experts.optimizer,
-        activations=max(first, last) + IDLE,
-        gathered=blocks * (dense + experts) * value / layout.tensor if gathers else 0.0,
     )
 
 

@@ -161,7 +161,6 @@ def best(
     *,
     world_size: int,
     global_batch: int,
-    conditions: Conditions,
 ) -> Plan:
     """Predict every candidate that fits into memory, ranked by step time, then by memory.
 
@@ -170,6 +169,7 @@ def best(
     # Many candidates share the inputs of these: the degrees, one device's step, all but the
     # buckets.
     links, profile, memory = cache(costing.links), cache(costing.profile), cache(costing.memory)
+    conditions = costing.conditions(world_size)
     ranked: list[Ranked] = []
     searched, refused, least = 0, 0, math.inf
     for candidate in space.candidates(world_size, global_batch):
@@ -322,14 +322,10 @@ def best_plans(
 
 
 def _search(
-    run: Run,
-    world_size: int,
-    costing: Described | MeasuredCosting,
-    space: Space,
-    conditions: Conditions,
+    run: Run, world_size: int, costing: Described | MeasuredCosting, space: Space
 ) -> Search:
     began, batch = time.perf_counter(), run.stated.global_batch_size
-    plan = best(costing, space, world_size=world_size, global_batch=batch, conditions=conditions)
+    plan = best(costing, space, world_size=world_size, global_batch=batch)
     model = run.model if isinstance(run.model, str) else run.model.label
     ranks = count(world_size, "rank")
     work, limit = f"{model}, global batch {batch}, {ranks}", costing.memory_limit
@@ -343,7 +339,7 @@ def _search(
     return Search(work, space.description, plan, time.perf_counter() - began, limit)
 
 
-def _described(run: Run, place: Machine, world_size: int) -> tuple[Described, Space, Conditions]:
+def _described(run: Run, place: Machine, world_size: int) -> tuple[Described, Space]:
     costing, model = Described.of(run, place), run.architecture
     assert isinstance(model, GPT)
 
@@ -361,14 +357,13 @@ def _described(run: Run, place: Machine, world_size: int) -> tuple[Described, Sp
         schedules=SCHEDULES,
         precisions=("bf16",) if precision == "bf16" else ("bf16", precision),
     )
-    return costing, space, costing.conditions(world_size)
+    return costing, space
 
 
 def _measured(
     run: Run, basis: Basis, world_size: int, memory_limit: float
-) -> tuple[MeasuredCosting, Space, Conditions]:
+) -> tuple[MeasuredCosting, Space]:
     costing, model = MeasuredCosting(basis, run, memory_limit), run.architecture
-    conditions = basis.links(world_size).conditions
     width = model.width * model.block_size if isinstance(model, GPT) else 0
     degrees = [1, world_size] if width and world_size > 1 else [1]
     space = Space(
@@ -380,7 +375,7 @@ def _measured(
         checkpointing=("none", "full") if width else ("none",),
         precisions=costing.precisions,
     )
-    return costing, space, conditions
+    return costing, space
 
 
 class MeasuredCosting:
@@ -414,6 +409,10 @@ class MeasuredCosting:
             plain = self.basis.profile(other)[0]
         backward_s = plain.backward_s + (plain.forward_s if full else -plain.forward_s)
         return plain.with_backward(max(backward_s, plain.forward_s))
+
+    def conditions(self, ranks: int) -> Conditions:
+        """The conditions of a step on this many ranks."""
+        return self.basis.links(ranks).conditions
 
     def memory(self, candidate: Candidate) -> float:
         """Peak bytes of a rank."""

@@ -281,7 +281,9 @@ def predict(
         wanted = "a list of studies, by their names or folders"
         others = [*map(Study.of, items(profiles, Study | str | Path, "profiles", wanted))]
         forecast = cache(basis_of(study, cluster, profiles=others).forecast)
-        measured, scored = _measured(study), {score.frozen.run_id: score for score in scores(study)}
+        steps = steps_by_run(load_records(study))
+        measured = {run_id: statistics.median(times) for run_id, times in steps.items()}
+        scored = {score.frozen.run_id: score for score in scores(study)}
     else:
         place = hardware.machine(machine)
         forecast = cache(partial(on_described, place=place))
@@ -369,11 +371,6 @@ def _extended(study: Study, world_sizes: Sequence[int]) -> list[tuple[Run, int, 
         advice = "give sizes that divide its global batch"
         raise InputError("predict", [Problem("--world-size", what, advice)])
     return runs
-
-
-def _measured(study: Study) -> dict[str, float]:
-    steps = steps_by_run(load_records(study))
-    return {run_id: statistics.median(times) for run_id, times in steps.items()}
 
 
 def _speedup(here: Forecast, base: Forecast) -> float | None:

@@ -7,7 +7,7 @@ gradients, part of which hides behind the backward pass.
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from functools import cache
 from typing import TYPE_CHECKING, Any
@@ -84,20 +84,13 @@ def predict_step(
         problems.append(Problem("overlap", f"{overlap} is not a share", "give one from 0 to 1"))
     if problems:
         raise InputError("predict_step", problems)
-    whole = all_reduce_seconds(
-        gradient_bytes, world_size, alpha_s=alpha_s, bytes_per_s=bytes_per_s, allreduce=allreduce
-    )
+    whole = _all_reduce_seconds(gradient_bytes, world_size, alpha_s, bytes_per_s, allreduce)
     cover = BACKWARD_SHARE * one_device_step_s if backward_s is None else backward_s
     return float(_step(one_device_step_s, whole, world_size, overlap, fixed_overhead_s, cover))
 
 
-def all_reduce_seconds(
-    size: float,
-    world_size: int,
-    *,
-    alpha_s: float | None = None,
-    bytes_per_s: float | None = None,
-    allreduce: Any = None,
+def _all_reduce_seconds(
+    size: float, world_size: int, alpha_s: float | None, bytes_per_s: float | None, allreduce: Any
 ) -> float:
     """Seconds of an all-reduce by a ring or a table, as `predict_step` takes them; InputError."""
     if (allreduce is None) == (bytes_per_s is None):
@@ -149,7 +142,7 @@ class StepLaw:
             columns["ranks_per_node"] = columns["world_size"]
         outer = 1 / (self.outer_bytes_per_s or self.bytes_per_s)
         unknowns = (self.alpha_s, 1 / self.bytes_per_s, self.overlap, self.fixed_overhead_s, outer)
-        return _law(columns, *unknowns)
+        return _law(columns, unknowns)
 
 
 def fit(rows: pd.DataFrame) -> StepLaw:
@@ -174,11 +167,11 @@ def fit(rows: pd.DataFrame) -> StepLaw:
     spare = len(columns["step_s"]) - 3
     if spare > 0:  # these rows determine their own uncertainty
         closest = solve(_TINY, scaled)
-        residuals = np.log(_law(columns, *(closest * _units(columns))) / columns["step_s"])
+        residuals = np.log(_law(columns, closest * _units(columns)) / columns["step_s"])
         error = float(np.sqrt(np.sum(residuals**2) / spare))
         scaled = solve(min(max(error, _TINY), LARGEST_ERROR), closest, outliers=True)
-    alpha, per_byte, overlap, fixed, outer = map(float, scaled * _units(columns))
-    explained = _law(columns, alpha, per_byte, overlap, fixed, outer)
+    alpha, per_byte, overlap, fixed, outer = unknowns = (scaled * _units(columns)).tolist()
+    explained = _law(columns, unknowns)
     return StepLaw(
         alpha_s=alpha,
         bytes_per_s=1 / per_byte,
@@ -286,14 +279,8 @@ def _traffic(columns: Mapping[str, FloatArray]) -> FloatArray:
     return np.array([2 * (world - 1) * columns["messages"], within, across])
 
 
-def _law(
-    columns: Mapping[str, FloatArray],
-    alpha: float,
-    per_byte: float,
-    overlap: float,
-    fixed: float,
-    outer: float,
-) -> FloatArray:
+def _law(columns: Mapping[str, FloatArray], unknowns: Iterable[float]) -> FloatArray:
+    alpha, per_byte, overlap, fixed, outer = unknowns
     messages, within, across = _traffic(columns)
     whole = messages * alpha + within * per_byte + across * outer
     one, world = columns["one_device_step_s"], columns["world_size"]

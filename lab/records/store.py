@@ -18,6 +18,7 @@ from lab.config.run import Run
 from lab.config.study import OUT, Study, Task, find_folder
 from lab.errors import InputError, LabError, items
 from lab.files import read_file, write_atomically
+from lab.formatting import brief
 from lab.records.schema import (
     Allocation,
     Communication,
@@ -84,6 +85,17 @@ class Record(Section):
     def outcome(self) -> str:
         """How it ended, in words: `completed`, `out of memory`."""
         return STATUS_LABELS.get(self.status, self.status)
+
+    @property
+    def end(self) -> str:
+        """How and why it ended, in one line: `failed on rank 1: ValueError: what is wrong`."""
+        if self.error is None:
+            return self.outcome
+        rank = "" if self.error.rank is None else f" on rank {self.error.rank}"
+        cause = self.error.cause
+        if self.status == "oom":  # torch says so too, and its type once more
+            cause = self.error.message.rpartition("out of memory. ")[2] or cause
+        return f"{self.outcome}{rank}: {brief(cause)}"
 
     @property
     def global_batch_size(self) -> int | None:

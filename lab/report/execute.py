@@ -160,12 +160,13 @@ def execute_in(kernel: Any, execution: Execution) -> None:
     _check_parameters(template, execution.parameters)
     if problems := unwritable(target.parent):
         raise InputError(target.name, problems)
+    partial = target.with_name(f"{target.stem}.partial.ipynb")
     with _unfinished(target) as unfinished:
         if failure := _failure(execution, unfinished, kernel):
-            partial = target.with_name(f"{target.stem}.partial.ipynb")
             unfinished.replace(partial)
             raise LabError(f"{template.name}{failure}; partial notebook: {partial}")
         unfinished.replace(target)
+    partial.unlink(missing_ok=True)  # of an earlier failure
     # Requests are served in their order, so what comes next need not wait for this one.
     kernel.client().execute(_RESET, silent=True)
 

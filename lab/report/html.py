@@ -19,7 +19,7 @@ import nbformat
 import nh3
 import tinycss2
 from bs4 import BeautifulSoup, Tag
-from jinja2 import pass_context
+from jinja2 import TemplateNotFound, pass_context
 from jinja2.runtime import Context
 from nbconvert.exporters import TemplateExporter
 from nbconvert.filters.markdown_mistune import InvalidNotebook, MarkdownWithMath
@@ -358,6 +358,11 @@ class LabHTMLExporter(TemplateExporter):
             html, resources = super().from_notebook_node(nb, resources, **kw)
         except InvalidNotebook as error:
             raise LabError(f"the notebook refers to an image that is not in it: {error}") from error
+        except TemplateNotFound as error:
+            raise LabError(
+                f"nbconvert lacks its template {error}, which lies in share/jupyter of its "
+                "environment: install nbconvert again, or let JUPYTER_PATH name that folder"
+            ) from error
         about = resources.get("metadata", {})
         body = BeautifulSoup(html, "html.parser")
         heading, title = page.title_heading(body), nb.metadata.get("title")

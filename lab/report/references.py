@@ -32,6 +32,8 @@ BIBLIOGRAPHY = {
     "of workstations. *Journal of Parallel and Distributed Computing* 69(2), 117–124, 2009.",
     "ref-efron": "B. Efron. Bootstrap methods: another look at the jackknife. *The Annals of "
     "Statistics* 7(1), 1–26, 1979.",
+    "ref-hettmansperger": "T. P. Hettmansperger, S. J. Sheather. Confidence intervals based on "
+    "interpolated order statistics. *Statistics & Probability Letters* 4(2), 75–79, 1986.",
     "ref-wilson": "E. B. Wilson. Probable inference, the law of succession, and statistical "
     "inference. *Journal of the American Statistical Association* 22(158), 209–212, 1927.",
     "ref-hoefler": "T. Hoefler, R. Belli. Scientific benchmarking of parallel computing systems. "
@@ -73,6 +75,7 @@ SAID = {
     "Gustafson's law": "ref-gustafson",
     "Gustafson's serial fraction": "ref-gustafson",
     "Karp and Flatt's serial fraction": "ref-karp",
+    "order statistics": "ref-hettmansperger",
     "bootstrap intervals": "ref-efron",
     "rules for benchmarks of parallel machines": "ref-hoefler",
     "alpha-beta model": "ref-hockney",

@@ -294,10 +294,7 @@ def outcome(results: StudyResults) -> Markdown:
     """A run's throughput, or the first cause of its failure with the last lines of the log."""
     for record in results.records:
         if record.error is not None:
-            rank = "" if record.error.rank is None else f" on rank {record.error.rank}"
-            failure = Markdown.of(
-                f"This run did not complete ({record.status}{rank}): {record.error.cause}"
-            )
+            failure = Markdown.of(f"This run did not complete: {record.end}")
             log = record.error.log.replace("~~~", "~~")
             return Markdown(f"{failure.markdown}\n\n~~~text\n{log}\n~~~") if log else failure
         if record.timing is not None:

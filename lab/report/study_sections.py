@@ -304,10 +304,10 @@ MEASURED = (
     "On each rank, a step runs from its start to its own end, without a barrier; the step time of "
     "a study is that of the **slowest rank** of each step, because a synchronous step ends with "
     "it. Warm-up is left out. Each repeat is a separate job; repeats "
-    "are interleaved over the configurations. Times are medians over the repeats' medians; "
-    "intervals are 95 % bootstrap intervals over repeats, which of two or three repeats are their "
-    "range; one repeat has none. What is reported follows the rules for benchmarks of parallel "
-    "machines."
+    "are interleaved over the configurations. Times are medians over the repeats' medians; their "
+    "95 % intervals are by order statistics, those of ratios bootstrap intervals; of two to four "
+    "repeats they are the range, and one repeat has none. What is reported follows the rules for "
+    "benchmarks of parallel machines."
 )
 LOOP = "Steps include neither compilation nor evaluation."
 PUBLISHED = (

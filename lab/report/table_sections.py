@@ -63,9 +63,9 @@ SPREAD = (
     "an interval in brackets is the range that the table gives, or two standard deviations to "
     "either side"
 )
-BOOTSTRAP = (
-    "medians over repeats, with 95 % intervals by bootstrap over them (of two or three repeats "
-    "their range)"
+OVER_REPEATS = (
+    "medians over repeats, with 95 % intervals by order statistics, those of ratios bootstrap "
+    "intervals (of two to four repeats their range)"
 )
 GIVEN: dict[str, Callable[[pd.DataFrame], str]] = {
     "step_time": time_name,
@@ -174,7 +174,7 @@ def _figure(results: StudyResults, *, suffix: str, note: str) -> Figure:
 def _how(summary: pd.DataFrame) -> str:
     """What the values and intervals of a summary mean."""
     if summary["repeats"].max() > 1:
-        return BOOTSTRAP
+        return OVER_REPEATS
     return SPREAD if summary["step_time_low"].notna().any() else "one value per configuration"
 
 
@@ -356,7 +356,7 @@ def reproduce(report: TableReport) -> list[Markdown]:
     command = report.command.replace("```", "'''")
     blocks = [Markdown(f"## Reproduce\n\n```\n{command}\n```")] * bool(command)
     summaries = (part.summary for part in report.parts.values())
-    cites = {"strong", "weak"} & set(report.kinds) or BOOTSTRAP in map(_how, summaries)
+    cites = {"strong", "weak"} & set(report.kinds) or OVER_REPEATS in map(_how, summaries)
     return [*([Markdown("## References"), paper.bibliography()] if cites else []), *blocks]
 
 

@@ -40,6 +40,7 @@ from lab.perfmodel.calibration import (
 from lab.perfmodel.hardware import vendor_peak
 from lab.perfmodel.simulate import P10_TO_P90
 from lab.records.schema import PHASES
+from lab.records.table import grouped
 from lab.worker import data
 from lab.worker.collectives import SIZES, measure_collectives, measure_contention
 from lab.worker.context import Progress, RankContext, silent
@@ -221,7 +222,8 @@ def reference_steps(
         rank = replace(context, rendezvous=context.rendezvous.with_suffix(f".steps{number}"))
         turns.append(_in_new_process(rank, chosen, first=number == 0))
     progress("steps in new processes", count, count)
-    return _together(turns)
+    by_run = grouped((step.run, step) for turn in turns for step in turn)
+    return tuple(map(pooled, by_run.values()))
 
 
 def _in_new_process(
@@ -251,12 +253,6 @@ def _in_new_process(
     if isinstance(steps, str):
         raise LabError(f"the reference steps failed:\n{steps[-2000:]}")
     return tuple(steps)
-
-
-def _together(turns: list[tuple[ReferenceStep, ...]]) -> tuple[ReferenceStep, ...]:
-    runs = dict.fromkeys(step.run for turn in turns for step in turn)
-    steps = (pooled(step for turn in turns for step in turn if step.run == run) for run in runs)
-    return tuple(step for step in steps if step)
 
 
 def _turn(

@@ -171,7 +171,8 @@ def _affordable(calls: Sequence[_Call], *, device: torch.device, budget_s: float
         size_s = sum(_timed(call, device) for call in of_size)
         affordable += of_size
         round_s += size_s
-        if not _decided(MIN_ROUNDS * (round_s + 4 * size_s) < budget_s, device):
+        # Rank 0 decides: clocks differ, and a rank that continued alone would hang.
+        if not all_gather_object(MIN_ROUNDS * (round_s + 4 * size_s) < budget_s)[0]:
             break
     return affordable
 
@@ -191,13 +192,12 @@ def _rounds(
         rounds.append(seconds)
         used = (time.perf_counter() - begin) / budget_s
         progress("collectives", round(100 * min(max(used, len(rounds) / MAX_ROUNDS), 1.0)), 100)
-        if len(rounds) >= MIN_ROUNDS and not _decided(used < 1, device):
+        if len(rounds) >= MIN_ROUNDS and not all_gather_object(used < 1)[0]:
             break
     # A collective is complete when its slowest rank is done.
     slowest = torch.tensor(rounds, dtype=torch.float64, device=device)
     dist.all_reduce(slowest, op=dist.ReduceOp.MAX)
-    seconds_of_slowest: FloatArray = slowest.cpu().numpy()
-    return seconds_of_slowest
+    return slowest.cpu().numpy()
 
 
 def _timed(call: _Call, device: torch.device) -> float:
@@ -212,13 +212,6 @@ def _timed(call: _Call, device: torch.device) -> float:
     dist.all_reduce(torch.zeros(1, device=device))
     # The current stream waits for NCCL's, so an event after the call marks the transfer's end.
     return gpu_seconds_of(call.run)
-
-
-def _decided(decision: bool, device: torch.device) -> bool:
-    """Rank 0's decision, on each rank: clocks differ, and a rank continuing alone would hang."""
-    flag = torch.tensor([int(decision)], device=device)
-    dist.broadcast(flag, src=0)
-    return bool(flag.item())
 
 
 def measure_contention(

@@ -8,7 +8,6 @@ import time
 from collections.abc import Callable
 from dataclasses import dataclass, field
 from pathlib import Path
-from types import FrameType
 from typing import Protocol
 
 from lab.config.emulation import Emulated
@@ -94,25 +93,20 @@ def from_rank_0(
     return read_own(path)
 
 
-_preemption_noticed = False
+_notices: list[int] = []  # signals of preemption that have arrived
 
 
 def listen_for_preemption() -> None:
     """Note the signals with which Slurm announces the end of a job, and continue until killed."""
     # A job that ended by itself would count as failed and not be requeued.
     for number in (signal.SIGUSR2, signal.SIGTERM):
-        signal.signal(number, _note)
+        # Nothing else, as this may interrupt any line: all ranks save their state between steps.
+        signal.signal(number, lambda number, _: _notices.append(number))
 
 
 def preemption_noticed() -> bool:
     """Whether such a signal has arrived."""
-    return _preemption_noticed
-
-
-def _note(signum: int, frame: FrameType | None) -> None:
-    # Nothing else, as this may interrupt any line: all ranks save their state between steps.
-    global _preemption_noticed
-    _preemption_noticed = True
+    return bool(_notices)
 
 
 @dataclass(frozen=True)

@@ -313,8 +313,7 @@ def mean_over_ranks(values: FloatArray, *, device: torch.device) -> FloatArray:
         return values
     total = torch.from_numpy(values).to(device, copy=True)
     dist.all_reduce(total)
-    mean: FloatArray = (total / dist.get_world_size()).cpu().numpy().astype(np.float64)
-    return mean
+    return (total / dist.get_world_size()).cpu().numpy().astype(np.float64)
 
 
 def averaging(tensor: torch.Tensor) -> Any:

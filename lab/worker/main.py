@@ -12,9 +12,10 @@ from typing import Any
 import numpy as np
 import torch
 
+from lab.config.datasets import PythonData
 from lab.config.run import Run
 from lab.errors import LabError
-from lab.records.schema import Communication, Environment, Quality, Timing
+from lab.records.schema import Environment, Quality, Timing
 from lab.worker import data, distributed, models, own, strategies
 from lab.worker.calibrate import peak_flops
 from lab.worker.checkpoint import forget
@@ -27,7 +28,6 @@ from lab.worker.measure.clock import phases_close, timing
 from lab.worker.measure.overlap import Shift
 from lab.worker.rank_report import (
     RankReport,
-    bars_of,
     fingerprint,
     memory_of,
     same_parameters,
@@ -75,7 +75,7 @@ def measure(
     strategy = strategies.of(run)
     _require_whole_cycle(run, strategy.cycle)
     with distributed.process_group(context, device=device, alone=strategy.needs_group):
-        _require_same_data(dataset)
+        _require_same_data(dataset, run)
         pauses = pauses_for(job)
         # Emulated compute has no peak.
         peak, peak_source = (
@@ -83,7 +83,7 @@ def measure(
         )
         # Once before and once after everything that is timed, as the clocks of two hosts drift.
         offset_before = distributed.read_clock_offset()
-        with own.located(data_root):
+        with own.located(data_root, models.explained):
             training = train(job, folder=folder, pauses=pauses)
             # Emulated compute learns nothing.
             quality = _quality(training, job) if pauses is None else None
@@ -106,6 +106,11 @@ def measure(
     )
     forget(folder / "checkpoint")  # the repeat is done: there is nothing left to resume
     timed = _timing(job, training, reports, peak_source=peak_source, cycle=strategy.cycle)
+    checks = {"phases_close": phases_close(timed)}
+    if pauses is None:
+        checks["same_parameters"] = same_parameters(reports)
+    if communication and (agree := methods_agree(communication)) is not None:
+        checks["communication_methods_agree"] = agree
     return Measurement(
         timing=timed,
         communication=communication,
@@ -113,7 +118,7 @@ def measure(
         memory=memory_of(reports, device),
         quality=quality,
         environment=_environment(job, training, reports, pauses),
-        checks=_checks(timed, communication, reports, emulated=pauses is not None),
+        checks=checks,
         trace=write_trace(traced, folder) if traced else None,
     )
 
@@ -151,20 +156,6 @@ def _timing(
     )
 
 
-def _checks(
-    timed: Timing,
-    communication: Communication | None,
-    reports: Sequence[RankReport],
-    *,
-    emulated: bool,
-) -> dict[str, bool]:
-    checks = {"phases_close": phases_close(timed)}
-    if not emulated:
-        checks["same_parameters"] = same_parameters(reports)
-    agree = methods_agree(communication) if communication else None
-    return checks if agree is None else checks | {"communication_methods_agree": agree}
-
-
 def _environment(
     job: RankJob, training: Training, reports: Sequence[RankReport], pauses: Pauses | None
 ) -> Environment:
@@ -196,16 +187,22 @@ def _require_whole_cycle(run: Run, cycle: int) -> None:
         )
 
 
-def _require_same_data(dataset: Dataset) -> None:
+def _require_same_data(dataset: Dataset, run: Run) -> None:
     hosts: dict[str, str] = {}
     for host, digest in distributed.all_gather_object((socket.gethostname(), dataset.sha256)):
         hosts.setdefault(digest, host)
-    if len(hosts) > 1:
-        different = " and ".join(sorted(hosts.values()))
+    if len(hosts) == 1:
+        return
+    if isinstance(run.dataset, PythonData):
         raise LabError(
-            f"ranks on {different} see different data; give every node the same files and the "
-            "same Python, or one LAB_CACHE that all of them share"
+            f"{run.dataset.factory} makes different samples on different ranks: draw random "
+            "numbers from generators with the seed that its parameter `seed` receives"
         )
+    different = " and ".join(sorted(set(hosts.values())))
+    raise LabError(
+        f"ranks on {different} see different data; give every node the same files and the "
+        "same Python, or one LAB_CACHE that all of them share"
+    )
 
 
 def _report(
@@ -215,25 +212,20 @@ def _report(
     peak: float | None,
     shift: Shift,
 ) -> RankReport:
-    run, sent, clock = job.run, training.sent, training.clock
+    run, clock = job.run, training.clock
     strategy = strategies.of(run)
-    return RankReport(
+    report = RankReport(
         use=training.use,
         state=training.state,
         steps=training.steps,
         # The clock counts starts from its own first step; this places them on one axis.
-        start=float(shift(np.array(clock.phases(0)[0][1]))),
-        sent=sent.shifted(shift) if sent else None,
-        bars=bars_of(
-            job.context.rank,
-            sent,
-            training.steps["step_time"],
-            clock=clock,
-            shift=shift,
-            warmup_steps=run.warmup_steps,
-            cycle=strategy.cycle,
-        ),
-        probe=probed.shifted(shift) if probed else None,
+        start=clock.phases(0)[0][1],
+        sent=training.sent,
+        probe=probed,
         peak_flops=peak,
         fingerprint=fingerprint(strategy.replicated(training.parallel)),
+    )
+    rank, warmup_steps = job.context.rank, run.warmup_steps
+    return report.on_clock_of_rank_0(
+        rank, clock, shift, warmup_steps=warmup_steps, cycle=strategy.cycle
     )

@@ -9,7 +9,7 @@ import os
 import sys
 import sysconfig
 import traceback
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
@@ -20,6 +20,8 @@ from lab.config.own import Own, Script, is_unchanged
 from lab.config.run import Run
 from lab.errors import InputError, LabError
 
+# As code of a user's may end by `sys.exit`.
+ENDS = (Exception, SystemExit)
 _LOOKUP: Any = type(os.environ).__getitem__
 
 
@@ -62,21 +64,23 @@ def load(reference: str) -> Any:
 
 
 @contextmanager
-def located(folder: Path) -> Iterator[None]:
+def located(folder: Path, explained: Callable[[BaseException], str]) -> Iterator[None]:
     """Report an error in training that passes through a user's code in `folder` by its last line.
 
-    Raises LabError for such an error; those of the lab, of memory, and of torch outside that code
-    stay as they are.
+    Raises LabError for such an error, and for one of torch outside that code if `explained` says
+    what it means; all others stay as they are.
     """
     try:
         yield
     except (LabError, MemoryError, torch.OutOfMemoryError):
         raise
-    except Exception as error:
+    except ENDS as error:
         frames = traceback.extract_tb(error.__traceback__)
         theirs = [frame for frame in frames if Path(frame.filename).is_relative_to(folder)]
         theirs = [frame for frame in theirs if not _is_library(frame.filename)]
         if not theirs:
+            if meaning := explained(error):
+                raise LabError(meaning) from error
             raise
         raise LabError(f"{_place(theirs[-1])}: {_what(error, theirs[-1].line)}") from error
 
@@ -86,13 +90,13 @@ def _place(frame: traceback.FrameSummary) -> str:
 
 
 @contextmanager
-def blamed(reference: str) -> Iterator[None]:
+def blamed(reference: str, errors: tuple[type[BaseException], ...] = ENDS) -> Iterator[None]:
     """Report an error in a user's code by its last line there, with Python's traceback as cause."""
     try:
         yield
     except (InputError, MemoryError, torch.OutOfMemoryError):
         raise
-    except Exception as error:
+    except errors as error:
         frames = traceback.extract_tb(error.__traceback__)[1:]  # the first is this module's
         ours = Path(__file__).parents[1]
         others = [frame for frame in frames if not Path(frame.filename).is_relative_to(ours)]
@@ -114,7 +118,7 @@ def _installed() -> tuple[str, ...]:
     return tuple(f"{folder}/" for folder in folders if any(folder.glob("*.dist-info")))
 
 
-def _what(error: Exception, line: str | None) -> str:
+def _what(error: BaseException, line: str | None) -> str:
     """The error in words, or with the line of code that raised it if it has none."""
     if isinstance(error, LabError):
         return str(error)
@@ -138,7 +142,7 @@ def _of_loader(message: str) -> str:
     return "\n".join(text) + f" (in {caught.partition(' in ')[2].rstrip('.')})"
 
 
-def _of_environ(error: Exception) -> bool:
+def _of_environ(error: BaseException) -> bool:
     """Whether a lookup in `os.environ` raised this, whose only word is the variable's name."""
     frames = [frame for frame, _ in traceback.walk_tb(error.__traceback__)]
     return bool(frames) and frames[-1].f_code is _LOOKUP.__code__

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterable, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
@@ -33,47 +33,50 @@ COLUMNS = (
 
 @dataclass(frozen=True)
 class RankReport:
-    """What a rank sends to rank 0 when it is done; times are on rank 0's clock."""
+    """What a rank sends to rank 0 when it is done."""
 
     use: RankUse
     state: StateBytes
     steps: dict[str, FloatArray]  # the columns of steps.parquet
     start: float  # of the first step
     sent: Buckets | Calls | None
-    bars: tuple[int, tuple[float, list[Event]]] | None  # as by `bars_of`
     probe: Probe | None = None
     peak_flops: float | None = None
     fingerprint: tuple[float, float] | None = None
     # Of a script's DDP: the backward pass that sent each bucket, and the calls beside its buckets.
     passes: IntArray | None = None
     calls: Calls | None = None
+    # If anything is sent: the step of the timeline, when it began, and the bars in it.
+    bars: tuple[int, tuple[float, list[Event]]] | None = None
 
+    def on_clock_of_rank_0(
+        self, rank: int, clock: Clock, shift: overlap.Shift, *, warmup_steps: int, cycle: int = 1
+    ) -> RankReport:
+        """The same with the times of rank 0's clock, and with its bars; all ranks must call it.
 
-def bars_of(
-    rank: int,
-    sent: Buckets | Calls | None,
-    step_time: FloatArray,
-    *,
-    clock: Clock,
-    shift: overlap.Shift,
-    warmup_steps: int,
-    cycle: int = 1,
-    calls: Calls | None = None,
-) -> tuple[int, tuple[float, list[Event]]] | None:
-    """The step of the timeline and this rank's bars in it, if anything is sent.
-
-    All ranks must call it. They show the same step, the one at the slowest rank's median, counted
-    from the first that this job made. `cycle` is the strategy's; `calls` are those beside buckets.
-    """
-    if sent is None:
-        return None
-    of_rank = step_time, overlap.bytes_by_step(sent, steps=len(step_time))
-    times, sizes = map(np.stack, zip(*all_gather_object(of_rank), strict=True))
-    step = overlap.representative_step(times, warmup_steps=warmup_steps, sent=sizes, cycle=cycle)
-    begin, bars = overlap.events(rank, step, clock=clock, sent=sent, shift=shift)
-    if calls is not None:
-        bars += overlap.sent_events(rank, calls.of(step).shifted(shift))
-    return step, (begin, bars)
+        They show the same step, the one at the slowest rank's median, counted from the first that
+        this job made. `cycle` is the strategy's.
+        """
+        shown, sent, calls = None, self.sent, self.calls
+        if sent is not None:
+            step_time = self.steps["step_time"]
+            of_rank = step_time, overlap.bytes_by_step(sent, steps=len(step_time))
+            times, sizes = map(np.stack, zip(*all_gather_object(of_rank), strict=True))
+            step = overlap.representative_step(
+                times, warmup_steps=warmup_steps, sent=sizes, cycle=cycle
+            )
+            begin, bars = overlap.events(rank, step, clock=clock, sent=sent, shift=shift)
+            if calls is not None:
+                bars += overlap.sent_events(rank, calls.of(step).shifted(shift))
+            shown = step, (begin, bars)
+        return replace(
+            self,
+            start=float(shift(np.array(self.start))),
+            sent=sent.shifted(shift) if sent else None,
+            probe=self.probe.shifted(shift) if self.probe else None,
+            calls=calls.shifted(shift) if calls else None,
+            bars=shown,
+        )
 
 
 def write_reports(

@@ -78,8 +78,7 @@ class PlainLoop:
     def loss(self, inputs: Tensor, targets: Tensor) -> Tensor:
         """The mean loss of a batch."""
         with autocast(self.run, self.device):
-            loss: Tensor = self.forward(inputs, targets)
-        return loss
+            return self.forward(inputs, targets)
 
     def backward(self, loss: Tensor) -> None:
         """The gradients of the loss."""
@@ -130,21 +129,18 @@ class NanoGptLoop(PlainLoop):
             dropout=config.dropout,
             bias=True,
         )
-        model: nn.Module = self.module.GPT(settings)
-        return model
+        return self.module.GPT(settings)
 
     def optimizer_for(self, model: Any) -> torch.optim.Optimizer:
         """The optimizer as the model configures it."""
-        optimizer: torch.optim.Optimizer = model.configure_optimizers(
+        return model.configure_optimizers(
             self.run.weight_decay, self.run.learning_rate, (0.9, 0.95), self.device.type
         )
-        return optimizer
 
     def loss(self, inputs: Tensor, targets: Tensor) -> Tensor:
         """The second value that the model returns; its own batches have no gaps."""
         with autocast(self.run, self.device):
-            loss: Tensor = self.forward(inputs.contiguous(), targets.contiguous())[1]
-        return loss
+            return self.forward(inputs.contiguous(), targets.contiguous())[1]
 
 
 class FabricLoop(PlainLoop):
@@ -163,8 +159,7 @@ class FabricLoop(PlainLoop):
 
     def loss(self, inputs: Tensor, targets: Tensor) -> Tensor:
         """The loss, computed in Fabric's own autocast."""
-        loss: Tensor = self.forward(inputs, targets)
-        return loss
+        return self.forward(inputs, targets)
 
     def backward(self, loss: Tensor) -> None:
         """Run the backward pass through Fabric."""
@@ -285,11 +280,8 @@ def _counted(on_step: Callable[[], None]) -> Iterator[None]:
         if optimizer is first[0]:
             on_step()
 
-    handle = register_optimizer_step_post_hook(after)
-    try:
+    with register_optimizer_step_post_hook(after):
         yield
-    finally:
-        handle.remove()
 
 
 def _script_rank(rank: int, content: str, folder: str, way: str) -> None:

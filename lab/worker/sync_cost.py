@@ -8,6 +8,7 @@ communication, so its difference from the exposed wait is the stolen compute.
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
+from contextlib import ExitStack
 from dataclasses import dataclass
 from functools import partial
 from typing import Any
@@ -147,13 +148,12 @@ def readiness(training: Training, job: RankJob) -> list[Gradient] | None:
     def stamp(index: int, _: torch.Tensor) -> None:
         marks[index] = clock.now()
 
-    hooks = [
-        parameter.register_post_accumulate_grad_hook(partial(stamp, index))
-        for index, parameter in enumerate(parameters)
-    ]
     model.train()
     rounds = []
-    try:
+    with ExitStack() as hooks:
+        for index, parameter in enumerate(parameters):
+            hook = parameter.register_post_accumulate_grad_hook(partial(stamp, index))
+            hooks.enter_context(hook)
         for _ in range(1 + READY_ROUNDS):
             model.zero_grad()
             with autocast(run, job.device):
@@ -167,10 +167,7 @@ def readiness(training: Training, job: RankJob) -> list[Gradient] | None:
             shares = np.ones(len(marks))  # gradients that never arrive count as the end
             shares[stamped] = np.clip((times[1:-1] - times[0]) / (times[-1] - times[0]), 0.0, 1.0)
             rounds.append(shares)
-    finally:
-        for hook in hooks:
-            hook.remove()
-        model.zero_grad()
+    model.zero_grad()
     ready = np.median(rounds[1:], axis=0)  # the first round warms up
     order = np.argsort(ready, kind="stable")
     blocks = {

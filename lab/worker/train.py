@@ -213,8 +213,7 @@ def evaluate(model: nn.Module, job: RankJob) -> tuple[float, float | None]:
 
 
 def _values(tensor: torch.Tensor) -> FloatArray:
-    values: FloatArray = tensor.double().cpu().numpy()
-    return values
+    return tensor.double().cpu().numpy()
 
 
 def _require_finite(loss: FloatArray, run: Run) -> None:

@@ -9,7 +9,14 @@ from functools import cache, lru_cache
 from typing import NamedTuple
 
 from lab.analysis.audit.languages import from_european, in_english
-from lab.analysis.audit.values import BANDWIDTH_UNITS, BYTE_UNITS, COUNT_UNITS, RANK, TIME_UNITS
+from lab.analysis.audit.values import (
+    BANDWIDTH_UNITS,
+    BYTE_UNITS,
+    COUNT_UNITS,
+    NODE,
+    RANK,
+    TIME_UNITS,
+)
 
 THINGS = (
     "samp(?:le)?s?|images?|imgs?|tokens?|toks?|examples?|sequences?|seqs?|items?|records?|sentences?"
@@ -32,6 +39,7 @@ OF_IDEAL = (
     r"|(.*_)?(efficiency|eff)_(vs|versus|of|over|relative_to)_(linear|ideal)(_.*)?"
 )
 BATCH = r"(mini_?|train(ing)?_?)?(batch(_?size)?|bsz?)(_(in_)?(sequences|seqs|samples))?"
+ZERO, FSDP = r"zero_?[123]?(_?(stage|level))?|zs|ds_zero.*", "fsdp(_size)?"
 # Canonical columns and their usual names. NUMBERS and then TEXTS match the whole stem of a name, in
 # this order; PARTS of a step (in s) match anywhere in the name of a time.
 PARTS = {
@@ -48,28 +56,26 @@ PARTS = {
 NUMBERS = {
     "per_node": r"((n|num|number_of)_?)?"
     r"(mpi_)?(gpus?|ranks?|proc(esse)?s?|tasks?|devices?|accelerators?|cards?)(_num|_count)?"
-    r"_per_(node|host|machine|server)|ppn|gpn",
+    rf"_per_{NODE}|ppn|gpn",
     "world_size": r"world(_?size)?|((n|num|nr|no|number_of|total|count_of|of)_?)*"
     r"((cpu|gpu|mpi|cuda|nvidia|amd)_)?"
     r"(gpus|[hint]pus|ranks|procs|processes|processors|devices|accelerators|tasks|cards|chips|gcds)"
     r"(_(total|count|used))?|n_prs?|n_mpi|(n|num|number_of)_[abghv]\d{1,2}0s?|(n|(n|no)_of|of|num|number_of)_?([ghint]pu|proc|rank)|(total_)?([ghint]pu|rank|process|device|accelerator|card|chip)s?_?(count|nums?|number|n)|nprocs?|np|n|p|[gn]pu"
     r"|workers|number_of_workers|mpi_?((ranks?|tasks?|proc(esse)?s?|process)|size)|parallelism_degree"
     r"|(n_)?pes|ws|[abh]\d{3}s|tpu_cores",
-    "nodes": r"((n|no|num|number_of|of)_?)*(nodes|servers|hosts|machines)|nnodes"
-    r"|(nodes?|machine|server|host)s?_(count|num)",
+    "nodes": rf"((n|no|num|number_of|of)_?)*{NODE}s|{NODE}s?_(count|num)",
     **{
-        name: rf"({name}(_?parallel(ism)?)?|{words}_?((model_)?parallel(ism)?|mp))"
+        name: rf"({name}(_?parallel(ism)?)?|{words}_?((model_)?parallel(ism)?|mp){alone})"
         "(_?(size|degree|world_?size|ways?))?"
-        for name, words in {
-            "dp": "data",
-            "tp": "tensor",
-            "pp": "pipe(line)?",
-            "cp": "context",
-            "ep": "expert",
-        }.items()
+        for name, words, alone in (
+            *(("dp", "data", ""), ("tp", "tensor", "|tensor"), ("pp", "pipe(line)?", "|pipeline")),
+            *(("cp", "context", ""), ("ep", "expert", "")),
+        )
     },
-    "dp_replicate": r"((dp|hsdp|data_parallel)_)?replicat(e|ion)(_(size|degree))?",
-    "dp_shard": r"(dp|hsdp|fsdp|data_parallel)_shard(ing)?(_(size|degree))?",
+    "dp_replicate": r"((dp|hsdp|data_parallel)_)?replicat(e|ion)(_(size|degree|groups?))?"
+    r"|(outer|hsdp)_dp|num_distributed_optimizer_instances",
+    "dp_shard": r"(dp|hsdp|fsdp|data_parallel)_shard(ing)?(_(size|degree|group(_size)?|dim))?"
+    r"|(hsdp|fsdp)_(group(_size)?|degree)|inner_fsdp",
     "global_batch_size": r"(glob(al)?|total|effective|overall)_?(train_)?(mini_?)?"
     r"(batch(_?size)?|bsz?)|(batch(_?size)?|bsz?)_(global|total)|gbs",
     "micro_batch_size": r"((per|local|mic(ro)?|device|gpu|rank)_)+(device_|gpu_|rank_|worker_)?"
@@ -178,9 +184,10 @@ TEXTS = {
     "recompute": r"(.*_)?(act(ivations?)?|grad(ient)?)_(checkpoint(ing|s)?|ckpt)"
     r"|(act(ivations?)?_|grad(ient)?_)?recompute(d|_.*)?|(.*_)?recomputation"
     r"|remat(erialization)?(_policy)?",
-    "sharding": r"zero(_?(stage|level))?|shard(ing)?(_?(strategy|stage|level|degree))?|fsdp",
+    "sharding": rf"{ZERO}|{FSDP}|shard(ing)?(_?(strategy|stage|level|degree))?",
     "interleave": r"vp|vpp|virtual_.*|interleav.*",
-    "sequence_parallel": r"(seq(uence)?_?parallel(ism)?|ulysses)(_?(size|degree))?",
+    "sequence_parallel": r"(use_)?(sp|seq(uence)?_?parallel(ism)?|ulysses)"
+    r"(_?(size|degree|world_?size))?",
     "ratio_over": "ratio_over",
     "emulated": r"(is_)?emulat(ed|ion)(_.*)?",
     "link": "link|network|interconnect|nic|fabric",
@@ -240,6 +247,15 @@ SETTINGS = {
     r"|l40s?|mi\d{3}x?|gaudi_?\d?)(?:_(?:sxm\d?|pcie|nvl))?(?:_\d+_?gb?)?|dgx_[12]h?|rtx_\w+?",
     "strategy": r"(?:naive_)?ddp|fsdp_?[12]?|hsdp|(?:data|tensor|pipeline)_parallel(?:ism)?"
     r"|(?:deep_?speed_)?zero(?:_stage)?_?\d|deep_?speed",
+}
+# In words without spaces and signs, of which the first counts.
+PRECISIONS = {
+    "fp32": "fp32|float32",
+    "tf32": "tf32",
+    "fp16": "fp16|(?<!b)float16|half|amp(?!bf16|fp8|fp4)",
+    "fp8": "fp8|float8",
+    "fp4": "fp4",
+    "bf16": "bf16|bfloat16|mixed",
 }
 SETTING = re.compile(
     rf"(?:^|_)(?:{'|'.join(f'(?P<{kind}>{words})' for kind, words in SETTINGS.items())})(?=_|$)"
@@ -417,6 +433,12 @@ def setting_of(name: str) -> Setting:
     if not words:
         return Setting(name, ())
     return Setting(LINKED.sub("", SETTING.sub("", text).strip("_")), words)
+
+
+def named_precision(words: str) -> str | None:
+    """The precision that a cell or a sentence names; None if it names none."""
+    text = re.sub("[^a-z0-9]", "", words.lower())
+    return next((name for name, used in PRECISIONS.items() if re.search(used, text)), None)
 
 
 def names_gpu(text: str) -> bool:

@@ -7,7 +7,7 @@ from collections.abc import Iterator, Sequence
 from typing import NamedTuple
 
 from lab.analysis.audit.columns import SECOND, THINGS, counted, names_gpu
-from lab.analysis.audit.values import CELL_TIME, RANK, ranks_of
+from lab.analysis.audit.values import CELL_TIME, NODE, RANK, ranks_of
 
 Parsed = tuple[list[str], list[list[str]], list[str]]  # names, rows and the lines around them
 
@@ -22,7 +22,7 @@ ITEM = re.compile(
     r")(?![\w/])",
     re.IGNORECASE,
 )
-NODES = re.compile(r"(\d{1,6})\s*x?\s*(?:nodes?|machines?|servers?|hosts?)", re.IGNORECASE)
+NODES = re.compile(rf"(\d{{1,6}})\s*x?\s*{NODE}s?", re.IGNORECASE)
 FEWEST = 2  # items of a list
 
 

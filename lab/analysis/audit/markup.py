@@ -12,7 +12,7 @@ from collections.abc import Iterator, Sequence
 from html.parser import HTMLParser
 from typing import Any, NamedTuple
 
-from lab.analysis.audit import restructured
+from lab.analysis.audit import rst
 from lab.analysis.audit.columns import MEASURED, normal, quantities
 from lab.analysis.audit.reshape import INDEXED, ranks_in
 from lab.analysis.audit.values import ranks_of
@@ -89,9 +89,7 @@ def find_tables(lines: Sequence[str]) -> list[Table]:
     """The tables in Markdown, HTML, LaTeX or reStructuredText that say most of scaling."""
     text = HIDDEN.sub("", "\n".join(lines))
     tables = [*_markdown(list(map(_drawn, text.splitlines()))), *_html(text), *_latex(text)]
-    tables += [
-        Table(cells[0], cells[1:], notes) for cells, notes in restructured.tables(text.splitlines())
-    ]
+    tables += [Table(cells[0], cells[1:], notes) for cells, notes in rst.tables(text.splitlines())]
     return most_relevant([table for table in tables if any(table.header)])
 
 

@@ -61,35 +61,14 @@ class Source:
 
 
 def prepare(run: Run, *, pretrained: Path | None, data_root: Path, progress: Progress) -> Dataset:
-    """The texts as tokens (samples, block_size), int64; raises LabError like `fetch`."""
-    config, model = run.dataset, run.architecture
-    assert isinstance(config, LabelledTexts) and isinstance(model, Transformer)
-    return tokenized(
-        SOURCES[config.kind](progress),
-        classes=config.classes,
-        block_size=model.block_size,
-        vocab_size=config.vocab_size,
-        progress=progress,
-        pretrained=pretrained,
-        keep_texts=run.loader == "classic",
-    )
-
-
-def tokenized(
-    source: Source,
-    *,
-    classes: int,
-    block_size: int,
-    vocab_size: int,
-    progress: Progress,
-    pretrained: Path | None = None,
-    keep_texts: bool = False,
-) -> Dataset:
     """The texts as tokens (samples, block_size), truncated or padded; cached or built now.
 
-    The tokenizer is trained on the texts or taken from the folder `pretrained`. With `keep_texts`
-    a sample can also be tokenized again from its text.
+    The tokenizer is trained on the texts or taken from the folder `pretrained`. For the classic
+    loader a sample can also be tokenized again from its text. Raises LabError like `fetch`.
     """
+    config, model = run.dataset, run.architecture
+    assert isinstance(config, LabelledTexts) and isinstance(model, Transformer)
+    source, block_size = SOURCES[config.kind](progress), model.block_size
     # A pretrained model knows only the tokens that it was trained with.
     file = pretrained / "tokenizer.json" if pretrained else None
 
@@ -97,7 +76,7 @@ def tokenized(
         train, held_out = source.read()
         progress("data", 0, len(train.texts))
         tokenizer = corpora.keep_tokenizer(
-            folder, train.texts, vocab_size=vocab_size, published=file
+            folder, train.texts, vocab_size=config.vocab_size, published=file
         )
         _set_length(tokenizer, block_size)
         arrays: dict[str, Array] = {}
@@ -106,18 +85,19 @@ def tokenized(
             arrays[f"{name}_labels"] = np.asarray(part.labels, dtype=np.uint16)
         return arrays
 
-    key = f"{source.fingerprint} {block_size} {file_sha256(file) if file else f'own {vocab_size}'}"
+    tokens = file_sha256(file) if file else f"own {config.vocab_size}"
+    key = f"{source.fingerprint} {block_size} {tokens}"
     cached = cached_arrays("texts", key, build, progress=progress)
     tokenizer = corpora.load_tokenizer(cached.folder / "tokenizer.json")
     pad = _set_length(tokenizer, block_size)
     encoders: list[Callable[[int], Array] | None] = [None, None]
-    if keep_texts:
+    if run.loader == "classic":
         encoders = [partial(_encode_one, tokenizer, part.texts) for part in source.read()]
     train, held_out = (
         Labelled(cached.arrays[f"{name}_tokens"], cached.arrays[f"{name}_labels"], encoder)
         for name, encoder in zip(("train", "held_out"), encoders, strict=True)
     )
-    vocabulary = tokenizer.get_vocab_size() if file else vocab_size
+    vocabulary = tokenizer.get_vocab_size() if file else config.vocab_size
     texts = f"{len(train)} texts and {len(held_out)} held out"
     return Dataset(
         train,
@@ -126,7 +106,7 @@ def tokenized(
         description=f"{source.description}, {texts}, vocabulary {vocabulary}",
         tokens_per_sample=block_size,
         vocab_size=vocabulary,
-        classes=classes,
+        classes=config.classes,
         pad=pad,
     )
 

@@ -8,6 +8,7 @@ from typing import Any
 
 import numpy as np
 import torch
+from torch import Tensor
 from torch.utils.data import default_collate
 
 from lab.config.datasets import PythonData
@@ -39,6 +40,12 @@ class Items:
         item = self[0]
         if not isinstance(item, tuple | list) or len(item) != 2:
             raise LabError(f"a sample of {name} is not a pair of input and target: {type(item)}")
+        for part, value in zip(("input", "target"), item, strict=True):
+            if not isinstance(value, Tensor | np.ndarray | np.generic | int | float):
+                raise LabError(
+                    f"the {part} of a sample of {name} is of type {type(value).__name__}; return "
+                    "a tensor, an array or a number"
+                )
 
     def __len__(self) -> int:
         return self._count
@@ -50,15 +57,18 @@ class Items:
     def take(self, indices: Indices) -> Any:
         """Inputs and targets of these samples, each stacked along a new first axis."""
         samples = [self[int(index)] for index in indices]
-        with own.blamed(self._name):
+        try:
             return default_collate(samples)
+        except (RuntimeError, TypeError) as error:
+            raise LabError(f"samples of {self._name} do not make a batch: {error}") from error
 
     def hashed(self) -> bytes:
         """SHA-256 of HASHED samples, evenly spread, and of their number."""
         content = hashlib.sha256(str(len(self)).encode())
         for index in np.linspace(0, len(self) - 1, min(HASHED, len(self))).astype(int):
             for part in self[int(index)]:
-                content.update(np.ascontiguousarray(torch.as_tensor(part).numpy()).tobytes())
+                values = torch.as_tensor(part).detach().numpy()
+                content.update(np.ascontiguousarray(values).tobytes())
         return content.digest()
 
 

@@ -108,9 +108,3 @@ def choose(logits: Tensor, uniform: Tensor | None, sampling: Sampling) -> Tensor
     last = (probabilities > 0).sum(dim=-1) - 1
     place = (cumulated <= uniform[:, None] * cumulated[:, -1:]).sum(dim=-1).minimum(last)
     return order.gather(-1, place[:, None])[:, 0]
-
-
-def by_length(prompts: Sequence[Sequence[int]]) -> Iterator[list[int]]:
-    """The numbers of prompts that can form one batch because they have the same length."""
-    for length in dict.fromkeys(map(len, prompts)):
-        yield [number for number, prompt in enumerate(prompts) if len(prompt) == length]

@@ -12,6 +12,7 @@ import torch
 from torch import Tensor
 from torch import distributed as dist
 
+from lab.config.run import Run
 from lab.records.schema import ClassificationPoint, Latency, Point
 from lab.records.statistics import stat
 from lab.worker.context import Progress
@@ -32,20 +33,15 @@ class PromptBatch(NamedTuple):
 
 
 def time_generation(
-    models: tuple[GPT, GPT],
-    batches: Sequence[PromptBatch],
-    *,
-    new_tokens: int,
-    rounds: int,
-    progress: Progress,
+    models: tuple[GPT, GPT], batches: Sequence[PromptBatch], run: Run, progress: Progress
 ) -> list[Point]:
     """Time base and quantized model generating from each batch; all ranks must call it."""
 
     def generate(batch: int, model: int) -> FloatArray:
         prompts = batches[batch].prompts
-        return _laps(stream(models[model], prompts, new_tokens=new_tokens), prompts.device)
+        return _laps(stream(models[model], prompts, new_tokens=run.new_tokens), prompts.device)
 
-    seconds = _in_turn(generate, len(batches), rounds=rounds, progress=progress)
+    seconds = _in_turn(generate, len(batches), run.rounds, progress)
     points = []
     for number, batch in enumerate(batches):
         of_base, of_quantized = seconds[:, number, 0], seconds[:, number, 1]
@@ -67,8 +63,7 @@ def time_generation(
 def time_classification(
     models: tuple[Classifier, Classifier],
     batches: Mapping[int, Tensor],
-    *,
-    rounds: int,
+    run: Run,
     progress: Progress,
 ) -> list[ClassificationPoint]:
     """Time base and quantized model on this rank's shares of batches, by the global batch size.
@@ -80,7 +75,7 @@ def time_classification(
     def classify(batch: int, model: int) -> FloatArray:
         return _laps(map(models[model].logits, [shares[batch]]), shares[batch].device)
 
-    seconds = _in_turn(classify, len(shares), rounds=rounds, progress=progress)[..., 0]
+    seconds = _in_turn(classify, len(shares), run.rounds, progress)[..., 0]
     points = []
     for number, size in enumerate(batches):
         base, quantized = seconds[:, number, 0], seconds[:, number, 1]
@@ -97,7 +92,7 @@ def time_classification(
 
 
 def _in_turn(
-    work: Callable[[int, int], FloatArray], batches: int, *, rounds: int, progress: Progress
+    work: Callable[[int, int], FloatArray], batches: int, rounds: int, progress: Progress
 ) -> FloatArray:
     """Seconds (rounds, batches, models, laps) of `work(batch, model)`, each once per round."""
     turns = list(itertools.product(range(batches), range(2)))
@@ -115,8 +110,7 @@ def _in_turn(
     # A round takes as long as its slowest rank: ranks work independently and only start together.
     ranks = np.stack(all_gather_object(np.array(seconds).reshape(rounds, batches, 2, -1)))
     slowest = ranks.sum(axis=-1).argmax(axis=0)
-    laps: FloatArray = np.take_along_axis(ranks, slowest[None, ..., None], axis=0)[0]
-    return laps
+    return np.take_along_axis(ranks, slowest[None, ..., None], axis=0)[0]
 
 
 @torch.inference_mode()

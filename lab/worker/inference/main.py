@@ -129,22 +129,18 @@ def _compare(job: RankJob, base: nn.Module, trained: Checkpoint) -> Inference:
         wrong = f"its logits are wrong by {errors[worst]:.2g} of the base's for an input of {worst}"
         fields["unavailable"] = f"{wrong}, so it was not timed"
     elif isinstance(base, GPT):
-        gpts, tokens = cast("tuple[GPT, GPT]", pair), run.new_tokens
+        gpts = cast("tuple[GPT, GPT]", pair)
         fields |= quantize.compare_language_models(pair, _held_out(job), device=device)
         fields["generated_alike"] = quantize.generated_alike(
-            gpts, prompts[-1].prompts, new_tokens=tokens
+            gpts, prompts[-1].prompts, new_tokens=run.new_tokens
         )
-        fields["points"] = time_generation(
-            gpts, prompts, new_tokens=tokens, rounds=run.rounds, progress=progress
-        )
+        fields["points"] = time_generation(gpts, prompts, run, progress)
         # The upper limit for decoding, which reads every weight for each token.
         fields["memory_bytes_per_second"] = memory_bandwidth(device).bytes_per_s
     else:
         classifiers = cast("tuple[Classifier, Classifier]", pair)
         fields |= quantize.compare_classifiers(pair, _held_out(job), device=device)
-        fields["classifications"] = time_classification(
-            classifiers, batches, rounds=run.rounds, progress=progress
-        )
+        fields["classifications"] = time_classification(classifiers, batches, run, progress)
     return inference.model_copy(update=fields)
 
 

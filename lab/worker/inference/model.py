@@ -12,13 +12,14 @@ from lab.config import models
 from lab.config.datasets import Synthetic
 from lab.config.run import Run
 from lab.errors import InputError, LabError, Problem
+from lab.records.table import grouped
 from lab.worker import checkpoint
 from lab.worker.checkpoint import Checkpoint
 from lab.worker.data.cache import in_cache, load_or_build
 from lab.worker.data.corpora import load_tokenizer
 from lab.worker.data.dataset import Dataset
 from lab.worker.distributed import RankJob
-from lab.worker.inference.generate import Sampling, by_length, generate
+from lab.worker.inference.generate import Sampling, generate
 from lab.worker.models import build
 from lab.worker.models.gpt import GPT
 from lab.worker.train import train
@@ -93,7 +94,8 @@ def complete(
     checkpoint.load_model(model, trained)
     model.to(device).eval()
     texts = [""] * len(prompts)
-    for numbers in by_length(tokens):
+    # Prompts form one batch if they have the same length.
+    for numbers in grouped((len(ids), number) for number, ids in enumerate(tokens)).values():
         batch = torch.tensor([tokens[number] for number in numbers], device=device)
         new = generate(model, batch, new_tokens=new_tokens, sampling=sampling, numbers=numbers)
         for number, ids in zip(numbers, new.tolist(), strict=True):

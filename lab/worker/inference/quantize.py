@@ -109,8 +109,7 @@ def _padded(forward: Callable[[Tensor], Tensor], x: Tensor) -> Tensor:
         return forward(x)
     # torchao pads them itself, but not where its layer is compiled.
     out = forward(functional.pad(rows, (0, 0, 0, INT8_ROWS - len(rows))))
-    kept: Tensor = out[: len(rows)].unflatten(0, x.shape[:-1])
-    return kept
+    return out[: len(rows)].unflatten(0, x.shape[:-1])
 
 
 def _int8_weight_only(model: nn.Module, device: torch.device) -> tuple[nn.Module, str]:

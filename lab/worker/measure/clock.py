@@ -320,8 +320,7 @@ def by_cycle(values: FloatArray, cycle: int) -> FloatArray:
         return values
     whole = values.shape[-1] // cycle
     last = values[..., values.shape[-1] - whole * cycle :]
-    means: FloatArray = last.reshape(*values.shape[:-1], whole, cycle).mean(axis=-1)
-    return means
+    return last.reshape(*values.shape[:-1], whole, cycle).mean(axis=-1)
 
 
 def phases_close(timing: Timing) -> bool:

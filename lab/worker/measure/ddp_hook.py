@@ -103,5 +103,4 @@ def unrecorded(exchange: Exchange, bucket: GradBucket) -> Future[torch.Tensor]:
 def _average(future: Future[Any]) -> torch.Tensor:
     value = future.value()
     # A collective's future holds the list of its tensors; a hook's holds the tensor.
-    average: torch.Tensor = value[0] if isinstance(value, list | tuple) else value
-    return average
+    return value[0] if isinstance(value, list | tuple) else value

@@ -21,7 +21,7 @@ def build(run: Run, dataset: Dataset) -> nn.Module:
     """The run's model on the CPU, with weights drawn with torch's current seed or published ones.
 
     Raises InputError for a vocabulary smaller than the data's or unusable weights, LabError for a
-    missing package.
+    missing package or a user's module that cannot be trained.
     """
     # A rank imports only the module of its own model.
     config = run.architecture
@@ -30,9 +30,9 @@ def build(run: Run, dataset: Dataset) -> nn.Module:
 
         return Vision(config, channels=dataset.channels, classes=dataset.classes)
     if isinstance(config, models.PythonModel):
-        from lab.worker.models.own import OwnModel
+        from lab.worker.models import own
 
-        return OwnModel(config)
+        return own.build(config)
     assert not isinstance(config, Script), "a script builds its own"
     vocab_size = datasets.vocab_size_of(config, run.dataset)
     if vocab_size < dataset.vocab_size:
@@ -95,6 +95,13 @@ def depends_on_split(model: nn.Module, run: Run) -> str | None:
     from lab.worker.models import own
 
     return own.depends_on_split(model) or None
+
+
+def explained(error: BaseException) -> str:
+    """What torch's error says about a user's module; empty if nothing is known of it."""
+    from lab.worker.models import own
+
+    return own.explained(error)
 
 
 class Score(NamedTuple):

@@ -67,8 +67,7 @@ def import_torchvision() -> ModuleType:
         import torchvision
     import torchvision.models
 
-    module: ModuleType = torchvision
-    return module
+    return torchvision
 
 
 class Vision(Classifier):
@@ -98,8 +97,7 @@ class Vision(Classifier):
         first = self.network.get_submodule(self.first_layer)
         assert isinstance(first, nn.Conv2d)
         # A quantized copy may be in bf16.
-        scores: Tensor = self.network(images.to(first.weight.dtype))
-        return scores
+        return self.network(images.to(first.weight.dtype))
 
     def train(self, mode: bool = True) -> Self:
         """Like nn.Module.train, but frozen batch norm stays in evaluation mode."""

@@ -38,8 +38,7 @@ def linear_cross_entropy(hidden: Tensor, weight: Tensor, targets: Tensor) -> Ten
     autocast = torch.is_autocast_enabled(device)
     dtype = torch.get_autocast_dtype(device) if autocast else hidden.dtype
     learns = torch.is_grad_enabled() and (hidden.requires_grad or weight.requires_grad)
-    loss: Tensor = _loss_and_gradients(hidden, weight, targets, dtype, learns)[0]
-    return loss
+    return _loss_and_gradients(hidden, weight, targets, dtype, learns)[0]
 
 
 # A custom operator, as torch.compile would unroll the loop over the chunks.
@@ -207,8 +206,7 @@ class Attention(nn.Module):
         mixed = functional.scaled_dot_product_attention(
             q, k, v, attn_mask=mask, is_causal=causal, dropout_p=dropout
         )
-        projected: Tensor = self.projection(mixed.transpose(1, 2).flatten(2))
-        return projected
+        return self.projection(mixed.transpose(1, 2).flatten(2))
 
 
 class Block(nn.Module):
@@ -229,8 +227,7 @@ class Block(nn.Module):
         """Map (samples, tokens, width) to its shape, with the mask and the cache of Attention."""
         x = x + self.dropout(self.attention(self.norm_1(x), mask, cache))
         hidden = functional.gelu(self.up(self.norm_2(x)), approximate="tanh")
-        out: Tensor = x + self.dropout(self.down(hidden))
-        return out
+        return x + self.dropout(self.down(hidden))
 
 
 class GPT(nn.Module):
@@ -266,8 +263,7 @@ class GPT(nn.Module):
         x = self.dropout(self.embedding(tokens) + self.positions(positions))
         for number, block in enumerate(self.blocks):
             x = block(x, cache=cache.layers[number] if cache is not None else None)
-        normalized: Tensor = self.norm(x)
-        return normalized
+        return self.norm(x)
 
 
 def init_weights(module: nn.Module) -> None:

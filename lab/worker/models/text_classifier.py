@@ -40,8 +40,7 @@ class TextClassifier(Classifier):
             x = block(x, is_text[:, None, None, :])
         weights = is_text / is_text.sum(dim=1, keepdim=True)
         pooled = torch.einsum("st,std->sd", weights.to(x.dtype), self.norm(x))
-        scores: Tensor = self.head(pooled)
-        return scores
+        return self.head(pooled)
 
 
 def not_padding(tokens: Tensor, pad: int) -> Tensor:
@@ -63,8 +62,7 @@ class DistilBERT(Classifier):
     def logits(self, inputs: Tensor) -> Tensor:
         """Scores (samples, classes) of tokens (samples, tokens)."""
         mask = not_padding(inputs, self.pad)
-        scores: Tensor = self.network(input_ids=inputs, attention_mask=mask).logits
-        return scores
+        return self.network(input_ids=inputs, attention_mask=mask).logits
 
 
 def _load(folder: Path, classes: int, dropout: float | None) -> nn.Module:

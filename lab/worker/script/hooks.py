@@ -333,23 +333,20 @@ def installed(recorder: StepRecorder) -> Iterator[None]:
     """Make torch report every step to the recorder."""
     # A script may compile the function that calls these: they run all the same, outside its graph.
     disable: Any = torch.compiler.disable
-    handles = [
-        optimizers.register_optimizer_step_pre_hook(disable(recorder.before_step)),
-        optimizers.register_optimizer_step_post_hook(disable(recorder.after_step)),
-    ]
+    backward = recorder.timed("backward", torch.autograd.backward)
     ddp: Any = DistributedDataParallel
     loaders: Any = (DataLoader, dataloader._BaseDataLoaderIter)
-    with replaced(
-        (torch.autograd, "backward", disable(recorder.timed("backward", torch.autograd.backward))),
-        (loaders[0], "__iter__", recorder.timed("data", loaders[0].__iter__)),
-        (loaders[1], "__next__", recorder.timed("data", loaders[1].__next__)),
-        (ddp, "__init__", _announcing(ddp.__init__, recorder.record_buckets)),
+    with (
+        optimizers.register_optimizer_step_pre_hook(disable(recorder.before_step)),
+        optimizers.register_optimizer_step_post_hook(disable(recorder.after_step)),
+        replaced(
+            (torch.autograd, "backward", disable(backward)),
+            (loaders[0], "__iter__", recorder.timed("data", loaders[0].__iter__)),
+            (loaders[1], "__next__", recorder.timed("data", loaders[1].__next__)),
+            (ddp, "__init__", _announcing(ddp.__init__, recorder.record_buckets)),
+        ),
     ):
-        try:
-            yield
-        finally:
-            for handle in handles:
-                handle.remove()
+        yield
 
 
 def _announcing(

@@ -40,7 +40,6 @@ from lab.worker.measure.ddp_hook import Buckets
 from lab.worker.own import blamed, require_unchanged
 from lab.worker.rank_report import (
     RankReport,
-    bars_of,
     fingerprint,
     memory_of,
     same_parameters,
@@ -58,6 +57,7 @@ NEEDS_GPU = re.compile(
     rf"cuda|nccl|nvidia|{LACKS}[^.;]*\bgpus?\b|\bgpus?\b[^.;]*{LACKS}", re.IGNORECASE
 )
 NEEDS_SLURM = re.compile(r"variable SLURM_\w+ is not set")
+NO_PACKAGE = "attempted relative import with no known parent package"
 NEEDS_SHARED_MEMORY = re.compile("unable to allocate shared memory")
 NO_OPTIMIZER = (
     "A script that trains in processes that it starts itself (the lab starts the ranks, as "
@@ -201,36 +201,29 @@ class ScriptRank:
         kinds = set(distributed.all_gather_object(kind))
         if None in kinds or len(kinds) > 1:
             sent = None
-        beside = calls if isinstance(sent, Buckets) else None
         whole = [one for trainer in trainers for one in parameters_of(trainer)]
         # Shards differ; and of ranks that were seen to communicate, it is unknown what must agree.
         alone = sent is None and not _sharded(whole)
         columns = {"step_time", "start", *self._phases}
         assert self._use is not None
-        return RankReport(
+        report = RankReport(
             use=self._use,
             state=_state(trainers),
             steps={name: values for name, values in laps.items() if name in columns}
             | {"cpu_time": np.array(self.cpu_times)},
-            start=float(shift(np.array(start))),
-            sent=sent.shifted(shift) if sent else None,
+            start=start,
+            sent=sent,
             passes=passes,
-            calls=beside.shifted(shift) if beside else None,
-            bars=bars_of(
-                self.context.rank,
-                sent,
-                laps["step_time"],
-                clock=self.clock,
-                shift=shift,
-                warmup_steps=self.run.warmup_steps,
-                calls=beside,
-            ),
+            calls=calls if isinstance(sent, Buckets) else None,
             fingerprint=fingerprint(whole) if alone else None,
         )
+        rank, warmup_steps = self.context.rank, self.run.warmup_steps
+        return report.on_clock_of_rank_0(rank, self.clock, shift, warmup_steps=warmup_steps)
 
     def _measurement(self, reports: Sequence[RankReport]) -> Measurement:
         """What rank 0 makes of all ranks' reports; writes their Parquet files."""
         run, recorder = self.run, self.recorder
+        comparable = len(reports) > 1 and all(report.fingerprint for report in reports)
         done = run.model_copy(update={"steps": recorder.steps})
         communication = write_reports(done, reports, self.folder, first_step=0)
         laps = ("step_time", "start", *self._phases)
@@ -243,7 +236,7 @@ class ScriptRank:
                 phases=self._phases,
             ),
             communication=communication,
-            checks=_checks(reports),
+            checks={"same_parameters": same_parameters(reports)} if comparable else {},
             memory=memory_of(reports, self.device),
             environment=environment.environment(
                 self.context,
@@ -313,7 +306,7 @@ def run_script(
         os.environ.update(_torchrun(context, store.underlying_store))
     with _interrupts() as interrupted, one_process(), hooks:
         try:
-            with blamed(script.name):
+            with blamed(script.name, (Exception,)):  # by `sys.exit` a script may end well
                 if script.module:
                     runpy.run_module(script.module, run_name="__main__", alter_sys=True)
                 else:
@@ -429,6 +422,11 @@ def _advice(message: str, script: Script, context: RankContext) -> str:
             "with gloo, or measure it on a cluster with GPUs (--cluster)"
             f"{alone if script.launcher == 'torchrun' else ''}"
         )
+    if NO_PACKAGE in message:
+        return (
+            "A file within a package is measured by its module's name: `-m package.module` in "
+            "place of its path"
+        )
     if NEEDS_SHARED_MEMORY.search(message):
         return (
             "Loader processes hand over samples in /dev/shm, which is too small here: let the "
@@ -455,11 +453,6 @@ def _sharded(parameters: Sequence[torch.Tensor]) -> bool:
     from torch.distributed.tensor import DTensor  # takes 0.4 s, which would delay every script
 
     return any(isinstance(parameter, DTensor) for parameter in parameters)
-
-
-def _checks(reports: Sequence[RankReport]) -> dict[str, bool]:
-    known = len(reports) > 1 and all(report.fingerprint for report in reports)
-    return {"same_parameters": same_parameters(reports)} if known else {}
 
 
 def _buckets(recorder: StepRecorder, starts: FloatArray) -> tuple[Buckets | None, IntArray]:

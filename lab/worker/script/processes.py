@@ -2,12 +2,16 @@
 
 from __future__ import annotations
 
+import ast
+import inspect
 import os
 import threading
 from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from contextlib import ExitStack, contextmanager
 from functools import partial, wraps
 from multiprocessing.process import BaseProcess
+from pathlib import Path
+from types import FrameType
 from typing import Any
 from urllib.parse import urlparse
 
@@ -29,14 +33,11 @@ OWN_RANKS = (
 @contextmanager
 def replaced(*replacements: tuple[Any, str, Any]) -> Iterator[None]:
     """Replace attributes, each given as its owner, its name and its new value."""
-    originals = [(owner, name, getattr(owner, name)) for owner, name, _ in replacements]
-    try:
+    with ExitStack() as stack:
         for owner, name, value in replacements:
+            stack.callback(setattr, owner, name, getattr(owner, name))
             setattr(owner, name, value)
         yield
-    finally:
-        for owner, name, value in originals:
-            setattr(owner, name, value)
 
 
 @contextmanager
@@ -61,12 +62,46 @@ def _without_ranks(start: Callable[..., None]) -> Callable[..., None]:
 
     @wraps(start)
     def begin(process: Any) -> None:
+        _require_guard(process)
         # In torchrun's environment, rank 0 of that group would wait for a store that nobody opens.
         if dist.is_torchelastic_launched() and getattr(process, "_target", None):
             process._target = partial(_call_without_ranks, process._target)
         start(process)
 
     return begin
+
+
+def _require_guard(process: Any) -> None:
+    """Raise LabError for a process that would run the script again, and so start one like itself.
+
+    Python ends such a process with an error, of which a pool starts another one, without end.
+    """
+    method = process._start_method or multiprocessing.get_start_method()
+    top = next((f for f in _callers() if f.f_code.co_name == "<module>" and _is_main(f)), None)
+    if method == "fork" or top is None:
+        return
+    tree = ast.parse(Path(top.f_code.co_filename).read_bytes())
+    guards = [node for node in tree.body if isinstance(node, ast.If) and _names_module(node.test)]
+    if not any(one.lineno <= top.f_lineno <= (one.end_lineno or 0) for one in guards):
+        raise LabError(
+            f"a process started by {method} imports the script and would start one itself: put "
+            f'what line {top.f_lineno} does under `if __name__ == "__main__":`'
+        )
+
+
+def _callers() -> Iterator[FrameType]:
+    frame = inspect.currentframe()
+    while frame is not None:
+        yield frame
+        frame = frame.f_back
+
+
+def _is_main(frame: FrameType) -> bool:
+    return frame.f_globals.get("__name__") == "__main__" and "__file__" in frame.f_globals
+
+
+def _names_module(test: ast.expr) -> bool:
+    return any(isinstance(node, ast.Name) and node.id == "__name__" for node in ast.walk(test))
 
 
 def _call_without_ranks(target: Callable[..., Any], *arguments: Any, **options: Any) -> None:

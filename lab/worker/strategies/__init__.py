@@ -17,8 +17,7 @@ def of(run: Run) -> Strategy[Any]:
     Raises LabError if the result is not a Strategy.
     """
     if run.own_strategy is None:
-        ours: Strategy[Any] = import_module(f"{__name__}.{run.strategy}").STRATEGY
-        return ours
+        return import_module(f"{__name__}.{run.strategy}").STRATEGY
     strategy = own.make(run.own_strategy)
     if not isinstance(strategy, Strategy):
         what = f"{run.strategy} returned {type(strategy).__name__!r}"

@@ -45,10 +45,11 @@ class Strategy(Generic[Parallel]):
     needs_group = True  # whether it uses a process group, even at world size 1
     cycle = 1  # number of steps after which a strategy with differing steps repeats itself
     comparable = False  # whether a pass without the exchange computes the same, as a probe requires
+    records: type[Recorder] | None = CallRecorder  # None if its messages cannot be seen
 
     def recorder(self, clock: Clock, *, world_size: int) -> Recorder | None:
         """The recorder of the strategy's communication; None if it has none."""
-        return CallRecorder(clock) if world_size > 1 else None
+        return self.records(clock) if self.records and world_size > 1 else None
 
     def wrap(self, model: nn.Module, setup: Setup) -> Parallel:
         """The model as the loop calls it, from inputs and targets to this process's mean loss."""
@@ -56,8 +57,7 @@ class Strategy(Generic[Parallel]):
 
     def unwrap(self, parallel: Parallel) -> nn.Module:
         """The model under its wrapper, called in the same way for evaluation."""
-        model: nn.Module = getattr(parallel, "module", parallel)
-        return model
+        return getattr(parallel, "module", parallel)
 
     def no_sync(self, parallel: Parallel) -> AbstractContextManager[None]:
         """Only accumulate gradients inside, for all but the last micro-batch of a step."""
@@ -92,8 +92,7 @@ class Wrapper(nn.Module):
 
     def forward(self, inputs: torch.Tensor, targets: torch.Tensor) -> torch.Tensor:
         """The mean loss of the rank's samples."""
-        loss: torch.Tensor = self.module(inputs, targets)
-        return loss
+        return self.module(inputs, targets)
 
 
 def devices_of(run: Run, device: torch.device) -> list[torch.device]:

@@ -9,18 +9,14 @@ import torch
 from torch import nn
 
 from lab.errors import InputError, Problem
-from lab.worker.measure.clock import Clock
-from lab.worker.strategies.base import Recorder, Setup, Strategy, Wrapper, devices_of
+from lab.worker.strategies.base import Setup, Strategy, Wrapper, devices_of
 
 
 class DataParallelism(Strategy["Averaged"]):
     """torch's DataParallel; copies are made inside torch, so their time on the links is unknown."""
 
     needs_group = False
-
-    def recorder(self, clock: Clock, *, world_size: int) -> Recorder | None:
-        """None: nothing passes through torch.distributed."""
-        return None
+    records = None  # nothing passes through torch.distributed
 
     def wrap(self, model: nn.Module, setup: Setup) -> Averaged:
         """The model in torch's wrapper; raises InputError for several CPUs and too few GPUs."""

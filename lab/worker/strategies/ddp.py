@@ -17,19 +17,15 @@ from lab.config.run import DEFAULT_BUCKET_CAP_MB, POWERSGD_FIRST_STEP, Run
 from lab.errors import InputError, Problem
 from lab.formatting import MIB
 from lab.worker.distributed import averaging
-from lab.worker.measure.clock import Clock
 from lab.worker.measure.ddp_hook import BucketRecorder, Exchange, Sent, unrecorded
-from lab.worker.strategies.base import Recorder, Setup, Strategy
+from lab.worker.strategies.base import Setup, Strategy
 
 
 class Ddp(Strategy[DistributedDataParallel]):
     """torch's DDP with a hook that timestamps each bucket."""
 
     comparable = True
-
-    def recorder(self, clock: Clock, *, world_size: int) -> Recorder | None:
-        """The recorder of buckets."""
-        return BucketRecorder(clock) if world_size > 1 else None
+    records = BucketRecorder
 
     def wrap(self, model: nn.Module, setup: Setup) -> DistributedDataParallel:
         """The model with its parameters broadcast from rank 0.

@@ -115,8 +115,7 @@ class Stage(nn.Module):
             x = self.dropout(self.embedding(x) + positions)
         for block in self.blocks:
             x = block(x)
-        hidden: torch.Tensor = self.norm(x)
-        return hidden
+        return self.norm(x)
 
     def loss(self, hidden: torch.Tensor, targets: torch.Tensor) -> torch.Tensor:
         """Mean loss from the last stage's output."""

@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
-import threading
 from collections.abc import Iterator, Sequence
+from concurrent.futures import ThreadPoolExecutor
 from contextlib import AbstractContextManager, nullcontext
 from typing import Any
 
@@ -114,8 +114,7 @@ def replica(model: nn.Module, tensors: dict[str, torch.Tensor]) -> nn.Module:
         for key, buffer in module._buffers.items():
             value = None if buffer is None else tensors[names[id(buffer)]]
             twins[name]._buffers[key] = value
-    whole: nn.Module = twins[""]
-    return whole
+    return twins[""]
 
 
 def scatter(tensor: torch.Tensor, devices: Sequence[torch.device]) -> list[torch.Tensor]:
@@ -134,26 +133,17 @@ def parallel_apply(
     # Read here, because threads do not inherit them.
     grad, autocast = torch.is_grad_enabled(), torch.is_autocast_enabled(kind)
     dtype = torch.get_autocast_dtype(kind)
-    outputs: dict[int, torch.Tensor] = {}
-    errors: dict[int, BaseException] = {}
 
-    def apply(number: int) -> None:
-        on_device = torch.cuda.device(devices[number]) if kind == "cuda" else nullcontext()
+    def apply(
+        replica: nn.Module, arguments: tuple[torch.Tensor, ...], device: torch.device
+    ) -> torch.Tensor:
+        on_device = torch.cuda.device(device) if kind == "cuda" else nullcontext()
         precision = torch.autocast(kind, dtype=dtype, enabled=autocast)
-        try:
-            with on_device, torch.set_grad_enabled(grad), precision:
-                outputs[number] = replicas[number](*inputs[number])
-        except BaseException as error:  # noqa: BLE001 raised again in the caller's thread
-            errors[number] = error
+        with on_device, torch.set_grad_enabled(grad), precision:
+            return replica(*arguments)
 
-    threads = [threading.Thread(target=apply, args=(n,)) for n in range(len(replicas))]
-    for thread in threads:
-        thread.start()
-    for thread in threads:
-        thread.join()
-    for error in errors.values():
-        raise error
-    return [outputs[number] for number in range(len(replicas))]
+    with ThreadPoolExecutor(len(replicas)) as threads:
+        return list(threads.map(apply, replicas, inputs, devices))
 
 
 def _sum(gradients: Sequence[torch.Tensor]) -> torch.Tensor:

@@ -77,8 +77,7 @@ class Flat:
 
     def _parts(self, flat: torch.Tensor) -> tuple[torch.Tensor, ...]:
         sizes = [parameter.numel() for parameter in self.parameters]
-        parts: tuple[torch.Tensor, ...] = flat[: sum(sizes)].split(sizes)
-        return parts
+        return flat[: sum(sizes)].split(sizes)
 
     @torch.no_grad()
     def reduce(self) -> None:

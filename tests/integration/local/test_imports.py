@@ -135,6 +135,11 @@ def test_the_kernel_of_a_report_loads_nothing_that_edits_its_page() -> None:
     assert not loaded_by("import lab.report.study_sections") & heavy
 
 
+def test_a_submission_without_answers_is_judged_without_what_notebooks_show(tmp_path: Path) -> None:
+    judged = f"from lab.course import replay; replay.judged('00-setup', replay.Path({str(tmp_path)!r}))"
+    assert not loaded_by(judged) & {"torch", "pandas", "matplotlib", "IPython"}
+
+
 def test_whoever_exports_a_report_draws_nothing() -> None:
     loaded = loaded_by("import lab.analysis.results, lab.report.html, lab.report.pdf")
     assert not loaded & {"torch", "matplotlib"}

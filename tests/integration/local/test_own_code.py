@@ -84,6 +84,25 @@ def empty():
 
 def streams():
     return iter(data()[0]), iter(data()[1])
+
+def leaves():
+    raise SystemExit
+
+def unseeded():
+    torch.seed()
+    samples = list(zip(torch.randn(8, 4), torch.randn(8, 4)))
+    return samples, samples
+
+class Unused(Net):
+    def __init__(self):
+        super().__init__()
+        self.spare = nn.Linear(4, 4)
+
+class Unequal(Net):
+    def __init__(self):
+        super().__init__()
+        if torch.distributed.get_rank():
+            self.spare = nn.Linear(4, 4)
 """
 # What a factory or a loss gives, and what the record of the failed run says of it.
 MESSAGES = {
@@ -97,16 +116,22 @@ MESSAGES = {
     "loss": (
         {"loss": "own:loss"},
         {},
-        r"the loss of own:Net is not a scalar tensor but shape \(4, 4\)",
+        r"the loss of own:Net is not a scalar tensor but float32 of shape \(4, 4\)",
     ),
     "wrong": ({"loss": "own:wrong"}, {}, r"^own\.py, line 29: KeyError: 'pixels'$"),
     "empty": ({}, {"factory": "own:empty"}, "own:empty returned a data set without samples"),
+    "leaves": (
+        {"factory": "own:leaves"},
+        {},
+        r"own:leaves failed in own\.py, line \d+: SystemExit",
+    ),
     "streams": ({}, {"factory": "own:streams"}, "own:streams returned a list_iterator, but a data"),
 }
 
 
 def measured(folder: Path, base: dict[str, object], grids: list[dict[str, object]]) -> list[Record]:
     content = {"title": "Own", "question": "?", "base": base, "grid": grids, "repeats": 1}
+    content["baseline"] = {key: values[0] for key, values in grids[0].items()}
     (folder / "study.yaml").write_text(yaml.safe_dump(content))
     profile = folder / "local.yaml"
     profile.write_text("executor: local\n")
@@ -163,6 +188,27 @@ def test_what_fails_in_own_code_is_told_with_its_line(
     assert record.status == "failed" and record.error is not None and record.timing is None
     assert record.error.type == "LabError"
     assert re.search(message, record.error.message), record.error.message
+
+
+@pytest.mark.parametrize(
+    ("model", "data", "strategy", "message"),
+    [
+        ("Net", "unseeded", "ddp", "own:unseeded makes different samples on different ranks: draw"),
+        ("Unused", "data", "ddp", r"^spare\.weight, spare\.bias took no part in a step's loss"),
+        ("Unequal", "data", "zero1", r"own:Unequal makes another module on rank 1 than on rank 0"),
+    ],
+)
+def test_what_fails_on_several_ranks_alone_is_told(
+    tmp_path: Path, model: str, data: str, strategy: str, message: str
+) -> None:
+    (tmp_path / "own.py").write_text(FAULTS)
+    own = {
+        "model": {"kind": "python", "factory": f"own:{model}", "loss": "own:mean"},
+        "data": {"kind": "python", "factory": f"own:{data}"},
+    }
+    settings = {"strategy": [strategy], "world_size": [2]}
+    (record,) = measured(tmp_path, BASE | own, [settings])
+    assert record.error is not None and re.search(message, record.error.message), record.error
 
 
 def test_what_is_no_strategy_is_told(tmp_path: Path) -> None:

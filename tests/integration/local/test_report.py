@@ -216,12 +216,16 @@ def test_a_word_for_a_parameter_that_is_true_or_false_measures_nothing(
     assert not (study / "out").exists()
 
 
-def test_failing_notebook_is_kept_and_named(tmp_path: Path) -> None:
+def test_failing_notebook_is_kept_and_named_until_it_succeeds(tmp_path: Path) -> None:
     with pytest.raises(lab.LabError, match="partial notebook"):
         execute(
             NOTEBOOKS / "run.ipynb", tmp_path / "run.ipynb", {"study": str(tmp_path / "nowhere")}
         )
     assert (tmp_path / "run.partial.ipynb").exists() and not (tmp_path / "run.ipynb").exists()
+    empty = tmp_path / "empty.ipynb"
+    nbformat.write(nbformat.v4.new_notebook(), empty)
+    made = execute(empty, tmp_path / "run.ipynb", {})
+    assert made.exists() and not (tmp_path / "run.partial.ipynb").exists()
 
 
 def test_nothing_is_imported_from_the_current_folder(

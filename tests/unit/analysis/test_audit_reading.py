@@ -48,8 +48,8 @@ def frame(text: str) -> pd.DataFrame:
         ],
         "flops_per_rank": ["TFLOP/s/GPU", "Model TFLOP / sec / GPU", "TFLOPs per GPU"],
         "mfu": ["MFU", "mfu_pct", "MFU (%)", "Model FLOPs utilization"],
-        "tp": ["TP", "tp_size", "tensor parallel", "Tensor Model Parallel Size"],
-        "pp": ["PP", "pipeline parallelism"],
+        "tp": ["TP", "tp_size", "tensor parallel", "Tensor Model Parallel Size", "Tensor"],
+        "pp": ["PP", "pipeline parallelism", "Pipeline degree"],
         "dp": ["DP", "data parallel size", "dp_degree"],
         "micro_batch_size": [
             "MBS",
@@ -72,6 +72,10 @@ def frame(text: str) -> pd.DataFrame:
         "sequence_length": ["Context window", "cutoff_len", "Tokens per sample", "Packed sequence"],
         "recompute": ["Activation Ckpt", "act_ckpt", "Remat policy", "gradient checkpoint"],
         "batch": ["Batch size (sequences)", "train_batch_size"],
+        "sequence_parallel": ["SP", "use_sp", "Sequence Parallel World Size", "Ulysses degree"],
+        "sharding": ["ZeRO-1", "ds_zero_stage", "FSDP size", "sharding degree"],
+        "dp_shard": ["dp_shard", "FSDP group size"],
+        "dp_replicate": ["hsdp replicate", "outer_dp", "num_distributed_optimizer_instances"],
     }.items(),
 )
 def test_names_that_people_use(canonical: str, names: list[str]) -> None:
@@ -117,6 +121,7 @@ def test_memory_that_is_not_what_a_rank_uses(name: str) -> None:
         ("8x A100", 8, "a100"),
         ("8 × H100 SXM", 8, "h100 sxm"),
         ("2 nodes x 8", 16, ""),
+        ("2 machines x 8", 16, ""),
         ("4 nodes, 8 GPUs", 32, ""),
         ("n1g8", 8, ""),
         ("2n_8g", 16, ""),

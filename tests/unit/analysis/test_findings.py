@@ -88,7 +88,9 @@ def test_no_answer_and_no_speedup(tmp_path):
 
 
 def test_holes_name_run_repeats_and_cause(tmp_path):
-    cause = Failure(type="OutOfMemoryError", message="CUDA out of memory.\nmore", rank=1)
+    cause = Failure(
+        type="OutOfMemoryError", message="CUDA out of memory. Tried to\nallocate 2 GiB.", rank=1
+    )
     records = [
         *repeats(run(1), [0.1] * 3),
         record(run(4), 0, status="oom", error=cause),
@@ -97,7 +99,7 @@ def test_holes_name_run_repeats_and_cause(tmp_path):
     _, _, missing = findings_of(tmp_path, records)
     assert missing == [
         "gpt-nano ddp x4, batch 64, fp32, repeats 0 and 1: "
-        "out of memory on rank 1: OutOfMemoryError: CUDA out of memory.",
+        "out of memory on rank 1: Tried to allocate 2 GiB.",
         "gpt-nano ddp x4, batch 64, fp32, repeat 2: not run yet.",
     ]
 

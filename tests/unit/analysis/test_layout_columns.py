@@ -68,6 +68,11 @@ def test_tokens_of_anything_but_a_second_are_no_rate(column: str) -> None:
         ("Model (B)", 7, "parameters", 7e9),
         ("pipe_parallel", 4, "pipeline", 4),
         ("TP ways", 2, "tensor", 2),
+        ("Tensor", 2, "tensor", 2),
+        ("sharding group size", 8, "shard", 8),
+        ("inner_fsdp", 8, "shard", 8),
+        ("outer_dp", 2, "replicate", 2),
+        ("Ulysses degree", 4, "sequence_parallel", "4"),
     ],
 )
 def test_sizes_are_read_in_their_units(column: str, cell: object, meant: str, value: float) -> None:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import pytest
 
+from lab.analysis.audit.columns import named_precision
 from lab.analysis.layout_words import from_notes, noted_model, settings
 from lab.perfmodel.frameworks import MEGATRON_CORE, NEMO
 
@@ -41,10 +42,29 @@ from lab.perfmodel.frameworks import MEGATRON_CORE, NEMO
         ("gradient checkpointing (selective)", {"recomputed": "selective"}),
         ("GBS: 3,072 (MBS=1)", {"global_batch": 3072, "micro_batch": 1}),
         ("`max_seq_len=4096`", {"sequence": 4096}),
+        ("4 nodes, 8 H100 GPUs per node", {"nodes": 4, "per_node": 8, "gpu": "h100"}),
+        ("global batch size 512, local batch size 2", {"global_batch": 512, "replica_batch": 2}),
+        ("FSDP or ZeRO-1", {}),
     ],
 )
 def test_a_cell_of_settings(text: str, said: dict[str, object]) -> None:
     assert settings(text) == said
+
+
+@pytest.mark.parametrize(
+    ("words", "precision"),
+    [
+        ("float16", "fp16"),
+        ("BFloat16", "bf16"),
+        ("bf16 mixed", "bf16"),
+        ("AMP", "fp16"),
+        ("TF-32", "tf32"),
+        ("FP8-CS", "fp8"),
+        ("O2", None),
+    ],
+)
+def test_precisions_by_their_names(words: str, precision: str | None) -> None:
+    assert named_precision(words) == precision
 
 
 CAPTION = (
@@ -71,6 +91,14 @@ def test_a_caption_says_what_holds_for_all_rows() -> None:
 )
 def test_notes_on_hybrid_sharding_count_where_there_is_no_other(notes: str, sharding: str) -> None:
     assert from_notes(notes, set())[0]["sharding"] == sharding
+
+
+@pytest.mark.parametrize(
+    ("notes", "said"),
+    [("FSDP, full AC", {"recomputed": "full"}), ("bf16, no fp8", {"precision": "bf16"})],
+)
+def test_notes_say_what_cells_say(notes: str, said: dict[str, str]) -> None:
+    assert from_notes(notes, set())[0].items() >= said.items()
 
 
 def test_columns_count_before_notes() -> None:

@@ -376,11 +376,11 @@ def test_the_fit_of_noisy_speedups():
 
 def test_the_chance_of_a_false_difference_is_told_where_it_is_high() -> None:
     assert chance(3) == "; of equal ones, 3 repeats show 1 in 10 to differ"
-    assert "1 in 14" in chance(4) and not chance(5) and not chance(2)  # of two, nothing is claimed
+    assert not chance(4) and not chance(2)  # of two, nothing is claimed
 
 
 @pytest.mark.parametrize(
-    ("count", "of_median", "of_ratio"), [(3, 75, 90), (4, 88, 93), (5, 93, 97), (7, 87, 96)]
+    ("count", "of_median", "of_ratio"), [(3, 75, 90), (4, 88, 97), (5, 94, 97), (7, 95, 96)]
 )
 def test_intervals_contain_the_truth_as_often_as_the_documentation_says(
     count: int, of_median: int, of_ratio: int
@@ -390,7 +390,7 @@ def test_intervals_contain_the_truth_as_often_as_the_documentation_says(
     for promised, samples in ((of_median, [ours]), (of_ratio, [ours, theirs])):
         _, low, high = _interval(*samples)
         covered = 100 * float(np.mean((low <= 1) & (high >= 1)))
-        assert covered == pytest.approx(promised, abs=4)
+        assert covered == pytest.approx(promised, abs=3)
 
 
 @pytest.mark.parametrize("fraction", [0.01, 0.1, 0.4])
@@ -513,7 +513,7 @@ def test_a_strategy_of_ones_own_has_a_curve_by_its_name() -> None:
         ([1, 2], "median over 1 to 2 repeats [range]"),
         ([3], "median over 3 repeats [range]"),
         ([1, 7, 6], "median over 1 to 7 repeats [95 % interval]"),
-        ([3, 9], "median over 3 to 9 repeats [95 % interval; of up to 3 repeats their range]"),
+        ([3, 9], "median over 3 to 9 repeats [95 % interval; of up to 4 repeats their range]"),
     ],
 )
 def test_the_range_of_few_repeats_is_not_called_an_interval_of_95_percent(
@@ -523,7 +523,7 @@ def test_the_range_of_few_repeats_is_not_called_an_interval_of_95_percent(
 
 
 @pytest.mark.parametrize("count", range(2, 8))
-def test_up_to_three_repeats_have_their_range_as_interval_also_of_a_ratio(count: int) -> None:
+def test_up_to_four_repeats_have_their_range_as_interval_also_of_a_ratio(count: int) -> None:
     alone, shared = ([first + 0.01 * n for n in range(count)] for first in (0.2, 0.1))
     done = repeats(run(1), alone) + repeats(run(2), shared)
     row = row_of(summary(table(done), baseline={"world_size": 1}, scaling="strong"), 2)
@@ -533,11 +533,11 @@ def test_up_to_three_repeats_have_their_range_as_interval_also_of_a_ratio(count:
     assert whole or count > WHOLE_RANGE
 
 
-few = st.lists(st.floats(1e-6, 1e3), min_size=2, max_size=WHOLE_RANGE).map(np.array)
+three = st.lists(st.floats(1e-6, 1e3), min_size=2, max_size=3).map(np.array)
 
 
-@given(few, few)
-def test_the_range_of_few_repeats_is_what_the_bootstrap_gives(top, bottom):
+@given(three, three)
+def test_the_range_of_three_repeats_is_what_the_bootstrap_gives(top, bottom):
     def of_medians(top, bottom, axis):
         return np.median(top, axis=axis) / np.median(bottom, axis=axis)
 

@@ -194,6 +194,15 @@ def test_libraries_that_cannot_allocate_ran_out_of_memory(message: str, status: 
     assert STATUSES.get(error.type, "failed") == status
 
 
+def test_an_error_that_names_a_file_whose_name_is_no_utf_8_can_be_recorded() -> None:
+    try:
+        raise FileNotFoundError(os.fsdecode(b"data \xe4.csv"))
+    except FileNotFoundError as error:
+        told = rank_error(0, error)
+    assert told.message == r"data \udce4.csv" and r"\udce4" in told.traceback
+    assert (told.message + told.traceback).encode()
+
+
 def test_a_rank_whose_peer_left_nccl_only_waited() -> None:
     assert rank_error(1, RuntimeError("ncclRemoteError: A call failed possibly ...")).waiting
 

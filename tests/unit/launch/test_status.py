@@ -20,6 +20,7 @@ from lab.config.cluster import Cluster
 from lab.config.run import Run
 from lab.config.study import Study, Task
 from lab.launch import status
+from lab.launch.attempt import WAITING
 from lab.launch.executor import JobSpec, LocalJob, prepare, write_job
 from lab.launch.job import execute, job_arguments
 from lab.launch.status import Display, StudyDisplay, TaskState, _view, cancel, time_left
@@ -63,6 +64,18 @@ def test_a_failure_of_before_is_not_told_as_one_of_now(capsys: pytest.CaptureFix
         display.update()
         coming.pop(0)
     assert capsys.readouterr().out == f"[1/1] {TASK.label}: failed in 4 s\n"
+
+
+def test_that_it_waits_for_other_jobs_is_told_once(capsys: pytest.CaptureFixture[str]) -> None:
+    second = Task(run(), 1)
+    states = [TaskState(TASK, "running", phase=WAITING), TaskState(second, "waiting")]
+    with StudyDisplay(lambda: states) as display:
+        display.update()
+        display.update()
+        states[:] = [TaskState(TASK, "completed"), TaskState(second, "running", phase=WAITING)]
+    waits, *ends = capsys.readouterr().out.splitlines()
+    assert waits == f"{TASK.label}: waiting for other jobs on the same devices"
+    assert ends == [f"[1/2] {TASK.label}: completed"]
 
 
 def test_what_is_measured_again_is_told_as_such(capsys: pytest.CaptureFixture[str]) -> None:

@@ -162,7 +162,6 @@ def test_processes_of_one_run_are_pooled() -> None:
     first, second = (reference(1, seconds)[1] for seconds in (0.03, 0.05))
     together = pooled([first, second])
     assert together and together.seconds == (0.03, 0.05) and together.median == 0.04
-    assert pooled([]) is None
 
 
 def test_many_ranks_leave_out_the_models_that_they_cannot_split() -> None:

@@ -15,12 +15,11 @@ from lab.config.strategies import STRATEGIES
 from lab.errors import LabError
 from lab.files import SHARED
 from lab.perfmodel.flops import gpt_parameters, model_cost
+from lab.perfmodel.frameworks import ANY
+from lab.perfmodel.hardware import machine
 from lab.perfmodel.layout import MICRO_BATCH, Bucket, Candidate, Layout, Profile
+from lab.perfmodel.layout_terms import FUSED_LOGIT, IDLE, LOGIT, PLAIN, Case
 from lab.perfmodel.memory import (
-    FUSED_LOGIT,
-    IDLE,
-    LOGIT,
-    PLAIN,
     USABLE,
     WORKSPACES,
     MemoryParts,
@@ -31,10 +30,16 @@ from lab.perfmodel.memory import (
     messages_of,
     rank_memory,
     state_memory,
-    transformer_memory,
 )
 from lab.perfmodel.transformer import Transformer, named
 from lab.records.schema import Gradient
+
+
+def transformer_memory(
+    model: Transformer, sequence: int, candidate: Candidate, **framework: object
+) -> MemoryParts:
+    case = Case(model, sequence, candidate, machine("gb200"), framework=replace(ANY, **framework))  # type: ignore[arg-type]
+    return case.memory()
 
 
 @pytest.mark.parametrize(("strategy", "gigabytes"), [("ddp", 120), ("zero1", 31.4), ("fsdp", 1.9)])
@@ -81,14 +86,10 @@ def test_layers_hold_their_values_once_per_micro_batch_in_flight() -> None:
 def test_rank_0_holds_no_logits_of_a_pipeline() -> None:
     llama = Transformer(4, 1024, 8, 4096, vocabulary=10**6, gated=True)
     candidate = Candidate(Layout(pipeline=2), 1, 1)
-    fullest, first = (
-        transformer_memory(llama, 512, candidate, first_stage=only).total for only in (False, True)
-    )
-    assert fullest > 1.3 * first
-    alone = Candidate(Layout(), 1, 1)
-    assert transformer_memory(llama, 512, alone, first_stage=True) == transformer_memory(
-        llama, 512, alone
-    )
+    case = Case(llama, 512, candidate, machine("h100"))
+    assert case.memory().total > 1.3 * case.memory(first_stage=True).total
+    alone = replace(case, candidate=Candidate(Layout(), 1, 1))
+    assert alone.memory(first_stage=True) == alone.memory()
 
 
 def test_fused_code_has_no_copies_of_a_gates_values() -> None:
@@ -100,7 +101,8 @@ def test_fused_code_has_no_copies_of_a_gates_values() -> None:
     logits = 512 * 10**5 * FUSED_LOGIT
     assert fused == pytest.approx(8 * values + logits)
     assert transformer_memory(llama, 512, one).activations - IDLE > 1.5 * fused
-    moved = transformer_memory(llama, 512, one, fused=True, offloaded=0.5).activations - IDLE
+    sharded = Candidate(Layout("fsdp"), 1)
+    moved = transformer_memory(llama, 512, sharded, fused=True, offloads=0.5).activations - IDLE
     assert moved == pytest.approx(4 * values + logits)
 
 
@@ -125,15 +127,7 @@ def test_the_first_of_unequal_stages_is_not_the_longest() -> None:
 def test_peaks_of_layouts_are_near_those_that_were_measured() -> None:
     table = read_layouts(SHARED / "docs" / "tables" / "playbook_1b_h100.csv")
     errors = [
-        transformer_memory(
-            row.case.model,
-            row.case.sequence,
-            row.case.candidate,
-            balanced=True,
-            first_stage=True,
-        ).total
-        / row.memory_bytes
-        - 1
+        row.case.memory(first_stage=True).total / row.memory_bytes - 1
         for row in table.rows
         if row.memory_bytes
     ]

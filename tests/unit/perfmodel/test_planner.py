@@ -13,7 +13,6 @@ from lab.perfmodel.layout import Bucket, Candidate, Layout, sent
 from lab.perfmodel.memory import memory_of
 from lab.perfmodel.planner import Plan, Space, best, merged
 from lab.perfmodel.predict import Described
-from lab.perfmodel.simulate import Conditions
 from lab.perfmodel.transformer import Transformer
 
 SMALL = GPT(layers=12, heads=12, width=768, block_size=1024, vocab_size=50257)
@@ -27,7 +26,6 @@ def search(model: GPT, text: str, world_size: int, global_batch: int, **space: o
         Space(model.layers, 2 * model.block_size * model.width, **space),
         world_size=world_size,
         global_batch=global_batch,
-        conditions=Conditions(),
     )  # type: ignore[arg-type]
 
 

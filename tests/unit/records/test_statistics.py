@@ -1,4 +1,4 @@
-"""The bootstrap against resampling by hand, and one seed for every caller."""
+"""Intervals against resampling and counting by hand, and one seed for every caller."""
 
 from __future__ import annotations
 
@@ -6,7 +6,7 @@ import numpy as np
 import pytest
 
 from lab.analysis.scaling import RESAMPLES, SEED, ratio
-from lab.records.statistics import bootstrap_interval
+from lab.records.statistics import bootstrap_interval, median_interval
 from lab.worker.inference.quantize import _mean
 from lab.worker.measure.clock import stat
 
@@ -61,3 +61,26 @@ def test_the_interval_is_that_of_scipy(count: int) -> None:
     assert bootstrap_interval(samples, quotient, resamples=500, seed=5) == pytest.approx(
         (interval.low, interval.high), rel=1e-12
     )
+
+
+@pytest.mark.parametrize("count", [2, 5, 6, 7, 20, 21, 2000])
+def test_the_ends_of_a_median_lie_between_the_order_statistics_around_95_percent(
+    count: int,
+) -> None:
+    from scipy import stats
+
+    ordered = np.arange(1.0, count + 1)
+    low, high = median_interval(np.random.default_rng(1).permutation(ordered))
+    assert high == pytest.approx(count + 1 - low)
+    # The interval from the k-th value on leaves out the median if fewer than k values are below it.
+    outer, inner = np.floor(low), np.floor(low) + 1
+    assert low == 1 or 2 * stats.binom.cdf(outer - 1, count, 0.5) <= 0.05
+    assert 2 * stats.binom.cdf(inner - 1, count, 0.5) > 0.05
+    assert (low == 1) == (count <= 5)
+
+
+def test_a_median_of_ten_values_has_the_interval_interpolated_by_hand() -> None:
+    # From the second value to the ninth 97.85 % are covered (1 - 2 * 11 / 1024), to the eighth 89 %.
+    excess = (0.978515625 - 0.95) / (0.978515625 - 0.890625)
+    weight = (10 - 2) * excess / (2 + (10 - 2 * 2) * excess)
+    assert median_interval(np.arange(1.0, 11.0)) == pytest.approx((2 + weight, 9 - weight))

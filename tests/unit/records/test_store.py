@@ -156,6 +156,25 @@ def test_failed_run_is_a_row_without_times(tmp_path: Path) -> None:
     assert pd.isna(row["step_time"]) and pd.isna(row["peak_memory"])
 
 
+@pytest.mark.parametrize(
+    ("status", "kind", "message", "end"),
+    [
+        ("failed", "LabError", "no data\nat all", "failed on rank 1: no data at all"),
+        ("failed", "KeyError", "'x'", "failed on rank 1: KeyError: 'x'"),
+        ("failed", "ValueError", "so " * 2000, "failed on rank 1: ValueError: so so so"),
+        (
+            *("oom", "OutOfMemoryError", "CUDA out of memory. Tried to allocate 2 GiB."),
+            "out of memory on rank 1: Tried to allocate 2 GiB.",
+        ),
+        ("oom", "MemoryError", "", "out of memory on rank 1: MemoryError"),
+    ],
+)
+def test_the_end_of_a_run_is_one_short_line(status: str, kind: str, message: str, end: str) -> None:
+    error = Failure(type=kind, message=message, rank=1)
+    told = record(RUN).model_copy(update={"status": status, "error": error}).end
+    assert told.startswith(end) and len(told) < 400 and "\n" not in told
+
+
 def test_failed_write_leaves_the_old_content(tmp_path: Path) -> None:
     path = tmp_path / "file"
     write_atomically(path, b"old")

@@ -19,7 +19,7 @@ from nbformat.v4 import new_code_cell, new_markdown_cell, new_notebook, new_outp
 
 from lab.errors import LabError
 from lab.report.blocks import Markdown
-from lab.report.html import REMOVED, LabHTMLExporter, sanitize
+from lab.report.html import ASSETS, REMOVED, LabHTMLExporter, sanitize
 from lab.report.page import NUMBER
 
 SVG = (
@@ -75,6 +75,14 @@ def test_page_asks_for_nothing_and_runs_only_its_own_script() -> None:
     assert not re.search(r"@import|url\((?!data:)", html)
     policy = str(soup.find("meta", attrs={"http-equiv": "Content-Security-Policy"})["content"])  # type: ignore[index]
     assert "default-src 'none'" in policy and "script-src 'sha256-" in policy
+
+
+def test_a_template_that_nbconvert_lacks_is_told() -> None:
+    bare = LabHTMLExporter()
+    bare.template_paths = [str(ASSETS)]
+    told = r"nbconvert lacks its template .*\.j2, which lies in share/jupyter of its environment"
+    with pytest.raises(LabError, match=told):
+        bare.from_notebook_node(notebook("text"))
 
 
 def test_same_notebook_gives_same_bytes() -> None:

@@ -30,7 +30,7 @@ from lab.errors import LabError
 from lab.worker import data
 from lab.worker.data import images, labelled
 from lab.worker.data.dataset import Batch, ClassicLoader, Dataset, FastLoader, Labelled, Windows
-from lab.worker.data.labelled import Source, Texts, tokenized
+from lab.worker.data.labelled import Source, Texts
 
 CLASSIFIER = {"kind": "text-classifier", "layers": 1, "heads": 2, "width": 32, "block_size": 24}
 
@@ -303,17 +303,25 @@ def _source(count: int = 40) -> Source:
     return Source(f"rows {count}", "rows", lambda: parts)
 
 
+def _tokenized(
+    source: Source, *, pretrained: Path | None = None, block_size: int = 8, loader: str = "fast"
+) -> Dataset:
+    """What a run gets of a source of texts."""
+    run = Run(
+        model=CLASSIFIER | {"block_size": block_size},
+        data={"kind": "topics", "vocab_size": 300},
+        global_batch_size=4,
+        loader=loader,
+    )
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setitem(labelled.SOURCES, "topics", lambda progress: source)
+        return labelled.prepare(run, pretrained=pretrained, data_root=Path(), progress=quiet)
+
+
 def test_texts_are_cut_and_padded_to_one_length(tmp_path: Path) -> None:
     (tmp_path / "encoder").mkdir()
     pretrained_folders.tokenizer(tmp_path / "encoder", close=True)
-    dataset = tokenized(
-        _source(),
-        classes=2,
-        block_size=8,
-        vocab_size=300,
-        progress=quiet,
-        pretrained=tmp_path / "encoder",
-    )
+    dataset = _tokenized(_source(), pretrained=tmp_path / "encoder")
     inputs, labels = dataset.train.take(np.array([0, 29]))
     words = [[pretrained_folders.WORDS[token] for token in row] for row in inputs]
     assert words[0] == ["[CLS]", "def", "self", "the", "import", "[UNK]", "[SEP]", "[PAD]"]
@@ -322,28 +330,20 @@ def test_texts_are_cut_and_padded_to_one_length(tmp_path: Path) -> None:
 
 
 def test_texts_in_the_cache_are_not_read_again() -> None:
-    dataset = tokenized(_source(), classes=2, block_size=8, vocab_size=300, progress=quiet)
+    dataset = _tokenized(_source())
 
     def refuse() -> Any:
         raise AssertionError("read again")
 
-    again = tokenized(
-        replace(_source(), read=refuse), classes=2, block_size=8, vocab_size=300, progress=quiet
-    )
-    assert again.sha256 == dataset.sha256
-    assert (
-        tokenized(_source(), classes=2, block_size=9, vocab_size=300, progress=quiet).sha256
-        != dataset.sha256
-    )
+    assert _tokenized(replace(_source(), read=refuse)).sha256 == dataset.sha256
+    assert _tokenized(_source(), block_size=9).sha256 != dataset.sha256
 
 
 @pytest.mark.parametrize("workers", [0, 2])
 def test_both_loaders_give_the_same_samples_in_the_same_order(
     workers: int, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    dataset = tokenized(
-        _source(), classes=2, block_size=8, vocab_size=300, progress=quiet, keep_texts=True
-    )
+    dataset = _tokenized(_source(), loader="classic")
     fields = {
         "loader": "classic",
         "loader_workers": workers,
@@ -375,9 +375,7 @@ def test_the_classic_loader_tokenizes_batch_by_batch(monkeypatch: pytest.MonkeyP
         "_encode_one",
         lambda tokenizer, texts, index: indices.append(index) or np.zeros(8, dtype=np.int64),
     )
-    dataset = tokenized(
-        _source(), classes=2, block_size=8, vocab_size=300, progress=quiet, keep_texts=True
-    )
+    dataset = _tokenized(_source(), loader="classic")
     run = Run(model=CLASSIFIER, data="topics", global_batch_size=4, loader="classic")
     ClassicLoader(dataset.train, run=run, rank=0).micro_batch(0, 0)
     assert len(indices) == 4

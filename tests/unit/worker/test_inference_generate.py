@@ -15,7 +15,7 @@ from lab.config.run import Run
 from lab.errors import InputError
 from lab.worker.checkpoint import Checkpoint
 from lab.worker.data.dataset import GENERATION, random_numbers
-from lab.worker.inference.generate import Sampling, by_length, choose, generate
+from lab.worker.inference.generate import Sampling, choose, generate
 from lab.worker.inference.model import complete
 from lab.worker.models.gpt import GPT, Cache
 
@@ -139,10 +139,6 @@ def test_too_many_tokens_are_refused(model: GPT) -> None:
     for temperature in (float("nan"), float("inf")):
         with pytest.raises(InputError, match="is not a finite number from 0"):
             Sampling(temperature=temperature)
-
-
-def test_prompts_of_one_length_share_a_batch() -> None:
-    assert list(by_length([[1, 2], [1], [3, 4]])) == [[0, 2], [1]]
 
 
 def test_a_model_of_random_tokens_continues_no_text(tmp_path: Path) -> None:

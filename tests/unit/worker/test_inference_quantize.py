@@ -7,6 +7,8 @@ import torch
 from torch import Tensor, nn
 
 from lab.config.models import GPT as Config
+from lab.config.run import Run
+from lab.worker.context import silent
 from lab.worker.data.dataset import Batch
 from lab.worker.inference.latency import time_classification
 from lab.worker.inference.quantize import (
@@ -142,7 +144,8 @@ def test_errors_of_a_classifiers_logits_by_shape() -> None:
 
 def test_both_classifiers_are_timed_at_every_batch_size() -> None:
     batches = {1: torch.arange(1), 4: torch.arange(4)}
-    points = time_classification((BASE, OTHER), batches, rounds=5, progress=lambda *_: None)
+    run = Run(task="inference", model="gpt-nano", global_batch_size=4, rounds=5)
+    points = time_classification((BASE, OTHER), batches, run, silent)
     assert [point.batch_size for point in points] == [1, 4]
     for point in points:
         assert point.ratio.interval is not None and point.base.median > 0

@@ -591,3 +591,35 @@ def test_without_the_lab_an_instrumented_script_only_runs() -> None:
         pass
     with pytest.raises(ValueError, match="samples_per_step is 0"):
         lab.instrument(samples_per_step=0).__enter__()
+
+
+SQUARES = "pool = get_context({!r}).Pool(1); pool.map(abs, [-1]); pool.terminate()"
+
+
+@pytest.mark.parametrize("method", ["spawn", "forkserver"])
+def test_a_process_that_would_start_itself_again_without_end_is_told(
+    measured: Any, method: str
+) -> None:
+    begin = (
+        f"\nfrom multiprocessing import get_context\ndef work():\n    {SQUARES.format(method)}\n"
+    )
+    told = (
+        rf"^train\.py failed in line 15: a process started by {method} imports the script and .*"
+        r"put what line 16 does under `if __name__ == \"__main__\":`$"
+    )
+    with pytest.raises(LabError, match=told):
+        measured(f"{begin}work()\n")
+    guarded = (
+        'if __name__ == "__main__":\n    work()\n    for _ in range(9): train(torch.ones(8, 4))'
+    )
+    assert measured(f"{begin}{guarded}\n").script.steps == 6
+
+
+def test_a_forked_pool_needs_no_guard(measured: Any) -> None:
+    begin = f"\nfrom multiprocessing import get_context\n{SQUARES.format('fork')}\n"
+    assert measured(f"{begin}for _ in range(9): train(torch.ones(8, 4))").script.steps == 6
+
+
+def test_a_file_within_a_package_is_told_to_be_measured_as_a_module(measured: Any) -> None:
+    with pytest.raises(LabError, match=r"known parent package\. A file .* `-m package\.module`"):
+        measured("from . import helper")

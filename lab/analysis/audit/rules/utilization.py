@@ -2,13 +2,12 @@
 
 from __future__ import annotations
 
-import re
 from collections.abc import Iterator, Sequence
 
 import numpy as np
 import pandas as pd
 
-from lab.analysis.audit.columns import ADAPTED, LAYOUT
+from lab.analysis.audit.columns import ADAPTED, LAYOUT, named_precision
 from lab.analysis.audit.observations import Observations, UncheckedError, largest
 from lab.analysis.audit.rule import Comparison, Fault, rule
 from lab.formatting import count
@@ -30,7 +29,6 @@ OF_PEAK = {"key:gpu", "key:precision", "key:device"}
 FEWEST = 3  # rows, most of which agree on a peak
 ANOTHER = 0.01  # a peak this near to a known one is that of another GPU or precision
 SPARSE, SPARSE_TOLERANCE = 2.0, 0.02  # vendors' figures with sparsity are twice the dense ones
-HALF = re.compile(r"bf16|fp16|float16|bfloat16|mixed|amp$|half")
 COMMON = ("a100", "h100")  # their sparse peaks are mistaken for dense ones if no GPU is named
 
 
@@ -209,12 +207,13 @@ def _words(frame: pd.DataFrame) -> pd.Series:
 def _against_peak(rows: pd.DataFrame, text: str, observations: Observations) -> Iterator[Fault]:
     name, _, precision = text.partition("|")
     gpu = named_gpu(name) or named_gpu(" ".join(observations.notes))
-    meant, words = "fp16", "in half precision"
-    if not HALF.search(precision):
-        if re.search("tf.?32", precision) and (gpu is None or "tf32" in gpu.flops):
-            meant, words = "tf32", "in TF32"
-        elif gpu is None or "fp8" in gpu.flops or re.search("32|int", precision):
-            return  # it is unknown which peak is meant
+    meant, words, named = "fp16", "in half precision", named_precision(precision)
+    if named == "tf32" and (gpu is None or "tf32" in gpu.flops):
+        meant, words = "tf32", "in TF32"
+    elif named not in {"bf16", "fp16"} and (
+        gpu is None or "fp8" in gpu.flops or named or "int" in precision
+    ):
+        return  # it is unknown which peak is meant
     gpus = [gpu] if gpu else [GPUS[name] for name in COMMON]
     dense = {each.name: each.flops[meant] for each in gpus}
     if gpu:
