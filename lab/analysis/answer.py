@@ -18,14 +18,14 @@ from lab.analysis.audit.rules.speedup import MARGIN
 from lab.analysis.findings import UNEVEN, largest_loss, lone_ranks, mean_over_median
 from lab.analysis.noise import judge
 from lab.analysis.scaling import (
+    best,
     beyond_baseline,
     by_emulation,
-    chance,
     farthest,
     few,
     gains,
     ratio,
-    verdict,
+    shown,
 )
 from lab.analysis.scaling_curves import (
     Estimate,
@@ -253,23 +253,13 @@ def pairs(evidence: Evidence, field: str) -> list[Pair]:
 
 def _ratios(evidence: Evidence, compared: Sequence[Pair]) -> tuple[str, str]:
     """The ratio and verdict of one pair, or the range of several and how many are significant."""
-    if len(compared) == 1:
-        run, _, (value, low, high), _ = compared[0]
-        where = inference.place(evidence.measured[run][0])
-        return rounded(value, low, high), f"on {where}, {_judged(compared[0])}"
-    values = sorted(pair.ratio[0] for pair in compared)
-    decided = [_judged(pair).split()[1] for pair in compared]
-    shown = f"{decided.count('gain')} shown to be shorter, {decided.count('loss')} longer"
+    ratios = [pair.ratio for pair in compared]
+    speeds = [Estimate(1 / one.value, 1 / one.high, 1 / one.low) for one in ratios]
     fewest = min(pair.repeats for pair in compared)
-    shown += chance(fewest) if {"gain", "loss"} & set(decided) else ""
-    if too_few := few(fewest):
-        shown = f"but {too_few} to tell this from chance"
-    return extent(values), f"in {len(compared)} comparisons, {shown}"
-
-
-def _judged(pair: Pair) -> str:
-    _, low, high = pair.ratio
-    return verdict(1 / high, 1 / low, pair.repeats)
+    where = f"in {len(compared)} comparisons"
+    if len(compared) == 1:
+        where = f"on {inference.place(evidence.measured[compared[0].run][0])}"
+    return extent(ratios), f"{where}, {shown(speeds, fewest, gain='shorter', loss='longer')}"
 
 
 def _beside(evidence: Evidence, field: str, compared: Sequence[Pair]) -> str:
@@ -321,26 +311,24 @@ def _scaling(evidence: Evidence) -> Iterator[str]:
         if row["efficiency"] > 1 + MARGIN and not row["efficiency_low"] <= 1:
             yield "More than the ranks can give has to be explained: see super-linear in the audit."
     yield from _cause(evidence, ends[-1])
-    best = next(rows for rows in rows_by_curve(summary) if rows[0].label == ends[0].label)
-    if len(best) > 2 and ends[0]["scaling"] == "strong":
-        yield _shortest(best)
+    curve = next(rows for rows in rows_by_curve(summary) if rows[0].label == ends[0].label)
+    if len(curve) > 2 and ends[0]["scaling"] == "strong":
+        yield _shortest(curve)
 
 
 def _shortest(rows: Sequence[Row]) -> str:
     """The ranks with the shortest step of a curve, and those that may have as short a one."""
-    first, *others = sorted(rows, key=lambda row: row["step_time"])
+    first, level = best(rows, "step_time")
     text = (
         f"Up to {rows[-1].place}, the shortest step, {first.text('step_time')}, is on {first.ranks}"
     )
     if too_few := few(min(row["repeats"] for row in rows)):
         return f"{text}, but {too_few} to be sure of it."
-    level = sorted(
-        row["world_size"] for row in others if row["step_time_low"] <= first["step_time_high"]
-    )
     if level:
-        sizes = ranks(first["device"], level[0])
-        if level[1:]:
-            sizes = f"{joined(map(str, level))} {ranks(first['device'])}"
+        on = sorted(row["world_size"] for row in level)
+        sizes = level[0].ranks
+        if on[1:]:
+            sizes = f"{joined(map(str, on))} {ranks(first['device'])}"
         text += f"; the intervals do not distinguish it from that on {sizes}"
     return f"{text}."
 
@@ -436,10 +424,10 @@ def _utilization(evidence: Evidence) -> Iterator[str]:
     rows = labelled_rows(evidence.summary)
     known = [row for row in rows if pd.notna(row["mfu"])]
     if known:
-        best = max(known, key=lambda row: row["mfu"])
+        most = max(known, key=lambda row: row["mfu"])
         yield (
-            f"The largest share of the peak, an MFU of {best.text('mfu')}, is reached on "
-            f"{best.place}."
+            f"The largest share of the peak, an MFU of {most.text('mfu')}, is reached on "
+            f"{most.place}."
         )
 
 

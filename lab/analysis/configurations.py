@@ -8,7 +8,7 @@ from typing import Any
 import numpy as np
 import pandas as pd
 
-from lab.analysis.scaling import few, judged
+from lab.analysis.scaling import best, few, judged
 from lab.analysis.scaling_curves import Row, labelled_rows, ranks, rows_of
 from lab.config.run import Run, distinct_labels
 from lab.config.study import Study
@@ -195,14 +195,9 @@ def _fastest(rows: Sequence[Row], names: Mapping[str, str], *, alike: bool) -> I
     """
     if len(rows) < 2:
         return
-    if alike:
-        first, *others = sorted(rows, key=lambda row: row["step_time"])
-        level = [row for row in others if row["step_time_low"] <= first["step_time_high"]]
-        text = f"The shortest step, {first.text('step_time')}"
-    else:
-        first, *others = sorted(rows, key=lambda row: -row["samples_per_second"])
-        least = first["samples_per_second_low"]
-        level = [row for row in others if row["samples_per_second_high"] >= least]
+    first, level = best(rows, "step_time" if alike else "samples_per_second")
+    text = f"The shortest step, {first.text('step_time')}"
+    if not alike:
         text = f"The highest throughput, {first.text('samples_per_second')} samples/s"
     text += f", is that of {names[first['run_id']]}"
     if too_few := few(min(row["repeats"] for row in rows)):

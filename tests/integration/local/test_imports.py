@@ -136,7 +136,9 @@ def test_the_kernel_of_a_report_loads_nothing_that_edits_its_page() -> None:
 
 
 def test_a_submission_without_answers_is_judged_without_what_notebooks_show(tmp_path: Path) -> None:
-    judged = f"from lab.course import replay; replay.judged('00-setup', replay.Path({str(tmp_path)!r}))"
+    judged = (
+        f"from lab.course import replay; replay.judged('00-setup', replay.Path({str(tmp_path)!r}))"
+    )
     assert not loaded_by(judged) & {"torch", "pandas", "matplotlib", "IPython"}
 
 
