@@ -17,7 +17,7 @@ from lab.analysis.results import StudyResults
 from lab.analysis.scaling_curves import Estimate, rows_of
 from lab.analysis.waterfall import Waterfall, names_of, on_most_ranks, with_baseline
 from lab.config.run import Run
-from lab.figures.figure import NO_COMMUNICATION, empty_unless, figure, has, no_runs
+from lab.figures.figure import NO_COMMUNICATION, empty_unless, figure, has, listing, no_runs
 from lab.figures.labels import measure, room_beside, write_beside
 from lab.figures.style import IDEAL, wrapped
 from lab.formatting import Unit, count, drawn_value, format_seconds, percent, unit_for
@@ -70,19 +70,21 @@ def _breakdown_height(results: StudyResults) -> float:
     return 1.1 + 0.25 * (bars + BETWEEN * len(results.drawn))
 
 
-def _describe_breakdown(results: StudyResults) -> str:
-    parts = []
+def _longest_parts(results: StudyResults) -> Iterator[str]:
     for label, points in results.drawn:
         row = rows_of(points)[-1]
         times = {name: time for name, time in _parts(row, SECONDS).items() if time > 0}
         longest = sorted(times, key=lambda name: (times[name], name), reverse=True)[:3]
         listed = ", ".join(f"{name} {format_seconds(times[name])}" for name in longest)
         known = f" with {listed}" if listed else ""
-        parts.append(f"{label} on {row.ranks}, {format_seconds(row['step_time'])}{known}")
-    return f"Step times as bars, with the longest parts of each: {'; '.join(parts)}."
+        yield f"{label} on {row.ranks}, {format_seconds(row['step_time'])}{known}"
 
 
-@figure(describe=_describe_breakdown, missing=_no_phases, height=_breakdown_height)
+@figure(
+    describe=listing("Step times as bars, with the longest parts of each", _longest_parts),
+    missing=_no_phases,
+    height=_breakdown_height,
+)
 def step_breakdown(ax: Axes, results: StudyResults) -> None:
     """Where the time of a step goes: a bar per configuration, a part per phase.
 
@@ -204,19 +206,13 @@ def _falls(results: StudyResults) -> list[Waterfall]:
 _no_falls = empty_unless(lambda results: results.waterfalls, NO_PHASES)
 
 
-def _falls_height(results: StudyResults) -> float:
-    return 0.7 + 0.2 * sum(len(fall.shown()) + 3 + BETWEEN for fall in _falls(results))
-
-
-def _describe_falls(results: StudyResults) -> str:
-    parts = []
+def _falls_in_words(results: StudyResults) -> Iterator[str]:
     for fall in _falls(results):
         unit = unit_for(fall.step[:1])
         losses = ", ".join(f"{name} {_time(loss, unit)}" for name, loss in fall.shown().items())
         start = f"{fall.start} {_time(fall.ideal, unit)}"
         by = f" by {losses}" if losses else ""
-        parts.append(f"{fall.place}, from {start} to {_time(fall.step, unit)}{by}")
-    return f"Waterfalls to the measured step by cause: {'; '.join(parts)}."
+        yield f"{fall.place}, from {start} to {_time(fall.step, unit)}{by}"
 
 
 def _time(amount: Estimate, unit: Unit) -> str:
@@ -250,7 +246,12 @@ def _largest(results: StudyResults) -> str:
     return f"The largest loss is {fall.name(fall.largest)}: {share} of the step of {fall.place}."
 
 
-@figure(describe=_describe_falls, missing=_no_falls, height=_falls_height, see=_said_of_falls)
+@figure(
+    describe=listing("Waterfalls to the measured step by cause", _falls_in_words),
+    missing=_no_falls,
+    height=lambda it: 0.7 + 0.2 * sum(len(fall.shown()) + 3 + BETWEEN for fall in _falls(it)),
+    see=_said_of_falls,
+)
 def waterfall(ax: Axes, results: StudyResults) -> None:
     """What separates the measured step from the first bar: a bar for each loss or gain.
 

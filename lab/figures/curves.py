@@ -18,7 +18,7 @@ from lab.analysis.results import Losses, StudyResults
 from lab.analysis.scaling_curves import Curve, Row, rows_of
 from lab.config.strategies import STRATEGIES
 from lab.figures.arrangement import MOST_ENTRIES, Arrangement, CurveStyle, arranged, in_turn
-from lab.figures.figure import NO_COMMUNICATION, empty_unless, figure, write_instead
+from lab.figures.figure import NO_COMMUNICATION, empty_unless, figure, listing, write_instead
 from lab.figures.labels import Label, place
 from lab.figures.style import (
     COLORS,
@@ -268,17 +268,15 @@ _no_communication = empty_unless(
 )
 
 
-def _describe_overlap(results: StudyResults) -> str:
-    parts = [
-        f"{label} on {row.ranks}, R {rounded(row['R'])} and efficiency {percent(row['efficiency'])}"
-        for label, points in results.drawn
-        for row in _with_communication(points)
-    ]
-    return f"Efficiency against R between no and perfect overlap: {'; '.join(parts)}."
+def _overlaps(results: StudyResults) -> Iterator[str]:
+    for label, points in results.drawn:
+        for row in _with_communication(points):
+            share = percent(row["efficiency"])
+            yield f"{label} on {row.ranks}, R {rounded(row['R'])} and efficiency {share}"
 
 
 @figure(
-    describe=_describe_overlap,
+    describe=listing("Efficiency against R between no and perfect overlap", _overlaps),
     missing=_no_communication,
     see=lambda results: (
         "At the lower edge a step waits for all communication; at the upper one communication "

@@ -12,7 +12,7 @@ from matplotlib.text import Text
 from lab.analysis.results import StudyResults
 from lab.config.run import distinct_labels
 from lab.figures.breakdown import COLORS, no_trace
-from lab.figures.figure import figure
+from lab.figures.figure import figure, listing
 from lab.figures.labels import measure
 from lab.figures.style import IDEAL, panels, wrapped
 from lab.formatting import plain, unit_for
@@ -77,9 +77,7 @@ def _panels(results: StudyResults) -> list[_Panel]:
 
 
 @figure(
-    describe=lambda results: (
-        f"Memory over a step: {'; '.join(p.summary for p in _panels(results))}."
-    ),
+    describe=listing("Memory over a step", lambda it: (one.summary for one in _panels(it))),
     missing=no_trace,
     height=lambda it: 0.6 + 1.7 * len(_panels(it)),
     see=lambda _: "What rises and falls within the step are activations, gradients and buffers.",
