@@ -74,9 +74,14 @@ def joined(names: Iterable[str], word: str = "and") -> str:
     return f"{', '.join(most)} {word} {last}" if most else last
 
 
-def extent(values: Iterable[float]) -> str:
-    """The least and the largest of some values, such as `0.8 to 0.9`; one if they look the same."""
-    known = sorted(values)
+def extent(values: Sequence[Sequence[float]]) -> str:
+    """Of values with their intervals, the least and the largest value: `0.8 to 0.9`.
+
+    Of one value it is the value with its interval, and one number if both look the same.
+    """
+    if len(values) == 1:
+        return rounded(*values[0])
+    known = sorted(value[0] for value in values)
     return " to ".join(dict.fromkeys(map(rounded, (known[0], known[-1]))))
 
 

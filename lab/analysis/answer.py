@@ -18,14 +18,14 @@ from lab.analysis.audit.rules.speedup import MARGIN
 from lab.analysis.findings import UNEVEN, largest_loss, lone_ranks, mean_over_median
 from lab.analysis.noise import judge
 from lab.analysis.scaling import (
+    best,
     beyond_baseline,
     by_emulation,
-    chance,
     farthest,
     few,
     gains,
     ratio,
-    verdict,
+    shown,
 )
 from lab.analysis.scaling_curves import (
     Estimate,
@@ -44,7 +44,7 @@ from lab.config.study import Study
 from lab.formatting import count, extent, format_seconds, joined, listed, percent, rounded
 from lab.perfmodel.frozen import Score, outcome
 from lab.records.store import Record
-from lab.records.table import median
+from lab.records.table import median, steps_by_run
 
 NO_ANSWER = "There is no answer yet."
 FEW_MODELS = 2  # with more, strategies are compared across all models, not per model
@@ -237,7 +237,7 @@ def pairs(evidence: Evidence, field: str) -> list[Pair]:
         if field != "strategy" or run.world_size > 1  # on one rank, all strategies are one
     }
     settings = {run: run.model_dump(exclude=companions) for run in measured}
-    comparisons = []
+    comparisons, steps = [], steps_by_run(evidence.records)
     for run in measured:
         references = [
             other
@@ -245,35 +245,21 @@ def pairs(evidence: Evidence, field: str) -> list[Pair]:
             if getattr(other, field) == usual and settings[other] == settings[run]
         ]
         if getattr(run, field) != usual and len(references) == 1:
-            times = [_steps(measured[one]) for one in (run, references[0])]
+            times = [np.array(steps[one.id]) for one in (run, references[0])]
             repeats = min(map(len, times))
             comparisons.append(Pair(run, references[0], ratio(*times), repeats))
     return comparisons
 
 
-def _steps(records: Sequence[Record]) -> np.ndarray[Any, np.dtype[np.float64]]:
-    return np.array([record.timing.step.median for record in records if record.timing], dtype=float)
-
-
 def _ratios(evidence: Evidence, compared: Sequence[Pair]) -> tuple[str, str]:
     """The ratio and verdict of one pair, or the range of several and how many are significant."""
-    if len(compared) == 1:
-        run, _, (value, low, high), _ = compared[0]
-        where = inference.place(evidence.measured[run][0])
-        return rounded(value, low, high), f"on {where}, {_judged(compared[0])}"
-    values = sorted(pair.ratio[0] for pair in compared)
-    decided = [_judged(pair).split()[1] for pair in compared]
-    shown = f"{decided.count('gain')} shown to be shorter, {decided.count('loss')} longer"
+    ratios = [pair.ratio for pair in compared]
+    speeds = [Estimate(1 / one.value, 1 / one.high, 1 / one.low) for one in ratios]
     fewest = min(pair.repeats for pair in compared)
-    shown += chance(fewest) if {"gain", "loss"} & set(decided) else ""
-    if too_few := few(fewest):
-        shown = f"but {too_few} to tell this from chance"
-    return extent(values), f"in {len(compared)} comparisons, {shown}"
-
-
-def _judged(pair: Pair) -> str:
-    _, low, high = pair.ratio
-    return verdict(1 / high, 1 / low, pair.repeats)
+    where = f"in {len(compared)} comparisons"
+    if len(compared) == 1:
+        where = f"on {inference.place(evidence.measured[compared[0].run][0])}"
+    return extent(ratios), f"{where}, {shown(speeds, fewest, gain='shorter', loss='longer')}"
 
 
 def _beside(evidence: Evidence, field: str, compared: Sequence[Pair]) -> str:
@@ -325,26 +311,24 @@ def _scaling(evidence: Evidence) -> Iterator[str]:
         if row["efficiency"] > 1 + MARGIN and not row["efficiency_low"] <= 1:
             yield "More than the ranks can give has to be explained: see super-linear in the audit."
     yield from _cause(evidence, ends[-1])
-    best = next(rows for rows in rows_by_curve(summary) if rows[0].label == ends[0].label)
-    if len(best) > 2 and ends[0]["scaling"] == "strong":
-        yield _shortest(best)
+    curve = next(rows for rows in rows_by_curve(summary) if rows[0].label == ends[0].label)
+    if len(curve) > 2 and ends[0]["scaling"] == "strong":
+        yield _shortest(curve)
 
 
 def _shortest(rows: Sequence[Row]) -> str:
     """The ranks with the shortest step of a curve, and those that may have as short a one."""
-    first, *others = sorted(rows, key=lambda row: row["step_time"])
+    first, level = best(rows, "step_time")
     text = (
         f"Up to {rows[-1].place}, the shortest step, {first.text('step_time')}, is on {first.ranks}"
     )
     if too_few := few(min(row["repeats"] for row in rows)):
         return f"{text}, but {too_few} to be sure of it."
-    level = sorted(
-        row["world_size"] for row in others if row["step_time_low"] <= first["step_time_high"]
-    )
     if level:
-        sizes = ranks(first["device"], level[0])
-        if level[1:]:
-            sizes = f"{joined(map(str, level))} {ranks(first['device'])}"
+        on = sorted(row["world_size"] for row in level)
+        sizes = level[0].ranks
+        if on[1:]:
+            sizes = f"{joined(map(str, on))} {ranks(first['device'])}"
         text += f"; the intervals do not distinguish it from that on {sizes}"
     return f"{text}."
 
@@ -440,25 +424,28 @@ def _utilization(evidence: Evidence) -> Iterator[str]:
     rows = labelled_rows(evidence.summary)
     known = [row for row in rows if pd.notna(row["mfu"])]
     if known:
-        best = max(known, key=lambda row: row["mfu"])
+        most = max(known, key=lambda row: row["mfu"])
         yield (
-            f"The largest share of the peak, an MFU of {best.text('mfu')}, is reached on "
-            f"{best.place}."
+            f"The largest share of the peak, an MFU of {most.text('mfu')}, is reached on "
+            f"{most.place}."
         )
 
 
 Maker = Callable[[Evidence], Iterator[str]]
 # What a training study can vary, and the sentences that answer each question, in order.
-TRAINING: list[tuple[Callable[[Evidence], bool], Maker]] = [
-    (lambda evidence: evidence.varies("strategy"), _strategies),
-    (lambda evidence: evidence.varies("precision"), partial(_settings, field="precision")),
-    (lambda evidence: evidence.varies("compression"), partial(_settings, field="compression")),
-    (lambda evidence: evidence.varies("compile"), _utilization),
-    (lambda evidence: evidence.varies("compile"), partial(_settings, field="compile")),
-    (lambda evidence: evidence.varies("loader"), partial(_settings, field="loader")),
-    (lambda evidence: evidence.study.scaling != "none", _scaling),
-    (lambda evidence: evidence.study.scaling == "weak", _larger_batch),
+VARIED: list[tuple[str, Maker]] = [
+    ("strategy", _strategies),
+    ("precision", partial(_settings, field="precision")),
+    ("compression", partial(_settings, field="compression")),
+    ("compile", _utilization),
+    ("compile", partial(_settings, field="compile")),
+    ("loader", partial(_settings, field="loader")),
 ]
+SCALING: dict[str, list[Maker]] = {
+    "strong": [_scaling],
+    "weak": [_scaling, _larger_batch],
+    "none": [],
+}
 
 
 def _makers(evidence: Evidence) -> list[Maker]:
@@ -467,4 +454,5 @@ def _makers(evidence: Evidence) -> list[Maker]:
         return [_inference]
     if evidence.study.kind == "prediction":
         return [_predictions]
-    return [maker for applies, maker in TRAINING if applies(evidence)] or [_step]
+    makers = [maker for field, maker in VARIED if evidence.varies(field)]
+    return [*makers, *SCALING[evidence.study.scaling]] or [_step]

@@ -12,12 +12,10 @@ import pandas as pd
 from lab.analysis.scaling import (
     Samples,
     against_baseline,
-    chance,
     farthest,
-    few,
     ratio,
+    shown,
     summary,
-    verdict,
 )
 from lab.analysis.scaling_curves import Row, labelled_rows, over_repeats, rows_of
 from lab.config.study import Study
@@ -68,19 +66,10 @@ class Comparison:
         shared = [run_id for run_id in here if run_id in there]
         if not shared:
             return
-        ratios = sorted(ratio(here[run_id], there[run_id]) for run_id in shared)
+        ratios = [ratio(here[run_id], there[run_id]) for run_id in shared]
         fewest = min(min(here[run_id].size, there[run_id].size) for run_id in shared)
-        faster = sum(low > 1 for _, low, _ in ratios)
-        slower = sum(high < 1 for _, _, high in ratios)
-        times = extent(value for value, _, _ in ratios)
-        if len(shared) == 1:
-            times = rounded(*ratios[0])
-            judged = verdict(*ratios[0][1:], fewest)
-        elif few(fewest):
-            judged = f"but {few(fewest)} to tell this from chance"
-        else:
-            judged = f"faster in {faster} and slower in {slower} beyond the spread of the repeats"
-            judged += chance(fewest) if faster or slower else ""
+        judged = shown(ratios, fewest, gain="faster", loss="slower")
+        times = extent(ratios)
         yield (
             f"{machine} has {times} times the throughput of {first} in "
             f"{count(len(shared), 'shared configuration')}, {judged}."

@@ -8,7 +8,7 @@ from typing import Any
 import numpy as np
 import pandas as pd
 
-from lab.analysis.scaling import few, judged
+from lab.analysis.scaling import best, few, judged
 from lab.analysis.scaling_curves import Row, labelled_rows, ranks, rows_of
 from lab.config.run import Run, distinct_labels
 from lab.config.study import Study
@@ -195,14 +195,9 @@ def _fastest(rows: Sequence[Row], names: Mapping[str, str], *, alike: bool) -> I
     """
     if len(rows) < 2:
         return
-    if alike:
-        first, *others = sorted(rows, key=lambda row: row["step_time"])
-        level = [row for row in others if row["step_time_low"] <= first["step_time_high"]]
-        text = f"The shortest step, {first.text('step_time')}"
-    else:
-        first, *others = sorted(rows, key=lambda row: -row["samples_per_second"])
-        least = first["samples_per_second_low"]
-        level = [row for row in others if row["samples_per_second_high"] >= least]
+    first, level = best(rows, "step_time" if alike else "samples_per_second")
+    text = f"The shortest step, {first.text('step_time')}"
+    if not alike:
         text = f"The highest throughput, {first.text('samples_per_second')} samples/s"
     text += f", is that of {names[first['run_id']]}"
     if too_few := few(min(row["repeats"] for row in rows)):
@@ -299,11 +294,10 @@ def _loss_distances(
     )
     distances: dict[Run, float] = {}
     for run in done:
-        others = [base for base in bases.get(_learned(run), ()) if base != run]
-        pairs = [(done[run][0], done[base][0]) for base in others]
-        known = [pair for pair in pairs if all(map(_losses, pair))]
+        others = [done[base][0] for base in bases.get(_learned(run), ()) if base != run]
+        known = [base for base in others if _losses(base) and _losses(done[run][0])]
         if known and not run.architecture.depends_on_split:
-            distances[run] = max(_distance(*pair) for pair in known)
+            distances[run] = max(_distance(done[run][0], base) for base in known)
     if distances:
         farthest = max(distances, key=lambda run: distances[run])
         whose = labels[farthest] if " " in labels[farthest] else farthest.label
@@ -318,15 +312,12 @@ def _loss_distances(
 def miscompiled(runs: Iterable[Run], records: Sequence[Record]) -> list[Run]:
     """Compiled runs whose losses are not those of the same run without compilation."""
     done = trained(runs, records)
-    alike = {run.model_dump_json(exclude={"compile"}): run for run in done if not run.compile}
-    wrong = []
-    for run in done:
-        base = alike.get(run.model_dump_json(exclude={"compile"}))
-        if base is not None and run.compile:
-            pair = done[run][0], done[base][0]
-            if all(map(_losses, pair)) and _distance(*pair) > COMPILED_APART:
-                wrong.append(run)
-    return wrong
+    bases = {run: run.model_copy(update={"compile": False}) for run in done if run.compile}
+    return [
+        run
+        for run, base in bases.items()
+        if base in done and _distance(done[run][0], done[base][0]) > COMPILED_APART
+    ]
 
 
 def difference(losses_apart: float) -> str:
@@ -341,6 +332,7 @@ def _learned(run: Run) -> tuple[str, ...]:
 
 
 def _distance(record: Record, reference: Record) -> float:
+    """The largest relative difference of their losses by step; 0 if none are known."""
     pairs = zip(_losses(record), _losses(reference), strict=False)
     own, known = np.array([pair for pair in pairs if pair[1]], dtype=float).reshape(-1, 2).T
     return float(np.abs(own / known - 1).max(initial=0.0))
@@ -355,18 +347,18 @@ def loader_sentences(runs: Sequence[Run], records: Sequence[Record]) -> list[str
     sentences = []
     for loader in ("fast", "classic"):
         if of_loader := [run for run in done if run.loader == loader]:
-            worst = max(of_loader, key=lambda run: shares[run])
+            worst = max(of_loader, key=shares.__getitem__)
             sentences.append(
                 f"With the {loader} loader, a step waits for data for at most "
                 f"{percent(shares[worst])} of its time ({labels[worst]})."
             )
-    fast = {_with_fast_loader(run): steps[run] for run in done if run.loader == "fast"}
     for run in done:
-        step = fast.get(_with_fast_loader(run))
-        if run.loader == "classic" and step is not None:
+        fast = run.model_copy(update={"loader": "fast", "loader_workers": 0})
+        if run.loader == "classic" and fast in done:
             sentences.append(
-                f"With {labels[run]}, a step takes {rounded(steps[run] / step)} times as long as "
-                f"with the fast loader, and waits for data for {percent(shares[run])} of its time."
+                f"With {labels[run]}, a step takes {rounded(steps[run] / steps[fast])} times as "
+                f"long as with the fast loader, and waits for data for {percent(shares[run])} of "
+                "its time."
             )
     return sentences
 
@@ -375,7 +367,3 @@ def share_of_data(records: Sequence[Record]) -> float:
     """The share of a step that waits for data."""
     data = median(records, "timing.phases.data.median")
     return (data or 0.0) / (median(records, "timing.step.median") or 1.0)
-
-
-def _with_fast_loader(run: Run) -> str:
-    return run.model_copy(update={"loader": "fast", "loader_workers": 0}).id

@@ -14,6 +14,7 @@ from lab.analysis.noise import judge
 from lab.analysis.placement import slow_ranks, steep_falls
 from lab.analysis.scaling import (
     FEWEST_REPEATS,
+    best,
     by_emulation,
     farthest,
     gains,
@@ -261,13 +262,13 @@ def _best_batch(summary: pd.DataFrame) -> Iterator[str]:
     known = (row["repeats"] >= FEWEST_REPEATS and row["samples_per_second"] > 0 for row in rows)
     if len(rows) < 2 or not all(known):
         return
-    *others, best = sorted(rows, key=lambda row: row["samples_per_second"])
-    slowest, highest = others[0], max(row["samples_per_second_high"] for row in others)
-    if best["samples_per_second_low"] > highest:
-        times = rounded(best["samples_per_second"] / slowest["samples_per_second"])
+    first, level = best(rows, "samples_per_second")
+    last = min(rows, key=lambda row: row["samples_per_second"])
+    if not level:
+        times = rounded(first["samples_per_second"] / last["samples_per_second"])
         yield (
-            f"On {best.ranks}, the most samples per second are processed {at(best.label)}, {times} "
-            f"times as many as {at(slowest.label)}; the interval lies above all others."
+            f"On {first.ranks}, the most samples per second are processed {at(first.label)}, "
+            f"{times} times as many as {at(last.label)}; the interval lies above all others."
         )
 
 

@@ -7,6 +7,7 @@ tables, with the columns of GENERATION or CLASSIFICATION.
 from __future__ import annotations
 
 import math
+from collections import Counter
 from collections.abc import Callable, Iterator, Sequence
 from operator import attrgetter
 from typing import Any, NamedTuple
@@ -304,17 +305,14 @@ def untimed(records: Sequence[Record]) -> list[str]:
 
 def _times(rows: Sequence[Measurement], kind: Kind, noise: float) -> str:
     """Ratios of time over the points of one quantization, and how many show a clear gain."""
-    verdicts = [_verdict(row, kind, noise) for row in rows]
-    if len(rows) == 1:
-        return (
-            f"{rounded(*rows[0].estimate(kind.ratio))} times the base's {kind.time} ({verdicts[0]})"
-        )
-    values = [row.estimate(kind.ratio).value for row in rows]
-    shown = [
-        f"{n} of {len(rows)} {word}" for word in (FASTER, SLOWER) if (n := verdicts.count(word))
+    verdicts = Counter(_verdict(row, kind, noise) for row in rows)
+    told = [
+        f"{verdicts[word]} of {len(rows)} {word}" for word in (FASTER, SLOWER) if word in verdicts
     ]
-    undecided = next((text for text in verdicts if text not in (FASTER, SLOWER)), "")
-    return f"{extent(values)} times the base's {kind.time} ({' and '.join(shown) or undecided})"
+    if len(rows) == 1 or not told:
+        told = [next(iter(verdicts))]
+    times = extent([row.estimate(kind.ratio) for row in rows])
+    return f"{times} times the base's {kind.time} ({' and '.join(told)})"
 
 
 FASTER, SLOWER, UNDECIDED = "faster", "slower", "no difference is shown"

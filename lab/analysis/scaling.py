@@ -390,6 +390,16 @@ def against_baseline(row: Row) -> str:
     return text
 
 
+def best(rows: Sequence[Row], quantity: str) -> tuple[Row, list[Row]]:
+    """The row with the shortest time or the highest rate, and those whose intervals reach it."""
+    low, high = f"{quantity}_low", f"{quantity}_high"
+    if quantity.endswith("_time"):
+        first, *others = sorted(rows, key=lambda row: float(row[quantity]))
+        return first, [row for row in others if row[low] <= first[high]]
+    first, *others = sorted(rows, key=lambda row: -float(row[quantity]))
+    return first, [row for row in others if row[high] >= first[low]]
+
+
 def few(repeats: int) -> str:
     """Why these repeats are too few to rule out chance; empty if they are enough."""
     if repeats >= FEWEST_REPEATS:
@@ -403,6 +413,15 @@ def chance(repeats: int) -> str:
     The share is that of the simulations in docs/measuring.md.
     """
     return f"; of equal ones, {repeats} repeats show 1 in 10 to differ" if repeats == 3 else ""
+
+
+def shown(ratios: Sequence[Estimate], repeats: int, *, gain: str, loss: str) -> str:
+    """The verdict on a ratio of speeds; of several, how many their repeats tell from 1."""
+    if len(ratios) == 1 or few(repeats):
+        return verdict(*ratios[0][1:], repeats)
+    gains, losses = (sum(one.low > 1 for one in ratios), sum(one.high < 1 for one in ratios))
+    told = f"{gains} shown to be {gain}, {losses} {loss}"
+    return told + chance(repeats) * bool(gains or losses)
 
 
 def verdict(low: float, high: float, repeats: int) -> str:

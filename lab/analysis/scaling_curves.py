@@ -287,8 +287,10 @@ def ranks_vary(summary: pd.DataFrame) -> bool:
 
     If not, each efficiency equals its speedup.
     """
-    sizes = summary.set_index("run_id")["world_size"]
-    return bool((summary["baseline_run_id"].map(sizes) != summary["world_size"]).any())
+    return any(
+        row.base is None or row.base["world_size"] != row["world_size"]
+        for row in labelled_rows(summary)
+    )
 
 
 def baseline_name(summary: pd.DataFrame) -> str:

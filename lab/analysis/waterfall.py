@@ -340,20 +340,15 @@ def _parts(record: Record) -> dict[str, float]:
         parts["stolen"] = sent.stolen_compute.median
         parts["compute"] -= parts["stolen"]
     if waited is None:
-        parts["bubble"] = min(_bubble(run) * parts["compute"], exposed)
+        # Idle over useful time of a pipeline's stage.
+        layers = Layout(pipeline=run.world_size if run.facts.splits == "layers" else 1)
+        parts["bubble"] = min(layers.bubble(run.passes) * parts["compute"], exposed)
         parts["exchange"] = exposed - parts["bubble"]
     else:
         parts |= {"straggler": waited + late, "transfer": exposed - waited}
     _set_apart_others(parts, record.environment, [max(waits) - wait for wait in waits])
     parts["rest"] = parts["step"] - sum(parts[part] for part in PARTS)
     return parts
-
-
-def _bubble(run: Run) -> float:
-    """Idle over useful time of a pipeline's stage; 0 if layers are not divided."""
-    if run.facts.splits != "layers":
-        return 0.0
-    return Layout(pipeline=run.world_size).bubble(run.passes)
 
 
 def _set_apart_others(

@@ -7,6 +7,7 @@ from typing import TYPE_CHECKING, Any
 
 from lab.analysis.scaling_curves import rows_of
 from lab.dashboard.panels import expected_step
+from lab.figures.breakdown import BAR
 from lab.formatting import unit_for
 from lab.perfmodel.frozen import Score
 
@@ -74,8 +75,6 @@ def _diamond(ax: Axes, x: float, y: float, **interval: Any) -> None:
 
 def frame(ax: Axes, lines: list[Curve], meant: Key | None) -> None:
     """A frame around the run's bar."""
-    from lab.figures.breakdown import BAR
-
     places = bars(ax, lines)
     if meant in places:
         y, patches = places[meant], list[Any](ax.patches)
@@ -89,8 +88,6 @@ def frame(ax: Axes, lines: list[Curve], meant: Key | None) -> None:
 
 def steps(ax: Axes, lines: list[Curve], expected: Mapping[Key, Score]) -> None:
     """The same below the bar of each predicted run, at the predicted end of its step."""
-    from lab.figures.breakdown import BAR
-
     unit = unit_for([float(step) for _, points in lines for step in points["step_time"]])
     for key, y in bars(ax, lines).items():
         if key in expected:

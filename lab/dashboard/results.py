@@ -3,10 +3,11 @@
 from __future__ import annotations
 
 import dataclasses
-from collections.abc import Mapping
 from functools import partial
 from math import exp
-from typing import Any
+from typing import Any, NamedTuple
+
+import pandas as pd
 
 from lab.analysis.results import StudyResults
 from lab.config.study import Study
@@ -17,7 +18,7 @@ from lab.dashboard.store import Bench
 from lab.errors import LabError
 from lab.formatting import count, format_seconds, interval_of, rounded
 from lab.perfmodel.calibration import load_calibration
-from lab.perfmodel.frozen import Score, scores, signed
+from lab.perfmodel.frozen import Score, signed
 from lab.perfmodel.simulate import (
     NORMAL_95,
     Deviation,
@@ -26,65 +27,68 @@ from lab.perfmodel.simulate import (
     of_processes,
     spread,
 )
-from lab.records.store import Record, load_records
+from lab.records.store import Record
 from lab.records.table import table
 from lab.report import blocks, sections
 
-Entry = tuple[Study, Record]
 Interval = tuple[float, float, float]  # a value and the ends of its interval
 Part = blocks.Markdown | blocks.Table | blocks.Figure
 
 
+class Entry(NamedTuple):
+    """A measured run, among the results of its study."""
+
+    among: StudyResults
+    record: Record
+
+    @property
+    def cluster(self) -> str:
+        """The name of its cluster."""
+        return self.among.study.folder.parent.name
+
+    @property
+    def key(self) -> Key:
+        """What identifies it on a bench."""
+        return self.cluster, self.record.run_id
+
+    @property
+    def score(self) -> Score | None:
+        """Its prediction from before it was measured, if there is one."""
+        scores = {score.frozen.run_id: score for score in self.among.scores}
+        return scores.get(self.record.run_id)
+
+    @property
+    def speedup(self) -> float | None:
+        """Over the equal run at world size 1, if that was measured."""
+        speedups = self.among.summary.set_index("run_id")["speedup"].dropna()
+        return speedups.get(self.record.run_id)
+
+
 def results(bench: Bench, study: Study | None = None) -> list[Part]:
     """The results of a bench as page parts: the run of `study`, else the latest, then all."""
-    measured = [(it, record) for it in bench.studies() for record in load_records(it)]
-    ids = {_key(study, run.id) for run in study.runs} if study else set()
-    wanted = [entry for entry in measured if not ids or _key_of(entry) in ids]
+    studies = map(StudyResults, bench.studies())
+    measured = [Entry(among, record) for among in studies for record in among.records]
+    ids = {(study.folder.parent.name, run.id) for run in study.runs} if study else set()
+    wanted = [entry for entry in measured if not ids or entry.key in ids]
     if not wanted:
         return [blocks.Markdown.of("Nothing has been measured on this bench yet.")]
-    marked = max(wanted, key=lambda entry: entry[1].finished_at)
-    home, record = marked
-    scored = _scores(measured)
-    place = f"bench/{home.folder.parent.name}/{home.folder.name}"
+    marked = max(wanted, key=lambda entry: entry.record.finished_at)
+    record, place = marked.record, f"bench/{marked.cluster}/{marked.among.study.folder.name}"
+    trust: list[Part] = [
+        sections.strip(marked.among, run_ids=[record.run_id]),
+        blocks.Markdown.of(beside(marked.score)),
+    ]
     return [
-        blocks.Markdown.of(f"{record.run.label} on {home.folder.parent.name}", heading=4),
+        blocks.Markdown.of(f"{record.run.label} on {marked.cluster}", heading=4),
         sections.outcome(StudyResults([record])),
-        *(_trust(home, record, scored.get(_key_of(marked))) if record.completed else []),
+        *(trust if record.completed else []),
         *map(blocks.Markdown.of, filter(None, [since_the_last(measured, marked)])),
-        _table(measured, marked, scored),
-        *_figures(measured, marked, scored),
+        _table(measured, marked),
+        *_figures(measured, marked),
         blocks.Markdown(
             f"All world sizes of this configuration are a study of their own: `lab report {place}`."
         ),
     ]
-
-
-def _trust(home: Study, record: Record, score: Score | None) -> list[Part]:
-    """The strip of a run, and its prediction."""
-    strip = sections.strip(StudyResults(home), run_ids=[record.run_id])
-    return [strip, blocks.Markdown.of(beside(score))]
-
-
-def _key(study: Study, run_id: str) -> Key:
-    return study.folder.parent.name, run_id
-
-
-def _key_of(entry: Entry) -> Key:
-    return _key(entry[0], entry[1].run_id)
-
-
-def _studies(entries: list[Entry]) -> list[Study]:
-    """The studies of the entries, each once."""
-    return list({study.folder: study for study, _ in entries}.values())
-
-
-def _scores(entries: list[Entry]) -> dict[Key, Score]:
-    """The predictions of the runs before they were measured."""
-    return {
-        _key(study, score.frozen.run_id): score
-        for study in _studies(entries)
-        for score in scores(study)
-    }
 
 
 def beside(score: Score | None) -> str:
@@ -103,96 +107,74 @@ def beside(score: Score | None) -> str:
     )
 
 
-def _table(entries: list[Entry], marked: Entry, scored: Mapping[Key, Score]) -> blocks.Table:
-    import pandas as pd
-
-    speedups = _speedups(entries)
+def _table(entries: list[Entry], marked: Entry) -> blocks.Table:
+    several = len({entry.cluster for entry in entries}) > 1
     rows = [
-        {"": "▶" if entry == marked else "", "cluster": entry[0].folder.parent.name}
-        | _row(entry[1], speedups.get(_key_of(entry)), scored.get(_key_of(entry)))
+        {"": "▶" if entry == marked else ""}
+        | ({"cluster": entry.cluster} if several else {})
+        | _row(entry)
         for entry in sorted(entries, key=_order)
     ]
-    frame = pd.DataFrame(rows)
-    constant = ["cluster"] if frame["cluster"].nunique() == 1 else []
     caption = (
         "All runs of this bench, ▶ the one above: median step of the slowest rank, speedup over "
         "the equal run on 1 rank"
     )
-    return blocks.Table(caption, frame.drop(columns=constant), index=False)
+    return blocks.Table(caption, pd.DataFrame(rows), index=False)
 
 
 def _order(entry: Entry) -> tuple[Any, ...]:
-    study, run = entry[0], entry[1].run
-    names = (study.folder.parent.name, str(run.data), str(run.model), run.strategy, run.precision)
+    run = entry.record.run
+    names = (entry.cluster, str(run.data), str(run.model), run.strategy, run.precision)
     return *names, run.global_batch_size, run.grad_accum, run.steps, run.world_size, run.id
 
 
-def _row(record: Record, speedup: float | None, score: Score | None) -> dict[str, str]:
+def _row(entry: Entry) -> dict[str, str]:
+    record, score = entry.record, entry.score
     run, timing = record.run, record.timing
     accumulation = f", accumulation {run.grad_accum}" if run.grad_accum > 1 else ""
-    gain = "1 rank not measured" if speedup is None else f"{speedup:.3g}"
-    frozen = score.frozen if score else None
+    gain = "1 rank not measured" if entry.speedup is None else f"{entry.speedup:.3g}"
     return {
         "configuration": f"{run.label}{accumulation}, {count(run.steps, 'step')}",
         "step time": format_seconds(timing.step.median) if timing else record.status,
-        "predicted": expected_step(frozen) if frozen else "-",
+        "predicted": expected_step(score.frozen) if score else "-",
         "samples/s": rounded(timing.samples_per_second) if timing else "-",
         "speedup": gain if timing else "-",
         "last loss": "-" if record.final_loss is None else f"{record.final_loss:.3f}",
     }
 
 
-def _speedups(entries: list[Entry]) -> dict[Key, float]:
-    """Speedup over the equal run at world size 1 of the same study, if that was measured."""
-    from lab.analysis.scaling import summary
-
-    speedups = {}
-    for study in _studies(entries):
-        rows = summary(table(study), baseline=study.baseline, scaling=study.scaling)
-        for row in rows[rows["speedup"].notna()].to_dict("records"):
-            speedups[_key(study, row["run_id"])] = float(row["speedup"])
-    return speedups
-
-
-def _figures(entries: list[Entry], marked: Entry, scored: Mapping[Key, Score]) -> list[Part]:
+def _figures(entries: list[Entry], marked: Entry) -> list[Part]:
     """Throughput and step breakdown of the runs near the marked one, and its loss."""
-    near = [entry for entry in entries if entry[1].completed and _is_near(entry, marked)]
+    near = [entry for entry in entries if entry.record.completed and _is_near(entry, marked)]
     if not near:
         return []
-    keys = [_key_of(entry) for entry in near]
-    others = len(set(keys)) > 1 and marked[1].completed
+    others = len({entry.key for entry in near}) > 1 and marked.record.completed
     expected = {
-        key: score for key in keys if (score := scored.get(key)) and not is_unsure(score.frozen)
+        entry.key: score for entry in near if (score := entry.score) and not is_unsure(score.frozen)
     }
-    drawn = partial(draw, meant=_key_of(marked) if others else None, expected=expected)
-    runs = _on_clusters(near)
+    drawn = partial(draw, meant=marked.key if others else None, expected=expected)
+    # Each cluster is a machine with its own curves and baselines.
+    runs = StudyResults([entry.record for entry in near])
+    runs.table = table(runs.records).assign(machine=[entry.cluster for entry in near])
     figures = [blocks.figure(name, runs, mark=partial(drawn, figure=name)) for name in FIGURES]
     words = in_words(expected)
     return [
         blocks.Markdown.of(_note(near, ringed=others, predicted=bool(expected))),
         *(dataclasses.replace(figure, alt=f"{figure.alt} {words}".strip()) for figure in figures),
-        blocks.figure("loss_by_step", [marked[1]] if marked[1].completed else runs.records),
+        blocks.figure("loss_by_step", [marked.record] if marked.record.completed else runs.records),
     ]
 
 
 def _is_near(entry: Entry, marked: Entry) -> bool:
     """Whether a run is of the marked one's configuration, or of its cluster, model and data."""
-    (study, record), (home, meant) = entry, marked
-    if study.folder.parent != home.folder.parent:
-        return study.folder.name == home.folder.name
-    return (record.run.model, record.run.data) == (meant.run.model, meant.run.data)
-
-
-def _on_clusters(entries: list[Entry]) -> StudyResults:
-    """The results of runs, each cluster a machine with its own curves and baselines."""
-    runs = StudyResults([record for _, record in entries])
-    clusters = [study.folder.parent.name for study, _ in entries]
-    runs.table = table(runs.records).assign(machine=clusters)
-    return runs
+    if entry.cluster != marked.cluster:
+        return entry.among.study.folder.name == marked.among.study.folder.name
+    runs = entry.record.run, marked.record.run
+    return (runs[0].model, runs[0].data) == (runs[1].model, runs[1].data)
 
 
 def _note(near: list[Entry], *, ringed: bool, predicted: bool) -> str:
-    clusters = sorted({study.folder.parent.name for study, _ in near})
+    clusters = sorted({entry.cluster for entry in near})
     elsewhere = f", and this configuration on {' and '.join(clusters)}" if len(clusters) > 1 else ""
     mark = "; this run is ringed and framed" if ringed else ""
     diamonds = "; diamonds are predictions from before the runs, with their intervals"
@@ -204,29 +186,28 @@ def since_the_last(entries: list[Entry], marked: Entry) -> str:
 
     Empty for the first completed run, and for one that did not complete.
     """
-    home, record = marked
+    record = marked.record
     earlier = [
         entry
         for entry in entries
-        if entry[1].completed and entry[1].finished_at < record.finished_at
+        if entry.record.completed and entry.record.finished_at < record.finished_at
     ]
     if not earlier or not record.completed:
         return ""
-    last = max(earlier, key=lambda entry: entry[1].finished_at)
+    last = max(earlier, key=lambda entry: entry.record.finished_at)
     before, after = _settings(last), _settings(marked)
     changes = [
         f"{NAMES[name][0]} {value} → {after[name]}"
         for name, value in before.items()
         if value != after[name]
     ]
-    sentence = compared(ratio(record, last[1], known=_known(home.folder.parent.name)))
+    sentence = compared(ratio(record, last.record, known=_known(marked.cluster)))
     return f"Changed since the last run: {', '.join(changes) or 'nothing'}. {sentence}"
 
 
 def _settings(entry: Entry) -> dict[str, str]:
-    study, record = entry
-    of_run = {name: str(getattr(record.run, name)) for name in OF_RUN}
-    return of_run | {"cluster": study.folder.parent.name}
+    of_run = {name: str(getattr(entry.record.run, name)) for name in OF_RUN}
+    return of_run | {"cluster": entry.cluster}
 
 
 def _known(cluster: str) -> Deviation | None:

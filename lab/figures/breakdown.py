@@ -14,11 +14,11 @@ from matplotlib.ticker import PercentFormatter
 from matplotlib.transforms import Bbox, blended_transform_factory
 
 from lab.analysis.results import StudyResults
-from lab.analysis.scaling_curves import Estimate, ranks, rows_of
+from lab.analysis.scaling_curves import Estimate, rows_of
 from lab.analysis.waterfall import Waterfall, names_of, on_most_ranks, with_baseline
 from lab.config.run import Run
-from lab.figures.figure import NO_COMMUNICATION, empty_unless, figure, has, no_runs
-from lab.figures.labels import measure, room_beside
+from lab.figures.figure import NO_COMMUNICATION, empty_unless, figure, has, listing, no_runs
+from lab.figures.labels import measure, room_beside, write_beside
 from lab.figures.style import IDEAL, wrapped
 from lab.formatting import Unit, count, drawn_value, format_seconds, percent, unit_for
 from lab.records.schema import PHASES, Communication, Event, Trace
@@ -70,20 +70,21 @@ def _breakdown_height(results: StudyResults) -> float:
     return 1.1 + 0.25 * (bars + BETWEEN * len(results.drawn))
 
 
-def _describe_breakdown(results: StudyResults) -> str:
-    parts = []
+def _longest_parts(results: StudyResults) -> Iterator[str]:
     for label, points in results.drawn:
-        (row,) = rows_of(points)[-1:]
+        row = rows_of(points)[-1]
         times = {name: time for name, time in _parts(row, SECONDS).items() if time > 0}
         longest = sorted(times, key=lambda name: (times[name], name), reverse=True)[:3]
         listed = ", ".join(f"{name} {format_seconds(times[name])}" for name in longest)
-        workers = ranks(row["device"], row["world_size"])
         known = f" with {listed}" if listed else ""
-        parts.append(f"{label} on {workers}, {format_seconds(row['step_time'])}{known}")
-    return f"Step times as bars, with the longest parts of each: {'; '.join(parts)}."
+        yield f"{label} on {row.ranks}, {format_seconds(row['step_time'])}{known}"
 
 
-@figure(describe=_describe_breakdown, missing=_no_phases, height=_breakdown_height)
+@figure(
+    describe=listing("Step times as bars, with the longest parts of each", _longest_parts),
+    missing=_no_phases,
+    height=_breakdown_height,
+)
 def step_breakdown(ax: Axes, results: StudyResults) -> None:
     """Where the time of a step goes: a bar per configuration, a part per phase.
 
@@ -100,19 +101,14 @@ def step_breakdown(ax: Axes, results: StudyResults) -> None:
     y, remaining = 0.0, iter(bars)
     for label, points in curves:
         for nth, row in enumerate(rows_of(points)):
-            workers = ranks(row["device"], row["world_size"])
-            names[y] = workers if nth else wrapped(f"{label}:  {workers}", width=NAME, most=2)
+            names[y] = row.ranks if nth else wrapped(f"{label}:  {row.ranks}", width=NAME, most=2)
             _bar(ax, y, next(remaining), shown, format_seconds(row["step_time"]))
             y += 1
         y += BETWEEN
     longest = float(steps["step_time"].max()) * unit.factor
-    ax.set(yticks=list(names), yticklabels=list(names.values()), xlim=(0, longest))
-    ax.set_xlabel(f"time of a step ({unit.name})")
+    ax.set(xlabel=f"time of a step ({unit.name})", xlim=(0, longest))
     ax.set_ylim(max(names) + 0.6, -HEADER - 0.5)
-    ax.tick_params(axis="y", length=0)
-    ax.grid(visible=False)
-    ax.spines["left"].set_visible(False)
-    room_beside(ax)
+    _name_bars(ax, names)
     _name_phases(ax, bars[0], shown)
     _hide_wide(ax)
 
@@ -136,8 +132,7 @@ def _bar(ax: Axes, y: float, parts: Mapping[str, float], shown: Sequence[str], e
         ax.barh(y, width, left=left, height=BAR, label=name if y == 0 else "", **look)
         _write_inside(ax, left + width / 2, y, f"{width:.3g}", ink, 8.5, va="center_baseline")
         left += width
-    beside: dict[str, Any] = {"xytext": (5, 0), "textcoords": "offset points"}
-    ax.annotate(end, (left, y), va="center_baseline", fontweight="bold", **beside)
+    write_beside(ax, end, (left, y), va="center_baseline", fontweight="bold")
 
 
 def _write_inside(
@@ -211,19 +206,13 @@ def _falls(results: StudyResults) -> list[Waterfall]:
 _no_falls = empty_unless(lambda results: results.waterfalls, NO_PHASES)
 
 
-def _falls_height(results: StudyResults) -> float:
-    return 0.7 + 0.2 * sum(len(fall.shown()) + 3 + BETWEEN for fall in _falls(results))
-
-
-def _describe_falls(results: StudyResults) -> str:
-    parts = []
+def _falls_in_words(results: StudyResults) -> Iterator[str]:
     for fall in _falls(results):
         unit = unit_for(fall.step[:1])
         losses = ", ".join(f"{name} {_time(loss, unit)}" for name, loss in fall.shown().items())
         start = f"{fall.start} {_time(fall.ideal, unit)}"
         by = f" by {losses}" if losses else ""
-        parts.append(f"{fall.place}, from {start} to {_time(fall.step, unit)}{by}")
-    return f"Waterfalls to the measured step by cause: {'; '.join(parts)}."
+        yield f"{fall.place}, from {start} to {_time(fall.step, unit)}{by}"
 
 
 def _time(amount: Estimate, unit: Unit) -> str:
@@ -257,7 +246,12 @@ def _largest(results: StudyResults) -> str:
     return f"The largest loss is {fall.name(fall.largest)}: {share} of the step of {fall.place}."
 
 
-@figure(describe=_describe_falls, missing=_no_falls, height=_falls_height, see=_said_of_falls)
+@figure(
+    describe=listing("Waterfalls to the measured step by cause", _falls_in_words),
+    missing=_no_falls,
+    height=lambda it: 0.7 + 0.2 * sum(len(fall.shown()) + 3 + BETWEEN for fall in _falls(it)),
+    see=_said_of_falls,
+)
 def waterfall(ax: Axes, results: StudyResults) -> None:
     """What separates the measured step from the first bar: a bar for each loss or gain.
 
@@ -277,17 +271,20 @@ def waterfall(ax: Axes, results: StudyResults) -> None:
             names[y] = name
             ax.barh(y, width, left=left, height=BAR, color=color)
             end = max(left, left + width)
-            beside: dict[str, Any] = {"xytext": (4, 0), "textcoords": "offset points"}
-            ax.annotate(time, (end, y), va="center", fontsize=8.5, **beside)
+            write_beside(ax, time, (end, y), gap=4, fontsize=8.5)
             if name != MEASURED:  # the start of the next bar
                 ax.plot([left + width] * 2, [y, y + 1], color=IDEAL, linewidth=0.8, zorder=0)
             farthest = max(farthest, end)
         y += 1 + BETWEEN
-    ax.set(yticks=list(names), yticklabels=list(names.values()), xlim=(0, farthest))
-    ax.set_xlabel("share of the measured step")
+    ax.set(xlabel="share of the measured step", xlim=(0, farthest), ylim=(y - BETWEEN, -0.7))
     ax.xaxis.set_major_formatter(PercentFormatter(1.0, symbol=" %"))
-    ax.set_ylim(y - BETWEEN, -0.7)
-    ax.tick_params(axis="y", length=0, labelsize=9)
+    _name_bars(ax, names, labelsize=9)
+
+
+def _name_bars(ax: Axes, names: Mapping[float, str], **look: Any) -> None:
+    """The name of each bar by its place, on axes with nothing else beside the bars."""
+    ax.set_yticks(list(names), list(names.values()))
+    ax.tick_params(axis="y", length=0, **look)
     ax.grid(visible=False)
     ax.spines["left"].set_visible(False)
     room_beside(ax)

@@ -15,10 +15,10 @@ from matplotlib.lines import Line2D
 from matplotlib.ticker import FixedLocator, MaxNLocator
 
 from lab.analysis.results import Losses, StudyResults
-from lab.analysis.scaling_curves import Curve, ranks, rows_of
+from lab.analysis.scaling_curves import Curve, Row, rows_of
 from lab.config.strategies import STRATEGIES
 from lab.figures.arrangement import MOST_ENTRIES, Arrangement, CurveStyle, arranged, in_turn
-from lab.figures.figure import NO_COMMUNICATION, empty_unless, figure, write_instead
+from lab.figures.figure import NO_COMMUNICATION, empty_unless, figure, listing, write_instead
 from lab.figures.labels import Label, place
 from lab.figures.style import (
     COLORS,
@@ -34,6 +34,7 @@ from lab.figures.style import (
     plain_log,
     style,
     styled,
+    whiskers,
 )
 from lab.formatting import count, format_seconds, message_size, percent, rounded, unit_for
 from lab.perfmodel.calibration import Calibration, CollectiveTime
@@ -68,8 +69,8 @@ def _describe_losses(results: StudyResults, by: str, curves: Sequence[Curve] | N
             loss = results.losses[row["run_id"]]
             time = format_seconds(len(loss) * row["step_time"])
             parts.append(
-                f"{label} on {ranks(row['device'], row['world_size'])}, from {rounded(loss[0])} to "
-                f"{rounded(loss[-1])} in {time if by == 'time' else f'{len(loss)} steps'}"
+                f"{label} on {row.ranks}, from {rounded(loss[0])} to {rounded(loss[-1])} in "
+                f"{time if by == 'time' else f'{len(loss)} steps'}"
             )
     return f"Training loss by {by}: {'; '.join(parts)}."
 
@@ -253,18 +254,12 @@ def _merged(ends: list[Label], label: str) -> list[Label]:
 OVERLAPPING = {name for name, facts in STRATEGIES.items() if facts.moves == "gradients"}
 
 
-def _with_communication(points: pd.DataFrame) -> list[dict[Any, Any]]:
-    """The points of a curve with communication and a baseline, with their `R` and name."""
+def _with_communication(points: pd.DataFrame) -> list[Row]:
+    """The points of a curve with communication and a baseline, with their `R`."""
     overlapping = points["strategy"].isin(OVERLAPPING)
     known = points[overlapping & (points["communication_time"] > 0) & (points["world_size"] > 1)]
-    return [
-        row
-        | {
-            "R": row["compute_time"] / row["communication_time"],
-            "name": ranks(row["device"], row["world_size"]),
-        }
-        for row in rows_of(known[known["efficiency"].notna()])
-    ]
+    known = known[known["efficiency"].notna()]
+    return rows_of(known.assign(R=known["compute_time"] / known["communication_time"]))
 
 
 _no_communication = empty_unless(
@@ -273,18 +268,15 @@ _no_communication = empty_unless(
 )
 
 
-def _describe_overlap(results: StudyResults) -> str:
-    parts = [
-        f"{label} on {row['name']}, R {rounded(row['R'])} and "
-        f"efficiency {percent(row['efficiency'])}"
-        for label, points in results.drawn
-        for row in _with_communication(points)
-    ]
-    return f"Efficiency against R between no and perfect overlap: {'; '.join(parts)}."
+def _overlaps(results: StudyResults) -> Iterator[str]:
+    for label, points in results.drawn:
+        for row in _with_communication(points):
+            share = percent(row["efficiency"])
+            yield f"{label} on {row.ranks}, R {rounded(row['R'])} and efficiency {share}"
 
 
 @figure(
-    describe=_describe_overlap,
+    describe=listing("Efficiency against R between no and perfect overlap", _overlaps),
     missing=_no_communication,
     see=lambda results: (
         "At the lower edge a step waits for all communication; at the upper one communication "
@@ -297,12 +289,10 @@ def overlap_band(ax: Axes, results: StudyResults) -> None:
     labels = []
     for (label, points), color, marker in styled(results.drawn):
         for row in _with_communication(points):
-            r, value = row["R"], 100 * row["efficiency"]
-            low, high = (100 * row[f"efficiency_{end}"] for end in ("low", "high"))
-            errors = None if np.isnan(low) else [[max(value - low, 0)], [max(high - value, 0)]]
-            ax.errorbar([r], [value], yerr=errors, color=color, marker=marker)
-            name = f"{label}, {row['name']}" if len(results.drawn) > 1 else row["name"]
-            labels.append(Label(r, value, name, ink(color)))
+            (value,), errors = whiskers([row.estimate("efficiency")], 100)
+            ax.errorbar([row["R"]], [value], yerr=errors, color=color, marker=marker)
+            name = f"{label}, {row.ranks}" if len(results.drawn) > 1 else row.ranks
+            labels.append(Label(row["R"], value, name, ink(color)))
     ratios = [label.x for label in labels]
     grid = np.geomspace(min(0.1, min(ratios) / 2), max(30.0, max(ratios) * 3), 200)
     least = 100 * np.array([efficiency_without_overlap(r) for r in grid])
@@ -398,12 +388,10 @@ def links_alt(calibration: Calibration) -> str:
 
 
 def _draw_times(ax: Axes, times: _Times, marker: str, scale: float) -> Label:
-    x = np.array([row.bytes for row in times.rows])
-    y = scale * np.array([row.seconds for row in times.rows])
-    low, high = scale * np.array([(row.low, row.high) for row in times.rows], dtype=float).T
+    x = [row.bytes for row in times.rows]
+    y, errors = whiskers([(row.seconds, row.low, row.high) for row in times.rows], scale)
     text = f"{times.name} ×{times.world_size}"
     look: dict[str, Any] = {"color": times.color, "marker": marker, "elinewidth": 1.0}
-    errors = np.nan_to_num(np.vstack([y - low, high - y]).clip(min=0))
     ax.errorbar(x, y, yerr=errors, linestyle="none", label=text, **look)
     if times.fit is not None:
         grid = np.geomspace(times.fit.smallest_bytes, times.fit.largest_bytes, 100)

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass
 from typing import Any
 
@@ -125,6 +125,11 @@ def alt_text(
     """
     results = StudyResults.of(records, baseline=baseline, scaling=scaling)
     return figure_named(name).alt_text(results)
+
+
+def listing(what: str, parts: Callable[[StudyResults], Iterable[str]]) -> Sentence:
+    """A sentence on what is drawn, with its parts: `Perplexity against size: fp32, 496 MB; ...`."""
+    return lambda results: f"{what}: {'; '.join(parts(results))}."
 
 
 def no_runs(results: StudyResults) -> str:

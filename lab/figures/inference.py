@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from typing import Any
 
 import numpy as np
@@ -12,7 +12,7 @@ from lab.analysis import inference
 from lab.analysis.inference import GENERATION, Measurement, inferred, measurements
 from lab.analysis.results import StudyResults
 from lab.analysis.stages import STAGES, TASKS, Stage, stages
-from lab.figures.figure import NO_RUNS, figure
+from lab.figures.figure import NO_RUNS, figure, listing
 from lab.figures.labels import Label, place
 from lab.figures.style import COLORS, IDEAL, fixed_ticks, ink, plain_log, styled
 from lab.formatting import format_seconds, rounded
@@ -50,17 +50,14 @@ def _where(row: Measurement) -> tuple[str, int]:
     return inference.place(row.record), row.points[0].batch_size
 
 
-def _describe_latencies(results: StudyResults) -> str:
-    parts = [
-        f"{name}, {format_seconds(seconds)} and {rounded(rate)} tokens/s at batch {batch_size}"
-        for name, points in _latencies(results).items()
-        for batch_size, seconds, rate in points[-1:]
-    ]
-    return f"Time between tokens against throughput: {'; '.join(parts)}."
+def _ends_of_latencies(results: StudyResults) -> Iterator[str]:
+    for name, points in _latencies(results).items():
+        batch, seconds, rate = points[-1]
+        yield f"{name}, {format_seconds(seconds)} and {rounded(rate)} tokens/s at batch {batch}"
 
 
 @figure(
-    describe=_describe_latencies,
+    describe=listing("Time between tokens against throughput", _ends_of_latencies),
     missing=lambda results: "" if _latencies(results) else NO_INFERENCE,
     height=lambda _: 4.0,
 )
@@ -96,12 +93,9 @@ def _sizes(results: StudyResults) -> dict[str, tuple[float, float]]:
     return points
 
 
-def _describe_sizes(results: StudyResults) -> str:
-    parts = [
-        f"{name}, {size:.2f} MB and {rounded(perplexity)}"
-        for name, (size, perplexity) in _sizes(results).items()
-    ]
-    return f"Perplexity against size: {'; '.join(parts)}."
+def _sizes_in_words(results: StudyResults) -> Iterator[str]:
+    for name, (size, perplexity) in _sizes(results).items():
+        yield f"{name}, {size:.2f} MB and {rounded(perplexity)}"
 
 
 def _no_tradeoff(results: StudyResults) -> str:
@@ -110,7 +104,7 @@ def _no_tradeoff(results: StudyResults) -> str:
 
 
 @figure(
-    describe=_describe_sizes,
+    describe=listing("Perplexity against size", _sizes_in_words),
     missing=_no_tradeoff,
     height=lambda _: 4.0,
 )
@@ -143,18 +137,15 @@ def _stages(results: StudyResults) -> list[Stage]:
     return stages(results.study, results.records) if results.has_study else []
 
 
-def _describe_stages(results: StudyResults) -> str:
-    parts = [
-        f"{'training' if stage.task == 'train' else stage.task} on {stage.name} "
-        f"{rounded(stage.speedup.value) if stage.speedup else 'not run'} "
-        f"(published {rounded(stage.published)})"
-        for stage in _stages(results)
-    ]
-    return f"Speedup over serial by stage: {'; '.join(parts)}."
+def _stages_in_words(results: StudyResults) -> Iterator[str]:
+    for stage in _stages(results):
+        task = "training" if stage.task == "train" else stage.task
+        here = rounded(stage.speedup.value) if stage.speedup else "not run"
+        yield f"{task} on {stage.name} {here} (published {rounded(stage.published)})"
 
 
 @figure(
-    describe=_describe_stages,
+    describe=listing("Speedup over serial by stage", _stages_in_words),
     missing=lambda results: "" if _stages(results) else NO_RUNS,
     height=lambda _: 4.2,
 )

@@ -52,6 +52,14 @@ def place_in_panels(labels: Mapping[Axes, Sequence[Label]], *, side: str = "righ
         _move_apart(ax, texts, scale)
 
 
+def write_beside(
+    ax: Axes, text: str, point: tuple[float, float], *, gap: float = 5, **look: Any
+) -> None:
+    """Write a text to the right of the end of a bar, for which `room_beside` makes room."""
+    look = {"va": "center", "textcoords": "offset points"} | look
+    ax.annotate(text, point, (gap, 0), **look)
+
+
 def room_beside(*panels: Axes) -> None:
     """Widen the x axes of bars from zero until every text beside a bar ends within its axes."""
     beside = {ax: [text for text in ax.texts if isinstance(text, Annotation)] for ax in panels}

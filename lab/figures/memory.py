@@ -12,7 +12,7 @@ from matplotlib.text import Text
 from lab.analysis.results import StudyResults
 from lab.config.run import distinct_labels
 from lab.figures.breakdown import COLORS, no_trace
-from lab.figures.figure import figure
+from lab.figures.figure import figure, listing
 from lab.figures.labels import measure
 from lab.figures.style import IDEAL, panels, wrapped
 from lab.formatting import plain, unit_for
@@ -76,18 +76,10 @@ def _panels(results: StudyResults) -> list[_Panel]:
     return made[:MOST_PANELS]
 
 
-def _height(results: StudyResults) -> float:
-    return 0.6 + 1.7 * len(_panels(results))
-
-
-def _describe(results: StudyResults) -> str:
-    return f"Memory over a step: {'; '.join(one.summary for one in _panels(results))}."
-
-
 @figure(
-    describe=_describe,
+    describe=listing("Memory over a step", lambda it: (one.summary for one in _panels(it))),
     missing=no_trace,
-    height=_height,
+    height=lambda it: 0.6 + 1.7 * len(_panels(it)),
     see=lambda _: "What rises and falls within the step are activations, gradients and buffers.",
 )
 def memory_timeline(ax: Axes, results: StudyResults) -> None:

@@ -26,7 +26,7 @@ from lab.analysis.scaling_curves import (
     time_name,
 )
 from lab.figures.figure import Sentence, empty_unless, figure, has, no_runs
-from lab.figures.labels import Label, place, place_in_panels, room_beside
+from lab.figures.labels import Label, place, place_in_panels, room_beside, write_beside
 from lab.figures.style import (
     COLORS,
     IDEAL,
@@ -40,6 +40,7 @@ from lab.figures.style import (
     panels,
     plain_log,
     styled,
+    whiskers,
     wrapped,
 )
 from lab.formatting import (
@@ -141,12 +142,21 @@ def _rows_height(names: Sequence[str]) -> float:
     return 1.0 + (0.12 + 0.15 * max(name.count("\n") + 1 for name in names)) * len(names)
 
 
-def _no_baseline(results: StudyResults) -> str:
-    reason = "the table permits no speedup" if "per" in results.summary else NO_BASELINE
-    return empty_unless(has("speedup"), reason)(results)
+def _lacks(column: str, table: str, study: str = "") -> Sentence:
+    """Why there is no figure of a column without values: what a table does not say, or a study."""
+
+    def missing(results: StudyResults) -> str:
+        reason = f"the table {table}" if "per" in results.summary or not study else study
+        return empty_unless(has(column), reason)(results)
+
+    return missing
 
 
-_no_times = empty_unless(has("step_time"), "the table gives no times")
+_no_baseline = _lacks("speedup", "permits no speedup", NO_BASELINE)
+_no_times = _lacks("step_time", "gives no times")
+_no_rates = _lacks("samples_per_second", "gives no rates")
+_no_memory = _lacks("peak_memory", "gives no memory", "memory is unknown")
+_no_mfu = _lacks("mfu", "gives no MFU", "MFU is unknown")
 
 
 @figure(describe=lambda results: _ends(results, STEP_TIME), missing=_no_times, height=_height)
@@ -156,9 +166,6 @@ def step_time(ax: Axes, results: StudyResults) -> None:
     For a table it is the time that the table gives, be it of an epoch or of the whole run.
     """
     _draw(ax, results, STEP_TIME)
-
-
-_no_rates = empty_unless(has("samples_per_second"), "the table gives no rates")
 
 
 @figure(describe=lambda results: _ends(results, THROUGHPUT), missing=_no_rates, height=_height)
@@ -193,28 +200,13 @@ def efficiency(ax: Axes, results: StudyResults) -> None:
     _draw(ax, results, EFFICIENCY)
 
 
-def _lacks(column: str, what: str) -> Sentence:
-    """The reason for no figure of a column without values: not measured, or not in the table."""
-
-    def missing(results: StudyResults) -> str:
-        if (reason := no_runs(results)) or has(column)(results):
-            return reason
-        return f"the table gives no {what}" if "per" in results.summary else f"{what} is unknown"
-
-    return missing
-
-
-@figure(
-    describe=lambda results: _ends(results, _memory(results)),
-    missing=_lacks("peak_memory", "memory"),
-    height=_height,
-)
+@figure(describe=lambda it: _ends(it, _memory(it)), missing=_no_memory, height=_height)
 def peak_memory(ax: Axes, results: StudyResults) -> None:
     """Peak memory of the rank that uses most, by world size: median over repeats."""
     _draw(ax, results, _memory(results))
 
 
-@figure(describe=lambda results: _ends(results, MFU), missing=_lacks("mfu", "MFU"), height=_height)
+@figure(describe=lambda results: _ends(results, MFU), missing=_no_mfu, height=_height)
 def mfu(ax: Axes, results: StudyResults) -> None:
     """Model FLOPs utilization in per cent of the peak by world size: median over repeats."""
     _draw(ax, results, MFU)
@@ -251,17 +243,19 @@ def _describe_overview(results: StudyResults) -> str:
 
 def _best(results: StudyResults) -> str:
     """The configuration whose median is farthest from its baseline's, if it is quiet."""
-    quiet = results.noise.quiet(results.summary)
-    known = quiet[quiet["speedup"].notna()]
-    known = known[known["run_id"] != known["baseline_run_id"]]
-    if known.empty:
+    quiet = set(results.noise.quiet(results.summary)["run_id"])
+    known = [
+        (row, label)
+        for label, points in results.curves
+        for row in rows_of(beyond_baseline(points))
+        if row["run_id"] in quiet
+    ]
+    if not known:
         return ""
-    row = known.iloc[int(known["speedup"].argmax())]
-    label = next(c.label for c in results.curves if row["run_id"] in set(c.points["run_id"]))
-    value = rounded(*_interval(row, "speedup"))
-    place = f" on {ranks(row['device'], row['world_size'])}" * (not common_ranks(results.summary))
+    row, label = max(known, key=lambda one: float(one[0]["speedup"]))
+    place = f" on {row.ranks}" * (not common_ranks(results.summary))
     share = f" (efficiency {percent(row['efficiency'])})" * ranks_vary(results.summary)
-    return f"The highest speedup is {value}, that of {label}{place}{share}."
+    return f"The highest speedup is {row.text('speedup')}, that of {label}{place}{share}."
 
 
 def _see(results: StudyResults) -> str:
@@ -306,23 +300,17 @@ def overview(ax: Axes, results: StudyResults) -> None:
 
 def _ends(results: StudyResults, quantity: Quantity) -> str:
     """The first and the last point of each curve, in words."""
-    parts, column, text = [], quantity.column, quantity.text
+    parts = []
     for label, points in results.drawn:
-        known = rows_of(points[points[column].notna()])
+        known = rows_of(points[points[quantity.column].notna()])
         ends = [
-            f"{text(*_interval(row, column))} on {ranks(row['device'], row['world_size'])}"
+            f"{quantity.text(*row.estimate(quantity.column))} on {row.ranks}"
             for row in known[:1] + known[1:][-1:]
         ]
         if ends:
             parts.append(f"{label}, {' and '.join(ends)}")
     by = "configuration" if _points_alone(results) else "world size"
     return f"{capitalized(quantity.name(results.summary))} by {by}: {'; '.join(parts)}."
-
-
-def _interval(rows: Any, column: str) -> tuple[Any, Any, Any]:
-    """Value and ends of the interval, for one row or many; NaN without an interval."""
-    nothing = np.nan * rows[column]
-    return rows[column], *(rows.get(f"{column}_{end}", nothing) for end in ("low", "high"))
 
 
 def _draw(ax: Axes, results: StudyResults, quantity: Quantity) -> None:
@@ -345,13 +333,13 @@ def _draw_curves(
         points = points[points[column].notna()]
         if points.empty:
             continue
-        value, low, high = (factor * numbers for numbers in _interval(points, column))
-        errors = np.vstack([value - low, high - value]).clip(min=0)
-        sizes = points["world_size"]
-        ax.errorbar(sizes, value, yerr=errors, color=color, marker=marker, label=label)
-        last = quantity.drawn(*_interval(points.iloc[-1], column))
+        rows = rows_of(points)
+        sizes = [row["world_size"] for row in rows]
+        values, errors = whiskers([row.estimate(column) for row in rows], factor)
+        ax.errorbar(sizes, values, yerr=errors, color=color, marker=marker, label=label)
+        last = quantity.drawn(*rows[-1].estimate(column))
         shown = f"{label}: {last}" if named else last
-        labels.append(Label(sizes.iloc[-1], value.iloc[-1], shown, ink(color)))
+        labels.append(Label(sizes[-1], values[-1], shown, ink(color)))
         if column == "speedup":
             labels += _draw_predicted(ax, _predicted(results, points), color=ink(color))
     _world_size_axis(ax, results, most=3 * FEW_TICKS if named else FEW_TICKS)
@@ -366,11 +354,8 @@ def _most_ranks(results: StudyResults) -> pd.DataFrame:
 
 def _names(results: StudyResults, *, width: int = WHOLE, shared: str = "") -> list[str]:
     """The name of each bar in lines of this width, with its ranks unless they are the `shared`."""
-    sizes = [ranks(row["device"], row["world_size"]) for row in rows_of(_most_ranks(results))]
-    names = [
-        label if size == shared else f"{label}, {size}"
-        for (label, _), size in zip(results.drawn, sizes, strict=True)
-    ]
+    rows = zip(results.drawn, rows_of(_most_ranks(results)), strict=True)
+    names = [label if row.ranks == shared else f"{label}, {row.ranks}" for (label, _), row in rows]
     return [wrapped(name, width=width, most=4) for name in names]
 
 
@@ -386,21 +371,20 @@ def _draw_bars(
 
     `width` is that of the axis in characters.
     """
-    column, (axis, factor) = quantity.column, quantity.axis(results.summary)
-    rows = rows_of(_most_ranks(results))
-    ends = [factor * np.nan_to_num(_interval(row, column)[::2]).max() for row in rows]
-    for y, (row, end) in enumerate(zip(rows, ends, strict=True)):
-        if pd.isna(row[column]):
+    axis, factor = quantity.axis(results.summary)
+    estimates = [row.estimate(quantity.column) for row in rows_of(_most_ranks(results))]
+    ends = factor * np.nan_to_num(np.array(estimates, dtype=float)).max(axis=1)
+    for y, (estimate, end) in enumerate(zip(estimates, ends, strict=True)):
+        if pd.isna(estimate.value):
             continue
-        value, low, high = (factor * number for number in _interval(row, column))
-        errors = np.nan_to_num([[value - low], [high - value]]).clip(min=0)
+        (value,), errors = whiskers([estimate], factor)
         ax.barh(y, value, height=BAR, color=COLORS[0], alpha=0.85)
-        if errors.any():
+        if np.nan_to_num(errors).any():
             ax.errorbar(value, y, xerr=errors, color="black", linestyle="none", linewidth=1)
-        beside: dict[str, Any] = {"xytext": (5, 0), "textcoords": "offset points", "va": "center"}
-        ax.annotate(quantity.drawn(*_interval(row, column)), (end, y), fontsize=8.5, **beside)
-    fixed_ticks(ax.yaxis, range(len(rows)), names or [""] * len(rows))
-    ax.set(xlabel=textwrap.fill(axis, width), xlim=(0, max(ends)), ylim=(len(rows) - 0.5, -0.5))
+        write_beside(ax, quantity.drawn(*estimate), (end, y), fontsize=8.5)
+    fixed_ticks(ax.yaxis, range(len(estimates)), names or [""] * len(estimates))
+    ax.set(xlabel=textwrap.fill(axis, width), xlim=(0, max(ends)))
+    ax.set_ylim(len(estimates) - 0.5, -0.5)
     ax.tick_params(axis="y", length=0, labelsize=9)
     ax.grid(visible=True, axis="x")
     ax.grid(visible=False, axis="y")

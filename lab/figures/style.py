@@ -8,6 +8,7 @@ from contextlib import AbstractContextManager
 from typing import Any, TypeVar
 
 import matplotlib as mpl
+import numpy as np
 from matplotlib.axes import Axes
 from matplotlib.axis import Axis
 from matplotlib.colors import to_hex, to_rgb
@@ -20,6 +21,8 @@ from matplotlib.ticker import (
 )
 
 Item = TypeVar("Item")
+Numbers = np.ndarray[Any, np.dtype[np.float64]]
+Interval = tuple[float, float | None, float | None]  # a value with its ends, None or NaN without
 SIZE = (6.4, 3.6)  # inches
 # Okabe and Ito (2008), safe for colour-blind readers; without black, which marks the ideal, and
 # yellow, which is faint on white.
@@ -111,6 +114,12 @@ def legend_above(ax: Axes, handles: Sequence[Any]) -> None:
         columns = next((n for n, most in ((4, 11), (3, 17)) if longest <= most), 2)
         look: dict[str, Any] = {"frameon": False, "fontsize": 9, "ncols": columns}
         sheet.legend(handles, lines, loc="outside upper left", **look)
+
+
+def whiskers(estimates: Sequence[Interval], factor: float = 1.0) -> tuple[Numbers, Numbers]:
+    """Values, and how far their intervals reach to either side, for `errorbar`; NaN without one."""
+    value, low, high = factor * np.array(estimates, dtype=float).T
+    return value, np.vstack([value - low, high - value]).clip(min=0)
 
 
 def ink(color: str) -> str:

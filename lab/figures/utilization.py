@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections import defaultdict
+from collections.abc import Iterator
 from typing import NamedTuple
 
 import numpy as np
@@ -11,7 +12,7 @@ from matplotlib.axes import Axes
 from lab.analysis.configurations import miscompiled
 from lab.analysis.results import StudyResults
 from lab.config.run import Run, distinct_labels
-from lab.figures.figure import empty_unless, figure
+from lab.figures.figure import empty_unless, figure, listing
 from lab.figures.labels import Label, place
 from lab.figures.style import COLORS, MARKERS, ink, log2_x
 from lab.formatting import percent
@@ -51,12 +52,10 @@ _missing = empty_unless(
 )
 
 
-def _describe(results: StudyResults) -> str:
-    parts = []
-    for curve in _curves(results):
-        ends = dict.fromkeys((curve.points[0], curve.points[-1]))
-        parts.append(f"{curve.name}, " + " and ".join(f"{percent(y)} at {x}" for x, y in ends))
-    return f"MFU by micro-batch: {'; '.join(parts)}."
+def _ends(results: StudyResults) -> Iterator[str]:
+    for name, _, points in _curves(results):
+        ends = dict.fromkeys((points[0], points[-1]))
+        yield f"{name}, " + " and ".join(f"{percent(y)} at {x}" for x, y in ends)
 
 
 def _see(results: StudyResults) -> str:
@@ -64,7 +63,7 @@ def _see(results: StudyResults) -> str:
     return "Dashed: not compiled." if len(compiled) > 1 else ""
 
 
-@figure(describe=_describe, missing=_missing, see=_see)
+@figure(describe=listing("MFU by micro-batch", _ends), missing=_missing, see=_see)
 def mfu_by_batch(ax: Axes, results: StudyResults) -> None:
     """Share of the peak that training uses (MFU), by micro-batch: medians over repeats."""
     curves = _curves(results)

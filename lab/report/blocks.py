@@ -84,14 +84,23 @@ class Table:
 
     @classmethod
     def of_rows(
-        cls, caption: str, rows: Iterable[Mapping[str, Any]], *, common: str = "", label: str = ""
+        cls,
+        caption: str,
+        rows: Iterable[Mapping[str, Any]],
+        *,
+        common: str = "",
+        shared: str = "",
+        label: str = "",
     ) -> Table:
         """A table of rows by column; the caption ends with what is `common` to all rows.
 
-        Columns without any measurement are left out.
+        So does the column `shared`, if all rows have the same there. Columns without any
+        measurement are left out.
         """
-        caption = f"{caption}. All: {common}" if common else caption
         frame = pd.DataFrame(list(rows))
+        if shared in frame and len(frame) > 1 and frame[shared].nunique() == 1:
+            common = frame.pop(shared)[0]
+        caption = f"{caption}. All: {common}" if common else caption
         measured = [name for name in frame if not set(frame[name]) <= {NOT_MEASURED, UNKNOWN}]
         return cls(caption, frame[measured], index=False, label=label)
 

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from typing import Any
+from typing import NamedTuple
 
 from lab.analysis import inference
 from lab.analysis.inference import CLASSIFICATION, GENERATION, Kind
@@ -18,39 +18,45 @@ STAGES = (
     f"Published: {CITATION}. Its absolute times come from other hardware and serial code without a "
     "tuned matrix product"
 )
-SPEED = (
-    (
-        GENERATION,
-        "Time of the quantized model over that of the base, which generate in turn in one job: "
-        "median over rounds [95 % interval; over repeats the widest]. Below 1 is faster; the row "
-        "“none” is a second copy of the base, so what it shows is noise",
-    ),
-    (
-        CLASSIFICATION,
-        "Time of the quantized classifier for a batch on the slowest rank over that of the "
-        "base, which take turns in one job: median over rounds [95 % interval; over repeats the "
-        "widest]. Below 1 is faster; “none” is a second copy of the base, so it shows noise",
-    ),
-)
-QUALITY = (
-    (
-        GENERATION,
-        "Size and quality. Perplexity on held-out text, its change against the base with the "
-        "interval paired by sample; share of held-out positions with the same likeliest token, and "
-        "of greedily generated tokens that are the same",
-    ),
-    (
-        CLASSIFICATION,
-        "Size and quality. Accuracy on held-out samples, its change against the base in percentage "
-        "points with the interval paired by sample; share of samples that both put into the same "
-        "class",
-    ),
-)
 LATENCIES = (
     "Time to the first token (prefill) and between tokens (decode) on the slowest rank. GB/s: "
     "weights and cache that a rank must read for a token, over the median time between tokens; the "
     "memory bandwidth is that of a large copy, measured in the job, and what fits into the "
     "processor's cache may exceed it"
+)
+
+
+class Texts(NamedTuple):
+    """Captions and methods of one kind of model."""
+
+    kind: Kind
+    speed: str
+    quality: str
+    method: str
+
+
+OF_GENERATION = Texts(
+    GENERATION,
+    speed="Time of the quantized model over that of the base, which generate in turn in one job: "
+    "median over rounds [95 % interval; over repeats the widest]. Below 1 is faster; the row "
+    "“none” is a second copy of the base, so what it shows is noise",
+    quality="Size and quality. Perplexity on held-out text, its change against the base with the "
+    "interval paired by sample; share of held-out positions with the same likeliest token, and "
+    "of greedily generated tokens that are the same",
+    method="Perplexity is $e^{L}$ of the mean loss $L$ on held-out text; its change is a ratio of "
+    "two models on the same samples, so the interval is that of the paired differences of their "
+    "losses.",
+)
+OF_CLASSIFICATION = Texts(
+    CLASSIFICATION,
+    speed="Time of the quantized classifier for a batch on the slowest rank over that of the "
+    "base, which take turns in one job: median over rounds [95 % interval; over repeats the "
+    "widest]. Below 1 is faster; “none” is a second copy of the base, so it shows noise",
+    quality="Size and quality. Accuracy on held-out samples, its change against the base in "
+    "percentage points with the interval paired by sample; share of samples that both put into "
+    "the same class",
+    method="Accuracy is the share of held-out samples that are put into the right class, with "
+    "Wilson's interval; its change has the interval of the paired differences, sample by sample.",
 )
 
 
@@ -73,16 +79,16 @@ def stages(results: StudyResults) -> list[Markdown | Table | Figure]:
     return [Markdown("## Stages"), figure, Table.of_rows(STAGES, rows, label="tbl-stages")]
 
 
-def _kinds(results: StudyResults) -> list[Kind]:
+def _kinds(results: StudyResults) -> list[Texts]:
     """The kinds of models whose inference is measured: language models, classifiers, or both."""
     tasks = {run.architecture.task for run in results.study.runs if run.task == "inference"}
     text = {"language modelling"}
-    return [GENERATION] * bool(tasks & text) + [CLASSIFICATION] * bool(tasks - text)
+    return [OF_GENERATION] * bool(tasks & text) + [OF_CLASSIFICATION] * bool(tasks - text)
 
 
 def tradeoff(results: StudyResults, name: str) -> list[Figure]:
     """The figure `latency_throughput` or `size_perplexity`; nothing if no text is generated."""
-    return [blocks.figure(name, results)] if GENERATION in _kinds(results) else []
+    return [blocks.figure(name, results)] if OF_GENERATION in _kinds(results) else []
 
 
 def training(results: StudyResults) -> list[Markdown | Table]:
@@ -92,41 +98,26 @@ def training(results: StudyResults) -> list[Markdown | Table]:
     return [Markdown("## Training"), sections.learning(results)]
 
 
-def _placed(caption: str, rows: list[dict[str, Any]], *, label: str) -> Table:
-    """A table of these rows; if all were measured in one place, its caption names it once."""
-    places = {row["on"] for row in rows}
-    if len(places) > 1:
-        return Table.of_rows(caption, rows, label=label)
-    apart = [{name: cell for name, cell in row.items() if name != "on"} for row in rows]
-    return Table.of_rows(caption, apart, common="".join(places), label=label)
-
-
 def speed(results: StudyResults) -> list[Table]:
     """Ratios of time, quantized over base, for language models and for classifiers."""
-    return [
-        _placed(caption, inference.speed_rows(results.records, kind), label="tbl-speed")
-        for kind, caption in SPEED
-        if kind in _kinds(results)
-    ]
+    rows = [(of, inference.speed_rows(results.records, of.kind)) for of in _kinds(results)]
+    return [Table.of_rows(of.speed, cells, shared="on", label="tbl-speed") for of, cells in rows]
 
 
 def quality(results: StudyResults) -> list[Table]:
     """Sizes with perplexity or accuracy, and agreement."""
-    return [
-        Table.of_rows(caption, inference.quality_rows(results.records, kind), label="tbl-quality")
-        for kind, caption in QUALITY
-        if kind in _kinds(results)
-    ]
+    rows = [(of, inference.quality_rows(results.records, of.kind)) for of in _kinds(results)]
+    return [Table.of_rows(of.quality, cells, label="tbl-quality") for of, cells in rows]
 
 
 def latencies(results: StudyResults) -> list[Markdown | Table]:
     """Prefill and decode separately, with the bandwidth; nothing if no text is generated."""
-    if GENERATION not in _kinds(results):
+    if OF_GENERATION not in _kinds(results):
         return []
     rows = inference.latency_rows(results.records)
     return [
         Markdown("## Prefill and decode"),
-        _placed(LATENCIES, rows, label="tbl-latencies"),
+        Table.of_rows(LATENCIES, rows, shared="on", label="tbl-latencies"),
     ]
 
 
@@ -154,23 +145,6 @@ def unavailable(results: StudyResults) -> Markdown:
     )
 
 
-METHODS = (
-    (
-        GENERATION,
-        "Perplexity is $e^{L}$ of the mean loss $L$ on held-out text; its change is a ratio of two "
-        "models on the same samples, so the interval is that of the paired differences of their "
-        "losses.",
-    ),
-    (
-        CLASSIFICATION,
-        "Accuracy is the share of held-out samples that are put into the right class, with "
-        "Wilson's interval; its change has the interval of the paired differences, sample by "
-        "sample.",
-    ),
-)
-
-
 def method(results: StudyResults) -> Markdown:
     """How the quality of the quantized models is measured."""
-    texts = [text for kind, text in METHODS if kind in _kinds(results)]
-    return Markdown(references.cited("\n\n".join(texts)))
+    return Markdown(references.cited("\n\n".join(of.method for of in _kinds(results))))

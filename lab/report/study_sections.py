@@ -3,9 +3,11 @@
 from __future__ import annotations
 
 import contextlib
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Sequence
+from dataclasses import replace
 
 from lab.analysis import configurations, tables
+from lab.analysis.configurations import Cells
 from lab.analysis.results import StudyResults
 from lab.analysis.scaling_curves import ranks_vary
 from lab.config.run import Run, distinct_labels
@@ -92,13 +94,8 @@ def _strategies(results: StudyResults) -> Blocks:
         )
         if sentence not in learned
     ]
-    table = _table(
-        STRATEGIES,
-        runs,
-        configurations.table_rows(runs, records, results.summary, configurations.strategy_cells),
-        label="tbl-strategies",
-    )
-    return [Markdown("## Strategies"), *_bullets(sentences), table]
+    table = _table(STRATEGIES, runs, results, configurations.strategy_cells)
+    return [Markdown("## Strategies"), *_bullets(sentences), replace(table, label="tbl-strategies")]
 
 
 def _loaders(results: StudyResults) -> Blocks:
@@ -116,21 +113,19 @@ def _networks(results: StudyResults) -> Blocks:
     runs = [run for run in results.study.runs if run.architecture.kind == "cnn"]
     if len({(str(run.model), run.strategy) for run in runs}) < 2:
         return []
-    cells = configurations.image_cells
-    rows = configurations.table_rows(runs, results.records, results.summary, cells)
     caption = NETWORKS + DATA_PARALLEL * any(run.strategy == "data_parallel" for run in runs)
-    return [Markdown("## Networks"), _table(caption, runs, rows, label="tbl-networks")]
+    table = _table(caption, runs, results, configurations.image_cells)
+    return [Markdown("## Networks"), replace(table, label="tbl-networks")]
 
 
 def _bullets(sentences: Sequence[str]) -> Blocks:
     return [Markdown.bullets(sentences)] if sentences else []
 
 
-def _table(
-    caption: str, runs: Sequence[Run], rows: Iterable[Mapping[str, str]], *, label: str
-) -> Table:
+def _table(caption: str, runs: Sequence[Run], results: StudyResults, cells: Cells) -> Table:
+    rows = configurations.table_rows(runs, results.records, results.summary, cells)
     table = Table.of_rows(caption, rows, common=distinct_labels(runs)[1])
-    return Table(table.caption, table.frame.fillna("-"), index=False, label=label)
+    return replace(table, frame=table.frame.fillna("-"))
 
 
 def calibration(results: StudyResults) -> list[Markdown | Table | Figure]:

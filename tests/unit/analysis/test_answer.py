@@ -405,6 +405,15 @@ def test_ranks_that_train_models_of_their_own_are_not_compared(tmp_path):
     assert alone.startswith("There is no answer yet. Not compared")
 
 
+def test_without_its_baseline_a_run_has_no_speedup(tmp_path):
+    apart = {"checks": {"same_parameters": False}}
+    records = [one.model_copy(update=apart) for one in repeats(run(2), [0.2] * 3)]
+    records += repeats(run(4), [0.1] * 3)
+    text = answered(tmp_path, records, scaling="strong", baseline={"world_size": 2})
+    assert text.startswith("No speedup can be stated, because nothing that compares with the")
+    assert "every rank trained a model of its own: " in text
+
+
 def test_compiled_runs_that_learn_something_else_are_not_compared(tmp_path):
     """Of records of an H200 with torch 2.11, whose compiler mistakes gpt2-large."""
     records = [

@@ -59,6 +59,11 @@ def test_no_curve_joins_two_machines(both: Comparison) -> None:
     ]
 
 
+def test_the_caption_of_several_machines_names_the_highest_speedup(both: Comparison) -> None:
+    caption = figures.overview.caption(figures.StudyResults(both))
+    assert "The highest speedup is 1.60, that of batch 4, Slow CPU on 2 CPU processes" in caption
+
+
 def test_throughput_is_compared_where_both_ran(both: Comparison) -> None:
     tables = {caption.split(",")[0]: frame for caption, frame in both.tables()}
     times = tables["Throughput"]

@@ -23,13 +23,16 @@ from lab.analysis.scaling_curves import (
     WHOLE_RANGE,
     baseline_name,
     curves,
+    labelled_rows,
     over_repeats,
     ranks,
 )
 from lab.formatting import (
     Unit,
     drawn_value,
+    extent,
     format_seconds,
+    joined,
     model_size,
     percent,
     rounded,
@@ -483,6 +486,27 @@ def test_drawn_values_have_at_most_three_digits():
     assert drawn_value(rounded, 17834.0, 17820.0, 17850.0) == "17800"
     assert drawn_value(rounded, 87.31, 71.0, 93.0) == "87"  # no more than the interval supports
     assert drawn_value(rounded, 5.678, math.nan, math.nan) == "5.68"
+
+
+def test_several_names_and_values_are_one_phrase():
+    assert [joined(""), joined("a"), joined("ab"), joined("abc", "or")] == [
+        "",
+        "a",
+        "a and b",
+        "a, b or c",
+    ]
+    wide, narrow = (0.87, 0.71, 0.93), (0.5, math.nan, math.nan)
+    assert extent([wide]) == rounded(*wide)
+    assert extent([wide, narrow]) == "0.500 to 0.870" and extent([wide, wide]) == "0.870"
+
+
+def test_a_row_knows_its_curve_and_its_baseline():
+    *_, four, alone = labelled_rows(summary(table(strong()), baseline=ONE, scaling="strong"))
+    assert four.place == "4 CPU processes at batch 64"
+    assert four.base["world_size"] == 1 and four.base.is_baseline and four.is_compared
+    assert alone.label == "batch 128" and alone.base is alone and not alone.is_compared
+    assert four.text("step_time") == "80.0 [80.0, 80.0] ms"
+    assert four.text("efficiency") == "62.5 [59.4, 65.6] %"
 
 
 def test_ranks_are_called_what_they_are():
