@@ -45,7 +45,8 @@ REFUSED_PARTS = frozenset(
         *("os", "sys", "modules", "importlib", "inspect", "threading", "warnings", "types"),
         *("hub", "jit", "library", "load", "save", "multiprocessing", "ops", "overrides"),
         *("package", "parallel", "serialization", "classes", "compile", "utils"),
-        *("functional_collectives", "recorder", "clock", "gi_frame", "f_globals", "tb_frame"),
+        *("functional_collectives", "clock", "gi_frame", "f_globals", "tb_frame"),
+        *("recorder", "records", "Recorder", "CallRecorder", "BucketRecorder"),
     )
 )
 REFUSED_NAMES = frozenset(

@@ -91,32 +91,6 @@ def state_memory(
     return MemoryParts(part("weights"), part("gradients"), part("optimizer"))
 
 
-def rank_memory(
-    parameters: float,
-    layout: Layout,
-    *,
-    activation_bytes: float = 0.0,
-    copy_bytes: float = 0.0,
-    grad_accum: int = 1,
-    largest_unit: float = 0.0,
-) -> MemoryParts:
-    """Bytes of a rank of a layout; `activation_bytes` are a micro-batch's in the whole model.
-
-    A pipeline's first stage holds the activations of as many micro-batches as are in flight, or of
-    all if fewer, but one copy of its weights, of which the whole model has `copy_bytes`. FSDP holds
-    `largest_unit` bytes of gathered weights, twice because it gathers ahead.
-    """
-    held = parameters * layout.parameter_share
-    own = state_memory(held, sharded=SHARDED[layout.sharing], ranks=layout.data, state=FP32)
-    gathers = layout.sharing == "fsdp" and layout.data > 1
-    held_bytes = activation_bytes * min(layout.in_flight, grad_accum) + copy_bytes
-    return replace(
-        own,
-        activations=held_bytes / layout.pipeline / layout.tensor,
-        gathered=2 * largest_unit / layout.tensor if gathers else 0.0,
-    )
-
-
 def require_known_model(run: Run) -> None:
     """Raise LabError for a script, whose model is unknown."""
     if run.script:
@@ -253,26 +227,27 @@ def largest_unit(run: Run) -> int:
 def memory_of(run: Run, *, device: str = "cpu", layout: Layout | None = None) -> MemoryParts:
     """Peak bytes of a rank, as the backward pass begins or ends, without the process's own.
 
-    The ranks share the run's work by its strategy, or in another `layout`.
+    The ranks share the run's work by its strategy, or in another `layout`. A pipeline's first stage
+    holds the activations of as many micro-batches as are in flight, or of all if fewer, but one
+    copy of its weights. FSDP holds a gathered unit twice, because it gathers ahead.
     Weights, gradients and AdamW's moments are fp32, also under autocast, whose copies of weights
     count as activations. Gradients are dropped after each step, so outside the buffers of DDP and
     ZeRO-1 they reuse the memory of the activations that the backward pass frees.
     """
+    layout = layout or layout_of(run)
     # The same for all runs that keep the same of a micro-batch.
     alike = {"strategy": "fsdp" if run.strategy == "fsdp" else "single", "grad_accum": 1}
     weights, trainable, activations, copies = _cost(run.model_copy(update=alike), device)
-    parts = rank_memory(
-        trainable,
-        layout or layout_of(run),
-        activation_bytes=activations,
-        copy_bytes=copies,
-        grad_accum=run.grad_accum * run.passes,
-        largest_unit=largest_unit(run),
-    )
+    own = trainable * layout.parameter_share
+    parts = state_memory(own, sharded=SHARDED[layout.sharing], ranks=layout.data, state=FP32)
+    held = activations * min(layout.in_flight, run.grad_accum * run.passes) + copies
+    held = held / layout.pipeline / layout.tensor + (WORKSPACES if device == "cuda" else 0.0)
+    gathers = layout.sharing == "fsdp" and layout.data > 1
     parts = replace(
         parts,
         weights=parts.weights + 4.0 * (weights - trainable),
-        activations=parts.activations + (WORKSPACES if device == "cuda" else 0.0),
+        activations=held,
+        gathered=2 * largest_unit(run) / layout.tensor if gathers else 0.0,
     )
     if run.grad_accum > 1 or run.strategy in {"ddp", "zero1"}:
         return parts

@@ -8,7 +8,7 @@ from __future__ import annotations
 import math
 import statistics
 from collections.abc import Iterable, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from statistics import NormalDist
 
 from lab.config.run import Run
@@ -150,7 +150,6 @@ class Prediction:
     parts: dict[str, float]
     limit: str
     bytes_sent: int
-    spans: tuple[Span, ...] = field(repr=False, default=())
 
 
 def predict(
@@ -209,7 +208,6 @@ def predict(
         parts=parts,
         limit=costliest if parts[costliest] > SHARE * step else "compute",
         bytes_sent=sum(work.bytes or 0 for work in works),
-        spans=tuple(spans),
     )
 
 

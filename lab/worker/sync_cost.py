@@ -112,9 +112,10 @@ def costs(probes: Sequence[Probe]) -> dict[str, Stat]:
     buckets = [probe.buckets for probe in probes if probe.buckets is not None]
     if not buckets:
         return {"ddp_overhead_time": stat(difference)}
-    exposure = Exposure.from_buckets(buckets)
+    rounds = len(difference)
+    ready = np.array([[part.ready.max() for part in rank.by_step(rounds)] for rank in buckets])
     # From the rank whose gradients came last: waiting for it is not a cost of the exchange.
-    exposed = exposure.exposed[exposure.ready.argmax(axis=0), np.arange(len(difference))]
+    exposed = Exposure.from_buckets(buckets).exposed[ready.argmax(axis=0), np.arange(rounds)]
     return {
         "sync_cost": stat(difference),
         "sync_exposed": stat(exposed),

@@ -39,7 +39,6 @@ class Exposure:
     arrived when this one did.
     """
 
-    ready: FloatArray  # when the rank's last bucket was ready
     total: FloatArray
     exposed: FloatArray
     straggler: FloatArray
@@ -58,7 +57,12 @@ class Exposure:
             steps, first = ranks[0].step, np.unique(passes[0], return_index=True)[1]
             by_pass = [replace(rank, step=of) for rank, of in zip(ranks, passes, strict=True)]
             begins = np.searchsorted(steps[first], np.unique(steps))
-            return cls.from_buckets(by_pass)._together(begins)
+            of_passes = cls.from_buckets(by_pass)
+            add = partial(np.add.reduceat, indices=begins, axis=1)
+            return cls(
+                exposed_in={phase: add(times) for phase, times in of_passes.exposed_in.items()},
+                **{name: add(getattr(of_passes, name)) for name in (*KINDS, "bytes", "moved")},
+            )
         split = [buckets.by_step(int(buckets.step[-1]) + 1) for buckets in ranks]
         each = partial(_each, split)
         # An all-reduce begins to move data when the last rank has its bucket ready.
@@ -70,7 +74,6 @@ class Exposure:
         exposed = each(lambda step: union(step.launch, step.finish, since=step.ready.max()))
         size = each(lambda step: step.bytes.sum())
         return cls(
-            ready=each(lambda step: step.ready.max()),
             total=each(lambda step: union(step.launch, step.finish)),
             exposed=exposed,
             straggler=np.minimum(late, exposed),
@@ -102,7 +105,6 @@ class Exposure:
                     straggler[rank, step] = union(part.wait_begin, late)
         phases = sorted({str(phase) for calls in ranks for phase in calls.phase} - {""})
         return cls(
-            ready=np.full((len(ranks), steps), np.nan),
             total=each(lambda part: union(part.launch, part.finish)),
             exposed=each(lambda part: union(part.wait_begin, part.wait_end)),
             straggler=straggler,
@@ -124,7 +126,6 @@ class Exposure:
             for name in ("exposed", "straggler", "bytes", "moved")
         }
         return Exposure(
-            ready=self.ready,
             total=_each(
                 pairs,
                 lambda pair: union(
@@ -136,19 +137,6 @@ class Exposure:
                 phase: self.exposed_in.get(phase, nothing) + other.exposed_in.get(phase, nothing)
                 for phase in self.exposed_in | other.exposed_in
             },
-            **sums,
-        )
-
-    def _together(self, begins: IntArray) -> Exposure:
-        """That of steps which begin with these passes, from that of their passes."""
-
-        def add(amounts: FloatArray) -> FloatArray:
-            return np.add.reduceat(amounts, begins, axis=1)
-
-        sums = {name: add(getattr(self, name)) for name in (*KINDS, "bytes", "moved")}
-        return Exposure(
-            ready=np.maximum.reduceat(self.ready, begins, axis=1),
-            exposed_in={phase: add(times) for phase, times in self.exposed_in.items()},
             **sums,
         )
 

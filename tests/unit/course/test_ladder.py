@@ -87,6 +87,8 @@ def test_a_solved_file_may_run_and_a_released_one_too(name: str) -> None:
         "from lab.worker.strategies.base import Strategy\nStrategy.clip = None",
         "from torch import distributed as dist\nother = dist\nother.all_reduce = print",
         "def wrap(self, model, setup):\n    setup.recorder.calls.clear()",
+        "def wrap(self, model, setup):\n    self.records(setup)",
+        "from lab.worker.strategies.base import CallRecorder",
         "__builtins__",
         "x = 1\nx +",
         "\0",

@@ -14,7 +14,7 @@ from lab.config.models import GPT
 from lab.config.strategies import STRATEGIES
 from lab.errors import LabError
 from lab.files import SHARED
-from lab.perfmodel.flops import gpt_parameters, model_cost
+from lab.perfmodel.flops import block_parameters, gpt_parameters, model_cost
 from lab.perfmodel.frameworks import ANY
 from lab.perfmodel.hardware import machine
 from lab.perfmodel.layout import MICRO_BATCH, Bucket, Candidate, Layout, Profile
@@ -28,7 +28,6 @@ from lab.perfmodel.memory import (
     layout_of,
     memory_of,
     messages_of,
-    rank_memory,
     state_memory,
 )
 from lab.perfmodel.transformer import Transformer, named
@@ -136,25 +135,28 @@ def test_peaks_of_layouts_are_near_those_that_were_measured() -> None:
 
 
 def test_memory_of_layouts() -> None:
-    plain = rank_memory(1e9, Layout(), activation_bytes=8e9)
-    assert plain.total == 16e9 + 8e9
-    halves = rank_memory(1e9, Layout(tensor=2), activation_bytes=8e9)
-    assert halves.total == 8e9 + 4e9
+    def memory(accum: int = 8, precision: str = "fp32", **layout: object) -> MemoryParts:
+        settings = {"strategy": "single", "grad_accum": accum, "precision": precision} | MINI
+        return memory_of(run(1, accum, **settings), layout=Layout(**{"sharing": "single"} | layout))
+
+    plain = memory()
+    kept = plain.activations
+    assert plain.total == 16 * SIZE + kept
+    halves = memory(tensor=2)
+    assert halves.total == plain.total / 2
     # What tensor parallelism does not divide is whole on each rank; so is a stage with more.
-    assert rank_memory(1e9, Layout(tensor=2, divided_parameters=0.5)).total == 16 * 0.75e9
-    assert rank_memory(1e9, Layout(pipeline=4, largest=0.5)).total == 16 * 0.5e9
-    stages = rank_memory(1e9, Layout(pipeline=4), activation_bytes=8e9, grad_accum=8)
-    assert stages.weights == 1e9 and stages.activations == 8e9
-    assert (
-        rank_memory(1e9, Layout(pipeline=4), activation_bytes=8e9, grad_accum=1).activations == 2e9
-    )
+    assert memory(tensor=2, divided_parameters=0.5).weights == 0.75 * plain.weights
+    assert memory(pipeline=4, largest=0.5).weights == 0.5 * plain.weights
+    stages = memory(pipeline=4)
+    assert stages.weights == plain.weights / 4 and stages.activations == kept
+    assert memory(2, pipeline=4).activations == 2 * kept / 4
     # A stage copies its own weights once, for however many micro-batches.
-    copies = rank_memory(1e9, Layout(pipeline=4), copy_bytes=2e9, grad_accum=8)
-    assert copies.activations == 2e9 / 4
-    ahead = Layout(pipeline=4, schedule="zb-h2")
-    assert rank_memory(1e9, ahead, activation_bytes=8e9, grad_accum=8).activations == 8e9 * 7 / 4
-    sharded = rank_memory(1e9, Layout(sharing="fsdp", data=4), largest_unit=1e8)
-    assert sharded.total == 4e9 + 2e8
+    copies = model_cost(run(1, 1, precision="bf16", **MINI)).copy_bytes
+    low = memory(precision="bf16").activations - copies
+    assert memory(precision="bf16", pipeline=4).activations == low + copies / 4
+    assert memory(pipeline=4, schedule="zb-h2").activations == kept * 7 / 4
+    sharded, unit = memory(sharing="fsdp", data=4), 4 * block_parameters(384)
+    assert sharded.total - kept == 4 * SIZE + 2 * unit
 
 
 def test_fsdp_shards_fp32_and_gathers_two_blocks_in_bf16() -> None:

@@ -31,6 +31,7 @@ from lab.perfmodel.layout import (
     buckets_of,
     covered,
     replay,
+    works_of,
 )
 from lab.perfmodel.simulate import (
     EXACT,
@@ -88,7 +89,8 @@ def test_buckets_hide_behind_the_backward_pass() -> None:
         4.5
     ) and prediction.exposed_s == pytest.approx(1.5)
     assert prediction.limit == "exposed_communication"
-    links = [span.work.name for span in prediction.spans if span.work.where == "link"]
+    works = works_of(PROFILE, PROFILE.gradients, Layout(data=2), fixed(1.5))
+    links = [work.name for work in works if work.where == "link"]
     assert links == ["bucket 0", "bucket 1", "bucket 2"]
     assert sum(prediction.parts.values()) == pytest.approx(prediction.step_s)
 
@@ -311,8 +313,9 @@ def test_thousands_of_ranks_are_one_replay() -> None:
     levels = nodes_of(4096, 8, Level(0, 1e-6, 450e9), Level(0, 5e-6, 400e9))
     cost = partial(collective_seconds, levels=levels)
     many = tuple(Bucket(4.0 * nth / 1000, 25_000_000) for nth in range(1, 1001))
-    prediction = predict(PROFILE, many, Layout(data=4096), Links(cost, cost, cost))
-    assert len(prediction.spans) < 3 * len(many) and prediction.step_s > PROFILE.step_s()
+    of_many = PROFILE, many, Layout(data=4096), Links(cost, cost, cost)
+    assert len(works_of(*of_many)) < 3 * len(many)
+    assert predict(*of_many).step_s > PROFILE.step_s()
 
 
 def test_ranks_that_wait_often_lose_more_to_the_slowest_of_each_part() -> None:

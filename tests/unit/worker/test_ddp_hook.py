@@ -104,7 +104,6 @@ def test_the_waits_of_a_step_with_several_passes_add_up() -> None:
     assert exposure.straggler.tolist() == [[1.0, 0.0], [0.0, 0.0]]
     assert exposure.bytes.tolist() == [[300.0, 100.0]] * 2
     assert exposure.exposed_in["backward"].tolist() == exposure.exposed.tolist()
-    assert exposure.ready.tolist() == [[15.0, 31.0]] * 2
 
 
 def test_calls_beside_buckets_count_where_they_are_waited_for() -> None:
