@@ -15,7 +15,7 @@ DIGITS_ALONE = 3  # significant digits of a value without an interval
 DIGITS_OF_INTERVAL = 2  # of half its width, which are the meaningful ones of the value
 LEAST_OF_UNIT = 0.01  # anything less has more zeros than digits
 DIGITS_MOST = 5  # no measurement here supports more
-LONGEST_LINE = 300  # letters of a cause, which may be a page of a library's output
+LONGEST_LINE = 600  # letters of a cause with advice; a library may write a page
 
 # Terminal escape sequences (ECMA-48), including links and titles, and control characters.
 _ESCAPES = re.compile(

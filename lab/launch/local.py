@@ -112,6 +112,8 @@ class LocalHandle:
 
     def exit_reason(self) -> RankError:
         """Why the job ended, for the record that it did not write itself."""
+        if not self.attempt.any_registered() and (line := self.attempt.last_line()):
+            return RankError(0, "JobLost", f"the job ended before any rank started: {line}")
         code = self._controller.poll() if self._controller else None
         cause = f" (exit code {code} of its controller)" if code else ": interrupted or killed?"
         return RankError(0, "JobLost", f"the job ended without a record{cause}")

@@ -19,6 +19,7 @@ from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
 from datetime import timedelta
+from functools import partial
 from pathlib import Path
 from typing import Any, TypeVar
 
@@ -216,7 +217,8 @@ def open_store(context: RankContext, *, patience_s: float | None = None) -> Pref
 
     def connect(port: int, secret: str, listener: int | None = None) -> PrefixStore:
         # Don't wait for workers: rank 0 must publish its port before any of them can connect.
-        store = TCPStore(
+        connected = partial(
+            TCPStore,
             host,
             port,
             context.world_size,
@@ -225,6 +227,10 @@ def open_store(context: RankContext, *, patience_s: float | None = None) -> Pref
             wait_for_workers=False,
             master_listen_fd=listener,
         )
+        try:
+            store = connected()
+        except NotImplementedError:  # of torch 2.6, whose newer backend takes no socket
+            store = connected(use_libuv=False)
         return PrefixStore(secret, store)
 
     path, host = context.rendezvous, context.host

@@ -54,10 +54,12 @@ MOST_LINE = 200  # bytes of a log that a message repeats
 # Of "GPU" only a sentence that lacks or wants one: a message may speak of "multi-GPU training".
 LACKS = r"\b(?:no|not|needs?|requires?|only|unable|without|available|found)\b"
 NEEDS_GPU = re.compile(
-    rf"cuda|nccl|nvidia|{LACKS}[^.;]*\bgpus?\b|\bgpus?\b[^.;]*{LACKS}", re.IGNORECASE
+    rf"cuda|nccl|nvidia|accelerator device|{LACKS}[^.;]*\bgpus?\b|\bgpus?\b[^.;]*{LACKS}",
+    re.IGNORECASE,
 )
 NEEDS_SLURM = re.compile(r"variable SLURM_\w+ is not set")
 NO_PACKAGE = "attempted relative import with no known parent package"
+NOT_FOUND = re.compile(r"ModuleNotFoundError: No module named '(\w+)")
 NEEDS_SHARED_MEMORY = re.compile("unable to allocate shared memory")
 NO_OPTIMIZER = (
     "A script that trains in processes that it starts itself (the lab starts the ranks, as "
@@ -422,10 +424,11 @@ def _advice(message: str, script: Script, context: RankContext) -> str:
             "with gloo, or measure it on a cluster with GPUs (--cluster)"
             f"{alone if script.launcher == 'torchrun' else ''}"
         )
-    if NO_PACKAGE in message:
+    if NO_PACKAGE in message or _lies_here(NOT_FOUND.search(message)):
         return (
-            "A file within a package is measured by its module's name: `-m package.module` in "
-            "place of its path"
+            "To be found from where you are, a file within a package is measured by its module's "
+            f"name: `-m {'.'.join(Path(script.command[0]).with_suffix('').parts)}` in place of its "
+            "path"
         )
     if NEEDS_SHARED_MEMORY.search(message):
         return (
@@ -433,6 +436,11 @@ def _advice(message: str, script: Script, context: RankContext) -> str:
             "script start fewer or none, or give its container more (docker run --shm-size 2g)"
         )
     return ""
+
+
+def _lies_here(missing: re.Match[str] | None) -> bool:
+    """Whether a module that was not found beside the script is in the current folder."""
+    return missing is not None and any(Path(missing[1] + end).exists() for end in ("", ".py"))
 
 
 def _require_steps(steps: int, run: Run, script: Script) -> None:

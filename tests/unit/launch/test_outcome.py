@@ -12,7 +12,9 @@ from factories import record, run
 
 from lab.config.study import Task
 from lab.launch.attempt import Attempt, RankError
+from lab.launch.executor import LocalJob
 from lab.launch.job import _decide
+from lab.launch.local import LocalHandle
 from lab.launch.outcome import (
     STATUSES,
     archive_noisy,
@@ -201,6 +203,20 @@ def test_an_error_that_names_a_file_whose_name_is_no_utf_8_can_be_recorded() -> 
         told = rank_error(0, error)
     assert told.message == r"data \udce4.csv" and r"\udce4" in told.traceback
     assert (told.message + told.traceback).encode()
+
+
+def test_a_local_job_that_starts_no_rank_is_told_by_the_last_line_of_its_log(
+    tmp_path: Path,
+) -> None:
+    fields = {"cluster": "here", "job_id": "17", "pid": 17, "began": 0.0, "submitted_at": 0.0}
+    handle = LocalHandle(tmp_path, LocalJob.model_validate(fields))
+    handle.attempt.log.mkdir()
+    assert handle.exit_reason().message.endswith("without a record: interrupted or killed?")
+    cause = "ModuleNotFoundError: No module named 'pkg_resources'"
+    (handle.attempt.log / "17_0_log.out").write_text(f"Traceback\n{cause}\n")
+    assert handle.exit_reason().message == f"the job ended before any rank started: {cause}"
+    handle.attempt.register_rank(0)
+    assert handle.exit_reason().message.endswith("without a record: interrupted or killed?")
 
 
 def test_a_rank_whose_peer_left_nccl_only_waited() -> None:

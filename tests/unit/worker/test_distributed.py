@@ -92,6 +92,21 @@ def test_ranks_meet_where_only_they_can(tmp_path: Path, host: str, address: str)
     assert not plain.check(["key"])
 
 
+def test_ranks_meet_with_a_torch_whose_newer_backend_takes_no_socket(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def store(*place: Any, use_libuv: bool = True, **options: Any) -> TCPStore:
+        if use_libuv and options["master_listen_fd"] is not None:
+            raise NotImplementedError("The libuv TCPStore backend does not support it")
+        return TCPStore(*place, use_libuv=use_libuv, **options)
+
+    monkeypatch.setattr("lab.worker.distributed.TCPStore", store)
+    context = RankContext(0, 2, 0, "cpu", (0,), 1, "test", tmp_path / "address")
+    first, second = open_store(context), open_store(replace(context, rank=1))
+    second.set("key", "value")
+    assert first.get("key") == b"value"
+
+
 @pytest.mark.skipif(sys.platform != "linux", reason="elsewhere gloo takes another one")
 def test_gloo_takes_the_interface_of_a_ranks_address(tmp_path: Path) -> None:
     context = RankContext(0, 2, 0, "cpu", (0,), 1, "test", tmp_path / "address", nodes=2)

@@ -471,6 +471,7 @@ def test_a_script_that_cannot_be_measured_says_why(measured: Any, body: str, mes
         "print('This example needs 2 GPUs.', file=sys.stderr)",
         "sys.exit('This example needs 2 GPUs.')",
         "raise ValueError('FSDP is only available on GPU.')",
+        "raise RuntimeError('Cannot access accelerator device when none is available.')",
     ],
 )
 def test_a_script_that_wants_a_gpu_is_told_that_there_is_none(measured: Any, body: str) -> None:
@@ -621,5 +622,23 @@ def test_a_forked_pool_needs_no_guard(measured: Any) -> None:
 
 
 def test_a_file_within_a_package_is_told_to_be_measured_as_a_module(measured: Any) -> None:
-    with pytest.raises(LabError, match=r"known parent package\. A file .* `-m package\.module`"):
+    told = r"known parent package\. To be found .* its module's name: `-m train` in place"
+    with pytest.raises(LabError, match=told):
         measured("from . import helper")
+
+
+@pytest.mark.parametrize(
+    ("package", "told"),
+    [
+        ("shapes_of_mine", r"'shapes_of_mine'\. To be found from .* `-m scripts\.train` in place"),
+        ("nowhere_to_be_found", "'nowhere_to_be_found'$"),
+    ],
+)
+def test_a_package_beside_the_scripts_folder_is_told_how_to_be_found(
+    measured: Any, package: str, told: str
+) -> None:
+    for folder in ("scripts", "shapes_of_mine"):
+        Path(folder).mkdir()
+    Path("scripts/train.py").write_text(f"import {package}")
+    with pytest.raises(LabError, match=told):
+        measured("", model={"command": ["scripts/train.py"]})
