@@ -252,10 +252,10 @@ def _hidden(trial: Trial) -> float:
 
 def _exchanged(evidence: Evidence, *, flat: bool = False, hides: bool = False) -> str:
     same, trial = _same_as_single(evidence), evidence.trials[0]
-    found = [same, _reduced(evidence, trial, calls=1 if flat else len(evidence.expected))]
+    sentences = [same, _reduced(evidence, trial, calls=1 if flat else len(evidence.expected))]
     if hides:
-        found.append(tr("{share:.0%} of the time on the link is hidden.", share=_hidden(trial)))
-    return " ".join(found)
+        sentences.append(tr("{share:.0%} of the time on the link is hidden.", share=_hidden(trial)))
+    return " ".join(sentences)
 
 
 def _buckets(evidence: Evidence) -> str:
