@@ -147,6 +147,10 @@ class Row(dict[Any, Any]):
         """Its ranks in words, such as `2 CPU processes`."""
         return ranks(self["device"], self["world_size"])
 
+    def key(self, of: str = "run_id") -> tuple[Any, ...]:
+        """What identifies it among the rows of its summary, or its baseline, by this column."""
+        return self.get("machine"), self["emulated"], self[of]
+
     @property
     def place(self) -> str:
         """Its ranks and its curve: `2 CPU processes at batch 16`."""
@@ -185,16 +189,12 @@ def rows_of(frame: pd.DataFrame) -> list[Row]:
 
 def rows_by_curve(summary: pd.DataFrame) -> list[list[Row]]:
     """The rows of each curve by world size, with its label and their baselines."""
-
-    def key(row: Row, run_id: str) -> tuple[Any, ...]:
-        return row.get("machine"), row["emulated"], row[run_id]
-
     lines = [(label, rows_of(points)) for label, points in curves(summary)]
-    every = {key(row, "run_id"): row for _, rows in lines for row in rows}
+    every = {row.key(): row for _, rows in lines for row in rows}
     for label, rows in lines:
-        own = {key(row, "run_id"): row for row in rows}  # of a table several may hold a baseline
+        own = {row.key(): row for row in rows}  # of a table several may hold a baseline
         for row in rows:
-            base = key(row, "baseline_run_id")
+            base = row.key("baseline_run_id")
             row.label, row.base = label, own.get(base) or every.get(base)
     return [rows for _, rows in lines]
 
@@ -287,10 +287,9 @@ def ranks_vary(summary: pd.DataFrame) -> bool:
 
     If not, each efficiency equals its speedup.
     """
-    return any(
-        row.base is None or row.base["world_size"] != row["world_size"]
-        for row in labelled_rows(summary)
-    )
+    rows = rows_of(summary)
+    sizes = {row.key(): row["world_size"] for row in rows}
+    return any(sizes.get(row.key("baseline_run_id")) != row["world_size"] for row in rows)
 
 
 def baseline_name(summary: pd.DataFrame) -> str:

@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING, Any
 from lab.analysis.scaling_curves import rows_of
 from lab.dashboard.panels import expected_step
 from lab.figures.breakdown import BAR
+from lab.figures.style import whiskers
 from lab.formatting import unit_for
 from lab.perfmodel.frozen import Score
 
@@ -63,9 +64,9 @@ def rates(ax: Axes, lines: list[Curve], expected: Mapping[Key, Score]) -> None:
     for key in _rows(lines).keys() & expected.keys():
         frozen = expected[key].frozen
         batch = frozen.run.stated.global_batch_size
-        times = (frozen.step_s, frozen.high_s, frozen.low_s)
-        middle, low, high = (batch / seconds for seconds in times)
-        _diamond(ax, frozen.run.world_size, middle, yerr=[[middle - low], [high - middle]])
+        interval = batch / frozen.step_s, batch / frozen.high_s, batch / frozen.low_s
+        (rate,), errors = whiskers([interval])
+        _diamond(ax, frozen.run.world_size, rate, yerr=errors)
 
 
 def _diamond(ax: Axes, x: float, y: float, **interval: Any) -> None:
@@ -92,10 +93,10 @@ def steps(ax: Axes, lines: list[Curve], expected: Mapping[Key, Score]) -> None:
     for key, y in bars(ax, lines).items():
         if key in expected:
             frozen = expected[key].frozen
-            times = (frozen.step_s, frozen.low_s, frozen.high_s)
-            middle, low, high = (seconds * unit.factor for seconds in times)
-            _diamond(ax, middle, y + BAR / 2, xerr=[[middle - low], [high - middle]])
-            ax.set_xlim(right=max(ax.get_xlim()[1], 1.04 * high))
+            interval = (frozen.step_s, frozen.low_s, frozen.high_s)
+            (step,), errors = whiskers([interval], unit.factor)
+            _diamond(ax, step, y + BAR / 2, xerr=errors)
+            ax.set_xlim(right=max(ax.get_xlim()[1], 1.04 * frozen.high_s * unit.factor))
 
 
 def bars(ax: Axes, lines: list[Curve]) -> dict[Key, float]:

@@ -26,7 +26,7 @@ LATENCIES = (
 )
 
 
-class Texts(NamedTuple):
+class _Texts(NamedTuple):
     """Captions and methods of one kind of model."""
 
     kind: Kind
@@ -35,7 +35,7 @@ class Texts(NamedTuple):
     method: str
 
 
-OF_GENERATION = Texts(
+OF_GENERATION = _Texts(
     GENERATION,
     speed="Time of the quantized model over that of the base, which generate in turn in one job: "
     "median over rounds [95 % interval; over repeats the widest]. Below 1 is faster; the row "
@@ -47,7 +47,7 @@ OF_GENERATION = Texts(
     "two models on the same samples, so the interval is that of the paired differences of their "
     "losses.",
 )
-OF_CLASSIFICATION = Texts(
+OF_CLASSIFICATION = _Texts(
     CLASSIFICATION,
     speed="Time of the quantized classifier for a batch on the slowest rank over that of the "
     "base, which take turns in one job: median over rounds [95 % interval; over repeats the "
@@ -79,7 +79,7 @@ def stages(results: StudyResults) -> list[Markdown | Table | Figure]:
     return [Markdown("## Stages"), figure, Table.of_rows(STAGES, rows, label="tbl-stages")]
 
 
-def _kinds(results: StudyResults) -> list[Texts]:
+def _kinds(results: StudyResults) -> list[_Texts]:
     """The kinds of models whose inference is measured: language models, classifiers, or both."""
     tasks = {run.architecture.task for run in results.study.runs if run.task == "inference"}
     text = {"language modelling"}

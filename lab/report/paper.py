@@ -62,11 +62,10 @@ def _without_largest(fall: Waterfall) -> str:
     if not (fall.compared and fall.supported):
         return ""
     step, loss = fall.step.value, fall.losses[fall.largest].value
-    efficiency, low, high = fall.row.estimate("efficiency")
     return (
         f"{fall.opening}, without the {format_seconds(loss)} of {fall.name(fall.largest)}, "
-        f"efficiency would be {percent(efficiency * step / (step - loss))} "
-        f"instead of {percent(efficiency, low, high)}."
+        f"efficiency would be {percent(fall.row['efficiency'] * step / (step - loss))} "
+        f"instead of {fall.row.text('efficiency')}."
     )
 
 
