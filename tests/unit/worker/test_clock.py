@@ -112,9 +112,9 @@ def test_what_only_some_steps_of_a_cycle_do_is_in_all_of_them() -> None:
     assert by_cycle.phases["optimizer"].median == by_cycle.per_rank["optimizer"][0] == 2.0
     assert by_cycle.samples_per_second == 6.0 and by_cycle.train_time == 16.0
     assert by_cycle.measured_steps == 8
-    ready = np.full((1, 9), np.nan)
+    unknown = np.full((1, 9), np.nan)
     sent = np.array([[0, 0, 0, 0, 400, 0, 0, 0, 400]])
-    exposure = Exposure(ready, *[sent / 100] * 2, ready, sent, sent, {"optimizer": sent / 100})
+    exposure = Exposure(*[sent / 100] * 2, unknown, sent, sent, {"optimizer": sent / 100})
     communication = overlap.summary(exposure, laps["step_time"], warmup_steps=1, cycle=4)
     assert (communication.bytes, communication.exposed_in) == (100, {"optimizer": 1.0})
     assert communication.exposed and communication.exposed.median == 1.0
