@@ -21,7 +21,6 @@ import numpy as np
 import pretrained_folders
 import pytest
 import torch
-from sklearn.datasets import load_digits
 
 from lab.config.datasets import Corpora, Data, Images, LabelledTexts
 from lab.config.paths import Download
@@ -253,6 +252,8 @@ def test_topics_are_balanced_and_parts_share_no_piece() -> None:
 
 
 def test_digits_are_scikit_learns() -> None:
+    from sklearn.datasets import load_digits  # takes long, also where tests are only collected
+
     dataset = prepare("resnet18", "digits")
     assert (len(dataset.train), len(dataset.held_out), dataset.channels, dataset.classes) == (
         1617,
