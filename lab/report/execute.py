@@ -37,6 +37,8 @@ _PRELOADED = (
 # what it starts itself is not affected.
 _SAFE_PATH = "PYTHONSAFEPATH"
 _FORGET = f"__import__('os').environ.pop('{_SAFE_PATH}', None) and None"
+_PREFIX = "lab-kernel-"
+LONGEST_SOCKET = 103  # bytes of a socket's path on macOS; Linux takes 107
 _ARGUMENTS = [
     "--IPKernelApp.log_level=50",
     "--IPKernelApp.ignore_cwd=True",
@@ -255,9 +257,16 @@ def kernel_settings() -> Iterator[Any]:
     """
     from traitlets.config import Config
 
-    with _quiet(), tempfile.TemporaryDirectory(prefix="lab-kernel-") as sockets:
+    with _quiet(), tempfile.TemporaryDirectory(prefix=_PREFIX, dir=socket_folder()) as sockets:
         settings = {"transport": "ipc", "ip": f"{sockets}/kernel", "client_factory": CLIENT}
         yield Config({"KernelManager": settings})
+
+
+def socket_folder() -> str:
+    """Where sockets may lie: in TMPDIR, unless its path leaves no room for them (unix(7))."""
+    usual = tempfile.gettempdir()
+    longest = f"{usual}/{_PREFIX}12345678/kernel-1234"
+    return usual if len(os.fsencode(longest)) <= LONGEST_SOCKET else "/tmp"  # noqa: S108
 
 
 def _end_kernels() -> None:

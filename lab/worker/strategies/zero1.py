@@ -13,6 +13,7 @@ from torch import distributed as dist
 from torch import nn
 
 from lab.config.run import Run
+from lab.errors import LabError
 from lab.worker.distributed import all_gather_single, averaging, reduce_scatter_single
 from lab.worker.optim import adamw, decayed_and_not
 from lab.worker.strategies.base import Setup, Strategy, Wrapper, clip
@@ -68,7 +69,14 @@ class Flat:
         size = sum(parameter.numel() for parameter in parameters)
         # Collectives on tensors need equal parts, so it is padded to a multiple of the ranks.
         length = -(-max(size, 1) // self.world_size) * self.world_size
-        self.values = torch.zeros(length, device=parameters[0].device if parameters else None)
+        kinds = sorted({str(parameter.dtype).removeprefix("torch.") for parameter in parameters})
+        if len(kinds) > 1:
+            raise LabError(
+                f"zero1 lays parameters out in one buffer, but these are {' and '.join(kinds)}: "
+                "give all the same type"
+            )
+        like = parameters[0] if parameters else torch.empty(0)
+        self.values = torch.zeros(length, dtype=like.dtype, device=like.device)
         for parameter, part in zip(parameters, self._parts(self.values), strict=True):
             part.copy_(parameter.detach().flatten())
             # A view, so that gathering into the buffer updates the model.

@@ -7,12 +7,13 @@ import threading
 
 import pytest
 import torch
+from torch import distributed as dist
 from torch import nn
 
 from lab.config import models
 from lab.config.run import Run
 from lab.config.strategies import STRATEGIES
-from lab.errors import InputError
+from lab.errors import InputError, LabError
 from lab.launch import bench
 from lab.worker import strategies
 from lab.worker.models.gpt import GPT
@@ -24,6 +25,7 @@ from lab.worker.strategies.vanilla_data_parallel import (
     replica,
     scatter,
 )
+from lab.worker.strategies.zero1 import Flat
 
 CPU = torch.device("cpu")
 
@@ -179,3 +181,15 @@ def test_losses_are_equal_within_the_tolerance_of_their_precision() -> None:
     assert [rows[name].equal for name in runs] == [True, True, False, None]
     assert rows["zero1 2"].difference == pytest.approx(1e-3)
     assert rows["data_parallel 2"].reason == "no GPU" and rows["data_parallel 2"].final_loss is None
+
+
+def test_the_flat_buffers_of_zero1_have_the_type_of_their_parameters(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setattr(dist, "get_world_size", lambda: 2)
+    monkeypatch.setattr(dist, "get_rank", lambda: 0)
+    exact = [nn.Parameter(torch.tensor([1 / 3], dtype=torch.float64)) for _ in range(2)]
+    assert Flat(exact).shard.tolist() == [1 / 3]
+    mixed = [*exact, nn.Parameter(torch.ones(1))]
+    with pytest.raises(LabError, match="in one buffer, but these are float32 and float64: give"):
+        Flat(mixed)
