@@ -125,8 +125,8 @@ def explained(error: BaseException) -> str:
 
 def _without_gradient(parallel: DistributedDataParallel, message: str) -> str:
     trained = [name for name, one in parallel.module.named_parameters() if one.requires_grad]
-    found = WITHOUT.search(message)
-    places = [int(place) for place in found[1].split()] if found else []
+    match = WITHOUT.search(message)
+    places = [int(place) for place in match[1].split()] if match else []
     names = [trained[place].removeprefix("network.") for place in places if place < len(trained)]
     shown = ", ".join(names[:3]) + (f" and {len(names) - 3} more" if len(names) > 3 else "")
     return (
