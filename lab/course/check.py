@@ -87,7 +87,7 @@ def check(name: str, answer: object, **measured: Any) -> None:
     """
     from IPython.display import display
 
-    from lab.report.blocks import Markdown  # loads matplotlib, which a judge needs not
+    from lab.report.blocks import Markdown  # loads matplotlib, which judging alone does not need
 
     _keep(name, answer)
     # Displayed, not returned: nbgrader would take a returned value for the points.
