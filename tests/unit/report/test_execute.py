@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import tempfile
+from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
@@ -11,11 +12,18 @@ import zmq
 from lab.report.execute import kernel_settings
 
 
+@pytest.fixture
+def short() -> Iterator[Path]:
+    """A folder whose path is short wherever pytest keeps its own."""
+    with tempfile.TemporaryDirectory(dir="/tmp", prefix="x") as folder:
+        yield Path(folder)
+
+
 @pytest.mark.parametrize("length", [1, 120])
 def test_a_kernel_has_sockets_however_long_the_path_of_tmpdir_is(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, length: int
+    short: Path, monkeypatch: pytest.MonkeyPatch, length: int
 ) -> None:
-    folder = tmp_path / ("x" * length)
+    folder = short / ("x" * length)
     folder.mkdir()
     monkeypatch.setattr(tempfile, "tempdir", str(folder))
     with kernel_settings() as config, zmq.Context() as context, context.socket(zmq.PAIR) as socket:
