@@ -7,7 +7,7 @@ GPU := $(wildcard /dev/nvidia0)
 # Containers often forbid it; then each process would compile all that it imports, which takes seconds.
 unexport PYTHONDONTWRITEBYTECODE
 
-.PHONY: env report kept test unit integration studies timed gpu lab release check format
+.PHONY: env report kept test unit integration gpu lab release check format
 
 env: $(STAMP)
 
@@ -41,27 +41,20 @@ report: env
 kept: env
 	$(BIN)/lab report reports --all --keep
 
-# In this order, or with --jobs, as in .ci/run, the unit tests compute while the studies wait for their jobs.
-test: unit studies
-	$(MAKE) timed
+test: unit
+	$(MAKE) integration
 
-integration: studies
-	$(MAKE) timed
-
-# Whole studies, Slurm and browsers, which often wait. Where chromium or Slurm is missing their tests are skipped, unless CI=true.
-studies: env
-	$(BIN)/python -m pytest tests/integration tests/fuzz $(if $(GPU),,tests/gpu) -m "not quiet and not alone" --numprocesses 3 --dist loadfile --no-loadscope-reorder
-
-# Tests that believe their times: two at a time, as they mostly sleep, or alone, as they compute or fill the GPU.
-timed: env
+# Whole studies, Slurm and browsers; last those that believe their times: two at a time, as they mostly sleep, or alone, as
+# they compute. Where chromium or Slurm is missing its tests are skipped, unless CI=true.
+integration: env
 	$(if $(GPU),$(BIN)/python -m pytest tests/gpu)
+	$(BIN)/python -m pytest tests/integration tests/fuzz $(if $(GPU),,tests/gpu) -m "not quiet and not alone" --numprocesses 3 --dist loadfile --no-loadscope-reorder
 	$(BIN)/python -m pytest tests/integration -m quiet --numprocesses 2 --dist loadfile
 	$(BIN)/python -m pytest tests/integration -m alone
 
-# No test looks at logs, and catching them in each of thousands takes a tenth of their time. Beside studies, the unit tests
-# take what those leave.
+# No test looks at logs, and catching them in each of thousands takes a tenth of their time.
 unit: env
-	nice -n 5 $(BIN)/python -m pytest tests/unit --numprocesses auto --dist worksteal -p no:logging
+	$(BIN)/python -m pytest tests/unit --numprocesses auto --dist worksteal -p no:logging
 
 # What a GPU must prove, and what a CPU can prove of the same; skipped by name where there is no GPU.
 gpu: env
