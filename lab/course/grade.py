@@ -90,7 +90,10 @@ def grade(
         grades += _of_checks(one, replay, faults)
         grades += _of_files(one)
     if output is not None:
-        write_atomically(Path(output), _csv(grades).encode())
+        import pandas as pd
+
+        columns = [field.name for field in fields(Grade)]
+        write_atomically(Path(output), _csv(pd.DataFrame(map(asdict, grades), columns=columns)))
     return grades
 
 
@@ -185,11 +188,9 @@ def _points(lesson: str, function: str) -> Iterator[tuple[str, float]]:
                     yield name, float(mark["points"])
 
 
-def _csv(grades: Sequence[Grade]) -> str:
-    import pandas as pd
-
-    frame = pd.DataFrame(map(asdict, grades), columns=[field.name for field in fields(Grade)])
-    return frame.map(_harmless).to_csv(index=False, lineterminator="\r\n")
+def _csv(frame: pd.DataFrame) -> bytes:
+    """A CSV file as in RFC 4180, whose texts no spreadsheet takes for formulas."""
+    return frame.map(_harmless).to_csv(index=False, lineterminator="\r\n").encode()
 
 
 def totals(grades: Sequence[Grade]) -> list[dict[str, Any]]:
@@ -248,7 +249,7 @@ def class_results(
                 one_each[key] = _row(shown, submission.lesson, study, record)
     frame = pd.DataFrame(list(one_each.values()))
     if output is not None:
-        write_atomically(Path(output), frame.map(_harmless).to_csv(index=False).encode())
+        write_atomically(Path(output), _csv(frame))
     return frame
 
 
