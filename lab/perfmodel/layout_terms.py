@@ -1,4 +1,4 @@
-"""The terms of a training step by its layout: what each cause has to do, and how long it takes.
+"""What a training step takes by its layout: the memory of a rank, and what each cause has to do.
 
 A term is a quantity of the layout alone (FLOPs over the peak, bytes over a link's rate, passes of a
 layer, hops between stages) times a coefficient, which the law of layouts fits to measured rows.
@@ -98,18 +98,17 @@ class Case:
         return layout.tensor * layout.data * layout.pipeline > self.machine.gpus_per_node
 
     def memory(self, *, first_stage: bool = False) -> MemoryParts:
-        """Bytes of the fullest rank with fused attention, or of rank 0, which is in the
-        `first_stage` and whose peak most programs print, as the framework holds them.
+        """Peak bytes of the fullest rank, or of rank 0, which is in the `first_stage`.
 
-        A pipeline's first stage holds the activations of as many micro-batches as there are stages,
-        its last those of one plus the logits (Narayanan et al. 2021); zero-bubble schedules hold
-        them for the weights' gradients in every stage (Qi et al. 2023). Balanced stages count the
-        head as layers. Fused code has no copies of a gate's and the loss's values, and a Grace host
-        holds what the layers keep that FSDP offloads. Full checkpointing keeps the input of each
-        layer, and all activations of one; selective checkpointing keeps half of the activations.
-        Without sequence parallelism every tensor parallel rank holds the full inputs of attention
-        and MLP. FSDP's shards have another state, and are gathered as they are computed, those of a
-        pipeline once.
+        Most programs print the peak of rank 0. Attention is fused. A pipeline's first stage holds
+        the activations of as many micro-batches as there are stages, its last those of one plus the
+        logits (Narayanan et al. 2021); zero-bubble schedules hold them for the weights' gradients
+        in every stage (Qi et al. 2023). Balanced stages count the head as layers. Fused code has no
+        copies of a gate's and the loss's values, and a Grace host holds what the layers keep that
+        FSDP offloads. Full checkpointing keeps the input of each layer, and all activations of one;
+        selective checkpointing keeps half of the activations. Without sequence parallelism every
+        tensor parallel rank holds the full inputs of attention and MLP. FSDP's shards have another
+        state, and are gathered as they are computed, those of a pipeline once.
         """
         model, framework, candidate = self.model, self.framework, self.candidate
         layout, accum = candidate.layout, candidate.grad_accum
