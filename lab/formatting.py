@@ -15,7 +15,7 @@ DIGITS_ALONE = 3  # significant digits of a value without an interval
 DIGITS_OF_INTERVAL = 2  # of half its width, which are the meaningful ones of the value
 LEAST_OF_UNIT = 0.01  # anything less has more zeros than digits
 DIGITS_MOST = 5  # no measurement here supports more
-LONGEST_LINE = 600  # letters of a cause with advice; a library may write a page
+LONGEST_LINE = 600  # characters, enough for a cause with advice; a library may write a page
 
 # Terminal escape sequences (ECMA-48), including links and titles, and control characters.
 _ESCAPES = re.compile(
@@ -122,7 +122,7 @@ def sentence(text: str) -> str:
 
 
 def brief(text: str) -> str:
-    """A text in one line of at most LONGEST_LINE letters."""
+    """A text in one line of at most LONGEST_LINE characters."""
     return textwrap.shorten(text, LONGEST_LINE)
 
 

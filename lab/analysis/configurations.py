@@ -9,7 +9,7 @@ import numpy as np
 import pandas as pd
 
 from lab.analysis.scaling import best, few, judged
-from lab.analysis.scaling_curves import Row, labelled_rows, ranks, rows_of
+from lab.analysis.scaling_curves import EXPOSED_TIME, Row, labelled_rows, ranks, rows_of
 from lab.config.run import Run, distinct_labels
 from lab.config.study import Study
 from lab.formatting import NOT_MEASURED, count, percent, plain, rounded, unit_for
@@ -17,7 +17,6 @@ from lab.records.store import Record
 from lab.records.table import by_run, grouped, median
 
 UNKNOWN = "-"
-EXPOSED = "exposed_communication_time"
 MOST_NAMES = 6  # of configurations in a sentence
 LOW_LOSS = 0.04
 LEAST_DIFFERENCE = 1e-5  # of two losses: anything less is rounding
@@ -83,7 +82,7 @@ def image_cells(run: Run, done: Sequence[Record], row: Row) -> dict[str, str]:
         "step": row.text("step_time"),
         "compute": row.text("compute_time", unit=unit),
         "communication": row.text("communication_time", unit=unit),
-        "exposed": row.text("exposed_communication_time", unit=unit),
+        "exposed": row.text(EXPOSED_TIME, unit=unit),
         "sent (MB)": megabytes(sent),
         f"epochs to loss < {LOW_LOSS}": epochs,
     }
@@ -179,13 +178,12 @@ def _by_model(done: Mapping[Run, list[Record]]) -> Iterator[dict[Run, list[Recor
 
 def _waits(rows: Sequence[Row], names: Mapping[str, str]) -> Iterator[str]:
     """The strategies that wait least and most for communication in a step."""
-    waits = [row for row in rows if row["world_size"] > 1 and pd.notna(row[EXPOSED])]
+    waits = [row for row in rows if row["world_size"] > 1 and pd.notna(row[EXPOSED_TIME])]
     if len(waits) > 1:
-        waits.sort(key=lambda row: row[EXPOSED])
-        ends = (
-            f"{row.text(EXPOSED)} with {names[row['run_id']]}" for row in waits[:: len(waits) - 1]
-        )
-        yield f"Exposed communication of a step ranges from {' to '.join(ends)}."
+        waits.sort(key=lambda row: row[EXPOSED_TIME])
+        ends = waits[0], waits[-1]
+        least, most = (f"{row.text(EXPOSED_TIME)} with {names[row['run_id']]}" for row in ends)
+        yield f"Exposed communication of a step ranges from {least} to {most}."
 
 
 def _fastest(rows: Sequence[Row], names: Mapping[str, str], *, alike: bool) -> Iterator[str]:

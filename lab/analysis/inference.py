@@ -306,13 +306,13 @@ def untimed(records: Sequence[Record]) -> list[str]:
 def _times(rows: Sequence[Measurement], kind: Kind, noise: float) -> str:
     """Ratios of time over the points of one quantization, and how many show a clear gain."""
     verdicts = Counter(_verdict(row, kind, noise) for row in rows)
-    told = [
+    decided = [
         f"{verdicts[word]} of {len(rows)} {word}" for word in (FASTER, SLOWER) if word in verdicts
     ]
-    if len(rows) == 1 or not told:
-        told = [next(iter(verdicts))]
+    if len(rows) == 1 or not decided:
+        decided = [next(iter(verdicts))]
     times = extent([row.estimate(kind.ratio) for row in rows])
-    return f"{times} times the base's {kind.time} ({' and '.join(told)})"
+    return f"{times} times the base's {kind.time} ({' and '.join(decided)})"
 
 
 FASTER, SLOWER, UNDECIDED = "faster", "slower", "no difference is shown"

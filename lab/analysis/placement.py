@@ -10,14 +10,13 @@ import numpy as np
 import pandas as pd
 
 from lab.analysis.scaling import FEWEST_REPEATS
-from lab.analysis.scaling_curves import Row, at, rows_by_curve
+from lab.analysis.scaling_curves import EXPOSED_TIME, Row, at, rows_by_curve
 from lab.analysis.waterfall import SHARE
 from lab.formatting import capitalized, count, listed, rounded
 from lab.records.store import Record
 from lab.records.table import by_run
 
 FEWEST_SIZES = 4  # of a curve, to tell one steep fall from a gradual one
-EXPOSED = "exposed_communication_time"
 MOST_NAMES = 8  # of ranks or hosts in a sentence
 
 
@@ -110,8 +109,8 @@ def _steep_fall(rows: Sequence[Row], hosts: Mapping[str, int]) -> str:
         on = f" on {count(hosts[row['run_id']], 'host')}" * several
         return f"{row.ranks}{on} ({row.text('efficiency')})"
 
-    grew = bool(before[f"{EXPOSED}_high"] < after[f"{EXPOSED}_low"])
-    cause = f"{before.text(EXPOSED)} to {after.text(EXPOSED)}"
+    grew = bool(before[f"{EXPOSED_TIME}_high"] < after[f"{EXPOSED_TIME}_low"])
+    cause = f"{before.text(EXPOSED_TIME)} to {after.text(EXPOSED_TIME)}"
     return (
         f"{capitalized(at(before.label))}, efficiency falls the most from {end(before)} to "
         f"{end(after)}" + f"; exposed communication grows from {cause}" * grew + "."

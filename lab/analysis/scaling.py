@@ -419,9 +419,9 @@ def shown(ratios: Sequence[Estimate], repeats: int, *, gain: str, loss: str) -> 
     """The verdict on a ratio of speeds; of several, how many their repeats tell from 1."""
     if len(ratios) == 1 or few(repeats):
         return verdict(*ratios[0][1:], repeats)
-    gains, losses = (sum(one.low > 1 for one in ratios), sum(one.high < 1 for one in ratios))
-    told = f"{gains} shown to be {gain}, {losses} {loss}"
-    return told + chance(repeats) * bool(gains or losses)
+    gains, losses = sum(one.low > 1 for one in ratios), sum(one.high < 1 for one in ratios)
+    odds = chance(repeats) if gains or losses else ""
+    return f"{gains} shown to be {gain}, {losses} {loss}{odds}"
 
 
 def verdict(low: float, high: float, repeats: int) -> str:

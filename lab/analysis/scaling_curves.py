@@ -20,6 +20,7 @@ LENGTHS = {"steps", "warmup_steps", "lr_warmup_steps", "eval_batches"}
 PER_RANK, GLOBAL = {"micro_batch_size", "grad_accum"}, {"global_batch_size"}
 FREE = {"strong": PER_RANK, "weak": GLOBAL, "none": PER_RANK}
 WORK = {"strong": GLOBAL, "weak": PER_RANK, "none": GLOBAL}
+EXPOSED_TIME = "exposed_communication_time"
 SHARES = ("efficiency", "mfu")  # quantities that are written in per cent
 WHOLE_RANGE = 4  # the range of up to this many repeats is their interval, and called so
 

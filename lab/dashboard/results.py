@@ -74,14 +74,14 @@ def results(bench: Bench, study: Study | None = None) -> list[Part]:
         return [blocks.Markdown.of("Nothing has been measured on this bench yet.")]
     marked = max(wanted, key=lambda entry: entry.record.finished_at)
     record, place = marked.record, f"bench/{marked.cluster}/{marked.among.study.folder.name}"
-    trust: list[Part] = [
-        sections.strip(marked.among, run_ids=[record.run_id]),
-        blocks.Markdown.of(beside(marked.score)),
-    ]
+    trust: list[Part] = []
+    if record.completed:
+        strip = sections.strip(marked.among, run_ids=[record.run_id])
+        trust = [strip, blocks.Markdown.of(beside(marked.score))]
     return [
         blocks.Markdown.of(f"{record.run.label} on {marked.cluster}", heading=4),
         sections.outcome(StudyResults([record])),
-        *(trust if record.completed else []),
+        *trust,
         *map(blocks.Markdown.of, filter(None, [since_the_last(measured, marked)])),
         _table(measured, marked),
         *_figures(measured, marked),

@@ -143,7 +143,7 @@ def _rows_height(names: Sequence[str]) -> float:
 
 
 def _lacks(column: str, table: str, study: str = "") -> Sentence:
-    """Why there is no figure of a column without values: what a table does not say, or a study."""
+    """The reason why a column without values has no figure: in a table, and in a study."""
 
     def missing(results: StudyResults) -> str:
         reason = f"the table {table}" if "per" in results.summary or not study else study

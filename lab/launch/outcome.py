@@ -59,7 +59,7 @@ def rank_error(rank: int, error: Exception, *, phase: str = "") -> RankError:
 
 
 def _encodable(text: str) -> str:
-    # A file's name that is no UTF-8 has letters that a record cannot hold.
+    # A file name that is not UTF-8 becomes surrogates, which JSON cannot hold.
     return text.encode(errors="backslashreplace").decode()
 
 

@@ -262,7 +262,7 @@ class Trace:
         return Value((channels, *values[0].shape[1:]), values[0].item, grad)
 
     def max_pool(self, x: Value, kernel: int, *, padding: int = 0, ceil: bool = False) -> Value:
-        """At every second place; keeps its input and the position of each maximum."""
+        """With a stride of 2; keeps its input and the position of each maximum."""
         sides = (_windows(size, kernel, 2, padding, ceil=ceil) for size in x.shape[1:])
         y = self.relu(x).like(x.shape[0], *sides)
         self.unshared += self.samples * INDEX * math.prod(y.shape) * x.grad

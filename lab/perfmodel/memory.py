@@ -240,13 +240,13 @@ def memory_of(run: Run, *, device: str = "cpu", layout: Layout | None = None) ->
     weights, trainable, activations, copies = _cost(run.model_copy(update=alike), device)
     own = trainable * layout.parameter_share
     parts = state_memory(own, sharded=SHARDED[layout.sharing], ranks=layout.data, state=FP32)
-    held = activations * min(layout.in_flight, run.grad_accum * run.passes) + copies
-    held = held / layout.pipeline / layout.tensor + (WORKSPACES if device == "cuda" else 0.0)
+    in_flight = min(layout.in_flight, run.grad_accum * run.passes)
+    on_rank = (activations * in_flight + copies) / layout.pipeline / layout.tensor
     gathers = layout.sharing == "fsdp" and layout.data > 1
     parts = replace(
         parts,
         weights=parts.weights + 4.0 * (weights - trainable),
-        activations=held,
+        activations=on_rank + (WORKSPACES if device == "cuda" else 0.0),
         gathered=2 * largest_unit(run) / layout.tensor if gathers else 0.0,
     )
     if run.grad_accum > 1 or run.strategy in {"ddp", "zero1"}:

@@ -45,11 +45,12 @@ def bootstrap_interval(
 
 
 def median_interval(values: np.ndarray[Any, Any]) -> tuple[Any, Any]:
-    """Both ends of a median's 95 % interval by order statistics, on the last axis of two or more.
+    """Both ends of a median's 95 % interval by order statistics, on the last axis.
 
-    It is interpolated between the two pairs of order statistics whose exact coverages enclose 95 %
-    (Hettmansperger and Sheather 1986), which holds for any distribution of independent values. Up
-    to five values have no wider pair than their range, which covers 1 - 2^(1 - n).
+    The axis holds two or more values. The interval is interpolated between the two pairs of order
+    statistics whose exact coverages enclose 95 % (Hettmansperger and Sheather 1986), which holds
+    for any distribution of independent values. Up to five values have no wider pair than their
+    range, which covers 1 - 2^(1 - n).
     """
     count, ordered = values.shape[-1], np.sort(values, axis=-1)
     rank = np.arange(1, count // 2 + 1)

@@ -20,7 +20,7 @@ from lab.config.own import Own, Script, is_unchanged
 from lab.config.run import Run
 from lab.errors import InputError, LabError
 
-# As code of a user's may end by `sys.exit`.
+# A user's code may also end with `sys.exit`.
 ENDS = (Exception, SystemExit)
 _LOOKUP: Any = type(os.environ).__getitem__
 

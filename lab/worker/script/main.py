@@ -308,7 +308,7 @@ def run_script(
         os.environ.update(_torchrun(context, store.underlying_store))
     with _interrupts() as interrupted, one_process(), hooks:
         try:
-            with blamed(script.name, (Exception,)):  # by `sys.exit` a script may end well
+            with blamed(script.name, (Exception,)):  # a script may end well with `sys.exit`
                 if script.module:
                     runpy.run_module(script.module, run_name="__main__", alter_sys=True)
                 else:
