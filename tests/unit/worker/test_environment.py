@@ -49,13 +49,14 @@ def test_what_two_clock_ticks_could_have_made_is_not_judged() -> None:
 def test_own_work_is_seen_on_the_own_cores() -> None:
     cores = tuple(os.sched_getaffinity(0))
     before = cpu_use(cores)
-    end = time.process_time() + 0.3
+    start, end = time.perf_counter(), time.process_time() + 0.3
     while time.process_time() < end:
         pass
+    at_least = time.perf_counter() - start
     use = cpu_use(cores).since(before)
     assert set(use.busy) == set(cores)
     assert use.own >= 0.25
-    assert use.wall >= 0.3
+    assert use.wall >= at_least
     assert sum(use.busy.values()) >= 0.2  # counted in ticks
 
 
