@@ -362,9 +362,11 @@ def status(
     as_json: JsonOption = False,
 ) -> None:
     """Show the state of each run of a study, from any terminal."""
+    from lab.launch.status import hints
     from lab.launch.status import watch as watched
 
     loaded = lab.Study.load(study, quick=quick)
+    states = watched(loaded) if watch else lab.status(loaded)
     rows = [
         {
             "run": state.task.run.id,
@@ -375,12 +377,17 @@ def status(
             "seconds": None if state.seconds is None else round(state.seconds, 1),
             "job": state.job_id,
             "reason": state.reason,
+            "advice": state.advice,
         }
-        for state in (watched(loaded) if watch else lab.status(loaded))
+        for state in states
     ]
     # The record and --json have all of a cause.
-    short = [row | {"reason": brief(str(row["reason"]))} for row in rows]
-    answer(as_json, rows, table_of(short))
+    short = [
+        {key: value for key, value in row.items() if key != "advice"}
+        | {"reason": brief(str(row["reason"]))}
+        for row in rows
+    ]
+    answer(as_json, rows, table_of(short), *hints(states))
 
 
 @app.command()

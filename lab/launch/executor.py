@@ -47,10 +47,14 @@ class JobSpec:
 
 @dataclass(frozen=True)
 class JobStatus:
-    """The state of a job, and why it is waiting or where it is running."""
+    """The state of a job, and why it is waiting or where it is running.
+
+    `advice` is what to do if it will not start by itself.
+    """
 
     state: Literal["pending", "running", "ended"]
     reason: str = ""
+    advice: str = ""
 
 
 class Handle(Protocol):

@@ -13,7 +13,7 @@ from pathlib import Path
 from typing import Self
 
 from filelock import Timeout
-from rich.console import Console, RenderableType
+from rich.console import Console, Group, RenderableType
 from rich.live import Live
 from rich.progress_bar import ProgressBar
 from rich.table import Table
@@ -47,6 +47,7 @@ STYLES = {"completed": "green", "running": "cyan", "pending": "yellow", "waiting
 class TaskState:
     """The state of one task: a record's status or one of OPEN; `reason` is why it waits or failed.
 
+    `advice` is what to do about it if the job will not start by itself.
     `step` of `steps` is what its phase has done: training steps, or batches of an evaluation.
     `loss` is that of rank 0's samples in the last published training step.
     """
@@ -60,11 +61,17 @@ class TaskState:
     job_id: str = ""
     loss: float | None = None
     steps: int = 1
+    advice: str = ""
 
     @property
     def ended(self) -> bool:
         """Whether there is nothing left to wait for."""
         return self.state not in OPEN
+
+    @property
+    def hint(self) -> str:
+        """Why its job will not start by itself, and what to do about it; "" if it will."""
+        return f"{self.reason}: {self.advice}" if self.advice else ""
 
 
 def status(study: Study | str | Path, tasks: Sequence[Task] | None = None) -> list[TaskState]:
@@ -138,7 +145,9 @@ def _state(
         return TaskState(task, "waiting", reason=unknown or lost)
     submitted = read_job(store.folder(task))
     seconds = max(time.time() - submitted.submitted_at, 0.0) if submitted else None
-    state = TaskState(task, job.state, seconds=seconds, reason=job.reason, job_id=job_id)
+    state = TaskState(
+        task, job.state, seconds=seconds, reason=job.reason, job_id=job_id, advice=job.advice
+    )
     if job.state == "pending":
         return state
     progress = read_progress(store.folder(task))
@@ -296,7 +305,7 @@ class StudyDisplay(Display):
         super().__init__(enabled=enabled)
         self._states = states
         self._reported: set[int] = set()
-        self._waited = False  # for other jobs
+        self._waits: set[str] = set()  # what runs were said to wait for
         self._again: set[int] = set()  # ended before, and measured once more
         self._earlier: dict[int, TaskState] = {}  # those that had ended, which need no line
         if enabled and not self.is_live:
@@ -314,9 +323,9 @@ class StudyDisplay(Display):
         states = self._states()
         self.show(_view(states))
         for i, state in enumerate([] if self.is_live else states):
-            if state.phase == WAITING and not self._waited:
-                self._waited = True  # said once, as every run may wait
-                self.print(f"{state.task.label}: {WAITING} on the same devices")
+            if (wait := _wait(state)) and wait not in self._waits:
+                self._waits.add(wait)  # said once, as every run may wait
+                self.print(f"{state.task.label}: {wait}")
             if not state.ended:
                 self._again |= self._reported & {i}
                 self._reported.discard(i)
@@ -329,8 +338,20 @@ class StudyDisplay(Display):
                 self.print(f"{done} {state.task.label}: {state.state}{duration}{again}")
 
 
-def _view(states: list[TaskState]) -> Table:
-    """The number of runs in each state, and a bar for each running one."""
+def _wait(state: TaskState) -> str:
+    """What a run waits for that its user may want to know or change."""
+    if state.phase == WAITING:
+        return f"{WAITING} on the same devices"
+    return f"{state.state}, {state.hint}" if state.hint else ""
+
+
+def hints(states: Sequence[TaskState]) -> list[str]:
+    """The hints of all states, each once."""
+    return list(dict.fromkeys(state.hint for state in states if state.hint))
+
+
+def _view(states: list[TaskState]) -> RenderableType:
+    """The number of runs in each state, a bar for each running one, and what to do for others."""
     ended = sum(state.ended for state in states)
     left = time_left(states)
     summary = Text(f"{ended} of {len(states)} runs", style="bold")
@@ -347,7 +368,7 @@ def _view(states: list[TaskState]) -> Table:
             since = f", {clock(state.seconds)}" if state.seconds is not None else ""
             text = f"{state.task.label}: {state.phase} {state.step}/{state.steps}{since}"
             rows.append((Text(text, style="cyan"), state.step, state.steps))
-    return bars(rows)
+    return Group(bars(rows), *[Text(line, style="yellow") for line in hints(states)])
 
 
 def bars(rows: Sequence[tuple[Text, float, float]]) -> Table:

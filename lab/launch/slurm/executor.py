@@ -24,34 +24,34 @@ from lab.errors import InputError, LabError, Problem, nearest
 from lab.formatting import count
 from lab.launch.attempt import Attempt, RankError
 from lab.launch.executor import Handle, JobSpec, JobStatus, SlurmJob, prepare, write_job
-from lab.launch.slurm import controller
+from lab.launch.slurm import controller, reasons
 from lab.launch.slurm.array import Array, RefusedError, sbatch, script
 from lab.launch.slurm.controller import Controller, JobState, SlurmCommandError, ask
 from lab.launch.slurm.options import interpreter, submitit_parameters
+from lab.launch.slurm.reasons import ASSOCIATIONS, QOS
 from lab.records.schema import Allocation
 
-ASSOCIATIONS = "`sacctmgr show associations user=$USER`"
 # A part of Slurm's complaint, the profile's key, and what to do; the first that matches counts.
 COMPLAINTS = {
     "submitjob": (
         "submit_limit",
-        f"lower it to what your account or qos allows; {ASSOCIATIONS} and `sacctmgr show qos` "
-        "list it as MaxSubmit",
+        f"lower it to what your account or qos allows; {ASSOCIATIONS} and {QOS} list it "
+        "as MaxSubmit",
     ),
     "job array": ("submit_limit", "`scontrol show config` gives the largest array: MaxArraySize"),
-    "wallduration": ("time_limit_min", "`sacctmgr show qos` lists the limits of each: MaxWall"),
+    "wallduration": ("time_limit_min", f"{QOS} lists the limits of each: MaxWall"),
     "timelimit": ("time_limit_min", "`sinfo -o '%P %l'` lists the partitions' limits"),
     # Also where an account or a QOS is required and missing.
     "accounting/qos policy": (
         "account",
         "set account, and qos where your site has any; if they are set, one of their limits is "
-        f"exceeded: {ASSOCIATIONS} and `sacctmgr show qos` list them",
+        f"exceeded: {ASSOCIATIONS} and {QOS} list them",
     ),
     "invalid partition": ("partition", "`sinfo -s` lists the partitions"),
     "no partition": ("partition", "`sinfo -s` lists the partitions"),
     "permitted to use this partition": ("partition", "`sinfo -s` lists the partitions"),
     "invalid account": ("account", f"{ASSOCIATIONS} lists your accounts"),
-    "invalid qos": ("qos", "`sacctmgr show qos` lists them"),
+    "invalid qos": ("qos", f"{QOS} lists them"),
     "invalid feature": ("constraint", "`sinfo -o '%N %f'` lists the nodes' features"),
     "reservation": ("reservation", "`scontrol show reservation` lists them"),
     "invalid license": ("extra.licenses", "`scontrol show licenses` lists them"),
@@ -189,7 +189,9 @@ class SlurmHandle:
             return JobStatus("pending", self.controller.silence)
         if job.ended:
             return JobStatus("ended", job.state)
-        return JobStatus("pending", job.reason) if job.pending else JobStatus("running", job.nodes)
+        if job.pending:
+            return JobStatus("pending", job.reason, reasons.advice(job.reason))
+        return JobStatus("running", job.nodes)
 
     def exit_reason(self) -> RankError:
         """How the job ended, according to Slurm and the log."""

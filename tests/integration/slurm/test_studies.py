@@ -26,6 +26,7 @@ from lab.config.cluster import Cluster
 from lab.config.study import Study
 from lab.launch.slurm.controller import accounted, queued
 from lab.launch.slurm.executor import refusals
+from lab.launch.status import StudyDisplay
 from lab.records.store import Store, read_record
 
 pytestmark = pytest.mark.long
@@ -150,6 +151,27 @@ def test_a_limit_on_jobs_holds_for_all_shapes_of_a_study(
     assert all(a.finished_at <= b.started_at for a, b in itertools.pairwise(jobs))
     # Those that predict the others come first; then repeats are interleaved.
     assert [job.run.world_size for job in jobs] == [1, 1, 2, 2, 1, 2]
+
+
+def test_a_job_that_is_held_says_so_until_it_is_released(
+    make_study: StudyMaker,
+    tmp_path: Path,
+    slurm_cluster: Slurm,
+    capsys: pytest.CaptureFixture[str],
+) -> None:
+    study = Study.load(make_study(repeats=1))
+    held = written(tmp_path / "held.yaml", extra={"hold": True})
+    jobs = lab.launch(study, str(held))
+    while not all(state.hint for state in jobs.states()):
+        assert not jobs.done
+        time.sleep(0.1)
+    hint = "JobHeldUser: it is held; `scontrol release JOB` lets it start"
+    assert all(state.hint.startswith(hint) for state in jobs.states())
+    with StudyDisplay(jobs.states) as display:
+        display.update()
+    assert capsys.readouterr().out.count(hint) == 1
+    slurm_cluster.ask("scontrol", "release", *(state.job_id for state in jobs.states()))
+    assert all(record.completed for record in jobs.wait(progress=False))
 
 
 def test_preempted_run_goes_on_from_its_checkpoint_with_the_same_losses(

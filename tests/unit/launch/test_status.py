@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import io
 import subprocess
 import sys
 import threading
@@ -76,6 +77,26 @@ def test_that_it_waits_for_other_jobs_is_told_once(capsys: pytest.CaptureFixture
     waits, *ends = capsys.readouterr().out.splitlines()
     assert waits == f"{TASK.label}: waiting for other jobs on the same devices"
     assert ends == [f"[1/2] {TASK.label}: completed"]
+
+
+HELD = TaskState(TASK, "pending", reason="JobHeldUser", advice="it is held; release it")
+
+
+def test_a_job_that_will_not_start_by_itself_is_told_once(
+    capsys: pytest.CaptureFixture[str],
+) -> None:
+    other = replace(HELD, task=Task(run(), 1))
+    with StudyDisplay(lambda: [HELD, other]) as display:
+        display.update()
+    assert capsys.readouterr().out == (
+        f"{TASK.label}: pending, JobHeldUser: it is held; release it\n"
+    )
+
+
+def test_a_terminal_shows_what_to_do_about_it() -> None:
+    console = Console(width=100, file=io.StringIO(), record=True)
+    console.print(_view([HELD, replace(HELD, task=Task(run(), 1))]))
+    assert console.export_text().count("JobHeldUser: it is held; release it") == 1
 
 
 def test_what_is_measured_again_is_told_as_such(capsys: pytest.CaptureFixture[str]) -> None:
