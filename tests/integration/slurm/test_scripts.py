@@ -64,6 +64,6 @@ def test_study_runs_from_its_scripts(
     assert (
         "NumNodes=2" in job_description
         and "Comment=a test's own" in job_description
-        and "TresPerNode=gres:gpu:1" in job_description
+        and "TresPerNode=gres/gpu:1" in job_description.replace("gres:gpu", "gres/gpu")
     )
     assert "done" in log.read_text()
