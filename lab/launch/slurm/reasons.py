@@ -59,7 +59,7 @@ _ADVICE = {
     r"JobHeld|JobHoldMaxRequeue|RequeueExitHold|requeued held": (
         "it is held; `scontrol release JOB` lets it start, `lab cancel` ends it"
     ),
-    r"ReservationDeleted|RequiresReservation|ReqResv": (
+    r"Reservation(Deleted|Invalid)|RequiresReservation|ReqResv": (
         f"set a reservation (`scontrol show reservation` lists them), {RESUBMIT}"
     ),
     r"ReqNodeNotAvail": (

@@ -47,7 +47,7 @@ def test_what_passes_in_time_needs_no_advice(reason: str) -> None:
         ("BadConstraints", "constraint"),
         ("DependencyNeverSatisfied", "extra.dependency"),
         ("JobHeldUser JobHeldAdmin JobHoldMaxRequeue", "scontrol release"),
-        ("ReservationDeleted", "scontrol show reservation"),
+        ("ReservationDeleted ReservationInvalid", "scontrol show reservation"),
     ],
 )  # fmt: skip
 def test_what_does_not_pass_says_what_to_do(reasons: str, words: str) -> None:
