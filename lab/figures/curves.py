@@ -17,16 +17,20 @@ from matplotlib.ticker import FixedLocator, MaxNLocator
 from lab.analysis.results import Losses, StudyResults
 from lab.analysis.scaling_curves import Curve, Row, rows_of
 from lab.config.strategies import STRATEGIES
-from lab.figures.arrangement import MOST_ENTRIES, Arrangement, CurveStyle, arranged, in_turn
 from lab.figures.figure import NO_COMMUNICATION, empty_unless, figure, listing, write_instead
 from lab.figures.labels import Label, place
 from lab.figures.style import (
     COLORS,
     IDEAL,
     MARKERS,
+    MOST_ENTRIES,
     SIZE,
     WIDE,
+    Arrangement,
+    CurveStyle,
+    arranged,
     fixed_ticks,
+    in_turn,
     ink,
     legend_above,
     legend_height,
