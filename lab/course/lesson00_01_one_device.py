@@ -63,16 +63,13 @@ def jobs(answer: object, *, study: Study) -> str:
 @exercise("00.micro-batch")
 def micro_batch(answer: object, *, global_batch_size: int, world_size: int, grad_accum: int) -> str:
     """global_batch_size = micro_batch_size * grad_accum * world_size: divide by what is known."""
+    piece, share = global_batch_size / grad_accum, global_batch_size / world_size
+    right = global_batch_size / (world_size * grad_accum)
     mistakes = {
-        tr(
-            "Every rank gets its share of the batch: divide by the world size too."
-        ): global_batch_size / grad_accum,
-        tr("A rank takes its share in grad_accum pieces: divide by them too."): global_batch_size
-        / world_size,
+        tr("Every rank gets its share of the batch: divide by the world size too."): piece,
+        tr("A rank takes its share in grad_accum pieces: divide by them too."): share,
     }
-    value = judge(
-        answer, global_batch_size / (world_size * grad_accum), mistakes=mistakes, within=0
-    )
+    value = judge(answer, right, mistakes=mistakes, within=0)
     return tr(
         "{value:.0f} samples are in memory at a time, on each of {world_size} ranks.",
         value=value,
@@ -121,14 +118,12 @@ def parameters(answer: object, *, run: Run) -> str:
     head is the embedding.
     """
     model, vocabulary = _gpt(run)
-    right = gpt_parameters(model, vocabulary)
+    right, rows = gpt_parameters(model, vocabulary), vocabulary * model.width
+    others = (model.layers - 1) * (12 * model.width**2 + 13 * model.width)
     mistakes = {
-        tr("The head shares its matrix with the token embedding: count it once."): right
-        + vocabulary * model.width,
-        tr("One layer is counted; the model has several."): right
-        - (model.layers - 1) * (12 * model.width**2 + 13 * model.width),
-        tr("The token embedding is missing: one row of width d per word."): right
-        - vocabulary * model.width,
+        tr("The head shares its matrix with the token embedding: count it once."): right + rows,
+        tr("One layer is counted; the model has several."): right - others,
+        tr("The token embedding is missing: one row of width d per word."): right - rows,
     }
     judge(answer, right, mistakes=mistakes, within=0)
     return tr(
@@ -146,10 +141,10 @@ def flops(answer: object, *, run: Run) -> str:
     """
     model, vocabulary = _gpt(run)
     right = gpt_flops_per_token(model, vocabulary)
+    attention = 12 * model.layers * model.block_size * model.width
     mistakes = {
         tr("That is the forward pass; the backward pass costs twice as much again."): right / 3,
-        tr("Attention is missing: 12 L T d for scores and weighted sums."): right
-        - 12 * model.layers * model.block_size * model.width,
+        tr("Attention is missing: 12 L T d for scores and weighted sums."): right - attention,
     }
     judge(answer, right, mistakes=mistakes, within=0.001)
     return tr("{millions:.2f} million FLOPs per token.", millions=right / 1e6)
@@ -176,10 +171,9 @@ def mfu(answer: object, *, record: Record, peak: float) -> str:
 def noise(answer: object, *, step_s: Sequence[float]) -> str:
     """Standard deviation of the repeats (with n - 1) over their mean."""
     mean, deviation = statistics.fmean(step_s), statistics.stdev(step_s)
-    right = deviation / mean
+    right, by_n = deviation / mean, statistics.pstdev(step_s) / mean
     mistakes = {
-        tr("Divide by n - 1: the mean comes from the same repeats."): statistics.pstdev(step_s)
-        / mean,
+        tr("Divide by n - 1: the mean comes from the same repeats."): by_n,
         tr("This is the standard deviation in seconds; divide it by the mean."): deviation,
     }
     judge(answer, right, mistakes=mistakes, unit="fraction")
@@ -192,10 +186,11 @@ def repeats(answer: object, *, step_s: Sequence[float], difference: float) -> st
     cv = statistics.stdev(step_s) / statistics.fmean(step_s)
     exact = ((CERTAIN + POWER) * cv / difference) ** 2
     right = max(1, math.ceil(2 * exact))
+    of_one = max(1, math.ceil(exact))
     mistakes = {
-        tr("Both configurations are noisy: the variance of a difference is the sum of two."): max(
-            1, math.ceil(exact)
-        ),
+        tr(
+            "Both configurations are noisy: the variance of a difference is the sum of two."
+        ): of_one,
         tr(
             "With so few, a real difference of this size is found in one of two attempts; "
             "four of five need 1.96 + 0.84 standard errors."

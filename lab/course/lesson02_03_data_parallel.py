@@ -99,11 +99,10 @@ def sent(answer: object, *, size: float, ranks: int) -> str:
 def busbw(answer: object, *, size: float, seconds: float, ranks: int) -> str:
     """algbw is bytes over time; for all-reduce, busbw is algbw times 2 (n - 1)/n."""
     right = bus_bandwidth("all_reduce", ranks, size, seconds)
+    algbw, half = size / seconds, right / 2
     mistakes = {
-        tr("This is algbw: what the caller sees. A link carries 2 (n - 1)/n times as much."): size
-        / seconds,
-        tr("The factor (n - 1)/n is that of all-gather; all-reduce passes the ring twice."): right
-        / 2,
+        tr("This is algbw: what the caller sees. A link carries 2 (n - 1)/n times as much."): algbw,
+        tr("The factor (n - 1)/n is that of all-gather; all-reduce passes the ring twice."): half,
     }
     judge(answer, right, mistakes=mistakes, unit="bytes/s", within=0.01)
     return tr(

@@ -169,12 +169,11 @@ def flattened(answer: object, *, plain: RankMemory, recomputed: RankMemory) -> s
 @exercise("08.bubble")
 def bubble(answer: object, *, stages: int, microbatches: int) -> str:
     """Of m + p - 1 time slots a stage works in m: for what share does it wait?"""
-    right = (stages - 1) / (microbatches + stages - 1)
+    right, of_work = (stages - 1) / (microbatches + stages - 1), (stages - 1) / microbatches
     mistakes = {
-        tr("This is the bubble over the work; over the whole time the denominator is m + p - 1."): (
-            stages - 1
-        )
-        / microbatches,
+        tr(
+            "This is the bubble over the work; over the whole time the denominator is m + p - 1."
+        ): of_work,
         tr("That is the share of the time in which it works."): 1 - right,
     }
     judge(answer, right, mistakes=mistakes, unit="fraction", within=0.01)
@@ -277,11 +276,10 @@ def context(
     """
     part = 2 * 2 * tokens / ranks * width * key_value_heads / heads
     right = (ranks - 1) * part
+    of_all = right * heads / key_value_heads
     mistakes = {
         tr("Keys and values are two tensors, of 2 bytes for a number."): right / 2,
-        tr("Several heads of queries share one of keys and values."): right
-        * heads
-        / key_value_heads,
+        tr("Several heads of queries share one of keys and values."): of_all,
         tr("After N - 1 rounds every rank has seen all parts."): ranks * part,
         tr("That is one round of the ring."): part,
     }

@@ -17,16 +17,14 @@ SECONDS_PER_HOUR = 3600
 @exercise("10.compute")
 def compute(answer: object, *, phases: Phases, ranks: int) -> str:
     """Work for each sample is shared by the ranks, work for each parameter is not."""
-    shared = phases["data"] + phases["forward"] + phases["backward"]
-    right = _compute(phases, ranks)
+    right, alone = _compute(phases, ranks), _compute(phases, 1)
+    with_data = right + (1 - 1 / ranks) * phases["data"]
     mistakes = {
         tr("The optimizer updates all parameters on every rank: what should make it shorter?"): (
-            shared + phases["optimizer"]
-        )
-        / ranks,
-        tr("Every rank computes only its share of the samples."): shared + phases["optimizer"],
-        tr("Every rank reads only its share of the samples, too."): right
-        + (1 - 1 / ranks) * phases["data"],
+            alone / ranks
+        ),
+        tr("Every rank computes only its share of the samples."): alone,
+        tr("Every rank reads only its share of the samples, too."): with_data,
     }
     judge(answer, right, mistakes=mistakes, unit="s")
     return tr("{ms:.2f} ms before anything is sent.", ms=right * 1e3)
