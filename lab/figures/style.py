@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from contextlib import AbstractContextManager
 from typing import Any, NamedTuple, TypeVar
 
@@ -199,15 +199,16 @@ class _Words(NamedTuple):
     dashes: str = ""
 
 
-# From the words in which labels differ, the simplest first.
-_WAYS: tuple[Callable[[Sequence[str]], _Words], ...] = (
-    lambda words: _Words("", _joined(words[:1]), _joined(words[1:])),
-    lambda words: _Words("", _joined(words[1:]), _joined(words[:1])),
-    lambda words: _Words(_joined(words[:1]), _joined(words[1:2]), _joined(words[2:])),
-    lambda words: _Words(_joined(words[:1]), _joined(words[2:]), _joined(words[1:2])),
-    lambda words: _Words(_joined(words[1:2]), _joined(words[:1]), _joined(words[2:])),
-    lambda words: _Words(_joined(words[:1]), _joined(words[1:])),
-    lambda words: _Words("", _joined(words)),
+# Panel, colour and dashes from the words in which labels differ, the simplest first.
+_NONE = slice(0)
+_WAYS = (
+    (_NONE, slice(1), slice(1, None)),
+    (_NONE, slice(1, None), slice(1)),
+    (slice(1), slice(1, 2), slice(2, None)),
+    (slice(1), slice(2, None), slice(1, 2)),
+    (slice(1, 2), slice(1), slice(2, None)),
+    (slice(1), slice(1, None), _NONE),
+    (_NONE, slice(None), _NONE),
 )
 
 
@@ -221,12 +222,13 @@ def arranged(labels: Sequence[str]) -> Arrangement | None:
         return in_turn(labels)
     words = {label: label.split(", ") for label in labels}
     shared = [word for word in words[labels[0]] if all(word in own for own in words.values())]
+    apart = {label: [word for word in own if word not in shared] for label, own in words.items()}
     for way in _WAYS:
         parts = {
-            label: way([word for word in own if word not in shared]) for label, own in words.items()
+            label: _Words(*(", ".join(own[part]) for part in way)) for label, own in apart.items()
         }
         if _readable(list(parts.values())):
-            return _by_words(parts, common=_joined(shared))
+            return _by_words(parts, common=", ".join(shared))
     return None
 
 
@@ -262,7 +264,3 @@ def _by_words(parts: Mapping[str, _Words], *, common: str = "") -> Arrangement:
         looks[label] = CurveStyle(words.panel, color, dashes.get(words.dashes, line))
     legend = [(name or common, *line) for name, line in lines.items()]
     return Arrangement(looks, legend + [(kind, IDEAL, dashes[kind]) for kind in dashes if kind])
-
-
-def _joined(words: Sequence[str]) -> str:
-    return ", ".join(words)
