@@ -191,11 +191,6 @@ class StudyResults:
         """Predictions of the study's runs beside later measurements; none without a study."""
         return frozen.scores(self._study, self.records) if self._study else []
 
-    @property
-    def judged_scores(self) -> list[Score]:
-        """The scores of runs that are not too noisy to judge a prediction by."""
-        return [one for one in self.scores if self.noise.trustworthy([one.frozen.run_id])]
-
     @cached_property
     def predicted(self) -> dict[str, Frozen]:
         """The prediction of each run that has since been measured, by run id."""
@@ -211,7 +206,8 @@ class StudyResults:
     def prediction_summary(self) -> str:
         """The number of predictions and their outcome, as far as their runs are quiet enough."""
         if self.scores:
-            judged = self.judged_scores
+            quiet = self.noise.trustworthy
+            judged = [score for score in self.scores if quiet([score.frozen.run_id])]
             unjudged = len(self.scores) - len(judged)
             texts = [frozen.outcome(judged)] if judged else []
             if unjudged:

@@ -1,6 +1,6 @@
 """`lab.check`: judge a student's answer to an exercise, with a hint if it is wrong.
 
-Each `lesson*.py` beside this file registers the exercises of one notebook.
+Each `lesson*.py` beside this file registers the exercises of one or two notebooks.
 """
 
 from __future__ import annotations

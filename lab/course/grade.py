@@ -17,7 +17,9 @@ from collections import Counter, defaultdict
 from collections.abc import Iterator, Sequence
 from dataclasses import asdict, dataclass, fields
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import Any
+
+import pandas as pd
 
 from lab.course.check import WrongAnswerError
 from lab.course.ladder import RUNGS
@@ -32,9 +34,6 @@ from lab.launch.confined import set_limits
 from lab.records.store import RECORD, Record, read_record
 from lab.records.table import grouped
 from lab.records.table import row as row_of
-
-if TYPE_CHECKING:
-    import pandas as pd
 
 REPLAY_S = 300.0  # for one lesson of one student
 FORMULA = ("=", "+", "-", "@", "\t", "\r")  # a spreadsheet runs text that begins like this
@@ -90,8 +89,6 @@ def grade(
         grades += _of_checks(one, replay, faults)
         grades += _of_files(one)
     if output is not None:
-        import pandas as pd
-
         columns = [field.name for field in fields(Grade)]
         write_atomically(Path(output), _csv(pd.DataFrame(map(asdict, grades), columns=columns)))
     return grades
@@ -236,14 +233,12 @@ def class_results(
     are read as data; `lab course grade` checks whether they are sound. Raises InputError if nothing
     was handed in, LabError if a record cannot be read.
     """
-    import pandas as pd
-
     one_each: dict[tuple[Any, ...], dict[str, Any]] = {}
     numbers: dict[str, str] = {}
     for submission in submissions_in(submissions):
         name = submission.student
         shown = numbers.setdefault(name, f"student {len(numbers) + 1}") if anonymous else name
-        for study, record in _named_records(submission):
+        for study, record in _records(submission):
             key = (name, study, record.run_id, record.repeat, record.finished_at)
             if key not in one_each:
                 one_each[key] = _row(shown, submission.lesson, study, record)
@@ -253,21 +248,15 @@ def class_results(
     return frame
 
 
-def _named_records(submission: Submission) -> list[tuple[str, Record]]:
-    """The records of a submission with their studies; an error names whose it is."""
+def _records(submission: Submission) -> list[tuple[str, Record]]:
+    """The completed records of a submission with their studies; an error names whose it is."""
     try:
-        return list(_records(submission))
+        places = [place for place in handed_in(submission.folder) if place.name == RECORD]
+        records = [(place.parts[1], read_record(submission.folder / place)) for place in places]
     except LabError as error:
         whose = f"{submission.student}/{submission.lesson}"
         raise LabError(f"{whose}: {error}; leave it out, or ask what it holds") from None
-
-
-def _records(submission: Submission) -> Iterator[tuple[str, Record]]:
-    for place in handed_in(submission.folder):
-        if place.name == RECORD:
-            record = read_record(submission.folder / place)
-            if record is not None and record.completed:
-                yield place.parts[1], record
+    return [(study, record) for study, record in records if record and record.completed]
 
 
 def _row(student: str, lesson: str, study: str, record: Record) -> dict[str, Any]:

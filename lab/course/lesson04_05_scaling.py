@@ -221,11 +221,10 @@ def steps(answer: object, *, samples: int, batch_per_rank: int, ranks: int) -> s
 @exercise("05.learning-rate")
 def learning_rate(answer: object, *, rate: float, factor: int) -> str:
     """For Adam and AdamW the learning rate grows with the square root of the batch."""
-    right = rate * factor**0.5
+    right, lower = rate * factor**0.5, rate / factor**0.5
     mistakes = {
         tr("That is the linear rule, which is for SGD."): rate * factor,
-        tr("A larger batch has a gradient with less noise: the step may be larger."): rate
-        / factor**0.5,
+        tr("A larger batch has a gradient with less noise: the step may be larger."): lower,
     }
     judge(answer, right, mistakes=mistakes, within=0.01)
     return tr(
@@ -240,9 +239,11 @@ def learning(answer: object, *, small: Sequence[float], large: Sequence[float], 
     """Compare after equal samples: the larger batch has made fewer steps by then."""
     steps = min(len(small) // factor, len(large))
     right = large[steps - 1] - small[steps * factor - 1]
+    at_equal_steps = large[-1] - small[len(large) - 1]
     mistakes = {
-        tr("These are equal steps, and the larger batch has seen more samples by then."): large[-1]
-        - small[len(large) - 1],
+        tr(
+            "These are equal steps, and the larger batch has seen more samples by then."
+        ): at_equal_steps,
         tr("The sign is wrong: subtract the small batch's loss from the large one's."): -right,
     }
     if abs(number(answer) - right) > NEARLY_EQUAL:

@@ -113,12 +113,11 @@ def step(answer: object, *, epoch_s: float, samples: int, batch_per_rank: int, r
 @exercise("06.transfer")
 def transfer(answer: object, *, parameters: float, ranks: int, bytes_per_s: float) -> str:
     """2 (N - 1)/N times 4 bytes for each parameter, over the bandwidth of the link."""
+    once = GRADIENT_BYTES * parameters / bytes_per_s
     right = bus_factor("all_reduce", ranks) * GRADIENT_BYTES * parameters / bytes_per_s
     mistakes = {
         tr("A parameter has 4 bytes in fp32."): right / GRADIENT_BYTES,
-        tr("The ring passes 2 (N - 1)/N times the bytes."): GRADIENT_BYTES
-        * parameters
-        / bytes_per_s,
+        tr("The ring passes 2 (N - 1)/N times the bytes."): once,
     }
     judge(answer, right, mistakes=mistakes, unit="s")
     return tr("{ms:.2f} ms on this link.", ms=right * 1e3)

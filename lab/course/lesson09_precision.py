@@ -130,10 +130,9 @@ def size(answer: object, *, rows: int, columns: int) -> str:
 @exercise("09.decode")
 def decode(answer: object, *, parameters: float, bytes_per_weight: float, bandwidth: float) -> str:
     """Every weight is read once for a token: bandwidth over the bytes of all weights."""
-    right = bandwidth / (parameters * bytes_per_weight)
+    right, in_fp32 = bandwidth / (parameters * bytes_per_weight), bandwidth / (4 * parameters)
     mistakes = {
-        tr("Those are the bytes of fp32: how many does a weight have here?"): bandwidth
-        / (4 * parameters),
+        tr("Those are the bytes of fp32: how many does a weight have here?"): in_fp32,
         tr("That is the inverse: these are seconds per token."): 1 / right,
     }
     judge(answer, right, mistakes=mistakes, within=0.01)

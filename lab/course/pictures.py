@@ -6,7 +6,7 @@ from collections.abc import Sequence
 from typing import TYPE_CHECKING, Any
 
 from lab.course.ladder import KINDS, peak, timetable
-from lab.course.lesson02_collectives import Ring
+from lab.course.lesson02_03_data_parallel import Ring
 from lab.figures.style import COLORS
 from lab.perfmodel.layout import SHARDED, Sharing
 from lab.perfmodel.memory import MIXED, state_memory

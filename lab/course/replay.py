@@ -18,7 +18,10 @@ import tempfile
 from collections.abc import Iterator, Sequence
 from pathlib import Path
 from types import FunctionType, SimpleNamespace
-from typing import TYPE_CHECKING, Any
+from typing import Any
+
+import numpy as np
+import pandas as pd
 
 from lab.config.study import OUT, STUDY_FILE, Study, Task
 from lab.course.check import ANSWERS, WrongAnswerError, read_kept, verdict
@@ -26,9 +29,6 @@ from lab.course.language import tr
 from lab.course.release import LESSONS, NEEDED
 from lab.errors import LabError
 from lab.records.store import RECORD, RUNS, STEPS, Record, Store, read_record
-
-if TYPE_CHECKING:
-    import pandas as pd
 
 LARGEST = 20 << 20  # bytes of a file that is read
 MOST_FILES = 3000
@@ -126,7 +126,7 @@ def _inspect(work: Path) -> tuple[list[str], list[str]]:
             faults.append(tr("{place} holds the record of another run", place=place))
         signatures.append(f"{record.run_id} {record.repeat} {record.finished_at}")
         try:
-            steps = _steps(path.with_name(STEPS))
+            steps = pd.read_parquet(path.with_name(STEPS))
             faults += [*_contradictions(record, steps, place)]
             signatures.append(_signature(record, steps))
         except Exception as error:  # noqa: BLE001 whatever is wrong with a student's file
@@ -140,16 +140,8 @@ def _inspect(work: Path) -> tuple[list[str], list[str]]:
     return faults, signatures
 
 
-def _steps(path: Path) -> pd.DataFrame:
-    import pandas as pd
-
-    return pd.read_parquet(path)
-
-
 def _contradictions(record: Record, steps: pd.DataFrame, place: str) -> Iterator[str]:
     """Where a record says something else than its steps."""
-    import numpy as np
-
     assert record.timing is not None
     slowest = _measured(steps).groupby("step")["step_time"].max()
     recorded, median = record.timing.step.median, float(slowest.median())
@@ -168,8 +160,6 @@ def _contradictions(record: Record, steps: pd.DataFrame, place: str) -> Iterator
 
 def _signature(record: Record, steps: pd.DataFrame) -> str:
     """The same for copies of a record, even if all of its times were scaled."""
-    import numpy as np
-
     times = _measured(steps)["step_time"].to_numpy(float)
     relative = np.round(times / times[0], 6).tobytes()
     return hashlib.sha256(record.run_id.encode() + relative).hexdigest()

@@ -6,10 +6,9 @@ in that module's `__all__`:
 
     scaling     step time, throughput, speedup, efficiency by world size
     breakdown   phases of a step, timeline of a step, measured or traced
-    memory      memory over a traced step
     curves      losses, overlap of compute and communication, times of collectives
     inference   latency, size, stages
-    utilization MFU by micro-batch
+    utilization MFU by micro-batch, memory over a traced step
 
 `figure` registers and titles, `labels` and `style` give the look; what is drawn are StudyResults.
 """
@@ -20,7 +19,6 @@ from lab.figures.curves import *  # noqa: F403
 from lab.figures.figure import FIGURES as FIGURES
 from lab.figures.figure import alt_text as alt_text
 from lab.figures.inference import *  # noqa: F403
-from lab.figures.memory import *  # noqa: F403
 from lab.figures.scaling import *  # noqa: F403
 from lab.figures.style import style as style
 from lab.figures.utilization import *  # noqa: F403

@@ -17,16 +17,20 @@ from matplotlib.ticker import FixedLocator, MaxNLocator
 from lab.analysis.results import Losses, StudyResults
 from lab.analysis.scaling_curves import Curve, Row, rows_of
 from lab.config.strategies import STRATEGIES
-from lab.figures.arrangement import MOST_ENTRIES, Arrangement, CurveStyle, arranged, in_turn
 from lab.figures.figure import NO_COMMUNICATION, empty_unless, figure, listing, write_instead
 from lab.figures.labels import Label, place
 from lab.figures.style import (
     COLORS,
     IDEAL,
     MARKERS,
+    MOST_ENTRIES,
     SIZE,
     WIDE,
+    Arrangement,
+    CurveStyle,
+    arranged,
     fixed_ticks,
+    in_turn,
     ink,
     legend_above,
     legend_height,
@@ -101,8 +105,7 @@ def loss_by_step(ax: Axes, results: StudyResults) -> None:
 
     World sizes of one curve are drawn within each other.
     """
-    looks = in_turn(_with_losses(results, results.drawn)).looks
-    _draw_losses(ax, results, looks, by_time=False)
+    _draw_losses(ax, results, by_time=False)
 
 
 @figure(describe=partial(_describe_losses, by="time"), missing=_no_losses)
@@ -111,8 +114,7 @@ def loss_by_time(ax: Axes, results: StudyResults) -> None:
 
     Start-up, warm-up cost and evaluation are left out.
     """
-    looks = in_turn(_with_losses(results, results.drawn)).looks
-    _draw_losses(ax, results, looks, by_time=True)
+    _draw_losses(ax, results, by_time=True)
 
 
 @figure(
@@ -131,8 +133,8 @@ def losses(ax: Axes, results: StudyResults) -> None:
     drawn = panels(ax, 2 * len(rows))
     for nth, (name, looks) in enumerate(rows.items()):
         by_step, by_time = drawn[2 * nth : 2 * nth + 2]
-        _draw_losses(by_step, results, looks, by_time=False, named=False)
-        _draw_losses(by_time, results, looks, by_time=True, named=False)
+        _draw_losses(by_step, results, looks, by_time=False)
+        _draw_losses(by_time, results, looks, by_time=True)
         by_time.set_ylabel("")
         by_step.text(1, 1, name, ha="right", va="top", transform=by_step.transAxes)
     for panel in drawn[:-2]:
@@ -145,13 +147,12 @@ def losses(ax: Axes, results: StudyResults) -> None:
 
 
 def _draw_losses(
-    ax: Axes,
-    results: StudyResults,
-    looks: Mapping[str, CurveStyle],
-    *,
-    by_time: bool,
-    named: bool = True,
+    ax: Axes, results: StudyResults, looks: Mapping[str, CurveStyle] | None = None, *, by_time: bool
 ) -> None:
+    """Curves with these looks, which a legend names; by default all, each with its name."""
+    named = looks is None
+    if looks is None:
+        looks = in_turn(_with_losses(results, results.drawn)).looks
     labels: list[Label] = []
     few = len(results.drawn) <= FEW
     curves = []

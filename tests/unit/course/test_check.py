@@ -26,7 +26,7 @@ from lab.config.cluster import Cluster
 from lab.config.run import Run
 from lab.config.study import Study
 from lab.course.check import WrongAnswerError, exercises, judge, kept, read_kept, verdict
-from lab.course.lesson02_collectives import Ring
+from lab.course.lesson02_03_data_parallel import Ring
 from lab.perfmodel.flops import gpt_flops_per_token, gpt_parameters
 from lab.records.schema import RankMemory
 

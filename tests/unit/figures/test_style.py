@@ -4,8 +4,15 @@ from itertools import product
 
 import pytest
 
-from lab.figures.arrangement import MOST_ENTRIES, MOST_PANELS, Arrangement, arranged, in_turn
-from lab.figures.style import COLORS, IDEAL
+from lab.figures.style import (
+    COLORS,
+    IDEAL,
+    MOST_ENTRIES,
+    MOST_PANELS,
+    Arrangement,
+    arranged,
+    in_turn,
+)
 
 MODELS = ("gpt2-small", "gpt2-medium", "gpt2-large")
 STRATEGIES = ("naive_ddp", "ddp", "fsdp", "zero1", "tensor_parallel", "pipeline_parallel")
