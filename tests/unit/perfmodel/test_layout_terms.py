@@ -256,11 +256,38 @@ def test_a_layer_with_experts_launches_more() -> None:
 def test_transfers_are_delayed_beyond_the_reach_of_a_framework() -> None:
     """4 m + p - 1 transfers, or 2 m + 1 of two stages, on more than 32 nodes of nanotron only."""
     law = only(stall=0.5)
-    far, near = case(data=66, pipeline=4, accum=6), case(data=64, pipeline=4, accum=6)
-    two = case(data=132, pipeline=2, accum=6)
+    far, near, two = (
+        case(data=data, pipeline=stages, accum=6, sharing="zero1")
+        for data, stages in ((66, 4), (64, 4), (132, 2))
+    )
     steps = law.predict([replace(one, framework=NANOTRON) for one in (far, near, two)])
     assert steps.tolist() == pytest.approx([0.5 * (4 * 6 + 3), 0, 0.5 * (2 * 6 + 1)])
     assert law.predict([far])[0] == 0
+
+
+def test_sums_of_ddp_are_delayed_beyond_the_reach_of_a_framework() -> None:
+    """Four transfers, whether of many replicas or of few; ZeRO-1 is measured without delay."""
+    law = only(stall=0.5)
+    many, few = case(data=264, accum=6), case(data=33, tensor=8)
+    others = [case(data=256), case(data=264, sharing="zero1")]
+    steps = law.predict([replace(one, framework=NANOTRON) for one in (many, few, *others)])
+    assert steps.tolist() == pytest.approx([4 * 0.5, 4 * 0.5, 0, 0])
+    assert law.parts(replace(many, framework=NANOTRON))["data parallelism"] == pytest.approx(2.0)
+    assert law.predict([many])[0] == 0
+
+
+def test_sums_of_ddp_in_a_pipeline_of_nanotron_wait_for_its_replicas() -> None:
+    """Those of a long last backward pass are hidden, as its other sums are."""
+    law = only(replicas=0.01, flops=1.0)
+    short, long = case(data=32, pipeline=2, accum=8), case(data=32, pipeline=2, micro=400)
+    for one in (short, long):
+        waits = replace(one, framework=replace(one.framework, waits_for_replicas=True))
+        hiding = law.parts(one)["compute"] * 2 / 3 * 12 / (24 + 12 * (one.candidate.grad_accum - 1))
+        exposed = (hiding**2 + 0.32**2) ** 0.5 - hiding
+        assert law.parts(waits)["data parallelism"] == pytest.approx(exposed)
+        assert law.parts(one)["data parallelism"] == 0
+    zero = case(data=32, pipeline=2, sharing="zero1")
+    assert law.parts(replace(zero, framework=NANOTRON))["data parallelism"] == 0
 
 
 def test_launches_of_nanotron_hide_its_sums() -> None:
