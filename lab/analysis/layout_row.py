@@ -14,7 +14,7 @@ from lab.analysis.layout_rates import flop_rate, is_rate_of_gpu, mfu_of, step_by
 from lab.analysis.layout_words import HYBRID, SEQUENCE_PARALLEL, SIZED, sharing
 from lab.formatting import count
 from lab.perfmodel import transformer
-from lab.perfmodel.frameworks import Framework
+from lab.perfmodel.frameworks import Framework, unmasked
 from lab.perfmodel.hardware import LINKS, Machine, named_gpu
 from lab.perfmodel.layout import Candidate, Checkpointing, Layout, Sharing
 from lab.perfmodel.layout_terms import Case
@@ -27,6 +27,7 @@ AGREES = 0.02  # relative
 ONLY_SIZE = re.compile(r"\d+(\.\d+)?[bt]([ -]a\d+(\.\d+)?b)?", re.IGNORECASE)  # 30B-A3B
 # What is recomputed, or MaxText's policies that keep the products.
 PARTS_OF_LAYERS = re.compile(r"select|minimal|norm|attn|proj|(?<![a-z])act(?![a-z])")
+UNTIMED = "no step time and no rate"
 # What a row may lack, and what can be assumed instead.
 LACKING = {
     "no number of GPUs": "gpus=8",
@@ -36,7 +37,7 @@ LACKING = {
     "no sequence length": "sequence=4096",
     "no batch size": "global_batch=256",
     "no micro-batch size for a pipeline": "micro_batch=1",
-    "no step time and no rate": "",
+    UNTIMED: "",
 }
 
 
@@ -60,6 +61,7 @@ class LayoutRow:
     rate_of_gpu: bool = False  # its rate is that of each GPU, though not named so
     divided: bool = False  # into micro-batches that the table does not give
     only_size: bool = False  # of a mixture of experts, of which one is known
+    kind: str = ""  # of a model that is no decoder of language
 
 
 def layout_row(
@@ -67,6 +69,9 @@ def layout_row(
 ) -> LayoutRow:
     """A row of a table; raises ValueError with what it lacks."""
     failed = bool(FAILED.search(str(values.get("status", ""))))
+    kind = _kind(values)
+    if kind and kind not in transformer.LIKE_DECODERS:
+        framework = unmasked(framework)
     if lacks := _lacks(values, timed=timed and not failed):
         raise ValueError(", ".join(lacks))
     if values.get("adapters"):
@@ -129,6 +134,7 @@ def layout_row(
         rate_of_gpu=rate_of_gpu,
         divided=divided,
         only_size=model.experts > 1 and bool(ONLY_SIZE.fullmatch(_name(values))),
+        kind=kind,
     )
 
 
@@ -214,7 +220,7 @@ def _lacks(values: Mapping[str, Any], *, timed: bool) -> list[str]:
         "no GPU": values.get("gpu"),
         "no sequence length": values.get("sequence"),
         "no batch size": any(map(values.get, BATCHES)),
-        "no step time and no rate": not timed or any(measured),
+        UNTIMED: not timed or any(measured),
     }
     return [what for what, value in given.items() if not value]
 
@@ -277,6 +283,19 @@ def _machine(values: Mapping[str, Any], gpus: float) -> Machine:
 
 def _name(values: Mapping[str, Any]) -> str:
     return " ".join(str(values[name]) for name in ("model", "size") if name in values)
+
+
+def _kind(values: Mapping[str, Any]) -> str:
+    """What a row's model is if it is no decoder of language, else ""; ValueError if that and its
+    size do not tell its work."""
+    noted = "" if values.get("model") else values.get("noted_kind", "")
+    kind = transformer.other_kind(_name(values)) or noted
+    if kind and kind not in transformer.LIKE_DECODERS and not all(map(values.get, DENSE)):
+        raise ValueError(
+            f"the model is {kind}, not a decoder of language, and its size does not tell its work: "
+            "add columns for its layers, its width and the tokens of a sample (sequence length)"
+        )
+    return kind
 
 
 def _model(values: Mapping[str, Any], notes: str) -> Transformer:

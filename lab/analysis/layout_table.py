@@ -22,6 +22,7 @@ from lab.analysis.audit.text_table import read_table
 from lab.analysis.audit.values import COUNT_UNITS, number, ranks_of
 from lab.analysis.layout_columns import (
     ASSUMED,
+    RATES,
     TEXT,
     UNITS,
     column_values,
@@ -36,6 +37,7 @@ from lab.analysis.layout_row import (
     AGREES,
     BATCHES,
     LACKING,
+    UNTIMED,
     LayoutRow,
     gpus_of,
     has_groups,
@@ -57,7 +59,7 @@ from lab.analysis.layout_words import (
 )
 from lab.errors import InputError, Problem, nearest, require_type
 from lab.formatting import count, listed
-from lab.perfmodel import layout_law, layout_terms
+from lab.perfmodel import layout_law, layout_terms, transformer
 from lab.perfmodel.frameworks import ANY, OF_MEGATRON_CORE, Framework, named_framework
 from lab.perfmodel.hardware import GPUS, named_gpu
 from lab.perfmodel.layout_law import LayoutLaw
@@ -157,6 +159,10 @@ def read_layouts(
     answered = {*columns, *assumed, *said}
     of_gpu = next(filter(named_gpu, above), "")  # a heading comes before footnotes on others
     defaults, assumptions = from_notes(notes, answered, precisions, framework, of_gpu)
+    if transformer.named("", notes) is None:
+        defaults["noted_kind"] = transformer.other_kind(
+            "; ".join([title, opening.partition("\n")[0], *above])
+        )
     by_column = [] if sideways is None else ["each column after the first is read as a layout"]
     assumptions = [*frame.attrs.get("assumptions", ()), *by_column, *assumptions]
     if by_rates:
@@ -182,7 +188,8 @@ def read_layouts(
             left_out[str(error)] += 1
     if not rows:
         problems = [
-            Problem(count(n, "row"), reason, _advice(reason)) for reason, n in left_out.items()
+            Problem(count(n, "row"), reason + _unread(reason, frame, columns), _advice(reason))
+            for reason, n in left_out.items()
         ]
         raise InputError(name, problems or [Problem("table", "has no rows", "add one per layout")])
     tables: list[LayoutTable] = []
@@ -273,6 +280,8 @@ def _of_some(rows: Sequence[LayoutRow]) -> Iterator[str]:
         yield f"{count(divided, 'row')}: no micro-batch size, the largest that fits is assumed"
     if sized := sum(row.only_size for row in rows):
         yield f"{count(sized, 'row')}: the only mixture of experts that is known of that size"
+    for kind, n in Counter(row.kind for row in rows if row.kind).items():
+        yield f"{count(n, 'row')}: {kind} is predicted as a decoder of its size or sizes"
     if others := sum(row.quoted_batch is not None for row in rows):
         yield (
             f"{count(others, 'row')} quote{'s' * (others == 1)} a batch other than micro-batch x "
@@ -368,6 +377,17 @@ def _page(source: str | Path | pd.DataFrame) -> tuple[list[str], str]:
     alone = sum(bool(DASHES.fullmatch(line)) for line in lines) == 1
     around = [line.strip("# \t") for line in lines if alone and "|" not in line]
     return around, title + line_end + before
+
+
+def _unread(reason: str, frame: pd.DataFrame, columns: Mapping[str, str]) -> str:
+    """The cell of a time or rate that is no number, where a row lacks both."""
+    known = {meant: columns[meant] for meant in ("time", *RATES) if meant in columns}
+    for meant, column in known.items() if UNTIMED in reason else ():
+        cells = frame[column].tolist()
+        for cell, value in zip(cells, column_values(meant, column, cells), strict=True):
+            if value is None and re.search(r"\d", str(cell)):
+                return f" ({column!r} holds {str(cell)!r}, which is not one number)"
+    return ""
 
 
 def _advice(reason: str) -> str:

@@ -23,6 +23,7 @@ _CARDS = (
     r"(?:-?\(?\d+ ?GB?(?: \w+)?\)? *)?GPUs?"
     rf"|(?:{_NAMES})s?)\b"
 )
+COUNTED = {"one": 1.0, "single": 1.0, "two": 2.0, "four": 4.0, "eight": 8.0, "sixteen": 16.0}
 _OF, _COUNT = r"(?:[ _]size)?(?: of| (?:is|was)(?: set to)?)?[ =:]*", r"(\d+)\b(?!\.\d)"
 NOTED = {
     "sequence": r"(?<![a-z])seq(?:uence)?s?(?:[ _-]?len(?:gth)?s?)?(?: of| is)?(?: set to)?[ =:]*"
@@ -39,9 +40,10 @@ NOTED = {
     "nodes": rf"\b(\d+) {NODE}s?\b",
     # Of the whole table: not "4 nodes of 8 GPUs", "8 GPUs per node".
     "gpus": r"(?<!of )(?<!with )(?<!has )(?<!have )(?<![\d.,x])(?<![x×] )"
-    rf"\b(\d+|one|single)(?: ?[x×*])?[ -]*{_CARDS}"
+    rf"\b(\d+|{'|'.join(COUNTED)})(?: ?[x×*])?[ -]*{_CARDS}"
     rf"(?! ?(?:\([^)]*\)|\d+ ?GB?)? ?(?:per|/|each|GPU|{NODE}))"
-    rf"|\b(?:{_NAMES}) ?[x×*] ?(\d+)\b",
+    rf"|\b(?:{_NAMES}) ?[x×*] ?(\d+)\b"
+    r"|(?<![\d.])(\d+) ?卡",
 }
 # Notes say nothing of one of these if a column gives another.
 TOGETHER = (
@@ -91,8 +93,8 @@ RECOMPUTED = re.compile(
 )
 RECOMPUTES_NOTHING = {"w/o", "without", "off", "disabled", "false", "none"}
 ABBREVIATIONS = (
-    *("tp", "pp", "cp", "ep", "dp", "vp", "vpp", "mbs", "gbs", "bs", "ga", "gas", "sl"),
-    *("dp_replicate", "dp_shard"),
+    *("tp", "pp", "cp", "ep", "dp", "vp", "vpp", "mbs", "mbz", "lbs", "gbs", "bs", "ga", "gas"),
+    *("sl", "dp_replicate", "dp_shard"),
 )
 ABBREVIATED = {short: meant for short in ABBREVIATIONS if (meant := meaning(short))}
 # "TP8", "tp=8", "PP 4", and in "zero1(dp2)+tp2"; "expert parallelism 8".
@@ -217,9 +219,7 @@ def _noted(name: str, text: str) -> set[float]:
     """All that a text gives as this, such as {8.0} GPUs."""
     matches = re.finditer(NOTED[name], text, re.IGNORECASE)
     texts = {next(filter(None, match.groups())).lower() for match in matches}
-    return {
-        1.0 if one in {"one", "single"} else number(one, units=UNITS.get(name)) for one in texts
-    }
+    return {COUNTED.get(one) or number(one, units=UNITS.get(name)) for one in texts}
 
 
 def noted_recomputation(text: str) -> set[str]:

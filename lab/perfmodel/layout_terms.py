@@ -24,6 +24,7 @@ from lab.perfmodel.transformer import Transformer
 
 Floats = npt.NDArray[np.float64]
 NARROW = ("fp8", "fp4")
+AMPERE = ("a100", "a800")
 HOPPER = ("h100", "h200", "gh200", "h800")
 # Routing, sorting, dispatch and combination at least double the kernels of a layer: the host bounds
 # such models (Scalable Training of Mixture-of-Experts Models with Megatron Core, 2026).
@@ -229,7 +230,8 @@ def _tensor(case: Case) -> dict[str, float]:
         "layer_messages": sums * _messages(level),
         "layer_crossing": passes * layout.tensor * crossing,
         "hides_sums": case.framework.hides_sums,
-        "overlaps_sums": case.framework.overlaps_sums,
+        "overlaps_sums": case.framework.overlaps_sums
+        and not case.machine.gpu.name.startswith(AMPERE),
     }
 
 
@@ -306,7 +308,10 @@ def _stages(case: Case) -> dict[str, float]:
     steady = 0 if framework.hides_transfers and layout.interleave > 1 else times - 1
     hops = 2 * (steady + stages - 1) if stages > 1 else 0
     cards = machine.outer if case.crosses_nodes else machine.inner
-    return {"stage": hops, "stage_bytes": hops * case.handed_on / cards.bytes_per_s}
+    sent = case.handed_on
+    if framework.scatters_stages and not layout.sequence_parallel:
+        sent /= layout.tensor
+    return {"stage": hops, "stage_bytes": hops * sent / cards.bytes_per_s}
 
 
 def _delays(case: Case) -> dict[str, float]:

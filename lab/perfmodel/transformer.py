@@ -208,9 +208,21 @@ _LADDER = (
 )
 # "30B-A3B", "8x7B" or "8×7B", or in words; such a model's size alone says little of its work.
 _EXPERTS = re.compile(
-    r"\d+b.?a\d+b\b|\d+[x×]\d+(\.\d+)?b|\bmoe\b|mixtral|deepseek.?(v?[234]|r1)|kimi.?k2",
+    r"\d+b.?a\d+b\b|\d+[x×]\d+(\.\d+)?b|moe(?![a-z])|mixtral|deepseek.?(v?[234]|r1)|kimi.?k2",
     re.IGNORECASE,
 )
+# Models other than decoders of language, by the names of the usual ones.
+KINDS = {
+    "a diffusion model": r"\bwan[ -]?2\.\d|\b(flux|sdxl|sd[23]|dit|ldm)\b|stable.?diffusion|imagen"
+    r"|open.?sora|hunyuan.?video|cogvideo|pixart",
+    "a vision model": r"\bvit\b|\b(resnet|convnext|efficientnet|dino|swin|yolo)|\bclip\b",
+    "an encoder-decoder": r"\bm?t5\b|\b(flan|mbart|bart|whisper|ul2|nllb)\b",
+    "a state space model": r"mamba|\brwkv|\bjamba|nemotron.?\d*-?h\b",
+    "an encoder": r"\b(ro|de|al|distil|mega)?berta?\b|\besm-?2|\belectra\b",
+    "a vision-language model": r"llava|intern-?vl|\w-vl\b|\bvlm\b|\bomni\b",
+}
+# A decoder of as many parameters has nearly their work.
+LIKE_DECODERS = ("an encoder", "a vision-language model")
 NOMINAL = 0.03  # relative, of what names round: Kimi K2 has 1026B, gpt-oss-120b 117B
 _SIZE = re.compile(r"(?<![\d.x×])(\d+(?:\.\d+)?)\s*([mbt])\b", re.IGNORECASE)
 _FACTOR = {"m": 1e6, "b": 1e9, "t": 1e12}
@@ -235,6 +247,13 @@ def named(text: str, context: str = "") -> Transformer | None:
 def has_experts(text: str) -> bool:
     """Whether words such as "Qwen3 30B-A3B" name a mixture of experts."""
     return bool(_EXPERTS.search(text))
+
+
+def other_kind(text: str) -> str:
+    """What words such as "ViT-G/14" name if it is no decoder of language, else ""."""
+    words = text.replace("_", " ")
+    kinds = (kind for kind, names in KINDS.items() if re.search(names, words, re.IGNORECASE))
+    return next(kinds, "")
 
 
 def size(text: str) -> float | None:

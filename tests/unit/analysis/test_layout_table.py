@@ -343,8 +343,8 @@ def test_a_precision_in_the_notes_counts_if_there_is_only_one(notes: str, precis
 @pytest.mark.parametrize(
     ("notes", "framework"),
     [
-        ("Narayanan et al. 2021: Megatron-LM on A100", "megatron"),
-        ("Megatron-LM, paper of 2022", "megatron"),
+        ("Narayanan et al. 2021: Megatron-LM on A100", "megatron-lm"),
+        ("Megatron-LM, paper of 2022", "megatron-lm"),
         ("Megatron-LM 2024", "megatron-core"),
         ("Megatron-LM", "megatron-core"),  # on H100, by its column
         ("a paper of 2021", ""),
@@ -890,6 +890,60 @@ def test_other_chips_are_not_taken_for_gpus(notes: str, columns: dict[str, str])
     assert read_layouts(rows).rows[0].case.machine.gpu.name == "h100"
 
 
+@pytest.mark.parametrize(
+    ("model", "notes", "kind"),
+    [
+        ("Wan 2.1 14B", "", "a diffusion model"),
+        (None, "Stable Diffusion Test Case", "a diffusion model"),
+        ("ViT-G/14 1.85B", "", "a vision model"),
+        (None, "### ViT-G/14", "a vision model"),
+        ("T5-v1.1-xl 3B", "", "an encoder-decoder"),
+        ("Nemotron5-H-56B", "", "a state space model"),
+    ],
+)
+def test_what_is_no_decoder_of_language_is_said_to_be_so(
+    model: str | None, notes: str, kind: str
+) -> None:
+    rows = frame(Model=model)
+    rows.attrs["notes"] = [notes]
+    with pytest.raises(InputError, match=f"the model is {kind}, not a decoder of language"):
+        read_layouts(rows)
+    sized = read_layouts(rows, assume={"layers": 40, "width": 5120})
+    assert f"1 row: {kind} is predicted as a decoder of its size or sizes" in sized.assumptions
+    assert sized.rows[0].case.model.layers == 40
+
+
+def test_a_model_named_as_a_decoder_is_one_whatever_else_the_notes_name() -> None:
+    rows = frame()
+    rows.attrs["notes"] = ["Towards ViT-G/14 and T5"]
+    assert not read_layouts(rows).rows[0].kind
+    (seeing,) = read_layouts(frame(Model="LLaVA 1.5 7B")).rows
+    assert seeing.kind == "a vision-language model" and seeing.case.model.parameters > 6e9
+
+
+def test_attention_without_a_mask_counts_whole() -> None:
+    """cuDNN's skips the masked half, which no encoder has, and NeMo's FLOPs omit it."""
+    columns = {"Tokens / sec / GPU": None, "Model TFLOP / sec / GPU": 300.0, "Model": None}
+    sizes = {"layers": 40, "width": 5120, "heads": 40}
+    rows = frame(**{**columns, "GPUs": 64, "PP": 1, "Sequence Length": 32768}, **sizes)
+    rows.attrs["notes"] = ["NeMo"]
+    (masked,) = read_layouts(rows).rows
+    (whole,) = read_layouts(rows, assume={"model": "DiT"}).rows
+    model = masked.case.model
+    halves = [model.flops_per_token(32768, masked=half) for half in (True, False)]
+    assert masked.step_s and whole.step_s == pytest.approx(
+        masked.step_s * halves[1] / halves[0], rel=1e-3
+    )
+    laws = [row.case.framework.coefficients["attention"][0] for row in (masked, whole)]
+    assert laws[1] == 2 * laws[0]
+
+
+def test_a_cell_with_two_numbers_is_named_where_a_row_lacks_a_rate() -> None:
+    rows = frame(**{"Tokens / sec / GPU": "8000 / 9000"})
+    with pytest.raises(InputError, match="'Tokens / sec / GPU' holds '8000 / 9000', which is not"):
+        read_layouts(rows)
+
+
 def test_gpus_follow_from_the_rates_of_all_and_of_each() -> None:
     rows = frame(GPUs=None, **{"PP": 1, "Aggregate TPS": 63_970.0})
     table = read_layouts(rows)
@@ -930,6 +984,24 @@ def test_a_row_for_each_quantity_and_a_column_for_each_layout(tmp_path: Path) ->
         assert (candidate.precision, row.case.machine.gpu.name) == ("fp8", "h100")
         assert row.case.model.parameters == pytest.approx(8.03e9, rel=0.01)
         assert row.quoted_mfu == pytest.approx(0.395, abs=0.002)
+
+
+SPEEDS = """Qwen2.5-14B with 8K context length, on an eight-GPU A800 node, global batch size 16:
+
+|                  | Megatron-LM | Deepspeed-ZeRO2 | Deepspeed-ZeRO3 |
+| ---------------- | ----------- | --------------- | --------------- |
+| Training Speed   | 9.04s/it    | 10.32s/it       | 10.56s/it       |
+| GPU Memory Usage | 8\\*64GB     | 8\\*80GB         | 8\\*58GB         |
+"""
+
+
+def test_a_row_of_speeds_is_known_by_its_cells(tmp_path: Path) -> None:
+    path = tmp_path / "speeds.md"
+    path.write_text(SPEEDS)
+    table = read_layouts(path)
+    assert table.step_s.tolist() == [9.04, 10.32, 10.56]
+    assert [row.case.candidate.layout.world_size for row in table.rows] == [8, 8, 8]
+    assert [row.case.candidate.layout.sharing for row in table.rows][1:] == ["zero2", "fsdp"]
 
 
 def test_a_named_model_cut_to_fewer_layers(tmp_path: Path) -> None:

@@ -122,6 +122,8 @@ def test_columns_count_before_notes() -> None:
         ("H100 x 2048 matrices, 8 GPUs", None),
         ("a single A100 80GB GPU", 1),
         ("H100 GPUs", None),
+        ("a single-node, eight-GPU A800 environment", 8),
+        ("A800单机8卡（1x8）", 8),
         ("2 nodes x 8 H100", None),
         ("Each host has 8 NVIDIA H100 GPUs", None),
     ],

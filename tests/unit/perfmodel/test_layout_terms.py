@@ -8,7 +8,14 @@ import numpy as np
 import pytest
 from cases import CASES, MODEL, PLACE, case, only
 
-from lab.perfmodel.frameworks import ANY, MEGATRON_CORE, NANOTRON, NEMO, named_framework
+from lab.perfmodel.frameworks import (
+    ANY,
+    MEGATRON_CORE,
+    MEGATRON_LM,
+    NANOTRON,
+    NEMO,
+    named_framework,
+)
 from lab.perfmodel.hardware import machine
 from lab.perfmodel.layout import Candidate, Layout, Sharing
 from lab.perfmodel.layout_law import expected
@@ -188,12 +195,25 @@ def test_ranks_of_a_sequence_share_the_weights_as_well() -> None:
 
 
 def test_nemo_sends_activations_while_it_computes() -> None:
+    """On Hopper and later GPUs."""
     law = only(flops=1.0, tensor_bytes=1.0)
-    waits = law.parts(case(tensor=4, micro=8))
-    beside = law.parts(replace(case(tensor=4, micro=8), framework=NEMO))
+    ampere = case(tensor=4, micro=8)
+    hopper = replace(ampere, machine=machine("h100x8:nvlink4:infiniband-ndr"))
+    plain = replace(NEMO, overlaps_sums=False)
+    waits, beside = (law.parts(replace(hopper, framework=one)) for one in (plain, NEMO))
     layers, sums = (waits[cause] for cause in ("compute", "tensor parallelism"))
     assert beside["compute"] == layers
     assert beside["tensor parallelism"] == pytest.approx((layers**2 + sums**2) ** 0.5 - layers)
+    assert law.parts(replace(ampere, framework=NEMO)) == law.parts(ampere)
+
+
+def test_ranks_of_megatron_lm_share_what_a_stage_hands_on() -> None:
+    law = only(stage_bytes=1.0)
+    whole = case(tensor=8, pipeline=4, accum=8)
+    shared = replace(whole, framework=MEGATRON_LM)
+    split = case(tensor=8, pipeline=4, accum=8, sequence_parallel=True)
+    seconds = law.predict([whole, shared, split, replace(split, framework=MEGATRON_LM)])
+    assert seconds / seconds[0] == pytest.approx([1, 1 / 8, 1 / 8, 1 / 8])
 
 
 def test_fp8_leaves_attention_and_the_head_at_the_peak_of_16_bits() -> None:

@@ -109,7 +109,13 @@ def test_a_number_of_parameters_makes_a_model_of_that_size(count: float) -> None
     ("text", "mixed"),
     [
         *(("our 30B-A3B", True), ("8x7B", True), ("MoE of 16B", True), ("DeepSeekV3", True)),
-        *(("Llama-3 8B", False), ("13B A100", False), ("1.3B, 2x8 GPUs", False)),
+        *(("ibm/PowerMoE-3b", True), ("OLMoE-1B-7B", True), ("Qwen1.5-MoE-A2.7B", True)),
+        *(
+            ("Llama-3 8B", False),
+            ("Moebius 7B", False),
+            ("13B A100", False),
+            ("1.3B, 2x8 GPUs", False),
+        ),
     ],
 )
 def test_mixtures_of_experts_are_known_by_their_names(text: str, mixed: bool) -> None:
