@@ -315,7 +315,10 @@ def _cell(meant: str, column: str, cell: Any, factor: float) -> Any:
     value = number(cell, units=UNITS.get(meant), factor=factor)
     if meant == "gpus" and not math.isfinite(value):
         value = ranks_of(cell)[0]  # 16p
-    return value if math.isfinite(value) else None
+    if meant == "mfu" and "%" in text and value > 1:
+        return 100 * value  # more than the peak, not a number of per cent
+    measured = meant in {"time", "mfu", *RATES} or meant.endswith("flops")
+    return value if math.isfinite(value) and (value > 0 or not measured) else None
 
 
 def stage(column: str, text: str) -> str:

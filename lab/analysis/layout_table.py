@@ -53,6 +53,7 @@ from lab.analysis.layout_words import (
     SHARED,
     UNNAMED,
     UNSAID_PRECISION,
+    UNSAID_STAGES,
     USUAL_GPUS,
     from_notes,
     settings,
@@ -92,6 +93,13 @@ class LayoutTable:
     def measured(self) -> list[LayoutRow]:
         """Rows with a time."""
         return [row for row in self.rows if row.step_s is not None]
+
+    def with_measured(self) -> LayoutTable:
+        """The same table; raises InputError if no row has a time."""
+        if self.measured:
+            return self
+        what = f"none ran: {listed(self.notes[len(self.assumptions) :], MOST_NAMES)}"
+        raise InputError(self.name, [Problem("rows", what, "add one with a time or a rate")])
 
     @property
     def cases(self) -> list[Case]:
@@ -192,6 +200,8 @@ def read_layouts(
             for reason, n in left_out.items()
         ]
         raise InputError(name, problems or [Problem("table", "has no rows", "add one per layout")])
+    if all(row.case.candidate.layout.pipeline == 1 for row in rows):
+        assumptions = [one for one in assumptions if not one.startswith(UNSAID_STAGES)]
     tables: list[LayoutTable] = []
     for what, value, why in _faster(rows, str(defaults.get("gpu")), assumptions):
         more = {**(assume or {}), what: value}
@@ -527,6 +537,6 @@ def fit_layouts(
     status. `assume` gives what the table does not say, such as {"gpu": "a100-40gb", "recomputed":
     "full"}. Rows that crashed are not used. Raises InputError if nothing can be read.
     """
-    table = read_layouts(rows, assume=assume)
+    table = read_layouts(rows, assume=assume).with_measured()
     law = layout_law.fit(table.cases, table.step_s.tolist())
     return FittedLayouts(law, table, {**(assume or {}), **table.inferred})

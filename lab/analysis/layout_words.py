@@ -35,7 +35,7 @@ NOTED = {
     "micro_batch": rf"\b(?:micro|per[ -](?:gpu|device))[ _-]?batch{_OF}{_COUNT}",
     "replica_batch": rf"\blocal[ _-]?batch{_OF}{_COUNT}",
     "per_node": rf"x ?(\d+) per node|(\d+)(?: ?[x×*])? {_CARDS} (?:\([^)]*\) )?per {NODE}"
-    rf"|\b{NODE}s? (?:has|have|with|of|x|×) (\d+)(?: ?[x×*])? ?{_CARDS}"
+    rf"|\b{NODE}s? (?:has|have|with|of|x|×)[ :*-]+(\d+)(?: ?[x×*])? ?{_CARDS}"
     rf"|\b\d+ {NODE}s? ?[x×] ?(\d+)\b(?! ?[x×])",
     "nodes": rf"\b(\d+) {NODE}s?\b",
     # Of the whole table: not "4 nodes of 8 GPUs", "8 GPUs per node".
@@ -63,6 +63,7 @@ SHARINGS: dict[Sharing, str] = {
 USUAL_GPUS = ("a100", "h100", "b200")
 UNNAMED = "because the table names no GPU"
 UNSAID_PRECISION = "the table does not say which precision: bf16 is assumed"
+UNSAID_STAGES = "the table does not say whether pipelines are interleaved"
 # Where no GPU is named, the first that computes in this precision.
 FIRST_WITH = {"fp8": "h100", "fp4": "b200", "mxfp8": "b200"}
 MICROSCALED = re.compile(r"\bmx-?fp-?8", re.IGNORECASE)
@@ -125,6 +126,8 @@ OTHER_CHIP = re.compile(
 def settings(text: str) -> dict[str, Any]:
     """What words such as "tp2, pp32, mbs=1, recompute=full" say; nothing twice or doubtful."""
     values: dict[str, set[Any]] = {name: _noted(name, text) for name in NOTED}
+    of_all = re.sub(NOTED["per_node"], " ", text, flags=re.IGNORECASE)
+    values["gpus"] = _noted("gpus", of_all)
     values["recomputed"] = {one.lower() or two.lower() for one, two in SET_RECOMPUTED.findall(text)}
     values["recomputed"] |= noted_recomputation(text)
     text = _DENIED.sub("", text)
@@ -208,8 +211,7 @@ def from_notes(
             said.append(f"sequence parallelism {values['sequence_parallel']}, from the notes")
     if "pipeline" in known and "interleave" not in {*known, *values} and framework.interleave > 1:
         values["interleave"] = framework.interleave
-        stages = f"{framework.interleave} stages on each rank are assumed"
-        said.append(f"the table does not say whether pipelines are interleaved: {stages}")
+        said.append(f"{UNSAID_STAGES}: {framework.interleave} stages on each rank are assumed")
     if "recomputed" not in {*known, *values}:
         said += _recomputed(known, values, framework)
     return values, said

@@ -38,7 +38,9 @@ def test_a_row_as_people_write_it() -> None:
 def test_a_rank_without_a_pipeline_has_one_stage() -> None:
     rows = frame(GPUs=8, PP=1)
     rows.attrs["notes"] = ["Megatron-LM 2024"]
-    assert read_layouts(rows).rows[0].case.candidate.layout.interleave == 1
+    table = read_layouts(rows)
+    assert table.rows[0].case.candidate.layout.interleave == 1
+    assert not any("interleaved" in one for one in table.assumptions)
 
 
 @pytest.mark.parametrize(
@@ -144,9 +146,14 @@ def test_a_precision_is_read_with_its_own_peak(
         ({"Sequence Length": None}, "no sequence length"),
         ({"GBS": 4}, "smaller than a micro-batch"),
         ({"Tokens / sec / GPU": None}, "no step time"),
-        ({"Model": "our own"}, "unknown model our own"),
+        ({"GBS": 20}, "a global batch of 20 is no multiple of micro-batch x replicas = 8"),
+        ({"Tokens / sec / GPU": -8000.0}, "no step time"),
+        ({"Tokens / sec / GPU": None, "MFU": "156%"}, "an MFU of 156 %, more than the peak"),
+        ({"Model": None, "Layers": 32}, "layers, but no width"),
+        ({"Model": "our own"}, "unknown model our own; give its parameters"),
         ({"Model": "our 30B-A3B"}, "unknown mixture of experts our 30B-A3B"),
-        ({"System": "TPU"}, "unknown GPU"),
+        ({"System": "TPU"}, "unknown GPU TPU; name one such as h100"),
+        ({"System": "h1000"}, "unknown GPU h1000; did you mean 'h100'?"),
         (
             {"Model": "Ling 1T", "EP": 8},
             "unknown mixture of experts Ling 1T: no layers, width, hidden, experts, active",

@@ -137,6 +137,7 @@ def test_the_gpus_of_a_table_are_not_those_of_a_node(notes: str, gpus: int | Non
     [
         ("8 nodes, 4x NVIDIA H200 (141 GB) per node", {"nodes": 8, "per_node": 4}),
         ("Each host has 8 NVIDIA H100 GPUs", {"per_node": 8}),
+        ("Each host has - 8 NVIDIA H200 GPUs connected", {"per_node": 8}),
         ("on 16 hosts, 8 H100 GPUs per host", {"nodes": 16, "per_node": 8}),
         ("context length 8192", {"sequence": 8192}),
         ("8,192 tokens of context", {}),
