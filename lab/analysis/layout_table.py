@@ -48,6 +48,8 @@ from lab.analysis.layout_row import (
 )
 from lab.analysis.layout_words import (
     ADAPTERS,
+    DENIED,
+    FUSED,
     OTHER_CHIP,
     SENT_ONCE,
     SHARED,
@@ -200,6 +202,11 @@ def read_layouts(
             for reason, n in left_out.items()
         ]
         raise InputError(name, problems or [Problem("table", "has no rows", "add one per layout")])
+    if quick := sum(map(_in_tf32, rows)):
+        rows = [_with_tf32(row) if _in_tf32(row) else row for row in rows]
+        assumptions.append(
+            f"{count(quick, 'row')}: tf32 instead of fp32, in which no GPU is that fast"
+        )
     if all(row.case.candidate.layout.pipeline == 1 for row in rows):
         assumptions = [one for one in assumptions if not one.startswith(UNSAID_STAGES)]
     tables: list[LayoutTable] = []
@@ -262,6 +269,9 @@ def _framework(
     if framework is ANY:
         own = re.findall(OF_MEGATRON_CORE, words, re.IGNORECASE)
         framework = named_framework("; ".join([opening, noted, *own]))
+    if FUSED.search(DENIED.sub("", f"{notes}; {words}")):
+        others = {name: one for name, one in framework.coefficients.items() if name != "scores"}
+        framework = replace(framework, coefficients=others)
     if SENT_ONCE.search(f"{notes}; {words}"):
         return replace(framework, dispatches_once=True)
     return framework
@@ -354,6 +364,17 @@ def _too_fast(row: LayoutRow) -> bool:
     each = case.sequence * case.model.flops_per_token(case.sequence, passes=passes)
     peak = case.machine.gpu.fastest(case.candidate.precision)
     return case.candidate.global_batch * each / row.step_s / gpus > MOST_REACHED * peak
+
+
+def _in_tf32(row: LayoutRow) -> bool:
+    """Whether a row that is said to be in fp32 is too fast for that, but not for tf32."""
+    candidate, gpu = row.case.candidate, row.case.machine.gpu
+    return candidate.precision == "fp32" and "tf32" in gpu.flops and _too_fast(row)
+
+
+def _with_tf32(row: LayoutRow) -> LayoutRow:
+    candidate = replace(row.case.candidate, precision="tf32")
+    return replace(row, case=replace(row.case, candidate=candidate))
 
 
 def _faster(

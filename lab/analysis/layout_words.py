@@ -110,10 +110,11 @@ GROUPS = re.compile(r"\bhsdp\W*(\d+)\s*[x×,]\s*(\d+)", re.IGNORECASE)  # replic
 SET_RECOMPUTED = re.compile(
     r"\brecomput\w*\s*[=:]\s*(\w+)|\b(full|selective|no) AC\b", re.IGNORECASE
 )
+FUSED = re.compile(r"flash[ -]?att", re.IGNORECASE)  # of attention
 SENT_ONCE = re.compile(r"\b(?:deep|hybrid).?ep\b", re.IGNORECASE)
 ADAPTERS = re.compile(r"(?<![a-z])(?:q|do)?lora(?![a-z])", re.IGNORECASE)
 TRAINS_ALL = re.compile(r"\bsft\b|\bfull\b|pre-?train|supervised", re.IGNORECASE)
-_DENIED = re.compile(r"\b(?:no|not|without|w/o|instead of)\s+[^\s,;.]+", re.IGNORECASE)
+DENIED = re.compile(r"\b(?:no|not|without|w/o|instead of)\s+[^\s,;.]+", re.IGNORECASE)
 _ACTIVE = re.compile(r"(?<=b)[ -]?a\d+(\.\d+)?b", re.IGNORECASE)  # of "30B-A3B"
 
 
@@ -130,7 +131,7 @@ def settings(text: str) -> dict[str, Any]:
     values["gpus"] = _noted("gpus", of_all)
     values["recomputed"] = {one.lower() or two.lower() for one, two in SET_RECOMPUTED.findall(text)}
     values["recomputed"] |= noted_recomputation(text)
-    text = _DENIED.sub("", text)
+    text = DENIED.sub("", text)
     for short, name, value in SETTING.findall(text):
         meant = ABBREVIATED[short.lower()] if short else name.lower()
         values.setdefault(meant, set()).add(float(value.replace(",", "")))
@@ -201,7 +202,7 @@ def from_notes(
         used |= {"mxfp8"} if MICROSCALED.search(notes) else set()
         values["gpu"], why = _gpu(of_gpu or notes, used)
         said.append(f"{values['gpu'].upper()} GPUs, {why}")
-    text = _DENIED.sub("", notes)
+    text = DENIED.sub("", notes)
     if ADAPTERS.search(text) and not TRAINS_ALL.search(text):
         values["adapters"] = True
     if "sequence_parallel" not in known:

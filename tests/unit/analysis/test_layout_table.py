@@ -134,7 +134,8 @@ def test_groups_that_do_not_divide_the_ranks_are_refused() -> None:
 def test_a_precision_is_read_with_its_own_peak(
     system: str, precision: str | None, read: str, peak: float
 ) -> None:
-    case = read_layouts(frame(System=system, Precision=precision)).rows[0].case
+    slow = {"Tokens / sec / GPU": 100.0}
+    case = read_layouts(frame(System=system, Precision=precision, **slow)).rows[0].case
     assert case.candidate.precision == read
     assert case.machine.gpu.fastest(read) == peak
 
@@ -342,7 +343,7 @@ def test_a_plain_batch_size_is_told_by_the_other_columns(
     ],
 )
 def test_a_precision_in_the_notes_counts_if_there_is_only_one(notes: str, precision: str) -> None:
-    rows = frame()
+    rows = frame(**{"Tokens / sec / GPU": 100.0})
     rows.attrs["notes"] = [notes]
     assert read_layouts(rows).rows[0].case.candidate.precision == precision
 
@@ -943,6 +944,27 @@ def test_attention_without_a_mask_counts_whole() -> None:
     )
     laws = [row.case.framework.coefficients["attention"][0] for row in (masked, whole)]
     assert laws[1] == 2 * laws[0]
+
+
+def test_rows_that_no_gpu_computes_in_fp32_are_in_tf32() -> None:
+    for rate, precision in ((3500.0, "tf32"), (500.0, "fp32")):
+        table = read_layouts(frame(Precision="fp32", **{"Tokens / sec / GPU": rate}))
+        assert table.rows[0].case.candidate.precision == precision
+        assert any("tf32 instead of fp32" in one for one in table.assumptions) == (rate > 1000)
+
+
+@pytest.mark.parametrize(
+    ("notes", "fused"),
+    [
+        ("Megatron-DeepSpeed, FlashAttention 2", True),
+        ("Megatron-DeepSpeed without flash-attn", False),
+    ],
+)
+def test_attention_is_fused_where_the_notes_say_so(notes: str, fused: bool) -> None:
+    rows = frame()
+    rows.attrs["notes"] = [notes]
+    framework = read_layouts(rows).rows[0].case.framework
+    assert framework.name == "megatron" and ("scores" not in framework.coefficients) == fused
 
 
 def test_a_cell_with_two_numbers_is_named_where_a_row_lacks_a_rate() -> None:
