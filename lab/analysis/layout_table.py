@@ -162,7 +162,7 @@ def read_layouts(
     precisions = {
         named_precision(str(row["precision"])) or "bf16" for row in cells if "precision" in row
     }
-    framework = _framework(notes, opening, words, cells)
+    framework = _framework(notes, opening, frame, cells)
     by_rates = sum(map(_with_gpus, cells))
     in_words = ("gpu", "gpus", "recomputed")
     said = {name for name in in_words if all(name in row for row in cells)}
@@ -259,22 +259,36 @@ def _other_chip(words: str) -> str:
 
 
 def _framework(
-    notes: str, opening: str, words: str, cells: Sequence[Mapping[str, Any]]
+    notes: str, opening: str, frame: pd.DataFrame, cells: Sequence[Mapping[str, Any]]
 ) -> Framework:
     """The framework by the notes, GPUs and precisions, else also by the page's opening and by the
-    framework's own acronyms, with its dispatcher."""
+    framework's own acronyms, or by a column that names it in each row, with its dispatcher."""
+    words = _words(frame)
     named = {str(row[name]) for row in cells for name in ("gpu", "precision") if name in row}
     noted = "; ".join([notes, *sorted(named)])
     framework = named_framework(noted)
     if framework is ANY:
         own = re.findall(OF_MEGATRON_CORE, words, re.IGNORECASE)
         framework = named_framework("; ".join([opening, noted, *own]))
+    if framework is ANY:
+        framework = _named_in_each_row(frame, noted)
     if FUSED.search(DENIED.sub("", f"{notes}; {words}")):
         others = {name: one for name, one in framework.coefficients.items() if name != "scores"}
         framework = replace(framework, coefficients=others)
     if SENT_ONCE.search(f"{notes}; {words}"):
         return replace(framework, dispatches_once=True)
     return framework
+
+
+def _named_in_each_row(frame: pd.DataFrame, noted: str) -> Framework:
+    """The framework that all cells of one column name; rows of several are read as of none."""
+    for place in range(frame.shape[1]):
+        cells = set(map(str, frame.iloc[:, place]))
+        if len(cells) <= MOST_NAMES and all(re.search("[a-z]{3}", cell.lower()) for cell in cells):
+            named = {named_framework(f"{noted}; {cell}").name for cell in cells}
+            if len(named) == 1 and named != {ANY.name}:
+                return named_framework(f"{noted}; {cells.pop()}")
+    return ANY
 
 
 def _is_heading(cells: Sequence[Any]) -> bool:

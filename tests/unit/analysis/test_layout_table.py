@@ -946,6 +946,23 @@ def test_attention_without_a_mask_counts_whole() -> None:
     assert laws[1] == 2 * laws[0]
 
 
+@pytest.mark.parametrize(
+    ("methods", "framework"),
+    [
+        (("Megatron-LM", "Megatron-LM"), "megatron-core"),
+        (("nanotron", "nanotron v2"), "nanotron"),
+        (("Megatron-LM", "ours"), ""),
+        (("NeMo", "nanotron"), ""),
+    ],
+)
+def test_a_column_may_name_the_framework_of_all_rows(
+    methods: tuple[str, str], framework: str
+) -> None:
+    rows = pd.concat([frame(Method=method) for method in methods], ignore_index=True)
+    rows.attrs["notes"] = ["A comparison of 2024"]
+    assert read_layouts(rows).rows[0].case.framework.name == framework
+
+
 def test_rows_that_no_gpu_computes_in_fp32_are_in_tf32() -> None:
     for rate, precision in ((3500.0, "tf32"), (500.0, "fp32")):
         table = read_layouts(frame(Precision="fp32", **{"Tokens / sec / GPU": rate}))
