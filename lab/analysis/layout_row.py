@@ -194,7 +194,13 @@ def _expert(values: Mapping[str, Any], model: Transformer, ranks: int) -> int:
             "no expert parallelism for a mixture of experts, which other rows give: write 1 where "
             "each rank has all experts"
         )
-    return min(whole(values, "expert"), ranks)
+    shared = whole(values, "expert")
+    if model.experts > 1 and shared > ranks:
+        raise ValueError(
+            f"{count(shared, 'rank')} cannot share experts where only {ranks} have the same layers; "
+            "correct ep or another degree"
+        )
+    return min(shared, ranks)
 
 
 def _sequence_parallel(values: Mapping[str, Any], tensor: int, unsaid: bool) -> bool:

@@ -389,6 +389,7 @@ def test_all_that_rows_lack_is_named_at_once_with_what_can_be_assumed() -> None:
         ({"DP": 2}, "dp x tp x pp x cp make 8 GPUs, not 16"),
         ({"DP": 8}, "dp x tp x pp x cp make 32 GPUs, not 16"),
         ({"Task": "LoRA"}, "LoRA trains adapters only"),
+        ({"Model": "Mixtral 8x7B", "PP": 1, "EP": 32}, "32 ranks cannot share experts where only"),
     ],
 )
 def test_rows_that_would_be_misread_are_refused(columns: dict[str, object], message: str) -> None:
