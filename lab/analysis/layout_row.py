@@ -197,8 +197,8 @@ def _expert(values: Mapping[str, Any], model: Transformer, ranks: int) -> int:
     shared = whole(values, "expert")
     if model.experts > 1 and shared > ranks:
         raise ValueError(
-            f"{count(shared, 'rank')} cannot share experts where only {ranks} have the same layers; "
-            "correct ep or another degree"
+            f"{count(shared, 'rank')} cannot share experts where only {ranks} have the same layers;"
+            " correct ep or another degree"
         )
     return min(shared, ranks)
 

@@ -27,6 +27,7 @@ from lab.analysis.layout_columns import (
     UNITS,
     column_values,
     crashed,
+    meaning,
     meanings,
     split_lists,
     stage,
@@ -448,13 +449,14 @@ def _assumed(assume: Mapping[str, Any]) -> dict[str, Any]:
     """The assumptions as values of cells; raises InputError for unknown names and no numbers."""
     problems: list[Problem] = []
     values: dict[str, Any] = {}
-    for name, value in assume.items():
+    for said, value in assume.items():
+        name = said if said in ASSUMED else meaning(said) or said  # as a column may be called: tp
         if name not in ASSUMED:
-            problems.append(Problem(name, "unknown name", nearest(name, ASSUMED)))
+            problems.append(Problem(said, "unknown name", nearest(said, ASSUMED)))
         elif name in TEXT:
             values[name] = stage("", str(value).lower()) if name == "zero" else str(value)
         elif not math.isfinite(read := number(value, units=UNITS.get(name, COUNT_UNITS))):
-            problems.append(Problem(name, f"{value!r} is not a number", "give one, such as 8"))
+            problems.append(Problem(said, f"{value!r} is not a number", "give one, such as 8"))
         else:
             values[name] = read
     if problems:

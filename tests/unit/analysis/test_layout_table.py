@@ -844,9 +844,13 @@ def test_assumptions_fill_in_what_a_table_lacks_and_are_checked() -> None:
     assert (row.case.model.experts, row.case.machine.gpu.name) == (8, "h200")
     assert row.case.candidate.layout.sharing == "zero1"
     with pytest.raises(InputError) as caught:
-        read_layouts(bare, assume={"layer": 24, "sequence": "long"})
+        read_layouts(bare, assume={"leyers": 24, "sequence": "long"})
     assert "did you mean 'layers'?" in str(caught.value)
     assert "'long' is not a number" in str(caught.value)
+    short = {"model": "llama3-8b", "gpu": "h100", "tp": 4, "mbs": 1}
+    bare = frame(Model=None, System=None, TP=None, MBS=None)
+    candidate = read_layouts(bare, assume=short).rows[0].case.candidate
+    assert (candidate.layout.tensor, candidate.micro_batch) == (4, 1)
 
 
 def test_layouts_are_fitted_and_predicted_from_any_table() -> None:
