@@ -75,7 +75,7 @@ def explain_layouts(
     would account for the difference. Of several tables in a text, the longest is read, or the one
     of this `number`. Raises InputError as `lab.fit_layouts` does.
     """
-    table = read_layouts(rows, assume=assume, number=number)
+    table = read_layouts(rows, assume=assume, number=number).with_measured()
     return Explanations(map(_explained, table.measured), table.notes)
 
 

@@ -29,6 +29,9 @@ NAMES = {
     "fsdp": FSDP,
     "shard": "shard(ing)?_(size|degree|group(_size)?|dim)",
     "sharding": r"shard(ing)?(_strategy)?|strategy",
+    "model": "((base|pretrained)_)?model_(name_)?or_path",
+    "tensor": "model_?parallel(ism)?(_(size|degree))?",
+    "micro_batch": "mbz",
     "layers": rf"{_NUMBER_OF}((hidden|transformer)_)?layers?|depth",
     "width": rf"{_NUMBER_OF}hidden|(hidden|embed(ding)?)_?(size|dim(ension)?|width)"
     r"|model_?(dim(ension)?|width)|d_?model|width|n_?embd",
@@ -78,6 +81,8 @@ TEXT = {
 }
 # What a caller may assume of every row: all that a column can give, except what was measured.
 ASSUMED = sorted({*NAMES, *GUESSED.values(), *TEXT} - {"memory", "status", "mfu", "remarks"})
+# A rate's name may say where it was measured, and its cells the unit: "Throughput on 8 A100".
+RATE = rf"{SPEED}(_(on|with|for)_.*)?"
 STEP = "((train(ing)?|global|optimizer)_)?(step|iter(ation)?|update)s?"
 RATED = {"token": "tokens", "sample": "samples", "image": "samples", "sequence": "samples"}
 # Of "tok/s (16 GPUs)" and "samples (4K) per second".
@@ -137,7 +142,8 @@ def turned(frame: pd.DataFrame) -> pd.DataFrame | None:
     """
     first, *others = map(str, frame.columns)
     names = frame.iloc[:, 0].map(_text).tolist()
-    meant = [meaning(name) for name in names]
+    rows = frame.iloc[:, 1:].to_numpy().tolist()
+    meant = [meaning(name, cells) for name, cells in zip(names, rows, strict=True)]
     known = set(meant) - {None}
     ambiguous = len(set(names)) < len(names) or first in names
     if ambiguous or len(known) < 2 or not known & MEASURED or 2 * meant.count(None) > len(meant):
@@ -175,7 +181,7 @@ def meaning(column: str, cells: Sequence[Any] = ()) -> str | None:
     named = next((name for name, names in NAMES.items() if re.fullmatch(names, stem)), None)
     if named := named or _by_cells(stem, cells):
         return named
-    if re.fullmatch(f"{SPEED}|{STEP}", stem) and (unit := _unit(cells)):
+    if re.fullmatch(f"{RATE}|{STEP}", stem) and (unit := _unit(cells)):
         return "time" if unit in TIME_UNITS else meaning(f"{column} {unit}")
     if guessed and guessed.canonical == "time" and guessed.per == "step":
         return "time"
@@ -309,7 +315,10 @@ def _cell(meant: str, column: str, cell: Any, factor: float) -> Any:
     value = number(cell, units=UNITS.get(meant), factor=factor)
     if meant == "gpus" and not math.isfinite(value):
         value = ranks_of(cell)[0]  # 16p
-    return value if math.isfinite(value) else None
+    if meant == "mfu" and "%" in text and value > 1:
+        return 100 * value  # more than the peak, not a number of per cent
+    measured = meant in {"time", "mfu", *RATES} or meant.endswith("flops")
+    return value if math.isfinite(value) and (value > 0 or not measured) else None
 
 
 def stage(column: str, text: str) -> str:

@@ -70,6 +70,8 @@ def step_by_flops(values: Mapping[str, Any], case: Case, gpus: float, batch: flo
     gpu, precision = case.machine.gpu, case.candidate.precision
     mfu = (mfu_of(values) or 0.0) * gpu.fastest(precision)
     rate = mfu if kind == "mfu" else values[kind] / (gpus if kind.startswith(ALL_GPUS) else 1)
+    if kind == "mfu" and mfu > gpu.fastest(precision):
+        raise ValueError(f"an MFU of {100 * (mfu_of(values) or 0):.4g} %, more than the peak")
     if rate > gpu.fastest(precision):
         raise ValueError(
             f"more FLOP/s than the {gpu.fastest(precision) / 1e12:g} TFLOP/s of an "

@@ -12,10 +12,11 @@ from lab.analysis.audit.columns import named_precision
 from lab.analysis.layout_columns import FAILED, FLOPS, NO, RATES
 from lab.analysis.layout_rates import flop_rate, is_rate_of_gpu, mfu_of, step_by_flops, step_by_rate
 from lab.analysis.layout_words import HYBRID, SEQUENCE_PARALLEL, SIZED, sharing
+from lab.errors import nearest
 from lab.formatting import count
 from lab.perfmodel import transformer
-from lab.perfmodel.frameworks import Framework
-from lab.perfmodel.hardware import LINKS, Machine, named_gpu
+from lab.perfmodel.frameworks import Framework, unmasked
+from lab.perfmodel.hardware import GPUS, LINKS, Machine, named_gpu
 from lab.perfmodel.layout import Candidate, Checkpointing, Layout, Sharing
 from lab.perfmodel.layout_terms import Case
 from lab.perfmodel.transformer import Transformer
@@ -23,20 +24,22 @@ from lab.perfmodel.transformer import Transformer
 BATCHES = ("global_batch", "micro_batch", "replica_batch", "batch_tokens", "batch")
 LEAST_PARAMETERS = 1e5  # of a model: smaller counts lack their unit
 DENSE, MIXTURE = ("layers", "width"), ("layers", "width", "hidden", "experts", "active")
-AGREES = 0.02  # relative
+AGREES, ROUNDED = 0.02, 0.05  # relative
 ONLY_SIZE = re.compile(r"\d+(\.\d+)?[bt]([ -]a\d+(\.\d+)?b)?", re.IGNORECASE)  # 30B-A3B
 # What is recomputed, or MaxText's policies that keep the products.
 PARTS_OF_LAYERS = re.compile(r"select|minimal|norm|attn|proj|(?<![a-z])act(?![a-z])")
+UNSIZED = "no model and no model sizes"
+UNTIMED = "no step time and no rate"
 # What a row may lack, and what can be assumed instead.
 LACKING = {
     "no number of GPUs": "gpus=8",
     "no GPUs per node": "per_node=8",
-    "no model and no model sizes": "model=llama3-8b",
+    UNSIZED: "model=llama3-8b",
     "no GPU": "gpu=h100",
     "no sequence length": "sequence=4096",
     "no batch size": "global_batch=256",
     "no micro-batch size for a pipeline": "micro_batch=1",
-    "no step time and no rate": "",
+    UNTIMED: "",
 }
 
 
@@ -60,6 +63,7 @@ class LayoutRow:
     rate_of_gpu: bool = False  # its rate is that of each GPU, though not named so
     divided: bool = False  # into micro-batches that the table does not give
     only_size: bool = False  # of a mixture of experts, of which one is known
+    kind: str = ""  # of a model that is no decoder of language
 
 
 def layout_row(
@@ -67,6 +71,9 @@ def layout_row(
 ) -> LayoutRow:
     """A row of a table; raises ValueError with what it lacks."""
     failed = bool(FAILED.search(str(values.get("status", ""))))
+    kind = _kind(values)
+    if kind and kind not in transformer.LIKE_DECODERS:
+        framework = unmasked(framework)
     if lacks := _lacks(values, timed=timed and not failed):
         raise ValueError(", ".join(lacks))
     if values.get("adapters"):
@@ -129,6 +136,7 @@ def layout_row(
         rate_of_gpu=rate_of_gpu,
         divided=divided,
         only_size=model.experts > 1 and bool(ONLY_SIZE.fullmatch(_name(values))),
+        kind=kind,
     )
 
 
@@ -142,7 +150,10 @@ def ranks_of_row(values: Mapping[str, Any]) -> tuple[float, int]:
         raise ValueError(f"{gpus:g} GPUs are not a multiple of tp x pp x cp = {split}")
     stated = data * split if values.get("data") else round(gpus)
     if gpus not in {stated, stated * whole(values, "fsdp")}:
-        raise ValueError(f"dp x tp x pp x cp make {count(stated, 'GPU')}, not {gpus:g}")
+        raise ValueError(
+            f"dp x tp x pp x cp make {count(stated, 'GPU')}, not {gpus:g}; correct a degree or the "
+            "number of GPUs"
+        )
     return gpus, round(gpus / split)
 
 
@@ -183,7 +194,13 @@ def _expert(values: Mapping[str, Any], model: Transformer, ranks: int) -> int:
             "no expert parallelism for a mixture of experts, which other rows give: write 1 where "
             "each rank has all experts"
         )
-    return min(whole(values, "expert"), ranks)
+    shared = whole(values, "expert")
+    if model.experts > 1 and shared > ranks:
+        raise ValueError(
+            f"{count(shared, 'rank')} cannot share experts where only {ranks} have the same layers;"
+            " correct ep or another degree"
+        )
+    return min(shared, ranks)
 
 
 def _sequence_parallel(values: Mapping[str, Any], tensor: int, unsaid: bool) -> bool:
@@ -210,11 +227,11 @@ def _lacks(values: Mapping[str, Any], *, timed: bool) -> list[str]:
     measured = (*map(values.get, ("time", *RATES)), flop_rate(values))
     given = {
         nodes: gpus_of(values) or values.get("data"),
-        "no model and no model sizes": {*SIZED, "noted_model"} & values.keys(),
+        UNSIZED: {*SIZED, "noted_model"} & values.keys(),
         "no GPU": values.get("gpu"),
         "no sequence length": values.get("sequence"),
         "no batch size": any(map(values.get, BATCHES)),
-        "no step time and no rate": not timed or any(measured),
+        UNTIMED: not timed or any(measured),
     }
     return [what for what, value in given.items() if not value]
 
@@ -254,6 +271,11 @@ def _batch(values: Mapping[str, Any], gpus: float, data: int) -> tuple[float, fl
         raise ValueError("less than one sequence for each replica")
     if passes < 0.999:
         raise ValueError("the global batch is smaller than a micro-batch on each rank")
+    if abs(round(passes) / passes - 1) > ROUNDED:
+        raise ValueError(
+            f"a global batch of {batch:g} is no multiple of micro-batch x replicas = "
+            f"{micro * data:g}; correct one of them"
+        )
     return batch, micro, passes
 
 
@@ -268,7 +290,9 @@ def _machine(values: Mapping[str, Any], gpus: float) -> Machine:
     """The GPUs of a row on their own link, and a usual one between nodes; ValueError if unknown."""
     gpu = named_gpu(str(values["gpu"]))
     if gpu is None:
-        raise ValueError(f"unknown GPU {values['gpu']}")
+        close = nearest(str(values["gpu"]), GPUS)
+        advice = close if close.startswith("did") else "name one such as h100 or a100-40gb"
+        raise ValueError(f"unknown GPU {values['gpu']}; {advice}")
     per_node, nodes = values.get("per_node"), values.get("nodes")
     inside = round(per_node or (gpus / nodes if nodes else gpu.joined))
     outer = "infiniband-hdr" if gpu.name.startswith(("a100", "v100", "a10")) else "infiniband-ndr"
@@ -277,6 +301,19 @@ def _machine(values: Mapping[str, Any], gpus: float) -> Machine:
 
 def _name(values: Mapping[str, Any]) -> str:
     return " ".join(str(values[name]) for name in ("model", "size") if name in values)
+
+
+def _kind(values: Mapping[str, Any]) -> str:
+    """What a row's model is if it is no decoder of language, else ""; ValueError if that and its
+    size do not tell its work."""
+    noted = "" if values.get("model") else values.get("noted_kind", "")
+    kind = transformer.other_kind(_name(values)) or noted
+    if kind and kind not in transformer.LIKE_DECODERS and not all(map(values.get, DENSE)):
+        raise ValueError(
+            f"the model is {kind}, not a decoder of language, and its size does not tell its work: "
+            "add columns for its layers, its width and the tokens of a sample (sequence length)"
+        )
+    return kind
 
 
 def _model(values: Mapping[str, Any], notes: str) -> Transformer:
@@ -312,7 +349,10 @@ def _model(values: Mapping[str, Any], notes: str) -> Transformer:
     if model is None and (parameters := parameters or transformer.size(text)):
         model = transformer.of_parameters(parameters, vocabulary=vocabulary)
     if model is None:
-        raise ValueError(f"unknown model {text}" if text else "no model and no model sizes")
+        sizes = "its parameters (7B), or layers and width"
+        if not text and values.get("layers"):
+            raise ValueError("layers, but no width: add a column for the hidden size")
+        raise ValueError(f"unknown model {text}; give {sizes}" if text else UNSIZED)
     if values.get("layers"):  # of a model that was cut to fit on fewer GPUs
         return replace(model, layers=int(values["layers"]))
     return model

@@ -22,10 +22,12 @@ from lab.analysis.audit.text_table import read_table
 from lab.analysis.audit.values import COUNT_UNITS, number, ranks_of
 from lab.analysis.layout_columns import (
     ASSUMED,
+    RATES,
     TEXT,
     UNITS,
     column_values,
     crashed,
+    meaning,
     meanings,
     split_lists,
     stage,
@@ -36,6 +38,7 @@ from lab.analysis.layout_row import (
     AGREES,
     BATCHES,
     LACKING,
+    UNTIMED,
     LayoutRow,
     gpus_of,
     has_groups,
@@ -46,18 +49,21 @@ from lab.analysis.layout_row import (
 )
 from lab.analysis.layout_words import (
     ADAPTERS,
+    DENIED,
+    FUSED,
     OTHER_CHIP,
     SENT_ONCE,
     SHARED,
     UNNAMED,
     UNSAID_PRECISION,
+    UNSAID_STAGES,
     USUAL_GPUS,
     from_notes,
     settings,
 )
 from lab.errors import InputError, Problem, nearest, require_type
 from lab.formatting import count, listed
-from lab.perfmodel import layout_law, layout_terms
+from lab.perfmodel import layout_law, layout_terms, transformer
 from lab.perfmodel.frameworks import ANY, OF_MEGATRON_CORE, Framework, named_framework
 from lab.perfmodel.hardware import GPUS, named_gpu
 from lab.perfmodel.layout_law import LayoutLaw
@@ -90,6 +96,13 @@ class LayoutTable:
     def measured(self) -> list[LayoutRow]:
         """Rows with a time."""
         return [row for row in self.rows if row.step_s is not None]
+
+    def with_measured(self) -> LayoutTable:
+        """The same table; raises InputError if no row has a time."""
+        if self.measured:
+            return self
+        what = f"none ran: {listed(self.notes[len(self.assumptions) :], MOST_NAMES)}"
+        raise InputError(self.name, [Problem("rows", what, "add one with a time or a rate")])
 
     @property
     def cases(self) -> list[Case]:
@@ -150,13 +163,17 @@ def read_layouts(
     precisions = {
         named_precision(str(row["precision"])) or "bf16" for row in cells if "precision" in row
     }
-    framework = _framework(notes, opening, words, cells)
+    framework = _framework(notes, opening, frame, cells)
     by_rates = sum(map(_with_gpus, cells))
     in_words = ("gpu", "gpus", "recomputed")
     said = {name for name in in_words if all(name in row for row in cells)}
     answered = {*columns, *assumed, *said}
     of_gpu = next(filter(named_gpu, above), "")  # a heading comes before footnotes on others
     defaults, assumptions = from_notes(notes, answered, precisions, framework, of_gpu)
+    if transformer.named("", notes) is None:
+        defaults["noted_kind"] = transformer.other_kind(
+            "; ".join([title, opening.partition("\n")[0], *above])
+        )
     by_column = [] if sideways is None else ["each column after the first is read as a layout"]
     assumptions = [*frame.attrs.get("assumptions", ()), *by_column, *assumptions]
     if by_rates:
@@ -182,9 +199,17 @@ def read_layouts(
             left_out[str(error)] += 1
     if not rows:
         problems = [
-            Problem(count(n, "row"), reason, _advice(reason)) for reason, n in left_out.items()
+            Problem(count(n, "row"), reason + _unread(reason, frame, columns), _advice(reason))
+            for reason, n in left_out.items()
         ]
         raise InputError(name, problems or [Problem("table", "has no rows", "add one per layout")])
+    if quick := sum(map(_in_tf32, rows)):
+        rows = [_with_tf32(row) if _in_tf32(row) else row for row in rows]
+        assumptions.append(
+            f"{count(quick, 'row')}: tf32 instead of fp32, in which no GPU is that fast"
+        )
+    if all(row.case.candidate.layout.pipeline == 1 for row in rows):
+        assumptions = [one for one in assumptions if not one.startswith(UNSAID_STAGES)]
     tables: list[LayoutTable] = []
     for what, value, why in _faster(rows, str(defaults.get("gpu")), assumptions):
         more = {**(assume or {}), what: value}
@@ -235,19 +260,36 @@ def _other_chip(words: str) -> str:
 
 
 def _framework(
-    notes: str, opening: str, words: str, cells: Sequence[Mapping[str, Any]]
+    notes: str, opening: str, frame: pd.DataFrame, cells: Sequence[Mapping[str, Any]]
 ) -> Framework:
     """The framework by the notes, GPUs and precisions, else also by the page's opening and by the
-    framework's own acronyms, with its dispatcher."""
+    framework's own acronyms, or by a column that names it in each row, with its dispatcher."""
+    words = _words(frame)
     named = {str(row[name]) for row in cells for name in ("gpu", "precision") if name in row}
     noted = "; ".join([notes, *sorted(named)])
     framework = named_framework(noted)
     if framework is ANY:
         own = re.findall(OF_MEGATRON_CORE, words, re.IGNORECASE)
         framework = named_framework("; ".join([opening, noted, *own]))
+    if framework is ANY:
+        framework = _named_in_each_row(frame, noted)
+    if FUSED.search(DENIED.sub("", f"{notes}; {words}")):
+        others = {name: one for name, one in framework.coefficients.items() if name != "scores"}
+        framework = replace(framework, coefficients=others)
     if SENT_ONCE.search(f"{notes}; {words}"):
         return replace(framework, dispatches_once=True)
     return framework
+
+
+def _named_in_each_row(frame: pd.DataFrame, noted: str) -> Framework:
+    """The framework that all cells of one column name; rows of several are read as of none."""
+    for place in range(frame.shape[1]):
+        cells = set(map(str, frame.iloc[:, place]))
+        if len(cells) <= MOST_NAMES and all(re.search("[a-z]{3}", cell.lower()) for cell in cells):
+            named = {named_framework(f"{noted}; {cell}").name for cell in cells}
+            if len(named) == 1 and named != {ANY.name}:
+                return named_framework(f"{noted}; {cells.pop()}")
+    return ANY
 
 
 def _is_heading(cells: Sequence[Any]) -> bool:
@@ -273,6 +315,8 @@ def _of_some(rows: Sequence[LayoutRow]) -> Iterator[str]:
         yield f"{count(divided, 'row')}: no micro-batch size, the largest that fits is assumed"
     if sized := sum(row.only_size for row in rows):
         yield f"{count(sized, 'row')}: the only mixture of experts that is known of that size"
+    for kind, n in Counter(row.kind for row in rows if row.kind).items():
+        yield f"{count(n, 'row')}: {kind} is predicted as a decoder of its size or sizes"
     if others := sum(row.quoted_batch is not None for row in rows):
         yield (
             f"{count(others, 'row')} quote{'s' * (others == 1)} a batch other than micro-batch x "
@@ -337,6 +381,17 @@ def _too_fast(row: LayoutRow) -> bool:
     return case.candidate.global_batch * each / row.step_s / gpus > MOST_REACHED * peak
 
 
+def _in_tf32(row: LayoutRow) -> bool:
+    """Whether a row that is said to be in fp32 is too fast for that, but not for tf32."""
+    candidate, gpu = row.case.candidate, row.case.machine.gpu
+    return candidate.precision == "fp32" and "tf32" in gpu.flops and _too_fast(row)
+
+
+def _with_tf32(row: LayoutRow) -> LayoutRow:
+    candidate = replace(row.case.candidate, precision="tf32")
+    return replace(row, case=replace(row.case, candidate=candidate))
+
+
 def _faster(
     rows: Sequence[LayoutRow], default: str, said: Sequence[str]
 ) -> list[tuple[str, str, str]]:
@@ -370,6 +425,17 @@ def _page(source: str | Path | pd.DataFrame) -> tuple[list[str], str]:
     return around, title + line_end + before
 
 
+def _unread(reason: str, frame: pd.DataFrame, columns: Mapping[str, str]) -> str:
+    """The cell of a time or rate that is no number, where a row lacks both."""
+    known = {meant: columns[meant] for meant in ("time", *RATES) if meant in columns}
+    for meant, column in known.items() if UNTIMED in reason else ():
+        cells = frame[column].tolist()
+        for cell, value in zip(cells, column_values(meant, column, cells), strict=True):
+            if value is None and re.search(r"\d", str(cell)):
+                return f" ({column!r} holds {str(cell)!r}, which is not one number)"
+    return ""
+
+
 def _advice(reason: str) -> str:
     """What to do about rows that lack something."""
     if not (lacking := [what for what in LACKING if what in reason.split(", ")]):
@@ -383,13 +449,14 @@ def _assumed(assume: Mapping[str, Any]) -> dict[str, Any]:
     """The assumptions as values of cells; raises InputError for unknown names and no numbers."""
     problems: list[Problem] = []
     values: dict[str, Any] = {}
-    for name, value in assume.items():
+    for said, value in assume.items():
+        name = said if said in ASSUMED else meaning(said) or said  # as a column may be called: tp
         if name not in ASSUMED:
-            problems.append(Problem(name, "unknown name", nearest(name, ASSUMED)))
+            problems.append(Problem(said, "unknown name", nearest(said, ASSUMED)))
         elif name in TEXT:
             values[name] = stage("", str(value).lower()) if name == "zero" else str(value)
         elif not math.isfinite(read := number(value, units=UNITS.get(name, COUNT_UNITS))):
-            problems.append(Problem(name, f"{value!r} is not a number", "give one, such as 8"))
+            problems.append(Problem(said, f"{value!r} is not a number", "give one, such as 8"))
         else:
             values[name] = read
     if problems:
@@ -507,6 +574,6 @@ def fit_layouts(
     status. `assume` gives what the table does not say, such as {"gpu": "a100-40gb", "recomputed":
     "full"}. Rows that crashed are not used. Raises InputError if nothing can be read.
     """
-    table = read_layouts(rows, assume=assume)
+    table = read_layouts(rows, assume=assume).with_measured()
     law = layout_law.fit(table.cases, table.step_s.tolist())
     return FittedLayouts(law, table, {**(assume or {}), **table.inferred})

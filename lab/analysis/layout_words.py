@@ -23,6 +23,7 @@ _CARDS = (
     r"(?:-?\(?\d+ ?GB?(?: \w+)?\)? *)?GPUs?"
     rf"|(?:{_NAMES})s?)\b"
 )
+COUNTED = {"one": 1.0, "single": 1.0, "two": 2.0, "four": 4.0, "eight": 8.0, "sixteen": 16.0}
 _OF, _COUNT = r"(?:[ _]size)?(?: of| (?:is|was)(?: set to)?)?[ =:]*", r"(\d+)\b(?!\.\d)"
 NOTED = {
     "sequence": r"(?<![a-z])seq(?:uence)?s?(?:[ _-]?len(?:gth)?s?)?(?: of| is)?(?: set to)?[ =:]*"
@@ -34,14 +35,15 @@ NOTED = {
     "micro_batch": rf"\b(?:micro|per[ -](?:gpu|device))[ _-]?batch{_OF}{_COUNT}",
     "replica_batch": rf"\blocal[ _-]?batch{_OF}{_COUNT}",
     "per_node": rf"x ?(\d+) per node|(\d+)(?: ?[x×*])? {_CARDS} (?:\([^)]*\) )?per {NODE}"
-    rf"|\b{NODE}s? (?:has|have|with|of|x|×) (\d+)(?: ?[x×*])? ?{_CARDS}"
+    rf"|\b{NODE}s? (?:has|have|with|of|x|×)[ :*-]+(\d+)(?: ?[x×*])? ?{_CARDS}"
     rf"|\b\d+ {NODE}s? ?[x×] ?(\d+)\b(?! ?[x×])",
     "nodes": rf"\b(\d+) {NODE}s?\b",
     # Of the whole table: not "4 nodes of 8 GPUs", "8 GPUs per node".
     "gpus": r"(?<!of )(?<!with )(?<!has )(?<!have )(?<![\d.,x])(?<![x×] )"
-    rf"\b(\d+|one|single)(?: ?[x×*])?[ -]*{_CARDS}"
+    rf"\b(\d+|{'|'.join(COUNTED)})(?: ?[x×*])?[ -]*{_CARDS}"
     rf"(?! ?(?:\([^)]*\)|\d+ ?GB?)? ?(?:per|/|each|GPU|{NODE}))"
-    rf"|\b(?:{_NAMES}) ?[x×*] ?(\d+)\b",
+    rf"|\b(?:{_NAMES}) ?[x×*] ?(\d+)\b"
+    r"|(?<![\d.])(\d+) ?卡",
 }
 # Notes say nothing of one of these if a column gives another.
 TOGETHER = (
@@ -61,6 +63,7 @@ SHARINGS: dict[Sharing, str] = {
 USUAL_GPUS = ("a100", "h100", "b200")
 UNNAMED = "because the table names no GPU"
 UNSAID_PRECISION = "the table does not say which precision: bf16 is assumed"
+UNSAID_STAGES = "the table does not say whether pipelines are interleaved"
 # Where no GPU is named, the first that computes in this precision.
 FIRST_WITH = {"fp8": "h100", "fp4": "b200", "mxfp8": "b200"}
 MICROSCALED = re.compile(r"\bmx-?fp-?8", re.IGNORECASE)
@@ -91,8 +94,8 @@ RECOMPUTED = re.compile(
 )
 RECOMPUTES_NOTHING = {"w/o", "without", "off", "disabled", "false", "none"}
 ABBREVIATIONS = (
-    *("tp", "pp", "cp", "ep", "dp", "vp", "vpp", "mbs", "gbs", "bs", "ga", "gas", "sl"),
-    *("dp_replicate", "dp_shard"),
+    *("tp", "pp", "cp", "ep", "dp", "vp", "vpp", "mbs", "mbz", "lbs", "gbs", "bs", "ga", "gas"),
+    *("sl", "dp_replicate", "dp_shard"),
 )
 ABBREVIATED = {short: meant for short in ABBREVIATIONS if (meant := meaning(short))}
 # "TP8", "tp=8", "PP 4", and in "zero1(dp2)+tp2"; "expert parallelism 8".
@@ -107,10 +110,11 @@ GROUPS = re.compile(r"\bhsdp\W*(\d+)\s*[x×,]\s*(\d+)", re.IGNORECASE)  # replic
 SET_RECOMPUTED = re.compile(
     r"\brecomput\w*\s*[=:]\s*(\w+)|\b(full|selective|no) AC\b", re.IGNORECASE
 )
+FUSED = re.compile(r"flash[ -]?att", re.IGNORECASE)  # of attention
 SENT_ONCE = re.compile(r"\b(?:deep|hybrid).?ep\b", re.IGNORECASE)
 ADAPTERS = re.compile(r"(?<![a-z])(?:q|do)?lora(?![a-z])", re.IGNORECASE)
 TRAINS_ALL = re.compile(r"\bsft\b|\bfull\b|pre-?train|supervised", re.IGNORECASE)
-_DENIED = re.compile(r"\b(?:no|not|without|w/o|instead of)\s+[^\s,;.]+", re.IGNORECASE)
+DENIED = re.compile(r"\b(?:no|not|without|w/o|instead of)\s+[^\s,;.]+", re.IGNORECASE)
 _ACTIVE = re.compile(r"(?<=b)[ -]?a\d+(\.\d+)?b", re.IGNORECASE)  # of "30B-A3B"
 
 
@@ -123,9 +127,11 @@ OTHER_CHIP = re.compile(
 def settings(text: str) -> dict[str, Any]:
     """What words such as "tp2, pp32, mbs=1, recompute=full" say; nothing twice or doubtful."""
     values: dict[str, set[Any]] = {name: _noted(name, text) for name in NOTED}
+    of_all = re.sub(NOTED["per_node"], " ", text, flags=re.IGNORECASE)
+    values["gpus"] = _noted("gpus", of_all)
     values["recomputed"] = {one.lower() or two.lower() for one, two in SET_RECOMPUTED.findall(text)}
     values["recomputed"] |= noted_recomputation(text)
-    text = _DENIED.sub("", text)
+    text = DENIED.sub("", text)
     for short, name, value in SETTING.findall(text):
         meant = ABBREVIATED[short.lower()] if short else name.lower()
         values.setdefault(meant, set()).add(float(value.replace(",", "")))
@@ -196,7 +202,7 @@ def from_notes(
         used |= {"mxfp8"} if MICROSCALED.search(notes) else set()
         values["gpu"], why = _gpu(of_gpu or notes, used)
         said.append(f"{values['gpu'].upper()} GPUs, {why}")
-    text = _DENIED.sub("", notes)
+    text = DENIED.sub("", notes)
     if ADAPTERS.search(text) and not TRAINS_ALL.search(text):
         values["adapters"] = True
     if "sequence_parallel" not in known:
@@ -206,8 +212,7 @@ def from_notes(
             said.append(f"sequence parallelism {values['sequence_parallel']}, from the notes")
     if "pipeline" in known and "interleave" not in {*known, *values} and framework.interleave > 1:
         values["interleave"] = framework.interleave
-        stages = f"{framework.interleave} stages on each rank are assumed"
-        said.append(f"the table does not say whether pipelines are interleaved: {stages}")
+        said.append(f"{UNSAID_STAGES}: {framework.interleave} stages on each rank are assumed")
     if "recomputed" not in {*known, *values}:
         said += _recomputed(known, values, framework)
     return values, said
@@ -217,9 +222,7 @@ def _noted(name: str, text: str) -> set[float]:
     """All that a text gives as this, such as {8.0} GPUs."""
     matches = re.finditer(NOTED[name], text, re.IGNORECASE)
     texts = {next(filter(None, match.groups())).lower() for match in matches}
-    return {
-        1.0 if one in {"one", "single"} else number(one, units=UNITS.get(name)) for one in texts
-    }
+    return {COUNTED.get(one) or number(one, units=UNITS.get(name)) for one in texts}
 
 
 def noted_recomputation(text: str) -> set[str]:

@@ -20,23 +20,25 @@ class Framework:
     `pattern` matches the words by which a table names it. Stages of a `balanced` pipeline have
     equal FLOPs, including the head's; others equal layers. `sequence_parallel` says that its tensor
     parallelism splits sequences as well, `counts_recomputed` whether its FLOP/s include recomputed
-    passes (None: unknown), `halves_attention` that they omit its masked half. `sharing` is how its
-    replicas share state if a table does not say, and `hides_shards` that ZeRO's gradients are sent
-    during the last backward pass, as DDP's are, and its parameters during the next forward pass.
-    `hides_transfers` says that an interleaved pipeline hands on while it computes. Launches and
-    products hide each other as a p-norm with exponent `hides`: the higher it is, the more the
-    longer one alone counts. `hides_sums` says that launches hide the sums of tensor parallelism as
-    well, `overlaps_sums` that they are cut up and sent while products are computed,
-    `dispatches_once` that a token for several experts of another node is sent there once (DeepEP).
-    On more nodes than its `reach`, the transfers of a pipeline are delayed. If a table does not
-    say, `recomputed` is the share of the forward pass that is taken to be recomputed, `keeps` the
-    checkpointing by which memory is counted, `interleave` the stages of a rank. `shard_bytes` are
-    what ZeRO sums and gathers at a time. `state`, `sharded_state` and `fused` are those of
-    `Case.memory`, `usable` is the share of a GPU's nominal memory for training, `offloads`
-    that of the layers whose activations FSDP moves to a Grace host. `wide` is the time of a dense
-    model's products in 16 bits on Hopper, over that of others at as much of their peak.
-    `coefficients` are those of the law of layouts with different expectations, with the deviation
-    of their logarithm.
+    passes (None: unknown), `halves_attention` that they omit its masked half, `skips_masked` that
+    the `attention` expected below is that of kernels that skip it. `sharing` is how its replicas
+    share state if a table does not say, and `hides_shards` that ZeRO's gradients are sent during
+    the last backward pass, as DDP's are, and its parameters during the next forward pass.
+    `scatters_stages` says that tensor parallel ranks share what stages hand on, `hides_transfers`
+    that an interleaved pipeline hands on while it computes. Launches and products hide each other
+    as a p-norm with exponent `hides`: the higher it is, the more the longer one alone counts.
+    `hides_sums` says that launches hide the sums of tensor parallelism as well, `overlaps_sums`
+    that they are cut up and sent while products are computed, `dispatches_once` that a token for
+    several experts of another node is sent there once (DeepEP). On more nodes than its `reach`, the
+    transfers of a pipeline and those of DDP are delayed, and in a pipeline DDP's sums may wait for
+    each of the replicas (`waits_for_replicas`). If a table does not say, `recomputed` is the share
+    of the forward pass that is taken to be recomputed, `keeps` the checkpointing by which memory is
+    counted, `interleave` the stages of a rank. `shard_bytes` are what ZeRO sums and gathers at a
+    time. `state`, `sharded_state` and `fused` are those of `Case.memory`, `usable` is the share of
+    a GPU's nominal memory for training, `offloads` that of the layers whose activations FSDP moves
+    to a Grace host. `wide` is the time of a dense model's products in 16 bits on Hopper, over that
+    of others at as much of their peak. `coefficients` are those of the law of layouts with
+    different expectations, with the deviation of their logarithm.
     """
 
     name: str = ""
@@ -45,9 +47,11 @@ class Framework:
     sequence_parallel: bool = False
     counts_recomputed: bool | None = None
     halves_attention: bool = False
+    skips_masked: bool = False
     sharing: Sharing = "ddp"
     hides_shards: bool = False
     hides_transfers: bool = False
+    scatters_stages: bool = False
     hides: float = 2.0
     hides_sums: bool = False
     overlaps_sums: bool = False
@@ -56,6 +60,7 @@ class Framework:
     keeps: Checkpointing = "selective"  # half of the activations, to agree with it
     shard_bytes: float = 1e9  # DeepSpeed's reduce_bucket_size, 5e8 values of 2 bytes
     reach: float = math.inf
+    waits_for_replicas: bool = False
     interleave: int = 1
     state: StateBytes = ACCUMULATED
     sharded_state: StateBytes = FP32
@@ -73,7 +78,10 @@ ANY = Framework()
 # ms, which a long enough layer hides completely; tensor-parallel sums hide behind launches, and
 # the ranks of a pipeline across nodes wait for each other. `stall` is the median of 45 pipelines
 # that took over twice as long as that fit: each transfer of their middle stages 0.27 s instead
-# of 0.2 ms, in 18 of 19 pipelines on 64 nodes, 14 of 39 on 32, and 8 of 50 on 16.
+# of 0.2 ms, in 18 of 19 pipelines on 64 nodes, 14 of 39 on 32, and 8 of 50 on 16; the three runs
+# of DDP without a pipeline on 64 nodes took about four such delays longer. `replicas` is a fit to
+# the 11 pipelines with DDP on up to 16 nodes: they take longer than their twins with ZeRO-1, those
+# on more replicas the more, unless a long last backward pass hides it.
 NANOTRON = Framework(
     name="nanotron",
     pattern=r"\bnanotron\b",
@@ -84,6 +92,7 @@ NANOTRON = Framework(
     keeps="none",  # its peaks are those of all activations
     shard_bytes=BUCKET_BYTES,
     reach=32,
+    waits_for_replicas=True,
     coefficients={
         "flops": (1.57, 0.15),
         "launch": (1.2e-3, 0.3),
@@ -96,16 +105,24 @@ NANOTRON = Framework(
         "crossing": (6e-4, 0.5),
         "nodes": (1.3e-3, 0.7),
         "stall": (0.27, 0.2),
+        "replicas": (5e-3, 0.5),
     },
 )
 # Megatron-DeepSpeed up to 2024, measured by vTrain: attention is not fused, so that its scores are
-# written and read several times. Nor is it in Megatron-LM up to 2022, before FlashAttention.
+# written and read several times.
 MEGATRON = Framework(
     name="megatron",
-    pattern=r"megatron.?deepspeed|vtrain"
-    r"|\A(?=.*\bmegatron.?lm\b).*\b20(19|2[0-2])\b",
+    pattern=r"megatron.?deepspeed|vtrain",
     counts_recomputed=True,
     coefficients={"scores": (5.9, 0.5)},
+)
+# Nor is it in Megatron-LM up to 2022, before FlashAttention. Its tensor parallel ranks each hand a
+# part of a micro-batch on, by their own card (Narayanan et al. 2021, section 4.1).
+MEGATRON_LM = replace(
+    MEGATRON,
+    name="megatron-lm",
+    pattern=r"\A(?=.*\bmegatron.?lm\b).*\b20(19|2[0-2])\b",
+    scatters_stages=True,
 )
 # Megatron-Core's names for tensor and data parallelism of experts, for interleaved stages, and for
 # what sends tokens to experts; columns are named so, too.
@@ -132,6 +149,7 @@ MEGATRON_CORE = Framework(
     keeps="none",
     interleave=2,  # half of the bubble is the smaller error either way
     fused=True,
+    skips_masked=True,
     usable=1.03,  # all but 4 % of the card's GiB, which expandable segments do not fragment
     coefficients={"attention": (0.5, 0.4), "data": (1.2, 0.6)},
 )
@@ -167,7 +185,7 @@ AUTOMODEL = replace(
 TORCHTITAN = Framework(
     name="torchtitan", pattern=r"torch.?titan", sequence_parallel=True, sharing="fsdp"
 )
-FRAMEWORKS = (NANOTRON, MEGATRON, AUTOMODEL, NEMO, MEGATRON_CORE, TORCHTITAN)
+FRAMEWORKS = (NANOTRON, MEGATRON, MEGATRON_LM, AUTOMODEL, NEMO, MEGATRON_CORE, TORCHTITAN)
 # The lab's own loop, eager and compiled: fits to GPT-2 on one H200 in bf16 (reports/gpu-training),
 # with the products' share of peak as expected of all H200s. Compiled code reads and writes less.
 LAB, COMPILED_LAB = (
@@ -193,3 +211,12 @@ def named_framework(text: str) -> Framework:
     """
     named = (one for one in FRAMEWORKS if re.search(one.pattern, text, re.IGNORECASE | re.DOTALL))
     return next(named, ANY)
+
+
+def unmasked(framework: Framework) -> Framework:
+    """The framework, for models in which each token sees all others: a mask halves nothing."""
+    expected, spread = framework.coefficients.get("attention", (0.0, 0.0))
+    twice = {"attention": (2 * expected, spread)} if framework.skips_masked else {}
+    return replace(
+        framework, halves_attention=False, coefficients={**framework.coefficients, **twice}
+    )

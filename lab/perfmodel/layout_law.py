@@ -34,8 +34,8 @@ class Coefficient:
 
 
 # Expectations of A100s: a fit to Megatron-DeepSpeed's layouts on one node (vTrain's 1440, 2024) and
-# FSDP's on up to 16 (llm-foundry's 78), which counts both tables alike; `crossing` and `stall` to
-# nanotron's (Ultra-Scale Playbook 2025).
+# FSDP's on up to 16 (llm-foundry's 78), which counts both tables alike; `replicas`, `crossing` and
+# `stall` to nanotron's (Ultra-Scale Playbook 2025).
 COEFFICIENTS = {
     "flops": Coefficient(1.5, 0.15, "products, over the peak: its inverse is the share reached"),
     "attention": Coefficient(1.2, 0.4, "attention's FLOPs, over those of as long a product"),
@@ -49,6 +49,8 @@ COEFFICIENTS = {
     "data": Coefficient(2.7, 0.6, "gradients, over the links' rate"),
     "gathers": Coefficient(1.2, 0.6, "FSDP's gathers and scatters, over the links' rate"),
     "data_messages": Coefficient(0.6, 0.7, "messages of these, over the links' latency"),
+    "replicas": Coefficient(5e-3, 1.0, "s for each replica of a pipeline that DDP sums, where a "
+                            "framework waits for them"),
     "stage": Coefficient(4e-4, 1.0, "s to hand a micro-batch on to the next stage"),
     "stage_bytes": Coefficient(1.0, 0.7, "what stages hand on, over the links' rate"),
     "stall": Coefficient(0.27, 0.5, "s of a delayed transfer, beyond the framework's reach"),

@@ -24,6 +24,7 @@ from lab.perfmodel.transformer import Transformer
 
 Floats = npt.NDArray[np.float64]
 NARROW = ("fp8", "fp4")
+AMPERE = ("a100", "a800")
 HOPPER = ("h100", "h200", "gh200", "h800")
 # Routing, sorting, dispatch and combination at least double the kernels of a layer: the host bounds
 # such models (Scalable Training of Mixture-of-Experts Models with Megatron Core, 2026).
@@ -171,7 +172,7 @@ class Case:
 
 def quantities(cases: Sequence[Case]) -> dict[str, Floats]:
     """The terms' quantities: s by vendor figures, and counts of passes, hops and nodes."""
-    groups = (_layer, _head, _tensor, _visits, _replicas, _stages)
+    groups = (_layer, _head, _tensor, _visits, _replicas, _stages, _delays)
     rows = [
         {name: value for group in groups for name, value in group(case).items()} for case in cases
     ]
@@ -229,7 +230,8 @@ def _tensor(case: Case) -> dict[str, float]:
         "layer_messages": sums * _messages(level),
         "layer_crossing": passes * layout.tensor * crossing,
         "hides_sums": case.framework.hides_sums,
-        "overlaps_sums": case.framework.overlaps_sums,
+        "overlaps_sums": case.framework.overlaps_sums
+        and not case.machine.gpu.name.startswith(AMPERE),
     }
 
 
@@ -306,13 +308,24 @@ def _stages(case: Case) -> dict[str, float]:
     steady = 0 if framework.hides_transfers and layout.interleave > 1 else times - 1
     hops = 2 * (steady + stages - 1) if stages > 1 else 0
     cards = machine.outer if case.crosses_nodes else machine.inner
+    sent = case.handed_on
+    if framework.scatters_stages and not layout.sequence_parallel:
+        sent /= layout.tensor
+    return {"stage": hops, "stage_bytes": hops * sent / cards.bytes_per_s}
+
+
+def _delays(case: Case) -> dict[str, float]:
+    """Transfers of stages and of DDP's sums that are delayed, and replicas that sums wait for."""
+    layout, framework = case.candidate.layout, case.framework
+    stages, times = layout.pipeline, case.candidate.grad_accum * layout.interleave
     # A stage between two others sends and receives twice per micro-batch, the first and last once.
     transfers = times * min(4, 2 * (stages - 1)) + stages - 1
-    nodes = math.ceil(layout.world_size / machine.gpus_per_node)
+    ddp = layout.sharing == "ddp" and layout.copies > 1
+    far = math.ceil(layout.world_size / case.machine.gpus_per_node) > framework.reach
     return {
-        "stage": hops,
-        "stage_bytes": hops * case.handed_on / cards.bytes_per_s,
-        "stall": transfers if nodes > framework.reach else 0,
+        "stall": transfers * far,
+        "stalled_sums": 4 * ddp * far,  # a ring's rank receives and sends to scatter, and to gather
+        "replicas": layout.copies * (ddp and stages > 1 and framework.waits_for_replicas),
     }
 
 
@@ -391,7 +404,8 @@ def parts(q: Mapping[str, Floats], coefficients: Mapping[str, Any]) -> dict[str,
     gathers = _larger(passed, gathered, _HIDES) - passed + STOLEN * np.minimum(passed, gathered)
     hiding = q["hiding"] * (layer + tensor)
     summed = c["data"] * q["data"] + c["data_messages"] * q["data_messages"]
-    gradients = _larger(hiding, summed, _HIDES) - hiding
+    summed = summed + c["replicas"] * q["replicas"]
+    gradients = _larger(hiding, summed, _HIDES) - hiding + c["stall"] * q["stalled_sums"]
     return {
         "compute": compute,
         "tensor parallelism": visits * tensor,

@@ -124,8 +124,24 @@ def _llama(
     return Transformer(layers, width, heads, hidden, vocabulary, groups, gated=True, tied=False)
 
 
-def _experts(dense: Transformer, *, experts: int, active: int, head_width: int = 0) -> Transformer:
-    return replace(dense, experts=experts, active=active, head_width=head_width)
+def _experts(
+    dense: Transformer,
+    *,
+    experts: int,
+    active: int,
+    shared: int = 0,
+    head_width: int = 0,
+    dense_layers: int = 0,
+) -> Transformer:
+    """A mixture; `experts` and `active` count the `shared` ones, in units of a routed one."""
+    return replace(
+        dense,
+        experts=experts,
+        active=active,
+        shared=shared,
+        head_width=head_width,
+        dense_layers=dense_layers,
+    )
 
 
 def _gpt_oss(layers: int, experts: int) -> Transformer:
@@ -133,26 +149,30 @@ def _gpt_oss(layers: int, experts: int) -> Transformer:
     return replace(_experts(dense, experts=experts, active=4, head_width=64), window=128)
 
 
-def _latent(heads: int, experts: int, dense_layers: int, vocabulary: int) -> Transformer:
-    """DeepSeek-V3's shape: latent attention, one shared expert, dense layers as wide as 9 experts.
+def _latent(dense: Transformer, *, queries: int = 1536, **mixture: int) -> Transformer:
+    """DeepSeek's shape: latent attention, shared experts, dense layers as wide as the active ones.
 
-    The latent widths are 1536 of queries and 512 of keys and values; a head has 128 values, and
-    128 + 64 (rotary) in queries and keys.
+    The latent widths are those of `queries` (0: none) and 512 of keys and values; a head has 128
+    values, and 128 + 64 (rotary) in queries and keys.
     """
-    width, queries, latent, rotary, head = 7168, 1536, 512, 64, 128
-    projections = width * (queries + latent + rotary) + heads * (
-        queries * (head + rotary) + latent * 2 * head + width * head
-    )
-    model = _llama(61, width, heads, heads, 2048, vocabulary)
-    return replace(
-        model,
-        experts=experts + 1,
-        active=9,
-        shared=1,
-        head_width=head + rotary // 2,
-        dense_layers=dense_layers,
-        projections=projections,
-    )
+    width, heads, latent, rotary, head = dense.width, dense.heads, 512, 64, 128
+    asked = heads * (head + rotary)
+    projections = (width + asked) * queries if queries else width * asked
+    projections += width * (latent + rotary) + heads * (latent * 2 * head + width * head)
+    mixed = _experts(dense, head_width=head + rotary // 2, **mixture)
+    return replace(mixed, projections=projections)
+
+
+def _deepseek(heads: int, experts: int, dense_layers: int, vocabulary: int) -> Transformer:
+    """The sizes of DeepSeek-V3 and Kimi K2."""
+    dense = _llama(61, 7168, heads, heads, 2048, vocabulary)
+    return _latent(dense, experts=experts + 1, active=9, shared=1, dense_layers=dense_layers)
+
+
+def _deepseek_lite(vocabulary: int) -> Transformer:
+    """The sizes of DeepSeek-V2-Lite and Moonlight."""
+    dense = _llama(27, 2048, 16, 16, 1408, vocabulary)
+    return _latent(dense, queries=0, experts=66, active=8, shared=2, dense_layers=1)
 
 
 def _gpt(layers: int, width: int, heads: int) -> Transformer:
@@ -168,6 +188,12 @@ NAMED: dict[str, Transformer] = {
     r"llama.?3(?!\d).*8b": _llama(32, 4096, 32, 8, 14336, 128256),
     r"llama.?3(?!\d).*3b": replace(_llama(28, 3072, 24, 8, 8192, 128256), tied=True),
     r"llama.?3(?!\d).*1b": replace(_llama(16, 2048, 32, 8, 8192, 128256), tied=True),
+    r"llama.?4.*scout": _experts(
+        _llama(48, 5120, 40, 8, 8192, 202048), experts=17, active=2, shared=1
+    ),
+    r"llama.?4.*maverick": _experts(
+        _llama(48, 5120, 40, 8, 8192, 202048), experts=129, active=2, shared=1, dense_layers=24
+    ),
     r"llama.*70b": _llama(80, 8192, 64, 8, 28672, 32000),
     r"llama.*65b": _llama(80, 8192, 64, 64, 22016, 32000),
     r"llama.*(30|33)b": _llama(60, 6656, 52, 52, 17920, 32000),
@@ -182,15 +208,72 @@ NAMED: dict[str, Transformer] = {
     r"qwen.?3.*30b": _experts(
         _llama(48, 2048, 32, 4, 768, 151936), experts=128, active=8, head_width=128
     ),
+    r"qwen.?3.*480b": _experts(
+        _llama(62, 6144, 96, 8, 2560, 151936), experts=160, active=8, head_width=128
+    ),
+    r"qwen.?2.*57b": _experts(
+        _llama(28, 3584, 28, 4, 2560, 151936), experts=72, active=16, shared=8
+    ),
+    r"qwen.?1\.5.?moe": _experts(
+        _llama(24, 2048, 16, 16, 1408, 151936), experts=64, active=8, shared=4
+    ),
+    r"glm.?4\.[56].?air": _experts(
+        _llama(46, 4096, 96, 8, 1408, 151552),
+        experts=129,
+        active=9,
+        shared=1,
+        head_width=128,
+        dense_layers=1,
+    ),
+    r"glm.?4\.[56](?!\d)": _experts(
+        _llama(92, 5120, 96, 8, 1536, 151552),
+        experts=161,
+        active=9,
+        shared=1,
+        head_width=128,
+        dense_layers=3,
+    ),
+    r"olmoe": _experts(_llama(16, 2048, 16, 16, 1024, 50304), experts=64, active=8),
+    r"\bdbrx": _experts(_llama(40, 6144, 48, 8, 10752, 100352), experts=16, active=4),
+    r"phi.?3\.5.?moe": _experts(_llama(32, 4096, 32, 8, 6400, 32064), experts=16, active=2),
+    r"\bgrok.?1\b": replace(
+        _experts(_llama(64, 6144, 48, 8, 32768, 131072), experts=8, active=2), tied=True
+    ),
     r"qwen.?3.*32b": replace(_llama(64, 5120, 64, 8, 25600, 151936), head_width=128),
     r"qwen.?3.*14b": _llama(40, 5120, 40, 8, 17408, 151936),
     r"qwen.?3.*8b": _llama(36, 4096, 32, 8, 12288, 151936),
-    r"qwen.?2\.5.*72b": _llama(80, 8192, 64, 8, 29568, 152064),
+    r"qwen.?3.*4b": replace(_llama(36, 2560, 32, 8, 9728, 151936), tied=True, head_width=128),
+    r"qwen.?3.*1\.7b": replace(_llama(28, 2048, 16, 8, 6144, 151936), tied=True),
+    r"qwen.?3.*0\.6b": replace(_llama(28, 1024, 16, 8, 3072, 151936), tied=True, head_width=128),
+    r"qwen.?2(\.5)?.*72b": _llama(80, 8192, 64, 8, 29568, 152064),
     r"qwen.?2\.5.*32b": _llama(64, 5120, 40, 8, 27648, 152064),
     r"qwen.?2\.5.*14b": _llama(48, 5120, 40, 8, 13824, 152064),
-    r"qwen.?2\.5.*7b": _llama(28, 3584, 28, 4, 18944, 152064),
-    r"deepseek.?(v?3|r1)(?!\d)": _latent(heads=128, experts=256, dense_layers=3, vocabulary=129280),
-    r"kimi.?k2": _latent(heads=64, experts=384, dense_layers=1, vocabulary=163840),
+    r"qwen.?2(\.5)?.*7b": _llama(28, 3584, 28, 4, 18944, 152064),
+    r"qwen.?2\.5.*3b": replace(_llama(36, 2048, 16, 2, 11008, 151936), tied=True),
+    r"qwen.?2(\.5)?.*1\.5b": replace(_llama(28, 1536, 12, 2, 8960, 151936), tied=True),
+    r"qwen.?2(\.5)?.*0\.5b": replace(_llama(24, 896, 14, 2, 4864, 151936), tied=True),
+    r"gemma.?2.*27b": replace(
+        _llama(46, 4608, 32, 16, 36864, 256000), tied=True, head_width=128, window=4096
+    ),
+    r"gemma.?2.*9b": replace(
+        _llama(42, 3584, 16, 8, 14336, 256000), tied=True, head_width=256, window=4096
+    ),
+    r"\byi.*34b": _llama(60, 7168, 56, 8, 20480, 64000),
+    r"baichuan.?2.*13b": _llama(40, 5120, 40, 40, 13696, 125696),
+    r"phi.?3.*(mini|3\.8b)": _llama(32, 3072, 32, 32, 8192, 32064),
+    r"mistral.*nemo|mistral.*12b": replace(_llama(40, 5120, 32, 8, 14336, 131072), head_width=128),
+    r"mistral.*24b": replace(_llama(40, 5120, 32, 8, 32768, 131072), head_width=128),
+    r"mistral.*(large|123b)": _llama(88, 12288, 96, 8, 28672, 32768),
+    r"gpt.?neox.*20b": replace(_gpt(44, 6144, 64), tied=False),
+    r"\bbloom\b.*176b": replace(_gpt(70, 14336, 112), vocabulary=250880),
+    r"\bopt.*175b": _gpt(96, 12288, 96),
+    r"deepseek.?(v?3|r1)(?!\d)": _deepseek(128, 256, dense_layers=3, vocabulary=129280),
+    r"kimi.?k2": _deepseek(64, 384, dense_layers=1, vocabulary=163840),
+    r"deepseek.?v?2.?lite": _deepseek_lite(102400),
+    r"moonlight": _deepseek_lite(163840),
+    r"deepseek.?v?2(?!\d)": _latent(
+        _llama(60, 5120, 128, 128, 1536, 102400), experts=162, active=8, shared=2, dense_layers=1
+    ),
     r"gpt.?oss.*120b": _gpt_oss(layers=36, experts=128),
     r"gpt.?oss.*20b": _gpt_oss(layers=24, experts=32),
     r"mistral.*7b": _llama(32, 4096, 32, 8, 14336, 32000),
@@ -208,11 +291,23 @@ _LADDER = (
 )
 # "30B-A3B", "8x7B" or "8×7B", or in words; such a model's size alone says little of its work.
 _EXPERTS = re.compile(
-    r"\d+b.?a\d+b\b|\d+[x×]\d+(\.\d+)?b|\bmoe\b|mixtral|deepseek.?(v?[234]|r1)|kimi.?k2",
+    r"\d+b.?a\d+b\b|\d+[x×]\d+(\.\d+)?b|moe(?![a-z])|mixtral|deepseek.?(v?[234]|r1)|kimi.?k2",
     re.IGNORECASE,
 )
+# Models other than decoders of language, by the names of the usual ones.
+KINDS = {
+    "a diffusion model": r"\bwan[ -]?2\.\d|\b(flux|sdxl|sd[23]|dit|ldm)\b|stable.?diffusion|imagen"
+    r"|open.?sora|hunyuan.?video|cogvideo|pixart",
+    "a vision model": r"\bvit\b|\b(resnet|convnext|efficientnet|dino|swin|yolo)|\bclip\b",
+    "an encoder-decoder": r"\bm?t5\b|\b(flan|mbart|bart|whisper|ul2|nllb)\b",
+    "a state space model": r"mamba|\brwkv|\bjamba|nemotron.?\d*-?h\b",
+    "an encoder": r"\b(ro|de|al|distil|mega)?berta?\b|\besm-?2|\belectra\b",
+    "a vision-language model": r"llava|intern-?vl|\w-vl\b|\bvlm\b|\bomni\b",
+}
+# A decoder of as many parameters has nearly their work.
+LIKE_DECODERS = ("an encoder", "a vision-language model")
 NOMINAL = 0.03  # relative, of what names round: Kimi K2 has 1026B, gpt-oss-120b 117B
-_SIZE = re.compile(r"(?<![\d.x×])(\d+(?:\.\d+)?)\s*([mbt])\b", re.IGNORECASE)
+_SIZE = re.compile(r"(?<![\d.x×])(?<![-_ ]a)(\d+(?:\.\d+)?)\s*([mbt])(?![a-z0-9])", re.IGNORECASE)
 _FACTOR = {"m": 1e6, "b": 1e9, "t": 1e12}
 _WHOLE = r".*(?<![\d.])"  # the 7b of "llama 7b", not that of "llama 28.7b"
 
@@ -237,6 +332,13 @@ def has_experts(text: str) -> bool:
     return bool(_EXPERTS.search(text))
 
 
+def other_kind(text: str) -> str:
+    """What words such as "ViT-G/14" name if it is no decoder of language, else ""."""
+    words = text.replace("_", " ")
+    kinds = (kind for kind, names in KINDS.items() if re.search(names, words, re.IGNORECASE))
+    return next(kinds, "")
+
+
 def size(text: str) -> float | None:
     """The number of parameters in words such as "7B" or "350m"."""
     match = _SIZE.search(text)
@@ -255,6 +357,9 @@ def mixture_of(count: float) -> Transformer | None:
         for model in NAMED.values()
         if model.experts > 1 and abs(model.parameters / count - 1) < NOMINAL
     }
+    # A name rounds: Qwen3 has 235.1B, DeepSeek-V2 235.7B.
+    named_so = {one for one in alike if round(one.parameters / 1e9) == round(count / 1e9)}
+    alike = named_so or alike
     return alike.pop() if len(alike) == 1 else None
 
 

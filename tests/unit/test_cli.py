@@ -92,7 +92,7 @@ BAD = {
         "'h100' is not NAME=VALUE",
     ),
     "an unknown assumption": (
-        ["bench", "public", "../docs/tables/mpt_a100_40gb.csv", "--assume", "layer=24"],
+        ["bench", "public", "../docs/tables/mpt_a100_40gb.csv", "--assume", "leyers=24"],
         "did you mean 'layers'?",
     ),
     "a number beyond the tables": (

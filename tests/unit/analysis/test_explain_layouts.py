@@ -8,6 +8,7 @@ import pytest
 import lab
 from lab.analysis.explain_layouts import Explanation
 from lab.analysis.layout_table import read_layouts
+from lab.errors import InputError
 from lab.files import SHARED
 from lab.perfmodel import layout_law
 
@@ -119,7 +120,11 @@ def test_what_was_left_out_or_assumed_is_noted() -> None:
     explanations = lab.explain_layouts(pd.DataFrame(rows))
     assert [one.row for one in explanations] == [0]
     assert "1 row crashed or ran out of memory" in explanations.notes
-    assert "1 row left out: unknown GPU TPU" in explanations.notes
+    assert any("1 row left out: unknown GPU TPU" in note for note in explanations.notes)
+    with pytest.raises(InputError, match="none ran: 1 row crashed or ran out of memory; add one"):
+        lab.explain_layouts(pd.DataFrame(rows[1:2]))
+    with pytest.raises(InputError, match="none ran"):
+        lab.fit_layouts(pd.DataFrame(rows[1:2]))
 
 
 def test_the_playbooks_mfu_is_found_to_count_its_embedding_twice() -> None:

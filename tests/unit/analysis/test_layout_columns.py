@@ -27,6 +27,7 @@ def read(column: str, *cells: object) -> tuple[str | None, list[object]]:
         ("throughput", "93,291 TPS", "tokens", 93291),
         ("Throughput", "17.13 samp/s", "samples", 17.13),
         ("Speed", "119s", "time", 119),
+        ("Throughput on 8 A100", "10240 tokens/s", "tokens", 10240),
         ("Speed (s/it)", 3, "time", 3),
         ("it/s", 0.25, "time", 4),
         ("Step time (min)", 0.05, "time", 3),
@@ -44,6 +45,19 @@ def test_times_and_rates_are_read_in_their_units(
     column: str, cell: object, meant: str, value: float
 ) -> None:
     assert read(column, cell) == (meant, [pytest.approx(value)])
+
+
+@pytest.mark.parametrize(
+    ("column", "cell", "meant"),
+    [
+        ("mbz", 8, "micro_batch"),
+        ("model_name_or_path", "meta-llama/Llama-2-7b-hf", "model"),
+        ("Model Parallel", 8, "tensor"),
+        ("model_parallel_size", 8, "tensor"),
+    ],
+)
+def test_names_of_scripts(column: str, cell: object, meant: str) -> None:
+    assert read(column, cell)[0] == meant
 
 
 @pytest.mark.parametrize("column", ["Tokens per step", "Tokens per sequence", "tokens/min"])

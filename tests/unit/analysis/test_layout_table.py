@@ -38,7 +38,9 @@ def test_a_row_as_people_write_it() -> None:
 def test_a_rank_without_a_pipeline_has_one_stage() -> None:
     rows = frame(GPUs=8, PP=1)
     rows.attrs["notes"] = ["Megatron-LM 2024"]
-    assert read_layouts(rows).rows[0].case.candidate.layout.interleave == 1
+    table = read_layouts(rows)
+    assert table.rows[0].case.candidate.layout.interleave == 1
+    assert not any("interleaved" in one for one in table.assumptions)
 
 
 @pytest.mark.parametrize(
@@ -132,7 +134,8 @@ def test_groups_that_do_not_divide_the_ranks_are_refused() -> None:
 def test_a_precision_is_read_with_its_own_peak(
     system: str, precision: str | None, read: str, peak: float
 ) -> None:
-    case = read_layouts(frame(System=system, Precision=precision)).rows[0].case
+    slow = {"Tokens / sec / GPU": 100.0}
+    case = read_layouts(frame(System=system, Precision=precision, **slow)).rows[0].case
     assert case.candidate.precision == read
     assert case.machine.gpu.fastest(read) == peak
 
@@ -144,9 +147,14 @@ def test_a_precision_is_read_with_its_own_peak(
         ({"Sequence Length": None}, "no sequence length"),
         ({"GBS": 4}, "smaller than a micro-batch"),
         ({"Tokens / sec / GPU": None}, "no step time"),
-        ({"Model": "our own"}, "unknown model our own"),
+        ({"GBS": 20}, "a global batch of 20 is no multiple of micro-batch x replicas = 8"),
+        ({"Tokens / sec / GPU": -8000.0}, "no step time"),
+        ({"Tokens / sec / GPU": None, "MFU": "156%"}, "an MFU of 156 %, more than the peak"),
+        ({"Model": None, "Layers": 32}, "layers, but no width"),
+        ({"Model": "our own"}, "unknown model our own; give its parameters"),
         ({"Model": "our 30B-A3B"}, "unknown mixture of experts our 30B-A3B"),
-        ({"System": "TPU"}, "unknown GPU"),
+        ({"System": "TPU"}, "unknown GPU TPU; name one such as h100"),
+        ({"System": "h1000"}, "unknown GPU h1000; did you mean 'h100'?"),
         (
             {"Model": "Ling 1T", "EP": 8},
             "unknown mixture of experts Ling 1T: no layers, width, hidden, experts, active",
@@ -335,7 +343,7 @@ def test_a_plain_batch_size_is_told_by_the_other_columns(
     ],
 )
 def test_a_precision_in_the_notes_counts_if_there_is_only_one(notes: str, precision: str) -> None:
-    rows = frame()
+    rows = frame(**{"Tokens / sec / GPU": 100.0})
     rows.attrs["notes"] = [notes]
     assert read_layouts(rows).rows[0].case.candidate.precision == precision
 
@@ -343,8 +351,8 @@ def test_a_precision_in_the_notes_counts_if_there_is_only_one(notes: str, precis
 @pytest.mark.parametrize(
     ("notes", "framework"),
     [
-        ("Narayanan et al. 2021: Megatron-LM on A100", "megatron"),
-        ("Megatron-LM, paper of 2022", "megatron"),
+        ("Narayanan et al. 2021: Megatron-LM on A100", "megatron-lm"),
+        ("Megatron-LM, paper of 2022", "megatron-lm"),
         ("Megatron-LM 2024", "megatron-core"),
         ("Megatron-LM", "megatron-core"),  # on H100, by its column
         ("a paper of 2021", ""),
@@ -381,6 +389,7 @@ def test_all_that_rows_lack_is_named_at_once_with_what_can_be_assumed() -> None:
         ({"DP": 2}, "dp x tp x pp x cp make 8 GPUs, not 16"),
         ({"DP": 8}, "dp x tp x pp x cp make 32 GPUs, not 16"),
         ({"Task": "LoRA"}, "LoRA trains adapters only"),
+        ({"Model": "Mixtral 8x7B", "PP": 1, "EP": 32}, "32 ranks cannot share experts where only"),
     ],
 )
 def test_rows_that_would_be_misread_are_refused(columns: dict[str, object], message: str) -> None:
@@ -835,9 +844,13 @@ def test_assumptions_fill_in_what_a_table_lacks_and_are_checked() -> None:
     assert (row.case.model.experts, row.case.machine.gpu.name) == (8, "h200")
     assert row.case.candidate.layout.sharing == "zero1"
     with pytest.raises(InputError) as caught:
-        read_layouts(bare, assume={"layer": 24, "sequence": "long"})
+        read_layouts(bare, assume={"leyers": 24, "sequence": "long"})
     assert "did you mean 'layers'?" in str(caught.value)
     assert "'long' is not a number" in str(caught.value)
+    short = {"model": "llama3-8b", "gpu": "h100", "tp": 4, "mbs": 1}
+    bare = frame(Model=None, System=None, TP=None, MBS=None)
+    candidate = read_layouts(bare, assume=short).rows[0].case.candidate
+    assert (candidate.layout.tensor, candidate.micro_batch) == (4, 1)
 
 
 def test_layouts_are_fitted_and_predicted_from_any_table() -> None:
@@ -890,6 +903,98 @@ def test_other_chips_are_not_taken_for_gpus(notes: str, columns: dict[str, str])
     assert read_layouts(rows).rows[0].case.machine.gpu.name == "h100"
 
 
+@pytest.mark.parametrize(
+    ("model", "notes", "kind"),
+    [
+        ("Wan 2.1 14B", "", "a diffusion model"),
+        (None, "Stable Diffusion Test Case", "a diffusion model"),
+        ("ViT-G/14 1.85B", "", "a vision model"),
+        (None, "### ViT-G/14", "a vision model"),
+        ("T5-v1.1-xl 3B", "", "an encoder-decoder"),
+        ("Nemotron5-H-56B", "", "a state space model"),
+    ],
+)
+def test_what_is_no_decoder_of_language_is_said_to_be_so(
+    model: str | None, notes: str, kind: str
+) -> None:
+    rows = frame(Model=model)
+    rows.attrs["notes"] = [notes]
+    with pytest.raises(InputError, match=f"the model is {kind}, not a decoder of language"):
+        read_layouts(rows)
+    sized = read_layouts(rows, assume={"layers": 40, "width": 5120})
+    assert f"1 row: {kind} is predicted as a decoder of its size or sizes" in sized.assumptions
+    assert sized.rows[0].case.model.layers == 40
+
+
+def test_a_model_named_as_a_decoder_is_one_whatever_else_the_notes_name() -> None:
+    rows = frame()
+    rows.attrs["notes"] = ["Towards ViT-G/14 and T5"]
+    assert not read_layouts(rows).rows[0].kind
+    (seeing,) = read_layouts(frame(Model="LLaVA 1.5 7B")).rows
+    assert seeing.kind == "a vision-language model" and seeing.case.model.parameters > 6e9
+
+
+def test_attention_without_a_mask_counts_whole() -> None:
+    """cuDNN's skips the masked half, which no encoder has, and NeMo's FLOPs omit it."""
+    columns = {"Tokens / sec / GPU": None, "Model TFLOP / sec / GPU": 300.0, "Model": None}
+    sizes = {"layers": 40, "width": 5120, "heads": 40}
+    rows = frame(**{**columns, "GPUs": 64, "PP": 1, "Sequence Length": 32768}, **sizes)
+    rows.attrs["notes"] = ["NeMo"]
+    (masked,) = read_layouts(rows).rows
+    (whole,) = read_layouts(rows, assume={"model": "DiT"}).rows
+    model = masked.case.model
+    halves = [model.flops_per_token(32768, masked=half) for half in (True, False)]
+    assert masked.step_s and whole.step_s == pytest.approx(
+        masked.step_s * halves[1] / halves[0], rel=1e-3
+    )
+    laws = [row.case.framework.coefficients["attention"][0] for row in (masked, whole)]
+    assert laws[1] == 2 * laws[0]
+
+
+@pytest.mark.parametrize(
+    ("methods", "framework"),
+    [
+        (("Megatron-LM", "Megatron-LM"), "megatron-core"),
+        (("nanotron", "nanotron v2"), "nanotron"),
+        (("Megatron-LM", "ours"), ""),
+        (("NeMo", "nanotron"), ""),
+    ],
+)
+def test_a_column_may_name_the_framework_of_all_rows(
+    methods: tuple[str, str], framework: str
+) -> None:
+    rows = pd.concat([frame(Method=method) for method in methods], ignore_index=True)
+    rows.attrs["notes"] = ["A comparison of 2024"]
+    assert read_layouts(rows).rows[0].case.framework.name == framework
+
+
+def test_rows_that_no_gpu_computes_in_fp32_are_in_tf32() -> None:
+    for rate, precision in ((3500.0, "tf32"), (500.0, "fp32")):
+        table = read_layouts(frame(Precision="fp32", **{"Tokens / sec / GPU": rate}))
+        assert table.rows[0].case.candidate.precision == precision
+        assert any("tf32 instead of fp32" in one for one in table.assumptions) == (rate > 1000)
+
+
+@pytest.mark.parametrize(
+    ("notes", "fused"),
+    [
+        ("Megatron-DeepSpeed, FlashAttention 2", True),
+        ("Megatron-DeepSpeed without flash-attn", False),
+    ],
+)
+def test_attention_is_fused_where_the_notes_say_so(notes: str, fused: bool) -> None:
+    rows = frame()
+    rows.attrs["notes"] = [notes]
+    framework = read_layouts(rows).rows[0].case.framework
+    assert framework.name == "megatron" and ("scores" not in framework.coefficients) == fused
+
+
+def test_a_cell_with_two_numbers_is_named_where_a_row_lacks_a_rate() -> None:
+    rows = frame(**{"Tokens / sec / GPU": "8000 / 9000"})
+    with pytest.raises(InputError, match="'Tokens / sec / GPU' holds '8000 / 9000', which is not"):
+        read_layouts(rows)
+
+
 def test_gpus_follow_from_the_rates_of_all_and_of_each() -> None:
     rows = frame(GPUs=None, **{"PP": 1, "Aggregate TPS": 63_970.0})
     table = read_layouts(rows)
@@ -930,6 +1035,24 @@ def test_a_row_for_each_quantity_and_a_column_for_each_layout(tmp_path: Path) ->
         assert (candidate.precision, row.case.machine.gpu.name) == ("fp8", "h100")
         assert row.case.model.parameters == pytest.approx(8.03e9, rel=0.01)
         assert row.quoted_mfu == pytest.approx(0.395, abs=0.002)
+
+
+SPEEDS = """Qwen2.5-14B with 8K context length, on an eight-GPU A800 node, global batch size 16:
+
+|                  | Megatron-LM | Deepspeed-ZeRO2 | Deepspeed-ZeRO3 |
+| ---------------- | ----------- | --------------- | --------------- |
+| Training Speed   | 9.04s/it    | 10.32s/it       | 10.56s/it       |
+| GPU Memory Usage | 8\\*64GB     | 8\\*80GB         | 8\\*58GB         |
+"""
+
+
+def test_a_row_of_speeds_is_known_by_its_cells(tmp_path: Path) -> None:
+    path = tmp_path / "speeds.md"
+    path.write_text(SPEEDS)
+    table = read_layouts(path)
+    assert table.step_s.tolist() == [9.04, 10.32, 10.56]
+    assert [row.case.candidate.layout.world_size for row in table.rows] == [8, 8, 8]
+    assert [row.case.candidate.layout.sharing for row in table.rows][1:] == ["zero2", "fsdp"]
 
 
 def test_a_named_model_cut_to_fewer_layers(tmp_path: Path) -> None:

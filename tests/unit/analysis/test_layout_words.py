@@ -122,6 +122,8 @@ def test_columns_count_before_notes() -> None:
         ("H100 x 2048 matrices, 8 GPUs", None),
         ("a single A100 80GB GPU", 1),
         ("H100 GPUs", None),
+        ("a single-node, eight-GPU A800 environment", 8),
+        ("A800单机8卡（1x8）", 8),
         ("2 nodes x 8 H100", None),
         ("Each host has 8 NVIDIA H100 GPUs", None),
     ],
@@ -135,6 +137,7 @@ def test_the_gpus_of_a_table_are_not_those_of_a_node(notes: str, gpus: int | Non
     [
         ("8 nodes, 4x NVIDIA H200 (141 GB) per node", {"nodes": 8, "per_node": 4}),
         ("Each host has 8 NVIDIA H100 GPUs", {"per_node": 8}),
+        ("Each host has - 8 NVIDIA H200 GPUs connected", {"per_node": 8}),
         ("on 16 hosts, 8 H100 GPUs per host", {"nodes": 16, "per_node": 8}),
         ("context length 8192", {"sequence": 8192}),
         ("8,192 tokens of context", {}),

@@ -8,7 +8,14 @@ import numpy as np
 import pytest
 from cases import CASES, MODEL, PLACE, case, only
 
-from lab.perfmodel.frameworks import ANY, MEGATRON_CORE, NANOTRON, NEMO, named_framework
+from lab.perfmodel.frameworks import (
+    ANY,
+    MEGATRON_CORE,
+    MEGATRON_LM,
+    NANOTRON,
+    NEMO,
+    named_framework,
+)
 from lab.perfmodel.hardware import machine
 from lab.perfmodel.layout import Candidate, Layout, Sharing
 from lab.perfmodel.layout_law import expected
@@ -188,12 +195,25 @@ def test_ranks_of_a_sequence_share_the_weights_as_well() -> None:
 
 
 def test_nemo_sends_activations_while_it_computes() -> None:
+    """On Hopper and later GPUs."""
     law = only(flops=1.0, tensor_bytes=1.0)
-    waits = law.parts(case(tensor=4, micro=8))
-    beside = law.parts(replace(case(tensor=4, micro=8), framework=NEMO))
+    ampere = case(tensor=4, micro=8)
+    hopper = replace(ampere, machine=machine("h100x8:nvlink4:infiniband-ndr"))
+    plain = replace(NEMO, overlaps_sums=False)
+    waits, beside = (law.parts(replace(hopper, framework=one)) for one in (plain, NEMO))
     layers, sums = (waits[cause] for cause in ("compute", "tensor parallelism"))
     assert beside["compute"] == layers
     assert beside["tensor parallelism"] == pytest.approx((layers**2 + sums**2) ** 0.5 - layers)
+    assert law.parts(replace(ampere, framework=NEMO)) == law.parts(ampere)
+
+
+def test_ranks_of_megatron_lm_share_what_a_stage_hands_on() -> None:
+    law = only(stage_bytes=1.0)
+    whole = case(tensor=8, pipeline=4, accum=8)
+    shared = replace(whole, framework=MEGATRON_LM)
+    split = case(tensor=8, pipeline=4, accum=8, sequence_parallel=True)
+    seconds = law.predict([whole, shared, split, replace(split, framework=MEGATRON_LM)])
+    assert seconds / seconds[0] == pytest.approx([1, 1 / 8, 1 / 8, 1 / 8])
 
 
 def test_fp8_leaves_attention_and_the_head_at_the_peak_of_16_bits() -> None:
@@ -256,11 +276,38 @@ def test_a_layer_with_experts_launches_more() -> None:
 def test_transfers_are_delayed_beyond_the_reach_of_a_framework() -> None:
     """4 m + p - 1 transfers, or 2 m + 1 of two stages, on more than 32 nodes of nanotron only."""
     law = only(stall=0.5)
-    far, near = case(data=66, pipeline=4, accum=6), case(data=64, pipeline=4, accum=6)
-    two = case(data=132, pipeline=2, accum=6)
+    far, near, two = (
+        case(data=data, pipeline=stages, accum=6, sharing="zero1")
+        for data, stages in ((66, 4), (64, 4), (132, 2))
+    )
     steps = law.predict([replace(one, framework=NANOTRON) for one in (far, near, two)])
     assert steps.tolist() == pytest.approx([0.5 * (4 * 6 + 3), 0, 0.5 * (2 * 6 + 1)])
     assert law.predict([far])[0] == 0
+
+
+def test_sums_of_ddp_are_delayed_beyond_the_reach_of_a_framework() -> None:
+    """Four transfers, whether of many replicas or of few; ZeRO-1 is measured without delay."""
+    law = only(stall=0.5)
+    many, few = case(data=264, accum=6), case(data=33, tensor=8)
+    others = [case(data=256), case(data=264, sharing="zero1")]
+    steps = law.predict([replace(one, framework=NANOTRON) for one in (many, few, *others)])
+    assert steps.tolist() == pytest.approx([4 * 0.5, 4 * 0.5, 0, 0])
+    assert law.parts(replace(many, framework=NANOTRON))["data parallelism"] == pytest.approx(2.0)
+    assert law.predict([many])[0] == 0
+
+
+def test_sums_of_ddp_in_a_pipeline_of_nanotron_wait_for_its_replicas() -> None:
+    """Those of a long last backward pass are hidden, as its other sums are."""
+    law = only(replicas=0.01, flops=1.0)
+    short, long = case(data=32, pipeline=2, accum=8), case(data=32, pipeline=2, micro=400)
+    for one in (short, long):
+        waits = replace(one, framework=replace(one.framework, waits_for_replicas=True))
+        hiding = law.parts(one)["compute"] * 2 / 3 * 12 / (24 + 12 * (one.candidate.grad_accum - 1))
+        exposed = (hiding**2 + 0.32**2) ** 0.5 - hiding
+        assert law.parts(waits)["data parallelism"] == pytest.approx(exposed)
+        assert law.parts(one)["data parallelism"] == 0
+    zero = case(data=32, pipeline=2, sharing="zero1")
+    assert law.parts(replace(zero, framework=NANOTRON))["data parallelism"] == 0
 
 
 def test_launches_of_nanotron_hide_its_sums() -> None:

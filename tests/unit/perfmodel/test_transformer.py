@@ -36,6 +36,38 @@ from lab.perfmodel.transformer import Transformer, has_experts, named, of_parame
         ("LLaMA 33B", 32.5),  # not the 3B of Llama 3
         ("llama-30b", 32.5),
         ("deepseek3-671b", 671.0),
+        ("DeepSeek-V2", 235.7),
+        ("DeepSeek-V2-Lite 16B", 15.7),
+        ("Moonlight-16B-A3B", 15.96),
+        ("LLAMA4-Scout-LLM", 107.8),
+        ("Llama 4 Maverick 400B", 400.7),
+        ("Qwen3-Coder-480B-A35B", 480.0),
+        ("Qwen2-57B-A14B", 57.4),
+        ("Qwen1.5-MoE-A2.7B", 14.3),
+        ("GLM-4.5-Air", 106.9),
+        ("GLM-4.6", 352.8),
+        ("allenai/OLMoE-1B-7B", 6.92),
+        ("DBRX 132B", 131.6),
+        ("Phi-3.5-MoE", 41.9),
+        ("Grok-1", 314.0),
+        ("Qwen3-4B", 4.02),
+        ("Qwen3 1.7B", 1.72),
+        ("Qwen3-0.6B", 0.596),
+        ("Qwen2-72B", 72.7),
+        ("Qwen2.5 3B", 3.09),
+        ("Qwen2.5-1.5B", 1.54),
+        ("Qwen2.5-0.5B", 0.494),
+        ("gemma-2-27b", 27.2),
+        ("gemma-2-9b", 9.24),
+        ("Yi-34B", 34.4),
+        ("baichuan2_13b", 13.9),
+        ("Phi-3-mini", 3.82),
+        ("Mistral-Nemo-12B", 12.25),
+        ("Mistral Small 24B", 23.6),
+        ("Mistral-Large-123B", 122.6),
+        ("GPT-NeoX-20B", 20.55),
+        ("BLOOM 176B", 176.2),
+        ("OPT-175B", 175.0),
     ],
 )
 def test_published_models_have_the_parameters_that_they_are_known_by(
@@ -109,7 +141,13 @@ def test_a_number_of_parameters_makes_a_model_of_that_size(count: float) -> None
     ("text", "mixed"),
     [
         *(("our 30B-A3B", True), ("8x7B", True), ("MoE of 16B", True), ("DeepSeekV3", True)),
-        *(("Llama-3 8B", False), ("13B A100", False), ("1.3B, 2x8 GPUs", False)),
+        *(("ibm/PowerMoE-3b", True), ("OLMoE-1B-7B", True), ("Qwen1.5-MoE-A2.7B", True)),
+        *(
+            ("Llama-3 8B", False),
+            ("Moebius 7B", False),
+            ("13B A100", False),
+            ("1.3B, 2x8 GPUs", False),
+        ),
     ],
 )
 def test_mixtures_of_experts_are_known_by_their_names(text: str, mixed: bool) -> None:
@@ -117,7 +155,11 @@ def test_mixtures_of_experts_are_known_by_their_names(text: str, mixed: bool) ->
 
 
 @pytest.mark.parametrize(
-    ("text", "count"), [("7b", 7e9), ("some 1.3B model", 1.3e9), ("350M", 3.5e8), ("gpt", None)]
+    ("text", "count"),
+    [
+        *(("7b", 7e9), ("some 1.3B model", 1.3e9), ("350M", 3.5e8), ("gpt", None)),
+        *(("llama7b", 7e9), ("Qwen1.5-MoE-A2.7B", None), ("llama2-7B在A100", 7e9)),
+    ],
 )
 def test_sizes_are_read_from_names(text: str, count: float | None) -> None:
     assert size(text) == count
