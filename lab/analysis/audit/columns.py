@@ -69,8 +69,12 @@ NUMBERS = {
         name: rf"({name}(_?parallel(ism)?)?|{words}_?((model_)?parallel(ism)?|mp){alone})"
         "(_?(size|degree|world_?size|ways?))?"
         for name, words, alone in (
-            *(("dp", "data", ""), ("tp", "tensor", "|tensor"), ("pp", "pipe(line)?", "|pipeline")),
-            *(("cp", "context", ""), ("ep", "expert", "")),
+            *(("dp", "data", ""), ("tp", "tensor", "|tensor")),
+            *(
+                ("pp", "pip(e(line)?|line)", "|pipeline"),
+                ("cp", "context", ""),
+                ("ep", "expert", ""),
+            ),
         )
     },
     "dp_replicate": r"((dp|hsdp|data_parallel)_)?replicat(e|ion)(_(size|degree|groups?))?"
@@ -95,7 +99,8 @@ NUMBERS = {
     "efficiency": rf"(.*_)?(efficiency|eff)(_.*)?|{OF_IDEAL}",
     "speedup": r"(.*_)?speed_?ups?(_.*)?|(x_|times_)?faster"
     rf"|(vs|versus|over|relative_to|compared_to)_(1|one|(a_)?single)_({RANK})"
-    r"|((.*_)?(strong|weak|multi_gpu)_)?scaling(?!_(param|token|law|loss|step))(_.*)?|acceleration_(rate|ratio|factor)",
+    r"|((.*_)?(strong|weak|multi_gpu)_)?scaling(?!_(param|token|law|loss|step))(_.*)?|acceleration_(rate|ratio|factor)"
+    "|scalability",
     "mfu": r"(.*_)?mfu(_.*)?|(.*_)?model_flops?_util(i[sz]ation)?(_.*)?",
     "hfu": r"(.*_)?hfu(_.*)?|(.*_)?hardware_flops?_util(i[sz]ation)?(_.*)?",
     "peak_flops": r"(.*_)?peak_(.*_)?[tp]?flops?(_.*)?|(.*_)?[tp]?flops?_peak(_.*)?",
@@ -141,6 +146,7 @@ OTHERWISE = {
     r"|[gtp]flops?"
     r"|(^|_)(p\d\d|\d+_percent|percentile)(_|$)",  # what it costs, and of the fastest or slowest
     "speedup": r"inference|without|_w_o_|block|group|(^|_)ours?(_|$)",  # of a setting or system
+    "batch": r"(^|_)tok(en)?s?(_|$)",  # batches are compared in samples
     "loss": r"data|dropped|packet|reduction|improvement|unknown",
     # Not what a rank uses: a rate or a share, another memory, or what a GPU has.
     "memory": r"bandwidth|bw|util|percent|ratio|free|avail|cpu|host|node|system|total|capacity|size"
@@ -361,6 +367,11 @@ class Guess(NamedTuple):
     inverse: bool = False
 
 
+# Of "Model Size (Billion Param)" and "params (millions)".
+LARGE_PARAMETERS = re.compile(
+    r"(?:model_size_)?(?:in_)?([bm])illions?_(?:of_)?param(?:eter)?s?$"
+    r"|(?:model_size|(?:model_)?param(?:eter)?s?)_(?:in_)?([bm])illions?$"
+)
 # "t / ms" is a time, unlike "steps / s".
 OVER_UNIT = re.compile(
     r"((?:^t|time|latency|duration|mem(?:ory)?(?:_usage)?|_per_(?:step|iter(?:ation)?|epoch))_)"
@@ -380,6 +391,7 @@ def normal(name: str) -> str:
     text = PLURAL.sub(r"\1s", text)
     # "Accélération" is no "acc", an accuracy.
     text = "".join(c for c in unicodedata.normalize("NFD", text) if not unicodedata.combining(c))
+    text = text.replace("ı", "i")
     # Without the brackets, "min" would be read as the minimum.
     text = re.sub(r"[\[(]\s*min\.?\s*[\])]$", " minutes", text)
     text = EITHER.sub(r"\1", text)
@@ -388,6 +400,7 @@ def normal(name: str) -> str:
     text = re.sub(r"^(\w*seconds|ms|hours|minutes) (elapsed|taken)$", r"\2 \1", text.strip())
     text = text.replace("$", " usd ")
     text = from_european(TOKEN.sub("_", text).strip("_"))
+    text = LARGE_PARAMETERS.sub(lambda each: f"parameters_{each[1] or each[2]}", text)
     text = OVER_UNIT.sub(r"\1\2", re.sub("_per_min$", "_per_minutes", text))
     return SYMBOLIZED.sub(r"\1", text)
 

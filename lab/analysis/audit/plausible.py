@@ -51,6 +51,8 @@ MOST_NAMES = 200  # of runs that are looked at
 MOST_NODES = 4096
 SEVERAL_WORDS = re.compile(r"[^\W\d]+(?:(?:[ -]|, )[^\W\d]+)+")
 INDICES = re.compile(r"\d{1,2}(?:\s*,\s*\d{1,2})+")  # of devices, which are not numbers of ranks
+SCALED = re.compile(".*scaling|scalability")
+OF_A_JOB = re.compile("(?:slurm_)?job_")
 SERIAL_NAME = re.compile(rf"(?:^|_)(?:{SERIAL}|1)(?:_|$)")
 SCALING = re.compile(r"(strong|weak)(?:[ _-]?scal.*|)", re.IGNORECASE)
 TIMED = re.compile(rf"[\d.,]+\s*(?:{'|'.join(TIME_UNITS)})\s*$")  # such as 22.3 s
@@ -74,7 +76,7 @@ def confirmed(
         canonical = "" if "strategy" in names else "strategy"  # serial and parallel
     elif canonical == "repeat" and _names_settings(cells):
         canonical = "" if "strategy" in names else "strategy"  # runs are called after what they try
-    elif canonical == "speedup" and "scaling" in normal(column) and are_shares(cells):
+    elif canonical == "speedup" and SCALED.match(normal(column)) and are_shares(cells):
         canonical = "efficiency"
     elif canonical == "cpu" and "gpu" not in names and known.map(names_gpu).any():
         canonical = "gpu"  # a processor such as a V100
@@ -117,6 +119,8 @@ def _is_another(
         by_step = "step" in names and re.fullmatch("[ghint]pu", normal(column))
         of_steps = by_step and values.nunique() > 1  # varies between the steps of a log
         return bool(indices or numbers_rows or of_steps or is_of_samples(column, frame))
+    if canonical == "time" and OF_A_JOB.match(normal(column)):
+        return bool({"rate", "rate_per_rank"} & names)  # what the batch system gave it
     if "time" not in names and parse_name(column).stem == "sync":
         return True  # beside "Async" or "Overlap" it is a program
     if canonical == "speedup":  # of one program over another on as many ranks
@@ -341,6 +345,8 @@ def are_shares(cells: pd.Series) -> bool:
     """Whether a column called scaling holds shares of the ideal, not speedups, such as 393 %."""
     texts = cells.dropna().astype(str)
     known = numbers(texts).dropna()
+    if parse_name(str(cells.name)).family == "percent":
+        return bool((known < 100 * FAR_BEYOND).all() and (known < 100).any())
     if texts.str.contains("%").any():
         return bool((known < FAR_BEYOND).all())
     return bool((known <= 1 + ROUNDING).all() and (known < 1).any())

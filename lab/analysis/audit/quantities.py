@@ -76,6 +76,7 @@ OF_GPUS = re.compile(r"(?:^|_)(?:gpu|gcd|accelerator|card|chip)s?(?:_|$)")
 PROJECTED = re.compile(
     r".*\d.*\((?:projected|projection|extrapolated|estimated|predicted)\)\W*", re.IGNORECASE
 )
+MOST_GB, LEAST_MB = 300, 400  # of a GPU's memory
 NAMED_UNIT = re.compile(rf"\d\s*({CELL_TIME})\s*$")
 NOTED_UNITS = {
     "microseconds": (re.compile(r"microseconds|\bus\b|µs", re.IGNORECASE), 1e-6),
@@ -222,8 +223,10 @@ class Quantities:
             return meaning.factor, ""
         cells = self.frame[column]
         if canonical == "memory":  # a cell may have its own unit
-            bare = pd.to_numeric(cells, errors="coerce").notna().any()
-            return math.nan, f"{column!r} names no unit, such as GB, and is left out" * bool(bare)
+            sizes = pd.to_numeric(cells, errors="coerce").dropna()
+            factor, unit = memory_unit(sizes)
+            read = f"read as {unit}, by its size" if unit else "left out"
+            return factor, f"{column!r} names no unit, such as GB, and is {read}" * bool(len(sizes))
         if canonical not in TIMES:
             if canonical not in {"algbw", "busbw"}:
                 return 1.0, ""
@@ -290,6 +293,15 @@ class Quantities:
                 values = count(int(wrong.sum()), "value")
                 self.assumptions.append(f"{values} of {column} {verdict} left out")
                 self.tidy.loc[wrong, column] = np.nan
+
+
+def memory_unit(values: pd.Series) -> tuple[float, str]:
+    """The unit of a GPU's memory by its size, such as 38 GB or 14225 MB; NaN and "" if unknown."""
+    if values.between(1, MOST_GB).all():
+        return BYTE_UNITS["gb"], "GB"
+    if values.between(LEAST_MB, 1e3 * MOST_GB).all():
+        return BYTE_UNITS["mb"], "MB"
+    return math.nan, ""
 
 
 def _in_order(frame: pd.DataFrame, meanings: Mapping[str, Guess]) -> dict[str, Guess]:

@@ -115,6 +115,7 @@ def from_table(
         assumptions=assumptions,
         notes=notes,
         summarised=is_wide or not logged,
+        logged=bool(frame.attrs.get("logged")),
         reading=_reading(given, origins),
         number=int(frame.attrs.get("number", 1)),
         place=str(frame.attrs.get("place", "")),

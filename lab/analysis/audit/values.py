@@ -78,6 +78,8 @@ NODES_TIMES = re.compile(
 RANKS_TIMES = re.compile(
     rf"(?:.*\()?(\d+)\s*(?:[x×*]\s*|\s)((?:{_NAME}|{_UNIT}))\)?|(\d+)({_UNIT})"
 )
+# Of 8 A100s and 2 V100 GPUs, which are GPUs of the same model as 1 A100 and 1 V100 GPU.
+PLURAL_NAME = re.compile(r"(?<=[abghv]\d00)s$|(?<=\w)\s(?:gpu|card)s?$")
 CARDS = re.compile(rf"(?:({_NAME}?)\s*[x×*]\s*)?n\d+_?c(\d+)")
 SLICE = re.compile(r"((?:(?:cloud )?tpu[ _-]?)?v\d[a-z]*)-(\d+)")  # TPU v3-32
 RANKS_AFTER = re.compile(rf"({_NAME}?)\s*\(?[x×*]\s*(\d+)\)?")
@@ -155,7 +157,8 @@ def ranks_of(cell: object) -> tuple[float, str]:
     if match := RANKS_TIMES.fullmatch(text):
         name = match[2] or ""
         name = "" if re.fullmatch(_UNIT, name) else name.strip()
-        return float(match[1] or match[3]), name if "(" in name else name.rstrip(" )")
+        name = name if "(" in name else PLURAL_NAME.sub("", name.rstrip(" )"))
+        return float(match[1] or match[3]), name
     if match := SLICE.fullmatch(text) or RANKS_AFTER.fullmatch(text):
         return float(match[2]), match[1].strip()
     if match := re.fullmatch(r"([^(]+?)\s*\([^()]*\)", text):  # 16 GPUs (2 nodes)
