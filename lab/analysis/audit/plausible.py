@@ -52,6 +52,7 @@ MOST_NODES = 4096
 SEVERAL_WORDS = re.compile(r"[^\W\d]+(?:(?:[ -]|, )[^\W\d]+)+")
 INDICES = re.compile(r"\d{1,2}(?:\s*,\s*\d{1,2})+")  # of devices, which are not numbers of ranks
 SCALED = re.compile(".*scaling|scalability")
+EDGES = re.compile(r"(?:(?:n|num|number_of)_)?edges")
 OF_A_JOB = re.compile("(?:slurm_)?job_")
 SERIAL_NAME = re.compile(rf"(?:^|_)(?:{SERIAL}|1)(?:_|$)")
 SCALING = re.compile(r"(strong|weak)(?:[ _-]?scal.*|)", re.IGNORECASE)
@@ -119,10 +120,15 @@ def _is_another(
         by_step = "step" in names and re.fullmatch("[ghint]pu", normal(column))
         of_steps = by_step and values.nunique() > 1  # varies between the steps of a log
         return bool(indices or numbers_rows or of_steps or is_of_samples(column, frame))
+    if canonical == "nodes" and any(EDGES.fullmatch(normal(name)) for name in frame.columns):
+        return True  # of a graph
     if canonical == "time" and OF_A_JOB.match(normal(column)):
         return bool({"rate", "rate_per_rank"} & names)  # what the batch system gave it
     if "time" not in names and parse_name(column).stem == "sync":
         return True  # beside "Async" or "Overlap" it is a program
+    if canonical == "version":  # below PyTorch and DeepSpeed there are rates or times
+        values = numbers(cells)
+        return {"speedup", "ratio_of_rates"} & names != set() and values.nunique() > 1
     if canonical == "speedup":  # of one program over another on as many ranks
         over = own_baseline(column, frame, meanings)
         return bool(over) and not _is_serial(over, frame, meanings)
@@ -236,11 +242,12 @@ def is_not_process_rank(column: str, frame: pd.DataFrame, meanings: Mapping[str,
 
 
 def is_of_samples(column: str, frame: pd.DataFrame) -> bool:
-    """Whether a column called n counts the samples of a mean, or the columns of a matrix."""
-    others = {normal(name) for name in frame.columns}
+    """Whether a column called n counts the samples of a mean, or the rows or columns of a matrix,
+    as m and k beside it do."""
+    others = {normal(str(name)) for name in frame.columns}
     statistics = r"(?:.*_)?(?:mean|std|sd|sem|p)(?:_.*)?"
     return normal(column) == "n" and (
-        others >= {"m", "k"} or any(re.fullmatch(statistics, other) for other in others)
+        bool({"m", "k"} & others) or any(re.fullmatch(statistics, other) for other in others)
     )
 
 

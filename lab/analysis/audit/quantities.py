@@ -72,6 +72,8 @@ UNITS = {
     "parameters": PARAMETER_UNITS,
 }
 BOUND = re.compile(r"\s*(?:[<>≤≥]|&[lg]t;)")  # an upper or lower limit, not a measured value
+MACHINES = {"gpu", "device", "host"}
+OF_HARDWARE = re.compile(r"flop|(?:^|_)[kmgt]i?b_(?:per_)?s")  # what is computed or moved
 OF_GPUS = re.compile(r"(?:^|_)(?:gpu|gcd|accelerator|card|chip)s?(?:_|$)")
 PROJECTED = re.compile(
     r".*\d.*\((?:projected|projection|extrapolated|estimated|predicted)\)\W*", re.IGNORECASE
@@ -174,9 +176,8 @@ class Quantities:
         `world_size`. Other cells stay as they are.
         """
         of_ranks = canonical == "world_size"
-        if not of_ranks and (
-            canonical not in {"gpu", "device", "host"} or "world_size" in self.given
-        ):
+        counted = {meaning.canonical for meaning in self.meanings.values()} | set(self.given)
+        if not of_ranks and (canonical not in MACHINES or "world_size" in counted):
             return cells
         pairs = cells.dropna().map(ranks_of)
         counts = pairs.map(lambda pair: pair[0]).astype(float)
@@ -324,7 +325,7 @@ def _in_order(frame: pd.DataFrame, meanings: Mapping[str, Guess]) -> dict[str, G
     if len(rates) < 2:
         return dict(meanings)
     medians = {column: numbers(frame[column], units=COUNT_UNITS).median() for column in rates}
-    counted = [column for column in rates if "flop" not in normal(column)] or rates
+    counted = [column for column in rates if not OF_HARDWARE.search(normal(column))] or rates
     first = max(counted, key=lambda column: medians[column] if medians[column] > 0 else 0.0)
     return {first: meanings[first], **meanings}
 

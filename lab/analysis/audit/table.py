@@ -145,6 +145,8 @@ def _long_form(
     meanings = _meanings(frame, mapped)
     unnamed = {} if mapped else by_numbers(frame.drop(columns=ROW), meanings)
     meanings |= unnamed
+    rated = {} if mapped else _rates_by_cells(frame, meanings)
+    meanings, unnamed = meanings | rated, unnamed | rated
     assumptions += [f"{name!r} is read as the {what.canonical}" for name, what in unnamed.items()]
     names = {meaning.canonical for meaning in meanings.values()}
     of_sizes: list[str] = []
@@ -211,6 +213,15 @@ def _filled_down(frame: pd.DataFrame, mapped: Collection[str]) -> tuple[pd.DataF
         return frame, []
     filled = frame[first].mask(blank).ffill()
     return frame.assign(**{first: filled}), [f"a blank cell of {first!r} means the one above it"]
+
+
+def _rates_by_cells(frame: pd.DataFrame, meanings: Mapping[str, Guess]) -> dict[str, Guess]:
+    """A column such as "Speed" whose cells are rates by their units, where no other is one."""
+    if any(meaning.canonical in {"rate", "rate_per_rank"} for meaning in meanings.values()):
+        return {}
+    unnamed = [str(name) for name in frame if name not in meanings and name != ROW]
+    rated = [name for name in unnamed if reshape.are_rated(frame[name])]
+    return {rated[0]: Guess("rate", 1.0)} if len(rated) == 1 else {}
 
 
 def _ranks_by_cells(frame: pd.DataFrame, meanings: Mapping[str, Guess]) -> dict[str, Guess]:

@@ -87,3 +87,116 @@ def test_scalability() -> None:
     assert "quoted-against-own" in broken(ratios)  # 1.99
     shares = pasted("GPUs,img/s,Scaling (%)\n1,365,100\n2,710,97.3\n4,1343,92\n")
     assert shares.reading["Scaling (%)"] == "efficiency" and not broken(shares)
+
+
+def below(head: str, *rows: str) -> str:
+    return "\n".join((head, "|" + "---|" * (head.count("|") - 1), *rows)) + "\n"
+
+
+def test_the_dimensions_of_matrices_are_no_ranks() -> None:
+    rows = ["| down | 131072 | 2048 | 5120 | 275.2 | 143 % |"]
+    rows += ["| up | 131072 | 8192 | 2048 | 192.4 | 112 % |"]
+    for head in ("| GEMM | total_M | N | K |", "| GEMM | M | N | E |"):
+        result = pasted(below(f"{head} time (us) | efficiency |", *rows))
+        assert "N" not in result.reading and not broken(result)
+
+
+def test_the_nodes_of_a_graph_are_no_machines() -> None:
+    rows = ["| Cora | 2708 | 10556 | 1.2 | 0.9 |", "| PubMed | 19717 | 88648 | 9.1 | 3.2 |"]
+    result = pasted(below("| Dataset | Nodes | Edges | GCN (ms) | GAT (ms) |", *rows))
+    assert "Nodes" not in result.reading and not result.findings
+
+
+def test_the_pixels_of_images_are_no_ranks() -> None:
+    rows = ["| DeiT | 939 | 101 |", "| Swin | 755 | 85 |"]
+    result = pasted(below("| Model (FPS) | 224x224 | 448x448 |", *rows))
+    assert not result.findings
+    nodes = pasted(below("| Model (FPS) | 1x8 | 4x8 |", *rows))
+    assert "baseline" in {finding.rule for finding in nodes.findings}
+
+
+@pytest.mark.parametrize(
+    ("name", "canonical"),
+    [
+        ("Model Size (GB)", None),
+        ("Model Size (B)", "parameters"),
+        ("Accuracy improvement", None),
+        ("Training wall time (h)", "time"),
+        ("Precision dtype", "precision"),
+        ("global sps", "rate"),
+        ("Memory (M)", "memory"),
+        ("显存占用率", None),
+        ("#Machine", "nodes"),
+        ("Time per Tree", "time"),
+        ("Time taken/s", "time"),
+        ("Speed (ms/token)", "rate"),
+    ],
+)
+def test_names_of_columns(name: str, canonical: str | None) -> None:
+    meaning = guess(name)
+    assert (meaning.canonical if meaning else None) == canonical
+
+
+def test_columns_for_two_frameworks_or_for_eight_bits() -> None:
+    rows = ["| 1 | 3344.1 | 1980.3 |", "| 4 | 7421.0 | 1702.0 |"]
+    result = pasted(below("| GPUs | Paddle Tokens/s | Torch Tokens/s |", *rows))
+    assert "the framework (paddle, torch) is read from the column names" in result.assumptions
+    rows = ["| vgg16 | 105.6 | 13.08 |", "| resnet50 | 35.9 | 4.02 |"]
+    result = pasted(below("| model | f32 latency (ms) | s8 latency (ms) |", *rows))
+    assert "the precision (f32, s8) is read from the column names" in result.assumptions
+
+
+def test_rates_below_the_names_of_programs_are_no_versions() -> None:
+    rows = ["| 4 | 36.34 | 50.76 | 1.4 |", "| 6 | 38.10 | 61.28 | 1.6 |"]
+    result = pasted(below("| Micro batch size | PyTorch | DeepSpeed | Speedup (x) |", *rows))
+    assert "PyTorch" not in result.reading
+    versions = pasted(below("| GPUs | PyTorch | Time (s) |", "| 1 | 2.1 | 9 |", "| 2 | 2.4 | 5 |"))
+    assert versions.reading["PyTorch"] == "version"
+
+
+def test_a_rate_in_bytes_is_not_that_of_the_training() -> None:
+    rows = ["| bf16 | 107.38 | 1418.93 |", "| int4 | 200.59 | 763.33 |"]
+    result = pasted(below("| Quantization | Tokens/sec | Throughput (GB/sec) |", *rows))
+    assert result.reading["Tokens/sec"] == "rate"
+
+
+def test_cells_with_the_unit_of_a_rate_are_rates() -> None:
+    rows = ["| 1 | 213.7 samples/sec |", "| 2 | 408.6 samples/sec |"]
+    result = pasted(below("| GPUs | Speed |", *rows))
+    assert result.reading["Speed"] == "rate" and "super-linear" in result.checked
+
+
+def test_hours_and_minutes_with_their_unit() -> None:
+    result = pasted(below("| GPUs | Training time |", "| 1 | 5:58h |", "| 8 | 0:48h |"))
+    assert result.reading["Training time"] == "time"
+    assert result.assumptions == ()
+    assert "too-regular" not in broken(result)
+
+
+def test_systems_of_several_gpus_beside_their_number() -> None:
+    rows = ["| 32 x DGX-2H | 16 | 2.07 |", "| 32 x DGX-1 | 8 | 4.1 |"]
+    result = pasted(below("| DGX System | GPUs | Time to train (hours) |", *rows))
+    assert result.reading["GPUs"] == "world_size"
+
+
+def test_the_words_of_a_title_tell_rates_from_times() -> None:
+    rows = ["| bert 345m | 44.7 | 137.9 | 339.0 |", "| bert 175m | OOM | OOM | OOM |"]
+    title = "# Number of samples trained per second\n\n"
+    result = pasted(title + below("| nodes * gpus | 1*1 | 1*8 | 4*8 |", *rows))
+    assert "fixed-overhead" not in {finding.rule for finding in result.findings}
+
+
+def test_lines_of_mmengine_and_mxnet() -> None:
+    lines = [
+        f"01/23 10:05:0{n} - mmengine - INFO - Epoch(train)  [62][{n}50/2693]  lr: 2.0e-03  "
+        f"eta: 1 day, 2:09:41  time: 1.2{n}  data_time: 0.03  memory: 14225  loss: 203{n}.3"
+        for n in range(4)
+    ]
+    result = pasted("\n".join(lines))
+    assert {"step", "time", "data", "memory", "loss"} <= set(result.reading.values())
+    lines = [
+        f"INFO:root:Epoch[0] Batch [{n}9]\tSpeed: 21{n}.7 samples/sec\taccuracy=0.9"
+        for n in range(4)
+    ]
+    result = pasted("\n".join(lines))
+    assert result.reading["Speed"] == "rate" and "batch" not in result.reading.values()
