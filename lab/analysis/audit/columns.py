@@ -198,7 +198,7 @@ TEXTS = {
     "ratio_over": "ratio_over",
     "emulated": r"(is_)?emulat(ed|ion)(_.*)?",
     "link": "link|network|interconnect|nic|fabric",
-    "model": r"model(_?(name|id))?|arch|architecture|net|backbone",
+    "model": r"((base|pre_?trained)_)?model(_?(name|id))?|arch|architecture|net|backbone",
     "strategy": r"strategy|method|mode|stage|variant|impl|implementation"
     r"|parallel(ism)?(_(type|strategy|mode|method))?"
     r"|config(uration)?|setup|setting|approach|backend|ddp",

@@ -124,6 +124,8 @@ def _is_another(
         return True  # of a graph
     if canonical == "time" and OF_A_JOB.match(normal(column)):
         return bool({"rate", "rate_per_rank"} & names)  # what the batch system gave it
+    if canonical == "time" and normal(column) == "t":
+        return _are_degrees(frame, meanings)
     if "time" not in names and parse_name(column).stem == "sync":
         return True  # beside "Async" or "Overlap" it is a program
     if canonical == "version":  # below PyTorch and DeepSpeed there are rates or times
@@ -140,6 +142,13 @@ def _is_another(
             canonical == "bytes" and parse_name(column).stem == "size" and bool(OF_PROGRAMS & names)
         )
     )
+
+
+def _are_degrees(frame: pd.DataFrame, meanings: Mapping[str, Guess]) -> bool:
+    """Whether columns called t and p are degrees of tensor and pipeline parallelism, as where
+    another one counts the ranks."""
+    sizes = {normal(name) for name, one in meanings.items() if one.canonical == "world_size"}
+    return "p" in map(normal, frame.columns) and bool(sizes - {"p"})
 
 
 def _names_settings(cells: pd.Series) -> bool:

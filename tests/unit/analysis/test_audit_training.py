@@ -200,3 +200,20 @@ def test_lines_of_mmengine_and_mxnet() -> None:
     ]
     result = pasted("\n".join(lines))
     assert result.reading["Speed"] == "rate" and "batch" not in result.reading.values()
+
+
+def test_letters_for_degrees_of_parallelism_are_no_times() -> None:
+    rows = ["| 65B | 256 | 2 | 8 | 97577 |", "| 175B | 256 | 8 | 16 | 30121 |"]
+    result = pasted(below("| model | NUM_GPUS | $t$ | $p$ | tokens per second |", *rows))
+    assert "time" not in result.reading.values()
+    textbook = pasted("p,t\n1,9.1\n2,5.2\n4,2.9\n")
+    assert textbook.reading == {"p": "world_size", "t": "time"}
+
+
+def test_runs_of_different_base_models_are_not_compared() -> None:
+    rows = [
+        "| MVP | Llama 3.2 1B | 1x A100 | ~10 min |",
+        "| Full | Llama 3.1 8B | 8x A100 | ~2 h |",
+    ]
+    result = pasted(below("| Setup | Base Model | GPUs | Training Time |", *rows))
+    assert "fixed-overhead" not in {finding.rule for finding in result.findings}
