@@ -173,17 +173,19 @@ class Quantities:
         """The ranks in cells such as "8x A100", which also name the GPU, apart from the rest.
 
         Of a column of ranks they stay and the names go to `gpu`; of one of GPUs they go to
-        `world_size`. Other cells stay as they are.
+        `world_size`, unless another column counts the ranks. Other cells stay as they are.
         """
         of_ranks = canonical == "world_size"
-        counted = {meaning.canonical for meaning in self.meanings.values()} | set(self.given)
-        if not of_ranks and (canonical not in MACHINES or "world_size" in counted):
+        if not of_ranks and canonical not in MACHINES:
             return cells
         pairs = cells.dropna().map(ranks_of)
         counts = pairs.map(lambda pair: pair[0]).astype(float)
         if not counts.notna().any() or not (of_ranks or counts.notna().all()):
             return cells
         names = pairs.map(lambda pair: pair[1] or None)
+        known = {meaning.canonical for meaning in self.meanings.values()} | set(self.given)
+        if not of_ranks and "world_size" in known:
+            return names.reindex(cells.index) if names.notna().all() else cells
         if not of_ranks:
             self.tidy["world_size"], self.given["world_size"] = counts, column
             return names.reindex(cells.index)

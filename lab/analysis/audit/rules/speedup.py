@@ -374,8 +374,9 @@ def _batches(point: Point, base: Point, observations: Observations) -> Iterator[
     elif observations.per != "step":
         cost = f": the same samples take {after / before:.3g} times fewer optimizer steps"
     quotes = any(other.speedup > 0 or other.efficiency > 0 for other in point.curve.points)
-    # Of an epoch that takes as long on more ranks, each rank may have had its own.
-    flat = observations.per == "epoch" and abs(point.time / base.time - 1) < FLAT
+    # Of epochs that take as long on all numbers of ranks, each rank may have had its own.
+    times = [other.time / base.time for other in point.curve.points if other.time > 0]
+    flat = observations.per == "epoch" and all(abs(time - 1) < FLAT for time in times)
     claims = scaling or quotes or observations.kind == "records"
     claims = claims or (observations.per != "total" and not flat)
     yield Fault(
