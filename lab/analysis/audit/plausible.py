@@ -239,8 +239,8 @@ def is_not_process_rank(column: str, frame: pd.DataFrame, meanings: Mapping[str,
     others = [
         name
         for name in frame.columns
-        if name not in meanings or meanings[name].canonical in NAMES_OF_RUNS
-    ]
+        if name not in meanings or meanings[name].canonical in NAMES_OF_RUNS | {*TIMES}
+    ]  # "Optimizer" may be a time, or name the optimizers
     named = any(frame[name].is_unique and numbers(frame[name]).isna().all() for name in others)
     measured = [numbers(frame[name], units=TIME_UNITS) for name in frame.columns if name != column]
     return named and any(

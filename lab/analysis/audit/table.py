@@ -58,6 +58,8 @@ COUNTED = {"world_size", "threads", "cpus"}
 DEGREE = r"(?<![a-z])%s[ =:_-]?(\d{1,5})(?![\d.])"
 ON_CORES = re.compile(r"(?:^|_)(?:mpi\w*|ranks?|tasks?|n?proc\w*|np|p|n|world_?size)(?=_|$)")
 OF_A_RANK = re.compile(r"(?!.*_per_)|.*_per_(?:rank|task|proc|mpi)")  # not of a block, say
+CHANGE = re.compile(r"[*_]*[+\-−–±]\s*\d[\d.,]*\s*(?:%|pp|points?|pts?)[*_]*", re.IGNORECASE)
+FEWEST_CHANGES = 2  # cells of a row
 FEW = 2  # numbers of cores that tell nothing
 NEARLY = 0.02  # relative: of a ratio of two rounded rates, or a batch that ranks share
 ANOTHER = 1.1  # ratio of the parameters of two models
@@ -133,9 +135,10 @@ def _long_form(
     frame, filled = _filled_down(frame, mapped)
     frame, assumptions = reshape.turned(frame, mapped)
     frame[ROW] = np.arange(1, len(frame) + 1)
+    frame, compared = _without_changes(frame)
     frame, of_settings, origins = by_setting(frame, mapped)
     frame, of_ranks = wide.by_rank(frame, mapped)
-    assumptions += filled + of_settings + of_ranks
+    assumptions += compared + filled + of_settings + of_ranks
     for by in (
         *(wide.by_program, wide.over_serial, wide.by_batch, wide.by_size, wide.by_group),
         wide.by_timed,
@@ -197,6 +200,21 @@ def _undivided(each: pd.Series, ranks: pd.Series) -> pd.Series:
         rounded_down = (whole // ranks == each) & (batches > (1 - NEARLY) * whole)
         batches = batches.mask(rounded_down & (batches < whole), whole)
     return batches
+
+
+def _without_changes(frame: pd.DataFrame) -> tuple[pd.DataFrame, list[str]]:
+    """The table without rows such as "change | +49.3% | -0.6%", which compare those above them."""
+    if len(frame) > MOST_KEY_VALUES:
+        return frame, []
+    cells = frame.drop(columns=ROW).iloc[:, 1:].map(lambda cell: as_text(cell) or "")
+    changes = cells.map(lambda text: bool(CHANGE.fullmatch(text))).sum(axis=1)
+    compares = (changes >= FEWEST_CHANGES) & (changes == (cells != "").sum(axis=1))
+    if not compares.any() or compares.all():
+        return frame, []
+    labels = reshape.listed(frame.iloc[:, 0][compares])
+    return frame[~compares].reset_index(drop=True), [
+        f"{labels} compares other rows and is left out"
+    ]
 
 
 def _filled_down(frame: pd.DataFrame, mapped: Collection[str]) -> tuple[pd.DataFrame, list[str]]:

@@ -227,3 +227,24 @@ def test_hardware_with_its_number_beside_another_column_of_it(head: str) -> None
     result = pasted("\n".join((f"{head},Time (min)", *lines)))
     assert result.reading == {"GPUs": "world_size", "Hardware": "device", "Time (min)": "time"}
     assert not broken(result)
+
+
+def test_a_row_of_changes_is_no_measurement() -> None:
+    rows = [
+        "| v034 | 2731.2 ms | 5,992 | 34.4% |",
+        "| **v035** | **4077.5 ms** | **6,027** | 34.6% |",
+    ]
+    change = "| **Δ (v035 − v034)** | **+49.3%** | **+0.6%** | **+0.2 pp** |"
+    result = pasted(below("| Run | Step time | tok/s/chip | MFU |", *rows, change))
+    assert result.reading["Step time"] == "time"
+    assert "'Δ (v035 − v034)' compares other rows and is left out" in result.assumptions
+
+
+def test_places_of_optimizers_are_no_ranks() -> None:
+    rows = [
+        "| 1 | Muon | lr=0.0014 | 5.0843 | 21.23 ms |",
+        "| 2 | AdamW-Atan2 | lr=0.0005 | 5.5179 | 16.24 ms |",
+    ]
+    rows += ["| 3 | AdamW | lr=0.0005 | 5.5275 | 15.43 ms |"]
+    result = pasted(below("| Rank | Optimizer | Config | Val loss | Step time |", *rows))
+    assert "Rank" not in result.reading and not broken(result)
