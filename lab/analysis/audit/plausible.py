@@ -54,6 +54,7 @@ INDICES = re.compile(r"\d{1,2}(?:\s*,\s*\d{1,2})+")  # of devices, which are not
 SCALED = re.compile(".*scaling|scalability")
 EDGES = re.compile(r"(?:(?:n|num|number_of)_)?edges")
 OF_A_JOB = re.compile("(?:slurm_)?job_")
+JOB = r"\d{5,}"  # the number of a batch system, such as 7565972
 SERIAL_NAME = re.compile(rf"(?:^|_)(?:{SERIAL}|1)(?:_|$)")
 SCALING = re.compile(r"(strong|weak)(?:[ _-]?scal.*|)", re.IGNORECASE)
 TIMED = re.compile(rf"[\d.,]+\s*(?:{'|'.join(TIME_UNITS)})\s*$")  # such as 22.3 s
@@ -158,11 +159,12 @@ def _names_settings(cells: pd.Series) -> bool:
 
 
 def _names_runs(texts: pd.Series) -> bool:
-    """Whether the rows are runs with names of their own, such as R75 and R70, which number no
-    repeats."""
+    """Whether the rows are runs with names of their own, such as R75 and R70, or numbers of a batch
+    system, which number no repeats."""
     last = pd.to_numeric(texts.str.extract(r"(\d+)$", expand=False))
     numbered = sorted(last.dropna()) in [[*range(start, len(texts) + start)] for start in (0, 1)]
-    return texts.is_unique and len(texts) > 1 and not (numbered or texts.str.isdecimal().any())
+    numbers_alone = texts.str.isdecimal().any() and not texts.str.fullmatch(JOB).all()
+    return texts.is_unique and len(texts) > 1 and not (numbered or numbers_alone)
 
 
 def _counts(cells: pd.Series) -> bool:

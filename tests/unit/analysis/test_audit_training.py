@@ -248,3 +248,10 @@ def test_places_of_optimizers_are_no_ranks() -> None:
     rows += ["| 3 | AdamW | lr=0.0005 | 5.5275 | 15.43 ms |"]
     result = pasted(below("| Rank | Optimizer | Config | Val loss | Step time |", *rows))
     assert "Rank" not in result.reading and not broken(result)
+
+
+def test_numbers_of_jobs_number_no_repeats() -> None:
+    table = "job,GPUs,samples/s\n{},1,9.1\n{},2,16.4\n{},4,30.1\n"
+    jobs = table.format(7565972, 7580297, 7580162)
+    assert severities(jobs, "repeats") == ["note"]
+    assert severities(table.format(1, 1, 1), "repeats") == ["warning"]

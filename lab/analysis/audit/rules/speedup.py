@@ -375,8 +375,8 @@ def _batches(point: Point, base: Point, observations: Observations) -> Iterator[
         cost = f": the same samples take {after / before:.3g} times fewer optimizer steps"
     quotes = any(other.speedup > 0 or other.efficiency > 0 for other in point.curve.points)
     # Of epochs that take as long on all numbers of ranks, each rank may have had its own.
-    times = [other.time / base.time for other in point.curve.points if other.time > 0]
-    flat = observations.per == "epoch" and all(abs(time - 1) < FLAT for time in times)
+    lasting = [other.time / base.time for other in point.curve.points if other.time > 0]
+    flat = observations.per == "epoch" and all(abs(time - 1) < FLAT for time in lasting)
     claims = scaling or quotes or observations.kind == "records"
     claims = claims or (observations.per != "total" and not flat)
     yield Fault(
