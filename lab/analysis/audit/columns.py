@@ -64,13 +64,17 @@ NUMBERS = {
     r"(_(total|count|used))?|n_prs?|n_mpi|(n|num|number_of)_[abghv]\d{1,2}0s?|(n|(n|no)_of|of|num|number_of)_?([ghint]pu|proc|rank)|(total_)?([ghint]pu|rank|process|device|accelerator|card|chip)s?_?(count|nums?|number|n)|nprocs?|np|n|p|[gn]pu"
     r"|workers|number_of_workers|mpi_?((ranks?|tasks?|proc(esse)?s?|process)|size)|parallelism_degree"
     r"|(n_)?pes|ws|[abh]\d{3}s|tpu_cores",
-    "nodes": rf"((n|no|num|number_of|of)_?)*{NODE}s|{NODE}s?_(count|num)",
+    "nodes": rf"((n|no|num|number_of|of)_?)*{NODE}s|{NODE}s?_(count|num)|(n|num|number_of)_{NODE}",
     **{
         name: rf"({name}(_?parallel(ism)?)?|{words}_?((model_)?parallel(ism)?|mp){alone})"
         "(_?(size|degree|world_?size|ways?))?"
         for name, words, alone in (
-            *(("dp", "data", ""), ("tp", "tensor", "|tensor"), ("pp", "pipe(line)?", "|pipeline")),
-            *(("cp", "context", ""), ("ep", "expert", "")),
+            *(("dp", "data", ""), ("tp", "tensor", "|tensor")),
+            *(
+                ("pp", "pip(e(line)?|line)", "|pipeline"),
+                ("cp", "context", ""),
+                ("ep", "expert", ""),
+            ),
         )
     },
     "dp_replicate": r"((dp|hsdp|data_parallel)_)?replicat(e|ion)(_(size|degree|groups?))?"
@@ -95,7 +99,8 @@ NUMBERS = {
     "efficiency": rf"(.*_)?(efficiency|eff)(_.*)?|{OF_IDEAL}",
     "speedup": r"(.*_)?speed_?ups?(_.*)?|(x_|times_)?faster"
     rf"|(vs|versus|over|relative_to|compared_to)_(1|one|(a_)?single)_({RANK})"
-    r"|((.*_)?(strong|weak|multi_gpu)_)?scaling(?!_(param|token|law|loss|step))(_.*)?|acceleration_(rate|ratio|factor)",
+    r"|((.*_)?(strong|weak|multi_gpu)_)?scaling(?!_(param|token|law|loss|step))(_.*)?|acceleration_(rate|ratio|factor)"
+    "|scalability",
     "mfu": r"(.*_)?mfu(_.*)?|(.*_)?model_flops?_util(i[sz]ation)?(_.*)?",
     "hfu": r"(.*_)?hfu(_.*)?|(.*_)?hardware_flops?_util(i[sz]ation)?(_.*)?",
     "peak_flops": r"(.*_)?peak_(.*_)?[tp]?flops?(_.*)?|(.*_)?[tp]?flops?_peak(_.*)?",
@@ -107,7 +112,7 @@ NUMBERS = {
     "rate": rf"(.*_)?[kmg]?({THINGS})_(per_)?({SECOND})(_.*)?"
     r"|(.*_)?through?(pu|tu|uthpu|thpu)t(_.*)?"
     rf"|(.*_)?[kmg]?{STEPS_OF}_(per_)?({SECOND})|(total_|aggregate_)?{LATTICE}(_total)?"
-    r"|rate|s_per_s|(total_|aggregate_)?(ips|qps|tps|wps|sps)|(.*_)?fps|(.*_)?(ns|ps)_per_day|sypd",
+    r"|rate|s_per_s|(total_|aggregate_|global_)?(ips|qps|tps|wps|sps)|(.*_)?fps|(.*_)?(ns|ps)_per_day|sypd",
     "flops_per_rank": rf"{FLOPS_OF}[tp]flops?(_(per_)?({SECOND}))?_(per_)?({RANK})s?"
     rf"|per_({RANK})_[tp]flops?(_(per_)?({SECOND}))?",
     "flops": rf"{FLOPS_OF}[tp]flops?(_(per_)?({SECOND}))?",
@@ -136,11 +141,12 @@ COUNTS = {"world_size", "bytes"}  # of which a share is another quantity
 # Not parallel efficiency, nor an accuracy for which a difference of 0.01 means much.
 OTHERWISE = {
     "efficiency": r"energy|power|memory|flops?|hardware|compute|cost|model|[cg]pu|util",
-    "accuracy": r"perplexity|ppl|bleu|err(or)?(_|$)|loss|wer|mae|rmse|std",
+    "accuracy": r"perplexity|ppl|bleu|err(or)?(_|$)|loss|wer|mae|rmse|std|improve|gain|drop|delta",
     "rate": r"inference|speed_?up|improve|increase|gain|ratio|relative|_per_(usd|dollar|watt|w)"
     r"|[gtp]flops?"
     r"|(^|_)(p\d\d|\d+_percent|percentile)(_|$)",  # what it costs, and of the fastest or slowest
     "speedup": r"inference|without|_w_o_|block|group|(^|_)ours?(_|$)",  # of a setting or system
+    "batch": r"(^|_)tok(en)?s?(_|$)",  # batches are compared in samples
     "loss": r"data|dropped|packet|reduction|improvement|unknown",
     # Not what a rank uses: a rate or a share, another memory, or what a GPU has.
     "memory": r"bandwidth|bw|util|percent|ratio|free|avail|cpu|host|node|system|total|capacity|size"
@@ -192,12 +198,12 @@ TEXTS = {
     "ratio_over": "ratio_over",
     "emulated": r"(is_)?emulat(ed|ion)(_.*)?",
     "link": "link|network|interconnect|nic|fabric",
-    "model": r"model(_?(name|id))?|arch|architecture|net|backbone",
+    "model": r"((base|pre_?trained)_)?model(_?(name|id))?|arch|architecture|net|backbone",
     "strategy": r"strategy|method|mode|stage|variant|impl|implementation"
     r"|parallel(ism)?(_(type|strategy|mode|method))?"
     r"|config(uration)?|setup|setting|approach|backend|ddp",
     "scaling": r"((type|kind|mode)_of_)?scaling(_(type|kind|mode|regime))?|regime",
-    "precision": r"precision|dtype|amp|data_?type",
+    "precision": r"precision|((precision|torch|compute|model|weight|param)_)?dtype|amp|data_?type",
     "sequence_length": r"((max|packed)_?)?(seq(uence)?|context|ctx)(_?(len(gth)?|size|window))?"
     r"(_t(okens)?)?|n_?ctx|cutoff_?len|block_?size|sl"
     r"|tokens_per_(sample|seq(uence)?)",
@@ -241,10 +247,10 @@ UNITS = {"time": TIME_UNITS, "bytes": BYTE_UNITS, "count": COUNT_UNITS, "percent
 _GPUS = "|".join(sorted({name.split("-")[0] for name in GPUS} - {"rtx"}))
 SETTINGS = {
     "precision": r"(?:mixed|mid|full|half|single|reduced)_precision|mixed|(?:amp_)?(?:mx|nv)?"
-    r"f(?:p|loat)?_?(?:4|8|16|32|64)(?:_(?:cs|mx|sc))?|tf_?32|bf(?:loat)?_?16|int_?[48]|amp",
+    r"f(?:p|loat)?_?(?:4|8|16|32|64)(?:_(?:cs|mx|sc))?|tf_?32|bf(?:loat)?_?16|int_?[48]|s8|amp",
     "compile": r"(?:no_|without_|w_o_)?(?:xla|torch_compile|compiled?|eager|flash(?:_attention)?)",
-    "framework": r"py_?torch|tensor_?flow|mx_?net|one_?flow|paddle(?:_?paddle)?|mind_?spore|jax"
-    r"|huge_?ctr|keras|caffe2?|horovod",
+    "framework": r"(?:py_?)?torch|tensor_?flow|mx_?net|one_?flow|paddle(?:_?paddle)?|mind_?spore"
+    r"|jax|huge_?ctr|keras|caffe2?|horovod",
     "gpu": rf"(?:dgx_)?(?:{_GPUS}|b100|h20|a40|a30|a6000|v100s|p100|k80|l40|mi\d{{3}}x?|gaudi_?\d?)"
     r"(?:_(?:sxm\d?|pcie|nvl))?(?:_\d+_?gb?)?|dgx_[12]h?|rtx_\w+?",
     "strategy": r"(?:naive_)?ddp|fsdp_?[12]?|hsdp|(?:data|tensor|pipeline)_parallel(?:ism)?"
@@ -274,13 +280,13 @@ BARE = (
     r"|data_?load(ing)?|all_?reduce|exposed_.*)"
 )
 SPEED = r"((train(ing)?|total|avg|average)_)*(speed|throughput|performance)"
-PER = {"epoch": "epoch", "step": "step|iter|batch|^it_"}
+PER = {"epoch": "epoch", "step": "step|iter|batch|^it_|per_tree$"}  # of boosting
 CLOCKED = r"times?|duration|latency|runtime|elapsed|wall|seconds|makespan"
 WHOLE = (
     r"(total_)?(time_to_(train|solution|accuracy|target|convergence)|ttt|real|total|train|training|run|exec|execution|fit|job|loop"
     r"|process(ing)?|solver?|solution|simulation|computing|program"
     r"|wall_?(time|clock)"
-    rf"|wall|clock|t(_[np]|_epoch)?|end_to_end|parallel|{CLOCKED})(_(time|duration|clock|runtime|total|real|s|taken|elapsed|spent|needed))*"
+    rf"|wall|clock|t(_[np]|_epoch)?|end_to_end|parallel|{CLOCKED})(_(time|duration|clock|wall|runtime|total|real|s|taken|elapsed|spent|needed))*"
     r"(_\d+_?e(pochs?)?)?"
 )
 
@@ -337,8 +343,8 @@ SOLVED_RATE = re.compile(
     rf"(?:[gm]flops?_(?:per_)?(?:{SECOND})|(?<=performance_)[gm]flops|[kmgt]?teps)"
     rf"(?P<each>_per_(?:{RANK}|core|thread|node))?"
 )
-SECONDS_PER_THING = re.compile(  # of "s/kimg" and "ms per image"
-    rf"(?:(?:.*_)?time_)?(?P<unit>{SECOND}|ms)_per_(?P<k>k_?)?(?:{THINGS})"
+SECONDS_PER_THING = re.compile(  # of "s/kimg", "ms per image" and "Speed (ms/token)"
+    rf"(?:(?:.*_)?(?:time|speed)_)?(?P<unit>{SECOND}|ms)_per_(?P<k>k_?)?(?:{THINGS})"
 )
 
 
@@ -361,9 +367,15 @@ class Guess(NamedTuple):
     inverse: bool = False
 
 
+# Of "Model Size (Billion Param)" and "params (millions)".
+LARGE_PARAMETERS = re.compile(
+    r"(?:model_size_)?(?:in_)?([bm])illions?_(?:of_)?param(?:eter)?s?$"
+    r"|(?:model_size|(?:model_)?param(?:eter)?s?)_(?:in_)?([bm])illions?$"
+)
 # "t / ms" is a time, unlike "steps / s".
 OVER_UNIT = re.compile(
-    r"((?:^t|time|latency|duration|mem(?:ory)?(?:_usage)?|_per_(?:step|iter(?:ation)?|epoch))_)"
+    r"((?:^t|time(?:_taken)?|latency|duration|mem(?:ory)?(?:_usage)?"
+    r"|_per_(?:step|iter(?:ation)?|epoch))_)"
     r"per_([munµ]?s|sec(?:onds?)?|minutes|h|hours|[gm]i?b)$"
 )
 
@@ -380,6 +392,7 @@ def normal(name: str) -> str:
     text = PLURAL.sub(r"\1s", text)
     # "Accélération" is no "acc", an accuracy.
     text = "".join(c for c in unicodedata.normalize("NFD", text) if not unicodedata.combining(c))
+    text = text.replace("ı", "i")
     # Without the brackets, "min" would be read as the minimum.
     text = re.sub(r"[\[(]\s*min\.?\s*[\])]$", " minutes", text)
     text = EITHER.sub(r"\1", text)
@@ -388,6 +401,7 @@ def normal(name: str) -> str:
     text = re.sub(r"^(\w*seconds|ms|hours|minutes) (elapsed|taken)$", r"\2 \1", text.strip())
     text = text.replace("$", " usd ")
     text = from_european(TOKEN.sub("_", text).strip("_"))
+    text = LARGE_PARAMETERS.sub(lambda each: f"parameters_{each[1] or each[2]}", text)
     text = OVER_UNIT.sub(r"\1\2", re.sub("_per_min$", "_per_minutes", text))
     return SYMBOLIZED.sub(r"\1", text)
 
@@ -524,9 +538,13 @@ def _guess(name: str) -> Guess | None:
         misread = family == "time"  # such as GPU hours
         other = OTHERWISE.get(canonical)
         misread = misread or bool(other and re.search(other, stem))
-        misread = misread or (canonical == "memory" and family not in {None, "bytes"})
+        # "Memory (M)" is in MB.
+        misread = misread or (canonical == "memory" and family not in {None, "bytes", "count"})
         misread = misread or (canonical in {"version", "rank"} and family is not None)
         misread = misread or (family == "percent" and canonical in {*TEXTS, *COUNTS})
+        # "Model Size (GB)" is what the weights take; "(B)" are billions.
+        of_bytes = family == "bytes" and factor != 1.0
+        misread = misread or (canonical == "parameters" and of_bytes)
         if re.fullmatch(pattern, stem) and not misread:
             known = family is not None or canonical not in {"algbw", "busbw", "bytes", "memory"}
             billions = canonical == "parameters" and family == "bytes" and factor == 1.0

@@ -29,7 +29,8 @@ OTHER_SCRIPTS = {
     "model parameters": "模型参数量 参数量",
     "model size": "模型大小 模型规模 模型規模",
     "model": "模型名称 模型类型 模型",
-    "gpu model": "显卡型号 芯片型号 gpu型号 显卡",
+    "gpu model": "显卡型号 npu芯片型号 芯片型号 gpu型号 gpu名称 显卡",
+    "gpu memory utilization": "显存占用率 显存使用率 显存利用率",
     "gpu memory": "显存占用量 显存占用 显存使用 显存消耗 显存用量 显存",
     "host memory": "内存占用 内存",
     "throughput": "吞吐量 吞吐率 吞吐",
@@ -105,21 +106,27 @@ OTHER_SCRIPTS = {
 EUROPEAN = {
     "execution_time": "tiempo_de_ejecucion tempo_de_execucao tempo_di_esecuzione temps_d_execution "
     "ausfuhrungszeit laufzeit rechenzeit berechnungszeit czas_wykonania "
-    "thoi_gian_chay",
+    "thoi_gian_chay calisma_suresi",
     "mean_time": "tiempo_promedio tiempo_medio tempo_medio temps_moyen",
-    "time": "tiempo_total tiempo_real tiempo tempo_totale tempo zeit czas thoi_gian",
+    "training_time": "egitim_suresi",
+    "time": "tiempo_total tiempo_real tiempo tempo_totale tempo zeit czas thoi_gian toplam_sure "
+    "sure suresi",
     "time_s": "tiempo_seg temps_s",
     "time_ms": "temps_ms",  # alone, these are temperatures
-    "speedup": "aceleracion accelerazione aceleracao beschleunigung przyspieszenie tang_toc",
-    "efficiency": "eficiencia efficienza efficacite effizienz efektywnosc hieu_suat",
+    "speedup": "aceleracion accelerazione aceleracao beschleunigung przyspieszenie tang_toc "
+    "hizlanma hizlandirma",
+    "efficiency": "eficiencia efficienza efficacite effizienz efektywnosc hieu_suat verimlilik",
     "parallel_time": "tempo_paralelo tiempo_paralelo tempo_parallelo",
     "configuration": "configuracao configuracion configurazione konfiguration",
-    "threads": "hilos watki watkow luong",
-    "cores": "nucleos kerne coeurs",
-    "processes": "procesos processos processi prozesse procesy procesow tien_trinh",
-    "nodes": "nodos nodi noeuds knoten wezly wezlow",
+    "threads": "hilos watki watkow luong is_parcacigi is_parcaciklari",
+    "core": "cekirdek",
+    "cores": "nucleos kerne coeurs cekirdekler",
+    "process": "surec",
+    "processes": "procesos processos processi prozesse procesy procesow tien_trinh surecler",
+    "nodes": "nodos nodi noeuds knoten wezly wezlow dugum dugumler",
+    "count": "sayisi",
     "number_of": "anzahl_der anzahl numero_de nombre_de numero_di liczba so",
-    "s": "segundos segs sekunden secondi",
+    "s": "segundos segs sekunden secondi saniye sn",
 }
 
 

@@ -14,12 +14,17 @@ from lab.records.table import grouped
 Parsed = tuple[list[str], list[list[str]]]  # names and rows
 
 FEWEST, LONGEST = 3, 5000  # lines of a log, and characters of one
-# Where a line begins to report: "step: 10", "iteration 10/ 100", "Epoch: [0][ 10/5005]".
+# Where a line begins to report: "step: 10", "iteration 10/ 100", "Epoch: [0][ 10/5005]",
+# "Epoch(train) [1][50/2693]", "Epoch[0] Batch [49]".
 PROGRESS = re.compile(
-    r"(?<![\w/])(?:(?:global_?)?steps?|iter(?:ation)?s?|epochs?)\s*[:=]?\s*(?=[\[(]?\s*\d)",
+    r"(?<![\w/])(?:(?:global_?)?steps?|iter(?:ation)?s?|epochs?(?:\(train\))?)\s*[:=]?"
+    r"\s*(?=[\[(]?\s*\d)",
     re.IGNORECASE,
 )
-EPOCH = re.compile(r"epoch\s*:?\s*\[\s*(\d+)\]\s*\[\s*(\d+)/\s*\d+\]", re.IGNORECASE)
+EPOCH = re.compile(
+    r"epoch(?:\(train\))?\s*:?\s*\[\s*(\d+)\]\s*(?:batch\s*)?\[\s*(\d+)(?:/\s*\d+)?\]",
+    re.IGNORECASE,
+)
 UNIT = r"%|[kKMGT]i?B|[mun]s|s(?:ec)?|it/s|(?:tok(?:en)?s?|samples?|im(?:g|age)s?)/s(?:ec)?"
 PAIR = re.compile(
     r"(?<![\w/.@#-])(?P<name>[A-Za-z][\w/.@#-]*(?: [A-Za-z(][\w/.()-]*){0,6}?(?: ?\([\w/ ]+\))?)"

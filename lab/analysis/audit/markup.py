@@ -83,6 +83,7 @@ class Table(NamedTuple):
     header: list[str]
     rows: list[list[str]]
     notes: list[str]
+    logged: bool = False  # the lines of a log
 
 
 def find_tables(lines: Sequence[str]) -> list[Table]:

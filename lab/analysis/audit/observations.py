@@ -48,7 +48,8 @@ class Observations:
     the table's own column names, `reading` states how each was interpreted, `derived` lists columns
     that follow from others, `calibrated` holds bus bandwidths in bytes/s by world size, and `per`
     is what a time covers. `own_baseline` names the table's column that the speedup of each row is
-    over. `summarised` rows may stand for several repeats. `number` and `place` say which table of a
+    over. `summarised` rows may stand for several repeats, `logged` ones are the lines of a log, of
+    which nothing is claimed. `number` and `place` say which table of a
     text it is.
     """
 
@@ -64,6 +65,7 @@ class Observations:
     assumptions: Sequence[str] = ()
     notes: Sequence[str] = ()
     summarised: bool = False
+    logged: bool = False
     reading: Mapping[str, str] = field(default_factory=dict)
     number: int = 1
     place: str = ""

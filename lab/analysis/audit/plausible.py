@@ -51,6 +51,10 @@ MOST_NAMES = 200  # of runs that are looked at
 MOST_NODES = 4096
 SEVERAL_WORDS = re.compile(r"[^\W\d]+(?:(?:[ -]|, )[^\W\d]+)+")
 INDICES = re.compile(r"\d{1,2}(?:\s*,\s*\d{1,2})+")  # of devices, which are not numbers of ranks
+SCALED = re.compile(".*scaling|scalability")
+EDGES = re.compile(r"(?:(?:n|num|number_of)_)?edges")
+OF_A_JOB = re.compile("(?:slurm_)?job_")
+JOB = r"\d{5,}"  # the number of a batch system, such as 7565972
 SERIAL_NAME = re.compile(rf"(?:^|_)(?:{SERIAL}|1)(?:_|$)")
 SCALING = re.compile(r"(strong|weak)(?:[ _-]?scal.*|)", re.IGNORECASE)
 TIMED = re.compile(rf"[\d.,]+\s*(?:{'|'.join(TIME_UNITS)})\s*$")  # such as 22.3 s
@@ -74,7 +78,7 @@ def confirmed(
         canonical = "" if "strategy" in names else "strategy"  # serial and parallel
     elif canonical == "repeat" and _names_settings(cells):
         canonical = "" if "strategy" in names else "strategy"  # runs are called after what they try
-    elif canonical == "speedup" and "scaling" in normal(column) and are_shares(cells):
+    elif canonical == "speedup" and SCALED.match(normal(column)) and are_shares(cells):
         canonical = "efficiency"
     elif canonical == "cpu" and "gpu" not in names and known.map(names_gpu).any():
         canonical = "gpu"  # a processor such as a V100
@@ -117,8 +121,17 @@ def _is_another(
         by_step = "step" in names and re.fullmatch("[ghint]pu", normal(column))
         of_steps = by_step and values.nunique() > 1  # varies between the steps of a log
         return bool(indices or numbers_rows or of_steps or is_of_samples(column, frame))
+    if canonical == "nodes" and any(EDGES.fullmatch(normal(name)) for name in frame.columns):
+        return True  # of a graph
+    if canonical == "time" and OF_A_JOB.match(normal(column)):
+        return bool({"rate", "rate_per_rank"} & names)  # what the batch system gave it
+    if canonical == "time" and normal(column) == "t":
+        return _are_degrees(frame, meanings)
     if "time" not in names and parse_name(column).stem == "sync":
         return True  # beside "Async" or "Overlap" it is a program
+    if canonical == "version":  # below PyTorch and DeepSpeed there are rates or times
+        values = numbers(cells)
+        return {"speedup", "ratio_of_rates"} & names != set() and values.nunique() > 1
     if canonical == "speedup":  # of one program over another on as many ranks
         over = own_baseline(column, frame, meanings)
         return bool(over) and not _is_serial(over, frame, meanings)
@@ -132,6 +145,13 @@ def _is_another(
     )
 
 
+def _are_degrees(frame: pd.DataFrame, meanings: Mapping[str, Guess]) -> bool:
+    """Whether columns called t and p are degrees of tensor and pipeline parallelism, as where
+    another one counts the ranks."""
+    sizes = {normal(name) for name, one in meanings.items() if one.canonical == "world_size"}
+    return "p" in map(normal, frame.columns) and bool(sizes - {"p"})
+
+
 def _names_settings(cells: pd.Series) -> bool:
     """Whether the names of runs tell settings, such as "NVFP4 (bf16 tail)" or "no cache"."""
     names = [str(name) for name in cells.dropna().unique()[:MOST_NAMES]]
@@ -139,11 +159,12 @@ def _names_settings(cells: pd.Series) -> bool:
 
 
 def _names_runs(texts: pd.Series) -> bool:
-    """Whether the rows are runs with names of their own, such as R75 and R70, which number no
-    repeats."""
+    """Whether the rows are runs with names of their own, such as R75 and R70, or numbers of a batch
+    system, which number no repeats."""
     last = pd.to_numeric(texts.str.extract(r"(\d+)$", expand=False))
     numbered = sorted(last.dropna()) in [[*range(start, len(texts) + start)] for start in (0, 1)]
-    return texts.is_unique and len(texts) > 1 and not (numbered or texts.str.isdecimal().any())
+    numbers_alone = texts.str.isdecimal().any() and not texts.str.fullmatch(JOB).all()
+    return texts.is_unique and len(texts) > 1 and not (numbered or numbers_alone)
 
 
 def _counts(cells: pd.Series) -> bool:
@@ -220,8 +241,8 @@ def is_not_process_rank(column: str, frame: pd.DataFrame, meanings: Mapping[str,
     others = [
         name
         for name in frame.columns
-        if name not in meanings or meanings[name].canonical in NAMES_OF_RUNS
-    ]
+        if name not in meanings or meanings[name].canonical in NAMES_OF_RUNS | {*TIMES}
+    ]  # "Optimizer" may be a time, or name the optimizers
     named = any(frame[name].is_unique and numbers(frame[name]).isna().all() for name in others)
     measured = [numbers(frame[name], units=TIME_UNITS) for name in frame.columns if name != column]
     return named and any(
@@ -232,11 +253,12 @@ def is_not_process_rank(column: str, frame: pd.DataFrame, meanings: Mapping[str,
 
 
 def is_of_samples(column: str, frame: pd.DataFrame) -> bool:
-    """Whether a column called n counts the samples of a mean, or the columns of a matrix."""
-    others = {normal(name) for name in frame.columns}
+    """Whether a column called n counts the samples of a mean, or the rows or columns of a matrix,
+    as m and k beside it do."""
+    others = {normal(str(name)) for name in frame.columns}
     statistics = r"(?:.*_)?(?:mean|std|sd|sem|p)(?:_.*)?"
     return normal(column) == "n" and (
-        others >= {"m", "k"} or any(re.fullmatch(statistics, other) for other in others)
+        bool({"m", "k"} & others) or any(re.fullmatch(statistics, other) for other in others)
     )
 
 
@@ -341,6 +363,8 @@ def are_shares(cells: pd.Series) -> bool:
     """Whether a column called scaling holds shares of the ideal, not speedups, such as 393 %."""
     texts = cells.dropna().astype(str)
     known = numbers(texts).dropna()
+    if parse_name(str(cells.name)).family == "percent":
+        return bool((known < 100 * FAR_BEYOND).all() and (known < 100).any())
     if texts.str.contains("%").any():
         return bool((known < FAR_BEYOND).all())
     return bool((known <= 1 + ROUNDING).all() and (known < 1).any())

@@ -72,10 +72,13 @@ UNITS = {
     "parameters": PARAMETER_UNITS,
 }
 BOUND = re.compile(r"\s*(?:[<>≤≥]|&[lg]t;)")  # an upper or lower limit, not a measured value
+MACHINES = {"gpu", "device", "host"}
+OF_HARDWARE = re.compile(r"flop|(?:^|_)[kmgt]i?b_(?:per_)?s")  # what is computed or moved
 OF_GPUS = re.compile(r"(?:^|_)(?:gpu|gcd|accelerator|card|chip)s?(?:_|$)")
 PROJECTED = re.compile(
     r".*\d.*\((?:projected|projection|extrapolated|estimated|predicted)\)\W*", re.IGNORECASE
 )
+MOST_GB, LEAST_MB = 300, 400  # of a GPU's memory
 NAMED_UNIT = re.compile(rf"\d\s*({CELL_TIME})\s*$")
 NOTED_UNITS = {
     "microseconds": (re.compile(r"microseconds|\bus\b|µs", re.IGNORECASE), 1e-6),
@@ -170,18 +173,19 @@ class Quantities:
         """The ranks in cells such as "8x A100", which also name the GPU, apart from the rest.
 
         Of a column of ranks they stay and the names go to `gpu`; of one of GPUs they go to
-        `world_size`. Other cells stay as they are.
+        `world_size`, unless another column counts the ranks. Other cells stay as they are.
         """
         of_ranks = canonical == "world_size"
-        if not of_ranks and (
-            canonical not in {"gpu", "device", "host"} or "world_size" in self.given
-        ):
+        if not of_ranks and canonical not in MACHINES:
             return cells
         pairs = cells.dropna().map(ranks_of)
         counts = pairs.map(lambda pair: pair[0]).astype(float)
         if not counts.notna().any() or not (of_ranks or counts.notna().all()):
             return cells
         names = pairs.map(lambda pair: pair[1] or None)
+        known = {meaning.canonical for meaning in self.meanings.values()} | set(self.given)
+        if not of_ranks and "world_size" in known:
+            return names.reindex(cells.index) if names.notna().all() else cells
         if not of_ranks:
             self.tidy["world_size"], self.given["world_size"] = counts, column
             return names.reindex(cells.index)
@@ -222,8 +226,10 @@ class Quantities:
             return meaning.factor, ""
         cells = self.frame[column]
         if canonical == "memory":  # a cell may have its own unit
-            bare = pd.to_numeric(cells, errors="coerce").notna().any()
-            return math.nan, f"{column!r} names no unit, such as GB, and is left out" * bool(bare)
+            sizes = pd.to_numeric(cells, errors="coerce").dropna()
+            factor, unit = memory_unit(sizes)
+            read = f"read as {unit}, by its size" if unit else "left out"
+            return factor, f"{column!r} names no unit, such as GB, and is {read}" * bool(len(sizes))
         if canonical not in TIMES:
             if canonical not in {"algbw", "busbw"}:
                 return 1.0, ""
@@ -292,6 +298,15 @@ class Quantities:
                 self.tidy.loc[wrong, column] = np.nan
 
 
+def memory_unit(values: pd.Series) -> tuple[float, str]:
+    """The unit of a GPU's memory by its size, such as 38 GB or 14225 MB; NaN and "" if unknown."""
+    if values.between(1, MOST_GB).all():
+        return BYTE_UNITS["gb"], "GB"
+    if values.between(LEAST_MB, 1e3 * MOST_GB).all():
+        return BYTE_UNITS["mb"], "MB"
+    return math.nan, ""
+
+
 def _in_order(frame: pd.DataFrame, meanings: Mapping[str, Guess]) -> dict[str, Guess]:
     """The columns in the order in which they are read: the first of a quantity is kept.
 
@@ -312,7 +327,7 @@ def _in_order(frame: pd.DataFrame, meanings: Mapping[str, Guess]) -> dict[str, G
     if len(rates) < 2:
         return dict(meanings)
     medians = {column: numbers(frame[column], units=COUNT_UNITS).median() for column in rates}
-    counted = [column for column in rates if "flop" not in normal(column)] or rates
+    counted = [column for column in rates if not OF_HARDWARE.search(normal(column))] or rates
     first = max(counted, key=lambda column: medians[column] if medians[column] > 0 else 0.0)
     return {first: meanings[first], **meanings}
 

@@ -61,7 +61,9 @@ OF_A_RUN = re.compile(r"(?:^|_)(?:epochs?|steps?|iter(?:ation)?s?|loss)(?=_|$)")
 MAX_RANKS = 1_000_000
 OF_PROBLEMS = 100  # N=100, N=200, ... are sizes of problems, as few measure no fewer ranks
 INDEXED = re.compile(rf"(?P<what>{RANK})_?(?P<n>\d{{1,6}})(?=_|$)")
-NOTED_RATE = re.compile(rf"throughput|({THINGS})\s*(/|per|a)\s*(s|sec|seconds?)\b", re.IGNORECASE)
+NOTED_RATE = re.compile(
+    rf"throughput|({THINGS})\s*(?:[a-z]+ )?(/|per|a)\s*(s|sec|seconds?)\b", re.IGNORECASE
+)
 NOTED_PER_RANK = re.compile(
     rf"\bTGS\b|({THINGS})\b[^.,;|]{{0,20}}(/|\bper)\s*({RANK})\b", re.IGNORECASE
 )

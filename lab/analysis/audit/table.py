@@ -58,6 +58,8 @@ COUNTED = {"world_size", "threads", "cpus"}
 DEGREE = r"(?<![a-z])%s[ =:_-]?(\d{1,5})(?![\d.])"
 ON_CORES = re.compile(r"(?:^|_)(?:mpi\w*|ranks?|tasks?|n?proc\w*|np|p|n|world_?size)(?=_|$)")
 OF_A_RANK = re.compile(r"(?!.*_per_)|.*_per_(?:rank|task|proc|mpi)")  # not of a block, say
+CHANGE = re.compile(r"[*_]*[+\-−–±]\s*\d[\d.,]*\s*(?:%|pp|points?|pts?)[*_]*", re.IGNORECASE)
+FEWEST_CHANGES = 2  # cells of a row
 FEW = 2  # numbers of cores that tell nothing
 NEARLY = 0.02  # relative: of a ratio of two rounded rates, or a batch that ranks share
 ANOTHER = 1.1  # ratio of the parameters of two models
@@ -115,6 +117,7 @@ def from_table(
         assumptions=assumptions,
         notes=notes,
         summarised=is_wide or not logged,
+        logged=bool(frame.attrs.get("logged")),
         reading=_reading(given, origins),
         number=int(frame.attrs.get("number", 1)),
         place=str(frame.attrs.get("place", "")),
@@ -132,9 +135,10 @@ def _long_form(
     frame, filled = _filled_down(frame, mapped)
     frame, assumptions = reshape.turned(frame, mapped)
     frame[ROW] = np.arange(1, len(frame) + 1)
+    frame, compared = _without_changes(frame)
     frame, of_settings, origins = by_setting(frame, mapped)
     frame, of_ranks = wide.by_rank(frame, mapped)
-    assumptions += filled + of_settings + of_ranks
+    assumptions += compared + filled + of_settings + of_ranks
     for by in (
         *(wide.by_program, wide.over_serial, wide.by_batch, wide.by_size, wide.by_group),
         wide.by_timed,
@@ -144,6 +148,8 @@ def _long_form(
     meanings = _meanings(frame, mapped)
     unnamed = {} if mapped else by_numbers(frame.drop(columns=ROW), meanings)
     meanings |= unnamed
+    rated = {} if mapped else _rates_by_cells(frame, meanings)
+    meanings, unnamed = meanings | rated, unnamed | rated
     assumptions += [f"{name!r} is read as the {what.canonical}" for name, what in unnamed.items()]
     names = {meaning.canonical for meaning in meanings.values()}
     of_sizes: list[str] = []
@@ -196,6 +202,21 @@ def _undivided(each: pd.Series, ranks: pd.Series) -> pd.Series:
     return batches
 
 
+def _without_changes(frame: pd.DataFrame) -> tuple[pd.DataFrame, list[str]]:
+    """The table without rows such as "change | +49.3% | -0.6%", which compare those above them."""
+    if len(frame) > MOST_KEY_VALUES:
+        return frame, []
+    cells = frame.drop(columns=ROW).iloc[:, 1:].map(lambda cell: as_text(cell) or "")
+    changes = cells.map(lambda text: bool(CHANGE.fullmatch(text))).sum(axis=1)
+    compares = (changes >= FEWEST_CHANGES) & (changes == (cells != "").sum(axis=1))
+    if not compares.any() or compares.all():
+        return frame, []
+    labels = reshape.listed(frame.iloc[:, 0][compares])
+    return frame[~compares].reset_index(drop=True), [
+        f"{labels} compares other rows and is left out"
+    ]
+
+
 def _filled_down(frame: pd.DataFrame, mapped: Collection[str]) -> tuple[pd.DataFrame, list[str]]:
     """The first column with the name above in each blank cell, as where cells were merged."""
     first = frame.columns[0]
@@ -210,6 +231,15 @@ def _filled_down(frame: pd.DataFrame, mapped: Collection[str]) -> tuple[pd.DataF
         return frame, []
     filled = frame[first].mask(blank).ffill()
     return frame.assign(**{first: filled}), [f"a blank cell of {first!r} means the one above it"]
+
+
+def _rates_by_cells(frame: pd.DataFrame, meanings: Mapping[str, Guess]) -> dict[str, Guess]:
+    """A column such as "Speed" whose cells are rates by their units, where no other is one."""
+    if any(meaning.canonical in {"rate", "rate_per_rank"} for meaning in meanings.values()):
+        return {}
+    unnamed = [str(name) for name in frame if name not in meanings and name != ROW]
+    rated = [name for name in unnamed if reshape.are_rated(frame[name])]
+    return {rated[0]: Guess("rate", 1.0)} if len(rated) == 1 else {}
 
 
 def _ranks_by_cells(frame: pd.DataFrame, meanings: Mapping[str, Guess]) -> dict[str, Guess]:

@@ -106,8 +106,9 @@ def read_tables(
     read, in the order of the text. Notes are in `frame.attrs["notes"]`: lines that start with #,
     except for column names right above numbers, or the text around a table. The file's stem is in
     `frame.attrs["name"]`, the table's number in `frame.attrs["number"]`, and where it is in
-    `frame.attrs["place"]`. The header must have the columns of `mapping`, {canonical name: column};
-    of several tables, only those that have them are returned.
+    `frame.attrs["place"]`; `frame.attrs["logged"]` marks the lines of a log. The header must have
+    the columns of `mapping`, {canonical name: column}; of several tables, only those that have them
+    are returned.
 
     Raises InputError for a file that is missing, larger than 50 MB, not text, without rows, with a
     column twice, with rows longer than the header, or without a column that the mapping names.
@@ -119,7 +120,7 @@ def read_tables(
     text = as_text(_text(stream, name))
     frames: list[pd.DataFrame] = []
     tables, errors = _parsed(name, text)
-    for header, rows, notes in tables[:MOST_TABLES]:
+    for header, rows, notes, logged in tables[:MOST_TABLES]:
         try:
             frame = _frame(name, header, rows)
         except InputError as error:
@@ -127,6 +128,8 @@ def read_tables(
         else:
             about = {"notes": notes, "name": name if stream else Path(name).stem}
             frame.attrs |= about | {"number": len(frames) + 1}
+            if logged:
+                frame.attrs["logged"] = True
             frames.append(frame)
     suited = []
     for frame in frames:
@@ -171,10 +174,10 @@ def _parsed(name: str, text: str) -> tuple[Sequence[Table], list[InputError]]:
         return [Table(*of_collectives, notes)], []
     if tables := find_tables(lines):
         return [table._replace(header=_numbered(table.header)) for table in tables], []
-    if parsed := logs.find_records(text) or (
-        logs.find_log(text.splitlines()) if not _is_headed(lines) else None
-    ):
-        return [Table(*parsed, notes)], []
+    if of_json := logs.find_records(text):
+        return [Table(*of_json, notes)], []
+    if not _is_headed(lines) and (log := logs.find_log(text.splitlines())):
+        return [Table(*log, notes, logged=True)], []
     if of_lists := lists.find_lists(lines):
         return [Table(*parsed) for parsed in of_lists], []
     errors: list[InputError] = []

@@ -18,6 +18,7 @@ NUMBER = re.compile(r"[-+]?(?:\d[\d.,'\u202f\u2009\u00a0_]*\d|\d|\.\d+)(?:[eE][-
 # 1:02:03.5, 42:18, and with days 1-02:03:04 or 1 day, 2:03:04.
 PLAIN = re.compile(r"\d+\.\d+")
 CLOCK = re.compile(r"(?:(?:(\d+)(?:-|\s*days?,?\s+))?(\d+):)?(\d{1,3}):(\d{2}(?:\.\d+)?)")
+CLOCK_OF_HOURS = re.compile(r"(?<=:\d\d)\s*(?:h|hr|hrs|hours?)$")
 AMOUNT = re.compile(r"(\d+(?:\.\d+)?)\s*([a-z]+)[\s,]*")
 _GROUPS = r" (?=\d{3}(?: \d{3})*"
 # Of 1 253,6 and 11 724; 224 224 are two numbers.
@@ -78,6 +79,9 @@ NODES_TIMES = re.compile(
 RANKS_TIMES = re.compile(
     rf"(?:.*\()?(\d+)\s*(?:[x×*]\s*|\s)((?:{_NAME}|{_UNIT}))\)?|(\d+)({_UNIT})"
 )
+MOST_OF_A_NODE = 192  # ranks; 224x224 are the pixels of an image
+# Of 8 A100s and 2 V100 GPUs, which are GPUs of the same model as 1 A100 and 1 V100 GPU.
+PLURAL_NAME = re.compile(r"(?<=[abghv]\d00)s$|(?<=\w)\s(?:gpu|card)s?$")
 CARDS = re.compile(rf"(?:({_NAME}?)\s*[x×*]\s*)?n\d+_?c(\d+)")
 SLICE = re.compile(r"((?:(?:cloud )?tpu[ _-]?)?v\d[a-z]*)-(\d+)")  # TPU v3-32
 RANKS_AFTER = re.compile(rf"({_NAME}?)\s*\(?[x×*]\s*(\d+)\)?")
@@ -127,9 +131,10 @@ def duration(cell: object, factor: float = 1.0) -> float:
     In a column of hours, with a `factor` of 3600, 9:41 means hours and minutes.
     """
     text = in_english(BRACKETS.sub("", str(cell).translate(WIDE)).strip(ABOUT)).strip().lower()
-    if clock := CLOCK.fullmatch(text):
+    of_hours = CLOCK_OF_HOURS.search(text)  # 5:58h
+    if clock := CLOCK.fullmatch(CLOCK_OF_HOURS.sub("", text)):
         days, hours, minutes, seconds = (float(part or 0) for part in clock.groups())
-        if clock[2] is None and factor == CELL_TIMES["h"]:
+        if clock[2] is None and (of_hours or factor == CELL_TIMES["h"]):
             hours, minutes, seconds = minutes, seconds, 0.0
         return ((days * 24 + hours) * 60 + minutes) * 60 + seconds
     amounts = AMOUNT.findall(text)
@@ -149,13 +154,15 @@ def ranks_of(cell: object) -> tuple[float, str]:
         return float(match[1]), match[2]
     if match := NODES_TIMES.fullmatch(text):
         nodes, each = (float(number) for number in match.groups() if number and number.isdigit())
-        return nodes * each, match["name"] or ""
+        of_image = text.removesuffix(str(int(each))).endswith(("x", "x ")) and each > MOST_OF_A_NODE
+        return math.nan if of_image else nodes * each, match["name"] or ""
     if match := CARDS.fullmatch(text):
         return float(match[2]), (match[1] or "").strip()
     if match := RANKS_TIMES.fullmatch(text):
         name = match[2] or ""
         name = "" if re.fullmatch(_UNIT, name) else name.strip()
-        return float(match[1] or match[3]), name if "(" in name else name.rstrip(" )")
+        name = name if "(" in name else PLURAL_NAME.sub("", name.rstrip(" )"))
+        return float(match[1] or match[3]), name
     if match := SLICE.fullmatch(text) or RANKS_AFTER.fullmatch(text):
         return float(match[2]), match[1].strip()
     if match := re.fullmatch(r"([^(]+?)\s*\([^()]*\)", text):  # 16 GPUs (2 nodes)

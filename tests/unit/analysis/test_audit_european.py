@@ -12,11 +12,30 @@ from lab.analysis.audit.languages import from_european
 @pytest.mark.parametrize(
     ("canonical", "names"),
     {
-        "threads": ["Hilos", "Потоки", "Число потоков", "Liczba wątków", "Số luồng"],
-        "world_size": ["Procesos", "Prozesse", "Процессы", "Количество процессов"],
-        "time": ["Tiempo de Ejecución (segs)", "Laufzeit [s]", "Berechnungszeit", "Temps (ms)"],
-        "speedup": ["Aceleración", "Beschleunigung", "Ускорение", "Przyspieszenie"],
-        "efficiency": ["Eficiencia", "Efficacité", "Effizienz (%)", "Эффективность, %"],
+        "threads": [
+            "Hilos",
+            "Потоки",
+            "Число потоков",
+            "Liczba wątków",
+            "Số luồng",
+            "İş Parçacığı",
+        ],
+        "world_size": ["Procesos", "Prozesse", "Процессы", "Количество процессов", "GPU Sayısı"],
+        "time": [
+            "Tiempo de Ejecución (segs)",
+            "Laufzeit [s]",
+            "Berechnungszeit",
+            "Temps (ms)",
+            "Süre (sn)",
+        ],
+        "speedup": ["Aceleración", "Beschleunigung", "Ускорение", "Przyspieszenie", "Hızlanma"],
+        "efficiency": [
+            "Eficiencia",
+            "Efficacité",
+            "Effizienz (%)",
+            "Эффективность, %",
+            "Verimlilik",
+        ],
         "nodes": ["Nodos", "Knoten", "Узлы"],
     }.items(),
 )

@@ -18,6 +18,7 @@ from lab.records.table import grouped
 CLAIM = 0.05  # a smaller difference is not worth claiming
 # Clocks resolve microseconds and machines vary by a per cent: closer agreement was computed.
 EXACT = 5e-4
+FEWEST_LINES = 3  # of a log
 FEWEST_POINTS = 3  # any two points lie on a line
 
 
@@ -44,6 +45,8 @@ def two_writers(observations: Observations) -> Iterator[Fault]:
     numbers = list(rows[columns].itertuples(index=False, name=None))
     labels, sizes = rows["label"].tolist(), rows["world_size"].tolist()
     for rows_of in series.values():
+        if len(rows_of) < FEWEST_LINES:
+            continue  # no log: the best epoch of each run, say
         index = [numbers[place] for place in rows_of]
         first = {value: at for at, value in reversed(list(enumerate(index)))}
         again = [at for at, value in enumerate(index) if first[value] != at]

@@ -26,6 +26,7 @@ WORK = 0.02
 HARDLY = 0.8
 LESS_WORK = 0.6
 EXPLAINS = 0.5  # communication explains the added time if it makes up this share of it
+FLAT = 0.10  # relative: of times that do not depend on the ranks
 OF_EACH = " If the rates are those of each rank, say so in their name."
 NO_PAIR = "times at two world sizes of one configuration"
 
@@ -373,7 +374,11 @@ def _batches(point: Point, base: Point, observations: Observations) -> Iterator[
     elif observations.per != "step":
         cost = f": the same samples take {after / before:.3g} times fewer optimizer steps"
     quotes = any(other.speedup > 0 or other.efficiency > 0 for other in point.curve.points)
-    claims = scaling or quotes or observations.per != "total" or observations.kind == "records"
+    # Of epochs that take as long on all numbers of ranks, each rank may have had its own.
+    lasting = [other.time / base.time for other in point.curve.points if other.time > 0]
+    flat = observations.per == "epoch" and all(abs(time - 1) < FLAT for time in lasting)
+    claims = scaling or quotes or observations.kind == "records"
+    claims = claims or (observations.per != "total" and not flat)
     yield Fault(
         labels,
         f"{'This is called strong scaling: the' if scaling == 'strong' else 'The'} batch of "
@@ -381,7 +386,7 @@ def _batches(point: Point, base: Point, observations: Observations) -> Iterator[
         f"{before:g} to {after:g} on {n:g} ranks{cost}.",
         "Fix the global batch, or call it weak scaling and compare times per step; the optimizer "
         "steps differ, and with them what is learned.",
-        "warning" if claims else "note",  # times to train that are not called a speedup
+        "warning" if claims else "note",  # times that are not called a speedup
     )
 
 

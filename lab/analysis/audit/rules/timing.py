@@ -314,4 +314,5 @@ def _first_is_slow(observations: Observations) -> Iterator[Fault]:
             f"The first {column} takes {seconds(times[worst])}, {100 * slow[worst]:.0f} % more "
             f"than the {seconds(rest[worst])} of the others, in {len(labels)} series.",
             f"Leave the first {column} out of every mean, and say so.",
+            "note" if observations.logged else None,
         )
