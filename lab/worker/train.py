@@ -108,6 +108,7 @@ def train(job: RankJob, *, folder: Path | None = None, pauses: Pauses | None = N
     environment.reset_peak(device)
     watch = environment.MachineWatch(context, device, run.devices)
     setup_time = age() - context.waited_s
+    progress("first step", first, run.steps)
 
     for step in range(first, run.steps):
         if step == measured_from:

@@ -47,7 +47,7 @@ def nothing_of_the_kind():
     return 3
 """
 FAULTS = """
-import torch
+import os, torch
 from torch import nn
 
 class Net(nn.Module):
@@ -75,6 +75,10 @@ def mean(x, y):
 
 def wrong(x, y):
     return {}["pixels"]
+
+def crash(x, y):
+    print("corrupted size", flush=True)
+    os.abort()
 
 def data():
     return [(torch.ones(4), torch.ones(4))] * 8, [(torch.ones(4), torch.ones(4))] * 8
@@ -209,6 +213,19 @@ def test_what_fails_on_several_ranks_alone_is_told(
     settings = {"strategy": [strategy], "world_size": [2]}
     (record,) = measured(tmp_path, BASE | own, [settings])
     assert record.error is not None and re.search(message, record.error.message), record.error
+
+
+def test_a_crash_before_the_first_step_is_told_with_its_last_words(tmp_path: Path) -> None:
+    (tmp_path / "own.py").write_text(FAULTS)
+    own = {
+        "model": {"kind": "python", "factory": "own:Net", "loss": "own:crash"},
+        "data": {"kind": "python", "factory": "own:data"},
+    }
+    (record,) = measured(tmp_path, BASE | own, [{"strategy": ["single"]}])
+    assert record.error is not None and record.error.message == (
+        "rank 0 was killed by SIGABRT in the phase 'first step'; "
+        'its log ends with "corrupted size"'
+    )
 
 
 def test_what_is_no_strategy_is_told(tmp_path: Path) -> None:
