@@ -7,9 +7,11 @@ import shutil
 import subprocess
 import sys
 from collections.abc import Iterator
+from contextlib import suppress
 from pathlib import Path
 
 import pandas as pd
+import psutil
 import pytest
 from typer.testing import CliRunner
 
@@ -118,6 +120,37 @@ while True:
     optimizer.zero_grad()
     average = copy.deepcopy(model)
     torch.save(model, io.BytesIO())
+"""
+# Leaves a fork, a background process of a shell, one in a session of its own, and a process of
+# multiprocessing that uses shared memory.
+LEAVES = """
+import multiprocessing, os, signal, subprocess, sys, time, torch
+from multiprocessing.shared_memory import SharedMemory
+
+def use(name, pids):
+    memory = SharedMemory(name)
+    pids.put(os.getpid())
+    time.sleep(600)
+
+if __name__ == "__main__":
+    memory = SharedMemory(create=True, size=64)
+    context = multiprocessing.get_context("spawn")
+    pids = context.Queue()
+    context.Process(target=use, args=(memory.name, pids), daemon=True).start()
+    left = [pids.get()]
+    if (child := os.fork()) == 0:
+        signal.signal(signal.SIGTERM, signal.SIG_IGN)
+        time.sleep(600)
+    left += [child, subprocess.Popen(["sleep", "600"], start_new_session=True).pid]
+    left.append(int(subprocess.check_output("sleep 600 >/dev/null 2>&1 & echo $!", shell=True)))
+    open("left", "w").write(" ".join(map(str, [memory.name, *left])))
+    w = torch.zeros(1, requires_grad=True)
+    optimizer = torch.optim.SGD([w])
+    while True:
+        (w + 1).sum().backward()
+        optimizer.step()
+        if sys.argv[1:]:
+            os.kill(os.getpid(), signal.SIGKILL)
 """
 
 
@@ -395,6 +428,27 @@ except:
     record = measured("waits", content, ranks=1, cluster="impatient.yaml")
     where = "in the phase 'ending the script'; stood in <module> (waits.py:10)"
     assert record.error and where in record.error.message
+
+
+@pytest.mark.parametrize("how", ["", "killed"])
+def test_what_a_script_leaves_running_ends_with_its_job(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, how: str
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    record = measured("leaves", LEAVES, *how.split(), ranks=1)
+    assert record.completed != bool(how), record.error
+    memory, *left = Path("left").read_text().split()
+    assert len(left) == 4 and not [pid for pid in map(int, left) if runs(pid)]
+    assert not Path("/dev/shm", memory).exists()  # freed by multiprocessing's resource tracker
+    (log,) = tmp_path.glob("reports/leaves/out/runs/*/0/log/*_0_log.out")
+    assert "the rank left processes running, now ended: " in log.read_text()
+    assert "sleep 600" in log.read_text()
+
+
+def runs(pid: int) -> bool:
+    with suppress(psutil.NoSuchProcess):
+        return psutil.Process(pid).status() != psutil.STATUS_ZOMBIE
+    return False
 
 
 @pytest.mark.parametrize(
