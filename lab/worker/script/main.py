@@ -308,7 +308,7 @@ def run_script(
         os.environ.update(_torchrun(context, store.underlying_store))
     with _interrupts() as interrupted, one_process(), hooks:
         try:
-            with blamed(script.name, (Exception,)):  # a script may end well with `sys.exit`
+            with blamed(script.name, but=SystemExit):  # by which a script may end well
                 if script.module:
                     runpy.run_module(script.module, run_name="__main__", alter_sys=True)
                 else:
@@ -317,16 +317,20 @@ def run_script(
             pass
         except SystemExit as end:
             if end.code not in (None, 0):
-                # True is 1 to `sys.exit`.
-                status = f"exit status {end.code:d}" if isinstance(end.code, int) else None
-                last = f'; its log ends with "{line}"' if status and (line := last_line()) else ""
-                reason = f"{status or end.code}{last or '; see its log'}"
-                raise LabError(f"{script.name} ended with {reason}") from end
+                raise LabError(f"{script.name} ended {_status(end.code)}") from end
         finally:
             meter.recorder = None
-        # Some scripts catch it to save their state, and end as if everything was done.
-        if interrupted():
-            raise KeyboardInterrupt
+            # Some scripts catch it to save their state, and end as if everything was done.
+            if interrupted:
+                raise KeyboardInterrupt(*interrupted)
+
+
+def _status(code: object) -> str:
+    """How a script ended, by what it passed to `sys.exit`."""
+    if not isinstance(code, int):
+        return f"by sys.exit: {code}"
+    last = f'; its log ends with "{line}"' if (line := last_line()) else "; see its log"
+    return f"with exit status {code:d}{last}"  # True is 1
 
 
 def last_line() -> str:
@@ -381,23 +385,29 @@ def _torchrun(context: RankContext, store: Any) -> dict[str, str]:
 
 
 @contextmanager
-def _interrupts() -> Iterator[Callable[[], bool]]:
-    """Note the signal of a Ctrl-C without changing its effect."""
+def _interrupts() -> Iterator[list[int]]:
+    """Note signals that raise KeyboardInterrupt, as that of a Ctrl-C does."""
     noted: list[int] = []
-    earlier = signal.getsignal(signal.SIGINT)
-    if not callable(earlier):  # it is ignored
-        yield lambda: False
-        return
 
-    def note(number: int, frame: FrameType | None) -> None:
-        noted.append(number)
-        earlier(number, frame)
+    def noting(earlier: Callable[[int, FrameType | None], Any]) -> Callable[..., None]:
+        def note(number: int, frame: FrameType | None) -> None:
+            try:
+                earlier(number, frame)
+            except KeyboardInterrupt:
+                noted.append(number)
+                raise
 
-    signal.signal(signal.SIGINT, note)
+        return note
+
+    handlers = {number: signal.getsignal(number) for number in (signal.SIGINT, signal.SIGTERM)}
+    for number, earlier in handlers.items():
+        if callable(earlier):
+            signal.signal(number, noting(earlier))
     try:
-        yield lambda: bool(noted)
+        yield noted
     finally:
-        signal.signal(signal.SIGINT, earlier)
+        for number, earlier in handlers.items():
+            signal.signal(number, earlier)
 
 
 @contextmanager
