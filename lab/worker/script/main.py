@@ -47,10 +47,10 @@ from lab.worker.rank_report import (
 )
 from lab.worker.script import meter
 from lab.worker.script.hooks import StepRecorder, StepsDone, installed, parameters_of
-from lab.worker.script.processes import one_process
+from lab.worker.script.processes import OWN_RANKS, one_process
 
 CPU = torch.device("cpu")
-MOST_LINE = 200  # bytes of a log that a message repeats
+MOST_LINE, MOST_LOG = 200, 5000  # characters of a line that a message repeats; bytes to find it in
 # Of "GPU" only a sentence that lacks or wants one: a message may speak of "multi-GPU training".
 LACKS = r"\b(?:no|not|needs?|requires?|only|unable|without|available|found)\b"
 NEEDS_GPU = re.compile(
@@ -343,11 +343,11 @@ def last_line() -> str:
         if not stat.S_ISREG(log.st_mode):  # reading a terminal or a pipe could wait forever
             return ""
         with Path("/proc/self/fd/2").open("rb") as stream:
-            stream.seek(max(log.st_size - MOST_LINE, 0))
+            stream.seek(max(log.st_size - MOST_LOG, 0))
             lines = stream.read().decode(errors="replace").splitlines()
         # Some loops end with a rule of dashes.
         said = (line.strip() for line in reversed(lines) if any(map(str.isalnum, line)))
-        return next(said, "")
+        return next(said, "")[:MOST_LINE]
     return ""
 
 
@@ -455,7 +455,10 @@ def _lies_here(missing: re.Match[str] | None) -> bool:
 
 def _require_steps(steps: int, run: Run, script: Script) -> None:
     if steps == 0:
-        said = f'; its log ends with "{line}"' if (line := last_line()) else ""
+        line = last_line()
+        if OWN_RANKS.partition(",")[0] in line:  # the end of such a process's traceback
+            raise LabError(f"{script.name} ended without a step: {OWN_RANKS}")
+        said = f'; its log ends with "{line}"' if line else ""
         cause = "" if NEEDS_GPU.search(said) else f". {NO_OPTIMIZER}"
         raise LabError(
             f"{script.name} ended without a step of an optimizer of torch.optim{said}{cause}"

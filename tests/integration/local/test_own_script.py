@@ -20,6 +20,7 @@ from lab.cli import app
 from lab.records.schema import Operation
 from lab.records.store import Record
 from lab.report.execute import shared_kernels
+from lab.worker.script.processes import OWN_RANKS
 
 EXAMPLE = Path(__file__).parents[3] / "reports" / "own-script"
 # FSDP and a collective of its own; of its first attempt a rank is killed.
@@ -290,8 +291,8 @@ def measured(
     ("way", "message"),
     [
         ("by-spawn", "line 20: the script itself starts 2 ranks, but is measured on 1: tell it"),
-        ("spawn", "without a step .* in processes that it starts itself"),
-        ("fork", "without a step .* in processes that it starts itself"),
+        ("spawn", f"^ranks.py ended without a step: {re.escape(OWN_RANKS)}$"),
+        ("fork", f"^ranks.py ended without a step: {re.escape(OWN_RANKS)}$"),
     ],
 )
 def test_a_script_that_starts_ranks_itself_is_told_who_starts_them(
@@ -487,6 +488,8 @@ from lab.worker.script.main import last_line
 print("loading")
 sys.stderr.write("usage: train.py --lr LR\\ntrain.py: error: --lr is missing\\n\\n=====\\n")
 Path("last").write_text(last_line())
+sys.stderr.write("error: " + "too long " * 99)
+Path("long").write_text(last_line())
 os.dup2(os.pipe()[1], 2)
 sys.stderr.write("error: in a pipe that nobody can read again\\n")
 Path("unread").write_text(last_line())
@@ -496,4 +499,6 @@ Path("unread").write_text(last_line())
             [sys.executable, "-u", "-c", code], cwd=tmp_path, stdout=log, stderr=log, check=True
         )
     assert (tmp_path / "last").read_text() == "train.py: error: --lr is missing"
+    assert (tmp_path / "long").read_text().startswith("error: too long too long ")
+    assert len((tmp_path / "long").read_text()) == 200
     assert (tmp_path / "unread").read_text() == ""
