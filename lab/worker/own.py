@@ -72,9 +72,13 @@ def located(folder: Path, explained: Callable[[BaseException], str]) -> Iterator
     """
     try:
         yield
-    except (LabError, *OTHERS, KeyboardInterrupt):
+    except (*OTHERS, KeyboardInterrupt):
         raise
     except BaseException as error:
+        if wrapped := _of_loader(str(error)):
+            raise LabError(wrapped) from error
+        if isinstance(error, LabError):
+            raise
         frames = traceback.extract_tb(error.__traceback__)
         theirs = [frame for frame in frames if Path(frame.filename).is_relative_to(folder)]
         theirs = [frame for frame in theirs if not _is_library(frame.filename)]
@@ -142,6 +146,7 @@ def _of_loader(message: str) -> str:
     text = list(itertools.dropwhile(lambda line: line.startswith(" "), lines))
     if not original or not text:
         return ""
+    text[0] = text[0].removeprefix(f"{LabError.__module__}.{LabError.__name__}: ")
     return "\n".join(text) + f" (in {caught.partition(' in ')[2].rstrip('.')})"
 
 
