@@ -78,6 +78,9 @@ def mean(x, y):
 def wrong(x, y):
     return {}["pixels"]
 
+def undefined(x, y):
+    return ((x - y) ** 2).mean().log() * 0 / 0
+
 def crash(x, y):
     print("corrupted size", flush=True)
     os.abort()
@@ -147,6 +150,11 @@ MESSAGES = {
         r"the loss of own:Net is not a scalar tensor but float32 of shape \(4, 4\)",
     ),
     "wrong": ({"loss": "own:wrong"}, {}, r"^own\.py, line 31: KeyError: 'pixels'$"),
+    "undefined": (
+        {"loss": "own:undefined"},
+        {},
+        "the loss is nan at step 0 of 6 .*: nothing was learned before it, so look at the data",
+    ),
     "empty": ({}, {"factory": "own:empty"}, "own:empty returned a data set without samples"),
     "leaves": (
         {"factory": "own:leaves"},
