@@ -9,18 +9,22 @@ import os
 import platform
 import re
 import shutil
+import signal
 import subprocess
 import sys
 import threading
 import time
 import traceback
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager, suppress
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, NoReturn
 
 import psutil
+
+TRACKER = "multiprocessing.resource_tracker"
+TRACKER_S = 5.0  # the longest wait for one, and for killed processes, to be gone
 
 
 @dataclass(frozen=True)
@@ -223,6 +227,39 @@ def is_running(pid: int, since: float) -> bool:
         return False
 
 
+def end_processes(processes: Sequence[psutil.Process], *, patience_s: float) -> list[str]:
+    """Kill processes unless they end by themselves in time; returns the commands of those killed.
+
+    A resource tracker of multiprocessing is left to free what the others shared, such as memory,
+    and then ends.
+    """
+    late = _await_end(processes, patience_s)
+    killed = {process: command for process in late if (command := _command(process))}
+    for process in [one for one, command in killed.items() if TRACKER in command]:
+        del killed[process]
+    for process in killed:
+        with suppress(psutil.NoSuchProcess):
+            process.kill()
+    _await_end(late, TRACKER_S)
+    return list(killed.values())
+
+
+def _await_end(processes: Sequence[psutil.Process], patience_s: float) -> list[psutil.Process]:
+    """Those that still run after this many seconds, if any."""
+    deadline = time.monotonic() + patience_s
+    while (alive := [one for one in processes if _command(one)]) and time.monotonic() < deadline:
+        time.sleep(0.02)
+    return alive
+
+
+def _command(process: psutil.Process) -> str:
+    """A process's command line; empty once it has ended, even if as a zombie."""
+    try:
+        return " ".join(process.cmdline())
+    except psutil.Error:
+        return ""
+
+
 @contextmanager
 def loading() -> Iterator[None]:
     """Import modules without garbage collections, and exempt what they leave from later ones.
@@ -242,12 +279,17 @@ def exit_with(function: Callable[..., int | None], *arguments: object) -> NoRetu
 
     But the interpreter is not finalized: a gloo thread still waiting for its lock would then be
     ended by Python 3.11 and 3.12 where C++ permits no thread to end, and the process would abort.
+    After a KeyboardInterrupt it dies of that signal, named by the exception, for its parent to see.
     """
     code: Any = 1
+    number = 0
     try:
         code = function(*arguments)
     except SystemExit as exit_:
         code = exit_.code
+    except KeyboardInterrupt as interrupt:
+        traceback.print_exc()
+        number = next((one for one in interrupt.args if isinstance(one, int)), signal.SIGINT)
     except BaseException:  # noqa: BLE001 whatever it is, nothing else of the process may run after it
         traceback.print_exc()
     with suppress(Exception):
@@ -256,4 +298,7 @@ def exit_with(function: Callable[..., int | None], *arguments: object) -> NoRetu
         atexit._run_exitfuncs()
     sys.stdout.flush()
     sys.stderr.flush()
+    if number:
+        signal.signal(number, signal.SIG_DFL)
+        os.kill(os.getpid(), number)
     os._exit(code if isinstance(code, int) else int(code is not None))

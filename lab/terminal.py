@@ -61,9 +61,11 @@ def _open_streams() -> None:
 
 
 def _widen() -> None:
-    """Raise a COLUMNS in which answers and errors would be lost."""
+    """Raise a COLUMNS in which answers and errors would be lost; 0 stands for an unknown number."""
     columns = os.environ.get("COLUMNS", "")
-    if columns.isdecimal() and int(columns) < NARROWEST:
+    if columns.isdecimal() and int(columns) == 0:
+        del os.environ["COLUMNS"]
+    elif columns.isdecimal() and int(columns) < NARROWEST:
         os.environ["COLUMNS"] = str(NARROWEST)
 
 

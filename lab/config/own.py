@@ -288,8 +288,8 @@ class Script(_Code):
 
     @property
     def label(self) -> str:
-        """A short name: the script's, and its arguments."""
-        return ", ".join(part for part in (self.name, " ".join(self._arguments)) if part)
+        """A short name: the script's place, and its arguments."""
+        return ", ".join(part for part in (self.place, " ".join(self._arguments)) if part)
 
     @property
     def module(self) -> str | None:
@@ -300,6 +300,16 @@ class Script(_Code):
     def name(self) -> str:
         """The script's file, or that of the module."""
         return f"{stem_of(list(self.command))}.py"
+
+    @property
+    def place(self) -> str:
+        """The script's file with its folders as given, as several may hold a `run.py`."""
+        place = os.path.normpath(Path(self.directory, self._file))
+        return re.sub(r"^(\.\./)+", "", place)  # these lead to where the user stood
+
+    @property
+    def _file(self) -> str:
+        return f"{self.module.replace('.', '/')}.py" if self.module else self.command[0]
 
     @property
     def _arguments(self) -> tuple[str, ...]:
@@ -318,12 +328,11 @@ class Script(_Code):
 
     def path(self, folder: Path) -> Path:
         """The script's file; `folder` is the study's."""
-        name = f"{self.module.replace('.', '/')}.py" if self.module else self.command[0]
-        package = folder / self.directory / name.removesuffix(".py") / "__main__.py"
+        package = folder / self.directory / self._file.removesuffix(".py") / "__main__.py"
         if self.module and package.is_file():
             return Path(os.path.realpath(package))
         # Unlike `Path.resolve`, this leaves a loop of links to be found missing.
-        return Path(os.path.realpath(folder / self.directory / name))
+        return Path(os.path.realpath(folder / self.directory / self._file))
 
     def root(self, folder: Path) -> Path:
         """The folder that Python finds its modules in; `folder` is the study's."""

@@ -357,7 +357,7 @@ class Run(InferenceSettings):
         stay = {name: f"{{{name}}}" for name in OF_RANK}
         values = {name: getattr(self, name) for name in Run.model_fields} | stay
         arguments = " ".join(self.script.arguments(values))
-        return [self.script.name, *([arguments] if arguments else [])]
+        return [self.script.place, *([arguments] if arguments else [])]
 
     def has_default(self, name: str) -> bool:
         """Whether a setting has its default value."""

@@ -7,6 +7,7 @@ import math
 import os
 import re
 import shlex
+import sys
 from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import replace
 from pathlib import Path
@@ -212,9 +213,20 @@ def _leads_to(name: str, folder: Path) -> bool:
 
 def require_printable(path: str | Path) -> None:
     """Raise InputError for a path that a page, a table or a log could not hold."""
-    if not (name := os.fsdecode(path)).isprintable():
-        what = "its path has characters that cannot be printed"
-        raise InputError(ascii(name), [Problem("STUDY", what, "rename the folder")])
+    if (name := os.fsdecode(path)).isprintable():
+        return
+    what, advice = "its path has characters that cannot be printed", "rename the folder"
+    if _is_printable_utf8(os.fsencode(name)):
+        what = f"its path is in UTF-8, which the locale here ({sys.getfilesystemencoding()}) is not"
+        advice = "set PYTHONUTF8=1, or rename the folder"
+    raise InputError(ascii(name), [Problem("STUDY", what, advice)])
+
+
+def _is_printable_utf8(name: bytes) -> bool:
+    try:
+        return name.decode().isprintable()
+    except UnicodeDecodeError:
+        return False
 
 
 def read_study(folder: Path, *, quick: bool = False) -> Study:

@@ -14,7 +14,7 @@ import signal
 import socket
 import tempfile
 import time
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import asdict, dataclass
 from pathlib import Path
@@ -35,6 +35,9 @@ WAITING = "waiting for other jobs"  # on the same devices
 POLL_S = 0.05
 ONLY_ENDED = re.compile(r"srun: error: \S+: tasks? [\d,-]+: ")  # a line of Slurm
 LOG_LINES, LOG_BYTES = 30, 20_000  # the most that is read of the end of a rank's log
+MOST_LINE = 200  # characters of a line that a message repeats
+# Signals by which a process ends itself.
+CRASHES = {signal.SIGABRT, signal.SIGBUS, signal.SIGFPE, signal.SIGILL, signal.SIGSEGV}
 
 
 @dataclass(frozen=True)
@@ -234,6 +237,8 @@ class Attempt:
             cause = " (by a person, or because memory ran out)" if name == "SIGKILL" else ""
             how = f"was killed by {name}{cause}"
         message = f"rank {rank} {how} in the phase {doing or 'starting'!r}"
+        if (code > 0 or -code in CRASHES) and (line := _last_line([self.log_tail(rank)])):
+            message += f'; its log ends with "{line[:MOST_LINE]}"'
         self.write_error(RankError(rank, "RankLost", message))
 
     def errors(self) -> list[RankError]:
@@ -258,10 +263,7 @@ class Attempt:
 
     def last_line(self) -> str:
         """The last non-empty line of the ranks' logs that says more than that a rank ended."""
-        tails = self._log_tails()
-        lines = [text for tail in tails for line in tail.splitlines() if (text := line.strip())]
-        telling = [line for line in lines if not ONLY_ENDED.match(line)]
-        return next(reversed(telling or lines), "")
+        return _last_line(self._log_tails())
 
     def log_contains(self, *phrases: str) -> bool:
         """Whether the ends of the ranks' logs contain one of these lower-case phrases."""
@@ -271,6 +273,12 @@ class Attempt:
         paths = (self.output or self.log).glob(f"{self.job_id}_*_log.out")
         ranks = (path.name.removeprefix(f"{self.job_id}_").split("_")[0] for path in paths)
         return [self.log_tail(rank) for rank in sorted(map(int, ranks))]
+
+
+def _last_line(tails: Iterable[str]) -> str:
+    lines = [text for tail in tails for line in tail.splitlines() if (text := line.strip())]
+    telling = [line for line in lines if not ONLY_ENDED.match(line)]
+    return next(reversed(telling or lines), "")
 
 
 def present(folder: Path) -> tuple[Any, Attempt]:

@@ -273,7 +273,9 @@ def _reported(
     """Record an error for the driver before it is raised."""
     try:
         yield
-    except Exception as error:
+    except KeyboardInterrupt:  # of a signal, which this rank's parent reports
+        raise
+    except BaseException as error:
         watchdog.stop()
         if not watchdog.is_removed():
             attempt.write_error(rank_error(context.rank, error, phase=watchdog.phase))
@@ -331,7 +333,7 @@ def set_variables(cluster: Cluster) -> None:
 
 
 def _interrupt(signum: int, frame: FrameType | None) -> None:
-    raise KeyboardInterrupt
+    raise KeyboardInterrupt(signum)
 
 
 def _time_is_over(signum: int, frame: FrameType | None) -> None:

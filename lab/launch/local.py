@@ -130,11 +130,25 @@ class LocalHandle:
     @classmethod
     def terminate(cls, handles: Sequence[LocalHandle]) -> None:
         """Interrupt jobs, then kill them; return once none of their processes is left."""
+        # The controller may kill the parents of its ranks, which would end these themselves.
+        started = [process for handle in handles for process in handle._processes()]
         for handle in handles:
             handle._signal([handle._process.pid], signal.SIGINT)
         deadline = time.monotonic() + INTERRUPT_S
         for handle in handles:
             handle._wait_or_kill(deadline)
+        machine.end_processes(started, patience_s=0.0)
+
+    def _processes(self) -> list[psutil.Process]:
+        """All processes of the job, without its controller."""
+        found = self.attempt.running_ranks()
+        if self._process.has(run=True):
+            found.append(self._process.pid)
+        tree = []
+        for pid in found:
+            with contextlib.suppress(psutil.Error):
+                tree += psutil.Process(pid).children(recursive=True)
+        return tree
 
     def _wait_or_kill(self, deadline: float) -> None:
         while self._is_running() and time.monotonic() < deadline:

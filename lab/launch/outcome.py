@@ -45,7 +45,7 @@ OUT_OF_MEMORY = re.compile(
 )
 
 
-def rank_error(rank: int, error: Exception, *, phase: str = "") -> RankError:
+def rank_error(rank: int, error: BaseException, *, phase: str = "") -> RankError:
     """How a rank ended, and whether it only lost a peer; if torch cannot load, the node is bad."""
     name, message = type(error).__name__, str(error).strip()
     if phase == "loading torch" and isinstance(error, ImportError | OSError):

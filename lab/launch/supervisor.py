@@ -1,4 +1,7 @@
-"""The parent of each rank, which records how the rank ended if the rank could not do so itself."""
+"""The parent of each rank: it records an end that the rank could not report, and leaves nothing.
+
+Processes that the rank started and left running are ended, as they would disturb the next job.
+"""
 
 from __future__ import annotations
 
@@ -11,10 +14,14 @@ from contextlib import suppress
 from pathlib import Path
 from types import FrameType
 
+import psutil
+
 from lab.launch.attempt import present
+from lab.machine import end_processes
 
 FORWARDED = (signal.SIGINT, signal.SIGTERM, signal.SIGUSR1, signal.SIGUSR2, signal.SIGCONT)
-PR_SET_PDEATHSIG = 1  # prctl(2)
+PR_SET_PDEATHSIG, PR_SET_CHILD_SUBREAPER = 1, 36  # prctl(2)
+LEAVE_S = 1.0  # how long what a rank started may take to see that the rank has ended
 _DOING = mmap.mmap(-1, 128)  # the rank's phase, in memory shared with its parent
 
 
@@ -30,10 +37,12 @@ def supervise(folder: Path) -> None:
     """
     here, attempt = present(folder)
     signal.pthread_sigmask(signal.SIG_BLOCK, FORWARDED)
+    # Whatever the rank starts becomes a child of this process once its own parent has ended.
+    _prctl(PR_SET_CHILD_SUBREAPER, 1)
     parent, child = os.getpid(), os.fork()
     if child == 0:
-        if sys.platform == "linux":
-            ctypes.CDLL(None).prctl(PR_SET_PDEATHSIG, signal.SIGKILL)
+        _prctl(PR_SET_CHILD_SUBREAPER, 0)
+        _prctl(PR_SET_PDEATHSIG, signal.SIGKILL)
         signal.pthread_sigmask(signal.SIG_UNBLOCK, FORWARDED)
         if os.getppid() != parent:
             os._exit(1)
@@ -45,12 +54,48 @@ def supervise(folder: Path) -> None:
     for number in FORWARDED:
         signal.signal(number, forward)
     signal.pthread_sigmask(signal.SIG_UNBLOCK, FORWARDED)
-    code = os.waitstatus_to_exitcode(os.waitpid(child, 0)[1])
+    code = _wait(child)
     if code:
         doing = bytes(_DOING).rstrip(b"\0").decode(errors="replace")
-        attempt.observe_exit(here.global_rank, code, doing)
+        try:
+            attempt.observe_exit(here.global_rank, code, doing)
+        except OSError:
+            _end_job()
+    _end_left()
     if code < 0:
         with suppress(OSError):  # SIGKILL has no other handler
             signal.signal(-code, signal.SIG_DFL)
         os.kill(parent, -code)
     os._exit(abs(code))
+
+
+def _prctl(option: int, value: int) -> None:
+    if sys.platform == "linux":
+        ctypes.CDLL(None).prctl(option, value)
+
+
+def _wait(child: int) -> int:
+    """The exit code of a child; others that end meanwhile do not stay as zombies."""
+    while True:
+        ended, status = os.waitpid(-1, 0)
+        if ended == child:
+            return os.waitstatus_to_exitcode(status)
+
+
+def _end_job() -> None:
+    """End all ranks, as the others would wait for one whose end cannot be told: the disk is full.
+
+    Slurm itself does so; on this machine the ranks' controller does if it is interrupted.
+    """
+    if os.environ.get("SUBMITIT_EXECUTOR") == "local":
+        os.kill(os.getppid(), signal.SIGINT)
+
+
+def _end_left() -> None:
+    """End the processes that the rank left running, and say so in its log."""
+    this = psutil.Process()
+    if ended := end_processes(this.children(recursive=True), patience_s=LEAVE_S):
+        own = " ".join(this.cmdline())
+        names = ["a fork of it" if command == own else command[:80] for command in ended]
+        sys.stderr.write(f"lab: the rank left processes running, now ended: {'; '.join(names)}\n")
+        sys.stderr.flush()

@@ -70,7 +70,7 @@ def measure(
     # Before the group forms, as building a tokenizer may take longer than a collective's timeout.
     progress("data", 0, 1)
     dataset = data.prepare(run, data_root=data_root, progress=progress)
-    progress("data", 1, 1)
+    progress("setting up", 0, run.steps)
     job = RankJob(run, context, device, dataset, progress)
     strategy = strategies.of(run)
     _require_whole_cycle(run, strategy.cycle)

@@ -20,8 +20,8 @@ from lab.config.own import Own, Script, is_unchanged
 from lab.config.run import Run
 from lab.errors import InputError, LabError
 
-# A user's code may also end with `sys.exit`.
-ENDS = (Exception, SystemExit)
+# Errors with a meaning of their own.
+OTHERS = (MemoryError, torch.OutOfMemoryError)
 _LOOKUP: Any = type(os.environ).__getitem__
 
 
@@ -72,9 +72,13 @@ def located(folder: Path, explained: Callable[[BaseException], str]) -> Iterator
     """
     try:
         yield
-    except (LabError, MemoryError, torch.OutOfMemoryError):
+    except (*OTHERS, KeyboardInterrupt):
         raise
-    except ENDS as error:
+    except BaseException as error:
+        if wrapped := _of_loader(str(error)):
+            raise LabError(wrapped) from error
+        if isinstance(error, LabError):
+            raise
         frames = traceback.extract_tb(error.__traceback__)
         theirs = [frame for frame in frames if Path(frame.filename).is_relative_to(folder)]
         theirs = [frame for frame in theirs if not _is_library(frame.filename)]
@@ -90,13 +94,16 @@ def _place(frame: traceback.FrameSummary) -> str:
 
 
 @contextmanager
-def blamed(reference: str, errors: tuple[type[BaseException], ...] = ENDS) -> Iterator[None]:
-    """Report an error in a user's code by its last line there, with Python's traceback as cause."""
+def blamed(reference: str, *, but: type[BaseException] = KeyboardInterrupt) -> Iterator[None]:
+    """Report an error in a user's code by its last line there, with Python's traceback as cause.
+
+    Any exception is an error, even `SystemExit`, except for `but`.
+    """
     try:
         yield
-    except (InputError, MemoryError, torch.OutOfMemoryError):
+    except (InputError, *OTHERS, but):
         raise
-    except errors as error:
+    except BaseException as error:
         frames = traceback.extract_tb(error.__traceback__)[1:]  # the first is this module's
         ours = Path(__file__).parents[1]
         others = [frame for frame in frames if not Path(frame.filename).is_relative_to(ours)]
@@ -139,6 +146,7 @@ def _of_loader(message: str) -> str:
     text = list(itertools.dropwhile(lambda line: line.startswith(" "), lines))
     if not original or not text:
         return ""
+    text[0] = text[0].removeprefix(f"{LabError.__module__}.{LabError.__name__}: ")
     return "\n".join(text) + f" (in {caught.partition(' in ')[2].rstrip('.')})"
 
 

@@ -108,6 +108,7 @@ def train(job: RankJob, *, folder: Path | None = None, pauses: Pauses | None = N
     environment.reset_peak(device)
     watch = environment.MachineWatch(context, device, run.devices)
     setup_time = age() - context.waited_s
+    progress("first step", first, run.steps)
 
     for step in range(first, run.steps):
         if step == measured_from:
@@ -220,8 +221,10 @@ def _require_finite(loss: FloatArray, run: Run) -> None:
     wrong = np.flatnonzero(~np.isfinite(loss))
     if len(wrong):
         step = int(wrong[0])
+        advice = "try a lower learning_rate, more lr_warmup_steps, or precision fp32"
+        if step == 0 and run.precision == "fp32":
+            advice = "nothing was learned before it, so look at the data, the model and its loss"
         raise LabError(
             f"the loss is {loss[step]} at step {step} of {run.steps} (precision {run.precision}, "
-            f"learning_rate {run.learning_rate}): "
-            "try a lower learning_rate, more lr_warmup_steps, or precision fp32"
+            f"learning_rate {run.learning_rate}): {advice}"
         )

@@ -4,8 +4,10 @@ from __future__ import annotations
 
 import gc
 import os
+import signal
 import subprocess
 import sys
+import threading
 import time
 from pathlib import Path
 
@@ -29,6 +31,38 @@ def test_a_process_is_known_again_and_one_that_has_its_id_is_not() -> None:
     process.wait()
     with pytest.raises(psutil.NoSuchProcess):
         began(process.pid)
+
+
+@pytest.mark.parametrize(
+    ("statement", "code"),
+    [
+        ("raise KeyboardInterrupt", -signal.SIGINT),
+        ("raise KeyboardInterrupt(15)", -signal.SIGTERM),
+        ("raise KeyboardInterrupt('enough')", -signal.SIGINT),
+        ("sys.exit(-1)", 255),
+        ("sys.exit('why')", 1),
+        ("return 3", 3),
+    ],
+)
+def test_a_process_ends_as_its_function_does(statement: str, code: int) -> None:
+    program = (
+        f"import sys\nfrom lab.machine import exit_with\ndef f():\n    {statement}\nexit_with(f)"
+    )
+    ended = subprocess.run([sys.executable, "-c", program], capture_output=True, check=False)
+    assert ended.returncode == code, ended.stderr
+
+
+def test_processes_are_killed_unless_they_end_in_time() -> None:
+    quick, late, tracker = (
+        psutil.Popen([sys.executable, "-c", f"{code} # {mark}"], stdin=subprocess.PIPE)
+        for code, mark in (("pass", ""), ("input()", ""), ("input()", machine.TRACKER))
+    )
+    quick.wait()  # unlike a process of somebody else's, which would stay as a zombie
+    threading.Timer(0.5, tracker.stdin.close).start()  # as once the processes it serves are gone
+    assert machine.end_processes([quick, late, tracker], patience_s=0.1) == [
+        f"{sys.executable} -c input() # "
+    ]
+    assert (late.wait(), tracker.wait()) == (-signal.SIGKILL, 1)
 
 
 @pytest.mark.skipif(

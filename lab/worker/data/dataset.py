@@ -227,6 +227,7 @@ class ClassicLoader:
             cast("TorchDataset[tuple[Array, Array]]", samples),
             batch_sampler=(sampler.micro_batch(*place).tolist() for place in order),
             num_workers=run.loader_workers,
+            collate_fn=getattr(samples, "collate", None),  # else torch's own
             worker_init_fn=_silence_tokenizers,
         )
         self._batches: Iterator[list[torch.Tensor]] | None = iter(batches)

@@ -37,26 +37,34 @@ class Items:
             self._count = len(items)
         if not self._count:
             raise LabError(f"{name} returned a data set without samples")
-        item = self[0]
-        if not isinstance(item, tuple | list) or len(item) != 2:
-            raise LabError(f"a sample of {name} is not a pair of input and target: {type(item)}")
-        for part, value in zip(("input", "target"), item, strict=True):
-            if not isinstance(value, Tensor | np.ndarray | np.generic | int | float):
-                raise LabError(
-                    f"the {part} of a sample of {name} is of type {type(value).__name__}; return "
-                    "a tensor, an array or a number"
-                )
 
     def __len__(self) -> int:
         return self._count
 
     def __getitem__(self, index: int) -> Any:
         with own.blamed(self._name):
-            return self._items[index]
+            item = self._items[index]
+        if not isinstance(item, tuple | list) or len(item) != 2:
+            length = f" of {len(item)}" if isinstance(item, tuple | list) else ""
+            raise LabError(
+                f"sample {index} of {self._name} is not a pair of input and target: "
+                f"{type(item).__name__}{length}"
+            )
+        for part, value in zip(("input", "target"), item, strict=True):
+            if not _is_number(value):
+                kind = getattr(value, "dtype", type(value).__name__)
+                raise LabError(
+                    f"the {part} of sample {index} of {self._name} is of type {kind}; return a "
+                    "tensor, an array or a number"
+                )
+        return item
 
     def take(self, indices: Indices) -> Any:
         """Inputs and targets of these samples, each stacked along a new first axis."""
-        samples = [self[int(index)] for index in indices]
+        return self.collate([self[int(index)] for index in indices])
+
+    def collate(self, samples: list[Any]) -> Any:
+        """A batch of samples; LabError if they cannot be stacked."""
         try:
             return default_collate(samples)
         except (RuntimeError, TypeError) as error:
@@ -70,6 +78,13 @@ class Items:
                 values = torch.as_tensor(part).detach().numpy()
                 content.update(np.ascontiguousarray(values).tobytes())
         return content.digest()
+
+
+def _is_number(value: object) -> bool:
+    """Whether a value is one number or an array of them."""
+    if isinstance(value, np.ndarray | np.generic):
+        return value.dtype.kind in "biufc"
+    return isinstance(value, Tensor | int | float)
 
 
 def prepare(run: Run, *, pretrained: Path | None, data_root: Path, progress: Progress) -> Dataset:

@@ -47,10 +47,10 @@ from lab.worker.rank_report import (
 )
 from lab.worker.script import meter
 from lab.worker.script.hooks import StepRecorder, StepsDone, installed, parameters_of
-from lab.worker.script.processes import one_process
+from lab.worker.script.processes import OWN_RANKS, one_process
 
 CPU = torch.device("cpu")
-MOST_LINE = 200  # bytes of a log that a message repeats
+MOST_LINE, MOST_LOG = 200, 5000  # characters of a line that a message repeats; bytes to find it in
 # Of "GPU" only a sentence that lacks or wants one: a message may speak of "multi-GPU training".
 LACKS = r"\b(?:no|not|needs?|requires?|only|unable|without|available|found)\b"
 NEEDS_GPU = re.compile(
@@ -308,7 +308,7 @@ def run_script(
         os.environ.update(_torchrun(context, store.underlying_store))
     with _interrupts() as interrupted, one_process(), hooks:
         try:
-            with blamed(script.name, (Exception,)):  # a script may end well with `sys.exit`
+            with blamed(script.name, but=SystemExit):  # by which a script may end well
                 if script.module:
                     runpy.run_module(script.module, run_name="__main__", alter_sys=True)
                 else:
@@ -317,16 +317,20 @@ def run_script(
             pass
         except SystemExit as end:
             if end.code not in (None, 0):
-                # True is 1 to `sys.exit`.
-                status = f"exit status {end.code:d}" if isinstance(end.code, int) else None
-                last = f'; its log ends with "{line}"' if status and (line := last_line()) else ""
-                reason = f"{status or end.code}{last or '; see its log'}"
-                raise LabError(f"{script.name} ended with {reason}") from end
+                raise LabError(f"{script.name} ended {_status(end.code)}") from end
         finally:
             meter.recorder = None
-        # Some scripts catch it to save their state, and end as if everything was done.
-        if interrupted():
-            raise KeyboardInterrupt
+            # Some scripts catch it to save their state, and end as if everything was done.
+            if interrupted:
+                raise KeyboardInterrupt(*interrupted)
+
+
+def _status(code: object) -> str:
+    """How a script ended, by what it passed to `sys.exit`."""
+    if not isinstance(code, int):
+        return f"by sys.exit: {code}"
+    last = f'; its log ends with "{line}"' if (line := last_line()) else "; see its log"
+    return f"with exit status {code:d}{last}"  # True is 1
 
 
 def last_line() -> str:
@@ -339,11 +343,11 @@ def last_line() -> str:
         if not stat.S_ISREG(log.st_mode):  # reading a terminal or a pipe could wait forever
             return ""
         with Path("/proc/self/fd/2").open("rb") as stream:
-            stream.seek(max(log.st_size - MOST_LINE, 0))
+            stream.seek(max(log.st_size - MOST_LOG, 0))
             lines = stream.read().decode(errors="replace").splitlines()
         # Some loops end with a rule of dashes.
         said = (line.strip() for line in reversed(lines) if any(map(str.isalnum, line)))
-        return next(said, "")
+        return next(said, "")[:MOST_LINE]
     return ""
 
 
@@ -381,23 +385,29 @@ def _torchrun(context: RankContext, store: Any) -> dict[str, str]:
 
 
 @contextmanager
-def _interrupts() -> Iterator[Callable[[], bool]]:
-    """Note the signal of a Ctrl-C without changing its effect."""
+def _interrupts() -> Iterator[list[int]]:
+    """Note signals that raise KeyboardInterrupt, as that of a Ctrl-C does."""
     noted: list[int] = []
-    earlier = signal.getsignal(signal.SIGINT)
-    if not callable(earlier):  # it is ignored
-        yield lambda: False
-        return
 
-    def note(number: int, frame: FrameType | None) -> None:
-        noted.append(number)
-        earlier(number, frame)
+    def noting(earlier: Callable[[int, FrameType | None], Any]) -> Callable[..., None]:
+        def note(number: int, frame: FrameType | None) -> None:
+            try:
+                earlier(number, frame)
+            except KeyboardInterrupt:
+                noted.append(number)
+                raise
 
-    signal.signal(signal.SIGINT, note)
+        return note
+
+    handlers = {number: signal.getsignal(number) for number in (signal.SIGINT, signal.SIGTERM)}
+    for number, earlier in handlers.items():
+        if callable(earlier):
+            signal.signal(number, noting(earlier))
     try:
-        yield lambda: bool(noted)
+        yield noted
     finally:
-        signal.signal(signal.SIGINT, earlier)
+        for number, earlier in handlers.items():
+            signal.signal(number, earlier)
 
 
 @contextmanager
@@ -445,7 +455,10 @@ def _lies_here(missing: re.Match[str] | None) -> bool:
 
 def _require_steps(steps: int, run: Run, script: Script) -> None:
     if steps == 0:
-        said = f'; its log ends with "{line}"' if (line := last_line()) else ""
+        line = last_line()
+        if OWN_RANKS.partition(",")[0] in line:  # the end of such a process's traceback
+            raise LabError(f"{script.name} ended without a step: {OWN_RANKS}")
+        said = f'; its log ends with "{line}"' if line else ""
         cause = "" if NEEDS_GPU.search(said) else f". {NO_OPTIMIZER}"
         raise LabError(
             f"{script.name} ended without a step of an optimizer of torch.optim{said}{cause}"

@@ -13,6 +13,7 @@ import pytest
 from studies import StudyMaker
 
 from lab.config.study import Study
+from lab.terminal import NARROWEST, WIDE
 
 INSTALLED = Path(sys.executable).with_name("lab")
 
@@ -129,6 +130,31 @@ def test_a_narrow_terminal_loses_nothing(columns: str) -> None:
     )
     assert ended.stdout.split() == [*rows, *rows.values()]
     assert ended.returncode == 2 and "no such study" in ended.stderr
+
+
+@pytest.mark.parametrize(("columns", "width"), [("0", WIDE), ("12", NARROWEST), ("120", 120)])
+def test_no_columns_are_an_unknown_number_of_them(columns: str, width: int) -> None:
+    ended = subprocess.run(
+        [sys.executable, "-c", "from lab import terminal; print(terminal.console.width)"],
+        env={**os.environ, "COLUMNS": columns},
+        capture_output=True,
+        text=True,
+        check=True,
+    )
+    assert int(ended.stdout) == width
+
+
+def test_a_locale_that_cannot_tell_a_folders_name_is_blamed(make_study: StudyMaker) -> None:
+    folder = make_study()
+    folder = folder.rename(folder.with_name("größer"))
+    ended = subprocess.run(
+        [sys.executable, "-m", "lab", "plan", folder],
+        env={**os.environ, "LC_ALL": "C", "PYTHONUTF8": "0"},
+        capture_output=True,
+        text=True,
+        check=False,
+    )
+    assert ended.returncode == 2 and "set PYTHONUTF8=1, or rename the folder" in ended.stderr
 
 
 @pytest.mark.parametrize(

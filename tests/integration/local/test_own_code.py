@@ -47,6 +47,8 @@ def nothing_of_the_kind():
     return 3
 """
 FAULTS = """
+import os
+import numpy as np
 import torch
 from torch import nn
 
@@ -76,6 +78,13 @@ def mean(x, y):
 def wrong(x, y):
     return {}["pixels"]
 
+def undefined(x, y):
+    return ((x - y) ** 2).mean().log() * 0 / 0
+
+def crash(x, y):
+    print("corrupted size", flush=True)
+    os.abort()
+
 def data():
     return [(torch.ones(4), torch.ones(4))] * 8, [(torch.ones(4), torch.ones(4))] * 8
 
@@ -87,6 +96,28 @@ def streams():
 
 def leaves():
     raise SystemExit
+
+class Faulty:
+    def __init__(self, faulty, samples=99):
+        self.faulty, self.samples = faulty, samples
+
+    def __len__(self):
+        return self.samples
+
+    def __getitem__(self, index):
+        return self.faulty() if index % 7 == 4 else data()[0][0]
+
+def triples():
+    return Faulty(lambda: (1, 2, 3)), data()[1]
+
+def words():
+    return Faulty(lambda: (np.array(["a"]), 2)), data()[1]
+
+def shapes():
+    return Faulty(lambda: (torch.ones(5), torch.ones(4)), 1000), data()[1]
+
+def fails():
+    return Faulty(lambda: {}["pixels"], 1000), data()[1]
 
 def unseeded():
     torch.seed()
@@ -110,7 +141,7 @@ MESSAGES = {
     "broken": (
         {"factory": "own:broken"},
         {},
-        r"own:broken failed in own\.py, line 17: ZeroDivisionError: division by zero",
+        r"own:broken failed in own\.py, line 19: ZeroDivisionError: division by zero",
     ),
     "number": ({"factory": "own:number"}, {}, "own:number returned 'int', not a torch.nn.Module"),
     "loss": (
@@ -118,7 +149,12 @@ MESSAGES = {
         {},
         r"the loss of own:Net is not a scalar tensor but float32 of shape \(4, 4\)",
     ),
-    "wrong": ({"loss": "own:wrong"}, {}, r"^own\.py, line 29: KeyError: 'pixels'$"),
+    "wrong": ({"loss": "own:wrong"}, {}, r"^own\.py, line 31: KeyError: 'pixels'$"),
+    "undefined": (
+        {"loss": "own:undefined"},
+        {},
+        "the loss is nan at step 0 of 6 .*: nothing was learned before it, so look at the data",
+    ),
     "empty": ({}, {"factory": "own:empty"}, "own:empty returned a data set without samples"),
     "leaves": (
         {"factory": "own:leaves"},
@@ -191,6 +227,30 @@ def test_what_fails_in_own_code_is_told_with_its_line(
 
 
 @pytest.mark.parametrize(
+    ("factory", "message"),
+    [
+        ("triples", r"^sample \d+ of own:triples is not a pair of input and target: tuple of 3"),
+        ("words", r"^the input of sample \d+ of own:words is of type <U1; return a tensor"),
+        ("shapes", "^samples of own:shapes do not make a batch: stack expects"),
+        ("fails", r"^own:fails failed in own\.py, line \d+: KeyError: 'pixels'"),
+    ],
+)
+def test_a_wrong_sample_among_many_is_told_by_either_loader(
+    tmp_path: Path, factory: str, message: str
+) -> None:
+    (tmp_path / "own.py").write_text(FAULTS)
+    own = {
+        "model": {"kind": "python", "factory": "own:Net", "loss": "own:mean"},
+        "data": {"kind": "python", "factory": f"own:{factory}"},
+    }
+    loaders = [{"loader": ["fast"]}, {"loader": ["classic"], "loader_workers": [0, 1]}]
+    for record in measured(tmp_path, BASE | own | {"strategy": "single"}, loaders):
+        assert record.error is not None and record.error.type == "LabError"
+        assert re.search(message, record.error.message), record.error.message
+        assert "Traceback" not in record.error.message
+
+
+@pytest.mark.parametrize(
     ("model", "data", "strategy", "message"),
     [
         ("Net", "unseeded", "ddp", "own:unseeded makes different samples on different ranks: draw"),
@@ -209,6 +269,19 @@ def test_what_fails_on_several_ranks_alone_is_told(
     settings = {"strategy": [strategy], "world_size": [2]}
     (record,) = measured(tmp_path, BASE | own, [settings])
     assert record.error is not None and re.search(message, record.error.message), record.error
+
+
+def test_a_crash_before_the_first_step_is_told_with_its_last_words(tmp_path: Path) -> None:
+    (tmp_path / "own.py").write_text(FAULTS)
+    own = {
+        "model": {"kind": "python", "factory": "own:Net", "loss": "own:crash"},
+        "data": {"kind": "python", "factory": "own:data"},
+    }
+    (record,) = measured(tmp_path, BASE | own, [{"strategy": ["single"]}])
+    assert record.error is not None and record.error.message == (
+        "rank 0 was killed by SIGABRT in the phase 'first step'; "
+        'its log ends with "corrupted size"'
+    )
 
 
 def test_what_is_no_strategy_is_told(tmp_path: Path) -> None:

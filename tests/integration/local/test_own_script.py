@@ -7,9 +7,11 @@ import shutil
 import subprocess
 import sys
 from collections.abc import Iterator
+from contextlib import suppress
 from pathlib import Path
 
 import pandas as pd
+import psutil
 import pytest
 from typer.testing import CliRunner
 
@@ -18,6 +20,7 @@ from lab.cli import app
 from lab.records.schema import Operation
 from lab.records.store import Record
 from lab.report.execute import shared_kernels
+from lab.worker.script.processes import OWN_RANKS
 
 EXAMPLE = Path(__file__).parents[3] / "reports" / "own-script"
 # FSDP and a collective of its own; of its first attempt a rank is killed.
@@ -118,6 +121,37 @@ while True:
     optimizer.zero_grad()
     average = copy.deepcopy(model)
     torch.save(model, io.BytesIO())
+"""
+# Leaves a fork, a background process of a shell, one in a session of its own, and a process of
+# multiprocessing that uses shared memory.
+LEAVES = """
+import multiprocessing, os, signal, subprocess, sys, time, torch
+from multiprocessing.shared_memory import SharedMemory
+
+def use(name, pids):
+    memory = SharedMemory(name)
+    pids.put(os.getpid())
+    time.sleep(600)
+
+if __name__ == "__main__":
+    memory = SharedMemory(create=True, size=64)
+    context = multiprocessing.get_context("spawn")
+    pids = context.Queue()
+    context.Process(target=use, args=(memory.name, pids), daemon=True).start()
+    left = [pids.get()]
+    if (child := os.fork()) == 0:
+        signal.signal(signal.SIGTERM, signal.SIG_IGN)
+        time.sleep(600)
+    left += [child, subprocess.Popen(["sleep", "600"], start_new_session=True).pid]
+    left.append(int(subprocess.check_output("sleep 600 >/dev/null 2>&1 & echo $!", shell=True)))
+    open("left", "w").write(" ".join(map(str, [memory.name, *left])))
+    w = torch.zeros(1, requires_grad=True)
+    optimizer = torch.optim.SGD([w])
+    while True:
+        (w + 1).sum().backward()
+        optimizer.step()
+        if sys.argv[1:]:
+            os.kill(os.getpid(), signal.SIGKILL)
 """
 
 
@@ -257,8 +291,8 @@ def measured(
     ("way", "message"),
     [
         ("by-spawn", "line 20: the script itself starts 2 ranks, but is measured on 1: tell it"),
-        ("spawn", "without a step .* in processes that it starts itself"),
-        ("fork", "without a step .* in processes that it starts itself"),
+        ("spawn", f"^ranks.py ended without a step: {re.escape(OWN_RANKS)}$"),
+        ("fork", f"^ranks.py ended without a step: {re.escape(OWN_RANKS)}$"),
     ],
 )
 def test_a_script_that_starts_ranks_itself_is_told_who_starts_them(
@@ -397,6 +431,27 @@ except:
     assert record.error and where in record.error.message
 
 
+@pytest.mark.parametrize("how", ["", "killed"])
+def test_what_a_script_leaves_running_ends_with_its_job(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, how: str
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    record = measured("leaves", LEAVES, *how.split(), ranks=1)
+    assert record.completed != bool(how), record.error
+    memory, *left = Path("left").read_text().split()
+    assert len(left) == 4 and not [pid for pid in map(int, left) if runs(pid)]
+    assert not Path("/dev/shm", memory).exists()  # freed by multiprocessing's resource tracker
+    (log,) = tmp_path.glob("reports/leaves/out/runs/*/0/log/*_0_log.out")
+    assert "the rank left processes running, now ended: " in log.read_text()
+    assert "sleep 600" in log.read_text()
+
+
+def runs(pid: int) -> bool:
+    with suppress(psutil.NoSuchProcess):
+        return psutil.Process(pid).status() != psutil.STATUS_ZOMBIE
+    return False
+
+
 @pytest.mark.parametrize(
     ("rank", "step", "done"),
     [(1, "step < 9", "9 steps"), (0, "step < 9", "9 steps"), (1, "step % 2", "12 steps")],
@@ -433,6 +488,8 @@ from lab.worker.script.main import last_line
 print("loading")
 sys.stderr.write("usage: train.py --lr LR\\ntrain.py: error: --lr is missing\\n\\n=====\\n")
 Path("last").write_text(last_line())
+sys.stderr.write("error: " + "too long " * 99)
+Path("long").write_text(last_line())
 os.dup2(os.pipe()[1], 2)
 sys.stderr.write("error: in a pipe that nobody can read again\\n")
 Path("unread").write_text(last_line())
@@ -442,4 +499,6 @@ Path("unread").write_text(last_line())
             [sys.executable, "-u", "-c", code], cwd=tmp_path, stdout=log, stderr=log, check=True
         )
     assert (tmp_path / "last").read_text() == "train.py: error: --lr is missing"
+    assert (tmp_path / "long").read_text().startswith("error: too long too long ")
+    assert len((tmp_path / "long").read_text()) == 200
     assert (tmp_path / "unread").read_text() == ""

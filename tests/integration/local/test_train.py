@@ -240,6 +240,8 @@ def test_progress_is_told_step_by_step(
         progress=lambda *step: reports.append(step),
     )
     steps = [
+        ("setting up", 0, 8),
+        ("first step", 0, 8),
         ("warm-up", 1, 8),
         ("warm-up", 2, 8),
         *(("measuring", step, 8) for step in range(3, 9)),

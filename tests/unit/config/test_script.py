@@ -69,7 +69,7 @@ def test_a_module_is_made_of_what_it_imports_from_where_it_runs(folder: Path, fi
     (folder / file).write_text("from net import Net\nfrom .. import pack\n")
     command = "-m pack.train --batch {world_size}"
     run = load(folder, command).runs[1]
-    assert run.label == "train.py script x2, --batch 2" and run.script
+    assert run.label == "pack/train.py script x2, --batch 2" and run.script
     assert run.script.path(folder) == folder / file and run.script.root(folder) == folder
     before = ids(folder, command)
     (folder / "net.py").write_text("class Net: pass\n")
@@ -96,6 +96,30 @@ def test_a_stated_batch_is_shared_out_to_the_ranks(folder: Path) -> None:
         ["8", "1"],
         ["4", "2"],
     ]
+
+
+@pytest.mark.parametrize(
+    ("model", "label"),
+    [
+        ({"command": "{}/run.py"}, "{}/run.py"),
+        ({"command": "./run.py", "directory": "{}"}, "{}/run.py"),
+        ({"command": "../{}/run.py", "directory": "two"}, "{}/run.py"),
+        ({"command": "-m {}.run"}, "{}/run.py"),
+    ],
+)
+def test_scripts_of_one_name_are_told_apart_by_their_folders(
+    folder: Path, model: dict[str, str], label: str
+) -> None:
+    for name in ("one", "two"):
+        (folder / name).mkdir()
+        (folder / name / "run.py").write_text(f"name = {name!r}")
+    models = [{key: text.format(name) for key, text in model.items()} for name in ("one", "two")]
+    base = {"steps": 8, "warmup_steps": 2}
+    grid = {"model": [{"kind": "script"} | one for one in models]}
+    content = {"title": "Two", "question": "?", "scaling": "none", "base": base, "grid": grid}
+    (folder / "study.yaml").write_text(yaml.safe_dump(content | {"repeats": 1}))
+    labels = [run.label for run in Study.load(folder).runs]
+    assert labels == [f"{label.format(name)} script x1" for name in ("one", "two")]
 
 
 def test_a_label_has_the_values_that_the_script_is_given(folder: Path) -> None:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import itertools
 import os
+import signal
 import sys
 from pathlib import Path
 
@@ -227,6 +228,19 @@ def test_a_signal_without_a_name_is_told_by_its_number(tmp_path: Path) -> None:
     job = job_in(tmp_path)
     job.observe_exit(1, -40, "training")
     assert "rank 1 was killed by signal 40 in" in str(job.errors()[0])
+
+
+@pytest.mark.parametrize(
+    ("code", "said"), [(3, True), (-signal.SIGABRT, True), (-signal.SIGKILL, False)]
+)
+def test_an_end_by_itself_is_told_with_the_last_words(
+    tmp_path: Path, code: int, *, said: bool
+) -> None:
+    job = job_in(tmp_path)
+    (job.log / "17_1_log.out").write_text("double free or corruption (out)\n\n")
+    job.observe_exit(1, code, "warm-up")
+    message = job.errors()[0].message
+    assert ("in the phase 'warm-up'" in message) and ("double free" in message) == said
 
 
 def job_in(folder: Path) -> Attempt:

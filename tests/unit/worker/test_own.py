@@ -171,15 +171,16 @@ def test_parameters_without_a_gradient_are_named(folder: Path) -> None:
 @pytest.mark.parametrize(
     ("sample", "message"),
     [
-        (("a text", 1), "the input of a sample of mine is of type str; return a tensor, an array"),
-        ((torch.ones(3), None), "the target of a sample of mine is of type NoneType"),
-        ((torch.ones(3), {"class": 1}), "the target of a sample of mine is of type dict"),
-        (([0.5, 1.0], 1), "the input of a sample of mine is of type list"),
+        (("a text", 1), "the input of sample 2 of mine is of type str; return a tensor, an array"),
+        ((torch.ones(3), None), "the target of sample 2 of mine is of type NoneType"),
+        ((torch.ones(3), {"class": 1}), "the target of sample 2 of mine is of type dict"),
+        ((np.array(["a"], dtype=object), 1), "the input of sample 2 of mine is of type object"),
+        (([0.5, 1.0], 1), "the input of sample 2 of mine is of type list"),
     ],
 )
 def test_what_is_no_number_in_a_sample_is_told(sample: tuple[object, ...], message: str) -> None:
     with pytest.raises(LabError, match=message):
-        Items([sample] * 4, "mine")
+        Items([sample] * 4, "mine")[2]
 
 
 def test_samples_of_numbers_arrays_and_tensors_are_hashed() -> None:

@@ -384,22 +384,40 @@ for _ in range(9):
     assert phases(measurement) == {"backward", "optimizer"}
 
 
-def test_ctrl_c_is_one_also_where_the_script_catches_it(measured: Any) -> None:
-    body = """
-import os, signal
+@pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM])
+def test_ctrl_c_is_one_also_where_the_script_catches_it(
+    measured: Any, number: signal.Signals
+) -> None:
+    body = f"""
+import os
 try:
     while True:
         train(torch.randn(8, 4))
-        os.kill(os.getpid(), signal.SIGINT)
+        os.kill(os.getpid(), {number:d})
 except KeyboardInterrupt:
     pass
 """
-    earlier = signal.signal(signal.SIGINT, signal.default_int_handler)
+    earlier = signal.signal(number, signal.default_int_handler)
     try:
-        with pytest.raises(KeyboardInterrupt):
+        with pytest.raises(KeyboardInterrupt) as caught:
             measured(body)
     finally:
-        signal.signal(signal.SIGINT, earlier)
+        signal.signal(number, earlier)
+    assert caught.value.args == (number,)  # by which the rank's process then ends
+
+
+def test_a_warning_by_the_scheduler_ends_no_script(measured: Any) -> None:
+    body = """
+import os, signal
+for _ in range(9):
+    train(torch.randn(8, 4))
+    os.kill(os.getpid(), signal.SIGTERM)
+"""
+    earlier = signal.signal(signal.SIGTERM, lambda *_: None)
+    try:
+        assert measured(body).script.steps == 6
+    finally:
+        signal.signal(signal.SIGTERM, earlier)
 
 
 def test_a_process_that_a_script_forks_ends_with_its_own_status(
@@ -449,7 +467,9 @@ def test_a_script_may_end_by_itself_after_the_warm_up(measured: Any, end: str) -
         ("sys.exit(3)", "exit status 3"),
         ("import os; os._exit(3)", "exit status 3"),
         ("sys.exit(True)", "exit status 1"),
-        ("sys.exit('no data')", "no data"),
+        ("sys.exit('no data')", "ended by sys.exit: no data$"),
+        ("raise KeyboardInterrupt", "failed in line 12: KeyboardInterrupt by `raise"),
+        ("raise GeneratorExit('early')", "failed in line 12: GeneratorExit: early"),
         ("train(torch.randn(8, 5))", r"train.py failed in line 9: RuntimeError"),
         ("assert len(sys.argv) > 9", r"failed in line 12: AssertionError by `assert len\(sys"),
         ("import json; json.loads('{')", r"failed in line 12: JSONDecodeError: Expecting"),
