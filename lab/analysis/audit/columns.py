@@ -58,10 +58,10 @@ NUMBERS = {
     "per_node": r"((n|num|number_of)_?)?"
     r"(mpi_)?(gpus?|ranks?|proc(esse)?s?|tasks?|devices?|accelerators?|cards?)(_num|_count)?"
     rf"_per_{NODE}|ppn|gpn",
-    "world_size": r"world(_?size)?|((n|num|nr|no|number_of|total|count_of|of)_?)*"
+    "world_size": r"world(_?size)?|((n|nb|num|nr|no|number_of|total|count_of|of)_?)*"
     r"((cpu|gpu|mpi|cuda|nvidia|amd)_)?"
     r"(gpus|[hint]pus|ranks|procs|processes|processors|devices|accelerators|tasks|cards|chips|gcds)"
-    r"(_(total|count|used))?|n_prs?|n_mpi|(n|num|number_of)_[abghv]\d{1,2}0s?|(n|(n|no)_of|of|num|number_of)_?([ghint]pu|proc|rank)|(total_)?([ghint]pu|rank|process|device|accelerator|card|chip)s?_?(count|nums?|number|n)|nprocs?|np|n|p|[gn]pu"
+    r"(_(total|count|used))?|n_prs?|n_mpi|(n|num|number_of)_[abghv]\d{1,2}0s?|(n|nb|(n|no)_of|of|num|number_of)_?([ghint]pu|proc|rank|processe?s)|(total_)?([ghint]pu|rank|process|device|accelerator|card|chip)s?_?(count|nums?|number|n)|(n_)?n_?procs?|(n_)?np|n|p|[gn]pu"
     r"|workers|number_of_workers|mpi_?((ranks?|tasks?|proc(esse)?s?|process)|size)|parallelism_degree"
     r"|(n_)?pes|ws|[abh]\d{3}s|tpu_cores",
     "nodes": rf"((n|no|num|number_of|of)_?)*{NODE}s|{NODE}s?_(count|num)",
@@ -95,7 +95,7 @@ NUMBERS = {
     "efficiency": rf"(.*_)?(efficiency|eff)(_.*)?|{OF_IDEAL}",
     "speedup": r"(.*_)?speed_?ups?(_.*)?|(x_|times_)?faster"
     rf"|(vs|versus|over|relative_to|compared_to)_(1|one|(a_)?single)_({RANK})"
-    r"|((.*_)?(strong|weak|multi_gpu)_)?scaling(?!_(param|token|law|loss|step))(_.*)?|acceleration_(rate|ratio|factor)",
+    r"|((.*_)?(strong|weak|multi_gpu)_)?scaling(?!_(param|token|law|loss|step))(_.*)?|acceleration(_(rate|ratio|factor))?",
     "mfu": r"(.*_)?mfu(_.*)?|(.*_)?model_flops?_util(i[sz]ation)?(_.*)?",
     "hfu": r"(.*_)?hfu(_.*)?|(.*_)?hardware_flops?_util(i[sz]ation)?(_.*)?",
     "peak_flops": r"(.*_)?peak_(.*_)?[tp]?flops?(_.*)?|(.*_)?[tp]?flops?_peak(_.*)?",
@@ -115,11 +115,11 @@ NUMBERS = {
     "busbw": r"(bus_?(bw|bandwidth))|bandwidth|bw",
     "loader_workers": r"(data_?)?(loader|load)_?(workers|processes)(_per_[a-z]+)?"
     r"|num_workers(_per_[a-z]+)?|n_workers",
-    "cpus": r"((n|no|num|number|of|total)_?)*(cpus|(cpu_)?cores)(_(used|count|num))?(_per_[a-z]+)?"
-    r"|core|(cpu|core)_(count|num)|cpus_granted",
+    "cpus": r"((n|nb|no|num|number|of|total|alloc)_?)*(cpus|(cpu_)?cores)(_(used|count|num))?"
+    r"(_per_[a-z]+)?|core|(n|num|number_of)_core|(cpu|core)_(count|num)|cpus_granted",
     "parameters": r"((n|no|num|number_of|total|model|trainable)_)*(params?|parameters)|model_size",
     "bytes": r"(message|msg|grad(ient)?s?|comm(unication)?|bucket|payload|transfer|buffer)"
-    r"(_(size|volume|bytes))?|bytes|size",
+    r"(_(size|volume|bytes))?|(n_)?bytes|size",
     "accuracy": r"(.*_)?(acc|accuracy|top_?1|f1)(_.*)?",
     "loss": r"(.*_)?loss(_.*)?",
     "epoch": r"epochs?|epoch_(id|index|number)",
@@ -173,8 +173,9 @@ TEXTS = {
     "version": r"(py_?torch|cuda|nccl|cudnn|rocm|jax|tensorflow)(_version)?|(.*_)?version"
     r"|commit_date",
     "commit": r"(git_?)?(commit|sha|hash|rev|revision)|git",
-    "threads": r"((n|no|num|number|of|omp|open_?mp)_?)*threads(_(count|used|num))?(_per_[a-z]+)?"
-    r"|thread_count",
+    # Those of a core are of its hardware.
+    "threads": r"((n|nb|no|num|number|of|omp|open_?mp)_?)*threads(_(count|used|num))?"
+    r"(_per_(?!core)[a-z]+)?|thread_count|(n|num|number_of)_thread",
     "clock": r"(gpu_|sm_|cpu_)?(clock|freq|frequency)(_m?g?hz)?|mhz|ghz",
     "driver": r"(cuda_|gpu_)?driver",
     "gpu": r"gpu(_?(model|name|type|card|config(uration)?))|[gn]pu|accelerator|device_name"
@@ -342,6 +343,9 @@ SECONDS_PER_THING = re.compile(  # of "s/kimg" and "ms per image"
 )
 
 
+BYTES = (["bytes"], ["b"], ["n", "bytes"])  # the quantity, not its unit; also of "#bytes"
+
+
 class Name(NamedTuple):
     """A parsed column name: its stem, the family and factor of its unit, a statistic."""
 
@@ -380,6 +384,7 @@ def normal(name: str) -> str:
     text = PLURAL.sub(r"\1s", text)
     # "Accélération" is no "acc", an accuracy.
     text = "".join(c for c in unicodedata.normalize("NFD", text) if not unicodedata.combining(c))
+    text = text.replace("œ", "oe").replace("ß", "ss")
     # Without the brackets, "min" would be read as the minimum.
     text = re.sub(r"[\[(]\s*min\.?\s*[\])]$", " minutes", text)
     text = EITHER.sub(r"\1", text)
@@ -410,7 +415,7 @@ def parse_name(name: str) -> Name:
     words = [word for word in words if word != statistic]
     family, factor = None, 1.0
     # A unit after "per" belongs to a rate, and "bytes" alone is the quantity.
-    if words and (len(words) < 2 or words[-2] != "per") and words not in (["bytes"], ["b"]):
+    if words and (len(words) < 2 or words[-2] != "per") and words not in BYTES:
         family = next((family for family, units in UNITS.items() if words[-1] in units), None)
         factor = UNITS[family][words.pop()] if family else 1.0
         words = words[:-1] if words[-1:] == ["in"] else words  # "time in seconds"
@@ -526,6 +531,10 @@ def _guess(name: str) -> Guess | None:
         misread = misread or bool(other and re.search(other, stem))
         misread = misread or (canonical == "memory" and family not in {None, "bytes"})
         misread = misread or (canonical in {"version", "rank"} and family is not None)
+        misread = misread or (canonical in COUNTED_RANKS and family == "bytes")  # of "N (MB)"
+        misread = misread or (
+            canonical == "strategy" and statistic is not None and stem != "parallelism"
+        )  # of "parallel max"
         misread = misread or (family == "percent" and canonical in {*TEXTS, *COUNTS})
         if re.fullmatch(pattern, stem) and not misread:
             known = family is not None or canonical not in {"algbw", "busbw", "bytes", "memory"}

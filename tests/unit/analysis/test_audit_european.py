@@ -12,12 +12,22 @@ from lab.analysis.audit.languages import from_european
 @pytest.mark.parametrize(
     ("canonical", "names"),
     {
-        "threads": ["Hilos", "Потоки", "Число потоков", "Liczba wątków", "Số luồng"],
-        "world_size": ["Procesos", "Prozesse", "Процессы", "Количество процессов"],
-        "time": ["Tiempo de Ejecución (segs)", "Laufzeit [s]", "Berechnungszeit", "Temps (ms)"],
+        "threads": [
+            *("Hilos", "Потоки", "Число потоков", "Liczba wątków", "Số luồng", "Nb threads"),
+            "Numero di thread",
+        ],
+        "world_size": [
+            *("Procesos", "Prozesse", "Процессы", "Количество процессов", "Nb de processus"),
+            *("Prozessoren", "Procesadores", "Prozessanzahl"),
+        ],
+        "cpus": ["Nombre de cœurs", "Numero di core", "Rechenkerne"],
+        "time": [
+            *("Tiempo de Ejecución (segs)", "Laufzeit [s]", "Berechnungszeit", "Temps (ms)"),
+            *("Temps de calcul", "Durée (s)", "Duração", "Tempo médio de execução"),
+        ],
         "speedup": ["Aceleración", "Beschleunigung", "Ускорение", "Przyspieszenie"],
         "efficiency": ["Eficiencia", "Efficacité", "Effizienz (%)", "Эффективность, %"],
-        "nodes": ["Nodos", "Knoten", "Узлы"],
+        "nodes": ["Nodos", "Knoten", "Узлы", "Nœuds"],
     }.items(),
 )
 def test_names(canonical: str, names: list[str]) -> None:
