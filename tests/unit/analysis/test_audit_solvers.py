@@ -255,3 +255,50 @@ def test_hosts_of_phases_are_not_those_of_one_comparison() -> None:
     assert not broken(pasted(below("| Phase | Machine | Cores | Time |", *rows)))
     same = ["| AWS | 8 | 6.4 h |", "| local | 1 | 9 h |"]
     assert broken(pasted(below("| Machine | Cores | Time |", *same))) == {"mixed-environment"}
+
+
+@pytest.mark.parametrize(
+    "head", ["| ranks | min time (s) | avg time (s) | max time (s) |", "| np | min | mean | max |"]
+)
+def test_a_minimum_shows_that_a_mean_is_of_repeats(head: str) -> None:
+    rows = ["| 1 | 99 | 100 | 102 |", "| 2 | 50 | 51 | 55 |", "| 4 | 25 | 26 | 29 |"]
+    result = pasted(below(head, *rows))
+    assert not broken(result)
+    assert "max time (s)" not in result.reading
+
+
+def test_a_mean_below_the_maximum_on_one_rank_is_of_repeats() -> None:
+    rows = ["| 1 | 95 | 100 |", "| 4 | 25 | 30 |"]
+    result = pasted(below("| ranks | mean time (s) | max time (s) |", *rows))
+    assert result.reading == {"ranks": "world_size", "mean time (s)": "time"}
+
+
+def test_times_too_far_apart_for_repeats_are_of_other_settings() -> None:
+    rows = ["| 1 | 512 | 90 | 80 |", "| 4 | 512 | 30 | 81 |", "| 1 | 64 | 2.00 | 79 |"]
+    result = pasted(below("| ranks | nx | time (s) | sweeps |", *rows, "| 4 | 64 | 1.00 | 83 |"))
+    assert not broken(result)
+    repeats = next(finding for finding in result.findings if finding.rule == "repeats")
+    assert repeats.records[0] == "row 1 (nx 512, world size 1)"
+    quick = [*rows, "| 4 | 64 | 0.40 | 83 |"]
+    assert broken(pasted(below("| ranks | nx | time (s) | sweeps |", *quick))) == {"super-linear"}
+
+
+def test_sizes_of_problems_on_one_number_of_ranks_are_no_repeats() -> None:
+    rows = ["| 1 | 1000 | 9.0 |", "| 1 | 1100 | 12.0 |", "| 2 | 1000 | 8.0 |", "| 2 | 1200 | 9.5 |"]
+    result = pasted(below("| ranks | Problem size | Time (s) |", *rows))
+    assert not broken(result)
+    assert "row 2 (Problem size 1100, world size 1)" in str(result.findings)
+
+
+def test_a_grid_of_processes_has_the_ranks_of_linpack() -> None:
+    rows = ["| 4000 | 384 | 1 | 1 | 1060 |", "| 4000 | 384 | 2 | 4 | 241 |"]
+    head = "| N | NB | P | Q | Time(secs) |"
+    result = pasted(below(head, *rows))
+    assert result.reading["ranks"] == "world_size" and not broken(result)
+    wrong = [rows[0], "| 4000 | 384 | 2 | 2 | 141 |"]
+    assert "super-linear" in broken(pasted(below(head, *wrong)))
+
+
+@pytest.mark.parametrize("name", ["threads-per-core", "parallel max", "N (MB)"])
+def test_names_that_are_no_setting(name: str) -> None:
+    assert guess(name) is None
