@@ -136,8 +136,8 @@ EUROPEAN = {
     "number_of_processes": "prozessanzahl prozesszahl",
     "number_of_threads": "threadanzahl threadzahl",
     "number_of_cores": "kernanzahl kernzahl",
-    "number_of": "anzahl_der anzahl numero_de nombre_de numero_di cantidad_de quantidade_de nb_de "
-    "liczba so",
+    "number_of": "anzahl_der anzahl numero_de nombre_de numero_di numero n_de cantidad_de "
+    "quantidade_de nb_de liczba so",
     "s": "segundos segs sekunden secondi secondes",
 }
 

@@ -12,7 +12,7 @@ from collections.abc import Iterable, Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import IO, TYPE_CHECKING, Any
 
-from lab.analysis.audit import lists, logs
+from lab.analysis.audit import lists, logs, printed
 from lab.analysis.audit.collectives import find_collectives
 from lab.analysis.audit.markup import (
     Table,
@@ -171,9 +171,10 @@ def _parsed(name: str, text: str) -> tuple[Sequence[Table], list[InputError]]:
     """The tables of a text, and why others cannot be read."""
     lines = _unmarked(text.splitlines())
     notes = [line.lstrip("# ").rstrip() for line in lines if line.startswith("#")]
-    printed = [HOST.sub("", LAUNCHED.sub("", line)) for line in lines]
-    if of_collectives := find_collectives(printed, name):
+    launched = [HOST.sub("", LAUNCHED.sub("", line)) for line in lines]
+    if of_collectives := find_collectives(launched, name):
         return [Table(*of_collectives, notes)], []
+    lines = printed.with_tabs(lines)
     if tables := find_tables(lines):
         return [table._replace(header=_numbered(table.header)) for table in tables], []
     if parsed := logs.find_records(text) or (
@@ -376,15 +377,31 @@ def _delimited(name: str, lines: Sequence[str]) -> tuple[list[str], list[list[st
         if all(map(BULLET.match, sample)):
             advice = "give a table, or a list such as '8 GPUs: 25 images/s'"
             raise _error(name, "a list of sentences, not a table", advice)
-        place = content.index(sample[0])
-        titles = _names(sample[0], sample[1]) or sample[0].split()
-        content = ["\t".join(without_remarks(line.split(), len(titles))) for line in content]
-        content[place] = "\t".join(titles)
+        content = _apart(content) or _in_words(content, sample)
         delimiter = "\t"
     names, rows = _cells(name, content, delimiter)
     if all(map(NUMERAL.fullmatch, names)) and any("." in name for name in names):
         raise _unnamed(name, names)
     return names, rows
+
+
+def _apart(lines: Sequence[str]) -> list[str]:
+    """Lines with tabs where two or more spaces part equally many cells in each, but single ones do
+    not, as where "time (s)" is the name of a row; none elsewhere."""
+    written = [line for line in lines if line.strip()]
+    apart = [re.split(r" {2,}", line.strip()) for line in lines]
+    widths = {len(row) for row in apart if row != [""]}
+    alike = len(widths) == 1 < max(widths) and len({len(line.split()) for line in written}) > 1
+    return ["\t".join(row) for row in apart] if alike else []
+
+
+def _in_words(lines: Sequence[str], sample: Sequence[str]) -> list[str]:
+    """Lines with tabs between words, and between the names in the first line of the sample."""
+    titles = _names(sample[0], sample[1]) or sample[0].split()
+    place = lines.index(sample[0])
+    content = ["\t".join(without_remarks(line.split(), len(titles))) for line in lines]
+    content[place] = "\t".join(titles)
+    return content
 
 
 def _without_comment(line: str) -> str:

@@ -216,3 +216,10 @@ def test_names_with_a_mark_each_above_other_comments(tmp_path: Path) -> None:
         "nproc": ["96", "384", "1536"],
         "total time": ["176.7", "45.1", "11.9"],
     }
+
+
+def test_names_of_rows_with_single_spaces(tmp_path: Path) -> None:
+    text = "ranks          1      2\ntime (s)  100.31  52.10\nspeedup     1.00   1.93\n"
+    frame = read_table(written(tmp_path, text, "t.txt"))
+    assert list(frame["ranks"]) == ["time (s)", "speedup"]
+    assert list(frame["2"]) == ["52.10", "1.93"]
