@@ -155,7 +155,7 @@ OUTCOME = re.compile(
 PROBLEM = re.compile(
     r"(?!.*_per_)(?:(?:n|no|num|number|of|total|global|fluid|solid|mesh|grid|problem|matrix|system)_?)*"
     r"(?:cells?|elements|dofs?|unknowns|atoms|particles|bodies|grid|mesh|points|rows|vertices"
-    r"|(?<=problem_)size|(?<=matrix_)size|(?<=grid_)size|(?<=system_)size)(?:_size)?"
+    r"|size)(?:_size)?"
 )
 # What became of a run, often with marks: no setting either.
 VERDICT = re.compile(r"(?:is_)?(?:correct(?:ness)?|verif(?:y|ied)|verification|pass(?:ed)?|ok)")

@@ -47,6 +47,12 @@ FEWEST_STEPS = 4  # that tell whether a time grows
 MOSTLY = 0.5  # of the gaps between the steps of a log are equal
 NOT_MEASURED = re.compile(rf"{NOT_TRAINING}|{IDEAL}|{OUTCOME.pattern}")
 HALF = 0.5
+LEAST_SIZE = 1000  # of a matrix called n, which is hardly the least number of ranks
+OF_MESSAGES = re.compile(
+    rf"{COLLECTIVE.pattern}|latency|bandwidth|bytes|messages?\b|usec|µs|\(us\)|_us\b|\bosu"
+    r"|ping[ -]?pong|pt2pt|bcast|scatter|gather",
+    re.IGNORECASE,
+)
 MOST_NAMES = 200  # of runs that are looked at
 MOST_NODES = 4096
 SEVERAL_WORDS = re.compile(r"[^\W\d]+(?:(?:[ -]|, )[^\W\d]+)+")
@@ -113,10 +119,12 @@ def _is_another(
     if canonical == "world_size":
         values = numbers(cells)
         indices = cells.dropna().astype(str).str.fullmatch(INDICES).any()
-        numbers_rows = normal(column) == "n" and (values == 0).any()
+        least = values.min()
+        numbers_rows = normal(column) == "n" and (least == 0 or least >= LEAST_SIZE)
         by_step = "step" in names and re.fullmatch("[ghint]pu", normal(column))
         of_steps = by_step and values.nunique() > 1  # varies between the steps of a log
         return bool(indices or numbers_rows or of_steps or is_of_samples(column, frame))
+    known = cells.dropna().astype(str)
     if "time" not in names and parse_name(column).stem == "sync":
         return True  # beside "Async" or "Overlap" it is a program
     if canonical == "speedup":  # of one program over another on as many ranks
@@ -124,12 +132,29 @@ def _is_another(
         return bool(over) and not _is_serial(over, frame, meanings)
     return (
         (canonical == "communication" and is_of_program(column, frame, names))
-        or (canonical == "repeat" and _names_runs(cells.dropna().astype(str)))
+        or (canonical == "repeat" and _names_runs(known))
         or (canonical == "busbw" and not is_of_collective(column, frame, names))
         or (
-            canonical == "bytes" and parse_name(column).stem == "size" and bool(OF_PROGRAMS & names)
+            canonical == "bytes"
+            and parse_name(column).stem == "size"
+            and (
+                bool(OF_PROGRAMS & names)
+                or not (
+                    _is_of_message(column, known, frame) or is_of_model(column, known, meanings)
+                )
+            )
         )
     )
+
+
+def _is_of_message(column: str, cells: pd.Series, frame: pd.DataFrame) -> bool:
+    """Whether a column called size is that of messages: by a unit of bytes in its name or cells,
+    or by latencies, bandwidths, collectives or times in microseconds beside it."""
+    if parse_name(column).family is not None or cells.str.contains(r"\d\s*[kKMG]?i?B\b").any():
+        return True
+    texts = [*frame.columns, *map(str, frame.attrs.get("notes", ()))]
+    texts += [str(frame.attrs.get("name", ""))]
+    return any(map(OF_MESSAGES.search, map(str, texts)))
 
 
 def _names_settings(cells: pd.Series) -> bool:

@@ -56,7 +56,7 @@ NOTED_SCALING = re.compile("(strong|weak)[ _-]?scal", re.IGNORECASE)
 LOGGED = {"rank", "epoch", "step"}
 COUNTED = {"world_size", "threads", "cpus"}
 DEGREE = r"(?<![a-z])%s[ =:_-]?(\d{1,5})(?![\d.])"
-ON_CORES = re.compile(r"(?:^|_)(?:mpi\w*|ranks?|tasks?|n?proc\w*|np|p|n|world_?size)(?=_|$)")
+ON_CORES = re.compile(r"(?:^|_)(?:mpi\w*|ranks?|n?tasks?|n?proc\w*|np|p|n|world_?size)(?=_|$)")
 OF_A_RANK = re.compile(r"(?!.*_per_)|.*_per_(?:rank|task|proc|mpi)")  # not of a block, say
 FEW = 2  # numbers of cores that tell nothing
 NEARLY = 0.02  # relative: of a ratio of two rounded rates, or a batch that ranks share
@@ -438,14 +438,15 @@ def _hybrid(tidy: pd.DataFrame, given: Mapping[str, str]) -> Iterator[str]:
 
     The threads of a rank are then its strategy, where the table gives no other.
     """
-    ranks, threads = given.get("world_size", ""), numbers(tidy["threads"])
+    ranks = given.get("world_size", given.get("per_node", ""))
+    threads = numbers(tidy["threads"])
     on_cores = ON_CORES.search(normal(ranks)) and "gpu" not in normal(ranks)
     of_a_rank = OF_A_RANK.match(normal(given.get("threads", "")))
     whole = bool(((threads >= 1) & (threads % 1 == 0)).all())
     if not on_cores or not of_a_rank or not whole or threads.nunique() < 2:
         return
-    cores = tidy["world_size"] * threads
-    own = cores[tidy["speedup"] == 1].nunique() > 1  # baselines
+    cores = tidy["world_size"].fillna(tidy["nodes"].fillna(1.0) * tidy["per_node"]) * threads
+    own = "world_size" not in given or cores[tidy["speedup"] == 1].nunique() > 1  # baselines
     if own or (threads.groupby(cores).nunique() > 1).any():
         names = (threads.map("{:g}".format) + " threads").where(threads > 1, "1 thread")
         tidy["strategy"] = tidy["strategy"].fillna(names)

@@ -302,3 +302,25 @@ def test_a_grid_of_processes_has_the_ranks_of_linpack() -> None:
 @pytest.mark.parametrize("name", ["threads-per-core", "parallel max", "N (MB)"])
 def test_names_that_are_no_setting(name: str) -> None:
     assert guess(name) is None
+
+
+def test_a_size_beside_no_message_is_that_of_a_problem() -> None:
+    rows = ["| 1000 | 1 | 10.00 |", "| 1000 | 4 | 0.50 |", "| 2000 | 1 | 40.00 |"]
+    result = pasted(below("| Size | Processes | Time (s) |", *rows, "| 2000 | 4 | 11.00 |"))
+    assert "Size" not in result.reading
+    assert {*broken(result)} == {"baseline", "super-linear"}
+    rows = ["| 1000 | 4 | 1.2 |", "| 2000 | 4 | 1.9 |"]
+    assert pasted(below("| Size | Ranks | Latency |", *rows)).reading["Size"] == "bytes"
+
+
+def test_a_thousand_and_more_called_n_are_no_ranks() -> None:
+    rows = ["| 16 | 5000 | 1.2 | 80 |", "| 32 | 5000 | 1.0 | 96 |", "| 16 | 9984 | 9.2 | 78 |"]
+    result = pasted(below("| TILE | n | Total (s) | Speedup |", *rows))
+    assert "n" not in result.reading and not broken(result)
+
+
+def test_threads_that_vary_beside_the_ranks_of_a_node_are_configurations() -> None:
+    rows = [f"| {n} | 2 | {t} | {80 / n / t**0.5:.2f} |" for n in (1, 2) for t in (1, 4)]
+    result = pasted(below("| Nodes | Tasks per node | Threads | Time (s) |", *rows))
+    assert not broken(result)
+    assert "row 2 (4 threads, world size 2)" in str(result.findings)
