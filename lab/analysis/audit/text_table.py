@@ -61,9 +61,10 @@ QUOTED, FENCE = re.compile(r"^\s{0,3}>\s?"), re.compile(r"\s*(?:```|~~~)")
 # 11,2465 and 0,5 have a decimal comma, 1.5 and 1,234,567 show that commas group digits.
 NUMERAL = re.compile(r"-?\d+(?:\.\d+)?(?:e[-+]?\d+)?", re.IGNORECASE)
 BARE_NUMBER = re.compile(r"(?<![^\s,;|])-?\d+(?:\.\d+)?(?![^\s,;|])")  # that fills a cell
-DECIMAL_COMMA = re.compile(r"-?(?:\d+,(?:\d{1,2}|\d{4,})|0,\d+)")
+_UNIT = r"(?:\s*[a-zA-Zµ%]{1,4}\.?)?"  # of a cell such as 4,2 ms
+DECIMAL_COMMA = re.compile(rf"-?(?:\d+,(?:\d{{1,2}}|\d{{4,}})|0,\d+){_UNIT}")
 DECIMAL_POINT = re.compile(r"\d\.\d|\d,\d{3},")
-THREE_DIGITS = re.compile(r"-?[1-9]\d{0,2},\d{3}")
+THREE_DIGITS = re.compile(rf"-?[1-9]\d{{0,2}},\d{{3}}{_UNIT}")
 FEWEST_COMMAS = 2
 BULLET = re.compile(r"\s*[-*•]\s+\S*[^\W\d_]{2}")
 NAMED = 3  # columns in a sentence

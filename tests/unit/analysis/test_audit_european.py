@@ -80,3 +80,9 @@ def test_three_decimals_after_a_comma() -> None:
     assert result.reading["Tempo Paralelo (s)"] == "time"
     assert not broken(result)
     assert broken(pasted(table.replace("11,2465", "11.2465")))  # then 1,452 is a thousand
+
+
+def test_times_with_units_and_decimal_commas() -> None:
+    rows = ["| 1 | 3,786 ms | 1,00 |", "| 2 | 3,768 ms | 1,005 |", "| 4 | 4,2 ms | 0,9 |"]
+    table = "| # threads | tempo médio de execução | aceleração |\n|---|---|---|\n"
+    assert not broken(pasted(table + "\n".join(rows)))
