@@ -61,7 +61,7 @@ NUMBERS = {
     "world_size": r"world(_?size)?|((n|nb|num|nr|no|number_of|total|count_of|of)_?)*"
     r"((cpu|gpu|mpi|cuda|nvidia|amd)_)?"
     r"(gpus|[hint]pus|ranks|procs|processes|processors|devices|accelerators|tasks|cards|chips|gcds)"
-    r"(_(total|count|used))?|n_prs?|n_mpi|(n|num|number_of)_[abghv]\d{1,2}0s?|(n|nb|(n|no)_of|of|num|number_of)_?([ghint]pu|proc|rank|processe?s)|(total_)?([ghint]pu|rank|process|device|accelerator|card|chip)s?_?(count|nums?|number|n)|(n_)?n_?procs?|(n_)?np|n|p|[gn]pu"
+    r"(_(total|count|used))?|n_prs?|n_mpi|(n|num|number_of)_[abghv]\d{1,2}0s?|(n|nb|(n|no)_of|of|num|number_of)_?([ghint]pu|proc|rank|process(es)?)|no_process|(total_)?([ghint]pu|rank|process|device|accelerator|card|chip)s?_?(count|nums?|number|n)|(n_)?n_?procs?|(n_)?np|n|p|[gn]pu"
     r"|workers|number_of_workers|mpi_?((ranks?|tasks?|proc(esse)?s?|process)|size)|parallelism_degree"
     r"|(n_)?pes|ws|[abh]\d{3}s|tpu_cores",
     "nodes": rf"((n|no|num|number_of|of)_?)*{NODE}s|{NODE}s?_(count|num)",
@@ -276,7 +276,7 @@ BARE = (
 )
 SPEED = r"((train(ing)?|total|avg|average)_)*(speed|throughput|performance)"
 PER = {"epoch": "epoch", "step": "step|iter|batch|^it_"}
-CLOCKED = r"times?|duration|latency|runtime|elapsed|wall|seconds|makespan"
+CLOCKED = r"times?|timings?|duration|latency|runtime|elapsed|wall|seconds|makespan"
 WHOLE = (
     r"(total_)?(time_to_(train|solution|accuracy|target|convergence)|ttt|real|total|train|training|run|exec|execution|fit|job|loop"
     r"|process(ing)?|solver?|solution|simulation|computing|program"
@@ -300,11 +300,14 @@ NOTHING = re.compile(r"zero[ _-]?(?:copy|shot|bubble|overhead|padding)")  # no s
 SERIAL = r"serial|single|sequential|one"
 NO_VARIANT = {"gpu", "gpus", "gpu_s", "baseline", "no", "s", "with", "without", *WORDS}
 COUNTED = re.compile(r"\(\d[\d.,]*k? [a-z]+\)\s*$", re.IGNORECASE)
+AVERAGED = re.compile(r"\s*\((?:average|avg|mean|median|best)\b[^()]*\)", re.IGNORECASE)
 BRACKETED = re.compile(r"\s*\([^()]*\)\s*$")
 FOOTNOTE = re.compile(r"<sup>.*?</sup>|(?<=\w)\s*\[\d\]$|<[^<>]*>")
 FORMULA = re.compile(r"\$([^$]+)\$")  # of LaTeX
 # Of "Speedup S(p)"; "time s" is in seconds.
-SYMBOLIZED = re.compile(r"^(speed_?up(?=_s)|efficiency(?=_e)|time(?=_t))_[set](?:_[np])?$")
+SYMBOLIZED = re.compile(
+    r"^((?:[a-z]+_)?speed_?up(?=_s)|efficiency(?=_e)|time(?=_t))_[set](?:_[np])?$"
+)
 PLURAL = re.compile(rf"({RANK}|node)\(s\)")  # of "GPU(s)"
 # "Threads / Ranks" are one or the other, "GPUs / node" is not.
 COUNTED_THINGS = "(?:thread|core|rank|proc|processe|task|worker|gpu|node)s"
@@ -394,6 +397,7 @@ def normal(name: str) -> str:
     text = text.replace("$", " usd ")
     text = from_european(TOKEN.sub("_", text).strip("_"))
     text = OVER_UNIT.sub(r"\1\2", re.sub("_per_min$", "_per_minutes", text))
+    text = re.sub(r"(?<=[a-z])_value$", "", text)  # beside its unit
     return SYMBOLIZED.sub(r"\1", text)
 
 
@@ -466,6 +470,8 @@ def guess(name: str) -> Guess | None:
         meaning = _guess(base)
         if meaning and meaning.canonical == "speedup" and is_ratio(name):
             return None
+    if meaning is None and (shorter := AVERAGED.sub("", str(name))) != str(name):
+        meaning = _guess(shorter)  # "Mean time (average of 3 runs) in seconds"
     plain = BRACKETED.sub("", str(name))
     if meaning is None and plain != str(name) and parse_name(name).family is None:
         of_some = {"time"} if COUNTED.search(str(name)) else set()  # "Time (75 frames)"

@@ -119,7 +119,7 @@ EUROPEAN = {
     "speedup": "aceleracion accelerazione aceleracao beschleunigung przyspieszenie tang_toc "
     "facteur_d_acceleration beschleunigungsfaktor fator_de_aceleracao factor_de_aceleracion",
     "efficiency": "eficiencia efficienza efficacite effizienz efektywnosc hieu_suat",
-    "parallel_time": "tempo_paralelo tiempo_paralelo tempo_parallelo",
+    "parallel_time": "tempo_paralelo tiempo_paralelo tempo_parallelo temps_parallele",
     "serial_time": "tempo_sequencial tempo_serial tiempo_secuencial tiempo_serial "
     "tempo_sequenziale tempo_seriale temps_sequentiel",
     "configuration": "configuracao configuracion configurazione konfiguration",

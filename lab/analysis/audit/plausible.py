@@ -132,7 +132,7 @@ def _is_another(
         return bool(over) and not _is_serial(over, frame, meanings)
     return (
         (canonical == "communication" and is_of_program(column, frame, names))
-        or (canonical == "repeat" and _names_runs(known))
+        or (canonical == "repeat" and (_names_runs(known) or _are_jobs(column, known)))
         or (canonical == "busbw" and not is_of_collective(column, frame, names))
         or (
             canonical == "bytes"
@@ -169,6 +169,11 @@ def _names_runs(texts: pd.Series) -> bool:
     last = pd.to_numeric(texts.str.extract(r"(\d+)$", expand=False))
     numbered = sorted(last.dropna()) in [[*range(start, len(texts) + start)] for start in (0, 1)]
     return texts.is_unique and len(texts) > 1 and not (numbered or texts.str.isdecimal().any())
+
+
+def _are_jobs(column: str, texts: pd.Series) -> bool:
+    """Whether each row has the number of a job of its own, which says nothing of repeats."""
+    return normal(column).startswith("job") and texts.is_unique and len(texts) > 1
 
 
 def _counts(cells: pd.Series) -> bool:

@@ -1,4 +1,6 @@
-"""Data frames as pandas and R print them: names above right-aligned cells, beside an index."""
+"""Tables that are printed in columns of spaces: data frames of pandas and R, whose right-aligned
+cells stand beside an index, and names above a rule with a gap between columns, as sacct has them.
+"""
 
 from __future__ import annotations
 
@@ -16,25 +18,53 @@ CONTINUED = "\\"  # at the end of names that go on below, with the same index
 MOST_WORDS = 4  # of the name of an index
 MARKS = re.compile(r"^\s*(?:[|+#>$*-]|//|<)|[|;]|--")  # of other tables, code and lists
 
+RULE = re.compile(r"\s*(?:-{2,}|={2,}):?(?:\s+(?:-{2,}|={2,}):?)+\s*")
+RULED = re.compile(r"\S+")
+
 Rows = list[list[str]]
 
 
-def with_tabs(lines: Sequence[str]) -> list[str]:
-    """Lines in which the cells of printed data frames are separated by tabs."""
-    result: list[str] = []
-    place = 0
+def tables(lines: Sequence[str]) -> Iterator[tuple[list[str], Rows, list[str]]]:
+    """The names and rows of such tables, and the lines above each as its notes."""
+    place = after = 0
     while place < len(lines):
-        frame = _frame(lines, place)
-        if frame is None:
-            result.append(lines[place])
+        found = _ruled(lines, place) or _frame(lines, place)
+        if found is None:
             place += 1
             continue
-        names, rows, end = frame
-        cells = ["\t".join(row) for row in (names, *rows)]
-        # As many lines as before, so that those of errors are those of the file.
-        result += [*cells, *[""] * (end - place - len(cells))]
-        place = end
-    return result
+        names, rows, end = found
+        yield names, rows, [note for line in lines[after:place] if (note := line.strip("# "))]
+        place = after = end
+
+
+def _ruled(lines: Sequence[str], place: int) -> tuple[list[str], Rows, int] | None:
+    """The names above a rule, the rows below it, and the end; None if no table begins here."""
+    above, rule = lines[place - 1] if place else "", "".join(lines[place + 1 : place + 2])
+    if not RULE.fullmatch(rule) or RULE.fullmatch(above) or MARKS.search(lines[place]):
+        return None  # tables of reStructuredText have a rule above the names, too
+    starts = [match.start() for match in RULED.finditer(rule)]
+    names = [name.rstrip(":") for name in _sliced(lines[place], starts)]
+    written = list(
+        itertools.takewhile(
+            lambda line: re.search(r"\d", line) and not RULE.fullmatch(line),
+            itertools.islice(lines, place + 2, None),
+        )
+    )
+    rows = []
+    for line in written:
+        words = line.split()
+        rows.append(words if len(words) == len(names) else _sliced(line, starts))
+    if not all(names) or not rows or not any(map(_are_measured, ([row] for row in rows))):
+        return None
+    return names, rows, place + 2 + len(written)
+
+
+def _sliced(line: str, starts: Sequence[int]) -> list[str]:
+    """The parts of a line that begin in these places; the first begins with the line."""
+    return [
+        line[first:last].strip()
+        for first, last in itertools.pairwise([0, *starts[1:], max(len(line), starts[-1])])
+    ]
 
 
 def _frame(lines: Sequence[str], place: int) -> tuple[list[str], Rows, int] | None:

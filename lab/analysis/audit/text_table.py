@@ -175,9 +175,11 @@ def _parsed(name: str, text: str) -> tuple[Sequence[Table], list[InputError]]:
     launched = [HOST.sub("", LAUNCHED.sub("", line)) for line in lines]
     if of_collectives := find_collectives(launched, name):
         return [Table(*of_collectives, notes)], []
-    lines = printed.with_tabs(lines)
     if tables := find_tables(lines):
         return [table._replace(header=_numbered(table.header)) for table in tables], []
+    in_columns = [Table(*parsed) for parsed in printed.tables(lines)]
+    if any(map(relevance, in_columns)):
+        return most_relevant(in_columns), []
     if parsed := logs.find_records(text) or (
         logs.find_log(text.splitlines()) if not _is_headed(lines) else None
     ):

@@ -6,7 +6,7 @@ import pandas as pd
 import pytest
 from audits import broken, pasted
 
-from lab.analysis.audit.printed import with_tabs
+from lab.analysis.audit.printed import tables
 
 NAMES = ["Nb ranks", "time (s)", "speedup"]
 FRAME = pd.DataFrame([[1, 100.31, 1.0], [2, 52.1, 1.93], [4, 27.4, 3.66]], columns=NAMES)
@@ -45,21 +45,29 @@ def test_frames(text: str) -> None:
 def test_a_frame_that_is_printed_in_parts() -> None:
     text = FRAME.to_string(line_width=24)
     assert "\\" in text
-    assert [line for line in with_tabs(text.splitlines()) if line] == [
-        "Nb ranks\ttime (s)\tspeedup",
-        "1\t100.31\t1.00",
-        "2\t52.10\t1.93",
-        "4\t27.40\t3.66",
-    ]
+    (found,) = tables(["Measured twice.", *text.splitlines()])
+    assert found[0] == NAMES
+    assert found[1] == [["1", "100.31", "1.00"], ["2", "52.10", "1.93"], ["4", "27.40", "3.66"]]
+    assert found[2] == ["Measured twice."]
 
 
 def test_columns_with_a_name_for_all_of_them() -> None:
     text = "strategy    ddp   fsdp\nranks\n1         10.00  12.00\n4          2.90   3.20\n"
-    assert with_tabs(text.splitlines())[:3] == [
-        "ranks\tddp\tfsdp",
-        "1\t10.00\t12.00",
-        "4\t2.90\t3.20",
-    ]
+    ((names, rows, _),) = tables(text.splitlines())
+    assert names == ["ranks", "ddp", "fsdp"] and rows[1] == ["4", "2.90", "3.20"]
+
+
+def test_names_above_a_rule_with_gaps() -> None:
+    text = """$ sacct -j 7 --format="JobID,AllocCPUS,Elapsed,MaxRSS"
+JobID         AllocCPUS    Elapsed     MaxRSS
+------------ ---------- ---------- ----------
+71                 1152   02:25:15
+72                 2304   01:15:20     10452K
+73                 4608   00:40:11   5266672K
+"""
+    result = pasted(text)
+    assert result.reading == {"AllocCPUS": "world_size", "Elapsed": "time"}
+    assert not broken(result)
 
 
 @pytest.mark.parametrize(
@@ -70,7 +78,9 @@ def test_columns_with_a_name_for_all_of_them() -> None:
         "  x y\n",
         "\n",
         '"one" "two"\n',
+        "a  b\n-- --\n",
+        "== ==\na  b\n== ==\n1  2\n== ==\n",
     ],
 )
-def test_other_lines_stay(text: str) -> None:
-    assert with_tabs(text.splitlines()) == text.splitlines()
+def test_other_lines_are_none(text: str) -> None:
+    assert not [*tables(text.splitlines())]
