@@ -154,9 +154,10 @@ OUTCOME = re.compile(
 # How large a problem is; "Cells per rank" say nothing of the whole.
 PROBLEM = re.compile(
     r"(?!.*_per_)(?:(?:n|no|num|number|of|total|global|fluid|solid|mesh|grid|problem|matrix|system)_?)*"
-    r"(?:cells?|elements|dofs?|unknowns|atoms|particles|bodies|grid|mesh|points|rows|vertices"
+    r"(?:cells?|elem(?:ent)?s?|dofs?|unknowns|atoms|particles|bodies|grid|mesh|points|rows|vertices"
     r"|size)(?:_size)?"
 )
+OF_EACH_RANK = re.compile(rf"_per_(?:{RANK}|core|thread|task|slice)$")
 # What became of a run, often with marks: no setting either.
 VERDICT = re.compile(r"(?:is_)?(?:correct(?:ness)?|verif(?:y|ied)|verification|pass(?:ed)?|ok)")
 # Values that were not measured.

@@ -588,12 +588,19 @@ def _sizes_of_problems(
     scaling instead."""
     ranks, sizes = tidy["world_size"], {}
     for column in frame.columns:
-        if column in used or not columns.PROBLEM.fullmatch(normal(column)):
+        name, per_rank = columns.OF_EACH_RANK.subn("", normal(column))
+        if column in used or not columns.PROBLEM.fullmatch(name):
             continue
         cells = frame[column].map(as_text).loc[tidy.index]
+        if per_rank:
+            whole = numbers(cells, units=COUNT_UNITS) * ranks
+            if whole.isna().any() or whole.max() <= (1 + NEARLY) * whole.min():
+                continue  # of one problem
+            cells = whole.round().map("{:.0f}".format)
+        key = f"key:{name if per_rank else column}"
         own = cells.groupby(ranks).nunique()
         if (own > 1).any() and cells.notna().all():
-            sizes[f"key:{column}"] = cells
+            sizes[key] = cells
             continue
         if not len(own) == cells.nunique() > 1 or cells.isna().any() or (own != 1).any():
             continue
@@ -601,7 +608,7 @@ def _sizes_of_problems(
         if each.notna().all() and each.max() <= (1 + NEARLY) * each.min():
             tidy["scaling"] = tidy["scaling"].fillna("weak")
             return {}
-        sizes[f"key:{column}"] = cells
+        sizes[key] = cells
     return sizes
 
 

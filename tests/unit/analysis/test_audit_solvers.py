@@ -324,3 +324,13 @@ def test_threads_that_vary_beside_the_ranks_of_a_node_are_configurations() -> No
     result = pasted(below("| Nodes | Tasks per node | Threads | Time (s) |", *rows))
     assert not broken(result)
     assert "row 2 (4 threads, world size 2)" in str(result.findings)
+
+
+def test_work_of_a_rank_that_differs_is_not_compared() -> None:
+    head = "Weak scaling.\n\n| nproc | cells per rank | Time (s) |\n|---|---|---|\n"
+    rows = "| 96 | 47040 | 176.56 |\n| 384 | 42552 | 153.76 |\n| 1536 | 37825 | 135.76 |\n"
+    assert not broken(pasted(head + rows))
+    even = rows.replace("42552", "47040").replace("37825", "47040")
+    assert broken(pasted(head + even)) == {"super-linear"}
+    strong = "| 96 | 47040 | 176.79 |\n| 384 | 11760 | 25.16 |\n"
+    assert "super-linear" in broken(pasted(head.removeprefix("Weak scaling.\n\n") + strong))
