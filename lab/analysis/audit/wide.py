@@ -69,6 +69,18 @@ def by_rank(frame: pd.DataFrame, mapped: Mapping[str, Guess]) -> Long:
     return _stacked(frame, parts, "rank", times=whole or "time"), [assumption]
 
 
+def of_commands(frame: pd.DataFrame, mapped: Mapping[str, Guess]) -> Long:
+    """Means of the times of commands, which hyperfine saves in s beside those of the user and the
+    system, become a column of times, and parameters columns by their own names."""
+    if mapped or not {"command", "mean", "user", "system"} <= set(frame.columns):
+        return frame, []
+    names = {name: name.removeprefix("parameter_") for name in frame} | {"mean": "mean time (s)"}
+    if len(set(names.values())) < len(names):
+        return frame, []
+    rest = [name for name in frame if name not in {"user", "system", "median", "min", "max"}]
+    return frame[rest].rename(columns=names), ["'mean' is the time of a command in s"]
+
+
 def by_grid(frame: pd.DataFrame, mapped: Mapping[str, Guess]) -> Long:
     """The rows and columns of a grid of processes, as the Linpack benchmark has them beside the
     order N and the block NB of a matrix, become a column `ranks`, and N a problem's size."""

@@ -334,3 +334,14 @@ def test_work_of_a_rank_that_differs_is_not_compared() -> None:
     assert broken(pasted(head + even)) == {"super-linear"}
     strong = "| 96 | 47040 | 176.79 |\n| 384 | 11760 | 25.16 |\n"
     assert "super-linear" in broken(pasted(head.removeprefix("Weak scaling.\n\n") + strong))
+
+
+def test_means_of_commands() -> None:
+    text = "command,mean,stddev,median,user,system,min,max,parameter_threads\n" + "".join(
+        f"./solve {n},{time},0.01,{time},3.9,0.02,{time},{time},{n}\n"
+        for n, time in ((1, 3.92), (2, 2.01), (4, 1.05))
+    )
+    result = pasted(text)
+    assert result.reading["threads"] == "world_size"
+    assert result.reading["mean time (s)"] == "time" and not broken(result)
+    assert "super-linear" in broken(pasted(text.replace("1.05", "0.55")))
