@@ -12,7 +12,7 @@ from collections.abc import Iterable, Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import IO, TYPE_CHECKING, Any
 
-from lab.analysis.audit import lists, logs, printed
+from lab.analysis.audit import lists, logs, printed, wiki
 from lab.analysis.audit.collectives import find_collectives
 from lab.analysis.audit.markup import (
     Table,
@@ -175,7 +175,7 @@ def _parsed(name: str, text: str) -> tuple[Sequence[Table], list[InputError]]:
     launched = [HOST.sub("", LAUNCHED.sub("", line)) for line in lines]
     if of_collectives := find_collectives(launched, name):
         return [Table(*of_collectives, notes)], []
-    if tables := find_tables(lines):
+    if tables := find_tables(wiki.as_markdown(lines)):
         return [table._replace(header=_numbered(table.header)) for table in tables], []
     in_columns = [Table(*parsed) for parsed in printed.tables(lines)]
     if any(map(relevance, in_columns)):
