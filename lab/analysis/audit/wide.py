@@ -74,7 +74,8 @@ def of_commands(frame: pd.DataFrame, mapped: Mapping[str, Guess]) -> Long:
     system, become a column of times, and parameters columns by their own names."""
     if mapped or not {"command", "mean", "user", "system"} <= set(frame.columns):
         return frame, []
-    names = {name: name.removeprefix("parameter_") for name in frame} | {"mean": "mean time (s)"}
+    names = {name: name.removeprefix("parameter_") for name in map(str, frame)}
+    names |= {"mean": "mean time (s)"}
     if len(set(names.values())) < len(names):
         return frame, []
     rest = [name for name in frame if name not in {"user", "system", "median", "min", "max"}]
