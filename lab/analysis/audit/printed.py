@@ -47,7 +47,7 @@ def _ruled(lines: Sequence[str], place: int) -> tuple[list[str], Rows, int] | No
     written = list(
         itertools.takewhile(
             lambda line: re.search(r"\d", line) and not RULE.fullmatch(line),
-            itertools.islice(lines, place + 2, None),
+            _from(lines, place + 2),
         )
     )
     rows = []
@@ -57,6 +57,11 @@ def _ruled(lines: Sequence[str], place: int) -> tuple[list[str], Rows, int] | No
     if not all(names) or not rows or not any(map(_are_measured, ([row] for row in rows))):
         return None
     return names, rows, place + 2 + len(written)
+
+
+def _from(lines: Sequence[str], place: int) -> Iterator[str]:
+    """The lines from this place on, without a walk over those before."""
+    return map(lines.__getitem__, range(place, len(lines)))
 
 
 def _sliced(line: str, starts: Sequence[int]) -> list[str]:
@@ -110,7 +115,7 @@ def _block(lines: Sequence[str], place: int) -> tuple[list[str], Rows, int] | No
         index, start = named, start + 1
     elif not indexed and not quoted:
         return None
-    below = itertools.takewhile(_is_row, itertools.islice(lines, start, None))
+    below = itertools.takewhile(_is_row, _from(lines, start))
     written = list(below)
     end = start + len(written)
     while end < len(lines) and CUT.fullmatch(lines[end]):
