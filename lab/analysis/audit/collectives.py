@@ -1,4 +1,5 @@
-"""Output of nccl-tests and of the OSU micro-benchmarks: collectives by the size of messages."""
+"""Output of nccl-tests, the OSU micro-benchmarks and the Intel MPI Benchmarks: collectives by the
+size of messages."""
 
 from __future__ import annotations
 
@@ -35,7 +36,12 @@ RANKS = re.compile(r"(?:^|\s)(?:-n|-np|--np|--ntasks)[ =]?(\d{1,7})(?=\s|$)")
 NODES = re.compile(r"(?:^|\s)(?:-N|--nodes)[ =]?(\d{1,6})(?=\s|$)")
 OF_A_NODE = re.compile(r"(?:^|\s)--n?tasks-per-node[ =](\d{1,5})(?=\s|$)")
 NUMBER = re.compile(r"\d+(?:\.\d+)?")
-OSU_COLUMNS = ["message_bytes", "strategy", "time_us", "ranks", "repeats"]
+MPI_COLUMNS = ["message_bytes", "strategy", "time_us", "ranks", "repeats"]
+IMB_TITLE = re.compile(r"#?\s*Benchmarking\s+([A-Z]\w+)")
+IMB_MODE = re.compile(r"#\s*MODE:\s*(\S+)")
+IMB_RANKS = re.compile(r"#?\s*#processes\s*=\s*(\d+)")
+IMB_HEADER = re.compile(r"#?\s*#bytes\s+#repetitions\s+\S")
+IMB_TIMES = ("t_max[usec]", "t[usec]", "t_pure[usec]")  # of the slowest rank, if it is given
 WITH_RANGE = 5  # size, average, minimum, maximum, iterations
 
 
@@ -49,7 +55,9 @@ def find_collectives(lines: Sequence[str], source: str) -> tuple[list[str], list
     if unheaded >= FEWEST or any(map(HEADER.match, as_printed)):
         return NCCL_COLUMNS, _of_nccl_tests(as_printed, source)
     titled = any(map(OSU_TITLE.match, lines)) and any(map(OSU_HEADER.match, lines))
-    return (OSU_COLUMNS, rows) if titled and (rows := _of_osu(lines)) else None
+    if titled and (rows := _of_osu(lines)):
+        return MPI_COLUMNS, rows
+    return (MPI_COLUMNS, rows) if (rows := _of_imb(lines)) else None
 
 
 def _of_nccl_tests(lines: Sequence[str], source: str) -> list[list[str]]:
@@ -126,6 +134,26 @@ def _of_osu(lines: Sequence[str]) -> list[list[str]]:
             rows.append([cells[0], name, cells[1], ranks, repeats])
         elif cells:
             within, ranks = False, _ranks_started(line) or ranks
+    return rows
+
+
+def _of_imb(lines: Sequence[str]) -> list[list[str]]:
+    """A row for each size, with the time of the slowest rank."""
+    rows, name, mode, ranks = [], "", "", ""
+    header: list[str] = []
+    for line in lines:
+        cells = line.split()
+        if title := IMB_TITLE.match(line):
+            name, mode, ranks, header = title[1], "", "", []
+        elif IMB_HEADER.match(line):
+            header = line.strip().removeprefix("# ").split()
+        elif match := IMB_RANKS.match(line):
+            ranks = match[1]
+        elif match := IMB_MODE.match(line):
+            mode = f" {match[1].lower()}"
+        elif header and len(cells) >= len(header) and all(map(NUMBER.fullmatch, cells[:3])):
+            time = next((cells[header.index(each)] for each in IMB_TIMES if each in header), "")
+            rows.append([cells[0], name + mode, time, ranks, cells[1]])
     return rows
 
 

@@ -58,10 +58,10 @@ NUMBERS = {
     "per_node": r"((n|num|number_of)_?)?"
     r"(mpi_)?(gpus?|ranks?|proc(esse)?s?|tasks?|devices?|accelerators?|cards?)(_num|_count)?"
     rf"_per_{NODE}|ppn|gpn",
-    "world_size": r"world(_?size)?|((n|num|nr|no|number_of|total|count_of|of)_?)*"
+    "world_size": r"world(_?size)?|((n|nb|num|nr|no|number_of|total|count_of|of)_?)*"
     r"((cpu|gpu|mpi|cuda|nvidia|amd)_)?"
     r"(gpus|[hint]pus|ranks|procs|processes|processors|devices|accelerators|tasks|cards|chips|gcds)"
-    r"(_(total|count|used))?|n_prs?|n_mpi|(n|num|number_of)_[abghv]\d{1,2}0s?|(n|(n|no)_of|of|num|number_of)_?([ghint]pu|proc|rank)|(total_)?([ghint]pu|rank|process|device|accelerator|card|chip)s?_?(count|nums?|number|n)|nprocs?|np|n|p|[gn]pu"
+    r"(_(total|count|used))?|n_prs?|n_mpi|(n|num|number_of)_[abghv]\d{1,2}0s?|(n|nb|(n|no)_of|of|num|number_of)_?([ghint]pu|proc|rank|process(es)?)|no_process|(total_)?([ghint]pu|rank|process|device|accelerator|card|chip)s?_?(count|nums?|number|n)|(n_)?n_?procs?|(n_)?np|n|p|[gn]pu"
     r"|workers|number_of_workers|mpi_?((ranks?|tasks?|proc(esse)?s?|process)|size)|parallelism_degree"
     r"|(n_)?pes|ws|[abh]\d{3}s|tpu_cores",
     "nodes": rf"((n|no|num|number_of|of)_?)*{NODE}s|{NODE}s?_(count|num)|(n|num|number_of)_{NODE}",
@@ -99,7 +99,7 @@ NUMBERS = {
     "efficiency": rf"(.*_)?(efficiency|eff)(_.*)?|{OF_IDEAL}",
     "speedup": r"(.*_)?speed_?ups?(_.*)?|(x_|times_)?faster"
     rf"|(vs|versus|over|relative_to|compared_to)_(1|one|(a_)?single)_({RANK})"
-    r"|((.*_)?(strong|weak|multi_gpu)_)?scaling(?!_(param|token|law|loss|step))(_.*)?|acceleration_(rate|ratio|factor)"
+    r"|((.*_)?(strong|weak|multi_gpu)_)?scaling(?!_(param|token|law|loss|step))(_.*)?|acceleration(_(rate|ratio|factor))?"
     "|scalability",
     "mfu": r"(.*_)?mfu(_.*)?|(.*_)?model_flops?_util(i[sz]ation)?(_.*)?",
     "hfu": r"(.*_)?hfu(_.*)?|(.*_)?hardware_flops?_util(i[sz]ation)?(_.*)?",
@@ -120,11 +120,11 @@ NUMBERS = {
     "busbw": r"(bus_?(bw|bandwidth))|bandwidth|bw",
     "loader_workers": r"(data_?)?(loader|load)_?(workers|processes)(_per_[a-z]+)?"
     r"|num_workers(_per_[a-z]+)?|n_workers",
-    "cpus": r"((n|no|num|number|of|total)_?)*(cpus|(cpu_)?cores)(_(used|count|num))?(_per_[a-z]+)?"
-    r"|core|(cpu|core)_(count|num)|cpus_granted",
+    "cpus": r"((n|nb|no|num|number|of|total|alloc)_?)*(cpus|(cpu_)?cores)(_(used|count|num))?"
+    r"(_per_[a-z]+)?|core|(n|num|number_of)_core|(cpu|core)_(count|num)|cpus_granted",
     "parameters": r"((n|no|num|number_of|total|model|trainable)_)*(params?|parameters)|model_size",
     "bytes": r"(message|msg|grad(ient)?s?|comm(unication)?|bucket|payload|transfer|buffer)"
-    r"(_(size|volume|bytes))?|bytes|size",
+    r"(_(size|volume|bytes))?|(n_)?bytes|size",
     "accuracy": r"(.*_)?(acc|accuracy|top_?1|f1)(_.*)?",
     "loss": r"(.*_)?loss(_.*)?",
     "epoch": r"epochs?|epoch_(id|index|number)",
@@ -160,9 +160,10 @@ OUTCOME = re.compile(
 # How large a problem is; "Cells per rank" say nothing of the whole.
 PROBLEM = re.compile(
     r"(?!.*_per_)(?:(?:n|no|num|number|of|total|global|fluid|solid|mesh|grid|problem|matrix|system)_?)*"
-    r"(?:cells?|elements|dofs?|unknowns|atoms|particles|bodies|grid|mesh|points|rows|vertices"
-    r"|(?<=problem_)size|(?<=matrix_)size|(?<=grid_)size|(?<=system_)size)(?:_size)?"
+    r"(?:cells?|elem(?:ent)?s?|dofs?|unknowns|atoms|particles|bodies|grid|mesh|points|rows|vertices"
+    r"|size)(?:_size)?"
 )
+OF_EACH_RANK = re.compile(rf"_per_(?:{RANK}|core|thread|task|slice)$")
 # What became of a run, often with marks: no setting either.
 VERDICT = re.compile(r"(?:is_)?(?:correct(?:ness)?|verif(?:y|ied)|verification|pass(?:ed)?|ok)")
 # Values that were not measured.
@@ -179,8 +180,9 @@ TEXTS = {
     "version": r"(py_?torch|cuda|nccl|cudnn|rocm|jax|tensorflow)(_version)?|(.*_)?version"
     r"|commit_date",
     "commit": r"(git_?)?(commit|sha|hash|rev|revision)|git",
-    "threads": r"((n|no|num|number|of|omp|open_?mp)_?)*threads(_(count|used|num))?(_per_[a-z]+)?"
-    r"|thread_count",
+    # Those of a core are of its hardware.
+    "threads": r"((n|nb|no|num|number|of|omp|open_?mp)_?)*threads(_(count|used|num))?"
+    r"(_per_(?!core)[a-z]+)?|thread_count|(n|num|number_of)_thread",
     "clock": r"(gpu_|sm_|cpu_)?(clock|freq|frequency)(_m?g?hz)?|mhz|ghz",
     "driver": r"(cuda_|gpu_)?driver",
     "gpu": r"gpu(_?(model|name|type|card|config(uration)?))|[gn]pu|accelerator|device_name"
@@ -281,7 +283,7 @@ BARE = (
 )
 SPEED = r"((train(ing)?|total|avg|average)_)*(speed|throughput|performance)"
 PER = {"epoch": "epoch", "step": "step|iter|batch|^it_|per_tree$"}  # of boosting
-CLOCKED = r"times?|duration|latency|runtime|elapsed|wall|seconds|makespan"
+CLOCKED = r"times?|timings?|duration|latency|runtime|elapsed|wall|seconds|makespan"
 WHOLE = (
     r"(total_)?(time_to_(train|solution|accuracy|target|convergence)|ttt|real|total|train|training|run|exec|execution|fit|job|loop"
     r"|process(ing)?|solver?|solution|simulation|computing|program"
@@ -305,11 +307,14 @@ NOTHING = re.compile(r"zero[ _-]?(?:copy|shot|bubble|overhead|padding)")  # no s
 SERIAL = r"serial|single|sequential|one"
 NO_VARIANT = {"gpu", "gpus", "gpu_s", "baseline", "no", "s", "with", "without", *WORDS}
 COUNTED = re.compile(r"\(\d[\d.,]*k? [a-z]+\)\s*$", re.IGNORECASE)
+AVERAGED = re.compile(r"\s*\((?:average|avg|mean|median|best)\b[^()]*\)", re.IGNORECASE)
 BRACKETED = re.compile(r"\s*\([^()]*\)\s*$")
 FOOTNOTE = re.compile(r"<sup>.*?</sup>|(?<=\w)\s*\[\d\]$|<[^<>]*>")
 FORMULA = re.compile(r"\$([^$]+)\$")  # of LaTeX
 # Of "Speedup S(p)"; "time s" is in seconds.
-SYMBOLIZED = re.compile(r"^(speed_?up(?=_s)|efficiency(?=_e)|time(?=_t))_[set](?:_[np])?$")
+SYMBOLIZED = re.compile(
+    r"^((?:[a-z]+_)?speed_?up(?=_s)|efficiency(?=_e)|time(?=_t))_[set](?:_[np])?$"
+)
 PLURAL = re.compile(rf"({RANK}|node)\(s\)")  # of "GPU(s)"
 # "Threads / Ranks" are one or the other, "GPUs / node" is not.
 COUNTED_THINGS = "(?:thread|core|rank|proc|processe|task|worker|gpu|node)s"
@@ -346,6 +351,9 @@ SOLVED_RATE = re.compile(
 SECONDS_PER_THING = re.compile(  # of "s/kimg", "ms per image" and "Speed (ms/token)"
     rf"(?:(?:.*_)?(?:time|speed)_)?(?P<unit>{SECOND}|ms)_per_(?P<k>k_?)?(?:{THINGS})"
 )
+
+
+BYTES = (["bytes"], ["b"], ["n", "bytes"])  # the quantity, not its unit; also of "#bytes"
 
 
 class Name(NamedTuple):
@@ -392,7 +400,7 @@ def normal(name: str) -> str:
     text = PLURAL.sub(r"\1s", text)
     # "Accélération" is no "acc", an accuracy.
     text = "".join(c for c in unicodedata.normalize("NFD", text) if not unicodedata.combining(c))
-    text = text.replace("ı", "i")
+    text = text.replace("ı", "i").replace("œ", "oe").replace("ß", "ss")
     # Without the brackets, "min" would be read as the minimum.
     text = re.sub(r"[\[(]\s*min\.?\s*[\])]$", " minutes", text)
     text = EITHER.sub(r"\1", text)
@@ -403,6 +411,7 @@ def normal(name: str) -> str:
     text = from_european(TOKEN.sub("_", text).strip("_"))
     text = LARGE_PARAMETERS.sub(lambda each: f"parameters_{each[1] or each[2]}", text)
     text = OVER_UNIT.sub(r"\1\2", re.sub("_per_min$", "_per_minutes", text))
+    text = re.sub(r"(?<=[a-z])_value$", "", text)  # beside its unit
     return SYMBOLIZED.sub(r"\1", text)
 
 
@@ -424,7 +433,7 @@ def parse_name(name: str) -> Name:
     words = [word for word in words if word != statistic]
     family, factor = None, 1.0
     # A unit after "per" belongs to a rate, and "bytes" alone is the quantity.
-    if words and (len(words) < 2 or words[-2] != "per") and words not in (["bytes"], ["b"]):
+    if words and (len(words) < 2 or words[-2] != "per") and words not in BYTES:
         family = next((family for family, units in UNITS.items() if words[-1] in units), None)
         factor = UNITS[family][words.pop()] if family else 1.0
         words = words[:-1] if words[-1:] == ["in"] else words  # "time in seconds"
@@ -475,6 +484,8 @@ def guess(name: str) -> Guess | None:
         meaning = _guess(base)
         if meaning and meaning.canonical == "speedup" and is_ratio(name):
             return None
+    if meaning is None and (shorter := AVERAGED.sub("", str(name))) != str(name):
+        meaning = _guess(shorter)  # "Mean time (average of 3 runs) in seconds"
     plain = BRACKETED.sub("", str(name))
     if meaning is None and plain != str(name) and parse_name(name).family is None:
         of_some = {"time"} if COUNTED.search(str(name)) else set()  # "Time (75 frames)"
@@ -541,6 +552,10 @@ def _guess(name: str) -> Guess | None:
         # "Memory (M)" is in MB.
         misread = misread or (canonical == "memory" and family not in {None, "bytes", "count"})
         misread = misread or (canonical in {"version", "rank"} and family is not None)
+        misread = misread or (canonical in COUNTED_RANKS and family == "bytes")  # of "N (MB)"
+        misread = misread or (
+            canonical == "strategy" and statistic is not None and stem != "parallelism"
+        )  # of "parallel max"
         misread = misread or (family == "percent" and canonical in {*TEXTS, *COUNTS})
         # "Model Size (GB)" is what the weights take; "(B)" are billions.
         of_bytes = family == "bytes" and factor != 1.0

@@ -105,28 +105,48 @@ OTHER_SCRIPTS = {
 # In other European languages, in snake case and without accents.
 EUROPEAN = {
     "execution_time": "tiempo_de_ejecucion tempo_de_execucao tempo_di_esecuzione temps_d_execution "
-    "ausfuhrungszeit laufzeit rechenzeit berechnungszeit czas_wykonania "
+    "tiempo_ejecucion tempo_execucao tempo_esecuzione temps_execution temps_de_calcul "
+    "tiempo_de_calculo tiempo_de_computo tempo_di_calcolo tempo_de_processamento temps_total "
+    "ausfuhrungszeit laufzeit rechenzeit berechnungszeit gesamtzeit czas_wykonania "
     "thoi_gian_chay calisma_suresi",
-    "mean_time": "tiempo_promedio tiempo_medio tempo_medio temps_moyen",
     "training_time": "egitim_suresi",
-    "time": "tiempo_total tiempo_real tiempo tempo_totale tempo zeit czas thoi_gian toplam_sure "
-    "sure suresi",
+    "mean_execution_time": "tiempo_medio_de_ejecucion tiempo_promedio_de_ejecucion "
+    "tempo_medio_de_execucao tempo_medio_di_esecuzione temps_moyen_d_execution "
+    "mittlere_laufzeit",
+    "mean_time": "tiempo_promedio tiempo_medio tempo_medio temps_moyen",
+    "duration": "duree durata duracao duracion dauer",
+    "time": "tiempo_total tiempo_real tiempo tempo_totale tempo_total tempo zeit czas thoi_gian "
+    "toplam_sure sure suresi",
     "time_s": "tiempo_seg temps_s",
     "time_ms": "temps_ms",  # alone, these are temperatures
     "speedup": "aceleracion accelerazione aceleracao beschleunigung przyspieszenie tang_toc "
+    "facteur_d_acceleration beschleunigungsfaktor fator_de_aceleracao factor_de_aceleracion "
     "hizlanma hizlandirma",
     "efficiency": "eficiencia efficienza efficacite effizienz efektywnosc hieu_suat verimlilik",
-    "parallel_time": "tempo_paralelo tiempo_paralelo tempo_parallelo",
+    "parallel_time": "tempo_paralelo tiempo_paralelo tempo_parallelo temps_parallele",
+    "serial_time": "tempo_sequencial tempo_serial tiempo_secuencial tiempo_serial "
+    "tempo_sequenziale tempo_seriale temps_sequentiel",
     "configuration": "configuracao configuracion configurazione konfiguration",
+    "problem_size": "tamanho_do_problema tamano_del_problema dimensione_del_problema "
+    "taille_du_probleme problemgrosse",
+    "matrix_size": "tamanho_da_matriz tamano_de_la_matriz tamano_de_matriz dimensione_matrice "
+    "dimensione_della_matrice taille_de_la_matrice matrixgrosse",
     "threads": "hilos watki watkow luong is_parcacigi is_parcaciklari",
     "core": "cekirdek",
-    "cores": "nucleos kerne coeurs cekirdekler",
+    "cores": "nucleos kerne rechenkerne prozessorkerne coeurs cekirdekler",
     "process": "surec",
-    "processes": "procesos processos processi prozesse procesy procesow tien_trinh surecler",
-    "nodes": "nodos nodi noeuds knoten wezly wezlow dugum dugumler",
+    "processes": "procesos processos processi processus prozesse procesy procesow tien_trinh "
+    "surecler",
+    "processors": "procesadores processadores processori processeurs prozessoren",
+    "nodes": "nodos nodi noeuds knoten rechenknoten wezly wezlow dugum dugumler",
     "count": "sayisi",
-    "number_of": "anzahl_der anzahl numero_de nombre_de numero_di liczba so",
-    "s": "segundos segs sekunden secondi saniye sn",
+    "number_of_nodes": "knotenanzahl knotenzahl",
+    "number_of_processes": "prozessanzahl prozesszahl",
+    "number_of_threads": "threadanzahl threadzahl",
+    "number_of_cores": "kernanzahl kernzahl",
+    "number_of": "anzahl_der anzahl numero_de nombre_de numero_di numero n_de cantidad_de "
+    "quantidade_de nb_de liczba so",
+    "s": "segundos segs sekunden secondi secondes saniye sn",
 }
 
 

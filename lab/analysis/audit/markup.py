@@ -41,7 +41,8 @@ TABULAR = re.compile(r"\\begin\{(tabular[*xy]?|longtable|tabulary)\}")
 NUMERIC = re.compile(r"[~<]?\.?\d")
 LONGEST = 500  # characters of a caption
 CAPTION = re.compile(r"\\(?:caption|title|section\*?|subsection\*?)\s*\{")
-COMMENT = re.compile(r"(?<!\\)%(?!(?<=\d%)\s*(?:&|\\\\)).*")  # in 40% & 3 the sign was not escaped
+# In "40% & 3" and "Efficiency (%)" the sign was not escaped.
+COMMENT = re.compile(r"(?<!\\)%(?!(?<=\d%)\s*(?:&|\\\\)|(?<=[(\[]%)[)\]]).*")
 LINES = re.compile(
     r"\\(?:top|mid|bottom)rule(?:\[[^\]]*\])?|\\hline|\\addlinespace(?:\[[^\]]*\])?"
     r"|\\(?:cline|cmidrule)(?:\([^)]*\))?\{[^}]*\}|\\end(?:first|last)?(?:head|foot)"

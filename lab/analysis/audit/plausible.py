@@ -47,6 +47,12 @@ FEWEST_STEPS = 4  # that tell whether a time grows
 MOSTLY = 0.5  # of the gaps between the steps of a log are equal
 NOT_MEASURED = re.compile(rf"{NOT_TRAINING}|{IDEAL}|{OUTCOME.pattern}")
 HALF = 0.5
+LEAST_SIZE = 1000  # of a matrix called n, which is hardly the least number of ranks
+OF_MESSAGES = re.compile(
+    rf"{COLLECTIVE.pattern}|latency|bandwidth|bytes|messages?\b|usec|µs|\(us\)|_us\b|\bosu"
+    r"|ping[ -]?pong|pt2pt|bcast|scatter|gather",
+    re.IGNORECASE,
+)
 MOST_NAMES = 200  # of runs that are looked at
 MOST_NODES = 4096
 SEVERAL_WORDS = re.compile(r"[^\W\d]+(?:(?:[ -]|, )[^\W\d]+)+")
@@ -117,7 +123,8 @@ def _is_another(
     if canonical == "world_size":
         values = numbers(cells)
         indices = cells.dropna().astype(str).str.fullmatch(INDICES).any()
-        numbers_rows = normal(column) == "n" and (values == 0).any()
+        least = values.min()
+        numbers_rows = normal(column) == "n" and (least == 0 or least >= LEAST_SIZE)
         by_step = "step" in names and re.fullmatch("[ghint]pu", normal(column))
         of_steps = by_step and values.nunique() > 1  # varies between the steps of a log
         return bool(indices or numbers_rows or of_steps or is_of_samples(column, frame))
@@ -127,6 +134,7 @@ def _is_another(
         return bool({"rate", "rate_per_rank"} & names)  # what the batch system gave it
     if canonical == "time" and normal(column) == "t":
         return _are_degrees(frame, meanings)
+    known = cells.dropna().astype(str)
     if "time" not in names and parse_name(column).stem == "sync":
         return True  # beside "Async" or "Overlap" it is a program
     if canonical == "version":  # below PyTorch and DeepSpeed there are rates or times
@@ -137,10 +145,17 @@ def _is_another(
         return bool(over) and not _is_serial(over, frame, meanings)
     return (
         (canonical == "communication" and is_of_program(column, frame, names))
-        or (canonical == "repeat" and _names_runs(cells.dropna().astype(str)))
+        or (canonical == "repeat" and _names_runs(column, known))
         or (canonical == "busbw" and not is_of_collective(column, frame, names))
         or (
-            canonical == "bytes" and parse_name(column).stem == "size" and bool(OF_PROGRAMS & names)
+            canonical == "bytes"
+            and parse_name(column).stem == "size"
+            and (
+                bool(OF_PROGRAMS & names)
+                or not (
+                    _is_of_message(column, known, frame) or is_of_model(column, known, meanings)
+                )
+            )
         )
     )
 
@@ -152,19 +167,30 @@ def _are_degrees(frame: pd.DataFrame, meanings: Mapping[str, Guess]) -> bool:
     return "p" in map(normal, frame.columns) and bool(sizes - {"p"})
 
 
+def _is_of_message(column: str, cells: pd.Series, frame: pd.DataFrame) -> bool:
+    """Whether a column called size is that of messages: by a unit of bytes in its name or cells,
+    or by latencies, bandwidths, collectives or times in microseconds beside it."""
+    if parse_name(column).family is not None or cells.str.contains(r"\d\s*[kKMG]?i?B\b").any():
+        return True
+    texts = [*frame.columns, *map(str, frame.attrs.get("notes", ()))]
+    texts += [str(frame.attrs.get("name", ""))]
+    return any(map(OF_MESSAGES.search, map(str, texts)))
+
+
 def _names_settings(cells: pd.Series) -> bool:
     """Whether the names of runs tell settings, such as "NVFP4 (bf16 tail)" or "no cache"."""
     names = [str(name) for name in cells.dropna().unique()[:MOST_NAMES]]
     return any(setting_of(name).words or SEVERAL_WORDS.fullmatch(name) for name in names)
 
 
-def _names_runs(texts: pd.Series) -> bool:
-    """Whether the rows are runs with names of their own, such as R75 and R70, or numbers of a batch
+def _names_runs(column: str, texts: pd.Series) -> bool:
+    """Whether the rows are runs with names of their own, such as R75 and R70, or jobs of a batch
     system, which number no repeats."""
     last = pd.to_numeric(texts.str.extract(r"(\d+)$", expand=False))
     numbered = sorted(last.dropna()) in [[*range(start, len(texts) + start)] for start in (0, 1)]
-    numbers_alone = texts.str.isdecimal().any() and not texts.str.fullmatch(JOB).all()
-    return texts.is_unique and len(texts) > 1 and not (numbered or numbers_alone)
+    jobs = normal(column).startswith("job") or all(texts.str.fullmatch(JOB))
+    unnumbered = jobs or not (numbered or any(texts.str.isdecimal()))
+    return texts.is_unique and len(texts) > 1 and unnumbered
 
 
 def _counts(cells: pd.Series) -> bool:

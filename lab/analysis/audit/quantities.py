@@ -6,6 +6,7 @@ import itertools
 import math
 import re
 from collections.abc import Callable, Collection, Mapping, Sequence
+from functools import cached_property
 from typing import Any
 
 import numpy as np
@@ -19,6 +20,7 @@ from lab.analysis.audit.columns import (
     MEASURED,
     NUMERIC,
     ROUNDED,
+    SPREADS,
     TEXTS,
     TIMES,
     Guess,
@@ -60,6 +62,9 @@ POSITIVE = (
 # Larger values are per cent even if unlabelled; for a share of peak, so is the whole column.
 PERCENT_FROM = {"efficiency": 4, "accuracy": 1.5, "mfu": 3, "hfu": 3}
 SHARES = {"mfu", "hfu"}
+OF_REPEATS = SPREADS | {"min", "minimum", "fastest", "best", "median"}
+SUMMARIES = OF_REPEATS | MEANS | MAXIMA
+APART = 0.02  # relative: of a mean and a maximum that are not of one number
 WHOLE_NUMBERS = {
     *("world_size", "nodes", "per_node", "global_batch_size", "micro_batch_size", "batch"),
     *("rank_batch_size", "grad_accum", "dp", "dp_replicate", "dp_shard", *LAYOUT),
@@ -144,8 +149,37 @@ class Quantities:
         if canonical == "h2d" and "transfer" in normal(column) and column not in self.mapped:
             names = {other.canonical for other in meanings.values()}
             return "" if "exposed" in names else canonical  # it is a part of what is exposed
-        mean = canonical in {"time", "communication"} and _is_mean(column, meanings)
-        return f"{canonical}_mean" if mean else canonical
+        if canonical not in {"time", "communication"} or not _is_summarised(column, meanings):
+            return canonical
+        of_repeats = self._are_of_repeats
+        if parse_name(column).statistic in MAXIMA:
+            return "" if of_repeats else canonical
+        return canonical if of_repeats else f"{canonical}_mean"
+
+    @cached_property
+    def _are_of_repeats(self) -> bool:
+        """Whether means and maxima are of repeated measurements, not over ranks: a minimum, a
+        median or a deviation is beside them, or a single rank has a mean below its maximum."""
+        summaries: dict[str, set[str]] = {}
+        for column in self.frame.columns:
+            words = normal(str(column)).split("_")
+            quantity = "_".join(word for word in words if word not in SUMMARIES)
+            summaries.setdefault(quantity, set()).update(SUMMARIES.intersection(words))
+        beside = (kinds for kinds in summaries.values() if kinds & MEANS and kinds & MAXIMA)
+        return any(kinds & OF_REPEATS for kinds in beside) or self._differ_on_one_rank()
+
+    def _differ_on_one_rank(self) -> bool:
+        """Whether the mean is below the maximum on one rank."""
+        of = {what.canonical: column for column, what in self.meanings.items()}
+        times = [name for name, what in self.meanings.items() if what.canonical == "time"]
+        mean, most = (
+            next((name for name in times if parse_name(name).statistic in kinds), None)
+            for kinds in (MEANS, MAXIMA)
+        )
+        if "world_size" not in of or mean is None or most is None:
+            return False
+        alone = self.frame[numbers(self.frame[of["world_size"]]) == 1]
+        return bool((numbers(alone[mean]) < (1 - APART) * numbers(alone[most])).any())
 
     def _add(self, canonical: str, column: str, meaning: Guess) -> bool:
         """Read a column; False if its cells cannot be what its name suggests."""
@@ -332,11 +366,12 @@ def _in_order(frame: pd.DataFrame, meanings: Mapping[str, Guess]) -> dict[str, G
     return {first: meanings[first], **meanings}
 
 
-def _is_mean(column: str, meanings: Mapping[str, Guess]) -> bool:
-    """Whether a column is a mean over ranks, because another holds the slowest rank's value."""
-    canonical = meanings[column].canonical
-    return parse_name(column).statistic in MEANS and any(
-        parse_name(other).statistic in MAXIMA
+def _is_summarised(column: str, meanings: Mapping[str, Guess]) -> bool:
+    """Whether a column is a mean or a maximum beside the other of the same quantity."""
+    canonical, statistic = meanings[column].canonical, parse_name(column).statistic
+    others = MAXIMA if statistic in MEANS else MEANS if statistic in MAXIMA else set()
+    return any(
+        parse_name(other).statistic in others
         for other, meaning in meanings.items()
         if meaning.canonical == canonical
     )

@@ -56,12 +56,13 @@ NOTED_SCALING = re.compile("(strong|weak)[ _-]?scal", re.IGNORECASE)
 LOGGED = {"rank", "epoch", "step"}
 COUNTED = {"world_size", "threads", "cpus"}
 DEGREE = r"(?<![a-z])%s[ =:_-]?(\d{1,5})(?![\d.])"
-ON_CORES = re.compile(r"(?:^|_)(?:mpi\w*|ranks?|tasks?|n?proc\w*|np|p|n|world_?size)(?=_|$)")
+ON_CORES = re.compile(r"(?:^|_)(?:mpi\w*|ranks?|n?tasks?|n?proc\w*|np|p|n|world_?size)(?=_|$)")
 OF_A_RANK = re.compile(r"(?!.*_per_)|.*_per_(?:rank|task|proc|mpi)")  # not of a block, say
 CHANGE = re.compile(r"[*_]*[+\-−–±]\s*\d[\d.,]*\s*(?:%|pp|points?|pts?)[*_]*", re.IGNORECASE)
 FEWEST_CHANGES = 2  # cells of a row
 FEW = 2  # numbers of cores that tell nothing
 NEARLY = 0.02  # relative: of a ratio of two rounded rates, or a batch that ranks share
+NO_REPEATS = 1.5  # ratio of two times on as many ranks
 ANOTHER = 1.1  # ratio of the parameters of two models
 Degrees = np.ndarray[Any, np.dtype[np.float64]]
 # What runs may be compared by, if all of them were measured at several world sizes.
@@ -140,6 +141,7 @@ def _long_form(
     frame, of_ranks = wide.by_rank(frame, mapped)
     assumptions += compared + filled + of_settings + of_ranks
     for by in (
+        *(wide.of_commands, wide.by_grid),
         *(wide.by_program, wide.over_serial, wide.by_batch, wide.by_size, wide.by_group),
         wide.by_timed,
     ):
@@ -466,14 +468,15 @@ def _hybrid(tidy: pd.DataFrame, given: Mapping[str, str]) -> Iterator[str]:
 
     The threads of a rank are then its strategy, where the table gives no other.
     """
-    ranks, threads = given.get("world_size", ""), numbers(tidy["threads"])
+    ranks = given.get("world_size", given.get("per_node", ""))
+    threads = numbers(tidy["threads"])
     on_cores = ON_CORES.search(normal(ranks)) and "gpu" not in normal(ranks)
     of_a_rank = OF_A_RANK.match(normal(given.get("threads", "")))
     whole = bool(((threads >= 1) & (threads % 1 == 0)).all())
     if not on_cores or not of_a_rank or not whole or threads.nunique() < 2:
         return
-    cores = tidy["world_size"] * threads
-    own = cores[tidy["speedup"] == 1].nunique() > 1  # baselines
+    cores = tidy["world_size"].fillna(tidy["nodes"].fillna(1.0) * tidy["per_node"]) * threads
+    own = "world_size" not in given or cores[tidy["speedup"] == 1].nunique() > 1  # baselines
     if own or (threads.groupby(cores).nunique() > 1).any():
         names = (threads.map("{:g}".format) + " threads").where(threads > 1, "1 thread")
         tidy["strategy"] = tidy["strategy"].fillna(names)
@@ -526,8 +529,58 @@ def _add_keys(
     if not logged and tidy[["speedup", "efficiency"]].isna().all(axis=None):
         keys |= _sizes_of_problems(tidy, frame, used)
     for name, cells in keys.items():
-        texts = cells.map("{:g}".format) if is_numeric_dtype(cells) else cells.astype(str)
-        tidy[name] = texts.where(cells.notna(), "")
+        tidy[name] = _as_key(cells)
+    if not logged and tidy[["speedup", "efficiency", "repeat", "seed"]].isna().all(axis=None):
+        for name, cells in _no_repeats(tidy, frame, used).items():
+            tidy[name] = _as_key(cells)
+
+
+def _as_key(cells: pd.Series) -> pd.Series:
+    texts = cells.map("{:g}".format) if is_numeric_dtype(cells) else cells.astype(str)
+    return texts.where(cells.notna(), "")
+
+
+def _no_repeats(
+    tidy: pd.DataFrame, frame: pd.DataFrame, used: Collection[str]
+) -> dict[str, pd.Series]:
+    """The columns of words or whole numbers, if any, that tell apart all rows on as many ranks
+    whose times are too far apart for repeats: as few, with as few values, as will do."""
+    keys = [name for name in tidy.columns if name.startswith("key:")]
+    times = tidy["time"].fillna(1 / tidy["rate"])
+
+    def far_apart(*more: pd.Series) -> pd.Series:
+        groups = [*(tidy[name] for name in (*keys, "world_size")), *more]
+        alike = times.groupby(groups, dropna=False)
+        return alike.transform("max") > NO_REPEATS * alike.transform("min")
+
+    apart = int(far_apart().sum()) if tidy["world_size"].nunique() > 1 else 0
+    able = _able_to_tell_apart(tidy, frame, used) if apart else {}
+    chosen: dict[str, pd.Series] = {}
+    while apart:
+        left = {name: far_apart(*chosen.values(), cells).sum() for name, cells in able.items()}
+        best = min(left, key=lambda name: (left[name], able[name].nunique()), default=None)
+        if best is None or left[best] >= apart:
+            return {}
+        apart, chosen[f"key:{best}"] = int(left[best]), able.pop(best)
+    return chosen
+
+
+def _able_to_tell_apart(
+    tidy: pd.DataFrame, frame: pd.DataFrame, used: Collection[str]
+) -> dict[str, pd.Series]:
+    """The columns that may be settings, and the numbers of cores or threads of each rank."""
+    able = {}
+    for column in frame.columns:
+        name, meaning = normal(column), guess(column)
+        of_rank = meaning is not None and meaning.canonical in {"cpus", "threads"}
+        computed = re.search(columns.IDEAL, name) or columns.OUTCOME.search(name)
+        setting = meaning is None or meaning.canonical in SETTINGS or of_rank
+        if column == ROW or computed or not setting or (column in used and not of_rank):
+            continue
+        cells = frame[column].map(as_text).loc[tidy.index]
+        if cells.nunique() > 1 and not (numbers(cells) % 1 > 0).any():
+            able[column] = cells.fillna("")
+    return able
 
 
 def _sizes_differ(tidy: pd.DataFrame) -> bool:
@@ -560,21 +613,32 @@ def _distinguishes(cells: pd.Series, tidy: pd.DataFrame, *, measured: bool, logg
 def _sizes_of_problems(
     tidy: pd.DataFrame, frame: pd.DataFrame, used: Collection[str]
 ) -> dict[str, pd.Series]:
-    """Columns that give each number of ranks a problem of its own size, as keys: such runs say
-    nothing of each other. If a size grows with the ranks, this is weak scaling instead."""
+    """Columns with several sizes of problems on one number of ranks, or a size of its own on each,
+    as keys: such runs say nothing of each other. If a size grows with the ranks, this is weak
+    scaling instead."""
     ranks, sizes = tidy["world_size"], {}
     for column in frame.columns:
-        if column in used or not columns.PROBLEM.fullmatch(normal(column)):
+        name, per_rank = columns.OF_EACH_RANK.subn("", normal(column))
+        if column in used or not columns.PROBLEM.fullmatch(name):
             continue
         cells = frame[column].map(as_text).loc[tidy.index]
+        if per_rank:
+            whole = numbers(cells, units=COUNT_UNITS) * ranks
+            if whole.isna().any() or whole.max() <= (1 + NEARLY) * whole.min():
+                continue  # of one problem
+            cells = whole.round().map("{:.0f}".format)
+        key = f"key:{name if per_rank else column}"
         own = cells.groupby(ranks).nunique()
+        if (own > 1).any() and cells.notna().all():
+            sizes[key] = cells
+            continue
         if not len(own) == cells.nunique() > 1 or cells.isna().any() or (own != 1).any():
             continue
         each = numbers(cells, units=COUNT_UNITS) / ranks
         if each.notna().all() and each.max() <= (1 + NEARLY) * each.min():
             tidy["scaling"] = tidy["scaling"].fillna("weak")
             return {}
-        sizes[f"key:{column}"] = cells
+        sizes[key] = cells
     return sizes
 
 

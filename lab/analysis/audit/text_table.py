@@ -8,11 +8,11 @@ import io
 import itertools
 import re
 from collections import Counter
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import IO, TYPE_CHECKING, Any
 
-from lab.analysis.audit import lists, logs
+from lab.analysis.audit import lists, logs, printed, wiki
 from lab.analysis.audit.collectives import find_collectives
 from lab.analysis.audit.markup import (
     Table,
@@ -48,6 +48,11 @@ HOST = re.compile(r"^[A-Za-z][\w.-]*:\s")
 SEPARATOR = re.compile(r"sep=.\s*", re.IGNORECASE)  # a first line for spreadsheets
 # "#GPUs," and "# of GPUs," are the first column's name, no note.
 NUMBERED_NAME = re.compile(r"# ?\w+( \w+){0,2}\s*[,;\t|]")
+MARKED = re.compile(r"\s#\s?(?=\w)")  # each name of "#nodes #ranks #time (s)"
+ALIGNED = re.compile(r"\d {2,}\d")  # with spaces, beside tabs
+# Of a row of numbers between spaces: "8  1.23  # repeated".
+ROW_COMMENT = re.compile(r"(?<=\d)\s+#.*$")
+NUMERIC_ROW = re.compile(r"\s*\d[^#,;|]*\s#")
 NUMERIC_CELL = re.compile(r"(^|[,;\t|])\s*[\d.]+\s*([,;\t|]|$)")
 UNITS = "|".join(map(re.escape, (*TIME_UNITS, *BYTE_UNITS, "%")))
 UNIT = re.compile(rf"[(\[]?({UNITS}|[a-z]+/[a-z]+(/[a-z]+)?)[)\]]?", re.IGNORECASE)
@@ -56,9 +61,10 @@ QUOTED, FENCE = re.compile(r"^\s{0,3}>\s?"), re.compile(r"\s*(?:```|~~~)")
 # 11,2465 and 0,5 have a decimal comma, 1.5 and 1,234,567 show that commas group digits.
 NUMERAL = re.compile(r"-?\d+(?:\.\d+)?(?:e[-+]?\d+)?", re.IGNORECASE)
 BARE_NUMBER = re.compile(r"(?<![^\s,;|])-?\d+(?:\.\d+)?(?![^\s,;|])")  # that fills a cell
-DECIMAL_COMMA = re.compile(r"-?(?:\d+,(?:\d{1,2}|\d{4,})|0,\d+)")
+_UNIT = r"(?:\s*[a-zA-Zµ%]{1,4}\.?)?"  # of a cell such as 4,2 ms
+DECIMAL_COMMA = re.compile(rf"-?(?:\d+,(?:\d{{1,2}}|\d{{4,}})|0,\d+){_UNIT}")
 DECIMAL_POINT = re.compile(r"\d\.\d|\d,\d{3},")
-THREE_DIGITS = re.compile(r"-?[1-9]\d{0,2},\d{3}")
+THREE_DIGITS = re.compile(rf"-?[1-9]\d{{0,2}},\d{{3}}{_UNIT}")
 FEWEST_COMMAS = 2
 BULLET = re.compile(r"\s*[-*•]\s+\S*[^\W\d_]{2}")
 NAMED = 3  # columns in a sentence
@@ -169,11 +175,14 @@ def _parsed(name: str, text: str) -> tuple[Sequence[Table], list[InputError]]:
     """The tables of a text, and why others cannot be read."""
     lines = _unmarked(text.splitlines())
     notes = [line.lstrip("# ").rstrip() for line in lines if line.startswith("#")]
-    printed = [HOST.sub("", LAUNCHED.sub("", line)) for line in lines]
-    if of_collectives := find_collectives(printed, name):
+    launched = [HOST.sub("", LAUNCHED.sub("", line)) for line in lines]
+    if of_collectives := find_collectives(launched, name):
         return [Table(*of_collectives, notes)], []
-    if tables := find_tables(lines):
+    if tables := find_tables(wiki.as_markdown(lines)):
         return [table._replace(header=_numbered(table.header)) for table in tables], []
+    in_columns = [Table(*parsed) for parsed in printed.tables(lines)]
+    if any(map(relevance, in_columns)):
+        return most_relevant(in_columns), []
     if of_json := logs.find_records(text):
         return [Table(*of_json, notes)], []
     if not _is_headed(lines) and (log := logs.find_log(text.splitlines())):
@@ -188,18 +197,23 @@ def _parsed(name: str, text: str) -> tuple[Sequence[Table], list[InputError]]:
             errors.append(error)
     if any(map(relevance, tables)):
         return most_relevant(tables), errors
-    return [Table(*_delimited(name, lines), notes)], []
+    try:
+        return [Table(*_delimited(name, lines), notes)], []
+    except InputError:
+        for titles, block in _blocks(lines, fewest=1):  # below a title
+            return [Table(*_delimited(name, block), titles)], []
+        raise
 
 
-def _blocks(lines: Sequence[str]) -> list[tuple[list[str], list[str]]]:
+def _blocks(lines: Sequence[str], *, fewest: int = 2) -> list[tuple[list[str], list[str]]]:
     """Delimited tables below each other, each with its own line of column names: the lines above
-    it and its lines; none if there is only one."""
+    it and its lines; none if there are fewer."""
     starts = (place for place in range(len(lines) - 1) if _is_above_rows(lines, place))
     limits = [*itertools.islice(starts, MOST_TABLES + 1), len(lines)]
     blocks, end = [], 0
-    for start, limit in itertools.pairwise(limits) if len(limits) > 2 else ():
+    for start, limit in itertools.pairwise(limits) if len(limits) > fewest else ():
         delimiter = _delimiter(lines[start : start + 2])
-        width = len(_split(lines[start], delimiter))
+        width = min(len(_split(line, delimiter)) for line in lines[start : start + 2])
         titles = [line.strip("# ") for line in lines[end:start] if line.strip("# ")]
         end = 1 + max(
             at
@@ -218,6 +232,7 @@ def _is_above_rows(lines: Sequence[str], place: int) -> bool:
         return False
     delimiter = _delimiter(lines[place : place + 2])
     names, row = (_split(lines[place + at], delimiter) for at in (0, 1))
+    names = [name for name in names if name.strip()] if len(names) > len(row) else names
     above = _split(lines[place - 1], delimiter) if place else []
     return 1 < len(names) == len(row) != len(above)
 
@@ -341,20 +356,23 @@ def _rectangular(
 
 def _delimited(name: str, lines: Sequence[str]) -> tuple[list[str], list[list[str]]]:
     # An empty line stays, so that the reader's line numbers are those of the file.
-    content = ["" if line.startswith("#") else line for line in lines]
+    content = ["" if line.startswith("#") else _without_comment(line) for line in lines]
     first = next((number for number, line in enumerate(content) if line.strip()), 0)
     if content and lines[first].rstrip().endswith(PROSE):  # names after a # may follow it
         below = (at for at in range(1, len(content)) if content[at].strip())
         named = (at for at in below if lines[at - 1].startswith("#"))
         first = next((at for at in named if not WORD.search(content[at])), first)
         content[:first] = [""] * first
-    above, row = (lines[first - 1], content[first]) if first else ("", "")
+    row = content[first] if first else ""
+    place = next(_headers(lines[:first], row), first - 1)
+    above = lines[place] if first else ""
     numbered = NUMBERED_NAME.match(above) and NUMERIC_CELL.search(row)
     if above.startswith("#") and (numbered or not WORD.search(row)):
         header, apart = above.strip("# "), _delimiter([row])
         if names := _names(header, row):
             same = apart == SPACES or len(_split(header, apart)) == len(names)
-            content[first - 1] = header if same else apart.join(names)
+            spaced = "  " if apart == SPACES else apart
+            content[first - 1] = header if same and "#" not in header else spaced.join(names)
     sample = _sample(name, content)
     delimiter = _delimiter(sample)
     if delimiter == SPACES or sample[0].rstrip().endswith(PROSE):
@@ -365,15 +383,45 @@ def _delimited(name: str, lines: Sequence[str]) -> tuple[list[str], list[list[st
         if all(map(BULLET.match, sample)):
             advice = "give a table, or a list such as '8 GPUs: 25 images/s'"
             raise _error(name, "a list of sentences, not a table", advice)
-        place = content.index(sample[0])
-        titles = _names(sample[0], sample[1]) or sample[0].split()
-        content = ["\t".join(without_remarks(line.split(), len(titles))) for line in content]
-        content[place] = "\t".join(titles)
+        content = _apart(content) or _in_words(content, sample)
         delimiter = "\t"
     names, rows = _cells(name, content, delimiter)
     if all(map(NUMERAL.fullmatch, names)) and any("." in name for name in names):
         raise _unnamed(name, names)
     return names, rows
+
+
+def _apart(lines: Sequence[str]) -> list[str]:
+    """Lines with tabs where two or more spaces part equally many cells in each, but single ones do
+    not, as where "time (s)" is the name of a row; none elsewhere."""
+    written = [line for line in lines if line.strip()]
+    apart = [re.split(r" {2,}", line.strip()) for line in lines]
+    widths = {len(row) for row in apart if row != [""]}
+    alike = len(widths) == 1 < max(widths) and len({len(line.split()) for line in written}) > 1
+    return ["\t".join(row) for row in apart] if alike else []
+
+
+def _in_words(lines: Sequence[str], sample: Sequence[str]) -> list[str]:
+    """Lines with tabs between words, and between the names in the first line of the sample."""
+    titles = _names(sample[0], sample[1]) or sample[0].split()
+    place = lines.index(sample[0])
+    content = ["\t".join(without_remarks(line.split(), len(titles))) for line in lines]
+    content[place] = "\t".join(titles)
+    return content
+
+
+def _without_comment(line: str) -> str:
+    """A row of numbers without the comment at its end."""
+    return ROW_COMMENT.sub("", line) if NUMERIC_ROW.match(line) else line
+
+
+def _headers(lines: Sequence[str], row: str) -> Iterator[int]:
+    """The places of comments above a row of numbers that have a name for each of its cells, the
+    nearest first."""
+    for place in range(len(lines) - 1, -1, -1) if row and not WORD.search(row) else ():
+        names = lines[place].startswith("#") and _names(lines[place].strip("# "), row)
+        if names and len(names) > 1 and not any(map(NUMERAL.fullmatch, names)):
+            yield place
 
 
 def _unnamed(name: str, names: Sequence[str]) -> InputError:
@@ -423,6 +471,8 @@ def _names(header: str, row: str) -> list[str] | None:
     named = [_split(header, one) for one in (delimiter, *DELIMITERS)]
     if delimiter == SPACES:
         named = [re.split(r"\s{2,}|\t", header.strip()), header.split()]
+    if MARKED.search(header):
+        named = [[" ".join(part.split()) for part in MARKED.split(header)], *named]
     width = len(_split(row, delimiter))
     return next((names for names in named if len(names) == width), None)
 
@@ -455,7 +505,8 @@ def _delimiter(lines: Sequence[str]) -> str:
 
     try:
         best = max(DELIMITERS, key=agreement)
-        return best if agreement(best)[0] else SPACES
+        aligned = best == "\t" and any(map(ALIGNED.search, lines))
+        return best if agreement(best)[0] and not aligned else SPACES
     except csv.Error:
         return ","
 
@@ -476,6 +527,9 @@ def _cells(name: str, lines: Sequence[str], delimiter: str) -> tuple[list[str], 
         line = f"line {reader.line_num}"
         raise _error(name, str(error), "correct the quotes here", line) from None
     header, *below = rows or [[]]
+    named = [name for name in header if name]
+    if delimiter == "\t" and len(named) < len(header) and {*map(len, below)} == {len(named)}:
+        header = named  # some names are two tabs apart
     advice = "quote cells that hold the delimiter"
     return _rectangular(name, header, below, places=places[1:], advice=advice)
 

@@ -69,6 +69,31 @@ def by_rank(frame: pd.DataFrame, mapped: Mapping[str, Guess]) -> Long:
     return _stacked(frame, parts, "rank", times=whole or "time"), [assumption]
 
 
+def of_commands(frame: pd.DataFrame, mapped: Mapping[str, Guess]) -> Long:
+    """Means of the times of commands, which hyperfine saves in s beside those of the user and the
+    system, become a column of times, and parameters columns by their own names."""
+    if mapped or not {"command", "mean", "user", "system"} <= set(frame.columns):
+        return frame, []
+    names = {name: name.removeprefix("parameter_") for name in map(str, frame)}
+    names |= {"mean": "mean time (s)"}
+    if len(set(names.values())) < len(names):
+        return frame, []
+    rest = [name for name in frame if name not in {"user", "system", "median", "min", "max"}]
+    return frame[rest].rename(columns=names), ["'mean' is the time of a command in s"]
+
+
+def by_grid(frame: pd.DataFrame, mapped: Mapping[str, Guess]) -> Long:
+    """The rows and columns of a grid of processes, as the Linpack benchmark has them beside the
+    order N and the block NB of a matrix, become a column `ranks`, and N a problem's size."""
+    of = {normal(column): column for column in frame.columns}
+    if mapped or not {"p", "q", "n", "nb"} <= set(of):
+        return frame, []
+    sides = [of["p"], of["q"]]
+    ranks = numbers(frame[sides[0]]) * numbers(frame[sides[1]])
+    named = frame.drop(columns=sides).rename(columns={of["n"]: "problem size"})
+    return named.assign(ranks=ranks), [f"{sides[0]!r} times {sides[1]!r} counts the ranks"]
+
+
 def by_program(frame: pd.DataFrame, mapped: Mapping[str, Guess]) -> Long:
     """Times, and speedups and efficiencies, of several programs on the same ranks become columns
     `setting`, `time`, `speedup` and `efficiency`. The time of a serial program stays in all rows.

@@ -13,30 +13,23 @@ from lab.analysis.audit.languages import from_european
     ("canonical", "names"),
     {
         "threads": [
-            "Hilos",
-            "Потоки",
-            "Число потоков",
-            "Liczba wątków",
-            "Số luồng",
-            "İş Parçacığı",
+            *("Hilos", "Потоки", "Число потоков", "Liczba wątków", "Số luồng", "Nb threads"),
+            *("Numero di thread", "İş Parçacığı"),
         ],
-        "world_size": ["Procesos", "Prozesse", "Процессы", "Количество процессов", "GPU Sayısı"],
+        "world_size": [
+            *("Procesos", "Prozesse", "Процессы", "Количество процессов", "Nb de processus"),
+            *("Prozessoren", "Procesadores", "Prozessanzahl", "GPU Sayısı"),
+        ],
+        "cpus": ["Nombre de cœurs", "Numero di core", "Rechenkerne"],
         "time": [
-            "Tiempo de Ejecución (segs)",
-            "Laufzeit [s]",
-            "Berechnungszeit",
-            "Temps (ms)",
-            "Süre (sn)",
+            *("Tiempo de Ejecución (segs)", "Laufzeit [s]", "Berechnungszeit", "Temps (ms)"),
+            *("Temps de calcul", "Durée (s)", "Duração", "Tempo médio de execução", "Süre (sn)"),
         ],
         "speedup": ["Aceleración", "Beschleunigung", "Ускорение", "Przyspieszenie", "Hızlanma"],
         "efficiency": [
-            "Eficiencia",
-            "Efficacité",
-            "Effizienz (%)",
-            "Эффективность, %",
-            "Verimlilik",
+            *("Eficiencia", "Efficacité", "Effizienz (%)", "Эффективность, %", "Verimlilik"),
         ],
-        "nodes": ["Nodos", "Knoten", "Узлы"],
+        "nodes": ["Nodos", "Knoten", "Узлы", "Nœuds"],
     }.items(),
 )
 def test_names(canonical: str, names: list[str]) -> None:
@@ -89,3 +82,9 @@ def test_three_decimals_after_a_comma() -> None:
     assert result.reading["Tempo Paralelo (s)"] == "time"
     assert not broken(result)
     assert broken(pasted(table.replace("11,2465", "11.2465")))  # then 1,452 is a thousand
+
+
+def test_times_with_units_and_decimal_commas() -> None:
+    rows = ["| 1 | 3,786 ms | 1,00 |", "| 2 | 3,768 ms | 1,005 |", "| 4 | 4,2 ms | 0,9 |"]
+    table = "| # threads | tempo médio de execução | aceleração |\n|---|---|---|\n"
+    assert not broken(pasted(table + "\n".join(rows)))

@@ -154,3 +154,14 @@ def test_notes_without_emphasis() -> None:
     ]
     (table,) = find_tables(lines)
     assert table.notes == ["Speedup is the samples-per-second ratio."]
+
+
+def test_a_sign_in_brackets_begins_no_comment_in_latex() -> None:
+    table = r"""\begin{tabular}{rrr}
+    ranks & time (s) & efficiency (%) \\
+    1 & 10.0 & 100 \\
+    4 & 3.1 & 81 \\ % measured again
+    \end{tabular}"""
+    (found,) = find_tables(table.splitlines())
+    assert found.header == ["ranks", "time (s)", "efficiency (%)"]
+    assert found.rows == [["1", "10.0", "100"], ["4", "3.1", "81"]]

@@ -1,4 +1,4 @@
-"""The output of the OSU micro-benchmarks."""
+"""The output of the OSU micro-benchmarks and of the Intel MPI Benchmarks."""
 
 from __future__ import annotations
 
@@ -55,3 +55,32 @@ def test_minimum_and_maximum_over_the_ranks() -> None:
     result = pasted(f"mpirun -np 16 osu_bcast -f\n{text}")
     assert result.reading["time_us"] == "time"
     assert result.reading["repeats"] == "repeats"
+
+
+IMB = """# Benchmarking Allreduce
+# #processes = 16
+#----------------------------------------------------------------
+       #bytes #repetitions  t_min[usec]  t_max[usec]  t_avg[usec]
+            4         1000         2.06         2.49         1.80
+         1024         1000         4.10         5.40         4.80
+
+# Benchmarking Unidir_Get
+# #processes = 2
+#    MODE: AGGREGATE
+       #bytes #repetitions      t[usec]   Mbytes/sec
+            4         1000         2.00         1.91
+         1024         1000         2.50       390.63
+"""
+
+
+def test_intel_benchmarks_by_the_slowest_rank() -> None:
+    result = pasted(IMB)
+    assert result.reading["message_bytes"] == "bytes"
+    assert result.reading["ranks"] == "world_size"
+    assert not broken(result)
+    half = IMB.replace(" 5.40 ", " 0.40 ").replace(" 2.50 ", " 0.50 ")
+    faster = next(each for each in pasted(half).findings if each.rule == "plausible-bandwidth")
+    assert faster.records == (
+        "row 2 (Allreduce, 1 KiB, world size 16)",
+        "row 4 (Unidir_Get aggregate, 1 KiB, world size 2)",
+    )

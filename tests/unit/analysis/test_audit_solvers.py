@@ -255,3 +255,93 @@ def test_hosts_of_phases_are_not_those_of_one_comparison() -> None:
     assert not broken(pasted(below("| Phase | Machine | Cores | Time |", *rows)))
     same = ["| AWS | 8 | 6.4 h |", "| local | 1 | 9 h |"]
     assert broken(pasted(below("| Machine | Cores | Time |", *same))) == {"mixed-environment"}
+
+
+@pytest.mark.parametrize(
+    "head", ["| ranks | min time (s) | avg time (s) | max time (s) |", "| np | min | mean | max |"]
+)
+def test_a_minimum_shows_that_a_mean_is_of_repeats(head: str) -> None:
+    rows = ["| 1 | 99 | 100 | 102 |", "| 2 | 50 | 51 | 55 |", "| 4 | 25 | 26 | 29 |"]
+    result = pasted(below(head, *rows))
+    assert not broken(result)
+    assert "max time (s)" not in result.reading
+
+
+def test_a_mean_below_the_maximum_on_one_rank_is_of_repeats() -> None:
+    rows = ["| 1 | 95 | 100 |", "| 4 | 25 | 30 |"]
+    result = pasted(below("| ranks | mean time (s) | max time (s) |", *rows))
+    assert result.reading == {"ranks": "world_size", "mean time (s)": "time"}
+
+
+def test_times_too_far_apart_for_repeats_are_of_other_settings() -> None:
+    rows = ["| 1 | 512 | 90 | 80 |", "| 4 | 512 | 30 | 81 |", "| 1 | 64 | 2.00 | 79 |"]
+    result = pasted(below("| ranks | nx | time (s) | sweeps |", *rows, "| 4 | 64 | 1.00 | 83 |"))
+    assert not broken(result)
+    repeats = next(finding for finding in result.findings if finding.rule == "repeats")
+    assert repeats.records[0] == "row 1 (nx 512, world size 1)"
+    quick = [*rows, "| 4 | 64 | 0.40 | 83 |"]
+    assert broken(pasted(below("| ranks | nx | time (s) | sweeps |", *quick))) == {"super-linear"}
+
+
+def test_sizes_of_problems_on_one_number_of_ranks_are_no_repeats() -> None:
+    rows = ["| 1 | 1000 | 9.0 |", "| 1 | 1100 | 12.0 |", "| 2 | 1000 | 8.0 |", "| 2 | 1200 | 9.5 |"]
+    result = pasted(below("| ranks | Problem size | Time (s) |", *rows))
+    assert not broken(result)
+    assert "row 2 (Problem size 1100, world size 1)" in str(result.findings)
+
+
+def test_a_grid_of_processes_has_the_ranks_of_linpack() -> None:
+    rows = ["| 4000 | 384 | 1 | 1 | 1060 |", "| 4000 | 384 | 2 | 4 | 241 |"]
+    head = "| N | NB | P | Q | Time(secs) |"
+    result = pasted(below(head, *rows))
+    assert result.reading["ranks"] == "world_size" and not broken(result)
+    wrong = [rows[0], "| 4000 | 384 | 2 | 2 | 141 |"]
+    assert "super-linear" in broken(pasted(below(head, *wrong)))
+
+
+@pytest.mark.parametrize("name", ["threads-per-core", "parallel max", "N (MB)"])
+def test_names_that_are_no_setting(name: str) -> None:
+    assert guess(name) is None
+
+
+def test_a_size_beside_no_message_is_that_of_a_problem() -> None:
+    rows = ["| 1000 | 1 | 10.00 |", "| 1000 | 4 | 0.50 |", "| 2000 | 1 | 40.00 |"]
+    result = pasted(below("| Size | Processes | Time (s) |", *rows, "| 2000 | 4 | 11.00 |"))
+    assert "Size" not in result.reading
+    assert {*broken(result)} == {"baseline", "super-linear"}
+    rows = ["| 1000 | 4 | 1.2 |", "| 2000 | 4 | 1.9 |"]
+    assert pasted(below("| Size | Ranks | Latency |", *rows)).reading["Size"] == "bytes"
+
+
+def test_a_thousand_and_more_called_n_are_no_ranks() -> None:
+    rows = ["| 16 | 5000 | 1.2 | 80 |", "| 32 | 5000 | 1.0 | 96 |", "| 16 | 9984 | 9.2 | 78 |"]
+    result = pasted(below("| TILE | n | Total (s) | Speedup |", *rows))
+    assert "n" not in result.reading and not broken(result)
+
+
+def test_threads_that_vary_beside_the_ranks_of_a_node_are_configurations() -> None:
+    rows = [f"| {n} | 2 | {t} | {80 / n / t**0.5:.2f} |" for n in (1, 2) for t in (1, 4)]
+    result = pasted(below("| Nodes | Tasks per node | Threads | Time (s) |", *rows))
+    assert not broken(result)
+    assert "row 2 (4 threads, world size 2)" in str(result.findings)
+
+
+def test_work_of_a_rank_that_differs_is_not_compared() -> None:
+    head = "Weak scaling.\n\n| nproc | cells per rank | Time (s) |\n|---|---|---|\n"
+    rows = "| 96 | 47040 | 176.56 |\n| 384 | 42552 | 153.76 |\n| 1536 | 37825 | 135.76 |\n"
+    assert not broken(pasted(head + rows))
+    even = rows.replace("42552", "47040").replace("37825", "47040")
+    assert broken(pasted(head + even)) == {"super-linear"}
+    strong = "| 96 | 47040 | 176.79 |\n| 384 | 11760 | 25.16 |\n"
+    assert "super-linear" in broken(pasted(head.removeprefix("Weak scaling.\n\n") + strong))
+
+
+def test_means_of_commands() -> None:
+    text = "command,mean,stddev,median,user,system,min,max,parameter_threads\n" + "".join(
+        f"./solve {n},{time},0.01,{time},3.9,0.02,{time},{time},{n}\n"
+        for n, time in ((1, 3.92), (2, 2.01), (4, 1.05))
+    )
+    result = pasted(text)
+    assert result.reading["threads"] == "world_size"
+    assert result.reading["mean time (s)"] == "time" and not broken(result)
+    assert "super-linear" in broken(pasted(text.replace("1.05", "0.55")))

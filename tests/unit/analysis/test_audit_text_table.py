@@ -192,3 +192,34 @@ def test_more_tables_than_a_text_may_have(tmp_path: Path) -> None:
     frames = read_tables(written(tmp_path, BLOCKS * MOST_TABLES))
     assert len(frames) == MOST_TABLES
     assert frames[0].attrs["assumptions"] == [f"only the first {MOST_TABLES} tables are read"]
+
+
+def test_a_table_below_a_title_with_names_two_tabs_apart(tmp_path: Path) -> None:
+    text = "Size: 1000\np\tTime\t\tSpeedup\n1\t42.9\t1.0\n2\t26.9\t1.6\n"
+    frame = read_table(written(tmp_path, text, "t.txt"))
+    assert frame.to_dict("list") == {
+        "p": ["1", "2"],
+        "Time": ["42.9", "26.9"],
+        "Speedup": ["1.0", "1.6"],
+    }
+    assert frame.attrs["notes"] == ["Size: 1000"]
+
+
+def test_names_with_a_mark_each_above_other_comments(tmp_path: Path) -> None:
+    text = (
+        "# strong scaling\n#nodes \t#nproc #total time\n\n# 48 cores per node\n"
+        "2       96      176.7\n8       384     45.1  # again\n32\t1536\t11.9\n"
+    )
+    frame = read_table(written(tmp_path, text, "t.dat"))
+    assert frame.to_dict("list") == {
+        "nodes": ["2", "8", "32"],
+        "nproc": ["96", "384", "1536"],
+        "total time": ["176.7", "45.1", "11.9"],
+    }
+
+
+def test_names_of_rows_with_single_spaces(tmp_path: Path) -> None:
+    text = "ranks          1      2\ntime (s)  100.31  52.10\nspeedup     1.00   1.93\n"
+    frame = read_table(written(tmp_path, text, "t.txt"))
+    assert list(frame["ranks"]) == ["time (s)", "speedup"]
+    assert list(frame["2"]) == ["52.10", "1.93"]

@@ -223,9 +223,16 @@ def _times_of_one_rank(point: Point, observations: Observations) -> tuple[float,
     return tuple(rows["time"].dropna())
 
 
+def _varies(values: Sequence[float]) -> bool:
+    """Whether repeats differ by more than what a formula is met within."""
+    return len(values) > 1 and bool(np.ptp(values) > EXACT * np.mean(values))
+
+
 def _on_a_formula(curve: Curve) -> Iterator[Fault]:
     gains: dict[float, float] = {}
     labels: list[str] = []
+    if any(_varies(_repeated(point)) for point in curve.points):
+        return  # repeats that vary were measured: of many such curves, some lie on a law by chance
     for point in curve.points:
         alone = math.isnan(point.gain)  # only a quoted speedup is known
         size, gain = (point.over, point.speedup) if alone else (point.ideal, point.gain)

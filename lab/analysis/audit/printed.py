@@ -1,0 +1,158 @@
+"""Tables that are printed in columns of spaces: data frames of pandas and R, whose right-aligned
+cells stand beside an index, and names above a rule with a gap between columns, as sacct has them.
+"""
+
+from __future__ import annotations
+
+import csv
+import itertools
+import re
+from collections.abc import Iterator, Sequence
+
+GAP = re.compile(r"\s{2,}|\t")
+NUMBER = re.compile(r"[-+]?\d[\d.,]*(?:e[-+]?\d+)?%?", re.IGNORECASE)
+WORD = re.compile(r"[^\W\d]\w*[^\W\d]|[^\W\d]")
+SHAPE = re.compile(r"\s*\[\d+ rows x \d+ columns\]\s*")
+CUT = re.compile(r"\s*\.{2,}(?:\s+\.{2,})*\s*")  # rows that are not shown
+CONTINUED = "\\"  # at the end of names that go on below, with the same index
+MOST_WORDS = 4  # of the name of an index
+MARKS = re.compile(r"^\s*(?:[|+#>$*-]|//|<)|[|;]|--")  # of other tables, code and lists
+
+RULE = re.compile(r"\s*(?:-{2,}|={2,}):?(?:\s+(?:-{2,}|={2,}):?)+\s*")
+RULED = re.compile(r"\S+")
+
+Rows = list[list[str]]
+
+
+def tables(lines: Sequence[str]) -> Iterator[tuple[list[str], Rows, list[str]]]:
+    """The names and rows of such tables, and the lines above each as its notes."""
+    place = after = 0
+    while place < len(lines):
+        found = _ruled(lines, place) or _frame(lines, place)
+        if found is None:
+            place += 1
+            continue
+        names, rows, end = found
+        yield names, rows, [note for line in lines[after:place] if (note := line.strip("# "))]
+        place = after = end
+
+
+def _ruled(lines: Sequence[str], place: int) -> tuple[list[str], Rows, int] | None:
+    """The names above a rule, the rows below it, and the end; None if no table begins here."""
+    above, rule = lines[place - 1] if place else "", "".join(lines[place + 1 : place + 2])
+    if not RULE.fullmatch(rule) or RULE.fullmatch(above) or MARKS.search(lines[place]):
+        return None  # tables of reStructuredText have a rule above the names, too
+    starts = [match.start() for match in RULED.finditer(rule)]
+    names = [name.rstrip(":") for name in _sliced(lines[place], starts)]
+    written = list(
+        itertools.takewhile(
+            lambda line: re.search(r"\d", line) and not RULE.fullmatch(line),
+            _from(lines, place + 2),
+        )
+    )
+    rows = []
+    for line in written:
+        words = line.split()
+        rows.append(words if len(words) == len(names) else _sliced(line, starts))
+    if not all(names) or not rows or not any(map(_are_measured, ([row] for row in rows))):
+        return None
+    return names, rows, place + 2 + len(written)
+
+
+def _from(lines: Sequence[str], place: int) -> Iterator[str]:
+    """The lines from this place on, without a walk over those before."""
+    return map(lines.__getitem__, range(place, len(lines)))
+
+
+def _sliced(line: str, starts: Sequence[int]) -> list[str]:
+    """The parts of a line that begin in these places; the first begins with the line."""
+    return [
+        line[first:last].strip()
+        for first, last in itertools.pairwise([0, *starts[1:], max(len(line), starts[-1])])
+    ]
+
+
+def _frame(lines: Sequence[str], place: int) -> tuple[list[str], Rows, int] | None:
+    """The names, rows and end of a data frame that begins here, without an index that numbers its
+    rows; None if none does."""
+    block = _block(lines, place)
+    if block is None:
+        return None
+    names, rows, end = block
+    while lines[place].rstrip().endswith(CONTINUED):
+        place = next((at for at in range(end, len(lines)) if lines[at].strip()), end)
+        more = _block(lines, place)
+        if more is None or [row[0] for row in more[1]] != [row[0] for row in rows]:
+            break
+        names += more[0][1:]
+        rows = [[*row, *other[1:]] for row, other in zip(rows, more[1], strict=True)]
+        end = more[2]
+    index = [row[0] for row in rows]
+    if not names[0] and index in (_numbered(0, rows), _numbered(1, rows)):
+        names, rows = names[1:], [row[1:] for row in rows]
+    while end < len(lines) and SHAPE.fullmatch(lines[end]):
+        end += 1
+    return names, rows, end
+
+
+def _numbered(first: int, rows: Rows) -> list[str]:
+    return [str(number) for number in range(first, first + len(rows))]
+
+
+def _block(lines: Sequence[str], place: int) -> tuple[list[str], Rows, int] | None:
+    """The same of names and the rows right below them, with the index."""
+    if place >= len(lines):
+        return None
+    head = lines[place].rstrip().removesuffix(CONTINUED).rstrip()
+    quoted = head.startswith('"')
+    if not head.strip() or MARKS.search(head) or not (quoted or WORD.search(head)):
+        return None
+    start = place + 1
+    indexed = head[0].isspace()
+    index = ""
+    named = lines[start].strip() if start < len(lines) else ""
+    if _is_name(named, alone=not indexed):  # the name of the index, below those of the columns
+        index, start = named, start + 1
+    elif not indexed and not quoted:
+        return None
+    below = itertools.takewhile(_is_row, _from(lines, start))
+    written = list(below)
+    end = start + len(written)
+    while end < len(lines) and CUT.fullmatch(lines[end]):
+        end += 1
+    for names, rows in _divided(head, written):
+        over = indexed or quoted or not index
+        if len(rows[0]) == len(names) + over and _are_measured(rows):
+            return [index, *names[not over :]], rows, end
+    return None
+
+
+def _is_name(line: str, *, alone: bool) -> bool:
+    """Whether a line is a name and nothing else; `alone` if it must be one word."""
+    words = line.split()
+    named = 0 < len(words) <= (1 if alone else MOST_WORDS) and bool(WORD.match(line))
+    return named and not re.search(r"\d", line) and len(GAP.split(line)) == 1
+
+
+def _is_row(line: str) -> bool:
+    return bool(line.strip()) and not line[0].isspace() and not MARKS.search(line)
+
+
+def _divided(head: str, written: Sequence[str]) -> Iterator[tuple[list[str], Rows]]:
+    """Names and rows by each way of dividing lines that gives rows of one width."""
+    if not written:
+        return
+    if head.startswith('"'):  # as R writes it
+        names, *rows = csv.reader([head, *written], delimiter=" ")
+        yield from [(names, rows)] if len({*map(len, rows)}) == 1 else []
+        return
+    for divide in (str.split, lambda line: GAP.split(line.strip())):
+        rows = [divide(line) for line in written]
+        for names in (GAP.split(head.strip()), head.split()):
+            if len({*map(len, rows)}) == 1 and not any(map(NUMBER.fullmatch, names)):
+                yield names, rows
+
+
+def _are_measured(rows: Rows) -> bool:
+    """Whether each row has a number beside its index."""
+    return all(any(map(NUMBER.fullmatch, row[1:])) for row in rows)

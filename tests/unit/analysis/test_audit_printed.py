@@ -1,0 +1,86 @@
+"""Data frames as pandas and R print them."""
+
+from __future__ import annotations
+
+import pandas as pd
+import pytest
+from audits import broken, pasted
+
+from lab.analysis.audit.printed import tables
+
+NAMES = ["Nb ranks", "time (s)", "speedup"]
+FRAME = pd.DataFrame([[1, 100.31, 1.0], [2, 52.1, 1.93], [4, 27.4, 3.66]], columns=NAMES)
+OF_R = """"ranks" "time (s)" "speedup"
+"1" 1 100.31 1
+"2" 2 52.1 1.93
+"3" 4 27.4 3.66
+"""
+PRINTED_BY_R = """  ranks time.s. speedup
+1     1  100.31    1.00
+2     2   52.10    1.93
+3     4   27.40    3.66
+"""
+
+
+@pytest.mark.parametrize(
+    "text",
+    [
+        FRAME.to_string(),
+        FRAME.to_string(index=False),
+        FRAME.set_index("Nb ranks").to_string(),
+        FRAME.set_index("Nb ranks").T.to_string(),
+        f"Results on our cluster:\n\n{FRAME.to_string()}\n\n[3 rows x 3 columns]\nThe end.",
+        "\n".join(f"[1,0]<stdout>: {line}" for line in FRAME.to_string().splitlines()),
+        OF_R,
+        PRINTED_BY_R,
+    ],
+)
+def test_frames(text: str) -> None:
+    result = pasted(text)
+    assert sorted(result.reading.values()) == ["speedup", "time", "world_size"]
+    assert not broken(result)
+    assert broken(pasted(text.replace("3.66", "2.66"))) == {"quoted-against-own"}
+
+
+def test_a_frame_that_is_printed_in_parts() -> None:
+    text = FRAME.to_string(line_width=24)
+    assert "\\" in text
+    (found,) = tables(["Measured twice.", *text.splitlines()])
+    assert found[0] == NAMES
+    assert found[1] == [["1", "100.31", "1.00"], ["2", "52.10", "1.93"], ["4", "27.40", "3.66"]]
+    assert found[2] == ["Measured twice."]
+
+
+def test_columns_with_a_name_for_all_of_them() -> None:
+    text = "strategy    ddp   fsdp\nranks\n1         10.00  12.00\n4          2.90   3.20\n"
+    ((names, rows, _),) = tables(text.splitlines())
+    assert names == ["ranks", "ddp", "fsdp"] and rows[1] == ["4", "2.90", "3.20"]
+
+
+def test_names_above_a_rule_with_gaps() -> None:
+    text = """$ sacct -j 7 --format="JobID,AllocCPUS,Elapsed,MaxRSS"
+JobID         AllocCPUS    Elapsed     MaxRSS
+------------ ---------- ---------- ----------
+71                 1152   02:25:15
+72                 2304   01:15:20     10452K
+73                 4608   00:40:11   5266672K
+"""
+    result = pasted(text)
+    assert result.reading == {"AllocCPUS": "world_size", "Elapsed": "time"}
+    assert not broken(result)
+
+
+@pytest.mark.parametrize(
+    "text",
+    [
+        "  indented words of prose\nare no names of 3 numbers 4\n",
+        "    | a | b |\n1 2 3\n",
+        "  x y\n",
+        "\n",
+        '"one" "two"\n',
+        "a  b\n-- --\n",
+        "== ==\na  b\n== ==\n1  2\n== ==\n",
+    ],
+)
+def test_other_lines_are_none(text: str) -> None:
+    assert not [*tables(text.splitlines())]
