@@ -141,11 +141,11 @@ class LocalHandle:
 
     def _processes(self) -> list[psutil.Process]:
         """All processes of the job, without its controller."""
-        found = self.attempt.running_ranks()
+        roots = self.attempt.running_ranks()
         if self._process.has(run=True):
-            found.append(self._process.pid)
+            roots.append(self._process.pid)
         tree = []
-        for pid in found:
+        for pid in roots:
             with contextlib.suppress(psutil.Error):
                 tree += psutil.Process(pid).children(recursive=True)
         return tree

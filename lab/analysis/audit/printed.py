@@ -28,11 +28,11 @@ def tables(lines: Sequence[str]) -> Iterator[tuple[list[str], Rows, list[str]]]:
     """The names and rows of such tables, and the lines above each as its notes."""
     place = after = 0
     while place < len(lines):
-        found = _ruled(lines, place) or _frame(lines, place)
-        if found is None:
+        table = _ruled(lines, place) or _frame(lines, place)
+        if table is None:
             place += 1
             continue
-        names, rows, end = found
+        names, rows, end = table
         yield names, rows, [note for line in lines[after:place] if (note := line.strip("# "))]
         place = after = end
 
