@@ -17,9 +17,7 @@ from collections import Counter, defaultdict
 from collections.abc import Iterator, Sequence
 from dataclasses import asdict, dataclass, fields
 from pathlib import Path
-from typing import Any
-
-import pandas as pd
+from typing import TYPE_CHECKING, Any
 
 from lab.course.check import WrongAnswerError
 from lab.course.ladder import RUNGS
@@ -34,6 +32,9 @@ from lab.launch.confined import set_limits
 from lab.records.store import RECORD, Record, read_record
 from lab.records.table import grouped
 from lab.records.table import row as row_of
+
+if TYPE_CHECKING:
+    import pandas as pd
 
 REPLAY_S = 300.0  # for one lesson of one student
 FORMULA = ("=", "+", "-", "@", "\t", "\r")  # a spreadsheet runs text that begins like this
@@ -89,6 +90,8 @@ def grade(
         grades += _of_checks(one, replay, faults)
         grades += _of_files(one)
     if output is not None:
+        import pandas as pd
+
         columns = [field.name for field in fields(Grade)]
         write_atomically(Path(output), _csv(pd.DataFrame(map(asdict, grades), columns=columns)))
     return grades
@@ -233,6 +236,8 @@ def class_results(
     are read as data; `lab course grade` checks whether they are sound. Raises InputError if nothing
     was handed in, LabError if a record cannot be read.
     """
+    import pandas as pd
+
     one_each: dict[tuple[Any, ...], dict[str, Any]] = {}
     numbers: dict[str, str] = {}
     for submission in submissions_in(submissions):

@@ -18,10 +18,9 @@ import tempfile
 from collections.abc import Iterator, Sequence
 from pathlib import Path
 from types import FunctionType, SimpleNamespace
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
-import pandas as pd
 
 from lab.config.study import OUT, STUDY_FILE, Study, Task
 from lab.course.check import ANSWERS, WrongAnswerError, read_kept, verdict
@@ -29,6 +28,9 @@ from lab.course.language import tr
 from lab.course.release import LESSONS, NEEDED
 from lab.errors import LabError
 from lab.records.store import RECORD, RUNS, STEPS, Record, Store, read_record
+
+if TYPE_CHECKING:
+    import pandas as pd
 
 LARGEST = 20 << 20  # bytes of a file that is read
 MOST_FILES = 3000
@@ -126,7 +128,7 @@ def _inspect(work: Path) -> tuple[list[str], list[str]]:
             faults.append(tr("{place} holds the record of another run", place=place))
         signatures.append(f"{record.run_id} {record.repeat} {record.finished_at}")
         try:
-            steps = pd.read_parquet(path.with_name(STEPS))
+            steps = _steps(path.with_name(STEPS))
             faults += [*_contradictions(record, steps, place)]
             signatures.append(_signature(record, steps))
         except Exception as error:  # noqa: BLE001 whatever is wrong with a student's file
@@ -138,6 +140,12 @@ def _inspect(work: Path) -> tuple[list[str], list[str]]:
                 )
             )
     return faults, signatures
+
+
+def _steps(path: Path) -> pd.DataFrame:
+    import pandas as pd  # what was handed in may hold no record
+
+    return pd.read_parquet(path)
 
 
 def _contradictions(record: Record, steps: pd.DataFrame, place: str) -> Iterator[str]:

@@ -206,6 +206,8 @@ class Turns:
 
     def __call__(self, phase: str, step: int, steps: int, loss: float | None = None, /) -> None:
         """End an instrumented step, let the plain loops take theirs, and begin the next."""
+        if phase == "first step":  # it has not ended
+            return
         if self._begin is not None:
             self._end(INSTRUMENTED, self._begin)
         for name in self.orders.permutation(list(self.plain)).tolist():
