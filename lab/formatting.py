@@ -16,6 +16,7 @@ DIGITS_OF_INTERVAL = 2  # of half its width, which are the meaningful ones of th
 LEAST_OF_UNIT = 0.01  # anything less has more zeros than digits
 DIGITS_MOST = 5  # no measurement here supports more
 LONGEST_LINE = 600  # characters, enough for a cause with advice; a library may write a page
+MOST_QUOTED = 200  # characters of a line of a log
 
 # Terminal escape sequences (ECMA-48), including links and titles, and control characters.
 _ESCAPES = re.compile(
@@ -119,6 +120,11 @@ def capitalized(text: str) -> str:
 def sentence(text: str) -> str:
     """A text with a full stop, unless it ends with a mark already."""
     return text if text.rstrip("'\")”’»").endswith((".", "?", "!", "…")) else f"{text}."
+
+
+def log_end(line: str) -> str:
+    """The last line of a log as the end of a sentence about whoever wrote it; "" without one."""
+    return f'; its log ends with "{line[:MOST_QUOTED]}"' if line else ""
 
 
 def brief(text: str) -> str:

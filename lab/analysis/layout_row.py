@@ -63,7 +63,7 @@ class LayoutRow:
     rate_of_gpu: bool = False  # its rate is that of each GPU, though not named so
     divided: bool = False  # into micro-batches that the table does not give
     only_size: bool = False  # of a mixture of experts, of which one is known
-    kind: str = ""  # of a model that is no decoder of language
+    kind: str = ""  # of a model that is not a language decoder
 
 
 def layout_row(
@@ -273,7 +273,7 @@ def _batch(values: Mapping[str, Any], gpus: float, data: int) -> tuple[float, fl
         raise ValueError("the global batch is smaller than a micro-batch on each rank")
     if abs(round(passes) / passes - 1) > ROUNDED:
         raise ValueError(
-            f"a global batch of {batch:g} is no multiple of micro-batch x replicas = "
+            f"a global batch of {batch:g} is not a multiple of micro-batch x replicas = "
             f"{micro * data:g}; correct one of them"
         )
     return batch, micro, passes
@@ -304,8 +304,10 @@ def _name(values: Mapping[str, Any]) -> str:
 
 
 def _kind(values: Mapping[str, Any]) -> str:
-    """What a row's model is if it is no decoder of language, else ""; ValueError if that and its
-    size do not tell its work."""
+    """The kind of a row's model if it is not a language decoder, else "".
+
+    Raises ValueError if neither the kind nor the model's size tells how much it computes.
+    """
     noted = "" if values.get("model") else values.get("noted_kind", "")
     kind = transformer.other_kind(_name(values)) or noted
     if kind and kind not in transformer.LIKE_DECODERS and not all(map(values.get, DENSE)):

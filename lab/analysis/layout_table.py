@@ -426,7 +426,7 @@ def _page(source: str | Path | pd.DataFrame) -> tuple[list[str], str]:
 
 
 def _unread(reason: str, frame: pd.DataFrame, columns: Mapping[str, str]) -> str:
-    """The cell of a time or rate that is no number, where a row lacks both."""
+    """The cell of a time or rate that is not one number, for a row that lacks both."""
     known = {meant: columns[meant] for meant in ("time", *RATES) if meant in columns}
     for meant, column in known.items() if UNTIMED in reason else ():
         cells = frame[column].tolist()

@@ -25,6 +25,7 @@ from pydantic import TypeAdapter, ValidationError
 
 from lab.errors import InputError, LabError
 from lab.files import OWN_MODE, private_folder, read_file, read_own, write_atomically
+from lab.formatting import log_end
 from lab.machine import began, is_running
 from lab.records.store import LOGS
 
@@ -35,7 +36,6 @@ WAITING = "waiting for other jobs"  # on the same devices
 POLL_S = 0.05
 ONLY_ENDED = re.compile(r"srun: error: \S+: tasks? [\d,-]+: ")  # a line of Slurm
 LOG_LINES, LOG_BYTES = 30, 20_000  # the most that is read of the end of a rank's log
-MOST_LINE = 200  # characters of a line that a message repeats
 # Signals by which a process ends itself.
 CRASHES = {signal.SIGABRT, signal.SIGBUS, signal.SIGFPE, signal.SIGILL, signal.SIGSEGV}
 
@@ -237,8 +237,8 @@ class Attempt:
             cause = " (by a person, or because memory ran out)" if name == "SIGKILL" else ""
             how = f"was killed by {name}{cause}"
         message = f"rank {rank} {how} in the phase {doing or 'starting'!r}"
-        if (code > 0 or -code in CRASHES) and (line := _last_line([self.log_tail(rank)])):
-            message += f'; its log ends with "{line[:MOST_LINE]}"'
+        if code > 0 or -code in CRASHES:
+            message += log_end(_last_line([self.log_tail(rank)]))
         self.write_error(RankError(rank, "RankLost", message))
 
     def errors(self) -> list[RankError]:

@@ -156,8 +156,8 @@ def _latent(dense: Transformer, *, queries: int = 1536, **mixture: int) -> Trans
     values, and 128 + 64 (rotary) in queries and keys.
     """
     width, heads, latent, rotary, head = dense.width, dense.heads, 512, 64, 128
-    asked = heads * (head + rotary)
-    projections = (width + asked) * queries if queries else width * asked
+    query_width = heads * (head + rotary)
+    projections = (width + query_width) * queries if queries else width * query_width
     projections += width * (latent + rotary) + heads * (latent * 2 * head + width * head)
     mixed = _experts(dense, head_width=head + rotary // 2, **mixture)
     return replace(mixed, projections=projections)
@@ -333,7 +333,7 @@ def has_experts(text: str) -> bool:
 
 
 def other_kind(text: str) -> str:
-    """What words such as "ViT-G/14" name if it is no decoder of language, else ""."""
+    """What words such as "ViT-G/14" name if it is not a language decoder, else ""."""
     words = text.replace("_", " ")
     kinds = (kind for kind, names in KINDS.items() if re.search(names, words, re.IGNORECASE))
     return next(kinds, "")

@@ -49,8 +49,7 @@ class Observations:
     that follow from others, `calibrated` holds bus bandwidths in bytes/s by world size, and `per`
     is what a time covers. `own_baseline` names the table's column that the speedup of each row is
     over. `summarised` rows may stand for several repeats, `logged` ones are the lines of a log, of
-    which nothing is claimed. `number` and `place` say which table of a
-    text it is.
+    which nothing is claimed. `number` and `place` say which table of a text it is.
     """
 
     frame: pd.DataFrame

@@ -54,7 +54,7 @@ def _ruled(lines: Sequence[str], place: int) -> tuple[list[str], Rows, int] | No
     for line in written:
         words = line.split()
         rows.append(words if len(words) == len(names) else _sliced(line, starts))
-    if not all(names) or not rows or not any(map(_are_measured, ([row] for row in rows))):
+    if not all(names) or not rows or not any(_are_measured([row]) for row in rows):
         return None
     return names, rows, place + 2 + len(written)
 

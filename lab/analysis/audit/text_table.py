@@ -200,9 +200,10 @@ def _parsed(name: str, text: str) -> tuple[Sequence[Table], list[InputError]]:
     try:
         return [Table(*_delimited(name, lines), notes)], []
     except InputError:
-        for titles, block in _blocks(lines, fewest=1):  # below a title
-            return [Table(*_delimited(name, block), titles)], []
-        raise
+        if not (blocks := _blocks(lines, fewest=1)):
+            raise
+        titles, block = blocks[0]  # below a title
+        return [Table(*_delimited(name, block), titles)], []
 
 
 def _blocks(lines: Sequence[str], *, fewest: int = 2) -> list[tuple[list[str], list[str]]]:

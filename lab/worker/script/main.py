@@ -27,7 +27,7 @@ from torch import nn
 from lab.config.own import SCRIPT_OUT, Script
 from lab.config.run import Run
 from lab.errors import LabError
-from lab.formatting import count
+from lab.formatting import MOST_QUOTED, count, log_end
 from lab.machine import age
 from lab.records.schema import PHASES, Observed
 from lab.worker import distributed, environment
@@ -50,7 +50,7 @@ from lab.worker.script.hooks import StepRecorder, StepsDone, installed, paramete
 from lab.worker.script.processes import OWN_RANKS, one_process
 
 CPU = torch.device("cpu")
-MOST_LINE, MOST_LOG = 200, 5000  # characters of a line that a message repeats; bytes to find it in
+MOST_LOG = 5000  # bytes of the end of a log in which its last line is looked for
 # Of "GPU" only a sentence that lacks or wants one: a message may speak of "multi-GPU training".
 LACKS = r"\b(?:no|not|needs?|requires?|only|unable|without|available|found)\b"
 NEEDS_GPU = re.compile(
@@ -329,8 +329,7 @@ def _status(code: object) -> str:
     """How a script ended, by what it passed to `sys.exit`."""
     if not isinstance(code, int):
         return f"by sys.exit: {code}"
-    last = f'; its log ends with "{line}"' if (line := last_line()) else "; see its log"
-    return f"with exit status {code:d}{last}"  # True is 1
+    return f"with exit status {code:d}{log_end(last_line()) or '; see its log'}"  # True is 1
 
 
 def last_line() -> str:
@@ -347,7 +346,7 @@ def last_line() -> str:
             lines = stream.read().decode(errors="replace").splitlines()
         # Some loops end with a rule of dashes.
         said = (line.strip() for line in reversed(lines) if any(map(str.isalnum, line)))
-        return next(said, "")[:MOST_LINE]
+        return next(said, "")[:MOST_QUOTED]
     return ""
 
 
@@ -458,7 +457,7 @@ def _require_steps(steps: int, run: Run, script: Script) -> None:
         line = last_line()
         if OWN_RANKS.partition(",")[0] in line:  # the end of such a process's traceback
             raise LabError(f"{script.name} ended without a step: {OWN_RANKS}")
-        said = f'; its log ends with "{line}"' if line else ""
+        said = log_end(line)
         cause = "" if NEEDS_GPU.search(said) else f". {NO_OPTIMIZER}"
         raise LabError(
             f"{script.name} ended without a step of an optimizer of torch.optim{said}{cause}"

@@ -147,7 +147,7 @@ def test_a_precision_is_read_with_its_own_peak(
         ({"Sequence Length": None}, "no sequence length"),
         ({"GBS": 4}, "smaller than a micro-batch"),
         ({"Tokens / sec / GPU": None}, "no step time"),
-        ({"GBS": 20}, "a global batch of 20 is no multiple of micro-batch x replicas = 8"),
+        ({"GBS": 20}, "a global batch of 20 is not a multiple of micro-batch x replicas = 8"),
         ({"Tokens / sec / GPU": -8000.0}, "no step time"),
         ({"Tokens / sec / GPU": None, "MFU": "156%"}, "an MFU of 156 %, more than the peak"),
         ({"Model": None, "Layers": 32}, "layers, but no width"),
