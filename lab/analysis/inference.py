@@ -332,7 +332,7 @@ def _verdict(row: Measurement, kind: Kind, noise: float) -> str:
     """Whether a time differs from the base's by more than noise and in enough repeats."""
     _, low, high = row.estimate(kind.ratio)
     if too_few := few(len(row.points)):
-        return f"{too_few} to tell this from chance"
+        return f"{too_few} to show how much this varies"
     if high < 1 - noise:
         return FASTER
     return SLOWER if low > 1 + noise else UNDECIDED

@@ -401,7 +401,7 @@ def best(rows: Sequence[Row], quantity: str) -> tuple[Row, list[Row]]:
 
 
 def few(repeats: int) -> str:
-    """Why these repeats are too few to rule out chance; empty if they are enough."""
+    """Why these repeats are too few to show how much a value varies; empty if they are enough."""
     if repeats >= FEWEST_REPEATS:
         return ""
     return f"{'one repeat is' if repeats == 1 else f'{repeats} repeats are'} too few"
@@ -427,7 +427,7 @@ def shown(ratios: Sequence[Estimate], repeats: int, *, gain: str, loss: str) -> 
 def verdict(low: float, high: float, repeats: int) -> str:
     """Whether a ratio of speeds differs from 1 by more than its repeats do among themselves."""
     if few(repeats):
-        return f"but {few(repeats)} to tell this from chance"
+        return f"but {few(repeats)} to show how much this varies"
     if low > 1:
         return "a gain beyond the spread of the repeats"
     if high < 1:

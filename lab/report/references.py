@@ -87,7 +87,7 @@ SAID = {
 # Words of the discussion's sentences, in Markdown, and the figures and tables that show them.
 SHOWN = {
     "the spread of the repeats": ("fig-overview", "tbl-speedup"),
-    "to tell this from chance": ("fig-overview", "tbl-speedup"),
+    "to show how much this varies": ("fig-overview", "tbl-speedup"),
     "is ideal": ("fig-waterfall", "tbl-waterfall"),
     "where the baseline takes": ("fig-waterfall", "tbl-waterfall"),
     r"R = T\_compute / T\_communication": ("fig-overlap-band",),

@@ -200,7 +200,7 @@ def test_larger_batches_are_compared_at_equal_samples(tmp_path):
         ([0.05, 0.051, 0.052], "a gain beyond the spread of the repeats"),
         ([0.2, 0.21, 0.22], "a loss beyond the spread of the repeats"),
         ([0.08, 0.1, 0.12], "a difference within the spread of the repeats"),
-        ([0.05], "but one repeat is too few to tell this from chance"),
+        ([0.05], "but one repeat is too few to show how much this varies"),
     ],
 )
 def test_a_precision_is_compared_with_the_baselines(tmp_path, bf16, verdict):
@@ -289,7 +289,7 @@ def test_several_comparisons_count_what_their_intervals_show(tmp_path):
     )
     one = [one for one in records if one.repeat == 0]
     text = answered(tmp_path / "one", one, scaling="none")
-    assert "(in 3 comparisons, but one repeat is too few to tell this from chance)" in text
+    assert "(in 3 comparisons, but one repeat is too few to show how much this varies)" in text
 
 
 def test_compression_and_loaders_are_compared_with_what_is_usual(tmp_path):

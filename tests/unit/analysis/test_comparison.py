@@ -78,7 +78,7 @@ def test_the_headline_tells_throughput_and_speedup_of_each_machine(both: Compari
     assert slow.startswith("On Slow CPU, 2 CPU processes at batch 4, a step is ")
     assert fast.startswith("On Fast CPU, 2 CPU processes at batch 4, a step is ")
     repeats = both.summary["repeats"].min()
-    assert ("too few to tell this from chance" in throughput) == (repeats < FEWEST_REPEATS)
+    assert ("too few to show how much this varies" in throughput) == (repeats < FEWEST_REPEATS)
 
 
 def test_one_shared_configuration_gets_its_own_verdict(make_study) -> None:

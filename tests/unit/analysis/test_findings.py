@@ -53,8 +53,8 @@ def test_a_gain_that_the_interval_supports(tmp_path):
         ([0.10, 0.11, 0.12], "a gain beyond the spread of the repeats"),
         ([0.30, 0.31, 0.32], "a loss beyond the spread of the repeats"),
         ([0.17, 0.19, 0.22], "a difference within the spread of the repeats"),
-        ([0.10, 0.11], "2 repeats are too few to tell this from chance"),
-        ([0.10], "one repeat is too few to tell this from chance"),
+        ([0.10, 0.11], "2 repeats are too few to show how much this varies"),
+        ([0.10], "one repeat is too few to show how much this varies"),
     ],
 )
 def test_the_verdict_follows_the_interval(tmp_path, wide, verdict):

@@ -60,7 +60,7 @@ def test_one_repeat_is_told_and_claims_nothing() -> None:
     fast = inferred(inference_run(), [point(2, 1e-3, 0.5e-3)])
     [sentence] = inference.sentences([fast])
     assert "0.50" in sentence and "faster" not in sentence
-    assert sentence.endswith("one repeat is too few to tell this from chance.")
+    assert sentence.endswith("one repeat is too few to show how much this varies.")
 
 
 def test_what_the_copy_of_the_base_shows_no_quantization_can_claim() -> None:

@@ -62,7 +62,7 @@ def test_a_stage_is_told_where_it_and_serial_were_measured(ladder_study) -> None
         "Not measured here: CUDA, several GPUs, inference on serial, inference on CPU processes."
     )
     few = stage_sentences(stages(ladder_study, [trained[0], *trained[3:]]))
-    assert few[0].endswith("but one repeat is too few to tell this from chance.")
+    assert few[0].endswith("but one repeat is too few to show how much this varies.")
     alone = stage_sentences(stages(ladder_study, trained[3:]))
     assert not any("as fast as" in sentence for sentence in alone)
     assert stage_sentences(stages(ladder_study, trained[:3])) == [
