@@ -105,9 +105,10 @@ def _stop(rows: Sequence[Row]) -> str:
             parts = [f"{100 * WELL_USED:.0f} % or more up to {size(well)}", *parts[half is well :]]
         text = f"efficiency is {', and '.join(parts)}"
         if half is not last:
-            # It may recover after that.
-            beyond = [row for row in known if row["efficiency"] < HALF_USED][-1]
-            text += f"; on {size(beyond)} {lost}"
+            text += f"; on {size(last)} {lost}"
+    if dips := [*_below(known, well, WELL_USED), *_below(known, half, HALF_USED)]:
+        lowest = min(dips, key=lambda row: row["efficiency"])
+        text += f"; before, it is only {percent(lowest['efficiency'])} on {lowest.ranks}"
     times = [row for row in known if pd.notna(row["step_time"])]
     if times and base["scaling"] == "strong":
         shortest = min(times, key=lambda row: row["step_time"])
@@ -122,8 +123,14 @@ def _impossible(known: Sequence[Row]) -> bool:
 
 
 def _last_above(known: Sequence[Row], least: float) -> Row:
-    """The row with the most ranks before efficiency falls below a limit."""
-    return [*takewhile(lambda row: row["efficiency"] >= least, known)][-1]
+    """The row with the most ranks whose efficiency reaches a limit."""
+    return [row for row in known if row["efficiency"] >= least][-1]
+
+
+def _below(known: Sequence[Row], last: Row, least: float) -> list[Row]:
+    """Rows of fewer ranks than the last whose efficiency falls short of a limit."""
+    fewer = takewhile(lambda row: row is not last, known)
+    return [row for row in fewer if row["efficiency"] < least]
 
 
 def fits(summary: pd.DataFrame) -> list[str]:

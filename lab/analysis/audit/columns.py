@@ -253,8 +253,8 @@ SETTINGS = {
     "compile": r"(?:no_|without_|w_o_)?(?:xla|torch_compile|compiled?|eager|flash(?:_attention)?)",
     "framework": r"(?:py_?)?torch|tensor_?flow|mx_?net|one_?flow|paddle(?:_?paddle)?|mind_?spore"
     r"|jax|huge_?ctr|keras|caffe2?|horovod",
-    "gpu": rf"(?:dgx_)?(?:{_GPUS}|b100|h20|a40|a30|a6000|v100s|p100|k80|l40|mi\d{{3}}x?|gaudi_?\d?)"
-    r"(?:_(?:sxm\d?|pcie|nvl))?(?:_\d+_?gb?)?|dgx_[12]h?|rtx_\w+?",
+    "gpu": rf"(?:dgx_)?(?:{_GPUS}|b100|h20|a40|a30|a6000|v100s|p100|k80|l40|mi\d{{3}}x?|gaudi_?\d?"
+    r"|tpu(?:_?v\d\w?)?)(?:_(?:sxm\d?|pcie|nvl))?(?:_\d+_?gb?)?|dgx_[12]h?|rtx_\w+?",
     "strategy": r"(?:naive_)?ddp|fsdp_?[12]?|hsdp|(?:data|tensor|pipeline)_parallel(?:ism)?"
     r"|(?:deep_?speed_)?zero(?:_stage)?_?\d|deep_?speed",
 }

@@ -5,6 +5,7 @@ from __future__ import annotations
 import itertools
 import math
 import re
+from collections import Counter
 from collections.abc import Callable, Collection, Iterable, Sequence
 from typing import NamedTuple
 
@@ -23,6 +24,7 @@ from lab.analysis.audit.columns import (
     guess,
     normal,
     parse_name,
+    quantities,
     setting_of,
 )
 from lab.analysis.audit.languages import in_english
@@ -70,6 +72,7 @@ NOTED_PER_RANK = re.compile(
 NOTED_TIME = re.compile(rf"\b({CLOCKED})s?\b", re.IGNORECASE)
 NAMED = 4  # columns in a sentence
 MOST_NAMES = 20  # columns whose words are looked at
+REMARK = re.compile(r"\(([^()]+)\)\s*$")
 GROWN = 0.5  # of the ranks' own growth: a rate grows like this, a time does not
 MOST_LABELS = 50  # different cells that are looked at
 
@@ -205,10 +208,13 @@ def by_world_size(
         assumption += "; no unit is named"
     rest = frame.drop(columns=[one.column for one in ranked])
     ratios = [name for name in map(str, rest) if _quantity(name) in {"speedup", "efficiency"}]
+    ranked = _told_apart(ranked)
+    settings = {one.setting: _settings(one.setting, rest) for one in ranked}
+    none = dict.fromkeys([name for words in settings.values() for name in words], "")
     parts: dict[tuple[float, str], pd.DataFrame] = {}
     for column, size, canonical, factor, setting in ranked:
         size = float(hint[0]) if hint and math.isnan(size) else size
-        new = rest.assign(world_size=size, setting=setting)
+        new = rest.assign(world_size=size, **none | settings[setting])
         if sizes and size < max(sizes):  # a ratio beside several sizes is that of the most ranks
             new = new.assign(**dict.fromkeys(ratios))
         timed = canonical in TIMES and (factor is not None or are_timed(frame[column]))
@@ -216,9 +222,32 @@ def by_world_size(
         part = parts.setdefault((size, setting), new)
         values = numbers(frame[column], units=units, factor=1.0 if factor is None else factor)
         part[f"{canonical}_s" if timed else canonical] = values
-    long = pd.concat(parts.values(), ignore_index=True)
-    long = long if long["setting"].any() else long.drop(columns="setting")
-    return long, [assumption, *assumptions]
+    return pd.concat(parts.values(), ignore_index=True), [assumption, *assumptions]
+
+
+def _told_apart(ranked: Sequence[RankColumn]) -> list[RankColumn]:
+    """Columns that are for the same but for a remark, such as "1 GPU" and "1 GPU (PyTorch)", with
+    the remark in their setting."""
+    same = Counter((one.world_size, one.canonical, one.setting) for one in ranked)
+    return [
+        one._replace(setting=f"{one.setting} {remark[1].lower()}".strip())
+        if same[one.world_size, one.canonical, one.setting] > 1
+        and (remark := REMARK.search(one.column))
+        else one
+        for one in ranked
+    ]
+
+
+def _settings(text: str, others: pd.DataFrame) -> dict[str, str]:
+    """The setting of a column as cells of new columns: one of its hardware, framework or precision,
+    which differ on one rank too, unless the table has one, and else a `setting`."""
+    base, words = setting_of(text)
+    # Rows of one line may differ in a `gpu`, for the audit to tell, but not in the `hardware`.
+    kinds = {kind if kind != "gpu" else "hardware": word for kind, word in words}
+    taken = quantities(kinds) & quantities(others.columns)
+    if not text or base or len(kinds) < len(words) or "strategy" in kinds or taken:
+        return {"setting": text} if text else {}
+    return kinds
 
 
 def _without_ratios(frame: pd.DataFrame) -> tuple[pd.DataFrame, list[str]]:
@@ -253,6 +282,8 @@ def _rank_columns(frame: pd.DataFrame, columns: Sequence[str], quantity: str) ->
     if mixed or of_rows - OF_RUNS or len(units) > 1 or (collective and units != {"time"}):
         return []  # a row for each quantity, for losses, or bandwidths
     quantity = "".join(of_rows) or quantity
+    if units == {"%"} and not quantity:
+        return []  # shares of something that nothing names
     values = [name for name in columns if name not in texts]
     numbered = [match["n"] for name in columns if (match := AFTER.search(normal(name)))]
     if "0" in numbered:

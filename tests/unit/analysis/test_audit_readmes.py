@@ -791,3 +791,19 @@ def test_a_row_of_ratios_below_columns_of_ranks(quoted: str, faults: set[str]) -
     result = pasted(below("| method | 1 GPU | 8 GPU | speed up |", *rows))
     assert {"world_size", "rate", "speedup"} <= set(result.reading.values())
     assert broken(result) == faults
+
+
+def test_a_column_of_other_hardware_or_framework_is_no_part_of_a_line() -> None:
+    head = "| Task | TPU v3-8 | 8 GPU | 1 GPU | 1 GPU (PyTorch) |"
+    result = pasted(below(head, "| QQP | 7m | 31m | 2h | 8h |", "| MNLI | 8m | 33m | 2h | 9h |"))
+    assert "super-linear" in result.checked and not broken(result)
+    assert result.reading["hardware"] == "device" and "framework" in result.reading
+    rows = result.findings[0].records
+    assert "row 1 (QQP, world size 1)" in rows and "row 1 (QQP, tpu v3, world size 8)" in rows
+    assert "row 1 (QQP, pytorch, world size 1)" in rows
+
+
+def test_shares_without_a_name_are_no_times() -> None:
+    head = "| Model | v5e-256 (bf16) | v5p-128 (bf16) | v5e-256 (int8) | v5p-128 (int8) |"
+    rows = ["| Gemma-2b | 58% | 55% | 64% | 68% |", "| Gemma-7b | 58% | 60% | 70% | 70% |"]
+    assert not {"time", "rate"} & set(pasted(below(head, *rows)).reading.values())

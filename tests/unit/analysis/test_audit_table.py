@@ -374,7 +374,7 @@ def test_wide_collectives_in_the_unit_of_the_notes() -> None:
     row = observations.frame[
         (observations.frame["world_size"] == 8)
         & (observations.frame["bytes"] == 2**30)
-        & (observations.frame["key:strategy"] == "a100")
+        & (observations.frame["key:device"] == "a100")
     ]
     assert row["time"].tolist() == pytest.approx([8193.0e-6])
 

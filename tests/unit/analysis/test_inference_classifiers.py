@@ -114,7 +114,8 @@ def test_the_page_of_a_classifier_says_nothing_of_tokens(tmp_path) -> None:
     results = StudyResults(made)
     text = sections.answer(results).markdown.replace("\\", "")
     assert (
-        "times the base's time for a batch (one repeat is too few to show how much this varies)" in text
+        "times the base's time for a batch (one repeat is too few to show how much this varies)"
+        in text
     )
     assert "25.0 % of the base's bytes, an accuracy of 88.0 [84.9, 90.6] % of 500 samples" in text
     [speed], [quality] = inference_sections.speed(results), inference_sections.quality(results)

@@ -41,9 +41,12 @@ def test_where_to_stop_is_the_last_size_before_efficiency_falls() -> None:
     assert "beyond 8 GPUs the time grows again" in text
 
 
-def test_a_size_that_recovers_is_not_said_to_lose_half() -> None:
+def test_efficiency_that_recovers_does_not_stop_and_its_lowest_value_is_told() -> None:
     (text,) = proposal.stops(rows([1, 2, 4, 8], [100, 55, 60, 20]))
-    assert "on 4 GPUs (41.7 %) more than half of the time paid for is lost" in text
+    assert "70 % or more up to 2 GPUs (90.9 %), and 50 % or more up to 8 GPUs (62.5 %)" in text
+    assert text.endswith("; before, it is only 41.7 % on 4 GPUs.")
+    (text,) = proposal.stops(rows([1, 4, 8], [80, 60, 11]))
+    assert "still 90.9 % on 8 GPUs" in text and "before, it is only 33.3 % on 4 GPUs" in text
 
 
 def test_a_table_that_ends_before_is_not_said_to_stop() -> None:
