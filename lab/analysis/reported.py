@@ -301,7 +301,7 @@ def _records(
     unit: Unit,
 ) -> Iterator[Record]:
     """One record for each repeat of each point; `runs` maps points to configurations."""
-    least, thing = curve.points[0].world_size, counted(observations.given.get("rate", ""))
+    least, thing = curve.smallest[0].world_size, counted(observations.given.get("rate", ""))
     # If times may cover more work with more ranks, no speedup can be stated.
     is_open = not kind and any(point.times for point in curve.points)
     for point in curve.points:

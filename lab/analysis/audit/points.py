@@ -144,9 +144,10 @@ class Curve:
 
     @cached_property
     def smallest(self) -> list[Point]:
-        """The points at the smallest world size."""
-        least = self.points[0].world_size
-        return list(takewhile(lambda point: point.world_size == least, self.points))
+        """The points at the smallest world size that was measured: one out of memory was not."""
+        measured = [point for point in self.points if point.is_measured] or self.points
+        least = measured[0].world_size
+        return list(takewhile(lambda point: point.world_size == least, measured))
 
     @cached_property
     def by_strategy(self) -> dict[str, list[Point]]:
@@ -166,7 +167,7 @@ class Curve:
         NaN if one rank has a speedup too, or the smallest rows quote 1 and others: then the
         reference is another program.
         """
-        least = self.points[0].world_size
+        least = self.smallest[0].world_size
         if any(point.programs > 1 for point in self.smallest):
             return math.nan
         for name in ("speedup", "efficiency"):
@@ -240,6 +241,12 @@ class Point:
         plural, label = "s" * (self.world_size != 1), self.curve.label
         return f"{self.world_size:g} rank{plural}" + (f" at {label}" if label else "")
 
+    @property
+    def is_measured(self) -> bool:
+        """Whether the point has a time, a rate or a quoted ratio."""
+        known = (self.time, self.rate, self.speedup, self.efficiency)
+        return any(map(math.isfinite, known))
+
     @cached_property
     def time(self) -> float:
         """Median over repeats of the slowest rank's time."""
@@ -264,7 +271,7 @@ class Point:
     def base(self) -> Point | None:
         """The point at the smallest world size to compare with, None if none or several fit."""
         smallest = self.curve.smallest
-        if self.world_size == smallest[0].world_size:
+        if self.world_size <= smallest[0].world_size:
             return None
         own = residue(self.strategy)
         for fits in (

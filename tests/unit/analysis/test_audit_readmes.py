@@ -807,3 +807,12 @@ def test_shares_without_a_name_are_no_times() -> None:
     head = "| Model | v5e-256 (bf16) | v5p-128 (bf16) | v5e-256 (int8) | v5p-128 (int8) |"
     rows = ["| Gemma-2b | 58% | 55% | 64% | 68% |", "| Gemma-7b | 58% | 60% | 70% | 70% |"]
     assert not {"time", "rate"} & set(pasted(below(head, *rows)).reading.values())
+
+
+@pytest.mark.parametrize(("on_4", "faults"), [("31.0", set()), ("37.5", {"super-linear"})])
+def test_a_run_out_of_memory_is_no_baseline(on_4: str, faults: set[str]) -> None:
+    rows = ["| Llama-70B | 1 | OOM |", "| Llama-70B | 2 | 16.0 |", f"| Llama-70B | 4 | {on_4} |"]
+    result = pasted(below("| Model | GPUs | Tokens/s |", *rows))
+    assert broken(result) == faults
+    baseline = next(fault for fault in result.findings if fault.rule == "baseline")
+    assert "speedups are over 2 ranks" in baseline.evidence

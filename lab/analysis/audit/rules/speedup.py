@@ -77,7 +77,7 @@ def _beyond(point: Point, observations: Observations) -> Iterator[Fault]:
     elif (
         (base is None or math.isnan(gain))
         and point.over != 1  # on the baseline's ranks a ratio compares programs
-        and not (observations.nodes_as_ranks and point.curve.points[0].world_size > 1)
+        and not (observations.nodes_as_ranks and point.curve.smallest[0].world_size > 1)
         and quoted > allowed * (1 + MARGIN)
     ):
         yield Fault(
@@ -177,7 +177,7 @@ def baseline(observations: Observations) -> Iterator[Fault]:
 
 
 def _missing(curve: Curve, observations: Observations) -> Iterator[Fault]:
-    smallest = curve.points[0]
+    smallest = curve.smallest[0]
     n, where = smallest.world_size, f" for {curve.label}" if curve.label else ""
     settings = observations.quoted_over_settings
     of_ranks = [point for point in curve.points if settings.isdisjoint(point.labels)]
@@ -203,7 +203,7 @@ def _missing(curve: Curve, observations: Observations) -> Iterator[Fault]:
 
 def _reference(curve: Curve, observations: Observations, quoting: Sequence[Point]) -> str:
     """What the speedups of a curve without a run on one rank are over; "" if that is unknown."""
-    n = curve.points[0].world_size
+    n = curve.smallest[0].world_size
     over_least = f"speedups are over {n:g} ranks, so losses from 1 to {n:g} ranks do not show"
     if observations.baseline.get("world_size") == n:
         return f", as the study states: {over_least}"
@@ -215,7 +215,7 @@ def _reference(curve: Curve, observations: Observations, quoting: Sequence[Point
     if observations.own_baseline:
         return f": the speedups quoted there are over {observations.own_baseline!r} of their rows"
     ones = observations.ones
-    if any(other.points[0].world_size == 1 for other in curve.siblings):
+    if any(other.smallest[0].world_size == 1 for other in curve.siblings):
         run = "run with another batch size"
     elif ones and ones[0].world_size < n and observations.compares_layouts:
         run = "run on fewer ranks with another layout"
