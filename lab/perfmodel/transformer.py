@@ -307,7 +307,10 @@ KINDS = {
 # A decoder of as many parameters has nearly their work.
 LIKE_DECODERS = ("an encoder", "a vision-language model")
 NOMINAL = 0.03  # relative, of what names round: Kimi K2 has 1026B, gpt-oss-120b 117B
-_SIZE = re.compile(r"(?<![\d.x×])(?<![-_ ]a)(\d+(?:\.\d+)?)\s*([mbt])(?![a-z0-9])", re.IGNORECASE)
+_NOT_ZERO = r"(?=[\d.]*[1-9])"
+_SIZE = re.compile(
+    rf"(?<![\d.x×])(?<![-_ ]a){_NOT_ZERO}(\d+(?:\.\d+)?)\s*([mbt])(?![a-z0-9])", re.IGNORECASE
+)
 _FACTOR = {"m": 1e6, "b": 1e9, "t": 1e12}
 _WHOLE = r".*(?<![\d.])"  # the 7b of "llama 7b", not that of "llama 28.7b"
 

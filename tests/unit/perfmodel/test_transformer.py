@@ -158,7 +158,12 @@ def test_mixtures_of_experts_are_known_by_their_names(text: str, mixed: bool) ->
     ("text", "count"),
     [
         *(("7b", 7e9), ("some 1.3B model", 1.3e9), ("350M", 3.5e8), ("gpt", None)),
-        *(("llama7b", 7e9), ("Qwen1.5-MoE-A2.7B", None), ("llama2-7B在A100", 7e9)),
+        *(
+            ("llama7b", 7e9),
+            ("Qwen1.5-MoE-A2.7B", None),
+            ("llama2-7B在A100", 7e9),
+            ("0B of 2", None),
+        ),
     ],
 )
 def test_sizes_are_read_from_names(text: str, count: float | None) -> None:
