@@ -184,7 +184,8 @@ def _missing(curve: Curve, observations: Observations) -> Iterator[Fault]:
     quotes = [value for point in of_ranks for value in (point.speedup, point.efficiency)]
     quoted = any(map(math.isfinite, quotes))
     single = len(curve.points) == 1 and observations.kind == "table" and not quoted
-    if n == 1 or single:  # the log of a single run compares nothing
+    # The log of a single run compares nothing.
+    if n == 1 or single or observations.projected:
         return
     missing = f"There is no run at world size 1{where}"
     if reference := _reference(curve, observations, of_ranks if quoted else []):
