@@ -102,7 +102,7 @@ NUMBERS = {
     "samples": r"((n|num|total|train|training)_)*samples|dataset_size|(n|num)_examples",
     "steps": r"((n|num|total|optimizer)_)*(steps|iterations|iters)",
     "warmup": r"warm_?up(_(steps|iters|iterations|epochs))?",
-    "efficiency": rf"(.*_)?(efficiency|eff)(_.*)?|pareff|{OF_IDEAL}",
+    "efficiency": rf"(.*_)?(efficiency|eff)(_.*)?|{OF_IDEAL}",
     "speedup": r"(.*_)?speed_?ups?(_.*)?|(x_|times_)?faster"
     rf"|(vs|versus|over|relative_to|compared_to)_(1|one|(a_)?single)_({RANK})"
     r"|((.*_)?(strong|weak|multi_gpu)_)?scaling(?!_(param|token|law|loss|step))(_.*)?|acceleration(_(rate|ratio|factor))?"

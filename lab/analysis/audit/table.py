@@ -24,7 +24,13 @@ from lab.analysis.audit.columns import (
 )
 from lab.analysis.audit.observations import ROW, Observations, setting
 from lab.analysis.audit.plausible import by_numbers
-from lab.analysis.audit.quantities import WHOLE_NUMBERS, Quantities, as_text, as_texts
+from lab.analysis.audit.quantities import (
+    WHOLE_NUMBERS,
+    Quantities,
+    as_text,
+    as_texts,
+    with_quoted_times,
+)
 from lab.analysis.audit.settings import by_setting
 from lab.analysis.audit.values import COUNT_UNITS, numbers, ranks_of
 from lab.errors import InputError, Problem, nearest
@@ -175,7 +181,12 @@ def _long_form(
                 meanings |= {workers: Guess("world_size", 1.0)}
                 of_sizes = [f"{workers!r} counts the ranks, as no other column does"]
     assumptions += of_sizes
-    return frame, meanings, assumptions, origins, bool(of_ranks or of_sizes)
+    quoted = with_quoted_times(frame, meanings, mapped)
+    assumptions += [
+        f"{name!r} is read as the time, as the quoted speedups are its ratios"
+        for name in set(quoted) - set(meanings)
+    ]
+    return frame, quoted, assumptions, origins, bool(of_ranks or of_sizes)
 
 
 def _complete_batches(tidy: pd.DataFrame, given: Mapping[str, str]) -> None:

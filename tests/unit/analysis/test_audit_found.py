@@ -477,3 +477,16 @@ def test_batches_that_few_configurations_scale_in() -> None:
     ]
     head = "| Model | GPUs | Batch | Latency (s) |"
     assert not broken(pasted(below(head, *alone, *scaled)))
+
+
+def test_speedups_of_the_least_times() -> None:
+    rows = ["seq,base,1,4.00,4.40,0.30,1.0", "omp,threads,1,4.20,4.50,0.30,0.952"]
+    rows += ["omp,threads,2,2.10,2.50,0.30,1.905", "omp,threads,4,1.10,1.40,0.10,3.636"]
+    rows += ["omp,threads,8,0.80,0.95,0.05,5.0", "omp,schedule,8,0.76,0.90,0.05,5.263"]
+    text = "version,kind,threads,runtime_min,runtime_mean,runtime_stddev,speedup\n"
+    result = pasted(text + "\n".join(rows) + "\n")
+    assert result.reading["runtime_min"] == "time"
+    assert "quoted speedups are its ratios" in str(result.assumptions)
+    assert not broken(result) & {"quoted-against-own", "baseline"}
+    of_means = text.replace("min", "m").replace("mean", "min").replace("_m,", "_mean,")
+    assert pasted(of_means + "\n".join(rows) + "\n").reading["runtime_mean"] == "time"
