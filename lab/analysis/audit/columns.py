@@ -26,6 +26,12 @@ THINGS = (
     "|trajs?|trajector(?:y|ies)|[mg]?ops|operations?|files?|cells?|particles?|atoms?|events?"
     "|transactions?|(?:anchor_)?updates?|dofs?|zones?"
 )
+# Of "photons/s"; bytes are a bandwidth, and steps give the time of one.
+ANYTHING = (
+    r"(?:[a-z]+_){0,2}?(?!\w*(?:bytes|bits|flops|steps|iters|iterations|batches|epochs|errors"
+    r"|lups|ops)_)"
+    r"[a-z]{3,}s"
+)
 # What a solver does in a second, of which a step is only a part.
 STEPS_OF = "(?:cells?|atoms?|particles?|points?|zones?|sites?|bod(?:y|ies))_(?:steps?|updates?)"
 LATTICE = "[kmgt]?lups?"
@@ -61,7 +67,7 @@ NUMBERS = {
     "world_size": r"world(_?size)?|((n|nb|num|nr|no|number_of|total|count_of|of)_?)*"
     r"((cpu|gpu|mpi|cuda|nvidia|amd)_)?"
     r"(gpus|[hint]pus|ranks|procs|processes|processors|devices|accelerators|tasks|cards|chips|gcds)"
-    r"(_(total|count|used))?|n_prs?|n_mpi|(n|num|number_of)_[abghv]\d{1,2}0s?|(n|nb|(n|no)_of|of|num|number_of)_?([ghint]pu|proc|rank|process(es)?)|no_process|(total_)?([ghint]pu|rank|process|device|accelerator|card|chip)s?_?(count|nums?|number|n)|(n_)?n_?procs?|(n_)?np|n|p|[gn]pu"
+    r"(_(total|count|used|mpi))?|(n|num|number)_of_hardware|n_prs?|n_mpi|(n|num|number_of)_[abghv]\d{1,2}0s?|(n|nb|(n|no)_of|of|num|number_of)_?([ghint]pu|proc|rank|process(es)?)|no_process|(total_)?([ghint]pu|rank|process|device|accelerator|card|chip)s?_?(count|nums?|number|n)|(n_)?n_?procs?|(n_)?np|n|p|[gn]pu"
     r"|workers|number_of_workers|mpi_?((ranks?|tasks?|proc(esse)?s?|process)|size)|parallelism_degree"
     r"|(n_)?pes|ws|[abh]\d{3}s|tpu_cores",
     "nodes": rf"((n|no|num|number_of|of)_?)*{NODE}s|{NODE}s?_(count|num)|(n|num|number_of)_{NODE}",
@@ -110,6 +116,7 @@ NUMBERS = {
     rf"|(.*_)?throughput_(.*_)?per_({RANK})(_.*)?|per_({RANK})_throughput(_.*)?|({THINGS})_per_p_per_s|tgs|tpgps|rate_per_rank"
     rf"|t_per_({SECOND})_per_({RANK})|(tps|ips|qps|{LATTICE})_per_({RANK}|core|thread|node)",
     "rate": rf"(.*_)?[kmg]?({THINGS})_(per_)?({SECOND})(_.*)?"
+    rf"|{ANYTHING}_per_({SECOND})"
     r"|(.*_)?through?(pu|tu|uthpu|thpu)t(_.*)?"
     rf"|(.*_)?[kmg]?{STEPS_OF}_(per_)?({SECOND})|(total_|aggregate_)?{LATTICE}(_total)?"
     r"|rate|s_per_s|(total_|aggregate_|global_)?(ips|qps|tps|wps|sps)|(.*_)?fps|(.*_)?(ns|ps)_per_day|sypd",
@@ -181,7 +188,7 @@ TEXTS = {
     r"|commit_date",
     "commit": r"(git_?)?(commit|sha|hash|rev|revision)|git",
     # Those of a core are of its hardware.
-    "threads": r"((n|nb|no|num|number|of|omp|open_?mp)_?)*threads(_(count|used|num))?"
+    "threads": r"((n|nb|no|num|number|of|omp|open_?mp)_?)*threads(_(count|used|num|omp|open_?mp))?"
     r"(_per_(?!core)[a-z]+)?|thread_count|(n|num|number_of)_thread",
     "clock": r"(gpu_|sm_|cpu_)?(clock|freq|frequency)(_m?g?hz)?|mhz|ghz",
     "driver": r"(cuda_|gpu_)?driver",
@@ -285,7 +292,7 @@ SPEED = r"((train(ing)?|total|avg|average)_)*(speed|throughput|performance)"
 PER = {"epoch": "epoch", "step": "step|iter|batch|^it_|per_tree$"}  # of boosting
 CLOCKED = r"times?|timings?|duration|latency|runtime|elapsed|wall|seconds|makespan"
 WHOLE = (
-    r"(total_)?(time_to_(train|solution|accuracy|target|convergence)|ttt|real|total|train|training|run|exec|execution|fit|job|loop"
+    r"(\d+[km]?_(e(pochs?)?_|steps_|iter(ation)?s_)?)?(total_)?(time_to_(train|solution|accuracy|target|convergence)|ttt|real|total|train|training|run|exec|execution|fit|job|loop"
     r"|process(ing)?|solver?|solution|simulation|computing|program"
     r"|wall_?(time|clock)"
     rf"|wall|clock|t(_[np]|_epoch)?|end_to_end|parallel|{CLOCKED})(_(time|duration|clock|wall|runtime|total|real|s|taken|elapsed|spent|needed))*"
@@ -353,6 +360,7 @@ SECONDS_PER_THING = re.compile(  # of "s/kimg", "ms per image" and "Speed (ms/to
 )
 
 
+BETWEEN = re.compile(r"(?<!\d)(?!1\b)\d+\s*(?:→|->|⇒)\s*\d+")  # of "Scaling (8→16)"
 BYTES = (["bytes"], ["b"], ["n", "bytes"])  # the quantity, not its unit; also of "#bytes"
 
 
@@ -476,7 +484,7 @@ def guess(name: str) -> Guess | None:
     """The meaning of a column's name; None if it is not recognized."""
     if normal(name) in {"s", "h", "b", "k", "m"} or str(name).strip() == "#":
         return None  # a single letter is a symbol, such as S for the speedup; # numbers the rows
-    meaning = _guess(name)
+    meaning = None if BETWEEN.search(str(name)) else _guess(name)
     base, words = setting_of(name)
     if normal(base) in {"hours", "hrs", "hr", "h", "days"} and "gpu" in dict(words):
         return None  # GPU hours are no time

@@ -14,6 +14,10 @@ from lab.records.table import grouped
 Parsed = tuple[list[str], list[list[str]]]  # names and rows
 
 FEWEST, LONGEST = 3, 5000  # lines of a log, and characters of one
+LONGEST_CELL = 80  # characters of what is said of several records
+STATISTICS = ("min", "max", "mean", "stddev", "median")  # of pytest-benchmark, in s
+MLPERF = ":::MLL"
+DEEPEST = 6  # levels of a JSON file
 # Where a line begins to report: "step: 10", "iteration 10/ 100", "Epoch: [0][ 10/5005]",
 # "Epoch(train) [1][50/2693]", "Epoch[0] Batch [49]".
 PROGRESS = re.compile(
@@ -61,6 +65,8 @@ def find_log(lines: Sequence[str]) -> Parsed | None:
 def _reported(line: str) -> dict[str, str]:
     """The numbers that a line reports, by name; empty for other lines."""
     text = line.strip()
+    if text.startswith(MLPERF):
+        return _of_mlperf(_literal(text.partition(" ")[2]))
     if text.startswith("{") and text.endswith("}"):
         return _scalars(_literal(text))
     start = PROGRESS.search(text)
@@ -82,35 +88,88 @@ def _reported(line: str) -> dict[str, str]:
     return {"rank": rank[rank.lastindex or 0], **pairs} if rank else pairs
 
 
+def _of_mlperf(record: Any) -> dict[str, str]:
+    """What a line of MLPerf reports beside the samples, steps or epochs that are done."""
+    if not isinstance(record, Mapping):
+        return {}
+    value = record.get("value")
+    done = _scalars(record.get("metadata"))
+    done = {
+        name: cell for name, cell in done.items() if re.search("_num$|step|samples|epoch", name)
+    }
+    values = _scalars(value) or _scalars({str(record.get("key")): value})
+    return values | done if values and done else {}
+
+
 def _value(match: re.Match[str]) -> str:
     return match["value"] + (match["unit"] or "")
 
 
-def find_records(text: str) -> Parsed | None:
-    """The records of a JSON file: a list of objects, perhaps by name, or an object of lists."""
+def find_records(text: str) -> list[Parsed]:
+    """The records of a JSON file that may be a table: lists of objects, objects by name, or an
+    object of lists, also inside of others, whose own numbers and words then belong to each."""
     if not text.lstrip().startswith(("[", "{")):
-        return None
+        return []
+    found = []
     with contextlib.suppress(ValueError, RecursionError):
-        for records in _candidates(json.loads(text)):
-            rows = [row for record in records if (row := _scalars(record))]
+        for records in _candidates(json.loads(text), {}):
+            rows = [row for record in records if (row := _of_benchmark(_scalars(record)))]
             names = list(dict.fromkeys(name for row in rows for name in row))
             if rows and len(names) > 1:
-                return names, [[row.get(name, "") for name in names] for row in rows]
-    return None
+                found.append((names, [[row.get(name, "") for name in names] for row in rows]))
+    return found
 
 
-def _candidates(content: Any) -> Iterator[list[Any]]:
-    """Lists in a file's content that may be of records."""
+def _candidates(content: Any, above: dict[str, Any], depth: int = 0) -> Iterator[list[Any]]:
+    """Lists of what may be records, each with the numbers and words `above` it."""
     if isinstance(content, list):
-        yield content
+        yield [record | (above | record) for record in content if isinstance(record, dict)]
+        inner: dict[str, list[Any]] = {}
+        for record in content if depth < DEEPEST else ():
+            for name, value in record.items() if isinstance(record, dict) else ():
+                if isinstance(value, list):
+                    own = above | _plain(record)
+                    inner.setdefault(name, []).extend(
+                        one | (own | one) for one in value if isinstance(one, dict)
+                    )
+        for records in inner.values():
+            yield from _candidates(records, {}, depth + 1)
     elif isinstance(content, dict):
-        columns = [value for value in content.values() if isinstance(value, list)]
-        if len(columns) > 1 and len({len(column) for column in columns}) == 1:
-            names = [name for name, value in content.items() if isinstance(value, list)]
-            yield [dict(zip(names, row, strict=True)) for row in zip(*columns, strict=True)]
-        yield from columns
-        if all(isinstance(value, dict) for value in content.values()):
+        lists = {name: value for name, value in content.items() if isinstance(value, list)}
+        if len(lists) > 1 and len({*map(len, lists.values())}) == 1:
+            yield [dict(zip(lists, row, strict=True)) for row in zip(*lists.values(), strict=True)]
+        own = above | _plain(content)
+        for value in lists.values():
+            yield from _candidates(value, own, depth + 1)
+        objects = {name: value for name, value in content.items() if isinstance(value, dict)}
+        if len(objects) == len(content):
             yield [{"run": name, **value} for name, value in content.items()]
+        for value in objects.values() if depth < DEEPEST else ():
+            yield from _candidates(value, own, depth + 1)
+
+
+def _plain(record: Mapping[str, Any]) -> dict[str, Any]:
+    """The numbers and words of a record, without what is inside of others."""
+    plain = {name: value for name, value in record.items() if isinstance(value, str | int | float)}
+    return {name: value for name, value in plain.items() if len(str(value)) <= LONGEST_CELL}
+
+
+def _of_benchmark(row: dict[str, str]) -> dict[str, str]:
+    """A row of Google Benchmark with the unit of its time, none for a statistic over others; one of
+    pytest-benchmark by names with units, and parameters by their own; others as they are."""
+    if {"real_time", "time_unit", "iterations"} <= set(row):
+        unit = row.pop("time_unit")
+        if row.pop("run_type", "") == "aggregate":
+            return {}
+        unused = re.compile("iterations|.*_index|run_name|repetitions")
+        row["real_time"] = f"{row['real_time']} {unit}"
+        return {name: cell for name, cell in row.items() if not unused.fullmatch(name)}
+    if {"stats mean", "stats rounds"} <= set(row):
+        timed = {f"stats {name}": f"{name} time (s)" for name in STATISTICS}
+        params = {name: name.removeprefix("params ") for name in row if name.startswith("params ")}
+        kept = timed | params | {"name": "name", "stats rounds": "repeats"}
+        return {kept[name]: cell for name, cell in row.items() if name in kept}
+    return row
 
 
 def _literal(text: str) -> Any:

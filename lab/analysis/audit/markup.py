@@ -23,6 +23,7 @@ BAR = re.compile(r"(?<!\\)\|")
 # of a table are such.
 DASHES = re.compile(r"\s*\|?(?:\s*:?-+:?\s*\|)+(?:\s*:?-+:?\s*)?\s*")
 RULE = re.compile(rf"(?=.*(?:--|:)){DASHES.pattern}")
+GRID = re.compile(r"\s*\+(?:[-=]+\+)+\s*")
 UNDERLINE = re.compile(r"\s*-{5,}\s*")  # below names with bars, as LAMMPS draws it
 # Rules and bars as drawn in terminals: psql, grid and box styles.
 _STROKES = dict.fromkeys(map(chr, range(0x2500, 0x2580)), "|") | {"+": "|", "=": "-"}
@@ -89,7 +90,7 @@ class Table(NamedTuple):
 
 def find_tables(lines: Sequence[str]) -> list[Table]:
     """The tables in Markdown, HTML, LaTeX or reStructuredText that say most of scaling."""
-    text = HIDDEN.sub("", "\n".join(lines))
+    text = HIDDEN.sub("", "\n".join(_with_marked_bars(lines)))
     tables = [*_markdown(list(map(_drawn, text.splitlines()))), *_html(text), *_latex(text)]
     tables += [Table(cells[0], cells[1:], notes) for cells, notes in rst.tables(text.splitlines())]
     return most_relevant([table for table in tables if any(table.header)])
@@ -133,6 +134,24 @@ def relevance(table: Table) -> int:
     if not known & OF_RUNS:
         return 0
     return 3 if ranked else 1 + bool(known & THREADED)
+
+
+def _with_marked_bars(lines: Sequence[str]) -> Iterator[str]:
+    """Lines in which a bar within a cell of a grid of +, - and | has a backslash before it."""
+    edges: list[int] = []
+    for line in lines:
+        if GRID.fullmatch(line):
+            edges = [place for place, sign in enumerate(line) if sign == "+"]
+        elif not line.strip():
+            edges = []
+        elif edges and line.count("|") > len(edges):
+            bars = {place for place, sign in enumerate(line) if sign == "|"}
+            if bars.issuperset(edges):
+                line = "".join(
+                    f"\\{sign}" if place in bars.difference(edges) else sign
+                    for place, sign in enumerate(line)
+                )
+        yield line
 
 
 def _drawn(line: str) -> str:

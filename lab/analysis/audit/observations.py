@@ -49,7 +49,8 @@ class Observations:
     that follow from others, `calibrated` holds bus bandwidths in bytes/s by world size, and `per`
     is what a time covers. `own_baseline` names the table's column that the speedup of each row is
     over. `summarised` rows may stand for several repeats, `logged` ones are the lines of a log, of
-    which nothing is claimed. `number` and `place` say which table of a text it is.
+    which nothing is claimed; the numbers of a `projected` table were computed. `number` and `place`
+    say which table of a text it is.
     """
 
     frame: pd.DataFrame
@@ -65,6 +66,7 @@ class Observations:
     notes: Sequence[str] = ()
     summarised: bool = False
     logged: bool = False
+    projected: bool = False
     reading: Mapping[str, str] = field(default_factory=dict)
     number: int = 1
     place: str = ""
@@ -153,18 +155,27 @@ class Observations:
             if len(siblings) > MOST_REFERENCES:
                 siblings.clear()
         sizes, strategies = rows["world_size"].tolist(), _strategies(rows, configurations)
+        nodes = self._layouts(rows, codes)
         groups = grouped(
-            ((int(codes[place]), sizes[place], strategies[place]), place)
+            ((int(codes[place]), sizes[place], strategies[place], nodes[place]), place)
             for place in np.lexsort((sizes, codes)).tolist()
         )
         of_point = np.empty(len(rows), dtype=int)
         for number, places in enumerate(groups.values()):
             of_point[places] = number
         columns = columns_of(rows, pd.Series(of_point, rows.index))
-        for (code, size, strategy), places in groups.items():
+        for (code, size, strategy, _), places in groups.items():
             point = point_of(curves[code], size, strategy, columns, places, self.kind)
             curves[code].points.append(point)
         return curves
+
+    def _layouts(self, rows: pd.DataFrame, curves: np.ndarray[Any, Any]) -> list[float]:
+        """What tells the rows of a table apart that spread as many ranks over other nodes: 2 GPUs
+        of one node and one GPU of each of 2 nodes are no repeats. Baselines stay together."""
+        if self.kind != "table" or "nodes" not in self.given:
+            return [0.0] * len(rows)
+        least = rows["world_size"].groupby(curves).transform("min")
+        return rows["nodes"].where(rows["world_size"] > least, 0.0).fillna(0.0).tolist()
 
     def _label(self, values: Mapping[str, Any]) -> str:
         """A configuration's name."""
@@ -281,15 +292,18 @@ def setting(value: str, key: str, given: Mapping[str, str]) -> str:
 def _batch_key(
     observations: Observations, rows: pd.DataFrame, keys: Sequence[str], scaling: str
 ) -> str | None:
-    """The batch that is constant over world sizes in most rows. The one that the declared scaling
-    keeps constant goes first, and given ones before derived; if none is, the one that should be."""
+    """The batch that is constant over world sizes in most rows of what has several. The one that
+    the declared scaling keeps constant goes first, and given ones before derived; if none is, the
+    one that should be."""
     held = HELD.get(scaling)
     best, most, smallest = held, 0.5, rows["world_size"].min()
+    configurations = grouped(zip(joined(rows, keys), rows["world_size"], strict=True))
+    scaled = sum(len(some) for some in configurations.values() if len(set(some)) > 1)
     known = [name for name in BATCHES if rows[name].notna().any()]
     for name in sorted(known, key=lambda name: (name != held, name in observations.derived)):
         sizes = grouped(zip(joined(rows, [*keys, name]), rows["world_size"], strict=True))
         whole = [some for some in sizes.values() if min(some) == smallest and max(some) > smallest]
-        score = sum(map(len, whole)) / len(rows)
+        score = sum(map(len, whole)) / (scaled or len(rows))
         if score > most:
             best, most = name, score
             if name == held:

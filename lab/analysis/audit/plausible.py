@@ -26,7 +26,15 @@ from lab.analysis.audit.columns import (
 )
 from lab.analysis.audit.points import ROUNDING
 from lab.analysis.audit.reshape import COLLECTIVE, GROWN, are_timed
-from lab.analysis.audit.values import BRACKETS, COUNT_UNITS, NUMBER, TIME_UNITS, numbers, roundings
+from lab.analysis.audit.values import (
+    BRACKETS,
+    COUNT_UNITS,
+    GEFORCE,
+    NUMBER,
+    TIME_UNITS,
+    numbers,
+    roundings,
+)
 
 FAR_BEYOND, LEAST_PERCENT = 1.5, 4  # no efficiency is between these
 TIMESTAMP = 1e9  # seconds since 1970, and more than a training takes
@@ -92,6 +100,8 @@ def confirmed(
         canonical = ""
     elif canonical == "bytes" and is_of_model(column, known, meanings):
         canonical = "" if {"model", "dataset"} & names else "model"
+    elif guessed and canonical == "world_size" and any(map(GEFORCE.fullmatch, known)):
+        canonical = "gpu"
     elif guessed and canonical == "world_size" and numbers_devices(column, numbers(cells)):
         canonical = "rank"
     elif guessed and canonical == "compute" and names & {*TIMES} == {"compute"}:
@@ -260,6 +270,9 @@ def is_not_process_rank(column: str, frame: pd.DataFrame, meanings: Mapping[str,
     """Whether a column called rank holds no ranks of a program: places on a list (1, 2, 3, each
     with a name of its own, in the order of what was measured), or ranks of matrices (8, 16)."""
     values = pd.to_numeric(frame[column], errors="coerce")
+    sizes = [name for name, meaning in meanings.items() if meaning.canonical == "world_size"]
+    if sizes and (values > numbers(frame[sizes[0]])).any():
+        return True
     if not (values == np.arange(1, len(frame) + 1)).all():
         alone = not RANKS & {meaning.canonical for meaning in meanings.values()}
         known = np.unique(values.dropna())

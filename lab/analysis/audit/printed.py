@@ -19,6 +19,16 @@ MOST_WORDS = 4  # of the name of an index
 MARKS = re.compile(r"^\s*(?:[|+#>$*-]|//|<)|[|;]|--")  # of other tables, code and lists
 
 RULE = re.compile(r"\s*(?:-{2,}|={2,}):?(?:\s+(?:-{2,}|={2,}):?)+\s*")
+LINE = re.compile(r"\s*([-=])\1{9,}(?:.*\1{3,})?\s*")  # also "---- benchmark: 3 tests ----"
+DIGIT = re.compile(r"[-+(]?\d")
+FEWEST_NAMES = 3
+# Of "BM_Sort/1024/threads:4" and "items_per_second=1.2M/s".
+COUNTER = re.compile(r"(?<![^\s/])([A-Za-z_]\w*)[:=]([\d.]+\w*(?:/s)?)(?![^\s/])")
+IN_NAME = re.compile(r"/(?:[a-z]+:\d+|real_time|process_time)(?=/|$)")
+OF_PYTEST = re.compile(r"Name \(time in (\w+)\)")
+SPANS = {"Min", "Max", "Mean", "StdDev", "Median"}
+RENAMED = {"Rounds": "repeats", "Iterations": "iterations of each"}
+RATIO = re.compile(r"\s+\([\d.,]+\)$")
 RULED = re.compile(r"\S+")
 
 Rows = list[list[str]]
@@ -28,7 +38,7 @@ def tables(lines: Sequence[str]) -> Iterator[tuple[list[str], Rows, list[str]]]:
     """The names and rows of such tables, and the lines above each as its notes."""
     place = after = 0
     while place < len(lines):
-        table = _ruled(lines, place) or _frame(lines, place)
+        table = _ruled(lines, place) or _boxed(lines, place) or _frame(lines, place)
         if table is None:
             place += 1
             continue
@@ -57,6 +67,44 @@ def _ruled(lines: Sequence[str], place: int) -> tuple[list[str], Rows, int] | No
     if not all(names) or not rows or not any(_are_measured([row]) for row in rows):
         return None
     return names, rows, place + 2 + len(written)
+
+
+def _boxed(lines: Sequence[str], place: int) -> tuple[list[str], Rows, int] | None:
+    """The same of names below a rule of the whole width, such as those of STREAM, Google Benchmark
+    and pytest-benchmark, which are two spaces apart, as are the cells up to the next rule."""
+    if not place or not LINE.fullmatch(lines[place - 1]) or MARKS.search(lines[place]):
+        return None
+    names = GAP.split(lines[place].strip())
+    start = place + 1 + bool(LINE.fullmatch("".join(lines[place + 1 : place + 2])))
+    below = itertools.takewhile(lambda line: not LINE.fullmatch(line), _from(lines, start))
+    written = list(itertools.takewhile(str.strip, below))
+    rows = [GAP.split(line.strip()) for line in written]
+    if len(names) < FEWEST_NAMES or not rows or any(map(DIGIT.match, names)):
+        return None
+    even = all(len(names) - 1 <= len(row) <= len(names) for row in rows)
+    if not even or not all(DIGIT.match(cell) for row in rows for cell in row[1:3]):
+        return None
+    return *of_benchmarks(names, rows), start + len(written)
+
+
+def of_benchmarks(names: list[str], rows: Rows) -> tuple[list[str], Rows]:
+    """The columns of Google Benchmark and pytest-benchmark by names that say what they are, with
+    the threads and counters of the first as columns; those of others as they are."""
+    if names[:2] == ["Benchmark", "Time"]:
+        counted = [dict(COUNTER.findall(" ".join([row[0], *row[3:]]))) for row in rows]
+        more = list(dict.fromkeys(name for counts in counted for name in counts))
+        rows = [
+            [IN_NAME.sub("", row[0]), *row[1:3], *(counts.get(name, "") for name in more)]
+            for row, counts in zip(rows, counted, strict=True)
+        ]
+        return ["benchmark", "real time", "CPU time", *more], rows
+    if unit := OF_PYTEST.fullmatch(names[0]):
+        timed = [f"{name.lower()} time ({unit[1]})" if name in SPANS else name for name in names]
+        renamed = [RENAMED.get(name, name) for name in ("benchmark", *timed[1:])]
+        return renamed, [[RATIO.sub("", cell) for cell in row] for row in rows]
+    if names[0] == "Function":  # of STREAM, whose times are in s
+        names = [f"{name} (s)" if name.endswith("time") else name for name in names]
+    return names, rows
 
 
 def _from(lines: Sequence[str], place: int) -> Iterator[str]:

@@ -24,6 +24,7 @@ from lab.analysis.audit.columns import (
     TEXTS,
     TIMES,
     Guess,
+    guess,
     normal,
     parse_name,
     text_guess,
@@ -83,6 +84,9 @@ OF_GPUS = re.compile(r"(?:^|_)(?:gpu|gcd|accelerator|card|chip)s?(?:_|$)")
 PROJECTED = re.compile(
     r".*\d.*\((?:projected|projection|extrapolated|estimated|predicted)\)\W*", re.IGNORECASE
 )
+LEAST = re.compile(r"(?:^|_)(?:min(?:imum)?|best|fastest)(?=_|$)")
+MOST_QUOTING = 1000  # rows whose ratios are compared
+MOSTLY = 0.8
 MOST_GB, LEAST_MB = 300, 400  # of a GPU's memory
 NAMED_UNIT = re.compile(rf"\d\s*({CELL_TIME})\s*$")
 NOTED_UNITS = {
@@ -339,6 +343,38 @@ def memory_unit(values: pd.Series) -> tuple[float, str]:
     if values.between(LEAST_MB, 1e3 * MOST_GB).all():
         return BYTE_UNITS["mb"], "MB"
     return math.nan, ""
+
+
+def with_quoted_times(
+    frame: pd.DataFrame, meanings: Mapping[str, Guess], mapped: Collection[str]
+) -> dict[str, Guess]:
+    """The least times of repeats, such as "runtime_min", instead of their means, if only of those
+    the quoted speedups are the ratios."""
+    of = {what.canonical: column for column, what in meanings.items()}
+    others = [column for column in map(str, frame) if column not in meanings]
+    names = {column: LEAST.sub("", normal(column)).strip("_") for column in others}
+    least = {
+        column: what
+        for column, name in names.items()
+        if name != normal(column) and (what := guess(name)) and what.canonical == "time"
+    }
+    if mapped or not least or not {"time", "speedup"} <= set(of) or len(frame) > MOST_QUOTING:
+        return dict(meanings)
+    speedups = numbers(frame[of["speedup"]]).to_numpy()
+
+    def share(column: str) -> float:
+        """Of the quoted speedups: those that are ratios of a time that quotes 1 and their own."""
+        times = numbers(frame[column], units=TIME_UNITS).to_numpy()
+        quoting, ones = np.abs(speedups - 1) > APART, np.abs(speedups - 1) < APART / 4
+        ratios = times[ones][:, None] / (times * speedups)[quoting][None, :]
+        return float((np.abs(ratios - 1) < APART / 4).any(axis=0).mean()) if ratios.size else 0.0
+
+    best = max(least, key=share)
+    times = [column for column, what in meanings.items() if what.canonical == "time"]
+    if share(best) < MOSTLY or max(map(share, times)) > MOSTLY / 2:
+        return dict(meanings)
+    kept = {column: what for column, what in meanings.items() if column not in times}
+    return {**kept, best: least[best]}
 
 
 def _in_order(frame: pd.DataFrame, meanings: Mapping[str, Guess]) -> dict[str, Guess]:

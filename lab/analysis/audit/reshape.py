@@ -12,11 +12,13 @@ from typing import NamedTuple
 import pandas as pd
 
 from lab.analysis.audit.columns import (
+    BRACKETED,
     CLOCKED,
     IDEAL,
     MEASURED,
     NUMERIC,
     PARALLEL,
+    PROBLEM,
     SECOND,
     THINGS,
     TIMES,
@@ -276,10 +278,17 @@ def _rank_columns(frame: pd.DataFrame, columns: Sequence[str], quantity: str) ->
     labels = [name for name in texts if not sized or columns.index(name) < sized[0]]
     rows = [{_quantity(label) for label in _first_texts(frame[name])} for name in labels]
     of_rows = set().union(*(named - {""} for named in rows))
+    named = [PROBLEM.fullmatch(normal(BRACKETED.sub("", text))) for text in map(str, first)]
     mixed = len(of_rows) > 1 or any(len(named) > 1 for named in rows if named - {""})
     units = {unit for name in columns if name not in texts for unit in _units(frame[name])}
     collective = any(are_collectives(_first_texts(frame[name])) for name in texts)
-    if mixed or of_rows - OF_RUNS or len(units) > 1 or (collective and units != {"time"}):
+    if (
+        mixed
+        or any(named)
+        or of_rows - OF_RUNS
+        or len(units) > 1
+        or (collective and units != {"time"})
+    ):
         return []  # a row for each quantity, for losses, or bandwidths
     quantity = "".join(of_rows) or quantity
     if units == {"%"} and not quantity:

@@ -24,7 +24,13 @@ from lab.analysis.audit.columns import (
 )
 from lab.analysis.audit.observations import ROW, Observations, setting
 from lab.analysis.audit.plausible import by_numbers
-from lab.analysis.audit.quantities import WHOLE_NUMBERS, Quantities, as_text, as_texts
+from lab.analysis.audit.quantities import (
+    WHOLE_NUMBERS,
+    Quantities,
+    as_text,
+    as_texts,
+    with_quoted_times,
+)
 from lab.analysis.audit.settings import by_setting
 from lab.analysis.audit.values import COUNT_UNITS, numbers, ranks_of
 from lab.errors import InputError, Problem, nearest
@@ -52,6 +58,13 @@ SIZES = re.compile(r"\d+(?:\s*[x×*]\s*\d+)+")  # of images, or nodes and ranks
 SYMBOL = re.compile(r"\$?([TSE])(?:_?\{?[np]\}?|\([npNP]\)|_\{?[NP]\}?)?\$?(?: *[\[(]s[\])])?")
 SYMBOLS = {"T": "time", "S": "speedup", "E": "efficiency"}
 NOTED_SCALING = re.compile("(strong|weak)[ _-]?scal", re.IGNORECASE)
+OF_SCALING = "(?:speed-?ups?|scaling|scalability|throughput|performance)"
+PROJECTION = re.compile(
+    rf"\b(?:projected|predicted|theoretical|extrapolated|estimated)\b.{{0,20}}\b{OF_SCALING}"
+    rf"|\b{OF_SCALING}\s+(?:projections?|predictions?)\b",
+    re.IGNORECASE,
+)
+LONGEST_HEADING = 80  # characters
 # Rows of these are single measurements; others may stand for several.
 LOGGED = {"rank", "epoch", "step"}
 COUNTED = {"world_size", "threads", "cpus"}
@@ -62,6 +75,7 @@ CHANGE = re.compile(r"[*_]*[+\-−–±]\s*\d[\d.,]*\s*(?:%|pp|points?|pts?)[*_]
 FEWEST_CHANGES = 2  # cells of a row
 FEW = 2  # numbers of cores that tell nothing
 NEARLY = 0.02  # relative: of a ratio of two rounded rates, or a batch that ranks share
+MOSTLY = 0.5  # of the rows
 NO_REPEATS = 1.5  # ratio of two times on as many ranks
 ANOTHER = 1.1  # ratio of the parameters of two models
 Degrees = np.ndarray[Any, np.dtype[np.float64]]
@@ -119,6 +133,7 @@ def from_table(
         notes=notes,
         summarised=is_wide or not logged,
         logged=bool(frame.attrs.get("logged")),
+        projected=_is_projected([*notes, *("speedup" not in given) * list(map(str, frame))]),
         reading=_reading(given, origins),
         number=int(frame.attrs.get("number", 1)),
         place=str(frame.attrs.get("place", "")),
@@ -166,7 +181,12 @@ def _long_form(
                 meanings |= {workers: Guess("world_size", 1.0)}
                 of_sizes = [f"{workers!r} counts the ranks, as no other column does"]
     assumptions += of_sizes
-    return frame, meanings, assumptions, origins, bool(of_ranks or of_sizes)
+    quoted = with_quoted_times(frame, meanings, mapped)
+    assumptions += [
+        f"{name!r} is read as the time, as the quoted speedups are its ratios"
+        for name in set(quoted) - set(meanings)
+    ]
+    return frame, quoted, assumptions, origins, bool(of_ranks or of_sizes)
 
 
 def _complete_batches(tidy: pd.DataFrame, given: Mapping[str, str]) -> None:
@@ -322,6 +342,11 @@ def _reading(given: Mapping[str, str], origins: Mapping[str, Sequence[str]]) -> 
     return reading
 
 
+def _is_projected(texts: Iterable[str]) -> bool:
+    """Whether a heading, a caption or a column's name says that speedups were computed."""
+    return any(len(text) <= LONGEST_HEADING and PROJECTION.search(text) for text in texts)
+
+
 def _noted_scaling(name: str, notes: Sequence[str]) -> Literal["weak"] | None:
     """Weak, if the name or the notes say so and do not call anything else strong."""
     kinds = {kind.lower() for text in (name, *notes) for kind in NOTED_SCALING.findall(text)}
@@ -420,8 +445,11 @@ def _world_size(tidy: pd.DataFrame, hint: tuple[int, str] | None) -> tuple[pd.Se
 
 
 def _of_a_node(tidy: pd.DataFrame, given: dict[str, str]) -> Iterator[str]:
-    """Take ranks as those of each node if some rows have fewer of them than nodes, and say so."""
-    if "per_node" not in given and (tidy["world_size"] < tidy["nodes"]).any():
+    """Take ranks as those of each node if some rows have fewer of them than nodes, and say so,
+    unless they are the quoted speedups over the efficiencies."""
+    ranks = tidy["speedup"] / tidy["efficiency"] / tidy["world_size"]
+    quoted = float(((ranks - 1).abs() < NEARLY).mean()) > MOSTLY
+    if "per_node" not in given and (tidy["world_size"] < tidy["nodes"]).any() and not quoted:
         tidy["per_node"], tidy["world_size"] = tidy["world_size"], np.nan
         given["per_node"] = name = given.pop("world_size")
         yield f"{name!r} counts the ranks of each node, as there are fewer than nodes"
@@ -472,7 +500,8 @@ def _hybrid(tidy: pd.DataFrame, given: Mapping[str, str]) -> Iterator[str]:
     threads = numbers(tidy["threads"])
     on_cores = ON_CORES.search(normal(ranks)) and "gpu" not in normal(ranks)
     of_a_rank = OF_A_RANK.match(normal(given.get("threads", "")))
-    whole = bool(((threads >= 1) & (threads % 1 == 0)).all())
+    known = threads.dropna()  # a program on a GPU has none
+    whole = bool(((known >= 1) & (known % 1 == 0)).all())
     if not on_cores or not of_a_rank or not whole or threads.nunique() < 2:
         return
     cores = tidy["world_size"].fillna(tidy["nodes"].fillna(1.0) * tidy["per_node"]) * threads

@@ -12,7 +12,7 @@ from collections.abc import Iterable, Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import IO, TYPE_CHECKING, Any
 
-from lab.analysis.audit import lists, logs, printed, wiki
+from lab.analysis.audit import lists, logs, printed, sections, wiki
 from lab.analysis.audit.collectives import find_collectives
 from lab.analysis.audit.markup import (
     Table,
@@ -183,8 +183,10 @@ def _parsed(name: str, text: str) -> tuple[Sequence[Table], list[InputError]]:
     in_columns = [Table(*parsed) for parsed in printed.tables(lines)]
     if any(map(relevance, in_columns)):
         return most_relevant(in_columns), []
-    if of_json := logs.find_records(text):
-        return [Table(*of_json, notes)], []
+    if of_json := [Table(*parsed, notes) for parsed in logs.find_records(text)]:
+        return [max(of_json, key=lambda table: (relevance(table), len(table.rows)))], []
+    if of_sections := sections.find_sections(lines):
+        return [Table(*of_sections, notes)], []
     if not _is_headed(lines) and (log := logs.find_log(text.splitlines())):
         return [Table(*log, notes, logged=True)], []
     if of_lists := lists.find_lists(lines):
@@ -198,8 +200,12 @@ def _parsed(name: str, text: str) -> tuple[Sequence[Table], list[InputError]]:
     if any(map(relevance, tables)):
         return most_relevant(tables), errors
     try:
-        return [Table(*_delimited(name, lines), notes)], []
+        table = Table(*_delimited(name, lines), notes)
+        one = len({*table.header}) < len(table.header) and sections.find_sections(lines, fewest=1)
+        return [Table(*one, notes) if one else table], []
     except InputError:
+        if of_sections := sections.find_sections(lines, fewest=1):
+            return [Table(*of_sections, notes)], []
         if not (blocks := _blocks(lines, fewest=1)):
             raise
         titles, block = blocks[0]  # below a title

@@ -72,18 +72,22 @@ NODE = "(?:node|host|server|machine)"
 _UNIT = rf"{RANKS}|pcs|p"
 _NAME = r"(?!x\d|(?:and|or|to)\b)(?:nvidia |amd )?[a-z][a-z-]*\s?-?\d[\w .()-]*"
 NODES_TIMES = re.compile(
-    r"n(\d+)_?g(\d+)|(\d+)_?n_?(\d+)_?g(?![a-z])\w*"
+    r"n(\d+)_?g(\d+)|(\d+)[_ ]?n[_ ]?(\d+)[_ ]?(?:g(?![a-z])\w*|gpus?)"
     rf"|(\d+)\s*{NODE}s?\s*(?:[x×*,@]|of|with)?\s*(\d+)\s*x?\s*(?:{_UNIT}|{_NAME})?"
     rf"|(\d+)\s*[x×*]\s*(\d+)\s*(?:[x×*]?\s*(?:{_UNIT}|(?P<name>{_NAME})))?"
 )
 RANKS_TIMES = re.compile(
     rf"(?:.*\()?(\d+)\s*(?:[x×*]\s*|\s)((?:{_NAME}|{_UNIT}))\)?|(\d+)({_UNIT})"
 )
+# GPUs called by a number of their model.
+GEFORCE = re.compile(r"(?:rtx\s?)?[1-5]0[5-9]0(?:\s?(?:ti|d|super))*", re.IGNORECASE)
+TIMES_GEFORCE = re.compile(rf"(\d+)\s*[x×*]\s*({GEFORCE.pattern})")
 MOST_OF_A_NODE = 192  # ranks; 224x224 are the pixels of an image
 # Of 8 A100s and 2 V100 GPUs, which are GPUs of the same model as 1 A100 and 1 V100 GPU.
 PLURAL_NAME = re.compile(r"(?<=[abghv]\d00)s$|(?<=\w)\s(?:gpu|card)s?$")
 CARDS = re.compile(rf"(?:({_NAME}?)\s*[x×*]\s*)?n\d+_?c(\d+)")
 SLICE = re.compile(r"((?:(?:cloud )?tpu[ _-]?)?v\d[a-z]*)-(\d+)")  # TPU v3-32
+OF_MATRIX = re.compile(r"(?:^|\s)\d+\s*$")  # of "matrices 1024*1024"
 RANKS_AFTER = re.compile(rf"({_NAME}?)\s*\(?[x×*]\s*(\d+)\)?")
 
 
@@ -142,15 +146,11 @@ def duration(cell: object, factor: float = 1.0) -> float:
     return sum(float(amount) * CELL_TIMES[unit] for amount, unit in amounts) if spoken else math.nan
 
 
-# Their models are numbers: 2x 4090.
-GEFORCE = re.compile(r"(\d+)\s*[x×*]\s*([1-5]0[5-9]0(?:\s?(?:ti|d|super))*)")
-
-
 def ranks_of(cell: object) -> tuple[float, str]:
     """The number of ranks in a cell such as "8x A100" or "2 nodes x 8", and what they are; NaN and
     "" if it names none."""
     text = re.sub(r"^(?:single|one) (?=gpu|card)", "1 ", in_english(str(cell)).strip().lower())
-    if match := GEFORCE.fullmatch(text):
+    if match := TIMES_GEFORCE.fullmatch(text):
         return float(match[1]), match[2]
     if match := NODES_TIMES.fullmatch(text):
         nodes, each = (float(number) for number in match.groups() if number and number.isdigit())
@@ -164,7 +164,8 @@ def ranks_of(cell: object) -> tuple[float, str]:
         name = name if "(" in name else PLURAL_NAME.sub("", name.rstrip(" )"))
         return float(match[1] or match[3]), name
     if match := SLICE.fullmatch(text) or RANKS_AFTER.fullmatch(text):
-        return float(match[2]), match[1].strip()
+        of_matrix = OF_MATRIX.search(match[1]) and int(match[2]) > MOST_OF_A_NODE
+        return (math.nan, "") if of_matrix else (float(match[2]), match[1].strip())
     if match := re.fullmatch(r"([^(]+?)\s*\([^()]*\)", text):  # 16 GPUs (2 nodes)
         return ranks_of(match[1])
     return math.nan, ""

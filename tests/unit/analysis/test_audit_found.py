@@ -7,6 +7,7 @@ import math
 import pytest
 from audits import broken, pasted
 
+from lab.analysis.audit.columns import guess
 from lab.analysis.audit.values import number
 
 
@@ -362,3 +363,130 @@ def test_a_speedup_by_other_hardware_is_no_scaling() -> None:
     assert "the GPU differs (Tesla P100 against Tesla V100)" in found.evidence
     same = pasted(below("| Processor | GPUs | Time |", *(row.replace("P1", "V1") for row in rows)))
     assert "super-linear" in broken(same)
+
+
+def test_a_quoted_efficiency_tells_ranks_from_those_of_a_node() -> None:
+    rows = ["| 1 | 1 | 80.0 | 1.00 | 1.00 |", "| 1 | 2 | 42.1 | 1.90 | 0.95 |"]
+    rows += ["| 2 | 1 | 80.2 | 1.00 | 1.00 |", "| 2 | 4 | 22.2 | 3.60 | 0.90 |"]
+    head = "| Nodes | MPI Tasks | Time (s) | Speedup | Efficiency |"
+    result = pasted(below(head, *rows))
+    assert result.reading["MPI Tasks"] == "world_size"
+    assert not broken(result)
+    of_nodes = [row.replace("3.60 | 0.90", "3.60 | 0.45").replace("0.95", "0.90") for row in rows]
+    of_nodes[2] = "| 2 | 1 | 42.0 | 1.90 | 0.95 |"
+    assert pasted(below(head, *of_nodes)).reading["MPI Tasks"] == "per_node"
+
+
+def test_as_many_ranks_on_other_nodes_are_no_repeats() -> None:
+    rows = ["| 1 | 1 | 8521 | 1 |", "| 1 | 2 | 4486 | 1.9 |", "| 1 | 4 | 2332 | 3.65 |"]
+    rows += ["| 2 | 1 | 5100 | 1.67 |", "| 4 | 1 | 3115 | 2.74 |"]
+    head = "| #Nodes | #GPUs per node | Runtime (s) | Speedup |"
+    assert not broken(pasted(below(head, *rows)))
+    wrong = [row.replace("1.67", "1.97") for row in rows]
+    result = pasted(below(head, *wrong))
+    assert broken(result) == {"quoted-against-own"}
+    assert "1.97x is quoted on 2 ranks" in str(result)
+
+
+def test_nodes_and_gpus_in_the_names_of_columns() -> None:
+    head = "| Model | 1 N 1 GPU | 1 N 4 GPUs | 2 N 4 GPUs |"
+    result = pasted("images/s\n\n" + below(head, "| small | 100 | 390 | 770 |"))
+    assert "world size 8" in str(result.findings[0].records)
+    sizes = ["| Problem size (N) | 92160 | 190464 | 264192 |", "| Block size | 64 | 64 | 64 |"]
+    assert "time" not in pasted(below(head, *sizes)).reading.values()
+
+
+def test_places_on_a_list_beyond_the_ranks_are_no_ranks() -> None:
+    head = "| Rank | ns/day | ntmpi | ntomp | GPUs | Configuration |"
+    rows = ["| 1 | 227.8 | 6 | 6 | 2 | dlb=yes |", "| 2 | 220.1 | 8 | 5 | 2 | dlb=yes |"]
+    rows += ["| 3 | 215.9 | 6 | 4 | 2 | dlb=yes, pin=1 |", "| 4 | 207.5 | 8 | 4 | 2 | dlb=no |"]
+    rows += ["| 5 | 200.5 | 8 | 5 | 2 | dlb=yes, pin=1 |"]
+    result = pasted(below(head, *rows))
+    assert "Rank" not in result.reading
+    assert not broken(result)
+
+
+def test_a_warm_up_before_repetitions_is_a_whole_one() -> None:
+    text = "n,threads,repetitions,warmup,median_seconds\n1024,1,7,1,2.1\n1024,4,7,1,0.6\n"
+    assert not broken(pasted(text))
+    result = pasted(text.replace(",7,1,", ",7,0,"))
+    assert broken(result) == {"cold-start"}
+    assert "No repetition" in str(result)
+    steps = text.replace("repetitions,warmup", "loss,warmup").replace("n,", "steps,", 1)
+    assert broken(pasted(steps)) == {"cold-start"}
+
+
+def test_a_speedup_between_two_numbers_of_ranks_is_none_over_one() -> None:
+    head = "| Benchmark | 4× H200 | 8× H200 | 16× H200 | Scaling (8→16) |"
+    result = pasted(below(head, "| tuned | 99 min | 68 min | 38 min | 1.79× |"))
+    assert "speedup" not in result.reading.values()
+    assert not broken(result)
+
+
+def test_a_projection_may_be_regular() -> None:
+    rows = ["| 1 | 1.0x | 43K tok/s |", "| 2 | 1.75x | 76K tok/s |", "| 4 | 3.50x | 152K tok/s |"]
+    rows += ["| 8 | 7.0x | 304K tok/s |", "| 16 | 14.0x | 608K tok/s |"]
+    for head in ("| GPUs | Projected Speedup | Throughput |", "| GPUs | What | Throughput |"):
+        regular = broken(pasted(below(head, *rows)))
+        assert regular == (set() if "Projected" in head else {"too-regular"})
+    theory = below("| GPUs | Speedup 32-bit |", "| 4 | 3.53x |", "| 96 | 13.4x |")
+    assert not broken(pasted("Theoretical speedup\n===\n\n" + theory))
+    assert broken(pasted("Speedup\n===\n\n" + theory)) == {"baseline"}
+
+
+def test_a_gpu_called_by_a_number_is_its_model() -> None:
+    head = "| Method | FPS | GPU |"
+    for name in ("3090", "RTX 4090"):
+        result = pasted(below(head, "| ours | 36.2 | 2080 Ti |", f"| paper | 60 | {name} |"))
+        assert result.reading["GPU"] == "gpu"
+
+
+def test_sizes_of_matrices_are_no_ranks() -> None:
+    head = "| Methods | Matrices 1024*1024 | Matrices 2048*2048 |"
+    assert not pasted(
+        below(head, "| naive | 8098 ms | 84232 ms |", "| omp | 44 ms | 204 ms |")
+    ).reading
+
+
+@pytest.mark.parametrize(
+    ("name", "quantity"),
+    [
+        *[(name, "rate") for name in ("Photons/s", "lookups/s", "Histories per second")],
+        *[(name, None) for name in ("Mbytes/s", "errors/s", "total bytes/s")],
+        *[("processes_mpi", "world_size"), ("threads_openmp", "threads")],
+        *[("Num of Hardware", "world_size"), ("50k Training Time", "time")],
+    ],
+)
+def test_more_names(name: str, quantity: str | None) -> None:
+    meaning = guess(name)
+    assert (meaning.canonical if meaning else None) == quantity
+
+
+def test_threads_of_some_programs() -> None:
+    rows = ["seq,1,1,8.0", "mpi+omp,1,1,8.1", "mpi+omp,2,1,4.2", "mpi+omp,1,2,4.4"]
+    rows += ["mpi+omp,2,2,2.3", "cuda,,,0.4"]
+    result = pasted("version,processes_mpi,threads_openmp,seconds\n" + "\n".join(rows) + "\n")
+    assert "counts the cores" in str(result.assumptions)
+    assert not broken(result)
+
+
+def test_batches_that_few_configurations_scale_in() -> None:
+    alone = [f"| other{n} | 1 | {batch} | {8 + batch / 9} |" for n in range(9) for batch in (1, 16)]
+    scaled = [
+        f"| ours | {n} | {b} | {(8 + b / 9) / n**0.5} |" for n in (1, 2, 4) for b in (1, 16, 64)
+    ]
+    head = "| Model | GPUs | Batch | Latency (s) |"
+    assert not broken(pasted(below(head, *alone, *scaled)))
+
+
+def test_speedups_of_the_least_times() -> None:
+    rows = ["seq,base,1,4.00,4.40,0.30,1.0", "omp,threads,1,4.20,4.50,0.30,0.952"]
+    rows += ["omp,threads,2,2.10,2.50,0.30,1.905", "omp,threads,4,1.10,1.40,0.10,3.636"]
+    rows += ["omp,threads,8,0.80,0.95,0.05,5.0", "omp,schedule,8,0.76,0.90,0.05,5.263"]
+    text = "version,kind,threads,runtime_min,runtime_mean,runtime_stddev,speedup\n"
+    result = pasted(text + "\n".join(rows) + "\n")
+    assert result.reading["runtime_min"] == "time"
+    assert "quoted speedups are its ratios" in str(result.assumptions)
+    assert not broken(result) & {"quoted-against-own", "baseline"}
+    of_means = text.replace("min", "m").replace("mean", "min").replace("_m,", "_mean,")
+    assert pasted(of_means + "\n".join(rows) + "\n").reading["runtime_mean"] == "time"

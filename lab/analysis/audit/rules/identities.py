@@ -88,6 +88,8 @@ def _degrees(frame: pd.DataFrame, layout: pd.Series) -> Iterator[Fault]:
 def _nodes(frame: pd.DataFrame) -> Iterator[Fault]:
     rows = frame[frame["nodes"] * frame["per_node"] - frame["world_size"] != 0]
     rows = rows[rows[["nodes", "per_node", "world_size"]].notna().all(axis=1)]
+    # One node may have more than a run uses.
+    rows = rows[(rows["nodes"] > 1) | (rows["world_size"] > rows["per_node"])]
     if len(rows):
         row = rows.iloc[0]
         yield Fault(

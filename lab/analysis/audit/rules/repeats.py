@@ -102,8 +102,11 @@ def repeats(observations: Observations) -> Iterator[Fault]:
         for point in points
     }
     numbered = observations.kind == "table" and {"repeats", "repeat"} & observations.known
-    # A few duplicates in a table may differ in columns whose names were not recognized.
-    stated = numbered or np.mean([len(_repeated(point)) > 1 for point in points]) > 0.5
+    # A few duplicates in a table may differ in columns whose names were not recognized, and so may
+    # the settings of a list on one number of ranks.
+    several = len({point.world_size for point in points}) > 1 or observations.kind != "table"
+    alike = np.mean([len(_repeated(point)) > 1 for point in points]) > 0.5
+    stated = numbered or (several and alike)
     single = [point for point in points if counts[point] < 2]
     spread = [point for point in single if point.bounds is not None or point.rate_std > 0]
     once = [point for point in single if point not in spread]
@@ -190,7 +193,7 @@ def too_regular(observations: Observations) -> Iterator[Fault]:
         return
     for curve in observations.curves:
         yield from _no_variance(curve, observations)
-        yield from _on_a_formula(curve)
+        yield from _on_a_formula(curve) if not observations.projected else ()
 
 
 def _no_variance(curve: Curve, observations: Observations) -> Iterator[Fault]:

@@ -8,6 +8,7 @@ from collections.abc import Iterator, Sequence
 from itertools import product
 from typing import get_args
 
+from lab.analysis.audit.columns import is_serial
 from lab.analysis.audit.observations import MOST_REFERENCES, Observations, UncheckedError
 from lab.analysis.audit.points import CERTAINLY_MORE, Curve, Point
 from lab.analysis.audit.rule import Fault, Severity, rule, seconds
@@ -184,7 +185,8 @@ def _missing(curve: Curve, observations: Observations) -> Iterator[Fault]:
     quotes = [value for point in of_ranks for value in (point.speedup, point.efficiency)]
     quoted = any(map(math.isfinite, quotes))
     single = len(curve.points) == 1 and observations.kind == "table" and not quoted
-    if n == 1 or single:  # the log of a single run compares nothing
+    # The log of a single run compares nothing.
+    if n == 1 or single or observations.projected:
         return
     missing = f"There is no run at world size 1{where}"
     if reference := _reference(curve, observations, of_ranks if quoted else []):
@@ -240,7 +242,7 @@ def _all_quoted_over(ones: Sequence[Point], points: Sequence[Point]) -> bool:
     return all(
         any(
             one.world_size == one.speedup == 1
-            and one.strategy == point.strategy
+            and (one.strategy == point.strategy or is_serial(one.strategy))
             and point.is_quoted_over(one)
             for one in ones
         )

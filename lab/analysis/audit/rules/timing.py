@@ -279,8 +279,14 @@ def data_stall(observations: Observations) -> Iterator[Fault]:
 @rule("cold-start", "warmup or epoch or step")
 def cold_start(observations: Observations) -> Iterator[Fault]:
     """Warm-up or compilation inside the measurement."""
-    few = observations.runs[observations.runs["warmup"] < FEWEST_WARMUP]
-    if len(few):
+    runs = observations.runs
+    # Beside a number of repetitions, a warm-up is of the whole program, not of a step.
+    fewest = FEWEST_WARMUP if runs["repeats"].isna().all() else 1
+    few = runs[runs["warmup"] < fewest]
+    if len(few) and fewest == 1:
+        evidence = f"No repetition is left out as a warm-up in {count(len(few), 'row')}."
+        yield Fault(few["label"], evidence, "Leave out the first repetition, which fills caches.")
+    elif len(few):
         yield Fault(
             few["label"],
             f"Fewer than {FEWEST_WARMUP} warm-up steps are left out in {count(len(few), 'row')}: "
