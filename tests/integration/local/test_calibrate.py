@@ -36,6 +36,7 @@ from lab.perfmodel.calibration import (
 )
 from lab.perfmodel.simulate import spread
 from lab.worker.calibrate import (
+    COPY_BYTES,
     QUICK_STARTS,
     QUICK_STARTS_TOGETHER,
     matrix_products,
@@ -233,9 +234,11 @@ def _phase(work: Path) -> str:
     return path.read_text() if path.exists() else ""
 
 
-def test_memory_and_matrix_products_of_this_device() -> None:
+def test_memory_and_matrix_products_of_this_device(monkeypatch: pytest.MonkeyPatch) -> None:
     device = torch.device("cpu")
-    memory = memory_bandwidth(device, copy_bytes=2**24, seconds=0.05)
+    monkeypatch.setitem(COPY_BYTES, "cpu", 2**24)
+    monkeypatch.setattr("lab.worker.calibrate.COPY_S", 0.05)
+    memory = memory_bandwidth(device)
     assert memory.bytes == 2**24 and 1e7 < memory.bytes_per_s < 1e13
     products, missing = matrix_products(device)
     assert {product.dtype for product in products} | set(missing) == {"fp32", "bf16", "fp16"}
