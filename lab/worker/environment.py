@@ -177,20 +177,12 @@ class CpuUse:
 
 def cpu_use(cores: Sequence[int]) -> CpuUse:
     """Current readings, each with its own starting point, so only differences are meaningful."""
-    times = os.times()
-    # A data loader's workers belong to the run; the system counts them only once they have ended.
-    own = times.user + times.system + times.children_user + times.children_system
-    return CpuUse(time.perf_counter(), own + _of_children(), _busy(cores))
-
-
-def _of_children() -> float:
-    """CPU seconds of this process's children that are still running."""
-    seconds = 0.0
-    for child in psutil.Process().children(recursive=True):
+    this, own = psutil.Process(), 0.0
+    # A data loader's workers belong to the run, those that have ended and those that have not.
+    for process in (this, *this.children(recursive=True)):
         with contextlib.suppress(psutil.Error):
-            used = child.cpu_times()
-            seconds += used.user + used.system + used.children_user + used.children_system
-    return seconds
+            own += sum(process.cpu_times()[:4])  # user and system, of itself and of ended children
+    return CpuUse(time.perf_counter(), own, _busy(cores))
 
 
 class RankUse(NamedTuple):
