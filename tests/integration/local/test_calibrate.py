@@ -5,17 +5,13 @@ from __future__ import annotations
 import json
 import os
 import signal
-import socket
 import subprocess
 import sys
 import time
 from collections.abc import Iterator
 from dataclasses import dataclass
-from datetime import UTC, datetime
-from importlib import metadata
 from pathlib import Path
 
-import factories
 import psutil
 import pytest
 import torch
@@ -24,15 +20,11 @@ import yaml
 from lab import machine
 from lab.config.strategies import STRATEGIES
 from lab.launch.calibrate import calibrate
-from lab.launch.preflight import usable
 from lab.machine import is_running
 from lab.perfmodel.calibration import (
     REFERENCES,
     Calibration,
-    Part,
-    calibration_path,
     load_calibration,
-    write_calibration,
 )
 from lab.perfmodel.simulate import spread
 from lab.worker.calibrate import (
@@ -181,34 +173,6 @@ def test_one_rank_starts_its_steps_in_processes_that_begin_anew(resumed: Resumed
     assert processes and processes.sd > 0
     others = {step.run.strategy for step in part.steps} - {"single"}
     assert others == {name for name, facts in STRATEGIES.items() if not facts.single_process}
-
-
-def test_strategies_that_were_not_wanted_before_are_measured_then(temporary: Path) -> None:
-    profile = profile_of(temporary / "few")
-    here = factories.environment(
-        1, hosts=[socket.gethostname()], versions={"torch": metadata.version("torch")}
-    )
-    first = Part(
-        world_size=1,
-        quick=True,
-        strategies=("ddp", "single", "zero1"),
-        measured_at=datetime.now(UTC),
-        profile=usable(profile),
-        environment=here,
-    )
-    stored = Calibration(cluster="small", wanted=(1,), parts=(first,))
-    write_calibration(stored, calibration_path(profile))
-
-    def measured(*strategies: str) -> Part:
-        whole = calibrate(
-            profile, world_sizes=[1], strategies=strategies, quick=True, progress=False
-        )
-        return whole.parts[0]
-
-    assert measured("ddp") == first
-    more = measured("fsdp")
-    assert {step.run.strategy for step in more.steps} == {"single", "ddp", "fsdp", "zero1"}
-    assert measured("ddp", "zero1") == more
 
 
 def test_a_lost_rank_is_named(temporary: Path) -> None:
