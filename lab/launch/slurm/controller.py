@@ -30,14 +30,8 @@ FIRST_S, LAST_S, GROWTH = 0.7, 10.0, 1.15
 COLUMNS = "ArrayJobID:|,ArrayTaskID:|,Name:|,State:|,Reason:|,NodeList:|,RestartCnt:|,exit_code:|"
 PENDING = {"PENDING", "REQUEUED", "REQUEUE_HOLD", "SPECIAL_EXIT", "RESV_DEL_HOLD", "REQUEUE_FED"}
 ALIVE = {
-    "RUNNING",
-    "COMPLETING",
-    "CONFIGURING",
-    "SUSPENDED",
-    "STOPPED",
-    "SIGNALING",
-    "STAGE_OUT",
-    "RESIZING",
+    *("RUNNING", "COMPLETING", "CONFIGURING", "SUSPENDED"),
+    *("STOPPED", "SIGNALING", "STAGE_OUT", "RESIZING"),
 }
 QOS = "`sacctmgr show qos`"
 ASSOCIATIONS = "`sacctmgr show associations user=$USER`"
