@@ -306,7 +306,8 @@ def claim(
             return
         # Jobs wait for devices in a queue, so those that need few cannot starve one that needs many
         # and two jobs cannot deadlock: only who is first waits for devices.
-        folder = _private_folder()
+        # Private to this user, and the same for every study on this machine.
+        folder = private_folder(Path(tempfile.gettempdir()) / f"scaling-lab-{os.getuid()}")
         queue = held.enter_context(contextlib.ExitStack())
         queue.enter_context(_locked(folder / "devices.lock", attempt, phase=WAITING))
         paths = [folder / f"device-{name.replace('/', '-')}.lock" for name in names or ()]
@@ -345,8 +346,3 @@ def _acquire(lock: FileLock, *, timeout: float) -> bool:
     with contextlib.suppress(Timeout):
         lock.acquire(timeout=timeout, poll_interval=POLL_S)
     return lock.is_locked
-
-
-def _private_folder() -> Path:
-    """A folder private to this user, the same for every study on this machine."""
-    return private_folder(Path(tempfile.gettempdir()) / f"scaling-lab-{os.getuid()}")

@@ -90,6 +90,4 @@ def _package(name: str) -> Check:
 
 def _program(name: str, remedy: str) -> Check:
     path = shutil.which(name)
-    if path is None:
-        return Check(name, "missing", present=False, needed=False, remedy=remedy)
-    return Check(name, path, needed=False)
+    return Check(name, path or "missing", bool(path), needed=False, remedy="" if path else remedy)

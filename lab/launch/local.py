@@ -14,7 +14,7 @@ import socket
 import subprocess
 import sys
 import time
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Any, ClassVar
 
@@ -41,19 +41,6 @@ LOG = "controller.log"  # output of the controller, in the job's folder
 POLL_S = 0.1
 # How long a job may take to end once interrupted, in s, before it is killed.
 INTERRUPT_S = 5.0
-
-
-def fork_controller(
-    log: Path, environment: Mapping[str, str], *, modules: Sequence[str]
-) -> int | None:
-    """Start the controller of a job whose files lie in `log`; its id, None if it cannot be a fork.
-
-    Code in PYTHONPATH may run when Python starts, but not in a fork. A job with such a path is not
-    forked, nor is any job with LAB_PRELOAD=0.
-    """
-    if environment.get("LAB_PRELOAD") == "0" or environment.get("PYTHONPATH"):
-        return None
-    return fork_server.start(control, {"log": str(log)}, environment, modules=modules)
 
 
 def control(log: str) -> int:
@@ -231,15 +218,17 @@ class LocalExecutor:
         """The id of a controller with torch loaded; None if the ranks must load it themselves.
 
         A profile's variables must be set before torch is loaded, a snapshot's code differs from
-        what the driver would load, and CUDA fails in a fork of a process that has used it.
+        what the driver would load, and CUDA fails in a fork of a process that has used it. Code in
+        PYTHONPATH may run when Python starts, but not in a fork. LAB_PRELOAD=0 forbids all forks.
         """
         on_cpus = self._cluster.device_kind == "cpu" and not self._cluster.environment
-        if spec.code or not on_cpus:
+        forbidden = environment.get("LAB_PRELOAD") == "0" or environment.get("PYTHONPATH")
+        if spec.code or forbidden or not on_cpus:
             return None
         # Each rank sets this itself, but libraries read it when they are loaded.
         threads = {"OMP_NUM_THREADS": str(self._cluster.threads_per_rank)}
         modules = LOADED_FOR_SCRIPTS if spec.script else LOADED
-        return fork_controller(log, environment | threads, modules=modules)
+        return fork_server.start(control, {"log": str(log)}, environment | threads, modules=modules)
 
     def _environment(self, spec: JobSpec, command: str) -> dict[str, str]:
         """The environment of submitit's controller, which it passes on to the ranks."""

@@ -9,7 +9,8 @@ from lab.config.cluster import Cluster, Published, Row
 from lab.config.run import Run
 from lab.config.study import Study, Task
 from lab.errors import InputError, LabError, Problem
-from lab.launch.executor import JobSpec
+from lab.launch.executor import Handle, JobSpec
+from lab.launch.local import LocalExecutor
 from lab.launch.outcome import now
 from lab.perfmodel.calibration import published_environment
 from lab.perfmodel.flops import flops_per_sample
@@ -17,23 +18,14 @@ from lab.records.schema import Stat, Timing
 from lab.records.store import Record, Store, write_record
 
 
-class ReplayExecutor:
-    """An executor that accepts no job: both methods raise LabError, so nothing waits for it."""
+class ReplayExecutor(LocalExecutor):
+    """An executor that accepts no job."""
 
-    persistent = False
-
-    def __init__(self, cluster: Cluster) -> None:
-        self._cluster = cluster
-
-    def choose(self, waiting: Sequence[JobSpec], running: Sequence[object]) -> NoReturn:
+    def choose(self, waiting: Sequence[JobSpec], running: Sequence[Handle]) -> NoReturn:
         """Raises LabError."""
         raise LabError(
             f"{self._cluster.name} replays a published table: nothing can be run or measured on it"
         )
-
-    def submit(self, specs: Sequence[JobSpec]) -> NoReturn:
-        """Raises LabError."""
-        self.choose(specs, [])
 
 
 def replay(study: Study, cluster: Cluster, tasks: Sequence[Task]) -> list[Record]:

@@ -131,19 +131,17 @@ def matrix_products(device: torch.device) -> tuple[list[MatrixProduct], dict[str
     return products, missing
 
 
-def memory_bandwidth(
-    device: torch.device, *, copy_bytes: int | None = None, seconds: float = COPY_S
-) -> MemoryBandwidth:
+def memory_bandwidth(device: torch.device) -> MemoryBandwidth:
     """Bytes/s of the fastest copy of a large tensor, counting reads and writes (as in STREAM)."""
     cuda = device.type == "cuda"
     free = torch.cuda.mem_get_info(device)[0] if cuda else psutil.virtual_memory().available
     # If memory is short, the two tensors take a quarter of the free memory to avoid swapping.
-    size = min(copy_bytes or COPY_BYTES[device.type], free // 8)
+    size = min(COPY_BYTES[device.type], free // 8)
     source = torch.ones(size // 4, device=device)
     target = torch.empty_like(source)
     target.copy_(source)  # the first copy pays for the page faults
     best = float("inf")
-    end = time.perf_counter() + seconds
+    end = time.perf_counter() + COPY_S
     while best == float("inf") or time.perf_counter() < end:
         # The fastest: anything else running on the machine can only slow a copy down.
         best = min(best, seconds_of(partial(target.copy_, source), device))

@@ -19,10 +19,9 @@ from lab.config.emulation import MEASURED
 from lab.errors import InputError, Problem
 from lab.perfmodel.hardware import emulated_gpu
 from lab.worker import models
-from lab.worker.compiling import compiled
 from lab.worker.distributed import RankJob, all_gather_object
 from lab.worker.measure.clock import FloatArray
-from lab.worker.optim import autocast, checkpoint_blocks, optimizer_for
+from lab.worker.optim import autocast, checkpoint_blocks, compiled, optimizer_for
 
 WARMUP, ROUNDS, BUDGET_S = 2, 7, 60.0
 # Samples enough to see the order and relative timing of the gradients.

@@ -177,20 +177,12 @@ class CpuUse:
 
 def cpu_use(cores: Sequence[int]) -> CpuUse:
     """Current readings, each with its own starting point, so only differences are meaningful."""
-    times = os.times()
-    # A data loader's workers belong to the run; the system counts them only once they have ended.
-    own = times.user + times.system + times.children_user + times.children_system
-    return CpuUse(time.perf_counter(), own + _of_children(), _busy(cores))
-
-
-def _of_children() -> float:
-    """CPU seconds of this process's children that are still running."""
-    seconds = 0.0
-    for child in psutil.Process().children(recursive=True):
+    this, own = psutil.Process(), 0.0
+    # A data loader's workers belong to the run, those that have ended and those that have not.
+    for process in (this, *this.children(recursive=True)):
         with contextlib.suppress(psutil.Error):
-            used = child.cpu_times()
-            seconds += used.user + used.system + used.children_user + used.children_system
-    return seconds
+            own += sum(process.cpu_times()[:4])  # user and system, of itself and of ended children
+    return CpuUse(time.perf_counter(), own, _busy(cores))
 
 
 class RankUse(NamedTuple):
@@ -204,23 +196,62 @@ class RankUse(NamedTuple):
 
 
 class MachineWatch:
-    """Watches a rank's cores and GPUs from now on, or from the last `restart`, until `stop`."""
+    """Watches a rank's cores, and its GPUs with nvidia-smi, from now on until `stop`.
+
+    Only what was used since the last `restart` counts.
+    """
 
     def __init__(self, context: RankContext, device: torch.device, devices: int = 1) -> None:
-        self._cores, self._gpus = context.cores, GpuWatch(device, devices)
-        self._devices = device, devices
+        self._cores, self._device, self._devices = context.cores, device, devices
+        numbers = [device.index or 0] if devices == 1 else range(devices)
+        self._uuids = [_uuid(number) for number in numbers] if device.type == "cuda" else []
+        self._lines: list[str] = []  # of nvidia-smi
+        self._sampler = self._sample()
         self.restart()
 
     def restart(self) -> None:
-        """Count the use of cores, and sample GPUs, from here."""
+        """Forget what was used so far."""
         self._before = cpu_use(self._cores)
-        self._gpus.restart()
+        self._first = len(self._lines)
 
     def stop(self) -> RankUse:
         """Stop watching; returns what was used."""
-        gpus, cpu = self._gpus.stop(), cpu_use(self._cores).since(self._before)
-        peaks = peak_memory(*self._devices)
+        gpus, cpu = self._gpu_states(), cpu_use(self._cores).since(self._before)
+        peaks = peak_memory(self._device, self._devices)
         return RankUse(socket.gethostname(), self._cores, cpu, gpus, peaks)
+
+    def _sample(self) -> subprocess.Popen[str] | None:
+        """The process that samples the GPUs; None without any, or without its program."""
+        # A driver supports one of the fields and rejects the other at once.
+        queries = map(self._query, REASONS_FIELDS if self._uuids else ())
+        query = next(filter(lambda query: nvidia_smi(*query), queries), None)
+        if query is None:
+            return None
+        # It ends with this process, after which nobody reads its output.
+        command = ["nvidia-smi", *query, f"--loop-ms={PERIOD_MS}"]
+        sampler = subprocess.Popen(command, stdout=subprocess.PIPE, text=True)
+        # A thread reads, or the pipe would fill up in a long run.
+        self._reader = threading.Thread(target=self._read, args=[sampler.stdout], daemon=True)
+        self._reader.start()
+        return sampler
+
+    def _gpu_states(self) -> list[GpuState]:
+        """End the sampling; returns the state of each GPU that could be sampled."""
+        if self._sampler is None:
+            return []
+        processes = nvidia_smi("--query-compute-apps=gpu_uuid,pid", "--format=csv,noheader")
+        self._sampler.terminate()
+        self._sampler.wait()
+        self._reader.join()
+        return parse_states(self._lines[self._first :], processes, uuids=self._uuids)
+
+    def _read(self, lines: Iterable[str]) -> None:
+        for line in lines:
+            self._lines.append(line)
+
+    def _query(self, reasons: str) -> list[str]:
+        fields = f"--query-gpu=uuid,clocks.sm,clocks.max.sm,{reasons}"
+        return [f"--id={','.join(self._uuids)}", fields, "--format=csv,noheader,nounits"]
 
 
 def background_cpu(uses: Iterable[tuple[str, CpuUse]]) -> float | None:
@@ -257,54 +288,6 @@ def _busy(cores: Sequence[int]) -> dict[int, float]:
             user, nice, system, _idle, _iowait, irq, softirq, steal = map(int, fields[:8])
             busy[int(name[3:])] = (user + nice + system + irq + softirq + steal) / tick
     return busy
-
-
-class GpuWatch:
-    """Samples this process's GPUs with nvidia-smi until `stop`; does nothing on CPUs.
-
-    Only samples since the last `restart` count.
-    """
-
-    def __init__(self, device: torch.device, devices: int = 1) -> None:
-        numbers = [device.index or 0] if devices == 1 else range(devices)
-        on_gpus = device.type == "cuda"
-        self._uuids = [_uuid(number) for number in numbers] if on_gpus else []
-        self._sampler: subprocess.Popen[str] | None = None
-        self._lines: list[str] = []
-        self._first = 0  # of the lines that count
-        # A driver supports one of the fields and rejects the other at once.
-        queries = map(self._query, REASONS_FIELDS if self._uuids else ())
-        query = next(filter(lambda query: nvidia_smi(*query), queries), None)
-        if query is None:
-            return
-        # It ends with this process, after which nobody reads its output.
-        command = ["nvidia-smi", *query, f"--loop-ms={PERIOD_MS}"]
-        self._sampler = subprocess.Popen(command, stdout=subprocess.PIPE, text=True)
-        # A thread reads, or the pipe would fill up in a long run.
-        self._reader = threading.Thread(target=self._read, args=[self._sampler.stdout], daemon=True)
-        self._reader.start()
-
-    def restart(self) -> None:
-        """Forget what was sampled so far."""
-        self._first = len(self._lines)
-
-    def stop(self) -> list[GpuState]:
-        """Stop sampling; returns the state of each GPU that could be sampled."""
-        if self._sampler is None:
-            return []
-        processes = nvidia_smi("--query-compute-apps=gpu_uuid,pid", "--format=csv,noheader")
-        self._sampler.terminate()
-        self._sampler.wait()
-        self._reader.join()
-        return parse_states(self._lines[self._first :], processes, uuids=self._uuids)
-
-    def _read(self, lines: Iterable[str]) -> None:
-        for line in lines:
-            self._lines.append(line)
-
-    def _query(self, reasons: str) -> list[str]:
-        fields = f"--query-gpu=uuid,clocks.sm,clocks.max.sm,{reasons}"
-        return [f"--id={','.join(self._uuids)}", fields, "--format=csv,noheader,nounits"]
 
 
 def parse_states(

@@ -34,13 +34,12 @@ from lab.config.models import GPT
 from lab.config.run import Run
 from lab.errors import InputError, LabError
 from lab.worker import calibrate, data, distributed, models
-from lab.worker.compiling import compiled
 from lab.worker.context import Measurement, RankContext, silent
 from lab.worker.data.dataset import FastLoader
 from lab.worker.distributed import RankJob
 from lab.worker.main import measure
 from lab.worker.measure.clock import HostClock, synchronize
-from lab.worker.optim import autocast, learning_rate, optimizer_for
+from lab.worker.optim import autocast, compiled, learning_rate, optimizer_for
 from lab.worker.script.hooks import StepRecorder, installed
 from lab.worker.script.main import run_script
 from lab.worker.train import train

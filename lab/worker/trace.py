@@ -176,13 +176,12 @@ def memory_over(
     return RankMemory(start=start, end=end, held=int(held), bytes=most.astype(int).tolist())
 
 
-def busy(made: Iterable[ChromeEvent], *, start: float, end: float) -> list[tuple[float, float]]:
+def busy(made: Sequence[ChromeEvent], *, start: float, end: float) -> list[tuple[float, float]]:
     """When a rank computed, from start to end (s): its kernels, or without any its operators.
 
     Operators that communicate are left out, and those around them, which contain the wait. Gaps of
     less than a hundredth of the time count as computing.
     """
-    made = list(made)
     kernels = [event for event in made if event.get("cat") == "kernel"]
     computing = [event for event in kernels if "nccl" not in event["name"].lower()] or list(
         _without_waits([event for event in made if event.get("cat") == "cpu_op"])

@@ -19,7 +19,6 @@ from lab.errors import LabError
 from lab.machine import age
 from lab.worker import environment, models, strategies
 from lab.worker.checkpoint import Checkpoints
-from lab.worker.compiling import compiled
 from lab.worker.data.dataset import FastLoader, loader_for
 from lab.worker.distributed import RankJob, mean_over_ranks
 from lab.worker.emulation import Pauses, Sleeper, SleepingOptimizer
@@ -27,7 +26,7 @@ from lab.worker.environment import RankUse, StateBytes
 from lab.worker.measure.clock import Clock, FloatArray, clock_for
 from lab.worker.measure.collective_trace import CallRecorder, Calls
 from lab.worker.measure.ddp_hook import BucketRecorder, Buckets
-from lab.worker.optim import autocast, checkpoint_blocks, learning_rate, set_products
+from lab.worker.optim import autocast, checkpoint_blocks, compiled, learning_rate, set_products
 from lab.worker.strategies.base import Setup
 
 

@@ -30,17 +30,72 @@ FIRST_S, LAST_S, GROWTH = 0.7, 10.0, 1.15
 COLUMNS = "ArrayJobID:|,ArrayTaskID:|,Name:|,State:|,Reason:|,NodeList:|,RestartCnt:|,exit_code:|"
 PENDING = {"PENDING", "REQUEUED", "REQUEUE_HOLD", "SPECIAL_EXIT", "RESV_DEL_HOLD", "REQUEUE_FED"}
 ALIVE = {
-    "RUNNING",
-    "COMPLETING",
-    "CONFIGURING",
-    "SUSPENDED",
-    "STOPPED",
-    "SIGNALING",
-    "STAGE_OUT",
-    "RESIZING",
+    *("RUNNING", "COMPLETING", "CONFIGURING", "SUSPENDED"),
+    *("STOPPED", "SIGNALING", "STAGE_OUT", "RESIZING"),
 }
-# By Slurm's state: the error's type in the record, and what happened, for people.
+QOS = "`sacctmgr show qos`"
+ASSOCIATIONS = "`sacctmgr show associations user=$USER`"
+RESUBMIT = "then `lab cancel` and run again"
+
+# Patterns of the reasons for which jobs wait (https://slurm.schedmd.com/job_reason_codes.html), and
+# what to do; the first that matches counts. All others pass in time, such as Priority, Resources,
+# and limits on how many jobs run at once.
+_ADVICE = {
+    r"MaxWallDuration|(Partition|QOS|Association)TimeLimit": (
+        "it requests more time than it may have; lower time_limit_min (`sinfo -o '%P %l'` and "
+        f"{QOS} list the limits), {RESUBMIT}"
+    ),
+    # Limits on minutes of running jobs pass as these end, those on minutes of all time do not.
+    r"Grp\w*(?<!Run)Minutes|GrpWall|UsageThreshold": (
+        "the budget of its account or QOS is spent; ask whoever manages it, or set another "
+        f"account or qos, {RESUBMIT}"
+    ),
+    r"MinutesPerJob": (
+        "it requests more device minutes than one job may have; lower time_limit_min or the world "
+        f"size, {RESUBMIT}"
+    ),
+    r"Max\w+Per(Job|Node|Account)|MaxMemPerLimit|Partition(MaxNodes|NodeLimit)": (
+        "it requests more than one job may have; lower the world size or the profile's request, or "
+        f"set another partition or qos ({QOS} and `scontrol show partition` list the limits), "
+        f"{RESUBMIT}"
+    ),
+    r"QOSMin|PartitionMinNodes": (
+        "it requests less than a job must; set a partition or qos for small jobs, or raise the "
+        f"world size, {RESUBMIT}"
+    ),
+    r"Max\w+PerUser(?!Limit)|Max(Cpu|Node)PerUserLimit|Grp(Cpu|Node|Mem)Limit|Grp(GRES|Billing)$": (
+        "it waits for other jobs under the same limit to end; if there are none, it requests more "
+        f"than the limit: {QOS} and {ASSOCIATIONS} list it"
+    ),
+    r"InvalidAccount|AccountNotAllowed|AccountingPolicy": (
+        f"set another account ({ASSOCIATIONS} lists yours), {RESUBMIT}"
+    ),
+    r"InvalidQOS|QOSNotAllowed": f"set another qos ({ASSOCIATIONS} lists yours), {RESUBMIT}",
+    r"Partition(Down|Inactive|Config)": (
+        "its partition starts no jobs now; wait, or set another (`sinfo -s` lists them), "
+        f"{RESUBMIT}"
+    ),
+    r"BadConstraints": (
+        "no node has all that it requests; change constraint, gpu_type or memory "
+        f"(`sinfo -o '%N %c %m %f %G'` lists the nodes), {RESUBMIT}"
+    ),
+    r"DependencyNeverSatisfied": (
+        "the job that it waits for ended otherwise than it demands; change extra.dependency, "
+        f"{RESUBMIT}"
+    ),
+    r"JobHeld|JobHoldMaxRequeue|RequeueExitHold|requeued held": (
+        "it is held; `scontrol release JOB` lets it start, `lab cancel` ends it"
+    ),
+    r"Reservation(Deleted|Invalid)|RequiresReservation|ReqResv": (
+        f"set a reservation (`scontrol show reservation` lists them), {RESUBMIT}"
+    ),
+    r"ReqNodeNotAvail": (
+        "nodes are down or reserved; before a maintenance only jobs that end in time start, so a "
+        "lower time_limit_min may help: `scontrol show reservation` lists them"
+    ),
+}
 RESUMES = "the next `lab run` resumes from its last checkpoint"
+# By Slurm's state: the error's type in the record, and what happened, for people.
 ENDS = {
     "OUT_OF_MEMORY": (
         "MemoryLimit",
@@ -56,8 +111,8 @@ ENDS = {
 }
 # What slurmstepd writes to the log of a job that used too much.
 MEMORY_PHRASES = ("exceeded memory limit", "exceeded job memory limit", "oom-kill", "oom_kill")
-
-
+# What Slurm's commands print if no controller could be reached.
+UNANSWERED = ("configuration source", "contact slurm controller", "timed out", "not connected")
 # Beginnings of variables by which people limit what Slurm's commands show or do for them, such as
 # SQUEUE_PARTITION; the lab must know all of its jobs.
 LIMITING = ("SACCT_", "SCANCEL_", "SINFO_", "SQUEUE_")
@@ -88,6 +143,12 @@ class JobState:
     def ended(self) -> bool:
         """Whether it will not run again."""
         return not self.pending and self.state not in ALIVE
+
+    @property
+    def advice(self) -> str:
+        """What to do about the reason for which it waits; "" if it passes in time."""
+        found = (text for pattern, text in _ADVICE.items() if re.search(pattern, self.reason))
+        return next(found, "")
 
 
 def ask(*command: str, timeout_s: float | None = None) -> str:
@@ -147,10 +208,6 @@ def found_practice_cluster(failed: subprocess.CompletedProcess[str]) -> bool:
             os.environ["SLURM_CONF"] = str(conf)
             return True
     return False
-
-
-# What Slurm's commands print if no controller could be reached.
-UNANSWERED = ("configuration source", "contact slurm controller", "timed out", "not connected")
 
 
 def failure_message(process: subprocess.CompletedProcess[str]) -> str:

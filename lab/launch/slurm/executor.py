@@ -24,11 +24,17 @@ from lab.errors import InputError, LabError, Problem, nearest
 from lab.formatting import count
 from lab.launch.attempt import Attempt, RankError
 from lab.launch.executor import Handle, JobSpec, JobStatus, SlurmJob, prepare, write_job
-from lab.launch.slurm import controller, reasons
+from lab.launch.slurm import controller
 from lab.launch.slurm.array import Array, RefusedError, sbatch, script
-from lab.launch.slurm.controller import Controller, JobState, SlurmCommandError, ask
+from lab.launch.slurm.controller import (
+    ASSOCIATIONS,
+    QOS,
+    Controller,
+    JobState,
+    SlurmCommandError,
+    ask,
+)
 from lab.launch.slurm.options import interpreter, submitit_parameters
-from lab.launch.slurm.reasons import ASSOCIATIONS, QOS
 from lab.records.schema import Allocation
 
 # A part of Slurm's complaint, the profile's key, and what to do; the first that matches counts.
@@ -66,8 +72,6 @@ COMPLAINTS = {
     "invalid option": ("extra", "`sbatch --help` lists the options"),
     "time limit": ("time_limit_min", "`sinfo -o '%P %l'` lists the partitions' limits"),
 }
-
-
 # How Slurm lists the values that some keys may have, one on a line or several between commas.
 CHOICES = {
     "partition": ("sinfo", "--noheader", "--format=%R"),
@@ -190,7 +194,7 @@ class SlurmHandle:
         if job.ended:
             return JobStatus("ended", job.state)
         if job.pending:
-            return JobStatus("pending", job.reason, reasons.advice(job.reason))
+            return JobStatus("pending", job.reason, job.advice)
         return JobStatus("running", job.nodes)
 
     def exit_reason(self) -> RankError:

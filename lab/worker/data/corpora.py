@@ -36,20 +36,13 @@ MAX_BYTES = 6_000_000  # enough for models of this size, and quick to tokenize
 
 def train_tokenizer(documents: Sequence[str], vocab_size: int) -> Any:
     """A byte-level BPE tokenizer as in GPT-2, trained on pieces from all over the text."""
-    from tokenizers import Tokenizer, decoders, models, pre_tokenizers, trainers
+    from tokenizers import ByteLevelBPETokenizer
 
-    tokenizer = Tokenizer(models.BPE())
-    tokenizer.pre_tokenizer = pre_tokenizers.ByteLevel(add_prefix_space=False)
-    tokenizer.decoder = decoders.ByteLevel()
-    trainer = trainers.BpeTrainer(
-        vocab_size=vocab_size,
-        initial_alphabet=pre_tokenizers.ByteLevel.alphabet(),  # any text can be encoded
-        special_tokens=[END_OF_TEXT],
-        show_progress=False,
-    )
     stride = -(-sum(map(len, documents)) // TRAINING_TEXT)
     pieces = (piece for text in documents for piece in split_pieces(text, 10_000)[::stride])
-    tokenizer.train_from_iterator(pieces, trainer)
+    settings = {"min_frequency": 0, "special_tokens": [END_OF_TEXT], "show_progress": False}
+    tokenizer = ByteLevelBPETokenizer()
+    tokenizer.train_from_iterator(pieces, vocab_size, **settings)
     return tokenizer
 
 

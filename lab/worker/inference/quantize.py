@@ -19,14 +19,13 @@ from torch.nn import functional
 from lab.errors import LabError, first_line
 from lab.records.schema import Share
 from lab.records.statistics import RESAMPLES, bootstrap_interval
-from lab.worker.compiling import configure_inductor
 from lab.worker.data.dataset import Batch
 from lab.worker.distributed import all_gather_object
 from lab.worker.inference.generate import generate
 from lab.worker.measure.clock import FloatArray, synchronize
 from lab.worker.models.classifier import Classifier
 from lab.worker.models.gpt import GPT, Cache
-from lab.worker.optim import blocks_of
+from lab.worker.optim import blocks_of, configure_inductor
 
 RECOMPILE_LIMIT = 64
 FP8_CAPABILITY = (8, 9)  # NVIDIA Ada and Hopper were the first with fp8 tensor cores

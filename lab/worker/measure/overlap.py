@@ -263,11 +263,7 @@ def bytes_by_step(sent: Buckets | Calls, *, steps: int) -> FloatArray:
 
 
 def representative_step(
-    step_time: FloatArray,
-    *,
-    warmup_steps: int,
-    sent: FloatArray | None = None,
-    cycle: int = 1,
+    step_time: FloatArray, *, warmup_steps: int, sent: FloatArray, cycle: int = 1
 ) -> int:
     """The measured step whose slowest rank is closest to the median, from (ranks, steps).
 
@@ -276,9 +272,7 @@ def representative_step(
     """
     steps: int = step_time.shape[-1]
     first = steps - (steps - warmup_steps) // cycle * cycle
-    sends_most = 0
-    if sent is not None:
-        sends_most = int(sent[:, first:].reshape(-1, cycle).sum(axis=0).argmax())
+    sends_most = int(sent[:, first:].reshape(-1, cycle).sum(axis=0).argmax())
     slowest = step_time[:, first + sends_most :: cycle].max(axis=0)
     return first + sends_most + cycle * int(np.abs(slowest - np.median(slowest)).argmin())
 

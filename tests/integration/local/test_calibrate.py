@@ -5,17 +5,13 @@ from __future__ import annotations
 import json
 import os
 import signal
-import socket
 import subprocess
 import sys
 import time
 from collections.abc import Iterator
 from dataclasses import dataclass
-from datetime import UTC, datetime
-from importlib import metadata
 from pathlib import Path
 
-import factories
 import psutil
 import pytest
 import torch
@@ -24,18 +20,15 @@ import yaml
 from lab import machine
 from lab.config.strategies import STRATEGIES
 from lab.launch.calibrate import calibrate
-from lab.launch.preflight import usable
 from lab.machine import is_running
 from lab.perfmodel.calibration import (
     REFERENCES,
     Calibration,
-    Part,
-    calibration_path,
     load_calibration,
-    write_calibration,
 )
 from lab.perfmodel.simulate import spread
 from lab.worker.calibrate import (
+    COPY_BYTES,
     QUICK_STARTS,
     QUICK_STARTS_TOGETHER,
     matrix_products,
@@ -182,34 +175,6 @@ def test_one_rank_starts_its_steps_in_processes_that_begin_anew(resumed: Resumed
     assert others == {name for name, facts in STRATEGIES.items() if not facts.single_process}
 
 
-def test_strategies_that_were_not_wanted_before_are_measured_then(temporary: Path) -> None:
-    profile = profile_of(temporary / "few")
-    here = factories.environment(
-        1, hosts=[socket.gethostname()], versions={"torch": metadata.version("torch")}
-    )
-    first = Part(
-        world_size=1,
-        quick=True,
-        strategies=("ddp", "single", "zero1"),
-        measured_at=datetime.now(UTC),
-        profile=usable(profile),
-        environment=here,
-    )
-    stored = Calibration(cluster="small", wanted=(1,), parts=(first,))
-    write_calibration(stored, calibration_path(profile))
-
-    def measured(*strategies: str) -> Part:
-        whole = calibrate(
-            profile, world_sizes=[1], strategies=strategies, quick=True, progress=False
-        )
-        return whole.parts[0]
-
-    assert measured("ddp") == first
-    more = measured("fsdp")
-    assert {step.run.strategy for step in more.steps} == {"single", "ddp", "fsdp", "zero1"}
-    assert measured("ddp", "zero1") == more
-
-
 def test_a_lost_rank_is_named(temporary: Path) -> None:
     profile = profile_of(temporary / "lost")
     process = driver(profile, "world_sizes=[2]")
@@ -233,9 +198,11 @@ def _phase(work: Path) -> str:
     return path.read_text() if path.exists() else ""
 
 
-def test_memory_and_matrix_products_of_this_device() -> None:
+def test_memory_and_matrix_products_of_this_device(monkeypatch: pytest.MonkeyPatch) -> None:
     device = torch.device("cpu")
-    memory = memory_bandwidth(device, copy_bytes=2**24, seconds=0.05)
+    monkeypatch.setitem(COPY_BYTES, "cpu", 2**24)
+    monkeypatch.setattr("lab.worker.calibrate.COPY_S", 0.05)
+    memory = memory_bandwidth(device)
     assert memory.bytes == 2**24 and 1e7 < memory.bytes_per_s < 1e13
     products, missing = matrix_products(device)
     assert {product.dtype for product in products} | set(missing) == {"fp32", "bf16", "fp16"}

@@ -14,19 +14,16 @@ from ranks import on_ranks
 from studies import CORPUS
 
 from lab.config.run import Run
-from lab.errors import InputError
 from lab.records.schema import Communication
 from lab.worker import calibrate, data, distributed
-from lab.worker.context import Measurement, RankContext
+from lab.worker.context import Measurement, RankContext, silent
 from lab.worker.distributed import (
     ClockOffset,
     RankJob,
-    leave_group,
     process_group,
     read_clock_offset,
 )
-from lab.worker.main import measure
-from lab.worker.selftest import CONTROL, PLAIN, PlainDdpLoop, compare
+from lab.worker.selftest import CONTROL, PLAIN, PlainDdpLoop, compare, measure_all
 
 FP32_TOLERANCE = 2e-4  # sums in another order, over eight steps of AdamW
 # Relative, on the whole loss curve. 16 bits round each gradient to 3 or 4 digits; rank 4 keeps the
@@ -58,67 +55,34 @@ RUNS: dict[str, dict[str, Any]] = {
 }
 
 
-def quiet(*report: object) -> None:
-    pass
-
-
 def run_all(rank: int, root: str) -> dict[str, Any]:
     calibrate.PEAK_BUDGET_S = 0.02
     # First, as the last of the runs ends with an error and leaves its group in disorder.
     overhead, reading = in_one_group(rank, root)
-    results: dict[str, Any] = {"overhead": overhead, "offset": reading}
-    for name, changes in RUNS.items():
-        run = Run.model_validate(BASE | changes)
-        if rank < run.world_size:
-            try:
-                results[name] = measure(
-                    run,
-                    place(rank, run, root, name),
-                    data_root=Path(root),
-                    folder=Path(root) / name,
-                    progress=quiet,
-                )
-            except InputError as error:
-                results[name] = error
-                leave_group()
-    return results
+    runs = {name: Run.model_validate(BASE | changes) for name, changes in RUNS.items()}
+    results = measure_all(rank, runs, device="cpu", root=Path(root))
+    return {"overhead": overhead, "offset": reading, **results}
 
 
 def in_one_group(rank: int, root: str) -> tuple[dict[str, Any] | None, ClockOffset]:
     """The plain loop against the instrumented one on the same steps; a clock of another host."""
     run = Run.model_validate(BASE)
     device = torch.device("cpu")
-    dataset = data.prepare(run, data_root=Path(root), progress=quiet)
-    here = place(rank, run, root, "overhead")
+    dataset = data.prepare(run, data_root=Path(root), progress=silent)
+    here = RankContext(rank, 2, rank, "cpu", (rank,), 1, "local", Path(root) / "address")
     with process_group(here, device=device):
         distributed.EXCHANGES = 40
         with pytest.MonkeyPatch.context() as patch:
             patch.setattr(socket, "gethostname", lambda: f"host {rank}")
             reading = read_clock_offset(now=lambda: time.perf_counter() + AHEAD * rank)
-        job = RankJob(run, here, device, dataset, quiet)
+        job = RankJob(run, here, device, dataset, silent)
         return compare(job, {name: PlainDdpLoop(job) for name in (PLAIN, CONTROL)}), reading
-
-
-def place(rank: int, run: Run, root: str, name: str) -> RankContext:
-    return RankContext(
-        rank,
-        run.world_size,
-        rank,
-        "cpu",
-        (rank,),
-        1,
-        "local",
-        Path(root) / name / "address",
-        timeout_s=60.0,
-    )
 
 
 @pytest.fixture(scope="module")
 def answers(tmp_path_factory: pytest.TempPathFactory) -> list[dict[str, Any]]:
     root = tmp_path_factory.mktemp("settings")
     (root / "corpus.txt").write_text(CORPUS)
-    for name in [*RUNS, "overhead"]:
-        (root / name).mkdir()
     with pytest.MonkeyPatch.context() as patch:
         patch.setenv("LAB_CACHE", str(root / "cache"))
         patch.setenv("OMP_NUM_THREADS", "1")

@@ -24,7 +24,7 @@ from lab.machine import is_running
 from lab.records.store import Store, read_record
 from lab.report import sections
 
-PROFILE = "executor: local\ndevice: cpu\ndevices: 2\nhang_timeout_s: 20\n"
+PROFILE = "executor: local\ndevice: cpu\ndevices: 2\nhang_timeout_s: 10\n"
 
 
 @pytest.fixture

@@ -14,8 +14,8 @@ from studies import CORPUS
 from lab.config.run import Run
 from lab.records.schema import Trace
 from lab.worker import calibrate
-from lab.worker.context import Measurement, RankContext
-from lab.worker.main import measure
+from lab.worker.context import Measurement
+from lab.worker.selftest import measure_all
 from lab.worker.trace import KEPT
 
 BASE: dict[str, Any] = {
@@ -37,38 +37,16 @@ RUNS: dict[str, dict[str, Any]] = {
 }
 
 
-def quiet(*report: object) -> None:
-    pass
-
-
-def run_all(rank: int, root: str) -> dict[str, Measurement | None]:
+def run_all(rank: int, root: str) -> dict[str, Any]:
     calibrate.PEAK_BUDGET_S = 0.05
-    measured = {}
-    for name, changes in RUNS.items():
-        run, folder = Run.model_validate(BASE | changes), Path(root) / name
-        if rank < run.world_size:
-            context = RankContext(
-                rank=rank,
-                world_size=run.world_size,
-                local_rank=rank,
-                device="cpu",
-                cores=(rank % 2,),
-                threads=1,
-                cluster="local",
-                rendezvous=folder / "address",
-            )
-            measured[name] = measure(
-                run, context, data_root=Path(root), folder=folder, progress=quiet
-            )
-    return measured
+    runs = {name: Run.model_validate(BASE | changes) for name, changes in RUNS.items()}
+    return dict(measure_all(rank, runs, device="cpu", root=Path(root)))
 
 
 @pytest.fixture(scope="module")
 def root(tmp_path_factory: pytest.TempPathFactory) -> Path:
     folder = tmp_path_factory.mktemp("traces")
     (folder / "corpus.txt").write_text(CORPUS)
-    for name in RUNS:
-        (folder / name).mkdir()
     return folder
 
 

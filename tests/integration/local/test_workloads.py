@@ -17,8 +17,8 @@ from lab.analysis.audit.records import from_records
 from lab.config.run import Run
 from lab.records.store import Record
 from lab.worker import calibrate
-from lab.worker.context import Measurement, RankContext
-from lab.worker.main import measure
+from lab.worker.context import Measurement
+from lab.worker.selftest import measure_all
 
 # Sums in another order round differently; the optimizer lets the difference grow.
 TOLERANCE = 5e-4
@@ -86,10 +86,6 @@ MORE: dict[str, dict[str, Any]] = {
 }
 
 
-def quiet(*report: object) -> None:
-    pass
-
-
 def runs(root: Path) -> dict[str, Run]:
     """Every workload in every way; the pretrained ones with the weights below `root`."""
     contents = {name: dict(content) for name, content in WORKLOADS.items()}
@@ -106,29 +102,9 @@ def runs(root: Path) -> dict[str, Run]:
     return {name: Run.model_validate(BASE | content) for name, content in (whole | MORE).items()}
 
 
-def run_all(rank: int, root: str) -> dict[str, Measurement | None]:
-    """Take part as one rank in every run that has one of this number."""
+def run_all(rank: int, root: str) -> dict[str, Any]:
     calibrate.PEAK_BUDGET_S = 0.02
-    measured = {}
-    for name, run in runs(Path(root)).items():
-        if rank < run.world_size:
-            folder = Path(root) / name
-            folder.mkdir(exist_ok=True)
-            place = RankContext(
-                rank=rank,
-                world_size=run.world_size,
-                local_rank=rank,
-                device="cpu",
-                cores=(rank % 2,),
-                threads=1,
-                cluster="local",
-                rendezvous=folder / "address",
-                timeout_s=60.0,
-            )
-            measured[name] = measure(
-                run, place, data_root=Path(root), folder=folder, progress=quiet
-            )
-    return measured
+    return dict(measure_all(rank, runs(Path(root)), device="cpu", root=Path(root)))
 
 
 @pytest.fixture(scope="module")

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import shlex
-from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -598,11 +597,10 @@ def test_a_folder_whose_name_is_no_text_is_refused(make_study: StudyMaker) -> No
         Study.load(odd)
 
 
-@pytest.mark.parametrize("of", [str, Study.load])
-def test_functions_take_a_study_its_path_or_its_folder(
-    make_study: StudyMaker, of: Callable[[Path], Study | str], tmp_path: Path
+def test_functions_take_the_folder_of_a_study_in_its_place(
+    make_study: StudyMaker, tmp_path: Path
 ) -> None:
-    study, cluster = of(make_study(repeats=1)), lab.Cluster.load("example-cpu")
+    study, cluster = str(make_study(repeats=1)), lab.Cluster.load("example-cpu")
     assert {len(lab.plan(study)), len(lab.status(study)), len(lab.predict(study).of)} == {2}
     assert not lab.clean(study) and not lab.cancel(study) and not lab.table(study).size
     assert len(lab.write_scripts(study, cluster, tmp_path / "jobs")) == 4

@@ -12,7 +12,7 @@ from pathlib import Path
 import pytest
 
 from lab.config.cluster import Cluster
-from lab.launch import fork_server, local
+from lab.launch import fork_server
 from lab.launch.executor import JobSpec
 from lab.launch.local import LocalExecutor
 from lab.machine import began, is_running
@@ -33,7 +33,7 @@ def spec(**changes: object) -> JobSpec:
 def test_ranks_that_must_load_torch_themselves_do(
     cluster: dict[str, object], job: dict[str, object], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(local, "fork_controller", lambda *_, **__: pytest.fail("forked"))
+    monkeypatch.setattr(fork_server, "start", lambda *_, **__: pytest.fail("forked"))
     executor = LocalExecutor(Cluster.model_validate({"name": "here", "device": "cpu"} | cluster))
     assert executor._fork(spec(**job), Path("log"), {}) is None
 
@@ -43,7 +43,7 @@ def test_ranks_of_a_script_start_without_what_reads_variables_that_it_may_set(
     monkeypatch: pytest.MonkeyPatch, *, script: bool
 ) -> None:
     loaded: list[str] = []
-    monkeypatch.setattr(local, "fork_controller", lambda *_, modules: loaded.extend(modules))
+    monkeypatch.setattr(fork_server, "start", lambda *_, modules: loaded.extend(modules))
     executor = LocalExecutor(Cluster.model_validate({"name": "here", "device": "cpu"}))
     executor._fork(spec(script=script), Path("log"), {})
     assert "torch" in loaded and ("torch._dynamo" in loaded) != script
@@ -53,16 +53,16 @@ def test_ranks_of_a_script_start_without_what_reads_variables_that_it_may_set(
 def test_the_environment_can_forbid_it(
     variable: dict[str, str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(fork_server, "ForkServer", lambda *_: pytest.fail("a server started"))
-    assert local.fork_controller(Path("log"), variable, modules=("torch",)) is None
+    monkeypatch.setattr(fork_server, "start", lambda *_, **__: pytest.fail("forked"))
+    executor = LocalExecutor(Cluster.model_validate({"name": "here", "device": "cpu"}))
+    assert executor._fork(spec(), Path("log"), variable) is None
 
 
 def test_a_server_that_cannot_start_leaves_the_job_to_a_start_of_its_own(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     monkeypatch.setattr(sys, "executable", "/bin/false")
-    environment = dict(os.environ, PYTHONPATH="")
-    assert local.fork_controller(Path("log"), environment, modules=("torch",)) is None
+    assert fork_server.start(os.getpid, {}, os.environ, modules=("torch",)) is None
 
 
 def test_a_server_whose_driver_was_killed_loads_nothing_more(tmp_path: Path) -> None:

@@ -1,4 +1,4 @@
-"""The benchmark of all strategies: what it makes of scores, and the load that it puts on a core."""
+"""The benchmarks of predictions: what they make of scores, and the load that one puts on a core."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ from lab.config.strategies import STRATEGIES
 from lab.config.study import Study
 from lab.errors import LabError
 from lab.launch import held_out
-from lab.launch.held_out import ALL, LOADED, QUIET, HeldOut, HeldOutStrategies
+from lab.launch.held_out import ALL, LOADED, QUIET, STUDY, HeldOut, HeldOutStrategies
 from lab.perfmodel.frozen import Score
 from lab.perfmodel.memory import layout_of
 
@@ -102,3 +102,53 @@ def test_the_load_takes_a_core_and_ends() -> None:
             time.sleep(0.1)
         assert sum(hog.cpu_times()[:2]) >= 0.5
     assert not hog.is_running() or hog.status() == psutil.STATUS_ZOMBIE
+
+
+def measured(predicted: float, *, memory: float | None = None, **fields: object) -> Score:
+    """A prediction on two ranks, and a measurement of 100 ms and 1 GB."""
+    expected = frozen(
+        run(2, 16, **fields), predicted, communication_s=0.01, exposed_s=0.005, memory_bytes=memory
+    )
+    held = None if memory is None else 1e9
+    error = predicted / 0.1 - 1
+    return Score(frozen=expected, measured_s=0.1, repeats=1, error=error, memory_measured=held)
+
+
+def test_errors_are_absolute_and_their_mean_is_held_to_the_limit(tmp_path: Path) -> None:
+    two_ranks = study(tmp_path, [run(2, 16)])
+    good = HeldOut(
+        two_ranks, (measured(0.102, memory=1.1e9), measured(0.094, bucket_cap_mb=1.0)), {}
+    )
+    assert (
+        good.error == pytest.approx(0.04)
+        and good.within_limit
+        and good.memory_error == pytest.approx(0.1)
+    )
+    assert not HeldOut(two_ranks, (measured(0.12),), {}).within_limit
+    first, second = good.table()
+    assert (
+        first["error"] == "+2.0 %"
+        and first["memory error"] == "+10.0 %"
+        and second["memory error"] == "-"
+    )
+    assert (
+        first["buckets"] == "25 MiB"
+        and second["buckets"] == "1 MiB"
+        and first["model"] == "gpt-nano"
+    )
+    assert "4.00 %" in str(good) and "of memory 10.0 %" in str(good)
+
+
+def test_the_study_holds_out_twelve_runs_of_different_model_batch_and_buckets() -> None:
+    committed = Study.load(STUDY)
+    pairs = [run for run in committed.runs if run.world_size > 1]
+    assert len(pairs) >= 12
+    assert all(
+        len({str(getattr(run, name)) for run in pairs}) > 1
+        for name in ("model", "micro_batch_size", "bucket_cap_mb")
+    )
+    profiled = {
+        (str(run.model), run.micro_batch_size) for run in committed.runs if run.world_size == 1
+    }
+    assert profiled == {(str(run.model), run.micro_batch_size) for run in pairs}
+    assert held_out.ERROR_LIMIT == 0.05

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import itertools
 import os
+import shutil
 import signal
 import sys
 from pathlib import Path
@@ -101,14 +102,27 @@ def killed(moment: int, folder: Path, second: Record) -> bool:
     return os.waitpid(child, 0)[1] != 0
 
 
-def test_a_kill_at_any_moment_loses_neither_attempt(tmp_path: Path) -> None:
-    first, second = attempt(0.14, 1), attempt(0.76, 2)
-    for moment in itertools.count():
-        folder = tmp_path / str(moment)
+@pytest.fixture(scope="module")
+def kills(tmp_path_factory: pytest.TempPathFactory) -> list[Path]:
+    """The folder of a repeat after a kill at each moment of its second attempt's end, and after none."""
+    folders: list[Path] = []
+    first, second, was_killed = attempt(0.14, 1), attempt(0.76, 2), True
+    while was_killed:
+        folder = tmp_path_factory.mktemp("kill") / "run" / "0"
+        folder.parent.mkdir()
         begin(folder, first)
         (folder / "steps.parquet").write_text(second.finished_at)
         (folder / "trace.json.gz").write_text(second.finished_at)
-        was_killed = killed(moment, folder, second)
+        was_killed = killed(len(folders), folder, second)
+        folders.append(folder)
+    assert len(folders) > 10
+    return folders
+
+
+def test_a_kill_at_any_moment_loses_neither_attempt(kills: list[Path], tmp_path: Path) -> None:
+    first, second = attempt(0.14, 1), attempt(0.76, 2)
+    for moment, left in enumerate(kills):
+        folder = shutil.copytree(left, tmp_path / str(moment))
         # Wherever it stopped, the first attempt is whole; the second too, once it was written.
         places = [folder, *filter(Path.is_dir, folder.iterdir())]
         whole = {finished(place) for place in places}
@@ -118,27 +132,19 @@ def test_a_kill_at_any_moment_loses_neither_attempt(tmp_path: Path) -> None:
             measure(folder, second)
         assert finished(folder) == first.finished_at
         assert finished(folder / DISTURBED) == second.finished_at
-        if not was_killed:
-            break
-    assert moment > 10
 
 
-def test_an_exchange_that_a_kill_interrupted_is_completed_before_the_next(tmp_path: Path) -> None:
+def test_an_exchange_that_a_kill_interrupted_is_completed_before_the_next(
+    kills: list[Path], tmp_path: Path
+) -> None:
     first, second = attempt(0.14, 1), attempt(0.76, 2)
-    for moment in itertools.count():
-        folder = tmp_path / "run" / str(moment)
-        folder.parent.mkdir(exist_ok=True)
-        begin(folder, first)
-        (folder / "steps.parquet").write_text(second.finished_at)
-        (folder / "trace.json.gz").write_text(second.finished_at)
-        was_killed = killed(moment, folder, second)
+    for moment, left in enumerate(kills):
+        folder = shutil.copytree(left, tmp_path / "run" / str(moment))
         if finished(folder) == first.finished_at:
             archive_noisy(folder, replaced=tmp_path / str(moment))
             assert finished(tmp_path / str(moment) / "run" / folder.name) == second.finished_at
             assert finished(folder / DISTURBED) == first.finished_at
             assert _decide(folder) == "run"
-        if not was_killed:
-            break
 
 
 def test_a_failed_second_attempt_does_not_replace_the_first(tmp_path: Path) -> None:

@@ -4,7 +4,12 @@ from __future__ import annotations
 
 import pytest
 
-from lab.launch.slurm.reasons import advice
+from lab.launch.slurm.controller import JobState
+
+
+def advice(reason: str) -> str:
+    return JobState("7_0", "lab", "PENDING", reason).advice
+
 
 PASS_IN_TIME = [
     "Priority",

@@ -9,6 +9,7 @@ import pytest
 from matplotlib import figure as canvas
 
 from lab.errors import InputError
+from lab.report import blocks as report_blocks
 from lab.report import table_sections
 from lab.report.blocks import Figure, Markdown, Table
 from lab.report.build import report_table
@@ -23,9 +24,17 @@ def _unsaved(monkeypatch: pytest.MonkeyPatch) -> None:
 SECTIONS = ("head", "scaling", "parts", "stop", "request", "audit", "method", "reproduce")
 
 
-def page(path: Path, **options: object) -> list[object]:
+def undrawn(draw: object, alt: str, *, height: float, **said: str) -> Figure:
+    return Figure("<svg/>", alt, **said)
+
+
+def page(path: Path, *, draws: bool = False, **options: object) -> list[object]:
+    """All blocks of a table's page; figures are drawn on demand, which takes longer than the rest."""
     report = table_sections.load(str(path), command="lab report x", **options)  # type: ignore[arg-type]
-    return [block for name in SECTIONS for block in getattr(table_sections, name)(report)]
+    with pytest.MonkeyPatch.context() as patch:
+        if not draws:
+            patch.setattr(report_blocks, "drawn", undrawn)
+        return [block for name in SECTIONS for block in getattr(table_sections, name)(report)]
 
 
 def prose(blocks: list[object]) -> str:
@@ -46,7 +55,7 @@ def test_strong_and_weak_are_two_sections_with_figures_of_their_own(tmp_path: Pa
         "scaling,gpus,global_batch,step_time_ms\nstrong,1,256,800\nstrong,2,256,430\n"
         "strong,4,256,240\nweak,1,64,200\nweak,4,256,215\n",
     )
-    blocks = page(path)
+    blocks = page(path, draws=True)
     labels = [block.label for block in blocks if isinstance(block, Figure)]
     assert labels == ["fig-overview-strong", "fig-overview-weak"]
     text = prose(blocks)
@@ -151,7 +160,7 @@ def test_columns_of_strategies_and_precisions_are_all_read(tmp_path: Path) -> No
         "GPUs,DDP FP32 (s/epoch),DDP BF16 (s/epoch),ZeRO-3 BF16 (s/epoch)\n"
         "1,1200,640,660\n2,620,340,360\n4,330,190,205\n",
     )
-    blocks = page(path)
+    blocks = page(path, draws=True)
     tables = {block.label: block.frame for block in blocks if isinstance(block, Table)}
     names = list(dict.fromkeys(tables["tbl-results-strong"]["configuration"]))
     assert names == ["fp32, ddp", "bf16, ddp", "bf16, zero 3"]
@@ -182,7 +191,7 @@ MEMORY = (
 
 
 def test_memory_and_mfu_are_shown_as_the_table_gives_them(tmp_path: Path) -> None:
-    blocks = page(written(tmp_path, MEMORY.format(unit="gb")))
+    blocks = page(written(tmp_path, MEMORY.format(unit="gb")), draws=True)
     figures = {block.label: block for block in blocks if isinstance(block, Figure)}
     drawn = figures["fig-overview-strong"]
     assert "65.4 GB on 8 GPUs and 28.9 GB on 64 GPUs" in drawn.alt

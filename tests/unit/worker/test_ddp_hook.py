@@ -317,7 +317,7 @@ def test_the_timeline_begins_where_the_first_rank_does() -> None:
 
 def test_the_representative_step_is_measured_and_in_the_middle() -> None:
     step_time = np.array([[5.0, 1.0, 3.0, 9.0], [5.0, 1.0, 2.0, 4.0]])
-    assert representative_step(step_time, warmup_steps=1) == 2
+    assert representative_step(step_time, warmup_steps=1, sent=np.ones((2, 4))) == 2
 
 
 def test_of_a_cycle_the_representative_step_is_one_that_sends() -> None:

@@ -14,7 +14,8 @@ import pytest
 import torch
 
 from lab.records.schema import GpuState
-from lab.worker.environment import CpuUse, GpuWatch, background_cpu, cpu_use, parse_states
+from lab.worker.context import RankContext
+from lab.worker.environment import CpuUse, MachineWatch, background_cpu, cpu_use, parse_states
 
 ONE, TWO = "GPU-6f4f1d2e-0a3b-4c5d-8e9f-112233445566", "GPU-00000000-1111-2222-3333-444444444444"
 
@@ -164,11 +165,15 @@ def gpu(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> torch.device:
     return torch.device("cuda", 0)
 
 
+def watching(device: torch.device) -> MachineWatch:
+    return MachineWatch(RankContext(0, 1, 0, device.type, (), 1, "local", Path("meeting")), device)
+
+
 def test_the_sampler_ends_with_what_it_has_seen(gpu: torch.device) -> None:
-    watch = GpuWatch(gpu)
-    while len(watch._lines) < 3:
+    watch = watching(gpu)
+    while len(watch._lines) < watch._first + 3:
         pass
-    (gpu_state,) = watch.stop()
+    (gpu_state,) = watch.stop().gpus
     assert (
         gpu_state.samples >= 3 and gpu_state.sm_clock == 1500.0 and gpu_state.other_processes == 1
     )
@@ -176,7 +181,7 @@ def test_the_sampler_ends_with_what_it_has_seen(gpu: torch.device) -> None:
 
 
 def test_what_was_sampled_before_the_measured_steps_does_not_count(gpu: torch.device) -> None:
-    watch = GpuWatch(gpu)
+    watch = watching(gpu)
     while len(watch._lines) < 3:
         pass
     watch._lines[:] = [f"{ONE}, 345, 1980, 0x0000000000000000"] * len(watch._lines)
@@ -184,11 +189,11 @@ def test_what_was_sampled_before_the_measured_steps_does_not_count(gpu: torch.de
     early = len(watch._lines)
     while len(watch._lines) < early + 3:
         pass
-    (gpu_state,) = watch.stop()
+    (gpu_state,) = watch.stop().gpus
     assert gpu_state.sm_clock_low == 1500.0 and gpu_state.samples >= 3
 
 
 def test_nothing_is_sampled_without_a_gpu_or_without_its_tool(gpu, monkeypatch) -> None:
-    assert GpuWatch(torch.device("cpu")).stop() == []
+    assert watching(torch.device("cpu")).stop().gpus == []
     monkeypatch.setenv("PATH", "")
-    assert GpuWatch(gpu).stop() == []
+    assert watching(gpu).stop().gpus == []

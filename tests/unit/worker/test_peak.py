@@ -126,6 +126,16 @@ def test_reference_steps_know_the_whole_context_of_their_rank(
         assert len({rank.rendezvous for rank in ranks}) == calibrate.QUICK_STARTS
 
 
+def test_reference_steps_are_those_of_the_strategies_that_are_asked_for(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setattr(calibrate.data, "prepare", lambda *_, **__: None)
+    monkeypatch.setattr(calibrate, "_step", lambda job, **_: job.run.strategy)
+    context = RankContext(0, 1, 0, "cpu", (0,), 1, "local", Path("7.rendezvous"))
+    steps = calibrate._turn(context, torch.device("cpu"), ["single", "fsdp"], first=True)
+    assert set(steps) == {"single", "fsdp"}
+
+
 @pytest.mark.skipif(torch.cuda.is_available(), reason="a rank without its GPU")
 @pytest.mark.parametrize("in_long_path", [False, True])
 def test_reference_steps_that_fail_say_why(

@@ -4,7 +4,7 @@ from types import SimpleNamespace
 
 import pytest
 
-from lab.worker.compiling import LONGEST, _whole_rows
+from lab.worker.optim import LONGEST, _whole_rows
 
 # What compiles is imported within the tests: it takes seconds, in each process that collects this file.
 
