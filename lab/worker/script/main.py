@@ -28,7 +28,7 @@ from lab.config.own import SCRIPT_OUT, Script
 from lab.config.run import Run
 from lab.errors import LabError
 from lab.formatting import MOST_QUOTED, count, log_end
-from lab.machine import age
+from lab.machine import Interrupted, age
 from lab.records.schema import PHASES, Observed
 from lab.worker import distributed, environment
 from lab.worker.context import ENDING, Conclude, Measurement, Progress, RankContext
@@ -183,7 +183,7 @@ class ScriptRank:
     @property
     def _phases(self) -> tuple[str, ...]:
         """The phases to report: those that were seen, and the rest if the passes were."""
-        seen = self.recorder.seen
+        seen = self.recorder.seen - {"other"}
         rest = {"other"} if {"forward", "backward"} <= seen else set()
         return tuple(phase for phase in PHASES if phase in seen | rest)
 
@@ -250,7 +250,9 @@ class ScriptRank:
                 ended="by itself" if recorder.steps < run.steps else "by the lab",
                 optimizer=type(recorder.optimizer).__name__,
                 optimizers=len(recorder.optimizers.keys() - recorder.inner),
-                wrappers=sorted({type(module).__name__ for module in recorder.modules}),
+                wrappers=sorted(
+                    {type(one).__name__ for one in recorder.called or recorder.modules}
+                ),
                 samples_per_step=recorder.samples_per_step,
             ),
         )
@@ -322,7 +324,7 @@ def run_script(
             meter.recorder = None
             # Some scripts catch it to save their state, and end as if everything was done.
             if interrupted:
-                raise KeyboardInterrupt(*interrupted)
+                raise Interrupted(*interrupted)
 
 
 def _status(code: object) -> str:
