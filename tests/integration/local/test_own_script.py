@@ -155,6 +155,25 @@ if __name__ == "__main__":
 """
 
 
+# As Lightning without torchrun's variables, with a command instead of multiprocessing.
+STARTS_ANOTHER = """
+import os, socket, subprocess, sys, torch
+from torch import distributed as dist
+if "RANK" not in os.environ:
+    with socket.create_server(("127.0.0.1", 0)) as free:
+        port = str(free.getsockname()[1])
+    os.environ |= {"WORLD_SIZE": "2", "MASTER_ADDR": "127.0.0.1", "MASTER_PORT": port}
+    other = subprocess.Popen([sys.executable, *sys.argv], env=os.environ | {"RANK": "1"})
+    os.environ["RANK"] = "0"
+dist.init_process_group("gloo")
+model = torch.nn.parallel.DistributedDataParallel(torch.nn.Linear(4, 1))
+optimizer = torch.optim.SGD(model.parameters())
+for _ in range(9):
+    model(torch.ones(1, 4)).sum().backward()
+    optimizer.step()
+"""
+
+
 @pytest.fixture(scope="module", autouse=True)
 def kernels() -> Iterator[None]:
     with shared_kernels():
@@ -303,6 +322,18 @@ def test_a_script_that_starts_ranks_itself_is_told_who_starts_them(
     assert record.error and re.search(message, record.error.message), record.error
     if way != "by-spawn":  # the script does not look at how they end
         assert "call the training function itself" in record.error.log
+
+
+def test_a_script_that_trains_with_ranks_of_its_own_is_no_run_on_one(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    Path("pair.py").write_text(STARTS_ANOTHER)
+    study = lab.script_study(
+        ["pair.py"], ranks=[1], steps=6, warmup_steps=2, repeats=1, launcher="python"
+    )
+    (record,) = lab.launch(study).wait(progress=False)
+    assert record.error and "a process group of 2 ranks, but is measured on 1" in str(record.error)
 
 
 @pytest.mark.parametrize("way", ["by-spawn", "by-spawn-at"])
