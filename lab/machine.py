@@ -25,6 +25,7 @@ from typing import Any, NoReturn
 import psutil
 
 TRACKER = "multiprocessing.resource_tracker"
+LEAVE_S = 1.0  # how long what a process started may take to see that it has ended
 TRACKER_S = 5.0  # the longest wait for one, and for killed processes, to be gone
 
 
@@ -243,6 +244,17 @@ def end_processes(processes: Sequence[psutil.Process], *, patience_s: float) -> 
             process.kill()
     _await_end(late, TRACKER_S)
     return list(killed.values())
+
+
+def end_left(
+    processes: Sequence[psutil.Process], *, patience_s: float, by: str = "the rank"
+) -> None:
+    """End processes that this one, or `by`, left running, and say so in the log."""
+    if ended := end_processes(processes, patience_s=patience_s):
+        own = " ".join(psutil.Process().cmdline())
+        names = ["a fork of it" if command == own else command[:80] for command in ended]
+        sys.stderr.write(f"lab: {by} left processes running, now ended: {'; '.join(names)}\n")
+        sys.stderr.flush()
 
 
 def _await_end(processes: Sequence[psutil.Process], patience_s: float) -> list[psutil.Process]:

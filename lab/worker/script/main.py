@@ -47,7 +47,7 @@ from lab.worker.rank_report import (
 )
 from lab.worker.script import meter
 from lab.worker.script.hooks import StepRecorder, StepsDone, installed, parameters_of
-from lab.worker.script.processes import OWN_RANKS, one_process
+from lab.worker.script.processes import OWN_RANKS, end_children, one_process
 
 CPU = torch.device("cpu")
 MOST_LOG = 5000  # bytes of the end of a log in which its last line is looked for
@@ -284,7 +284,10 @@ def measure_script(
     with _advised(script, rank.context):
         run_script(script, run, rank.context, hooks, data_root=data_root, out=folder / SCRIPT_OUT)
         _require_steps(rank.recorder.steps, run, script)
-    return rank.collect()
+    measurement = rank.collect()
+    if rank.recorder.steps == run.steps:
+        end_children(script.name)
+    return measurement
 
 
 def run_script(

@@ -123,7 +123,7 @@ while True:
     torch.save(model, io.BytesIO())
 """
 # Leaves a fork, a background process of a shell, one in a session of its own, and a process of
-# multiprocessing that uses shared memory.
+# multiprocessing that uses shared memory, for whose end Python itself would wait.
 LEAVES = """
 import multiprocessing, os, signal, subprocess, sys, time, torch
 from multiprocessing.shared_memory import SharedMemory
@@ -137,7 +137,7 @@ if __name__ == "__main__":
     memory = SharedMemory(create=True, size=64)
     context = multiprocessing.get_context("spawn")
     pids = context.Queue()
-    context.Process(target=use, args=(memory.name, pids), daemon=True).start()
+    context.Process(target=use, args=(memory.name, pids)).start()
     left = [pids.get()]
     if (child := os.fork()) == 0:
         signal.signal(signal.SIGTERM, signal.SIG_IGN)
