@@ -60,10 +60,12 @@ NEEDS_GPU = re.compile(
 NEEDS_SLURM = re.compile(r"variable SLURM_\w+ is not set")
 NO_PACKAGE = "attempted relative import with no known parent package"
 NOT_FOUND = re.compile(r"ModuleNotFoundError: No module named '(\w+)")
+OTHER_RANKS = re.compile(r"\bmatch\b.*\bworld[ _]size\b", re.IGNORECASE | re.DOTALL)
 NEEDS_SHARED_MEMORY = re.compile("unable to allocate shared memory")
 NO_OPTIMIZER = (
     "A script that trains in processes that it starts itself (the lab starts the ranks, as "
-    "torchrun does), or without such an optimizer, cannot be measured"
+    "torchrun does), or without such an optimizer, cannot be measured: time its steps yourself, and "
+    "give the table to `lab report`"
 )
 
 
@@ -154,7 +156,8 @@ class ScriptRank:
             if len(steps) > 1:
                 made = " and ".join(map(str, sorted(steps)))
                 raise LabError(
-                    f"the ranks of {self.script.name} took {made} steps; they must match"
+                    f"the ranks of {self.script.name} took {made} steps; they must match, so "
+                    f"measure no more than {min(steps)} (--steps of `lab measure`)"
                 )
             reports = distributed.gather(self._report(offsets))
         return None if reports is None else self._measurement(reports)
@@ -437,6 +440,11 @@ def _advice(message: str, script: Script, context: RankContext) -> str:
             f"The ranks of cluster {context.cluster!r} train on CPUs: tell the script to do so, "
             "with gloo, or measure it on a cluster with GPUs (--cluster)"
             f"{alone if script.launcher == 'torchrun' else ''}"
+        )
+    if OTHER_RANKS.search(message):
+        return (
+            f"It is measured on {count(context.world_size, 'rank')}: let it take their number from "
+            "WORLD_SIZE or an argument {world_size} instead of one of its own"
         )
     if NO_PACKAGE in message or _lies_here(NOT_FOUND.search(message)):
         return (

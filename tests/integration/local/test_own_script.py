@@ -483,6 +483,27 @@ def runs(pid: int) -> bool:
     return False
 
 
+def test_ranks_with_unequal_data_are_told_how_many_steps_all_make(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    content = """
+import torch
+from torch import distributed as dist, nn
+dist.init_process_group("gloo")
+model = nn.parallel.DistributedDataParallel(nn.Linear(64, 2))
+optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
+with model.join():
+    for step in range(8 + 2 * dist.get_rank()):
+        model(torch.randn(8, 64)).square().mean().backward()
+        optimizer.step()
+"""
+    record = measured("join", content, ranks=2)
+    assert record.error and re.search(
+        "took 8 and 10 steps; they must match, so measure no more than 8", record.error.message
+    )
+
+
 @pytest.mark.parametrize(
     ("rank", "step", "done"),
     [(1, "step < 9", "9 steps"), (0, "step < 9", "9 steps"), (1, "step % 2", "12 steps")],

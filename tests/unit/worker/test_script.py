@@ -550,6 +550,12 @@ def test_a_failure_that_only_speaks_of_gpus_gets_no_advice_on_them(measured: Any
         measured(f"raise ValueError('{text}')")
 
 
+def test_a_script_with_a_number_of_ranks_of_its_own_is_told_which_it_gets(measured: Any) -> None:
+    lightning = "You set `devices=2`, but the product (2 * 1) does not match the world size (1)."
+    with pytest.raises(LabError, match=r"size \(1\)\. It is measured on 1 rank: let it take their"):
+        measured(f"raise ValueError({lightning!r})")
+
+
 WORKER = """
 class Bad(torch.utils.data.Dataset):
     def __len__(self):
