@@ -64,7 +64,7 @@ OTHER_RANKS = re.compile(r"\bmatch\b.*\bworld[ _]size\b", re.IGNORECASE | re.DOT
 NEEDS_SHARED_MEMORY = re.compile("unable to allocate shared memory")
 NO_OPTIMIZER = (
     "A script that trains in processes that it starts itself (the lab starts the ranks, as "
-    "torchrun does), or without such an optimizer, cannot be measured: time its steps yourself, and "
+    "torchrun does), or without such an optimizer, cannot be measured: let it time its steps, and "
     "give the table to `lab report`"
 )
 
