@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 import time
+import shutil
 from pathlib import Path
 
 import pytest
@@ -67,6 +68,9 @@ def test_what_can_go_is_shown_and_then_goes(used: Study, tmp_path: Path) -> None
     assert (tmp_path / "precious" / "a").exists()
     (kept,) = lab.clean(used)
     assert kept.what == "what stays" and not kept.again
+    result = CliRunner().invoke(cli.app, ["clean", str(used.folder)])
+    assert result.exit_code == 0 and result.stdout.endswith("\nnothing can be removed\n")
+    shutil.rmtree(used.out)
     result = CliRunner().invoke(cli.app, ["clean", str(used.folder)])
     assert result.exit_code == 0 and result.stdout == "nothing can be removed\n"
 
