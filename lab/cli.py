@@ -298,9 +298,16 @@ def _finish(loaded: lab.Study, jobs: lab.Jobs, *, as_json: bool) -> None:
             "command measures what is missing now"
         )
     quiet = Console(quiet=True) if as_json else console  # a terminal alone shows it
-    with quiet.status("making the notebooks and the report"):
-        report = lab.report(loaded, runs=True)
     failures = [record for record in records if not record.completed]
+    done = f"{len(records) - len(failures)} of {count(len(jobs.tasks), 'run')} completed"
+    try:
+        with quiet.status("making the notebooks and the report"):
+            report = lab.report(loaded, runs=True)
+    except Exception as error:
+        if not _was_interrupted(error):
+            again = loaded.command("report")
+            sys.stderr.write(f"lab: {done}; all is kept, and `{again}` makes the report\n")
+        raise
     content = {
         "answer": report.answer,
         "predictions": report.predictions,
@@ -310,7 +317,7 @@ def _finish(loaded: lab.Study, jobs: lab.Jobs, *, as_json: bool) -> None:
         "html": report.html,
         "pdf": report.pdf,
     }
-    lines = [f"{len(records) - len(failures)} of {count(len(jobs.tasks), 'run')} completed"]
+    lines = [done]
     lines += [report.predictions] if loaded.kind == "training" else []
     content["kept"] = kept = other_commands(loaded)
     lines += [report.answer, relative(report.html, report.pdf), *kept]

@@ -19,11 +19,13 @@ from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager, suppress
 from dataclasses import dataclass
 from pathlib import Path
+from types import FrameType
 from typing import Any, NoReturn
 
 import psutil
 
 TRACKER = "multiprocessing.resource_tracker"
+LEAVE_S = 1.0  # how long what a process started may take to see that it has ended
 TRACKER_S = 5.0  # the longest wait for one, and for killed processes, to be gone
 
 
@@ -244,6 +246,17 @@ def end_processes(processes: Sequence[psutil.Process], *, patience_s: float) -> 
     return list(killed.values())
 
 
+def end_left(
+    processes: Sequence[psutil.Process], *, patience_s: float, by: str = "the rank"
+) -> None:
+    """End processes that this one, or `by`, left running, and say so in the log."""
+    if ended := end_processes(processes, patience_s=patience_s):
+        own = " ".join(psutil.Process().cmdline())
+        names = ["a fork of it" if command == own else command[:80] for command in ended]
+        sys.stderr.write(f"lab: {by} left processes running, now ended: {'; '.join(names)}\n")
+        sys.stderr.flush()
+
+
 def _await_end(processes: Sequence[psutil.Process], patience_s: float) -> list[psutil.Process]:
     """Those that still run after this many seconds, if any."""
     deadline = time.monotonic() + patience_s
@@ -274,12 +287,21 @@ def loading() -> Iterator[None]:
         gc.enable()
 
 
+class Interrupted(KeyboardInterrupt):
+    """Raised by the handler of a signal, whose number is the argument."""
+
+
+def interrupt(number: int, frame: FrameType | None) -> NoReturn:
+    """Handle a signal by raising Interrupted, which code that raises KeyboardInterrupt does not."""
+    raise Interrupted(number)
+
+
 def exit_with(function: Callable[..., int | None], *arguments: object) -> NoReturn:
     """Call the function, and end this process with its result as `sys.exit` would.
 
     But the interpreter is not finalized: a gloo thread still waiting for its lock would then be
     ended by Python 3.11 and 3.12 where C++ permits no thread to end, and the process would abort.
-    After a KeyboardInterrupt it dies of that signal, named by the exception, for its parent to see.
+    After a KeyboardInterrupt it dies of a signal, for its parent to see.
     """
     code: Any = 1
     number = 0
@@ -287,9 +309,9 @@ def exit_with(function: Callable[..., int | None], *arguments: object) -> NoRetu
         code = function(*arguments)
     except SystemExit as exit_:
         code = exit_.code
-    except KeyboardInterrupt as interrupt:
+    except KeyboardInterrupt as caught:
         traceback.print_exc()
-        number = next((one for one in interrupt.args if isinstance(one, int)), signal.SIGINT)
+        number = caught.args[0] if isinstance(caught, Interrupted) else signal.SIGINT
     except BaseException:  # noqa: BLE001 whatever it is, nothing else of the process may run after it
         traceback.print_exc()
     with suppress(Exception):

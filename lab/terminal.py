@@ -81,6 +81,8 @@ def answer(as_json: bool, content: Any, *views: View) -> None:
         sys.stdout.flush()  # here a full disk is an error of the command, at its end Python's
         return
     for view in views:
+        if isinstance(view, Text) and not view:  # a table without rows
+            continue
         # Only a table folds what is too wide.
         soft_wrap = not isinstance(view, Table)
         view = printable(view) if isinstance(view, str) else view

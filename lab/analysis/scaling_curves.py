@@ -279,8 +279,12 @@ def device_of(summary: pd.DataFrame) -> str | None:
 
 
 def compares(summary: pd.DataFrame) -> bool:
-    """Whether any configuration is compared with another; also if its baseline is missing."""
-    return bool((summary["run_id"] != summary["baseline_run_id"]).any())
+    """Whether any configuration is compared with another; also if all baselines are missing.
+
+    The work of a script may be unknown, so that its runs are compared with none of the others.
+    """
+    others = summary["run_id"] != summary["baseline_run_id"]
+    return bool(others.any() and (others.all() or summary.loc[others, "speedup"].notna().any()))
 
 
 def ranks_vary(summary: pd.DataFrame) -> bool:

@@ -49,8 +49,8 @@ def classical_tables(summary: pd.DataFrame) -> list[tuple[str, pd.DataFrame]]:
     cells: dict[str, Callable[[Row], str]] = {"Step time": lambda row: row.text("step_time")}
     if compares(summary):
         cells[f"Speedup over {baseline_name(summary)}"] = lambda row: _ratio(row, "speedup")
-    if ranks_vary(summary):
-        cells["Efficiency"] = lambda row: _ratio(row, "efficiency")
+        if ranks_vary(summary):
+            cells["Efficiency"] = lambda row: _ratio(row, "efficiency")
     sizes = pd.Index(sorted(set(summary["world_size"])), name=ranks(device))
     unmeasured = summary["exposed_communication_time"][summary["world_size"] > 1].isna().any()
     note = "; where communication was not measured, compute includes the wait for it"

@@ -42,7 +42,7 @@ from lab.launch.outcome import (
 )
 from lab.launch.supervisor import supervise
 from lab.launch.watchdog import Watchdog
-from lab.machine import exit_with, interfaces, loading
+from lab.machine import Interrupted, exit_with, interfaces, interrupt, loading
 from lab.records.schema import Allocation
 from lab.records.store import LOGS, RECORD, Record, Store, read_record, write_record
 from lab.worker.context import Measurement, RankContext, listen_for_preemption, preemption_noticed
@@ -152,6 +152,7 @@ def register(
     world_size: int, cluster: Cluster, folder: Path, *, devices: int = 1
 ) -> tuple[RankContext, Attempt]:
     """Register this rank, which drives `devices` devices; returns its context and files."""
+    signal.signal(signal.SIGINT, interrupt)
     if cluster.executor == "slurm":
         listen_for_preemption()
     else:
@@ -273,7 +274,7 @@ def _reported(
     """Record an error for the driver before it is raised."""
     try:
         yield
-    except KeyboardInterrupt:  # of a signal, which this rank's parent reports
+    except Interrupted:  # which this rank's parent reports
         raise
     except BaseException as error:
         watchdog.stop()
@@ -286,7 +287,7 @@ def _reported(
 def setup_rank(context: RankContext, cluster: Cluster, attempt: Attempt) -> RankContext:
     """Bind this rank to its cores and link, and set what must precede the import of torch."""
     if cluster.executor == "local":
-        signal.signal(signal.SIGTERM, _interrupt)
+        signal.signal(signal.SIGTERM, interrupt)
         # Linux divides a core among sessions: a rank's share beside other processes must not depend
         # on what the other ranks do.
         with suppress(PermissionError):  # it leads a session already
@@ -330,10 +331,6 @@ def set_variables(cluster: Cluster) -> None:
             what, advice = error.faults[0]
             problem = Problem(where, f"{what} on {socket.gethostname()}", advice)
             raise InputError(cluster.name, [problem]) from None
-
-
-def _interrupt(signum: int, frame: FrameType | None) -> None:
-    raise KeyboardInterrupt(signum)
 
 
 def _time_is_over(signum: int, frame: FrameType | None) -> None:

@@ -17,11 +17,10 @@ from types import FrameType
 import psutil
 
 from lab.launch.attempt import present
-from lab.machine import end_processes
+from lab.machine import LEAVE_S, end_left
 
 FORWARDED = (signal.SIGINT, signal.SIGTERM, signal.SIGUSR1, signal.SIGUSR2, signal.SIGCONT)
 PR_SET_PDEATHSIG, PR_SET_CHILD_SUBREAPER = 1, 36  # prctl(2)
-LEAVE_S = 1.0  # how long what a rank started may take to see that the rank has ended
 _DOING = mmap.mmap(-1, 128)  # the rank's phase, in memory shared with its parent
 
 
@@ -61,7 +60,7 @@ def supervise(folder: Path) -> None:
             attempt.observe_exit(here.global_rank, code, doing)
         except OSError:
             _end_job()
-    _end_left()
+    end_left(psutil.Process().children(recursive=True), patience_s=LEAVE_S)
     if code < 0:
         with suppress(OSError):  # SIGKILL has no other handler
             signal.signal(-code, signal.SIG_DFL)
@@ -89,13 +88,3 @@ def _end_job() -> None:
     """
     if os.environ.get("SUBMITIT_EXECUTOR") == "local":
         os.kill(os.getppid(), signal.SIGINT)
-
-
-def _end_left() -> None:
-    """End the processes that the rank left running, and say so in its log."""
-    this = psutil.Process()
-    if ended := end_processes(this.children(recursive=True), patience_s=LEAVE_S):
-        own = " ".join(this.cmdline())
-        names = ["a fork of it" if command == own else command[:80] for command in ended]
-        sys.stderr.write(f"lab: the rank left processes running, now ended: {'; '.join(names)}\n")
-        sys.stderr.flush()

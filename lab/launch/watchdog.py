@@ -21,7 +21,9 @@ from pathlib import Path
 
 import psutil
 
+from lab.errors import LabError
 from lab.launch.attempt import Attempt, RankError, RankProgress, write_progress
+from lab.launch.executor import LocalJob, SlurmJob, read_job
 from lab.launch.supervisor import note
 from lab.worker.context import ENDING, RankContext
 
@@ -206,8 +208,19 @@ class Watchdog:
 
     def is_removed(self) -> bool:
         """Whether the files by which a driver finds the job are gone, not only its logs."""
-        registered = self._attempt.path(f"rank{self._context.rank}.pid")
-        return not (registered.exists() or (self._attempt.folder / "job.json").exists())
+        if self._attempt.path(f"rank{self._context.rank}.pid").exists():
+            return False
+        with contextlib.suppress(LabError):
+            return not self._is_own(read_job(self._attempt.folder))
+        return False
+
+    def _is_own(self, job: LocalJob | SlurmJob | None) -> bool:
+        """Whether the last job of the folder is this one, and not one started after a removal."""
+        attempt = self._attempt
+        if isinstance(job, SlurmJob):
+            output = attempt.output
+            return output is None or (attempt.folder / job.array).resolve() == output.resolve()
+        return job is not None and job.job_id == attempt.job_id
 
     def _publish(self) -> None:
         # Not in the training thread, as a busy disk would make this rank late for the others.

@@ -7,6 +7,7 @@ import logging
 import os
 import shutil
 import tempfile
+import threading
 import time
 import warnings
 from collections import deque
@@ -301,9 +302,29 @@ def plain(value: Any) -> Any:
     return value.item() if hasattr(value, "item") else value
 
 
+_quiet_lock, _quiet_threads, _loud = threading.Lock(), 0, ExitStack()
+
+
 @contextmanager
 def _quiet() -> Iterator[None]:
-    """Keep remarks of papermill and its kernel off the terminal; errors are raised, not logged."""
+    """Keep remarks of papermill and its kernel off the terminal until no thread is in here."""
+    global _quiet_threads
+    with _quiet_lock:
+        if not _quiet_threads:
+            _loud.enter_context(_muted())
+        _quiet_threads += 1
+    try:
+        yield
+    finally:
+        with _quiet_lock:
+            _quiet_threads -= 1
+            if not _quiet_threads:
+                _loud.close()
+
+
+@contextmanager
+def _muted() -> Iterator[None]:
+    """Mute those remarks in all threads; errors are raised, not logged."""
     loggers = [logging.getLogger(name) for name in ("papermill", "traitlets", "blib2to3")]
     levels = [logger.level for logger in loggers]
     for logger in loggers:

@@ -28,9 +28,12 @@ from lab.report.blocks import Markdown, Table, escaped
 COMMUNICATION = (
     "Communication of a step on its slowest rank, {over}. Exposed is "
     "the time in which it did nothing but wait, split into waiting for other ranks and transfer, "
-    "whose medians need not add up; the cost of synchronising is measured by itself, in "
-    "alternating rounds with and without it, and exceeds the exposed part by the slowdown of "
-    "compute. Sent: by one rank in a step, if ranks form a ring"
+    "whose medians need not add up{cost}. Sent: by one rank in a step, if ranks form a ring"
+)
+COST = "cost of synchronising"
+ITS_COST = (
+    "; the cost of synchronising is measured by itself, in alternating rounds with and without it, "
+    "and exceeds the exposed part by the slowdown of compute"
 )
 FROZEN = "Predictions were written down and hashed before their runs. They are based on: "
 PREDICTIONS = (
@@ -146,7 +149,7 @@ def communication(results: StudyResults) -> Table | Markdown:
         "exposed": "exposed_communication_time",
         "exposed: waiting": "straggler_time",
         "exposed: transfer": "transfer_time",
-        "cost of synchronising": "sync_cost_time",
+        COST: "sync_cost_time",
         "stolen compute": "stolen_compute_time",
     }
     sent = by_run(record for record in results.records if record.completed)
@@ -159,7 +162,8 @@ def communication(results: StudyResults) -> Table | Markdown:
             by_rank = _sent(sent.get(row["run_id"], []))
             rows.append({"configuration": name, **times, "sent (MB)": by_rank})
     over = over_repeats([*map(int, results.summary["repeats"])])
-    caption = COMMUNICATION.format(over=over)
+    measured = any(row[COST] != NOT_MEASURED for row in rows)
+    caption = COMMUNICATION.format(over=over, cost=ITS_COST if measured else "")
     table = Table.of_rows(caption, rows, common=shared, label="tbl-communication")
     return table if len(table.frame.columns) > 1 else Markdown("")
 

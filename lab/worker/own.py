@@ -19,6 +19,7 @@ import torch
 from lab.config.own import Own, Script, is_unchanged
 from lab.config.run import Run
 from lab.errors import InputError, LabError
+from lab.machine import Interrupted
 
 # Errors with a meaning of their own.
 OTHERS = (MemoryError, torch.OutOfMemoryError)
@@ -72,7 +73,7 @@ def located(folder: Path, explained: Callable[[BaseException], str]) -> Iterator
     """
     try:
         yield
-    except (*OTHERS, KeyboardInterrupt):
+    except (*OTHERS, Interrupted):
         raise
     except BaseException as error:
         if wrapped := _of_loader(str(error)):
@@ -94,7 +95,7 @@ def _place(frame: traceback.FrameSummary) -> str:
 
 
 @contextmanager
-def blamed(reference: str, *, but: type[BaseException] = KeyboardInterrupt) -> Iterator[None]:
+def blamed(reference: str, *, but: type[BaseException] = Interrupted) -> Iterator[None]:
     """Report an error in a user's code by its last line there, with Python's traceback as cause.
 
     Any exception is an error, even `SystemExit`, except for `but`.

@@ -22,6 +22,7 @@ from studies import StudyMaker
 import lab
 from lab import cli
 from lab.config.study import Study
+from lab.errors import LabError
 from lab.launch.launcher import Jobs
 from lab.records.schema import Failure
 from lab.records.store import Store, write_record
@@ -225,6 +226,20 @@ def test_a_run_without_a_record_is_named_and_is_a_failure(
     monkeypatch.setattr(lab, "report", lambda *_, **__: made)
     status, _, errors = run("run", study.folder)
     assert status == 1 and f"{study.tasks[0].label}: no record" in errors
+
+
+def test_a_report_that_fails_loses_no_record_and_is_told_how_to_be_made(
+    make_study: StudyMaker, run: Command, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    study = Study.load(make_study())
+    for task in study.tasks:
+        write_record(record(task.run), study.out / "runs" / task.run.id / "0")
+    done = f"{len(study.tasks)} of {len(study.tasks)} runs completed; all is kept"
+    for error, told in ((LabError("no template"), True), (KeyboardInterrupt(), False)):
+        monkeypatch.setattr(lab, "report", Mock(side_effect=error))
+        _, _, errors = run("run", study.folder)
+        assert (f"lab: {done}, and `lab report {study.folder}` makes the report" in errors) is told
+        assert ("lab: no template" if told else "lab: interrupted; the same command") in errors
 
 
 def test_a_cause_that_ended_several_runs_is_told_once(make_study: StudyMaker) -> None:

@@ -37,8 +37,8 @@ def test_a_process_is_known_again_and_one_that_has_its_id_is_not() -> None:
     ("statement", "code"),
     [
         ("raise KeyboardInterrupt", -signal.SIGINT),
-        ("raise KeyboardInterrupt(15)", -signal.SIGTERM),
         ("raise KeyboardInterrupt('enough')", -signal.SIGINT),
+        ("signal.signal(15, machine.interrupt); signal.raise_signal(15)", -signal.SIGTERM),
         ("sys.exit(-1)", 255),
         ("sys.exit('why')", 1),
         ("return 3", 3),
@@ -46,7 +46,8 @@ def test_a_process_is_known_again_and_one_that_has_its_id_is_not() -> None:
 )
 def test_a_process_ends_as_its_function_does(statement: str, code: int) -> None:
     program = (
-        f"import sys\nfrom lab.machine import exit_with\ndef f():\n    {statement}\nexit_with(f)"
+        "import signal, sys\nfrom lab import machine\n"
+        f"def f():\n    {statement}\nmachine.exit_with(f)"
     )
     ended = subprocess.run([sys.executable, "-c", program], capture_output=True, check=False)
     assert ended.returncode == code, ended.stderr

@@ -324,7 +324,7 @@ class Point:
 
         The samples of a step are its batch, if it is known. An epoch or a total has the same
         samples, except in weak scaling, which is declared or follows from the quoted speedups or
-        from rate times time.
+        from rate times time. NaN for a step without a batch whose scaling is declared as neither.
         """
         base = self.base
         if base is None:
@@ -339,6 +339,8 @@ class Point:
         ratio = self.rate * self.time / done if done > 0 else math.nan
         if abs(ratio / self.ideal - 1) < ROUNDING:
             return ratio
+        if self.curve.scaling == "none" and self.curve.per == "step":
+            return math.nan
         return self.ideal if self.curve.scaling == "weak" else 1.0
 
     @cached_property

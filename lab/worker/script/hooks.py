@@ -24,6 +24,7 @@ from torch.optim import optimizer as optimizers
 from torch.utils.data import DataLoader, dataloader
 
 from lab.errors import LabError
+from lab.formatting import count
 from lab.worker.measure.clock import Clock
 from lab.worker.measure.collective_trace import CallRecorder, untraced
 from lab.worker.measure.ddp_hook import BucketRecorder, Sent
@@ -31,6 +32,8 @@ from lab.worker.script.processes import replaced
 
 # How often a script may catch its end, as to save its state, without being taken for a loop.
 CAUGHT = 3
+# Levels below the outermost modules on which those that a script calls are looked for.
+DEEPEST = 3
 
 
 class StepsDone(SystemExit):
@@ -78,6 +81,7 @@ class StepRecorder:
         self.optimizers: dict[int, torch.optim.Optimizer] = {}
         self.inner: set[int] = set()  # of them, by id, those that step within another's step
         self.modules: list[nn.Module] = []  # whose calls are the forward pass
+        self.called: set[nn.Module] = set()  # of them and their parts
         self.seen: set[str] = set()  # phases
         self.steps = 0
         self.backend: str | None = None
@@ -91,6 +95,8 @@ class StepRecorder:
         # Optimizers within a step, as one may wrap another, and whether that began a phase.
         self._stepping: list[tuple[torch.optim.Optimizer, bool]] = []
         self._finds_modules = False  # as the script does not say what its forward pass is
+        self._deepest: list[nn.Module] = []  # of the modules watched, on their level
+        self._level = 0
         # Optimizers that a recreated one replaced; None if none may be.
         self._replaced: WeakSet[torch.optim.Optimizer] | None = WeakSet()
         self._group: Any = None  # of the DDP whose buckets are recorded
@@ -159,11 +165,20 @@ class StepRecorder:
 
         return call
 
-    def before_step(self, optimizer: torch.optim.Optimizer, *_: Any) -> None:
-        """Note that an optimizer begins a step."""
+    def before_step(
+        self, optimizer: torch.optim.Optimizer, arguments: Any, options: Any
+    ) -> tuple[Any, Any] | None:
+        """Note that an optimizer begins a step; returns its arguments if they are to be others."""
         if self.optimizer is None:
             self.optimizer = optimizer
         self._stepping.append((optimizer, self._enter("optimizer")))
+        # A closure's time is not the optimizer's, even where its forward pass is not seen.
+        _, *given = arguments
+        if given and callable(given[0]):
+            return (optimizer, self.timed("other", given[0]), *given[1:]), options
+        if callable(closure := options.get("closure")):
+            return arguments, options | {"closure": self.timed("other", closure)}
+        return None
 
     def after_step(self, optimizer: torch.optim.Optimizer, *_: Any) -> None:
         """Note that an optimizer has made a step."""
@@ -181,6 +196,8 @@ class StepRecorder:
             self._hook_trained_by(optimizer)
         if optimizer is not self.optimizer:
             return
+        if self.steps and self._finds_modules and "forward" not in self.seen:
+            self._hook_parts()
         self.steps += 1
         self._on_step(self.steps)
         if self._done:
@@ -221,6 +238,12 @@ class StepRecorder:
     def _begin(self) -> None:
         """Learn from the first step whether ranks form a group and which modules train."""
         if dist.is_available() and dist.is_initialized():
+            if (ranks := dist.get_world_size()) != self.world_size:
+                raise LabError(
+                    f"the script forms a process group of {count(ranks, 'rank')}, but is measured "
+                    f"on {self.world_size}: let the lab start the ranks, as torchrun does, and set "
+                    "world_size (--ranks of `lab measure`) to their number"
+                )
             self.backend = _backend_of(*self.optimizers.values())
         elif self.world_size > 1:
             raise LabError(
@@ -236,9 +259,24 @@ class StepRecorder:
         for module in outermost([one for trainer in trainers for one in parameters_of(trainer)]):
             if module not in self.modules:
                 self._hook(module)
+                self._deepest.append(module)
+
+    def _hook_parts(self) -> None:
+        """Watch the parts of modules that are not called themselves, as Lightning's on one rank."""
+        self._level += 1
+        if self._level > DEEPEST:
+            return
+        trained = {id(p) for trainer in self.optimizers.values() for p in parameters_of(trainer)}
+        parts = [part for module in self._deepest for part in module.children()]
+        self._deepest = [p for p in parts if any(id(one) in trained for one in p.parameters())]
+        for part in self._deepest:
+            self._watch_calls(part)
 
     def _hook(self, module: nn.Module) -> None:
         self.modules.append(module)
+        self._watch_calls(module)
+
+    def _watch_calls(self, module: nn.Module) -> None:
         if (compiled := module._compiled_call_impl) is not None:
             # Hooks would be compiled with it and break its graph.
             module._compiled_call_impl = self._timed_forward(module, compiled)
@@ -249,6 +287,8 @@ class StepRecorder:
         def before(module: nn.Module, _: Any) -> None:
             if not torch.compiler.is_compiling():
                 entered.append(_trains(module) and self._enter("forward"))
+                if entered[-1]:
+                    self.called.add(module)
 
         def after(*_: Any) -> None:
             if not torch.compiler.is_compiling() and entered:
@@ -264,6 +304,8 @@ class StepRecorder:
         @wraps(function)
         def call(*arguments: Any, **options: Any) -> Any:
             measured = not torch.compiler.is_compiling() and _trains(module)
+            if measured:
+                self.called.add(module)
             return (timed if measured else function)(*arguments, **options)
 
         return call

@@ -28,7 +28,7 @@ from lab.config.own import SCRIPT_OUT, Script
 from lab.config.run import Run
 from lab.errors import LabError
 from lab.formatting import MOST_QUOTED, count, log_end
-from lab.machine import age
+from lab.machine import Interrupted, age
 from lab.records.schema import PHASES, Observed
 from lab.worker import distributed, environment
 from lab.worker.context import ENDING, Conclude, Measurement, Progress, RankContext
@@ -47,7 +47,7 @@ from lab.worker.rank_report import (
 )
 from lab.worker.script import meter
 from lab.worker.script.hooks import StepRecorder, StepsDone, installed, parameters_of
-from lab.worker.script.processes import OWN_RANKS, one_process
+from lab.worker.script.processes import OWN_RANKS, end_children, one_process
 
 CPU = torch.device("cpu")
 MOST_LOG = 5000  # bytes of the end of a log in which its last line is looked for
@@ -60,10 +60,12 @@ NEEDS_GPU = re.compile(
 NEEDS_SLURM = re.compile(r"variable SLURM_\w+ is not set")
 NO_PACKAGE = "attempted relative import with no known parent package"
 NOT_FOUND = re.compile(r"ModuleNotFoundError: No module named '(\w+)")
+OTHER_RANKS = re.compile(r"\bmatch\b.*\bworld[ _]size\b", re.IGNORECASE | re.DOTALL)
 NEEDS_SHARED_MEMORY = re.compile("unable to allocate shared memory")
 NO_OPTIMIZER = (
     "A script that trains in processes that it starts itself (the lab starts the ranks, as "
-    "torchrun does), or without such an optimizer, cannot be measured"
+    "torchrun does), or without such an optimizer, cannot be measured: let it time its steps, and "
+    "give the table to `lab report`"
 )
 
 
@@ -154,7 +156,8 @@ class ScriptRank:
             if len(steps) > 1:
                 made = " and ".join(map(str, sorted(steps)))
                 raise LabError(
-                    f"the ranks of {self.script.name} took {made} steps; they must match"
+                    f"the ranks of {self.script.name} took {made} steps; they must match, so "
+                    f"measure no more than {min(steps)} (--steps of `lab measure`)"
                 )
             reports = distributed.gather(self._report(offsets))
         return None if reports is None else self._measurement(reports)
@@ -183,7 +186,7 @@ class ScriptRank:
     @property
     def _phases(self) -> tuple[str, ...]:
         """The phases to report: those that were seen, and the rest if the passes were."""
-        seen = self.recorder.seen
+        seen = self.recorder.seen - {"other"}
         rest = {"other"} if {"forward", "backward"} <= seen else set()
         return tuple(phase for phase in PHASES if phase in seen | rest)
 
@@ -250,7 +253,9 @@ class ScriptRank:
                 ended="by itself" if recorder.steps < run.steps else "by the lab",
                 optimizer=type(recorder.optimizer).__name__,
                 optimizers=len(recorder.optimizers.keys() - recorder.inner),
-                wrappers=sorted({type(module).__name__ for module in recorder.modules}),
+                wrappers=sorted(
+                    {type(one).__name__ for one in recorder.called or recorder.modules}
+                ),
                 samples_per_step=recorder.samples_per_step,
             ),
         )
@@ -282,7 +287,10 @@ def measure_script(
     with _advised(script, rank.context):
         run_script(script, run, rank.context, hooks, data_root=data_root, out=folder / SCRIPT_OUT)
         _require_steps(rank.recorder.steps, run, script)
-    return rank.collect()
+    measurement = rank.collect()
+    if rank.recorder.steps == run.steps:
+        end_children(script.name)
+    return measurement
 
 
 def run_script(
@@ -322,7 +330,7 @@ def run_script(
             meter.recorder = None
             # Some scripts catch it to save their state, and end as if everything was done.
             if interrupted:
-                raise KeyboardInterrupt(*interrupted)
+                raise Interrupted(*interrupted)
 
 
 def _status(code: object) -> str:
@@ -432,6 +440,11 @@ def _advice(message: str, script: Script, context: RankContext) -> str:
             f"The ranks of cluster {context.cluster!r} train on CPUs: tell the script to do so, "
             "with gloo, or measure it on a cluster with GPUs (--cluster)"
             f"{alone if script.launcher == 'torchrun' else ''}"
+        )
+    if OTHER_RANKS.search(message):
+        return (
+            f"It is measured on {count(context.world_size, 'rank')}: let it take their number from "
+            "WORLD_SIZE or an argument {world_size} instead of one of its own"
         )
     if NO_PACKAGE in message or _lies_here(NOT_FOUND.search(message)):
         return (

@@ -15,6 +15,7 @@ from types import FrameType
 from typing import Any
 from urllib.parse import urlparse
 
+import psutil
 from torch import distributed as dist
 from torch import multiprocessing
 from torch.distributed import distributed_c10d
@@ -22,6 +23,7 @@ from torch.multiprocessing.spawn import ProcessContext, ProcessRaisedException
 
 from lab.errors import LabError
 from lab.formatting import count
+from lab.machine import LEAVE_S, end_left
 
 OWN_RANKS = (
     "a process that the script starts forms a process group, but the lab starts the ranks, as "
@@ -55,6 +57,14 @@ def one_process() -> Iterator[None]:
         (os, "_exit", _like_sys_exit(os._exit)),
     ):
         yield
+
+
+def end_children(script: str) -> None:
+    """End the processes for which Python would wait at exit, as a script that is ended early did
+    not come to the line that ends them."""
+    started = [one.pid for one in multiprocessing.active_children() if not one.daemon]
+    running = [psutil.Process(pid) for pid in started if psutil.pid_exists(pid)]
+    end_left(running, patience_s=LEAVE_S, by=script)
 
 
 def _without_ranks(start: Callable[..., None]) -> Callable[..., None]:

@@ -97,6 +97,9 @@ def streams():
 def leaves():
     raise SystemExit
 
+def interrupts():
+    raise KeyboardInterrupt
+
 class Faulty:
     def __init__(self, faulty, samples=99):
         self.faulty, self.samples = faulty, samples
@@ -160,6 +163,12 @@ MESSAGES = {
         {"factory": "own:leaves"},
         {},
         r"own:leaves failed in own\.py, line \d+: SystemExit",
+    ),
+    # As none that a signal raises, which is told as the end of the rank.
+    "interrupts": (
+        {},
+        {"factory": "own:interrupts"},
+        r"own:interrupts failed in own\.py, line \d+: KeyboardInterrupt by `raise Keyb",
     ),
     "streams": ({}, {"factory": "own:streams"}, "own:streams returned a list_iterator, but a data"),
 }

@@ -123,7 +123,7 @@ while True:
     torch.save(model, io.BytesIO())
 """
 # Leaves a fork, a background process of a shell, one in a session of its own, and a process of
-# multiprocessing that uses shared memory.
+# multiprocessing that uses shared memory, for whose end Python itself would wait.
 LEAVES = """
 import multiprocessing, os, signal, subprocess, sys, time, torch
 from multiprocessing.shared_memory import SharedMemory
@@ -137,7 +137,7 @@ if __name__ == "__main__":
     memory = SharedMemory(create=True, size=64)
     context = multiprocessing.get_context("spawn")
     pids = context.Queue()
-    context.Process(target=use, args=(memory.name, pids), daemon=True).start()
+    context.Process(target=use, args=(memory.name, pids)).start()
     left = [pids.get()]
     if (child := os.fork()) == 0:
         signal.signal(signal.SIGTERM, signal.SIG_IGN)
@@ -152,6 +152,25 @@ if __name__ == "__main__":
         optimizer.step()
         if sys.argv[1:]:
             os.kill(os.getpid(), signal.SIGKILL)
+"""
+
+
+# As Lightning without torchrun's variables, with a command instead of multiprocessing.
+STARTS_ANOTHER = """
+import os, socket, subprocess, sys, torch
+from torch import distributed as dist
+if "RANK" not in os.environ:
+    with socket.create_server(("127.0.0.1", 0)) as free:
+        port = str(free.getsockname()[1])
+    os.environ |= {"WORLD_SIZE": "2", "MASTER_ADDR": "127.0.0.1", "MASTER_PORT": port}
+    other = subprocess.Popen([sys.executable, *sys.argv], env=os.environ | {"RANK": "1"})
+    os.environ["RANK"] = "0"
+dist.init_process_group("gloo")
+model = torch.nn.parallel.DistributedDataParallel(torch.nn.Linear(4, 1))
+optimizer = torch.optim.SGD(model.parameters())
+for _ in range(9):
+    model(torch.ones(1, 4)).sum().backward()
+    optimizer.step()
 """
 
 
@@ -305,6 +324,18 @@ def test_a_script_that_starts_ranks_itself_is_told_who_starts_them(
         assert "call the training function itself" in record.error.log
 
 
+def test_a_script_that_trains_with_ranks_of_its_own_is_no_run_on_one(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    Path("pair.py").write_text(STARTS_ANOTHER)
+    study = lab.script_study(
+        ["pair.py"], ranks=[1], steps=6, warmup_steps=2, repeats=1, launcher="python"
+    )
+    (record,) = lab.launch(study).wait(progress=False)
+    assert record.error and "a process group of 2 ranks, but is measured on 1" in str(record.error)
+
+
 @pytest.mark.parametrize("way", ["by-spawn", "by-spawn-at"])
 def test_as_many_ranks_as_the_script_itself_starts_are_measured(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, way: str
@@ -450,6 +481,27 @@ def runs(pid: int) -> bool:
     with suppress(psutil.NoSuchProcess):
         return psutil.Process(pid).status() != psutil.STATUS_ZOMBIE
     return False
+
+
+def test_ranks_with_unequal_data_are_told_how_many_steps_all_make(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    content = """
+import torch
+from torch import distributed as dist, nn
+dist.init_process_group("gloo")
+model = nn.parallel.DistributedDataParallel(nn.Linear(64, 2))
+optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
+with model.join():
+    for step in range(8 + 2 * dist.get_rank()):
+        model(torch.randn(8, 64)).square().mean().backward()
+        optimizer.step()
+"""
+    record = measured("join", content, ranks=2)
+    assert record.error and re.search(
+        "took 8 and 10 steps; they must match, so measure no more than 8", record.error.message
+    )
 
 
 @pytest.mark.parametrize(

@@ -726,6 +726,21 @@ def test_ranks_that_are_slower_with_more_work_are_told_with_their_work() -> None
     assert "100.00 ms against 250.00 ms for 2 times the work." in found.evidence
 
 
+def test_steps_of_unknown_work_are_not_compared() -> None:
+    script = {"model": {"kind": "script", "command": "train.py"}, "global_batch_size": None}
+    records = [
+        record(run(size, **script), repeat, step_time=time, phases={"forward": 0.04})
+        for size, time in ((1, 0.1), (2, 0.15))
+        for repeat in range(3)
+    ]
+    result = apply_rules(from_records(records, scaling="none", baseline={"world_size": 1}))
+    lacks = {one.rule: " ".join(one.lacks) for one in result.not_checked}
+    assert lacks["fixed-overhead"] == "the batch, or whether scaling is strong or weak"
+    assert "the batch" in lacks["super-linear"]
+    result = apply_rules(from_records(records, scaling="strong", baseline={"world_size": 1}))
+    assert "speedup 0.67" in evidence(result, "fixed-overhead")
+
+
 def test_repeats_that_learn_the_same_other_thing_are_told_once_by_name() -> None:
     half = run(precision="bf16")
     records = [record(run())]

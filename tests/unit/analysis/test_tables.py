@@ -58,6 +58,17 @@ def test_tables_say_where_there_is_no_baseline():
     assert row["speedup over the baseline"] == row["efficiency"] == "no baseline"
 
 
+def test_runs_of_unknown_work_have_no_table_of_speedups():
+    script = {"model": {"kind": "script", "command": "train.py"}, "global_batch_size": None}
+    records = [record(run(size, **script), step_time=0.1) for size in (1, 2)]
+    for scaling in ("none", "weak"):
+        tables = classical_tables(summary(table(records), baseline=ONE, scaling=scaling))
+        names = [
+            caption.split()[0].rstrip(",") for caption, _ in tables if "Compute" not in caption
+        ]
+        assert names == ["Step", *["Speedup", "Efficiency"] * (scaling == "weak")]
+
+
 def test_configurations_that_are_no_curve_share_a_table():
     records = [record(run(2, strategy=name), step_time=0.1) for name in ("ddp", "fsdp")]
     (caption, frame), _ = classical_tables(

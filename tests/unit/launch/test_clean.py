@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import shutil
 import time
 from pathlib import Path
 
@@ -68,7 +69,10 @@ def test_what_can_go_is_shown_and_then_goes(used: Study, tmp_path: Path) -> None
     (kept,) = lab.clean(used)
     assert kept.what == "what stays" and not kept.again
     result = CliRunner().invoke(cli.app, ["clean", str(used.folder)])
-    assert result.exit_code == 0 and "nothing can be removed" in result.stdout
+    assert result.exit_code == 0 and result.stdout.endswith("\nnothing can be removed\n")
+    shutil.rmtree(used.out)
+    result = CliRunner().invoke(cli.app, ["clean", str(used.folder)])
+    assert result.exit_code == 0 and result.stdout == "nothing can be removed\n"
 
 
 def test_nothing_goes_while_a_job_or_a_driver_is_at_work(used: Study) -> None:

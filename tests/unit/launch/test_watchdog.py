@@ -12,9 +12,10 @@ from pathlib import Path
 import pytest
 import torch
 
-from lab.files import read_json
+from lab.files import private_folder, read_json
 from lab.launch import watchdog
 from lab.launch.attempt import Attempt, RankProgress
+from lab.launch.executor import LocalJob, SlurmJob, write_job
 from lab.launch.watchdog import Watchdog
 from lab.worker.context import RankContext
 from lab.worker.measure import collective_trace
@@ -94,6 +95,26 @@ def test_a_rank_in_a_collective_waits_for_the_others(
     getattr(distributed, name)(tensor, tensor)
     assert watchdog._waits_for_others(stacks[0])
     assert not watchdog._waits_for_others(traceback.extract_stack())
+
+
+def test_a_job_is_removed_if_its_folder_belongs_to_a_later_one(tmp_path: Path) -> None:
+    local = LocalJob(cluster="local", job_id="17", pid=17, began=0.0, submitted_at=0.0)
+    array = SlurmJob(cluster="slurm", array="../arrays/lab-1", index=0, submitted_at=0.0)
+    folder = private_folder(tmp_path / "0")
+    with watched(folder) as guard:
+        assert not guard.is_removed()
+        (folder / "log" / "17.rank0.pid").unlink()
+        assert guard.is_removed()
+        write_job(folder, local)
+        assert not guard.is_removed()  # only its logs are
+        write_job(folder, local.model_copy(update={"job_id": "18"}))
+        assert guard.is_removed()
+    attempt = Attempt(folder, "17_0", output=tmp_path / "arrays" / "lab-1")
+    guard = Watchdog(guard._context, attempt, steps=1, on_hang=lambda: None)
+    write_job(folder, array)
+    assert not guard.is_removed()
+    write_job(folder, array.model_copy(update={"array": "../arrays/lab-2"}))
+    assert guard.is_removed()
 
 
 def test_a_rank_waits_for_the_others_where_a_traced_call_does() -> None:

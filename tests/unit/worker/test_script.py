@@ -297,6 +297,45 @@ for step in range(9):
     assert {"forward", "backward", "optimizer"} <= phases(measured(body))
 
 
+def test_what_a_closure_does_is_no_work_of_the_optimizer(measured: Any) -> None:
+    body = """
+import time
+def closure():
+    time.sleep(0.02)
+    loss = (list(model.parameters())[0] + 1).sum()
+    loss.backward()
+    return loss
+for step in range(9):
+    optimizer.step({given})
+"""
+    for given in ("closure", "closure=closure"):
+        timing = measured(body.replace("{given}", given)).timing
+        assert timing.phases.keys() == {"backward", "optimizer"}  # no forward pass, so no rest
+        assert timing.phases["optimizer"].median < timing.step.median - 0.02
+
+
+def test_parts_of_a_module_that_is_not_called_itself_are_seen(measured: Any) -> None:
+    body = """
+class Module(nn.Module):
+    def __init__(self):
+        super().__init__()
+        self.networks = nn.ModuleList([nn.Linear(4, 8), nn.Linear(8, 1), nn.Dropout()])
+    def training_step(self, batch):
+        for network in self.networks:
+            batch = network(batch)
+        return batch.square().mean()
+module = Module()
+optimizer = torch.optim.SGD(module.parameters(), lr=0.1)
+while True:
+    module.training_step(torch.randn(8, 4)).backward()
+    optimizer.step()
+"""
+    measurement = measured(body, steps=9, warmup_steps=4)
+    assert phases(measurement) == {"forward", "backward", "optimizer", "other"}
+    assert measurement.timing.phases["forward"].median > 0
+    assert measurement.script.wrappers == ["Linear"]
+
+
 # Of a module that is torch's own, torch compiles nothing in place.
 OWN_FORWARD = """
 class Net(nn.Sequential):
@@ -509,6 +548,12 @@ def test_a_failure_that_only_speaks_of_gpus_gets_no_advice_on_them(measured: Any
     text = "No sampler is set. All ranks see the same data, which takes the use from multi-GPU runs"
     with pytest.raises(LabError, match=f"{text}$"):
         measured(f"raise ValueError('{text}')")
+
+
+def test_a_script_with_a_number_of_ranks_of_its_own_is_told_which_it_gets(measured: Any) -> None:
+    lightning = "You set `devices=2`, but the product (2 * 1) does not match the world size (1)."
+    with pytest.raises(LabError, match=r"size \(1\)\. It is measured on 1 rank: let it take their"):
+        measured(f"raise ValueError({lightning!r})")
 
 
 WORKER = """

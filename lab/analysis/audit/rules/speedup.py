@@ -30,6 +30,7 @@ EXPLAINS = 0.5  # communication explains the added time if it makes up this shar
 FLAT = 0.10  # relative: of times that do not depend on the ranks
 OF_EACH = " If the rates are those of each rank, say so in their name."
 NO_PAIR = "times at two world sizes of one configuration"
+NO_WORK = "the batch, or whether scaling is strong or weak"
 
 
 @rule("super-linear", "time or rate or speedup or efficiency, world_size", severity="error")
@@ -41,7 +42,12 @@ def super_linear(observations: Observations) -> Iterator[Fault]:
         checked = checked or quoted or math.isfinite(point.gain)
         yield from _beyond(point, observations)
     if not checked:
-        raise UncheckedError(f"{NO_PAIR}, or a speedup")
+        raise UncheckedError(f"{_no_gain(observations)}, or a speedup")
+
+
+def _no_gain(observations: Observations) -> str:
+    """What is missing where no two times can be compared."""
+    return NO_WORK if any(one.time > 0 for one, _ in observations.compared) else NO_PAIR
 
 
 def _beyond(point: Point, observations: Observations) -> Iterator[Fault]:
@@ -443,7 +449,7 @@ def fixed_overhead(observations: Observations) -> Iterator[Fault]:
     if observations.per == "step" and not replayed:
         yield from _across_batches(observations)
     if not checked:
-        raise UncheckedError(NO_PAIR)
+        raise UncheckedError(_no_gain(observations))
 
 
 def _hardly_shrinks(point: Point, base: Point, observations: Observations) -> Iterator[Fault]:
