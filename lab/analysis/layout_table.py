@@ -149,7 +149,7 @@ def read_layouts(
         advice = "predict a GPU's times with --assume gpu=h100"
         raise InputError(page.name, [Problem("gpu", what, advice)])
     cells = _cells(frame, columns, assumed)
-    framework = _framework(page.notes, page.opening, frame, cells)
+    framework = _framework(page, cells)
     every, gpu, assumptions = _values(page, cells, columns, assumed, framework)
     rows, left_out = _rows(every, page, framework, timed=timed)
     if not rows:
@@ -159,8 +159,8 @@ def read_layouts(
         ]
         nothing = [Problem("table", "has no rows", "add one per layout")]
         raise InputError(page.name, problems or nothing)
-    if quick := sum(map(_in_tf32, rows)):
-        rows = [_with_tf32(row) if _in_tf32(row) else row for row in rows]
+    stated, rows = rows, [*map(_in_tf32, rows)]
+    if quick := sum(one is not other for one, other in zip(stated, rows, strict=True)):
         assumptions.append(
             f"{count(quick, 'row')}: tf32 instead of fp32, in which no GPU is that fast"
         )
@@ -307,20 +307,18 @@ def _other_chip(words: str) -> str:
     return chip[0] if chip and not named_gpu(words) else ""
 
 
-def _framework(
-    notes: str, opening: str, frame: pd.DataFrame, cells: Sequence[Mapping[str, Any]]
-) -> Framework:
+def _framework(page: _Page, cells: Sequence[Mapping[str, Any]]) -> Framework:
     """The framework by the notes, GPUs and precisions, else also by the page's opening and by the
     framework's own acronyms, or by a column that names it in each row, with its dispatcher."""
-    words = _words(frame)
+    notes, words = page.notes, _words(page.frame)
     named = {str(row[name]) for row in cells for name in ("gpu", "precision") if name in row}
     noted = "; ".join([notes, *sorted(named)])
     framework = named_framework(noted)
     if framework is ANY:
         own = re.findall(OF_MEGATRON_CORE, words, re.IGNORECASE)
-        framework = named_framework("; ".join([opening, noted, *own]))
+        framework = named_framework("; ".join([page.opening, noted, *own]))
     if framework is ANY:
-        framework = _named_in_each_row(frame, noted)
+        framework = _named_in_each_row(page.frame, noted)
     if FUSED.search(DENIED.sub("", f"{notes}; {words}")):
         others = {name: one for name, one in framework.coefficients.items() if name != "scores"}
         framework = replace(framework, coefficients=others)
@@ -429,14 +427,12 @@ def _too_fast(row: LayoutRow) -> bool:
     return case.candidate.global_batch * each / row.step_s / gpus > MOST_REACHED * peak
 
 
-def _in_tf32(row: LayoutRow) -> bool:
-    """Whether a row that is said to be in fp32 is too fast for that, but not for tf32."""
+def _in_tf32(row: LayoutRow) -> LayoutRow:
+    """The row in tf32, if it is said to be in fp32 but too fast for that; else itself."""
     candidate, gpu = row.case.candidate, row.case.machine.gpu
-    return candidate.precision == "fp32" and "tf32" in gpu.flops and _too_fast(row)
-
-
-def _with_tf32(row: LayoutRow) -> LayoutRow:
-    candidate = replace(row.case.candidate, precision="tf32")
+    if candidate.precision != "fp32" or "tf32" not in gpu.flops or not _too_fast(row):
+        return row
+    candidate = replace(candidate, precision="tf32")
     return replace(row, case=replace(row.case, candidate=candidate))
 
 
