@@ -187,9 +187,10 @@ class Case:
 
     @property
     def fits(self) -> bool:
-        """Whether the fullest rank's peak fits into its GPU."""
+        """Whether each stage has a layer, and the fullest rank's peak fits into its GPU."""
         room = self.framework.usable * self.machine.gpu.memory_bytes
-        return self.memory().total <= room
+        stages = self.candidate.layout.pipeline
+        return stages <= self.model.layers and self.memory().total <= room
 
 
 def quantities(cases: Sequence[Case]) -> dict[str, Floats]:
