@@ -110,6 +110,7 @@ NO = re.compile(r"(false|0|0\.0|off|no(ne|t)?\b.*|without\b.*)?")
 YES, SWITCHED_ON = re.compile("true|on|yes|y|✓|✅"), 2.0  # of more than one rank
 LIST = re.compile(r"[a-z]+(?:(?:\s*/\s*|,\s+)[a-z]+)+", re.IGNORECASE)
 SEPARATOR, COUNT = re.compile(r"\s*/\s*|,\s+"), re.compile(r"\d+k?", re.IGNORECASE)
+CHANGE = re.compile(r"[+\-−–]\d+(\.\d+)? ?(%|pp)")
 FAILED = re.compile("oom|out of memory|crash|fail|error|killed|timeout", re.IGNORECASE)
 
 
@@ -138,8 +139,13 @@ def turned(frame: pd.DataFrame) -> pd.DataFrame | None:
     measured; else None.
 
     The columns' names, such as "on 8x H100 GPUs (GBS=128)", become cells, each with the first
-    one's, such as "Llama 3 8B (TP=1, CP=2)", which says something of all.
+    one's, such as "Llama 3 8B (TP=1, CP=2)", which says something of all. Columns of changes in per
+    cent compare others.
     """
+    compared = [_is_comparison(frame.iloc[:, place].tolist()) for place in range(frame.shape[1])]
+    frame = frame.loc[:, [not one for one in compared]]
+    if not frame.shape[1]:
+        return None
     first, *others = map(str, frame.columns)
     names = frame.iloc[:, 0].map(_text).tolist()
     rows = frame.iloc[:, 1:].to_numpy().tolist()
@@ -154,6 +160,13 @@ def turned(frame: pd.DataFrame) -> pd.DataFrame | None:
     sideways.insert(0, first, [f"{first} {name}" for name in others])
     sideways.attrs = frame.attrs
     return sideways
+
+
+def _is_comparison(cells: Sequence[Any]) -> bool:
+    """Whether all cells of a column that are not empty are changes in per cent, such as -7.4 %."""
+    texts = [_text(cell) for cell in cells]
+    filled = [text for text in texts if text.lower() not in EMPTY]
+    return bool(filled) and all(map(CHANGE.fullmatch, filled))
 
 
 def meanings(frame: pd.DataFrame) -> dict[str, str]:

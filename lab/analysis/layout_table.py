@@ -139,79 +139,35 @@ def read_layouts(
     import pandas as pd
 
     require_type(source, pd.DataFrame | str | Path, "table", "a DataFrame or a file")
-    if isinstance(source, str | Path):
-        frame = split_lists(read_table(source, number=number))
-    else:
-        frame = split_lists(source)
-    name = str(frame.attrs.get("name", "rows"))
-    around, opening = _page(source)
-    above, corner = [*map(str, frame.attrs.get("notes", ()))], ""
-    if (sideways := turned(frame)) is not None:
-        frame, corner = sideways, str(sideways.columns[0])
-    # A number before the name, as in 07-h100.csv, counts nothing.
-    title = re.sub(r"^[\d\s]+", "", name.replace("_", " "))
-    notes = "; ".join(filter(None, [" ".join(around or above), title, corner]))
+    page = _page(source, number)
+    frame, assumed = page.frame, _assumed(assume or {})
     columns = meanings(frame)
-    assumed = _assumed(assume or {})
-    words = _words(frame)
-    if "gpu" not in {*columns, *assumed} and (chip := _other_chip(f"{notes}; {words}")):
+    if "gpu" not in {*columns, *assumed} and (
+        chip := _other_chip(f"{page.notes}; {_words(frame)}")
+    ):
         what = f"the table is of {chip!r}, whose speed is unknown"
-        raise InputError(
-            name, [Problem("gpu", what, "predict a GPU's times with --assume gpu=h100")]
-        )
+        advice = "predict a GPU's times with --assume gpu=h100"
+        raise InputError(page.name, [Problem("gpu", what, advice)])
     cells = _cells(frame, columns, assumed)
-    precisions = {
-        named_precision(str(row["precision"])) or "bf16" for row in cells if "precision" in row
-    }
-    framework = _framework(notes, opening, frame, cells)
-    by_rates = sum(map(_with_gpus, cells))
-    in_words = ("gpu", "gpus", "recomputed")
-    said = {name for name in in_words if all(name in row for row in cells)}
-    answered = {*columns, *assumed, *said}
-    of_gpu = next(filter(named_gpu, above), "")  # a heading comes before footnotes on others
-    defaults, assumptions = from_notes(notes, answered, precisions, framework, of_gpu)
-    if transformer.named("", notes) is None:
-        defaults["noted_kind"] = transformer.other_kind(
-            "; ".join([title, opening.partition("\n")[0], *above])
-        )
-    by_column = [] if sideways is None else ["each column after the first is read as a layout"]
-    assumptions = [*frame.attrs.get("assumptions", ()), *by_column, *assumptions]
-    if by_rates:
-        assumptions.append(
-            f"{count(by_rates, 'row')}: the GPUs are the total rate over that of one"
-        )
-    every = [_of_row(row, defaults | assumed) for row in cells]
-    assumptions += _completed(every, columns)
-    if rates := set(map(flop_rate, every)) - {None}:
-        attention = "half of attention" if framework.halves_attention else "attention"
-        known = " and ".join(sorted({"MFU" if rate == "mfu" else "FLOP/s" for rate in rates}))
-        assumptions.append(
-            f"step times follow from {known}: 6 FLOPs per token and parameter, plus {attention}"
-        )
-    rows: list[LayoutRow] = []
-    left_out: Counter[str] = Counter()
-    for place, (values, row) in enumerate(zip(every, frame.to_numpy().tolist(), strict=True)):
-        if _is_heading(row):
-            continue
-        try:
-            rows.append(layout_row(place, values, notes, framework, timed=timed))
-        except ValueError as error:
-            left_out[str(error)] += 1
+    framework = _framework(page, cells)
+    every, gpu, assumptions = _values(page, cells, columns, assumed, framework)
+    rows, left_out = _rows(every, page, framework, timed=timed)
     if not rows:
         problems = [
             Problem(count(n, "row"), reason + _unread(reason, frame, columns), _advice(reason))
             for reason, n in left_out.items()
         ]
-        raise InputError(name, problems or [Problem("table", "has no rows", "add one per layout")])
-    if quick := sum(map(_in_tf32, rows)):
-        rows = [_with_tf32(row) if _in_tf32(row) else row for row in rows]
+        nothing = [Problem("table", "has no rows", "add one per layout")]
+        raise InputError(page.name, problems or nothing)
+    stated, rows = rows, [*map(_in_tf32, rows)]
+    if quick := sum(one is not other for one, other in zip(stated, rows, strict=True)):
         assumptions.append(
             f"{count(quick, 'row')}: tf32 instead of fp32, in which no GPU is that fast"
         )
     if all(row.case.candidate.layout.pipeline == 1 for row in rows):
         assumptions = [one for one in assumptions if not one.startswith(UNSAID_STAGES)]
     tables: list[LayoutTable] = []
-    for what, value, why in _faster(rows, str(defaults.get("gpu")), assumptions):
+    for what, value, why in _faster(rows, gpu, assumptions):
         more = {**(assume or {}), what: value}
         table = read_layouts(source, assume=more, timed=timed, number=number)
         inferred = {**table.inferred, what: value}
@@ -226,7 +182,99 @@ def read_layouts(
     assumptions += _of_some(rows)
     if unused := _unused(frame, columns):
         assumptions.append(f"{count(len(unused), 'column')} not used: {listed(unused, MOST_NAMES)}")
-    return LayoutTable(tuple(rows), tuple(assumptions), dict(left_out), name)
+    return LayoutTable(tuple(rows), tuple(assumptions), left_out, page.name)
+
+
+@dataclass(frozen=True)
+class _Page:
+    """A table with a row per layout, and the words around it.
+
+    `title` is its name in words, `above` its own notes, `notes` all that is said of it, `opening`
+    what the page says of all its tables.
+    """
+
+    frame: pd.DataFrame
+    name: str
+    title: str
+    above: Sequence[str]
+    notes: str
+    opening: str
+    sideways: bool  # its columns were the layouts
+
+
+def _page(source: str | Path | pd.DataFrame, number: int | None) -> _Page:
+    whole = read_table(source, number=number) if isinstance(source, str | Path) else source
+    frame = split_lists(whole)
+    name = str(frame.attrs.get("name", "rows"))
+    around, opening = _around(source)
+    above, corner = [*map(str, frame.attrs.get("notes", ()))], ""
+    if (sideways := turned(frame)) is not None:
+        frame, corner = sideways, str(sideways.columns[0])
+    # A number before the name, as in 07-h100.csv, counts nothing.
+    title = re.sub(r"^[\d\s]+", "", name.replace("_", " "))
+    notes = "; ".join(filter(None, [" ".join(around or above), title, corner]))
+    return _Page(frame, name, title, above, notes, opening, sideways is not None)
+
+
+def _values(
+    page: _Page,
+    cells: Sequence[dict[str, Any]],
+    columns: Mapping[str, str],
+    assumed: Mapping[str, Any],
+    framework: Framework,
+) -> tuple[list[dict[str, Any]], str, list[str]]:
+    """What is known of each row, the GPU of rows that name none, and sentences on what is assumed.
+
+    A row's own cells come first, then the assumptions of the caller, then the notes.
+    """
+    precisions = {
+        named_precision(str(row["precision"])) or "bf16" for row in cells if "precision" in row
+    }
+    by_rates = sum(map(_with_gpus, cells))
+    said = {name for name in ("gpu", "gpus", "recomputed") if all(name in row for row in cells)}
+    of_gpu = next(filter(named_gpu, page.above), "")  # a heading comes before footnotes on others
+    defaults, noted = from_notes(
+        page.notes, {*columns, *assumed, *said}, precisions, framework, of_gpu
+    )
+    if transformer.named("", page.notes) is None:
+        defaults["noted_kind"] = transformer.other_kind(
+            "; ".join([page.title, page.opening.partition("\n")[0], *page.above])
+        )
+    assumptions = [*page.frame.attrs.get("assumptions", ())]
+    if page.sideways:
+        assumptions.append("each column after the first is read as a layout")
+    assumptions += noted
+    if by_rates:
+        assumptions.append(
+            f"{count(by_rates, 'row')}: the GPUs are the total rate over that of one"
+        )
+    every = [_of_row(row, {**defaults, **assumed}) for row in cells]
+    assumptions += _completed(every, columns)
+    if rates := set(map(flop_rate, every)) - {None}:
+        attention = "half of attention" if framework.halves_attention else "attention"
+        known = " and ".join(sorted({"MFU" if rate == "mfu" else "FLOP/s" for rate in rates}))
+        assumptions.append(
+            f"step times follow from {known}: 6 FLOPs per token and parameter, plus {attention}"
+        )
+    return every, str(defaults.get("gpu")), assumptions
+
+
+def _rows(
+    every: Sequence[Mapping[str, Any]], page: _Page, framework: Framework, *, timed: bool
+) -> tuple[list[LayoutRow], dict[str, int]]:
+    """The rows that can be predicted, and how many others lack what."""
+    rows: list[LayoutRow] = []
+    left_out: Counter[str] = Counter()
+    for place, (values, cells) in enumerate(
+        zip(every, page.frame.to_numpy().tolist(), strict=True)
+    ):
+        if _is_heading(cells):
+            continue
+        try:
+            rows.append(layout_row(place, values, page.notes, framework, timed=timed))
+        except ValueError as error:
+            left_out[str(error)] += 1
+    return rows, dict(left_out)
 
 
 def _completed(every: list[dict[str, Any]], columns: Mapping[str, str]) -> Iterator[str]:
@@ -259,20 +307,18 @@ def _other_chip(words: str) -> str:
     return chip[0] if chip and not named_gpu(words) else ""
 
 
-def _framework(
-    notes: str, opening: str, frame: pd.DataFrame, cells: Sequence[Mapping[str, Any]]
-) -> Framework:
+def _framework(page: _Page, cells: Sequence[Mapping[str, Any]]) -> Framework:
     """The framework by the notes, GPUs and precisions, else also by the page's opening and by the
     framework's own acronyms, or by a column that names it in each row, with its dispatcher."""
-    words = _words(frame)
+    notes, words = page.notes, _words(page.frame)
     named = {str(row[name]) for row in cells for name in ("gpu", "precision") if name in row}
     noted = "; ".join([notes, *sorted(named)])
     framework = named_framework(noted)
     if framework is ANY:
         own = re.findall(OF_MEGATRON_CORE, words, re.IGNORECASE)
-        framework = named_framework("; ".join([opening, noted, *own]))
+        framework = named_framework("; ".join([page.opening, noted, *own]))
     if framework is ANY:
-        framework = _named_in_each_row(frame, noted)
+        framework = _named_in_each_row(page.frame, noted)
     if FUSED.search(DENIED.sub("", f"{notes}; {words}")):
         others = {name: one for name, one in framework.coefficients.items() if name != "scores"}
         framework = replace(framework, coefficients=others)
@@ -381,14 +427,12 @@ def _too_fast(row: LayoutRow) -> bool:
     return case.candidate.global_batch * each / row.step_s / gpus > MOST_REACHED * peak
 
 
-def _in_tf32(row: LayoutRow) -> bool:
-    """Whether a row that is said to be in fp32 is too fast for that, but not for tf32."""
+def _in_tf32(row: LayoutRow) -> LayoutRow:
+    """The row in tf32, if it is said to be in fp32 but too fast for that; else itself."""
     candidate, gpu = row.case.candidate, row.case.machine.gpu
-    return candidate.precision == "fp32" and "tf32" in gpu.flops and _too_fast(row)
-
-
-def _with_tf32(row: LayoutRow) -> LayoutRow:
-    candidate = replace(row.case.candidate, precision="tf32")
+    if candidate.precision != "fp32" or "tf32" not in gpu.flops or not _too_fast(row):
+        return row
+    candidate = replace(candidate, precision="tf32")
     return replace(row, case=replace(row.case, candidate=candidate))
 
 
@@ -411,7 +455,7 @@ def _faster(
     return [("precision", "fp8", why)]
 
 
-def _page(source: str | Path | pd.DataFrame) -> tuple[list[str], str]:
+def _around(source: str | Path | pd.DataFrame) -> tuple[list[str], str]:
     """All lines around the table of a page that has only one, and what a page says before its first
     section or table: of all its tables."""
     if not isinstance(source, str | Path) or Path(source).suffix not in {".md", ".mdx", ".rst"}:

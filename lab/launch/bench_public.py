@@ -16,7 +16,7 @@ from lab.errors import InputError, Problem
 from lab.files import SHARED
 from lab.formatting import count
 from lab.perfmodel import layout_law
-from lab.perfmodel.layout import Candidate
+from lab.perfmodel.layout import SHARDED, Candidate
 from lab.perfmodel.layout_law import LayoutLaw
 from lab.perfmodel.layout_terms import Case
 from lab.records.provenance import git_state
@@ -24,6 +24,7 @@ from lab.records.table import grouped
 
 TABLES = ("vtrain_a100_single_node", "mpt_a100_40gb", "playbook_1b_h100")
 DISTURBED = 2.0  # times as long as a layout that should not be faster
+NEIGHBOURS = 7
 MOST_TENSOR = 8  # limit of a second row for tables that exceed it: the ranks of one node
 
 
@@ -36,7 +37,10 @@ class PublicScore:
     model, batch and number of GPUs, the one predicted fastest that fits is picked: `regret` is how
     much slower it is than the fastest measured, and `ran` is the share of picks that ran. All are
     medians over `splits`, except `worst_regret`, the median of the worst. `disturbed` counts the
-    rows that the function of this name finds, `calm_error` is the error of the others.
+    rows that the function of this name finds, `calm_error` is the error of the others, and
+    `spearman_limit` the rank correlation if these were predicted exactly. `neighbour_error` is the
+    error that remains if each row is off as much as the median of its nearest measured rows: close
+    to `error`, it says that a row's settings do not tell how far off it is.
     `memory_error` is the mean error of the peaks in the table, `fit` the share of rows that ran and
     are predicted to fit, `refused` the share of rows that failed, for whatever reason, and are
     predicted not to fit. None if there is nothing to compare.
@@ -52,6 +56,8 @@ class PublicScore:
     inside: float
     disturbed: int = 0
     calm_error: float | None = None
+    spearman_limit: float | None = None
+    neighbour_error: float | None = None
     groups: int = 0
     regret: float | None = None
     worst_regret: float | None = None
@@ -70,7 +76,9 @@ class PublicScore:
             "median error": _percent(self.median_error),
             "disturbed": f"{self.disturbed}",
             "error of the others": _percent(self.calm_error),
-            "Spearman": "" if self.spearman is None else f"{self.spearman:.3f}",
+            "error left by neighbours": _percent(self.neighbour_error),
+            "Spearman": _correlation(self.spearman),
+            "Spearman at most": _correlation(self.spearman_limit),
             "in interval": _percent(self.inside),
             "groups": f"{self.groups}",
             "picks that ran": _percent(self.ran),
@@ -168,17 +176,50 @@ def _score(name: str, rows: Sequence[LayoutRow], known: int, splits: int) -> Pub
         expected, truth = law.predict(others), steps[rest]
         low, high = law.intervals(others)
         errors = np.abs(expected / truth - 1)
-        rank = float(spearmanr(expected, truth)[0]) if len(truth) > 2 else None
+        at_best = np.where(calm[rest], truth, expected)
+        rank, limit = (
+            float(spearmanr(one, truth)[0]) if len(truth) > 2 else None
+            for one in (expected, at_best)
+        )
         inside = float(np.mean((low <= truth) & (truth <= high)))
         means = float(errors.mean()), float(np.median(errors)), _mean(errors[calm[rest]].tolist())
-        results.append((*means, rank, inside, *_picks(law, groups)))
-    errors_of, middles, calms, ranks, insides, *picks = map(list, zip(*results, strict=True))
-    regret, worst, ran = map(_median, picks)
+        near = _corrected(others, expected, truth)
+        results.append((*means, rank, limit, near, inside, *_picks(law, groups)))
+    errors_of, middles, *others_of, insides, regret, worst, ran = map(
+        list, zip(*results, strict=True)
+    )
+    calms, correlation, limits, nears = map(_median, others_of)
     return PublicScore(
-        name, len(measured), known, splits, median(errors_of), median(middles), _median(ranks),
-        median(insides), int((~calm).sum()), _median(calms), len(groups), regret, worst, ran,
-        *_memory(rows),
+        name, len(measured), known, splits, median(errors_of), median(middles), correlation,
+        median(insides), int((~calm).sum()), calms, limits, nears, len(groups), _median(regret),
+        _median(worst), _median(ran), *_memory(rows),
     )  # fmt: skip
+
+
+def _corrected(cases: Sequence[Case], expected: Any, truth: Any) -> float | None:
+    """The mean error if each row is as far off as the median of its nearest rows.
+
+    Their distance counts by how many doublings their settings differ.
+    """
+    from scipy.spatial import cKDTree
+
+    if len(cases) <= NEIGHBOURS:
+        return None
+    places = np.array([_settings(case) for case in cases])
+    _, near = cKDTree(places).query(places, k=NEIGHBOURS + 1)  # the nearest is the row itself
+    off = np.log(truth / expected)
+    return float(
+        np.mean(np.abs(expected * np.exp(np.median(off[near[:, 1:]], axis=1)) / truth - 1))
+    )
+
+
+def _settings(case: Case) -> list[float]:
+    """A case as a point, at whose distance of 1 one setting is doubled or replicas share more."""
+    candidate, layout = case.candidate, case.candidate.layout
+    counts = (layout.data, layout.tensor, layout.pipeline, layout.context, layout.expert)
+    batch = (candidate.micro_batch, candidate.grad_accum, case.sequence)
+    sizes = np.log2([*counts, *batch, case.model.width, case.model.layers])
+    return [*sizes, float(len(SHARDED[layout.sharing]))]
 
 
 def disturbed(rows: Sequence[LayoutRow]) -> list[bool]:
@@ -266,6 +307,10 @@ def _memory(rows: Sequence[LayoutRow]) -> tuple[float | None, float | None, floa
     ran = [row.case.fits for row in rows if not row.failed]
     failed = [not row.case.fits for row in rows if row.failed]
     return _mean(errors), _mean(ran), _mean(failed)
+
+
+def _correlation(value: float | None) -> str:
+    return "" if value is None else f"{value:.3f}"
 
 
 def _percent(share: float | None) -> str:

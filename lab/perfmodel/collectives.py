@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from typing import Literal
 
 Collective = Literal["all_reduce", "all_gather", "reduce_scatter", "broadcast"]
@@ -207,19 +207,6 @@ def seconds_by_algorithm(
         "tree": rounds * alpha + factor * size / rate,
         "hierarchical": sum(level.seconds(collective, size) for level in levels),
     }
-
-
-def nodes_of(world_size: int, ranks_per_node: int, inner: Level, outer: Level) -> tuple[Level, ...]:
-    """The two levels of `world_size` ranks; `parts` of the given levels do not matter.
-
-    If ranks do not fill the nodes, they are spread over them as evenly as possible.
-    """
-    nodes = math.ceil(world_size / max(ranks_per_node, 1))
-    inside = math.ceil(world_size / nodes)
-    return (
-        replace(inner, parts=min(inside, world_size)),
-        replace(outer, parts=nodes),
-    )
 
 
 def efficiency_without_overlap(r: float) -> float:

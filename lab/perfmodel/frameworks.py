@@ -73,15 +73,16 @@ class Framework:
 
 BUCKET_BYTES = DEFAULT_BUCKET_CAP_MB * MIB  # of gradients that are sent together
 ANY = Framework()
-# nanotron: a fit to the 336 layouts of one model on H100s that `lab bench public` finds
-# undisturbed (Ultra-Scale Playbook 2025; tp <= 8). Launching a pass of a layer takes at least 1.2
-# ms, which a long enough layer hides completely; tensor-parallel sums hide behind launches, and
-# the ranks of a pipeline across nodes wait for each other. `stall` is the median of 45 pipelines
-# that took over twice as long as that fit: each transfer of their middle stages 0.27 s instead
-# of 0.2 ms, in 18 of 19 pipelines on 64 nodes, 14 of 39 on 32, and 8 of 50 on 16; the three runs
-# of DDP without a pipeline on 64 nodes took about four such delays longer. `replicas` is a fit to
-# the 11 pipelines with DDP on up to 16 nodes: they take longer than their twins with ZeRO-1, those
-# on more replicas the more, unless a long last backward pass hides it.
+# nanotron: a fit to the 336 layouts of one model on H100s that `lab bench public` finds undisturbed
+# (Ultra-Scale Playbook 2025; tp <= 8). It recomputes nothing unless told to (recompute_layer =
+# False). Launching a pass of a layer takes at least 1.4 ms, which a long enough layer hides
+# completely; tensor-parallel sums hide behind launches, and the ranks of a pipeline across nodes
+# wait for each other. `stall` is the median of 45 pipelines that took over twice as long as that
+# fit: each transfer of their middle stages 0.27 s instead of 0.2 ms, in 18 of 19 pipelines on 64
+# nodes, 14 of 39 on 32, and 8 of 50 on 16; the three runs of DDP without a pipeline on 64 nodes
+# took about four such delays longer. `replicas` is a fit to the 11 pipelines with DDP on up to 16
+# nodes: they take longer than their twins with ZeRO-1, those on more replicas the more, unless a
+# long last backward pass hides it.
 NANOTRON = Framework(
     name="nanotron",
     pattern=r"\bnanotron\b",
@@ -89,20 +90,21 @@ NANOTRON = Framework(
     sequence_parallel=True,
     hides=8.0,
     hides_sums=True,
-    keeps="none",  # its peaks are those of all activations
+    recomputed=0.0,
+    keeps="none",
     shard_bytes=BUCKET_BYTES,
     reach=32,
     waits_for_replicas=True,
     coefficients={
-        "flops": (1.57, 0.15),
-        "launch": (1.2e-3, 0.3),
-        "memory": (6.0, 0.3),
-        "head": (0.94, 0.3),
-        "tensor_bytes": (0.75, 0.5),
-        "tensor_messages": (0.8, 0.5),
+        "flops": (1.74, 0.15),
+        "launch": (1.4e-3, 0.3),
+        "memory": (6.65, 0.3),
+        "head": (0.85, 0.3),
+        "tensor_bytes": (0.94, 0.5),
+        "tensor_messages": (1.0, 0.5),
         "data": (2.8, 0.5),
         "data_messages": (1.5, 0.5),
-        "crossing": (6e-4, 0.5),
+        "crossing": (7e-4, 0.5),
         "nodes": (1.3e-3, 0.7),
         "stall": (0.27, 0.2),
         "replicas": (5e-3, 0.5),

@@ -6,12 +6,13 @@ machines are all computed from these figures.
 
 from __future__ import annotations
 
+import math
 import re
 from dataclasses import dataclass
 from functools import lru_cache, partial
 
 from lab.errors import InputError, Problem, nearest, require_type
-from lab.perfmodel.collectives import Level, collective_seconds, nodes_of
+from lab.perfmodel.collectives import Level, collective_seconds
 from lab.perfmodel.layout import Layout, Links
 
 # Share of a link's peak that collectives reach, and s per message. Eight A100s all-reduce 1 GiB at
@@ -62,78 +63,70 @@ class Gpu:
 # Volta and Turing have no bf16. Each of the two dies of an MI250X is a GPU of its own.
 # If there is TF32, its products take twice as long as bf16's: NVIDIA A100 whitepaper, table 2.
 _HALVES, _FP16 = ("bf16", "fp16"), ("fp16",)
-# TFLOP/s in fp4, from the same pages; the GPUs of an NVL72 rack are joined by one switch.
-_FP4 = {
-    "b200": 9000,
-    "b300": 13500,
-    "gb200": 10000,
-    "gb300": 15000,
-    "mi350x": 9227.5,
-    "mi355x": 10066.3,
-}
+# The GPUs of an NVL72 rack are joined by one switch.
 _JOINED = {"gb200": 72, "gb300": 72}
 _WITHOUT_TF32 = {"t4", "v100", "v100-pcie", "mi250x"}
 # fmt: off
-_GPUS = (  # name, CUDA's name, TFLOP/s in half precisions, fp32 and fp8, GB, TB/s, link, source
-    ("t4", "Tesla T4", _FP16, 65, 8.1, 0, 16, 0.32, "pcie3", "NVIDIA T4 datasheet"),
-    ("v100", r"Tesla V100-SXM2-\d+GB", _FP16, 125, 15.7, 0, 32, 0.9, "nvlink2",
+_GPUS = (  # name, CUDA's name, TFLOP/s in half precisions, fp32, fp8, fp4, GB, TB/s, link, source
+    ("t4", "Tesla T4", _FP16, 65, 8.1, 0, 0, 16, 0.32, "pcie3", "NVIDIA T4 datasheet"),
+    ("v100", r"Tesla V100-SXM2-\d+GB", _FP16, 125, 15.7, 0, 0, 32, 0.9, "nvlink2",
      "NVIDIA V100 datasheet"),
-    ("v100-pcie", r"Tesla V100-PCIE-\d+GB", _FP16, 112, 14, 0, 32, 0.9, "pcie3",
+    ("v100-pcie", r"Tesla V100-PCIE-\d+GB", _FP16, 112, 14, 0, 0, 32, 0.9, "pcie3",
      "NVIDIA V100 datasheet (2020)"),
-    ("a10", "NVIDIA A10", _HALVES, 125, 31.2, 0, 24, 0.6, "pcie4", "NVIDIA A10 datasheet"),
-    ("a10g", "NVIDIA A10G", _HALVES, 70, 0, 0, 24, 0.6, "pcie4",
+    ("a10", "NVIDIA A10", _HALVES, 125, 31.2, 0, 0, 24, 0.6, "pcie4", "NVIDIA A10 datasheet"),
+    ("a10g", "NVIDIA A10G", _HALVES, 70, 0, 0, 0, 24, 0.6, "pcie4",
      "NVIDIA and AWS, A10G datasheet (2022)"),
-    ("a100", "(NVIDIA )?A100-SXM4-80GB", _HALVES, 312, 19.5, 0, 80, 2.039, "nvlink3",
+    ("a100", "(NVIDIA )?A100-SXM4-80GB", _HALVES, 312, 19.5, 0, 0, 80, 2.039, "nvlink3",
      "NVIDIA A100 80GB SXM datasheet (2021)"),
-    ("a800", "NVIDIA A800-SXM4-80GB", _HALVES, 312, 19.5, 0, 80, 2.039, "nvlink-400",
+    ("a800", "NVIDIA A800-SXM4-80GB", _HALVES, 312, 19.5, 0, 0, 80, 2.039, "nvlink-400",
      "NVIDIA A800: an A100 with a slower link"),
-    ("a100-40gb", "(NVIDIA )?A100-SXM4-40GB", _HALVES, 312, 19.5, 0, 40, 1.555, "nvlink3",
+    ("a100-40gb", "(NVIDIA )?A100-SXM4-40GB", _HALVES, 312, 19.5, 0, 0, 40, 1.555, "nvlink3",
      "NVIDIA A100 40GB SXM datasheet (2020)"),
-    ("a100-pcie", "(NVIDIA )?A100 80GB PCIe", _HALVES, 312, 19.5, 0, 80, 1.935, "pcie4",
+    ("a100-pcie", "(NVIDIA )?A100 80GB PCIe", _HALVES, 312, 19.5, 0, 0, 80, 1.935, "pcie4",
      "NVIDIA A100 80GB PCIe datasheet (2021)"),
-    ("a100-pcie-40gb", "(NVIDIA )?A100-PCIE-40GB", _HALVES, 312, 19.5, 0, 40, 1.555, "pcie4",
+    ("a100-pcie-40gb", "(NVIDIA )?A100-PCIE-40GB", _HALVES, 312, 19.5, 0, 0, 40, 1.555, "pcie4",
      "NVIDIA A100 40GB PCIe datasheet (2020)"),
-    ("l4", "NVIDIA L4", _HALVES, 121, 30.3, 242.5, 24, 0.3, "pcie4",
+    ("l4", "NVIDIA L4", _HALVES, 121, 30.3, 242.5, 0, 24, 0.3, "pcie4",
      "NVIDIA L4 datasheet (2023), half of the sparse figures"),
-    ("l40s", "NVIDIA L40S", _HALVES, 362, 91.6, 733, 48, 0.864, "pcie4",
+    ("l40s", "NVIDIA L40S", _HALVES, 362, 91.6, 733, 0, 48, 0.864, "pcie4",
      "NVIDIA L40S datasheet"),
-    ("h100", "NVIDIA H100 80GB HBM3", _HALVES, 989.5, 67, 1979, 80, 3.35, "nvlink4",
+    ("h100", "NVIDIA H100 80GB HBM3", _HALVES, 989.5, 67, 1979, 0, 80, 3.35, "nvlink4",
      "NVIDIA H100 SXM5 datasheet (2023)"),
-    ("h800", "NVIDIA H800", _HALVES, 989.5, 67, 1979, 80, 3.35, "nvlink-400",
+    ("h800", "NVIDIA H800", _HALVES, 989.5, 67, 1979, 0, 80, 3.35, "nvlink-400",
      "NVIDIA H800: an H100 with a slower link"),
-    ("h100-nvl", "NVIDIA H100 NVL", _HALVES, 835.5, 60, 1670.5, 94, 3.9, "pcie5",
+    ("h100-nvl", "NVIDIA H100 NVL", _HALVES, 835.5, 60, 1670.5, 0, 94, 3.9, "pcie5",
      "NVIDIA H100 product page (2026), half of the sparse figures"),
-    ("h100-pcie", "NVIDIA H100 PCIe", _HALVES, 756.5, 51, 1513, 80, 2, "pcie5",
+    ("h100-pcie", "NVIDIA H100 PCIe", _HALVES, 756.5, 51, 1513, 0, 80, 2, "pcie5",
      "NVIDIA H100 datasheet (2022), half of the sparse figures"),
-    ("h200", "NVIDIA H200", _HALVES, 989.5, 67, 1979, 141, 4.8, "nvlink4",
+    ("h200", "NVIDIA H200", _HALVES, 989.5, 67, 1979, 0, 141, 4.8, "nvlink4",
      "NVIDIA H200 SXM datasheet (2024)"),
-    ("h200-nvl", "NVIDIA H200 NVL", _HALVES, 835.5, 60, 1670.5, 141, 4.8, "pcie5",
+    ("h200-nvl", "NVIDIA H200 NVL", _HALVES, 835.5, 60, 1670.5, 0, 141, 4.8, "pcie5",
      "NVIDIA H200 datasheet (2024), half of the sparse figures"),
-    ("gh200", "NVIDIA GH200 480GB", _HALVES, 989.5, 67, 1979, 96, 4, "nvlink4",
+    ("gh200", "NVIDIA GH200 480GB", _HALVES, 989.5, 67, 1979, 0, 96, 4, "nvlink4",
      "NVIDIA GH200 datasheet (2023), with 96 GB"),
-    ("b200", "NVIDIA B200", _HALVES, 2250, 75, 4500, 180, 7.7, "nvlink5",
+    ("b200", "NVIDIA B200", _HALVES, 2250, 75, 4500, 9000, 180, 7.7, "nvlink5",
      "NVIDIA Blackwell datasheet (2025), HGX B200, half of the sparse figures"),
-    ("b300", "NVIDIA B300.*", _HALVES, 2250, 75, 4500, 288, 8, "nvlink5",
+    ("b300", "NVIDIA B300.*", _HALVES, 2250, 75, 4500, 13500, 288, 8, "nvlink5",
      "NVIDIA HGX B300 product page (2025), half of the sparse figures"),
-    ("gb200", "NVIDIA GB200", _HALVES, 2500, 80, 5000, 186, 8, "nvlink5",
+    ("gb200", "NVIDIA GB200", _HALVES, 2500, 80, 5000, 10000, 186, 8, "nvlink5",
      "NVIDIA GB200 NVL72 product page (2025), a 72nd, half of the sparse figures"),
-    ("gb300", "NVIDIA GB300", _HALVES, 2500, 80, 5000, 288, 8, "nvlink5",
+    ("gb300", "NVIDIA GB300", _HALVES, 2500, 80, 5000, 15000, 288, 8, "nvlink5",
      "NVIDIA GB300 NVL72 product page (2025), a 72nd, half of the sparse figures"),
-    ("rtx-3090", "NVIDIA GeForce RTX 3090", _HALVES, 71.2, 35.6, 0, 24, 0.936, "pcie4",
+    ("rtx-3090", "NVIDIA GeForce RTX 3090", _HALVES, 71.2, 35.6, 0, 0, 24, 0.936, "pcie4",
      "NVIDIA GA102 whitepaper, appendix A"),
-    ("rtx-4090", "NVIDIA GeForce RTX 4090", _HALVES, 165.2, 82.6, 330.3, 24, 1.008, "pcie4",
+    ("rtx-4090", "NVIDIA GeForce RTX 4090", _HALVES, 165.2, 82.6, 330.3, 0, 24, 1.008, "pcie4",
      "NVIDIA Ada whitepaper, appendix A"),
-    ("rtx-5090", "NVIDIA GeForce RTX 5090", _HALVES, 209.5, 104.8, 419, 32, 1.792, "pcie5",
+    ("rtx-5090", "NVIDIA GeForce RTX 5090", _HALVES, 209.5, 104.8, 419, 0, 32, 1.792, "pcie5",
      "NVIDIA RTX Blackwell whitepaper, appendix A"),
-    ("mi250x", r"AMD Instinct MI250X.*", _HALVES, 191.5, 23.9, 0, 64, 1.638, "infinity-fabric-2",
+    ("mi250x", r"AMD Instinct MI250X.*", _HALVES, 191.5, 23.9, 0, 0, 64, 1.638, "infinity-fabric-2",
      "AMD MI250X data sheet, half of the module"),
-    ("mi300x", r"AMD Instinct MI300X.*", _HALVES, 1307.4, 163.4, 2614.9, 192, 5.3,
+    ("mi300x", r"AMD Instinct MI300X.*", _HALVES, 1307.4, 163.4, 2614.9, 0, 192, 5.3,
      "infinity-fabric-3", "AMD MI300X data sheet"),
-    ("mi325x", r"AMD Instinct MI325X.*", _HALVES, 1307.4, 163.4, 2614.9, 256, 6,
+    ("mi325x", r"AMD Instinct MI325X.*", _HALVES, 1307.4, 163.4, 2614.9, 0, 256, 6,
      "infinity-fabric-3", "AMD MI325X data sheet"),
-    ("mi350x", r"AMD Instinct MI350X.*", _HALVES, 2306.9, 144.2, 4613.7, 288, 8,
+    ("mi350x", r"AMD Instinct MI350X.*", _HALVES, 2306.9, 144.2, 4613.7, 9227.5, 288, 8,
      "infinity-fabric-4", "AMD MI350X data sheet"),
-    ("mi355x", r"AMD Instinct MI355X.*", _HALVES, 2516.6, 157.3, 5033.2, 288, 8,
+    ("mi355x", r"AMD Instinct MI355X.*", _HALVES, 2516.6, 157.3, 5033.2, 10066.3, 288, 8,
      "infinity-fabric-4", "AMD MI355X data sheet"),
 )
 # fmt: on
@@ -145,7 +138,7 @@ GPUS = {
             precision: teraflops * 1e12
             for precision, teraflops in (
                 *((part, half) for part in halves),
-                *(("fp32", single), ("fp8", eight), ("fp4", _FP4.get(name, 0))),
+                *(("fp32", single), ("fp8", eight), ("fp4", four)),
                 ("tf32", 0 if name in _WITHOUT_TF32 else half / 2),
             )
             if teraflops
@@ -156,7 +149,7 @@ GPUS = {
         source=source,
         joined=_JOINED.get(name, 8),
     )
-    for name, cuda, halves, half, single, eight, gigabytes, rate, link, source in _GPUS
+    for name, cuda, halves, half, single, eight, four, gigabytes, rate, link, source in _GPUS
 }
 
 
@@ -253,13 +246,16 @@ class Machine:
     def levels(self, ranks: int, *, stride: int = 1) -> tuple[Level, ...]:
         """The network among `ranks` ranks `stride` places apart, with all cards of a node.
 
-        Ranks that are further apart than a node communicate through their own card.
+        If ranks do not fill the nodes, they are spread over them as evenly as possible. Ranks that
+        are further apart than a node communicate through their own card.
         """
         inside = max(self.gpus_per_node // stride, 1)
-        rate = self.inner.bytes_per_s
-        inner = Level(0, self.inner.alpha_s, rate * self.inner.reached, rate * self.inner.sums)
-        outer = Level(0, self.outer.alpha_s, self.outer.bytes_per_s * self.outer.reached * inside)
-        return nodes_of(ranks, inside, inner, outer)
+        nodes = math.ceil(ranks / inside)
+        inner, outer, rate = self.inner, self.outer, self.inner.bytes_per_s
+        return (
+            Level(math.ceil(ranks / nodes), inner.alpha_s, rate * inner.reached, rate * inner.sums),
+            Level(nodes, outer.alpha_s, outer.bytes_per_s * outer.reached * inside),
+        )
 
     def links(self, layout: Layout) -> Links:
         """Rank order: tensor parallel ranks are neighbours, then replicas, then pipeline stages."""

@@ -101,21 +101,13 @@ class Case:
     def memory(self, *, first_stage: bool = False) -> MemoryParts:
         """Peak bytes of the fullest rank, or of rank 0, which is in the `first_stage`.
 
-        Most programs print the peak of rank 0. Attention is fused. A pipeline's first stage holds
-        the activations of as many micro-batches as there are stages, its last those of one plus the
-        logits (Narayanan et al. 2021); zero-bubble schedules hold them for the weights' gradients
-        in every stage (Qi et al. 2023). Balanced stages count the head as layers. Fused code has no
-        copies of a gate's and the loss's values, and a Grace host holds what the layers keep that
-        FSDP offloads. Full checkpointing keeps the input of each layer, and all activations of one;
-        selective checkpointing keeps half of the activations. Without sequence parallelism every
-        tensor parallel rank holds the full inputs of attention and MLP. FSDP's shards have another
-        state, and are gathered as they are computed, those of a pipeline once.
+        Most programs print the peak of rank 0. FSDP's shards have another state, and are gathered
+        as they are computed, those of a pipeline once.
         """
-        model, framework, candidate = self.model, self.framework, self.candidate
-        layout, accum = candidate.layout, candidate.grad_accum
+        model, framework, layout = self.model, self.framework, self.candidate.layout
         gathers = layout.sharing == "fsdp" and layout.shards > 1
         state = framework.sharded_state if gathers else framework.state
-        longest, rest = self.stage_layers
+        longest, _ = self.stage_layers
         dense, experts = model.block() - model.routed, model.routed / layout.expert
         # Where stages cannot be equal, the first and the last have fewer layers than those between,
         # but an embedding.
@@ -132,42 +124,73 @@ class Case:
                 (longest * experts, max(layout.shards // layout.expert, 1)),
             )
         )
+        first, last = self._activations(between=between)
+        alone = first_stage and layout.pipeline > 1
+        blocks = longest if layout.pipeline > 1 else 2  # for all micro-batches, or one ahead
+        return MemoryParts(
+            weights=own.weights + of_experts.weights,
+            gradients=own.gradients + of_experts.gradients,
+            optimizer=own.optimizer + of_experts.optimizer,
+            activations=(first if alone else max(first, last)) + IDLE,
+            gathered=blocks * (dense + experts) * self.value / layout.tensor if gathers else 0.0,
+        )
+
+    def _activations(self, *, between: bool) -> tuple[float, float]:
+        """Bytes of activations in the first stage, or in one `between`, and in the last.
+
+        A pipeline's first stage holds the activations of as many micro-batches as there are stages,
+        its last those of one plus the logits (Narayanan et al. 2021); zero-bubble schedules hold
+        them for the weights' gradients in every stage (Qi et al. 2023). Balanced stages count the
+        head as layers.
+        """
+        model, framework, layout = self.model, self.framework, self.candidate.layout
+        accum, (longest, rest) = self.candidate.grad_accum, self.stage_layers
+        kept, once = self._kept
+        ahead = (layout.pipeline - 1) / layout.interleave if layout.interleave > 1 else 0.0
+        later = between * (2 / layout.interleave if layout.interleave > 1 else 1)
+        first = min(accum, layout.in_flight + ahead - later) * longest * kept + once
+        delayed = 1 if layout.schedule == "1f1b" else min(accum, layout.in_flight)
+        logit = (FUSED_LOGIT if framework.fused else LOGIT) / layout.tensor
+        if self._copies:
+            logit = GATED_LOGIT / layout.tensor + WHOLE_LOGIT
+        last = delayed * rest * kept + once + logit * model.vocabulary * self.tokens
+        return first, last
+
+    @property
+    def _copies(self) -> bool:
+        """Whether a gate's and the loss's values are copied, as they are not in fused code."""
+        return self.model.gated and not self.framework.fused
+
+    @property
+    def _kept(self) -> tuple[float, float]:
+        """Bytes of a micro-batch that a layer keeps, and that one needs while it is recomputed.
+
+        Attention is fused. Full checkpointing keeps the input of each layer, and all activations of
+        one; selective checkpointing keeps half of the activations. Without sequence parallelism
+        every tensor parallel rank holds the full inputs of attention and MLP. A Grace host holds
+        what the layers keep that FSDP offloads.
+        """
+        model, candidate = self.model, self.candidate
+        layout = candidate.layout
         mlp = (3 if model.gated else 2) * model.hidden * model.active
         split = mlp + 2 * model.width * (1 + model.key_value_share)
-        copies = model.gated and not framework.fused
-        logit = (FUSED_LOGIT if framework.fused else LOGIT) / layout.tensor
-        if copies:
-            logit = GATED_LOGIT / layout.tensor + WHOLE_LOGIT
-        values = (GATED if copies else PLAIN) * self.value * self.tokens * split / layout.tensor
-        layer = values + 2 * self.handed_on
+        held = GATED if self._copies else PLAIN
+        layer = held * self.value * self.tokens * split / layout.tensor + 2 * self.handed_on
         kept, once = layer, 0.0
         if candidate.checkpointing == "selective":
             kept = layer / 2  # torchtitan recomputes every other product, or every other layer
         if candidate.checkpointing == "full":
             kept, once = self.handed_on, layer
         if layout.sharing == "fsdp" and self.machine.gpu.name.startswith("g"):
-            kept *= 1 - framework.offloads
-        ahead = (layout.pipeline - 1) / layout.interleave if layout.interleave > 1 else 0.0
-        later = between * (2 / layout.interleave if layout.interleave > 1 else 1)
-        first = min(accum, layout.in_flight + ahead - later) * longest * kept + once
-        delayed = 1 if layout.schedule == "1f1b" else min(accum, layout.in_flight)
-        last = delayed * rest * kept + once + logit * model.vocabulary * self.tokens
-        if first_stage and layout.pipeline > 1:
-            last = 0.0
-        blocks = longest if layout.pipeline > 1 else 2  # for all micro-batches, or one ahead
-        return MemoryParts(
-            weights=own.weights + of_experts.weights,
-            gradients=own.gradients + of_experts.gradients,
-            optimizer=own.optimizer + of_experts.optimizer,
-            activations=max(first, last) + IDLE,
-            gathered=blocks * (dense + experts) * self.value / layout.tensor if gathers else 0.0,
-        )
+            kept *= 1 - self.framework.offloads
+        return kept, once
 
     @property
     def fits(self) -> bool:
-        """Whether the fullest rank's peak fits into its GPU."""
+        """Whether each stage has a layer, and the fullest rank's peak fits into its GPU."""
         room = self.framework.usable * self.machine.gpu.memory_bytes
-        return self.memory().total <= room
+        stages = self.candidate.layout.pipeline
+        return stages <= self.model.layers and self.memory().total <= room
 
 
 def quantities(cases: Sequence[Case]) -> dict[str, Floats]:

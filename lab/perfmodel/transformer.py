@@ -6,6 +6,7 @@ import math
 import re
 from dataclasses import dataclass, replace
 from functools import cached_property, lru_cache
+from typing import Any
 
 from lab.config.models import GPT
 
@@ -119,66 +120,43 @@ class Transformer:
 
 
 def _llama(
-    layers: int, width: int, heads: int, groups: int, hidden: int, vocabulary: int
+    layers: int, width: int, heads: int, groups: int, hidden: int, vocabulary: int, **others: Any
 ) -> Transformer:
-    return Transformer(layers, width, heads, hidden, vocabulary, groups, gated=True, tied=False)
+    """Llama's shape. Of a mixture, `experts` and `active` count the `shared` ones, in units of a
+    routed one.
+    """
+    sizes = {"gated": True, "tied": False} | others
+    return Transformer(layers, width, heads, hidden, vocabulary, groups, **sizes)
 
 
-def _experts(
-    dense: Transformer,
+def _latent(
+    layers: int,
+    width: int,
+    heads: int,
+    hidden: int,
+    vocabulary: int,
     *,
-    experts: int,
-    active: int,
-    shared: int = 0,
-    head_width: int = 0,
-    dense_layers: int = 0,
+    queries: int = 1536,
+    **mixture: int,
 ) -> Transformer:
-    """A mixture; `experts` and `active` count the `shared` ones, in units of a routed one."""
-    return replace(
-        dense,
-        experts=experts,
-        active=active,
-        shared=shared,
-        head_width=head_width,
-        dense_layers=dense_layers,
-    )
-
-
-def _gpt_oss(layers: int, experts: int) -> Transformer:
-    dense = _llama(layers, 2880, 64, 8, 2880, 201088)
-    return replace(_experts(dense, experts=experts, active=4, head_width=64), window=128)
-
-
-def _latent(dense: Transformer, *, queries: int = 1536, **mixture: int) -> Transformer:
     """DeepSeek's shape: latent attention, shared experts, dense layers as wide as the active ones.
 
     The latent widths are those of `queries` (0: none) and 512 of keys and values; a head has 128
     values, and 128 + 64 (rotary) in queries and keys.
     """
-    width, heads, latent, rotary, head = dense.width, dense.heads, 512, 64, 128
+    latent, rotary, head = 512, 64, 128
     query_width = heads * (head + rotary)
     projections = (width + query_width) * queries if queries else width * query_width
     projections += width * (latent + rotary) + heads * (latent * 2 * head + width * head)
-    mixed = _experts(dense, head_width=head + rotary // 2, **mixture)
-    return replace(mixed, projections=projections)
-
-
-def _deepseek(heads: int, experts: int, dense_layers: int, vocabulary: int) -> Transformer:
-    """The sizes of DeepSeek-V3 and Kimi K2."""
-    dense = _llama(61, 7168, heads, heads, 2048, vocabulary)
-    return _latent(dense, experts=experts + 1, active=9, shared=1, dense_layers=dense_layers)
-
-
-def _deepseek_lite(vocabulary: int) -> Transformer:
-    """The sizes of DeepSeek-V2-Lite and Moonlight."""
-    dense = _llama(27, 2048, 16, 16, 1408, vocabulary)
-    return _latent(dense, queries=0, experts=66, active=8, shared=2, dense_layers=1)
+    own = {"head_width": head + rotary // 2, "projections": projections}
+    return _llama(layers, width, heads, heads, hidden, vocabulary, **own, **mixture)
 
 
 def _gpt(layers: int, width: int, heads: int) -> Transformer:
     return Transformer(layers, width, heads, 4 * width)
 
 
+_NINE = {"active": 9, "shared": 1}  # of GLM, DeepSeek-V3 and Kimi
 # Models by name and size; the first matching pattern counts. Sizes from the models' config.json;
 # MPT from llm-foundry's; GPT-3 from Brown et al. (2020), table 2.1. nanotron's 1B follows from the
 # playbook's own MFU and tokens/s: 9.66e9 FLOPs per token, an embedding of 131,072 tokens.
@@ -186,13 +164,11 @@ NAMED: dict[str, Transformer] = {
     r"llama.?3(?!\d).*405b": _llama(126, 16384, 128, 8, 53248, 128256),
     r"llama.?3(?!\d).*70b": _llama(80, 8192, 64, 8, 28672, 128256),
     r"llama.?3(?!\d).*8b": _llama(32, 4096, 32, 8, 14336, 128256),
-    r"llama.?3(?!\d).*3b": replace(_llama(28, 3072, 24, 8, 8192, 128256), tied=True),
-    r"llama.?3(?!\d).*1b": replace(_llama(16, 2048, 32, 8, 8192, 128256), tied=True),
-    r"llama.?4.*scout": _experts(
-        _llama(48, 5120, 40, 8, 8192, 202048), experts=17, active=2, shared=1
-    ),
-    r"llama.?4.*maverick": _experts(
-        _llama(48, 5120, 40, 8, 8192, 202048), experts=129, active=2, shared=1, dense_layers=24
+    r"llama.?3(?!\d).*3b": _llama(28, 3072, 24, 8, 8192, 128256, tied=True),
+    r"llama.?3(?!\d).*1b": _llama(16, 2048, 32, 8, 8192, 128256, tied=True),
+    r"llama.?4.*scout": _llama(48, 5120, 40, 8, 8192, 202048, experts=17, active=2, shared=1),
+    r"llama.?4.*maverick": _llama(
+        48, 5120, 40, 8, 8192, 202048, experts=129, active=2, shared=1, dense_layers=24
     ),
     r"llama.*70b": _llama(80, 8192, 64, 8, 28672, 32000),
     r"llama.*65b": _llama(80, 8192, 64, 64, 22016, 32000),
@@ -200,84 +176,70 @@ NAMED: dict[str, Transformer] = {
     r"llama.*13b": _llama(40, 5120, 40, 40, 13824, 32000),
     r"llama.*7b": _llama(32, 4096, 32, 32, 11008, 32000),
     r"code.?llama.*34b": _llama(48, 8192, 64, 8, 22016, 32000),
-    r"mixtral.*8[x×]22b": _experts(_llama(56, 6144, 48, 8, 16384, 32768), experts=8, active=2),
-    r"mixtral.*8[x×]7b": _experts(_llama(32, 4096, 32, 8, 14336, 32000), experts=8, active=2),
-    r"qwen.?3.*235b": _experts(
-        _llama(94, 4096, 64, 4, 1536, 151936), experts=128, active=8, head_width=128
+    r"mixtral.*8[x×]22b": _llama(56, 6144, 48, 8, 16384, 32768, experts=8, active=2),
+    r"mixtral.*8[x×]7b": _llama(32, 4096, 32, 8, 14336, 32000, experts=8, active=2),
+    r"qwen.?3.*235b": _llama(94, 4096, 64, 4, 1536, 151936, experts=128, active=8, head_width=128),
+    r"qwen.?3.*30b": _llama(48, 2048, 32, 4, 768, 151936, experts=128, active=8, head_width=128),
+    r"qwen.?3.*480b": _llama(62, 6144, 96, 8, 2560, 151936, experts=160, active=8, head_width=128),
+    r"qwen.?2.*57b": _llama(28, 3584, 28, 4, 2560, 151936, experts=72, active=16, shared=8),
+    r"qwen.?1\.5.?moe": _llama(24, 2048, 16, 16, 1408, 151936, experts=64, active=8, shared=4),
+    r"glm.?4\.[56].?air": _llama(
+        46, 4096, 96, 8, 1408, 151552, experts=129, head_width=128, dense_layers=1, **_NINE
     ),
-    r"qwen.?3.*30b": _experts(
-        _llama(48, 2048, 32, 4, 768, 151936), experts=128, active=8, head_width=128
+    r"glm.?4\.[56](?!\d)": _llama(
+        92, 5120, 96, 8, 1536, 151552, experts=161, head_width=128, dense_layers=3, **_NINE
     ),
-    r"qwen.?3.*480b": _experts(
-        _llama(62, 6144, 96, 8, 2560, 151936), experts=160, active=8, head_width=128
-    ),
-    r"qwen.?2.*57b": _experts(
-        _llama(28, 3584, 28, 4, 2560, 151936), experts=72, active=16, shared=8
-    ),
-    r"qwen.?1\.5.?moe": _experts(
-        _llama(24, 2048, 16, 16, 1408, 151936), experts=64, active=8, shared=4
-    ),
-    r"glm.?4\.[56].?air": _experts(
-        _llama(46, 4096, 96, 8, 1408, 151552),
-        experts=129,
-        active=9,
-        shared=1,
-        head_width=128,
-        dense_layers=1,
-    ),
-    r"glm.?4\.[56](?!\d)": _experts(
-        _llama(92, 5120, 96, 8, 1536, 151552),
-        experts=161,
-        active=9,
-        shared=1,
-        head_width=128,
-        dense_layers=3,
-    ),
-    r"olmoe": _experts(_llama(16, 2048, 16, 16, 1024, 50304), experts=64, active=8),
-    r"\bdbrx": _experts(_llama(40, 6144, 48, 8, 10752, 100352), experts=16, active=4),
-    r"phi.?3\.5.?moe": _experts(_llama(32, 4096, 32, 8, 6400, 32064), experts=16, active=2),
-    r"\bgrok.?1\b": replace(
-        _experts(_llama(64, 6144, 48, 8, 32768, 131072), experts=8, active=2), tied=True
-    ),
-    r"qwen.?3.*32b": replace(_llama(64, 5120, 64, 8, 25600, 151936), head_width=128),
+    r"olmoe": _llama(16, 2048, 16, 16, 1024, 50304, experts=64, active=8),
+    r"\bdbrx": _llama(40, 6144, 48, 8, 10752, 100352, experts=16, active=4),
+    r"phi.?3\.5.?moe": _llama(32, 4096, 32, 8, 6400, 32064, experts=16, active=2),
+    r"\bgrok.?1\b": _llama(64, 6144, 48, 8, 32768, 131072, experts=8, active=2, tied=True),
+    r"qwen.?3.*32b": _llama(64, 5120, 64, 8, 25600, 151936, head_width=128),
     r"qwen.?3.*14b": _llama(40, 5120, 40, 8, 17408, 151936),
     r"qwen.?3.*8b": _llama(36, 4096, 32, 8, 12288, 151936),
-    r"qwen.?3.*4b": replace(_llama(36, 2560, 32, 8, 9728, 151936), tied=True, head_width=128),
-    r"qwen.?3.*1\.7b": replace(_llama(28, 2048, 16, 8, 6144, 151936), tied=True),
-    r"qwen.?3.*0\.6b": replace(_llama(28, 1024, 16, 8, 3072, 151936), tied=True, head_width=128),
+    r"qwen.?3.*4b": _llama(36, 2560, 32, 8, 9728, 151936, tied=True, head_width=128),
+    r"qwen.?3.*1\.7b": _llama(28, 2048, 16, 8, 6144, 151936, tied=True),
+    r"qwen.?3.*0\.6b": _llama(28, 1024, 16, 8, 3072, 151936, tied=True, head_width=128),
     r"qwen.?2(\.5)?.*72b": _llama(80, 8192, 64, 8, 29568, 152064),
     r"qwen.?2\.5.*32b": _llama(64, 5120, 40, 8, 27648, 152064),
     r"qwen.?2\.5.*14b": _llama(48, 5120, 40, 8, 13824, 152064),
     r"qwen.?2(\.5)?.*7b": _llama(28, 3584, 28, 4, 18944, 152064),
-    r"qwen.?2\.5.*3b": replace(_llama(36, 2048, 16, 2, 11008, 151936), tied=True),
-    r"qwen.?2(\.5)?.*1\.5b": replace(_llama(28, 1536, 12, 2, 8960, 151936), tied=True),
-    r"qwen.?2(\.5)?.*0\.5b": replace(_llama(24, 896, 14, 2, 4864, 151936), tied=True),
-    r"gemma.?2.*27b": replace(
-        _llama(46, 4608, 32, 16, 36864, 256000), tied=True, head_width=128, window=4096
+    r"qwen.?2\.5.*3b": _llama(36, 2048, 16, 2, 11008, 151936, tied=True),
+    r"qwen.?2(\.5)?.*1\.5b": _llama(28, 1536, 12, 2, 8960, 151936, tied=True),
+    r"qwen.?2(\.5)?.*0\.5b": _llama(24, 896, 14, 2, 4864, 151936, tied=True),
+    r"gemma.?2.*27b": _llama(
+        46, 4608, 32, 16, 36864, 256000, tied=True, head_width=128, window=4096
     ),
-    r"gemma.?2.*9b": replace(
-        _llama(42, 3584, 16, 8, 14336, 256000), tied=True, head_width=256, window=4096
-    ),
+    r"gemma.?2.*9b": _llama(42, 3584, 16, 8, 14336, 256000, tied=True, head_width=256, window=4096),
     r"\byi.*34b": _llama(60, 7168, 56, 8, 20480, 64000),
     r"baichuan.?2.*13b": _llama(40, 5120, 40, 40, 13696, 125696),
     r"phi.?3.*(mini|3\.8b)": _llama(32, 3072, 32, 32, 8192, 32064),
-    r"mistral.*nemo|mistral.*12b": replace(_llama(40, 5120, 32, 8, 14336, 131072), head_width=128),
-    r"mistral.*24b": replace(_llama(40, 5120, 32, 8, 32768, 131072), head_width=128),
+    r"mistral.*nemo|mistral.*12b": _llama(40, 5120, 32, 8, 14336, 131072, head_width=128),
+    r"mistral.*24b": _llama(40, 5120, 32, 8, 32768, 131072, head_width=128),
     r"mistral.*(large|123b)": _llama(88, 12288, 96, 8, 28672, 32768),
     r"gpt.?neox.*20b": replace(_gpt(44, 6144, 64), tied=False),
     r"\bbloom\b.*176b": replace(_gpt(70, 14336, 112), vocabulary=250880),
     r"\bopt.*175b": _gpt(96, 12288, 96),
-    r"deepseek.?(v?3|r1)(?!\d)": _deepseek(128, 256, dense_layers=3, vocabulary=129280),
-    r"kimi.?k2": _deepseek(64, 384, dense_layers=1, vocabulary=163840),
-    r"deepseek.?v?2.?lite": _deepseek_lite(102400),
-    r"moonlight": _deepseek_lite(163840),
-    r"deepseek.?v?2(?!\d)": _latent(
-        _llama(60, 5120, 128, 128, 1536, 102400), experts=162, active=8, shared=2, dense_layers=1
+    r"deepseek.?(v?3|r1)(?!\d)": _latent(
+        61, 7168, 128, 2048, 129280, experts=257, dense_layers=3, **_NINE
     ),
-    r"gpt.?oss.*120b": _gpt_oss(layers=36, experts=128),
-    r"gpt.?oss.*20b": _gpt_oss(layers=24, experts=32),
+    r"kimi.?k2": _latent(61, 7168, 64, 2048, 163840, experts=385, dense_layers=1, **_NINE),
+    r"deepseek.?v?2.?lite": _latent(
+        27, 2048, 16, 1408, 102400, queries=0, experts=66, active=8, shared=2, dense_layers=1
+    ),
+    r"moonlight": _latent(
+        27, 2048, 16, 1408, 163840, queries=0, experts=66, active=8, shared=2, dense_layers=1
+    ),
+    r"deepseek.?v?2(?!\d)": _latent(
+        60, 5120, 128, 1536, 102400, experts=162, active=8, shared=2, dense_layers=1
+    ),
+    r"gpt.?oss.*120b": _llama(
+        36, 2880, 64, 8, 2880, 201088, experts=128, active=4, head_width=64, window=128
+    ),
+    r"gpt.?oss.*20b": _llama(
+        24, 2880, 64, 8, 2880, 201088, experts=32, active=4, head_width=64, window=128
+    ),
     r"mistral.*7b": _llama(32, 4096, 32, 8, 14336, 32000),
-    r"nanotron.*\b1b": replace(_llama(16, 2048, 32, 32, 8192, 131072), tied=True),
+    r"nanotron.*\b1b": _llama(16, 2048, 32, 32, 8192, 131072, tied=True),
     r"\bmpt.*125m|gpt2?.?(124|125)m|gpt2.?small": _gpt(12, 768, 12),
     r"\bmpt.*350m|gpt2?.?(345|350|355)m|gpt2.?medium": _gpt(24, 1024, 16),
     r"gpt2.?large|gpt2?.?774m": _gpt(36, 1280, 20),

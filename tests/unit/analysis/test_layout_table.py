@@ -203,15 +203,21 @@ def test_memory_is_read_in_its_columns_unit(column: str, unit: float) -> None:
 
 
 @pytest.mark.parametrize(
-    ("notes", "checkpointing"),
-    [("our own", "selective"), ("nanotron", "none"), ("NeMo", "none"), ("NeMo AutoModel", "full")],
+    ("notes", "checkpointing", "passes"),
+    [
+        ("our own", "selective", 3.5),
+        ("nanotron", "none", 3.0),
+        ("NeMo", "none", 3.0),
+        ("NeMo AutoModel", "full", 4.0),
+    ],
 )
 def test_memory_agrees_with_the_recomputation_that_is_assumed(
-    notes: str, checkpointing: str
+    notes: str, checkpointing: str, passes: float
 ) -> None:
     rows = frame()
     rows.attrs["notes"] = [notes]
-    assert read_layouts(rows).rows[0].case.candidate.checkpointing == checkpointing
+    (row,) = read_layouts(rows).rows
+    assert (row.case.candidate.checkpointing, row.case.passes) == (checkpointing, passes)
     said = frame(Recompute="none")
     said.attrs["notes"] = [notes]
     assert read_layouts(said).rows[0].case.candidate.checkpointing == "none"
@@ -1053,6 +1059,19 @@ def test_a_row_of_speeds_is_known_by_its_cells(tmp_path: Path) -> None:
     assert table.step_s.tolist() == [9.04, 10.32, 10.56]
     assert [row.case.candidate.layout.world_size for row in table.rows] == [8, 8, 8]
     assert [row.case.candidate.layout.sharing for row in table.rows][1:] == ["zero2", "fsdp"]
+
+
+def test_a_column_of_changes_is_no_layout(tmp_path: Path) -> None:
+    path = tmp_path / "changes.md"
+    path.write_text("""Llama-3 8B, 8 H100, mbs 1, sequence length 8192, global batch 64:
+
+| metric | before | after | after vs before |
+|---|---:|---:|---:|
+| step time (ms) | 4000 | 3500 | **−12.5%** |
+| tokens/s/GPU | 16384 | 18725 | +14.3 % |
+| GPU memory (GB) | 60 | 60 | — |
+""")
+    assert read_layouts(path).step_s.tolist() == [4.0, 3.5]
 
 
 def test_a_named_model_cut_to_fewer_layers(tmp_path: Path) -> None:

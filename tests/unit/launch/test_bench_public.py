@@ -36,7 +36,16 @@ def test_picks_are_held_to_what_ran() -> None:
     assert every.groups == 8 and (every.ran or 0) > 0.8 and (every.regret or 0) < 0.02
     assert every.memory_error is not None and every.memory_error < 0.12
     assert near.median_error < 0.1
+    # The rows around a disturbed one do not tell that it is, and without it no order is right.
+    assert (near.spearman or 0) < (near.spearman_limit or 0) < 0.9
+    assert (near.neighbour_error or 0) > near.error
     assert every.fit is not None and every.fit > 0.95 and every.refused is not None
+
+
+def test_rows_that_are_off_as_much_as_their_neighbours_have_a_cause() -> None:
+    none, _ = public([TABLES / "vtrain_a100_single_node.csv"], fit=1, splits=1).scores
+    assert none.error > 0.05 and (none.neighbour_error or 1) < 0.015
+    assert none.spearman_limit == pytest.approx(1) and "0.9 %" in none.row().values()
 
 
 def test_rows_slower_than_a_layout_with_more_to_do_are_disturbed() -> None:

@@ -215,3 +215,9 @@ def test_the_lab_on_an_h200_takes_what_it_was_measured_to_take() -> None:
         step_s = record.timing.step.median
         assert forecast.prediction.step_s == pytest.approx(step_s, rel=0.1), record.run.label
         assert forecast.memory_bytes == pytest.approx(record.peak_memory, rel=0.03)
+
+
+def test_ranks_that_do_not_fill_the_nodes_are_spread_evenly() -> None:
+    parts = {ranks: [level.parts for level in machine("h100").levels(ranks)] for ranks in (4, 12)}
+    assert parts == {4: [4, 1], 12: [6, 2]}
+    assert [level.parts for level in machine("h100").levels(4, stride=16)] == [1, 4]

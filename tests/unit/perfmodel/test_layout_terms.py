@@ -366,6 +366,11 @@ def test_tokens_travel_to_the_experts_of_four_ranks_and_back() -> None:
     assert only(tensor_bytes=1.0).predict([sent])[0] == pytest.approx(seconds)
 
 
+def test_a_pipeline_with_more_stages_than_layers_cannot_run() -> None:
+    assert case(pipeline=MODEL.layers, accum=64).fits
+    assert not case(pipeline=2 * MODEL.layers, accum=64).fits
+
+
 def test_quantities_are_finite_and_never_negative() -> None:
     for values in quantities(CASES).values():
         assert np.isfinite(values).all() and (values >= 0).all()
