@@ -224,10 +224,9 @@ def fork(function: Callable[..., int | None], *arguments: object) -> int:
     """Fork a process that calls a function and exits with its result; returns the process id."""
     # What Python calls in the new process would swallow a KeyboardInterrupt: Ctrl-C waits for it.
     mask = signal.pthread_sigmask(signal.SIG_BLOCK, {signal.SIGINT})
-    if pid := os.fork():
-        signal.pthread_sigmask(signal.SIG_SETMASK, mask)
-        return pid
-    exit_with(_with_mask, mask, function, *arguments)
+    pid = os.fork() or exit_with(_with_mask, mask, function, *arguments)
+    signal.pthread_sigmask(signal.SIG_SETMASK, mask)
+    return pid
 
 
 def _with_mask(
