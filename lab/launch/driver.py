@@ -5,7 +5,8 @@ from __future__ import annotations
 import signal
 import threading
 import time
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from dataclasses import dataclass, field
 from pathlib import Path
 from types import FrameType
@@ -54,7 +55,8 @@ class Driver:
             if ready := [spec for folder, spec in waiting.items() if may_start(folder)]:
                 batch = self.executor.choose(ready, list(self.alive.values()))
                 folders = [spec.folder for spec in batch]
-                self.alive |= zip(folders, self.executor.submit(batch), strict=True)
+                with _interrupted_later():  # or nobody would know the job, which would go on
+                    self.alive |= zip(folders, self.executor.submit(batch), strict=True)
                 for folder in folders:
                     del waiting[folder]
             pause = poll(self.alive.values())
@@ -139,6 +141,28 @@ def terminate(handles: Iterable[Handle]) -> None:
 
 def _by_kind(handles: Iterable[Handle]) -> Iterable[tuple[type[Handle], list[Handle]]]:
     return grouped((type(handle), handle) for handle in handles).items()
+
+
+@contextmanager
+def _interrupted_later() -> Iterator[None]:
+    """Raise a Ctrl-C that arrives meanwhile at the end, or at once if it is pressed again."""
+    previous, pressed = signal.getsignal(signal.SIGINT), list[int]()
+    if not callable(previous) or threading.current_thread() is not threading.main_thread():
+        yield
+        return
+
+    def press(number: int, frame: FrameType | None) -> None:
+        pressed.append(number)
+        if len(pressed) > 1:
+            previous(number, frame)
+
+    signal.signal(signal.SIGINT, press)
+    try:
+        yield
+    finally:
+        signal.signal(signal.SIGINT, previous)
+    if pressed:
+        previous(pressed[0], None)
 
 
 class OneInterrupt:

@@ -59,6 +59,8 @@ def _controller() -> type[Any]:
 
     class Forking(Controller):
         def start_tasks(self) -> None:
+            # A rank that is not known yet could not be ended. Each lets signals arrive by itself.
+            mask = signal.pthread_sigmask(signal.SIG_BLOCK, {signal.SIGINT})
             for rank in range(self.ntasks):
                 variables = {
                     "SUBMITIT_LOCAL_LOCALID": str(rank),
@@ -68,6 +70,7 @@ def _controller() -> type[Any]:
                 output = JobPaths(self.folder, self.pid, rank).stdout
                 child: Any = fork_server.Child(self._be_rank, variables, output)
                 self.tasks.append(child)
+            signal.pthread_sigmask(signal.SIG_SETMASK, mask)
 
         def _be_rank(self, variables: dict[str, str], output: Path) -> int:
             signal.signal(signal.SIGTERM, signal.SIG_DFL)

@@ -258,7 +258,7 @@ BAD = {
     ),
     "unknown quick key": ({"quick": {"bse": {}}}, "quick.bse: unknown key; did you mean 'base'?"),
     "too many runs": (
-        {"grid": {"global_batch_size": [4], "seed": list(range(20_000))}},
+        {"grid": {"seed": list(range(101)), "eval_batches": list(range(1, 101))}},
         "grid: more than 10,000 runs",
     ),
 }

@@ -101,6 +101,20 @@ def ends(how: object) -> int:
     return how if isinstance(how, int) else 0
 
 
+def test_ctrl_c_is_not_lost_while_a_fork_begins() -> None:
+    """As in a hook that Python calls in the new process, where nothing can be raised."""
+    code = """
+import os, signal
+from lab.launch import fork_server
+signal.signal(signal.SIGINT, signal.default_int_handler)
+os.register_at_fork(after_in_child=lambda: signal.raise_signal(signal.SIGINT))
+child = fork_server.Child(lambda: 0)
+print(child.wait())
+"""
+    ended = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
+    assert int(ended.stdout) == -signal.SIGINT, ended.stderr
+
+
 @pytest.mark.parametrize(
     ("how", "code"),
     [
@@ -110,6 +124,7 @@ def ends(how: object) -> int:
         (SystemExit("why"), 1),
         (ValueError("why"), 1),
         (lambda: os.kill(os.getpid(), signal.SIGKILL), -signal.SIGKILL),
+        (lambda: signal.raise_signal(signal.SIGINT), -signal.SIGINT),
     ],
 )
 def test_a_fork_ends_as_a_program_does(how: object, code: int) -> None:
