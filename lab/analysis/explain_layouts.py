@@ -7,9 +7,9 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Literal
 
-from lab.analysis.layout_rates import ROUGH
 from lab.analysis.layout_row import LayoutRow
 from lab.analysis.layout_table import read_layouts
+from lab.analysis.layout_values import ROUGH
 from lab.formatting import count, format_seconds, model_size
 from lab.perfmodel import layout_law
 from lab.perfmodel.layout_law import LayoutLaw

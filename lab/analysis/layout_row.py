@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import math
 import re
 from collections.abc import Mapping
 from dataclasses import dataclass, replace
@@ -10,8 +9,24 @@ from typing import Any
 
 from lab.analysis.audit.columns import named_precision
 from lab.analysis.layout_columns import FAILED, FLOPS, NO, RATES
-from lab.analysis.layout_rates import flop_rate, is_rate_of_gpu, mfu_of, step_by_flops, step_by_rate
-from lab.analysis.layout_words import HYBRID, SEQUENCE_PARALLEL, SIZED, sharing
+from lab.analysis.layout_values import (
+    AGREES,
+    BATCHES,
+    ROUNDED,
+    degrees_of,
+    flop_rate,
+    gpus_of,
+    has_groups,
+    is_hybrid,
+    is_rate_of_gpu,
+    mfu_of,
+    ranks_of_row,
+    step_by_flops,
+    step_by_rate,
+    unknown,
+    whole,
+)
+from lab.analysis.layout_words import SEQUENCE_PARALLEL, SIZED, sharing
 from lab.errors import nearest
 from lab.formatting import count
 from lab.perfmodel import transformer
@@ -21,10 +36,8 @@ from lab.perfmodel.layout import Candidate, Checkpointing, Layout, Sharing
 from lab.perfmodel.layout_terms import Case
 from lab.perfmodel.transformer import Transformer
 
-BATCHES = ("global_batch", "micro_batch", "replica_batch", "batch_tokens", "batch")
 LEAST_PARAMETERS = 1e5  # of a model: smaller counts lack their unit
 DENSE, MIXTURE = ("layers", "width"), ("layers", "width", "hidden", "experts", "active")
-AGREES, ROUNDED = 0.02, 0.05  # relative
 ONLY_SIZE = re.compile(r"\d+(\.\d+)?[bt]([ -]a\d+(\.\d+)?b)?", re.IGNORECASE)  # 30B-A3B
 # What is recomputed, or MaxText's policies that keep the products.
 PARTS_OF_LAYERS = re.compile(r"select|minimal|norm|attn|proj|(?<![a-z])act(?![a-z])")
@@ -79,7 +92,7 @@ def layout_row(
     if values.get("adapters"):
         raise ValueError("LoRA trains adapters only, whereas all weights are assumed to be trained")
     gpus, data = ranks_of_row(values)
-    tensor, pipeline, context = _degrees(values)
+    tensor, pipeline, context = degrees_of(values)
     sequence = values["sequence"]
     model = _model(values, notes)
     batch, micro, passes = _batch(values, gpus, data)
@@ -140,56 +153,9 @@ def layout_row(
     )
 
 
-def ranks_of_row(values: Mapping[str, Any]) -> tuple[float, int]:
-    """All GPUs of a row and its replicas; raises ValueError if they contradict each other."""
-    split = math.prod(_degrees(values))
-    gpus = gpus_of(values)
-    data = whole(values, "data", (gpus or split) / split)
-    gpus = gpus or data * split
-    if gpus % split:
-        raise ValueError(f"{gpus:g} GPUs are not a multiple of tp x pp x cp = {split}")
-    stated = data * split if values.get("data") else round(gpus)
-    if gpus not in {stated, stated * whole(values, "fsdp")}:
-        raise ValueError(
-            f"dp x tp x pp x cp make {count(stated, 'GPU')}, not {gpus:g}; correct a degree or the "
-            "number of GPUs"
-        )
-    return gpus, round(gpus / split)
-
-
-def gpus_of(values: Mapping[str, Any]) -> float:
-    """The stated GPUs, else 0."""
-    nodes = (values.get("nodes") or 0.0) * (values.get("per_node") or 0.0)
-    return float(values.get("gpus") or nodes)
-
-
-def _degrees(values: Mapping[str, Any]) -> tuple[int, int, int]:
-    """Tensor, pipeline and context parallelism; ValueError if one is unknown."""
-    names = ("tensor", "pipeline", "context")
-    known = math.prod(whole(values, name) for name in (*names, "data"))
-    for name in names:
-        # No GPUs may be left for it.
-        if _unknown(values, name) and gpus_of(values) != known:
-            raise ValueError(
-                f"no {name} parallelism, which other rows give: write 1 where it is not used"
-            )
-    tensor, pipeline, context = (whole(values, name) for name in names)
-    return tensor, pipeline, context
-
-
-def _unknown(values: Mapping[str, Any], name: str) -> bool:
-    return math.isnan(values.get(name, 1))
-
-
-def whole(values: Mapping[str, Any], name: str, default: float = 1) -> int:
-    """A count of a row, such as a degree of parallelism, at least 1."""
-    value = default if _unknown(values, name) else values.get(name) or default
-    return max(round(float(value)), 1)
-
-
 def _expert(values: Mapping[str, Any], model: Transformer, ranks: int) -> int:
     """Expert parallelism among the ranks that can share experts; ValueError if unknown."""
-    if _unknown(values, "expert") and model.experts > 1 and ranks > 1:
+    if unknown(values, "expert") and model.experts > 1 and ranks > 1:
         raise ValueError(
             "no expert parallelism for a mixture of experts, which other rows give: write 1 where "
             "each rank has all experts"
@@ -398,16 +364,6 @@ def _replicas(values: Mapping[str, Any], copies: int, near: int) -> int:
             f"{copies} data-parallel ranks cannot be sharded in groups of {shards:.4g}"
         )
     return round(copies / shards)
-
-
-def has_groups(values: Mapping[str, Any]) -> bool:
-    """Whether the table gives the groups of hybrid sharding."""
-    return bool({"replicate", "shard"} & values.keys())
-
-
-def is_hybrid(values: Mapping[str, Any]) -> bool:
-    """Whether FSDP shards within groups only, whose sizes the table may not give."""
-    return bool(HYBRID.search(str(values.get("sharding", ""))))
 
 
 def _recomputed(values: Mapping[str, Any], unsaid: Checkpointing) -> Checkpointing:

@@ -9,7 +9,6 @@ import math
 import re
 from collections import Counter
 from collections.abc import Iterator, Mapping, Sequence
-from contextlib import suppress
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -33,20 +32,8 @@ from lab.analysis.layout_columns import (
     stage,
     turned,
 )
-from lab.analysis.layout_rates import flop_rate
-from lab.analysis.layout_row import (
-    AGREES,
-    BATCHES,
-    LACKING,
-    UNTIMED,
-    LayoutRow,
-    gpus_of,
-    has_groups,
-    is_hybrid,
-    layout_row,
-    ranks_of_row,
-    whole,
-)
+from lab.analysis.layout_row import LACKING, UNTIMED, LayoutRow, layout_row
+from lab.analysis.layout_values import completed, enter_gpus, flop_rate, with_defaults
 from lab.analysis.layout_words import (
     ADAPTERS,
     DENIED,
@@ -72,8 +59,6 @@ from lab.perfmodel.layout_terms import Case
 if TYPE_CHECKING:
     import pandas as pd
 
-MOST_TOKENS = 2**18  # of a micro-batch on a GPU: logits alone would take tens of GB
-SPLITS = ("data", "tensor", "pipeline", "context")
 MOST_NAMES = 8
 MOST_CELLS = 50  # of a column that are looked at
 MOST_REACHED = 0.76  # of an A100's peak, recomputed passes counted: FSDP of 70B reached 0.74
@@ -230,7 +215,7 @@ def _values(
     precisions = {
         named_precision(str(row["precision"])) or "bf16" for row in cells if "precision" in row
     }
-    by_rates = sum(map(_with_gpus, cells))
+    by_rates = sum(map(enter_gpus, cells))
     said = {name for name in ("gpu", "gpus", "recomputed") if all(name in row for row in cells)}
     of_gpu = next(filter(named_gpu, page.above), "")  # a heading comes before footnotes on others
     defaults, noted = from_notes(
@@ -248,8 +233,8 @@ def _values(
         assumptions.append(
             f"{count(by_rates, 'row')}: the GPUs are the total rate over that of one"
         )
-    every = [_of_row(row, {**defaults, **assumed}) for row in cells]
-    assumptions += _completed(every, columns)
+    every = [with_defaults(row, {**defaults, **assumed}) for row in cells]
+    assumptions += completed(every, columns)
     if rates := set(map(flop_rate, every)) - {None}:
         attention = "half of attention" if framework.halves_attention else "attention"
         known = " and ".join(sorted({"MFU" if rate == "mfu" else "FLOP/s" for rate in rates}))
@@ -275,23 +260,6 @@ def _rows(
         except ValueError as error:
             left_out[str(error)] += 1
     return rows, dict(left_out)
-
-
-def _completed(every: list[dict[str, Any]], columns: Mapping[str, str]) -> Iterator[str]:
-    """Enter what rows say by several of their values together; sentences on what is assumed."""
-    if by_rate := sum(map(_with_batch, every)):
-        yield f"{count(by_rate, 'row')}: the batch follows from time and rate"
-    plain = any("batch" in values for values in every)
-    if plain and (meant := _meaning_of_batch(every)):
-        every[:] = [{meant: values.get("batch")} | values for values in every]
-        what = "a whole step" if meant == "global_batch" else "one micro-batch"
-        yield f"{columns.get('batch', 'bs')!r} is that of {what}, by the other columns"
-    if sum(map(_as_context, every)):
-        yield "sequence parallelism without tensor parallelism is counted as context parallelism"
-    for values in every:
-        _enter_groups(values)
-    if any(is_hybrid(values) and not has_groups(values) for values in every):
-        yield "HSDP shards within a node, as the table gives no groups"
 
 
 def _words(frame: pd.DataFrame) -> str:
@@ -368,51 +336,6 @@ def _of_some(rows: Sequence[LayoutRow]) -> Iterator[str]:
             f"{count(others, 'row')} quote{'s' * (others == 1)} a batch other than micro-batch x "
             "accumulation x replicas; this product is used"
         )
-
-
-def _of_row(row: Mapping[str, Any], others: Mapping[str, Any]) -> dict[str, Any]:
-    """A row's values, and those of all rows for what it does not say itself.
-
-    A row that gives its GPUs a layout of its own does not have that of the others as well.
-    """
-    values = {**others, **row}
-    if any(name in row for name in SPLITS) and _product(values) != gpus_of(values) == _product(row):
-        values = {
-            name: value for name, value in values.items() if name in row or name not in SPLITS
-        }
-    return values
-
-
-def _with_gpus(row: dict[str, Any]) -> bool:
-    """Enter the GPUs that a row's rates in all and of each make if it gives none."""
-    total, each = row.get("tokens"), row.get("tokens_per_gpu")
-    if gpus_of(row) or row.get("data") or not (total and each):
-        return False
-    gpus = round(total / each)
-    if gpus < 1 or abs(total / each / gpus - 1) > AGREES:
-        return False
-    row["gpus"] = float(gpus)
-    return True
-
-
-def _with_batch(values: dict[str, Any]) -> bool:
-    """Enter the batch that a row's time and its rate in tokens make if it gives none."""
-    # Without another number of GPUs, degrees of parallelism make it.
-    gpus = gpus_of(values) or (_product(values) if values.get("data") else 0.0)
-    time, sequence = values.get("time"), values.get("sequence")
-    rate = values.get("tokens") or (values.get("tokens_per_gpu") or 0.0) * gpus
-    stated = any(map(values.get, {*BATCHES, "accum"} - {"micro_batch"}))
-    if stated or not (rate and time and sequence):
-        return False
-    batch = rate * time / sequence
-    if abs(round(batch) / batch - 1) > AGREES:
-        return False
-    values["global_batch"] = float(round(batch))
-    return True
-
-
-def _product(values: Mapping[str, Any]) -> float:
-    return float(math.prod(whole(values, name) for name in SPLITS))
 
 
 def _too_fast(row: LayoutRow) -> bool:
@@ -540,48 +463,6 @@ def _in_words(row: Mapping[str, Any], cells: Sequence[Any], others: str) -> dict
     if any(isinstance(cell, str) and ADAPTERS.search(cell) for cell in cells):
         values["adapters"] = True
     return values
-
-
-def _as_context(values: dict[str, Any]) -> bool:
-    """Enter groups of sequence parallelism as context parallelism if a row knows of neither that
-    nor tensor parallelism."""
-    groups = number(values.get("sequence_parallel"))
-    if not groups > 1 or {"tensor", "context"} & values.keys():
-        return False
-    values |= {"context": groups, "sequence_parallel": "off"}
-    return True
-
-
-def _enter_groups(values: dict[str, Any]) -> None:
-    """Enter the data parallelism that the groups of HSDP make: replicas times shards."""
-    if values.get("shard", 1) < 1:  # torchtitan's -1: all that are left
-        del values["shard"]
-    data, shards = values.get("data"), values.get("fsdp") or 1
-    split = math.prod(whole(values, name) for name in SPLITS)
-    if data and shards > 1 and gpus_of(values) == split * shards:
-        values |= {"replicate": data, "shard": shards, "data": data * shards}
-    elif values.get("shard") and not data and (values.get("replicate") or not gpus_of(values)):
-        values["data"] = float(whole(values, "replicate") * values["shard"])
-
-
-def _meaning_of_batch(rows: Sequence[Mapping[str, Any]]) -> str | None:
-    """What a plain batch size means: `global_batch` or `micro_batch`; None if both are possible."""
-    if any("micro_batch" in values for values in rows):
-        return "global_batch"
-    if any("global_batch" in values for values in rows):
-        return "micro_batch"
-    shares = set()
-    for values in rows:
-        with suppress(ValueError):
-            gpus, data = ranks_of_row(values)
-            tokens = (values.get("batch") or 0) * (values.get("sequence") or 0)
-            if tokens * data / gpus > MOST_TOKENS:
-                return "global_batch"
-            share = data * (values.get("accum") or 1)
-            shares.add(share)
-            if (values.get("batch") or 0) % share:
-                return "micro_batch"  # a step's batch is a multiple
-    return "global_batch" if shares == {1} else None  # a step is one micro-batch
 
 
 @dataclass(frozen=True)

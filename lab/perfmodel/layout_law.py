@@ -142,7 +142,8 @@ def fit(cases: Sequence[Case], step_s: Sequence[float]) -> LayoutLaw:
     if not cases:
         return expected()
     gpus = [case.machine.gpu.name for case in cases]
-    prior = expected(max(set(gpus), key=gpus.count), cases[0].framework)
+    most = max(dict.fromkeys(gpus), key=gpus.count)  # of as many, the first
+    prior = expected(most, cases[0].framework)
     spreads = np.sqrt(np.diag(prior.covariance))
     centre = np.log([prior.coefficients[name] for name in NAMES])
     q, measured = quantities(cases), np.log(np.asarray(step_s, dtype=float))

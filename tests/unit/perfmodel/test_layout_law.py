@@ -9,6 +9,7 @@ from cases import CASES
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from lab.perfmodel.hardware import machine
 from lab.perfmodel.layout_law import NAMES, LayoutLaw, expected, fit
 from lab.perfmodel.layout_terms import Case
 
@@ -76,3 +77,10 @@ def test_ten_rows_that_differ_by_a_fifth_tell_how_far_others_are_off() -> None:
 def test_no_rows_leave_what_is_expected() -> None:
     assert fit([], []).coefficients == expected().coefficients
     assert expected("h100-pcie").coefficients["flops"] > expected("a100").coefficients["flops"]
+
+
+def test_of_as_many_rows_of_two_gpus_the_first_ones_are_expected() -> None:
+    h100 = replace(CASES[0], machine=machine("h100"))
+    steps = [0.1, 0.1]
+    of_a100, of_h100 = fit([CASES[0], h100], steps), fit([h100, CASES[0]], steps)
+    assert of_a100.coefficients["flops"] < of_h100.coefficients["flops"]
