@@ -490,3 +490,12 @@ def test_speedups_of_the_least_times() -> None:
     assert not broken(result) & {"quoted-against-own", "baseline"}
     of_means = text.replace("min", "m").replace("mean", "min").replace("_m,", "_mean,")
     assert pasted(of_means + "\n".join(rows) + "\n").reading["runtime_mean"] == "time"
+
+
+def test_a_speedup_over_a_run_with_another_batch() -> None:
+    head = "| GPUs | Time (s) | Speedup | Global batch size |"
+    rows = ["| 1 | 100 | 1.0 | 256 |", "| 2 | 52 | 1.92 | 256 |", "| 4 | 28 | 3.57 | 256 |"]
+    assert not broken(pasted(below(head, *rows, "| 8 | 16.5 | 6.06 | 256 |")))
+    result = pasted(below(head, *rows, "| 8 | 16.5 | 6.06 | 128 |"))
+    assert broken(result) == {"equal-work"}
+    assert "6.06x is quoted on 8 ranks with a global batch of 128, over 1 with 256" in str(result)

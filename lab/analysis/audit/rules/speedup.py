@@ -339,6 +339,28 @@ def equal_work(observations: Observations) -> Iterator[Fault]:
         # A step counts as one, whatever their number, and so does a second.
         if not tables or (observations.per != "step" and point.time > 0):
             yield from _amounts(point, base)
+    for curve in observations.curves if tables else ():
+        yield from _over_another_batch(curve, observations)
+
+
+def _over_another_batch(curve: Curve, observations: Observations) -> Iterator[Fault]:
+    """A speedup that is quoted over the time of a run with another global batch, of a batch that
+    was measured on one number of ranks."""
+    point = curve.points[0]
+    rated = observations.per == "step" and point.rate > 0
+    if point is not curve.points[-1] or curve.scaling == "weak" or rated:
+        return
+    ones = [one for one in observations.ones if one.curve in curve.siblings]
+    over = [one for one in ones[:1] if one.time > 0 and point.is_quoted_over(one)]
+    if point.time > 0 and over and over[0].world_size < point.world_size:
+        before, after = over[0].global_batch_size, point.global_batch_size
+        if abs(after / before - 1) >= WORK:  # False if one is unknown
+            yield Fault(
+                over[0].labels + point.labels,
+                f"A speedup of {point.speedup:.2f}x is quoted on {point.world_size:g} ranks with a "
+                f"global batch of {after:g}, over {over[0].world_size:g} with {before:g}.",
+                "Fix the global batch for strong scaling, or compare rates.",
+            )
 
 
 def _batches(point: Point, base: Point, observations: Observations) -> Iterator[Fault]:
