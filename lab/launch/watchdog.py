@@ -18,14 +18,17 @@ import time
 import traceback
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from pathlib import Path
+from typing import TYPE_CHECKING
 
 import psutil
 
 from lab.errors import LabError
 from lab.launch.attempt import Attempt, RankError, RankProgress, write_progress
-from lab.launch.executor import LocalJob, SlurmJob, read_job
 from lab.launch.supervisor import note
 from lab.worker.context import ENDING, RankContext
+
+if TYPE_CHECKING:
+    from lab.launch.executor import LocalJob, SlurmJob
 
 # A signal that neither Slurm, submitit nor a script is likely to use; macOS has none of them.
 ASK: int = getattr(signal, "SIGRTMIN", 0)
@@ -210,6 +213,8 @@ class Watchdog:
         """Whether the files by which a driver finds the job are gone, not only its logs."""
         if self._attempt.path(f"rank{self._context.rank}.pid").exists():
             return False
+        from lab.launch.executor import read_job  # which no other rank needs
+
         with contextlib.suppress(LabError):
             return not self._is_own(read_job(self._attempt.folder))
         return False
@@ -217,10 +222,12 @@ class Watchdog:
     def _is_own(self, job: LocalJob | SlurmJob | None) -> bool:
         """Whether the last job of the folder is this one, and not one started after a removal."""
         attempt = self._attempt
-        if isinstance(job, SlurmJob):
-            output = attempt.output
-            return output is None or (attempt.folder / job.array).resolve() == output.resolve()
-        return job is not None and job.job_id == attempt.job_id
+        if job is None:
+            return False
+        if job.executor == "local":
+            return job.job_id == attempt.job_id
+        output = attempt.output
+        return output is None or (attempt.folder / job.array).resolve() == output.resolve()
 
     def _publish(self) -> None:
         # Not in the training thread, as a busy disk would make this rank late for the others.
