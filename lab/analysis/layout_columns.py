@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING, Any
 from lab.analysis.audit.columns import BATCH, FSDP, IDEAL, SPEED, ZERO, counted, guess, normal
 from lab.analysis.audit.values import (
     BYTE_UNITS,
+    CHANGE,
     COUNT_UNITS,
     EMPTY,
     FLOPS_UNITS,
@@ -110,7 +111,6 @@ NO = re.compile(r"(false|0|0\.0|off|no(ne|t)?\b.*|without\b.*)?")
 YES, SWITCHED_ON = re.compile("true|on|yes|y|✓|✅"), 2.0  # of more than one rank
 LIST = re.compile(r"[a-z]+(?:(?:\s*/\s*|,\s+)[a-z]+)+", re.IGNORECASE)
 SEPARATOR, COUNT = re.compile(r"\s*/\s*|,\s+"), re.compile(r"\d+k?", re.IGNORECASE)
-CHANGE = re.compile(r"[+\-−–]\d+(\.\d+)? ?(%|pp)")
 FAILED = re.compile("oom|out of memory|crash|fail|error|killed|timeout", re.IGNORECASE)
 
 

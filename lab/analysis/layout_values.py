@@ -62,7 +62,7 @@ def degrees_of(values: Mapping[str, Any]) -> tuple[int, int, int]:
 
 
 def unknown(values: Mapping[str, Any], name: str) -> bool:
-    """Whether other rows give this degree of parallelism, but not this one."""
+    """Whether other rows give this degree of parallelism, but this one does not."""
     return math.isnan(values.get(name, 1))
 
 

@@ -183,7 +183,7 @@ def _score(name: str, rows: Sequence[LayoutRow], known: int, splits: int) -> Pub
         )
         inside = float(np.mean((low <= truth) & (truth <= high)))
         means = float(errors.mean()), float(np.median(errors)), _mean(errors[calm[rest]].tolist())
-        near = _corrected(others, expected, truth)
+        near = _neighbour_error(others, expected, truth)
         results.append((*means, rank, limit, near, inside, *_picks(law, groups)))
     errors_of, middles, *others_of, insides, regret, worst, ran = map(
         list, zip(*results, strict=True)
@@ -196,7 +196,7 @@ def _score(name: str, rows: Sequence[LayoutRow], known: int, splits: int) -> Pub
     )  # fmt: skip
 
 
-def _corrected(cases: Sequence[Case], expected: Any, truth: Any) -> float | None:
+def _neighbour_error(cases: Sequence[Case], expected: Any, truth: Any) -> float | None:
     """The mean error if each row is as far off as the median of its nearest rows.
 
     Their distance counts by how many doublings their settings differ.

@@ -174,8 +174,8 @@ class Case:
         layout = candidate.layout
         mlp = (3 if model.gated else 2) * model.hidden * model.active
         split = mlp + 2 * model.width * (1 + model.key_value_share)
-        held = GATED if self._copies else PLAIN
-        layer = held * self.value * self.tokens * split / layout.tensor + 2 * self.handed_on
+        copies = GATED if self._copies else PLAIN
+        layer = copies * self.value * self.tokens * split / layout.tensor + 2 * self.handed_on
         kept, once = layer, 0.0
         if candidate.checkpointing == "selective":
             kept = layer / 2  # torchtitan recomputes every other product, or every other layer

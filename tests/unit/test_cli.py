@@ -214,12 +214,18 @@ def test_records_of_another_cluster_are_not_mixed(make_study: StudyMaker, run: C
     assert status == 2 and "were measured on other" in errors
 
 
+def measured(make_study: StudyMaker) -> Study:
+    """A study of which each task has a record."""
+    study = Study.load(make_study())
+    for task in study.tasks:
+        write_record(record(task.run), Store(study.out).folder(task))
+    return study
+
+
 def test_a_run_without_a_record_is_named_and_is_a_failure(
     make_study: StudyMaker, run: Command, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    study = Study.load(make_study())
-    for task in study.tasks:
-        write_record(record(task.run), study.out / "runs" / task.run.id / "0")
+    study = measured(make_study)
     wait = Jobs.wait
     monkeypatch.setattr(Jobs, "wait", lambda jobs, progress: wait(jobs, progress=progress)[1:])
     made = Report(*(study.folder / f"report.{kind}" for kind in ("ipynb", "html", "pdf")))
@@ -231,9 +237,7 @@ def test_a_run_without_a_record_is_named_and_is_a_failure(
 def test_a_report_that_fails_loses_no_record_and_is_told_how_to_be_made(
     make_study: StudyMaker, run: Command, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    study = Study.load(make_study())
-    for task in study.tasks:
-        write_record(record(task.run), study.out / "runs" / task.run.id / "0")
+    study = measured(make_study)
     done = f"{len(study.tasks)} of {len(study.tasks)} runs completed; all is kept"
     for error, told in ((LabError("no template"), True), (KeyboardInterrupt(), False)):
         monkeypatch.setattr(lab, "report", Mock(side_effect=error))

@@ -110,14 +110,14 @@ def find_records(text: str) -> list[Parsed]:
     object of lists, also inside of others, whose own numbers and words then belong to each."""
     if not text.lstrip().startswith(("[", "{")):
         return []
-    found = []
+    tables = []
     with contextlib.suppress(ValueError, RecursionError):
         for records in _candidates(json.loads(text), {}):
             rows = [row for record in records if (row := _of_benchmark(_scalars(record)))]
             names = list(dict.fromkeys(name for row in rows for name in row))
             if rows and len(names) > 1:
-                found.append((names, [[row.get(name, "") for name in names] for row in rows]))
-    return found
+                tables.append((names, [[row.get(name, "") for name in names] for row in rows]))
+    return tables
 
 
 def _candidates(content: Any, above: dict[str, Any], depth: int = 0) -> Iterator[list[Any]]:

@@ -84,10 +84,10 @@ def _boxed(lines: Sequence[str], place: int) -> tuple[list[str], Rows, int] | No
     even = all(len(names) - 1 <= len(row) <= len(names) for row in rows)
     if not even or not all(DIGIT.match(cell) for row in rows for cell in row[1:3]):
         return None
-    return *of_benchmarks(names, rows), start + len(written)
+    return *_of_benchmarks(names, rows), start + len(written)
 
 
-def of_benchmarks(names: list[str], rows: Rows) -> tuple[list[str], Rows]:
+def _of_benchmarks(names: list[str], rows: Rows) -> tuple[list[str], Rows]:
     """The columns of Google Benchmark and pytest-benchmark by names that say what they are, with
     the threads and counters of the first as columns; those of others as they are."""
     if names[:2] == ["Benchmark", "Time"]:

@@ -363,7 +363,7 @@ def with_quoted_times(
     speedups = numbers(frame[of["speedup"]]).to_numpy()
 
     def share(column: str) -> float:
-        """Of the quoted speedups: those that are ratios of a time that quotes 1 and their own."""
+        """The share of quoted speedups that are a time which quotes 1 over their own."""
         times = numbers(frame[column], units=TIME_UNITS).to_numpy()
         quoting, ones = np.abs(speedups - 1) > APART, np.abs(speedups - 1) < APART / 4
         ratios = times[ones][:, None] / (times * speedups)[quoting][None, :]

@@ -210,13 +210,13 @@ def by_world_size(
         assumption += "; no unit is named"
     rest = frame.drop(columns=[one.column for one in ranked])
     ratios = [name for name in map(str, rest) if _quantity(name) in {"speedup", "efficiency"}]
-    ranked = _told_apart(ranked)
+    ranked = _with_remarks(ranked)
     settings = {one.setting: _settings(one.setting, rest) for one in ranked}
-    none = dict.fromkeys([name for words in settings.values() for name in words], "")
+    blank = dict.fromkeys([name for words in settings.values() for name in words], "")
     parts: dict[tuple[float, str], pd.DataFrame] = {}
     for column, size, canonical, factor, setting in ranked:
         size = float(hint[0]) if hint and math.isnan(size) else size
-        new = rest.assign(world_size=size, **none | settings[setting])
+        new = rest.assign(world_size=size, **blank | settings[setting])
         if sizes and size < max(sizes):  # a ratio beside several sizes is that of the most ranks
             new = new.assign(**dict.fromkeys(ratios))
         timed = canonical in TIMES and (factor is not None or are_timed(frame[column]))
@@ -227,7 +227,7 @@ def by_world_size(
     return pd.concat(parts.values(), ignore_index=True), [assumption, *assumptions]
 
 
-def _told_apart(ranked: Sequence[RankColumn]) -> list[RankColumn]:
+def _with_remarks(ranked: Sequence[RankColumn]) -> list[RankColumn]:
     """Columns that are for the same but for a remark, such as "1 GPU" and "1 GPU (PyTorch)", with
     the remark in their setting."""
     same = Counter((one.world_size, one.canonical, one.setting) for one in ranked)
@@ -278,13 +278,13 @@ def _rank_columns(frame: pd.DataFrame, columns: Sequence[str], quantity: str) ->
     labels = [name for name in texts if not sized or columns.index(name) < sized[0]]
     rows = [{_quantity(label) for label in _first_texts(frame[name])} for name in labels]
     of_rows = set().union(*(named - {""} for named in rows))
-    named = [PROBLEM.fullmatch(normal(BRACKETED.sub("", text))) for text in map(str, first)]
+    problems = any(PROBLEM.fullmatch(normal(BRACKETED.sub("", text))) for text in map(str, first))
     mixed = len(of_rows) > 1 or any(len(named) > 1 for named in rows if named - {""})
     units = {unit for name in columns if name not in texts for unit in _units(frame[name])}
     collective = any(are_collectives(_first_texts(frame[name])) for name in texts)
     if (
         mixed
-        or any(named)
+        or problems
         or of_rows - OF_RUNS
         or len(units) > 1
         or (collective and units != {"time"})

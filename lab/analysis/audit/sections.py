@@ -7,9 +7,9 @@ from collections import Counter
 from collections.abc import Iterator, Sequence
 
 from lab.analysis.audit.columns import COUNTED_RANKS, LAYOUT, MEASURED, quantities
+from lab.analysis.audit.logs import Parsed
 from lab.analysis.audit.values import ranks_of
 
-Parsed = tuple[list[str], list[list[str]]]  # names and rows
 Record = dict[str, str]
 
 # "== 4 GPUs ==", "===== threads=1", "### Run 2" and "--- k_cpu=3 ---".
@@ -34,8 +34,8 @@ def find_sections(lines: Sequence[str], *, fewest: int = 2) -> Parsed | None:
     lines = lines[:MOST_LINES]
     titles = (TITLE.fullmatch(line) for line in lines if not RULE.fullmatch(line))
     kinds = dict.fromkeys(_kind(title) for title in titles if title)
-    found = [parsed for kind in (*kinds, "") if (parsed := _table(_records(lines, kind), fewest))]
-    return max(found, key=lambda parsed: len(parsed[1]) * len(parsed[0]), default=None)
+    tables = [table for kind in (*kinds, "") if (table := _table(_records(lines, kind), fewest))]
+    return max(tables, key=lambda table: len(table[1]) * len(table[0]), default=None)
 
 
 def _kind(title: re.Match[str]) -> str:

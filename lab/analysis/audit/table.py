@@ -32,7 +32,7 @@ from lab.analysis.audit.quantities import (
     with_quoted_times,
 )
 from lab.analysis.audit.settings import by_setting
-from lab.analysis.audit.values import COUNT_UNITS, numbers, ranks_of
+from lab.analysis.audit.values import CHANGE, COUNT_UNITS, numbers, ranks_of
 from lab.errors import InputError, Problem, nearest
 from lab.formatting import message_size, model_size
 from lab.records.table import python_strings
@@ -71,7 +71,6 @@ COUNTED = {"world_size", "threads", "cpus"}
 DEGREE = r"(?<![a-z])%s[ =:_-]?(\d{1,5})(?![\d.])"
 ON_CORES = re.compile(r"(?:^|_)(?:mpi\w*|ranks?|n?tasks?|n?proc\w*|np|p|n|world_?size)(?=_|$)")
 OF_A_RANK = re.compile(r"(?!.*_per_)|.*_per_(?:rank|task|proc|mpi)")  # not of a block, say
-CHANGE = re.compile(r"[*_]*[+\-−–±]\s*\d[\d.,]*\s*(?:%|pp|points?|pts?)[*_]*", re.IGNORECASE)
 FEWEST_CHANGES = 2  # cells of a row
 FEW = 2  # numbers of cores that tell nothing
 NEARLY = 0.02  # relative: of a ratio of two rounded rates, or a batch that ranks share

@@ -201,8 +201,9 @@ def _parsed(name: str, text: str) -> tuple[Sequence[Table], list[InputError]]:
         return most_relevant(tables), errors
     try:
         table = Table(*_delimited(name, lines), notes)
-        one = len({*table.header}) < len(table.header) and sections.find_sections(lines, fewest=1)
-        return [Table(*one, notes) if one else table], []
+        repeated = len({*table.header}) < len(table.header)
+        section = sections.find_sections(lines, fewest=1) if repeated else None
+        return [Table(*section, notes) if section else table], []
     except InputError:
         if of_sections := sections.find_sections(lines, fewest=1):
             return [Table(*of_sections, notes)], []

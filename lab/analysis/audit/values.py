@@ -87,6 +87,8 @@ MOST_OF_A_NODE = 192  # ranks; 224x224 are the pixels of an image
 PLURAL_NAME = re.compile(r"(?<=[abghv]\d00)s$|(?<=\w)\s(?:gpu|card)s?$")
 CARDS = re.compile(rf"(?:({_NAME}?)\s*[x×*]\s*)?n\d+_?c(\d+)")
 SLICE = re.compile(r"((?:(?:cloud )?tpu[ _-]?)?v\d[a-z]*)-(\d+)")  # TPU v3-32
+# Of one number against another, such as -7.4 %.
+CHANGE = re.compile(r"[*_]*[+\-−–±]\s*\d[\d.,]*\s*(?:%|pp|points?|pts?)[*_]*", re.IGNORECASE)
 OF_MATRIX = re.compile(r"(?:^|\s)\d+\s*$")  # of "matrices 1024*1024"
 RANKS_AFTER = re.compile(rf"({_NAME}?)\s*\(?[x×*]\s*(\d+)\)?")
 

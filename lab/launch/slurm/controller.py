@@ -147,8 +147,8 @@ class JobState:
     @property
     def advice(self) -> str:
         """What to do about the reason for which it waits; "" if it passes in time."""
-        found = (text for pattern, text in _ADVICE.items() if re.search(pattern, self.reason))
-        return next(found, "")
+        matching = (text for pattern, text in _ADVICE.items() if re.search(pattern, self.reason))
+        return next(matching, "")
 
 
 def ask(*command: str, timeout_s: float | None = None) -> str:

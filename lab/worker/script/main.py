@@ -186,9 +186,10 @@ class ScriptRank:
     @property
     def _phases(self) -> tuple[str, ...]:
         """The phases to report: those that were seen, and the rest if the passes were."""
-        seen = self.recorder.seen - {"other"}
-        rest = {"other"} if {"forward", "backward"} <= seen else set()
-        return tuple(phase for phase in PHASES if phase in seen | rest)
+        phases = self.recorder.seen - {"other"}
+        if {"forward", "backward"} <= phases:
+            phases |= {"other"}
+        return tuple(phase for phase in PHASES if phase in phases)
 
     def _report(self, offsets: tuple[ClockOffset, ClockOffset]) -> RankReport:
         shift = partial(distributed.on_clock_of_rank_0, offsets=offsets)
