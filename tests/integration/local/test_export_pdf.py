@@ -310,6 +310,14 @@ def test_a_page_does_not_end_with_the_first_row_of_a_long_table() -> None:
         assert first.count("cell") > 3
 
 
+def test_a_heading_is_on_the_page_of_its_table() -> None:
+    named = table(1, rows=8, cell="cell").replace("<table>", "<table><caption>What.</caption>")
+    for lines in range(40, 48):  # before the table, which no longer fits below them
+        pages = pdf("\n\n".join(["A line."] * lines), "## Above it", html(named)).pages
+        (below,) = [text for page in pages if "What." in (text := page.extract_text())]
+        assert "Above it" in below
+
+
 def test_a_page_does_not_begin_with_the_last_row_of_a_long_table() -> None:
     lengths = range(66, 72)  # one row after another moves to the second page
     ends = [pdf(html(table(1, rows=rows, cell="cell"))).pages[-1] for rows in lengths]
