@@ -13,6 +13,7 @@ from typing import IO, TYPE_CHECKING, Any, get_args
 
 from pydantic import BaseModel, ConfigDict, Field
 
+from lab.analysis.audit import spreadsheet
 from lab.analysis.audit.observations import Observations, UncheckedError
 from lab.analysis.audit.rule import Finding, Severity
 from lab.analysis.audit.rules import RULES
@@ -29,6 +30,7 @@ if TYPE_CHECKING:
 __all__ = ["RULES", "Audit", "Finding", "NotChecked", "audit", "is_table"]
 
 TABLE_SUFFIXES = {".csv", ".tsv", ".txt", ".dat", ".tab", ".md", ".tex", ".html", ".parquet"}
+TABLE_SUFFIXES |= spreadsheet.SUFFIXES | spreadsheet.OTHERS
 SEVERITIES: tuple[Severity, ...] = get_args(Severity)  # the gravest first
 NAMED = 4  # records that a sentence names before "and more"
 FEWEST_CHECKED = 3  # rules; with fewer, finding no fault means nothing

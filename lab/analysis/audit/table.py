@@ -57,7 +57,7 @@ MOST_ROWS = 2_000_000
 SIZES = re.compile(r"\d+(?:\s*[x×*]\s*\d+)+")  # of images, or nodes and ranks
 SYMBOL = re.compile(r"\$?([TSE])(?:_?\{?[np]\}?|\([npNP]\)|_\{?[NP]\}?)?\$?(?: *[\[(]s[\])])?")
 SYMBOLS = {"T": "time", "S": "speedup", "E": "efficiency"}
-NOTED_SCALING = re.compile("(strong|weak)[ _-]?scal", re.IGNORECASE)
+NOTED_SCALING = re.compile("(?:strong|weak)(?=[ _-]?scal)|^(?:strong|weak)$", re.IGNORECASE)
 OF_SCALING = "(?:speed-?ups?|scaling|scalability|throughput|performance)"
 PROJECTION = re.compile(
     rf"\b(?:projected|predicted|theoretical|extrapolated|estimated)\b.{{0,20}}\b{OF_SCALING}"

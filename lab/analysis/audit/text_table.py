@@ -9,10 +9,11 @@ import itertools
 import re
 from collections import Counter
 from collections.abc import Iterable, Iterator, Mapping, Sequence
+from dataclasses import replace
 from pathlib import Path
 from typing import IO, TYPE_CHECKING, Any
 
-from lab.analysis.audit import lists, logs, printed, sections, wiki
+from lab.analysis.audit import lists, logs, printed, sections, spreadsheet, wiki
 from lab.analysis.audit.collectives import find_collectives
 from lab.analysis.audit.markup import (
     Table,
@@ -105,8 +106,9 @@ def read_tables(
     source: str | Path | IO[Any], mapping: Mapping[str, str] | None = None
 ) -> list[pd.DataFrame]:
     """Read delimited text (comma, semicolon, tab, bar, else spaces), tables of a notebook or of a
-    text in Markdown, HTML, LaTeX or reStructuredText, or the output of nccl-tests or of the OSU
-    micro-benchmarks as DataFrames of text, empty cells as "". A Parquet file is read as it is.
+    text in Markdown, HTML, LaTeX or reStructuredText, the output of nccl-tests or of the OSU
+    micro-benchmarks, or the sheets of a spreadsheet as DataFrames of text, empty cells as "". A
+    Parquet file is read as it is.
 
     `source` is a path or an open stream. Of several tables, those that say most of scaling are
     read, in the order of the text. Notes are in `frame.attrs["notes"]`: lines that start with #,
@@ -121,11 +123,14 @@ def read_tables(
     """
     stream = None if isinstance(source, str | Path) else source
     name = STREAM if stream else str(source)
-    if not stream and Path(name).suffix.lower() == ".parquet":
+    suffix = "" if stream else Path(name).suffix.lower()
+    if suffix == ".parquet":
         return [_parquet(Path(name))]
-    text = as_text(_text(stream, name))
     frames: list[pd.DataFrame] = []
-    tables, errors = _parsed(name, text)
+    if suffix in spreadsheet.SUFFIXES | spreadsheet.OTHERS:
+        tables, errors = _of_sheets(name)
+    else:
+        tables, errors = _parsed(name, as_text(_text(stream, name)))
     for header, rows, notes, logged in tables[:MOST_TABLES]:
         try:
             frame = _frame(name, header, rows)
@@ -180,6 +185,7 @@ def _parsed(name: str, text: str) -> tuple[Sequence[Table], list[InputError]]:
         return [Table(*of_collectives, notes)], []
     if tables := find_tables(wiki.as_markdown(lines)):
         return [table._replace(header=_numbered(table.header)) for table in tables], []
+    lines = _with_groups(lines)
     in_columns = [Table(*parsed) for parsed in printed.tables(lines)]
     if any(map(relevance, in_columns)):
         return most_relevant(in_columns), []
@@ -213,6 +219,24 @@ def _parsed(name: str, text: str) -> tuple[Sequence[Table], list[InputError]]:
         return [Table(*_delimited(name, block), titles)], []
 
 
+def _of_sheets(name: str) -> tuple[Sequence[Table], list[InputError]]:
+    """The tables of a spreadsheet with the names of their sheets, and why others cannot be read."""
+    tables: list[Table] = []
+    errors: list[InputError] = []
+    for sheet, lines in spreadsheet.read_sheets(Path(name)):
+        try:
+            of_sheet, others = _parsed(name, "\n".join(lines))
+        except InputError as error:
+            of_sheet, others = [], [error]
+        tables += [table._replace(notes=[sheet, *table.notes]) for table in of_sheet]
+        errors += [
+            InputError(name, [replace(problem, where=f"sheet {sheet!r}: {problem.where}")])
+            for error in others
+            for problem in error.problems
+        ]
+    return most_relevant(tables), errors
+
+
 def _blocks(lines: Sequence[str], *, fewest: int = 2) -> list[tuple[list[str], list[str]]]:
     """Delimited tables below each other, each with its own line of column names: the lines above
     it and its lines; none if there are fewer."""
@@ -231,6 +255,41 @@ def _blocks(lines: Sequence[str], *, fewest: int = 2) -> list[tuple[list[str], l
         # Below empty lines, so that an error's line is that of the file.
         blocks.append((titles, [*[""] * start, *lines[start:end]]))
     return blocks
+
+
+def _with_groups(lines: Sequence[str]) -> list[str]:
+    """Lines with one line of names above numbers, where spreadsheets and pandas have two: the names
+    of groups, each over several columns, and below them names that occur in each group."""
+    joined = list(lines)
+    for place, (groups, names, below) in enumerate(zip(lines, lines[1:], lines[2:], strict=False)):
+        if not groups.strip() or any(map(NUMERIC_CELL.search, (groups, names))):
+            continue
+        delimiter = _delimiter([names, below])
+        under, cells = _split(names, delimiter), _split(below, delimiter)
+        above = [*_split(groups, delimiter), *[""] * len(under)][: len(under)]
+        named = [name for name in under if name]
+        spanning = any(one and two in {"", one} for one, two in itertools.pairwise(above[1:]))
+        if delimiter == SPACES or not spanning or len({*named}) == len(named):
+            continue
+        full = _below_groups(above, under)
+        index = "".join(cells) == cells[0]  # pandas writes its name on a line of its own
+        if index:
+            full[0], below = cells[0], "".join(lines[place + 3 : place + 4])
+        if NUMERIC_CELL.search(below):
+            quoted = (f'"{name}"' if delimiter in name else name for name in full)
+            joined[place : place + 2 + index] = ["", delimiter.join(quoted), *[""] * index]
+    return joined
+
+
+def _below_groups(groups: Sequence[str], names: Sequence[str]) -> list[str]:
+    """Names with their groups: "DDP time", "DDP speedup"; a cell stands for those right of it too,
+    unless the name below it is empty, as it then fills both lines."""
+    group, full = "", []
+    for above, name in zip(groups, names, strict=True):
+        group = above or group
+        full.append(" ".join(dict.fromkeys(filter(None, (group, name)))))
+        group = group if name else ""
+    return full
 
 
 def _is_above_rows(lines: Sequence[str], place: int) -> bool:
