@@ -499,3 +499,98 @@ def test_a_speedup_over_a_run_with_another_batch() -> None:
     result = pasted(below(head, *rows, "| 8 | 16.5 | 6.06 | 128 |"))
     assert broken(result) == {"equal-work"}
     assert "6.06x is quoted on 8 ranks with a global batch of 128, over 1 with 256" in str(result)
+
+
+def test_faults_of_one_cause_are_one_finding_as_grave_as_the_gravest() -> None:
+    rows = ["| 2 | 2.5 |", "| 4 | 8.0 |", "| 8 | 7.0 |"]
+    result = pasted(below("| Threads | Speedup |", *rows))
+    (found,) = [finding for finding in result.findings if finding.rule == "super-linear"]
+    assert found.severity == "error" and found.evidence.startswith("A speedup of 8.00x")
+    assert [label.split(" (")[0] for label in found.records] == ["row 2", "row 1"]
+
+
+def test_gpus_over_nodes_are_those_of_each() -> None:
+    head = "| node num | gpus/nodes | gpu num | Throughput | Speedup |"
+    rows = ["| 1 | 1 | 1 | 380 | 1 |", "| 1 | 8 | 8 | 2900 | 7.63 |", "| 2 | 8 | 16 | 5700 | 15 |"]
+    result = pasted(below(head, *rows))
+    assert result.reading["gpu num"] == "world_size" and result.reading["gpus/nodes"] == "per_node"
+    assert not broken(result)
+
+
+def test_what_is_called_worse_is_no_speedup() -> None:
+    head = "| Method | Memory per GPU | vs Single GPU |"
+    rows = ["| Single GPU | 40.6 GB | baseline |", "| DDP (8 GPUs) | 48.5 GB | 1.2× worse |"]
+    result = pasted(below(head, *rows, "| FSDP (8 GPUs) | 22.0 GB | 1.8× better |"))
+    assert "speedup" not in result.reading.values() and not broken(result)
+
+
+def test_times_grow_with_the_size_of_a_problem_called_n() -> None:
+    rows = [f"{n},{n / 140 * speed:.2f}" for speed in (1, 9) for n in (20, 40, 80, 160)]
+    result = pasted("n,wall_time\n" + "\n".join(rows) + "\n")
+    assert "world_size" not in result.reading.values() and not broken(result)
+    fallen = pasted("n,wall_time\n" + "\n".join(f"{n},{100 / n:.2f}" for n in (1, 2, 4)) + "\n")
+    assert fallen.reading["n"] == "world_size"
+
+
+@pytest.mark.parametrize(
+    ("name", "canonical"),
+    [
+        ("n (problem size)", ""),
+        ("n (Tamaño del problema)", ""),
+        ("p (processes)", "world_size"),
+        ("Number Nodes", "nodes"),
+        ("Ranks/Nodes", "per_node"),
+        ("Simulation run time", "time"),
+        ("Tempo médio execução", "time"),
+        ("Rodada", "repeat"),
+    ],
+)
+def test_names_that_say_more_than_their_first_word(name: str, canonical: str) -> None:
+    meaning = guess(name)
+    assert (meaning.canonical if meaning else "") == canonical
+
+
+def test_loops_of_several_lengths_are_no_repeats() -> None:
+    rows = [f"Mutex,{n},{loops},{loops / 20 + n / 10}" for loops in (10, 50, 90) for n in (2, 4, 8)]
+    result = pasted("lock,threads,iterations,time\n" + "\n".join(rows) + "\n")
+    assert not broken(result)
+
+
+def test_numbered_samples_are_repeats() -> None:
+    rows = [f"{n},{one},{8 / n + noise}" for n in (1, 2, 4) for one, noise in ((1, 1), (2, 0))]
+    result = pasted("threads,sample,time_s\n" + "\n".join(rows) + "\n")
+    assert result.reading["sample"] == "repeat"
+    named = pasted("threads,sample,time_s\n1,NA12,8\n2,NA12,4.1\n1,NA78,6\n2,NA78,3.2\n")
+    assert "sample" not in named.reading
+
+
+def test_a_single_measurement_has_no_deviation() -> None:
+    rows = "1,{0},4.79,0\n2,{0},2.61,0\n4,{0},1.43,0\n"
+    head = "workers,repeats,mean_s,stdev_s\n"
+    assert "too-regular" not in broken(pasted(head + rows.format(1)))
+    assert "too-regular" in broken(pasted(head + rows.format(5)))
+
+
+def test_columns_of_vectors_are_no_ranks() -> None:
+    rows = "| 0 | -0.013 | -0.042 | 0.02 | 0.012 |", "| 1 | 0.033 | 0.021 | 0.0009 | 0.047 |"
+    assert not broken(pasted(below("| doc | 1 | 2 | 3 | 4 |", *rows)))
+
+
+def test_a_serial_time_beside_columns_of_threads_is_that_of_one() -> None:
+    head = "| N | Seq. time (s) | 2 Threads time (s) | 2 Threads Speedup | 4 Threads time (s) |"
+    head += " 4 Threads Speedup |"
+    rows = ["| 1000 | 6.02 | 4.35 | 1.38 | 1.51 | 3.99 |", "| 2000 | 24 | 17 | 1.41 | 6 | 4 |"]
+    result = pasted(below(head, *rows))
+    assert "baseline" in result.checked and not broken(result)
+    wrong = pasted(below(head, rows[0].replace("3.99", "2.88"), rows[1]))
+    assert broken(wrong) == {"quoted-against-own"}
+    symbols = (
+        "| N | Seq. T(1) | 2 Threads T(2) | 2 Threads S(2) | 4 Threads T(4) | 4 Threads S(4) |"
+    )
+    assert pasted(below(symbols, *rows)).findings == result.findings
+
+
+def test_a_solver_that_writes_files_does_not_wait_for_data() -> None:
+    rows = "128,37.4,29.7\n64,60.2,20.1\n"
+    assert not broken(pasted("Ranks,Simulation run time,I/O run time\n" + rows))
+    assert broken(pasted("Ranks,Epoch time,I/O time\n" + rows)) == {"data-stall"}
