@@ -68,7 +68,7 @@ NUMBERS = {
     r"((cpu|gpu|mpi|cuda|nvidia|amd)_)?"
     r"(gpus|[hint]pus|ranks|procs|processes|processors|devices|accelerators|tasks|cards|chips|gcds)"
     r"(_(total|count|used|mpi))?|(n|num|number)_of_hardware|n_prs?|n_mpi|(n|num|number_of)_[abghv]\d{1,2}0s?|(n|nb|(n|no)_of|of|num|number_of)_?([ghint]pu|proc|rank|process(es)?)|no_process|(total_)?([ghint]pu|rank|process|device|accelerator|card|chip)s?_?(count|nums?|number|n)|(n_)?n_?procs?|(n_)?np|n|p|[gn]pu"
-    r"|workers|number_of_workers|mpi_?((ranks?|tasks?|proc(esse)?s?|process)|size)|parallelism_degree"
+    r"|(n_|number_of_)?workers|mpi_?((ranks?|tasks?|proc(esse)?s?|process)|size)|parallelism_degree"
     r"|(n_)?pes|ws|[abh]\d{3}s|tpu_cores",
     "nodes": rf"((n|no|num|number|number_of|of)_?)*{NODE}s|{NODE}s?_(count|num)"
     rf"|(n|num|number_of)_{NODE}",
@@ -127,7 +127,7 @@ NUMBERS = {
     "algbw": r"(alg|algorithm)_?(bw|bandwidth)",
     "busbw": r"(bus_?(bw|bandwidth))|bandwidth|bw",
     "loader_workers": r"(data_?)?(loader|load)_?(workers|processes)(_per_[a-z]+)?"
-    r"|num_workers(_per_[a-z]+)?|n_workers",
+    r"|num_workers(_per_[a-z]+)?",
     "cpus": r"((n|nb|no|num|number|of|total|alloc)_?)*(cpus|(cpu_)?cores)(_(used|count|num))?"
     r"(_per_[a-z]+)?|core|(n|num|number_of)_core|(cpu|core)_(count|num)|cpus_granted",
     "parameters": r"((n|no|num|number_of|total|model|trainable)_)*(params?|parameters)|model_size",

@@ -74,7 +74,7 @@ NOTED_RATE = re.compile(
 NOTED_PER_RANK = re.compile(
     rf"\bTGS\b|({THINGS})\b[^.,;|]{{0,20}}(/|\bper)\s*({RANK})\b", re.IGNORECASE
 )
-NOTED_TIME = re.compile(rf"\b({CLOCKED})s?\b", re.IGNORECASE)
+NOTED_TIME = re.compile(rf"(?:\b(?P<of>\w+) )?\b(?:{CLOCKED})s?\b", re.IGNORECASE)
 NAMED = 4  # columns in a sentence
 MOST_NAMES = 20  # columns whose words are looked at
 REMARK = re.compile(r"\(([^()]+)\)\s*$")
@@ -117,8 +117,9 @@ def noted_quantity(name: str, notes: Sequence[str]) -> str:
     """What unnamed numbers are: times if the notes mention one, else rates if they do, else ""."""
     texts = in_english(" ".join([name, *notes]))
     rest = NOTED_RATE.sub("", texts)
-    if NOTED_TIME.search(rest):
-        return "time"
+    if timed := NOTED_TIME.search(rest):
+        of_part = guess(f"{timed['of']} time") if timed["of"] else None
+        return of_part.canonical if of_part and of_part.canonical in TIMES else "time"
     rated = "rate_per_rank" if NOTED_PER_RANK.search(texts) else "rate"
     return rated if rest != texts else ""
 

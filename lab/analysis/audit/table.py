@@ -155,7 +155,7 @@ def _long_form(
     frame, of_ranks = wide.by_rank(frame, mapped)
     assumptions += compared + filled + of_settings + of_ranks
     for by in (
-        *(wide.of_commands, wide.by_grid),
+        *(wide.of_commands, wide.by_grid, wide.by_pair),
         *(wide.by_program, wide.over_serial, wide.by_batch, wide.by_size, wide.by_group),
         wide.by_timed,
     ):

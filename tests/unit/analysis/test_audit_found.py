@@ -594,3 +594,46 @@ def test_a_solver_that_writes_files_does_not_wait_for_data() -> None:
     rows = "128,37.4,29.7\n64,60.2,20.1\n"
     assert not broken(pasted("Ranks,Simulation run time,I/O run time\n" + rows))
     assert broken(pasted("Ranks,Epoch time,I/O time\n" + rows)) == {"data-stall"}
+
+
+def test_processes_times_threads_in_a_cell() -> None:
+    rows = ["| 1 × 1 (serial) | 8.0 |", "| 2 × 4 | 1.2 |", "| 4 × 2 | 1.1 |", "| 8 × 1 | 1.05 |"]
+    result = pasted(below("| Configuration (MPI × OMP) | Time (s) |", *rows))
+    assert "super-linear" in result.checked and not broken(result)
+    assert any("processes times threads" in one for one in result.assumptions)
+    faster = pasted(below("| MPI x Threads | Time (s) |", *rows[:3], "| 8 × 1 | 0.5 |"))
+    assert "super-linear" in broken(faster)
+
+
+FLOAT = r"""
+\begin{table}
+\caption{%s}
+\begin{tabular}{c|c|c|c}
+\rowcolor{white}
+Size & 1 rank & 4 ranks & 16 ranks \\
+\hline
+\rowcolor[gray]{0.9}
+1024 & 0.040 & 0.009 & 0.001 \\
+2048 & 0.160 & 0.040 & 0.005 \\
+\end{tabular}
+\end{table}
+"""
+
+
+def test_each_table_of_a_paper_has_its_own_caption() -> None:
+    captions = ("Communication time of each size", "Execution time of each size")
+    paper = r"\title{Cannon}\section{Results}" + "".join(FLOAT % one for one in captions)
+    result = pasted(paper)
+    places = [table.place for table in result.tables]
+    assert all(repr(one) in place for one, place in zip(captions, places, strict=True))
+    assert [*result.tables[0].reading.values()] == ["world_size", "communication"]
+    assert not broken(result.tables[0]) - {"communication-alone"}
+    assert "super-linear" in broken(result.tables[1])
+
+
+def test_accents_of_latex() -> None:
+    rows = r"1 & 18.2 & 1 \\ 2 & 9.5 & 1.92 \\ 4 & 5.1 & 3.57 \\ \end{tabular}"
+    head = (
+        r"\begin{tabular}{c|c|c} Nombre de c\oe{}urs utilis\'es & Temps (s) & Acc\'el\'eration \\ "
+    )
+    assert [*pasted(head + rows).reading.values()] == ["world_size", "time", "speedup"]
