@@ -9,13 +9,13 @@ from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import replace
 from numbers import Real
 from pathlib import Path
-from typing import IO, TYPE_CHECKING, Any, get_args
+from typing import IO, TYPE_CHECKING, Any
 
 from pydantic import BaseModel, ConfigDict, Field
 
 from lab.analysis.audit import spreadsheet
 from lab.analysis.audit.observations import Observations, UncheckedError
-from lab.analysis.audit.rule import Finding, Severity
+from lab.analysis.audit.rule import SEVERITIES, Finding
 from lab.analysis.audit.rules import RULES
 from lab.analysis.audit.text_table import STREAM, left_out, read_table, read_tables
 from lab.config.study import STUDY_FILE, Study
@@ -31,7 +31,6 @@ __all__ = ["RULES", "Audit", "Finding", "NotChecked", "audit", "is_table"]
 
 TABLE_SUFFIXES = {".csv", ".tsv", ".txt", ".dat", ".tab", ".md", ".tex", ".html", ".parquet"}
 TABLE_SUFFIXES |= spreadsheet.SUFFIXES | spreadsheet.OTHERS
-SEVERITIES: tuple[Severity, ...] = get_args(Severity)  # the gravest first
 NAMED = 4  # records that a sentence names before "and more"
 FEWEST_CHECKED = 3  # rules; with fewer, finding no fault means nothing
 

@@ -63,14 +63,15 @@ PARTS = {
 NUMBERS = {
     "per_node": r"((n|num|number_of)_?)?"
     r"(mpi_)?(gpus?|ranks?|proc(esse)?s?|tasks?|devices?|accelerators?|cards?)(_num|_count)?"
-    rf"_per_{NODE}|ppn|gpn",
+    rf"_per_{NODE}s?|ppn|gpn",
     "world_size": r"world(_?size)?|((n|nb|num|nr|no|number_of|total|count_of|of)_?)*"
     r"((cpu|gpu|mpi|cuda|nvidia|amd)_)?"
     r"(gpus|[hint]pus|ranks|procs|processes|processors|devices|accelerators|tasks|cards|chips|gcds)"
     r"(_(total|count|used|mpi))?|(n|num|number)_of_hardware|n_prs?|n_mpi|(n|num|number_of)_[abghv]\d{1,2}0s?|(n|nb|(n|no)_of|of|num|number_of)_?([ghint]pu|proc|rank|process(es)?)|no_process|(total_)?([ghint]pu|rank|process|device|accelerator|card|chip)s?_?(count|nums?|number|n)|(n_)?n_?procs?|(n_)?np|n|p|[gn]pu"
-    r"|workers|number_of_workers|mpi_?((ranks?|tasks?|proc(esse)?s?|process)|size)|parallelism_degree"
+    r"|(n_|number_of_)?workers|mpi_?((ranks?|tasks?|proc(esse)?s?|process)|size)|parallelism_degree"
     r"|(n_)?pes|ws|[abh]\d{3}s|tpu_cores",
-    "nodes": rf"((n|no|num|number_of|of)_?)*{NODE}s|{NODE}s?_(count|num)|(n|num|number_of)_{NODE}",
+    "nodes": rf"((n|no|num|number|number_of|of)_?)*{NODE}s|{NODE}s?_(count|num)"
+    rf"|(n|num|number_of)_{NODE}",
     **{
         name: rf"({name}(_?parallel(ism)?)?|{words}_?((model_)?parallel(ism)?|mp){alone})"
         "(_?(size|degree|world_?size|ways?))?"
@@ -126,7 +127,7 @@ NUMBERS = {
     "algbw": r"(alg|algorithm)_?(bw|bandwidth)",
     "busbw": r"(bus_?(bw|bandwidth))|bandwidth|bw",
     "loader_workers": r"(data_?)?(loader|load)_?(workers|processes)(_per_[a-z]+)?"
-    r"|num_workers(_per_[a-z]+)?|n_workers",
+    r"|num_workers(_per_[a-z]+)?",
     "cpus": r"((n|nb|no|num|number|of|total|alloc)_?)*(cpus|(cpu_)?cores)(_(used|count|num))?"
     r"(_per_[a-z]+)?|core|(n|num|number_of)_core|(cpu|core)_(count|num)|cpus_granted",
     "parameters": r"((n|no|num|number_of|total|model|trainable)_)*(params?|parameters)|model_size",
@@ -180,7 +181,7 @@ IDEAL = (
 )
 TEXTS = {
     "rank": r"(global_)?rank(_id)?|gpu_(id|index)|proc(ess)?(_id)?|device_(id|index)|worker_id|pe",
-    "repeat": r"(repeat|run|trial|rep|replicate|repetition|job|job_id)"
+    "repeat": r"(repeat|run|trial|rep|replicate|repetition|sample|measurement|job|job_id)"
     r"(_?(id|idx|index|no|number))?",
     "seed": r"(random_)?seed",
     "host": r"host(_?name)?s?|node(_?(name|list))?|machine|server",
@@ -295,7 +296,7 @@ WHOLE = (
     r"(\d+[km]?_(e(pochs?)?_|steps_|iter(ation)?s_)?)?(total_)?(time_to_(train|solution|accuracy|target|convergence)|ttt|real|total|train|training|run|exec|execution|fit|job|loop"
     r"|process(ing)?|solver?|solution|simulation|computing|program"
     r"|wall_?(time|clock)"
-    rf"|wall|clock|t(_[np]|_epoch)?|end_to_end|parallel|{CLOCKED})(_(time|duration|clock|wall|runtime|total|real|s|taken|elapsed|spent|needed))*"
+    rf"|wall|clock|t(_[np]|_epoch)?|end_to_end|parallel|{CLOCKED})(_(time|duration|clock|wall|run|runtime|total|real|s|taken|elapsed|spent|needed))*"
     r"(_\d+_?e(pochs?)?)?"
 )
 
@@ -312,6 +313,7 @@ PARALLEL = (
 )
 NOTHING = re.compile(r"zero[ _-]?(?:copy|shot|bubble|overhead|padding)")  # no sharding
 SERIAL = r"serial|single|sequential|one"
+SYMBOLS = {"T": "time", "S": "speedup", "E": "efficiency"}  # of textbooks
 NO_VARIANT = {"gpu", "gpus", "gpu_s", "baseline", "no", "s", "with", "without", *WORDS}
 COUNTED = re.compile(r"\(\d[\d.,]*k? [a-z]+\)\s*$", re.IGNORECASE)
 AVERAGED = re.compile(r"\s*\((?:average|avg|mean|median|best)\b[^()]*\)", re.IGNORECASE)
@@ -323,9 +325,9 @@ SYMBOLIZED = re.compile(
     r"^((?:[a-z]+_)?speed_?up(?=_s)|efficiency(?=_e)|time(?=_t))_[set](?:_[np])?$"
 )
 PLURAL = re.compile(rf"({RANK}|node)\(s\)")  # of "GPU(s)"
-# "Threads / Ranks" are one or the other, "GPUs / node" is not.
-COUNTED_THINGS = "(?:thread|core|rank|proc|processe|task|worker|gpu|node)s"
-EITHER = re.compile(rf"\b({COUNTED_THINGS})\s*/\s*(?:\w+ )?{COUNTED_THINGS}\b")
+# "Threads / Ranks" are one or the other, "GPUs / nodes" are those of a node.
+COUNTED_THINGS = "(?:thread|core|rank|proc|processe|task|worker|gpu)s"
+EITHER = re.compile(rf"\b({COUNTED_THINGS}|nodes)\s*/\s*(?:\w+ )?{COUNTED_THINGS}\b")
 TOKEN = re.compile(r"[^a-z0-9]+")
 CLOCK_FORMAT = re.compile(r"(?:^|_)((?:hh?_)?mm?_ss?|hh?_mm?)$")  # of "time (hh:mm:ss)"
 # Of "s/it", "train time (s/iter)" and "ms/step @ step 10".
@@ -497,7 +499,8 @@ def guess(name: str) -> Guess | None:
     plain = BRACKETED.sub("", str(name))
     if meaning is None and plain != str(name) and parse_name(name).family is None:
         of_some = {"time"} if COUNTED.search(str(name)) else set()  # "Time (75 frames)"
-        aside = _guess(plain)  # "GPUs (nodes)"
+        letter = len(normal(plain)) == 1  # "p (processes)", but "n (problem size)"
+        aside = _guess(str(name)[len(plain) :].strip(" ()") if letter else plain)  # "GPUs (nodes)"
         counts = {"world_size", "nodes", "threads", "cpus"}
         return aside if aside and aside.canonical in counts | of_some else None
     return meaning

@@ -41,18 +41,20 @@ REFERENCE = re.compile(
 TABULAR = re.compile(r"\\begin\{(tabular[*xy]?|longtable|tabulary)\}")
 NUMERIC = re.compile(r"[~<]?\.?\d")
 LONGEST = 500  # characters of a caption
-CAPTION = re.compile(r"\\(?:caption|title|section\*?|subsection\*?)\s*\{")
+CAPTION = re.compile(r"\\(caption|title|section\*?|subsection\*?)\s*\{")
 # In "40% & 3" and "Efficiency (%)" the sign was not escaped.
 COMMENT = re.compile(r"(?<!\\)%(?!(?<=\d%)\s*(?:&|\\\\)|(?<=[(\[]%)[)\]]).*")
 LINES = re.compile(
     r"\\(?:top|mid|bottom)rule(?:\[[^\]]*\])?|\\hline|\\addlinespace(?:\[[^\]]*\])?"
-    r"|\\(?:cline|cmidrule)(?:\([^)]*\))?\{[^}]*\}|\\end(?:first|last)?(?:head|foot)"
+    r"|\\(?:cline|cmidrule|rowcolor|cellcolor)(?:[(\[][^)\]]*[)\]])?\{[^}]*\}"
+    r"|\\end(?:first|last)?(?:head|foot)"
 )
 ROW = re.compile(r"\\\\(?:\[[^\]]*\])?|\\tabularnewline")
 CELL = re.compile(r"(?<!\\)&")
 SPAN = re.compile(
     r"\\(multicolumn|multirow)\s*\{([^}]*)\}\s*(?:\[[^\]]*\])?\{[^{}]*(?:\{[^{}]*\}[^{}]*)*\}"
 )
+ACCENT = re.compile(r"\\[\"'`^~](?=\{?[A-Za-z])")
 COMMAND = re.compile(r"\\[A-Za-z]+\*?\s*")
 SIGNS = {
     r"\times": "x",
@@ -68,6 +70,8 @@ SIGNS = {
     "{,}": ",",
     "~": " ",
     r"\mu": "µ",
+    r"\oe": "oe",
+    r"\ss": "ss",
     "$": "",
 }
 
@@ -260,20 +264,37 @@ def _cells(line: str) -> list[str]:
 
 def _latex(text: str) -> Iterator[Table]:
     text = COMMENT.sub("", text)
-    notes = [
-        _plain(_braced(text[match.end() - 1 : match.end() + LONGEST])[0])
-        for match in CAPTION.finditer(text)
-    ]
+    captions = [*CAPTION.finditer(text)]
     end = 0
     for match in TABULAR.finditer(text):
         if not 0 <= end <= match.start():
             continue  # nested in another table, or never closed
-        end = text.find(f"\\end{{{match[1]}}}", match.end())
+        above, end = end, text.find(f"\\end{{{match[1]}}}", match.end())
         body = text[match.end() : max(end, match.end())].lstrip()
         while body.startswith(("{", "[")):  # the width and the columns
             body = _braced(body)[1].lstrip() if body[0] == "{" else body.partition("]")[2].lstrip()
-        if table := _table(_rows(body), notes):
+        if table := _table(_rows(body), _captions(text, captions, (above, match.start(), end))):
             yield table
+
+
+def _captions(
+    text: str, captions: Sequence[re.Match[str]], places: tuple[int, int, int]
+) -> list[str]:
+    """The captions of the float around a table, the last heading above it, and the title.
+
+    `places` are the end of the table above, and the beginning and end of this one.
+    """
+    above, place, below = places
+    start = text.rfind(r"\begin{table", 0, place)
+    end = text.find(r"\end{table", start) if start >= 0 else -1
+    start, end = (start, end) if end > place else (above, below)
+    own = [one for one in captions if start < one.start() < end and one[1] == "caption"]
+    headings = [one for one in captions if one.start() < place and "section" in one[1]]
+    titles = [one for one in captions if one[1] == "title"]
+    return [
+        _plain(_braced(text[one.end() - 1 : one.end() + LONGEST])[0])
+        for one in (*own, *headings[-1:], *titles)
+    ]
 
 
 SPANNED = "\x1f"  # before a name that spans several columns
@@ -347,7 +368,7 @@ def _plain(text: str) -> str:
     """The text of a cell without commands."""
     for sign, plain in SIGNS.items():
         text = text.replace(sign, plain)
-    return re.sub(r"[{}]", "", COMMAND.sub("", text)).strip()
+    return re.sub(r"[{}]", "", COMMAND.sub("", ACCENT.sub("", text))).strip()
 
 
 Span = tuple[str, int, int]  # the text of a cell, and how many columns and rows it spans

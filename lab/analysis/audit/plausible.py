@@ -43,6 +43,8 @@ BARE_LENGTHS = {"seq", "sequence", "context", "ctx", "sl"}
 LARGEST_VERSION = 40  # but containers are named after years and months
 OF_TRAINING = {"model", "dp", "tp", "pp", "global_batch_size", "micro_batch_size"}
 OF_TRAINING |= {"grad_accum", "mfu", "hfu", "rate_per_rank", "flops_per_rank"}
+LOOPED = {"step", "epoch", "batch", "rate", "samples", "forward", "backward", "loss"}
+OF_FILES = re.compile(r"(?:^|_)(?:i_?o|i_per_o)(?:_|$)")
 OF_PROGRAMS = {"speedup", "efficiency", "threads", "cpus", "ratio_of_times"}
 RANKS = {"world_size", "nodes"}
 NAMES_OF_RUNS = {"strategy", "model", "repeat", "framework"}
@@ -71,6 +73,7 @@ OF_A_JOB = re.compile("(?:slurm_)?job_")
 JOB = r"\d{5,}"  # the number of a batch system, such as 7565972
 SERIAL_NAME = re.compile(rf"(?:^|_)(?:{SERIAL}|1)(?:_|$)")
 SCALING = re.compile(r"(strong|weak)(?:[ _-]?scal.*|)", re.IGNORECASE)
+COMPARED = r"\b(?:worse|slower|less|lower|smaller|larger|higher|longer)\b"  # no speedup
 TIMED = re.compile(rf"[\d.,]+\s*(?:{'|'.join(TIME_UNITS)})\s*$")  # such as 22.3 s
 
 
@@ -134,7 +137,8 @@ def _is_another(
         values = numbers(cells)
         indices = cells.dropna().astype(str).str.fullmatch(INDICES).any()
         least = values.min()
-        numbers_rows = normal(column) == "n" and (least == 0 or least >= LEAST_SIZE)
+        of_problem = least == 0 or least >= LEAST_SIZE or _times_grow(values, frame, meanings)
+        numbers_rows = normal(column) == "n" and of_problem
         by_step = "step" in names and re.fullmatch("[ghint]pu", normal(column))
         of_steps = by_step and values.nunique() > 1  # varies between the steps of a log
         return bool(indices or numbers_rows or of_steps or is_of_samples(column, frame))
@@ -144,6 +148,9 @@ def _is_another(
         return bool({"rate", "rate_per_rank"} & names)  # what the batch system gave it
     if canonical == "time" and normal(column) == "t":
         return _are_degrees(frame, meanings)
+    if canonical == "data" and OF_FILES.search(normal(column)):
+        of_steps = any(meaning.per in {"step", "epoch"} for meaning in meanings.values())
+        return not (of_steps or names & (OF_TRAINING | LOOPED))  # a solver writes its results
     known = cells.dropna().astype(str)
     if "time" not in names and parse_name(column).stem == "sync":
         return True  # beside "Async" or "Overlap" it is a program
@@ -223,6 +230,10 @@ def is_plausible(canonical: str, column: str, texts: pd.Series) -> bool:
     if canonical in {"precision", "compile"}:
         times = numbers(texts, units=TIME_UNITS).where(~texts.str.fullmatch("[01]"))
         return not (len(texts) > 0 and times.notna().all())
+    if canonical == "repeat" and stem in {"sample", "measurement"}:  # not the name of one
+        return sorted(map(str, texts.unique())) == sorted(map(str, range(1, texts.nunique() + 1)))
+    if canonical == "speedup" and texts.str.contains(COMPARED, case=False).any():
+        return False
     named = parse_name(column).family == "percent"
     if canonical == "speedup" and (named or texts.str.contains("%").all()):
         shares = numbers(texts, factor=0.01 if named else 1.0).dropna()
@@ -422,7 +433,8 @@ def by_numbers(frame: pd.DataFrame, meanings: Mapping[str, Guess]) -> dict[str, 
     cells, name = frame[others[0]], parse_name(others[0])
     if are_timed(cells) or name.family == "time":
         return {others[0]: Guess("time", name.factor if name.family else None, "total")}
-    grown = "efficiency" in kinds and name.family is None and _grows(cells, frame[counts])
+    rates, ranks = numbers(cells, units=COUNT_UNITS), numbers(frame[counts])
+    grown = "efficiency" in kinds and name.family is None and _grows(rates, ranks)
     return {others[0]: Guess("rate", 1.0)} if grown else {}
 
 
@@ -434,11 +446,16 @@ def _may_be_measured(cells: pd.Series) -> bool:
     return len(known) > 1 and bool(numbers(known, units=TIME_UNITS).notna().mean() > HALF)
 
 
-def _grows(cells: pd.Series, counts: pd.Series) -> bool:
+def _times_grow(sizes: pd.Series, frame: pd.DataFrame, meanings: Mapping[str, Guess]) -> bool:
+    """Whether times grow with numbers, which are then the sizes of a problem, and no ranks."""
+    timed = (name for name, meaning in meanings.items() if meaning.canonical == "time")
+    return any(_grows(numbers(frame[name], units=TIME_UNITS), sizes) for name in timed)
+
+
+def _grows(values: pd.Series, counts: pd.Series) -> bool:
     """Whether numbers grow with the ranks as much as those of a rate."""
-    values = pd.DataFrame({"ranks": numbers(counts), "of": numbers(cells, units=COUNT_UNITS)})
-    values = values.dropna().sort_values("ranks")
-    if values["ranks"].nunique() < 2 or (values <= 0).any(axis=None):
+    usual = values[values > 0].groupby(counts).median().sort_index()
+    if len(usual) < 2 or not usual.index[0] > 0:
         return False
-    growth = values.iloc[-1] / values.iloc[0] - 1
-    return bool(growth["of"] > GROWN * growth["ranks"])
+    grown, most = usual.iloc[-1] / usual.iloc[0] - 1, usual.index[-1] / usual.index[0] - 1
+    return bool(grown > GROWN * most)

@@ -20,6 +20,7 @@ from lab.analysis.audit.columns import (
     PARALLEL,
     PROBLEM,
     SECOND,
+    SYMBOLS,
     THINGS,
     TIMES,
     WORDS,
@@ -60,7 +61,9 @@ NUMBERED = re.compile(r"(?:^|_)(?:seed|run|trial|repeat|fold|attempt)s?(?=_|$)")
 OVER_ONE = re.compile(  # of "speedup vs 1 thread"
     r"(?:^|_)(?:vs|versus|over|than|relative_to|compared_to)_(?:\d+|one|a|single)_?[a-z]"
 )
-SYMBOL = re.compile(r"[^\W\d_a-zA-Z]")  # β1 names no ranks, 8 in another script may
+FOREIGN = re.compile(r"[^\W\d_a-zA-Z]")  # β1 names no ranks, 8 in another script may
+SYMBOLIC = re.compile(r"([tse])_\d+")  # of "4 Threads S(4)"
+SERIAL = re.compile(r"(?:seq(?:uential)?|serial)(?=_)")
 OF_A_RUN = re.compile(r"(?:^|_)(?:epochs?|steps?|iter(?:ation)?s?|loss)(?=_|$)")
 MAX_RANKS = 1_000_000
 OF_PROBLEMS = 100  # N=100, N=200, ... are sizes of problems, as few measure no fewer ranks
@@ -71,7 +74,7 @@ NOTED_RATE = re.compile(
 NOTED_PER_RANK = re.compile(
     rf"\bTGS\b|({THINGS})\b[^.,;|]{{0,20}}(/|\bper)\s*({RANK})\b", re.IGNORECASE
 )
-NOTED_TIME = re.compile(rf"\b({CLOCKED})s?\b", re.IGNORECASE)
+NOTED_TIME = re.compile(rf"(?:\b(?P<of>\w+) )?\b(?:{CLOCKED})s?\b", re.IGNORECASE)
 NAMED = 4  # columns in a sentence
 MOST_NAMES = 20  # columns whose words are looked at
 REMARK = re.compile(r"\(([^()]+)\)\s*$")
@@ -114,8 +117,9 @@ def noted_quantity(name: str, notes: Sequence[str]) -> str:
     """What unnamed numbers are: times if the notes mention one, else rates if they do, else ""."""
     texts = in_english(" ".join([name, *notes]))
     rest = NOTED_RATE.sub("", texts)
-    if NOTED_TIME.search(rest):
-        return "time"
+    if timed := NOTED_TIME.search(rest):
+        of_part = guess(f"{timed['of']} time") if timed["of"] else None
+        return of_part.canonical if of_part and of_part.canonical in TIMES else "time"
     rated = "rate_per_rank" if NOTED_PER_RANK.search(texts) else "rate"
     return rated if rest != texts else ""
 
@@ -304,7 +308,20 @@ def _rank_columns(frame: pd.DataFrame, columns: Sequence[str], quantity: str) ->
     numerals = [one.world_size for one in ranked if normal(one.column).isdecimal()]
     if any(size % min(numerals) for size in numerals):
         return []  # 40, 250 and 4000 are no ranks, unlike 2, 4 and 8
-    return _with_quantity(ranked, frame)
+    if any((numbers(frame[one.column]) < 0).any() for one in ranked):
+        return []  # nothing that is measured is negative
+    return _with_quantity([*ranked, *_serial_columns(texts, ranked)], frame)
+
+
+def _serial_columns(columns: Sequence[str], ranked: Sequence[RankColumn]) -> list[RankColumn]:
+    """Columns such as "Seq. time", beside those of several numbers of ranks, as those of one."""
+    sizes = {one.world_size for one in ranked if one.world_size > 0}
+    kinds = {one.canonical for one in ranked}
+    if len(sizes) < 2 or 1 in sizes:
+        return []
+    serial = ((column, SERIAL.match(normal(column))) for column in columns)
+    ones = (_of_ranks(column, 1.0, without(match), "") for column, match in serial if match)
+    return [one for one in ones if one and one.canonical in kinds and not one.setting]
 
 
 def are_collectives(labels: Iterable[str]) -> bool:
@@ -393,13 +410,20 @@ def _rank_column(column: str, quantity: str, *, bare: bool) -> RankColumn | None
         return RankColumn(column, size, quantity, None, rest)
     if math.isnan(size):
         short = re.fullmatch(r"(?:t_?)?(\d{1,7})", text)
-        if short and not SYMBOL.match(column) and (bare or not text.isdecimal()):
+        if short and not FOREIGN.match(column) and (bare or not text.isdecimal()):
             size = float(short[1][:9])
             return RankColumn(column, size, quantity, None) if size else None
         name = parse_name(column)
         if name.family == "time" and re.search(rf"(?:^|_)(?:{PARALLEL})(?=_|$)", name.stem):
             return RankColumn(column, math.nan, "time", name.factor, name.stem)
         return None
+    return _of_ranks(column, size, rest, quantity)
+
+
+def _of_ranks(column: str, size: float, rest: str, quantity: str) -> RankColumn | None:
+    """A column for a number of ranks by the rest of its name; None if it holds something else."""
+    if symbol := SYMBOLIC.fullmatch(rest):
+        return RankColumn(column, size, SYMBOLS[symbol[1].upper()], None)
     meaning = guess(rest)
     rated = meaning is not None and meaning.canonical in OF_RUNS  # "img/s", but not "per node"
     if not size or (not rated and re.search(r"(?:^|_)per(?=_|$)|batch", rest)):

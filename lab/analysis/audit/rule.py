@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Generator, Iterable, Iterator, Sequence
 from dataclasses import dataclass
-from typing import Literal, NamedTuple
+from typing import Literal, NamedTuple, get_args
 
 import numpy as np
 from pydantic import BaseModel, ConfigDict
@@ -12,6 +12,7 @@ from pydantic import BaseModel, ConfigDict
 from lab.analysis.audit.observations import Observations, UncheckedError
 
 Severity = Literal["error", "warning", "note"]
+SEVERITIES: tuple[Severity, ...] = get_args(Severity)  # the gravest first
 MOST_RECORDS = 50
 SHOWN = 3  # faults of one cause for which a finding gives numbers
 
@@ -59,19 +60,21 @@ class Rule:
         lacks = [need for need in needs if observations.known.isdisjoint(need.split(" or "))]
         if lacks:
             raise UncheckedError(*lacks)
-        faults: dict[tuple[Severity | None, str], list[Fault]] = {}
+        faults: dict[tuple[bool, str], list[Fault]] = {}
         try:
             # An overflow becomes NaN, which takes part in no comparison.
             with np.errstate(all="ignore"):
                 for fault in self.check(observations):
-                    faults.setdefault((fault.severity, fault.advice), []).append(fault)
+                    noted = (fault.severity or self.severity) == "note"
+                    faults.setdefault((noted, fault.advice), []).append(fault)
         except UncheckedError:
             if not faults:
                 raise
         return [self._finding(alike) for alike in faults.values()]
 
     def _finding(self, alike: Sequence[Fault]) -> Finding:
-        """Faults of one cause, that is with the same advice, as one finding."""
+        """Faults of one cause, that is with the same advice, as one finding, the gravest first."""
+        alike = sorted(alike, key=lambda one: SEVERITIES.index(one.severity or self.severity))
         fault, more = alike[0], len(alike) - SHOWN
         records = tuple(dict.fromkeys(str(record) for each in alike for record in each.records))
         evidence = " ".join(each.evidence for each in alike[:SHOWN])

@@ -52,11 +52,11 @@ RATIOS = {"speedup", "efficiency"}
 NUMBERED = {"strategy", "rank", "repeat", "seed", "epoch", "step"}
 AFTER_WORD = "parallel|open_?mp|omp|mpi|threads|workers|multi-?process(?:ing)?"
 SETTINGS = {*WHOLE_NUMBERS, *TEXTS, "bytes"}  # a size that is not read is a problem's
+READ_SETTINGS = {"cpus", "threads", "steps"}  # of each rank, and of a loop that is the whole work
 MOST_KEY_VALUES = 200
 MOST_ROWS = 2_000_000
 SIZES = re.compile(r"\d+(?:\s*[x×*]\s*\d+)+")  # of images, or nodes and ranks
 SYMBOL = re.compile(r"\$?([TSE])(?:_?\{?[np]\}?|\([npNP]\)|_\{?[NP]\}?)?\$?(?: *[\[(]s[\])])?")
-SYMBOLS = {"T": "time", "S": "speedup", "E": "efficiency"}
 NOTED_SCALING = re.compile("(?:strong|weak)(?=[ _-]?scal)|^(?:strong|weak)$", re.IGNORECASE)
 OF_SCALING = "(?:speed-?ups?|scaling|scalability|throughput|performance)"
 PROJECTION = re.compile(
@@ -155,7 +155,7 @@ def _long_form(
     frame, of_ranks = wide.by_rank(frame, mapped)
     assumptions += compared + filled + of_settings + of_ranks
     for by in (
-        *(wide.of_commands, wide.by_grid),
+        *(wide.of_commands, wide.by_grid, wide.by_pair),
         *(wide.by_program, wide.over_serial, wide.by_batch, wide.by_size, wide.by_group),
         wide.by_timed,
     ):
@@ -167,14 +167,16 @@ def _long_form(
     rated = {} if mapped else _rates_by_cells(frame, meanings)
     meanings, unnamed = meanings | rated, unnamed | rated
     assumptions += [f"{name!r} is read as the {what.canonical}" for name, what in unnamed.items()]
-    names = {meaning.canonical for meaning in meanings.values()}
+    # N is the size of a problem, unless no column's name gives a number of ranks.
+    names = {meaning.canonical for name, meaning in meanings.items() if normal(name) != "n"}
     of_sizes: list[str] = []
     if "world_size" not in names and not {"per_node", "nodes"} <= names:
         hint, quantity = reshape.hinted_ranks(name, notes), reshape.noted_quantity(name, notes)
         frame, of_sizes = reshape.by_world_size(frame, hint, mapped, quantity)
         unnamed = {name: what for name, what in unnamed.items() if name in frame}
         meanings = _meanings(frame, mapped) | unnamed
-        if not of_ranks and not of_sizes and not {"nodes", "dp", "gpu", "device"} & names:
+        counted = {meaning.canonical for meaning in meanings.values()} & {"nodes", "world_size"}
+        if not of_ranks and not of_sizes and not counted | {"dp", "gpu", "device"} & names:
             meanings |= _ranks_by_cells(frame, meanings)
             if workers := _workers(frame, meanings):
                 meanings |= {workers: Guess("world_size", 1.0)}
@@ -402,7 +404,7 @@ def _symbols(names: Iterable[str], meanings: Mapping[str, Guess]) -> dict[str, G
         return {}
     # Tp and Ep are degrees of parallelism, unless they stand beside Sp.
     read = [name for name in letters if name not in meanings or "S" in letters.values()]
-    return {name: Guess(SYMBOLS[letters[name]], 1.0, "total") for name in read}
+    return {name: Guess(columns.SYMBOLS[letters[name]], 1.0, "total") for name in read}
 
 
 def _world_size(tidy: pd.DataFrame, hint: tuple[int, str] | None) -> tuple[pd.Series | float, str]:
@@ -596,14 +598,14 @@ def _no_repeats(
 def _able_to_tell_apart(
     tidy: pd.DataFrame, frame: pd.DataFrame, used: Collection[str]
 ) -> dict[str, pd.Series]:
-    """The columns that may be settings, and the numbers of cores or threads of each rank."""
+    """The columns that may be settings, those of READ_SETTINGS even if they are read."""
     able = {}
     for column in frame.columns:
         name, meaning = normal(column), guess(column)
-        of_rank = meaning is not None and meaning.canonical in {"cpus", "threads"}
+        read = meaning is not None and meaning.canonical in READ_SETTINGS
         computed = re.search(columns.IDEAL, name) or columns.OUTCOME.search(name)
-        setting = meaning is None or meaning.canonical in SETTINGS or of_rank
-        if column == ROW or computed or not setting or (column in used and not of_rank):
+        setting = meaning is None or meaning.canonical in SETTINGS or read
+        if column == ROW or computed or not setting or (column in used and not read):
             continue
         cells = frame[column].map(as_text).loc[tidy.index]
         if cells.nunique() > 1 and not (numbers(cells) % 1 > 0).any():

@@ -46,6 +46,10 @@ BATCHES = {"batch", "global_batch_size", "micro_batch_size"}
 OF_SIZE = re.compile(r"(?P<name>.*[a-z])_(?:n_?|size_?)?(?P<size>\d{2,12})")
 UNIT = re.compile(r"\s*[\[(][^\[(]*[\])]\s*$")
 RANKS = {*COUNTED_RANKS}
+OF_PAIR = re.compile(
+    r"(?:.*_)?(?:mpi|ranks|tasks|process(?:es)?|procs)_(?:x_|by_)?(?:omp|open_?mp|threads)"
+)
+PAIR = re.compile(r"^\s*(\d{1,5})\s*[x×*]\s*(\d{1,5})(?!\d)")
 AGAIN = re.compile(r"(?P<name>.+) \(\d+\)")  # a column of the name of an earlier one
 
 
@@ -92,6 +96,20 @@ def by_grid(frame: pd.DataFrame, mapped: Mapping[str, Guess]) -> Long:
     ranks = numbers(frame[sides[0]]) * numbers(frame[sides[1]])
     named = frame.drop(columns=sides).rename(columns={of["n"]: "problem size"})
     return named.assign(ranks=ranks), [f"{sides[0]!r} times {sides[1]!r} counts the ranks"]
+
+
+def by_pair(frame: pd.DataFrame, mapped: Mapping[str, Guess]) -> Long:
+    """Cells such as "2 x 8" of a column called "MPI x OMP" become the columns of its two words,
+    where no other column counts ranks."""
+    names = [column for column in frame.columns if OF_PAIR.fullmatch(normal(column))]
+    if mapped or len(names) != 1 or quantities(frame.columns.difference(names)) & RANKS:
+        return frame, []
+    pairs = frame[names[0]].astype(str).str.extract(PAIR)
+    if pairs.isna().any(axis=None):
+        return frame, []
+    pairs.columns = pd.Index(["processes", "threads"])
+    read = f"{names[0]!r} is read as processes times threads"
+    return pd.concat([frame.drop(columns=names), pairs], axis="columns"), [read]
 
 
 def by_program(frame: pd.DataFrame, mapped: Mapping[str, Guess]) -> Long:

@@ -499,3 +499,141 @@ def test_a_speedup_over_a_run_with_another_batch() -> None:
     result = pasted(below(head, *rows, "| 8 | 16.5 | 6.06 | 128 |"))
     assert broken(result) == {"equal-work"}
     assert "6.06x is quoted on 8 ranks with a global batch of 128, over 1 with 256" in str(result)
+
+
+def test_faults_of_one_cause_are_one_finding_as_grave_as_the_gravest() -> None:
+    rows = ["| 2 | 2.5 |", "| 4 | 8.0 |", "| 8 | 7.0 |"]
+    result = pasted(below("| Threads | Speedup |", *rows))
+    (found,) = [finding for finding in result.findings if finding.rule == "super-linear"]
+    assert found.severity == "error" and found.evidence.startswith("A speedup of 8.00x")
+    assert [label.split(" (")[0] for label in found.records] == ["row 2", "row 1"]
+
+
+def test_gpus_over_nodes_are_those_of_each() -> None:
+    head = "| node num | gpus/nodes | gpu num | Throughput | Speedup |"
+    rows = ["| 1 | 1 | 1 | 380 | 1 |", "| 1 | 8 | 8 | 2900 | 7.63 |", "| 2 | 8 | 16 | 5700 | 15 |"]
+    result = pasted(below(head, *rows))
+    assert result.reading["gpu num"] == "world_size" and result.reading["gpus/nodes"] == "per_node"
+    assert not broken(result)
+
+
+def test_what_is_called_worse_is_no_speedup() -> None:
+    head = "| Method | Memory per GPU | vs Single GPU |"
+    rows = ["| Single GPU | 40.6 GB | baseline |", "| DDP (8 GPUs) | 48.5 GB | 1.2× worse |"]
+    result = pasted(below(head, *rows, "| FSDP (8 GPUs) | 22.0 GB | 1.8× better |"))
+    assert "speedup" not in result.reading.values() and not broken(result)
+
+
+def test_times_grow_with_the_size_of_a_problem_called_n() -> None:
+    rows = [f"{n},{n / 140 * speed:.2f}" for speed in (1, 9) for n in (20, 40, 80, 160)]
+    result = pasted("n,wall_time\n" + "\n".join(rows) + "\n")
+    assert "world_size" not in result.reading.values() and not broken(result)
+    fallen = pasted("n,wall_time\n" + "\n".join(f"{n},{100 / n:.2f}" for n in (1, 2, 4)) + "\n")
+    assert fallen.reading["n"] == "world_size"
+
+
+@pytest.mark.parametrize(
+    ("name", "canonical"),
+    [
+        ("n (problem size)", ""),
+        ("n (Tamaño del problema)", ""),
+        ("p (processes)", "world_size"),
+        ("Number Nodes", "nodes"),
+        ("Ranks/Nodes", "per_node"),
+        ("Simulation run time", "time"),
+        ("Tempo médio execução", "time"),
+        ("Rodada", "repeat"),
+    ],
+)
+def test_names_that_say_more_than_their_first_word(name: str, canonical: str) -> None:
+    meaning = guess(name)
+    assert (meaning.canonical if meaning else "") == canonical
+
+
+def test_loops_of_several_lengths_are_no_repeats() -> None:
+    rows = [f"Mutex,{n},{loops},{loops / 20 + n / 10}" for loops in (10, 50, 90) for n in (2, 4, 8)]
+    result = pasted("lock,threads,iterations,time\n" + "\n".join(rows) + "\n")
+    assert not broken(result)
+
+
+def test_numbered_samples_are_repeats() -> None:
+    rows = [f"{n},{one},{8 / n + noise}" for n in (1, 2, 4) for one, noise in ((1, 1), (2, 0))]
+    result = pasted("threads,sample,time_s\n" + "\n".join(rows) + "\n")
+    assert result.reading["sample"] == "repeat"
+    named = pasted("threads,sample,time_s\n1,NA12,8\n2,NA12,4.1\n1,NA78,6\n2,NA78,3.2\n")
+    assert "sample" not in named.reading
+
+
+def test_a_single_measurement_has_no_deviation() -> None:
+    rows = "1,{0},4.79,0\n2,{0},2.61,0\n4,{0},1.43,0\n"
+    head = "workers,repeats,mean_s,stdev_s\n"
+    assert "too-regular" not in broken(pasted(head + rows.format(1)))
+    assert "too-regular" in broken(pasted(head + rows.format(5)))
+
+
+def test_columns_of_vectors_are_no_ranks() -> None:
+    rows = "| 0 | -0.013 | -0.042 | 0.02 | 0.012 |", "| 1 | 0.033 | 0.021 | 0.0009 | 0.047 |"
+    assert not broken(pasted(below("| doc | 1 | 2 | 3 | 4 |", *rows)))
+
+
+def test_a_serial_time_beside_columns_of_threads_is_that_of_one() -> None:
+    head = "| N | Seq. time (s) | 2 Threads time (s) | 2 Threads Speedup | 4 Threads time (s) |"
+    head += " 4 Threads Speedup |"
+    rows = ["| 1000 | 6.02 | 4.35 | 1.38 | 1.51 | 3.99 |", "| 2000 | 24 | 17 | 1.41 | 6 | 4 |"]
+    result = pasted(below(head, *rows))
+    assert "baseline" in result.checked and not broken(result)
+    wrong = pasted(below(head, rows[0].replace("3.99", "2.88"), rows[1]))
+    assert broken(wrong) == {"quoted-against-own"}
+    symbols = (
+        "| N | Seq. T(1) | 2 Threads T(2) | 2 Threads S(2) | 4 Threads T(4) | 4 Threads S(4) |"
+    )
+    assert pasted(below(symbols, *rows)).findings == result.findings
+
+
+def test_a_solver_that_writes_files_does_not_wait_for_data() -> None:
+    rows = "128,37.4,29.7\n64,60.2,20.1\n"
+    assert not broken(pasted("Ranks,Simulation run time,I/O run time\n" + rows))
+    assert broken(pasted("Ranks,Epoch time,I/O time\n" + rows)) == {"data-stall"}
+
+
+def test_processes_times_threads_in_a_cell() -> None:
+    rows = ["| 1 × 1 (serial) | 8.0 |", "| 2 × 4 | 1.2 |", "| 4 × 2 | 1.1 |", "| 8 × 1 | 1.05 |"]
+    result = pasted(below("| Configuration (MPI × OMP) | Time (s) |", *rows))
+    assert "super-linear" in result.checked and not broken(result)
+    assert any("processes times threads" in one for one in result.assumptions)
+    faster = pasted(below("| MPI x Threads | Time (s) |", *rows[:3], "| 8 × 1 | 0.5 |"))
+    assert "super-linear" in broken(faster)
+
+
+FLOAT = r"""
+\begin{table}
+\caption{%s}
+\begin{tabular}{c|c|c|c}
+\rowcolor{white}
+Size & 1 rank & 4 ranks & 16 ranks \\
+\hline
+\rowcolor[gray]{0.9}
+1024 & 0.040 & 0.009 & 0.001 \\
+2048 & 0.160 & 0.040 & 0.005 \\
+\end{tabular}
+\end{table}
+"""
+
+
+def test_each_table_of_a_paper_has_its_own_caption() -> None:
+    captions = ("Communication time of each size", "Execution time of each size")
+    paper = r"\title{Cannon}\section{Results}" + "".join(FLOAT % one for one in captions)
+    result = pasted(paper)
+    places = [table.place for table in result.tables]
+    assert all(repr(one) in place for one, place in zip(captions, places, strict=True))
+    assert [*result.tables[0].reading.values()] == ["world_size", "communication"]
+    assert not broken(result.tables[0]) - {"communication-alone"}
+    assert "super-linear" in broken(result.tables[1])
+
+
+def test_accents_of_latex() -> None:
+    rows = r"1 & 18.2 & 1 \\ 2 & 9.5 & 1.92 \\ 4 & 5.1 & 3.57 \\ \end{tabular}"
+    head = (
+        r"\begin{tabular}{c|c|c} Nombre de c\oe{}urs utilis\'es & Temps (s) & Acc\'el\'eration \\ "
+    )
+    assert [*pasted(head + rows).reading.values()] == ["world_size", "time", "speedup"]

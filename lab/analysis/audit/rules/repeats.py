@@ -207,7 +207,8 @@ def _no_variance(curve: Curve, observations: Observations) -> Iterator[Fault]:
                 f"{len(values)} measurements at world size {point.world_size:g} are all "
                 f"{values[0]:.6g}{' s' if point.times else ' per s'}.",
             )
-    constant = [point for point in curve.points if point.std == 0]
+    # A single measurement has none.
+    constant = [point for point in curve.points if point.std == 0 and point.repeats != 1]
     if len(constant) >= 2:
         number = f"{len(constant)} of {len(curve.points)}"
         evidence = f"The standard deviation is 0 in {number} configurations."
