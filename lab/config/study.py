@@ -129,7 +129,7 @@ class Study(Frozen):
         A `public` one, for reports, has the study's name where it would have a path of the machine.
         """
         outside = os.path.relpath(self.folder).startswith("..")
-        short = outside and (public or _leads_to(self.name, self.folder))
+        short = outside and (public or leads_to(self.name, self.folder))
         words = ["lab", verb, shlex.quote(self.name if short else _typed(str(self.folder)))]
         others = sorted({_typed(name) for name in clusters} - {"local"})
         words += ["--cluster", *others] if len(others) == 1 else []
@@ -204,7 +204,8 @@ def find_folder(study: str | Path) -> Path:
     raise InputError(str(study) or ".", [problem])
 
 
-def _leads_to(name: str, folder: Path) -> bool:
+def leads_to(name: str, folder: Path) -> bool:
+    """Whether a study of this name is found from here, and is the one in this folder."""
     try:
         return find_folder(name) == folder.resolve()
     except InputError:
