@@ -17,6 +17,7 @@ import threading
 import time
 import traceback
 from collections.abc import Callable, Iterable, Mapping, Sequence
+from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -148,7 +149,7 @@ class Watchdog:
     ) -> None:
         self._context, self._attempt, self._on_hang = context, attempt, on_hang
         self._last = time.monotonic()
-        self._progress: tuple[str, int, int, float | None] = ("starting", 0, steps, None)
+        self._progress = RankProgress(steps=steps)
         self._stopped = threading.Event()
         self._main = threading.get_ident()
         self._since: dict[str, float] = {}
@@ -156,7 +157,7 @@ class Watchdog:
 
     def start(self) -> None:
         """Begin to watch."""
-        self.progress("loading torch", 0, self._progress[2])
+        self.progress("loading torch", 0, self._progress.steps)
         threading.Thread(target=self._watch, name="watchdog", daemon=True).start()
         if self._context.rank == 0:
             threading.Thread(target=self._publish, name="progress", daemon=True).start()
@@ -167,20 +168,21 @@ class Watchdog:
 
     def limit_exit(self) -> None:
         """Give this process, with nothing left to do, the hang limit to exit."""
-        self.progress("ending", *self._progress[1:])
+        last = self._progress
+        self.progress("ending", last.step, last.steps, last.loss)
         threading.Thread(target=self._exit_late, name="exit limit", daemon=True).start()
 
     @property
     def phase(self) -> str:
         """The rank's current phase."""
-        return self._progress[0]
+        return self._progress.phase
 
     def progress(self, phase: str, step: int, steps: int, loss: float | None = None) -> None:
         """Note progress, at no cost to the training, because another thread publishes it."""
         self._last = time.monotonic()
         if phase != self.phase:
             note(phase)
-        self._progress = (phase, step, steps, loss)
+        self._progress = RankProgress(phase, step, steps, loss)
 
     def _watch(self) -> None:
         context = self._context
@@ -238,7 +240,7 @@ class Watchdog:
             published = self._progress
             # A full disk ends the run only when it causes a loss, not here.
             with contextlib.suppress(OSError):
-                write_progress(self._attempt.folder, RankProgress(*published, time.time()))
+                write_progress(self._attempt.folder, replace(published, time=time.time()))
 
     def _give_up(self, limit: float) -> None:
         frame = sys._current_frames().get(self._main)
