@@ -35,8 +35,8 @@ from lab.formatting import (
     sentence,
     unit_for,
 )
-from lab.report import paper, references
-from lab.report.blocks import Figure, Markdown, Table, escaped, figure
+from lab.report import paper, references, sections
+from lab.report.blocks import Figure, Markdown, Table, figure
 
 Blocks = list[Markdown | Table | Figure]
 MOST_CURVES = 6  # in a figure: as many colours as can be told apart
@@ -120,12 +120,10 @@ def head(report: TableReport) -> Blocks:
     ]
     if not answers:
         answers = ["No two rows can be compared, so this table permits no speedup."]
-    everything = StudyResults(table)
-    strip = escaped(everything.noise.strip(table.audit))
     return [
         Markdown.of(report.title, heading=1),
         Markdown.of(*answers, strong=True),
-        Markdown(f"<small>*{strip}*</small>"),
+        sections.strip(StudyResults(table)),
         Markdown.of(f"From {rows}. {ORIGIN}"),
         *_notes(table),
     ]
