@@ -26,6 +26,7 @@ import psutil
 from lab.errors import LabError
 from lab.launch.attempt import Attempt, RankError, RankProgress, write_progress
 from lab.launch.supervisor import note
+from lab.records.table import grouped
 from lab.worker.context import ENDING, RankContext
 
 if TYPE_CHECKING:
@@ -108,24 +109,21 @@ def place(stack: Sequence[traceback.FrameSummary]) -> str:
 
 def busy(stacks: Stacks) -> str:
     """The children that do not wait for work, and where each of them stands; "" if none."""
-    places: dict[tuple[str, str], list[int]] = {}
-    for pid, stack in stacks.items():
-        kind = "process"
-        if isinstance(stack, str):
-            if stack not in SILENT.values():
-                continue
-            where = stack
-        else:
-            if any((Path(f.filename).name, f.name) == ("queues.py", "get") for f in stack):
-                continue
-            if any(frame.name == "_worker_loop" for frame in stack):
-                kind = "DataLoader worker"
-            where = place(stack)
-        places.setdefault((kind, where), []).append(pid)
+    places = {pid: known for pid, stack in stacks.items() if (known := _busy_place(stack))}
     return "; ".join(
         f"its {kind if len(pids) == 1 else PLURALS[kind]} {', '.join(map(str, pids))} {where}"
-        for (kind, where), pids in places.items()
+        for (kind, where), pids in grouped((at, pid) for pid, at in places.items()).items()
     )
+
+
+def _busy_place(stack: traceback.StackSummary | str) -> tuple[str, str] | None:
+    """What kind of child this is, and where it stands; None if it waits for work."""
+    if isinstance(stack, str):
+        return ("process", stack) if stack in SILENT.values() else None
+    if any((Path(frame.filename).name, frame.name) == ("queues.py", "get") for frame in stack):
+        return None
+    is_worker = any(frame.name == "_worker_loop" for frame in stack)
+    return "DataLoader worker" if is_worker else "process", place(stack)
 
 
 def listed(stacks: Stacks) -> str:
