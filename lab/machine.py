@@ -72,6 +72,7 @@ def _siblings(cpu: int) -> frozenset[int]:
     return frozenset(cpu for ends in ranges for cpu in range(int(ends[0]), int(ends[-1]) + 1))
 
 
+@functools.cache  # asked for each run of a study
 def _cpu_quota() -> float | None:
     """CPUs that this process may use at once; None without a limit."""
     return min(_cpu_quotas(), default=None)
