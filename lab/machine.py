@@ -27,6 +27,8 @@ import psutil
 TRACKER = "multiprocessing.resource_tracker"
 LEAVE_S = 1.0  # how long what a process started may take to see that it has ended
 TRACKER_S = 5.0  # the longest wait for one, and for killed processes, to be gone
+# Where control groups are, and which of them are this process's.
+CGROUPS, OWN_GROUPS = Path("/sys/fs/cgroup"), Path("/proc/self/cgroup")
 
 
 @dataclass(frozen=True)
@@ -70,19 +72,20 @@ def _siblings(cpu: int) -> frozenset[int]:
     return frozenset(cpu for ends in ranges for cpu in range(int(ends[0]), int(ends[-1]) + 1))
 
 
+@functools.cache  # asked for each run of a study
 def _cpu_quota() -> float | None:
-    """CPUs that the control group may use at once (cgroup v2, then v1); None without a limit."""
-    try:
-        quota, period = Path("/sys/fs/cgroup/cpu.max").read_text().split()
-    except (OSError, ValueError):
-        try:
-            base = Path("/sys/fs/cgroup/cpu")
-            quota, period = (
-                (base / f"cpu.cfs_{name}_us").read_text().strip() for name in ("quota", "period")
-            )
-        except OSError:
-            return None
-    return None if quota in {"max", "-1"} else int(quota) / int(period)
+    """CPUs that this process may use at once; None without a limit."""
+    return min(_cpu_quotas(), default=None)
+
+
+def _cpu_quotas(mounted: Path = CGROUPS, own: Path = OWN_GROUPS) -> Iterator[float]:
+    """Quotas of its control groups, in CPUs."""
+    for group, is_v2 in _groups("cpu", mounted, own):
+        names = ["cpu.max"] if is_v2 else ["cpu.cfs_quota_us", "cpu.cfs_period_us"]
+        with suppress(OSError, ValueError):  # "max" and -1 are no limit
+            quota, period = " ".join((group / name).read_text() for name in names).split()
+            if int(quota) > 0:
+                yield int(quota) / int(period)
 
 
 def cpu_model() -> str:
@@ -101,23 +104,26 @@ def memory_bytes() -> int:
     return min([int(psutil.virtual_memory().total), *_memory_limits()])
 
 
-def _memory_limits(
-    mounted: Path = Path("/sys/fs/cgroup"), own: Path = Path("/proc/self/cgroup")
-) -> Iterator[int]:
-    """Limits of this process's control groups and of those above them (cgroup v2 and v1)."""
+def _memory_limits(mounted: Path = CGROUPS, own: Path = OWN_GROUPS) -> Iterator[int]:
+    """Limits of its control groups, in bytes."""
+    for group, is_v2 in _groups("memory", mounted, own):
+        with suppress(OSError, ValueError):  # "max" is no limit
+            yield int((group / ("memory.max" if is_v2 else "memory.limit_in_bytes")).read_text())
+
+
+def _groups(controller: str, mounted: Path, own: Path) -> Iterator[tuple[Path, bool]]:
+    """This process's control groups, those above them, and whether they are of cgroup v2."""
     try:
-        groups = [line.split(":", 2) for line in own.read_text().splitlines()]
+        lines = [line.split(":", 2) for line in own.read_text().splitlines()]
     except OSError:
         return
-    for _, controllers, place in groups:
-        if controllers not in {"", "memory"}:
+    for _, controllers, place in lines:
+        if controllers and controller not in controllers.split(","):
             continue
-        root = mounted / controllers
+        root = mounted / (controller if controllers else "")
         group = root / place.lstrip("/")  # a container may show its own group as the root only
         for folder in (group, *group.parents[: len(group.parts) - len(root.parts)]):
-            with suppress(OSError, ValueError):  # "max" is no limit
-                name = "memory.limit_in_bytes" if controllers else "memory.max"
-                yield int((folder / name).read_text())
+            yield folder, not controllers
 
 
 def swap_bytes() -> int:

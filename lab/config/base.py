@@ -144,8 +144,6 @@ def _problem(path: str, item: Any, owner: type[BaseModel]) -> Problem:
         case "too_long":
             what = f"lists {context['actual_length']} values"
             return Problem(path, what, f"at most {context['max_length']} are possible")
-        case "value_error":
-            return Problem(path, str(context["error"]))
         case "model_attributes_type" if value is not None:
             what = f"neither a name nor a mapping, found {value!r}"
             return Problem(path, what, "give its `kind`")

@@ -14,6 +14,7 @@ from lab.config.own import stem_of
 from lab.config.study import OUT, STUDY_FILE, Scaling, Study, require_printable
 from lab.errors import InputError, Problem, items, nearest, path_of, require_type
 from lab.files import SHARED, unwritable, write_atomically
+from lab.formatting import joined
 
 TEMPLATE = """\
 # What you want to know, and the runs that answer it.
@@ -107,9 +108,8 @@ def script_study(
     base = {"model": model, "steps": steps, "warmup_steps": warmup_steps}
     sizes = {"global_batch_size": global_batch_size, "micro_batch_size": micro_batch_size}
     base |= {key: size for key, size in sizes.items() if size is not None}
-    on = " and ".join([", ".join(map(str, ranks[:-1])), str(ranks[-1])]) if ranks[1:] else ranks[0]
     content = {
-        "title": f"{name}.py on {on} rank{'s' * (len(ranks) > 1 or ranks[0] > 1)}",
+        "title": f"{name}.py on {joined(map(str, ranks))} rank{'s' * (list(ranks) != [1])}",
         "question": f"How does {name}.py scale here, and why?",
         "scaling": scaling,
         "base": base,

@@ -129,10 +129,10 @@ class Study(Frozen):
         A `public` one, for reports, has the study's name where it would have a path of the machine.
         """
         outside = os.path.relpath(self.folder).startswith("..")
-        short = outside and (public or _leads_to(self.name, self.folder))
+        short = outside and (public or leads_to(self.name, self.folder))
         words = ["lab", verb, shlex.quote(self.name if short else _typed(str(self.folder)))]
         others = sorted({_typed(name) for name in clusters} - {"local"})
-        words += ["--cluster", *others] if len(others) == 1 else []
+        words += ["--cluster", shlex.quote(others[0])] if len(others) == 1 else []
         return " ".join([*words, *["--quick"] * self.quick])
 
     def task(self, run_id: str = "", repeat: int = 0) -> Task:
@@ -204,7 +204,8 @@ def find_folder(study: str | Path) -> Path:
     raise InputError(str(study) or ".", [problem])
 
 
-def _leads_to(name: str, folder: Path) -> bool:
+def leads_to(name: str, folder: Path) -> bool:
+    """Whether a study of this name is found from here, and is the one in this folder."""
     try:
         return find_folder(name) == folder.resolve()
     except InputError:
@@ -216,17 +217,10 @@ def require_printable(path: str | Path) -> None:
     if (name := os.fsdecode(path)).isprintable():
         return
     what, advice = "its path has characters that cannot be printed", "rename the folder"
-    if _is_printable_utf8(os.fsencode(name)):
+    if os.fsencode(name).decode("utf-8", "surrogateescape").isprintable():
         what = f"its path is in UTF-8, which the locale here ({sys.getfilesystemencoding()}) is not"
         advice = "set PYTHONUTF8=1, or rename the folder"
     raise InputError(ascii(name), [Problem("STUDY", what, advice)])
-
-
-def _is_printable_utf8(name: bytes) -> bool:
-    try:
-        return name.decode().isprintable()
-    except UnicodeDecodeError:
-        return False
 
 
 def read_study(folder: Path, *, quick: bool = False) -> Study:

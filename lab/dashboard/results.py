@@ -22,7 +22,7 @@ from lab.dashboard.store import Bench
 from lab.errors import LabError
 from lab.figures.breakdown import BAR
 from lab.figures.style import whiskers
-from lab.formatting import count, format_seconds, interval_of, rounded, unit_for
+from lab.formatting import count, format_seconds, interval_of, joined, rounded, unit_for
 from lab.perfmodel.calibration import load_calibration
 from lab.perfmodel.frozen import Score, signed
 from lab.perfmodel.simulate import (
@@ -86,7 +86,7 @@ def results(bench: Bench, study: Study | None = None) -> list[Part]:
     if not wanted:
         return [blocks.Markdown.of("Nothing has been measured on this bench yet.")]
     marked = max(wanted, key=lambda entry: entry.record.finished_at)
-    record, place = marked.record, f"bench/{marked.cluster}/{marked.among.study.folder.name}"
+    record, again = marked.record, marked.among.study.command("report")
     trust: list[Part] = []
     if record.completed:
         strip = sections.strip(marked.among, run_ids=[record.run_id])
@@ -99,7 +99,7 @@ def results(bench: Bench, study: Study | None = None) -> list[Part]:
         _table(measured, marked),
         *_figures(measured, marked),
         blocks.Markdown(
-            f"All world sizes of this configuration are a study of their own: `lab report {place}`."
+            f"All world sizes of this configuration are a study of their own: `{again}`."
         ),
     ]
 
@@ -189,7 +189,7 @@ def _is_near(entry: Entry, marked: Entry) -> bool:
 
 def _note(near: list[Entry], *, ringed: bool, predicted: bool) -> str:
     clusters = sorted({entry.cluster for entry in near})
-    elsewhere = f", and this configuration on {' and '.join(clusters)}" if len(clusters) > 1 else ""
+    elsewhere = f", and this configuration on {joined(clusters)}" if len(clusters) > 1 else ""
     mark = "; this run is ringed and framed" if ringed else ""
     diamonds = "; diamonds are predictions from before the runs, with their intervals"
     return f"Runs of the same model on the same data{elsewhere}{mark}{diamonds * predicted}."

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import re
+import shlex
 import socket
 from dataclasses import dataclass
 from pathlib import Path
@@ -13,7 +14,7 @@ from pydantic import ValidationError
 
 from lab.config.cluster import Cluster
 from lab.config.run import Run
-from lab.config.study import STUDY_FILE, Study, find_folder
+from lab.config.study import STUDY_FILE, Study, leads_to
 from lab.dashboard.form import OF_RUN
 from lab.errors import InputError, LabError, Problem
 from lab.files import read_yaml, write_atomically
@@ -153,8 +154,5 @@ def _possible(run: Run, world_size: int) -> bool:
 
 def command(study: Study, cluster: str) -> str:
     """The command that measures a study."""
-    try:
-        named = find_folder(study.name) == study.folder
-    except LabError:
-        named = False
-    return f"lab run {study.name if named else study.folder} --cluster {cluster}"
+    place = study.name if leads_to(study.name, study.folder) else str(study.folder)
+    return f"lab run {shlex.quote(place)} --cluster {cluster}"

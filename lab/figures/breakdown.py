@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import statistics
 from collections.abc import Iterator, Mapping, Sequence
 from functools import partial
 from typing import Any
@@ -310,12 +311,10 @@ def _shown(records: Sequence[Record]) -> tuple[Run, Communication] | None:
         if record.timing and record.communication and record.communication.timeline
     ]
     most = max((run.world_size for run, _, _ in steps), default=0)
-    widest = sorted(
-        (time, nth) for nth, (run, time, _) in enumerate(steps) if run.world_size == most
-    )
+    widest = [(time, nth) for nth, (run, time, _) in enumerate(steps) if run.world_size == most]
     if not widest:
         return None
-    run, _, communication = steps[widest[len(widest) // 2][1]]
+    run, _, communication = steps[statistics.median_high(widest)[1]]
     return run, communication
 
 

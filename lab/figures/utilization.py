@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from collections import defaultdict
 from collections.abc import Iterator, Sequence
 from typing import Any, NamedTuple
 
@@ -21,7 +20,7 @@ from lab.figures.style import COLORS, IDEAL, MARKERS, ink, log2_x, panels, wrapp
 from lab.formatting import percent, plain, unit_for
 from lab.records.schema import Event, RankMemory
 from lab.records.store import Record
-from lab.records.table import median
+from lab.records.table import by_run, grouped, median
 
 __all__ = ["memory_timeline", "mfu_by_batch"]
 
@@ -44,12 +43,13 @@ def _curves(results: StudyResults) -> list[_Curve]:
     records = [one for one in results.records if one.completed and one.timing]
     runs = {one.run.id: one.run for one in records if one.run.task == "train"}
     wrong = {run.id for run in miscompiled(runs.values(), records)}
-    points: dict[Run, list[tuple[int, float]]] = defaultdict(list)
-    for run_id, run in runs.items():
-        mfu = median([one for one in records if one.run.id == run_id], "timing.mfu")
-        if run.micro_batch_size and mfu is not None and run_id not in wrong:
-            alike = run.model_copy(update={"micro_batch_size": 1, "global_batch_size": None})
-            points[alike].append((run.micro_batch_size, mfu))
+    shares = {run_id: median(repeats, "timing.mfu") for run_id, repeats in by_run(records).items()}
+    alike = {"micro_batch_size": 1, "global_batch_size": None}
+    points = grouped(
+        (run.model_copy(update=alike), (run.micro_batch_size, mfu))
+        for run_id, run in runs.items()
+        if run.micro_batch_size and (mfu := shares[run_id]) is not None and run_id not in wrong
+    )
     labels, common = distinct_labels(list(points))
     return [_Curve(labels[run] or common, run, sorted(known)) for run, known in points.items()]
 

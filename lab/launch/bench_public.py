@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import asdict, dataclass
 from pathlib import Path
@@ -9,6 +10,7 @@ from statistics import median
 from typing import Any
 
 import numpy as np
+import pandas as pd
 
 from lab.analysis.layout_row import LayoutRow
 from lab.analysis.layout_table import LayoutTable, read_layouts
@@ -175,25 +177,32 @@ def _score(name: str, rows: Sequence[LayoutRow], known: int, splits: int) -> Pub
             law = layout_law.fit([cases[place] for place in train], steps[train].tolist())
         expected, truth = law.predict(others), steps[rest]
         low, high = law.intervals(others)
-        errors = np.abs(expected / truth - 1)
+        errors, many = np.abs(expected / truth - 1), len(truth) > 2
         at_best = np.where(calm[rest], truth, expected)
-        rank, limit = (
-            float(spearmanr(one, truth)[0]) if len(truth) > 2 else None
-            for one in (expected, at_best)
-        )
-        inside = float(np.mean((low <= truth) & (truth <= high)))
-        means = float(errors.mean()), float(np.median(errors)), _mean(errors[calm[rest]].tolist())
-        near = _neighbour_error(others, expected, truth)
-        results.append((*means, rank, limit, near, inside, *_picks(law, groups)))
-    errors_of, middles, *others_of, insides, regret, worst, ran = map(
-        list, zip(*results, strict=True)
-    )
-    calms, correlation, limits, nears = map(_median, others_of)
+        result = {
+            "error": errors.mean(),
+            "median_error": np.median(errors),
+            "calm_error": _mean(errors[calm[rest]].tolist()),
+            "spearman": spearmanr(expected, truth)[0] if many else None,
+            "spearman_limit": spearmanr(at_best, truth)[0] if many else None,
+            "neighbour_error": _neighbour_error(others, expected, truth),
+            "inside": np.mean((low <= truth) & (truth <= high)),
+        }
+        results.append(result | _picks(law, groups))
+    medians = pd.DataFrame(results, dtype=float).median().items()
+    known_medians: dict[Any, Any] = {
+        what: None if math.isnan(value) else value for what, value in medians
+    }
     return PublicScore(
-        name, len(measured), known, splits, median(errors_of), median(middles), correlation,
-        median(insides), int((~calm).sum()), calms, limits, nears, len(groups), _median(regret),
-        _median(worst), _median(ran), *_memory(rows),
-    )  # fmt: skip
+        table=name,
+        rows=len(measured),
+        fitted=known,
+        splits=splits,
+        disturbed=int((~calm).sum()),
+        groups=len(groups),
+        **known_medians,
+        **_memory(rows),
+    )
 
 
 def _neighbour_error(cases: Sequence[Case], expected: Any, truth: Any) -> float | None:
@@ -262,11 +271,6 @@ def _longer(row: LayoutRow, other: LayoutRow) -> float:
     return passed[0] / passed[1]
 
 
-def _median(values: Iterable[Any]) -> float | None:
-    known = [float(value) for value in values if value is not None]
-    return median(known) if known else None
-
-
 def _mean(values: Sequence[float]) -> float | None:
     return float(np.mean(values)) if values else None
 
@@ -282,9 +286,7 @@ def _groups(rows: Sequence[LayoutRow]) -> list[list[LayoutRow]]:
     return [group for group in groups if sum(row.step_s is not None for row in group) > 1]
 
 
-def _picks(
-    law: LayoutLaw, groups: Sequence[Sequence[LayoutRow]]
-) -> tuple[float | None, float | None, float | None]:
+def _picks(law: LayoutLaw, groups: Sequence[Sequence[LayoutRow]]) -> dict[str, Any]:
     """Median and largest regret of the picks from each group, and the share of picks that ran."""
     regrets, ran = [], []
     for group in groups:
@@ -293,10 +295,14 @@ def _picks(
         ran.append(pick is not None)
         if pick is not None:
             regrets.append(pick / min(row.step_s for row in group if row.step_s is not None) - 1)
-    return _median(regrets), max(regrets, default=None), _mean(ran)
+    return {
+        "regret": median(regrets) if regrets else None,
+        "worst_regret": max(regrets, default=None),
+        "ran": _mean(ran),
+    }
 
 
-def _memory(rows: Sequence[LayoutRow]) -> tuple[float | None, float | None, float | None]:
+def _memory(rows: Sequence[LayoutRow]) -> dict[str, Any]:
     """Mean error of peaks, share of rows that ran and fit, of rows that failed and do not fit."""
     errors = [
         # The tables hold the peak of rank 0.
@@ -306,7 +312,7 @@ def _memory(rows: Sequence[LayoutRow]) -> tuple[float | None, float | None, floa
     ]
     ran = [row.case.fits for row in rows if not row.failed]
     failed = [not row.case.fits for row in rows if row.failed]
-    return _mean(errors), _mean(ran), _mean(failed)
+    return {"memory_error": _mean(errors), "fit": _mean(ran), "refused": _mean(failed)}
 
 
 def _correlation(value: float | None) -> str:

@@ -6,11 +6,12 @@ import signal
 import threading
 import time
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
-from contextlib import contextmanager
+from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass, field
+from functools import partial
 from pathlib import Path
 from types import FrameType
-from typing import Any
+from typing import Self
 
 from filelock import FileLock
 
@@ -21,6 +22,7 @@ from lab.records.table import grouped
 
 # How long the other ranks may take to end on their own once one of them has failed, in s.
 GRACE_S = 20.0
+Handler = Callable[[int, FrameType | None], object]  # of a signal
 
 
 @dataclass
@@ -144,54 +146,55 @@ def _by_kind(handles: Iterable[Handle]) -> Iterable[tuple[type[Handle], list[Han
 
 
 @contextmanager
-def _interrupted_later() -> Iterator[None]:
-    """Raise a Ctrl-C that arrives meanwhile at the end, or at once if it is pressed again."""
-    previous, pressed = signal.getsignal(signal.SIGINT), list[int]()
+def _handling_interrupts(press: Callable[[Handler, int, FrameType | None], None]) -> Iterator[None]:
+    """Let `press`, called with the handler in place, handle each Ctrl-C meanwhile.
+
+    In a thread that receives no signals, and where Ctrl-C is ignored, nothing changes.
+    """
+    previous = signal.getsignal(signal.SIGINT)
     if not callable(previous) or threading.current_thread() is not threading.main_thread():
         yield
         return
-
-    def press(number: int, frame: FrameType | None) -> None:
-        pressed.append(number)
-        if len(pressed) > 1:
-            previous(number, frame)
-
-    signal.signal(signal.SIGINT, press)
+    signal.signal(signal.SIGINT, partial(press, previous))
     try:
         yield
     finally:
         signal.signal(signal.SIGINT, previous)
+
+
+@contextmanager
+def _interrupted_later() -> Iterator[None]:
+    """Raise a Ctrl-C that arrives meanwhile at the end, or at once if it is pressed again."""
+    pressed: list[Callable[[], object]] = []
+
+    def press(previous: Handler, number: int, frame: FrameType | None) -> None:
+        pressed.append(partial(previous, number, None))
+        if len(pressed) > 1:
+            previous(number, frame)
+
+    with _handling_interrupts(press):
+        yield
     if pressed:
-        previous(pressed[0], None)
+        pressed[0]()
 
 
-class OneInterrupt:
+class OneInterrupt(ExitStack):
     """While entered, only the first Ctrl-C raises KeyboardInterrupt; `again` reports another.
 
-    So the jobs that the first one ends are waited for, however often it is pressed. In a thread
-    that receives no signals, and where Ctrl-C is ignored, nothing changes.
+    So the jobs that the first one ends are waited for, however often it is pressed.
     """
 
     def __init__(self) -> None:
-        self.again = False
-        self._pressed = False
-        self._previous: Any = None
-
-    def __enter__(self) -> OneInterrupt:
+        super().__init__()
         self.again = self._pressed = False
-        self._previous = signal.getsignal(signal.SIGINT)
-        if callable(self._previous) and threading.current_thread() is threading.main_thread():
-            signal.signal(signal.SIGINT, self._press)
-        else:
-            self._previous = None
-        return self
 
-    def __exit__(self, *error: object) -> None:
-        if self._previous is not None:
-            signal.signal(signal.SIGINT, self._previous)
+    def __enter__(self) -> Self:
+        self.again = self._pressed = False
+        self.enter_context(_handling_interrupts(self._press))
+        return super().__enter__()
 
-    def _press(self, number: int, frame: FrameType | None) -> None:
+    def _press(self, previous: Handler, number: int, frame: FrameType | None) -> None:
         self.again = self._pressed
         self._pressed = True
         if not self.again:
-            self._previous(number, frame)
+            previous(number, frame)

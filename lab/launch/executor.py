@@ -149,9 +149,12 @@ _JOB: TypeAdapter[LocalJob | SlurmJob] = TypeAdapter(
 )
 
 
+JOB = "job.json"  # in a job's folder
+
+
 def write_job(folder: Path, job: LocalJob | SlurmJob) -> None:
-    """Write job.json, in which every later process finds the folder's last job."""
-    write_atomically(folder / "job.json", job.model_dump_json().encode(), mode=OWN_MODE)
+    """Write JOB, in which every later process finds the folder's last job."""
+    write_atomically(folder / JOB, job.model_dump_json().encode(), mode=OWN_MODE)
 
 
 def read_job(folder: Path) -> LocalJob | SlurmJob | None:
@@ -160,7 +163,7 @@ def read_job(folder: Path) -> LocalJob | SlurmJob | None:
     Jobs are ended according to this file, so an incomplete one, or one not written by this user,
     raises LabError.
     """
-    path = folder / "job.json"
+    path = folder / JOB
     try:
         return _JOB.validate_json(read_own(path))
     except (FileNotFoundError, NotADirectoryError):

@@ -8,8 +8,9 @@ import statistics
 import subprocess
 import sys
 from collections.abc import Iterator, Mapping, Sequence
-from contextlib import contextmanager, nullcontext
+from contextlib import contextmanager
 from dataclasses import dataclass
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -250,14 +251,12 @@ def held_out_strategies(
     Existing measurements are kept unless `fresh`. Raises the same errors as `held_out`.
     """
     study = Study.load(ALL, quick=quick)
-    results = {}
-    for condition in (QUIET, LOADED):
-        here, profile = study, cluster
-        if condition == LOADED:
-            here, profile = _beside(study), _keeping_disturbed(study, cluster)
-        with nullcontext() if condition == QUIET else load(Cluster.load(cluster)):
-            results[condition] = _scored(here, profile, quick=quick, fresh=fresh, progress=progress)
-    return HeldOutStrategies(results)
+    scored = partial(_scored, quick=quick, fresh=fresh, progress=progress)
+    quiet = scored(study, cluster)
+    beside, profile = _beside(study), _keeping_disturbed(study, cluster)
+    with load(Cluster.load(cluster)):
+        loaded = scored(beside, profile)
+    return HeldOutStrategies({QUIET: quiet, LOADED: loaded})
 
 
 def _beside(study: Study) -> Study:

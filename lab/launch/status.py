@@ -5,7 +5,7 @@ from __future__ import annotations
 import statistics
 import time
 import uuid
-from collections import Counter, defaultdict
+from collections import Counter
 from collections.abc import Callable, Sequence
 from contextlib import suppress
 from dataclasses import dataclass, replace
@@ -25,10 +25,11 @@ from lab.errors import InputError, LabError, items
 from lab.files import read_file, unwritable, write_atomically
 from lab.launch import driver
 from lab.launch.attempt import WAITING, RankError, read_progress
-from lab.launch.executor import Handle, read_job
+from lab.launch.executor import JOB, Handle, read_job
 from lab.launch.outcome import failed
 from lab.launch.work import read_arguments
 from lab.records.store import RECORD, Record, Store, read_record, write_record
+from lab.records.table import grouped
 
 # States of a task without a record: not submitted, in the scheduler's queue, running.
 OPEN = ("waiting", "pending", "running")
@@ -108,7 +109,7 @@ def _submitted_task(folder: Path) -> Task:
     job = read_job(folder)
     try:
         if job is None:
-            raise FileNotFoundError(folder / "job.json")
+            raise FileNotFoundError(folder / JOB)
         run, repeat, *_ = read_arguments(*job.work(folder))
         return Task(Run.model_validate_json(run), repeat)
     except (OSError, ValueError, InputError) as error:
@@ -121,7 +122,7 @@ def _unlisted(study: Study) -> dict[Path, Handle]:
     listed = {store.folder(task) for task in study.tasks}
     records = {
         path.parent: read_record(path.with_name(RECORD))
-        for path in sorted(store.runs.glob("*/*/job.json"))
+        for path in sorted(store.runs.glob(f"*/*/{JOB}"))
         if path.parent not in listed
     }
     unmeasured = [folder for folder, record in records.items() if not (record and record.completed)]
@@ -191,14 +192,14 @@ def time_left(states: Sequence[TaskState]) -> float | None:
 
     Before one has completed, from the pace of those that run; None before their first step.
     """
-    durations: dict[str, list[float]] = defaultdict(list)
-    for state in states:
-        if state.state == "completed" and state.seconds is not None:
-            durations[state.task.run.id].append(state.seconds)
-    for state in states if not durations else ():
-        if state.phase in TRAINING and state.step and state.seconds is not None:
-            whole = state.seconds * state.steps / state.step
-            durations[state.task.run.id].append(whole)
+    timed = [(state, state.seconds) for state in states if state.seconds is not None]
+    durations = grouped(
+        (state.task.run.id, seconds) for state, seconds in timed if state.state == "completed"
+    ) or grouped(
+        (state.task.run.id, seconds * state.steps / state.step)
+        for state, seconds in timed
+        if state.phase in TRAINING and state.step
+    )
     if not durations:
         return None
     overall = statistics.median(seconds for values in durations.values() for seconds in values)

@@ -17,6 +17,7 @@ import threading
 import time
 import traceback
 from collections.abc import Callable, Iterable, Mapping, Sequence
+from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -25,6 +26,7 @@ import psutil
 from lab.errors import LabError
 from lab.launch.attempt import Attempt, RankError, RankProgress, write_progress
 from lab.launch.supervisor import note
+from lab.records.table import grouped
 from lab.worker.context import ENDING, RankContext
 
 if TYPE_CHECKING:
@@ -107,24 +109,21 @@ def place(stack: Sequence[traceback.FrameSummary]) -> str:
 
 def busy(stacks: Stacks) -> str:
     """The children that do not wait for work, and where each of them stands; "" if none."""
-    places: dict[tuple[str, str], list[int]] = {}
-    for pid, stack in stacks.items():
-        kind = "process"
-        if isinstance(stack, str):
-            if stack not in SILENT.values():
-                continue
-            where = stack
-        else:
-            if any((Path(f.filename).name, f.name) == ("queues.py", "get") for f in stack):
-                continue
-            if any(frame.name == "_worker_loop" for frame in stack):
-                kind = "DataLoader worker"
-            where = place(stack)
-        places.setdefault((kind, where), []).append(pid)
+    places = {pid: known for pid, stack in stacks.items() if (known := _busy_place(stack))}
     return "; ".join(
         f"its {kind if len(pids) == 1 else PLURALS[kind]} {', '.join(map(str, pids))} {where}"
-        for (kind, where), pids in places.items()
+        for (kind, where), pids in grouped((at, pid) for pid, at in places.items()).items()
     )
+
+
+def _busy_place(stack: traceback.StackSummary | str) -> tuple[str, str] | None:
+    """What kind of child this is, and where it stands; None if it waits for work."""
+    if isinstance(stack, str):
+        return ("process", stack) if stack in SILENT.values() else None
+    if any((Path(frame.filename).name, frame.name) == ("queues.py", "get") for frame in stack):
+        return None
+    is_worker = any(frame.name == "_worker_loop" for frame in stack)
+    return "DataLoader worker" if is_worker else "process", place(stack)
 
 
 def listed(stacks: Stacks) -> str:
@@ -148,7 +147,7 @@ class Watchdog:
     ) -> None:
         self._context, self._attempt, self._on_hang = context, attempt, on_hang
         self._last = time.monotonic()
-        self._progress: tuple[str, int, int, float | None] = ("starting", 0, steps, None)
+        self._progress = RankProgress(steps=steps)
         self._stopped = threading.Event()
         self._main = threading.get_ident()
         self._since: dict[str, float] = {}
@@ -156,7 +155,7 @@ class Watchdog:
 
     def start(self) -> None:
         """Begin to watch."""
-        self.progress("loading torch", 0, self._progress[2])
+        self.progress("loading torch", 0, self._progress.steps)
         threading.Thread(target=self._watch, name="watchdog", daemon=True).start()
         if self._context.rank == 0:
             threading.Thread(target=self._publish, name="progress", daemon=True).start()
@@ -167,20 +166,21 @@ class Watchdog:
 
     def limit_exit(self) -> None:
         """Give this process, with nothing left to do, the hang limit to exit."""
-        self.progress("ending", *self._progress[1:])
+        last = self._progress
+        self.progress("ending", last.step, last.steps, last.loss)
         threading.Thread(target=self._exit_late, name="exit limit", daemon=True).start()
 
     @property
     def phase(self) -> str:
         """The rank's current phase."""
-        return self._progress[0]
+        return self._progress.phase
 
     def progress(self, phase: str, step: int, steps: int, loss: float | None = None) -> None:
         """Note progress, at no cost to the training, because another thread publishes it."""
         self._last = time.monotonic()
         if phase != self.phase:
             note(phase)
-        self._progress = (phase, step, steps, loss)
+        self._progress = RankProgress(phase, step, steps, loss)
 
     def _watch(self) -> None:
         context = self._context
@@ -238,7 +238,7 @@ class Watchdog:
             published = self._progress
             # A full disk ends the run only when it causes a loss, not here.
             with contextlib.suppress(OSError):
-                write_progress(self._attempt.folder, RankProgress(*published, time.time()))
+                write_progress(self._attempt.folder, replace(published, time=time.time()))
 
     def _give_up(self, limit: float) -> None:
         frame = sys._current_frames().get(self._main)

@@ -1,4 +1,4 @@
-"""The client of a kernel, which notices every answer."""
+"""The manager of a kernel, and the one client of all its notebooks, which notices every answer."""
 
 from __future__ import annotations
 
@@ -7,6 +7,7 @@ from typing import Any
 import zmq
 from jupyter_client.asynchronous.client import AsyncKernelClient
 from jupyter_client.channels import AsyncZMQSocketChannel
+from jupyter_client.manager import AsyncKernelManager
 from traitlets import Type
 
 
@@ -32,3 +33,14 @@ class Client(AsyncKernelClient):
         """Start the channels, unless they are running."""
         if not self.channels_running:
             super().start_channels(*channels, **settings)
+
+
+class Manager(AsyncKernelManager):
+    """Papermill requests and starts a client for each notebook, here the same one."""
+
+    the_client: Any = None
+
+    def client(self, **settings: Any) -> Any:
+        """The one client."""
+        self.the_client = self.the_client or super().client(**settings)
+        return self.the_client

@@ -101,7 +101,7 @@ def _import_all() -> None:
     If Ctrl-C interrupts an import of the main thread, Python may keep the module's lock, and a
     thread that imports the same module waits for it forever.
     """
-    for name in ("lab.report.client", "jupyter_client.manager", "papermill"):
+    for name in ("lab.report.client", "papermill"):
         importlib.import_module(name)
 
 
@@ -224,17 +224,9 @@ def _failure(execution: Execution, unfinished: Path, kernel: Any) -> str:
 @contextmanager
 def started_kernel() -> Iterator[Any]:
     """A kernel that has begun to start, and its one client for all notebooks."""
-    from jupyter_client.manager import AsyncKernelManager
     from jupyter_core.utils import run_sync
 
-    class Manager(AsyncKernelManager):
-        """Papermill requests and starts a client for each notebook, here the same one."""
-
-        the_client: Any = None
-
-        def client(self, **settings: Any) -> Any:
-            self.the_client = self.the_client or super().client(**settings)
-            return self.the_client
+    from lab.report.client import Manager
 
     with kernel_settings() as config:
         manager = Manager(kernel_name="python3", config=config)

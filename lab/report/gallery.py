@@ -21,7 +21,7 @@ from nbformat.v4 import new_code_cell, new_markdown_cell, new_notebook, new_outp
 from lab.config.study import OUT, STUDY_FILE, Study
 from lab.errors import InputError, Problem
 from lab.files import read_json, write_atomically
-from lab.records.store import DISTURBED, KEPT, RECORD, Store, load_records, read_record
+from lab.records.store import DISTURBED, KEPT, PREDICTIONS, RECORD, Store, load_records, read_record
 from lab.report.artifacts import github_page, light
 from lab.report.blocks import escaped
 from lab.report.build import Report, profiles_and_calibrations, report
@@ -126,7 +126,7 @@ def _sources(study: Study) -> Iterator[tuple[Path, Path]]:
                 replays |= bool(record.environment and record.environment.replay)
                 path = folder / RECORD
                 yield out / path.relative_to(study.out), path
-    for path in sorted(study.out.glob("predictions/*.json")):
+    for path in sorted(study.out.glob(f"{PREDICTIONS}/*.json")):
         yield out / path.relative_to(study.out), path
     # Replays come with the lab.
     for path in [] if replays else profiles_and_calibrations(load_records(study)):

@@ -15,7 +15,7 @@ from urllib.parse import unquote, unquote_to_bytes
 from bs4 import BeautifulSoup, Tag
 from nbformat import NotebookNode
 
-from lab.errors import LabError
+from lab.errors import LONG_WORD, LabError
 from lab.files import source_date
 from lab.report import math, page
 from lab.report.html import ASSETS, Document, LabHTMLExporter
@@ -27,9 +27,6 @@ _SIGNATURES = {
     ".gif": b"GIF8",
     ".webp": b"RIFF",
 }
-
-
-_LONG_WORD = re.compile(r"\S{300,}")
 MOST_LETTERS = 2000  # printed at most per word
 
 
@@ -160,9 +157,9 @@ def _break_long_words(body: BeautifulSoup) -> None:
 
     Typst takes minutes over a word of 100,000 letters.
     """
-    for text in body.find_all(string=_LONG_WORD):
+    for text in body.find_all(string=LONG_WORD):
         if text.find_parent("lab-math") is None:
-            text.replace_with(_LONG_WORD.sub(_broken, text))
+            text.replace_with(LONG_WORD.sub(_broken, text))
 
 
 def _broken(word: re.Match[str]) -> str:

@@ -10,6 +10,7 @@ from lab.analysis import configurations, inference
 from lab.analysis import findings as analysis
 from lab.analysis.configurations import evaluated_samples, loss, megabytes
 from lab.analysis.inference import accuracy
+from lab.analysis.reported import ReportedTable
 from lab.analysis.results import StudyResults
 from lab.analysis.scaling_curves import Row, common_ranks, named_rows, over_repeats, rows_of
 from lab.analysis.tables import classical_tables
@@ -76,9 +77,10 @@ def answer(results: StudyResults) -> Markdown:
 def strip(results: StudyResults, run_ids: Sequence[str] | None = None) -> Markdown:
     """How far to trust these results: repeats, interval, other load, the audit's worst finding.
 
-    The audit is that of their study; plain records have none.
+    The audit is that of their study or table; plain records have none.
     """
-    audit = results.audit if results.has_study else None
+    audited = results.has_study or isinstance(results.source, ReportedTable)
+    audit = results.audit if audited else None
     line = results.noise.strip(audit, run_ids=run_ids)
     return Markdown(f"<small>*{escaped(line)}*</small>")
 

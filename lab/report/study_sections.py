@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import shlex
 from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import replace
 
@@ -94,8 +95,9 @@ def _strategies(results: StudyResults) -> Blocks:
         )
         if sentence not in learned
     ]
-    table = _table(STRATEGIES, runs, results, configurations.strategy_cells)
-    return [Markdown("## Strategies"), *_bullets(sentences), replace(table, label="tbl-strategies")]
+    cells = configurations.strategy_cells
+    table = _table(STRATEGIES, runs, results, cells, label="tbl-strategies")
+    return [Markdown("## Strategies"), *_bullets(sentences), table]
 
 
 def _loaders(results: StudyResults) -> Blocks:
@@ -114,17 +116,19 @@ def _networks(results: StudyResults) -> Blocks:
     if len({(str(run.model), run.strategy) for run in runs}) < 2:
         return []
     caption = NETWORKS + DATA_PARALLEL * any(run.strategy == "data_parallel" for run in runs)
-    table = _table(caption, runs, results, configurations.image_cells)
-    return [Markdown("## Networks"), replace(table, label="tbl-networks")]
+    table = _table(caption, runs, results, configurations.image_cells, label="tbl-networks")
+    return [Markdown("## Networks"), table]
 
 
 def _bullets(sentences: Sequence[str]) -> Blocks:
     return [Markdown.bullets(sentences)] if sentences else []
 
 
-def _table(caption: str, runs: Sequence[Run], results: StudyResults, cells: Cells) -> Table:
+def _table(
+    caption: str, runs: Sequence[Run], results: StudyResults, cells: Cells, *, label: str
+) -> Table:
     rows = configurations.table_rows(runs, results.records, results.summary, cells)
-    table = Table.of_rows(caption, rows, common=distinct_labels(runs)[1])
+    table = Table.of_rows(caption, rows, common=distinct_labels(runs)[1], label=label)
     return replace(table, frame=table.frame.fillna("-"))
 
 
@@ -134,7 +138,7 @@ def calibration(results: StudyResults) -> list[Markdown | Table | Figure]:
     for name in results.clusters:
         measured = find_calibration(name)
         if measured is None or not measured.parts:
-            command = f"lab calibrate --cluster {name}"
+            command = f"lab calibrate --cluster {shlex.quote(name)}"
             missing = f"The cluster {name} is not calibrated; {command} measures its links."
             if results.citations:
                 missing = "The source gives no times of collectives."

@@ -2,9 +2,8 @@
 
 from __future__ import annotations
 
-import dataclasses
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import cached_property
 from pathlib import Path
 
@@ -35,8 +34,8 @@ from lab.formatting import (
     sentence,
     unit_for,
 )
-from lab.report import paper, references
-from lab.report.blocks import Figure, Markdown, Table, escaped, figure
+from lab.report import paper, references, sections
+from lab.report.blocks import Figure, Markdown, Table, figure
 
 Blocks = list[Markdown | Table | Figure]
 MOST_CURVES = 6  # in a figure: as many colours as can be told apart
@@ -120,12 +119,10 @@ def head(report: TableReport) -> Blocks:
     ]
     if not answers:
         answers = ["No two rows can be compared, so this table permits no speedup."]
-    everything = StudyResults(table)
-    strip = escaped(everything.noise.strip(table.audit))
     return [
         Markdown.of(report.title, heading=1),
         Markdown.of(*answers, strong=True),
-        Markdown(f"<small>*{strip}*</small>"),
+        sections.strip(StudyResults(table)),
         Markdown.of(f"From {rows}. {ORIGIN}"),
         *_notes(table),
     ]
@@ -168,7 +165,7 @@ def _figure(results: StudyResults, *, suffix: str, note: str) -> Figure:
     drawn = figure("overview", results)
     said = f"{'; '.join(what)}; by number of {ranks(device_of(summary))}"
     caption = f"{capitalized(said)}.{how} {note}"
-    return dataclasses.replace(drawn, caption=caption.strip(), label=drawn.label + suffix)
+    return replace(drawn, caption=caption.strip(), label=drawn.label + suffix)
 
 
 def _how(summary: pd.DataFrame) -> str:
@@ -198,7 +195,7 @@ def _drawn(results: StudyResults) -> tuple[StudyResults, str]:
         if len(chosen) < len(results.curves)
         else ""
     )
-    return StudyResults(dataclasses.replace(table, records=records)), note
+    return StudyResults(replace(table, records=records)), note
 
 
 def _results(results: StudyResults, *, label: str) -> Table:
@@ -229,15 +226,12 @@ def _table(caption: str, rows: list[dict[str, str]], *, label: str, table: str =
 
     A configuration that all rows share is in the caption, unless it is only called as the `table`.
     """
-    frame = pd.DataFrame(rows).replace(NOT_MEASURED, "-")
-    known = [name for name in frame if not (frame[name] == "-").all()]
-    if "repeats" in known and (frame["repeats"] == "1").all():
-        known.remove("repeats")
-    if len(frame) > 1 and (frame["configuration"] == frame["configuration"].iloc[0]).all():
-        known.remove("configuration")
-        shared = frame["configuration"].iloc[0]
-        caption += f". All: {shared}" if shared != table else ""
-    return Table(caption, frame[known], index=False, label=label, most=MOST_ROWS)
+    useless = {"repeats"} if all(row.get("repeats") == "1" for row in rows) else set()
+    if len(rows) > 1 and all(row["configuration"] == table for row in rows):
+        useless.add("configuration")
+    cells = [{name: row[name] for name in row if name not in useless} for row in rows]
+    made = Table.of_rows(caption, cells, shared="configuration", label=label)
+    return replace(made, frame=made.frame.replace(NOT_MEASURED, "-"), most=MOST_ROWS)
 
 
 def parts(report: TableReport) -> Blocks:
@@ -297,7 +291,7 @@ def request(report: TableReport) -> Blocks:
 
 def audit(report: TableReport) -> Blocks:
     """What in the table cannot be trusted; findings name its rows, not runs."""
-    rows = StudyResults(dataclasses.replace(report.table, records=()))
+    rows = StudyResults(replace(report.table, records=()))
     return [Markdown("## Threats to validity"), *paper.audit(rows)]
 
 

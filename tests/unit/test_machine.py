@@ -158,6 +158,36 @@ def test_memory_is_what_the_control_groups_allow(
     assert list(machine._memory_limits(tmp_path, tmp_path / "own")) == limits
 
 
+QUOTAS = {
+    "a service of version 2": (
+        "0::/user.slice/run-1.scope\n",
+        {"user.slice/run-1.scope/cpu.max": "150000 100000\n", "user.slice/cpu.max": "max 100000"},
+        [1.5],
+    ),
+    "a container that sees its group as the root": (
+        "9:cpuset:/docker/1\n4:cpu,cpuacct:/docker/1\n",
+        {"cpu/cpu.cfs_quota_us": "200000\n", "cpu/cpu.cfs_period_us": "100000\n"},
+        [2.0],
+    ),
+    "no limit": (
+        "1:cpu:/\n",
+        {"cpu/cpu.cfs_quota_us": "-1\n", "cpu/cpu.cfs_period_us": "100000\n"},
+        [],
+    ),
+}
+
+
+@pytest.mark.parametrize(("own", "files", "quotas"), QUOTAS.values(), ids=QUOTAS)
+def test_cores_are_as_many_as_the_control_groups_allow(
+    tmp_path: Path, own: str, files: dict[str, str], quotas: list[float]
+) -> None:
+    (tmp_path / "own").write_text(own)
+    for name, text in files.items():
+        (tmp_path / name).parent.mkdir(parents=True, exist_ok=True)
+        (tmp_path / name).write_text(text)
+    assert list(machine._cpu_quotas(tmp_path, tmp_path / "own")) == quotas
+
+
 def test_what_is_loaded_is_collected_neither_then_nor_later() -> None:
     before = gc.get_freeze_count()
     with loading():

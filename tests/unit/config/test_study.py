@@ -100,6 +100,11 @@ def test_a_command_finds_its_study_from_where_it_is_typed(
     assert str(tmp_path) not in study.command("audit", public=True)
 
 
+def test_a_command_quotes_the_path_of_a_profile(make_study: StudyMaker) -> None:
+    command = Study.load(make_study("mine")).command("run", ["/my profiles/site.yaml"])
+    assert shlex.split(command)[3:] == ["--cluster", "/my profiles/site.yaml"]
+
+
 def test_problems_name_a_file_from_here(
     make_study: StudyMaker, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:

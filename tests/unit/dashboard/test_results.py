@@ -62,6 +62,12 @@ def test_one_configuration_on_two_clusters_is_one_figure(shown: Dashboard) -> No
     assert "batch 16, two" in rates and "batch 8, one, emulated" in rates
 
 
+def test_the_command_of_the_report_finds_a_bench_in_any_folder(shown: Dashboard) -> None:
+    study = keep(lab.dashboard(folder="elsewhere"))
+    command = re.search("`lab report (.*)`", content(lab.dashboard(folder="elsewhere")))
+    assert command and lab.Study.load(command[1]).folder == study.folder
+
+
 def test_what_changed_is_a_sentence_with_the_ratio(shown: Dashboard) -> None:
     keep(shown, finished(1, 0.1))
     assert "Changed" not in content(lab.dashboard()), "there is no run before the first"

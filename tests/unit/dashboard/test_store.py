@@ -26,6 +26,9 @@ def test_a_sent_configuration_is_a_study_with_its_baseline(
 def test_elsewhere_the_command_names_the_folder(tmp_path: Path) -> None:
     study = store.send(factories.run(1, 8), name="mine", reports=tmp_path)
     assert store.command(study, "local") == f"lab run {tmp_path.resolve() / 'mine'} --cluster local"
+    study = store.send(factories.run(1, 8), name="mine", reports=tmp_path / "my course")
+    folder = f"'{tmp_path.resolve()}/my course/mine'"
+    assert store.command(study, "local") == f"lab run {folder} --cluster local"
 
 
 @pytest.mark.parametrize(
