@@ -256,14 +256,12 @@ class Calibration(_Stored):
 
     def contention(self, world_size: int) -> ContentionTime | None:
         """The contention at a world size, else at the nearest measured one; None if none was."""
-        parts = [part for part in self.parts if part.contention]
-        nearest = min(parts, key=lambda part: abs(part.world_size - world_size), default=None)
+        nearest = _nearest([part for part in self.parts if part.contention], world_size)
         return nearest.contention if nearest else None
 
     def with_steps(self, world_size: int) -> Part | None:
         """The multi-rank part with reference steps nearest to a world size."""
-        parts = [part for part in self.parts if part.steps and part.world_size > 1]
-        return min(parts, key=lambda part: abs(part.world_size - world_size), default=None)
+        return _nearest([p for p in self.parts if p.steps and p.world_size > 1], world_size)
 
     @property
     def processes(self) -> list[tuple[float, ...]]:
@@ -324,6 +322,10 @@ class Calibration(_Stored):
         """The same with one part added, replacing an earlier one of its world size."""
         parts = {one.world_size: one for one in (*self.parts, part)}
         return self.model_copy(update={"parts": tuple(parts[size] for size in sorted(parts))})
+
+
+def _nearest(parts: Sequence[Part], world_size: int) -> Part | None:
+    return min(parts, key=lambda part: abs(part.world_size - world_size), default=None)
 
 
 def calibration_path(cluster: str | Path | Cluster = "local") -> Path:
