@@ -333,9 +333,13 @@ def calibration_path(cluster: str | Path | Cluster = "local") -> Path:
 
     For a profile of the installed package it is in the user's configuration.
     """
-    profile = find_profile(cluster.reference if isinstance(cluster, Cluster) else cluster)
+    profile = _profile(cluster)
     folder = USER / "slurm" if profile.is_relative_to(PACKAGE) else profile.parent
     return folder / "calibration" / f"{profile.stem}.json"
+
+
+def _profile(cluster: str | Path | Cluster) -> Path:
+    return find_profile(cluster.reference if isinstance(cluster, Cluster) else cluster)
 
 
 def load_calibration(cluster: str | Path | Cluster = "local") -> Calibration | None:
@@ -346,8 +350,7 @@ def load_calibration(cluster: str | Path | Cluster = "local") -> Calibration | N
     if isinstance(cluster, Cluster) and cluster.published is not None:
         return published_calibration(cluster)
     try:
-        path = calibration_path(cluster)
-        profile = find_profile(cluster.reference if isinstance(cluster, Cluster) else cluster)
+        path, profile = calibration_path(cluster), _profile(cluster)
         if read_yaml(profile).get("executor") == "replay":
             return published_calibration(Cluster.load(profile))
     except InputError:
