@@ -383,18 +383,16 @@ def status(
             "step": f"{state.step}/{state.steps} {state.phase}" if state.state == "running" else "",
             "seconds": None if state.seconds is None else round(state.seconds, 1),
             "job": state.job_id,
-            "reason": state.reason,
-            "advice": state.advice,
+            "reason": brief(state.reason),
         }
         for state in states
     ]
     # The record and --json have all of a cause.
-    short = [
-        {key: value for key, value in row.items() if key != "advice"}
-        | {"reason": brief(str(row["reason"]))}
-        for row in rows
+    content = [
+        row | {"reason": state.reason, "advice": state.advice}
+        for row, state in zip(rows, states, strict=True)
     ]
-    answer(as_json, rows, table_of(short), *hints(states))
+    answer(as_json, content, table_of(rows), *hints(states))
 
 
 @app.command()

@@ -6,6 +6,7 @@ from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 from functools import cached_property
 from pathlib import Path
+from typing import Any
 
 import pandas as pd
 
@@ -62,26 +63,27 @@ class Comparison:
 
     def _throughputs(self, machine: str, first: str) -> Iterator[str]:
         """Over the configurations that both ran: the range, and how many differ significantly."""
-        here, there = self._rates(machine), self._rates(first)
-        shared = [run_id for run_id in here if run_id in there]
-        if not shared:
+        pairs = [
+            (rates, self._rates[first, run_id])
+            for (where, run_id), rates in self._rates.items()
+            if where == machine and (first, run_id) in self._rates
+        ]
+        if not pairs:
             return
-        ratios = [ratio(here[run_id], there[run_id]) for run_id in shared]
-        fewest = min(min(here[run_id].size, there[run_id].size) for run_id in shared)
+        ratios = [ratio(here, there) for here, there in pairs]
+        fewest = min(min(here.size, there.size) for here, there in pairs)
         judged = shown(ratios, fewest, gain="faster", loss="slower")
-        times = extent(ratios)
         yield (
-            f"{machine} has {times} times the throughput of {first} in "
-            f"{count(len(shared), 'shared configuration')}, {judged}."
+            f"{machine} has {extent(ratios)} times the throughput of {first} in "
+            f"{count(len(pairs), 'shared configuration')}, {judged}."
         )
 
-    def _rates(self, machine: str) -> dict[str, Samples]:
-        """Samples per second of each completed repeat on a machine, by run id."""
-        done = self.table[
-            (self.table["status"] == "completed") & (self.table["machine"] == machine)
-        ]
-        rates = done.groupby("run_id", sort=False)["samples_per_second"]
-        return {str(run_id): values.to_numpy(float) for run_id, values in rates}
+    @cached_property
+    def _rates(self) -> dict[tuple[Any, Any], Samples]:
+        """Samples per second of each completed repeat, by machine and run id."""
+        done = self.table[self.table["status"] == "completed"]
+        groups = done.groupby(["machine", "run_id"], sort=False)["samples_per_second"]
+        return {(key[0], key[1]): rates.to_numpy(float) for key, rates in groups}
 
     def tables(self) -> list[tuple[str, pd.DataFrame]]:
         """Captions and tables of text: a row per shared configuration, a column per machine."""
@@ -110,10 +112,10 @@ class Comparison:
         """The machine's throughput over that of the first machine."""
         if row["machine"] == first:
             return "1"
-        here, there = self._rates(row["machine"]), self._rates(first)
-        if row["run_id"] not in there:
+        there = self._rates.get((first, row["run_id"]))
+        if there is None:
             return NOT_RUN
-        return rounded(*ratio(here[row["run_id"]], there[row["run_id"]]))
+        return rounded(*ratio(self._rates[row["machine"], row["run_id"]], there))
 
 
 def _labels(summary: pd.DataFrame) -> dict[str, str]:

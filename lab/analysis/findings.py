@@ -10,7 +10,7 @@ import pandas as pd
 
 from lab.analysis.configurations import MOST_NAMES
 from lab.analysis.laws import CLOSE, fit_amdahl, karp_flatt
-from lab.analysis.noise import judge
+from lab.analysis.noise import Noise
 from lab.analysis.placement import slow_ranks, steep_falls
 from lab.analysis.scaling import (
     FEWEST_REPEATS,
@@ -196,18 +196,21 @@ def _ready_data(run: Run, place: Environment | None) -> Iterator[str]:
             yield "more loader processes"
 
 
-def findings(study: Study, summary: pd.DataFrame, records: Sequence[Record]) -> list[str]:
+def findings(
+    study: Study, summary: pd.DataFrame, records: Sequence[Record], noise: Noise
+) -> list[str]:
     """What else the numbers support, and what casts doubt on them, one sentence each."""
-    supports = supported(study, summary, records)
-    return [*supports, *caveats(study, summary, records)]
+    supports = supported(study, summary, records, noise)
+    return [*supports, *caveats(study, summary, records, noise)]
 
 
-def supported(study: Study, summary: pd.DataFrame, records: Sequence[Record]) -> list[str]:
+def supported(
+    study: Study, summary: pd.DataFrame, records: Sequence[Record], noise: Noise
+) -> list[str]:
     """What else the numbers support, one sentence each, in a stable order."""
     if summary.empty:
         return []
     sentences: list[str] = []
-    noise = judge(records, summary, study=study)
     for part in by_emulation(noise.quiet(summary)):
         kind = part["emulated"].iloc[0]
         own = [record for record in records if record.emulation == kind]
@@ -218,11 +221,12 @@ def supported(study: Study, summary: pd.DataFrame, records: Sequence[Record]) ->
     return [*_emulations(records), *sentences]
 
 
-def caveats(study: Study, summary: pd.DataFrame, records: Sequence[Record]) -> list[str]:
+def caveats(
+    study: Study, summary: pd.DataFrame, records: Sequence[Record], noise: Noise
+) -> list[str]:
     """What makes the numbers hard to believe: few repeats, shared cores, lone ranks, noise."""
     if summary.empty:
         return []
-    noise = judge(records, summary, study=study)
     doubts = [*_few_repeats(summary), *_shared_cores(records), *_unseen_communication(records)]
     doubts += _uneven_steps(study, records)
     return [*doubts, *noise.caveats]

@@ -8,7 +8,7 @@ from dataclasses import dataclass, replace
 from typing import Any
 
 from lab.analysis.audit.columns import named_precision
-from lab.analysis.layout_columns import FAILED, FLOPS, NO, RATES
+from lab.analysis.layout_columns import FAILED, NO, RATES
 from lab.analysis.layout_values import (
     AGREES,
     BATCHES,
@@ -21,6 +21,7 @@ from lab.analysis.layout_values import (
     is_rate_of_gpu,
     mfu_of,
     ranks_of_row,
+    stated_flops,
     step_by_flops,
     step_by_rate,
     unknown,
@@ -92,32 +93,13 @@ def layout_row(
     if values.get("adapters"):
         raise ValueError("LoRA trains adapters only, whereas all weights are assumed to be trained")
     gpus, data = ranks_of_row(values)
-    tensor, pipeline, context = degrees_of(values)
-    sequence = values["sequence"]
-    model = _model(values, notes)
+    sequence, model = values["sequence"], _model(values, notes)
     batch, micro, passes = _batch(values, gpus, data)
-    if pipeline > 1 and not (values.get("micro_batch") or values.get("accum")):
+    if whole(values, "pipeline") > 1 and not (values.get("micro_batch") or values.get("accum")):
         raise ValueError("no micro-batch size for a pipeline")
     machine = _machine(values, gpus)
-    shared = _sharing(values, data * context, framework.sharing)
-    near = machine.gpus_per_node // tensor
-    # With experts, tensor parallelism must: each rank would send the same tokens otherwise.
-    splits = framework.sequence_parallel or model.experts > 1
-    interleave = min(whole(values, "interleave"), max(model.layers // pipeline, 1))
-    layout = Layout(
-        shared,
-        data=data,
-        tensor=tensor,
-        pipeline=pipeline,
-        layers=model.layers,
-        context=context,
-        expert=_expert(values, model, data * context * tensor),
-        interleave=interleave if pipeline > 1 else 1,
-        sequence_parallel=_sequence_parallel(values, tensor, unsaid=splits),
-        replicas=_replicas(values, data * context, near) if shared == "fsdp" else 1,
-    )
     candidate = Candidate(
-        layout,
+        _layout(values, data, model, machine, framework),
         round(micro),
         max(round(passes), 1),
         _recomputed(values, framework.keeps),
@@ -134,7 +116,7 @@ def layout_row(
     rate_of_gpu = step_s is not None and is_rate_of_gpu(values, case, gpus, batch, step_s)
     if step_s is not None and rate_of_gpu:
         step_s /= gpus
-    flops = None if flop_rate(values) else next(filter(None, map(values.get, FLOPS)), None)
+    flops = None if flop_rate(values) else stated_flops(values)
     quoted = values.get("global_batch")
     return LayoutRow(
         place,
@@ -150,6 +132,30 @@ def layout_row(
         divided=divided,
         only_size=model.experts > 1 and bool(ONLY_SIZE.fullmatch(_name(values))),
         kind=kind,
+    )
+
+
+def _layout(
+    values: Mapping[str, Any], data: int, model: Transformer, machine: Machine, framework: Framework
+) -> Layout:
+    """How the ranks of a row share its model, with `data` replicas; ValueError if unknown."""
+    tensor, pipeline, context = degrees_of(values)
+    shared = _sharing(values, data * context, framework.sharing)
+    near = machine.gpus_per_node // tensor
+    # With experts, tensor parallelism must: each rank would send the same tokens otherwise.
+    splits = framework.sequence_parallel or model.experts > 1
+    interleave = min(whole(values, "interleave"), max(model.layers // pipeline, 1))
+    return Layout(
+        shared,
+        data=data,
+        tensor=tensor,
+        pipeline=pipeline,
+        layers=model.layers,
+        context=context,
+        expert=_expert(values, model, data * context * tensor),
+        interleave=interleave if pipeline > 1 else 1,
+        sequence_parallel=_sequence_parallel(values, tensor, unsaid=splits),
+        replicas=_replicas(values, data * context, near) if shared == "fsdp" else 1,
     )
 
 

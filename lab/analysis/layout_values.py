@@ -207,12 +207,17 @@ def mfu_of(values: Mapping[str, Any]) -> float | None:
     return mfu / 100 if mfu and mfu > 1.5 else mfu  # per cent, though not labelled so
 
 
+def stated_flops(values: Mapping[str, Any]) -> float | None:
+    """A row's FLOP/s of each GPU, of whatever kind."""
+    return next(filter(None, map(values.get, FLOPS)), None)
+
+
 def is_rate_of_gpu(
     values: Mapping[str, Any], case: Case, gpus: float, batch: float, step_s: float
 ) -> bool:
     """Whether a row's rate makes its MFU or FLOP/s, or uses its GPUs at all, only if each's."""
     peak = case.machine.gpu.fastest(case.candidate.precision)
-    flops = (mfu_of(values) or 0.0) * peak or next(filter(None, map(values.get, FLOPS)), 0.0)
+    flops = (mfu_of(values) or 0.0) * peak or stated_flops(values) or 0.0
     plain = not any(map(values.get, ("time", "tokens_per_gpu", "samples_per_gpu")))
     tokens = batch * case.sequence / gpus
     made = case.model.flops_per_token(case.sequence) * tokens / step_s

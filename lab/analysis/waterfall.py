@@ -29,7 +29,6 @@ from lab.records.store import Record
 from lab.records.table import grouped
 
 Draws = np.ndarray[Any, np.dtype[np.float64]]  # the value, then one per resample of the repeats
-Configuration = tuple[str, str]  # an emulation, or "", and a run id
 Calibrated = Callable[[str], Calibration | None]  # by cluster profile
 # Causes of time that the ideal step does not have, in display order.
 CAUSES = {
@@ -149,19 +148,24 @@ def waterfalls(summary: pd.DataFrame, records: Sequence[Record]) -> list[Waterfa
     )
     calibrated, baselines = cache(find_calibration), set(summary["baseline_run_id"].dropna())
     # Resamples of a run are large, and for most runs they are used only once.
-    shared = _Shared(
-        {
-            (emulated, run_id): _Steps(repeats, calibrated)
-            for (emulated, run_id), repeats in measured.items()
-            if run_id in baselines or repeats[0].run.world_size == 1
-        }
+    shared = {
+        (emulated, run_id): _Steps(repeats, calibrated)
+        for (emulated, run_id), repeats in measured.items()
+        if run_id in baselines or repeats[0].run.world_size == 1
+    }
+    alone = grouped(
+        ((emulated, kind_of(one.run)), one)
+        for (emulated, _), one in shared.items()
+        if one.run.world_size == 1
     )
     falls = []
     for row in labelled_rows(summary):
-        key = row["emulated"], row["run_id"]
-        if key in measured:
-            own = shared.steps.get(key) or _Steps(measured[key], calibrated)
-            falls.append(_waterfall(row, own, shared))
+        emulated, run_id = row["emulated"], row["run_id"]
+        if repeats := measured.get((emulated, run_id)):
+            own = shared.get((emulated, run_id)) or _Steps(repeats, calibrated)
+            base = shared.get((emulated, row["baseline_run_id"]), own)
+            alike = alone.get((emulated, kind_of(own.run)), ())
+            falls.append(_waterfall(row, own, base, _by_size(alike, own.run.strategy)))
     return falls
 
 
@@ -181,10 +185,17 @@ def on_most_ranks(falls: Sequence[Waterfall]) -> list[Waterfall]:
     return list({fall.row.label: fall for fall in falls}.values())
 
 
-def _waterfall(row: Row, own: _Steps, shared: _Shared) -> Waterfall:
-    base = shared.steps.get((row["emulated"], row["baseline_run_id"]), own)
+def _by_size(alone: Sequence[_Steps], strategy: str) -> dict[int, Draws]:
+    """Compute of a micro-batch on one rank by its size, preferably with this strategy."""
+    return {
+        size: one.draws["compute"] / one.run.grad_accum
+        for one in sorted(alone, key=lambda one: one.run.strategy == strategy)
+        if (size := one.run.micro_batch_size) is not None
+    }
+
+
+def _waterfall(row: Row, own: _Steps, base: _Steps, alone: Mapping[int, Draws]) -> Waterfall:
     share = 1.0 if row["scaling"] == "weak" else base.run.world_size / own.run.world_size
-    alone = shared.alone(row["emulated"], own.run)
     ideal, losses = _losses(own, base, 0.0 if base is own else share, alone)
     repeats = min(own.repeats, base.repeats)
     amounts = {cause: _estimate(losses[cause], repeats) for cause in CAUSES if cause in losses}
@@ -213,27 +224,6 @@ def _estimate(draws: Draws, repeats: int) -> Estimate:
     """The value, and the 95 % interval of its resamples."""
     ends = np.percentile(draws[1:], [2.5, 97.5]) if repeats > 1 else ()
     return Estimate(float(draws[0]), *map(float, ends))
-
-
-class _Shared:
-    """The steps of the reference runs: baselines, and all runs on one rank."""
-
-    def __init__(self, steps: Mapping[Configuration, _Steps]) -> None:
-        self.steps = steps
-        self._by_work = grouped(
-            ((emulated, kind_of(one.run)), one)
-            for (emulated, _), one in steps.items()
-            if one.run.world_size == 1
-        )
-
-    def alone(self, emulated: str, run: Run) -> dict[int, Draws]:
-        """Compute of a micro-batch on one rank by its size, preferably with the run's strategy."""
-        alike = self._by_work.get((emulated, kind_of(run)), ())
-        return {
-            size: one.draws["compute"] / one.run.grad_accum
-            for one in sorted(alike, key=lambda one: one.run.strategy == run.strategy)
-            if (size := one.run.micro_batch_size) is not None
-        }
 
 
 def _losses(

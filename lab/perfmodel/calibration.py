@@ -256,14 +256,12 @@ class Calibration(_Stored):
 
     def contention(self, world_size: int) -> ContentionTime | None:
         """The contention at a world size, else at the nearest measured one; None if none was."""
-        parts = [part for part in self.parts if part.contention]
-        nearest = min(parts, key=lambda part: abs(part.world_size - world_size), default=None)
+        nearest = _nearest([part for part in self.parts if part.contention], world_size)
         return nearest.contention if nearest else None
 
     def with_steps(self, world_size: int) -> Part | None:
         """The multi-rank part with reference steps nearest to a world size."""
-        parts = [part for part in self.parts if part.steps and part.world_size > 1]
-        return min(parts, key=lambda part: abs(part.world_size - world_size), default=None)
+        return _nearest([p for p in self.parts if p.steps and p.world_size > 1], world_size)
 
     @property
     def processes(self) -> list[tuple[float, ...]]:
@@ -326,14 +324,22 @@ class Calibration(_Stored):
         return self.model_copy(update={"parts": tuple(parts[size] for size in sorted(parts))})
 
 
+def _nearest(parts: Sequence[Part], world_size: int) -> Part | None:
+    return min(parts, key=lambda part: abs(part.world_size - world_size), default=None)
+
+
 def calibration_path(cluster: str | Path | Cluster = "local") -> Path:
     """`calibration/<profile>.json` beside the profile's file; InputError for an unknown profile.
 
     For a profile of the installed package it is in the user's configuration.
     """
-    profile = find_profile(cluster.reference if isinstance(cluster, Cluster) else cluster)
+    profile = _profile(cluster)
     folder = USER / "slurm" if profile.is_relative_to(PACKAGE) else profile.parent
     return folder / "calibration" / f"{profile.stem}.json"
+
+
+def _profile(cluster: str | Path | Cluster) -> Path:
+    return find_profile(cluster.reference if isinstance(cluster, Cluster) else cluster)
 
 
 def load_calibration(cluster: str | Path | Cluster = "local") -> Calibration | None:
@@ -344,8 +350,7 @@ def load_calibration(cluster: str | Path | Cluster = "local") -> Calibration | N
     if isinstance(cluster, Cluster) and cluster.published is not None:
         return published_calibration(cluster)
     try:
-        path = calibration_path(cluster)
-        profile = find_profile(cluster.reference if isinstance(cluster, Cluster) else cluster)
+        path, profile = calibration_path(cluster), _profile(cluster)
         if read_yaml(profile).get("executor") == "replay":
             return published_calibration(Cluster.load(profile))
     except InputError:

@@ -10,7 +10,7 @@ import itertools
 from collections import deque
 from collections.abc import Sequence
 from dataclasses import dataclass, field, replace
-from typing import Literal, get_args
+from typing import Any, Literal, get_args
 
 from lab.config.strategies import STRATEGIES, State
 from lab.perfmodel.collectives import Collective, CollectiveSeconds
@@ -355,6 +355,17 @@ class Candidate:
     def global_batch(self) -> int:
         """Samples of a step."""
         return self.micro_batch * self.grad_accum * self.layout.data
+
+    @property
+    def settings(self) -> dict[str, Any]:
+        """Fields of a run of the lab, apart from its ranks, where none of them share a model."""
+        return {
+            "strategy": self.layout.sharing,
+            "precision": self.precision,
+            "activation_checkpointing": self.checkpointing == "full",
+            "micro_batch_size": self.micro_batch,
+            "grad_accum": self.grad_accum,
+        }
 
     @property
     def label(self) -> str:

@@ -91,18 +91,17 @@ class LayoutLaw:
 
     def predict(self, cases: Sequence[Case]) -> Floats:
         """Seconds of a step for each case."""
-        every = parts(quantities(cases), self.coefficients).values()
-        return np.asarray(sum(every, np.zeros(len(cases))))
+        return _steps(quantities(cases), self.coefficients)
 
     def intervals(self, cases: Sequence[Case]) -> tuple[Floats, Floats]:
         """The ends of the 95 % interval in s."""
         from scipy.stats import t
 
         q, at = quantities(cases), np.log([self.coefficients[name] for name in NAMES])
-        steps = np.exp(_log_step(q, at))
+        steps = np.exp(_log_steps(q, at))
         step = 1e-4
         slopes = [
-            (_log_step(q, at + step * unit) - np.log(steps)) / step for unit in np.eye(len(NAMES))
+            (_log_steps(q, at + step * unit) - np.log(steps)) / step for unit in np.eye(len(NAMES))
         ]
         slope = np.stack(slopes)
         variance = self.error**2 + np.einsum("ir,ij,jr->r", slope, self.covariance, slope)
@@ -110,9 +109,12 @@ class LayoutLaw:
         return steps / factor, steps * factor
 
 
-def _log_step(q: Mapping[str, Floats], logarithms: Floats) -> Floats:
-    every = parts(q, dict(zip(NAMES, np.exp(logarithms), strict=True))).values()
-    return np.asarray(np.log(sum(every, np.zeros(len(q["visits"])))))
+def _steps(q: Mapping[str, Floats], coefficients: Mapping[str, Any]) -> Floats:
+    return np.asarray(sum(parts(q, coefficients).values()))
+
+
+def _log_steps(q: Mapping[str, Floats], logarithms: Floats) -> Floats:
+    return np.log(_steps(q, dict(zip(NAMES, np.exp(logarithms), strict=True))))
 
 
 def expected(gpu: str = "", framework: Framework = ANY) -> LayoutLaw:
@@ -151,7 +153,7 @@ def fit(cases: Sequence[Case], step_s: Sequence[float]) -> LayoutLaw:
     def costs(tamed: Callable[[Floats], Floats]) -> Callable[[Floats], Floats]:
         return lambda logarithms: np.concatenate(
             [
-                tamed((_log_step(q, logarithms) - measured) / ROW_ERROR),
+                tamed((_log_steps(q, logarithms) - measured) / ROW_ERROR),
                 (logarithms - centre) / spreads,
             ]
         )
@@ -160,7 +162,7 @@ def fit(cases: Sequence[Case], step_s: Sequence[float]) -> LayoutLaw:
     # The loss that bounds the influence of outliers has several minima.
     solutions = [least_squares(costs(bounded), start, max_nfev=100) for start in (near.x, centre)]
     solution = min(solutions, key=lambda one: float(one.cost))
-    left = _log_step(q, solution.x) - measured
+    left = _log_steps(q, solution.x) - measured
     covariance = np.linalg.inv(solution.jac.T @ solution.jac)
     return LayoutLaw(
         coefficients=dict(zip(NAMES, np.exp(solution.x).tolist(), strict=True)),

@@ -45,6 +45,7 @@ BUCKETS_MB = (5.0, DEFAULT_BUCKET_CAP_MB, 100.0)
 MOST_BUCKETS = 16  # replaying more gains the planner nothing
 MOST_TENSOR = 8
 MOST_RANKED = 10
+UNFIT = "does not fit into memory"
 
 
 @dataclass(frozen=True)
@@ -58,13 +59,13 @@ class Ranked:
 
 @dataclass(frozen=True)
 class Plan:
-    """The candidates that fit, fastest first; how many were searched, and how many refused and why.
+    """The candidates that fit, fastest first; how many were searched, and how many do not fit.
 
     `least_bytes` is the smallest memory of a rank over all candidates.
     """
 
     ranked: tuple[Ranked, ...]
-    refused: dict[str, int]
+    refused: int
     searched: int
     least_bytes: float = math.inf
 
@@ -189,8 +190,7 @@ def best(
     distinct: dict[Candidate, Ranked] = {}
     for way in ranked:
         distinct.setdefault(replace(way.candidate, bucket_mb=None), way)
-    reasons = {"does not fit into memory": refused} if refused else {}
-    return Plan(tuple(distinct.values())[:MOST_RANKED], reasons, searched, least)
+    return Plan(tuple(distinct.values())[:MOST_RANKED], refused, searched, least)
 
 
 def _divisors(number: int) -> list[int]:
@@ -253,18 +253,17 @@ class Search:
     @property
     def summary(self) -> str:
         """How many were searched and refused, and why the second is slower."""
-        refused = "".join(
-            f"; {count:,} refused: {reason}" for reason, count in self.plan.refused.items()
-        )
-        limit = f" (a rank has {self.memory_limit / 1e9:,.1f} GB)" if refused else ""
-        searched = f"{self.plan.searched:,} candidates in {self.seconds:.2f} s{refused}{limit}."
-        return f"{searched} {self.plan.why_second()}".strip()
+        searched = f"{self.plan.searched:,} candidates in {self.seconds:.2f} s"
+        if self.plan.refused:
+            searched += f"; {self.plan.refused:,} refused: {UNFIT}"
+            searched += f" (a rank has {self.memory_limit / 1e9:,.1f} GB)"
+        return f"{searched}. {self.plan.why_second()}".strip()
 
     def content(self) -> dict[str, Any]:
         """For programs: times in s, memory in bytes."""
         return {
             "searched": self.plan.searched,
-            "refused": self.plan.refused,
+            "refused": {UNFIT: self.plan.refused} if self.plan.refused else {},
             "seconds": self.seconds,
             "space": self.space,
             "work": self.work,
@@ -425,14 +424,7 @@ class MeasuredCosting:
 
     def _as_run(self, candidate: Candidate) -> Run:
         layout, micro, accum = candidate.layout, candidate.micro_batch, candidate.grad_accum
-        update: dict[str, Any] = {
-            "strategy": layout.sharing,
-            "world_size": layout.world_size,
-            "precision": candidate.precision,
-            "activation_checkpointing": candidate.checkpointing == "full",
-            "micro_batch_size": micro,
-            "grad_accum": accum,
-        }
+        update = candidate.settings | {"world_size": layout.world_size}
         if layout.tensor > 1:
             update["strategy"] = "tensor_parallel"
         elif layout.pipeline > 1:

@@ -112,14 +112,7 @@ class Described:
 
     def memory(self, candidate: Candidate) -> float:
         """Peak bytes of a rank, counted as those of the lab's own runs on GPUs."""
-        settings = {
-            "strategy": candidate.layout.sharing,
-            "precision": candidate.precision,
-            "activation_checkpointing": candidate.checkpointing == "full",
-            "micro_batch_size": candidate.micro_batch,
-            "grad_accum": candidate.grad_accum,
-        }
-        run = self._run.model_copy(update=settings)
+        run = self._run.model_copy(update=candidate.settings)
         return memory_of(run, device="cuda", layout=candidate.layout).total
 
     def links(self, layout: Layout) -> Links:

@@ -80,9 +80,9 @@ def spread(groups: Iterable[Sequence[float]]) -> Deviation | None:
     squares, freedom = 0.0, 0
     for group in groups:
         logs = [math.log(value) for value in group]
-        mean = statistics.fmean(logs) if logs else 0.0
+        mean = statistics.fmean(logs)
         squares += sum((value - mean) ** 2 for value in logs)
-        freedom += max(len(logs) - 1, 0)
+        freedom += len(logs) - 1
     return Deviation(math.sqrt(squares / freedom), freedom) if freedom else None
 
 

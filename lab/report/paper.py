@@ -40,7 +40,7 @@ def abstract(results: StudyResults) -> Markdown:
 
 def discussion(results: StudyResults) -> list[Markdown]:
     """What the numbers support, and the efficiency without the largest loss of each curve."""
-    supported = analysis.supported(results.study, results.summary, results.records)
+    supported = analysis.supported(results.study, results.summary, results.records, results.noise)
     text = Markdown.bullets(supported, otherwise="The numbers support no further statement.")
     falls = on_most_ranks(with_baseline(results.waterfalls))
     bounds = [
@@ -71,7 +71,7 @@ def _without_largest(fall: Waterfall) -> str:
 
 def threats(results: StudyResults) -> list[Markdown | Table]:
     """What may be wrong with these results: scope, noise, and the audit's findings."""
-    caveats = analysis.caveats(results.study, results.summary, results.records)
+    caveats = analysis.caveats(results.study, results.summary, results.records, results.noise)
     blocks: list[Markdown | Table] = [Markdown.bullets([*_scope(results), *caveats])]
     return [*blocks, *audit(results)]
 

@@ -113,7 +113,7 @@ def waterfall(results: StudyResults) -> list[Table]:
 
 def findings(results: StudyResults) -> Markdown:
     """What else the numbers support, as a list."""
-    sentences = analysis.findings(results.study, results.summary, results.records)
+    sentences = analysis.findings(results.study, results.summary, results.records, results.noise)
     return Markdown.bullets(sentences, otherwise="The numbers support no further statement.")
 
 

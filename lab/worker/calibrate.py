@@ -80,27 +80,25 @@ def measure(
     torch.set_num_threads(context.threads)  # as in the runs predicted from it
     device = device_of(context)
     fields: dict[str, Any] = {}
-    steps = partial(reference_steps, context, strategies, quick=quick, progress=progress)
+    several, computes = context.world_size > 1, cluster.compute is None
     watch = MachineWatch(context, device)
     with process_group(context, device=device, alone=False):
-        if context.world_size > 1:
+        if several:
             sizes = [size for size in SIZES[device.type] if size <= QUICK_LARGEST or not quick]
             budget = QUICK_BUDGET_S if quick else BUDGET_S
             fields["times"], fields["missing"] = measure_collectives(
                 device, sizes, budget_s=budget, progress=progress
             )
-            if cluster.compute is None:  # sleeping ranks leave the cores to others
-                fields["contention"] = measure_contention(device, quick=quick, progress=progress)
-                # Over an emulated slow link all of these steps would take minutes.
-                if cluster.link is None:
-                    fields["steps"] = steps()
         else:
             progress("matrix products", 0, 2)
             fields["matrix_products"], fields["missing"] = matrix_products(device)
             progress("memory", 1, 2)
             fields["memory"] = memory_bandwidth(device)
-            if cluster.compute is None:
-                fields["steps"] = steps()
+        if several and computes:  # sleeping ranks leave the cores to others
+            fields["contention"] = measure_contention(device, quick=quick, progress=progress)
+        # Over an emulated slow link all of these steps would take minutes.
+        if computes and not (several and cluster.link):
+            fields["steps"] = reference_steps(context, strategies, quick=quick, progress=progress)
         ranks = gather(watch.stop())
     if ranks is None:
         return None

@@ -125,8 +125,5 @@ class Measurement:
     trace: schema.Trace | None = None
 
 
-class Conclude(Protocol):
-    """Records what `collect` measures, or its error, like the end of a job."""
-
-    def __call__(self, collect: Callable[[], Measurement | None], /) -> int:
-        """Return the exit status of the rank."""
+# Records what its argument measures, or its error, like the end of a job; returns the exit status.
+Conclude = Callable[[Callable[[], Measurement | None]], int]

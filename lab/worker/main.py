@@ -83,7 +83,7 @@ def measure(
         )
         # Once before and once after everything that is timed, as the clocks of two hosts drift.
         offset_before = distributed.read_clock_offset()
-        with own.located(data_root, models.explained):
+        with own.located(data_root):
             training = train(job, folder=folder, pauses=pauses)
             # Emulated compute learns nothing.
             quality = _quality(training, job) if pauses is None else None

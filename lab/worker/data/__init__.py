@@ -19,10 +19,10 @@ from lab.worker.pretrained import folder_of
 
 # By the configuration's tasks, so a new kind for a known task needs no entry.
 FAMILIES = {
-    ("language modelling",): "corpora",
-    ("text classification",): "labelled",
-    ("image classification",): "images",
-    ("language modelling", "text classification", "image classification"): "synthetic",
+    ("language modelling",): "data.corpora",
+    ("text classification",): "data.labelled",
+    ("image classification",): "data.images",
+    ("language modelling", "text classification", "image classification"): "data.synthetic",
     ("its own task",): "own",
 }
 
@@ -42,4 +42,4 @@ def prepare(run: Run, *, data_root: Path, progress: Progress) -> Dataset:
 
 def module_of(config: Data | type[Data]) -> ModuleType:
     """The module that reads data of this kind; no other is imported."""
-    return importlib.import_module(f"lab.worker.data.{FAMILIES[config.tasks]}")
+    return importlib.import_module(f"lab.worker.{FAMILIES[config.tasks]}")

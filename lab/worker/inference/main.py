@@ -26,7 +26,7 @@ from lab.worker.environment import MachineWatch, environment, reset_peak
 from lab.worker.inference import quantize
 from lab.worker.inference.latency import PromptBatch, time_classification, time_generation
 from lab.worker.inference.model import load_model, trained_model, training_run
-from lab.worker.inference.quantize import Pair, Quantized, UnavailableError
+from lab.worker.inference.quantize import Pair, UnavailableError
 from lab.worker.models.classifier import Classifier
 from lab.worker.models.gpt import GPT
 from lab.worker.optim import DTYPES, set_products
@@ -79,28 +79,29 @@ def infer(
 
 
 def _compare(job: RankJob, base: nn.Module, trained: Checkpoint) -> Inference:
-    run, device, progress = job.run, job.device, job.progress
-    progress("quantizing", 0, run.rounds)
-    copy: Quantized | None = None
-    reason, dtype = "", DTYPES[run.base_precision]
     try:
-        # Quantized from fp32, whatever the base's precision; `none` is a second base.
-        source = base.to(dtype) if run.quantization == "none" else base
-        copy = quantize.quantize(source, run.quantization)
+        fields = _measured(job, base)
     except UnavailableError as error:  # also a result: tables show what a machine lacks, and why
-        reason = str(error)
-    base.to(dtype)
-    inference = Inference(
-        quantization=run.quantization,
-        base_size=_size(base),
-        arithmetic=_arithmetic(device),
+        fields = {"unavailable": str(error)}
+    return Inference(
+        quantization=job.run.quantization,
+        base_size=_size(base.to(DTYPES[job.run.base_precision])),
+        arithmetic=_arithmetic(job.device),
         model_sha256=file_sha256(trained.folder / checkpoint.MODEL),
         trained_steps=trained.step,
-        unavailable=reason,
+        **fields,
     )
-    if copy is None:
-        return inference
-    pair = base, copy.model
+
+
+def _measured(job: RankJob, base: nn.Module) -> dict[str, Any]:
+    """Fields of Inference on the quantized copy; UnavailableError for what this machine lacks."""
+    run, device, progress = job.run, job.device, job.progress
+    progress("quantizing", 0, run.rounds)
+    dtype = DTYPES[run.base_precision]
+    # Quantized from fp32, whatever the base's precision; `none` is a second base.
+    source = base.to(dtype) if run.quantization == "none" else base
+    copy = quantize.quantize(source, run.quantization)
+    pair = base.to(dtype), copy.model
     if run.compile:
         quantize.compile_alike(*pair)
     # The same inputs for every quantization.
@@ -113,10 +114,7 @@ def _compare(job: RankJob, base: nn.Module, trained: Checkpoint) -> Inference:
     else:
         batches = {size: _share(job, size, seed=size) for size in run.batch_sizes}
     progress("comparing", 0, run.rounds)
-    try:
-        errors = _output_errors(pair, prompts, batches, compiled=run.compile)
-    except UnavailableError as error:
-        return inference.model_copy(update={"unavailable": str(error)})
+    errors = _output_errors(pair, prompts, batches, compiled=run.compile)
     fields: dict[str, Any] = {
         "method": copy.method,
         "quantize_time": copy.seconds,
@@ -141,7 +139,7 @@ def _compare(job: RankJob, base: nn.Module, trained: Checkpoint) -> Inference:
         classifiers = cast("tuple[Classifier, Classifier]", pair)
         fields |= quantize.compare_classifiers(pair, _held_out(job), device=device)
         fields["classifications"] = time_classification(classifiers, batches, run, progress)
-    return inference.model_copy(update=fields)
+    return fields
 
 
 def _output_errors(

@@ -13,6 +13,7 @@ from lab.config.own import Script
 from lab.config.run import Run
 from lab.errors import InputError, Problem
 from lab.perfmodel import flops
+from lab.worker import own
 from lab.worker.data.dataset import Dataset, FastLoader
 from lab.worker.optim import DTYPES
 
@@ -30,8 +31,6 @@ def build(run: Run, dataset: Dataset) -> nn.Module:
 
         return Vision(config, channels=dataset.channels, classes=dataset.classes)
     if isinstance(config, models.PythonModel):
-        from lab.worker.models import own
-
         return own.build(config)
     assert not isinstance(config, Script), "a script builds its own"
     vocab_size = datasets.vocab_size_of(config, run.dataset)
@@ -67,10 +66,8 @@ def flops_per_sample(run: Run, dataset: Dataset) -> float | None:
     config = run.architecture
     if not isinstance(config, models.PythonModel):
         return flops.flops_per_sample(run)
-    from lab.worker.models.own import counted_flops
-
     batch = FastLoader(dataset.train, run=run, rank=0).micro_batch(0, 0)
-    return counted_flops(config, *batch)
+    return own.counted_flops(config, *batch)
 
 
 def attention_kernel(run: Run, device: torch.device) -> str | None:
@@ -90,18 +87,9 @@ def attention_kernel(run: Run, device: torch.device) -> str | None:
 
 def depends_on_split(model: nn.Module, run: Run) -> str | None:
     """Why the loss curve depends on how ranks split the batch; None if it must not."""
-    if not isinstance(run.architecture, models.PythonModel):
-        return run.architecture.depends_on_split or None
-    from lab.worker.models import own
-
-    return own.depends_on_split(model) or None
-
-
-def explained(error: BaseException) -> str:
-    """What torch's error says about a user's module; empty if nothing is known of it."""
-    from lab.worker.models import own
-
-    return own.explained(error)
+    if isinstance(run.architecture, models.PythonModel):
+        return own.depends_on_split(model) or None
+    return run.architecture.depends_on_split or None
 
 
 class Score(NamedTuple):

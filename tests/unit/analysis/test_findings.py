@@ -11,6 +11,7 @@ from hypothesis import strategies as st
 from lab import figures
 from lab.analysis.answer import answer
 from lab.analysis.findings import advice, findings, holes, limits
+from lab.analysis.noise import judge
 from lab.analysis.results import StudyResults
 from lab.analysis.scaling import summary
 from lab.analysis.scaling_curves import Estimate, Row
@@ -30,7 +31,8 @@ def findings_of(tmp_path, records, **fields):
     """Answer, findings and holes of a study that asked for the runs of these records."""
     made = study(tmp_path, list({item.run.id: item.run for item in records}.values()), **fields)
     frame = summary(table(records), baseline=made.baseline, scaling=made.scaling)
-    return answer(made, frame, records), findings(made, frame, records), holes(made, records)
+    found = findings(made, frame, records, judge(records, frame, study=made))
+    return answer(made, frame, records), found, holes(made, records)
 
 
 def pair(base, wide, size=2, **fields):

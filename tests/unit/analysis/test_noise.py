@@ -62,14 +62,16 @@ def test_instead_of_explaining_it_names_what_to_measure_again(tmp_path):
     records = QUIET + two_ranks(0.76, 0.9, 0.0)
     made = study(tmp_path / "mine", [run(1), run(2)])
     frame = summary(table(records), baseline={"world_size": 1}, scaling="strong")
-    text, more = answer(made, frame, records), findings(made, frame, records)
+    noise = judge(records, frame, study=made)
+    text, more = answer(made, frame, records), findings(made, frame, records, noise)
     assert text.startswith("There is no answer yet. Too noisy to explain: other processes took up")
     assert "up to 45 % of the ranks' cores" in text and "1 of 2 configurations" in text
     assert "configurations: x2 (repeats 0, 1); lab run" in text
     assert "lab run mine --repeat-disturbed measures them again." in text
     assert not [sentence for sentence in more if "2 CPU processes" in sentence]
     quiet = QUIET + two_ranks(0.0, 0.0, 0.0)
-    text, more = answer(made, frame, quiet), findings(made, frame, quiet)
+    noise = judge(quiet, frame, study=made)
+    text, more = answer(made, frame, quiet), findings(made, frame, quiet, noise)
     assert "a step is 1.8" in text and [line for line in more if "2 CPU processes" in line]
 
 

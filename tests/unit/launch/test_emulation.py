@@ -13,6 +13,7 @@ from lab import figures
 from lab.analysis import comparison
 from lab.analysis.answer import answer
 from lab.analysis.findings import findings
+from lab.analysis.noise import judge
 from lab.analysis.scaling import summary
 from lab.analysis.scaling_curves import curves
 from lab.analysis.tables import classical_tables
@@ -137,11 +138,9 @@ def test_the_report_says_it_in_its_sentences_and_tables(tmp_path: Path) -> None:
 
 def test_findings_name_communication_as_the_cause() -> None:
     emulated = records(emulated=SLOW)
-    sentences = findings(
-        study(Path(), [run(1), run(2)]),
-        summary(lab.table(emulated), baseline={"world_size": 1}, scaling="strong"),
-        emulated,
-    )
+    frame = summary(lab.table(emulated), baseline={"world_size": 1}, scaling="strong")
+    made = study(Path(), [run(1), run(2)])
+    sentences = findings(made, frame, emulated, judge(emulated, frame))
     assert any("a loss beyond the spread of the repeats" in sentence for sentence in sentences)
     (named,) = [sentence for sentence in sentences if "the largest loss" in sentence]
     assert "is transfer and waiting for other ranks; first to change: a faster link," in named
@@ -203,14 +202,10 @@ def test_only_ranks_with_the_whole_model_can_sleep(tmp_path: Path) -> None:
 def test_sleeping_ranks_do_not_share_cores() -> None:
     crowded = {"cpus_granted": [[0], [0]], "threads_per_rank": 1}
     asleep = Emulated(compute=Compute(emulated="measured"))
-    both = [
-        findings(
-            study(Path(), [run(2)]),
-            summary(lab.table(crowd), baseline={"world_size": 2}, scaling="strong"),
-            crowd,
-        )
-        for crowd in ([record(run(2), **crowded)], [record(run(2), emulated=asleep, **crowded)])
-    ]
+    both = []
+    for crowd in ([record(run(2), **crowded)], [record(run(2), emulated=asleep, **crowded)]):
+        frame = summary(lab.table(crowd), baseline={"world_size": 2}, scaling="strong")
+        both.append(findings(study(Path(), [run(2)]), frame, crowd, judge(crowd, frame)))
     assert [any("between them" in sentence for sentence in sentences) for sentences in both] == [
         True,
         False,

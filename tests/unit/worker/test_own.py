@@ -13,9 +13,8 @@ from torch import nn
 
 from lab.config.models import PythonModel
 from lab.errors import LabError
-from lab.worker import models, own
-from lab.worker.data.own import Items
-from lab.worker.models.own import OwnModel, build
+from lab.worker import own
+from lab.worker.own import Items, OwnModel, build
 
 MODULES = """
 import sys
@@ -114,19 +113,19 @@ def test_a_loss_that_cannot_be_trained_on_is_told_with_what_it_was_given(
     folder: Path, factory: str, loss: str, message: str
 ) -> None:
     model = build(config(factory, loss))
-    with pytest.raises(LabError, match=message), own.located(folder, models.explained):
+    with pytest.raises(LabError, match=message), own.located(folder):
         model(INPUTS, TARGETS)
 
 
 def test_a_target_beyond_the_classes_is_told_with_the_shape_of_the_output(folder: Path) -> None:
     model = build(config("Net", args={"classes": 3}))
     shape = r"float32 of shape \(5, 3\), and targets, int64 of shape \(5,\)$"
-    with pytest.raises(LabError, match=shape), own.located(folder, models.explained):
+    with pytest.raises(LabError, match=shape), own.located(folder):
         model(INPUTS, TARGETS)
 
 
 def test_an_error_of_torch_that_says_enough_stays_as_it_is(folder: Path) -> None:
-    with pytest.raises(RuntimeError, match="shapes"), own.located(folder, models.explained):
+    with pytest.raises(RuntimeError, match="shapes"), own.located(folder):
         torch.ones(2, 3) @ torch.ones(2, 3)
 
 
@@ -147,7 +146,7 @@ def test_ranks_with_different_modules_are_refused(
     def gathered(mine: list[object]) -> list[object]:
         return [mine, [*mine, ["extra.weight", [3], "torch.float32"]]]
 
-    monkeypatch.setattr("lab.worker.models.own.all_gather_object", gathered)
+    monkeypatch.setattr("lab.worker.own.all_gather_object", gathered)
     with pytest.raises(LabError, match=r"another module on rank 1 than on rank 0 \(extra\.weight"):
         build(config("Net"))
 
@@ -164,7 +163,7 @@ def test_parameters_without_a_gradient_are_named(folder: Path) -> None:
 
     parallel = Parallel(OwnModel(config("Net")))
     named = "^layer.bias took no part in a step's loss, but DDP waits .* or train with naive_ddp"
-    with pytest.raises(LabError, match=named), own.located(folder, models.explained):
+    with pytest.raises(LabError, match=named), own.located(folder):
         parallel.forward()
 
 
