@@ -5,6 +5,7 @@ from __future__ import annotations
 import ast
 import inspect
 import os
+import sys
 import threading
 from collections.abc import Callable, Iterator
 from contextlib import ExitStack, contextmanager
@@ -47,12 +48,14 @@ def one_process() -> Iterator[None]:
     """Keep a script's training in this process, and let `os._exit` end it as `sys.exit` does."""
     start: Any = BaseProcess.start
     join: Any = ProcessContext.join
-    spawning: Any = multiprocessing
+    spawning: Any = sys.modules["torch.multiprocessing.spawn"]  # a function has this name, too
+    in_this_process = _in_this_process(spawning.start_processes)
     groups: Any = distributed_c10d
     with replaced(
         (BaseProcess, "start", _without_ranks(start)),
         (ProcessContext, "join", _explained(join)),
-        (spawning, "spawn", _in_this_process(spawning.spawn)),
+        (spawning, "start_processes", in_this_process),  # which `spawn` calls
+        (multiprocessing, "start_processes", in_this_process),
         (groups, "rendezvous", _anywhere(groups.rendezvous)),
         (os, "_exit", _like_sys_exit(os._exit)),
     ):
@@ -140,10 +143,10 @@ def _explained(join: Callable[..., bool]) -> Callable[..., bool]:
     return wait
 
 
-def _in_this_process(spawn: Callable[..., Any]) -> Callable[..., Any]:
-    """`torch.multiprocessing.spawn`, which calls the function of a rank in this process."""
+def _in_this_process(start_processes: Callable[..., Any]) -> Callable[..., Any]:
+    """Torch's `start_processes`, which calls the function of a rank in this process."""
 
-    @wraps(spawn)
+    @wraps(start_processes)
     def start(
         fn: Callable[..., None],
         args: tuple[Any, ...] = (),
@@ -152,7 +155,7 @@ def _in_this_process(spawn: Callable[..., Any]) -> Callable[..., Any]:
         **more: Any,
     ) -> Any:
         try:
-            return spawn(fn, args, nprocs, *rest, **more)
+            return start_processes(fn, args, nprocs, *rest, **more)
         except LabError:  # only now is it known that these processes are ranks
             ranks = int(os.environ["LOCAL_WORLD_SIZE"])
             if nprocs != ranks:

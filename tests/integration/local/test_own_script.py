@@ -74,6 +74,8 @@ if __name__ == "__main__":
         mp.spawn(train, args=(2,), nprocs=2)
     elif sys.argv[1] == "by-spawn-at":
         mp.spawn(train, args=(2, "tcp://127.0.0.1:29572"), nprocs=2)
+    elif sys.argv[1] == "by-start":
+        mp.start_processes(train, args=(2,), nprocs=2, start_method="fork")
     else:
         context = mp.get_context(sys.argv[1])
         processes = [context.Process(target=train, args=(rank, 2)) for rank in range(2)]
@@ -336,7 +338,7 @@ def test_a_script_that_trains_with_ranks_of_its_own_is_no_run_on_one(
     assert record.error and "a process group of 2 ranks, but is measured on 1" in str(record.error)
 
 
-@pytest.mark.parametrize("way", ["by-spawn", "by-spawn-at"])
+@pytest.mark.parametrize("way", ["by-spawn", "by-spawn-at", "by-start"])
 def test_as_many_ranks_as_the_script_itself_starts_are_measured(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, way: str
 ) -> None:
