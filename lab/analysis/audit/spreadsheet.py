@@ -24,7 +24,7 @@ def read_sheets(path: Path) -> list[tuple[str, list[str]]]:
 
     Cells hold what was computed when the file was saved, shares that are shown in per cent with a
     %, and times of day and durations as 1:02:03. Raises InputError for a file that is no workbook
-    or holds nothing.
+    or holds no table, and for a sheet of more than MOST_ROWS rows.
     """
     import openpyxl
 
@@ -42,6 +42,9 @@ def read_sheets(path: Path) -> list[tuple[str, list[str]]]:
     except Exception as error:  # noqa: BLE001  (a damaged file may raise anything)
         what = f"cannot be read as a workbook: {str(error).splitlines()[0]}"
         raise InputError(str(path), [Problem("file", what, "save it as CSV")]) from None
+    if long := [name for name, grid in grids if len(grid) > MOST_ROWS]:
+        problem = Problem(f"sheet {long[0]!r}", f"more than {MOST_ROWS} rows", "save it as CSV")
+        raise InputError(str(path), [problem])
     parts = [(name, _lines(part)) for name, grid in grids for part in _side_by_side(grid)]
     if not parts:
         raise InputError(str(path), [Problem("file", "no sheet holds a table", "save it as CSV")])
@@ -51,12 +54,13 @@ def read_sheets(path: Path) -> list[tuple[str, list[str]]]:
 def _grid(sheet: Any) -> list[list[str]]:
     """The cells of a sheet as text."""
     sheet.reset_dimensions()  # which some programs save wrongly
-    rows = itertools.islice(sheet.iter_rows(), MOST_ROWS)
-    return [[_text(cell.value, cell) for cell in row] for row in rows]
+    rows = itertools.islice(sheet.iter_rows(), MOST_ROWS + 1)
+    return [[_text(cell) for cell in row] for row in rows]
 
 
-def _text(value: object, cell: Any) -> str:
+def _text(cell: Any) -> str:
     """A cell as the spreadsheet shows it, but with all digits, on one line."""
+    value = cell.value
     if value is None:
         return ""
     if isinstance(value, int | float) and not isinstance(value, bool):

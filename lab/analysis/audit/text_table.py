@@ -272,7 +272,7 @@ def _with_groups(lines: Sequence[str]) -> list[str]:
         if delimiter == SPACES or not spanning or len({*named}) == len(named):
             continue
         full = _below_groups(above, under)
-        index = "".join(cells) == cells[0]  # pandas writes its name on a line of its own
+        index = any(cells[:1]) and not any(cells[1:])  # pandas names it on a line of its own
         if index:
             full[0], below = cells[0], "".join(lines[place + 3 : place + 4])
         if NUMERIC_CELL.search(below):

@@ -116,6 +116,17 @@ def test_what_is_no_workbook_says_what_to_do(save: Save, tmp_path: Path) -> None
         lab.audit(save({"May": [["A remark."]]}))
 
 
+def test_a_sheet_is_read_in_whole_or_not_at_all(
+    save: Save, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    path = save({"May": STRONG})
+    monkeypatch.setattr("lab.analysis.audit.spreadsheet.MOST_ROWS", len(STRONG))
+    assert len(lab.records_from(path)) == 3
+    monkeypatch.setattr("lab.analysis.audit.spreadsheet.MOST_ROWS", 2)
+    with pytest.raises(InputError, match="sheet 'May': more than 2 rows; save it as CSV"):
+        lab.audit(path)
+
+
 def test_a_report_is_made_of_a_sheet(save: Save) -> None:
     path = save({"Strong": STRONG, "Others": [["GPUs", "img/s"], [1, 90], [2, 170]]})
     assert len(lab.records_from(path)) == 3
@@ -145,6 +156,11 @@ def test_columns_of_a_pivot_are_joined() -> None:
     (frame,) = read_tables(io.StringIO(pivot.to_csv()))
     assert list(frame) == ["gpus", "time_s ddp", "time_s fsdp", "img/s ddp", "img/s fsdp"]
     assert frame["img/s fsdp"].tolist() == ["80", "150"]
+
+
+def test_groups_without_rows_are_no_table() -> None:
+    with pytest.raises(InputError, match="5 cells under 4 column names"):
+        read_tables(io.StringIO(",DDP,,FSDP,\nGPUs,time,speedup,time,speedup\n\n"))
 
 
 def test_a_first_row_of_words_is_no_group() -> None:
