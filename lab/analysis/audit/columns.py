@@ -236,7 +236,8 @@ ROUNDED = (
     "ratio_of_times",
     "ratio_of_rates",
 )
-MEASURED = {"time", "rate", "rate_per_rank", "speedup", "efficiency"}
+RATIOS = {"speedup", "efficiency"}
+MEASURED = {"time", "rate", "rate_per_rank", *RATIOS}
 OF_SPEED = {*TIMES, *ROUNDED}
 COUNTED_RANKS = ("world_size", "nodes", "threads", "cpus")  # what programs run on, ranks first
 NUMERIC = (*TIMES, "time_mean", "communication_mean", "std", "rate_std", *NUMBERS)

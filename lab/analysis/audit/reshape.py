@@ -19,6 +19,7 @@ from lab.analysis.audit.columns import (
     NUMERIC,
     PARALLEL,
     PROBLEM,
+    RATIOS,
     SECOND,
     SYMBOLS,
     THINGS,
@@ -213,7 +214,7 @@ def by_world_size(
     if not all(are_timed(frame[column]) for column in bare):
         assumption += "; no unit is named"
     rest = frame.drop(columns=[one.column for one in ranked])
-    ratios = [name for name in map(str, rest) if _quantity(name) in {"speedup", "efficiency"}]
+    ratios = [name for name in map(str, rest) if _quantity(name) in RATIOS]
     ranked = _with_remarks(ranked)
     settings = {one.setting: _settings(one.setting, rest) for one in ranked}
     blank = dict.fromkeys([name for words in settings.values() for name in words], "")
@@ -261,7 +262,7 @@ def _without_ratios(frame: pd.DataFrame) -> tuple[pd.DataFrame, list[str]]:
     its columns say of what they are the number."""
     bare = any(normal(str(column)).isdecimal() for column in frame.columns)
     labels = frame[frame.columns[0]].astype(str)
-    ratios = labels.map(_quantity).isin({"speedup", "efficiency"})
+    ratios = labels.map(_quantity).isin(RATIOS)
     if (
         bare
         or not ratios.any()

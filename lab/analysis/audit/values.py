@@ -82,6 +82,7 @@ RANKS_TIMES = re.compile(
 # GPUs called by a number of their model.
 GEFORCE = re.compile(r"(?:rtx\s?)?[1-5]0[5-9]0(?:\s?(?:ti|d|super))*", re.IGNORECASE)
 TIMES_GEFORCE = re.compile(rf"(\d+)\s*[x×*]\s*({GEFORCE.pattern})")
+NEARLY = 0.02  # relative: of a ratio of two rounded rates, or a batch that ranks share
 MOST_OF_A_NODE = 192  # ranks; 224x224 are the pixels of an image
 # Of 8 A100s and 2 V100 GPUs, which are GPUs of the same model as 1 A100 and 1 V100 GPU.
 PLURAL_NAME = re.compile(r"(?<=[abghv]\d00)s$|(?<=\w)\s(?:gpu|card)s?$")

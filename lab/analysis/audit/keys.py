@@ -1,0 +1,244 @@
+"""What tells the rows of a table apart: the configurations whose rows make a curve each."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Collection, Iterator, Mapping
+
+import pandas as pd
+from pandas.api.types import is_numeric_dtype
+
+from lab.analysis.audit import columns
+from lab.analysis.audit.columns import LAYOUT, RATIOS, TEXTS, guess, normal
+from lab.analysis.audit.observations import ROW, setting
+from lab.analysis.audit.quantities import WHOLE_NUMBERS, as_text, as_texts
+from lab.analysis.audit.values import COUNT_UNITS, NEARLY, numbers
+from lab.formatting import message_size, model_size
+
+KEYS = (
+    *("model", "sequence_length", "dataset", "framework", "precision", "compile", "seed"),
+    *("link", "device", "emulated", "strategy", "scaling", "recompute", "sharding", "interleave"),
+    *("sequence_parallel", *LAYOUT),
+)
+NUMBERED = {"strategy", "rank", "repeat", "seed", "epoch", "step"}
+SETTINGS = {*WHOLE_NUMBERS, *TEXTS, "bytes"}  # a size that is not read is a problem's
+READ_SETTINGS = {"cpus", "threads", "steps"}  # of each rank, and of a loop that is the whole work
+MOST_VALUES = 200  # of a key
+NO_REPEATS = 1.5  # ratio of two times on as many ranks
+ANOTHER = 1.1  # ratio of the parameters of two models
+# What runs may be compared by, if all of them were measured at several world sizes.
+COMPARED = ("gpu", "cpu", "version", "driver")
+
+
+def add_keys(
+    tidy: pd.DataFrame,
+    frame: pd.DataFrame,
+    used: Collection[str],
+    *,
+    collective: bool,
+    logged: bool,
+) -> None:
+    """Columns that distinguish configurations: KEYS, and others with several world sizes each."""
+    compared = [name for name in COMPARED if _is_compared(tidy[name], tidy["world_size"])]
+    if not logged and _is_key(tidy["host"], tidy["world_size"], least=1.0):
+        compared.append("host")  # machines with a curve each
+    known = tidy[[*KEYS, *compared]].notna().any()
+    keys = {f"key:{name}": tidy[name] for name in known.index[known]}
+    if _sizes_differ(tidy):
+        sizes = tidy["parameters"].map(model_size, na_action="ignore")
+        keys["key:parameters"] = sizes + " parameters"
+    if collective:
+        keys["key:bytes"] = tidy["bytes"].map(message_size, na_action="ignore")
+    for column in frame.columns:
+        name, meaning = normal(column), guess(column)
+        computed = re.search(columns.IDEAL, name) or columns.VERDICT.fullmatch(name)
+        if column in used or column == ROW or computed:
+            continue
+        # A column whose numbers cannot be parsed may still distinguish rows, as may settings.
+        measured = meaning is not None and meaning.canonical not in SETTINGS
+        measured = measured or bool(columns.OUTCOME.search(name))
+        cells = frame[column].map(as_text).loc[tidy.index]
+        if _distinguishes(cells, tidy, measured=measured, logged=logged):
+            keys[f"key:{column}"] = cells
+    if not logged and tidy[["speedup", "efficiency"]].isna().all(axis=None):
+        keys |= _sizes_of_problems(tidy, frame, used)
+    for name, cells in keys.items():
+        tidy[name] = _as_key(cells)
+    if not logged and tidy[["speedup", "efficiency", "repeat", "seed"]].isna().all(axis=None):
+        for name, cells in _no_repeats(tidy, frame, used).items():
+            tidy[name] = _as_key(cells)
+
+
+def _as_key(cells: pd.Series) -> pd.Series:
+    texts = cells.map("{:g}".format) if is_numeric_dtype(cells) else cells.astype(str)
+    return texts.where(cells.notna(), "")
+
+
+def _no_repeats(
+    tidy: pd.DataFrame, frame: pd.DataFrame, used: Collection[str]
+) -> dict[str, pd.Series]:
+    """The columns of words or whole numbers, if any, that tell apart all rows on as many ranks
+    whose times are too far apart for repeats: as few, with as few values, as will do."""
+    keys = [name for name in tidy.columns if name.startswith("key:")]
+    times = tidy["time"].fillna(1 / tidy["rate"])
+
+    def far_apart(*more: pd.Series) -> pd.Series:
+        groups = [*(tidy[name] for name in (*keys, "world_size")), *more]
+        alike = times.groupby(groups, dropna=False)
+        return alike.transform("max") > NO_REPEATS * alike.transform("min")
+
+    apart = int(far_apart().sum()) if tidy["world_size"].nunique() > 1 else 0
+    able = _able_to_tell_apart(tidy, frame, used) if apart else {}
+    chosen: dict[str, pd.Series] = {}
+    while apart:
+        left = {name: far_apart(*chosen.values(), cells).sum() for name, cells in able.items()}
+        best = min(left, key=lambda name: (left[name], able[name].nunique()), default=None)
+        if best is None or left[best] >= apart:
+            return {}
+        apart, chosen[f"key:{best}"] = int(left[best]), able.pop(best)
+    return chosen
+
+
+def _able_to_tell_apart(
+    tidy: pd.DataFrame, frame: pd.DataFrame, used: Collection[str]
+) -> dict[str, pd.Series]:
+    """The columns that may be settings, those of READ_SETTINGS even if they are read."""
+    able = {}
+    for column in frame.columns:
+        name, meaning = normal(column), guess(column)
+        read = meaning is not None and meaning.canonical in READ_SETTINGS
+        computed = re.search(columns.IDEAL, name) or columns.OUTCOME.search(name)
+        setting = meaning is None or meaning.canonical in SETTINGS or read
+        if column == ROW or computed or not setting or (column in used and not read):
+            continue
+        cells = frame[column].map(as_text).loc[tidy.index]
+        if cells.nunique() > 1 and not (numbers(cells) % 1 > 0).any():
+            able[column] = cells.fillna("")
+    return able
+
+
+def _sizes_differ(tidy: pd.DataFrame) -> bool:
+    """Whether models of one name have several sizes, which do not grow with the ranks."""
+    if tidy["parameters"].nunique() < 2:
+        return False
+    of_models = tidy["parameters"].groupby(tidy["model"].fillna(""))
+    each = tidy["parameters"] / tidy["world_size"]
+    grows = each.max() <= ANOTHER * each.min()  # as in weak scaling
+    return bool((of_models.max() > ANOTHER * of_models.min()).any() and not grows)
+
+
+def _distinguishes(cells: pd.Series, tidy: pd.DataFrame, *, measured: bool, logged: bool) -> bool:
+    """Whether the cells of a column tell configurations apart; if it is `measured`, only words."""
+    known, sizes = cells.dropna(), tidy["world_size"]
+    words = bool(pd.to_numeric(known, errors="coerce").isna().all())
+    named = words and bool(known.str.match(r"[^\W\d_]").all())
+    if measured and not named:
+        return False
+    if named and known.nunique() > 1:
+        # On one number of ranks words tell configurations apart, unless they vary in a log.
+        recurring = sizes.nunique() == 1 or (sizes.isna().all() and cells.duplicated().any())
+        adapted = known.str.contains(columns.ADAPTED).nunique() > 1
+        if adapted or (_names_series(cells, tidy) if logged else recurring):
+            return True
+    # Of words for settings, half may have been measured at one number of ranks.
+    return _is_key(cells, sizes, least=0.5 if words else 0.51)
+
+
+def _sizes_of_problems(
+    tidy: pd.DataFrame, frame: pd.DataFrame, used: Collection[str]
+) -> dict[str, pd.Series]:
+    """Columns with several sizes of problems on one number of ranks, or a size of its own on each,
+    as keys: such runs say nothing of each other. If a size grows with the ranks, this is weak
+    scaling instead."""
+    ranks, sizes = tidy["world_size"], {}
+    for column in frame.columns:
+        name, per_rank = columns.OF_EACH_RANK.subn("", normal(column))
+        if column in used or not columns.PROBLEM.fullmatch(name):
+            continue
+        cells = frame[column].map(as_text).loc[tidy.index]
+        if per_rank:
+            whole = numbers(cells, units=COUNT_UNITS) * ranks
+            if whole.isna().any() or whole.max() <= (1 + NEARLY) * whole.min():
+                continue  # of one problem
+            cells = whole.round().map("{:.0f}".format)
+        key = f"key:{name if per_rank else column}"
+        own = cells.groupby(ranks).nunique()
+        if (own > 1).any() and cells.notna().all():
+            sizes[key] = cells
+            continue
+        if not len(own) == cells.nunique() > 1 or cells.isna().any() or (own != 1).any():
+            continue
+        each = numbers(cells, units=COUNT_UNITS) / ranks
+        if each.notna().all() and each.max() <= (1 + NEARLY) * each.min():
+            tidy["scaling"] = tidy["scaling"].fillna("weak")
+            return {}
+        sizes[key] = cells
+    return sizes
+
+
+def _names_series(cells: pd.Series, tidy: pd.DataFrame) -> bool:
+    """Whether each value of a column names one piece of a log in which the steps only increase."""
+    values = cells.fillna("")
+    index = tidy["step"].fillna(tidy["epoch"]).loc[values.index]
+    starts = values != values.shift()
+    onward = (index.diff() > 0) | starts
+    pieces = starts.sum() == values.nunique() < len(values)
+    return bool(pieces and index.notna().all() and onward.all())
+
+
+def _is_key(cells: pd.Series, sizes: pd.Series, *, least: float = 0.51) -> bool:
+    """Whether at least this share of a column's values occur at several world sizes each."""
+    values = cells.dropna()
+    if not 1 < values.nunique() <= min(MOST_VALUES, max(len(values) - 1, 1)):
+        return False
+    as_numbers = numbers(values)  # also of 39.8%
+    if as_numbers.notna().all() and (as_numbers % 1 != 0).any():
+        return False  # fractions are measurements
+    several = sizes.loc[values.index].groupby(values).nunique() > 1
+    return bool(several.mean() >= least)
+
+
+def _is_compared(cells: pd.Series, sizes: pd.Series) -> bool:
+    """Whether values differ on purpose: several at one number of ranks, or each at several."""
+    if cells.nunique() < 2:
+        return False
+    at_one = cells.groupby(sizes).nunique() > 1
+    return bool(at_one.any()) or _is_key(cells, sizes)
+
+
+def labelled(tidy: pd.DataFrame, frame: pd.DataFrame, given: dict[str, str]) -> Iterator[str]:
+    """Take the first column for the strategy if it has other words in each row and some rows have
+    as many ranks: those are no repeats."""
+    first = str(frame.columns[0])
+    sizes, labels = tidy["world_size"], as_texts(frame[first]).loc[tidy.index]
+    # A speedup may be over any of the rows.
+    if guess(first) or (NUMBERED | RATIOS) & set(given) or not {"time", "rate"} & set(given):
+        return
+    if labels.isna().any() or sizes.nunique() < 2 or not sizes.duplicated().any():
+        return
+    words = labels.astype(str).str.match(r"[^\W\d_]|\d+ [^\W\d_]").all()
+    kinds = labels.astype(str).str.replace(r"\d+", "", regex=True)
+    if words and labels.is_unique and kinds.nunique() > 1:
+        tidy["strategy"], given["strategy"] = labels, first
+        yield f"each row of {first!r} is a configuration of its own"
+
+
+def labels(tidy: pd.DataFrame, given: Mapping[str, str]) -> list[str]:
+    """A name for each row: its number in the table from 1, and what distinguishes it."""
+    keys = [name for name in tidy.columns if name.startswith("key:") and tidy[name].nunique() > 1]
+    batches = tidy["batch"].fillna(tidy["global_batch_size"])
+    names = ("world_size", "rank", "aggregate", *keys)
+    rows = zip(*(tidy[name].tolist() for name in names), strict=True)
+    labels = []
+    for number, row, batch in zip(tidy[ROW], rows, batches, strict=True):
+        size, rank, aggregate, *settings = row
+        pairs = zip(settings, keys, strict=True)
+        parts = [setting(value, key, given) for value, key in pairs if value]
+        parts += [f"batch {batch:g}"] if batch == batch else []
+        parts += [f"world size {size:g}"] if size == size else []
+        if aggregate:
+            parts.append("mean over ranks")
+        elif rank == rank:
+            parts.append(f"rank {rank:g}")
+        labels.append(f"row {number}" + (f" ({', '.join(parts)})" if parts else ""))
+    return labels
