@@ -21,6 +21,7 @@ from pathlib import Path
 from types import FrameType
 from typing import Any
 
+import openpyxl
 import pyarrow as pa
 import pytest
 import yaml
@@ -264,6 +265,26 @@ def parquet_file(place: Path, draw: random.Random) -> Case:
         for kind in [draw.choice(list(CELL_LISTS))]
     }
     parquet.write_table(pa.table(columns), path)
+    return _often_damaged(path, draw)
+
+
+def spreadsheet(place: Path, draw: random.Random) -> Case:
+    """Sheets of any cells, often with bytes changed or cut off."""
+    path = place / f"table{draw.getrandbits(64):x}.xlsx"
+    book = openpyxl.Workbook()
+    cells = [*CELL_LISTS["integers"], *CELL_LISTS["dates"], *CELL_LISTS["truths"], "gpus", "time"]
+    cells += [cell for cell in CELLS if cell.isprintable()] + ["=1/0", "#DIV/0!", 0.5, 1e300]
+    for sheet in [book.worksheets[0], *(book.create_sheet() for _ in range(draw.randint(0, 2)))]:
+        for _ in range(draw.randint(0, 6)):
+            sheet.append(draw.choices(cells, k=draw.randint(0, 5)))
+        for row in sheet.iter_rows():
+            for cell in row:
+                cell.number_format = draw.choice(["General", "0.0%", "[h]:mm:ss", "mm-dd-yy"])
+    book.save(path)
+    return _often_damaged(path, draw)
+
+
+def _often_damaged(path: Path, draw: random.Random) -> Case:
     if draw.random() < 0.7:
         content = bytearray(path.read_bytes())
         for _ in range(draw.randint(1, 4)):
@@ -423,6 +444,7 @@ FAMILIES: dict[Maker, int] = {
     profile: 250,
     table: 200,
     parquet_file: 100,
+    spreadsheet: 100,
     record_file: 200,
     job_file: 150,
     calibration_file: 100,
