@@ -37,11 +37,14 @@ def read_sheets(path: Path) -> list[tuple[str, list[str]]]:
             sheets = [sheet for sheet in book.worksheets if sheet.sheet_state == "visible"]
             grids = [(sheet.title, _grid(sheet)) for sheet in sheets]
     except OSError as error:
-        problem = Problem("file", str(error.strerror), "check the path and its permissions")
+        problem = Problem(
+            "file", error.strerror or str(error), "check the path and its permissions"
+        )
         raise InputError(str(path), [problem]) from None
     except Exception as error:  # noqa: BLE001  (a damaged file may raise anything)
-        what = f"cannot be read as a workbook: {str(error).splitlines()[0]}"
-        raise InputError(str(path), [Problem("file", what, "save it as CSV")]) from None
+        reason = str(error).partition("\n")[0] or type(error).__name__
+        problem = Problem("file", f"cannot be read as a workbook: {reason}", "save it as CSV")
+        raise InputError(str(path), [problem]) from None
     if long := [name for name, grid in grids if len(grid) > MOST_ROWS]:
         problem = Problem(f"sheet {long[0]!r}", f"more than {MOST_ROWS} rows", "save it as CSV")
         raise InputError(str(path), [problem])
