@@ -158,7 +158,7 @@ def _block(lines: Sequence[str], place: int) -> tuple[list[str], Rows, int] | No
     start = place + 1
     indexed = head[0].isspace()
     index = ""
-    named = lines[start].strip() if start < len(lines) else ""
+    named = lines[start].rstrip() if start < len(lines) else ""
     if _is_name(named, alone=not indexed):  # the name of the index, below those of the columns
         index, start = named, start + 1
     elif not indexed and not quoted:

@@ -86,10 +86,9 @@ def _side_by_side(grid: Sequence[Sequence[str]]) -> Iterator[list[list[str]]]:
 
 
 def _lines(rows: Sequence[Sequence[str]]) -> list[str]:
-    """A line for each row, so that an error's line is the row of the sheet."""
+    """A line for each row, so that an error's line is that of the sheet; of a title, it alone."""
     text = io.StringIO()
     writer = csv.writer(text, "excel-tab", lineterminator="\n")
     for row in rows:
-        last = max((place for place, cell in enumerate(row) if cell), default=-1)
-        writer.writerow(row[: last + 1])
+        writer.writerow(row if any(row[1:]) else row[:1])
     return text.getvalue().splitlines()

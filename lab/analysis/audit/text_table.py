@@ -67,6 +67,7 @@ DECIMAL_COMMA = re.compile(rf"-?(?:\d+,(?:\d{{1,2}}|\d{{4,}})|0,\d+){_UNIT}")
 DECIMAL_POINT = re.compile(r"\d\.\d|\d,\d{3},")
 THREE_DIGITS = re.compile(rf"-?[1-9]\d{{0,2}},\d{{3}}{_UNIT}")
 FEWEST_COMMAS = 2
+FEWEST_SECTIONS = 2
 BULLET = re.compile(r"\s*[-*•]\s+\S*[^\W\d_]{2}")
 NAMED = 3  # columns in a sentence
 LONGEST_HEADING = 80  # characters
@@ -207,16 +208,25 @@ def _parsed(name: str, text: str) -> tuple[Sequence[Table], list[InputError]]:
         return most_relevant(tables), errors
     try:
         table = Table(*_delimited(name, lines), notes)
-        repeated = len({*table.header}) < len(table.header)
-        section = sections.find_sections(lines, fewest=1) if repeated else None
-        return [Table(*section, notes) if section else table], []
     except InputError:
         if of_sections := sections.find_sections(lines, fewest=1):
             return [Table(*of_sections, notes)], []
-        if not (blocks := _blocks(lines, fewest=1)):
+        if not (below := _below_title(name, lines)):
             raise
-        titles, block = blocks[0]  # below a title
-        return [Table(*_delimited(name, block), titles)], []
+        return below, []
+    if not relevance(table):
+        with contextlib.suppress(InputError):  # "GPT-2 on A100, batch 512" is no line of names
+            if any(map(relevance, below := _below_title(name, lines))):
+                return below, []
+    repeated = len({*table.header}) < len(table.header)
+    section = sections.find_sections(lines, fewest=1) if repeated else None
+    return [Table(*section, notes) if section else table], []
+
+
+def _below_title(name: str, lines: Sequence[str]) -> list[Table]:
+    """The first table whose line of names is right above numbers, if any."""
+    blocks = _blocks(lines, fewest=1)[:1]
+    return [Table(*_delimited(name, block), titles) for titles, block in blocks]
 
 
 def _of_sheets(name: str) -> tuple[Sequence[Table], list[InputError]]:
@@ -455,7 +465,20 @@ def _delimited(name: str, lines: Sequence[str]) -> tuple[list[str], list[list[st
     names, rows = _cells(name, content, delimiter)
     if all(map(NUMERAL.fullmatch, names)) and any("." in name for name in names):
         raise _unnamed(name, names)
-    return names, rows
+    return _with_sections(names, rows)
+
+
+def _with_sections(names: list[str], rows: list[list[str]]) -> tuple[list[str], list[list[str]]]:
+    """Rows with the title above them, which is a word alone, as another column, where such titles
+    part all rows."""
+    titles = [bool(WORD.match(row[0])) and not any(row[1:]) for row in rows]
+    if len(names) < 2 or sum(titles) < FEWEST_SECTIONS or not titles[0] or all(titles):
+        return names, rows
+    section, within = "", []
+    for row, is_title in zip(rows, titles, strict=True):
+        section = row[0] if is_title else section
+        within += [] if is_title else [[*row, section]]
+    return [*names, "section"], within
 
 
 def _apart(lines: Sequence[str]) -> list[str]:

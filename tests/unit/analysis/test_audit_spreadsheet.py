@@ -65,6 +65,24 @@ def test_tables_below_and_beside_each_other_are_told_apart(save: Save) -> None:
     assert columns(save({"May": below})) == [one, two]
 
 
+def test_a_title_with_a_comma_is_no_line_of_names(save: Save) -> None:
+    path = save({"May": [["GPT-2 on A100, batch 512"], [], *STRONG], "June": STRONG})
+    assert [table["time (s)"] for table in columns(path)] == [["100", "52.3", "28.1"]] * 2
+
+
+def test_a_row_of_units_belongs_to_the_names(save: Save) -> None:
+    rows = [["GPUs", "time", "speedup"], [None, "ms", None], [1, 100, 1], [2, 52, 1.9]]
+    (table,) = columns(save({"May": rows}))
+    assert table == {"GPUs": ["1", "2"], "time (ms)": ["100", "52"], "speedup": ["1", "1.9"]}
+
+
+def test_titles_above_rows_are_sections(save: Save) -> None:
+    rows = [["GPUs", "time (s)"], ["DDP"], [1, 100], [2, 52], ["FSDP"], [1, 110], [2, 58]]
+    (table,) = columns(save({"May": rows}))
+    assert table["section"] == ["DDP", "DDP", "FSDP", "FSDP"]
+    assert table["time (s)"] == ["100", "52", "110", "58"]
+
+
 def test_a_single_column_beside_a_table_belongs_to_it(save: Save) -> None:
     parts = [[size, None, time] for size, time in STRONG]
     (table,) = columns(save({"May": parts}))
