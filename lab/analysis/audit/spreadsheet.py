@@ -90,5 +90,5 @@ def _lines(rows: Sequence[Sequence[str]]) -> list[str]:
     text = io.StringIO()
     writer = csv.writer(text, "excel-tab", lineterminator="\n")
     for row in rows:
-        writer.writerow(row if any(row[1:]) else row[:1])
+        writer.writerow(row if any(row[1:]) else filter(None, row[:1]))
     return text.getvalue().splitlines()

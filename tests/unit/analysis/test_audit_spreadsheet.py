@@ -63,6 +63,10 @@ def test_tables_below_and_beside_each_other_are_told_apart(save: Save) -> None:
     assert two == {"GPUs": ["1", "2", "4"], "img/s": ["90", "170", "300"]}
     below = [*STRONG, [], ["Of images"], [], *rates]
     assert columns(save({"May": below})) == [one, two]
+    assert [frame.attrs["notes"] for frame in read_tables(save({"May": below}))] == [
+        ["May"],
+        ["May", "Of images"],
+    ]
 
 
 def test_a_title_with_a_comma_is_no_line_of_names(save: Save) -> None:
