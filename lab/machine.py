@@ -82,7 +82,7 @@ def _cpu_quotas(mounted: Path = CGROUPS, own: Path = OWN_GROUPS) -> Iterator[flo
     """Quotas of its control groups, in CPUs."""
     for group, is_v2 in _groups("cpu", mounted, own):
         names = ["cpu.max"] if is_v2 else ["cpu.cfs_quota_us", "cpu.cfs_period_us"]
-        with suppress(OSError, ValueError):  # "max" and -1 are no limit
+        with suppress(OSError, ValueError):  # "max" and -1 mean unlimited
             quota, period = " ".join((group / name).read_text() for name in names).split()
             if int(quota) > 0:
                 yield int(quota) / int(period)
@@ -107,7 +107,7 @@ def memory_bytes() -> int:
 def _memory_limits(mounted: Path = CGROUPS, own: Path = OWN_GROUPS) -> Iterator[int]:
     """Limits of its control groups, in bytes."""
     for group, is_v2 in _groups("memory", mounted, own):
-        with suppress(OSError, ValueError):  # "max" is no limit
+        with suppress(OSError, ValueError):  # "max" means unlimited
             yield int((group / ("memory.max" if is_v2 else "memory.limit_in_bytes")).read_text())
 
 

@@ -229,7 +229,7 @@ def labels(tidy: pd.DataFrame, given: Mapping[str, str]) -> list[str]:
     batches = tidy["batch"].fillna(tidy["global_batch_size"])
     names = ("world_size", "rank", "aggregate", *keys)
     rows = zip(*(tidy[name].tolist() for name in names), strict=True)
-    labels = []
+    texts = []
     for number, row, batch in zip(tidy[ROW], rows, batches, strict=True):
         size, rank, aggregate, *settings = row
         pairs = zip(settings, keys, strict=True)
@@ -240,5 +240,5 @@ def labels(tidy: pd.DataFrame, given: Mapping[str, str]) -> list[str]:
             parts.append("mean over ranks")
         elif rank == rank:
             parts.append(f"rank {rank:g}")
-        labels.append(f"row {number}" + (f" ({', '.join(parts)})" if parts else ""))
-    return labels
+        texts.append(f"row {number}" + (f" ({', '.join(parts)})" if parts else ""))
+    return texts

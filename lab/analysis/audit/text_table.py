@@ -215,7 +215,7 @@ def _parsed(name: str, text: str) -> tuple[Sequence[Table], list[InputError]]:
             raise
         return below, []
     if not relevance(table):
-        with contextlib.suppress(InputError):  # "GPT-2 on A100, batch 512" is no line of names
+        with contextlib.suppress(InputError):  # a title, "GPT-2, batch 512", is not the header
             if any(map(relevance, below := _below_title(name, lines))):
                 return below, []
     repeated = len({*table.header}) < len(table.header)

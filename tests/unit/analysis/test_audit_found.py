@@ -504,9 +504,9 @@ def test_a_speedup_over_a_run_with_another_batch() -> None:
 def test_faults_of_one_cause_are_one_finding_as_grave_as_the_gravest() -> None:
     rows = ["| 2 | 2.5 |", "| 4 | 8.0 |", "| 8 | 7.0 |"]
     result = pasted(below("| Threads | Speedup |", *rows))
-    (found,) = [finding for finding in result.findings if finding.rule == "super-linear"]
-    assert found.severity == "error" and found.evidence.startswith("A speedup of 8.00x")
-    assert [label.split(" (")[0] for label in found.records] == ["row 2", "row 1"]
+    (finding,) = [finding for finding in result.findings if finding.rule == "super-linear"]
+    assert finding.severity == "error" and finding.evidence.startswith("A speedup of 8.00x")
+    assert [label.split(" (")[0] for label in finding.records] == ["row 2", "row 1"]
 
 
 def test_gpus_over_nodes_are_those_of_each() -> None:

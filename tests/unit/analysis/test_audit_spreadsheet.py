@@ -46,12 +46,14 @@ def columns(path: Path) -> list[dict[str, list[str]]]:
 
 def test_each_sheet_is_a_table_below_its_name(save: Save) -> None:
     remarks = [["Measured in May."], [None], ["See above."]]
-    path = save({"Strong": STRONG, "Remarks": remarks, "Weak": STRONG})
+    rows = [["GPUs", "time (s)"], [1, 100], [2, 104], [4, 110]]
+    path = save({"Strong": rows, "Remarks": remarks, "Weak": rows})
     tables = lab.audit(path).tables
     assert [table.place for table in tables] == [
         f"under {name!r}, below 'GPUs | time (s)'" for name in ("Strong", "Weak")
     ]
-    assert [any(f.rule == "fixed-overhead" for f in table.findings) for table in tables] == [0, 0]
+    slower = [any(f.rule == "fixed-overhead" for f in table.findings) for table in tables]
+    assert slower == [True, False]  # which weak scaling may be
     assert not any("left out" in text for text in tables[0].assumptions)
 
 
