@@ -16,7 +16,7 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 
 from lab.analysis.audit.columns import named_precision
-from lab.analysis.audit.markup import DASHES
+from lab.analysis.audit.formats.markdown import DASHES
 from lab.analysis.audit.text_table import read_table
 from lab.analysis.audit.values import COUNT_UNITS, number, ranks_of
 from lab.analysis.layout_columns import (

@@ -13,7 +13,7 @@ from typing import IO, TYPE_CHECKING, Any
 
 from pydantic import BaseModel, ConfigDict, Field
 
-from lab.analysis.audit import spreadsheet
+from lab.analysis.audit.formats import spreadsheet
 from lab.analysis.audit.observations import Observations, UncheckedError
 from lab.analysis.audit.rule import SEVERITIES, Finding
 from lab.analysis.audit.rules import RULES

@@ -8,6 +8,7 @@ import math
 import re
 from collections.abc import Sequence
 
+from lab.analysis.audit.formats.grid import Table
 from lab.errors import InputError, Problem
 
 DEVICE = re.compile(r"#?\s*Rank\s+(\d+)\s.*\son\s+(\S+)\s+device\s+\d+\s+\[[\w:.]+\]\s+(.+?)\s*$")
@@ -45,19 +46,19 @@ IMB_TIMES = ("t_max[usec]", "t[usec]", "t_pure[usec]")  # of the slowest rank, i
 WITH_RANGE = 5  # size, average, minimum, maximum, iterations
 
 
-def find_collectives(lines: Sequence[str], source: str) -> tuple[list[str], list[list[str]]] | None:
-    """The column names and rows of what one of these benchmarks printed; None for other lines.
+def find_collectives(lines: Sequence[str], source: str) -> Table | None:
+    """What one of these benchmarks printed; None for other lines.
 
     Raises InputError, which names `source`, if nccl-tests printed no size.
     """
     as_printed = _printed(lines)
     unheaded = sum(map(bool, map(ROW.match, lines)))
     if unheaded >= FEWEST or any(map(HEADER.match, as_printed)):
-        return NCCL_COLUMNS, _of_nccl_tests(as_printed, source)
+        return Table(NCCL_COLUMNS, _of_nccl_tests(as_printed, source))
     titled = any(map(OSU_TITLE.match, lines)) and any(map(OSU_HEADER.match, lines))
     if titled and (rows := _of_osu(lines)):
-        return MPI_COLUMNS, rows
-    return (MPI_COLUMNS, rows) if (rows := _of_imb(lines)) else None
+        return Table(MPI_COLUMNS, rows)
+    return Table(MPI_COLUMNS, rows) if (rows := _of_imb(lines)) else None
 
 
 def _of_nccl_tests(lines: Sequence[str], source: str) -> list[list[str]]:
