@@ -91,7 +91,7 @@ def check(name: str, answer: object, **measured: Any) -> None:
 
     _keep(name, answer)
     # Displayed, not returned: nbgrader would take a returned value for the points.
-    display(Markdown.of(verdict(name, answer, **measured)))  # type: ignore[no-untyped-call]
+    display(Markdown.of(verdict(name, answer, **measured)))
 
 
 def _keep(name: str, answer: object) -> None:

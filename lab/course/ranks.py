@@ -180,7 +180,7 @@ def check_ranks(name: str, *, file: str | Path, world_size: int = 2) -> None:
         )
         meaning = f"{meaning} {times}"
     shown = tr("{name}: right. {meaning}", name=name, meaning=meaning)
-    display(Markdown.of(shown))  # type: ignore[no-untyped-call]
+    display(Markdown.of(shown))
 
 
 def judge(

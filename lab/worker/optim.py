@@ -126,7 +126,7 @@ def _whole_rows() -> Any:
     from torch._inductor.runtime.hints import ReductionHint
     from torch._inductor.virtualized import V
 
-    class WholeRows(InductorChoices):
+    class WholeRows(InductorChoices):  # type: ignore[misc]
         @staticmethod
         def should_use_persistent_reduction(features: Any, cooperative_reduction: bool) -> bool:
             inner = features.get_reduction_hint() == ReductionHint.INNER
