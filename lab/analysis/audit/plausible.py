@@ -189,9 +189,7 @@ def _is_of_message(column: str, cells: pd.Series, frame: pd.DataFrame) -> bool:
     or by latencies, bandwidths, collectives or times in microseconds beside it."""
     if parse_name(column).family is not None or cells.str.contains(r"\d\s*[kKMG]?i?B\b").any():
         return True
-    texts = [*frame.columns, *map(str, frame.attrs.get("notes", ()))]
-    texts += [str(frame.attrs.get("name", ""))]
-    return any(map(OF_MESSAGES.search, map(str, texts)))
+    return any(map(OF_MESSAGES.search, map(str, (*frame.columns, frame.attrs["around"]))))
 
 
 def _names_settings(cells: pd.Series) -> bool:
@@ -317,8 +315,8 @@ def is_of_collective(column: str, frame: pd.DataFrame, names: Collection[str]) -
     if "bus" in normal(column) or {"algbw", "world_size", "nodes"} & set(names):
         return True
     cells = (str(cell) for name in frame for cell in frame[name].unique()[:MOST_CELLS])
-    notes = map(str, frame.attrs.get("notes", ()))
-    return any(COLLECTIVE.search(text) for text in (*frame.columns, *notes, *cells))
+    texts = (*frame.columns, frame.attrs["around"], *cells)
+    return any(map(COLLECTIVE.search, texts))
 
 
 def own_baseline(column: str, frame: pd.DataFrame, meanings: Mapping[str, Guess]) -> str:

@@ -65,8 +65,12 @@ def from_table(
     notes = [str(note) for note in frame.attrs.get("notes", ())]
     name = str(frame.attrs.get("name", source))
     chosen = list(map(str, frame.attrs.get("assumptions", ())))
+    number, place = int(frame.attrs.get("number", 1)), str(frame.attrs.get("place", ""))
+    is_log = bool(frame.attrs.get("logged"))
     _check(frame, columns or {}, source)
     frame = frame.reset_index(drop=True)
+    # One string, as pandas copies the attributes deeply each time that it takes a column.
+    frame.attrs = {"around": "\n".join((name, *notes))}
     frame.columns = pd.Index([str(column) for column in frame.columns])
     mapped = {column: _mapped(canonical, column) for canonical, column in (columns or {}).items()}
     frame, meanings, assumptions, origins, is_wide = _long_form(frame, mapped, name, notes)
@@ -102,11 +106,11 @@ def from_table(
         assumptions=assumptions,
         notes=notes,
         summarised=is_wide or not logged,
-        logged=bool(frame.attrs.get("logged")),
+        logged=is_log,
         projected=_is_projected([*notes, *("speedup" not in given) * list(map(str, frame))]),
         reading=_reading(given, origins),
-        number=int(frame.attrs.get("number", 1)),
-        place=str(frame.attrs.get("place", "")),
+        number=number,
+        place=place,
     )
 
 
