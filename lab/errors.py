@@ -54,6 +54,11 @@ class InputError(LabError):
         self.problems = tuple(problems)
         super().__init__(str(self))
 
+    @classmethod
+    def of(cls, source: str | Path, where: str, what: str, advice: str = "") -> InputError:
+        """The error for a single problem."""
+        return cls(str(source), [Problem(where, what, advice)])
+
     def __reduce__(self) -> tuple[type[InputError], tuple[str, tuple[Problem, ...]]]:
         # So that it can be pickled between processes.
         return type(self), (self.source, self.problems)

@@ -10,7 +10,8 @@ from pathlib import Path
 import pytest
 
 from lab.analysis.audit import audit
-from lab.analysis.audit.markup import as_text, find_tables
+from lab.analysis.audit.formats import marked_up
+from lab.analysis.audit.formats.notebook import as_text
 from lab.analysis.audit.text_table import read_table, read_tables
 from lab.analysis.reported import records_from
 from lab.errors import InputError
@@ -91,7 +92,7 @@ def test_one_of_several_tables_is_read_by_its_number(tmp_path: Path) -> None:
 
 def test_words_below_a_name_for_a_time_are_no_measurement() -> None:
     words = "| GPUs | Wall |\n|---|---|\n" + "| 1 | memory |\n" * 4
-    (table,) = find_tables(f"{words}\n\n{SCALING}".splitlines())
+    (table,) = marked_up(f"{words}\n\n{SCALING}".splitlines())
     assert table.header == ["GPUs", "step (s)"]
 
 
@@ -99,7 +100,7 @@ def test_ranks_as_columns_and_in_rows_count() -> None:
     wide = "| | 1 GPU | 2 GPUs |\n|---|---|---|\n| time (s) | 4.0 | 2.1 |\n"
     labels = "| run | img/s |\n|---|---|\n| 8x A100 | 10 |\n"
     for text in (wide, labels):
-        (table,) = find_tables(f"{SETTINGS}\n\n{text}".splitlines())
+        (table,) = marked_up(f"{SETTINGS}\n\n{text}".splitlines())
         assert len(table.rows) == 1
 
 
@@ -322,7 +323,7 @@ def test_a_table_with_ranks_as_columns_is_one_of_scaling() -> None:
     wide = "| grid | 1 rank | 2 ranks |\n|---|---|---|\n| 64 | 4.0 | 2.1 |\n| 128 | 9.0 | 4.4 |\n"
     words = "| what | 1 GPU | 8 GPUs |\n|---|---|---|\n" + "| use | a laptop | a node |\n" * 4
     for text in (wide, wide.replace("1 rank", "ranks=1").replace("2 ranks", "ranks=2")):
-        table, _ = find_tables(
+        table, _ = marked_up(
             f"{words}\n\n{text}\n\n{SCALING.replace('| 2 | 2.1 |', '')}".splitlines()
         )
         assert table.header[0] == "grid"

@@ -6,14 +6,14 @@ from pathlib import Path
 
 import pytest
 
-from lab.analysis.audit.markup import find_tables
+from lab.analysis.audit.formats import marked_up
 from lab.analysis.audit.table import from_table
 from lab.analysis.audit.text_table import read_table
 from lab.errors import InputError
 
 
 def test_markdown_between_prose() -> None:
-    (table,) = find_tables(
+    (table,) = marked_up(
         """# Results
 
 An older section about weak scaling.
@@ -67,7 +67,7 @@ GPU & \#GPUs & step (ms) & epoch (s) \\
 
 
 def test_latex_with_spans_signs_and_a_caption() -> None:
-    (table,) = find_tables(LATEX.splitlines())
+    (table,) = marked_up(LATEX.splitlines())
     assert table.header == ["GPU", "#GPUs", "Time step (ms)", "Time epoch (s)"]
     assert table.rows == [["A100", "1", "1,024.5 ± 3", "80"], ["A100", "2", "520", "41%"]]
     assert table.notes == ["Weak scaling of a 7B model."]
@@ -85,7 +85,7 @@ def test_latex_with_spans_signs_and_a_caption() -> None:
     ],
 )
 def test_what_holds_no_marked_up_table(text: str) -> None:
-    assert not find_tables(text.splitlines())
+    assert not marked_up(text.splitlines())
 
 
 @pytest.mark.parametrize(("before", "scaling"), [("Weak scaling", "weak"), ("Strong", None)])
@@ -106,24 +106,24 @@ def test_remarks_after_a_row(tmp_path: Path) -> None:
 def test_settings_and_their_values_are_notes_on_the_results() -> None:
     settings = "| Field | Value |\n|---|---|\n| Model | gpt 2B |\n| GBS | 3,072 |\n| LR | 0.1 |\n"
     results = "\n## Progress\n\n| Job | TPS/GPU |\n|---|---|\n| 1 | 489 |\n| 2 | 761 |\n"
-    (table,) = find_tables((settings + results).splitlines())
+    (table,) = marked_up((settings + results).splitlines())
     assert table.header == ["Job", "TPS/GPU"]
     assert table.notes == ["Progress", "Model: gpt 2B", "GBS: 3,072", "LR: 0.1"]
-    (alone,) = find_tables(settings.splitlines())
+    (alone,) = marked_up(settings.splitlines())
     assert alone.header == ["Field", "Value"]
 
 
 def test_a_per_cent_sign_that_was_not_escaped() -> None:
     rows = r"1 & 100% & 6 \\" + "\n" + r"4 & 11.5% & 2 \\ % measured twice" + "\n"
     text = r"\begin{tabular}{lll} GPUs & Efficiency & sps \\" + f"\n{rows}" + r"\end{tabular}"
-    (table,) = find_tables(text.splitlines())
+    (table,) = marked_up(text.splitlines())
     assert table.rows == [["1", "100%", "6"], ["4", "11.5%", "2"]]
 
 
 def test_a_line_right_above_a_table_is_that_table_s_alone() -> None:
     rows = "| GPUs | step (s) |\n|---|---|\n| 1 | 4 |\n| 2 | 2.1 |\n"
     text = f"# Results\n\nResNet-50 on V100:\n\n{rows}* one node\n\n**BERT on A100:**\n\n{rows}\nAs said:\nwarm.\n"
-    resnet, bert = find_tables(text.splitlines())
+    resnet, bert = marked_up(text.splitlines())
     assert resnet.notes == ["ResNet-50 on V100:", "Results", "* one node"]
     assert bert.notes[0] == "BERT on A100:" and "ResNet-50 on V100:" not in bert.notes
     assert bert.notes[1:] == ["* one node", "As said:", "warm."]
@@ -131,7 +131,7 @@ def test_a_line_right_above_a_table_is_that_table_s_alone() -> None:
 
 def test_a_header_without_its_last_bar() -> None:
     rows = ["|gpt2|1GPU|19.6|20.4|", "|gpt2|DP|16.6|12.0|"]
-    (table,) = find_tables(["|model|type|runtime|sample/sec", "|-|-|-|-|-", *rows])
+    (table,) = marked_up(["|model|type|runtime|sample/sec", "|-|-|-|-|-", *rows])
     assert table.header == ["model", "type", "runtime", "sample/sec"]
     assert table.rows[1] == ["gpt2", "DP", "16.6", "12.0"]
 
@@ -139,7 +139,7 @@ def test_a_header_without_its_last_bar() -> None:
 def test_names_with_bars_above_a_line_of_dashes() -> None:
     lines = ["Loop time of 0.08 on 2 procs", "Section | min time | max time | %total", "-" * 40]
     rows = ["Pair    | 0.063    | 0.065    | 76.03", "Other   |          | 0.002    |  2.42"]
-    (table,) = find_tables([*lines, *rows, "", "Nlocal: 4000"])
+    (table,) = marked_up([*lines, *rows, "", "Nlocal: 4000"])
     assert table.header == ["Section", "min time", "max time", "%total"]
     assert table.rows == [["Pair", "0.063", "0.065", "76.03"], ["Other", "", "0.002", "2.42"]]
 
@@ -152,7 +152,7 @@ def test_notes_without_emphasis() -> None:
         "|--|--|",
         "| 1 | 2 |",
     ]
-    (table,) = find_tables(lines)
+    (table,) = marked_up(lines)
     assert table.notes == ["Speedup is the samples-per-second ratio."]
 
 
@@ -162,6 +162,6 @@ def test_a_sign_in_brackets_begins_no_comment_in_latex() -> None:
     1 & 10.0 & 100 \\
     4 & 3.1 & 81 \\ % measured again
     \end{tabular}"""
-    (found,) = find_tables(table.splitlines())
+    (found,) = marked_up(table.splitlines())
     assert found.header == ["ranks", "time (s)", "efficiency (%)"]
     assert found.rows == [["1", "10.0", "100"], ["4", "3.1", "81"]]

@@ -13,7 +13,8 @@ from typer.testing import CliRunner
 
 from lab import cli
 from lab.analysis.audit import audit
-from lab.analysis.audit.markup import WIDEST, find_tables
+from lab.analysis.audit.formats import marked_up
+from lab.analysis.audit.formats.grid import WIDEST
 from lab.analysis.audit.text_table import read_table
 from lab.errors import InputError
 
@@ -86,7 +87,7 @@ def test_a_page_tells_what_stands_above_its_table() -> None:
 
 
 def test_cells_of_a_page_that_span_rows_and_columns() -> None:
-    (table,) = find_tables(
+    (table,) = marked_up(
         """<table><tr><th rowspan="2">GPUs<th colspan="2">Time<tr><th>step (ms)<th>epoch (s)
         <tr><td colspan="3">8x A100<tr><td rowspan="2">1<td>1,024<td>80<tr><td>520<td>41
         <tr><td colspan="3">8x H100<tr><td>2<td>9999<td>1</table>""".splitlines()
@@ -102,7 +103,7 @@ def test_cells_of_a_page_that_span_rows_and_columns() -> None:
 def test_a_cell_cannot_ask_for_endless_columns_or_rows() -> None:
     text = "<table><tr><td colspan='9999' rowspan='9999'>a<td>b<tr><td>1</table>"
     latex = r"\begin{tabular}{l}\multicolumn{99999999}{c}{a} & b \\ 1 & 2 \\ \end{tabular}"
-    for table in (*find_tables([text]), *find_tables([latex])):
+    for table in (*marked_up([text]), *marked_up([latex])):
         assert len(table.header) <= WIDEST + 1
 
 
@@ -134,7 +135,7 @@ PIECES += [
 @settings(max_examples=200, deadline=None)
 @given(st.lists(st.sampled_from(PIECES) | st.text(max_size=3), max_size=60))
 def test_whatever_a_page_holds_is_a_table_or_none(pieces: list[str]) -> None:
-    for table in find_tables("".join(pieces).splitlines()):
+    for table in marked_up("".join(pieces).splitlines()):
         assert len(table.header) > 1 and table.rows
 
 

@@ -6,7 +6,7 @@ import pandas as pd
 import pytest
 from audits import broken, pasted
 
-from lab.analysis.audit.printed import tables
+from lab.analysis.audit.formats.printed import tables
 
 NAMES = ["Nb ranks", "time (s)", "speedup"]
 FRAME = pd.DataFrame([[1, 100.31, 1.0], [2, 52.1, 1.93], [4, 27.4, 3.66]], columns=NAMES)
@@ -45,16 +45,16 @@ def test_frames(text: str) -> None:
 def test_a_frame_that_is_printed_in_parts() -> None:
     text = FRAME.to_string(line_width=24)
     assert "\\" in text
-    (found,) = tables(["Measured twice.", *text.splitlines()])
-    assert found[0] == NAMES
-    assert found[1] == [["1", "100.31", "1.00"], ["2", "52.10", "1.93"], ["4", "27.40", "3.66"]]
-    assert found[2] == ["Measured twice."]
+    (table,) = tables(["Measured twice.", *text.splitlines()])
+    assert table.header == NAMES
+    assert table.rows == [["1", "100.31", "1.00"], ["2", "52.10", "1.93"], ["4", "27.40", "3.66"]]
+    assert table.notes == ["Measured twice."]
 
 
 def test_columns_with_a_name_for_all_of_them() -> None:
     text = "strategy    ddp   fsdp\nranks\n1         10.00  12.00\n4          2.90   3.20\n"
-    ((names, rows, _),) = tables(text.splitlines())
-    assert names == ["ranks", "ddp", "fsdp"] and rows[1] == ["4", "2.90", "3.20"]
+    (table,) = tables(text.splitlines())
+    assert table.header == ["ranks", "ddp", "fsdp"] and table.rows[1] == ["4", "2.90", "3.20"]
 
 
 def test_names_above_a_rule_with_gaps() -> None:

@@ -144,9 +144,9 @@ def test_a_sheet_is_read_in_whole_or_not_at_all(
     save: Save, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     path = save({"May": STRONG})
-    monkeypatch.setattr("lab.analysis.audit.spreadsheet.MOST_ROWS", len(STRONG))
+    monkeypatch.setattr("lab.analysis.audit.formats.spreadsheet.MOST_ROWS", len(STRONG))
     assert len(lab.records_from(path)) == 3
-    monkeypatch.setattr("lab.analysis.audit.spreadsheet.MOST_ROWS", 2)
+    monkeypatch.setattr("lab.analysis.audit.formats.spreadsheet.MOST_ROWS", 2)
     with pytest.raises(InputError, match="sheet 'May': more than 2 rows; save it as CSV"):
         lab.audit(path)
 

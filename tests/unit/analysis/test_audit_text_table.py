@@ -8,7 +8,8 @@ import pytest
 from hypothesis import HealthCheck, example, given, settings
 from hypothesis import strategies as st
 
-from lab.analysis.audit.text_table import MOST_TABLES, read_table, read_tables
+from lab.analysis.audit.formats.grid import MOST_TABLES
+from lab.analysis.audit.text_table import read_table, read_tables
 from lab.errors import InputError
 
 

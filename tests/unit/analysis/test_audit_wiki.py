@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 from audits import broken, pasted
 
-from lab.analysis.audit.wiki import as_markdown
+from lab.analysis.audit.formats.wiki import as_markdown
 
 MEDIAWIKI = """{| class="wikitable"
 |+ Strong scaling

@@ -9,9 +9,8 @@ import re
 from collections.abc import Iterator, Mapping, Sequence
 from typing import Any
 
+from lab.analysis.audit.formats.grid import Table
 from lab.records.table import grouped
-
-Parsed = tuple[list[str], list[list[str]]]  # names and rows
 
 FEWEST, LONGEST = 3, 5000  # lines of a log, and characters of one
 LONGEST_CELL = 80  # characters of what is said of several records
@@ -51,7 +50,7 @@ RANK = re.compile(
 OF_A_STEP = {"time": "step time (s)", "data": "data time (s)"}
 
 
-def find_log(lines: Sequence[str]) -> Parsed | None:
+def find_log(lines: Sequence[str]) -> Table | None:
     """The lines that report the same numbers by name, the most frequent kind; None without any."""
     kinds = grouped(
         (tuple(reported), list(reported.values()))
@@ -59,7 +58,7 @@ def find_log(lines: Sequence[str]) -> Parsed | None:
         if len(line) <= LONGEST and (reported := _reported(line))
     )
     names, rows = max(kinds.items(), key=lambda kind: len(kind[1]), default=((), []))
-    return (list(names), rows) if len(rows) >= FEWEST else None
+    return Table(list(names), rows, logged=True) if len(rows) >= FEWEST else None
 
 
 def _reported(line: str) -> dict[str, str]:
@@ -105,7 +104,7 @@ def _value(match: re.Match[str]) -> str:
     return match["value"] + (match["unit"] or "")
 
 
-def find_records(text: str) -> list[Parsed]:
+def find_records(text: str) -> list[Table]:
     """The records of a JSON file that may be a table: lists of objects, objects by name, or an
     object of lists, also inside of others, whose own numbers and words then belong to each."""
     if not text.lstrip().startswith(("[", "{")):
@@ -116,7 +115,8 @@ def find_records(text: str) -> list[Parsed]:
             rows = [row for record in records if (row := _of_benchmark(_scalars(record)))]
             names = list(dict.fromkeys(name for row in rows for name in row))
             if rows and len(names) > 1:
-                tables.append((names, [[row.get(name, "") for name in names] for row in rows]))
+                cells = [[row.get(name, "") for name in names] for row in rows]
+                tables.append(Table(names, cells))
     return tables
 
 

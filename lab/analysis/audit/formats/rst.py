@@ -7,7 +7,7 @@ import itertools
 import re
 from collections.abc import Iterator, Sequence
 
-Parsed = tuple[list[list[str]], list[str]]  # lines of cells, the names first, and notes
+from lab.analysis.audit.formats.grid import Table
 
 BORDER = re.compile(r"\s*=+(?:[ \t]+=+)+\s*")
 SPAN = re.compile(r"=+")
@@ -20,8 +20,9 @@ ROLE = re.compile(r":\w+:`([^`<]*?)(?:\s*<[^>]*>)?`|``?([^`]*)``?_?_?")
 EMPHASIS = re.compile(r"\*{1,2}([^*]+)\*{1,2}")
 
 
-def tables(lines: Sequence[str]) -> Iterator[Parsed]:
+def tables(text: str) -> Iterator[Table]:
     """The tables of a text; notes are the title and the lines above it from the last heading on."""
+    lines = text.splitlines()
     after = 0
     for place, line in enumerate(lines):
         if place < after:
@@ -37,7 +38,8 @@ def tables(lines: Sequence[str]) -> Iterator[Parsed]:
             continue
         if len(cells) > 1:
             title = [directive[3].strip()] if directive else []
-            yield cells, [*filter(None, title), *_above(lines[after:place])]
+            notes = [*filter(None, title), *_above(lines[after:place])]
+            yield Table(cells[0], cells[1:], notes)
             after = end
 
 

@@ -7,7 +7,7 @@ from collections import Counter
 from collections.abc import Iterator, Sequence
 
 from lab.analysis.audit.columns import COUNTED_RANKS, LAYOUT, MEASURED, quantities
-from lab.analysis.audit.logs import Parsed
+from lab.analysis.audit.formats.grid import Table
 from lab.analysis.audit.values import ranks_of
 
 Record = dict[str, str]
@@ -27,7 +27,7 @@ MOST_LINES = 100_000
 HALF = 0.5
 
 
-def find_sections(lines: Sequence[str], *, fewest: int = 2) -> Parsed | None:
+def find_sections(lines: Sequence[str], *, fewest: int = 2) -> Table | None:
     """A row for each section, or from a name to where it comes again, of lines "name: value" that
     report measurements on several numbers of ranks; of a single one (`fewest` is 1), if it has
     several measurements."""
@@ -35,7 +35,7 @@ def find_sections(lines: Sequence[str], *, fewest: int = 2) -> Parsed | None:
     titles = (TITLE.fullmatch(line) for line in lines if not RULE.fullmatch(line))
     kinds = dict.fromkeys(_kind(title) for title in titles if title)
     tables = [table for kind in (*kinds, "") if (table := _table(_records(lines, kind), fewest))]
-    return max(tables, key=lambda table: len(table[1]) * len(table[0]), default=None)
+    return max(tables, key=lambda table: len(table.rows) * len(table.header), default=None)
 
 
 def _kind(title: re.Match[str]) -> str:
@@ -44,7 +44,7 @@ def _kind(title: re.Match[str]) -> str:
     return mark if mark[0] == "#" else mark[0]
 
 
-def _table(records: Iterator[Record], fewest: int) -> Parsed | None:
+def _table(records: Iterator[Record], fewest: int) -> Table | None:
     measured = [record for record in records if quantities(record) & MEASURED]
     times = Counter(name for record in measured for name in record)
     names = [name for name, number in times.items() if number >= HALF * len(measured)]
@@ -54,7 +54,7 @@ def _table(records: Iterator[Record], fewest: int) -> Parsed | None:
         return None
     columns = zip(names, zip(*rows, strict=True), strict=True)
     ranked = any(_counts_ranks(name, set(cells) - {""}) for name, cells in columns)
-    return (names, rows) if ranked or fewest == 1 else None
+    return Table(names, rows) if ranked or fewest == 1 else None
 
 
 def _counts_ranks(name: str, cells: set[str]) -> bool:

@@ -8,7 +8,8 @@ import math
 import re
 from collections.abc import Sequence
 
-from lab.errors import InputError, Problem
+from lab.analysis.audit.formats.grid import Table
+from lab.errors import InputError
 
 DEVICE = re.compile(r"#?\s*Rank\s+(\d+)\s.*\son\s+(\S+)\s+device\s+\d+\s+\[[\w:.]+\]\s+(.+?)\s*$")
 HEADER = re.compile(r"^[#\s]*size\s+count\s+type\b.*\btime\s+algbw\s+busbw\b")
@@ -45,19 +46,19 @@ IMB_TIMES = ("t_max[usec]", "t[usec]", "t_pure[usec]")  # of the slowest rank, i
 WITH_RANGE = 5  # size, average, minimum, maximum, iterations
 
 
-def find_collectives(lines: Sequence[str], source: str) -> tuple[list[str], list[list[str]]] | None:
-    """The column names and rows of what one of these benchmarks printed; None for other lines.
+def find_collectives(lines: Sequence[str], source: str) -> Table | None:
+    """What one of these benchmarks printed; None for other lines.
 
     Raises InputError, which names `source`, if nccl-tests printed no size.
     """
     as_printed = _printed(lines)
     unheaded = sum(map(bool, map(ROW.match, lines)))
     if unheaded >= FEWEST or any(map(HEADER.match, as_printed)):
-        return NCCL_COLUMNS, _of_nccl_tests(as_printed, source)
+        return Table(NCCL_COLUMNS, _of_nccl_tests(as_printed, source))
     titled = any(map(OSU_TITLE.match, lines)) and any(map(OSU_HEADER.match, lines))
     if titled and (rows := _of_osu(lines)):
-        return MPI_COLUMNS, rows
-    return (MPI_COLUMNS, rows) if (rows := _of_imb(lines)) else None
+        return Table(MPI_COLUMNS, rows)
+    return Table(MPI_COLUMNS, rows) if (rows := _of_imb(lines)) else None
 
 
 def _of_nccl_tests(lines: Sequence[str], source: str) -> list[list[str]]:
@@ -79,8 +80,7 @@ def _of_nccl_tests(lines: Sequence[str], source: str) -> list[list[str]]:
                 if measured[0] != "N/A":
                     rows.append([cells[0], variant, *measured[:3]])
     if not rows:
-        problem = Problem("file", "nccl-tests printed no sizes", "give all of its output")
-        raise InputError(source, [problem])
+        raise InputError.of(source, "file", "nccl-tests printed no sizes", "give all of its output")
     facts[0] = facts[0] or _ranks_of_command(lines) or _ranks_by_bandwidths(rows)
     return [row + facts for row in rows]
 

@@ -5,13 +5,14 @@ from __future__ import annotations
 import re
 from collections.abc import Iterator, Sequence
 
+from lab.analysis.audit.formats.markdown import DASHES
+
 DOUBLE = re.compile(r"\s*\|\|(?=.*\w).+\|\|\s*")  # names of Jira, all rows of MoinMoin
 TEXTILE = re.compile(r"\s*(?:\|_[<>=]?\. ?[^|]*)+\|\s*")
 TEXTILE_CELL = re.compile(r"(?<=\|)[<>=_]+\.")
 STYLE = re.compile(r"<[^<>|]*>|'''")  # of a cell, or bold
 BEGIN, END = re.compile(r"\s*\{\|\s*(?:[\w-]+\s*=.*)?"), re.compile(r"\s*\|\}.*")
 ATTRIBUTES = re.compile(r"^[^|]*=[^|]*\|(?!\|)")  # align="right"| 12
-RULE = re.compile(r"\s*\|?(?:\s*:?-+:?\s*\|)+(?:\s*:?-+:?\s*)?\s*")
 FENCE = re.compile(r"\s*\|={3,}\s*")
 
 
@@ -21,7 +22,7 @@ def as_markdown(lines: Sequence[str]) -> list[str]:
         sum(pattern.fullmatch(line) is not None for line in lines)
         for pattern in (BEGIN, END, FENCE)
     )
-    in_markdown = any(RULE.fullmatch(line) for line in lines)
+    in_markdown = any(DASHES.fullmatch(line) for line in lines)
     if begun != ended or fences % 2 or in_markdown:
         return list(lines)  # a table without its end, or cells that are empty
     return [*_of_wikis(iter(lines))]

@@ -7,9 +7,8 @@ from collections.abc import Iterator, Sequence
 from typing import NamedTuple
 
 from lab.analysis.audit.columns import SECOND, THINGS, counted, names_gpu
+from lab.analysis.audit.formats.grid import Table
 from lab.analysis.audit.values import CELL_TIME, NODE, RANK, ranks_of
-
-Parsed = tuple[list[str], list[list[str]], list[str]]  # names, rows and the lines around them
 
 NUMBER = r"[~≈]?\d[\d.,]*(?:\s?[kKM](?![a-z]))?"
 RATE = rf"(?:{THINGS})\s?(?:/|per)\s?(?:{SECOND})(?:\s?(?:/|per)\s?(?:{RANK}))?"
@@ -36,7 +35,7 @@ class Item(NamedTuple):
     name: str  # of the column of values
 
 
-def find_lists(lines: Sequence[str]) -> list[Parsed]:
+def find_lists(lines: Sequence[str]) -> list[Table]:
     """The lists of times or rates on different numbers of ranks, in the order of the text."""
     items = [_item(line) for line in lines]
     pairs = zip(lines, items, strict=True)
@@ -47,7 +46,7 @@ def find_lists(lines: Sequence[str]) -> list[Parsed]:
             above = [text for line in reversed(lines[:start]) if (text := line.strip())][:1]
             rows = [[item.number, item.value] for item in run]
             around = list(dict.fromkeys([*above, *notes]))
-            lists.append(([_counted(run), run[0].name], rows, around))
+            lists.append(Table([_counted(run), run[0].name], rows, around))
     return lists
 
 

@@ -9,6 +9,8 @@ import itertools
 import re
 from collections.abc import Iterator, Sequence
 
+from lab.analysis.audit.formats.grid import Table
+
 GAP = re.compile(r"\s{2,}|\t")
 NUMBER = re.compile(r"[-+]?\d[\d.,]*(?:e[-+]?\d+)?%?", re.IGNORECASE)
 WORD = re.compile(r"[^\W\d]\w*[^\W\d]|[^\W\d]")
@@ -34,7 +36,7 @@ RULED = re.compile(r"\S+")
 Rows = list[list[str]]
 
 
-def tables(lines: Sequence[str]) -> Iterator[tuple[list[str], Rows, list[str]]]:
+def tables(lines: Sequence[str]) -> Iterator[Table]:
     """The names and rows of such tables, and the lines above each as its notes."""
     place = after = 0
     while place < len(lines):
@@ -43,7 +45,8 @@ def tables(lines: Sequence[str]) -> Iterator[tuple[list[str], Rows, list[str]]]:
             place += 1
             continue
         names, rows, end = table
-        yield names, rows, [note for line in lines[after:place] if (note := line.strip("# "))]
+        notes = [note for line in lines[after:place] if (note := line.strip("# "))]
+        yield Table(names, rows, notes)
         place = after = end
 
 

@@ -1,0 +1,123 @@
+"""Tables in texts: a module for each format, and here which formats a text has."""
+
+from __future__ import annotations
+
+import contextlib
+import re
+from collections.abc import Sequence
+
+from lab.analysis.audit.formats import (
+    collectives,
+    delimited,
+    html,
+    latex,
+    lists,
+    logs,
+    markdown,
+    notebook,
+    printed,
+    rst,
+    sections,
+    wiki,
+)
+from lab.analysis.audit.formats.grid import Table, most_relevant, relevance
+from lab.errors import InputError
+
+Tables = tuple[list[Table], list[InputError]]
+
+# Line prefixes of launchers: "0: " (srun -l), "[1,0]<stdout>:" (mpirun, after a time if
+# requested), "[0] " (mpiexec -l), "[rank0]: " (torchrun); in nccl-tests output also "node1: ".
+LAUNCHED = re.compile(
+    r"^(?:\s*\d+:\s|[^\[]{0,40}\[\w+,\w+\](?:\[[\w.:-]*\])?<std(?:out|err)>: ?"
+    r"|\s*\[(?:rank|default)?\d+\]:?\s)"
+)
+HOST = re.compile(r"^[A-Za-z][\w.-]*:\s")
+SEPARATOR = re.compile(r"sep=.\s*", re.IGNORECASE)  # a first line for spreadsheets
+QUOTED, FENCE = re.compile(r"^\s{0,3}>\s?"), re.compile(r"\s*(?:```|~~~)")
+HIDDEN = re.compile(r"<!--.*?(?:-->|\Z)", re.DOTALL)
+
+
+def find_tables(source: str, text: str) -> Tables:
+    """The tables of a text that say most of scaling, and why others of it cannot be read.
+
+    Raises InputError, which names the `source`, for a text without any table.
+    """
+    text = notebook.as_text(text)
+    lines = _unmarked(text.splitlines())
+    notes = [line.lstrip("# ").rstrip() for line in lines if line.startswith("#")]
+    launched = [HOST.sub("", LAUNCHED.sub("", line)) for line in lines]
+    if of_collectives := collectives.find_collectives(launched, source):
+        return [of_collectives._replace(notes=notes)], []
+    if tables := marked_up(wiki.as_markdown(lines)):
+        return [table._replace(header=_numbered(table.header)) for table in tables], []
+    lines = delimited.with_groups(lines)
+    in_columns = [*printed.tables(lines)]
+    if any(map(relevance, in_columns)):
+        return most_relevant(in_columns), []
+    if of_json := logs.find_records(text):
+        most = max(of_json, key=lambda table: (relevance(table), len(table.rows)))
+        return [most._replace(notes=notes)], []
+    if of_sections := sections.find_sections(lines):
+        return [of_sections._replace(notes=notes)], []
+    if not delimited.is_headed(lines) and (log := logs.find_log(text.splitlines())):
+        return [log._replace(notes=notes)], []
+    if of_lists := lists.find_lists(lines):
+        return of_lists, []
+    return _delimited(source, lines, notes)
+
+
+def marked_up(lines: Sequence[str]) -> list[Table]:
+    """The tables in Markdown, HTML, LaTeX or reStructuredText that say most of scaling."""
+    text = HIDDEN.sub("", "\n".join(lines))
+    tables = [table for read in (markdown, html, latex, rst) for table in read.tables(text)]
+    return most_relevant([table for table in tables if any(table.header)])
+
+
+def _delimited(source: str, lines: Sequence[str], notes: list[str]) -> Tables:
+    """Delimited tables below each other, or the one of all lines, without titles above its names;
+    where that fails, what a single section reports."""
+    tables: list[Table] = []
+    errors: list[InputError] = []
+    for titles, block in delimited.blocks(lines):
+        try:
+            tables.append(Table(*delimited.parse(source, block), titles))
+        except InputError as error:
+            errors.append(error)
+    if any(map(relevance, tables)):
+        return most_relevant(tables), errors
+    try:
+        table = Table(*delimited.parse(source, lines), notes)
+    except InputError:
+        if of_section := sections.find_sections(lines, fewest=1):
+            return [of_section._replace(notes=notes)], []
+        if not (below := delimited.below_title(source, lines)):
+            raise
+        return below, []
+    if not relevance(table):
+        with contextlib.suppress(InputError):  # a title, "GPT-2, batch 512", is not the header
+            if any(map(relevance, below := delimited.below_title(source, lines))):
+                return below, []
+    repeated = len({*table.header}) < len(table.header)
+    of_section = sections.find_sections(lines, fewest=1) if repeated else None
+    return [of_section._replace(notes=notes) if of_section else table], []
+
+
+def _unmarked(lines: Sequence[str]) -> list[str]:
+    """Lines without quotation marks or launcher prefixes at their start, and without the fences of
+    code blocks."""
+    for mark in (QUOTED, LAUNCHED):
+        if any(lines) and all(mark.match(line) for line in lines if line.strip()):
+            lines = [mark.sub("", line) for line in lines]
+    return [
+        "" if FENCE.match(line) or (number == 0 and SEPARATOR.fullmatch(line)) else line
+        for number, line in enumerate(lines)
+    ]
+
+
+def _numbered(header: Sequence[str]) -> list[str]:
+    """Names of a published table: the second "Speedup" becomes "Speedup (2)"."""
+    places = [header[: place + 1].count(text) for place, text in enumerate(header)]
+    return [
+        f"{text} ({place})" if text and place > 1 else text
+        for text, place in zip(header, places, strict=True)
+    ]

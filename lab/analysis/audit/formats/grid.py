@@ -1,0 +1,156 @@
+"""Tables as grids of cells: names and sections that span columns, and which of several tables say
+most of scaling."""
+
+from __future__ import annotations
+
+import itertools
+import re
+from collections.abc import Sequence
+from typing import NamedTuple
+
+from lab.analysis.audit.columns import MEASURED, normal, quantities
+from lab.analysis.audit.reshape import INDEXED, ranks_in
+from lab.analysis.audit.values import ranks_of
+from lab.errors import InputError
+from lab.records.table import grouped
+
+NUMERIC = re.compile(r"[~<]?\.?\d")
+VALUES = re.compile(r"values?|settings?|值|数值|wert|valeur|valor")
+OF_RUNS = MEASURED | {"flops_per_rank", "mfu"}
+RANKED = {"world_size", "nodes", "dp"}
+THREADED = {"threads", "cpus"}
+MOST_ROWS = 50  # that are looked at
+MOST_TABLES = 200  # of a text
+NUMERAL = re.compile(r"-?\d+(?:\.\d+)?(?:e[-+]?\d+)?", re.IGNORECASE)
+NAMED = 3  # columns in a sentence
+SPANNED = "\x1f"  # before a name that spans several columns
+WIDEST, MOST_COLUMNS = 100, 500  # columns that a cell may span, and a table have
+
+
+class Table(NamedTuple):
+    """Column names, rows of cells, and the text around them."""
+
+    header: list[str]
+    rows: list[list[str]]
+    notes: Sequence[str] = ()
+    logged: bool = False  # the lines of a log
+
+
+def most_relevant(tables: Sequence[Table]) -> list[Table]:
+    """The tables of measurements on known ranks, else those of measurements, else the longest.
+
+    Settings and their values, if there is another table, are notes on all of them.
+    """
+    settings = [
+        table
+        for table in tables
+        if len(table.header) == 2 and VALUES.fullmatch(table.header[1].lower())
+    ]
+    results = [table for table in tables if table not in settings]
+    by_relevance = grouped((relevance(table), table) for table in results or tables)
+    most = max(by_relevance, default=0)
+    alike = by_relevance.get(most, [])
+    if alike and not most:
+        alike = [max(alike, key=lambda table: len(table.rows))]
+    values = [": ".join(row[:2]) for table in settings for row in table.rows if results]
+    return [table._replace(notes=[*table.notes, *values]) for table in alike]
+
+
+def relevance(table: Table) -> int:
+    """3 for a table of measurements on known ranks, 2 for one on numbers of threads or cores, 1 for
+    one of measurements, 0 for others."""
+    rows = table.rows[:MOST_ROWS]
+    columns = dict(zip(table.header, zip(*rows, strict=False), strict=False))
+    columns = {name: cells for name, cells in columns.items() if any(map(NUMERIC.match, cells))}
+    labels = [row[0] for row in rows if row]
+    named = [name for name in table.header if not INDEXED.search(normal(name))]
+    sizes = {name: ranks for name in named if (ranks := ranks_in(name)[0]) > 0}
+    spread = len(set(sizes.values())) > 1
+    if spread and set(sizes) <= set(columns):
+        return 3
+    names = [*columns, *labels] if spread else columns
+    known = quantities(names)
+    ranked = spread or known & RANKED or any(ranks_of(label)[0] > 0 for label in labels)
+    if not known & OF_RUNS:
+        return 0
+    return 3 if ranked else 1 + bool(known & THREADED)
+
+
+def from_grid(lines: Sequence[list[str]], notes: Sequence[str]) -> Table | None:
+    """A table made of lines, the column names first; None without rows or a second column.
+
+    A line with a single cell is a title: a note above the names, a section among the rows.
+    """
+    below = [*itertools.dropwhile(_is_title, lines)]
+    titles = [*notes, *(line[0].lstrip(SPANNED) for line in lines[: len(lines) - len(below)])]
+    header, *rest = below or [[]]
+    while rest and any(SPANNED in name for name in header):
+        pairs = itertools.zip_longest(header, rest.pop(0), fillvalue="")
+        header = [joined(top.replace(SPANNED, ""), name) for top, name in pairs]
+    header = [name.replace(SPANNED, "") for name in header]
+    rows = [[cell.lstrip(SPANNED) for cell in line] for line in rest]
+    header, rows = with_sections(header, rows, [*map(_is_title, rest)])
+    return Table(header, rows, [*filter(None, titles)]) if len(header) > 1 and rows else None
+
+
+def _is_title(line: Sequence[str]) -> bool:
+    return len(line) > 1 and line[0].startswith(SPANNED) and len(set(line)) == 1
+
+
+def joined(*names: str) -> str:
+    """The name of a column whose parts are below each other; equal parts stand there once."""
+    return " ".join(dict.fromkeys(filter(None, names)))
+
+
+def with_sections(
+    header: list[str], rows: list[list[str]], are_titles: Sequence[bool]
+) -> tuple[list[str], list[list[str]]]:
+    """Column names and rows with the title above each row as another column; as they are without
+    titles."""
+    if not any(are_titles):
+        return header, rows
+    section, within = "", []
+    for row, is_title in zip(rows, are_titles, strict=True):
+        section = row[0] if is_title else section
+        blank = [""] * (len(header) - len(row))
+        within += [] if is_title else [[*row, *blank, section]]
+    return [*header, "section"], within
+
+
+def without_remarks(cells: list[str], width: int) -> list[str]:
+    """A row without the remarks that follow its last cell, which are no numbers."""
+    beyond = cells[width:]
+    return cells if any(map(NUMERIC.match, beyond)) else cells[:width]
+
+
+def rectangular(
+    source: str,
+    header: list[str],
+    rows: list[list[str]],
+    *,
+    places: Sequence[str] = (),
+    advice: str = "give each column a name",
+) -> tuple[list[str], list[list[str]]]:
+    """Names for all columns, and rows of equal length.
+
+    Raises InputError for a table without rows, and for a row that is longer than the names, which
+    it calls by its number or its place.
+    """
+    width = len(header)
+    for number, row in enumerate(rows):
+        if any(row[width:]):
+            what = f"{len(row)} cells under {width} column names"
+            where = places[number] if places else f"row {number + 1}"
+            raise InputError.of(source, where, what, advice)
+    if not rows:
+        advice = "a table needs measurements"
+        raise InputError.of(source, "file", "no rows below the column names", advice)
+    # A saved DataFrame has an empty name for its index.
+    names = [text or f"unnamed {number}" for number, text in enumerate(header, start=1)]
+    return names, [[*row[:width], *[""] * (width - len(row))] for row in rows if any(row)]
+
+
+def unnamed(source: str, names: Sequence[str]) -> InputError:
+    """The error for a table whose first line has numbers."""
+    what = f"values instead of column names: {', '.join(names[:NAMED])}, ..."
+    return InputError.of(source, "file", what, "write a line of column names above them")
