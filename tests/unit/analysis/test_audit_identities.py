@@ -41,3 +41,11 @@ def test_accumulation_of_one_row_unlike_others_of_its_model(row: str, faults: se
     rows = ["7b,8,4,16,512", "7b,16,4,8,512", "7b,32,4,4,512", row]
     table = "\n".join(["Model,GPUs,MicroBatchSize,GradAccum,GlobalBatchSize", *rows])
     assert broken(pasted(table)) == faults
+
+
+def test_a_rate_that_batch_and_time_of_a_step_do_not_give() -> None:
+    head = "GPUs,Batch size per GPU,Step time (ms),Images/s"
+    rows = ["1,64,70.6,907", "2,64,73.1,1751", "4,64,75.4,3395", "8,64,77.9,6572"]
+    assert not broken(pasted("\n".join([head, *rows])))
+    wrong = [rows[0], "2,64,73.1,3395", *rows[2:]]
+    assert broken(pasted("\n".join([head, *wrong]))) == {"quoted-against-own"}

@@ -188,10 +188,13 @@ def quoted_against_own(observations: Observations) -> Iterator[Fault]:
             checked = True
             yield from _totals(observations.frame)
     if observations.kind == "table" and {"rate", "time"} <= observations.known:
-        batch = observations.per == "step" and {"global_batch_size", "batch"} & given
-        if batch:
-            checked |= yield from _steps(observations)
-        for curve in observations.curves if not batch else ():
+        stepwise = observations.per == "step"
+        whole = stepwise and {"global_batch_size", "batch"} & given
+        compared = False
+        if whole or (stepwise and "micro_batch_size" in given):
+            compared = yield from _steps(observations)
+        checked |= compared
+        for curve in observations.curves if not (whole or compared) else ():
             checked |= yield from _unlike_runs(curve)
     if not checked:
         raise UncheckedError("a quoted speedup, efficiency or total with the numbers behind it")
@@ -276,8 +279,10 @@ def _steps(observations: Observations) -> Comparison:
     frame = observations.frame
     done = frame["rate"] * frame["time"]
     lengths = pd.to_numeric(frame["sequence_length"].str.replace(",", ""), errors="coerce")
+    given = set(observations.given)
     # A batch may be that of a rank.
-    batches = [frame[name] for name in ("global_batch_size", "batch") if name in observations.given]
+    batches = [frame["global_batch_size"]] * bool({"global_batch_size", "micro_batch_size"} & given)
+    batches += [frame["batch"]] * ("batch" in given)
     batches += [batch * frame["world_size"] for batch in batches if batch.name == "batch"]
     digits = frame["rate_rounding"].fillna(0.0) + frame["time_rounding"].fillna(0.0)
     works = [*(batch * lengths for batch in batches), *batches]

@@ -136,8 +136,8 @@ def _unlike_peaks(observations: Observations) -> Comparison:
     )
     for same, own, wrong in groups:
         known = _known_peaks(same, observations)
-        others = own[wrong].map(lambda peak: (np.abs(known / peak - 1) < ANOTHER).any())
-        if len(same) >= FEWEST and wrong.sum() <= len(same) / 3 and not others.any():
+        others = (np.abs(known / own[wrong].to_numpy()[:, np.newaxis] - 1) < ANOTHER).any()
+        if len(same) >= FEWEST and wrong.sum() <= len(same) / 3 and not others:
             worst, usual = same.loc[own[wrong].index[0]], float(own.median())
             yield Fault(
                 same["label"][wrong],
@@ -150,7 +150,7 @@ def _unlike_peaks(observations: Observations) -> Comparison:
 
 
 def _known_peaks(rows: pd.DataFrame, observations: Observations) -> np.ndarray[Any, Any]:
-    """The peaks that the FLOP/s of rows may be relative to, as far as they name GPU and precision."""
+    """The peaks that MFU may be relative to, as far as GPU and precision are named."""
     words = _words(rows, observations).str.partition("|")
     gpus = [named_gpu(name) or named_gpu(" ".join(observations.notes)) for name in words[0]]
     models = {gpu and gpu.name.split("-")[0] for gpu in gpus}  # an H100 may be of any kind
