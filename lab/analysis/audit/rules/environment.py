@@ -153,8 +153,9 @@ def _quoted_over_another(observations: Observations) -> Iterator[Fault]:
             if len(here) == len(there) == 1 and not known[min(here)] & known[min(there)]:
                 yield Fault(
                     point.labels,
-                    f"The speedup of {point.speedup:.2f}x on {point.ranks} is over a run on "
-                    f"{over[0].ranks}, whose {SAME[name]} differ: {min(here)} and {min(there)}.",
+                    f"The speedup of {point.speedup:.2f}x on {point.ranks} is relative to a run on "
+                    f"{over[0].ranks}, but their {SAME[name]} differ: {min(here)} against "
+                    f"{min(there)}.",
                 )
 
 

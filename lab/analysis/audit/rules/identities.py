@@ -14,7 +14,7 @@ from lab.analysis.audit.columns import LAYOUT, counted, normal
 from lab.analysis.audit.observations import ROW, Observations, UncheckedError, largest
 from lab.analysis.audit.points import QUOTED, ROUNDING, Curve, Point
 from lab.analysis.audit.rule import SHOWN, Comparison, Fault, rule, seconds
-from lab.formatting import count
+from lab.formatting import count, plain
 
 WHOLE_RUN = 0.2  # of a time to train may not be training
 FEWEST_ALIKE = 3  # rows that agree, beside which one is off
@@ -297,8 +297,8 @@ def _steps(observations: Observations) -> Comparison:
         gaps[best],
         lambda worst: (
             f"{worst['rate']:.6g} per s for {seconds(worst['time'])} is "
-            f"{worst['rate'] * worst['time']:.4g} in a step, but its batch holds "
-            f"{works[best][worst.name]:.4g}, in {worst['label']}"
+            f"{plain(worst['rate'] * worst['time'])} in a step, but its batch holds "
+            f"{plain(works[best][worst.name])}, in {worst['label']}"
         ),
         WORK_ADVICE,
     )
