@@ -185,14 +185,14 @@ TEXTS = {
     r"(_?(id|idx|index|no|number))?",
     "seed": r"(random_)?seed",
     "host": r"host(_?name)?s?|node(_?(name|list))?|machine|server",
-    "version": r"(py_?torch|cuda|nccl|cudnn|rocm|jax|tensorflow)(_version)?|(.*_)?version"
-    r"|commit_date",
+    "driver": r"((cuda|gpu|nvidia)_)?driver(_version)?",
+    "version": r"((py_?)?torch|cuda|nccl|cu_?dnn|rocm|jax|tensorflow)(_version)?|(.*_)?version"
+    r"|commit_date|container(_(image|tag))?",
     "commit": r"(git_?)?(commit|sha|hash|rev|revision)|git",
     # Those of a core are of its hardware.
     "threads": r"((n|nb|no|num|number|of|omp|open_?mp)_?)*threads(_(count|used|num|omp|open_?mp))?"
     r"(_per_(?!core)[a-z]+)?|thread_count|(n|num|number_of)_thread",
     "clock": r"(gpu_|sm_|cpu_)?(clock|freq|frequency)(_m?g?hz)?|mhz|ghz",
-    "driver": r"(cuda_|gpu_)?driver",
     "gpu": r"gpu(_?(model|name|type|card|config(uration)?))|[gn]pu|accelerator|device_name"
     r"|((dgx|gpu)_)?systems?|dgx",
     "cpu": r"cpu(_?(model|name|type))?|processor",

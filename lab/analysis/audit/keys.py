@@ -199,11 +199,8 @@ def _is_key(cells: pd.Series, sizes: pd.Series, *, least: float = 0.51) -> bool:
 
 
 def _is_compared(cells: pd.Series, sizes: pd.Series) -> bool:
-    """Whether values differ on purpose: several at one number of ranks, or each at several."""
-    if cells.nunique() < 2:
-        return False
-    at_one = cells.groupby(sizes).nunique() > 1
-    return bool(at_one.any()) or _is_key(cells, sizes)
+    """Whether values differ on purpose, so that several were measured at one number of ranks."""
+    return cells.nunique() > 1 and bool((cells.groupby(sizes).nunique() > 1).any())
 
 
 def labelled(tidy: pd.DataFrame, frame: pd.DataFrame, given: dict[str, str]) -> Iterator[str]:

@@ -12,7 +12,7 @@ from typing import Any, Literal
 import numpy as np
 import pandas as pd
 
-from lab.analysis.audit.columns import LAYOUT, normal, residue
+from lab.analysis.audit.columns import LAYOUT, named_precision, normal, residue
 from lab.analysis.audit.points import ROUNDING, Curve, Point, columns_of, joined, point_of
 from lab.config.strategies import SETTINGS
 from lab.records.table import grouped
@@ -30,6 +30,9 @@ NUMBERS = BATCHES | {"grad_accum": "accumulation"}  # in the names of curves
 MOST_REFERENCES = 20  # rows or curves that a quoted speedup may be over
 GRADIENT_BYTES = 4  # of a parameter in fp32
 FULL_PRECISION = re.compile(r"|(f|fp|float)[ _-]?32|tf[ _-]?32|full|single|no|none|false|off")
+PRECISION = re.compile(
+    r"\b(?:mx|nv)?(?:b?f(?:p|loat)?|tf|int)[-_]?(?:4|8|16|32)(?![a-z\d])", re.IGNORECASE
+)
 OVER = re.compile(r"_(?:vs|versus|over|against|relative_to|compared_to)_(.+)")
 ROW = "row of the table"  # its number from 1, if one row becomes several
 
@@ -107,6 +110,14 @@ class Observations:
         what = r"(\d[\d,]*)\s+(?:training\s+|train\s+)?(?:samples|examples|images|sequences)"
         match = self.noted(what)
         return float(match[1].replace(",", "")) if match else math.nan
+
+    @cached_property
+    def noted_precision(self) -> str:
+        """The precision of all rows, if the notes name one and no setting names another; or ""."""
+        settings = (str(value) for key in self.keys for value in self.frame[key].unique())
+        words = (word for text in (*self.notes, *settings) for word in PRECISION.findall(text))
+        named = {named_precision(word) for word in words}
+        return (named.pop() or "") if len(named) == 1 else ""
 
     @cached_property
     def curves(self) -> list[Curve]:

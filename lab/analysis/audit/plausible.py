@@ -155,8 +155,9 @@ def _is_another(
     if "time" not in names and parse_name(column).stem == "sync":
         return True  # beside "Async" or "Overlap" it is a program
     if canonical == "version":  # below PyTorch and DeepSpeed there are rates or times
-        values = numbers(cells)
-        return {"speedup", "ratio_of_rates"} & names != set() and values.nunique() > 1
+        values = numbers(cells).dropna()
+        measured = values.is_unique and len(values) > 1  # versions recur
+        return bool({"speedup", "ratio_of_rates"} & names) and measured
     if canonical == "speedup":  # of one program over another on as many ranks
         over = own_baseline(column, frame, meanings)
         return bool(over) and not _is_serial(over, frame, meanings)

@@ -99,7 +99,8 @@ class Quantities:
     """The canonical columns of a table, with numbers in base units, and how they were read.
 
     `tidy` has a row for each row of the table that is not another statistic over ranks; `given`
-    says which column each quantity is from, `assumptions` what the table does not say, and
+    says which column each quantity is from, `joined` lists others that were joined to one of those,
+    `assumptions` what the table does not say, and
     `own_baseline` the column that the speedup of each row is over, if any. Columns in `mapped` are
     what the user says they are. Raises InputError if one of those cannot be read.
     """
@@ -114,6 +115,7 @@ class Quantities:
     ) -> None:
         self.frame, self.meanings, self.mapped, self.notes = frame, meanings, mapped, notes
         self.given: dict[str, str] = {}
+        self.joined: list[str] = []
         self.assumptions: list[str] = []
         numeric = [*NUMERIC, *(f"{name}_rounding" for name in ROUNDED)]
         texts = pd.DataFrame(np.nan, frame.index, [*TEXTS], dtype=object)
@@ -122,7 +124,11 @@ class Quantities:
         left_out: dict[str, list[str]] = {}
         for column, meaning in _in_order(frame, meanings).items():
             canonical = self._canonical(column, meaning)
-            if canonical in self.given:
+            if canonical == "version" and canonical in self.given:
+                self._add_version(column)
+            elif canonical in self.given and self._names_another(canonical, column):
+                self._add(text_guess(column) or "", column, meaning)
+            elif canonical in self.given:
                 left_out.setdefault(canonical, []).append(column)
             elif canonical and not self._add(canonical, column, meaning) and column in mapped:
                 problem = f"column {column!r} holds no value that can be read"
@@ -206,6 +212,22 @@ class Quantities:
             return False
         self.tidy[canonical], self.given[canonical] = cells, column
         return True
+
+    def _names_another(self, canonical: str, column: str) -> bool:
+        """Whether a column without numbers names what another of its meaning counts, such as `GPU`
+        beside `GPUs`."""
+        cells = as_texts(self.frame[column])
+        words = numbers(cells, units=COUNT_UNITS).isna().all()
+        return canonical not in TEXTS and bool(words)
+
+    def _add_version(self, column: str) -> None:
+        """Versions of another program, such as CUDA, beside those that are known."""
+        cells = as_texts(self.frame[column])
+        about = "version", column, cells, self.frame, self.meanings
+        if confirmed(*about, guessed=column not in self.mapped) == "version":
+            of_column = f", {column} " + cells
+            self.tidy["version"] = self.tidy["version"] + of_column.fillna("")
+            self.joined.append(column)
 
     def _without_ranks(self, cells: pd.Series, column: str, canonical: str) -> pd.Series:
         """The ranks in cells such as "8x A100", which also name the GPU, apart from the rest.

@@ -407,6 +407,9 @@ def _rank_column(column: str, quantity: str, *, bare: bool) -> RankColumn | None
     if NUMBERED.search(text) or OVER_ONE.search(text) or re.search(IDEAL, text):
         return None
     size, rest = ranks_in(column)
+    named = BRACKETED.sub("", column)  # of "Speedup (8 GPUs)"
+    if size > 0 and named != column and _quantity(named) in NO_RANKS:
+        return _of_ranks(column, size, normal(named), quantity)
     if ranks_of(column)[0] == size:
         return RankColumn(column, size, quantity, None, rest)
     if math.isnan(size):

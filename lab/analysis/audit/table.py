@@ -92,7 +92,8 @@ def from_table(
     per = meanings[given["time"]].per if "time" in given else None
     collective = {"bytes", "time"} <= set(given) and not TRAINING & set(given)
     logged = bool(LOGGED & set(given))
-    keys.add_keys(tidy, frame, given.values(), collective=collective, logged=logged)
+    used = [*given.values(), *quantities.joined]
+    keys.add_keys(tidy, frame, used, collective=collective, logged=logged)
     ranks.complete_batches(tidy, given)
     tidy["label"] = keys.labels(tidy, given)
     return Observations(

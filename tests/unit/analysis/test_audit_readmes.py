@@ -816,3 +816,13 @@ def test_a_run_out_of_memory_is_no_baseline(on_4: str, faults: set[str]) -> None
     assert broken(result) == faults
     baseline = next(fault for fault in result.findings if fault.rule == "baseline")
     assert "speedups are over 2 ranks" in baseline.evidence
+
+
+@pytest.mark.parametrize("quoted", ["7.48x", "6.10x"])
+def test_a_ratio_whose_brackets_say_on_how_many_ranks(quoted: str) -> None:
+    head = "| Model | 1 GPU | 2 GPUs | 8 GPUs | Speedup (8 GPUs) |"
+    rows = [f"| ResNet-50 | 394.0 | 768.7 | 2946.8 | {quoted} |"]
+    rows.append("| BERT | 41.5 | 81.5 | 308.6 | 7.44x |")
+    result = pasted("Training throughput (samples/s)\n\n" + below(head, *rows))
+    assert result.reading["speedup"] == "speedup"
+    assert broken(result) == ({"quoted-against-own"} if quoted == "6.10x" else set())

@@ -8,8 +8,9 @@ from typing import Any
 import numpy as np
 import pandas as pd
 
-from lab.analysis.audit.columns import MEASURED, PHASES
+from lab.analysis.audit.columns import MEASURED, PHASES, names_gpu
 from lab.analysis.audit.observations import Observations, UncheckedError
+from lab.analysis.audit.points import Point
 from lab.analysis.audit.reshape import listed
 from lab.analysis.audit.rule import Fault, rule
 from lab.config.run import MANTISSA_BITS
@@ -27,6 +28,7 @@ SAME = {
     "data_sha256": "data sets",
     "cluster": "clusters",
 }
+COUNTS = {"threads"}  # more of them may be meant to speed a program up
 NOT_EMULATED = {"", "no", "none", "nothing", "false", "0", "nan"}  # in tables
 NAMED = 4  # values in a sentence
 SHORT = 12  # digits of a SHA-256 in one
@@ -44,7 +46,7 @@ SAME_LEARNING = {"key:strategy", "key:compile", "key:precision"}  # whatever the
 
 @rule(
     "mixed-environment",
-    f"host or {' or '.join(SAME)}",
+    f"host or device or framework or {' or '.join(SAME)}",
     advice="Compare only runs of one environment, or run the others again.",
 )
 def mixed_environment(observations: Observations) -> Iterator[Fault]:
@@ -54,6 +56,9 @@ def mixed_environment(observations: Observations) -> Iterator[Fault]:
     measured = observations.kind == "records" or (MEASURED | {*PHASES}) & observations.known
     if curves.empty and not ("host" in observations.known and measured):
         raise UncheckedError(NO_COMPARISON)
+    stated = {"host", *SAME} & observations.known
+    if not stated and (observations.kind != "table" or not _environments(rows)):
+        raise UncheckedError("a GPU or a version that device or framework names")
     differs = False
     for name, what in SAME.items():
         known = rows[name].dropna().astype(str) if name in rows else pd.Series(dtype=str)
@@ -73,6 +78,8 @@ def mixed_environment(observations: Observations) -> Iterator[Fault]:
                 rows.loc[values.index[values != values.mode().iloc[0]], "label"],
                 f"{values.nunique()} different {what} were used: {listed(values.unique())}.",
             )
+    if observations.kind == "table" and not observations.own_baseline:
+        yield from _quoted_over_another(observations)
     # Configurations of which none was measured on several numbers of ranks are not compared.
     apart = observations.kind == "table" and curves.empty and len(observations.curves) > 1
     if measured and not apart:
@@ -112,6 +119,51 @@ def _comparing(observations: Observations) -> pd.Series:
             places |= dict.fromkeys(observations.places_of(labels), number)
     index = observations.frame.index[list(places)]
     return pd.Series(list(places.values()), index, dtype=float)
+
+
+def _environments(rows: pd.DataFrame) -> dict[str, pd.Series]:
+    """What is known of each of SAME. A device may name a GPU, and a framework its version."""
+    used = {name: rows[name] for name in SAME if name in rows}
+    devices, frameworks = rows["device"].astype(str), rows["framework"].astype(str)
+    used["gpu"] = used["gpu"].fillna(devices.where(devices.map(names_gpu)))
+    used["version"] = used["version"].fillna(frameworks.where(frameworks.str.contains(r"\d")))
+    return {name: values for name, values in used.items() if values.notna().any()}
+
+
+def _quoted_over_another(observations: Observations) -> Iterator[Fault]:
+    """Speedups over a run on fewer ranks in another environment, if no number of ranks was measured
+    in both: then nothing tells what the ranks gain from what the environment does."""
+    used, ranks = _environments(observations.frame), observations.frame["world_size"]
+    sizes = {
+        name: ranks.groupby(values).agg(set)
+        for name, values in used.items()
+        if name not in COUNTS and values.nunique() > 1
+    }
+    if not sizes:
+        return
+    for point in observations.points:
+        if not point.speedup > 0 or not observations.quoted_over_settings.isdisjoint(point.labels):
+            continue
+        over = [one for one in observations.ones if _is_reference(one, point)]
+        for name, known in sizes.items() if over else ():
+            here, there = (
+                set(used[name].iloc[observations.places_of(one.labels)].dropna())
+                for one in (point, over[0])
+            )
+            if len(here) == len(there) == 1 and not known[min(here)] & known[min(there)]:
+                yield Fault(
+                    point.labels,
+                    f"The speedup of {point.speedup:.2f}x on {point.ranks} is relative to a run on "
+                    f"{over[0].ranks}, but their {SAME[name]} differ: {min(here)} against "
+                    f"{min(there)}.",
+                )
+
+
+def _is_reference(one: Point, point: Point) -> bool:
+    """Whether a point of another curve, on fewer ranks than any of its own, is what a quoted
+    speedup is over."""
+    fewer = one.world_size < point.curve.smallest[0].world_size
+    return fewer and one.curve is not point.curve and point.is_quoted_over(one)
 
 
 def _by_data(observations: Observations, name: str) -> bool:

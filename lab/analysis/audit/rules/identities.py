@@ -14,7 +14,7 @@ from lab.analysis.audit.columns import LAYOUT, counted, normal
 from lab.analysis.audit.observations import ROW, Observations, UncheckedError, largest
 from lab.analysis.audit.points import QUOTED, ROUNDING, Curve, Point
 from lab.analysis.audit.rule import SHOWN, Comparison, Fault, rule, seconds
-from lab.formatting import count
+from lab.formatting import count, plain
 
 WHOLE_RUN = 0.2  # of a time to train may not be training
 FEWEST_ALIKE = 3  # rows that agree, beside which one is off
@@ -22,7 +22,10 @@ WORK_ADVICE = "Rate times time is the work done: find out which of these numbers
 RANKS = {"world_size", "per_node"}  # without them, a node may be many ranks
 
 
-@rule("parallel-consistent", "tp or pp or cp or dp or grad_accum or per_node, world_size")
+@rule(
+    "parallel-consistent",
+    "tp or pp or cp or dp or grad_accum or per_node or micro_batch_size, world_size",
+)
 def parallel_consistent(observations: Observations) -> Iterator[Fault]:
     """Degrees of parallelism, ranks and batches whose products do not match."""
     frame, given = observations.frame, set(observations.given)
@@ -34,11 +37,8 @@ def parallel_consistent(observations: Observations) -> Iterator[Fault]:
     if {"world_size", "nodes", "per_node"} <= given:
         checked = True
         yield from _nodes(frame)
-    if {"global_batch_size", "micro_batch_size"} <= given and (
-        ("grad_accum" in given and given & RANKS) or given & {"dp", *LAYOUT}
-    ):
-        checked = True
-        yield from _batches(frame, layout, observations)
+    if {"global_batch_size", "micro_batch_size"} <= given and given & {*RANKS, "dp", *LAYOUT}:
+        checked |= yield from _batches(frame, layout, observations)
     if not checked:
         raise UncheckedError("degrees of parallelism, or batch sizes, beside the ranks")
 
@@ -102,19 +102,25 @@ def _nodes(frame: pd.DataFrame) -> Iterator[Fault]:
         )
 
 
-def _batches(frame: pd.DataFrame, layout: pd.Series, observations: Observations) -> Iterator[Fault]:
+def _batches(frame: pd.DataFrame, layout: pd.Series, observations: Observations) -> Comparison:
+    """Global batches that the micro-batches of all replicas do not make."""
+    given = set(observations.given)
     replicas = frame["dp"].fillna(frame["world_size"] / layout)
-    if "grad_accum" not in observations.given:
+    if "grad_accum" not in given:
         frame = frame.assign(grad_accum=float("nan"))  # it would follow from the global batch
-    of_step = frame["micro_batch_size"] * replicas
-    quoted, accumulated = frame["global_batch_size"], of_step * frame["grad_accum"]
-    wrong = (accumulated != quoted).where(frame["grad_accum"].notna(), quoted % of_step != 0)
+    of_step, quoted = frame["micro_batch_size"] * replicas, frame["global_batch_size"]
+    accumulated, known = of_step * frame["grad_accum"], quoted.notna() & of_step.notna()
+    unlike = (accumulated != quoted).where(frame["grad_accum"].notna(), quoted % of_step != 0)
     if not re.search("micro|mbs", normal(observations.given["micro_batch_size"])):
-        wrong &= of_step != quoted  # a batch per rank may include accumulation
-    if not set(observations.given) & {"dp", *LAYOUT}:
+        unlike &= of_step != quoted  # a batch per rank may include accumulation
+    equal = known & ((accumulated.fillna(of_step) == quoted) | _rounded_down(frame, replicas))
+    odd = unlike & ~equal & _among_equals(frame, equal, known, observations)
+    checked = bool(given & {"dp", *LAYOUT}) or "grad_accum" in given
+    wrong = unlike if checked else odd
+    if checked and not given & {"dp", *LAYOUT}:
         # If the table omits model parallelism, there are fewer replicas.
-        wrong &= (accumulated % quoted != 0) & frame["grad_accum"].notna()
-    rows = frame[wrong & quoted.notna() & of_step.notna() & ~_unlike(frame, layout)]
+        wrong &= odd | ((accumulated % quoted != 0) & frame["grad_accum"].notna())
+    rows = frame[wrong & known & ~_unlike(frame, layout)]
     if len(rows):
         row = rows.iloc[0]
         steps, copies = row["grad_accum"], float(replicas.loc[rows.index[0]])
@@ -130,6 +136,27 @@ def _batches(frame: pd.DataFrame, layout: pd.Series, observations: Observations)
             "The global batch is micro-batch x accumulation x data-parallel ranks: find out which "
             "of these numbers is wrong.",
         )
+    return checked or _are_most(equal, known)
+
+
+def _rounded_down(frame: pd.DataFrame, replicas: pd.Series) -> pd.Series:
+    """Whether batches per rank are whole shares of the global one: of 256, each of 3 has 85."""
+    share = frame["global_batch_size"] // replicas
+    return (share == frame["micro_batch_size"]) & frame["grad_accum"].isna()
+
+
+def _are_most(equal: pd.Series, known: pd.Series) -> bool:
+    return bool(equal.sum() >= max(FEWEST_ALIKE, 2 * known.sum() / 3))
+
+
+def _among_equals(
+    frame: pd.DataFrame, equal: pd.Series, known: pd.Series, observations: Observations
+) -> pd.Series:
+    """Whether most rows of a table meet an identity, and one of a row's own settings does."""
+    if not _are_most(equal, known):
+        return pd.Series(False, frame.index)
+    keys = [*observations.keys] or ["aggregate"]
+    return equal.groupby([frame[key] for key in keys], dropna=False).transform("any")
 
 
 @rule(
@@ -161,10 +188,13 @@ def quoted_against_own(observations: Observations) -> Iterator[Fault]:
             checked = True
             yield from _totals(observations.frame)
     if observations.kind == "table" and {"rate", "time"} <= observations.known:
-        batch = observations.per == "step" and {"global_batch_size", "batch"} & given
-        if batch:
-            checked |= yield from _steps(observations)
-        for curve in observations.curves if not batch else ():
+        stepwise = observations.per == "step"
+        whole = stepwise and {"global_batch_size", "batch"} & given
+        compared = False
+        if whole or (stepwise and "micro_batch_size" in given):
+            compared = yield from _steps(observations)
+        checked |= compared
+        for curve in observations.curves if not (whole or compared) else ():
             checked |= yield from _unlike_runs(curve)
     if not checked:
         raise UncheckedError("a quoted speedup, efficiency or total with the numbers behind it")
@@ -249,8 +279,10 @@ def _steps(observations: Observations) -> Comparison:
     frame = observations.frame
     done = frame["rate"] * frame["time"]
     lengths = pd.to_numeric(frame["sequence_length"].str.replace(",", ""), errors="coerce")
+    given = set(observations.given)
     # A batch may be that of a rank.
-    batches = [frame[name] for name in ("global_batch_size", "batch") if name in observations.given]
+    batches = [frame["global_batch_size"]] * bool({"global_batch_size", "micro_batch_size"} & given)
+    batches += [frame["batch"]] * ("batch" in given)
     batches += [batch * frame["world_size"] for batch in batches if batch.name == "batch"]
     digits = frame["rate_rounding"].fillna(0.0) + frame["time_rounding"].fillna(0.0)
     works = [*(batch * lengths for batch in batches), *batches]
@@ -265,8 +297,8 @@ def _steps(observations: Observations) -> Comparison:
         gaps[best],
         lambda worst: (
             f"{worst['rate']:.6g} per s for {seconds(worst['time'])} is "
-            f"{worst['rate'] * worst['time']:.4g} in a step, but its batch holds "
-            f"{works[best][worst.name]:.4g}, in {worst['label']}"
+            f"{plain(worst['rate'] * worst['time'])} in a step, but its batch holds "
+            f"{plain(works[best][worst.name])}, in {worst['label']}"
         ),
         WORK_ADVICE,
     )

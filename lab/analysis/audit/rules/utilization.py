@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
+from typing import Any
 
 import numpy as np
 import pandas as pd
@@ -63,8 +64,9 @@ def mfu_consistent(observations: Observations) -> Iterator[Fault]:
         for same, own, wrong in groups:
             if logged and (own / own.median() - 1).abs().median() > VARIED:
                 continue  # steps whose lengths vary have various FLOPs per token
-            one_model = "key:model" in keys or own.max() <= ONE_MODEL * own.min()
-            if one_model and not (name == "flops" and _is_constant(same["flops"] / same["rate"])):
+            if _of_one_model(same, own, wrong, keys) and not (
+                name == "flops" and _is_constant(same["flops"] / same["rate"])
+            ):
                 yield _unlike_rate(same, name, own, wrong)
     compared += yield from _unlike_peaks(observations)
     if not compared:
@@ -74,8 +76,10 @@ def mfu_consistent(observations: Observations) -> Iterator[Fault]:
 def _rates(observations: Observations) -> tuple[pd.Series, pd.Series]:
     """Samples or tokens per second of a rank, from batch and time of a step where the table has no
     rate, and their relative rounding."""
-    frame = observations.frame
-    rates = frame["rate_per_rank"].fillna(frame["rate"] / frame["world_size"])
+    frame, ranks = observations.frame, observations.frame["world_size"]
+    if observations.logged and ranks.isna().all():
+        ranks = ranks.fillna(1.0)  # a run has as many from its first line to its last
+    rates = frame["rate_per_rank"].fillna(frame["rate"] / ranks)
     if rates.notna().any() or observations.per != "step":
         return rates, _rounding(frame, "rate_per_rank", "rate")
     batch = frame["global_batch_size"] / frame["world_size"]
@@ -105,6 +109,18 @@ def _inconstant(
     return int((of_one.transform("size") > 1).sum()), off
 
 
+def _of_one_model(
+    same: pd.DataFrame, own: pd.Series, wrong: pd.Series, keys: Sequence[str]
+) -> bool:
+    """Whether rows belong to one model although no column may name it: their ratios are close, or
+    most agree, and so do others that are named as the odd ones are."""
+    if "key:model" in keys or own.max() <= ONE_MODEL * own.min():
+        return True
+    names = same.get("key:strategy", pd.Series("", same.index))
+    alike = set(names[wrong]) <= set(names[~wrong])
+    return alike and len(same) >= FEWEST and wrong.sum() <= len(same) / 3
+
+
 def _unlike_peaks(observations: Observations) -> Comparison:
     """TFLOP/s over MFU, which is the peak, that differs from that of most rows on one GPU."""
     frame = observations.frame
@@ -118,10 +134,10 @@ def _unlike_peaks(observations: Observations) -> Comparison:
         (_inconstant(frame, base, rounding, keys) for base in bases),
         key=lambda each: sum(int(wrong.sum()) for _, _, wrong in each[1]),
     )
-    known = np.array([flops for gpu in GPUS.values() for flops in gpu.flops.values()])
     for same, own, wrong in groups:
-        others = own[wrong].map(lambda peak: (np.abs(known / peak - 1) < ANOTHER).any())
-        if len(same) >= FEWEST and wrong.sum() <= len(same) / 3 and not others.any():
+        known = _known_peaks(same, observations)
+        others = (np.abs(known / own[wrong].to_numpy()[:, np.newaxis] - 1) < ANOTHER).any()
+        if len(same) >= FEWEST and wrong.sum() <= len(same) / 3 and not others:
             worst, usual = same.loc[own[wrong].index[0]], float(own.median())
             yield Fault(
                 same["label"][wrong],
@@ -131,6 +147,22 @@ def _unlike_peaks(observations: Observations) -> Comparison:
                 "The peak of a GPU is one number: find out which of the two is wrong.",
             )
     return number > 0
+
+
+def _known_peaks(rows: pd.DataFrame, observations: Observations) -> np.ndarray[Any, Any]:
+    """The peaks that MFU may be relative to, as far as GPU and precision are named."""
+    words = _words(rows, observations).str.partition("|")
+    gpus = [named_gpu(name) or named_gpu(" ".join(observations.notes)) for name in words[0]]
+    models = {gpu and gpu.name.split("-")[0] for gpu in gpus}  # an H100 may be of any kind
+    named = {named_precision(precision) for precision in words[2]}
+    return np.array(
+        [
+            flops
+            for gpu in GPUS.values()
+            for precision, flops in gpu.flops.items()
+            if models & {None, gpu.name.split("-")[0]} and named & {None, precision}
+        ]
+    )
 
 
 def _rounding(frame: pd.DataFrame, *names: str) -> pd.Series:
@@ -189,7 +221,7 @@ def impossible_mfu(observations: Observations) -> Iterator[Fault]:
                 "of one GPU or of all.",
             )
     checked = bool(frame[["mfu", "hfu"]].notna().any(axis=None) or of_peak.notna().any())
-    words = _words(frame)
+    words = _words(frame, observations)
     for text in words.unique():
         rows = frame[words == text]
         checked = checked or named_gpu(text) is not None
@@ -198,10 +230,11 @@ def impossible_mfu(observations: Observations) -> Iterator[Fault]:
         raise UncheckedError("mfu, or a known GPU")
 
 
-def _words(frame: pd.DataFrame) -> pd.Series:
+def _words(frame: pd.DataFrame, observations: Observations) -> pd.Series:
     """The text that names the GPU of each row and, after a bar, its precision."""
     names = frame["gpu"].fillna(frame["device"]).fillna("").astype(str)
-    return names + "|" + frame["precision"].fillna("").astype(str).str.lower()
+    noted = "" if "precision" in observations.known else observations.noted_precision
+    return names + "|" + frame["precision"].fillna(noted).astype(str).str.lower()
 
 
 def _against_peak(rows: pd.DataFrame, text: str, observations: Observations) -> Iterator[Fault]:

@@ -1,0 +1,51 @@
+"""Rules about numbers that follow from others of the same row, where most rows agree."""
+
+from __future__ import annotations
+
+import pytest
+from audits import broken, pasted
+
+
+@pytest.mark.parametrize(
+    ("row", "faults"),
+    [
+        ("4,512,128", set()),
+        ("4,512,100", {"parallel-consistent"}),
+        ("4,512,256", {"parallel-consistent"}),
+        ("4,512,64", set()),  # accumulated twice
+        ("3,512,170", set()),  # rounded down
+    ],
+)
+def test_one_batch_per_rank_that_is_no_share_of_the_global_batch(
+    row: str, faults: set[str]
+) -> None:
+    rows = ["1,512,512", "2,512,256", row, "8,512,64"]
+    table = "\n".join(["GPUs,Global batch size,Batch size per GPU", *rows])
+    assert broken(pasted(table)) == faults
+
+
+def test_batches_that_never_multiply_have_degrees_that_the_table_omits() -> None:
+    rows = ["16,64,8", "32,128,8", "64,256,8", "128,1024,8"]
+    assert not broken(pasted("\n".join(["GPUs,Global batch size,Micro batch", *rows])))
+
+
+@pytest.mark.parametrize(
+    ("row", "faults"),
+    [
+        ("7b,64,4,2,512", set()),
+        ("7b,64,4,4,512", {"parallel-consistent"}),  # half of the replicas, or wrong
+        ("70b,64,4,4,512", set()),  # perhaps on two GPUs each
+    ],
+)
+def test_accumulation_of_one_row_unlike_others_of_its_model(row: str, faults: set[str]) -> None:
+    rows = ["7b,8,4,16,512", "7b,16,4,8,512", "7b,32,4,4,512", row]
+    table = "\n".join(["Model,GPUs,MicroBatchSize,GradAccum,GlobalBatchSize", *rows])
+    assert broken(pasted(table)) == faults
+
+
+def test_a_rate_that_batch_and_time_of_a_step_do_not_give() -> None:
+    head = "GPUs,Batch size per GPU,Step time (ms),Images/s"
+    rows = ["1,64,70.6,907", "2,64,73.1,1751", "4,64,75.4,3395", "8,64,77.9,6572"]
+    assert not broken(pasted("\n".join([head, *rows])))
+    wrong = [rows[0], "2,64,73.1,3395", *rows[2:]]
+    assert broken(pasted("\n".join([head, *wrong]))) == {"quoted-against-own"}
