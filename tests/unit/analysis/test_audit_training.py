@@ -255,3 +255,43 @@ def test_numbers_of_jobs_number_no_repeats() -> None:
     jobs = table.format(7565972, 7580297, 7580162)
     assert severities(jobs, "repeats") == ["note"]
     assert severities(table.format(1, 1, 1), "repeats") == ["warning"]
+
+
+def test_a_throughput_in_multiples_is_a_speedup() -> None:
+    table = below(
+        "| Model | GPUs | Throughput |",
+        *("| 7B | 1 | baseline |", "| 7B | 2 | 1.9x |", "| 7B | 4 | {}x |"),
+    )
+    fine, odd = pasted(table.format("3.7")), pasted(table.format("7.9"))
+    assert fine.reading["Throughput"] == "speedup" and not broken(fine)
+    assert broken(odd) == {"super-linear"}
+
+
+@pytest.mark.parametrize(
+    ("configurations", "faults"),
+    [
+        (("Dense 21B", "8x7B", "236B (MoE)"), set()),
+        (("7B, TP=1", "7B, TP=2", "7B, TP=4"), {"mfu-consistent"}),
+        (("DDP", "FSDP", "ZeRO"), {"mfu-consistent"}),
+    ],
+)
+def test_configurations_that_name_sizes_of_models_are_other_models(
+    configurations: tuple[str, ...], faults: set[str]
+) -> None:
+    cells = (("180", "62%"), ("155", "58%"), ("150", "55%"))
+    rows = [
+        f"| {name} | {rate} | {mfu} |"
+        for name, (rate, mfu) in zip(configurations, cells, strict=True)
+    ]
+    assert broken(pasted(below("| Config | Tokens/s/GPU | MFU |", *rows))) == faults
+
+
+@pytest.mark.parametrize(("quoted", "faults"), [("7.5", set()), ("4.5", {"quoted-against-own"})])
+def test_a_speedup_of_a_precision_that_nothing_was_measured_with(
+    quoted: str, faults: set[str]
+) -> None:
+    head = "| GPUs | img/s TF32 | img/s AMP | Scaling FP32 | Scaling AMP |"
+    rows = ["| 1 | 10.0 | 18.0 | - | - |", f"| 8 | 75.0 | 126.0 | {quoted} | 7.0 |"]
+    result = pasted(below(head, *rows))
+    assert broken(result) == faults
+    assert any("'Scaling FP32' is read as that of tf32" in one for one in result.assumptions)

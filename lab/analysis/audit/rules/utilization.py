@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import Iterator, Sequence
 
 import numpy as np
@@ -26,6 +27,8 @@ HOW = {
 }
 OF_MODEL = {"key:model", "key:parameters", "key:sequence_length", "key:dataset"}
 OF_PEAK = {"key:gpu", "key:precision", "key:device"}
+# Of a configuration such as "Mixtral 8x7B" or "7B, FSDP=4".
+MODEL_SIZE = re.compile(r"(?<![\w.])((?:\d+x)?\d+(?:\.\d+)?[bm])(?![a-z])", re.IGNORECASE)
 FEWEST = 3  # rows, most of which agree on a peak
 ANOTHER = 0.01  # a peak this near to a known one is that of another GPU or precision
 SPARSE, SPARSE_TOLERANCE = 2.0, 0.02  # vendors' figures with sparsity are twice the dense ones
@@ -43,6 +46,8 @@ def mfu_consistent(observations: Observations) -> Iterator[Fault]:
     """MFU or TFLOP/s that are not in proportion to the rate, for one model and length, or to each
     other."""
     frame = observations.frame
+    sizes = frame["strategy"].astype(str).str.extract(MODEL_SIZE, expand=False)
+    frame = frame.assign(named_size=sizes.str.lower())
     logged = {"step", "epoch"} & set(observations.given)
     rates, rounding = _rates(observations)
     known = [name for name in ("flops_per_rank", "flops", "mfu") if frame[name].notna().any()]
@@ -50,7 +55,7 @@ def mfu_consistent(observations: Observations) -> Iterator[Fault]:
     for name in known:
         keys = [
             key
-            for key in [*observations.keys, "parameters"]
+            for key in [*observations.keys, "parameters", "named_size"]
             if key not in HOW or frame[key].astype(str).str.contains(ADAPTED).any()
         ]
         if name != "mfu":
