@@ -295,3 +295,21 @@ def test_a_speedup_of_a_precision_that_nothing_was_measured_with(
     result = pasted(below(head, *rows))
     assert broken(result) == faults
     assert any("'Scaling FP32' is read as that of tf32" in one for one in result.assumptions)
+
+
+@pytest.mark.parametrize(
+    ("model", "rate", "severity"),
+    [
+        ("Llama 2 70B", "320", []),  # of 42 %, and attention
+        ("Llama 2 70B", "450", ["warning"]),  # of at least 59 %
+        ("Llama 2 70B", "1500", ["error"]),  # more than the GPU can do
+        ("Llama 2 70B LoRA", "450", []),  # which needs no gradients of the weights
+        ("Mixtral 8x7B", "1500", []),  # of which a token takes a part
+        ("ours 70B", "1500", []),
+    ],
+)
+def test_a_rate_that_a_published_model_cannot_have_at_its_mfu(
+    model: str, rate: str, severity: list[str]
+) -> None:
+    table = below("| Model | GPU | tokens/s/GPU | MFU |", f"| {model} | A100 | {rate} | 45% |")
+    assert severities(table, "mfu-consistent") == severity
