@@ -313,3 +313,56 @@ def test_a_rate_that_a_published_model_cannot_have_at_its_mfu(
 ) -> None:
     table = below("| Model | GPU | tokens/s/GPU | MFU |", f"| {model} | A100 | {rate} | 45% |")
     assert severities(table, "mfu-consistent") == severity
+
+
+@pytest.mark.parametrize(("rate", "faults"), [("364", set()), ("264", {"quoted-against-own"})])
+def test_ratios_beside_columns_for_numbers_of_gpus(rate: str, faults: set[str]) -> None:
+    head = "| Path | 1 GPU | 4 GPUs | 1 to 4 speedup | 4-GPU efficiency |"
+    row = f"| direct | 100 records/s | {rate} records/s | 3.64x | 91% |"
+    assert broken(pasted(below(head, row))) == faults
+
+
+def test_times_of_operations_on_numbers_of_gpus() -> None:
+    rows = [
+        "| cone | forward | 8,000.0 ms | 4,029.2 ms |",
+        "| cone | backward | 4,546.5 ms | 900.1 ms |",
+    ]
+    result = pasted(below("| Geometry | Operation | 1 GPU | 2 GPUs |", *rows))
+    assert result.reading == {"world_size": "world_size", "time_s": "time"}
+    (finding,) = [one for one in result.findings if one.rule == "super-linear"]
+    assert all("backward" in record for record in finding.records)
+
+
+def test_emojis_in_cells_say_nothing() -> None:
+    rows = [
+        "| 🟢 1 | 14.8 s | - |",
+        "| 2 | 🟢 **7.4 s** | ✅ 2.0x |",
+        "| 4 | 32.8 s 💥 | ❌ 3.9x |",
+    ]
+    result = pasted(below("| GPUs | Time | Speedup |", *rows))
+    assert result.reading == {"GPUs": "world_size", "Time": "time", "Speedup": "speedup"}
+    assert broken(result) == {"quoted-against-own"}
+    checked = pasted(
+        below("| GPUs | Time | Flash attention |", "| 1 | 9 s | ✅ |", "| 2 | 9 s | ❌ |")
+    )
+    assert "Flash attention" not in checked.reading
+
+
+def test_a_log_below_a_drawn_table_of_gpus() -> None:
+    box = (
+        "+-----+--------+\n| GPU | Fan    |\n+=====+========+\n| 0   | N/A    |\n+-----+--------+\n"
+    )
+    lines = [f"step:{n}/9 train_loss:{9 - n}.5 train_time:{n * 140}ms" for n in range(1, 6)]
+    result = pasted(box + "\n".join(lines))
+    assert result.reading["train_loss"] == "loss" and "step" in result.reading
+
+
+def test_threads_and_cores_in_the_names_of_runs() -> None:
+    rows = [
+        "| Serial (1 thread) | 12.4 s | 1.00x |",
+        "| Parallel (3 threads) | 6.7 s | 1.86x |",
+        "| Parallel (8 threads) | 4.8 s | 3.60x |",
+    ]
+    assert broken(pasted(below("| Configuration | Time | Speedup |", *rows))) == {
+        "quoted-against-own"
+    }
