@@ -8,43 +8,49 @@ from typing import TypeVar
 
 T = TypeVar("T")
 
-# In Chinese and Russian; "_" is a space. "精度" means a precision or an accuracy: the cells tell
-# which.
+# In Chinese, Japanese, Korean and Russian; "_" is a space. "精度" means a precision or an accuracy:
+# the cells tell which.
 OTHER_SCRIPTS = {
-    "execution time": "время_выполнения время_работы время_расчёта время_расчета",
+    "execution time": "время_выполнения время_работы время_расчёта время_расчета "
+    "実行時間 処理時間 실행_시간 실행시간",
     "matrix size": "размер_матрицы",
     "number of": "количество число кол-во",
     "number": "番号 编号",
+    "gpus per node": "每台机器的gpu数量 每台机器的gpu数 每台机器gpu数 每节点gpu数 单机gpu数 "
+    "每机gpu数 每节点卡数 单机卡数 每机卡数",
     "gpu count": "显卡数量 显卡数 卡数量 卡数",
-    "count": "数量 数目 个数",
+    "count": "数量 数目 个数 개수",
     "gpus": "gpu数量 gpu个数 gpu数 gpu數量 gpu數",
     "npus": "npu数量 npu个数 npu数",
-    "nodes": "节点数量 节点数 机器数 узлов узлы",
-    "processes": "进程数 процессов процессы",
-    "threads": "线程数 потоков потоки нитей нити",
-    "cores": "核心数 核数 ядер ядра",
+    "nodes": "节点数量 节点数 机器数量 机器数 ノード数 노드_수 노드_개수 노드수 узлов узлы",
+    "processes": "进程数 プロセス数 프로세스_수 프로세스_개수 процессов процессы",
+    "threads": "线程数 スレッド数 스레드_수 스레드_개수 потоков потоки нитей нити",
+    "cores": "核心数 核数 コア数 코어_수 ядер ядра",
     "steps": "步数",
     "epochs": "轮数",
     "samples": "样本数",
     "model parameters": "模型参数量 参数量",
     "model size": "模型大小 模型规模 模型規模",
-    "model": "模型名称 模型类型 模型",
+    "model": "模型名称 模型类型 模型 モデル 모델",
     "gpu model": "显卡型号 npu芯片型号 芯片型号 gpu型号 gpu名称 显卡",
     "gpu memory utilization": "显存占用率 显存使用率 显存利用率",
-    "gpu memory": "显存占用量 显存占用 显存使用 显存消耗 显存用量 显存",
+    "gpu memory": "gpuメモリ gpu_메모리 显存占用量 显存占用 显存使用 显存消耗 显存用量 显存",
     "host memory": "内存占用 内存",
-    "throughput": "吞吐量 吞吐率 吞吐",
-    "speedup": "加速比 加速倍数 吞吐倍率 ускорение",
-    "scaling efficiency": "扩展效率 并行效率 加速效率 线性度",
-    "efficiency": "效率 эффективность",
+    "throughput": "吞吐量 吞吐率 吞吐 スループット 처리량",
+    "speedup": "加速比 加速倍数 吞吐倍率 スピードアップ 速度向上率 高速化率 속도_향상 속도향상 "
+    "가속비 ускорение",
+    "scaling efficiency": "扩展效率 并行效率 加速效率 线性度 並列化効率 並列効率 병렬_효율",
+    "efficiency": "效率 効率 효율 эффективность",
     "utilization": "利用率",
     "performance": "性能",
     "step time": "每步耗时 每步时间 单步耗时 单步时间 每步总耗时 迭代耗时 迭代时间",
-    "training time": "训练时间 训练耗时 训练用时 训练时长",
+    "training time": "训练时间 训练耗时 训练用时 训练时长 学習時間 학습_시간 훈련_시간",
     "training speed": "训练速度",
-    "time": "耗时 用时 时间 時間 время",
+    "epoch time": "epoch당_시간 에폭당_시간 에포크당_시간",
+    "time": "耗时 用时 时间 時間 시간 время",
     "latency": "延迟 时延",
-    "batch size": "批处理大小 批次大小 批量大小 批大小",
+    "effective batch size": "有効バッチサイズ",
+    "batch size": "批处理大小 批次大小 批量大小 批大小 バッチサイズ 배치_크기 배치_사이즈",
     "micro batch size": "微批次大小 微批大小",
     "gradient accumulation": "梯度累积步数 梯度累积 梯度累加",
     "sequence length": "序列长度 上下文长度",
@@ -53,7 +59,7 @@ OTHER_SCRIPTS = {
     "pipeline parallel": "流水线并行度 流水线并行 流水并行",
     "expert parallel": "专家并行度 专家并行",
     "context parallel": "上下文并行度 上下文并行",
-    "strategy": "并行策略 并行方式 并行配置 并行模式 策略 方法 方案 配置 模式 "
+    "strategy": "并行策略 并行方式 并行配置 并行模式 策略 方法 方案 配置 模式 手法 방법 방식 "
     "режим реализация версия",
     "mixed precision": "混合精度",
     "half precision": "半精度",
@@ -86,16 +92,16 @@ OTHER_SCRIPTS = {
     "improvement": "提升 提高",
     "reduction": "下降 降低 节省 减少",
     "share": "占比 比例",
-    "mean": "平均 среднее",
-    "peak": "峰值 最大 最高",
+    "mean": "平均 평균 среднее",
+    "peak": "峰值 最大 最高 ピーク",
     "least": "最小 最低",
     "global": "全局",
     "total": "总",
     "measured": "实际 实测",
     "per second": "每秒",
     "ms": "毫秒 мс",
-    "s": "秒 секунды секунд сек с",
-    "min": "分钟",
+    "s": "秒 초 секунды секунд сек с",
+    "min": "分钟 분",
     "h": "小时",
     "d": "天",
     "per gpu": "每张卡 每卡 单卡 每个gpu 每gpu 单gpu",
@@ -173,7 +179,7 @@ ASIDE = re.compile(r"[(（][^()（）]*unknown[^()（）]*[)）]")
 
 
 def in_english(text: str) -> str:
-    """A text with the Chinese and Russian words that are known in English, and others as "unknown";
+    """A text with the words of these scripts that are known in English, and others as "unknown";
     any other text as it is."""
     if text.isascii():
         return text

@@ -77,6 +77,7 @@ UNITS = {
     **dict.fromkeys(("algbw", "busbw"), BANDWIDTH_UNITS),
     "parameters": PARAMETER_UNITS,
 }
+REFERENCE = re.compile(r"\W*(?:baseline|reference|ref|基准|基线)\W*", re.IGNORECASE)  # of speedups
 BOUND = re.compile(r"\s*(?:[<>≤≥]|&[lg]t;)")  # an upper or lower limit, not a measured value
 MACHINES = {"gpu", "device", "host"}
 OF_HARDWARE = re.compile(r"flop|(?:^|_)[kmgt]i?b_(?:per_)?s")  # what is computed or moved
@@ -202,6 +203,8 @@ class Quantities:
             cells = cells.str.extract(SCALING, expand=False).str.lower()
         elif canonical in ROUNDED and guessed:
             cells = cells.mask(_matches(BOUND.match, cells))
+        if canonical == "speedup":
+            cells = cells.mask(_matches(REFERENCE.fullmatch, cells), "1")
         if canonical and canonical not in TEXTS:
             values = self._numbers(cells, column, canonical, meaning)
             if values.notna().any() or not guessed:

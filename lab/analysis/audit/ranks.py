@@ -42,7 +42,8 @@ def world_size(tidy: pd.DataFrame, hint: tuple[int, str] | None) -> tuple[pd.Ser
         return np.nan, ""  # of programs that are compared in each row
     names = tidy["strategy"].fillna("").str.lower()
     parallel = names.map(columns.is_parallel).astype(bool)
-    number = r"(\d{1,6})\s*x?\s*[-_ ]?(?:gpus?|ranks?|procs?|process|x)|x(\d{1,6})"
+    counted = r"gpus?|ranks?|procs?|process(?:es)?|threads?|cores?|workers?|x"
+    number = rf"(\d{{1,6}})\s*x?\s*[-_ ]?(?:{counted})|x(\d{{1,6}})"
     number += rf"|^(?:{AFTER_WORD})[-_ (=]*(\d{{1,4}})\)?$"
     counts = names.str.extract(number).bfill(axis=1)[0].astype(float)
     counts = counts.where(counts > 0)

@@ -285,7 +285,11 @@ def _rank_columns(frame: pd.DataFrame, columns: Sequence[str], quantity: str) ->
     of_rows = set().union(*(named - {""} for named in rows))
     problems = any(PROBLEM.fullmatch(normal(BRACKETED.sub("", text))) for text in map(str, first))
     mixed = len(of_rows) > 1 or any(len(named) > 1 for named in rows if named - {""})
-    units = {unit for name in columns if name not in texts for unit in _units(frame[name])}
+    sizes = [one for name in columns if (one := _rank_column(name, "", bare=True))]
+    measured = [one.column for one in sizes if one.canonical not in RATIOS]
+    units = {unit for name in measured for unit in _units(frame[name])}
+    if measured and all(are_timed(frame[name]) for name in measured):
+        mixed, of_rows = False, set()  # times whose rows name what they are of
     collective = any(are_collectives(_first_texts(frame[name])) for name in texts)
     if (
         mixed

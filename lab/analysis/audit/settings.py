@@ -11,6 +11,7 @@ import pandas as pd
 
 from lab.analysis.audit.columns import (
     NUMERIC,
+    RATIOS,
     SETTINGS,
     Guess,
     Setting,
@@ -71,6 +72,8 @@ class _SettingColumns:
             for column, setting in self.named.items()
             if column not in self.ratios and (quantity := _quantity(frame[column], setting))
         }
+        self.misnamed = _misnamed(self.quantities, self.named)
+        self.named |= self.misnamed
         self.measured = [
             dict(self.named[column].words)
             for column, (quantity, _) in self.quantities.items()
@@ -188,9 +191,14 @@ class _SettingColumns:
 
     def assumptions(self) -> list[str]:
         """Where the settings are from."""
-        return [
+        read = [
             f"the {name} ({', '.join(dict.fromkeys(words))}) is read from the column names"
             for name, words in self._names().items()
+        ]
+        return read + [
+            f"{column!r} is read as that of {' '.join(word for _, word in setting.words)}, as "
+            "nothing else is of the setting that it names"
+            for column, setting in self.misnamed.items()
         ]
 
 
@@ -201,6 +209,32 @@ def _ratios(named: Mapping[str, Setting]) -> list[str]:
     others = {named[column].words for column in named if column not in ratios}
     each = others <= set(of_one.values())
     return [column for column in ratios if not (each and column in of_one)]
+
+
+def _misnamed(
+    quantities: Mapping[str, tuple[str, str]], named: Mapping[str, Setting]
+) -> dict[str, Setting]:
+    """Speedups and efficiencies of a setting that nothing was measured with, such as FP32 where
+    the times are of TF32 and of FP16, as those of the only setting that lacks them."""
+    columns = {
+        column: quantity in RATIOS
+        for column, (quantity, _) in quantities.items()
+        if quantity in OF_RUNS and _told_apart(named[column])
+    }
+    of_ratios, of_others = (
+        {named[column].words for column, is_one in columns.items() if is_one == ratios}
+        for ratios in (True, False)
+    )
+    only, lacking = of_ratios - of_others, of_others - of_ratios
+    if len(only) != 1 or len(lacking) != 1 or not of_ratios & of_others:
+        return {}
+    (meant,) = lacking
+    return {
+        column: named[column]._replace(words=meant)
+        for column in columns
+        if named[column].words in only
+        and [kind for kind, _ in named[column].words] == [kind for kind, _ in meant]
+    }
 
 
 def _beside(

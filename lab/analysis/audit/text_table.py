@@ -39,6 +39,7 @@ DECIMAL_COMMA = re.compile(rf"-?(?:\d+,(?:\d{{1,2}}|\d{{4,}})|0,\d+){_UNIT}")
 DECIMAL_POINT = re.compile(r"\d\.\d|\d,\d{3},")
 THREE_DIGITS = re.compile(rf"-?[1-9]\d{{0,2}},\d{{3}}{_UNIT}")
 FEWEST_COMMAS = 2
+DECORATION = re.compile("[\u2600-\u27bf\u2b50\ufe0f\U0001f300-\U0001faff]+")
 LONGEST_HEADING = 80  # characters
 
 
@@ -168,6 +169,7 @@ def _frame(name: str, header: list[str], rows: list[list[str]]) -> pd.DataFrame:
     import pandas as pd
 
     header, rows = rectangular(name, header, rows)
+    rows = [[cell if cell.isascii() else _undecorated(cell) for cell in row] for row in rows]
     header, rows = _with_units(header, _with_points(rows))
     several = [name for name, times in Counter(header).items() if times > 1]
     if any(map(NUMERAL.fullmatch, several)):
@@ -179,6 +181,14 @@ def _frame(name: str, header: list[str], rows: list[list[str]]) -> pd.DataFrame:
     if problems:
         raise InputError(name, problems)
     return pd.DataFrame(rows, columns=header, dtype="object")
+
+
+def _undecorated(cell: str) -> str:
+    """A cell without emojis and check marks, unless it holds nothing else."""
+    if not DECORATION.search(cell):
+        return cell
+    plain = DECORATION.sub("", cell).replace("**", "").strip()
+    return plain if any(map(str.isalnum, plain)) else cell
 
 
 def _place(frame: pd.DataFrame) -> str:

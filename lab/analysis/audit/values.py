@@ -19,6 +19,7 @@ NUMBER = re.compile(r"[-+]?(?:\d[\d.,'\u202f\u2009\u00a0_]*\d|\d|\.\d+)(?:[eE][-
 PLAIN = re.compile(r"\d+\.\d+")
 CLOCK = re.compile(r"(?:(?:(\d+)(?:-|\s*days?,?\s+))?(\d+):)?(\d{1,3}):(\d{2}(?:\.\d+)?)")
 CLOCK_OF_HOURS = re.compile(r"(?<=:\d\d)\s*(?:h|hr|hrs|hours?)$")
+THOUSANDS = re.compile(r"(?<=\d),(?=\d{3}(?!\d))")
 AMOUNT = re.compile(r"(\d+(?:\.\d+)?)\s*([a-z]+)[\s,]*")
 _GROUPS = r" (?=\d{3}(?: \d{3})*"
 # Of 1 253,6 and 11 724; 224 224 are two numbers.
@@ -144,6 +145,7 @@ def duration(cell: object, factor: float = 1.0) -> float:
         if clock[2] is None and (of_hours or factor == CELL_TIMES["h"]):
             hours, minutes, seconds = minutes, seconds, 0.0
         return ((days * 24 + hours) * 60 + minutes) * 60 + seconds
+    text = THOUSANDS.sub("", text)
     amounts = AMOUNT.findall(text)
     spoken = amounts and not AMOUNT.sub("", text) and all(unit in CELL_TIMES for _, unit in amounts)
     return sum(float(amount) * CELL_TIMES[unit] for amount, unit in amounts) if spoken else math.nan

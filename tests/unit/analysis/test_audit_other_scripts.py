@@ -1,4 +1,4 @@
-"""Tables whose columns have names in Chinese."""
+"""Tables whose columns have names in Chinese, Japanese or Korean."""
 
 from __future__ import annotations
 
@@ -33,6 +33,39 @@ from lab.analysis.audit.values import duration, ranks_of
 def test_names(canonical: str, names: list[str]) -> None:
     meanings = {name: (meaning.canonical if (meaning := guess(name)) else "") for name in names}
     assert meanings == dict.fromkeys(names, canonical)
+
+
+@pytest.mark.parametrize(
+    ("canonical", "names"),
+    {
+        "world_size": ["GPU 개수"],
+        "nodes": ["ノード数", "노드 수", "机器数量"],
+        "per_node": ["每台机器的GPU数量", "单机卡数"],
+        "rate": ["スループット (img/s)", "처리량 (img/s)"],
+        "speedup": ["スピードアップ", "속도 향상"],
+        "efficiency": ["並列効率", "병렬 효율"],
+        "time": ["学習時間", "Epoch당 시간", "실행 시간 (초)"],
+        "memory": ["ピークGPUメモリ（GB）"],
+        "batch": ["バッチサイズ", "배치 크기"],
+        "global_batch_size": ["有効バッチサイズ"],
+    }.items(),
+)
+def test_names_in_japanese_and_korean_and_those_of_a_machine(
+    canonical: str, names: list[str]
+) -> None:
+    assert {name: meaning.canonical for name in names if (meaning := guess(name))} == dict.fromkeys(
+        names, canonical
+    )
+
+
+@pytest.mark.parametrize(("quoted", "faults"), [("1.9x", set()), ("2.9x", {"quoted-against-own"})])
+def test_a_korean_table_of_speedups(quoted: str, faults: set[str]) -> None:
+    text = f"""| GPU 개수 | Epoch당 시간 | 속도 향상 |
+|---|---|---|
+| 1 GPU | ~20분 | 1.0x |
+| 2 GPUs | ~10.5분 | {quoted} |
+"""
+    assert broken(pasted(text)) - {"super-linear"} == faults
 
 
 def test_other_texts_stay_as_they_are() -> None:

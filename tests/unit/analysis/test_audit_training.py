@@ -255,3 +255,114 @@ def test_numbers_of_jobs_number_no_repeats() -> None:
     jobs = table.format(7565972, 7580297, 7580162)
     assert severities(jobs, "repeats") == ["note"]
     assert severities(table.format(1, 1, 1), "repeats") == ["warning"]
+
+
+def test_a_throughput_in_multiples_is_a_speedup() -> None:
+    table = below(
+        "| Model | GPUs | Throughput |",
+        *("| 7B | 1 | baseline |", "| 7B | 2 | 1.9x |", "| 7B | 4 | {}x |"),
+    )
+    fine, odd = pasted(table.format("3.7")), pasted(table.format("7.9"))
+    assert fine.reading["Throughput"] == "speedup" and not broken(fine)
+    assert broken(odd) == {"super-linear"}
+
+
+@pytest.mark.parametrize(
+    ("configurations", "faults"),
+    [
+        (("Dense 21B", "8x7B", "236B (MoE)"), set()),
+        (("7B, TP=1", "7B, TP=2", "7B, TP=4"), {"mfu-consistent"}),
+        (("DDP", "FSDP", "ZeRO"), {"mfu-consistent"}),
+    ],
+)
+def test_configurations_that_name_sizes_of_models_are_other_models(
+    configurations: tuple[str, ...], faults: set[str]
+) -> None:
+    cells = (("180", "62%"), ("155", "58%"), ("150", "55%"))
+    rows = [
+        f"| {name} | {rate} | {mfu} |"
+        for name, (rate, mfu) in zip(configurations, cells, strict=True)
+    ]
+    assert broken(pasted(below("| Config | Tokens/s/GPU | MFU |", *rows))) == faults
+
+
+@pytest.mark.parametrize(("quoted", "faults"), [("7.5", set()), ("4.5", {"quoted-against-own"})])
+def test_a_speedup_of_a_precision_that_nothing_was_measured_with(
+    quoted: str, faults: set[str]
+) -> None:
+    head = "| GPUs | img/s TF32 | img/s AMP | Scaling FP32 | Scaling AMP |"
+    rows = ["| 1 | 10.0 | 18.0 | - | - |", f"| 8 | 75.0 | 126.0 | {quoted} | 7.0 |"]
+    result = pasted(below(head, *rows))
+    assert broken(result) == faults
+    assert any("'Scaling FP32' is read as that of tf32" in one for one in result.assumptions)
+
+
+@pytest.mark.parametrize(
+    ("model", "rate", "severity"),
+    [
+        ("Llama 2 70B", "320", []),  # of 42 %, and attention
+        ("Llama 2 70B", "450", ["warning"]),  # of at least 59 %
+        ("Llama 2 70B", "1500", ["error"]),  # more than the GPU can do
+        ("Llama 2 70B LoRA", "450", []),  # which needs no gradients of the weights
+        ("Mixtral 8x7B", "1500", []),  # of which a token takes a part
+        ("ours 70B", "1500", []),
+    ],
+)
+def test_a_rate_that_a_published_model_cannot_have_at_its_mfu(
+    model: str, rate: str, severity: list[str]
+) -> None:
+    table = below("| Model | GPU | tokens/s/GPU | MFU |", f"| {model} | A100 | {rate} | 45% |")
+    assert severities(table, "mfu-consistent") == severity
+
+
+@pytest.mark.parametrize(("rate", "faults"), [("364", set()), ("264", {"quoted-against-own"})])
+def test_ratios_beside_columns_for_numbers_of_gpus(rate: str, faults: set[str]) -> None:
+    head = "| Path | 1 GPU | 4 GPUs | 1 to 4 speedup | 4-GPU efficiency |"
+    row = f"| direct | 100 records/s | {rate} records/s | 3.64x | 91% |"
+    assert broken(pasted(below(head, row))) == faults
+
+
+def test_times_of_operations_on_numbers_of_gpus() -> None:
+    rows = [
+        "| cone | forward | 8,000.0 ms | 4,029.2 ms |",
+        "| cone | backward | 4,546.5 ms | 900.1 ms |",
+    ]
+    result = pasted(below("| Geometry | Operation | 1 GPU | 2 GPUs |", *rows))
+    assert result.reading == {"world_size": "world_size", "time_s": "time"}
+    (finding,) = [one for one in result.findings if one.rule == "super-linear"]
+    assert all("backward" in record for record in finding.records)
+
+
+def test_emojis_in_cells_say_nothing() -> None:
+    rows = [
+        "| 🟢 1 | 14.8 s | - |",
+        "| 2 | 🟢 **7.4 s** | ✅ 2.0x |",
+        "| 4 | 32.8 s 💥 | ❌ 3.9x |",
+    ]
+    result = pasted(below("| GPUs | Time | Speedup |", *rows))
+    assert result.reading == {"GPUs": "world_size", "Time": "time", "Speedup": "speedup"}
+    assert broken(result) == {"quoted-against-own"}
+    checked = pasted(
+        below("| GPUs | Time | Flash attention |", "| 1 | 9 s | ✅ |", "| 2 | 9 s | ❌ |")
+    )
+    assert "Flash attention" not in checked.reading
+
+
+def test_a_log_below_a_drawn_table_of_gpus() -> None:
+    box = (
+        "+-----+--------+\n| GPU | Fan    |\n+=====+========+\n| 0   | N/A    |\n+-----+--------+\n"
+    )
+    lines = [f"step:{n}/9 train_loss:{9 - n}.5 train_time:{n * 140}ms" for n in range(1, 6)]
+    result = pasted(box + "\n".join(lines))
+    assert result.reading["train_loss"] == "loss" and "step" in result.reading
+
+
+def test_threads_and_cores_in_the_names_of_runs() -> None:
+    rows = [
+        "| Serial (1 thread) | 12.4 s | 1.00x |",
+        "| Parallel (3 threads) | 6.7 s | 1.86x |",
+        "| Parallel (8 threads) | 4.8 s | 3.60x |",
+    ]
+    assert broken(pasted(below("| Configuration | Time | Speedup |", *rows))) == {
+        "quoted-against-own"
+    }

@@ -48,8 +48,12 @@ def find_tables(source: str, text: str) -> Tables:
     launched = [HOST.sub("", LAUNCHED.sub("", line)) for line in lines]
     if of_collectives := collectives.find_collectives(launched, source):
         return [of_collectives._replace(notes=notes)], []
-    if tables := marked_up(wiki.as_markdown(lines)):
-        return [table._replace(header=_numbered(table.header)) for table in tables], []
+    tables = [
+        table._replace(header=_numbered(table.header))
+        for table in marked_up(wiki.as_markdown(lines))
+    ]
+    if any(map(relevance, tables)):
+        return tables, []
     lines = delimited.with_groups(lines)
     in_columns = [*printed.tables(lines)]
     if any(map(relevance, in_columns)):
@@ -59,8 +63,11 @@ def find_tables(source: str, text: str) -> Tables:
         return [most._replace(notes=notes)], []
     if of_sections := sections.find_sections(lines):
         return [of_sections._replace(notes=notes)], []
-    if not delimited.is_headed(lines) and (log := logs.find_log(text.splitlines())):
+    log = None if delimited.is_headed(lines) else logs.find_log(text.splitlines())
+    if log and (relevance(log) or not tables):  # which may begin with a drawn table of the GPUs
         return [log._replace(notes=notes)], []
+    if tables:
+        return tables, []
     if of_lists := lists.find_lists(lines):
         return of_lists, []
     return _delimited(source, lines, notes)

@@ -37,6 +37,7 @@ NUMERIC_ROW = re.compile(r"\s*\d[^#,;|]*\s#")
 NUMERIC_CELL = re.compile(r"(^|[,;\t|])\s*[\d.]+\s*([,;\t|]|$)")
 BARE_NUMBER = re.compile(r"(?<![^\s,;|])-?\d+(?:\.\d+)?(?![^\s,;|])")  # that fills a cell
 FEWEST_SECTIONS = 2
+MOSTLY_SHORT = 0.5  # of the lines: those of a text, not of a table
 BULLET = re.compile(r"\s*[-*•]\s+\S*[^\W\d_]{2}")
 
 
@@ -73,7 +74,7 @@ def parse(name: str, lines: Sequence[str]) -> tuple[list[str], list[list[str]]]:
         if all(map(BULLET.match, sample)):
             advice = "give a table, or a list such as '8 GPUs: 25 images/s'"
             raise InputError.of(name, "file", "a list of sentences, not a table", advice)
-        content = _apart(content) or _in_words(content, sample)
+        content = _apart(content) or _in_words(name, content, sample)
         delimiter = "\t"
     names, rows = _cells(name, content, delimiter)
     if all(map(NUMERAL.fullmatch, names)) and any("." in name for name in names):
@@ -185,12 +186,19 @@ def _apart(lines: Sequence[str]) -> list[str]:
     return ["\t".join(row) for row in apart] if alike else []
 
 
-def _in_words(lines: Sequence[str], sample: Sequence[str]) -> list[str]:
-    """Lines with tabs between words, and between the names in the first line of the sample."""
+def _in_words(name: str, lines: Sequence[str], sample: Sequence[str]) -> list[str]:
+    """Lines with tabs between words, and between the names in the first line of the sample.
+
+    Raises InputError for lines most of which have fewer words than there are names.
+    """
     titles = _names(sample[0], sample[1]) or sample[0].split()
     place = lines.index(sample[0])
     content = ["\t".join(without_remarks(line.split(), len(titles))) for line in lines]
     content[place] = "\t".join(titles)
+    short = sum(len(line.split()) < len(titles) for line in sample[1:])
+    if short > MOSTLY_SHORT * (len(sample) - 1):
+        what = f"most lines have fewer words than the {len(titles)} of {sample[0].strip()!r}"
+        raise InputError.of(name, "file", what, "put each row of the table on one line")
     return content
 
 

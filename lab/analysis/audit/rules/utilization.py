@@ -2,17 +2,19 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import Iterator, Sequence
 from typing import Any
 
 import numpy as np
 import pandas as pd
 
-from lab.analysis.audit.columns import ADAPTED, LAYOUT, named_precision
+from lab.analysis.audit.columns import ADAPTED, LAYOUT, counted, named_precision
 from lab.analysis.audit.observations import Observations, UncheckedError, largest
 from lab.analysis.audit.rule import Comparison, Fault, rule
 from lab.formatting import count
 from lab.perfmodel.hardware import GPUS, named_gpu
+from lab.perfmodel.transformer import named
 
 # FLOPs per token depend only on model and length; rates and shares are rounded, and authors round
 # the time of a step before they divide by it.
@@ -27,6 +29,9 @@ HOW = {
 }
 OF_MODEL = {"key:model", "key:parameters", "key:sequence_length", "key:dataset"}
 OF_PEAK = {"key:gpu", "key:precision", "key:device"}
+# Of a configuration such as "Mixtral 8x7B" or "7B, FSDP=4".
+MODEL_SIZE = re.compile(r"(?<![\w.])((?:\d+x)?\d+(?:\.\d+)?[bm])(?![a-z])", re.IGNORECASE)
+OF_HEAD = 0.2  # some authors leave out the FLOPs of embeddings and heads
 FEWEST = 3  # rows, most of which agree on a peak
 ANOTHER = 0.01  # a peak this near to a known one is that of another GPU or precision
 SPARSE, SPARSE_TOLERANCE = 2.0, 0.02  # vendors' figures with sparsity are twice the dense ones
@@ -44,6 +49,8 @@ def mfu_consistent(observations: Observations) -> Iterator[Fault]:
     """MFU or TFLOP/s that are not in proportion to the rate, for one model and length, or to each
     other."""
     frame = observations.frame
+    sizes = frame["strategy"].astype(str).str.extract(MODEL_SIZE, expand=False)
+    frame = frame.assign(named_size=sizes.str.lower())
     logged = {"step", "epoch"} & set(observations.given)
     rates, rounding = _rates(observations)
     known = [name for name in ("flops_per_rank", "flops", "mfu") if frame[name].notna().any()]
@@ -51,7 +58,7 @@ def mfu_consistent(observations: Observations) -> Iterator[Fault]:
     for name in known:
         keys = [
             key
-            for key in [*observations.keys, "parameters"]
+            for key in [*observations.keys, "parameters", "named_size"]
             if key not in HOW or frame[key].astype(str).str.contains(ADAPTED).any()
         ]
         if name != "mfu":
@@ -69,6 +76,7 @@ def mfu_consistent(observations: Observations) -> Iterator[Fault]:
             ):
                 yield _unlike_rate(same, name, own, wrong)
     compared += yield from _unlike_peaks(observations)
+    compared += yield from _unlike_model(observations)
     if not compared:
         raise UncheckedError("two rows of one model with MFU or TFLOP/s and a rate")
 
@@ -154,15 +162,51 @@ def _known_peaks(rows: pd.DataFrame, observations: Observations) -> np.ndarray[A
     words = _words(rows, observations).str.partition("|")
     gpus = [named_gpu(name) or named_gpu(" ".join(observations.notes)) for name in words[0]]
     models = {gpu and gpu.name.split("-")[0] for gpu in gpus}  # an H100 may be of any kind
-    named = {named_precision(precision) for precision in words[2]}
+    precisions = {named_precision(precision) for precision in words[2]}
     return np.array(
         [
             flops
             for gpu in GPUS.values()
             for precision, flops in gpu.flops.items()
-            if models & {None, gpu.name.split("-")[0]} and named & {None, precision}
+            if models & {None, gpu.name.split("-")[0]} and precisions & {None, precision}
         ]
     )
+
+
+def _unlike_model(observations: Observations) -> Comparison:
+    """MFU below that of a published model at the rate of its row, even without attention."""
+    frame = observations.frame
+    per_rank = observations.given.get("rate_per_rank", "")
+    if counted(per_rank or observations.given.get("rate", "")) != "token":
+        return False
+    rates = frame["rate_per_rank"].fillna(frame["rate"] / frame["world_size"])
+    words = frame[["model", "strategy"]].fillna("").astype(str).agg(" ".join, axis=1)
+    trained = frame[frame["mfu"].notna() & rates.notna() & ~words.str.contains(ADAPTED)]
+    least = pd.Series(
+        [
+            rate * model.flops_per_token(0) / max(gpu.flops.values())
+            if (model := named(str(name))) and (gpu := named_gpu(str(machine)))
+            else np.nan
+            for rate, name, machine in zip(
+                rates[trained.index], trained["model"], trained["gpu"], strict=True
+            )
+        ],
+        trained.index,
+        dtype=float,
+    )
+    low = trained[trained["mfu"] * (1 + _rounding(trained, "mfu")) < (1 - OF_HEAD) * least]
+    if len(low):
+        worst = largest(low, least[low.index] / low["mfu"])
+        yield Fault(
+            low["label"],
+            f"MFU is {100 * worst['mfu']:.3g} % in {worst['label']}, but the parameters of "
+            f"{worst['model']} alone take {100 * least[worst.name]:.3g} % of the peak of a "
+            f"{worst['gpu']} at this rate; found in {count(len(low), 'row')}.",
+            "A token takes 6 FLOPs for each parameter: find out which of the two is wrong, and "
+            "whether the rate is of one GPU.",
+            "error" if least[worst.name] > 1 else "warning",
+        )
+    return bool(least.notna().any())
 
 
 def _rounding(frame: pd.DataFrame, *names: str) -> pd.Series:
