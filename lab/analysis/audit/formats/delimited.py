@@ -157,10 +157,12 @@ def _below_groups(groups: Sequence[str], names: Sequence[str]) -> list[str]:
 def _is_above_rows(lines: Sequence[str], place: int) -> bool:
     """Whether a line at the beginning of a text, or below an empty line or a title, has a name for
     each cell of the numbers below it."""
-    if BARE_NUMBER.search(lines[place]) or not BARE_NUMBER.search(lines[place + 1]):
+    if not BARE_NUMBER.search(lines[place + 1]):
         return False
     delimiter = _delimiter(lines[place : place + 2])
     names, row = (_split(lines[place + at], delimiter) for at in (0, 1))
+    if any(NUMERAL.fullmatch(name.strip()) for name in names):
+        return False  # unlike "2 threads"
     names = [name for name in names if name.strip()] if len(names) > len(row) else names
     above = _split(lines[place - 1], delimiter) if place else []
     return 1 < len(names) == len(row) != len(above)
