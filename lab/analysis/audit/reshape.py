@@ -66,6 +66,7 @@ FOREIGN = re.compile(r"[^\W\d_a-zA-Z]")  # β1 names no ranks, 8 in another scri
 SYMBOLIC = re.compile(r"([tse])_\d+")  # of "4 Threads S(4)"
 SERIAL = re.compile(r"(?:seq(?:uential)?|serial)(?=_|$)")
 OF_SIZE = re.compile(r"(?P<what>\w*?[a-z])_?(?P<n>\d{1,7})|(?P<size>\d{1,7})_?(?P<of>[a-z]\w*)")
+JOBS = r"(?:slurm_)?jobs?(?:_?(?:id|number|no))?"  # of a table on its side, which say nothing
 OF_A_RUN = re.compile(r"(?:^|_)(?:epochs?|steps?|iter(?:ation)?s?|loss)(?=_|$)")
 MAX_RANKS = 1_000_000
 OF_PROBLEMS = 100  # N=100, N=200, ... are sizes of problems, as few measure no fewer ranks
@@ -131,6 +132,7 @@ def turned(frame: pd.DataFrame, mapped: Collection[str]) -> tuple[pd.DataFrame, 
     other tables as they are."""
     first, *others = frame.columns
     names = frame[first].astype(str)
+    names = names[~names.map(normal).str.fullmatch(JOBS)]
     sizes = [_whole(column) for column in others]
     if not all(sizes):  # below "Throughput on 8 GPUs", but not below "Core 0"
         words = _shared_words(others)
@@ -149,7 +151,7 @@ def turned(frame: pd.DataFrame, mapped: Collection[str]) -> tuple[pd.DataFrame, 
         return frame, []
     meaning = guess(first)
     ranks = first if meaning and meaning.canonical in {"world_size", "nodes"} else "world_size"
-    sideways = frame.drop(columns=first).T.reset_index(drop=True)
+    sideways = frame.loc[names.index].drop(columns=first).T.reset_index(drop=True)
     sideways.columns = pd.Index(names)
     sideways = sideways[[name for name in names if guess(name)]]  # no others are settings
     sideways.insert(0, ranks, sizes)

@@ -161,7 +161,7 @@ def _add_ratios(timed: Mapping[str, dict[str, str]], frame: pd.DataFrame) -> Non
         label = re.compile(rf"{what}_(?P<of>.+)|(?P<by>.+)_{what}")
         columns = {
             match["of"] or match["by"]: name
-            for name in frame
+            for name in map(str, frame)
             if (match := label.fullmatch(normal(name)))
         }
         own = {  # "Speedup A" is that of "System A (s)"

@@ -339,3 +339,10 @@ def test_settings_in_titles_above_names_and_values() -> None:
     result = pasted("".join(runs))
     assert broken(result) == {"quoted-against-own"}
     assert result.reading["p"] == "world_size"
+
+
+def test_a_row_of_jobs_in_a_table_on_its_side() -> None:
+    rows = "Job ID | 94224 | 94226 | 94276", "Time | 21.4 | 10.9 | 5.5", "Speed-up | 1 | 1.96 | 3.2"
+    result = pasted(of_columns("Cores | 1 | 2 | 4", *rows))
+    assert result.reading == {"world_size": "world_size", "Time": "time", "Speed-up": "speedup"}
+    assert broken(result) == {"quoted-against-own"}
