@@ -123,7 +123,7 @@ def bench(
         "report": lambda: _many_runs(runs),
     }
     if what not in benchmarks:
-        raise InputError("bench", [Problem(what, "no such benchmark", nearest(what, benchmarks))])
+        raise InputError.of("bench", what, "no such benchmark", nearest(what, benchmarks))
     for option, owners in OWNERS.items():
         source = context.get_parameter_source({"all": "every"}.get(option, option))
         if what not in owners and source and source.name == "COMMANDLINE":

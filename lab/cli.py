@@ -23,7 +23,7 @@ from typer import Argument, Option
 import lab
 from lab.bench import bench
 from lab.course.commands import course
-from lab.errors import INTERRUPTED, InputError, LabError, Problem, nearest
+from lab.errors import INTERRUPTED, InputError, LabError, nearest
 from lab.files import source_date
 from lab.formatting import brief, count, printable
 from lab.terminal import (
@@ -465,8 +465,7 @@ def report(
         index, readme = gallery(studies)
         return answer(as_json, {"index": index, "readme": readme}, relative(index, readme))
     if not source:
-        problem = Problem("STUDY", "missing", "name a study, or give --all")
-        raise InputError("report", [problem])
+        raise InputError.of("report", "STUDY", "missing", "name a study, or give --all")
     if is_table(source):
         of_studies = {"--keep": keep, "--quick": quick}
         refuse("report", of_studies, "is only for studies", "leave it out")
@@ -502,8 +501,9 @@ def report(
 def _scaling(text: str | None) -> Any:
     choices = ("auto", "strong", "weak")
     if text is not None and text not in choices:
-        problem = Problem("--scaling", f"unknown scaling {text!r}", nearest(text, choices))
-        raise InputError("report", [problem])
+        raise InputError.of(
+            "report", "--scaling", f"unknown scaling {text!r}", nearest(text, choices)
+        )
     return text or "auto"
 
 
@@ -512,8 +512,9 @@ def _baseline(text: str | None) -> int | None:
         return None
     size = text.removeprefix("world_size=")
     if not re.fullmatch("0*[1-9][0-9]{0,6}", size):
-        problem = Problem("--baseline", f"{text!r} is not world_size=N", "such as world_size=4")
-        raise InputError("report", [problem])
+        raise InputError.of(
+            "report", "--baseline", f"{text!r} is not world_size=N", "such as world_size=4"
+        )
     return int(size)
 
 
@@ -620,8 +621,9 @@ def predict(
     """Predict runs of a study, on other world sizes too, and score earlier predictions."""
     if explain:
         if Path(study).is_dir():
-            problem = Problem(study, "is a folder, not a table of layouts", "leave out --explain")
-            raise InputError("predict", [problem])
+            raise InputError.of(
+                "predict", study, "is a folder, not a table of layouts", "leave out --explain"
+            )
         given = assumed(assume, "predict")
         explanations = lab.explain_layouts(study, assume=given, number=table)
         notes = "\n".join(f"- {note}" for note in explanations.notes)
@@ -631,8 +633,9 @@ def predict(
     of_tables = {"--assume": assume, "--table": table}
     refuse("predict", of_tables, "is only for tables of layouts", "use it with --explain")
     if Path(study).is_file() and Path(study).suffix not in {".yaml", ".yml"}:
-        problem = Problem(study, "is a file, not a study", "for a table of layouts add --explain")
-        raise InputError("predict", [problem])
+        raise InputError.of(
+            "predict", study, "is a file, not a study", "for a table of layouts add --explain"
+        )
     began = time.perf_counter()
     predictions = lab.predict(
         lab.Study.load(study, quick=quick),
@@ -694,7 +697,7 @@ def _require_completed(study: lab.Study, otherwise: str = "") -> None:
 
     measured = any(record.completed for record in lab.load_records(study))
     if not measured and (advice := other_form(study) or otherwise):
-        raise InputError(study.name, [Problem("STUDY", "holds no completed record", advice)])
+        raise InputError.of(study.name, "STUDY", "holds no completed record", advice)
 
 
 def _columns(texts: Sequence[str] | None, verb: str) -> dict[str, str] | None:

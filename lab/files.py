@@ -38,7 +38,7 @@ def source_date() -> int | None:
     text = os.environ.get("SOURCE_DATE_EPOCH", "")
     if text and not re.fullmatch("[0-9]{1,11}", text):
         what = f"{text!r} is not a number of seconds since 1970"
-        raise InputError("environment", [Problem("SOURCE_DATE_EPOCH", what, "correct or unset it")])
+        raise InputError.of("environment", "SOURCE_DATE_EPOCH", what, "correct or unset it")
     return int(text) if text else None
 
 
@@ -144,7 +144,7 @@ def _require_own(path: Path, state: os.stat_result, *, others: int = 0, root: bo
     else:
         return
     advice = "remove it, or copy the study to a folder of your own"
-    raise InputError(str(path), [Problem("owner", what, advice)])
+    raise InputError.of(path, "owner", what, advice)
 
 
 def require_own_path(folder: Path) -> None:
@@ -174,7 +174,7 @@ def read_yaml(path: Path) -> dict[str, Any]:
             raw = stream.read(MAX_BYTES + 1)
         if len(raw) > MAX_BYTES:
             what = f"larger than {MAX_BYTES // 1024} KiB"
-            raise InputError(str(path), [Problem("file", what, "give a study or a profile")])
+            raise InputError.of(path, "file", what, "give a study or a profile")
         content = copy.deepcopy(_parsed(raw))
     except OSError as error:
         what = error.strerror or str(error)

@@ -87,7 +87,7 @@ class LayoutTable:
         if self.measured:
             return self
         what = f"none ran: {listed(self.notes[len(self.assumptions) :], MOST_NAMES)}"
-        raise InputError(self.name, [Problem("rows", what, "add one with a time or a rate")])
+        raise InputError.of(self.name, "rows", what, "add one with a time or a rate")
 
     @property
     def cases(self) -> list[Case]:
@@ -132,7 +132,7 @@ def read_layouts(
     ):
         what = f"the table is of {chip!r}, whose speed is unknown"
         advice = "predict a GPU's times with --assume gpu=h100"
-        raise InputError(page.name, [Problem("gpu", what, advice)])
+        raise InputError.of(page.name, "gpu", what, advice)
     cells = _cells(frame, columns, assumed)
     framework = _framework(page, cells)
     every, gpu, assumptions = _values(page, cells, columns, assumed, framework)

@@ -139,7 +139,7 @@ class ReportedTable:
         chosen = [(curve, kind) for curve, kind in pairs if scaling in ("auto", kind)]
         if not chosen:
             what = f"no rows of {scaling} scaling, by what the table itself says"
-            raise InputError(source, [Problem("scaling", what, "leave it out")])
+            raise InputError.of(source, "scaling", what, "leave it out")
         _check_repeats([curve for curve, _ in chosen], source)
         names = shortest(sorted({curve.label for curve, _ in chosen}))
         by_label, unit = observations.frame.set_index("label"), _unit(observations, frame)
@@ -205,7 +205,7 @@ def _curves(observations: Observations, source: str) -> list[Curve]:
     configurations = len(known[keys].drop_duplicates())
     if configurations > MOST_POINTS:
         what = f"{configurations} configurations: a report shows up to {MOST_POINTS}"
-        raise InputError(source, [Problem("table", what, "give a part of it")])
+        raise InputError.of(source, "table", what, "give a part of it")
     curves = dataclasses.replace(observations, frame=known).curves
     mixed = _mixed_batches(known, curves, observations)
     if mixed:  # different batches are different configurations, not repeats
@@ -234,7 +234,7 @@ def _check_repeats(curves: Sequence[Curve], source: str) -> None:
     if most > MOST_REPEATS:
         what = f"{most} rows are one configuration, and nothing tells them apart"
         advice = "give a row for each run, or a column that names the step, the run or the model"
-        raise InputError(source, [Problem("table", what, advice)])
+        raise InputError.of(source, "table", what, advice)
 
 
 def _above(curves: Sequence[Curve], baseline: int, source: str) -> list[Curve]:
@@ -253,7 +253,7 @@ def _above(curves: Sequence[Curve], baseline: int, source: str) -> list[Curve]:
         sizes = sorted({point.world_size for curve in curves for point in curve.points})
         advice = f"choose one of {', '.join(f'{size:g}' for size in sizes[:NAMED])}"
         what = f"no row on {count(baseline, 'rank')}"
-        raise InputError(source, [Problem("baseline", what, advice)])
+        raise InputError.of(source, "baseline", what, advice)
     return kept
 
 

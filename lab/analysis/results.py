@@ -20,7 +20,7 @@ from lab.analysis.scaling_curves import Curve, Scaling, curves
 from lab.analysis.waterfall import Waterfall, waterfalls
 from lab.config.cluster import NOTICE
 from lab.config.study import Study, Task
-from lab.errors import InputError, LabError, Problem
+from lab.errors import InputError, LabError
 from lab.formatting import count
 from lab.perfmodel import frozen
 from lab.perfmodel.frozen import Frozen, Score
@@ -257,10 +257,12 @@ def _reported(
     """A results table, whose baseline is only a number of ranks; raises InputError."""
     if unknown := [key for key in baseline or {} if key != "world_size"]:
         advice = "give one such as {'world_size': 4}"
-        problem = Problem(
-            f"baseline.{unknown[0]}", "a table's baseline is only a number of ranks", advice
+        raise InputError.of(
+            "baseline",
+            f"baseline.{unknown[0]}",
+            "a table's baseline is only a number of ranks",
+            advice,
         )
-        raise InputError("baseline", [problem])
     kind = scaling if scaling in {"strong", "weak"} else "auto"
     size = (baseline or {}).get("world_size")
     return ReportedTable.read(source, scaling=kind, baseline=size)

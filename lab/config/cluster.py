@@ -312,7 +312,7 @@ class Cluster(SlurmKeys):
             advice = f"use at most {slots}"
         else:
             return Layout(total // slots, slots // devices)
-        raise InputError(self.name, [Problem("world_size", what, advice)])
+        raise InputError.of(self.name, "world_size", what, advice)
 
     def misfits(self, shapes: Iterable[tuple[int, int]]) -> list[Problem]:
         """Problems of jobs that cannot be laid out, given as (ranks, devices of each rank)."""
@@ -425,8 +425,9 @@ def find_profile(profile: str | Path) -> Path:
     for path in (Path(profile), *(folder / f"{profile}.yaml" for folder in profile_folders())):
         if path.suffix in {".yaml", ".yml"} and path.is_file():
             return path
-    problem = Problem("cluster", "no such profile", nearest(Path(profile).stem, profile_names()))
-    raise InputError(str(profile), [problem])
+    raise InputError.of(
+        profile, "cluster", "no such profile", nearest(Path(profile).stem, profile_names())
+    )
 
 
 def is_found_by_name(name: str, path: Path | None = None) -> bool:

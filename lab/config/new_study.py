@@ -59,7 +59,7 @@ def new_study(folder: str | Path, *, like: str | None = None) -> list[Path]:
         path.parent.name: path.parent for path in (SHARED / "reports").glob(f"*/{STUDY_FILE}")
     }
     if like is not None and like not in examples:
-        raise InputError("--like", [Problem(like, "no such example", nearest(like, examples))])
+        raise InputError.of("--like", like, "no such example", nearest(like, examples))
     files = {folder / STUDY_FILE: TEMPLATE.format(folder=shlex.quote(str(folder))).encode()}
     if like is not None:
         sources = [*sorted(examples[like].glob("*.py")), examples[like] / STUDY_FILE]
@@ -122,10 +122,10 @@ def script_study(
     path = place / STUDY_FILE
     if path.exists() and not path.read_bytes().startswith(OF_SCRIPT.encode()):
         what = "there is already a study that `lab measure` did not write"
-        raise InputError(str(place), [Problem(STUDY_FILE, what, "give another --name")])
+        raise InputError.of(place, STUDY_FILE, what, "give another --name")
     if not path.exists() and (others := _files_in(place)):
         what = f"holds other files, such as {others[0]}"
-        raise InputError("measure", [Problem(str(place), what, "give another --name")])
+        raise InputError.of("measure", str(place), what, "give another --name")
     with restored_if_refused(place):
         if problems := unwritable(place):
             raise InputError("measure", problems)

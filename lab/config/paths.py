@@ -10,7 +10,7 @@ from pathlib import Path
 from lab.config.datasets import Text
 from lab.config.run import Run
 from lab.config.study import OUT
-from lab.errors import InputError, Problem, nearest
+from lab.errors import InputError, nearest
 
 
 @dataclass(frozen=True)
@@ -133,7 +133,7 @@ def _resolve(path: str, data_root: Path, *, source: str, key: str, noun: str) ->
             advice = nearest(inside[0].name, names)
     except (OSError, RuntimeError, ValueError) as error:
         what, advice = f"{path!r} cannot be read: {error}", "name a readable file or folder"
-    raise InputError(source, [Problem(key, what, advice)])
+    raise InputError.of(source, key, what, advice)
 
 
 def read_texts(path: str, data_root: Path) -> list[str]:
@@ -153,11 +153,12 @@ def read_texts(path: str, data_root: Path) -> list[str]:
     if size > MAX_BYTES:
         what = f"{path!r} holds {size / 1e9:.1f} GB of files"
         advice = f"use at most {MAX_BYTES / 1e9:.1f} GB"
-        raise InputError("data", [Problem("path", what, advice)])
+        raise InputError.of("data", "path", what, advice)
     texts = [text for text in map(_text, files) if text]
     if not texts:
-        problem = Problem("path", f"{path!r} holds no UTF-8 text", "name a folder with text files")
-        raise InputError("data", [problem])
+        raise InputError.of(
+            "data", "path", f"{path!r} holds no UTF-8 text", "name a folder with text files"
+        )
     return texts
 
 

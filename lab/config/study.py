@@ -100,7 +100,7 @@ class Study(Frozen):
         loaded = read_study(find_folder(study), quick=quick)
         if (loaded.out.exists() or loaded.out.is_symlink()) and not loaded.out.is_dir():
             what = "is not a folder, but the results of the study go into it"
-            raise InputError(str(loaded.out), [Problem(OUT, what, "rename or remove it")])
+            raise InputError.of(loaded.out, OUT, what, "rename or remove it")
         return loaded
 
     @classmethod
@@ -142,10 +142,10 @@ class Study(Frozen):
         runs = {run.id: run for run in self.runs}
         if run_id and run_id not in runs:
             what = f"no run {run_id!r} in this study"
-            raise InputError(self.name, [Problem("run_id", what, nearest(run_id, runs))])
+            raise InputError.of(self.name, "run_id", what, nearest(run_id, runs))
         if not 0 <= repeat < self.repeats:
             what = f"{repeat}, but the study has {count(self.repeats, 'repeat')}, counted from 0"
-            raise InputError(self.name, [Problem("repeat", what)])
+            raise InputError.of(self.name, "repeat", what)
         return Task(runs[run_id] if run_id else self.runs[0], repeat)
 
 
@@ -193,7 +193,7 @@ def find_folder(study: str | Path) -> Path:
                 # Measurements do not belong among the files of an installed package.
                 what = "is an example of the package: measure it in a folder of your own"
                 advice = f"`lab init {study} --like {study}`, then the same command"
-                raise InputError(str(study), [Problem("STUDY", what, advice)])
+                raise InputError.of(study, "STUDY", what, advice)
             folder = place.resolve()
             require_printable(folder)
             return folder
@@ -220,7 +220,7 @@ def require_printable(path: str | Path) -> None:
     if os.fsencode(name).decode("utf-8", "surrogateescape").isprintable():
         what = f"its path is in UTF-8, which the locale here ({sys.getfilesystemencoding()}) is not"
         advice = "set PYTHONUTF8=1, or rename the folder"
-    raise InputError(ascii(name), [Problem("STUDY", what, advice)])
+    raise InputError.of(ascii(name), "STUDY", what, advice)
 
 
 def read_study(folder: Path, *, quick: bool = False) -> Study:

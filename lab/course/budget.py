@@ -11,7 +11,7 @@ from typing import Any
 from lab.config.cluster import Cluster
 from lab.config.study import OUT, STUDY_FILE, Study
 from lab.course.release import LESSONS
-from lab.errors import InputError, Problem, path_of, require_type
+from lab.errors import InputError, path_of, require_type
 from lab.formatting import rounded
 from lab.launch.plan import Hours, of_job, plan
 from lab.launch.preflight import usable
@@ -66,7 +66,7 @@ def class_budget(
 
 
 def _not_lessons(place: Path, what: str) -> InputError:
-    return InputError(str(place), [Problem("DIR", what, "name a folder of `lab course lessons`")])
+    return InputError.of(place, "DIR", what, "name a folder of `lab course lessons`")
 
 
 def _hours(study: Study, profile: Cluster, minutes: float | None) -> Iterator[Hours | None]:

@@ -20,7 +20,7 @@ from types import FunctionType
 from typing import Any, Literal, NamedTuple
 
 from lab.course.language import tr
-from lab.errors import InputError, LabError, Problem, nearest, require_type
+from lab.errors import InputError, LabError, nearest, require_type
 from lab.files import write_atomically
 
 ANSWERS = "answers"  # a folder beside the notebook, handed in with it
@@ -91,7 +91,7 @@ def check(name: str, answer: object, **measured: Any) -> None:
 
     _keep(name, answer)
     # Displayed, not returned: nbgrader would take a returned value for the points.
-    display(Markdown.of(verdict(name, answer, **measured)))  # type: ignore[no-untyped-call]
+    display(Markdown.of(verdict(name, answer, **measured)))
 
 
 def _keep(name: str, answer: object) -> None:
@@ -154,13 +154,12 @@ def verdict(name: str, answer: object, **measured: Any) -> str:
     require_type(name, str, "name", "the name of an exercise, then its answer")
     known = exercises()
     if name not in known:
-        raise InputError("check", [Problem(name, "no such exercise", nearest(name, known))])
+        raise InputError.of("check", name, "no such exercise", nearest(name, known))
     exercise = known[name]
     try:
         inspect.signature(exercise.judge).bind(answer, **measured)
     except TypeError as error:
-        problem = Problem(name, str(error), "give what the lesson gives")
-        raise InputError("check", [problem]) from None
+        raise InputError.of("check", name, str(error), "give what the lesson gives") from None
     if _is_missing(answer):
         hint = tr(exercise.hint)
         raise WrongAnswerError(tr("{name}: no answer yet. {hint}", name=name, hint=hint))

@@ -26,7 +26,7 @@ from lab.course.ranks import LARGEST_FILE, judge
 from lab.course.release import LESSONS
 from lab.course.replay import cells, checks, handed_in
 from lab.course.solutions import without_solutions
-from lab.errors import InputError, LabError, Problem, path_of
+from lab.errors import InputError, LabError, path_of
 from lab.files import write_atomically
 from lab.launch.confined import set_limits
 from lab.records.store import RECORD, Record, read_record
@@ -111,7 +111,7 @@ def submissions_in(submissions: str | Path) -> list[Submission]:
         advice = (
             "it holds a folder for each student, with one for each lesson, such as 03-data-parallel"
         )
-        raise InputError(str(folder), [Problem("SUBMISSIONS", "no lesson of a student", advice)])
+        raise InputError.of(folder, "SUBMISSIONS", "no lesson of a student", advice)
     return of_students
 
 

@@ -8,7 +8,7 @@ import string
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from lab.errors import InputError, Problem
+from lab.errors import InputError
 
 if TYPE_CHECKING:
     from babel.messages.catalog import Catalog, Message
@@ -62,7 +62,7 @@ def read_catalogue(path: Path) -> Catalog:
     except (ValueError, LookupError) as error:
         what = f"not a gettext catalogue: {error}"
     advice = "`lab course catalogue` makes one; LAB_CATALOGUE needs its whole path"
-    raise InputError(str(path), [Problem("catalogue", what, advice)])
+    raise InputError.of(path, "catalogue", what, advice)
 
 
 def is_translated(message: Message) -> bool:

@@ -24,7 +24,7 @@ import numpy as np
 from lab.course.check import WrongAnswerError, require
 from lab.course.ladder import CARRIED, INSTANCES, RUNGS, Evidence, Rung, Trial
 from lab.course.language import tr
-from lab.errors import InputError, LabError, Problem, nearest, require_type
+from lab.errors import InputError, LabError, nearest, require_type
 from lab.files import read_json, write_atomically
 from lab.launch.confined import Ended, line_in, run_ranks
 from lab.perfmodel.collectives import bus_factor
@@ -162,7 +162,7 @@ def check_ranks(name: str, *, file: str | Path, world_size: int = 2) -> None:
 
     rung, path = _rung(name, world_size), Path(file)
     if not path.is_file():
-        raise InputError("check_ranks", [Problem("file", f"no file {file}", f"write {rung.file}")])
+        raise InputError.of("check_ranks", "file", f"no file {file}", f"write {rung.file}")
     try:
         text = path.read_text("utf-8", errors="replace")
         verdict = judge(name, text, path=path, world_size=world_size, timed=True)
@@ -180,7 +180,7 @@ def check_ranks(name: str, *, file: str | Path, world_size: int = 2) -> None:
         )
         meaning = f"{meaning} {times}"
     shown = tr("{name}: right. {meaning}", name=name, meaning=meaning)
-    display(Markdown.of(shown))  # type: ignore[no-untyped-call]
+    display(Markdown.of(shown))
 
 
 def judge(
@@ -221,12 +221,13 @@ def judge(
 def _rung(name: str, world_size: int) -> Rung:
     require_type(name, str, "name", "the name of a rung, such as '03.flat'")
     if name not in RUNGS:
-        raise InputError("check_ranks", [Problem(name, "no such rung", nearest(name, RUNGS))])
+        raise InputError.of("check_ranks", name, "no such rung", nearest(name, RUNGS))
     if not 2 <= world_size <= LARGEST_WORLD:
-        problem = Problem(
-            "world_size", f"{world_size}; a rung is tried on 2 to {LARGEST_WORLD} ranks"
+        raise InputError.of(
+            "check_ranks",
+            "world_size",
+            f"{world_size}; a rung is tried on 2 to {LARGEST_WORLD} ranks",
         )
-        raise InputError("check_ranks", [problem])
     return RUNGS[name]
 
 

@@ -181,8 +181,7 @@ def copy_lessons(folder: str | Path, *, solutions: bool = False) -> list[Path]:
     if problems := unwritable(folder):
         raise InputError("lessons", problems)
     if any(folder.iterdir()):
-        problem = Problem("DIR", "not empty", "name a new folder")
-        raise InputError(str(folder), [problem])
+        raise InputError.of(folder, "DIR", "not empty", "name a new folder")
     without = shutil.ignore_patterns(OUT, "fault-*", ".*", "__pycache__", SETTINGS)
     shutil.copytree(LESSONS, folder, ignore=without, dirs_exist_ok=True)
     for path in (folder, *folder.rglob("*")):  # an installation may be read-only, a copy is not

@@ -16,7 +16,7 @@ from lab.config.cluster import Cluster
 from lab.config.run import Run
 from lab.config.study import STUDY_FILE, Study, leads_to
 from lab.dashboard.form import OF_RUN
-from lab.errors import InputError, LabError, Problem
+from lab.errors import InputError, LabError
 from lab.files import read_yaml, write_atomically
 from lab.perfmodel.calibration import load_calibration
 from lab.perfmodel.forecast import Basis
@@ -124,11 +124,11 @@ def send(run: Run, *, name: str, reports: Path) -> Study:
     """Write `<reports>/<name>/study.yaml`; raises InputError for an invalid or taken name."""
     folder = reports.resolve() / name
     if not re.fullmatch(r"[a-z0-9][a-z0-9_-]{0,99}", name):
-        problem = Problem("name", f"invalid study name {name!r}", "small letters, digits and -")
-        raise InputError("send", [problem])
+        raise InputError.of(
+            "send", "name", f"invalid study name {name!r}", "small letters, digits and -"
+        )
     if folder.exists() and any(folder.iterdir()):
-        problem = Problem("name", f"{folder.name} already exists", "choose another name")
-        raise InputError("send", [problem])
+        raise InputError.of("send", "name", f"{folder.name} already exists", "choose another name")
     folder.mkdir(parents=True, exist_ok=True)
     fields = set(OF_RUN) - {"world_size"}
     content = _content(run, f"How {run.label} scales", repeats=REPEATS, include=fields)

@@ -11,7 +11,7 @@ from matplotlib.axes import Axes
 
 from lab.analysis.results import Source, StudyResults
 from lab.analysis.scaling_curves import Scaling
-from lab.errors import InputError, Problem, nearest
+from lab.errors import InputError, nearest
 from lab.figures.style import IDEAL, SIZE, style
 
 Sentence = Callable[[StudyResults], str]
@@ -108,7 +108,7 @@ def figure(
 def figure_named(name: str) -> Figure:
     """One of FIGURES; raises InputError, with the nearest name, for an unknown name."""
     if name not in FIGURES:
-        raise InputError("figure", [Problem(name, "unknown figure", nearest(name, FIGURES))])
+        raise InputError.of("figure", name, "unknown figure", nearest(name, FIGURES))
     return FIGURES[name]
 
 

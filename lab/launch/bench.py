@@ -23,7 +23,7 @@ from lab.config.models import GPT, MODELS
 from lab.config.run import Run
 from lab.config.strategies import STRATEGIES
 from lab.config.study import Study
-from lab.errors import InputError, LabError, Problem
+from lab.errors import InputError, LabError
 from lab.formatting import count, format_seconds, rounded
 from lab.launch.bench_driver import DriverCost as DriverCost
 from lab.launch.bench_driver import driver_costs as driver_costs
@@ -282,17 +282,17 @@ def _require_model(path: Path) -> None:
     advice = "name nanoGPT's model.py"
     if not path.is_file():
         what = "a folder" if path.is_dir() else "no such file"
-        raise InputError("bench", [Problem(str(path), what, advice)])
+        raise InputError.of("bench", str(path), what, advice)
     try:
         tree = ast.parse(path.read_bytes())
     except (SyntaxError, ValueError) as error:
-        raise InputError("bench", [Problem(str(path), f"not Python: {error}", advice)]) from None
+        raise InputError.of("bench", str(path), f"not Python: {error}", advice) from None
     # Importing train.py, which lies beside it, would start a training.
     if missing := NANOGPT_CLASSES - {
         node.name for node in tree.body if isinstance(node, ast.ClassDef)
     }:
         what = f"does not define {' or '.join(sorted(missing))}"
-        raise InputError("bench", [Problem(str(path), what, advice)])
+        raise InputError.of("bench", str(path), what, advice)
 
 
 def _of_study(study: str, device: str, *, quick: bool) -> list[Run]:
@@ -309,7 +309,7 @@ def _of_study(study: str, device: str, *, quick: bool) -> list[Run]:
     ]
     if not runs:
         what = "no run of a GPT on one device, in fp32, tf32 or bf16, without accumulation"
-        raise InputError(loaded.name, [Problem("grid", what, "choose another study")])
+        raise InputError.of(loaded.name, "grid", what, "choose another study")
     return runs
 
 

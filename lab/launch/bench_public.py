@@ -14,7 +14,7 @@ import pandas as pd
 
 from lab.analysis.layout_row import LayoutRow
 from lab.analysis.layout_table import LayoutTable, read_layouts
-from lab.errors import InputError, Problem
+from lab.errors import InputError
 from lab.files import SHARED
 from lab.formatting import count
 from lab.perfmodel import layout_law
@@ -131,7 +131,7 @@ def public(
     """
     if fit < 0 or splits < 1:
         option, advice = "--fit" if fit < 0 else "--splits", "use numbers such as 10 and 30"
-        raise InputError("bench public", [Problem(option, "is too small", advice)])
+        raise InputError.of("bench public", option, "is too small", advice)
     paths = [Path(table) for table in tables] or [
         SHARED / "docs" / "tables" / f"{name}.csv" for name in TABLES
     ]
@@ -145,7 +145,7 @@ def public(
             if measured <= fit:
                 what = f"cannot fit {count(fit, 'row')}: the table gives times of only {measured}"
                 advice = "fit fewer, or give a larger table"
-                raise InputError(name, [Problem("--fit", what, advice)])
+                raise InputError.of(name, "--fit", what, advice)
             scores += [_score(name, rows, n, splits if n else 1) for n in dict.fromkeys((0, fit))]
     return PublicBench(tuple(scores), assumptions, _commit())
 

@@ -6,7 +6,7 @@ from collections.abc import Sequence
 from pathlib import Path
 
 from lab.config.study import Study
-from lab.errors import InputError, Problem
+from lab.errors import InputError
 from lab.records.store import Store
 
 
@@ -41,4 +41,4 @@ def generate(
                 return complete(model, prompts, new_tokens=new_tokens, sampling=sampling)
     what = f"no completed repeat of {run_id or 'this study'} kept its trained model"
     advice = "set `keep_model: true` below `base` in study.yaml, then `lab run STUDY --fresh`"
-    raise InputError(study.name, [Problem("RUN", what, advice)])
+    raise InputError.of(study.name, "RUN", what, advice)

@@ -329,8 +329,9 @@ def set_variables(cluster: Cluster) -> None:
         except InvalidValueError as error:
             where = f"environment.{name}"
             what, advice = error.faults[0]
-            problem = Problem(where, f"{what} on {socket.gethostname()}", advice)
-            raise InputError(cluster.name, [problem]) from None
+            raise InputError.of(
+                cluster.name, where, f"{what} on {socket.gethostname()}", advice
+            ) from None
 
 
 def _time_is_over(signum: int, frame: FrameType | None) -> None:

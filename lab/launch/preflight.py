@@ -42,7 +42,7 @@ def usable(cluster: str | Path | Cluster) -> Cluster:
     profile = Cluster.of(cluster)
     if profile.link is not None and netem.way_for(profile.link) is None:
         message = f"{profile.link.label} cannot be emulated here: {netem.obstacle(profile.link)}"
-        raise InputError(profile.name, [Problem("link", message, netem.advice(profile.link))])
+        raise InputError.of(profile.name, "link", message, netem.advice(profile.link))
     return profile
 
 
@@ -123,8 +123,7 @@ def check_emulation(study: Study, cluster: Cluster) -> None:
                 "use a copy of the study's folder for each, and `lab compare` for both, "
                 "or use --fresh to measure all again"
             )
-            problem = Problem("cluster", f"{measured}; {cluster.description}", advice)
-            raise InputError(study.name, [problem])
+            raise InputError.of(study.name, "cluster", f"{measured}; {cluster.description}", advice)
 
 
 def state_bytes(run: Run) -> int | None:

@@ -294,7 +294,7 @@ class Display:
         if self.is_live and self._console.is_jupyter:  # it wraps text, but not Rich's HTML
             from IPython.display import display
 
-            display({"text/plain": line}, raw=True)  # type: ignore[no-untyped-call]
+            display({"text/plain": line}, raw=True)
             return
         self._console.print(line, highlight=False, markup=False, soft_wrap=True)
 

@@ -291,7 +291,7 @@ def machine(text: str | Machine) -> Machine:
     )
     if not match:
         advice = "such as h100x8:nvlink4:infiniband-ndr"
-        raise InputError("machine", [Problem(text, "cannot be read as a machine", advice)])
+        raise InputError.of("machine", text, "cannot be read as a machine", advice)
     gpu, inner, outer = match[1], match[3], match[4] or "infiniband-ndr"
     count = int(match[2] or (GPUS[gpu].joined if gpu in GPUS else 8))
     known = [name for name in GPUS if "bf16" in GPUS[name].flops]  # plans assume bf16

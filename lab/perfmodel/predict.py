@@ -362,7 +362,7 @@ def _extended(study: Study, world_sizes: Sequence[int]) -> list[tuple[Run, int, 
     if all(there is None for *_, there in runs):
         what = f"no run of this study divides over {', '.join(map(str, world_sizes))} ranks"
         advice = "give sizes that divide its global batch"
-        raise InputError("predict", [Problem("--world-size", what, advice)])
+        raise InputError.of("predict", "--world-size", what, advice)
     return runs
 
 

@@ -160,7 +160,7 @@ def fit(rows: pd.DataFrame) -> StepLaw:
     several = columns["world_size"] > 1
     if not several.any():
         advice = "nothing is sent on one"
-        raise InputError("fit", [Problem("world_size", "no row has more than one rank", advice)])
+        raise InputError.of("fit", "world_size", "no row has more than one rank", advice)
     columns = {name: values[several] for name, values in columns.items()}
     solve = _solver(columns)
     scaled = solve(ROW_ERROR)
@@ -372,7 +372,7 @@ def _problems(quantities: Mapping[str, Any], *, where: str = "") -> list[Problem
 
 
 def _refused(where: str, what: str, advice: str) -> InputError:
-    return InputError("predict_step", [Problem(where, what, advice)])
+    return InputError.of("predict_step", where, what, advice)
 
 
 def _is_pair(given: Any) -> bool:

@@ -20,7 +20,7 @@ from filelock import FileLock, Timeout
 from lab import machine
 from lab.config.cluster import find_profile
 from lab.config.study import STUDY_FILE, Study
-from lab.errors import InputError, LabError, Problem, path_of, require_type
+from lab.errors import InputError, LabError, path_of, require_type
 from lab.files import (
     PACKAGE,
     SHARED,
@@ -150,9 +150,7 @@ def authors(study: Study) -> list[str]:
     names = read_yaml(path).get("authors")
     if isinstance(names, list) and all(isinstance(name, str) and name for name in names):
         return names
-    raise InputError(
-        str(path), [Problem("authors", "expected a list of names", "such as - Name, Place")]
-    )
+    raise InputError.of(path, "authors", "expected a list of names", "such as - Name, Place")
 
 
 def fingerprint(study: Study, template: str, records: Sequence[Record]) -> str:
@@ -223,15 +221,13 @@ def report_table(
     path = path_of(table, "table", "the path of a file, such as a CSV")
     require_type(gpu_hours, Real | None, "gpu_hours", "a number of hours")
     if gpu_hours is not None and not 0 < gpu_hours < math.inf:
-        problem = Problem("gpu_hours", f"cannot be {gpu_hours:g}", "give more than 0")
-        raise InputError(str(table), [problem])
+        raise InputError.of(table, "gpu_hours", f"cannot be {gpu_hours:g}", "give more than 0")
     read = ReportedTable.read(
         path, columns=columns, scaling=scaling, baseline=baseline, number=number
     )
     if gpu_hours is not None and read.unit == "node":
         advice = "name the column of GPUs: --column world_size=COLUMN or --column per_node=COLUMN"
-        problem = Problem("gpu_hours", "the table counts nodes, not their GPUs", advice)
-        raise InputError(str(table), [problem])
+        raise InputError.of(table, "gpu_hours", "the table counts nodes, not their GPUs", advice)
     which = f"-table-{number}" if number is not None else ""
     folder = out or path.with_name(f"{path.stem}{which}-report")
     if problems := unwritable(folder):

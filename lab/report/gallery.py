@@ -19,7 +19,7 @@ from typing import Any, NamedTuple
 from nbformat.v4 import new_code_cell, new_markdown_cell, new_notebook, new_output
 
 from lab.config.study import OUT, STUDY_FILE, Study
-from lab.errors import InputError, Problem
+from lab.errors import InputError
 from lab.files import read_json, write_atomically
 from lab.records.store import DISTURBED, KEPT, PREDICTIONS, RECORD, Store, load_records, read_record
 from lab.report.artifacts import github_page, light
@@ -47,7 +47,7 @@ def keep(study: Study) -> list[Path]:
     sources = dict(_sources(study))
     if not any(path.name == RECORD for path in sources):
         advice = f"`{study.command('run')}` measures it"
-        raise InputError(study.name, [Problem("records", "none is completed", advice)])
+        raise InputError.of(study.name, "records", "none is completed", advice)
     hosts: dict[str, str] = {}
     contents = {path: _content(source, hosts) for path, source in sources.items()}
     with tempfile.TemporaryDirectory(dir=study.folder, prefix=f".{KEPT}.") as room:
@@ -142,7 +142,7 @@ def _content(path: Path, hosts: dict[str, str]) -> bytes:
     text = json.dumps(_renamed(json.loads(path.read_bytes()), hosts), separators=(",", ":"))
     if match := _ABSOLUTE.search(text):
         advice = "a path of this machine does not belong in a repository"
-        raise InputError(str(path), [Problem("record", f"holds {match[1]}", advice)])
+        raise InputError.of(path, "record", f"holds {match[1]}", advice)
     return text.encode()
 
 
@@ -207,8 +207,9 @@ def readme_of_kept(folder: Path) -> str:
 def _places(folder: Path) -> list[Path]:
     places = sorted(path.parent for path in folder.glob(f"*/{STUDY_FILE}"))
     if not places:
-        problem = Problem("folder", "holds no study", "give the folder that holds the studies")
-        raise InputError(str(folder), [problem])
+        raise InputError.of(
+            folder, "folder", "holds no study", "give the folder that holds the studies"
+        )
     return places
 
 

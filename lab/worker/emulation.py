@@ -16,7 +16,7 @@ import torch
 from torch import nn
 
 from lab.config.emulation import MEASURED
-from lab.errors import InputError, Problem
+from lab.errors import InputError
 from lab.perfmodel.hardware import emulated_gpu
 from lab.worker import models
 from lab.worker.distributed import RankJob, all_gather_object
@@ -85,12 +85,13 @@ def pauses_for(job: RankJob) -> Pauses | None:
     if peak is None:
         what = f"the peak of {emulated.compute.emulated} in {precision} is unknown"
         advice = "choose another precision or another GPU"
-        raise InputError("run", [Problem("precision", what, advice)])
+        raise InputError.of("run", "precision", what, advice)
     flops = models.flops_per_sample(run, job.dataset)
     if flops is None:
         what = f"the FLOPs of {run.architecture.label} are unknown"
-        problem = Problem("model", what, "use a profile whose compute is `emulated: measured`")
-        raise InputError("run", [problem])
+        raise InputError.of(
+            "run", "model", what, "use a profile whose compute is `emulated: measured`"
+        )
     return pauses.lasting(flops * micro_batch / (peak[0] * emulated.compute.mfu))
 
 

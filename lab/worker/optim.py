@@ -12,7 +12,7 @@ from torch import nn
 from torch.utils.checkpoint import checkpoint
 
 from lab.config.run import Run
-from lab.errors import InputError, Problem
+from lab.errors import InputError
 
 DTYPES = {
     "fp32": torch.float32,
@@ -62,7 +62,7 @@ def checkpoint_blocks(model: nn.Module) -> None:
     if not blocks:
         what = "this model has no list of equal blocks"
         advice = "leave it out, or train a transformer"
-        raise InputError("run", [Problem("activation_checkpointing", what, advice)])
+        raise InputError.of("run", "activation_checkpointing", what, advice)
     for block in blocks:
         # A wrapper module would change the parameter names that checkpoints use.
         block.forward = partial(checkpoint, block.forward, use_reentrant=False)
@@ -126,7 +126,7 @@ def _whole_rows() -> Any:
     from torch._inductor.runtime.hints import ReductionHint
     from torch._inductor.virtualized import V
 
-    class WholeRows(InductorChoices):
+    class WholeRows(InductorChoices):  # type: ignore[misc]
         @staticmethod
         def should_use_persistent_reduction(features: Any, cooperative_reduction: bool) -> bool:
             inner = features.get_reduction_hint() == ReductionHint.INNER

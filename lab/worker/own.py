@@ -27,7 +27,7 @@ from lab.config.datasets import PythonData
 from lab.config.models import BATCH_NORM_BY_RANK, DROPOUT_BY_RANK, PythonModel
 from lab.config.own import Own, Script, is_unchanged
 from lab.config.run import Run
-from lab.errors import InputError, LabError, Problem, nearest
+from lab.errors import InputError, LabError, nearest
 from lab.machine import Interrupted
 from lab.worker.context import Progress
 from lab.worker.data.dataset import Dataset, Indices
@@ -192,7 +192,7 @@ class OwnModel(nn.Module):
         if self.path is not None and self.blocks is None:
             lists = [k for k, v in self.network.named_modules() if isinstance(v, nn.ModuleList)]
             what = f"{config.factory} has no ModuleList {self.path!r}"
-            raise InputError("model", [Problem("blocks", what, nearest(self.path, lists))])
+            raise InputError.of("model", "blocks", what, nearest(self.path, lists))
 
     @property
     def blocks(self) -> nn.ModuleList | None:

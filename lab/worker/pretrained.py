@@ -75,7 +75,7 @@ def folder_of(model: Model, *, data_root: Path) -> Path | None:
 
 
 def _unusable(what: str, advice: str = "") -> InputError:
-    return InputError("model", [Problem("weights", what, advice)])
+    return InputError.of("model", "weights", what, advice)
 
 
 def gpt2_weights(folder: Path, config: GPT) -> Mapping[str, Tensor]:

@@ -19,7 +19,7 @@ from lab.analysis.audit.rule import SEVERITIES, Finding
 from lab.analysis.audit.rules import RULES
 from lab.analysis.audit.text_table import STREAM, left_out, read_table, read_tables
 from lab.config.study import STUDY_FILE, Study
-from lab.errors import InputError, Problem, items, require_type
+from lab.errors import InputError, items, require_type
 from lab.formatting import count, listed
 from lab.records.store import Record, load_records
 from lab.records.table import grouped, python_strings
@@ -93,24 +93,21 @@ def _observations(
         one = [] if number is None else [read_table(source, columns, number=number)]
         return _of_tables(one or read_tables(source, columns), columns, name)
     if number is not None:
-        problem = Problem("number", "is only for the tables of a text", "leave it out")
-        raise InputError("audit", [problem])
+        raise InputError.of("audit", "number", "is only for the tables of a text", "leave it out")
     if isinstance(source, pd.DataFrame):
         return [from_table(source, columns=columns)]
     if columns:
-        problem = Problem(
-            "columns", "can be mapped only for tables", "records name their own columns"
+        raise InputError.of(
+            "columns", "columns", "can be mapped only for tables", "records name their own columns"
         )
-        raise InputError("columns", [problem])
     if isinstance(source, Study):
         return [from_records(loaded, scaling=source.scaling, baseline=source.baseline)]
     source = items(source, Record, "source", "a study, a table or a list of records")
     for item in source:
         if item.reported is not None:
-            problem = Problem(
-                "source", "records of a table", "audit the table itself, which holds more"
+            raise InputError.of(
+                "source", "source", "records of a table", "audit the table itself, which holds more"
             )
-            raise InputError("source", [problem])
     return [from_records(source)]
 
 

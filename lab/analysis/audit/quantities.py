@@ -50,7 +50,7 @@ from lab.analysis.audit.values import (
     roundings,
     spread,
 )
-from lab.errors import InputError, Problem
+from lab.errors import InputError
 from lab.formatting import count
 
 # Rank labels of rows that are statistics over ranks; only means are of use.
@@ -128,7 +128,7 @@ class Quantities:
                 left_out.setdefault(canonical, []).append(column)
             elif canonical and not self._add(canonical, column, meaning) and column in mapped:
                 problem = f"column {column!r} holds no value that can be read"
-                raise InputError(source, [Problem(f"columns.{meaning.canonical}", problem)])
+                raise InputError.of(source, f"columns.{meaning.canonical}", problem)
         if "std" in self.given and "time" not in self.given:
             if self._follows("rate", "std"):
                 self.tidy["rate_std"] = self.tidy["rate_std"].fillna(self.tidy["std"])

@@ -244,8 +244,9 @@ def _parquet(path: Path) -> pd.DataFrame:
             frame = pd.read_parquet(stream)
     except Exception as error:  # noqa: BLE001  (a damaged file may raise any of pyarrow's errors)
         what = getattr(error, "strerror", None) or str(error).split("\n")[0]
-        problem = Problem("file", f"cannot be read as Parquet: {what}", "give a table of results")
-        raise InputError(str(path), [problem]) from None
+        raise InputError.of(
+            path, "file", f"cannot be read as Parquet: {what}", "give a table of results"
+        ) from None
     # A column without a type of text holds bytes, which need not be UTF-8.
     for name, kind in frame.dtypes.items():
         if kind == "object":

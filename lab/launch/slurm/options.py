@@ -16,7 +16,7 @@ from lab.config.cluster import Cluster, find_profile
 from lab.config.run import Run
 from lab.config.slurm import SBATCH_OPTIONS, command_for_shell, for_shell
 from lab.config.study import Study, Task
-from lab.errors import InputError, Problem
+from lab.errors import InputError
 from lab.files import ROOT, write_atomically
 from lab.formatting import count
 
@@ -158,7 +158,7 @@ def scripts(study: Study, profile: str | Path | Cluster) -> dict[str, str]:
     if cluster.executor != "slurm":
         what = f"executor {cluster.executor!r} does not use sbatch"
         advice = "use a profile with executor: slurm"
-        raise InputError(str(path), [Problem("executor", what, advice)])
+        raise InputError.of(path, "executor", what, advice)
     shapes = list(dict.fromkeys((run.processes, run.devices) for run in study.runs))
     if problems := cluster.misfits(shapes):
         raise InputError(cluster.name, problems)
@@ -186,8 +186,9 @@ def write_scripts(
             path.parent.mkdir(parents=True, exist_ok=True)
             write_atomically(path, text.encode())
         except OSError as error:
-            problem = Problem("folder", f"cannot be written: {error.strerror}", "name another one")
-            raise InputError(str(path), [problem]) from None
+            raise InputError.of(
+                path, "folder", f"cannot be written: {error.strerror}", "name another one"
+            ) from None
     return list(texts)
 
 

@@ -20,7 +20,7 @@ from lab.config import datasets
 from lab.config.models import Transformer
 from lab.config.paths import SHAKESPEARE, read_texts
 from lab.config.run import Run
-from lab.errors import InputError, Problem
+from lab.errors import InputError
 from lab.worker.context import Progress
 from lab.worker.data.cache import CachedArrays, cached_arrays, fetch
 from lab.worker.data.dataset import HELD_OUT, Array, Dataset, Windows
@@ -179,7 +179,7 @@ def prepare(run: Run, *, pretrained: Path | None, data_root: Path, progress: Pro
         if len(part) < needed:
             what = f"{len(part)} tokens {name}, but a sample of this model needs {needed}"
             advice = "give more text, or use a smaller block_size"
-            raise InputError("data", [Problem(config.kind, what, advice)])
+            raise InputError.of("data", config.kind, what, advice)
     count = f"{(len(train) + len(held_out)) / 1e6:.3g}M tokens"
     return Dataset(
         train=Windows(train, block_size=model.block_size),

@@ -66,7 +66,7 @@ def stream(
         what = f"{length} tokens of prompt plus {new_tokens} new ones"
         what += f", but the model has positions for {limit}"
         advice = "use a prompt of at least one token, and fewer tokens in total"
-        raise InputError("generate", [Problem("tokens", what, advice)])
+        raise InputError.of("generate", "tokens", what, advice)
     uniform = None
     if sampling.temperature:
         places = range(samples) if numbers is None else numbers

@@ -73,10 +73,10 @@ def complete(
     config = trained.run.architecture
     if not isinstance(config, models.GPT):
         what = f"{trained.run.label} is not a language model"
-        raise InputError("inference", [Problem("model", what, "choose a GPT")])
+        raise InputError.of("inference", "model", what, "choose a GPT")
     if isinstance(trained.run.dataset, Synthetic):
         what = "the model was trained on random tokens, which stand for no text"
-        raise InputError("generate", [Problem("data", what, "choose a run trained on text")])
+        raise InputError.of("generate", "data", what, "choose a run trained on text")
     try:
         tokenizer = load_tokenizer(trained.folder / checkpoint.TOKENIZER)
     except (OSError, ValueError) as error:

@@ -11,7 +11,7 @@ from torch.nn.attention import SDPBackend
 from lab.config import datasets, models
 from lab.config.own import Script
 from lab.config.run import Run
-from lab.errors import InputError, Problem
+from lab.errors import InputError
 from lab.perfmodel import flops
 from lab.worker import own
 from lab.worker.data.dataset import Dataset, FastLoader
@@ -37,7 +37,7 @@ def build(run: Run, dataset: Dataset) -> nn.Module:
     if vocab_size < dataset.vocab_size:
         what = f"{vocab_size} is less than the {dataset.vocab_size} tokens of the data"
         advice = "leave it out, or choose a smaller vocab_size of the data"
-        raise InputError("model", [Problem("vocab_size", what, advice)])
+        raise InputError.of("model", "vocab_size", what, advice)
     if isinstance(config, models.TextClassifier):
         from lab.worker.models.text_classifier import TextClassifier
 

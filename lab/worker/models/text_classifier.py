@@ -9,7 +9,7 @@ import torch
 from torch import Tensor, nn
 
 from lab.config import models
-from lab.errors import InputError, LabError, Problem
+from lab.errors import InputError, LabError
 from lab.perfmodel.flops import DISTILBERT_HEAD
 from lab.worker.models.classifier import Classifier, freeze, import_torchvision
 from lab.worker.models.gpt import Block, init_weights
@@ -88,5 +88,5 @@ def _load(folder: Path, classes: int, dropout: float | None) -> nn.Module:
         )
     except (OSError, ValueError, RuntimeError) as error:
         what = f"{folder} cannot be loaded: {error}"
-        raise InputError("model", [Problem("weights", what)]) from None
+        raise InputError.of("model", "weights", what) from None
     return network

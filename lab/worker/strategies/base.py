@@ -13,7 +13,7 @@ from torch import nn
 from torch.distributed import ProcessGroup
 
 from lab.config.run import Run
-from lab.errors import InputError, Problem
+from lab.errors import InputError
 from lab.worker.distributed import all_gather_single as all_gather_single  # for learners' files
 from lab.worker.distributed import reduce_scatter_single as reduce_scatter_single
 from lab.worker.measure.clock import Clock
@@ -102,7 +102,7 @@ def devices_of(run: Run, device: torch.device) -> list[torch.device]:
     if torch.cuda.device_count() < run.world_size:
         seen = torch.cuda.device_count()
         what = f"{run.world_size} devices for one process, which sees only {seen}"
-        raise InputError("run", [Problem("world_size", what, "use at most one node's GPUs")])
+        raise InputError.of("run", "world_size", what, "use at most one node's GPUs")
     return [torch.device("cuda", number) for number in range(run.world_size)]
 
 

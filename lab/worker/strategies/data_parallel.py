@@ -8,7 +8,7 @@ from __future__ import annotations
 import torch
 from torch import nn
 
-from lab.errors import InputError, Problem
+from lab.errors import InputError
 from lab.worker.strategies.base import Setup, Strategy, Wrapper, devices_of
 
 
@@ -26,7 +26,7 @@ class DataParallelism(Strategy["Averaged"]):
                 f"{len(devices)} devices, but torch's DataParallel divides its work only among GPUs"
             )
             advice = "use 1 on CPU, or strategy vanilla_data_parallel"
-            raise InputError("run", [Problem("world_size", what, advice)])
+            raise InputError.of("run", "world_size", what, advice)
         return Averaged(model, devices)
 
 

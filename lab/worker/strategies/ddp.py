@@ -14,7 +14,7 @@ from torch.distributed.algorithms.ddp_comm_hooks.powerSGD_hook import PowerSGDSt
 from torch.nn.parallel import DistributedDataParallel
 
 from lab.config.run import DEFAULT_BUCKET_CAP_MB, POWERSGD_FIRST_STEP, Run
-from lab.errors import InputError, Problem
+from lab.errors import InputError
 from lab.formatting import MIB
 from lab.worker.distributed import averaging
 from lab.worker.measure.ddp_hook import BucketRecorder, Exchange, Sent, unrecorded
@@ -69,7 +69,7 @@ def _require_one_bucket(model: nn.Module, run: Run) -> None:
         advice = (
             f"use at least {int(max(needed, DEFAULT_BUCKET_CAP_MB)) + 1}, or another compression"
         )
-        raise InputError("run", [Problem("bucket_cap_mb", what, advice)])
+        raise InputError.of("run", "bucket_cap_mb", what, advice)
 
 
 def exchange_for(run: Run) -> Exchange:

@@ -18,7 +18,7 @@ from torch import nn
 from torch.distributed.pipelining import PipelineStage, Schedule1F1B, ScheduleGPipe
 
 from lab.config import models
-from lab.errors import InputError, Problem
+from lab.errors import InputError
 from lab.worker.measure.clock import Clock
 from lab.worker.models.gpt import GPT, linear_cross_entropy
 from lab.worker.strategies.base import Setup, Strategy, clip
@@ -57,7 +57,7 @@ class PipelineParallelism(Strategy["Pipeline"]):
                 "and all outputs"
             )
             advice = "use a later torch, or another strategy"
-            raise InputError("run", [Problem("strategy", what, advice)])
+            raise InputError.of("run", "strategy", what, advice)
         assert isinstance(model, GPT)
         return Pipeline(model, setup)
 

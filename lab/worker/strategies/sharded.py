@@ -9,7 +9,7 @@ from torch import distributed as dist
 from torch.distributed import ProcessGroup
 from torch.distributed.tensor import DTensor
 
-from lab.errors import InputError, Problem
+from lab.errors import InputError
 
 
 def require_dtensor(device: torch.device) -> None:
@@ -18,7 +18,7 @@ def require_dtensor(device: torch.device) -> None:
     if device.type == "cpu" and not hasattr(torch.cpu.Stream, "record_event"):
         what = f"torch {torch.__version__} cannot shard the tensors of a model on CPU"
         advice = "use a later torch, or strategy ddp or zero1"
-        raise InputError("run", [Problem("strategy", what, advice)])
+        raise InputError.of("run", "strategy", what, advice)
 
 
 def whole_and_shards(tensors: Iterable[torch.Tensor]) -> tuple[list[torch.Tensor], list[DTensor]]:

@@ -9,7 +9,7 @@ import re
 from collections.abc import Sequence
 
 from lab.analysis.audit.formats.grid import Table
-from lab.errors import InputError, Problem
+from lab.errors import InputError
 
 DEVICE = re.compile(r"#?\s*Rank\s+(\d+)\s.*\son\s+(\S+)\s+device\s+\d+\s+\[[\w:.]+\]\s+(.+?)\s*$")
 HEADER = re.compile(r"^[#\s]*size\s+count\s+type\b.*\btime\s+algbw\s+busbw\b")
@@ -80,8 +80,7 @@ def _of_nccl_tests(lines: Sequence[str], source: str) -> list[list[str]]:
                 if measured[0] != "N/A":
                     rows.append([cells[0], variant, *measured[:3]])
     if not rows:
-        problem = Problem("file", "nccl-tests printed no sizes", "give all of its output")
-        raise InputError(source, [problem])
+        raise InputError.of(source, "file", "nccl-tests printed no sizes", "give all of its output")
     facts[0] = facts[0] or _ranks_of_command(lines) or _ranks_by_bandwidths(rows)
     return [row + facts for row in rows]
 

@@ -10,7 +10,7 @@ from collections.abc import Iterator, Sequence
 from pathlib import Path
 from typing import Any
 
-from lab.errors import InputError, Problem
+from lab.errors import InputError
 
 SUFFIXES = {".xlsx", ".xlsm"}
 OTHERS = {".xls", ".xlsb", ".ods", ".numbers"}
@@ -30,27 +30,28 @@ def read_sheets(path: Path) -> list[tuple[str, list[str]]]:
 
     if path.suffix.lower() in OTHERS:
         what = f"{path.suffix} files are not read"
-        raise InputError(str(path), [Problem("file", what, "save it as .xlsx or CSV")])
+        raise InputError.of(path, "file", what, "save it as .xlsx or CSV")
     try:
         with path.open("rb") as opened, warnings.catch_warnings(action="ignore"):
             book = openpyxl.load_workbook(opened, read_only=True, data_only=True)
             sheets = [sheet for sheet in book.worksheets if sheet.sheet_state == "visible"]
             grids = [(sheet.title, _grid(sheet)) for sheet in sheets]
     except OSError as error:
-        problem = Problem(
-            "file", error.strerror or str(error), "check the path and its permissions"
-        )
-        raise InputError(str(path), [problem]) from None
+        raise InputError.of(
+            path, "file", error.strerror or str(error), "check the path and its permissions"
+        ) from None
     except Exception as error:  # noqa: BLE001  (a damaged file may raise anything)
         reason = str(error).partition("\n")[0] or type(error).__name__
-        problem = Problem("file", f"cannot be read as a workbook: {reason}", "save it as CSV")
-        raise InputError(str(path), [problem]) from None
+        raise InputError.of(
+            path, "file", f"cannot be read as a workbook: {reason}", "save it as CSV"
+        ) from None
     if long := [name for name, grid in grids if len(grid) > MOST_ROWS]:
-        problem = Problem(f"sheet {long[0]!r}", f"more than {MOST_ROWS} rows", "save it as CSV")
-        raise InputError(str(path), [problem])
+        raise InputError.of(
+            path, f"sheet {long[0]!r}", f"more than {MOST_ROWS} rows", "save it as CSV"
+        )
     parts = [(name, _lines(part)) for name, grid in grids for part in _side_by_side(grid)]
     if not parts:
-        raise InputError(str(path), [Problem("file", "no sheet holds a table", "save it as CSV")])
+        raise InputError.of(path, "file", "no sheet holds a table", "save it as CSV")
     return parts
 
 
