@@ -346,3 +346,8 @@ def test_a_row_of_jobs_in_a_table_on_its_side() -> None:
     result = pasted(of_columns("Cores | 1 | 2 | 4", *rows))
     assert result.reading == {"world_size": "world_size", "Time": "time", "Speed-up": "speedup"}
     assert broken(result) == {"quoted-against-own"}
+
+
+def test_a_title_above_names_with_numbers() -> None:
+    text = "Map,all\n2 threads,4 threads\n1.1,0.6\n1.0,0.5\n\nReduce,all\n2 cpus,4 cpus\n2.1,1.2\n"
+    assert broken(pasted(text)) == set()
