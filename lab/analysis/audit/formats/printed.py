@@ -184,7 +184,7 @@ def _block(lines: Sequence[str], place: int) -> tuple[list[str], Rows, int] | No
     if place >= len(lines):
         return None
     head = lines[place].rstrip().removesuffix(CONTINUED).rstrip()
-    quoted = head.startswith('"')
+    quoted = head.startswith('"') and '","' not in head  # as R writes it, but not CSV
     if not head.strip() or MARKS.search(head) or not (quoted or WORD.search(head)):
         return None
     start = place + 1
