@@ -22,7 +22,8 @@ KEYS = (
 )
 NUMBERED = {"strategy", "rank", "repeat", "seed", "epoch", "step"}
 SETTINGS = {*WHOLE_NUMBERS, *TEXTS, "bytes"}  # a size that is not read is a problem's
-READ_SETTINGS = {"cpus", "threads", "steps"}  # of each rank, and of a loop that is the whole work
+# Of each rank, and of a loop or a problem that is the whole work.
+READ_SETTINGS = {"cpus", "threads", "steps", "samples"}
 MOST_VALUES = 200  # of a key
 NO_REPEATS = 1.5  # ratio of two times on as many ranks
 ANOTHER = 1.1  # ratio of the parameters of two models

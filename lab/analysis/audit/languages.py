@@ -23,8 +23,8 @@ OTHER_SCRIPTS = {
     "gpus": "gpu数量 gpu个数 gpu数 gpu數量 gpu數",
     "npus": "npu数量 npu个数 npu数",
     "nodes": "节点数量 节点数 机器数量 机器数 ノード数 노드_수 노드_개수 노드수 узлов узлы",
-    "processes": "进程数 プロセス数 프로세스_수 프로세스_개수 процессов процессы",
-    "threads": "线程数 スレッド数 스레드_수 스레드_개수 потоков потоки нитей нити",
+    "processes": "进程数 プロセス数 프로세스_수 프로세스_개수 процессов процессы процесів процеси",
+    "threads": "线程数 スレッド数 스레드_수 스레드_개수 потоков потоки потоків нитей нити",
     "cores": "核心数 核数 コア数 코어_수 ядер ядра",
     "steps": "步数",
     "epochs": "轮数",
@@ -38,9 +38,9 @@ OTHER_SCRIPTS = {
     "host memory": "内存占用 内存",
     "throughput": "吞吐量 吞吐率 吞吐 スループット 처리량",
     "speedup": "加速比 加速倍数 吞吐倍率 スピードアップ 速度向上率 高速化率 속도_향상 속도향상 "
-    "가속비 ускорение",
+    "가속비 ускорение прискорення",
     "scaling efficiency": "扩展效率 并行效率 加速效率 线性度 並列化効率 並列効率 병렬_효율",
-    "efficiency": "效率 効率 효율 эффективность",
+    "efficiency": "效率 効率 효율 эффективность ефективність",
     "utilization": "利用率",
     "performance": "性能",
     "step time": "每步耗时 每步时间 单步耗时 单步时间 每步总耗时 迭代耗时 迭代时间",
@@ -172,6 +172,9 @@ KNOWN = re.compile(  # whole words where spaces part them
 )
 OF_EUROPE = by_word(EUROPEAN)
 KNOWN_OF_EUROPE = re.compile(rf"(?<![^_])(?:{'|'.join(OF_EUROPE)})(?![^_])")
+# Behind a number, as in "4进程效率", and not in "进程数".
+COUNTED_AS = {"卡": "gpus", "进程": "processes", "线程": "threads", "核": "cores", "节点": "nodes"}
+COUNTED = re.compile(rf"(?<=\d)\s*个?({'|'.join(COUNTED_AS)})(?![数數])")
 ALONE = re.compile(r"(?:单机)?单卡$")  # a number of ranks, and not a rate's "per GPU"
 # Words in Chinese, Japanese, Korean and Cyrillic.
 REST = re.compile(r"[\u0400-\u052f\u3040-\u30ff\u4e00-\u9fff\uac00-\ud7a3]+")
@@ -185,7 +188,7 @@ def in_english(text: str) -> str:
         return text
     text = re.sub(r"每个\s*(?=gpu)", "每", ALONE.sub(" single gpu ", text), flags=re.IGNORECASE)
     text = re.sub(r"(?<=[gn]pu)\s+(?=[数數个個])", "", text, flags=re.IGNORECASE)
-    text = re.sub(r"(?<=\d)卡", " gpus ", text)
+    text = COUNTED.sub(lambda match: f" {COUNTED_AS[match[1]]} ", text)
     text = KNOWN.sub(lambda match: f" {ENGLISH[match.group().lower()]} ", text)
     return ASIDE.sub("", REST.sub(" unknown ", text))
 

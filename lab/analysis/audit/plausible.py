@@ -57,6 +57,7 @@ FEWEST_STEPS = 4  # that tell whether a time grows
 MOSTLY = 0.5  # of the gaps between the steps of a log are equal
 NOT_MEASURED = re.compile(rf"{NOT_TRAINING}|{IDEAL}|{OUTCOME.pattern}")
 HALF = 0.5
+LEAST_SIDE = 100  # of matrices, whose third side may be called p
 LEAST_SIZE = 1000  # of a matrix called n, which is hardly the least number of ranks
 OF_MESSAGES = re.compile(
     rf"{COLLECTIVE.pattern}|latency|bandwidth|bytes|messages?\b|usec|µs|\(us\)|_us\b|\bosu"
@@ -149,6 +150,8 @@ def _is_another(
         return True  # of a graph
     if canonical == "time" and OF_A_JOB.match(normal(column)):
         return bool({"rate", "rate_per_rank"} & names)  # what the batch system gave it
+    if canonical == "time" and re.fullmatch("time_?steps?", normal(column)):
+        return bool((numbers(cells).diff().dropna() == 1).all())  # counts them
     if canonical == "time" and normal(column) == "t":
         return _are_degrees(frame, meanings)
     if canonical == "data" and OF_FILES.search(normal(column)):
@@ -306,8 +309,11 @@ def is_not_process_rank(column: str, frame: pd.DataFrame, meanings: Mapping[str,
 
 def is_of_samples(column: str, frame: pd.DataFrame) -> bool:
     """Whether a column called n counts the samples of a mean, or the rows or columns of a matrix,
-    as m and k beside it do."""
+    as m and k beside it do, or p beside both."""
     others = {normal(str(name)) for name in frame.columns}
+    if normal(column) == "p":
+        large = bool((numbers(frame[column]) >= LEAST_SIDE).all())
+        return large and "n" in others and bool({"m", "k"} & others)
     statistics = r"(?:.*_)?(?:mean|std|sd|sem|p)(?:_.*)?"
     return normal(column) == "n" and (
         bool({"m", "k"} & others) or any(re.fullmatch(statistics, other) for other in others)
@@ -430,18 +436,21 @@ def are_shares(cells: pd.Series) -> bool:
 
 def by_numbers(frame: pd.DataFrame, meanings: Mapping[str, Guess]) -> dict[str, Guess]:
     """The only column whose name says nothing, beside ranks and no other measurement: a time if its
-    unit says so, a rate if an efficiency is quoted and it grows with the ranks; empty if there is
-    none, or several."""
+    unit says so, also of several, a rate if an efficiency is quoted and it grows with the ranks;
+    empty if there is none, or several."""
     kinds = {meaning.canonical: column for column, meaning in meanings.items()}
     counts = next((kinds[name] for name in COUNTED_RANKS if name in kinds), None)
     unknown = [str(name) for name in frame if name not in meanings]
     others = [name for name in unknown if _may_be_measured(frame[name])]
+    timed = [name for name in others if are_timed(frame[name])]
+    others = timed if len(timed) == 1 else others
     if counts is None or kinds.keys() & (OF_SPEED - {"efficiency"}) or len(others) != 1:
         return {}
     cells, name = frame[others[0]], parse_name(others[0])
-    if are_timed(cells) or name.family == "time":
-        return {others[0]: Guess("time", name.factor if name.family else None, "total")}
     rates, ranks = numbers(cells, units=COUNT_UNITS), numbers(frame[counts])
+    in_french = name.stem == "temps" and _falls(rates, ranks)  # unlike temperatures
+    if timed == others or name.family == "time" or in_french:
+        return {others[0]: Guess("time", name.factor if name.family else None, "total")}
     grown = "efficiency" in kinds and name.family is None and _grows(rates, ranks)
     return {others[0]: Guess("rate", 1.0)} if grown else {}
 
@@ -458,6 +467,12 @@ def _times_grow(sizes: pd.Series, frame: pd.DataFrame, meanings: Mapping[str, Gu
     """Whether times grow with numbers, which are then the sizes of a problem, and no ranks."""
     timed = (name for name, meaning in meanings.items() if meaning.canonical == "time")
     return any(_grows(numbers(frame[name], units=TIME_UNITS), sizes) for name in timed)
+
+
+def _falls(values: pd.Series, counts: pd.Series) -> bool:
+    """Whether numbers are less on the most ranks than on the fewest."""
+    usual = values.groupby(counts).median().sort_index()
+    return len(usual) > 1 and bool(usual.index[0] > 0 and usual.iloc[-1] < usual.iloc[0])
 
 
 def _grows(values: pd.Series, counts: pd.Series) -> bool:

@@ -265,7 +265,8 @@ class Point:
         if self.low <= self.time <= self.high:
             return self.low, self.high
         # Two standard deviations cover 95 % of a normal distribution.
-        return (self.time - 2 * self.std, self.time + 2 * self.std) if self.std > 0 else None
+        low, high = max(self.time - 2 * self.std, 0.0), self.time + 2 * self.std
+        return (low, high) if self.std > 0 else None
 
     @cached_property
     def base(self) -> Point | None:

@@ -41,8 +41,10 @@ from lab.analysis.audit.values import (
     FLOPS_UNITS,
     PARAMETER_UNITS,
     PLUS_MINUS,
+    RANGE,
     TIME_UNITS,
     duration,
+    multiplied,
     numbers,
     ranks_of,
     roundings,
@@ -266,11 +268,13 @@ class Quantities:
         """The cells in base units; their roundings and spreads go to columns of their own."""
         factor, assumption = self._factor(canonical, meaning, column)
         scale = 1.0 if meaning.inverse else factor
+        if canonical in {"batch", "global_batch_size"}:
+            cells = cells.map(multiplied)
         values = numbers(cells, units=UNITS.get(canonical, COUNT_UNITS), factor=scale)
         if meaning.inverse:
             values = factor / values.where(values > 0)
         if canonical in WHOLE_NUMBERS:
-            values = values.where(values % 1 == 0)
+            values = values.where((values % 1 == 0) & ~cells.astype(str).str.match(RANGE))
         of_what = {"time": "std", "rate": "rate_std"}.get(canonical)
         if of_what and cells.astype(str).str.contains(PLUS_MINUS).any():
             spreads = cells.map(lambda cell: spread(cell, factor=factor))

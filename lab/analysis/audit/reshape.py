@@ -48,9 +48,9 @@ COLLECTIVE = re.compile(
 )
 COUNTED = rf"{RANKS}|cores?|threads?|nodes?"
 BEFORE = re.compile(rf"(?:^|_)(?P<n>\d+|{'|'.join(WORDS)})_?(?:{COUNTED}|x)(?=_|$)")
-# A single "rank 5" is one of them, or the fifth guess of a classifier.
+# A single "rank 5" is one of them, or the fifth guess of a classifier, and p99 is a percentile.
 AFTER = re.compile(
-    rf"(?:^|_)(?:(?!rank_?\d)(?:{COUNTED})|nprocs?|np|n|x(?!_?10_\d)|ws|world_?size)_?(?P<n>\d+)"
+    rf"(?:^|_)(?:(?!rank_?\d)(?:{COUNTED})|nprocs?|np|n|p(?=_(?!50|75|9\d))|x(?!_?10_\d)|ws|world_?size)_?(?P<n>\d+)"
     r"(?=_|$)(?!_(?:bins?|bits?|[gm]i?b|[gm]?hz|w|watts?)(?:_|$))"
 )
 NO_RANKS = set(NUMERIC) - {"world_size", "nodes"}
@@ -64,7 +64,9 @@ OVER_ONE = re.compile(  # of "speedup vs 1 thread"
 )
 FOREIGN = re.compile(r"[^\W\d_a-zA-Z]")  # β1 names no ranks, 8 in another script may
 SYMBOLIC = re.compile(r"([tse])_\d+")  # of "4 Threads S(4)"
-SERIAL = re.compile(r"(?:seq(?:uential)?|serial)(?=_)")
+SERIAL = re.compile(r"(?:seq(?:uential)?|serial)(?=_|$)")
+OF_SIZE = re.compile(r"(?P<what>\w*?[a-z])_?(?P<n>\d{1,7})|(?P<size>\d{1,7})_?(?P<of>[a-z]\w*)")
+JOBS = r"(?:slurm_)?jobs?(?:_?(?:id|number|no))?"  # of a table on its side, which say nothing
 OF_A_RUN = re.compile(r"(?:^|_)(?:epochs?|steps?|iter(?:ation)?s?|loss)(?=_|$)")
 MAX_RANKS = 1_000_000
 OF_PROBLEMS = 100  # N=100, N=200, ... are sizes of problems, as few measure no fewer ranks
@@ -130,6 +132,7 @@ def turned(frame: pd.DataFrame, mapped: Collection[str]) -> tuple[pd.DataFrame, 
     other tables as they are."""
     first, *others = frame.columns
     names = frame[first].astype(str)
+    names = names[~names.map(normal).str.fullmatch(JOBS)]
     sizes = [_whole(column) for column in others]
     if not all(sizes):  # below "Throughput on 8 GPUs", but not below "Core 0"
         words = _shared_words(others)
@@ -148,7 +151,7 @@ def turned(frame: pd.DataFrame, mapped: Collection[str]) -> tuple[pd.DataFrame, 
         return frame, []
     meaning = guess(first)
     ranks = first if meaning and meaning.canonical in {"world_size", "nodes"} else "world_size"
-    sideways = frame.drop(columns=first).T.reset_index(drop=True)
+    sideways = frame.loc[names.index].drop(columns=first).T.reset_index(drop=True)
     sideways.columns = pd.Index(names)
     sideways = sideways[[name for name in names if guess(name)]]  # no others are settings
     sideways.insert(0, ranks, sizes)
@@ -228,7 +231,9 @@ def by_world_size(
         units = TIME_UNITS if timed else COUNT_UNITS
         part = parts.setdefault((size, setting), new)
         values = numbers(frame[column], units=units, factor=1.0 if factor is None else factor)
-        part[f"{canonical}_s" if timed else canonical] = values
+        # As text, a number tells how precise it is.
+        as_it_is = factor is None or factor == 1
+        part[f"{canonical}_s" if timed else canonical] = frame[column] if as_it_is else values
     return pd.concat(parts.values(), ignore_index=True), [assumption, *assumptions]
 
 
@@ -315,7 +320,22 @@ def _rank_columns(frame: pd.DataFrame, columns: Sequence[str], quantity: str) ->
         return []  # 40, 250 and 4000 are no ranks, unlike 2, 4 and 8
     if any((numbers(frame[one.column]) < 0).any() for one in ranked):
         return []  # nothing that is measured is negative
+    ranked += _ratio_columns(columns, ranked)
     return _with_quantity([*ranked, *_serial_columns(texts, ranked)], frame)
+
+
+def _ratio_columns(columns: Sequence[str], ranked: Sequence[RankColumn]) -> list[RankColumn]:
+    """Columns such as "Speedup 4" beside those of as many ranks, of which they are ratios."""
+    sizes = {one.world_size for one in ranked}
+    named = {one.column for one in ranked}
+    ratios = []
+    for column in columns:
+        match = None if column in named else OF_SIZE.fullmatch(normal(column))
+        size = float(match["n"] or match["size"]) if match else math.nan
+        meaning = guess(match["what"] or match["of"]) if match else None
+        if size in sizes and meaning and meaning.canonical in RATIOS:
+            ratios.append(RankColumn(column, size, meaning.canonical, meaning.factor))
+    return ratios
 
 
 def _serial_columns(columns: Sequence[str], ranked: Sequence[RankColumn]) -> list[RankColumn]:
@@ -324,8 +344,11 @@ def _serial_columns(columns: Sequence[str], ranked: Sequence[RankColumn]) -> lis
     kinds = {one.canonical for one in ranked}
     if len(sizes) < 2 or 1 in sizes:
         return []
-    serial = ((column, SERIAL.match(normal(column))) for column in columns)
-    ones = (_of_ranks(column, 1.0, without(match), "") for column, match in serial if match)
+    serial = [(column, match) for column in columns if (match := SERIAL.match(normal(column)))]
+    measured = {(one.canonical, one.factor) for one in ranked if one.canonical not in RATIOS}
+    if len(measured) == 1 and (bare := [column for column, match in serial if not without(match)]):
+        return [RankColumn(column, 1.0, *next(iter(measured))) for column in bare]
+    ones = (_of_ranks(column, 1.0, without(match), "") for column, match in serial)
     return [one for one in ones if one and one.canonical in kinds and not one.setting]
 
 
@@ -415,7 +438,11 @@ def _rank_column(column: str, quantity: str, *, bare: bool) -> RankColumn | None
     if size > 0 and named != column and _quantity(named) in NO_RANKS:
         return _of_ranks(column, size, normal(named), quantity)
     if ranks_of(column)[0] == size:
-        return RankColumn(column, size, quantity, None, rest)
+        name = parse_name(column)  # "4 GPUs (ms)"
+        timed = name.family == "time"
+        return RankColumn(
+            column, size, "time" if timed else quantity, name.factor if timed else None, rest
+        )
     if math.isnan(size):
         short = re.fullmatch(r"(?:t_?)?(\d{1,7})", text)
         if short and not FOREIGN.match(column) and (bare or not text.isdecimal()):

@@ -27,6 +27,11 @@ SPACED = re.compile(rf"(?<=\d){_GROUPS},\d)|(?:(?<=^\d)|(?<=^\d\d)){_GROUPS}$)")
 PLUS_MINUS = r"±|\+/-|\\pm"
 BRACKETS = re.compile(r"\([^)]*\)|\[[^]]*\]")
 ABOUT = " ~≈约"
+RANGE = re.compile(
+    r"(\d+(?:\.\d+)?)\s*(?:-|–|—|--)\s*(\d+(?:\.\d+)?)(?!\S*[-–—\d])"
+)  # of 12.8–13.7 s
+PRODUCT = re.compile(r"(\d{1,9})\s*[x×*]\s*(\d{1,9})")
+WIDEST = 1.5  # range of a measurement, which 2-4 is not
 APPROXIMATE = re.compile(r"\s*[~≈]")
 PER_SECOND = re.compile(r"([kKMGT])b(?:ps|/s)\b")
 ARROWS, SUPERSCRIPTS = "↑↓→←▲▼⬆⬇", "¹²³⁴⁵⁶⁷⁸⁹⁰"
@@ -113,6 +118,9 @@ def _number(cell: object, units: dict[str, float] | None, factor: float) -> floa
     text = text.lower().replace("µ", "u").replace("μ", "u")
     if units is TIME_UNITS and math.isfinite(time := duration(text, factor)):
         return time
+    if between := _range(text):
+        low, high = between
+        text = RANGE.sub(f"{(low + high) / 2:.15g}", text)
     match = NUMBER.search(text)
     before = text[: match.start()].strip(f" ~<>=≈x×*${ARROWS}") if match else ""
     if not match or text in MISSING or before not in {"", "-", "+"}:
@@ -131,6 +139,19 @@ def _number(cell: object, units: dict[str, float] | None, factor: float) -> floa
         return value * units[unit if unit in units else first]
     known = unit in {"", "x", "×", "times", "s", "it"} or (units is not None and not unit.isalnum())
     return value * factor if known else math.nan
+
+
+def _range(text: str) -> tuple[float, float] | None:
+    """The ends of a range such as 12.8–13.7, which a cell holds instead of a number."""
+    match = RANGE.match(text.lstrip(ABOUT))
+    low, high = (float(match[1]), float(match[2])) if match else (0.0, 0.0)
+    return (low, high) if 0 < low < high <= WIDEST * low else None
+
+
+def multiplied(cell: object) -> object:
+    """The product that a cell such as 32 * 8 gives; any other cell as it is."""
+    match = PRODUCT.fullmatch(str(cell).strip())
+    return math.prod(map(int, match.groups())) if match else cell
 
 
 def duration(cell: object, factor: float = 1.0) -> float:
@@ -190,6 +211,9 @@ def rounding(cell: object, *, is_time: bool = False) -> float:
 
 
 def _rounding(text: str) -> float:
+    if between := _range(text):
+        low, high = between
+        return (high - low) / (high + low)
     digits = text
     if not PLAIN.fullmatch(text):
         match = NUMBER.search(text)

@@ -135,15 +135,16 @@ def by_program(frame: pd.DataFrame, mapped: Mapping[str, Guess]) -> Long:
 
 def by_timed(frame: pd.DataFrame, mapped: Mapping[str, Guess]) -> Long:
     """The same for what only the unit of time in names or cells reveals, such as "ScaLAPACK (s)",
-    without a speedup, which may be of one over another."""
-    timed = {}
+    each with its own speedup and efficiency or without, as one may be of one over another."""
+    timed: dict[str, dict[str, str]] = {}
     for column in frame.columns:
         name = parse_name(column)
         in_name = name.family == "time" and name.statistic is None
         of_time = (in_name and re.search("[a-z]{2}", name.stem)) or are_timed(frame[column])
         if of_time and not guess(column) and not re.search(f"{NOT_TRAINING}|{IDEAL}", name.stem):
             timed[UNIT.sub("", column)] = {"time": column}
-    rest = frame.drop(columns=[part["time"] for part in timed.values()])
+    _add_ratios(timed, frame)
+    rest = frame.drop(columns=[column for part in timed.values() for column in part.values()])
     ranks = [name for name in rest if quantities([str(name)]) & RANKS]
     varied = any(rest[name].astype(str).nunique() > 1 for name in ranks)
     if mapped or len(timed) < 2 or not varied or quantities(rest.columns) & OF_SPEED:
@@ -151,6 +152,25 @@ def by_timed(frame: pd.DataFrame, mapped: Mapping[str, Guess]) -> Long:
     names = listed(part["time"] for part in timed.values())
     read = f"{names} are read as times of what their names say"
     return _stacked(frame, timed, "setting", times="time"), [read]
+
+
+def _add_ratios(timed: Mapping[str, dict[str, str]], frame: pd.DataFrame) -> None:
+    """Enter the speedup and the efficiency of each program, if all have one by their name."""
+    stems = {normal(name): part for name, part in timed.items()}
+    for what in ("speedup", "efficiency"):
+        label = re.compile(rf"{what}_(?P<of>.+)|(?P<by>.+)_{what}")
+        columns = {
+            match["of"] or match["by"]: name
+            for name in map(str, frame)
+            if (match := label.fullmatch(normal(name)))
+        }
+        own = {  # "Speedup A" is that of "System A (s)"
+            stem: [name for of, name in columns.items() if f"_{stem}_".endswith(f"_{of}_")]
+            for stem in stems
+        }
+        if all(len(names) == 1 for names in own.values()):
+            for stem, part in stems.items():
+                part[what] = own[stem][0]
 
 
 def over_serial(frame: pd.DataFrame, mapped: Mapping[str, Guess]) -> Long:

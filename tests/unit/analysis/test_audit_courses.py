@@ -224,3 +224,130 @@ def test_remarks_beside_columns_of_ranks(remarks: str) -> None:
 def test_a_throughput_in_milliseconds_is_a_time() -> None:
     result = pasted("| GPUs | Throughput |\n|---|---|\n| 4 | 661ms |\n| 8 | 345ms |\n")
     assert result.reading["Throughput"] == "time"
+
+
+def of_columns(names: str, *rows: str) -> str:
+    """A table in Markdown with these names and rows of cells."""
+    return "\n".join(f"| {line} |" for line in (names, "|".join(["---"] * 9), *rows)) + "\n"
+
+
+SIZED = {
+    "Serial | 2 | 4 | Speedup 2 | Speedup 4 | Efficiency 2 | Efficiency 4": "0.9 | 0.8",
+    "Sequential (s) | P=2 (s) | P=4 (s) | Speedup P=2 | Speedup P=4 | E (P=2) | F (P=4)": "1 | 2",
+    "1进程(s) | 2进程(s) | 4进程(s) | 2进程加速比 | 4进程加速比 | 备注 | 其他": "1 | 2",
+}
+
+
+@pytest.mark.parametrize(("names", "rest"), SIZED.items())
+def test_ratios_beside_the_times_of_as_many_ranks(names: str, rest: str) -> None:
+    right = f"1000 | 10.0 | 5.55 | 3.12 | 1.80 | 3.20 | {rest}"
+    wrong = right.replace("3.20", "3.90")
+    assert broken(pasted(of_columns(f"Size | {names}", right))) == set()
+    result = pasted(of_columns(f"Size | {names}", wrong))
+    assert broken(result) == {"quoted-against-own"}
+    assert any("3.90x is quoted on 4 ranks" in one.evidence for one in result.findings)
+
+
+def test_a_serial_time_is_that_of_one_rank() -> None:
+    rows = "64 | 12.0 | 7.0 | 5.0", "80 | 50.0 | 16.0 | 11.0"
+    result = pasted(of_columns("samples | sequential | 4 ranks | 8 ranks", *rows))
+    assert broken(result) == set()  # sizes of problems are no repeats
+    assert "'sequential'" in result.assumptions[0]
+    assert "super-linear" in result.checked
+
+
+def test_each_machine_with_its_own_speedup() -> None:
+    names = "Cores | Xeon (s) | Xeon speedup | Power9 (s) | Power9 speedup"
+    rows = ["1 | 100 | 1.0 | 80 | 1.0", "2 | 52 | 1.92 | 41 | 1.95", "4 | 27 | 3.70 | 21 | 3.81"]
+    assert broken(pasted(of_columns(names, *rows))) == set()
+    result = pasted(of_columns(names, *rows[:2], rows[2].replace("3.81", "3.31")))
+    assert broken(result) == {"quoted-against-own"}
+
+
+def test_tables_of_threads_below_each_other_in_a_sheet() -> None:
+    times = ("Map", "2.1"), ("Reduce", "2.0")
+    names = "\tSerial\t2 Threads\t4 Threads\n"
+    parts = [f"{what}{names}10\t1.0\t0.6\t0.4\n20\t{time}\t1.1\t0.7\n" for what, time in times]
+    result = pasted("\n".join(parts))
+    assert [len(table.findings) for table in result.tables] == [1, 1]
+
+
+def test_what_is_no_number_of_ranks_and_no_time() -> None:
+    rows = "1024 | 1024 | 1024 | 1.691", "2048 | 2048 | 2048 | 16.157"
+    assert "P" not in pasted(of_columns("N | P | M | Mean Time", *rows)).reading
+    few = "1024 | 1 | 1024 | 1.691", "1024 | 2 | 1024 | 0.957"
+    assert pasted(of_columns("N | P | M | Mean Time", *few)).reading["P"] == "world_size"
+    steps = pasted("TimeStep,Temps_total(ms)\n1,2.5\n2,2.6\n3,2.4\n")
+    assert steps.reading == {"Temps_total(ms)": "time"}
+    rows = "1 | 12.5", "2 | 6.6", "4 | 3.5"
+    assert pasted(of_columns("Processus | Temps", *rows)).reading["Temps"] == "time"
+    assert pasted(of_columns("GPUs | Temps", "1 | 61", "2 | 64")).reading == {"GPUs": "world_size"}
+
+
+def test_ranges_and_products() -> None:
+    rows = "1 | 12.8–13.7", "2 | 6.5–6.9", "4 | 2.0–2.1"
+    result = pasted(of_columns("Nodes | Time (s)", *rows))
+    assert broken(result) == {"super-linear", "baseline"}
+    assert "13.25 s against 2.05 s" in result.findings[0].evidence
+    rounded = pasted(of_columns("Nodes | Time (s)", *rows[:2], "4 | 3.0–3.1"))
+    assert broken(rounded) == set()  # 12.8 s over 3.1 s is no more than 4 ranks can give
+    rows = "1 | 32 * 1 | 100", "8 | 32 * 8 | 780"
+    result = pasted(of_columns("GPUs | Batch | images/s", *rows))
+    assert result.reading["Batch"] == "global_batch_size"
+
+
+def test_columns_of_ranks_are_as_precise_as_their_digits() -> None:
+    names = "Size | Sequential (s) | P=2 (s) | P=4 (s) | Speedup P=2 | Speedup P=4"
+    rows = "128 | 0.0002 | 0.0457 | 0.0533 | 0.01 | 0.00", "9999 | 8.6 | 4.4 | 2.3 | 1.95 | 3.7"
+    assert broken(pasted(of_columns(names, *rows))) == set()
+    assert broken(pasted(of_columns(names, *rows).replace("0.01", "0.03"))) == {
+        "quoted-against-own"
+    }
+
+
+def test_a_spread_reaches_no_negative_time() -> None:
+    rows = "1 | 10.0 | 0.3", "2 | 5.2 | 4.0"
+    (finding,) = [
+        one
+        for one in pasted(of_columns("Threads | Time | Std", *rows)).findings
+        if one.severity == "warning"
+    ]
+    assert "and 0 s to 13.20 s" in finding.evidence
+
+
+LINES = {
+    "  Parallel n=     {n}  procs={p}  median={t}s  ±0.0004s": "median",
+    "Nthreads: {p}  Runtime(sec): {t}  Workload: 100/{n}": "Runtime(sec)",
+    "{p} MPI Processes | Time Spent : {t} sec": "Time Spent",
+}
+
+
+@pytest.mark.parametrize(("line", "timed"), LINES.items())
+def test_lines_of_names_and_values(line: str, timed: str) -> None:
+    runs = [line.format(n=64, p=p, t=t) for p, t in ((1, "13.87"), (2, "6.94"), (4, "3.20"))]
+    result = pasted("\n".join(f"{run}\nMT_CONF=0,1,{run[:5]}" for run in runs) + "\n")
+    assert result.reading[timed] == "time"
+    assert "world_size" in result.reading.values()
+    assert broken(result) == {"super-linear"}
+
+
+def test_settings_in_titles_above_names_and_values() -> None:
+    part = "### mode=rows p={p}\nmode=rows processes={p} dim=9600\navg_time={t} s\nspeedup={s}\n"
+    runs = [
+        part.format(p=p, t=t, s=s) for p, t, s in ((1, 8.0, 1.0), (2, 4.1, 1.95), (4, 2.2, 2.6))
+    ]
+    result = pasted("".join(runs))
+    assert broken(result) == {"quoted-against-own"}
+    assert result.reading["p"] == "world_size"
+
+
+def test_a_row_of_jobs_in_a_table_on_its_side() -> None:
+    rows = "Job ID | 94224 | 94226 | 94276", "Time | 21.4 | 10.9 | 5.5", "Speed-up | 1 | 1.96 | 3.2"
+    result = pasted(of_columns("Cores | 1 | 2 | 4", *rows))
+    assert result.reading == {"world_size": "world_size", "Time": "time", "Speed-up": "speedup"}
+    assert broken(result) == {"quoted-against-own"}
+
+
+def test_a_title_above_names_with_numbers() -> None:
+    text = "Map,all\n2 threads,4 threads\n1.1,0.6\n1.0,0.5\n\nReduce,all\n2 cpus,4 cpus\n2.1,1.2\n"
+    assert broken(pasted(text)) == set()

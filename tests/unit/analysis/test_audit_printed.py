@@ -84,3 +84,21 @@ JobID         AllocCPUS    Elapsed     MaxRSS
 )
 def test_other_lines_are_none(text: str) -> None:
     assert not [*tables(text.splitlines())]
+
+
+def test_rows_of_a_word_and_numbers_right_below_their_names() -> None:
+    rows = [
+        "Read: 0.486 s (=54907.3 MBytes/sec)",
+        "Function    MBytes/sec  Min (sec)   Max         Average     ",
+        "Copy        1751638.9   0.01015     0.03203     0.01082     ",
+        "Triad       1730906.3   0.01541     0.03137     0.01633     ",
+    ]
+    (table,) = tables(rows)
+    assert table.header[2:] == ["Min time (s)", "Max time (s)", "Average time (s)"]
+    assert table.rows[1][0] == "Triad"
+
+
+def test_quoted_csv_takes_no_time() -> None:
+    names = '"ID","Kernel","Time (s)"'
+    rows = [f'"{n}","kernel(int, long)","{n}.5"' for n in range(20_000)]
+    assert [*tables([names, *rows])] == []

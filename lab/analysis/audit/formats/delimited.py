@@ -89,6 +89,8 @@ def blocks(lines: Sequence[str], *, fewest: int = 2) -> list[tuple[list[str], li
     limits = [*itertools.islice(starts, MOST_TABLES + 1), len(lines)]
     parts, end = [], 0
     for start, limit in itertools.pairwise(limits) if len(limits) > fewest else ():
+        if limit == start + 1:
+            continue  # a title above names such as "2 threads"
         delimiter = _delimiter(lines[start : start + 2])
         width = min(len(_split(line, delimiter)) for line in lines[start : start + 2])
         titles = [line.strip("# ") for line in lines[end:start] if line.strip("# ")]
@@ -158,10 +160,14 @@ def _below_groups(groups: Sequence[str], names: Sequence[str]) -> list[str]:
 def _is_above_rows(lines: Sequence[str], place: int) -> bool:
     """Whether a line at the beginning of a text, or below an empty line or a title, has a name for
     each cell of the numbers below it."""
-    if BARE_NUMBER.search(lines[place]) or not BARE_NUMBER.search(lines[place + 1]):
+    if NUMERIC_CELL.search(lines[place]) or not BARE_NUMBER.search(lines[place + 1]):
         return False
     delimiter = _delimiter(lines[place : place + 2])
     names, row = (_split(lines[place + at], delimiter) for at in (0, 1))
+    if BARE_NUMBER.search(lines[place]):  # as in "2 threads", above numbers that fill their cells
+        filled = [any(NUMERAL.fullmatch(cell.strip()) for cell in line) for line in (names, row)]
+        if filled != [False, True]:
+            return False
     names = [name for name in names if name.strip()] if len(names) > len(row) else names
     above = _split(lines[place - 1], delimiter) if place else []
     return 1 < len(names) == len(row) != len(above)

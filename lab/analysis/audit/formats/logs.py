@@ -9,6 +9,7 @@ import re
 from collections.abc import Iterator, Mapping, Sequence
 from typing import Any
 
+from lab.analysis.audit.columns import COUNTED_RANKS, MEASURED, quantities
 from lab.analysis.audit.formats.grid import Table
 from lab.records.table import grouped
 
@@ -37,10 +38,16 @@ PAIR = re.compile(
     re.IGNORECASE,
 )
 KEYED = re.compile(
-    rf"(?<![\w/])(?P<name>[A-Za-z][\w/@%-]*)=(?P<value>[-+]?\d[\d,]*(?:\.\d+)?(?:e[-+]?\d+)?)"
+    rf"(?<![\w/])(?P<name>[A-Za-z][\w/@%-]*)= *(?P<value>[-+]?\d[\d,]*(?:\.\d+)?(?:e[-+]?\d+)?)"
     rf"(?P<unit>{UNIT})?(?=[\s,;|)}}\]]|$)",
     re.IGNORECASE,
 )
+# Parts of "Threads: 4   Throughput(Kops/s): 426.2" and of "4 processes | time: 3.47 s".
+PART = re.compile(
+    r"(?P<name>[A-Za-z][^:=]{0,40}?)\s*[:=]\s*(?P<value>\S[^:=]{0,30})"
+    r"|(?P<number>\d{1,6}) (?P<of>[A-Za-z][A-Za-z ]{1,30})"
+)
+BETWEEN = re.compile(r"\s{2,}|\t|\s*[|;]\s*|,\s+")
 # As programs and launchers write it: "[Rank 3]", "[rank3]:", "3: ", "[3] ", "[1,3]<stdout>:".
 RANK = re.compile(
     r"\brank\W{0,2}(\d{1,6})\b|^\[\w+,(\d{1,6})\]|^\[?(?:default)?(\d{1,6})(?=\]|:\s)",
@@ -71,7 +78,7 @@ def _reported(line: str) -> dict[str, str]:
     start = PROGRESS.search(text)
     if start is None:
         keyed = list(KEYED.finditer(text))
-        return {match["name"]: _value(match) for match in keyed} if len(keyed) > 1 else {}
+        return {match["name"]: _value(match) for match in keyed} if len(keyed) > 1 else _parts(text)
     pairs: dict[str, str] = {}
     of_epoch = EPOCH.match(text, start.start())
     if of_epoch:
@@ -85,6 +92,22 @@ def _reported(line: str) -> dict[str, str]:
         return {}
     rank = RANK.search(text, 0, start.start())
     return {"rank": rank[rank.lastindex or 0], **pairs} if rank else pairs
+
+
+def _parts(text: str) -> dict[str, str]:
+    """The values by name of a line of nothing else, if one of them was measured on a number of
+    ranks, threads or cores that is another."""
+    split = BETWEEN.split(re.sub(r"(?<=[:=])\s+", " ", text))
+    parts = [PART.fullmatch(part) for part in split]
+    if len(parts) < 2 or not all(parts):
+        return {}
+    pairs = {
+        (part["name"] or part["of"]).strip(): (part["value"] or part["number"]).strip()
+        for part in parts
+        if part
+    }
+    known = quantities(pairs)
+    return pairs if known & {*COUNTED_RANKS} and known & MEASURED else {}
 
 
 def _of_mlperf(record: Any) -> dict[str, str]:

@@ -23,11 +23,16 @@ MARKS = re.compile(r"^\s*(?:[|+#>$*-]|//|<)|[|;]|--")  # of other tables, code a
 RULE = re.compile(r"\s*(?:-{2,}|={2,}):?(?:\s+(?:-{2,}|={2,}):?)+\s*")
 LINE = re.compile(r"\s*([-=])\1{9,}(?:.*\1{3,})?\s*")  # also "---- benchmark: 3 tests ----"
 DIGIT = re.compile(r"[-+(]?\d")
-FEWEST_NAMES = 3
+FEWEST_NAMES, FEWEST_ROWS = 3, 2
 # Of "BM_Sort/1024/threads:4" and "items_per_second=1.2M/s".
 COUNTER = re.compile(r"(?<![^\s/])([A-Za-z_]\w*)[:=]([\d.]+\w*(?:/s)?)(?![^\s/])")
 IN_NAME = re.compile(r"/(?:[a-z]+:\d+|real_time|process_time)(?=/|$)")
 OF_PYTEST = re.compile(r"Name \(time in (\w+)\)")
+IN_SECONDS = {  # of BabelStream
+    "Min (sec)": "Min time (s)",
+    "Max": "Max time (s)",
+    "Average": "Average time (s)",
+}
 SPANS = {"Min", "Max", "Mean", "StdDev", "Median"}
 RENAMED = {"Rounds": "repeats", "Iterations": "iterations of each"}
 RATIO = re.compile(r"\s+\([\d.,]+\)$")
@@ -40,7 +45,12 @@ def tables(lines: Sequence[str]) -> Iterator[Table]:
     """The names and rows of such tables, and the lines above each as its notes."""
     place = after = 0
     while place < len(lines):
-        table = _ruled(lines, place) or _boxed(lines, place) or _frame(lines, place)
+        table = (
+            _ruled(lines, place)
+            or _boxed(lines, place)
+            or _frame(lines, place)
+            or _spaced(lines, place)
+        )
         if table is None:
             place += 1
             continue
@@ -90,6 +100,24 @@ def _boxed(lines: Sequence[str], place: int) -> tuple[list[str], Rows, int] | No
     return *_of_benchmarks(names, rows), start + len(written)
 
 
+def _spaced(lines: Sequence[str], place: int) -> tuple[list[str], Rows, int] | None:
+    """The same of names two spaces apart right above rows of a word and a number for each other
+    name, such as those of BabelStream."""
+    names = GAP.split(lines[place].strip())
+    if len(names) < FEWEST_NAMES or MARKS.search(lines[place]) or any(map(DIGIT.match, names)):
+        return None
+    rows = [
+        *itertools.takewhile(
+            lambda row: len(row) == len(names) and all(map(NUMBER.fullmatch, row[1:])),
+            (line.split() for line in _from(lines, place + 1)),
+        )
+    ]
+    worded = all(WORD.match(row[0]) for row in rows)
+    if not worded or len(rows) < FEWEST_ROWS:
+        return None
+    return *_of_benchmarks(names, rows), place + 1 + len(rows)
+
+
 def _of_benchmarks(names: list[str], rows: Rows) -> tuple[list[str], Rows]:
     """The columns of Google Benchmark and pytest-benchmark by names that say what they are, with
     the threads and counters of the first as columns; those of others as they are."""
@@ -106,7 +134,8 @@ def _of_benchmarks(names: list[str], rows: Rows) -> tuple[list[str], Rows]:
         renamed = [RENAMED.get(name, name) for name in ("benchmark", *timed[1:])]
         return renamed, [[RATIO.sub("", cell) for cell in row] for row in rows]
     if names[0] == "Function":  # of STREAM, whose times are in s
-        names = [f"{name} (s)" if name.endswith("time") else name for name in names]
+        shown = {name: f"{name} (s)" for name in names if name.endswith("time")}
+        names = [(IN_SECONDS | shown).get(name, name) for name in names]
     return names, rows
 
 
@@ -155,7 +184,7 @@ def _block(lines: Sequence[str], place: int) -> tuple[list[str], Rows, int] | No
     if place >= len(lines):
         return None
     head = lines[place].rstrip().removesuffix(CONTINUED).rstrip()
-    quoted = head.startswith('"')
+    quoted = head.startswith('"') and '","' not in head  # as R writes it, but not CSV
     if not head.strip() or MARKS.search(head) or not (quoted or WORD.search(head)):
         return None
     start = place + 1

@@ -20,7 +20,7 @@ RULE = re.compile(r"\s*([=\-*~_#])\1{4,}\s*")
 PAIR = re.compile(
     r"\s*(?:[-*•✓]\s+)?(?P<name>[^\W\d][^:=|{}\[\]\"]{0,60}?)\s*[:=]\s*(?P<value>[^\s:=].*?)\s*"
 )
-IN_TITLE = re.compile(r"([^\W\d][\w ]*?)\s*[=:]\s*(\d[\d.]*)(?![\w.])")
+IN_TITLE = re.compile(r"(?<![=\w])([^\W\d][\w ]*?)\s*[=:]\s*(\d[\d.]*)(?![\w.])")
 ASIDE = re.compile(r"(?<=\S)\s+\(.*\)$")  # of "391.9 s (6.5 min)"
 LONGEST = 40  # characters of a value
 MOST_LINES = 100_000

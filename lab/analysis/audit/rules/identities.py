@@ -216,8 +216,11 @@ def _misquoted(point: Point, own: bool) -> Iterator[Fault]:
     rates = base is not None and point.times and point.rate / (base.rate or math.nan)
     elsewhere = bool(rates and abs(speedup / rates - 1) < QUOTED)
     elsewhere = elsewhere or any(map(point.is_quoted_over, _references(point)))
-    allowed = max(QUOTED, margin + point.speedup_rounding)
-    if own and not elsewhere and not point.means and abs(speedup / gain - 1) > allowed:
+    # Of 0.01, half may be rounding, and then no sum of shares tells what it explains.
+    rounded = point.speedup_rounding
+    more, less = (speedup * (1 + sign * rounded) / gain for sign in (1, -1))
+    apart = abs(speedup / gain - 1) > QUOTED and (less > 1 + margin or more < 1 - margin)
+    if own and not elsewhere and not point.means and apart:
         yield Fault(
             point.labels,
             f"A speedup of {speedup:.2f}x is quoted on {point.ranks}, but the table's own "
