@@ -535,6 +535,21 @@ def test_medians_of_uneven_steps_need_not_add_up(slowest: float, found: bool) ->
         assert found == bool(of(audit([one]), "phases-close"))
 
 
+def test_medians_of_uneven_parts_of_even_steps_need_not_add_up() -> None:
+    # Every other step waits 30 of its 60 ms for a batch, and the others compute as much longer.
+    steps = record(run(), phases={"data": 0.0, "backward": 0.03}).model_copy(
+        update={"checks": {"phases_close": True}}
+    )
+    assert of(audit([steps]), "phases-close")
+    assert steps.timing is not None
+    wide = {
+        name: stat.model_copy(update={"p10": stat.median, "p90": stat.median + 0.03})
+        for name, stat in steps.timing.phases.items()
+    }
+    uneven = steps.timing.model_copy(update={"phases": wide})
+    assert not of(audit([steps.model_copy(update={"timing": uneven})]), "phases-close")
+
+
 def test_phases_close() -> None:
     assert "parts do not add up" in evidence(
         audit([record(run(), phases={"backward": 0.02})]), "phases-close"
