@@ -61,6 +61,7 @@ NEEDS_SLURM = re.compile(r"variable SLURM_\w+ is not set")
 NO_PACKAGE = "attempted relative import with no known parent package"
 NOT_FOUND = re.compile(r"ModuleNotFoundError: No module named '(\w+)")
 OTHER_RANKS = re.compile(r"\bmatch\b.*\bworld[ _]size\b", re.IGNORECASE | re.DOTALL)
+READS_INPUT = "EOF when reading a line"
 NEEDS_SHARED_MEMORY = re.compile("unable to allocate shared memory")
 NO_OPTIMIZER = (
     "A script that trains in processes that it starts itself (the lab starts the ranks, as "
@@ -438,8 +439,8 @@ def _advice(message: str, script: Script, context: RankContext) -> str:
     if NEEDS_GPU.search(message) and context.device == "cpu":
         alone = "; or, if it wants a GPU only under torchrun, try --launcher python --ranks 1"
         return (
-            f"The ranks of cluster {context.cluster!r} train on CPUs: tell the script to do so, "
-            "with gloo, or measure it on a cluster with GPUs (--cluster)"
+            f"The ranks of cluster {context.cluster!r} train on CPUs: let the script do so, if it "
+            "can (with gloo), or measure it on a cluster with GPUs (--cluster)"
             f"{alone if script.launcher == 'torchrun' else ''}"
         )
     if OTHER_RANKS.search(message):
@@ -452,6 +453,11 @@ def _advice(message: str, script: Script, context: RankContext) -> str:
             "To be found from where you are, a file within a package is measured by its module's "
             f"name: `-m {'.'.join(Path(script.command[0]).with_suffix('').parts)}` in place of its "
             "path"
+        )
+    if READS_INPUT in message:
+        return (
+            "Nothing is typed or piped into a rank: give the script what it reads from standard "
+            "input in its arguments or in a file"
         )
     if NEEDS_SHARED_MEMORY.search(message):
         return (

@@ -513,6 +513,7 @@ def test_a_script_may_end_by_itself_after_the_warm_up(measured: Any, end: str) -
         ("assert len(sys.argv) > 9", r"failed in line 12: AssertionError by `assert len\(sys"),
         ("import json; json.loads('{')", r"failed in line 12: JSONDecodeError: Expecting"),
         ("import nothing_here", "ModuleNotFoundError"),
+        ("raise EOFError('EOF when reading a line')", r"a line\. Nothing is typed or piped into"),
     ],
 )
 def test_a_script_that_cannot_be_measured_says_why(measured: Any, body: str, message: str) -> None:
@@ -536,9 +537,7 @@ def test_a_script_that_cannot_be_measured_says_why(measured: Any, body: str, mes
 def test_a_script_that_wants_a_gpu_is_told_that_there_is_none(measured: Any, body: str) -> None:
     if torch.cuda.is_available():
         pytest.skip("this machine has a GPU")
-    advice = (
-        r"[^.]\. The ranks of cluster 'local' train on CPUs: tell the script to do so, with gloo,"
-    )
+    advice = r"[^.]\. The ranks of cluster 'local' train on CPUs: let the script do so, if it can"
     with pytest.raises(LabError, match=advice) as failure:
         measured(body)
     assert "processes that it starts itself" not in str(failure.value)
