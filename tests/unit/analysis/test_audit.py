@@ -752,6 +752,8 @@ def test_steps_of_unknown_work_are_not_compared() -> None:
     lacks = {one.rule: " ".join(one.lacks) for one in result.not_checked}
     assert lacks["fixed-overhead"] == "the batch, or whether scaling is strong or weak"
     assert "the batch" in lacks["super-linear"]
+    # Without their study, nothing declares a kind of scaling.
+    assert "fixed-overhead" in unchecked(audit(records))
     result = apply_rules(from_records(records, scaling="strong", baseline={"world_size": 1}))
     assert "speedup 0.67" in evidence(result, "fixed-overhead")
 
