@@ -299,6 +299,10 @@ def _finish(loaded: lab.Study, jobs: lab.Jobs, *, as_json: bool) -> None:
         )
     quiet = Console(quiet=True) if as_json else console  # a terminal alone shows it
     failures = [record for record in records if not record.completed]
+    recorded = {record.task for record in records}
+    ended = [(record.task, record.end) for record in failures]
+    ended += [(task, "no record") for task in jobs.tasks if task not in recorded]
+    causes = list(_by_cause(ended))
     done = f"{len(records) - len(failures)} of {count(len(jobs.tasks), 'run')} completed"
     try:
         with quiet.status("making the notebooks and the report"):
@@ -307,6 +311,7 @@ def _finish(loaded: lab.Study, jobs: lab.Jobs, *, as_json: bool) -> None:
         if not _was_interrupted(error):
             again = loaded.command("report")
             sys.stderr.write(f"lab: {done}; all is kept, and `{again}` makes the report\n")
+            sys.stderr.writelines(f"lab: {cause}\n" for cause in causes)
         raise
     content = {
         "answer": report.answer,
@@ -323,11 +328,8 @@ def _finish(loaded: lab.Study, jobs: lab.Jobs, *, as_json: bool) -> None:
     lines += [report.answer, relative(report.html, report.pdf), *kept]
     lines += _next_steps(loaded, records)
     answer(as_json, content, "\n".join(lines))
-    recorded = {record.task for record in records}
-    ended = [(record.task, record.end) for record in failures]
-    ended += [(task, "no record") for task in jobs.tasks if task not in recorded]
-    if ended:
-        raise LabError("\n".join(_by_cause(ended)))
+    if causes:
+        raise LabError("\n".join(causes))
 
 
 def _next_steps(study: lab.Study, records: Sequence[lab.Record]) -> list[str]:

@@ -253,7 +253,9 @@ def epoch_sentences(done: Mapping[Run, list[Record]]) -> Iterator[str]:
 
 def _state(record: Record) -> float | None:
     memory = record.memory
-    return memory.parameters + memory.optimizer if memory and memory.optimizer is not None else None
+    if memory is None or memory.parameters is None or memory.optimizer is None:
+        return None
+    return memory.parameters + memory.optimizer
 
 
 def learning_sentences(study: Study, records: Sequence[Record]) -> list[str]:

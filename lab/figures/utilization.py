@@ -112,7 +112,7 @@ class _Panel(NamedTuple):
         """What is held between steps, in words."""
         memory, held = self.record.memory, self.memory.held
         words = f"{plain(held / 1e6)} MB between steps"
-        if memory is None or memory.optimizer is None:
+        if memory is None or memory.parameters is None or memory.optimizer is None:
             return words
         rest = held - memory.parameters - memory.optimizer
         parts = {"weights": memory.parameters, "optimizer": memory.optimizer, "other": rest}

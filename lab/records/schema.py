@@ -163,7 +163,7 @@ class Observed(Section):
 
     steps: int  # of the optimizer that counts
     ended: Literal["by the lab", "by itself"]  # once all steps were made, or before
-    optimizer: str  # whose steps count
+    optimizer: str | None  # whose steps count; None where the script marks them
     optimizers: int  # that made steps
     wrappers: list[str] = []  # of the modules that it trains, such as DistributedDataParallel
     samples_per_step: int | None = None  # of all ranks, where the script says so
@@ -177,7 +177,7 @@ class Memory(Section):
 
     kind: Literal["resident", "cuda_allocated"]
     peak: list[int] = Field(min_length=1)
-    parameters: int  # bytes of the parameters on one rank
+    parameters: int | None  # bytes of the parameters on one rank
     optimizer: int | None = None  # bytes of the optimizer's state on one rank
 
 

@@ -282,7 +282,8 @@ def environment_rows(record: Record) -> Iterator[tuple[str, str]]:
         yield "attention kernel", env.attention.replace("_", " ")
     if script := record.script:
         several = f", the first of {script.optimizers} that step" if script.optimizers > 1 else ""
-        yield "steps counted", f"those of {script.optimizer}{several}"
+        counted = f"of {script.optimizer}{several}" if script.optimizer else "that the script marks"
+        yield "steps counted", f"those {counted}"
         yield "modules trained", ", ".join(script.wrappers) or "none seen"
     if record.timing is not None and record.timing.peak_flops_per_second is not None:
         yield "peak of a rank", f"{record.run.precision}: {record.timing.peak_source}"

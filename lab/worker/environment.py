@@ -23,7 +23,6 @@ from typing import NamedTuple
 import numpy as np
 import psutil
 import torch
-from torch import nn
 
 from lab.machine import cpu_model, gpus, nvidia_smi
 from lab.records.provenance import git_state
@@ -121,15 +120,19 @@ def versions_of(*, cuda: bool) -> dict[str, str]:
 class StateBytes(NamedTuple):
     """Bytes that a rank holds throughout a step."""
 
-    parameters: int
-    optimizer: int  # its state
+    parameters: int | None  # None, as below, where a script does not show them
+    optimizer: int | None  # its state
 
 
-def state_bytes(model: nn.Module, optimizer: torch.optim.Optimizer) -> StateBytes:
+def state_bytes(
+    parameters: Iterable[torch.Tensor], *optimizers: torch.optim.Optimizer
+) -> StateBytes:
     """This rank's bytes of parameters and optimizer state, counting only its shards."""
-    values = (value for state in optimizer.state.values() for value in state.values())
+    states = [state for optimizer in optimizers for state in optimizer.state.values()]
+    values = (value for state in states for value in state.values())
     tensors = [value for value in values if isinstance(value, torch.Tensor)]
-    return StateBytes(sum(map(_bytes, model.parameters())), sum(map(_bytes, tensors)))
+    kept = sum(map(_bytes, tensors)) if optimizers else None
+    return StateBytes(sum(map(_bytes, parameters)) or None, kept)
 
 
 def _bytes(tensor: torch.Tensor) -> int:

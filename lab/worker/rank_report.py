@@ -142,9 +142,13 @@ def memory_of(reports: Sequence[RankReport], device: torch.device) -> Memory:
     return Memory(
         kind="cuda_allocated" if device.type == "cuda" else "resident",
         peak=[peak for report in reports for peak in report.use.peak_memory],
-        parameters=max(report.state.parameters for report in reports),
-        optimizer=max(report.state.optimizer for report in reports),
+        parameters=_most(report.state.parameters for report in reports),
+        optimizer=_most(report.state.optimizer for report in reports),
     )
+
+
+def _most(sizes: Iterable[int | None]) -> int | None:
+    return max((size for size in sizes if size is not None), default=None)
 
 
 def _rows(

@@ -185,7 +185,7 @@ def train(job: RankJob, *, folder: Path | None = None, pauses: Pauses | None = N
         loss=mean_loss,
         setup_time=setup_time,
         use=use,
-        state=environment.state_bytes(model, optimizer),
+        state=environment.state_bytes(model.parameters(), optimizer),
         parameters=parameters,
     )
 

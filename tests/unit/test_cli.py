@@ -246,6 +246,17 @@ def test_a_report_that_fails_loses_no_record_and_is_told_how_to_be_made(
         assert ("lab: no template" if told else "lab: interrupted; the same command") in errors
 
 
+def test_a_report_that_fails_hides_no_failure_of_a_run(
+    make_study: StudyMaker, run: Command, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    study = measured(make_study)
+    wait = Jobs.wait
+    monkeypatch.setattr(Jobs, "wait", lambda jobs, progress: wait(jobs, progress=progress)[1:])
+    monkeypatch.setattr(lab, "report", Mock(side_effect=LabError("no template")))
+    _, _, errors = run("run", study.folder)
+    assert f"lab: {study.tasks[0].label}: no record" in errors and "lab: no template" in errors
+
+
 def test_a_cause_that_ended_several_runs_is_told_once(make_study: StudyMaker) -> None:
     first, second, *_ = Study.load(make_study()).tasks
     ended = [(first, "failed: no GPU"), (second, "failed: no GPU"), (second, "no record")]

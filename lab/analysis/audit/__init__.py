@@ -108,7 +108,9 @@ def _observations(
             raise InputError.of(
                 "source", "source", "records of a table", "audit the table itself, which holds more"
             )
-    return [from_records(source)]
+    # Whether a script keeps its work equal is known only to its study.
+    unknown = bool(source) and all(record.run.script for record in source)
+    return [from_records(source, scaling="none" if unknown else None)]
 
 
 def _of_tables(

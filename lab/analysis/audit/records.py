@@ -150,7 +150,7 @@ def _quoted(timing: Timing, communication: Communication | None, world_size: int
     step, peak = timing.step, timing.peak_flops_per_second
     row: dict[str, Any] = {
         "time": step.median,
-        "step_spread": (step.p90 - step.p10) / 2 / step.median if step.median else None,
+        "step_spread": _spread(timing) / step.median if step.median else None,
         "rate": timing.samples_per_second,
         # Not the MFU itself: a measured peak, and with it the MFU, differs between repeats.
         "flops_per_rank": peak * timing.mfu if peak and timing.mfu else None,
@@ -168,6 +168,13 @@ def _quoted(timing: Timing, communication: Communication | None, world_size: int
         row["exposed"] = exposed.median if exposed else None
         row["bytes"] = size or None
     return row
+
+
+def _spread(timing: Timing) -> float:
+    """Within what medians of the parts add up, in s: equal steps may have unequal parts, such as
+    those that wait for their batch and those that find it ready."""
+    step, *parts = ((one.p90 - one.p10) / 2 for one in (timing.step, *timing.phases.values()))
+    return max(step, math.fsum(parts))
 
 
 def _ranks(timing: Timing, label: str) -> list[dict[str, Any]]:

@@ -61,9 +61,10 @@ class StepRecorder:
     """Marks the phases of a script's steps on a clock; `on_step` is called at the end of each.
 
     The first optimizer that steps is the one whose steps count, unless the script names another
-    with `lab.instrument`. Nested phases count for the innermost, except for the forward passes that
-    a backward pass repeats and whatever a hook sees in a phase that the script itself marks.
-    `on_caught` is called if the script catches StepsDone and goes on, and should not return.
+    with `lab.instrument` or, without any, marks the ends of its steps itself. Nested phases count
+    for the innermost, except for the forward passes that a backward pass repeats and whatever a
+    hook sees in a phase that the script itself marks. `on_caught` is called if the script catches
+    StepsDone and goes on, and should not return.
     """
 
     def __init__(
@@ -126,10 +127,35 @@ class StepRecorder:
         """Count the steps of this optimizer as those of the script."""
         self.optimizer, self._replaced = _innermost(optimizer), None
 
+    def end_step(self) -> None:
+        """End a step of a script without an optimizer of torch's; LabError if it has one."""
+        if self.optimizers:
+            (first, *_) = self.optimizers.values()
+            raise LabError(
+                f"meter.end_step() is for scripts without an optimizer of torch.optim: the steps "
+                f"of {type(first).__name__} end those of this one"
+            )
+        if self.clock.position()[0] < 0:
+            self.clock.start()
+        self.clock.lap(self._inside[-1] if self._inside else "other")
+        if self.steps == 0:
+            self._begin()
+        self._count_step()
+
     def watch(self, model: Any) -> None:
         """Treat the calls of this module as the forward pass."""
         if isinstance(model, nn.Module):
             self._hook(model)
+
+    @property
+    def trained(self) -> list[torch.Tensor]:
+        """The parameters that the script trains: those of the modules that it calls, where
+        optimizers update copies of them or there is none of torch's."""
+        updated = [one for trainer in self.optimizers.values() for one in parameters_of(trainer)]
+        own: list[torch.Tensor] = []
+        for module in self.called:
+            own += module.parameters()
+        return updated if set(map(id, updated)) & set(map(id, own)) else own or updated
 
     # Called by torch's hooks.
 
@@ -194,8 +220,10 @@ class StepRecorder:
             self._begin()
         elif is_new and self._finds_modules:
             self._hook_trained_by(optimizer)
-        if optimizer is not self.optimizer:
-            return
+        if optimizer is self.optimizer:
+            self._count_step()
+
+    def _count_step(self) -> None:
         if self.steps and self._finds_modules and "forward" not in self.seen:
             self._hook_parts()
         self.steps += 1
@@ -237,15 +265,14 @@ class StepRecorder:
 
     def _begin(self) -> None:
         """Learn from the first step whether ranks form a group and which modules train."""
-        if dist.is_available() and dist.is_initialized():
-            if (ranks := dist.get_world_size()) != self.world_size:
-                raise LabError(
-                    f"the script forms a process group of {count(ranks, 'rank')}, but is measured "
-                    f"on {self.world_size}: let the lab start the ranks, as torchrun does, and set "
-                    "world_size (--ranks of `lab measure`) to their number"
-                )
-            self.backend = _backend_of(*self.optimizers.values())
-        elif self.world_size > 1:
+        has_group = dist.is_available() and dist.is_initialized()
+        if has_group and (ranks := dist.get_world_size()) != self.world_size:
+            raise LabError(
+                f"the script forms a process group of {count(ranks, 'rank')}, but is measured "
+                f"on {self.world_size}: let the lab start the ranks, as torchrun does, and set "
+                "world_size (--ranks of `lab measure`) to their number"
+            )
+        if not has_group and self.world_size > 1:
             raise LabError(
                 f"{self.world_size} ranks took a step without a process group, so each trains "
                 "alone; call torch.distributed.init_process_group, or measure it on one rank"
@@ -254,9 +281,13 @@ class StepRecorder:
         self._finds_modules = "forward" not in self.seen
         if self._finds_modules:
             self._hook_trained_by(*self.optimizers.values())
+        if has_group:
+            self.backend = _backend_of(self.trained)
 
     def _hook_trained_by(self, *trainers: torch.optim.Optimizer) -> None:
-        for module in outermost([one for trainer in trainers for one in parameters_of(trainer)]):
+        modules = outermost([one for trainer in trainers for one in parameters_of(trainer)])
+        # An optimizer may update copies of parameters, as those of DeepSpeed and Megatron do.
+        for module in modules or ([] if self.modules else outermost()):
             if module not in self.modules:
                 self._hook(module)
                 self._deepest.append(module)
@@ -266,7 +297,7 @@ class StepRecorder:
         self._level += 1
         if self._level > DEEPEST:
             return
-        trained = {id(p) for trainer in self.optimizers.values() for p in parameters_of(trainer)}
+        trained = set(map(id, self.trained))
         parts = [part for module in self._deepest for part in module.children()]
         self._deepest = [p for p in parts if any(id(one) in trained for one in p.parameters())]
         for part in self._deepest:
@@ -334,9 +365,10 @@ class StepRecorder:
             return Sent(allreduce_hook(group, bucket), bucket.buffer().nbytes)
 
 
-def _backend_of(*trainers: torch.optim.Optimizer) -> str:
+def _backend_of(trained: list[torch.Tensor]) -> str:
     """What the default group sends tensors like the trained ones with; it may have several."""
-    device = next((one.device.type for trainer in trainers for one in parameters_of(trainer)), "")
+    usual = "cuda" if torch.cuda.is_available() else "cpu"
+    device = next((one.device.type for one in trained), usual)
     by_device = dict(pair.split(":") for pair in dist.get_backend_config().split(","))
     return by_device.get(device, str(dist.get_backend()))
 
@@ -358,12 +390,17 @@ def _innermost(optimizer: Any) -> Any:
     return optimizer
 
 
-def outermost(parameters: list[torch.Tensor]) -> list[nn.Module]:
-    """The modules that hold any of these parameters and are not inside another that does."""
-    wanted = set(map(id, parameters))
+def outermost(parameters: list[torch.Tensor] | None = None) -> list[nn.Module]:
+    """The modules that hold any of these parameters, or else any that requires a gradient, and are
+    not inside another that does."""
+    wanted = set(map(id, parameters or ()))
+
+    def is_wanted(parameter: torch.Tensor) -> bool:
+        return parameter.requires_grad if parameters is None else id(parameter) in wanted
+
     # By type, as asking a library's lazily loaded module for its class would load it.
     modules = [one for one in gc.get_objects() if issubclass(type(one), nn.Module)]
-    holders = [one for one in modules if any(id(p) in wanted for p in one.parameters())]
+    holders = [one for one in modules if any(map(is_wanted, one.parameters()))]
     # The compiler's own copies, unless a script trains one that it traced itself.
     holders = [one for one in holders if not isinstance(one, GraphModule)] or holders
     inner = {id(child) for one in holders for child in one.modules() if child is not one}

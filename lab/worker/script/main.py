@@ -22,7 +22,6 @@ from zlib import crc32
 import numpy as np
 import torch
 from torch import distributed as dist
-from torch import nn
 
 from lab.config.own import SCRIPT_OUT, Script
 from lab.config.run import Run
@@ -33,7 +32,7 @@ from lab.records.schema import PHASES, Observed
 from lab.worker import distributed, environment
 from lab.worker.context import ENDING, Conclude, Measurement, Progress, RankContext
 from lab.worker.distributed import ClockOffset
-from lab.worker.environment import RankUse, StateBytes
+from lab.worker.environment import RankUse
 from lab.worker.measure.clock import FloatArray, IntArray, clock_for, timing
 from lab.worker.measure.collective_trace import Calls
 from lab.worker.measure.ddp_hook import Buckets
@@ -46,7 +45,7 @@ from lab.worker.rank_report import (
     write_reports,
 )
 from lab.worker.script import meter
-from lab.worker.script.hooks import StepRecorder, StepsDone, installed, parameters_of
+from lab.worker.script.hooks import StepRecorder, StepsDone, installed
 from lab.worker.script.processes import OWN_RANKS, end_children, one_process
 
 CPU = torch.device("cpu")
@@ -61,11 +60,13 @@ NEEDS_SLURM = re.compile(r"variable SLURM_\w+ is not set")
 NO_PACKAGE = "attempted relative import with no known parent package"
 NOT_FOUND = re.compile(r"ModuleNotFoundError: No module named '(\w+)")
 OTHER_RANKS = re.compile(r"\bmatch\b.*\bworld[ _]size\b", re.IGNORECASE | re.DOTALL)
+READS_INPUT = "EOF when reading a line"
 NEEDS_SHARED_MEMORY = re.compile("unable to allocate shared memory")
 NO_OPTIMIZER = (
-    "A script that trains in processes that it starts itself (the lab starts the ranks, as "
-    "torchrun does), or without such an optimizer, cannot be measured: let it time its steps, and "
-    "give the table to `lab report`"
+    "A script without such an optimizer can mark its steps itself (`meter.end_step()` of "
+    "lab.instrument). If it trains in processes that it starts itself, measure what they run, as "
+    "the lab starts the ranks like torchrun, or let it time its steps, and give the table to "
+    "`lab report`"
 )
 
 
@@ -207,14 +208,15 @@ class ScriptRank:
         kinds = set(distributed.all_gather_object(kind))
         if None in kinds or len(kinds) > 1:
             sent = None
-        whole = [one for trainer in trainers for one in parameters_of(trainer)]
+        whole = self.recorder.trained
         # Shards differ; and of ranks that were seen to communicate, it is unknown what must agree.
         alone = sent is None and not _sharded(whole)
         columns = {"step_time", "start", *self._phases}
         assert self._use is not None
         report = RankReport(
             use=self._use,
-            state=_state(trainers),
+            # By id, as several optimizers may share parameters.
+            state=environment.state_bytes({id(one): one for one in whole}.values(), *trainers),
             steps={name: values for name, values in laps.items() if name in columns}
             | {"cpu_time": np.array(self.cpu_times)},
             start=start,
@@ -252,7 +254,7 @@ class ScriptRank:
             script=Observed(
                 steps=recorder.steps,
                 ended="by itself" if recorder.steps < run.steps else "by the lab",
-                optimizer=type(recorder.optimizer).__name__,
+                optimizer=type(recorder.optimizer).__name__ if recorder.optimizer else None,
                 optimizers=len(recorder.optimizers.keys() - recorder.inner),
                 wrappers=sorted(
                     {type(one).__name__ for one in recorder.called or recorder.modules}
@@ -438,8 +440,8 @@ def _advice(message: str, script: Script, context: RankContext) -> str:
     if NEEDS_GPU.search(message) and context.device == "cpu":
         alone = "; or, if it wants a GPU only under torchrun, try --launcher python --ranks 1"
         return (
-            f"The ranks of cluster {context.cluster!r} train on CPUs: tell the script to do so, "
-            "with gloo, or measure it on a cluster with GPUs (--cluster)"
+            f"The ranks of cluster {context.cluster!r} train on CPUs: let the script do so, if it "
+            "can (with gloo), or measure it on a cluster with GPUs (--cluster)"
             f"{alone if script.launcher == 'torchrun' else ''}"
         )
     if OTHER_RANKS.search(message):
@@ -452,6 +454,11 @@ def _advice(message: str, script: Script, context: RankContext) -> str:
             "To be found from where you are, a file within a package is measured by its module's "
             f"name: `-m {'.'.join(Path(script.command[0]).with_suffix('').parts)}` in place of its "
             "path"
+        )
+    if READS_INPUT in message:
+        return (
+            "Nothing is typed or piped into a rank: give the script what it reads from standard "
+            "input in its arguments or in a file"
         )
     if NEEDS_SHARED_MEMORY.search(message):
         return (
@@ -499,11 +506,3 @@ def _buckets(recorder: StepRecorder, starts: FloatArray) -> tuple[Buckets | None
     step, (_, first, passes) = step[inside], np.unique(passes, True, True)
     complete = len(np.unique(step[first])) == steps
     return replace(sent.where(inside), step=step) if complete else None, passes
-
-
-def _state(optimizers: Sequence[torch.optim.Optimizer]) -> StateBytes:
-    """The bytes of all parameters that optimizers update, and of their state."""
-    parameters = {id(one): one for optimizer in optimizers for one in parameters_of(optimizer)}
-    trained = nn.ParameterList(parameters.values())
-    sizes = [environment.state_bytes(trained, optimizer) for optimizer in optimizers]
-    return StateBytes(sizes[0].parameters, sum(size.optimizer for size in sizes))

@@ -14,7 +14,7 @@ recorder: StepRecorder | None = None
 
 
 class Meter:
-    """Phases of a step that a script marks itself."""
+    """Phases and ends of steps that a script marks itself."""
 
     def data(self) -> AbstractContextManager[None]:
         """The part of a step that waits for its batch."""
@@ -28,6 +28,15 @@ class Meter:
         """The backward pass."""
         return self._phase("backward")
 
+    def optimizer(self) -> AbstractContextManager[None]:
+        """The update of the parameters."""
+        return self._phase("optimizer")
+
+    def end_step(self) -> None:
+        """End a step of a script that trains without an optimizer of torch.optim."""
+        if recorder is not None:
+            recorder.end_step()
+
     def _phase(self, name: str) -> AbstractContextManager[None]:
         return nullcontext() if recorder is None else recorder.phase(name)
 
@@ -38,8 +47,9 @@ def instrument(
 ) -> Iterator[Meter]:
     """Describe a training loop to the lab: its model, its optimizer, the samples of a step.
 
-    `samples_per_step` counts those of all ranks between two steps of `optimizer`, including
-    accumulation. If the script is not run by the lab, this does nothing.
+    `samples_per_step` counts those of all ranks between two steps of `optimizer`, or of those that
+    the script marks, including accumulation. If the script is not run by the lab, this does
+    nothing.
     """
     if samples_per_step is not None and samples_per_step < 1:
         raise ValueError(f"samples_per_step is {samples_per_step}, but must be at least 1")

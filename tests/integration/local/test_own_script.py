@@ -20,6 +20,7 @@ from lab.cli import app
 from lab.records.schema import Operation
 from lab.records.store import Record
 from lab.report.execute import shared_kernels
+from lab.report.study_sections import environment_rows
 from lab.worker.script.processes import OWN_RANKS
 
 EXAMPLE = Path(__file__).parents[3] / "reports" / "own-script"
@@ -123,6 +124,22 @@ while True:
     optimizer.zero_grad()
     average = copy.deepcopy(model)
     torch.save(model, io.BytesIO())
+"""
+# Updates its parameters by hand, and leaves the choice of the backend to torch.
+BY_HAND = """
+import lab, torch
+from torch import distributed as dist, nn
+
+dist.init_process_group()
+model = nn.parallel.DistributedDataParallel(nn.Linear(64, 2))
+with lab.instrument() as meter:
+    while True:
+        model(torch.randn(8, 64)).square().mean().backward()
+        with meter.optimizer(), torch.no_grad():
+            for parameter in model.parameters():
+                parameter -= 0.1 * parameter.grad
+                parameter.grad = None
+        meter.end_step()
 """
 # Leaves a fork, a background process of a shell, one in a session of its own, and a process of
 # multiprocessing that uses shared memory, for whose end Python itself would wait.
@@ -441,6 +458,20 @@ def test_a_script_may_copy_and_save_a_whole_ddp(
     assert record.completed, record.error
     assert record.communication and record.communication.buckets == [4 * 2 * 65]
     assert record.environment and record.environment.backend == "gloo"
+
+
+def test_a_script_that_updates_by_hand_marks_its_steps(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    record = measured("by_hand", BY_HAND, ranks=2)
+    assert record.completed, record.error
+    assert record.timing and {"forward", "backward", "optimizer"} <= record.timing.phases.keys()
+    assert record.script and record.script.optimizer is None
+    assert record.communication and record.communication.buckets == [4 * 2 * 65]
+    assert record.memory and record.memory.parameters == 4 * 2 * 65
+    assert record.environment and record.environment.backend == "gloo"
+    assert dict(environment_rows(record))["steps counted"] == "those that the script marks"
 
 
 def test_a_script_that_neither_ends_nor_trains_is_named_with_its_line(

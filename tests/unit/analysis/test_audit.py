@@ -535,6 +535,21 @@ def test_medians_of_uneven_steps_need_not_add_up(slowest: float, found: bool) ->
         assert found == bool(of(audit([one]), "phases-close"))
 
 
+def test_medians_of_uneven_parts_of_even_steps_need_not_add_up() -> None:
+    # Every other step waits 30 of its 60 ms for a batch, and the others compute as much longer.
+    steps = record(run(), phases={"data": 0.0, "backward": 0.03}).model_copy(
+        update={"checks": {"phases_close": True}}
+    )
+    assert of(audit([steps]), "phases-close")
+    assert steps.timing is not None
+    wide = {
+        name: stat.model_copy(update={"p10": stat.median, "p90": stat.median + 0.03})
+        for name, stat in steps.timing.phases.items()
+    }
+    uneven = steps.timing.model_copy(update={"phases": wide})
+    assert not of(audit([steps.model_copy(update={"timing": uneven})]), "phases-close")
+
+
 def test_phases_close() -> None:
     assert "parts do not add up" in evidence(
         audit([record(run(), phases={"backward": 0.02})]), "phases-close"
@@ -737,6 +752,8 @@ def test_steps_of_unknown_work_are_not_compared() -> None:
     lacks = {one.rule: " ".join(one.lacks) for one in result.not_checked}
     assert lacks["fixed-overhead"] == "the batch, or whether scaling is strong or weak"
     assert "the batch" in lacks["super-linear"]
+    # Without their study, nothing declares a kind of scaling.
+    assert "fixed-overhead" in unchecked(audit(records))
     result = apply_rules(from_records(records, scaling="strong", baseline={"world_size": 1}))
     assert "speedup 0.67" in evidence(result, "fixed-overhead")
 

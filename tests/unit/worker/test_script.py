@@ -248,6 +248,30 @@ for step in range(9):
     assert timing.phases["other"].median < timing.step.median - 0.04
 
 
+def test_the_model_of_an_optimizer_of_copies_is_seen(measured: Any) -> None:
+    body = """
+import time
+class Model(nn.Linear):
+    def forward(self, batch):
+        time.sleep(0.02)
+        return super().forward(batch)
+model = Model(4, 1)
+copies = [p.detach().clone().requires_grad_() for p in model.parameters()]
+optimizer = torch.optim.SGD(copies, lr=0.1)
+for _ in range(9):
+    model(torch.randn(8, 4)).square().mean().backward()
+    for copy, parameter in zip(copies, model.parameters()):
+        copy.grad = parameter.grad
+    optimizer.step()
+    with torch.no_grad():
+        for copy, parameter in zip(copies, model.parameters()):
+            parameter.copy_(copy)
+"""
+    measurement = measured(body)
+    assert measurement.script.wrappers == ["Model"] and measurement.memory.parameters == 4 * 5
+    assert measurement.timing.phases["forward"].median >= 0.02
+
+
 def test_waiting_for_other_jobs_is_no_setup(measured: Any) -> None:
     waited = age()
     measurement = measured("for _ in range(9): train(torch.ones(8, 4))", waited_s=waited)
@@ -271,6 +295,43 @@ with lab.instrument(model, optimizer) as meter:
     timing = measured(body).timing
     assert timing.phases["data"].median >= 0.02 and timing.phases["forward"].median >= 0.02
     assert timing.phases["backward"].median < timing.step.median - 0.04
+
+
+BY_HAND = """
+import lab, time
+with lab.instrument(model) as meter:
+    for _ in range(9):
+        model(torch.randn(8, 4)).square().mean().backward()
+        with meter.optimizer(), torch.no_grad():
+            for parameter in model.parameters():
+                parameter -= 0.1 * parameter.grad
+                parameter.grad = None
+        time.sleep(0.02)
+        meter.end_step()
+"""
+
+
+def test_a_script_without_an_optimizer_marks_its_steps(measured: Any) -> None:
+    measurement = measured(BY_HAND)
+    script, memory, timing = measurement.script, measurement.memory, measurement.timing
+    assert (script.steps, script.ended) == (6, "by the lab")
+    assert (script.optimizer, script.optimizers, script.wrappers) == (None, 0, ["Sequential"])
+    assert phases(measurement) == {"forward", "backward", "optimizer", "other"}
+    assert timing.phases["other"].median >= 0.02 and timing.measured_steps == 4
+    assert (memory.parameters, memory.optimizer) == (4 * (4 * 8 + 8 + 8 + 1), None)
+
+
+def test_a_script_that_shows_no_pass_has_steps_alone(measured: Any) -> None:
+    body = "import lab, time\nwith lab.instrument() as meter:\n    while True:\n"
+    measurement = measured(f"{body}        time.sleep(0.02)\n        meter.end_step()")
+    assert measurement.timing.step.median >= 0.02 and not phases(measurement)
+    assert measurement.script.optimizer is None and measurement.memory.optimizer is None
+
+
+def test_an_optimizer_and_the_script_do_not_both_end_steps(measured: Any) -> None:
+    body = "import lab\nwith lab.instrument() as meter:\n    train(torch.randn(8, 4))\n"
+    with pytest.raises(LabError, match="the steps of SGD end those of this one"):
+        measured(f"{body}    meter.end_step()")
 
 
 def test_closures_and_scaled_losses_are_seen(measured: Any) -> None:
@@ -513,6 +574,7 @@ def test_a_script_may_end_by_itself_after_the_warm_up(measured: Any, end: str) -
         ("assert len(sys.argv) > 9", r"failed in line 12: AssertionError by `assert len\(sys"),
         ("import json; json.loads('{')", r"failed in line 12: JSONDecodeError: Expecting"),
         ("import nothing_here", "ModuleNotFoundError"),
+        ("raise EOFError('EOF when reading a line')", r"a line\. Nothing is typed or piped into"),
     ],
 )
 def test_a_script_that_cannot_be_measured_says_why(measured: Any, body: str, message: str) -> None:
@@ -536,9 +598,7 @@ def test_a_script_that_cannot_be_measured_says_why(measured: Any, body: str, mes
 def test_a_script_that_wants_a_gpu_is_told_that_there_is_none(measured: Any, body: str) -> None:
     if torch.cuda.is_available():
         pytest.skip("this machine has a GPU")
-    advice = (
-        r"[^.]\. The ranks of cluster 'local' train on CPUs: tell the script to do so, with gloo,"
-    )
+    advice = r"[^.]\. The ranks of cluster 'local' train on CPUs: let the script do so, if it can"
     with pytest.raises(LabError, match=advice) as failure:
         measured(body)
     assert "processes that it starts itself" not in str(failure.value)
@@ -653,8 +713,9 @@ def test_without_the_lab_an_instrumented_script_only_runs() -> None:
         meter.data(),
         meter.forward(),
         meter.backward(),
+        meter.optimizer(),
     ):
-        pass
+        meter.end_step()
     with pytest.raises(ValueError, match="samples_per_step is 0"):
         lab.instrument(samples_per_step=0).__enter__()
 
