@@ -50,7 +50,8 @@ COUNTED = rf"{RANKS}|cores?|threads?|nodes?"
 BEFORE = re.compile(rf"(?:^|_)(?P<n>\d+|{'|'.join(WORDS)})_?(?:{COUNTED}|x)(?=_|$)")
 # A single "rank 5" is one of them, or the fifth guess of a classifier, and p99 is a percentile.
 AFTER = re.compile(
-    rf"(?:^|_)(?:(?!rank_?\d)(?:{COUNTED})|nprocs?|np|n|p(?=_(?!50|75|9\d))|x(?!_?10_\d)|ws|world_?size)_?(?P<n>\d+)"
+    rf"(?:^|_)(?:(?!rank_?\d)(?:{COUNTED})|nprocs?|np|n|p(?=_(?!50|75|9\d))|x(?!_?10_\d)|ws"
+    r"|world_?size)_?(?P<n>\d+)"
     r"(?=_|$)(?!_(?:bins?|bits?|[gm]i?b|[gm]?hz|w|watts?)(?:_|$))"
 )
 NO_RANKS = set(NUMERIC) - {"world_size", "nodes"}
