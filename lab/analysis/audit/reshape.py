@@ -66,7 +66,9 @@ OVER_ONE = re.compile(  # of "speedup vs 1 thread"
 FOREIGN = re.compile(r"[^\W\d_a-zA-Z]")  # β1 names no ranks, 8 in another script may
 SYMBOLIC = re.compile(r"([tse])_\d+")  # of "4 Threads S(4)"
 SERIAL = re.compile(r"(?:seq(?:uential)?|serial)(?=_|$)")
-OF_SIZE = re.compile(r"(?P<what>\w*?[a-z])_?(?P<n>\d{1,7})|(?P<size>\d{1,7})_?(?P<of>[a-z]\w*)")
+OF_SIZE = re.compile(
+    r"(?P<what>[a-z_]*[a-z])_?(?P<n>\d{1,7})|(?P<size>\d{1,7})_?(?P<of>[a-z][a-z_]*)"
+)
 JOBS = r"(?:slurm_)?jobs?(?:_?(?:id|number|no))?"  # of a table on its side, which say nothing
 OF_A_RUN = re.compile(r"(?:^|_)(?:epochs?|steps?|iter(?:ation)?s?|loss)(?=_|$)")
 MAX_RANKS = 1_000_000
@@ -117,9 +119,10 @@ def hinted_ranks(name: str, notes: Sequence[str]) -> tuple[int, str] | None:
     return None
 
 
-def noted_quantity(name: str, notes: Sequence[str]) -> str:
-    """What unnamed numbers are: times if the notes mention one, else rates if they do, else ""."""
-    texts = in_english(" ".join([name, *notes]))
+def noted_quantity(around: str) -> str:
+    """What unnamed numbers are: times if the lines around the table mention one, else rates if they
+    do, else ""."""
+    texts = in_english(around)
     rest = NOTED_RATE.sub("", texts)
     if timed := NOTED_TIME.search(rest):
         of_part = guess(f"{timed['of']} time") if timed["of"] else None

@@ -132,8 +132,8 @@ def _long_form(
     assumptions += compared + filled + of_settings + of_ranks
     for by in (
         *(wide.of_commands, wide.by_grid, wide.by_pair),
-        *(wide.by_program, wide.over_serial, wide.by_batch, wide.by_size, wide.by_group),
-        wide.by_timed,
+        *(wide.by_program, wide.over_serial, wide.by_batch, wide.by_size, wide.by_crossing),
+        *(wide.by_group, wide.by_timed),
     ):
         frame, more = by(frame, mapped)
         assumptions += more
@@ -147,7 +147,8 @@ def _long_form(
     names = {meaning.canonical for name, meaning in meanings.items() if normal(name) != "n"}
     of_sizes: list[str] = []
     if "world_size" not in names and not {"per_node", "nodes"} <= names:
-        hint, quantity = reshape.hinted_ranks(name, notes), reshape.noted_quantity(name, notes)
+        around = frame.attrs["around"]
+        hint, quantity = reshape.hinted_ranks(name, notes), reshape.noted_quantity(around)
         frame, of_sizes = reshape.by_world_size(frame, hint, mapped, quantity)
         unnamed = {name: what for name, what in unnamed.items() if name in frame}
         meanings = _meanings(frame, mapped) | unnamed

@@ -24,7 +24,15 @@ from lab.analysis.audit.columns import (
     parse_name,
     quantities,
 )
-from lab.analysis.audit.reshape import INDEXED, are_timed, listed, without
+from lab.analysis.audit.observations import ROW
+from lab.analysis.audit.reshape import (
+    INDEXED,
+    OF_PROBLEMS,
+    are_timed,
+    listed,
+    noted_quantity,
+    without,
+)
 from lab.analysis.audit.values import TIME_UNITS, numbers
 
 Long = tuple[pd.DataFrame, list[str]]
@@ -44,6 +52,8 @@ BATCH = re.compile(
 )
 BATCHES = {"batch", "global_batch_size", "micro_batch_size"}
 OF_SIZE = re.compile(r"(?P<name>.*[a-z])_(?:n_?|size_?)?(?P<size>\d{2,12})")
+CORNER = re.compile(r"(?P<rows>[^\\/|]*\w)\s*[\\/|]\s*(?P<columns>\w[^\\/|]*)")  # of "N \\ P"
+CROSSED = re.compile(r"(?P<named>(?:n|size|matrix(?:_size)?)_?)?(?P<size>\d{1,12})(?:_?x_?\d+)*")
 UNIT = re.compile(r"\s*[\[(][^\[(]*[\])]\s*$")
 RANKS = {*COUNTED_RANKS}
 OF_PAIR = re.compile(
@@ -248,6 +258,33 @@ def by_size(frame: pd.DataFrame, mapped: Mapping[str, Guess]) -> Long:
         return frame, []
     read = f"the sizes are read from the names {listed(used)}"
     return _stacked(frame, parts, "problem size"), [read]
+
+
+def by_crossing(frame: pd.DataFrame, mapped: Mapping[str, Guess]) -> Long:
+    """Numbers of ranks beside columns that are called after sizes of a problem, such as "1000" or
+    "N=1000", become rows of each size; a corner such as "N \\ P" says which of the two is which."""
+    first, *columns = frame.columns.drop(ROW, errors="ignore")
+    sizes = [CROSSED.fullmatch(normal(column)) for column in columns]
+    if mapped or len(sizes) < 2 or not all(sizes):
+        return frame, []
+    corner = CORNER.fullmatch(first)
+    rows, across = (corner["rows"], corner["columns"]) if corner else (first, "")
+    if corner and _counts_ranks(across) and not _counts_ranks(rows):
+        name = "problem size" if normal(rows) == "n" else rows
+        return frame.rename(columns={first: name}), [f"the columns of {first!r} are the ranks"]
+    large = all(one and (one["named"] or int(one["size"]) >= OF_PROBLEMS) for one in sizes)
+    quantity = noted_quantity(frame.attrs["around"])
+    if not quantity or not _counts_ranks(rows) or _counts_ranks(across) or not (corner or large):
+        return frame, []
+    counted = "ranks" if normal(rows) == "p" else rows
+    parts = {column: {quantity: column} for column in columns}
+    long = _stacked(frame.rename(columns={first: counted}), parts, "problem size")
+    return long, [f"the sizes of problems are read from the column names {listed(columns)}"]
+
+
+def _counts_ranks(name: str) -> bool:
+    # Beside the ranks, N is the size of a problem.
+    return normal(name) == "p" or (normal(name) != "n" and bool(quantities([name]) & RANKS))
 
 
 def by_group(frame: pd.DataFrame, mapped: Mapping[str, Guess]) -> Long:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import pytest
-from audits import broken, pasted
+from audits import below, broken, pasted
 
 from lab.analysis.audit.columns import guess
 from lab.analysis.audit.values import ranks_of
@@ -351,3 +351,27 @@ def test_a_row_of_jobs_in_a_table_on_its_side() -> None:
 def test_a_title_above_names_with_numbers() -> None:
     text = "Map,all\n2 threads,4 threads\n1.1,0.6\n1.0,0.5\n\nReduce,all\n2 cpus,4 cpus\n2.1,1.2\n"
     assert broken(pasted(text)) == set()
+
+
+@pytest.mark.parametrize(
+    ("head", "reading"),
+    [
+        ("| Threads | 1000 | 2000 |", "Threads"),
+        ("| procs | 100x100 | N=500 |", "procs"),
+        ("| P\\N | 16 | 32 |", "ranks"),
+    ],
+)
+def test_columns_for_sizes_of_problems_beside_ranks(head: str, reading: str) -> None:
+    table = below(head, "| 1 | 10.0 | 20.0 |", "| 2 | 5.3 | 10.4 |", "| 4 | 2.9 | 5.5 |")
+    result = pasted(f"Times in seconds.\n\n{table}")
+    assert result.reading == {reading: "world_size", "time": "time"}
+    assert not broken(result)
+    wrong = pasted(f"Times in seconds.\n\n{table.replace('5.5', '3.5')}")
+    assert broken(wrong) == {"super-linear"}
+
+
+def test_a_corner_that_says_that_the_columns_are_ranks() -> None:
+    table = below("| N \\ P | 100 | 200 |", "| 1000 | 10.0 | 5.3 |", "| 2000 | 20.0 | 4.2 |")
+    result = pasted(f"Times in seconds.\n\n{table}")
+    assert result.reading == {"world_size": "world_size", "time": "time"}
+    assert broken(result) == {"super-linear", "baseline"}

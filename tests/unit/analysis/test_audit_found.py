@@ -5,14 +5,10 @@ from __future__ import annotations
 import math
 
 import pytest
-from audits import broken, pasted
+from audits import below, broken, pasted
 
 from lab.analysis.audit.columns import guess
 from lab.analysis.audit.values import number
-
-
-def below(head: str, *rows: str) -> str:
-    return "\n".join((head, "|" + "---|" * (head.count("|") - 1), *rows)) + "\n"
 
 
 def test_a_speedup_beside_columns_of_ranks_is_that_of_the_most() -> None:

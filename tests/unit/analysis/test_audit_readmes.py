@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import pytest
-from audits import broken, pasted
+from audits import below, broken, pasted
 
 from lab.analysis.audit.columns import guess
 from lab.analysis.audit.values import (
@@ -13,11 +13,6 @@ from lab.analysis.audit.values import (
     number,
     ranks_of,
 )
-
-
-def below(head: str, *rows: str) -> str:
-    columns = head.count("|") - 1
-    return "\n".join((head, "|" + "---|" * columns, *rows)) + "\n"
 
 
 @pytest.mark.parametrize(

@@ -3,13 +3,9 @@
 from __future__ import annotations
 
 import pytest
-from audits import broken, pasted
+from audits import below, broken, pasted
 
 from lab.analysis.audit.columns import guess
-
-
-def below(head: str, *rows: str) -> str:
-    return "\n".join((head, "|" + "---|" * (head.count("|") - 1), *rows)) + "\n"
 
 
 def noted(text: str) -> set[str]:

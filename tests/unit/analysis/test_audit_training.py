@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import pytest
-from audits import broken, pasted
+from audits import below, broken, pasted
 
 from lab.analysis.audit.columns import guess
 
@@ -87,10 +87,6 @@ def test_scalability() -> None:
     assert "quoted-against-own" in broken(ratios)  # 1.99
     shares = pasted("GPUs,img/s,Scaling (%)\n1,365,100\n2,710,97.3\n4,1343,92\n")
     assert shares.reading["Scaling (%)"] == "efficiency" and not broken(shares)
-
-
-def below(head: str, *rows: str) -> str:
-    return "\n".join((head, "|" + "---|" * (head.count("|") - 1), *rows)) + "\n"
 
 
 def test_the_dimensions_of_matrices_are_no_ranks() -> None:
