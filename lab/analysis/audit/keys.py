@@ -27,8 +27,7 @@ READ_SETTINGS = {"cpus", "threads", "steps", "samples"}
 MOST_VALUES = 200  # of a key
 NO_REPEATS = 1.5  # ratio of two times on as many ranks
 ANOTHER = 1.1  # ratio of the parameters of two models
-# What runs may be compared by, if all of them were measured at several world sizes.
-COMPARED = ("gpu", "cpu", "version", "driver")
+HARDWARE, SOFTWARE = ("gpu", "cpu"), ("version", "driver")  # that runs may be compared by
 
 
 def add_keys(
@@ -40,10 +39,12 @@ def add_keys(
     logged: bool,
 ) -> None:
     """Columns that distinguish configurations: KEYS, and others with several world sizes each."""
-    compared = [name for name in COMPARED if _is_compared(tidy[name], tidy["world_size"])]
-    if not logged and _is_key(tidy["host"], tidy["world_size"], least=1.0):
-        compared.append("host")  # machines with a curve each
-    known = tidy[[*KEYS, *compared]].notna().any()
+    ranks = tidy["world_size"]
+    compared = [name for name in (*HARDWARE, *SOFTWARE) if _is_compared(tidy[name], ranks)]
+    # Machines with a curve each.
+    machines = (*HARDWARE, "host") if not logged else HARDWARE
+    compared += [name for name in machines if _is_key(tidy[name], ranks, least=1.0)]
+    known = tidy[[*KEYS, *dict.fromkeys(compared)]].notna().any()
     keys = {f"key:{name}": tidy[name] for name in known.index[known]}
     if _sizes_differ(tidy):
         sizes = tidy["parameters"].map(model_size, na_action="ignore")

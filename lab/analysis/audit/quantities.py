@@ -102,10 +102,10 @@ class Quantities:
     """The canonical columns of a table, with numbers in base units, and how they were read.
 
     `tidy` has a row for each row of the table that is not another statistic over ranks; `given`
-    says which column each quantity is from, `joined` lists others that were joined to one of those,
-    `assumptions` what the table does not say, and
-    `own_baseline` the column that the speedup of each row is over, if any. Columns in `mapped` are
-    what the user says they are. Raises InputError if one of those cannot be read.
+    says which column each quantity is from, `joined` which others were joined to one of those,
+    `assumptions` what the table does not say, and `own_baseline` the column that the speedup of
+    each row is over, if any. Columns in `mapped` are what the user says they are. Raises InputError
+    if one of those cannot be read.
     """
 
     def __init__(

@@ -57,6 +57,12 @@ def test_gpus_that_are_compared_on_equally_many_ranks() -> None:
     assert "mixed-environment" not in broken(result)
 
 
+def test_gpus_on_various_numbers_of_ranks_are_lines_of_their_own() -> None:
+    rows = ["1,V100,100", "2,V100,52", "4,V100,27", "8,A100,6.1", "16,A100,3.3"]
+    result = pasted("\n".join(["GPUs,GPU type,step time (ms)", *rows]))
+    assert not broken(result) and "super-linear" not in {one.rule for one in result.findings}
+
+
 def test_rates_without_a_speedup_claim_nothing() -> None:
     rows = ["8,A100,2800", "16,A100,5500", "32,H100,26000"]
     assert not broken(pasted("\n".join(["GPUs,GPU type,Images/s", *rows])))
