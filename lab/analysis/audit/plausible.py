@@ -196,7 +196,7 @@ def _is_of_message(column: str, cells: pd.Series, frame: pd.DataFrame) -> bool:
     or by latencies, bandwidths, collectives or times in microseconds beside it."""
     if parse_name(column).family is not None or cells.str.contains(r"\d\s*[kKMG]?i?B\b").any():
         return True
-    return any(map(OF_MESSAGES.search, map(str, (*frame.columns, frame.attrs["around"]))))
+    return any(map(OF_MESSAGES.search, map(str, (*frame.columns, frame.attrs.get("around", "")))))
 
 
 def _names_settings(cells: pd.Series) -> bool:
@@ -325,7 +325,7 @@ def is_of_collective(column: str, frame: pd.DataFrame, names: Collection[str]) -
     if "bus" in normal(column) or {"algbw", "world_size", "nodes"} & set(names):
         return True
     cells = (str(cell) for name in frame for cell in frame[name].unique()[:MOST_CELLS])
-    texts = (*frame.columns, frame.attrs["around"], *cells)
+    texts = (*frame.columns, frame.attrs.get("around", ""), *cells)
     return any(map(COLLECTIVE.search, texts))
 
 

@@ -147,7 +147,7 @@ def _long_form(
     names = {meaning.canonical for name, meaning in meanings.items() if normal(name) != "n"}
     of_sizes: list[str] = []
     if "world_size" not in names and not {"per_node", "nodes"} <= names:
-        around = frame.attrs["around"]
+        around = "\n".join((name, *notes))
         hint, quantity = reshape.hinted_ranks(name, notes), reshape.noted_quantity(around)
         frame, of_sizes = reshape.by_world_size(frame, hint, mapped, quantity)
         unnamed = {name: what for name, what in unnamed.items() if name in frame}

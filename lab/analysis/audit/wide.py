@@ -273,7 +273,7 @@ def by_crossing(frame: pd.DataFrame, mapped: Mapping[str, Guess]) -> Long:
         name = "problem size" if normal(rows) == "n" else rows
         return frame.rename(columns={first: name}), [f"the columns of {first!r} are the ranks"]
     large = all(one and (one["named"] or int(one["size"]) >= OF_PROBLEMS) for one in sizes)
-    quantity = noted_quantity(frame.attrs["around"])
+    quantity = noted_quantity(frame.attrs.get("around", ""))
     if not quantity or not _counts_ranks(rows) or _counts_ranks(across) or not (corner or large):
         return frame, []
     counted = "ranks" if normal(rows) == "p" else rows
