@@ -81,6 +81,10 @@ NOTED_PER_RANK = re.compile(
     rf"\bTGS\b|({THINGS})\b[^.,;|]{{0,20}}(/|\bper)\s*({RANK})\b", re.IGNORECASE
 )
 NOTED_TIME = re.compile(rf"(?:\b(?P<of>\w+) )?\b(?:{CLOCKED})s?\b", re.IGNORECASE)
+NOTED_SPEEDUP = re.compile(r"speed[- ]?ups?\b", re.IGNORECASE)
+OF_ELSE = re.compile(
+    r"memory|[kmgt]i?b\b|accura|loss|perplexity|efficien|utili[sz]|watt|energy|%", re.IGNORECASE
+)
 NAMED = 4  # columns in a sentence
 MOST_NAMES = 20  # columns whose words are looked at
 REMARK = re.compile(r"\(([^()]+)\)\s*$")
@@ -129,6 +133,14 @@ def noted_quantity(around: str) -> str:
         return of_part.canonical if of_part and of_part.canonical in TIMES else "time"
     rated = "rate_per_rank" if NOTED_PER_RANK.search(texts) else "rate"
     return rated if rest != texts else ""
+
+
+def noted_alone(around: str) -> str:
+    """The same for a time, a rate or a speedup, if the lines around the table name no other."""
+    if OF_ELSE.search(around):
+        return ""
+    quantity = noted_quantity(around)
+    return {"": "speedup"}.get(quantity, "") if NOTED_SPEEDUP.search(around) else quantity
 
 
 def turned(frame: pd.DataFrame, mapped: Collection[str]) -> tuple[pd.DataFrame, list[str]]:

@@ -18,10 +18,12 @@ from lab.analysis.audit.columns import (
     guess,
     is_ratio,
     normal,
+    parse_name,
     quantities,
     setting_of,
 )
-from lab.analysis.audit.reshape import OF_RUNS, are_rated, are_timed, is_known
+from lab.analysis.audit.reshape import OF_RUNS, are_rated, are_timed, is_known, noted_alone
+from lab.analysis.audit.values import numbers, ranks_of
 from lab.analysis.audit.wide import AGAIN
 from lab.records.table import grouped
 
@@ -32,6 +34,7 @@ OF_ALL = re.compile(
     r"speed_?ups?(?:_.*)?"
 )
 LISTED = re.compile(r"\s*(?:,|;|/|&|\band\b)\s*")
+MOST_CELLS = 50  # that are looked at
 Words = tuple[str, ...]
 
 
@@ -67,10 +70,11 @@ class _SettingColumns:
         self.of_all = [
             column for column in self.ratios if OF_ALL.fullmatch(normal(self.named[column].base))
         ]
+        noted = noted_alone(frame.attrs.get("around", ""))
         self.quantities = {
             column: quantity
             for column, setting in self.named.items()
-            if column not in self.ratios and (quantity := _quantity(frame[column], setting))
+            if column not in self.ratios and (quantity := _quantity(frame[column], setting, noted))
         }
         self.misnamed = _misnamed(self.quantities, self.named)
         self.named |= self.misnamed
@@ -81,6 +85,7 @@ class _SettingColumns:
         ]
         known = quantities(frame.columns)
         known |= {meaning.canonical for meaning in mapped.values()}
+        known |= {"world_size"} & {_counted(frame[column]) for column in frame.columns}
         self.kinds = [
             kind
             for kind in SETTINGS
@@ -263,15 +268,29 @@ def _told_apart(setting: Setting) -> bool:
     return len(kinds) == len(set(kinds))
 
 
-def _quantity(cells: pd.Series, setting: Setting) -> tuple[str, str] | None:
-    """The content of a column for one setting, and its name without the setting."""
+def _quantity(cells: pd.Series, setting: Setting, noted: str) -> tuple[str, str] | None:
+    """The content of a column for one setting, and its name without the setting; `noted` is what
+    numbers without a name are."""
     if setting.base:
+        if parse_name(setting.base)[:2] == ("", "time"):  # of "DDP (s)"
+            return "time", f"time ({setting.base})"
         meaning = guess(setting.base)
         numeric = meaning is not None and meaning.canonical in NUMERIC
         return (meaning.canonical, setting.base) if meaning and numeric else None
     if are_rated(cells):
         return "rate", "throughput"
-    return ("time", "time") if are_timed(cells) else None
+    if are_timed(cells):
+        return "time", "time"
+    counted = guess(str(cells.name))  # a degree of parallelism
+    if not noted or (counted and counted.canonical in NUMERIC):
+        return None
+    return (noted, noted) if (numbers(cells) > 0).any() else None
+
+
+def _counted(cells: pd.Series) -> str:
+    """What all cells count, such as "4 GPUs"; "" for others."""
+    first = cells.head(MOST_CELLS).astype(str)
+    return "world_size" if all(ranks_of(cell)[0] > 0 for cell in first) else ""
 
 
 def _free_name(name: str, taken: Sequence[str]) -> str:

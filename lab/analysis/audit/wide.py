@@ -18,6 +18,7 @@ from lab.analysis.audit.columns import (
     MEASURED,
     NOT_TRAINING,
     OF_SPEED,
+    TIMES,
     Guess,
     guess,
     normal,
@@ -30,6 +31,7 @@ from lab.analysis.audit.reshape import (
     OF_PROBLEMS,
     are_timed,
     listed,
+    noted_alone,
     noted_quantity,
     without,
 )
@@ -162,6 +164,39 @@ def by_timed(frame: pd.DataFrame, mapped: Mapping[str, Guess]) -> Long:
     names = listed(part["time"] for part in timed.values())
     read = f"{names} are read as times of what their names say"
     return _stacked(frame, timed, "setting", times="time"), [read]
+
+
+def by_noted(frame: pd.DataFrame, mapped: Mapping[str, Guess]) -> Long:
+    """Several columns of numbers whose names say nothing, such as "static" and "dynamic", become
+    rows of a setting, if the lines around the table name one quantity and all of them behave like
+    it: times fall with the ranks, rates and speedups rise."""
+    quantity = noted_alone(frame.attrs.get("around", ""))
+    names = list(map(str, frame.columns.drop(ROW, errors="ignore")))
+    counts = [name for name in names if quantities([name]) & RANKS]
+    named = [name for name in names if name not in counts and guess(name)]
+    if mapped or not quantity or len(counts) != 1 or quantities(named) & OF_SPEED:
+        return frame, []
+    ranks = numbers(frame[counts[0]])
+    columns = {
+        name: values
+        for name in names
+        if name not in {*counts, *named}
+        and re.search("[a-z]{2}", normal(name))
+        and (values := numbers(frame[name])).notna().any()
+    }
+    if len(columns) < 2 or not all(_behaves(one, ranks, quantity) for one in columns.values()):
+        return frame, []
+    parts = {name: {quantity: name} for name in columns}
+    read = f"{listed(columns)} are read as the {quantity} of what their names say"
+    return _stacked(frame, parts, "setting"), [read]
+
+
+def _behaves(values: pd.Series, ranks: pd.Series, quantity: str) -> bool:
+    """Whether numbers fall, as times do, or rise from the fewest to the most ranks."""
+    usual = values.groupby(ranks).median().sort_index()
+    if len(usual) < 2 or not (usual > 0).all():
+        return False
+    return bool((usual.iloc[-1] < usual.iloc[0]) == (quantity in TIMES))
 
 
 def _add_ratios(timed: Mapping[str, dict[str, str]], frame: pd.DataFrame) -> None:

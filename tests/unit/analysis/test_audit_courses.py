@@ -375,3 +375,36 @@ def test_a_corner_that_says_that_the_columns_are_ranks() -> None:
     result = pasted(f"Times in seconds.\n\n{table}")
     assert result.reading == {"world_size": "world_size", "time": "time"}
     assert broken(result) == {"super-linear", "baseline"}
+
+
+STRATEGIES = ("| GPUs | DDP{0} | FSDP{0} |", "| 1 | 10.0 | 9.0 |", "| 2 | 5.2 | 4.7 |")
+SCHEDULES = ("| Threads | static{0} | guided{0} |", "| 1 | 10.0 | 9.0 |", "| 2 | 5.2 | 4.7 |")
+
+
+@pytest.mark.parametrize("rows", [STRATEGIES, SCHEDULES])
+@pytest.mark.parametrize(("unit", "heading"), [(" (s)", "Results"), ("", "Execution time in s")])
+def test_columns_named_after_what_is_compared(
+    rows: tuple[str, ...], unit: str, heading: str
+) -> None:
+    table = f"## {heading}\n\n" + below(*rows).format(unit)
+    clean, wrong = pasted(table + "| 4 | 2.7 | 2.6 |\n"), pasted(table + "| 4 | 2.7 | 1.6 |\n")
+    assert "time" in clean.reading.values() and not broken(clean)
+    assert "super-linear" in broken(wrong)
+    (finding,) = (one for one in wrong.findings if one.rule == "super-linear")
+    assert "9.00 s against 1.60 s" in finding.evidence
+
+
+@pytest.mark.parametrize(
+    ("heading", "last", "reading"),
+    [
+        ("Throughput (samples/s)", "| 4 | 35.0 | 33.0 |", "rate"),
+        ("Speedup", "| 4 | 35.0 | 33.0 |", "speedup"),
+        ("Speedup and efficiency", "| 4 | 35.0 | 33.0 |", ""),
+        ("Throughput (samples/s)", "| 4 | 35.0 | 3.0 |", ""),  # which does not rise
+        ("Peak memory (GB), after some time", "| 4 | 2.0 | 3.0 |", ""),
+    ],
+)
+def test_columns_that_a_heading_says_all_of(heading: str, last: str, reading: str) -> None:
+    table = below("| GPUs | ours | theirs |", "| 1 | 10.0 | 9.0 |", "| 2 | 19.2 | 17.7 |", last)
+    read = set(pasted(f"## {heading}\n\n{table}").reading.values())
+    assert read & {"time", "rate", "speedup"} == {reading} - {""}
