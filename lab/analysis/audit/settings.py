@@ -10,6 +10,7 @@ from typing import Any
 import pandas as pd
 
 from lab.analysis.audit.columns import (
+    LAYOUT,
     NUMERIC,
     RATIOS,
     SETTINGS,
@@ -70,12 +71,23 @@ class _SettingColumns:
         self.of_all = [
             column for column in self.ratios if OF_ALL.fullmatch(normal(self.named[column].base))
         ]
-        noted = noted_alone(frame.attrs.get("around", ""))
+        known = quantities(frame.columns)
+        known |= {meaning.canonical for meaning in mapped.values()}
+        known |= {"world_size"} & {_counted(frame[column]) for column in frame.columns}
+        noted = "" if known & OF_RUNS else noted_alone(frame.attrs.get("around", ""))
         self.quantities = {
             column: quantity
             for column, setting in self.named.items()
             if column not in self.ratios and (quantity := _quantity(frame[column], setting, noted))
         }
+        of_strategies = (
+            quantity == (noted, noted) and "strategy" in dict(self.named[column].words)
+            for column, quantity in self.quantities.items()
+        )
+        if noted and any(of_strategies):  # beside DDP, DP and TP are no degrees
+            degrees = [column for column in self.free if normal(column) in {"dp", *LAYOUT}]
+            self.named |= {one: Setting("", (("strategy", normal(one)),)) for one in degrees}
+            self.quantities |= dict.fromkeys(degrees, (noted, noted))
         self.misnamed = _misnamed(self.quantities, self.named)
         self.named |= self.misnamed
         self.measured = [
@@ -83,9 +95,6 @@ class _SettingColumns:
             for column, (quantity, _) in self.quantities.items()
             if quantity in OF_RUNS and _told_apart(self.named[column])
         ]
-        known = quantities(frame.columns)
-        known |= {meaning.canonical for meaning in mapped.values()}
-        known |= {"world_size"} & {_counted(frame[column]) for column in frame.columns}
         self.kinds = [
             kind
             for kind in SETTINGS

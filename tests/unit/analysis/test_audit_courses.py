@@ -408,3 +408,17 @@ def test_columns_that_a_heading_says_all_of(heading: str, last: str, reading: st
     table = below("| GPUs | ours | theirs |", "| 1 | 10.0 | 9.0 |", "| 2 | 19.2 | 17.7 |", last)
     read = set(pasted(f"## {heading}\n\n{table}").reading.values())
     assert read & {"time", "rate", "speedup"} == {reading} - {""}
+
+
+def test_dp_beside_ddp_is_a_strategy() -> None:
+    rows = ("| 1 GPU | 100 | 101 |", "| 2 GPUs | 70 | 52 |")
+    result = pasted(
+        "Seconds per epoch\n\n" + below("| | DP | DDP |", *rows, "| 4 GPUs | 60 | 20 |")
+    )
+    assert {"DP": "time", "DDP": "time"}.items() <= result.reading.items()
+    (finding,) = (one for one in result.findings if one.rule == "super-linear")
+    assert "101.00 s against 20.00 s" in finding.evidence
+    degrees = pasted(
+        "Throughput\n\n" + below("| GPUs | DP | TP |", "| 4 | 2 | 2 |", "| 8 | 4 | 1 |")
+    )
+    assert broken(degrees) == {"parallel-consistent"}
