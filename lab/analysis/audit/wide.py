@@ -43,7 +43,7 @@ PARALLEL = (
     "open_?mp|omp|mpi|p_?threads?|open_?acc|cuda|open_?cl|hybrid|parallel|multi_?thread(?:ed)?"
 )
 SERIAL = "serial|sequential|seq|single[_ ]?thread(?:ed)?"
-FILLING = "_|execution|exec|run|total|avg|average|mean|wall|elapsed"
+FILLING = "_|execution|exec|run|total|avg|average|mean|wall|elapsed|pure|plain|only"
 OF_PROGRAM = re.compile(
     rf"(?:{FILLING})*(?P<program>(?:{PARALLEL}|{SERIAL})(?:_(?:and_|plus_)?(?:{PARALLEL}))*)"
     rf"(?:{FILLING})*(?P<what>times?|runtime|duration|speed_?up|efficiency|eff)?"
@@ -58,8 +58,10 @@ CORNER = re.compile(r"(?P<rows>[^\\/|]*\w)\s*[\\/|]\s*(?P<columns>\w[^\\/|]*)") 
 CROSSED = re.compile(r"(?P<named>(?:n|size|matrix(?:_size)?)_?)?(?P<size>\d{1,12})(?:_?x_?\d+)*")
 UNIT = re.compile(r"\s*[\[(][^\[(]*[\])]\s*$")
 RANKS = {*COUNTED_RANKS}
+PROCESSES = "mpi|ranks|tasks|process(?:es)?|procs"
 OF_PAIR = re.compile(
-    r"(?:.*_)?(?:mpi|ranks|tasks|process(?:es)?|procs)_(?:x_|by_)?(?:omp|open_?mp|threads)"
+    rf"(?:.*_)?(?:(?:{PROCESSES})_(?:x_|by_)?(?:omp|open_?mp|threads)"
+    rf"|(?P<nodes>nodes?)_(?:x_|by_)?(?:gpus?|{PROCESSES}))"
 )
 PAIR = re.compile(r"^\s*(\d{1,5})\s*[x×*]\s*(\d{1,5})(?!\d)")
 AGAIN = re.compile(r"(?P<name>.+) \(\d+\)")  # a column of the name of an earlier one
@@ -111,17 +113,22 @@ def by_grid(frame: pd.DataFrame, mapped: Mapping[str, Guess]) -> Long:
 
 
 def by_pair(frame: pd.DataFrame, mapped: Mapping[str, Guess]) -> Long:
-    """Cells such as "2 x 8" of a column called "MPI x OMP" become the columns of its two words,
-    where no other column counts ranks."""
-    names = [column for column in frame.columns if OF_PAIR.fullmatch(normal(column))]
+    """Cells such as "2 x 8" of a column called "MPI x OMP" or "Nodes x GPUs" become the columns of
+    its two words, where no other column counts ranks."""
+    matches = {
+        column: match for column in frame.columns if (match := OF_PAIR.fullmatch(normal(column)))
+    }
+    names = list(matches)
     if mapped or len(names) != 1 or quantities(frame.columns.difference(names)) & RANKS:
         return frame, []
     pairs = frame[names[0]].astype(str).str.extract(PAIR)
     if pairs.isna().any(axis=None):
         return frame, []
-    pairs.columns = pd.Index(["processes", "threads"])
-    read = f"{names[0]!r} is read as processes times threads"
-    return pd.concat([frame.drop(columns=names), pairs], axis="columns"), [read]
+    of_nodes = bool(matches[names[0]]["nodes"])
+    words = ["nodes", "ranks per node"] if of_nodes else ["processes", "threads"]
+    pairs.columns = pd.Index(words)
+    read = f"{names[0]!r} is read as {words[0]} times {words[1]}"
+    return pd.concat([pairs, frame.drop(columns=names)], axis="columns"), [read]
 
 
 def by_program(frame: pd.DataFrame, mapped: Mapping[str, Guess]) -> Long:

@@ -422,3 +422,21 @@ def test_dp_beside_ddp_is_a_strategy() -> None:
         "Throughput\n\n" + below("| GPUs | DP | TP |", "| 4 | 2 | 2 |", "| 8 | 4 | 1 |")
     )
     assert broken(degrees) == {"parallel-consistent"}
+
+
+@pytest.mark.parametrize("name", ["Pure MPI [s]", "MPI only (s)", "MPI (s)"])
+def test_pure_mpi_beside_a_hybrid_is_a_program(name: str) -> None:
+    rows = ("| 1 | 40.0 | 41.0 |", "| 2 | 20.4 | 21.2 |", "| 4 | 10.5 | 11.3 |")
+    result = pasted(below(f"| #procs | {name} | Hybrid (s) |", *rows))
+    assert result.reading["time"] == "time" and not broken(result)
+    part = pasted(
+        below(f"| #procs | Time (s) | {name} |", "| 1 | 40.0 | 0 |", "| 2 | 20.4 | 1.2 |")
+    )
+    assert part.reading[name] == "communication"
+
+
+def test_nodes_times_gpus() -> None:
+    rows = ("| 1x4 | 400 |", "| 2x4 | 210 |", "| 4x4 | 80 |")
+    result = pasted(below("| Nodes x GPUs | epoch time (s) |", *rows))
+    (finding,) = (one for one in result.findings if one.rule == "super-linear")
+    assert "5.0x on 16 ranks" in finding.evidence
