@@ -133,7 +133,7 @@ def _long_form(
     for by in (
         *(wide.of_commands, wide.by_grid, wide.by_pair),
         *(wide.by_program, wide.over_serial, wide.by_batch, wide.by_size, wide.by_crossing),
-        *(wide.by_group, wide.by_timed, wide.by_noted),
+        *(wide.by_group, wide.by_timed, wide.by_rated, wide.by_noted),
     ):
         frame, more = by(frame, mapped)
         assumptions += more

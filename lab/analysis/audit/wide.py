@@ -17,6 +17,7 @@ from lab.analysis.audit.columns import (
     IDEAL,
     MEASURED,
     NOT_TRAINING,
+    NUMERIC,
     OF_SPEED,
     TIMES,
     Guess,
@@ -29,6 +30,7 @@ from lab.analysis.audit.observations import ROW
 from lab.analysis.audit.reshape import (
     INDEXED,
     OF_PROBLEMS,
+    are_rated,
     are_timed,
     listed,
     noted_alone,
@@ -41,6 +43,7 @@ Long = tuple[pd.DataFrame, list[str]]
 
 PARALLEL = (
     "open_?mp|omp|mpi|p_?threads?|open_?acc|cuda|open_?cl|hybrid|parallel|multi_?thread(?:ed)?"
+    "|nccl|gloo"
 )
 SERIAL = "serial|sequential|seq|single[_ ]?thread(?:ed)?"
 FILLING = "_|execution|exec|run|total|avg|average|mean|wall|elapsed|pure|plain|only"
@@ -89,7 +92,12 @@ def by_rank(frame: pd.DataFrame, mapped: Mapping[str, Guess]) -> Long:
 
 def of_commands(frame: pd.DataFrame, mapped: Mapping[str, Guess]) -> Long:
     """Means of the times of commands, which hyperfine saves in s beside those of the user and the
-    system, become a column of times, and parameters columns by their own names."""
+    system, become a column of times, and parameters columns by their own names; so does the real
+    time that shells print beside those."""
+    shell = {normal(name): name for name in frame.columns}
+    if not mapped and {"real", "user", "sys"} <= set(shell):
+        real = shell["real"]
+        return frame.rename(columns={real: "real time"}), [f"{real!r} is the time of a command"]
     if mapped or not {"command", "mean", "user", "system"} <= set(frame.columns):
         return frame, []
     names = {name: name.removeprefix("parameter_") for name in map(str, frame)}
@@ -171,6 +179,22 @@ def by_timed(frame: pd.DataFrame, mapped: Mapping[str, Guess]) -> Long:
     names = listed(part["time"] for part in timed.values())
     read = f"{names} are read as times of what their names say"
     return _stacked(frame, timed, "setting", times="time"), [read]
+
+
+def by_rated(frame: pd.DataFrame, mapped: Mapping[str, Guess]) -> Long:
+    """Several columns of rates with units in their cells, such as "320 img/s" below "Horovod",
+    become rows of a setting."""
+    meanings = {name: guess(name) for name in frame.columns}
+    rated = [
+        name
+        for name, meaning in meanings.items()
+        if are_rated(frame[name]) and not (meaning and meaning.canonical in NUMERIC)
+    ]
+    known = quantities(frame.columns.difference(rated))
+    if mapped or len(rated) < 2 or not known & RANKS or known & OF_SPEED:
+        return frame, []
+    parts = {name: {"throughput": name} for name in rated}
+    return _stacked(frame, parts, "setting"), [f"{listed(rated)} are read as rates of each"]
 
 
 def by_noted(frame: pd.DataFrame, mapped: Mapping[str, Guess]) -> Long:

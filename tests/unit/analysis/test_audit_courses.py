@@ -440,3 +440,20 @@ def test_nodes_times_gpus() -> None:
     result = pasted(below("| Nodes x GPUs | epoch time (s) |", *rows))
     (finding,) = (one for one in result.findings if one.rule == "super-linear")
     assert "5.0x on 16 ranks" in finding.evidence
+
+
+@pytest.mark.parametrize(
+    ("head", "row", "evidence"),
+    [
+        ("| Threads | Real | User | Sys |", "| {} | {} | 9.9 | 0.1 |", "10.00 s against 1.20 s"),
+        ("| GPUs | NCCL (s) | Gloo (s) |", "| {} | {} | 9.5 |", "10.00 s against 1.20 s"),
+        ("| GPUs | ours | DeepSpeed | Ray |", "| {} | {:.0f} img/s | 31 img/s | 9 img/s |", ""),
+    ],
+)
+def test_columns_for_programs_and_what_shells_print(head: str, row: str, evidence: str) -> None:
+    times = (10.0, 5.2, 1.2) if evidence else (30.0, 58.0, 310.0)
+    rows = (row.format(ranks, time) for ranks, time in zip((1, 2, 4), times, strict=True))
+    result = pasted(below(head, *rows))
+    assert "communication-alone" not in broken(result)
+    (finding,) = (one for one in result.findings if one.rule == "super-linear")
+    assert evidence in finding.evidence
