@@ -57,7 +57,7 @@ BATCH = re.compile(
 )
 BATCHES = {"batch", "global_batch_size", "micro_batch_size"}
 OF_SIZE = re.compile(r"(?P<name>.*[a-z])_(?:n_?|size_?)?(?P<size>\d{2,12})")
-CORNER = re.compile(r"(?P<rows>[^\\/|]*\w)\s*[\\/|]\s*(?P<columns>\w[^\\/|]*)")  # of "N \\ P"
+CORNER = re.compile(r"(?P<rows>[^\\/|]*\w)\s*[\\/|]\s*(?P<columns>\w[^\\/|]*)")  # of "N \ P"
 CROSSED = re.compile(r"(?P<named>(?:n|size|matrix(?:_size)?)_?)?(?P<size>\d{1,12})(?:_?x_?\d+)*")
 UNIT = re.compile(r"\s*[\[(][^\[(]*[\])]\s*$")
 RANKS = {*COUNTED_RANKS}

@@ -98,7 +98,7 @@ def test_rows_of_a_word_and_numbers_right_below_their_names() -> None:
     assert table.rows[1][0] == "Triad"
 
 
-def test_quoted_csv_takes_no_time() -> None:
+def test_quoted_csv_is_no_printed_table() -> None:
     names = '"ID","Kernel","Time (s)"'
     rows = [f'"{n}","kernel(int, long)","{n}.5"' for n in range(20_000)]
     assert [*tables([names, *rows])] == []

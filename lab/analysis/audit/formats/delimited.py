@@ -125,7 +125,7 @@ def is_headed(lines: Sequence[str]) -> bool:
 def with_groups(lines: Sequence[str]) -> list[str]:
     """Lines with one line of names above numbers, where spreadsheets and pandas have two: the names
     of groups, each over several columns, and below them names that occur in each group."""
-    joined = list(lines)
+    merged = list(lines)
     for place, (groups, names, below) in enumerate(zip(lines, lines[1:], lines[2:], strict=False)):
         if not groups.strip() or any(map(NUMERIC_CELL.search, (groups, names))):
             continue
@@ -142,8 +142,8 @@ def with_groups(lines: Sequence[str]) -> list[str]:
             full[0], below = cells[0], "".join(lines[place + 3 : place + 4])
         if NUMERIC_CELL.search(below):
             quoted = (f'"{name}"' if delimiter in name else name for name in full)
-            joined[place : place + 2 + index] = ["", delimiter.join(quoted), *[""] * index]
-    return joined
+            merged[place : place + 2 + index] = ["", delimiter.join(quoted), *[""] * index]
+    return merged
 
 
 def _below_groups(groups: Sequence[str], names: Sequence[str]) -> list[str]:
