@@ -44,8 +44,8 @@ def add_keys(
     # Machines with a curve each.
     machines = (*HARDWARE, "host") if not logged else HARDWARE
     compared += [name for name in machines if _is_key(tidy[name], ranks, least=1.0)]
-    known = tidy[[*KEYS, *dict.fromkeys(compared)]].notna().any()
-    keys = {f"key:{name}": tidy[name] for name in known.index[known]}
+    candidates = dict.fromkeys((*KEYS, *compared))
+    keys = {f"key:{name}": tidy[name] for name in candidates if tidy[name].notna().any()}
     if _sizes_differ(tidy):
         sizes = tidy["parameters"].map(model_size, na_action="ignore")
         keys["key:parameters"] = sizes + " parameters"
@@ -190,9 +190,9 @@ def _names_series(cells: pd.Series, tidy: pd.DataFrame) -> bool:
 
 def _is_key(cells: pd.Series, sizes: pd.Series, *, least: float = 0.51) -> bool:
     """Whether at least this share of a column's values occur at several world sizes each."""
-    values = cells.dropna()
-    if not 1 < values.nunique() <= min(MOST_VALUES, max(len(values) - 1, 1)):
+    if not 1 < cells.nunique() <= min(MOST_VALUES, max(cells.count() - 1, 1)):
         return False
+    values = cells.dropna()
     as_numbers = numbers(values)  # also of 39.8%
     if as_numbers.notna().all() and (as_numbers % 1 != 0).any():
         return False  # fractions are measurements

@@ -128,7 +128,9 @@ class Observations:
         if self.kind == "collectives":
             raise UncheckedError("training times")
         rows = self.frame[self.frame["world_size"].notna()]
-        scaling = rows["scaling"].where(rows["scaling"].notna(), self.scaling or "").astype(str)
+        if len(rows) and rows["scaling"].isna().all():
+            return self._curves_of(rows, self.scaling or "")
+        scaling = rows["scaling"].fillna(self.scaling or "").astype(str)
         groups = rows.groupby(scaling, sort=False)
         return [curve for kind, part in groups for curve in self._curves_of(part, str(kind))]
 

@@ -24,8 +24,9 @@ from lab.analysis.audit.columns import (
     parse_name,
     setting_of,
 )
+from lab.analysis.audit.observations import ROW
 from lab.analysis.audit.points import ROUNDING
-from lab.analysis.audit.reshape import COLLECTIVE, GROWN, are_timed
+from lab.analysis.audit.reshape import COLLECTIVE, GROWN, are_timed, falls
 from lab.analysis.audit.values import (
     BRACKETS,
     COUNT_UNITS,
@@ -101,7 +102,7 @@ def confirmed(
         canonical = "efficiency"
     elif canonical == "cpu" and "gpu" not in names and known.map(names_gpu).any():
         canonical = "gpu"  # a processor such as a V100
-    elif guessed and _is_another(canonical, column, cells, frame, meanings):
+    elif guessed and _is_another(canonical, column, cells, known, frame, meanings):
         canonical = ""
     elif canonical == "bytes" and is_of_model(column, known, meanings):
         canonical = "" if {"model", "dataset"} & names else "model"
@@ -132,6 +133,7 @@ def _is_another(
     canonical: str,
     column: str,
     cells: pd.Series,
+    known: pd.Series,
     frame: pd.DataFrame,
     meanings: Mapping[str, Guess],
 ) -> bool:
@@ -139,7 +141,7 @@ def _is_another(
     names = {meaning.canonical for meaning in meanings.values()}
     if canonical == "world_size":
         values = numbers(cells)
-        indices = cells.dropna().astype(str).str.fullmatch(INDICES).any()
+        indices = known.str.fullmatch(INDICES).any()
         least = values.min()
         of_problem = least == 0 or least >= LEAST_SIZE or _times_grow(values, frame, meanings)
         numbers_rows = normal(column) == "n" and of_problem
@@ -157,7 +159,6 @@ def _is_another(
     if canonical == "data" and OF_FILES.search(normal(column)):
         of_steps = any(meaning.per in {"step", "epoch"} for meaning in meanings.values())
         return not (of_steps or names & (OF_TRAINING | LOOPED))  # a solver writes its results
-    known = cells.dropna().astype(str)
     if "time" not in names and parse_name(column).stem == "sync":
         return True  # beside "Async" or "Overlap" it is a program
     if canonical == "version":  # below PyTorch and DeepSpeed there are rates or times
@@ -440,7 +441,7 @@ def by_numbers(frame: pd.DataFrame, meanings: Mapping[str, Guess]) -> dict[str, 
     empty if there is none, or several."""
     kinds = {meaning.canonical: column for column, meaning in meanings.items()}
     counts = next((kinds[name] for name in COUNTED_RANKS if name in kinds), None)
-    unknown = [str(name) for name in frame if name not in meanings]
+    unknown = [str(name) for name in frame if name not in meanings and name != ROW]
     others = [name for name in unknown if _may_be_measured(frame[name])]
     timed = [name for name in others if are_timed(frame[name])]
     others = timed if len(timed) == 1 else others
@@ -448,7 +449,7 @@ def by_numbers(frame: pd.DataFrame, meanings: Mapping[str, Guess]) -> dict[str, 
         return {}
     cells, name = frame[others[0]], parse_name(others[0])
     rates, ranks = numbers(cells, units=COUNT_UNITS), numbers(frame[counts])
-    in_french = name.stem == "temps" and _falls(rates, ranks)  # unlike temperatures
+    in_french = name.stem == "temps" and falls(rates, ranks)  # unlike temperatures
     if timed == others or name.family == "time" or in_french:
         return {others[0]: Guess("time", name.factor if name.family else None, "total")}
     grown = "efficiency" in kinds and name.family is None and _grows(rates, ranks)
@@ -467,12 +468,6 @@ def _times_grow(sizes: pd.Series, frame: pd.DataFrame, meanings: Mapping[str, Gu
     """Whether times grow with numbers, which are then the sizes of a problem, and no ranks."""
     timed = (name for name, meaning in meanings.items() if meaning.canonical == "time")
     return any(_grows(numbers(frame[name], units=TIME_UNITS), sizes) for name in timed)
-
-
-def _falls(values: pd.Series, counts: pd.Series) -> bool:
-    """Whether numbers are less on the most ranks than on the fewest."""
-    usual = values.groupby(counts).median().sort_index()
-    return len(usual) > 1 and bool(usual.index[0] > 0 and usual.iloc[-1] < usual.iloc[0])
 
 
 def _grows(values: pd.Series, counts: pd.Series) -> bool:

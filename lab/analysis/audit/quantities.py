@@ -332,22 +332,21 @@ class Quantities:
 
     def _drop_projected(self) -> None:
         """Leave out rows that were not measured, such as that of "16 (projected)", and say so."""
-        projected = pd.Series(False, self.tidy.index)
-        for column in self.meanings:
-            cells = self.frame[column].loc[self.tidy.index]
+        projected = np.zeros(len(self.frame), dtype=bool)
+        for cells in (self.frame[column] for column in self.meanings):
             if not is_numeric_dtype(cells):
                 projected |= _matches(PROJECTED.fullmatch, cells)
+        projected = projected[self.frame.index.get_indexer(self.tidy.index)]
         if projected.any() and not projected.all():
             rows = count(int(projected.sum()), "projected row")
             self.assumptions.append(f"{rows} {'is' if projected.sum() == 1 else 'are'} left out")
             self.tidy = self.tidy[~projected].copy()
 
     def _scale_shares(self) -> None:
-        for column, least in PERCENT_FROM.items():
-            percent = self.tidy[column] > least
-            if column in self.given:
-                signed = self.frame[self.given[column]].astype(str).str.contains("%")
-                percent &= ~signed.reindex(percent.index, fill_value=False)
+        for column in PERCENT_FROM.keys() & self.given.keys():
+            signed = self.frame[self.given[column]].astype(str).str.contains("%")
+            percent = self.tidy[column] > PERCENT_FROM[column]
+            percent &= ~signed.reindex(percent.index, fill_value=False)
             if column in SHARES:
                 percent = pd.Series(bool(percent.any()), self.tidy.index)
             if percent.any():
@@ -355,8 +354,8 @@ class Quantities:
 
     def _drop_impossible(self) -> None:
         """Leave out values that no measurement can have, and say so."""
-        not_positive = self.tidy[list(POSITIVE)].to_numpy(dtype=float) <= 0
-        for column, wrong in zip(POSITIVE, not_positive.T, strict=True):
+        for column in (name for name in POSITIVE if name in self.given):
+            wrong = self.tidy[column] <= 0
             if wrong.any():
                 one = wrong.sum() == 1
                 verdict = "is not positive and is" if one else "are not positive and are"

@@ -40,7 +40,19 @@ def world_size(tidy: pd.DataFrame, hint: tuple[int, str] | None) -> tuple[pd.Ser
         return tidy["nodes"], "the table does not give the ranks per node, so a node counts as one"
     if tidy["ratio_over"].notna().any():
         return np.nan, ""  # of programs that are compared in each row
-    names = tidy["strategy"].fillna("").str.lower()
+    if tidy["strategy"].notna().any() and (counts := _by_strategies(tidy["strategy"], hint)):
+        return counts
+    count = tidy["rank"].nunique()
+    if count > 1:
+        return float(count), f"the {count} ranks that have rows are taken for all"
+    return np.nan, ""
+
+
+def _by_strategies(
+    strategies: pd.Series, hint: tuple[int, str] | None
+) -> tuple[pd.Series, str] | None:
+    """World sizes where strategies run on one rank or on several, by their names."""
+    names = strategies.fillna("").str.lower()
     parallel = names.map(columns.is_parallel).astype(bool)
     counted = r"gpus?|ranks?|procs?|process(?:es)?|threads?|cores?|workers?|x"
     number = rf"(\d{{1,6}})\s*x?\s*[-_ ]?(?:{counted})|x(\d{{1,6}})"
@@ -50,18 +62,15 @@ def world_size(tidy: pd.DataFrame, hint: tuple[int, str] | None) -> tuple[pd.Ser
     parallel |= counts > 1
     kinds = {columns.residue(name) for name in names[parallel].unique()}
     serial = names.map(lambda name: columns.is_serial(name) or columns.residue(name) in kinds)
-    if parallel.any() and not parallel.all() and (parallel | serial).all():
-        unnamed = parallel & counts.isna()
-        counts = counts.where(~unnamed, hint[0] if hint else np.nan)
-        many = ", ".join(repr(name) for name in names[parallel].unique())
-        number = f"{hint[0]} ranks by {hint[1]}" if hint else "an unknown number of ranks"
-        if not unnamed.any():
-            number = "as many ranks as their names say"
-        return counts.where(parallel, 1.0), f"{many} ran on {number}, the others on 1"
-    count = tidy["rank"].nunique()
-    if count > 1:
-        return float(count), f"the {count} ranks that have rows are taken for all"
-    return np.nan, ""
+    if not parallel.any() or parallel.all() or not (parallel | serial).all():
+        return None
+    unnamed = parallel & counts.isna()
+    counts = counts.where(~unnamed, hint[0] if hint else np.nan)
+    many = ", ".join(repr(name) for name in names[parallel].unique())
+    number = f"{hint[0]} ranks by {hint[1]}" if hint else "an unknown number of ranks"
+    if not unnamed.any():
+        number = "as many ranks as their names say"
+    return counts.where(parallel, 1.0), f"{many} ran on {number}, the others on 1"
 
 
 def _are_counts(values: pd.Series) -> bool:
@@ -74,9 +83,11 @@ def _are_counts(values: pd.Series) -> bool:
 def of_a_node(tidy: pd.DataFrame, given: dict[str, str]) -> Iterator[str]:
     """Take ranks as those of each node if some rows have fewer of them than nodes, and say so,
     unless they are the quoted speedups over the efficiencies."""
+    if "per_node" in given or not (tidy["world_size"] < tidy["nodes"]).any():
+        return
     ranks = tidy["speedup"] / tidy["efficiency"] / tidy["world_size"]
     quoted = float(((ranks - 1).abs() < NEARLY).mean()) > MOSTLY
-    if "per_node" not in given and (tidy["world_size"] < tidy["nodes"]).any() and not quoted:
+    if not quoted:
         tidy["per_node"], tidy["world_size"] = tidy["world_size"], np.nan
         given["per_node"] = name = given.pop("world_size")
         yield f"{name!r} counts the ranks of each node, as there are fewer than nodes"
@@ -101,9 +112,11 @@ def hybrid(tidy: pd.DataFrame, given: Mapping[str, str]) -> Iterator[str]:
     The threads of a rank are then its strategy, where the table gives no other.
     """
     ranks = given.get("world_size", given.get("per_node", ""))
+    if "threads" not in given:
+        return
     threads = numbers(tidy["threads"])
     on_cores = ON_CORES.search(normal(ranks)) and "gpu" not in normal(ranks)
-    of_a_rank = OF_A_RANK.match(normal(given.get("threads", "")))
+    of_a_rank = OF_A_RANK.match(normal(given["threads"]))
     known = threads.dropna()  # a program on a GPU has none
     whole = bool(((known >= 1) & (known % 1 == 0)).all())
     if not on_cores or not of_a_rank or not whole or threads.nunique() < 2:
@@ -191,6 +204,8 @@ def global_batch(tidy: pd.DataFrame, given: dict[str, str]) -> Iterator[str]:
 
 def complete_batches(tidy: pd.DataFrame, given: Mapping[str, str]) -> None:
     """Derive the degree of data parallelism, and batches from each other and the accumulation."""
+    if not given.keys() & {"sharding", "rank_batch_size", "global_batch_size", "micro_batch_size"}:
+        return
     shards = numbers(tidy["sharding"])
     if re.search("fsdp|degree|size", normal(given.get("sharding", ""))):
         sharded = tidy["dp"] * _of_a_replica(tidy) * shards == tidy["world_size"]

@@ -90,6 +90,7 @@ MOST_NAMES = 20  # columns whose words are looked at
 REMARK = re.compile(r"\(([^()]+)\)\s*$")
 GROWN = 0.5  # of the ranks' own growth: a rate grows like this, a time does not
 MOST_LABELS = 50  # different cells that are looked at
+ABSENT = {"nan", "None", "<NA>", "NaT"}  # of a missing cell, as text
 
 
 class RankColumn(NamedTuple):
@@ -202,7 +203,8 @@ def is_known(cell: object) -> bool:
 
 def _first_texts(cells: pd.Series) -> list[str]:
     """The first different cells as text; those of a Parquet file may also be lists."""
-    return [*dict.fromkeys(map(str, cells.dropna().tolist()))][:MOST_LABELS]
+    texts = dict.fromkeys(map(str, cells.tolist()))
+    return [text for text in texts if text not in ABSENT][:MOST_LABELS]
 
 
 def by_world_size(
@@ -431,6 +433,12 @@ def _numbers_other(column: str, cells: pd.Series) -> bool:
     other = meaning is not None and meaning.canonical in NO_RANKS
     own = numbers(cells).notna().all()
     return bool(OF_A_RUN.search(normal(column))) or (other and not own)
+
+
+def falls(values: pd.Series, counts: pd.Series) -> bool:
+    """Whether numbers are less on the most ranks than on the fewest."""
+    usual = values.dropna().groupby(counts).median().sort_index()
+    return len(usual) > 1 and bool(usual.index[0] > 0 and usual.iloc[-1] < usual.iloc[0])
 
 
 def listed(columns: Iterable[str]) -> str:

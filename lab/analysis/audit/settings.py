@@ -298,8 +298,8 @@ def _quantity(cells: pd.Series, setting: Setting, noted: str) -> tuple[str, str]
 
 def _counted(cells: pd.Series) -> str:
     """What all cells count, such as "4 GPUs"; "" for others."""
-    first = cells.head(MOST_CELLS).astype(str)
-    return "world_size" if all(ranks_of(cell)[0] > 0 for cell in first) else ""
+    counted = all(ranks_of(cell)[0] > 0 for cell in cells.array[:MOST_CELLS])
+    return "world_size" if counted else ""
 
 
 def _free_name(name: str, taken: Sequence[str]) -> str:

@@ -138,7 +138,7 @@ def _long_form(
         frame, more = by(frame, mapped)
         assumptions += more
     meanings = _meanings(frame, mapped)
-    unnamed = {} if mapped else by_numbers(frame.drop(columns=ROW), meanings)
+    unnamed = {} if mapped else by_numbers(frame, meanings)
     meanings |= unnamed
     rated = {} if mapped else _rates_by_cells(frame, meanings)
     meanings, unnamed = meanings | rated, unnamed | rated
@@ -171,8 +171,8 @@ def _without_changes(frame: pd.DataFrame) -> tuple[pd.DataFrame, list[str]]:
     """The table without rows such as "change | +49.3% | -0.6%", which compare those above them."""
     if len(frame) > keys.MOST_VALUES:
         return frame, []
-    cells = frame.drop(columns=ROW).iloc[:, 1:].to_numpy(dtype=object).tolist()
-    rows = [[text for cell in row if (text := as_text(cell))] for row in cells]
+    cells = (frame[name].tolist() for name in frame.columns[1:].drop(ROW))
+    rows = [[text for cell in row if (text := as_text(cell))] for row in zip(*cells, strict=True)]
     compares = np.array(
         [len(row) >= FEWEST_CHANGES and all(map(CHANGE.fullmatch, row)) for row in rows]
     )

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import math
 import re
+from typing import Any
 
 import numpy as np
 import pandas as pd
@@ -257,16 +258,20 @@ def spread(cell: object, *, factor: float = 1.0) -> float:
 def numbers(
     column: pd.Series, *, units: dict[str, float] | None = None, factor: float = 1.0
 ) -> pd.Series:
-    """A column in base units; only cells that pandas cannot parse are parsed one by one."""
-    values = pd.to_numeric(column, errors="coerce").to_numpy(dtype=float, na_value=np.nan)
-    with np.errstate(over="ignore"):  # what is too large becomes infinite, and then unknown
-        values = values * factor
-    unread = np.isnan(values)
-    if unread.any():
-        unread &= column.notna().to_numpy()
+    """A column in base units; NaN where a cell is not a number, or too large for one."""
+
+    def value(cell: Any) -> float:
+        try:
+            return float(cell) * factor
+        except (TypeError, ValueError):
+            return number(cell, units=units, factor=factor)
+
+    if is_numeric_dtype(column):
+        with np.errstate(over="ignore"):
+            values = column.to_numpy(dtype=float, na_value=np.nan) * factor
+    else:
+        values = np.array([*map(value, column.tolist())], dtype=float)
     values[~np.isfinite(values)] = np.nan
-    if unread.any():
-        values[unread] = [number(cell, units=units, factor=factor) for cell in column[unread]]
     return pd.Series(values, column.index, name=column.name)
 
 

@@ -32,6 +32,7 @@ from lab.analysis.audit.reshape import (
     OF_PROBLEMS,
     are_rated,
     are_timed,
+    falls,
     listed,
     noted_alone,
     noted_quantity,
@@ -170,11 +171,13 @@ def by_timed(frame: pd.DataFrame, mapped: Mapping[str, Guess]) -> Long:
         of_time = (in_name and re.search("[a-z]{2}", name.stem)) or are_timed(frame[column])
         if of_time and not guess(column) and not re.search(f"{NOT_TRAINING}|{IDEAL}", name.stem):
             timed[UNIT.sub("", column)] = {"time": column}
+    if mapped or len(timed) < 2:
+        return frame, []
     _add_ratios(timed, frame)
     rest = frame.drop(columns=[column for part in timed.values() for column in part.values()])
     ranks = [name for name in rest if quantities([str(name)]) & RANKS]
     varied = any(rest[name].astype(str).nunique() > 1 for name in ranks)
-    if mapped or len(timed) < 2 or not varied or quantities(rest.columns) & OF_SPEED:
+    if not varied or quantities(rest.columns) & OF_SPEED:
         return frame, []
     names = listed(part["time"] for part in timed.values())
     read = f"{names} are read as times of what their names say"
@@ -208,6 +211,7 @@ def by_noted(frame: pd.DataFrame, mapped: Mapping[str, Guess]) -> Long:
     if mapped or not quantity or len(counts) != 1 or quantities(named) & OF_SPEED:
         return frame, []
     ranks = numbers(frame[counts[0]])
+    falling = quantity in TIMES
     columns = {
         name: values
         for name in names
@@ -215,19 +219,12 @@ def by_noted(frame: pd.DataFrame, mapped: Mapping[str, Guess]) -> Long:
         and re.search("[a-z]{2}", normal(name))
         and (values := numbers(frame[name])).notna().any()
     }
-    if len(columns) < 2 or not all(_behaves(one, ranks, quantity) for one in columns.values()):
+    alike = all(not (one <= 0).any() and falls(one, ranks) == falling for one in columns.values())
+    if len(columns) < 2 or ranks.nunique() < 2 or not alike:
         return frame, []
     parts = {name: {quantity: name} for name in columns}
     read = f"{listed(columns)} are read as the {quantity} of what their names say"
     return _stacked(frame, parts, "setting"), [read]
-
-
-def _behaves(values: pd.Series, ranks: pd.Series, quantity: str) -> bool:
-    """Whether numbers fall, as times do, or rise from the fewest to the most ranks."""
-    usual = values.groupby(ranks).median().sort_index()
-    if len(usual) < 2 or not (usual > 0).all():
-        return False
-    return bool((usual.iloc[-1] < usual.iloc[0]) == (quantity in TIMES))
 
 
 def _add_ratios(timed: Mapping[str, dict[str, str]], frame: pd.DataFrame) -> None:
