@@ -32,7 +32,7 @@ NOTED = {
     r"|\bcontext(?:[ _-](?:length|window))?(?: of)?[ =:]*(\d{4,7}|\d+k)\b"
     r"|\$s\s*=\s*(\d{3,7})\$",  # the symbol of papers
     "global_batch": rf"\bglobal[ _-]batch{_OF}{_COUNT}",
-    "micro_batch": rf"\b(?:micro|per[ -](?:gpu|device))[ _-]?batch{_OF}{_COUNT}",
+    "micro_batch": rf"\b(?:micro|per[ _-](?:gpu|device))[ _-]?(?:train_)?batch{_OF}{_COUNT}",
     "replica_batch": rf"\blocal[ _-]?batch{_OF}{_COUNT}",
     "per_node": rf"x ?(\d+) per node|(\d+)(?: ?[x×*])? {_CARDS} (?:\([^)]*\) )?per {NODE}"
     rf"|\b{NODE}s? (?:has|have|with|of|x|×)[ :*-]+(\d+)(?: ?[x×*])? ?{_CARDS}"
@@ -110,7 +110,7 @@ GROUPS = re.compile(r"\bhsdp\W*(\d+)\s*[x×,]\s*(\d+)", re.IGNORECASE)  # replic
 SET_RECOMPUTED = re.compile(
     r"\brecomput\w*\s*[=:]\s*(\w+)|\b(full|selective|no) AC\b", re.IGNORECASE
 )
-FUSED = re.compile(r"flash[ -]?att", re.IGNORECASE)  # of attention
+FUSED = re.compile(r"flash[ _-]?att|\bfa[23]\b", re.IGNORECASE)  # of attention
 SENT_ONCE = re.compile(r"\b(?:deep|hybrid).?ep\b", re.IGNORECASE)
 ADAPTERS = re.compile(r"(?<![a-z])(?:q|do)?lora(?![a-z])", re.IGNORECASE)
 TRAINS_ALL = re.compile(r"\bsft\b|\bfull\b|pre-?train|supervised", re.IGNORECASE)
@@ -159,7 +159,7 @@ def sharing(words: str) -> Sharing | None:
 def noted_model(notes: str) -> Transformer | None:
     """The model that notes name, or one of their only size; None if they give several sizes."""
     text = _ACTIVE.sub("", notes.replace("_", " "))
-    text = re.sub(r"\b[\d.]+[BT] tokens|1F1B", "", text)
+    text = re.sub(r"\b[\d.]+[BT] tokens|1F1B", "", text, flags=re.IGNORECASE)
     sizes = transformer.sizes(text)
     if len(sizes) > 1:
         return None
@@ -173,12 +173,13 @@ def from_notes(
     precisions: Collection[str] = (),
     framework: Framework = ANY,
     of_gpu: str = "",
+    of_page: str = "",
 ) -> tuple[dict[str, Any], list[str]]:
     """Values for all rows, from the notes or else as usual, with sentences on what was assumed.
 
     `known` are the meanings of columns and assumptions, `precisions` those of the rows, and
-    `of_gpu` the note that names the GPU, if one does before others. Notes that give several values
-    of something say nothing of it.
+    `of_gpu` the note that names the GPU, if one does before others, `of_page` the GPU that the rest
+    of the page names. Notes that give several values of something say nothing of it.
     """
     given = set(known).union(*(names for names in TOGETHER if names & set(known)))
     if SHARED & set(known) or re.search(r"\bddp\b", notes, re.IGNORECASE):
@@ -200,7 +201,7 @@ def from_notes(
     if "gpu" not in known:
         used = {*precisions, values.get("precision")}
         used |= {"mxfp8"} if MICROSCALED.search(notes) else set()
-        values["gpu"], why = _gpu(of_gpu or notes, used)
+        values["gpu"], why = _gpu(of_gpu or notes, used, of_page)
         said.append(f"{values['gpu'].upper()} GPUs, {why}")
     text = DENIED.sub("", notes)
     if ADAPTERS.search(text) and not TRAINS_ALL.search(text):
@@ -235,13 +236,15 @@ def noted_recomputation(text: str) -> set[str]:
     return kinds
 
 
-def _gpu(notes: str, precisions: Collection[str | None]) -> tuple[str, str]:
+def _gpu(notes: str, precisions: Collection[str | None], of_page: str) -> tuple[str, str]:
     """The GPU of a table without a column for it, and why it is this one."""
     if gpu := named_gpu(notes):
         return gpu.name, "from the notes"
-    for kind, first in reversed(FIRST_WITH.items()):
-        if kind in precisions:
-            return first, f"{UNNAMED}, and earlier ones have no {kind}"
+    needed = next((kind for kind in reversed(FIRST_WITH) if kind in precisions), "")
+    if of_page and needed.removeprefix("mx") in {"", *GPUS[of_page].flops}:
+        return of_page, f"which the page names first, {UNNAMED}"
+    if needed:
+        return FIRST_WITH[needed], f"{UNNAMED}, and earlier ones have no {needed}"
     return USUAL_GPUS[0], UNNAMED
 
 

@@ -1122,6 +1122,44 @@ def test_what_a_page_and_its_sections_say_of_a_table(tmp_path: Path) -> None:
         read_layouts(path, number=2)
 
 
+def test_the_gpu_that_only_the_rest_of_a_page_names(tmp_path: Path) -> None:
+    """It is the first of the page, unless another has a heading of its own."""
+    path = tmp_path / "page.md"
+    text = "# Megatron\n\n## Cluster\n\n16 nodes of H800\n\n## Results\n{}\n## Also\nOn H100.\n"
+    path.write_text(text.format(LINES.replace("FP8", "BF16")))
+    table = read_layouts(path, number=1)
+    assert table.rows[0].case.machine.gpu.name == "h800"
+    path.write_text(text.format(LINES + "\n## On H100\n" + LINES))
+    table = read_layouts(path, number=1)
+    assert "H100 GPUs, because the table names no GPU, and earlier ones have no fp8" in table.notes
+
+
+@pytest.mark.parametrize(
+    ("columns", "notes", "sharing"),
+    [
+        ({}, "", "fsdp"),
+        ({"Model": "Llama 1B"}, "", "ddp"),
+        ({}, "with DDP", "ddp"),
+        ({"zero": 1}, "", "zero1"),
+        ({"TP": 4}, "", "ddp"),
+    ],
+)
+def test_replicas_whose_copies_would_not_fit_share_their_state(
+    columns: dict[str, object], notes: str, sharing: str
+) -> None:
+    rows = frame(**{"TP": 1, "PP": 1, "Model": "Llama2 70B", **columns})
+    rows.attrs["notes"] = [notes]
+    table = read_layouts(rows)
+    assert table.rows[0].case.candidate.layout.sharing == sharing
+    assert any("FSDP is assumed" in one for one in table.notes) == (sharing == "fsdp")
+
+
+def test_stages_of_a_rank_that_layers_do_not_fill() -> None:
+    """32 ranks of three stages hold 94 layers, an embedding and a head."""
+    row = frame(GPUs=32, TP=1, PP=32, VP=3, EP=1, Model="Qwen3 235B-A22B", MBS=1)
+    assert read_layouts(row).rows[0].case.candidate.layout.interleave == 3
+
+
 def test_virtual_pipelines_are_megatrons() -> None:
     assert read_layouts(frame(VP=2)).rows[0].case.framework.name == "megatron-core"
     assert read_layouts(frame()).rows[0].case.framework.name == ""
