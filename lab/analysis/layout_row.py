@@ -12,6 +12,7 @@ from lab.analysis.layout_columns import FAILED, NO, RATES
 from lab.analysis.layout_values import (
     AGREES,
     BATCHES,
+    MOST_TOKENS,
     ROUNDED,
     degrees_of,
     flop_rate,
@@ -99,6 +100,11 @@ def layout_row(
     batch, micro, passes = _batch(values, gpus, data)
     if whole(values, "pipeline") > 1 and not (values.get("micro_batch") or values.get("accum")):
         raise ValueError("no micro-batch size for a pipeline")
+    if sequence > MOST_TOKENS and not {"context", "tensor"} & values.keys():
+        raise ValueError(
+            f"a sequence of {sequence:,.0f} tokens, too long for one GPU: add a column for the ranks "
+            "that share it (cp)"
+        )
     machine = _machine(values, gpus)
     candidate = Candidate(
         _layout(values, data, model, machine, framework),
@@ -333,6 +339,8 @@ def _model(values: Mapping[str, Any], notes: str) -> Transformer:
         )
     if mixture and model is None and ONLY_SIZE.fullmatch(text):
         model = transformer.mixture_of(transformer.size(text) or 0.0)
+    if mixture and not text and model and model.experts == 1:
+        model = transformer.mixture_of(model.parameters)  # notes gave a size, such as "Qwen 235B"
     if mixture and (model is None or model.experts == 1):
         raise ValueError(f"unknown mixture of experts {text or '(ep > 1)'}: no {', '.join(lacks)}")
     if model is None and (parameters := parameters or transformer.size(text)):

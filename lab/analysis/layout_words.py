@@ -43,6 +43,7 @@ NOTED = {
     rf"\b(\d+|{'|'.join(COUNTED)})(?: ?[x×*])?[ -]*{_CARDS}"
     rf"(?! ?(?:\([^)]*\)|\d+ ?GB?)? ?(?:per|/|each|GPU|{NODE}))"
     rf"|\b(?:{_NAMES}) ?[x×*] ?(\d+)\b"
+    rf"|\b(?:one|single|an?) (\d+) ?[x×]? ?{_CARDS} {NODE}\b(?!s)"
     r"|(?<![\d.])(\d+) ?卡",
 }
 # Notes say nothing of one of these if a column gives another.
@@ -119,7 +120,8 @@ _ACTIVE = re.compile(r"(?<=b)[ -]?a\d+(\.\d+)?b", re.IGNORECASE)  # of "30B-A3B"
 
 
 OTHER_CHIP = re.compile(
-    r"\b(?:tpus?|[nhi]pus?|trainium|trn\d|gaudi|ascend|cerebras|sambanova|a64fx|fugaku)(?![a-z])",
+    r"\b(?:tpus?|[nhi]pus?|trainium|trn\d|gaudi|ascend|cerebras|sambanova|a64fx|fugaku"
+    r"|xpus?|ponte.?vecchio|aurora)(?![a-z])",
     re.IGNORECASE,
 )
 

@@ -895,6 +895,7 @@ def test_letters_of_formulas() -> None:
     [
         ("Recipes for TPUs", {}),
         ("Sweep on Fugaku", {}),
+        ("Nodes of Aurora, torch.xpu", {}),
         ("", {"Instance": "trn1.32xlarge"}),
         ("", {"NPU model": "x"}),
     ],
@@ -1152,6 +1153,19 @@ def test_replicas_whose_copies_would_not_fit_share_their_state(
     table = read_layouts(rows)
     assert table.rows[0].case.candidate.layout.sharing == sharing
     assert any("FSDP is assumed" in one for one in table.notes) == (sharing == "fsdp")
+
+
+def test_a_sequence_that_no_gpu_holds_alone_is_shared_by_some() -> None:
+    row = {"GPUs": 8, "PP": None, "GBS": 8, "MBS": 1, "Sequence Length": "1M"}
+    with pytest.raises(InputError, match="too long for one GPU: add a column for the ranks"):
+        read_layouts(frame(TP=None, **row))
+    assert read_layouts(frame(TP=None, CP=8, **row)).rows
+
+
+def test_a_mixture_of_experts_of_which_notes_give_only_the_size() -> None:
+    rows = frame(EP=8, PP=1, TP=1, Model=None)
+    rows.attrs["notes"] = ["Qwen-235B"]
+    assert read_layouts(rows).rows[0].case.model.experts == 128
 
 
 def test_stages_of_a_rank_that_layers_do_not_fill() -> None:

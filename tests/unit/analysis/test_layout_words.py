@@ -125,6 +125,8 @@ def test_columns_count_before_notes() -> None:
         ("a single-node, eight-GPU A800 environment", 8),
         ("A800单机8卡（1x8）", 8),
         ("2 nodes x 8 H100", None),
+        ("One 8xH100 node, bf16", 8),
+        ("on 8xH100 nodes", None),
         ("Each host has 8 NVIDIA H100 GPUs", None),
     ],
 )
