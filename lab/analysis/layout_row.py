@@ -102,8 +102,8 @@ def layout_row(
         raise ValueError("no micro-batch size for a pipeline")
     if sequence > MOST_TOKENS and not {"context", "tensor"} & values.keys():
         raise ValueError(
-            f"a sequence of {sequence:,.0f} tokens, too long for one GPU: add a column for the ranks "
-            "that share it (cp)"
+            f"a sequence of {sequence:,.0f} tokens, too long for one GPU: add a column for the "
+            "ranks that share it (cp)"
         )
     machine = _machine(values, gpus)
     candidate = Candidate(
