@@ -31,8 +31,9 @@ NOTED = {
     r"|\b(\d{1,3},\d{3}|\d{4,7}|\d+k)[ -](?:tokens?[ -])?(?:sequence|context)"
     r"|\bcontext(?:[ _-](?:length|window))?(?: of)?[ =:]*(\d{4,7}|\d+k)\b"
     r"|\$s\s*=\s*(\d{3,7})\$",  # the symbol of papers
-    "global_batch": rf"\bglobal[ _-]batch{_OF}{_COUNT}",
-    "micro_batch": rf"\b(?:micro|per[ _-](?:gpu|device))[ _-]?(?:train_)?batch{_OF}{_COUNT}",
+    "global_batch": rf"\bglobal[ _-]batch{_OF}{_COUNT}|(?<![\d.,])(\d+) global[ -]batch",
+    "micro_batch": rf"\b(?:micro|per[ _-](?:gpu|device))[ _-]?(?:train_)?batch{_OF}{_COUNT}"
+    r"|(?<![\d.,])(\d+) micro[ -]?batch[ -]size\b",
     "replica_batch": rf"\blocal[ _-]?batch{_OF}{_COUNT}",
     "per_node": rf"x ?(\d+) per node|(\d+)(?: ?[x×*])? {_CARDS} (?:\([^)]*\) )?per {NODE}"
     rf"|\b{NODE}s? (?:has|have|with|of|x|×)[ :*-]+(\d+)(?: ?[x×*])? ?{_CARDS}"

@@ -142,6 +142,8 @@ def test_the_gpus_of_a_table_are_not_those_of_a_node(notes: str, gpus: int | Non
         ("Each host has - 8 NVIDIA H200 GPUs connected", {"per_node": 8}),
         ("on 16 hosts, 8 H100 GPUs per host", {"nodes": 16, "per_node": 8}),
         ("context length 8192", {"sequence": 8192}),
+        ("2 global batch size, 1 micro batch size", {"global_batch": 2, "micro_batch": 1}),
+        ("global batch size 8, 4 micro batches", {"global_batch": 8}),
         ("run with per_device_train_batch_size=2", {"micro_batch": 2}),
         ("8,192 tokens of context", {}),
         ("at 8,192-token context", {"sequence": 8192}),
@@ -150,7 +152,7 @@ def test_the_gpus_of_a_table_are_not_those_of_a_node(notes: str, gpus: int | Non
 )
 def test_notes_give_nodes_hosts_and_context(notes: str, said: dict[str, float]) -> None:
     values, _ = from_notes(notes, set())
-    names = ("nodes", "per_node", "gpus", "sequence", "micro_batch")
+    names = ("nodes", "per_node", "gpus", "sequence", "micro_batch", "global_batch")
     assert {name: values[name] for name in names if name in values} == said
 
 
