@@ -60,6 +60,7 @@ if TYPE_CHECKING:
     import pandas as pd
 
 PAGES = {".md", ".mdx", ".rst"}  # files with text around their tables
+SECTION = re.compile(r"(#{2,6})\s")
 MOST_NAMES = 8
 MOST_CELLS = 50  # of a column that are looked at
 MOST_REACHED = 0.76  # of an A100's peak, recomputed passes counted: FSDP of 70B reached 0.74
@@ -176,7 +177,8 @@ class _Page:
     """A table with a row per layout, and the words around it.
 
     `title` is its name in words, `above` its own notes, `notes` all that is said of it, `opening`
-    what the page says of all its tables, `gpu` the one that it names elsewhere, else "".
+    what the page says of all its tables, `gpu` the one that it names elsewhere, else "", and
+    `outer` what the sections around the table's own say before their subsections.
     """
 
     frame: pd.DataFrame
@@ -186,6 +188,7 @@ class _Page:
     notes: str
     opening: str
     gpu: str
+    outer: str
     sideways: bool  # its columns were the layouts
 
 
@@ -201,7 +204,33 @@ def _page(source: str | Path | pd.DataFrame, number: int | None) -> _Page:
     title = re.sub(r"^[\d\s]+", "", name.replace("_", " "))
     notes = "; ".join(filter(None, [" ".join(around or above), title, corner]))
     gpu = "" if named_gpu("; ".join([*above, title, corner])) else _first_gpu(source)
-    return _Page(frame, name, title, above, notes, opening, gpu, sideways is not None)
+    outer = _outer(source, above)
+    return _Page(frame, name, title, above, notes, opening, gpu, outer, sideways is not None)
+
+
+def _outer(source: str | Path | pd.DataFrame, above: Sequence[str]) -> str:
+    """What the sections around a table's own say before their first subsections; "" if more than
+    one place has these headings. `above` are the table's notes, which end with the headings of its
+    sections, innermost first.
+
+    Only the first line is a heading of the first level: others are comments in code.
+    """
+    if not isinstance(source, str | Path) or Path(source).suffix not in PAGES:
+        return ""
+    inside: list[tuple[int, str, list[str]]] = [(1, "", [])]
+    suited: list[list[list[str]]] = []
+    for line in Path(source).read_text(errors="replace").splitlines():
+        if not (heading := SECTION.match(line)):
+            inside[-1][2].append("" if "|" in line else line)
+            continue
+        level = len(heading[1])
+        inside = [one for one in inside if one[0] < level]
+        inside.append((level, line.replace("**", "").strip("# \t"), []))
+        *outer, own = [name for _, name, _ in inside[1:]]
+        if own in above and above[len(above) - len(outer) :] == outer[::-1]:
+            suited.append([text for _, _, text in inside[:-1]])
+    deepest = [one for one in suited if len(one) == max(map(len, suited))]
+    return "\n".join(line for text in deepest[0] for line in text) if len(deepest) == 1 else ""
 
 
 def _first_gpu(source: str | Path | pd.DataFrame) -> str:
@@ -233,7 +262,7 @@ def _values(
     of_gpu = next(filter(named_gpu, page.above), "")  # a heading comes before footnotes on others
     of_gpu = of_gpu or (page.gpu if named_gpu(page.notes) else "")
     defaults, noted = from_notes(
-        page.notes, {*columns, *assumed, *said}, precisions, framework, of_gpu, page.gpu
+        page.notes, {*columns, *assumed, *said}, precisions, framework, of_gpu, page.gpu, page.outer
     )
     if transformer.named("", page.notes) is None:
         defaults["noted_kind"] = transformer.other_kind(
@@ -411,7 +440,9 @@ def _around(source: str | Path | pd.DataFrame) -> tuple[list[str], str]:
     before = re.split(r"^(?:#|\W*\|)", rest, maxsplit=1, flags=re.MULTILINE)[0]
     lines = text.splitlines()
     alone = sum(bool(DASHES.fullmatch(line)) for line in lines) == 1
-    around = [line.strip("# \t") for line in lines if alone and "|" not in line]
+    around = [
+        line.replace("**", "").strip("# \t") for line in lines if alone and "|" not in line
+    ]
     return around, title + line_end + before
 
 

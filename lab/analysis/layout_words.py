@@ -29,7 +29,7 @@ NOTED = {
     "sequence": r"(?<![a-z])seq(?:uence)?s?(?:[ _-]?len(?:gth)?s?)?(?: of| is)?(?: set to)?[ =:]*"
     r"(\d{1,3},\d{3}|\d{3,7}|\d+k)\b"
     r"|\b(\d{1,3},\d{3}|\d{4,7}|\d+k)[ -](?:tokens?[ -])?(?:sequence|context)"
-    r"|\bcontext(?:[ _-](?:length|window))?(?: of)?[ =:]*(\d{4,7}|\d+k)\b"
+    r"|\bcontext(?:[ _-](?:length|window))?(?: of)?[ =:]*(\d{1,3},\d{3}|\d{4,7}|\d+k)\b"
     r"|\$s\s*=\s*(\d{3,7})\$",  # the symbol of papers
     "global_batch": rf"\bglobal[ _-]batch{_OF}{_COUNT}|(?<![\d.,])(\d+) global[ -]batch",
     "micro_batch": rf"\b(?:micro|per[ _-](?:gpu|device))[ _-]?(?:train_)?batch{_OF}{_COUNT}"
@@ -46,6 +46,11 @@ NOTED = {
     rf"|\b(?:{_NAMES}) ?[x×*] ?(\d+)\b"
     rf"|\b(?:one|single|an?) (\d+) ?[x×]? ?{_CARDS} {NODE}\b(?!s)"
     r"|(?<![\d.])(\d+) ?卡",
+}
+# What a section may say of all tables in it: not what these compare, such as GPUs or models.
+OF_SECTIONS = {
+    *("sequence", "global_batch", "micro_batch", "replica_batch", "per_node", "tensor", "pipeline"),
+    *("context", "expert", "precision", "recomputed"),
 }
 # Notes say nothing of one of these if a column gives another.
 TOGETHER = (
@@ -177,12 +182,14 @@ def from_notes(
     framework: Framework = ANY,
     of_gpu: str = "",
     of_page: str = "",
+    outer: str = "",
 ) -> tuple[dict[str, Any], list[str]]:
     """Values for all rows, from the notes or else as usual, with sentences on what was assumed.
 
     `known` are the meanings of columns and assumptions, `precisions` those of the rows, and
     `of_gpu` the note that names the GPU, if one does before others, `of_page` the GPU that the rest
-    of the page names. Notes that give several values of something say nothing of it.
+    of the page names, `outer` what sections around the table's own say, which counts for what its
+    notes leave open. Notes that give several values of something say nothing of it.
     """
     given = set(known).union(*(names for names in TOGETHER if names & set(known)))
     if SHARED & set(known) or re.search(r"\bddp\b", notes, re.IGNORECASE):
@@ -190,6 +197,9 @@ def from_notes(
     values = {name: value for name, value in settings(notes).items() if name not in given}
     if values.get("sharding") == "hsdp" and re.search(r"\bfsdp|full_?shard", notes, re.IGNORECASE):
         values["sharding"] = "fsdp"  # it is not said which rows are hybrid
+    given = {*given, *values}.union(*(names for names in TOGETHER if names & values.keys()))
+    around = {name: value for name, value in settings(outer).items() if name in OF_SECTIONS - given}
+    values |= around
     counts = {name: value for name, value in values.items() if isinstance(value, float)}
     said = [f"{name.replace('_', ' ')} {value:g}, from the notes" for name, value in counts.items()]
     stated = [values[name] for name in ("precision", "sharding") if name in values]

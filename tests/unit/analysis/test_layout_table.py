@@ -1174,6 +1174,25 @@ def test_stages_of_a_rank_that_layers_do_not_fill() -> None:
     assert read_layouts(row).rows[0].case.candidate.layout.interleave == 3
 
 
+def test_what_a_section_says_counts_for_the_tables_of_its_subsections(tmp_path: Path) -> None:
+    path = tmp_path / "page.md"
+    table = """
+| GPUs | MBS | GBS | Tokens / sec / GPU |
+|---|---|---|---|
+| 8 | 1 | 128 | 4079 |
+"""
+    page = (
+        "# Llama 3 8B\n\nH100\n\n## A\nSEQ_LEN=8192 tp=2\n### Sizes of 8B\n{0}\n### Also 8B\n{0}\n"
+    )
+    path.write_text(page.format(table) + "## B\nseq 2048\n### More of 8B\n" + table)
+    cases = [read_layouts(path, number=number).rows[0].case for number in (1, 2, 3)]
+    assert [one.sequence for one in cases] == [8192, 8192, 2048]
+    assert [one.candidate.layout.tensor for one in cases] == [2, 2, 1]
+    path.write_text(page.format(table) * 2)
+    with pytest.raises(InputError, match="no sequence length"):
+        read_layouts(path, number=1)
+
+
 def test_virtual_pipelines_are_megatrons() -> None:
     assert read_layouts(frame(VP=2)).rows[0].case.framework.name == "megatron-core"
     assert read_layouts(frame()).rows[0].case.framework.name == ""

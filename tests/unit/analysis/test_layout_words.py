@@ -146,6 +146,7 @@ def test_the_gpus_of_a_table_are_not_those_of_a_node(notes: str, gpus: int | Non
         ("global batch size 8, 4 micro batches", {"global_batch": 8}),
         ("run with per_device_train_batch_size=2", {"micro_batch": 2}),
         ("8,192 tokens of context", {}),
+        ("a context length of 8,192 tokens", {"sequence": 8192}),
         ("at 8,192-token context", {"sequence": 8192}),
         ("bs1, 4 nodes × 8, seq 16384", {"nodes": 4, "per_node": 8, "sequence": 16384}),
     ],
