@@ -238,9 +238,9 @@ def _first_gpu(source: str | Path | pd.DataFrame) -> str:
     if not isinstance(source, str | Path) or Path(source).suffix not in PAGES:
         return ""
     lines = Path(source).read_text(errors="replace").splitlines()
-    named = [(line.startswith("#"), gpu.name) for line in lines if (gpu := named_gpu(line))]
-    first = named[0][1] if named else ""
-    return "" if any(heading and name != first for heading, name in named) else first
+    first = next((gpu.name for line in lines if (gpu := named_gpu(line))), "")
+    headings = (named_gpu(line) for line in lines if first and line.startswith("#"))
+    return "" if any(gpu and gpu.name != first for gpu in headings) else first
 
 
 def _values(
@@ -440,9 +440,7 @@ def _around(source: str | Path | pd.DataFrame) -> tuple[list[str], str]:
     before = re.split(r"^(?:#|\W*\|)", rest, maxsplit=1, flags=re.MULTILINE)[0]
     lines = text.splitlines()
     alone = sum(bool(DASHES.fullmatch(line)) for line in lines) == 1
-    around = [
-        line.replace("**", "").strip("# \t") for line in lines if alone and "|" not in line
-    ]
+    around = [line.replace("**", "").strip("# \t") for line in lines if alone and "|" not in line]
     return around, title + line_end + before
 
 
