@@ -86,8 +86,9 @@ ASSUMED = sorted({*NAMES, *GUESSED.values(), *TEXT} - {"memory", "status", "mfu"
 RATE = rf"{SPEED}(_(on|with|for)_.*)?"
 STEP = "((train(ing)?|global|optimizer)_)?(step|iter(ation)?|update)s?"
 RATED = {"token": "tokens", "sample": "samples", "image": "samples", "sequence": "samples"}
-# Of "tok/s (16 GPUs)" and "samples (4K) per second".
+# Of "tok/s (16 GPUs)", and what SAMPLE_LENGTH says.
 OF_ALL = re.compile(r"\(\d+ ?(?:K|GPUs?|ranks?|devices?)\)", re.IGNORECASE)
+SAMPLE_LENGTH = re.compile(r"\((\d+) ?K\)", re.IGNORECASE)  # of "samples (4K) per second"
 FLOP_RATE = re.compile(r"(^|_)(t|p)flops?(_|$)")
 NO_FLOP_RATE = re.compile(
     rf"{IDEAL}|percent|pct|util|peak|_(vs|of)_|_per_(step|iter|tok|sampl|seq|batch|layer)"
@@ -186,7 +187,7 @@ def meaning(column: str, cells: Sequence[Any] = ()) -> str | None:
     """What a column of this name holds, and of these cells where the name does not tell."""
     name = OF_ALL.sub("", column)
     stem, guessed = normal(name.strip(" #")), guess(name)
-    things = RATED.get(counted(name))
+    things = "tokens" if _sample_tokens(column) else RATED.get(counted(name))
     if things and guessed and guessed.canonical in {"rate", "rate_per_rank"}:
         return things if guessed.canonical == "rate" else f"{things}_per_gpu"
     if FLOP_RATE.search(stem) and not NO_FLOP_RATE.search(stem):
@@ -290,7 +291,7 @@ def _factor(meant: str, column: str, cells: Sequence[Any]) -> float:
     units, unit = UNITS.get(meant, {}), normal(column).split("_")[-1]
     guessed = guess(OF_ALL.sub("", column))
     if meant in {"time", "memory", "mfu", *RATES} and guessed and guessed.factor:
-        return guessed.factor
+        return guessed.factor * (_sample_tokens(column) or 1.0)
     if meant == "memory":
         return _largest_unit(cells, MOST_MEMORY, 1e9, 1e6)
     if meant.endswith("flops"):
@@ -299,6 +300,13 @@ def _factor(meant: str, column: str, cells: Sequence[Any]) -> float:
     if meant == "parameters" and unit not in units:
         unit = _label(cells) or ""
     return units.get(unit, 1.0)
+
+
+def _sample_tokens(column: str) -> float:
+    """The tokens of each sample that a rate of this name counts; 0 if it does not say."""
+    length = SAMPLE_LENGTH.search(column)
+    counts_samples = RATED.get(counted(OF_ALL.sub("", column))) == "samples"
+    return 1024.0 * int(length[1]) if length and counts_samples else 0.0
 
 
 def _largest_unit(cells: Sequence[Any], most: float, *units: float) -> float:

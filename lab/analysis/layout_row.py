@@ -12,6 +12,7 @@ from lab.analysis.layout_columns import FAILED, NO, RATES
 from lab.analysis.layout_values import (
     AGREES,
     BATCHES,
+    MOST_TOKENS,
     ROUNDED,
     degrees_of,
     flop_rate,
@@ -44,6 +45,7 @@ ONLY_SIZE = re.compile(r"\d+(\.\d+)?[bt]([ -]a\d+(\.\d+)?b)?", re.IGNORECASE)  #
 PARTS_OF_LAYERS = re.compile(r"select|minimal|norm|attn|proj|(?<![a-z])act(?![a-z])")
 UNSIZED = "no model and no model sizes"
 UNTIMED = "no step time and no rate"
+SHARING = {"sharding", "zero", "fsdp", "replicate", "shard"}
 # What a row may lack, and what can be assumed instead.
 LACKING = {
     "no number of GPUs": "gpus=8",
@@ -76,6 +78,7 @@ class LayoutRow:
     quoted_batch: float | None = None  # if it is not what ran
     rate_of_gpu: bool = False  # its rate is that of each GPU, though not named so
     divided: bool = False  # into micro-batches that the table does not give
+    shares: bool = False  # all state among its replicas, as it ran and would not fit otherwise
     only_size: bool = False  # of a mixture of experts, of which one is known
     kind: str = ""  # of a model that is not a language decoder
 
@@ -97,6 +100,11 @@ def layout_row(
     batch, micro, passes = _batch(values, gpus, data)
     if whole(values, "pipeline") > 1 and not (values.get("micro_batch") or values.get("accum")):
         raise ValueError("no micro-batch size for a pipeline")
+    if sequence > MOST_TOKENS and not {"context", "tensor"} & values.keys():
+        raise ValueError(
+            f"a sequence of {sequence:,.0f} tokens, too long for one GPU: add a column for the "
+            "ranks that share it (cp)"
+        )
     machine = _machine(values, gpus)
     candidate = Candidate(
         _layout(values, data, model, machine, framework),
@@ -108,8 +116,11 @@ def layout_row(
     recomputed = None if "recomputed" in values else framework.recomputed
     case = Case(model, int(sequence), candidate, machine, recomputed, framework)
     divided = not any(map(values.get, ("micro_batch", "accum", "replica_batch")))
-    if divided:
-        case = replace(case, candidate=_fitting(case))
+    whole_batch, case = case, _fitting(case) if divided else case
+    if shares := timed and not failed and _shares(case, values, notes):
+        layout = replace(whole_batch.candidate.layout, sharing="fsdp")
+        case = replace(whole_batch, candidate=replace(whole_batch.candidate, layout=layout))
+        case = _fitting(case) if divided else case
     step_s = None if failed else step_by_rate(values, gpus, batch, sequence)
     if step_s is None and timed and not failed:
         step_s = step_by_flops(values, case, gpus, batch)
@@ -130,6 +141,7 @@ def layout_row(
         quoted_batch=quoted if quoted != batch else None,
         rate_of_gpu=rate_of_gpu,
         divided=divided,
+        shares=shares,
         only_size=model.experts > 1 and bool(ONLY_SIZE.fullmatch(_name(values))),
         kind=kind,
     )
@@ -144,7 +156,7 @@ def _layout(
     near = machine.gpus_per_node // tensor
     # With experts, tensor parallelism must: each rank would send the same tokens otherwise.
     splits = framework.sequence_parallel or model.experts > 1
-    interleave = min(whole(values, "interleave"), max(model.layers // pipeline, 1))
+    interleave = min(whole(values, "interleave"), -(-model.layers // pipeline))
     return Layout(
         shared,
         data=data,
@@ -208,15 +220,24 @@ def _lacks(values: Mapping[str, Any], *, timed: bool) -> list[str]:
     return [what for what, value in given.items() if not value]
 
 
-def _fitting(case: Case) -> Candidate:
-    """A layout with the largest micro-batch that fits, where only the batch of a step is known."""
+def _fitting(case: Case) -> Case:
+    """The case with the largest micro-batch that fits, where only the batch of a step is known."""
     one = case.candidate
     for accum in range(1, one.micro_batch + 1):
         if one.micro_batch % accum == 0:
-            fitting = replace(one, micro_batch=one.micro_batch // accum, grad_accum=accum)
-            if replace(case, candidate=fitting).fits:
+            candidate = replace(one, micro_batch=one.micro_batch // accum, grad_accum=accum)
+            if (fitting := replace(case, candidate=candidate)).fits:
                 return fitting
-    return replace(one, micro_batch=1, grad_accum=one.micro_batch)
+    return replace(case, candidate=replace(one, micro_batch=1, grad_accum=one.micro_batch))
+
+
+def _shares(case: Case, values: Mapping[str, Any], notes: str) -> bool:
+    """Whether replicas of a row that ran must have shared all of their state: the table leaves it
+    open, nothing else makes them smaller, and they would not fit otherwise."""
+    layout = case.candidate.layout
+    stated = SHARING & values.keys() or re.search(r"\bddp\b", notes, re.IGNORECASE)
+    alone = layout.tensor == layout.pipeline == 1 < layout.shards
+    return not stated and alone and layout.sharing != "fsdp" and not case.fits
 
 
 def _batch(values: Mapping[str, Any], gpus: float, data: int) -> tuple[float, float, float]:
@@ -318,6 +339,8 @@ def _model(values: Mapping[str, Any], notes: str) -> Transformer:
         )
     if mixture and model is None and ONLY_SIZE.fullmatch(text):
         model = transformer.mixture_of(transformer.size(text) or 0.0)
+    if mixture and not text and model and model.experts == 1:
+        model = transformer.mixture_of(model.parameters)  # notes gave a size, such as "Qwen 235B"
     if mixture and (model is None or model.experts == 1):
         raise ValueError(f"unknown mixture of experts {text or '(ep > 1)'}: no {', '.join(lacks)}")
     if model is None and (parameters := parameters or transformer.size(text)):

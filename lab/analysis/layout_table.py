@@ -59,6 +59,8 @@ from lab.perfmodel.layout_terms import Case
 if TYPE_CHECKING:
     import pandas as pd
 
+PAGES = {".md", ".mdx", ".rst"}  # files with text around their tables
+SECTION = re.compile(r"(#{2,6})\s")
 MOST_NAMES = 8
 MOST_CELLS = 50  # of a column that are looked at
 MOST_REACHED = 0.76  # of an A100's peak, recomputed passes counted: FSDP of 70B reached 0.74
@@ -175,7 +177,8 @@ class _Page:
     """A table with a row per layout, and the words around it.
 
     `title` is its name in words, `above` its own notes, `notes` all that is said of it, `opening`
-    what the page says of all its tables.
+    what the page says of all its tables, `gpu` the one that it names elsewhere, else "", and
+    `outer` what the sections around the table's own say before their subsections.
     """
 
     frame: pd.DataFrame
@@ -184,6 +187,8 @@ class _Page:
     above: Sequence[str]
     notes: str
     opening: str
+    gpu: str
+    outer: str
     sideways: bool  # its columns were the layouts
 
 
@@ -198,7 +203,44 @@ def _page(source: str | Path | pd.DataFrame, number: int | None) -> _Page:
     # A number before the name, as in 07-h100.csv, counts nothing.
     title = re.sub(r"^[\d\s]+", "", name.replace("_", " "))
     notes = "; ".join(filter(None, [" ".join(around or above), title, corner]))
-    return _Page(frame, name, title, above, notes, opening, sideways is not None)
+    gpu = "" if named_gpu("; ".join([*above, title, corner])) else _first_gpu(source)
+    outer = _outer(source, above)
+    return _Page(frame, name, title, above, notes, opening, gpu, outer, sideways is not None)
+
+
+def _outer(source: str | Path | pd.DataFrame, above: Sequence[str]) -> str:
+    """What the sections around a table's own say before their first subsections; "" if more than
+    one place has these headings. `above` are the table's notes, which end with the headings of its
+    sections, innermost first.
+
+    Only the first line is a heading of the first level: others are comments in code.
+    """
+    if not isinstance(source, str | Path) or Path(source).suffix not in PAGES:
+        return ""
+    inside: list[tuple[int, str, list[str]]] = [(1, "", [])]
+    suited: list[list[list[str]]] = []
+    for line in Path(source).read_text(errors="replace").splitlines():
+        if not (heading := SECTION.match(line)):
+            inside[-1][2].append("" if "|" in line else line)
+            continue
+        level = len(heading[1])
+        inside = [one for one in inside if one[0] < level]
+        inside.append((level, line.replace("**", "").strip("# \t"), []))
+        *outer, own = [name for _, name, _ in inside[1:]]
+        if own in above and above[len(above) - len(outer) :] == outer[::-1]:
+            suited.append([text for _, _, text in inside[:-1]])
+    deepest = [one for one in suited if len(one) == max(map(len, suited))]
+    return "\n".join(line for text in deepest[0] for line in text) if len(deepest) == 1 else ""
+
+
+def _first_gpu(source: str | Path | pd.DataFrame) -> str:
+    """The GPU that a page names first, unless its headings name others."""
+    if not isinstance(source, str | Path) or Path(source).suffix not in PAGES:
+        return ""
+    lines = Path(source).read_text(errors="replace").splitlines()
+    first = next((gpu.name for line in lines if (gpu := named_gpu(line))), "")
+    headings = (named_gpu(line) for line in lines if first and line.startswith("#"))
+    return "" if any(gpu and gpu.name != first for gpu in headings) else first
 
 
 def _values(
@@ -218,8 +260,9 @@ def _values(
     by_rates = sum(map(enter_gpus, cells))
     said = {name for name in ("gpu", "gpus", "recomputed") if all(name in row for row in cells)}
     of_gpu = next(filter(named_gpu, page.above), "")  # a heading comes before footnotes on others
+    of_gpu = of_gpu or (page.gpu if named_gpu(page.notes) else "")
     defaults, noted = from_notes(
-        page.notes, {*columns, *assumed, *said}, precisions, framework, of_gpu
+        page.notes, {*columns, *assumed, *said}, precisions, framework, of_gpu, page.gpu, page.outer
     )
     if transformer.named("", page.notes) is None:
         defaults["noted_kind"] = transformer.other_kind(
@@ -280,7 +323,7 @@ def _framework(page: _Page, cells: Sequence[Mapping[str, Any]]) -> Framework:
     framework's own acronyms, or by a column that names it in each row, with its dispatcher."""
     notes, words = page.notes, _words(page.frame)
     named = {str(row[name]) for row in cells for name in ("gpu", "precision") if name in row}
-    noted = "; ".join([notes, *sorted(named)])
+    noted = "; ".join([notes, *sorted(named), page.gpu])
     framework = named_framework(noted)
     if framework is ANY:
         own = re.findall(OF_MEGATRON_CORE, words, re.IGNORECASE)
@@ -329,6 +372,11 @@ def _of_some(rows: Sequence[LayoutRow]) -> Iterator[str]:
         yield f"{count(divided, 'row')}: no micro-batch size, the largest that fits is assumed"
     if sized := sum(row.only_size for row in rows):
         yield f"{count(sized, 'row')}: the only mixture of experts that is known of that size"
+    if sharing := sum(row.shares for row in rows):
+        yield (
+            f"{count(sharing, 'row')}: FSDP is assumed, because whole copies of the state would "
+            "not fit"
+        )
     for kind, n in Counter(row.kind for row in rows if row.kind).items():
         yield f"{count(n, 'row')}: {kind} is predicted as a decoder of its size or sizes"
     if others := sum(row.quoted_batch is not None for row in rows):
@@ -368,7 +416,7 @@ def _faster(
         return []
     if any(UNNAMED in text for text in said) and default != USUAL_GPUS[-1]:
         slow = f"{UNNAMED}, and {default.upper()}s are too slow for its rows"
-        later = USUAL_GPUS[USUAL_GPUS.index(default) + 1 :]
+        later = [gpu for gpu in USUAL_GPUS if _peak(gpu) > _peak(default)]
         return [("gpu", gpu, f"{gpu.upper()} GPUs, {slow}") for gpu in later]
     gpus = sorted({row.case.machine.gpu.name for row in rows})
     if UNSAID_PRECISION not in said or not all("fp8" in GPUS[gpu].flops for gpu in gpus):
@@ -378,17 +426,21 @@ def _faster(
     return [("precision", "fp8", why)]
 
 
+def _peak(gpu: str) -> float:
+    return GPUS[gpu].fastest("bf16")
+
+
 def _around(source: str | Path | pd.DataFrame) -> tuple[list[str], str]:
     """All lines around the table of a page that has only one, and what a page says before its first
     section or table: of all its tables."""
-    if not isinstance(source, str | Path) or Path(source).suffix not in {".md", ".mdx", ".rst"}:
+    if not isinstance(source, str | Path) or Path(source).suffix not in PAGES:
         return [], ""
     text = Path(source).read_text(errors="replace")
     title, line_end, rest = text.partition("\n")
     before = re.split(r"^(?:#|\W*\|)", rest, maxsplit=1, flags=re.MULTILINE)[0]
     lines = text.splitlines()
     alone = sum(bool(DASHES.fullmatch(line)) for line in lines) == 1
-    around = [line.strip("# \t") for line in lines if alone and "|" not in line]
+    around = [line.replace("**", "").strip("# \t") for line in lines if alone and "|" not in line]
     return around, title + line_end + before
 
 

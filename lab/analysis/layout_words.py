@@ -29,10 +29,11 @@ NOTED = {
     "sequence": r"(?<![a-z])seq(?:uence)?s?(?:[ _-]?len(?:gth)?s?)?(?: of| is)?(?: set to)?[ =:]*"
     r"(\d{1,3},\d{3}|\d{3,7}|\d+k)\b"
     r"|\b(\d{1,3},\d{3}|\d{4,7}|\d+k)[ -](?:tokens?[ -])?(?:sequence|context)"
-    r"|\bcontext(?:[ _-](?:length|window))?(?: of)?[ =:]*(\d{4,7}|\d+k)\b"
+    r"|\bcontext(?:[ _-](?:length|window))?(?: of)?[ =:]*(\d{1,3},\d{3}|\d{4,7}|\d+k)\b"
     r"|\$s\s*=\s*(\d{3,7})\$",  # the symbol of papers
-    "global_batch": rf"\bglobal[ _-]batch{_OF}{_COUNT}",
-    "micro_batch": rf"\b(?:micro|per[ -](?:gpu|device))[ _-]?batch{_OF}{_COUNT}",
+    "global_batch": rf"\bglobal[ _-]batch{_OF}{_COUNT}|(?<![\d.,])(\d+) global[ -]batch",
+    "micro_batch": rf"\b(?:micro|per[ _-](?:gpu|device))[ _-]?(?:train_)?batch{_OF}{_COUNT}"
+    r"|(?<![\d.,])(\d+) micro[ -]?batch[ -]size\b",
     "replica_batch": rf"\blocal[ _-]?batch{_OF}{_COUNT}",
     "per_node": rf"x ?(\d+) per node|(\d+)(?: ?[x×*])? {_CARDS} (?:\([^)]*\) )?per {NODE}"
     rf"|\b{NODE}s? (?:has|have|with|of|x|×)[ :*-]+(\d+)(?: ?[x×*])? ?{_CARDS}"
@@ -43,7 +44,13 @@ NOTED = {
     rf"\b(\d+|{'|'.join(COUNTED)})(?: ?[x×*])?[ -]*{_CARDS}"
     rf"(?! ?(?:\([^)]*\)|\d+ ?GB?)? ?(?:per|/|each|GPU|{NODE}))"
     rf"|\b(?:{_NAMES}) ?[x×*] ?(\d+)\b"
+    rf"|\b(?:one|single|an?) (\d+) ?[x×]? ?{_CARDS} {NODE}\b(?!s)"
     r"|(?<![\d.])(\d+) ?卡",
+}
+# What a section may say of all tables in it: not what these compare, such as GPUs or models.
+OF_SECTIONS = {
+    *("sequence", "global_batch", "micro_batch", "replica_batch", "per_node", "tensor", "pipeline"),
+    *("context", "expert", "precision", "recomputed"),
 }
 # Notes say nothing of one of these if a column gives another.
 TOGETHER = (
@@ -110,7 +117,7 @@ GROUPS = re.compile(r"\bhsdp\W*(\d+)\s*[x×,]\s*(\d+)", re.IGNORECASE)  # replic
 SET_RECOMPUTED = re.compile(
     r"\brecomput\w*\s*[=:]\s*(\w+)|\b(full|selective|no) AC\b", re.IGNORECASE
 )
-FUSED = re.compile(r"flash[ -]?att", re.IGNORECASE)  # of attention
+FUSED = re.compile(r"flash[ _-]?att|\bfa[23]\b", re.IGNORECASE)  # of attention
 SENT_ONCE = re.compile(r"\b(?:deep|hybrid).?ep\b", re.IGNORECASE)
 ADAPTERS = re.compile(r"(?<![a-z])(?:q|do)?lora(?![a-z])", re.IGNORECASE)
 TRAINS_ALL = re.compile(r"\bsft\b|\bfull\b|pre-?train|supervised", re.IGNORECASE)
@@ -119,7 +126,8 @@ _ACTIVE = re.compile(r"(?<=b)[ -]?a\d+(\.\d+)?b", re.IGNORECASE)  # of "30B-A3B"
 
 
 OTHER_CHIP = re.compile(
-    r"\b(?:tpus?|[nhi]pus?|trainium|trn\d|gaudi|ascend|cerebras|sambanova|a64fx|fugaku)(?![a-z])",
+    r"\b(?:tpus?|[nhi]pus?|trainium|trn\d|gaudi|ascend|cerebras|sambanova|a64fx|fugaku"
+    r"|xpus?|ponte.?vecchio|aurora)(?![a-z])",
     re.IGNORECASE,
 )
 
@@ -159,7 +167,7 @@ def sharing(words: str) -> Sharing | None:
 def noted_model(notes: str) -> Transformer | None:
     """The model that notes name, or one of their only size; None if they give several sizes."""
     text = _ACTIVE.sub("", notes.replace("_", " "))
-    text = re.sub(r"\b[\d.]+[BT] tokens|1F1B", "", text)
+    text = re.sub(r"\b[\d.]+[BT] tokens|1F1B", "", text, flags=re.IGNORECASE)
     sizes = transformer.sizes(text)
     if len(sizes) > 1:
         return None
@@ -173,12 +181,15 @@ def from_notes(
     precisions: Collection[str] = (),
     framework: Framework = ANY,
     of_gpu: str = "",
+    of_page: str = "",
+    outer: str = "",
 ) -> tuple[dict[str, Any], list[str]]:
     """Values for all rows, from the notes or else as usual, with sentences on what was assumed.
 
     `known` are the meanings of columns and assumptions, `precisions` those of the rows, and
-    `of_gpu` the note that names the GPU, if one does before others. Notes that give several values
-    of something say nothing of it.
+    `of_gpu` the note that names the GPU, if one does before others, `of_page` the GPU that the rest
+    of the page names, `outer` what sections around the table's own say, which counts for what its
+    notes leave open. Notes that give several values of something say nothing of it.
     """
     given = set(known).union(*(names for names in TOGETHER if names & set(known)))
     if SHARED & set(known) or re.search(r"\bddp\b", notes, re.IGNORECASE):
@@ -186,6 +197,9 @@ def from_notes(
     values = {name: value for name, value in settings(notes).items() if name not in given}
     if values.get("sharding") == "hsdp" and re.search(r"\bfsdp|full_?shard", notes, re.IGNORECASE):
         values["sharding"] = "fsdp"  # it is not said which rows are hybrid
+    given = {*given, *values}.union(*(names for names in TOGETHER if names & values.keys()))
+    around = {name: value for name, value in settings(outer).items() if name in OF_SECTIONS - given}
+    values |= around
     counts = {name: value for name, value in values.items() if isinstance(value, float)}
     said = [f"{name.replace('_', ' ')} {value:g}, from the notes" for name, value in counts.items()]
     stated = [values[name] for name in ("precision", "sharding") if name in values]
@@ -200,7 +214,7 @@ def from_notes(
     if "gpu" not in known:
         used = {*precisions, values.get("precision")}
         used |= {"mxfp8"} if MICROSCALED.search(notes) else set()
-        values["gpu"], why = _gpu(of_gpu or notes, used)
+        values["gpu"], why = _gpu(of_gpu or notes, used, of_page)
         said.append(f"{values['gpu'].upper()} GPUs, {why}")
     text = DENIED.sub("", notes)
     if ADAPTERS.search(text) and not TRAINS_ALL.search(text):
@@ -235,13 +249,15 @@ def noted_recomputation(text: str) -> set[str]:
     return kinds
 
 
-def _gpu(notes: str, precisions: Collection[str | None]) -> tuple[str, str]:
+def _gpu(notes: str, precisions: Collection[str | None], of_page: str) -> tuple[str, str]:
     """The GPU of a table without a column for it, and why it is this one."""
     if gpu := named_gpu(notes):
         return gpu.name, "from the notes"
-    for kind, first in reversed(FIRST_WITH.items()):
-        if kind in precisions:
-            return first, f"{UNNAMED}, and earlier ones have no {kind}"
+    needed = next((kind for kind in reversed(FIRST_WITH) if kind in precisions), "")
+    if of_page and needed.removeprefix("mx") in {"", *GPUS[of_page].flops}:
+        return of_page, f"which the page names first, {UNNAMED}"
+    if needed:
+        return FIRST_WITH[needed], f"{UNNAMED}, and earlier ones have no {needed}"
     return USUAL_GPUS[0], UNNAMED
 
 

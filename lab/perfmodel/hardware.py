@@ -218,6 +218,7 @@ def named_gpu(text: str) -> Gpu | None:
     words = re.sub(r"[^a-z0-9]+", "-", text.lower())
     words = re.sub(r"-sxm\d?(?![a-z0-9])", "", re.sub(r"(?<=\d)x(?=[a-z])", "x-", words))
     words = re.sub(r"(?<=\d)(x|-x)-(?=\d{4}(?![a-z0-9]))|rtx(?=\d)", "-rtx-", words)
+    words = re.sub(r"(?<![a-z0-9])(mi3\d{2})(?![0-9a-z])", r"\1x", words)  # MI355 is MI355X
     end = r"(?![0-9]|(?<=nvl)ink)"  # "H100, NVLink" is no H100 NVL
     known = [name for name in GPUS if re.search(rf"(?<![a-z0-9]){name}{end}", words)]
     return GPUS[max(known, key=len)] if known else None

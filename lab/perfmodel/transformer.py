@@ -260,7 +260,8 @@ _EXPERTS = re.compile(
 KINDS = {
     "a diffusion model": r"\bwan[ -]?2\.\d|\b(flux|sdxl|sd[23]|dit|ldm)\b|stable.?diffusion|imagen"
     r"|open.?sora|hunyuan.?video|cogvideo|pixart",
-    "a vision model": r"\bvit\b|\b(resnet|convnext|efficientnet|dino|swin|yolo)|\bclip\b",
+    "a vision model": r"\bvit\b|\b(resnet|convnext|efficientnet|dino|swin|yolo)"
+    r"|(?<!grad.)(?<!gradient.)\bclip\b(?!.?(grad|norm|val))",  # not of gradients
     "an encoder-decoder": r"\bm?t5\b|\b(flan|mbart|bart|whisper|ul2|nllb)\b",
     "a state space model": r"mamba|\brwkv|\bjamba|nemotron.?\d*-?h\b",
     "an encoder": r"\b(ro|de|al|distil|mega)?berta?\b|\besm-?2|\belectra\b",

@@ -38,7 +38,7 @@ def read(column: str, *cells: object) -> tuple[str | None, list[object]]:
         ("ms/token", 2, "tokens", 500),
         ("S/s", 60, "samples", 60),
         ("Seq 4k (tokens/s)", 100, "tokens", 100),
-        ("Sample (4K)-per-second", 60, "samples", 60),
+        ("Sample (4K)-per-second", 60, "tokens", 60 * 4096),
     ],
 )
 def test_times_and_rates_are_read_in_their_units(

@@ -895,6 +895,7 @@ def test_letters_of_formulas() -> None:
     [
         ("Recipes for TPUs", {}),
         ("Sweep on Fugaku", {}),
+        ("Nodes of Aurora, torch.xpu", {}),
         ("", {"Instance": "trn1.32xlarge"}),
         ("", {"NPU model": "x"}),
     ],
@@ -1120,6 +1121,76 @@ def test_what_a_page_and_its_sections_say_of_a_table(tmp_path: Path) -> None:
     assert row.case.framework.name == "nemo" and row.case.machine.gpu.name == "h100"
     with pytest.raises(InputError, match="LoRA trains adapters only"):
         read_layouts(path, number=2)
+
+
+def test_the_gpu_that_only_the_rest_of_a_page_names(tmp_path: Path) -> None:
+    """It is the first of the page, unless another has a heading of its own."""
+    path = tmp_path / "page.md"
+    text = "# Megatron\n\n## Cluster\n\n16 nodes of H800\n\n## Results\n{}\n## Also\nOn H100.\n"
+    path.write_text(text.format(LINES.replace("FP8", "BF16")))
+    table = read_layouts(path, number=1)
+    assert table.rows[0].case.machine.gpu.name == "h800"
+    path.write_text(text.format(LINES + "\n## On H100\n" + LINES))
+    table = read_layouts(path, number=1)
+    assert "H100 GPUs, because the table names no GPU, and earlier ones have no fp8" in table.notes
+
+
+@pytest.mark.parametrize(
+    ("columns", "notes", "sharing"),
+    [
+        ({}, "", "fsdp"),
+        ({"Model": "Llama 1B"}, "", "ddp"),
+        ({}, "with DDP", "ddp"),
+        ({"zero": 1}, "", "zero1"),
+        ({"TP": 4}, "", "ddp"),
+    ],
+)
+def test_replicas_whose_copies_would_not_fit_share_their_state(
+    columns: dict[str, object], notes: str, sharing: str
+) -> None:
+    rows = frame(**{"TP": 1, "PP": 1, "Model": "Llama2 70B", **columns})
+    rows.attrs["notes"] = [notes]
+    table = read_layouts(rows)
+    assert table.rows[0].case.candidate.layout.sharing == sharing
+    assert any("FSDP is assumed" in one for one in table.notes) == (sharing == "fsdp")
+
+
+def test_a_sequence_that_no_gpu_holds_alone_is_shared_by_some() -> None:
+    row = {"GPUs": 8, "PP": None, "GBS": 8, "MBS": 1, "Sequence Length": "1M"}
+    with pytest.raises(InputError, match="too long for one GPU"):
+        read_layouts(frame(TP=None, **row))
+    assert read_layouts(frame(TP=None, CP=8, **row)).rows
+
+
+def test_a_mixture_of_experts_of_which_notes_give_only_the_size() -> None:
+    rows = frame(EP=8, PP=1, TP=1, Model=None)
+    rows.attrs["notes"] = ["Qwen-235B"]
+    assert read_layouts(rows).rows[0].case.model.experts == 128
+
+
+def test_stages_of_a_rank_that_layers_do_not_fill() -> None:
+    """32 ranks of three stages hold 94 layers, an embedding and a head."""
+    row = frame(GPUs=32, TP=1, PP=32, VP=3, EP=1, Model="Qwen3 235B-A22B", MBS=1)
+    assert read_layouts(row).rows[0].case.candidate.layout.interleave == 3
+
+
+def test_what_a_section_says_counts_for_the_tables_of_its_subsections(tmp_path: Path) -> None:
+    path = tmp_path / "page.md"
+    table = """
+| GPUs | MBS | GBS | Tokens / sec / GPU |
+|---|---|---|---|
+| 8 | 1 | 128 | 4079 |
+"""
+    page = (
+        "# Llama 3 8B\n\nH100\n\n## A\nSEQ_LEN=8192 tp=2\n### Sizes of 8B\n{0}\n### Also 8B\n{0}\n"
+    )
+    path.write_text(page.format(table) + "## B\nseq 2048\n### More of 8B\n" + table)
+    cases = [read_layouts(path, number=number).rows[0].case for number in (1, 2, 3)]
+    assert [one.sequence for one in cases] == [8192, 8192, 2048]
+    assert [one.candidate.layout.tensor for one in cases] == [2, 2, 1]
+    path.write_text(page.format(table) * 2)
+    with pytest.raises(InputError, match="no sequence length"):
+        read_layouts(path, number=1)
 
 
 def test_virtual_pipelines_are_megatrons() -> None:

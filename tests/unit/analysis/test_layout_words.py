@@ -125,6 +125,8 @@ def test_columns_count_before_notes() -> None:
         ("a single-node, eight-GPU A800 environment", 8),
         ("A800单机8卡（1x8）", 8),
         ("2 nodes x 8 H100", None),
+        ("One 8xH100 node, bf16", 8),
+        ("on 8xH100 nodes", None),
         ("Each host has 8 NVIDIA H100 GPUs", None),
     ],
 )
@@ -140,14 +142,18 @@ def test_the_gpus_of_a_table_are_not_those_of_a_node(notes: str, gpus: int | Non
         ("Each host has - 8 NVIDIA H200 GPUs connected", {"per_node": 8}),
         ("on 16 hosts, 8 H100 GPUs per host", {"nodes": 16, "per_node": 8}),
         ("context length 8192", {"sequence": 8192}),
+        ("2 global batch size, 1 micro batch size", {"global_batch": 2, "micro_batch": 1}),
+        ("global batch size 8, 4 micro batches", {"global_batch": 8}),
+        ("run with per_device_train_batch_size=2", {"micro_batch": 2}),
         ("8,192 tokens of context", {}),
+        ("a context length of 8,192 tokens", {"sequence": 8192}),
         ("at 8,192-token context", {"sequence": 8192}),
         ("bs1, 4 nodes × 8, seq 16384", {"nodes": 4, "per_node": 8, "sequence": 16384}),
     ],
 )
 def test_notes_give_nodes_hosts_and_context(notes: str, said: dict[str, float]) -> None:
     values, _ = from_notes(notes, set())
-    names = ("nodes", "per_node", "gpus", "sequence")
+    names = ("nodes", "per_node", "gpus", "sequence", "micro_batch", "global_batch")
     assert {name: values[name] for name in names if name in values} == said
 
 
@@ -183,6 +189,7 @@ def test_pipelines_of_benchmarks_with_megatron_are_likely_interleaved(
         ("Model: DeepSeekV3", 670.9),
         ("for 7B model training, on 300B tokens", 7.0),
         ("Llama 3.1 405B, 1F1B schedule", 405.9),
+        ("Llama 3.1 405B, see blog/1f1b-overlap", 405.9),
         ("on Llama-like models of 7B and 70B", None),
         ("Results", None),
     ],

@@ -171,6 +171,8 @@ def test_gpus_are_found_by_the_words_of_tables(words: str, name: str | None) -> 
         ("8 H100, NVLink and InfiniBand", "h100"),
         ("H100 NVL", "h100-nvl"),
         ("MI350X", "mi350x"),
+        ("4 nodes of MI355", "mi355x"),
+        ("MI300A", None),
         ("4090 tokens", None),
     ],
 )

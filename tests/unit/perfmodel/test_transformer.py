@@ -6,7 +6,14 @@ import pytest
 
 from lab.config.models import GPT, MODELS
 from lab.perfmodel.flops import gpt_flops_per_token
-from lab.perfmodel.transformer import Transformer, has_experts, named, of_parameters, size
+from lab.perfmodel.transformer import (
+    Transformer,
+    has_experts,
+    named,
+    of_parameters,
+    other_kind,
+    size,
+)
 
 
 @pytest.mark.parametrize(
@@ -168,3 +175,11 @@ def test_mixtures_of_experts_are_known_by_their_names(text: str, mixed: bool) ->
 )
 def test_sizes_are_read_from_names(text: str, count: float | None) -> None:
     assert size(text) == count
+
+
+@pytest.mark.parametrize(
+    ("text", "kind"),
+    [("CLIP ViT-L", "a vision model"), ("clip_grad 1.0", ""), ("gradient clip 1.0", "")],
+)
+def test_a_gradient_that_is_clipped_is_no_vision_model(text: str, kind: str) -> None:
+    assert other_kind(text) == kind
