@@ -160,7 +160,7 @@ def _fit(rows: Sequence[Row]) -> str:
         bound = rounded(*(1 / end for end in ends))
         text += (
             f"; under it, efficiency falls to {100 * HALF_USED:.0f} % on {half} {ranks(device)}, "
-            f"and no number of them exceeds a speedup of {bound}"
+            f"and no number of them exceeds a speedup of {bound} over {known[0].ranks}"
         )
     return text
 
@@ -297,7 +297,7 @@ def hours_of(row: Row) -> tuple[float | None, str]:
 
 def _paid(times: float, row: Row) -> str:
     known = "samples_per_second" if pd.isna(row["step_time"]) else "step_time"
-    many, counted = COUNTED[row["per"]] if known == "step_time" else (MILLION, "")
+    many, counted = COUNTED[row["per"]] if known == "step_time" else (MILLION, row["rate_of"] or "")
     number, (center, low, high) = times * many, row.estimate(known)
     # It is known as exactly as the time or the rate.
     text = in_words(number, number * low / center, number * high / center)

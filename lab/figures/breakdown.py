@@ -242,9 +242,8 @@ def _largest(results: StudyResults) -> str:
         )
         return "The repeats do not show which loss is the largest." if several else ""
     fall = max(falls, key=lambda one: one.losses[one.largest].value / one.step.value)
-    loss = fall.losses[fall.largest]
-    share = percent(loss.value / fall.step.value)
-    return f"The largest loss is {fall.name(fall.largest)}: {share} of the step of {fall.place}."
+    name = fall.name(fall.largest)
+    return f"The largest loss is {name}: {fall.largest_share} of the step of {fall.place}."
 
 
 @figure(
