@@ -112,9 +112,18 @@ def _stop(rows: Sequence[Row]) -> str:
     times = [row for row in known if pd.notna(row["step_time"])]
     if times and base["scaling"] == "strong":
         shortest = min(times, key=lambda row: row["step_time"])
-        if shortest["world_size"] < last["world_size"]:
-            text += f"; beyond {shortest.ranks} the time grows again"
+        if more := [row for row in times if row["world_size"] > shortest["world_size"]]:
+            change = "no longer falls" if _is_reached(shortest, more) else "grows again"
+            text += f"; beyond {shortest.ranks} the time {change}"
     return text
+
+
+def _is_reached(shortest: Row, others: Sequence[Row]) -> bool:
+    """Whether the interval of another time, without one the time itself, reaches the shortest."""
+    least, _, most = shortest.estimate("step_time")
+    times = [row.estimate("step_time") for row in others]
+    lows = [time.value if pd.isna(time.low) else time.low for time in times]
+    return min(lows) <= (least if pd.isna(most) else most)
 
 
 def _impossible(known: Sequence[Row]) -> bool:

@@ -44,6 +44,8 @@ def test_where_to_stop_is_the_last_size_before_efficiency_falls() -> None:
     assert "70 % or more up to 4 GPUs (80.6 %)" in text
     assert "50 % or more up to 8 GPUs (62.5 %)" in text
     assert "beyond 8 GPUs the time grows again" in text
+    (text,) = proposal.stops(rows([1, 2, 4], [100, 55, 55]))
+    assert "beyond 2 GPUs the time no longer falls" in text
 
 
 def test_efficiency_that_recovers_does_not_stop_and_its_lowest_value_is_told() -> None:
