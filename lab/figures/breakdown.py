@@ -256,7 +256,8 @@ def waterfall(ax: Axes, results: StudyResults) -> None:
     """What separates the measured step from the first bar: a bar for each loss or gain.
 
     The configuration on the most ranks of each curve; of more than four curves, those that lose or
-    gain most. Bars are shares of the measured step; losses below a hundredth of it are in the rest.
+    gain most. Bars are shares of the measured step; the rest is time that no phase explains and
+    losses below a hundredth of it.
     """
     names: dict[float, str] = {}
     y, farthest = 0.0, 1.0
