@@ -242,7 +242,8 @@ class _StrictLoader(yaml.SafeLoader):
         for key_node, _ in node.value:
             key = self.construct_object(key_node, deep=True)
             if not isinstance(key, str) or key in keys:
-                problem = f"the key {key!r} is {'repeated' if key in keys else 'not text'}"
+                fault = "repeated" if isinstance(key, str) else "not text"
+                problem = f"the key {key!r} is {fault}"
                 raise yaml.MarkedYAMLError(problem=problem, problem_mark=key_node.start_mark)
             keys.add(key)
         return super().construct_mapping(node, deep=deep)

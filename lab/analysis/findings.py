@@ -23,7 +23,7 @@ from lab.analysis.scaling_curves import Row, at, curves, labelled_rows, ranks
 from lab.analysis.waterfall import SHARE, Waterfall, on_most_ranks, waterfalls
 from lab.config.run import Run, conflicts, distinct_labels
 from lab.config.study import Study
-from lab.formatting import count, format_seconds, joined, listed, percent, rounded
+from lab.formatting import count, format_seconds, joined, listed, percent, rounded, value_of
 from lab.perfmodel.collectives import efficiency_with_overlap, efficiency_without_overlap
 from lab.records.schema import Environment
 from lab.records.store import Record
@@ -58,10 +58,9 @@ def largest_loss(fall: Waterfall) -> str | None:
         opening += f" a step takes {format_seconds(*fall.step)} where {start};"
     if fall.supported:
         loss = fall.losses[fall.largest]
-        share = percent(loss.value / fall.step.value)
         which = "the largest loss" if fall.compared else "the largest part besides compute"
         return (
-            f"{opening} {which}, {format_seconds(*loss)} ({share} of the step), "
+            f"{opening} {which}, {format_seconds(*loss)} ({fall.largest_share} of the step), "
             f"is {fall.name(fall.largest)}; {advice(fall)}."
         )
     if fall.negligible:
@@ -74,11 +73,14 @@ def largest_loss(fall: Waterfall) -> str | None:
 
 
 def _compute_to_communication(row: Row) -> str:
-    r = row["compute_time"] / row["communication_time"]
+    r = row.estimate("compute_time").over(row.estimate("communication_time"))
+    serial, hidden = (
+        value_of(percent(*(law(end) for end in r if pd.notna(end))))
+        for law in (efficiency_without_overlap, efficiency_with_overlap)
+    )
     return (
-        f"R = T_compute / T_communication is {rounded(r)}, which alone would give an efficiency of "
-        f"{percent(efficiency_without_overlap(r))} without overlap and of "
-        f"{percent(efficiency_with_overlap(r))} with all of the backward pass to hide behind"
+        f"R = T_compute / T_communication is {rounded(*r)}, which alone would give an efficiency "
+        f"of {serial} without overlap and of {hidden} with all of the backward pass to hide behind"
         + f"; measured: {row.text('efficiency')}"
         * row.is_compared
     )
@@ -269,7 +271,8 @@ def _best_batch(summary: pd.DataFrame) -> Iterator[str]:
     first, level = best(rows, "samples_per_second")
     last = min(rows, key=lambda row: row["samples_per_second"])
     if not level:
-        times = rounded(first["samples_per_second"] / last["samples_per_second"])
+        most, least = (row.estimate("samples_per_second") for row in (first, last))
+        times = rounded(*most.over(least))
         yield (
             f"On {first.ranks}, the most samples per second are processed {at(first.label)}, "
             f"{times} times as many as {at(last.label)}; the interval lies above all others."

@@ -112,9 +112,18 @@ def _stop(rows: Sequence[Row]) -> str:
     times = [row for row in known if pd.notna(row["step_time"])]
     if times and base["scaling"] == "strong":
         shortest = min(times, key=lambda row: row["step_time"])
-        if shortest["world_size"] < last["world_size"]:
-            text += f"; beyond {shortest.ranks} the time grows again"
+        if more := [row for row in times if row["world_size"] > shortest["world_size"]]:
+            change = "no longer falls" if _is_reached(shortest, more) else "grows again"
+            text += f"; beyond {shortest.ranks} the time {change}"
     return text
+
+
+def _is_reached(shortest: Row, others: Sequence[Row]) -> bool:
+    """Whether the interval of another time, without one the time itself, reaches the shortest."""
+    least, _, most = shortest.estimate("step_time")
+    times = [row.estimate("step_time") for row in others]
+    lows = [time.value if pd.isna(time.low) else time.low for time in times]
+    return min(lows) <= (least if pd.isna(most) else most)
 
 
 def _impossible(known: Sequence[Row]) -> bool:
@@ -160,7 +169,7 @@ def _fit(rows: Sequence[Row]) -> str:
         bound = rounded(*(1 / end for end in ends))
         text += (
             f"; under it, efficiency falls to {100 * HALF_USED:.0f} % on {half} {ranks(device)}, "
-            f"and no number of them exceeds a speedup of {bound}"
+            f"and no number of them exceeds a speedup of {bound} over {known[0].ranks}"
         )
     return text
 
@@ -297,7 +306,7 @@ def hours_of(row: Row) -> tuple[float | None, str]:
 
 def _paid(times: float, row: Row) -> str:
     known = "samples_per_second" if pd.isna(row["step_time"]) else "step_time"
-    many, counted = COUNTED[row["per"]] if known == "step_time" else (MILLION, "")
+    many, counted = COUNTED[row["per"]] if known == "step_time" else (MILLION, row["rate_of"] or "")
     number, (center, low, high) = times * many, row.estimate(known)
     # It is known as exactly as the time or the rate.
     text = in_words(number, number * low / center, number * high / center)

@@ -40,8 +40,9 @@ QUANTITIES = (
     *(f"exposed_{part}_time" for part in EXPOSED),
     *(f"{cost}_time" for cost in COSTS),
     *RATES,
+    "mfu",
 )
-MEDIANS = ("mfu", "peak_memory", "setup_time", "train_time", "final_loss", "validation_loss")
+MEDIANS = ("peak_memory", "setup_time", "train_time", "final_loss", "validation_loss")
 RATIOS = ("speedup", "efficiency")
 REPORTED = ("configuration", "per", "unit", "rate_of", "gradient_bytes")  # by a results table
 ENDS = ("", "_low", "_high")

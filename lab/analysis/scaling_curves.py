@@ -32,6 +32,13 @@ class Estimate(NamedTuple):
     low: float = math.nan
     high: float = math.nan
 
+    def over(self, other: Estimate) -> Estimate:
+        """Their ratio, with the ends that those of both permit; without, unless all are above 0."""
+        ratio = self.value / other.value
+        if not (self.low > 0 and other.low > 0):
+            return Estimate(ratio)
+        return Estimate(ratio, self.low / other.high, self.high / other.low)
+
 
 class Curve(NamedTuple):
     """A short name, and the rows of a summary by world size."""

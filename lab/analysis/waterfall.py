@@ -20,7 +20,7 @@ from lab.analysis.scaling_curves import (
     labelled_rows,
 )
 from lab.config.run import Run
-from lab.formatting import capitalized, rounded, unit_for
+from lab.formatting import capitalized, percent, rounded, unit_for, value_of
 from lab.perfmodel.calibration import Calibration, find_calibration
 from lab.perfmodel.forecast import kind_of
 from lab.perfmodel.layout import Layout
@@ -81,6 +81,12 @@ class Waterfall:
     def step(self) -> Estimate:
         """The measured step, as in the summary."""
         return self.row.estimate("step_time")
+
+    @property
+    def largest_share(self) -> str:
+        """The share of the step that the largest loss takes, formatted for display."""
+        ends = (end / self.step.value for end in self.losses[self.largest])
+        return value_of(percent(*ends))
 
     @property
     def place(self) -> str:
@@ -399,7 +405,8 @@ def waterfall_table(falls: Sequence[Waterfall]) -> tuple[str, pd.DataFrame]:
     interval = interval_name([fall.repeats for fall in falls])
     caption = (
         f"Where the time of a step goes, in {unit.name}{f' [{interval}]' if interval else ''}, on "
-        "the rank that waits longest for the others, in the repeat with the median step; causes "
-        f"below {100 * SHOWN:.0f} % of a step are in the rest; a negative loss is a gain"
+        "the rank that waits longest for the others, in the repeat with the median step; the rest "
+        f"is time that no phase explains and causes below {100 * SHOWN:.0f} % of a step; a "
+        "negative loss is a gain"
     ) + (f". All: {shared}" if shared else "")
     return caption, pd.DataFrame(rows)

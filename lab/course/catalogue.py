@@ -17,8 +17,8 @@ from babel.messages.pofile import write_po
 from lab.course.check import exercises
 from lab.course.ladder import RUNGS
 from lab.course.language import fault, is_translated, read_catalogue
-from lab.errors import Problem, path_of
-from lab.files import write_atomically
+from lab.errors import InputError, Problem, path_of
+from lab.files import unwritable, write_atomically
 
 HERE = Path(__file__).parent
 PLACES = {"tr": 0, "require": 1}  # of messages among the arguments of these functions
@@ -38,10 +38,12 @@ def update_catalogue(path: str | Path) -> Progress:
     """Write all messages to a gettext .po file; an existing one keeps its translations.
 
     The translation of a message that has changed is marked as fuzzy, and not used until a
-    translator has removed the mark. Raises InputError for a file that is not a catalogue, OSError
-    if it cannot be written.
+    translator has removed the mark. Raises InputError for a file that is not a catalogue, and for a
+    folder that cannot be written to.
     """
     path = path_of(path, "path", "the path of a .po file")
+    if problems := unwritable(path.parent):
+        raise InputError("catalogue", problems)
     locale = Locale.negotiate([path.stem], locale_identifiers())
     catalogue = whole = Catalog(locale, project="Scaling Lab", version="course", fuzzy=False)
     for text, file, comment in messages():

@@ -242,9 +242,8 @@ def _largest(results: StudyResults) -> str:
         )
         return "The repeats do not show which loss is the largest." if several else ""
     fall = max(falls, key=lambda one: one.losses[one.largest].value / one.step.value)
-    loss = fall.losses[fall.largest]
-    share = percent(loss.value / fall.step.value)
-    return f"The largest loss is {fall.name(fall.largest)}: {share} of the step of {fall.place}."
+    name = fall.name(fall.largest)
+    return f"The largest loss is {name}: {fall.largest_share} of the step of {fall.place}."
 
 
 @figure(
@@ -257,7 +256,8 @@ def waterfall(ax: Axes, results: StudyResults) -> None:
     """What separates the measured step from the first bar: a bar for each loss or gain.
 
     The configuration on the most ranks of each curve; of more than four curves, those that lose or
-    gain most. Bars are shares of the measured step; losses below a hundredth of it are in the rest.
+    gain most. Bars are shares of the measured step; the rest is time that no phase explains and
+    losses below a hundredth of it.
     """
     names: dict[float, str] = {}
     y, farthest = 0.0, 1.0

@@ -54,6 +54,7 @@ from lab.formatting import (
     percent,
     rounded,
     unit_for,
+    value_of,
 )
 
 __all__ = [
@@ -254,7 +255,7 @@ def _best(results: StudyResults) -> str:
         return ""
     row, label = max(known, key=lambda one: float(one[0]["speedup"]))
     place = f" on {row.ranks}" * (not common_ranks(results.summary))
-    share = f" (efficiency {percent(row['efficiency'])})" * ranks_vary(results.summary)
+    share = f" (efficiency {value_of(row.text('efficiency'))})" * ranks_vary(results.summary)
     return f"The highest speedup is {row.text('speedup')}, that of {label}{place}{share}."
 
 

@@ -906,6 +906,12 @@ def test_fixed_overhead() -> None:
     )
     assert of(audit(frame(noisy.format(46, 50))), "fixed-overhead")
     assert not of(audit(frame(noisy.format(46, 64))), "fixed-overhead"), "ranges that permit half"
+    repeats = (
+        "gpus,global_batch,repeat,step_ms,forward_ms\n1,64,0,50,40\n1,64,1,52,40\n1,64,2,{},40\n"
+        "2,64,0,44,36\n2,64,1,46,36\n2,64,2,48,36"
+    )
+    assert "Forward takes" in evidence(audit(frame(repeats.format(54))), "fixed-overhead")
+    assert not of(audit(frame(repeats.format(95))), "fixed-overhead"), "noise as large as the gain"
 
 
 # What it is for people and programs

@@ -31,7 +31,12 @@ def test_a_rate_costs_by_the_million() -> None:
         summary(table(records_from(content)), baseline={}, scaling="strong"), gpu_hours=1
     )
     assert one["GPU-hours for a million tokens"] == "0.278"
-    assert one["1 GPU-hours pay for"] == "3.60 million"
+    assert one["1 GPU-hours pay for"] == "3.60 million tokens"
+
+
+def test_a_bound_names_the_ranks_that_it_is_over() -> None:
+    (law,) = proposal.fits(rows([4, 8, 16, 32], [100, 60, 40, 30]))  # Amdahl with f = 0.2
+    assert law.endswith("exceeds a speedup of 5.00 over 4 GPUs.")
 
 
 def test_where_to_stop_is_the_last_size_before_efficiency_falls() -> None:
@@ -39,6 +44,8 @@ def test_where_to_stop_is_the_last_size_before_efficiency_falls() -> None:
     assert "70 % or more up to 4 GPUs (80.6 %)" in text
     assert "50 % or more up to 8 GPUs (62.5 %)" in text
     assert "beyond 8 GPUs the time grows again" in text
+    (text,) = proposal.stops(rows([1, 2, 4], [100, 55, 55]))
+    assert "beyond 2 GPUs the time no longer falls" in text
 
 
 def test_efficiency_that_recovers_does_not_stop_and_its_lowest_value_is_told() -> None:

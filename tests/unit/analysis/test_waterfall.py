@@ -336,6 +336,12 @@ def test_losses_that_change_places_are_not_called_the_largest() -> None:
     assert not fall.supported
 
 
+def test_the_share_of_a_loss_has_the_digits_of_its_interval() -> None:
+    wide = [step(run(2), n, scale=0.5, transfer=0.02 + 0.02 * n) for n in range(3)]
+    fall = only(against_one(wide))
+    assert fall.supported and fall.largest_share == f"{100 * 0.04 / fall.step.value:.0f} %"
+
+
 def test_the_table_says_what_the_waterfall_says() -> None:
     records = ideal_pair(transfer=0.02, phases={"optimizer": 0.002, "data": 0.011})
     caption, frame = waterfall_table(falls_of(records))

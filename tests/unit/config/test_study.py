@@ -402,6 +402,7 @@ BAD_YAML = {
     "too large": "title: " + "x" * 300_000,
     "too deep": "title: " + "[" * 60 + "]" * 60,
     "key is a number": "1: one\n",
+    "key is a list": "? [a, b]\n: one\n",
     "a date": "title: 2020-01-01\nquestion: q\ngrid: {seed: [1]}\nbase: {global_batch_size: 0x}\n",
 }
 

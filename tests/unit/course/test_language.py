@@ -103,6 +103,12 @@ def test_a_file_that_is_no_catalogue_is_named(
         assert path.read_bytes() == content
 
 
+def test_a_catalogue_that_cannot_be_written_is_unusable_input(tmp_path: Path) -> None:
+    (tmp_path / "file").touch()
+    with pytest.raises(lab.InputError, match="file: is not a folder; rename or remove it"):
+        lab.update_catalogue(tmp_path / "file" / "fr.po")
+
+
 def test_an_update_keeps_translations_and_marks_those_of_changed_messages(french: Path) -> None:
     translate(french, FRACTION, "Une fraction.")
     whole = french.read_text()

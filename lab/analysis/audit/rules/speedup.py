@@ -488,7 +488,9 @@ def _hardly_shrinks(point: Point, base: Point, observations: Observations) -> It
         return
     records = observations.kind == "records"
     communication = point.communication if name == "compute" and records else 0.0
-    if here / there > HARDLY and not communication > EXPLAINS * (here - share * there):
+    # As far apart as the repeats of the time permit.
+    spread = point.gain_bounds[1] / point.gain if point.gain_bounds else 1.0
+    if here / there > HARDLY * spread and not communication > EXPLAINS * (here - share * there):
         yield Fault(
             base.labels + point.labels,
             f"{name.capitalize()} takes {seconds(there)} at world size {base.world_size:g} and "
