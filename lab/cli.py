@@ -248,7 +248,7 @@ def measure(
         int | None, Option(help="Samples in a step, over all ranks, if fixed.")
     ] = None,
     micro_batch_size: Annotated[
-        int | None, Option(help="Samples in a step on one rank, if fixed.")
+        int | None, Option(help="Samples in a step on one rank, over all its passes, if fixed.")
     ] = None,
     launcher: Annotated[
         str,

@@ -232,7 +232,8 @@ def _traced_launch(method: Callable[..., Any], operation: str, argument: int) ->
     @wraps(method)
     def launch(group: Any, *arguments: Any, **options: Any) -> Any:
         recorder = _recorder
-        if recorder is None:
+        # A rank that is the only member exchanges nothing.
+        if recorder is None or group.size() == 1:
             return method(group, *arguments, **options)
         size = _bytes(arguments[argument])
         # A blocking call may do its work on the caller's own stream, where waiting for it takes no
@@ -321,7 +322,7 @@ def _traced_functional(function: Callable[..., Any]) -> Callable[..., Any]:
         operation = getattr(dist.ReduceOp, reduceOp.upper())
         work = dist.all_reduce(reduced, operation, group=members, async_op=True)
         # torch waits for the tensor, not for the work, so the result is identified by its memory.
-        _, calls = recorder.pending.pop(id(work))
+        _, calls = recorder.pending.pop(id(work), (None, []))
         recorder.expect(calls, reduced.data_ptr(), reduced)
         torch._C._distributed_c10d._register_work(reduced, work)
         return functional._maybe_wrap_tensor(reduced)

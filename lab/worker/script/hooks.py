@@ -224,7 +224,7 @@ class StepRecorder:
             self._count_step()
 
     def _count_step(self) -> None:
-        if self.steps and self._finds_modules and "forward" not in self.seen:
+        if self.steps and self._finds_modules:
             self._hook_parts()
         self.steps += 1
         self._on_step(self.steps)
@@ -293,12 +293,14 @@ class StepRecorder:
                 self._deepest.append(module)
 
     def _hook_parts(self) -> None:
-        """Watch the parts of modules that are not called themselves, as Lightning's on one rank."""
+        """Watch the parts of modules that are not called themselves, as Lightning's on one rank or
+        lists of layers."""
         self._level += 1
-        if self._level > DEEPEST:
+        uncalled = [module for module in self._deepest if module not in self.called]
+        if self._level > DEEPEST or not uncalled:
             return
         trained = set(map(id, self.trained))
-        parts = [part for module in self._deepest for part in module.children()]
+        parts = [part for module in uncalled for part in module.children()]
         self._deepest = [p for p in parts if any(id(one) in trained for one in p.parameters())]
         for part in self._deepest:
             self._watch_calls(part)

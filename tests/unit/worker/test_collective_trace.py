@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from types import SimpleNamespace
 from typing import Any
 
 import numpy as np
@@ -119,6 +120,18 @@ def test_calls_between_steps_and_after_the_last_are_left_out() -> None:
         pass
     trace = recorder.take()
     assert trace.operation.tolist() == ["all_reduce"] * 2 and trace.step.tolist() == [0, 1]
+
+
+def test_a_rank_that_is_the_only_member_of_a_group_exchanges_nothing() -> None:
+    clock = Ticks()
+    recorder = stepping(clock)
+    gather = collective_trace._traced_launch(lambda *_: None, "all_gather", 0)
+    alone = Group()
+    alone.size = lambda: 1  # type: ignore[method-assign]
+    for group in (alone, Group()):
+        gather(group, [torch.zeros(25)], BLOCKING)
+    clock.lap("forward")
+    assert recorder.take().members.tolist() == [2]
 
 
 def test_bytes_are_those_of_all_tensors_in_lists_of_lists() -> None:
@@ -276,6 +289,9 @@ def test_what_the_main_stream_waits_for_is_the_call_before_an_event_of_another_s
 
 class Work:
     """In place of NCCL's, of which nothing but the identity counts."""
+
+
+BLOCKING = SimpleNamespace(asyncOp=False)
 
 
 class Group:

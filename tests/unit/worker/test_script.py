@@ -397,6 +397,34 @@ while True:
     assert measurement.script.wrappers == ["Linear"]
 
 
+def test_a_list_of_layers_beside_a_module_that_is_called_is_a_part_of_the_forward_pass(
+    measured: Any,
+) -> None:
+    body = """
+import time
+class Layer(nn.Linear):
+    def forward(self, hidden):
+        time.sleep(0.02)
+        return super().forward(hidden)
+class Stage(nn.Module):
+    def __init__(self):
+        super().__init__()
+        self.embedding = nn.Embedding(16, 4)
+        self.layers = nn.ModuleDict({"0": Layer(4, 4), "1": Layer(4, 4)})
+stage = Stage()
+optimizer = torch.optim.SGD(stage.parameters(), lr=0.1)
+while True:
+    hidden = stage.embedding(torch.zeros(8, dtype=torch.long))
+    for layer in stage.layers.values():
+        hidden = layer(hidden)
+    hidden.square().mean().backward()
+    optimizer.step()
+"""
+    measurement = measured(body, steps=9, warmup_steps=4)
+    assert measurement.timing.phases["forward"].median >= 0.04
+    assert measurement.script.wrappers == ["Embedding", "Layer"]
+
+
 # Of a module that is torch's own, torch compiles nothing in place.
 OWN_FORWARD = """
 class Net(nn.Sequential):
