@@ -44,6 +44,12 @@ class Stat(Section):
     interval: tuple[float, float] | None  # None if there are too few values
 
 
+def _with_duration(stat: Stat) -> Stat:
+    if stat.median <= 0:
+        raise ValueError("a time of 0 or less")
+    return stat
+
+
 # The parts of a step, in the order in which they happen; all in seconds.
 PHASES = ("data", "h2d", "forward", "backward", "optimizer", "other")
 # From 0.12 of two cores on, repeats differed by more than 4 % when tried; the same share of one
@@ -67,7 +73,7 @@ class Timing(Section):
     and of each phase. Rates are None if the samples of a step are unknown.
     """
 
-    step: Stat
+    step: Annotated[Stat, AfterValidator(_with_duration)]
     phases: dict[str, Stat]
     per_rank: dict[str, list[float]]
     slowest_rank: int  # the rank that was the slowest most often

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 import json
 import math
 import os
@@ -43,12 +44,16 @@ def test_a_record_that_is_not_whole_is_none(tmp_path: Path, content: str) -> Non
         {"finished_at": "2026-01-01T00:00:00"},
         {"started_at": "x"},
         {"memory": {"kind": "resident", "peak": [], "parameters": 1}},
+        {"timing.step.median": -0.1},
     ],
 )
 def test_a_record_with_an_impossible_value_has_to_be_measured(
     tmp_path: Path, change: dict[str, object]
 ) -> None:
-    content = json.loads(record(RUN, step_time=0.1).model_dump_json()) | change
+    content = json.loads(record(RUN, step_time=0.1).model_dump_json())
+    for place, value in change.items():
+        *sections, key = place.split(".")
+        functools.reduce(dict.__getitem__, sections, content)[key] = value
     (tmp_path / "record.json").write_text(json.dumps(content))
     assert read_record(tmp_path / "record.json") is None
 
