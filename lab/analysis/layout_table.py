@@ -16,8 +16,6 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 
 from lab.analysis.audit.columns import named_precision
-from lab.analysis.audit.formats.markdown import DASHES
-from lab.analysis.audit.text_table import read_table
 from lab.analysis.audit.values import COUNT_UNITS, number, ranks_of
 from lab.analysis.layout_columns import (
     ASSUMED,
@@ -28,10 +26,9 @@ from lab.analysis.layout_columns import (
     crashed,
     meaning,
     meanings,
-    split_lists,
     stage,
-    turned,
 )
+from lab.analysis.layout_page import Page, page_of
 from lab.analysis.layout_row import LACKING, UNTIMED, LayoutRow, layout_row
 from lab.analysis.layout_values import completed, enter_gpus, flop_rate, with_defaults
 from lab.analysis.layout_words import (
@@ -59,8 +56,6 @@ from lab.perfmodel.layout_terms import Case
 if TYPE_CHECKING:
     import pandas as pd
 
-PAGES = {".md", ".mdx", ".rst"}  # files with text around their tables
-SECTION = re.compile(r"(#{2,6})\s")
 MOST_NAMES = 8
 MOST_CELLS = 50  # of a column that are looked at
 MOST_REACHED = 0.76  # of an A100's peak, recomputed passes counted: FSDP of 70B reached 0.74
@@ -126,7 +121,7 @@ def read_layouts(
     import pandas as pd
 
     require_type(source, pd.DataFrame | str | Path, "table", "a DataFrame or a file")
-    page = _page(source, number)
+    page = page_of(source, number)
     frame, assumed = page.frame, _assumed(assume or {})
     columns = meanings(frame)
     if "gpu" not in {*columns, *assumed} and (
@@ -172,79 +167,8 @@ def read_layouts(
     return LayoutTable(tuple(rows), tuple(assumptions), left_out, page.name)
 
 
-@dataclass(frozen=True)
-class _Page:
-    """A table with a row per layout, and the words around it.
-
-    `title` is its name in words, `above` its own notes, `notes` all that is said of it, `opening`
-    what the page says of all its tables, `gpu` the one that it names elsewhere, else "", and
-    `outer` what the sections around the table's own say before their subsections.
-    """
-
-    frame: pd.DataFrame
-    name: str
-    title: str
-    above: Sequence[str]
-    notes: str
-    opening: str
-    gpu: str
-    outer: str
-    sideways: bool  # its columns were the layouts
-
-
-def _page(source: str | Path | pd.DataFrame, number: int | None) -> _Page:
-    whole = read_table(source, number=number) if isinstance(source, str | Path) else source
-    frame = split_lists(whole)
-    name = str(frame.attrs.get("name", "rows"))
-    around, opening = _around(source)
-    above, corner = [*map(str, frame.attrs.get("notes", ()))], ""
-    if (sideways := turned(frame)) is not None:
-        frame, corner = sideways, str(sideways.columns[0])
-    # A number before the name, as in 07-h100.csv, counts nothing.
-    title = re.sub(r"^[\d\s]+", "", name.replace("_", " "))
-    notes = "; ".join(filter(None, [" ".join(around or above), title, corner]))
-    gpu = "" if named_gpu("; ".join([*above, title, corner])) else _first_gpu(source)
-    outer = _outer(source, above)
-    return _Page(frame, name, title, above, notes, opening, gpu, outer, sideways is not None)
-
-
-def _outer(source: str | Path | pd.DataFrame, above: Sequence[str]) -> str:
-    """What the sections around a table's own say before their first subsections; "" if more than
-    one place has these headings. `above` are the table's notes, which end with the headings of its
-    sections, innermost first.
-
-    Only the first line is a heading of the first level: others are comments in code.
-    """
-    if not isinstance(source, str | Path) or Path(source).suffix not in PAGES:
-        return ""
-    inside: list[tuple[int, str, list[str]]] = [(1, "", [])]
-    suited: list[list[list[str]]] = []
-    for line in Path(source).read_text(errors="replace").splitlines():
-        if not (heading := SECTION.match(line)):
-            inside[-1][2].append("" if "|" in line else line)
-            continue
-        level = len(heading[1])
-        inside = [one for one in inside if one[0] < level]
-        inside.append((level, line.replace("**", "").strip("# \t"), []))
-        *outer, own = [name for _, name, _ in inside[1:]]
-        if own in above and above[len(above) - len(outer) :] == outer[::-1]:
-            suited.append([text for _, _, text in inside[:-1]])
-    deepest = [one for one in suited if len(one) == max(map(len, suited))]
-    return "\n".join(line for text in deepest[0] for line in text) if len(deepest) == 1 else ""
-
-
-def _first_gpu(source: str | Path | pd.DataFrame) -> str:
-    """The GPU that a page names first, unless its headings name others."""
-    if not isinstance(source, str | Path) or Path(source).suffix not in PAGES:
-        return ""
-    lines = Path(source).read_text(errors="replace").splitlines()
-    first = next((gpu.name for line in lines if (gpu := named_gpu(line))), "")
-    headings = (named_gpu(line) for line in lines if first and line.startswith("#"))
-    return "" if any(gpu and gpu.name != first for gpu in headings) else first
-
-
 def _values(
-    page: _Page,
+    page: Page,
     cells: Sequence[dict[str, Any]],
     columns: Mapping[str, str],
     assumed: Mapping[str, Any],
@@ -288,7 +212,7 @@ def _values(
 
 
 def _rows(
-    every: Sequence[Mapping[str, Any]], page: _Page, framework: Framework, *, timed: bool
+    every: Sequence[Mapping[str, Any]], page: Page, framework: Framework, *, timed: bool
 ) -> tuple[list[LayoutRow], dict[str, int]]:
     """The rows that can be predicted, and how many others lack what."""
     rows: list[LayoutRow] = []
@@ -318,7 +242,7 @@ def _other_chip(words: str) -> str:
     return chip[0] if chip and not named_gpu(words) else ""
 
 
-def _framework(page: _Page, cells: Sequence[Mapping[str, Any]]) -> Framework:
+def _framework(page: Page, cells: Sequence[Mapping[str, Any]]) -> Framework:
     """The framework by the notes, GPUs and precisions, else also by the page's opening and by the
     framework's own acronyms, or by a column that names it in each row, with its dispatcher."""
     notes, words = page.notes, _words(page.frame)
@@ -428,20 +352,6 @@ def _faster(
 
 def _peak(gpu: str) -> float:
     return GPUS[gpu].fastest("bf16")
-
-
-def _around(source: str | Path | pd.DataFrame) -> tuple[list[str], str]:
-    """All lines around the table of a page that has only one, and what a page says before its first
-    section or table: of all its tables."""
-    if not isinstance(source, str | Path) or Path(source).suffix not in PAGES:
-        return [], ""
-    text = Path(source).read_text(errors="replace")
-    title, line_end, rest = text.partition("\n")
-    before = re.split(r"^(?:#|\W*\|)", rest, maxsplit=1, flags=re.MULTILINE)[0]
-    lines = text.splitlines()
-    alone = sum(bool(DASHES.fullmatch(line)) for line in lines) == 1
-    around = [line.replace("**", "").strip("# \t") for line in lines if alone and "|" not in line]
-    return around, title + line_end + before
 
 
 def _unread(reason: str, frame: pd.DataFrame, columns: Mapping[str, str]) -> str:

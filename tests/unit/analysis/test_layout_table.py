@@ -563,35 +563,6 @@ def test_a_framework_shares_state_as_it_does_unless_the_table_says_otherwise(
     assert layout.sequence_parallel == (notes != "our own")
 
 
-SETUP = """## Setup
-Llama3-8B, sequence length 8,192, local batch size 4. All jobs run on 128 H200 GPUs (FSDP2).
-## Results
-| Run | TPS/GPU |
-|---|---:|
-| eager | 8,330 |
-"""
-OTHER = (
-    SETUP
-    + """
-## More
-| Run | loss |
-|---|---:|
-| eager | 2.1 |
-"""
-)
-
-
-def test_in_a_document_with_one_table_all_text_belongs_to_it(tmp_path: Path) -> None:
-    path = tmp_path / "results.md"
-    path.write_text(SETUP)
-    (row,) = read_layouts(path).rows
-    assert row.case.candidate.layout.data == 128 and row.case.machine.gpu.name == "h200"
-    assert row.step_s == pytest.approx(4 * 8192 / 8330)
-    path.write_text(OTHER)
-    with pytest.raises(InputError, match="no sequence length"):
-        read_layouts(path)
-
-
 def test_a_table_without_a_gpu_has_one_that_is_fast_enough_for_it() -> None:
     slow, fast = (
         read_layouts(frame(System=None, **{"Tokens / sec / GPU": rate})) for rate in (4000, 9000)
@@ -1089,52 +1060,6 @@ def test_a_first_column_of_strategies_is_not_turned() -> None:
         read_layouts(rows)
 
 
-PAGE = """# Performance
-As part of the NeMo framework, Megatron Bridge provides these.
-
-## 26.06 container
-
-### Pre-training
-
-#### System: DGX-H100
-
-{0}
-- In case of GB200, blocks of 32 x 32.
-
-### LoRA performance
-
-#### Model: LLAMA3_70B
-
-{0}
-"""
-LINES = """
-| Model | #-GPUs | GBS | MBS | Sequence Length | TP | PP | Precision | Tokens / sec / GPU |
-|---|---|---|---|---|---|---|---|---|
-| LLAMA3_8B | 8 | 128 | 1 | 8192 | 1 | 1 | FP8 | 14079 |
-"""
-
-
-def test_what_a_page_and_its_sections_say_of_a_table(tmp_path: Path) -> None:
-    path = tmp_path / "page.md"
-    path.write_text(PAGE.format(LINES))
-    (row,) = read_layouts(path, number=1).rows
-    assert row.case.framework.name == "nemo" and row.case.machine.gpu.name == "h100"
-    with pytest.raises(InputError, match="LoRA trains adapters only"):
-        read_layouts(path, number=2)
-
-
-def test_the_gpu_that_only_the_rest_of_a_page_names(tmp_path: Path) -> None:
-    """It is the first of the page, unless another has a heading of its own."""
-    path = tmp_path / "page.md"
-    text = "# Megatron\n\n## Cluster\n\n16 nodes of H800\n\n## Results\n{}\n## Also\nOn H100.\n"
-    path.write_text(text.format(LINES.replace("FP8", "BF16")))
-    table = read_layouts(path, number=1)
-    assert table.rows[0].case.machine.gpu.name == "h800"
-    path.write_text(text.format(LINES + "\n## On H100\n" + LINES))
-    table = read_layouts(path, number=1)
-    assert "H100 GPUs, because the table names no GPU, and earlier ones have no fp8" in table.notes
-
-
 @pytest.mark.parametrize(
     ("columns", "notes", "sharing"),
     [
@@ -1172,25 +1097,6 @@ def test_stages_of_a_rank_that_layers_do_not_fill() -> None:
     """32 ranks of three stages hold 94 layers, an embedding and a head."""
     row = frame(GPUs=32, TP=1, PP=32, VP=3, EP=1, Model="Qwen3 235B-A22B", MBS=1)
     assert read_layouts(row).rows[0].case.candidate.layout.interleave == 3
-
-
-def test_what_a_section_says_counts_for_the_tables_of_its_subsections(tmp_path: Path) -> None:
-    path = tmp_path / "page.md"
-    table = """
-| GPUs | MBS | GBS | Tokens / sec / GPU |
-|---|---|---|---|
-| 8 | 1 | 128 | 4079 |
-"""
-    page = (
-        "# Llama 3 8B\n\nH100\n\n## A\nSEQ_LEN=8192 tp=2\n### Sizes of 8B\n{0}\n### Also 8B\n{0}\n"
-    )
-    path.write_text(page.format(table) + "## B\nseq 2048\n### More of 8B\n" + table)
-    cases = [read_layouts(path, number=number).rows[0].case for number in (1, 2, 3)]
-    assert [one.sequence for one in cases] == [8192, 8192, 2048]
-    assert [one.candidate.layout.tensor for one in cases] == [2, 2, 1]
-    path.write_text(page.format(table) * 2)
-    with pytest.raises(InputError, match="no sequence length"):
-        read_layouts(path, number=1)
 
 
 def test_virtual_pipelines_are_megatrons() -> None:
