@@ -232,8 +232,8 @@ def _traced_launch(method: Callable[..., Any], operation: str, argument: int) ->
     @wraps(method)
     def launch(group: Any, *arguments: Any, **options: Any) -> Any:
         recorder = _recorder
-        # A rank that is the only member exchanges nothing.
-        if recorder is None or group.size() == 1:
+        # The only member of a group within several ranks exchanges nothing.
+        if recorder is None or group.size() == 1 < dist.get_world_size():
             return method(group, *arguments, **options)
         size = _bytes(arguments[argument])
         # A blocking call may do its work on the caller's own stream, where waiting for it takes no
