@@ -120,10 +120,10 @@ def _stop(rows: Sequence[Row]) -> str:
 
 def _is_reached(shortest: Row, others: Sequence[Row]) -> bool:
     """Whether the interval of another time, without one the time itself, reaches the shortest."""
-    least, _, most = shortest.estimate("step_time")
     times = [row.estimate("step_time") for row in others]
     lows = [time.value if pd.isna(time.low) else time.low for time in times]
-    return min(lows) <= (least if pd.isna(most) else most)
+    value, _, high = shortest.estimate("step_time")
+    return min(lows) <= (value if pd.isna(high) else high)
 
 
 def _impossible(known: Sequence[Row]) -> bool:
