@@ -86,7 +86,7 @@ ASSUMED = sorted({*NAMES, *GUESSED.values(), *TEXT} - {"memory", "status", "mfu"
 RATE = rf"{SPEED}(_(on|with|for)_.*)?"
 STEP = "((train(ing)?|global|optimizer)_)?(step|iter(ation)?|update)s?"
 RATED = {"token": "tokens", "sample": "samples", "image": "samples", "sequence": "samples"}
-# Of "tok/s (16 GPUs)", and what SAMPLE_LENGTH says.
+# Remarks, as in "tok/s (16 GPUs)" and "samples (4K) per second".
 OF_ALL = re.compile(r"\(\d+ ?(?:K|GPUs?|ranks?|devices?)\)", re.IGNORECASE)
 SAMPLE_LENGTH = re.compile(r"\((\d+) ?K\)", re.IGNORECASE)  # of "samples (4K) per second"
 FLOP_RATE = re.compile(r"(^|_)(t|p)flops?(_|$)")

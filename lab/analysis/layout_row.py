@@ -114,13 +114,13 @@ def layout_row(
         named_precision(str(values.get("precision"))) or "bf16",
     )
     recomputed = None if "recomputed" in values else framework.recomputed
-    case = Case(model, int(sequence), candidate, machine, recomputed, framework)
+    undivided = Case(model, int(sequence), candidate, machine, recomputed, framework)
     divided = not any(map(values.get, ("micro_batch", "accum", "replica_batch")))
-    whole_batch, case = case, _fitting(case) if divided else case
+    case = _fitting(undivided) if divided else undivided
     if shares := timed and not failed and _shares(case, values, notes):
-        layout = replace(whole_batch.candidate.layout, sharing="fsdp")
-        case = replace(whole_batch, candidate=replace(whole_batch.candidate, layout=layout))
-        case = _fitting(case) if divided else case
+        layout = replace(candidate.layout, sharing="fsdp")
+        undivided = replace(undivided, candidate=replace(candidate, layout=layout))
+        case = _fitting(undivided) if divided else undivided
     step_s = None if failed else step_by_rate(values, gpus, batch, sequence)
     if step_s is None and timed and not failed:
         step_s = step_by_flops(values, case, gpus, batch)

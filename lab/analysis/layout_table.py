@@ -184,7 +184,7 @@ def _values(
     by_rates = sum(map(enter_gpus, cells))
     said = {name for name in ("gpu", "gpus", "recomputed") if all(name in row for row in cells)}
     of_gpu = next(filter(named_gpu, page.above), "")  # a heading comes before footnotes on others
-    of_gpu = of_gpu or (page.gpu if named_gpu(page.notes) else "")
+    of_gpu = of_gpu or (page.gpu if named_gpu(page.notes) else "")  # the first that prose names
     defaults, noted = from_notes(
         page.notes, {*columns, *assumed, *said}, precisions, framework, of_gpu, page.gpu, page.outer
     )

@@ -254,7 +254,8 @@ def _gpu(notes: str, precisions: Collection[str | None], of_page: str) -> tuple[
     if gpu := named_gpu(notes):
         return gpu.name, "from the notes"
     needed = next((kind for kind in reversed(FIRST_WITH) if kind in precisions), "")
-    if of_page and needed.removeprefix("mx") in {"", *GPUS[of_page].flops}:
+    kind = needed.replace("mxfp8", "fp4")  # the same GPUs were first to have both
+    if of_page and (not kind or kind in GPUS[of_page].flops):
         return of_page, f"which the page names first, {UNNAMED}"
     if needed:
         return FIRST_WITH[needed], f"{UNNAMED}, and earlier ones have no {needed}"

@@ -33,7 +33,7 @@ class Estimate(NamedTuple):
     high: float = math.nan
 
     def over(self, other: Estimate) -> Estimate:
-        """Their ratio, with the ends that those of both permit; without, unless all are above 0."""
+        """Their ratio, with the ends that both intervals permit if all of these are positive."""
         ratio = self.value / other.value
         if not (self.low > 0 and other.low > 0):
             return Estimate(ratio)

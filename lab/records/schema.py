@@ -44,7 +44,7 @@ class Stat(Section):
     interval: tuple[float, float] | None  # None if there are too few values
 
 
-def _with_duration(stat: Stat) -> Stat:
+def _positive(stat: Stat) -> Stat:
     if stat.median <= 0:
         raise ValueError("a time of 0 or less")
     return stat
@@ -73,7 +73,7 @@ class Timing(Section):
     and of each phase. Rates are None if the samples of a step are unknown.
     """
 
-    step: Annotated[Stat, AfterValidator(_with_duration)]
+    step: Annotated[Stat, AfterValidator(_positive)]
     phases: dict[str, Stat]
     per_rank: dict[str, list[float]]
     slowest_rank: int  # the rank that was the slowest most often

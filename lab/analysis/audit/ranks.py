@@ -111,9 +111,9 @@ def hybrid(tidy: pd.DataFrame, given: Mapping[str, str]) -> Iterator[str]:
 
     The threads of a rank are then its strategy, where the table gives no other.
     """
-    ranks = given.get("world_size", given.get("per_node", ""))
     if "threads" not in given:
         return
+    ranks = given.get("world_size", given.get("per_node", ""))
     threads = numbers(tidy["threads"])
     on_cores = ON_CORES.search(normal(ranks)) and "gpu" not in normal(ranks)
     of_a_rank = OF_A_RANK.match(normal(given["threads"]))

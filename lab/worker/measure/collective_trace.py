@@ -322,6 +322,7 @@ def _traced_functional(function: Callable[..., Any]) -> Callable[..., Any]:
         operation = getattr(dist.ReduceOp, reduceOp.upper())
         work = dist.all_reduce(reduced, operation, group=members, async_op=True)
         # torch waits for the tensor, not for the work, so the result is identified by its memory.
+        # Nothing was recorded within a group of one rank.
         _, calls = recorder.pending.pop(id(work), (None, []))
         recorder.expect(calls, reduced.data_ptr(), reduced)
         torch._C._distributed_c10d._register_work(reduced, work)

@@ -79,6 +79,8 @@ def test_the_gpu_that_only_the_rest_of_a_page_names(tmp_path: Path) -> None:
     path.write_text(text.format(LINES.replace("FP8", "BF16")))
     table = read_layouts(path, number=1)
     assert table.rows[0].case.machine.gpu.name == "h800"
+    path.write_text(text.replace("Results", "In MXFP8").format(LINES + "\n## More\n" + LINES))
+    assert read_layouts(path, number=1).rows[0].case.machine.gpu.name == "b200"
     path.write_text(text.format(LINES + "\n## On H100\n" + LINES))
     table = read_layouts(path, number=1)
     assert "H100 GPUs, because the table names no GPU, and earlier ones have no fp8" in table.notes

@@ -488,7 +488,7 @@ def _hardly_shrinks(point: Point, base: Point, observations: Observations) -> It
         return
     records = observations.kind == "records"
     communication = point.communication if name == "compute" and records else 0.0
-    # As far apart as the repeats of the time permit.
+    # Repeats of the whole time differ by this much.
     spread = point.gain_bounds[1] / point.gain if point.gain_bounds else 1.0
     if here / there > HARDLY * spread and not communication > EXPLAINS * (here - share * there):
         yield Fault(
