@@ -52,7 +52,7 @@ ZERO, FSDP = r"zero_?[123]?(_?(stage|level))?|zs|ds_zero.*", "fsdp(_size)?"
 PARTS = {
     "exposed": "exposed|non_?overlap|unoverlapped",
     "compute": r"(?<!stolen_)comput|calc|kernel|(fwd|forward)_?(and_)?(bwd|backward)",
-    "communication": "comm|all_?reduce|nccl|sync|allgather|reduce_scatter|(?<!memory_)mpi",
+    "communication": r"comm|all_?reduce|nccl|(?<!a)(?<!no)(?<!no_)sync|allgather|reduce_scatter|(?<!memory_)mpi",
     "h2d": "h2d|h_2_d|host_to|memcpy|copy|to_gpu|to_device|transfer",
     "data": "data|load|input|(^|_)i_?o(_|$)|i_per_o|fetch|batch_wait",
     "forward": "forward|fwd",
@@ -415,7 +415,7 @@ def normal(name: str) -> str:
     # Without the brackets, "min" would be read as the minimum.
     text = re.sub(r"[\[(]\s*min\.?\s*[\])]$", " minutes", text)
     text = EITHER.sub(r"\1", text)
-    text = text.replace("%", " percent ").replace("#", " n ").replace("/", " per ")
+    text = text.rstrip("/ ").replace("%", " percent ").replace("#", " n ").replace("/", " per ")
     text = re.sub(r"(?<![a-z])([gpt])(?:iga|eta|era)[ _-]?(?=flop)", r"\1", text)
     text = re.sub(r"^(\w*seconds|ms|hours|minutes) (elapsed|taken)$", r"\2 \1", text.strip())
     text = text.replace("$", " usd ")

@@ -24,7 +24,7 @@ OTHER_SCRIPTS = {
     "npus": "npu数量 npu个数 npu数",
     "nodes": "节点数量 节点数 机器数量 机器数 ノード数 노드_수 노드_개수 노드수 узлов узлы",
     "processes": "进程数 プロセス数 프로세스_수 프로세스_개수 процессов процессы процесів процеси",
-    "threads": "线程数 スレッド数 스레드_수 스레드_개수 потоков потоки потоків нитей нити",
+    "threads": "线程数 スレッド数 스레드_수 스레드_개수 스레드 потоков потоки потоків нитей нити",
     "cores": "核心数 核数 コア数 코어_수 ядер ядра",
     "steps": "步数",
     "epochs": "轮数",
@@ -144,7 +144,7 @@ EUROPEAN = {
     "processes": "procesos processos processi processus prozesse procesy procesow tien_trinh "
     "surecler",
     "processors": "procesadores processadores processori processeurs prozessoren",
-    "nodes": "nodos nodi noeuds knoten rechenknoten wezly wezlow dugum dugumler",
+    "nodes": "nodos nos nodi noeuds knoten rechenknoten wezly wezlow dugum dugumler",
     "count": "sayisi",
     "used": "utilises utilizados utilizzati usados verwendet",
     "run": "execucao ejecucion esecuzione rodada corrida",
@@ -175,7 +175,8 @@ KNOWN_OF_EUROPE = re.compile(rf"(?<![^_])(?:{'|'.join(OF_EUROPE)})(?![^_])")
 # Behind a number, as in "4进程效率", and not in "进程数".
 COUNTED_AS = {"卡": "gpus", "进程": "processes", "线程": "threads", "核": "cores", "节点": "nodes"}
 COUNTED = re.compile(rf"(?<=\d)\s*个?({'|'.join(COUNTED_AS)})(?![数數])")
-ALONE = re.compile(r"(?:单机)?单卡$")  # a number of ranks, and not a rate's "per GPU"
+ONE_NODE, OF_NODES = re.compile(r"单机(?=\d+卡)"), re.compile(r"(\d+)机(\d+)卡")
+ALONE = re.compile(r"单机单卡|单卡$")  # a number of ranks, and not a rate's "per GPU"
 # Words in Chinese, Japanese, Korean and Cyrillic.
 REST = re.compile(r"[\u0400-\u052f\u3040-\u30ff\u4e00-\u9fff\uac00-\ud7a3]+")
 ASIDE = re.compile(r"[(（][^()（）]*unknown[^()（）]*[)）]")
@@ -186,6 +187,7 @@ def in_english(text: str) -> str:
     any other text as it is."""
     if text.isascii():
         return text
+    text = OF_NODES.sub(r" \1 nodes x \2 gpus ", ONE_NODE.sub("", text))
     text = re.sub(r"每个\s*(?=gpu)", "每", ALONE.sub(" single gpu ", text), flags=re.IGNORECASE)
     text = re.sub(r"(?<=[gn]pu)\s+(?=[数數个個])", "", text, flags=re.IGNORECASE)
     text = COUNTED.sub(lambda match: f" {COUNTED_AS[match[1]]} ", text)

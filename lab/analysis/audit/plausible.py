@@ -38,6 +38,7 @@ from lab.analysis.audit.values import (
 )
 
 FAR_BEYOND, LEAST_PERCENT = 1.5, 4  # no efficiency is between these
+MOST_EFFICIENT = 2  # what is mostly over 200 % is a speedup
 TIMESTAMP = 1e9  # seconds since 1970, and more than a training takes
 LENGTHS = 64  # sequence lengths are multiples of this
 BARE_LENGTHS = {"seq", "sequence", "context", "ctx", "sl"}
@@ -244,8 +245,11 @@ def is_plausible(canonical: str, column: str, texts: pd.Series) -> bool:
     if canonical == "speedup" and (named or texts.str.contains("%").all()):
         shares = numbers(texts, factor=0.01 if named else 1.0).dropna()
         return bool((shares >= 1).all())  # one of 12 % is an increase
-    if canonical == "efficiency" and not texts.str.contains("%").any():
-        return not numbers(texts).between(FAR_BEYOND, LEAST_PERCENT).all()
+    if canonical == "efficiency":
+        shares = numbers(texts, factor=0.01 if named else 1.0)
+        if not named and not texts.str.contains("%").any():
+            return not shares.between(FAR_BEYOND, LEAST_PERCENT).all()
+        return not shares.median() > MOST_EFFICIENT
     if canonical == "sequence_length" and stem in BARE_LENGTHS:  # not a sequential time
         return bool((numbers(texts, units=COUNT_UNITS) % LENGTHS == 0).all())
     if canonical == "gpu" and re.fullmatch("systems?", stem):

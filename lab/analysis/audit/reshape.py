@@ -35,6 +35,7 @@ from lab.analysis.audit.languages import in_english
 from lab.analysis.audit.values import (
     COUNT_UNITS,
     MISSING,
+    NODE,
     RANK,
     RANKS,
     TIME_UNITS,
@@ -47,18 +48,22 @@ COLLECTIVE = re.compile(
     r"all[-_ ]?(?:reduce|gather|to)|reduce[-_ ]?scatter|collective|[nr]ccl", re.IGNORECASE
 )
 COUNTED = rf"{RANKS}|cores?|threads?|nodes?"
-BEFORE = re.compile(rf"(?:^|_)(?P<n>\d+|{'|'.join(WORDS)})_?(?:{COUNTED}|x)(?=_|$)")
+BEFORE = re.compile(
+    rf"(?:^|_)(?P<n>\d+|{'|'.join(WORDS)})(?:_?(?:{COUNTED}|x)(?=_|$)|(?<=\d)n(?=_))"
+)
 # A single "rank 5" is one of them, or the fifth guess of a classifier, and p99 is a percentile.
 AFTER = re.compile(
     rf"(?:^|_)(?:(?!rank_?\d)(?:{COUNTED})|nprocs?|np|n|p(?=_(?!50|75|9\d))|x(?!_?10_\d)|ws"
     r"|world_?size)_?(?P<n>\d+)"
     r"(?=_|$)(?!_(?:bins?|bits?|[gm]i?b|[gm]?hz|w|watts?)(?:_|$))"
 )
+OF_NODES = re.compile(rf"(?:^|_)(?:\d+|{'|'.join(WORDS)})_?(?:n|{NODE}s?)(?=_|$)(?!_x_|_\d)")
 NO_RANKS = set(NUMERIC) - {"world_size", "nodes"}
 HINTS = (
     re.compile(r"(?:^|[_\W])(\d+)\s*x\s*(?:[a-z]+\s*)?[a-z]*\d", re.IGNORECASE),
     re.compile(rf"(\d+)\s*(?:x\s+)?(?:{RANKS})\b", re.IGNORECASE),
 )
+COUNTS = re.compile(r"(?:.*_)?(?:loops|rounds|calls|messages|msgs|hops|errors|failures)")
 NUMBERED = re.compile(r"(?:^|_)(?:seed|run|trial|repeat|fold|attempt)s?(?=_|$)")  # not ranks
 OVER_ONE = re.compile(  # of "speedup vs 1 thread"
     r"(?:^|_)(?:vs|versus|over|than|relative_to|compared_to)_(?:\d+|one|a|single)_?[a-z]"
@@ -157,6 +162,8 @@ def turned(frame: pd.DataFrame, mapped: Collection[str]) -> tuple[pd.DataFrame, 
         sizes = ["" if name.isdecimal() else _whole(name) for name in rest]
     if mapped or len(others) < 2 or not all(sizes) or names.duplicated().any():
         return frame, []
+    if counts_other(first):
+        return frame, []
     if are_collectives(names) and not all(are_timed(frame[name]) for name in others):
         return frame, []  # whose bandwidths these may be
     meanings = [meaning.canonical for name in names if (meaning := guess(name))]
@@ -236,13 +243,14 @@ def by_world_size(
         assumption += "; no unit is named"
     rest = frame.drop(columns=[one.column for one in ranked])
     ratios = [name for name in map(str, rest) if _quantity(name) in RATIOS]
+    counted = "nodes" if all(OF_NODES.search(normal(one.column)) for one in ranked) else "world_size"
     ranked = _with_remarks(ranked)
     settings = {one.setting: _settings(one.setting, rest) for one in ranked}
     blank = dict.fromkeys([name for words in settings.values() for name in words], "")
     parts: dict[tuple[float, str], pd.DataFrame] = {}
     for column, size, canonical, factor, setting in ranked:
         size = float(hint[0]) if hint and math.isnan(size) else size
-        new = rest.assign(world_size=size, **blank | settings[setting])
+        new = rest.assign(**{counted: size}, **blank | settings[setting])
         if sizes and size < max(sizes):  # a ratio beside several sizes is that of the most ranks
             new = new.assign(**dict.fromkeys(ratios))
         timed = canonical in TIMES and (factor is not None or are_timed(frame[column]))
@@ -426,13 +434,18 @@ def _quantity(name: object) -> str:
     return "time" if canonical in TIMES else canonical
 
 
+def counts_other(column: str) -> bool:
+    """Whether a column's name is the number of something unknown, which is not ranks."""
+    return normal(column).startswith("number_of_") and guess(column) is None
+
+
 def _numbers_other(column: str, cells: pd.Series) -> bool:
     """Whether bare numbers beside a column are not ranks: epochs beside "Loss (model/epoch)", and
     batches beside "Batch size", unless its own cells are the batches."""
     meaning = guess(column)
     other = meaning is not None and meaning.canonical in NO_RANKS
     own = numbers(cells).notna().all()
-    return bool(OF_A_RUN.search(normal(column))) or (other and not own)
+    return bool(OF_A_RUN.search(normal(column))) or (other and not own) or counts_other(column)
 
 
 def falls(values: pd.Series, counts: pd.Series) -> bool:
@@ -483,6 +496,8 @@ def _of_ranks(column: str, size: float, rest: str, quantity: str) -> RankColumn 
     """A column for a number of ranks by the rest of its name; None if it holds something else."""
     if symbol := SYMBOLIC.fullmatch(rest):
         return RankColumn(column, size, SYMBOLS[symbol[1].upper()], None)
+    if COUNTS.fullmatch(rest):
+        return None
     meaning = guess(rest)
     rated = meaning is not None and meaning.canonical in OF_RUNS  # "img/s", but not "per node"
     if not size or (not rated and re.search(r"(?:^|_)per(?=_|$)|batch", rest)):

@@ -34,6 +34,7 @@ RANGE = re.compile(
 PRODUCT = re.compile(r"(\d{1,9})\s*[x×*]\s*(\d{1,9})")
 WIDEST = 1.5  # range of a measurement, which 2-4 is not
 APPROXIMATE = re.compile(r"\s*[~≈]")
+SYMBOL = re.compile("n?p|n|t")  # of "p=4"
 PER_SECOND = re.compile(r"([kKMGT])b(?:ps|/s)\b")
 ARROWS, SUPERSCRIPTS = "↑↓→←▲▼⬆⬇", "¹²³⁴⁵⁶⁷⁸⁹⁰"
 # Signs and digits of East Asian keyboards, such as （+23%）.
@@ -124,6 +125,7 @@ def _number(cell: object, units: dict[str, float] | None, factor: float) -> floa
         text = RANGE.sub(f"{(low + high) / 2:.15g}", text)
     match = NUMBER.search(text)
     before = text[: match.start()].strip(f" ~<>=≈x×*${ARROWS}") if match else ""
+    before = "" if SYMBOL.fullmatch(before) and "=" in text else before
     if not match or text in MISSING or before not in {"", "-", "+"}:
         return math.nan
     value = _decimal(match.group())

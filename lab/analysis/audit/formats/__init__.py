@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import re
+import textwrap
 from collections.abc import Sequence
 
 from lab.analysis.audit.formats import (
@@ -58,6 +59,8 @@ def find_tables(source: str, text: str) -> Tables:
     in_columns = [*printed.tables(lines)]
     if any(map(relevance, in_columns)):
         return most_relevant(in_columns), []
+    if tables and (of_blocks := _of_code_blocks(source, text.splitlines())):
+        return most_relevant(of_blocks), []
     if of_json := logs.find_records(text):
         most = max(of_json, key=lambda table: (relevance(table), len(table.rows)))
         return [most._replace(notes=notes)], []
@@ -78,6 +81,26 @@ def marked_up(lines: Sequence[str]) -> list[Table]:
     text = HIDDEN.sub("", "\n".join(lines))
     tables = [table for read in (markdown, html, latex, rst) for table in read.tables(text)]
     return most_relevant([table for table in tables if any(table.header)])
+
+
+def _of_code_blocks(source: str, lines: Sequence[str]) -> list[Table]:
+    """The tables of measurements in the code blocks of a page, each of which is a text by itself;
+    notes are the lines from the heading above a block on."""
+    fences = [place for place, line in enumerate(lines) if FENCE.match(line)]
+    tables: list[Table] = []
+    above = 0
+    for start, end in zip(fences[::2], fences[1::2], strict=False):
+        headings = [place for place in range(above, start) if markdown.HEADING.match(lines[place])]
+        notes = [line.strip("# ") for line in lines[max([above, *headings[-1:]]) : start]]
+        above = end + 1
+        with contextlib.suppress(InputError):
+            block, _ = find_tables(source, textwrap.dedent("\n".join(lines[start + 1 : end])))
+            tables += [
+                table._replace(notes=[*filter(None, notes), *table.notes])
+                for table in block
+                if relevance(table)
+            ]
+    return tables
 
 
 def _delimited(source: str, lines: Sequence[str], notes: list[str]) -> Tables:
