@@ -150,7 +150,7 @@ COUNTS = {"world_size", "bytes"}  # of which a share is another quantity
 OTHERWISE = {
     "efficiency": r"energy|power|memory|flops?|hardware|compute|cost|model|[cg]pu|util",
     "accuracy": r"perplexity|ppl|bleu|err(or)?(_|$)|loss|wer|mae|rmse|std|improve|gain|drop|delta",
-    "rate": r"inference|speed_?up|improve|increase|gain|ratio|relative|_per_(usd|dollar|watt|w)"
+    "rate": r"inference|speed_?up|improve|increase|gain|ratio(?!n)|relative|_per_(usd|dollar|watt|w)"
     r"|[gtp]flops?"
     r"|(^|_)(p\d\d|\d+_percent|percentile)(_|$)",  # what it costs, and of the fastest or slowest
     "speedup": r"inference|without|_w_o_|block|group|(^|_)ours?(_|$)",  # of a setting or system
@@ -255,6 +255,11 @@ PERCENT = {"percent": 0.01, "pct": 0.01}
 UNITS = {"time": TIME_UNITS, "bytes": BYTE_UNITS, "count": COUNT_UNITS, "percent": PERCENT}
 # Words for settings in column names. They distinguish columns of one quantity, and a speedup named
 # after one compares programs, not numbers of ranks.
+# Types of machines in clouds: ml.p4d.24xlarge, Standard_ND96asr_v4, a3-highgpu-8g, hpc7a.
+_INSTANCES = (
+    r"(?:ml_)?[a-z]{1,3}\d[a-z]{0,4}_(?:\d*_?x?large|metal)|(?:standard_)?(?:n[cdvg]|h[bcx])\d+\w*?_v\d"
+    r"|nd\d+[a-z]+|a[2-4]_(?:high|mega|ultra)gpu_\d+g|hpc\d[a-z]+"
+)
 _GPUS = "|".join(sorted({name.split("-")[0] for name in GPUS} - {"rtx"}))
 SETTINGS = {
     "precision": r"(?:mixed|mid|full|half|single|reduced)_precision|mixed|(?:amp_)?(?:mx|nv)?"
@@ -262,7 +267,7 @@ SETTINGS = {
     "compile": r"(?:no_|without_|w_o_)?(?:xla|torch_compile|compiled?|eager|flash(?:_attention)?)",
     "framework": r"(?:py_?)?torch|tensor_?flow|mx_?net|one_?flow|paddle(?:_?paddle)?|mind_?spore"
     r"|jax|huge_?ctr|keras|caffe2?|horovod",
-    "gpu": rf"(?:dgx_)?(?:{_GPUS}|b100|h20|a40|a30|a6000|v100s|p100|k80|l40|mi\d{{3}}x?|gaudi_?\d?"
+    "gpu": rf"{_INSTANCES}|(?:dgx_)?(?:{_GPUS}|b100|h20|a40|a30|a6000|v100s|p100|k80|l40|mi\d{{3}}x?|gaudi_?\d?"
     r"|tpu(?:_?v\d\w?)?)(?:_(?:sxm\d?|pcie|nvl))?(?:_\d+_?gb?)?|dgx_[12]h?|rtx_\w+?",
     "strategy": r"(?:naive_)?ddp|fsdp_?[12]?|hsdp|(?:data|tensor|pipeline)_parallel(?:ism)?"
     r"|(?:deep_?speed_)?zero(?:_stage)?_?\d|deep_?speed",

@@ -84,6 +84,9 @@ BOUND = re.compile(r"\s*(?:[<>≤≥]|&[lg]t;)")  # an upper or lower limit, not
 MACHINES = {"gpu", "device", "host"}
 OF_HARDWARE = re.compile(r"flop|(?:^|_)[kmgt]i?b_(?:per_)?s")  # what is computed or moved
 OF_GPUS = re.compile(r"(?:^|_)(?:gpu|gcd|accelerator|card|chip)s?(?:_|$)")
+OF_COMMUNICATION = re.compile(
+    "(?:comms?|communications?|mpi|nccl)_(?:(?:time|share|fraction|overhead)_)?(?:percent|pct)"
+)
 PROJECTED = re.compile(
     r".*\d.*\((?:projected|projection|extrapolated|estimated|predicted)\)\W*", re.IGNORECASE
 )
@@ -146,6 +149,7 @@ class Quantities:
                     f"{self.given[canonical]!r} is read as the {canonical.replace('_', ' ')}, not "
                     f"{', '.join(map(repr, others))}; --column {canonical}=COLUMN chooses another"
                 )
+        self._add_share_of_communication()
         self._drop_statistics()
         self._drop_projected()
         self._scale_shares()
@@ -217,6 +221,17 @@ class Quantities:
             return False
         self.tidy[canonical], self.given[canonical] = cells, column
         return True
+
+    def _add_share_of_communication(self) -> None:
+        """Read a column such as "comm %" as a share of the time, where none gives the time of
+        communication."""
+        shares = [name for name in self.frame if OF_COMMUNICATION.fullmatch(normal(name))]
+        if len(shares) == 1 and "time" in self.given and "communication" not in self.given:
+            share = numbers(self.frame[shares[0]].astype(str).str.rstrip(" %"), factor=0.01)
+            self.tidy["communication"] = share * self.tidy["time"]
+            self.given["communication"] = shares[0]
+            read = f"{shares[0]!r} is read as the share of {self.given['time']!r}"
+            self.assumptions.append(read)
 
     def _names_another(self, canonical: str, column: str) -> bool:
         """Whether a column without numbers names what another of its meaning counts, such as `GPU`

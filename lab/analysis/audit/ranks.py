@@ -106,6 +106,24 @@ def degrees(tidy: pd.DataFrame, given: dict[str, str]) -> None:
         tidy["dp"], given["dp"] = tidy["dp_replicate"] * tidy["dp_shard"], given["dp_shard"]
 
 
+def rates_of_each(tidy: pd.DataFrame, given: dict[str, str]) -> Iterator[str]:
+    """Take rates as those of each rank if most quoted efficiencies are ratios of them, and say so,
+    as a total rate would have to grow with the ranks."""
+    if "rate_per_rank" in given or not {"rate", "efficiency"} <= set(given):
+        return
+    keys = [name for name in tidy.columns if name.startswith("key:")]
+    rows = tidy.sort_values("world_size")
+    first = rows.groupby(keys or (lambda row: 0))[["world_size", "rate"]].transform("first")
+    rows = rows[rows["world_size"] > first["world_size"]]
+    ratios = rows["rate"] / first["rate"].loc[rows.index]
+    alike = (ratios / rows["efficiency"] - 1).abs().dropna() < NEARLY
+    if len(alike) and alike.mean() > MOSTLY and ratios.median() <= 1 + NEARLY:
+        tidy["rate_per_rank"], tidy["rate"] = tidy["rate"], tidy["rate"] * tidy["world_size"]
+        tidy["rate_per_rank_rounding"] = tidy["rate_rounding"]
+        given["rate_per_rank"] = name = given.pop("rate")
+        yield f"{name!r} is that of each rank, as the quoted efficiencies are its ratios"
+
+
 def hybrid(tidy: pd.DataFrame, given: Mapping[str, str]) -> Iterator[str]:
     """Take cores for ranks if ranks on cores have various numbers of threads, and say so.
 

@@ -200,6 +200,7 @@ def _whole(column: str) -> str:
 OF_RUNS = MEASURED | {"mfu", "hfu"}
 UNIT_OF_RATE = re.compile(r"\d\s*(?:[kmgt](?=\s|i?b))?\s*((?:[a-z]+/s\w*|%|[tp]flops?)(?=\W|$))")
 TIMES_X = re.compile(r"\d\s*[x×]\W*$", re.IGNORECASE)
+RATIO_CELL = re.compile(r"\W*\d+(?:[.,]\d+)?\s*[x×](?!\s*[\d\w])")
 RATED = re.compile(rf"\d\s*[km]?\s*(?:{THINGS})\s*(?:/|per)\s*(?:{SECOND})\b", re.IGNORECASE)
 
 
@@ -392,6 +393,12 @@ def are_timed(cells: pd.Series) -> bool:
 def are_rated(cells: pd.Series) -> bool:
     """Whether cells are rates with units of their own, such as 12.4k tok/s."""
     return _are(RATED.search, cells)
+
+
+def are_ratios(cells: Iterable[object]) -> bool:
+    """Whether cells are ratios such as 1.9x, of which there are several."""
+    texts = [str(cell) for cell in cells if is_known(cell) and re.search(r"\d", str(cell))]
+    return len(texts) > 1 and all(map(RATIO_CELL.match, texts))
 
 
 def _with_quantity(ranked: Sequence[RankColumn], frame: pd.DataFrame) -> list[RankColumn]:

@@ -94,6 +94,7 @@ def from_table(
     logged = bool(LOGGED & set(given))
     used = [*given.values(), *quantities.joined]
     keys.add_keys(tidy, frame, used, collective=collective, logged=logged)
+    assumptions += ranks.rates_of_each(tidy, given)
     ranks.complete_batches(tidy, given)
     tidy["label"] = keys.labels(tidy, given)
     return Observations(

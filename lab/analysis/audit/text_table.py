@@ -35,7 +35,8 @@ UNIT = re.compile(rf"[(\[]?({UNITS}|[a-z]+/[a-z]+(/[a-z]+)?)[)\]]?", re.IGNORECA
 NO_UNIT = {"", "-", "–", "—", "#", "/", "[-]", "(-)", "n/a", "x"}
 # 11,2465 and 0,5 have a decimal comma, 1.5 and 1,234,567 show that commas group digits.
 _UNIT = r"(?:\s*[a-zA-Zµ%]{1,4}\.?)?"  # of a cell such as 4,2 ms
-DECIMAL_COMMA = re.compile(rf"-?(?:\d+,(?:\d{{1,2}}|\d{{4,}})|0,\d+){_UNIT}")
+DECIMAL_COMMA = re.compile(rf"-?(?:\d[\d.]*,(?:\d{{1,2}}|\d{{4,}})|0,\d+){_UNIT}")
+GROUPED = re.compile(rf"-?[1-9]\d{{0,2}}(?:\.\d{{3}})+(?:,\d+)?{_UNIT}")  # of 65.025 and 1.234,5
 DECIMAL_POINT = re.compile(r"\d\.\d|\d,\d{3},")
 THREE_DIGITS = re.compile(rf"-?[1-9]\d{{0,2}},\d{{3}}{_UNIT}")
 FEWEST_COMMAS = 2
@@ -238,12 +239,25 @@ def _with_points(rows: list[list[str]]) -> list[list[str]]:
     """Cells such as 1,452 with a decimal point, where other cells show that commas are decimal."""
     cells = [cell for row in rows for cell in row]
     commas = sum(map(bool, map(DECIMAL_COMMA.fullmatch, cells)))
-    if commas < FEWEST_COMMAS or any(map(DECIMAL_POINT.search, cells)):
+    pointed = [cell for cell in cells if DECIMAL_POINT.search(cell)]
+    if commas < FEWEST_COMMAS or not all(map(GROUPED.fullmatch, pointed)):
         return rows
+    # Of a column without other numbers, points may be decimal.
+    grouped = [
+        any(cell[:1].isdigit() and ("," in cell or not GROUPED.fullmatch(cell)) for cell in column)
+        for column in zip(*rows, strict=True)
+    ]
     return [
-        [cell.replace(",", ".") if THREE_DIGITS.fullmatch(cell) else cell for cell in row]
+        [_with_point(cell, grouped=some) for cell, some in zip(row, grouped, strict=True)]
         for row in rows
     ]
+
+
+def _with_point(cell: str, *, grouped: bool) -> str:
+    """A cell with a decimal point for a comma before three digits, without points that group."""
+    if THREE_DIGITS.fullmatch(cell):
+        return cell.replace(",", ".")
+    return cell.replace(".", "") if grouped and GROUPED.fullmatch(cell) else cell
 
 
 def _parquet(path: Path) -> pd.DataFrame:

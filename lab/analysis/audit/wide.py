@@ -31,6 +31,7 @@ from lab.analysis.audit.reshape import (
     INDEXED,
     OF_PROBLEMS,
     are_rated,
+    are_ratios,
     are_timed,
     falls,
     listed,
@@ -204,19 +205,21 @@ def by_noted(frame: pd.DataFrame, mapped: Mapping[str, Guess]) -> Long:
     """Several columns of numbers whose names say nothing, such as "static" and "dynamic", become
     rows of a setting, if the lines around the table name one quantity and all of them behave like
     it: times fall with the ranks, rates and speedups rise."""
-    quantity = noted_alone(frame.attrs.get("around", ""))
     names = list(map(str, frame.columns.drop(ROW, errors="ignore")))
     counts = [name for name in names if quantities([name]) & RANKS]
     named = [name for name in names if name not in counts and guess(name)]
-    if mapped or not quantity or len(counts) != 1 or quantities(named) & OF_SPEED:
+    others = [name for name in names if name not in {*counts, *named}]
+    ratios = bool(others) and all(are_ratios(frame[name].tolist()) for name in others)
+    quantity = "speedup" if ratios else noted_alone(frame.attrs.get("around", ""))
+    one = len(counts) == 1 or (ratios and counts)
+    if mapped or not quantity or not one or quantities(named) & OF_SPEED:
         return frame, []
     ranks = numbers(frame[counts[0]])
     falling = quantity in TIMES
     columns = {
         name: values
-        for name in names
-        if name not in {*counts, *named}
-        and re.search("[a-z]{2}", normal(name))
+        for name in others
+        if re.search("[a-z]{2}", normal(name))
         and (values := numbers(frame[name])).notna().any()
     }
     alike = all(not (one <= 0).any() and falls(one, ranks) == falling for one in columns.values())

@@ -10,6 +10,7 @@ from collections.abc import Sequence
 from lab.analysis.audit.formats import (
     collectives,
     delimited,
+    hpcg,
     html,
     latex,
     lists,
@@ -49,6 +50,8 @@ def find_tables(source: str, text: str) -> Tables:
     launched = [HOST.sub("", LAUNCHED.sub("", line)) for line in lines]
     if of_collectives := collectives.find_collectives(launched, source):
         return [of_collectives._replace(notes=notes)], []
+    if of_hpcg := hpcg.find_results(launched):
+        return [of_hpcg._replace(notes=notes)], []
     tables = [
         table._replace(header=_numbered(table.header))
         for table in marked_up(wiki.as_markdown(lines))

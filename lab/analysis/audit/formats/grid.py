@@ -9,7 +9,7 @@ from collections.abc import Sequence
 from typing import NamedTuple
 
 from lab.analysis.audit.columns import MEASURED, normal, quantities
-from lab.analysis.audit.reshape import INDEXED, ranks_in
+from lab.analysis.audit.reshape import INDEXED, are_ratios, ranks_in
 from lab.analysis.audit.values import ranks_of
 from lab.errors import InputError
 from lab.records.table import grouped
@@ -72,7 +72,10 @@ def relevance(table: Table) -> int:
     known = quantities(names)
     ranked = spread or known & RANKED or any(ranks_of(label)[0] > 0 for label in labels)
     if not known & OF_RUNS:
-        return 0
+        others = [cells for name, cells in columns.items() if not quantities([name])]
+        unnamed = not any("speed" in name.lower() for name in columns)
+        ratios = known & RANKED and unnamed and others and all(map(are_ratios, others))
+        return 3 if ratios else 0
     return 3 if ranked else 1 + bool(known & THREADED)
 
 

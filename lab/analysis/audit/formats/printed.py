@@ -9,6 +9,7 @@ import itertools
 import re
 from collections.abc import Iterator, Sequence
 
+from lab.analysis.audit.columns import COUNTED_RANKS, quantities
 from lab.analysis.audit.formats.grid import Table
 
 GAP = re.compile(r"\s{2,}|\t")
@@ -191,7 +192,8 @@ def _block(lines: Sequence[str], place: int) -> tuple[list[str], Rows, int] | No
     indexed = head[0].isspace()
     index = ""
     named = lines[start].rstrip() if start < len(lines) else ""
-    if _is_name(named, alone=not indexed):  # the name of the index, below those of the columns
+    counted = bool(quantities([named]) & {*COUNTED_RANKS})
+    if _is_name(named, alone=not (indexed or counted)):  # the name of the index, below those of the columns
         index, start = named, start + 1
     elif not indexed and not quoted:
         return None

@@ -57,7 +57,10 @@ def _beyond(point: Point, observations: Observations) -> Iterator[Fault]:
     by_mean, bounds = point.gain_of_means, point.gain_bounds
     ratios = (point.speedup, point.efficiency * point.over)
     known = [quoted for quoted in ratios if math.isfinite(quoted)]
-    quoted, allowed = max(known, default=math.nan), max(point.over, 1.0)
+    own = point.curve.by_strategy.get(point.strategy, ()) if point.curve.starts_at_one else ()
+    # What a program quotes on one rank is over another program.
+    alone = max(one for one in (1.0, *(other.speedup for other in own)) if one > 0)
+    quoted, allowed = max(known, default=math.nan), max(point.over, 1.0) * alone
     least = point.least_gain
     if base and least > ideal * (1 + MARGIN) and (bounds is None or bounds[0] > ideal):
         finite = math.isfinite(point.time)
