@@ -239,8 +239,9 @@ def _with_points(rows: list[list[str]]) -> list[list[str]]:
     """Cells such as 1,452 with a decimal point, where other cells show that commas are decimal."""
     cells = [cell for row in rows for cell in row]
     commas = sum(map(bool, map(DECIMAL_COMMA.fullmatch, cells)))
-    pointed = [cell for cell in cells if DECIMAL_POINT.search(cell)]
-    if commas < FEWEST_COMMAS or not all(map(GROUPED.fullmatch, pointed)):
+    if commas < FEWEST_COMMAS:
+        return rows
+    if not all(map(GROUPED.fullmatch, filter(DECIMAL_POINT.search, cells))):
         return rows
     # Of a column without other numbers, points may be decimal.
     grouped = [

@@ -101,7 +101,7 @@ def _of_code_blocks(source: str, lines: Sequence[str]) -> list[Table]:
             tables += [
                 table._replace(notes=[*filter(None, notes), *table.notes])
                 for table in block
-                if relevance(table)
+                if relevance(table) > 1  # of several numbers of ranks or threads
             ]
     return tables
 

@@ -192,8 +192,7 @@ def _block(lines: Sequence[str], place: int) -> tuple[list[str], Rows, int] | No
     indexed = head[0].isspace()
     index = ""
     named = lines[start].rstrip() if start < len(lines) else ""
-    counted = bool(quantities([named]) & {*COUNTED_RANKS})
-    if _is_name(named, alone=not (indexed or counted)):  # the name of the index, below those of the columns
+    if _is_name(named, alone=not indexed) or _is_count(named):  # the name of the index, below those of the columns
         index, start = named, start + 1
     elif not indexed and not quoted:
         return None
@@ -214,6 +213,11 @@ def _is_name(line: str, *, alone: bool) -> bool:
     words = line.split()
     named = 0 < len(words) <= (1 if alone else MOST_WORDS) and bool(WORD.match(line))
     return named and not re.search(r"\d", line) and len(GAP.split(line)) == 1
+
+
+def _is_count(line: str) -> bool:
+    """Whether a line is a name such as "number of threads" and nothing else."""
+    return _is_name(line, alone=False) and bool(quantities([line]) & {*COUNTED_RANKS})
 
 
 def _is_row(line: str) -> bool:
