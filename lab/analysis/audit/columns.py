@@ -52,7 +52,8 @@ ZERO, FSDP = r"zero_?[123]?(_?(stage|level))?|zs|ds_zero.*", "fsdp(_size)?"
 PARTS = {
     "exposed": "exposed|non_?overlap|unoverlapped",
     "compute": r"(?<!stolen_)comput|calc|kernel|(fwd|forward)_?(and_)?(bwd|backward)",
-    "communication": r"comm|all_?reduce|nccl|(?<!a)(?<!no)(?<!no_)sync|allgather|reduce_scatter|(?<!memory_)mpi",
+    "communication": r"comm|all_?reduce|nccl|(?<!a)(?<!no)(?<!no_)sync|allgather|reduce_scatter"
+    r"|(?<!memory_)mpi",
     "h2d": "h2d|h_2_d|host_to|memcpy|copy|to_gpu|to_device|transfer",
     "data": "data|load|input|(^|_)i_?o(_|$)|i_per_o|fetch|batch_wait",
     "forward": "forward|fwd",
@@ -150,8 +151,8 @@ COUNTS = {"world_size", "bytes"}  # of which a share is another quantity
 OTHERWISE = {
     "efficiency": r"energy|power|memory|flops?|hardware|compute|cost|model|[cg]pu|util",
     "accuracy": r"perplexity|ppl|bleu|err(or)?(_|$)|loss|wer|mae|rmse|std|improve|gain|drop|delta",
-    "rate": r"inference|speed_?up|improve|increase|gain|ratio(?!n)|relative|_per_(usd|dollar|watt|w)"
-    r"|[gtp]flops?"
+    "rate": r"inference|speed_?up|improve|increase|gain|ratio(?!n)|relative"
+    r"|_per_(usd|dollar|watt|w)|[gtp]flops?"
     r"|(^|_)(p\d\d|\d+_percent|percentile)(_|$)",  # what it costs, and of the fastest or slowest
     "speedup": r"inference|without|_w_o_|block|group|(^|_)ours?(_|$)",  # of a setting or system
     "batch": r"(^|_)tok(en)?s?(_|$)",  # batches are compared in samples
@@ -163,7 +164,7 @@ OTHERWISE = {
 # Numbers that were measured, although they may recur: no setting of a row.
 OUTCOME = re.compile(
     r"util(i[sz]ation)?(_|$)|usage|temp(erature)?(_|$)|power(?!_(cap|limit))|energy|joules"
-    r"|occupancy|cost|price"
+    r"|occupancy|cost|price|(?:^|_)(?:ttft|tpot|itl)(?:_|$)"
 )
 # How large a problem is; "Cells per rank" say nothing of the whole.
 PROBLEM = re.compile(
@@ -267,7 +268,8 @@ SETTINGS = {
     "compile": r"(?:no_|without_|w_o_)?(?:xla|torch_compile|compiled?|eager|flash(?:_attention)?)",
     "framework": r"(?:py_?)?torch|tensor_?flow|mx_?net|one_?flow|paddle(?:_?paddle)?|mind_?spore"
     r"|jax|huge_?ctr|keras|caffe2?|horovod",
-    "gpu": rf"{_INSTANCES}|(?:dgx_)?(?:{_GPUS}|b100|h20|a40|a30|a6000|v100s|p100|k80|l40|mi\d{{3}}x?|gaudi_?\d?"
+    "gpu": rf"{_INSTANCES}"
+    rf"|(?:dgx_)?(?:{_GPUS}|b100|h20|a40|a30|a6000|v100s|p100|k80|l40|mi\d{{3}}x?|gaudi_?\d?"
     r"|tpu(?:_?v\d\w?)?)(?:_(?:sxm\d?|pcie|nvl))?(?:_\d+_?gb?)?|dgx_[12]h?|rtx_\w+?",
     "strategy": r"(?:naive_)?ddp|fsdp_?[12]?|hsdp|(?:data|tensor|pipeline)_parallel(?:ism)?"
     r"|(?:deep_?speed_)?zero(?:_stage)?_?\d|deep_?speed",

@@ -225,7 +225,7 @@ class Quantities:
     def _add_share_of_communication(self) -> None:
         """Read a column such as "comm %" as a share of the time, where none gives the time of
         communication."""
-        shares = [name for name in self.frame if OF_COMMUNICATION.fullmatch(normal(name))]
+        shares = [name for name in map(str, self.frame) if OF_COMMUNICATION.fullmatch(normal(name))]
         if len(shares) == 1 and "time" in self.given and "communication" not in self.given:
             share = numbers(self.frame[shares[0]].astype(str).str.rstrip(" %"), factor=0.01)
             self.tidy["communication"] = share * self.tidy["time"]

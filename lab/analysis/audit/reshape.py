@@ -244,7 +244,8 @@ def by_world_size(
         assumption += "; no unit is named"
     rest = frame.drop(columns=[one.column for one in ranked])
     ratios = [name for name in map(str, rest) if _quantity(name) in RATIOS]
-    counted = "nodes" if all(OF_NODES.search(normal(one.column)) for one in ranked) else "world_size"
+    of_nodes = all(OF_NODES.search(normal(one.column)) for one in ranked)
+    counted = "nodes" if of_nodes else "world_size"
     ranked = _with_remarks(ranked)
     settings = {one.setting: _settings(one.setting, rest) for one in ranked}
     blank = dict.fromkeys([name for words in settings.values() for name in words], "")

@@ -78,7 +78,7 @@ NODE = "(?:node|host|server|machine)"
 # Ranks as words in a cell: n1g8, 2n_8g, 2 nodes x 8; 8x A100, 8 A100s, 8 GPUs; A100 x8. Of N4C32,
 # the cards are those of all nodes.
 _UNIT = rf"{RANKS}|pcs|p"
-_NAME = r"(?!x\d|(?:and|or|to)\b)(?:nvidia |amd )?[a-z][a-z-]*\s?-?\d[\w .()-]*"
+_NAME = r"(?!x\d|(?:and|or|to)\b)(?:nvidia |amd |ml\.|standard_)?[a-z][a-z-]*\s?-?\d[\w .()-]*"
 NODES_TIMES = re.compile(
     r"n(\d+)_?g(\d+)|(\d+)[_ ]?n[_ ]?(\d+)[_ ]?(?:g(?![a-z])\w*|gpus?)"
     rf"|(\d+)\s*{NODE}s?\s*(?:[x×*,@]|of|with)?\s*(\d+)\s*x?\s*(?:{_UNIT}|{_NAME})?"

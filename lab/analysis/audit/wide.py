@@ -219,8 +219,7 @@ def by_noted(frame: pd.DataFrame, mapped: Mapping[str, Guess]) -> Long:
     columns = {
         name: values
         for name in others
-        if re.search("[a-z]{2}", normal(name))
-        and (values := numbers(frame[name])).notna().any()
+        if re.search("[a-z]{2}", normal(name)) and (values := numbers(frame[name])).notna().any()
     }
     alike = all(not (one <= 0).any() and falls(one, ranks) == falling for one in columns.values())
     if len(columns) < 2 or ranks.nunique() < 2 or not alike:

@@ -340,3 +340,17 @@ def test_a_table_with_ranks_as_columns_is_one_of_scaling() -> None:
 def test_a_table_with_settings_in_cells_is_no_log(text: str) -> None:
     names = re.split("[,; ]", text.splitlines()[0])
     assert list(read_table(io.StringIO(text)).columns) == names
+
+
+def test_tables_in_the_code_blocks_of_a_page() -> None:
+    blocks = "".join(
+        f"## {title}\n\nOn one node:\n\n```\nGPUs  step_s  speedup\n1  0.40  1.00\n4  0.11  {last}\n```\n"
+        for title, last in (("FP32", "3.64"), ("BF16", "3.99"))
+    )
+    settings = "| Variable | Default | Purpose |\n|---|---|---|\n| `NB` | 384 | block |\n\n"
+    result = audit(io.StringIO(f"{settings}```bash\nmake run 2 3\n```\n{blocks}"))
+    assert [table.place for table in result.tables] == [
+        f"under '{title}', below 'GPUs | step_s | speedup'" for title in ("FP32", "BF16")
+    ]
+    (fault,) = (finding for finding in result.findings if finding.severity != "note")
+    assert fault.rule == "quoted-against-own" and "table 2" in fault.records[0]

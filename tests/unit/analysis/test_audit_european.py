@@ -29,7 +29,7 @@ from lab.analysis.audit.languages import from_european
         "efficiency": [
             *("Eficiencia", "Efficacité", "Effizienz (%)", "Эффективность, %", "Verimlilik"),
         ],
-        "nodes": ["Nodos", "Knoten", "Узлы", "Nœuds"],
+        "nodes": ["Nodos", "Knoten", "Узлы", "Nœuds", "Nós (P)"],
     }.items(),
 )
 def test_names(canonical: str, names: list[str]) -> None:
@@ -88,3 +88,23 @@ def test_times_with_units_and_decimal_commas() -> None:
     rows = ["| 1 | 3,786 ms | 1,00 |", "| 2 | 3,768 ms | 1,005 |", "| 4 | 4,2 ms | 0,9 |"]
     table = "| # threads | tempo médio de execução | aceleração |\n|---|---|---|\n"
     assert not broken(pasted(table + "\n".join(rows)))
+
+
+def test_points_that_group_thousands() -> None:
+    table = """
+    | Prozesse | Laufzeit (ms) | Speedup |
+    |---|---|---|
+    | 1 | 65.025 | 1,00 |
+    | 2 | 33.100,5 | 1,96 |
+    | 8 | 9.250,75 | {} |
+    """
+    assert not broken(pasted(table.format("7,03")))
+    assert broken(pasted(table.format("9,03"))) == {"quoted-against-own"}
+
+
+def test_points_in_a_column_without_other_numbers_stay() -> None:
+    rows = "".join(
+        f"| {n} | {t} | {s} |\n" for n, t, s in ((1, "9.600", "1,00"), (2, "5.000", "1,92"))
+    )
+    result = pasted("| Prozesse | Laufzeit (s) | Speedup |\n|---|---|---|\n" + rows)
+    assert not broken(result) and "9600" not in str(result)

@@ -123,3 +123,26 @@ def test_rates_below_numbers_of_cards() -> None:
     result = pasted(text)
     assert result.reading["rate_per_rank"] == "rate_per_rank"
     assert "fixed-overhead" not in {finding.rule for finding in result.findings}
+
+
+def test_times_on_one_card_and_on_those_of_machines() -> None:
+    text = """
+| 模型 | 单机单卡耗时 | 单机8卡耗时 | 加速比 |
+|---|---|---|---|
+| 小 | 133.2d | 18.96d | **7.03** |
+| 大 | 21.8d | 6.2d | **3.99** |
+"""
+    (fault,) = (one for one in pasted(text).findings if one.severity != "note")
+    assert fault.rule == "quoted-against-own" and "3.99x is quoted on 8 ranks" in fault.evidence
+    assert in_english("3机8卡") == " 3 nodes x 8 gpus "
+
+
+def test_threads_in_korean() -> None:
+    rows = "| 1 | 100 | 1.00 | 1.00 |\n| 4 | 390 | 3.90 | 0.82 |\n"
+    result = pasted("| 스레드 | 처리량(rows/s) | Speedup | 효율 |\n|---|---|---|---|\n" + rows)
+    assert result.reading["스레드"] == "world_size" and broken(result) == {"quoted-against-own"}
+
+
+def test_numbers_of_anything_as_columns_are_no_ranks() -> None:
+    result = pasted("| Количество чисел | 10 | 1000 |\n|---|---|---|\n| Время, с | 0.6 | 1.1 |\n")
+    assert "world_size" not in result.reading.values()

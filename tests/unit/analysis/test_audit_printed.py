@@ -102,3 +102,10 @@ def test_quoted_csv_is_no_printed_table() -> None:
     names = '"ID","Kernel","Time (s)"'
     rows = [f'"{n}","kernel(int, long)","{n}.5"' for n in range(20_000)]
     assert [*tables([names, *rows])] == []
+
+
+def test_an_index_of_several_words_below_the_name_of_the_columns() -> None:
+    lines = ["backend            gloo  nccl", "number of threads"]
+    rows = [f"{n}                 {100 * n}.2  {101 * n}.5" for n in (1, 2, 4)]
+    (table,) = tables([*lines, *rows])
+    assert table.header == ["number of threads", "gloo", "nccl"]

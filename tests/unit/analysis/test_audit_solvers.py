@@ -341,3 +341,61 @@ def test_means_of_commands() -> None:
     assert result.reading["threads"] == "world_size"
     assert result.reading["mean time (s)"] == "time" and not broken(result)
     assert "super-linear" in broken(pasted(text.replace("1.05", "0.55")))
+
+
+def test_results_of_hpcg() -> None:
+    result = """HPCG-Benchmark{version}
+Machine Summary::Distributed Processes={ranks}
+Machine Summary::Threads per processes=2
+Global Problem Dimensions::Global nx={nx}
+GFLOP/s Summary::Raw Total=99
+Final Summary::HPCG result is VALID with a GFLOP/s rating of={rate}
+"""
+    texts = (
+        result.format(ranks=ranks, nx=104 * ranks, rate=rate, version=version)
+        for ranks, rate, version in ((1, 1.5, " version=3.1"), (8, 30.0, ""))
+    )
+    audited = pasted("".join(texts))
+    assert audited.reading["ranks"] == "world_size" and audited.reading["GFLOP/s"] == "rate"
+    assert broken(audited) >= {"super-linear"}
+
+
+def test_cells_with_the_symbol_of_the_ranks() -> None:
+    rows = ["| N=1000 | p=2 | 4.36x | 218% |", "| N=1000 | p=8 | 5.96x | 74.5% |"]
+    text = below("| Matrix Size | Processors | SpeedUp | Efficiency |", *rows)
+    assert "super-linear" in broken(pasted(text))
+
+
+def test_a_speedup_in_per_cent_that_is_called_an_efficiency() -> None:
+    rows = [
+        "| 1 | 100.0 | 100% |",
+        "| 2 | 52.0 | 192% |",
+        "| 4 | 28.0 | 357% |",
+        "| 8 | 20 | 500% |",
+    ]
+    result = pasted(below("| processes | time (s) | efficiency |", *rows))
+    assert "efficiency" not in result.reading.values() and not broken(result)
+
+
+def test_columns_that_count_something_on_numbers_of_ranks() -> None:
+    rows = ["| 1.02 | 1 | 1 | 1 |", "| 1.12 | 1 | 1 | 2 |", "| 1.24 | 1 | 2 | 3 |"]
+    result = pasted(below("| imbalance | P=4 loops | P=8 loops | P=16 loops |", *rows))
+    assert "time" not in result.reading.values() and not broken(result)
+
+
+def test_a_time_whose_name_ends_with_a_stroke() -> None:
+    rows = [
+        "# nodes   avg time /   std dev",
+        "#          step",
+        " 48   54.9   0.12",
+        " 96   20.1   0.18",
+    ]
+    result = pasted("\n".join(rows))
+    assert result.reading["avg time /"] == "time" and broken(result) == {"super-linear"}
+
+
+@pytest.mark.parametrize(("last", "faults"), [("4.14×", set()), ("9.14×", {"super-linear"})])
+def test_ratios_of_machines_over_one_of_them(last: str, faults: set[str]) -> None:
+    rows = ["| 1 | 1.00× | 1.44× |", "| 2 | 1.75× | 2.44× |", f"| 4 | 3.00× | {last} |"]
+    result = pasted(below("| Nodes | hpc7a (96 c/n) | hpc8a (96 c/n) |", *rows))
+    assert result.reading["setting"] == "strategy" and broken(result) == faults

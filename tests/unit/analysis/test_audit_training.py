@@ -362,3 +362,51 @@ def test_threads_and_cores_in_the_names_of_runs() -> None:
     assert broken(pasted(below("| Configuration | Time | Speedup |", *rows))) == {
         "quoted-against-own"
     }
+
+
+def test_rates_of_each_rank_by_their_efficiencies() -> None:
+    rows = ["| small | 6,457 | 4,783 | 74.1% |", "| large | 406 | 353 | 86.9% |"]
+    result = pasted(below("| Model | 1N TPS | 64N TPS | Weak Scaling Efficiency |", *rows))
+    assert result.reading["nodes"] == "nodes" and result.reading["rate"] == "rate_per_rank"
+    assert {finding.rule for finding in result.findings} == {"repeats"}
+
+
+def test_shares_of_communication() -> None:
+    rows = ["| 1 | 130 | 128 | {} |", "| 2 | 132 | 128 | 2.9 |", "| 4 | 134 | 128 | 3.0 |"]
+    head = "| GPUs | step (ms) | nosync (ms) | comm% |"
+    text = below(head, *rows)
+    result = pasted(text.format(0.0))
+    assert result.reading == {
+        "GPUs": "world_size",
+        "step (ms)": "time",
+        "comm%": "communication",
+    }
+    assert not broken(result)
+    assert broken(pasted(text.format(2.4))) == {"communication-alone"}
+
+
+def test_nodes_in_the_names_of_columns_are_not_the_ranks_of_a_layout() -> None:
+    rows = ["| KV pool per GPU | 120 | 60 |", "| Capacity per GPU | 90 | 40 |"]
+    result = pasted(below("| Item | MI355X (TP8, 1 node) | B200 (TP8×PP2, 2 nodes) |", *rows))
+    assert not broken(result)
+
+
+@pytest.mark.parametrize(
+    "name",
+    ["p4d.24xlarge", "ml.g5.2xlarge", "Standard_ND96asr_v4", "a3-highgpu-8g", "hpc7a.96xlarge"],
+)
+def test_types_of_cloud_machines(name: str) -> None:
+    rows = [f"| {n}x {name} | {rate} |" for n, rate in ((1, 1000), (2, 1900), (4, 9000))]
+    result = pasted(below("| Instances | samples/s |", *rows))
+    assert result.reading["Instances"] == "gpu and world_size"
+    assert broken(result) >= {"super-linear"}
+
+
+def test_rates_of_types_of_cloud_machines() -> None:
+    rows = ["| 1 | 1000 | 2100 |", "| 2 | 1950 | 4000 |"]
+    head = "| Nodes | p4d.24xlarge (tok/s) | p5.48xlarge (tok/s) |"
+    assert "the gpu (p4d 24xlarge, p5 48xlarge)" in str(pasted(below(head, *rows)).assumptions)
+
+
+def test_generation_is_no_ratio() -> None:
+    assert (meaning := guess("generation speed [tokens/sec]")) and meaning.canonical == "rate"

@@ -7,7 +7,7 @@ from collections.abc import Sequence
 
 from lab.analysis.audit.formats.grid import Table
 
-BEGIN = re.compile(r"\s*HPCG-Benchmark version=")
+BEGIN = re.compile(r"\s*HPCG-Benchmark(?:\s+version=.*|\s*)")
 # What its columns are called here, by how the lines begin.
 COLUMNS = {
     "ranks": "Machine Summary::Distributed Processes=",
@@ -23,7 +23,7 @@ def find_results(lines: Sequence[str]) -> Table | None:
     """A row for each result; None for other lines."""
     rows: list[list[str]] = []
     for line in lines:
-        if BEGIN.match(line):
+        if BEGIN.fullmatch(line):
             rows.append([""] * len(COLUMNS))
         for place, begin in enumerate(COLUMNS.values()) if rows else ():
             if line.strip().startswith(begin):

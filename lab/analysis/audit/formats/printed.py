@@ -192,7 +192,8 @@ def _block(lines: Sequence[str], place: int) -> tuple[list[str], Rows, int] | No
     indexed = head[0].isspace()
     index = ""
     named = lines[start].rstrip() if start < len(lines) else ""
-    if _is_name(named, alone=not indexed) or _is_count(named):  # the name of the index, below those of the columns
+    # The name of the index, below those of the columns.
+    if _is_name(named, alone=not indexed) or _is_count(named):
         index, start = named, start + 1
     elif not indexed and not quoted:
         return None
