@@ -59,6 +59,7 @@ FEWEST_STEPS = 4  # that tell whether a time grows
 MOSTLY = 0.5  # of the gaps between the steps of a log are equal
 NOT_MEASURED = re.compile(rf"{NOT_TRAINING}|{IDEAL}|{OUTCOME.pattern}")
 HALF = 0.5
+ACTUAL = re.compile("actual|measured|observed|achieved")
 LEAST_SIDE = 100  # of matrices, whose third side may be called p
 LEAST_SIZE = 1000  # of a matrix called n, which is hardly the least number of ranks
 OF_MESSAGES = re.compile(
@@ -442,14 +443,21 @@ def are_shares(cells: pd.Series) -> bool:
 def by_numbers(frame: pd.DataFrame, meanings: Mapping[str, Guess]) -> dict[str, Guess]:
     """The only column whose name says nothing, beside ranks and no other measurement: a time if its
     unit says so, also of several, a rate if an efficiency is quoted and it grows with the ranks;
-    empty if there is none, or several."""
+    empty if there is none, or several. What is called actual beside an ideal behaves like this."""
     kinds = {meaning.canonical: column for column, meaning in meanings.items()}
     counts = next((kinds[name] for name in COUNTED_RANKS if name in kinds), None)
     unknown = [str(name) for name in frame if name not in meanings and name != ROW]
     others = [name for name in unknown if _may_be_measured(frame[name])]
     timed = [name for name in others if are_timed(frame[name])]
     others = timed if len(timed) == 1 else others
-    if counts is None or kinds.keys() & (OF_SPEED - {"efficiency"}) or len(others) != 1:
+    if counts is None or kinds.keys() & (OF_SPEED - {"efficiency"}):
+        return {}
+    actual = [name for name in others if ACTUAL.fullmatch(normal(name))]
+    ideal = [name for name in unknown if normal(name) in {"ideal", "linear"}]
+    if len(actual) == len(ideal) == 1:
+        rises = not falls(numbers(frame[ideal[0]]), numbers(frame[counts]))
+        return {actual[0]: Guess("rate", 1.0) if rises else Guess("time", None, "total")}
+    if len(others) != 1:
         return {}
     cells, name = frame[others[0]], parse_name(others[0])
     rates, ranks = numbers(cells, units=COUNT_UNITS), numbers(frame[counts])

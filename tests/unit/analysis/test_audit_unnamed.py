@@ -130,3 +130,16 @@ def test_gpus_in_traditional_chinese() -> None:
     result = pasted("模型大小,GPU 數,TP,PP,DP\n13B,8,2,1,4\n40B,32,4,2,4\n70B,64,8,2,8\n")
     assert result.reading["GPU 數"] == "world_size"
     assert broken(result) == {"parallel-consistent"}
+
+
+@pytest.mark.parametrize(("last", "faults"), [("9.08e+05", set()), ("1.5e+06", {"super-linear"})])
+def test_what_is_called_actual_beside_an_ideal(last: str, faults: set[str]) -> None:
+    rows = ["8,8.85e+04,8.85e+04, 3.75", "32,3.48e+05,3.54e+05, --", f"112,{last},1.24e+06, 40.8"]
+    result = pasted("\n".join(["No. Cores, Actual, Ideal, Memory (%)", *rows]))
+    assert result.reading["Actual"] == "rate" and broken(result) == faults
+
+
+def test_iterations_of_a_solver_are_no_steps_of_an_optimizer() -> None:
+    rows = ["1,15,580.5", "8,22,100.1", "32,33,49.7"]
+    result = pasted("\n".join(["nprocs,iterations,wall_time_s", *rows]))
+    assert broken(result) == {"equal-work"} and "15 iterations at world size 1" in str(result)

@@ -8,7 +8,7 @@ from collections.abc import Iterator, Sequence
 from itertools import product
 from typing import get_args
 
-from lab.analysis.audit.columns import is_serial
+from lab.analysis.audit.columns import is_serial, normal
 from lab.analysis.audit.observations import MOST_REFERENCES, Observations, UncheckedError
 from lab.analysis.audit.points import CERTAINLY_MORE, Curve, Point
 from lab.analysis.audit.rule import Fault, Severity, rule, seconds
@@ -341,7 +341,7 @@ def equal_work(observations: Observations) -> Iterator[Fault]:
         yield from _batches(point, base, observations)
         # A step counts as one, whatever their number, and so does a second.
         if not tables or (observations.per != "step" and point.time > 0):
-            yield from _amounts(point, base)
+            yield from _amounts(point, base, observations)
     for curve in observations.curves if tables else ():
         yield from _over_another_batch(curve, observations)
 
@@ -423,8 +423,10 @@ def _batches(point: Point, base: Point, observations: Observations) -> Iterator[
     )
 
 
-def _amounts(point: Point, base: Point) -> Iterator[Fault]:
+def _amounts(point: Point, base: Point, observations: Observations) -> Iterator[Fault]:
     batches = point.global_batch_size / base.global_batch_size
+    solved = re.search("iterations", normal(observations.given.get("steps", "")))
+    steps = "iterations" if solved else "optimizer steps"
     for name in ("samples", "total_steps", "steps"):
         here, there = getattr(point, name), getattr(base, name)
         if not (here > 0 and there > 0):
@@ -435,7 +437,7 @@ def _amounts(point: Point, base: Point) -> Iterator[Fault]:
         elif name == "steps" and abs(ratio * point.ideal - 1) <= WORK:
             continue  # as many samples as before, in a batch for each rank
         if abs(ratio - 1) > WORK and not (name == "samples" and point.curve.scaling == "weak"):
-            what = "samples" if name == "samples" else "optimizer steps"
+            what = "samples" if name == "samples" else steps
             yield Fault(
                 base.labels + point.labels,
                 f"{there:g} {what} at world size {base.world_size:g} are compared with {here:g} "
