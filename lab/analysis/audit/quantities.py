@@ -85,7 +85,7 @@ MACHINES = {"gpu", "device", "host"}
 OF_HARDWARE = re.compile(r"flop|(?:^|_)[kmgt]i?b_(?:per_)?s")  # what is computed or moved
 OF_GPUS = re.compile(r"(?:^|_)(?:gpu|gcd|accelerator|card|chip)s?(?:_|$)")
 OF_COMMUNICATION = re.compile(
-    "(?:comms?|communications?|mpi|nccl)_(?:(?:time|share|fraction|overhead)_)?(?:percent|pct)"
+    "(?:comms?|communications?|nccl)_(?:(?:time|share|fraction|overhead)_)?(?:percent|pct)"
 )
 PROJECTED = re.compile(
     r".*\d.*\((?:projected|projection|extrapolated|estimated|predicted)\)\W*", re.IGNORECASE
