@@ -250,6 +250,7 @@ GREEK = {"σ": " std ", "μ": " mean "}
 DEVIATION = re.compile(r"±|\b(?:std|standard)[ _-]?dev(?:iation)?\b\.?")
 MAXIMA = {"max", "slowest"}
 STATISTICS = MEANS | SPREADS | MAXIMA | {"median"}
+OF_SAMPLES = STATISTICS | {"min", "minimum", "maximum"}
 BANDWIDTHS = {unit.replace("/", "_per_"): factor for unit, factor in BANDWIDTH_UNITS.items()}
 BANDWIDTHS |= {"gbs": 1e9, "gbps": 1e9 / 8}
 PERCENT = {"percent": 0.01, "pct": 0.01}

@@ -12,7 +12,7 @@ from lab.analysis.audit import columns
 from lab.analysis.audit.columns import LAYOUT, RATIOS, TEXTS, guess, normal
 from lab.analysis.audit.observations import ROW, setting
 from lab.analysis.audit.quantities import WHOLE_NUMBERS, as_text, as_texts
-from lab.analysis.audit.values import COUNT_UNITS, NEARLY, numbers
+from lab.analysis.audit.values import COUNT_UNITS, NEARLY, numbers, volume
 from lab.formatting import message_size, model_size
 
 KEYS = (
@@ -170,7 +170,7 @@ def _sizes_of_problems(
             continue
         if not len(own) == cells.nunique() > 1 or cells.isna().any() or (own != 1).any():
             continue
-        each = numbers(cells, units=COUNT_UNITS) / ranks
+        each = numbers(cells.map(volume), units=COUNT_UNITS) / ranks
         if each.notna().all() and each.max() <= (1 + NEARLY) * each.min():
             tidy["scaling"] = tidy["scaling"].fillna("weak")
             return {}

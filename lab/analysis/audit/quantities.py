@@ -49,6 +49,7 @@ from lab.analysis.audit.values import (
     ranks_of,
     roundings,
     spread,
+    volume,
 )
 from lab.errors import InputError
 from lab.formatting import count
@@ -258,6 +259,8 @@ class Quantities:
         of_ranks = canonical == "world_size"
         if not of_ranks and canonical not in MACHINES:
             return cells
+        if of_ranks and cells.astype(str).str.startswith("(").all():
+            return cells.map(volume)
         pairs = cells.dropna().map(ranks_of)
         counts = pairs.map(lambda pair: pair[0]).astype(float)
         if not counts.notna().any() or not (of_ranks or counts.notna().all()):

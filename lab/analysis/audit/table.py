@@ -132,7 +132,7 @@ def _long_form(
     frame, of_ranks = wide.by_rank(frame, mapped)
     assumptions += compared + filled + of_settings + of_ranks
     for by in (
-        *(wide.of_commands, wide.by_grid, wide.by_pair),
+        *(wide.of_commands, wide.of_samples, wide.by_grid, wide.by_pair),
         *(wide.by_program, wide.over_serial, wide.by_batch, wide.by_size, wide.by_crossing),
         *(wide.by_group, wide.by_timed, wide.by_rated, wide.by_noted),
     ):

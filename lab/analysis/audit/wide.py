@@ -18,6 +18,7 @@ from lab.analysis.audit.columns import (
     MEASURED,
     NOT_TRAINING,
     NUMERIC,
+    OF_SAMPLES,
     OF_SPEED,
     TIMES,
     Guess,
@@ -108,6 +109,18 @@ def of_commands(frame: pd.DataFrame, mapped: Mapping[str, Guess]) -> Long:
         return frame, []
     rest = [name for name in frame if name not in {"user", "system", "median", "min", "max"}]
     return frame[rest].rename(columns=names), ["'mean' is the time of a command in s"]
+
+
+def of_samples(frame: pd.DataFrame, mapped: Mapping[str, Guess]) -> Long:
+    """Columns called "min", "median" or "mean" and nothing else are those of a time if their cells
+    have its unit, and `samples` beside them counts the repeats, as in tables of BenchmarkTools."""
+    named = {name: normal(name) for name in map(str, frame)}
+    timed = [name for name, word in named.items() if word in OF_SAMPLES and are_timed(frame[name])]
+    if mapped or len(timed) < 2:
+        return frame, []
+    names = {name: f"{name} time" for name in timed}
+    names |= {name: "repeats" for name, word in named.items() if word == "samples"}
+    return frame.rename(columns=names), [f"{listed(timed)} are statistics of a time"]
 
 
 def by_grid(frame: pd.DataFrame, mapped: Mapping[str, Guess]) -> Long:

@@ -399,3 +399,16 @@ def test_ratios_of_machines_over_one_of_them(last: str, faults: set[str]) -> Non
     rows = ["| 1 | 1.00× | 1.44× |", "| 2 | 1.75× | 2.44× |", f"| 4 | 3.00× | {last} |"]
     result = pasted(below("| Nodes | hpc7a (96 c/n) | hpc8a (96 c/n) |", *rows))
     assert result.reading["setting"] == "strategy" and broken(result) == faults
+
+
+@pytest.mark.parametrize(("first", "last"), [("(1, 1)", "(1, 4)"), ("1", "4")])
+def test_statistics_of_samples_on_grids_of_ranks(first: str, last: str) -> None:
+    rows = [
+        f"| (16384, 1024) | {first} | 5.827 s | 5.827 s | 5.829 s | 1.60 MiB | 12 |",
+        f"| (16384, 4096) | {last} | 5.825 s | 5.850 s | 5.845 s | 1.49 MiB | 40 |",
+    ]
+    text = below("| size | ranks | min | median | mean | memory | samples |", *rows)
+    result = pasted(text)
+    assert result.reading["ranks"] == "world_size" and result.reading["repeats"] == "repeats"
+    assert result.reading["median time"] == "time"
+    assert "super-linear" in result.checked and not noted(text)

@@ -4,13 +4,14 @@ most of scaling."""
 from __future__ import annotations
 
 import itertools
+import math
 import re
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from typing import NamedTuple
 
-from lab.analysis.audit.columns import MEASURED, normal, quantities
+from lab.analysis.audit.columns import MEASURED, OF_SAMPLES, normal, quantities
 from lab.analysis.audit.reshape import INDEXED, are_ratios, ranks_in
-from lab.analysis.audit.values import ranks_of
+from lab.analysis.audit.values import duration, ranks_of
 from lab.errors import InputError
 from lab.records.table import grouped
 
@@ -70,6 +71,7 @@ def relevance(table: Table) -> int:
         return 3
     names = [*columns, *labels] if spread else columns
     known = quantities(names)
+    known |= {"time"} if _are_statistics(columns) else set()
     ranked = spread or known & RANKED or any(ranks_of(label)[0] > 0 for label in labels)
     if not known & OF_RUNS:
         others = [cells for name, cells in columns.items() if not quantities([name])]
@@ -77,6 +79,12 @@ def relevance(table: Table) -> int:
         ratios = known & RANKED and unnamed and others and all(map(are_ratios, others))
         return 3 if ratios else 0
     return 3 if ranked else 1 + bool(known & THREADED)
+
+
+def _are_statistics(columns: Mapping[str, Sequence[str]]) -> bool:
+    """Whether several columns are statistics of a time, such as "min" and "median"."""
+    cells = [cells for name, cells in columns.items() if normal(name) in OF_SAMPLES]
+    return len(cells) > 1 and all(math.isfinite(duration(cell)) for one in cells for cell in one)
 
 
 def from_grid(lines: Sequence[list[str]], notes: Sequence[str]) -> Table | None:
