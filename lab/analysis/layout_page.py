@@ -31,13 +31,13 @@ class Page:
 
     frame: pd.DataFrame
     name: str
-    title: str
-    above: Sequence[str]
-    notes: str
-    opening: str
-    gpu: str
-    outer: str
-    sideways: bool  # its columns were the layouts
+    title: str = ""
+    above: Sequence[str] = ()
+    notes: str = ""
+    opening: str = ""
+    gpu: str = ""
+    outer: str = ""
+    sideways: bool = False  # its columns were the layouts
 
 
 def page_of(source: str | Path | pd.DataFrame, number: int | None) -> Page:
