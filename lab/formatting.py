@@ -35,17 +35,28 @@ class Unit(NamedTuple):
 UNITS = (Unit("h", 1 / 3600), Unit("s", 1.0), Unit("ms", 1e3), Unit("µs", 1e6), Unit("ns", 1e9))
 
 
-def rounded(value: float | None, low: float | None = None, high: float | None = None) -> str:
+def rounded(
+    value: float | None,
+    low: float | None = None,
+    high: float | None = None,
+    *,
+    given: bool = False,
+) -> str:
     """A value and its interval, such as `87 [71, 93]`; `not measured` for None and NaN.
 
     Value and ends have the decimals that show two significant digits of half the interval's width,
     and at most five of the largest of them; without an interval or with one of no width, three of
-    the value. No number below 1000 is rounded to tens.
+    the value. No number below 1000 is rounded to tens. A `given` value, which was read and not
+    computed, keeps its own digits if it has no interval: all those of whole units, at most five
+    where it has a fraction.
     """
     if not _known(value):
         return NOT_MEASURED
     alone = _leading(value, DIGITS_ALONE) - DIGITS_ALONE + 1
     if not (_known(low) and _known(high)):
+        if given:
+            finest = _leading(value, DIGITS_MOST) - DIGITS_MOST + 1
+            return _without_zeros(_fixed(value, min(finest, 0)))
         return _fixed(value, alone)
     largest = max(abs(number) for number in (value, low, high))
     if not largest:
@@ -59,8 +70,7 @@ def rounded(value: float | None, low: float | None = None, high: float | None = 
 
 def plain(value: float) -> str:
     """A number with at most three significant digits and no exponent: `20`, `1.33`, `1990`."""
-    text = rounded(value)
-    return text.rstrip("0").rstrip(".") if "." in text else text
+    return _without_zeros(rounded(value))
 
 
 def listed(names: Sequence[str], most: int) -> str:
@@ -151,9 +161,15 @@ def in_words(value: float, low: float = math.nan, high: float = math.nan) -> str
     return f"{whole // place * place:,}"
 
 
-def percent(value: float | None, low: float | None = None, high: float | None = None) -> str:
+def percent(
+    value: float | None,
+    low: float | None = None,
+    high: float | None = None,
+    *,
+    given: bool = False,
+) -> str:
     """A ratio and its interval in per cent, such as `46.0 [45.0, 48.0] %`."""
-    return _scaled(value, low, high, Unit("%", 100.0))
+    return _scaled(value, low, high, Unit("%", 100.0), given=given)
 
 
 def format_seconds(
@@ -162,6 +178,7 @@ def format_seconds(
     high: float | None = None,
     *,
     unit: Unit | None = None,
+    given: bool = False,
 ) -> str:
     """A duration in s and its interval in a suitable unit, such as `153.2 [150.0, 157.0] ms`.
 
@@ -171,7 +188,7 @@ def format_seconds(
         largest = max((abs(end) for end in (value, low, high) if _known(end)), default=0.0)
         if 0 < largest * unit.factor < LEAST_OF_UNIT:
             unit = None
-    return _scaled(value, low, high, unit or unit_for([value]))
+    return _scaled(value, low, high, unit or unit_for([value]), given=given)
 
 
 def unit_for(values: Iterable[float | None]) -> Unit:
@@ -208,9 +225,11 @@ def model_size(parameters: float) -> str:
     return f"{plain(parameters / scale)}{unit}"
 
 
-def _scaled(value: float | None, low: float | None, high: float | None, unit: Unit) -> str:
+def _scaled(
+    value: float | None, low: float | None, high: float | None, unit: Unit, *, given: bool = False
+) -> str:
     scaled = [number * unit.factor if number is not None else None for number in (value, low, high)]
-    return f"{rounded(*scaled)} {unit.name}" if _known(value) else NOT_MEASURED
+    return f"{rounded(*scaled, given=given)} {unit.name}" if _known(value) else NOT_MEASURED
 
 
 def _known(value: float | None) -> TypeGuard[float]:
@@ -225,6 +244,10 @@ def _leading(value: float, digits: int) -> int:
 def _fixed(value: float, place: int) -> str:
     text = f"{round(value, -place):.{max(-place, 0)}f}"
     return text.removeprefix("-") if not float(text) else text
+
+
+def _without_zeros(text: str) -> str:
+    return text.rstrip("0").rstrip(".") if "." in text else text
 
 
 def printable(text: str) -> str:

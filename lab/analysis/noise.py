@@ -97,7 +97,8 @@ class Noise:
             return "no completed repeat"
         records = [record for group in groups for record in group]
         places = _places(records)
-        repeats = range_of(map(len, groups), "repeat")
+        spread_given = any(record.reported and record.reported.interval for record in records)
+        repeats = "repeats not given" if spread_given else range_of(map(len, groups), "repeat")
         parts = [repeats, *self._interval(ids), _load(places, "at most")]
         if gpus := _gpus(places):
             parts += _troubles(gpus) or ["GPUs neither shared nor throttled"]

@@ -356,7 +356,10 @@ def base_of(row: Row) -> Row:
 def judged(row: Row, quantity: str = "speedup") -> str:
     """Whether the repeats of a row and of its baseline support that they differ."""
     _, low, high = row.estimate(quantity)
-    return verdict(low, high, min(row["repeats"], base_of(row)["repeats"]))
+    repeats = min(row["repeats"], base_of(row)["repeats"])
+    if repeats == 1 and pd.notna(row.get("step_time_low")):
+        return "but the table does not say how many repeats its spread covers"
+    return verdict(low, high, repeats)
 
 
 def speedup_over_baseline(row: Row) -> str:

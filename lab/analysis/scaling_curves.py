@@ -22,6 +22,7 @@ FREE = {"strong": PER_RANK, "weak": GLOBAL, "none": PER_RANK}
 WORK = {"strong": GLOBAL, "weak": PER_RANK, "none": GLOBAL}
 EXPOSED_TIME = "exposed_communication_time"
 SHARES = ("efficiency", "mfu")  # quantities that are written in per cent
+GIVEN = ("step_time", "samples_per_second", "mfu")  # those that a results table gives itself
 WHOLE_RANGE = 4  # the range of up to this many repeats is their interval, and called so
 
 
@@ -181,9 +182,10 @@ class Row(dict[Any, Any]):
 
     def text(self, quantity: str, *, unit: Unit | None = None) -> str:
         """A quantity with its interval: a time (in a unit that others share), a share, a number."""
+        given = "configuration" in self and quantity in GIVEN
         if quantity.endswith("_time"):
-            return format_seconds(*self.estimate(quantity), unit=unit)
-        return (percent if quantity in SHARES else rounded)(*self.estimate(quantity))
+            return format_seconds(*self.estimate(quantity), unit=unit, given=given)
+        return (percent if quantity in SHARES else rounded)(*self.estimate(quantity), given=given)
 
 
 def rows_of(frame: pd.DataFrame) -> list[Row]:

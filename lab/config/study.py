@@ -199,8 +199,12 @@ def find_folder(study: str | Path) -> Path:
             return folder
     problem = Problem(STUDY_FILE, "not in this folder", "a study is a folder with a study.yaml")
     if not Path(study).is_dir():
+        word = Path(study).name
         names = {path.parent.name for parent in parents for path in parent.glob(f"*/{STUDY_FILE}")}
-        problem = Problem("STUDY", "no such study", nearest(Path(study).name, names))
+        beside = {str(path.parent) for path in Path(study).parent.glob(f"*/{STUDY_FILE}")}
+        if beside and len(Path(study).parts) > 1:
+            word, names = str(Path(study)), set()
+        problem = Problem("STUDY", "no such study", nearest(word, names | beside))
     raise InputError(str(study) or ".", [problem])
 
 

@@ -19,6 +19,7 @@ from dataclasses import asdict, dataclass, fields
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+from lab.config.study import OUT
 from lab.course.check import WrongAnswerError
 from lab.course.ladder import RUNGS
 from lab.course.language import catalogue_in_use, read_catalogue, tr
@@ -29,7 +30,7 @@ from lab.course.solutions import without_solutions
 from lab.errors import InputError, LabError, path_of
 from lab.files import write_atomically
 from lab.launch.confined import set_limits
-from lab.records.store import RECORD, Record, read_record
+from lab.records.store import RECORD, RUNS, Record, read_record
 from lab.records.table import grouped
 from lab.records.table import row as row_of
 
@@ -256,7 +257,9 @@ def class_results(
 def _records(submission: Submission) -> list[tuple[str, Record]]:
     """The completed records of a submission with their studies; an error names whose it is."""
     try:
-        places = [place for place in handed_in(submission.folder) if place.name == RECORD]
+        # Not those of attempts that were set aside or replaced.
+        own = f"{OUT}/{RUNS}/*/*/{RECORD}"
+        places = [place for place in handed_in(submission.folder) if place.match(own)]
         records = [(place.parts[1], read_record(submission.folder / place)) for place in places]
     except LabError as error:
         whose = f"{submission.student}/{submission.lesson}"

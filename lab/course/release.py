@@ -21,9 +21,11 @@ from lab.config.study import OUT
 from lab.course.solutions import clear, clear_files, has_solutions
 from lab.errors import InputError, LabError, Problem, items, nearest, path_of
 from lab.files import SHARED, login, private_folder, unwritable
+from lab.formatting import listed
 
 MOST_BYTES, MOST_FILES = 2 * 10**9, 50_000  # of one lesson of a student
 BLOCK = 2**20  # bytes read at a time
+MOST_NAMES = 3  # of what is left out
 LESSONS = SHARED / "notebooks" / "lessons"
 SETTINGS = "nbgrader_config.py"
 # What a lesson needs besides its notebook, so that a student's folder is self-contained.
@@ -93,14 +95,19 @@ def _of_student(place: Path, target: Path) -> Iterator[Collected]:
         yield Collected(place.name, "", problem="not a folder: unpack it")
         return
     try:
-        lessons = [one for one in sorted(place.iterdir()) if _is_lesson(one)]
+        entries = [one for one in sorted(place.iterdir()) if not one.name.startswith(".")]
     except OSError as error:
         yield Collected(place.name, "", problem=f"cannot be opened: {error.strerror}")
         return
+    lessons = list(filter(_is_lesson, entries))
     for lesson in lessons:
         yield _of_lesson(lesson, target / place.name / lesson.name)
-    if not lessons:
-        yield Collected(place.name, "", problem="no folder in it is named after a lesson")
+    others = [one.name for one in entries if one not in lessons]
+    if others:
+        names = listed([name if name.isprintable() else ascii(name) for name in others], MOST_NAMES)
+        yield Collected(place.name, "", problem=f"left out, as no lesson has this name: {names}")
+    elif not lessons:
+        yield Collected(place.name, "", problem="an empty folder")
 
 
 def _is_lesson(place: Path) -> bool:

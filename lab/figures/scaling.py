@@ -188,7 +188,7 @@ def _describe_speedup(results: StudyResults) -> str:
 
 @figure(describe=_describe_speedup, missing=_no_baseline, height=_height)
 def speedup(ax: Axes, results: StudyResults) -> None:
-    """Speedup over the baseline by world size with intervals, the ideal, and predictions.
+    """Speedup over the baseline by world size with intervals, the ideal, and any predictions.
 
     For weak scaling it is the ratio of throughputs. Predictions were made before the runs.
     """

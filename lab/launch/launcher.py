@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import contextlib
 import subprocess
 import sys
 import threading
@@ -31,6 +30,7 @@ from lab.records.store import PREDICTIONS, RECORD, REPLACED, Record, Store, writ
 
 # The display of a study pauses for this multiple of the time that it works.
 DISPLAY_PAUSE = 50
+ELSEWHERE = "another process is running this study"
 
 
 class InterruptedStudyError(LabError):
@@ -134,6 +134,7 @@ class Jobs:
         self._measured = set(filter(self._store.completed, self.tasks))
         self._awaited: set[Path] = set()  # one-rank jobs, from which the others are predicted
         self._cancellation = cancellation(study)
+        self._driven_elsewhere = False
         self._stop = threading.Event()
         self._failure: BaseException | None = None
         self._interrupt = OneInterrupt()
@@ -182,8 +183,12 @@ class Jobs:
                 return  # a second Ctrl-C does not wait for a scheduler that does not answer
 
     def _display(self, *, enabled: bool) -> None:
+        announced = False
         with StudyDisplay(self.states, enabled=enabled) as display:
             while not self.done:
+                if self._driven_elsewhere and not announced:
+                    display.print(f"{self.study.name}: {ELSEWHERE}; this one watches its runs")
+                    announced = True
                 began = time.monotonic()
                 display.update()
                 # With a thousand runs this takes long enough to disturb those being timed.
@@ -197,6 +202,8 @@ class Jobs:
         if alive := len(self._driver.alive):
             jobs = f"{count(alive, 'job')} {'is' if alive == 1 else 'are'} still waiting or running"
             return f"{message}, {jobs}; start it again to watch, `lab cancel` ends the rest"
+        if self._driven_elsewhere:
+            return f"{message}; {ELSEWHERE}, `lab cancel` ends it"
         return f"{message}; start it again to go on from there"
 
     def _drive(self) -> None:
@@ -204,9 +211,13 @@ class Jobs:
             self.study.out.mkdir(parents=True, exist_ok=True)
             lock, done = driver.lock(self.study, timeout_s=0.5), False
             while not done and not self._wait(0.0):
-                with contextlib.suppress(Timeout), lock.acquire(poll_interval=0.1):
-                    self._run_jobs()
-                    done = True
+                try:
+                    with lock.acquire(poll_interval=0.1):
+                        self._driven_elsewhere = False
+                        self._run_jobs()
+                        done = True
+                except Timeout:
+                    self._driven_elsewhere = True
         except OSError as error:
             path = error.filename or self.study.out
             self._failure = LabError(f"{path}: {error.strerror}; free or unlock it, then run again")

@@ -207,7 +207,7 @@ def time_left(states: Sequence[TaskState]) -> float | None:
     left = 0.0
     for state in states:
         expected = medians.get(state.task.run.id, overall)
-        if state.state == "running":
+        if state.state == "running" and state.phase != WAITING:
             left += max(expected - (state.seconds or 0.0), 0.0)
         elif not state.ended:
             left += expected
@@ -361,13 +361,14 @@ def _view(states: list[TaskState]) -> RenderableType:
     reasons = Counter(state.reason for state in states if state.state == "pending" and state.reason)
     for reason, _ in reasons.most_common(1):
         summary.append(f"  {reason}", style="dim")
-    if left is not None and ended < len(states):
+    if left is not None and round(left) and ended < len(states):
         summary.append(f"  about {clock(left)} left", style="dim")
     rows = [(summary, ended, len(states))]
     for state in states:
         if state.state == "running":
             since = f", {clock(state.seconds)}" if state.seconds is not None else ""
-            text = f"{state.task.label}: {state.phase} {state.step}/{state.steps}{since}"
+            doing = _wait(state) or f"{state.phase} {state.step}/{state.steps}"
+            text = f"{state.task.label}: {doing}{since}"
             rows.append((Text(text, style="cyan"), state.step, state.steps))
     return Group(bars(rows), *[Text(line, style="yellow") for line in hints(states)])
 

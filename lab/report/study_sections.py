@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import re
 import shlex
 from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import replace
@@ -18,7 +19,7 @@ from lab.errors import InputError
 from lab.figures import curves
 from lab.figures.curves import OVERLAPPING
 from lab.figures.figure import NO_COMMUNICATION
-from lab.formatting import count, format_seconds, joined, listed
+from lab.formatting import count, extent, format_seconds, joined, listed
 from lab.launch.plan import planned, spent
 from lab.launch.preflight import usable
 from lab.perfmodel.calibration import Calibration, find_calibration
@@ -29,6 +30,7 @@ from lab.report.blocks import Figure, Markdown, Table, drawn, figure
 
 Blocks = list[Markdown | Table]
 MOST_HOSTS = 16  # that are named
+MATRIX_SIZE = re.compile(r" \(\d+ x \d+\)")  # of the product that was the fastest in a job
 LOADERS = (
     "The classic loader tokenizes each sample when it is requested, in processes of its own if it "
     "has any; the fast loader reads tokens that were made once."
@@ -198,6 +200,8 @@ def environment(results: StudyResults) -> Table:
         values["hosts"] = {listed(hosts, MOST_HOSTS): None}
     if "GPU" in values:
         values["GPU"] = dict.fromkeys(_counted_together(values["GPU"]))
+    if peaks := list(_peaks(results.records)):
+        values["peak of a rank"] = dict.fromkeys(peaks)
     waits = [
         record.allocation.queue_time
         for record in results.records
@@ -210,6 +214,18 @@ def environment(results: StudyResults) -> Table:
     rows = [{"what": name, "value": "; ".join(listed)} for name, listed in values.items()]
     origin = "as the source states it" if results.citations else "read inside the jobs"
     return Table.of_rows(f"Environment, {origin}", rows, label="tbl-environment")
+
+
+def _peaks(records: Iterable[Record]) -> Iterator[str]:
+    """The peaks that MFU is relative to, by precision and source; a vendor's states its figure."""
+    rates = grouped(
+        ((record.run.precision, MATRIX_SIZE.sub("", timing.peak_source or "source unknown")), rate)
+        for record in records
+        if (timing := record.timing) and (rate := timing.peak_flops_per_second)
+    )
+    for (precision, source), known in rates.items():
+        span = f"{extent([(1e-9 * rate,) for rate in known])} GFLOP/s, "
+        yield f"{precision}: {span * ('FLOP/s' not in source)}{source}"
 
 
 def _counted_together(texts: Iterable[str]) -> Iterator[str]:
@@ -285,8 +301,6 @@ def environment_rows(record: Record) -> Iterator[tuple[str, str]]:
         counted = f"of {script.optimizer}{several}" if script.optimizer else "that the script marks"
         yield "steps counted", f"those {counted}"
         yield "modules trained", ", ".join(script.wrappers) or "none seen"
-    if record.timing is not None and record.timing.peak_flops_per_second is not None:
-        yield "peak of a rank", f"{record.run.precision}: {record.timing.peak_source}"
 
 
 def _allocation_rows(record: Record) -> Iterator[tuple[str, str]]:

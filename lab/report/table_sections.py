@@ -247,7 +247,7 @@ def parts(report: TableReport) -> Blocks:
             cells = {"configuration": f"{row.label}, {row.ranks}"}
             for part in PHASES:
                 value, whole = reported.parts.get(part), row["step_time"]
-                cells[part] = "-" if value is None else format_seconds(value)
+                cells[part] = "-" if value is None else format_seconds(value, given=True)
                 if value is not None and whole > 0:
                     cells[part] += f" ({percent(value / whole)})"
             rows.append(cells)

@@ -22,6 +22,7 @@ from studies import StudyMaker
 import lab
 from lab import cli
 from lab.config.study import Study
+from lab.course.release import LESSONS
 from lab.errors import LabError
 from lab.launch.launcher import Jobs
 from lab.records.schema import Failure
@@ -51,6 +52,10 @@ BAD = {
     "no such study": (["run", "quikstart"], "did you mean 'quickstart'?"),
     "a folder without a study": (["plan", "."], "a study is a folder with a study.yaml"),
     "path that does not exist": (["run", "../../nowhere/else"], "no such study"),
+    "path of a lesson's study": (
+        ["plan", str(LESSONS / "studies" / "baselin")],
+        f"did you mean '{LESSONS / 'studies' / 'baseline'}'?",
+    ),
     "a quick table": (["report", "a.csv", "--quick"], "--quick: is only for studies"),
     "an audit of a quick table": (["audit", "a.csv", "--quick"], "--quick: is only for studies"),
     "all reports under one title": (["report", "--all", "--title", "A"], "only for one report"),

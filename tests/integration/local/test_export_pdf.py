@@ -376,6 +376,11 @@ def test_a_column_holds_its_longest_word_even_among_many_rows() -> None:
     assert places["beside"] - places["int8_weight_only"] > 62  # points that the word takes
 
 
+def test_a_column_of_few_words_is_not_broken_beside_a_column_of_many() -> None:
+    lines = pdf(rows(["cluster profile", "many words " * 40])).pages[0].extract_text().splitlines()
+    assert any("cluster profile" in line for line in lines)
+
+
 SMALLEST = 7.99  # points, for a reader
 
 

@@ -34,6 +34,16 @@ def test_a_rate_costs_by_the_million() -> None:
     assert one["1 GPU-hours pay for"] == "3.60 million tokens"
 
 
+def test_the_factors_of_a_request_have_the_digits_of_the_table() -> None:
+    (text,) = proposal.requests(rows([1, 2], [2233.5, 1384.64]), 500)
+    assert text.startswith("649 runs x 1384.6 s x 2 GPUs = 499 of")
+
+
+def test_a_spread_over_unknown_repeats_is_not_called_one_repeat() -> None:
+    text = proposal.headline(rows([1, 2], [100.0, 52.0], std_s=[1.0, 1.0]))
+    assert "one repeat" not in text and "how many repeats" in text
+
+
 def test_a_bound_names_the_ranks_that_it_is_over() -> None:
     (law,) = proposal.fits(rows([4, 8, 16, 32], [100, 60, 40, 30]))  # Amdahl with f = 0.2
     assert law.endswith("exceeds a speedup of 5.00 over 4 GPUs.")

@@ -475,6 +475,23 @@ def test_seconds_and_per_cent():
     assert format_seconds(0.0002, 0.0001, 0.0003, unit=Unit("s", 1.0)) == "200 [100, 300] µs"
     assert format_seconds(0.0, unit=Unit("s", 1.0)) == "0.00 s"
     assert format_seconds(None) == "not measured"
+
+
+@pytest.mark.parametrize(
+    ("value", "text"),
+    [
+        (101500.0, "101500"),
+        (391775.4, "391775"),
+        (1.602, "1.602"),
+        (0.42, "0.42"),
+        (2 / 3, "0.66667"),
+    ],
+)
+def test_a_given_value_keeps_its_own_digits(value, text):
+    assert rounded(value, given=True) == text
+    assert rounded(1.602, 1.59, 1.61, given=True) == rounded(1.602, 1.59, 1.61)
+    assert percent(0.4185, given=True) == "41.85 %"
+    assert format_seconds(0.1532, given=True) == "153.2 ms"
     assert unit_for([0.002, None, math.nan, 0.5]).name == "ms"
     assert percent(0.46, 0.45, 0.48) == "46.0 [45.0, 48.0] %"
     assert value_of(percent(0.46, 0.31, 0.6)) == "46 %" and value_of("12 ms") == "12 ms"

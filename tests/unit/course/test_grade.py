@@ -50,6 +50,14 @@ def test_the_csv_holds_no_formula_and_on_demand_no_names(room: Path, tmp_path: P
     assert len(lab.audit(tmp_path / "class.csv").not_checked) < len(RULES)
 
 
+def test_attempts_that_were_set_aside_or_replaced_are_no_results(room: Path) -> None:
+    (place,) = next((room / "bob").rglob("runs")).glob("*/0")
+    louder = record(run(1), 0, step_time=0.9)
+    write_record(louder, place / "disturbed")
+    write_record(louder, place.parents[2] / "replaced" / "1" / louder.run_id / "0")
+    assert len(lab.class_results(room)) == 3
+
+
 def test_links_and_what_is_no_record_are_left_alone(room: Path) -> None:
     runs = next((room / "bob").rglob("runs"))
     (runs / "broken" / "0").mkdir(parents=True)

@@ -114,11 +114,22 @@ def test_an_empty_folder_is_said_to_be_empty(handed_in: Path, tmp_path: Path) ->
     assert (last.student, last.files, last.problem) == ("zoe", 0, "an empty folder")
 
 
+def test_what_lies_beside_a_lesson_under_another_name_is_named(
+    handed_in: Path, tmp_path: Path
+) -> None:
+    (handed_in / "ada" / "4-strong-scaling").mkdir()
+    (handed_in / "ada" / "05.tar").touch()
+    (handed_in / "ada" / ".DS_Store").touch()
+    lesson, rest, *_ = lab.collect([handed_in], into=tmp_path / "submitted")
+    assert lesson.student == rest.student == "ada" and lesson.files and not lesson.problem
+    assert not rest.files and rest.problem.endswith("name: 05.tar; 4-strong-scaling")
+
+
 def test_nothing_to_collect_is_said(tmp_path: Path) -> None:
     with pytest.raises(InputError, match="no such folder"):
         lab.collect([tmp_path / "nowhere"], into=tmp_path / "submitted")
     (tmp_path / "place" / "ada" / "03-data-paralel").mkdir(parents=True)
-    with pytest.raises(InputError, match="ada: no folder in it is named after a lesson"):
+    with pytest.raises(InputError, match=r"ada: .*no lesson has this name: 03-data-paralel"):
         lab.collect([tmp_path / "place"], into=tmp_path / "submitted")
 
 

@@ -153,6 +153,19 @@ def test_the_time_left_is_that_of_equal_runs_else_of_all() -> None:
     assert time_left(states[3:]) is None
 
 
+def test_a_run_that_waits_has_all_of_its_time_left_and_one_over_time_has_no_estimate() -> None:
+    done = TaskState(TASK, "completed", seconds=20.0)
+    waiting = TaskState(Task(run(), 1), "running", WAITING, seconds=90.0)
+    assert time_left([done, waiting]) == 20
+    console = Console(width=120)
+    with console.capture() as shown:
+        console.print(_view([done, waiting]))
+        console.print(_view([done, replace(waiting, phase="measuring", step=5, steps=9)]))
+    first, second = shown.get().split("measuring")[0], shown.get()
+    assert WAITING in first and "0/1" not in first and "20 s left" in first
+    assert second.count(" left") == 1
+
+
 def test_before_a_run_has_completed_the_time_left_follows_the_pace() -> None:
     steps = TASK.run.steps
     begun = TaskState(TASK, "running", "warm-up", steps // 2, seconds=6.0, steps=steps)

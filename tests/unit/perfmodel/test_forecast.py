@@ -6,6 +6,7 @@ from __future__ import annotations
 
 import json
 import math
+from dataclasses import replace
 from datetime import UTC, datetime, timedelta
 from pathlib import Path
 from typing import Any
@@ -157,6 +158,19 @@ def test_below_the_measured_micro_batches_noise_grows_and_widens_the_interval() 
 
     # By the power law, an error of the nearest counts twice, and that of the next one besides.
     assert width(small, large) > width(small)
+
+
+def test_errors_of_predictions_for_several_ranks_widen_no_interval_of_one() -> None:
+    plain = basis(*(profile(ALONE, repeat=repeat) for repeat in range(3)))
+    wrong_before = replace(plain, model_error=0.5)
+
+    def ends(one: Basis, wanted: Any) -> tuple[float, float]:
+        forecast = one.forecast(wanted).prediction
+        assert forecast is not None
+        return forecast.low_s, forecast.high_s
+
+    assert ends(wrong_before, ALONE) == ends(plain, ALONE)
+    assert ends(wrong_before, PAIR)[1] > ends(plain, PAIR)[1]
 
 
 def test_world_sizes_beyond_the_calibrated_are_a_ring_of_its_links() -> None:

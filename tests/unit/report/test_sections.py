@@ -6,7 +6,7 @@ from factories import frozen, repeats, run, stat, study, traced, write_predictio
 
 from lab.analysis.results import StudyResults
 from lab.records.schema import Communication
-from lab.records.store import DISTURBED, Store, write_record
+from lab.records.store import DISTURBED, Record, Store, write_record
 from lab.report import sections, study_sections
 
 
@@ -63,6 +63,23 @@ def test_hosts_and_gpus_of_many_configurations_are_told_once(tmp_path) -> None:
     cells = study_sections.environment(StudyResults(made)).frame.set_index("what")["value"]
     assert cells["hosts"] == "node0; node1; node2; node3"
     assert cells["GPU"] == "1, 2 or 4 x Model GPU, driver None"
+
+
+def test_the_peaks_behind_mfu_are_stated_once_with_their_range() -> None:
+    def peak(repeat: int, rate: float, source: str) -> Record:
+        (one,) = repeats(run(1), [0.1])
+        known = {"peak_flops_per_second": rate, "peak_source": source}
+        timing = one.timing.model_copy(update=known)
+        return one.model_copy(update={"repeat": repeat, "timing": timing})
+
+    def stated(*records: Record) -> str:
+        frame = study_sections.environment(StudyResults(list(records))).frame
+        return str(frame.set_index("what")["value"]["peak of a rank"])
+
+    best = "measured: the best product ({} x {}) of a rank"
+    several = [peak(n, rate, best.format(n, n)) for n, rate in ((128, 80e9), (256, 92.54e9))]
+    assert stated(*several) == "fp32: 80.0 to 92.5 GFLOP/s, measured: the best product of a rank"
+    assert stated(peak(0, 989.5e12, "a datasheet: 989.5 TFLOP/s")).count("FLOP/s") == 1
 
 
 def test_short_times_have_units_of_their_own() -> None:

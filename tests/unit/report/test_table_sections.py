@@ -107,13 +107,13 @@ def test_parts_of_the_time_are_shown_with_their_share(tmp_path: Path) -> None:
         "gpus,step_ms,compute_ms,communication_ms,global_batch_size\n1,100,98,0,8\n2,60,48,12,8\n",
     )
     (table,) = [b for b in page(path) if isinstance(b, Table) and b.label == "tbl-parts"]
-    assert table.frame["communication"].iloc[1] == "12.0 ms (20.0 %)"
+    assert table.frame["communication"].iloc[1] == "12 ms (20.0 %)"
 
 
 def test_gpu_hours_are_multiplied_out(tmp_path: Path) -> None:
     path = written(tmp_path, "gpus,run_time_h\n1,10\n2,5.5\n4,3\n")
     text = prose(page(path, gpu_hours=120))
-    assert "10 runs x 3.00 h x 4 GPUs = 120 of the 120 GPU-hours" in text
+    assert "10 runs x 3 h x 4 GPUs = 120 of the 120 GPU-hours" in text
 
 
 def test_what_a_user_writes_is_text(tmp_path: Path) -> None:

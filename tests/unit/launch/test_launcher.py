@@ -1,0 +1,33 @@
+"""A launch beside another driver of the same study, without any job."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+from factories import record, run, study
+from filelock import FileLock
+
+import lab
+from lab.launch import launcher
+from lab.records.store import Store, write_record
+
+
+def test_a_second_driver_says_that_another_one_works_and_ends_with_it(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    made = study(tmp_path, [run()], repeats=1)
+    made.out.mkdir()
+    lines: list[str] = []
+    with FileLock(made.out / "driver.lock") as first:
+
+        def end_the_first(_: object, line: str) -> None:
+            lines.append(line)
+            write_record(record(run()), Store(made.out).folder(made.tasks[0]))
+            first.release()
+
+        monkeypatch.setattr(launcher.StudyDisplay, "print", end_the_first)
+        (measured,) = lab.launch(made).wait()
+    assert measured.completed
+    assert launcher.ELSEWHERE in lines[0]
+    assert not any(launcher.ELSEWHERE in line for line in lines[1:])
