@@ -398,7 +398,7 @@ def are_rated(cells: pd.Series) -> bool:
 
 def are_ratios(cells: Iterable[object]) -> bool:
     """Whether cells are ratios such as 1.9x, of which there are several."""
-    texts = [str(cell) for cell in cells if is_known(cell) and re.search(r"\d", str(cell))]
+    texts = [text for text in map(str, cells) if re.search(r"\d", text)]
     return len(texts) > 1 and all(map(RATIO_CELL.match, texts))
 
 
