@@ -308,6 +308,8 @@ class Jobs:
         record = self._store.read(task)
         if record is not None and record.completed:
             return
+        if record is None:
+            archive_failed(folder)  # a damaged one, which would be lost
         allocation, reason = handle.allocation(), handle.exit_reason()
         better = conclude(task, handle.attempt, record, reason, allocation=allocation)
         if better is not None:

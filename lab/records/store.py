@@ -172,6 +172,13 @@ class Store:
         record = self.read(task)
         return record is not None and record.noisy
 
+    def damage(self, task: Task) -> str:
+        """Which file should hold a task's record and cannot be read back; empty without any."""
+        path = self.folder(task) / RECORD
+        if not path.exists() or self.read(task, losses=False) is not None:
+            return ""
+        return f"{path} is damaged and does not count; the next `lab run` measures it again"
+
     def records(self, tasks: Iterable[Task] | None = None) -> list[Record]:
         """The records of these tasks, or all that are there, in a stable order."""
         if tasks is not None:
