@@ -225,7 +225,7 @@ def queued(names: Iterable[str]) -> dict[str, JobState]:
     selected = [f"--user={getpass.getuser()}", f"--name={','.join(names)}", f"--Format={COLUMNS}"]
     jobs = {}
     answer = ask("squeue", "--noheader", "--array", "--states=all", *selected)
-    for array, index, name, state, reason, nodes, restarts, exit_code in _rows(answer, 8):
+    for array, index, name, state, reason, nodes, restarts, exit_code in rows(answer, 8):
         job_id = f"{array}_{index if index.isdecimal() else REST}"
         if exit_code.isdecimal():  # a wait status; sacct writes it as code, colon, signal
             exit_code = f"{int(exit_code) >> 8}:{int(exit_code) & 127}"
@@ -242,11 +242,11 @@ def accounted(names: Iterable[str]) -> dict[str, JobState]:
     columns = "--format=JobID,JobName,State,Reason,NodeList,ExitCode"
     try:
         answer = ask("sacct", "--allocations", "--noheader", "--parsable2", *selected, columns)
-        rows = list(_rows(answer, 6))
+        answered = list(rows(answer, 6))
     except SlurmCommandError:
         return {}
     jobs = {}
-    for job_id, name, state, reason, nodes, exit_code in rows:
+    for job_id, name, state, reason, nodes, exit_code in answered:
         job_id = re.sub(r"\[.*", REST, job_id)
         # "CANCELLED by 1000": the first word is the state, the rest is who did it.
         state, _, user = state.partition(" ")
@@ -254,7 +254,7 @@ def accounted(names: Iterable[str]) -> dict[str, JobState]:
     return jobs
 
 
-def _rows(answer: str, cells: int) -> Iterator[list[str]]:
+def rows(answer: str, cells: int) -> Iterator[list[str]]:
     """The cells of each line that has any; SlurmCommandError if one has too many or too few.
 
     Some sites let Slurm's commands greet their users, in lines without cells.

@@ -299,8 +299,8 @@ def _nearest(cluster: Cluster, key: str, advice: str) -> str:
 def _oversized(cluster: Cluster, world_size: int, what: str) -> Problem | None:
     """The key that requests more than any node has, whatever state the nodes are in."""
     partition = [f"--partition={cluster.partition}"] if cluster.partition else []
-    lines = ask("sinfo", "--noheader", "--Node", *partition, "--format=%N|%c|%m|%G").splitlines()
-    nodes = {tuple(line.split("|")) for line in lines if line.strip()}
+    answer = ask("sinfo", "--noheader", "--Node", *partition, "--format=%N|%c|%m|%G")
+    nodes = set(map(tuple, controller.rows(answer, 4)))
     layout = cluster.layout(world_size)
     ranks = layout.ranks_per_node
     cpus = "cpus_per_gpu" if cluster.gpus_per_node else "cores_per_node"
