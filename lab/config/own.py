@@ -372,7 +372,10 @@ def _constants(file: Path) -> Iterator[str]:
 
 
 def _settings_file(name: str, place: Path) -> Path | None:
-    if Path(name).suffix not in _SETTINGS_FILES or "\n" in name or len(name) > 255:
+    """A constant or an argument as a file, if it names one; systems refuse other names."""
+    if Path(name).suffix not in _SETTINGS_FILES:
+        return None
+    if not name.isprintable() or len(name.encode()) > 255:
         return None
     path = Path(os.path.realpath(place / name))
     return path if path.is_file() and path.stat().st_size <= _LARGEST_FILE else None
