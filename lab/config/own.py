@@ -350,8 +350,8 @@ class Script(_Code):
             raise InvalidValueError(f"no script {missing!r}", advice)
         files = local_files(path, root)
         named = [(name, path.parent) for file in files for name in _constants(file)]
-        given = [(part.split("=")[-1], folder / self.directory) for part in self._arguments]
-        files |= set(filter(None, (_settings_file(*one) for one in [*named, *given])))
+        arguments = [(part.split("=")[-1], folder / self.directory) for part in self._arguments]
+        files |= set(filter(None, (_settings_file(*one) for one in [*named, *arguments])))
         # The script's folder may move; files elsewhere are identified by name.
         names = {f: str(f.relative_to(root)) if f.is_relative_to(root) else f.name for f in files}
         return hash_files({name: file for file, name in names.items()})

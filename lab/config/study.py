@@ -50,8 +50,8 @@ class Point(NamedTuple):
         """Whether it has these values, or may have them because it is faulty."""
         if self.run is not None and not self.faulty & set(values):
             return all(getattr(self.run, key) == value for key, value in values.items())
-        known = {key: self.content[key] for key in values if key in self.content}
-        return all(str(value) == str(values[key]) for key, value in known.items())
+        stated = {key: self.content[key] for key in values if key in self.content}
+        return all(str(value) == str(values[key]) for key, value in stated.items())
 
 
 # What each kind of scaling keeps equal between world sizes.
@@ -242,11 +242,11 @@ def _form(
 ) -> tuple[Study | None, list[Problem]]:
     """The study that a file describes, in full or its quick form, and the file's problems."""
     problems = _unknown_keys(content, StudyFile.model_fields)
-    known = {key: value for key, value in content.items() if key in StudyFile.model_fields}
-    quick_problems = _quick_problems(known.get("quick", {}), quick)
+    fields = {key: value for key, value in content.items() if key in StudyFile.model_fields}
+    quick_problems = _quick_problems(fields.get("quick", {}), quick)
     if quick and not quick_problems:
-        known = _with_quick(known)
-    file, file_problems, faulty = _read_file(known)
+        fields = _with_quick(fields)
+    file, file_problems, faulty = _read_file(fields)
     points, grid_problems = multiply_out(
         file.base, file.grids, folder=folder, complete=not faulty & {"base", "grid"}
     )
@@ -300,10 +300,10 @@ def _unknown_keys(
     ]
 
 
-def _quick_problems(section: Any, wanted: bool) -> list[Problem]:
+def _quick_problems(section: Any, quick: bool) -> list[Problem]:
     if not isinstance(section, dict):
         return [Problem("quick", "must hold base, grid or repeats", "write them as keys below it")]
-    if wanted and not section:
+    if quick and not section:
         advice = "add a `quick:` section, or leave out --quick"
         return [Problem("quick", "this study has no quick form", advice)]
     problems = _unknown_keys(section, QUICK_KEYS, "quick.")
@@ -353,9 +353,9 @@ def _study_problems(file: StudyFile, points: list[Point], faulty: set[str]) -> I
         yield Problem("kind", what, "write `task: inference` below base, or leave out kind")
     judged = points and not baseline_problems and "baseline" not in faulty
     if judged and not any(point.may_have(file.baseline) for point in points):
-        wanted = ", ".join(f"{key} {value}" for key, value in file.baseline.items())
+        settings = ", ".join(f"{key} {value}" for key, value in file.baseline.items())
         advice = "add it to the grid, or name a baseline that is in it"
-        yield Problem("baseline", f"no run has {wanted}", advice)
+        yield Problem("baseline", f"no run has {settings}", advice)
     for setting in FIXED[file.scaling]:
         by_world: dict[int, set[int]] = {}
         for point in points:
@@ -416,11 +416,13 @@ def multiply_out(
                 ids.add(point.run.id)
             points.append(point)
             # A conflict that many points share is reported for the first.
-            known = {problem.what for problem in problems if problem.where.startswith(f"{path} (")}
+            reported = {
+                problem.what for problem in problems if problem.where.startswith(f"{path} (")
+            }
             problems += [
                 problem
                 for problem in point_problems
-                if problem not in problems and problem.what not in known
+                if problem not in problems and problem.what not in reported
             ]
     return points, problems
 
@@ -444,8 +446,8 @@ def _validate(
         try:
             return Point(content, Run.model_validate(rest, context=context), faulty), problems
         except ValidationError as error:
-            known = rest | {"own_strategy": rest.get("strategy")}
-            located = [_as_written(*one) for one in problems_of(error, Run, known)]
+            fields = rest | {"own_strategy": rest.get("strategy")}
+            located = [_as_written(*one) for one in problems_of(error, Run, fields)]
         wrong = {field for field, _ in located if field in rest}
         missing = {field for field, _ in located} - wrong - {""}
         if wrong:

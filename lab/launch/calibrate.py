@@ -119,13 +119,13 @@ class _Measuring:
         parts = [part for part in stored.parts if _same_conditions(part, profile)] if stored else []
         calibration = Calibration(cluster=profile.name, wanted=wanted, parts=tuple(parts))
         reusable = [part for part in parts if _reusable(part, quick=quick) and not fresh]
-        known = {part.world_size: part for part in reusable}
-        due = [n for n in wanted if n not in known or not known[n].covers(strategies)]
+        by_size = {part.world_size: part for part in reusable}
+        due = [n for n in wanted if n not in by_size or not by_size[n].covers(strategies)]
         for size in wanted:
             if size not in due:
                 self.display.print(f"{count(size, 'rank')}: already measured today")
         for number, size in enumerate(due):
-            earlier = known[size].strategies if size in known else ()
+            earlier = by_size[size].strategies if size in by_size else ()
             names = None if strategies is None else sorted({*strategies, *(earlier or ())})
             try:
                 part = self.measure(size, names)

@@ -79,8 +79,8 @@ def _parts(study: Study) -> list[Part]:
         for kind, (what, again) in REMOVABLE.items()
         if kind in sizes
     ]
-    kept = sizes.get("", [])
-    return [*parts, Part("what stays", len(kept), sum(kept))]
+    rest = sizes.get("", [])
+    return [*parts, Part("what stays", len(rest), sum(rest))]
 
 
 def _sizes(study: Study) -> Iterator[tuple[str, int]]:

@@ -204,8 +204,8 @@ def _address(cluster: Cluster) -> str:
     """
     from lab.launch.slurm.controller import expand as nodes_of
 
-    known = psutil.net_if_addrs()
-    for address in (address for name in cluster.interfaces for address in known.get(name, [])):
+    addresses = psutil.net_if_addrs()
+    for address in (address for name in cluster.interfaces for address in addresses.get(name, [])):
         if address.family == socket.AF_INET:
             return str(address.address)
     name = os.environ["SLURMD_NODENAME"]

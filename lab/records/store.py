@@ -264,8 +264,8 @@ def load_records(source: OneStudy, *, tasks: Sequence[Task] | None = None) -> li
         return Store(source.out).records(source.tasks if tasks is None else tasks)
     if isinstance(source, str | Path):
         return Store(find_folder(source) / OUT).records()
-    wanted = "a study, its name or its folder, or a list of records"
-    return items(source, Record, "source", wanted)
+    expected = "a study, its name or its folder, or a list of records"
+    return items(source, Record, "source", expected)
 
 
 def other_form(study: Study) -> str:

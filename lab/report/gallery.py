@@ -96,13 +96,13 @@ def remade(folder: Path, project: Path) -> tuple[Report, dict[str, bytes]]:
     entry = read_json(kept / ENTRY) or {}
     with contextlib.chdir(project):
         study = Study.load(place, quick=bool(entry.get("quick")))
-        made = report(study)
-    files = github_page(made.notebook, title=study.title)
-    _, name, alt = first_figure(made.notebook)
-    about = {"quick": study.quick, "answer": made.answer, "alt": alt}
+        result = report(study)
+    files = github_page(result.notebook, title=study.title)
+    _, name, alt = first_figure(result.notebook)
+    about = {"quick": study.quick, "answer": result.answer, "alt": alt}
     about["picture"] = f"figures/{name}.svg" if name else ""
     files[ENTRY] = json.dumps(about, indent=1, ensure_ascii=False) + "\n"
-    return made, {name: text.encode() for name, text in files.items()}
+    return result, {name: text.encode() for name, text in files.items()}
 
 
 def first_figure(notebook: Path) -> tuple[str, str, str]:
@@ -229,13 +229,13 @@ def _measured(place: Path) -> Entry | None:
                 break
     else:
         return None
-    made = report(study)
-    svg, _, alt = first_figure(made.notebook)
+    result = report(study)
+    svg, _, alt = first_figure(result.notebook)
     inside, picture = f"{place.name}/out", study.out / "picture.svg"
     if svg:
         write_atomically(picture, light(svg).encode())
     shown = f"{inside}/{picture.name}" if svg else ""
-    return Entry(study, made.answer, state, f"{inside}/{made.html.name}", shown, alt)
+    return Entry(study, result.answer, state, f"{inside}/{result.html.name}", shown, alt)
 
 
 def _kept(place: Path) -> Entry | None:

@@ -290,11 +290,11 @@ class Controller:
         with self._lock:
             new = {job_id: name for job_id, name in jobs.items() if job_id not in self._asked}
             self._names |= new
-            left = self._asked_at + self._pause - time.monotonic()
+            remaining = self._asked_at + self._pause - time.monotonic()
             if not self._names:
                 return FIRST_S
-            if left > 0 and not new:
-                return max(left, 0.05)
+            if remaining > 0 and not new:
+                return max(remaining, 0.05)
             try:
                 answer = self._ask()
             except SlurmCommandError as error:

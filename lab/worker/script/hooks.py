@@ -199,9 +199,9 @@ class StepRecorder:
             self.optimizer = optimizer
         self._stepping.append((optimizer, self._enter("optimizer")))
         # A closure's time is not the optimizer's, even where its forward pass is not seen.
-        _, *given = arguments
-        if given and callable(given[0]):
-            return (optimizer, self.timed("other", given[0]), *given[1:]), options
+        _, *rest = arguments
+        if rest and callable(rest[0]):
+            return (optimizer, self.timed("other", rest[0]), *rest[1:]), options
         if callable(closure := options.get("closure")):
             return arguments, options | {"closure": self.timed("other", closure)}
         return None
@@ -395,14 +395,14 @@ def _innermost(optimizer: Any) -> Any:
 def outermost(parameters: list[torch.Tensor] | None = None) -> list[nn.Module]:
     """The modules that hold any of these parameters, or else any that requires a gradient, and are
     not inside another that does."""
-    wanted = set(map(id, parameters or ()))
+    ids = set(map(id, parameters or ()))
 
-    def is_wanted(parameter: torch.Tensor) -> bool:
-        return parameter.requires_grad if parameters is None else id(parameter) in wanted
+    def counts(parameter: torch.Tensor) -> bool:
+        return parameter.requires_grad if parameters is None else id(parameter) in ids
 
     # By type, as asking a library's lazily loaded module for its class would load it.
     modules = [one for one in gc.get_objects() if issubclass(type(one), nn.Module)]
-    holders = [one for one in modules if any(map(is_wanted, one.parameters()))]
+    holders = [one for one in modules if any(map(counts, one.parameters()))]
     # The compiler's own copies, unless a script trains one that it traced itself.
     holders = [one for one in holders if not isinstance(one, GraphModule)] or holders
     inner = {id(child) for one in holders for child in one.modules() if child is not one}

@@ -176,9 +176,9 @@ def _anywhere(rendezvous: Callable[..., Any]) -> Callable[..., Any]:
     @wraps(rendezvous)
     def meet(url: str, *arguments: Any, **options: Any) -> Any:
         if port is not None and dist.is_torchelastic_launched():
-            wanted = urlparse(url).port if url.startswith("tcp:") else os.environ["MASTER_PORT"]
+            target = urlparse(url).port if url.startswith("tcp:") else os.environ["MASTER_PORT"]
             # Torch reads this to learn whether somebody is listening there already.
-            os.environ["TORCHELASTIC_USE_AGENT_STORE"] = str(str(wanted) == port)
+            os.environ["TORCHELASTIC_USE_AGENT_STORE"] = str(str(target) == port)
         return rendezvous(url, *arguments, **options)
 
     return meet
