@@ -157,13 +157,13 @@ def _was_interrupted(error: BaseException | None) -> bool:
 
 def _write_traceback() -> Path:
     handle, name = tempfile.mkstemp(prefix="lab-traceback-", suffix=".txt", text=True)
-    with os.fdopen(handle, "w") as stream:
+    with os.fdopen(handle, "w", errors="backslashreplace") as stream:
         stream.write(traceback.format_exc())
     return Path(name)
 
 
-def _show_version(wanted: bool) -> None:
-    if wanted:
+def _show_version(version: bool) -> None:
+    if version:
         sys.stdout.write(f"scaling-lab {lab.__version__}\n")
         raise typer.Exit
 
