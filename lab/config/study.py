@@ -383,18 +383,7 @@ def multiply_out(
     Own code is searched for in the study's `folder`. Unless both are `complete`, missing or
     conflicting values are not reported as problems.
     """
-    problems = unknown_keys(base, Run.model_fields, "base.")
-    if complete and (not all(grids.values()) or not grids):
-        advice = "list the values of at least one key, such as world_size: [1, 2]"
-        problems.append(Problem("grid", "empty", advice))
-    for path, grid in grids.items():
-        problems += unknown_keys(grid, Run.model_fields, f"{path}.")
-        for key, values in grid.items():
-            if not values:
-                problems.append(Problem(f"{path}.{key}", "no values", "list at least one"))
-            if key in base:
-                advice = "keep it in one of them"
-                problems.append(Problem(f"{path}.{key}", "is also in base", advice))
+    problems = list(_grid_problems(base, grids, complete=complete))
     if sum(math.prod(map(len, grid.values())) for grid in grids.values()) > MAX_RUNS:
         problems.append(Problem("grid", f"more than {MAX_RUNS:,} runs", "vary less at a time"))
         return [], problems
@@ -425,6 +414,23 @@ def multiply_out(
                 if problem not in problems and problem.what not in reported
             ]
     return points, problems
+
+
+def _grid_problems(
+    base: Mapping[str, Any], grids: Mapping[str, Grid], *, complete: bool
+) -> Iterator[Problem]:
+    """Faults of the keys of base and grids, whatever their values."""
+    yield from unknown_keys(base, Run.model_fields, "base.")
+    if complete and (not all(grids.values()) or not grids):
+        advice = "list the values of at least one key, such as world_size: [1, 2]"
+        yield Problem("grid", "empty", advice)
+    for path, grid in grids.items():
+        yield from unknown_keys(grid, Run.model_fields, f"{path}.")
+        for key, values in grid.items():
+            if not values:
+                yield Problem(f"{path}.{key}", "no values", "list at least one")
+            if key in base:
+                yield Problem(f"{path}.{key}", "is also in base", "keep it in one of them")
 
 
 def _validate(

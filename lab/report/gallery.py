@@ -58,11 +58,11 @@ def keep(study: Study) -> list[Path]:
         for path, content in contents.items():
             write_atomically(copy / KEPT / path, content)
         write_atomically(copy / KEPT / ENTRY, json.dumps({"quick": study.quick}).encode())
-        made, kept = remake(copy), study.folder / KEPT
+        files, kept = remake(copy), study.folder / KEPT
         if kept.exists():
             kept.rename(Path(room, "before"))
         (copy / KEPT).rename(kept)
-    return [kept / path.relative_to(copy / KEPT) for path in made]
+    return [kept / path.relative_to(copy / KEPT) for path in files]
 
 
 def _copy_study(source: Path, target: Path) -> None:

@@ -238,8 +238,8 @@ def parts(report: TableReport) -> Blocks:
     """Where the time goes, if the table says so."""
     rows = []
     names = report.table.observations.given
+    by_run = {record.run_id: record.reported for record in report.table.records}
     for results in report.parts.values():
-        by_run = {record.run_id: record.reported for record in report.table.records}
         for row in labelled_rows(results.summary):
             reported = by_run[row["run_id"]]
             if reported is None or not reported.parts:

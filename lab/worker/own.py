@@ -67,7 +67,7 @@ def make(own: Own, **offered: Any) -> Any:
     with blamed(own.factory):
         parameters = inspect.signature(factory).parameters
         options = {name: value for name, value in offered.items() if name in parameters}
-        result = factory(**{**options, **own.args})
+        result = factory(**(options | own.args))
     if result is None:
         raise LabError(f"{own.factory} returned nothing; return what it makes")
     return result

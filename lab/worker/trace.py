@@ -77,15 +77,7 @@ def trace(job: RankJob, *, shift: Shift) -> RankTrace:
         path = Path(folder, "trace.json")
         profiler.export_chrome_trace(str(path))
         traced = json.loads(path.read_bytes())["traceEvents"]
-    anchors = sorted(
-        (event for event in traced if event.get("name") == ANCHOR), key=itemgetter("ts")
-    )
-    # The shortest, as the process may be interrupted in any of them.
-    anchor, here = min(zip(anchors, marks, strict=True), key=lambda pair: pair[0]["dur"])
-    stamps = np.array([event.get("ts", 0.0) for event in traced])
-    passed = 1e-6 * (stamps - anchor["ts"] - anchor["dur"] / 2)
-    for event, at in zip(traced, shift(here + passed).tolist(), strict=True):
-        event["ts"] = at
+    _set_clock(traced, marks, shift)
     rank, clock = job.context.rank, training.clock
     steps = [
         events(rank, step, clock=clock, sent=training.sent, shift=shift)
@@ -111,6 +103,19 @@ def trace(job: RankJob, *, shift: Shift) -> RankTrace:
         memory=memory_over(times, totals, start=start, end=end),
         operators=busy(traced, start=start, end=end),
     )
+
+
+def _set_clock(traced: Sequence[dict[str, Any]], marks: Sequence[float], shift: Shift) -> None:
+    """Give events the times of rank 0's clock in s, by anchors with `marks` on the host's clock."""
+    anchors = sorted(
+        (event for event in traced if event.get("name") == ANCHOR), key=itemgetter("ts")
+    )
+    # The shortest, as the process may be interrupted in any of them.
+    anchor, here = min(zip(anchors, marks, strict=True), key=lambda pair: pair[0]["dur"])
+    stamps = np.array([event.get("ts", 0.0) for event in traced])
+    passed = 1e-6 * (stamps - anchor["ts"] - anchor["dur"] / 2)
+    for event, at in zip(traced, shift(here + passed).tolist(), strict=True):
+        event["ts"] = at
 
 
 def _mark() -> float:

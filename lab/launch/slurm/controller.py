@@ -276,8 +276,8 @@ class Controller:
     def __init__(self) -> None:
         self._names: dict[str, str] = {}  # of jobs that have not ended, by id
         self._jobs: dict[str, JobState] = {}
-        self._asked: set[str] = set()
-        self._asked_at = float("-inf")
+        self._queried: set[str] = set()
+        self._queried_at = float("-inf")
         self._pause = FIRST_S
         self._lock = threading.Lock()
         self.silence = ""  # why the last query got no answer
@@ -288,9 +288,9 @@ class Controller:
         Without an answer, the known states stay. Ended jobs are not asked about again.
         """
         with self._lock:
-            new = {job_id: name for job_id, name in jobs.items() if job_id not in self._asked}
+            new = {job_id: name for job_id, name in jobs.items() if job_id not in self._queried}
             self._names |= new
-            remaining = self._asked_at + self._pause - time.monotonic()
+            remaining = self._queried_at + self._pause - time.monotonic()
             if not self._names:
                 return FIRST_S
             if remaining > 0 and not new:
@@ -302,7 +302,7 @@ class Controller:
                 self._pause = min(max(self._pause, 2.0) * GROWTH, LAST_S)
             else:
                 self._update(answer)
-            self._asked_at = time.monotonic()
+            self._queried_at = time.monotonic()
             return self._pause
 
     def _ask(self) -> dict[str, JobState]:
@@ -317,7 +317,7 @@ class Controller:
         changed = any(self._jobs.get(job_id) != job for job_id, job in answer.items())
         self.silence, self._pause = "", FIRST_S if changed else min(self._pause * GROWTH, LAST_S)
         self._jobs |= answer
-        self._asked |= self._names.keys()
+        self._queried |= self._names.keys()
         for job_id in list(self._names):
             if (job := answer.get(job_id)) is None or job.ended:
                 del self._names[job_id]
@@ -328,7 +328,7 @@ class Controller:
 
     def forgotten(self, job_id: str) -> bool:
         """Whether Slurm was asked about this job and no longer knows it."""
-        return job_id in self._asked and job_id not in self._names
+        return job_id in self._queried and job_id not in self._names
 
 
 def exit_reason(job: JobState | None, attempt: Attempt) -> RankError:

@@ -83,7 +83,7 @@ class StepRecorder:
         self.inner: set[int] = set()  # of them, by id, those that step within another's step
         self.modules: list[nn.Module] = []  # whose calls are the forward pass
         self.called: set[nn.Module] = set()  # of them and their parts
-        self.seen: set[str] = set()  # phases
+        self.phases: set[str] = set()  # that were observed
         self.steps = 0
         self.backend: str | None = None
         self.buckets: BucketRecorder | None = None
@@ -135,9 +135,7 @@ class StepRecorder:
                 f"meter.end_step() is for scripts without an optimizer of torch.optim: the steps "
                 f"of {type(first).__name__} end those of this one"
             )
-        if self.clock.position()[0] < 0:
-            self.clock.start()
-        self.clock.lap(self._inside[-1] if self._inside else "other")
+        self._end_lap()
         if self.steps == 0:
             self._begin()
         self._count_step()
@@ -166,17 +164,21 @@ class StepRecorder:
             self._end()
         if repeated or self._marked:
             return False
+        self._end_lap()
+        self._inside.append(phase)
+        return True
+
+    def _end_lap(self) -> None:
+        """Count the time since the last mark as the current phase."""
         if self.clock.position()[0] < 0:
             self.clock.start()
         self.clock.lap(self._inside[-1] if self._inside else "other")
-        self._inside.append(phase)
-        return True
 
     def _leave(self, entered: bool) -> None:
         if entered:
             phase = self._inside.pop()
             self.clock.lap(phase)
-            self.seen.add(phase)
+            self.phases.add(phase)
 
     def timed(self, phase: str, function: Callable[..., Any]) -> Callable[..., Any]:
         """The function, with its calls timed as this phase."""
@@ -278,7 +280,7 @@ class StepRecorder:
                 "alone; call torch.distributed.init_process_group, or measure it on one rank"
             )
         # The module named by the script may be called only through a compiled one.
-        self._finds_modules = "forward" not in self.seen
+        self._finds_modules = "forward" not in self.phases
         if self._finds_modules:
             self._hook_trained_by(*self.optimizers.values())
         if has_group:

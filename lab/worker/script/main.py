@@ -186,8 +186,8 @@ class ScriptRank:
 
     @property
     def _phases(self) -> tuple[str, ...]:
-        """The phases to report: those that were seen, and the rest if the passes were."""
-        phases = self.recorder.seen - {"other"}
+        """The phases to report: those that were observed, and the rest if the passes were."""
+        phases = self.recorder.phases - {"other"}
         if {"forward", "backward"} <= phases:
             phases |= {"other"}
         return tuple(phase for phase in PHASES if phase in phases)
