@@ -143,7 +143,7 @@ def _state(
         return TaskState(task, record.status, seconds=seconds, reason=reason, job_id=job_id)
     if handle is None or job is None or ended:
         lost = handle.exit_reason().message if handle else ""
-        return TaskState(task, "waiting", reason=store.damage(task) or unknown or lost)
+        return TaskState(task, "waiting", reason=store.reason_to_repeat(task) or unknown or lost)
     submitted = read_job(store.folder(task))
     seconds = max(time.time() - submitted.submitted_at, 0.0) if submitted else None
     state = TaskState(

@@ -172,12 +172,12 @@ class Store:
         record = self.read(task)
         return record is not None and record.noisy
 
-    def damage(self, task: Task) -> str:
-        """Which file should hold a task's record and cannot be read back; empty without any."""
+    def reason_to_repeat(self, task: Task) -> str:
+        """Why a task without a record that counts is measured again; empty if it never was."""
         path = self.folder(task) / RECORD
-        if not path.exists() or self.read(task, losses=False) is not None:
-            return ""
-        return f"{path} is damaged and does not count; the next `lab run` measures it again"
+        if path.exists() and self.read(task, losses=False) is None:
+            return f"{path} is damaged and does not count; the next `lab run` measures it again"
+        return "it was disturbed, and is measured once more" if self.set_aside(task) else ""
 
     def records(self, tasks: Iterable[Task] | None = None) -> list[Record]:
         """The records of these tasks, or all that are there, in a stable order."""

@@ -219,7 +219,7 @@ def ended_job(study: Study) -> Path:
     return folder
 
 
-def test_a_damaged_record_is_named_with_what_becomes_of_it(tmp_path: Path) -> None:
+def test_why_what_was_measured_is_measured_again_is_shown(tmp_path: Path) -> None:
     damaged = study(tmp_path, [run()], repeats=1)
     folder = ended_job(damaged)
     (state,) = status.status(damaged)
@@ -229,6 +229,9 @@ def test_a_damaged_record_is_named_with_what_becomes_of_it(tmp_path: Path) -> No
     (folder / "record.json").unlink()
     (state,) = status.status(damaged)
     assert "without a record" in state.reason
+    write_record(record(run()), folder / "disturbed")
+    (state,) = status.status(damaged)
+    assert state.reason == "it was disturbed, and is measured once more"
 
 
 def test_a_damaged_record_is_kept_in_the_logs(
