@@ -287,7 +287,8 @@ def _readme(entries: list[Entry]) -> str:
         title, study = escaped(entry.study.title), entry.study.name
         link = f"[{title}]({quote(entry.page or f'{study}/{STUDY_FILE}')})"
         answer = f"<br><br>**{escaped(entry.answer)}**" if entry.answer else ""
-        picture = f'<img src="{quote(entry.picture)}" width="320" alt="{escape(entry.alt)}">'
+        alt = escape(entry.alt).replace("|", "&#124;")  # which ends a cell
+        picture = f'<img src="{quote(entry.picture)}" width="320" alt="{alt}">'
         cells = (f"{link}<br><br>{entry.state}", escaped(entry.study.question) + answer)
         lines.append(f"| {' | '.join([*cells, picture if entry.picture else ''])} |")
     return "\n".join(lines) + "\n"

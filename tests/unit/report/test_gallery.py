@@ -26,7 +26,9 @@ def test_a_host_has_one_name_in_all_files_and_places() -> None:
 
 def test_links_lead_to_folders_whose_names_have_spaces(tmp_path: Path) -> None:
     made = study(tmp_path / "my study", [run()])
-    entry = Entry(made, "", "1 of 1", "my study/out/report.html", "my study/out/picture.svg", "")
+    entry = Entry(
+        made, "", "1 of 1", "my study/out/report.html", "my study/out/picture.svg", "a | b"
+    )
     picture = tmp_path / "my study" / "out" / "picture.svg"
     picture.parent.mkdir(parents=True)
     picture.write_text("<svg xmlns='http://www.w3.org/2000/svg'/>")
@@ -35,3 +37,4 @@ def test_links_lead_to_folders_whose_names_have_spaces(tmp_path: Path) -> None:
     readme = _readme([entry])
     assert "(my%20study/out/report.html)" in readme
     assert 'src="my%20study/out/picture.svg"' in readme
+    assert readme.splitlines()[-1].count("|") == 4
