@@ -191,11 +191,11 @@ def run(
         except subprocess.TimeoutExpired:
             message = f"{command[0]} did not answer within {timeout_s:.0f} s"
             raise SlurmCommandError(message) from None
-        if process.returncode == 0 or not found_practice_cluster(process):
+        if process.returncode == 0 or not find_practice_cluster(process):
             return process
 
 
-def found_practice_cluster(failed: subprocess.CompletedProcess[str]) -> bool:
+def find_practice_cluster(failed: subprocess.CompletedProcess[str]) -> bool:
     """Point SLURM_CONF to this user's practice cluster if Slurm has no other configuration.
 
     That is the one of slurm/testcluster in its usual place. Returns whether to ask again.
