@@ -32,9 +32,13 @@ _FILES = (
     *(83, 258, 84, 76),  # mkdir, mkdirat, rmdir, truncate
     *(90, 91, 268, 452, 92, 93, 94, 260),  # chmod, fchmod, fchmodat, fchmodat2, and of chown
     *(86, 265, 88, 266, 133, 259, 132, 235, 261, 280),  # link, symlink, mknod, times
+    *(188, 189, 190, 197, 198, 199, 463, 466),  # setxattr and removexattr: access control lists
+    304,  # open_by_handle_at
 )
-# mount, umount2, setns, unshare, chroot, pivot_root, io_uring_setup, bpf, socket, setrlimit
-_SYSTEM = (165, 166, 308, 272, 161, 155, 425, 321, 41, 160)
+# mount, umount2, setns, unshare, chroot, pivot_root, io_uring_setup, bpf, socket, socketpair,
+# setrlimit
+_SYSTEM = (165, 166, 308, 272, 161, 155, 425, 321, 41, 53, 160)
+_PRLIMIT = 302
 _ABSENT = (435, 437)  # clone3 and openat2, whose flags a filter cannot see; libraries fall back
 
 
@@ -80,7 +84,6 @@ def _program(pid: int) -> bytes:
         (257, 2, _ANY_BIT, _WRITING, True),  # openat
         (56, 0, _ANY_BIT, _THREAD, False),  # clone
         (234, 0, _EQUAL, pid, False),  # tgkill, which abort() uses
-        (302, 2, _EQUAL, 0, False),  # prlimit64, which only reads limits if it is given no new one
     ):
         outcomes = (refuse, _ALLOW) if refused else (_ALLOW, refuse)
         lines += [
@@ -89,5 +92,15 @@ def _program(pid: int) -> bytes:
             (test, 0, 1, value),
             *((_RETURN, 0, 0, outcome) for outcome in outcomes),
         ]
-    lines.append((_RETURN, 0, 0, _ALLOW))
+    # prlimit64 only reads limits if the pointer to new ones is zero, in both of its halves.
+    lines += [
+        (_EQUAL, 0, 6, _PRLIMIT),
+        (_LOAD, 0, 0, _ARGUMENTS + 16),
+        (_EQUAL, 0, 3, 0),
+        (_LOAD, 0, 0, _ARGUMENTS + 20),
+        (_EQUAL, 0, 1, 0),
+        (_RETURN, 0, 0, _ALLOW),
+        (_RETURN, 0, 0, refuse),
+        (_RETURN, 0, 0, _ALLOW),
+    ]
     return b"".join(struct.pack("HBBI", *line) for line in lines)
