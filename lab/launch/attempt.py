@@ -277,8 +277,8 @@ class Attempt:
 
 def _last_line(tails: Iterable[str]) -> str:
     lines = [text for tail in tails for line in tail.splitlines() if (text := line.strip())]
-    telling = [line for line in lines if not ONLY_ENDED.match(line)]
-    return next(reversed(telling or lines), "")
+    causes = [line for line in lines if not ONLY_ENDED.match(line)]
+    return next(reversed(causes or lines), "")
 
 
 def present(folder: Path) -> tuple[Any, Attempt]:

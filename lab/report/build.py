@@ -52,15 +52,14 @@ PATIENCE_S = 1200  # a report of thousands of runs takes minutes
 
 @dataclass(frozen=True)
 class Report:
-    """The files of a report, and its statements: the answer, on predictions, on noise, on which
-    of several tables."""
+    """The files of a report, and what it says in a sentence each."""
 
     notebook: Path
     html: Path
     pdf: Path
     answer: str = ""
-    predictions: str = ""
-    noise: str = ""
+    predictions: str = ""  # how they compare with what was measured
+    noise: str = ""  # how far the machine was disturbed
     artifacts: tuple[Path, ...] = ()  # if they were requested
     table: str = ""  # which one of several it is on
 

@@ -147,8 +147,10 @@ class StepRecorder:
 
     @property
     def trained(self) -> list[torch.Tensor]:
-        """The parameters that the script trains: those of the modules that it calls, where
-        optimizers update copies of them or there is none of torch's."""
+        """The parameters that the script trains: those that its optimizers update.
+
+        If these are copies, or there is no optimizer of torch's, those of the modules it calls.
+        """
         updated = [one for trainer in self.optimizers.values() for one in parameters_of(trainer)]
         own: list[torch.Tensor] = []
         for module in self.called:
@@ -295,8 +297,10 @@ class StepRecorder:
                 self._deepest.append(module)
 
     def _hook_parts(self) -> None:
-        """Watch the parts of modules that are not called themselves, as Lightning's on one rank or
-        lists of layers."""
+        """Watch the parts of modules that are never called, such as a list of layers.
+
+        Lightning does not call its own module on one rank either.
+        """
         self._level += 1
         uncalled = [module for module in self._deepest if module not in self.called]
         if self._level > DEEPEST or not uncalled:
@@ -395,8 +399,7 @@ def _innermost(optimizer: Any) -> Any:
 
 
 def outermost(parameters: list[torch.Tensor] | None = None) -> list[nn.Module]:
-    """The modules that hold any of these parameters, or else any that requires a gradient, and are
-    not inside another that does."""
+    """The outermost modules that hold one of these parameters, by default any that is trained."""
     ids = set(map(id, parameters or ()))
 
     def counts(parameter: torch.Tensor) -> bool:

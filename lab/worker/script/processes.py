@@ -63,8 +63,10 @@ def one_process() -> Iterator[None]:
 
 
 def end_children(script: str) -> None:
-    """End the processes for which Python would wait at exit, as a script that is ended early did
-    not come to the line that ends them."""
+    """End the processes for which Python would wait at exit.
+
+    A script that is ended early has not reached the line that ends them.
+    """
     started = [one.pid for one in multiprocessing.active_children() if not one.daemon]
     running = [psutil.Process(pid) for pid in started if psutil.pid_exists(pid)]
     end_left(running, patience_s=LEAVE_S, by=script)
