@@ -24,17 +24,26 @@ assert resource.getrlimit(resource.RLIMIT_NOFILE) == before
 """
 
 
-# Attributes of a file, among them who may read it, and a socket that sends to any path.
+# Attributes of a file, among them who may read it; a socket that sends to any path; and files that
+# signal another process.
 FILES_AND_SOCKETS = """
-import os, socket, tempfile
-place = tempfile.mkdtemp()
+import fcntl, os, socket, tempfile
+place, (end, _) = tempfile.mkdtemp(), socket.socketpair()
+owner = os.getppid()
 confine()
-for act in (lambda: os.setxattr(place, "user.note", b"1"), socket.socketpair):
+assert fcntl.fcntl(end, fcntl.F_GETFL) >= 0
+for act in (
+    lambda: os.setxattr(place, "user.note", b"1"),
+    socket.socketpair,
+    lambda: fcntl.fcntl(end, fcntl.F_SETOWN, owner),
+    lambda: fcntl.fcntl(end, 10, 9),
+    lambda: fcntl.ioctl(end, 0x8901, owner.to_bytes(4, "little")),
+):
     try:
         act()
     except PermissionError:
         continue
-    raise SystemExit(f"{act} is allowed")
+    raise SystemExit(f"line {act.__code__.co_firstlineno} is allowed")
 """
 
 
