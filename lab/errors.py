@@ -108,6 +108,8 @@ def items(
 def path_of(given: object, where: str, wanted: str = "the path of a folder") -> Path:
     """An argument as a path; raises InputError unless it is `wanted`."""
     require_type(given, str | Path, where, wanted)
+    if not str(given):
+        raise InputError("argument", [Problem(where, "is empty", f"give {wanted}")])
     return Path(str(given))
 
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import re
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -31,13 +31,13 @@ class Page:
 
     frame: pd.DataFrame
     name: str
-    title: str
-    above: Sequence[str]
-    notes: str
-    opening: str
-    gpu: str
-    outer: str
-    sideways: bool  # its columns were the layouts
+    title: str = ""
+    above: Sequence[str] = ()
+    notes: str = ""
+    opening: str = ""
+    gpu: str = ""
+    outer: str = ""
+    sideways: bool = False  # its columns were the layouts
 
 
 def page_of(source: str | Path | pd.DataFrame, number: int | None) -> Page:
@@ -89,24 +89,39 @@ def _first_gpu(text: str) -> str:
     return "" if any(gpu and gpu.name != first for gpu in headings) else first
 
 
-def _outer(text: str, above: Sequence[str]) -> str:
-    """What the sections around a table's own say before their first subsections; "" if more than
-    one place has these headings. `above` are the table's notes, which end with the headings of its
-    sections, innermost first.
+@dataclass
+class _Section:
+    """A section of a page: its text before its first subsection, and the sections around it."""
 
-    Only the first line is a heading of the first level: others are comments in code.
-    """
-    inside: list[tuple[int, str, list[str]]] = [(1, "", [])]
-    suited: list[list[list[str]]] = []
+    level: int
+    heading: str
+    around: Sequence[_Section]  # innermost first; the last is the page
+    lines: list[str] = field(default_factory=list)
+
+
+def _sections(text: str) -> list[_Section]:
+    """The page, then its sections. Lines that begin with one # may be comments in code."""
+    sections = [_Section(1, "", ())]
     for line in text.splitlines():
-        if not (heading := SECTION.match(line)):
-            inside[-1][2].append("" if "|" in line else line)
-            continue
-        level = len(heading[1])
-        inside = [one for one in inside if one[0] < level]
-        inside.append((level, line.replace("**", "").strip("# \t"), []))
-        *outer, own = [name for _, name, _ in inside[1:]]
-        if own in above and above[len(above) - len(outer) :] == outer[::-1]:
-            suited.append([lines for _, _, lines in inside[:-1]])
-    deepest = [one for one in suited if len(one) == max(map(len, suited))]
-    return "\n".join(line for lines in deepest[0] for line in lines) if len(deepest) == 1 else ""
+        if heading := SECTION.match(line):
+            level, last = len(heading[1]), sections[-1]
+            around = [one for one in (last, *last.around) if one.level < level]
+            sections.append(_Section(level, line.replace("**", "").strip("# \t"), around))
+        elif "|" not in line:
+            sections[-1].lines.append(line)
+    return sections
+
+
+def _outer(text: str, above: Sequence[str]) -> str:
+    """What the sections around a table's own say; "" if several places have the table's headings,
+    with which its notes, `above`, end, innermost first."""
+    own = []
+    for section in _sections(text):
+        outer = [one.heading for one in section.around[:-1]]
+        if section.heading in above and above[len(above) - len(outer) :] == outer:
+            own.append(section)
+    most = max((len(section.around) for section in own), default=0)
+    deepest = [section for section in own if len(section.around) == most]
+    if len(deepest) != 1:
+        return ""
+    return "\n".join(line for one in reversed(deepest[0].around) for line in one.lines)

@@ -28,6 +28,13 @@ from lab.analysis.layout_columns import (
     meanings,
     stage,
 )
+from lab.analysis.layout_defaults import (
+    UNNAMED,
+    UNSAID_PRECISION,
+    UNSAID_STAGES,
+    USUAL_GPUS,
+    table_defaults,
+)
 from lab.analysis.layout_page import Page, page_of
 from lab.analysis.layout_row import LACKING, UNTIMED, LayoutRow, layout_row
 from lab.analysis.layout_values import completed, enter_gpus, flop_rate, with_defaults
@@ -38,16 +45,11 @@ from lab.analysis.layout_words import (
     OTHER_CHIP,
     SENT_ONCE,
     SHARED,
-    UNNAMED,
-    UNSAID_PRECISION,
-    UNSAID_STAGES,
-    USUAL_GPUS,
-    from_notes,
     settings,
 )
 from lab.errors import InputError, Problem, nearest, require_type
 from lab.formatting import count, listed
-from lab.perfmodel import layout_law, layout_terms, transformer
+from lab.perfmodel import layout_law, layout_terms
 from lab.perfmodel.frameworks import ANY, OF_MEGATRON_CORE, Framework, named_framework
 from lab.perfmodel.hardware import GPUS, named_gpu
 from lab.perfmodel.layout_law import LayoutLaw
@@ -183,15 +185,7 @@ def _values(
     }
     by_rates = sum(map(enter_gpus, cells))
     said = {name for name in ("gpu", "gpus", "recomputed") if all(name in row for row in cells)}
-    of_gpu = next(filter(named_gpu, page.above), "")  # a heading comes before footnotes on others
-    of_gpu = of_gpu or (page.gpu if named_gpu(page.notes) else "")  # the first that prose names
-    defaults, noted = from_notes(
-        page.notes, {*columns, *assumed, *said}, precisions, framework, of_gpu, page.gpu, page.outer
-    )
-    if transformer.named("", page.notes) is None:
-        defaults["noted_kind"] = transformer.other_kind(
-            "; ".join([page.title, page.opening.partition("\n")[0], *page.above])
-        )
+    defaults, noted = table_defaults(page, {*columns, *assumed, *said}, precisions, framework)
     assumptions = [*page.frame.attrs.get("assumptions", ())]
     if page.sideways:
         assumptions.append("each column after the first is read as a layout")

@@ -3,15 +3,12 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Collection
 from typing import Any
 
 from lab.analysis.audit.columns import named_precision
 from lab.analysis.audit.values import NODE, number
-from lab.analysis.layout_columns import ALL_GPUS, RATES, UNITS, meaning
-from lab.formatting import model_size
+from lab.analysis.layout_columns import UNITS, meaning
 from lab.perfmodel import transformer
-from lab.perfmodel.frameworks import ANY, Framework
 from lab.perfmodel.hardware import GPUS, named_gpu
 from lab.perfmodel.layout import Sharing
 from lab.perfmodel.transformer import Transformer
@@ -47,16 +44,6 @@ NOTED = {
     rf"|\b(?:one|single|an?) (\d+) ?[x×]? ?{_CARDS} {NODE}\b(?!s)"
     r"|(?<![\d.])(\d+) ?卡",
 }
-# What a section may say of all tables in it: not what these compare, such as GPUs or models.
-OF_SECTIONS = {
-    *("sequence", "global_batch", "micro_batch", "replica_batch", "per_node", "tensor", "pipeline"),
-    *("context", "expert", "precision", "recomputed"),
-}
-# Notes say nothing of one of these if a column gives another.
-TOGETHER = (
-    {"gpus", "nodes", "data"},
-    {"global_batch", "replica_batch", "batch", "batch_tokens"},
-)
 SHARED = {"zero", "fsdp", "sharding"}
 SIZED = {"model", "size", "parameters", "layers"}
 HYBRID = re.compile("hsdp|hybrid", re.IGNORECASE)
@@ -66,14 +53,6 @@ SHARINGS: dict[Sharing, str] = {
     "zero2": r"shard_?grad|zero\W?2",
     "zero1": r"zero\W?1",
 }
-# Where no GPU is named: the first, unless it is too slow for the rows.
-USUAL_GPUS = ("a100", "h100", "b200")
-UNNAMED = "because the table names no GPU"
-UNSAID_PRECISION = "the table does not say which precision: bf16 is assumed"
-UNSAID_STAGES = "the table does not say whether pipelines are interleaved"
-# Where no GPU is named, the first that computes in this precision.
-FIRST_WITH = {"fp8": "h100", "fp4": "b200", "mxfp8": "b200"}
-MICROSCALED = re.compile(r"\bmx-?fp-?8", re.IGNORECASE)
 # Notes name fp32 for other things, too, such as master weights.
 NOTED_PRECISION = re.compile(
     r"\b((?:mx|nv)?fp-?[48]|float8|[fb]p?f?-?16|[ft][pf]-?32(?= precision))\b", re.IGNORECASE
@@ -83,10 +62,6 @@ SEQUENCE_PARALLEL = re.compile(
     r"(\b(?:no|not|without|w/o)\s+)?(?:\bsequence.?parallel(?:ism)?|(?<![a-z])sp)(?![a-z])"
     r"(?:\s*[=:]\s*)?(\d+|off|false|no(?:ne)?\b)?",
     re.IGNORECASE,
-)
-# Notes also explain abbreviations.
-NOTED_SEQUENCE_PARALLEL = re.compile(
-    r"\b(?:with|using|uses?|without)\s+sequence.parallel(?:ism)?", re.IGNORECASE
 )
 NOTED_RECOMPUTED = re.compile(
     r"\b(full|selective|no) (?:activation |gradient )?(?:recompute|recomputation|check-?point)",
@@ -120,11 +95,8 @@ SET_RECOMPUTED = re.compile(
 FUSED = re.compile(r"flash[ _-]?att|\bfa[23]\b", re.IGNORECASE)  # of attention
 SENT_ONCE = re.compile(r"\b(?:deep|hybrid).?ep\b", re.IGNORECASE)
 ADAPTERS = re.compile(r"(?<![a-z])(?:q|do)?lora(?![a-z])", re.IGNORECASE)
-TRAINS_ALL = re.compile(r"\bsft\b|\bfull\b|pre-?train|supervised", re.IGNORECASE)
 DENIED = re.compile(r"\b(?:no|not|without|w/o|instead of)\s+[^\s,;.]+", re.IGNORECASE)
 _ACTIVE = re.compile(r"(?<=b)[ -]?a\d+(\.\d+)?b", re.IGNORECASE)  # of "30B-A3B"
-
-
 OTHER_CHIP = re.compile(
     r"\b(?:tpus?|[nhi]pus?|trainium|trn\d|gaudi|ascend|cerebras|sambanova|a64fx|fugaku"
     r"|xpus?|ponte.?vecchio|aurora)(?![a-z])",
@@ -175,63 +147,6 @@ def noted_model(notes: str) -> Transformer | None:
     return model or (transformer.of_parameters(sizes.pop()) if sizes else None)
 
 
-def from_notes(
-    notes: str,
-    known: Collection[str],
-    precisions: Collection[str] = (),
-    framework: Framework = ANY,
-    of_gpu: str = "",
-    of_page: str = "",
-    outer: str = "",
-) -> tuple[dict[str, Any], list[str]]:
-    """Values for all rows, from the notes or else as usual, with sentences on what was assumed.
-
-    `known` are the meanings of columns and assumptions, `precisions` those of the rows, and
-    `of_gpu` the note that names the GPU, if one does before others, `of_page` the GPU that the rest
-    of the page names, `outer` what sections around the table's own say, which counts for what its
-    notes leave open. Notes that give several values of something say nothing of it.
-    """
-    given = set(known).union(*(names for names in TOGETHER if names & set(known)))
-    if SHARED & set(known) or re.search(r"\bddp\b", notes, re.IGNORECASE):
-        given.add("sharding")
-    values = {name: value for name, value in settings(notes).items() if name not in given}
-    if values.get("sharding") == "hsdp" and re.search(r"\bfsdp|full_?shard", notes, re.IGNORECASE):
-        values["sharding"] = "fsdp"  # it is not said which rows are hybrid
-    given = {*given, *values}.union(*(names for names in TOGETHER if names & values.keys()))
-    around = {name: value for name, value in settings(outer).items() if name in OF_SECTIONS - given}
-    values |= around
-    counts = {name: value for name, value in values.items() if isinstance(value, float)}
-    said = [f"{name.replace('_', ' ')} {value:g}, from the notes" for name, value in counts.items()]
-    stated = [values[name] for name in ("precision", "sharding") if name in values]
-    said += [f"{value}, from the notes" for value in stated]
-    # Layers alone are those of a named model that was cut.
-    sized = {*(SIZED - {"layers"}), "width"} & set(known)
-    if not sized and (model := noted_model(notes)):
-        values["noted_model"] = model
-        said.append(f"a model of {model_size(model.parameters)} parameters, from the notes")
-    if not precisions and "precision" not in {*known, *values}:
-        said.append(UNSAID_PRECISION)
-    if "gpu" not in known:
-        used = {*precisions, values.get("precision")}
-        used |= {"mxfp8"} if MICROSCALED.search(notes) else set()
-        values["gpu"], why = _gpu(of_gpu or notes, used, of_page)
-        said.append(f"{values['gpu'].upper()} GPUs, {why}")
-    text = DENIED.sub("", notes)
-    if ADAPTERS.search(text) and not TRAINS_ALL.search(text):
-        values["adapters"] = True
-    if "sequence_parallel" not in known:
-        words = {match.lower() for match in NOTED_SEQUENCE_PARALLEL.findall(notes)}
-        if len({word.startswith("without") for word in words}) == 1:
-            values["sequence_parallel"] = "off" if words.pop().startswith("without") else "on"
-            said.append(f"sequence parallelism {values['sequence_parallel']}, from the notes")
-    if "pipeline" in known and "interleave" not in {*known, *values} and framework.interleave > 1:
-        values["interleave"] = framework.interleave
-        said.append(f"{UNSAID_STAGES}: {framework.interleave} stages on each rank are assumed")
-    if "recomputed" not in {*known, *values}:
-        said += _recomputed(known, values, framework)
-    return values, said
-
-
 def _noted(name: str, text: str) -> set[float]:
     """All that a text gives as this, such as {8.0} GPUs."""
     matches = re.finditer(NOTED[name], text, re.IGNORECASE)
@@ -247,27 +162,3 @@ def noted_recomputation(text: str) -> set[str]:
         kind = word if word in {"full", "selective"} else "full"
         kinds.add("no" if word in RECOMPUTES_NOTHING else kind)
     return kinds
-
-
-def _gpu(notes: str, precisions: Collection[str | None], of_page: str) -> tuple[str, str]:
-    """The GPU of a table without a column for it, and why it is this one."""
-    if gpu := named_gpu(notes):
-        return gpu.name, "from the notes"
-    needed = next((kind for kind in reversed(FIRST_WITH) if kind in precisions), "")
-    kind = needed.replace("mxfp8", "fp4")  # the same GPUs were first to have both
-    if of_page and (not kind or kind in GPUS[of_page].flops):
-        return of_page, f"which the page names first, {UNNAMED}"
-    if needed:
-        return FIRST_WITH[needed], f"{UNNAMED}, and earlier ones have no {needed}"
-    return USUAL_GPUS[0], UNNAMED
-
-
-def _recomputed(known: Collection[str], values: dict[str, Any], framework: Framework) -> list[str]:
-    """Enter and say what is assumed of recomputation where nothing says it."""
-    timed = {"time", *RATES} & set(known)
-    unlabelled = {"flops", ALL_GPUS + "flops"} & set(known)
-    if framework.counts_recomputed and unlabelled and not timed:
-        values["recomputed"] = "full"
-        return ["full recomputation, which this framework's formula of FLOPs counts"]
-    assumed = "half are assumed" if framework.recomputed else "none, as this framework's default"
-    return [f"the table does not say whether activations are recomputed: {assumed}"]

@@ -19,6 +19,19 @@ Counts = Annotated[
 ]
 
 
+def _one_line(text: str) -> str:
+    """Text with single spaces; raises InvalidValueError if it has none to show, or cannot be."""
+    words = " ".join(text.split())
+    if not words.isprintable():
+        raise InvalidValueError(f"{text!r} has characters that cannot be printed", "leave them out")
+    if not words:
+        raise InvalidValueError("empty", "give it a value")
+    return words
+
+
+# Text that readers see, as in the titles of reports.
+Words = Annotated[str, AfterValidator(_one_line)]
+
 # What to write instead of a value of the wrong type, by pydantic's error types.
 LIST = "write values in brackets, such as [1, 2]"
 TYPE_ADVICE = {

@@ -15,7 +15,7 @@ from typing import Annotated, Any, Literal
 from pydantic import AfterValidator, BaseModel, ConfigDict, Field, ValidationError
 
 from lab import machine
-from lab.config.base import Frozen, InvalidValueError, problems_of, unknown_keys
+from lab.config.base import Frozen, InvalidValueError, Words, problems_of, unknown_keys
 from lab.config.emulation import MEASURED, Compute, Emulated, Link
 from lab.config.slurm import (
     VARIABLE_NAME,
@@ -69,8 +69,8 @@ class AllReduce(Frozen):
 class Published(Frozen):
     """A published table: its source, device, what is needed to interpret it, and its rows."""
 
-    source: str = Field(min_length=1, max_length=500)
-    gpu: str = Field(min_length=1, max_length=100)
+    source: Words = Field(max_length=500)
+    gpu: Words = Field(max_length=100)
     note: str = Field(default="", max_length=500)
     rows: list[Row] = []
     all_reduce: list[AllReduce] = []

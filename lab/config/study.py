@@ -15,7 +15,7 @@ from typing import Annotated, Any, Literal, NamedTuple
 
 from pydantic import Discriminator, Field, Tag, ValidationError
 
-from lab.config.base import Frozen, problems_of, unknown_keys
+from lab.config.base import Frozen, Words, problems_of, unknown_keys
 from lab.config.run import Run
 from lab.errors import InputError, Problem, nearest, require_type
 from lab.files import PACKAGE, SHARED, read_yaml
@@ -149,15 +149,15 @@ class Study(Frozen):
         return Task(runs[run_id] if run_id else self.runs[0], repeat)
 
 
-Author = Annotated[str, Field(min_length=1, max_length=200)]
+Author = Annotated[Words, Field(max_length=200)]
 
 
 class StudyFile(Frozen):
     """The keys of study.yaml, before the grid is multiplied out."""
 
     kind: Kind = "training"
-    title: str = Field(min_length=1, max_length=200)
-    question: str = Field(min_length=1, max_length=1000)
+    title: Words = Field(max_length=200)
+    question: Words = Field(max_length=1000)
     authors: list[Author] = []  # each with an affiliation, where there is one: "Name, Place"
     scaling: Scaling = "none"
     base: dict[str, Any] = {}

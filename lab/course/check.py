@@ -15,6 +15,7 @@ import traceback
 from collections.abc import Callable, Mapping
 from decimal import Decimal
 from functools import cache
+from numbers import Real
 from pathlib import Path
 from types import FunctionType
 from typing import Any, Literal, NamedTuple
@@ -139,7 +140,7 @@ def _plain(answer: Any) -> Any:
     for kind in PLAIN:
         if isinstance(answer, kind):
             return kind(answer)
-    return None
+    return float(answer) if isinstance(answer, Real | Decimal) else None
 
 
 def _result_of(method: str, answer: Any) -> Any:
@@ -204,7 +205,7 @@ def require(condition: bool, message: str = "", /, **values: object) -> None:
 def number(answer: object) -> float:
     """An answer as a float; raises WrongAnswerError unless it is one finite number."""
     value = _result_of("item", answer)
-    plain = isinstance(value, int | float) and not isinstance(value, bool)
+    plain = isinstance(value, Real | Decimal) and not isinstance(value, bool)
     require(plain, "Give a single number; this is of type {kind}.", kind=type(answer).__name__)
     try:
         result = float(value)

@@ -44,6 +44,13 @@ def test_a_link_to_nowhere_is_not_followed(tmp_path: Path) -> None:
     assert not (tmp_path / "elsewhere.yaml").exists()
 
 
+def test_no_folder_is_not_this_one(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.chdir(tmp_path)
+    with pytest.raises(InputError, match="folder: is empty; give the path of a folder"):
+        new_study("")
+    assert not list(tmp_path.iterdir())
+
+
 @pytest.mark.parametrize("place", ["file", "file/mine"])
 def test_a_file_is_no_folder_for_a_study(tmp_path: Path, place: str) -> None:
     (tmp_path / "file").write_text("mine")

@@ -215,6 +215,11 @@ BAD = {
         "grid.world_size[1]: input should be a valid integer",
     ),
     "missing title": ({"title": None}, "title: missing"),
+    "empty title": ({"title": " \n"}, "title: empty; give it a value"),
+    "title that rings": (
+        {"title": "a\abell"},
+        r"title: 'a\x07bell' has characters that cannot be printed; leave them out",
+    ),
     "zero repeats": ({"repeats": 0}, "repeats: input should be greater than or equal to 1"),
     "unknown baseline key": (
         {"baseline": {"wold_size": 1}},

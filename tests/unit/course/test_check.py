@@ -25,7 +25,7 @@ import lab
 from lab.config.cluster import Cluster
 from lab.config.run import Run
 from lab.config.study import Study
-from lab.course.check import WrongAnswerError, exercises, judge, kept, read_kept, verdict
+from lab.course.check import WrongAnswerError, exercises, judge, kept, number, read_kept, verdict
 from lab.course.lesson02_03_data_parallel import Ring
 from lab.perfmodel.flops import gpt_flops_per_token, gpt_parameters
 from lab.records.schema import RankMemory
@@ -437,6 +437,11 @@ def test_what_is_special_stays_so_when_it_is_graded() -> None:
     assert read_kept(kept(np.array([4]))) == read_kept(kept(torch.tensor([[4]]))) == 4
     assert read_kept(kept([math.inf, np.float64(-math.inf)])) == [math.inf, -math.inf]
     assert read_kept(kept({"nan": Two.TWO, 1: Pair("inf", 2)})) == {"nan": 2, 1: ("inf", 2)}
+
+
+@pytest.mark.parametrize("exact", [Fraction(5, 4), Decimal("1.25")])
+def test_exact_numbers_are_numbers(exact: Fraction | Decimal) -> None:
+    assert number(exact) == read_kept(kept(exact)) == 1.25
 
 
 def test_a_function_that_fails_is_told_its_line() -> None:
