@@ -157,13 +157,13 @@ def _was_interrupted(error: BaseException | None) -> bool:
 
 def _write_traceback() -> Path:
     handle, name = tempfile.mkstemp(prefix="lab-traceback-", suffix=".txt", text=True)
-    with os.fdopen(handle, "w") as stream:
+    with os.fdopen(handle, "w", errors="backslashreplace") as stream:
         stream.write(traceback.format_exc())
     return Path(name)
 
 
-def _show_version(wanted: bool) -> None:
-    if wanted:
+def _show_version(version: bool) -> None:
+    if version:
         sys.stdout.write(f"scaling-lab {lab.__version__}\n")
         raise typer.Exit
 
@@ -324,8 +324,8 @@ def _finish(loaded: lab.Study, jobs: lab.Jobs, *, as_json: bool) -> None:
     }
     lines = [done]
     lines += [report.predictions] if loaded.kind == "training" else []
-    content["kept"] = kept = other_commands(loaded)
-    lines += [report.answer, relative(report.html, report.pdf), *kept]
+    content["kept"] = others = other_commands(loaded)
+    lines += [report.answer, relative(report.html, report.pdf), *others]
     lines += _next_steps(loaded, records)
     answer(as_json, content, "\n".join(lines))
     if causes:
@@ -471,7 +471,7 @@ def report(
     if is_table(source):
         of_studies = {"--keep": keep, "--quick": quick}
         refuse("report", of_studies, "is only for studies", "leave it out")
-        made = lab.report_table(
+        result = lab.report_table(
             source,
             columns=_columns(column, "report"),
             scaling=_scaling(scaling),
@@ -482,8 +482,8 @@ def report(
             artifacts=artifacts,
             number=table,
         )
-        if made.table and table is None:
-            typer.echo(f"Read: {made.table}; --table N reads another.", err=True)
+        if result.table and table is None:
+            typer.echo(f"Read: {result.table}; --table N reads another.", err=True)
     else:
         study = lab.Study.load(source, quick=quick)
         advice = "leave it out; a study has title, scaling and baseline in study.yaml"
@@ -495,9 +495,9 @@ def report(
             return answer(as_json, {"files": files}, relative(*files))
         # The report of one form replaces that of the other.
         _require_completed(study)
-        made = lab.report(study, artifacts=artifacts)
-    content = {"html": made.html, "pdf": made.pdf, "artifacts": made.artifacts}
-    return answer(as_json, content, relative(made.html, made.pdf, *made.artifacts))
+        result = lab.report(study, artifacts=artifacts)
+    content = {"html": result.html, "pdf": result.pdf, "artifacts": result.artifacts}
+    return answer(as_json, content, relative(result.html, result.pdf, *result.artifacts))
 
 
 def _scaling(text: str | None) -> Any:
@@ -626,8 +626,8 @@ def predict(
             raise InputError.of(
                 "predict", study, "is a folder, not a table of layouts", "leave out --explain"
             )
-        given = assumed(assume, "predict")
-        explanations = lab.explain_layouts(study, assume=given, number=table)
+        assumptions = assumed(assume, "predict")
+        explanations = lab.explain_layouts(study, assume=assumptions, number=table)
         notes = "\n".join(f"- {note}" for note in explanations.notes)
         return answer(
             as_json, explanations, table_of([one.table_row() for one in explanations]), notes
@@ -648,8 +648,8 @@ def predict(
         machine=machine,
         profiles=[lab.Study.load(other) for other in profile or ()],
     )
-    made = count(sum(not one.forecast.missing for one in predictions.of), "prediction")
-    duration = f"{made} in {time.perf_counter() - began:.2f} s."
+    number = count(sum(not one.forecast.missing for one in predictions.of), "prediction")
+    duration = f"{number} in {time.perf_counter() - began:.2f} s."
     notes = "\n".join([*predictions.notes(), duration])
     return answer(as_json, predictions.content(), table_of(predictions.table()), notes)
 
@@ -672,12 +672,12 @@ def audit(
     from lab.analysis.audit import is_table
 
     columns = _columns(column, "audit")
-    given: Any = source
+    subject: Any = source
     if source == "-" or columns or is_table(source):
         refuse("audit", {"--quick": quick}, "is only for studies", "leave it out")
     else:
         refuse("audit", {"--table": table}, "is only for tables", "leave it out")
-        given = study = lab.Study.load(source, quick=quick)
+        subject = study = lab.Study.load(source, quick=quick)
         from lab.records.store import kept_form
 
         advice = kept_form(study) or f"`{study.command('run')}` measures it"
@@ -685,8 +685,8 @@ def audit(
     if source == "-":
         if sys.stdin.isatty():
             typer.echo("Paste a table, then press Ctrl-D on an empty line.", err=True)
-        given = sys.stdin.buffer
-    result = lab.audit(given, columns=columns, number=table)
+        subject = sys.stdin.buffer
+    result = lab.audit(subject, columns=columns, number=table)
     answer(as_json, result, str(result))
     if not result.trustworthy:
         grave = sum(finding.severity != "note" for finding in result.findings)
@@ -722,15 +722,15 @@ def compare(
     from lab.report.build import report_comparison
 
     comparison = lab.compare(studies, quick=quick)
-    made = report_comparison(comparison, out or next(iter(comparison.studies.values())).out)
+    page = report_comparison(comparison, out or next(iter(comparison.studies.values())).out)
     frames = dict(comparison.tables())
     content = {caption: frame.to_dict() for caption, frame in frames.items()}
     views: list[View] = []
     for caption, frame in frames.items():
         rows = frame.reset_index(names="").to_dict("records")
         views += [Text(caption, style="bold"), table_of(rows)]
-    paths = {"html": made.html, "pdf": made.pdf}
-    answer(as_json, content | paths, *views, relative(made.html, made.pdf))
+    paths = {"html": page.html, "pdf": page.pdf}
+    answer(as_json, content | paths, *views, relative(page.html, page.pdf))
 
 
 @app.command()

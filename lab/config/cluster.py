@@ -166,13 +166,13 @@ class Cluster(SlurmKeys):
         problems = unknown_keys(content, names)
         if content.get("executor") == "slurm":
             problems = [replace(p, advice=advice_on_unknown(p.where, names)) for p in problems]
-        known = {key: value for key, value in content.items() if key in cls.model_fields}
+        fields = {key: value for key, value in content.items() if key in cls.model_fields}
         try:
             # Two files may have one stem; a profile that its stem finds needs no path.
             file = None if is_found_by_name(path.stem, path) else str(path.resolve())
-            cluster = cls.model_validate(known | {"name": path.stem, "file": file})
+            cluster = cls.model_validate(fields | {"name": path.stem, "file": file})
         except ValidationError as error:
-            problems += [problem for _, problem in problems_of(error, cls, known)]
+            problems += [problem for _, problem in problems_of(error, cls, fields)]
             raise InputError(str(path), problems) from None
         if problems := [*problems, *cluster._problems()]:
             raise InputError(str(path), problems)

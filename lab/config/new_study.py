@@ -98,8 +98,8 @@ def script_study(
     InputError, and writes nothing, for a missing script, a folder that holds other files or a study
     of another kind, and values that no study may have.
     """
-    wanted = "a list of words, such as ['train.py', '--batch-size', '32']"
-    command = items(command, str, "command", wanted)
+    expected = "a list of words, such as ['train.py', '--batch-size', '32']"
+    command = items(command, str, "command", expected)
     ranks = items(ranks, Integral, "ranks", "whole numbers, such as [1, 2]", least=1)
     name = stem_of(list(command))
     place = script_folder(command, None if folder is None else path_of(folder, "folder"))

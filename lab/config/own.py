@@ -350,8 +350,8 @@ class Script(_Code):
             raise InvalidValueError(f"no script {missing!r}", advice)
         files = local_files(path, root)
         named = [(name, path.parent) for file in files for name in _constants(file)]
-        given = [(part.split("=")[-1], folder / self.directory) for part in self._arguments]
-        files |= set(filter(None, (_settings_file(*one) for one in [*named, *given])))
+        arguments = [(part.split("=")[-1], folder / self.directory) for part in self._arguments]
+        files |= set(filter(None, (_settings_file(*one) for one in [*named, *arguments])))
         # The script's folder may move; files elsewhere are identified by name.
         names = {f: str(f.relative_to(root)) if f.is_relative_to(root) else f.name for f in files}
         return hash_files({name: file for file, name in names.items()})
@@ -372,7 +372,10 @@ def _constants(file: Path) -> Iterator[str]:
 
 
 def _settings_file(name: str, place: Path) -> Path | None:
-    if Path(name).suffix not in _SETTINGS_FILES or "\n" in name or len(name) > 255:
+    """A constant or an argument as a file, if it names one; systems refuse other names."""
+    if Path(name).suffix not in _SETTINGS_FILES:
+        return None
+    if not name.isprintable() or len(name.encode()) > 255:
         return None
     path = Path(os.path.realpath(place / name))
     return path if path.is_file() and path.stat().st_size <= _LARGEST_FILE else None

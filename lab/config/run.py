@@ -176,13 +176,13 @@ class Run(InferenceSettings):
     @classmethod
     def _with_own_strategy(cls, content: Any) -> Any:
         """Accept a reference, or a mapping that holds one, as the strategy's name."""
-        given = content.get("strategy") if isinstance(content, dict) else None
-        if isinstance(given, dict) or (isinstance(given, str) and given not in STRATEGIES):
-            given = OwnStrategy.resolved(given)
-        if isinstance(given, str) and ":" in given:
-            given = content.get("own_strategy") or {"factory": given}
-        if isinstance(given, dict) and isinstance(given.get("factory"), str):
-            return content | {"strategy": given["factory"], "own_strategy": given}
+        strategy = content.get("strategy") if isinstance(content, dict) else None
+        if isinstance(strategy, dict) or (isinstance(strategy, str) and strategy not in STRATEGIES):
+            strategy = OwnStrategy.resolved(strategy)
+        if isinstance(strategy, str) and ":" in strategy:
+            strategy = content.get("own_strategy") or {"factory": strategy}
+        if isinstance(strategy, dict) and isinstance(strategy.get("factory"), str):
+            return content | {"strategy": strategy["factory"], "own_strategy": strategy}
         return content
 
     @model_validator(mode="before")
@@ -344,10 +344,10 @@ class Run(InferenceSettings):
         ]
         if self.task == "inference":
             return [model, "inference", place, self.quantization, *sizes, *settings]
-        known = [f"batch {self.global_batch_size}"] if self.global_batch_size else []
-        known += [self.precision] if self.precision else []
+        stated = [f"batch {self.global_batch_size}"] if self.global_batch_size else []
+        stated += [self.precision] if self.precision else []
         strategy, *args = self.own_strategy.names if self.own_strategy else [self.strategy]
-        return [model, strategy, place, *known, *sizes, *args, *settings]
+        return [model, strategy, place, *stated, *sizes, *args, *settings]
 
     @property
     def model_words(self) -> list[str]:
@@ -432,10 +432,10 @@ def _of_script(run: Run, script: Script) -> Conflicts:
         yield f"strategy '{run.strategy}' with a script, which has its own", "leave it out"
     if run.dataset != datasets.ScriptData():
         yield "data with a script, which has its own", "leave it out"
-    known = [*OF_RANK, *(set(Run.model_fields) - {"model", "data", "strategy", "own_strategy"})]
+    names = [*OF_RANK, *(set(Run.model_fields) - {"model", "data", "strategy", "own_strategy"})]
     for name in dict.fromkeys(script.placeholders):
-        if name not in known:
-            yield f"unknown placeholder '{{{name}}}' in command", nearest(name, known)
+        if name not in names:
+            yield f"unknown placeholder '{{{name}}}' in command", nearest(name, names)
         elif name not in OF_RANK and getattr(run, name) is None:
             yield f"command names '{{{name}}}', which has no value", f"give {name} a value"
     for name in Run.model_fields:
@@ -590,9 +590,9 @@ def _device_apart(parts: Mapping[Run, list[str]]) -> dict[Run, list[str]]:
     return dict(parts)
 
 
-def _joined(parts: Sequence[str], wanted: set[str]) -> str:
-    """The wanted words of a label: `gpt-nano ddp x2, batch 8`."""
+def _joined(parts: Sequence[str], words: set[str]) -> str:
+    """These words of a label: `gpt-nano ddp x2, batch 8`."""
     length = 4 if parts[3:4] and parts[3] in _ON else 3
-    head = " ".join(word for word in parts[:length] if word in wanted)
-    rest = (word for word in parts[length:] if word in wanted)
+    head = " ".join(word for word in parts[:length] if word in words)
+    rest = (word for word in parts[length:] if word in words)
     return ", ".join([*([head] if head else []), *rest])

@@ -76,7 +76,7 @@ def command_for_shell(command: str) -> str:
 
 
 # sbatch options that the lab sets itself, so not allowed in `extra`, with what to do instead.
-_TAKEN = {
+_RESERVED = {
     "time": "use time_limit_min",
     "nodes": "use nodes",
     "ntasks": "use nodes and gpus_per_node or cores_per_node",
@@ -97,8 +97,8 @@ _TAKEN = {
 # Those of them that may be left out with `false`, where a site sets them itself or refuses them.
 _DISPENSABLE = ("cpus-per-task", "ntasks-per-node", "requeue")
 # The same for `srun`: what the lab gives to srun, and what would change which processes it starts.
-_TAKEN_BY_STEPS = {
-    **{name: _TAKEN[name] for name in ("nodes", "ntasks", "ntasks-per-node", "cpus-per-task")},
+_RESERVED_BY_STEPS = {
+    **{name: _RESERVED[name] for name in ("nodes", "ntasks", "ntasks-per-node", "cpus-per-task")},
     **dict.fromkeys(
         ("output", "error", "input", "kill-on-bad-exit", "multi-prog", "jobid", "chdir"),
         "leave it out",
@@ -212,13 +212,13 @@ SBATCH_OPTIONS = {
 
 
 def _refused(
-    command: str, taken: Mapping[str, str], answers: Iterable[str]
+    command: str, reserved: Mapping[str, str], answers: Iterable[str]
 ) -> dict[str, tuple[str, str]]:
     """What is wrong with each option that may not be passed on to a command, and what to do."""
     changes = f"this option changes what {command} does or prints, which the lab relies on"
     return {
         **dict.fromkeys(answers, (changes, "leave it out")),
-        **{option: ("the lab sets this option", advice) for option, advice in taken.items()},
+        **{option: ("the lab sets this option", advice) for option, advice in reserved.items()},
         "clusters": ("all of Slurm's commands must ask the same cluster", "set SLURM_CLUSTERS"),
         "export": ("ranks need the environment that they inherit", _EXPORT),
     }
@@ -226,9 +226,9 @@ def _refused(
 
 _REFUSED = {
     "sbatch": _refused(
-        "sbatch", {o: f"use {key}" for o, key in SBATCH_OPTIONS.items()} | _TAKEN, _ANSWERS
+        "sbatch", {o: f"use {key}" for o, key in SBATCH_OPTIONS.items()} | _RESERVED, _ANSWERS
     ),
-    "srun": _refused("srun", _TAKEN_BY_STEPS, _ANSWERS_OF_SRUN),
+    "srun": _refused("srun", _RESERVED_BY_STEPS, _ANSWERS_OF_SRUN),
 }
 
 
@@ -247,11 +247,11 @@ def _fault(command: str, option: str) -> tuple[str, str] | None:
     return None
 
 
-def advice_on_unknown(key: str, known: Collection[str]) -> str:
+def advice_on_unknown(key: str, names: Collection[str]) -> str:
     """What to do with an unknown key of a profile for Slurm, which may be an option of sbatch."""
-    if taken := (_TAKEN | {"gres": _GRES}).get(key.replace("_", "-")):
-        return taken
-    advice = nearest(key, known)
+    if reserved := (_RESERVED | {"gres": _GRES}).get(key.replace("_", "-")):
+        return reserved
+    advice = nearest(key, names)
     if advice.startswith("did you mean"):
         return advice
     return f"options of sbatch belong in extra, those of srun in srun; or {advice}"

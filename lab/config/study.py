@@ -50,8 +50,8 @@ class Point(NamedTuple):
         """Whether it has these values, or may have them because it is faulty."""
         if self.run is not None and not self.faulty & set(values):
             return all(getattr(self.run, key) == value for key, value in values.items())
-        known = {key: self.content[key] for key in values if key in self.content}
-        return all(str(value) == str(values[key]) for key, value in known.items())
+        stated = {key: self.content[key] for key in values if key in self.content}
+        return all(str(value) == str(values[key]) for key, value in stated.items())
 
 
 # What each kind of scaling keeps equal between world sizes.
@@ -246,11 +246,11 @@ def _form(
 ) -> tuple[Study | None, list[Problem]]:
     """The study that a file describes, in full or its quick form, and the file's problems."""
     problems = _unknown_keys(content, StudyFile.model_fields)
-    known = {key: value for key, value in content.items() if key in StudyFile.model_fields}
-    quick_problems = _quick_problems(known.get("quick", {}), quick)
+    fields = {key: value for key, value in content.items() if key in StudyFile.model_fields}
+    quick_problems = _quick_problems(fields.get("quick", {}), quick)
     if quick and not quick_problems:
-        known = _with_quick(known)
-    file, file_problems, faulty = _read_file(known)
+        fields = _with_quick(fields)
+    file, file_problems, faulty = _read_file(fields)
     points, grid_problems = multiply_out(
         file.base, file.grids, folder=folder, complete=not faulty & {"base", "grid"}
     )
@@ -304,10 +304,10 @@ def _unknown_keys(
     ]
 
 
-def _quick_problems(section: Any, wanted: bool) -> list[Problem]:
+def _quick_problems(section: Any, quick: bool) -> list[Problem]:
     if not isinstance(section, dict):
         return [Problem("quick", "must hold base, grid or repeats", "write them as keys below it")]
-    if wanted and not section:
+    if quick and not section:
         advice = "add a `quick:` section, or leave out --quick"
         return [Problem("quick", "this study has no quick form", advice)]
     problems = _unknown_keys(section, QUICK_KEYS, "quick.")
@@ -357,9 +357,9 @@ def _study_problems(file: StudyFile, points: list[Point], faulty: set[str]) -> I
         yield Problem("kind", what, "write `task: inference` below base, or leave out kind")
     judged = points and not baseline_problems and "baseline" not in faulty
     if judged and not any(point.may_have(file.baseline) for point in points):
-        wanted = ", ".join(f"{key} {value}" for key, value in file.baseline.items())
+        settings = ", ".join(f"{key} {value}" for key, value in file.baseline.items())
         advice = "add it to the grid, or name a baseline that is in it"
-        yield Problem("baseline", f"no run has {wanted}", advice)
+        yield Problem("baseline", f"no run has {settings}", advice)
     for setting in FIXED[file.scaling]:
         by_world: dict[int, set[int]] = {}
         for point in points:
@@ -387,18 +387,7 @@ def multiply_out(
     Own code is searched for in the study's `folder`. Unless both are `complete`, missing or
     conflicting values are not reported as problems.
     """
-    problems = unknown_keys(base, Run.model_fields, "base.")
-    if complete and (not all(grids.values()) or not grids):
-        advice = "list the values of at least one key, such as world_size: [1, 2]"
-        problems.append(Problem("grid", "empty", advice))
-    for path, grid in grids.items():
-        problems += unknown_keys(grid, Run.model_fields, f"{path}.")
-        for key, values in grid.items():
-            if not values:
-                problems.append(Problem(f"{path}.{key}", "no values", "list at least one"))
-            if key in base:
-                advice = "keep it in one of them"
-                problems.append(Problem(f"{path}.{key}", "is also in base", advice))
+    problems = list(_grid_problems(base, grids, complete=complete))
     if sum(math.prod(map(len, grid.values())) for grid in grids.values()) > MAX_RUNS:
         problems.append(Problem("grid", f"more than {MAX_RUNS:,} runs", "vary less at a time"))
         return [], problems
@@ -420,13 +409,32 @@ def multiply_out(
                 ids.add(point.run.id)
             points.append(point)
             # A conflict that many points share is reported for the first.
-            known = {problem.what for problem in problems if problem.where.startswith(f"{path} (")}
+            reported = {
+                problem.what for problem in problems if problem.where.startswith(f"{path} (")
+            }
             problems += [
                 problem
                 for problem in point_problems
-                if problem not in problems and problem.what not in known
+                if problem not in problems and problem.what not in reported
             ]
     return points, problems
+
+
+def _grid_problems(
+    base: Mapping[str, Any], grids: Mapping[str, Grid], *, complete: bool
+) -> Iterator[Problem]:
+    """Faults of the keys of base and grids, whatever their values."""
+    yield from unknown_keys(base, Run.model_fields, "base.")
+    if complete and (not all(grids.values()) or not grids):
+        advice = "list the values of at least one key, such as world_size: [1, 2]"
+        yield Problem("grid", "empty", advice)
+    for path, grid in grids.items():
+        yield from unknown_keys(grid, Run.model_fields, f"{path}.")
+        for key, values in grid.items():
+            if not values:
+                yield Problem(f"{path}.{key}", "no values", "list at least one")
+            if key in base:
+                yield Problem(f"{path}.{key}", "is also in base", "keep it in one of them")
 
 
 def _validate(
@@ -448,8 +456,8 @@ def _validate(
         try:
             return Point(content, Run.model_validate(rest, context=context), faulty), problems
         except ValidationError as error:
-            known = rest | {"own_strategy": rest.get("strategy")}
-            located = [_as_written(*one) for one in problems_of(error, Run, known)]
+            fields = rest | {"own_strategy": rest.get("strategy")}
+            located = [_as_written(*one) for one in problems_of(error, Run, fields)]
         wrong = {field for field, _ in located if field in rest}
         missing = {field for field, _ in located} - wrong - {""}
         if wrong:

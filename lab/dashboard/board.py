@@ -368,9 +368,9 @@ def progress_line(state: TaskState, pace: Pace, *, now: float, ours: bool) -> st
     run = state.task.run
     words = [f"{run.label}: {state.phase or state.state}"]
     if state.phase in TRAINING:
-        left = pace.left(state.step, run.steps, now=now)
+        seconds = pace.left(state.step, run.steps, now=now)
         words += [f"step {state.step} of {run.steps}"]
-        words += ["" if left is None else f"about {clock(left)} of steps left"]
+        words += ["" if seconds is None else f"about {clock(seconds)} of steps left"]
         words += ["" if state.loss is None else f"loss {state.loss:.3f}"]
     words += ["" if ours else "another program drives it and can cancel it"]
     return ", ".join(filter(None, words))

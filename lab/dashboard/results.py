@@ -82,10 +82,10 @@ def results(bench: Bench, study: Study | None = None) -> list[Part]:
     studies = map(StudyResults, bench.studies())
     measured = [Entry(among, record) for among in studies for record in among.records]
     ids = {(study.folder.parent.name, run.id) for run in study.runs} if study else set()
-    wanted = [entry for entry in measured if not ids or entry.key in ids]
-    if not wanted:
+    candidates = [entry for entry in measured if not ids or entry.key in ids]
+    if not candidates:
         return [blocks.Markdown.of("Nothing has been measured on this bench yet.")]
-    marked = max(wanted, key=lambda entry: entry.record.finished_at)
+    marked = max(candidates, key=lambda entry: entry.record.finished_at)
     record, again = marked.record, marked.among.study.command("report")
     trust: list[Part] = []
     if record.completed:

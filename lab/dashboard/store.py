@@ -155,4 +155,4 @@ def _possible(run: Run, world_size: int) -> bool:
 def command(study: Study, cluster: str) -> str:
     """The command that measures a study."""
     place = study.name if leads_to(study.name, study.folder) else str(study.folder)
-    return f"lab run {shlex.quote(place)} --cluster {cluster}"
+    return f"lab run {shlex.quote(place)} --cluster {shlex.quote(cluster)}"

@@ -232,8 +232,8 @@ class Attempt:
             return
         how = f"ended with exit status {code} and could not say why (a full disk, or os._exit?)"
         if code < 0:
-            known = -code in set(signal.Signals)  # not all real-time signals have a name
-            name = signal.Signals(-code).name if known else f"signal {-code}"
+            has_name = -code in set(signal.Signals)  # not all real-time signals have a name
+            name = signal.Signals(-code).name if has_name else f"signal {-code}"
             cause = " (by a person, or because memory ran out)" if name == "SIGKILL" else ""
             how = f"was killed by {name}{cause}"
         message = f"rank {rank} {how} in the phase {doing or 'starting'!r}"
@@ -277,8 +277,8 @@ class Attempt:
 
 def _last_line(tails: Iterable[str]) -> str:
     lines = [text for tail in tails for line in tail.splitlines() if (text := line.strip())]
-    telling = [line for line in lines if not ONLY_ENDED.match(line)]
-    return next(reversed(telling or lines), "")
+    causes = [line for line in lines if not ONLY_ENDED.match(line)]
+    return next(reversed(causes or lines), "")
 
 
 def present(folder: Path) -> tuple[Any, Attempt]:
@@ -300,7 +300,7 @@ def claim(
     it sees; without names, none are. The kernel releases all locks of this module when the process
     ends, however it ends.
     """
-    with _locked(attempt.folder / "lock", attempt), contextlib.ExitStack() as held:
+    with _locked(attempt.folder / "lock", attempt), contextlib.ExitStack() as stack:
         if names is not None and not names:
             yield ()
             return
@@ -308,7 +308,7 @@ def claim(
         # and two jobs cannot deadlock: only who is first waits for devices.
         # Private to this user, and the same for every study on this machine.
         folder = private_folder(Path(tempfile.gettempdir()) / f"scaling-lab-{os.getuid()}")
-        queue = held.enter_context(contextlib.ExitStack())
+        queue = stack.enter_context(contextlib.ExitStack())
         queue.enter_context(_locked(folder / "devices.lock", attempt, phase=WAITING))
         paths = [folder / f"device-{name.replace('/', '-')}.lock" for name in names or ()]
         locks = [FileLock(path) for path in paths or sorted(folder.glob("device-*.lock"))]
@@ -316,7 +316,7 @@ def claim(
             attempt.heartbeat()
             free = (lock for lock in locks if not lock.is_locked and _acquire(lock, timeout=0))
             if lock := next(free, None):
-                held.callback(lock.release)
+                stack.callback(lock.release)
             else:
                 attempt.show(WAITING)
                 time.sleep(POLL_S)

@@ -159,7 +159,7 @@ def _parts(table: LayoutTable) -> Iterable[tuple[str, list[LayoutRow]]]:
         yield f"{table.name}, tp <= {MOST_TENSOR}", near
 
 
-def _score(name: str, rows: Sequence[LayoutRow], known: int, splits: int) -> PublicScore:
+def _score(name: str, rows: Sequence[LayoutRow], fitted: int, splits: int) -> PublicScore:
     from scipy.stats import spearmanr
 
     measured = [row for row in rows if row.step_s is not None]
@@ -170,10 +170,10 @@ def _score(name: str, rows: Sequence[LayoutRow], known: int, splits: int) -> Pub
     results = []
     for _ in range(splits):
         order = rng.permutation(len(cases))
-        train, rest = order[:known], order[known:]
+        train, rest = order[:fitted], order[fitted:]
         others = [cases[place] for place in rest]
         law = layout_law.expected(cases[0].machine.gpu.name, cases[0].framework)
-        if known:
+        if fitted:
             law = layout_law.fit([cases[place] for place in train], steps[train].tolist())
         expected, truth = law.predict(others), steps[rest]
         low, high = law.intervals(others)
@@ -190,17 +190,15 @@ def _score(name: str, rows: Sequence[LayoutRow], known: int, splits: int) -> Pub
         }
         results.append(result | _picks(law, groups))
     medians = pd.DataFrame(results, dtype=float).median().items()
-    known_medians: dict[Any, Any] = {
-        what: None if math.isnan(value) else value for what, value in medians
-    }
+    values: dict[Any, Any] = {what: None if math.isnan(value) else value for what, value in medians}
     return PublicScore(
         table=name,
         rows=len(measured),
-        fitted=known,
+        fitted=fitted,
         splits=splits,
         disturbed=int((~calm).sum()),
         groups=len(groups),
-        **known_medians,
+        **values,
         **_memory(rows),
     )
 

@@ -73,10 +73,10 @@ def calibrate(
     """
     profile = usable(cluster)
     path = calibration_path(cluster)
-    sizes = world_sizes or _doubling(profile.capacity)
-    sizes = items(sizes, Integral, "world_sizes", "whole numbers, such as [1, 2]")
-    wanted = tuple(sorted(set(sizes)))
-    if wrong := [size for size in wanted if not 1 <= size <= profile.capacity]:
+    doubling = [2**power for power in range(profile.capacity.bit_length())]
+    sizes = items(world_sizes or doubling, Integral, "world_sizes", "whole numbers, such as [1, 2]")
+    sizes = sorted(set(sizes))
+    if wrong := [size for size in sizes if not 1 <= size <= profile.capacity]:
         ranks = (f"cannot run {count(n, 'rank')}; {profile.description}" for n in wrong)
         advice = "choose 1" if profile.capacity == 1 else f"choose from 1 to {profile.capacity}"
         raise InputError(profile.name, [Problem("world_sizes", what, advice) for what in ranks])
@@ -88,7 +88,7 @@ def calibrate(
             Display(enabled=progress) as display,
         ):
             measuring = _Measuring(profile, path, quick, display, watch)
-            return measuring.calibrate(wanted, strategies, fresh=fresh)
+            return measuring.calibrate(tuple(sizes), strategies, fresh=fresh)
     except Timeout:
         message = f"another calibration of {profile.name} is running; wait until it ends"
         raise LabError(message) from None
@@ -109,7 +109,7 @@ class _Measuring:
     watch: Watch
 
     def calibrate(
-        self, wanted: tuple[int, ...], strategies: Sequence[str] | None, *, fresh: bool
+        self, world_sizes: tuple[int, ...], strategies: Sequence[str] | None, *, fresh: bool
     ) -> Calibration:
         profile, quick = self.profile, self.quick
         if strategies is not None:
@@ -117,15 +117,15 @@ class _Measuring:
         stored = read_calibration(self.path)
         # Parts measured elsewhere or with other software are dropped; old ones stay until replaced.
         parts = [part for part in stored.parts if _same_conditions(part, profile)] if stored else []
-        calibration = Calibration(cluster=profile.name, wanted=wanted, parts=tuple(parts))
+        calibration = Calibration(cluster=profile.name, wanted=world_sizes, parts=tuple(parts))
         reusable = [part for part in parts if _reusable(part, quick=quick) and not fresh]
-        known = {part.world_size: part for part in reusable}
-        due = [n for n in wanted if n not in known or not known[n].covers(strategies)]
-        for size in wanted:
+        by_size = {part.world_size: part for part in reusable}
+        due = [n for n in world_sizes if n not in by_size or not by_size[n].covers(strategies)]
+        for size in world_sizes:
             if size not in due:
                 self.display.print(f"{count(size, 'rank')}: already measured today")
         for number, size in enumerate(due):
-            earlier = known[size].strategies if size in known else ()
+            earlier = by_size[size].strategies if size in by_size else ()
             names = None if strategies is None else sorted({*strategies, *(earlier or ())})
             try:
                 part = self.measure(size, names)
@@ -133,9 +133,10 @@ class _Measuring:
                 if noisy or not part.fitted:
                     part = min(part, self.measure(size, names), key=_noise)
             except KeyboardInterrupt:
-                done = f"{len(wanted) - len(due) + number} of {len(wanted)} world sizes are kept"
+                done = len(world_sizes) - len(due) + number
                 raise InterruptedCalibrationError(
-                    f"interrupted: {done}; start it again to go on from there"
+                    f"interrupted: {done} of {len(world_sizes)} world sizes are kept; "
+                    "start it again to go on from there"
                 ) from None
             calibration = calibration.with_part(part)
             write_calibration(calibration, self.path)
@@ -193,10 +194,6 @@ class _Measuring:
 
 def _noise(part: Part) -> tuple[bool, float]:
     return not part.fitted, part.environment.foreign_cpu or 0.0
-
-
-def _doubling(capacity: int) -> list[int]:
-    return [2**power for power in range(capacity.bit_length())]
 
 
 def _reusable(part: Part, *, quick: bool) -> bool:

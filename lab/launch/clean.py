@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 from collections.abc import Collection, Iterator
+from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -72,14 +73,20 @@ def _require_no_jobs(study: Study) -> None:
 
 
 def _parts(study: Study) -> list[Part]:
-    sizes = grouped((kind, path.lstat().st_size) for kind, path in _files(study))
+    sizes = grouped(_sizes(study))
     parts = [
         Part(what, len(sizes[kind]), sum(sizes[kind]), again)
         for kind, (what, again) in REMOVABLE.items()
         if kind in sizes
     ]
-    kept = sizes.get("", [])
-    return [*parts, Part("what stays", len(kept), sum(kept))]
+    rest = sizes.get("", [])
+    return [*parts, Part("what stays", len(rest), sum(rest))]
+
+
+def _sizes(study: Study) -> Iterator[tuple[str, int]]:
+    for kind, path in _files(study):
+        with suppress(FileNotFoundError):  # a job has removed it meanwhile
+            yield kind, path.lstat().st_size
 
 
 def _files(study: Study) -> Iterator[tuple[str, Path]]:

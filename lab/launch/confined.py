@@ -178,12 +178,12 @@ def supervise(folder: str, *, ranks: int, limit_s: float, own_network: bool) -> 
     return 0
 
 
-def _be_rank(folder: Path, rank: int, given: int) -> None:
+def _be_rank(folder: Path, rank: int, descriptor: int) -> None:
     from lab.worker import rungs
 
     cores = machine.cores()
     os.sched_setaffinity(0, {cores[rank % len(cores)]})
-    os.dup2(given, 0)
+    os.dup2(descriptor, 0)
     fork_server.redirect(folder / f"rank{rank}.log")
     os.closerange(3, os.sysconf("SC_OPEN_MAX"))
     set_limits()

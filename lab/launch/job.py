@@ -60,7 +60,7 @@ def execute(
     Rank 0 writes the record, however the job ends. A task measured in the meantime is skipped.
     """
     run, cluster = Run.model_validate_json(run_json), Cluster.model_validate_json(cluster_json)
-    cluster = cluster.on(run.needs_device) or cluster
+    task, cluster = Task(run, repeat), cluster.on(run.needs_device) or cluster
     context, attempt = register(run.processes, cluster, Path(folder), devices=run.devices)
 
     def leave_failure() -> None:
@@ -68,9 +68,7 @@ def execute(
         if context.rank == 0 and not preemption_noticed():
             time.sleep(1.0)  # the rank that failed first may still be writing its error
             allocation = _allocation(attempt)
-            record = failed(
-                Task(run, repeat), attempt, started_at=started_at, allocation=allocation
-            )
+            record = failed(task, attempt, started_at=started_at, allocation=allocation)
             write_record(record, attempt.folder)
 
     count = slots(run, cluster)
@@ -91,7 +89,7 @@ def execute(
             def keep(measurement: Measurement | None) -> None:
                 watchdog.stop()
                 if measurement is not None:
-                    _write_record(measurement, Task(run, repeat), attempt, started_at=started_at)
+                    _write_record(measurement, task, attempt, started_at=started_at)
                 watchdog.limit_exit()  # not before, as a slow disk must not cost the record
 
             def conclude(collect: Callable[[], Measurement | None]) -> int:
@@ -204,8 +202,8 @@ def _address(cluster: Cluster) -> str:
     """
     from lab.launch.slurm.controller import expand as nodes_of
 
-    known = psutil.net_if_addrs()
-    for address in (address for name in cluster.interfaces for address in known.get(name, [])):
+    addresses = psutil.net_if_addrs()
+    for address in (address for name in cluster.interfaces for address in addresses.get(name, [])):
         if address.family == socket.AF_INET:
             return str(address.address)
     name = os.environ["SLURMD_NODENAME"]

@@ -58,9 +58,9 @@ def launch(
     cluster cannot run the study or, unless `yes`, if its budget would be exceeded.
     """
     study, profile = Study.of(study), usable(cluster)
-    wanted = study.tasks if tasks is None else items(tasks, Task, "tasks", "some of study.tasks")
+    tasks = study.tasks if tasks is None else items(tasks, Task, "tasks", "some of study.tasks")
     chosen, noisy, missing = _checked(
-        study, profile, wanted, fresh=fresh, repeat_disturbed=repeat_disturbed, yes=yes
+        study, profile, tasks, fresh=fresh, repeat_disturbed=repeat_disturbed, yes=yes
     )
     if profile.executor == "replay":
         replay(study, profile, missing)
@@ -319,6 +319,8 @@ class Jobs:
         record = self._store.read(task)
         if record is not None and record.completed:
             return
+        if record is None:
+            archive_failed(folder)  # a damaged one, which would be lost
         allocation, reason = handle.allocation(), handle.exit_reason()
         better = conclude(task, handle.attempt, record, reason, allocation=allocation)
         if better is not None:
@@ -352,8 +354,8 @@ def detach(
     _checked(study, profile, study.tasks, **options)
     command = [sys.executable, "-P", "-m", "lab", "run", str(study.folder)]
     command += ["--cluster", profile.reference]
-    given = options | {"snapshot": snapshot, "quick": study.quick}
-    command += [f"--{name.replace('_', '-')}" for name, is_given in given.items() if is_given]
+    flags = options | {"snapshot": snapshot, "quick": study.quick}
+    command += [f"--{name.replace('_', '-')}" for name, is_given in flags.items() if is_given]
     study.out.mkdir(parents=True, exist_ok=True)
     with open(study.out / "driver.log", "ab", opener=open_no_link) as log:
         return subprocess.Popen(

@@ -251,7 +251,7 @@ class LocalExecutor:
         }
 
     def _visible_gpus(self, spec: JobSpec) -> str:
-        """Those of its ranks; where jobs share the host, all from which it claims its own."""
+        """The GPUs of its ranks; where jobs share the host, all from which it claims its own."""
         if self._cluster.device_kind == "cpu":
             return ""
         if spec.slots:

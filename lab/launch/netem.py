@@ -13,6 +13,7 @@ import ctypes
 import functools
 import json
 import os
+import shlex
 import shutil
 import socket
 import subprocess
@@ -127,12 +128,9 @@ def script(link: Link, world_size: int, way: Way) -> str:
 
 def _create_network(link: Link, world_size: int, way: Way) -> int:
     """Create the network in a process that holds it until this one ends; returns its process id."""
-    hold = "echo ready; exec cat"
-    if way == "switch":
-        hold = f"exec {sys.executable} -I {_SWITCH} {world_size} {link.latency_ms / 1e3}"
     # Its standard input closes when this process ends, however it does, and ends the network.
     holder = subprocess.Popen(
-        _in_namespaces(f"{script(link, world_size, way)}\n{hold}"),
+        _in_namespaces(f"{script(link, world_size, way)}\n{_holder(link, world_size, way)}"),
         stdin=subprocess.PIPE,
         stdout=subprocess.PIPE,
         stderr=subprocess.PIPE,
@@ -145,6 +143,14 @@ def _create_network(link: Link, world_size: int, way: Way) -> int:
         raise LabError(f"the emulated link could not be created: {errors}")
     _HOLDERS.append(holder)
     return holder.pid
+
+
+def _holder(link: Link, world_size: int, way: Way) -> str:
+    """The shell command of the process that holds the network, and switches it where it must."""
+    if way != "switch":
+        return "echo ready; exec cat"
+    switch = [sys.executable, "-I", str(_SWITCH), str(world_size), str(link.latency_ms / 1e3)]
+    return f"exec {shlex.join(switch)}"
 
 
 def _enter(pid: int, rank: int) -> None:

@@ -141,7 +141,7 @@ def conclude(
 
 
 def archive_failed(folder: Path) -> None:
-    """Move the record of an earlier failure to the logs, so that it is not taken for a new one."""
+    """Move a record that does not count to the logs, so that it is not taken for a new one."""
     path = folder / RECORD
     if path.exists():
         private_folder(folder / LOGS)

@@ -95,8 +95,8 @@ def of_job(run: Run, cluster: Cluster, seconds: float | None) -> Hours:
         return Hours(unknown=1)
     hours = seconds / 3600
     # Ranks that compute on the CPUs of nodes with GPUs are given these too.
-    given = profile.device_kind == "cuda" or profile.gpus_per_node
-    ranks, gpus = run.processes, run.world_size if given else 0
+    has_gpus = profile.device_kind == "cuda" or profile.gpus_per_node
+    ranks, gpus = run.processes, run.world_size if has_gpus else 0
     if profile.whole_nodes:
         ranks = math.ceil(run.world_size / profile.ranks_per_node) * profile.ranks_per_node
         gpus = ranks if profile.gpus_per_node else 0
@@ -179,20 +179,20 @@ def check_budget(study: Study, cluster: Cluster, tasks: Sequence[Task]) -> None:
     if budget is None or not tasks:
         return
     rows, done = plan(study, cluster), charged(study, cluster)
-    known = planned(study, cluster, tasks, rows=rows)
+    expected = planned(study, cluster, tasks, rows=rows)
     most = planned(study, cluster, tasks, at_most=True, rows=rows)
     problems = []
     for unit, allowed in (("core", budget.core_hours), ("GPU", budget.gpu_hours)):
         name = unit.lower()
-        used, more, limit = (float(getattr(hours, name)) for hours in (done, known, most))
+        used, more, limit = (float(getattr(hours, name)) for hours in (done, expected, most))
         if allowed is None or used + limit <= allowed:
             continue
         what = (
             f"{rounded(allowed)} {unit}-hours, of which {rounded(used)} are spent, but the runs "
             f"still missing take {rounded(limit)} more"
         )
-        if known.unknown:
-            jobs = count(known.unknown, "job")
+        if expected.unknown:
+            jobs = count(expected.unknown, "job")
             what += (
                 f" at most: {rounded(more)} by prediction or earlier repeats, and {jobs} of "
                 f"unknown length up to time_limit_min ({cluster.time_limit_min} min)"

@@ -206,10 +206,10 @@ def _not_fetched(study: Study, cluster: Cluster, tasks: Sequence[Task]) -> Itera
     if cluster.executor != "slurm":
         return
     try:
-        given = {name: expand(value, os.environ) for name, value in cluster.environment.items()}
+        variables = {name: expand(value, os.environ) for name, value in cluster.environment.items()}
     except InvalidValueError:
         return  # only the nodes know where their cache lies
-    roots = paths.cache_roots({**os.environ, **given})
+    roots = paths.cache_roots({**os.environ, **variables})
     for kind in sorted({task.run.dataset.kind for task in tasks}):
         missing = [
             download

@@ -143,7 +143,7 @@ def _state(
         return TaskState(task, record.status, seconds=seconds, reason=reason, job_id=job_id)
     if handle is None or job is None or ended:
         lost = handle.exit_reason().message if handle else ""
-        return TaskState(task, "waiting", reason=unknown or lost)
+        return TaskState(task, "waiting", reason=store.reason_to_repeat(task) or unknown or lost)
     submitted = read_job(store.folder(task))
     seconds = max(time.time() - submitted.submitted_at, 0.0) if submitted else None
     state = TaskState(
@@ -204,14 +204,14 @@ def time_left(states: Sequence[TaskState]) -> float | None:
         return None
     overall = statistics.median(seconds for values in durations.values() for seconds in values)
     medians = {run_id: statistics.median(values) for run_id, values in durations.items()}
-    left = 0.0
+    remaining = 0.0
     for state in states:
         expected = medians.get(state.task.run.id, overall)
         if state.state == "running" and state.phase != WAITING:
-            left += max(expected - (state.seconds or 0.0), 0.0)
+            remaining += max(expected - (state.seconds or 0.0), 0.0)
         elif not state.ended:
-            left += expected
-    return left
+            remaining += expected
+    return remaining
 
 
 class CancelledStudyError(LabError):
@@ -354,15 +354,15 @@ def hints(states: Sequence[TaskState]) -> list[str]:
 def _view(states: list[TaskState]) -> RenderableType:
     """The number of runs in each state, a bar for each running one, and what to do for others."""
     ended = sum(state.ended for state in states)
-    left = time_left(states)
+    remaining = time_left(states)
     summary = Text(f"{ended} of {len(states)} runs", style="bold")
     for name, count in Counter(state.state for state in states).items():
         summary.append(f"  {count} {name}", style=STYLES.get(name, "red"))
     reasons = Counter(state.reason for state in states if state.state == "pending" and state.reason)
     for reason, _ in reasons.most_common(1):
         summary.append(f"  {reason}", style="dim")
-    if left is not None and round(left) and ended < len(states):
-        summary.append(f"  about {clock(left)} left", style="dim")
+    if remaining is not None and round(remaining) and ended < len(states):
+        summary.append(f"  about {clock(remaining)} left", style="dim")
     rows = [(summary, ended, len(states))]
     for state in states:
         if state.state == "running":

@@ -34,8 +34,8 @@ def carry(ports: list[socket.socket], delay: float, stop: int) -> None:
     ports_by_address: dict[bytes, socket.socket] = {}
     waiting: deque[tuple[float, socket.socket, bytes]] = deque()
     while True:
-        left = max(waiting[0][0] - time.monotonic(), 0.0) if waiting else None
-        ready = select.select([*descriptors, stop], [], [], left)[0]
+        timeout = max(waiting[0][0] - time.monotonic(), 0.0) if waiting else None
+        ready = select.select([*descriptors, stop], [], [], timeout)[0]
         if stop in ready:
             return
         now = time.monotonic()

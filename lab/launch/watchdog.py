@@ -109,7 +109,7 @@ def place(stack: Sequence[traceback.FrameSummary]) -> str:
 
 def busy(stacks: Stacks) -> str:
     """The children that do not wait for work, and where each of them stands; "" if none."""
-    places = {pid: known for pid, stack in stacks.items() if (known := _busy_place(stack))}
+    places = {pid: at for pid, stack in stacks.items() if (at := _busy_place(stack))}
     return "; ".join(
         f"its {kind if len(pids) == 1 else PLURALS[kind]} {', '.join(map(str, pids))} {where}"
         for (kind, where), pids in grouped((at, pid) for pid, at in places.items()).items()

@@ -172,6 +172,13 @@ class Store:
         record = self.read(task)
         return record is not None and record.noisy
 
+    def reason_to_repeat(self, task: Task) -> str:
+        """Why a task without a record that counts is measured again; empty if it never was."""
+        path = self.folder(task) / RECORD
+        if path.exists() and self.read(task, losses=False) is None:
+            return f"{path} is damaged and does not count; the next `lab run` measures it again"
+        return "it was disturbed, and is measured once more" if self.set_aside(task) else ""
+
     def records(self, tasks: Iterable[Task] | None = None) -> list[Record]:
         """The records of these tasks, or all that are there, in a stable order."""
         if tasks is not None:
@@ -257,8 +264,8 @@ def load_records(source: OneStudy, *, tasks: Sequence[Task] | None = None) -> li
         return Store(source.out).records(source.tasks if tasks is None else tasks)
     if isinstance(source, str | Path):
         return Store(find_folder(source) / OUT).records()
-    wanted = "a study, its name or its folder, or a list of records"
-    return items(source, Record, "source", wanted)
+    expected = "a study, its name or its folder, or a list of records"
+    return items(source, Record, "source", expected)
 
 
 def other_form(study: Study) -> str:

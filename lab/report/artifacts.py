@@ -99,9 +99,8 @@ def _svg_figures(body: BeautifulSoup) -> Iterator[tuple[Tag, str, bytes]]:
     for nth, image in enumerate(body.select("figure img"), start=1):
         header, _, data = str(image["src"]).partition(",")
         if "svg" in header:
-            figure = image.find_parent("figure")
-            name = str(figure.get("id") or f"figure-{nth}") if figure else f"figure-{nth}"
-            yield image, name, base64.b64decode(data)
+            figure = image.find_parent("figure") or image
+            yield image, str(figure.get("id") or f"figure-{nth}"), base64.b64decode(data)
 
 
 def _figures(body: BeautifulSoup, folder: Path) -> Iterator[tuple[Path, bytes]]:

@@ -168,14 +168,14 @@ def figure(
         if mark is not None:
             mark(axes, results.curves)
 
-    made = drawn(
+    picture = drawn(
         draw,
         drawing.alt_text(results),
         height=drawing.height(results),
         caption=drawing.caption(results),
         label=f"fig-{name.replace('_', '-')}",
     )
-    return replace(made, missing=drawing.missing(results))
+    return replace(picture, missing=drawing.missing(results))
 
 
 class _Sheet(canvas.Figure):

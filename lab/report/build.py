@@ -52,15 +52,14 @@ PATIENCE_S = 1200  # a report of thousands of runs takes minutes
 
 @dataclass(frozen=True)
 class Report:
-    """The files of a report, and its statements: the answer, on predictions, on noise, on which
-    of several tables."""
+    """The files of a report, and what it says in a sentence each."""
 
     notebook: Path
     html: Path
     pdf: Path
     answer: str = ""
-    predictions: str = ""
-    noise: str = ""
+    predictions: str = ""  # how they compare with what was measured
+    noise: str = ""  # how far the machine was disturbed
     artifacts: tuple[Path, ...] = ()  # if they were requested
     table: str = ""  # which one of several it is on
 
@@ -99,21 +98,21 @@ def _made(study: Study, *, artifacts: bool, runs: bool) -> Report:
     records, stem = load_records(study), study.out / "report"
     template = _template(study, records)
     source = fingerprint(study, template, records)
-    known, kept = stem.with_suffix(".json"), _files(stem)
-    said = read_json(known) or {}
-    made = said.get("made_of") == source and all(path.exists() for path in kept)
+    path, files = stem.with_suffix(".json"), _files(stem)
+    summary = read_json(path) or {}
+    is_current = summary.get("made_of") == source and all(file.exists() for file in files)
     parameters = {"study": str(study.folder), "quick": study.quick}
     # The report takes longest, so it is first.
-    executions = [] if made else [Execution(NOTEBOOKS / template, kept[0], parameters)]
+    executions = [] if is_current else [Execution(NOTEBOOKS / template, files[0], parameters)]
     with executing([*executions, *(_run_notebooks(study) if runs else ())]):
-        if not made:
-            said = {"made_of": source, **_statements(study, records)}
+        if not is_current:
+            summary = {"made_of": source, **_statements(study, records)}
             _exporters()  # imported while the kernels work
-    if not made:
-        _export(*kept, title=study.title, authors=authors(study))
-        write_atomically(known, json.dumps(said).encode())
-    parts = _parts(kept[0], title=study.title, authors=authors(study)) if artifacts else ()
-    return Report(*kept, said["answer"], said["predictions"], said["noise"], parts)
+    if not is_current:
+        _export(*files, title=study.title, authors=authors(study))
+        write_atomically(path, json.dumps(summary).encode())
+    parts = _parts(files[0], title=study.title, authors=authors(study)) if artifacts else ()
+    return Report(*files, summary["answer"], summary["predictions"], summary["noise"], parts)
 
 
 def _parts(notebook: Path, *, title: str, authors: Sequence[str] = ()) -> tuple[Path, ...]:
@@ -251,9 +250,9 @@ def report_table(
         "command": shlex.join(words),
         "number": number,
     }
-    made = _report("table.ipynb", parameters, folder / "report", title=title)
-    made = replace(made, table=read.which)
-    return replace(made, artifacts=_parts(made.notebook, title=title)) if artifacts else made
+    result = _report("table.ipynb", parameters, folder / "report", title=title)
+    result = replace(result, table=read.which)
+    return replace(result, artifacts=_parts(result.notebook, title=title)) if artifacts else result
 
 
 def _report(template: str, parameters: Mapping[str, Any], stem: Path, *, title: str) -> Report:

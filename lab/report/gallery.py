@@ -15,6 +15,7 @@ from collections.abc import Iterator
 from html import escape
 from pathlib import Path
 from typing import Any, NamedTuple
+from urllib.parse import quote
 
 from nbformat.v4 import new_code_cell, new_markdown_cell, new_notebook, new_output
 
@@ -57,11 +58,11 @@ def keep(study: Study) -> list[Path]:
         for path, content in contents.items():
             write_atomically(copy / KEPT / path, content)
         write_atomically(copy / KEPT / ENTRY, json.dumps({"quick": study.quick}).encode())
-        made, kept = remake(copy), study.folder / KEPT
+        files, kept = remake(copy), study.folder / KEPT
         if kept.exists():
             kept.rename(Path(room, "before"))
         (copy / KEPT).rename(kept)
-    return [kept / path.relative_to(copy / KEPT) for path in made]
+    return [kept / path.relative_to(copy / KEPT) for path in files]
 
 
 def _copy_study(source: Path, target: Path) -> None:
@@ -95,13 +96,13 @@ def remade(folder: Path, project: Path) -> tuple[Report, dict[str, bytes]]:
     entry = read_json(kept / ENTRY) or {}
     with contextlib.chdir(project):
         study = Study.load(place, quick=bool(entry.get("quick")))
-        made = report(study)
-    files = github_page(made.notebook, title=study.title)
-    _, name, alt = first_figure(made.notebook)
-    about = {"quick": study.quick, "answer": made.answer, "alt": alt}
+        result = report(study)
+    files = github_page(result.notebook, title=study.title)
+    _, name, alt = first_figure(result.notebook)
+    about = {"quick": study.quick, "answer": result.answer, "alt": alt}
     about["picture"] = f"figures/{name}.svg" if name else ""
     files[ENTRY] = json.dumps(about, indent=1, ensure_ascii=False) + "\n"
-    return made, {name: text.encode() for name, text in files.items()}
+    return result, {name: text.encode() for name, text in files.items()}
 
 
 def first_figure(notebook: Path) -> tuple[str, str, str]:
@@ -147,16 +148,22 @@ def _content(path: Path, hosts: dict[str, str]) -> bytes:
 
 
 def _renamed(part: Any, hosts: dict[str, str]) -> Any:
+    """Part of a JSON file with hosts, and the nodes of an allocation, by their new names."""
     if isinstance(part, list):
         return [_renamed(item, hosts) for item in part]
     if not isinstance(part, dict):
         return part
     return {
-        key: [hosts.setdefault(host, f"node{len(hosts) + 1}") for host in value]
-        if key == "hosts"
+        key: [_new_name(host, hosts) for host in value]
+        if key in {"hosts", "nodes"} and isinstance(value, list)
         else _renamed(value, hosts)
         for key, value in part.items()
     }
+
+
+def _new_name(host: str, hosts: dict[str, str]) -> str:
+    # A scheduler may leave out the domain.
+    return hosts.setdefault(host.partition(".")[0], f"node{len(hosts) + 1}")
 
 
 class Entry(NamedTuple):
@@ -222,13 +229,13 @@ def _measured(place: Path) -> Entry | None:
                 break
     else:
         return None
-    made = report(study)
-    svg, _, alt = first_figure(made.notebook)
+    result = report(study)
+    svg, _, alt = first_figure(result.notebook)
     inside, picture = f"{place.name}/out", study.out / "picture.svg"
     if svg:
         write_atomically(picture, light(svg).encode())
     shown = f"{inside}/{picture.name}" if svg else ""
-    return Entry(study, made.answer, state, f"{inside}/{made.html.name}", shown, alt)
+    return Entry(study, result.answer, state, f"{inside}/{result.html.name}", shown, alt)
 
 
 def _kept(place: Path) -> Entry | None:
@@ -261,7 +268,7 @@ def _page(entries: list[Entry], folder: Path) -> str:
     cells = [new_markdown_cell(f"# {TITLE}")]
     for entry in entries:
         title = escaped(entry.study.title)
-        heading = f"## [{title}]({entry.page})" if entry.page else f"## {title}"
+        heading = f"## [{title}]({quote(entry.page)})" if entry.page else f"## {title}"
         state = f"<small>{escaped(entry.state)}</small>"
         parts = [heading, escaped(entry.study.question), escaped(entry.answer), state]
         cells.append(new_markdown_cell("\n\n".join(parts)))
@@ -278,9 +285,10 @@ def _readme(entries: list[Entry]) -> str:
     lines = [f"# {TITLE}", "", ABOUT, "", "| study | question and answer | |", "|---|---|---|"]
     for entry in entries:
         title, study = escaped(entry.study.title), entry.study.name
-        link = f"[{title}]({entry.page or f'{study}/{STUDY_FILE}'})"
+        link = f"[{title}]({quote(entry.page or f'{study}/{STUDY_FILE}')})"
         answer = f"<br><br>**{escaped(entry.answer)}**" if entry.answer else ""
-        picture = f'<img src="{entry.picture}" width="320" alt="{escape(entry.alt)}">'
+        alt = escape(entry.alt).replace("|", "&#124;")  # which ends a cell
+        picture = f'<img src="{quote(entry.picture)}" width="320" alt="{alt}">'
         cells = (f"{link}<br><br>{entry.state}", escaped(entry.study.question) + answer)
         lines.append(f"| {' | '.join([*cells, picture if entry.picture else ''])} |")
     return "\n".join(lines) + "\n"

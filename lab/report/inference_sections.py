@@ -136,12 +136,12 @@ def unavailable(results: StudyResults) -> Markdown:
         if stage.seconds is None
     ]
     ran = {record.run_id for record in results.records if record.completed}
-    left = sum(run.id not in ran for run in results.study.runs)
-    has = "has" if left == 1 else "have"
-    waiting = f"{left} of {len(results.study.runs)} configurations {has} not run: see below."
+    pending = sum(run.id not in ran for run in results.study.runs)
+    has = "has" if pending == 1 else "have"
+    waiting = f"{pending} of {len(results.study.runs)} configurations {has} not run: see below."
     return Markdown.bullets(
         [*inference.missing(results.records), *gone],
-        otherwise=waiting if left else "Everything in this study could be measured.",
+        otherwise=waiting if pending else "Everything in this study could be measured.",
     )
 
 

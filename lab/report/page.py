@@ -65,19 +65,19 @@ def section_of(tag: Tag) -> str | None:
 
 def set_ids(soup: Tag) -> None:
     """Give each heading Jupyter's id, its words joined by hyphens; drop other repeated ids."""
-    taken = {"main", "contents"}
+    ids = {"main", "contents"}
     for tag in soup.find_all(id=True):
-        if HEADING.match(tag.name) or tag["id"] in taken:
+        if HEADING.match(tag.name) or tag["id"] in ids:
             del tag["id"]
         else:
-            taken.add(str(tag["id"]))
+            ids.add(str(tag["id"]))
     for heading in headings(soup):
         words = "-".join(heading.get_text().split()) or "section"
         name, count = words, 1
-        while name in taken:
+        while name in ids:
             count += 1
             name = f"{words}-{count}"
-        taken.add(name)
+        ids.add(name)
         heading["id"] = name
 
 

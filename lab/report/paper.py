@@ -148,8 +148,8 @@ def setup(results: StudyResults) -> Markdown:
     runs = study.runs
     models = _named((run.names["model"], references.of_model(run)) for run in runs)
     # A replay of a source that does not state its data stands on synthetic ones.
-    known = [run for run in runs if not (results.citations and run.dataset.kind == "synthetic")]
-    data = _named((_samples(run), references.of_data(run)) for run in known)
+    stated = [run for run in runs if not (results.citations and run.dataset.kind == "synthetic")]
+    data = _named((_samples(run), references.of_data(run)) for run in stated)
     strategies = _named(
         (", ".join(run.own_strategy.names), "")
         if run.own_strategy

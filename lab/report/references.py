@@ -70,7 +70,7 @@ BIBLIOGRAPHY = {
     "(the data set Tiny Shakespeare). 2015.",
 }
 # Terms in the report's sentences, and their sources.
-SAID = {
+TERMS = {
     "Amdahl's law": "ref-amdahl",
     "Gustafson's law": "ref-gustafson",
     "Gustafson's serial fraction": "ref-gustafson",
@@ -116,7 +116,7 @@ def shown(markdown: str) -> str:
 
 def cited(markdown: str) -> str:
     """Sentences of the report, with a reference after the first mention of published work."""
-    return _after_first(markdown, {words: (label,) for words, label in SAID.items()})
+    return _after_first(markdown, {words: (label,) for words, label in TERMS.items()})
 
 
 def _after_first(markdown: str, labels: Mapping[str, Sequence[str]]) -> str:
@@ -138,7 +138,7 @@ def of_model(run: Run) -> str:
 
 def of_data(run: Run) -> str:
     """The label of the publication of a run's data set; empty if there is none."""
-    return DATA.get(getattr(run.dataset, "kind", ""), "")
+    return DATA.get(run.dataset.kind, "")
 
 
 def of_strategy(run: Run) -> str:

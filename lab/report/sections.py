@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import os
+import re
 from collections.abc import Callable, Iterator, Mapping, Sequence
 
 from lab.analysis import configurations, inference
@@ -301,8 +302,10 @@ def outcome(results: StudyResults) -> Markdown:
     for record in results.records:
         if record.error is not None:
             failure = Markdown.of(f"This run did not complete: {record.end}")
-            log = record.error.log.replace("~~~", "~~")
-            return Markdown(f"{failure.markdown}\n\n~~~text\n{log}\n~~~") if log else failure
+            log = record.error.log
+            fence = max(re.findall("~+", f"~~ {log}"), key=len) + "~"  # longer than any in the log
+            code = f"{fence}text\n{log}\n{fence}"
+            return Markdown(f"{failure.markdown}\n\n{code}") if log else failure
         if record.timing is not None:
             timing = record.timing
             step = format_seconds(timing.step.median, *(timing.step.interval or (None, None)))

@@ -152,12 +152,12 @@ def calibration(results: StudyResults) -> list[Markdown | Table | Figure]:
         where = f"cluster {name}" + (f", emulated {emulated.label}" if emulated else "")
         fits, rates = tables.fits_table(measured), tables.throughput_table(measured)
         law, speed = "Fits of time = alpha + bytes / bandwidth", "Arithmetic and memory of a rank"
-        made = [
+        numbers = [
             Table(f"{law}, {where}", fits, index=False, label="tbl-links"),
             Table(f"{speed}, {where}", rates, index=False, label="tbl-rates"),
         ]
         # A published table holds no rates.
-        blocks += [links(measured), *(table for table in made if not table.frame.empty)]
+        blocks += [links(measured), *(table for table in numbers if not table.frame.empty)]
     return blocks
 
 
@@ -231,8 +231,8 @@ def _peaks(records: Iterable[Record]) -> Iterator[str]:
 def _counted_together(texts: Iterable[str]) -> Iterator[str]:
     """Texts that differ only in their number as one: `1, 2 or 4 x Model`."""
     parts = [text.partition(" x ") for text in texts]
-    for thing, numbers in grouped((thing, number) for number, _, thing in parts).items():
-        yield joined(numbers, "or") + f" x {thing}" * bool(thing)
+    for model, numbers in grouped((model, number) for number, _, model in parts).items():
+        yield joined(numbers, "or") + f" x {model}" * bool(model)
 
 
 def _hours(results: StudyResults) -> dict[str, str]:
@@ -240,14 +240,14 @@ def _hours(results: StudyResults) -> dict[str, str]:
     if not results.has_study or results.citations:
         return {}
     study = results.study
-    taken, rows = spent(study, results.records), {}
-    if taken.jobs:
-        rows["spent"] = str(taken)
+    used, rows = spent(study, results.records), {}
+    if used.jobs:
+        rows["spent"] = str(used)
     with contextlib.suppress(InputError):  # the profile may be missing on this machine
         if len(results.clusters) == 1 and len(results.records) < len(study.tasks):
-            left = planned(study, usable(results.clusters[0]))
-            if left.jobs or left.unknown:  # else this machine cannot run what is missing
-                rows["planned"] = str(left)
+            remaining = planned(study, usable(results.clusters[0]))
+            if remaining.jobs or remaining.unknown:  # else this machine cannot run what is missing
+                rows["planned"] = str(remaining)
     return rows
 
 

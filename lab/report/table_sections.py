@@ -155,16 +155,16 @@ def _kind(kind: Scaling, results: StudyResults) -> Blocks:
 def _figure(results: StudyResults, *, suffix: str, note: str) -> Figure:
     """All quantities of the table by number of ranks, with a caption that holds for it."""
     summary = results.summary
-    known = {column for column in summary if summary[column].notna().any()}
-    given = [name(summary) for column, name in GIVEN.items() if column in known]
-    what = [f"{', '.join(given)} as the table gives {'them' if len(given) > 1 else 'it'}"]
-    if "speedup" in known:
+    columns = {column for column in summary if summary[column].notna().any()}
+    names = [name(summary) for column, name in GIVEN.items() if column in columns]
+    what = [f"{', '.join(names)} as the table gives {'them' if len(names) > 1 else 'it'}"]
+    if "speedup" in columns:
         base = baseline_name(summary)
         what.insert(0, f"speedup over {base} and the ideal (dashed), efficiency against {base}")
-    how = f" Bars are intervals: {_how(summary)}." if INTERVALS & known else ""
+    how = f" Bars are intervals: {_how(summary)}." if INTERVALS & columns else ""
     drawn = figure("overview", results)
-    said = f"{'; '.join(what)}; by number of {ranks(device_of(summary))}"
-    caption = f"{capitalized(said)}.{how} {note}"
+    text = f"{'; '.join(what)}; by number of {ranks(device_of(summary))}"
+    caption = f"{capitalized(text)}.{how} {note}"
     return replace(drawn, caption=caption.strip(), label=drawn.label + suffix)
 
 
@@ -230,16 +230,16 @@ def _table(caption: str, rows: list[dict[str, str]], *, label: str, table: str =
     if len(rows) > 1 and all(row["configuration"] == table for row in rows):
         useless.add("configuration")
     cells = [{name: row[name] for name in row if name not in useless} for row in rows]
-    made = Table.of_rows(caption, cells, shared="configuration", label=label)
-    return replace(made, frame=made.frame.replace(NOT_MEASURED, "-"), most=MOST_ROWS)
+    result = Table.of_rows(caption, cells, shared="configuration", label=label)
+    return replace(result, frame=result.frame.replace(NOT_MEASURED, "-"), most=MOST_ROWS)
 
 
 def parts(report: TableReport) -> Blocks:
     """Where the time goes, if the table says so."""
     rows = []
-    given = report.table.observations.given
+    names = report.table.observations.given
+    by_run = {record.run_id: record.reported for record in report.table.records}
     for results in report.parts.values():
-        by_run = {record.run_id: record.reported for record in report.table.records}
         for row in labelled_rows(results.summary):
             reported = by_run[row["run_id"]]
             if reported is None or not reported.parts:
@@ -253,7 +253,7 @@ def parts(report: TableReport) -> Blocks:
             rows.append(cells)
     if not rows:
         return []
-    columns = ", ".join(repr(given[part]) for part in PHASES if part in given)
+    columns = ", ".join(repr(names[part]) for part in PHASES if part in names)
     caption = f"Parts of the time as the table gives them ({columns}), and their share of it"
     return [Markdown("## Where the time goes"), _table(caption, rows, label="tbl-parts")]
 
@@ -356,9 +356,9 @@ def reproduce(report: TableReport) -> list[Markdown]:
 
 def appendix(report: TableReport) -> Blocks:
     """The table as it was given."""
-    given = report.table.frame.astype(str)
+    frame = report.table.frame.astype(str)
     caption = f"The table as it was given: {report.file}"
-    table = Table(caption, given, index=False, label="tbl-given", most=MOST_ROWS)
+    table = Table(caption, frame, index=False, label="tbl-given", most=MOST_ROWS)
     return [Markdown("## Appendix: the table"), table]
 
 

@@ -13,6 +13,7 @@ import os
 import platform
 import struct
 import sys
+from collections.abc import Iterator
 
 # seccomp(2), prctl(2), and the instructions of classic BPF from linux/filter.h.
 _NO_NEW_PRIVILEGES, _SECCOMP, _SET_FILTER, _ALL_THREADS = 38, 317, 1, 1
@@ -22,6 +23,8 @@ _X86_64, _OTHER_ABI = 0xC000003E, 0x40000000
 _NUMBER, _ARCHITECTURE, _ARGUMENTS = 0, 4, 16  # offsets in struct seccomp_data
 _THREAD = 0x00010000  # CLONE_THREAD
 _WRITING = os.O_WRONLY | os.O_RDWR | os.O_CREAT | os.O_TRUNC
+_SET_OWNER = (8, 10, 15)  # F_SETOWN, F_SETSIG, F_SETOWN_EX
+_SET_OWNER_OF_SOCKET = (0x8901, 0x8902)  # FIOSETOWN, SIOCSPGRP
 
 # Numbers of system calls, from asm/unistd_64.h.
 _PROCESSES = (57, 58, 59, 322)  # fork, vfork, execve, execveat
@@ -32,9 +35,12 @@ _FILES = (
     *(83, 258, 84, 76),  # mkdir, mkdirat, rmdir, truncate
     *(90, 91, 268, 452, 92, 93, 94, 260),  # chmod, fchmod, fchmodat, fchmodat2, and of chown
     *(86, 265, 88, 266, 133, 259, 132, 235, 261, 280),  # link, symlink, mknod, times
+    *(188, 189, 190, 197, 198, 199, 463, 466),  # setxattr and removexattr: access control lists
+    304,  # open_by_handle_at
 )
-# mount, umount2, setns, unshare, chroot, pivot_root, io_uring_setup, bpf, socket, setrlimit
-_SYSTEM = (165, 166, 308, 272, 161, 155, 425, 321, 41, 160)
+# mount, umount2, setns, unshare, chroot, pivot_root, io_uring_setup, bpf, socket, socketpair,
+# setrlimit
+_SYSTEM = (165, 166, 308, 272, 161, 155, 425, 321, 41, 53, 160)
 _ABSENT = (435, 437)  # clone3 and openat2, whose flags a filter cannot see; libraries fall back
 
 
@@ -74,20 +80,34 @@ def _program(pid: int) -> bytes:
         lines += [(_EQUAL, 0, 1, number), (_RETURN, 0, 0, refuse)]
     for number in _ABSENT:
         lines += [(_EQUAL, 0, 1, number), (_RETURN, 0, 0, absent)]
-    # A call by its number, argument and test, and whether it is refused if the test is met.
-    for number, argument, test, value, refused in (
-        (2, 1, _ANY_BIT, _WRITING, True),  # open
-        (257, 2, _ANY_BIT, _WRITING, True),  # openat
-        (56, 0, _ANY_BIT, _THREAD, False),  # clone
-        (234, 0, _EQUAL, pid, False),  # tgkill, which abort() uses
-        (302, 2, _EQUAL, 0, False),  # prlimit64, which only reads limits if it is given no new one
-    ):
-        outcomes = (refuse, _ALLOW) if refused else (_ALLOW, refuse)
-        lines += [
-            (_EQUAL, 0, 4, number),
-            (_LOAD, 0, 0, _ARGUMENTS + 8 * argument),
-            (test, 0, 1, value),
-            *((_RETURN, 0, 0, outcome) for outcome in outcomes),
-        ]
+    for number, refused, tests in _calls(pid):
+        met, otherwise = (refuse, _ALLOW) if refused else (_ALLOW, refuse)
+        rest = 2 * len(tests)  # lines of tests to come
+        lines.append((_EQUAL, 0, rest + 2, number))
+        for offset, test, value in tests:
+            lines += [(_LOAD, 0, 0, offset), (test, rest - 1, 0, value)]
+            rest -= 2
+        lines += [(_RETURN, 0, 0, otherwise), (_RETURN, 0, 0, met)]
     lines.append((_RETURN, 0, 0, _ALLOW))
     return b"".join(struct.pack("HBBI", *line) for line in lines)
+
+
+def _calls(pid: int) -> Iterator[tuple[int, bool, list[tuple[int, int, int]]]]:
+    """Calls by number, and whether they are refused, or else allowed, if any of the tests is met.
+
+    A test is the offset of what is compared, the comparison, and the value.
+    """
+    yield 2, True, [(_argument(1), _ANY_BIT, _WRITING)]  # open
+    yield 257, True, [(_argument(2), _ANY_BIT, _WRITING)]  # openat
+    yield 56, False, [(_argument(0), _ANY_BIT, _THREAD)]  # clone
+    yield 234, False, [(_argument(0), _EQUAL, pid)]  # tgkill, which abort() uses
+    # prlimit64 only reads limits if the pointer to new ones is zero.
+    yield 302, True, [(_argument(2) + half, _ANY_BIT, 2**32 - 1) for half in (0, 4)]
+    # By fcntl and ioctl a file signals the process that is set as its owner.
+    yield 72, True, [(_argument(1), _EQUAL, command) for command in _SET_OWNER]
+    yield 16, True, [(_argument(1), _EQUAL, request) for request in _SET_OWNER_OF_SOCKET]
+
+
+def _argument(number: int) -> int:
+    """The offset of the lower half of an argument."""
+    return _ARGUMENTS + 8 * number

@@ -131,8 +131,8 @@ def state_bytes(
     states = [state for optimizer in optimizers for state in optimizer.state.values()]
     values = (value for state in states for value in state.values())
     tensors = [value for value in values if isinstance(value, torch.Tensor)]
-    kept = sum(map(_bytes, tensors)) if optimizers else None
-    return StateBytes(sum(map(_bytes, parameters)) or None, kept)
+    optimizer_bytes = sum(map(_bytes, tensors)) if optimizers else None
+    return StateBytes(sum(map(_bytes, parameters)) or None, optimizer_bytes)
 
 
 def _bytes(tensor: torch.Tensor) -> int:

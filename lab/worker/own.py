@@ -65,12 +65,12 @@ def make(own: Own, **offered: Any) -> Any:
     """The factory's result from its `args` and those `offered` for which it has a parameter."""
     factory = load(own.factory)
     with blamed(own.factory):
-        wanted = inspect.signature(factory).parameters
-        known = {name: value for name, value in offered.items() if name in wanted}
-        made = factory(**{**known, **own.args})
-    if made is None:
+        parameters = inspect.signature(factory).parameters
+        options = {name: value for name, value in offered.items() if name in parameters}
+        result = factory(**(options | own.args))
+    if result is None:
         raise LabError(f"{own.factory} returned nothing; return what it makes")
-    return made
+    return result
 
 
 def load(reference: str) -> Any:
@@ -245,8 +245,8 @@ def build(config: PythonModel) -> OwnModel:
 def _require_same(network: nn.Module, name: str) -> None:
     """Raise LabError if ranks made different tensors, which they would wait for in vain."""
     state = [*network.named_parameters(), *network.named_buffers()]
-    made = [[key, list(tensor.shape), str(tensor.dtype)] for key, tensor in state]
-    first, *others = all_gather_object(made)
+    tensors = [[key, list(tensor.shape), str(tensor.dtype)] for key, tensor in state]
+    first, *others = all_gather_object(tensors)
     for rank, other in enumerate(others, start=1):
         if other != first:
             different = [one for one in (*first, *other) if one not in first or one not in other]
@@ -260,15 +260,15 @@ def _require_same(network: nn.Module, name: str) -> None:
 def _explained(error: BaseException) -> str:
     """What an error that torch raised says about a user's module; empty if it is none of these."""
     for frame, _ in traceback.walk_tb(error.__traceback__):
-        known: dict[str, Any] = frame.f_locals
-        model: Any = known.get("self")
+        scope: dict[str, Any] = frame.f_locals
+        model: Any = scope.get("self")
         if isinstance(model, DistributedDataParallel) and NO_GRADIENT in str(error):
             return _without_gradient(model, str(error))
-        if frame.f_code is OwnModel.forward.__code__ and "output" in known:
-            said = f"{type(error).__name__}: {error}".rstrip(".")
+        if frame.f_code is OwnModel.forward.__code__ and "output" in scope:
+            failure = f"{type(error).__name__}: {error}".rstrip(".")
             return (
-                f"the loss {model.loss_name} failed: {said}; it was given an output of "
-                f"{model.name}, {_kind(known['output'])}, and targets, {_kind(known['targets'])}"
+                f"the loss {model.loss_name} failed: {failure}; it was given an output of "
+                f"{model.name}, {_kind(scope['output'])}, and targets, {_kind(scope['targets'])}"
             )
     return ""
 
@@ -395,11 +395,11 @@ def prepare(run: Run, *, pretrained: Path | None, data_root: Path, progress: Pro
     """What the user's factory returns; raises LabError for anything but two data sets."""
     config = run.dataset
     assert isinstance(config, PythonData)
-    made = make(config, seed=run.seed)
-    if not isinstance(made, tuple | list) or len(made) != 2:
+    result = make(config, seed=run.seed)
+    if not isinstance(result, tuple | list) or len(result) != 2:
         what = "two data sets, one to train on and one held out"
-        raise LabError(f"{config.factory} must return {what}, not {type(made).__name__}")
-    train, held_out = (Items(items, config.factory) for items in made)
+        raise LabError(f"{config.factory} must return {what}, not {type(result).__name__}")
+    train, held_out = (Items(items, config.factory) for items in result)
     digest = hashlib.sha256(config.model_dump_json().encode() + train.hashed() + held_out.hashed())
     return Dataset(
         train,

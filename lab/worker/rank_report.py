@@ -195,9 +195,11 @@ def _array(values: np.ndarray[Any, Any]) -> Any:
         ends = np.cumsum([0, *map(len, words)], dtype=np.int32)
         buffers = [None, pa.py_buffer(ends), pa.py_buffer(b"".join(words))]
         return pa.Array.from_buffers(pa.string(), len(values), buffers)
-    known = _bits(~np.isnan(values)) if values.dtype.kind == "f" else None
+    validity = _bits(~np.isnan(values)) if values.dtype.kind == "f" else None
     content = _bits(values) if values.dtype == bool else pa.py_buffer(np.ascontiguousarray(values))
-    return pa.Array.from_buffers(pa.from_numpy_dtype(values.dtype), len(values), [known, content])
+    return pa.Array.from_buffers(
+        pa.from_numpy_dtype(values.dtype), len(values), [validity, content]
+    )
 
 
 def _bits(values: np.ndarray[Any, Any]) -> Any:

@@ -114,8 +114,8 @@ def strategy(module: ModuleType | None, spec: Mapping[str, Any], arrays: Arrays)
     """
     if module is not None:
         for args in spec["trials"]:
-            made = getattr(module, spec["needs"])(**args)
-            yield _train(made, _run(spec, {}), spec, arrays)
+            candidate = getattr(module, spec["needs"])(**args)
+            yield _train(candidate, _run(spec, {}), spec, arrays)
         return
     run = _run(spec, spec["own"])
     facts, weights = _train(strategies.of(run), run, spec, arrays)
@@ -133,15 +133,15 @@ def _run(spec: Mapping[str, Any], settings: Mapping[str, Any]) -> Run:
 
 
 def _train(
-    made: Any, run: Run, spec: Mapping[str, Any], arrays: Arrays
+    strategy: Any, run: Run, spec: Mapping[str, Any], arrays: Arrays
 ) -> tuple[dict[str, Any], Arrays]:
     torch.manual_seed(spec["seed"] + spec["rank"])  # unequal weights: `wrap` has to send rank 0's
     model = Net(spec["widths"])
     recorded = Recorded()
     clock = recorded.clock
     # A separate clock and no recorder, so that the strategy cannot change what is counted here.
-    parallel = made.wrap(model, Setup(run, torch.device("cpu"), HostClock(), None))
-    optimizer = made.optimizer(parallel, run)
+    parallel = strategy.wrap(model, Setup(run, torch.device("cpu"), HostClock(), None))
+    optimizer = strategy.optimizer(parallel, run)
     for group in optimizer.param_groups:
         group["eps"] = EPSILON
     inputs, targets = (torch.from_numpy(arrays[name]) for name in ("inputs", "targets"))
@@ -152,19 +152,19 @@ def _train(
         clock.lap("forward")
         loss.backward()
         clock.lap("backward")
-        made.synchronize(parallel)
+        strategy.synchronize(parallel)
         clock.lap("backward")
-        made.clip(parallel, run.grad_clip)
+        strategy.clip(parallel, run.grad_clip)
         clock.lap("optimizer")
         optimizer.step()
         optimizer.zero_grad(set_to_none=True)
         clock.lap("optimizer")
         if step + 1 == CHECKED_STEPS:
-            weights = made.unwrap(parallel).parameters()
+            weights = strategy.unwrap(parallel).parameters()
             result = {f"p{place}": p.detach().numpy().copy() for place, p in enumerate(weights)}
-    state = [v for kept in optimizer.state.values() for v in kept.values() if torch.is_tensor(v)]
-    facts = recorded.facts() | {"state": sum(v.numel() for v in state if v.dim())}
-    return facts, result
+    states = [value for state in optimizer.state.values() for value in state.values()]
+    elements = sum(v.numel() for v in states if torch.is_tensor(v) and v.dim())
+    return recorded.facts() | {"state": elements}, result
 
 
 def linear(module: ModuleType | None, spec: Mapping[str, Any], arrays: Arrays) -> Iterator[Any]:
@@ -205,7 +205,7 @@ def order(module: ModuleType | None, spec: Mapping[str, Any], arrays: Arrays) ->
     sys.stdout.write(json.dumps(passes))
     sys.stdout.flush()
     weight = torch.from_numpy(arrays["weight"].copy()).requires_grad_()
-    kept: dict[int, tuple[Tensor, Tensor]] = {}
+    activations: dict[int, tuple[Tensor, Tensor]] = {}
     sent: list[Any] = []
     recorded = Recorded()
     recorded.clock.start()
@@ -220,11 +220,11 @@ def order(module: ModuleType | None, spec: Mapping[str, Any], arrays: Arrays) ->
                 dist.recv(inputs, rank - 1, tag=which)
                 inputs.requires_grad_()
             output = torch.tanh(inputs @ weight)
-            kept[which] = inputs, output
+            activations[which] = inputs, output
             if rank < stages - 1:
                 send(output.detach(), rank + 1, which)
         else:
-            inputs, output = kept.pop(which)
+            inputs, output = activations.pop(which)
             gradient = torch.empty_like(output)
             if rank < stages - 1:
                 dist.recv(gradient, rank + 1, tag=micro_batches + which)
@@ -260,8 +260,8 @@ TASKS: dict[str, Callable[..., Iterator[Any]]] = {
 
 def main() -> None:
     """Do the task on standard input, and exit with status 1 if the file fails."""
-    with np.load(io.BytesIO(sys.stdin.buffer.read()), allow_pickle=False) as given:
-        arrays = dict(given)
+    with np.load(io.BytesIO(sys.stdin.buffer.read()), allow_pickle=False) as archive:
+        arrays = dict(archive)
     spec = json.loads(str(arrays.pop("spec")))
     rank, folder = spec["rank"], Path(spec["folder"])
     # Opened before the process is confined, as it may not open files for writing after that.

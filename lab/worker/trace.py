@@ -76,14 +76,8 @@ def trace(job: RankJob, *, shift: Shift) -> RankTrace:
     with tempfile.TemporaryDirectory() as folder:
         path = Path(folder, "trace.json")
         profiler.export_chrome_trace(str(path))
-        made = json.loads(path.read_bytes())["traceEvents"]
-    anchors = sorted((event for event in made if event.get("name") == ANCHOR), key=itemgetter("ts"))
-    # The shortest, as the process may be interrupted in any of them.
-    anchor, here = min(zip(anchors, marks, strict=True), key=lambda pair: pair[0]["dur"])
-    stamps = np.array([event.get("ts", 0.0) for event in made])
-    passed = 1e-6 * (stamps - anchor["ts"] - anchor["dur"] / 2)
-    for event, at in zip(made, shift(here + passed).tolist(), strict=True):
-        event["ts"] = at
+        traced = json.loads(path.read_bytes())["traceEvents"]
+    _set_clock(traced, marks, shift)
     rank, clock = job.context.rank, training.clock
     steps = [
         events(rank, step, clock=clock, sent=training.sent, shift=shift)
@@ -91,12 +85,12 @@ def trace(job: RankJob, *, shift: Shift) -> RankTrace:
     ]
     last = clock.phases(BEFORE + KEPT - 1)
     start, end = shift(np.array([last[0][1], last[-1][2]])).tolist()
-    times, totals = allocated(made, device=(job.device.index or 0) if on_gpu else None)
+    times, totals = allocated(traced, device=(job.device.index or 0) if on_gpu else None)
     begin = steps[0][0]
     return RankTrace(
         events=[
             event
-            for event in made
+            for event in traced
             if event["ph"] == "M" or (event["ph"] == "X" and event["ts"] >= begin)
         ],
         bars=[bars for _, bars in steps],
@@ -107,8 +101,21 @@ def trace(job: RankJob, *, shift: Shift) -> RankTrace:
             if at >= begin
         ],
         memory=memory_over(times, totals, start=start, end=end),
-        operators=busy(made, start=start, end=end),
+        operators=busy(traced, start=start, end=end),
     )
+
+
+def _set_clock(traced: Sequence[dict[str, Any]], marks: Sequence[float], shift: Shift) -> None:
+    """Give events the times of rank 0's clock in s, by anchors with `marks` on the host's clock."""
+    anchors = sorted(
+        (event for event in traced if event.get("name") == ANCHOR), key=itemgetter("ts")
+    )
+    # The shortest, as the process may be interrupted in any of them.
+    anchor, here = min(zip(anchors, marks, strict=True), key=lambda pair: pair[0]["dur"])
+    stamps = np.array([event.get("ts", 0.0) for event in traced])
+    passed = 1e-6 * (stamps - anchor["ts"] - anchor["dur"] / 2)
+    for event, at in zip(traced, shift(here + passed).tolist(), strict=True):
+        event["ts"] = at
 
 
 def _mark() -> float:
@@ -116,11 +123,13 @@ def _mark() -> float:
         return time.perf_counter()
 
 
-def allocated(made: Iterable[ChromeEvent], *, device: int | None) -> tuple[FloatArray, FloatArray]:
+def allocated(
+    traced: Iterable[ChromeEvent], *, device: int | None
+) -> tuple[FloatArray, FloatArray]:
     """When memory was allocated or released on a GPU, None for the CPU, and the bytes after it."""
     place = (ON_CUDA, device) if device is not None else (ON_CPU, -1)
     changes = sorted(
-        (event for event in made if event.get("name") == ALLOCATION and _device(event) == place),
+        (event for event in traced if event.get("name") == ALLOCATION and _device(event) == place),
         key=itemgetter("ts"),
     )
     times = np.array([event["ts"] for event in changes])
@@ -172,19 +181,19 @@ def memory_over(
     inside = (times >= start) & (times < end)
     part = np.searchsorted(edges, times[inside], side="right") - 1
     np.maximum.at(most, part, totals[inside])
-    held = after[np.searchsorted(times, start, side="right")]
-    return RankMemory(start=start, end=end, held=int(held), bytes=most.astype(int).tolist())
+    before = after[np.searchsorted(times, start, side="right")]
+    return RankMemory(start=start, end=end, held=int(before), bytes=most.astype(int).tolist())
 
 
-def busy(made: Sequence[ChromeEvent], *, start: float, end: float) -> list[tuple[float, float]]:
+def busy(traced: Sequence[ChromeEvent], *, start: float, end: float) -> list[tuple[float, float]]:
     """When a rank computed, from start to end (s): its kernels, or without any its operators.
 
     Operators that communicate are left out, and those around them, which contain the wait. Gaps of
     less than a hundredth of the time count as computing.
     """
-    kernels = [event for event in made if event.get("cat") == "kernel"]
+    kernels = [event for event in traced if event.get("cat") == "kernel"]
     computing = [event for event in kernels if "nccl" not in event["name"].lower()] or list(
-        _without_waits([event for event in made if event.get("cat") == "cpu_op"])
+        _without_waits([event for event in traced if event.get("cat") == "cpu_op"])
     )
     stretches: list[tuple[float, float]] = []
     for one in sorted(computing, key=itemgetter("ts")):
@@ -237,10 +246,10 @@ def write_trace(ranks: Sequence[RankTrace], folder: Path) -> Trace:
 
 def _rows(rank: int, one: RankTrace, origin: float) -> Iterator[dict[str, Any]]:
     """A rank's part of the file: the lab's bars, the profiler's events, its memory as a counter."""
-    known = [event for event in one.events if event["ph"] == "X"]
+    complete = [event for event in one.events if event["ph"] == "X"]
     # Process numbers may be the same on two hosts; those of GPUs are small, some others are words.
-    own = next((event["pid"] for event in known if event.get("cat") == "cpu_op"), None)
-    others = sorted({event["pid"] for event in known} - {own}, key=str)
+    own = next((event["pid"] for event in complete if event.get("cat") == "cpu_op"), None)
+    others = sorted({event["pid"] for event in complete} - {own}, key=str)
     numbers = {pid: 1000 * rank + nth for nth, pid in enumerate([own, *others])}
     yield _named("process_name", numbers[own], 0, name=f"rank {rank}")
     in_lanes = list(_lanes([bar for step in one.bars for bar in step]))

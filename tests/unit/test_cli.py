@@ -307,6 +307,15 @@ def test_a_librarys_error_is_not_taken_for_one_of_a_file(
     assert status == 1 and "in the lab itself: TemplateNotFound: base.j2 lab: traceback" in errors
 
 
+def test_the_traceback_of_an_error_that_quotes_undecodable_bytes_is_written() -> None:
+    try:
+        raise ValueError("x\udce9")
+    except ValueError:
+        path = cli._write_traceback()
+    assert r"ValueError: x\udce9" in path.read_text()
+    path.unlink()
+
+
 @pytest.mark.parametrize(
     ("error", "said"),
     [

@@ -71,10 +71,10 @@ class Array:
         try:
             with self._locked() as lock:
                 answer = sbatch([], text, lock=lock, variables=specs[0].variables)
-                if (taken := re.search(r"job (\d+)", answer)) is None:
+                if (match := re.search(r"job (\d+)", answer)) is None:
                     raise RefusedError(f"sbatch answered {answer.strip()!r}")
-                self._write_id(taken[1])
-                return taken[1]
+                self._write_id(match[1])
+                return match[1]
         except (RefusedError, SlurmCommandError):
             # sbatch may lose the answer of a busy controller that has accepted the job.
             if job_id := self.job_id():

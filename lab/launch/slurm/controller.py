@@ -191,11 +191,11 @@ def run(
         except subprocess.TimeoutExpired:
             message = f"{command[0]} did not answer within {timeout_s:.0f} s"
             raise SlurmCommandError(message) from None
-        if process.returncode == 0 or not found_practice_cluster(process):
+        if process.returncode == 0 or not find_practice_cluster(process):
             return process
 
 
-def found_practice_cluster(failed: subprocess.CompletedProcess[str]) -> bool:
+def find_practice_cluster(failed: subprocess.CompletedProcess[str]) -> bool:
     """Point SLURM_CONF to this user's practice cluster if Slurm has no other configuration.
 
     That is the one of slurm/testcluster in its usual place. Returns whether to ask again.
@@ -225,7 +225,7 @@ def queued(names: Iterable[str]) -> dict[str, JobState]:
     selected = [f"--user={getpass.getuser()}", f"--name={','.join(names)}", f"--Format={COLUMNS}"]
     jobs = {}
     answer = ask("squeue", "--noheader", "--array", "--states=all", *selected)
-    for array, index, name, state, reason, nodes, restarts, exit_code in _rows(answer, 8):
+    for array, index, name, state, reason, nodes, restarts, exit_code in rows(answer, 8):
         job_id = f"{array}_{index if index.isdecimal() else REST}"
         if exit_code.isdecimal():  # a wait status; sacct writes it as code, colon, signal
             exit_code = f"{int(exit_code) >> 8}:{int(exit_code) & 127}"
@@ -242,11 +242,11 @@ def accounted(names: Iterable[str]) -> dict[str, JobState]:
     columns = "--format=JobID,JobName,State,Reason,NodeList,ExitCode"
     try:
         answer = ask("sacct", "--allocations", "--noheader", "--parsable2", *selected, columns)
-        rows = list(_rows(answer, 6))
+        answered = list(rows(answer, 6))
     except SlurmCommandError:
         return {}
     jobs = {}
-    for job_id, name, state, reason, nodes, exit_code in rows:
+    for job_id, name, state, reason, nodes, exit_code in answered:
         job_id = re.sub(r"\[.*", REST, job_id)
         # "CANCELLED by 1000": the first word is the state, the rest is who did it.
         state, _, user = state.partition(" ")
@@ -254,7 +254,7 @@ def accounted(names: Iterable[str]) -> dict[str, JobState]:
     return jobs
 
 
-def _rows(answer: str, cells: int) -> Iterator[list[str]]:
+def rows(answer: str, cells: int) -> Iterator[list[str]]:
     """The cells of each line that has any; SlurmCommandError if one has too many or too few.
 
     Some sites let Slurm's commands greet their users, in lines without cells.
@@ -276,8 +276,8 @@ class Controller:
     def __init__(self) -> None:
         self._names: dict[str, str] = {}  # of jobs that have not ended, by id
         self._jobs: dict[str, JobState] = {}
-        self._asked: set[str] = set()
-        self._asked_at = float("-inf")
+        self._queried: set[str] = set()
+        self._queried_at = float("-inf")
         self._pause = FIRST_S
         self._lock = threading.Lock()
         self.silence = ""  # why the last query got no answer
@@ -288,13 +288,13 @@ class Controller:
         Without an answer, the known states stay. Ended jobs are not asked about again.
         """
         with self._lock:
-            new = {job_id: name for job_id, name in jobs.items() if job_id not in self._asked}
+            new = {job_id: name for job_id, name in jobs.items() if job_id not in self._queried}
             self._names |= new
-            left = self._asked_at + self._pause - time.monotonic()
+            remaining = self._queried_at + self._pause - time.monotonic()
             if not self._names:
                 return FIRST_S
-            if left > 0 and not new:
-                return max(left, 0.05)
+            if remaining > 0 and not new:
+                return max(remaining, 0.05)
             try:
                 answer = self._ask()
             except SlurmCommandError as error:
@@ -302,7 +302,7 @@ class Controller:
                 self._pause = min(max(self._pause, 2.0) * GROWTH, LAST_S)
             else:
                 self._update(answer)
-            self._asked_at = time.monotonic()
+            self._queried_at = time.monotonic()
             return self._pause
 
     def _ask(self) -> dict[str, JobState]:
@@ -317,7 +317,7 @@ class Controller:
         changed = any(self._jobs.get(job_id) != job for job_id, job in answer.items())
         self.silence, self._pause = "", FIRST_S if changed else min(self._pause * GROWTH, LAST_S)
         self._jobs |= answer
-        self._asked |= self._names.keys()
+        self._queried |= self._names.keys()
         for job_id in list(self._names):
             if (job := answer.get(job_id)) is None or job.ended:
                 del self._names[job_id]
@@ -328,7 +328,7 @@ class Controller:
 
     def forgotten(self, job_id: str) -> bool:
         """Whether Slurm was asked about this job and no longer knows it."""
-        return job_id in self._asked and job_id not in self._names
+        return job_id in self._queried and job_id not in self._names
 
 
 def exit_reason(job: JobState | None, attempt: Attempt) -> RankError:

@@ -143,9 +143,9 @@ def _shape(spec: JobSpec) -> tuple[int, int]:
 
 def _wait_for(arrays: Sequence[str], options: dict[str, Any]) -> None:
     """Let a job wait for the ends of arrays, besides what the profile already lets it wait for."""
-    given = options.get("dependency")
+    dependency = options.get("dependency")
     ends = ":".join(["afterany", *arrays])
-    options["dependency"] = f"{given},{ends}" if given else ends
+    options["dependency"] = f"{dependency},{ends}" if dependency else ends
 
 
 @dataclass(frozen=True)
@@ -283,8 +283,8 @@ def _nearest(cluster: Cluster, key: str, advice: str) -> str:
 
     A partition or account may also be valid, but not for this user or in this combination.
     """
-    given = getattr(cluster, key, None)
-    if not isinstance(given, str) or key not in CHOICES:
+    value = getattr(cluster, key, None)
+    if not isinstance(value, str) or key not in CHOICES:
         return advice
     own = [f"user={getpass.getuser()}"] if key != "partition" else []
     try:
@@ -292,15 +292,15 @@ def _nearest(cluster: Cluster, key: str, advice: str) -> str:
     except SlurmCommandError:
         return advice
     choices = {word for word in re.split(r"[,\s]+", answer) if word}
-    known = 0 < len(choices) <= MANY and not choices & set(given.split(","))
-    return nearest(given, choices) if known else advice
+    is_certain = 0 < len(choices) <= MANY and not choices & set(value.split(","))
+    return nearest(value, choices) if is_certain else advice
 
 
 def _oversized(cluster: Cluster, world_size: int, what: str) -> Problem | None:
     """The key that requests more than any node has, whatever state the nodes are in."""
     partition = [f"--partition={cluster.partition}"] if cluster.partition else []
-    lines = ask("sinfo", "--noheader", "--Node", *partition, "--format=%N|%c|%m|%G").splitlines()
-    nodes = {tuple(line.split("|")) for line in lines if line.strip()}
+    answer = ask("sinfo", "--noheader", "--Node", *partition, "--format=%N|%c|%m|%G")
+    nodes = set(map(tuple, controller.rows(answer, 4)))
     layout = cluster.layout(world_size)
     ranks = layout.ranks_per_node
     cpus = "cpus_per_gpu" if cluster.gpus_per_node else "cores_per_node"
@@ -313,10 +313,10 @@ def _oversized(cluster: Cluster, world_size: int, what: str) -> Problem | None:
     available = len({name for name, *_ in nodes})
     advice = "lower it; `sinfo -N -l` lists the nodes"
     types = {kind for node in nodes for kind in re.findall(r"gpu:([^:,(\d][^:,(]*):\d", node[3])}
-    if (wanted := cluster.gpu_type) and wanted not in types:
+    if (gpu_type := cluster.gpu_type) and gpu_type not in types:
         here = "in the partition" if cluster.partition else "here"
-        what = f"{what}: it requests GPUs of type {wanted!r}, and no node {here} has any"
-        return Problem("gpu_type", what, nearest(wanted, types) if types else "leave it out")
+        what = f"{what}: it requests GPUs of type {gpu_type!r}, and no node {here} has any"
+        return Problem("gpu_type", what, nearest(gpu_type, types) if types else "leave it out")
     if layout.nodes > available:
         size = f"it requests {layout.nodes} nodes, but the partition has {available} in all"
         return Problem("nodes", f"{what}: {size}", advice)

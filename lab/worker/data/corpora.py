@@ -147,10 +147,10 @@ def _pieces(documents: Sequence[str]) -> Iterator[tuple[str, bool]]:
 
 def _split(ends: Sequence[int], length: int) -> int:
     """Where the held-out part begins: at the end of a document if one is near nine tenths."""
-    wanted = round(length * (1 - HELD_OUT))
+    target = round(length * (1 - HELD_OUT))
     # Cutting a document in two would show the model the beginning of what it is tested on.
-    nearest = min(ends, key=lambda end: abs(end - wanted))
-    return nearest if abs(nearest - wanted) < 0.02 * length else wanted
+    nearest = min(ends, key=lambda end: abs(end - target))
+    return nearest if abs(nearest - target) < 0.02 * length else target
 
 
 class Corpus(NamedTuple):

@@ -47,16 +47,17 @@ def time_generation(
         of_base, of_quantized = seconds[:, number, 0], seconds[:, number, 1]
         # The median of each round, as a single late token says nothing about the model.
         inter = [np.median(times[:, 1:], axis=1) for times in (of_base, of_quantized)]
-        point = Point(
-            prompt_tokens=batch.prompt_tokens,
-            batch_size=batch.batch_size,
-            base=_latency(of_base, batch, models[0]),
-            quantized=_latency(of_quantized, batch, models[1]),
-            first_token_ratio=stat(of_quantized[:, 0] / of_base[:, 0]),
-            inter_token_ratio=stat(inter[1] / inter[0]),
-            total_ratio=stat(of_quantized.sum(axis=1) / of_base.sum(axis=1)),
+        points.append(
+            Point(
+                prompt_tokens=batch.prompt_tokens,
+                batch_size=batch.batch_size,
+                base=_latency(of_base, batch, models[0]),
+                quantized=_latency(of_quantized, batch, models[1]),
+                first_token_ratio=stat(of_quantized[:, 0] / of_base[:, 0]),
+                inter_token_ratio=stat(inter[1] / inter[0]),
+                total_ratio=stat(of_quantized.sum(axis=1) / of_base.sum(axis=1)),
+            )
         )
-        points.append(point)
     return points
 
 

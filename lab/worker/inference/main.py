@@ -191,8 +191,8 @@ def _held_out(job: RankJob) -> list[Batch]:
         size = len(batches[0].targets)
         rest = [len(samples) - number * size for number in range(len(batches))]
         batches = [
-            Batch(batch.inputs[:left], batch.targets[:left])
-            for batch, left in zip(batches, rest, strict=True)
-            if left > 0
+            Batch(batch.inputs[:remaining], batch.targets[:remaining])
+            for batch, remaining in zip(batches, rest, strict=True)
+            if remaining > 0
         ]
     return batches[job.context.rank :: job.context.world_size]

@@ -141,9 +141,9 @@ class CallRecorder:
         self.last_on.clear()
         marks = [mark for call in calls for mark in (call.launch, *call.wait, call.finish)]
         times = np.full(len(marks), np.nan)
-        known = [number for number, mark in enumerate(marks) if mark is not None]
-        if known:
-            times[known] = self.clock.seconds([marks[number] for number in known])
+        places = [number for number, mark in enumerate(marks) if mark is not None]
+        if places:
+            times[places] = self.clock.seconds([marks[number] for number in places])
         launch, begin, end, finish = times.reshape(-1, 4).T
         # Data that arrived before the wait were not waited for. Data that arrived during it count
         # from when the rank continues: between their arrival and that, a back-end thread wakes

@@ -199,27 +199,27 @@ def summary(
     measured = {kind: getattr(exposure, kind)[:, warmup_steps:] for kind in KINDS}
     measured["transfer"] = measured["exposed"] - measured["straggler"]
     measured["overlap"] = measured["total"] - measured["exposed"]
-    known = {kind: values for kind, values in measured.items() if not np.isnan(values).any()}
+    complete = {kind: values for kind, values in measured.items() if not np.isnan(values).any()}
     # As in `timing`, so that a step's phases and its communication are those of one rank.
     slowest = step_time[:, warmup_steps:].argmax(axis=0)
     steps = np.arange(len(slowest))
     exposed_in = {
         phase: float(np.median(by_cycle(values[:, warmup_steps:][slowest, steps], cycle)))
         for phase, values in exposure.exposed_in.items()
-        if "exposed" in known
+        if "exposed" in complete
     }
     return Communication(
         bytes=int(np.median(by_cycle(exposure.bytes[:, warmup_steps:], cycle))),
         bytes_moved=int(np.median(by_cycle(exposure.moved[:, warmup_steps:], cycle))),
         exposed_in=exposed_in,
         per_rank={
-            kind: np.median(by_cycle(known[kind], cycle), axis=1).tolist()
+            kind: np.median(by_cycle(complete[kind], cycle), axis=1).tolist()
             for kind in KINDS
-            if kind in known
+            if kind in complete
         },
     ).model_copy(
         update={
-            kind: stat(by_cycle(values[slowest, steps], cycle)) for kind, values in known.items()
+            kind: stat(by_cycle(values[slowest, steps], cycle)) for kind, values in complete.items()
         }
     )
 

@@ -133,11 +133,9 @@ def _add_product(total: Tensor, a: Tensor, b: Tensor, *, first: bool) -> None:
     total.copy_(product) if first else total.add_(product)
 
 
-@_loss_and_gradients.register_fake
-def _(
-    hidden: Tensor, weight: Tensor, targets: Tensor, dtype: torch.dtype, learns: bool
-) -> tuple[Tensor, Tensor, Tensor, Tensor]:
-    return _outputs(hidden, weight, dtype, learns)
+_loss_and_gradients.register_fake(
+    lambda hidden, weight, targets, dtype, learns: _outputs(hidden, weight, dtype, learns)
+)
 
 
 def _save(ctx: Any, inputs: tuple[Any, ...], output: tuple[Tensor, ...]) -> None:

@@ -83,7 +83,7 @@ class StepRecorder:
         self.inner: set[int] = set()  # of them, by id, those that step within another's step
         self.modules: list[nn.Module] = []  # whose calls are the forward pass
         self.called: set[nn.Module] = set()  # of them and their parts
-        self.seen: set[str] = set()  # phases
+        self.phases: set[str] = set()  # that were observed
         self.steps = 0
         self.backend: str | None = None
         self.buckets: BucketRecorder | None = None
@@ -135,9 +135,7 @@ class StepRecorder:
                 f"meter.end_step() is for scripts without an optimizer of torch.optim: the steps "
                 f"of {type(first).__name__} end those of this one"
             )
-        if self.clock.position()[0] < 0:
-            self.clock.start()
-        self.clock.lap(self._inside[-1] if self._inside else "other")
+        self._end_lap()
         if self.steps == 0:
             self._begin()
         self._count_step()
@@ -149,8 +147,10 @@ class StepRecorder:
 
     @property
     def trained(self) -> list[torch.Tensor]:
-        """The parameters that the script trains: those of the modules that it calls, where
-        optimizers update copies of them or there is none of torch's."""
+        """The parameters that the script trains: those that its optimizers update.
+
+        If these are copies, or there is no optimizer of torch's, those of the modules it calls.
+        """
         updated = [one for trainer in self.optimizers.values() for one in parameters_of(trainer)]
         own: list[torch.Tensor] = []
         for module in self.called:
@@ -166,17 +166,21 @@ class StepRecorder:
             self._end()
         if repeated or self._marked:
             return False
+        self._end_lap()
+        self._inside.append(phase)
+        return True
+
+    def _end_lap(self) -> None:
+        """Count the time since the last mark as the current phase."""
         if self.clock.position()[0] < 0:
             self.clock.start()
         self.clock.lap(self._inside[-1] if self._inside else "other")
-        self._inside.append(phase)
-        return True
 
     def _leave(self, entered: bool) -> None:
         if entered:
             phase = self._inside.pop()
             self.clock.lap(phase)
-            self.seen.add(phase)
+            self.phases.add(phase)
 
     def timed(self, phase: str, function: Callable[..., Any]) -> Callable[..., Any]:
         """The function, with its calls timed as this phase."""
@@ -199,9 +203,9 @@ class StepRecorder:
             self.optimizer = optimizer
         self._stepping.append((optimizer, self._enter("optimizer")))
         # A closure's time is not the optimizer's, even where its forward pass is not seen.
-        _, *given = arguments
-        if given and callable(given[0]):
-            return (optimizer, self.timed("other", given[0]), *given[1:]), options
+        _, *rest = arguments
+        if rest and callable(rest[0]):
+            return (optimizer, self.timed("other", rest[0]), *rest[1:]), options
         if callable(closure := options.get("closure")):
             return arguments, options | {"closure": self.timed("other", closure)}
         return None
@@ -278,7 +282,7 @@ class StepRecorder:
                 "alone; call torch.distributed.init_process_group, or measure it on one rank"
             )
         # The module named by the script may be called only through a compiled one.
-        self._finds_modules = "forward" not in self.seen
+        self._finds_modules = "forward" not in self.phases
         if self._finds_modules:
             self._hook_trained_by(*self.optimizers.values())
         if has_group:
@@ -293,8 +297,10 @@ class StepRecorder:
                 self._deepest.append(module)
 
     def _hook_parts(self) -> None:
-        """Watch the parts of modules that are not called themselves, as Lightning's on one rank or
-        lists of layers."""
+        """Watch the parts of modules that are never called, such as a list of layers.
+
+        Lightning does not call its own module on one rank either.
+        """
         self._level += 1
         uncalled = [module for module in self._deepest if module not in self.called]
         if self._level > DEEPEST or not uncalled:
@@ -393,16 +399,15 @@ def _innermost(optimizer: Any) -> Any:
 
 
 def outermost(parameters: list[torch.Tensor] | None = None) -> list[nn.Module]:
-    """The modules that hold any of these parameters, or else any that requires a gradient, and are
-    not inside another that does."""
-    wanted = set(map(id, parameters or ()))
+    """The outermost modules that hold one of these parameters, by default any that is trained."""
+    ids = set(map(id, parameters or ()))
 
-    def is_wanted(parameter: torch.Tensor) -> bool:
-        return parameter.requires_grad if parameters is None else id(parameter) in wanted
+    def counts(parameter: torch.Tensor) -> bool:
+        return parameter.requires_grad if parameters is None else id(parameter) in ids
 
     # By type, as asking a library's lazily loaded module for its class would load it.
     modules = [one for one in gc.get_objects() if issubclass(type(one), nn.Module)]
-    holders = [one for one in modules if any(map(is_wanted, one.parameters()))]
+    holders = [one for one in modules if any(map(counts, one.parameters()))]
     # The compiler's own copies, unless a script trains one that it traced itself.
     holders = [one for one in holders if not isinstance(one, GraphModule)] or holders
     inner = {id(child) for one in holders for child in one.modules() if child is not one}

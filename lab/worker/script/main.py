@@ -155,9 +155,9 @@ class ScriptRank:
             offsets = self.offset, distributed.read_clock_offset()
             steps = set(distributed.all_gather_object(self.recorder.steps))
             if len(steps) > 1:
-                made = " and ".join(map(str, sorted(steps)))
+                numbers = " and ".join(map(str, sorted(steps)))
                 raise LabError(
-                    f"the ranks of {self.script.name} took {made} steps; they must match, so "
+                    f"the ranks of {self.script.name} took {numbers} steps; they must match, so "
                     f"measure no more than {min(steps)} (--steps of `lab measure`)"
                 )
             reports = distributed.gather(self._report(offsets))
@@ -178,16 +178,16 @@ class ScriptRank:
         except (LabError, RuntimeError) as error:
             if time.monotonic() - began < patience:
                 raise
-            made = count(self.recorder.steps, "step")
+            done = count(self.recorder.steps, "step")
             raise LabError(
-                f"{self.script.name} finished after {made} on this rank, but {patience:.0f} s "
+                f"{self.script.name} finished after {done} on this rank, but {patience:.0f} s "
                 "later not on all others: all ranks must take the same number of steps"
             ) from error
 
     @property
     def _phases(self) -> tuple[str, ...]:
-        """The phases to report: those that were seen, and the rest if the passes were."""
-        phases = self.recorder.seen - {"other"}
+        """The phases to report: those that were observed, and the rest if the passes were."""
+        phases = self.recorder.phases - {"other"}
         if {"forward", "backward"} <= phases:
             phases |= {"other"}
         return tuple(phase for phase in PHASES if phase in phases)
@@ -356,8 +356,8 @@ def last_line() -> str:
             stream.seek(max(log.st_size - MOST_LOG, 0))
             lines = stream.read().decode(errors="replace").splitlines()
         # Some loops end with a rule of dashes.
-        said = (line.strip() for line in reversed(lines) if any(map(str.isalnum, line)))
-        return next(said, "")[:MOST_QUOTED]
+        texts = (line.strip() for line in reversed(lines) if any(map(str.isalnum, line)))
+        return next(texts, "")[:MOST_QUOTED]
     return ""
 
 
@@ -478,10 +478,10 @@ def _require_steps(steps: int, run: Run, script: Script) -> None:
         line = last_line()
         if OWN_RANKS.partition(",")[0] in line:  # the end of such a process's traceback
             raise LabError(f"{script.name} ended without a step: {OWN_RANKS}")
-        said = log_end(line)
-        cause = "" if NEEDS_GPU.search(said) else f". {NO_OPTIMIZER}"
+        end = log_end(line)
+        cause = "" if NEEDS_GPU.search(end) else f". {NO_OPTIMIZER}"
         raise LabError(
-            f"{script.name} ended without a step of an optimizer of torch.optim{said}{cause}"
+            f"{script.name} ended without a step of an optimizer of torch.optim{end}{cause}"
         )
     if steps <= run.warmup_steps:
         raise LabError(

@@ -63,8 +63,10 @@ def one_process() -> Iterator[None]:
 
 
 def end_children(script: str) -> None:
-    """End the processes for which Python would wait at exit, as a script that is ended early did
-    not come to the line that ends them."""
+    """End the processes for which Python would wait at exit.
+
+    A script that is ended early has not reached the line that ends them.
+    """
     started = [one.pid for one in multiprocessing.active_children() if not one.daemon]
     running = [psutil.Process(pid) for pid in started if psutil.pid_exists(pid)]
     end_left(running, patience_s=LEAVE_S, by=script)
@@ -176,9 +178,9 @@ def _anywhere(rendezvous: Callable[..., Any]) -> Callable[..., Any]:
     @wraps(rendezvous)
     def meet(url: str, *arguments: Any, **options: Any) -> Any:
         if port is not None and dist.is_torchelastic_launched():
-            wanted = urlparse(url).port if url.startswith("tcp:") else os.environ["MASTER_PORT"]
+            target = urlparse(url).port if url.startswith("tcp:") else os.environ["MASTER_PORT"]
             # Torch reads this to learn whether somebody is listening there already.
-            os.environ["TORCHELASTIC_USE_AGENT_STORE"] = str(str(wanted) == port)
+            os.environ["TORCHELASTIC_USE_AGENT_STORE"] = str(str(target) == port)
         return rendezvous(url, *arguments, **options)
 
     return meet

@@ -99,9 +99,8 @@ def devices_of(run: Run, device: torch.device) -> list[torch.device]:
     """The run's devices, driven by one process; raises InputError for too few GPUs."""
     if device.type == "cpu":
         return [device] * run.world_size
-    if torch.cuda.device_count() < run.world_size:
-        seen = torch.cuda.device_count()
-        what = f"{run.world_size} devices for one process, which sees only {seen}"
+    if (visible := torch.cuda.device_count()) < run.world_size:
+        what = f"{run.world_size} devices for one process, which sees only {visible}"
         raise InputError.of("run", "world_size", what, "use at most one node's GPUs")
     return [torch.device("cuda", number) for number in range(run.world_size)]
 

@@ -55,6 +55,12 @@ def test_an_id_changes_with_all_that_the_script_is_made_of(folder: Path, name: s
     assert ids(folder).isdisjoint(before)
 
 
+@pytest.mark.parametrize("constant", ["a\\0b.json", "運" * 100 + ".py", "\\ud800.yaml"])
+def test_a_constant_that_no_file_can_be_called_is_no_fault(folder: Path, constant: str) -> None:
+    (folder / "train.py").write_text(f'name = "{constant}"\n', encoding="utf-8")
+    assert ids(folder)
+
+
 def test_an_id_changes_with_the_arguments_and_not_with_the_folder(folder: Path) -> None:
     before = ids(folder)
     assert ids(folder, "train.py --config=config.yaml --lr 2").isdisjoint(before)

@@ -57,6 +57,18 @@ def place(study: Study, name: str) -> Path:
     return study.out / name
 
 
+def test_a_file_that_vanishes_while_a_job_runs_is_not_listed(
+    used: Study, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    before, walk = lab.clean(used), os.walk
+
+    def late(folder: Path) -> list[tuple[str, list[str], list[str]]]:
+        return [(place, names, [*files, ".gone.0123"]) for place, names, files in walk(folder)]
+
+    monkeypatch.setattr(os, "walk", late)
+    assert lab.clean(used) == before
+
+
 def test_what_can_go_is_shown_and_then_goes(used: Study, tmp_path: Path) -> None:
     parts = lab.clean(used)
     assert all(place(used, name).exists() for name in [*KEPT, *GONE])

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import shlex
 from pathlib import Path
 
 import pandas as pd
@@ -237,6 +238,15 @@ def test_a_network_of_two_ranks_in_commands() -> None:
     assert "tc qdisc add dev port0 root netem delay 2000us limit 100000" in late
     assert any("burst 262144" in line for line in late)
     assert "hub" not in netem.script(Link(bandwidth_gbit=1, latency_ms=2), 2, "switch")
+
+
+def test_a_switch_is_started_from_an_environment_whose_path_has_spaces(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setattr(netem.sys, "executable", "/my envs/bin/python")
+    command = netem._holder(Link(bandwidth_gbit=1, latency_ms=2), 3, "switch")
+    execute, python, *_, ports, seconds = shlex.split(command)
+    assert (execute, python, ports, seconds) == ("exec", "/my envs/bin/python", "3", "0.002")
 
 
 def test_addresses_of_many_ranks_differ_and_are_hosts() -> None:

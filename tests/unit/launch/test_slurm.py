@@ -118,6 +118,15 @@ def test_a_refused_value_is_answered_with_the_nearest_that_slurm_knows(
     assert problem is not None and problem.advice == advice
 
 
+def test_a_greeting_is_no_node(monkeypatch: pytest.MonkeyPatch) -> None:
+    nodes = "Welcome to the site\nn1|64|256000|gpu:a100:2\n"
+    monkeypatch.setattr(executor, "ask", lambda *command: nodes)
+    site = Cluster(name="site", executor="slurm", gpus_per_node=4)
+    problem = complaint(site, 4, "Requested node configuration is not available")
+    assert problem is not None and problem.where == "gpus_per_node"
+    assert "the partition's largest node has 2" in problem.what
+
+
 def test_a_type_of_gpu_that_no_node_has_is_named(monkeypatch: pytest.MonkeyPatch) -> None:
     nodes = "n1|64|256000|gpu:a100:4(S:0-1),nvme:1\nn2|64|256000|gpu:v100-32:2\nn3|8|8000|gpu:4\n"
     monkeypatch.setattr(executor, "ask", lambda *command: nodes)

@@ -20,10 +20,11 @@ from rich.console import Console
 from lab.config.cluster import Cluster
 from lab.config.run import Run
 from lab.config.study import Study, Task
-from lab.launch import status
+from lab.launch import driver, status
 from lab.launch.attempt import WAITING
 from lab.launch.executor import JobSpec, LocalJob, prepare, write_job
 from lab.launch.job import execute, job_arguments
+from lab.launch.launcher import Jobs
 from lab.launch.status import Display, StudyDisplay, TaskState, _view, cancel, time_left
 from lab.launch.work import write_work
 from lab.machine import began
@@ -219,6 +220,46 @@ def job_of(study: Study, run: Run) -> subprocess.Popen[bytes]:
     )
     write_job(folder, local)
     return job
+
+
+def ended_job(study: Study) -> Path:
+    """The folder of the study's first task, whose job has ended and left a damaged record."""
+    folder = Store(study.out).folder(study.tasks[0])
+    job = LocalJob(cluster="local", job_id="1234567", pid=1234567, began=0.0, submitted_at=0.0)
+    prepare(folder)
+    write_job(folder, job)
+    (folder / "record.json").write_text('{"schema_version": 1, "run_id"')
+    return folder
+
+
+def test_why_what_was_measured_is_measured_again_is_shown(tmp_path: Path) -> None:
+    damaged = study(tmp_path, [run()], repeats=1)
+    folder = ended_job(damaged)
+    (state,) = status.status(damaged)
+    assert state.state == "waiting"
+    assert state.reason.startswith(f"{folder / 'record.json'} is damaged")
+    assert "measures it again" in state.reason
+    (folder / "record.json").unlink()
+    (state,) = status.status(damaged)
+    assert "without a record" in state.reason
+    write_record(record(run()), folder / "disturbed")
+    (state,) = status.status(damaged)
+    assert state.reason == "it was disturbed, and is measured once more"
+
+
+def test_a_damaged_record_is_kept_in_the_logs(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(Jobs, "_drive", lambda jobs: None)
+    damaged = study(tmp_path, [run()], repeats=1)
+    folder = ended_job(damaged)
+    content = (folder / "record.json").read_bytes()
+    jobs = Jobs(damaged, Cluster.load("local"), damaged.tasks)
+    jobs._ensure_record(folder, driver.handles([folder])[folder])
+    (kept,) = folder.glob("log/*.record.json")
+    assert kept.read_bytes() == content
+    written = Store(damaged.out).read(damaged.tasks[0])
+    assert written is not None and written.status == "failed"
 
 
 def test_jobs_of_a_study_that_was_changed_meanwhile_are_shown_and_ended(tmp_path: Path) -> None:

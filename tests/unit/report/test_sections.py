@@ -2,10 +2,14 @@ from __future__ import annotations
 
 from datetime import UTC, datetime
 
+import factories
+import pytest
+from bs4 import BeautifulSoup
 from factories import frozen, repeats, run, stat, study, traced, write_prediction
+from nbconvert.filters.markdown_mistune import IPythonRenderer, MarkdownWithMath
 
 from lab.analysis.results import StudyResults
-from lab.records.schema import Communication
+from lab.records.schema import Communication, Failure
 from lab.records.store import DISTURBED, Record, Store, write_record
 from lab.report import sections, study_sections
 
@@ -43,6 +47,19 @@ def test_the_table_of_repeats_says_what_its_phases_include_and_in_which_unit() -
     assert "its phases, which include the exposed communication" in table.caption
     table = sections.every_repeat(StudyResults(repeats(run(2), [2233.5])))
     assert table.frame["step (s)"].tolist() == ["2233.50"]
+
+
+@pytest.mark.parametrize("rule", ["~~~", "~~~~", "~" * 40, "```"])
+def test_a_log_is_shown_as_it_is_whatever_rules_it_draws(rule: str) -> None:
+    log = f"epoch 1\n{rule}\n# [loss](http://example.org)"
+    error = Failure(type="ValueError", message="wrong", log=log)
+    failed = StudyResults([factories.record(run(), status="failed", error=error)])
+    markdown = sections.outcome(failed).markdown
+    page = BeautifulSoup(
+        MarkdownWithMath(renderer=IPythonRenderer()).render(markdown), "html.parser"
+    )
+    (code,) = page.select("pre")
+    assert code.get_text().strip() == log and not page.select("a")
 
 
 def test_hours_that_this_machine_cannot_plan_are_left_out(tmp_path) -> None:
