@@ -73,9 +73,8 @@ def calibrate(
     """
     profile = usable(cluster)
     path = calibration_path(cluster)
-    doubling = [2**power for power in range(profile.capacity.bit_length())]
-    sizes = items(world_sizes or doubling, Integral, "world_sizes", "whole numbers, such as [1, 2]")
-    sizes = sorted(set(sizes))
+    sizes = world_sizes or _doubling(profile.capacity)
+    sizes = sorted(set(items(sizes, Integral, "world_sizes", "whole numbers, such as [1, 2]")))
     if wrong := [size for size in sizes if not 1 <= size <= profile.capacity]:
         ranks = (f"cannot run {count(n, 'rank')}; {profile.description}" for n in wrong)
         advice = "choose 1" if profile.capacity == 1 else f"choose from 1 to {profile.capacity}"
@@ -194,6 +193,10 @@ class _Measuring:
 
 def _noise(part: Part) -> tuple[bool, float]:
     return not part.fitted, part.environment.foreign_cpu or 0.0
+
+
+def _doubling(capacity: int) -> list[int]:
+    return [2**power for power in range(capacity.bit_length())]
 
 
 def _reusable(part: Part, *, quick: bool) -> bool:
