@@ -207,7 +207,7 @@ class Trace(Section):
     `file` beside the record holds all of the traced steps on all ranks.
     """
 
-    file: str
+    file: str = Field(pattern=r"^\w[\w.-]*$")
     timeline: list[Event]
     operators: list[Event]
     memory: list[RankMemory]  # by rank

@@ -10,7 +10,7 @@ from pathlib import Path
 
 import pandas as pd
 import pytest
-from factories import record
+from factories import record, traced
 from studies import StudyMaker
 
 import lab
@@ -45,12 +45,14 @@ def test_a_record_that_is_not_whole_is_none(tmp_path: Path, content: str) -> Non
         {"started_at": "x"},
         {"memory": {"kind": "resident", "peak": [], "parameters": 1}},
         {"timing.step.median": -0.1},
+        {"trace.file": "/etc/hostname"},
+        {"trace.file": "../../trace.json.gz"},
     ],
 )
 def test_a_record_with_an_impossible_value_has_to_be_measured(
     tmp_path: Path, change: dict[str, object]
 ) -> None:
-    content = json.loads(record(RUN, step_time=0.1).model_dump_json())
+    content = json.loads(traced(record(RUN, step_time=0.1)).model_dump_json())
     for place, value in change.items():
         *sections, key = place.split(".")
         functools.reduce(dict.__getitem__, sections, content)[key] = value
