@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import re
 from collections.abc import Collection, Iterable, Mapping, Sequence
+from functools import partial
 from typing import Literal
 
 import numpy as np
@@ -131,12 +132,8 @@ def _long_form(
     frame, of_settings, origins = by_setting(frame, mapped)
     frame, of_ranks = wide.by_rank(frame, mapped)
     assumptions += compared + filled + of_settings + of_ranks
-    for by in (
-        *(wide.of_commands, wide.of_samples, wide.by_grid, wide.by_pair),
-        *(wide.by_program, wide.over_serial, wide.by_batch, wide.by_size, wide.by_crossing),
-        *(wide.by_group, wide.by_timed, wide.by_rated, wide.by_noted),
-    ):
-        frame, more = by(frame, mapped)
+    for form in [partial(wide.by_batch, mapped=mapped)] if mapped else wide.FORMS:
+        frame, more = form(frame)
         assumptions += more
     meanings = _meanings(frame, mapped)
     unnamed = {} if mapped else by_numbers(frame, meanings)

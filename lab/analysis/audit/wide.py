@@ -1,13 +1,13 @@
 """Columns of several programs, ranks, batches or sizes, such as "MPI time" or "b64", become rows.
 
 Each function returns the table in this long form and states what that assumes, or returns a table
-that is not for it as it is. Columns that the user has `mapped` stay.
+that is not for it as it is. `FORMS` are tried on tables of which the user has mapped no column.
 """
 
 from __future__ import annotations
 
 import re
-from collections.abc import Mapping
+from collections.abc import Collection, Mapping
 from typing import Any
 
 import pandas as pd
@@ -73,7 +73,7 @@ PAIR = re.compile(r"^\s*(\d{1,5})\s*[x×*]\s*(\d{1,5})(?!\d)")
 AGAIN = re.compile(r"(?P<name>.+) \(\d+\)")  # a column of the name of an earlier one
 
 
-def by_rank(frame: pd.DataFrame, mapped: Mapping[str, Guess]) -> Long:
+def by_rank(frame: pd.DataFrame, mapped: Collection[str]) -> Long:
     """A time for each rank becomes a column `rank`, in which any other time covers all ranks."""
     matches = {
         column: match
@@ -93,15 +93,20 @@ def by_rank(frame: pd.DataFrame, mapped: Mapping[str, Guess]) -> Long:
     return _stacked(frame, parts, "rank", times=whole or "time"), [assumption]
 
 
-def of_commands(frame: pd.DataFrame, mapped: Mapping[str, Guess]) -> Long:
+def of_shells(frame: pd.DataFrame) -> Long:
+    """The real time of a command, which shells print beside those of the user and the system,
+    becomes a column of times."""
+    named = {normal(name): name for name in frame.columns}
+    if not {"real", "user", "sys"} <= set(named):
+        return frame, []
+    real = named["real"]
+    return frame.rename(columns={real: "real time"}), [f"{real!r} is the time of a command"]
+
+
+def of_commands(frame: pd.DataFrame) -> Long:
     """Means of the times of commands, which hyperfine saves in s beside those of the user and the
-    system, become a column of times, and parameters columns by their own names; so does the real
-    time that shells print beside those."""
-    shell = {normal(name): name for name in frame.columns}
-    if not mapped and {"real", "user", "sys"} <= set(shell):
-        real = shell["real"]
-        return frame.rename(columns={real: "real time"}), [f"{real!r} is the time of a command"]
-    if mapped or not {"command", "mean", "user", "system"} <= set(frame.columns):
+    system, become a column of times, and parameters columns by their own names."""
+    if not {"command", "mean", "user", "system"} <= set(frame.columns):
         return frame, []
     names = {name: name.removeprefix("parameter_") for name in map(str, frame)}
     names |= {"mean": "mean time (s)"}
@@ -111,23 +116,23 @@ def of_commands(frame: pd.DataFrame, mapped: Mapping[str, Guess]) -> Long:
     return frame[rest].rename(columns=names), ["'mean' is the time of a command in s"]
 
 
-def of_samples(frame: pd.DataFrame, mapped: Mapping[str, Guess]) -> Long:
+def of_samples(frame: pd.DataFrame) -> Long:
     """Columns called "min", "median" or "mean" and nothing else are those of a time if their cells
     have its unit, and `samples` beside them counts the repeats, as in tables of BenchmarkTools."""
     named = {name: normal(name) for name in map(str, frame)}
     timed = [name for name, word in named.items() if word in OF_SAMPLES and are_timed(frame[name])]
-    if mapped or len(timed) < 2:
+    if len(timed) < 2:
         return frame, []
     names = {name: f"{name} time" for name in timed}
     names |= {name: "repeats" for name, word in named.items() if word == "samples"}
     return frame.rename(columns=names), [f"{listed(timed)} are statistics of a time"]
 
 
-def by_grid(frame: pd.DataFrame, mapped: Mapping[str, Guess]) -> Long:
+def by_grid(frame: pd.DataFrame) -> Long:
     """The rows and columns of a grid of processes, as the Linpack benchmark has them beside the
     order N and the block NB of a matrix, become a column `ranks`, and N a problem's size."""
     of = {normal(column): column for column in frame.columns}
-    if mapped or not {"p", "q", "n", "nb"} <= set(of):
+    if not {"p", "q", "n", "nb"} <= set(of):
         return frame, []
     sides = [of["p"], of["q"]]
     ranks = numbers(frame[sides[0]]) * numbers(frame[sides[1]])
@@ -135,14 +140,14 @@ def by_grid(frame: pd.DataFrame, mapped: Mapping[str, Guess]) -> Long:
     return named.assign(ranks=ranks), [f"{sides[0]!r} times {sides[1]!r} counts the ranks"]
 
 
-def by_pair(frame: pd.DataFrame, mapped: Mapping[str, Guess]) -> Long:
+def by_pair(frame: pd.DataFrame) -> Long:
     """Cells such as "2 x 8" of a column called "MPI x OMP" or "Nodes x GPUs" become the columns of
     its two words, where no other column counts ranks."""
     matches = {
         column: match for column in frame.columns if (match := OF_PAIR.fullmatch(normal(column)))
     }
     names = list(matches)
-    if mapped or len(names) != 1 or quantities(frame.columns.difference(names)) & RANKS:
+    if len(names) != 1 or quantities(frame.columns.difference(names)) & RANKS:
         return frame, []
     pairs = frame[names[0]].astype(str).str.extract(PAIR)
     if pairs.isna().any(axis=None):
@@ -154,7 +159,7 @@ def by_pair(frame: pd.DataFrame, mapped: Mapping[str, Guess]) -> Long:
     return pd.concat([pairs, frame.drop(columns=names)], axis="columns"), [read]
 
 
-def by_program(frame: pd.DataFrame, mapped: Mapping[str, Guess]) -> Long:
+def by_program(frame: pd.DataFrame) -> Long:
     """Times, and speedups and efficiencies, of several programs on the same ranks become columns
     `setting`, `time`, `speedup` and `efficiency`. The time of a serial program stays in all rows.
     """
@@ -167,7 +172,7 @@ def by_program(frame: pd.DataFrame, mapped: Mapping[str, Guess]) -> Long:
     parallel = {name: part for name, part in timed.items() if not re.fullmatch(SERIAL, name)}
     used = [column for part in parallel.values() for column in part.values()]
     known = quantities(frame.columns.difference(used))
-    if mapped or not parallel or len(timed) < 2 or not known & RANKS or known & {"time", "rate"}:
+    if not parallel or len(timed) < 2 or not known & RANKS or known & {"time", "rate"}:
         return frame, []
     names = ", ".join(repr(part["time"]) for part in parallel.values())
     read = f"{names} {'are' if len(parallel) > 1 else 'is'} read as the time of a program"
@@ -175,7 +180,7 @@ def by_program(frame: pd.DataFrame, mapped: Mapping[str, Guess]) -> Long:
     return (long if len(parallel) > 1 else long.drop(columns="setting")), [read]
 
 
-def by_timed(frame: pd.DataFrame, mapped: Mapping[str, Guess]) -> Long:
+def by_timed(frame: pd.DataFrame) -> Long:
     """The same for what only the unit of time in names or cells reveals, such as "ScaLAPACK (s)",
     each with its own speedup and efficiency or without, as one may be of one over another."""
     timed: dict[str, dict[str, str]] = {}
@@ -185,7 +190,7 @@ def by_timed(frame: pd.DataFrame, mapped: Mapping[str, Guess]) -> Long:
         of_time = (in_name and re.search("[a-z]{2}", name.stem)) or are_timed(frame[column])
         if of_time and not guess(column) and not re.search(f"{NOT_TRAINING}|{IDEAL}", name.stem):
             timed[UNIT.sub("", column)] = {"time": column}
-    if mapped or len(timed) < 2:
+    if len(timed) < 2:
         return frame, []
     _add_ratios(timed, frame)
     rest = frame.drop(columns=[column for part in timed.values() for column in part.values()])
@@ -198,7 +203,7 @@ def by_timed(frame: pd.DataFrame, mapped: Mapping[str, Guess]) -> Long:
     return _stacked(frame, timed, "setting", times="time"), [read]
 
 
-def by_rated(frame: pd.DataFrame, mapped: Mapping[str, Guess]) -> Long:
+def by_rated(frame: pd.DataFrame) -> Long:
     """Several columns of rates with units in their cells, such as "320 img/s" below "Horovod",
     become rows of a setting."""
     meanings = {name: guess(name) for name in frame.columns}
@@ -208,13 +213,13 @@ def by_rated(frame: pd.DataFrame, mapped: Mapping[str, Guess]) -> Long:
         if are_rated(frame[name]) and not (meaning and meaning.canonical in NUMERIC)
     ]
     known = quantities(frame.columns.difference(rated))
-    if mapped or len(rated) < 2 or not known & RANKS or known & OF_SPEED:
+    if len(rated) < 2 or not known & RANKS or known & OF_SPEED:
         return frame, []
     parts = {name: {"throughput": name} for name in rated}
     return _stacked(frame, parts, "setting"), [f"{listed(rated)} are read as rates of each"]
 
 
-def by_noted(frame: pd.DataFrame, mapped: Mapping[str, Guess]) -> Long:
+def by_noted(frame: pd.DataFrame) -> Long:
     """Several columns of numbers whose names say nothing, such as "static" and "dynamic", become
     rows of a setting, if the lines around the table name one quantity and all of them behave like
     it: times fall with the ranks, rates and speedups rise."""
@@ -225,7 +230,7 @@ def by_noted(frame: pd.DataFrame, mapped: Mapping[str, Guess]) -> Long:
     ratios = bool(others) and all(are_ratios(frame[name].tolist()) for name in others)
     quantity = "speedup" if ratios else noted_alone(frame.attrs.get("around", ""))
     one = len(counts) == 1 or (ratios and counts)
-    if mapped or not quantity or not one or quantities(named) & OF_SPEED:
+    if not quantity or not one or quantities(named) & OF_SPEED:
         return frame, []
     ranks = numbers(frame[counts[0]])
     falling = quantity in TIMES
@@ -261,7 +266,7 @@ def _add_ratios(timed: Mapping[str, dict[str, str]], frame: pd.DataFrame) -> Non
                 part[what] = own[stem][0]
 
 
-def over_serial(frame: pd.DataFrame, mapped: Mapping[str, Guess]) -> Long:
+def over_serial(frame: pd.DataFrame) -> Long:
     """Times of a serial and a parallel program for several problems, and the speedup of one over
     the other, become a row for each program, in which this speedup is a ratio of their times."""
     parsed = {column: _of_program(column) for column in frame.columns}
@@ -273,7 +278,7 @@ def over_serial(frame: pd.DataFrame, mapped: Mapping[str, Guess]) -> Long:
     serial = [column for column, name in programs.items() if re.fullmatch(SERIAL, name)]
     quoted = [column for column in frame.columns if re.fullmatch("speed_?up", normal(column))]
     known = quantities(frame.columns)
-    if mapped or len(programs) != 2 or len(serial) != 1 or len(quoted) != 1 or known & RANKS:
+    if len(programs) != 2 or len(serial) != 1 or len(quoted) != 1 or known & RANKS:
         return frame, []
     if frame[quoted[0]].astype(str).str.contains("%").any():
         return frame, []  # an increase
@@ -297,7 +302,7 @@ def _of_program(column: str) -> tuple[str, str]:
     return match["program"].replace("_", " "), kind
 
 
-def by_batch(frame: pd.DataFrame, mapped: Mapping[str, Guess]) -> Long:
+def by_batch(frame: pd.DataFrame, mapped: Collection[str] = ()) -> Long:
     """Columns for several batches become a column `batch size`."""
     matches = {
         column: match
@@ -321,7 +326,7 @@ def by_batch(frame: pd.DataFrame, mapped: Mapping[str, Guess]) -> Long:
     return _stacked(frame, parts, "batch size"), [assumption]
 
 
-def by_size(frame: pd.DataFrame, mapped: Mapping[str, Guess]) -> Long:
+def by_size(frame: pd.DataFrame) -> Long:
     """Columns for several sizes of a problem, such as time_1000 and time_2000, beside the ranks
     become a column `problem size`."""
     parts: dict[str, dict[str, str]] = {}
@@ -332,18 +337,18 @@ def by_size(frame: pd.DataFrame, mapped: Mapping[str, Guess]) -> Long:
     used = [column for part in parts.values() for column in part.values()]
     known = quantities(frame.columns.difference(used))
     alike = len({tuple(part) for part in parts.values()}) == 1
-    if mapped or len(parts) < 2 or not alike or not known & RANKS or known & MEASURED:
+    if len(parts) < 2 or not alike or not known & RANKS or known & MEASURED:
         return frame, []
     read = f"the sizes are read from the names {listed(used)}"
     return _stacked(frame, parts, "problem size"), [read]
 
 
-def by_crossing(frame: pd.DataFrame, mapped: Mapping[str, Guess]) -> Long:
+def by_crossing(frame: pd.DataFrame) -> Long:
     """Numbers of ranks beside columns that are called after sizes of a problem, such as "1000" or
     "N=1000", become rows of each size; a corner such as "N \\ P" says which of the two is which."""
     first, *columns = frame.columns.drop(ROW, errors="ignore")
     sizes = [CROSSED.fullmatch(normal(column)) for column in columns]
-    if mapped or len(sizes) < 2 or not all(sizes):
+    if len(sizes) < 2 or not all(sizes):
         return frame, []
     corner = CORNER.fullmatch(first)
     rows, across = (corner["rows"], corner["columns"]) if corner else (first, "")
@@ -365,7 +370,7 @@ def _counts_ranks(name: str) -> bool:
     return normal(name) == "p" or (normal(name) != "n" and bool(quantities([name]) & RANKS))
 
 
-def by_group(frame: pd.DataFrame, mapped: Mapping[str, Guess]) -> Long:
+def by_group(frame: pd.DataFrame) -> Long:
     """Several columns of each of the same names, "img/s" and "img/s (2)", become a column
     `setting`, named by a first row of words."""
     again = {column: match for column in frame.columns if (match := AGAIN.fullmatch(column))}
@@ -376,7 +381,7 @@ def by_group(frame: pd.DataFrame, mapped: Mapping[str, Guess]) -> Long:
     here = set(names) <= set(frame.columns)
     even = here and len({len(columns) for columns in names.values()}) == 1
     measured = quantities(names) & {"rate", "time", "rate_per_rank"}
-    if mapped or len(names) < 2 or not even or not measured:
+    if len(names) < 2 or not even or not measured:
         return frame, []
     labels = [set(frame.loc[0, list(group)]) for group in groups]
     worded = all(len(label) == 1 and re.match(r"[^\W\d]", str(*label)) for label in labels)
@@ -405,3 +410,10 @@ def _stacked(
             rows = rows[known.notna()]
         long.append(rows)
     return pd.concat(long, ignore_index=True)
+
+
+# In the order in which they are tried, on a table of which no column is mapped.
+FORMS = (
+    *(of_commands, of_shells, of_samples, by_grid, by_pair, by_program, over_serial, by_batch),
+    *(by_size, by_crossing, by_group, by_timed, by_rated, by_noted),
+)
