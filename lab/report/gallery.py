@@ -162,8 +162,8 @@ def _renamed(part: Any, hosts: dict[str, str]) -> Any:
 
 
 def _new_name(host: str, hosts: dict[str, str]) -> str:
-    # A scheduler may leave out the domain.
-    return hosts.setdefault(host.partition(".")[0], f"node{len(hosts) + 1}")
+    # A scheduler may leave out the domain; an address has none.
+    return hosts.setdefault(re.split(r"\.(?=[a-zA-Z])", host)[0], f"node{len(hosts) + 1}")
 
 
 class Entry(NamedTuple):

@@ -17,6 +17,7 @@ def test_a_host_has_one_name_in_all_files_and_places() -> None:
     renamed = _renamed(record, hosts)
     assert renamed["environment"]["hosts"] == ["node1", "node2", "node1"]
     assert renamed["allocation"]["nodes"] == ["node1", "node2"]
+    assert _renamed({"hosts": ["10.0.0.1", "10.0.0.2"]}, {}) == {"hosts": ["node1", "node2"]}
     # In a profile it is a number.
     assert _renamed([{"nodes": 4}, {"hosts": ["gpu9"]}], hosts) == [
         {"nodes": 4},
