@@ -1,4 +1,4 @@
-"""What holds for all rows of a table of layouts without a column for it: noted, or as usual."""
+"""Values for all rows of a table of layouts that no column gives: from its notes, or usual ones."""
 
 from __future__ import annotations
 
@@ -93,7 +93,7 @@ def _with_relatives(names: set[str]) -> set[str]:
 
 
 def _enter_model(page: Page, columns: set[str], values: dict[str, Any]) -> Iterator[str]:
-    """Enter the noted model, or the kind of one that is no transformer, and what trains of it."""
+    """Enter the model that the notes name, else its kind, and whether only adapters are trained."""
     # Layers alone are those of a named model that was cut.
     sized = {*(SIZED - {"layers"}), "width"} & columns
     if not sized and (model := noted_model(page.notes)):

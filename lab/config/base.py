@@ -20,7 +20,7 @@ Counts = Annotated[
 
 
 def _one_line(text: str) -> str:
-    """Text with single spaces; raises InvalidValueError if it has none to show, or cannot be."""
+    """Text with single spaces; raises InvalidValueError if it is empty or cannot be printed."""
     words = " ".join(text.split())
     if not words.isprintable():
         raise InvalidValueError(f"{text!r} has characters that cannot be printed", "leave them out")

@@ -223,8 +223,8 @@ def _peaks(records: Iterable[Record]) -> Iterator[str]:
         for record in records
         if (timing := record.timing) and (rate := timing.peak_flops_per_second)
     )
-    for (precision, source), known in rates.items():
-        span = f"{extent([(1e-9 * rate,) for rate in known])} GFLOP/s, "
+    for (precision, source), measured in rates.items():
+        span = f"{extent([(1e-9 * rate,) for rate in measured])} GFLOP/s, "
         yield f"{precision}: {span * ('FLOP/s' not in source)}{source}"
 
 

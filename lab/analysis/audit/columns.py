@@ -255,14 +255,15 @@ BANDWIDTHS = {unit.replace("/", "_per_"): factor for unit, factor in BANDWIDTH_U
 BANDWIDTHS |= {"gbs": 1e9, "gbps": 1e9 / 8}
 PERCENT = {"percent": 0.01, "pct": 0.01}
 UNITS = {"time": TIME_UNITS, "bytes": BYTE_UNITS, "count": COUNT_UNITS, "percent": PERCENT}
-# Words for settings in column names. They distinguish columns of one quantity, and a speedup named
-# after one compares programs, not numbers of ranks.
 # Types of machines in clouds: ml.p4d.24xlarge, Standard_ND96asr_v4, a3-highgpu-8g, hpc7a.
 _INSTANCES = (
-    r"(?:ml_)?[a-z]{1,3}\d[a-z]{0,4}_(?:\d*_?x?large|metal)|(?:standard_)?(?:n[cdvg]|h[bcx])\d+\w*?_v\d"
+    r"(?:ml_)?[a-z]{1,3}\d[a-z]{0,4}_(?:\d*_?x?large|metal)"
+    r"|(?:standard_)?(?:n[cdvg]|h[bcx])\d+\w*?_v\d"
     r"|nd\d+[a-z]+|a[2-4]_(?:high|mega|ultra)gpu_\d+g|hpc\d[a-z]+"
 )
 _GPUS = "|".join(sorted({name.split("-")[0] for name in GPUS} - {"rtx"}))
+# Words for settings in column names. They distinguish columns of one quantity, and a speedup named
+# after one compares programs, not numbers of ranks.
 SETTINGS = {
     "precision": r"(?:mixed|mid|full|half|single|reduced)_precision|mixed|(?:amp_)?(?:mx|nv)?"
     r"f(?:p|loat)?_?(?:4|8|16|32|64)(?:_(?:cs|mx|sc))?|tf_?32|bf(?:loat)?_?16|int_?[48]|s8|amp",

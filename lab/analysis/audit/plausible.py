@@ -26,7 +26,7 @@ from lab.analysis.audit.columns import (
 )
 from lab.analysis.audit.observations import ROW
 from lab.analysis.audit.points import ROUNDING
-from lab.analysis.audit.reshape import COLLECTIVE, GROWN, are_timed, falls
+from lab.analysis.audit.reshape import COLLECTIVE, GROWN, are_ratios, are_timed, falls
 from lab.analysis.audit.values import (
     BRACKETS,
     COUNT_UNITS,
@@ -78,7 +78,6 @@ JOB = r"\d{5,}"  # the number of a batch system, such as 7565972
 SERIAL_NAME = re.compile(rf"(?:^|_)(?:{SERIAL}|1)(?:_|$)")
 SCALING = re.compile(r"(strong|weak)(?:[ _-]?scal.*|)", re.IGNORECASE)
 COMPARED = r"\b(?:worse|slower|less|lower|smaller|larger|higher|longer)\b"  # no speedup
-TIMES_OF_IT = re.compile(r"[~≈]?\s*\d[\d.,]*\s*[x×]", re.IGNORECASE)  # such as 1.9x
 TIMED = re.compile(rf"[\d.,]+\s*(?:{'|'.join(TIME_UNITS)})\s*$")  # such as 22.3 s
 
 
@@ -116,7 +115,7 @@ def confirmed(
         canonical = "time"  # of the whole
     elif guessed and canonical in {"step", "rate"} and len(known) and known.str.match(TIMED).all():
         canonical = "time"
-    elif guessed and canonical in {"rate", "rate_per_rank"} and _are_ratios(known):
+    elif guessed and canonical in {"rate", "rate_per_rank"} and are_ratios(known):
         canonical = "" if "speedup" in names else "speedup"  # a throughput of 1.9x
     elif guessed and canonical == "rank" and counts_processes(column, numbers(cells)):
         canonical = "world_size"
@@ -421,12 +420,6 @@ def is_of_another(column: str, frame: pd.DataFrame, meanings: Mapping[str, Guess
     before = names[names.index(column) - 1] if names.index(column) else ""
     of_time = before in meanings and meanings[before].canonical in TIMES
     return not parse_name(column).stem and not of_time and parse_name(before).statistic is not None
-
-
-def _are_ratios(texts: pd.Series) -> bool:
-    """Whether all numbers among cells, as texts, are times something, such as 1.9x."""
-    counted = texts[texts.str.contains(r"\d")]
-    return len(counted) > 0 and bool(counted.str.strip().str.fullmatch(TIMES_OF_IT).all())
 
 
 def are_shares(cells: pd.Series) -> bool:

@@ -149,11 +149,6 @@ class Curve:
         least = measured[0].world_size
         return list(takewhile(lambda point: point.world_size == least, measured))
 
-    @property
-    def starts_at_one(self) -> bool:
-        """Whether one rank was measured."""
-        return self.smallest[0].world_size == 1
-
     @cached_property
     def by_strategy(self) -> dict[str, list[Point]]:
         """The smallest points by their strategy."""

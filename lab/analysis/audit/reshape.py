@@ -162,7 +162,7 @@ def turned(frame: pd.DataFrame, mapped: Collection[str]) -> tuple[pd.DataFrame, 
         sizes = ["" if name.isdecimal() else _whole(name) for name in rest]
     if mapped or len(others) < 2 or not all(sizes) or names.duplicated().any():
         return frame, []
-    if counts_other(first):
+    if _counts_other(first):
         return frame, []
     if are_collectives(names) and not all(are_timed(frame[name]) for name in others):
         return frame, []  # whose bandwidths these may be
@@ -200,7 +200,7 @@ def _whole(column: str) -> str:
 OF_RUNS = MEASURED | {"mfu", "hfu"}
 UNIT_OF_RATE = re.compile(r"\d\s*(?:[kmgt](?=\s|i?b))?\s*((?:[a-z]+/s\w*|%|[tp]flops?)(?=\W|$))")
 TIMES_X = re.compile(r"\d\s*[x×]\W*$", re.IGNORECASE)
-RATIO_CELL = re.compile(r"\W*\d+(?:[.,]\d+)?\s*[x×](?!\s*[\d\w])")
+RATIO_CELL = re.compile(r"\W*\d[\d.,]*\s*[x×](?!\s*\w)", re.IGNORECASE)
 RATED = re.compile(rf"\d\s*[km]?\s*(?:{THINGS})\s*(?:/|per)\s*(?:{SECOND})\b", re.IGNORECASE)
 
 
@@ -397,9 +397,9 @@ def are_rated(cells: pd.Series) -> bool:
 
 
 def are_ratios(cells: Iterable[object]) -> bool:
-    """Whether cells are ratios such as 1.9x, of which there are several."""
+    """Whether all numbers in cells are times something, such as 1.9x."""
     texts = [text for text in map(str, cells) if re.search(r"\d", text)]
-    return len(texts) > 1 and all(map(RATIO_CELL.match, texts))
+    return bool(texts) and all(map(RATIO_CELL.match, texts))
 
 
 def _with_quantity(ranked: Sequence[RankColumn], frame: pd.DataFrame) -> list[RankColumn]:
@@ -442,7 +442,7 @@ def _quantity(name: object) -> str:
     return "time" if canonical in TIMES else canonical
 
 
-def counts_other(column: str) -> bool:
+def _counts_other(column: str) -> bool:
     """Whether a column's name is the number of something unknown, which is not ranks."""
     return normal(column).startswith("number_of_") and guess(column) is None
 
@@ -453,7 +453,7 @@ def _numbers_other(column: str, cells: pd.Series) -> bool:
     meaning = guess(column)
     other = meaning is not None and meaning.canonical in NO_RANKS
     own = numbers(cells).notna().all()
-    return bool(OF_A_RUN.search(normal(column))) or (other and not own) or counts_other(column)
+    return bool(OF_A_RUN.search(normal(column))) or (other and not own) or _counts_other(column)
 
 
 def falls(values: pd.Series, counts: pd.Series) -> bool:

@@ -229,8 +229,8 @@ def by_noted(frame: pd.DataFrame) -> Long:
     others = [name for name in names if name not in {*counts, *named}]
     ratios = bool(others) and all(are_ratios(frame[name].tolist()) for name in others)
     quantity = "speedup" if ratios else noted_alone(frame.attrs.get("around", ""))
-    one = len(counts) == 1 or (ratios and counts)
-    if not quantity or not one or quantities(named) & OF_SPEED:
+    is_counted = len(counts) == 1 or (ratios and counts)
+    if not quantity or not is_counted or quantities(named) & OF_SPEED:
         return frame, []
     ranks = numbers(frame[counts[0]])
     falling = quantity in TIMES

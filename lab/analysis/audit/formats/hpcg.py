@@ -1,4 +1,4 @@
-"""Results of the HPCG benchmark, which are lines such as "Machine Summary::Threads=4"."""
+"""Results of the HPCG benchmark, lines such as "Machine Summary::Distributed Processes=4"."""
 
 from __future__ import annotations
 

@@ -50,6 +50,12 @@ def _no_gain(observations: Observations) -> str:
     return NO_WORK if any(one.time > 0 for one, _ in observations.compared) else NO_PAIR
 
 
+def _quoted_on_one(point: Point) -> float:
+    """The speedup that a program quotes on one rank, over another program; at least 1."""
+    own = point.curve.by_strategy.get(point.strategy, ())
+    return max([1.0, *(one.speedup for one in own if one.world_size == 1 and one.speedup > 0)])
+
+
 def _beyond(point: Point, observations: Observations) -> Iterator[Fault]:
     of_ranks = [text for text in observations.assumptions if re.search("rank|world", text)]
     assumptions = of_ranks if "world_size" not in observations.given else ()
@@ -57,10 +63,7 @@ def _beyond(point: Point, observations: Observations) -> Iterator[Fault]:
     by_mean, bounds = point.gain_of_means, point.gain_bounds
     ratios = (point.speedup, point.efficiency * point.over)
     known = [quoted for quoted in ratios if math.isfinite(quoted)]
-    own = point.curve.by_strategy.get(point.strategy, ()) if point.curve.starts_at_one else ()
-    # What a program quotes on one rank is over another program.
-    alone = max(one for one in (1.0, *(other.speedup for other in own)) if one > 0)
-    quoted, allowed = max(known, default=math.nan), max(point.over, 1.0) * alone
+    quoted, allowed = max(known, default=math.nan), max(point.over, 1.0) * _quoted_on_one(point)
     least = point.least_gain
     if base and least > ideal * (1 + MARGIN) and (bounds is None or bounds[0] > ideal):
         finite = math.isfinite(point.time)
