@@ -837,6 +837,8 @@ def test_degrees_of_tensor_parallelism_as_columns() -> None:
     assert broken(wrong) == {"super-linear"}
     for heading in ("", "Memory of a rank in GB:\n\n"):  # what is measured is unknown
         assert not {"time", "rate"} & set(pasted(heading + table).reading.values())
+    other = below("| GPUs | Tokens/s |", "| 1 | 68.4 |", "| 2 | 101 |")
+    assert not pasted(f"{table}\n## Results\n\n{other}").tables
 
 
 def test_two_results_in_a_cell() -> None:
@@ -912,11 +914,3 @@ def test_programs_whose_times_only_a_unit_reveals_make_a_table_of_measurements()
     table = below("| Nodes | Alpha (ms) | Beta (ms) |", "| 1 | 80 | 120 |", "| 2 | 41 | 61 |")
     result = pasted(f"{other}\n{table}")
     assert not result.tables and result.reading["Nodes"] == "nodes"
-
-
-@pytest.mark.parametrize("time", ["", "3.1"])
-def test_speedups_alone_need_no_row_of_one_rank(time: str) -> None:
-    rows = [f"| 2 | 1.55 | {time} |", f"| 4 | 2.14 | {time and '2.2'} |"]
-    result = pasted(below("| MPI ranks | Speedup | Time (s) |", *rows))
-    assert broken(result) == ({"baseline"} if time else set())
-    assert "There is no run at world size 1" in str(result)

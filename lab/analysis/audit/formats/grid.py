@@ -12,7 +12,9 @@ from lab.analysis.audit.columns import MEASURED, normal, quantities
 from lab.analysis.audit.languages import in_english
 from lab.analysis.audit.reshape import (
     INDEXED,
+    OF_DEGREE,
     are_ratios,
+    noted_alone,
     ranks_in,
     timed_programs,
     timed_statistics,
@@ -105,6 +107,9 @@ def relevance(table: Table) -> int:
     labels = [row[0] for row in rows if row]
     named = [name for name in table.header if not INDEXED.search(normal(name))]
     sizes = {name: ranks for name in named if (ranks := ranks_in(name)[0]) > 0}
+    degrees = [name for name in sizes if OF_DEGREE.search(normal(name))]
+    if degrees and not (quantities(degrees) & OF_RUNS or noted_alone("\n".join(table.notes))):
+        sizes = {}  # whatever depends on the degree of tensor parallelism
     spread = len(set(sizes.values())) > 1
     if spread and set(sizes) <= set(columns):
         return 3

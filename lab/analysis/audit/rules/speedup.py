@@ -236,19 +236,14 @@ def _reference(curve: Curve, observations: Observations, quoting: Sequence[Point
     elif _all_quoted_over(ones, quoting) or _only_reference(ones, quoting):
         run = "run with other settings"
     else:
-        alone = _are_bare(quoting) and len(observations.curves) == 1
-        return ": what the quoted ratios are over is not among them" if alone else ""
+        return ""
     return f": the speedups quoted there are relative to a {run}"
 
 
 def _only_reference(ones: Sequence[Point], quoting: Sequence[Point]) -> bool:
     """Whether a single run quotes 1 and no numbers beside the speedups can tell another."""
-    return len(ones) == 1 and ones[0].speedup == 1 and _are_bare(quoting)
-
-
-def _are_bare(points: Sequence[Point]) -> bool:
-    """Whether a table quotes ratios without the times or rates that they are of."""
-    return all(math.isnan(number) for point in points for number in (point.time, point.rate))
+    bare = all(math.isnan(number) for point in quoting for number in (point.time, point.rate))
+    return len(ones) == 1 and ones[0].speedup == 1 and bare
 
 
 def _all_quoted_over(ones: Sequence[Point], points: Sequence[Point]) -> bool:
