@@ -151,7 +151,8 @@ COUNTS = {"world_size", "bytes"}  # of which a share is another quantity
 # Not parallel efficiency, nor an accuracy for which a difference of 0.01 means much.
 OTHERWISE = {
     "efficiency": r"energy|power|memory|flops?|hardware|compute|cost|model|[cg]pu|util",
-    "accuracy": r"perplexity|ppl|bleu|err(or)?(_|$)|loss|wer|mae|rmse|std|improve|gain|drop|delta",
+    "accuracy": r"perplexity|ppl|bleu|err(or)?(_|$)|loss|wer|mae|rmse|std|improve|gain|drop|delta"
+    r"|open_?acc",
     "rate": r"inference|speed_?up|improve|increase|gain|ratio(?!n)|relative"
     r"|_per_(usd|dollar|watt|w)|[gtp]flops?"
     r"|(^|_)(p\d\d|\d+_percent|percentile)(_|$)",  # what it costs, and of the fastest or slowest

@@ -6,6 +6,7 @@ that is not for it as it is. `FORMS` are tried on tables of which the user has m
 
 from __future__ import annotations
 
+import math
 import re
 from collections.abc import Collection, Mapping
 from statistics import median
@@ -255,13 +256,14 @@ def by_noted(frame: pd.DataFrame) -> Long:
         for name in others
         if re.search("[a-z]{2}", normal(name)) and (values := numbers(frame[name])).notna().any()
     }
-    grown = [growth(values, numbers(frame[counts[0]])) for values in columns.values()]
+    every = [growth(values, numbers(frame[counts[0]])) for values in columns.values()]
+    grown = [one for one in every if not math.isnan(one)]  # a serial program has one number
     quantity = "speedup" if ratios else noted_alone(frame.attrs.get("around", ""))
     if not quantity and median(grown or [0]) > GROWN and all(map(_is_framework, columns)):
         quantity = "rate"
     alike = all(one < 0 if quantity in TIMES else one >= 0 for one in grown)
     positive = not any((values <= 0).any() for values in columns.values())
-    if not quantity or len(columns) < 2 or not alike or not positive:
+    if not quantity or len(grown) < 2 or not alike or not positive:
         return frame, []
     parts = {name: {quantity: name} for name in columns}
     read = f"{listed(columns)} are read as the {quantity} of what their names say"

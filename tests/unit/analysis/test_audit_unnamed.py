@@ -177,3 +177,15 @@ def test_batches_that_only_some_frameworks_have_do_not_multiply_the_others() -> 
     result = pasted("\n".join(["GPUs,PyTorch img/s b64,PyTorch img/s b96,JAX img/s b32", *rows]))
     (finding,) = [each for each in result.findings if each.rule == "repeats"]
     assert finding.evidence.startswith("9 values")
+
+
+def test_a_serial_program_beside_parallel_ones_has_a_single_time() -> None:
+    rows = ["| 1 | 632 | 665 | 704 |", "| 2 | - | 400 | 360 |", "| 4 | - | 250 | {} |"]
+    table = "\n".join(
+        ["| Processes | Sequential | OpenACC | Pthread |", "|---|---|---|---|", *rows]
+    )
+    result = pasted(f"### Execution time in ms\n\n{table.format(190)}")
+    assert result.reading["time"] == "time" and not broken(result)
+    assert "7 values" in str(result)
+    faulty = pasted(f"### Execution time in ms\n\n{table.format(90)}")
+    assert "Pthread" in str([one.records for one in faulty.findings if one.rule == "super-linear"])
