@@ -939,3 +939,9 @@ def test_programs_whose_times_only_a_unit_reveals_make_a_table_of_measurements()
     table = below("| Nodes | Alpha (ms) | Beta (ms) |", "| 1 | 80 | 120 |", "| 2 | 41 | 61 |")
     result = pasted(f"{other}\n{table}")
     assert not result.tables and result.reading["Nodes"] == "nodes"
+
+
+def test_variables_of_a_shell_are_no_log() -> None:
+    code = "\n".join(f"perl -le '$n=8; $ms={size}; $seq=2048; print $ms/$n'" for size in (1, 2, 3))
+    table = below("| Option | Effect |", "| a | none |", "| b | more |")
+    assert "time" not in pasted(f"{table}\n```\n{code}\n```\n").reading.values()

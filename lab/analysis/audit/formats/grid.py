@@ -125,7 +125,8 @@ def relevance(table: Table) -> int:
         return 3
     names = [*columns, *labels] if spread else columns
     known = quantities(names)
-    counted = quantities(name for name in columns if normal(name) != "n") & {*RANKED, *THREADED}
+    varied = [name for name, cells in columns.items() if len({*cells}) > 1 and normal(name) != "n"]
+    counted = quantities(varied) & {*RANKED, *THREADED}
     if timed_statistics(columns) or (counted and not known & OF_RUNS and timed_programs(columns)):
         known |= {"time"}
     ranked = spread or known & RANKED or any(ranks_of(label)[0] > 0 for label in labels)
