@@ -154,6 +154,24 @@ def test_an_audit_of_nothing_says_what_to_do(make_study: StudyMaker, run: Comman
         shutil.rmtree(path)
 
 
+@pytest.mark.parametrize("keep", [False, True])
+def test_studies_that_cannot_be_read_are_named_and_the_others_reported(
+    make_study: StudyMaker, run: Command, keep: bool
+) -> None:
+    folders = make_study("one"), make_study("two", title="Another"), make_study("three")
+    reports = folders[0].parent
+    (folders[0] / "study.yaml").write_text("title: [")
+    (folders[2] / "study.yaml").write_bytes(b"title: \xff")
+    arguments = ["report", "--all", reports, *["--keep"] * keep]
+    status, _, errors = run(*arguments)
+    assert status == 2 and "one/study.yaml: " in errors and "three/study.yaml: " in errors
+    readme = (reports / "README.md").read_text("utf-8")
+    assert "two/study.yaml" in readme and "one/study.yaml" not in readme
+    assert len(json.loads(run(*arguments, "--json")[1])["errors"]) == 2
+    (folders[1] / "study.yaml").write_text("title: [")
+    assert run(*arguments)[0] == 2 and (reports / "README.md").read_text("utf-8") == readme
+
+
 def refused(make_study: StudyMaker, run: Command, **changes: object) -> str:
     """What `lab run` says to a study that it refuses; no job was started and no record made."""
     folder = make_study(**changes)
