@@ -636,6 +636,9 @@ def predict(
             raise InputError.of(
                 "predict", study, "is a folder, not a table of layouts", "leave out --explain"
             )
+        of_studies: dict[str, object] = {"--world-size": world_size, "--machine": machine}
+        of_studies |= {"--profile": profile} | {"--cluster": cluster != "local", "--quick": quick}
+        refuse("predict", of_studies, "is only for studies", "leave it out")
         assumptions = assumed(assume, "predict")
         explanations = lab.explain_layouts(study, assume=assumptions, number=table)
         notes = "\n".join(f"- {note}" for note in explanations.notes)

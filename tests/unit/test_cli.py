@@ -111,6 +111,11 @@ BAD = {
     ),
     "a number of no table": (["audit", "quickstart", "--table", "2"], "is only for tables"),
     "a folder for a table": (["predict", ".", "--explain"], "not a table of layouts"),
+    "ranks for a table of layouts": (
+        ["predict", "table.csv", "--explain", "--world-size", "8"],
+        "--world-size: is only for studies",
+    ),
+    "a name that no disk takes": (["init", 300 * "n"], "File name too long; choose a shorter name"),
     "a file for a study": (["run", "README.md"], "no such study"),
 }
 
