@@ -99,6 +99,10 @@ TABLE = pd.DataFrame({"ranks": [1, 2]})
             lambda: lab.check_ranks(TABLE, file="flat.py"),
             "name: cannot be of type DataFrame; give the name of",
         ),
+        (
+            lambda: lab.check_ranks("03.flat", file="flat.py", world_size="2"),
+            "world_size: cannot be of type str; give a number from 2",
+        ),
     ],
 )
 def test_an_argument_of_another_type_is_named(call: Callable[[], object], said: str) -> None:
