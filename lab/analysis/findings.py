@@ -26,7 +26,7 @@ from lab.config.study import Study
 from lab.formatting import count, format_seconds, joined, listed, percent, rounded, value_of
 from lab.perfmodel.collectives import efficiency_with_overlap, efficiency_without_overlap
 from lab.records.schema import Environment
-from lab.records.store import Record
+from lab.records.store import Record, Store
 from lab.records.table import grouped
 
 DDP = "DistributedDataParallel"
@@ -292,6 +292,7 @@ def holes(
     if any((obstacles or {}).get(record.run_id) for record in completed):
         obstacles = {}
     devices = {record.environment.device for record in completed if record.environment}
+    store = Store(study.out)
     missing: dict[tuple[Run, str], list[str]] = {}
     for task in study.tasks:
         record = known.get((task.run.id, task.repeat))
@@ -299,7 +300,7 @@ def holes(
             obstacle = (obstacles or {}).get(task.run.id, "").removeprefix("left out: ")
             if task.run.device_needed not in {"any", *devices}:
                 obstacle = f"it needs a cluster with {task.run.device_needed.upper()}"
-            cause = _cause(record, obstacle)
+            cause = "its record is damaged" if store.damaged(task) else _cause(record, obstacle)
             missing.setdefault((task.run, cause), []).append(str(task.repeat))
     alike = grouped(((cause, tuple(repeats)), run) for (run, cause), repeats in missing.items())
     return [

@@ -172,10 +172,14 @@ class Store:
         record = self.read(task)
         return record is not None and record.noisy
 
+    def damaged(self, task: Task) -> bool:
+        """Whether a task's record is there but cannot be understood, and so does not count."""
+        return (self.folder(task) / RECORD).exists() and self.read(task, losses=False) is None
+
     def reason_to_repeat(self, task: Task) -> str:
         """Why a task without a record that counts is measured again; empty if it never was."""
-        path = self.folder(task) / RECORD
-        if path.exists() and self.read(task, losses=False) is None:
+        if self.damaged(task):
+            path = self.folder(task) / RECORD
             return f"{path} is damaged and does not count; the next `lab run` measures it again"
         return "it was disturbed, and is measured once more" if self.set_aside(task) else ""
 

@@ -26,7 +26,7 @@ from lab.analysis.audit.columns import (
 )
 from lab.analysis.audit.observations import ROW
 from lab.analysis.audit.points import ROUNDING
-from lab.analysis.audit.reshape import COLLECTIVE, GROWN, are_ratios, are_timed, falls
+from lab.analysis.audit.reshape import COLLECTIVE, GROWN, are_ratios, are_timed, growth
 from lab.analysis.audit.values import (
     BRACKETS,
     COUNT_UNITS,
@@ -448,16 +448,16 @@ def by_numbers(frame: pd.DataFrame, meanings: Mapping[str, Guess]) -> dict[str, 
     actual = [name for name in others if ACTUAL.fullmatch(normal(name))]
     ideal = [name for name in unknown if normal(name) in {"ideal", "linear"}]
     if len(actual) == len(ideal) == 1:
-        rises = not falls(numbers(frame[ideal[0]]), numbers(frame[counts]))
+        rises = growth(numbers(frame[ideal[0]]), numbers(frame[counts])) >= 0
         return {actual[0]: Guess("rate", 1.0) if rises else Guess("time", None, "total")}
     if len(others) != 1:
         return {}
     cells, name = frame[others[0]], parse_name(others[0])
     rates, ranks = numbers(cells, units=COUNT_UNITS), numbers(frame[counts])
-    in_french = name.stem == "temps" and falls(rates, ranks)  # unlike temperatures
+    in_french = name.stem == "temps" and growth(rates, ranks) < 0  # unlike temperatures
     if timed == others or name.family == "time" or in_french:
         return {others[0]: Guess("time", name.factor if name.family else None, "total")}
-    grown = "efficiency" in kinds and name.family is None and _grows(rates, ranks)
+    grown = "efficiency" in kinds and name.family is None and growth(rates, ranks) > GROWN
     return {others[0]: Guess("rate", 1.0)} if grown else {}
 
 
@@ -472,13 +472,4 @@ def _may_be_measured(cells: pd.Series) -> bool:
 def _times_grow(sizes: pd.Series, frame: pd.DataFrame, meanings: Mapping[str, Guess]) -> bool:
     """Whether times grow with numbers, which are then the sizes of a problem, and no ranks."""
     timed = (name for name, meaning in meanings.items() if meaning.canonical == "time")
-    return any(_grows(numbers(frame[name], units=TIME_UNITS), sizes) for name in timed)
-
-
-def _grows(values: pd.Series, counts: pd.Series) -> bool:
-    """Whether numbers grow with the ranks as much as those of a rate."""
-    usual = values[values > 0].groupby(counts).median().sort_index()
-    if len(usual) < 2 or not usual.index[0] > 0:
-        return False
-    grown, most = usual.iloc[-1] / usual.iloc[0] - 1, usual.index[-1] / usual.index[0] - 1
-    return bool(grown > GROWN * most)
+    return any(growth(numbers(frame[name], units=TIME_UNITS), sizes) > GROWN for name in timed)

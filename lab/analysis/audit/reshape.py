@@ -456,10 +456,14 @@ def _numbers_other(column: str, cells: pd.Series) -> bool:
     return bool(OF_A_RUN.search(normal(column))) or (other and not own) or _counts_other(column)
 
 
-def falls(values: pd.Series, counts: pd.Series) -> bool:
-    """Whether numbers are less on the most ranks than on the fewest."""
-    usual = values.dropna().groupby(counts).median().sort_index()
-    return len(usual) > 1 and bool(usual.index[0] > 0 and usual.iloc[-1] < usual.iloc[0])
+def growth(values: pd.Series, counts: pd.Series) -> float:
+    """How much numbers grow from the fewest ranks to the most, as a share of the ranks' own growth:
+    1 for an ideal rate, negative for what falls; NaN on one number of ranks."""
+    usual = values[values > 0].groupby(counts).median().sort_index()
+    if len(usual) < 2 or usual.index[0] <= 0:
+        return math.nan
+    ranks = usual.index[-1] / usual.index[0]
+    return float((usual.iloc[-1] / usual.iloc[0] - 1) / (ranks - 1))
 
 
 def listed(columns: Iterable[str]) -> str:

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import re
 from collections.abc import Collection, Mapping
+from statistics import median
 from typing import Any
 
 import pandas as pd
@@ -26,15 +27,18 @@ from lab.analysis.audit.columns import (
     normal,
     parse_name,
     quantities,
+    setting_of,
 )
 from lab.analysis.audit.observations import ROW
 from lab.analysis.audit.reshape import (
+    GROWN,
     INDEXED,
     OF_PROBLEMS,
     are_rated,
     are_ratios,
     are_timed,
-    falls,
+    growth,
+    is_known,
     listed,
     noted_alone,
     noted_quantity,
@@ -222,29 +226,39 @@ def by_rated(frame: pd.DataFrame) -> Long:
 def by_noted(frame: pd.DataFrame) -> Long:
     """Several columns of numbers whose names say nothing, such as "static" and "dynamic", become
     rows of a setting, if the lines around the table name one quantity and all of them behave like
-    it: times fall with the ranks, rates and speedups rise."""
+    it: times fall with the ranks, rates and speedups rise. Those of frameworks are rates without
+    being called so if all of them nearly rise as the ranks do."""
     names = list(map(str, frame.columns.drop(ROW, errors="ignore")))
     counts = [name for name in names if quantities([name]) & RANKS]
     named = [name for name in names if name not in counts and guess(name)]
+    # Versions do not all differ, unlike what a framework reaches on each number of ranks.
+    named = [name for name in named if not (_is_framework(name) and frame[name].is_unique)]
     others = [name for name in names if name not in {*counts, *named}]
     ratios = bool(others) and all(are_ratios(frame[name].tolist()) for name in others)
-    quantity = "speedup" if ratios else noted_alone(frame.attrs.get("around", ""))
-    is_counted = len(counts) == 1 or (ratios and counts)
-    if not quantity or not is_counted or quantities(named) & OF_SPEED:
+    # Beside the ranks, the nodes say nothing more.
+    counts = [name for name in counts if quantities([name]) != {"nodes"}] or counts
+    if not (len(counts) == 1 or (ratios and counts)) or quantities(named) & OF_SPEED:
         return frame, []
-    ranks = numbers(frame[counts[0]])
-    falling = quantity in TIMES
     columns = {
         name: values
         for name in others
         if re.search("[a-z]{2}", normal(name)) and (values := numbers(frame[name])).notna().any()
     }
-    alike = all(not (one <= 0).any() and falls(one, ranks) == falling for one in columns.values())
-    if len(columns) < 2 or ranks.nunique() < 2 or not alike:
+    grown = [growth(values, numbers(frame[counts[0]])) for values in columns.values()]
+    quantity = "speedup" if ratios else noted_alone(frame.attrs.get("around", ""))
+    if not quantity and median(grown or [0]) > GROWN and all(map(_is_framework, columns)):
+        quantity = "rate"
+    alike = all(one < 0 if quantity in TIMES else one >= 0 for one in grown)
+    positive = not any((values <= 0).any() for values in columns.values())
+    if not quantity or len(columns) < 2 or not alike or not positive:
         return frame, []
     parts = {name: {quantity: name} for name in columns}
     read = f"{listed(columns)} are read as the {quantity} of what their names say"
     return _stacked(frame, parts, "setting"), [read]
+
+
+def _is_framework(column: str) -> bool:
+    return "framework" in dict(setting_of(column).words)
 
 
 def _add_ratios(timed: Mapping[str, dict[str, str]], frame: pd.DataFrame) -> None:
@@ -322,6 +336,9 @@ def by_batch(frame: pd.DataFrame, mapped: Collection[str] = ()) -> Long:
         if name in {*others, *part}:
             return frame, []  # two columns would become one
         part[name] = column
+    alike = len({frozenset(part) for part in parts.values()}) == 1
+    if not alike and not all(name == ROW or guess(name) for name in others):
+        return frame, []  # the batches of some programs among others
     assumption = f"the batches are read from the column names {listed(matches)}"
     return _stacked(frame, parts, "batch size"), [assumption]
 
@@ -397,7 +414,8 @@ def _stacked(
     frame: pd.DataFrame, parts: Mapping[Any, Mapping[str, str]], index: str, *, times: str = ""
 ) -> pd.DataFrame:
     """The rows once for each of the parts, which are columns by their new names: a column `index`
-    holds its key, and columns of no part stay in all. In the new column called `times` cells have a
+    holds its key, and columns of no part stay in all; rows without any cell of their part are left
+    out. In the new column called `times` cells have a
     unit of their own, and rows without one are left out."""
     used = {column for part in parts.values() for column in part.values()}
     rest, long = frame[[column for column in frame if column not in used]], []
@@ -408,7 +426,7 @@ def _stacked(
             known = numbers(cells, units=TIME_UNITS, factor=factor)
             rows[times] = cells if are_timed(cells) else known.map("{:.15e} s".format)
             rows = rows[known.notna()]
-        long.append(rows)
+        long.append(rows[rows[[*part]].map(is_known).any(axis="columns")])
     return pd.concat(long, ignore_index=True)
 
 

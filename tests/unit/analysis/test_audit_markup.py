@@ -7,6 +7,7 @@ from pathlib import Path
 import pytest
 
 from lab.analysis.audit.formats import marked_up
+from lab.analysis.audit.formats.grid import without_markup
 from lab.analysis.audit.table import from_table
 from lab.analysis.audit.text_table import read_table
 from lab.errors import InputError
@@ -165,3 +166,9 @@ def test_a_sign_in_brackets_begins_no_comment_in_latex() -> None:
     (found,) = marked_up(table.splitlines())
     assert found.header == ["ranks", "time (s)", "efficiency (%)"]
     assert found.rows == [["1", "10.0", "100"], ["4", "3.1", "81"]]
+
+
+def test_a_power_is_no_emphasis() -> None:
+    assert without_markup("2**20 of **many** `a__b` [c](d) &times;<br>e[^1]") == (
+        "2**20 of many a__b c × e"
+    )

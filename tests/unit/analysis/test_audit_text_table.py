@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import io
 from pathlib import Path
 
 import pytest
@@ -224,3 +225,8 @@ def test_names_of_rows_with_single_spaces(tmp_path: Path) -> None:
     frame = read_table(written(tmp_path, text, "t.txt"))
     assert list(frame["ranks"]) == ["time (s)", "speedup"]
     assert list(frame["2"]) == ["52.10", "1.93"]
+
+
+def test_a_comment_beyond_the_last_column_is_no_cell() -> None:
+    frame = read_table(io.StringIO("GPUs,img/s\n1,10\n2,19,# on another node\n4,36\n"))
+    assert frame.to_numpy().tolist() == [["1", "10"], ["2", "19"], ["4", "36"]]

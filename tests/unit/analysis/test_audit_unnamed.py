@@ -143,3 +143,37 @@ def test_iterations_of_a_solver_are_no_steps_of_an_optimizer() -> None:
     rows = ["1,15,580.5", "8,22,100.1", "32,33,49.7"]
     result = pasted("\n".join(["nprocs,iterations,wall_time_s", *rows]))
     assert broken(result) == {"equal-work"} and "15 iterations at world size 1" in str(result)
+
+
+@pytest.mark.parametrize("layout", ["{}", "| {} |"])
+def test_frameworks_whose_numbers_rise_with_the_ranks_are_rated(layout: str) -> None:
+    sign = " | " if "|" in layout else ","
+    names = ["nodes", "GPUs", "[PyTorch](code/torch)", "[MXNet<br/>bsz=64](code/mx)", "**JAX**"]
+    rows = [["1", "1", "100", "90", "110"], ["1", "8", "750", "700", "800"]]
+    rows += [["2", "16", "1400", "1300", "1500"]]
+    rule = [["---"] * len(names)] * ("|" in layout)
+    text = "\n".join(layout.format(sign.join(row)) for row in [names, *rule, *rows])
+    result = pasted(text)
+    assert result.reading == {
+        "nodes": "nodes",
+        "GPUs": "world_size",
+        "setting": "strategy",
+        "rate": "rate",
+    }
+    assert "'PyTorch', 'MXNet bsz=64', 'JAX' are read as the rate" in str(result.assumptions)
+    assert not broken(result)
+    faulty = pasted(text.replace("1300", "2300"))
+    (finding,) = [each for each in faulty.findings if each.rule == "super-linear"]
+    assert "MXNet" in str(finding.records) and "JAX" not in str(finding.records)
+
+
+def test_numbers_of_frameworks_that_hardly_rise_are_no_rates() -> None:
+    result = pasted("GPUs,PyTorch,JAX\n1,10,11\n4,11,13\n8,12,14\n")
+    assert "rate" not in result.reading.values()
+
+
+def test_batches_that_only_some_frameworks_have_do_not_multiply_the_others() -> None:
+    rows = ["1,100,90,80", "2,190,170,150", "4,370,330,290"]
+    result = pasted("\n".join(["GPUs,PyTorch img/s b64,PyTorch img/s b96,JAX img/s b32", *rows]))
+    (finding,) = [each for each in result.findings if each.rule == "repeats"]
+    assert finding.evidence.startswith("9 values")

@@ -21,7 +21,7 @@ from lab.config.strategies import STRATEGIES
 from lab.figures import alt_text
 from lab.perfmodel.collectives import efficiency_with_overlap, efficiency_without_overlap
 from lab.records.schema import Communication, Environment, Event, Failure
-from lab.records.store import Record
+from lab.records.store import RECORD, Record, Store
 from lab.records.table import table
 
 SLEEPING = Emulated(compute=Compute(emulated="V100", mfu=0.4))
@@ -127,6 +127,16 @@ def test_holes_say_what_cannot_run_and_why(tmp_path):
         "2 configurations (data_parallel x2, batch 4; ddp x2 on CUDA, batch 64), "
         "repeat 0: not run: it needs a cluster with CUDA.",
     ]
+
+
+def test_a_damaged_record_is_a_hole_of_its_own(tmp_path):
+    made = study(tmp_path, [run(1), run(2)], repeats=1)
+    folder = Store(made.out).folder(made.tasks[1])
+    folder.mkdir(parents=True)
+    (folder / RECORD).write_text('{"schema_version": 1, "run_id')
+    first, second = holes(made, [])
+    assert first.endswith("repeat 0: not run yet.")
+    assert second.endswith("repeat 0: its record is damaged.")
 
 
 def test_a_hole_is_not_blamed_on_the_machine_that_makes_the_report(tmp_path):

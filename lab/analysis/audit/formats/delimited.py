@@ -17,6 +17,7 @@ from lab.analysis.audit.formats.grid import (
     rectangular,
     unnamed,
     with_sections,
+    without_markup,
     without_remarks,
 )
 from lab.errors import InputError
@@ -38,6 +39,7 @@ NUMERIC_CELL = re.compile(r"(^|[,;\t|])\s*[\d.]+\s*([,;\t|]|$)")
 BARE_NUMBER = re.compile(r"(?<![^\s,;|])-?\d+(?:\.\d+)?(?![^\s,;|])")  # that fills a cell
 FEWEST_SECTIONS = 2
 MOSTLY_SHORT = 0.5  # of the lines: those of a text, not of a table
+MARKUP = re.compile(r"\]\(|<br|\*\*|`|&\w{2,6};")
 BULLET = re.compile(r"\s*[-*•]\s+\S*[^\W\d_]{2}")
 
 
@@ -310,5 +312,9 @@ def _cells(name: str, lines: Sequence[str], delimiter: str) -> tuple[list[str], 
     named = [name for name in header if name]
     if delimiter == "\t" and len(named) < len(header) and {*map(len, below)} == {len(named)}:
         header = named  # some names are two tabs apart
+    if any(map(MARKUP.search, lines)):  # copied from a page
+        header, *below = [[*map(without_markup, row)] for row in (header, *below)]
+    width = len(header)  # beyond which a cell may be a comment
+    below = [row[:width] if "".join(row[width:])[:1] == "#" else row for row in below]
     advice = "quote cells that hold the delimiter"
     return rectangular(name, header, below, places=places[1:], advice=advice)

@@ -3,6 +3,7 @@ most of scaling."""
 
 from __future__ import annotations
 
+import html
 import itertools
 import math
 import re
@@ -24,6 +25,15 @@ MOST_ROWS = 50  # that are looked at
 MOST_TABLES = 200  # of a text
 NUMERAL = re.compile(r"-?\d+(?:\.\d+)?(?:e[-+]?\d+)?", re.IGNORECASE)
 NAMED = 3  # columns in a sentence
+BREAK = re.compile(r"\s*<br\s*/?>\s*")
+EMPHASIS = re.compile(
+    r"(?<!\d)\*\*|\*\*(?!\d)|(?<!\w)__|__(?!\w)|`|<[/]?(?:b|i|sub|sup|em|strong)>"
+)
+LINK = re.compile(r"\[([^\]]*)\]\([^)]*\)")
+# To a footnote: [^1], or a small number after a word.
+REFERENCE = re.compile(
+    r"\[\^[^\]]*\]|(?<!\d)\s*<sup>\s*(?:\[\^?\d{1,2}\](?:\([^)]*\))?|\d)\s*</sup>", re.IGNORECASE
+)
 SPANNED = "\x1f"  # before a name that spans several columns
 WIDEST, MOST_COLUMNS = 100, 500  # columns that a cell may span, and a table have
 
@@ -126,6 +136,11 @@ def with_sections(
         blank = [""] * (len(header) - len(row))
         within += [] if is_title else [[*row, *blank, section]]
     return [*header, "section"], within
+
+
+def without_markup(cell: str) -> str:
+    """A cell of Markdown as a page shows it, without links, emphasis and footnotes."""
+    return html.unescape(EMPHASIS.sub("", BREAK.sub(" ", LINK.sub(r"\1", REFERENCE.sub("", cell)))))
 
 
 def without_remarks(cells: list[str], width: int) -> list[str]:

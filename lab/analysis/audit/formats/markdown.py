@@ -3,12 +3,11 @@
 from __future__ import annotations
 
 import bisect
-import html
 import itertools
 import re
 from collections.abc import Iterator, Sequence
 
-from lab.analysis.audit.formats.grid import NUMERIC, Table, joined, without_remarks
+from lab.analysis.audit.formats.grid import NUMERIC, Table, joined, without_markup, without_remarks
 
 BAR = re.compile(r"(?<!\\)\|")
 # A lone "-" is a missing value, unless another cell has more or a colon, or all of the second line
@@ -23,13 +22,6 @@ RULES = str.maketrans(_STROKES | dict.fromkeys("\u2500\u2501\u2550", "-"))
 BARS = str.maketrans(dict.fromkeys("\u2502\u2503\u2551", "|"))
 HEADING = re.compile(r"\s{0,3}#{1,6}\s")
 CAPTIONED = re.compile(r"^(?!\s*#).{2,120}:[\s*_]*$")
-BREAK = re.compile(r"\s*<br\s*/?>\s*")
-EMPHASIS = re.compile(r"\*\*|__|`|<[/]?(?:b|i|sub|sup|em|strong)>")
-LINK = re.compile(r"\[([^\]]*)\]\([^)]*\)")
-# To a footnote: [^1], or a small number after a word.
-REFERENCE = re.compile(
-    r"\[\^[^\]]*\]|(?<!\d)\s*<sup>\s*(?:\[\^?\d{1,2}\](?:\([^)]*\))?|\d)\s*</sup>", re.IGNORECASE
-)
 
 
 def tables(text: str) -> Iterator[Table]:
@@ -141,9 +133,4 @@ def _cells(line: str) -> list[str]:
     text = line.strip()
     text = text.removeprefix("|")
     text = text[:-1] if text.endswith("|") and not text.endswith(r"\|") else text
-    return [
-        html.unescape(EMPHASIS.sub("", BREAK.sub(" ", LINK.sub(r"\1", REFERENCE.sub("", cell)))))
-        .replace(r"\|", "|")
-        .strip()
-        for cell in BAR.split(text)
-    ]
+    return [without_markup(cell).replace(r"\|", "|").strip() for cell in BAR.split(text)]
