@@ -28,9 +28,10 @@ if TYPE_CHECKING:
 
 # With more, a page and its PDF would take minutes to make and to scroll.
 MOST_ROWS, MOST_SENTENCES = 200, 30
-# A number of a cell with its interval, if it has one, and its unit.
+# A number of a cell with its interval and a remark, if it has them, and its unit.
 WITH_UNIT = re.compile(
-    rf"[-+]?[\d.,]+(?: \[[^\]]*\])? ({'|'.join([*(unit.name for unit in UNITS), '%'])})"
+    rf"(?P<number>[-+]?[\d.,]+(?: \[[^\]]*\])?) (?P<unit>{'|'.join(unit.name for unit in UNITS)}|%)"
+    r"(?P<remark> \([^)]*\))?"
 )
 WHITE = '<rect width="100%" height="100%" fill="#fff"/>'
 
@@ -133,12 +134,14 @@ class Table:
 def units_in_heads(frame: pd.DataFrame) -> pd.DataFrame:
     """A table of text with the unit that all numbers of a column share in the column's head."""
     units = {name: _shared_unit(cells) for name, cells in frame.items()}
-    return pd.DataFrame(
-        {
-            name: cells.str.removesuffix(f" {units[name]}") if units[name] else cells
-            for name, cells in frame.items()
-        }
-    ).rename(columns=lambda name: f"{name} ({units[name]})" if units[name] else name)
+    columns = {
+        name: cells.str.replace(WITH_UNIT, r"\g<number>\g<remark>", regex=True)
+        if units[name]
+        else cells
+        for name, cells in frame.items()
+    }
+    heads = {name: f"{name} ({unit})" for name, unit in units.items() if unit}
+    return pd.DataFrame(columns).rename(columns=heads)
 
 
 def _shared_unit(cells: pd.Series[Any]) -> str:
@@ -146,7 +149,7 @@ def _shared_unit(cells: pd.Series[Any]) -> str:
     texts = [str(cell) for cell in cells if isinstance(cell, str) or pd.notna(cell)]
     numbers = [text for text in texts if re.search(r"\d", text)]
     matches = [WITH_UNIT.fullmatch(text) for text in numbers]
-    units = {match[1] if match else "" for match in matches}
+    units = {match["unit"] if match else "" for match in matches}
     return units.pop() if len(units) == 1 else ""
 
 
