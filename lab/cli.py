@@ -484,6 +484,7 @@ def report(
         if keep:
             from lab.report.gallery import keep as keep_report
 
+            refuse("report", {"--artifacts": artifacts}, "is not kept", "leave it out or --keep")
             files = keep_report(study)
             return answer(as_json, {"files": files}, relative(*files))
         # The report of one form replaces that of the other.

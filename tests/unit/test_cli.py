@@ -59,6 +59,10 @@ BAD = {
     "a quick table": (["report", "a.csv", "--quick"], "--quick: is only for studies"),
     "an audit of a quick table": (["audit", "a.csv", "--quick"], "--quick: is only for studies"),
     "all reports under one title": (["report", "--all", "--title", "A"], "only for one report"),
+    "parts of a kept report": (
+        ["report", "quickstart", "--keep", "--artifacts"],
+        "--artifacts: is not kept",
+    ),
     "parts of all reports": (["report", "--all", "--artifacts"], "only for one report"),
     "no such option": (["run", "quickstart", "--clutser", "local"], "No such option"),
     "an option of a script": (["measure", "train.py", "--lr", "1"], "follow `--`: lab measure"),
