@@ -441,6 +441,17 @@ def test_losses_that_would_be_a_tangle_are_those_of_the_fastest_and_the_slowest(
     assert alt.count(" on 1 CPU process") == 12
 
 
+def test_the_highest_speedup_is_named_only_if_its_runs_were_quiet():
+    def caption(foreign_cpu):
+        made = [record(run(1, batch), step_time=0.1) for batch in (8, 16)]
+        made += [record(run(2, 8), step_time=0.08)]
+        made += [record(run(2, 16), step_time=0.06, foreign_cpu=foreign_cpu)]
+        return figures.overview.caption(StudyResults.of(made))
+
+    assert "The highest speedup is 1.67, that of batch 16" in caption(0.0)
+    assert "highest speedup" not in caption(0.5)  # neither that of batch 16 nor a lower one
+
+
 def test_bars_of_the_overview_count_up_and_leave_out_what_all_share(grid):
     panels = figures.overview(grid).figure.axes[1:]
     names = [label.get_text() for label in panels[0].get_yticklabels()]
