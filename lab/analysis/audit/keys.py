@@ -62,11 +62,13 @@ def add_keys(
         cells = frame[column].map(as_text).loc[tidy.index]
         if _distinguishes(cells, tidy, measured=measured, logged=logged):
             keys[f"key:{column}"] = cells
-    if not logged and tidy[["speedup", "efficiency"]].isna().all(axis=None):
+    quoted = tidy[["speedup", "efficiency"]].notna().any(axis=None)
+    if not (logged or quoted):
         keys |= _sizes_of_problems(tidy, frame, used)
     for name, cells in keys.items():
         tidy[name] = _as_key(cells)
-    if not logged and tidy[["speedup", "efficiency", "repeat", "seed"]].isna().all(axis=None):
+    repeated = any(tidy[name].nunique() > 1 for name in ("repeat", "seed"))
+    if not (logged or quoted or repeated):
         for name, cells in _no_repeats(tidy, frame, used).items():
             tidy[name] = _as_key(cells)
 

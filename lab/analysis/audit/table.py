@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 import re
 from collections.abc import Collection, Iterable, Mapping, Sequence
 from functools import partial
@@ -183,19 +184,20 @@ def _without_changes(frame: pd.DataFrame) -> tuple[pd.DataFrame, list[str]]:
 
 
 def _filled_down(frame: pd.DataFrame, mapped: Collection[str]) -> tuple[pd.DataFrame, list[str]]:
-    """The first column with the name above in each blank cell, as where cells were merged."""
-    first = frame.columns[0]
-    meaning = guess(first)
-    if first in mapped or (meaning is not None and meaning.canonical not in keys.KEYS):
-        return frame, []
-    texts = frame[first].astype(str).where(frame[first].notna(), "").str.strip()
-    blank = texts == ""
-    words = texts[~blank].str.match(r"[^\W\d_]")
-    some = blank.any() and not blank.iloc[0]
-    if not some or not words.all():
-        return frame, []
-    filled = frame[first].mask(blank).ffill()
-    return frame.assign(**{first: filled}), [f"a blank cell of {first!r} means the one above it"]
+    """The first columns of words with those above in blank cells that rows begin with, as where
+    cells were merged."""
+    filled: dict[str, pd.Series] = {}
+    begins = pd.Series(data=True, index=frame.index)
+    for name in itertools.takewhile(lambda name: name not in mapped, frame.columns):
+        texts = frame[name].astype(str).where(frame[name].notna(), "").str.strip()
+        blank = texts == ""
+        words = texts[~blank].str.match(r"[^\W\d_]")
+        begins = begins & blank
+        if not begins.any() or begins.iloc[0] or not words.all():
+            break
+        filled[name] = frame[name].mask(begins).ffill()
+    read = [f"a blank cell of {name!r} means the one above it" for name in filled]
+    return frame.assign(**filled), read
 
 
 def _rates_by_cells(frame: pd.DataFrame, meanings: Mapping[str, Guess]) -> dict[str, Guess]:

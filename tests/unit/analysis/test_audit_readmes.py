@@ -821,3 +821,28 @@ def test_a_ratio_whose_brackets_say_on_how_many_ranks(quoted: str) -> None:
     result = pasted("Training throughput (samples/s)\n\n" + below(head, *rows))
     assert result.reading["speedup"] == "speedup"
     assert broken(result) == ({"quoted-against-own"} if quoted == "6.10x" else set())
+
+
+def test_blank_cells_of_several_columns_that_rows_begin_with() -> None:
+    rows = ["| OMP | fp32 | 1 | 12.1 |", "| | | 2 | 6.1 |", "| | fp64 | 1 | 24.0 |"]
+    rows += ["| | | 2 | 12.2 |", "| SIMD | | 1 | 2.4 |", "| | | 2 | {} |"]
+    table = below("| Version | Precision | Threads | Time (s) |", *rows)
+    assert broken(pasted(table.format(1.3))) == set()
+    (finding,) = [
+        each for each in pasted(table.format(0.9)).findings if each.rule == "super-linear"
+    ]
+    assert "row 5" in finding.records[0] and "row 6" in finding.records[1]
+    assert not any("fp64" in label for label in finding.records)
+
+
+def test_a_constant_seed_makes_no_repeats_of_different_sizes() -> None:
+    rows = ["| 22.9 | 8 | 11 | 7 |", "| 37.6 | 8 | 18 | 7 |", "| 116 | 9 | 11 | 7 |"]
+    assert broken(pasted(below("| Time (s) | Moves | Threads | Seed |", *rows))) == set()
+
+
+def test_machines_called_emulated_without_a_measurement_compare_nothing() -> None:
+    rows = ["| 24 | a2 |", "| 48 | a4 |"]
+    table = below("| Cores | Emulated instance |", *rows)
+    assert "emulated" not in pasted(table).checked
+    timed = below("| Cores | Emulated instance | Time (s) |", "| 24 | a2 | 9 |", "| 48 | a4 | 5 |")
+    assert broken(pasted(timed)) == {"emulated"}

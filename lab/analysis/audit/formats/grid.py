@@ -140,7 +140,8 @@ def with_sections(
 
 def without_markup(cell: str) -> str:
     """A cell of Markdown as a page shows it, without links, emphasis and footnotes."""
-    return html.unescape(EMPHASIS.sub("", BREAK.sub(" ", LINK.sub(r"\1", REFERENCE.sub("", cell)))))
+    words = LINK.sub(r"\1", REFERENCE.sub("", cell))
+    return html.unescape(EMPHASIS.sub("", BREAK.sub(" ", words))).strip()
 
 
 def without_remarks(cells: list[str], width: int) -> list[str]:

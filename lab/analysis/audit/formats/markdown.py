@@ -133,4 +133,4 @@ def _cells(line: str) -> list[str]:
     text = line.strip()
     text = text.removeprefix("|")
     text = text[:-1] if text.endswith("|") and not text.endswith(r"\|") else text
-    return [without_markup(cell).replace(r"\|", "|").strip() for cell in BAR.split(text)]
+    return [without_markup(cell).replace(r"\|", "|") for cell in BAR.split(text)]

@@ -190,7 +190,7 @@ def _hosts(observations: Observations, *, differs: bool) -> Iterator[Fault]:
         )
 
 
-@rule("emulated", "emulated")
+@rule("emulated", "emulated, time or rate or speedup or efficiency or busbw")
 def emulated(observations: Observations) -> Iterator[Fault]:
     """Emulated results among measured ones, several emulations, or only emulated results."""
     rows = observations.runs
