@@ -187,7 +187,7 @@ def gallery(folder: Path) -> tuple[Path, Path, list[LabError]]:
     """
     with shared_kernels():
         entries, errors = _of_each(
-            _places(folder), lambda place: _measured(place) or _kept(place) or _missing(place)
+            _places(folder), lambda place: _measured(place) or as_kept(place)
         )
     page, readme = folder / "index.html", folder / "README.md"
     write_atomically(page, _page(entries, folder).encode())
@@ -209,7 +209,7 @@ def remake_kept(folder: Path) -> tuple[list[Path], list[LabError]]:
 
 def _remade_entry(place: Path) -> tuple[Entry, list[Path]]:
     files = remake(place) if (place / KEPT).is_dir() else []
-    return _kept(place) or _missing(place), files
+    return as_kept(place), files
 
 
 def _of_each(places: list[Path], make: Callable[[Path], T]) -> tuple[list[T], list[LabError]]:
@@ -223,11 +223,6 @@ def _of_each(places: list[Path], make: Callable[[Path], T]) -> tuple[list[T], li
     if not made:
         raise joined(errors)
     return made, errors
-
-
-def readme_of_kept(folder: Path) -> str:
-    """`README.md` as a repository holds it: with what is kept, and nothing of this machine."""
-    return _readme([_kept(place) or _missing(place) for place in _places(folder)])
 
 
 def _places(folder: Path) -> list[Path]:
@@ -270,8 +265,9 @@ def _kept(place: Path) -> Entry | None:
     return Entry(study, answer, state, f"{inside}/{PAGE}", shown, alt)
 
 
-def _missing(place: Path) -> Entry:
-    return Entry(Study.load(place), "", UNMEASURED, "", "", "")
+def as_kept(place: Path) -> Entry:
+    """A study as a repository holds it: with what is kept, and nothing of this machine."""
+    return _kept(place) or Entry(Study.load(place), "", UNMEASURED, "", "", "")
 
 
 def _state(study: Study, out: Path) -> str:
