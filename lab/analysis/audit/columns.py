@@ -36,6 +36,7 @@ ANYTHING = (
 STEPS_OF = "(?:cells?|atoms?|particles?|points?|zones?|sites?|bod(?:y|ies))_(?:steps?|updates?)"
 LATTICE = "[kmgt]?lups?"
 SECOND = "s|secs?|seconds?"
+EACH = rf"{RANK}|node"  # of a rate
 FLOPS_OF = (
     "((model|achieved|(train(ing)?_)?(throughput|performance|speed))_"
     rf"(per_({RANK})_)?)?"
@@ -112,10 +113,10 @@ NUMBERS = {
     "mfu": r"(.*_)?mfu(_.*)?|(.*_)?model_flops?_util(i[sz]ation)?(_.*)?",
     "hfu": r"(.*_)?hfu(_.*)?|(.*_)?hardware_flops?_util(i[sz]ation)?(_.*)?",
     "peak_flops": r"(.*_)?peak_(.*_)?[tp]?flops?(_.*)?|(.*_)?[tp]?flops?_peak(_.*)?",
-    "rate_per_rank": rf"(.*_)?[kmg]?({THINGS})_(per_)?({SECOND})_(per_)?({RANK})s?(_.*)?"
-    rf"|(.*_)?[kmg]?({THINGS})_(per_)?({RANK})_(per_)?({SECOND})"
-    rf"|per_({RANK})_[kmg]?({THINGS})_(per_)?({SECOND})"
-    rf"|(.*_)?throughput_(.*_)?per_({RANK})(_.*)?|per_({RANK})_throughput(_.*)?|({THINGS})_per_p_per_s|tgs|tpgps|rate_per_rank"
+    "rate_per_rank": rf"(.*_)?[kmg]?({THINGS})_(per_)?({SECOND})_(per_)?({EACH})s?(_.*)?"
+    rf"|(.*_)?[kmg]?({THINGS})_(per_)?({EACH})_(per_)?({SECOND})"
+    rf"|per_({EACH})_[kmg]?({THINGS})_(per_)?({SECOND})"
+    rf"|(.*_)?throughput_(.*_)?per_({EACH})(_.*)?|per_({EACH})_throughput(_.*)?|({THINGS})_per_p_per_s|tgs|tpgps|rate_per_rank"
     rf"|t_per_({SECOND})_per_({RANK})|(tps|ips|qps|{LATTICE})_per_({RANK}|core|thread|node)",
     "rate": rf"(.*_)?[kmg]?({THINGS})_(per_)?({SECOND})(_.*)?"
     rf"|{ANYTHING}_per_({SECOND})"
@@ -339,7 +340,10 @@ PLURAL = re.compile(rf"({RANK}|node)\(s\)")  # of "GPU(s)"
 COUNTED_THINGS = "(?:thread|core|rank|proc|processe|task|worker|gpu)s"
 EITHER = re.compile(rf"\b({COUNTED_THINGS}|nodes)\s*/\s*(?:\w+ )?{COUNTED_THINGS}\b")
 TOKEN = re.compile(r"[^a-z0-9]+")
-CLOCK_FORMAT = re.compile(r"(?:^|_)((?:hh?_)?mm?_ss?|hh?_mm?)$")  # of "time (hh:mm:ss)"
+_H, _M, _S = r"h(?:h|rs?|ours)?", r"m(?:m|ins|inutes)?", r"s(?:s|ecs?|econds)?"
+CLOCK_FORMAT = re.compile(  # of "time (hh:mm:ss)" and "(hrs:mins:secs)"
+    rf"(?:^|_)((?:{_H}_)?{_M}_{_S}|{_H}_{_M})$"
+)
 # Of "s/it", "train time (s/iter)" and "ms/step @ step 10".
 PER_STEP = re.compile(
     rf"(?:^|_)({'|'.join(TIME_UNITS)})_per_"
@@ -566,6 +570,8 @@ def _guess(name: str) -> Guess | None:
         time = _time(parsed)
         if time:
             return time
+    if family == "percent" and re.fullmatch(NUMBERS["flops"], stem):
+        return Guess("mfu", factor)  # "TFlops %" is a share of the peak
     for canonical, pattern in (NUMBERS | TEXTS).items():
         misread = family == "time"  # such as GPU hours
         other = OTHERWISE.get(canonical)

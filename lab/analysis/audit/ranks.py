@@ -20,6 +20,7 @@ SIZES = re.compile(r"\d+(?:\s*[x×*]\s*\d+)+")  # of images, or nodes and ranks
 DEGREE = r"(?<![a-z])%s[ =:_-]?(\d{1,5})(?![\d.])"
 ON_CORES = re.compile(r"(?:^|_)(?:mpi\w*|ranks?|n?tasks?|n?proc\w*|np|p|n|world_?size)(?=_|$)")
 OF_A_RANK = re.compile(r"(?!.*_per_)|.*_per_(?:rank|task|proc|mpi)")  # not of a block, say
+OF_A_NODE = re.compile(r"per_node(?:_|$)")
 FEW = 2  # numbers of cores that tell nothing
 MOSTLY = 0.5  # of the rows
 Degrees = np.ndarray[Any, np.dtype[np.float64]]
@@ -122,6 +123,12 @@ def rates_of_each(tidy: pd.DataFrame, given: dict[str, str]) -> Iterator[str]:
         tidy["rate_per_rank_rounding"] = tidy["rate_rounding"]
         given["rate_per_rank"] = name = given.pop("rate")
         yield f"{name!r} is that of each rank, as the quoted efficiencies are its ratios"
+
+
+def rates_of_nodes(tidy: pd.DataFrame, given: Mapping[str, str]) -> None:
+    """Divide rates such as "tokens/s/node" by the ranks of a node, NaN where these are unknown."""
+    if OF_A_NODE.search(normal(given.get("rate_per_rank", ""))):
+        tidy["rate_per_rank"] /= tidy["per_node"].fillna(tidy["world_size"] / tidy["nodes"])
 
 
 def hybrid(tidy: pd.DataFrame, given: Mapping[str, str]) -> Iterator[str]:

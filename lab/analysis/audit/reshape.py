@@ -6,7 +6,7 @@ import itertools
 import math
 import re
 from collections import Counter
-from collections.abc import Callable, Collection, Iterable, Sequence
+from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 from typing import NamedTuple
 
 import pandas as pd
@@ -16,7 +16,9 @@ from lab.analysis.audit.columns import (
     CLOCKED,
     IDEAL,
     MEASURED,
+    NOT_TRAINING,
     NUMERIC,
+    OF_SAMPLES,
     PARALLEL,
     PROBLEM,
     RATIOS,
@@ -33,6 +35,7 @@ from lab.analysis.audit.columns import (
 )
 from lab.analysis.audit.languages import in_english
 from lab.analysis.audit.values import (
+    BRACKETS,
     COUNT_UNITS,
     MISSING,
     NODE,
@@ -54,9 +57,11 @@ BEFORE = re.compile(
 # A single "rank 5" is one of them, or the fifth guess of a classifier, and p99 is a percentile.
 AFTER = re.compile(
     rf"(?:^|_)(?:(?!rank_?\d)(?:{COUNTED})|nprocs?|np|n|p(?=_(?!50|75|9\d))|x(?!_?10_\d)|ws"
-    r"|world_?size)_?(?P<n>\d+)"
+    r"|world_?size|tp(?!_?(?:50|9\d)))_?(?P<n>\d+)"
     r"(?=_|$)(?!_(?:bins?|bits?|[gm]i?b|[gm]?hz|w|watts?)(?:_|$))"
 )
+OF_DEGREE = re.compile(r"(?:^|_)tp_?\d")  # of tensor parallelism
+OF_ERRORS = re.compile(r"(?:^|_)errors?(?=_|$)")  # of a method of order p
 OF_NODES = re.compile(rf"(?:^|_)(?:\d+|{'|'.join(WORDS)})_?(?:n|{NODE}s?)(?=_|$)(?!_x_|_\d)")
 NO_RANKS = set(NUMERIC) - {"world_size", "nodes"}
 HINTS = (
@@ -201,7 +206,12 @@ OF_RUNS = MEASURED | {"mfu", "hfu"}
 UNIT_OF_RATE = re.compile(r"\d\s*(?:[kmgt](?=\s|i?b))?\s*((?:[a-z]+/s\w*|%|[tp]flops?)(?=\W|$))")
 TIMES_X = re.compile(r"\d\s*[x×]\W*$", re.IGNORECASE)
 RATIO_CELL = re.compile(r"\W*\d[\d.,]*\s*[x×](?!\s*\w)", re.IGNORECASE)
-RATED = re.compile(rf"\d\s*[km]?\s*(?:{THINGS})\s*(?:/|per)\s*(?:{SECOND})\b", re.IGNORECASE)
+# Of anything that is not moved, computed or a step: 12.4k tok/s, 320 inf/s.
+RATED = re.compile(
+    rf"\d\s*[km]?\s*(?:{THINGS}|(?![kmgt]?i?b|[kmgtp]?flop|[kmgt]?lups|steps?\b|iter|batch|epoch)"
+    rf"[a-z]{{3,}})\s*(?:/|per)\s*(?:{SECOND})\b",
+    re.IGNORECASE,
+)
 
 
 def is_known(cell: object) -> bool:
@@ -209,9 +219,9 @@ def is_known(cell: object) -> bool:
     return cell is not None and cell == cell and str(cell).strip() not in {"", "-"}
 
 
-def _first_texts(cells: pd.Series) -> list[str]:
+def _first_texts(cells: Iterable[object]) -> list[str]:
     """The first different cells as text; those of a Parquet file may also be lists."""
-    texts = dict.fromkeys(map(str, cells.tolist()))
+    texts = dict.fromkeys(map(str, cells))
     return [text for text in texts if text not in ABSENT][:MOST_LABELS]
 
 
@@ -332,6 +342,10 @@ def _rank_columns(frame: pd.DataFrame, columns: Sequence[str], quantity: str) ->
         or (collective and units != {"time"})
     ):
         return []  # a row for each quantity, for losses, or bandwidths
+    if any(OF_DEGREE.search(normal(one.column)) and not one.canonical for one in sizes):
+        quantity = noted_alone(frame.attrs.get("around", ""))
+        if not of_rows and not units and not quantity:
+            return []  # memory, heads and widths are listed by this degree, too
     quantity = "".join(of_rows) or quantity
     if units == {"%"} and not quantity:
         return []  # shares of something that nothing names
@@ -348,6 +362,9 @@ def _rank_columns(frame: pd.DataFrame, columns: Sequence[str], quantity: str) ->
         return []  # 40, 250 and 4000 are no ranks, unlike 2, 4 and 8
     if any((numbers(frame[one.column]) < 0).any() for one in ranked):
         return []  # nothing that is measured is negative
+    orders = all(re.match(r"p_?\d", normal(one.column)) for one in ranked)
+    if orders and any(OF_ERRORS.search(one.setting) for one in ranked):
+        return []
     ranked += _ratio_columns(columns, ranked)
     return _with_quantity([*ranked, *_serial_columns(texts, ranked)], frame)
 
@@ -386,9 +403,30 @@ def are_collectives(labels: Iterable[str]) -> bool:
     return len(named) > 1 and not any("time" in label.lower() for label in named)
 
 
-def are_timed(cells: pd.Series) -> bool:
+def are_timed(cells: Iterable[object]) -> bool:
     """Whether cells are times with units of their own, such as 41 days 4 hours."""
     return _are(lambda text: math.isfinite(duration(text)), cells)
+
+
+def timed_statistics(columns: Mapping[str, Iterable[object]]) -> list[str]:
+    """Columns called "min", "median" or "mean" and nothing else whose cells are times with units of
+    their own, as in tables of BenchmarkTools; none if there is only one."""
+    named = {name: cells for name, cells in columns.items() if normal(name) in OF_SAMPLES}
+    timed = [name for name, cells in named.items() if are_timed(cells)]
+    return timed if len(timed) > 1 else []
+
+
+def timed_programs(columns: Mapping[str, Iterable[object]]) -> list[str]:
+    """Columns that only the unit of time in names or cells shows to be times, such as "ScaLAPACK
+    (s)"; none if there is only one."""
+    timed = []
+    for column, cells in columns.items():
+        name = parse_name(column)
+        in_name = name.family == "time" and name.statistic is None
+        of_time = (in_name and re.search("[a-z]{2}", name.stem)) or are_timed(cells)
+        if of_time and not guess(column) and not re.search(f"{NOT_TRAINING}|{IDEAL}", name.stem):
+            timed.append(column)
+    return timed if len(timed) > 1 else []
 
 
 def are_rated(cells: pd.Series) -> bool:
@@ -424,12 +462,12 @@ def _units(cells: pd.Series) -> set[str]:
     """The units of rates and shares in cells, "time" for those of times."""
     units = {"time" if are_timed(cells) else ""}
     for text in map(str.lower, _first_texts(cells)):
-        if unit := UNIT_OF_RATE.search(text):
+        if unit := UNIT_OF_RATE.search(BRACKETS.sub("", text)):  # of 400 img/s (97%)
             units.add(unit[1])
     return units - {""}
 
 
-def _are(such: Callable[[str], object], cells: pd.Series) -> bool:
+def _are(such: Callable[[str], object], cells: Iterable[object]) -> bool:
     """Whether all cells that hold anything are such texts."""
     texts = [text for text in _first_texts(cells) if is_known(text) and text.lower() not in MISSING]
     return bool(texts) and all(map(such, texts))

@@ -87,6 +87,7 @@ def from_table(
     if "world_size" not in given:
         tidy["world_size"], assumption = ranks.world_size(tidy, reshape.hinted_ranks(name, notes))
         assumptions += [assumption] if assumption else []
+    ranks.rates_of_nodes(tidy, given)
     tidy["step_spread"] = _spread(frame, given.get("time"))
     tidy["rate"] = tidy["rate"].fillna(tidy["rate_per_rank"] * tidy["world_size"])
     tidy["rate_rounding"] = tidy["rate_rounding"].fillna(tidy["rate_per_rank_rounding"])

@@ -15,11 +15,8 @@ import pandas as pd
 
 from lab.analysis.audit.columns import (
     COUNTED_RANKS,
-    IDEAL,
     MEASURED,
-    NOT_TRAINING,
     NUMERIC,
-    OF_SAMPLES,
     OF_SPEED,
     TIMES,
     Guess,
@@ -42,6 +39,9 @@ from lab.analysis.audit.reshape import (
     listed,
     noted_alone,
     noted_quantity,
+    ranks_in,
+    timed_programs,
+    timed_statistics,
     without,
 )
 from lab.analysis.audit.values import TIME_UNITS, numbers
@@ -74,6 +74,7 @@ OF_PAIR = re.compile(
     rf"|(?P<nodes>nodes?)_(?:x_|by_)?(?:gpus?|{PROCESSES}))"
 )
 PAIR = re.compile(r"^\s*(\d{1,5})\s*[x×*]\s*(\d{1,5})(?!\d)")
+PAIRED = re.compile(r"^\s*[~≈]?(\d[\d.,]*)\s*/\s*(\d[\d.,]*)\s*$")
 AGAIN = re.compile(r"(?P<name>.+) \(\d+\)")  # a column of the name of an earlier one
 
 
@@ -121,14 +122,13 @@ def of_commands(frame: pd.DataFrame) -> Long:
 
 
 def of_samples(frame: pd.DataFrame) -> Long:
-    """Columns called "min", "median" or "mean" and nothing else are those of a time if their cells
-    have its unit, and `samples` beside them counts the repeats, as in tables of BenchmarkTools."""
-    named = {name: normal(name) for name in map(str, frame)}
-    timed = [name for name, word in named.items() if word in OF_SAMPLES and are_timed(frame[name])]
-    if len(timed) < 2:
+    """Columns that are called after statistics and whose cells are times become columns of times,
+    and `samples` beside them counts the repeats."""
+    timed = timed_statistics({name: frame[name] for name in map(str, frame)})
+    if not timed:
         return frame, []
     names = {name: f"{name} time" for name in timed}
-    names |= {name: "repeats" for name, word in named.items() if word == "samples"}
+    names |= {name: "repeats" for name in map(str, frame) if normal(name) == "samples"}
     return frame.rename(columns=names), [f"{listed(timed)} are statistics of a time"]
 
 
@@ -163,6 +163,22 @@ def by_pair(frame: pd.DataFrame) -> Long:
     return pd.concat([pairs, frame.drop(columns=names)], axis="columns"), [read]
 
 
+def by_slash(frame: pd.DataFrame) -> Long:
+    """Cells such as "7,266 / 129" in columns for several numbers of ranks, which hold two results
+    of what the lines around the table name, become two rows."""
+    sized = [name for name in map(str, frame) if ranks_in(name)[0] > 0]
+    parts = {name: frame[name].astype(str).str.extract(PAIRED) for name in sized}
+    pairs = {name: cells for name, cells in parts.items() if cells.notna().any(axis=None)}
+    mixed = any((frame[name].map(is_known) & pairs[name][0].isna()).any() for name in pairs)
+    if len(pairs) < 2 or mixed or not noted_quantity(frame.attrs.get("around", "")):
+        return frame, []
+    rows = [
+        frame.assign(result=which, **{name: cells[place] for name, cells in pairs.items()})
+        for place, which in enumerate(("first", "second"))
+    ]
+    return pd.concat(rows, ignore_index=True), [f"each cell of {listed(pairs)} has two results"]
+
+
 def by_program(frame: pd.DataFrame) -> Long:
     """Times, and speedups and efficiencies, of several programs on the same ranks become columns
     `setting`, `time`, `speedup` and `efficiency`. The time of a serial program stays in all rows.
@@ -187,13 +203,8 @@ def by_program(frame: pd.DataFrame) -> Long:
 def by_timed(frame: pd.DataFrame) -> Long:
     """The same for what only the unit of time in names or cells reveals, such as "ScaLAPACK (s)",
     each with its own speedup and efficiency or without, as one may be of one over another."""
-    timed: dict[str, dict[str, str]] = {}
-    for column in frame.columns:
-        name = parse_name(column)
-        in_name = name.family == "time" and name.statistic is None
-        of_time = (in_name and re.search("[a-z]{2}", name.stem)) or are_timed(frame[column])
-        if of_time and not guess(column) and not re.search(f"{NOT_TRAINING}|{IDEAL}", name.stem):
-            timed[UNIT.sub("", column)] = {"time": column}
+    columns = timed_programs({name: frame[name] for name in map(str, frame)})
+    timed = {UNIT.sub("", column): {"time": column} for column in columns}
     if len(timed) < 2:
         return frame, []
     _add_ratios(timed, frame)
@@ -432,6 +443,6 @@ def _stacked(
 
 # In the order in which they are tried, on a table of which no column is mapped.
 FORMS = (
-    *(of_commands, of_shells, of_samples, by_grid, by_pair, by_program, over_serial, by_batch),
-    *(by_size, by_crossing, by_group, by_timed, by_rated, by_noted),
+    *(of_commands, of_shells, of_samples, by_grid, by_pair, by_slash, by_program, over_serial),
+    *(by_batch, by_size, by_crossing, by_group, by_timed, by_rated, by_noted),
 )

@@ -65,3 +65,17 @@ def test_sentences_are_no_table() -> None:
     text = "- 8xH200 FSDP batch size 1: 609 TFLOP/s/GPU\n- 8xH200 FSDP batch size 4: 897\n"
     with pytest.raises(InputError, match="a list of sentences, not a table"):
         read_tables(StringIO(text))
+
+
+def test_words_between_the_ranks_and_a_rate_or_time() -> None:
+    text = "8GPU is not linear:\n1 GPU performance 400 img/sec\n2 GPU performance 790 img/sec\n"
+    text += "4 GPU performance 1580 img/sec\n\nThe same in NCCL:\n"
+    text += "in 2 GPU it takes 56 sec.\nin 4 GPU it takes 78 sec.\n"
+    result = pasted(text)
+    assert [set(table.reading) for table in result.tables] == [
+        {"GPUs", "img/sec"},
+        {"GPUs", "total time"},
+    ]
+    assert broken(pasted(text.replace("1580", "1780"))) == {"super-linear"}
+    bare = pasted("1 GPU and then 200\n2 GPU and then 400\n4 GPU and then 780\n")
+    assert not {"time", "rate"} & set(bare.reading.values())

@@ -84,3 +84,17 @@ def test_intel_benchmarks_by_the_slowest_rank() -> None:
         "row 2 (Allreduce, 1 KiB, world size 16)",
         "row 4 (Unidir_Get aggregate, 1 KiB, world size 2)",
     )
+
+
+def test_bandwidths_by_the_size_of_messages() -> None:
+    rows = "\n".join(f"    {size:<10d}{size / 4 ** (size > 4096):18.2f}" for size in SIZES)
+    text = (
+        f"    # OSU MPI Bi-Directional Bandwidth Test v7.5\n    # Size    Bandwidth (MB/s)\n{rows}"
+    )
+    result = pasted(f"mpirun -np 2 osu_bibw\n{text}\n")
+    assert result.reading["algbw_mb_per_s"] == "algbw"
+    assert result.reading["ranks"] == "world_size" and not broken(result)
+    rated = (
+        "# OSU MPI Multiple Bandwidth / Message Rate Test v5.8\n# Size      MB/s    Messages/s\n"
+    )
+    assert "algbw_mb_per_s" in pasted(f"{rated}1  7.79  7790845.03\n2  15.93  7962625.43\n").reading

@@ -2,10 +2,14 @@
 
 from __future__ import annotations
 
+import io
+
 import pytest
 from audits import below, broken, pasted
 
 from lab.analysis.audit.columns import guess
+from lab.analysis.audit.table import from_table
+from lab.analysis.audit.text_table import read_tables
 from lab.analysis.audit.values import (
     BANDWIDTH_UNITS,
     COUNT_UNITS,
@@ -846,3 +850,92 @@ def test_machines_called_emulated_without_a_measurement_compare_nothing() -> Non
     assert "emulated" not in pasted(table).checked
     timed = below("| Cores | Emulated instance | Time (s) |", "| 24 | a2 | 9 |", "| 48 | a4 | 5 |")
     assert broken(pasted(timed)) == {"emulated"}
+
+
+def test_degrees_of_tensor_parallelism_as_columns() -> None:
+    head = "| Concurrency | TP=1 | TP2 | TP-4 |"
+    table = below(head, "| 1 | 41.3 | 68.4 | 101 |", "| 8 | 310.1 | 540.2 | 830 |")
+    result = pasted(f"Throughput (tok/s) of an 8B model:\n\n{table}")
+    assert result.reading["rate"] == "rate" and not broken(result)
+    assert "world size 4" in str(result)
+    wrong = pasted(f"Throughput (tok/s) of an 8B model:\n\n{table.replace('| 830 |', '| 1830 |')}")
+    assert broken(wrong) == {"super-linear"}
+    for heading in ("", "Memory of a rank in GB:\n\n"):  # what is measured is unknown
+        assert not {"time", "rate"} & set(pasted(heading + table).reading.values())
+    other = below("| GPUs | Tokens/s |", "| 1 | 68.4 |", "| 2 | 101 |")
+    assert not pasted(f"{table}\n## Results\n\n{other}").tables
+
+
+def test_two_results_in_a_cell() -> None:
+    head = "Prefill / decode in tok/s\n\n| Model | 1 GPU | 2 GPUs | 4 GPUs |\n|---|---|---|---|\n"
+    rows = (
+        "| 4B | 1,622 / 51.8 | 2,685 / 60 | 4,744 / 75.8 |\n| 9B | 829 / 28.9 | 1,418 / 39 | - |\n"
+    )
+    result = pasted(head + rows)
+    assert not broken(result)
+    assert "10 values" in str(result) and "row 2 (9B, second, world size 2)" in str(
+        result.findings[0].records
+    )
+    assert broken(pasted(head + rows.replace("75.8", "230.8"))) == {"super-linear"}
+
+
+def test_a_share_in_brackets_is_not_the_unit_of_a_cell() -> None:
+    head = "| Model | 1 GPU | 2 GPUs | 4 GPUs |"
+    table = below(
+        head, "| A | 400 (100%) | 780 (97%) | 1500 (94%) |", "| B | 210 | 380 | 700 (83%) |"
+    )
+    assert pasted(table).reading["rate"] == "rate"
+
+
+@pytest.mark.parametrize(("quoted", "faults"), [("85%", set()), ("70%", {"quoted-against-own"})])
+def test_rates_of_each_node(quoted: str, faults: set[str]) -> None:
+    rows = ["| 1 | 2000 | 100% |", "| 2 | 1900 | 95% |", f"| 8 | 1700 | {quoted} |"]
+    result = pasted(below("| Nodes | img/s per node | Efficiency |", *rows))
+    assert result.reading["img/s per node"] == "rate_per_rank" and broken(result) == faults
+
+
+@pytest.mark.parametrize(("head", "each"), [("Nodes | GPUs", 12500), ("GPUs | Run", None)])
+def test_the_ranks_of_a_node_share_its_rate(head: str, each: float | None) -> None:
+    text = below(f"| {head} | tokens/s/node |", "| 1 | 8 | 100000 |", "| 2 | 16 | 98000 |")
+    (frame,) = read_tables(io.StringIO(text))
+    rates = from_table(frame).frame["rate_per_rank"]
+    assert rates.iloc[0] == each if each else rates.isna().all()
+
+
+def test_the_same_columns_below_each_number_of_gpus() -> None:
+    def section(heading: str, number: int, *rates: float) -> str:
+        rows = [f"| model {name} | {rate} |" for name, rate in zip("AB", rates, strict=True)]
+        return f"### {heading.format(number)}\n\n{below('| Model | Images/s |', *rows)}\n"
+
+    for heading in ("Number of GPUs: {}", "{} GPUs"):
+        last = section(heading, 4, 1500, 700)
+        text = section(heading, 1, 400, 210) + section(heading, 2, 780, 380) + last
+        result = pasted(text)
+        assert set(result.reading.values()) == {"model", "rate", "world_size"}
+        assert not result.tables and not broken(result)
+        faster = text.replace(last, section(heading, 4, 1500, 950))
+        assert broken(pasted(faster)) == {"super-linear"}
+    parts = section("{} nodes 16 GPUs", 2, 780, 380), section("{} nodes 32 GPUs", 4, 1500, 700)
+    assert "world_size" not in pasted("".join(parts)).reading.values()  # of a node, or of all
+
+
+def test_cells_are_rates_of_whatever_is_done_in_a_second() -> None:
+    head = "| Strategy | 1 Node | 2 Nodes | 4 Nodes |"
+    result = pasted(below(head, "| A | 353.5 inf/s | 367 inf/s | 371 inf/s |"))
+    assert result.reading["rate"] == "rate" and "fixed-overhead" not in str(result.findings)
+    moved = pasted(below(head, "| A | 353.5 GB/s | 367 GB/s | 371 GB/s |"))
+    assert "rate" not in moved.reading.values()
+
+
+def test_orders_of_a_method_are_no_ranks() -> None:
+    head = "| n_cells | p=2 n_dofs | p=2 error | p=2 rate | p=3 n_dofs | p=3 error | p=3 rate |"
+    rows = ["| 16 | 2304 | 0.05 | 2.9 | 4096 | 0.01 | 3.9 |"]
+    rows.append("| 64 | 9216 | 0.006 | 9.1 | 16384 | 0.0006 | 4.1 |")
+    assert "world_size" not in pasted(below(head, *rows)).reading.values()
+
+
+def test_programs_whose_times_only_a_unit_reveals_make_a_table_of_measurements() -> None:
+    other = below("| Option | Time |", "| a | 3 s |", "| b | 4 s |", "| c | 4 s |")
+    table = below("| Nodes | Alpha (ms) | Beta (ms) |", "| 1 | 80 | 120 |", "| 2 | 41 | 61 |")
+    result = pasted(f"{other}\n{table}")
+    assert not result.tables and result.reading["Nodes"] == "nodes"

@@ -57,3 +57,14 @@ def test_a_row_named_as_others_is_of_their_model() -> None:
     assert broken(pasted("\n".join([head, *half]))) == {"mfu-consistent"}
     other = [*rows[:3], "fsdp,16,2660,0.182"]  # perhaps another model
     assert not broken(pasted("\n".join([head, *other])))
+
+
+@pytest.mark.parametrize(("share", "faults"), [("44%", set()), ("", {"impossible-mfu"})])
+def test_a_gpu_of_the_notes_whose_peak_is_not_that_of_the_rows(
+    share: str, faults: set[str]
+) -> None:
+    rows = "\n".join(f"| {ranks} | 512 | 137 | {share} |" for ranks in (32, 64))
+    head = "| GPUs | Batch | TFLOPs/GPU | TFlops % |\n|---|---|---|---|\n"
+    result = pasted(f"We are using 32 GB V100s in fp16.\n\n{head}{rows}\n")
+    assert broken(result) == faults
+    assert not share or result.reading["TFlops %"] == "mfu"

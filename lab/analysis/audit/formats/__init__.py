@@ -22,7 +22,12 @@ from lab.analysis.audit.formats import (
     sections,
     wiki,
 )
-from lab.analysis.audit.formats.grid import Table, most_relevant, relevance
+from lab.analysis.audit.formats.grid import (
+    Table,
+    most_relevant,
+    relevance,
+    with_headed_ranks,
+)
 from lab.errors import InputError
 
 Tables = tuple[list[Table], list[InputError]]
@@ -83,7 +88,7 @@ def marked_up(lines: Sequence[str]) -> list[Table]:
     """The tables in Markdown, HTML, LaTeX or reStructuredText that say most of scaling."""
     text = HIDDEN.sub("", "\n".join(lines))
     tables = [table for read in (markdown, html, latex, rst) for table in read.tables(text)]
-    return most_relevant([table for table in tables if any(table.header)])
+    return most_relevant(with_headed_ranks([table for table in tables if any(table.header)]))
 
 
 def _of_code_blocks(source: str, lines: Sequence[str]) -> list[Table]:

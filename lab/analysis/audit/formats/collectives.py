@@ -30,14 +30,18 @@ NCCL_COLUMNS = [
     *("message_bytes", "variant", "time_us", "algbw_gb_per_s", "busbw_gb_per_s"),
     *("gpus", "nodes", "gpu_name", "repeats"),
 ]
-OSU_TITLE = re.compile(r"#?\s*OSU MPI\S*\s+(.+?)\s+Latency Test")
+OSU_TITLE = re.compile(
+    r"[#\s]*OSU MPI\S*\s+(?:(.+?)\s+Latency|(.*?Bandwidth(?: / Message Rate)?))\s+Test"
+)
 # Of a collective: an average over its ranks. Point to point there is one latency.
-OSU_HEADER = re.compile(r"#?\s*Size\s+Avg Latency\s*\(us\)")
+OSU_HEADER = re.compile(
+    r"[#\s]*Size\s+(?:Avg Latency\s*\(us\)|(?P<bandwidth>Bandwidth\s*\(MB/s\)|MB/s))"
+)
 RANKS = re.compile(r"(?:^|\s)(?:-n|-np|--np|--ntasks)[ =]?(\d{1,7})(?=\s|$)")
 NODES = re.compile(r"(?:^|\s)(?:-N|--nodes)[ =]?(\d{1,6})(?=\s|$)")
 OF_A_NODE = re.compile(r"(?:^|\s)--n?tasks-per-node[ =](\d{1,5})(?=\s|$)")
 NUMBER = re.compile(r"\d+(?:\.\d+)?")
-MPI_COLUMNS = ["message_bytes", "strategy", "time_us", "ranks", "repeats"]
+MPI_COLUMNS = ["message_bytes", "strategy", "time_us", "algbw_mb_per_s", "ranks", "repeats"]
 IMB_TITLE = re.compile(r"#?\s*Benchmarking\s+([A-Z]\w+)")
 IMB_MODE = re.compile(r"#\s*MODE:\s*(\S+)")
 IMB_RANKS = re.compile(r"#?\s*#processes\s*=\s*(\d+)")
@@ -121,19 +125,21 @@ def _ranks_by_bandwidths(rows: Sequence[Sequence[str]]) -> str:
 
 def _of_osu(lines: Sequence[str]) -> list[list[str]]:
     """A row for each size; the ranks are those of the command above, if it is shown."""
-    rows, name, ranks, within = [], "", "", False
+    rows, name, ranks = [], "", ""
+    header: re.Match[str] | None = None
     for line in lines:
         cells = line.split()
         numeric = bool(cells) and all(map(NUMBER.fullmatch, cells))
         if title := OSU_TITLE.match(line):
-            name, within = title[1], False
-        elif OSU_HEADER.match(line):
-            within = True
-        elif within and numeric and len(cells) > 1:
+            name, header = title[1] or title[2], None
+        elif match := OSU_HEADER.match(line):
+            header = match
+        elif header and numeric and len(cells) > 1:
             repeats = cells[4] if len(cells) >= WITH_RANGE else ""
-            rows.append([cells[0], name, cells[1], ranks, repeats])
+            measured = ["", cells[1]] if header["bandwidth"] else [cells[1], ""]
+            rows.append([cells[0], name, *measured, ranks, repeats])
         elif cells:
-            within, ranks = False, _ranks_started(line) or ranks
+            header, ranks = None, _ranks_started(line) or ranks
     return rows
 
 
@@ -153,7 +159,7 @@ def _of_imb(lines: Sequence[str]) -> list[list[str]]:
             mode = f" {match[1].lower()}"
         elif header and len(cells) >= len(header) and all(map(NUMBER.fullmatch, cells[:3])):
             time = next((cells[header.index(each)] for each in IMB_TIMES if each in header), "")
-            rows.append([cells[0], name + mode, time, ranks, cells[1]])
+            rows.append([cells[0], name + mode, time, "", ranks, cells[1]])
     return rows
 
 

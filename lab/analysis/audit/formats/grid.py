@@ -5,14 +5,22 @@ from __future__ import annotations
 
 import html
 import itertools
-import math
 import re
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from typing import NamedTuple
 
-from lab.analysis.audit.columns import MEASURED, OF_SAMPLES, normal, quantities
-from lab.analysis.audit.reshape import INDEXED, are_ratios, ranks_in
-from lab.analysis.audit.values import duration, ranks_of
+from lab.analysis.audit.columns import MEASURED, normal, quantities
+from lab.analysis.audit.languages import in_english
+from lab.analysis.audit.reshape import (
+    INDEXED,
+    OF_DEGREE,
+    are_ratios,
+    noted_alone,
+    ranks_in,
+    timed_programs,
+    timed_statistics,
+)
+from lab.analysis.audit.values import NODE, ranks_of
 from lab.errors import InputError
 from lab.records.table import grouped
 
@@ -24,6 +32,7 @@ THREADED = {"threads", "cpus"}
 MOST_ROWS = 50  # that are looked at
 MOST_TABLES = 200  # of a text
 NUMERAL = re.compile(r"-?\d+(?:\.\d+)?(?:e[-+]?\d+)?", re.IGNORECASE)
+OF_NODES = re.compile(rf"\s*\d+\s*{NODE}", re.IGNORECASE)  # 2 nodes 16 GPUs are 16 or 32
 NAMED = 3  # columns in a sentence
 BREAK = re.compile(r"\s*<br\s*/?>\s*")
 EMPHASIS = re.compile(
@@ -34,6 +43,7 @@ LINK = re.compile(r"\[([^\]]*)\]\([^)]*\)")
 REFERENCE = re.compile(
     r"\[\^[^\]]*\]|(?<!\d)\s*<sup>\s*(?:\[\^?\d{1,2}\](?:\([^)]*\))?|\d)\s*</sup>", re.IGNORECASE
 )
+NOTES_ABOVE = 2  # the caption of a table, and the heading above it
 SPANNED = "\x1f"  # before a name that spans several columns
 WIDEST, MOST_COLUMNS = 100, 500  # columns that a cell may span, and a table have
 
@@ -67,6 +77,37 @@ def most_relevant(tables: Sequence[Table]) -> list[Table]:
     return [table._replace(notes=[*table.notes, *values]) for table in alike]
 
 
+def with_headed_ranks(tables: Sequence[Table]) -> list[Table]:
+    """Tables with the same columns, none of which counts ranks, below headings such as "4 GPUs" or
+    "Number of GPUs: 4" become one with these in a column; others stay as they are."""
+    headed = [(table, _headed_ranks(table)) for table in tables]
+    alike = grouped((tuple(table.header), (table, ranks)) for table, ranks in headed if ranks)
+    whole: list[Table] = []
+    for table, ranks in headed:
+        group = alike[tuple(table.header)] if ranks else []
+        if len({number for _, number in group}) < 2:
+            whole.append(table)
+        elif group[0][0] is table:
+            rows = [[*row, number] for part, number in group for row in part.rows]
+            notes = dict.fromkeys(note for part, _ in group for note in part.notes)
+            whole.append(Table([*table.header, "ranks"], rows, [*notes]))
+    return whole
+
+
+def _headed_ranks(table: Table) -> str:
+    """The number of ranks that the heading of a table gives, if none of its columns does."""
+    if relevance(table) != 1:
+        return ""
+    for note in table.notes[:NOTES_ABOVE]:
+        name, _, number = note.rpartition(":")
+        if number.strip().isdecimal() and quantities([name]) & RANKED:
+            return number.strip()
+        ranks, what = ranks_of(note)
+        if ranks > 0 and not what and not OF_NODES.match(in_english(note)):
+            return f"{ranks:.0f}"
+    return ""
+
+
 def relevance(table: Table) -> int:
     """3 for a table of measurements on known ranks, 2 for one on numbers of threads or cores, 1 for
     one of measurements, 0 for others."""
@@ -76,12 +117,17 @@ def relevance(table: Table) -> int:
     labels = [row[0] for row in rows if row]
     named = [name for name in table.header if not INDEXED.search(normal(name))]
     sizes = {name: ranks for name in named if (ranks := ranks_in(name)[0]) > 0}
+    degrees = [name for name in sizes if OF_DEGREE.search(normal(name))]
+    if degrees and not (quantities(degrees) & OF_RUNS or noted_alone("\n".join(table.notes))):
+        sizes = {}  # whatever depends on the degree of tensor parallelism
     spread = len(set(sizes.values())) > 1
     if spread and set(sizes) <= set(columns):
         return 3
     names = [*columns, *labels] if spread else columns
     known = quantities(names)
-    known |= {"time"} if _are_statistics(columns) else set()
+    counted = quantities(name for name in columns if normal(name) != "n") & {*RANKED, *THREADED}
+    if timed_statistics(columns) or (counted and not known & OF_RUNS and timed_programs(columns)):
+        known |= {"time"}
     ranked = spread or known & RANKED or any(ranks_of(label)[0] > 0 for label in labels)
     if not known & OF_RUNS:
         others = [cells for name, cells in columns.items() if not quantities([name])]
@@ -89,12 +135,6 @@ def relevance(table: Table) -> int:
         ratios = known & RANKED and unnamed and others and all(map(are_ratios, others))
         return 3 if ratios else 0
     return 3 if ranked else 1 + bool(known & THREADED)
-
-
-def _are_statistics(columns: Mapping[str, Sequence[str]]) -> bool:
-    """Whether several columns are statistics of a time, such as "min" and "median"."""
-    cells = [cells for name, cells in columns.items() if normal(name) in OF_SAMPLES]
-    return len(cells) > 1 and all(math.isfinite(duration(cell)) for one in cells for cell in one)
 
 
 def from_grid(lines: Sequence[list[str]], notes: Sequence[str]) -> Table | None:

@@ -14,7 +14,8 @@ NUMBER = r"[~≈]?\d[\d.,]*(?:\s?[kKM](?![a-z]))?"
 RATE = rf"(?:{THINGS})\s?(?:/|per)\s?(?:{SECOND})(?:\s?(?:/|per)\s?(?:{RANK}))?"
 # A bullet, the ranks, what separates them from a number, this, and anything.
 ITEM = re.compile(
-    r"\s*(?:[-*•+]\s+|\d{1,2}[.)]\s+)?(?P<ranks>[^:=|]{1,60}?)\s*(?::|=|->|→|–|—|\s-\s)\s*(?:"
+    r"\s*(?:[-*•+]\s+|\d{1,2}[.)]\s+)?(?:(?:in|on|with|using) )?(?P<ranks>[^:=|]{1,60}?)"
+    rf"\s*(?::|=|->|→|–|—|\s-\s|(?P<words>\s(?:(?!(?:{RANK})s?\b)[a-z]+\s){{1,3}}))\s*(?:"
     rf"(?P<time>(?:{NUMBER}\s?(?:{CELL_TIME})(?![\w/]),?\s?)+)"
     rf"|(?P<each>{NUMBER}\s?(?:{CELL_TIME}))\s?(?:/|per)\s?(?P<per>step|it|iter|iteration|epoch|batch)"
     rf"|(?P<value>{NUMBER})\s?(?P<rate>{RATE})|(?P<bare>{NUMBER}(?:\s?-\s?{NUMBER})?)(?!\s?\w)"
@@ -71,7 +72,7 @@ def _runs(items: Sequence[Item | None]) -> Iterator[tuple[int, list[Item]]]:
 
 def _item(line: str) -> Item | None:
     match = ITEM.match(line.replace("**", "").replace("`", ""))
-    if match is None:
+    if match is None or (match["words"] and match["bare"]):
         return None
     nodes = NODES.fullmatch(match["ranks"])
     if not nodes and not ranks_of(match["ranks"])[0] > 0:

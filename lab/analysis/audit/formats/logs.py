@@ -38,7 +38,7 @@ PAIR = re.compile(
     re.IGNORECASE,
 )
 KEYED = re.compile(
-    rf"(?<![\w/])(?P<name>[A-Za-z][\w/@%-]*)= *(?P<value>[-+]?\d[\d,]*(?:\.\d+)?(?:e[-+]?\d+)?)"
+    rf"(?<![\w/$])(?P<name>[A-Za-z][\w/@%-]*)= *(?P<value>[-+]?\d[\d,]*(?:\.\d+)?(?:e[-+]?\d+)?)"
     rf"(?P<unit>{UNIT})?(?=[\s,;|)}}\]]|$)",
     re.IGNORECASE,
 )

@@ -13,7 +13,7 @@ from lab.analysis.audit.columns import ADAPTED, LAYOUT, counted, named_precision
 from lab.analysis.audit.observations import Observations, UncheckedError, largest
 from lab.analysis.audit.rule import Comparison, Fault, rule
 from lab.formatting import count
-from lab.perfmodel.hardware import GPUS, named_gpu
+from lab.perfmodel.hardware import GPUS, Gpu, named_gpu
 from lab.perfmodel.transformer import named
 
 # FLOPs per token depend only on model and length; rates and shares are rounded, and authors round
@@ -281,9 +281,23 @@ def _words(frame: pd.DataFrame, observations: Observations) -> pd.Series:
     return names + "|" + frame["precision"].fillna(noted).astype(str).str.lower()
 
 
+def _noted_gpu(rows: pd.DataFrame, notes: Sequence[str]) -> Gpu | None:
+    """The GPU that notes name, unless the shares of a peak that rows quote are of another's."""
+    gpu = named_gpu(" ".join(notes))
+    peak = float((rows["flops_per_rank"] / rows["mfu"]).median())
+    if gpu is None or not peak > 0:
+        return gpu
+    near = {
+        each.name
+        for each in GPUS.values()
+        if any(abs(peak / flops - 1) < CONSTANT for flops in each.flops.values())
+    }
+    return gpu if gpu.name in near or not near else None
+
+
 def _against_peak(rows: pd.DataFrame, text: str, observations: Observations) -> Iterator[Fault]:
     name, _, precision = text.partition("|")
-    gpu = named_gpu(name) or named_gpu(" ".join(observations.notes))
+    gpu = named_gpu(name) or _noted_gpu(rows, observations.notes)
     meant, words, named = "fp16", "in half precision", named_precision(precision)
     if named == "tf32" and (gpu is None or "tf32" in gpu.flops):
         meant, words = "tf32", "in TF32"
