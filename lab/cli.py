@@ -23,7 +23,7 @@ from typer import Argument, Option
 import lab
 from lab.bench import bench
 from lab.course.commands import course
-from lab.errors import INTERRUPTED, InputError, LabError, nearest
+from lab.errors import INTERRUPTED, InputError, LabError, joined, nearest
 from lab.files import source_date
 from lab.formatting import brief, count, printable
 from lab.terminal import (
@@ -456,16 +456,9 @@ def report(
     of_tables |= {"--baseline": baseline, "--gpu-hours": gpu_hours, "--column": column}
     of_tables["--table"] = table
     if every:
-        from lab.report.gallery import gallery, remake_kept
-
         of_one = of_tables | {"--artifacts": artifacts, "--quick": quick}
         refuse("report", of_one, "is only for one report", "leave out this option or --all")
-        studies = Path(source or "reports")
-        if keep:
-            files = remake_kept(studies)
-            return answer(as_json, {"files": files}, relative(*files))
-        index, readme = gallery(studies)
-        return answer(as_json, {"index": index, "readme": readme}, relative(index, readme))
+        return _report_all(Path(source or "reports"), keep=keep, as_json=as_json)
     if not source:
         raise InputError.of("report", "STUDY", "missing", "name a study, or give --all")
     if is_table(source):
@@ -491,6 +484,7 @@ def report(
         if keep:
             from lab.report.gallery import keep as keep_report
 
+            refuse("report", {"--artifacts": artifacts}, "is not kept", "leave it out or --keep")
             files = keep_report(study)
             return answer(as_json, {"files": files}, relative(*files))
         # The report of one form replaces that of the other.
@@ -498,6 +492,23 @@ def report(
         result = lab.report(study, artifacts=artifacts)
     content = {"html": result.html, "pdf": result.pdf, "artifacts": result.artifacts}
     return answer(as_json, content, relative(result.html, result.pdf, *result.artifacts))
+
+
+def _report_all(studies: Path, *, keep: bool, as_json: bool) -> None:
+    """Make all reports; an error that names the studies without one comes last."""
+    from lab.report.gallery import gallery, remake_kept
+
+    content: dict[str, Any]
+    if keep:
+        files, errors = remake_kept(studies)
+        content = {"files": files}
+    else:
+        index, readme, errors = gallery(studies)
+        files, content = [index, readme], {"index": index, "readme": readme}
+    content["errors"] = list(map(str, errors))
+    answer(as_json, content, relative(*files))
+    if errors:
+        raise joined(errors)
 
 
 def _scaling(text: str | None) -> Any:
@@ -626,6 +637,9 @@ def predict(
             raise InputError.of(
                 "predict", study, "is a folder, not a table of layouts", "leave out --explain"
             )
+        of_studies: dict[str, object] = {"--world-size": world_size, "--machine": machine}
+        of_studies |= {"--profile": profile} | {"--cluster": cluster != "local", "--quick": quick}
+        refuse("predict", of_studies, "is only for studies", "leave it out")
         assumptions = assumed(assume, "predict")
         explanations = lab.explain_layouts(study, assume=assumptions, number=table)
         notes = "\n".join(f"- {note}" for note in explanations.notes)

@@ -78,6 +78,8 @@ def unwritable(out: Path) -> list[Problem]:
         return [Problem(str(out), "is not a folder", "rename or remove it, or name another folder")]
     except OSError as error:
         advice = "make the folder writable, or work on a copy elsewhere"
+        if error.errno == errno.ENAMETOOLONG:
+            advice = "choose a shorter name"
         return [Problem(str(out), f"cannot be written: {error.strerror}", advice)]
     return []
 

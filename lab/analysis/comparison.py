@@ -149,7 +149,9 @@ def compare(studies: Sequence[str | Path | Study], *, quick: bool = False) -> Co
     if len(loaded) < 2 or len({study.folder for study in loaded}) < len(loaded):
         what = "a comparison needs at least two different folders"
         problems.append(Problem("STUDY", what, "name one folder per machine"))
-    elif not set.intersection(*({record.run_id for record in of_study} for of_study in records)):
+    elif not problems and not set.intersection(
+        *({record.run_id for record in of_study} for of_study in records)
+    ):
         what = "these folders have no configuration in common"
         problems.append(Problem("STUDY", what, "run the same study file on each machine"))
     if problems:

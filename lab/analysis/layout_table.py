@@ -124,6 +124,7 @@ def read_layouts(
 
     require_type(source, pd.DataFrame | str | Path, "table", "a DataFrame or a file")
     page = page_of(source, number)
+    name = page.name if isinstance(source, pd.DataFrame) else str(source)
     frame, assumed = page.frame, _assumed(assume or {})
     columns = meanings(frame)
     if "gpu" not in {*columns, *assumed} and (
@@ -131,7 +132,7 @@ def read_layouts(
     ):
         what = f"the table is of {chip!r}, whose speed is unknown"
         advice = "predict a GPU's times with --assume gpu=h100"
-        raise InputError.of(page.name, "gpu", what, advice)
+        raise InputError.of(name, "gpu", what, advice)
     cells = _cells(frame, columns, assumed)
     framework = _framework(page, cells)
     every, gpu, assumptions = _values(page, cells, columns, assumed, framework)
@@ -142,7 +143,7 @@ def read_layouts(
             for reason, n in left_out.items()
         ]
         nothing = [Problem("table", "has no rows", "add one per layout")]
-        raise InputError(page.name, problems or nothing)
+        raise InputError(name, problems or nothing)
     stated, rows = rows, [*map(_in_tf32, rows)]
     if quick := sum(one is not other for one, other in zip(stated, rows, strict=True)):
         assumptions.append(

@@ -193,7 +193,10 @@ def _unexpected(answer: object, error: Exception) -> str:
 def _is_missing(answer: object) -> bool:
     """Whether an exercise is as handed out: empty, or empty in each of several places."""
     places: Any = answer if type(answer) in {tuple, list} else (answer,)
-    return all(place is None or place is Ellipsis for place in places)
+    return all(
+        place is None or place is Ellipsis or (type(place) is str and not place.strip())
+        for place in places
+    )
 
 
 def require(condition: bool, message: str = "", /, **values: object) -> None:
@@ -208,6 +211,11 @@ def require(condition: bool, message: str = "", /, **values: object) -> None:
 def number(answer: object) -> float:
     """An answer as a float; raises WrongAnswerError unless it is one finite number."""
     value = _result_of("item", answer)
+    require(not isinstance(value, str), "Give a number, without quotation marks or a unit.")
+    require(
+        not isinstance(value, tuple),
+        "Give a single number; its decimal mark is a point: a comma makes two of it.",
+    )
     plain = isinstance(value, Real | Decimal) and not isinstance(value, bool)
     require(plain, "Give a single number; this is of type {kind}.", kind=type(answer).__name__)
     try:

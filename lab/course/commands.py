@@ -87,8 +87,8 @@ def collect(
         for one in collected
     ]
     answer(as_json, collected, table_of(rows), f"next: lab course grade {into}")
-    if missing := [one for one in collected if not one.files]:
-        names = ", ".join(dict.fromkeys(one.student for one in missing))
+    if incomplete := [one for one in collected if one.problem]:
+        names = ", ".join(dict.fromkeys(one.student for one in incomplete))
         raise LabError(f"not copied completely: {names}")
 
 

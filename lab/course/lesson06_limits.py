@@ -68,7 +68,8 @@ def band(answer: object, *, compute_s: float, communication_s: float) -> str:
 @exercise("06.required-ratio")
 def required_ratio(answer: object, *, efficiency: float) -> str:
     """Solve R / (1 + R) = E for R."""
-    right = judge(answer, efficiency / (1 - efficiency))
+    right = efficiency / (1 - efficiency)
+    judge(answer, right)
     return tr(
         "R of {right:.1f} for {efficiency:.0%}. A rule of thumb like 'R must be 3' is one point "
         "of the band, not a law.",

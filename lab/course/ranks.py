@@ -222,6 +222,7 @@ def _rung(name: str, world_size: int) -> Rung:
     require_type(name, str, "name", "the name of a rung, such as '03.flat'")
     if name not in RUNGS:
         raise InputError.of("check_ranks", name, "no such rung", nearest(name, RUNGS))
+    require_type(world_size, int, "world_size", f"a number from 2 to {LARGEST_WORLD}")
     if not 2 <= world_size <= LARGEST_WORLD:
         raise InputError.of(
             "check_ranks",

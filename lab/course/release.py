@@ -133,7 +133,7 @@ def _of_lesson(source: Path, target: Path) -> Collected:
     when = datetime.fromtimestamp(newest, UTC).isoformat(timespec="seconds") if files else ""
     problem = "" if files else "an empty folder"
     if skipped:
-        problem = f"{skipped} links, pipes or devices were left out"
+        problem = f"left out {skipped} of its entries, which are links, pipes or devices"
     return Collected(student, lesson, files, size, login(source.lstat().st_uid), when, problem)
 
 

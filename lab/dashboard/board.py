@@ -296,7 +296,7 @@ class Dashboard:
             run = self.configuration()
             name = self.name.value.strip() or store.suggested(run)
             study = store.send(run, name=name, reports=self.bench.folder.parent)
-            command = html.escape(store.command(study, self.fields["cluster"].value or "local"))
+            command = html.escape(study.command("run", [self.fields["cluster"].value or "local"]))
             written = f"Written: {html.escape(study.name)}, {len(study.tasks)} jobs."
             self.sent.value = message(f"{written} Measure it: <code>{command}</code>")
         except (LabError, OSError, ValidationError) as error:

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import re
-import shlex
 import socket
 from dataclasses import dataclass
 from pathlib import Path
@@ -14,7 +13,7 @@ from pydantic import ValidationError
 
 from lab.config.cluster import Cluster
 from lab.config.run import Run
-from lab.config.study import STUDY_FILE, Study, leads_to
+from lab.config.study import STUDY_FILE, Study
 from lab.dashboard.form import OF_RUN
 from lab.errors import InputError, LabError
 from lab.files import read_yaml, write_atomically
@@ -150,9 +149,3 @@ def _possible(run: Run, world_size: int) -> bool:
     except ValidationError:
         return False
     return True
-
-
-def command(study: Study, cluster: str) -> str:
-    """The command that measures a study."""
-    place = study.name if leads_to(study.name, study.folder) else str(study.folder)
-    return f"lab run {shlex.quote(place)} --cluster {shlex.quote(cluster)}"

@@ -262,18 +262,19 @@ def waterfall(ax: Axes, results: StudyResults) -> None:
     names: dict[float, str] = {}
     y, farthest = 0.0, 1.0
     falls = _falls(results)
-    for heading, fall in zip(names_of(falls)[0], falls, strict=True):
+    for name, fall in zip(names_of(falls)[0], falls, strict=True):
+        heading = name.replace(f", {results.emulated}", "") if results.emulated else name
         where = blended_transform_factory(ax.figure.transFigure, ax.transData)
         title = ax.text(0.01, y, wrapped(heading, width=TITLE, most=1), transform=where)
         title.set(fontweight="bold", va="center", fontsize=9)
         title.set_in_layout(False)  # it begins above the bars' names
-        for name, left, width, time, color in _steps(fall):
+        for bar, left, width, time, color in _steps(fall):
             y += 1
-            names[y] = name
+            names[y] = bar
             ax.barh(y, width, left=left, height=BAR, color=color)
             end = max(left, left + width)
             write_beside(ax, time, (end, y), gap=4, fontsize=8.5)
-            if name != MEASURED:  # the start of the next bar
+            if bar != MEASURED:  # the start of the next bar
                 ax.plot([left + width] * 2, [y, y + 1], color=IDEAL, linewidth=0.8, zorder=0)
             farthest = max(farthest, end)
         y += 1 + BETWEEN

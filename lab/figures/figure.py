@@ -55,7 +55,7 @@ class Figure:
                 size = SIZE[0], max(SIZE[1], self.height(results))
                 ax = plt.subplots(figsize=size, layout="constrained")[1]
             if results.emulated:
-                ax.set_title(results.emulated, loc="left")
+                ax.set_title(results.emulated, loc="left", wrap=True)
             if reason := self.missing(results):
                 return write_instead(ax, reason)
             if results.notice:

@@ -244,16 +244,14 @@ def _describe_overview(results: StudyResults) -> str:
 
 def _best(results: StudyResults) -> str:
     """The configuration whose median is farthest from its baseline's, if it is quiet."""
-    quiet = set(results.noise.quiet(results.summary)["run_id"])
     known = [
-        (row, label)
-        for label, points in results.curves
-        for row in rows_of(beyond_baseline(points))
-        if row["run_id"] in quiet
+        (row, label) for label, points in results.curves for row in rows_of(beyond_baseline(points))
     ]
     if not known:
         return ""
     row, label = max(known, key=lambda one: float(one[0]["speedup"]))
+    if row["run_id"] not in set(results.noise.quiet(results.summary)["run_id"]):
+        return ""
     place = f" on {row.ranks}" * (not common_ranks(results.summary))
     share = f" (efficiency {value_of(row.text('efficiency'))})" * ranks_vary(results.summary)
     return f"The highest speedup is {row.text('speedup')}, that of {label}{place}{share}."

@@ -231,10 +231,11 @@ class Expectations:
         if self.baseline > 1 and any(expectation.speedup for expectation in self.of):
             notes.append(f"Speedups are over {self.baseline} ranks.")
         if self.error is not None:
+            predicted = any(not expectation.forecast.missing for expectation in self.of)
             notes.append(
                 "Predictions that were frozen before their runs: mean absolute error "
-                f"{100 * self.error:.1f} % over "
-                f"{count(len(self.scored), 'run')}; it is part of the intervals above."
+                f"{100 * self.error:.1f} % over {count(len(self.scored), 'run')}"
+                f"{'; it is part of the intervals above' * predicted}."
             )
         return notes
 

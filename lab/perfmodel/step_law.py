@@ -324,7 +324,7 @@ def _columns(rows: pd.DataFrame, *, needed: Sequence[str]) -> dict[str, FloatArr
     """The columns as numbers, with defaults for optional ones; InputError with every fault."""
     import pandas as pd
 
-    require_type(rows, pd.DataFrame | dict, "rows", "a DataFrame")
+    require_type(rows, pd.DataFrame | dict, "rows", "a DataFrame, such as `pandas.read_csv(file)`")
     advice = f"needed: {', '.join(needed)}"
     problems = [
         Problem(name, "this column is missing", advice) for name in needed if name not in rows

@@ -18,7 +18,7 @@ from lab.analysis.configurations import UNKNOWN
 from lab.analysis.results import Source, StudyResults
 from lab.figures.figure import figure_named
 from lab.figures.style import SIZE, style
-from lab.formatting import NOT_MEASURED, capitalized
+from lab.formatting import NOT_MEASURED, UNITS, capitalized
 
 if TYPE_CHECKING:
     from matplotlib.axes import Axes
@@ -28,6 +28,11 @@ if TYPE_CHECKING:
 
 # With more, a page and its PDF would take minutes to make and to scroll.
 MOST_ROWS, MOST_SENTENCES = 200, 30
+# A number of a cell with its interval and a remark, if it has them, and its unit.
+WITH_UNIT = re.compile(
+    rf"(?P<number>[-+]?[\d.,]+(?: \[[^\]]*\])?) (?P<unit>{'|'.join(unit.name for unit in UNITS)}|%)"
+    r"(?P<remark> \([^)]*\))?"
+)
 WHITE = '<rect width="100%" height="100%" fill="#fff"/>'
 
 
@@ -73,7 +78,8 @@ def escaped(sentence: str) -> str:
 class Table:
     """A captioned table; numbers are shown as they come, text is escaped, `most` rows at most.
 
-    With a label, such as `tbl-steps`, the page numbers it and sentences can cite it.
+    A unit that all numbers of a column share is shown in its head. With a label, such as
+    `tbl-steps`, the page numbers it and sentences can cite it.
     """
 
     caption: str
@@ -112,7 +118,7 @@ class Table:
         caption = html.escape(self.caption)
         if len(self.frame) > self.most:
             caption += f"; the first {self.most} of {len(self.frame):,} rows"
-        body = self.frame[: self.most].to_html(
+        body = units_in_heads(self.frame[: self.most]).to_html(
             index=self.index,
             border=0,
             na_rep=NOT_MEASURED,
@@ -123,6 +129,28 @@ class Table:
 
     def __repr__(self) -> str:
         return f"{self.caption}\n{self.frame.to_string()}"
+
+
+def units_in_heads(frame: pd.DataFrame) -> pd.DataFrame:
+    """A table of text with the unit that all numbers of a column share in the column's head."""
+    units = {name: _shared_unit(cells) for name, cells in frame.items()}
+    columns = {
+        name: cells.str.replace(WITH_UNIT, r"\g<number>\g<remark>", regex=True)
+        if units[name]
+        else cells
+        for name, cells in frame.items()
+    }
+    heads = {name: f"{name} ({unit})" for name, unit in units.items() if unit}
+    return pd.DataFrame(columns).rename(columns=heads)
+
+
+def _shared_unit(cells: pd.Series[Any]) -> str:
+    """The unit of all numbers of a column; empty if they have several or none."""
+    texts = [str(cell) for cell in cells if isinstance(cell, str) or pd.notna(cell)]
+    numbers = [text for text in texts if re.search(r"\d", text)]
+    matches = [WITH_UNIT.fullmatch(text) for text in numbers]
+    units = {match["unit"] if match else "" for match in matches}
+    return units.pop() if len(units) == 1 else ""
 
 
 @dataclass(frozen=True)

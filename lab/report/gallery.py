@@ -11,16 +11,16 @@ import json
 import re
 import shutil
 import tempfile
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from html import escape
 from pathlib import Path
-from typing import Any, NamedTuple
+from typing import Any, NamedTuple, TypeVar
 from urllib.parse import quote
 
 from nbformat.v4 import new_code_cell, new_markdown_cell, new_notebook, new_output
 
 from lab.config.study import OUT, STUDY_FILE, Study
-from lab.errors import InputError
+from lab.errors import InputError, LabError, joined
 from lab.files import read_json, write_atomically
 from lab.records.store import DISTURBED, KEPT, PREDICTIONS, RECORD, Store, load_records, read_record
 from lab.report.artifacts import github_page, light
@@ -28,6 +28,7 @@ from lab.report.blocks import escaped
 from lab.report.build import Report, profiles_and_calibrations, report
 from lab.report.execute import shared_kernels
 
+T = TypeVar("T")
 PAGE, ENTRY = "report.md", "entry.json"
 _ABSOLUTE = re.compile(r'"((?:/|~/|[A-Za-z]:\\)[^"]*)"')
 TITLE = "Studies and their answers"
@@ -177,38 +178,51 @@ class Entry(NamedTuple):
     alt: str
 
 
-def gallery(folder: Path) -> tuple[Path, Path]:
+def gallery(folder: Path) -> tuple[Path, Path, list[LabError]]:
     """Make the reports of all studies with records; write `index.html` and `README.md` into it.
 
     A study is shown in its full form if that has records, else in its quick one, else as it is
-    kept. Raises InputError for a folder without studies.
+    kept. Returns the two pages, and the errors of studies that had to be left out. Raises
+    InputError for a folder without studies, and LabError if none can be shown.
     """
-    places = _places(folder)
     with shared_kernels():
-        entries = [_measured(place) or _kept(place) or _missing(place) for place in places]
+        entries, errors = _of_each(
+            _places(folder), lambda place: _measured(place) or as_kept(place)
+        )
     page, readme = folder / "index.html", folder / "README.md"
     write_atomically(page, _page(entries, folder).encode())
     write_atomically(readme, _readme(entries).encode())
-    return page, readme
+    return page, readme, errors
 
 
-def remake_kept(folder: Path) -> list[Path]:
+def remake_kept(folder: Path) -> tuple[list[Path], list[LabError]]:
     """Make all kept reports again from what is kept, and `README.md` of these alone.
 
-    Returns the files. Raises InputError for a folder without studies.
+    Returns the files and the errors, and raises, as `gallery` does.
     """
-    places = _places(folder)
-    kept_ones = [place for place in places if (place / KEPT).is_dir()]
     with shared_kernels():
-        files = [file for place in kept_ones for file in remake(place)]
+        made, errors = _of_each(_places(folder), _remade_entry)
     readme = folder / "README.md"
-    write_atomically(readme, readme_of_kept(folder).encode())
-    return [*files, readme]
+    write_atomically(readme, _readme([entry for entry, _ in made]).encode())
+    return [*(file for _, files in made for file in files), readme], errors
 
 
-def readme_of_kept(folder: Path) -> str:
-    """`README.md` as a repository holds it: with what is kept, and nothing of this machine."""
-    return _readme([_kept(place) or _missing(place) for place in _places(folder)])
+def _remade_entry(place: Path) -> tuple[Entry, list[Path]]:
+    files = remake(place) if (place / KEPT).is_dir() else []
+    return as_kept(place), files
+
+
+def _of_each(places: list[Path], make: Callable[[Path], T]) -> tuple[list[T], list[LabError]]:
+    """What is made of each study, and the errors of the others; raises these if none is made."""
+    made, errors = [], []
+    for place in places:
+        try:
+            made.append(make(place))
+        except LabError as error:
+            errors.append(error)
+    if not made:
+        raise joined(errors)
+    return made, errors
 
 
 def _places(folder: Path) -> list[Path]:
@@ -251,8 +265,9 @@ def _kept(place: Path) -> Entry | None:
     return Entry(study, answer, state, f"{inside}/{PAGE}", shown, alt)
 
 
-def _missing(place: Path) -> Entry:
-    return Entry(Study.load(place), "", UNMEASURED, "", "", "")
+def as_kept(place: Path) -> Entry:
+    """A study as a repository holds it: with what is kept, and nothing of this machine."""
+    return _kept(place) or Entry(Study.load(place), "", UNMEASURED, "", "", "")
 
 
 def _state(study: Study, out: Path) -> str:

@@ -59,6 +59,10 @@ BAD = {
     "a quick table": (["report", "a.csv", "--quick"], "--quick: is only for studies"),
     "an audit of a quick table": (["audit", "a.csv", "--quick"], "--quick: is only for studies"),
     "all reports under one title": (["report", "--all", "--title", "A"], "only for one report"),
+    "parts of a kept report": (
+        ["report", "quickstart", "--keep", "--artifacts"],
+        "--artifacts: is not kept",
+    ),
     "parts of all reports": (["report", "--all", "--artifacts"], "only for one report"),
     "no such option": (["run", "quickstart", "--clutser", "local"], "No such option"),
     "an option of a script": (["measure", "train.py", "--lr", "1"], "follow `--`: lab measure"),
@@ -111,6 +115,11 @@ BAD = {
     ),
     "a number of no table": (["audit", "quickstart", "--table", "2"], "is only for tables"),
     "a folder for a table": (["predict", ".", "--explain"], "not a table of layouts"),
+    "ranks for a table of layouts": (
+        ["predict", "table.csv", "--explain", "--world-size", "8"],
+        "--world-size: is only for studies",
+    ),
+    "a name that no disk takes": (["init", 300 * "n"], "File name too long; choose a shorter name"),
     "a file for a study": (["run", "README.md"], "no such study"),
 }
 
@@ -152,6 +161,24 @@ def test_an_audit_of_nothing_says_what_to_do(make_study: StudyMaker, run: Comman
             status, _, errors = run(verb, folder, *["--quick"] * (not quick))
             assert status == 2 and advice in errors and not (study.out / "report.html").exists()
         shutil.rmtree(path)
+
+
+@pytest.mark.parametrize("keep", [False, True])
+def test_studies_that_cannot_be_read_are_named_and_the_others_reported(
+    make_study: StudyMaker, run: Command, keep: bool
+) -> None:
+    folders = make_study("one"), make_study("two", title="Another"), make_study("three")
+    reports = folders[0].parent
+    (folders[0] / "study.yaml").write_text("title: [")
+    (folders[2] / "study.yaml").write_bytes(b"title: \xff")
+    arguments = ["report", "--all", reports, *["--keep"] * keep]
+    status, _, errors = run(*arguments)
+    assert status == 2 and "one/study.yaml: " in errors and "three/study.yaml: " in errors
+    readme = (reports / "README.md").read_text("utf-8")
+    assert "two/study.yaml" in readme and "one/study.yaml" not in readme
+    assert len(json.loads(run(*arguments, "--json")[1])["errors"]) == 2
+    (folders[1] / "study.yaml").write_text("title: [")
+    assert run(*arguments)[0] == 2 and (reports / "README.md").read_text("utf-8") == readme
 
 
 def refused(make_study: StudyMaker, run: Command, **changes: object) -> str:

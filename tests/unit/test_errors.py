@@ -10,7 +10,7 @@ import pandas as pd
 import pytest
 
 import lab
-from lab.errors import InputError, first_line, nearest
+from lab.errors import InputError, LabError, first_line, joined, nearest
 
 
 @pytest.mark.parametrize(
@@ -99,9 +99,20 @@ TABLE = pd.DataFrame({"ranks": [1, 2]})
             lambda: lab.check_ranks(TABLE, file="flat.py"),
             "name: cannot be of type DataFrame; give the name of",
         ),
+        (
+            lambda: lab.check_ranks("03.flat", file="flat.py", world_size="2"),
+            "world_size: cannot be of type str; give a number from 2",
+        ),
     ],
 )
 def test_an_argument_of_another_type_is_named(call: Callable[[], object], said: str) -> None:
     with pytest.raises(InputError) as refused:
         call()
     assert str(refused.value).startswith(f"argument: {said}")
+
+
+def test_joined_errors_end_with_the_highest_status() -> None:
+    failed, unusable = LabError("no kernel"), InputError.of("study.yaml", "title", "missing")
+    error = joined([unusable, failed])
+    assert str(error).splitlines() == ["study.yaml: title: missing", "no kernel"]
+    assert (error.exit_status, joined([failed]).exit_status) == (2, 1)

@@ -158,9 +158,9 @@ class NotChecked(BaseModel):
 class Audit(BaseModel):
     """The findings, most severe first, and which rules were and were not checked.
 
-    `reading` states how each column of a table was interpreted, `assumptions` what was assumed. If
-    several tables of a text were audited, `tables` has the audit of each, whose `number` and
-    `place` say which it is.
+    `reading` states how each column of a table was interpreted, `assumptions` what was assumed,
+    `configurations` names those of records by run id. If several tables of a text were audited,
+    `tables` has the audit of each, whose `number` and `place` say which it is.
     """
 
     model_config = ConfigDict(frozen=True)
@@ -170,6 +170,7 @@ class Audit(BaseModel):
     checked: tuple[str, ...] = ()
     reading: dict[str, str] = Field(default_factory=dict)
     assumptions: tuple[str, ...] = ()
+    configurations: dict[str, str] = Field(default_factory=dict, exclude=True)
     number: int = Field(default=1, exclude=True)
     place: str = Field(default="", exclude_if=operator.not_)
     tables: tuple[Audit, ...] = Field(default=(), exclude_if=operator.not_)
@@ -227,7 +228,14 @@ class Audit(BaseModel):
                 f"        {finding.advice}",
                 f"        in {listed(finding.records, NAMED)}",
             ]
-        return lines
+        return lines + self._legend()
+
+    def _legend(self) -> list[str]:
+        """The configurations whose run ids the findings show."""
+        shown = " ".join(f"{one.evidence} {listed(one.records, NAMED)}" for one in self.findings)
+        return [
+            f"{run_id} is {name}" for run_id, name in self.configurations.items() if run_id in shown
+        ]
 
     def _repr_html_(self) -> str:
         page = "".join(f"<p>{html.escape(line)}</p>" for line in (self.summary, *self._index()))
@@ -253,6 +261,8 @@ class Audit(BaseModel):
             )
             body = "".join(row("td", *each) for each in cells)
             page += f"<table><thead>{head}</thead><tbody>{body}</tbody></table>"
+        if legend := self._legend():
+            page += f"<p>{html.escape('; '.join(legend))}.</p>"
         return page
 
     @property
@@ -294,6 +304,7 @@ def apply_rules(observations: Observations) -> Audit:
         checked=tuple(checked),
         reading=dict(observations.reading),
         assumptions=tuple(observations.assumptions),
+        configurations=dict(observations.configurations),
         number=observations.number,
         place=observations.place,
     )

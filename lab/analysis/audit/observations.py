@@ -53,7 +53,7 @@ class Observations:
     is what a time covers. `own_baseline` names the table's column that the speedup of each row is
     over. `summarised` rows may stand for several repeats, `logged` ones are the lines of a log, of
     which nothing is claimed; the numbers of a `projected` table were computed. `number` and `place`
-    say which table of a text it is.
+    say which table of a text it is. `configurations` names those of records by run id.
     """
 
     frame: pd.DataFrame
@@ -73,6 +73,7 @@ class Observations:
     reading: Mapping[str, str] = field(default_factory=dict)
     number: int = 1
     place: str = ""
+    configurations: Mapping[str, str] = field(default_factory=dict)
 
     @cached_property
     def known(self) -> set[str]:

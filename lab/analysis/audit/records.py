@@ -10,7 +10,7 @@ import pandas as pd
 
 from lab.analysis.audit.columns import COLUMNS, NUMERIC, PHASES
 from lab.analysis.audit.observations import Observations
-from lab.config.run import Run
+from lab.config.run import Run, distinct_labels
 from lab.perfmodel.collectives import bus_factor
 from lab.records.schema import ClassificationPoint, Communication, Environment, Point, Timing
 from lab.records.store import Record
@@ -42,6 +42,7 @@ def from_records(
 ) -> Observations:
     """Completed records as observations, times per step in s."""
     rows: list[dict[str, Any]] = []
+    runs = list(dict.fromkeys(record.run for record in records if record.completed))
     for record in records:
         if record.completed and record.timing is not None:
             common = _common(record)
@@ -64,6 +65,7 @@ def from_records(
         scaling=scaling,
         baseline=baseline or {},
         derived=frozenset({"micro_batch_size"}),
+        configurations={run.id: label for run, label in distinct_labels(runs)[0].items()},
         # A published row is one record, whatever it averages.
         summarised=any(record.environment and record.environment.replay for record in records),
     )

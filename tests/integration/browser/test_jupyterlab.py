@@ -237,7 +237,7 @@ def test_measure_in_the_browser_and_find_it_again_after_a_restart(
     expect(cell.get_by_text("micro-batch 6 inferred from 4")).to_be_visible()
     cell.get_by_role("button", name="Send it to a study").focus()
     page.keyboard.press("Enter")
-    expect(cell.get_by_text("lab run gpt-nano-ddp-x1-batch-6-fp32 --cluster local")).to_be_visible()
+    expect(cell.get_by_text("lab run reports/gpt-nano-ddp-x1-batch-6-fp32")).to_be_visible()
     assert (
         Study.load(project / "reports" / "gpt-nano-ddp-x1-batch-6-fp32").runs[0].global_batch_size
         == 6

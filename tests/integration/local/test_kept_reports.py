@@ -17,7 +17,7 @@ from lab.files import ROOT
 from lab.records.store import Store
 from lab.report.build import Report
 from lab.report.execute import shared_kernels
-from lab.report.gallery import ENTRY, KEPT, PAGE, keep, readme_of_kept, remade
+from lab.report.gallery import ENTRY, KEPT, PAGE, _places, _readme, as_kept, keep, remade
 
 REPORTS = ROOT / "reports"
 PLACES = sorted(path.parent for path in REPORTS.glob(f"*/{KEPT}"))
@@ -31,6 +31,10 @@ each = pytest.mark.parametrize("place", PLACES, ids=lambda place: place.name)
 def made(tmp_path_factory: pytest.TempPathFactory) -> Made:
     with shared_kernels():
         return {place.name: remade(place, tmp_path_factory.mktemp(place.name)) for place in PLACES}
+
+
+def readme_of_kept(folder: Path) -> str:
+    return _readme([*map(as_kept, _places(folder))])
 
 
 def shown(place: Path) -> dict[str, bytes]:

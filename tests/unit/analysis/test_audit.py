@@ -665,6 +665,17 @@ def test_repeats() -> None:
     assert not of(audit(frame(seeds)), "repeats"), "seeds are repeats"
 
 
+def test_the_audit_of_records_says_which_configurations_its_run_ids_are() -> None:
+    slow = record(run(1), phases={"data": 0.03, "backward": 0.026})
+    result = audit([slow, record(run(2))])
+    configurations = {slow.run_id: "x1", run(2).id: "x2"}
+    assert result.configurations == configurations and "configurations" not in result.model_dump()
+    assert f"\n{slow.run_id} is x1\n" in str(result)
+    assert f"{slow.run_id} is x1" in result._repr_html_()
+    stalled = result.model_copy(update={"findings": tuple(of(result, "data-stall"))})
+    assert f"{run(2).id} is" not in str(stalled)
+
+
 def test_ranks_are_not_named_beside_their_record() -> None:
     (finding,) = of(audit(clean(repeats=1)), "repeats")
     assert finding.records and not any(" rank " in name for name in finding.records)

@@ -98,8 +98,9 @@ def test_machines_of_one_kind_are_told_apart_by_host(make_study) -> None:
 
 def test_what_cannot_be_compared_is_refused(make_study) -> None:
     full, empty = filled(make_study("a"), "Slow CPU"), Study.load(make_study("b"))
-    with pytest.raises(InputError, match="no completed record"):
+    with pytest.raises(InputError, match="no completed record") as nothing:
         compare([full, empty])
+    assert len(nothing.value.problems) == 1  # not also that nothing is in common
     with pytest.raises(InputError, match="two different folders"):
         compare([full, full])
     other = filled(

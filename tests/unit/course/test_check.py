@@ -324,7 +324,7 @@ def test_no_answer_and_no_number_get_the_exercise_s_hint_or_what_is_wanted(name:
     for answer in ("soon", math.nan, 10**400, [1.0], object()):
         with pytest.raises(WrongAnswerError):
             verdict(name, answer, **known)
-    for missing in (None, ..., (None, None)):
+    for missing in (None, ..., (None, None), " "):
         with pytest.raises(
             WrongAnswerError, match=f"no answer yet. {re.escape(exercises()[name].hint)}"
         ):
@@ -656,6 +656,21 @@ def test_faulty_rings_are_told_what_is_wrong() -> None:
 def test_a_ring_needs_as_many_chunks_as_ranks() -> None:
     with pytest.raises(ValueError, match="each of 2 ranks needs 2 chunks"):
         Ring([[1.0], [2.0]])
+
+
+@pytest.mark.parametrize(
+    ("answer", "hint"),
+    [("1.65 ms", "or a unit"), ("1,65", "without quotation marks"), ((1, 65), "is a point")],
+)
+def test_an_answer_as_text_or_with_a_decimal_comma_is_told_how_to_write_it(
+    answer: object, hint: str
+) -> None:
+    with pytest.raises(WrongAnswerError, match=hint):
+        verdict("04.speedup", answer, step_s=T, ranks=2)
+
+
+def test_a_verdict_states_the_right_number_where_a_near_one_was_given() -> None:
+    assert "R of 9.0 for 90 %" in verdict("06.required-ratio", 9.15, efficiency=0.9)
 
 
 def test_an_answer_of_another_type_is_told_its_type() -> None:

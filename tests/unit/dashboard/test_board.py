@@ -82,7 +82,7 @@ def test_configuration_is_sent_to_a_study_beside_the_bench(shown: Dashboard, pla
     choose(shown, world_size=2)
     assert shown.name.value == "gpt-nano-ddp-x2-batch-8-fp32"
     shown.send_button.click()
-    assert "lab run gpt-nano-ddp-x2-batch-8-fp32 --cluster two" in text(shown.sent)
+    assert "lab run reports/gpt-nano-ddp-x2-batch-8-fp32 --cluster two" in text(shown.sent)
     study = Study.load("gpt-nano-ddp-x2-batch-8-fp32")
     assert (
         study.folder.parent == place / "reports"

@@ -20,16 +20,6 @@ def test_a_sent_configuration_is_a_study_with_its_baseline(
     study = store.send(run, name="mine", reports=Path("reports"))
     assert Study.load("mine") == study and study.repeats == 3
     assert [one.world_size for one in study.runs] == [1, 2, 4] and study.runs[-1] == run
-    assert store.command(study, "local-1g") == "lab run mine --cluster local-1g"
-    assert store.command(study, "our site") == "lab run mine --cluster 'our site'"
-
-
-def test_elsewhere_the_command_names_the_folder(tmp_path: Path) -> None:
-    study = store.send(factories.run(1, 8), name="mine", reports=tmp_path)
-    assert store.command(study, "local") == f"lab run {tmp_path.resolve() / 'mine'} --cluster local"
-    study = store.send(factories.run(1, 8), name="mine", reports=tmp_path / "my course")
-    folder = f"'{tmp_path.resolve()}/my course/mine'"
-    assert store.command(study, "local") == f"lab run {folder} --cluster local"
 
 
 @pytest.mark.parametrize(

@@ -15,6 +15,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from lab import InputError, LabError, figures
+from lab.config.emulation import Compute, Emulated, Link
 from lab.config.study import Study, Task
 from lab.figures import StudyResults, alt_text
 from lab.figures.breakdown import spread
@@ -439,6 +440,26 @@ def test_losses_that_would_be_a_tangle_are_those_of_the_fastest_and_the_slowest(
     caption, alt = figures.losses.caption(results), alt_text("losses", results)
     assert "12 of 25 configurations are drawn" in caption and "  " not in caption
     assert alt.count(" on 1 CPU process") == 12
+
+
+def test_what_is_emulated_is_a_title_within_the_figure_and_not_in_its_headings():
+    slow = Emulated(link=Link(bandwidth_gbit=1), compute=Compute(emulated="measured"))
+    ax = figures.waterfall([record(run(size), emulated=slow) for size in (1, 2)])
+    ax.figure.canvas.draw()
+    assert "1 Gbit/s" in ax.get_title(loc="left")
+    assert ax._left_title.get_window_extent().x1 <= ax.figure.bbox.x1
+    assert ax.texts and not any("emulated" in text.get_text() for text in ax.texts)
+
+
+def test_the_highest_speedup_is_named_only_if_its_runs_were_quiet():
+    def caption(foreign_cpu):
+        made = [record(run(1, batch), step_time=0.1) for batch in (8, 16)]
+        made += [record(run(2, 8), step_time=0.08)]
+        made += [record(run(2, 16), step_time=0.06, foreign_cpu=foreign_cpu)]
+        return figures.overview.caption(StudyResults.of(made))
+
+    assert "The highest speedup is 1.67, that of batch 16" in caption(0.0)
+    assert "highest speedup" not in caption(0.5)  # neither that of batch 16 nor a lower one
 
 
 def test_bars_of_the_overview_count_up_and_leave_out_what_all_share(grid):

@@ -333,6 +333,16 @@ def test_measuring_anew_is_predicted_anew(planned: Study) -> None:
     assert [one.run_id for one in freeze(planned)] == [PAIR.id]
 
 
+def test_an_earlier_error_is_part_of_no_interval_if_nothing_is_predicted(planned: Study) -> None:
+    expected = lab.predict(planned, world_sizes=[2, 4096])
+    score = Score(frozen=frozen(PAIR, 0.11), measured_s=0.1, repeats=1, error=0.1)
+    for of, widened in ((expected.of, True), (expected.of[-1:], False)):
+        (note,) = [
+            note for note in replace(expected, of=of, scored=(score,)).notes() if "10.0 %" in note
+        ]
+        assert ("part of the intervals" in note) is widened
+
+
 def test_studies_are_predicted_beyond_the_machine(planned: Study) -> None:
     expected = lab.predict(planned, world_sizes=[1, 2, 4, 16, 4096])
     sizes = [

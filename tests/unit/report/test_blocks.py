@@ -10,7 +10,7 @@ from matplotlib.axes import Axes
 from matplotlib.text import Text
 
 from lab.report import blocks
-from lab.report.blocks import WHITE, Table, drawn, on_white
+from lab.report.blocks import WHITE, Table, drawn, on_white, units_in_heads
 from lab.report.page import arrange_tables
 
 
@@ -50,4 +50,27 @@ def test_text_of_a_table_is_to_the_left_in_a_notebook_whose_cells_are_to_the_rig
     assert [cell.get_text() for cell in left] == ["way", "<flat>", "ddp"]
     arrange_tables(soup)
     assert not soup.find_all(style="text-align: left")
-    assert [cell.get_text() for cell in soup.select("th.number")] == ["", "step", "0", "1"]
+    assert [cell.get_text() for cell in soup.select("th.number")] == ["", "step (ms)", "0", "1"]
+
+
+@pytest.mark.parametrize(
+    ("cells", "head", "first"),
+    [
+        (["9.0 [5.9, 16.1] ms", "12 ms", "none"], "step (ms)", "9.0 [5.9, 16.1]"),
+        (["-1.4 %", "+3.7 %", "not measured"], "step (%)", "-1.4"),
+        (["9.0 ms", "12 µs", "none"], "step", "9.0 ms"),
+        (["100 % (baseline)", "87.2 %", "68 %"], "step (%)", "100 (baseline)"),
+        (["1.5 ms (2 jobs)", "2 s", "none"], "step", "1.5 ms (2 jobs)"),
+        (["9.0 ms", "2 GPUs", "none"], "step", "9.0 ms"),
+        (["9.0 ms", "2", "none"], "step", "9.0 ms"),
+        ([1.5, 2.0, None], "step", 1.5),
+        (["none", "none", "-"], "step", "none"),
+    ],
+)
+def test_a_unit_that_a_whole_column_shares_is_in_its_head(
+    cells: list[object], head: str, first: object
+) -> None:
+    index = pd.Index(["a", "b", "c"], name="configuration")
+    shown = units_in_heads(pd.DataFrame({"step": cells, "batch": [8, 16, 32]}, index=index))
+    assert list(shown) == [head, "batch"] and shown.index.equals(index)
+    assert shown[head].iloc[0] == first and shown.index.name == "configuration"
