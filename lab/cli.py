@@ -179,7 +179,7 @@ def _lab(
 
 @app.command()
 def init(
-    folder: Annotated[Path, Argument(metavar="FOLDER", help="A folder that holds no study yet.")],
+    folder: Annotated[str, Argument(metavar="FOLDER", help="A folder that holds no study yet.")],
     like: Annotated[
         str | None,
         Option(metavar="STUDY", help="Copy an example with its code, such as own-model."),
@@ -187,7 +187,7 @@ def init(
 ) -> None:
     """Write a study to begin with: a commented file, or a copy of an example."""
     files = relative(*lab.new_study(folder, like=like))
-    study = shlex.quote(str(folder))
+    study = shlex.quote(folder)
     answer(False, None, files, f"next: lab plan {study}, then lab run {study}")
 
 

@@ -119,6 +119,7 @@ BAD = {
         ["predict", "table.csv", "--explain", "--world-size", "8"],
         "--world-size: is only for studies",
     ),
+    "a folder without a name": (["init", ""], "is empty; give the path of a folder"),
     "a name that no disk takes": (["init", 300 * "n"], "File name too long; choose a shorter name"),
     "a file for a study": (["run", "README.md"], "no such study"),
 }
