@@ -239,7 +239,7 @@ def by_noted(frame: pd.DataFrame) -> Long:
     """Several columns of numbers whose names say nothing, such as "static" and "dynamic", become
     rows of a setting, if the lines around the table name one quantity and all of them behave like
     it: times fall with the ranks, rates and speedups rise. Those of frameworks are rates without
-    being called so if all of them nearly rise as the ranks do."""
+    being called so if they rise, most of them at least half as much as the ranks."""
     names = list(map(str, frame.columns.drop(ROW, errors="ignore")))
     counts = [name for name in names if quantities([name]) & RANKS]
     named = [name for name in names if name not in counts and guess(name)]
