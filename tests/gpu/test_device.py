@@ -97,12 +97,13 @@ def test_the_head_has_the_loss_and_the_gradients_of_torch(
     device: torch.device, dtype: torch.dtype, words: int
 ) -> None:
     set_products("fp32")
+    tokens = 600 if device.type == "cuda" else 100  # CPUs may have no instructions for bf16
     results = []
     for fused in (True, False):
         torch.manual_seed(0)
-        hidden = torch.randn(600, 64).to(device).requires_grad_()
+        hidden = torch.randn(tokens, 64).to(device).requires_grad_()
         weight = (0.1 * torch.randn(words, 64)).to(device).requires_grad_()
-        targets = torch.randint(words, (600,)).to(device)
+        targets = torch.randint(words, (tokens,)).to(device)
         with torch.autocast(device.type, dtype=dtype, enabled=dtype != torch.float32):
             if fused:
                 loss = linear_cross_entropy(hidden, weight, targets)
