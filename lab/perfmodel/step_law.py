@@ -25,7 +25,14 @@ FloatArray = npt.NDArray[np.float64]
 Function = Callable[[FloatArray], FloatArray]
 REQUIRED = ("one_device_step_s", "gradient_bytes", "world_size", "step_s")
 OPTIONAL = ("backward_s", "messages", "step_std_s", "ranks_per_node")
-MAY_BE_ZERO = {"gradient_bytes", "fixed_overhead_s", "alpha_s", "backward_s", "step_std_s"}
+MAY_BE_ZERO = {
+    "gradient_bytes",
+    "fixed_overhead_s",
+    "alpha_s",
+    "backward_s",
+    "step_std_s",
+    "overlap",
+}
 
 # Prior expectations of the unknowns, each with its spread; rows that determine the unknowns
 # overrule them. The fixed share is that of a distributed step's added time: wrapper, launches and
@@ -76,12 +83,11 @@ def predict_step(
         "gradient_bytes": gradient_bytes,
         "world_size": world_size,
         "fixed_overhead_s": fixed_overhead_s,
+        "overlap": overlap,
     }
     problems = _problems(
         quantities if backward_s is None else {**quantities, "backward_s": backward_s}
     )
-    if not 0 <= overlap <= 1:
-        problems.append(Problem("overlap", f"{overlap} is not a share", "give one from 0 to 1"))
     if problems:
         raise InputError("predict_step", problems)
     whole = _all_reduce_seconds(gradient_bytes, world_size, alpha_s, bytes_per_s, allreduce)
@@ -359,7 +365,7 @@ def _problems(quantities: Mapping[str, Any], *, where: str = "") -> list[Problem
     for name, value in quantities.items():
         advice = "give zero or more" if name in MAY_BE_ZERO else "give a positive number"
         try:
-            number = float(value)
+            number = float(+value)  # a text is none, even "5"
         except (TypeError, ValueError):
             problems.append(Problem(where + name, f"{value!r} is not a number", advice))
             continue
@@ -368,6 +374,9 @@ def _problems(quantities: Mapping[str, Any], *, where: str = "") -> list[Problem
         elif name in {"world_size", "ranks_per_node"} and number != round(number):
             what = f"{number:g} is not a number of ranks"
             problems.append(Problem(where + name, what, "give a whole number"))
+        elif name == "overlap" and number > 1:
+            advice = "give one from 0 to 1"
+            problems.append(Problem(where + name, f"{number:g} is not a share", advice))
     return problems
 
 

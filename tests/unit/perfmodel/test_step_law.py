@@ -88,6 +88,10 @@ def test_impossible_values_are_named() -> None:
             overlap=2,
         )  # type: ignore[arg-type]
     assert len(error.value.problems) == 4
+    for text in ({"world_size": "2"}, {"overlap": "half"}):
+        given = {"one_device_step_s": 1, "gradient_bytes": 1, "world_size": 2, "bytes_per_s": 1}
+        with pytest.raises(InputError, match="is not a number"):
+            predict_step(**given | text)
     with pytest.raises(InputError, match="it or bytes_per_s, not both"):
         predict_step(one_device_step_s=1, gradient_bytes=1, world_size=2)
     with pytest.raises(InputError, match="holds it already"):
