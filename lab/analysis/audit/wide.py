@@ -242,9 +242,9 @@ def by_noted(frame: pd.DataFrame) -> Long:
     being called so if they rise, most of them at least half as much as the ranks."""
     names = list(map(str, frame.columns.drop(ROW, errors="ignore")))
     counts = [name for name in names if quantities([name]) & RANKS]
-    named = [name for name in names if name not in counts and guess(name)]
     # Versions do not all differ, unlike what a framework reaches on each number of ranks.
-    named = [name for name in named if not (_is_framework(name) and frame[name].is_unique)]
+    reached = {name for name in names if _is_framework(name) and frame[name].is_unique}
+    named = [name for name in names if name not in {*counts, *reached} and guess(name)]
     others = [name for name in names if name not in {*counts, *named}]
     ratios = bool(others) and all(are_ratios(frame[name].tolist()) for name in others)
     # Beside the ranks, the nodes say nothing more.
@@ -256,7 +256,8 @@ def by_noted(frame: pd.DataFrame) -> Long:
         for name in others
         if re.search("[a-z]{2}", normal(name)) and (values := numbers(frame[name])).notna().any()
     }
-    every = [growth(values, numbers(frame[counts[0]])) for values in columns.values()]
+    ranks = numbers(frame[counts[0]])
+    every = [growth(values, ranks) for values in columns.values()]
     grown = [one for one in every if not math.isnan(one)]  # a serial program has one number
     quantity = "speedup" if ratios else noted_alone(frame.attrs.get("around", ""))
     if not quantity and median(grown or [0]) > GROWN and all(map(_is_framework, columns)):
@@ -427,9 +428,9 @@ def _stacked(
     frame: pd.DataFrame, parts: Mapping[Any, Mapping[str, str]], index: str, *, times: str = ""
 ) -> pd.DataFrame:
     """The rows once for each of the parts, which are columns by their new names: a column `index`
-    holds its key, and columns of no part stay in all; rows without any cell of their part are left
-    out. In the new column called `times` cells have a
-    unit of their own, and rows without one are left out."""
+    holds its key, and columns of no part stay in all. Rows without any cell of their part are left
+    out. In the new column called `times` cells have a unit of their own, and rows without one are
+    left out."""
     used = {column for part in parts.values() for column in part.values()}
     rest, long = frame[[column for column in frame if column not in used]], []
     for key, part in parts.items():

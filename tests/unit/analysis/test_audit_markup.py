@@ -7,7 +7,7 @@ from pathlib import Path
 import pytest
 
 from lab.analysis.audit.formats import marked_up
-from lab.analysis.audit.formats.grid import without_markup
+from lab.analysis.audit.formats.markdown import without_markup
 from lab.analysis.audit.table import from_table
 from lab.analysis.audit.text_table import read_table
 from lab.errors import InputError

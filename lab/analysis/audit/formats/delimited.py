@@ -17,9 +17,9 @@ from lab.analysis.audit.formats.grid import (
     rectangular,
     unnamed,
     with_sections,
-    without_markup,
     without_remarks,
 )
+from lab.analysis.audit.formats.markdown import without_markup
 from lab.errors import InputError
 
 MAX_CELL = 1_000_000
@@ -315,6 +315,6 @@ def _cells(name: str, lines: Sequence[str], delimiter: str) -> tuple[list[str], 
     if any(map(MARKUP.search, lines)):  # copied from a page
         header, *below = [[*map(without_markup, row)] for row in (header, *below)]
     width = len(header)  # beyond which a cell may be a comment
-    below = [row[:width] if "".join(row[width:])[:1] == "#" else row for row in below]
+    below = [row[:width] if "".join(row[width:]).startswith("#") else row for row in below]
     advice = "quote cells that hold the delimiter"
     return rectangular(name, header, below, places=places[1:], advice=advice)

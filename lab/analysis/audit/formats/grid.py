@@ -3,7 +3,6 @@ most of scaling."""
 
 from __future__ import annotations
 
-import html
 import itertools
 import re
 from collections.abc import Sequence
@@ -34,15 +33,6 @@ MOST_TABLES = 200  # of a text
 NUMERAL = re.compile(r"-?\d+(?:\.\d+)?(?:e[-+]?\d+)?", re.IGNORECASE)
 OF_NODES = re.compile(rf"\s*\d+\s*{NODE}", re.IGNORECASE)  # 2 nodes 16 GPUs are 16 or 32
 NAMED = 3  # columns in a sentence
-BREAK = re.compile(r"\s*<br\s*/?>\s*")
-EMPHASIS = re.compile(
-    r"(?<!\d)\*\*|\*\*(?!\d)|(?<!\w)__|__(?!\w)|`|<[/]?(?:b|i|sub|sup|em|strong)>"
-)
-LINK = re.compile(r"\[([^\]]*)\]\([^)]*\)")
-# To a footnote: [^1], or a small number after a word.
-REFERENCE = re.compile(
-    r"\[\^[^\]]*\]|(?<!\d)\s*<sup>\s*(?:\[\^?\d{1,2}\](?:\([^)]*\))?|\d)\s*</sup>", re.IGNORECASE
-)
 NOTES_ABOVE = 2  # the caption of a table, and the heading above it
 SPANNED = "\x1f"  # before a name that spans several columns
 WIDEST, MOST_COLUMNS = 100, 500  # columns that a cell may span, and a table have
@@ -177,12 +167,6 @@ def with_sections(
         blank = [""] * (len(header) - len(row))
         within += [] if is_title else [[*row, *blank, section]]
     return [*header, "section"], within
-
-
-def without_markup(cell: str) -> str:
-    """A cell of Markdown as a page shows it, without links, emphasis and footnotes."""
-    words = LINK.sub(r"\1", REFERENCE.sub("", cell))
-    return html.unescape(EMPHASIS.sub("", BREAK.sub(" ", words))).strip()
 
 
 def without_remarks(cells: list[str], width: int) -> list[str]:

@@ -3,11 +3,12 @@
 from __future__ import annotations
 
 import bisect
+import html
 import itertools
 import re
 from collections.abc import Iterator, Sequence
 
-from lab.analysis.audit.formats.grid import NUMERIC, Table, joined, without_markup, without_remarks
+from lab.analysis.audit.formats.grid import NUMERIC, Table, joined, without_remarks
 
 BAR = re.compile(r"(?<!\\)\|")
 # A lone "-" is a missing value, unless another cell has more or a colon, or all of the second line
@@ -22,6 +23,15 @@ RULES = str.maketrans(_STROKES | dict.fromkeys("\u2500\u2501\u2550", "-"))
 BARS = str.maketrans(dict.fromkeys("\u2502\u2503\u2551", "|"))
 HEADING = re.compile(r"\s{0,3}#{1,6}\s")
 CAPTIONED = re.compile(r"^(?!\s*#).{2,120}:[\s*_]*$")
+BREAK = re.compile(r"\s*<br\s*/?>\s*")
+EMPHASIS = re.compile(
+    r"(?<!\d)\*\*|\*\*(?!\d)|(?<!\w)__|__(?!\w)|`|<[/]?(?:b|i|sub|sup|em|strong)>"
+)
+LINK = re.compile(r"\[([^\]]*)\]\([^)]*\)")
+# To a footnote: [^1], or a small number after a word.
+REFERENCE = re.compile(
+    r"\[\^[^\]]*\]|(?<!\d)\s*<sup>\s*(?:\[\^?\d{1,2}\](?:\([^)]*\))?|\d)\s*</sup>", re.IGNORECASE
+)
 
 
 def tables(text: str) -> Iterator[Table]:
@@ -80,6 +90,12 @@ def _drawn(line: str) -> str:
     """Convert a line of a terminal-drawn table to Markdown; leave other lines as they are."""
     rule = line.translate(RULES)
     return rule if "--" in rule and not rule.strip("-:| \t") else line.translate(BARS)
+
+
+def without_markup(cell: str) -> str:
+    """A cell of Markdown as a page shows it, without links, emphasis and footnotes."""
+    words = LINK.sub(r"\1", REFERENCE.sub("", cell))
+    return html.unescape(EMPHASIS.sub("", BREAK.sub(" ", words))).strip()
 
 
 def _sections(headings: Sequence[str]) -> list[str]:
