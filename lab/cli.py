@@ -23,7 +23,7 @@ from typer import Argument, Option
 import lab
 from lab.bench import bench
 from lab.course.commands import course
-from lab.errors import INTERRUPTED, InputError, LabError, joined, nearest
+from lab.errors import INTERRUPTED, InputError, LabError, combined, nearest
 from lab.files import source_date
 from lab.formatting import brief, count, printable
 from lab.terminal import (
@@ -508,7 +508,7 @@ def _report_all(studies: Path, *, keep: bool, as_json: bool) -> None:
     content["errors"] = list(map(str, errors))
     answer(as_json, content, relative(*files))
     if errors:
-        raise joined(errors)
+        raise combined(errors)
 
 
 def _scaling(text: str | None) -> Any:
@@ -637,8 +637,13 @@ def predict(
             raise InputError.of(
                 "predict", study, "is a folder, not a table of layouts", "leave out --explain"
             )
-        of_studies: dict[str, object] = {"--world-size": world_size, "--machine": machine}
-        of_studies |= {"--profile": profile} | {"--cluster": cluster != "local", "--quick": quick}
+        of_studies = {
+            "--world-size": world_size,
+            "--machine": machine,
+            "--profile": profile,
+            "--cluster": cluster != "local",
+            "--quick": quick,
+        }
         refuse("predict", of_studies, "is only for studies", "leave it out")
         assumptions = assumed(assume, "predict")
         explanations = lab.explain_layouts(study, assume=assumptions, number=table)

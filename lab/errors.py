@@ -85,7 +85,7 @@ def _lines(problems: Iterable[Problem]) -> Iterator[str]:
             yield f"  and {len(group) - 1} more like the last"
 
 
-def joined(errors: Sequence[LabError]) -> LabError:
+def combined(errors: Sequence[LabError]) -> LabError:
     """One error for several: a line or more for each, and the highest of their exit statuses."""
     error = LabError("\n".join(map(str, errors)))
     error.exit_status = max(error.exit_status for error in errors)

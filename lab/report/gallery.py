@@ -20,7 +20,7 @@ from urllib.parse import quote
 from nbformat.v4 import new_code_cell, new_markdown_cell, new_notebook, new_output
 
 from lab.config.study import OUT, STUDY_FILE, Study
-from lab.errors import InputError, LabError, joined
+from lab.errors import InputError, LabError, combined
 from lab.files import read_json, write_atomically
 from lab.records.store import DISTURBED, KEPT, PREDICTIONS, RECORD, Store, load_records, read_record
 from lab.report.artifacts import github_page, light
@@ -221,7 +221,7 @@ def _of_each(places: list[Path], make: Callable[[Path], T]) -> tuple[list[T], li
         except LabError as error:
             errors.append(error)
     if not made:
-        raise joined(errors)
+        raise combined(errors)
     return made, errors
 
 

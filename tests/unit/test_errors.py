@@ -10,7 +10,7 @@ import pandas as pd
 import pytest
 
 import lab
-from lab.errors import InputError, LabError, first_line, joined, nearest
+from lab.errors import InputError, LabError, combined, first_line, nearest
 
 
 @pytest.mark.parametrize(
@@ -111,8 +111,8 @@ def test_an_argument_of_another_type_is_named(call: Callable[[], object], said: 
     assert str(refused.value).startswith(f"argument: {said}")
 
 
-def test_joined_errors_end_with_the_highest_status() -> None:
+def test_combined_errors_end_with_the_highest_status() -> None:
     failed, unusable = LabError("no kernel"), InputError.of("study.yaml", "title", "missing")
-    error = joined([unusable, failed])
+    error = combined([unusable, failed])
     assert str(error).splitlines() == ["study.yaml: title: missing", "no kernel"]
-    assert (error.exit_status, joined([failed]).exit_status) == (2, 1)
+    assert (error.exit_status, combined([failed]).exit_status) == (2, 1)
