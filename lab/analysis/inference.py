@@ -9,6 +9,7 @@ from __future__ import annotations
 import math
 from collections import Counter
 from collections.abc import Callable, Iterator, Sequence
+from itertools import groupby
 from operator import attrgetter
 from typing import Any, NamedTuple
 
@@ -22,10 +23,6 @@ from lab.records.schema import Inference, Point, Share, Stat
 from lab.records.statistics import share_interval
 from lab.records.store import Record
 from lab.records.table import by_run, median
-
-# If the time between tokens grows by less than this over the batch sizes, calls dominate.
-SMALL_GROWTH = 1.5
-NEAR_ROOFLINE = 0.5
 
 
 def estimate(stats: Sequence[Stat]) -> Estimate:
@@ -57,10 +54,10 @@ class Measurement(NamedTuple):
 
     @property
     def label(self) -> str:
-        """Quantization, place, prompt length and batch size, formatted for display."""
-        point, model = self.points[0], f"{self.results.quantization} on {place(self.record)}"
-        prompt = f", prompt {point.prompt_tokens}" if isinstance(point, Point) else ""
-        return f"{model}{prompt}, batch {point.batch_size}"
+        """Prompt length and batch size, formatted for display."""
+        point = self.points[0]
+        prompt = f"with prompt {point.prompt_tokens} " if isinstance(point, Point) else ""
+        return f"{prompt}at batch {point.batch_size}"
 
     def estimate(self, path: str) -> Estimate:
         """The estimate of a Stat."""
@@ -343,21 +340,29 @@ def sentences(records: Sequence[Record]) -> list[str]:
     texts, accuracies = list[str](), dict[str, str]()
     for kind in KINDS:
         rows, noise = _quantized(records, kind), noise_of(records, kind)
-        texts += [_speed(row, kind, noise, rows) for row in rows]
+        for _, own in groupby(rows, key=lambda row: row.record.run_id):
+            texts.append(_speed([*own], kind, noise))
         changed = [row.results for row in rows if row.results.accuracy_change]
         accuracies |= {results.quantization: _accuracy(results) for results in changed}
     return [*texts, *accuracies.values()]
 
 
-def _speed(row: Measurement, kind: Kind, noise: float, rows: Sequence[Measurement]) -> str:
-    share = f"{rounded(*row.estimate(kind.ratio))} times the base's {kind.time}"
-    judged = _verdict(row, kind, noise)
-    if judged not in (FASTER, SLOWER):
-        return f"{row.label}: {share}; {judged}."
-    if judged == FASTER:
-        return f"{row.label}: {judged}, {share}."
-    why_slow = _why_slow(row, rows) if kind is GENERATION else _method(row)
-    return f"{row.label}: {judged}, {share}. Measured in the same job: {why_slow}."
+def _speed(rows: Sequence[Measurement], kind: Kind, noise: float) -> str:
+    """The ratios of time of one configuration, by what they show, and why it is slower."""
+    by_verdict: dict[str, list[Measurement]] = {}
+    for row in rows:
+        by_verdict.setdefault(_verdict(row, kind, noise), []).append(row)
+    shown = [f"{verdict} ({_ratios(alike, kind)})" for verdict, alike in by_verdict.items()]
+    model = f"{rows[0].results.quantization} on {place(rows[0].record)}"
+    text = f"{model}, in multiples of the base's {kind.time}: {'; '.join(shown)}."
+    if SLOWER not in by_verdict:
+        return text
+    reasons = _why_slow(by_verdict[SLOWER], rows) if kind is GENERATION else []
+    return " ".join([text, *reasons, f"Method: {_method(rows[0])}."])
+
+
+def _ratios(rows: Sequence[Measurement], kind: Kind) -> str:
+    return ", ".join(f"{rounded(*row.estimate(kind.ratio))} {row.label}" for row in rows)
 
 
 def _method(row: Measurement) -> str:
@@ -366,31 +371,50 @@ def _method(row: Measurement) -> str:
     return f"{method}, {count(threads, 'thread')} per rank" if threads else method
 
 
-def _why_slow(row: Measurement, rows: Sequence[Measurement]) -> str:
+def _why_slow(slower: Sequence[Measurement], rows: Sequence[Measurement]) -> list[str]:
+    """Bounds on what fewer bytes can save, and on what more sequences cost."""
     reasons = []
-    if row.results.memory_bytes_per_second:
-        share = row.median("base.bytes_per_second") / row.results.memory_bytes_per_second
-        small = "reading fewer bytes helps little"
-        large = "fewer bytes could help, but other work outweighs that"
+    if bandwidth := slower[0].results.memory_bytes_per_second:
+        shares = [row.median("base.bytes_per_second") / bandwidth for row in slower]
+        left = [
+            row.median("quantized.bytes_per_token") / row.median("base.bytes_per_token")
+            for row in slower
+        ]
+        # What fits into a cache is read faster than memory, but cannot take more than all the time.
+        saved = max(min(share, 1) * (1 - rest) for share, rest in zip(shares, left, strict=True))
         reasons.append(
-            f"the base reads {percent(share)} of the memory bandwidth of a rank in decoding, "
-            f"so {small if share < NEAR_ROOFLINE else large}"
+            f"Where it is slower, the base reads {_percents(shares)} of the memory bandwidth of a "
+            f"rank in decoding, so fewer bytes can save at most {percent(max(saved, 0))} of its "
+            "time."
         )
-    times = {
-        other.points[0].batch_size: other.median("quantized.p50")
-        for other in rows
-        if other.record.run_id == row.record.run_id
-        and other.points[0].prompt_tokens == row.points[0].prompt_tokens
+    prompts = {row.points[0].prompt_tokens for row in slower}
+    fixed = [_fixed_share(rows, prompt) for prompt in sorted(prompts)]
+    if known := [share for share in fixed if share is not None]:
+        least = min(row.points[0].batch_size for row in rows)
+        reasons.append(
+            f"{_percents(known)} of its own time between tokens at batch {least} does not "
+            "grow with the batch, as dispatching calls, reading weights and converting them do not."
+        )
+    return reasons
+
+
+def _percents(shares: Sequence[float]) -> str:
+    return f"{extent([(100 * share,) for share in shares])} %"
+
+
+def _fixed_share(rows: Sequence[Measurement], prompt_tokens: int) -> float | None:
+    """The share of the time at the least batch size that a line through it and the largest gives
+    to a batch of none; None of one batch size."""
+    times: dict[int, float] = {
+        row.points[0].batch_size: row.median("quantized.p50")
+        for row in rows
+        if row.points[0].prompt_tokens == prompt_tokens
     }
     least, most = min(times), max(times)
-    if most > least:
-        growth = times[most] / times[least]
-        small, large = "dispatching the calls costs more than their work", "their work counts"
-        reasons.append(
-            f"its own time between tokens at batch {most} is {growth:.1f} times that at {least}, "
-            f"so {small if growth < SMALL_GROWTH else large}"
-        )
-    return "; ".join([*reasons, _method(row)])
+    if least == most:
+        return None
+    per_sequence = (times[most] - times[least]) / (most - least)
+    return min(max(0.0, 1 - per_sequence * least / times[least]), 1.0)
 
 
 def _accuracy(results: Inference) -> str:
