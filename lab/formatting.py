@@ -14,6 +14,7 @@ MILLION = 1e6
 DIGITS_ALONE = 3  # significant digits of a value without an interval
 DIGITS_OF_INTERVAL = 2  # of half its width, which are the meaningful ones of the value
 LEAST_OF_UNIT = 0.01  # anything less has more zeros than digits
+LEAST_WIDTH = 1e-9  # of an interval, relative to its ends: less is an error of rounding
 DIGITS_MOST = 5  # no measurement here supports more
 LONGEST_LINE = 600  # characters, enough for a cause with advice; a library may write a page
 MOST_QUOTED = 200  # characters of a line of a log
@@ -63,7 +64,8 @@ def rounded(
         return "0"
     finest = _leading(largest, DIGITS_MOST) - DIGITS_MOST + 1
     half = (high - low) / 2
-    place = _leading(half, DIGITS_OF_INTERVAL) - DIGITS_OF_INTERVAL + 1 if half > 0 else alone
+    wide = half > LEAST_WIDTH * largest
+    place = _leading(half, DIGITS_OF_INTERVAL) - DIGITS_OF_INTERVAL + 1 if wide else alone
     place = min(max(place, finest), max(alone, 0))
     return f"{_fixed(value, place)} [{_fixed(low, place)}, {_fixed(high, place)}]"
 
