@@ -32,6 +32,7 @@ LIMITS = {
     "straggler": "waiting for the slowest rank",
     "bubble": "stages of the pipeline that wait",
     "call_overhead": "what the strategy does around each of its calls",
+    "node_overhead": "what every further node costs, by published runs",
     "stolen_compute": "communication that takes the cores from computing",
     "data": "loading data",
     "optimizer": "the optimizer",

@@ -113,8 +113,9 @@ class Conditions:
 
     `link_error` is the relative standard deviation of the links' costs, `model_error` that of
     earlier predictions; `deviations` are others of the whole step. A step takes `factor` times as
-    long as its parts, plus `call_s` for its strategy's calls. `processes` is the relative standard
-    deviation of one step between processes, the slowest of which the others wait for.
+    long as its parts, plus `call_s` for its strategy's calls and `node_s` for its nodes.
+    `processes` is the relative standard deviation of one step between processes, the slowest of
+    which the others wait for.
     """
 
     contention: Contention = NO_CONTENTION
@@ -123,6 +124,7 @@ class Conditions:
     deviations: tuple[Deviation, ...] = ()
     factor: float = 1.0
     call_s: float = 0.0
+    node_s: float = 0.0
     processes: float = 0.0
 
 
@@ -138,8 +140,8 @@ class Prediction:
     """A step, in s: its time with a 95 % interval, total and exposed communication, its parts.
 
     `parts` hold data, forward, backward, optimizer, exposed_communication, straggler, bubble,
-    stolen_compute, call_overhead, other; they add up to the step. `limit` names the costliest part
-    that training itself does not need, or compute.
+    stolen_compute, call_overhead, node_overhead, other; they add up to the step. `limit` names the
+    costliest part that training itself does not need, or compute.
     """
 
     step_s: float
@@ -180,11 +182,12 @@ def predict(
     waits = layout.waits(grad_accum, len(buckets))
     deviation = math.hypot(profile.spread * math.sqrt(waits), conditions.processes)
     straggler = deviation * own_s * slowest_of(ranks)
-    step = end + straggler + conditions.call_s
+    step = end + straggler + conditions.call_s + conditions.node_s
     parts = _device_parts(spans, factor) | {
         "exposed_communication": exposed,
         "straggler": straggler,
         "call_overhead": conditions.call_s,
+        "node_overhead": conditions.node_s,
     }
     # One device must update its weights; of several, each updates all of them again.
     needed = {"forward", "backward", *(("optimizer",) if ranks == 1 else ())}

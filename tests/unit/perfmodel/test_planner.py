@@ -157,5 +157,5 @@ def test_small_products_and_split_ones_reach_less() -> None:
 
 def test_more_nodes_cost_more() -> None:
     described = Described(SMALL, 50257, machine("h100x8"))
-    calls = [described.conditions(ranks).call_s for ranks in (1, 8, 512)]
-    assert calls[0] == 0 < calls[1] < calls[2]
+    nodes = [described.conditions(ranks).node_s for ranks in (1, 8, 512)]
+    assert nodes[0] == 0 < nodes[1] < nodes[2]

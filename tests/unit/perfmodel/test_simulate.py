@@ -155,11 +155,13 @@ def test_what_tensor_parallelism_leaves_whole_takes_as_long_as_on_one_device() -
     assert prediction.step_s == pytest.approx(0.75 * 6.0 + 0.7)
 
 
-def test_a_factor_and_the_calls_of_a_strategy_are_parts_of_the_step() -> None:
+def test_a_factor_and_the_costs_of_calls_and_nodes_are_parts_of_the_step() -> None:
     plain = step("naive_ddp", fixed(1.5))
-    slow = step("naive_ddp", fixed(1.5), conditions=Conditions(factor=1.1, call_s=0.4))
-    assert slow.step_s == pytest.approx(1.1 * plain.step_s + 0.4)
-    assert slow.parts["call_overhead"] == 0.4
+    conditions = Conditions(factor=1.1, call_s=0.4, node_s=9.0)
+    slow = step("naive_ddp", fixed(1.5), conditions=conditions)
+    assert slow.step_s == pytest.approx(1.1 * plain.step_s + 9.4)
+    assert slow.parts["call_overhead"] == 0.4 and slow.parts["node_overhead"] == 9.0
+    assert slow.limit == "node_overhead"
     assert sum(slow.parts.values()) == pytest.approx(slow.step_s)
 
 
