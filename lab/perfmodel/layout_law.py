@@ -57,7 +57,7 @@ COEFFICIENTS = {
     "crossing": Coefficient(2e-5, 2.0, "s that tensor parallel ranks lose per layer's pass where "
                             "their pipeline crosses nodes"),
     "optimizer": Coefficient(1.0, 0.5, "state that the optimizer reads and writes"),
-    "nodes": Coefficient(2e-3, 1.5, "s of a step per node"),
+    "nodes": Coefficient(2e-3, 1.5, "s of a step per further node"),
     "constant": Coefficient(3e-3, 1.0, "s of a step"),
 }  # fmt: skip
 NAMES = tuple(COEFFICIENTS)

@@ -203,8 +203,9 @@ def quantities(cases: Sequence[Case]) -> dict[str, Floats]:
 
 
 def waits(nodes: int) -> float:
-    """As many, but the wait for the slowest of more nodes than measured grows by its logarithm."""
-    return nodes if nodes <= MOST_NODES else MOST_NODES * (1 + math.log(nodes / MOST_NODES))
+    """The further nodes that a step waits for; those beyond MOST_NODES count by the logarithm."""
+    counted = nodes if nodes <= MOST_NODES else MOST_NODES * (1 + math.log(nodes / MOST_NODES))
+    return counted - 1
 
 
 def _layer(case: Case) -> dict[str, float]:

@@ -101,8 +101,8 @@ class Described:
         )
 
     def conditions(self, ranks: int) -> Conditions:
-        """The conditions of a step on this many ranks: a cost per node, and the law's error."""
-        nodes = math.ceil(ranks / self.machine.gpus_per_node) if ranks > 1 else 0
+        """The conditions of a step on this many ranks: a cost per further node, the law's error."""
+        nodes = math.ceil(ranks / self.machine.gpus_per_node)
         return Conditions(model_error=ERROR, node_s=waits(nodes) * self.law.coefficients["nodes"])
 
     @cached_property

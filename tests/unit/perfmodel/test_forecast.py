@@ -397,8 +397,8 @@ def test_a_described_machine_needs_no_measurement(tmp_path: Path) -> None:
     assert len(expected.notes()) == 1 and "datasheet" in expected.notes()[0]
     parts = far.forecast.prediction.parts
     # Beyond the 64 nodes that were measured, the wait for the slowest grows by its logarithm.
-    expected_s = COEFFICIENTS["nodes"].expected * 64 * (1 + math.log(512 / 64))
-    assert parts["call_overhead"] == pytest.approx(expected_s)
+    expected_s = COEFFICIENTS["nodes"].expected * (64 * (1 + math.log(512 / 64)) - 1)
+    assert parts["node_overhead"] == pytest.approx(expected_s)
     beyond = study(tmp_path, there.runs, baseline={"world_size": 8})
     over_eight = lab.predict(beyond, machine="h100x8", world_sizes=[8, 4096])
     assert over_eight.of[0].speedup == 1 and over_eight.notes()[1] == "Speedups are over 8 ranks."

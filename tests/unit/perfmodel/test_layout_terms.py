@@ -351,10 +351,11 @@ def test_ranks_that_share_experts_do_not_sum_or_gather_those_of_the_others() -> 
         assert shared == pytest.approx((1 - of_experts) * alone)
 
 
-def test_the_wait_for_more_nodes_than_measured_grows_by_its_logarithm() -> None:
+def test_further_nodes_cost_and_beyond_those_measured_by_their_logarithm() -> None:
     law = only(nodes=1.0)
-    steps = law.predict([case(data=8 * nodes, sharing="zero1") for nodes in (32, 64, 128, 1024)])
-    assert steps.tolist() == pytest.approx([32, 64, 64 * (1 + np.log(2)), 64 * (1 + np.log(16))])
+    steps = law.predict([case(data=8 * nodes, sharing="zero1") for nodes in (1, 32, 64, 128, 1024)])
+    far = [64 * (1 + np.log(more)) - 1 for more in (2, 16)]
+    assert steps.tolist() == pytest.approx([0, 31, 63, *far])
 
 
 def test_tokens_travel_to_the_experts_of_four_ranks_and_back() -> None:

@@ -155,7 +155,7 @@ def test_small_products_and_split_ones_reach_less() -> None:
     assert passes(4, tensor=8) > 1.5 * passes(4)
 
 
-def test_more_nodes_cost_more() -> None:
+def test_further_nodes_cost_more() -> None:
     described = Described(SMALL, 50257, machine("h100x8"))
-    nodes = [described.conditions(ranks).node_s for ranks in (1, 8, 512)]
-    assert nodes[0] == 0 < nodes[1] < nodes[2]
+    nodes = [described.conditions(ranks).node_s for ranks in (1, 8, 16, 512)]
+    assert nodes[0] == nodes[1] == 0 < nodes[2] < nodes[3]
