@@ -77,14 +77,21 @@ def light(svg: str) -> str:
     """An SVG as a small file: no comments or indentation, and on white, as its page may be dark.
 
     Lengths are cut to hundredths of a point; numbers below 1 stay, as they may be scales. Glyphs
-    are renumbered, because Matplotlib's numbers depend on what was drawn before.
+    and parts are renumbered, because Matplotlib's numbers depend on what was drawn before and, for
+    parts, on digits in which processors differ.
     """
     svg = re.sub(r"<!--.*?-->", "", on_white(svg), flags=re.DOTALL)
     svg = re.sub(r"\s*\n\s*", "\n", svg)
     svg = re.sub(r"(?<![\w.])([1-9]\d*\.\d\d)\d+", r"\1", svg)
-    glyphs = dict.fromkeys(re.findall(r'<path id="(\w+-[0-9a-f]+)"', svg))
-    numbers = {name: f"glyph-{number}" for number, name in enumerate(glyphs)}
-    return re.sub(r'(?<=["#])\w+-[0-9a-f]+(?=")', lambda m: numbers.get(m[0], m[0]), svg)
+    svg = _renumbered(svg, "glyph", r"\w+-[0-9a-f]+")
+    return _renumbered(svg, "part", "[a-z][0-9a-f]{10}")
+
+
+def _renumbered(svg: str, kind: str, pattern: str) -> str:
+    """An SVG whose ids of this pattern are of this kind, numbered in their order."""
+    names = dict.fromkeys(re.findall(f'id="({pattern})"', svg))
+    numbers = {name: f"{kind}-{number}" for number, name in enumerate(names)}
+    return re.sub(f'(?<=["#]){pattern}(?=[")])', lambda match: numbers.get(match[0], match[0]), svg)
 
 
 def _body(notebook: Path, title: str) -> BeautifulSoup:

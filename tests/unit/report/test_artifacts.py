@@ -31,6 +31,16 @@ def test_a_kept_figure_has_no_digits_that_nobody_sees() -> None:
     assert '"M 159.76 -490.55 L 0 3.5" transform="scale(0.015625)"' in light(f"<svg>{path}</svg>")
 
 
+def test_a_kept_figure_has_no_ids_that_depend_on_the_processor() -> None:
+    svg = (
+        '<svg><path id="DejaVuSans-31"/><use href="#DejaVuSans-31"/>'
+        '<g clip-path="url(#pcb99fe8656)"/><clipPath id="pcb99fe8656"/><g id="axes_1"/></svg>'
+    )
+    kept = light(svg)
+    assert '<path id="glyph-0"/><use href="#glyph-0"/>' in kept
+    assert '<g clip-path="url(#part-0)"/><clipPath id="part-0"/><g id="axes_1"/>' in kept
+
+
 def test_text_figures_and_tables_are_files_of_their_own(tmp_path: Path) -> None:
     about = {"image/svg+xml": {"alt": "Bars", "caption": "Drawn.", "label": "fig-a"}}
     cells = [
