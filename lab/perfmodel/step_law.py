@@ -348,21 +348,21 @@ def _refused(where: str, what: str, advice: str) -> InputError:
     return InputError.of("predict_step", where, what, advice)
 
 
-def _is_pair(given: Any) -> bool:
-    numbers = isinstance(given, Sequence) and all(np.ndim(value) == 0 for value in given)
-    return numbers and len(given) == 2
+def _is_pair(allreduce: Any) -> bool:
+    numbers = isinstance(allreduce, Sequence) and all(np.ndim(value) == 0 for value in allreduce)
+    return numbers and len(allreduce) == 2
 
 
-def _table(given: Any) -> tuple[list[float], list[float]]:
+def _table(allreduce: Any) -> tuple[list[float], list[float]]:
     """Sizes, ascending, and their seconds."""
-    if hasattr(given, "columns"):
+    if hasattr(allreduce, "columns"):
         needed = "bytes and seconds"
-        missing = [name for name in ("bytes", "seconds") if name not in given]
+        missing = [name for name in ("bytes", "seconds") if name not in allreduce]
         if problems := [Problem(name, "this column is missing", needed) for name in missing]:
             raise InputError("allreduce", problems)
-        given = zip(given["bytes"], given["seconds"], strict=True)
+        allreduce = zip(allreduce["bytes"], allreduce["seconds"], strict=True)
     try:
-        items = given.items() if isinstance(given, Mapping) else given
+        items = allreduce.items() if isinstance(allreduce, Mapping) else allreduce
         pairs = sorted((float(size), float(seconds)) for size, seconds in items)
     except (TypeError, ValueError):
         advice = "such as [(1e6, 1e-3)]"
