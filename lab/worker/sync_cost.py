@@ -163,11 +163,11 @@ def readiness(training: Training, job: RankJob) -> list[Gradient] | None:
             begin = clock.now()
             loss.backward()
             end = clock.now()
-            stamped = [index for index, mark in enumerate(marks) if mark is not None]
-            times = clock.seconds([begin, *(marks[index] for index in stamped), end])
-            shares = np.ones(len(marks))  # gradients that never arrive count as the end
-            shares[stamped] = np.clip((times[1:-1] - times[0]) / (times[-1] - times[0]), 0.0, 1.0)
-            rounds.append(shares)
+            # Gradients that never arrive count as the end.
+            arrived = [end if mark is None else mark for mark in marks]
+            times = clock.seconds([begin, *arrived, end])
+            shares = (times[1:-1] - times[0]) / (times[-1] - times[0])
+            rounds.append(np.clip(shares, 0.0, 1.0))
     model.zero_grad()
     ready = np.median(rounds[1:], axis=0)  # the first round warms up
     order = np.argsort(ready, kind="stable")
