@@ -60,7 +60,12 @@ def probe(training: Training, job: RankJob) -> Probe | None:
         return None  # the bare model would have to be compiled first
     if run.world_size > 1 and training.recorder is None:
         return None  # as of gloo on CUDA tensors, whose exchange has no meaningful times
-    forward_backward = partial(_forward_backward, job, job.first_batch)
+    batch = job.first_batch
+
+    def forward_backward(model: Callable[..., torch.Tensor]) -> None:
+        with autocast(run, job.device):
+            loss = model(*batch)
+        loss.backward()
 
     def without_exchange() -> None:
         if run.world_size == 1:
@@ -94,12 +99,6 @@ def probe(training: Training, job: RankJob) -> Probe | None:
     recorder = training.recorder
     buckets = recorder.take().after(1) if isinstance(recorder, BucketRecorder) else None
     return Probe(spans[1:], buckets)
-
-
-def _forward_backward(job: RankJob, batch: Any, model: Callable[..., torch.Tensor]) -> None:
-    with autocast(job.run, job.device):
-        loss = model(*batch)
-    loss.backward()
 
 
 def costs(probes: Sequence[Probe]) -> dict[str, Stat]:
