@@ -253,8 +253,8 @@ class _StrictLoader(yaml.SafeLoader):
 
 # YAML 1.1 reads `no` as false, `017` as 15, `1:30` as 90, `1e-3` as text, and dates as such.
 _StrictLoader.yaml_implicit_resolvers = {
-    first: [(tag, pattern) for tag, pattern in known if tag.endswith((":null", ":merge"))]
-    for first, known in yaml.SafeLoader.yaml_implicit_resolvers.items()
+    first: [(tag, pattern) for tag, pattern in resolvers if tag.endswith((":null", ":merge"))]
+    for first, resolvers in yaml.SafeLoader.yaml_implicit_resolvers.items()
 }
 for _tag, _pattern, _first in (
     ("bool", r"^(?:true|false)$", "tf"),

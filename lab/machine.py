@@ -90,12 +90,10 @@ def _cpu_quotas(mounted: Path = CGROUPS, own: Path = OWN_GROUPS) -> Iterator[flo
 
 def cpu_model() -> str:
     """The processor's name as its vendor gives it."""
-    try:
+    with suppress(OSError):
         for line in Path("/proc/cpuinfo").read_text().splitlines():
             if line.startswith("model name"):
                 return " ".join(line.partition(":")[2].split())
-    except OSError:
-        pass
     return platform.processor() or platform.machine()
 
 

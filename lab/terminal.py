@@ -137,9 +137,9 @@ def relative(*paths: Path) -> str:
 
 def refuse(verb: str, options: Mapping[str, object], what: str, advice: str) -> None:
     """Raise InputError of a verb for those of these options that are given."""
-    given = [name for name, value in options.items() if value is not None and value is not False]
-    if given:
-        raise InputError(verb, [Problem(name, what, advice) for name in given])
+    names = [name for name, value in options.items() if value is not None and value is not False]
+    if names:
+        raise InputError(verb, [Problem(name, what, advice) for name in names])
 
 
 def pairs(

@@ -224,16 +224,14 @@ def fork(function: Callable[..., int | None], *arguments: object) -> int:
     """Fork a process that calls a function and exits with its result; returns the process id."""
     # What Python calls in the new process would swallow a KeyboardInterrupt: Ctrl-C waits for it.
     mask = signal.pthread_sigmask(signal.SIG_BLOCK, {signal.SIGINT})
-    pid = os.fork() or exit_with(_with_mask, mask, function, *arguments)
+
+    def unmasked() -> int | None:
+        signal.pthread_sigmask(signal.SIG_SETMASK, mask)
+        return function(*arguments)
+
+    pid = os.fork() or exit_with(unmasked)
     signal.pthread_sigmask(signal.SIG_SETMASK, mask)
     return pid
-
-
-def _with_mask(
-    mask: set[int | signal.Signals], function: Callable[..., int | None], *arguments: object
-) -> int | None:
-    signal.pthread_sigmask(signal.SIG_SETMASK, mask)
-    return function(*arguments)
 
 
 if __name__ == "__main__":

@@ -17,7 +17,7 @@ from typing import Any
 from lab.config.cluster import Cluster, find_profile
 from lab.config.run import Run
 from lab.config.strategies import STRATEGIES
-from lab.config.study import STUDY_FILE, Study, Task
+from lab.config.study import STUDY_FILE, Study
 from lab.errors import LabError
 from lab.files import read_yaml, write_atomically
 from lab.launch.calibrate import calibrate
@@ -113,12 +113,12 @@ def held_out(
 def _scored(study: Study, cluster: str, *, quick: bool, fresh: bool, progress: bool) -> HeldOut:
     calibrate(cluster, world_sizes=[1, 2], quick=quick, progress=progress)
     # Model by model, so that between a prediction's basis and its runs the machine drifts less.
-    turns: dict[tuple[str, bool], list[Task]] = {}
-    for model in dict.fromkeys(run.names["model"] for run in study.runs):
-        turns |= {(model, False): [], (model, True): []}
-    for task in study.tasks:
-        turns[task.run.names["model"], task.run.world_size > 1].append(task)
-    for tasks in filter(None, turns.values()):
+    models = list(dict.fromkeys(run.names["model"] for run in study.runs))
+    turns = grouped(
+        ((models.index(task.run.names["model"]), task.run.world_size > 1), task)
+        for task in study.tasks
+    )
+    for _, tasks in sorted(turns.items()):
         records = launch(study, cluster, tasks=tasks, fresh=fresh).wait(progress=progress)
         if failed := [record.task.label for record in records if not record.completed]:
             raise LabError(f"these runs failed, so nothing can be scored: {', '.join(failed)}")

@@ -141,10 +141,9 @@ class LocalHandle:
         return tree
 
     def _wait_or_kill(self, deadline: float) -> None:
-        while self._is_running() and time.monotonic() < deadline:
-            time.sleep(0.05)
         while self._is_running():
-            self._signal([self._process.pid, *self.attempt.running_ranks()], signal.SIGKILL)
+            if time.monotonic() > deadline:
+                self._signal([self._process.pid, *self.attempt.running_ranks()], signal.SIGKILL)
             time.sleep(0.05)
 
     def _is_running(self) -> bool:

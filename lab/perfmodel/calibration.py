@@ -283,11 +283,11 @@ class Calibration(_Stored):
         """The fit of a collective; LabError if it was not measured or cannot be fitted."""
         if fit := self.fits.get((collective, world_size)):
             return fit
-        known = "it has no fit"
+        fitted = "it has no fit"
         if sizes := sorted(size for name, size in self.fits if name == collective):
-            known = f"it is fitted for {', '.join(map(str, sizes))} ranks"
+            fitted = f"it is fitted for {', '.join(map(str, sizes))} ranks"
         missing = f"no {collective} on {world_size} ranks"
-        raise LabError(f"calibration of {self.cluster}: {missing} ({known})")
+        raise LabError(f"calibration of {self.cluster}: {missing} ({fitted})")
 
     def time(self, collective: Collective, world_size: int, size: float) -> float:
         """Seconds of a collective on `size` bytes: interpolated, beyond by the fit; 0 on one rank.

@@ -110,11 +110,11 @@ def fitted(
             for one in steps
         ]
         matrix = np.array([*rows, [1 / model_error, 0.0, 0.0]])
-        known = np.array([*[1 / STEP_ERROR] * len(steps), expected / model_error])
+        observed = np.array([*[1 / STEP_ERROR] * len(steps), expected / model_error])
         scale = np.maximum(np.linalg.norm(matrix, axis=0), 1e-30)
         # nnls keeps the excess of the factor and calls over their minimum from going negative: no
         # rank computes faster beside others than alone.
-        beyond, _ = nnls(matrix / scale, known - matrix @ [1.0, -latency_s, 0.0])
+        beyond, _ = nnls(matrix / scale, observed - matrix @ [1.0, -latency_s, 0.0])
         factor, call_s, byte_s = (beyond / scale).tolist()
         return CallCost(1.0 + factor, call_s - latency_s, byte_s)
 

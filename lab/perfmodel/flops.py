@@ -107,10 +107,10 @@ def first_trainable(sizes: Sequence[int], trainable: str | float, *, head: int =
         return 0
     if trainable == "head":
         return len(sizes) - head
-    wanted, last = float(trainable) * sum(sizes), 0
+    least, last = float(trainable) * sum(sizes), 0
     for place in reversed(range(len(sizes))):
         last += sizes[place]
-        if last >= wanted:
+        if last >= least:
             return place
     return 0
 

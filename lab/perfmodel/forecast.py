@@ -275,19 +275,19 @@ class Basis:
         between tensors. None if nothing was measured or can be counted.
         """
         try:
-            wanted = memory_of(run, device=self._device).total
+            counted = memory_of(run, device=self._device).total
         except LabError:
             return None
         alike = self._peaks.get(kind_of(run), {})
-        known = self._all_peaks if alike == {} else alike
-        if not known:
+        peaks = self._all_peaks if alike == {} else alike
+        if not peaks:
             return None
-        counted = min(known, key=lambda size: abs(size - wanted))
+        nearest = min(peaks, key=lambda size: abs(size - counted))
         per_byte = 1.0
-        if alike and len(known) > 1:
-            slope, _ = statistics.linear_regression(list(known), list(known.values()))
+        if alike and len(peaks) > 1:
+            slope, _ = statistics.linear_regression(list(peaks), list(peaks.values()))
             per_byte = min(max(slope, 0.8), 1.5)  # other slopes are implausible
-        return known[counted] + per_byte * (wanted - counted)
+        return peaks[nearest] + per_byte * (counted - nearest)
 
 
 def _nearest(run: Run, records: Sequence[Record]) -> str:
@@ -322,11 +322,11 @@ def _peaks_of(records: Iterable[Record]) -> dict[float, float] | None:
 
 def _calibrated(calibration: Calibration, world_size: int) -> CollectiveSeconds:
     """The measured cost; for a collective that was not measured, its share of an all-reduce."""
-    known = {name for name, size in calibration.fits if size == world_size}
+    measured = {name for name, size in calibration.fits if size == world_size}
     ring = _ring(calibration, world_size, world_size)
 
     def cost(collective: Collective, size: float) -> float:
-        if collective in known:
+        if collective in measured:
             return calibration.time(collective, world_size, size)
         share = ring(collective, size) / ring("all_reduce", size)
         return share * calibration.time("all_reduce", world_size, size)

@@ -220,8 +220,8 @@ def named_gpu(text: str) -> Gpu | None:
     words = re.sub(r"(?<=\d)(x|-x)-(?=\d{4}(?![a-z0-9]))|rtx(?=\d)", "-rtx-", words)
     words = re.sub(r"(?<![a-z0-9])(mi3\d{2})(?![0-9a-z])", r"\1x", words)  # MI355 is MI355X
     end = r"(?![0-9]|(?<=nvl)ink)"  # "H100, NVLink" is no H100 NVL
-    known = [name for name in GPUS if re.search(rf"(?<![a-z0-9]){name}{end}", words)]
-    return GPUS[max(known, key=len)] if known else None
+    names = [name for name in GPUS if re.search(rf"(?<![a-z0-9]){name}{end}", words)]
+    return GPUS[max(names, key=len)] if names else None
 
 
 def emulated_gpu(name: str) -> Gpu:
@@ -295,9 +295,9 @@ def machine(text: str | Machine) -> Machine:
         raise InputError.of("machine", text, "cannot be read as a machine", advice)
     gpu, inner, outer = match[1], match[3], match[4] or "infiniband-ndr"
     count = int(match[2] or (GPUS[gpu].joined if gpu in GPUS else 8))
-    known = [name for name in GPUS if "bf16" in GPUS[name].flops]  # plans assume bf16
+    usable = [name for name in GPUS if "bf16" in GPUS[name].flops]  # plans assume bf16
     reason = "has no bf16" if gpu in GPUS else "unknown GPU"
-    problems = [] if gpu in known else [Problem(gpu, reason, nearest(gpu, known))]
+    problems = [] if gpu in usable else [Problem(gpu, reason, nearest(gpu, usable))]
     problems += [
         Problem(name, "unknown link", nearest(name, LINKS))
         for name in (inner, outer)

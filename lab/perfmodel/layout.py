@@ -212,9 +212,9 @@ def units_of(gradients: Sequence[Bucket]) -> tuple[Bucket, ...]:
     """Gradients by FSDP's units, as they become ready: each block, and all that is in none."""
     units: dict[int | None, Bucket] = {}
     for gradient in gradients:
-        known = units.get(gradient.block, Bucket(0.0, 0, block=gradient.block))
-        ready = max(known.ready_s, gradient.ready_s)
-        units[gradient.block] = replace(known, ready_s=ready, bytes=known.bytes + gradient.bytes)
+        unit = units.get(gradient.block, Bucket(0.0, 0, block=gradient.block))
+        ready = max(unit.ready_s, gradient.ready_s)
+        units[gradient.block] = replace(unit, ready_s=ready, bytes=unit.bytes + gradient.bytes)
     return tuple(sorted(units.values(), key=lambda unit: unit.ready_s))
 
 

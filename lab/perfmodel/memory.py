@@ -137,17 +137,17 @@ def _stages(model: GPT, vocabulary: int, ranks: int, border: int) -> Layout:
     layers = [end - begin for begin, end in itertools.pairwise(cuts)]
     work = [blocks * count / model.layers for count in layers]
     work[-1] += head
-    held = [count * block_parameters(model.width) for count in layers]
-    matrix = vocabulary * model.width
-    held[0] += gpt_parameters(model, vocabulary) - sum(held)  # embeddings and the last norm
-    held[-1] += matrix if ranks > 1 else 0
+    whole, matrix = gpt_parameters(model, vocabulary), vocabulary * model.width
+    parameters = [count * block_parameters(model.width) for count in layers]
+    parameters[0] += whole - sum(parameters)  # embeddings and the last norm
+    parameters[-1] += matrix if ranks > 1 else 0
     return Layout(
         "single",
         pipeline=ranks,
         layers=model.layers,
         activation_bytes=border,
         busiest=max(work) / sum(work),
-        largest=max(held) / gpt_parameters(model, vocabulary),
+        largest=max(parameters) / whole,
         tied_bytes=4 * matrix if ranks > 1 else 0,
     )
 

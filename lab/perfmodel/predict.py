@@ -272,8 +272,8 @@ def predict(
     measured: dict[str, float] = {}
     scored: dict[str, Score] = {}
     if machine is None:
-        wanted = "a list of studies, by their names or folders"
-        others = [*map(Study.of, items(profiles, Study | str | Path, "profiles", wanted))]
+        expected = "a list of studies, by their names or folders"
+        others = [*map(Study.of, items(profiles, Study | str | Path, "profiles", expected))]
         forecast = cache(basis_of(study, cluster, profiles=others).forecast)
         steps = steps_by_run(load_records(study))
         measured = {run_id: statistics.median(times) for run_id, times in steps.items()}

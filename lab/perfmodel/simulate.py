@@ -87,13 +87,13 @@ def spread(groups: Iterable[Sequence[float]]) -> Deviation | None:
 
 
 def of_processes(
-    known: Deviation | None, *, basis: int, measured: int, noise: float = 1.0
+    spread_of_one: Deviation | None, *, basis: int, measured: int, noise: float = 1.0
 ) -> Deviation:
     """Deviation of the median over `measured` processes from that over `basis`, by their spread.
 
     What is predicted from the basis has `noise` times its deviation.
     """
-    spread_of_one = known or Deviation(UNKNOWN_SPREAD, 4)
+    spread_of_one = spread_of_one or Deviation(UNKNOWN_SPREAD, 4)
 
     def share(count: int) -> float:
         return (OF_MEDIAN if count > 2 else 1.0) ** 2 / count

@@ -22,7 +22,6 @@ if TYPE_CHECKING:
     import pandas as pd
 
 FloatArray = npt.NDArray[np.float64]
-Function = Callable[[FloatArray], FloatArray]
 REQUIRED = ("one_device_step_s", "gradient_bytes", "world_size", "step_s")
 OPTIONAL = ("backward_s", "messages", "step_std_s", "ranks_per_node")
 MAY_BE_ZERO = {
@@ -198,12 +197,20 @@ def _solver(columns: Mapping[str, FloatArray]) -> Callable[..., FloatArray]:
     from scipy.optimize import least_squares
 
     bounds = ([0.0, 1e-4, 0.0, 0.0, 1e-4], [np.inf, np.inf, 1.0, np.inf, np.inf])
+    units = _units(columns)
+
+    def residuals(scaled: FloatArray, spread: FloatArray, outliers: bool) -> FloatArray:
+        """Those of the rows, then those of the priors."""
+        rows = np.log(_law(columns, scaled * units) / columns["step_s"]) / spread
+        rows = bounded(rows) if outliers else rows
+        overlap, fixed = scaled[2] / OVERLAP_SPREAD, (scaled[3] - FIXED_SHARE) / FIXED_SPREAD
+        outer = np.log(scaled[4] / scaled[1]) / OUTER_SPREAD
+        return np.concatenate([rows, bounded(np.array([scaled[0], overlap])), [fixed, outer]])
 
     @cache  # rows that a law explains exactly are solved twice for the least error
     def solved(error: float, outliers: bool, start: tuple[float, ...]) -> Any:
         spread = np.maximum(columns["relative_std"], error)
-        residuals, jacobian = _objective(columns, spread, outliers=outliers)
-        return least_squares(residuals, start, jac=jacobian, bounds=bounds)
+        return least_squares(residuals, start, bounds=bounds, args=(spread, outliers))
 
     def solve(error: float, *starts: FloatArray, outliers: bool = False) -> FloatArray:
         clipped = np.clip([*_STARTS, *starts], 1e-3, _LARGEST).tolist()
@@ -214,52 +221,9 @@ def _solver(columns: Mapping[str, FloatArray]) -> Callable[..., FloatArray]:
     return solve
 
 
-def _objective(
-    columns: Mapping[str, FloatArray], spread: FloatArray, *, outliers: bool
-) -> tuple[Function, Function]:
-    """Residuals of rows and priors by the scaled unknowns, and their derivatives."""
-    units, one, cover = _units(columns), columns["one_device_step_s"], columns["backward_s"]
-    link = [0, 1, 4]  # of the unknowns, those of which the communication is a sum
-    seconds = np.column_stack([*_traffic(columns)]) * units[link]
-
-    def step(scaled: FloatArray) -> tuple[FloatArray, FloatArray]:
-        whole = seconds @ scaled[link]
-        return _step(one, whole, math.inf, scaled[2], scaled[3] * units[3], cover), whole
-
-    def residuals(scaled: FloatArray) -> FloatArray:
-        rows = np.log(step(scaled)[0] / columns["step_s"]) / spread
-        rows = bounded(rows) if outliers else rows
-        overlap, fixed = scaled[2] / OVERLAP_SPREAD, (scaled[3] - FIXED_SHARE) / FIXED_SPREAD
-        outer = np.log(scaled[4] / scaled[1]) / OUTER_SPREAD
-        return np.concatenate([rows, bounded(np.array([scaled[0], overlap])), [fixed, outer]])
-
-    def jacobian(scaled: FloatArray) -> FloatArray:
-        steps, whole = step(scaled)
-        hides_more = scaled[2] * whole < cover
-        rows = np.empty((len(steps), 5))
-        rows[:, link] = seconds * (1 - scaled[2] * hides_more)[:, None]
-        rows[:, 2], rows[:, 3] = -whole * hides_more, units[3]
-        latency, overlap = _bounded_slope(scaled[[0, 2]] / [1, OVERLAP_SPREAD])
-        expected = np.zeros((4, 5))
-        expected[[0, 1, 2], [0, 2, 3]] = latency, overlap / OVERLAP_SPREAD, 1 / FIXED_SPREAD
-        expected[3, [1, 4]] = [-1, 1] / (scaled[[1, 4]] * OUTER_SPREAD)
-        rows /= (steps * spread)[:, None]
-        if outliers:
-            rows *= _bounded_slope(np.log(steps / columns["step_s"]) / spread)[:, None]
-        return np.concatenate([rows, expected])
-
-    return residuals, jacobian
-
-
 def bounded(errors: FloatArray) -> FloatArray:
     """Roots of a loss whose influence fades beyond TAIL (Cauchy)."""
     return np.asarray(np.sign(errors) * TAIL * np.sqrt(np.log1p((errors / TAIL) ** 2)))
-
-
-def _bounded_slope(errors: FloatArray) -> FloatArray:
-    """The derivative of `bounded`."""
-    errors = np.maximum(np.abs(errors), _TINY)  # it is even, and 1 near 0
-    return np.asarray(errors / bounded(errors) / (1 + (errors / TAIL) ** 2))
 
 
 def _units(columns: Mapping[str, FloatArray]) -> FloatArray:
@@ -384,21 +348,21 @@ def _refused(where: str, what: str, advice: str) -> InputError:
     return InputError.of("predict_step", where, what, advice)
 
 
-def _is_pair(given: Any) -> bool:
-    numbers = isinstance(given, Sequence) and all(np.ndim(value) == 0 for value in given)
-    return numbers and len(given) == 2
+def _is_pair(allreduce: Any) -> bool:
+    numbers = isinstance(allreduce, Sequence) and all(np.ndim(value) == 0 for value in allreduce)
+    return numbers and len(allreduce) == 2
 
 
-def _table(given: Any) -> tuple[list[float], list[float]]:
+def _table(allreduce: Any) -> tuple[list[float], list[float]]:
     """Sizes, ascending, and their seconds."""
-    if hasattr(given, "columns"):
+    if hasattr(allreduce, "columns"):
         needed = "bytes and seconds"
-        missing = [name for name in ("bytes", "seconds") if name not in given]
+        missing = [name for name in ("bytes", "seconds") if name not in allreduce]
         if problems := [Problem(name, "this column is missing", needed) for name in missing]:
             raise InputError("allreduce", problems)
-        given = zip(given["bytes"], given["seconds"], strict=True)
+        allreduce = zip(allreduce["bytes"], allreduce["seconds"], strict=True)
     try:
-        items = given.items() if isinstance(given, Mapping) else given
+        items = allreduce.items() if isinstance(allreduce, Mapping) else allreduce
         pairs = sorted((float(size), float(seconds)) for size, seconds in items)
     except (TypeError, ValueError):
         advice = "such as [(1e6, 1e-3)]"

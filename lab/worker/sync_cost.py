@@ -60,7 +60,12 @@ def probe(training: Training, job: RankJob) -> Probe | None:
         return None  # the bare model would have to be compiled first
     if run.world_size > 1 and training.recorder is None:
         return None  # as of gloo on CUDA tensors, whose exchange has no meaningful times
-    forward_backward = partial(_forward_backward, job, job.first_batch)
+    batch = job.first_batch
+
+    def forward_backward(model: Callable[..., torch.Tensor]) -> None:
+        with autocast(run, job.device):
+            loss = model(*batch)
+        loss.backward()
 
     def without_exchange() -> None:
         if run.world_size == 1:
@@ -94,12 +99,6 @@ def probe(training: Training, job: RankJob) -> Probe | None:
     recorder = training.recorder
     buckets = recorder.take().after(1) if isinstance(recorder, BucketRecorder) else None
     return Probe(spans[1:], buckets)
-
-
-def _forward_backward(job: RankJob, batch: Any, model: Callable[..., torch.Tensor]) -> None:
-    with autocast(job.run, job.device):
-        loss = model(*batch)
-    loss.backward()
 
 
 def costs(probes: Sequence[Probe]) -> dict[str, Stat]:
@@ -163,11 +162,11 @@ def readiness(training: Training, job: RankJob) -> list[Gradient] | None:
             begin = clock.now()
             loss.backward()
             end = clock.now()
-            stamped = [index for index, mark in enumerate(marks) if mark is not None]
-            times = clock.seconds([begin, *(marks[index] for index in stamped), end])
-            shares = np.ones(len(marks))  # gradients that never arrive count as the end
-            shares[stamped] = np.clip((times[1:-1] - times[0]) / (times[-1] - times[0]), 0.0, 1.0)
-            rounds.append(shares)
+            # Gradients that never arrive count as the end.
+            arrived = [end if mark is None else mark for mark in marks]
+            times = clock.seconds([begin, *arrived, end])
+            shares = (times[1:-1] - times[0]) / (times[-1] - times[0])
+            rounds.append(np.clip(shares, 0.0, 1.0))
     model.zero_grad()
     ready = np.median(rounds[1:], axis=0)  # the first round warms up
     order = np.argsort(ready, kind="stable")

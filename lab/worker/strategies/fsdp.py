@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterator
 from contextlib import contextmanager
 from typing import Any
 
@@ -10,15 +10,14 @@ import torch
 from torch import nn
 from torch.distributed.device_mesh import DeviceMesh, init_device_mesh
 from torch.distributed.fsdp import FSDPModule, MixedPrecisionPolicy, fully_shard
-from torch.distributed.tensor import DTensor
 
 from lab.config.run import Run
 from lab.worker.optim import DTYPES, blocks_of
-from lab.worker.strategies.base import Setup, Strategy, clip
-from lab.worker.strategies.sharded import require_dtensor, shards_group, whole_and_sums
+from lab.worker.strategies.base import Setup
+from lab.worker.strategies.sharded import DTensorStrategy, require_dtensor
 
 
-class Fsdp(Strategy[nn.Module]):
+class Fsdp(DTensorStrategy):
     """torch's fully_shard on each block and on the rest; hybrid by `shard_size`."""
 
     def wrap(self, model: nn.Module, setup: Setup) -> nn.Module:
@@ -46,16 +45,6 @@ class Fsdp(Strategy[nn.Module]):
         parallel.set_requires_gradient_sync(False)
         yield
         parallel.set_requires_gradient_sync(True)
-
-    def clip(self, parallel: nn.Module, max_norm: float) -> torch.Tensor:
-        """Clip by the norm of all shards of one copy of the model."""
-        gradients = [p.grad for p in parallel.parameters() if isinstance(p.grad, DTensor)]
-        group = shards_group(gradients)
-        return clip([gradient.to_local() for gradient in gradients], max_norm, group=group)
-
-    def replicated(self, parallel: nn.Module) -> Iterable[torch.Tensor]:
-        """Sums of each parameter's shards, which are those of every copy of the model."""
-        return whole_and_sums(parallel.parameters())
 
 
 def _policy(run: Run, device: torch.device) -> MixedPrecisionPolicy:

@@ -6,10 +6,29 @@ from collections.abc import Iterable, Sequence
 
 import torch
 from torch import distributed as dist
+from torch import nn
 from torch.distributed import ProcessGroup
 from torch.distributed.tensor import DTensor
 
 from lab.errors import InputError
+from lab.worker.strategies.base import Strategy, clip
+
+
+class DTensorStrategy(Strategy[nn.Module]):
+    """The model itself with DTensors as parameters."""
+
+    def clip(self, parallel: nn.Module, max_norm: float) -> torch.Tensor:
+        """Clip by the norm of one copy of the model, counting once what is whole on each rank."""
+        gradients = (p.grad for p in parallel.parameters() if p.grad is not None)
+        whole, sharded = whole_and_shards(gradients)
+        shards, group = [gradient.to_local() for gradient in sharded], shards_group(sharded)
+        if dist.get_rank(group) == 0:
+            return clip(shards + whole, max_norm, group=group)
+        return clip(shards, max_norm, copies=whole, group=group)
+
+    def replicated(self, parallel: nn.Module) -> Iterable[torch.Tensor]:
+        """Each parameter that is whole, and the others' sums, which every copy of the model has."""
+        return whole_and_sums(parallel.parameters())
 
 
 def require_dtensor(device: torch.device) -> None:

@@ -6,10 +6,7 @@ is one all-reduce after the pair and one in its backward pass.
 
 from __future__ import annotations
 
-from collections.abc import Iterable
-
 import torch
-from torch import distributed as dist
 from torch import nn
 from torch.distributed.device_mesh import init_device_mesh
 from torch.distributed.tensor import DTensor
@@ -18,11 +15,11 @@ from torch.distributed.tensor.parallel import ColwiseParallel, RowwiseParallel, 
 from lab.config.run import Run
 from lab.worker.models.gpt import Block
 from lab.worker.optim import adamw, decayed_and_not
-from lab.worker.strategies.base import Setup, Strategy, clip
-from lab.worker.strategies.sharded import require_dtensor, whole_and_shards, whole_and_sums
+from lab.worker.strategies.base import Setup
+from lab.worker.strategies.sharded import DTensorStrategy, require_dtensor
 
 
-class TensorParallelism(Strategy[nn.Module]):
+class TensorParallelism(DTensorStrategy):
     """torch's DTensor on the linear layers of a GPT's blocks."""
 
     def wrap(self, model: nn.Module, setup: Setup) -> nn.Module:
@@ -55,19 +52,6 @@ class TensorParallelism(Strategy[nn.Module]):
 
         decayed, others = map(by_kind, decayed_and_not(parallel.parameters()))
         return adamw(decayed, others, run)
-
-    def clip(self, parallel: nn.Module, max_norm: float) -> torch.Tensor:
-        """Clip by the norm of all shards, counting once what is whole on each rank."""
-        gradients = (p.grad for p in parallel.parameters() if p.grad is not None)
-        whole, sharded = whole_and_shards(gradients)
-        shards = [gradient.to_local() for gradient in sharded]
-        if dist.get_rank() == 0:
-            return clip(shards + whole, max_norm)
-        return clip(shards, max_norm, copies=whole)
-
-    def replicated(self, parallel: nn.Module) -> Iterable[torch.Tensor]:
-        """Each parameter that is whole, and sums of the others' shards."""
-        return whole_and_sums(parallel.parameters())
 
 
 @torch.no_grad()

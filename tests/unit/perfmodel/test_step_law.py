@@ -14,7 +14,7 @@ from hypothesis import strategies as st
 
 import lab
 from lab.errors import InputError
-from lab.perfmodel.step_law import _bounded_slope, bounded, fit, predict_step
+from lab.perfmodel.step_law import fit, predict_step
 
 PUBLISHED = Path(__file__).parents[2] / "fixtures" / "tables" / "gpt2_ddp_2x3090.csv"
 
@@ -303,10 +303,3 @@ def test_a_long_latency_is_found_in_noisy_rows(alpha: float) -> None:
     beyond = pd.DataFrame([known | {"world_size": 256}])
     right = predict_step(**known, world_size=256, **law)
     assert lab.fit(rows).predict(beyond)[0] == pytest.approx(right, rel=0.1)
-
-
-def test_the_slope_of_a_bounded_loss_is_its_derivative() -> None:
-    errors, step = np.array([-9.0, -1e-200, 0.0, 1e-200, 1e-3, 0.5, 30.0]), 1e-6
-    slope = (bounded(errors + step) - bounded(errors - step)) / (2 * step)
-    # The loss is the square of `bounded`; near 0 it is that of least squares.
-    assert _bounded_slope(errors) == pytest.approx(slope, rel=1e-5)
