@@ -295,6 +295,10 @@ def _columns(rows: pd.DataFrame, *, needed: Sequence[str]) -> dict[str, FloatArr
     import pandas as pd
 
     require_type(rows, pd.DataFrame | dict, "rows", "a DataFrame, such as `pandas.read_csv(file)`")
+    try:
+        rows = pd.DataFrame(rows)
+    except ValueError as error:
+        raise InputError.of("rows", "rows", str(error), "give columns of equal length") from None
     advice = f"needed: {', '.join(needed)}"
     problems = [
         Problem(name, "this column is missing", advice) for name in needed if name not in rows
@@ -309,9 +313,10 @@ def _columns(rows: pd.DataFrame, *, needed: Sequence[str]) -> dict[str, FloatArr
             columns[name] = np.asarray(rows[name], dtype=np.float64)
         except (TypeError, ValueError):
             problems.append(Problem(name, "not all values are numbers", "give only numbers"))
-            continue
-        for place, value in enumerate(columns[name].tolist()):
-            problems += _problems({name: value}, where=f"row {place}, ")
+    for place, row in enumerate(
+        zip(*(column.tolist() for column in columns.values()), strict=True)
+    ):
+        problems += _problems(dict(zip(columns, row, strict=True)), where=f"row {place}, ")
     if problems:
         raise InputError("rows", problems[:20])
     one = columns["one_device_step_s"]
@@ -341,6 +346,12 @@ def _problems(quantities: Mapping[str, Any], *, where: str = "") -> list[Problem
         elif name == "overlap" and number > 1:
             advice = "give one from 0 to 1"
             problems.append(Problem(where + name, f"{number:g} is not a share", advice))
+    if not problems and "backward_s" in quantities:
+        backward, step = quantities["backward_s"], quantities["one_device_step_s"]
+        if backward > step:
+            what = f"{backward:g} is longer than the step that it is a part of, {step:g}"
+            advice = "give both in s, of the same step on one device"
+            problems.append(Problem(f"{where}backward_s", what, advice))
     return problems
 
 

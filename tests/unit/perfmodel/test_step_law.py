@@ -88,6 +88,10 @@ def test_impossible_values_are_named() -> None:
             overlap=2,
         )  # type: ignore[arg-type]
     assert len(error.value.problems) == 4
+    with pytest.raises(InputError, match="backward_s: 2 is longer than the step"):
+        predict_step(
+            one_device_step_s=1, gradient_bytes=1, world_size=2, bytes_per_s=1, backward_s=2
+        )
     for text in ({"world_size": "2"}, {"overlap": "half"}):
         given = {"one_device_step_s": 1, "gradient_bytes": 1, "world_size": 2, "bytes_per_s": 1}
         with pytest.raises(InputError, match="is not a number"):
@@ -106,6 +110,11 @@ def test_tables_that_cannot_be_fitted_are_refused() -> None:
     rows = synthetic(bytes_per_s=1e9)
     with pytest.raises(InputError, match="step_s: this column is missing"):
         fit(rows.drop(columns="step_s"))
+    longer = rows.assign(backward_s=rows["one_device_step_s"] * ([1] * (len(rows) - 1) + [2]))
+    with pytest.raises(InputError, match=f"row {len(rows) - 1}, backward_s: .* is longer"):
+        fit(longer)
+    with pytest.raises(InputError, match="give columns of equal length"):
+        fit(rows.to_dict("list") | {"step_s": [1.0]})
     with pytest.raises(InputError, match="row 0, step_s: nan"):
         fit(rows.assign(step_s=[np.nan] + [1.0] * (len(rows) - 1)))
     with pytest.raises(InputError, match="not all values are numbers"):
