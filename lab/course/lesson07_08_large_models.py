@@ -114,12 +114,7 @@ def recomputation(answer: object) -> str:
 def optimizer(answer: object, *, sharded: float, whole: float) -> str:
     """Bytes of the optimizer's state on a rank of ZeRO-1 over those on a rank of DDP."""
     right = sharded / whole
-    judge(
-        answer,
-        right,
-        mistakes={tr("That is the inverse."): 1 / right},
-        unit="fraction",
-    )
+    judge(answer, right, mistakes={tr("That is the inverse."): 1 / right}, unit="fraction")
     return tr("{right:.2f}: a rank keeps the state of what it updates.", right=right)
 
 
@@ -136,9 +131,7 @@ def levels(answer: object, *, alone: float, ddp: float, weights: float) -> str:
         hint=tr("Divide what one device holds by the bytes of its weights."),
     )
     judge(
-        rank,
-        ddp / weights,
-        hint=tr("The first is right; DDP holds something more between steps."),
+        rank, ddp / weights, hint=tr("The first is right; DDP holds something more between steps.")
     )
     return tr(
         "{alone:.2f} and {ddp:.2f}: weights and two moments, and in DDP the buckets, which stay "
