@@ -261,8 +261,10 @@ def judge(
     """
     value = number(answer)
     if not close(value, right, within):
-        others = _in_other_units(right, unit) if unit else {}
-        for clears_up, wrong in {**(mistakes or {}), **others}.items():
+        hints = dict(mistakes or {})
+        if unit:
+            hints |= {_wanted(unit, one): right / size for one, size in OTHERS[unit].items()}
+        for clears_up, wrong in hints.items():
             if close(value, wrong, within):
                 raise WrongAnswerError(clears_up)
         require(not _is_rounded(value, right), "Nearly: give more digits.")
@@ -276,17 +278,11 @@ def _is_rounded(value: float, right: float) -> bool:
     return not value.is_integer() and value == float(f"{right:.{digits - 1}e}")
 
 
-def _in_other_units(right: float, unit: Unit) -> dict[str, float]:
-    return {_wanted(unit, other): right / size for other, size in OTHERS[unit].items()}
-
-
 def _wanted(unit: Unit, other: str) -> str:
-    match unit:
-        case "fraction":
-            return tr("Give a fraction, not per cent.")
-        case "bytes":
-            return tr("Give bytes, not {other}.", other=other)
-        case "bytes/s":
-            return tr("Give bytes per second, not {other}.", other=other)
-        case "s":
-            return tr("Give seconds, not {other}.", other=other)
+    hints: dict[Unit, str] = {
+        "fraction": tr("Give a fraction, not per cent."),
+        "bytes": tr("Give bytes, not {other}.", other=other),
+        "bytes/s": tr("Give bytes per second, not {other}.", other=other),
+        "s": tr("Give seconds, not {other}.", other=other),
+    }
+    return hints[unit]

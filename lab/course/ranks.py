@@ -169,7 +169,8 @@ def check_ranks(name: str, *, file: str | Path, world_size: int = 2) -> None:
     except _NotRunError as error:
         raise WrongAnswerError(tr("{name}: not yet. {hint}", name=name, hint=error)) from None
     except WrongAnswerError as error:
-        hint = f"{error} {tr(_hint(rung, _count(path, name)))}"
+        hints = [*rung.questions, rung.formula]
+        hint = f"{error} {tr(hints[min(_count(path, name), len(hints)) - 1])}"
         raise WrongAnswerError(tr("{name}: not yet. {hint}", name=name, hint=hint)) from None
     meaning = verdict.sentence
     if verdict.lab_step_s is not None:
@@ -378,12 +379,6 @@ def _require_carried(ended: Ended, rung: Rung, evidence: Evidence) -> None:
         said=said,
         sent=ended.sent,
     )
-
-
-def _hint(rung: Rung, tries: int) -> str:
-    if tries <= len(rung.questions):
-        return rung.questions[tries - 1]
-    return rung.formula
 
 
 def _count(path: Path, name: str) -> int:
