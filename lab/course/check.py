@@ -63,8 +63,8 @@ def exercise(name: str) -> Callable[[Judge], Judge]:
     """Register a judge under its exercise's name, as in `04.speedup`; its docstring is the hint."""
 
     def register(judge: Judge) -> Judge:
-        known = EXERCISES.get(name)
-        assert known is None or known.judge.__qualname__ == judge.__qualname__, f"{name} twice"
+        earlier = EXERCISES.get(name)
+        assert earlier is None or earlier.judge.__qualname__ == judge.__qualname__, f"{name} twice"
         EXERCISES[name] = Exercise(" ".join((judge.__doc__ or "").split()), judge)
         return judge
 
@@ -154,10 +154,10 @@ def _result_of(method: str, answer: Any) -> Any:
 def verdict(name: str, answer: object, **measured: Any) -> str:
     """The sentence that a right answer gets; raises as `check` does."""
     require_type(name, str, "name", "the name of an exercise, then its answer")
-    known = exercises()
-    if name not in known:
-        raise InputError.of("check", name, "no such exercise", nearest(name, known))
-    exercise = known[name]
+    registered = exercises()
+    if name not in registered:
+        raise InputError.of("check", name, "no such exercise", nearest(name, registered))
+    exercise = registered[name]
     try:
         inspect.signature(exercise.judge).bind(answer, **measured)
     except TypeError as error:
@@ -233,8 +233,8 @@ def number(answer: object) -> float:
 def numbers(answer: object, count: int, hint: str) -> list[float]:
     """An answer as `count` floats, given as a tuple, list or array; `hint` says what they are."""
     values = _result_of("tolist", answer)
-    given = isinstance(values, tuple | list) and len(values) == count
-    if not given or any(value is None for value in values):
+    complete = isinstance(values, tuple | list) and len(values) == count
+    if not complete or any(value is None for value in values):
         raise WrongAnswerError(hint)
     return list(map(number, values))
 

@@ -444,10 +444,10 @@ def timetable(
             while place[stage] < len(passes):
                 kind, which = passes[place[stage]]
                 giver = (stage - 1 if kind == 0 else stage + 1, kind, which)
-                given = 0 <= giver[0] < len(orders)
-                if (given and giver not in done) or (kind and (stage, 0, which) not in done):
+                needed = 0 <= giver[0] < len(orders)
+                if (needed and giver not in done) or (kind and (stage, 0, which) not in done):
                     break
-                begin = max(now[stage], done[giver] if given else 0)
+                begin = max(now[stage], done[giver] if needed else 0)
                 now[stage] = done[stage, kind, which] = begin + 1 + kind
                 place[stage] += 1
                 moved = True
