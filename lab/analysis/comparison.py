@@ -133,8 +133,8 @@ def compare(studies: Sequence[str | Path | Study], *, quick: bool = False) -> Co
     studies that have no configuration in common.
     """
     wanted = "a list of studies, their names or folders"
-    given = items(studies, Study | str | Path, "studies", wanted)
-    loaded = [Study.of(study, quick=quick) for study in given]
+    sources = items(studies, Study | str | Path, "studies", wanted)
+    loaded = [Study.of(study, quick=quick) for study in sources]
     records = [load_records(study) for study in loaded]
     hint = "run the study there, or copy its out/ from the machine it ran on"
     problems = [

@@ -295,9 +295,9 @@ def _loss_distances(
     distances: dict[Run, float] = {}
     for run in done:
         others = [done[base][0] for base in bases.get(_learned(run), ()) if base != run]
-        known = [base for base in others if _losses(base) and _losses(done[run][0])]
-        if known and not run.architecture.depends_on_split:
-            distances[run] = max(_distance(done[run][0], base) for base in known)
+        references = [base for base in others if _losses(base) and _losses(done[run][0])]
+        if references and not run.architecture.depends_on_split:
+            distances[run] = max(_distance(done[run][0], base) for base in references)
     if distances:
         farthest = max(distances, key=lambda run: distances[run])
         whose = labels[farthest] if " " in labels[farthest] else farthest.label
@@ -334,8 +334,8 @@ def _learned(run: Run) -> tuple[str, ...]:
 def _distance(record: Record, reference: Record) -> float:
     """The largest relative difference of their losses by step; 0 if none are known."""
     pairs = zip(_losses(record), _losses(reference), strict=False)
-    own, known = np.array([pair for pair in pairs if pair[1]], dtype=float).reshape(-1, 2).T
-    return float(np.abs(own / known - 1).max(initial=0.0))
+    own, other = np.array([pair for pair in pairs if pair[1]], dtype=float).reshape(-1, 2).T
+    return float(np.abs(own / other - 1).max(initial=0.0))
 
 
 def loader_sentences(runs: Sequence[Run], records: Sequence[Record]) -> list[str]:

@@ -183,9 +183,9 @@ def _slower(case: Case, law: LayoutLaw, measured: float) -> list[str]:
             return ["recomputing all activations would explain it"]
     for where, name in LINKS.items():
         if share := _share_of_link(name, case, law, measured):
-            given = getattr(case.machine, name).bytes_per_s / 1e9
-            rate = share * given
-            return [f"a link of {rate:.2g} GB/s {where}, not {given:.3g} GB/s, would explain it"]
+            nominal = getattr(case.machine, name).bytes_per_s / 1e9
+            rate = share * nominal
+            return [f"a link of {rate:.2g} GB/s {where}, not {nominal:.3g} GB/s, would explain it"]
     parts = law.parts(case)
     slow = max(parts, key=lambda name: parts[name])
     longer = 1 + (measured - sum(parts.values())) / parts[slow]

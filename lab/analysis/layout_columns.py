@@ -151,9 +151,9 @@ def turned(frame: pd.DataFrame) -> pd.DataFrame | None:
     names = frame.iloc[:, 0].map(_text).tolist()
     rows = frame.iloc[:, 1:].to_numpy().tolist()
     meant = [meaning(name, cells) for name, cells in zip(names, rows, strict=True)]
-    known = set(meant) - {None}
+    kinds = set(meant) - {None}
     ambiguous = len(set(names)) < len(names) or first in names
-    if ambiguous or len(known) < 2 or not known & MEASURED or 2 * meant.count(None) > len(meant):
+    if ambiguous or len(kinds) < 2 or not kinds & MEASURED or 2 * meant.count(None) > len(meant):
         return None
     if len(set(map(meaning, others))) > 1:
         return None  # they have meanings of their own

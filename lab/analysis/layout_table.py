@@ -199,9 +199,9 @@ def _values(
     assumptions += completed(every, columns)
     if rates := set(map(flop_rate, every)) - {None}:
         attention = "half of attention" if framework.halves_attention else "attention"
-        known = " and ".join(sorted({"MFU" if rate == "mfu" else "FLOP/s" for rate in rates}))
+        kinds = " and ".join(sorted({"MFU" if rate == "mfu" else "FLOP/s" for rate in rates}))
         assumptions.append(
-            f"step times follow from {known}: 6 FLOPs per token and parameter, plus {attention}"
+            f"step times follow from {kinds}: 6 FLOPs per token and parameter, plus {attention}"
         )
     return every, str(defaults.get("gpu")), assumptions
 
@@ -351,8 +351,8 @@ def _peak(gpu: str) -> float:
 
 def _unread(reason: str, frame: pd.DataFrame, columns: Mapping[str, str]) -> str:
     """The cell of a time or rate that is not one number, for a row that lacks both."""
-    known = {meant: columns[meant] for meant in ("time", *RATES) if meant in columns}
-    for meant, column in known.items() if UNTIMED in reason else ():
+    timed = {meant: columns[meant] for meant in ("time", *RATES) if meant in columns}
+    for meant, column in timed.items() if UNTIMED in reason else ():
         cells = frame[column].tolist()
         for cell, value in zip(cells, column_values(meant, column, cells), strict=True):
             if value is None and re.search(r"\d", str(cell)):

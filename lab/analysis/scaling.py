@@ -171,9 +171,9 @@ def _configurations(table: pd.DataFrame, identity: Sequence[str]) -> list[Repeat
     """The completed repeats by configuration, in the order of the table."""
     if table.empty:
         return []
-    known = table[["step_time", "samples_per_second"]].notna().any(axis=1)
+    timed = table[["step_time", "samples_per_second"]].notna().any(axis=1)
     # All at once: group by group and column by column, pandas would take most of a summary's time.
-    rows = rows_of(table[(table["status"] == "completed") & known])
+    rows = rows_of(table[(table["status"] == "completed") & timed])
     numbers = _numbers(rows)
     places: dict[tuple[Any, ...], list[int]] = {}
     for place, row in enumerate(rows):

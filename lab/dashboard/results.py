@@ -279,7 +279,7 @@ def since_the_last(entries: list[Entry], marked: Entry) -> str:
         for name, value in before.items()
         if value != after[name]
     ]
-    sentence = compared(ratio(record, last.record, known=_known(marked.cluster)))
+    sentence = compared(ratio(record, last.record, processes=_known(marked.cluster)))
     return f"Changed since the last run: {', '.join(changes) or 'nothing'}. {sentence}"
 
 
@@ -297,16 +297,16 @@ def _known(cluster: str) -> Deviation | None:
     return spread(calibration.processes) if calibration else None
 
 
-def ratio(record: Record, last: Record, *, known: Deviation | None) -> Interval | None:
+def ratio(record: Record, last: Record, *, processes: Deviation | None) -> Interval | None:
     """The ratio of the median steps of two runs; None if too few steps were timed.
 
     Its 95 % interval covers the spread of steps, foreign load, and how far processes that run the
-    same differ: `known`, or else what was once measured.
+    same differ: `processes`, or else what was once measured.
     """
     timings = [one.timing for one in (record, last) if one.timing and one.timing.step.interval]
     if len(timings) < 2:
         return None
-    deviations = [of_processes(known, basis=1, measured=1)]
+    deviations = [of_processes(processes, basis=1, measured=1)]
     deviations += [of_foreign_load(one.foreign_share or 0.0) for one in (record, last)]
     for timing in timings:
         low, high = timing.step.interval or (0.0, 0.0)

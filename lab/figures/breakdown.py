@@ -77,8 +77,8 @@ def _longest_parts(results: StudyResults) -> Iterator[str]:
         times = {name: time for name, time in _parts(row, SECONDS).items() if time > 0}
         longest = sorted(times, key=lambda name: (times[name], name), reverse=True)[:3]
         listed = ", ".join(f"{name} {format_seconds(times[name])}" for name in longest)
-        known = f" with {listed}" if listed else ""
-        yield f"{label} on {row.ranks}, {format_seconds(row['step_time'])}{known}"
+        parts = f" with {listed}" if listed else ""
+        yield f"{label} on {row.ranks}, {format_seconds(row['step_time'])}{parts}"
 
 
 @figure(
@@ -222,11 +222,11 @@ def _time(amount: Estimate, unit: Unit) -> str:
 
 def _said_of_falls(results: StudyResults) -> str:
     """The ranks that all share, how many are drawn, and the largest loss."""
-    drawn, known = _falls(results), _all_falls(results)
+    drawn, falls = _falls(results), _all_falls(results)
     shared = names_of(drawn)[1]
-    few = f"{len(drawn)} of {count(len(known), 'configuration')} are drawn"
+    few = f"{len(drawn)} of {count(len(falls), 'configuration')} are drawn"
     sentences = [
-        f"{few}, those that lose or gain most." if len(drawn) < len(known) else "",
+        f"{few}, those that lose or gain most." if len(drawn) < len(falls) else "",
         f"All are on {shared}." if shared else "",
         _largest(results),
     ]

@@ -88,7 +88,7 @@ def test_what_changed_is_a_sentence_with_the_ratio(shown: Dashboard) -> None:
 
 def test_ratio_covers_steps_processes_and_load() -> None:
     quick, slow = (factories.record(factories.run(), step_time=time) for time in (0.1, 0.2))
-    times = results.ratio(slow, quick, known=Deviation(0.01))
+    times = results.ratio(slow, quick, processes=Deviation(0.01))
     assert times is not None
     value, low, high = times
     # Both medians deviate by 0.01 / 1.96, and both processes by 0.01.
@@ -96,11 +96,11 @@ def test_ratio_covers_steps_processes_and_load() -> None:
     assert value == pytest.approx(2.0) and low * high == pytest.approx(4.0)
     assert math.log(high / value) == pytest.approx(expected, rel=1e-3)
     loaded = factories.record(factories.run(), step_time=0.2, foreign_cpu=0.1)
-    wider = results.ratio(loaded, quick, known=Deviation(0.01))
+    wider = results.ratio(loaded, quick, processes=Deviation(0.01))
     assert wider is not None and wider[2] > high
-    unknown = results.ratio(slow, quick, known=None)
+    unknown = results.ratio(slow, quick, processes=None)
     assert unknown is not None and unknown[2] > high
-    assert "too few steps" in results.compared(results.ratio(short(slow), quick, known=None))
+    assert "too few steps" in results.compared(results.ratio(short(slow), quick, processes=None))
 
 
 def short(record: Record) -> Record:
