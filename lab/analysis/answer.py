@@ -71,11 +71,7 @@ class Evidence(NamedTuple):
 
 
 def answer(
-    study: Study,
-    summary: pd.DataFrame,
-    records: Sequence[Record],
-    *,
-    scores: Sequence[Score] = (),
+    study: Study, summary: pd.DataFrame, records: Sequence[Record], *, scores: Sequence[Score] = ()
 ) -> str:
     """The answer in a few sentences, or what is missing to give one.
 

@@ -10,14 +10,7 @@ from typing import Any
 
 import pandas as pd
 
-from lab.analysis.scaling import (
-    Samples,
-    against_baseline,
-    farthest,
-    ratio,
-    shown,
-    summary,
-)
+from lab.analysis.scaling import Samples, against_baseline, farthest, ratio, shown, summary
 from lab.analysis.scaling_curves import Row, labelled_rows, over_repeats, rows_of
 from lab.config.study import Study
 from lab.errors import InputError, Problem, items

@@ -12,13 +12,7 @@ from lab.analysis.configurations import MOST_NAMES
 from lab.analysis.laws import CLOSE, fit_amdahl, karp_flatt
 from lab.analysis.noise import Noise
 from lab.analysis.placement import slow_ranks, steep_falls
-from lab.analysis.scaling import (
-    FEWEST_REPEATS,
-    best,
-    by_emulation,
-    farthest,
-    gains,
-)
+from lab.analysis.scaling import FEWEST_REPEATS, best, by_emulation, farthest, gains
 from lab.analysis.scaling_curves import Row, at, curves, labelled_rows, ranks
 from lab.analysis.waterfall import SHARE, Waterfall, on_most_ranks, waterfalls
 from lab.config.run import Run, conflicts, distinct_labels

@@ -8,14 +8,7 @@ from typing import Any
 
 from lab.analysis.layout_columns import ALL_GPUS, RATES
 from lab.analysis.layout_page import Page
-from lab.analysis.layout_words import (
-    ADAPTERS,
-    DENIED,
-    SHARED,
-    SIZED,
-    noted_model,
-    settings,
-)
+from lab.analysis.layout_words import ADAPTERS, DENIED, SHARED, SIZED, noted_model, settings
 from lab.formatting import model_size
 from lab.perfmodel import transformer
 from lab.perfmodel.frameworks import Framework

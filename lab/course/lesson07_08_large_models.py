@@ -87,9 +87,7 @@ def ranks(answer: object, *, parameters: float, bytes_per_rank: float) -> str:
 def activations(answer: object, *, tokens: int, width: int, layers: int) -> str:
     """34 bytes for each token and unit of width, in every layer."""
     right = float(ACTIVATION * tokens * width * layers)
-    mistakes = {
-        tr("Every layer keeps its own until its backward pass."): right / layers,
-    }
+    mistakes = {tr("Every layer keeps its own until its backward pass."): right / layers}
     judge(answer, right, mistakes=mistakes, unit="bytes", within=0.005)
     return tr(
         "{size:.1f} GB for a micro-batch of one sample; with two it is twice that.",

@@ -57,15 +57,7 @@ from lab.formatting import (
     value_of,
 )
 
-__all__ = [
-    "efficiency",
-    "mfu",
-    "overview",
-    "peak_memory",
-    "speedup",
-    "step_time",
-    "throughput",
-]
+__all__ = ["efficiency", "mfu", "overview", "peak_memory", "speedup", "step_time", "throughput"]
 
 NO_BASELINE = "no run of the baseline has completed yet"
 PREDICTED = "predicted beforehand"
@@ -116,10 +108,7 @@ def _memory(results: StudyResults) -> Quantity:
     """Memory, in one unit for all."""
     unit = bytes_unit(results.summary["peak_memory"])
     return Quantity(
-        "peak_memory",
-        memory_name,
-        lambda value, *_: format_bytes(value, unit=unit),
-        lambda _: unit,
+        "peak_memory", memory_name, lambda value, *_: format_bytes(value, unit=unit), lambda _: unit
     )
 
 
