@@ -5,7 +5,9 @@ from __future__ import annotations
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, Literal
+from typing import Any, Literal
+
+import pandas as pd
 
 from lab.analysis.layout_row import LayoutRow
 from lab.analysis.layout_table import read_layouts
@@ -14,9 +16,6 @@ from lab.formatting import count, format_seconds, model_size
 from lab.perfmodel import layout_law
 from lab.perfmodel.layout_law import LayoutLaw
 from lab.perfmodel.layout_terms import Case
-
-if TYPE_CHECKING:
-    import pandas as pd
 
 SIZE_OFF = 1.5  # ratio of the name's parameters to those of the sizes, either way
 MFU_OFF = 0.05  # relative

@@ -5,7 +5,9 @@ from __future__ import annotations
 import math
 import re
 from collections.abc import Sequence
-from typing import TYPE_CHECKING, Any
+from typing import Any
+
+import pandas as pd
 
 from lab.analysis.audit.columns import BATCH, FSDP, IDEAL, SPEED, ZERO, counted, guess, normal
 from lab.analysis.audit.values import (
@@ -19,9 +21,6 @@ from lab.analysis.audit.values import (
     number,
     ranks_of,
 )
-
-if TYPE_CHECKING:
-    import pandas as pd
 
 # Columns only layout tables have, or which mean something else in others, by whole normalized name.
 _NUMBER_OF = "((n|num|number_of)_?)?"

@@ -11,9 +11,10 @@ from collections import Counter
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import numpy as np
+import pandas as pd
 
 from lab.analysis.audit.columns import named_precision
 from lab.analysis.audit.values import COUNT_UNITS, number, ranks_of
@@ -54,9 +55,6 @@ from lab.perfmodel.frameworks import ANY, OF_MEGATRON_CORE, Framework, named_fra
 from lab.perfmodel.hardware import GPUS, named_gpu
 from lab.perfmodel.layout_law import LayoutLaw
 from lab.perfmodel.layout_terms import Case
-
-if TYPE_CHECKING:
-    import pandas as pd
 
 MOST_NAMES = 8
 MOST_CELLS = 50  # of a column that are looked at
@@ -120,8 +118,6 @@ def read_layouts(
     Rows without a time or rate are left out, unless `timed` is false. Raises InputError, with what
     is missing, if no row can be predicted, and for unknown names in `assume`.
     """
-    import pandas as pd
-
     require_type(source, pd.DataFrame | str | Path, "table", "a DataFrame or a file")
     page = page_of(source, number)
     name = page.name if isinstance(source, pd.DataFrame) else str(source)
@@ -436,8 +432,6 @@ class FittedLayouts:
         The index is the row's position. Columns: `step_s`, `low_s`, `high_s`, and the parts in s.
         Measured times of these rows are not used. Raises InputError.
         """
-        import pandas as pd
-
         table = read_layouts(rows, assume=self.assume, timed=False)
         cases = [row.case for row in table.rows]
         low, high = self.law.intervals(cases)

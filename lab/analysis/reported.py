@@ -14,6 +14,8 @@ from itertools import zip_longest
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Literal, Self
 
+import pandas as pd
+
 from lab.analysis.audit import Audit, apply_rules
 from lab.analysis.audit.columns import NO_VARIANT, PHASES, TOKEN, counted, normal
 from lab.analysis.audit.observations import NUMBERS, Observations
@@ -26,9 +28,6 @@ from lab.errors import InputError, Problem, require_type
 from lab.formatting import count
 from lab.records.schema import Reported
 from lab.records.store import Record
-
-if TYPE_CHECKING:
-    import pandas as pd
 
 # Fields that any run may leave open as None; for a table all other unknown fields are removed.
 OPEN = Stated._fields
@@ -115,8 +114,6 @@ class ReportedTable:
         unreadable input, and for a table without ranks, without times and rates, with a single
         number of ranks, or without the baseline.
         """
-        import pandas as pd
-
         require_type(table, pd.DataFrame | str | Path, "table", "a DataFrame or a file")
         if isinstance(table, pd.DataFrame):
             frame = table

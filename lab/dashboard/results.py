@@ -9,12 +9,13 @@ import dataclasses
 from collections.abc import Mapping
 from functools import partial
 from math import exp
-from typing import TYPE_CHECKING, Any, NamedTuple
+from typing import Any, NamedTuple
 
 import pandas as pd
+from matplotlib.axes import Axes
 
 from lab.analysis.results import StudyResults
-from lab.analysis.scaling_curves import rows_of
+from lab.analysis.scaling_curves import Curve, rows_of
 from lab.config.study import Study
 from lab.dashboard.form import NAMES, OF_RUN
 from lab.dashboard.panels import CANNOT_TELL, expected_step, is_unsure
@@ -36,11 +37,6 @@ from lab.perfmodel.simulate import (
 from lab.records.store import Record
 from lab.records.table import table
 from lab.report import blocks, sections
-
-if TYPE_CHECKING:
-    from matplotlib.axes import Axes
-
-    from lab.analysis.scaling_curves import Curve
 
 INK = "black"
 Key = tuple[str, str]  # of a result: the name of its cluster, and the run's id

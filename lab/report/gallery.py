@@ -27,6 +27,7 @@ from lab.report.artifacts import github_page, light
 from lab.report.blocks import escaped
 from lab.report.build import Report, profiles_and_calibrations, report
 from lab.report.execute import shared_kernels
+from lab.report.html import LabHTMLExporter
 
 T = TypeVar("T")
 PAGE, ENTRY = "report.md", "entry.json"
@@ -274,8 +275,6 @@ def _state(study: Study, out: Path) -> str:
 
 
 def _page(entries: list[Entry], folder: Path) -> str:
-    from lab.report.html import LabHTMLExporter
-
     cells = [new_markdown_cell(f"# {TITLE}")]
     for entry in entries:
         title = escaped(entry.study.title)
