@@ -228,18 +228,16 @@ def _said_of_falls(results: StudyResults) -> str:
     sentences = [
         f"{few}, those that lose or gain most." if len(drawn) < len(falls) else "",
         f"All are on {shared}." if shared else "",
-        _largest(results),
+        _largest(drawn),
     ]
     return " ".join(filter(None, sentences))
 
 
-def _largest(results: StudyResults) -> str:
+def _largest(drawn: Sequence[Waterfall]) -> str:
     """The largest loss of all that are drawn, if the repeats show that it is the largest."""
-    falls = [fall for fall in _falls(results) if fall.supported]
+    falls = [fall for fall in drawn if fall.supported]
     if not falls:
-        several = any(
-            sum(loss.value > 0 for loss in fall.shown().values()) > 1 for fall in _falls(results)
-        )
+        several = any(sum(loss.value > 0 for loss in fall.shown().values()) > 1 for fall in drawn)
         return "The repeats do not show which loss is the largest." if several else ""
     fall = max(falls, key=lambda one: one.losses[one.largest].value / one.step.value)
     name = fall.name(fall.largest)
