@@ -123,9 +123,8 @@ def read_layouts(
     name = page.name if isinstance(source, pd.DataFrame) else str(source)
     frame, assumed = page.frame, _assumed(assume or {})
     columns = meanings(frame)
-    if "gpu" not in {*columns, *assumed} and (
-        chip := _other_chip(f"{page.notes}; {_words(frame)}")
-    ):
+    no_gpu = "gpu" not in {*columns, *assumed}
+    if no_gpu and (chip := _other_chip(f"{page.notes}; {_words(frame)}")):
         what = f"the table is of {chip!r}, whose speed is unknown"
         advice = "predict a GPU's times with --assume gpu=h100"
         raise InputError.of(name, "gpu", what, advice)

@@ -279,9 +279,8 @@ def _name(frame: pd.DataFrame) -> str:
 def _unit(observations: Observations, frame: pd.DataFrame) -> Unit:
     columns = observations.given
     column = normal(columns.get("world_size", columns.get("per_node", "")))
-    if (
-        "world_size" in columns and columns["world_size"] not in frame
-    ):  # it was read from the names of columns
+    if "world_size" in columns and columns["world_size"] not in frame:
+        # It was read from the names of columns.
         column = " ".join(map(normal, frame.columns))
     if re.search(r"gpu|cuda|accelerator", column):
         return "GPU"
