@@ -226,8 +226,11 @@ def _rung(name: str, world_size: int) -> Rung:
         raise InputError.of("check_ranks", name, "no such rung", nearest(name, RUNGS))
     require_type(world_size, int, "world_size", f"a number from 2 to {LARGEST_WORLD}")
     if not 2 <= world_size <= LARGEST_WORLD:
-        what = f"{world_size}; a rung is tried on 2 to {LARGEST_WORLD} ranks"
-        raise InputError.of("check_ranks", "world_size", what)
+        raise InputError.of(
+            "check_ranks",
+            "world_size",
+            f"{world_size}; a rung is tried on 2 to {LARGEST_WORLD} ranks",
+        )
     return RUNGS[name]
 
 
