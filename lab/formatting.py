@@ -37,11 +37,7 @@ UNITS = (Unit("h", 1 / 3600), Unit("s", 1.0), Unit("ms", 1e3), Unit("µs", 1e6),
 
 
 def rounded(
-    value: float | None,
-    low: float | None = None,
-    high: float | None = None,
-    *,
-    given: bool = False,
+    value: float | None, low: float | None = None, high: float | None = None, *, given: bool = False
 ) -> str:
     """A value and its interval, such as `87 [71, 93]`; `not measured` for None and NaN.
 
@@ -163,34 +159,21 @@ def in_words(value: float, low: float = math.nan, high: float = math.nan) -> str
     return f"{whole // place * place:,}"
 
 
-def percent(
-    value: float | None,
-    low: float | None = None,
-    high: float | None = None,
-    *,
-    given: bool = False,
-) -> str:
-    """A ratio and its interval in per cent, such as `46.0 [45.0, 48.0] %`."""
-    return _scaled(value, low, high, Unit("%", 100.0), given=given)
+def percent(*value: float | None, given: bool = False) -> str:
+    """A ratio in per cent, perhaps with the ends of its interval: `46.0 [45.0, 48.0] %`."""
+    return _scaled(Unit("%", 100.0), value, given=given)
 
 
-def format_seconds(
-    value: float | None,
-    low: float | None = None,
-    high: float | None = None,
-    *,
-    unit: Unit | None = None,
-    given: bool = False,
-) -> str:
-    """A duration in s and its interval in a suitable unit, such as `153.2 [150.0, 157.0] ms`.
+def format_seconds(*value: float | None, unit: Unit | None = None, given: bool = False) -> str:
+    """A duration in s, perhaps with the ends of its interval: `153.2 [150.0, 157.0] ms`.
 
     A `unit` that it shares with others is not used if it is below LEAST_OF_UNIT there.
     """
     if unit is not None:
-        largest = max((abs(end) for end in (value, low, high) if _known(end)), default=0.0)
+        largest = max((abs(end) for end in value if _known(end)), default=0.0)
         if 0 < largest * unit.factor < LEAST_OF_UNIT:
             unit = None
-    return _scaled(value, low, high, unit or unit_for([value]), given=given)
+    return _scaled(unit or unit_for(value[:1]), value, given=given)
 
 
 def unit_for(values: Iterable[float | None]) -> Unit:
@@ -203,7 +186,7 @@ def unit_for(values: Iterable[float | None]) -> Unit:
 
 def format_bytes(value: float | None, *, unit: Unit) -> str:
     """A number of bytes in a unit of `bytes_unit`, such as `512 MB`."""
-    return _scaled(value, None, None, unit)
+    return _scaled(unit, [value])
 
 
 def bytes_unit(values: Iterable[float | None]) -> Unit:
@@ -227,11 +210,10 @@ def model_size(parameters: float) -> str:
     return f"{plain(parameters / scale)}{unit}"
 
 
-def _scaled(
-    value: float | None, low: float | None, high: float | None, unit: Unit, *, given: bool = False
-) -> str:
-    scaled = [number * unit.factor if number is not None else None for number in (value, low, high)]
-    return f"{rounded(*scaled, given=given)} {unit.name}" if _known(value) else NOT_MEASURED
+def _scaled(unit: Unit, value: Sequence[float | None], *, given: bool = False) -> str:
+    """A value and perhaps its interval in a unit."""
+    scaled = [number * unit.factor if number is not None else None for number in value]
+    return f"{rounded(*scaled, given=given)} {unit.name}" if _known(value[0]) else NOT_MEASURED
 
 
 def _known(value: float | None) -> TypeGuard[float]:

@@ -71,11 +71,7 @@ class Evidence(NamedTuple):
 
 
 def answer(
-    study: Study,
-    summary: pd.DataFrame,
-    records: Sequence[Record],
-    *,
-    scores: Sequence[Score] = (),
+    study: Study, summary: pd.DataFrame, records: Sequence[Record], *, scores: Sequence[Score] = ()
 ) -> str:
     """The answer in a few sentences, or what is missing to give one.
 
@@ -421,10 +417,9 @@ def _step(evidence: Evidence) -> Iterator[str]:
 
 def _utilization(evidence: Evidence) -> Iterator[str]:
     """The largest share of a known peak."""
-    rows = labelled_rows(evidence.summary)
-    known = [row for row in rows if pd.notna(row["mfu"])]
-    if known:
-        most = max(known, key=lambda row: row["mfu"])
+    rows = [row for row in labelled_rows(evidence.summary) if pd.notna(row["mfu"])]
+    if rows:
+        most = max(rows, key=lambda row: row["mfu"])
         yield (
             f"The largest share of the peak, an MFU of {most.text('mfu')}, is reached on "
             f"{most.place}."

@@ -10,14 +10,7 @@ from typing import Any
 
 import pandas as pd
 
-from lab.analysis.scaling import (
-    Samples,
-    against_baseline,
-    farthest,
-    ratio,
-    shown,
-    summary,
-)
+from lab.analysis.scaling import Samples, against_baseline, farthest, ratio, shown, summary
 from lab.analysis.scaling_curves import Row, labelled_rows, over_repeats, rows_of
 from lab.config.study import Study
 from lab.errors import InputError, Problem, items
@@ -133,8 +126,8 @@ def compare(studies: Sequence[str | Path | Study], *, quick: bool = False) -> Co
     studies that have no configuration in common.
     """
     wanted = "a list of studies, their names or folders"
-    given = items(studies, Study | str | Path, "studies", wanted)
-    loaded = [Study.of(study, quick=quick) for study in given]
+    sources = items(studies, Study | str | Path, "studies", wanted)
+    loaded = [Study.of(study, quick=quick) for study in sources]
     records = [load_records(study) for study in loaded]
     hint = "run the study there, or copy its out/ from the machine it ran on"
     problems = [

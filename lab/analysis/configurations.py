@@ -141,7 +141,7 @@ def strategy_sentences(
     baseline: Mapping[str, Any],
 ) -> list[str]:
     """The fastest and the smallest strategy of each model, and how much their losses differ."""
-    done, labels = _completed(runs, records)
+    done, labels = trained(runs, records), _labels(runs)
     sentences: list[str] = []
     for own in _by_model(done):
         names = {run.id: labels[run] for run in own}
@@ -155,17 +155,14 @@ def untimed_sentences(
     runs: Sequence[Run], records: Sequence[Record], *, baseline: Mapping[str, Any]
 ) -> list[str]:
     """Results independent of the machine's load: state and bytes per strategy, and losses."""
-    done, labels = _completed(runs, records)
+    done, labels = trained(runs, records), _labels(runs)
     sizes = [text for own in _by_model(done) for text in _extremes(own, labels)]
     return [*sizes, *_loss_distances(done, baseline, labels)]
 
 
-def _completed(
-    runs: Sequence[Run], records: Sequence[Record]
-) -> tuple[dict[Run, list[Record]], dict[Run, str]]:
-    """Runs with completed repeats, and labels that distinguish all training runs."""
-    labels, _ = distinct_labels([run for run in runs if run.task == "train"])
-    return trained(runs, records), labels
+def _labels(runs: Sequence[Run]) -> dict[Run, str]:
+    """Labels that distinguish all training runs."""
+    return distinct_labels([run for run in runs if run.task == "train"])[0]
 
 
 def _by_model(done: Mapping[Run, list[Record]]) -> Iterator[dict[Run, list[Record]]]:
@@ -260,7 +257,7 @@ def _state(record: Record) -> float | None:
 
 def learning_sentences(study: Study, records: Sequence[Record]) -> list[str]:
     """How much losses at equal batches differ, and which world sizes have no batch in common."""
-    done, labels = _completed(study.runs, records)
+    done, labels = trained(study.runs, records), _labels(study.runs)
     batches: dict[int, set[int]] = {}
     for run, repeats in done.items():
         if run.global_batch_size is not None and any(map(_losses, repeats)):
@@ -295,9 +292,9 @@ def _loss_distances(
     distances: dict[Run, float] = {}
     for run in done:
         others = [done[base][0] for base in bases.get(_learned(run), ()) if base != run]
-        known = [base for base in others if _losses(base) and _losses(done[run][0])]
-        if known and not run.architecture.depends_on_split:
-            distances[run] = max(_distance(done[run][0], base) for base in known)
+        references = [base for base in others if _losses(base) and _losses(done[run][0])]
+        if references and not run.architecture.depends_on_split:
+            distances[run] = max(_distance(done[run][0], base) for base in references)
     if distances:
         farthest = max(distances, key=lambda run: distances[run])
         whose = labels[farthest] if " " in labels[farthest] else farthest.label
@@ -334,8 +331,8 @@ def _learned(run: Run) -> tuple[str, ...]:
 def _distance(record: Record, reference: Record) -> float:
     """The largest relative difference of their losses by step; 0 if none are known."""
     pairs = zip(_losses(record), _losses(reference), strict=False)
-    own, known = np.array([pair for pair in pairs if pair[1]], dtype=float).reshape(-1, 2).T
-    return float(np.abs(own / known - 1).max(initial=0.0))
+    own, other = np.array([pair for pair in pairs if pair[1]], dtype=float).reshape(-1, 2).T
+    return float(np.abs(own / other - 1).max(initial=0.0))
 
 
 def loader_sentences(runs: Sequence[Run], records: Sequence[Record]) -> list[str]:

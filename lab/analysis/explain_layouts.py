@@ -5,7 +5,9 @@ from __future__ import annotations
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, Literal
+from typing import Any, Literal
+
+import pandas as pd
 
 from lab.analysis.layout_row import LayoutRow
 from lab.analysis.layout_table import read_layouts
@@ -14,9 +16,6 @@ from lab.formatting import count, format_seconds, model_size
 from lab.perfmodel import layout_law
 from lab.perfmodel.layout_law import LayoutLaw
 from lab.perfmodel.layout_terms import Case
-
-if TYPE_CHECKING:
-    import pandas as pd
 
 SIZE_OFF = 1.5  # ratio of the name's parameters to those of the sizes, either way
 MFU_OFF = 0.05  # relative
@@ -183,9 +182,9 @@ def _slower(case: Case, law: LayoutLaw, measured: float) -> list[str]:
             return ["recomputing all activations would explain it"]
     for where, name in LINKS.items():
         if share := _share_of_link(name, case, law, measured):
-            given = getattr(case.machine, name).bytes_per_s / 1e9
-            rate = share * given
-            return [f"a link of {rate:.2g} GB/s {where}, not {given:.3g} GB/s, would explain it"]
+            nominal = getattr(case.machine, name).bytes_per_s / 1e9
+            rate = share * nominal
+            return [f"a link of {rate:.2g} GB/s {where}, not {nominal:.3g} GB/s, would explain it"]
     parts = law.parts(case)
     slow = max(parts, key=lambda name: parts[name])
     longer = 1 + (measured - sum(parts.values())) / parts[slow]

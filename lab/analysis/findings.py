@@ -12,13 +12,7 @@ from lab.analysis.configurations import MOST_NAMES
 from lab.analysis.laws import CLOSE, fit_amdahl, karp_flatt
 from lab.analysis.noise import Noise
 from lab.analysis.placement import slow_ranks, steep_falls
-from lab.analysis.scaling import (
-    FEWEST_REPEATS,
-    best,
-    by_emulation,
-    farthest,
-    gains,
-)
+from lab.analysis.scaling import FEWEST_REPEATS, best, by_emulation, farthest, gains
 from lab.analysis.scaling_curves import Row, at, curves, labelled_rows, ranks
 from lab.analysis.waterfall import SHARE, Waterfall, on_most_ranks, waterfalls
 from lab.config.run import Run, conflicts, distinct_labels
@@ -244,11 +238,11 @@ def _speedups(summary: pd.DataFrame) -> Iterator[str]:
 def _serial_fractions(summary: pd.DataFrame) -> Iterator[str]:
     for label, points in curves(summary):
         base = points[points["run_id"] == points["baseline_run_id"]]
-        known = points[points["speedup"].notna()]
-        if len(base) != 1 or set(known["baseline_run_id"]) != set(base["run_id"]):
+        compared = points[points["speedup"].notna()]
+        if len(base) != 1 or set(compared["baseline_run_id"]) != set(base["run_id"]):
             continue
-        sizes = known["world_size"] / base["world_size"].iloc[0]
-        fit = fit_amdahl(list(sizes), list(known["speedup"])) if sizes.min() >= 1 else None
+        sizes = compared["world_size"] / base["world_size"].iloc[0]
+        fit = fit_amdahl(list(sizes), list(compared["speedup"])) if sizes.min() >= 1 else None
         if fit is None or not fit.low or fit.high is None or fit.largest_error > CLOSE:
             continue
         bound = rounded(1 / fit.serial_fraction, 1 / fit.high, 1 / fit.low)
@@ -265,8 +259,8 @@ def _best_batch(summary: pd.DataFrame) -> Iterator[str]:
     rows = labelled_rows(summary)
     most = max(row["world_size"] for row in rows)
     rows = [row for row in rows if row["world_size"] == most]
-    known = (row["repeats"] >= FEWEST_REPEATS and row["samples_per_second"] > 0 for row in rows)
-    if len(rows) < 2 or not all(known):
+    enough = (row["repeats"] >= FEWEST_REPEATS and row["samples_per_second"] > 0 for row in rows)
+    if len(rows) < 2 or not all(enough):
         return
     first, level = best(rows, "samples_per_second")
     last = min(rows, key=lambda row: row["samples_per_second"])
@@ -287,7 +281,7 @@ def holes(
     `obstacles` maps run ids to why the cluster cannot run them. They are those of another machine,
     and say nothing, if they stand in the way of a run that has completed.
     """
-    known = {(record.run_id, record.repeat): record for record in records}
+    by_task = {(record.run_id, record.repeat): record for record in records}
     completed = [record for record in records if record.completed]
     if any((obstacles or {}).get(record.run_id) for record in completed):
         obstacles = {}
@@ -295,7 +289,7 @@ def holes(
     store = Store(study.out)
     missing: dict[tuple[Run, str], list[str]] = {}
     for task in study.tasks:
-        record = known.get((task.run.id, task.repeat))
+        record = by_task.get((task.run.id, task.repeat))
         if record is None or not record.completed:
             obstacle = (obstacles or {}).get(task.run.id, "").removeprefix("left out: ")
             if task.run.device_needed not in {"any", *devices}:

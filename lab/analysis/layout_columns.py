@@ -5,7 +5,9 @@ from __future__ import annotations
 import math
 import re
 from collections.abc import Sequence
-from typing import TYPE_CHECKING, Any
+from typing import Any
+
+import pandas as pd
 
 from lab.analysis.audit.columns import BATCH, FSDP, IDEAL, SPEED, ZERO, counted, guess, normal
 from lab.analysis.audit.values import (
@@ -19,9 +21,6 @@ from lab.analysis.audit.values import (
     number,
     ranks_of,
 )
-
-if TYPE_CHECKING:
-    import pandas as pd
 
 # Columns only layout tables have, or which mean something else in others, by whole normalized name.
 _NUMBER_OF = "((n|num|number_of)_?)?"
@@ -151,9 +150,9 @@ def turned(frame: pd.DataFrame) -> pd.DataFrame | None:
     names = frame.iloc[:, 0].map(_text).tolist()
     rows = frame.iloc[:, 1:].to_numpy().tolist()
     meant = [meaning(name, cells) for name, cells in zip(names, rows, strict=True)]
-    known = set(meant) - {None}
+    kinds = set(meant) - {None}
     ambiguous = len(set(names)) < len(names) or first in names
-    if ambiguous or len(known) < 2 or not known & MEASURED or 2 * meant.count(None) > len(meant):
+    if ambiguous or len(kinds) < 2 or not kinds & MEASURED or 2 * meant.count(None) > len(meant):
         return None
     if len(set(map(meaning, others))) > 1:
         return None  # they have meanings of their own

@@ -8,14 +8,7 @@ from typing import Any
 
 from lab.analysis.layout_columns import ALL_GPUS, RATES
 from lab.analysis.layout_page import Page
-from lab.analysis.layout_words import (
-    ADAPTERS,
-    DENIED,
-    SHARED,
-    SIZED,
-    noted_model,
-    settings,
-)
+from lab.analysis.layout_words import ADAPTERS, DENIED, SHARED, SIZED, noted_model, settings
 from lab.formatting import model_size
 from lab.perfmodel import transformer
 from lab.perfmodel.frameworks import Framework
@@ -47,14 +40,14 @@ NOTED_SEQUENCE_PARALLEL = re.compile(
 
 
 def table_defaults(
-    page: Page, known: Collection[str], precisions: Collection[str], framework: Framework
+    page: Page, meanings: Collection[str], precisions: Collection[str], framework: Framework
 ) -> tuple[dict[str, Any], list[str]]:
     """Values for all rows, from the notes or else as usual, with sentences on what was assumed.
 
-    `known` are the meanings of columns and assumptions, `precisions` those of the rows. Notes that
+    `meanings` are those of columns and assumptions, `precisions` those of the rows. Notes that
     give several values of something say nothing of it.
     """
-    columns = set(known)
+    columns = set(meanings)
     values = _settings(page, columns)
     counts = {name: value for name, value in values.items() if isinstance(value, float)}
     sentences = [f"{name.replace('_', ' ')} {n:g}, from the notes" for name, n in counts.items()]
@@ -77,13 +70,13 @@ def table_defaults(
 def _settings(page: Page, columns: set[str]) -> dict[str, Any]:
     """What the notes say that no column does, then what sections around them leave no doubt of."""
     notes = page.notes
-    given = _with_relatives(columns)
+    stated = _with_relatives(columns)
     if SHARED & columns or re.search(r"\bddp\b", notes, re.IGNORECASE):
-        given.add("sharding")
-    values = {name: value for name, value in settings(notes).items() if name not in given}
+        stated.add("sharding")
+    values = {name: value for name, value in settings(notes).items() if name not in stated}
     if values.get("sharding") == "hsdp" and re.search(r"\bfsdp|full_?shard", notes, re.IGNORECASE):
         values["sharding"] = "fsdp"  # it is not said which rows are hybrid
-    left = OF_SECTIONS - given - _with_relatives(set(values))
+    left = OF_SECTIONS - stated - _with_relatives(set(values))
     return values | {name: one for name, one in settings(page.outer).items() if name in left}
 
 

@@ -6,15 +6,13 @@ import re
 from collections.abc import Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import TYPE_CHECKING
+
+import pandas as pd
 
 from lab.analysis.audit.formats.markdown import DASHES
 from lab.analysis.audit.text_table import read_table
 from lab.analysis.layout_columns import split_lists, turned
 from lab.perfmodel.hardware import named_gpu
-
-if TYPE_CHECKING:
-    import pandas as pd
 
 PAGES = {".md", ".mdx", ".rst"}  # files with text around their tables
 SECTION = re.compile(r"(#{2,6})\s")

@@ -209,7 +209,7 @@ def _lacks(values: Mapping[str, Any], *, timed: bool) -> list[str]:
     """What a row does not say, as in LACKING."""
     nodes = "no GPUs per node" if values.get("nodes") else "no number of GPUs"
     measured = (*map(values.get, ("time", *RATES)), flop_rate(values))
-    given = {
+    needed = {
         nodes: gpus_of(values) or values.get("data"),
         UNSIZED: {*SIZED, "noted_model"} & values.keys(),
         "no GPU": values.get("gpu"),
@@ -217,7 +217,7 @@ def _lacks(values: Mapping[str, Any], *, timed: bool) -> list[str]:
         "no batch size": any(map(values.get, BATCHES)),
         UNTIMED: not timed or any(measured),
     }
-    return [what for what, value in given.items() if not value]
+    return [what for what, value in needed.items() if not value]
 
 
 def _fitting(case: Case) -> Case:

@@ -11,9 +11,10 @@ from collections import Counter
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import numpy as np
+import pandas as pd
 
 from lab.analysis.audit.columns import named_precision
 from lab.analysis.audit.values import COUNT_UNITS, number, ranks_of
@@ -54,9 +55,6 @@ from lab.perfmodel.frameworks import ANY, OF_MEGATRON_CORE, Framework, named_fra
 from lab.perfmodel.hardware import GPUS, named_gpu
 from lab.perfmodel.layout_law import LayoutLaw
 from lab.perfmodel.layout_terms import Case
-
-if TYPE_CHECKING:
-    import pandas as pd
 
 MOST_NAMES = 8
 MOST_CELLS = 50  # of a column that are looked at
@@ -120,16 +118,13 @@ def read_layouts(
     Rows without a time or rate are left out, unless `timed` is false. Raises InputError, with what
     is missing, if no row can be predicted, and for unknown names in `assume`.
     """
-    import pandas as pd
-
     require_type(source, pd.DataFrame | str | Path, "table", "a DataFrame or a file")
     page = page_of(source, number)
     name = page.name if isinstance(source, pd.DataFrame) else str(source)
     frame, assumed = page.frame, _assumed(assume or {})
     columns = meanings(frame)
-    if "gpu" not in {*columns, *assumed} and (
-        chip := _other_chip(f"{page.notes}; {_words(frame)}")
-    ):
+    no_gpu = "gpu" not in {*columns, *assumed}
+    if no_gpu and (chip := _other_chip(f"{page.notes}; {_words(frame)}")):
         what = f"the table is of {chip!r}, whose speed is unknown"
         advice = "predict a GPU's times with --assume gpu=h100"
         raise InputError.of(name, "gpu", what, advice)
@@ -199,9 +194,9 @@ def _values(
     assumptions += completed(every, columns)
     if rates := set(map(flop_rate, every)) - {None}:
         attention = "half of attention" if framework.halves_attention else "attention"
-        known = " and ".join(sorted({"MFU" if rate == "mfu" else "FLOP/s" for rate in rates}))
+        kinds = " and ".join(sorted({"MFU" if rate == "mfu" else "FLOP/s" for rate in rates}))
         assumptions.append(
-            f"step times follow from {known}: 6 FLOPs per token and parameter, plus {attention}"
+            f"step times follow from {kinds}: 6 FLOPs per token and parameter, plus {attention}"
         )
     return every, str(defaults.get("gpu")), assumptions
 
@@ -351,8 +346,8 @@ def _peak(gpu: str) -> float:
 
 def _unread(reason: str, frame: pd.DataFrame, columns: Mapping[str, str]) -> str:
     """The cell of a time or rate that is not one number, for a row that lacks both."""
-    known = {meant: columns[meant] for meant in ("time", *RATES) if meant in columns}
-    for meant, column in known.items() if UNTIMED in reason else ():
+    timed = {meant: columns[meant] for meant in ("time", *RATES) if meant in columns}
+    for meant, column in timed.items() if UNTIMED in reason else ():
         cells = frame[column].tolist()
         for cell, value in zip(cells, column_values(meant, column, cells), strict=True):
             if value is None and re.search(r"\d", str(cell)):
@@ -436,8 +431,6 @@ class FittedLayouts:
         The index is the row's position. Columns: `step_s`, `low_s`, `high_s`, and the parts in s.
         Measured times of these rows are not used. Raises InputError.
         """
-        import pandas as pd
-
         table = read_layouts(rows, assume=self.assume, timed=False)
         cases = [row.case for row in table.rows]
         low, high = self.law.intervals(cases)

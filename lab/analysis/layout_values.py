@@ -50,10 +50,10 @@ def gpus_of(values: Mapping[str, Any]) -> float:
 def degrees_of(values: Mapping[str, Any]) -> tuple[int, int, int]:
     """Tensor, pipeline and context parallelism; ValueError if one is unknown."""
     names = ("tensor", "pipeline", "context")
-    known = math.prod(whole(values, name) for name in (*names, "data"))
+    product = math.prod(whole(values, name) for name in (*names, "data"))
     for name in names:
         # No GPUs may be left for it.
-        if unknown(values, name) and gpus_of(values) != known:
+        if unknown(values, name) and gpus_of(values) != product:
             raise ValueError(
                 f"no {name} parallelism, which other rows give: write 1 where it is not used"
             )

@@ -91,13 +91,13 @@ def steep_falls(summary: pd.DataFrame, records: Sequence[Record]) -> Iterator[st
 
 
 def _steep_fall(rows: Sequence[Row], hosts: Mapping[str, int]) -> str:
-    known = [row for row in rows if row["efficiency"] > 0]
-    if len(known) < FEWEST_SIZES or min(row["repeats"] for row in known) < FEWEST_REPEATS:
+    points = [row for row in rows if row["efficiency"] > 0]
+    if len(points) < FEWEST_SIZES or min(row["repeats"] for row in points) < FEWEST_REPEATS:
         return ""
-    falls = -np.diff(np.log([row["efficiency"] for row in known]))
-    growth = np.diff(np.log([row["world_size"] for row in known]))
+    falls = -np.diff(np.log([row["efficiency"] for row in points]))
+    growth = np.diff(np.log([row["world_size"] for row in points]))
     most = int(np.argmax(falls))
-    before, after = known[most : most + 2]
+    before, after = points[most : most + 2]
     steep = falls[most] > falls.clip(0).sum() / 2 and growth[most] <= growth.sum() / 2
     # The baseline has no interval.
     low = np.nan_to_num(before["efficiency_low"], nan=before["efficiency"])
@@ -120,5 +120,5 @@ def _steep_fall(rows: Sequence[Row], hosts: Mapping[str, int]) -> str:
 def _hosts(records: Sequence[Record]) -> int:
     """The number of hosts of a configuration; 0 if it is unknown or differs between repeats."""
     done = (record.environment for record in records if record.completed)
-    known = {len(set(place.hosts)) if place else 0 for place in done}
-    return known.pop() if len(known) == 1 else 0
+    counts = {len(set(place.hosts)) if place else 0 for place in done}
+    return counts.pop() if len(counts) == 1 else 0

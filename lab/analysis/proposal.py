@@ -75,22 +75,22 @@ def _named(names: Sequence[str], of: int) -> str:
 
 
 def _stop(rows: Sequence[Row]) -> str:
-    known = [row for row in rows if pd.notna(row["efficiency"])]
-    if not any(row.is_compared for row in known):
+    points = [row for row in rows if pd.notna(row["efficiency"])]
+    if not any(row.is_compared for row in points):
         return ""
 
     def size(row: Row) -> str:
         return f"{row.ranks} ({percent(row['efficiency'])})"
 
-    if _impossible(known):
-        best = max(known, key=lambda row: row["efficiency"])
+    if _impossible(points):
+        best = max(points, key=lambda row: row["efficiency"])
         return (
             "no stopping point is named, because an efficiency of "
             f"{percent(best['efficiency'])} on {best.ranks} is more than ranks can give: the work "
             "or the baseline differs"
         )
-    base, last = known[0], known[-1]
-    well, half = (_last_above(known, least) for least in (WELL_USED, HALF_USED))
+    base, last = points[0], points[-1]
+    well, half = (_last_above(points, least) for least in (WELL_USED, HALF_USED))
     lost = "more than half of the time paid for is lost"
     if well is last:
         text = (
@@ -98,7 +98,7 @@ def _stop(rows: Sequence[Row]) -> str:
             "table: the stopping point lies beyond"
         )
     elif half is base:
-        text = f"stay on {base.ranks}: on {size(known[1])} {lost}"
+        text = f"stay on {base.ranks}: on {size(points[1])} {lost}"
     else:
         parts = [f"{100 * HALF_USED:.0f} % or more up to {size(half)}"]
         if well is not base:
@@ -106,10 +106,10 @@ def _stop(rows: Sequence[Row]) -> str:
         text = f"efficiency is {', and '.join(parts)}"
         if half is not last:
             text += f"; on {size(last)} {lost}"
-    if dips := [*_below(known, well, WELL_USED), *_below(known, half, HALF_USED)]:
+    if dips := [*_below(points, well, WELL_USED), *_below(points, half, HALF_USED)]:
         lowest = min(dips, key=lambda row: row["efficiency"])
         text += f"; before, it is only {percent(lowest['efficiency'])} on {lowest.ranks}"
-    times = [row for row in known if pd.notna(row["step_time"])]
+    times = [row for row in points if pd.notna(row["step_time"])]
     if times and base["scaling"] == "strong":
         shortest = min(times, key=lambda row: row["step_time"])
         if more := [row for row in times if row["world_size"] > shortest["world_size"]]:
@@ -126,19 +126,19 @@ def _is_reached(shortest: Row, others: Sequence[Row]) -> bool:
     return min(lows) <= (value if pd.isna(high) else high)
 
 
-def _impossible(known: Sequence[Row]) -> bool:
+def _impossible(points: Sequence[Row]) -> bool:
     """Whether an efficiency is above what the audit lets rounding explain."""
-    return any(row["efficiency"] > 1 + MARGIN for row in known)
+    return any(row["efficiency"] > 1 + MARGIN for row in points)
 
 
-def _last_above(known: Sequence[Row], least: float) -> Row:
+def _last_above(points: Sequence[Row], least: float) -> Row:
     """The row with the most ranks whose efficiency reaches a limit."""
-    return [row for row in known if row["efficiency"] >= least][-1]
+    return [row for row in points if row["efficiency"] >= least][-1]
 
 
-def _below(known: Sequence[Row], last: Row, least: float) -> list[Row]:
+def _below(points: Sequence[Row], last: Row, least: float) -> list[Row]:
     """Rows of fewer ranks than the last whose efficiency falls short of a limit."""
-    fewer = takewhile(lambda row: row is not last, known)
+    fewer = takewhile(lambda row: row is not last, points)
     return [row for row in fewer if row["efficiency"] < least]
 
 
@@ -148,12 +148,12 @@ def fits(summary: pd.DataFrame) -> list[str]:
 
 
 def _fit(rows: Sequence[Row]) -> str:
-    known = [row for row in rows if pd.notna(row["speedup"])]
-    speedups = [row["speedup"] for row in known]
-    if len(known) < 3 or min(speedups) <= 0 or _impossible(known):
+    points = [row for row in rows if pd.notna(row["speedup"])]
+    speedups = [row["speedup"] for row in points]
+    if len(points) < 3 or min(speedups) <= 0 or _impossible(points):
         return ""
-    device, base, kind = (known[0][name] for name in ("device", "world_size", "scaling"))
-    sizes = [row["world_size"] / base for row in known]
+    device, base, kind = (points[0][name] for name in ("device", "world_size", "scaling"))
+    sizes = [row["world_size"] / base for row in points]
     if kind == "weak":
         fraction, error = fit_gustafson(sizes, speedups)
         return _law("Gustafson", percent(fraction), error)
@@ -169,7 +169,7 @@ def _fit(rows: Sequence[Row]) -> str:
         bound = rounded(*(1 / end for end in ends))
         text += (
             f"; under it, efficiency falls to {100 * HALF_USED:.0f} % on {half} {ranks(device)}, "
-            f"and no number of them exceeds a speedup of {bound} over {known[0].ranks}"
+            f"and no number of them exceeds a speedup of {bound} over {points[0].ranks}"
         )
     return text
 
@@ -195,16 +195,16 @@ def step_laws(summary: pd.DataFrame) -> list[str]:
 
 
 def _step_law(rows: Sequence[Row]) -> str:
-    known = pd.DataFrame(rows).dropna(subset=["step_time", "gradient_bytes", "speedup"])
-    known = known[known["per"] == "step"]
-    kind = set(known["scaling"])
-    if len(known) < 3 or known["world_size"].iloc[0] != 1 or kind not in ({"strong"}, {"weak"}):
+    points = pd.DataFrame(rows).dropna(subset=["step_time", "gradient_bytes", "speedup"])
+    points = points[points["per"] == "step"]
+    kind = set(points["scaling"])
+    if len(points) < 3 or points["world_size"].iloc[0] != 1 or kind not in ({"strong"}, {"weak"}):
         return ""
-    alone = known["step_time"].iloc[0]
-    share = known["world_size"] if kind == {"strong"} else 1
-    steps = known.assign(one_device_step_s=alone / share, step_s=known["step_time"])
+    alone = points["step_time"].iloc[0]
+    share = points["world_size"] if kind == {"strong"} else 1
+    steps = points.assign(one_device_step_s=alone / share, step_s=points["step_time"])
     law = fit(steps)
-    device = known["device"].iloc[0]
+    device = points["device"].iloc[0]
     several = steps[steps["world_size"] > 1]
     if law.overlap > LEAST_OVERLAP and len(several) <= UNKNOWNS:
         return ""  # with an overlap, so many unknowns explain any such rows
@@ -213,7 +213,7 @@ def _step_law(rows: Sequence[Row]) -> str:
     if not fixed.low <= 0:  # NaN if it has no interval
         adds["fixed_overhead_s"] = f"a fixed {format_seconds(*fixed)}"
     if not per_byte.low <= 0:
-        size = rounded(known["gradient_bytes"].iloc[0] / 1e6)
+        size = rounded(points["gradient_bytes"].iloc[0] / 1e6)
         rate = rounded(*(1e-9 / end for end in (per_byte.value, per_byte.high, per_byte.low)))
         adds["bytes_per_s"] = f"its gradients ({size} MB) over links of {rate} GB/s"
         if law.overlap > LEAST_OVERLAP:
@@ -221,7 +221,7 @@ def _step_law(rows: Sequence[Row]) -> str:
     parts = [text for name, text in adds.items() if name not in law.undetermined]
     if not parts or law.largest_relative_error > CLOSE:
         return ""
-    most = int(known["world_size"].max())
+    most = int(points["world_size"].max())
     last = steps[steps["world_size"] == most].assign(world_size=2 * most)
     if kind == {"strong"}:
         last["one_device_step_s"] /= 2
@@ -305,9 +305,11 @@ def hours_of(row: Row) -> tuple[float | None, str]:
 
 
 def _paid(times: float, row: Row) -> str:
-    known = "samples_per_second" if pd.isna(row["step_time"]) else "step_time"
-    many, counted = COUNTED[row["per"]] if known == "step_time" else (MILLION, row["rate_of"] or "")
-    number, (center, low, high) = times * many, row.estimate(known)
+    if pd.isna(row["step_time"]):
+        column, many, counted = "samples_per_second", MILLION, row["rate_of"] or ""
+    else:
+        column, (many, counted) = "step_time", COUNTED[row["per"]]
+    number, (center, low, high) = times * many, row.estimate(column)
     # It is known as exactly as the time or the rate.
     text = in_words(number, number * low / center, number * high / center)
     noun = counted.removeprefix("1000 ").removesuffix("s")
@@ -319,10 +321,10 @@ def requests(summary: pd.DataFrame, gpu_hours: float) -> list[str]:
     over = baseline_name(summary)
 
     def say(rows: Sequence[Row]) -> str:
-        known = [row for row in rows if pd.notna(row["efficiency"]) and pd.notna(row["step_time"])]
-        if not any(row.is_compared for row in known) or _impossible(known):
+        points = [row for row in rows if pd.notna(row["efficiency"]) and pd.notna(row["step_time"])]
+        if not any(row.is_compared for row in points) or _impossible(points):
             return ""
-        row = _last_above(known, WELL_USED)
+        row = _last_above(points, WELL_USED)
         hours, counted = hours_of(row)
         if hours is None or row["per"] == "step":
             return ""

@@ -14,6 +14,8 @@ from itertools import zip_longest
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Literal, Self
 
+import pandas as pd
+
 from lab.analysis.audit import Audit, apply_rules
 from lab.analysis.audit.columns import NO_VARIANT, PHASES, TOKEN, counted, normal
 from lab.analysis.audit.observations import NUMBERS, Observations
@@ -26,9 +28,6 @@ from lab.errors import InputError, Problem, require_type
 from lab.formatting import count
 from lab.records.schema import Reported
 from lab.records.store import Record
-
-if TYPE_CHECKING:
-    import pandas as pd
 
 # Fields that any run may leave open as None; for a table all other unknown fields are removed.
 OPEN = Stated._fields
@@ -115,8 +114,6 @@ class ReportedTable:
         unreadable input, and for a table without ranks, without times and rates, with a single
         number of ranks, or without the baseline.
         """
-        import pandas as pd
-
         require_type(table, pd.DataFrame | str | Path, "table", "a DataFrame or a file")
         if isinstance(table, pd.DataFrame):
             frame = table
@@ -201,16 +198,16 @@ def _lacks(frame: pd.DataFrame, observations: Observations) -> Iterator[Problem]
 def _curves(observations: Observations, source: str) -> list[Curve]:
     tidy = observations.frame
     keys = [*observations.keys, *KNOWN_NUMBERS, "batch", "world_size"]
-    known = tidy[tidy["time"].notna() | tidy["rate"].notna()]
-    configurations = len(known[keys].drop_duplicates())
+    timed = tidy[tidy["time"].notna() | tidy["rate"].notna()]
+    configurations = len(timed[keys].drop_duplicates())
     if configurations > MOST_POINTS:
         what = f"{configurations} configurations: a report shows up to {MOST_POINTS}"
         raise InputError.of(source, "table", what, "give a part of it")
-    curves = dataclasses.replace(observations, frame=known).curves
-    mixed = _mixed_batches(known, curves, observations)
+    curves = dataclasses.replace(observations, frame=timed).curves
+    mixed = _mixed_batches(timed, curves, observations)
     if mixed:  # different batches are different configurations, not repeats
-        cells = {f"key:{BATCH_WORDS[name]}": known[name].map("{:g}".format) for name in mixed}
-        curves = dataclasses.replace(observations, frame=known.assign(**cells)).curves
+        cells = {f"key:{BATCH_WORDS[name]}": timed[name].map("{:g}".format) for name in mixed}
+        curves = dataclasses.replace(observations, frame=timed.assign(**cells)).curves
     return curves
 
 
@@ -218,12 +215,12 @@ def _mixed_batches(
     rows: pd.DataFrame, curves: Sequence[Curve], observations: Observations
 ) -> list[str]:
     """The batch columns of the table that have several values within one point."""
-    given = [name for name in (*KNOWN_NUMBERS, "batch") if name in observations.given]
-    batches = rows.set_index("label")[given]
+    columns = [name for name in (*KNOWN_NUMBERS, "batch") if name in observations.given]
+    batches = rows.set_index("label")[columns]
     points = [point for curve in curves for point in curve.points if len(point.labels) > 1]
     return [
         name
-        for name in given
+        for name in columns
         if any(batches.loc[list(point.labels), name].nunique() > 1 for point in points)
     ]
 
@@ -280,16 +277,15 @@ def _name(frame: pd.DataFrame) -> str:
 
 
 def _unit(observations: Observations, frame: pd.DataFrame) -> Unit:
-    given = observations.given
-    column = normal(given.get("world_size", given.get("per_node", "")))
-    if (
-        "world_size" in given and given["world_size"] not in frame
-    ):  # it was read from the names of columns
+    columns = observations.given
+    column = normal(columns.get("world_size", columns.get("per_node", "")))
+    if "world_size" in columns and columns["world_size"] not in frame:
+        # It was read from the names of columns.
         column = " ".join(map(normal, frame.columns))
     if re.search(r"gpu|cuda|accelerator", column):
         return "GPU"
     if not column:
-        return "node" if "nodes" in given else "rank"
+        return "node" if "nodes" in columns else "rank"
     return "node" if re.search("node", column) else "rank"
 
 
@@ -365,18 +361,18 @@ def _run(
 ) -> ReportedRun:
     """What the table states about a point's configuration; its default name is the table's."""
     row = by_label.loc[point.labels[0]]
-    known: dict[str, Any] = {
+    fields: dict[str, Any] = {
         field: round(value)
         for field in KNOWN_NUMBERS
         if field in observations.given and math.isfinite(value := getattr(point, field))
     }
-    known |= {
+    fields |= {
         field: text for field, column in KNOWN_TEXTS.items() if isinstance(text := row[column], str)
     }
-    label = ", ".join(filter(None, [*names, point.strategy])) or known.get("model") or table
+    label = ", ".join(filter(None, [*names, point.strategy])) or fields.get("model") or table
     if len(label) > LONGEST and not any(names) and not point.strategy:
         label = "the table"
-    return ReportedRun.of(label, world_size=round(point.world_size), **known)
+    return ReportedRun.of(label, world_size=round(point.world_size), **fields)
 
 
 class ReportedRun(Run):
@@ -390,12 +386,12 @@ class ReportedRun(Run):
     configuration: str = ""
 
     @classmethod
-    def of(cls, configuration: str, **known: Any) -> Self:
+    def of(cls, configuration: str, **fields: Any) -> Self:
         """The configuration of this name, with the known fields of a run."""
         made = cls.model_construct(None, configuration=configuration)
         for name in Run.model_fields:
             made.__dict__.pop(name, None)  # its default
-        made.__dict__.update(dict.fromkeys(OPEN) | known)
+        made.__dict__.update(dict.fromkeys(OPEN) | fields)
         return made
 
     if not TYPE_CHECKING:  # for a type checker every field exists

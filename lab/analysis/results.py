@@ -257,12 +257,8 @@ def _reported(
     """A results table, whose baseline is only a number of ranks; raises InputError."""
     if unknown := [key for key in baseline or {} if key != "world_size"]:
         advice = "give one such as {'world_size': 4}"
-        raise InputError.of(
-            "baseline",
-            f"baseline.{unknown[0]}",
-            "a table's baseline is only a number of ranks",
-            advice,
-        )
+        what = "a table's baseline is only a number of ranks"
+        raise InputError.of("baseline", f"baseline.{unknown[0]}", what, advice)
     kind = scaling if scaling in {"strong", "weak"} else "auto"
     size = (baseline or {}).get("world_size")
     return ReportedTable.read(source, scaling=kind, baseline=size)

@@ -171,14 +171,13 @@ def _configurations(table: pd.DataFrame, identity: Sequence[str]) -> list[Repeat
     """The completed repeats by configuration, in the order of the table."""
     if table.empty:
         return []
-    known = table[["step_time", "samples_per_second"]].notna().any(axis=1)
+    timed = table[["step_time", "samples_per_second"]].notna().any(axis=1)
     # All at once: group by group and column by column, pandas would take most of a summary's time.
-    rows = rows_of(table[(table["status"] == "completed") & known])
+    rows = rows_of(table[(table["status"] == "completed") & timed])
     numbers = _numbers(rows)
-    places: dict[tuple[Any, ...], list[int]] = {}
-    for place, row in enumerate(rows):
+    for row in rows:
         row["emulated"] = hashable(row.get("emulated")) or ""
-        places.setdefault(tuple(row[key] for key in identity), []).append(place)
+    places = grouped((tuple(row[key] for key in identity), nth) for nth, row in enumerate(rows))
     groups = []
     for own in places.values():
         samples = {name: values[own] for name, values in numbers.items()}

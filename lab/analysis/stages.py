@@ -90,7 +90,7 @@ def _of_task(task: str, study: Study, records: Sequence[Record]) -> Iterator[Sta
         published = PUBLISHED["serial"][column] / PUBLISHED[name][column]
         if name in times:
             seconds, on, repeats = times[name]
-            speedup = None if serial is None else _speedup(serial, seconds)
+            speedup = serial and (Estimate(1.0) if seconds is serial else serial.over(seconds))
             repeats = min(repeats, base_repeats)
             yield Stage(name, task, published, on, seconds, speedup, repeats=repeats)
         else:
@@ -109,12 +109,6 @@ def _seconds(records: Sequence[Record]) -> Estimate | None:
         stats = [one.points[-1].base.total for one in results if one.points]
         stats += [one.classifications[-1].base for one in results if one.classifications]
     return estimate(stats) if stats else None
-
-
-def _speedup(serial: Estimate, stage: Estimate) -> Estimate:
-    if stage is serial:
-        return Estimate(1.0)
-    return Estimate(serial.value / stage.value, serial.low / stage.high, serial.high / stage.low)
 
 
 def _why_not_run(name: str, runs: Sequence[Run]) -> str:

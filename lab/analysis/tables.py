@@ -19,14 +19,7 @@ from lab.analysis.scaling_curves import (
     ranks_vary,
     rows_of,
 )
-from lab.formatting import (
-    MIB,
-    NOT_MEASURED,
-    message_size,
-    percent,
-    rounded,
-    unit_for,
-)
+from lab.formatting import MIB, NOT_MEASURED, message_size, percent, rounded, unit_for
 from lab.perfmodel.calibration import Calibration
 
 MOST_COLUMNS = 4  # more curves than this become rows, because a page is taller than it is wide

@@ -259,8 +259,8 @@ def _losses(
         derived["neighbours"] = _at_most(estimate, losses["compute"])
         losses["compute"] = losses["compute"] - derived["neighbours"]
     ideal = share * base.draws["step"] if share else losses.pop("compute")
-    known = {part: times for part, times in losses.items() if np.abs(times).max() > TINY}
-    return ideal, derived | known or {"rest": 0.0 * ideal}
+    present = {part: times for part, times in losses.items() if np.abs(times).max() > TINY}
+    return ideal, derived | present or {"rest": 0.0 * ideal}
 
 
 def _at_most(estimate: Draws, lost: Draws) -> Draws:

@@ -58,8 +58,8 @@ def class_budget(
             continue
         study = Study.load(path.parent, quick=quick)
         hours = list(_hours(study, profile, minutes_per_job))
-        known = sum((one for one in hours if one is not None), Hours())
-        budgets.append(StudyHours(path.parent.name, using, known, hours.count(None)))
+        total = sum((one for one in hours if one is not None), Hours())
+        budgets.append(StudyHours(path.parent.name, using, total, hours.count(None)))
     if not budgets:
         raise _not_lessons(place, "no notebook that measures one of its studies")
     return budgets

@@ -63,8 +63,8 @@ def exercise(name: str) -> Callable[[Judge], Judge]:
     """Register a judge under its exercise's name, as in `04.speedup`; its docstring is the hint."""
 
     def register(judge: Judge) -> Judge:
-        known = EXERCISES.get(name)
-        assert known is None or known.judge.__qualname__ == judge.__qualname__, f"{name} twice"
+        earlier = EXERCISES.get(name)
+        assert earlier is None or earlier.judge.__qualname__ == judge.__qualname__, f"{name} twice"
         EXERCISES[name] = Exercise(" ".join((judge.__doc__ or "").split()), judge)
         return judge
 
@@ -154,10 +154,10 @@ def _result_of(method: str, answer: Any) -> Any:
 def verdict(name: str, answer: object, **measured: Any) -> str:
     """The sentence that a right answer gets; raises as `check` does."""
     require_type(name, str, "name", "the name of an exercise, then its answer")
-    known = exercises()
-    if name not in known:
-        raise InputError.of("check", name, "no such exercise", nearest(name, known))
-    exercise = known[name]
+    registered = exercises()
+    if name not in registered:
+        raise InputError.of("check", name, "no such exercise", nearest(name, registered))
+    exercise = registered[name]
     try:
         inspect.signature(exercise.judge).bind(answer, **measured)
     except TypeError as error:
@@ -233,8 +233,8 @@ def number(answer: object) -> float:
 def numbers(answer: object, count: int, hint: str) -> list[float]:
     """An answer as `count` floats, given as a tuple, list or array; `hint` says what they are."""
     values = _result_of("tolist", answer)
-    given = isinstance(values, tuple | list) and len(values) == count
-    if not given or any(value is None for value in values):
+    complete = isinstance(values, tuple | list) and len(values) == count
+    if not complete or any(value is None for value in values):
         raise WrongAnswerError(hint)
     return list(map(number, values))
 
@@ -261,8 +261,10 @@ def judge(
     """
     value = number(answer)
     if not close(value, right, within):
-        others = _in_other_units(right, unit) if unit else {}
-        for clears_up, wrong in {**(mistakes or {}), **others}.items():
+        hints = dict(mistakes or {})
+        if unit:
+            hints |= {_wanted(unit, one): right / size for one, size in OTHERS[unit].items()}
+        for clears_up, wrong in hints.items():
             if close(value, wrong, within):
                 raise WrongAnswerError(clears_up)
         require(not _is_rounded(value, right), "Nearly: give more digits.")
@@ -276,17 +278,11 @@ def _is_rounded(value: float, right: float) -> bool:
     return not value.is_integer() and value == float(f"{right:.{digits - 1}e}")
 
 
-def _in_other_units(right: float, unit: Unit) -> dict[str, float]:
-    return {_wanted(unit, other): right / size for other, size in OTHERS[unit].items()}
-
-
 def _wanted(unit: Unit, other: str) -> str:
-    match unit:
-        case "fraction":
-            return tr("Give a fraction, not per cent.")
-        case "bytes":
-            return tr("Give bytes, not {other}.", other=other)
-        case "bytes/s":
-            return tr("Give bytes per second, not {other}.", other=other)
-        case "s":
-            return tr("Give seconds, not {other}.", other=other)
+    hints: dict[Unit, str] = {
+        "fraction": tr("Give a fraction, not per cent."),
+        "bytes": tr("Give bytes, not {other}.", other=other),
+        "bytes/s": tr("Give bytes per second, not {other}.", other=other),
+        "s": tr("Give seconds, not {other}.", other=other),
+    }
+    return hints[unit]

@@ -10,15 +10,7 @@ from typer import Argument, Option
 
 from lab.errors import LabError
 from lab.formatting import count
-from lab.terminal import (
-    ClusterOption,
-    JsonOption,
-    QuickOption,
-    answer,
-    numbers,
-    relative,
-    table_of,
-)
+from lab.terminal import ClusterOption, JsonOption, QuickOption, answer, numbers, relative, table_of
 
 SubmissionsArgument = Annotated[
     Path, Argument(metavar="SUBMISSIONS", help="STUDENT/LESSON folders, as handed in.")

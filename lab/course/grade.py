@@ -13,7 +13,7 @@ import os
 import secrets
 import subprocess
 import sys
-from collections import Counter, defaultdict
+from collections import Counter
 from collections.abc import Iterator, Sequence
 from dataclasses import asdict, dataclass, fields
 from pathlib import Path
@@ -75,15 +75,15 @@ def grade(
     if catalogue := catalogue_in_use():
         read_catalogue(catalogue)  # once for the class, not a failed replay for each student
     replays = {one: _replay(one) for one in submissions_in(submissions)}
-    owners: dict[str, set[str]] = defaultdict(set)
-    for one, replay in replays.items():
-        for signature in replay["signatures"]:
-            owners[signature].add(one.student)
+    owners = grouped(
+        (signature, one.student)
+        for one, replay in replays.items()
+        for signature in replay["signatures"]
+    )
     grades: list[Grade] = []
     for one, replay in replays.items():
-        others = {owner for signature in replay["signatures"] for owner in owners[signature]} - {
-            one.student
-        }
+        others = {owner for signature in replay["signatures"] for owner in owners[signature]}
+        others.discard(one.student)
         faults = list(replay["faults"])
         if others and not shared_records:
             students = ", ".join(sorted(others))

@@ -184,23 +184,14 @@ def _same_as_single(evidence: Evidence) -> str:
                 count=len(arrays),
                 expected=len(evidence.expected),
             )
-        pairs = [
-            float(np.abs(arrays[name] - value).max())
-            for arrays in trial.arrays
-            for name, value in evidence.expected.items()
-        ]
-        apart = max(
-            float(np.abs(arrays[name] - trial.arrays[0][name]).max())
-            for arrays in trial.arrays
-            for name in evidence.expected
-        )
+        apart = _apart(trial.arrays, trial.arrays[0])
         require(
             apart <= EXACT,
             "After five steps the ranks hold parameters that are up to {apart:.1e} apart. Did "
             "they begin with the same values, and is every gradient the same on all ranks?",
             apart=apart,
         )
-        worst = max(worst, *pairs)
+        worst = max(worst, _apart(trial.arrays, evidence.expected))
     require(
         worst <= EXACT,
         "After five steps all ranks agree with each other, but not with one rank that has all "
@@ -209,6 +200,13 @@ def _same_as_single(evidence: Evidence) -> str:
     )
     return tr(
         "After five steps parameters are those of 'single', to within {worst:.0e}.", worst=worst
+    )
+
+
+def _apart(ranks: Sequence[Mapping[str, Any]], others: Mapping[str, Any]) -> float:
+    """The largest difference between arrays of any rank and the others; NaN if one holds it."""
+    return float(
+        np.max([np.abs(one[name] - other).max() for one in ranks for name, other in others.items()])
     )
 
 
@@ -446,10 +444,10 @@ def timetable(
             while place[stage] < len(passes):
                 kind, which = passes[place[stage]]
                 giver = (stage - 1 if kind == 0 else stage + 1, kind, which)
-                given = 0 <= giver[0] < len(orders)
-                if (given and giver not in done) or (kind and (stage, 0, which) not in done):
+                needed = 0 <= giver[0] < len(orders)
+                if (needed and giver not in done) or (kind and (stage, 0, which) not in done):
                     break
-                begin = max(now[stage], done[giver] if given else 0)
+                begin = max(now[stage], done[giver] if needed else 0)
                 now[stage] = done[stage, kind, which] = begin + 1 + kind
                 place[stage] += 1
                 moved = True

@@ -76,12 +76,12 @@ def fault(message: Message) -> str:
     A placeholder counts with its format, because a value fits no other.
     """
     try:
-        wanted, given = _placeholders(str(message.id)), _placeholders(str(message.string))
+        wanted, actual = _placeholders(str(message.id)), _placeholders(str(message.string))
     except ValueError as error:
         return f"its braces cannot be read: {error}"
-    if wanted == given:
+    if wanted == actual:
         return ""
-    return f"it has {_listed(given)}; the original has {_listed(wanted)}"
+    return f"it has {_listed(actual)}; the original has {_listed(wanted)}"
 
 
 def _placeholders(text: str) -> set[str]:

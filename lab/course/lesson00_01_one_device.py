@@ -40,18 +40,14 @@ def ranks(answer: object, *, profile: Cluster) -> str:
 def jobs(answer: object, *, study: Study) -> str:
     """Every combination of the grid's values is a run, and every run is repeated."""
     runs = len(study.runs)
-    judge(
-        answer,
-        len(study.tasks),
-        mistakes={
-            tr(
-                "{runs} is the number of runs: each is repeated {repeats} times.",
-                runs=runs,
-                repeats=study.repeats,
-            ): runs
-        },
-        within=0,
-    )
+    mistakes = {
+        tr(
+            "{runs} is the number of runs: each is repeated {repeats} times.",
+            runs=runs,
+            repeats=study.repeats,
+        ): runs
+    }
+    judge(answer, len(study.tasks), mistakes=mistakes, within=0)
     return tr(
         "{runs} runs, {repeats} times each: {jobs} jobs, one after the other.",
         runs=runs,

@@ -259,13 +259,8 @@ def latency(answer: object, *, layers: int, alpha_s: float) -> str:
     """
     calls = _tensors(layers)
     right = (calls - 1) * alpha_s
-    judge(
-        answer,
-        right,
-        mistakes={tr("One call remains."): calls * alpha_s},
-        unit="s",
-        within=0.005,
-    )
+    mistakes = {tr("One call remains."): calls * alpha_s}
+    judge(answer, right, mistakes=mistakes, unit="s", within=0.005)
     return tr("{ms:.1f} ms in each step, of latency alone.", ms=right * 1e3)
 
 

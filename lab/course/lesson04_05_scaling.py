@@ -32,14 +32,11 @@ def strong_prediction(answer: object, *, step_s: Mapping[int, float], ranks: int
 def speedup(answer: object, *, step_s: Mapping[int, float], ranks: int) -> str:
     """T(1) / T(N): by how many times a step is faster than on one rank."""
     right = step_s[1] / step_s[ranks]
-    judge(
-        answer,
-        right,
-        mistakes={
-            _turned(): 1 / right,
-            tr("This is the efficiency; do not divide by N yet."): right / ranks,
-        },
-    )
+    mistakes = {
+        _turned(): 1 / right,
+        tr("This is the efficiency; do not divide by N yet."): right / ranks,
+    }
+    judge(answer, right, mistakes=mistakes)
     return tr(
         "A step is {right:.2f} times as fast on {ranks} ranks as on one.", right=right, ranks=ranks
     )
@@ -49,12 +46,7 @@ def speedup(answer: object, *, step_s: Mapping[int, float], ranks: int) -> str:
 def efficiency(answer: object, *, step_s: Mapping[int, float], ranks: int) -> str:
     """The speedup over the speedup that N ranks would ideally give, which is N."""
     right = step_s[1] / step_s[ranks] / ranks
-    judge(
-        answer,
-        right,
-        mistakes={tr("Divide the speedup by N."): right * ranks},
-        unit="fraction",
-    )
+    judge(answer, right, mistakes={tr("Divide the speedup by N."): right * ranks}, unit="fraction")
     if right > 1:
         return tr("{right:.0%}: above 100 %, so noise or a weakened baseline.", right=right)
     return tr(
@@ -129,14 +121,11 @@ def amdahl(answer: object, *, fraction: float, ranks: int, measured: float) -> s
     """S = 1 / (f + (1 - f)/N), with N the number of nodes."""
     right = amdahl_speedup(ranks, fraction)
     scaled = gustafson_speedup(ranks, fraction)
-    judge(
-        answer,
-        right,
-        mistakes={
-            tr("This is Gustafson's law, where the work grows with the ranks."): scaled,
-            _turned(): 1 / right,
-        },
-    )
+    mistakes = {
+        tr("This is Gustafson's law, where the work grows with the ranks."): scaled,
+        _turned(): 1 / right,
+    }
+    judge(answer, right, mistakes=mistakes)
     return tr(
         "{right:.1f} on {ranks} nodes, if the serial fraction stays what it was. Measured was "
         "{measured:.1f}: the law is {off:+.0%} off.",
@@ -203,12 +192,8 @@ def gustafson(answer: object, *, fraction: float, ranks: int) -> str:
 def steps(answer: object, *, samples: int, batch_per_rank: int, ranks: int) -> str:
     """Each step consumes the global batch; an epoch consumes all samples once."""
     right = samples / (batch_per_rank * ranks)
-    judge(
-        answer,
-        right,
-        mistakes={tr("The global batch is N times the batch per rank."): samples / batch_per_rank},
-        within=0.01,
-    )
+    mistakes = {tr("The global batch is N times the batch per rank."): samples / batch_per_rank}
+    judge(answer, right, mistakes=mistakes, within=0.01)
     return tr(
         "{right:,.0f} updates of the model instead of {before:,.0f}: each must do the work of "
         "{ranks}.",

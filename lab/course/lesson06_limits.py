@@ -19,11 +19,8 @@ GRADIENT_BYTES = 4  # of a parameter in fp32
 def ratio(answer: object, *, compute_s: float, communication_s: float) -> str:
     """R = T_compute / T_communication, both of one step on one rank."""
     right = compute_s / communication_s
-    judge(
-        answer,
-        right,
-        mistakes={tr("That is the inverse: R is large where communication is cheap."): 1 / right},
-    )
+    mistakes = {tr("That is the inverse: R is large where communication is cheap."): 1 / right}
+    judge(answer, right, mistakes=mistakes)
     return tr(
         "A rank computes {right:.1f} times as long as gradients are on the link.", right=right
     )

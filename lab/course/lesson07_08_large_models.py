@@ -87,9 +87,7 @@ def ranks(answer: object, *, parameters: float, bytes_per_rank: float) -> str:
 def activations(answer: object, *, tokens: int, width: int, layers: int) -> str:
     """34 bytes for each token and unit of width, in every layer."""
     right = float(ACTIVATION * tokens * width * layers)
-    mistakes = {
-        tr("Every layer keeps its own until its backward pass."): right / layers,
-    }
+    mistakes = {tr("Every layer keeps its own until its backward pass."): right / layers}
     judge(answer, right, mistakes=mistakes, unit="bytes", within=0.005)
     return tr(
         "{size:.1f} GB for a micro-batch of one sample; with two it is twice that.",
@@ -114,12 +112,7 @@ def recomputation(answer: object) -> str:
 def optimizer(answer: object, *, sharded: float, whole: float) -> str:
     """Bytes of the optimizer's state on a rank of ZeRO-1 over those on a rank of DDP."""
     right = sharded / whole
-    judge(
-        answer,
-        right,
-        mistakes={tr("That is the inverse."): 1 / right},
-        unit="fraction",
-    )
+    judge(answer, right, mistakes={tr("That is the inverse."): 1 / right}, unit="fraction")
     return tr("{right:.2f}: a rank keeps the state of what it updates.", right=right)
 
 
@@ -136,9 +129,7 @@ def levels(answer: object, *, alone: float, ddp: float, weights: float) -> str:
         hint=tr("Divide what one device holds by the bytes of its weights."),
     )
     judge(
-        rank,
-        ddp / weights,
-        hint=tr("The first is right; DDP holds something more between steps."),
+        rank, ddp / weights, hint=tr("The first is right; DDP holds something more between steps.")
     )
     return tr(
         "{alone:.2f} and {ddp:.2f}: weights and two moments, and in DDP the buckets, which stay "

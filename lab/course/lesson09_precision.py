@@ -118,12 +118,7 @@ def size(answer: object, *, rows: int, columns: int) -> str:
     weight.
     """
     right = 4 * rows * columns / (rows * columns + 4 * rows)
-    judge(
-        answer,
-        right,
-        mistakes={tr("The scales need memory too."): 4.0},
-        within=0.003,
-    )
+    judge(answer, right, mistakes={tr("The scales need memory too."): 4.0}, within=0.003)
     return tr("{right:.2f} times smaller.", right=right)
 
 

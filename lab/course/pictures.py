@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from typing import TYPE_CHECKING, Any
+from typing import Any
+
+from matplotlib.axes import Axes
 
 from lab.course.ladder import KINDS, peak, timetable
 from lab.course.lesson02_03_data_parallel import Ring
@@ -11,9 +13,6 @@ from lab.figures.style import COLORS
 from lab.perfmodel.layout import SHARDED, Sharing
 from lab.perfmodel.memory import MIXED, state_memory
 from lab.report.blocks import Figure, drawn
-
-if TYPE_CHECKING:
-    from matplotlib.axes import Axes
 
 Order = Sequence[tuple[str, int]]  # per stage: ("forward", 0), ..., ("backward", 0), ...
 FORWARD, BACKWARD, PLAIN = "#56B4E9", "#0072B2", "#EEEEEE"

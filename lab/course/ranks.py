@@ -169,7 +169,9 @@ def check_ranks(name: str, *, file: str | Path, world_size: int = 2) -> None:
     except _NotRunError as error:
         raise WrongAnswerError(tr("{name}: not yet. {hint}", name=name, hint=error)) from None
     except WrongAnswerError as error:
-        hint = f"{error} {tr(_hint(rung, _count(path, name)))}"
+        hints = [*rung.questions, rung.formula]
+        message = hints[min(_count(path, name), len(hints)) - 1]
+        hint = f"{error} {tr(message)}"
         raise WrongAnswerError(tr("{name}: not yet. {hint}", name=name, hint=hint)) from None
     meaning = verdict.sentence
     if verdict.lab_step_s is not None:
@@ -347,14 +349,14 @@ def _expected(
     """The result of one process on the data of all ranks, and the step time of the lab's own."""
     if rung.task == "all_reduce" and not timed:
         return {}, None  # a sum, which the judge computes itself
-    given: list[dict[str, Any]] = list(arrays)
+    inputs: list[dict[str, Any]] = list(arrays)
     task = spec | {"task": rung.task, "own": rung.own, "confined": False}
     if rung.task == "strategy":
-        given[0] = given[0] | {f"all_{name}": value for name, value in whole.items()}
+        inputs[0] = inputs[0] | {f"all_{name}": value for name, value in whole.items()}
     elif whole:
         task |= {"task": {"order": "stages"}.get(rung.task, rung.task), "world_size": 1}
-        given = [whole]
-    (trial, *_) = _trials(_run(task, given), task)
+        inputs = [whole]
+    (trial, *_) = _trials(_run(task, inputs), task)
     step_s = trial.step_s if rung.own else None
     return {name.removeprefix("single_"): one for name, one in trial.arrays[0].items()}, step_s
 
@@ -378,12 +380,6 @@ def _require_carried(ended: Ended, rung: Rung, evidence: Evidence) -> None:
         said=said,
         sent=ended.sent,
     )
-
-
-def _hint(rung: Rung, tries: int) -> str:
-    if tries <= len(rung.questions):
-        return rung.questions[tries - 1]
-    return rung.formula
 
 
 def _count(path: Path, name: str) -> int:

@@ -238,7 +238,7 @@ def _outcomes(lesson: str, submitted: Path) -> Iterator[tuple[str, tuple[bool | 
             if function != "lab.check":
                 continue
             try:
-                measured = {str(given.arg): _value(given.value, space) for given in call.keywords}
+                measured = {str(one.arg): _value(one.value, space) for one in call.keywords}
             except Exception as error:  # noqa: BLE001 what the lesson could not compute
                 yield name, _reason(error, lost)
                 continue

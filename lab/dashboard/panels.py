@@ -5,7 +5,6 @@ from __future__ import annotations
 import html
 import re
 from dataclasses import dataclass
-from typing import TYPE_CHECKING
 
 from lab.config.cluster import Cluster
 from lab.config.run import Run
@@ -17,12 +16,10 @@ from lab.launch.preflight import state_bytes
 from lab.launch.status import clock
 from lab.perfmodel.flops import model_cost
 from lab.perfmodel.forecast import Basis, Forecast
+from lab.perfmodel.frozen import Frozen
 from lab.perfmodel.memory import layout_of
+from lab.perfmodel.simulate import Prediction
 from lab.records.store import Store
-
-if TYPE_CHECKING:
-    from lab.perfmodel.frozen import Frozen
-    from lab.perfmodel.simulate import Prediction
 
 CANNOT_TELL = "cannot tell"
 UNSURE = 4.0  # an interval with ends this many times apart says little about a step

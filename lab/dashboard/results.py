@@ -9,12 +9,13 @@ import dataclasses
 from collections.abc import Mapping
 from functools import partial
 from math import exp
-from typing import TYPE_CHECKING, Any, NamedTuple
+from typing import Any, NamedTuple
 
 import pandas as pd
+from matplotlib.axes import Axes
 
 from lab.analysis.results import StudyResults
-from lab.analysis.scaling_curves import rows_of
+from lab.analysis.scaling_curves import Curve, rows_of
 from lab.config.study import Study
 from lab.dashboard.form import NAMES, OF_RUN
 from lab.dashboard.panels import CANNOT_TELL, expected_step, is_unsure
@@ -36,11 +37,6 @@ from lab.perfmodel.simulate import (
 from lab.records.store import Record
 from lab.records.table import table
 from lab.report import blocks, sections
-
-if TYPE_CHECKING:
-    from matplotlib.axes import Axes
-
-    from lab.analysis.scaling_curves import Curve
 
 INK = "black"
 Key = tuple[str, str]  # of a result: the name of its cluster, and the run's id
@@ -168,9 +164,11 @@ def _figures(entries: list[Entry], marked: Entry) -> list[Part]:
     # Each cluster is a machine with its own curves and baselines.
     runs = StudyResults([entry.record for entry in near])
     runs.table = table(runs.records).assign(machine=[entry.cluster for entry in near])
-    mark = partial(draw, meant=marked.key if others else None, expected=expected)
-    names = ("throughput", "step_breakdown")
-    figures = [blocks.figure(name, runs, mark=partial(mark, figure=name)) for name in names]
+    meant = marked.key if others else None
+    figures = [
+        blocks.figure(name, runs, mark=partial(mark, meant=meant, expected=expected))
+        for name, mark in MARKS.items()
+    ]
     words = predictions_in_words(expected)
     return [
         blocks.Markdown.of(_note(near, ringed=others, predicted=bool(expected))),
@@ -195,18 +193,6 @@ def _note(near: list[Entry], *, ringed: bool, predicted: bool) -> str:
     return f"Runs of the same model on the same data{elsewhere}{mark}{diamonds * predicted}."
 
 
-def draw(
-    ax: Axes, lines: list[Curve], *, figure: str, meant: Key | None, expected: Mapping[Key, Score]
-) -> None:
-    """Mark the run that is meant, if any, and add the predictions, on one of the figures."""
-    if figure == "throughput":
-        rates(ax, lines, expected)
-        ring(ax, lines, meant)
-    else:
-        steps(ax, lines, expected)
-        frame(ax, lines, meant)
-
-
 def predictions_in_words(expected: Mapping[Key, Score]) -> str:
     """The predictions as text, for readers who cannot see the marks."""
     steps = [
@@ -216,67 +202,57 @@ def predictions_in_words(expected: Mapping[Key, Score]) -> str:
     return f"Predicted beforehand: {'; '.join(steps)}." if steps else ""
 
 
-def key_of(row: Mapping[Any, Any]) -> Key:
-    """The key of a row of a summary that has a column `machine`."""
-    return row["machine"], row["run_id"]
-
-
-def _rows(lines: list[Curve]) -> dict[Key, Mapping[Any, Any]]:
-    return {key_of(row): row for _, points in lines for row in rows_of(points)}
-
-
-def ring(ax: Axes, lines: list[Curve], meant: Key | None) -> None:
-    """A circle around the run's point."""
-    if row := _rows(lines).get(meant) if meant else None:
-        place = row["world_size"], row["samples_per_second"]
-        ax.plot(*place, "o", markersize=11, fillstyle="none", color=INK)
-
-
-def rates(ax: Axes, lines: list[Curve], expected: Mapping[Key, Score]) -> None:
-    """A hollow diamond with its interval for each run that was predicted."""
-    for key in _rows(lines).keys() & expected.keys():
+def mark_points(
+    ax: Axes, lines: list[Curve], *, meant: Key | None, expected: Mapping[Key, Score]
+) -> None:
+    """A circle around the point of the run that is meant, and the predicted rates."""
+    rows = {_key(row): row for _, points in lines for row in rows_of(points)}
+    for key in rows.keys() & expected.keys():
         frozen = expected[key].frozen
         batch = frozen.run.stated.global_batch_size
         interval = batch / frozen.step_s, batch / frozen.high_s, batch / frozen.low_s
         (rate,), errors = whiskers([interval])
         _diamond(ax, frozen.run.world_size, rate, yerr=errors)
+    if meant in rows:
+        place = rows[meant]["world_size"], rows[meant]["samples_per_second"]
+        ax.plot(*place, "o", markersize=11, fillstyle="none", color=INK)
 
 
-def _diamond(ax: Axes, x: float, y: float, **interval: Any) -> None:
-    look: dict[str, Any] = {"fmt": "D", "fillstyle": "none", "color": INK, "capsize": 3}
-    ax.errorbar(x, y, label="_predicted", **interval, **look)
-
-
-def frame(ax: Axes, lines: list[Curve], meant: Key | None) -> None:
-    """A frame around the run's bar."""
-    places = bars(ax, lines)
-    if meant in places:
-        y, patches = places[meant], list[Any](ax.patches)
-        width = max(
-            patch.get_x() + patch.get_width()
-            for patch in patches
-            if patch.get_y() <= y <= patch.get_y() + patch.get_height()
-        )
-        ax.barh(y, width, height=BAR, fill=False, edgecolor=INK, linewidth=2)
-
-
-def steps(ax: Axes, lines: list[Curve], expected: Mapping[Key, Score]) -> None:
-    """The same below the bar of each predicted run, at the predicted end of its step."""
+def mark_bars(
+    ax: Axes, lines: list[Curve], *, meant: Key | None, expected: Mapping[Key, Score]
+) -> None:
+    """A frame around the bar of the run that is meant, and predicted ends of steps below bars."""
     unit = unit_for([float(step) for _, points in lines for step in points["step_time"]])
-    for key, y in bars(ax, lines).items():
+    # The line with the longest first bar is on top.
+    ordered = sorted(lines, key=lambda line: -float(line.points["step_time"].iloc[0]))
+    keys = [_key(row) for _, points in ordered for row in rows_of(points)]
+    places = dict(zip(keys, map(float, ax.get_yticks()), strict=True))
+    for key, y in places.items():
         if key in expected:
             frozen = expected[key].frozen
             interval = (frozen.step_s, frozen.low_s, frozen.high_s)
             (step,), errors = whiskers([interval], unit.factor)
             _diamond(ax, step, y + BAR / 2, xerr=errors)
             ax.set_xlim(right=max(ax.get_xlim()[1], 1.04 * frozen.high_s * unit.factor))
+    if meant in places:
+        y, boxes = places[meant], [patch.get_bbox() for patch in list[Any](ax.patches)]
+        width = max(box.x1 for box in boxes if box.y0 <= y <= box.y1)
+        ax.barh(y, width, height=BAR, fill=False, edgecolor=INK, linewidth=2)
 
 
-def bars(ax: Axes, lines: list[Curve]) -> dict[Key, float]:
-    """The position of each run's bar: the line with the longest first bar is on top."""
-    ordered = sorted(lines, key=lambda line: -float(line.points["step_time"].iloc[0]))
-    keys = [key_of(row) for _, points in ordered for row in rows_of(points)]
-    return dict(zip(keys, map(float, ax.get_yticks()), strict=True))
+# What is added to the figures of a bench, by their names.
+MARKS = {"throughput": mark_points, "step_breakdown": mark_bars}
+
+
+def _key(row: Mapping[Any, Any]) -> Key:
+    """The key of a row of a summary that has a column `machine`."""
+    return row["machine"], row["run_id"]
+
+
+def _diamond(ax: Axes, x: float, y: float, **interval: Any) -> None:
+    """A hollow diamond for a prediction, with its interval."""
+    look: dict[str, Any] = {"fmt": "D", "fillstyle": "none", "color": INK, "capsize": 3}
+    ax.errorbar(x, y, label="_predicted", **interval, **look)
 
 
 def since_the_last(entries: list[Entry], marked: Entry) -> str:
@@ -299,7 +275,7 @@ def since_the_last(entries: list[Entry], marked: Entry) -> str:
         for name, value in before.items()
         if value != after[name]
     ]
-    sentence = compared(ratio(record, last.record, known=_known(marked.cluster)))
+    sentence = compared(ratio(record, last.record, processes=_known(marked.cluster)))
     return f"Changed since the last run: {', '.join(changes) or 'nothing'}. {sentence}"
 
 
@@ -317,16 +293,16 @@ def _known(cluster: str) -> Deviation | None:
     return spread(calibration.processes) if calibration else None
 
 
-def ratio(record: Record, last: Record, *, known: Deviation | None) -> Interval | None:
+def ratio(record: Record, last: Record, *, processes: Deviation | None) -> Interval | None:
     """The ratio of the median steps of two runs; None if too few steps were timed.
 
     Its 95 % interval covers the spread of steps, foreign load, and how far processes that run the
-    same differ: `known`, or else what was once measured.
+    same differ: `processes`, or else what was once measured.
     """
     timings = [one.timing for one in (record, last) if one.timing and one.timing.step.interval]
     if len(timings) < 2:
         return None
-    deviations = [of_processes(known, basis=1, measured=1)]
+    deviations = [of_processes(processes, basis=1, measured=1)]
     deviations += [of_foreign_load(one.foreign_share or 0.0) for one in (record, last)]
     for timing in timings:
         low, high = timing.step.interval or (0.0, 0.0)

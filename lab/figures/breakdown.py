@@ -77,8 +77,8 @@ def _longest_parts(results: StudyResults) -> Iterator[str]:
         times = {name: time for name, time in _parts(row, SECONDS).items() if time > 0}
         longest = sorted(times, key=lambda name: (times[name], name), reverse=True)[:3]
         listed = ", ".join(f"{name} {format_seconds(times[name])}" for name in longest)
-        known = f" with {listed}" if listed else ""
-        yield f"{label} on {row.ranks}, {format_seconds(row['step_time'])}{known}"
+        parts = f" with {listed}" if listed else ""
+        yield f"{label} on {row.ranks}, {format_seconds(row['step_time'])}{parts}"
 
 
 @figure(
@@ -222,24 +222,22 @@ def _time(amount: Estimate, unit: Unit) -> str:
 
 def _said_of_falls(results: StudyResults) -> str:
     """The ranks that all share, how many are drawn, and the largest loss."""
-    drawn, known = _falls(results), _all_falls(results)
+    drawn, falls = _falls(results), _all_falls(results)
     shared = names_of(drawn)[1]
-    few = f"{len(drawn)} of {count(len(known), 'configuration')} are drawn"
+    few = f"{len(drawn)} of {count(len(falls), 'configuration')} are drawn"
     sentences = [
-        f"{few}, those that lose or gain most." if len(drawn) < len(known) else "",
+        f"{few}, those that lose or gain most." if len(drawn) < len(falls) else "",
         f"All are on {shared}." if shared else "",
-        _largest(results),
+        _largest(drawn),
     ]
     return " ".join(filter(None, sentences))
 
 
-def _largest(results: StudyResults) -> str:
+def _largest(drawn: Sequence[Waterfall]) -> str:
     """The largest loss of all that are drawn, if the repeats show that it is the largest."""
-    falls = [fall for fall in _falls(results) if fall.supported]
+    falls = [fall for fall in drawn if fall.supported]
     if not falls:
-        several = any(
-            sum(loss.value > 0 for loss in fall.shown().values()) > 1 for fall in _falls(results)
-        )
+        several = any(sum(loss.value > 0 for loss in fall.shown().values()) > 1 for fall in drawn)
         return "The repeats do not show which loss is the largest." if several else ""
     fall = max(falls, key=lambda one: one.losses[one.largest].value / one.step.value)
     name = fall.name(fall.largest)

@@ -68,8 +68,8 @@ def _describe_losses(results: StudyResults, by: str, curves: Sequence[Curve] | N
     """The longest run of each curve, by default of all drawn, in words: over time or over steps."""
     parts = []
     for label, points in results.drawn if curves is None else curves:
-        known = points[points["run_id"].isin(results.losses.keys())]
-        for row in rows_of(known)[-1:]:
+        runs = points[points["run_id"].isin(results.losses.keys())]
+        for row in rows_of(runs)[-1:]:
             loss = results.losses[row["run_id"]]
             time = format_seconds(len(loss) * row["step_time"])
             parts.append(
@@ -81,8 +81,8 @@ def _describe_losses(results: StudyResults, by: str, curves: Sequence[Curve] | N
 
 def _with_losses(results: StudyResults, curves: Sequence[Curve]) -> list[str]:
     """The labels of those curves whose losses are known."""
-    known = results.losses.keys()
-    return [label for label, points in curves if known & set(points["run_id"])]
+    run_ids = results.losses.keys()
+    return [label for label, points in curves if run_ids & set(points["run_id"])]
 
 
 def _told_apart(results: StudyResults) -> tuple[list[Curve], Arrangement]:
@@ -158,19 +158,19 @@ def _draw_losses(
     curves = []
     for label, points in results.drawn:
         if label in looks:
-            known = points[points["run_id"].isin(results.losses.keys())]
+            runs = points[points["run_id"].isin(results.losses.keys())]
             # With more curves than colours, only the most ranks: nested lines are unreadable.
-            curves.append((label, known[-1:] if len(results.drawn) > len(COLORS) else known))
-    rows = [row for _, known in curves for row in rows_of(known)]
+            curves.append((label, runs[-1:] if len(results.drawn) > len(COLORS) else runs))
+    rows = [row for _, runs in curves for row in rows_of(runs)]
     unit = unit_for(len(results.losses[row["run_id"]]) * row["step_time"] for row in rows)
-    for label, known in curves:
+    for label, runs in curves:
         _, color, dashes = looks[label]
         ends = []
-        for nth, row in enumerate(rows_of(known), 1):
+        for nth, row in enumerate(rows_of(runs), 1):
             name = f"{label}, ×{row['world_size']}"
             steps, loss = thinned(results.losses[row["run_id"]])
             x = steps * (row["step_time"] * unit.factor if by_time else 1)
-            inner = nth / len(known)  # if losses are equal, thin lines lie within thick ones
+            inner = nth / len(runs)  # if losses are equal, thin lines lie within thick ones
             width, alpha = (None, None) if by_time else (6 - 4.5 * inner, 0.3 + 0.7 * inner)
             look: dict[str, Any] = {"color": color, "linewidth": width, "alpha": alpha}
             ax.plot(x, loss, label=name, linestyle=dashes, **look)
@@ -258,9 +258,9 @@ OVERLAPPING = {name for name, facts in STRATEGIES.items() if facts.moves == "gra
 def _with_communication(points: pd.DataFrame) -> list[Row]:
     """The points of a curve with communication and a baseline, with their `R`."""
     overlapping = points["strategy"].isin(OVERLAPPING)
-    known = points[overlapping & (points["communication_time"] > 0) & (points["world_size"] > 1)]
-    known = known[known["efficiency"].notna()]
-    return rows_of(known.assign(R=known["compute_time"] / known["communication_time"]))
+    rows = points[overlapping & (points["communication_time"] > 0) & (points["world_size"] > 1)]
+    rows = rows[rows["efficiency"].notna()]
+    return rows_of(rows.assign(R=rows["compute_time"] / rows["communication_time"]))
 
 
 _no_communication = empty_unless(

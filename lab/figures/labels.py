@@ -173,8 +173,8 @@ def _drawn_points(ax: Axes) -> Points:
         points = line.get_transform().transform(data)
         points = points[np.isfinite(points).all(axis=1)]
         if len(points) > 1 and line.get_linestyle() != "None":
-            at, known = np.linspace(0, len(points) - 1, 400), np.arange(len(points))
-            points = np.column_stack([np.interp(at, known, points[:, axis]) for axis in (0, 1)])
+            at, nodes = np.linspace(0, len(points) - 1, 400), np.arange(len(points))
+            points = np.column_stack([np.interp(at, nodes, points[:, axis]) for axis in (0, 1)])
         lines.append(points)
     return np.vstack(lines)
 

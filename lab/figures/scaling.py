@@ -57,15 +57,7 @@ from lab.formatting import (
     value_of,
 )
 
-__all__ = [
-    "efficiency",
-    "mfu",
-    "overview",
-    "peak_memory",
-    "speedup",
-    "step_time",
-    "throughput",
-]
+__all__ = ["efficiency", "mfu", "overview", "peak_memory", "speedup", "step_time", "throughput"]
 
 NO_BASELINE = "no run of the baseline has completed yet"
 PREDICTED = "predicted beforehand"
@@ -116,10 +108,7 @@ def _memory(results: StudyResults) -> Quantity:
     """Memory, in one unit for all."""
     unit = bytes_unit(results.summary["peak_memory"])
     return Quantity(
-        "peak_memory",
-        memory_name,
-        lambda value, *_: format_bytes(value, unit=unit),
-        lambda _: unit,
+        "peak_memory", memory_name, lambda value, *_: format_bytes(value, unit=unit), lambda _: unit
     )
 
 
@@ -177,9 +166,9 @@ def throughput(ax: Axes, results: StudyResults) -> None:
 
 def _describe_speedup(results: StudyResults) -> str:
     predicted = [
-        f"{label}, {rounded(known[-1][1])} on {known[-1][0]}"
+        f"{label}, {rounded(forecast[-1][1])} on {forecast[-1][0]}"
         for label, points in results.drawn
-        if (known := _predicted(results, points))
+        if (forecast := _predicted(results, points))
     ]
     return _ends(results, SPEEDUP) + (
         f" Predicted beforehand: {'; '.join(predicted)}." if predicted else ""
@@ -244,12 +233,12 @@ def _describe_overview(results: StudyResults) -> str:
 
 def _best(results: StudyResults) -> str:
     """The configuration whose median is farthest from its baseline's, if it is quiet."""
-    known = [
+    candidates = [
         (row, label) for label, points in results.curves for row in rows_of(beyond_baseline(points))
     ]
-    if not known:
+    if not candidates:
         return ""
-    row, label = max(known, key=lambda one: float(one[0]["speedup"]))
+    row, label = max(candidates, key=lambda one: float(one[0]["speedup"]))
     if row["run_id"] not in set(results.noise.quiet(results.summary)["run_id"]):
         return ""
     place = f" on {row.ranks}" * (not common_ranks(results.summary))
@@ -301,10 +290,10 @@ def _ends(results: StudyResults, quantity: Quantity) -> str:
     """The first and the last point of each curve, in words."""
     parts = []
     for label, points in results.drawn:
-        known = rows_of(points[points[quantity.column].notna()])
+        rows = rows_of(points[points[quantity.column].notna()])
         ends = [
             f"{quantity.text(*row.estimate(quantity.column))} on {row.ranks}"
-            for row in known[:1] + known[1:][-1:]
+            for row in rows[:1] + rows[1:][-1:]
         ]
         if ends:
             parts.append(f"{label}, {' and '.join(ends)}")
@@ -416,8 +405,8 @@ def _draw_predicted(ax: Axes, points: list[tuple[int, float]], *, color: str) ->
     if not points:
         return []
     look: dict[str, Any] = {"markersize": 9, "fillstyle": "none", "markeredgewidth": 1.4}
-    known = {line.get_label() for line in ax.get_lines()}
-    name = f"{'_' * (PREDICTED in known)}{PREDICTED}"
+    names = {line.get_label() for line in ax.get_lines()}
+    name = f"{'_' * (PREDICTED in names)}{PREDICTED}"
     ax.plot(*zip(*points, strict=True), "D", color=color, label=name, zorder=4, **look)
     return [Label(*points[-1], PREDICTED, color)]
 

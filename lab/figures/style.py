@@ -20,6 +20,8 @@ from matplotlib.ticker import (
     StrMethodFormatter,
 )
 
+from lab.records.table import grouped
+
 Item = TypeVar("Item")
 Numbers = np.ndarray[Any, np.dtype[np.float64]]
 Interval = tuple[float, float | None, float | None]  # a value with its ends, None or NaN without
@@ -185,10 +187,8 @@ class Arrangement(NamedTuple):
     @property
     def panels(self) -> dict[str, dict[str, CurveStyle]]:
         """The looks of the curves in each panel; without panels, of all under an empty name."""
-        made: dict[str, dict[str, CurveStyle]] = {}
-        for label, look in self.looks.items():
-            made.setdefault(look.panel, {})[label] = look
-        return made
+        panels = grouped((look.panel, (label, look)) for label, look in self.looks.items())
+        return {panel: dict(looks) for panel, looks in panels.items()}
 
 
 class _Words(NamedTuple):

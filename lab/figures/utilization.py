@@ -51,7 +51,7 @@ def _curves(results: StudyResults) -> list[_Curve]:
         if run.micro_batch_size and (mfu := shares[run_id]) is not None and run_id not in wrong
     )
     labels, common = distinct_labels(list(points))
-    return [_Curve(labels[run] or common, run, sorted(known)) for run, known in points.items()]
+    return [_Curve(labels[run] or common, run, sorted(own)) for run, own in points.items()]
 
 
 _missing = empty_unless(
@@ -199,10 +199,10 @@ def _draw(ax: Axes, one: _Panel, per_second: float) -> list[tuple[Text, float]]:
 
 def _hide_names(ax: Axes, names: Sequence[tuple[Text, float]]) -> None:
     """Hide names of phases that are wider than their phase, and all but the first of each."""
-    known: set[str] = set()
+    shown: set[str] = set()
     scale = abs(ax.transData.transform((1, 0))[0] - ax.transData.transform((0, 0))[0])
     for text, width in names:
         fits = text.get_window_extent().width < 0.95 * width * scale
-        text.set_visible(fits and text.get_text() not in known)
+        text.set_visible(fits and text.get_text() not in shown)
         if fits:
-            known.add(text.get_text())
+            shown.add(text.get_text())

@@ -7,24 +7,21 @@ import io
 import re
 from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass, replace
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import pandas as pd
 from matplotlib import figure as canvas
+from matplotlib.axes import Axes
+from matplotlib.backend_bases import RendererBase
 from matplotlib.backends.backend_agg import FigureCanvasAgg
 from matplotlib.layout_engine import ConstrainedLayoutEngine
 
 from lab.analysis.configurations import UNKNOWN
 from lab.analysis.results import Source, StudyResults
+from lab.analysis.scaling_curves import Curve
 from lab.figures.figure import figure_named
 from lab.figures.style import SIZE, style
 from lab.formatting import NOT_MEASURED, UNITS, capitalized
-
-if TYPE_CHECKING:
-    from matplotlib.axes import Axes
-    from matplotlib.backend_bases import RendererBase
-
-    from lab.analysis.scaling_curves import Curve
 
 # With more, a page and its PDF would take minutes to make and to scroll.
 MOST_ROWS, MOST_SENTENCES = 200, 30

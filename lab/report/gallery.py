@@ -27,6 +27,7 @@ from lab.report.artifacts import github_page, light
 from lab.report.blocks import escaped
 from lab.report.build import Report, profiles_and_calibrations, report
 from lab.report.execute import shared_kernels
+from lab.report.html import LabHTMLExporter
 
 T = TypeVar("T")
 PAGE, ENTRY = "report.md", "entry.json"
@@ -252,22 +253,18 @@ def _measured(place: Path) -> Entry | None:
     return Entry(study, result.answer, state, f"{inside}/{result.html.name}", shown, alt)
 
 
-def _kept(place: Path) -> Entry | None:
+def as_kept(place: Path) -> Entry:
+    """A study as a repository holds it: with what is kept, and nothing of this machine."""
     folder = place / KEPT
     about = read_json(folder / ENTRY)
     if about is None:
-        return None
+        return Entry(Study.load(place), "", UNMEASURED, "", "", "")
     study, inside = Study.load(place, quick=bool(about.get("quick"))), f"{place.name}/{KEPT}"
     answer, picture, alt = (str(about.get(name, "")) for name in ("answer", "picture", "alt"))
     picture = f"figures/{Path(picture).name}"
     shown = f"{inside}/{picture}" if (folder / picture).is_file() else ""
     state = f"kept, {_state(study, folder / OUT)}"
     return Entry(study, answer, state, f"{inside}/{PAGE}", shown, alt)
-
-
-def as_kept(place: Path) -> Entry:
-    """A study as a repository holds it: with what is kept, and nothing of this machine."""
-    return _kept(place) or Entry(Study.load(place), "", UNMEASURED, "", "", "")
 
 
 def _state(study: Study, out: Path) -> str:
@@ -278,8 +275,6 @@ def _state(study: Study, out: Path) -> str:
 
 
 def _page(entries: list[Entry], folder: Path) -> str:
-    from lab.report.html import LabHTMLExporter
-
     cells = [new_markdown_cell(f"# {TITLE}")]
     for entry in entries:
         title = escaped(entry.study.title)

@@ -83,11 +83,7 @@ def run_pandoc(html: str, sections: Mapping[str, str], *, to: str, options: Sequ
         command += ["--wrap=none", "--quiet", "--sandbox", f"--log={log}", *options]
         # In a session of its own: a pandoc that Ctrl-C reaches would be reported as having failed.
         done = subprocess.run(
-            command,
-            input=html.encode(),
-            capture_output=True,
-            check=False,
-            start_new_session=True,
+            command, input=html.encode(), capture_output=True, check=False, start_new_session=True
         )
         if done.returncode:
             reason = done.stderr.decode(errors="replace").strip()

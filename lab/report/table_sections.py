@@ -137,24 +137,30 @@ def _notes(table: ReportedTable) -> Blocks:
 
 def scaling(report: TableReport) -> Blocks:
     """A section for each kind of scaling: figures, and a row for each configuration."""
-    return [block for kind, part in report.parts.items() for block in _kind(kind, part)]
+    return [
+        block for kind, part in report.parts.items() for block in _kind(report.table, kind, part)
+    ]
 
 
-def _kind(kind: Scaling, results: StudyResults) -> Blocks:
-    summary = results.summary
+def _kind(table: ReportedTable, kind: Scaling, results: StudyResults) -> Blocks:
     blocks: Blocks = [Markdown(f"## {HEADINGS[kind]}")]
-    if summary["speedup"].isna().all():
+    if results.summary["speedup"].isna().all():
         blocks.append(Markdown.of(OPEN))
-    drawn, note = _drawn(results)
     suffix = f"-{kind}" if kind else ""
-    if any(len(curve.points) > 1 for curve in drawn.curves):
-        blocks.append(_figure(drawn, suffix=suffix, note=note))
-    return [*blocks, _results(results, label=f"tbl-results{suffix}")]
+    if lines := [curve for curve in results.curves if len(curve.points) > 1]:
+        # Those most informative about scaling: the most sizes, then the most ranks.
+        lines.sort(key=lambda line: (-len(line.points), -line.points["world_size"].max()))
+        ids = {run_id for line in lines[:MOST_CURVES] for run_id in line.points["run_id"]}
+        records = tuple(record for record in table.records if record.run_id in ids)
+        left_out = len(results.curves) - len(lines[:MOST_CURVES])
+        drawn = StudyResults(replace(table, records=records))
+        blocks.append(_figure(drawn, suffix=suffix, left_out=left_out))
+    return [*blocks, _results(results, label=f"tbl-results{suffix}", table=table.name)]
 
 
-def _figure(results: StudyResults, *, suffix: str, note: str) -> Figure:
+def _figure(results: StudyResults, *, suffix: str, left_out: int) -> Figure:
     """All quantities of the table by number of ranks, with a caption that holds for it."""
-    summary = results.summary
+    summary, shown = results.summary, len(results.curves)
     columns = {column for column in summary if summary[column].notna().any()}
     names = [name(summary) for column, name in GIVEN.items() if column in columns]
     what = [f"{', '.join(names)} as the table gives {'them' if len(names) > 1 else 'it'}"]
@@ -164,8 +170,9 @@ def _figure(results: StudyResults, *, suffix: str, note: str) -> Figure:
     how = f" Bars are intervals: {_how(summary)}." if INTERVALS & columns else ""
     drawn = figure("overview", results)
     text = f"{'; '.join(what)}; by number of {ranks(device_of(summary))}"
-    caption = f"{capitalized(text)}.{how} {note}"
-    return replace(drawn, caption=caption.strip(), label=drawn.label + suffix)
+    few = f"{shown} of {shown + left_out} configurations are drawn, those with the most numbers"
+    caption = f"{capitalized(text)}.{how}" + f" {few} of ranks." * bool(left_out)
+    return replace(drawn, caption=caption, label=drawn.label + suffix)
 
 
 def _how(summary: pd.DataFrame) -> str:
@@ -175,30 +182,7 @@ def _how(summary: pd.DataFrame) -> str:
     return SPREAD if summary["step_time_low"].notna().any() else "one value per configuration"
 
 
-def _drawn(results: StudyResults) -> tuple[StudyResults, str]:
-    """The results with as many curves as fit a figure, and what is left out."""
-    lines = [curve for curve in results.curves if len(curve.points) > 1]
-    if len(lines) <= MOST_CURVES:
-        chosen = lines
-    else:
-        # Those most informative about scaling: the most sizes, then the most ranks.
-        order = sorted(lines, key=lambda c: (-len(c.points), -c.points["world_size"].max()))
-        chosen = [curve for curve in lines if curve in order[:MOST_CURVES]]
-    ids = {run_id for curve in chosen for run_id in curve.points["run_id"]}
-    table = results.source
-    if not isinstance(table, ReportedTable) or not chosen:
-        return results, ""
-    records = tuple(record for record in table.records if record.run_id in ids)
-    note = (
-        f"{len(chosen)} of {len(results.curves)} configurations are drawn, those with the most "
-        "numbers of ranks."
-        if len(chosen) < len(results.curves)
-        else ""
-    )
-    return StudyResults(replace(table, records=records)), note
-
-
-def _results(results: StudyResults, *, label: str) -> Table:
+def _results(results: StudyResults, *, label: str, table: str) -> Table:
     summary = results.summary
     unit, of_memory = unit_for(summary["step_time"]), bytes_unit(summary["peak_memory"])
     over = f"speedup over {baseline_name(summary)}"
@@ -217,7 +201,6 @@ def _results(results: StudyResults, *, label: str) -> Table:
         }
         for row in labelled_rows(summary)
     ]
-    table = results.source.name if isinstance(results.source, ReportedTable) else ""
     return _table(f"Results: {_how(summary)}", rows, label=label, table=table)
 
 

@@ -131,9 +131,11 @@ def test_naive_ddp_is_judged_by_parameters_calls_and_bytes() -> None:
         with pytest.raises(WrongAnswerError, match=hint):
             judged("03.naive-ddp", evidence(**changes))
     apart = evidence()
-    trial = replace(apart.trials[0], arrays=[apart.expected, {"p0": np.zeros(8), "p1": np.ones(2)}])
-    with pytest.raises(WrongAnswerError, match="Did they begin"):
-        judged("03.naive-ddp", replace(apart, trials=[trial]))
+    for other in (0.0, np.nan):
+        arrays = [apart.expected, {"p0": np.full(8, other), "p1": np.ones(2)}]
+        trial = replace(apart.trials[0], arrays=arrays)
+        with pytest.raises(WrongAnswerError, match="Did they begin"):
+            judged("03.naive-ddp", replace(apart, trials=[trial]))
 
 
 def test_hooks_count_where_calls_stay_under_way_and_time_is_hidden() -> None:

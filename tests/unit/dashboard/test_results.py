@@ -14,7 +14,7 @@ import lab
 from lab.config.emulation import Emulated, Link
 from lab.dashboard import results
 from lab.dashboard.board import Dashboard
-from lab.dashboard.results import Key
+from lab.dashboard.results import MARKS, Key
 from lab.figures import StudyResults
 from lab.perfmodel.frozen import Score
 from lab.perfmodel.simulate import Deviation
@@ -88,7 +88,7 @@ def test_what_changed_is_a_sentence_with_the_ratio(shown: Dashboard) -> None:
 
 def test_ratio_covers_steps_processes_and_load() -> None:
     quick, slow = (factories.record(factories.run(), step_time=time) for time in (0.1, 0.2))
-    times = results.ratio(slow, quick, known=Deviation(0.01))
+    times = results.ratio(slow, quick, processes=Deviation(0.01))
     assert times is not None
     value, low, high = times
     # Both medians deviate by 0.01 / 1.96, and both processes by 0.01.
@@ -96,11 +96,11 @@ def test_ratio_covers_steps_processes_and_load() -> None:
     assert value == pytest.approx(2.0) and low * high == pytest.approx(4.0)
     assert math.log(high / value) == pytest.approx(expected, rel=1e-3)
     loaded = factories.record(factories.run(), step_time=0.2, foreign_cpu=0.1)
-    wider = results.ratio(loaded, quick, known=Deviation(0.01))
+    wider = results.ratio(loaded, quick, processes=Deviation(0.01))
     assert wider is not None and wider[2] > high
-    unknown = results.ratio(slow, quick, known=None)
+    unknown = results.ratio(slow, quick, processes=None)
     assert unknown is not None and unknown[2] > high
-    assert "too few steps" in results.compared(results.ratio(short(slow), quick, known=None))
+    assert "too few steps" in results.compared(results.ratio(short(slow), quick, processes=None))
 
 
 def short(record: Record) -> Record:
@@ -149,10 +149,10 @@ def test_frame_and_ring_mark_the_run_that_is_meant() -> None:
         factories.record(factories.run(size), step_time=seconds) for size, seconds in times.items()
     ]
     meant = records[1]
-    for name, mark in {"step_breakdown": results.frame, "throughput": results.ring}.items():
+    for name, mark in MARKS.items():
         runs = on_two_clusters(records)
         ax = getattr(lab.figures, name)(runs, ax=Figure(layout="constrained").subplots())
-        mark(ax, runs.curves, ("slow", meant.run_id))
+        mark(ax, runs.curves, meant=("slow", meant.run_id), expected={})
         if name == "step_breakdown":
             assert (
                 ax.patches[-1].get_width() == pytest.approx(200.0) and not ax.patches[-1].get_fill()
@@ -173,7 +173,7 @@ def test_predictions_lie_where_they_were_expected() -> None:
     for name, (x, y) in places.items():
         runs = on_two_clusters(records)
         ax = getattr(lab.figures, name)(runs, ax=Figure(layout="constrained").subplots())
-        results.draw(ax, runs.curves, figure=name, meant=None, expected=expected)
+        MARKS[name](ax, runs.curves, meant=None, expected=expected)
         (diamond,) = (line for line in ax.lines if line.get_marker() == "D")
         assert diamond.get_xdata()[0] == pytest.approx(x)
         assert y is None or diamond.get_ydata()[0] == pytest.approx(y)
