@@ -396,11 +396,7 @@ def is_of_model(column: str, texts: pd.Series, meanings: Mapping[str, Guess]) ->
     of_model = any(meaning.canonical in OF_TRAINING for meaning in meanings.values())
     named = any(meaning.canonical in {"model", "dataset"} for meaning in meanings.values())
     counted = bool(texts.str.fullmatch(r"(?:\d+x)?[\d.]+\s*[bBmM]").all())
-    return _is_size(column) and (named or (of_model and counted))
-
-
-def _is_size(column: str) -> bool:
-    return parse_name(column).stem == "size"
+    return parse_name(column).stem == "size" and (named or (of_model and counted))
 
 
 def is_of_program(column: str, frame: pd.DataFrame, names: Collection[str]) -> bool:

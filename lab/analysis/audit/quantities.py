@@ -445,7 +445,14 @@ def _in_order(frame: pd.DataFrame, meanings: Mapping[str, Guess]) -> dict[str, G
     medians = {column: numbers(frame[column], units=COUNT_UNITS).median() for column in rates}
     counted = [column for column in rates if not OF_HARDWARE.search(normal(column))] or rates
     first = max(counted, key=lambda column: medians[column] if medians[column] > 0 else 0.0)
-    return {first: meanings[first], **meanings}
+    # Of several efficiencies, that of "A2A tokens/s" is called after it.
+    own = _words(first).difference(*(_words(column) for column in rates if column != first))
+    alike = [column for column in meanings if own & _words(column)]
+    return {column: meanings[column] for column in (first, *alike)} | meanings
+
+
+def _words(column: str) -> set[str]:
+    return {*normal(column).split("_")}
 
 
 def _is_summarised(column: str, meanings: Mapping[str, Guess]) -> bool:

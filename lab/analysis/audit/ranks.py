@@ -53,7 +53,7 @@ def _by_strategies(
     strategies: pd.Series, hint: tuple[int, str] | None
 ) -> tuple[pd.Series, str] | None:
     """World sizes where strategies run on one rank or on several, by their names."""
-    names = strategies.fillna("").str.lower()
+    names = strategies.fillna("").map(lambda name: normal(name).replace("_", " "))
     parallel = names.map(columns.is_parallel).astype(bool)
     counted = r"gpus?|ranks?|procs?|process(?:es)?|threads?|cores?|workers?|x"
     number = rf"(\d{{1,6}})\s*x?\s*[-_ ]?(?:{counted})|x(\d{{1,6}})"
@@ -67,7 +67,7 @@ def _by_strategies(
         return None
     unnamed = parallel & counts.isna()
     counts = counts.where(~unnamed, hint[0] if hint else np.nan)
-    many = ", ".join(repr(name) for name in names[parallel].unique())
+    many = ", ".join(repr(name) for name in strategies[parallel].str.lower().unique())
     number = f"{hint[0]} ranks by {hint[1]}" if hint else "an unknown number of ranks"
     if not unnamed.any():
         number = "as many ranks as their names say"
@@ -172,7 +172,7 @@ def by_cells(frame: pd.DataFrame, meanings: Mapping[str, Guess]) -> dict[str, Gu
         texts = as_texts(frame[column]).dropna().unique()[:MOST_VALUES]
         meaning = meanings.get(column)
         if (meaning is None or meaning.canonical == "strategy") and len(texts):
-            pairs = {_ranks_in(str(text)) for text in texts if not SIZES.fullmatch(str(text))}
+            pairs = {ranks_in_words(str(text)) for text in texts if not SIZES.fullmatch(str(text))}
             named = all(
                 ranks > 0 and (not name or columns.names_gpu(name)) for ranks, name in pairs
             )
@@ -181,7 +181,7 @@ def by_cells(frame: pd.DataFrame, meanings: Mapping[str, Guess]) -> dict[str, Gu
     return {}
 
 
-def _ranks_in(text: str) -> tuple[float, str]:
+def ranks_in_words(text: str) -> tuple[float, str]:
     """The ranks in a cell, also of a serial program, and what they are."""
     words = normal(text)
     if words in columns.SERIAL.split("|"):

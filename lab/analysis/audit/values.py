@@ -44,9 +44,9 @@ WIDE = {code: code - 0xFEE0 for code in range(0xFF01, 0xFF5F)}
 
 TIME_UNITS = by_word(
     {
-        1.0: "s sec secs second seconds",
-        1e-3: "ms msec msecs millisecond milliseconds",
-        1e-6: "us usec usecs microsecond microseconds",
+        1.0: "s sec secs second seconds segundos segs sekunden secondi secondes saniye sn",
+        1e-3: "ms msec msecs millisecond milliseconds milisegundos millisekunden millisecondes",
+        1e-6: "us usec usecs microsecond microseconds microsegundos mikrosekunden microsecondes",
         1e-9: "ns nsec nanosecond nanoseconds",
         60.0: "mins minute minutes",
         3600.0: "h hr hrs hour hours",

@@ -457,3 +457,45 @@ def test_columns_for_programs_and_what_shells_print(head: str, row: str, evidenc
     assert "communication-alone" not in broken(result)
     (finding,) = (one for one in result.findings if one.rule == "super-linear")
     assert evidence in finding.evidence
+
+
+def test_a_time_of_a_single_program() -> None:
+    rows = ["| 1 | 8.0 | 1.00x |", "| 2 | 4.2 | 1.90x |", "| 4 | 2.3 | {}x |"]
+    table = below("| Threads | Pthreads Time (s) | Speedup |", *rows)
+    assert not broken(pasted(table.format(3.48)))
+    assert broken(pasted(table.format(3.88))) == {"quoted-against-own"}
+    part = pasted(table.replace("Pthreads", "MPI").format(3.48))
+    assert part.reading["MPI Time (s)"] == "communication"
+
+
+def test_rows_on_as_many_ranks_that_quote_different_speedups_are_no_repeats() -> None:
+    rows = ["1,9.0,1.0", "2 (one node),5.0,1.8", "2 (two nodes),90.0,0.1", "4 (one node),3.0,{}"]
+    table = "\n".join(["Processes,time_s,speedup", *rows])
+    assert not broken(pasted(table.format(3.0)))
+    assert broken(pasted(table.format(3.6))) == {"quoted-against-own"}
+
+
+def test_an_efficiency_called_after_a_rate_is_of_it() -> None:
+    names = "| GPUs | old ns/day | new ns/day | Speedup | old eff | new eff |"
+    rows = ["| 8 | 0.65 | 0.67 | +3% | 100% | 100% |", "| 64 | 0.48 | 0.57 | +19% | 74% | 85% |"]
+    result = pasted(below(names, *rows))
+    assert result.reading["new eff"] == "efficiency" and not broken(result)
+
+
+def test_ratios_below_a_heading_may_fall() -> None:
+    rows = ["| 1 | 1.00x | 1.00x |", "| 2 | 1.42x | 0.83x |", "| 4 | 1.64x | 0.72x |"]
+    text = "## Speedup over 1 thread\n\n" + below("| Threads | static | dynamic |", *rows)
+    assert pasted(text).reading["speedup"] == "speedup"
+
+
+def test_times_below_a_heading_beside_a_table_of_speedups() -> None:
+    rows = ["| p = 1 | 0.40 | 1.60 |", "| p = 4 | 0.11 | 0.42 |"]
+    text = "## Runtime (seconds)\n\n" + below("| Threads | 1M points | 4M points |", *rows)
+    text += "\n## Results\n\n" + below("| Threads | Speedup |", "| 1 | 1.0 |", "| 4 | 3.8 |")
+    assert [table.reading.get("time", "") for table in pasted(text).tables] == ["time", ""]
+
+
+def test_runs_without_ranks_tell_no_others_apart() -> None:
+    rows = ["2,1,2,18.9", "2,3,4,37.5", "2,8,8,70.1", "2,128,0,10.1", "2,512,0,36.9"]
+    result = pasted("\n".join(["version,MPI ranks,GPUs,ns/day", *rows]))
+    assert all("MPI ranks" not in str(finding.records) for finding in result.findings)

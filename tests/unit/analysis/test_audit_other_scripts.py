@@ -13,13 +13,14 @@ from lab.analysis.audit.values import duration, ranks_of
 @pytest.mark.parametrize(
     ("canonical", "names"),
     {
-        "world_size": ["卡数", "总卡数", "GPU数", "NPU数量", "GPU 番号"],
+        "world_size": ["卡数", "总卡数", "GPU数", "NPU数量", "GPU 番号", "进程个数"],
         "nodes": ["节点数"],
         "rate": ["吞吐量 (img/s)", "总吞吐", "性能(fps)"],
         "rate_per_rank": ["单卡吞吐量 (tok/s)", "token/p/s"],
         "speedup": ["加速比", "实际加速比"],
         "efficiency": ["扩展效率", "线性度"],
-        "time": ["训练时间(1000步)", "每步耗时", "时间 (ms)"],
+        "threads": ["线程数", "线程数量"],
+        "time": ["运行时间", "时间开销（秒）", "训练时间(1000步)", "每步耗时", "时间 (ms)"],
         "memory": ["显存（GB）", "显存/卡"],
         "global_batch_size": ["全局 BS"],
         "micro_batch_size": ["每卡microbatch"],
