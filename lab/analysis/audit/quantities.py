@@ -41,10 +41,10 @@ from lab.analysis.audit.values import (
     FLOPS_UNITS,
     PARAMETER_UNITS,
     PLUS_MINUS,
+    PRODUCT,
     RANGE,
     TIME_UNITS,
     duration,
-    multiplied,
     numbers,
     ranks_of,
     roundings,
@@ -287,7 +287,7 @@ class Quantities:
         factor, assumption = self._factor(canonical, meaning, column)
         scale = 1.0 if meaning.inverse else factor
         if canonical in {"batch", "global_batch_size"}:
-            cells = cells.map(multiplied)
+            cells = cells.map(lambda cell: volume(cell, PRODUCT))
         values = numbers(cells, units=UNITS.get(canonical, COUNT_UNITS), factor=scale)
         if meaning.inverse:
             values = factor / values.where(values > 0)

@@ -71,8 +71,8 @@ UNIT = re.compile(r"\s*[\[(][^\[(]*[\])]\s*$")
 RANKS = {*COUNTED_RANKS}
 PROCESSES = "mpi|ranks|tasks|process(?:es)?|procs"
 OF_PAIR = re.compile(
-    rf"(?:.*_)?(?:(?:{PROCESSES})_(?:x_|by_)?(?:omp|open_?mp|threads)"
-    rf"|(?P<nodes>nodes?)_(?:x_|by_)?(?:gpus?|{PROCESSES}))"
+    rf"(?:.*_)?(?:(?:{PROCESSES})_(?:x_|by_|times_)?(?:omp|open_?mp|threads)"
+    rf"|(?P<nodes>nodes?)_(?:x_|by_|times_)?(?:gpus?|{PROCESSES}))"
 )
 PAIR = re.compile(r"^\s*(\d{1,5})\s*[x×*]\s*(\d{1,5})(?!\d)")
 PAIRED = re.compile(r"^\s*[~≈]?(\d[\d.,]*)\s*/\s*(\d[\d.,]*)\s*$")
@@ -427,6 +427,9 @@ def by_group(frame: pd.DataFrame) -> Long:
         for n, (label, group) in enumerate(zip(labels, groups, strict=True), start=1)
     }
     long = _stacked(frame[int(worded) :], parts, "setting")
+    counts = [name for name in names if quantities([name]) & RANKS]
+    if not worded and len(counts) == 1 and long[counts[0]].is_unique:
+        return long.drop(columns="setting"), [f"{listed(names)} go on beside their first rows"]
     return long, [f"{listed(names)} occur {len(groups)} times, each time for another setting"]
 
 
