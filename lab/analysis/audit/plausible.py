@@ -347,7 +347,9 @@ def own_baseline(column: str, frame: pd.DataFrame, meanings: Mapping[str, Guess]
     speedups = quoted.to_numpy()[known]
     measured = {}
     for name in frame:
-        values = numbers(frame[name], units=TIME_UNITS).to_numpy()[known]
+        family, factor = parse_name(str(name))[1:3]  # others may be in s now
+        scale = factor if family == "time" else 1.0
+        values = numbers(frame[name], units=TIME_UNITS, factor=scale).to_numpy()[known]
         if name not in {column, *others} and not np.isnan(values).any():
             measured[str(name)] = values
     if len(measured) > MOST_COLUMNS:

@@ -37,6 +37,7 @@ from lab.analysis.audit.values import (
     CELL_TIME,
     CELL_TIMES,
     COUNT_UNITS,
+    COUNTED_UNITS,
     EMPTY,
     FLOPS_UNITS,
     PARAMETER_UNITS,
@@ -79,6 +80,7 @@ UNITS = {
     **dict.fromkeys(("flops", "flops_per_rank", "peak_flops"), FLOPS_UNITS),
     **dict.fromkeys(("algbw", "busbw"), BANDWIDTH_UNITS),
     "parameters": PARAMETER_UNITS,
+    "world_size": COUNTED_UNITS,
 }
 REFERENCE = re.compile(r"\W*(?:baseline|reference|ref|基准|基线)\W*", re.IGNORECASE)  # of speedups
 BOUND = re.compile(r"\s*(?:[<>≤≥]|&[lg]t;)")  # an upper or lower limit, not a measured value

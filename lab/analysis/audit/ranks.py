@@ -13,7 +13,7 @@ from lab.analysis.audit import columns
 from lab.analysis.audit.columns import LAYOUT, MEASURED, RATIOS, Guess, normal, parse_name
 from lab.analysis.audit.keys import MOST_VALUES
 from lab.analysis.audit.quantities import as_texts
-from lab.analysis.audit.values import NEARLY, numbers, ranks_of
+from lab.analysis.audit.values import COUNTED_UNITS, NEARLY, numbers, ranks_of
 
 AFTER_WORD = "parallel|open_?mp|omp|mpi|threads|workers|multi-?process(?:ing)?"
 SIZES = re.compile(r"\d+(?:\s*[x×*]\s*\d+)+")  # of images, or nodes and ranks
@@ -196,14 +196,26 @@ def workers(frame: pd.DataFrame, meanings: Mapping[str, Guess]) -> str:
     if "world_size" in kinds.values() or not MEASURED & set(kinds.values()):
         return ""
     for column, kind in kinds.items():
-        values = numbers(frame[column]).dropna()
+        values = numbers(frame[column], units=COUNTED_UNITS).dropna()
         whole = bool(((values >= 1) & (values % 1 == 0)).all())
-        counted = kind == "threads" or (kind == "cpus" and _are_steps_of_scaling(values))
+        quoted = kind in {"threads", "cpus"} and _are_quoted(values, frame, meanings)
+        counted = quoted or kind == "threads"
+        counted = counted or (kind == "cpus" and _are_steps_of_scaling(values))
         counted = counted or (kind == "strategy" and parse_name(column).stem == "parallelism")
         counted = counted or (kind == "loader_workers" and bool(RATIOS & set(kinds.values())))
-        if counted and "per" not in normal(column).split("_") and whole and values.nunique() > 1:
+        varied = quoted or values.nunique() > 1
+        if counted and "per" not in normal(column).split("_") and whole and varied:
             return column
     return ""
+
+
+def _are_quoted(counts: pd.Series, frame: pd.DataFrame, meanings: Mapping[str, Guess]) -> bool:
+    """Whether most quoted speedups over their efficiencies are these numbers."""
+    of = {meaning.canonical: column for column, meaning in meanings.items()}
+    if not set(of) >= RATIOS:
+        return False
+    each = numbers(frame[of["speedup"]]) / numbers(frame[of["efficiency"]]) / counts
+    return bool(((each - 1).abs() < NEARLY).mean() > MOSTLY)
 
 
 def global_batch(tidy: pd.DataFrame, given: dict[str, str]) -> Iterator[str]:

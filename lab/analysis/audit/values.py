@@ -66,6 +66,7 @@ BANDWIDTH_UNITS = {
     for unit in (f"{prefix}{name}/s", f"{prefix}{name}/sec")
 } | {"gib/s": 2.0**30, "mib/s": 2.0**20}
 COUNT_UNITS = by_word({1e3: "k", 1e6: "m million millions", 1e9: "bn billion billions"})
+COUNTED_UNITS = COUNT_UNITS | by_word({1.0: "thread threads core cores"})  # of "2 threads"
 PARAMETER_UNITS = COUNT_UNITS | {"b": 1e9, "t": 1e12}
 FLOPS_UNITS = {
     f"{prefix}flop{end}": factor

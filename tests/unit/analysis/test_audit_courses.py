@@ -499,3 +499,29 @@ def test_runs_without_ranks_tell_no_others_apart() -> None:
     rows = ["2,1,2,18.9", "2,3,4,37.5", "2,8,8,70.1", "2,128,0,10.1", "2,512,0,36.9"]
     result = pasted("\n".join(["version,MPI ranks,GPUs,ns/day", *rows]))
     assert all("MPI ranks" not in str(finding.records) for finding in result.findings)
+
+
+def test_each_row_has_a_serial_time_in_ms_that_its_speedup_is_over() -> None:
+    rows = ["| 2 | 900.0 | 470.0 | 1.91x |", "| 4 | 910.0 | 260.0 | 3.50x |"]
+    table = below("| Cores | Serial time (ms) | Parallel time (ms) | Speedup |", *rows)
+    assert not broken(pasted(table + "| 8 | 1300.0 | 240.0 | 5.42x |"))
+    assert broken(pasted(table + "| 8 | 1300.0 | 240.0 | 9.42x |")) >= {"quoted-against-own"}
+
+
+@pytest.mark.parametrize(("share", "faults"), [("0.24", set()), ("0.37", {"quoted-against-own"})])
+def test_as_many_cores_in_all_rows_by_the_quoted_efficiencies(share: str, faults: set[str]) -> None:
+    rows = ["a,6,6.0,4.1,1.46,0.24", "b,6,22.7,15.9,1.43,0.24", f"c,6,32.0,22.1,1.45,{share}"]
+    names = "file,cores,serial time (s),parallel time (s),speedup,efficiency"
+    assert broken(pasted("\n".join([names, *rows]))) == faults
+
+
+def test_numbers_of_threads_with_their_word() -> None:
+    rows = ["| 2 threads | 18.7 |", "| 4 threads | 12.9 |", "| 8 threads | 12.4 |"]
+    result = pasted(below("| Threads | time (s) |", *rows))
+    assert result.reading["Threads"] == "world_size" and "super-linear" in result.checked
+
+
+@pytest.mark.parametrize(("digits", "faults"), [("", set()), ("00", {"too-regular"})])
+def test_a_deviation_of_zero_that_is_rounded(digits: str, faults: set[str]) -> None:
+    rows = [f"| {n} | {t}{digits} ± 0.0{digits} |" for n, t in ((1, 6.5), (2, 3.7), (4, 2.4))]
+    assert broken(pasted(below("| Threads | time (s) |", *rows))) == faults
