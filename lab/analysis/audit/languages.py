@@ -44,7 +44,7 @@ OTHER_SCRIPTS = {
     "utilization": "利用率",
     "performance": "性能",
     "step time": "每步耗时 每步时间 单步耗时 单步时间 每步总耗时 迭代耗时 迭代时间",
-    "training time": "训练时间 训练耗时 训练用时 训练时长 学習時間 학습_시간 훈련_시간",
+    "training time": "训练时长 学習時間 학습_시간 훈련_시간",
     "training speed": "训练速度",
     "epoch time": "epoch당_시간 에폭당_시간 에포크당_시간",
     "time": "时间开销 耗时 用时 时间 時間 시간 время",
@@ -111,24 +111,21 @@ OTHER_SCRIPTS = {
 # In other European languages, in snake case and without accents.
 EUROPEAN = {
     "execution_time": "tiempo_de_ejecucion tempo_de_execucao tempo_di_esecuzione temps_d_execution "
-    "tiempo_ejecucion tempo_execucao tempo_esecuzione temps_execution temps_de_calcul "
-    "tiempo_de_calculo tiempo_de_computo tempo_di_calcolo tempo_de_processamento temps_total "
-    "tempo_gasto tempo_decorrido tiempo_transcurrido temps_ecoule benotigte_zeit "
-    "ausfuhrungszeit laufzeit rechenzeit berechnungszeit gesamtzeit czas_wykonania "
-    "thoi_gian_chay calisma_suresi",
+    "temps_execution temps_de_calcul temps_total tiempo_de_calculo tiempo_de_computo "
+    "tempo_di_calcolo tempo_de_processamento tempo_gasto tempo_decorrido tiempo_transcurrido "
+    "temps_ecoule laufzeit ausfuhrungszeit rechenzeit berechnungszeit gesamtzeit benotigte_zeit "
+    "czas_wykonania thoi_gian_chay calisma_suresi",
     "training_time": "egitim_suresi",
     "mean_execution_time": "tiempo_medio_de_ejecucion tiempo_promedio_de_ejecucion "
     "tempo_medio_de_execucao tempo_medio_di_esecuzione temps_moyen_d_execution "
     "mittlere_laufzeit",
     "mean_time": "tiempo_promedio tiempo_medio tempo_medio temps_moyen",
     "duration": "duree durata duracao duracion dauer",
-    "time": "tiempo_total tiempo_real tiempo tempo_totale tempo_total tempo zeit czas thoi_gian "
-    "toplam_sure sure suresi",
+    "time": "tiempo tempo_totale tempo zeit czas thoi_gian toplam_sure sure suresi",
     "time_s": "tiempo_seg temps_s",
     "time_ms": "temps_ms",  # alone, these are temperatures
     "speedup": "aceleracion accelerazione aceleracao beschleunigung przyspieszenie tang_toc "
-    "facteur_d_acceleration beschleunigungsfaktor fator_de_aceleracao factor_de_aceleracion "
-    "hizlanma hizlandirma",
+    "facteur_d_acceleration beschleunigungsfaktor hizlanma hizlandirma",
     "efficiency": "eficiencia efficienza efficacite effizienz efektywnosc hieu_suat verimlilik",
     "parallel_time": "tempo_paralelo tiempo_paralelo tempo_parallelo temps_parallele",
     "serial_time": "tempo_sequencial tempo_serial tiempo_secuencial tiempo_serial "

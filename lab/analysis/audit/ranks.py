@@ -86,12 +86,15 @@ def of_a_node(tidy: pd.DataFrame, given: dict[str, str]) -> Iterator[str]:
     unless they are the quoted speedups over the efficiencies."""
     if "per_node" in given or not (tidy["world_size"] < tidy["nodes"]).any():
         return
-    ranks = tidy["speedup"] / tidy["efficiency"] / tidy["world_size"]
-    quoted = float(((ranks - 1).abs() < NEARLY).mean()) > MOSTLY
-    if not quoted:
+    if not _are_quoted(tidy["world_size"], tidy["speedup"], tidy["efficiency"]):
         tidy["per_node"], tidy["world_size"] = tidy["world_size"], np.nan
         given["per_node"] = name = given.pop("world_size")
         yield f"{name!r} counts the ranks of each node, as there are fewer than nodes"
+
+
+def _are_quoted(counts: pd.Series, speedups: pd.Series, efficiencies: pd.Series) -> bool:
+    """Whether most quoted speedups over their efficiencies are these numbers."""
+    return bool(((speedups / efficiencies / counts - 1).abs() < NEARLY).mean() > MOSTLY)
 
 
 def degrees(tidy: pd.DataFrame, given: dict[str, str]) -> None:
@@ -195,27 +198,20 @@ def workers(frame: pd.DataFrame, meanings: Mapping[str, Guess]) -> str:
     kinds = {column: meaning.canonical for column, meaning in meanings.items()}
     if "world_size" in kinds.values() or not MEASURED & set(kinds.values()):
         return ""
+    ratios = {kind: numbers(frame[name]) for name, kind in kinds.items() if kind in RATIOS}
     for column, kind in kinds.items():
         values = numbers(frame[column], units=COUNTED_UNITS).dropna()
         whole = bool(((values >= 1) & (values % 1 == 0)).all())
-        quoted = kind in {"threads", "cpus"} and _are_quoted(values, frame, meanings)
-        counted = quoted or kind == "threads"
-        counted = counted or (kind == "cpus" and _are_steps_of_scaling(values))
+        quoted = len(ratios) > 1 and _are_quoted(values, ratios["speedup"], ratios["efficiency"])
+        counted = kind == "threads" or (
+            kind == "cpus" and (quoted or _are_steps_of_scaling(values))
+        )
         counted = counted or (kind == "strategy" and parse_name(column).stem == "parallelism")
         counted = counted or (kind == "loader_workers" and bool(RATIOS & set(kinds.values())))
         varied = quoted or values.nunique() > 1
         if counted and "per" not in normal(column).split("_") and whole and varied:
             return column
     return ""
-
-
-def _are_quoted(counts: pd.Series, frame: pd.DataFrame, meanings: Mapping[str, Guess]) -> bool:
-    """Whether most quoted speedups over their efficiencies are these numbers."""
-    of = {meaning.canonical: column for column, meaning in meanings.items()}
-    if not set(of) >= RATIOS:
-        return False
-    each = numbers(frame[of["speedup"]]) / numbers(frame[of["efficiency"]]) / counts
-    return bool(((each - 1).abs() < NEARLY).mean() > MOSTLY)
 
 
 def global_batch(tidy: pd.DataFrame, given: dict[str, str]) -> Iterator[str]:

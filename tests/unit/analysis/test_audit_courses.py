@@ -525,3 +525,9 @@ def test_numbers_of_threads_with_their_word() -> None:
 def test_a_deviation_of_zero_that_is_rounded(digits: str, faults: set[str]) -> None:
     rows = [f"| {n} | {t}{digits} ± 0.0{digits} |" for n, t in ((1, 6.5), (2, 3.7), (4, 2.4))]
     assert broken(pasted(below("| Threads | time (s) |", *rows))) == faults
+
+
+def test_efficiencies_over_one_rank_beside_speedups_over_two() -> None:
+    result = pasted("ranks,time_s,speedup,efficiency\n2,1.26,1.0,50%\n4,0.70,1.8,45%\n")
+    (fault,) = (finding for finding in result.findings if finding.severity == "warning")
+    assert "efficiencies over another baseline" in fault.evidence
