@@ -114,9 +114,10 @@ def _spaced(lines: Sequence[str], place: int) -> tuple[list[str], Rows, int] | N
             (line.split() for line in _from(lines, place + 1)),
         )
     ]
+    if len(rows) < FEWEST_ROWS:
+        return None
     counted = quantities(names[:1]) & {*COUNTED_RANKS}
-    begun = all((NUMBER.fullmatch if counted else WORD.match)(row[0]) for row in rows)
-    if not begun or len(rows) < FEWEST_ROWS:
+    if not all((NUMBER.fullmatch if counted else WORD.match)(row[0]) for row in rows):
         return None
     return *_of_benchmarks(names, rows), place + 1 + len(rows)
 
