@@ -109,7 +109,7 @@ NUMBERS = {
     "speedup": r"(.*_)?speed_?ups?(_.*)?|(x_|times_)?faster"
     rf"|(vs|versus|over|relative_to|compared_to)_(1|one|(a_)?single)_({RANK})"
     r"|((.*_)?(strong|weak|multi_gpu)_)?scaling(?!_(param|token|law|loss|step))(_.*)?|acceleration(_(rate|ratio|factor))?"
-    "|scalability",
+    "|scalability|scale_up",
     "mfu": r"(.*_)?mfu(_.*)?|(.*_)?model_flops?_util(i[sz]ation)?(_.*)?",
     "hfu": r"(.*_)?hfu(_.*)?|(.*_)?hardware_flops?_util(i[sz]ation)?(_.*)?",
     "peak_flops": r"(.*_)?peak_(.*_)?[tp]?flops?(_.*)?|(.*_)?[tp]?flops?_peak(_.*)?",
@@ -150,7 +150,8 @@ NUMBERS = {
 COUNTS = {"world_size", "bytes"}  # of which a share is another quantity
 # Not parallel efficiency, nor an accuracy for which a difference of 0.01 means much.
 OTHERWISE = {
-    "efficiency": r"energy|power|memory|flops?|hardware|compute|cost|model|[cg]pu|util",
+    "efficiency": r"energy|power|memory|flops?|hardware|compute|cost|model|[cg]pu|util"
+    r"|pipeline(?!_parallel)",
     "accuracy": r"perplexity|ppl|bleu|err(or)?(_|$)|loss|wer|mae|rmse|std|improve|gain|drop|delta"
     r"|open_?acc",
     "rate": r"inference|speed_?up|improve|increase|gain|ratio(?!n)|relative"
@@ -172,7 +173,7 @@ OUTCOME = re.compile(
 PROBLEM = re.compile(
     r"(?!.*_per_)(?:(?:n|no|num|number|of|total|global|fluid|solid|mesh|grid|problem|matrix|system)_?)*"
     r"(?:cells?|elem(?:ent)?s?|dofs?|unknowns|atoms|particles|bodies|grid|mesh|points|rows|vertices"
-    r"|size)(?:_size)?"
+    r"|size|documents|docs|pdfs|files)(?:_size)?"
 )
 OF_EACH_RANK = re.compile(rf"_per_(?:{RANK}|core|thread|task|slice)$")
 # What became of a run, often with marks: no setting either.
@@ -328,7 +329,9 @@ SERIAL = r"serial|single|sequential|one"
 SYMBOLS = {"T": "time", "S": "speedup", "E": "efficiency"}  # of textbooks
 NO_VARIANT = {"gpu", "gpus", "gpu_s", "baseline", "no", "s", "with", "without", *WORDS}
 COUNTED = re.compile(r"\(\d[\d.,]*k? [a-z]+\)\s*$", re.IGNORECASE)
-AVERAGED = re.compile(r"\s*\((?:average|avg|mean|median|best)\b[^()]*\)", re.IGNORECASE)
+AVERAGED = re.compile(
+    r"\s*\((?:average|avg|mean|median|best)\b(?:[^()]|\([^()]*\))*\)", re.IGNORECASE
+)
 BRACKETED = re.compile(r"\s*\([^()]*\)\s*$")
 FOOTNOTE = re.compile(r"<sup>.*?</sup>|(?<=\w)\s*\[\d\]$|<[^<>]*>")
 FORMULA = re.compile(r"\$([^$]+)\$")  # of LaTeX
@@ -372,6 +375,7 @@ SOLVED_RATE = re.compile(
     rf"(?:[gm]flops?_(?:per_)?(?:{SECOND})|(?<=performance_)[gm]flops|[kmgt]?teps)"
     rf"(?P<each>_per_(?:{RANK}|core|thread|node))?"
 )
+SIMULATED = re.compile(r"(?:.*_)?(days|hours)_per_n(?:s|anosecond)(?:_.*)?")
 SECONDS_PER_THING = re.compile(  # of "s/kimg", "ms per image" and "Speed (ms/token)"
     rf"(?:(?:.*_)?(?:time|speed)_)?(?P<unit>{SECOND}|ms)_per_(?P<k>k_?)?(?:{THINGS})"
 )
@@ -551,6 +555,8 @@ def _guess(name: str) -> Guess | None:
         return Guess("time", 1.0, "step", inverse=True)
     if paid := SECONDS_PER_THING.fullmatch(text):
         return Guess("rate", (1e3 if paid["k"] else 1.0) / TIME_UNITS[paid["unit"]], inverse=True)
+    if simulated := SIMULATED.fullmatch(text):
+        return Guess("time", TIME_UNITS["h"] * (24 if simulated[1] == "days" else 1), "total")
     # The unit of a rate would be read as the unit of a time.
     if solved := SOLVED_RATE.fullmatch(text):
         return Guess("rate_per_rank" if solved["each"] else "rate", 1.0)
@@ -574,28 +580,31 @@ def _guess(name: str) -> Guess | None:
     if family == "percent" and re.fullmatch(NUMBERS["flops"], stem):
         return Guess("mfu", factor)  # "TFlops %" is a share of the peak
     for canonical, pattern in (NUMBERS | TEXTS).items():
-        misread = family == "time"  # such as GPU hours
-        other = OTHERWISE.get(canonical)
-        misread = misread or bool(other and re.search(other, stem))
-        # "Memory (M)" is in MB.
-        misread = misread or (canonical == "memory" and family not in {None, "bytes", "count"})
-        misread = misread or (canonical in {"version", "rank"} and family is not None)
-        misread = misread or (canonical in COUNTED_RANKS and family == "bytes")  # of "N (MB)"
-        misread = misread or (
-            canonical == "strategy" and statistic is not None and stem != "parallelism"
-        )  # of "parallel max"
-        misread = misread or (family == "percent" and canonical in {*TEXTS, *COUNTS})
-        # "Model Size (GB)" is what the weights take; "(B)" are billions.
-        of_bytes = family == "bytes" and factor != 1.0
-        misread = misread or (canonical == "parameters" and of_bytes)
-        if re.fullmatch(pattern, stem) and not misread:
+        if re.fullmatch(pattern, stem) and not _is_misread(canonical, parsed):
             known = family is not None or canonical not in {"algbw", "busbw", "bytes", "memory"}
-            billions = canonical == "parameters" and family == "bytes" and factor == 1.0
-            named = Guess(canonical, 1e9 if billions else factor if known else None)
+            billions = canonical == "parameters" and family == "bytes"
             # The most nodes are what a queue allows.
             allowed = canonical in {"world_size", "nodes", "per_node"} and statistic in MAXIMA
+            named = Guess(canonical, 1e9 if billions else factor if known else None)
             return None if statistic in SPREADS or allowed else named
     return None
+
+
+def _is_misread(canonical: str, name: Name) -> bool:
+    """Whether the unit or a word of a name shows that it is not the quantity of its stem."""
+    stem, family, factor, statistic = name
+    other = OTHERWISE.get(canonical)
+    return (
+        family == "time"  # such as GPU hours
+        or bool(other and re.search(other, stem))
+        or (canonical == "memory" and family not in {None, "bytes", "count"})  # "(M)" is in MB
+        or (canonical in {"version", "rank"} and family is not None)
+        or (canonical in COUNTED_RANKS and family == "bytes")  # of "N (MB)"
+        or (canonical == "strategy" and statistic is not None and stem != "parallelism")
+        or (family == "percent" and canonical in {*TEXTS, *COUNTS})
+        # "Model Size (GB)" is what the weights take; "(B)" are billions.
+        or (canonical == "parameters" and family == "bytes" and factor != 1.0)
+    )
 
 
 def _time(name: Name) -> Guess | None:

@@ -84,7 +84,7 @@ def _no_repeats(
     """The columns of words or whole numbers, if any, that tell apart all rows on as many ranks
     whose times are too far apart for repeats: as few, with as few values, as will do."""
     keys = [name for name in tidy.columns if name.startswith("key:")]
-    times = tidy["time"].fillna(1 / tidy["rate"])
+    times = tidy["time"].fillna(1 / tidy["rate"]).where(tidy["world_size"].notna())
 
     def far_apart(*more: pd.Series) -> pd.Series:
         groups = [*(tidy[name] for name in (*keys, "world_size")), *more]

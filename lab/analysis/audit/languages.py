@@ -12,17 +12,17 @@ T = TypeVar("T")
 # the cells tell which.
 OTHER_SCRIPTS = {
     "execution time": "время_выполнения время_работы время_расчёта время_расчета "
-    "実行時間 処理時間 실행_시간 실행시간",
+    "実行時間 処理時間 실행_시간 실행시간 运行时间 执行时间",
     "matrix size": "размер_матрицы",
     "number of": "количество число кол-во",
     "number": "番号 编号",
-    "gpus per node": "每台机器的gpu数量 每台机器的gpu数 每台机器gpu数 每节点gpu数 单机gpu数 "
+    "gpus per node": "每台机器的gpu数 每台机器gpu数 每节点gpu数 单机gpu数 "
     "每机gpu数 每节点卡数 单机卡数 每机卡数",
-    "gpu count": "显卡数量 显卡数 卡数量 卡数",
+    "gpu count": "显卡数 卡数",
     "count": "数量 数目 个数 개수",
-    "gpus": "gpu数量 gpu个数 gpu数 gpu數量 gpu數",
-    "npus": "npu数量 npu个数 npu数",
-    "nodes": "节点数量 节点数 机器数量 机器数 ノード数 노드_수 노드_개수 노드수 узлов узлы",
+    "gpus": "gpu数 gpu數",
+    "npus": "npu数",
+    "nodes": "节点数 机器数 ノード数 노드_수 노드_개수 노드수 узлов узлы",
     "processes": "进程数 プロセス数 프로세스_수 프로세스_개수 процессов процессы процесів процеси",
     "threads": "线程数 スレッド数 스레드_수 스레드_개수 스레드 потоков потоки потоків нитей нити",
     "cores": "核心数 核数 コア数 코어_수 ядер ядра",
@@ -44,10 +44,10 @@ OTHER_SCRIPTS = {
     "utilization": "利用率",
     "performance": "性能",
     "step time": "每步耗时 每步时间 单步耗时 单步时间 每步总耗时 迭代耗时 迭代时间",
-    "training time": "训练时间 训练耗时 训练用时 训练时长 学習時間 학습_시간 훈련_시간",
+    "training time": "训练时长 学習時間 학습_시간 훈련_시간",
     "training speed": "训练速度",
     "epoch time": "epoch당_시간 에폭당_시간 에포크당_시간",
-    "time": "耗时 用时 时间 時間 시간 время",
+    "time": "时间开销 耗时 用时 时间 時間 시간 время",
     "latency": "延迟 时延",
     "effective batch size": "有効バッチサイズ",
     "batch size": "批处理大小 批次大小 批量大小 批大小 バッチサイズ 배치_크기 배치_사이즈",
@@ -111,27 +111,27 @@ OTHER_SCRIPTS = {
 # In other European languages, in snake case and without accents.
 EUROPEAN = {
     "execution_time": "tiempo_de_ejecucion tempo_de_execucao tempo_di_esecuzione temps_d_execution "
-    "tiempo_ejecucion tempo_execucao tempo_esecuzione temps_execution temps_de_calcul "
-    "tiempo_de_calculo tiempo_de_computo tempo_di_calcolo tempo_de_processamento temps_total "
-    "ausfuhrungszeit laufzeit rechenzeit berechnungszeit gesamtzeit czas_wykonania "
-    "thoi_gian_chay calisma_suresi",
+    "temps_execution temps_de_calcul temps_total tiempo_de_calculo tiempo_de_computo "
+    "tempo_di_calcolo tempo_de_processamento tempo_gasto tempo_decorrido tiempo_transcurrido "
+    "temps_ecoule laufzeit ausfuhrungszeit rechenzeit berechnungszeit gesamtzeit benotigte_zeit "
+    "czas_wykonania thoi_gian_chay calisma_suresi",
     "training_time": "egitim_suresi",
     "mean_execution_time": "tiempo_medio_de_ejecucion tiempo_promedio_de_ejecucion "
     "tempo_medio_de_execucao tempo_medio_di_esecuzione temps_moyen_d_execution "
     "mittlere_laufzeit",
     "mean_time": "tiempo_promedio tiempo_medio tempo_medio temps_moyen",
     "duration": "duree durata duracao duracion dauer",
-    "time": "tiempo_total tiempo_real tiempo tempo_totale tempo_total tempo zeit czas thoi_gian "
-    "toplam_sure sure suresi",
+    "time": "tiempo tempo_totale tempo zeit czas thoi_gian toplam_sure sure suresi",
     "time_s": "tiempo_seg temps_s",
     "time_ms": "temps_ms",  # alone, these are temperatures
     "speedup": "aceleracion accelerazione aceleracao beschleunigung przyspieszenie tang_toc "
-    "facteur_d_acceleration beschleunigungsfaktor fator_de_aceleracao factor_de_aceleracion "
-    "hizlanma hizlandirma",
+    "facteur_d_acceleration beschleunigungsfaktor hizlanma hizlandirma",
     "efficiency": "eficiencia efficienza efficacite effizienz efektywnosc hieu_suat verimlilik",
     "parallel_time": "tempo_paralelo tiempo_paralelo tempo_parallelo temps_parallele",
     "serial_time": "tempo_sequencial tempo_serial tiempo_secuencial tiempo_serial "
     "tempo_sequenziale tempo_seriale temps_sequentiel",
+    "sequential": "sequentiell seriell sequencial secuencial sequenziale sequentielle",
+    "mode": "ausfuhrungsart ausfuhrung modo modalita",
     "configuration": "configuracao configuracion configurazione konfiguration",
     "problem_size": "tamanho_do_problema tamano_del_problema dimensione_del_problema "
     "taille_du_probleme problemgrosse",
@@ -155,7 +155,6 @@ EUROPEAN = {
     "number_of_cores": "kernanzahl kernzahl",
     "number_of": "anzahl_der anzahl numero_de nombre_de numero_di numero n_de cantidad_de "
     "quantidade_de nb_de liczba so",
-    "s": "segundos segs sekunden secondi secondes saniye sn",
 }
 
 
@@ -175,6 +174,7 @@ KNOWN_OF_EUROPE = re.compile(rf"(?<![^_])(?:{'|'.join(OF_EUROPE)})(?![^_])")
 # Behind a number, as in "4进程效率", and not in "进程数".
 COUNTED_AS = {"卡": "gpus", "进程": "processes", "线程": "threads", "核": "cores", "节点": "nodes"}
 COUNTED = re.compile(rf"(?<=\d)\s*个?({'|'.join(COUNTED_AS)})(?![数數])")
+NUMBER_OF = re.compile(r"(?<=\w)(?:数量|个数|数目|數量)")  # also of 线程数量
 ONE_NODE, OF_NODES = re.compile(r"单机(?=\d+卡)"), re.compile(r"(\d+)机(\d+)卡")
 ALONE = re.compile(r"单机单卡|单卡$")  # a number of ranks, and not a rate's "per GPU"
 # Words in Chinese, Japanese, Korean and Cyrillic.
@@ -190,6 +190,7 @@ def in_english(text: str) -> str:
     text = OF_NODES.sub(r" \1 nodes x \2 gpus ", ONE_NODE.sub("", text))
     text = re.sub(r"每个\s*(?=gpu)", "每", ALONE.sub(" single gpu ", text), flags=re.IGNORECASE)
     text = re.sub(r"(?<=[gn]pu)\s+(?=[数數个個])", "", text, flags=re.IGNORECASE)
+    text = NUMBER_OF.sub("数", text)
     text = COUNTED.sub(lambda match: f" {COUNTED_AS[match[1]]} ", text)
     text = KNOWN.sub(lambda match: f" {ENGLISH[match.group().lower()]} ", text)
     return ASIDE.sub("", REST.sub(" unknown ", text))

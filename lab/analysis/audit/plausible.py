@@ -347,7 +347,9 @@ def own_baseline(column: str, frame: pd.DataFrame, meanings: Mapping[str, Guess]
     speedups = quoted.to_numpy()[known]
     measured = {}
     for name in frame:
-        values = numbers(frame[name], units=TIME_UNITS).to_numpy()[known]
+        family, factor = parse_name(str(name))[1:3]  # others may be in s now
+        scale = factor if family == "time" else 1.0
+        values = numbers(frame[name], units=TIME_UNITS, factor=scale).to_numpy()[known]
         if name not in {column, *others} and not np.isnan(values).any():
             measured[str(name)] = values
     if len(measured) > MOST_COLUMNS:
@@ -396,11 +398,7 @@ def is_of_model(column: str, texts: pd.Series, meanings: Mapping[str, Guess]) ->
     of_model = any(meaning.canonical in OF_TRAINING for meaning in meanings.values())
     named = any(meaning.canonical in {"model", "dataset"} for meaning in meanings.values())
     counted = bool(texts.str.fullmatch(r"(?:\d+x)?[\d.]+\s*[bBmM]").all())
-    return _is_size(column) and (named or (of_model and counted))
-
-
-def _is_size(column: str) -> bool:
-    return parse_name(column).stem == "size"
+    return parse_name(column).stem == "size" and (named or (of_model and counted))
 
 
 def is_of_program(column: str, frame: pd.DataFrame, names: Collection[str]) -> bool:

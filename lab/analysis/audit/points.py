@@ -73,9 +73,11 @@ def point_of(
         of_slowest = {name: cells[name][slowest] for name in values}
         values |= {name: value for name, value in of_slowest.items() if value == value}
     quoted = _known(cells["speedup"][row] for row in own) if "speedup" in cells else []
-    over_one = any(abs(value - 1) < ROUNDING for value in quoted)
-    if over_one and max(quoted) > CERTAINLY_MORE * min(quoted):  # these are no repeats
-        values["programs"] = len(set(quoted))
+    if quoted and max(quoted) > CERTAINLY_MORE * min(quoted):  # these are no repeats
+        if any(abs(value - 1) < ROUNDING for value in quoted):
+            values["programs"] = len(set(quoted))
+        else:  # nor is the median of their times that of any
+            values |= {"speedup": math.nan, "efficiency": math.nan}
     return Point(
         curve=curve,
         world_size=size,

@@ -37,14 +37,15 @@ from lab.analysis.audit.values import (
     CELL_TIME,
     CELL_TIMES,
     COUNT_UNITS,
+    COUNTED_UNITS,
     EMPTY,
     FLOPS_UNITS,
     PARAMETER_UNITS,
     PLUS_MINUS,
+    PRODUCT,
     RANGE,
     TIME_UNITS,
     duration,
-    multiplied,
     numbers,
     ranks_of,
     roundings,
@@ -79,6 +80,7 @@ UNITS = {
     **dict.fromkeys(("flops", "flops_per_rank", "peak_flops"), FLOPS_UNITS),
     **dict.fromkeys(("algbw", "busbw"), BANDWIDTH_UNITS),
     "parameters": PARAMETER_UNITS,
+    "world_size": COUNTED_UNITS,
 }
 REFERENCE = re.compile(r"\W*(?:baseline|reference|ref|基准|基线)\W*", re.IGNORECASE)  # of speedups
 BOUND = re.compile(r"\s*(?:[<>≤≥]|&[lg]t;)")  # an upper or lower limit, not a measured value
@@ -287,7 +289,7 @@ class Quantities:
         factor, assumption = self._factor(canonical, meaning, column)
         scale = 1.0 if meaning.inverse else factor
         if canonical in {"batch", "global_batch_size"}:
-            cells = cells.map(multiplied)
+            cells = cells.map(lambda cell: volume(cell, PRODUCT))
         values = numbers(cells, units=UNITS.get(canonical, COUNT_UNITS), factor=scale)
         if meaning.inverse:
             values = factor / values.where(values > 0)
@@ -445,7 +447,14 @@ def _in_order(frame: pd.DataFrame, meanings: Mapping[str, Guess]) -> dict[str, G
     medians = {column: numbers(frame[column], units=COUNT_UNITS).median() for column in rates}
     counted = [column for column in rates if not OF_HARDWARE.search(normal(column))] or rates
     first = max(counted, key=lambda column: medians[column] if medians[column] > 0 else 0.0)
-    return {first: meanings[first], **meanings}
+    # Of several efficiencies, that of "A2A tokens/s" is called after it.
+    own = _words(first).difference(*(_words(column) for column in rates if column != first))
+    alike = [column for column in meanings if own & _words(column)]
+    return {column: meanings[column] for column in (first, *alike)} | meanings
+
+
+def _words(column: str) -> set[str]:
+    return {*normal(column).split("_")}
 
 
 def _is_summarised(column: str, meanings: Mapping[str, Guess]) -> bool:

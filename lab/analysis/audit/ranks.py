@@ -13,7 +13,7 @@ from lab.analysis.audit import columns
 from lab.analysis.audit.columns import LAYOUT, MEASURED, RATIOS, Guess, normal, parse_name
 from lab.analysis.audit.keys import MOST_VALUES
 from lab.analysis.audit.quantities import as_texts
-from lab.analysis.audit.values import NEARLY, numbers, ranks_of
+from lab.analysis.audit.values import COUNTED_UNITS, NEARLY, numbers, ranks_of
 
 AFTER_WORD = "parallel|open_?mp|omp|mpi|threads|workers|multi-?process(?:ing)?"
 SIZES = re.compile(r"\d+(?:\s*[x×*]\s*\d+)+")  # of images, or nodes and ranks
@@ -53,7 +53,7 @@ def _by_strategies(
     strategies: pd.Series, hint: tuple[int, str] | None
 ) -> tuple[pd.Series, str] | None:
     """World sizes where strategies run on one rank or on several, by their names."""
-    names = strategies.fillna("").str.lower()
+    names = strategies.fillna("").map(lambda name: normal(name).replace("_", " "))
     parallel = names.map(columns.is_parallel).astype(bool)
     counted = r"gpus?|ranks?|procs?|process(?:es)?|threads?|cores?|workers?|x"
     number = rf"(\d{{1,6}})\s*x?\s*[-_ ]?(?:{counted})|x(\d{{1,6}})"
@@ -67,7 +67,7 @@ def _by_strategies(
         return None
     unnamed = parallel & counts.isna()
     counts = counts.where(~unnamed, hint[0] if hint else np.nan)
-    many = ", ".join(repr(name) for name in names[parallel].unique())
+    many = ", ".join(repr(name) for name in strategies[parallel].str.lower().unique())
     number = f"{hint[0]} ranks by {hint[1]}" if hint else "an unknown number of ranks"
     if not unnamed.any():
         number = "as many ranks as their names say"
@@ -86,12 +86,15 @@ def of_a_node(tidy: pd.DataFrame, given: dict[str, str]) -> Iterator[str]:
     unless they are the quoted speedups over the efficiencies."""
     if "per_node" in given or not (tidy["world_size"] < tidy["nodes"]).any():
         return
-    ranks = tidy["speedup"] / tidy["efficiency"] / tidy["world_size"]
-    quoted = float(((ranks - 1).abs() < NEARLY).mean()) > MOSTLY
-    if not quoted:
+    if not _are_quoted(tidy["world_size"], tidy["speedup"], tidy["efficiency"]):
         tidy["per_node"], tidy["world_size"] = tidy["world_size"], np.nan
         given["per_node"] = name = given.pop("world_size")
         yield f"{name!r} counts the ranks of each node, as there are fewer than nodes"
+
+
+def _are_quoted(counts: pd.Series, speedups: pd.Series, efficiencies: pd.Series) -> bool:
+    """Whether most quoted speedups over their efficiencies are these numbers."""
+    return bool(((speedups / efficiencies / counts - 1).abs() < NEARLY).mean() > MOSTLY)
 
 
 def degrees(tidy: pd.DataFrame, given: dict[str, str]) -> None:
@@ -172,7 +175,7 @@ def by_cells(frame: pd.DataFrame, meanings: Mapping[str, Guess]) -> dict[str, Gu
         texts = as_texts(frame[column]).dropna().unique()[:MOST_VALUES]
         meaning = meanings.get(column)
         if (meaning is None or meaning.canonical == "strategy") and len(texts):
-            pairs = {_ranks_in(str(text)) for text in texts if not SIZES.fullmatch(str(text))}
+            pairs = {ranks_in_words(str(text)) for text in texts if not SIZES.fullmatch(str(text))}
             named = all(
                 ranks > 0 and (not name or columns.names_gpu(name)) for ranks, name in pairs
             )
@@ -181,7 +184,7 @@ def by_cells(frame: pd.DataFrame, meanings: Mapping[str, Guess]) -> dict[str, Gu
     return {}
 
 
-def _ranks_in(text: str) -> tuple[float, str]:
+def ranks_in_words(text: str) -> tuple[float, str]:
     """The ranks in a cell, also of a serial program, and what they are."""
     words = normal(text)
     if words in columns.SERIAL.split("|"):
@@ -195,13 +198,18 @@ def workers(frame: pd.DataFrame, meanings: Mapping[str, Guess]) -> str:
     kinds = {column: meaning.canonical for column, meaning in meanings.items()}
     if "world_size" in kinds.values() or not MEASURED & set(kinds.values()):
         return ""
+    ratios = {kind: numbers(frame[name]) for name, kind in kinds.items() if kind in RATIOS}
     for column, kind in kinds.items():
-        values = numbers(frame[column]).dropna()
+        values = numbers(frame[column], units=COUNTED_UNITS).dropna()
         whole = bool(((values >= 1) & (values % 1 == 0)).all())
-        counted = kind == "threads" or (kind == "cpus" and _are_steps_of_scaling(values))
+        quoted = len(ratios) > 1 and _are_quoted(values, ratios["speedup"], ratios["efficiency"])
+        counted = kind == "threads" or (
+            kind == "cpus" and (quoted or _are_steps_of_scaling(values))
+        )
         counted = counted or (kind == "strategy" and parse_name(column).stem == "parallelism")
         counted = counted or (kind == "loader_workers" and bool(RATIOS & set(kinds.values())))
-        if counted and "per" not in normal(column).split("_") and whole and values.nunique() > 1:
+        varied = quoted or values.nunique() > 1
+        if counted and "per" not in normal(column).split("_") and whole and varied:
             return column
     return ""
 

@@ -73,7 +73,7 @@ class _SettingColumns:
         ]
         known = quantities(frame.columns)
         known |= {meaning.canonical for meaning in mapped.values()}
-        known |= {"world_size"} & {_counted(frame[column]) for column in frame.columns}
+        known |= {"world_size"} if any(_counts_ranks(frame[name]) for name in frame) else set()
         noted = "" if known & OF_RUNS else noted_alone(frame.attrs.get("around", ""))
         self.quantities = {
             column: quantity
@@ -296,10 +296,9 @@ def _quantity(cells: pd.Series, setting: Setting, noted: str) -> tuple[str, str]
     return (noted, noted) if (numbers(cells) > 0).any() else None
 
 
-def _counted(cells: pd.Series) -> str:
-    """What all cells count, such as "4 GPUs"; "" for others."""
-    counted = all(ranks_of(cell)[0] > 0 for cell in cells.array[:MOST_CELLS])
-    return "world_size" if counted else ""
+def _counts_ranks(cells: pd.Series) -> bool:
+    """Whether all cells count ranks, such as "4 GPUs"."""
+    return all(ranks_of(cell)[0] > 0 for cell in cells.array[:MOST_CELLS])
 
 
 def _free_name(name: str, taken: Sequence[str]) -> str:

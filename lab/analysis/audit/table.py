@@ -185,19 +185,19 @@ def _without_changes(frame: pd.DataFrame) -> tuple[pd.DataFrame, list[str]]:
 
 
 def _filled_down(frame: pd.DataFrame, mapped: Collection[str]) -> tuple[pd.DataFrame, list[str]]:
-    """The first columns of words with those above in blank cells that rows begin with, as where
-    cells were merged."""
+    """The first columns with those above in blank cells that rows begin with, as where cells were
+    merged; one of them is of words, as a number may be missing."""
     filled: dict[str, pd.Series] = {}
-    begins = pd.Series(data=True, index=frame.index)
+    begins, of_words = pd.Series(data=True, index=frame.index), False
     for name in itertools.takewhile(lambda name: name not in mapped, frame.columns):
         texts = frame[name].astype(str).where(frame[name].notna(), "").str.strip()
-        blank = texts == ""
-        words = texts[~blank].str.match(r"[^\W\d_]")
-        begins = begins & blank
-        if not begins.any() or begins.iloc[0] or not words.all():
+        begins = begins & (texts == "")
+        if not begins.any() or begins.iloc[0]:
             break
+        of_words |= bool(texts[texts != ""].str.match(r"[^\W\d_]").all())
         filled[name] = frame[name].mask(begins).ffill()
-    read = [f"a blank cell of {name!r} means the one above it" for name in filled]
+    filled = filled if of_words else {}
+    read = [f"a blank cell of {reshape.listed(filled)} means the one above it"] * bool(filled)
     return frame.assign(**filled), read
 
 

@@ -31,8 +31,8 @@ ABOUT = " ~≈约"
 RANGE = re.compile(
     r"(\d+(?:\.\d+)?)\s*(?:-|–|—|--)\s*(\d+(?:\.\d+)?)(?!\S*[-–—\d])"
 )  # of 12.8–13.7 s
-PRODUCT = re.compile(r"(\d{1,9})\s*[x×*]\s*(\d{1,9})")
-GRID = re.compile(r"\(?(\d{1,9}(?:\s*[,x×*]\s*\d{1,9})+)\)?")  # of "(1, 4)" and "64x64x64"
+PRODUCT = re.compile(r"\d{1,9}\s*[x×*]\s*\d{1,9}")
+GRID = re.compile(r"\(?\d{1,9}(?:\s*[,x×*]\s*\d{1,9})+\)?")  # of "(1, 4)" and "64x64x64"
 WIDEST = 1.5  # range of a measurement, which 2-4 is not
 APPROXIMATE = re.compile(r"\s*[~≈]")
 SYMBOL = re.compile("n?p|n|t")  # of "p=4"
@@ -44,9 +44,9 @@ WIDE = {code: code - 0xFEE0 for code in range(0xFF01, 0xFF5F)}
 
 TIME_UNITS = by_word(
     {
-        1.0: "s sec secs second seconds",
-        1e-3: "ms msec msecs millisecond milliseconds",
-        1e-6: "us usec usecs microsecond microseconds",
+        1.0: "s sec secs second seconds segundos segs sekunden secondi secondes saniye sn",
+        1e-3: "ms msec msecs millisecond milliseconds milisegundos millisekunden millisecondes",
+        1e-6: "us usec usecs microsecond microseconds microsegundos mikrosekunden microsecondes",
         1e-9: "ns nsec nanosecond nanoseconds",
         60.0: "mins minute minutes",
         3600.0: "h hr hrs hour hours",
@@ -66,6 +66,7 @@ BANDWIDTH_UNITS = {
     for unit in (f"{prefix}{name}/s", f"{prefix}{name}/sec")
 } | {"gib/s": 2.0**30, "mib/s": 2.0**20}
 COUNT_UNITS = by_word({1e3: "k", 1e6: "m million millions", 1e9: "bn billion billions"})
+COUNTED_UNITS = COUNT_UNITS | by_word({1.0: "thread threads core cores"})  # of "2 threads"
 PARAMETER_UNITS = COUNT_UNITS | {"b": 1e9, "t": 1e12}
 FLOPS_UNITS = {
     f"{prefix}flop{end}": factor
@@ -152,16 +153,11 @@ def _range(text: str) -> tuple[float, float] | None:
     return (low, high) if 0 < low < high <= WIDEST * low else None
 
 
-def multiplied(cell: object) -> object:
-    """The product that a cell such as 32 * 8 gives; any other cell as it is."""
-    match = PRODUCT.fullmatch(str(cell).strip())
-    return math.prod(map(int, match.groups())) if match else cell
-
-
-def volume(cell: object) -> object:
-    """How many ranks or points the sides of a grid in a cell make; any other cell as it is."""
-    match = GRID.fullmatch(str(cell).strip())
-    return math.prod(map(int, re.findall(r"\d+", match[1]))) if match else cell
+def volume(cell: object, sides: re.Pattern[str] = GRID) -> object:
+    """How many ranks or points the sides of a grid in a cell make, or samples a product such as
+    32 * 8; any other cell as it is."""
+    match = sides.fullmatch(str(cell).strip())
+    return math.prod(map(int, re.findall(r"\d+", match[0]))) if match else cell
 
 
 def duration(cell: object, factor: float = 1.0) -> float:

@@ -59,7 +59,7 @@ OF_PROGRAM = re.compile(
     rf"(?:{FILLING})*(?P<program>(?:{PARALLEL}|{SERIAL})(?:_(?:and_|plus_)?(?:{PARALLEL}))*)"
     rf"(?:{FILLING})*(?P<what>times?|runtime|duration|speed_?up|efficiency|eff)?"
 )
-RATIO = re.compile(r"(?P<what>speed_?up|efficiency)_(?P<program>.+)")
+BEFORE = re.compile(r"(?P<what>speed_?up|efficiency|time)_(?P<program>.+)")
 BATCH = re.compile(
     r"(?:^|_)(?:(?:max_)?(?:batch(?:_?size)?|bsz?)_?|b_?(?=\d\d))(?P<n>\d{1,9})(?=_|$)"
 )
@@ -71,8 +71,8 @@ UNIT = re.compile(r"\s*[\[(][^\[(]*[\])]\s*$")
 RANKS = {*COUNTED_RANKS}
 PROCESSES = "mpi|ranks|tasks|process(?:es)?|procs"
 OF_PAIR = re.compile(
-    rf"(?:.*_)?(?:(?:{PROCESSES})_(?:x_|by_)?(?:omp|open_?mp|threads)"
-    rf"|(?P<nodes>nodes?)_(?:x_|by_)?(?:gpus?|{PROCESSES}))"
+    rf"(?:.*_)?(?:(?:{PROCESSES})_(?:x_|by_|times_)?(?:omp|open_?mp|threads)"
+    rf"|(?P<nodes>nodes?)_(?:x_|by_|times_)?(?:gpus?|{PROCESSES}))"
 )
 PAIR = re.compile(r"^\s*(\d{1,5})\s*[x×*]\s*(\d{1,5})(?!\d)")
 PAIRED = re.compile(r"^\s*[~≈]?(\d[\d.,]*)\s*/\s*(\d[\d.,]*)\s*$")
@@ -193,7 +193,11 @@ def by_program(frame: pd.DataFrame) -> Long:
     parallel = {name: part for name, part in timed.items() if not re.fullmatch(SERIAL, name)}
     used = [column for part in parallel.values() for column in part.values()]
     known = quantities(frame.columns.difference(used))
-    if not parallel or len(timed) < 2 or not known & RANKS or known & {"time", "rate"}:
+    # Of a single program, unless its name may mean a part of the time, such as "MPI time".
+    unknown = not any(guess(part["time"]) for part in parallel.values())
+    if not parallel or not (len(timed) > 1 or unknown):
+        return frame, []
+    if not known & RANKS or known & {"time", "rate"}:
         return frame, []
     names = ", ".join(repr(part["time"]) for part in parallel.values())
     read = f"{names} {'are' if len(parallel) > 1 else 'is'} read as the time of a program"
@@ -259,10 +263,12 @@ def by_noted(frame: pd.DataFrame) -> Long:
     ranks = numbers(frame[counts[0]])
     every = [growth(values, ranks) for values in columns.values()]
     grown = [one for one in every if not math.isnan(one)]  # a serial program has one number
-    quantity = "speedup" if ratios else noted_alone(frame.attrs.get("around", ""))
+    noted = noted_alone(frame.attrs.get("around", ""))
+    quantity = "speedup" if ratios else noted
     if not quantity and median(grown or [0]) > GROWN and all(map(_is_framework, columns)):
         quantity = "rate"
     alike = all(one < 0 if quantity in TIMES else one >= 0 for one in grown)
+    alike |= ratios and noted == quantity
     positive = not any((values <= 0).any() for values in columns.values())
     if not quantity or len(grown) < 2 or not alike or not positive:
         return frame, []
@@ -322,7 +328,7 @@ def over_serial(frame: pd.DataFrame) -> Long:
 def _of_program(column: str) -> tuple[str, str]:
     """The program that a column is for and what it holds, "" if its name does not say."""
     name = parse_name(column)
-    match = OF_PROGRAM.fullmatch(name.stem) or RATIO.fullmatch(normal(column))
+    match = OF_PROGRAM.fullmatch(name.stem) or BEFORE.fullmatch(name.stem)
     if match is None or not OF_PROGRAM.fullmatch(match["program"]):
         return "", ""
     what = match["what"] or ("time" if name.family == "time" else "")
@@ -421,6 +427,9 @@ def by_group(frame: pd.DataFrame) -> Long:
         for n, (label, group) in enumerate(zip(labels, groups, strict=True), start=1)
     }
     long = _stacked(frame[int(worded) :], parts, "setting")
+    counts = [name for name in names if quantities([name]) & RANKS]
+    if not worded and len(counts) == 1 and long[counts[0]].is_unique:
+        return long.drop(columns="setting"), [f"{listed(names)} go on beside their first rows"]
     return long, [f"{listed(names)} occur {len(groups)} times, each time for another setting"]
 
 

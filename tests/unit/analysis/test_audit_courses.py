@@ -457,3 +457,77 @@ def test_columns_for_programs_and_what_shells_print(head: str, row: str, evidenc
     assert "communication-alone" not in broken(result)
     (finding,) = (one for one in result.findings if one.rule == "super-linear")
     assert evidence in finding.evidence
+
+
+def test_a_time_of_a_single_program() -> None:
+    rows = ["| 1 | 8.0 | 1.00x |", "| 2 | 4.2 | 1.90x |", "| 4 | 2.3 | {}x |"]
+    table = below("| Threads | Pthreads Time (s) | Speedup |", *rows)
+    assert not broken(pasted(table.format(3.48)))
+    assert broken(pasted(table.format(3.88))) == {"quoted-against-own"}
+    part = pasted(table.replace("Pthreads", "MPI").format(3.48))
+    assert part.reading["MPI Time (s)"] == "communication"
+
+
+def test_rows_on_as_many_ranks_that_quote_different_speedups_are_no_repeats() -> None:
+    rows = ["1,9.0,1.0", "2 (one node),5.0,1.8", "2 (two nodes),90.0,0.1", "4 (one node),3.0,{}"]
+    table = "\n".join(["Processes,time_s,speedup", *rows])
+    assert not broken(pasted(table.format(3.0)))
+    assert broken(pasted(table.format(3.6))) == {"quoted-against-own"}
+
+
+def test_an_efficiency_called_after_a_rate_is_of_it() -> None:
+    names = "| GPUs | old ns/day | new ns/day | Speedup | old eff | new eff |"
+    rows = ["| 8 | 0.65 | 0.67 | +3% | 100% | 100% |", "| 64 | 0.48 | 0.57 | +19% | 74% | 85% |"]
+    result = pasted(below(names, *rows))
+    assert result.reading["new eff"] == "efficiency" and not broken(result)
+
+
+def test_ratios_below_a_heading_may_fall() -> None:
+    rows = ["| 1 | 1.00x | 1.00x |", "| 2 | 1.42x | 0.83x |", "| 4 | 1.64x | 0.72x |"]
+    text = "## Speedup over 1 thread\n\n" + below("| Threads | static | dynamic |", *rows)
+    assert pasted(text).reading["speedup"] == "speedup"
+
+
+def test_times_below_a_heading_beside_a_table_of_speedups() -> None:
+    rows = ["| p = 1 | 0.40 | 1.60 |", "| p = 4 | 0.11 | 0.42 |"]
+    text = "## Runtime (seconds)\n\n" + below("| Threads | 1M points | 4M points |", *rows)
+    text += "\n## Results\n\n" + below("| Threads | Speedup |", "| 1 | 1.0 |", "| 4 | 3.8 |")
+    assert [table.reading.get("time", "") for table in pasted(text).tables] == ["time", ""]
+
+
+def test_runs_without_ranks_tell_no_others_apart() -> None:
+    rows = ["2,1,2,18.9", "2,3,4,37.5", "2,8,8,70.1", "2,128,0,10.1", "2,512,0,36.9"]
+    result = pasted("\n".join(["version,MPI ranks,GPUs,ns/day", *rows]))
+    assert all("MPI ranks" not in str(finding.records) for finding in result.findings)
+
+
+def test_each_row_has_a_serial_time_in_ms_that_its_speedup_is_over() -> None:
+    rows = ["| 2 | 900.0 | 470.0 | 1.91x |", "| 4 | 910.0 | 260.0 | 3.50x |"]
+    table = below("| Cores | Serial time (ms) | Parallel time (ms) | Speedup |", *rows)
+    assert not broken(pasted(table + "| 8 | 1300.0 | 240.0 | 5.42x |"))
+    assert broken(pasted(table + "| 8 | 1300.0 | 240.0 | 9.42x |")) >= {"quoted-against-own"}
+
+
+@pytest.mark.parametrize(("share", "faults"), [("0.24", set()), ("0.37", {"quoted-against-own"})])
+def test_as_many_cores_in_all_rows_by_the_quoted_efficiencies(share: str, faults: set[str]) -> None:
+    rows = ["a,6,6.0,4.1,1.46,0.24", "b,6,22.7,15.9,1.43,0.24", f"c,6,32.0,22.1,1.45,{share}"]
+    names = "file,cores,serial time (s),parallel time (s),speedup,efficiency"
+    assert broken(pasted("\n".join([names, *rows]))) == faults
+
+
+def test_numbers_of_threads_with_their_word() -> None:
+    rows = ["| 2 threads | 18.7 |", "| 4 threads | 12.9 |", "| 8 threads | 12.4 |"]
+    result = pasted(below("| Threads | time (s) |", *rows))
+    assert result.reading["Threads"] == "world_size" and "super-linear" in result.checked
+
+
+@pytest.mark.parametrize(("digits", "faults"), [("", set()), ("00", {"too-regular"})])
+def test_a_deviation_of_zero_that_is_rounded(digits: str, faults: set[str]) -> None:
+    rows = [f"| {n} | {t}{digits} ± 0.0{digits} |" for n, t in ((1, 6.5), (2, 3.7), (4, 2.4))]
+    assert broken(pasted(below("| Threads | time (s) |", *rows))) == faults
+
+
+def test_efficiencies_over_one_rank_beside_speedups_over_two() -> None:
+    result = pasted("ranks,time_s,speedup,efficiency\n2,1.26,1.0,50%\n4,0.70,1.8,45%\n")
+    (fault,) = (finding for finding in result.findings if finding.severity == "warning")
+    assert "efficiencies over another baseline" in fault.evidence

@@ -3,10 +3,11 @@
 from __future__ import annotations
 
 import pytest
-from audits import broken, pasted
+from audits import below, broken, pasted
 
 from lab.analysis.audit.columns import guess, normal
 from lab.analysis.audit.languages import from_european
+from lab.analysis.audit.values import duration
 
 
 @pytest.mark.parametrize(
@@ -23,6 +24,7 @@ from lab.analysis.audit.languages import from_european
         "cpus": ["Nombre de cœurs", "Numero di core", "Rechenkerne"],
         "time": [
             *("Tiempo de Ejecución (segs)", "Laufzeit [s]", "Berechnungszeit", "Temps (ms)"),
+            *("Tiempo (microsegundos)", "Zeit (Millisekunden)", "Benötigte Zeit (ms)"),
             *("Temps de calcul", "Durée (s)", "Duração", "Tempo médio de execução", "Süre (sn)"),
         ],
         "speedup": ["Aceleración", "Beschleunigung", "Ускорение", "Przyspieszenie", "Hızlanma"],
@@ -108,3 +110,19 @@ def test_points_in_a_column_without_other_numbers_stay() -> None:
     )
     result = pasted("| Prozesse | Laufzeit (s) | Speedup |\n|---|---|---|\n" + rows)
     assert not broken(result) and "9600" not in str(result)
+
+
+def test_a_program_after_the_word_for_its_time() -> None:
+    text = "Hilos,Tiempo OMP,Speedup\n1,40.1,1.00\n2,21.0,1.91\n4,11.5,{}\n"
+    assert not broken(pasted(text.format(3.49)))
+    assert broken(pasted(text.format(3.89))) == {"quoted-against-own"}
+
+
+def test_units_in_cells() -> None:
+    assert duration("12 segundos") == 12 and duration("250 Millisekunden") == 0.25
+
+
+def test_threads_in_words_beside_a_serial_program() -> None:
+    rows = [f"| Parallel mit {n} Threads | {t} |" for n, t in ((2, 41.5), (4, 22.0), (8, 12.5))]
+    result = pasted(below("| Ausführung | Laufzeit (s) |", "| Sequentiell | 80.0 |", *rows))
+    assert "super-linear" in result.checked and not broken(result)

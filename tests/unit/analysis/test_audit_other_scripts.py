@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import pytest
-from audits import broken, pasted
+from audits import below, broken, pasted
 
 from lab.analysis.audit.columns import guess
 from lab.analysis.audit.languages import in_english
@@ -13,13 +13,14 @@ from lab.analysis.audit.values import duration, ranks_of
 @pytest.mark.parametrize(
     ("canonical", "names"),
     {
-        "world_size": ["卡数", "总卡数", "GPU数", "NPU数量", "GPU 番号"],
+        "world_size": ["卡数", "总卡数", "GPU数", "NPU数量", "GPU 番号", "进程个数"],
         "nodes": ["节点数"],
         "rate": ["吞吐量 (img/s)", "总吞吐", "性能(fps)"],
         "rate_per_rank": ["单卡吞吐量 (tok/s)", "token/p/s"],
         "speedup": ["加速比", "实际加速比"],
         "efficiency": ["扩展效率", "线性度"],
-        "time": ["训练时间(1000步)", "每步耗时", "时间 (ms)"],
+        "threads": ["线程数", "线程数量"],
+        "time": ["运行时间", "时间开销（秒）", "训练时间(1000步)", "每步耗时", "时间 (ms)"],
         "memory": ["显存（GB）", "显存/卡"],
         "global_batch_size": ["全局 BS"],
         "micro_batch_size": ["每卡microbatch"],
@@ -146,3 +147,18 @@ def test_threads_in_korean() -> None:
 def test_numbers_of_anything_as_columns_are_no_ranks() -> None:
     result = pasted("| Количество чисел | 10 | 1000 |\n|---|---|---|\n| Время, с | 0.6 | 1.1 |\n")
     assert "world_size" not in result.reading.values()
+
+
+def test_formulas_of_machines_and_processes() -> None:
+    rows = [f"| $1 \\times {n}$ | ${t}$ | ${s}$ |" for n, t, s in ((1, 90.0, 1.0), (4, 24.0, 3.75))]
+    table = below(r"| 机器数 $\times$ 进程数 | 运行时间$(ms)$ | 加速比 |", *rows)
+    result = pasted(table + r"| $2 \times 4$ | $13.0$ | $6.92$ |")
+    assert "quoted-against-own" in result.checked and not broken(result)
+    assert broken(pasted(table + r"| $2 \times 4$ | $13.0$ | $7.92$ |")) == {"quoted-against-own"}
+
+
+def test_rows_that_go_on_beside_the_first_ones() -> None:
+    rows = ["| 1 | 90.3 | 4 | 25.1 |", "| 2 | 46.0 | 8 | {} |"]
+    table = below("| 进程数 | 时间/s | 进程数 | 时间/s |", *rows)
+    assert not broken(pasted(table.format(14.6)))
+    assert "super-linear" in broken(pasted(table.format(7)))

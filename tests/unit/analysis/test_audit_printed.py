@@ -109,3 +109,22 @@ def test_an_index_of_several_words_below_the_name_of_the_columns() -> None:
     rows = [f"{n}                 {100 * n}.2  {101 * n}.5" for n in (1, 2, 4)]
     (table,) = tables([*lines, *rows])
     assert table.header == ["number of threads", "gloo", "nccl"]
+
+
+def test_rows_of_ranks_and_numbers_below_prose() -> None:
+    text = "We ran this with --num_gpus=1 --steps=9 and --num_gpus=2 --steps=9:\n"
+    text += "GPUs   Training time (s)   samples/sec\n1    657    52.7\n2    844    97.3\n"
+    assert pasted(text).reading["GPUs"] == "world_size"
+
+
+def test_titles_above_frames_are_no_rows() -> None:
+    frame = FRAME.rename(columns={"Nb ranks": "ranks", "time (s)": "seconds"})
+    text = "\n\n".join(f"Strong Scaling - {name}\n{frame.to_string(index=False)}" for name in "AB")
+    assert [len(table.reading) for table in pasted(f"Two runs.\n\n{text}\n").tables] == [3, 3]
+
+
+def test_rows_with_tabs_below_a_rule() -> None:
+    lines = ["Processes   Mean time (3 runs (4dp))   Speed-up", "=========   ===   ========"]
+    rows = ["1             0.40                      1.0", "2 (one node)  \t 0.25\t\t   1.6"]
+    (table,) = tables([*lines, *rows])
+    assert table.rows[1] == ["2 (one node)", "0.25", "1.6"]

@@ -240,6 +240,14 @@ def test_a_blank_cell_means_the_one_above() -> None:
     assert broken(pasted(table.format(1300))) == {"super-linear", "baseline"}
 
 
+def test_blank_cells_of_several_columns_mean_those_above() -> None:
+    rows = ["| 2.1 | water | 16 | 300 |", "| | | 32 | 160 |", "| 2.1 | slab | 24 | 310 |"]
+    table = below("| Version | Input | Ranks | time_s |", *rows, "| | | 32 | 250 |")
+    result = pasted(table)
+    assert result.assumptions == ("a blank cell of 'Version', 'Input' means the one above it",)
+    assert not broken(result)
+
+
 @pytest.mark.parametrize("name", ["epoch", "Epochs", "step"])
 def test_two_writers_of_a_log_are_found(name: str) -> None:
     rows = ["| 1 | 0.50 | 2.1 |", "| 2 | 0.51 | 1.9 |", "| 3 | 0.52 | 1.8 |"]

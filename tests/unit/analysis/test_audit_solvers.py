@@ -144,6 +144,8 @@ def test_a_program_that_is_faster_on_one_rank_too() -> None:
         ("GTEPS", "rate"),
         ("MDOF/s", "rate"),
         ("吞吐倍率", "speedup"),
+        ("Scale-up", "speedup"),
+        ("days/ns", "time"),
     ],
 )
 def test_names(name: str, meaning: str) -> None:
@@ -151,7 +153,9 @@ def test_names(name: str, meaning: str) -> None:
     assert found is not None and found.canonical == meaning
 
 
-@pytest.mark.parametrize("name", ["Rank MB", "Ops/timestep (M)", "GFLOPs", "Node SP GFlop/s"])
+@pytest.mark.parametrize(
+    "name", ["Rank MB", "Ops/timestep (M)", "GFLOPs", "Node SP GFlop/s", "Pipeline Efficiency"]
+)
 def test_names_of_nothing_that_is_read(name: str) -> None:
     assert guess(name) is None
 
@@ -237,6 +241,10 @@ def test_a_table_on_numbers_of_cores_is_read_before_one_of_sizes() -> None:
 def test_sizes_that_differ_between_numbers_of_ranks_are_not_compared() -> None:
     rows = ["| 5 336 | 1 | 100 |", "| 21 344 | 8 | 400 |", "| 85 376 | 32 | 2800 |"]
     assert not noted(below("| Fluid cells | Ranks | Wall time (s) |", *rows))
+
+
+def test_documents_that_differ_between_numbers_of_gpus_are_not_compared() -> None:
+    assert not broken(pasted("PDFs,GPUs,pages/s\n500,8,12.8\n83K,32,80.7\n985K,320,986\n"))
 
 
 def test_sizes_that_grow_with_the_ranks_are_those_of_weak_scaling() -> None:

@@ -63,12 +63,12 @@ def find_tables(source: str, text: str) -> Tables:
     ]
     if any(map(relevance, tables)):
         return tables, []
+    if tables and (of_blocks := _of_code_blocks(source, text.splitlines())):
+        return most_relevant(of_blocks), []
     lines = delimited.with_groups(lines)
     in_columns = [*printed.tables(lines)]
     if any(map(relevance, in_columns)):
         return most_relevant(in_columns), []
-    if tables and (of_blocks := _of_code_blocks(source, text.splitlines())):
-        return most_relevant(of_blocks), []
     if of_json := logs.find_records(text):
         most = max(of_json, key=lambda table: (relevance(table), len(table.rows)))
         return [most._replace(notes=notes)], []

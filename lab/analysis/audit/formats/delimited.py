@@ -96,9 +96,12 @@ def blocks(lines: Sequence[str], *, fewest: int = 2) -> list[tuple[list[str], li
         delimiter = _delimiter(lines[start : start + 2])
         width = min(len(_split(line, delimiter)) for line in lines[start : start + 2])
         titles = [line.strip("# ") for line in lines[end:start] if line.strip("# ")]
+        # Lines right above the next names, below an empty one, are their title.
+        apart = (at for at in range(limit - 1, start + 1, -1) if not lines[at].strip())
+        stop = limit if limit == len(lines) else next(apart, limit)
         end = 1 + max(
             at
-            for at in range(start + 1, limit)
+            for at in range(start + 1, stop)
             if _has_digits(lines[at]) and len(_split(lines[at], delimiter)) >= width
         )
         # Below empty lines, so that an error's line is that of the file.

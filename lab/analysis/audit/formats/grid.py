@@ -10,6 +10,7 @@ from typing import NamedTuple
 
 from lab.analysis.audit.columns import MEASURED, normal, quantities
 from lab.analysis.audit.languages import in_english
+from lab.analysis.audit.ranks import ranks_in_words
 from lab.analysis.audit.reshape import (
     INDEXED,
     OF_DEGREE,
@@ -23,7 +24,7 @@ from lab.analysis.audit.values import NODE, ranks_of
 from lab.errors import InputError
 from lab.records.table import grouped
 
-NUMERIC = re.compile(r"[~<]?\.?\d")
+NUMERIC = re.compile(r"(?:[a-z]\s*=\s*)?[~<]?\.?\d")
 VALUES = re.compile(r"values?|settings?|值|数值|wert|valeur|valor")
 OF_RUNS = MEASURED | {"flops_per_rank", "mfu"}
 RANKED = {"world_size", "nodes", "dp"}
@@ -119,12 +120,13 @@ def relevance(table: Table) -> int:
     counted = quantities(varied) & {*RANKED, *THREADED}
     if timed_statistics(columns) or (counted and not known & OF_RUNS and timed_programs(columns)):
         known |= {"time"}
-    ranked = spread or known & RANKED or any(ranks_of(label)[0] > 0 for label in labels)
+    ranked = spread or known & RANKED or any(ranks_in_words(label)[0] > 1 for label in labels)
     if not known & OF_RUNS:
         others = [cells for name, cells in columns.items() if not quantities([name])]
         unnamed = not any("speed" in name.lower() for name in columns)
         ratios = known & RANKED and unnamed and others and all(map(are_ratios, others))
-        return 3 if ratios else 0
+        noted = counted and len(others) > 1 and noted_alone("\n".join(table.notes))
+        return 3 if ratios or (noted and ranked) else 2 * bool(noted)
     return 3 if ranked else 1 + bool(known & THREADED)
 
 

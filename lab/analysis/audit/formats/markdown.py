@@ -27,6 +27,7 @@ BREAK = re.compile(r"\s*<br\s*/?>\s*")
 EMPHASIS = re.compile(
     r"(?<!\d)\*\*|\*\*(?!\d)|(?<!\w)__|__(?!\w)|`|<[/]?(?:b|i|sub|sup|em|strong)>"
 )
+FORMULA = re.compile(r"\$(?=\d)((?:[\d.,\s×x*]|\\times)+)(?<=\S)\$")  # numbers, unlike $3
 LINK = re.compile(r"\[([^\]]*)\]\([^)]*\)")
 # To a footnote: [^1], or a small number after a word.
 REFERENCE = re.compile(
@@ -93,8 +94,9 @@ def _drawn(line: str) -> str:
 
 
 def without_markup(cell: str) -> str:
-    """A cell of Markdown as a page shows it, without links, emphasis and footnotes."""
+    """A cell of Markdown as a page shows it, without links, emphasis, footnotes and formulas."""
     words = LINK.sub(r"\1", REFERENCE.sub("", cell))
+    words = FORMULA.sub(lambda numbers: numbers[1].replace(r"\times", "×"), words)
     return html.unescape(EMPHASIS.sub("", BREAK.sub(" ", words))).strip()
 
 

@@ -76,8 +76,9 @@ def _ruled(lines: Sequence[str], place: int) -> tuple[list[str], Rows, int] | No
     )
     rows = []
     for line in written:
-        words = line.split()
-        rows.append(words if len(words) == len(names) else _sliced(line, starts))
+        divided = line.split(), GAP.split(line.strip())  # tabs move what is below a name
+        even = (cells for cells in divided if len(cells) == len(names))
+        rows.append(next(even, None) or _sliced(line, starts))
     if not all(names) or not rows or not any(_are_measured([row]) for row in rows):
         return None
     return names, rows, place + 2 + len(written)
@@ -102,8 +103,8 @@ def _boxed(lines: Sequence[str], place: int) -> tuple[list[str], Rows, int] | No
 
 
 def _spaced(lines: Sequence[str], place: int) -> tuple[list[str], Rows, int] | None:
-    """The same of names two spaces apart right above rows of a word and a number for each other
-    name, such as those of BabelStream."""
+    """The same of names two spaces apart right above rows of a word, or a number of ranks, and a
+    number for each other name, such as those of BabelStream."""
     names = GAP.split(lines[place].strip())
     if len(names) < FEWEST_NAMES or MARKS.search(lines[place]) or any(map(DIGIT.match, names)):
         return None
@@ -113,8 +114,10 @@ def _spaced(lines: Sequence[str], place: int) -> tuple[list[str], Rows, int] | N
             (line.split() for line in _from(lines, place + 1)),
         )
     ]
-    worded = all(WORD.match(row[0]) for row in rows)
-    if not worded or len(rows) < FEWEST_ROWS:
+    if len(rows) < FEWEST_ROWS:
+        return None
+    counted = quantities(names[:1]) & {*COUNTED_RANKS}
+    if not all((NUMBER.fullmatch if counted else WORD.match)(row[0]) for row in rows):
         return None
     return *_of_benchmarks(names, rows), place + 1 + len(rows)
 

@@ -206,7 +206,9 @@ def _missing(curve: Curve, observations: Observations) -> Iterator[Fault]:
             smallest.labels, f"{missing}{reference}.", "Say so beside every speedup.", "note"
         )
         return
-    ratios = "speedups" if any(point.speedup > 0 for point in of_ranks) else "efficiencies"
+    # Where a speedup of 1 is quoted there, only the efficiencies may be over another.
+    over_others = (point.speedup > 0 for point in of_ranks) if smallest.speedup != 1 else ()
+    ratios = "speedups" if any(over_others) else "efficiencies"
     more = f", but {ratios} over another baseline are quoted" if quoted else ""
     yield Fault(
         smallest.labels,
