@@ -200,7 +200,10 @@ def find_folder(study: str | Path) -> Path:
             require_printable(folder)
             return folder
     problem = Problem(STUDY_FILE, "not in this folder", "a study is a folder with a study.yaml")
-    if not Path(study).is_dir():
+    if Path(study).is_file():
+        what, advice = "is a file, not a study", "name a folder that holds a study.yaml"
+        problem = Problem("STUDY", what, advice)
+    elif not Path(study).is_dir():
         word = Path(study).name
         names = {path.parent.name for parent in parents for path in parent.glob(f"*/{STUDY_FILE}")}
         beside = {str(path.parent) for path in Path(study).parent.glob(f"*/{STUDY_FILE}")}
