@@ -61,8 +61,10 @@ class Noise:
         noisy = [record for records in self.loud.values() for record in records]
         labels, _ = distinct_labels([records[0].run for records in self._by_run.values()])
         names = [f"{labels[one[0].run]} ({_repeats(one)})" for one in self.loud.values()]
+        of_loud = [one for run_id in self.loud for one in self._by_run[run_id]]
+        known = " whose load is known" * (not all(place.was_watched for place in _places(of_loud)))
         return (
-            f"Too noisy to explain: {disturbances(_places(noisy))} in most repeats of "
+            f"Too noisy to explain: {disturbances(_places(noisy))} in most repeats{known} of "
             f"{len(self.loud)} of {count(len(self._by_run), 'configuration')}: "
             f"{listed(names, NAMED)}{self._command}."
         )

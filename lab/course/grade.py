@@ -234,8 +234,8 @@ def class_results(
 
     Columns are those of `lab.table`, after `student`, `lesson` (the first in which the record was
     handed in), `study`, `configuration`, `cpu` and `gpu`. `anonymous` numbers the students. Records
-    are read as data; `lab course grade` checks whether they are sound. Raises InputError if nothing
-    was handed in, LabError if a record cannot be read.
+    are read as data; `lab course grade` checks whether they are sound. Raises InputError if no
+    record was handed in, LabError if a record cannot be read.
     """
     import pandas as pd
 
@@ -248,6 +248,9 @@ def class_results(
             key = (name, study, record.run_id, record.repeat, record.finished_at)
             if key not in one_each:
                 one_each[key] = _row(shown, submission.lesson, study, record)
+    if not one_each:
+        advice = "students hand in the whole folder of a lesson, with studies/*/out"
+        raise InputError.of(submissions, "SUBMISSIONS", "no completed record in it", advice)
     frame = pd.DataFrame(list(one_each.values()))
     if output is not None:
         write_atomically(Path(output), _csv(frame))

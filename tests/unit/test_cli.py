@@ -121,7 +121,10 @@ BAD = {
     ),
     "a folder without a name": (["init", ""], "is empty; give the path of a folder"),
     "a name that no disk takes": (["init", 300 * "n"], "File name too long; choose a shorter name"),
-    "a file for a study": (["run", "README.md"], "no such study"),
+    "a file for a study": (
+        ["run", "unit/test_cli.py"],
+        "is a file, not a study; name a folder that",
+    ),
 }
 
 

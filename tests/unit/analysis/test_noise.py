@@ -58,6 +58,11 @@ def test_a_single_configuration_is_named_in_the_singular():
     assert "in most repeats of 1 of 1 configuration: " in noise.sentence
 
 
+def test_one_disturbed_repeat_of_three_is_most_of_those_whose_load_is_known():
+    noise, _ = noise_of(two_ranks(0.9, None, None))
+    assert "in most repeats whose load is known of 1 of 1 configuration: " in noise.sentence
+
+
 def test_instead_of_explaining_it_names_what_to_measure_again(tmp_path):
     records = QUIET + two_ranks(0.76, 0.9, 0.0)
     made = study(tmp_path / "mine", [run(1), run(2)])

@@ -8,6 +8,7 @@ from pathlib import Path
 
 import pytest
 import yaml
+from pydantic import ValidationError
 
 from lab.config.models import PythonModel
 from lab.config.own import digest, find_module, installed, is_unchanged
@@ -183,7 +184,10 @@ def test_a_strategy_of_ones_own_is_called_by_its_factory_and_arguments(folder: P
             {"strategy": "mine:Local", "compile": True},
             "compile does not work with strategy 'mine:Local'",
         ),
-        ({"own_strategy": {"factory": "mine:Local"}}, "own_strategy together with strategy 'ddp'"),
+        (
+            {"own_strategy": {"factory": "mine:Locl"}},
+            "base.own_strategy: unknown key; did you mean",
+        ),
     ],
 )
 def test_a_wrong_strategy_is_refused(
@@ -193,6 +197,12 @@ def test_a_wrong_strategy_is_refused(
     write(folder, NET, **settings)
     with pytest.raises(InputError, match=problem):
         Study.load(folder)
+
+
+def test_code_of_a_strategy_beside_another_strategy_is_refused() -> None:
+    content = {"micro_batch_size": 1, "own_strategy": {"factory": "json:loads"}}
+    with pytest.raises(ValidationError, match="own_strategy together with strategy 'ddp'"):
+        Run.model_validate(content)
 
 
 @pytest.fixture

@@ -84,6 +84,13 @@ def test_a_folder_without_submissions_is_unusable_input(tmp_path: Path) -> None:
         lab.class_results(tmp_path)
 
 
+def test_submissions_without_a_record_make_no_table(tmp_path: Path) -> None:
+    (tmp_path / "ada" / "04-strong-scaling").mkdir(parents=True)
+    with pytest.raises(lab.InputError, match="no completed record in it; students hand in"):
+        lab.class_results(tmp_path, output=tmp_path / "class.csv")
+    assert not (tmp_path / "class.csv").exists()
+
+
 def test_answers_in_words_are_left_to_judge_by_hand() -> None:
     given = [
         Grade("ada", "04-strong-scaling", "04.speedup", 1.0, 1.0, "right"),
