@@ -110,9 +110,11 @@ def submissions_in(submissions: str | Path) -> list[Submission]:
     ]
     if not of_students:
         advice = (
-            "it holds a folder for each student, with one for each lesson, such as 03-data-parallel"
+            "name one with a folder for each student, and in it one for each lesson, such as "
+            "03-data-parallel"
         )
-        raise InputError.of(folder, "SUBMISSIONS", "no lesson of a student", advice)
+        what = "holds no lesson of a student" if folder.is_dir() else "no such folder"
+        raise InputError.of(folder, "SUBMISSIONS", what, advice)
     return of_students
 
 
