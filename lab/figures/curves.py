@@ -122,9 +122,7 @@ def loss_by_time(ax: Axes, results: StudyResults) -> None:
     missing=_no_losses,
     height=_losses_height,
     see=lambda results: (
-        "Curves of one model at equal batches should nearly coincide by step; by time, the faster "
-        "ones are ahead. "
-        f"{_stretches(results)} {results.left_out_of(_told_apart(results)[0])}"
+        f"{_expected(results)}{_stretches(results)} {results.left_out_of(_told_apart(results)[0])}"
     ),
 )
 def losses(ax: Axes, results: StudyResults) -> None:
@@ -203,6 +201,17 @@ def thinned(values: Losses) -> tuple[Losses, Losses]:
         for numbers, inner in zip((steps, values), means, strict=True)
     )
     return x, y
+
+
+def _expected(results: StudyResults) -> str:
+    """What equal batches have in common; nothing where a loss depends on how ranks share them."""
+    qualities = (record.quality for record in results.records if record.completed)
+    if any(quality and quality.depends_on_split for quality in qualities):
+        return ""
+    return (
+        "Curves of one model at equal batches should nearly coincide by step; by time, the faster "
+        "ones are ahead. "
+    )
 
 
 def _stretches(results: StudyResults) -> str:
