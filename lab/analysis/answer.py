@@ -206,7 +206,8 @@ def _settings(evidence: Evidence, *, field: str) -> Iterator[str]:
         reference = reference_name.format(getattr(compared[0].reference, field))
         times, shown = _ratios(evidence, compared)
         text = f"With {name.format(value)}, a step takes {times} times as long as with {reference}"
-        yield f"{text} ({shown}){_beside(evidence, field, compared)}."
+        also = _differing_too(field, compared)
+        yield f"{text} ({shown}{also}){_beside(evidence, field, compared)}."
     if not comparisons:
         on = " on several ranks" * (field == "strategy")
         usual = reference_name.format(_usual(evidence, field))
@@ -214,6 +215,20 @@ def _settings(evidence: Evidence, *, field: str) -> Iterator[str]:
             f"No two runs{on} that differ only in {field}, one of them with {usual}, have "
             "completed yet."
         )
+
+
+def _differing_too(field: str, compared: Sequence[Pair]) -> str:
+    """The other settings in which pairs differ, with their values if these are always the same."""
+    # What only one strategy reads is part of it, and so is how its ranks share the batch.
+    implied = {*SETTINGS, "micro_batch_size"} if field == "strategy" else set()
+    texts = []
+    for name in sorted(COMPARED[field][2] - implied):
+        values = {(getattr(pair.run, name), getattr(pair.reference, name)) for pair in compared}
+        if unequal := {(own, usual) for own, usual in values if own != usual}:
+            own, usual = min(unequal)
+            one = f" ({own:g}, not {usual:g})" if len(values) == 1 else ""
+            texts.append(f"; {name} differs too{one}")
+    return "".join(texts)
 
 
 def _usual(evidence: Evidence, field: str) -> Any:
@@ -304,7 +319,8 @@ def _scaling(evidence: Evidence) -> Iterator[str]:
     for row, gain in gains(ends, most=2):
         yield gain
         yield from _by_mean_steps(evidence, row)
-        if row["efficiency"] > 1 + MARGIN and not row["efficiency_low"] <= 1:
+        beyond = row["efficiency"] > 1 + MARGIN and not row["efficiency_low"] <= 1
+        if beyond and row.is_gain_of_ranks:
             yield "More than the ranks can give has to be explained: see super-linear in the audit."
     yield from _cause(evidence, ends[-1])
     curve = next(rows for rows in rows_by_curve(summary) if rows[0].label == ends[0].label)

@@ -58,10 +58,11 @@ def largest_loss(fall: Waterfall) -> str | None:
             f"is {fall.name(fall.largest)}; {advice(fall)}."
         )
     if fall.negligible:
-        limit = "compute and communication limit" if fall.unseen else "compute limits"
-        part = "loss" if fall.compared else "other part"
         most = f"{100 * SHARE:.0f} %"
-        return f"{fall.opening}, {limit} the step: no {part} takes more than {most} of it."
+        if fall.compared:  # the baseline's step may itself be more than compute
+            return f"{fall.opening}, no loss takes more than {most} of the step."
+        limit = "compute and communication limit" if fall.unseen else "compute limits"
+        return f"{fall.opening}, {limit} the step: no other part takes more than {most} of it."
     apart = fall.compared and fall.repeats >= FEWEST_REPEATS and fall.step.low > fall.ideal.high
     return f"{opening} the repeats do not show which loss is the largest." if apart else None
 
@@ -76,14 +77,14 @@ def _compute_to_communication(row: Row) -> str:
         f"R = T_compute / T_communication is {rounded(*r)}, which alone would give an efficiency "
         f"of {serial} without overlap and of {hidden} with all of the backward pass to hide behind"
         + f"; measured: {row.text('efficiency')}"
-        * row.is_compared
+        * (row.is_gain_of_ranks and row.base is not None and row.base["world_size"] == 1)
     )
 
 
 def _serial_fraction(row: Row) -> str | None:
     """The Karp-Flatt serial fraction with its interval; a speedup outside 1 to N has none."""
     enough = row["scaling"] == "strong" and row["repeats"] >= FEWEST_REPEATS
-    if not (enough and row.is_compared and row.base):
+    if not (enough and row.is_gain_of_ranks and row.base):
         return None
     n = row["world_size"] / row.base["world_size"]
     speedup, low, high = row.estimate("speedup")
@@ -96,8 +97,9 @@ def advice(fall: Waterfall) -> str:
     """What to change or measure first against the largest loss, as its run and cluster permit."""
     if fall.largest in ("others", "rest"):  # nothing in the run accounts for these
         return "first to do: measure again on a machine where nothing else runs"
-    if fall.largest == "compute" and (missing := list(_missing(fall))):
-        return f"first to measure: {' and '.join(missing)}"
+    if fall.largest == "compute":  # which no measurement so far explains
+        profile = f"both steps with a profiler{' (trace: true)' * (fall.run.script is None)}"
+        return f"first to measure: {' and '.join(_missing(fall)) or profile}"
     *others, last = _remedies(fall.largest, fall.run, fall.environment)
     return f"first to change: {' or '.join([', '.join(others)] * bool(others) + [last])}"
 
@@ -107,9 +109,7 @@ def _missing(fall: Waterfall) -> Iterator[str]:
     run, place = fall.run, fall.environment
     if fall.unseen:
         yield "how long ranks wait for each other, with a profiler"
-        return
-    if fall.alike:
-        yield f"both steps with a profiler{' (trace: true)' * (run.script is None)}"
+    if fall.unseen or fall.alike:
         return
     shares_batch = fall.row["scaling"] != "weak" and run.data_parallel_size == run.world_size
     size = run.micro_batch_size
@@ -124,15 +124,16 @@ def _remedies(cause: str, run: Run, place: Environment | None) -> Iterator[str]:
     on_cpu = place is not None and place.device == "cpu"
     match cause:
         case "batch" | "launches" | "host":
-            if not run.compile and _allowed(run, compile=True):
+            # Compiling saves launches within the phases, and nothing between them.
+            if cause != "host" and not run.compile and _allowed(run, compile=True):
                 yield "compile: true"
             yield "a larger batch per rank"
         case "neighbours":
             yield "fewer ranks on a host, or hosts with more memory bandwidth"
         case "stolen":
-            yield "more work between exchanges, or spare cores for them"
-        case "compute":
-            yield "more work per rank"
+            yield "more work between exchanges"
+            if on_cpu:
+                yield "spare cores for them"
         case "straggler":
             crowded = place and 0 < place.core_count < run.processes * place.threads_per_rank
             equal = "equal ranks: equal batches, on devices that are equally fast"
@@ -255,10 +256,16 @@ def _serial_fractions(summary: pd.DataFrame) -> Iterator[str]:
 
 
 def _best_batch(summary: pd.DataFrame) -> Iterator[str]:
-    """The best batch at the largest world size, if its interval lies above all others."""
+    """The best batch of each model at the most ranks, if its interval lies above all others."""
     rows = labelled_rows(summary)
     most = max(row["world_size"] for row in rows)
-    rows = [row for row in rows if row["world_size"] == most]
+    # A sample of one model or data set is other work than that of another.
+    works = grouped(((row["model"], row["data"]), row) for row in rows if row["world_size"] == most)
+    for of_work in works.values():
+        yield from _best_of(of_work, " of this model" * (len(works) > 1))
+
+
+def _best_of(rows: Sequence[Row], which: str) -> Iterator[str]:
     enough = (row["repeats"] >= FEWEST_REPEATS and row["samples_per_second"] > 0 for row in rows)
     if len(rows) < 2 or not all(enough):
         return
@@ -269,7 +276,7 @@ def _best_batch(summary: pd.DataFrame) -> Iterator[str]:
         times = rounded(*most.over(least))
         yield (
             f"On {first.ranks}, the most samples per second are processed {at(first.label)}, "
-            f"{times} times as many as {at(last.label)}; the interval lies above all others."
+            f"{times} times as many as {at(last.label)}; the interval lies above all others{which}."
         )
 
 

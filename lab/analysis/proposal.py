@@ -316,6 +316,13 @@ def _paid(times: float, row: Row) -> str:
     return f"{text} {noun}{'s' * (text != '1')}" if noun else text
 
 
+def _faster(row: Row) -> str:
+    """Its gain over the baseline; in weak scaling its time covers more work."""
+    times = row.text("speedup")
+    weak = row["scaling"] == "weak"
+    return f"with {times} times the throughput of" if weak else f"{times} times as fast as on"
+
+
 def requests(summary: pd.DataFrame, gpu_hours: float) -> list[str]:
     """For each curve, the largest efficient job, and how many such jobs the hours cover."""
     over = baseline_name(summary)
@@ -337,7 +344,7 @@ def requests(summary: pd.DataFrame, gpu_hours: float) -> list[str]:
         return (
             f"{count:,} {counted}{'s' * (count != 1)} x {row.text('step_time')} x {row.ranks} = "
             f"{rounded(count * hours)} of the {gpu_hours:g} GPU-hours"
-            + f", each {row.text('speedup')} times as fast as on {over}"
+            + f", each {_faster(row)} {over}"
             * (not row.is_baseline)
         )
 

@@ -378,7 +378,7 @@ def speedup_over_baseline(row: Row) -> str:
 
 def against_baseline(row: Row) -> str:
     """One configuration against its baseline: in weak scaling by the pace that each rank keeps."""
-    if row["scaling"] != "weak":
+    if row["scaling"] != "weak" or not row.is_gain_of_ranks:
         return speedup_over_baseline(row)
     n, speedup = row["world_size"] / base_of(row)["world_size"], row.estimate("speedup")
     text = (
@@ -386,7 +386,7 @@ def against_baseline(row: Row) -> str:
         f"the scaled speedup over {base_of(row).ranks} is {rounded(*speedup)}, where {n:g} is ideal"
     )
     # Noise can push a speedup outside 1 to n, for which the law has no fraction.
-    if n > 1 and all(1 <= end <= n for end in speedup if pd.notna(end)):
+    if all(1 <= end <= n for end in speedup if pd.notna(end)):
         ends = (speedup.value, speedup.high, speedup.low)
         serial = percent(*(gustafson_fraction(end, n) for end in ends))
         text += f"; by Gustafson's law this is a serial fraction of {serial}"

@@ -10,6 +10,7 @@ import numpy as np
 import pandas as pd
 
 from lab.config.run import Run, setting_label
+from lab.config.strategies import SETTINGS
 from lab.config.study import Scaling as Scaling
 from lab.formatting import Unit, format_seconds, percent, range_of, rounded
 
@@ -20,6 +21,8 @@ LENGTHS = {"steps", "warmup_steps", "lr_warmup_steps", "eval_batches"}
 PER_RANK, GLOBAL = {"micro_batch_size", "grad_accum"}, {"global_batch_size"}
 FREE = {"strong": PER_RANK, "weak": GLOBAL, "none": PER_RANK}
 WORK = {"strong": GLOBAL, "weak": PER_RANK, "none": GLOBAL}
+# What a baseline shares with a run unless the study names another value for it.
+EQUAL = [f for f in FIELDS if f not in {"world_size", "strategy", *SETTINGS, *PER_RANK, *GLOBAL}]
 EXPOSED_TIME = "exposed_communication_time"
 SHARES = ("efficiency", "mfu")  # quantities that are written in per cent
 GIVEN = ("step_time", "samples_per_second", "mfu")  # those that a results table gives itself
@@ -174,6 +177,14 @@ class Row(dict[Any, Any]):
     def is_compared(self) -> bool:
         """Whether its speedup is over another configuration of its summary."""
         return self.base is not None and not self.is_baseline and pd.notna(self["speedup"])
+
+    @property
+    def is_gain_of_ranks(self) -> bool:
+        """Whether its speedup is that of more ranks alone, whatever strategy uses them."""
+        base = self.base
+        if base is None or not self.is_compared or base["world_size"] >= self["world_size"]:
+            return False
+        return all(hashable(self[field]) == hashable(base[field]) for field in EQUAL)
 
     def estimate(self, quantity: str) -> Estimate:
         """A quantity with the ends of its interval, if it has one."""

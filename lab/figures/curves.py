@@ -15,7 +15,7 @@ from matplotlib.lines import Line2D
 from matplotlib.ticker import FixedLocator, MaxNLocator
 
 from lab.analysis.results import Losses, StudyResults
-from lab.analysis.scaling_curves import Curve, Row, rows_of
+from lab.analysis.scaling_curves import Curve, Row, labelled_rows, rows_of
 from lab.config.strategies import STRATEGIES
 from lab.figures.figure import NO_COMMUNICATION, empty_unless, figure, listing, write_instead
 from lab.figures.labels import Label, place
@@ -122,8 +122,7 @@ def loss_by_time(ax: Axes, results: StudyResults) -> None:
     missing=_no_losses,
     height=_losses_height,
     see=lambda results: (
-        "Curves of equal batches should coincide by step; by time, the faster ones are ahead. "
-        f"{_stretches(results)} {results.left_out_of(_told_apart(results)[0])}"
+        f"{_expected(results)}{_stretches(results)} {results.left_out_of(_told_apart(results)[0])}"
     ),
 )
 def losses(ax: Axes, results: StudyResults) -> None:
@@ -204,6 +203,17 @@ def thinned(values: Losses) -> tuple[Losses, Losses]:
     return x, y
 
 
+def _expected(results: StudyResults) -> str:
+    """What equal batches have in common; nothing where a loss depends on how ranks share them."""
+    qualities = (record.quality for record in results.records if record.completed)
+    if any(quality and quality.depends_on_split for quality in qualities):
+        return ""
+    return (
+        "Curves of one model at equal batches should nearly coincide by step; by time, the faster "
+        "ones are ahead. "
+    )
+
+
 def _stretches(results: StudyResults) -> str:
     """The note on lines that are means."""
     longest = max(map(len, results.losses.values()), default=0)
@@ -255,23 +265,25 @@ def _merged(ends: list[Label], label: str) -> list[Label]:
 OVERLAPPING = {name for name, facts in STRATEGIES.items() if facts.moves == "gradients"}
 
 
-def _with_communication(points: pd.DataFrame) -> list[Row]:
-    """The points of a curve with communication and a baseline, with their `R`."""
-    overlapping = points["strategy"].isin(OVERLAPPING)
-    rows = points[overlapping & (points["communication_time"] > 0) & (points["world_size"] > 1)]
-    rows = rows[rows["efficiency"].notna()]
-    return rows_of(rows.assign(R=rows["compute_time"] / rows["communication_time"]))
+def _with_communication(results: StudyResults, points: pd.DataFrame) -> list[Row]:
+    """The points of a curve with communication and a baseline on one rank, with their `R`."""
+    # Of another baseline, efficiency is that of other changes too, or of communication alone.
+    rows = (row for row in labelled_rows(results.summary) if row.is_gain_of_ranks)
+    over_one = [row["run_id"] for row in rows if row.base and row.base["world_size"] == 1]
+    overlapping = points["strategy"].isin(OVERLAPPING) & points["run_id"].isin(over_one)
+    shown = points[overlapping & (points["communication_time"] > 0)]
+    return rows_of(shown.assign(R=shown["compute_time"] / shown["communication_time"]))
 
 
 _no_communication = empty_unless(
-    lambda results: any(_with_communication(points) for _, points in results.drawn),
+    lambda results: any(_with_communication(results, points) for _, points in results.drawn),
     NO_COMMUNICATION,
 )
 
 
 def _overlaps(results: StudyResults) -> Iterator[str]:
     for label, points in results.drawn:
-        for row in _with_communication(points):
+        for row in _with_communication(results, points):
             share = percent(row["efficiency"])
             yield f"{label} on {row.ranks}, R {rounded(row['R'])} and efficiency {share}"
 
@@ -289,7 +301,7 @@ def overlap_band(ax: Axes, results: StudyResults) -> None:
     """Efficiency against R = T_compute / T_communication, between no and perfect overlap."""
     labels = []
     for (label, points), color, marker in styled(results.drawn):
-        for row in _with_communication(points):
+        for row in _with_communication(results, points):
             (value,), errors = whiskers([row.estimate("efficiency")], 100)
             ax.errorbar([row["R"]], [value], yerr=errors, color=color, marker=marker)
             name = f"{label}, {row.ranks}" if len(results.drawn) > 1 else row.ranks

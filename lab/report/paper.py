@@ -59,7 +59,7 @@ def discussion(results: StudyResults) -> list[Markdown]:
 
 def _without_largest(fall: Waterfall) -> str:
     """The efficiency without the largest loss; empty if the repeats do not show which that is."""
-    if not (fall.compared and fall.supported):
+    if not (fall.compared and fall.supported) or fall.alike:  # whose efficiency is its speedup
         return ""
     step, loss = fall.step.value, fall.losses[fall.largest].value
     return (

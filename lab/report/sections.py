@@ -34,8 +34,8 @@ COMMUNICATION = (
 )
 COST = "cost of synchronising"
 ITS_COST = (
-    "; the cost of synchronising is measured by itself, in alternating rounds with and without it, "
-    "and exceeds the exposed part by the slowdown of compute"
+    "; the cost of synchronising is measured by itself, in alternating rounds with and without it; "
+    "stolen compute is what it exceeds the exposed part of these rounds by"
 )
 FROZEN = "Predictions were written down and hashed before their runs. They are based on: "
 PREDICTIONS = (

@@ -143,14 +143,17 @@ class Observations:
         names = [*keys, batch] if batch else keys
         varied = [name for name in names if rows[name].nunique(dropna=False) > 1]
         configurations = joined(rows, names)
+        # Rows at one world size that divide their work differently are settings, not repeats.
+        divided = ("grad_accum",) if self.kind == "records" else ()
         if self.kind == "table" and "micro_batch_size" in self.given:
-            # Rows at one world size that divide their work differently are settings, not repeats.
-            for other in ("micro_batch_size", "grad_accum"):
-                at_once = rows[other].groupby([configurations, rows["world_size"]])
-                several = at_once.transform("nunique").groupby(configurations).transform("max") > 1
-                configurations = configurations + rows[other].map(str).where(several, "")
-                if several.any() and other not in names:
-                    varied.append(other)
+            divided = ("micro_batch_size", "grad_accum")
+        for other in divided:
+            programs = [configurations, rows["world_size"], rows["strategy"].map(str)]
+            at_once = rows[other].groupby(programs if self.kind == "records" else programs[:2])
+            several = at_once.transform("nunique").groupby(configurations).transform("max") > 1
+            configurations = configurations + rows[other].map(str).where(several, "")
+            if several.any() and other not in names:
+                varied.append(other)
         # Lists, as a table may hold a hundred thousand configurations, of a row or two each.
         codes = pd.factorize(configurations)[0]
         named = {name: rows[name].tolist() for name in varied}

@@ -81,6 +81,7 @@ def _common(record: Record) -> dict[str, Any]:
         "global_batch_size": record.global_batch_size,
         # For a script it may be unknown.
         "micro_batch_size": run.micro_batch_size and run.micro_batch_size * run.grad_accum,
+        "grad_accum": run.grad_accum,
         "total_steps": run.steps,
         "warmup": run.warmup_steps,
         "compile": str(run.compile),
@@ -166,6 +167,9 @@ def _quoted(timing: Timing, communication: Communication | None, world_size: int
         if communication.bytes_moved is not None and world_size > 1:
             # Bandwidth rules assume an all-reduce: the size of one that moves as many bytes.
             size = communication.bytes_moved / bus_factor("all_reduce", world_size)
+        if "forward" in row:  # without what it waits for, as if weights or activations are sent
+            waited = (communication.exposed_in or {}).get("forward", 0.0)
+            row["forward"] = max(row["forward"] - waited, 0.0)
         row["communication"] = total.median if total else None
         row["exposed"] = exposed.median if exposed else None
         row["bytes"] = size or None

@@ -57,6 +57,9 @@ def test_more_than_the_ranks_can_give_has_to_be_explained(tmp_path):
         records = repeats(run(1), [0.1] * 3) + repeats(run(2), [time] * 3)
         text = answered(tmp_path / str(time), records)
         assert ("has to be explained: see super-linear in the audit." in text) == said
+    records = repeats(run(1), [0.1] * 3) + repeats(run(2, precision="bf16"), [0.03] * 3)
+    named = {"world_size": 1, "precision": "fp32"}
+    assert "has to be explained" not in answered(tmp_path / "bf16", records, baseline=named)
 
 
 def test_what_ended_without_a_result_is_named_beside_what_is_compared(tmp_path):
@@ -106,7 +109,10 @@ def test_the_largest_loss_is_named_where_repeats_support_it(tmp_path):
 def test_no_loss_is_named_where_none_was_measured_or_none_matters(tmp_path):
     ideal = {"data": 0.0, "forward": 0.03, "backward": 0.06, "optimizer": 0.01, "other": 0.0}
     half = {name: seconds / 2 for name, seconds in ideal.items()}
-    for count, said in ((1, "To tell what costs the most, one repeat is too few."), (3, "limit")):
+    for count, said in (
+        (1, "To tell what costs the most, one repeat is too few."),
+        (3, "no loss takes"),
+    ):
         records = [
             *repeats(run(1), [0.1] * count, phases=ideal),
             *repeats(run(2), [0.05] * count, phases=half),
@@ -134,6 +140,12 @@ def test_weak_scaling_tells_the_pace_and_gustafsons_fraction(tmp_path):
     assert "a serial fraction of 26.7 [26.7, 26.7] %" in text  # (4 - 3.2) / 3
     faster = repeats(run(1, **batch), [0.1] * 3) + repeats(run(4, **batch), [0.09] * 3)
     assert "Gustafson" not in answered(tmp_path / "more", faster, scaling="weak")
+    bf16 = repeats(run(1, **batch), [0.1] * 3)
+    bf16 += repeats(run(4, **batch, precision="bf16"), [0.05] * 3)
+    named = {"world_size": 1, "precision": "fp32"}
+    text = answered(tmp_path / "bf16", bf16, scaling="weak", baseline=named)
+    assert "the throughput is 8.00 [8.00, 8.00] times that of 1 CPU process at batch 16" in text
+    assert "pace" not in text and "Gustafson" not in text
 
 
 def test_losses_are_compared_after_equally_many_samples(tmp_path):
@@ -300,6 +312,7 @@ def test_compression_and_loaders_are_compared_with_what_is_usual(tmp_path):
         "With bf16 on the link, a step takes 0.500 [0.500, 0.500] times as long as with uncomp"
         in text
     )
+    assert "; bucket_cap_mb differs too (100, not 25)); validation losses" in text
     text_run = {"model": "agnews-small", "data": "topics"}
     classic = run(1, loader="classic", loader_workers=3, **text_run)
     waits = {"data": 0.05, "forward": 0.05, "backward": 0.05, "optimizer": 0.05, "other": 0.0}

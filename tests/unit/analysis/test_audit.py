@@ -752,6 +752,33 @@ def test_ranks_that_are_slower_with_more_work_are_told_with_their_work() -> None
     assert "100.00 ms against 250.00 ms for 2 times the work." in found.evidence
 
 
+def test_a_forward_pass_that_waits_for_activations_is_not_called_overhead() -> None:
+    phases = {"forward": 0.09, "backward": 0.05, "data": 0.0, "optimizer": 0.0, "other": 0.0}
+    split = {"strategy": "tensor_parallel"}
+    one = record(run(1, **split), step_time=0.14, phases=phases)
+    two = record(run(2, **split), step_time=0.14, phases=phases, communication=(0.06, 0.05))
+    for waited, noted in ((0.0, True), (0.05, False)):
+        assert two.communication is not None
+        sent = two.communication.model_copy(update={"exposed_in": {"forward": waited}})
+        made = [one, two.model_copy(update={"communication": sent})]
+        observed = from_records(made, scaling="strong", baseline={"world_size": 1})
+        found = [fault.evidence for fault in apply_rules(observed).findings]
+        assert any("Forward takes" in text for text in found) == noted
+
+
+def test_runs_that_accumulate_differently_are_not_repeats_of_one() -> None:
+    times = {(1, 1): 0.1, (1, 2): 0.3, (2, 1): 0.06, (2, 2): 0.4}
+    made = [
+        record(run(size, grad_accum=accum), repeat, step_time=time)
+        for (size, accum), time in times.items()
+        for repeat in range(3)
+    ]
+    observed = from_records(made, scaling="strong", baseline={"world_size": 1})
+    assert {curve.label for curve in observed.curves} == {"accumulation 1", "accumulation 2"}
+    slower = [one.evidence for one in apply_rules(observed).findings if "slower" in one.evidence]
+    assert len(slower) == 1 and "speedup 0.75" in slower[0]
+
+
 def test_steps_of_unknown_work_are_not_compared() -> None:
     script = {"model": {"kind": "script", "command": "train.py"}, "global_batch_size": None}
     records = [

@@ -166,3 +166,12 @@ def test_equal_curves_are_told_once_and_neither_is_best_nor_worst() -> None:
 )
 def test_large_numbers_have_the_digits_that_their_interval_supports(numbers, text) -> None:
     assert in_words(*numbers) == text
+
+
+def test_a_request_of_growing_work_is_not_called_faster() -> None:
+    content = pd.DataFrame({"gpus": [1, 2], "batch_per_gpu": 8, "epoch_s": [3600, 4000]})
+    content["images_per_s"] = [100.0, 180.0]
+    weak = summary(table(records_from(content, scaling="weak")), baseline={}, scaling="weak")
+    (text,) = proposal.requests(weak, 100)
+    assert "times as fast" not in text
+    assert "each with 1.80 times the throughput of 1 GPU" in text, text

@@ -190,8 +190,8 @@ def _judged(
         yield Fault(
             point.labels,
             f"{evidence}, less than a tenth of the link ({link.words}).",
-            "This time includes something else, such as waiting for a straggler, the loader or "
-            "launches: measure the transfer by itself.",
+            "The link is slower than its name, or this time includes something else, such as "
+            "waiting for a straggler, the loader or launches: measure the transfer by itself.",
             "warning",
         )
 

@@ -504,10 +504,12 @@ def _hardly_shrinks(point: Point, base: Point, observations: Observations) -> It
         yield Fault(
             base.labels + point.labels,
             f"{name.capitalize()} takes {seconds(there)} at world size {base.world_size:g} and "
-            f"{seconds(here)} on {point.ranks}, with {share:.2g} of the work per rank: part of "
-            "this time does not depend on the work.",
-            "Give each rank more work per step, compile the model or, on GPUs, capture it as a "
-            "CUDA graph; a faster link will not help.",
+            f"{seconds(here)} on {point.ranks}, with {share:.2g} of the work per rank: "
+            "either part of this time does not depend on the work, or ranks and other processes "
+            "slow each other.",
+            "Time one rank with this share of the work: if it takes as long, give each rank more "
+            "work per step, compile the model or, on GPUs, capture it as a CUDA graph. A faster "
+            "link does not shorten this part.",
         )
 
 
