@@ -144,9 +144,9 @@ class Observations:
         varied = [name for name in names if rows[name].nunique(dropna=False) > 1]
         configurations = joined(rows, names)
         # Rows at one world size that divide their work differently are settings, not repeats.
-        divided = ("grad_accum",) if self.kind == "records" else ()
+        divided: Sequence[str] = ["grad_accum"] if self.kind == "records" else []
         if self.kind == "table" and "micro_batch_size" in self.given:
-            divided = ("micro_batch_size", "grad_accum")
+            divided = ["micro_batch_size", "grad_accum"]
         for other in divided:
             programs = [configurations, rows["world_size"], rows["strategy"].map(str)]
             at_once = rows[other].groupby(programs if self.kind == "records" else programs[:2])

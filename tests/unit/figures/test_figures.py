@@ -578,3 +578,22 @@ def test_memory_over_a_step():
     assert plain.get_xlim() == pytest.approx((0, 100)) and plain.get_ylabel() == "MB"
     assert "60 MB at the peak (backward)" in alt_text("memory_timeline", made[:1])
     assert "trace: true" in alt_text("memory_timeline", [record(run(1))])
+
+
+def test_losses_are_expected_to_coincide_only_if_they_do_not_depend_on_the_split():
+    records = [record(run(size)) for size in (1, 2)]
+    assert "should nearly coincide" in figures.losses.caption(StudyResults.of(records))
+    apart = [
+        one.model_copy(update={"quality": one.quality.model_copy(update={"depends_on_split": "x"})})
+        for one in records
+    ]
+    assert "coincide" not in figures.losses.caption(StudyResults.of(apart))
+
+
+def test_the_band_of_overlap_shows_what_more_ranks_give_alone():
+    fast = record(run(2, precision="bf16"), step_time=0.06, communication=(0.02, 0.01))
+    made = [record(run(1), step_time=0.1), fast]
+    named = {"world_size": 1, "precision": "fp32"}
+    assert figures.overlap_band.missing(StudyResults.of(made, baseline=named))
+    equal = fast.model_copy(update={"run": run(2), "run_id": run(2).id})
+    assert not figures.overlap_band.missing(StudyResults.of([made[0], equal]))

@@ -182,8 +182,8 @@ def _judged(
         yield Fault(
             point.labels,
             f"{evidence}, {100 * share:.0f} % of the emulated link ({link.words}).",
-            "This machine cannot sustain what it emulates: use fewer ranks or a slower link, and "
-            "run nothing else on it.",
+            "Either ranks wait for each other in this time, or this machine cannot sustain what it "
+            "emulates: use fewer ranks or a slower link, and run nothing else on it.",
             "warning",
         )
     elif share < FAR_BELOW and size > LATENCY_BOUND:
