@@ -144,12 +144,13 @@ class Observations:
         varied = [name for name in names if rows[name].nunique(dropna=False) > 1]
         configurations = joined(rows, names)
         # Rows at one world size that divide their work differently are settings, not repeats.
-        divided: Sequence[str] = ["grad_accum"] if self.kind == "records" else []
-        if self.kind == "table" and "micro_batch_size" in self.given:
+        divided, programs = list[str](), [rows["world_size"]]
+        if self.kind == "records":
+            divided, programs = ["grad_accum"], [*programs, rows["strategy"].map(str)]
+        elif self.kind == "table" and "micro_batch_size" in self.given:
             divided = ["micro_batch_size", "grad_accum"]
         for other in divided:
-            programs = [configurations, rows["world_size"], rows["strategy"].map(str)]
-            at_once = rows[other].groupby(programs if self.kind == "records" else programs[:2])
+            at_once = rows[other].groupby([configurations, *programs])
             several = at_once.transform("nunique").groupby(configurations).transform("max") > 1
             configurations = configurations + rows[other].map(str).where(several, "")
             if several.any() and other not in names:
