@@ -43,9 +43,17 @@ OF_GENERATION = _Texts(
     quality="Size and quality. Perplexity on held-out text, its change against the base with the "
     "interval paired by sample; share of held-out positions with the same likeliest token, and "
     "of greedily generated tokens that are the same",
-    method="Perplexity is $e^{L}$ of the mean loss $L$ on held-out text; its change is a ratio of "
-    "two models on the same samples, so the interval is that of the paired differences of their "
-    "losses.",
+    method=r"""Text is generated greedily with a key-value cache. Prefill is the time from the
+prompt to the first token, decode the time between the following ones. A step of decoding must read
+all weights once and the cache of every sequence. With $B$ these bytes, $t$ the median time between
+tokens and $W$ the memory bandwidth, the achieved share of the roofline is
+
+$$
+\frac{B / t}{W}
+$$
+
+Perplexity is $e^{L}$ of the mean loss $L$ on held-out text; its change is a ratio of two models on
+the same samples, so the interval is that of the paired differences of their losses.""",
 )
 OF_CLASSIFICATION = _Texts(
     CLASSIFICATION,
@@ -55,8 +63,9 @@ OF_CLASSIFICATION = _Texts(
     quality="Size and quality. Accuracy on held-out samples, its change against the base in "
     "percentage points with the interval paired by sample; share of samples that both put into "
     "the same class",
-    method="Accuracy is the share of held-out samples that are put into the right class, with "
-    "Wilson's interval; its change has the interval of the paired differences, sample by sample.",
+    method="A classifier is timed on one batch. Accuracy is the share of held-out samples that are "
+    "put into the right class, with Wilson's interval; its change has the interval of the paired "
+    "differences, sample by sample.",
 )
 
 

@@ -126,6 +126,8 @@ def test_the_page_of_a_classifier_says_nothing_of_tokens(tmp_path) -> None:
         == []
     )
     assert "a change of" in inference_sections.findings(results).markdown
+    method = inference_sections.method(results).markdown
+    assert "Accuracy" in method and "decod" not in method
 
 
 def test_the_audit_sees_each_batch_size_once() -> None:
