@@ -22,7 +22,7 @@ from lab.formatting import NOT_MEASURED, count, extent, format_seconds, percent,
 from lab.records.schema import Inference, Point, Share, Stat
 from lab.records.statistics import share_interval
 from lab.records.store import Record
-from lab.records.table import by_run, median
+from lab.records.table import by_run, grouped, median
 
 
 def estimate(stats: Sequence[Stat]) -> Estimate:
@@ -349,9 +349,7 @@ def sentences(records: Sequence[Record]) -> list[str]:
 
 def _speed(rows: Sequence[Measurement], kind: Kind, noise: float) -> str:
     """The ratios of time of one configuration, by what they show, and why it is slower."""
-    by_verdict: dict[str, list[Measurement]] = {}
-    for row in rows:
-        by_verdict.setdefault(_verdict(row, kind, noise), []).append(row)
+    by_verdict = grouped((_verdict(row, kind, noise), row) for row in rows)
     shown = [f"{verdict} ({_ratios(alike, kind)})" for verdict, alike in by_verdict.items()]
     model = f"{rows[0].results.quantization} on {place(rows[0].record)}"
     text = f"{model}, in multiples of the base's {kind.time}: {'; '.join(shown)}."
@@ -389,10 +387,10 @@ def _why_slow(slower: Sequence[Measurement], rows: Sequence[Measurement]) -> lis
         )
     prompts = {row.points[0].prompt_tokens for row in slower}
     fixed = [_fixed_share(rows, prompt) for prompt in sorted(prompts)]
-    if known := [share for share in fixed if share is not None]:
+    if constant := [share for share in fixed if share is not None]:
         least = min(row.points[0].batch_size for row in rows)
         reasons.append(
-            f"{_percents(known)} of its own time between tokens at batch {least} does not "
+            f"{_percents(constant)} of its own time between tokens at batch {least} does not "
             "grow with the batch, as dispatching calls, reading weights and converting them do not."
         )
     return reasons
@@ -403,8 +401,8 @@ def _percents(shares: Sequence[float]) -> str:
 
 
 def _fixed_share(rows: Sequence[Measurement], prompt_tokens: int) -> float | None:
-    """The share of the time at the least batch size that a line through it and the largest gives
-    to a batch of none; None of one batch size."""
+    """The share of the time at the least batch size that does not grow with the batch, if times are
+    linear in it between the least and the largest; None if there is only one batch size."""
     times: dict[int, float] = {
         row.points[0].batch_size: row.median("quantized.p50")
         for row in rows

@@ -25,7 +25,7 @@ from lab.formatting import count
 STUDY_FILE, OUT = "study.yaml", "out"
 MAX_RUNS = 10_000
 # What a study says of its runs; the one field besides is made from `strategy`.
-SETTINGS = tuple(name for name in Run.model_fields if name != "own_strategy")
+RUN_KEYS = tuple(name for name in Run.model_fields if name != "own_strategy")
 SIZES = ("global_batch_size", "micro_batch_size")  # of which a run needs one
 Grid = dict[str, list[Any]]
 Located = list[tuple[str, Problem]]  # problems with the fields that they concern
@@ -304,7 +304,7 @@ def _unknown_keys(
     """One problem for each key that is not allowed; advice says where a run's setting belongs."""
     advice = "a run's setting belongs below base, or its values below grid"
     return [
-        replace(one, advice=advice) if one.where.removeprefix(where) in SETTINGS else one
+        replace(one, advice=advice) if one.where.removeprefix(where) in RUN_KEYS else one
         for one in unknown_keys(content, allowed, where)
     ]
 
@@ -326,7 +326,7 @@ def _quick_problems(section: Any, quick: bool) -> list[Problem]:
         parts |= {f"quick.grid[{number}].": one for number, one in enumerate(grid)}
     for where, part in parts.items():
         if isinstance(part, dict):
-            problems += unknown_keys(part, SETTINGS, where)
+            problems += unknown_keys(part, RUN_KEYS, where)
     return problems
 
 
@@ -349,7 +349,7 @@ def _with_quick(content: dict[str, Any]) -> dict[str, Any]:
 
 def _study_problems(file: StudyFile, points: list[Point], faulty: set[str]) -> Iterator[Problem]:
     """Conflicts between the keys of a file, except for those that are `faulty`."""
-    baseline_problems = unknown_keys(file.baseline, SETTINGS, "baseline.")
+    baseline_problems = unknown_keys(file.baseline, RUN_KEYS, "baseline.")
     yield from baseline_problems
     if faulty & {"base", "grid"}:
         return
@@ -396,13 +396,13 @@ def multiply_out(
     if sum(math.prod(map(len, grid.values())) for grid in grids.values()) > MAX_RUNS:
         problems.append(Problem("grid", f"more than {MAX_RUNS:,} runs", "vary less at a time"))
         return [], problems
-    base = {key: value for key, value in base.items() if key in SETTINGS}
+    base = {key: value for key, value in base.items() if key in RUN_KEYS}
     # Used to find the sources of own code, which are read once for all points.
     context: dict[str, Any] = {"folder": folder, "digests": {}}
     points: list[Point] = []
     ids: set[str] = set()
     for path, grid in grids.items():
-        axes = {key: values for key, values in grid.items() if key in SETTINGS and values}
+        axes = {key: values for key, values in grid.items() if key in RUN_KEYS and values}
         for indices in itertools.product(*(range(len(values)) for values in axes.values())):
             chosen = dict(zip(axes, indices, strict=True))
             content = base | {key: axes[key][index] for key, index in chosen.items()}
@@ -429,12 +429,12 @@ def _grid_problems(
     base: Mapping[str, Any], grids: Mapping[str, Grid], *, complete: bool
 ) -> Iterator[Problem]:
     """Faults of the keys of base and grids, whatever their values."""
-    yield from unknown_keys(base, SETTINGS, "base.")
+    yield from unknown_keys(base, RUN_KEYS, "base.")
     if complete and (not all(grids.values()) or not grids):
         advice = "list the values of at least one key, such as world_size: [1, 2]"
         yield Problem("grid", "empty", advice)
     for path, grid in grids.items():
-        yield from unknown_keys(grid, SETTINGS, f"{path}.")
+        yield from unknown_keys(grid, RUN_KEYS, f"{path}.")
         for key, values in grid.items():
             if not values:
                 yield Problem(f"{path}.{key}", "no values", "list at least one")
