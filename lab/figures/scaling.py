@@ -61,7 +61,8 @@ __all__ = ["efficiency", "mfu", "overview", "peak_memory", "speedup", "step_time
 
 NO_BASELINE = "no run of the baseline has completed yet"
 PREDICTED = "predicted beforehand"
-ONE_REPEAT = "A single repeat has no interval."
+REPEATS = "Medians over repeats with intervals."
+ONE_REPEAT = "One repeat each, which gives no interval."
 BAR = 0.62  # relative to the distance between bars
 NARROW, WHOLE = 34, 40  # characters of a name in a line, beside panels and in a figure
 BESIDE, BELOW = 22, 42  # characters of a line: beside a panel, below all panels of a row
@@ -247,21 +248,21 @@ def _best(results: StudyResults) -> str:
 
 
 def _see(results: StudyResults) -> str:
-    """What to look at, which ranks all bars share, and why there may be no intervals."""
+    """What is drawn, on which ranks that all bars share, and what to look at."""
     lows, shared = results.summary.get("step_time_low"), common_ranks(_most_ranks(results))
     measured = lows is not None and lows.notna().any()
     sentences = [
+        REPEATS if measured else ONE_REPEAT,
         f"All are on {shared}." if shared and _bars(results) else "",
         _best(results),
         results.left_out,
-        "" if measured else ONE_REPEAT,
     ]
     return " ".join(filter(None, sentences))
 
 
 @figure(describe=_describe_overview, missing=no_runs, height=_overview_height, see=_see)
 def overview(ax: Axes, results: StudyResults) -> None:
-    """Results by configuration: medians over repeats with intervals.
+    """Results by configuration.
 
     By world size speedup, efficiency, step time and throughput, with the ideal and predictions. Of
     configurations that have one world size each, and of many, bars of step time, speedup and
