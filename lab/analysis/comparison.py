@@ -11,7 +11,7 @@ from typing import Any
 import pandas as pd
 
 from lab.analysis.scaling import Samples, against_baseline, farthest, ratio, shown, summary
-from lab.analysis.scaling_curves import Row, labelled_rows, over_repeats, rows_of
+from lab.analysis.scaling_curves import Row, labelled_rows, over_repeats, rows_of, time_units
 from lab.config.study import Study
 from lab.errors import InputError, Problem, items
 from lab.formatting import count, extent, rounded
@@ -80,11 +80,11 @@ class Comparison:
 
     def tables(self) -> list[tuple[str, pd.DataFrame]]:
         """Captions and tables of text: a row per shared configuration, a column per machine."""
-        machines = list(self.studies)
+        machines, units = list(self.studies), time_units(self.summary)
         rows = {(row["machine"], row["run_id"]): row for row in rows_of(self.summary)}
         labels = _labels(self.summary[self.summary.duplicated("run_id", keep=False)])
         quantities: dict[str, Callable[[Row], str]] = {
-            "Step time": lambda row: row.text("step_time"),
+            "Step time": lambda row: row.text("step_time", units),
             f"Throughput, times that of {machines[0]}": lambda row: self._times(row, machines[0]),
             "Speedup over the same machine's baseline": lambda row: row.text("speedup"),
             "Efficiency": lambda row: row.text("efficiency"),

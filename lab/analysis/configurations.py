@@ -3,16 +3,17 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from functools import partial
 from typing import Any
 
 import numpy as np
 import pandas as pd
 
 from lab.analysis.scaling import best, few, judged
-from lab.analysis.scaling_curves import EXPOSED_TIME, Row, labelled_rows, ranks, rows_of
+from lab.analysis.scaling_curves import EXPOSED_TIME, Row, labelled_rows, ranks, rows_of, time_units
 from lab.config.run import Run, distinct_labels
 from lab.config.study import Study
-from lab.formatting import NOT_MEASURED, count, percent, plain, rounded, unit_for
+from lab.formatting import NOT_MEASURED, count, percent, plain, rounded
 from lab.records.store import Record
 from lab.records.table import by_run, grouped, median
 
@@ -21,7 +22,8 @@ MOST_NAMES = 6  # of configurations in a sentence
 LOW_LOSS = 0.04
 LEAST_DIFFERENCE = 1e-5  # of two losses: anything less is rounding
 COMPILED_APART = 0.1  # relative difference of losses that compilation does not explain
-Cells = Callable[[Run, Sequence[Record], Row], dict[str, str]]
+Text = Callable[[str], str]  # of a quantity of a row
+Cells = Callable[[Run, Sequence[Record], Text], dict[str, str]]
 
 
 def trained(runs: Iterable[Run], records: Sequence[Record]) -> dict[Run, list[Record]]:
@@ -46,11 +48,11 @@ def table_rows(
     """A row of text per training run: its label, and `strategy_cells` or `image_cells`."""
     labels, _ = distinct_labels(runs)
     summarized = {row["run_id"]: row for row in rows_of(summary)}
-    done, ended = trained(runs, records), outcomes(records)
+    done, ended, units = trained(runs, records), outcomes(records), time_units(summary)
     return [
         {"configuration": labels[run]}
         | (
-            cells(run, done[run], summarized[run.id])
+            cells(run, done[run], partial(summarized[run.id].text, units=units))
             if run in done
             else {"step": ended.get(run.id, "not run")}
         )
@@ -59,11 +61,11 @@ def table_rows(
     ]
 
 
-def strategy_cells(run: Run, done: Sequence[Record], row: Row) -> dict[str, str]:
+def strategy_cells(run: Run, done: Sequence[Record], text: Text) -> dict[str, str]:
     """Step, throughput, memory and traffic of a rank, and loss of a configuration."""
     return {
-        "step": row.text("step_time"),
-        "samples/s": row.text("samples_per_second"),
+        "step": text("step_time"),
+        "samples/s": text("samples_per_second"),
         "peak (MB)": megabytes(median(done, "peak_memory")),
         "weights (MB)": megabytes(median(done, "memory.parameters")),
         "optimizer (MB)": megabytes(median(done, "memory.optimizer")),
@@ -72,17 +74,17 @@ def strategy_cells(run: Run, done: Sequence[Record], row: Row) -> dict[str, str]
     }
 
 
-def image_cells(run: Run, done: Sequence[Record], row: Row) -> dict[str, str]:
+def image_cells(run: Run, done: Sequence[Record], text: Text) -> dict[str, str]:
     """A step of a network and its parts, bytes, and epochs to a low loss."""
-    unit, parameters = unit_for([row["step_time"]]), median(done, "environment.parameters")
+    parameters = median(done, "environment.parameters")
     sent = median(done, "communication.bytes_moved")
     epochs = next(filter(None, map(epochs_to_low_loss, done)), NOT_MEASURED)
     cells = {
         "trained": f"{plain(parameters / 1e6)} M" if parameters else UNKNOWN,
-        "step": row.text("step_time"),
-        "compute": row.text("compute_time", unit=unit),
-        "communication": row.text("communication_time", unit=unit),
-        "exposed": row.text(EXPOSED_TIME, unit=unit),
+        "step": text("step_time"),
+        "compute": text("compute_time"),
+        "communication": text("communication_time"),
+        "exposed": text(EXPOSED_TIME),
         "sent (MB)": megabytes(sent),
         f"epochs to loss < {LOW_LOSS}": epochs,
     }

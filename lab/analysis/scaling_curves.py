@@ -12,7 +12,7 @@ import pandas as pd
 from lab.config.run import Run, setting_label
 from lab.config.strategies import SETTINGS
 from lab.config.study import Scaling as Scaling
-from lab.formatting import Unit, format_seconds, percent, range_of, rounded
+from lab.formatting import Unit, format_seconds, percent, range_of, rounded, unit_for
 
 FIELDS = tuple(Run.model_fields)
 # How long a run trains and evaluates: in a label only if nothing else distinguishes curves.
@@ -26,6 +26,7 @@ EQUAL = [f for f in FIELDS if f not in {"world_size", "strategy", *SETTINGS, *PE
 EXPOSED_TIME = "exposed_communication_time"
 SHARES = ("efficiency", "mfu")  # quantities that are written in per cent
 GIVEN = ("step_time", "samples_per_second", "mfu")  # those that a results table gives itself
+SHORT = 0.01  # a column of which even the longest time is less than this of a unit has its own
 WHOLE_RANGE = 4  # the range of up to this many repeats is their interval, and called so
 
 
@@ -191,10 +192,11 @@ class Row(dict[Any, Any]):
         ends = (self.get(f"{quantity}_{end}", math.nan) for end in ("low", "high"))
         return Estimate(self[quantity], *ends)
 
-    def text(self, quantity: str, *, unit: Unit | None = None) -> str:
-        """A quantity with its interval: a time (in a unit that others share), a share, a number."""
+    def text(self, quantity: str, units: Mapping[str, Unit] | None = None) -> str:
+        """A quantity with its interval: a time (in a unit of `time_units`), a share, a number."""
         given = "configuration" in self and quantity in GIVEN
         if quantity.endswith("_time"):
+            unit = (units or {}).get(quantity)
             return format_seconds(*self.estimate(quantity), unit=unit, given=given)
         return (percent if quantity in SHARES else rounded)(*self.estimate(quantity), given=given)
 
@@ -206,6 +208,19 @@ def rows_of(frame: pd.DataFrame) -> list[Row]:
     """
     names, rows = list(frame), frame.to_numpy(dtype=object).tolist()
     return [Row(zip(names, row, strict=True)) for row in rows]
+
+
+def time_units(summary: pd.DataFrame) -> dict[str, Unit]:
+    """A unit for each column of times, so that its cells can be compared: that of the median step.
+
+    Where even the longest time is a hundredth of that, it is the unit of the longest.
+    """
+    of_step = unit_for([summary["step_time"].median()])
+    longest = {name: summary[name].max() for name in map(str, summary) if name.endswith("_time")}
+    return {
+        name: of_step if time * of_step.factor >= SHORT else unit_for([time])
+        for name, time in longest.items()
+    }
 
 
 def rows_by_curve(summary: pd.DataFrame) -> list[list[Row]]:

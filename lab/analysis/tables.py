@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 
 import pandas as pd
 
@@ -18,8 +18,9 @@ from lab.analysis.scaling_curves import (
     ranks,
     ranks_vary,
     rows_of,
+    time_units,
 )
-from lab.formatting import MIB, NOT_MEASURED, message_size, percent, rounded, unit_for
+from lab.formatting import MIB, NOT_MEASURED, Unit, message_size, percent, rounded
 from lab.perfmodel.calibration import Calibration
 
 MOST_COLUMNS = 4  # more curves than this become rows, because a page is taller than it is wide
@@ -39,7 +40,8 @@ def classical_tables(summary: pd.DataFrame) -> list[tuple[str, pd.DataFrame]]:
         return []
     device = device_of(summary)
     over = over_repeats([*map(int, summary["repeats"])])
-    cells: dict[str, Callable[[Row], str]] = {"Step time": lambda row: row.text("step_time")}
+    units = time_units(summary)
+    cells: dict[str, Callable[[Row], str]] = {"Step time": lambda row: row.text("step_time", units)}
     if compares(summary):
         cells[f"Speedup over {baseline_name(summary)}"] = lambda row: _ratio(row, "speedup")
         if ranks_vary(summary):
@@ -50,7 +52,7 @@ def classical_tables(summary: pd.DataFrame) -> list[tuple[str, pd.DataFrame]]:
     shared = common_ranks(summary)
     rows, common = list(named_rows(summary, shared)), f". All: {shared}" if shared else ""
     caption = f"Compute and communication of a step, {over}{note if unmeasured else ''}{common}"
-    parts = [(caption, frame)] if len((frame := _parts_of_step(rows)).columns) else []
+    parts = [(caption, frame)] if len((frame := _parts_of_step(rows, units)).columns) else []
     if all(len(points) < 2 for _, points in lines):
         # Categories rather than curves have a row each.
         turned = {name[:1].lower() + name[1:]: cell for name, cell in cells.items()}
@@ -80,13 +82,10 @@ def _ratio(row: Row, name: str) -> str:
     return row.text(name) if pd.notna(row[name]) else "no baseline"
 
 
-def _parts_of_step(rows: Sequence[tuple[str, Row]]) -> pd.DataFrame:
+def _parts_of_step(rows: Sequence[tuple[str, Row]], units: Mapping[str, Unit]) -> pd.DataFrame:
     texts = {}
     for name, row in rows:
-        unit = unit_for([row["step_time"]])
-        texts[name] = {
-            part: row.text(f"{part.replace(' ', '_')}_time", unit=unit) for part in PARTS
-        }
+        texts[name] = {part: row.text(f"{part.replace(' ', '_')}_time", units) for part in PARTS}
         if row["world_size"] == 1:
             texts[name] |= dict.fromkeys(("communication", "exposed communication"), "none")
     frame = _by_configuration(texts)

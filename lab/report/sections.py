@@ -13,13 +13,20 @@ from lab.analysis.configurations import evaluated_samples, loss, megabytes
 from lab.analysis.inference import accuracy
 from lab.analysis.reported import ReportedTable
 from lab.analysis.results import StudyResults
-from lab.analysis.scaling_curves import Row, common_ranks, named_rows, over_repeats, rows_of
+from lab.analysis.scaling_curves import (
+    Row,
+    common_ranks,
+    named_rows,
+    over_repeats,
+    rows_of,
+    time_units,
+)
 from lab.analysis.tables import classical_tables
 from lab.analysis.waterfall import waterfall_table
 from lab.config.run import distinct_labels
 from lab.config.study import Task
 from lab.errors import InputError
-from lab.formatting import NOT_MEASURED, count, format_seconds, unit_for
+from lab.formatting import NOT_MEASURED, count, format_seconds
 from lab.launch.plan import plan
 from lab.perfmodel import frozen
 from lab.records.schema import PHASES, Stat
@@ -158,10 +165,10 @@ def communication(results: StudyResults) -> Table | Markdown:
     sent = by_run(record for record in results.records if record.completed)
     rows = []
     shared = common_ranks(results.summary[results.summary["world_size"] > 1])
+    units = time_units(results.summary)
     for name, row in named_rows(results.summary, shared):
         if row["world_size"] > 1:
-            unit = unit_for([row["step_time"]])
-            times = {part: row.text(column, unit=unit) for part, column in columns.items()}
+            times = {part: row.text(column, units) for part, column in columns.items()}
             by_rank = _sent(sent.get(row["run_id"], []))
             rows.append({"configuration": name, **times, "sent (MB)": by_rank})
     over = over_repeats([*map(int, results.summary["repeats"])])

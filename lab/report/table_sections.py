@@ -21,6 +21,7 @@ from lab.analysis.scaling_curves import (
     ranks,
     rate_name,
     time_name,
+    time_units,
 )
 from lab.formatting import (
     NOT_MEASURED,
@@ -184,14 +185,14 @@ def _how(summary: pd.DataFrame) -> str:
 
 def _results(results: StudyResults, *, label: str, table: str) -> Table:
     summary = results.summary
-    unit, of_memory = unit_for(summary["step_time"]), bytes_unit(summary["peak_memory"])
+    units, of_memory = time_units(summary), bytes_unit(summary["peak_memory"])
     over = f"speedup over {baseline_name(summary)}"
     size = ranks(device_of(summary))
     rows = [
         {
             "configuration": row.label,
             size: str(row["world_size"]),
-            time_name(summary): row.text("step_time", unit=unit),
+            time_name(summary): row.text("step_time", units),
             rate_name(summary): row.text("samples_per_second"),
             over: "1 (baseline)" if row.is_baseline else row.text("speedup"),
             "efficiency": row.text("efficiency"),
@@ -222,6 +223,8 @@ def parts(report: TableReport) -> Blocks:
     rows = []
     names = report.table.observations.given
     by_run = {record.run_id: record.reported for record in report.table.records}
+    measured = [reported.parts for reported in by_run.values() if reported]
+    units = {part: unit_for(parts.get(part) for parts in measured) for part in PHASES}
     for results in report.parts.values():
         for row in labelled_rows(results.summary):
             reported = by_run[row["run_id"]]
@@ -230,7 +233,7 @@ def parts(report: TableReport) -> Blocks:
             cells = {"configuration": f"{row.label}, {row.ranks}"}
             for part in PHASES:
                 value, whole = reported.parts.get(part), row["step_time"]
-                cells[part] = "-" if value is None else format_seconds(value, given=True)
+                cells[part] = format_seconds(value, unit=units[part], given=True)
                 if value is not None and whole > 0:
                     cells[part] += f" ({percent(value / whole)})"
             rows.append(cells)

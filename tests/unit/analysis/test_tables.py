@@ -2,9 +2,13 @@
 
 from __future__ import annotations
 
+import math
+
+import pandas as pd
 from factories import record, repeats, run
 
 from lab.analysis.scaling import summary
+from lab.analysis.scaling_curves import time_units
 from lab.analysis.tables import classical_tables
 from lab.records.store import Record
 from lab.records.table import table
@@ -43,11 +47,22 @@ def test_classical_tables():
     assert captions[3].endswith("compute includes the wait for it")
 
 
-def test_parts_of_a_short_step_beside_a_long_one_are_in_its_own_unit():
-    records = [*repeats(run(1, 64), [0.05] * 3), *repeats(run(1, 2048), [2.0] * 3)]
-    _, parts = classical_tables(summary(table(records), baseline=ONE, scaling="strong"))
-    cells = parts[1]["optimizer"]
-    assert cells["batch 64"].endswith(" ms") and cells["batch 2048"].endswith(" s")
+def test_a_column_of_times_has_one_unit():
+    times = {64: 0.5, 128: 0.8, 2048: 2.0}
+    records = [one for batch, step in times.items() for one in repeats(run(1, batch), [step] * 3)]
+    (_, steps), (_, parts) = classical_tables(
+        summary(table(records), baseline=ONE, scaling="strong")
+    )
+    for cells in (steps["step time"], parts["optimizer"]):
+        assert all(cell.endswith(" ms") for cell in cells)
+
+
+def test_a_column_of_short_times_has_a_unit_of_its_own():
+    times = pd.DataFrame({"step_time": [3.1, 1.6], "exposed_time": [0.002, math.nan]})
+    assert {name: unit.name for name, unit in time_units(times).items()} == {
+        "step_time": "s",
+        "exposed_time": "ms",
+    }
 
 
 def test_tables_say_where_there_is_no_baseline():

@@ -104,10 +104,12 @@ def test_times_that_tell_no_kind_of_scaling_get_no_speedup(tmp_path: Path) -> No
 def test_parts_of_the_time_are_shown_with_their_share(tmp_path: Path) -> None:
     path = written(
         tmp_path,
-        "gpus,step_ms,compute_ms,communication_ms,global_batch_size\n1,100,98,0,8\n2,60,48,12,8\n",
+        "gpus,step_ms,compute_ms,communication_ms,global_batch_size\n"
+        "1,1300,1298,0,8\n2,800,788,12,8\n",
     )
     (table,) = [b for b in page(path) if isinstance(b, Table) and b.label == "tbl-parts"]
-    assert table.frame["communication"].iloc[1] == "12 ms (20.0 %)"
+    assert table.frame["communication"].iloc[1] == "12 ms (1.50 %)"
+    assert list(table.frame["compute"]) == ["1.298 s (99.8 %)", "0.788 s (98.5 %)"]
 
 
 def test_gpu_hours_are_multiplied_out(tmp_path: Path) -> None:
