@@ -18,7 +18,7 @@ from lab.config.run import value_bytes
 from lab.perfmodel.collectives import Level
 from lab.perfmodel.frameworks import ANY, BUCKET_BYTES, Framework
 from lab.perfmodel.hardware import Machine
-from lab.perfmodel.layout import SHARDED, Candidate
+from lab.perfmodel.layout import SHARDED, Candidate, Layout
 from lab.perfmodel.memory import MemoryParts, state_memory
 from lab.perfmodel.transformer import Transformer
 
@@ -202,10 +202,15 @@ def quantities(cases: Sequence[Case]) -> dict[str, Floats]:
     return {name: np.array([row[name] for row in rows], dtype=float) for name in rows[0]}
 
 
-def waits(nodes: int) -> float:
-    """The further nodes that a step waits for; those beyond MOST_NODES count by the logarithm."""
-    counted = nodes if nodes <= MOST_NODES else MOST_NODES * (1 + math.log(nodes / MOST_NODES))
-    return counted - 1
+def further_nodes(layout: Layout, machine: Machine) -> float:
+    """The nodes beyond the first whose replicas a step waits for.
+
+    Those beyond MOST_NODES count by the logarithm.
+    """
+    if layout.data == 1:
+        return 0.0
+    nodes = math.ceil(layout.world_size / machine.gpus_per_node)
+    return min(nodes, MOST_NODES * (1 + math.log(max(nodes / MOST_NODES, 1)))) - 1
 
 
 def _layer(case: Case) -> dict[str, float]:
@@ -289,14 +294,13 @@ def _replicas(case: Case) -> dict[str, float]:
     expert_copies = max(layout.shards // layout.expert, 1)
     expert_shards = machine.levels(expert_copies, stride=tensor * layout.expert)
     state = weights / layout.optimizer_shards * OPTIMIZER_BYTES
-    nodes = math.ceil(layout.world_size / machine.gpus_per_node)
     terms = {
         "gathers": 0.0,
         "gather_messages": 0.0,
         # A pipeline keeps what it gathered for all its micro-batches.
         "gatherings": 1 if layout.pipeline > 1 else case.candidate.grad_accum,
         "optimizer": state / machine.gpu.memory_bytes_per_s,
-        "nodes": waits(nodes) if layout.data > 1 else 0,
+        "nodes": further_nodes(layout, machine),
     }
     # DDP sums gradients during the last micro-batch's backward pass, as FSDP's replicas do those of
     # their shards; most ZeRO does so after it.

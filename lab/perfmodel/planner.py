@@ -170,7 +170,7 @@ def best(
     # Many candidates share the inputs of these: the degrees, one device's step, all but the
     # buckets.
     links, profile, memory = cache(costing.links), cache(costing.profile), cache(costing.memory)
-    conditions = costing.conditions(world_size)
+    conditions = cache(costing.conditions)
     ranked: list[Ranked] = []
     searched, refused, least = 0, 0, math.inf
     for candidate in space.candidates(world_size, global_batch):
@@ -184,7 +184,7 @@ def best(
         rank = Layout("single", tensor=layout.tensor, layers=layout.layers)
         alone = replace(candidate, layout=rank, grad_accum=1, bucket_mb=None)
         degrees = Layout(data=layout.data, tensor=layout.tensor, pipeline=layout.pipeline)
-        prediction = _predict(candidate, profile(alone), links(degrees), conditions)
+        prediction = _predict(candidate, profile(alone), links(degrees), conditions(degrees))
         ranked.append(Ranked(candidate, prediction, memory_bytes))
     ranked.sort(key=lambda way: (way.prediction.step_s, way.memory_bytes))
     distinct: dict[Candidate, Ranked] = {}
@@ -409,9 +409,9 @@ class MeasuredCosting:
         backward_s = plain.backward_s + (plain.forward_s if full else -plain.forward_s)
         return plain.with_backward(max(backward_s, plain.forward_s))
 
-    def conditions(self, ranks: int) -> Conditions:
+    def conditions(self, layout: Layout) -> Conditions:
         """The conditions of a step on this many ranks."""
-        return self.basis.links(ranks).conditions
+        return self.basis.links(layout.world_size).conditions
 
     def memory(self, candidate: Candidate) -> float:
         """Peak bytes of a rank."""

@@ -6,7 +6,6 @@ similar ones.
 
 from __future__ import annotations
 
-import math
 import statistics
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
@@ -30,7 +29,7 @@ from lab.perfmodel.frozen import Score, basis_of, mean_absolute_error, scores, s
 from lab.perfmodel.hardware import Machine
 from lab.perfmodel.layout import Bucket, Candidate, Checkpointing, Layout, Links, Profile
 from lab.perfmodel.layout_law import LayoutLaw
-from lab.perfmodel.layout_terms import Case, waits
+from lab.perfmodel.layout_terms import Case, further_nodes
 from lab.perfmodel.memory import USABLE, layout_of, memory_of
 from lab.perfmodel.simulate import PREDICTED, Conditions, predict_run
 from lab.perfmodel.transformer import Transformer
@@ -100,10 +99,10 @@ class Described:
             basis=f"{self.machine.gpu.name} by the law of layouts",
         )
 
-    def conditions(self, ranks: int) -> Conditions:
-        """The conditions of a step on this many ranks: a cost per further node, the law's error."""
-        nodes = math.ceil(ranks / self.machine.gpus_per_node)
-        return Conditions(model_error=ERROR, node_s=waits(nodes) * self.law.coefficients["nodes"])
+    def conditions(self, layout: Layout) -> Conditions:
+        """The conditions of a step in this layout: a cost per further node, the law's error."""
+        nodes_s = further_nodes(layout, self.machine) * self.law.coefficients["nodes"]
+        return Conditions(model_error=ERROR, node_s=nodes_s)
 
     @cached_property
     def _run(self) -> Run:
@@ -305,7 +304,7 @@ def on_described(run: Run, place: Machine) -> Forecast:
     rank = Layout("single", tensor=layout.tensor, layers=layout.layers)
     profile = costing.profile(Candidate(rank, samples, 1, checkpointing, stated.precision))
     memory = memory_of(run, device="cuda").total
-    conditions = costing.conditions(run.world_size)
+    conditions = costing.conditions(layout)
     prediction = predict_run(run, profile, costing.links(layout), conditions=conditions)
     limit = costing.memory_limit
     needs = f"needs {memory / 1e9:.0f} GB, but training may use {limit / 1e9:.0f} GB of a GPU"

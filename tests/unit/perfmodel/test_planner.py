@@ -157,5 +157,6 @@ def test_small_products_and_split_ones_reach_less() -> None:
 
 def test_further_nodes_cost_more() -> None:
     described = Described(SMALL, 50257, machine("h100x8"))
-    nodes = [described.conditions(ranks).node_s for ranks in (1, 8, 16, 512)]
+    nodes = [described.conditions(Layout(data=ranks)).node_s for ranks in (1, 8, 16, 512)]
     assert nodes[0] == nodes[1] == 0 < nodes[2] < nodes[3]
+    assert not described.conditions(Layout(tensor=16)).node_s  # which sums nothing over replicas
