@@ -25,7 +25,7 @@ from lab.errors import InputError, Problem, nearest
 from lab.files import unwritable
 from lab.launch import netem
 from lab.perfmodel.flops import model_cost
-from lab.perfmodel.memory import FP32, FROZEN, layout_of, state_memory
+from lab.perfmodel.memory import FP32, layout_of, state_memory
 from lab.records.schema import Environment
 from lab.records.store import Store
 
@@ -135,14 +135,16 @@ def state_bytes(run: Run) -> int | None:
     if isinstance(run.architecture, PythonModel | Script) or run.own_strategy is not None:
         return None
     cost, sharers = model_cost(run), run.shard_size or run.world_size
-    sharded = run.facts.sharded
-    state = state_memory(cost.trainable, sharded=sharded, ranks=sharers, state=FP32)
-    frozen = state_memory(
-        cost.parameters - cost.trainable, sharded=sharded, ranks=sharers, state=FROZEN
+    state = state_memory(
+        cost.trainable,
+        frozen=cost.parameters - cost.trainable,
+        sharded=run.facts.sharded,
+        ranks=sharers,
+        state=FP32,
     )
     split = run.facts.splits in {"tensors", "layers"}
     part = layout_of(run).parameter_share if split else 1.0
-    return round((state.total + frozen.total) * part)
+    return round(state.total * part)
 
 
 def _too_large(run: Run, cluster: Cluster) -> str:

@@ -51,7 +51,6 @@ class StateBytes:
 # AdamW as the lab trains: everything in fp32. In mixed precision with fp32 masters: Rajbhandari et
 # al. (2020), section 3.1.
 FP32 = StateBytes(4, 4, 8)
-FROZEN = StateBytes(4, 0, 0)  # parameters that do not train
 MIXED = StateBytes(2, 2, 12)
 BF16 = StateBytes(2, 2, 4)  # no masters
 ACCUMULATED = StateBytes(2, 4, 12)  # gradients summed in fp32, as Megatron and nanotron do
@@ -76,19 +75,25 @@ class MemoryParts:
 def state_memory(
     parameters: float,
     *,
+    frozen: float = 0.0,
     sharded: frozenset[State] = frozenset(),
     ranks: int = 1,
     state: StateBytes = MIXED,
 ) -> MemoryParts:
     """Weights, gradients and optimizer of a rank; those that are sharded are divided by `ranks`.
 
-    ZeRO's stages 1, 2 and 3 (FSDP): Rajbhandari et al. (2020), figure 1.
+    `frozen` parameters, which come on top, have weights alone. ZeRO's stages 1, 2 and 3 (FSDP):
+    Rajbhandari et al. (2020), figure 1.
     """
 
-    def part(name: State) -> float:
-        return parameters * float(getattr(state, name)) / (ranks if name in sharded else 1)
+    def part(name: State, of: float) -> float:
+        return of * float(getattr(state, name)) / (ranks if name in sharded else 1)
 
-    return MemoryParts(part("weights"), part("gradients"), part("optimizer"))
+    return MemoryParts(
+        part("weights", parameters + frozen),
+        part("gradients", parameters),
+        part("optimizer", parameters),
+    )
 
 
 def require_known_model(run: Run) -> None:
@@ -238,14 +243,19 @@ def memory_of(run: Run, *, device: str = "cpu", layout: Layout | None = None) ->
     # The same for all runs that keep the same of a micro-batch.
     alike = {"strategy": "fsdp" if run.strategy == "fsdp" else "single", "grad_accum": 1}
     weights, trainable, activations, copies = _cost(run.model_copy(update=alike), device)
-    own = trainable * layout.parameter_share
-    parts = state_memory(own, sharded=SHARDED[layout.sharing], ranks=layout.data, state=FP32)
+    share = layout.parameter_share
+    parts = state_memory(
+        trainable * share,
+        frozen=(weights - trainable) * share,
+        sharded=SHARDED[layout.sharing],
+        ranks=layout.data,
+        state=FP32,
+    )
     in_flight = min(layout.in_flight, run.grad_accum * run.passes)
     on_rank = (activations * in_flight + copies) / layout.pipeline / layout.tensor
     gathers = layout.sharing == "fsdp" and layout.data > 1
     parts = replace(
         parts,
-        weights=parts.weights + 4.0 * (weights - trainable),
         activations=on_rank + (WORKSPACES if device == "cuda" else 0.0),
         gathered=2 * largest_unit(run) / layout.tensor if gathers else 0.0,
     )

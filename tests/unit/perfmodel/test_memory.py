@@ -238,6 +238,12 @@ def test_state_is_that_of_adamw_in_fp32_shared_as_the_strategy_does() -> None:
     )
 
 
+def test_fsdp_shards_frozen_weights_too() -> None:
+    head = {"model": {"kind": "distilbert", "trainable": "head"}, "data": "topics"}
+    ddp, fsdp = (memory_of(run(4, 32, strategy=name, **head)) for name in ("ddp", "fsdp"))
+    assert fsdp.weights == ddp.weights / 4 and 2 * ddp.optimizer < ddp.weights
+
+
 def test_gradients_that_come_and_go_share_room_with_activations() -> None:
     alone, lasting = (
         memory_of(run(1, 8, strategy="single", grad_accum=accum, **MINI)) for accum in (1, 2)
