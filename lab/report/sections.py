@@ -34,6 +34,40 @@ from lab.records.store import RUNS, Record
 from lab.records.table import by_run, median
 from lab.report.blocks import Markdown, Table, escaped
 
+# What the kinds of scaling mean, and the law of each; "" is that of rates whose batch is unknown.
+LAWS: dict[str, str] = {
+    "strong": r"""With $T(N)$ the time on $N$ ranks at one global batch, and $B$ the ranks of
+the baseline:
+
+$$
+S(N) = \frac{T(B)}{T(N)}, \qquad E(N) = S(N) \, \frac{B}{N}
+$$
+
+Amdahl's law bounds the speedup of a program of which a fraction $f$ does not get faster on
+$n = N / B$ times as many ranks:
+
+$$
+S(N) \le \frac{1}{f + (1 - f) / n}
+$$""",
+    "weak": r"""With $X(N)$ the throughput on $N$ ranks at one batch per rank, and $B$ the ranks
+of the baseline:
+
+$$
+S(N) = \frac{X(N)}{X(B)}, \qquad E(N) = S(N) \, \frac{B}{N}
+$$
+
+By Gustafson's law, a step of which a fraction $s$ is not shared has, on $n = N / B$ times as many
+ranks, the scaled speedup
+
+$$
+S(N) = s + (1 - s) \, n, \qquad s = \frac{n - S(N)}{n - 1}
+$$""",
+    "": r"""With $X(N)$ the throughput on $N$ ranks, and $B$ the ranks of the baseline:
+
+$$
+S(N) = \frac{X(N)}{X(B)}, \qquad E(N) = S(N) \, \frac{B}{N}
+$$""",
+}
 COMMUNICATION = (
     "Communication of a step on its slowest rank, {over}. Exposed is "
     "the time in which it did nothing but wait, split into waiting for other ranks and transfer, "

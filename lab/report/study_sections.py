@@ -334,29 +334,6 @@ SCRIPT = (
     "evaluation. Phases are the calls of its module and of the backward pass, the optimizer's step "
     "and the waits for its DataLoader, as far as they were observed."
 )
-STRONG = r"""With $T(N)$ the step time on $N$ ranks at one global batch:
-
-$$
-S(N) = \frac{T(1)}{T(N)}, \qquad E(N) = \frac{S(N)}{N}
-$$
-
-Amdahl's law bounds the speedup of a program of which a fraction $f$ does not get faster with more
-ranks:
-
-$$
-S(N) \le \frac{1}{f + (1 - f) / N}
-$$"""
-WEAK = r"""With $T(N)$ the step time on $N$ ranks at one batch per rank, and $X(N)$ the throughput:
-
-$$
-E(N) = \frac{T(1)}{T(N)}, \qquad S(N) = \frac{X(N)}{X(1)}
-$$
-
-By Gustafson's law, a step on $N$ ranks of which a fraction $s$ is not shared has the scaled speedup
-
-$$
-S(N) = s + (1 - s) N, \qquad s = \frac{N - S(N)}{N - 1}
-$$"""
 OVERLAP = r"""With $R = T_{\text{compute}} / T_{\text{communication}}$ of one rank, efficiency is
 $R / (1 + R)$ if the two take turns; if communication hides behind the backward pass, a share
 $b \approx 2/3$ of compute, it is
@@ -383,9 +360,9 @@ def method(results: StudyResults) -> Markdown:
         PUBLISHED if published else MEASURED: True,
         LOOP: not published and any(run.script is None for run in study.runs),
         SCRIPT: any(run.script for run in study.runs),
-        STRONG: study.scaling == "strong",
-        WEAK: study.scaling == "weak",
+        sections.LAWS.get(study.scaling, ""): True,
         OVERLAP: "ddp" in several and not published,
         COLLECTIVES: bool(several - {"ddp", SCRIPT_NAME}) and not published,
     }
-    return Markdown(references.cited("\n\n".join(text for text, holds in parts.items() if holds)))
+    texts = [text for text, holds in parts.items() if text and holds]
+    return Markdown(references.cited("\n\n".join(texts)))

@@ -74,14 +74,7 @@ GIVEN: dict[str, Callable[[pd.DataFrame], str]] = {
     "mfu": lambda summary: "MFU",
 }
 INTERVALS = {f"{column}_low" for column in ("speedup", "efficiency", *GIVEN)}
-FORMULAS = {
-    "strong": r"$$S(N) = \frac{T(B)}{T(N)}, \qquad E(N) = S(N) \, \frac{B}{N}$$",
-    "weak": r"$$S(N) = \frac{X(N)}{X(B)}, \qquad E(N) = S(N) \, \frac{B}{N}$$",
-}
-AMDAHL = r"Amdahl's law: $S(n) \le 1 / (f + (1 - f)/n)$ with the serial fraction $f$ and $n = N/B$."
-GUSTAFSON = (
-    r"Gustafson's law: $S(n) = s + (1 - s) \, n$ with the serial fraction $s$ and $n = N/B$."
-)
+BASELINE = "The baseline is by default the fewest ranks that the table has of a configuration."
 
 
 @dataclass(frozen=True)
@@ -302,15 +295,10 @@ def method(report: TableReport) -> Blocks:
         sentences.append(f"no quantity was read from: {', '.join(unread)}")
     if sentences:
         blocks.append(Markdown.bullets(sentence(capitalized(text)) for text in sentences))
-    texts = [
-        "With the time $T(N)$ or the rate $X(N)$ on $N$ ranks, and $B$ ranks as the baseline (by "
-        "default the fewest that the table has of a configuration):"
-    ]
-    kinds = set(report.kinds)
-    texts += [FORMULAS[kind] for kind in ("strong", "weak") if kind in kinds]
-    texts += [FORMULAS["weak"]] if kinds == {""} else []
-    texts += [AMDAHL] * ("strong" in kinds) + [GUSTAFSON] * ("weak" in kinds)
-    return [*blocks, *([Markdown(references.cited("\n\n".join(texts)))] if kinds else [])]
+    texts = [*(sections.LAWS[kind] for kind in report.kinds), BASELINE]
+    if report.kinds:
+        blocks.append(Markdown(references.cited("\n\n".join(texts))))
+    return blocks
 
 
 def _readings(report: TableReport) -> list[str]:
