@@ -95,11 +95,12 @@ def _serial_fraction(row: Row) -> str | None:
 
 def advice(fall: Waterfall) -> str:
     """What to change or measure first against the largest loss, as its run and cluster permit."""
-    if fall.largest in ("others", "rest"):  # nothing in the run accounts for these
+    if fall.largest == "others":  # nothing in the run accounts for these
         return "first to do: measure again on a machine where nothing else runs"
-    if fall.largest == "compute":  # which no measurement so far explains
+    if fall.largest in ("compute", "rest"):  # which no measurement so far explains
         profile = f"both steps with a profiler{' (trace: true)' * (fall.run.script is None)}"
-        return f"first to measure: {' and '.join(_missing(fall)) or profile}"
+        missing = _missing(fall) if fall.largest == "compute" else ()
+        return f"first to measure: {' and '.join(missing) or profile}"
     *others, last = _remedies(fall.largest, fall.run, fall.environment)
     return f"first to change: {' or '.join([', '.join(others)] * bool(others) + [last])}"
 

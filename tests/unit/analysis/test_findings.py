@@ -528,6 +528,8 @@ SLOW_LINK = {"emulated": Emulated(link=Link(bandwidth_gbit=1))}
         ("compute", {"causes": ("launches",)}, ["lab calibrate"], ["micro-batch"]),
         ("compute", {"causes": ("batch", "neighbours")}, ["profiler"], ["more work"]),
         ("compute", {"strategy": "tensor_parallel", **GPU}, ["profiler"], ["calibrate"]),
+        ("others", {}, ["nothing else runs"], ["profiler"]),
+        ("rest", {}, ["profiler (trace: true)"], ["nothing else runs", "calibrate"]),
         ("stolen", {}, ["between exchanges", "spare cores"], []),
         ("stolen", GPU, ["between exchanges"], ["cores"]),
     ],
