@@ -225,13 +225,11 @@ def _quoted(observations: Observations) -> Iterator[Fault]:
 
 
 def _collectives(observations: Observations) -> Iterator[Fault]:
-    frame = observations.frame
-    rows = frame[frame["time"].notna() & frame["bytes"].notna() & (frame["world_size"] > 1)]
-    if rows.empty:
+    groups = [group for group in observations.collectives if group["world_size"].iloc[0] > 1]
+    if not groups:
         raise UncheckedError("bytes, time and world_size together")
-    names = [*(key for key in observations.keys if key != "key:bytes"), "world_size"]
-    for _, group in rows.groupby(names, sort=False, dropna=False):
-        yield from _one_collective(group.sort_values("bytes"), observations)
+    for group in groups:
+        yield from _one_collective(group, observations)
 
 
 def _one_collective(group: pd.DataFrame, observations: Observations) -> Iterator[Fault]:
