@@ -6,12 +6,11 @@ import math
 import re
 from collections.abc import Iterator, Sequence
 from itertools import product
-from typing import get_args
 
 from lab.analysis.audit.columns import is_serial, normal
 from lab.analysis.audit.observations import MOST_REFERENCES, Observations, UncheckedError
 from lab.analysis.audit.points import CERTAINLY_MORE, Curve, Point
-from lab.analysis.audit.rule import Fault, Severity, rule, seconds
+from lab.analysis.audit.rule import SEVERITIES, Fault, Severity, rule, seconds
 from lab.records.schema import FOREIGN_SHARE
 from lab.records.table import grouped
 
@@ -114,9 +113,8 @@ def _other_hardware(point: Point, base: Point, observations: Observations) -> st
 
 def _severity(impossible: bool, point: Point, base: Point) -> Severity:
     """Milder if the batches, or other processes, may explain part of the gain."""
-    severities: tuple[Severity, ...] = get_args(Severity)
     batches = _other_batch(point, base) or _unlike_its_kind(point, base)
-    return severities[(not impossible) + (batches or _foreign(point, base) > 0)]
+    return SEVERITIES[(not impossible) + (batches or _foreign(point, base) > 0)]
 
 
 def _foreign(point: Point, base: Point) -> float:

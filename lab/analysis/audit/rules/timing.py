@@ -94,7 +94,7 @@ def _quoted_in_records(observations: Observations) -> Iterator[Fault]:
 )
 def communication_alone(observations: Observations) -> Iterator[Fault]:
     """Communication reported at world size 1."""
-    if "nodes" in observations.given and not {"world_size", "per_node"} & set(observations.given):
+    if observations.nodes_as_ranks:
         raise UncheckedError("ranks per node")
     alone = observations.frame[observations.frame["world_size"] == 1]
     if alone.empty:
