@@ -71,7 +71,7 @@ def mixed_environment(observations: Observations) -> Iterator[Fault]:
             values = values.str[:SHORT]
         # If a study varies the data on purpose, data sets differ between configurations.
         compared = f"key:{name}" in observations.keys  # on purpose, at several world sizes each
-        by_data = name == "data_sha256" and _by_data(observations, name)
+        by_data = name == "data_sha256" and _by_data(observations)
         if values.nunique() > 1 and not (compared or by_data):
             differs = True
             yield Fault(
@@ -84,6 +84,12 @@ def mixed_environment(observations: Observations) -> Iterator[Fault]:
     apart = observations.kind == "table" and curves.empty and len(observations.curves) > 1
     if measured and not apart:
         yield from _hosts(observations, differs=differs)
+    if observations.kind == "records":
+        yield from _conditions(rows)
+
+
+def _conditions(rows: pd.DataFrame) -> Iterator[Fault]:
+    """Repeats of changed code, or that other processes disturbed."""
     # A repeat of an inference run has a row for each batch.
     rows = rows.drop_duplicates(["label", "host", "emulated"])
     dirty = rows[rows["dirty"].eq(True)] if "dirty" in rows else rows[:0]
@@ -94,7 +100,7 @@ def mixed_environment(observations: Observations) -> Iterator[Fault]:
             "Commit before measuring.",
             "note",
         )
-    disturbed = rows[rows["disturbed"] == 1] if "disturbed" in rows else rows[:0]
+    disturbed = rows[rows["disturbed"] == 1]
     if len(disturbed):
         share = disturbed["foreign_share"].max()
         what = f"other processes took up to {100 * share:.0f} % of the ranks' cores"
@@ -166,11 +172,12 @@ def _is_reference(one: Point, point: Point) -> bool:
     return fewer and one.curve is not point.curve and point.is_quoted_over(one)
 
 
-def _by_data(observations: Observations, name: str) -> bool:
-    """Whether all runs on the same data agree on a column."""
-    data = [key for key in observations.keys if key in {"key:data", "key:dataset"}]
-    frame = observations.frame
-    return bool(data) and name in frame and bool((frame.groupby(data)[name].nunique() <= 1).all())
+def _by_data(observations: Observations) -> bool:
+    """Whether all runs that are called after the same data had the same."""
+    names = [key for key in observations.keys if key in {"key:data", "key:dataset"}]
+    if not names:
+        return False
+    return bool((observations.frame.groupby(names)["data_sha256"].nunique() <= 1).all())
 
 
 def _hosts(observations: Observations, *, differs: bool) -> Iterator[Fault]:
