@@ -105,9 +105,10 @@ class Observations:
         matches = (re.search(pattern, note, re.IGNORECASE) for note in self.notes)
         return next((match for match in matches if match), None)
 
-    @property
-    def noted_samples(self) -> float:
-        """Samples per epoch according to the notes, NaN if they give none."""
+    def samples_of(self, point: Point) -> float:
+        """Samples per epoch, else those that the notes give; NaN if they give none."""
+        if point.samples > 0:
+            return point.samples
         what = r"(\d[\d,]*)\s+(?:training\s+|train\s+)?(?:samples|examples|images|sequences)"
         match = self.noted(what)
         return float(match[1].replace(",", "")) if match else math.nan

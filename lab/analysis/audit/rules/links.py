@@ -77,7 +77,7 @@ def _steps(point: Point, observations: Observations) -> float:
         return 1.0
     if point.steps > 0:
         return point.steps
-    samples = point.samples if point.samples > 0 else observations.noted_samples
+    samples = observations.samples_of(point)
     known = samples > 0 and point.global_batch_size > 0 and observations.per == "epoch"
     return math.ceil(samples / point.global_batch_size) if known else math.nan
 
