@@ -37,6 +37,7 @@ from lab.analysis.audit.languages import in_english
 from lab.analysis.audit.values import (
     BRACKETS,
     COUNT_UNITS,
+    EMPTY,
     MISSING,
     NODE,
     RANK,
@@ -100,7 +101,6 @@ MOST_NAMES = 20  # columns whose words are looked at
 REMARK = re.compile(r"\(([^()]+)\)\s*$")
 GROWN = 0.5  # of the ranks' own growth: a rate grows like this, a time does not
 MOST_LABELS = 50  # different cells that are looked at
-ABSENT = {"nan", "None", "<NA>", "NaT"}  # of a missing cell, as text
 
 
 class RankColumn(NamedTuple):
@@ -204,7 +204,6 @@ def _whole(column: str) -> str:
 
 OF_RUNS = MEASURED | {"mfu", "hfu"}
 UNIT_OF_RATE = re.compile(r"\d\s*(?:[kmgt](?=\s|i?b))?\s*((?:[a-z]+/s\w*|%|[tp]flops?)(?=\W|$))")
-TIMES_X = re.compile(r"\d\s*[x×]\W*$", re.IGNORECASE)
 RATIO_CELL = re.compile(r"\W*\d[\d.,]*\s*[x×](?!\s*\w)", re.IGNORECASE)
 # Of anything that is not moved, computed or a step: 12.4k tok/s, 320 inf/s.
 RATED = re.compile(
@@ -216,13 +215,13 @@ RATED = re.compile(
 
 def is_known(cell: object) -> bool:
     """Whether a cell holds anything."""
-    return cell is not None and cell == cell and str(cell).strip() not in {"", "-"}
+    return str(cell).strip().lower() not in EMPTY
 
 
 def _first_texts(cells: Iterable[object]) -> list[str]:
     """The first different cells as text; those of a Parquet file may also be lists."""
     texts = dict.fromkeys(map(str, cells))
-    return [text for text in texts if text not in ABSENT][:MOST_LABELS]
+    return [*filter(is_known, texts)][:MOST_LABELS]
 
 
 def by_world_size(
@@ -456,7 +455,7 @@ def _with_quantity(ranked: Sequence[RankColumn], frame: pd.DataFrame) -> list[Ra
         quantity = "rate" if grown.median() > GROWN or among else "time"
     if any(are_rated(frame[one.column]) for one in unnamed):
         quantity = "rate"
-    elif all(_are(TIMES_X.search, frame[one.column]) for one in unnamed):
+    elif all(are_ratios(frame[one.column]) for one in unnamed):
         quantity = "speedup"
     return [one._replace(canonical=one.canonical or quantity) for one in ranked]
 
@@ -472,7 +471,7 @@ def _units(cells: pd.Series) -> set[str]:
 
 def _are(such: Callable[[str], object], cells: Iterable[object]) -> bool:
     """Whether all cells that hold anything are such texts."""
-    texts = [text for text in _first_texts(cells) if is_known(text) and text.lower() not in MISSING]
+    texts = [text for text in _first_texts(cells) if text.lower() not in MISSING]
     return bool(texts) and all(map(such, texts))
 
 

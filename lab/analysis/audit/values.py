@@ -13,7 +13,7 @@ from pandas.api.types import is_numeric_dtype
 from lab.analysis.audit.languages import by_word, in_english
 
 EMPTY = {"", "-", "--", "–", "—", "?", "...", "na", "n/a", "#n/a", "nan", "none", "null", "tbd"}
-EMPTY |= {"<na>"}
+EMPTY |= {"<na>", "nat"}  # as pandas writes them
 MISSING = EMPTY | {"oom", "failed", "fail", "error"}
 NUMBER = re.compile(r"[-+]?(?:\d[\d.,'\u202f\u2009\u00a0_]*\d|\d|\.\d+)(?:[eE][-+]?\d+)?")
 # 1:02:03.5, 42:18, and with days 1-02:03:04 or 1 day, 2:03:04.
