@@ -12,7 +12,7 @@ from lab.analysis.audit.columns import MEASURED, PHASES, names_gpu
 from lab.analysis.audit.observations import Observations, UncheckedError
 from lab.analysis.audit.points import Point
 from lab.analysis.audit.reshape import listed
-from lab.analysis.audit.rule import Fault, rule
+from lab.analysis.audit.rule import Comparison, Fault, rule
 from lab.config.run import MANTISSA_BITS
 from lab.records.schema import FOREIGN_SHARE
 
@@ -59,25 +59,7 @@ def mixed_environment(observations: Observations) -> Iterator[Fault]:
     stated = {"host", *SAME} & observations.known
     if not stated and (observations.kind != "table" or not _environments(rows)):
         raise UncheckedError("a GPU or a version that device or framework names")
-    differs = False
-    for name, what in SAME.items():
-        known = rows[name].dropna().astype(str) if name in rows else pd.Series(dtype=str)
-        if known.nunique() < 2:
-            continue
-        # What differs only between the configurations of a table is what the table compares.
-        by_curve = known.groupby(curves)
-        values = known[by_curve.transform("nunique") > 1]
-        if name == "data_sha256":
-            values = values.str[:SHORT]
-        # If a study varies the data on purpose, data sets differ between configurations.
-        compared = f"key:{name}" in observations.keys  # on purpose, at several world sizes each
-        by_data = name == "data_sha256" and _by_data(observations)
-        if values.nunique() > 1 and not (compared or by_data):
-            differs = True
-            yield Fault(
-                rows.loc[values.index[values != values.mode().iloc[0]], "label"],
-                f"{values.nunique()} different {what} were used: {listed(values.unique())}.",
-            )
+    differs = yield from _different(observations, curves)
     if observations.kind == "table" and not observations.own_baseline:
         yield from _quoted_over_another(observations)
     # Configurations of which none was measured on several numbers of ranks are not compared.
@@ -86,6 +68,26 @@ def mixed_environment(observations: Observations) -> Iterator[Fault]:
         yield from _hosts(observations, differs=differs)
     if observations.kind == "records":
         yield from _conditions(rows)
+
+
+def _different(observations: Observations, curves: pd.Series) -> Comparison:
+    """What differs within a curve and should not, and whether anything does."""
+    rows, differs = observations.runs, False
+    for name in (name for name in SAME if name in rows):
+        known = rows[name].dropna().astype(str)
+        # What differs only between the configurations of a table is what the table compares.
+        values = known[known.groupby(curves).transform("nunique") > 1]
+        # A study may vary a setting on purpose, at several world sizes each, or its data.
+        meant = f"key:{name}" in observations.keys
+        if name == "data_sha256":
+            values, meant = values.str[:SHORT], meant or _by_data(observations)
+        if values.nunique() > 1 and not meant:
+            differs = True
+            yield Fault(
+                rows.loc[values.index[values != values.mode().iloc[0]], "label"],
+                f"{values.nunique()} different {SAME[name]} were used: {listed(values.unique())}.",
+            )
+    return differs
 
 
 def _conditions(rows: pd.DataFrame) -> Iterator[Fault]:
