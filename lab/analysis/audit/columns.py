@@ -235,6 +235,7 @@ ROUNDED = (
     "rate",
     "rate_per_rank",
     "mfu",
+    "hfu",
     "flops",
     "flops_per_rank",
     "ratio_of_times",

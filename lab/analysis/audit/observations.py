@@ -105,9 +105,10 @@ class Observations:
         matches = (re.search(pattern, note, re.IGNORECASE) for note in self.notes)
         return next((match for match in matches if match), None)
 
-    @property
-    def noted_samples(self) -> float:
-        """Samples per epoch according to the notes, NaN if they give none."""
+    def samples_of(self, point: Point) -> float:
+        """Samples per epoch, else those that the notes give; NaN if they give none."""
+        if point.samples > 0:
+            return point.samples
         what = r"(\d[\d,]*)\s+(?:training\s+|train\s+)?(?:samples|examples|images|sequences)"
         match = self.noted(what)
         return float(match[1].replace(",", "")) if match else math.nan
@@ -147,7 +148,7 @@ class Observations:
         divided, programs = list[str](), [rows["world_size"]]
         if self.kind == "records":
             divided, programs = ["grad_accum"], [*programs, rows["strategy"].map(str)]
-        elif self.kind == "table" and "micro_batch_size" in self.given:
+        elif "micro_batch_size" in self.given:
             divided = ["micro_batch_size", "grad_accum"]
         for other in divided:
             at_once = rows[other].groupby([configurations, *programs])
@@ -294,6 +295,15 @@ class Observations:
         return {key for key in self.keys if self.frame[key].nunique() > 1} <= LAYOUT_KEYS
 
     @property
+    def collectives(self) -> list[pd.DataFrame]:
+        """The rows of each collective on each number of ranks, in ascending message size."""
+        names = [*(key for key in self.keys if key != "key:bytes"), "world_size"]
+        groups = self.frame.dropna(subset=["time", "bytes"]).groupby(
+            names, sort=False, dropna=False
+        )
+        return [group.sort_values("bytes") for _, group in groups]
+
+    @property
     def compared(self) -> list[tuple[Point, Point]]:
         """Each point that has a baseline, together with that baseline."""
         return [(point, point.base) for point in self.points if point.base is not None]
@@ -338,6 +348,11 @@ def _strategies(rows: pd.DataFrame, curves: pd.Series) -> list[str]:
             named = f", {key.removeprefix('key:')} " + rows[key]
             strategies = strategies + named.where(several, "")
     return [str(strategy).removeprefix(", ") for strategy in strategies]
+
+
+def rounding(rows: pd.DataFrame, *names: str) -> pd.Series:
+    """The relative rounding of a result of these columns; 0 where it is unknown."""
+    return rows[[f"{name}_rounding" for name in names]].sum(axis="columns")
 
 
 def largest(rows: pd.DataFrame, values: pd.Series) -> Any:

@@ -4,7 +4,8 @@ from __future__ import annotations
 
 import itertools
 import re
-from collections.abc import Collection, Mapping
+from collections.abc import Mapping
+from functools import cached_property
 
 import numpy as np
 import pandas as pd
@@ -51,7 +52,6 @@ OF_PROGRAMS = {"speedup", "efficiency", "threads", "cpus", "ratio_of_times"}
 RANKS = {"world_size", "nodes"}
 NAMES_OF_RUNS = {"strategy", "model", "repeat", "framework"}
 CUT_OFF = 0.002  # relative: of a ratio whose last digit was cut off instead of rounded
-OF_SERIAL = re.compile(r"(?:^|_)(?:serial|sequential|seq|single)(?:_|$)")
 MOST_CELLS = 50  # of a column that are looked at
 ALIKE = 1.05  # ratio of two measurements of one time
 MOST_COLUMNS = 30  # of which all pairs are compared
@@ -75,10 +75,33 @@ SCALED = re.compile(".*scaling|scalability")
 EDGES = re.compile(r"(?:(?:n|num|number_of)_)?edges")
 OF_A_JOB = re.compile("(?:slurm_)?job_")
 JOB = r"\d{5,}"  # the number of a batch system, such as 7565972
-SERIAL_NAME = re.compile(rf"(?:^|_)(?:{SERIAL}|1)(?:_|$)")
+OF_SERIAL = re.compile(rf"(?:^|_)(?:{SERIAL}|seq|1)(?:_|$)")
 SCALING = re.compile(r"(strong|weak)(?:[ _-]?scal.*|)", re.IGNORECASE)
 COMPARED = r"\b(?:worse|slower|less|lower|smaller|larger|higher|longer)\b"  # no speedup
 TIMED = re.compile(rf"[\d.,]+\s*(?:{'|'.join(TIME_UNITS)})\s*$")  # such as 22.3 s
+
+
+class _Column:
+    """A column beside the others of its table; `names` are what all are by their names."""
+
+    def __init__(
+        self, column: str, cells: pd.Series, frame: pd.DataFrame, meanings: Mapping[str, Guess]
+    ) -> None:
+        self.column, self.cells, self.frame, self.meanings = column, cells, frame, meanings
+        self.name = normal(column)
+        self.stem, self.family, *_ = parse_name(column)
+        self.names = {meaning.canonical for meaning in meanings.values()}
+        self.texts = cells.dropna().astype(str)
+
+    @cached_property
+    def values(self) -> pd.Series:
+        """The cells as numbers."""
+        return numbers(self.cells)
+
+    @cached_property
+    def others(self) -> set[str]:
+        """The names of all columns but this one."""
+        return {normal(str(name)) for name in self.frame.columns if name != self.column}
 
 
 def confirmed(
@@ -91,114 +114,93 @@ def confirmed(
     guessed: bool,
 ) -> str:
     """What a column of this name is by its cells; "" if nothing that is known, for a guess."""
-    names = {meaning.canonical for meaning in meanings.values()}
-    known = cells.dropna().astype(str)
+    one = _Column(column, cells, frame, meanings)
+    names, texts = one.names, one.texts
     if canonical == "host" and _counts(cells) and "rank" not in names:
         canonical = "nodes"
-    elif canonical == "version" and not known.str.contains(r"\d").any():
+    elif canonical == "version" and not texts.str.contains(r"\d").any():
         canonical = "" if "strategy" in names else "strategy"  # serial and parallel
     elif canonical == "repeat" and _names_settings(cells):
         canonical = "" if "strategy" in names else "strategy"  # runs are called after what they try
-    elif canonical == "speedup" and SCALED.match(normal(column)) and are_shares(cells):
+    elif canonical == "speedup" and SCALED.match(one.name) and _are_shares(one):
         canonical = "efficiency"
-    elif canonical == "cpu" and "gpu" not in names and known.map(names_gpu).any():
+    elif canonical == "cpu" and "gpu" not in names and texts.map(names_gpu).any():
         canonical = "gpu"  # a processor such as a V100
-    elif guessed and _is_another(canonical, column, cells, known, frame, meanings):
+    elif guessed and _is_another(canonical, one):
         canonical = ""
-    elif canonical == "bytes" and is_of_model(column, known, meanings):
+    elif canonical == "bytes" and _is_of_model(one):
         canonical = "" if {"model", "dataset"} & names else "model"
-    elif guessed and canonical == "world_size" and any(map(GEFORCE.fullmatch, known)):
+    elif guessed and canonical == "world_size" and any(map(GEFORCE.fullmatch, texts)):
         canonical = "gpu"
-    elif guessed and canonical == "world_size" and numbers_devices(column, numbers(cells)):
+    elif guessed and canonical == "world_size" and _numbers_devices(one):
         canonical = "rank"
     elif guessed and canonical == "compute" and names & {*TIMES} == {"compute"}:
         canonical = "time"  # of the whole
-    elif guessed and canonical in {"step", "rate"} and len(known) and known.str.match(TIMED).all():
+    elif guessed and canonical in {"step", "rate"} and len(texts) and texts.str.match(TIMED).all():
         canonical = "time"
-    elif guessed and canonical in {"rate", "rate_per_rank"} and are_ratios(known):
+    elif guessed and canonical in {"rate", "rate_per_rank"} and are_ratios(texts):
         canonical = "" if "speedup" in names else "speedup"  # a throughput of 1.9x
-    elif guessed and canonical == "rank" and counts_processes(column, numbers(cells)):
+    elif guessed and canonical == "rank" and _counts_processes(one):
         canonical = "world_size"
-    if canonical in {"strategy", "speedup"} and known.str.fullmatch(SCALING).all():
+    if canonical in {"strategy", "speedup"} and texts.str.fullmatch(SCALING).all():
         canonical = "scaling"
-    if not guessed:
-        return canonical
-    if canonical == "rank" and is_not_process_rank(column, frame, meanings):
-        return ""
-    if canonical == "time" and is_elapsed(numbers(cells), column, names):
-        return ""
-    return canonical if is_plausible(canonical, column, known) else ""
+    return "" if guessed and not _is_plausible(canonical, one) else canonical
 
 
-def _is_another(
-    canonical: str,
-    column: str,
-    cells: pd.Series,
-    known: pd.Series,
-    frame: pd.DataFrame,
-    meanings: Mapping[str, Guess],
-) -> bool:
+def _is_another(canonical: str, one: _Column) -> bool:
     """Whether a column is none of what its name suggests, beside the others."""
-    names = {meaning.canonical for meaning in meanings.values()}
+    names, values = one.names, one.values
     if canonical == "world_size":
-        values = numbers(cells)
-        indices = known.str.fullmatch(INDICES).any()
         least = values.min()
-        of_problem = least == 0 or least >= LEAST_SIZE or _times_grow(values, frame, meanings)
-        numbers_rows = normal(column) == "n" and of_problem
-        by_step = "step" in names and re.fullmatch("[ghint]pu", normal(column))
+        of_problem = least == 0 or least >= LEAST_SIZE or _times_grow(one)
+        numbers_rows = one.name == "n" and of_problem
+        by_step = "step" in names and re.fullmatch("[ghint]pu", one.name)
         of_steps = by_step and values.nunique() > 1  # varies between the steps of a log
-        return bool(indices or numbers_rows or of_steps or is_of_samples(column, frame))
-    if canonical == "nodes" and any(EDGES.fullmatch(normal(name)) for name in frame.columns):
+        indices = one.texts.str.fullmatch(INDICES).any()
+        return bool(indices or numbers_rows or of_steps or _is_of_samples(one))
+    if canonical == "nodes" and any(map(EDGES.fullmatch, one.others)):
         return True  # of a graph
-    if canonical == "time" and OF_A_JOB.match(normal(column)):
+    if canonical == "time" and OF_A_JOB.match(one.name):
         return bool({"rate", "rate_per_rank"} & names)  # what the batch system gave it
-    if canonical == "time" and re.fullmatch("time_?steps?", normal(column)):
-        return bool((numbers(cells).diff().dropna() == 1).all())  # counts them
-    if canonical == "time" and normal(column) == "t":
-        return _are_degrees(frame, meanings)
-    if canonical == "data" and OF_FILES.search(normal(column)):
-        of_steps = any(meaning.per in {"step", "epoch"} for meaning in meanings.values())
+    if canonical == "time" and re.fullmatch("time_?steps?", one.name):
+        return bool((values.diff().dropna() == 1).all())  # counts them
+    if canonical == "time" and one.name == "t":
+        return _are_degrees(one)
+    if canonical == "data" and OF_FILES.search(one.name):
+        of_steps = any(meaning.per in {"step", "epoch"} for meaning in one.meanings.values())
         return not (of_steps or names & (OF_TRAINING | LOOPED))  # a solver writes its results
-    if "time" not in names and parse_name(column).stem == "sync":
+    if "time" not in names and one.stem == "sync":
         return True  # beside "Async" or "Overlap" it is a program
     if canonical == "version":  # below PyTorch and DeepSpeed there are rates or times
-        values = numbers(cells).dropna()
-        measured = values.is_unique and len(values) > 1  # versions recur
-        return bool({"speedup", "ratio_of_rates"} & names) and measured
+        measured = values.dropna()
+        unlike = measured.is_unique and len(measured) > 1  # versions recur
+        return bool({"speedup", "ratio_of_rates"} & names) and unlike
     if canonical == "speedup":  # of one program over another on as many ranks
-        over = own_baseline(column, frame, meanings)
-        return bool(over) and not _is_serial(over, frame, meanings)
+        over = own_baseline(one.column, one.frame, one.meanings)
+        return bool(over) and not _is_serial(over, one)
+    if canonical == "bytes" and one.stem == "size":
+        return bool(OF_PROGRAMS & names) or not (_is_of_message(one) or _is_of_model(one))
     return (
-        (canonical == "communication" and is_of_program(column, frame, names))
-        or (canonical == "repeat" and _names_runs(column, known))
-        or (canonical == "busbw" and not is_of_collective(column, frame, names))
-        or (
-            canonical == "bytes"
-            and parse_name(column).stem == "size"
-            and (
-                bool(OF_PROGRAMS & names)
-                or not (
-                    _is_of_message(column, known, frame) or is_of_model(column, known, meanings)
-                )
-            )
-        )
+        (canonical == "communication" and _is_of_program(one))
+        or (canonical == "repeat" and _names_runs(one))
+        or (canonical == "busbw" and not _is_of_collective(one))
     )
 
 
-def _are_degrees(frame: pd.DataFrame, meanings: Mapping[str, Guess]) -> bool:
+def _are_degrees(one: _Column) -> bool:
     """Whether columns called t and p are degrees of tensor and pipeline parallelism, as where
     another one counts the ranks."""
-    sizes = {normal(name) for name, one in meanings.items() if one.canonical == "world_size"}
-    return "p" in map(normal, frame.columns) and bool(sizes - {"p"})
+    sizes = {normal(name) for name, what in one.meanings.items() if what.canonical == "world_size"}
+    return "p" in one.others and bool(sizes - {"p"})
 
 
-def _is_of_message(column: str, cells: pd.Series, frame: pd.DataFrame) -> bool:
+def _is_of_message(one: _Column) -> bool:
     """Whether a column called size is that of messages: by a unit of bytes in its name or cells,
     or by latencies, bandwidths, collectives or times in microseconds beside it."""
-    if parse_name(column).family is not None or cells.str.contains(r"\d\s*[kKMG]?i?B\b").any():
+    if one.family is not None or one.texts.str.contains(r"\d\s*[kKMG]?i?B\b").any():
         return True
-    return any(map(OF_MESSAGES.search, map(str, (*frame.columns, frame.attrs.get("around", "")))))
+    texts = (*one.frame.columns, one.frame.attrs.get("around", ""))
+    return any(map(OF_MESSAGES.search, map(str, texts)))
 
 
 def _names_settings(cells: pd.Series) -> bool:
@@ -207,12 +209,13 @@ def _names_settings(cells: pd.Series) -> bool:
     return any(setting_of(name).words or SEVERAL_WORDS.fullmatch(name) for name in names)
 
 
-def _names_runs(column: str, texts: pd.Series) -> bool:
+def _names_runs(one: _Column) -> bool:
     """Whether the rows are runs with names of their own, such as R75 and R70, or jobs of a batch
     system, which number no repeats."""
+    texts = one.texts
     last = pd.to_numeric(texts.str.extract(r"(\d+)$", expand=False))
     numbered = sorted(last.dropna()) in [[*range(start, len(texts) + start)] for start in (0, 1)]
-    jobs = normal(column).startswith("job") or all(texts.str.fullmatch(JOB))
+    jobs = one.name.startswith("job") or all(texts.str.fullmatch(JOB))
     unnumbered = jobs or not (numbered or any(texts.str.isdecimal()))
     return texts.is_unique and len(texts) > 1 and unnumbered
 
@@ -223,9 +226,13 @@ def _counts(cells: pd.Series) -> bool:
     return len(known) > 0 and bool(known.between(1, MOST_NODES).all() and (known % 1 == 0).all())
 
 
-def is_plausible(canonical: str, column: str, texts: pd.Series) -> bool:
-    """Whether cells, as texts, can be the quantity that their column's name suggests."""
-    stem = parse_name(column).stem
+def _is_plausible(canonical: str, one: _Column) -> bool:
+    """Whether the cells can be the quantity that their column's name suggests."""
+    stem, texts = one.stem, one.texts
+    if canonical == "rank" and _is_not_process_rank(one):
+        return False
+    if canonical == "time" and _is_elapsed(one):
+        return False
     if canonical == "version" and not re.search("version|date", stem):
         # Below "PyTorch" there may also be rates.
         return bool((numbers(texts).fillna(0.0) < LARGEST_VERSION).all())
@@ -241,7 +248,7 @@ def is_plausible(canonical: str, column: str, texts: pd.Series) -> bool:
         return sorted(map(str, texts.unique())) == sorted(map(str, range(1, texts.nunique() + 1)))
     if canonical == "speedup" and texts.str.contains(COMPARED, case=False).any():
         return False
-    named = parse_name(column).family == "percent"
+    named = one.family == "percent"
     if canonical == "speedup" and (named or texts.str.contains("%").all()):
         shares = numbers(texts, factor=0.01 if named else 1.0).dropna()
         return bool((shares >= 1).all())  # one of 12 % is an increase
@@ -287,47 +294,47 @@ def _goes_on(epochs: pd.Series) -> bool:
     return bool((onward | restarts).sum() == changes and onward.sum() > restarts.sum())
 
 
-def is_not_process_rank(column: str, frame: pd.DataFrame, meanings: Mapping[str, Guess]) -> bool:
+def _is_not_process_rank(one: _Column) -> bool:
     """Whether a column called rank holds no ranks of a program: places on a list (1, 2, 3, each
     with a name of its own, in the order of what was measured), or ranks of matrices (8, 16)."""
-    values = pd.to_numeric(frame[column], errors="coerce")
+    frame, meanings = one.frame, one.meanings
+    values = pd.to_numeric(frame[one.column], errors="coerce")
     sizes = [name for name, meaning in meanings.items() if meaning.canonical == "world_size"]
     if sizes and (values > numbers(frame[sizes[0]])).any():
         return True
     if not (values == np.arange(1, len(frame) + 1)).all():
-        alone = not RANKS & {meaning.canonical for meaning in meanings.values()}
-        known = np.unique(values.dropna())
-        return alone and len(known) > 1 and bool((np.diff(known) > 1).all())  # of matrices
+        gaps = np.diff(np.unique(values.dropna()))  # of the ranks of matrices, never 1
+        return not RANKS & one.names and len(gaps) > 0 and bool((gaps > 1).all())
     others = [
         name
         for name in frame.columns
         if name not in meanings or meanings[name].canonical in NAMES_OF_RUNS | {*TIMES}
     ]  # "Optimizer" may be a time, or name the optimizers
     named = any(frame[name].is_unique and numbers(frame[name]).isna().all() for name in others)
-    measured = [numbers(frame[name], units=TIME_UNITS) for name in frame.columns if name != column]
+    measured = (
+        numbers(frame[name], units=TIME_UNITS).dropna() for name in frame if name != one.column
+    )
     return named and any(
-        (one.is_monotonic_increasing or one.is_monotonic_decreasing)
-        and one.diff().nunique() > 1  # does not only count the ranks
-        for one in (column.dropna() for column in measured)
+        (values.is_monotonic_increasing or values.is_monotonic_decreasing)
+        and values.diff().nunique() > 1  # does not only count the ranks
+        for values in measured
     )
 
 
-def is_of_samples(column: str, frame: pd.DataFrame) -> bool:
+def _is_of_samples(one: _Column) -> bool:
     """Whether a column called n counts the samples of a mean, or the rows or columns of a matrix,
     as m and k beside it do, or p beside both."""
-    others = {normal(str(name)) for name in frame.columns}
-    if normal(column) == "p":
-        large = bool((numbers(frame[column]) >= LEAST_SIDE).all())
-        return large and "n" in others and bool({"m", "k"} & others)
-    statistics = r"(?:.*_)?(?:mean|std|sd|sem|p)(?:_.*)?"
-    return normal(column) == "n" and (
-        bool({"m", "k"} & others) or any(re.fullmatch(statistics, other) for other in others)
-    )
+    of_matrix = bool({"m", "k"} & one.others)
+    if one.name == "p":
+        return of_matrix and "n" in one.others and bool((one.values >= LEAST_SIDE).all())
+    statistics = re.compile(r"(?:.*_)?(?:mean|std|sd|sem|p)(?:_.*)?")
+    return one.name == "n" and (of_matrix or any(map(statistics.fullmatch, one.others)))
 
 
-def is_of_collective(column: str, frame: pd.DataFrame, names: Collection[str]) -> bool:
+def _is_of_collective(one: _Column) -> bool:
     """Whether a column called bandwidth is that of a collective, not of a memory or a device."""
-    if "bus" in normal(column) or {"algbw", "world_size", "nodes"} & set(names):
+    frame = one.frame
+    if "bus" in one.name or {"algbw", "world_size", "nodes"} & one.names:
         return True
     cells = (str(cell) for name in frame for cell in frame[name].unique()[:MOST_CELLS])
     texts = (*frame.columns, frame.attrs.get("around", ""), *cells)
@@ -361,55 +368,56 @@ def own_baseline(column: str, frame: pd.DataFrame, meanings: Mapping[str, Guess]
     return ""
 
 
-def _is_serial(column: str, frame: pd.DataFrame, meanings: Mapping[str, Guess]) -> bool:
-    """Whether a column is of a serial program, by its name or because its time, which does not
-    depend on the ranks, is about the same in several rows."""
-    ranks = [name for name, meaning in meanings.items() if meaning.canonical in RANKS]
-    values = np.sort(numbers(frame[column], units=TIME_UNITS).dropna())
+def _is_serial(column: str, one: _Column) -> bool:
+    """Whether another column is of a serial program, by its name or because its time, which is that
+    of one rank, is about the same in several rows."""
+    ranks = [name for name, meaning in one.meanings.items() if meaning.canonical in RANKS]
+    values = np.sort(numbers(one.frame[column], units=TIME_UNITS).dropna())
     recurs = 2 * (1 + np.sum(values[1:] > ALIKE * values[:-1])) <= len(values)
-    varied = any(frame[name].nunique() > 1 for name in ranks)
-    return bool(SERIAL_NAME.search(normal(column)) or (varied and recurs))
+    varied = any(one.frame[name].nunique() > 1 for name in ranks)
+    return bool(OF_SERIAL.search(normal(column)) or (varied and recurs))
 
 
-def numbers_devices(column: str, values: pd.Series) -> bool:
+def _numbers_devices(one: _Column) -> bool:
     """Whether a column called GPU numbers them from 0, each in a row of its own."""
-    counts = re.search("(^|_)(num|number|count)(_|$)", normal(column))
-    return not counts and len(values) > 1 and values.tolist() == list(range(len(values)))
+    counts = re.search("(^|_)(num|number|count)(_|$)", one.name)
+    values = one.values.tolist()
+    return not counts and len(values) > 1 and values == list(range(len(values)))
 
 
-def is_elapsed(values: pd.Series, column: str, names: Collection[str]) -> bool:
+def _is_elapsed(one: _Column) -> bool:
     """Whether a time in a log is the one since its start, which only grows."""
-    known, name = values.dropna(), normal(column)
-    of_all = re.search("elapsed|total|wall|since|run", name) and not re.search("epoch|step", name)
-    if not of_all or not {"step", "epoch"} & set(names) or len(known) < FEWEST_STEPS:
+    known = one.values.dropna()
+    of_all = re.search("elapsed|total|wall|since|run", one.name)
+    if not of_all or re.search("epoch|step", one.name) or not {"step", "epoch"} & one.names:
+        return False
+    if len(known) < FEWEST_STEPS:
         return False
     return known.is_monotonic_increasing and bool(known.iloc[-1] > 2 * known.iloc[0])
 
 
-def counts_processes(column: str, values: pd.Series) -> bool:
+def _counts_processes(one: _Column) -> bool:
     """Whether a column called "proc" counts them: 1, 2, 4 and 8 rather than 0 to 7."""
-    known = values.dropna()
-    named = re.fullmatch("proc(ess(or)?)?", normal(column))
+    known = one.values.dropna()
+    named = re.fullmatch("proc(ess(or)?)?", one.name)
     return bool(named) and len(known) > 0 and known.min() > 0 and known.max() > known.nunique()
 
 
-def is_of_model(column: str, texts: pd.Series, meanings: Mapping[str, Guess]) -> bool:
+def _is_of_model(one: _Column) -> bool:
     """Whether a size such as 7 B is that of a model or data set, and not of a message in bytes."""
-    of_model = any(meaning.canonical in OF_TRAINING for meaning in meanings.values())
-    named = any(meaning.canonical in {"model", "dataset"} for meaning in meanings.values())
-    counted = bool(texts.str.fullmatch(r"(?:\d+x)?[\d.]+\s*[bBmM]").all())
-    return parse_name(column).stem == "size" and (named or (of_model and counted))
+    named = bool({"model", "dataset"} & one.names)
+    counted = bool(one.texts.str.fullmatch(r"(?:\d+x)?[\d.]+\s*[bBmM]").all())
+    return one.stem == "size" and (named or (counted and bool(OF_TRAINING & one.names)))
 
 
-def is_of_program(column: str, frame: pd.DataFrame, names: Collection[str]) -> bool:
+def _is_of_program(one: _Column) -> bool:
     """Whether a column called MPI or NCCL is the time of a program that uses it, as beside that of
     a sequential one or a speedup of the same name, and no part of a step."""
-    stem = parse_name(column).stem
-    if stem not in {"mpi", "nccl", "rccl"} or {*TIMES} - {"communication"} & set(names):
+    stem = one.stem
+    if stem not in {"mpi", "nccl", "rccl"} or {*TIMES} - {"communication"} & one.names:
         return False
-    others = [normal(name) for name in frame.columns if name != column]
     ratio = re.compile(rf"{stem}_(?:speed_?up|efficiency)|(?:speed_?up|efficiency)_{stem}")
-    return any(OF_SERIAL.search(other) or ratio.fullmatch(other) for other in others)
+    return any(OF_SERIAL.search(other) or ratio.fullmatch(other) for other in one.others)
 
 
 def is_of_another(column: str, frame: pd.DataFrame, meanings: Mapping[str, Guess]) -> bool:
@@ -420,13 +428,12 @@ def is_of_another(column: str, frame: pd.DataFrame, meanings: Mapping[str, Guess
     return not parse_name(column).stem and not of_time and parse_name(before).statistic is not None
 
 
-def are_shares(cells: pd.Series) -> bool:
+def _are_shares(one: _Column) -> bool:
     """Whether a column called scaling holds shares of the ideal, not speedups, such as 393 %."""
-    texts = cells.dropna().astype(str)
-    known = numbers(texts).dropna()
-    if parse_name(str(cells.name)).family == "percent":
+    known = one.values.dropna()
+    if one.family == "percent":
         return bool((known < 100 * FAR_BEYOND).all() and (known < 100).any())
-    if texts.str.contains("%").any():
+    if one.texts.str.contains("%").any():
         return bool((known < FAR_BEYOND).all())
     return bool((known <= 1 + ROUNDING).all() and (known < 1).any())
 
@@ -467,7 +474,8 @@ def _may_be_measured(cells: pd.Series) -> bool:
     return len(known) > 1 and bool(numbers(known, units=TIME_UNITS).notna().mean() > HALF)
 
 
-def _times_grow(sizes: pd.Series, frame: pd.DataFrame, meanings: Mapping[str, Guess]) -> bool:
+def _times_grow(one: _Column) -> bool:
     """Whether times grow with numbers, which are then the sizes of a problem, and no ranks."""
-    timed = (name for name, meaning in meanings.items() if meaning.canonical == "time")
-    return any(growth(numbers(frame[name], units=TIME_UNITS), sizes) > GROWN for name in timed)
+    timed = [name for name, meaning in one.meanings.items() if meaning.canonical == "time"]
+    times = (numbers(one.frame[name], units=TIME_UNITS) for name in timed)
+    return any(growth(values, one.values) > GROWN for values in times)

@@ -56,9 +56,9 @@ def point_of(
     """A point made of the rows at these places, of one world size and kind of observations."""
     apart = [row for row in places if not cells["aggregate"][row]]
     own, means, of_means = places, places, "time_mean"
-    if kind != "records" and apart:
+    if kind == "table" and apart:
         own = apart
-        if kind == "table" and len(apart) < len(places):
+        if len(apart) < len(places):
             means, of_means = [row for row in places if cells["aggregate"][row]], "time"
     values = {}
     for name, column in cells.items():

@@ -302,9 +302,7 @@ class Quantities:
         if assumption and (canonical == "memory" or values.notna().any()):  # words have no unit
             self.assumptions.append(assumption)
         if canonical in ROUNDED and values.notna().any():
-            self.tidy[f"{canonical}_rounding"] = roundings(
-                self.frame[column], is_time=canonical == "time"
-            )
+            self.tidy[f"{canonical}_rounding"] = roundings(self.frame[column])
         return values
 
     def _factor(self, canonical: str, meaning: Guess, column: str) -> tuple[float, str]:

@@ -10,6 +10,7 @@ import pandas as pd
 
 from lab.analysis.audit.columns import COLUMNS, NUMERIC, PHASES
 from lab.analysis.audit.observations import Observations
+from lab.analysis.audit.points import ROUNDINGS
 from lab.config.run import Run, distinct_labels
 from lab.perfmodel.collectives import bus_factor
 from lab.records.schema import ClassificationPoint, Communication, Environment, Point, Timing
@@ -55,8 +56,9 @@ def from_records(
             points += record.inference.classifications
             rows += [common | _inference(point, record.run_id) for point in points]
     frame = pd.DataFrame(rows)
-    frame = frame.reindex(columns=list(dict.fromkeys([*COLUMNS, *RECORD_NUMBERS, *frame.columns])))
-    for name in (*NUMERIC, *RECORD_NUMBERS, "rank"):
+    names = dict.fromkeys([*COLUMNS, *RECORD_NUMBERS, *ROUNDINGS, *frame.columns])
+    frame = frame.reindex(columns=list(names))
+    for name in (*NUMERIC, *RECORD_NUMBERS, *ROUNDINGS, "rank"):
         if frame[name].dtype != float:
             frame[name] = pd.to_numeric(frame[name], errors="coerce").astype(float)
     return Observations(

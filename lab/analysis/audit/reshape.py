@@ -37,6 +37,7 @@ from lab.analysis.audit.languages import in_english
 from lab.analysis.audit.values import (
     BRACKETS,
     COUNT_UNITS,
+    EMPTY,
     MISSING,
     NODE,
     RANK,
@@ -100,7 +101,6 @@ MOST_NAMES = 20  # columns whose words are looked at
 REMARK = re.compile(r"\(([^()]+)\)\s*$")
 GROWN = 0.5  # of the ranks' own growth: a rate grows like this, a time does not
 MOST_LABELS = 50  # different cells that are looked at
-ABSENT = {"nan", "None", "<NA>", "NaT"}  # of a missing cell, as text
 
 
 class RankColumn(NamedTuple):
@@ -204,7 +204,6 @@ def _whole(column: str) -> str:
 
 OF_RUNS = MEASURED | {"mfu", "hfu"}
 UNIT_OF_RATE = re.compile(r"\d\s*(?:[kmgt](?=\s|i?b))?\s*((?:[a-z]+/s\w*|%|[tp]flops?)(?=\W|$))")
-TIMES_X = re.compile(r"\d\s*[x×]\W*$", re.IGNORECASE)
 RATIO_CELL = re.compile(r"\W*\d[\d.,]*\s*[x×](?!\s*\w)", re.IGNORECASE)
 # Of anything that is not moved, computed or a step: 12.4k tok/s, 320 inf/s.
 RATED = re.compile(
@@ -216,13 +215,13 @@ RATED = re.compile(
 
 def is_known(cell: object) -> bool:
     """Whether a cell holds anything."""
-    return cell is not None and cell == cell and str(cell).strip() not in {"", "-"}
+    return str(cell).strip().lower() not in EMPTY
 
 
 def _first_texts(cells: Iterable[object]) -> list[str]:
     """The first different cells as text; those of a Parquet file may also be lists."""
     texts = dict.fromkeys(map(str, cells))
-    return [text for text in texts if text not in ABSENT][:MOST_LABELS]
+    return [*filter(is_known, texts)][:MOST_LABELS]
 
 
 def by_world_size(
@@ -319,20 +318,21 @@ def _without_ratios(frame: pd.DataFrame) -> tuple[pd.DataFrame, list[str]]:
 def _rank_columns(frame: pd.DataFrame, columns: Sequence[str], quantity: str) -> list[RankColumn]:
     """The columns for world sizes, with what they hold; none where other rows or columns show that
     they are something else."""
-    first = frame[columns[0]] if columns else pd.Series(dtype=str)
-    texts = [name for name in columns[:MOST_NAMES] if not _rank_column(name, "", bare=True)]
+    sizes = [one for name in columns if (one := _rank_column(name, "", bare=True))]
+    sized = {one.column for one in sizes}
+    texts = [name for name in columns[:MOST_NAMES] if name not in sized]
     # Words after the sizes are remarks.
-    sized = [place for place, name in enumerate(columns) if name not in texts]
-    labels = [name for name in texts if not sized or columns.index(name) < sized[0]]
+    labels = itertools.takewhile(lambda name: name not in sized, columns[:MOST_NAMES])
     rows = [{_quantity(label) for label in _first_texts(frame[name])} for name in labels]
     of_rows = set().union(*(named - {""} for named in rows))
-    problems = any(PROBLEM.fullmatch(normal(BRACKETED.sub("", text))) for text in map(str, first))
     mixed = len(of_rows) > 1 or any(len(named) > 1 for named in rows if named - {""})
-    sizes = [one for name in columns if (one := _rank_column(name, "", bare=True))]
     measured = [one.column for one in sizes if one.canonical not in RATIOS]
     units = {unit for name in measured for unit in _units(frame[name])}
-    if measured and all(are_timed(frame[name]) for name in measured):
+    timed = bool(measured) and all(are_timed(frame[name]) for name in measured)
+    if timed:
         mixed, of_rows = False, set()  # times whose rows name what they are of
+    first = frame[columns[0]] if columns else pd.Series(dtype=str)
+    problems = any(PROBLEM.fullmatch(normal(BRACKETED.sub("", text))) for text in map(str, first))
     collective = any(are_collectives(_first_texts(frame[name])) for name in texts)
     if (
         mixed
@@ -346,27 +346,29 @@ def _rank_columns(frame: pd.DataFrame, columns: Sequence[str], quantity: str) ->
         quantity = noted_alone(frame.attrs.get("around", ""))
         if not of_rows and not units and not quantity:
             return []  # memory, heads and widths are listed by this degree, too
-    quantity = "".join(of_rows) or quantity
+    quantity = "time" if timed else "".join(of_rows) or quantity
     if units == {"%"} and not quantity:
         return []  # shares of something that nothing names
-    values = [name for name in columns if name not in texts]
-    numbered = [match["n"] for name in columns if (match := AFTER.search(normal(name)))]
-    if "0" in numbered:
-        return []  # Core 0 is one of them
-    if values and all(are_timed(frame[name]) for name in values):
-        quantity = "time"
     bare = not any(_numbers_other(column, first) for column in columns[:1])
     ranked = [one for column in columns if (one := _rank_column(column, quantity, bare=bare))]
-    numerals = [one.world_size for one in ranked if normal(one.column).isdecimal()]
-    if any(size % min(numerals) for size in numerals):
-        return []  # 40, 250 and 4000 are no ranks, unlike 2, 4 and 8
-    if any((numbers(frame[one.column]) < 0).any() for one in ranked):
-        return []  # nothing that is measured is negative
-    orders = all(re.match(r"p_?\d", normal(one.column)) for one in ranked)
-    if orders and any(OF_ERRORS.search(one.setting) for one in ranked):
+    if any((match := AFTER.search(normal(name))) and match["n"] == "0" for name in columns):
+        return []  # Core 0 is one of them
+    if _number_other(ranked, frame):
         return []
     ranked += _ratio_columns(columns, ranked)
     return _with_quantity([*ranked, *_serial_columns(texts, ranked)], frame)
+
+
+def _number_other(ranked: Sequence[RankColumn], frame: pd.DataFrame) -> bool:
+    """Whether the numbers in names, or what was measured, show that those are not of ranks."""
+    names = [normal(one.column) for one in ranked]
+    numerals = [int(name) for name in names if name.isdecimal()]
+    orders = all(re.match(r"p_?\d", name) for name in names)
+    return (
+        any(size % min(numerals) for size in numerals)  # 40, 250 and 4000, unlike 2, 4 and 8
+        or any((numbers(frame[one.column]) < 0).any() for one in ranked)  # no measurement
+        or (orders and any(OF_ERRORS.search(one.setting) for one in ranked))
+    )
 
 
 def _ratio_columns(columns: Sequence[str], ranked: Sequence[RankColumn]) -> list[RankColumn]:
@@ -453,7 +455,7 @@ def _with_quantity(ranked: Sequence[RankColumn], frame: pd.DataFrame) -> list[Ra
         quantity = "rate" if grown.median() > GROWN or among else "time"
     if any(are_rated(frame[one.column]) for one in unnamed):
         quantity = "rate"
-    elif all(_are(TIMES_X.search, frame[one.column]) for one in unnamed):
+    elif all(are_ratios(frame[one.column]) for one in unnamed):
         quantity = "speedup"
     return [one._replace(canonical=one.canonical or quantity) for one in ranked]
 
@@ -469,7 +471,7 @@ def _units(cells: pd.Series) -> set[str]:
 
 def _are(such: Callable[[str], object], cells: Iterable[object]) -> bool:
     """Whether all cells that hold anything are such texts."""
-    texts = [text for text in _first_texts(cells) if is_known(text) and text.lower() not in MISSING]
+    texts = [text for text in _first_texts(cells) if text.lower() not in MISSING]
     return bool(texts) and all(map(such, texts))
 
 

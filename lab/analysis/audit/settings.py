@@ -313,6 +313,4 @@ def _other_of(
     ends = [part for word in named for part in parts if word in part]
     if len(ends) == 1 and len(parts) == 2:
         ends = [next(part for part in parts if part != ends[0]), ends[0]]
-    if not ends and len(parts) == 2:
-        ends = list(parts)
     return ends[0] if len(ends) == 2 and ends[1] == words and ends[0] != words else None

@@ -13,7 +13,7 @@ from pandas.api.types import is_numeric_dtype
 from lab.analysis.audit.languages import by_word, in_english
 
 EMPTY = {"", "-", "--", "–", "—", "?", "...", "na", "n/a", "#n/a", "nan", "none", "null", "tbd"}
-EMPTY |= {"<na>"}
+EMPTY |= {"<na>", "nat"}  # as pandas writes them
 MISSING = EMPTY | {"oom", "failed", "fail", "error"}
 NUMBER = re.compile(r"[-+]?(?:\d[\d.,'\u202f\u2009\u00a0_]*\d|\d|\.\d+)(?:[eE][-+]?\d+)?")
 # 1:02:03.5, 42:18, and with days 1-02:03:04 or 1 day, 2:03:04.
@@ -106,15 +106,10 @@ RANKS_AFTER = re.compile(rf"({_NAME}?)\s*\(?[x×*]\s*(\d+)\)?")
 
 def number(cell: object, *, units: dict[str, float] | None = None, factor: float = 1.0) -> float:
     """A cell in base units, NaN if not a number; its own unit overrides the column's `factor`."""
-    value = _number(cell, units, factor)
-    return value if math.isfinite(value) else math.nan
-
-
-def _number(cell: object, units: dict[str, float] | None, factor: float) -> float:
     if isinstance(cell, bool) or cell is None:
         return math.nan
     if isinstance(cell, int | float | np.number):
-        return float(cell) * factor
+        return float(cell) * factor if math.isfinite(cell) else math.nan
     text = str(cell).translate(WIDE).strip()
     if units is BANDWIDTH_UNITS:  # in which only the case tells bits from bytes
         text = PER_SECOND.sub(r"\1bit/s", text).replace("Bps", "B/s")
@@ -128,7 +123,7 @@ def _number(cell: object, units: dict[str, float] | None, factor: float) -> floa
     match = NUMBER.search(text)
     before = text[: match.start()].strip(f" ~<>=≈x×*${ARROWS}") if match else ""
     before = "" if SYMBOL.fullmatch(before) and "=" in text else before
-    if not match or text in MISSING or before not in {"", "-", "+"}:
+    if not match or before not in {"", "-", "+"}:
         return math.nan
     value = _decimal(match.group())
     rest, *deviation = re.split(PLUS_MINUS, BRACKETS.sub("", text[match.end() :]))
@@ -203,23 +198,17 @@ def ranks_of(cell: object) -> tuple[float, str]:
     return math.nan, ""
 
 
-def rounding(cell: object, *, is_time: bool = False) -> float:
+def rounding(cell: object) -> float:
     """Half of the last digit of a cell, as a share of its value: 0.05 of "10"; 0 where unknown."""
     text = str(cell).strip().lower()
-    if is_time and (amounts := AMOUNT.findall(text)) and not AMOUNT.sub("", text):
-        units = [CELL_TIMES[unit] for _, unit in amounts if unit in CELL_TIMES]
-        total = duration(text)
-        return 0.5 * min(units) / total if len(amounts) > 1 and total > 0 else _rounding(text)
-    if is_time and ":" in text:
-        total = duration(text)
-        return 0.5 / total if total > 0 else 0.0
-    return _rounding(text)
-
-
-def _rounding(text: str) -> float:
     if between := _range(text):
         low, high = between
         return (high - low) / (high + low)
+    amounts = AMOUNT.findall(text) if not AMOUNT.sub("", text) else []
+    if ":" in text or len(amounts) > 1:  # of 1:02:03 and 1h 12m
+        units = [CELL_TIMES[unit] for _, unit in amounts if unit in CELL_TIMES]
+        total = duration(text)
+        return 0.5 * min(units, default=1.0) / total if total > 0 else 0.0
     digits = text
     if not PLAIN.fullmatch(text):
         match = NUMBER.search(text)
@@ -280,10 +269,10 @@ def numbers(
     return pd.Series(values, column.index, name=column.name)
 
 
-def roundings(column: pd.Series, *, is_time: bool = False) -> pd.Series:
+def roundings(column: pd.Series) -> pd.Series:
     """`rounding` of each cell; 0 if it is not text."""
     if is_numeric_dtype(column):
         return pd.Series(0.0, column.index)
     texts = [*map(str, column.tolist())]
-    shares = {text: rounding(text, is_time=is_time) for text in set(texts)}
+    shares = {text: rounding(text) for text in set(texts)}
     return pd.Series([shares[text] for text in texts], column.index).where(column.notna())

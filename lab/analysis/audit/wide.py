@@ -205,38 +205,25 @@ def by_program(frame: pd.DataFrame) -> Long:
     return (long if len(parallel) > 1 else long.drop(columns="setting")), [read]
 
 
-def by_timed(frame: pd.DataFrame) -> Long:
-    """The same for what only the unit of time in names or cells reveals, such as "ScaLAPACK (s)",
-    each with its own speedup and efficiency or without, as one may be of one over another."""
-    columns = timed_programs({name: frame[name] for name in map(str, frame)})
-    timed = {UNIT.sub("", column): {"time": column} for column in columns}
-    if len(timed) < 2:
+def by_unit(frame: pd.DataFrame) -> Long:
+    """Several columns that only units in names or cells show to be times, such as "ScaLAPACK (s)",
+    or rates, such as "320 img/s" below "Horovod", become rows of a setting, each with its own
+    speedup and efficiency or without, as one may be of one over another."""
+    timed = timed_programs({name: frame[name] for name in map(str, frame)})
+    rated = [name for name in map(str, frame) if are_rated(frame[name])]
+    rated = [name for name in rated if not quantities([name]) & {*NUMERIC}]
+    quantity, columns = ("time", timed) if timed else ("throughput", rated)
+    parts = {UNIT.sub("", column): {quantity: column} for column in columns}
+    if len(parts) < 2:
         return frame, []
-    _add_ratios(timed, frame)
-    rest = frame.drop(columns=[column for part in timed.values() for column in part.values()])
-    ranks = [name for name in rest if quantities([str(name)]) & RANKS]
-    varied = any(rest[name].astype(str).nunique() > 1 for name in ranks)
-    if not varied or quantities(rest.columns) & OF_SPEED:
+    _add_ratios(parts, frame)
+    rest = frame.drop(columns=[column for part in parts.values() for column in part.values()])
+    counts = [rest[name] for name in map(str, rest) if quantities([name]) & RANKS]
+    vary = any(cells.astype(str).nunique() > 1 for cells in counts)
+    if not counts or (timed and not vary) or quantities(rest.columns) & OF_SPEED:
         return frame, []
-    names = listed(part["time"] for part in timed.values())
-    read = f"{names} are read as times of what their names say"
-    return _stacked(frame, timed, "setting", times="time"), [read]
-
-
-def by_rated(frame: pd.DataFrame) -> Long:
-    """Several columns of rates with units in their cells, such as "320 img/s" below "Horovod",
-    become rows of a setting."""
-    meanings = {name: guess(name) for name in frame.columns}
-    rated = [
-        name
-        for name, meaning in meanings.items()
-        if are_rated(frame[name]) and not (meaning and meaning.canonical in NUMERIC)
-    ]
-    known = quantities(frame.columns.difference(rated))
-    if len(rated) < 2 or not known & RANKS or known & OF_SPEED:
-        return frame, []
-    parts = {name: {"throughput": name} for name in rated}
-    return _stacked(frame, parts, "setting"), [f"{listed(rated)} are read as rates of each"]
+    read = f"{listed(columns)} are read as {'times' if timed else 'rates'} of what their names say"
+    return _stacked(frame, parts, "setting", times="time" if timed else ""), [read]
 
 
 def by_noted(frame: pd.DataFrame) -> Long:
@@ -456,5 +443,5 @@ def _stacked(
 # In the order in which they are tried, on a table of which no column is mapped.
 FORMS = (
     *(of_commands, of_shells, of_samples, by_grid, by_pair, by_slash, by_program, over_serial),
-    *(by_batch, by_size, by_crossing, by_group, by_timed, by_rated, by_noted),
+    *(by_batch, by_size, by_crossing, by_group, by_unit, by_noted),
 )

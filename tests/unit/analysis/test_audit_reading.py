@@ -152,7 +152,7 @@ def test_two_numbers_in_a_cell_are_none_and_suffixes_count() -> None:
     ("cell", "share"), [("~18h", 0.5 / 18), ("7h 36min", 30 / 27360), ("01:00:00", 0.5 / 3600)]
 )
 def test_what_the_last_digit_leaves_open(cell: str, share: float) -> None:
-    assert rounding(cell, is_time=True) == pytest.approx(share)
+    assert rounding(cell) == pytest.approx(share)
 
 
 def test_what_the_last_digit_leaves_open_of_a_number() -> None:
@@ -163,9 +163,8 @@ def test_what_the_last_digit_leaves_open_of_a_number() -> None:
 
 def test_a_whole_column_is_rounded_as_each_of_its_cells() -> None:
     cells = ["0.10", "12.5", "0.0", "007.250", "17,400", "1e-3", "3.", ".5", "1:02", "n/a", "2 h"]
-    for is_time in (False, True):
-        each = [rounding(cell, is_time=is_time) for cell in cells]
-        assert roundings(pd.Series(cells), is_time=is_time).tolist() == pytest.approx(each)
+    each = [rounding(cell) for cell in cells]
+    assert roundings(pd.Series(cells)).tolist() == pytest.approx(each)
 
 
 PRECISIONS = """

@@ -421,6 +421,13 @@ def test_values_that_cannot_be_are_left_out_and_said() -> None:
     ].isna().tolist() == [True, False]
 
 
+def test_a_ratio_in_brackets_makes_no_speedup_of_the_time_before_it() -> None:
+    table = pd.DataFrame({"model": ["A"], "1 GPU": ["100 (1.0x)"], "4 GPUs": ["25 (4.0x)"]})
+    observations = from_table(table)
+    assert observations.frame["time"].tolist() == [100.0, 25.0]
+    assert observations.frame["speedup"].isna().all()
+
+
 def test_unusable_tables() -> None:
     with pytest.raises(InputError, match="no rows"):
         from_table(pd.DataFrame({"gpus": []}))

@@ -12,7 +12,7 @@ from lab.analysis.audit.columns import MEASURED, PHASES, names_gpu
 from lab.analysis.audit.observations import Observations, UncheckedError
 from lab.analysis.audit.points import Point
 from lab.analysis.audit.reshape import listed
-from lab.analysis.audit.rule import Fault, rule
+from lab.analysis.audit.rule import Comparison, Fault, rule
 from lab.config.run import MANTISSA_BITS
 from lab.records.schema import FOREIGN_SHARE
 
@@ -59,31 +59,39 @@ def mixed_environment(observations: Observations) -> Iterator[Fault]:
     stated = {"host", *SAME} & observations.known
     if not stated and (observations.kind != "table" or not _environments(rows)):
         raise UncheckedError("a GPU or a version that device or framework names")
-    differs = False
-    for name, what in SAME.items():
-        known = rows[name].dropna().astype(str) if name in rows else pd.Series(dtype=str)
-        if known.nunique() < 2:
-            continue
-        # What differs only between the configurations of a table is what the table compares.
-        by_curve = known.groupby(curves)
-        values = known[by_curve.transform("nunique") > 1]
-        if name == "data_sha256":
-            values = values.str[:SHORT]
-        # If a study varies the data on purpose, data sets differ between configurations.
-        compared = f"key:{name}" in observations.keys  # on purpose, at several world sizes each
-        by_data = name == "data_sha256" and _by_data(observations, name)
-        if values.nunique() > 1 and not (compared or by_data):
-            differs = True
-            yield Fault(
-                rows.loc[values.index[values != values.mode().iloc[0]], "label"],
-                f"{values.nunique()} different {what} were used: {listed(values.unique())}.",
-            )
+    differs = yield from _different(observations, curves)
     if observations.kind == "table" and not observations.own_baseline:
         yield from _quoted_over_another(observations)
     # Configurations of which none was measured on several numbers of ranks are not compared.
     apart = observations.kind == "table" and curves.empty and len(observations.curves) > 1
     if measured and not apart:
         yield from _hosts(observations, differs=differs)
+    if observations.kind == "records":
+        yield from _conditions(rows)
+
+
+def _different(observations: Observations, curves: pd.Series) -> Comparison:
+    """What differs within a curve and should not, and whether anything does."""
+    rows, differs = observations.runs, False
+    for name in (name for name in SAME if name in rows):
+        known = rows[name].dropna().astype(str)
+        # What differs only between the configurations of a table is what the table compares.
+        values = known[known.groupby(curves).transform("nunique") > 1]
+        # A study may vary a setting on purpose, at several world sizes each, or its data.
+        meant = f"key:{name}" in observations.keys
+        if name == "data_sha256":
+            values, meant = values.str[:SHORT], meant or _by_data(observations)
+        if values.nunique() > 1 and not meant:
+            differs = True
+            yield Fault(
+                rows.loc[values.index[values != values.mode().iloc[0]], "label"],
+                f"{values.nunique()} different {SAME[name]} were used: {listed(values.unique())}.",
+            )
+    return differs
+
+
+def _conditions(rows: pd.DataFrame) -> Iterator[Fault]:
+    """Repeats of changed code, or that other processes disturbed."""
     # A repeat of an inference run has a row for each batch.
     rows = rows.drop_duplicates(["label", "host", "emulated"])
     dirty = rows[rows["dirty"].eq(True)] if "dirty" in rows else rows[:0]
@@ -94,7 +102,7 @@ def mixed_environment(observations: Observations) -> Iterator[Fault]:
             "Commit before measuring.",
             "note",
         )
-    disturbed = rows[rows["disturbed"] == 1] if "disturbed" in rows else rows[:0]
+    disturbed = rows[rows["disturbed"] == 1]
     if len(disturbed):
         share = disturbed["foreign_share"].max()
         what = f"other processes took up to {100 * share:.0f} % of the ranks' cores"
@@ -166,11 +174,12 @@ def _is_reference(one: Point, point: Point) -> bool:
     return fewer and one.curve is not point.curve and point.is_quoted_over(one)
 
 
-def _by_data(observations: Observations, name: str) -> bool:
-    """Whether all runs on the same data agree on a column."""
-    data = [key for key in observations.keys if key in {"key:data", "key:dataset"}]
-    frame = observations.frame
-    return bool(data) and name in frame and bool((frame.groupby(data)[name].nunique() <= 1).all())
+def _by_data(observations: Observations) -> bool:
+    """Whether all runs that are called after the same data had the same."""
+    names = [key for key in observations.keys if key in {"key:data", "key:dataset"}]
+    if not names:
+        return False
+    return bool((observations.frame.groupby(names)["data_sha256"].nunique() <= 1).all())
 
 
 def _hosts(observations: Observations, *, differs: bool) -> Iterator[Fault]:

@@ -11,7 +11,13 @@ import numpy as np
 import pandas as pd
 
 from lab.analysis.audit.columns import LAYOUT, counted, normal
-from lab.analysis.audit.observations import ROW, Observations, UncheckedError, largest
+from lab.analysis.audit.observations import (
+    ROW,
+    Observations,
+    UncheckedError,
+    largest,
+    rounding,
+)
 from lab.analysis.audit.points import QUOTED, ROUNDING, Curve, Point
 from lab.analysis.audit.rule import SHOWN, Comparison, Fault, rule, seconds
 from lab.formatting import count, plain
@@ -287,7 +293,7 @@ def _steps(observations: Observations) -> Comparison:
     batches = [frame["global_batch_size"]] * bool({"global_batch_size", "micro_batch_size"} & given)
     batches += [frame["batch"]] * ("batch" in given)
     batches += [batch * frame["world_size"] for batch in batches if batch.name == "batch"]
-    digits = frame["rate_rounding"].fillna(0.0) + frame["time_rounding"].fillna(0.0)
+    digits = rounding(frame, "rate", "time")
     works = [*(batch * lengths for batch in batches), *batches]
     gaps = [(done / work - 1).abs() for work in works]
     wrong = [gap > digits.clip(lower=QUOTED) for gap in gaps]
@@ -348,11 +354,7 @@ def _ratios(rows: pd.DataFrame, kind: str, observations: Observations) -> Compar
     over = others.reindex(places)
     here, there = rows[quantity].to_numpy(), over[quantity].to_numpy()
     own = pd.Series(there / here if kind == "times" else here / there, rows.index)
-    digits = (
-        rows[f"{quantity}_rounding"].fillna(0.0)
-        + over[f"{quantity}_rounding"].fillna(0.0).to_numpy()
-        + rows[f"ratio_of_{kind}_rounding"].fillna(0.0)
-    )
+    digits = rounding(rows, quantity, f"ratio_of_{kind}") + rounding(over, quantity).to_numpy()
     quoted = rows[f"ratio_of_{kind}"]
     margin = digits.clip(lower=QUOTED)
     # "A to B" may mean A over B or B over A.
@@ -371,7 +373,7 @@ def _ratios(rows: pd.DataFrame, kind: str, observations: Observations) -> Compar
 
 def _totals(frame: pd.DataFrame) -> list[Fault]:
     total = frame["rate_per_rank"] * frame["world_size"]
-    digits = frame["rate_rounding"].fillna(0.0) + frame["rate_per_rank_rounding"].fillna(0.0)
+    digits = rounding(frame, "rate", "rate_per_rank")
     gap = (frame["rate"] / total - 1).abs()
     return _worst(
         frame[gap > digits.clip(lower=QUOTED)],

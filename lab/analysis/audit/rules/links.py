@@ -77,7 +77,7 @@ def _steps(point: Point, observations: Observations) -> float:
         return 1.0
     if point.steps > 0:
         return point.steps
-    samples = point.samples if point.samples > 0 else observations.noted_samples
+    samples = observations.samples_of(point)
     known = samples > 0 and point.global_batch_size > 0 and observations.per == "epoch"
     return math.ceil(samples / point.global_batch_size) if known else math.nan
 
@@ -225,13 +225,11 @@ def _quoted(observations: Observations) -> Iterator[Fault]:
 
 
 def _collectives(observations: Observations) -> Iterator[Fault]:
-    frame = observations.frame
-    rows = frame[frame["time"].notna() & frame["bytes"].notna() & (frame["world_size"] > 1)]
-    if rows.empty:
+    groups = [group for group in observations.collectives if group["world_size"].iloc[0] > 1]
+    if not groups:
         raise UncheckedError("bytes, time and world_size together")
-    names = [*(key for key in observations.keys if key != "key:bytes"), "world_size"]
-    for _, group in rows.groupby(names, sort=False, dropna=False):
-        yield from _one_collective(group.sort_values("bytes"), observations)
+    for group in groups:
+        yield from _one_collective(group, observations)
 
 
 def _one_collective(group: pd.DataFrame, observations: Observations) -> Iterator[Fault]:

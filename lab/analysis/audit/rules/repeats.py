@@ -223,8 +223,6 @@ def _times_of_one_rank(point: Point, observations: Observations) -> tuple[float,
         return ()
     rows = observations.rows_of(point)
     rows = rows[~rows["aggregate"]]
-    if observations.kind == "records" or not rows[["epoch", "step"]].notna().any(axis=None):
-        return ()
     rows = rows[rows["rank"].isna() | (rows["rank"] == rows["rank"].min())]
     return tuple(rows["time"].dropna())
 
@@ -267,15 +265,13 @@ def _on_a_formula(curve: Curve) -> Iterator[Fault]:
 
 
 def _linear_in_size(observations: Observations) -> Iterator[Fault]:
-    names = [*(key for key in observations.keys if key != "key:bytes"), "world_size"]
-    for _, rows in observations.frame.groupby(names, sort=False, dropna=False):
-        known = rows.dropna(subset=["time", "bytes"]).sort_values("bytes")
-        if len(known) > FEWEST_POINTS and known["bytes"].is_unique:
-            size, time = known["bytes"].to_numpy(), known["time"].to_numpy()
+    for rows in observations.collectives:
+        if len(rows) > FEWEST_POINTS and rows["bytes"].is_unique:
+            size, time = rows["bytes"].to_numpy(), rows["time"].to_numpy()
             slope = (time[-1] - time[0]) / (size[-1] - size[0])
             if np.all(np.abs((time[0] + slope * (size - size[0])) / time - 1) < EXACT):
                 yield Fault(
-                    known["label"],
-                    f"{len(known)} times are exactly linear in the message size, "
+                    rows["label"],
+                    f"{len(rows)} times are exactly linear in the message size, "
                     f"{slope * 1e9:.4g} s per GB.",
                 )

@@ -6,12 +6,11 @@ import math
 import re
 from collections.abc import Iterator, Sequence
 from itertools import product
-from typing import get_args
 
 from lab.analysis.audit.columns import is_serial, normal
 from lab.analysis.audit.observations import MOST_REFERENCES, Observations, UncheckedError
 from lab.analysis.audit.points import CERTAINLY_MORE, Curve, Point
-from lab.analysis.audit.rule import Fault, Severity, rule, seconds
+from lab.analysis.audit.rule import SEVERITIES, Fault, Severity, rule, seconds
 from lab.records.schema import FOREIGN_SHARE
 from lab.records.table import grouped
 
@@ -114,9 +113,8 @@ def _other_hardware(point: Point, base: Point, observations: Observations) -> st
 
 def _severity(impossible: bool, point: Point, base: Point) -> Severity:
     """Milder if the batches, or other processes, may explain part of the gain."""
-    severities: tuple[Severity, ...] = get_args(Severity)
     batches = _other_batch(point, base) or _unlike_its_kind(point, base)
-    return severities[(not impossible) + (batches or _foreign(point, base) > 0)]
+    return SEVERITIES[(not impossible) + (batches or _foreign(point, base) > 0)]
 
 
 def _foreign(point: Point, base: Point) -> float:
@@ -402,15 +400,6 @@ def _batches(point: Point, base: Point, observations: Observations) -> Iterator[
         return
     if scaling == "weak" or (scaling == "" and (observations.per == "step" or point.work != 1)):
         return
-    cost = ""
-    samples = point.samples if point.samples > 0 else observations.noted_samples
-    if observations.per == "epoch" and samples > 0:
-        steps = [math.ceil(samples / batch) for batch in (before, after)]
-        times = [seconds(base.time / steps[0]), seconds(point.time / steps[1])]
-        cost = f": {steps[0]} steps of {times[0]} against {steps[1]} of {times[1]}"
-        cost += f" for {samples:g} samples"
-    elif observations.per != "step":
-        cost = f": the same samples take {after / before:.3g} times fewer optimizer steps"
     quotes = any(other.speedup > 0 or other.efficiency > 0 for other in point.curve.points)
     # Of epochs that take as long on all numbers of ranks, each rank may have had its own.
     lasting = [other.time / base.time for other in point.curve.points if other.time > 0]
@@ -421,11 +410,24 @@ def _batches(point: Point, base: Point, observations: Observations) -> Iterator[
         labels,
         f"{'This is called strong scaling: the' if scaling == 'strong' else 'The'} batch of "
         f"{point.micro_batch_size:g} is per rank, so the global batch grows from "
-        f"{before:g} to {after:g} on {n:g} ranks{cost}.",
+        f"{before:g} to {after:g} on {n:g} ranks{_fewer_steps(point, base, observations)}.",
         "Fix the global batch, or call it weak scaling and compare times per step; the optimizer "
         "steps differ, and with them what is learned.",
         "warning" if claims else "note",  # times that are not called a speedup
     )
+
+
+def _fewer_steps(point: Point, base: Point, observations: Observations) -> str:
+    """How many fewer optimizer steps an epoch or a total of larger batches has, in words."""
+    before, after = base.global_batch_size, point.global_batch_size
+    samples = observations.samples_of(point)
+    if observations.per == "epoch" and samples > 0:
+        old, new = math.ceil(samples / before), math.ceil(samples / after)
+        times = seconds(base.time / old), seconds(point.time / new)
+        return f": {old} steps of {times[0]} against {new} of {times[1]} for {samples:g} samples"
+    if observations.per == "step":
+        return ""
+    return f": the same samples take {after / before:.3g} times fewer optimizer steps"
 
 
 def _amounts(point: Point, base: Point, observations: Observations) -> Iterator[Fault]:

@@ -94,7 +94,7 @@ def _quoted_in_records(observations: Observations) -> Iterator[Fault]:
 )
 def communication_alone(observations: Observations) -> Iterator[Fault]:
     """Communication reported at world size 1."""
-    if "nodes" in observations.given and not {"world_size", "per_node"} & set(observations.given):
+    if observations.nodes_as_ranks:
         raise UncheckedError("ranks per node")
     alone = observations.frame[observations.frame["world_size"] == 1]
     if alone.empty:
@@ -167,37 +167,27 @@ def phases_close(observations: Observations) -> Iterator[Fault]:
     """Phases that do not add up to the step, and exposed communication beyond all of it."""
     yield from _exposed_beyond(observations)
     rows = observations.runs
-    rows = rows[rows["time"].notna()].copy()
+    rows = rows[rows["time"].notna()]
     records = observations.kind == "records"
     if records:
-        rows = rows[rows["phase_sum"].notna()]  # a replay has none
-        most = least = rows["phase_sum"]
-        checked, of_medians = rows["phases_checked"], MEDIANS_TOLERANCE
+        least = most = rows["phase_sum"].dropna()  # a replay has none
     else:
-        halves = (rows["forward"] + rows["backward"]).notna()
-        waited = rows["exposed"].fillna(rows["communication"])
-        others = waited.notna() | rows["data"].notna() | rows["optimizer"].notna()
-        # Forward and backward are parts of a compute time beside them.
-        rows.loc[rows["compute"].notna() & halves, ["forward", "backward"]] = 0.0
-        rows = rows[(rows["compute"].notna() | halves) & others]
-        parts = rows[PARTS].sum(axis=1)
-        # Communication that overlaps compute adds less than its own time.
-        most, least = parts + waited[rows.index].fillna(0.0), parts + rows["exposed"].fillna(0.0)
-        if _closing(parts, rows) > _closing(least, rows):
-            least = parts  # the backward pass includes what it waits for
-        checked, of_medians = pd.Series(None, index=rows.index, dtype="object"), PARTS_TOLERANCE
+        least, most = _sums_of_parts(rows)
+    rows = rows.loc[least.index]
     if rows.empty:
         raise UncheckedError(
             "parts of the step: compute (or forward and backward) with communication, data or "
             "optimizer"
         )
     # Medians of parts add up only within the spread of the steps.
-    tolerance = rows["step_spread"].fillna(0.0).clip(lower=of_medians)
+    spread = rows["step_spread"].fillna(0.0)
+    tolerance, unlike = spread.clip(lower=PARTS_TOLERANCE), pd.Series(False, rows.index)
     if records:
-        tolerance = tolerance.where(checked.eq(True), PARTS_TOLERANCE)
+        passed, unlike = rows["phases_checked"].eq(True), rows["phases_checked"].eq(False)
+        tolerance = spread.clip(lower=MEDIANS_TOLERANCE).where(passed, PARTS_TOLERANCE)
     gaps = most / rows["time"] - 1
     over = least / rows["time"] - 1 > tolerance
-    wrong = rows[over | (gaps < -tolerance) | checked.eq(False)]
+    wrong = rows[over | (gaps < -tolerance) | unlike]
     if len(wrong):
         worst = largest(wrong, gaps.abs())
         yield Fault(
@@ -210,6 +200,23 @@ def phases_close(observations: Observations) -> Iterator[Fault]:
             # Medians of a record overshoot through noise alone; parts of one row that do are wrong.
             "error" if over.any() and not records else "warning",
         )
+
+
+def _sums_of_parts(rows: pd.DataFrame) -> tuple[pd.Series, pd.Series]:
+    """The least and the most that the parts of a table's rows make of the whole, in s, where it has
+    enough of them."""
+    halves = (rows["forward"] + rows["backward"]).notna()
+    waited = rows["exposed"].fillna(rows["communication"])
+    others = waited.notna() | rows["data"].notna() | rows["optimizer"].notna()
+    rows = rows.copy()
+    # Forward and backward are parts of a compute time beside them.
+    rows.loc[rows["compute"].notna() & halves, ["forward", "backward"]] = 0.0
+    rows = rows[(rows["compute"].notna() | halves) & others]
+    parts = rows[PARTS].sum(axis=1)
+    # Communication that overlaps compute adds less than its own time.
+    least, most = parts + rows["exposed"].fillna(0.0), parts + waited[rows.index].fillna(0.0)
+    # The backward pass may include what it waits for.
+    return parts if _closing(parts, rows) > _closing(least, rows) else least, most
 
 
 def _closing(parts: pd.Series, rows: pd.DataFrame) -> int:

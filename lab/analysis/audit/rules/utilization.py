@@ -10,7 +10,7 @@ import numpy as np
 import pandas as pd
 
 from lab.analysis.audit.columns import ADAPTED, LAYOUT, counted, named_precision
-from lab.analysis.audit.observations import Observations, UncheckedError, largest
+from lab.analysis.audit.observations import Observations, UncheckedError, largest, rounding
 from lab.analysis.audit.rule import Comparison, Fault, rule
 from lab.formatting import count
 from lab.perfmodel.hardware import GPUS, Gpu, named_gpu
@@ -52,7 +52,7 @@ def mfu_consistent(observations: Observations) -> Iterator[Fault]:
     sizes = frame["strategy"].astype(str).str.extract(MODEL_SIZE, expand=False)
     frame = frame.assign(named_size=sizes.str.lower())
     logged = {"step", "epoch"} & set(observations.given)
-    rates, rounding = _rates(observations)
+    rates, digits = _rates(observations)
     known = [name for name in ("flops_per_rank", "flops", "mfu") if frame[name].notna().any()]
     compared = 0
     for name in known:
@@ -66,7 +66,7 @@ def mfu_consistent(observations: Observations) -> Iterator[Fault]:
         shares = frame[name] / rates
         if name == "mfu" and "key:device" in frame:  # a CPU's peak is measured again each time
             shares = shares.where(frame["key:device"].astype(str).str.lower() != "cpu")
-        number, groups = _inconstant(frame, shares, rounding + _rounding(frame, name), keys)
+        number, groups = _inconstant(frame, shares, digits + rounding(frame, name), keys)
         compared += number
         for same, own, wrong in groups:
             if logged and (own / own.median() - 1).abs().median() > VARIED:
@@ -89,13 +89,13 @@ def _rates(observations: Observations) -> tuple[pd.Series, pd.Series]:
         ranks = ranks.fillna(1.0)  # a run has as many from its first line to its last
     rates = frame["rate_per_rank"].fillna(frame["rate"] / ranks)
     if rates.notna().any() or observations.per != "step":
-        return rates, _rounding(frame, "rate_per_rank", "rate")
+        return rates, frame["rate_per_rank_rounding"].fillna(rounding(frame, "rate"))
     batch = frame["global_batch_size"] / frame["world_size"]
-    return batch / frame["time"], _rounding(frame, "time")
+    return batch / frame["time"], rounding(frame, "time")
 
 
 def _inconstant(
-    frame: pd.DataFrame, ratios: pd.Series, rounding: pd.Series, keys: Sequence[str]
+    frame: pd.DataFrame, ratios: pd.Series, digits: pd.Series, keys: Sequence[str]
 ) -> tuple[int, list[tuple[pd.DataFrame, pd.Series, pd.Series]]]:
     """How many rows have others alike in all keys, and the groups of such rows in which some ratios
     are off their median by more than CONSTANT and rounding, with the ratios and which these are."""
@@ -105,7 +105,7 @@ def _inconstant(
         if keys
         else pd.Series(0, rows.index)
     )
-    own, share = ratios[rows.index], rounding[rows.index]
+    own, share = ratios[rows.index], digits[rows.index]
     of_one = own.groupby(group)
     usual = of_one.transform("median")
     wrong = (own * (1 - share) > usual * (1 + CONSTANT)) | (
@@ -134,12 +134,12 @@ def _unlike_peaks(observations: Observations) -> Comparison:
     frame = observations.frame
     keys = [key for key in observations.keys if key not in HOW | OF_MODEL]
     name = "flops_per_rank" if frame["flops_per_rank"].notna().any() else "flops"
-    rounding = _rounding(frame, name) + _rounding(frame, "mfu")
+    digits = rounding(frame, name, "mfu")
     peaks = frame[name] / frame["mfu"]
     # It is unknown whether TFLOP/s are of one GPU or of all.
     bases = [peaks] if name != "flops" else [peaks, peaks / frame["world_size"]]
     number, groups = min(
-        (_inconstant(frame, base, rounding, keys) for base in bases),
+        (_inconstant(frame, base, digits, keys) for base in bases),
         key=lambda each: sum(int(wrong.sum()) for _, _, wrong in each[1]),
     )
     for same, own, wrong in groups:
@@ -194,7 +194,7 @@ def _unlike_model(observations: Observations) -> Comparison:
         trained.index,
         dtype=float,
     )
-    low = trained[trained["mfu"] * (1 + _rounding(trained, "mfu")) < (1 - OF_HEAD) * least]
+    low = trained[trained["mfu"] * (1 + rounding(trained, "mfu")) < (1 - OF_HEAD) * least]
     if len(low):
         worst = largest(low, least[low.index] / low["mfu"])
         yield Fault(
@@ -207,15 +207,6 @@ def _unlike_model(observations: Observations) -> Comparison:
             "error" if least[worst.name] > 1 else "warning",
         )
     return bool(least.notna().any())
-
-
-def _rounding(frame: pd.DataFrame, *names: str) -> pd.Series:
-    """The relative rounding of the first of these columns that has any; records have none."""
-    rounding = pd.Series(0.0, frame.index)
-    for name in reversed(names):
-        column = f"{name}_rounding"
-        rounding = frame[column].fillna(rounding) if column in frame else rounding
-    return rounding
 
 
 def _is_constant(ratios: pd.Series) -> bool:
@@ -254,7 +245,7 @@ def impossible_mfu(observations: Observations) -> Iterator[Fault]:
     frame = observations.frame
     of_peak = frame["flops_per_rank"] / frame["peak_flops"]
     for name, shares in {"mfu": frame["mfu"].fillna(of_peak), "hfu": frame["hfu"]}.items():
-        beyond = frame[shares * (1 - _rounding(frame, name)) > 1]
+        beyond = frame[shares * (1 - rounding(frame, name)) > 1]
         if len(beyond):
             worst = largest(beyond, shares[beyond.index])
             yield Fault(
