@@ -201,7 +201,7 @@ class ScriptRank:
         passes: IntArray | None = None
         if self.recorder.buckets is not None:
             sent, passes = _buckets(self.recorder, start + laps["start"])
-        if self.recorder.hidden:
+        if self.recorder.hidden or (self.recorder.calls and self.recorder.calls.compiled):
             sent = None
         # Every rank alike or none, as a rank without any would leave the others waiting.
         kind = None if sent is None else 0 if passes is None else crc32(passes.tobytes())
