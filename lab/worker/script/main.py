@@ -124,15 +124,14 @@ class ScriptRank:
             self.progress(ENDING, step, self.run.steps)
         self._cpu = now
 
-    def _leave(self) -> None:
-        """End this rank from within a script that catches every exception."""
+    def _leave(self, reason: str) -> None:
+        """End this rank from within a script that no exception ends."""
         if self.conclude is None:
             return
         sys.stdout.flush()
         sys.stderr.write(
-            f"lab: {self.script.name} goes on after its last step because it catches SystemExit, "
-            "by which it is ended; its process is ended instead. In the script, "
-            "`except Exception:` catches errors alone\n"
+            f"lab: {self.script.name} goes on after its last step because {reason}; its process is "
+            "ended instead\n"
         )
         status = 1
         try:
