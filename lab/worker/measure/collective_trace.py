@@ -6,6 +6,7 @@ for it and its end.
 
 from __future__ import annotations
 
+import inspect
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager, suppress
 from dataclasses import dataclass
@@ -17,6 +18,7 @@ import numpy.typing as npt
 import torch
 from torch import distributed as dist
 from torch.distributed import _functional_collectives as functional
+from torch.distributed import distributed_c10d
 
 from lab.perfmodel.collectives import RINGS, bus_factor
 from lab.worker.measure.clock import Clock, FloatArray, IntArray, Timestamped
@@ -79,6 +81,7 @@ class CallRecorder:
     def __init__(self, clock: Clock) -> None:
         self.clock = clock
         self.calls: list[Call] = []
+        self.compiled = False  # whether there are more within compiled graphs
         # By a key of the awaited work or tensor, with what keeps that alive, as Python reuses the
         # id of a dead object.
         self.pending: dict[object, tuple[object, list[Call]]] = {}
@@ -212,8 +215,10 @@ def trace_calls(recorder: CallRecorder | None) -> None:
     stream: Any = torch.cuda.Stream
     stream.record_event = _traced_event(stream.record_event)
     stream.wait_event = _traced_stream_wait(stream.wait_event)
-    # DTensor's all-reduces and waits are C++ operators, which bypass Python methods.
-    functional.all_reduce = _traced_functional(functional.all_reduce)
+    # DTensor's collectives and waits are C++ operators, which bypass Python methods.
+    for name, launch in FUNCTIONAL.items():
+        if hasattr(functional, name):
+            setattr(functional, name, _traced_functional(getattr(functional, name), launch))
     functional.wait_tensor = _traced_wait(functional.wait_tensor, torch.Tensor.data_ptr)
 
 
@@ -302,7 +307,7 @@ def _traced_wait(method: Callable[..., Any], key_of: Callable[[Any], int]) -> Ca
     @wraps(method)
     def wait(awaited: Any, *arguments: Any) -> Any:
         recorder = _recorder
-        if recorder is None:
+        if recorder is None or functional._are_we_tracing():
             return method(awaited, *arguments)
         with recorder.waiting(key_of(awaited)):
             return method(awaited, *arguments)
@@ -310,25 +315,69 @@ def _traced_wait(method: Callable[..., Any], key_of: Callable[[Any], int]) -> Ca
     return wait
 
 
-def _traced_functional(function: Callable[..., Any]) -> Callable[..., Any]:
+def _traced_functional(function: Callable[..., Any], launch: Callable[..., Any]) -> Any:
+    """A collective of DTensor's, which runs through the traced methods unless it is compiled."""
+    signature = inspect.signature(function)
+
     @wraps(function)
-    def launch(tensor: torch.Tensor, reduceOp: str, group: Any, tag: str = "") -> Any:  # noqa: N803 torch's own name
+    def call(*arguments: Any, **options: Any) -> Any:
         recorder = _recorder
-        if recorder is None:
-            return function(tensor, reduceOp, group, tag)
-        members = group[0].get_group(group[1]) if isinstance(group, tuple) else group
-        # The same through the traced method, on a copy, as the functional one keeps its argument.
-        reduced = tensor.contiguous().clone()
-        operation = getattr(dist.ReduceOp, reduceOp.upper())
-        work = dist.all_reduce(reduced, operation, group=members, async_op=True)
+        if recorder is None or functional._are_we_tracing():
+            if recorder is not None and not torch.compiler.is_dynamo_compiling():
+                recorder.compiled = True
+            return function(*arguments, **options)
+        values = signature.bind(*arguments, **options).arguments
+        name = functional._resolve_group_name(values.pop("group"), values.pop("tag", ""))
+        group = distributed_c10d._resolve_process_group(name)  # type: ignore[attr-defined]
+        result, work = launch(*values.values(), group=group)
         # torch waits for the tensor, not for the work, so the result is identified by its memory.
         # Nothing was recorded within a group of one rank.
         _, calls = recorder.pending.pop(id(work), (None, []))
-        recorder.expect(calls, reduced.data_ptr(), reduced)
-        torch._C._distributed_c10d._register_work(reduced, work)
-        return functional._maybe_wrap_tensor(reduced)
+        recorder.expect(calls, result.data_ptr(), result)
+        torch._C._distributed_c10d._register_work(result, work)
+        result = functional._maybe_wrap_tensor(result)
+        if dim := values.get("gather_dim"):
+            result = torch.cat(result.chunk(group.size()), dim)
+        return result
 
-    return launch
+    return call
+
+
+def _all_reduce(tensor: torch.Tensor, operation: str, *, group: Any) -> tuple[torch.Tensor, Any]:
+    # On a copy, as the functional one keeps its argument.
+    reduced = tensor.contiguous().clone()
+    return reduced, dist.all_reduce(reduced, _reduction(operation), group, async_op=True)
+
+
+def _all_gather(tensor: torch.Tensor, _: int, *, group: Any) -> tuple[torch.Tensor, Any]:
+    rows, *rest = tensor.shape
+    gathered = tensor.new_empty((rows * group.size(), *rest))
+    all_gather = getattr(dist, "all_gather_single", None) or dist.all_gather_into_tensor
+    return gathered, all_gather(gathered, tensor.contiguous(), group, async_op=True)
+
+
+def _reduce_scatter(
+    tensor: torch.Tensor, operation: str, dim: int, *, group: Any
+) -> tuple[torch.Tensor, Any]:
+    whole = torch.cat(tensor.chunk(group.size(), dim)) if dim else tensor.contiguous()
+    rows, *rest = whole.shape
+    part = tensor.new_empty((rows // group.size(), *rest))
+    reduce_scatter = getattr(dist, "reduce_scatter_single", None) or dist.reduce_scatter_tensor
+    return part, reduce_scatter(part, whole, _reduction(operation), group, async_op=True)
+
+
+def _reduction(name: str) -> Any:
+    return getattr(dist.ReduceOp, name.upper())
+
+
+# By their names in different versions of torch, of which one calls the other.
+FUNCTIONAL: dict[str, Callable[..., tuple[torch.Tensor, Any]]] = {
+    "all_reduce": _all_reduce,
+    "all_gather_single": _all_gather,
+    "all_gather_tensor": _all_gather,
+    "reduce_scatter_single": _reduce_scatter,
+    "reduce_scatter_tensor": _reduce_scatter,
+}
 
 
 def _bytes(tensors: Any) -> int:

@@ -10,6 +10,7 @@ import gc
 from collections.abc import Callable, Iterator
 from contextlib import AbstractContextManager, contextmanager, nullcontext
 from functools import partial, wraps
+from threading import get_ident
 from typing import Any, NoReturn, Self
 from weakref import WeakSet
 
@@ -32,6 +33,8 @@ from lab.worker.script.processes import replaced
 
 # How often a script may catch its end, as to save its state, without being taken for a loop.
 CAUGHT = 3
+CATCHES = "it catches SystemExit, by which it is ended (`except Exception:` catches errors alone)"
+ENDS_THREAD = "SystemExit, by which it is ended, ends only the thread in which it trains"
 # Levels below the outermost modules on which those that a script calls are looked for.
 DEEPEST = 3
 
@@ -63,8 +66,8 @@ class StepRecorder:
     The first optimizer that steps is the one whose steps count, unless the script names another
     with `lab.instrument` or, without any, marks the ends of its steps itself. Nested phases count
     for the innermost, except for the forward passes that a backward pass repeats and whatever a
-    hook sees in a phase that the script itself marks. `on_caught` is called if the script catches
-    StepsDone and goes on, and should not return.
+    hook sees in a phase that the script itself marks. `on_caught` is called with the reason if
+    StepsDone does not end the script, and should not return.
     """
 
     def __init__(
@@ -73,7 +76,7 @@ class StepRecorder:
         *,
         world_size: int,
         on_step: Callable[[int], None],
-        on_caught: Callable[[], None] = lambda: None,
+        on_caught: Callable[[str], None] = lambda _: None,
     ) -> None:
         self.clock, self.world_size = clock, world_size
         self._on_step, self._on_caught = on_step, on_caught
@@ -103,6 +106,7 @@ class StepRecorder:
         self._group: Any = None  # of the DDP whose buckets are recorded
         self._done = False
         self._ends = 0  # how often StepsDone was raised
+        self._main = self._thread = get_ident()  # in which the script began, and in which it trains
 
     # Called by a script through lab.instrument.
 
@@ -160,6 +164,8 @@ class StepRecorder:
     # Called by torch's hooks.
 
     def _enter(self, phase: str) -> bool:
+        if self._is_elsewhere(phase):
+            return False
         repeated = phase in self._inside or (phase == "forward" and "backward" in self._inside)
         self._backwards += phase == "backward" and not repeated
         if self._done:
@@ -169,6 +175,15 @@ class StepRecorder:
         self._end_lap()
         self._inside.append(phase)
         return True
+
+    def _is_elsewhere(self, phase: str) -> bool:
+        """Whether this is another thread than the one that trains, such as one that loads data."""
+        if phase in ("data", "forward"):
+            return get_ident() != self._thread
+        # A backward pass on a GPU has threads of its own.
+        if not self._inside:
+            self._thread = get_ident()
+        return False
 
     def _end_lap(self) -> None:
         """Count the time since the last mark as the current phase."""
@@ -263,8 +278,9 @@ class StepRecorder:
 
     def _end(self) -> NoReturn:
         self._ends += 1
-        if self._ends > CAUGHT:
-            self._on_caught()
+        in_thread = self._main != self._thread == get_ident()  # which would end alone
+        if in_thread or self._ends > CAUGHT:
+            self._on_caught(ENDS_THREAD if in_thread else CATCHES)
         raise StepsDone
 
     def _begin(self) -> None:

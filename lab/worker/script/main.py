@@ -124,15 +124,14 @@ class ScriptRank:
             self.progress(ENDING, step, self.run.steps)
         self._cpu = now
 
-    def _leave(self) -> None:
-        """End this rank from within a script that catches every exception."""
+    def _leave(self, reason: str) -> None:
+        """End this rank from within a script that no exception ends."""
         if self.conclude is None:
             return
         sys.stdout.flush()
         sys.stderr.write(
-            f"lab: {self.script.name} goes on after its last step because it catches SystemExit, "
-            "by which it is ended; its process is ended instead. In the script, "
-            "`except Exception:` catches errors alone\n"
+            f"lab: {self.script.name} goes on after its last step because {reason}; its process is "
+            "ended instead\n"
         )
         status = 1
         try:
@@ -201,7 +200,7 @@ class ScriptRank:
         passes: IntArray | None = None
         if self.recorder.buckets is not None:
             sent, passes = _buckets(self.recorder, start + laps["start"])
-        if self.recorder.hidden:
+        if self.recorder.hidden or (self.recorder.calls and self.recorder.calls.compiled):
             sent = None
         # Every rank alike or none, as a rank without any would leave the others waiting.
         kind = None if sent is None else 0 if passes is None else crc32(passes.tobytes())

@@ -380,6 +380,29 @@ def test_a_script_that_no_exception_ends_is_measured(
         assert "because it catches SystemExit" in log.read_text()
 
 
+def test_a_script_that_trains_in_a_thread_is_ended_after_its_steps(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    content = """
+import threading, time, torch
+w = torch.zeros(1, requires_grad=True)
+optimizer = torch.optim.SGD([w])
+def learn():
+    while True:
+        (w + 1).sum().backward()
+        optimizer.step()
+threading.Thread(target=learn, daemon=True).start()
+while w > -1e9:
+    time.sleep(0.01)
+"""
+    record = measured("learner", content, ranks=1)
+    assert record.completed and record.script, record.error
+    assert (record.script.steps, record.script.ended) == (12, "by the lab")
+    (log,) = tmp_path.glob("reports/learner/out/runs/*/0/log/*_log.out")
+    assert "ends only the thread in which it trains" in log.read_text()
+
+
 @pytest.mark.parametrize("hidden", [False, True])
 def test_ranks_that_exchange_no_gradients_train_models_of_their_own(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, *, hidden: bool

@@ -2,12 +2,17 @@
 
 from __future__ import annotations
 
+from functools import partial
+from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
 
 import numpy as np
 import pytest
 import torch
+from ranks import on_ranks
+from torch import distributed as dist
+from torch.distributed import _functional_collectives as functional
 
 from lab.records.schema import Operation
 from lab.worker.measure import collective_trace
@@ -16,6 +21,9 @@ from lab.worker.measure.collective_trace import CallRecorder, Calls, _bytes
 from lab.worker.measure.overlap import Exposure, bytes_by_step, counted, summary
 
 NAN = float("nan")
+# In different versions of torch.
+GATHERS = ("all_gather_single", "all_gather_tensor")
+SCATTERS = ("reduce_scatter_single", "reduce_scatter_tensor")
 
 
 class Ticks(HostClock):
@@ -302,3 +310,50 @@ class Group:
 
     def size(self) -> int:
         return 2
+
+
+def functional_collectives(rank: int, folder: str, *, traced: bool) -> Any:
+    """The results of DTensor's collectives on two ranks, with what was recorded of them."""
+    dist.init_process_group("gloo", f"file://{folder}/{traced}", rank=rank, world_size=2)
+    recorder = stepping(Ticks()) if traced else None
+    shard = rank + torch.arange(12.0).reshape(4, 3)
+    group = dist.group.WORLD
+    gather = next(getattr(functional, name) for name in GATHERS if hasattr(functional, name))
+    scatter = next(getattr(functional, name) for name in SCATTERS if hasattr(functional, name))
+    results = [
+        functional.all_reduce(shard, "sum", group),
+        gather(shard, 0, group),
+        gather(shard, gather_dim=1, group=group),
+        scatter(shard, "sum", 0, group),
+        scatter(shard.T, reduceOp="sum", scatter_dim=1, group=group),
+    ]
+    values = [(result + 0).tolist() for result in results]  # which waits for them
+    if recorder is None:
+        return values
+    recorder.clock.lap("forward")
+    calls = recorder.take()
+    return values, calls.operation.tolist(), calls.bytes.tolist(), calls.wait_end.tolist()
+
+
+def test_collectives_of_dtensors_are_recorded_and_give_what_they_gave(tmp_path: Path) -> None:
+    plain = on_ranks(2, partial(functional_collectives, folder=str(tmp_path), traced=False))
+    traced = on_ranks(2, partial(functional_collectives, folder=str(tmp_path), traced=True))
+    assert [values for values, *_ in traced] == plain
+    for _, operations, sizes, ends in traced:
+        assert operations == ["all_reduce", *["all_gather"] * 2, *["reduce_scatter"] * 2]
+        assert sizes == [48, 96, 96, 48, 48] and not np.isnan(ends).any()
+
+
+def test_a_collective_within_a_compiled_graph_is_noted_and_left_as_it_is(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    recorder = stepping(Ticks())
+    monkeypatch.setattr(functional, "_are_we_tracing", lambda: True)
+
+    def gather(tensor: torch.Tensor, group: str) -> tuple[torch.Tensor, str]:
+        return tensor, group
+
+    tensor = torch.ones(2)
+    traced = collective_trace._traced_functional(gather, collective_trace._all_gather)
+    assert traced(tensor, "of all") == (tensor, "of all")
+    assert recorder.compiled and not recorder.calls

@@ -375,6 +375,34 @@ for step in range(9):
         assert timing.phases["optimizer"].median < timing.step.median - 0.02
 
 
+@pytest.mark.filterwarnings("ignore::pytest.PytestUnhandledThreadExceptionWarning")
+def test_what_another_thread_does_is_no_phase_of_the_one_that_trains(measured: Any) -> None:
+    body = """
+import queue, threading, time
+batches = queue.Queue(2)
+def load():
+    for batch in DataLoader(torch.randn(80, 4), 8):
+        model(batch)  # as an actor does that uses the policy
+        batches.put(batch)
+if {loads}: threading.Thread(target=load, daemon=True).start()
+def learn():
+    for step in range(6):
+        train(batches.get() if {loads} else torch.randn(8, 4))
+        time.sleep(0.02)
+if {loads}: learn()
+else:
+    learner = threading.Thread(target=learn)
+    learner.start()
+    learner.join()
+"""
+    timing = measured(body.replace("{loads}", "True")).timing
+    assert timing.phases.keys() == {"forward", "backward", "optimizer", "other"}
+    assert timing.phases["other"].median > 0.02
+    # The thread that trains may be another than the first.
+    in_thread = measured(body.replace("{loads}", "False"))
+    assert phases(in_thread) == set(timing.phases) and in_thread.script.steps == 6
+
+
 def test_parts_of_a_module_that_is_not_called_itself_are_seen(measured: Any) -> None:
     body = """
 class Module(nn.Module):
