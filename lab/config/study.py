@@ -90,6 +90,7 @@ class Study(Frozen):
     repeats: int
     baseline: dict[str, Any]
     quick: bool = False
+    has_quick_form: bool = False
 
     @classmethod
     def load(cls, study: str | Path, *, quick: bool = False) -> Study:
@@ -267,7 +268,7 @@ def _form(
     shared = file.model_dump(
         include={"kind", "title", "question", "scaling", "repeats", "baseline"}
     )
-    shared["authors"] = tuple(file.authors)
+    shared |= {"authors": tuple(file.authors), "has_quick_form": bool(content.get("quick"))}
     runs = tuple(point.run for point in points if point.run)
     return Study(folder=folder, runs=runs, axes=tuple(axes), quick=quick, **shared), []
 
