@@ -243,7 +243,7 @@ def read_study(folder: Path, *, quick: bool = False) -> Study:
         _, others = _form(folder, content, quick=not quick)
         problems = [one if quick else replace(one, where=f"quick ({one.where})") for one in others]
     if study is None or problems:
-        raise InputError(path, list(dict.fromkeys(problems)))
+        raise InputError(path, problems)
     return study
 
 

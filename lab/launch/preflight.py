@@ -68,7 +68,7 @@ def check(study: Study, cluster: Cluster, tasks: Sequence[Task], *, fresh: bool)
         problems += refusals(cluster, shapes)
     # Last, as it makes the folder: a study that is refused leaves nothing behind.
     if problems := problems or unwritable(study.out):
-        raise InputError(study.name, list(dict.fromkeys(problems)))
+        raise InputError(study.name, problems)
 
 
 def refusals_of(run: Run, study: Study, cluster: Cluster) -> Iterator[Problem]:
