@@ -633,10 +633,13 @@ def predict(
 ) -> None:
     """Predict runs of a study, on other world sizes too, and score earlier predictions."""
     if explain:
-        if Path(study).is_dir():
-            raise InputError.of(
-                "predict", study, "is a folder, not a table of layouts", "leave out --explain"
+        from lab.analysis.audit import is_table
+
+        if not is_table(study):
+            advice = (
+                "name the file of one, or leave out --explain: studies are predicted without it"
             )
+            raise InputError.of("predict", study, "is not a table of layouts", advice)
         of_studies = {
             "--world-size": world_size,
             "--machine": machine,

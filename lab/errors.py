@@ -51,7 +51,7 @@ class InputError(LabError):
 
     def __init__(self, source: str, problems: Sequence[Problem]) -> None:
         self.source = source
-        self.problems = tuple(problems)
+        self.problems = tuple(dict.fromkeys(problems))  # several runs may have the same one
         super().__init__(str(self))
 
     @classmethod

@@ -32,7 +32,10 @@ LINKS: dict[str, Literal["inner", "outer"]] = {
 
 @dataclass(frozen=True)
 class Explanation:
-    """A row's measured and expected step in s, the interval's ends, and sentences on the gap."""
+    """A row's measured and expected step in s, the interval's ends, and sentences on the gap.
+
+    `row` counts from 1.
+    """
 
     row: int
     measured_s: float
@@ -45,7 +48,7 @@ class Explanation:
     def table_row(self) -> dict[str, str]:
         """Formatted for display."""
         return {
-            "row": str(self.row + 1),
+            "row": str(self.row),
             "measured": format_seconds(self.measured_s),
             "expected": format_seconds(self.expected_s, self.low_s, self.high_s),
             "MFU": f"{100 * self.mfu:.1f} %",
@@ -109,7 +112,7 @@ def _explained(row: LayoutRow) -> Explanation:
         most = f"; besides compute, most goes to {_part(wait, case)} ({100 * share:.0f} %)"
         within = "inside the interval" + (most if share > LITTLE else "")
         reasons = [within, *_avoidable(case, law, step)]
-    return Explanation(row.place, measured, step, low, high, mfu, tuple(reasons))
+    return Explanation(row.place + 1, measured, step, low, high, mfu, tuple(reasons))
 
 
 def _avoidable(case: Case, law: LayoutLaw, step: float) -> list[str]:

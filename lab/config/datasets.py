@@ -122,6 +122,7 @@ class PythonData(Own, _DataSet):
 
     tasks: ClassVar = ("its own task",)
     entry_points: ClassVar = "lab.data"
+    offered: ClassVar = ("seed",)
 
     @property
     def label(self) -> str:

@@ -1,7 +1,7 @@
 """A user's own code in a study: a part of a run made by a function or class, or a whole script.
 
-Nothing is imported here. A module is found, read and parsed, so that a wrong name is rejected
-before a job starts, and a run's id changes with the code that it measures.
+Nothing is imported here. A module is found, read and parsed, so that a wrong name or argument is
+rejected before a job starts, and a run's id changes with the code that it measures.
 """
 
 from __future__ import annotations
@@ -9,6 +9,7 @@ from __future__ import annotations
 import ast
 import hashlib
 import importlib.util
+import inspect
 import os
 import re
 import shlex
@@ -93,6 +94,7 @@ class Own(_Code):
     """
 
     entry_points: ClassVar[str] = ""
+    offered: ClassVar[tuple[str, ...]] = ()  # what a factory with such a parameter gets besides
     kind: Literal["python"] = "python"
     factory: Reference
     args: dict[str, JsonValue] = {}
@@ -127,7 +129,27 @@ class Own(_Code):
     def digest(self, folder: Path) -> str:
         """SHA-256 of the modules that it names and of what they import beside the study."""
         references = [getattr(self, name, None) for name in NAMES]
-        return digest([reference for reference in references if reference], folder)
+        sources = digest([reference for reference in references if reference], folder)
+        self._require_arguments(folder)
+        return sources
+
+    def _require_arguments(self, folder: Path) -> None:
+        """Raise InvalidValueError if the source shows that the factory cannot take `args`."""
+        module, name = self.factory.split(":")
+        path = find_module(module, folder)
+        signature = _signature(name, path) if path and path.is_relative_to(folder) else None
+        if path is None or signature is None:
+            return
+        parameters = signature.parameters
+        offered = {key: None for key in self.offered if key in parameters}
+        try:
+            signature.bind(**(offered | self.args))
+        except TypeError as error:
+            what, advice = str(error), "add it to args"
+            if unknown := [key for key in self.args if key not in parameters]:
+                what = f"no argument {unknown[0]!r}"
+                advice = nearest(unknown[0], parameters) if parameters else "it takes none at all"
+            raise InvalidValueError(f"{name} in {path.name}: {what}", advice) from None
 
 
 def digest(references: list[str], folder: Path) -> str:
@@ -189,6 +211,46 @@ def _require_name(name: str, path: Path) -> None:
             names |= {part.name for part in ast.walk(node) if isinstance(part, inner)}
     if name not in names and "*" not in names:
         raise InvalidValueError(f"no {name!r} in {path.name}", nearest(name, names))
+
+
+def _signature(name: str, path: Path) -> inspect.Signature | None:
+    """How a module's function or class is called; None if its source alone does not show that."""
+    makers = (ast.FunctionDef, ast.ClassDef)
+    named = [node for node in parsed(path).body if isinstance(node, makers) and node.name == name]
+    node = named[0] if len(named) == 1 else None
+    if node is None or node.decorator_list:  # a decorator may change it
+        return None
+    if isinstance(node, ast.FunctionDef):
+        return _of_function(node)
+    if node.keywords:  # a metaclass, which may change it too
+        return None
+    methods = {part.name: part for part in node.body if isinstance(part, ast.FunctionDef)}
+    start = methods.get("__init__")
+    if "__new__" in methods or start is None or start.decorator_list:
+        return None
+    signature = _of_function(start)
+    return signature.replace(parameters=list(signature.parameters.values())[1:])
+
+
+def _of_function(node: ast.FunctionDef) -> inspect.Signature:
+    """A function's parameters, without types; of a default, only that there is one."""
+    kinds, all_of = inspect.Parameter, node.args
+    places = [*all_of.posonlyargs, *all_of.args]
+    required = len(places) - len(all_of.defaults)
+    by_place, either = kinds.POSITIONAL_ONLY, kinds.POSITIONAL_OR_KEYWORD
+    rows: list[tuple[ast.arg, Any, bool]] = [
+        (one, by_place if index < len(all_of.posonlyargs) else either, index >= required)
+        for index, one in enumerate(places)
+    ]
+    rows += [(all_of.vararg, kinds.VAR_POSITIONAL, False)] if all_of.vararg else []
+    rows += [
+        (one, kinds.KEYWORD_ONLY, default is not None)
+        for one, default in zip(all_of.kwonlyargs, all_of.kw_defaults, strict=True)
+    ]
+    rows += [(all_of.kwarg, kinds.VAR_KEYWORD, False)] if all_of.kwarg else []
+    return inspect.Signature(
+        [kinds(one.arg, kind, default=None if has else kinds.empty) for one, kind, has in rows]
+    )
 
 
 def local_files(path: Path, folder: Path) -> set[Path]:

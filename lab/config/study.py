@@ -90,6 +90,7 @@ class Study(Frozen):
     repeats: int
     baseline: dict[str, Any]
     quick: bool = False
+    has_quick_form: bool = False
 
     @classmethod
     def load(cls, study: str | Path, *, quick: bool = False) -> Study:
@@ -242,7 +243,7 @@ def read_study(folder: Path, *, quick: bool = False) -> Study:
         _, others = _form(folder, content, quick=not quick)
         problems = [one if quick else replace(one, where=f"quick ({one.where})") for one in others]
     if study is None or problems:
-        raise InputError(path, list(dict.fromkeys(problems)))
+        raise InputError(path, problems)
     return study
 
 
@@ -267,7 +268,7 @@ def _form(
     shared = file.model_dump(
         include={"kind", "title", "question", "scaling", "repeats", "baseline"}
     )
-    shared["authors"] = tuple(file.authors)
+    shared |= {"authors": tuple(file.authors), "has_quick_form": bool(content.get("quick"))}
     runs = tuple(point.run for point in points if point.run)
     return Study(folder=folder, runs=runs, axes=tuple(axes), quick=quick, **shared), []
 

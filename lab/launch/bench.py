@@ -17,9 +17,10 @@ import numpy as np
 from pydantic import ValidationError
 
 from lab import machine
-from lab.config.base import problems_of
+from lab.config.base import InvalidValueError, problems_of
 from lab.config.datasets import vocab_size_of
 from lab.config.models import GPT, MODELS
+from lab.config.own import parsed
 from lab.config.run import Run
 from lab.config.strategies import STRATEGIES
 from lab.config.study import Study
@@ -284,9 +285,10 @@ def _require_model(path: Path) -> None:
         what = "a folder" if path.is_dir() else "no such file"
         raise InputError.of("bench", str(path), what, advice)
     try:
-        tree = ast.parse(path.read_bytes())
-    except (SyntaxError, ValueError) as error:
-        raise InputError.of("bench", str(path), f"not Python: {error}", advice) from None
+        tree = parsed(path)
+    except InvalidValueError as error:
+        what = f"not Python: {error.faults[0][0]}"
+        raise InputError.of("bench", str(path), what, advice) from None
     # Importing train.py, which lies beside it, would start a training.
     if missing := NANOGPT_CLASSES - {
         node.name for node in tree.body if isinstance(node, ast.ClassDef)

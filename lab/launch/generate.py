@@ -7,7 +7,7 @@ from pathlib import Path
 
 from lab.config.study import Study
 from lab.errors import InputError
-from lab.records.store import Store
+from lab.records.store import Store, other_form
 
 
 def generate(
@@ -40,5 +40,8 @@ def generate(
             if model is not None:
                 return complete(model, prompts, new_tokens=new_tokens, sampling=sampling)
     what = f"no completed repeat of {run_id or 'this study'} kept its trained model"
-    advice = "set `keep_model: true` below `base` in study.yaml, then `lab run STUDY --fresh`"
+    again = f"`{study.command('run')} --fresh`"
+    advice = f"set `keep_model: true` below `base` in study.yaml, then {again}"
+    if not any(map(store.completed, study.tasks)):
+        advice = other_form(study) or advice
     raise InputError.of(study.name, "RUN", what, advice)

@@ -68,7 +68,7 @@ def check(study: Study, cluster: Cluster, tasks: Sequence[Task], *, fresh: bool)
         problems += refusals(cluster, shapes)
     # Last, as it makes the folder: a study that is refused leaves nothing behind.
     if problems := problems or unwritable(study.out):
-        raise InputError(study.name, list(dict.fromkeys(problems)))
+        raise InputError(study.name, problems)
 
 
 def refusals_of(run: Run, study: Study, cluster: Cluster) -> Iterator[Problem]:
@@ -77,8 +77,8 @@ def refusals_of(run: Run, study: Study, cluster: Cluster) -> Iterator[Problem]:
         unit = "ranks" if run.processes > 1 else "devices"
         what = f"{run.label} needs {run.world_size} {unit}; {cluster.description}"
         advice = "use a larger cluster or fewer ranks"
-        if not study.quick:
-            advice = "use a larger cluster, fewer ranks, or --quick if the study has a quick form"
+        if study.has_quick_form and not study.quick:
+            advice = "use a larger cluster, fewer ranks, or --quick"
         if cluster.executor == "local" and cluster.device_kind == "cuda":
             advice += "; `--cluster cpu` has a rank for each core"
         elif cluster.executor == "local" and run.facts.emulable and not cluster.emulates:

@@ -48,7 +48,7 @@ def replay(study: Study, cluster: Cluster, tasks: Sequence[Task]) -> list[Record
         else:
             records.append(_record(task, row, cluster, cluster.published))
     if problems:
-        raise InputError(study.name, list(dict.fromkeys(problems)))
+        raise InputError(study.name, problems)
     for record in records:
         write_record(record, Store(study.out).folder(record.task))
     return records

@@ -115,6 +115,10 @@ BAD = {
     ),
     "a number of no table": (["audit", "quickstart", "--table", "2"], "is only for tables"),
     "a folder for a table": (["predict", ".", "--explain"], "not a table of layouts"),
+    "a study for a table": (
+        ["predict", "quickstart", "--explain"],
+        "is not a table of layouts; name the file of one, or leave out --explain",
+    ),
     "ranks for a table of layouts": (
         ["predict", "table.csv", "--explain", "--world-size", "8"],
         "--world-size: is only for studies",

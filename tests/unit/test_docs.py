@@ -63,7 +63,7 @@ def value(text: str) -> Any:
 
 
 def test_the_keys_of_a_study_and_of_its_runs_stand_on_their_page() -> None:
-    made_from_others = {"folder", "runs", "axes", "own_strategy"}
+    made_from_others = {"folder", "runs", "axes", "own_strategy", "has_quick_form"}
     keys = {*Study.model_fields, "base", "grid", *Run.model_fields} - made_from_others
     assert keys <= set(in_code(PAGES["studies"]))
 

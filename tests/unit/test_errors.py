@@ -10,7 +10,7 @@ import pandas as pd
 import pytest
 
 import lab
-from lab.errors import InputError, LabError, combined, first_line, nearest
+from lab.errors import InputError, LabError, Problem, combined, first_line, nearest
 
 
 @pytest.mark.parametrize(
@@ -116,3 +116,8 @@ def test_combined_errors_end_with_the_highest_status() -> None:
     error = combined([unusable, failed])
     assert str(error).splitlines() == ["study.yaml: title: missing", "no kernel"]
     assert (error.exit_status, combined([failed]).exit_status) == (2, 1)
+
+
+def test_a_problem_of_several_runs_is_one_problem() -> None:
+    problems = [Problem("base", "missing"), Problem("grid", "empty"), Problem("base", "missing")]
+    assert InputError("study", problems).problems == tuple(problems[:2])

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from functools import cache
 from importlib import import_module
 from typing import Any
 
@@ -11,6 +12,7 @@ from lab.worker import own
 from lab.worker.strategies.base import Strategy
 
 
+@cache  # several modules ask for it, and a user's factory makes one per run
 def of(run: Run) -> Strategy[Any]:
     """The run's strategy: STRATEGY of the module of its name, or what the user's factory makes.
 

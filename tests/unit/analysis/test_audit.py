@@ -11,7 +11,7 @@ from typing import Any, Literal, get_args
 import numpy as np
 import pandas as pd
 import pytest
-from factories import calibration, losses, record, run, stat
+from factories import calibration, inferred, losses, point, record, run, stat
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 from studies import StudyMaker
@@ -764,6 +764,16 @@ def test_a_forward_pass_that_waits_for_activations_is_not_called_overhead() -> N
         observed = from_records(made, scaling="strong", baseline={"world_size": 1})
         found = [fault.evidence for fault in apply_rules(observed).findings]
         assert any("Forward takes" in text for text in found) == noted
+
+
+def test_batch_sizes_of_inference_are_no_further_configurations() -> None:
+    points = [point(2, 1e-3, 2e-3), point(8, 1.1e-3, 2.2e-3)]
+    names = ("bf16", "int8_dynamic")
+    runs = [run(task="inference", quantization=name, batch_sizes=[2, 8]) for name in names]
+    once = audit([inferred(one, points) for one in runs])
+    assert evidence(once, "repeats").startswith("2 of 2 configurations were measured only once")
+    twice = audit([inferred(runs[0], points, repeat) for repeat in range(2)])
+    assert evidence(twice, "repeats").startswith("1 of 1 configuration has only 2 repeats")
 
 
 def test_runs_that_accumulate_differently_are_not_repeats_of_one() -> None:

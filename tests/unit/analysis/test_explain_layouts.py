@@ -118,7 +118,7 @@ def test_what_was_left_out_or_assumed_is_noted() -> None:
     rows = [ROW | {"step time (s)": 1.0}, ROW | {"step time (s)": "OOM"}]
     rows.append(ROW | {"step time (s)": 1.0, "gpu": "TPU"})
     explanations = lab.explain_layouts(pd.DataFrame(rows))
-    assert [one.row for one in explanations] == [0]
+    assert [one.row for one in explanations] == [1]
     assert "1 row crashed or ran out of memory" in explanations.notes
     assert any("1 row left out: unknown GPU TPU" in note for note in explanations.notes)
     with pytest.raises(InputError, match="none ran: 1 row crashed or ran out of memory; add one"):
@@ -129,7 +129,7 @@ def test_what_was_left_out_or_assumed_is_noted() -> None:
 
 def test_the_playbooks_mfu_is_found_to_count_its_embedding_twice() -> None:
     rows = lab.explain_layouts(SHARED / "docs" / "tables" / "playbook_1b_h100.csv")
-    reasons = {one.row: one.reasons[0] for one in rows}
+    reasons = {one.row - 1: one.reasons[0] for one in rows}
     table = read_layouts(SHARED / "docs" / "tables" / "playbook_1b_h100.csv")
     several = {row.place for row in table.rows if row.case.candidate.layout.pipeline > 1}
     wrong = {place for place, reason in reasons.items() if "by the row's own rate" in reason}

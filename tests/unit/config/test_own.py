@@ -107,6 +107,47 @@ def test_a_wrong_reference_is_refused_with_the_nearest_name(
         Study.load(folder)
 
 
+@pytest.mark.parametrize(
+    ("code", "args", "problem"),
+    [
+        ("def make(width, depth=3): ...", {"width": 1}, ""),
+        (
+            "def make(width, *, depth): ...",
+            {"width": 1},
+            r"make in own\.py: .*'depth'; add it to args",
+        ),
+        ("def make(width=1): ...", {"widht": 1}, "'widht'; did you mean 'width'"),
+        ("def make(): ...", {"width": 1}, "no argument 'width'; it takes none at all"),
+        ("def make(width, /): ...", {"width": 1}, "positional only"),
+        ("class make:\n    def __init__(self, width): ...", {}, "'width'; add it to args"),
+        ("class make:\n    def __init__(self, **rest): ...", {"width": 1}, ""),
+        ("class make(dict): ...", {"width": 1}, ""),  # its parameters are those of its base
+        ("import functools\n@functools.cache\ndef make(): ...", {"width": 1}, ""),
+        ("from other import make", {"width": 1}, ""),
+    ],
+)
+def test_arguments_that_a_signature_lacks_are_refused(
+    folder: Path, code: str, args: dict[str, int], problem: str
+) -> None:
+    (folder / "own.py").write_text(f"{code}\n")
+    write(folder, NET | {"factory": "own:make", "args": args})
+    if problem:
+        with pytest.raises(InputError, match=f"base.model: .*{problem}"):
+            Study.load(folder)
+    else:
+        assert Study.load(folder).runs
+
+
+def test_only_data_is_offered_a_seed(folder: Path) -> None:
+    (folder / "own.py").write_text("def make(seed): ...\n")
+    own = {"kind": "python", "factory": "own:make"}
+    write(folder, NET, own)
+    assert Study.load(folder).runs
+    write(folder, NET | own | {"args": {}})
+    with pytest.raises(InputError, match=r"base.model: make in own.py: missing .*'seed'; add"):
+        Study.load(folder)
+
+
 def test_code_that_does_not_parse_is_told_with_its_line(folder: Path) -> None:
     (folder / "net.py").write_text("class Net:\n    pass\n\ndef loss(:\n")
     write(folder, NET)

@@ -202,16 +202,18 @@ def test_ranks_beyond_a_single_gpu_are_pointed_to_the_cores(
     assert Cluster.load("cpu").device_kind == "cpu"
 
 
-@pytest.mark.parametrize("quick", [False, True])
+@pytest.mark.parametrize(
+    ("quick", "form"), [(False, {"repeats": 1}), (True, {"repeats": 1}), (False, {})]
+)
 def test_ranks_beyond_the_cores_are_pointed_to_what_the_study_has_not_tried(
-    make_study: StudyMaker, quick: bool
+    make_study: StudyMaker, quick: bool, form: dict[str, int]
 ) -> None:
     grid = {"global_batch_size": [4], "world_size": [1, 2]}
-    study = Study.load(make_study(grid=grid, quick={"repeats": 1}), quick=quick)
+    study = Study.load(make_study(grid=grid, quick=form), quick=quick)
     one = Cluster.load("local").model_copy(update={"device": "cpu", "devices": 1})
     with pytest.raises(InputError, match=r"`--cluster local-8ranks` emulates") as refused:
         preflight.check(study, one, study.tasks, fresh=False)
-    assert ("--quick" in str(refused.value)) is not quick
+    assert ("--quick" in str(refused.value)) is (bool(form) and not quick)
 
 
 def test_a_detached_driver_may_do_all_that_launch_may(

@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import pkgutil
+import sys
 import threading
+from pathlib import Path
 
 import pytest
 import torch
@@ -163,6 +165,18 @@ def test_every_strategy_of_a_run_has_its_module_and_no_other() -> None:
     for name in STRATEGIES:
         run = Run.model_validate({"global_batch_size": 8, "strategy": name})
         assert type(strategies.of(run)).__module__ == f"lab.worker.strategies.{name}"
+
+
+def test_the_factory_of_an_own_strategy_is_called_once_per_run(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    code = "from lab.worker.strategies.base import Strategy\nmade = []\n"
+    code += "class Mine(Strategy):\n    def __init__(self):\n        made.append(self)\n"
+    (tmp_path / "once_per_run.py").write_text(code)
+    monkeypatch.syspath_prepend(tmp_path)
+    run = Run.model_validate({"global_batch_size": 8, "strategy": "once_per_run:Mine"})
+    assert strategies.of(run) is strategies.of(run)
+    assert sys.modules["once_per_run"].made == [strategies.of(run)]
 
 
 def test_losses_are_equal_within_the_tolerance_of_their_precision() -> None:

@@ -112,34 +112,44 @@ def repeats(observations: Observations) -> Iterator[Fault]:
     spread = [point for point in single if point.bounds is not None or point.rate_std > 0]
     once = [point for point in single if point not in spread]
     few = [point for point in points if 2 <= counts[point] < FEWEST_REPEATS]
+    records = observations.kind == "records"
+    all_of, singles, pairs = (
+        _configurations(some, records=records) for some in (points, once, few)
+    )
+    total = count(all_of, "configuration")
     if observations.summarised and not stated:
         yield from _unstated(_labels(once))
     elif once:
         yield Fault(
             _labels(once),
-            f"{len(once)} of {count(len(points), 'configuration')} "
-            f"{'was' if len(once) == 1 else 'were'} measured only once, so differences cannot be "
+            f"{singles} of {total} "
+            f"{'was' if singles == 1 else 'were'} measured only once, so differences cannot be "
             "told from chance.",
             "Repeat each at least three times, interleaved, and state the spread.",
-            "warning" if len(points) > 1 else "note",  # a single one claims no difference
+            "warning" if all_of > 1 else "note",  # a single one claims no difference
         )
     if spread:
         yield Fault(
             _labels(spread),
-            f"The table gives a spread for {len(spread)} of {count(len(points), 'configuration')}, "
+            f"The table gives a spread for {len(spread)} of {total}, "
             "but not over how many repeats.",
             "State the number of separate runs; epochs of one run are not repeats.",
         )
     if few:
         yield Fault(
             _labels(few),
-            f"{len(few)} of {count(len(points), 'configuration')} "
-            f"{'has' if len(few) == 1 else 'have'} only 2 repeats: the ranges of two equal runs "
+            f"{pairs} of {total} "
+            f"{'has' if pairs == 1 else 'have'} only 2 repeats: the ranges of two equal runs "
             "are disjoint by chance in 1 of 3 cases.",
             "Repeat each at least three times.",
         )
     for curve in observations.curves:
         yield from _overlaps(curve, observations)
+
+
+def _configurations(points: Sequence[Point], *, records: bool) -> int:
+    """The number of configurations; one of inference is measured at several points in a record."""
+    return len({point.labels for point in points}) if records else len(points)
 
 
 def _repeated(point: Point) -> tuple[float, ...]:
