@@ -174,7 +174,8 @@ def _lab(
         bool,
         Option("--version", callback=_show_version, is_eager=True, help="Show the version."),
     ] = False,
-) -> None: ...
+) -> None:
+    source_date()  # a wrong one would fail within numpy, or in the report, which is made last
 
 
 @app.command()
@@ -212,7 +213,6 @@ def run(
     as_json: JsonOption = False,
 ) -> None:
     """Measure what is missing from a study, then make its notebooks and its report."""
-    source_date()  # a wrong one would spoil the report, which is made last
     loaded = lab.Study.load(study, quick=quick)
     options: dict[str, Any] = {"repeat_disturbed": repeat_disturbed, "snapshot": snapshot}
     options |= {"fresh": fresh, "yes": yes}
@@ -269,7 +269,6 @@ def measure(
     """Measure any training script, unchanged, on several numbers of ranks, and report on it."""
     from lab.config.new_study import restored_if_refused, script_folder
 
-    source_date()
     with restored_if_refused(script_folder(command, name)):
         study = lab.script_study(
             command,

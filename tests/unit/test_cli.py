@@ -224,7 +224,7 @@ def test_a_date_that_no_report_can_have_is_refused_before_a_job(
     folder = make_study()
     script = folder / "train.py"
     script.touch()
-    for words in (["run", folder], ["report", folder], ["measure", "--", script]):
+    for words in (["run", folder], ["plan", folder], ["report", folder], ["measure", "--", script]):
         status, _, errors = run(*words)
         assert status == 2 and f"SOURCE_DATE_EPOCH: {date!r} is not a number of" in errors
     assert not (folder / "out" / "runs").exists()
