@@ -127,6 +127,7 @@ EUROPEAN = {
     "speedup": "aceleracion accelerazione aceleracao beschleunigung przyspieszenie tang_toc "
     "facteur_d_acceleration beschleunigungsfaktor hizlanma hizlandirma",
     "efficiency": "eficiencia efficienza efficacite effizienz efektywnosc hieu_suat verimlilik",
+    "theoretical": "teorico teorica theorique theoretisch theoretische theoretischer",
     "parallel_time": "tempo_paralelo tiempo_paralelo tempo_parallelo temps_parallele",
     "serial_time": "tempo_sequencial tempo_serial tiempo_secuencial tiempo_serial "
     "tempo_sequenziale tempo_seriale temps_sequentiel",

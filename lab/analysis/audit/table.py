@@ -41,6 +41,7 @@ TRAINING = {
 } - {"other"}
 MOST_ROWS = 2_000_000
 SYMBOL = re.compile(r"\$?([TSE])(?:_?\{?[np]\}?|\([npNP]\)|_\{?[NP]\}?)?\$?(?: *[\[(]s[\])])?")
+MOST_LETTERS = 6  # that name columns of one table: N, M, P, T, S and E
 NOTED_SCALING = re.compile("(?:strong|weak)(?=[ _-]?scal)|^(?:strong|weak)$", re.IGNORECASE)
 OF_SCALING = "(?:speed-?ups?|scaling|scalability|throughput|performance)"
 PROJECTION = re.compile(
@@ -280,11 +281,17 @@ def _meanings(frame: pd.DataFrame, mapped: Mapping[str, Guess]) -> dict[str, Gue
     return meanings | _symbols(frame.columns, meanings)
 
 
-def _symbols(names: Iterable[str], meanings: Mapping[str, Guess]) -> dict[str, Guess]:
-    """Columns named T(p), S(p) and E(p) beside the number of ranks, as in textbooks."""
+def _symbols(names: Collection[str], meanings: Mapping[str, Guess]) -> dict[str, Guess]:
+    """Columns named T(p), S(p) and E(p) beside the number of ranks, as in textbooks, unless
+    more columns are called by a letter than textbooks have symbols."""
     known = {meaning.canonical for meaning in meanings.values()}
     letters = {name: match[1] for name in names if (match := SYMBOL.fullmatch(name.strip()))}
-    if "world_size" not in known or not (known & MEASURED or len(set(letters.values())) > 1):
+    lettered = sum(len(name.strip()) == 1 for name in names)
+    if (
+        lettered > MOST_LETTERS
+        or "world_size" not in known
+        or not (known & MEASURED or len(set(letters.values())) > 1)
+    ):
         return {}
     # Tp and Ep are degrees of parallelism, unless they stand beside Sp.
     read = [name for name in letters if name not in meanings or "S" in letters.values()]

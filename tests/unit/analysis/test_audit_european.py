@@ -126,3 +126,8 @@ def test_threads_in_words_beside_a_serial_program() -> None:
     rows = [f"| Parallel mit {n} Threads | {t} |" for n, t in ((2, 41.5), (4, 22.0), (8, 12.5))]
     result = pasted(below("| Ausführung | Laufzeit (s) |", "| Sequentiell | 80.0 |", *rows))
     assert "super-linear" in result.checked and not broken(result)
+
+
+def test_theoretical_speedups_are_not_measured() -> None:
+    names = ["Speedup Teórico", "Accélération théorique", "Theoretische Beschleunigung"]
+    assert [guess(name) for name in names] == [None] * len(names)

@@ -953,3 +953,10 @@ def test_variables_of_a_shell_are_no_log() -> None:
     code = "\n".join(f"perl -le '$n=8; $ms={size}; $seq=2048; print $ms/$n'" for size in (1, 2, 3))
     table = below("| Option | Effect |", "| a | none |", "| b | more |")
     assert "time" not in pasted(f"{table}\n```\n{code}\n```\n").reading.values()
+
+
+def test_columns_called_by_letters_hold_no_symbols() -> None:
+    letters = "ABCDGHPTSE"
+    rows = [",".join(str(row * place % 7 + 1) for place in range(10)) for row in range(1, 9)]
+    result = pasted("\n".join([",".join(letters), *rows]) + "\n")
+    assert {"S", "E"}.isdisjoint(result.reading)

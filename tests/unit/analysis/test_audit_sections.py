@@ -182,3 +182,62 @@ def test_lines_of_mlperf() -> None:
     for samples, rate in ((1000, 7936.6), (2000, 7247.7), (3000, 7300.1)):
         lines.append(line("tracked_stats", {"throughput": rate}, samples_count=samples))
     assert pasted("\n".join(lines) + "\n").reading == {"throughput": "rate"}
+
+
+@pytest.mark.parametrize("heading", ["Using {n} threads", "Mit {n} Threads:", "`THREADS={n}`:"])
+def test_lines_that_count_what_the_next_report(heading: str) -> None:
+    times = {1: (4.1, 4.2), 2: (2.2, 2.1), 4: (1.2, 1.3)}
+    lines = [
+        line
+        for n, repeats in times.items()
+        for line in [heading.format(n=n), *(f"Sorting took {time} seconds" for time in repeats)]
+    ]
+    result = pasted("\n".join(lines) + "\n")
+    assert result.reading == {"threads": "world_size", "total time": "time"}
+    assert not broken(result)
+
+
+def test_logs_below_what_counts_the_gpus() -> None:
+    rates = {1: 213.7, 2: 408.6, 4: 938.9}
+    below = [
+        f"**{n} GPUs ({n}x):**\nINFO:root:Epoch[0] Batch [49]\tSpeed: {rate} samples/sec\tacc=0.5\n"
+        for n, rate in rates.items()
+    ]
+    result = pasted("".join(below))
+    assert result.reading == {
+        "gpus": "world_size",
+        "Speed (samples/sec)": "rate",
+        "acc": "accuracy",
+    }
+    assert broken(result) == {"super-linear"}
+
+
+def test_runs_below_other_words_are_not_compared() -> None:
+    rates = {"small": (4.0e8, 7.9e8), "large": (1.0e8, 1.8e8)}
+    lines = [
+        f"--- {n} GPU with the {model} model\n[info] > Samples/s: {rate:.3e}\n"
+        for model, both in rates.items()
+        for n, rate in zip((1, 2), both, strict=True)
+    ]
+    result = pasted("".join(lines))
+    assert result.reading["gpus"] == "world_size"
+    assert not broken(result)
+    assert "fixed-overhead" not in {finding.rule for finding in result.findings}
+
+
+@pytest.mark.parametrize(
+    ("command", "name"),
+    [("mpirun -np {n} ./cg", "ranks"), ("OMP_NUM_THREADS={n} ./cg", "threads")],
+)
+def test_outputs_below_commands(command: str, name: str) -> None:
+    ran = {1: "12.3", 2: "6.4", 4: "3.5"}
+    lines = (f"$ time {command.format(n=n)} big\nreal {time}\nuser 9\n" for n, time in ran.items())
+    assert pasted("".join(lines)).reading == {name: "world_size", "total time": "time"}
+
+
+def test_tables_below_sentences_that_count_ranks() -> None:
+    text = "".join(
+        f"## With {n} processes:\n\n| Size | Time (s) |\n|---|---|\n| 512 | {8 / n} |\n\n"
+        for n in (1, 2, 4)
+    )
+    assert pasted(text).reading["processes"] == "world_size"

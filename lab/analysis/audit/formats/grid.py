@@ -8,7 +8,7 @@ import re
 from collections.abc import Sequence
 from typing import NamedTuple
 
-from lab.analysis.audit.columns import MEASURED, normal, quantities
+from lab.analysis.audit.columns import COUNTED_RANKS, MEASURED, normal, quantities
 from lab.analysis.audit.languages import in_english
 from lab.analysis.audit.ranks import ranks_in_words
 from lab.analysis.audit.reshape import (
@@ -20,7 +20,7 @@ from lab.analysis.audit.reshape import (
     timed_programs,
     timed_statistics,
 )
-from lab.analysis.audit.values import NODE, ranks_of
+from lab.analysis.audit.values import NODE, RANKS, ranks_of
 from lab.errors import InputError
 from lab.records.table import grouped
 
@@ -33,6 +33,14 @@ MOST_ROWS = 50  # that are looked at
 MOST_TABLES = 200  # of a text
 NUMERAL = re.compile(r"-?\d+(?:\.\d+)?(?:e[-+]?\d+)?", re.IGNORECASE)
 OF_NODES = re.compile(rf"\s*\d+\s*{NODE}", re.IGNORECASE)  # 2 nodes 16 GPUs are 16 or 32
+# Lines that count ranks, in snake case: "with_4_processes", "time_with_2_threads", "nproc_96" and
+# "1_gpu_with_the_fast_model".
+COUNTING = re.compile(
+    rf"(?P<before>(?:[a-z]+_){{0,6}}?)(?P<n>\d{{1,6}})_(?:(?:x|mpi|omp|open_?mp|cpu|parallel)_)?"
+    rf"(?P<what>{RANKS}|(?:worker|thread|core|cpu|task|{NODE})s?)(?P<after>(?:_\w+){{0,8}})"
+)
+ASSIGNED = re.compile(r"(?P<what>[a-z]+(?:_[a-z]+)*)_(?P<n>\d{1,6})")
+BRIEF = re.compile(r"(?:(?:with|using|for|on|in|at|con|mit|avec|com|runs?|running|results?)_){0,3}")
 NAMED = 3  # columns in a sentence
 NOTES_ABOVE = 2  # the caption of a table, and the heading above it
 SPANNED = "\x1f"  # before a name that spans several columns
@@ -72,31 +80,49 @@ def with_headed_ranks(tables: Sequence[Table]) -> list[Table]:
     """Tables with the same columns, none of which counts ranks, below headings such as "4 GPUs" or
     "Number of GPUs: 4" become one with these in a column; others stay as they are."""
     headed = [(table, _headed_ranks(table)) for table in tables]
-    alike = grouped((tuple(table.header), (table, ranks)) for table, ranks in headed if ranks)
+    alike = grouped(((*table.header, ranks[0]), (table, ranks)) for table, ranks in headed if ranks)
     whole: list[Table] = []
     for table, ranks in headed:
-        group = alike[tuple(table.header)] if ranks else []
-        if len({number for _, number in group}) < 2:
+        group = alike[(*table.header, ranks[0])] if ranks else []
+        if ranks is None or len({number for _, (_, number) in group}) < 2:
             whole.append(table)
         elif group[0][0] is table:
-            rows = [[*row, number] for part, number in group for row in part.rows]
+            rows = [[*row, number] for part, (_, number) in group for row in part.rows]
             notes = dict.fromkeys(note for part, _ in group for note in part.notes)
-            whole.append(Table([*table.header, "ranks"], rows, [*notes]))
+            whole.append(Table([*table.header, ranks[0]], rows, [*notes]))
     return whole
 
 
-def _headed_ranks(table: Table) -> str:
-    """The number of ranks that the heading of a table gives, if none of its columns does."""
+def counted_in(line: str) -> dict[str, str]:
+    """What a line such as "With 4 processes:" counts, with the number and any words after it."""
+    text = normal(re.sub(r"\(.*?\)", "", line))
+    if match := COUNTING.fullmatch(text):
+        after = {"heading": match["after"].strip("_")} if match["after"] else {}
+        return {re.sub("(?<!s)$", "s", match["what"]): match["n"], **after}
+    assigned = ASSIGNED.fullmatch(text)
+    words = assigned["what"].split("_") if assigned else []
+    names = ("_".join(words[place:]) for place in range(len(words)))
+    counts = [name for name in names if len(name) > 1 and quantities([name]) & {*COUNTED_RANKS}]
+    return {counts[0]: assigned["n"]} if assigned and counts else {}
+
+
+def _headed_ranks(table: Table) -> tuple[str, str] | None:
+    """What the heading of a table counts, and the number, if none of its columns gives it."""
     if relevance(table) != 1:
-        return ""
+        return None
     for note in table.notes[:NOTES_ABOVE]:
         name, _, number = note.rpartition(":")
         if number.strip().isdecimal() and quantities([name]) & RANKED:
-            return number.strip()
+            return "ranks", number.strip()
         ranks, what = ranks_of(note)
-        if ranks > 0 and not what and not OF_NODES.match(in_english(note)):
-            return f"{ranks:.0f}"
-    return ""
+        if OF_NODES.match(in_english(note)):
+            continue
+        if ranks > 0 and not what:
+            return "ranks", f"{ranks:.0f}"
+        counting = COUNTING.fullmatch(normal(note))
+        if counting and BRIEF.fullmatch(counting["before"]) and not counting["after"]:
+            return next(iter(counted_in(note).items()))
+    return None
 
 
 def relevance(table: Table) -> int:

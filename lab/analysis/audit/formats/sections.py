@@ -7,8 +7,9 @@ from collections import Counter
 from collections.abc import Iterator, Sequence
 
 from lab.analysis.audit.columns import COUNTED_RANKS, LAYOUT, MEASURED, quantities
-from lab.analysis.audit.formats.grid import Table
-from lab.analysis.audit.values import ranks_of
+from lab.analysis.audit.formats.grid import Table, counted_in
+from lab.analysis.audit.formats.lists import NUMBER, RATE
+from lab.analysis.audit.values import CELL_TIME, ranks_of
 
 Record = dict[str, str]
 
@@ -22,7 +23,20 @@ PAIR = re.compile(
 )
 IN_TITLE = re.compile(r"(?<![=\w])([^\W\d][\w ]*?)\s*[=:]\s*(\d[\d.]*)(?![\w.])")
 ASIDE = re.compile(r"(?<=\S)\s+\(.*\)$")  # of "391.9 s (6.5 min)"
-LONGEST = 40  # characters of a value
+# A command that starts ranks or threads.
+COMMAND = re.compile(
+    r"\b(?:mpirun|mpiexec|srun)\b.*\s--?(?:np?|ntasks)[ =]?(\d+)(?=\s)|\b(?:OMP_NUM_THREADS="
+    r"|torchrun .*--nproc[_-]per[_-]node[ =])(\d+)\s+\S"
+)
+LOGGED = re.compile(r"\s*(?:\[[^\]]*\]\s*)+>?\s*|(?:INFO|WARNING|DEBUG):[\w.]*:")
+PARTS = re.compile(r"\t|\s{2,}|,\s+")
+RATED = re.compile(rf"(?P<value>{NUMBER})\s?(?P<unit>{RATE}|ns/day)", re.IGNORECASE)
+TOOK = re.compile(  # and what a shell prints
+    rf"\s*(?P<what>[^\W\d][^:=|]{{0,40}}?)\s+(?:took|takes):?\s+(?P<took>{NUMBER}\s?(?:{CELL_TIME}))\b.*"
+    r"|real\s+(?P<real>\d\S*)",
+    re.IGNORECASE,
+)
+LONGEST, LONGEST_TITLE = 40, 80  # characters of a value and of a title
 MOST_LINES = 100_000
 HALF = 0.5
 
@@ -36,6 +50,51 @@ def find_sections(lines: Sequence[str], *, fewest: int = 2) -> Table | None:
     kinds = dict.fromkeys(_kind(title) for title in titles if title)
     tables = [table for kind in (*kinds, "") if (table := _table(_records(lines, kind), fewest))]
     return max(tables, key=lambda table: len(table.rows) * len(table.header), default=None)
+
+
+def find_headed(lines: Sequence[str]) -> Table | None:
+    """A row for each measurement below lines such as "With 4 processes:", which count the ranks."""
+    records: list[Record] = []
+    heading: Record = {}
+    for line in lines[:MOST_LINES]:
+        if counted := _heading(line):
+            heading = counted
+            records.append({**heading})
+            continue
+        for name, value in _reported(line) if heading else ():
+            if name in records[-1]:
+                records.append({**heading})
+            records[-1][name] = value
+    table = _table(iter(records), fewest=2)
+    # Speedups alone are over a run that only a sentence reports.
+    return table if table and quantities(table.header) & {"time", "rate"} else None
+
+
+def _heading(line: str) -> Record:
+    """The number of ranks by what is counted, of a line that tells on how many the next ran."""
+    if match := COMMAND.search(line):
+        return {"threads" if "OMP" in match[0] else "ranks": match[1] or match[2]}
+    if len(line) > LONGEST_TITLE or "|" in line:
+        return {}
+    return counted_in(line)
+
+
+def _reported(line: str) -> Iterator[tuple[str, str]]:
+    """The names and values of a line of a log, with the units of rates in the names."""
+    text = re.sub(r"(?<=[:=])\s+", " ", LOGGED.sub("", line, count=1).strip())
+    for part in PARTS.split(text):
+        if took := TOOK.fullmatch(part):
+            if took["what"]:
+                yield "program", took["what"]
+            yield "total time", took["took"] or took["real"]
+        elif rate := RATED.fullmatch(part):
+            yield rate["unit"], rate["value"]
+        elif (pair := PAIR.fullmatch(part)) and len(pair["value"]) <= LONGEST:
+            rate = RATED.fullmatch(pair["value"])
+            yield (
+                (f"{pair['name']} ({rate['unit']})" if rate else pair["name"]),
+                (rate["value"] if rate else ASIDE.sub("", pair["value"])),
+            )
 
 
 def _kind(title: re.Match[str]) -> str:
