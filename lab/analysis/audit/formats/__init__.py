@@ -74,10 +74,11 @@ def find_tables(source: str, text: str) -> Tables:
         return [most._replace(notes=notes)], []
     if of_sections := sections.find_sections(lines):
         return [of_sections._replace(notes=notes)], []
-    log = None if delimited.is_headed(lines) else logs.find_log(text.splitlines())
-    of_headed = None if log and relevance(log) else sections.find_headed(lines)
-    if of_headed and not lists.find_lists(lines):
-        return [of_headed._replace(notes=notes)], []
+    headed = delimited.is_headed(lines)
+    log = None if headed else logs.find_log(text.splitlines())
+    of_lines = None if headed or (log and relevance(log)) else sections.find_headed(lines)
+    if of_lines and not lists.find_lists(lines):
+        return [of_lines._replace(notes=notes)], []
     if log and (relevance(log) or not tables):  # which may begin with a drawn table of the GPUs
         return [log._replace(notes=notes)], []
     if tables:
