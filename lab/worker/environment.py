@@ -23,6 +23,7 @@ from typing import NamedTuple
 import numpy as np
 import psutil
 import torch
+from torch.utils._pytree import tree_leaves
 
 from lab.machine import cpu_model, gpus, nvidia_smi
 from lab.records.provenance import git_state
@@ -129,8 +130,8 @@ def state_bytes(
 ) -> StateBytes:
     """This rank's bytes of parameters and optimizer state, counting only its shards."""
     states = [state for optimizer in optimizers for state in optimizer.state.values()]
-    values = (value for state in states for value in state.values())
-    tensors = [value for value in values if isinstance(value, torch.Tensor)]
+    # Also those in lists, in which LBFGS keeps its last steps.
+    tensors = [value for value in tree_leaves(states) if isinstance(value, torch.Tensor)]
     optimizer_bytes = sum(map(_bytes, tensors)) if optimizers else None
     return StateBytes(sum(map(_bytes, parameters)) or None, optimizer_bytes)
 

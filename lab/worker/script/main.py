@@ -68,6 +68,7 @@ NO_OPTIMIZER = (
     "the lab starts the ranks like torchrun, or let it time its steps, and give the table to "
     "`lab report`"
 )
+OTHERS = "others made steps too (lab.instrument(model, optimizer) names the one to count)"
 
 
 @dataclass
@@ -288,7 +289,7 @@ def measure_script(
     hooks = installed(rank.recorder)
     with _advised(script, rank.context):
         run_script(script, run, rank.context, hooks, data_root=data_root, out=folder / SCRIPT_OUT)
-        _require_steps(rank.recorder.steps, run, script)
+        _require_steps(rank.recorder, run, script)
     measurement = rank.collect()
     if rank.recorder.steps == run.steps:
         end_children(script.name)
@@ -472,8 +473,8 @@ def _lies_here(missing: re.Match[str] | None) -> bool:
     return missing is not None and any(Path(missing[1] + end).exists() for end in ("", ".py"))
 
 
-def _require_steps(steps: int, run: Run, script: Script) -> None:
-    if steps == 0:
+def _require_steps(recorder: StepRecorder, run: Run, script: Script) -> None:
+    if (steps := recorder.steps) == 0:
         line = last_line()
         if OWN_RANKS.partition(",")[0] in line:  # the end of such a process's traceback
             raise LabError(f"{script.name} ended without a step: {OWN_RANKS}")
@@ -483,8 +484,9 @@ def _require_steps(steps: int, run: Run, script: Script) -> None:
             f"{script.name} ended without a step of an optimizer of torch.optim{end}{cause}"
         )
     if steps <= run.warmup_steps:
+        counted = f" of its first optimizer; {OTHERS}" if len(recorder.optimizers) > 1 else ""
         raise LabError(
-            f"{script.name} ended after {count(steps, 'step')}, but the first "
+            f"{script.name} ended after {count(steps, 'step')}{counted}, but the first "
             f"{run.warmup_steps} are warm-up; let it take more, or lower warmup_steps"
         )
 

@@ -15,9 +15,33 @@ import torch
 
 from lab.records.schema import GpuState
 from lab.worker.context import RankContext
-from lab.worker.environment import CpuUse, MachineWatch, background_cpu, cpu_use, parse_states
+from lab.worker.environment import (
+    CpuUse,
+    MachineWatch,
+    background_cpu,
+    cpu_use,
+    parse_states,
+    state_bytes,
+)
 
 ONE, TWO = "GPU-6f4f1d2e-0a3b-4c5d-8e9f-112233445566", "GPU-00000000-1111-2222-3333-444444444444"
+
+
+def test_optimizer_state_in_lists_counts() -> None:
+    weight = torch.nn.Parameter(torch.ones(5))
+    optimizer = torch.optim.LBFGS([weight], max_iter=1)
+
+    def loss() -> torch.Tensor:
+        optimizer.zero_grad()
+        (value := weight.pow(4).sum()).backward()
+        return value
+
+    kept = []
+    for _ in range(3):
+        optimizer.step(loss)
+        kept.append(state_bytes([weight], optimizer).optimizer)
+    # A direction and a step of 5 values, and two factors of theirs.
+    assert kept[2] - kept[1] == 4 * (5 + 5 + 2)
 
 
 def test_others_are_what_the_ranks_did_not_use_themselves() -> None:

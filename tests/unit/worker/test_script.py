@@ -620,6 +620,10 @@ def test_a_script_may_end_by_itself_after_the_warm_up(measured: Any, end: str) -
         ("print('found no GPU', file=sys.stderr)", 'its log ends with "found no GPU"'),
         ("train(torch.randn(8, 4))", "ended after 1 step,"),
         ("train(torch.randn(8, 4)); import os; os._exit(0)", "ended after 1 step,"),
+        (
+            "train(torch.randn(8, 4)); torch.optim.SGD([nn.Parameter(torch.ones(1))]).step()",
+            r"1 step of its first optimizer; others made steps too \(lab.instrument",
+        ),
         ("sys.exit(3)", "exit status 3"),
         ("import os; os._exit(3)", "exit status 3"),
         ("sys.exit(True)", "exit status 1"),
