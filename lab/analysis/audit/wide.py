@@ -369,7 +369,8 @@ def by_size(frame: pd.DataFrame) -> Long:
 
 def by_crossing(frame: pd.DataFrame) -> Long:
     """Numbers of ranks beside columns that are called after sizes of a problem, such as "1000" or
-    "N=1000", become rows of each size; a corner such as "N \\ P" says which of the two is which."""
+    "N=1000", become rows of each size; a corner such as "N \\ P" says which of the two is which,
+    and one such as "Processes" above names or sizes that of the columns."""
     first, *columns = frame.columns.drop(ROW, errors="ignore")
     sizes = [CROSSED.fullmatch(normal(column)) for column in columns]
     if len(sizes) < 2 or not all(sizes):
@@ -380,6 +381,9 @@ def by_crossing(frame: pd.DataFrame) -> Long:
         name = "problem size" if normal(rows) == "n" else rows
         return frame.rename(columns={first: name}), [f"the columns of {first!r} are the ranks"]
     large = all(one and (one["named"] or int(one["size"]) >= OF_PROBLEMS) for one in sizes)
+    labels = not corner and frame[first].astype(str).map(_is_label).all()
+    if labels and _counts_ranks(first) and not large:
+        return frame.rename(columns={first: "case"}), [f"the columns are the {first!r}"]
     quantity = noted_quantity(frame.attrs.get("around", ""))
     if not quantity or not _counts_ranks(rows) or _counts_ranks(across) or not (corner or large):
         return frame, []
@@ -387,6 +391,12 @@ def by_crossing(frame: pd.DataFrame) -> Long:
     parts = {column: {quantity: column} for column in columns}
     long = _stacked(frame.rename(columns={first: counted}), parts, "problem size")
     return long, [f"the sizes of problems are read from the column names {listed(columns)}"]
+
+
+def _is_label(cell: str) -> bool:
+    """Whether a cell is a name or a size, such as "1000 x 1000" or "N=1000", and no number."""
+    size = CROSSED.fullmatch(normal(cell))
+    return bool(size and not cell.strip().isdecimal()) or not re.search(r"\d", cell)
 
 
 def _counts_ranks(name: str) -> bool:

@@ -213,6 +213,21 @@ def test_columns_of_problem_sizes() -> None:
     assert "batch 128" in found.records[0]
 
 
+@pytest.mark.parametrize(
+    ("rows", "read"),
+    [
+        ("1000 x 1000,12.1,6.4,2.0\n2000 x 2000,100,55,40", True),
+        ("N=1000,12.1,6.4,2.0", True),
+        ("static,12.1,6.4,2.0\ndynamic,12.1,6.4,3.3", True),
+        ("1,12.1,12.4,2.0\n2,6.1,6.4,6.3", False),  # of repeats
+        ("1 process,12.1,12.4,2.0\n2 processes,6.1,6.4,6.3", False),
+    ],
+)
+def test_a_corner_above_labels_names_the_columns(rows: str, read: bool) -> None:
+    result = pasted(f"# Execution time (s)\nProcesses,1,2,4\n{rows}\n")
+    assert broken(result) == ({"super-linear"} if read else set())
+
+
 @pytest.mark.parametrize("remarks", ["memory efficient,best throughput", "1.5x loss,baseline"])
 def test_remarks_beside_columns_of_ranks(remarks: str) -> None:
     cells = remarks.split(",")
