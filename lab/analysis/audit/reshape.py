@@ -353,14 +353,14 @@ def _rank_columns(frame: pd.DataFrame, columns: Sequence[str], quantity: str) ->
     ranked = [one for column in columns if (one := _rank_column(column, quantity, bare=bare))]
     if any((match := AFTER.search(normal(name))) and match["n"] == "0" for name in columns):
         return []  # Core 0 is one of them
-    if _number_other(ranked, frame):
+    if _contradict_ranks(ranked, frame):
         return []
     ranked += _ratio_columns(columns, ranked)
     return _with_quantity([*ranked, *_serial_columns(texts, ranked)], frame)
 
 
-def _number_other(ranked: Sequence[RankColumn], frame: pd.DataFrame) -> bool:
-    """Whether the numbers in names, or what was measured, show that those are not of ranks."""
+def _contradict_ranks(ranked: Sequence[RankColumn], frame: pd.DataFrame) -> bool:
+    """Whether names, or what was measured, show that these columns are not for numbers of ranks."""
     names = [normal(one.column) for one in ranked]
     numerals = [int(name) for name in names if name.isdecimal()]
     orders = all(re.match(r"p_?\d", name) for name in names)

@@ -74,9 +74,9 @@ def find_tables(source: str, text: str) -> Tables:
         return [most._replace(notes=notes)], []
     if of_sections := sections.find_sections(lines):
         return [of_sections._replace(notes=notes)], []
-    headed = delimited.is_headed(lines)
-    log = None if headed else logs.find_log(text.splitlines())
-    of_lines = None if headed or (log and relevance(log)) else sections.find_headed(lines)
+    has_header = delimited.is_headed(lines)
+    log = None if has_header else logs.find_log(text.splitlines())
+    of_lines = None if has_header or (log and relevance(log)) else sections.find_headed(lines)
     if of_lines and not lists.find_lists(lines):
         return [of_lines._replace(notes=notes)], []
     if log and (relevance(log) or not tables):  # which may begin with a drawn table of the GPUs
