@@ -209,7 +209,8 @@ def _planner_speed(result: lab.benchmarks.Speed) -> Verdict:
 
 
 def _public(result: lab.benchmarks.PublicBench) -> Verdict:
-    return result.content(), [table_of(result.table()), *result.notes()], ""
+    times, choices = map(table_of, result.tables())
+    return result.content(), [times, "", choices, "", *result.notes()], ""
 
 
 def _driver_costs(costs: list[lab.benchmarks.DriverCost]) -> Verdict:

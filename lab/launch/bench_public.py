@@ -68,12 +68,10 @@ class PublicScore:
     fit: float | None = None
     refused: float | None = None
 
-    def row(self) -> dict[str, str]:
-        """For people."""
-        return {
-            "table": self.table,
+    def times(self) -> dict[str, str]:
+        """How far predicted times are off, for people."""
+        return self._name() | {
             "rows": f"{self.rows}",
-            "fitted": f"{self.fitted}",
             "error": _percent(self.error),
             "median error": _percent(self.median_error),
             "disturbed": f"{self.disturbed}",
@@ -82,6 +80,11 @@ class PublicScore:
             "Spearman": _correlation(self.spearman),
             "Spearman at most": _correlation(self.spearman_limit),
             "in interval": _percent(self.inside),
+        }
+
+    def choices(self) -> dict[str, str]:
+        """What comes of picking layouts by prediction, and how well memory is predicted."""
+        return self._name() | {
             "groups": f"{self.groups}",
             "picks that ran": _percent(self.ran),
             "regret": _percent(self.regret),
@@ -90,6 +93,9 @@ class PublicScore:
             "ran and fits": _percent(self.fit),
             "failed and does not fit": _percent(self.refused),
         }
+
+    def _name(self) -> dict[str, str]:
+        return {"table": self.table, "fitted": f"{self.fitted}"}
 
 
 @dataclass(frozen=True)
@@ -100,9 +106,10 @@ class PublicBench:
     assumptions: dict[str, list[str]]
     commit: str | None
 
-    def table(self) -> list[dict[str, str]]:
-        """One row for each table and number of fitted rows."""
-        return [score.row() for score in self.scores]
+    def tables(self) -> tuple[list[dict[str, str]], list[dict[str, str]]]:
+        """Times and choices, each with one row for each table and number of fitted rows."""
+        times = [score.times() for score in self.scores]
+        return times, [score.choices() for score in self.scores]
 
     def content(self) -> dict[str, Any]:
         """For programs: errors, regrets and shares as fractions."""
