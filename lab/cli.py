@@ -370,7 +370,7 @@ def status(
     as_json: JsonOption = False,
 ) -> None:
     """Show the state of each run of a study, from any terminal."""
-    from lab.launch.status import hints
+    from lab.launch.status import advice
     from lab.launch.status import watch as watched
 
     loaded = lab.Study.load(study, quick=quick)
@@ -393,7 +393,7 @@ def status(
         row | {"reason": state.reason, "advice": state.advice}
         for row, state in zip(rows, states, strict=True)
     ]
-    answer(as_json, content, table_of(rows), *hints(states))
+    answer(as_json, content, table_of(rows), *advice(loaded, states))
 
 
 @app.command()

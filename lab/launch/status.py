@@ -351,6 +351,15 @@ def hints(states: Sequence[TaskState]) -> list[str]:
     return list(dict.fromkeys(state.hint for state in states if state.hint))
 
 
+def advice(study: Study, states: Sequence[TaskState]) -> list[str]:
+    """The hints, and how to go on where runs are missing that nothing works on."""
+    waiting = sum(state.state == "waiting" for state in states)
+    if not waiting or any(state.state in UNDER_WAY for state in states) or is_driven(study):
+        return hints(states)
+    command = study.command("run")
+    return [*hints(states), f"nothing runs now: `{command}` measures what is missing"]
+
+
 def _view(states: list[TaskState]) -> RenderableType:
     """The number of runs in each state, a bar for each running one, and what to do for others."""
     ended = sum(state.ended for state in states)
