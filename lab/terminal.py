@@ -99,22 +99,43 @@ def table_of(rows: Sequence[Mapping[Any, Any]]) -> Table | Text:
     """A table with a column for each key that has a value; numbers are right-aligned."""
     names = rows[0] if rows else ()
     keys = [name for name in names if any(row[name] not in (None, "") for row in rows)]
-    heads = [str(key) for key in keys]
+    heads = [str(key).replace("_", " ") for key in keys]
     columns = [[_cell(row[key]) for row in rows] for key in keys]
     sides: list[Literal["left", "right"]] = ["right" if _numeric(c) else "left" for c in columns]
     widths = [max(map(cell_len, [head, *c])) for head, c in zip(heads, columns, strict=True)]
     one_line = not any("\n" in cell for column in columns for cell in column)
-    if one_line and sum(widths) + len(GAP) * len(widths) <= console.width:
+    room = console.width - len(GAP) * (len(widths) - 1)
+    if one_line and sum(widths) <= room:
         # Rich takes 0.3 s longer for a thousand rows, as it could also fold cells.
         lines = [heads, *zip(*columns, strict=True)]
         head, *rest = (GAP.join(map(_aligned, line, widths, sides)).rstrip() for line in lines)
         return Text.assemble((head, "bold"), "\n" * bool(rest), "\n".join(rest))
     table = Table(box=None, pad_edge=False, header_style="bold")
-    for head, side in zip(heads, sides, strict=True):
-        table.add_column(head, justify=side, overflow="fold")
+    least = [
+        max(map(cell_len, [*head.split(), *_words(cells, side)]), default=0)
+        for head, cells, side in zip(heads, columns, sides, strict=True)
+    ]
+    widths = _narrowed(widths, least, room)
+    for head, side, width in zip(heads, sides, widths, strict=True):
+        table.add_column(head, justify=side, overflow="fold", width=width)
     for line in zip(*columns, strict=True):
         table.add_row(*line)
     return table
+
+
+def _words(cells: Sequence[str], side: Literal["left", "right"]) -> list[str]:
+    """What should stay on one line: words, but a number with its unit."""
+    return list(cells) if side == "right" else [word for cell in cells for word in cell.split()]
+
+
+def _narrowed(widths: Sequence[int], least: Sequence[int], room: int) -> list[int]:
+    """Widths that fit into the room: words are folded only where they do not fit otherwise."""
+    narrowed = list(widths)
+    while sum(narrowed) > max(room, len(narrowed)):
+        spare = [width - needed for width, needed in zip(narrowed, least, strict=True)]
+        widest = spare if max(spare) > 0 else narrowed
+        narrowed[widest.index(max(widest))] -= 1
+    return narrowed
 
 
 def _cell(value: Any) -> str:

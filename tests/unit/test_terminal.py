@@ -2,7 +2,10 @@
 
 from __future__ import annotations
 
+from typing import Any
+
 import pytest
+from rich.console import Console
 
 from lab import terminal
 
@@ -20,16 +23,30 @@ def test_what_a_record_says_cannot_command_the_terminal(
 
 @pytest.mark.parametrize("reason", ["", "out of memory", "two\nlines", "値が足りない"])
 def test_a_table_looks_the_same_however_it_is_laid_out(
-    capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch, reason: str
+    capsys: pytest.CaptureFixture[str], reason: str
 ) -> None:
-    rows: list[dict[str | int, object]] = [
+    rows: list[dict[Any, object]] = [
         {"run": "[red]a", "seconds": None, "share": "12.5 %", "none": None, "reason": reason, 4: 2},
         {"run": "b", "seconds": 1.25, "share": "3 %", "none": None, "reason": "killed", 4: 1},
     ]
+    folded = dict.fromkeys(rows[0], "") | {"run": "a\nb"}  # only Rich lays out such a cell
     printed = []
-    apart = " " * terminal.WIDE  # columns so far apart do not fit without folding
-    for gap in (terminal.GAP, apart):
-        monkeypatch.setattr(terminal, "GAP", gap)
-        terminal.answer(False, None, terminal.table_of(rows))
+    for more in ([], [folded]):
+        terminal.answer(False, None, terminal.table_of([*rows, *more]))
         printed.append([line.rstrip() for line in capsys.readouterr().out.splitlines()])
-    assert printed[0] == printed[1] and printed[0][1].startswith("[red]a") and len(printed[0]) >= 3
+    assert printed[1][:-2] == printed[0] and len(printed[0]) >= 3
+    assert printed[0][1].startswith("[red]a")
+
+
+def test_words_stay_whole_where_a_table_fits(
+    capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(terminal, "console", Console(width=40))
+    rows = [{"run": "d521bc7260", "configuration": "gpt ddp x1, batch 8", "step_time_ms": "9.5 ms"}]
+    terminal.answer(False, None, terminal.table_of(rows))
+    words = capsys.readouterr().out.split()
+    assert {"configuration", "d521bc7260", "step", "ms"} <= set(words)
+    widest = [{"name": "a" * 50, "step": "100.0 %"}]
+    terminal.answer(False, None, terminal.table_of(widest))
+    printed = capsys.readouterr().out
+    assert "100.0 %" in printed and printed.count("a") == 50 + "name".count("a")
