@@ -89,7 +89,7 @@ class Comparison:
             "Speedup over the same machine's baseline": lambda row: row.text("speedup"),
             "Efficiency": lambda row: row.text("efficiency"),
         }
-        tables, over = [], over_repeats([*map(int, self.summary["repeats"])])
+        tables, over = [], over_repeats(self.summary["repeats"])
         for quantity, text in quantities.items():
             columns = {
                 machine: {

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from typing import Any, NamedTuple
 
 import numpy as np
@@ -255,12 +255,13 @@ def interval_name(repeats: Sequence[int]) -> str:
     return "95 % interval" + f"; of up to {WHOLE_RANGE} repeats their range" * few
 
 
-def over_repeats(repeats: Sequence[int]) -> str:
+def over_repeats(repeats: Iterable[int]) -> str:
     """What a value with its interval is, for a caption: `median over 3 repeats [range]`."""
-    interval = interval_name(repeats)
+    counts = [*map(int, repeats)]
+    interval = interval_name(counts)
     if not interval:
         return "from one repeat, which gives no interval"
-    return f"median over {range_of(repeats, 'repeat')} [{interval}]"
+    return f"median over {range_of(counts, 'repeat')} [{interval}]"
 
 
 def ranks(device: str | None, count: int | None = None) -> str:

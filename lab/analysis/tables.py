@@ -39,7 +39,7 @@ def classical_tables(summary: pd.DataFrame) -> list[tuple[str, pd.DataFrame]]:
     if not lines:
         return []
     device = device_of(summary)
-    over = over_repeats([*map(int, summary["repeats"])])
+    over = over_repeats(summary["repeats"])
     units = time_units(summary)
     cells: dict[str, Callable[[Row], str]] = {"Step time": lambda row: row.text("step_time", units)}
     if compares(summary):

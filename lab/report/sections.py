@@ -205,7 +205,7 @@ def communication(results: StudyResults) -> Table | Markdown:
             times = {part: row.text(column, units) for part, column in columns.items()}
             by_rank = _sent(sent.get(row["run_id"], []))
             rows.append({"configuration": name, **times, "sent (MB)": by_rank})
-    over = over_repeats([*map(int, results.summary["repeats"])])
+    over = over_repeats(results.summary["repeats"])
     measured = any(row[COST] != NOT_MEASURED for row in rows)
     caption = COMMUNICATION.format(over=over, cost=ITS_COST if measured else "")
     table = Table.of_rows(caption, rows, common=shared, label="tbl-communication")
@@ -244,15 +244,13 @@ def learning(results: StudyResults) -> Table:
             for name, cell in columns.items()
         }
         rows.append({"configuration": labels[run], **cells})
-    notes = "".join(
-        f"; loss depends on how ranks share the batch: {reason}"
-        for reason in sorted({r.quality.depends_on_split or "" for r in done if r.quality} - {""})
-    )
+    splits = sorted({r.quality.depends_on_split or "" for r in done if r.quality} - {""})
+    notes = f"; loss depends on how ranks share the batch: {'; '.join(splits)}" * bool(splits)
     kinds = sorted({record.emulation for record in done} - {""})
     notes += f"; emulated: {', '.join(kinds)}" if kinds else ""
     learned = any(record.quality for record in done)
     what = "What was learned, and at what cost" if learned else "Memory and throughput"
-    caption = f"{what}: medians over repeats{notes}"
+    caption = f"{what}, {over_repeats(results.summary['repeats'])}{notes}"
     return Table.of_rows(caption, rows, common=common, label="tbl-learning")
 
 

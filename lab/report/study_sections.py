@@ -11,7 +11,7 @@ from dataclasses import replace
 from lab.analysis import configurations, tables
 from lab.analysis.configurations import Cells
 from lab.analysis.results import StudyResults
-from lab.analysis.scaling_curves import ranks_vary
+from lab.analysis.scaling_curves import over_repeats, ranks_vary
 from lab.config.run import Run, distinct_labels
 from lab.config.strategies import SCRIPT_NAME
 from lab.config.study import Study
@@ -36,12 +36,12 @@ LOADERS = (
     "has any; the fast loader reads tokens that were made once."
 )
 STRATEGIES = (
-    "Strategies side by side, medians over repeats. Peak: memory of the rank that uses most; "
+    "Strategies side by side, {over}. Peak: memory of the rank that uses most; "
     "weights and optimizer state are what it holds throughout a step. Sent: by one rank in a "
     "step, if ranks form a ring"
 )
 NETWORKS = (
-    "Networks side by side, medians over repeats. Exposed: the part of communication that a step "
+    "Networks side by side, {over}. Exposed: the part of communication that a step "
     "waits for. Sent: by one rank in a step. Epochs: the first whose mean training loss is below "
     "0.04, or the lowest mean of those that were trained"
 )
@@ -130,6 +130,7 @@ def _table(
     caption: str, runs: Sequence[Run], results: StudyResults, cells: Cells, *, label: str
 ) -> Table:
     rows = configurations.table_rows(runs, results.records, results.summary, cells)
+    caption = caption.format(over=over_repeats(results.summary["repeats"]))
     table = Table.of_rows(caption, rows, common=distinct_labels(runs)[1], label=label)
     return replace(table, frame=table.frame.fillna("-"))
 
