@@ -192,10 +192,6 @@ def _visible(name: str, devices: dict[str, Gpu], slices: dict[str, Gpu]) -> Gpu 
     """The GPU of one entry of CUDA_VISIBLE_DEVICES, a number or the beginning of a UUID."""
     if name.isdecimal():
         return dict(enumerate(devices.values())).get(int(name))
-    # Before driver 470 a slice was named by its GPU: MIG-GPU-<uuid>/<instance>/<instance>.
-    old = name.removeprefix("MIG-").partition("/")[0] if name.startswith("MIG-GPU-") else None
-    if old in devices:
-        return Gpu(f"{devices[old].name} MIG", devices[old].driver, None, name)
     if not name.startswith(("GPU-", "MIG-")):
         return None
     matches = [gpu for uuid, gpu in (devices | slices).items() if uuid.startswith(name)]

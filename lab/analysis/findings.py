@@ -11,7 +11,7 @@ import pandas as pd
 from lab.analysis.configurations import MOST_NAMES
 from lab.analysis.laws import CLOSE, fit_amdahl, karp_flatt
 from lab.analysis.noise import Noise
-from lab.analysis.placement import slow_ranks, steep_falls
+from lab.analysis.placement import slow_ranks
 from lab.analysis.scaling import FEWEST_REPEATS, best, by_emulation, farthest, gains
 from lab.analysis.scaling_curves import Row, at, curves, labelled_rows, ranks
 from lab.analysis.waterfall import SHARE, Waterfall, on_most_ranks, waterfalls
@@ -214,7 +214,7 @@ def supported(
         own = [record for record in records if record.emulation == kind]
         sentences += _speedups(part)
         sentences += _serial_fractions(part) if study.scaling == "strong" else ()
-        sentences += [*steep_falls(part, own), *slow_ranks(part, own)]
+        sentences += slow_ranks(part, own)
         sentences += [*limits(waterfalls(part, records)), *_best_batch(part)]
     return [*_emulations(records), *sentences]
 

@@ -29,14 +29,15 @@ from lab.analysis.layout_columns import (
     meanings,
     stage,
 )
-from lab.analysis.layout_defaults import (
+from lab.analysis.layout_page import (
     UNNAMED,
     UNSAID_PRECISION,
     UNSAID_STAGES,
     USUAL_GPUS,
+    Page,
+    page_of,
     table_defaults,
 )
-from lab.analysis.layout_page import Page, page_of
 from lab.analysis.layout_row import LACKING, UNTIMED, LayoutRow, layout_row
 from lab.analysis.layout_values import completed, enter_gpus, flop_rate, with_defaults
 from lab.analysis.layout_words import (

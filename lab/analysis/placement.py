@@ -1,8 +1,8 @@
-"""What scaling owes to the places of its ranks: slow ranks and hosts, and one steep fall."""
+"""Slow ranks and hosts, for which all others wait."""
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterator, Sequence
 from statistics import median
 from typing import NamedTuple
 
@@ -10,13 +10,12 @@ import numpy as np
 import pandas as pd
 
 from lab.analysis.scaling import FEWEST_REPEATS
-from lab.analysis.scaling_curves import EXPOSED_TIME, Row, at, rows_by_curve
+from lab.analysis.scaling_curves import rows_by_curve
 from lab.analysis.waterfall import SHARE
-from lab.formatting import capitalized, count, listed, rounded
+from lab.formatting import count, listed, rounded
 from lab.records.store import Record
 from lab.records.table import by_run
 
-FEWEST_SIZES = 4  # of a curve, to tell one steep fall from a gradual one
 MOST_NAMES = 8  # of ranks or hosts in a sentence
 
 
@@ -76,49 +75,3 @@ def _shared(repeats: Sequence[Slow]) -> str:
         noun = "rank" if len(always) == 1 else "ranks"
         return f"{noun} {listed([*map(str, always)], MOST_NAMES)}"
     return ""
-
-
-def steep_falls(summary: pd.DataFrame, records: Sequence[Record]) -> Iterator[str]:
-    """Where each curve loses most of its efficiency in one place, such as beyond a host.
-
-    The fall is a ratio of efficiencies: under Amdahl's law and with a ring of equal links it is
-    spread over all sizes.
-    """
-    hosts = {run_id: _hosts(own) for run_id, own in by_run(records).items()}
-    for rows in rows_by_curve(summary):
-        if text := _steep_fall(rows, hosts):
-            yield text
-
-
-def _steep_fall(rows: Sequence[Row], hosts: Mapping[str, int]) -> str:
-    points = [row for row in rows if row["efficiency"] > 0]
-    if len(points) < FEWEST_SIZES or min(row["repeats"] for row in points) < FEWEST_REPEATS:
-        return ""
-    falls = -np.diff(np.log([row["efficiency"] for row in points]))
-    growth = np.diff(np.log([row["world_size"] for row in points]))
-    most = int(np.argmax(falls))
-    before, after = points[most : most + 2]
-    steep = falls[most] > falls.clip(0).sum() / 2 and growth[most] <= growth.sum() / 2
-    # The baseline has no interval.
-    low = np.nan_to_num(before["efficiency_low"], nan=before["efficiency"])
-    if not (steep and falls[most] > SHARE and after["efficiency_high"] < low):
-        return ""
-    several = 1 < hosts.get(after["run_id"], 0) != hosts.get(before["run_id"], 0)
-
-    def end(row: Row) -> str:
-        on = f" on {count(hosts[row['run_id']], 'host')}" * several
-        return f"{row.ranks}{on} ({row.text('efficiency')})"
-
-    grew = bool(before[f"{EXPOSED_TIME}_high"] < after[f"{EXPOSED_TIME}_low"])
-    cause = f"{before.text(EXPOSED_TIME)} to {after.text(EXPOSED_TIME)}"
-    return (
-        f"{capitalized(at(before.label))}, efficiency falls the most from {end(before)} to "
-        f"{end(after)}" + f"; exposed communication grows from {cause}" * grew + "."
-    )
-
-
-def _hosts(records: Sequence[Record]) -> int:
-    """The number of hosts of a configuration; 0 if it is unknown or differs between repeats."""
-    done = (record.environment for record in records if record.completed)
-    counts = {len(set(place.hosts)) if place else 0 for place in done}
-    return counts.pop() if len(counts) == 1 else 0

@@ -149,7 +149,7 @@ def neighbours(calibration: Calibration, world_size: int) -> tuple[float, Deviat
 def _residual(
     step: ReferenceStep, alone: ReferenceStep, links: Links, conditions: Conditions
 ) -> Residual:
-    run, profile = step.run, profile_of(alone.run, alone.phases, alone.gradients)
+    run, profile = step.run, profile_of(alone.phases, alone.gradients)
     profile = replace(profile, spread=alone.spread).scaled(1 / run.passes, MICRO_BATCH)
     modelled = predict_run(run, profile, links, conditions=conditions)
     return Residual(modelled.step_s, step.median, calls_of(run, profile), profile.gradient_bytes)

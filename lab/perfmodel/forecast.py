@@ -354,7 +354,7 @@ def _measured(records: Sequence[Record]) -> Profile:
     intervals = [timing.step.interval or (0.0, 0.0) for _, timing in pairs]
     repeats = count(len(pairs), "record")
     return replace(
-        profile_of(first.run, phases, first.gradients or ()),
+        profile_of(phases, first.gradients or ()),
         spread=statistics.median(
             (timing.step.p90 - timing.step.p10) / P10_TO_P90 / timing.step.median
             for _, timing in pairs

@@ -174,36 +174,19 @@ def messages_of(profile: Profile, run: Run) -> tuple[Bucket, ...]:
     return tuple(replace(bucket, bytes=round(bucket.bytes * share)) for bucket in buckets)
 
 
-def profile_of(run: Run, phases: Mapping[str, float], gradients: Sequence[Gradient]) -> Profile:
-    """A run's profile by the s of its phases on one rank, which are those of a micro-batch."""
+def profile_of(phases: Mapping[str, float], gradients: Sequence[Gradient]) -> Profile:
+    """A run's profile by its record on one rank: s of a micro-batch's phases, and gradients."""
     backward = phases["backward"]
     return Profile(
         forward_s=phases["forward"],
         backward_s=backward,
         optimizer_s=phases["optimizer"],
-        gradients=gradients_of(gradients, run, backward_s=backward),
+        gradients=tuple(
+            Bucket(one.ready * backward, one.bytes, block=one.block) for one in gradients
+        ),
         data_s=phases["data"] + phases["h2d"],
         other_s=phases["other"],
     )
-
-
-def gradients_of(
-    gradients: Sequence[Gradient], run: Run, *, backward_s: float
-) -> tuple[Bucket, ...]:
-    """The gradients of a record on one rank, in a backward pass of `backward_s`.
-
-    Older records name no blocks. Most of a transformer's weights are in blocks of one size, so as
-    many consecutive gradients as have this size count as a block.
-    """
-    unit, named = largest_unit(run), any(one.block is not None for one in gradients)
-    buckets, block, size = [], 0, 0
-    for one in gradients:
-        number = block if unit and not named else one.block
-        buckets.append(Bucket(one.ready * backward_s, one.bytes, block=number))
-        size += one.bytes
-        if size >= unit:
-            block, size = block + 1, 0
-    return tuple(buckets)
 
 
 def calls_of(run: Run, profile: Profile) -> int:

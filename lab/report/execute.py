@@ -1,4 +1,4 @@
-"""Executing parameterized notebooks with papermill, one after the other in a few kernels."""
+"""Executing parameterized notebooks with papermill, one after the other in one kernel."""
 
 from __future__ import annotations
 
@@ -7,7 +7,6 @@ import logging
 import os
 import shutil
 import tempfile
-import threading
 import time
 import warnings
 from collections import deque
@@ -23,11 +22,10 @@ import psutil
 from lab.errors import InputError, LabError, Problem, nearest
 from lab.files import private_folder, unwritable
 
-KERNELS = 2  # at a time
 STARTUP_S = 300  # a kernel may take on a busy machine
 OUTPUT_S = 300  # the output of a cell may take longer than the cell
 CLIENT = "lab.report.client.Client"
-ENDING_S = 10  # threads may take to notice that their kernels were ended
+ENDING_S = 10  # the thread may take to notice that its kernel was ended
 # Between two notebooks: no name of the first is left, and cells are counted from 1 again.
 _RESET = "get_ipython().reset(new_session=True)"
 # Slow to import; this leaves no name.
@@ -69,25 +67,25 @@ def execute(template: Path, target: Path, parameters: Mapping[str, Any]) -> Path
 
 @contextmanager
 def executing(executions: Iterable[Execution]) -> Iterator[None]:
-    """Execute notebooks in two kernels at a time while the body of the `with` statement runs.
+    """Execute notebooks in a kernel while the body of the `with` statement runs.
 
-    After a failure, as of `execute`, or in the body, or Ctrl-C, the kernels are ended and it is
+    After a failure, as of `execute`, or in the body, or Ctrl-C, the kernel is ended and it is
     raised. In the main thread, nbclient would handle Ctrl-C itself and report it as a dead kernel.
     """
-    waiting = deque(executions)
-    if waiting:
-        _import_all()
-    pool = ThreadPoolExecutor(max_workers=KERNELS)
-    futures = [pool.submit(_execute_each, waiting) for _ in range(min(KERNELS, len(waiting)))]
+    waiting = list(executions)
+    if not waiting:
+        yield
+        return
+    _import_all()
+    pool = ThreadPoolExecutor(max_workers=1)
+    future = pool.submit(_execute_each, waiting)
     try:
         yield
-        for future in futures:
-            future.result()
+        future.result()
     except BaseException:
-        waiting.clear()
-        # Not without end: a thread may wait for what Ctrl-C interrupted, such as an import.
+        # Not without end: the thread may wait for what Ctrl-C interrupted, such as an import.
         end = time.monotonic() + ENDING_S
-        while not all(future.done() for future in futures) and time.monotonic() < end:
+        while not future.done() and time.monotonic() < end:
             _end_kernels()
             time.sleep(0.1)
         raise
@@ -96,7 +94,7 @@ def executing(executions: Iterable[Execution]) -> Iterator[None]:
 
 
 def _import_all() -> None:
-    """Import what the threads need, before there are any.
+    """Import what the thread needs, before there is one.
 
     If Ctrl-C interrupts an import of the main thread, Python may keep the module's lock, and a
     thread that imports the same module waits for it forever.
@@ -139,22 +137,11 @@ def shared_kernels() -> Iterator[None]:
             _shared = outer
 
 
-def _execute_each(waiting: deque[Execution]) -> None:
-    """Execute what waits in a kernel of this thread, which loads what they import only once."""
+def _execute_each(waiting: Iterable[Execution]) -> None:
+    """Execute what waits in one kernel, which loads what they import only once."""
     with started_kernel() if _shared is None else _shared.one() as kernel:
-        try:
-            for execution in _taken(waiting):
-                execute_in(kernel, execution)
-        except BaseException:
-            waiting.clear()
-            raise
-
-
-def _taken(waiting: deque[Execution]) -> Iterator[Execution]:
-    """What waits, one at a time, until another thread has taken the last."""
-    with suppress(IndexError):
-        while True:
-            yield waiting.popleft()
+        for execution in waiting:
+            execute_in(kernel, execution)
 
 
 def execute_in(kernel: Any, execution: Execution) -> None:
@@ -191,21 +178,20 @@ def _failure(execution: Execution, unfinished: Path, kernel: Any) -> str:
 
     template = execution.template
     try:
-        with _quiet():
-            papermill.execute_notebook(
-                str(template),
-                str(unfinished),
-                parameters={name: plain(value) for name, value in execution.parameters.items()},
-                kernel_name="python3",
-                progress_bar=False,
-                log_output=False,
-                request_save_on_cell_execute=False,
-                autosave_cell_every=0,
-                cwd=str(Path.cwd()),
-                start_timeout=STARTUP_S,
-                iopub_timeout=OUTPUT_S,
-                km=kernel,
-            )
+        papermill.execute_notebook(
+            str(template),
+            str(unfinished),
+            parameters={name: plain(value) for name, value in execution.parameters.items()},
+            kernel_name="python3",
+            progress_bar=False,
+            log_output=False,
+            request_save_on_cell_execute=False,
+            autosave_cell_every=0,
+            cwd=str(Path.cwd()),
+            start_timeout=STARTUP_S,
+            iopub_timeout=OUTPUT_S,
+            km=kernel,
+        )
     except papermill.PapermillExecutionError as error:
         return f", cell {error.exec_count}: {error.ename}: {error.evalue}"
     except DeadKernelError:
@@ -246,7 +232,7 @@ def started_kernel() -> Iterator[Any]:
 def kernel_settings() -> Iterator[Any]:
     """A client that notices every answer, and sockets in a separate folder per kernel.
 
-    So there are no open ports, and none in each other's way.
+    So there are no open ports, and none in each other's way. Until the end, remarks are muted.
     """
     from traitlets.config import Config
 
@@ -272,8 +258,7 @@ def _end_kernels() -> None:
 def _check_parameters(template: Path, parameters: Mapping[str, Any]) -> None:
     import papermill
 
-    with _quiet():
-        declared = papermill.inspect_notebook(str(template))
+    declared = papermill.inspect_notebook(str(template))
     unknown = [
         Problem(name, "unknown parameter of the notebook", nearest(name, declared))
         for name in parameters
@@ -294,29 +279,9 @@ def plain(value: Any) -> Any:
     return value.item() if hasattr(value, "item") else value
 
 
-_quiet_lock, _quiet_threads, _loud = threading.Lock(), 0, ExitStack()
-
-
 @contextmanager
 def _quiet() -> Iterator[None]:
-    """Keep remarks of papermill and its kernel off the terminal until no thread is in here."""
-    global _quiet_threads
-    with _quiet_lock:
-        if not _quiet_threads:
-            _loud.enter_context(_muted())
-        _quiet_threads += 1
-    try:
-        yield
-    finally:
-        with _quiet_lock:
-            _quiet_threads -= 1
-            if not _quiet_threads:
-                _loud.close()
-
-
-@contextmanager
-def _muted() -> Iterator[None]:
-    """Mute those remarks in all threads; errors are raised, not logged."""
+    """Keep remarks of papermill and its kernel off the terminal; errors are raised, not logged."""
     loggers = [logging.getLogger(name) for name in ("papermill", "traitlets", "blib2to3")]
     levels = [logger.level for logger in loggers]
     for logger in loggers:

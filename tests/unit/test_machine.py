@@ -105,7 +105,6 @@ H100, A100, GH200 = "NVIDIA H100 80GB HBM3", "NVIDIA A100-SXM4-40GB", "NVIDIA GH
         ("GPU-aaaa", []),  # which of the two?
         ("GPU-aaaa2222-0000,0", [A100, H100]),
         ("MIG-dddd5555-0000", [f"{A100} MIG 2g.10gb"]),
-        ("MIG-GPU-aaaa2222-0000/1/0", [f"{A100} MIG"]),
         ("none", []),
     ],
 )

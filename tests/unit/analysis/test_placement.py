@@ -1,14 +1,13 @@
-"""Slow ranks and hosts, and where a curve loses most of its efficiency."""
+"""Slow ranks and hosts."""
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from typing import Any
 
 from factories import record, repeats, run, stat
 
-from lab.analysis.laws import amdahl_speedup
-from lab.analysis.placement import slow_ranks, steep_falls
+from lab.analysis.placement import slow_ranks
 from lab.analysis.scaling import summary
 from lab.records.schema import Communication
 from lab.records.store import Record
@@ -58,37 +57,3 @@ def test_ranks_that_are_slow_by_turns_are_not_named():
     even = [[0.001, 0.0, 0.002, 0.0]] * 3
     assert not said([waiting(4, waits, ["a"] * 4, nth) for nth, waits in enumerate(even)])
     assert not said(repeats(run(4), [0.1] * 3))  # no waits were measured
-
-
-def falls(times: Mapping[int, float], *, ranks_per_host: int = 8, count: int = 3) -> list[str]:
-    records = [
-        one
-        for size, time in times.items()
-        for one in repeats(
-            run(size, 64),
-            [time * 0.99, time, time * 1.01][:count],
-            communication=(time / 2, time / 4) if size > 1 else None,
-            hosts=[f"node{rank // ranks_per_host}" for rank in range(size)],
-        )
-    ]
-    frame = summary(table(records), baseline={"world_size": 1}, scaling="strong")
-    return list(steep_falls(frame, records))
-
-
-def test_a_fall_between_hosts_is_told():
-    times = {1: 1.0, 2: 0.51, 4: 0.26, 8: 0.135, 16: 0.4, 32: 0.41}
-    (text,) = falls(times)
-    assert text.startswith(
-        "At batch 64, efficiency falls the most from 8 CPU processes on 1 host (9"
-    )
-    assert "to 16 CPU processes on 2 hosts (15.6" in text
-    assert "exposed communication grows from 33.8" in text and text.endswith("] ms.")
-    (text,) = falls(times, ranks_per_host=64)
-    assert "host" not in text
-    assert not falls(times, count=2)
-
-
-def test_a_gradual_fall_has_no_place():
-    for fraction in (0.0, 0.02, 0.1, 0.5, 1.0):
-        assert not falls({n: 1 / amdahl_speedup(n, fraction) for n in (1, 2, 4, 8, 16, 32)})
-    assert not falls({1: 1.0, 2: 0.51, 4: 0.8})  # too few sizes to tell

@@ -24,14 +24,12 @@ from lab.perfmodel.memory import (
     WORKSPACES,
     MemoryParts,
     calls_of,
-    gradients_of,
     layout_of,
     memory_of,
     messages_of,
     state_memory,
 )
 from lab.perfmodel.transformer import Transformer, named
-from lab.records.schema import Gradient
 
 
 def transformer_memory(
@@ -323,19 +321,6 @@ def test_fsdp_sends_blocks_and_the_rest(
         run(2, 16, model="resnet18", data="digits", strategy="fsdp"),
     )
     assert [(unit.ready_s, unit.bytes / 2**20) for unit in sent] == units
-
-
-def test_older_gradients_count_as_blocks_by_their_size() -> None:
-    # A block of width 8 has 12 * 64 + 13 * 8 parameters, 3488 bytes.
-    model = {"kind": "gpt", "layers": 2, "heads": 2, "width": 8, "block_size": 16}
-    small = run(1, 8, model=model, data={"kind": "synthetic", "vocab_size": 128})
-    sizes = {0.25: 3000, 0.5: 488, 0.75: 3488, 1.0: 4096}
-    older = [Gradient(ready=ready, bytes=size) for ready, size in sizes.items()]
-    buckets = gradients_of(older, small, backward_s=2.0)
-    assert [bucket.block for bucket in buckets] == [0, 0, 1, 2]
-    assert [bucket.ready_s for bucket in buckets] == [0.5, 1.0, 1.5, 2.0]
-    named = [older[0].model_copy(update={"block": 1}), *older[1:]]
-    assert [one.block for one in gradients_of(named, small, backward_s=2.0)] == [1, *[None] * 3]
 
 
 def test_layouts_of_split_models() -> None:

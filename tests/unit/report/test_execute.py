@@ -1,8 +1,7 @@
-"""Kernels: where they keep their sockets, whose paths may not be long, and their remarks."""
+"""Kernels: where they keep their sockets, whose paths may not be long."""
 
 from __future__ import annotations
 
-import logging
 import tempfile
 from collections.abc import Iterator
 from pathlib import Path
@@ -10,7 +9,7 @@ from pathlib import Path
 import pytest
 import zmq
 
-from lab.report.execute import _quiet, kernel_settings
+from lab.report.execute import kernel_settings
 
 
 @pytest.fixture
@@ -18,17 +17,6 @@ def short() -> Iterator[Path]:
     """A folder whose path is short wherever pytest keeps its own."""
     with tempfile.TemporaryDirectory(dir="/tmp", prefix="x") as folder:
         yield Path(folder)
-
-
-def test_remarks_of_kernels_are_muted_until_the_last_thread_has_ended() -> None:
-    logger, level = logging.getLogger("traitlets"), logging.getLogger("traitlets").level
-    first, second = _quiet(), _quiet()
-    first.__enter__()
-    second.__enter__()
-    first.__exit__(None, None, None)
-    assert logger.level == logging.CRITICAL
-    second.__exit__(None, None, None)
-    assert logger.level == level
 
 
 @pytest.mark.parametrize("length", [1, 120])
