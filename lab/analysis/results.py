@@ -60,9 +60,21 @@ class StudyResults:
         self.scaling = scaling or (self._study.scaling if self._study else "strong")
 
     @classmethod
-    def of(cls, source: Source) -> StudyResults:
-        """`source` itself if it already is results."""
-        return source if isinstance(source, StudyResults) else cls(source)
+    def of(
+        cls,
+        source: Source,
+        *,
+        baseline: Mapping[str, Any] | None = None,
+        scaling: Scaling | None = None,
+    ) -> StudyResults:
+        """`source` itself if it already is results, unless another baseline or scaling is named."""
+        if not isinstance(source, StudyResults):
+            return cls(source, baseline=baseline, scaling=scaling)
+        if baseline is None and scaling is None:
+            return source
+        other = cls(source.source, baseline=baseline, scaling=scaling)
+        other.records = source.records  # records do not depend on either
+        return other
 
     @property
     def has_study(self) -> bool:

@@ -17,6 +17,7 @@ from lab.analysis.results import StudyResults as StudyResults
 from lab.figures.breakdown import *  # noqa: F403
 from lab.figures.curves import *  # noqa: F403
 from lab.figures.figure import FIGURES as FIGURES
+from lab.figures.figure import alt_text as alt_text
 from lab.figures.inference import *  # noqa: F403
 from lab.figures.scaling import *  # noqa: F403
 from lab.figures.style import style as style

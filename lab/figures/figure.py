@@ -2,13 +2,15 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass
+from typing import Any
 
 import matplotlib.pyplot as plt
 from matplotlib.axes import Axes
 
 from lab.analysis.results import Source, StudyResults
+from lab.analysis.scaling_curves import Scaling
 from lab.errors import InputError, nearest
 from lab.figures.style import IDEAL, SIZE, style
 
@@ -35,12 +37,19 @@ class Figure:
     def __post_init__(self) -> None:
         self.name, self.__doc__ = self.draw.__name__, self.draw.__doc__
 
-    def __call__(self, records: Source, *, ax: Axes | None = None) -> Axes:
+    def __call__(
+        self,
+        records: Source,
+        *,
+        ax: Axes | None = None,
+        baseline: Mapping[str, Any] | None = None,
+        scaling: Scaling | None = None,
+    ) -> Axes:
         """Draw into the given axes, or into a new figure of the usual width.
 
-        For another baseline or scaling than the study's, give StudyResults made with these.
+        Speedups use the study's baseline and scaling, unless `baseline` and `scaling` name others.
         """
-        results = StudyResults.of(records)
+        results = StudyResults.of(records, baseline=baseline, scaling=scaling)
         with style():
             if ax is None:
                 size = SIZE[0], max(SIZE[1], self.height(results))
@@ -61,9 +70,8 @@ class Figure:
         drawn = (self.__doc__ or "").partition("\n\n")[0]
         return " ".join(f"{drawn} {self.see(results)}".split())
 
-    def alt_text(self, records: Source) -> str:
+    def alt_text(self, results: StudyResults) -> str:
         """What it shows, in a sentence or two with numbers, for readers who cannot see it."""
-        results = StudyResults.of(records)
         reason = self.missing(results)
         sentences = [
             f"{results.notice}." if results.notice else "",
@@ -102,6 +110,21 @@ def figure_named(name: str) -> Figure:
     if name not in FIGURES:
         raise InputError.of("figure", name, "unknown figure", nearest(name, FIGURES))
     return FIGURES[name]
+
+
+def alt_text(
+    name: str,
+    records: Source,
+    *,
+    baseline: Mapping[str, Any] | None = None,
+    scaling: Scaling | None = None,
+) -> str:
+    """What the figure of this name shows of these records, in a sentence or two with numbers.
+
+    Raises InputError, with the nearest name, if there is no such figure.
+    """
+    results = StudyResults.of(records, baseline=baseline, scaling=scaling)
+    return figure_named(name).alt_text(results)
 
 
 def listing(what: str, parts: Callable[[StudyResults], Iterable[str]]) -> Sentence:

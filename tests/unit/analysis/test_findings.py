@@ -18,7 +18,7 @@ from lab.analysis.scaling_curves import Estimate, Row
 from lab.analysis.waterfall import CAUSES, Waterfall, waterfalls
 from lab.config.emulation import Compute, Emulated, Link
 from lab.config.strategies import STRATEGIES
-from lab.figures.figure import figure_named
+from lab.figures import alt_text
 from lab.perfmodel.collectives import efficiency_with_overlap, efficiency_without_overlap
 from lab.records.schema import Communication, Environment, Event, Failure
 from lab.records.store import RECORD, Record, Store
@@ -584,7 +584,7 @@ def test_timeline_and_band_draw_what_was_measured() -> None:
         "rank 1 compute",
         "rank 1 link",
     ]
-    assert "with 1 bucket on the link" in figure_named("step_timeline").alt_text(made)
+    assert "with 1 bucket on the link" in alt_text("step_timeline", made)
     assert "cycle" not in figures.step_timeline.caption(StudyResults.of(made))
     shown = {"cycle": [0, 0, 0, 4_000_000], "timeline_step": made[-1].run.steps - 4}
     cyclic = [
@@ -594,7 +594,7 @@ def test_timeline_and_band_draw_what_was_measured() -> None:
         for item in made
     ]
     place = f"step {shown['timeline_step']}, number 4 of a cycle of 4 steps, of which 1 sends"
-    assert place in figure_named("step_timeline").alt_text(cyclic)
+    assert place in alt_text("step_timeline", cyclic)
     assert place in figures.step_timeline.caption(StudyResults.of(cyclic))
     axes = figures.overlap_band(made)
     drawn = [line for line in axes.lines if len(line.get_xdata()) == 1]

@@ -15,7 +15,6 @@ from lab.analysis import inference
 from lab.analysis.inference import GENERATION, estimate
 from lab.config.run import Run
 from lab.figures import StudyResults
-from lab.figures.figure import figure_named
 from lab.figures.inference import pareto
 from lab.records.schema import Share
 from lab.records.store import Record, write_record
@@ -98,7 +97,7 @@ def test_times_are_compared_within_a_job(tmp_path) -> None:
         inferred(inference_run("int8_dynamic"), [point(2, 1e-3, 2e-3)]),
     ]
     # The bases' median is 2 ms; int8 takes twice as long as its own.
-    text = figure_named("latency_throughput").alt_text(records)
+    text = figures.alt_text("latency_throughput", records)
     assert "fp32, 2.00 ms" in text and "int8_dynamic, 4.00 ms" in text
     own, int8 = inference.latency_rows(records)[2:]
     assert own["between tokens, p50"] == "1.00 ms" and int8["between tokens, p50"] == "2.00 ms"
@@ -156,19 +155,15 @@ def test_figures_and_their_sentences() -> None:
     ]
     assert len(figures.latency_throughput(records).get_lines()) == 2
     assert len(figures.size_perplexity(records).get_lines()) == 3
-    assert "bf16, 2.00 ms and 1000 tokens/s at batch 2" in figure_named(
-        "latency_throughput"
-    ).alt_text(records)
-    assert (
-        figure_named("size_perplexity").alt_text(records)
-        == "Perplexity against size: fp32, 2.00 MB and 50.5; bf16, 2.00 MB and 50.5."
+    assert "bf16, 2.00 ms and 1000 tokens/s at batch 2" in figures.alt_text(
+        "latency_throughput", records
     )
     assert (
-        figure_named("size_perplexity")
-        .alt_text(records[1:])
-        .startswith(
-            "Perplexity against size: fp32, 4.00 MB and 50"  # the base, although no run copied it
-        )
+        figures.alt_text("size_perplexity", records)
+        == "Perplexity against size: fp32, 2.00 MB and 50.5; bf16, 2.00 MB and 50.5."
+    )
+    assert figures.alt_text("size_perplexity", records[1:]).startswith(
+        "Perplexity against size: fp32, 4.00 MB and 50"  # the base, although no run copied it
     )
     assert [text.get_text() for text in figures.latency_throughput([]).texts] == [
         "no inference run has completed yet"

@@ -14,8 +14,6 @@ import lab
 from lab.analysis.reported import ReportedTable, records_from
 from lab.analysis.scaling import summary
 from lab.errors import InputError, LabError
-from lab.figures import StudyResults
-from lab.figures.figure import figure_named
 from lab.records.store import Record
 from lab.records.table import table
 
@@ -184,9 +182,9 @@ def test_figures_draw_a_frame_its_records_and_its_file(tmp_path: Path) -> None:
         assert axes.get_ylabel() == "speedup over 1 GPU"
         line = next(line for line in axes.get_lines() if line.get_linestyle() == "-")
         assert list(line.get_ydata()) == pytest.approx([1, 100 / 60, 2.5])
-    assert "2.50 on 4 GPUs" in figure_named("speedup").alt_text(rows)
-    assert "no rates" in figure_named("throughput").alt_text(rows)
-    assert lab.figures.efficiency(StudyResults(rows, baseline={"world_size": 2})).get_lines()
+    assert "2.50 on 4 GPUs" in lab.figures.alt_text("speedup", rows)
+    assert "no rates" in lab.figures.alt_text("throughput", rows)
+    assert lab.figures.efficiency(rows, baseline={"world_size": 2}).get_lines()
 
 
 def test_rows_that_nothing_tells_apart_are_refused() -> None:

@@ -20,7 +20,6 @@ from lab.analysis.scaling import summary
 from lab.analysis.waterfall import Waterfall, waterfall_table, waterfalls
 from lab.config.emulation import Compute, Emulated
 from lab.config.run import Run
-from lab.figures.figure import figure_named
 from lab.perfmodel.calibration import ContentionTime
 from lab.records.schema import Communication
 from lab.records.store import Record
@@ -375,7 +374,7 @@ def test_the_figure_begins_and_ends_with_ideal_and_measured() -> None:
     assert edges[0][0] == edges[-1][0] == 0 and edges[-1][1] == pytest.approx(1.0)
     for (_, end), (start, _) in pairwise(edges[:-1]):
         assert end == pytest.approx(start)
-    text = figure_named("waterfall").alt_text(records)
+    text = lab.figures.alt_text("waterfall", records)
     assert "moving gradients 20.0 ms" in text and "the optimizer -3.00 ms" in text
 
 
@@ -383,5 +382,5 @@ def test_a_step_that_loses_nothing_names_no_loss() -> None:
     halves = {"data": 0.0, "forward": 0.02, "backward": 0.03, "optimizer": 0.0, "other": 0.0}
     whole = {name: 2 * seconds for name, seconds in halves.items()}
     records = repeats(run(1), [0.1] * 3, phases=whole) + repeats(run(2), [0.05] * 3, phases=halves)
-    text = figure_named("waterfall").alt_text(records)
+    text = lab.figures.alt_text("waterfall", records)
     assert text.endswith("from ideal 50.0 ms to 50.0 ms.")

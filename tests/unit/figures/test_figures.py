@@ -17,9 +17,9 @@ from hypothesis import strategies as st
 from lab import InputError, LabError, figures
 from lab.config.emulation import Compute, Emulated, Link
 from lab.config.study import Study, Task
-from lab.figures import StudyResults
+from lab.figures import StudyResults, alt_text
 from lab.figures.breakdown import spread
-from lab.figures.figure import figure, figure_named, no_runs
+from lab.figures.figure import figure, no_runs
 from lab.figures.style import plain_log, style, wrapped
 from lab.records.schema import Event
 from lab.records.store import Store, write_record
@@ -69,9 +69,11 @@ def test_every_figure_is_public():
     assert all(one.name == name and one.__doc__ for name, one in figures.FIGURES.items())
 
 
-def test_results_are_shared(few):
+def test_results_are_shared_and_another_baseline_makes_new_ones(few):
     results = StudyResults(few)
     assert StudyResults.of(results) is results and results.summary is results.summary
+    other = StudyResults.of(results, baseline={"world_size": 2})
+    assert other.records is results.records and other.baseline == {"world_size": 2}
     assert words(figures.speedup(results)) == words(figures.speedup(few))
     with pytest.raises(LabError, match="no study"):
         results.study  # noqa: B018
@@ -196,7 +198,7 @@ def test_exposed_communication_is_a_part_of_its_own_where_measured():
     assert drawn["exposed communication"] == pytest.approx(20)
     assert drawn["backward"] == pytest.approx(55 - 20)
     assert sum(drawn.values()) == pytest.approx(100)
-    told = figure_named("step_breakdown").alt_text(records)
+    told = alt_text("step_breakdown", records)
     assert told.endswith("backward 35.0 ms, forward 30.0 ms, exposed communication 20.0 ms.")
 
 
@@ -221,7 +223,7 @@ def test_millions_of_tokens_per_second_are_counted_in_millions():
     ticks = [tick.get_text() for tick in ax.get_yticklabels()]
     assert ticks[0] == "0" and ticks[-1].endswith("M") and not ax.yaxis.get_offset_text().get_text()
     assert any(word.endswith("4.68M/s") for word in words(ax))
-    assert "248000 on 1 GPU and 4.68M on 32 GPUs" in figure_named("throughput").alt_text(frame)
+    assert "248000 on 1 GPU and 4.68M on 32 GPUs" in alt_text("throughput", frame)
 
 
 def test_a_baseline_alone_has_no_panel_of_speedups():
@@ -267,7 +269,7 @@ def test_nothing_completed_is_said_in_words(name):
     reason = INFERENCE.get(name, "no run has completed yet")
     for none in ([], failed):
         assert words(figures.FIGURES[name](none)) == [reason]
-        assert figure_named(name).alt_text(none) == f"An empty figure: {reason}."
+        assert alt_text(name, none) == f"An empty figure: {reason}."
 
 
 @pytest.mark.parametrize("name", ["speedup", "efficiency"])
@@ -275,7 +277,7 @@ def test_no_baseline_is_said_in_words(name):
     assert words(figures.FIGURES[name]([record(run(4))])) == [
         "no run of the baseline has completed yet"
     ]
-    assert "baseline" in figure_named(name).alt_text([record(run(4))])
+    assert "baseline" in alt_text(name, [record(run(4))])
 
 
 @pytest.mark.parametrize("name", list(figures.FIGURES))
@@ -324,11 +326,9 @@ def test_a_study_brings_its_baseline_and_scaling(tmp_path):
     ax = figures.efficiency(scaled)
     assert lines(ax)["batch 16 per rank"][1] == pytest.approx([100, 80])
     assert (
-        figures.speedup(StudyResults(scaled, baseline={"world_size": 4}))
-        .get_ylabel()
-        .endswith("4 CPU processes")
+        figures.speedup(scaled, baseline={"world_size": 4}).get_ylabel().endswith("4 CPU processes")
     )
-    assert words(figures.efficiency(StudyResults(scaled, scaling="strong"))) == ["100 %"]
+    assert words(figures.efficiency(scaled, scaling="strong")) == ["100 %"]
     ax = figures.speedup(scaled)
     assert ax.get_ylabel() == "speedup over 2 CPU processes"
     assert lines(ax)["ideal"][1] == pytest.approx([1, 2])
@@ -352,7 +352,7 @@ def test_a_study_brings_its_baseline_and_scaling(tmp_path):
     ],
 )
 def test_alt_text_is_one_sentence_with_numbers(name, shared):
-    text = figure_named(name).alt_text(shared)
+    text = alt_text(name, shared)
     assert text.endswith(".")
     assert "\n" not in text
     assert "batch 128" in text
@@ -360,12 +360,12 @@ def test_alt_text_is_one_sentence_with_numbers(name, shared):
 
 
 def test_alt_text_tells_the_numbers(records):
-    assert figure_named("step_time").alt_text(records[:9]) == (
+    assert alt_text("step_time", records[:9]) == (
         "Step time by world size: batch 64, 200.0 [194.0, 208.0] ms on 1 CPU process and "
         "80.0 [77.6, 83.2] ms on 4 CPU processes."
     )
     with pytest.raises(InputError, match="speedup"):
-        figure_named("speed_up").alt_text(records)
+        alt_text("speed_up", records)
 
 
 def test_the_same_svg_each_time(few):
@@ -437,7 +437,7 @@ def test_losses_that_would_be_a_tangle_are_those_of_the_fastest_and_the_slowest(
         scaling="none",
     )
     assert len(figures.losses(results).figure.axes[1].get_lines()) == 12
-    caption, alt = figures.losses.caption(results), figure_named("losses").alt_text(results)
+    caption, alt = figures.losses.caption(results), alt_text("losses", results)
     assert "12 of 25 configurations are drawn" in caption and "  " not in caption
     assert alt.count(" on 1 CPU process") == 12
 
@@ -558,7 +558,7 @@ def test_a_traced_step_rank_by_rank():
     ]
     widths = [patch.get_width() for patch in ax.patches]
     assert sum(widths) == pytest.approx(2 * (100 + 20) + 80 + 60)  # ms
-    assert figure_named("trace_timeline").alt_text(made) == (
+    assert alt_text("trace_timeline", made) == (
         "A traced step of 100 ms. No operator runs on rank 0 for 20.0 % of it, on rank 1 "
         "for 40.0 % of it."
     )
@@ -576,8 +576,8 @@ def test_memory_over_a_step():
     ]
     assert again.get_title(loc="left") == "checkpointing"
     assert plain.get_xlim() == pytest.approx((0, 100)) and plain.get_ylabel() == "MB"
-    assert "60 MB at the peak (backward)" in figure_named("memory_timeline").alt_text(made[:1])
-    assert "trace: true" in figure_named("memory_timeline").alt_text([record(run(1))])
+    assert "60 MB at the peak (backward)" in alt_text("memory_timeline", made[:1])
+    assert "trace: true" in alt_text("memory_timeline", [record(run(1))])
 
 
 def test_losses_are_expected_to_coincide_only_if_they_do_not_depend_on_the_split():
@@ -594,6 +594,6 @@ def test_the_band_of_overlap_shows_what_more_ranks_give_alone():
     fast = record(run(2, precision="bf16"), step_time=0.06, communication=(0.02, 0.01))
     made = [record(run(1), step_time=0.1), fast]
     named = {"world_size": 1, "precision": "fp32"}
-    assert figures.overlap_band.missing(StudyResults(made, baseline=named))
+    assert figures.overlap_band.missing(StudyResults.of(made, baseline=named))
     equal = fast.model_copy(update={"run": run(2), "run_id": run(2).id})
     assert not figures.overlap_band.missing(StudyResults.of([made[0], equal]))

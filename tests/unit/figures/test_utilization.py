@@ -10,8 +10,7 @@ import matplotlib.pyplot as plt
 from factories import record, run
 
 from lab import figures
-from lab.figures import StudyResults
-from lab.figures.figure import figure_named
+from lab.figures import StudyResults, alt_text
 from lab.records.store import Record
 
 GPU_RECORDS = Path(__file__).parents[2] / "fixtures/gpu_records"
@@ -35,7 +34,7 @@ def test_mfu_rises_with_the_batch_and_wrongly_compiled_runs_are_not_drawn(
     words = {text.get_text().replace("\n", " ") for text in ax.texts}
     assert "gpt2-large: 45.7 %" in words
     plt.close("all")
-    text = figure_named("mfu_by_batch").alt_text(of_gpu)
+    text = alt_text("mfu_by_batch", of_gpu)
     assert "gpt2-small, 32.4 % at 8 and 36.4 % at 16" in text and "large, compiled" not in text
 
 

@@ -22,8 +22,7 @@ from lab.config.cluster import Cluster
 from lab.config.emulation import Compute, Emulated, Link, Way
 from lab.config.study import Study
 from lab.errors import InputError
-from lab.figures import StudyResults
-from lab.figures.figure import figure_named
+from lab.figures import StudyResults, alt_text
 from lab.launch import netem, preflight
 from lab.launch.doctor import doctor
 from lab.records.store import Record, write_record
@@ -113,7 +112,7 @@ def test_figures_and_tables_carry_the_label() -> None:
     for name, draw in figures.FIGURES.items():
         panels = draw(results).get_figure().axes  # of several the first one has the title
         assert LABEL in {panel.get_title(loc="left") for panel in panels}, name
-        assert LABEL in figure_named(name).alt_text(results)
+        assert LABEL in alt_text(name, results)
     both = figures.speedup(records(emulated=None) + emulated)
     assert not both.get_title(loc="left") and any(
         LABEL in " ".join(text.get_text().split()) for text in both.texts

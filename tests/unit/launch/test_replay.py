@@ -17,7 +17,6 @@ from lab.config.cluster import NOTICE, Cluster
 from lab.config.study import Study
 from lab.errors import InputError, LabError
 from lab.figures import StudyResults
-from lab.figures.figure import figure_named
 from lab.files import ROOT
 from lab.launch.driver import executor_for
 from lab.perfmodel.calibration import load_calibration
@@ -83,8 +82,8 @@ def test_the_slowest_rank_counts_and_everything_says_what_it_is(tmp_path: Path) 
     answer = sections.answer(results).markdown
     assert NOTICE in answer and "2\\.95 times as fast" in answer
     axes = lab.figures.speedup(replay)
-    assert axes.get_title(loc="left") == NOTICE and NOTICE in figure_named("speedup").alt_text(
-        replay
+    assert axes.get_title(loc="left") == NOTICE and NOTICE in lab.figures.alt_text(
+        "speedup", replay
     )
     assert "no phases" in lab.figures.step_breakdown(replay).texts[0].get_text()
     plt.close("all")

@@ -13,8 +13,7 @@ from executed import execute
 from factories import frozen, record, run, stat, study, write_prediction
 
 from lab.config.study import Study, Task
-from lab.figures import StudyResults
-from lab.figures.figure import figure_named
+from lab.figures import StudyResults, alt_text
 from lab.records.schema import Communication, Memory
 from lab.records.store import Store, write_record
 from lab.report import sections
@@ -121,8 +120,8 @@ def test_a_report_shows_one_text_for_one_quantity(shipped: Study, monkeypatch: A
     assert f"That step is {speedup} times as fast as that of single" in said
     assert f"{sent} MB (ddp" in said
     assert f"{exposed} ms with" in said
-    assert f"ddp, {step} ms on 2 CPU processes" in figure_named("step_time").alt_text(results)
-    assert f"ddp, {speedup} on 2 CPU processes" in figure_named("speedup").alt_text(results)
+    assert f"ddp, {step} ms on 2 CPU processes" in alt_text("step_time", results)
+    assert f"ddp, {speedup} on 2 CPU processes" in alt_text("speedup", results)
 
 
 def test_numbers_that_differ_would_be_found(shipped: Study) -> None:
@@ -153,7 +152,7 @@ def test_a_scaling_report_shows_one_text_for_one_quantity(tmp_path: Path) -> Non
     [finding, *_] = sections.findings(results).markdown.replace("\\", "").splitlines()
     assert f"{times} times" in finding and f"(efficiency {share})" in finding
     for name, text in (("step_time", step), ("speedup", times), ("efficiency", share)):
-        assert f"{text} on 2 CPU processes" in figure_named(name).alt_text(results)
+        assert f"{text} on 2 CPU processes" in alt_text(name, results)
     [waterfall] = sections.waterfall(results)
     assert waterfall.frame["measured"].tolist() == [step.removesuffix(" ms")]
     [sent] = sections.communication(results).frame.to_dict("records")
@@ -161,4 +160,4 @@ def test_a_scaling_report_shows_one_text_for_one_quantity(tmp_path: Path) -> Non
     assert sent["exposed"] == row["exposed communication"]
     assert sent["total"] == row["communication"]
     learned = sections.learning(results).frame["samples/s"].tolist()
-    assert all(rate in figure_named("throughput").alt_text(results) for rate in learned)
+    assert all(rate in alt_text("throughput", results) for rate in learned)
