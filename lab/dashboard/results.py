@@ -21,8 +21,9 @@ from lab.dashboard.form import NAMES, OF_RUN
 from lab.dashboard.panels import CANNOT_TELL, expected_step, is_unsure
 from lab.dashboard.store import Bench
 from lab.errors import LabError
+from lab.figures.breakdown import BAR
 from lab.figures.style import whiskers
-from lab.formatting import count, format_seconds, interval_of, joined, rounded
+from lab.formatting import count, format_seconds, interval_of, joined, rounded, unit_for
 from lab.perfmodel.calibration import load_calibration
 from lab.perfmodel.frozen import Score, signed
 from lab.perfmodel.simulate import (
@@ -164,13 +165,14 @@ def _figures(entries: list[Entry], marked: Entry) -> list[Part]:
     runs = StudyResults([entry.record for entry in near])
     runs.table = table(runs.records).assign(machine=[entry.cluster for entry in near])
     meant = marked.key if others else None
-    mark = partial(mark_points, meant=meant, expected=expected)
-    rates = blocks.figure("throughput", runs, mark=mark)
-    alt = f"{rates.alt} {predictions_in_words(expected)}".strip()
+    figures = [
+        blocks.figure(name, runs, mark=partial(mark, meant=meant, expected=expected))
+        for name, mark in MARKS.items()
+    ]
+    words = predictions_in_words(expected)
     return [
         blocks.Markdown.of(_note(near, ringed=others, predicted=bool(expected))),
-        dataclasses.replace(rates, alt=alt),
-        blocks.figure("step_breakdown", runs),
+        *(dataclasses.replace(figure, alt=f"{figure.alt} {words}".strip()) for figure in figures),
         blocks.figure("loss_by_step", [marked.record] if marked.record.completed else runs.records),
     ]
 
@@ -186,7 +188,7 @@ def _is_near(entry: Entry, marked: Entry) -> bool:
 def _note(near: list[Entry], *, ringed: bool, predicted: bool) -> str:
     clusters = sorted({entry.cluster for entry in near})
     elsewhere = f", and this configuration on {joined(clusters)}" if len(clusters) > 1 else ""
-    mark = "; this run is ringed" if ringed else ""
+    mark = "; this run is ringed and framed" if ringed else ""
     diamonds = "; diamonds are predictions from before the runs, with their intervals"
     return f"Runs of the same model on the same data{elsewhere}{mark}{diamonds * predicted}."
 
@@ -203,18 +205,54 @@ def predictions_in_words(expected: Mapping[Key, Score]) -> str:
 def mark_points(
     ax: Axes, lines: list[Curve], *, meant: Key | None, expected: Mapping[Key, Score]
 ) -> None:
-    """A circle around the point of the run that is meant, and diamonds for predicted rates."""
-    rows = {(row["machine"], row["run_id"]): row for _, points in lines for row in rows_of(points)}
-    look: dict[str, Any] = {"fmt": "D", "fillstyle": "none", "color": INK, "capsize": 3}
+    """A circle around the point of the run that is meant, and the predicted rates."""
+    rows = {_key(row): row for _, points in lines for row in rows_of(points)}
     for key in rows.keys() & expected.keys():
         frozen = expected[key].frozen
         batch = frozen.run.stated.global_batch_size
         interval = batch / frozen.step_s, batch / frozen.high_s, batch / frozen.low_s
         (rate,), errors = whiskers([interval])
-        ax.errorbar(frozen.run.world_size, rate, yerr=errors, label="_predicted", **look)
+        _diamond(ax, frozen.run.world_size, rate, yerr=errors)
     if meant in rows:
         place = rows[meant]["world_size"], rows[meant]["samples_per_second"]
         ax.plot(*place, "o", markersize=11, fillstyle="none", color=INK)
+
+
+def mark_bars(
+    ax: Axes, lines: list[Curve], *, meant: Key | None, expected: Mapping[Key, Score]
+) -> None:
+    """A frame around the bar of the run that is meant, and predicted ends of steps below bars."""
+    unit = unit_for([float(step) for _, points in lines for step in points["step_time"]])
+    # The line with the longest first bar is on top.
+    ordered = sorted(lines, key=lambda line: -float(line.points["step_time"].iloc[0]))
+    keys = [_key(row) for _, points in ordered for row in rows_of(points)]
+    places = dict(zip(keys, map(float, ax.get_yticks()), strict=True))
+    for key, y in places.items():
+        if key in expected:
+            frozen = expected[key].frozen
+            interval = (frozen.step_s, frozen.low_s, frozen.high_s)
+            (step,), errors = whiskers([interval], unit.factor)
+            _diamond(ax, step, y + BAR / 2, xerr=errors)
+            ax.set_xlim(right=max(ax.get_xlim()[1], 1.04 * frozen.high_s * unit.factor))
+    if meant in places:
+        y, boxes = places[meant], [patch.get_bbox() for patch in list[Any](ax.patches)]
+        width = max(box.x1 for box in boxes if box.y0 <= y <= box.y1)
+        ax.barh(y, width, height=BAR, fill=False, edgecolor=INK, linewidth=2)
+
+
+# What is added to the figures of a bench, by their names.
+MARKS = {"throughput": mark_points, "step_breakdown": mark_bars}
+
+
+def _key(row: Mapping[Any, Any]) -> Key:
+    """The key of a row of a summary that has a column `machine`."""
+    return row["machine"], row["run_id"]
+
+
+def _diamond(ax: Axes, x: float, y: float, **interval: Any) -> None:
+    """A hollow diamond for a prediction, with its interval."""
+    look: dict[str, Any] = {"fmt": "D", "fillstyle": "none", "color": INK, "capsize": 3}
+    ax.errorbar(x, y, label="_predicted", **interval, **look)
 
 
 def since_the_last(entries: list[Entry], marked: Entry) -> str:

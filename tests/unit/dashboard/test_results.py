@@ -14,7 +14,7 @@ import lab
 from lab.config.emulation import Emulated, Link
 from lab.dashboard import results
 from lab.dashboard.board import Dashboard
-from lab.dashboard.results import Key, mark_points
+from lab.dashboard.results import MARKS, Key
 from lab.figures import StudyResults
 from lab.perfmodel.frozen import Score
 from lab.perfmodel.simulate import Deviation
@@ -143,15 +143,24 @@ def expectation(record: Record, *, step_s: float) -> dict[Key, Score]:
     }
 
 
-def test_a_ring_marks_the_run_that_is_meant() -> None:
+def test_frame_and_ring_mark_the_run_that_is_meant() -> None:
     times = {1: 0.3, 2: 0.2, 4: 0.15}
     records = [
         factories.record(factories.run(size), step_time=seconds) for size, seconds in times.items()
     ]
-    runs = on_two_clusters(records)
-    ax = lab.figures.throughput(runs, ax=Figure(layout="constrained").subplots())
-    mark_points(ax, runs.curves, meant=("slow", records[1].run_id), expected={})
-    assert [*ax.lines[-1].get_xdata(), *ax.lines[-1].get_ydata()] == pytest.approx([2, 320.0])
+    meant = records[1]
+    for name, mark in MARKS.items():
+        runs = on_two_clusters(records)
+        ax = getattr(lab.figures, name)(runs, ax=Figure(layout="constrained").subplots())
+        mark(ax, runs.curves, meant=("slow", meant.run_id), expected={})
+        if name == "step_breakdown":
+            assert (
+                ax.patches[-1].get_width() == pytest.approx(200.0) and not ax.patches[-1].get_fill()
+            )
+        else:
+            assert [*ax.lines[-1].get_xdata(), *ax.lines[-1].get_ydata()] == pytest.approx(
+                [2, 320.0]
+            )
 
 
 def test_predictions_lie_where_they_were_expected() -> None:
@@ -159,13 +168,16 @@ def test_predictions_lie_where_they_were_expected() -> None:
         factories.record(factories.run(size), step_time=seconds)
         for size, seconds in {1: 0.3, 2: 0.2}.items()
     ]
-    expected, runs = expectation(records[1], step_s=0.25), on_two_clusters(records)
-    ax = lab.figures.throughput(runs, ax=Figure(layout="constrained").subplots())
-    mark_points(ax, runs.curves, meant=None, expected=expected)
-    (diamond,) = (line for line in ax.lines if line.get_marker() == "D")
-    assert diamond.get_xdata()[0] == 2
-    assert diamond.get_ydata()[0] == pytest.approx(64 / 0.25)
-    assert ax.get_xlim()[1] > 2
+    expected = expectation(records[1], step_s=0.25)
+    places = {"throughput": (2, 64 / 0.25), "step_breakdown": (250.0, None)}
+    for name, (x, y) in places.items():
+        runs = on_two_clusters(records)
+        ax = getattr(lab.figures, name)(runs, ax=Figure(layout="constrained").subplots())
+        MARKS[name](ax, runs.curves, meant=None, expected=expected)
+        (diamond,) = (line for line in ax.lines if line.get_marker() == "D")
+        assert diamond.get_xdata()[0] == pytest.approx(x)
+        assert y is None or diamond.get_ydata()[0] == pytest.approx(y)
+        assert ax.get_xlim()[1] > x
     assert (
         "x2, batch 64, fp32 on slow a step of 250" in results.predictions_in_words(expected)
         and results.predictions_in_words({}) == ""
