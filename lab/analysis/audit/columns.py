@@ -103,7 +103,7 @@ NUMBERS = {
     "grad_accum": r"(grad(ient)?s?_?)?accum(ulat(ion|e))?s?(_(steps?|iters|factor))?|gas?"
     r"|grad(ient)?s?_acc(_(steps|iters))?|((n|num)_)?micro_?batches|pp_chunks|micro_num",
     "samples": r"((n|num|total|train|training)_)*samples|dataset_size|(n|num)_examples",
-    "steps": r"((n|num|total|optimizer)_)*(steps|iterations|iters)",
+    "steps": r"((n|num|total|optimizer)_?)*(steps|iterations|iters)|n_?iter",
     "warmup": r"warm_?up(_(steps|iters|iterations|epochs))?",
     "efficiency": rf"(.*_)?(efficiency|eff)(_.*)?|{OF_IDEAL}",
     "speedup": r"(.*_)?speed_?ups?(_.*)?|(x_|times_)?faster"
@@ -194,7 +194,8 @@ TEXTS = {
     r"|commit_date|container(_(image|tag))?",
     "commit": r"(git_?)?(commit|sha|hash|rev|revision)|git",
     # Those of a core are of its hardware.
-    "threads": r"((n|nb|no|num|number|of|omp|open_?mp)_?)*threads(_(count|used|num|omp|open_?mp))?"
+    "threads": r"((n|nb|no|num|number|of|omp|open_?mp|numba)_?)*threads"
+    r"(_(count|used|num|omp|open_?mp|numba))?"
     r"(_per_(?!core)[a-z]+)?|thread_count|(n|num|number_of)_thread",
     "clock": r"(gpu_|sm_|cpu_)?(clock|freq|frequency)(_m?g?hz)?|mhz|ghz",
     "gpu": r"gpu(_?(model|name|type|card|config(uration)?))|[gn]pu|accelerator|device_name"
@@ -586,6 +587,7 @@ def _guess(name: str) -> Guess | None:
             billions = canonical == "parameters" and family == "bytes"
             # The most nodes are what a queue allows.
             allowed = canonical in {"world_size", "nodes", "per_node"} and statistic in MAXIMA
+            canonical = "steps" if canonical == "step" and statistic in MAXIMA else canonical
             named = Guess(canonical, 1e9 if billions else factor if known else None)
             return None if statistic in SPREADS or allowed else named
     return None

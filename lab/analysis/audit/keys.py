@@ -116,7 +116,8 @@ def _able_to_tell_apart(
         if column == ROW or computed or not setting or (column in used and not read):
             continue
         cells = frame[column].map(as_text).loc[tidy.index]
-        if cells.nunique() > 1 and not (numbers(cells) % 1 > 0).any():
+        # One value for each row is the number of a job, not a setting.
+        if 1 < cells.nunique() < len(cells) and not (numbers(cells) % 1 > 0).any():
             able[column] = cells.fillna("")
     return able
 

@@ -121,7 +121,8 @@ EUROPEAN = {
     "mittlere_laufzeit",
     "mean_time": "tiempo_promedio tiempo_medio tempo_medio temps_moyen",
     "duration": "duree durata duracao duracion dauer",
-    "time": "tiempo tempo_totale tempo zeit czas thoi_gian toplam_sure sure suresi",
+    "time": "tiempo tiempos tempo_totale tempo tempos zeit zeiten czas thoi_gian "
+    "toplam_sure sure suresi",
     "time_s": "tiempo_seg temps_s",
     "time_ms": "temps_ms",  # alone, these are temperatures
     "speedup": "aceleracion accelerazione aceleracao beschleunigung przyspieszenie tang_toc "

@@ -158,7 +158,7 @@ def hybrid(tidy: pd.DataFrame, given: Mapping[str, str]) -> Iterator[str]:
     if own:
         yield f"each number of {given['threads']!r} has a baseline of its own"
     else:
-        tidy["world_size"] = cores
+        tidy["world_size"], tidy["per_node"] = cores, tidy["per_node"] * threads
         product = f"{ranks!r} times {given['threads']!r}"
         yield f"{product} counts the cores, which are taken for the ranks"
 

@@ -184,6 +184,10 @@ def turned(frame: pd.DataFrame, mapped: Collection[str]) -> tuple[pd.DataFrame, 
     sideways.columns = pd.Index(names)
     sideways = sideways[[name for name in names if guess(name)]]  # no others are settings
     sideways.insert(0, ranks, sizes)
+    plain = [REMARK.sub("", size) for size in sizes]
+    if len(set(plain)) < len(plain) == len(set(sizes)):  # "4 GPU (naive)" beside "4 GPU (ours)"
+        kinds = [(REMARK.findall(size) or [""])[0] for size in sizes]
+        sideways = sideways.assign(**{ranks: plain}, strategy=kinds)
     return sideways, [f"each row is read as a quantity, and the columns as the {ranks}"]
 
 
@@ -202,6 +206,7 @@ def _whole(column: str) -> str:
     return column if ranks_of(column)[0] > 0 else ""
 
 
+REMARK = re.compile(r"\s*\(([^()]*[^\W\d][^()]*)\)\s*$")  # of words, at the end of a name
 OF_RUNS = MEASURED | {"mfu", "hfu"}
 UNIT_OF_RATE = re.compile(r"\d\s*(?:[kmgt](?=\s|i?b))?\s*((?:[a-z]+/s\w*|%|[tp]flops?)(?=\W|$))")
 RATIO_CELL = re.compile(r"\W*\d[\d.,]*\s*[x×](?!\s*\w)", re.IGNORECASE)

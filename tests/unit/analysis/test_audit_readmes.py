@@ -960,3 +960,54 @@ def test_columns_called_by_letters_hold_no_symbols() -> None:
     rows = [",".join(str(row * place % 7 + 1) for place in range(10)) for row in range(1, 9)]
     result = pasted("\n".join([",".join(letters), *rows]) + "\n")
     assert {"S", "E"}.isdisjoint(result.reading)
+
+
+@pytest.mark.parametrize(
+    "added", ["AMP", "mixed precision", "torch.compile", "MP", "a cache in memory"]
+)
+def test_what_one_program_has_beside_the_other_is_no_parallel_speedup(added: str) -> None:
+    rows = [
+        "| Single GPU | 139.9 |",
+        "| DDP (2 GPUs) | 145.5 |",
+        f"| DDP + {added} (2 GPUs) | 31 |",
+    ]
+    result = pasted(below("| Config | Step (ms) |", *rows))
+    assert not broken(result) and "differs (Single GPU against DDP + " in str(result.findings)
+    plain = pasted(below("| Config | Step (ms) |", rows[0], "| DDP (2 GPUs) | 31 |"))
+    assert broken(plain) == {"super-linear", "baseline"}
+
+
+def test_escaped_signs_of_markdown_are_those_signs() -> None:
+    table = below("| num\\_gpus | step\\_time (s) |", "| 1 | 8.0 |", "| 2 | 4.5 |")
+    assert set(pasted(table).reading) == {"num_gpus", "step_time (s)"}
+
+
+def test_columns_on_as_many_ranks_are_programs_of_their_own() -> None:
+    head = "| Metric | 1 GPU | 4 GPU (naive) | 4 GPU (ours) |"
+    rows = ["| Epoch time | 12 min | 5.1 min | 4.2 min |", "| Efficiency | 100% | 59% | 85% |"]
+    findings = pasted(below(head, *rows)).findings
+    (evidence,) = (each.evidence for each in findings if each.rule == "quoted-against-own")
+    assert evidence == (
+        "An efficiency of 85 % is quoted on 4 ranks, but the table's own numbers give 71 %."
+    )
+
+
+def test_jobs_are_no_settings_and_the_cores_of_a_node_count_for_its_ranks() -> None:
+    head = "ntasks,threads,nodes,tasks_per_node,job_id,total_time"
+    rows = [f"{n},{t},{n},1,{900 + n + t},{60 / n / t}" for t in (1, 8) for n in (1, 2, 4)]
+    rows += [f"4,8,4,1,{999},3.9"]
+    result = pasted("\n".join([head, *rows]) + "\n")
+    assert not {"parallel-consistent"} & broken(result)
+    assert "job_id" not in str(result.findings)
+
+
+def test_the_most_iterations_are_the_work_and_not_the_number_of_one() -> None:
+    rows = [f"{work},{n},{work / n**0.9}" for work in (500, 1000) for n in (1, 2, 4)]
+    result = pasted("\n".join(["MAX_ITER,procs,seconds", *rows]) + "\n")
+    assert result.reading["MAX_ITER"] == "steps" and not broken(result)
+
+
+def test_a_call_on_one_rank_is_no_communication() -> None:
+    table = "nprocs,comm_time\n1,{}\n2,0.03\n4,0.1\n8,0.12\n"
+    assert broken(pasted(table.format(0.003))) == set()
+    assert broken(pasted(table.format(0.09))) == {"communication-alone"}

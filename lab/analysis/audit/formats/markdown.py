@@ -28,6 +28,7 @@ EMPHASIS = re.compile(
     r"(?<!\d)\*\*|\*\*(?!\d)|(?<!\w)__|__(?!\w)|`|<[/]?(?:b|i|sub|sup|em|strong)>"
 )
 FORMULA = re.compile(r"\$(?=\d)((?:[\d.,\s×x*]|\\times)+)(?<=\S)\$")  # numbers, unlike $3
+ESCAPED = re.compile(r"\\([\\`*_{}\[\]()#+.!<>~-])")  # \_ is _
 LINK = re.compile(r"\[([^\]]*)\]\([^)]*\)")
 # To a footnote: [^1], or a small number after a word.
 REFERENCE = re.compile(
@@ -97,7 +98,8 @@ def without_markup(cell: str) -> str:
     """A cell of Markdown as a page shows it, without links, emphasis, footnotes and formulas."""
     words = LINK.sub(r"\1", REFERENCE.sub("", cell))
     words = FORMULA.sub(lambda numbers: numbers[1].replace(r"\times", "×"), words)
-    return html.unescape(EMPHASIS.sub("", BREAK.sub(" ", words))).strip()
+    words = EMPHASIS.sub("", BREAK.sub(" ", words))
+    return html.unescape(ESCAPED.sub(r"\1", words)).strip()
 
 
 def _sections(headings: Sequence[str]) -> list[str]:

@@ -7,7 +7,7 @@ import re
 from collections.abc import Iterator, Sequence
 from itertools import product
 
-from lab.analysis.audit.columns import is_serial, normal
+from lab.analysis.audit.columns import is_parallel, is_serial, normal, setting_of
 from lab.analysis.audit.observations import MOST_REFERENCES, Observations, UncheckedError
 from lab.analysis.audit.points import CERTAINLY_MORE, Curve, Point
 from lab.analysis.audit.rule import SEVERITIES, Fault, Severity, rule, seconds
@@ -68,15 +68,15 @@ def _beyond(point: Point, observations: Observations) -> Iterator[Fault]:
         finite = math.isfinite(point.time)
         times = f"{seconds(base.time)} against {seconds(point.time)}{_more_work(point)}"
         times = f" ({times})" if finite else ""
-        hardware = _other_hardware(point, base, observations)
+        other = _other_hardware(point, base, observations) or _other_setting(point, base)
         counted = f"Check the number of ranks first: {'; '.join(assumptions)}. "
         yield Fault(
             base.labels + point.labels,
             f"The speedup is {gain:.1f}x on {point.ranks}{times}, above the {ideal:g}x that the "
-            f"ranks can give; {hardware or _explanation(point, base)}.",
+            f"ranks can give; {other or _explanation(point, base)}.",
             f"{counted if assumptions else ''}Repeat the baseline with the same program and "
             "settings, and look for cached data, different clocks or less work per step.",
-            "note" if hardware else _severity(least > IMPOSSIBLE * ideal, point, base),
+            "note" if other else _severity(least > IMPOSSIBLE * ideal, point, base),
         )
     elif by_mean > ideal * (1 + MARGIN):
         verdict = ", so the averaging explains it" if gain <= ideal else " and does not explain it"
@@ -109,6 +109,17 @@ def _other_hardware(point: Point, base: Point, observations: Observations) -> st
             old, new = (", ".join(sorted(some)) for some in (there, here))
             return f"the {name.upper()} differs ({old} against {new})"
     return ""
+
+
+def _other_setting(point: Point, base: Point) -> str:
+    """What only one of two strategies names, such as a precision, or what one adds to the other:
+    such a ratio is no parallel speedup. "" if they name nothing of the kind."""
+    compared = f"differs ({base.strategy or 'unnamed'} against {point.strategy})"
+    before, after = (set(setting_of(one.strategy).words) for one in (base, point))
+    for kind, _ in sorted(pair for pair in before ^ after if pair[0] != "strategy"):
+        return f"the {'compilation' if kind == 'compile' else kind} {compared}"
+    added = point.strategy.split("+")[1:] if "+" not in base.strategy else []
+    return f"the program {compared}" if any(not is_parallel(normal(part)) for part in added) else ""
 
 
 def _severity(impossible: bool, point: Point, base: Point) -> Severity:
@@ -177,6 +188,7 @@ def baseline(observations: Observations) -> Iterator[Fault]:
         yield from _missing(curve, observations)
     for point, base in observations.compared:
         explained = _other_batch(point, base) or _other_hardware(point, base, observations)
+        explained = explained or _other_setting(point, base)
         if point.least_gain > IMPOSSIBLE * point.ideal and not explained:
             yield _other_program(point, base)
     for curve in observations.curves:
