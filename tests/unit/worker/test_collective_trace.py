@@ -313,6 +313,22 @@ class Group:
         return 2
 
 
+def test_ddps_broadcast_of_buffers_is_one_call_that_the_rank_waits_for() -> None:
+    broadcasts = []
+    traced = collective_trace._traced_broadcast(lambda *arguments: broadcasts.append(arguments))
+    group, buffers = Group(), [torch.zeros(25), torch.zeros(3, dtype=torch.int64)]
+    collective_trace.trace_calls(None)
+    traced(group, buffers, 250, 0)
+    recorder = stepping(Ticks())
+    traced(group, buffers, 250, 0)
+    recorder.clock.lap("forward")
+    calls = recorder.take()
+    assert broadcasts == [(group, buffers, 250, 0)] * 2
+    assert (calls.operation.tolist(), calls.bytes.tolist()) == (["broadcast"], [124])
+    assert (calls.phase.tolist(), calls.members.tolist()) == (["forward"], [2])
+    assert calls.wait_begin.tolist() == calls.launch.tolist() and calls.wait_end > calls.launch
+
+
 def functional_collectives(rank: int, folder: str, *, traced: bool) -> Any:
     """The results of DTensor's collectives on two ranks, with what was recorded of them."""
     dist.init_process_group("gloo", f"file://{folder}/{traced}", rank=rank, world_size=2)
