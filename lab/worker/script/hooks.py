@@ -295,7 +295,9 @@ class StepRecorder:
         if not has_group and self.world_size > 1:
             raise LabError(
                 f"{self.world_size} ranks took a step without a process group, so each trains "
-                "alone; call torch.distributed.init_process_group, or measure it on one rank"
+                "alone; call torch.distributed.init_process_group, give a framework that does so "
+                "the number of ranks (such as by an argument {world_size}), or measure it on one "
+                "rank"
             )
         # The module named by the script may be called only through a compiled one.
         self._finds_modules = "forward" not in self.phases
