@@ -208,22 +208,21 @@ class ScriptRank:
         kinds = set(distributed.all_gather_object(kind))
         if None in kinds or len(kinds) > 1:
             sent = None
-        whole = self.recorder.trained
+        weights = self.recorder.weights
         # Shards differ; and of ranks that were seen to communicate, it is unknown what must agree.
-        alone = sent is None and not _sharded(whole)
+        alone = sent is None and not _sharded(weights)
         columns = {"step_time", "start", *self._phases}
         assert self._use is not None
         report = RankReport(
             use=self._use,
-            # By id, as several optimizers may share parameters.
-            state=environment.state_bytes({id(one): one for one in whole}.values(), *trainers),
+            state=environment.state_bytes(weights, *trainers),
             steps={name: values for name, values in laps.items() if name in columns}
             | {"cpu_time": np.array(self.cpu_times)},
             start=start,
             sent=sent,
             passes=passes,
             calls=calls if isinstance(sent, Buckets) else None,
-            fingerprint=fingerprint(whole) if alone else None,
+            fingerprint=fingerprint(weights) if alone else None,
         )
         rank, warmup_steps = self.context.rank, self.run.warmup_steps
         return report.on_clock_of_rank_0(rank, self.clock, shift, warmup_steps=warmup_steps)
