@@ -448,11 +448,17 @@ def _advice(message: str, script: Script, context: RankContext) -> str:
             f"It is measured on {count(context.world_size, 'rank')}: let it take their number from "
             "WORLD_SIZE or an argument {world_size} instead of one of its own"
         )
-    if NO_PACKAGE in message or _lies_here(NOT_FOUND.search(message)):
+    missing = NOT_FOUND.search(message)
+    if NO_PACKAGE in message or _lies_here(missing):
         return (
             "To be found from where you are, a file within a package is measured by its module's "
             f"name: `-m {'.'.join(Path(script.command[0]).with_suffix('').parts)}` in place of its "
             "path"
+        )
+    if missing:
+        return (
+            f"A script runs in the lab's own Python, {sys.executable}: install there what it "
+            "imports, or start the lab from an environment that has both"
         )
     if READS_INPUT in message:
         return (

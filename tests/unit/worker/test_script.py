@@ -828,10 +828,10 @@ def test_a_file_within_a_package_is_told_to_be_measured_as_a_module(measured: An
     ("package", "told"),
     [
         ("shapes_of_mine", r"'shapes_of_mine'\. To be found from .* `-m scripts\.train` in place"),
-        ("nowhere_to_be_found", "'nowhere_to_be_found'$"),
+        ("nowhere_to_be_found", r"'nowhere_to_be_found'\. A script runs in the lab's own Python"),
     ],
 )
-def test_a_package_beside_the_scripts_folder_is_told_how_to_be_found(
+def test_where_a_package_that_is_missing_has_to_be_is_said(
     measured: Any, package: str, told: str
 ) -> None:
     for folder in ("scripts", "shapes_of_mine"):
