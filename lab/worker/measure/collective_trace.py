@@ -213,7 +213,9 @@ def trace_calls(recorder: CallRecorder | None) -> None:
     group._end_coalescing = _traced_end(group._end_coalescing)
     # By which DDP makes buffers, as those of batch norm, equal before a forward pass.
     module: Any = dist
-    module._broadcast_coalesced = _traced_broadcast(module._broadcast_coalesced)
+    broadcast = _traced_broadcast(module._broadcast_coalesced)
+    # Of a compiled module, the original breaks the graph too.
+    module._broadcast_coalesced = torch.compiler.disable(broadcast)
     # FSDP's calls run on separate streams, for whose events the main stream waits.
     stream: Any = torch.cuda.Stream
     stream.record_event = _traced_event(stream.record_event)
