@@ -328,7 +328,8 @@ class Run(InferenceSettings):
         model, *parts = self.label_parts
         parts = [part if len(part) <= LONGEST else f"{part[:LONGEST]}…" for part in parts]
         if len(model) > LONGEST:
-            model = f"…{model[-LONGEST:]}" if self.script else f"{model[:LONGEST]}…"
+            end = model[-LONGEST:]
+            model = f"…{end[max(end.find('/'), 0) :]}" if self.script else f"{model[:LONGEST]}…"
         return ", ".join([" ".join([model, *parts[:2]]), *parts[2:]])
 
     @property
