@@ -103,7 +103,7 @@ def answer(
     unanswered = [quiet.empty, compared and beyond_baseline(quiet).empty, scores and not judged]
     if noise.loud and any(unanswered):
         untimed = _untimed(Evidence(study, summary, records, scores))
-        return " ".join([NO_ANSWER, noise.sentence, *untimed, *left_out])
+        return " ".join([NO_ANSWER, noise.sentence, *untimed, *lone_ranks(records), *left_out])
     records = [record for record in records if record.run_id not in noise.loud]
     evidence = Evidence(study, quiet, records, judged)
     sentences = [sentence for maker in _makers(evidence) for sentence in maker(evidence)]

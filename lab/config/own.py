@@ -45,6 +45,7 @@ _LARGEST_FILE = 2**20
 _LAUNCHERS = {
     *("python", "python3", "torchrun", "accelerate", "fabric", "deepspeed", "composer"),
     *("mpirun", "mpiexec", "srun"),
+    *("torch.distributed.run", "torch.distributed.launch", "accelerate.commands.launch"),
 }
 
 
@@ -336,16 +337,17 @@ class Script(_Code):
     @field_validator("command")
     @classmethod
     def _begins_with_a_script(cls, command: tuple[str, ...]) -> tuple[str, ...]:
-        if command[0] == "-m":
-            if not _MODULE.fullmatch(command[1] if command[1:] else ""):
-                what = f"{' '.join(command[:2])!r} does not name a module"
-                raise InvalidValueError(what, "write -m and its name, such as scripts.train")
-        elif not command[0].endswith(".py"):
+        is_module = command[0] == "-m"
+        name = command[1] if is_module and command[1:] else Path(command[0]).name
+        if name in _LAUNCHERS:
+            advice = "leave it out: the lab itself starts the script on each rank"
+            raise InvalidValueError(f"{name!r} is not a script but starts one", advice)
+        if is_module and not _MODULE.fullmatch(name):
+            what = f"{' '.join(command[:2])!r} does not name a module"
+            raise InvalidValueError(what, "write -m and its name, such as scripts.train")
+        if not is_module and not name.endswith(".py"):
             what = f"{command[0]!r} is not a Python script"
-            advice = "begin with the script, such as train.py"
-            if Path(command[0]).name in _LAUNCHERS:
-                advice = "leave it out: the lab itself starts the script on each rank"
-            raise InvalidValueError(what, advice)
+            raise InvalidValueError(what, "begin with the script, such as train.py")
         return command
 
     @property

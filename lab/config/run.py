@@ -322,11 +322,15 @@ class Run(InferenceSettings):
     def label(self) -> str:
         """A short name: model, strategy, world size, batch, precision, unusual settings.
 
-        The lengths of training and evaluation are left out, and the end of long arguments.
+        The lengths of training and evaluation are left out, and so are the end of long arguments
+        and the outer folders of a script.
         """
-        parts = self.label_parts
+        model, *parts = self.label_parts
         parts = [part if len(part) <= LONGEST else f"{part[:LONGEST]}…" for part in parts]
-        return ", ".join([" ".join(parts[:3]), *parts[3:]])
+        if len(model) > LONGEST:
+            end = model[-LONGEST:]
+            model = f"…{end[max(end.find('/'), 0) :]}" if self.script else f"{model[:LONGEST]}…"
+        return ", ".join([" ".join([model, *parts[:2]]), *parts[2:]])
 
     @property
     def label_parts(self) -> list[str]:

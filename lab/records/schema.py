@@ -140,8 +140,8 @@ class Communication(Section):
     exposed_in: dict[str, float] = {}  # medians of the exposed part by phase of the step
     bytes: int | None = None
     bytes_moved: int | None = None
-    calls: int | float | None = None  # collectives and messages of a step on one rank
-    operations: dict[str, Operation] = {}  # the calls by what they do, of rank 0
+    calls: int | float | None = None  # collectives and messages in the timeline's step, of rank 0
+    operations: dict[str, Operation] = {}  # these calls by what they do
     buckets: list[int] | None = None  # bytes of each bucket of DDP on the link, in order
     per_rank: dict[str, list[float]] = {}  # medians by rank of total, exposed, straggler
     sync_cost: Stat | None = None  # slowest rank with synchronisation, less without; over rounds

@@ -103,13 +103,17 @@ def _communication(
     origin, steps = reports[0].start, run.steps - first_step
     buckets = [report.sent for report in reports if isinstance(report.sent, Buckets)]
     calls = [report.sent for report in reports if isinstance(report.sent, Calls)]
+    if not buckets and not calls:
+        return Communication().model_copy(update=update) if update else None
+    # One step is counted and shown, as those of a script differ when it evaluates or logs.
+    (shown, *_), bars = zip(*(report.bars for report in reports if report.bars), strict=True)
     if buckets:
         _write(_rows(buckets, origin, first_step), folder / BUCKETS)
         passes = [report.passes for report in reports if report.passes is not None]
         exposure = overlap.Exposure.from_buckets(buckets, passes)
         # PowerSGD takes several collectives per bucket, which the hook does not see.
         operation = None if run.compression == "powersgd" else "all_reduce"
-        update |= overlap.counted(buckets[0], None, steps=steps, operation=operation)
+        update |= overlap.counted(buckets[0], None, step=shown, operation=operation)
         beside = [report.calls for report in reports if report.calls is not None]
         if any(len(one.step) for one in beside):
             _write(_rows(beside, origin, first_step), folder / CALLS)
@@ -117,22 +121,19 @@ def _communication(
             # DDP itself may call without waiting, as for the ranks that joined early.
             if not np.isnan(both.exposed).any():
                 exposure = both
-                update |= overlap.counted(buckets[0], beside[0], steps=steps)
-    elif calls:
+                update |= overlap.counted(buckets[0], beside[0], step=shown)
+    else:
         _write(_rows(calls, origin, first_step), folder / CALLS)
         exposure = overlap.Exposure.from_calls(calls, steps=steps)
-        update |= overlap.counted(None, calls[0], steps=steps, cycle=cycle)
+        update |= overlap.counted(None, calls[0], step=shown, cycle=cycle)
         if cycle > 1:
             sent = overlap.bytes_by_step(calls[0], steps=steps)
             update["cycle"] = sent[-cycle:].astype(int).tolist()
-    else:
-        return Communication().model_copy(update=update) if update else None
     for rank, report in enumerate(reports):
         report.steps["start"] += report.start - origin
         report.steps.update(exposure.columns(rank))
     step_time = np.stack([report.steps["step_time"] for report in reports])
-    shown, bars = zip(*(report.bars for report in reports if report.bars), strict=True)
-    update |= {"timeline_step": first_step + shown[0] + 1, "timeline": overlap.timeline(bars)}
+    update |= {"timeline_step": first_step + shown + 1, "timeline": overlap.timeline(bars)}
     summary = overlap.summary(exposure, step_time, warmup_steps=run.warmup_steps, cycle=cycle)
     return summary.model_copy(update=update)
 

@@ -211,6 +211,11 @@ def trace_calls(recorder: CallRecorder | None) -> None:
     work.wait = _traced_wait(work.wait, id)
     # NCCL combines messages in both directions, and they are waited for together.
     group._end_coalescing = _traced_end(group._end_coalescing)
+    # By which DDP makes buffers, as those of batch norm, equal before a forward pass.
+    module: Any = dist
+    broadcast = _traced_broadcast(module._broadcast_coalesced)
+    # Of a compiled module, the original breaks the graph too.
+    module._broadcast_coalesced = torch.compiler.disable(broadcast)
     # FSDP's calls run on separate streams, for whose events the main stream waits.
     stream: Any = torch.cuda.Stream
     stream.record_event = _traced_event(stream.record_event)
@@ -275,6 +280,18 @@ def _traced_end(method: Callable[..., Any]) -> Callable[..., Any]:
         return work
 
     return end_coalescing
+
+
+def _traced_broadcast(function: Callable[..., None]) -> Callable[..., None]:
+    @wraps(function)
+    def broadcast(group: Any, tensors: Sequence[torch.Tensor], *arguments: Any) -> None:
+        if (recorder := _recorder) is None:
+            function(group, tensors, *arguments)
+            return
+        with recorder.blocked("broadcast", _bytes(tensors), members=group.size()):
+            function(group, tensors, *arguments)
+
+    return broadcast
 
 
 def _traced_event(method: Callable[..., Any]) -> Callable[..., Any]:

@@ -228,31 +228,31 @@ def counted(
     buckets: Buckets | None,
     calls: Calls | None,
     *,
-    steps: int,
+    step: int,
     cycle: int = 1,
     operation: str | None = "all_reduce",
 ) -> dict[str, object]:
-    """Fields of Communication that count the last step's buckets and the calls beside them.
+    """Fields of Communication that count the buckets of a step and the calls beside them.
 
-    Calls are means over the last `cycle` of all steps. `operation` is a bucket's; with None, for
-    several each, only buckets are counted.
+    Calls are means over `cycle` steps, of which `step` is the last. `operation` is a bucket's; with
+    None, for several each, only buckets are counted.
     """
-    # The last step, as DDP rebuilds its buckets after the first.
-    sizes: list[int] = buckets.of(steps - 1).bytes.tolist() if buckets else []
+    sizes: list[int] = buckets.of(step).bytes.tolist() if buckets else []
     fields: dict[str, object] = {"buckets": sizes} if buckets else {}
     if operation is None:
         return fields
     pairs = [(operation, size) for size in sizes]
     if calls is not None:
-        last = calls.where(calls.step >= steps - cycle)
-        pairs += zip(last.operation.tolist(), last.bytes.tolist(), strict=True)
+        end = max(step + 1, cycle)
+        own = calls.where((calls.step >= end - cycle) & (calls.step < end))
+        pairs += zip(own.operation.tolist(), own.bytes.tolist(), strict=True)
 
     def mean(count: int) -> int | float:
         return count / cycle if count % cycle else count // cycle
 
     operations = {
-        name: Operation(calls=mean(len(own)), bytes=round(sum(own) / cycle))
-        for name, own in grouped(pairs).items()
+        name: Operation(calls=mean(len(sent)), bytes=round(sum(sent) / cycle))
+        for name, sent in grouped(pairs).items()
     }
     return fields | {"calls": mean(len(pairs)), "operations": operations}
 

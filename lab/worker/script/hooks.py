@@ -150,16 +150,17 @@ class StepRecorder:
             self._hook(model)
 
     @property
-    def trained(self) -> list[torch.Tensor]:
-        """The parameters that the script trains: those that its optimizers update.
+    def weights(self) -> list[torch.Tensor]:
+        """The parameters of what the script trains: updated ones, and frozen ones beside them.
 
-        If these are copies, or there is no optimizer of torch's, those of the modules it calls.
+        If its optimizers update copies, or none is torch's, only those of the modules it calls.
         """
-        updated = [one for trainer in self.optimizers.values() for one in parameters_of(trainer)]
-        own: list[torch.Tensor] = []
-        for module in self.called:
-            own += module.parameters()
-        return updated if set(map(id, updated)) & set(map(id, own)) else own or updated
+        trainers = self.optimizers.values()
+        # By id, as several optimizers or modules may share parameters.
+        updated = {id(one): one for trainer in trainers for one in parameters_of(trainer)}
+        own = {id(one): one for module in self.called for one in module.parameters()}
+        whole = updated | own if updated.keys() & own.keys() else own or updated
+        return list(whole.values())
 
     # Called by torch's hooks.
 
@@ -295,14 +296,16 @@ class StepRecorder:
         if not has_group and self.world_size > 1:
             raise LabError(
                 f"{self.world_size} ranks took a step without a process group, so each trains "
-                "alone; call torch.distributed.init_process_group, or measure it on one rank"
+                "alone; call torch.distributed.init_process_group, give a framework that does so "
+                "the number of ranks (such as by an argument {world_size}), or measure it on one "
+                "rank"
             )
         # The module named by the script may be called only through a compiled one.
         self._finds_modules = "forward" not in self.phases
         if self._finds_modules:
             self._hook_trained_by(*self.optimizers.values())
         if has_group:
-            self.backend = _backend_of(self.trained)
+            self.backend = _backend_of(self.weights)
 
     def _hook_trained_by(self, *trainers: torch.optim.Optimizer) -> None:
         modules = outermost([one for trainer in trainers for one in parameters_of(trainer)])
@@ -321,7 +324,7 @@ class StepRecorder:
         uncalled = [module for module in self._deepest if module not in self.called]
         if self._level > DEEPEST or not uncalled:
             return
-        trained = set(map(id, self.trained))
+        trained = set(map(id, self.weights))
         parts = [part for module in uncalled for part in module.children()]
         self._deepest = [p for p in parts if any(id(one) in trained for one in p.parameters())]
         for part in self._deepest:

@@ -208,22 +208,21 @@ class ScriptRank:
         kinds = set(distributed.all_gather_object(kind))
         if None in kinds or len(kinds) > 1:
             sent = None
-        whole = self.recorder.trained
+        weights = self.recorder.weights
         # Shards differ; and of ranks that were seen to communicate, it is unknown what must agree.
-        alone = sent is None and not _sharded(whole)
+        alone = sent is None and not _sharded(weights)
         columns = {"step_time", "start", *self._phases}
         assert self._use is not None
         report = RankReport(
             use=self._use,
-            # By id, as several optimizers may share parameters.
-            state=environment.state_bytes({id(one): one for one in whole}.values(), *trainers),
+            state=environment.state_bytes(weights, *trainers),
             steps={name: values for name, values in laps.items() if name in columns}
             | {"cpu_time": np.array(self.cpu_times)},
             start=start,
             sent=sent,
             passes=passes,
             calls=calls if isinstance(sent, Buckets) else None,
-            fingerprint=fingerprint(whole) if alone else None,
+            fingerprint=fingerprint(weights) if alone else None,
         )
         rank, warmup_steps = self.context.rank, self.run.warmup_steps
         return report.on_clock_of_rank_0(rank, self.clock, shift, warmup_steps=warmup_steps)
@@ -449,11 +448,17 @@ def _advice(message: str, script: Script, context: RankContext) -> str:
             f"It is measured on {count(context.world_size, 'rank')}: let it take their number from "
             "WORLD_SIZE or an argument {world_size} instead of one of its own"
         )
-    if NO_PACKAGE in message or _lies_here(NOT_FOUND.search(message)):
+    missing = NOT_FOUND.search(message)
+    if NO_PACKAGE in message or _lies_here(missing):
         return (
             "To be found from where you are, a file within a package is measured by its module's "
             f"name: `-m {'.'.join(Path(script.command[0]).with_suffix('').parts)}` in place of its "
             "path"
+        )
+    if missing:
+        return (
+            f"A script runs in the lab's own Python, {sys.executable}: install there what it "
+            "imports, or start the lab from an environment that has both"
         )
     if READS_INPUT in message:
         return (

@@ -268,6 +268,9 @@ def test_the_answer_tells_that_ranks_may_train_alone(tmp_path):
     )
     synchronised = [one.model_copy(update={"script": seen}) for one in records]
     assert alone not in answered(tmp_path / "ddp", synchronised, scaling="weak")
+    loud = [one for each in ranks for one in repeats(each, [0.1] * 3, foreign_cpu=0.9)]
+    text = answered(tmp_path / "loud", loud, scaling="weak")
+    assert text.startswith("There is no answer yet. Too noisy") and alone in text
 
 
 def test_a_precision_alone_is_compared_with_nothing(tmp_path):

@@ -137,6 +137,13 @@ def test_labels_of_scripts_leave_out_the_end_of_many_arguments() -> None:
     assert [*labels.values()] == ["x1", "x2"] and "--option-29" in common
 
 
+def test_the_label_of_a_script_in_a_deep_folder_keeps_its_name() -> None:
+    place = f"/{'folder/' * 20}train.py"
+    run = Run.model_validate({"model": {"kind": "script", "command": [place, "--epochs", "3"]}})
+    assert run.label.startswith("…/folder/") and "/train.py script x1, --epochs 3" in run.label
+    assert len(run.label) < 100
+
+
 def test_tf32_needs_a_gpu() -> None:
     assert Run.model_validate(BASE | {"precision": "tf32"}).device_needed == "cuda"
     assert Run.model_validate(BASE).device_needed == "any"

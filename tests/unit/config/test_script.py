@@ -145,6 +145,7 @@ def test_a_label_has_the_values_that_the_script_is_given(folder: Path) -> None:
         ("train2.py", {}, "no script 'train2.py'; did you mean 'train.py'"),
         ("torchrun train.py", {}, "leave it out: the lab itself starts the script"),
         ("/usr/bin/mpirun -n 2 train.py", {}, "leave it out: the lab itself starts the script"),
+        ("-m torch.distributed.run train.py", {}, "is not a script but starts one; leave it out"),
         ("-m", {}, "'-m' does not name a module; write -m and its name, such as scripts.train"),
         ("-m package/train.py", {}, "'-m package/train.py' does not name a module"),
         ("-m trein", {}, "no script 'trein.py'; did you mean 'train.py'"),

@@ -216,7 +216,7 @@ def test_a_step_without_calls_waits_for_nothing() -> None:
     assert exposure.total.tolist() == [[0.0, 5.0]] and exposure.exposed.tolist() == [[0.0, 5.0]]
 
 
-def test_operations_are_counted_on_the_last_step() -> None:
+def test_operations_are_counted_on_one_step() -> None:
     counts = counted(
         None,
         calls(
@@ -224,8 +224,9 @@ def test_operations_are_counted_on_the_last_step() -> None:
             (1, "send", 2, 2, 3, 3),
             (1, "receive", 4, 4, 5, 5),
             (1, "send", 6, 6, 7, 7),
+            (2, "all_gather", 8, 8, 9, 9),  # as of an evaluation
         ),
-        steps=2,
+        step=1,
     )
     assert counts == {
         "calls": 3,
@@ -238,12 +239,12 @@ def test_operations_are_counted_on_the_last_step() -> None:
 
 def test_of_a_strategy_that_sends_nothing_nothing_is_counted() -> None:
     none = calls((0, "all_reduce", 0, 0, 1, 1)).of(1)
-    assert counted(None, none, steps=2) == {"calls": 0, "operations": {}}
+    assert counted(None, none, step=1) == {"calls": 0, "operations": {}}
 
 
 def test_operations_of_a_cycle_are_means_over_its_steps() -> None:
     every_fourth = [(step, "all_reduce", 0.0, 0.0, 1.0, 1.0) for step in (3, 7)]
-    assert counted(None, calls(*every_fourth), steps=8, cycle=4) == {
+    assert counted(None, calls(*every_fourth), step=7, cycle=4) == {
         "calls": 0.25,
         "operations": {"all_reduce": Operation(calls=0.25, bytes=25)},
     }
@@ -310,6 +311,22 @@ class Group:
 
     def size(self) -> int:
         return 2
+
+
+def test_ddps_broadcast_of_buffers_is_one_call_that_the_rank_waits_for() -> None:
+    broadcasts = []
+    traced = collective_trace._traced_broadcast(lambda *arguments: broadcasts.append(arguments))
+    group, buffers = Group(), [torch.zeros(25), torch.zeros(3, dtype=torch.int64)]
+    collective_trace.trace_calls(None)
+    traced(group, buffers, 250, 0)
+    recorder = stepping(Ticks())
+    traced(group, buffers, 250, 0)
+    recorder.clock.lap("forward")
+    calls = recorder.take()
+    assert broadcasts == [(group, buffers, 250, 0)] * 2
+    assert (calls.operation.tolist(), calls.bytes.tolist()) == (["broadcast"], [124])
+    assert (calls.phase.tolist(), calls.members.tolist()) == (["forward"], [2])
+    assert calls.wait_begin.tolist() == calls.launch.tolist() and calls.wait_end > calls.launch
 
 
 def functional_collectives(rank: int, folder: str, *, traced: bool) -> Any:

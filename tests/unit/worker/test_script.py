@@ -272,6 +272,17 @@ for _ in range(9):
     assert measurement.timing.phases["forward"].median >= 0.02
 
 
+def test_frozen_parameters_beside_trained_ones_are_weights_too(measured: Any) -> None:
+    body = """
+model[0].requires_grad_(False)
+optimizer = torch.optim.Adam(model[2].parameters())
+for _ in range(9): train(torch.randn(8, 4), model, optimizer)
+"""
+    memory = measured(body).memory
+    assert memory.parameters == 4 * (4 * 8 + 8 + 8 + 1)
+    assert memory.optimizer == 2 * 4 * (8 + 1) + 2 * 4  # of each tensor's own count of steps, too
+
+
 def test_waiting_for_other_jobs_is_no_setup(measured: Any) -> None:
     waited = age()
     measurement = measured("for _ in range(9): train(torch.ones(8, 4))", waited_s=waited)
@@ -817,10 +828,10 @@ def test_a_file_within_a_package_is_told_to_be_measured_as_a_module(measured: An
     ("package", "told"),
     [
         ("shapes_of_mine", r"'shapes_of_mine'\. To be found from .* `-m scripts\.train` in place"),
-        ("nowhere_to_be_found", "'nowhere_to_be_found'$"),
+        ("nowhere_to_be_found", r"'nowhere_to_be_found'\. A script runs in the lab's own Python"),
     ],
 )
-def test_a_package_beside_the_scripts_folder_is_told_how_to_be_found(
+def test_where_a_package_that_is_missing_has_to_be_is_said(
     measured: Any, package: str, told: str
 ) -> None:
     for folder in ("scripts", "shapes_of_mine"):
