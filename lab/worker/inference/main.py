@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 import itertools
 from collections.abc import Mapping, Sequence
 from pathlib import Path
@@ -10,7 +11,6 @@ from typing import Any, cast
 import numpy as np
 import torch
 from torch import Tensor, nn
-from torch._dynamo.exc import TorchDynamoException
 
 from lab.config.run import Run
 from lab.errors import first_line
@@ -19,17 +19,25 @@ from lab.worker import checkpoint, data
 from lab.worker.calibrate import memory_bandwidth
 from lab.worker.checkpoint import Checkpoint
 from lab.worker.context import Measurement, Progress, RankContext
-from lab.worker.data.cache import file_sha256
-from lab.worker.data.dataset import Batch, FastLoader
+from lab.worker.data.cache import file_sha256, in_cache, load_or_build
+from lab.worker.data.dataset import Batch, Dataset, FastLoader
 from lab.worker.distributed import RankJob, device_of, gather, process_group
 from lab.worker.environment import MachineWatch, environment, reset_peak
 from lab.worker.inference import quantize
 from lab.worker.inference.latency import PromptBatch, time_classification, time_generation
-from lab.worker.inference.model import load_model, trained_model, training_run
 from lab.worker.inference.quantize import Pair, UnavailableError
+from lab.worker.models import build
 from lab.worker.models.classifier import Classifier
 from lab.worker.models.gpt import GPT
 from lab.worker.optim import DTYPES, set_products
+from lab.worker.train import train
+
+# The fields of an inference run that specify how its model is trained.
+TRAINING_FIELDS = {
+    *("model", "data", "precision", "global_batch_size", "grad_accum", "seed", "eval_batches"),
+    *("steps", "warmup_steps", "lr_warmup_steps", "learning_rate", "min_learning_rate"),
+    *("weight_decay", "grad_clip"),
+}
 
 
 def infer(
@@ -76,6 +84,36 @@ def infer(
         checks={"outputs_agree": all(error <= quantize.MAX_OUTPUT_ERROR for error in errors)},
         inference=inference,
     )
+
+
+def training_run(run: Run) -> Run:
+    """The one-process training that produces the model of an inference run."""
+    fields = {name: getattr(run, name) for name in TRAINING_FIELDS}
+    return Run.model_validate(fields | {"strategy": "single", "keep_model": True})
+
+
+def trained_model(job: RankJob) -> Checkpoint:
+    """The checkpoint of the run's model, cached or trained now; raises the errors of `train`."""
+    # One process trains while the others wait for the lock; a process group would time out.
+    alone = dataclasses.replace(job.context, rank=0, world_size=1)
+    training = dataclasses.replace(job, run=training_run(job.run), context=alone)
+    # Different data, torch or kind of device give a different model.
+    digest, device = job.dataset.sha256[:16], job.device.type
+    folder = in_cache("models", f"{training.run.id}-{digest}-{torch.__version__}-{device}")
+    return load_or_build(
+        folder,
+        lambda: checkpoint.kept_model(folder),
+        lambda: train(training, folder=folder),
+        # A rank that reports nothing would be considered hung.
+        waiting=lambda: job.progress("training", 0, training.run.steps),
+    )
+
+
+def load_model(trained: Checkpoint, dataset: Dataset, *, device: torch.device) -> nn.Module:
+    """A checkpoint's model on a device, in evaluation mode; raises the errors of `build`."""
+    model = build(trained.run, dataset)
+    checkpoint.load_model(model, trained)
+    return model.to(device).eval()  # without dropout
 
 
 def _compare(job: RankJob, base: nn.Module, trained: Checkpoint) -> Inference:
@@ -155,7 +193,7 @@ def _output_errors(
             # Compiled separately: a kernel correct for whole prompts says nothing about this one.
             gpts = cast("tuple[GPT, GPT]", pair)
             errors["1 after a prompt"] = quantize.cached_error(gpts, prompts[-1].prompts)
-    except (TorchDynamoException, RuntimeError) as error:
+    except RuntimeError as error:  # or one of torch.compile's, which are derived from it
         # Compiled kernels may refuse shapes only when called: int8 products few rows, on a GPU.
         if not compiled or isinstance(error, torch.OutOfMemoryError):
             raise
