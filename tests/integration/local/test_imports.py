@@ -48,7 +48,7 @@ RUNS: dict[str, tuple[dict[str, Any], dict[str, set[str]]]] = {
         {"model": CNN, "data": "digits", "strategy": "ddp"},
         {
             "lab.worker.strategies": {"base", "ddp"},
-            "lab.worker.models": {"classifier"},
+            "lab.worker.models": {"classifier", "gpt"},  # one of them has the blocks of a GPT
             "lab.worker.data": {"cache", "dataset", "images"},
         },
     ),
