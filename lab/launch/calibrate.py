@@ -68,10 +68,13 @@ def calibrate(
     sizes, less time and no second attempt; but times that do not grow with the size always bring
     one. No study's run is timed meanwhile. `watch` is called all the time with what is being
     measured and how much of it is done (0 to 1), and ends the calibration by returning True. Raises
-    InputError for an unknown profile or world sizes that it cannot run, InterruptedCalibrationError
-    on Ctrl-C or if `watch` ends it, and LabError if a job fails.
+    InputError for an unknown or replayed profile or world sizes that it cannot run,
+    InterruptedCalibrationError on Ctrl-C or if `watch` ends it, and LabError if a job fails.
     """
     profile = usable(cluster)
+    if profile.executor == "replay":
+        what = "replays a published table: nothing can be measured on it"
+        raise InputError.of(profile.name, "executor", what, "name a profile of a machine")
     path = calibration_path(cluster)
     sizes = world_sizes or _doubling(profile.capacity)
     sizes = sorted(set(items(sizes, Integral, "world_sizes", "whole numbers, such as [1, 2]")))

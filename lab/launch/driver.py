@@ -96,10 +96,6 @@ def executor_for(cluster: Cluster, home: Path) -> Executor:
         from lab.launch.slurm.executor import SlurmExecutor
 
         return SlurmExecutor(cluster, home)
-    if cluster.executor == "replay":
-        from lab.launch.replay import ReplayExecutor
-
-        return ReplayExecutor(cluster)
     from lab.launch.local import LocalExecutor
 
     return LocalExecutor(cluster)

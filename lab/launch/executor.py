@@ -1,6 +1,6 @@
 """What the driver needs from a place where jobs run: job specification, handle, executor.
 
-`local`, `slurm` and `replay` implement `Executor`; the first two use submitit and have handles.
+`local` and `slurm` implement it with submitit.
 """
 
 from __future__ import annotations

@@ -68,7 +68,6 @@ class ForkServer:
             "arguments": dict(arguments),
             "folder": str(Path.cwd()),
             "environment": dict(environment),
-            "umask": _umask(),
         }
         self._connection.sendall(json.dumps(request).encode())
         answer = self._connection.recv(MOST_BYTES)
@@ -85,12 +84,6 @@ class ForkServer:
         self._connection.close()
         self._process.kill()
         self._process.wait()
-
-
-def _umask() -> int:
-    """This process's umask; umask(2) cannot read it without changing it for all threads."""
-    lines = Path("/proc/self/status").read_text().splitlines()
-    return int(next(line.split()[1] for line in lines if line.startswith("Umask:")), 8)
 
 
 _LOCK = threading.Lock()
@@ -174,7 +167,6 @@ def _begin(connection: socket.socket, request: dict[str, Any]) -> int:
     signal.signal(signal.SIGCHLD, signal.SIG_DFL)
     os.setsid()
     os.chdir(request["folder"])
-    os.umask(request["umask"])
     os.environ.clear()
     os.environ.update(request["environment"])
     tempfile.tempdir = None  # as the driver's TMPDIR may have changed

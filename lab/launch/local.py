@@ -98,7 +98,7 @@ class LocalHandle:
 
     def status(self) -> JobStatus:
         """The status of the job, which runs as long as its controller or one of its ranks does."""
-        return JobStatus("running" if self._is_running() else "ended")
+        return JobStatus("running" if self._roots() else "ended")
 
     def exit_reason(self) -> RankError:
         """Why the job ended, for the record that it did not write itself."""
@@ -120,42 +120,32 @@ class LocalHandle:
     @classmethod
     def terminate(cls, handles: Sequence[LocalHandle]) -> None:
         """Interrupt jobs, then kill them; return once none of their processes is left."""
-        # The controller may kill the parents of its ranks, which would end these themselves.
-        started = [process for handle in handles for process in handle._processes()]
-        for handle in handles:
-            handle._signal([handle._process.pid], signal.SIGINT)
-        deadline = time.monotonic() + INTERRUPT_S
-        for handle in handles:
-            handle._wait_or_kill(deadline)
-        machine.end_processes(started, patience_s=0.0)
+        patience_s, controllers = INTERRUPT_S, {handle._process.pid for handle in handles}
+        # All are listed first, as a controller may kill the parents of its ranks, which would end
+        # what these started; and again, as it may have started more before it was interrupted.
+        while processes := [process for handle in handles for process in handle._processes()]:
+            for process in processes:
+                if process.pid in controllers:
+                    with contextlib.suppress(psutil.Error):
+                        process.send_signal(signal.SIGINT)
+            machine.end_processes(processes, patience_s=patience_s)
+            patience_s = 0.0
 
     def _processes(self) -> list[psutil.Process]:
-        """All processes of the job, without its controller."""
-        roots = self.attempt.running_ranks()
-        if self._process.has(run=True):
-            roots.append(self._process.pid)
+        """All processes of the job that run: its controller, ranks, and what these started."""
         tree = []
-        for pid in roots:
+        for pid in self._roots():
             with contextlib.suppress(psutil.Error):
-                tree += psutil.Process(pid).children(recursive=True)
+                process = psutil.Process(pid)
+                tree += [process, *process.children(recursive=True)]
         return tree
 
-    def _wait_or_kill(self, deadline: float) -> None:
-        while self._is_running():
-            if time.monotonic() > deadline:
-                self._signal([self._process.pid, *self.attempt.running_ranks()], signal.SIGKILL)
-            time.sleep(0.05)
-
-    def _is_running(self) -> bool:
+    def _roots(self) -> list[int]:
+        """The controller and the ranks, as far as they run."""
         if self._controller is not None:
             self._controller.poll()  # so that it does not stay as a zombie
-        return self._process.has(run=True) or bool(self.attempt.running_ranks())
-
-    def _signal(self, pids: list[int], number: int) -> None:
-        for pid in pids:
-            if pid != self._process.pid or self._process.has(run=True):
-                with contextlib.suppress(psutil.Error):
-                    psutil.Process(pid).send_signal(number)
+        own = [self._process.pid] if self._process.has(run=True) else []
+        return [*own, *self.attempt.running_ranks()]
 
 
 class LocalExecutor:
