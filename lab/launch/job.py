@@ -40,8 +40,7 @@ from lab.launch.outcome import (
     rank_error,
     restore_quieter,
 )
-from lab.launch.supervisor import supervise
-from lab.launch.watchdog import Watchdog
+from lab.launch.watchdog import Watchdog, supervise
 from lab.machine import Interrupted, exit_with, interfaces, interrupt, loading
 from lab.records.schema import Allocation
 from lab.records.store import LOGS, RECORD, Record, Store, read_record, write_record

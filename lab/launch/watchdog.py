@@ -1,13 +1,18 @@
-"""Publishes a rank's progress for the driver, and ends a rank that makes none for too long.
+"""What watches a rank: threads inside of it, and its parent, to which the end of a process shows.
 
-It then says where the rank stood, and the processes that it had started, such as the workers of
-its DataLoader. A rank that has measured but does not end is ended too.
+The threads publish progress for the driver, and end a rank that makes none for too long. They then
+say where the rank stood, and the processes that it had started, such as the workers of its
+DataLoader. A rank that has measured but does not end is ended too. The parent records an end that
+the rank could not report, and ends processes that it left running, as they would disturb the next
+job.
 """
 
 from __future__ import annotations
 
 import contextlib
+import ctypes
 import faulthandler
+import mmap
 import os
 import re
 import select
@@ -19,13 +24,14 @@ import traceback
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import replace
 from pathlib import Path
+from types import FrameType
 from typing import TYPE_CHECKING
 
 import psutil
 
 from lab.errors import LabError
-from lab.launch.attempt import Attempt, RankError, RankProgress, write_progress
-from lab.launch.supervisor import note
+from lab.launch.attempt import Attempt, RankError, RankProgress, present, write_progress
+from lab.machine import LEAVE_S, end_left
 from lab.records.table import grouped
 from lab.worker.context import ENDING, RankContext
 
@@ -54,6 +60,9 @@ REMOVED_S = 10.0
 # Phases in which every rank makes progress at each step, or need not make more: the shorter
 # timeout applies.
 STEPPING = ("warm-up", "measuring", ENDING, "evaluating", "comparing", "tracing")
+FORWARDED = (signal.SIGINT, signal.SIGTERM, signal.SIGUSR1, signal.SIGUSR2, signal.SIGCONT)
+PR_SET_PDEATHSIG, PR_SET_CHILD_SUBREAPER = 1, 36  # prctl(2)
+_DOING = mmap.mmap(-1, 128)  # the rank's phase, in memory shared with its parent
 
 
 class Children:
@@ -283,3 +292,69 @@ def _device_waits() -> bool:
     with contextlib.suppress(RuntimeError):
         return module is not None and bool(module.device_is_busy())
     return False
+
+
+def note(phase: str) -> None:
+    """Tell this rank's parent what the rank is doing, at the cost of one copy in memory."""
+    _DOING[:] = phase.encode()[: len(_DOING)].ljust(len(_DOING), b"\0")
+
+
+def supervise(folder: Path) -> None:
+    """Return in a child, which is a rank of the job in `folder`; the parent ends as the child does.
+
+    Both end together, whichever is killed. Must be called before the process starts threads.
+    """
+    here, attempt = present(folder)
+    signal.pthread_sigmask(signal.SIG_BLOCK, FORWARDED)
+    # Whatever the rank starts becomes a child of this process once its own parent has ended.
+    _prctl(PR_SET_CHILD_SUBREAPER, 1)
+    parent, child = os.getpid(), os.fork()
+    if child == 0:
+        _prctl(PR_SET_CHILD_SUBREAPER, 0)
+        _prctl(PR_SET_PDEATHSIG, signal.SIGKILL)
+        signal.pthread_sigmask(signal.SIG_UNBLOCK, FORWARDED)
+        if os.getppid() != parent:
+            os._exit(1)
+        return
+
+    def forward(number: int, frame: FrameType | None) -> None:
+        os.kill(child, number)
+
+    for number in FORWARDED:
+        signal.signal(number, forward)
+    signal.pthread_sigmask(signal.SIG_UNBLOCK, FORWARDED)
+    code = _wait(child)
+    if code:
+        doing = bytes(_DOING).rstrip(b"\0").decode(errors="replace")
+        try:
+            attempt.observe_exit(here.global_rank, code, doing)
+        except OSError:
+            _end_job()
+    end_left(psutil.Process().children(recursive=True), patience_s=LEAVE_S)
+    if code < 0:
+        with contextlib.suppress(OSError):  # SIGKILL has no other handler
+            signal.signal(-code, signal.SIG_DFL)
+        os.kill(parent, -code)
+    os._exit(abs(code))
+
+
+def _prctl(option: int, value: int) -> None:
+    if sys.platform == "linux":
+        ctypes.CDLL(None).prctl(option, value)
+
+
+def _wait(child: int) -> int:
+    """The exit code of a child; others that end meanwhile do not stay as zombies."""
+    while True:
+        ended, status = os.waitpid(-1, 0)
+        if ended == child:
+            return os.waitstatus_to_exitcode(status)
+
+
+def _end_job() -> None:
+    """End all ranks, as the others would wait for one whose end cannot be told: the disk is full.
+
+    Slurm itself does so; on this machine the ranks' controller does if it is interrupted.
+    """
+    if os.environ.get("SUBMITIT_EXECUTOR") == "local":
+        os.kill(os.getppid(), signal.SIGINT)

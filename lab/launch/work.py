@@ -18,7 +18,7 @@ from typing import TYPE_CHECKING, Any
 from lab.errors import LabError
 from lab.files import OWN_MODE, read_own, write_atomically
 from lab.launch.attempt import WORK
-from lab.launch.supervisor import supervise
+from lab.launch.watchdog import supervise
 from lab.machine import exit_with
 
 if TYPE_CHECKING:

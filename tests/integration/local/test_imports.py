@@ -55,7 +55,7 @@ RUNS: dict[str, tuple[dict[str, Any], dict[str, set[str]]]] = {
 }
 # The job's own parts: it claims its folder and devices, joins an emulated network, watches
 # (its DataLoader workers too) and writes how it ended.
-LAUNCH = {"attempt", "job", "netem", "outcome", "supervisor", "watchdog"}
+LAUNCH = {"attempt", "job", "netem", "outcome", "watchdog"}
 # Packages for notebooks, reports and other models, which take a second or more to import.
 HEAVY = {"IPython", "matplotlib", "nbconvert", "rich", "scipy.stats", "torchao", "transformers"}
 HEAVY |= {"pandas", "sklearn", "torch.distributed.checkpoint"}
