@@ -23,6 +23,7 @@ from lab.formatting import count
 from lab.launch import job
 from lab.launch.attempt import read_progress
 from lab.launch.driver import Driver, OneInterrupt, executor_for, terminate
+from lab.launch.driver import handles as handles_of
 from lab.launch.executor import Handle, JobSpec
 from lab.launch.preflight import usable
 from lab.launch.status import Display, bars, clock
@@ -175,7 +176,8 @@ class _Measuring:
         try:
             driver.drive([JobSpec(folder, world_size, execute, arguments)], adopted={}, wait=wait)
         except BaseException:
-            terminate(driver.alive.values())
+            # Also one that was being submitted, and is known by its file alone.
+            terminate(handles_of([folder]).values())
             raise
         (handle,) = handles
         try:
