@@ -30,7 +30,6 @@ from lab.machine import began, is_running
 from lab.records.store import LOGS
 
 Decision = Literal["run", "skip"]
-WORK = "work.json"  # what the ranks of a job or a job array have to do
 PROGRESS = "progress.json"  # of the job of a folder
 WAITING = "waiting for other jobs"  # on the same devices
 POLL_S = 0.05

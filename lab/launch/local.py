@@ -202,6 +202,7 @@ class LocalExecutor:
             host=socket.gethostname(),
             slots=spec.slots,
             submitted_at=time.time(),
+            task=spec.task,
         )
         write_job(spec.folder, job)
         return LocalHandle(spec.folder, job, controller)

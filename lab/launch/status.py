@@ -21,13 +21,12 @@ from rich.text import Text
 
 from lab.config.run import Run
 from lab.config.study import Study, Task
-from lab.errors import InputError, LabError, items
+from lab.errors import InputError, LabError, first_line, items
 from lab.files import read_file, unwritable, write_atomically
 from lab.launch import driver
 from lab.launch.attempt import WAITING, RankError, read_progress
 from lab.launch.executor import JOB, Handle, read_job
 from lab.launch.outcome import failed
-from lab.launch.work import read_arguments
 from lab.records.store import RECORD, Record, Store, read_record, write_record
 from lab.records.table import grouped
 
@@ -107,13 +106,13 @@ def status(study: Study | str | Path, tasks: Sequence[Task] | None = None) -> li
 def _submitted_task(folder: Path) -> Task:
     """The task that a folder's last job measures, as submitted; LabError if it cannot be known."""
     job = read_job(folder)
+    run, repeat = (job and job.task) or ("", 0)
     try:
-        if job is None:
-            raise FileNotFoundError(folder / JOB)
-        run, repeat, *_ = read_arguments(*job.work(folder))
         return Task(Run.model_validate_json(run), repeat)
-    except (OSError, ValueError, InputError) as error:
-        raise LabError(f"{folder}: it is unknown what its job measures: {error}") from None
+    except ValueError as error:
+        raise LabError(
+            f"{folder}: it is unknown what its job measures: {first_line(error)}"
+        ) from None
 
 
 def _unlisted(study: Study) -> dict[Path, Handle]:
