@@ -163,16 +163,12 @@ class Attempt:
         while (start := self.start()) is None:
             if (latest := self._last_heartbeat()) != beat:
                 beat, since = latest, time.monotonic()
-            self.require_leader()
+            if ended := next((error for error in self.errors() if error.rank == 0), None):
+                raise LabError(str(ended))
             if time.monotonic() - since > patience_s:
                 raise TimeoutError(f"no heartbeat from rank 0 for {patience_s:.0f} s")
             time.sleep(POLL_S)
         return start.decision
-
-    def require_leader(self) -> None:
-        """Raise LabError if rank 0 is known to have ended."""
-        if ended := next((error for error in self.errors() if error.rank == 0), None):
-            raise LabError(str(ended))
 
     def start(self) -> Start | None:
         """What rank 0 decided; None before it did."""

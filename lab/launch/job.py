@@ -304,8 +304,7 @@ def setup_rank(context: RankContext, cluster: Cluster, attempt: Attempt) -> Rank
         os.sched_setaffinity(0, context.cores)
     if cluster.link is None:
         return context
-    meeting = attempt.path("network")
-    return netem.join(context, cluster.link, meeting, require_leader=attempt.require_leader)
+    return netem.join(context, cluster.link, attempt.path("network"))
 
 
 def settle(context: RankContext, cluster: Cluster, devices: Sequence[int]) -> RankContext:
