@@ -67,10 +67,10 @@ class RankProcess:
     pid: int
     began: float
 
-    def has(self, *, run: bool) -> bool:
-        """Whether the process belongs to this host and is running (with `run=False`, is not)."""
-        here = self.host == socket.gethostname()
-        return here and is_running(self.pid, self.began) == run
+    @property
+    def runs_here(self) -> bool:
+        """Whether the process belongs to this host and is running."""
+        return self.host == socket.gethostname() and is_running(self.pid, self.began)
 
 
 @dataclass(frozen=True)
@@ -205,13 +205,7 @@ class Attempt:
         """Process ids of the ranks running on this host."""
         paths = self.log.glob(f"{self.name}.rank*.pid")
         processes = [_read(path, RankProcess) for path in paths]
-        return [process.pid for process in processes if process and process.has(run=True)]
-
-    def lost_ranks(self, world_size: int) -> list[int]:
-        """Ranks of this host whose process is gone without having left an error."""
-        silent = sorted(set(range(world_size)) - {error.rank for error in self.errors()})
-        processes = {rank: _read(self.path(f"rank{rank}.pid"), RankProcess) for rank in silent}
-        return [rank for rank, one in processes.items() if one and one.has(run=False)]
+        return [process.pid for process in processes if process and process.runs_here]
 
     def write_error(self, error: RankError) -> None:
         """Record how a rank ended."""

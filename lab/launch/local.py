@@ -144,7 +144,7 @@ class LocalHandle:
         """The controller and the ranks, as far as they run."""
         if self._controller is not None:
             self._controller.poll()  # so that it does not stay as a zombie
-        own = [self._process.pid] if self._process.has(run=True) else []
+        own = [self._process.pid] if self._process.runs_here else []
         return [*own, *self.attempt.running_ranks()]
 
 
