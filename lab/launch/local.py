@@ -86,15 +86,9 @@ class LocalHandle:
 
     lag_s: ClassVar[float] = 0.0
 
-    def __init__(
-        self,
-        folder: Path,
-        job: LocalJob,
-        controller: subprocess.Popen[bytes] | None = None,
-    ) -> None:
+    def __init__(self, folder: Path, job: LocalJob) -> None:
         self.attempt, self.slots = Attempt(folder, job.job_id), job.slots
         self._process = RankProcess(job.host or socket.gethostname(), job.pid, job.began)
-        self._controller = controller  # None if it is adopted or a fork
 
     def status(self) -> JobStatus:
         """The status of the job, which runs as long as its controller or one of its ranks does."""
@@ -104,9 +98,7 @@ class LocalHandle:
         """Why the job ended, for the record that it did not write itself."""
         if not self.attempt.any_registered() and (line := self.attempt.last_line()):
             return RankError(0, "JobLost", f"the job ended before any rank started: {line}")
-        code = self._controller.poll() if self._controller else None
-        cause = f" (exit code {code} of its controller)" if code else ": interrupted or killed?"
-        return RankError(0, "JobLost", f"the job ended without a record{cause}")
+        return RankError(0, "JobLost", "the job ended without a record: interrupted or killed?")
 
     def allocation(self) -> None:
         """None, as there is no scheduler."""
@@ -142,8 +134,6 @@ class LocalHandle:
 
     def _roots(self) -> list[int]:
         """The controller and the ranks, as far as they run."""
-        if self._controller is not None:
-            self._controller.poll()  # so that it does not stay as a zombie
         own = [self._process.pid] if self._process.runs_here else []
         return [*own, *self.attempt.running_ranks()]
 
@@ -186,10 +176,7 @@ class LocalExecutor:
         log = spec.folder / LOGS
         command = [sys.executable, "-P", "-u", *write_work([spec], log)]
         environment = self._environment(spec, shlex.join(command))
-        controller = None
-        if (pid := self._fork(spec, log, environment)) is None:
-            controller = _start_controller(log, environment)
-            pid = controller.pid
+        pid = self._fork(spec, log, environment) or _start_controller(log, environment)
         try:
             since = began(pid)
         except psutil.Error:
@@ -205,7 +192,7 @@ class LocalExecutor:
             task=spec.task,
         )
         write_job(spec.folder, job)
-        return LocalHandle(spec.folder, job, controller)
+        return LocalHandle(spec.folder, job)
 
     def _fork(self, spec: JobSpec, log: Path, environment: dict[str, str]) -> int | None:
         """The id of a controller with torch loaded; None if the ranks must load it themselves.
@@ -250,7 +237,7 @@ class LocalExecutor:
         return os.environ.get("CUDA_VISIBLE_DEVICES", devices)
 
 
-def _start_controller(log: Path, environment: dict[str, str]) -> subprocess.Popen[bytes]:
+def _start_controller(log: Path, environment: dict[str, str]) -> int:
     with (log / LOG).open("ab") as output:
         # Out of reach of the terminal's Ctrl-C: only the driver ends jobs, as a rank interrupted
         # on its own would look like a failure.
@@ -261,4 +248,4 @@ def _start_controller(log: Path, environment: dict[str, str]) -> subprocess.Pope
             stdout=output,
             stderr=output,
             start_new_session=True,
-        )
+        ).pid
