@@ -83,13 +83,12 @@ class Start:
 
 @dataclass(frozen=True)
 class RankProgress:
-    """How far rank 0 has come; `time` is when it reported this, in s since the epoch."""
+    """How far rank 0 has come."""
 
     phase: str = "starting"
     step: int = 0
     steps: int = 1
     loss: float | None = None
-    time: float = 0.0
 
 
 def read_progress(folder: Path, *, phase: str = "starting") -> RankProgress:
@@ -190,7 +189,7 @@ class Attempt:
         """Show what the job does before a rank reports its own progress."""
         if read_progress(self.folder).phase != phase:
             with contextlib.suppress(OSError):
-                write_progress(self.folder, RankProgress(phase, time=time.time()))
+                write_progress(self.folder, RankProgress(phase))
 
     def register_rank(self, rank: int) -> None:
         """Record this rank's host and process id, to distinguish a lost rank from a silent one."""

@@ -22,7 +22,6 @@ import threading
 import time
 import traceback
 from collections.abc import Callable, Iterable, Mapping, Sequence
-from dataclasses import replace
 from pathlib import Path
 from types import FrameType
 from typing import TYPE_CHECKING
@@ -247,7 +246,7 @@ class Watchdog:
             published = self._progress
             # A full disk ends the run only when it causes a loss, not here.
             with contextlib.suppress(OSError):
-                write_progress(self._attempt.folder, replace(published, time=time.time()))
+                write_progress(self._attempt.folder, published)
 
     def _give_up(self, limit: float) -> None:
         frame = sys._current_frames().get(self._main)
