@@ -213,8 +213,6 @@ def _weights(module: nn.Module) -> Iterator[Tensor]:
             yield weight
             if bias is not None:
                 yield bias
-            if weight.qscheme() == torch.per_channel_affine:
-                yield weight.q_per_channel_scales()
         yield from part.parameters(recurse=False)
         yield from part.buffers(recurse=False)
 
