@@ -14,7 +14,7 @@ import signal
 import socket
 import tempfile
 import time
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import asdict, dataclass
 from pathlib import Path
@@ -93,10 +93,7 @@ class RankProgress:
 
 def read_progress(folder: Path, *, phase: str = "starting") -> RankProgress:
     """The progress of a folder's job, which anybody may read; in `phase` if it reported none."""
-    try:
-        return _PROGRESS.validate_json(read_file(folder / PROGRESS))
-    except (OSError, ValidationError):
-        return RankProgress(phase)
+    return _read(folder / PROGRESS, RankProgress, read=read_file) or RankProgress(phase)
 
 
 def write_progress(folder: Path, progress: RankProgress) -> None:
@@ -104,15 +101,14 @@ def write_progress(folder: Path, progress: RankProgress) -> None:
     write_atomically(folder / PROGRESS, json.dumps(asdict(progress)).encode(), durable=False)
 
 
-_PROGRESS = TypeAdapter(RankProgress)
-_READERS = {kind: TypeAdapter(kind) for kind in (RankError, RankProcess, Start)}
-T = TypeVar("T", RankError, RankProcess, Start)
+_READERS = {kind: TypeAdapter(kind) for kind in (RankError, RankProcess, RankProgress, Start)}
+T = TypeVar("T", RankError, RankProcess, RankProgress, Start)
 
 
-def _read(path: Path, kind: type[T]) -> T | None:
+def _read(path: Path, kind: type[T], *, read: Callable[[Path], bytes] = read_own) -> T | None:
     """What a rank left in a file; None if it is missing, incomplete, or owned by another user."""
     try:
-        return cast("T", _READERS[kind].validate_json(read_own(path)))
+        return cast("T", _READERS[kind].validate_json(read(path)))
     except (OSError, ValidationError, InputError):
         return None
 
