@@ -56,7 +56,8 @@ class RankError:
         return not self.time
 
     def __str__(self) -> str:
-        return self.message if self.observed else f"rank {self.rank} failed: {self.message}"
+        end = f"rank {self.rank} ended with {self.type}: {self.message}"
+        return self.message if self.observed else end
 
 
 @dataclass(frozen=True)

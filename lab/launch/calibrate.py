@@ -25,6 +25,7 @@ from lab.launch.attempt import read_progress
 from lab.launch.driver import Driver, OneInterrupt, executor_for, terminate
 from lab.launch.driver import handles as handles_of
 from lab.launch.executor import Handle, JobSpec
+from lab.launch.outcome import first_cause
 from lab.launch.preflight import usable
 from lab.launch.status import Display, bars, clock
 from lab.machine import loading
@@ -184,7 +185,10 @@ class _Measuring:
             part = Part.model_validate_json(handle.attempt.path("part.json").read_bytes())
             part = part.model_copy(update={"profile": profile})  # as it will be looked up
         except (OSError, ValidationError):
-            raise LabError(f"calibration on {ranks}: {_cause(handle)}") from None
+            attempt = handle.attempt
+            cause = first_cause(world_size, attempt, handle.exit_reason())
+            message = f"calibration on {ranks}: {cause}; the log is in {attempt.log}"
+            raise LabError(message) from None
         line = f"{ranks}: measured in {time.monotonic() - began:.0f} s"
         if part.disturbed:
             # Not at the top: pandas starts threads, with which no rank can enter an emulated link.
@@ -214,15 +218,6 @@ def _same_conditions(part: Part, profile: Cluster) -> bool:
     version = part.environment.versions.get("torch", "").split("+")[0]
     here = profile.executor != "local" or set(part.environment.hosts) == {socket.gethostname()}
     return here and part.profile == profile and version == metadata.version("torch").split("+")[0]
-
-
-def _cause(handle: Handle) -> str:
-    cause = handle.exit_reason().message
-    for error in handle.attempt.errors()[:1]:
-        cause = f"rank {error.rank} ended with {error.type}: {error.message}"
-        if error.observed:
-            cause = error.message
-    return f"{cause}; the log is in {handle.attempt.log}"
 
 
 def execute(

@@ -72,7 +72,7 @@ def failed(
     allocation: Allocation | None = None,
 ) -> Record:
     """The record of a run that did not complete; `reason` is why the scheduler ended it."""
-    first = _first_cause(task.run.processes, attempt, reason)
+    first = first_cause(task.run.processes, attempt, reason)
     return Record(
         run_id=task.run.id,
         repeat=task.repeat,
@@ -91,7 +91,8 @@ def failed(
     )
 
 
-def _first_cause(world_size: int, attempt: Attempt, reason: RankError | None) -> RankError:
+def first_cause(world_size: int, attempt: Attempt, reason: RankError | None) -> RankError:
+    """What ended a job first, from its ranks' errors and the `reason` of its scheduler."""
     errors = attempt.errors()
     if not errors:
         missing = "the job ended with neither a record nor an error"
