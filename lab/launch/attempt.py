@@ -92,9 +92,9 @@ class RankProgress:
     loss: float | None = None
 
 
-def read_progress(folder: Path, *, phase: str = "starting") -> RankProgress:
-    """The progress of a folder's job, which anybody may read; in `phase` if it reported none."""
-    return _read(folder / PROGRESS, RankProgress, read=read_file) or RankProgress(phase)
+def read_progress(folder: Path) -> RankProgress:
+    """The progress of a folder's job, which anybody may read."""
+    return _read(folder / PROGRESS, RankProgress, read=read_file) or RankProgress()
 
 
 def write_progress(folder: Path, progress: RankProgress) -> None:

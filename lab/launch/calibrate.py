@@ -165,7 +165,7 @@ class _Measuring:
         )
 
         def wait(seconds: float) -> bool:
-            progress = read_progress(folder, phase="waiting for the machine")
+            progress = read_progress(folder)
             text = f"{ranks}: {progress.phase}, {clock(time.monotonic() - began)}"
             steps = max(progress.steps, 1)
             self.display.show(bars([(Text(text), progress.step, steps)]))
