@@ -13,6 +13,7 @@ import signal
 import socket
 import subprocess
 import sys
+import threading
 import time
 from collections.abc import Sequence
 from pathlib import Path
@@ -241,11 +242,14 @@ def _start_controller(log: Path, environment: dict[str, str]) -> int:
     with (log / LOG).open("ab") as output:
         # Out of reach of the terminal's Ctrl-C: only the driver ends jobs, as a rank interrupted
         # on its own would look like a failure.
-        return subprocess.Popen(
+        process = subprocess.Popen(
             [sys.executable, "-P", "-m", "submitit.local._local", str(log)],
             env=environment,
             stdin=subprocess.DEVNULL,
             stdout=output,
             stderr=output,
             start_new_session=True,
-        ).pid
+        )
+    # It would stay as a zombie.
+    threading.Thread(target=process.wait, name="controller", daemon=True).start()
+    return process.pid
