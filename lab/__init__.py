@@ -45,7 +45,6 @@ if TYPE_CHECKING:
     from lab.launch.clean import clean as clean
     from lab.launch.doctor import doctor as doctor
     from lab.launch.fetch import fetch as fetch
-    from lab.launch.generate import generate as generate
     from lab.launch.launcher import InterruptedStudyError as InterruptedStudyError
     from lab.launch.launcher import Jobs as Jobs
     from lab.launch.launcher import detach as detach
@@ -64,6 +63,7 @@ if TYPE_CHECKING:
     from lab.records.table import table as table
     from lab.report.build import report as report
     from lab.report.build import report_table as report_table
+    from lab.worker.inference.generate import generate as generate
     from lab.worker.script.meter import instrument as instrument
 
 __version__ = "0.2.0"
@@ -96,7 +96,6 @@ _NAMES = {
     "lab.launch.clean": ("clean",),
     "lab.launch.doctor": ("doctor",),
     "lab.launch.fetch": ("fetch",),
-    "lab.launch.generate": ("generate",),
     "lab.launch.launcher": ("InterruptedStudyError", "Jobs", "detach", "launch"),
     "lab.launch.plan": ("plan",),
     "lab.launch.slurm.options": ("write_scripts",),
@@ -108,6 +107,7 @@ _NAMES = {
     "lab.records.store": ("Record", "load_records"),
     "lab.records.table": ("table",),
     "lab.report.build": ("report", "report_table"),
+    "lab.worker.inference.generate": ("generate",),
     "lab.worker.script.meter": ("instrument",),
 }
 _PUBLIC = {name: module for module, names in _NAMES.items() for name in names}

@@ -124,11 +124,6 @@ def _groups(controller: str, mounted: Path, own: Path) -> Iterator[tuple[Path, b
             yield folder, not controllers
 
 
-def swap_bytes() -> int:
-    """Swap space of the machine in bytes."""
-    return int(psutil.swap_memory().total)
-
-
 def interfaces() -> tuple[str, ...]:
     """The names of the machine's network interfaces."""
     return tuple(psutil.net_if_addrs())

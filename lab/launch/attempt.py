@@ -14,7 +14,7 @@ import signal
 import socket
 import tempfile
 import time
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import asdict, dataclass
 from pathlib import Path
@@ -30,7 +30,6 @@ from lab.machine import began, is_running
 from lab.records.store import LOGS
 
 Decision = Literal["run", "skip"]
-WORK = "work.json"  # what the ranks of a job or a job array have to do
 PROGRESS = "progress.json"  # of the job of a folder
 WAITING = "waiting for other jobs"  # on the same devices
 POLL_S = 0.05
@@ -57,7 +56,8 @@ class RankError:
         return not self.time
 
     def __str__(self) -> str:
-        return self.message if self.observed else f"rank {self.rank} failed: {self.message}"
+        end = f"rank {self.rank} ended with {self.type}: {self.message}"
+        return self.message if self.observed else end
 
 
 @dataclass(frozen=True)
@@ -68,10 +68,10 @@ class RankProcess:
     pid: int
     began: float
 
-    def has(self, *, run: bool) -> bool:
-        """Whether the process belongs to this host and is running (with `run=False`, is not)."""
-        here = self.host == socket.gethostname()
-        return here and is_running(self.pid, self.began) == run
+    @property
+    def runs_here(self) -> bool:
+        """Whether the process belongs to this host and is running."""
+        return self.host == socket.gethostname() and is_running(self.pid, self.began)
 
 
 @dataclass(frozen=True)
@@ -84,21 +84,17 @@ class Start:
 
 @dataclass(frozen=True)
 class RankProgress:
-    """How far rank 0 has come; `time` is when it reported this, in s since the epoch."""
+    """How far rank 0 has come."""
 
     phase: str = "starting"
     step: int = 0
     steps: int = 1
     loss: float | None = None
-    time: float = 0.0
 
 
-def read_progress(folder: Path, *, phase: str = "starting") -> RankProgress:
-    """The progress of a folder's job, which anybody may read; in `phase` if it reported none."""
-    try:
-        return _PROGRESS.validate_json(read_file(folder / PROGRESS))
-    except (OSError, ValidationError):
-        return RankProgress(phase)
+def read_progress(folder: Path) -> RankProgress:
+    """The progress of a folder's job, which anybody may read."""
+    return _read(folder / PROGRESS, RankProgress, read=read_file) or RankProgress()
 
 
 def write_progress(folder: Path, progress: RankProgress) -> None:
@@ -106,15 +102,14 @@ def write_progress(folder: Path, progress: RankProgress) -> None:
     write_atomically(folder / PROGRESS, json.dumps(asdict(progress)).encode(), durable=False)
 
 
-_PROGRESS = TypeAdapter(RankProgress)
-_READERS = {kind: TypeAdapter(kind) for kind in (RankError, RankProcess, Start)}
-T = TypeVar("T", RankError, RankProcess, Start)
+_READERS = {kind: TypeAdapter(kind) for kind in (RankError, RankProcess, RankProgress, Start)}
+T = TypeVar("T", RankError, RankProcess, RankProgress, Start)
 
 
-def _read(path: Path, kind: type[T]) -> T | None:
+def _read(path: Path, kind: type[T], *, read: Callable[[Path], bytes] = read_own) -> T | None:
     """What a rank left in a file; None if it is missing, incomplete, or owned by another user."""
     try:
-        return cast("T", _READERS[kind].validate_json(read_own(path)))
+        return cast("T", _READERS[kind].validate_json(read(path)))
     except (OSError, ValidationError, InputError):
         return None
 
@@ -164,16 +159,12 @@ class Attempt:
         while (start := self.start()) is None:
             if (latest := self._last_heartbeat()) != beat:
                 beat, since = latest, time.monotonic()
-            self.require_leader()
+            if ended := next((error for error in self.errors() if error.rank == 0), None):
+                raise LabError(str(ended))
             if time.monotonic() - since > patience_s:
                 raise TimeoutError(f"no heartbeat from rank 0 for {patience_s:.0f} s")
             time.sleep(POLL_S)
         return start.decision
-
-    def require_leader(self) -> None:
-        """Raise LabError if rank 0 is known to have ended."""
-        if ended := next((error for error in self.errors() if error.rank == 0), None):
-            raise LabError(str(ended))
 
     def start(self) -> Start | None:
         """What rank 0 decided; None before it did."""
@@ -185,17 +176,14 @@ class Attempt:
         return None
 
     def heartbeat(self) -> None:
-        """As rank 0, show the others that it still waits; raises LabError if its files are gone."""
-        try:
-            self.path("alive").touch()
-        except FileNotFoundError:
-            raise LabError(f"{self.log} was removed while the job waited") from None
+        """As rank 0, show the others that it still waits; raises OSError if its files are gone."""
+        self.path("alive").touch()
 
     def show(self, phase: str) -> None:
         """Show what the job does before a rank reports its own progress."""
         if read_progress(self.folder).phase != phase:
             with contextlib.suppress(OSError):
-                write_progress(self.folder, RankProgress(phase, time=time.time()))
+                write_progress(self.folder, RankProgress(phase))
 
     def register_rank(self, rank: int) -> None:
         """Record this rank's host and process id, to distinguish a lost rank from a silent one."""
@@ -210,13 +198,7 @@ class Attempt:
         """Process ids of the ranks running on this host."""
         paths = self.log.glob(f"{self.name}.rank*.pid")
         processes = [_read(path, RankProcess) for path in paths]
-        return [process.pid for process in processes if process and process.has(run=True)]
-
-    def lost_ranks(self, world_size: int) -> list[int]:
-        """Ranks of this host whose process is gone without having left an error."""
-        silent = sorted(set(range(world_size)) - {error.rank for error in self.errors()})
-        processes = {rank: _read(self.path(f"rank{rank}.pid"), RankProcess) for rank in silent}
-        return [rank for rank, one in processes.items() if one and one.has(run=False)]
+        return [process.pid for process in processes if process and process.runs_here]
 
     def write_error(self, error: RankError) -> None:
         """Record how a rank ended."""

@@ -23,7 +23,9 @@ from lab.formatting import count
 from lab.launch import job
 from lab.launch.attempt import read_progress
 from lab.launch.driver import Driver, OneInterrupt, executor_for, terminate
+from lab.launch.driver import handles as handles_of
 from lab.launch.executor import Handle, JobSpec
+from lab.launch.outcome import first_cause
 from lab.launch.preflight import usable
 from lab.launch.status import Display, bars, clock
 from lab.machine import loading
@@ -68,10 +70,13 @@ def calibrate(
     sizes, less time and no second attempt; but times that do not grow with the size always bring
     one. No study's run is timed meanwhile. `watch` is called all the time with what is being
     measured and how much of it is done (0 to 1), and ends the calibration by returning True. Raises
-    InputError for an unknown profile or world sizes that it cannot run, InterruptedCalibrationError
-    on Ctrl-C or if `watch` ends it, and LabError if a job fails.
+    InputError for an unknown or replayed profile or world sizes that it cannot run,
+    InterruptedCalibrationError on Ctrl-C or if `watch` ends it, and LabError if a job fails.
     """
     profile = usable(cluster)
+    if profile.executor == "replay":
+        what = "replays a published table: nothing can be measured on it"
+        raise InputError.of(profile.name, "executor", what, "name a profile of a machine")
     path = calibration_path(cluster)
     sizes = world_sizes or _doubling(profile.capacity)
     sizes = sorted(set(items(sizes, Integral, "world_sizes", "whole numbers, such as [1, 2]")))
@@ -160,7 +165,7 @@ class _Measuring:
         )
 
         def wait(seconds: float) -> bool:
-            progress = read_progress(folder, phase="waiting for the machine")
+            progress = read_progress(folder)
             text = f"{ranks}: {progress.phase}, {clock(time.monotonic() - began)}"
             steps = max(progress.steps, 1)
             self.display.show(bars([(Text(text), progress.step, steps)]))
@@ -172,14 +177,18 @@ class _Measuring:
         try:
             driver.drive([JobSpec(folder, world_size, execute, arguments)], adopted={}, wait=wait)
         except BaseException:
-            terminate(driver.alive.values())
+            # Also one that was being submitted, and is known by its file alone.
+            terminate(handles_of([folder]).values())
             raise
         (handle,) = handles
         try:
             part = Part.model_validate_json(handle.attempt.path("part.json").read_bytes())
             part = part.model_copy(update={"profile": profile})  # as it will be looked up
         except (OSError, ValidationError):
-            raise LabError(f"calibration on {ranks}: {_cause(handle)}") from None
+            attempt = handle.attempt
+            cause = first_cause(world_size, attempt, handle.exit_reason())
+            message = f"calibration on {ranks}: {cause}; the log is in {attempt.log}"
+            raise LabError(message) from None
         line = f"{ranks}: measured in {time.monotonic() - began:.0f} s"
         if part.disturbed:
             # Not at the top: pandas starts threads, with which no rank can enter an emulated link.
@@ -209,15 +218,6 @@ def _same_conditions(part: Part, profile: Cluster) -> bool:
     version = part.environment.versions.get("torch", "").split("+")[0]
     here = profile.executor != "local" or set(part.environment.hosts) == {socket.gethostname()}
     return here and part.profile == profile and version == metadata.version("torch").split("+")[0]
-
-
-def _cause(handle: Handle) -> str:
-    cause = handle.exit_reason().message
-    for error in handle.attempt.errors()[:1]:
-        cause = f"rank {error.rank} ended with {error.type}: {error.message}"
-        if error.observed:
-            cause = error.message
-    return f"{cause}; the log is in {handle.attempt.log}"
 
 
 def execute(

@@ -14,7 +14,7 @@ from lab.config.study import Study
 from lab.errors import InputError, LabError
 from lab.files import unwritable
 from lab.launch import driver
-from lab.launch.executor import JOB
+from lab.launch.status import active
 from lab.records.store import LOGS, RECORD, REPLACED, RUN_NOTEBOOK, RUNS, Store
 from lab.records.table import grouped
 
@@ -65,9 +65,7 @@ def clean(study: Study | str | Path, *, remove: bool = False) -> list[Part]:
 
 
 def _require_no_jobs(study: Study) -> None:
-    # Also jobs of the study's other form, or of its file before it was changed.
-    folders = [path.parent for path in Store(study.out).runs.glob(f"*/*/{JOB}")]
-    if alive := len(driver.alive(driver.handles(folders))):
+    if alive := len(active(study)):
         what = "one of its jobs has" if alive == 1 else f"{alive} of its jobs have"
         raise LabError(f"{study.name}: {what} not ended; see `lab status`, or use `lab cancel`")
 

@@ -5,13 +5,12 @@ from __future__ import annotations
 import signal
 import threading
 import time
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
-from contextlib import ExitStack, contextmanager
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from contextlib import AbstractContextManager
 from dataclasses import dataclass, field
-from functools import partial
 from pathlib import Path
 from types import FrameType
-from typing import Self
+from typing import Any, Self
 
 from filelock import FileLock
 
@@ -22,7 +21,6 @@ from lab.records.table import grouped
 
 # How long the other ranks may take to end on their own once one of them has failed, in s.
 GRACE_S = 20.0
-Handler = Callable[[int, FrameType | None], object]  # of a signal
 
 
 @dataclass
@@ -57,8 +55,7 @@ class Driver:
             if ready := [spec for folder, spec in waiting.items() if may_start(folder)]:
                 batch = self.executor.choose(ready, list(self.alive.values()))
                 folders = [spec.folder for spec in batch]
-                with _interrupted_later():  # or nobody would know the job, which would go on
-                    self.alive |= zip(folders, self.executor.submit(batch), strict=True)
+                self.alive |= zip(folders, self.executor.submit(batch), strict=True)
                 for folder in folders:
                     del waiting[folder]
             pause = poll(self.alive.values())
@@ -96,10 +93,6 @@ def executor_for(cluster: Cluster, home: Path) -> Executor:
         from lab.launch.slurm.executor import SlurmExecutor
 
         return SlurmExecutor(cluster, home)
-    if cluster.executor == "replay":
-        from lab.launch.replay import ReplayExecutor
-
-        return ReplayExecutor(cluster)
     from lab.launch.local import LocalExecutor
 
     return LocalExecutor(cluster)
@@ -145,56 +138,32 @@ def _by_kind(handles: Iterable[Handle]) -> Iterable[tuple[type[Handle], list[Han
     return grouped((type(handle), handle) for handle in handles).items()
 
 
-@contextmanager
-def _handling_interrupts(press: Callable[[Handler, int, FrameType | None], None]) -> Iterator[None]:
-    """Let `press`, called with the handler in place, handle each Ctrl-C meanwhile.
-
-    In a thread that receives no signals, and where Ctrl-C is ignored, nothing changes.
-    """
-    previous = signal.getsignal(signal.SIGINT)
-    if not callable(previous) or threading.current_thread() is not threading.main_thread():
-        yield
-        return
-    signal.signal(signal.SIGINT, partial(press, previous))
-    try:
-        yield
-    finally:
-        signal.signal(signal.SIGINT, previous)
-
-
-@contextmanager
-def _interrupted_later() -> Iterator[None]:
-    """Raise a Ctrl-C that arrives meanwhile at the end, or at once if it is pressed again."""
-    pressed: list[Callable[[], object]] = []
-
-    def press(previous: Handler, number: int, frame: FrameType | None) -> None:
-        pressed.append(partial(previous, number, None))
-        if len(pressed) > 1:
-            previous(number, frame)
-
-    with _handling_interrupts(press):
-        yield
-    if pressed:
-        pressed[0]()
-
-
-class OneInterrupt(ExitStack):
+class OneInterrupt(AbstractContextManager["OneInterrupt"]):
     """While entered, only the first Ctrl-C raises KeyboardInterrupt; `again` reports another.
 
-    So the jobs that the first one ends are waited for, however often it is pressed.
+    So the jobs that the first one ends are waited for, however often it is pressed. In a thread
+    that receives no signals, and where Ctrl-C is ignored, nothing changes.
     """
 
     def __init__(self) -> None:
-        super().__init__()
         self.again = self._pressed = False
+        self._previous: Any = None
 
     def __enter__(self) -> Self:
         self.again = self._pressed = False
-        self.enter_context(_handling_interrupts(self._press))
-        return super().__enter__()
+        previous = signal.getsignal(signal.SIGINT)
+        receives = threading.current_thread() is threading.main_thread()
+        self._previous = previous if callable(previous) and receives else None
+        if self._previous is not None:
+            signal.signal(signal.SIGINT, self._press)
+        return self
 
-    def _press(self, previous: Handler, number: int, frame: FrameType | None) -> None:
+    def __exit__(self, *_: object) -> None:
+        if self._previous is not None:
+            signal.signal(signal.SIGINT, self._previous)
+
+    def _press(self, number: int, frame: FrameType | None) -> None:
         self.again = self._pressed
         self._pressed = True
         if not self.again:
-            previous(number, frame)
+            self._previous(number, frame)

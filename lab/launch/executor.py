@@ -1,6 +1,6 @@
 """What the driver needs from a place where jobs run: job specification, handle, executor.
 
-`local`, `slurm` and `replay` implement `Executor`; the first two use submitit and have handles.
+`local` and `slurm` implement it with submitit.
 """
 
 from __future__ import annotations
@@ -17,7 +17,7 @@ from pydantic import Field, TypeAdapter, ValidationError
 from lab.config.base import Frozen
 from lab.errors import LabError
 from lab.files import OWN_MODE, private_folder, read_own, write_atomically
-from lab.launch.attempt import PROGRESS, WORK, Attempt, RankError
+from lab.launch.attempt import PROGRESS, Attempt, RankError
 from lab.records.schema import Allocation
 from lab.records.store import LOGS
 
@@ -35,6 +35,7 @@ class JobSpec:
     # Devices that it claims where jobs share a host; None if it must have the host to itself.
     slots: int | None = None
     script: bool = False  # whether its ranks run a user's script
+    task: tuple[str, int] | None = None  # the run, as JSON, and the repeat that it measures
 
     @property
     def variables(self) -> dict[str, str]:
@@ -124,10 +125,7 @@ class LocalJob(Frozen):
     host: str = ""  # unknown in files of 0.1.0
     slots: int | None = None  # as in its JobSpec
     submitted_at: float
-
-    def work(self, folder: Path) -> tuple[Path, int]:
-        """The file that says what the job of a folder does, and the number of its entry there."""
-        return folder / LOGS / WORK, 0
+    task: tuple[str, int] | None = None  # as in its JobSpec
 
 
 class SlurmJob(Frozen):
@@ -138,10 +136,7 @@ class SlurmJob(Frozen):
     array: str = Field(pattern=r"^(\.\./){0,3}arrays/[\w-]+$")
     index: int = Field(ge=0)
     submitted_at: float
-
-    def work(self, folder: Path) -> tuple[Path, int]:
-        """The file that says what the job of a folder does, and the number of its entry there."""
-        return (folder / self.array).resolve() / WORK, self.index
+    task: tuple[str, int] | None = None  # as in its JobSpec
 
 
 _JOB: TypeAdapter[LocalJob | SlurmJob] = TypeAdapter(

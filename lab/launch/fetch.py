@@ -36,7 +36,7 @@ def fetch(
     and LabError for a file that cannot be obtained or differs from the published one.
     """
     from lab.worker import data
-    from lab.worker.inference.model import training_run
+    from lab.worker.inference.main import training_run
 
     study, profile = Study.of(study), Cluster.of(cluster)
     fetched: dict[tuple[object, object], Fetched] = {}

@@ -68,7 +68,6 @@ class ForkServer:
             "arguments": dict(arguments),
             "folder": str(Path.cwd()),
             "environment": dict(environment),
-            "umask": _umask(),
         }
         self._connection.sendall(json.dumps(request).encode())
         answer = self._connection.recv(MOST_BYTES)
@@ -85,12 +84,6 @@ class ForkServer:
         self._connection.close()
         self._process.kill()
         self._process.wait()
-
-
-def _umask() -> int:
-    """This process's umask; umask(2) cannot read it without changing it for all threads."""
-    lines = Path("/proc/self/status").read_text().splitlines()
-    return int(next(line.split()[1] for line in lines if line.startswith("Umask:")), 8)
 
 
 _LOCK = threading.Lock()
@@ -145,12 +138,9 @@ def end() -> None:
 def main() -> None:
     """Load the modules, then fork a process for each request until the driver is gone."""
     connection = socket.socket(fileno=int(sys.argv[1]))
-    driver = os.getppid()
     with loading():  # forks share these pages as long as no collection writes to them
         for module in sys.argv[2:]:
             import_module(module)
-            if os.getppid() != driver:  # killed: nobody will ask for a process
-                return
     signal.signal(signal.SIGCHLD, signal.SIG_IGN)  # none stays as a zombie
     connection.settimeout(IDLE_S)
     while message := _request(connection):
@@ -174,7 +164,6 @@ def _begin(connection: socket.socket, request: dict[str, Any]) -> int:
     signal.signal(signal.SIGCHLD, signal.SIG_DFL)
     os.setsid()
     os.chdir(request["folder"])
-    os.umask(request["umask"])
     os.environ.clear()
     os.environ.update(request["environment"])
     tempfile.tempdir = None  # as the driver's TMPDIR may have changed

@@ -40,8 +40,7 @@ from lab.launch.outcome import (
     rank_error,
     restore_quieter,
 )
-from lab.launch.supervisor import supervise
-from lab.launch.watchdog import Watchdog
+from lab.launch.watchdog import Watchdog, supervise
 from lab.machine import Interrupted, exit_with, interfaces, interrupt, loading
 from lab.records.schema import Allocation
 from lab.records.store import LOGS, RECORD, Record, Store, read_record, write_record
@@ -305,8 +304,7 @@ def setup_rank(context: RankContext, cluster: Cluster, attempt: Attempt) -> Rank
         os.sched_setaffinity(0, context.cores)
     if cluster.link is None:
         return context
-    meeting = attempt.path("network")
-    return netem.join(context, cluster.link, meeting, require_leader=attempt.require_leader)
+    return netem.join(context, cluster.link, attempt.path("network"))
 
 
 def settle(context: RankContext, cluster: Cluster, devices: Sequence[int]) -> RankContext:

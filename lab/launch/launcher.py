@@ -295,6 +295,7 @@ class Jobs:
             devices=task.run.devices,
             slots=job.slots(task.run, self.cluster),
             script=task.run.script is not None,
+            task=(task.run.model_dump_json(), task.repeat),
         )
 
     def _is_due(self, task: Task) -> bool:

@@ -13,6 +13,7 @@ import signal
 import socket
 import subprocess
 import sys
+import threading
 import time
 from collections.abc import Sequence
 from pathlib import Path
@@ -86,27 +87,19 @@ class LocalHandle:
 
     lag_s: ClassVar[float] = 0.0
 
-    def __init__(
-        self,
-        folder: Path,
-        job: LocalJob,
-        controller: subprocess.Popen[bytes] | None = None,
-    ) -> None:
+    def __init__(self, folder: Path, job: LocalJob) -> None:
         self.attempt, self.slots = Attempt(folder, job.job_id), job.slots
         self._process = RankProcess(job.host or socket.gethostname(), job.pid, job.began)
-        self._controller = controller  # None if it is adopted or a fork
 
     def status(self) -> JobStatus:
         """The status of the job, which runs as long as its controller or one of its ranks does."""
-        return JobStatus("running" if self._is_running() else "ended")
+        return JobStatus("running" if self._roots() else "ended")
 
     def exit_reason(self) -> RankError:
         """Why the job ended, for the record that it did not write itself."""
         if not self.attempt.any_registered() and (line := self.attempt.last_line()):
             return RankError(0, "JobLost", f"the job ended before any rank started: {line}")
-        code = self._controller.poll() if self._controller else None
-        cause = f" (exit code {code} of its controller)" if code else ": interrupted or killed?"
-        return RankError(0, "JobLost", f"the job ended without a record{cause}")
+        return RankError(0, "JobLost", "the job ended without a record: interrupted or killed?")
 
     def allocation(self) -> None:
         """None, as there is no scheduler."""
@@ -120,42 +113,30 @@ class LocalHandle:
     @classmethod
     def terminate(cls, handles: Sequence[LocalHandle]) -> None:
         """Interrupt jobs, then kill them; return once none of their processes is left."""
-        # The controller may kill the parents of its ranks, which would end these themselves.
-        started = [process for handle in handles for process in handle._processes()]
-        for handle in handles:
-            handle._signal([handle._process.pid], signal.SIGINT)
-        deadline = time.monotonic() + INTERRUPT_S
-        for handle in handles:
-            handle._wait_or_kill(deadline)
-        machine.end_processes(started, patience_s=0.0)
+        patience_s, controllers = INTERRUPT_S, {handle._process.pid for handle in handles}
+        # All are listed first, as a controller may kill the parents of its ranks, which would end
+        # what these started; and again, as it may have started more before it was interrupted.
+        while processes := [process for handle in handles for process in handle._processes()]:
+            for process in processes:
+                if process.pid in controllers:
+                    with contextlib.suppress(psutil.Error):
+                        process.send_signal(signal.SIGINT)
+            machine.end_processes(processes, patience_s=patience_s)
+            patience_s = 0.0
 
     def _processes(self) -> list[psutil.Process]:
-        """All processes of the job, without its controller."""
-        roots = self.attempt.running_ranks()
-        if self._process.has(run=True):
-            roots.append(self._process.pid)
+        """All processes of the job that run: its controller, ranks, and what these started."""
         tree = []
-        for pid in roots:
+        for pid in self._roots():
             with contextlib.suppress(psutil.Error):
-                tree += psutil.Process(pid).children(recursive=True)
+                process = psutil.Process(pid)
+                tree += [process, *process.children(recursive=True)]
         return tree
 
-    def _wait_or_kill(self, deadline: float) -> None:
-        while self._is_running():
-            if time.monotonic() > deadline:
-                self._signal([self._process.pid, *self.attempt.running_ranks()], signal.SIGKILL)
-            time.sleep(0.05)
-
-    def _is_running(self) -> bool:
-        if self._controller is not None:
-            self._controller.poll()  # so that it does not stay as a zombie
-        return self._process.has(run=True) or bool(self.attempt.running_ranks())
-
-    def _signal(self, pids: list[int], number: int) -> None:
-        for pid in pids:
-            if pid != self._process.pid or self._process.has(run=True):
-                with contextlib.suppress(psutil.Error):
-                    psutil.Process(pid).send_signal(number)
+    def _roots(self) -> list[int]:
+        """The controller and the ranks, as far as they run."""
+        own = [self._process.pid] if self._process.runs_here else []
+        return [*own, *self.attempt.running_ranks()]
 
 
 class LocalExecutor:
@@ -196,10 +177,7 @@ class LocalExecutor:
         log = spec.folder / LOGS
         command = [sys.executable, "-P", "-u", *write_work([spec], log)]
         environment = self._environment(spec, shlex.join(command))
-        controller = None
-        if (pid := self._fork(spec, log, environment)) is None:
-            controller = _start_controller(log, environment)
-            pid = controller.pid
+        pid = self._fork(spec, log, environment) or _start_controller(log, environment)
         try:
             since = began(pid)
         except psutil.Error:
@@ -212,9 +190,10 @@ class LocalExecutor:
             host=socket.gethostname(),
             slots=spec.slots,
             submitted_at=time.time(),
+            task=spec.task,
         )
         write_job(spec.folder, job)
-        return LocalHandle(spec.folder, job, controller)
+        return LocalHandle(spec.folder, job)
 
     def _fork(self, spec: JobSpec, log: Path, environment: dict[str, str]) -> int | None:
         """The id of a controller with torch loaded; None if the ranks must load it themselves.
@@ -259,11 +238,11 @@ class LocalExecutor:
         return os.environ.get("CUDA_VISIBLE_DEVICES", devices)
 
 
-def _start_controller(log: Path, environment: dict[str, str]) -> subprocess.Popen[bytes]:
+def _start_controller(log: Path, environment: dict[str, str]) -> int:
     with (log / LOG).open("ab") as output:
         # Out of reach of the terminal's Ctrl-C: only the driver ends jobs, as a rank interrupted
         # on its own would look like a failure.
-        return subprocess.Popen(
+        process = subprocess.Popen(
             [sys.executable, "-P", "-m", "submitit.local._local", str(log)],
             env=environment,
             stdin=subprocess.DEVNULL,
@@ -271,3 +250,6 @@ def _start_controller(log: Path, environment: dict[str, str]) -> subprocess.Pope
             stderr=output,
             start_new_session=True,
         )
+    # It would stay as a zombie.
+    threading.Thread(target=process.wait, name="controller", daemon=True).start()
+    return process.pid

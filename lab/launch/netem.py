@@ -18,7 +18,7 @@ import shutil
 import socket
 import subprocess
 import sys
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from dataclasses import replace
 from pathlib import Path
 
@@ -67,25 +67,19 @@ def advice(link: Link) -> str:
     )
 
 
-def join(
-    context: RankContext, link: Link, meeting: Path, *, require_leader: Callable[[], None]
-) -> RankContext:
+def join(context: RankContext, link: Link, meeting: Path) -> RankContext:
     """Put this process behind its link, in the network that rank 0 creates; returns its context.
 
     Must be called before the process starts threads, as a multithreaded one cannot enter a
-    namespace. The network lasts as long as rank 0. Raises LabError if no way is permitted or
-    announced; `require_leader` raises it if rank 0 has ended.
+    namespace. The network lasts as long as rank 0. Raises LabError if it cannot be created or is
+    not announced.
     """
     if context.rank == 0:
         way = way_for(link)
-        if way is None:
-            raise LabError(
-                f"a link of {link.label} cannot be emulated here: {obstacle(link)}; {advice(link)}"
-            )
+        assert way is not None, "such a profile is refused before anything is submitted"
         pid = None if way == "pacing" else _create_network(link, context.world_size, way)
         write_atomically(meeting, json.dumps({"way": way, "pid": pid}).encode(), mode=OWN_MODE)
-    patience = context.start_timeout_s
-    network = json.loads(from_rank_0(meeting, "the network", patience, check=require_leader))
+    network = json.loads(from_rank_0(meeting, "the network", context.start_timeout_s))
     changes = {"link": link, "way": network["way"]}
     emulated = (context.emulated or Emulated()).model_copy(update=changes)
     if network["pid"] is None:

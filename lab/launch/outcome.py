@@ -72,7 +72,7 @@ def failed(
     allocation: Allocation | None = None,
 ) -> Record:
     """The record of a run that did not complete; `reason` is why the scheduler ended it."""
-    first = _first_cause(task.run.processes, attempt, reason)
+    first = first_cause(task.run.processes, attempt, reason)
     return Record(
         run_id=task.run.id,
         repeat=task.repeat,
@@ -91,7 +91,8 @@ def failed(
     )
 
 
-def _first_cause(world_size: int, attempt: Attempt, reason: RankError | None) -> RankError:
+def first_cause(world_size: int, attempt: Attempt, reason: RankError | None) -> RankError:
+    """What ended a job first, from its ranks' errors and the `reason` of its scheduler."""
     errors = attempt.errors()
     if not errors:
         missing = "the job ended with neither a record nor an error"
@@ -100,27 +101,24 @@ def _first_cause(world_size: int, attempt: Attempt, reason: RankError | None) ->
     if first.waiting:
         if reason is not None and reason.type in JOB_WIDE:
             return reason
-        return _silent_rank(attempt, world_size, errors) or first
+        return _silent_rank(world_size, errors) or first
     if first.observed and reason is not None and reason.type not in INFERRED:
         return reason
     return first
 
 
-def _silent_rank(attempt: Attempt, world_size: int, errors: list[RankError]) -> RankError | None:
+def _silent_rank(world_size: int, errors: list[RankError]) -> RankError | None:
     """The rank that the others waited for: one that is gone, or alive without an error."""
-    lost = attempt.lost_ranks(world_size)
     silent = sorted(set(range(world_size)) - {error.rank for error in errors})
-    # A lost rank on another node cannot be observed, but the end of its connections can.
-    if lost or (silent and any("Connection" in error.message for error in errors)):
-        rank = (lost or silent)[0]
+    if not silent:
+        return None
+    rank = silent[0]
+    # If its node is lost, nobody records its end, but its connections end too.
+    if any("Connection" in error.message for error in errors):
         message = f"rank {rank} ended without an error of its own: killed from outside?"
         return RankError(rank, "RankLost", message)
-    if silent:
-        message = (
-            f"the other ranks waited for rank {silent[0]}, which did not respond: stopped or stuck?"
-        )
-        return RankError(silent[0], "Hang", message)
-    return None
+    message = f"the other ranks waited for rank {rank}, which did not respond: stopped or stuck?"
+    return RankError(rank, "Hang", message)
 
 
 def conclude(

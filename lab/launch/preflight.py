@@ -8,6 +8,8 @@ from collections.abc import Iterator, Sequence
 from dataclasses import replace
 from pathlib import Path
 
+import psutil
+
 from lab import machine
 from lab.config import paths
 from lab.config.base import InvalidValueError
@@ -177,7 +179,7 @@ def _memory_bytes(run: Run, cluster: Cluster) -> int | None:
     if profile is None or profile.executor == "replay":
         return None
     if profile.executor == "local" and profile.device_kind == "cpu":
-        return machine.memory_bytes() + machine.swap_bytes()
+        return machine.memory_bytes() + int(psutil.swap_memory().total)
     rank = profile.memory_bytes_per_rank
     return None if rank is None else rank * run.world_size
 

@@ -3,29 +3,16 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from typing import NoReturn
 
 from lab.config.cluster import Cluster, Published, Row
 from lab.config.run import Run
 from lab.config.study import Study, Task
-from lab.errors import InputError, LabError, Problem
-from lab.launch.executor import Handle, JobSpec
-from lab.launch.local import LocalExecutor
+from lab.errors import InputError, Problem
 from lab.launch.outcome import now
 from lab.perfmodel.calibration import published_environment
 from lab.perfmodel.flops import flops_per_sample
 from lab.records.schema import Stat, Timing
 from lab.records.store import Record, Store, write_record
-
-
-class ReplayExecutor(LocalExecutor):
-    """An executor that accepts no job."""
-
-    def choose(self, waiting: Sequence[JobSpec], running: Sequence[Handle]) -> NoReturn:
-        """Raises LabError."""
-        raise LabError(
-            f"{self._cluster.name} replays a published table: nothing can be run or measured on it"
-        )
 
 
 def replay(study: Study, cluster: Cluster, tasks: Sequence[Task]) -> list[Record]:

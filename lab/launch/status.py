@@ -6,7 +6,7 @@ import statistics
 import time
 import uuid
 from collections import Counter
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Collection, Sequence
 from contextlib import suppress
 from dataclasses import dataclass, replace
 from pathlib import Path
@@ -21,13 +21,12 @@ from rich.text import Text
 
 from lab.config.run import Run
 from lab.config.study import Study, Task
-from lab.errors import InputError, LabError, items
+from lab.errors import InputError, LabError, first_line, items
 from lab.files import read_file, unwritable, write_atomically
 from lab.launch import driver
 from lab.launch.attempt import WAITING, RankError, read_progress
 from lab.launch.executor import JOB, Handle, read_job
 from lab.launch.outcome import failed
-from lab.launch.work import read_arguments
 from lab.records.store import RECORD, Record, Store, read_record, write_record
 from lab.records.table import grouped
 
@@ -97,7 +96,7 @@ def status(study: Study | str | Path, tasks: Sequence[Task] | None = None) -> li
     if tasks is not None:
         return states
     with suppress(LabError):  # `lab cancel`, which must know all of them, reports the error
-        for folder, handle in _unlisted(study).items():
+        for folder, handle in active(study, but=set(map(store.folder, study.tasks))).items():
             task = _submitted_task(folder)
             state = _state(store, task, store.read(task), handle, "")
             states.append(replace(state, reason=state.reason or OTHER_FORM))
@@ -107,24 +106,19 @@ def status(study: Study | str | Path, tasks: Sequence[Task] | None = None) -> li
 def _submitted_task(folder: Path) -> Task:
     """The task that a folder's last job measures, as submitted; LabError if it cannot be known."""
     job = read_job(folder)
+    run, repeat = (job and job.task) or ("", 0)
     try:
-        if job is None:
-            raise FileNotFoundError(folder / JOB)
-        run, repeat, *_ = read_arguments(*job.work(folder))
         return Task(Run.model_validate_json(run), repeat)
-    except (OSError, ValueError, InputError) as error:
-        raise LabError(f"{folder}: it is unknown what its job measures: {error}") from None
+    except ValueError as error:
+        raise LabError(
+            f"{folder}: it is unknown what its job measures: {first_line(error)}"
+        ) from None
 
 
-def _unlisted(study: Study) -> dict[Path, Handle]:
-    """Active jobs in the study's folder for tasks that the loaded study does not contain."""
-    store = Store(study.out)
-    listed = {store.folder(task) for task in study.tasks}
-    records = {
-        path.parent: read_record(path.with_name(RECORD))
-        for path in sorted(store.runs.glob(f"*/*/{JOB}"))
-        if path.parent not in listed
-    }
+def active(study: Study, *, but: Collection[Path] = ()) -> dict[Path, Handle]:
+    """Active jobs in a study's folder, `but` these, of whatever form of the study."""
+    folders = [path.parent for path in sorted(Store(study.out).runs.glob(f"*/*/{JOB}"))]
+    records = {folder: read_record(folder / RECORD) for folder in folders if folder not in but}
     unmeasured = [folder for folder, record in records.items() if not (record and record.completed)]
     return driver.alive(driver.handles(unmeasured))
 
@@ -251,11 +245,8 @@ def cancel(study: Study | str | Path) -> int:
 
 def _end_jobs(study: Study) -> int:
     store = Store(study.out)
-    tasks = {store.folder(task): task for task in study.tasks if not store.completed(task)}
-    alive = driver.alive(driver.handles(tasks))
-    others = _unlisted(study)
-    tasks |= {folder: _submitted_task(folder) for folder in others}
-    alive |= others
+    listed, alive = {store.folder(task): task for task in study.tasks}, active(study)
+    tasks = {folder: listed.get(folder) or _submitted_task(folder) for folder in alive}
     driver.terminate(alive.values())
     for folder, handle in alive.items():
         task = tasks[folder]

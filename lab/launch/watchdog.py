@@ -1,13 +1,19 @@
-"""Publishes a rank's progress for the driver, and ends a rank that makes none for too long.
+"""What watches a rank: threads inside of it, and its parent, to which the end of a process shows.
 
-It then says where the rank stood, and the processes that it had started, such as the workers of
-its DataLoader. A rank that has measured but does not end is ended too.
+The threads publish progress for the driver, and end a rank that makes none for too long. They then
+say where the rank stood, and the processes that it had started, such as the workers of its
+DataLoader. A rank that has measured but does not end is ended too. The parent records an end that
+the rank could not report, and ends processes that it left running, as they would disturb the next
+job.
 """
 
 from __future__ import annotations
 
 import contextlib
+import ctypes
 import faulthandler
+import itertools
+import mmap
 import os
 import re
 import select
@@ -16,17 +22,16 @@ import sys
 import threading
 import time
 import traceback
-from collections.abc import Callable, Iterable, Mapping, Sequence
-from dataclasses import replace
+from collections.abc import Callable, Iterable
 from pathlib import Path
+from types import FrameType
 from typing import TYPE_CHECKING
 
 import psutil
 
 from lab.errors import LabError
-from lab.launch.attempt import Attempt, RankError, RankProgress, write_progress
-from lab.launch.supervisor import note
-from lab.records.table import grouped
+from lab.launch.attempt import Attempt, RankError, RankProgress, present, write_progress
+from lab.machine import LEAVE_S, end_left
 from lab.worker.context import ENDING, RankContext
 
 if TYPE_CHECKING:
@@ -35,10 +40,7 @@ if TYPE_CHECKING:
 # A signal that neither Slurm, submitit nor a script is likely to use; macOS has none of them.
 ASK: int = getattr(signal, "SIGRTMIN", 0)
 ANSWER_S, PAUSE_S = 1.0, 0.05  # the longest wait for a stack, and for its next line
-SILENT = {psutil.STATUS_STOPPED: "is stopped", psutil.STATUS_DISK_SLEEP: "waits for a disk"}
-PLURALS = {"process": "processes", "DataLoader worker": "DataLoader workers"}
 FRAME = re.compile(r'^  File "(?P<file>.*)", line (?P<line>\d+) in (?P<name>.*)$', re.MULTILINE)
-Stacks = Mapping[int, traceback.StackSummary | str]
 # Frames in which a rank waits for the others; they mark it as a victim, not the cause, of a hang.
 COLLECTIVE_FRAMES = {
     *("_engine_run_backward", "all_reduce", "barrier", "send", "recv"),
@@ -54,12 +56,15 @@ REMOVED_S = 10.0
 # Phases in which every rank makes progress at each step, or need not make more: the shorter
 # timeout applies.
 STEPPING = ("warm-up", "measuring", ENDING, "evaluating", "comparing", "tracing")
+FORWARDED = (signal.SIGINT, signal.SIGTERM, signal.SIGUSR1, signal.SIGUSR2, signal.SIGCONT)
+PR_SET_PDEATHSIG, PR_SET_CHILD_SUBREAPER = 1, 36  # prctl(2)
+_DOING = mmap.mmap(-1, 128)  # the rank's phase, in memory shared with its parent
 
 
 class Children:
-    """Asks the processes that were forked from this one for their Python stacks.
+    """Asks the processes that were forked from this one where they stand.
 
-    Must be made before they start: a fork inherits the handler that writes the stack to a pipe.
+    Must be made before they start: a fork inherits the handler that writes its stack to a pipe.
     """
 
     def __init__(self) -> None:
@@ -67,31 +72,26 @@ class Children:
         if ASK:
             faulthandler.register(ASK, file=pipe, all_threads=False)
 
-    def stacks(self) -> Stacks:
-        """The stack of each child by its process id, innermost last, or why it has none."""
-        stacks: dict[int, traceback.StackSummary | str] = {}
+    def places(self) -> list[str]:
+        """Where each of them stands, but for those that wait for work."""
+        places = []
         for child in psutil.Process().children(recursive=True):
-            try:
-                silent = SILENT.get(child.status())
-                if silent is None and _listens(child.pid):
-                    stacks[child.pid] = self._ask(child.pid) or "gives no sign"
-                else:
-                    stacks[child.pid] = silent or f"runs {' '.join(child.cmdline())[:80]}"
-            except (psutil.Error, OSError):  # it has just ended
-                continue
-        return stacks
+            with contextlib.suppress(psutil.Error, OSError):  # it has just ended
+                if _listens(child.pid) and (frames := self._ask(child.pid)):
+                    places.append(f"its process {child.pid} {place(*frames[0])}")
+        return places
 
-    def _ask(self, pid: int) -> traceback.StackSummary:
+    def _ask(self, pid: int) -> list[tuple[str, str, int]]:
+        """The functions, files and lines of a busy process, innermost first."""
         os.kill(pid, ASK)
         text, patience = b"", ANSWER_S
         while select.select([self._answers], [], [], patience)[0]:
             text, patience = text + os.read(self._answers, 2**16), PAUSE_S
-        matches = list(FRAME.finditer(text.decode(errors="replace")))
-        frames = [(one["file"], int(one["line"]), one["name"], None) for one in matches[::-1]]
+        matches = FRAME.finditer(text.decode(errors="replace"))
+        frames = [(one["name"], Path(one["file"]).name, int(one["line"])) for one in matches]
         # What a fork of multiprocessing did before it was forked is the rank's own stack.
-        names = [name for _, _, name, _ in frames]
-        begin = names.index("_bootstrap") if "_bootstrap" in names else 0
-        return traceback.StackSummary.from_list(frames[begin:])
+        own = list(itertools.takewhile(lambda frame: frame[0] != "_bootstrap", frames))
+        return [] if any(frame[:2] == ("get", "queues.py") for frame in own) else own
 
 
 def _listens(pid: int) -> bool:
@@ -101,39 +101,9 @@ def _listens(pid: int) -> bool:
     return match is not None and bool(int(match[1], 16) >> (ASK - 1) & 1)
 
 
-def place(stack: Sequence[traceback.FrameSummary]) -> str:
-    """The innermost function of a stack, with its file and line."""
-    last = stack[-1]
-    return f"stood in {last.name} ({Path(last.filename).name}:{last.lineno})"
-
-
-def busy(stacks: Stacks) -> str:
-    """The children that do not wait for work, and where each of them stands; "" if none."""
-    places = {pid: at for pid, stack in stacks.items() if (at := _busy_place(stack))}
-    return "; ".join(
-        f"its {kind if len(pids) == 1 else PLURALS[kind]} {', '.join(map(str, pids))} {where}"
-        for (kind, where), pids in grouped((at, pid) for pid, at in places.items()).items()
-    )
-
-
-def _busy_place(stack: traceback.StackSummary | str) -> tuple[str, str] | None:
-    """What kind of child this is, and where it stands; None if it waits for work."""
-    if isinstance(stack, str):
-        return ("process", stack) if stack in SILENT.values() else None
-    if any((Path(frame.filename).name, frame.name) == ("queues.py", "get") for frame in stack):
-        return None
-    is_worker = any(frame.name == "_worker_loop" for frame in stack)
-    return "DataLoader worker" if is_worker else "process", place(stack)
-
-
-def listed(stacks: Stacks) -> str:
-    """All stacks, in the form of a traceback."""
-    return "".join(
-        f"Process {pid}, started by this rank, {stack}\n"
-        if isinstance(stack, str)
-        else f"Process {pid}, started by this rank:\n{''.join(stack.format())}"
-        for pid, stack in stacks.items()
-    )
+def place(name: str, file: str, line: int) -> str:
+    """The innermost function of a stack, with its file and line, in words."""
+    return f"stood in {name} ({file}:{line})"
 
 
 class Watchdog:
@@ -238,20 +208,20 @@ class Watchdog:
             published = self._progress
             # A full disk ends the run only when it causes a loss, not here.
             with contextlib.suppress(OSError):
-                write_progress(self._attempt.folder, replace(published, time=time.time()))
+                write_progress(self._attempt.folder, published)
 
     def _give_up(self, limit: float) -> None:
         frame = sys._current_frames().get(self._main)
         stack = traceback.extract_stack(frame) if frame else []
         message = f"no progress for {limit:.0f} s in the phase {self.phase!r}"
         if stack:
-            message += f"; {place(stack)}"
+            last = stack[-1]
+            message += f"; {place(last.name, Path(last.filename).name, last.lineno or 0)}"
         waiting = _waits_for_others(stack) or _device_waits()
         text = "".join(traceback.format_list(stack))
         if not waiting:
             self._write_hang(message, waiting=False, stack=text)  # first, as a child may not answer
-            stacks = self._children.stacks()
-            message, text = "; ".join(filter(None, [message, busy(stacks)])), text + listed(stacks)
+            message = "; ".join([message, *self._children.places()])
         self._end(message, waiting=waiting, stack=text)
 
     def _write_hang(self, message: str, *, waiting: bool, stack: str) -> None:
@@ -283,3 +253,58 @@ def _device_waits() -> bool:
     with contextlib.suppress(RuntimeError):
         return module is not None and bool(module.device_is_busy())
     return False
+
+
+def note(phase: str) -> None:
+    """Tell this rank's parent what the rank is doing, at the cost of one copy in memory."""
+    _DOING[:] = phase.encode()[: len(_DOING)].ljust(len(_DOING), b"\0")
+
+
+def supervise(folder: Path) -> None:
+    """Return in a child, which is a rank of the job in `folder`; the parent ends as the child does.
+
+    Both end together, whichever is killed. Must be called before the process starts threads.
+    """
+    here, attempt = present(folder)
+    signal.pthread_sigmask(signal.SIG_BLOCK, FORWARDED)
+    # Whatever the rank starts becomes a child of this process once its own parent has ended.
+    _prctl(PR_SET_CHILD_SUBREAPER, 1)
+    parent, child = os.getpid(), os.fork()
+    if child == 0:
+        _prctl(PR_SET_CHILD_SUBREAPER, 0)
+        _prctl(PR_SET_PDEATHSIG, signal.SIGKILL)
+        signal.pthread_sigmask(signal.SIG_UNBLOCK, FORWARDED)
+        if os.getppid() != parent:
+            os._exit(1)
+        return
+
+    def forward(number: int, frame: FrameType | None) -> None:
+        os.kill(child, number)
+
+    for number in FORWARDED:
+        signal.signal(number, forward)
+    signal.pthread_sigmask(signal.SIG_UNBLOCK, FORWARDED)
+    code = _wait(child)
+    if code:
+        doing = bytes(_DOING).rstrip(b"\0").decode(errors="replace")
+        with contextlib.suppress(OSError):  # a full disk: the others end as they hang
+            attempt.observe_exit(here.global_rank, code, doing)
+    end_left(psutil.Process().children(recursive=True), patience_s=LEAVE_S)
+    if code < 0:
+        with contextlib.suppress(OSError):  # SIGKILL has no other handler
+            signal.signal(-code, signal.SIG_DFL)
+        os.kill(parent, -code)
+    os._exit(abs(code))
+
+
+def _prctl(option: int, value: int) -> None:
+    if sys.platform == "linux":
+        ctypes.CDLL(None).prctl(option, value)
+
+
+def _wait(child: int) -> int:
+    """The exit code of a child; others that end meanwhile do not stay as zombies."""
+    while True:
+        ended, status = os.waitpid(-1, 0)
+        if ended == child:
+            return os.waitstatus_to_exitcode(status)

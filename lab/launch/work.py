@@ -13,16 +13,17 @@ import os
 import sys
 from collections.abc import Sequence
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 from lab.errors import LabError
-from lab.files import OWN_MODE, read_own, write_atomically
-from lab.launch.attempt import WORK
-from lab.launch.supervisor import supervise
+from lab.files import OWN_MODE, write_atomically
+from lab.launch.watchdog import supervise
 from lab.machine import exit_with
 
 if TYPE_CHECKING:
     from lab.launch.executor import JobSpec
+
+WORK = "work.json"  # what the ranks of a job or a job array have to do
 
 
 def write_work(specs: Sequence[JobSpec], folder: Path) -> list[str]:
@@ -39,17 +40,6 @@ def write_work(specs: Sequence[JobSpec], folder: Path) -> list[str]:
     path = folder / WORK
     write_atomically(path, content, mode=OWN_MODE)
     return ["-m", "lab.launch.work", str(path), hashlib.sha256(content).hexdigest()]
-
-
-def read_arguments(path: Path, index: int) -> list[Any]:
-    """The arguments of one job of an array.
-
-    Raises OSError, InputError or ValueError if the file is missing, damaged or another user's.
-    """
-    try:
-        return list(json.loads(read_own(path))[index]["arguments"])
-    except (LookupError, TypeError) as error:
-        raise ValueError(f"no entry {index}") from error
 
 
 def main(arguments: Sequence[str] | None = None) -> int:

@@ -72,16 +72,10 @@ class RankContext:
         return max(self.timeout_s, 600.0)
 
 
-def from_rank_0(
-    path: Path, what: str, patience_s: float, *, check: Callable[[], None] = lambda: None
-) -> bytes:
-    """The content of a file that rank 0 writes; LabError if it does not appear in time.
-
-    `check` is called while waiting, and may raise too.
-    """
+def from_rank_0(path: Path, what: str, patience_s: float) -> bytes:
+    """The content of a file that rank 0 writes; LabError if it does not appear in time."""
     end = time.monotonic() + patience_s
     while not path.exists():
-        check()
         if time.monotonic() > end:
             raise LabError(
                 f"Timed out waiting {patience_s:.0f} s for {what} of rank 0 in {path}: "

@@ -31,7 +31,7 @@ from lab.worker import strategies
 from lab.worker.confine import confine
 from lab.worker.context import RankContext
 from lab.worker.distributed import process_group
-from lab.worker.measure.clock import HostClock
+from lab.worker.measure.clock import Clock
 from lab.worker.measure.collective_trace import CallRecorder
 from lab.worker.measure.overlap import Exposure
 from lab.worker.strategies.base import Setup
@@ -49,7 +49,7 @@ class Recorded:
     """A clock and the calls of one trial."""
 
     def __init__(self) -> None:
-        self.clock = HostClock()
+        self.clock = Clock()
         self.recorder = CallRecorder(self.clock)
 
     def facts(self) -> dict[str, Any]:
@@ -140,7 +140,7 @@ def _train(
     recorded = Recorded()
     clock = recorded.clock
     # A separate clock and no recorder, so that the strategy cannot change what is counted here.
-    parallel = strategy.wrap(model, Setup(run, torch.device("cpu"), HostClock(), None))
+    parallel = strategy.wrap(model, Setup(run, torch.device("cpu"), Clock(), None))
     optimizer = strategy.optimizer(parallel, run)
     for group in optimizer.param_groups:
         group["eps"] = EPSILON

@@ -38,7 +38,7 @@ from lab.worker.context import Measurement, RankContext, silent
 from lab.worker.data.dataset import FastLoader
 from lab.worker.distributed import RankJob
 from lab.worker.main import measure
-from lab.worker.measure.clock import HostClock, synchronize
+from lab.worker.measure.clock import Clock, synchronize
 from lab.worker.optim import autocast, compiled, learning_rate, optimizer_for
 from lab.worker.script.hooks import StepRecorder, installed
 from lab.worker.script.main import run_script
@@ -299,7 +299,7 @@ def _script_rank(rank: int, content: str, folder: str, way: str) -> None:
         if len(marks) == run.steps:
             recorder.finish() if way == INSTRUMENTED else sys.exit()
 
-    recorder = StepRecorder(HostClock(), world_size=run.world_size, on_step=on_step)
+    recorder = StepRecorder(Clock(), world_size=run.world_size, on_step=on_step)
     hooks = installed(recorder) if way == INSTRUMENTED else _counted(on_step)
     run_script(run.script, run, context, hooks, data_root=place, out=place / "out")
     if len(marks) <= run.warmup_steps + 1:

@@ -27,7 +27,7 @@ from lab.worker.calibrate import measured_peak, memory_bandwidth
 from lab.worker.context import RankContext
 from lab.worker.data.dataset import FastLoader
 from lab.worker.distributed import RankJob, device_of, process_group
-from lab.worker.inference.generate import generate
+from lab.worker.inference.generate import continuations
 from lab.worker.inference.quantize import (
     METHODS,
     UnavailableError,
@@ -181,7 +181,7 @@ def test_the_cache_changes_no_generated_token(device: torch.device) -> None:
         for _ in range(24):
             likeliest = model(tokens)[:, -1].argmax(dim=-1, keepdim=True)
             tokens = torch.cat([tokens, likeliest], dim=1)
-    assert torch.equal(generate(model, prompts, new_tokens=24), tokens[:, 16:])
+    assert torch.equal(continuations(model, prompts, new_tokens=24), tokens[:, 16:])
 
 
 def test_peaks_are_measured(device: torch.device) -> None:

@@ -121,7 +121,13 @@ class SlurmExecutor:
             prepare(spec.folder)
             # Before there is a job, so that the next driver knows which array to look for.
             path = os.path.relpath(array.folder, spec.folder)
-            job = SlurmJob(cluster=cluster.name, array=path, index=index, submitted_at=time.time())
+            job = SlurmJob(
+                cluster=cluster.name,
+                array=path,
+                index=index,
+                submitted_at=time.time(),
+                task=spec.task,
+            )
             write_job(spec.folder, job)
         try:
             parameters = submitit_parameters(cluster, ranks, devices=devices, jobs=len(specs))

@@ -12,7 +12,6 @@ import numpy as np
 from lab.config.datasets import Images
 from lab.config.paths import MNIST
 from lab.config.run import Run
-from lab.errors import LabError
 from lab.worker.context import Progress
 from lab.worker.data.cache import CachedArrays, cached_arrays, fetch
 from lab.worker.data.dataset import HELD_OUT, Array, Dataset, Labelled
@@ -82,10 +81,8 @@ def _arrays(*parts: Array) -> dict[str, Array]:
 def _read_idx(path: Path) -> Array:
     """Read an IDX file: two zeros, 8 for bytes as the type, the number of axes, lengths, bytes."""
     content = gzip.decompress(path.read_bytes())
-    axes = content[3] if content[:3] == b"\0\0\x08" else 0
+    axes = content[3]
     shape = [int.from_bytes(content[4 + 4 * axis : 8 + 4 * axis], "big") for axis in range(axes)]
-    if not axes or len(content) != 4 + 4 * axes + int(np.prod(shape)):
-        raise LabError(f"{path} is not an IDX file of bytes; remove it and run again")
     return np.frombuffer(content, dtype=np.uint8, offset=4 + 4 * axes).reshape(shape)
 
 

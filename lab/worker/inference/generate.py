@@ -5,13 +5,22 @@ from __future__ import annotations
 import math
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
+from pathlib import Path
 from typing import Any
 
 import numpy as np
 import torch
 from torch import Tensor
 
-from lab.errors import InputError, Problem
+from lab.config import models
+from lab.config.datasets import Synthetic
+from lab.config.study import Study
+from lab.errors import InputError, LabError, Problem
+from lab.records.store import Store, other_form
+from lab.records.table import grouped
+from lab.worker import checkpoint
+from lab.worker.checkpoint import Checkpoint
+from lab.worker.data.corpora import load_tokenizer
 from lab.worker.data.dataset import GENERATION, random_numbers
 from lab.worker.models.gpt import GPT, Cache
 
@@ -83,7 +92,7 @@ def stream(
 
 
 @torch.inference_mode()
-def generate(model: GPT, prompts: Tensor, *, new_tokens: int, **options: Any) -> Tensor:
+def continuations(model: GPT, prompts: Tensor, *, new_tokens: int, **options: Any) -> Tensor:
     """The new tokens of each prompt as (samples, new_tokens); keywords are those of `stream`."""
     return torch.stack(list(stream(model, prompts, new_tokens=new_tokens, **options)), dim=1)
 
@@ -108,3 +117,77 @@ def choose(logits: Tensor, uniform: Tensor | None, sampling: Sampling) -> Tensor
     last = (probabilities > 0).sum(dim=-1) - 1
     place = (cumulated <= uniform[:, None] * cumulated[:, -1:]).sum(dim=-1).minimum(last)
     return order.gather(-1, place[:, None])[:, 0]
+
+
+def generate(
+    study: Study | str | Path,
+    run_id: str = "",
+    *,
+    prompts: Sequence[str],
+    new_tokens: int = 64,
+    temperature: float = 0.0,
+    top_k: int | None = None,
+    top_p: float | None = None,
+    seed: int = 0,
+) -> list[str]:
+    """Generate text after each prompt with a run's trained model, in this process.
+
+    `run_id` is a run that kept its model; if empty, the first one that did. Decoding is greedy at
+    temperature 0. Raises InputError if there is no model or a prompt does not fit.
+    """
+    study = Study.of(study)
+    run = study.task(run_id).run if run_id else None
+    sampling = Sampling(temperature=temperature, top_k=top_k, top_p=top_p, seed=seed)
+    store = Store(study.out)
+    for task in study.tasks:
+        if (run is None or task.run == run) and store.completed(task):
+            model = checkpoint.kept_model(store.folder(task))
+            if model is not None:
+                return complete(model, prompts, new_tokens=new_tokens, sampling=sampling)
+    what = f"no completed repeat of {run_id or 'this study'} kept its trained model"
+    again = f"`{study.command('run')} --fresh`"
+    advice = f"set `keep_model: true` below `base` in study.yaml, then {again}"
+    if not any(map(store.completed, study.tasks)):
+        advice = other_form(study) or advice
+    raise InputError.of(study.name, "RUN", what, advice)
+
+
+def complete(
+    trained: Checkpoint, prompts: Sequence[str], *, new_tokens: int, sampling: Sampling
+) -> list[str]:
+    """Continue each prompt with a language model, on a GPU if there is one.
+
+    Raises InputError for a model of another kind, for one of random tokens, and for an empty or too
+    long prompt.
+    """
+    config = trained.run.architecture
+    if not isinstance(config, models.GPT):
+        what = f"{trained.run.label} is not a language model"
+        raise InputError.of("inference", "model", what, "choose a GPT")
+    if isinstance(trained.run.dataset, Synthetic):
+        what = "the model was trained on random tokens, which stand for no text"
+        raise InputError.of("generate", "data", what, "choose a run trained on text")
+    try:
+        tokenizer = load_tokenizer(trained.folder / checkpoint.TOKENIZER)
+    except (OSError, ValueError) as error:
+        raise LabError(f"the model's tokenizer cannot be read: {error}") from None
+    tokens = [tokenizer.encode(prompt).ids for prompt in prompts]
+    problems = [
+        Problem("prompt", f"{prompt!r} has no tokens")
+        for prompt, ids in zip(prompts, tokens, strict=True)
+        if not ids
+    ]
+    if problems:
+        raise InputError("generate", problems)
+    device = torch.device("cuda" if torch.cuda.is_available() else "cpu")
+    model = GPT(config, vocab_size=trained.vocab_size)  # without its data, which may be elsewhere
+    checkpoint.load_model(model, trained)
+    model.to(device).eval()
+    texts = [""] * len(prompts)
+    # Prompts form one batch if they have the same length.
+    for numbers in grouped((len(ids), number) for number, ids in enumerate(tokens)).values():
+        batch = torch.tensor([tokens[number] for number in numbers], device=device)
+        new = continuations(model, batch, new_tokens=new_tokens, sampling=sampling, numbers=numbers)
+        for number, ids in zip(numbers, new.tolist(), strict=True):
+            texts[number] = tokenizer.decode(ids)
+    return texts

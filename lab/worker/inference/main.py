@@ -1,35 +1,55 @@
-"""What an inference job runs on each rank: a trained model against its quantized copy."""
+"""What an inference job runs on each rank: a trained model against its quantized copy, in turn."""
 
 from __future__ import annotations
 
+import dataclasses
 import itertools
-from collections.abc import Mapping, Sequence
+import time
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from pathlib import Path
-from typing import Any, cast
+from typing import Any, NamedTuple, cast
 
 import numpy as np
 import torch
 from torch import Tensor, nn
-from torch._dynamo.exc import TorchDynamoException
+from torch import distributed as dist
 
 from lab.config.run import Run
 from lab.errors import first_line
-from lab.records.schema import Inference, Memory, Size
+from lab.records.schema import ClassificationPoint, Inference, Latency, Memory, Point, Size
+from lab.records.statistics import stat
 from lab.worker import checkpoint, data
 from lab.worker.calibrate import memory_bandwidth
 from lab.worker.checkpoint import Checkpoint
 from lab.worker.context import Measurement, Progress, RankContext
-from lab.worker.data.cache import file_sha256
-from lab.worker.data.dataset import Batch, FastLoader
-from lab.worker.distributed import RankJob, device_of, gather, process_group
+from lab.worker.data.cache import file_sha256, in_cache, load_or_build
+from lab.worker.data.dataset import Batch, Dataset, FastLoader
+from lab.worker.distributed import RankJob, all_gather_object, device_of, gather, process_group
 from lab.worker.environment import MachineWatch, environment, reset_peak
 from lab.worker.inference import quantize
-from lab.worker.inference.latency import PromptBatch, time_classification, time_generation
-from lab.worker.inference.model import load_model, trained_model, training_run
+from lab.worker.inference.generate import stream
 from lab.worker.inference.quantize import Pair, UnavailableError
+from lab.worker.measure.clock import FloatArray, synchronize
+from lab.worker.models import build
 from lab.worker.models.classifier import Classifier
-from lab.worker.models.gpt import GPT
+from lab.worker.models.gpt import GPT, Cache
 from lab.worker.optim import DTYPES, set_products
+from lab.worker.train import train
+
+# The fields of an inference run that specify how its model is trained.
+TRAINING_FIELDS = {
+    *("model", "data", "precision", "global_batch_size", "grad_accum", "seed", "eval_batches"),
+    *("steps", "warmup_steps", "lr_warmup_steps", "learning_rate", "min_learning_rate"),
+    *("weight_decay", "grad_clip"),
+}
+
+
+class PromptBatch(NamedTuple):
+    """Prompts of one length: their number over all ranks, and this rank's (sequences, tokens)."""
+
+    prompt_tokens: int
+    batch_size: int
+    prompts: Tensor
 
 
 def infer(
@@ -76,6 +96,36 @@ def infer(
         checks={"outputs_agree": all(error <= quantize.MAX_OUTPUT_ERROR for error in errors)},
         inference=inference,
     )
+
+
+def training_run(run: Run) -> Run:
+    """The one-process training that produces the model of an inference run."""
+    fields = {name: getattr(run, name) for name in TRAINING_FIELDS}
+    return Run.model_validate(fields | {"strategy": "single", "keep_model": True})
+
+
+def trained_model(job: RankJob) -> Checkpoint:
+    """The checkpoint of the run's model, cached or trained now; raises the errors of `train`."""
+    # One process trains while the others wait for the lock; a process group would time out.
+    alone = dataclasses.replace(job.context, rank=0, world_size=1)
+    training = dataclasses.replace(job, run=training_run(job.run), context=alone)
+    # Different data, torch or kind of device give a different model.
+    digest, device = job.dataset.sha256[:16], job.device.type
+    folder = in_cache("models", f"{training.run.id}-{digest}-{torch.__version__}-{device}")
+    return load_or_build(
+        folder,
+        lambda: checkpoint.kept_model(folder),
+        lambda: train(training, folder=folder),
+        # A rank that reports nothing would be considered hung.
+        waiting=lambda: job.progress("training", 0, training.run.steps),
+    )
+
+
+def load_model(trained: Checkpoint, dataset: Dataset, *, device: torch.device) -> nn.Module:
+    """A checkpoint's model on a device, in evaluation mode; raises the errors of `build`."""
+    model = build(trained.run, dataset)
+    checkpoint.load_model(model, trained)
+    return model.to(device).eval()  # without dropout
 
 
 def _compare(job: RankJob, base: nn.Module, trained: Checkpoint) -> Inference:
@@ -155,7 +205,7 @@ def _output_errors(
             # Compiled separately: a kernel correct for whole prompts says nothing about this one.
             gpts = cast("tuple[GPT, GPT]", pair)
             errors["1 after a prompt"] = quantize.cached_error(gpts, prompts[-1].prompts)
-    except (TorchDynamoException, RuntimeError) as error:
+    except RuntimeError as error:  # or one of torch.compile's, which are derived from it
         # Compiled kernels may refuse shapes only when called: int8 products few rows, on a GPU.
         if not compiled or isinstance(error, torch.OutOfMemoryError):
             raise
@@ -196,3 +246,122 @@ def _held_out(job: RankJob) -> list[Batch]:
             if remaining > 0
         ]
     return batches[job.context.rank :: job.context.world_size]
+
+
+def time_generation(
+    models: tuple[GPT, GPT], batches: Sequence[PromptBatch], run: Run, progress: Progress
+) -> list[Point]:
+    """Time base and quantized model generating from each batch; all ranks must call it."""
+
+    def generate(batch: int, model: int) -> FloatArray:
+        prompts = batches[batch].prompts
+        return _laps(stream(models[model], prompts, new_tokens=run.new_tokens), prompts.device)
+
+    seconds = _in_turn(generate, len(batches), run.rounds, progress)
+    points = []
+    for number, batch in enumerate(batches):
+        of_base, of_quantized = seconds[:, number, 0], seconds[:, number, 1]
+        # The median of each round, as a single late token says nothing about the model.
+        inter = [np.median(times[:, 1:], axis=1) for times in (of_base, of_quantized)]
+        points.append(
+            Point(
+                prompt_tokens=batch.prompt_tokens,
+                batch_size=batch.batch_size,
+                base=_latency(of_base, batch, models[0]),
+                quantized=_latency(of_quantized, batch, models[1]),
+                first_token_ratio=stat(of_quantized[:, 0] / of_base[:, 0]),
+                inter_token_ratio=stat(inter[1] / inter[0]),
+                total_ratio=stat(of_quantized.sum(axis=1) / of_base.sum(axis=1)),
+            )
+        )
+    return points
+
+
+def time_classification(
+    models: tuple[Classifier, Classifier],
+    batches: Mapping[int, Tensor],
+    run: Run,
+    progress: Progress,
+) -> list[ClassificationPoint]:
+    """Time base and quantized model on this rank's shares of batches, by the global batch size.
+
+    All ranks must call it.
+    """
+    shares = list(batches.values())
+
+    def classify(batch: int, model: int) -> FloatArray:
+        return _laps(map(models[model].logits, [shares[batch]]), shares[batch].device)
+
+    seconds = _in_turn(classify, len(shares), run.rounds, progress)[..., 0]
+    points = []
+    for number, size in enumerate(batches):
+        base, quantized = seconds[:, number, 0], seconds[:, number, 1]
+        point = ClassificationPoint(
+            batch_size=size,
+            base=stat(base),
+            quantized=stat(quantized),
+            ratio=stat(quantized / base),  # round by round, so that a slow phase affects both
+            base_samples_per_second=size / stat(base).median,
+            samples_per_second=size / stat(quantized).median,
+        )
+        points.append(point)
+    return points
+
+
+def _in_turn(
+    work: Callable[[int, int], FloatArray], batches: int, rounds: int, progress: Progress
+) -> FloatArray:
+    """Seconds (rounds, batches, models, laps) of `work(batch, model)`, each once per round."""
+    turns = list(itertools.product(range(batches), range(2)))
+    # Kernels are chosen and memory is allocated before anything counts.
+    for number, turn in enumerate(turns):
+        work(*turn)
+        progress("warm-up", number + 1, len(turns))
+    seconds: list[list[FloatArray]] = []
+    for number in range(rounds):
+        # Shuffled in each round, so that no turn always follows the same one; equal on all ranks.
+        order = np.random.default_rng(number).permutation(len(turns)).tolist()
+        times = {turn: work(*turns[turn]) for turn in order}
+        seconds.append([times[turn] for turn in range(len(turns))])
+        progress("measuring", number + 1, rounds)
+    # A round takes as long as its slowest rank: ranks work independently and only start together.
+    ranks = np.stack(all_gather_object(np.array(seconds).reshape(rounds, batches, 2, -1)))
+    slowest = ranks.sum(axis=-1).argmax(axis=0)
+    return np.take_along_axis(ranks, slowest[None, ..., None], axis=0)[0]
+
+
+@torch.inference_mode()
+def _laps(results: Iterable[Tensor], device: torch.device) -> FloatArray:
+    """Seconds to the first result and between the others, started when all ranks are ready."""
+    if dist.is_initialized():
+        dist.barrier()  # an idle rank would leave its share of the machine to the others
+    synchronize(device)
+    stamps = [time.perf_counter()]
+    for _ in results:
+        synchronize(device)  # a token counts when it can be shown
+        stamps.append(time.perf_counter())
+    return np.diff(stamps)
+
+
+def _latency(seconds: FloatArray, batch: PromptBatch, model: GPT) -> Latency:
+    """One model's latencies from the seconds (rounds, tokens) of a batch."""
+    first, inter = stat(seconds[:, 0]), stat(np.median(seconds[:, 1:], axis=1))
+    p50, p90, p99 = (float(value) for value in np.percentile(seconds[:, 1:], [50, 90, 99]))
+    # A step reads each weight once for all sequences (the embedding as the head, one row of the
+    # positions), and each sequence's cache, which holds half of the new tokens on average.
+    weights = quantize.bytes_in_memory(model) - model.positions.weight.nbytes
+    width, dtype = model.embedding.embedding_dim, model.norm.weight.dtype
+    cached = len(batch.prompts) * (batch.prompt_tokens + seconds.shape[1] / 2)
+    read = round(weights + cached * Cache.bytes_per_token(len(model.blocks), width, dtype))
+    return Latency(
+        first_token=first,
+        inter_token=inter,
+        p50=p50,
+        p90=p90,
+        p99=p99,
+        total=stat(seconds.sum(axis=1)),
+        prefill_tokens_per_second=batch.batch_size * batch.prompt_tokens / first.median,
+        decode_tokens_per_second=batch.batch_size / inter.median,
+        bytes_per_token=read,
+        bytes_per_second=read / inter.median,
+    )

@@ -21,7 +21,7 @@ from lab.records.schema import Share
 from lab.records.statistics import RESAMPLES, bootstrap_interval
 from lab.worker.data.dataset import Batch
 from lab.worker.distributed import all_gather_object
-from lab.worker.inference.generate import generate
+from lab.worker.inference.generate import continuations
 from lab.worker.measure.clock import FloatArray, synchronize
 from lab.worker.models.classifier import Classifier
 from lab.worker.models.gpt import GPT, Cache
@@ -213,8 +213,6 @@ def _weights(module: nn.Module) -> Iterator[Tensor]:
             yield weight
             if bias is not None:
                 yield bias
-            if weight.qscheme() == torch.per_channel_affine:
-                yield weight.q_per_channel_scales()
         yield from part.parameters(recurse=False)
         yield from part.buffers(recurse=False)
 
@@ -321,7 +319,7 @@ def _on_all_ranks(rows: Sequence[FloatArray]) -> FloatArray:
 
 def generated_alike(models: tuple[GPT, GPT], prompts: Tensor, *, new_tokens: int) -> float:
     """The share of greedily generated tokens that agree, over all ranks."""
-    expected, tokens = (generate(model, prompts, new_tokens=new_tokens) for model in models)
+    expected, tokens = (continuations(model, prompts, new_tokens=new_tokens) for model in models)
     return float(np.mean(all_gather_object(float((expected == tokens).float().mean()))))
 
 

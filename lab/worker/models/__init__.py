@@ -39,13 +39,13 @@ def build(run: Run, dataset: Dataset) -> nn.Module:
         advice = "leave it out, or choose a smaller vocab_size of the data"
         raise InputError.of("model", "vocab_size", what, advice)
     if isinstance(config, models.TextClassifier):
-        from lab.worker.models.text_classifier import TextClassifier
+        from lab.worker.models.classifier import TextClassifier
 
         return TextClassifier(
             config, vocab_size=dataset.vocab_size, classes=dataset.classes, pad=dataset.pad
         )
     if isinstance(config, models.DistilBERT):
-        from lab.worker.models.text_classifier import DistilBERT
+        from lab.worker.models.classifier import DistilBERT
 
         assert dataset.pretrained is not None
         return DistilBERT(

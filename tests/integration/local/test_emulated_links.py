@@ -43,7 +43,7 @@ from lab.worker.context import RankContext
 rank, count, way, link, folder = int(sys.argv[1]), int(sys.argv[2]), sys.argv[3], Link.model_validate_json(sys.argv[4]), Path(sys.argv[5])
 place = RankContext(rank, 2, rank, "cpu", (0,), 1, "test", folder / "address")
 if way == "join":
-    place = join(place, link, folder / "network", require_leader=lambda: None)
+    place = join(place, link, folder / "network")
 def wait_for(path):
     while not path.exists():
         time.sleep(0.01)

@@ -48,14 +48,14 @@ RUNS: dict[str, tuple[dict[str, Any], dict[str, set[str]]]] = {
         {"model": CNN, "data": "digits", "strategy": "ddp"},
         {
             "lab.worker.strategies": {"base", "ddp"},
-            "lab.worker.models": {"classifier"},
+            "lab.worker.models": {"classifier", "gpt"},  # one of them has the blocks of a GPT
             "lab.worker.data": {"cache", "dataset", "images"},
         },
     ),
 }
 # The job's own parts: it claims its folder and devices, joins an emulated network, watches
 # (its DataLoader workers too) and writes how it ended.
-LAUNCH = {"attempt", "job", "netem", "outcome", "supervisor", "watchdog"}
+LAUNCH = {"attempt", "job", "netem", "outcome", "watchdog"}
 # Packages for notebooks, reports and other models, which take a second or more to import.
 HEAVY = {"IPython", "matplotlib", "nbconvert", "rich", "scipy.stats", "torchao", "transformers"}
 HEAVY |= {"pandas", "sklearn", "torch.distributed.checkpoint"}

@@ -16,7 +16,7 @@ import lab
 from lab.config.models import GPT as Config
 from lab.records.schema import Inference
 from lab.records.store import Record
-from lab.worker.inference.generate import generate
+from lab.worker.inference.generate import continuations
 from lab.worker.inference.quantize import compile_alike, quantize
 from lab.worker.models.gpt import GPT
 
@@ -213,7 +213,7 @@ def test_compiled_blocks_generate_the_same_with_few_graphs(name: str) -> None:
     prompts = torch.randint(300, (3, 9), generator=torch.Generator().manual_seed(0))
 
     def results() -> list[torch.Tensor]:
-        tokens = [generate(copy, part, new_tokens=4) for part in (prompts, prompts[:1, :5])]
+        tokens = [continuations(copy, part, new_tokens=4) for part in (prompts, prompts[:1, :5])]
         with torch.inference_mode():
             return [*tokens, copy(prompts), copy(prompts[:, :1]), copy(prompts[:1, :1])]
 

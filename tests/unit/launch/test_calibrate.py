@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import socket
+import subprocess
+import time
 from collections.abc import Sequence
 from datetime import UTC, datetime
 from importlib import metadata
@@ -13,7 +15,9 @@ import pytest
 
 import lab
 from lab.launch import calibrate
+from lab.launch.executor import JobSpec, LocalJob, write_job
 from lab.launch.preflight import usable
+from lab.machine import began
 from lab.perfmodel.calibration import Calibration, Part, calibration_path, write_calibration
 
 
@@ -53,3 +57,33 @@ def test_strategies_that_were_not_wanted_before_are_measured_then(
     more = measured("fsdp")
     assert measured("ddp", "zero1") == more
     assert asked == [["ddp", "fsdp", "single", "zero1"]]
+
+
+def test_a_job_that_ctrl_c_meets_while_it_is_submitted_is_ended(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    started: list[subprocess.Popen[bytes]] = []
+
+    class Executor:
+        def choose(self, waiting: list[JobSpec], running: list[object]) -> list[JobSpec]:
+            return waiting
+
+        def submit(self, specs: list[JobSpec]) -> None:
+            process = subprocess.Popen(["sleep", "600"])
+            job = LocalJob(
+                cluster="few",
+                job_id=str(process.pid),
+                pid=process.pid,
+                began=began(process.pid),
+                submitted_at=time.time(),
+            )
+            write_job(specs[0].folder, job)
+            started.append(process)
+            raise KeyboardInterrupt
+
+    profile = tmp_path / "few.yaml"
+    profile.write_text("executor: local\ndevice: cpu\n")
+    monkeypatch.setattr(calibrate, "executor_for", lambda *_: Executor())
+    with pytest.raises(calibrate.InterruptedCalibrationError):
+        lab.calibrate(profile, world_sizes=[1], progress=False)
+    assert started[0].wait(30) != 0

@@ -3,12 +3,10 @@ from __future__ import annotations
 import signal
 import threading
 from collections.abc import Iterator
-from pathlib import Path
 
 import pytest
 
-from lab.launch.driver import Driver, OneInterrupt
-from lab.launch.executor import JobSpec
+from lab.launch.driver import OneInterrupt
 
 
 @pytest.fixture(autouse=True)
@@ -17,30 +15,6 @@ def handler() -> Iterator[None]:
     previous = signal.signal(signal.SIGINT, signal.default_int_handler)
     yield
     signal.signal(signal.SIGINT, previous)
-
-
-@pytest.mark.parametrize("pressed", [1, 2])
-def test_a_job_that_ctrl_c_meets_while_it_is_submitted_is_known(
-    tmp_path: Path, pressed: int
-) -> None:
-    class Executor:
-        persistent = False
-
-        def choose(self, waiting: list[JobSpec], running: list[object]) -> list[JobSpec]:
-            return waiting
-
-        def submit(self, specs: list[JobSpec]) -> list[object]:
-            for _ in range(pressed):
-                signal.raise_signal(signal.SIGINT)
-            return specs
-
-    driver = Driver(Executor(), on_end=lambda *_: None, has_result=lambda _: False)
-    spec = JobSpec(tmp_path, 1, print, ())
-    with pytest.raises(KeyboardInterrupt):
-        driver.drive([spec], adopted={}, wait=lambda _: False)
-    # Pressed again it does not wait, as a scheduler may not answer.
-    assert driver.alive == ({tmp_path: spec} if pressed == 1 else {})
-    assert signal.getsignal(signal.SIGINT) is signal.default_int_handler
 
 
 def test_only_the_first_interrupt_is_raised() -> None:

@@ -15,10 +15,9 @@ from factories import run, study
 import lab
 from lab.config.cluster import NOTICE, Cluster
 from lab.config.study import Study
-from lab.errors import InputError, LabError
+from lab.errors import InputError
 from lab.figures import StudyResults
 from lab.files import ROOT
-from lab.launch.driver import executor_for
 from lab.perfmodel.calibration import load_calibration
 from lab.report import paper, sections, study_sections
 from lab.report.blocks import Markdown
@@ -134,8 +133,8 @@ def test_what_the_table_does_not_hold_is_refused_and_nothing_is_run(tmp_path: Pa
     with pytest.raises(InputError, match="4 ranks"):
         lab.launch(study(tmp_path, [run(8, 64)]), "replay-gpt-4gpu")
     assert not list(tmp_path.glob("out/runs/*"))
-    with pytest.raises(LabError, match="nothing can be run"):
-        executor_for(Cluster.load("replay-gpt-4gpu"), tmp_path).choose([], [])
+    with pytest.raises(InputError, match="nothing can be measured"):
+        lab.calibrate("replay-gpt-4gpu")
 
 
 def test_published_all_reduces_are_a_calibration() -> None:

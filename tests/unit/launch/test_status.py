@@ -22,11 +22,9 @@ from lab.config.run import Run
 from lab.config.study import Study, Task
 from lab.launch import driver, status
 from lab.launch.attempt import WAITING
-from lab.launch.executor import JobSpec, LocalJob, prepare, write_job
-from lab.launch.job import execute, job_arguments
+from lab.launch.executor import LocalJob, prepare, write_job
 from lab.launch.launcher import Jobs
 from lab.launch.status import Display, StudyDisplay, TaskState, _view, cancel, time_left
-from lab.launch.work import write_work
 from lab.machine import began
 from lab.records.store import Store, write_record
 
@@ -208,15 +206,17 @@ def test_who_watches_sees_what_another_process_measures(
 
 def job_of(study: Study, run: Run) -> subprocess.Popen[bytes]:
     """A process that stands for the job of a run, with the files by which it is known."""
-    task = Task(run, 0)
-    folder = Store(study.out).folder(task)
-    arguments = job_arguments(study, task, Cluster.load("local"), folder)
+    folder = Store(study.out).folder(Task(run, 0))
     prepare(folder)
-    write_work([JobSpec(folder, 1, execute, arguments)], folder / "log")
     job = subprocess.Popen([sys.executable, "-c", "import time; time.sleep(600)"])
     since = began(job.pid)
     local = LocalJob(
-        cluster="local", job_id=str(job.pid), pid=job.pid, began=since, submitted_at=time.time()
+        cluster="local",
+        job_id=str(job.pid),
+        pid=job.pid,
+        began=since,
+        submitted_at=time.time(),
+        task=(run.model_dump_json(), 0),
     )
     write_job(folder, local)
     return job

@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
+import multiprocessing
 import threading
 import time
 import traceback
 from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
+from typing import Any
 
 import pytest
 import torch
@@ -146,3 +148,33 @@ def test_a_rank_whose_gpu_failed_is_no_rank_that_waits(monkeypatch: pytest.Monke
 
     monkeypatch.setattr(distributed, "device_is_busy", fail)
     assert watchdog._device_waits() is False  # and the watchdog goes on to end it
+
+
+def naps(ready: Any) -> None:
+    ready.set()
+    time.sleep(600)
+
+
+def works(ready: Any, work: Any) -> None:
+    ready.set()
+    work.get()
+
+
+def test_where_busy_children_stand_is_told() -> None:
+    children, fork = watchdog.Children(), multiprocessing.get_context("fork")
+    begun = [fork.Event(), fork.Event()]
+    processes = [
+        fork.Process(target=naps, args=(begun[0],), daemon=True),
+        fork.Process(target=works, args=(begun[1], fork.Queue()), daemon=True),
+    ]
+    for process, ready in zip(processes, begun, strict=True):
+        process.start()
+        assert ready.wait(60)
+    try:
+        deadline = time.monotonic() + 60
+        while len(places := children.places()) != 1:  # until the second waits for work
+            assert time.monotonic() < deadline, places
+        assert places[0].startswith(f"its process {processes[0].pid} stood in naps (test_watchdog.")
+    finally:
+        for process in processes:
+            process.kill()

@@ -8,11 +8,11 @@ from hypothesis import strategies as st
 
 from lab.records.schema import PHASES, Timing
 from lab.worker.measure import overlap
-from lab.worker.measure.clock import CudaClock, FloatArray, HostClock, phases_close, stat, timing
+from lab.worker.measure.clock import Clock, CudaClock, FloatArray, phases_close, stat, timing
 from lab.worker.measure.overlap import Exposure, merge_adjacent
 
 
-class Readings(HostClock):
+class Readings(Clock):
     """A clock that reads the times it was given."""
 
     def __init__(self, times: list[float]) -> None:

@@ -16,7 +16,7 @@ from torch.distributed import _functional_collectives as functional
 
 from lab.records.schema import Operation
 from lab.worker.measure import collective_trace
-from lab.worker.measure.clock import HostClock
+from lab.worker.measure.clock import Clock
 from lab.worker.measure.collective_trace import CallRecorder, Calls, _bytes
 from lab.worker.measure.overlap import Exposure, bytes_by_step, counted, summary
 
@@ -26,7 +26,7 @@ GATHERS = ("all_gather_single", "all_gather_tensor")
 SCATTERS = ("reduce_scatter_single", "reduce_scatter_tensor")
 
 
-class Ticks(HostClock):
+class Ticks(Clock):
     """A clock that reads 1 more each time, or what a test sets."""
 
     tick = 0.0

@@ -136,17 +136,6 @@ def test_ag_news_as_published(site: Site, monkeypatch: pytest.MonkeyPatch) -> No
     assert prepare(CLASSIFIER, {"kind": "ag_news", "vocab_size": 300}).sha256 == dataset.sha256
 
 
-def test_a_row_that_is_no_news_item_is_named(site: Site, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(
-        labelled,
-        "AG_NEWS_TRAIN",
-        site.publish(labelled.AG_NEWS_TRAIN, b'"1","a","b"\n"5","c","d"\n'),
-    )
-    monkeypatch.setattr(labelled, "AG_NEWS_TEST", site.publish(labelled.AG_NEWS_TEST, _rows(4)))
-    with pytest.raises(LabError, match="row 2 is not a class from 1 to 4"):
-        prepare(CLASSIFIER, "ag_news")
-
-
 def test_imdb_as_published(site: Site, monkeypatch: pytest.MonkeyPatch) -> None:
     stream = io.BytesIO()
     with tarfile.open(fileobj=stream, mode="w:gz") as archive:
@@ -197,13 +186,6 @@ def test_mnist_as_published(site: Site, monkeypatch: pytest.MonkeyPatch) -> None
     )
     assert np.array_equal(dataset.held_out.take(np.arange(10))[0][:, 0], arrays[2])
     assert (dataset.channels, dataset.classes, dataset.tokens_per_sample) == (1, 10, None)
-
-
-def test_what_is_no_idx_file_is_named(tmp_path: Path) -> None:
-    (tmp_path / "short.gz").write_bytes(_idx(np.zeros((3, 4)))[:-30] + gzip.compress(b""))
-    (tmp_path / "other.gz").write_bytes(gzip.compress(b"something else"))
-    with pytest.raises(LabError, match="is not an IDX file"):
-        images._read_idx(tmp_path / "other.gz")
 
 
 @pytest.mark.parametrize(

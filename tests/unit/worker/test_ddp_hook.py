@@ -12,7 +12,7 @@ from hypothesis import strategies as st
 
 from lab.records.schema import Communication, Operation, Stat
 from lab.worker.distributed import ClockOffset, on_clock_of_rank_0
-from lab.worker.measure.clock import HostClock
+from lab.worker.measure.clock import Clock
 from lab.worker.measure.collective_trace import Calls
 from lab.worker.measure.ddp_hook import BucketRecorder, Buckets, Sent
 from lab.worker.measure.overlap import (
@@ -252,7 +252,7 @@ def test_a_clock_that_is_off_and_drifts_is_read_as_that_of_rank_0(
     assert moved == pytest.approx(np.array(true), abs=1e-6)
 
 
-class Ticks(HostClock):
+class Ticks(Clock):
     """A clock that reads 1, 2, 3, ..."""
 
     ticks = 0

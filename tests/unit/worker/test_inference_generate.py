@@ -7,16 +7,19 @@ from pathlib import Path
 import numpy as np
 import pytest
 import torch
+from factories import record
 from hypothesis import given
 from hypothesis import strategies as st
+from studies import StudyMaker
 
+import lab
 from lab.config.models import GPT as Config
 from lab.config.run import Run
 from lab.errors import InputError
+from lab.records.store import Store, write_record
 from lab.worker.checkpoint import Checkpoint
 from lab.worker.data.dataset import GENERATION, random_numbers
-from lab.worker.inference.generate import Sampling, choose, generate
-from lab.worker.inference.model import complete
+from lab.worker.inference.generate import Sampling, choose, complete, continuations
 from lab.worker.models.gpt import GPT, Cache
 
 VOCABULARY = 50
@@ -63,7 +66,7 @@ def without_cache(
 @pytest.mark.parametrize(("samples", "length"), [(1, 1), (1, 12), (5, 1), (5, 12)])
 def test_the_cache_changes_no_token(model: GPT, samples: int, length: int, how: Sampling) -> None:
     given = prompts(samples, length)
-    tokens = generate(model, given, new_tokens=25, sampling=how)
+    tokens = continuations(model, given, new_tokens=25, sampling=how)
     assert torch.equal(tokens, without_cache(model, given, new_tokens=25, sampling=how))
     assert len(tokens.unique()) > 5  # not one token for ever
 
@@ -83,14 +86,18 @@ def test_the_cache_gives_the_logits_of_the_whole_sequence(model: GPT) -> None:
 
 def test_a_prompt_gets_the_same_text_whatever_its_batch(model: GPT) -> None:
     how = Sampling(temperature=1.0, seed=7)
-    whole = generate(model, prompts(6, 5), new_tokens=10, sampling=how)
+    whole = continuations(model, prompts(6, 5), new_tokens=10, sampling=how)
     # Prompts of other lengths, which form batches of their own, may lie between those of a batch.
     for numbers in ([3, 4, 5], [0, 2, 5], [1]):
-        part = generate(model, prompts(6, 5)[numbers], new_tokens=10, sampling=how, numbers=numbers)
+        part = continuations(
+            model, prompts(6, 5)[numbers], new_tokens=10, sampling=how, numbers=numbers
+        )
         assert torch.equal(whole[numbers], part)
     assert not torch.equal(
         whole,
-        generate(model, prompts(6, 5), new_tokens=10, sampling=Sampling(temperature=1.0, seed=8)),
+        continuations(
+            model, prompts(6, 5), new_tokens=10, sampling=Sampling(temperature=1.0, seed=8)
+        ),
     )
 
 
@@ -131,9 +138,9 @@ def test_too_many_tokens_are_refused(model: GPT) -> None:
     with pytest.raises(
         InputError, match="30 tokens of prompt plus 11 new ones, but the model has positions for 40"
     ):
-        generate(model, prompts(1, 30), new_tokens=11)
+        continuations(model, prompts(1, 30), new_tokens=11)
     with pytest.raises(InputError, match="at least one token"):
-        generate(model, prompts(1, 0), new_tokens=1)
+        continuations(model, prompts(1, 0), new_tokens=1)
     with pytest.raises(InputError, match="3 problems"):
         Sampling(temperature=-1, top_k=0, top_p=2)
     for temperature in (float("nan"), float("inf")):
@@ -146,3 +153,17 @@ def test_a_model_of_random_tokens_continues_no_text(tmp_path: Path) -> None:
     trained = Checkpoint(tmp_path, run, 60, 4096, "", {}, [])
     with pytest.raises(InputError, match=r"random tokens.*choose a run trained on text"):
         complete(trained, ["def "], new_tokens=1, sampling=Sampling())
+
+
+def test_a_study_without_a_model_is_told_how_to_keep_one_or_which_form_is_measured(
+    make_study: StudyMaker,
+) -> None:
+    folder = make_study(repeats=1, quick={"base": {"seed": 7}})
+    with pytest.raises(InputError, match=rf"`lab run \S*{folder.name} --fresh`"):
+        lab.generate(folder, prompts=["def "])
+    study = lab.Study.load(folder, quick=True)
+    write_record(record(study.runs[0]), Store(study.out).folder(study.tasks[0]))
+    with pytest.raises(InputError, match="its quick form is measured: add --quick"):
+        lab.generate(folder, prompts=["def "])
+    with pytest.raises(InputError, match="set `keep_model: true` below `base`"):
+        lab.generate(study, prompts=["def "])

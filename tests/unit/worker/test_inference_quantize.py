@@ -10,7 +10,7 @@ from lab.config.models import GPT as Config
 from lab.config.run import Run
 from lab.worker.context import silent
 from lab.worker.data.dataset import Batch
-from lab.worker.inference.latency import time_classification
+from lab.worker.inference.main import time_classification
 from lab.worker.inference.quantize import (
     UnavailableError,
     bytes_in_memory,

@@ -19,9 +19,8 @@ from lab.config.run import Run
 from lab.errors import InputError
 from lab.worker import data, models
 from lab.worker.data.dataset import Dataset, Labelled
-from lab.worker.models.classifier import Classifier, Vision
+from lab.worker.models.classifier import Classifier, DistilBERT, TextClassifier, Vision
 from lab.worker.models.gpt import GPT
-from lab.worker.models.text_classifier import DistilBERT, TextClassifier
 from lab.worker.pretrained import folder_of, gpt2_weights
 
 
