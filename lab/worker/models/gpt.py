@@ -24,12 +24,13 @@ from lab.perfmodel.flops import HEAD_CHUNK
 ALIGNED = 64  # words: with 50,257, rows of logits would start at odd addresses
 # Up to this many logits, a compiler that sees all of them reduces their cost more than chunks do.
 WHOLE_WHEN_COMPILED = 2**25
+IGNORED = -100  # the target of tokens that do not count, as in torch's cross-entropy
 
 
 def linear_cross_entropy(hidden: Tensor, weight: Tensor, targets: Tensor) -> Tensor:
     """Mean cross-entropy; hidden (tokens, width), weight (vocabulary, width), targets (tokens,).
 
-    Under autocast the products use its dtype.
+    Under autocast the products use its dtype. Targets of -100 do not count.
     """
     if torch.compiler.is_compiling() and len(hidden) * len(weight) <= WHOLE_WHEN_COMPILED:
         return functional.cross_entropy(functional.linear(hidden, weight), targets)
@@ -44,13 +45,17 @@ def linear_cross_entropy(hidden: Tensor, weight: Tensor, targets: Tensor) -> Ten
 @torch.library.custom_op("lab::linear_cross_entropy", mutates_args=())
 def _loss_and_gradients(
     hidden: Tensor, weight: Tensor, targets: Tensor, dtype: torch.dtype, learns: bool
-) -> tuple[Tensor, Tensor, Tensor]:
-    """The mean loss, and its gradients by hidden and weight times the tokens.
+) -> tuple[Tensor, Tensor, Tensor, Tensor]:
+    """The mean loss, its gradients by hidden and weight times the tokens that count, 1 / these.
 
     The gradients are empty unless it `learns`.
     """
-    loss, hidden_grad, weight_grad = _outputs(hidden, weight, dtype, learns)
-    low, targets, words = hidden.to(dtype), targets[:, None], len(weight)
+    loss, hidden_grad, weight_grad, share = _outputs(hidden, weight, dtype, learns)
+    counted = targets != IGNORED
+    # Without its hidden state a token adds nothing to the weight's gradient.
+    low = hidden.to(dtype).masked_fill(~counted[:, None], 0)
+    targets = targets.masked_fill(~counted, 0)[:, None]
+    words = len(weight)
     cast = functional.pad(weight.to(dtype), (0, 0, 0, -words % ALIGNED))
     rows = min(HEAD_CHUNK.get(hidden.device.type, HEAD_CHUNK["cuda"]), len(low))
     # Allocated once, as memory of this size is returned to the system when it is freed.
@@ -66,13 +71,11 @@ def _loss_and_gradients(
             # Not averaged over tokens yet, which fp16 could not hold.
             torch.mm(chunk, cast, out=hidden_grad[begin : begin + rows])
             _add_product(weight_grad, chunk.t(), part, first=begin == 0)
-    loss.copy_(losses.sum() * _share(loss, len(low)))
-    return loss, hidden_grad, weight_grad
-
-
-def _share(like: Tensor, tokens: int) -> Tensor:
-    """One token's part of the mean, as a scalar."""
-    return like.new_full((), tokens).reciprocal()
+    if learns:
+        hidden_grad.masked_fill_(~counted[:, None], 0)
+    share.copy_(counted.sum()).reciprocal_()
+    loss.copy_(losses.masked_fill_(~counted[:, None], 0).sum() * share)
+    return loss, hidden_grad, weight_grad, share
 
 
 def _losses_and_errors(logits: Tensor, wide: torch.dtype) -> Callable[..., Tensor]:
@@ -104,12 +107,13 @@ def _by_operators(
 
 def _outputs(
     hidden: Tensor, weight: Tensor, dtype: torch.dtype, learns: bool
-) -> tuple[Tensor, Tensor, Tensor]:
+) -> tuple[Tensor, Tensor, Tensor, Tensor]:
     wide = torch.promote_types(dtype, torch.float32)
     return (
         hidden.new_empty((), dtype=wide),
         hidden.new_empty(hidden.shape if learns else 0, dtype=dtype),
         weight.new_empty(weight.shape if learns else 0, dtype=wide),
+        hidden.new_empty((), dtype=wide),
     )
 
 
@@ -143,8 +147,8 @@ def _save(ctx: Any, inputs: tuple[Any, ...], output: tuple[Tensor, ...]) -> None
 
 
 def _backward(ctx: Any, grad: Tensor, *_: None) -> tuple[Tensor | None, ...]:
-    gradients = ctx.saved_tensors
-    scale = grad * _share(grad, len(gradients[0]))
+    *gradients, share = ctx.saved_tensors
+    scale = grad * share
     hidden_grad, weight_grad = (
         (gradient.to(scale.dtype) * scale).to(dtype) if needed else None
         for gradient, dtype, needed in zip(

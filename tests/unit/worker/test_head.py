@@ -50,6 +50,7 @@ def test_loss_and_gradients_are_those_of_torch(dtype: torch.dtype, words: int) -
     results = []
     for loss_of in (linear_cross_entropy, reference):
         hidden, weight, targets = tensors(words, wide)
+        targets[::9] = -100
         with torch.autocast("cpu", dtype=dtype, enabled=dtype != wide):
             loss = loss_of(hidden, weight, targets)
             # Twice, as accumulated gradients are.
@@ -68,6 +69,13 @@ def test_improbable_targets_and_large_logits_keep_their_digits() -> None:
     assert loss.item() == pytest.approx(reference(*wide, targets).item(), rel=1e-6)
 
 
+def test_no_token_that_counts_gives_no_number_as_torch_does() -> None:
+    hidden, weight, targets = tensors()
+    targets.fill_(-100)
+    assert linear_cross_entropy(hidden, weight, targets).isnan()
+    assert reference(hidden, weight, targets).isnan()
+
+
 def test_evaluation_makes_no_gradients() -> None:
     kept: list[Tensor] = []
     hidden, weight, targets = tensors()
@@ -78,7 +86,7 @@ def test_evaluation_makes_no_gradients() -> None:
     with torch.autograd.graph.saved_tensors_hooks(lambda t: kept.append(t) or t, lambda t: t):
         linear_cross_entropy(hidden, weight, targets)
     # Instead of the logits.
-    assert sorted(t.numel() for t in kept) == [TOKENS * WIDTH, 70 * WIDTH]
+    assert sorted(t.numel() for t in kept) == [1, TOKENS * WIDTH, 70 * WIDTH]
 
 
 def test_a_frozen_weight_gets_no_gradient() -> None:
