@@ -287,8 +287,10 @@ def supervise(folder: Path) -> None:
     code = _wait(child)
     if code:
         doing = bytes(_DOING).rstrip(b"\0").decode(errors="replace")
-        with contextlib.suppress(OSError):  # a full disk: the others end as they hang
+        try:
             attempt.observe_exit(here.global_rank, code, doing)
+        except OSError:
+            _end_job()
     end_left(psutil.Process().children(recursive=True), patience_s=LEAVE_S)
     if code < 0:
         with contextlib.suppress(OSError):  # SIGKILL has no other handler
@@ -308,3 +310,12 @@ def _wait(child: int) -> int:
         ended, status = os.waitpid(-1, 0)
         if ended == child:
             return os.waitstatus_to_exitcode(status)
+
+
+def _end_job() -> None:
+    """End all ranks, as the others would wait for one whose end cannot be told: the disk is full.
+
+    Slurm itself does so; on this machine the ranks' controller does if it is interrupted.
+    """
+    if os.environ.get("SUBMITIT_EXECUTOR") == "local":
+        os.kill(os.getppid(), signal.SIGINT)

@@ -67,6 +67,25 @@ def test_a_rank_killed_before_the_group_forms_is_named_with_signal_and_phase(
     assert record.duration_s is None or record.duration_s < 60
 
 
+def test_ranks_do_not_wait_for_one_that_cannot_write_how_it_ended(
+    make_study: StudyMaker, faulty_rank: Callable[[int, str], None], tmp_path: Path
+) -> None:
+    """As on a full disk; they would wait for it for ten minutes."""
+    faulty_rank(1, "pass")
+    with (tmp_path / "site" / "sitecustomize.py").open("a") as site:  # for its parent too
+        site.write(
+            "if os.environ.get('SUBMITIT_LOCAL_GLOBALID') == '1':\n"
+            "    import resource, signal\n"
+            "    signal.signal(signal.SIGXFSZ, signal.SIG_IGN)\n"
+            "    resource.setrlimit(resource.RLIMIT_FSIZE, (0, 0))\n"
+        )
+    study = Study.load(make_study())
+    (task,) = (task for task in study.tasks if task.run.world_size == 2)
+    (record,) = lab.launch(study, tasks=[task]).wait(progress=False)
+    assert record.status == "failed"
+    assert record.duration_s is None or record.duration_s < 60
+
+
 def test_ranks_that_do_not_end_once_they_have_measured_are_ended(
     make_study: StudyMaker, faulty_rank: Callable[[int, str], None], tmp_path: Path
 ) -> None:
