@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import ast
 import json
 import random
 import subprocess
@@ -16,9 +17,10 @@ import numpy as np
 from pydantic import ValidationError
 
 from lab import machine
-from lab.config.base import problems_of
+from lab.config.base import InvalidValueError, problems_of
 from lab.config.datasets import vocab_size_of
 from lab.config.models import GPT, MODELS
+from lab.config.own import parsed
 from lab.config.run import Run
 from lab.config.strategies import STRATEGIES
 from lab.config.study import Study
@@ -46,6 +48,7 @@ DEFAULTS: dict[str, dict[str, Any]] = {
     "cpu": {"model": "gpt-nano", "micro_batch_size": 8},
     "cuda": {"model": "gpt2-small", "micro_batch_size": 16, "precision": "bf16"},
 }
+NANOGPT_CLASSES = {"GPT", "GPTConfig"}
 SHARED = {"model", "precision", "micro_batch_size", "compile", "learning_rate", "seed"}
 # How ranks run a script as each loop.
 _WAYS = {PLAIN: PLAIN, CONTROL: PLAIN, LAB: LAB}
@@ -242,8 +245,8 @@ def training(
     synthetic samples; without a study, a small GPT, or GPT-2 on a GPU. `quick` takes 20 rounds.
     Raises InputError for a study without such a run or a missing file, LabError if a loop fails.
     """
-    if nanogpt is not None and not Path(nanogpt).is_file():
-        raise InputError.of("bench", nanogpt, "no such file", "name nanoGPT's model.py")
+    if nanogpt is not None:
+        _require_model(Path(nanogpt))
     device = "cuda" if machine.gpus() else "cpu"
     steps = {"steps": WARMUP + 1 + (20 if quick else rounds), "warmup_steps": WARMUP}
     path = str(Path(nanogpt).resolve()) if nanogpt else ""
@@ -273,6 +276,25 @@ def compared(run: Run, device: str, answer: dict[str, Any]) -> Iterable[Comparis
                 lab_s=float(np.median(seconds[LAB])),
                 loop_s=float(np.median(seconds[name])),
             )
+
+
+def _require_model(path: Path) -> None:
+    """Raise InputError for a file that is not nanoGPT's model, without executing any of it."""
+    advice = "name nanoGPT's model.py"
+    if not path.is_file():
+        what = "a folder" if path.is_dir() else "no such file"
+        raise InputError.of("bench", str(path), what, advice)
+    try:
+        tree = parsed(path)
+    except InvalidValueError as error:
+        what = f"not Python: {error.faults[0][0]}"
+        raise InputError.of("bench", str(path), what, advice) from None
+    # Importing train.py, which lies beside it, would start a training.
+    if missing := NANOGPT_CLASSES - {
+        node.name for node in tree.body if isinstance(node, ast.ClassDef)
+    }:
+        what = f"does not define {' or '.join(sorted(missing))}"
+        raise InputError.of("bench", str(path), what, advice)
 
 
 def _of_study(study: str, device: str, *, quick: bool) -> list[Run]:

@@ -49,12 +49,25 @@ def test_of_a_study_each_gpt_on_one_device_is_trained_once(trained: list[tuple[s
     assert all(arguments[0] == "training" and arguments[2:] == ("cpu", "") for arguments in trained)
 
 
-def test_nanogpts_model_is_a_file(trained: list[tuple[str, ...]], tmp_path: Path) -> None:
-    with pytest.raises(InputError, match=r"no such file; name nanoGPT's model\.py"):
-        training(nanogpt=str(tmp_path))
+@pytest.mark.parametrize(
+    ("content", "message"),
+    [
+        (None, "a folder"),
+        ("import torch\nfrom model import GPTConfig, GPT", "does not define GPT or GPTConfig"),
+        ("class GPT: pass", "does not define GPTConfig"),
+        ("class GPT(", r"line 1: .* was never closed; name nanoGPT"),
+    ],
+)
+def test_what_is_not_nanogpts_model_is_not_run(
+    trained: list[tuple[str, ...]], tmp_path: Path, content: str | None, message: str
+) -> None:
+    path = tmp_path / "train.py"
+    path.mkdir() if content is None else path.write_text(content)
+    with pytest.raises(InputError, match=message):
+        training(nanogpt=str(path))
     assert not trained
     path = tmp_path / "model.py"
-    path.touch()
+    path.write_text("class GPTConfig: pass\nclass GPT: pass")
     assert training(nanogpt=str(path)) and trained[0][-1] == str(path)
 
 
