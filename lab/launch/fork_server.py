@@ -138,9 +138,12 @@ def end() -> None:
 def main() -> None:
     """Load the modules, then fork a process for each request until the driver is gone."""
     connection = socket.socket(fileno=int(sys.argv[1]))
+    driver = os.getppid()
     with loading():  # forks share these pages as long as no collection writes to them
         for module in sys.argv[2:]:
             import_module(module)
+            if os.getppid() != driver:  # killed: nobody will ask for a process
+                return
     signal.signal(signal.SIGCHLD, signal.SIG_IGN)  # none stays as a zombie
     connection.settimeout(IDLE_S)
     while message := _request(connection):

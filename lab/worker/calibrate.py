@@ -86,7 +86,9 @@ def measure(
         if several:
             sizes = [size for size in SIZES[device.type] if size <= QUICK_LARGEST or not quick]
             budget = QUICK_BUDGET_S if quick else BUDGET_S
-            fields["times"] = measure_collectives(device, sizes, budget_s=budget, progress=progress)
+            fields["times"], fields["missing"] = measure_collectives(
+                device, sizes, budget_s=budget, progress=progress
+            )
         else:
             progress("matrix products", 0, 2)
             fields["matrix_products"], fields["missing"] = matrix_products(device)

@@ -13,7 +13,7 @@ import torch
 from torch import Tensor, nn
 from torch import distributed as dist
 
-from lab.errors import LabError
+from lab.errors import LabError, first_line
 from lab.formatting import KIB, MIB
 from lab.perfmodel.calibration import CollectiveTime, ContentionTime
 from lab.perfmodel.collectives import COLLECTIVES, Collective
@@ -49,8 +49,8 @@ class _Call(NamedTuple):
 
 def measure_collectives(
     device: torch.device, sizes: Sequence[int], *, budget_s: float, progress: Progress
-) -> list[CollectiveTime]:
-    """Times of every collective by size (bytes of the whole tensor).
+) -> tuple[list[CollectiveTime], dict[str, str]]:
+    """Times of every collective by size (bytes of the whole tensor), and why some are missing.
 
     All ranks must call it, and each gets the answer. A time is that of the slowest rank from a
     barrier to the end of the call, so it includes the skew with which ranks leave the barrier.
@@ -62,9 +62,11 @@ def measure_collectives(
     unit = _ITEM * world_size  # all-gather and reduce-scatter need whole elements on each rank
     sizes = sorted({max(size // unit, 1) * unit for size in sizes})
     buffers = [torch.zeros(sizes[-1] // _ITEM, device=device) for _ in range(2)]
-    for name in COLLECTIVES:
-        _check(name, sizes[0], buffers)
-    calls = [_call(name, size, buffers) for size in sizes for name in COLLECTIVES]
+    reasons = {name: _check(name, sizes[0], buffers) for name in COLLECTIVES}
+    missing: dict[str, str] = {name: reason for name, reason in reasons.items() if reason}
+    calls = [
+        _call(name, size, buffers) for size in sizes for name in COLLECTIVES if name not in missing
+    ]
     calls = _affordable(calls, device=device, budget_s=budget_s)
     slowest = _rounds(calls, device=device, budget_s=budget_s, progress=progress)
     times = []
@@ -81,7 +83,7 @@ def measure_collectives(
                 calls=len(seconds),
             )
         )
-    return times
+    return times, missing
 
 
 def _middle_mean(seconds: FloatArray, axis: int = -1) -> Any:
@@ -135,19 +137,27 @@ def _is_right(collective: Collective, whole: Tensor, part: Tensor) -> bool:
     return bool(right.all())
 
 
-def _check(collective: Collective, size: int, buffers: Sequence[Tensor]) -> None:
-    """Call once with a known answer; raises LabError if that is not what arrives on all ranks."""
+def _check(collective: Collective, size: int, buffers: Sequence[Tensor]) -> str:
+    """Call once with a known answer; returns why the backend lacks the collective, else empty."""
     rank = dist.get_rank()
     whole, part = _views(size, buffers)
     whole.fill_(rank + 1)
     part.fill_(rank + 1)
-    _call(collective, size, buffers).run()
-    if not all(all_gather_object(_is_right(collective, whole, part))):
+    error_message = ""
+    try:
+        _call(collective, size, buffers).run()
+    except (RuntimeError, AttributeError) as error:
+        error_message = first_line(error)
+    # All ranks must agree on what is missing, or they would call different collectives and hang.
+    errors = [message for message in all_gather_object(error_message) if message]
+    if not errors and not all(all_gather_object(_is_right(collective, whole, part))):
         where = f"{dist.get_backend()} gives a wrong result on {dist.get_world_size()} ranks"
         raise LabError(f"{collective} of {where}")
     # Sums of zeros stay finite however often they are repeated.
     whole.zero_()
     part.zero_()
+    version = f"{dist.get_backend()} of torch {torch.__version__}"
+    return f"{version} does not have it: {errors[0]}" if errors else ""
 
 
 def _affordable(calls: Sequence[_Call], *, device: torch.device, budget_s: float) -> list[_Call]:

@@ -121,7 +121,13 @@ def test_two_ranks_obey_the_laws_and_are_not_measured_twice(resumed: Resumed) ->
         "small.lock",
     }
     names = {row.collective for row in whole.rows}
-    assert names == {"all_reduce", "all_gather", "broadcast", "reduce_scatter"}
+    assert {"all_reduce", "all_gather", "broadcast"} <= names
+    assert names | set(part.missing) == {
+        "all_reduce",
+        "all_gather",
+        "broadcast",
+        "reduce_scatter",
+    }
     for name in names:
         rows = [row for row in whole.rows if row.collective == name]
         assert [row.bytes for row in rows] == sorted({row.bytes for row in rows})

@@ -15,6 +15,7 @@ from lab.config.cluster import Cluster
 from lab.launch import fork_server
 from lab.launch.executor import JobSpec
 from lab.launch.local import LocalExecutor
+from lab.machine import began, is_running
 
 
 def spec(**changes: object) -> JobSpec:
@@ -62,6 +63,34 @@ def test_a_server_that_cannot_start_leaves_the_job_to_a_start_of_its_own(
 ) -> None:
     monkeypatch.setattr(sys, "executable", "/bin/false")
     assert fork_server.start(os.getpid, {}, os.environ, modules=("torch",)) is None
+
+
+def test_a_server_whose_driver_was_killed_loads_nothing_more(tmp_path: Path) -> None:
+    (tmp_path / "first.py").write_text(
+        "import os, pathlib, time\n"
+        "driver = os.getppid()\n"
+        "pathlib.Path(__file__).with_name(f'{os.getpid()}.pid').touch()\n"
+        "while os.getppid() == driver:\n    time.sleep(0.01)\n"
+    )
+    (tmp_path / "second.py").write_text("open(__file__ + '.loaded', 'w')")
+    code = (
+        "import os, time; from lab.launch.fork_server import ForkServer; "
+        "server = ForkServer(os.environ, ['first', 'second'], []); time.sleep(600)"
+    )
+    path = f"{tmp_path}:{Path(__file__).parents[3]}"
+    driver = subprocess.Popen([sys.executable, "-c", code], env=os.environ | {"PYTHONPATH": path})
+    deadline = time.monotonic() + 60
+    while not (started := list(tmp_path.glob("*.pid"))):
+        assert time.monotonic() < deadline and driver.poll() is None
+        time.sleep(0.01)
+    pid = int(started[0].stem)
+    since = began(pid)
+    driver.kill()
+    driver.wait()
+    while is_running(pid, since):
+        assert time.monotonic() < deadline
+        time.sleep(0.01)
+    assert not list(tmp_path.glob("*.loaded"))
 
 
 def ends(how: object) -> int:
