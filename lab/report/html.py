@@ -31,6 +31,7 @@ from lab.errors import LabError
 from lab.formatting import printable
 from lab.report import math, page
 from lab.report.math import ELEMENT
+from lab.report.page import svg_to_image
 from lab.report.references import number_parts
 
 TAGS = (nh3.ALLOWED_TAGS - {"area", "map", "nav"}) | {"section", "style", ELEMENT}
@@ -71,11 +72,11 @@ ASSETS = Path(__file__).with_name("assets")
 def sanitize(html: str) -> str:
     """Remove scripts, frames, forms, event handlers and unsafe addresses from a user's HTML.
 
-    A checkbox becomes a character. A `<style>` keeps the rules that select an element by its id, as
-    a pandas Styler writes them.
+    Inline SVG becomes an image and a checkbox a character. A `<style>` keeps the rules that select
+    an element by its id, as a pandas Styler writes them.
     """
     html = _CHECKBOX.sub(lambda match: "☑ " if "checked" in match[1].lower() else "☐ ", html)
-    html = _CLEANER.clean(html)
+    html = _CLEANER.clean(svg_to_image(html))
     if "<style" not in html:
         return html
     soup = BeautifulSoup(html, "html.parser")

@@ -5,6 +5,7 @@ from __future__ import annotations
 import base64
 import copy
 import re
+from html import escape, unescape
 from pathlib import Path
 from urllib.parse import quote, unquote, urlsplit
 from xml.parsers import expat
@@ -41,6 +42,8 @@ _UNIT = re.compile(
     r"(?<=[\d\]]) (?=(%|[nmµ]?s|min|h|[kKMGTP]i?B|B|[MG]Hz|[MGT]?bit|[MGT]?FLOPs?|samples|tokens)"
     r"(/s)?(?!\w))"
 )
+_SVG = re.compile(r"<svg\b[^>]*>.*?</svg\s*>", re.IGNORECASE | re.DOTALL)
+_SVG_TITLE = re.compile(r"<title\b[^>]*>(.*?)</title\s*>", re.IGNORECASE | re.DOTALL)
 
 
 def headings(soup: Tag) -> list[Tag]:
@@ -257,6 +260,23 @@ def _mark_sortable(table: Tag, head: list[list[Tag]], body: list[list[Tag]]) -> 
     if best and best[0].parent is not None:
         add_class(table, "sortable")
         add_class(best[0].parent, "by")
+
+
+def svg_to_image(html: str) -> str:
+    """HTML with inline SVGs as images, which have separate ids and cannot run scripts."""
+
+    def image(match: re.Match[str]) -> str:
+        svg = match[0]
+        if "xmlns=" not in svg.partition(">")[0]:
+            svg = svg.replace("<svg", '<svg xmlns="http://www.w3.org/2000/svg"', 1)
+        if not is_well_formed(svg.encode()):
+            return ""
+        title = _SVG_TITLE.search(svg)
+        alt = escape(unescape(title[1]).strip()) if title else ""
+        data = base64.b64encode(svg.encode()).decode()
+        return f'<img src="data:image/svg+xml;base64,{data}" alt="{alt}">'
+
+    return _SVG.sub(image, html)
 
 
 def is_well_formed(svg: bytes) -> bool:
