@@ -59,6 +59,10 @@ class InputError(LabError):
         """The error for a single problem."""
         return cls(str(source), [Problem(where, what, advice)])
 
+    def __reduce__(self) -> tuple[type[InputError], tuple[str, tuple[Problem, ...]]]:
+        # So that it can be pickled between processes.
+        return type(self), (self.source, self.problems)
+
     def __str__(self) -> str:
         if len(self.problems) == 1:
             return f"{self.source}: {self.problems[0]}"

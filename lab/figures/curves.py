@@ -51,7 +51,7 @@ from lab.perfmodel.collectives import (
 __all__ = ["loss_by_step", "loss_by_time", "losses", "overlap_band"]
 
 MOST_POINTS = 300  # per line: about the width of a figure in pixels
-MOST_NAMES = 12  # of points between the bounds of overlap; of more, only the first
+MOST_NAMES = 12  # of points between the bounds of overlap; of more, those at its ends
 FEW = 3  # with more curves only one end is named, beside the axes
 LINKS_HEIGHT = 4.5  # inches
 TICK = 1 / 4  # of the logarithm of all sizes, at least between two ticks
@@ -323,7 +323,13 @@ def overlap_band(ax: Axes, results: StudyResults) -> None:
     ax.set(xlim=(grid[0], grid[-1]), ylim=(0, max(105.0, ax.get_ylim()[1])))
     ax.set(xlabel="R = T_compute / T_communication", ylabel="efficiency (%)")
     plain_log(ax.xaxis, ends=(grid[0], grid[-1]))
-    place(ax, labels[:MOST_NAMES])
+    place(ax, labels if len(labels) <= MOST_NAMES else _outermost(labels))
+
+
+def _outermost(labels: Sequence[Label]) -> list[Label]:
+    """The points with the smallest and largest value of either coordinate."""
+    orders = sorted(labels, key=lambda at: at.x), sorted(labels, key=lambda at: at.y)
+    return list(dict.fromkeys(order[end] for order in orders for end in (0, -1)))
 
 
 class _Times(NamedTuple):
