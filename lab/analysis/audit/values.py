@@ -264,7 +264,11 @@ def numbers(
         with np.errstate(over="ignore"):
             values = column.to_numpy(dtype=float, na_value=np.nan) * factor
     else:
-        values = np.array([*map(value, column.tolist())], dtype=float)
+        cells = column.tolist()
+        read = {text: value(text) for text in {cell for cell in cells if isinstance(cell, str)}}
+        values = np.array(
+            [read[cell] if isinstance(cell, str) else value(cell) for cell in cells], dtype=float
+        )
     values[~np.isfinite(values)] = np.nan
     return pd.Series(values, column.index, name=column.name)
 
