@@ -20,6 +20,7 @@ import numpy as np
 import torch
 from torch import Tensor, nn
 from torch.nn.parallel import DistributedDataParallel
+from torch.nn.parameter import is_lazy
 from torch.utils.data import default_collate
 
 from lab.config.datasets import PythonData
@@ -222,7 +223,18 @@ class OwnModel(nn.Module):
 def build(config: PythonModel) -> OwnModel:
     """The model on this rank; LabError if it cannot be trained or is another one on other ranks."""
     model = OwnModel(config)
-    if not any(parameter.requires_grad for parameter in model.network.parameters()):
+    named = dict(model.network.named_parameters())
+    if unknown := [name for name, parameter in named.items() if is_lazy(parameter)]:
+        raise LabError(
+            f"{config.factory} has parameters without a shape ({unknown[0]}), as a LazyLinear has "
+            "at first: call the module on a batch in the factory, or give its layers their sizes"
+        )
+    if empty := [name for name, parameter in named.items() if parameter.is_meta]:
+        raise LabError(
+            f"{config.factory} has parameters on the device meta ({empty[0]}), which have no "
+            "values: make the module on the CPU, from which the lab moves it"
+        )
+    if not any(parameter.requires_grad for parameter in named.values()):
         raise LabError(
             f"{config.factory} has no parameter that requires a gradient: nothing can be trained"
         )

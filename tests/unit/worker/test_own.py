@@ -38,6 +38,12 @@ class Detached(Net):
     def forward(self, x):
         return self.layer(x).detach()
 
+def lazy():
+    return nn.LazyLinear(4)
+
+def without_values():
+    return Net().to("meta")
+
 def frozen():
     return Net().requires_grad_(False)
 
@@ -72,6 +78,8 @@ def config(factory: str, loss: str = "torch.nn:CrossEntropyLoss", **more: object
 @pytest.mark.parametrize(
     ("factory", "message"),
     [
+        ("lazy", r"theirs:lazy has parameters without a shape \(weight\)"),
+        ("without_values", r"parameters on the device meta \(layer\.weight\)"),
         ("frozen", "theirs:frozen has no parameter that requires a gradient"),
         ("leaves", r"theirs:leaves failed in theirs\.py, line \d+: SystemExit: no data here"),
     ],
