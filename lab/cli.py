@@ -399,9 +399,11 @@ def status(
 @app.command()
 def cancel(study: StudyArgument, quick: QuickOption = False, as_json: JsonOption = False) -> None:
     """End the jobs of a study, waiting or running, from any terminal; its records are kept."""
+    from lab.launch.status import to_go_on
+
     loaded = lab.Study.load(study, quick=quick)
     ended = lab.cancel(loaded)
-    text = f"{count(ended, 'job')} ended; `{loaded.command('run')}` measures what is missing"
+    text = f"{count(ended, 'job')} ended; {to_go_on(loaded)}"
     answer(as_json, {"ended": ended}, text if ended else "no job of this study waits or runs")
 
 

@@ -6,7 +6,7 @@ import statistics
 import time
 import uuid
 from collections import Counter
-from collections.abc import Callable, Collection, Sequence
+from collections.abc import Callable, Collection, Iterator, Sequence
 from contextlib import suppress
 from dataclasses import dataclass, replace
 from pathlib import Path
@@ -347,8 +347,20 @@ def advice(study: Study, states: Sequence[TaskState]) -> list[str]:
     waiting = sum(state.state == "waiting" for state in states)
     if not waiting or any(state.state in UNDER_WAY for state in states) or is_driven(study):
         return hints(states)
-    command = study.command("run")
-    return [*hints(states), f"nothing runs now: `{command}` measures what is missing"]
+    return [*hints(states), f"nothing runs now: {to_go_on(study)}"]
+
+
+def to_go_on(study: Study) -> str:
+    """The command that measures what is missing, on the cluster of the last jobs, as a sentence."""
+    return f"`{study.command('run', set(_clusters(study)))}` measures what is missing"
+
+
+def _clusters(study: Study) -> Iterator[str]:
+    """The profiles of the last jobs of its tasks, as far as they can be read."""
+    for folder in map(Store(study.out).folder, study.tasks):
+        with suppress(LabError, InputError):
+            if job := read_job(folder):
+                yield job.cluster
 
 
 def _view(states: list[TaskState]) -> RenderableType:

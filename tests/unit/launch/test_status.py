@@ -232,6 +232,18 @@ def ended_job(study: Study) -> Path:
     return folder
 
 
+def test_the_way_on_is_that_on_the_cluster_of_the_last_jobs(tmp_path: Path) -> None:
+    made = study(tmp_path, [run()], repeats=2)
+    assert status.to_go_on(made) == f"`{made.command('run')}` measures what is missing"
+    folders = map(Store(made.out).folder, made.tasks)
+    for cluster, folder in zip(("hpc", "damaged"), folders, strict=True):
+        job = LocalJob(cluster=cluster, job_id="1234567", pid=1234567, began=0.0, submitted_at=0.0)
+        prepare(folder)
+        write_job(folder, job)
+    (folder / "job.json").write_text("{")
+    assert status.to_go_on(made).startswith(f"`{made.command('run')} --cluster hpc`")
+
+
 def test_why_what_was_measured_is_measured_again_is_shown(tmp_path: Path) -> None:
     damaged = study(tmp_path, [run()], repeats=1)
     folder = ended_job(damaged)
