@@ -23,6 +23,7 @@ from lab.formatting import printable
 
 GAP = "  "  # between two columns
 View = str | Text | Table  # of an answer, for people
+UNITS = {"s": "s", "ms": "ms", "mb": "MB"}  # at the end of a key
 WIDE = 200  # columns for a file or a pipe, in which nothing need be broken; a terminal has its own
 NARROWEST = 40  # in fewer, Rich leaves out columns of a table, and in none everything
 
@@ -99,7 +100,7 @@ def table_of(rows: Sequence[Mapping[Any, Any]]) -> Table | Text:
     """A table with a column for each key that has a value; numbers are right-aligned."""
     names = rows[0] if rows else ()
     keys = [name for name in names if any(row[name] not in (None, "") for row in rows)]
-    heads = [str(key).replace("_", " ") for key in keys]
+    heads = [_head(str(key)) for key in keys]
     columns = [[_cell(row[key]) for row in rows] for key in keys]
     sides: list[Literal["left", "right"]] = ["right" if _numeric(c) else "left" for c in columns]
     widths = [max(map(cell_len, [head, *c])) for head, c in zip(heads, columns, strict=True)]
@@ -121,6 +122,12 @@ def table_of(rows: Sequence[Mapping[Any, Any]]) -> Table | Text:
     for line in zip(*columns, strict=True):
         table.add_row(*line)
     return table
+
+
+def _head(key: str) -> str:
+    """A key in words, with its unit in brackets: `predicted step (ms)`."""
+    words, _, unit = key.rpartition("_")
+    return f"{words.replace('_', ' ')} ({UNITS[unit]})" if unit in UNITS else key.replace("_", " ")
 
 
 def _words(cells: Sequence[str], side: Literal["left", "right"]) -> list[str]:
