@@ -96,7 +96,7 @@ def status(study: Study | str | Path, tasks: Sequence[Task] | None = None) -> li
     if tasks is not None:
         return states
     with suppress(LabError):  # `lab cancel`, which must know all of them, reports the error
-        for folder, handle in active(study, but=set(map(store.folder, study.tasks))).items():
+        for folder, handle in active(study, excluding=set(map(store.folder, study.tasks))).items():
             task = _submitted_task(folder)
             state = _state(store, task, store.read(task), handle, "")
             states.append(replace(state, reason=state.reason or OTHER_FORM))
@@ -115,10 +115,12 @@ def _submitted_task(folder: Path) -> Task:
         ) from None
 
 
-def active(study: Study, *, but: Collection[Path] = ()) -> dict[Path, Handle]:
-    """Active jobs in a study's folder, `but` these, of whatever form of the study."""
+def active(study: Study, *, excluding: Collection[Path] = ()) -> dict[Path, Handle]:
+    """Active jobs by their folders, but for these, of whatever form of the study."""
     folders = [path.parent for path in sorted(Store(study.out).runs.glob(f"*/*/{JOB}"))]
-    records = {folder: read_record(folder / RECORD) for folder in folders if folder not in but}
+    records = {
+        folder: read_record(folder / RECORD) for folder in folders if folder not in excluding
+    }
     unmeasured = [folder for folder, record in records.items() if not (record and record.completed)]
     return driver.alive(driver.handles(unmeasured))
 
@@ -344,8 +346,8 @@ def hints(states: Sequence[TaskState]) -> list[str]:
 
 def advice(study: Study, states: Sequence[TaskState]) -> list[str]:
     """The hints, and how to go on where runs are missing that nothing works on."""
-    waiting = sum(state.state == "waiting" for state in states)
-    if not waiting or any(state.state in UNDER_WAY for state in states) or is_driven(study):
+    kinds = {state.state for state in states}
+    if "waiting" not in kinds or kinds.intersection(UNDER_WAY) or is_driven(study):
         return hints(states)
     return [*hints(states), f"nothing runs now: {to_go_on(study)}"]
 

@@ -82,7 +82,7 @@ class Children:
         return places
 
     def _ask(self, pid: int) -> list[tuple[str, str, int]]:
-        """The functions, files and lines of a busy process, innermost first."""
+        """The functions, files and lines of a process, innermost first; [] if it waits for work."""
         os.kill(pid, ASK)
         text, patience = b"", ANSWER_S
         while select.select([self._answers], [], [], patience)[0]:

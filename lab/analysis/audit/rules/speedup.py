@@ -113,11 +113,12 @@ def _other_hardware(point: Point, base: Point, observations: Observations) -> st
 
 def _other_setting(point: Point, base: Point) -> str:
     """What only one of two strategies names, such as a precision, or what one adds to the other:
-    such a ratio is no parallel speedup. "" if they name nothing of the kind."""
+    such a ratio is not a parallel speedup. "" if they name nothing of the kind."""
     compared = f"differs ({base.strategy or 'unnamed'} against {point.strategy})"
     before, after = (set(setting_of(one.strategy).words) for one in (base, point))
-    for kind, _ in sorted(pair for pair in before ^ after if pair[0] != "strategy"):
-        return f"the {'compilation' if kind == 'compile' else kind} {compared}"
+    kinds = sorted(kind for kind, _ in before ^ after if kind != "strategy")
+    if kinds:
+        return f"the {'compilation' if kinds[0] == 'compile' else kinds[0]} {compared}"
     added = point.strategy.split("+")[1:] if "+" not in base.strategy else []
     return f"the program {compared}" if any(not is_parallel(normal(part)) for part in added) else ""
 
