@@ -106,13 +106,14 @@ def status(study: Study | str | Path, tasks: Sequence[Task] | None = None) -> li
 def _submitted_task(folder: Path) -> Task:
     """The task that a folder's last job measures, as submitted; LabError if it cannot be known."""
     job = read_job(folder)
-    run, repeat = (job and job.task) or ("", 0)
+    if job is None or job.task is None:  # by an earlier version
+        raise LabError(f"{folder}: it is unknown what its job measures: its file names no run")
+    run, repeat = job.task
     try:
         return Task(Run.model_validate_json(run), repeat)
     except ValueError as error:
-        raise LabError(
-            f"{folder}: it is unknown what its job measures: {first_line(error)}"
-        ) from None
+        what = f"it is unknown what its job measures: {first_line(error)}"
+        raise LabError(f"{folder}: {what}") from None
 
 
 def active(study: Study, *, excluding: Collection[Path] = ()) -> dict[Path, Handle]:
