@@ -255,7 +255,6 @@ def quality_rows(records: Sequence[Record], kind: Kind) -> list[dict[str, Any]]:
             "time to quantize": format_seconds(median(repeats, "inference.quantize_time")),
             **{column: text(results) for column, text in kind.quality_columns.items()},
             "largest error of logits": f"{max(results.output_errors.values()):.1e}",
-            "method": results.method,
         }
     return list(rows.values())
 
@@ -348,14 +347,13 @@ def sentences(records: Sequence[Record]) -> list[str]:
 
 
 def _speed(rows: Sequence[Measurement], kind: Kind, noise: float) -> str:
-    """The ratios of time of one configuration, by what they show, and why it is slower."""
+    """What the ratios of time of one configuration show, why it is slower, and its method."""
     by_verdict = grouped((_verdict(row, kind, noise), row) for row in rows)
     shown = [f"{verdict} ({_ratios(alike, kind)})" for verdict, alike in by_verdict.items()]
     model = f"{rows[0].results.quantization} on {place(rows[0].record)}"
     text = f"{model}, in multiples of the base's {kind.time}: {'; '.join(shown)}."
-    if SLOWER not in by_verdict:
-        return text
-    reasons = _why_slow(by_verdict[SLOWER], rows) if kind is GENERATION else []
+    slower = by_verdict.get(SLOWER)
+    reasons = _why_slow(slower, rows) if slower and kind is GENERATION else []
     return " ".join([text, *reasons, f"Method: {_method(rows[0])}."])
 
 

@@ -44,11 +44,14 @@ class Markdown:
 
     @classmethod
     def of(cls, *sentences: str, heading: int = 0, strong: bool = False) -> Markdown:
-        """Sentences taken literally: as a paragraph, or a heading of this level."""
+        """Texts taken literally: as a paragraph, or a heading of this level.
+
+        With `strong`, the first sentence of each text stands out.
+        """
+        if strong:
+            return cls(" ".join(_with_lead(text) for text in sentences if text))
         text = " ".join(map(escaped, sentences))
-        if heading:
-            return cls(f"{'#' * heading} {text}")
-        return cls(f"**{text}**" if strong and text else text)
+        return cls(f"{'#' * heading} {text}" if heading else text)
 
     @classmethod
     def bullets(
@@ -62,6 +65,11 @@ class Markdown:
         if more := len(lines[most:]):
             lines[most:] = [f"- And {more} more like these."]
         return cls("\n".join(lines)) if lines else cls.of(otherwise)
+
+
+def _with_lead(text: str) -> str:
+    lead, *rest = re.split(r"(?<=[.?!]) (?=[A-Za-z])", text, maxsplit=1)
+    return " ".join([f"**{escaped(lead)}**", *map(escaped, rest)])
 
 
 def escaped(sentence: str) -> str:

@@ -24,7 +24,7 @@ from lab.errors import InputError, LabError, combined
 from lab.files import read_json, write_atomically
 from lab.records.store import DISTURBED, KEPT, PREDICTIONS, RECORD, Store, load_records, read_record
 from lab.report.artifacts import github_page, light
-from lab.report.blocks import escaped
+from lab.report.blocks import Markdown, escaped
 from lab.report.build import Report, profiles_and_calibrations, report
 from lab.report.execute import shared_kernels
 from lab.report.html import LabHTMLExporter
@@ -296,9 +296,10 @@ def _readme(entries: list[Entry]) -> str:
     for entry in entries:
         title, study = escaped(entry.study.title), entry.study.name
         link = f"[{title}]({quote(entry.page or f'{study}/{STUDY_FILE}')})"
-        answer = f"<br><br>**{escaped(entry.answer)}**" if entry.answer else ""
+        answer = Markdown.of(entry.answer, strong=True).markdown
         alt = escape(entry.alt).replace("|", "&#124;")  # which ends a cell
         picture = f'<img src="{quote(entry.picture)}" width="320" alt="{alt}">'
-        cells = (f"{link}<br><br>{entry.state}", escaped(entry.study.question) + answer)
+        texts = "<br><br>".join(filter(None, (escaped(entry.study.question), answer)))
+        cells = (f"{link}<br><br>{entry.state}", texts)
         lines.append(f"| {' | '.join([*cells, picture if entry.picture else ''])} |")
     return "\n".join(lines) + "\n"

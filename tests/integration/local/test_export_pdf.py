@@ -381,6 +381,15 @@ def test_a_column_of_few_words_is_not_broken_beside_a_column_of_many() -> None:
     assert any("cluster profile" in line for line in lines)
 
 
+def test_a_head_is_broken_before_the_cells_below_it() -> None:
+    head = "".join(f"<th>measured time of {number}</th>" for number in range(8))
+    cells = "".join(["<td>batch 16, compiled</td>", *["<td>127.6</td>"] * 8])
+    body = f"<thead><tr><th>name</th>{head}</tr></thead><tbody><tr>{cells}</tr></tbody>"
+    lines = pdf(html(f"<table>{body}</table>")).pages[0].extract_text().splitlines()
+    assert any("batch 16, compiled" in line for line in lines)
+    assert not any("measured time of 7" in line for line in lines)
+
+
 SMALLEST = 7.99  # points, for a reader
 
 

@@ -10,8 +10,21 @@ from matplotlib.axes import Axes
 from matplotlib.text import Text
 
 from lab.report import blocks
-from lab.report.blocks import WHITE, Table, drawn, on_white, units_in_heads
+from lab.report.blocks import WHITE, Markdown, Table, drawn, on_white, units_in_heads
 from lab.report.page import arrange_tables
+
+
+@pytest.mark.parametrize(
+    ("text", "lead", "rest"),
+    [
+        ("A step takes 1.5 ms.", "A step takes 1.5 ms.", ""),
+        ("It is faster (1.2 times). This is beyond noise.", "It is faster (1.2 times).", " This"),
+        ("bf16: slower. int8: 2.5 times the time.", "bf16: slower.", " int8"),
+    ],
+)
+def test_the_first_sentence_of_an_answer_stands_out(text: str, lead: str, rest: str) -> None:
+    shown = Markdown.of(text, "And this.", strong=True).markdown.replace("\\", "")
+    assert shown.startswith(f"**{lead}**{rest}") and shown.endswith(" **And this.**")
 
 
 def test_a_figure_has_a_white_ground_in_a_notebook_whose_theme_may_be_dark() -> None:
