@@ -546,3 +546,12 @@ def test_efficiencies_over_one_rank_beside_speedups_over_two() -> None:
     result = pasted("ranks,time_s,speedup,efficiency\n2,1.26,1.0,50%\n4,0.70,1.8,45%\n")
     (fault,) = (finding for finding in result.findings if finding.severity == "warning")
     assert "efficiencies over another baseline" in fault.evidence
+
+
+def test_a_speedup_is_compared_precisely_where_the_others_are_exact() -> None:
+    rows = ["1,100.0,1.00", "2,52.0,1.92", "4,27.0,3.70", "8,15.0,6.67", "16,9.0,{}"]
+    table = "\n".join(["Threads,Time (s),Speedup", *rows])
+    assert not broken(pasted(table.format(11.0)))  # 11.11, cut off
+    assert broken(pasted(table.format(10.7))) == {"quoted-against-own"}
+    rough = table.replace("1.92", "1.98").replace("3.70", "3.60")
+    assert not broken(pasted(rough.format(10.7)))
