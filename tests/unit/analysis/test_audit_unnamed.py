@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import pytest
-from audits import broken, pasted
+from audits import below, broken, pasted
 
 
 def test_a_rate_by_its_growth_beside_an_efficiency() -> None:
@@ -189,3 +189,12 @@ def test_a_serial_program_beside_parallel_ones_has_a_single_time() -> None:
     assert "7 values" in str(result)
     faulty = pasted(f"### Execution time in ms\n\n{table.format(90)}")
     assert "Pthread" in str([one.records for one in faulty.findings if one.rule == "super-linear"])
+
+
+def test_the_only_time_by_its_unit_is_that_of_about_the_quoted_speedups() -> None:
+    names = "| Threads | Task_run time (ms) | Speedup |"
+    rows = ["| 1 | 56.1 | 1.00x |", "| 2 | 41.5 | 1.35x |", "| 4 | 33.2 | {} |"]
+    result = pasted(below(names, *rows).format("1.63x"))
+    assert result.reading["Task_run time (ms)"] == "time"
+    other = [row.replace("41.5", "90.0").replace("56.1", "70.0") for row in rows]  # of a part
+    assert "Task_run time (ms)" not in pasted(below(names, *other).format("1.63x")).reading
