@@ -132,7 +132,8 @@ EUROPEAN = {
     "parallel_time": "tempo_paralelo tiempo_paralelo tempo_parallelo temps_parallele",
     "serial_time": "tempo_sequencial tempo_serial tiempo_secuencial tiempo_serial "
     "tempo_sequenziale tempo_seriale temps_sequentiel",
-    "sequential": "sequentiell seriell sequencial secuencial sequenziale sequentielle",
+    "parallel": "paralelo paralela parallelo parallele",
+    "sequential": "sequentiell seriell sequencial secuencial sequenziale sequentielle sequentiel",
     "mode": "ausfuhrungsart ausfuhrung modo modalita",
     "configuration": "configuracao configuracion configurazione konfiguration",
     "problem_size": "tamanho_do_problema tamano_del_problema dimensione_del_problema "

@@ -198,3 +198,21 @@ def test_the_only_time_by_its_unit_is_that_of_about_the_quoted_speedups() -> Non
     assert result.reading["Task_run time (ms)"] == "time"
     other = [row.replace("41.5", "90.0").replace("56.1", "70.0") for row in rows]  # of a part
     assert "Task_run time (ms)" not in pasted(below(names, *other).format("1.63x")).reading
+
+
+def test_multiples_below_numbers_of_threads_are_speedups_and_no_times() -> None:
+    rows = ["| Sort | Baseline | ~1.7x | ~3.0x | **3.0x** |"]
+    rows += ["| Merge | Baseline | 0.8x | 0.5x | **0.8x** |"]
+    result = pasted(below("| Algorithm | 1 thread | 2 threads | 4 threads | Speedup |", *rows))
+    assert result.reading == {"world_size": "world_size", "speedup": "speedup"}
+    assert not broken(result)
+    assert not any(one.rule == "fixed-overhead" for one in result.findings)
+
+
+def test_numbers_beside_the_seconds_of_a_serial_program_are_seconds() -> None:
+    head = "| Size | Sequential (s) | Parallel 2P | Parallel 4P |"
+    # Which would be rates, as they rise.
+    rows = ["| 256 x 256 | 2.1 | 1.2 | 3.7 |", "| 512 x 512 | 7.0 | 4.2 | {} |"]
+    result = pasted(below(head, *rows).format(5.6))
+    assert result.reading["time_s"] == "time" and not broken(result)
+    assert "super-linear" in broken(pasted(below(head, *rows).format(0.8)))
