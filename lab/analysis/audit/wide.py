@@ -278,8 +278,12 @@ def _add_ratios(timed: Mapping[str, dict[str, str]], frame: pd.DataFrame) -> Non
             for name in map(str, frame)
             if (match := label.fullmatch(normal(name)))
         }
-        own = {  # "Speedup A" is that of "System A (s)"
-            stem: [name for of, name in columns.items() if f"_{stem}_".endswith(f"_{of}_")]
+        own = {  # "Speedup A" is that of "System A (s)", and "Speedup Mem" of "Time memory-bound"
+            stem: [
+                name
+                for of, name in columns.items()
+                if f"_{stem}_".endswith(f"_{of}_") or (len(of) > 2 and f"_{of}" in f"_{stem}")
+            ]
             for stem in stems
         }
         if all(len(names) == 1 for names in own.values()):

@@ -216,3 +216,20 @@ def test_numbers_beside_the_seconds_of_a_serial_program_are_seconds() -> None:
     result = pasted(below(head, *rows).format(5.6))
     assert result.reading["time_s"] == "time" and not broken(result)
     assert "super-linear" in broken(pasted(below(head, *rows).format(0.8)))
+
+
+def test_each_speedup_belongs_to_the_time_that_it_shares_a_word_with() -> None:
+    names = "| Threads | Time CPU-bound | Speedup CPU | Time memory-bound | Speedup Mem |"
+    rows = ["| 1 | 7,3 s | 1,00 | 0,080 s | 1,00 |", "| 2 | 4,1 s | 1,78 | 0,{} s | {} |"]
+    assert not broken(pasted(below(names, *rows).format("060", "1,33")))
+    faulty = pasted(below(names, *rows).format("020", "4,00"))
+    assert "super-linear" in broken(faulty)
+    assert "CPU" not in str([one.records for one in faulty.findings if one.rule == "super-linear"])
+
+
+def test_millions_are_no_minutes_and_labels_may_tell_the_unit() -> None:
+    rows = ["| 1 | 6.60 M | 5.79 M |", "| 4 | 13.34 M | 12.30 M |"]
+    assert "time" not in pasted(below("| Threads | uniform | zipf |", *rows)).reading.values()
+    rows = ["| map | 6.9 | 5.2 |", "| strings | 141.6 | 76.2 |"]
+    result = pasted(below("| Workload, milliseconds | 1 thread | 2 threads |", *rows))
+    assert "read as milliseconds" in str(result.assumptions)
