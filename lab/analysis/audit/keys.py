@@ -25,6 +25,7 @@ SETTINGS = {*WHOLE_NUMBERS, *TEXTS, "bytes"}  # a size that is not read is a pro
 # Of each rank, and of a loop or a problem that is the whole work.
 READ_SETTINGS = {"cpus", "threads", "steps", "samples"}
 MOST_VALUES = 200  # of a key
+LABELLED = r"(?:\b[a-zA-Z]{{1,8}}=)?(?<![\d.]){ranks}(?![\d.])"  # the ranks in "MPI P=4"
 NO_REPEATS = 1.5  # ratio of two times on as many ranks
 ANOTHER = 1.1  # ratio of the parameters of two models
 HARDWARE, SOFTWARE = ("gpu", "cpu"), ("version", "driver")  # that runs may be compared by
@@ -59,7 +60,7 @@ def add_keys(
         # A column whose numbers cannot be parsed may still distinguish rows, as may settings.
         measured = meaning is not None and meaning.canonical not in SETTINGS
         measured = measured or bool(columns.OUTCOME.search(name))
-        cells = frame[column].map(as_text).loc[tidy.index]
+        cells = _without_ranks(frame[column].map(as_text).loc[tidy.index], ranks)
         if _distinguishes(cells, tidy, measured=measured, logged=logged):
             keys[f"key:{column}"] = cells
     quoted = tidy[["speedup", "efficiency"]].notna().any(axis=None)
@@ -75,6 +76,19 @@ def add_keys(
 
 def _as_key(cells: pd.Series) -> pd.Series:
     texts = cells.map("{:g}".format) if is_numeric_dtype(cells) else cells.astype(str)
+def _without_ranks(cells: pd.Series, ranks: pd.Series) -> pd.Series:
+    """Labels such as "MPI P=4", of which each row has another, without the number of its ranks and
+    what this counts; other cells as they are."""
+    if not cells.is_unique or ranks.nunique() < 2 or cells.isna().any():
+        return cells
+    pairs = zip(cells, ranks, strict=True)
+    bare = [
+        re.sub(LABELLED.format(ranks=f"{size:g}"), "", str(text)).strip() for text, size in pairs
+    ]
+    bare = [re.sub(r"s\b", "", text) for text in bare]  # of 1 thread and 2 threads
+    return pd.Series(bare, cells.index) if len({*bare}) < len(bare) else cells
+
+
     return texts.where(cells.notna(), "")
 
 

@@ -555,3 +555,11 @@ def test_a_speedup_is_compared_precisely_where_the_others_are_exact() -> None:
     assert broken(pasted(table.format(10.7))) == {"quoted-against-own"}
     rough = table.replace("1.92", "1.98").replace("3.70", "3.60")
     assert not broken(pasted(rough.format(10.7)))
+
+
+def test_labels_with_the_ranks_of_their_row_name_one_program_each() -> None:
+    head = "| Implementation | T (s) | Efficiency | Cores |"
+    rows = ["| Python P=1 | 168.4 | 1.00 | 1 |", "| Python P=2 | 91.1 | 0.92 | 2 |"]
+    rows += ["| C P=1 | 0.0561 | 1.00 | 1 |", "| C P=2 | 0.0286 | {} | 2 |"]
+    assert not broken(pasted(below(head, *rows).format(0.98)))
+    assert broken(pasted(below(head, *rows).format(0.88))) == {"quoted-against-own"}
