@@ -22,6 +22,7 @@ from lab.analysis.audit.columns import (
     TIMES,
     Guess,
     guess,
+    is_serial,
     normal,
     parse_name,
     quantities,
@@ -75,7 +76,14 @@ OF_PAIR = re.compile(
     rf"|(?P<nodes>nodes?)_(?:x_|by_|times_)?(?:gpus?|{PROCESSES}))"
 )
 PAIR = re.compile(r"^\s*(\d{1,5})\s*[x×*]\s*(\d{1,5})(?!\d)")
+# Of labels, as words; "gpu 2" and "phase 2 process" number them.
+COUNTED = re.compile(
+    r"(?<![\w.])(?:(\d{1,5}) ?(?:(?:gpu|rank|proc|thread|core|worker|node)s?|processes|jobs)"
+    r"|(1) (?:process|job))\b"
+    r"|(?<!\w)(?:(?:rank|proc|thread|worker|job)s|processes|nproc|np) (\d{1,5})(?![\d.])"
+)
 PAIRED = re.compile(r"^\s*[~≈]?(\d[\d.,]*)\s*/\s*(\d[\d.,]*)\s*$")
+MOST_NAMES = 20  # columns whose cells are looked at
 AGAIN = re.compile(r"(?P<name>.+) \(\d+\)")  # a column of the name of an earlier one
 
 
@@ -162,6 +170,33 @@ def by_pair(frame: pd.DataFrame) -> Long:
     pairs.columns = pd.Index(words)
     read = f"{names[0]!r} is read as {words[0]} times {words[1]}"
     return pd.concat([pairs, frame.drop(columns=names)], axis="columns"), [read]
+
+
+def by_label(frame: pd.DataFrame) -> Long:
+    """A column of labels that differ in nothing but what they count, such as "MPI (2 threads)" and
+    "--jobs 4", becomes one without this and a column `ranks`, where no other column counts ranks; a
+    serial program runs on one."""
+    labelled = [] if quantities(frame.columns) & RANKS else _counted_labels(frame)
+    if len(labelled) != 1:
+        return frame, []
+    name, counts, bare = labelled[0]
+    split = frame.assign(**{name: bare, "ranks": counts})
+    if not guess(name) and "strategy" not in quantities(frame.columns):
+        split = split.rename(columns={name: "strategy"})
+    return split, [f"the ranks are read from the cells of {name!r}"]
+
+
+def _counted_labels(frame: pd.DataFrame) -> list[tuple[str, pd.Series, pd.Series]]:
+    """The columns of such labels, with what they count, and without it."""
+    labelled = []
+    for name in frame.columns.drop(ROW, errors="ignore")[:MOST_NAMES]:
+        texts = frame[name].astype(str).map(lambda cell: normal(cell).replace("_", " "))
+        counts = texts.str.extract(COUNTED).bfill(axis=1)[0].astype(float)
+        bare = texts.str.replace(COUNTED, "", regex=True).str.strip()
+        numbers_alone = not (bare.str.len() > 0).any()  # as in a column of ranks
+        if not numbers_alone and (counts.groupby(bare).nunique() > 1).any():
+            labelled.append((name, counts.mask(texts.map(is_serial) & counts.isna(), 1.0), bare))
+    return labelled
 
 
 def by_slash(frame: pd.DataFrame) -> Long:
@@ -456,6 +491,16 @@ def _stacked(
 
 # In the order in which they are tried, on a table of which no column is mapped.
 FORMS = (
-    *(of_commands, of_shells, of_samples, by_grid, by_pair, by_slash, by_program, over_serial),
+    *(
+        of_commands,
+        of_shells,
+        of_samples,
+        by_grid,
+        by_pair,
+        by_label,
+        by_slash,
+        by_program,
+        over_serial,
+    ),
     *(by_batch, by_size, by_crossing, by_group, by_unit, by_noted),
 )

@@ -563,3 +563,26 @@ def test_labels_with_the_ranks_of_their_row_name_one_program_each() -> None:
     rows += ["| C P=1 | 0.0561 | 1.00 | 1 |", "| C P=2 | 0.0286 | {} | 2 |"]
     assert not broken(pasted(below(head, *rows).format(0.98)))
     assert broken(pasted(below(head, *rows).format(0.88))) == {"quoted-against-own"}
+
+
+def test_labels_that_differ_in_what_they_count_are_programs_on_these_ranks() -> None:
+    head = "|  | Time | Speedup | Efficiency |"
+    rows = ["| Sequential | 16.0 s | 1x | 100% |", "| MPI (1 thread) | 14.8 s | 1.08x | 108% |"]
+    rows += ["| MPI (2 threads) | 8.2 s | 1.95x | 98% |", "| MPI (4 threads) | 4.4 s | {}x | 91% |"]
+    result = pasted(below(head, *rows).format(3.64))
+    assert result.reading["ranks"] == "world_size" and result.reading["strategy"] == "strategy"
+    assert not broken(result)
+    assert broken(pasted(below(head, *rows).format(2.9))) == {"quoted-against-own"}
+
+
+def test_options_as_labels_count_ranks_and_other_labels_do_not() -> None:
+    rows = ["| `--jobs 1` | 43.7 s |", "| `--jobs 2` | 31.4 s |", "| automatic | 12.1 s |"]
+    result = pasted(below("| Arm | Total time |", *rows))
+    assert result.reading["ranks"] == "world_size"
+    assert "world size 2" in str(result) and "automatic" not in str(result.findings)
+
+
+@pytest.mark.parametrize("label", ["GPU {} kernels", "Phase {} process", "node {} copy"])
+def test_numbers_of_devices_and_phases_in_labels_are_no_ranks(label: str) -> None:
+    rows = [f"| {label.format(number)} | 16.{number} s | 80 |" for number in (1, 2, 4)]
+    assert "world_size" not in pasted(below("| Part | Total time | Load |", *rows)).reading.values()
