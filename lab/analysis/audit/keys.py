@@ -38,8 +38,10 @@ def add_keys(
     *,
     collective: bool,
     logged: bool,
+    own_baseline: bool,
 ) -> None:
-    """Columns that distinguish configurations: KEYS, and others with several world sizes each."""
+    """Columns that distinguish configurations: KEYS, and others with several world sizes each. With
+    an `own_baseline` the quoted speedup of a row says nothing of other rows."""
     ranks = tidy["world_size"]
     compared = [name for name in (*HARDWARE, *SOFTWARE) if _is_compared(tidy[name], ranks)]
     # Machines with a curve each.
@@ -69,13 +71,11 @@ def add_keys(
     for name, cells in keys.items():
         tidy[name] = _as_key(cells)
     repeated = any(tidy[name].nunique() > 1 for name in ("repeat", "seed"))
-    if not (logged or quoted or repeated):
+    if not (logged or (quoted and not own_baseline) or repeated):
         for name, cells in _no_repeats(tidy, frame, used).items():
             tidy[name] = _as_key(cells)
 
 
-def _as_key(cells: pd.Series) -> pd.Series:
-    texts = cells.map("{:g}".format) if is_numeric_dtype(cells) else cells.astype(str)
 def _without_ranks(cells: pd.Series, ranks: pd.Series) -> pd.Series:
     """Labels such as "MPI P=4", of which each row has another, without the number of its ranks and
     what this counts; other cells as they are."""
@@ -89,6 +89,8 @@ def _without_ranks(cells: pd.Series, ranks: pd.Series) -> pd.Series:
     return pd.Series(bare, cells.index) if len({*bare}) < len(bare) else cells
 
 
+def _as_key(cells: pd.Series) -> pd.Series:
+    texts = cells.map("{:g}".format) if is_numeric_dtype(cells) else cells.astype(str)
     return texts.where(cells.notna(), "")
 
 

@@ -51,7 +51,7 @@ from lab.analysis.audit.values import TIME_UNITS, numbers
 Long = tuple[pd.DataFrame, list[str]]
 
 PARALLEL = (
-    "open_?mp|omp|mpi|p_?threads?|open_?acc|cuda|open_?cl|hybrid|parallel|multi_?thread(?:ed)?"
+    "open_?mp|omp|mpi|p_?threads?|open_?acc|cuda|open_?cl|hybrid|par(?:allel)?|multi_?thread(?:ed)?"
     "|nccl|gloo"
 )
 SERIAL = "serial|sequential|seq|single[_ ]?thread(?:ed)?"
@@ -222,7 +222,7 @@ def by_program(frame: pd.DataFrame) -> Long:
     parts: dict[str, dict[str, str]] = {}
     for column in frame.columns:
         program, what = _of_program(column)
-        if what:
+        if what := what or ("time" if program and are_timed(frame[column]) else ""):
             parts.setdefault(program, {}).setdefault(what, column)
     timed = {program: part for program, part in parts.items() if "time" in part}
     parallel = {name: part for name, part in timed.items() if not re.fullmatch(SERIAL, name)}

@@ -586,3 +586,18 @@ def test_options_as_labels_count_ranks_and_other_labels_do_not() -> None:
 def test_numbers_of_devices_and_phases_in_labels_are_no_ranks(label: str) -> None:
     rows = [f"| {label.format(number)} | 16.{number} s | 80 |" for number in (1, 2, 4)]
     assert "world_size" not in pasted(below("| Part | Total time | Load |", *rows)).reading.values()
+
+
+def test_rows_of_other_problems_are_no_repeats_where_each_has_its_own_serial_time() -> None:
+    head = "| Scenario | Threads | Sequential | Parallel | Speedup |"
+    rows = [
+        "| Scaling | 1 | 16.5 ms | 16.4 ms | 1.01x |",
+        "| Scaling | 4 | 16.5 ms | 15.2 ms | 1.09x |",
+    ]
+    rows += [
+        "| Objects | 4 | 67.9 ms | 57.6 ms | 1.18x |",
+        "| Heavy | 4 | 53.0 ms | 43.6 ms | 1.22x |",
+    ]
+    result = pasted(below(head, *rows))
+    assert result.reading["time"] == "time" and not broken(result)
+    assert not any(one.rule == "fixed-overhead" for one in result.findings)
