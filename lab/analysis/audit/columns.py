@@ -344,7 +344,7 @@ SYMBOLIZED = re.compile(
 PLURAL = re.compile(rf"({RANK}|node)\(s\)")  # of "GPU(s)"
 # "Threads / Ranks" are one or the other, "GPUs / nodes" are those of a node.
 COUNTED_THINGS = "(?:thread|core|rank|proc|processe|task|worker|gpu)s"
-EITHER = re.compile(rf"\b({COUNTED_THINGS}|nodes)\s*/\s*(?:\w+ )?{COUNTED_THINGS}\b")
+EITHER = re.compile(rf"(?<![^_])({COUNTED_THINGS}|nodes)_per_(?:[^_]+_)?{COUNTED_THINGS}(?![^_])")
 TOKEN = re.compile(r"[^a-z0-9]+")
 _H, _M, _S = r"h(?:h|rs?|ours)?", r"m(?:m|ins|inutes)?", r"s(?:s|ecs?|econds)?"
 CLOCK_FORMAT = re.compile(  # of "time (hh:mm:ss)" and "(hrs:mins:secs)"
@@ -434,12 +434,12 @@ def normal(name: str) -> str:
     text = text.replace("ı", "i").replace("œ", "oe").replace("ß", "ss")
     # Without the brackets, "min" would be read as the minimum.
     text = re.sub(r"[\[(]\s*min\.?\s*[\])]$", " minutes", text)
-    text = EITHER.sub(r"\1", text)
     text = text.rstrip("/ ").replace("%", " percent ").replace("#", " n ").replace("/", " per ")
     text = re.sub(r"(?<![a-z])([gpt])(?:iga|eta|era)[ _-]?(?=flop)", r"\1", text)
     text = re.sub(r"^(\w*seconds|ms|hours|minutes) (elapsed|taken)$", r"\2 \1", text.strip())
     text = text.replace("$", " usd ")
     text = from_european(TOKEN.sub("_", text).strip("_"))
+    text = EITHER.sub(r"\1", text) if "/" in str(name) else text
     text = LARGE_PARAMETERS.sub(lambda each: f"parameters_{each[1] or each[2]}", text)
     text = OVER_UNIT.sub(r"\1\2", re.sub("_per_min$", "_per_minutes", text))
     text = re.sub(r"(?<=[a-z])_value$", "", text)  # beside its unit

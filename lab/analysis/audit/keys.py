@@ -25,6 +25,7 @@ SETTINGS = {*WHOLE_NUMBERS, *TEXTS, "bytes"}  # a size that is not read is a pro
 # Of each rank, and of a loop or a problem that is the whole work.
 READ_SETTINGS = {"cpus", "threads", "steps", "samples"}
 MOST_VALUES = 200  # of a key
+LABELLED = r"(?:\b[a-zA-Z]{{1,8}}=)?(?<![\d.]){ranks}(?![\d.])"  # the ranks in "MPI P=4"
 NO_REPEATS = 1.5  # ratio of two times on as many ranks
 ANOTHER = 1.1  # ratio of the parameters of two models
 HARDWARE, SOFTWARE = ("gpu", "cpu"), ("version", "driver")  # that runs may be compared by
@@ -37,8 +38,10 @@ def add_keys(
     *,
     collective: bool,
     logged: bool,
+    own_baseline: bool,
 ) -> None:
-    """Columns that distinguish configurations: KEYS, and others with several world sizes each."""
+    """Columns that distinguish configurations: KEYS, and others with several world sizes each. With
+    an `own_baseline` the quoted speedup of a row says nothing of other rows."""
     ranks = tidy["world_size"]
     compared = [name for name in (*HARDWARE, *SOFTWARE) if _is_compared(tidy[name], ranks)]
     # Machines with a curve each.
@@ -59,7 +62,7 @@ def add_keys(
         # A column whose numbers cannot be parsed may still distinguish rows, as may settings.
         measured = meaning is not None and meaning.canonical not in SETTINGS
         measured = measured or bool(columns.OUTCOME.search(name))
-        cells = frame[column].map(as_text).loc[tidy.index]
+        cells = _without_ranks(frame[column].map(as_text).loc[tidy.index], ranks)
         if _distinguishes(cells, tidy, measured=measured, logged=logged):
             keys[f"key:{column}"] = cells
     quoted = tidy[["speedup", "efficiency"]].notna().any(axis=None)
@@ -68,9 +71,22 @@ def add_keys(
     for name, cells in keys.items():
         tidy[name] = _as_key(cells)
     repeated = any(tidy[name].nunique() > 1 for name in ("repeat", "seed"))
-    if not (logged or quoted or repeated):
+    if not (logged or (quoted and not own_baseline) or repeated):
         for name, cells in _no_repeats(tidy, frame, used).items():
             tidy[name] = _as_key(cells)
+
+
+def _without_ranks(cells: pd.Series, ranks: pd.Series) -> pd.Series:
+    """Labels such as "MPI P=4", of which each row has another, without the number of its ranks and
+    what this counts; other cells as they are."""
+    if not cells.is_unique or ranks.nunique() < 2 or cells.isna().any():
+        return cells
+    pairs = zip(cells, ranks, strict=True)
+    bare = [
+        re.sub(LABELLED.format(ranks=f"{size:g}"), "", str(text)).strip() for text, size in pairs
+    ]
+    bare = [re.sub(r"s\b", "", text) for text in bare]  # of 1 thread and 2 threads
+    return pd.Series(bare, cells.index) if len({*bare}) < len(bare) else cells
 
 
 def _as_key(cells: pd.Series) -> pd.Series:

@@ -132,7 +132,8 @@ EUROPEAN = {
     "parallel_time": "tempo_paralelo tiempo_paralelo tempo_parallelo temps_parallele",
     "serial_time": "tempo_sequencial tempo_serial tiempo_secuencial tiempo_serial "
     "tempo_sequenziale tempo_seriale temps_sequentiel",
-    "sequential": "sequentiell seriell sequencial secuencial sequenziale sequentielle",
+    "parallel": "paralelo paralela parallelo parallele",
+    "sequential": "sequentiell seriell sequencial secuencial sequenziale sequentielle sequentiel",
     "mode": "ausfuhrungsart ausfuhrung modo modalita",
     "configuration": "configuracao configuracion configurazione konfiguration",
     "problem_size": "tamanho_do_problema tamano_del_problema dimensione_del_problema "
@@ -174,8 +175,16 @@ KNOWN = re.compile(  # whole words where spaces part them
 OF_EUROPE = by_word(EUROPEAN)
 KNOWN_OF_EUROPE = re.compile(rf"(?<![^_])(?:{'|'.join(OF_EUROPE)})(?![^_])")
 # Behind a number, as in "4进程效率", and not in "进程数".
-COUNTED_AS = {"卡": "gpus", "进程": "processes", "线程": "threads", "核": "cores", "节点": "nodes"}
-COUNTED = re.compile(rf"(?<=\d)\s*个?({'|'.join(COUNTED_AS)})(?![数數])")
+COUNTED_AS = by_word(
+    {
+        "gpus": "卡",
+        "processes": "进程 процесс процесса",
+        "threads": "线程 поток потока",
+        "cores": "核 ядро",
+        "nodes": "节点 узел узла",
+    }
+)
+COUNTED = re.compile(rf"(?<=\d)\s*个?({'|'.join(COUNTED_AS)})(?![数數а-яё])")
 NUMBER_OF = re.compile(r"(?<=\w)(?:数量|个数|数目|數量)")  # also of 线程数量
 ONE_NODE, OF_NODES = re.compile(r"单机(?=\d+卡)"), re.compile(r"(\d+)机(\d+)卡")
 ALONE = re.compile(r"单机单卡|单卡$")  # a number of ranks, and not a rate's "per GPU"

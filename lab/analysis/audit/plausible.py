@@ -17,6 +17,7 @@ from lab.analysis.audit.columns import (
     OF_SPEED,
     OUTCOME,
     PROBLEM,
+    RATIOS,
     SERIAL,
     TIMES,
     Guess,
@@ -59,6 +60,7 @@ FEWEST_STEPS = 4  # that tell whether a time grows
 MOSTLY = 0.5  # of the gaps between the steps of a log are equal
 NOT_MEASURED = re.compile(rf"{NOT_TRAINING}|{IDEAL}|{OUTCOME.pattern}")
 HALF = 0.5
+ROUGHLY = 1.1  # ratio of two times of one program
 ACTUAL = re.compile("actual|measured|observed|achieved")
 LEAST_SIDE = 100  # of matrices, whose third side may be called p
 LEAST_SIZE = 1000  # of a matrix called n, which is hardly the least number of ranks
@@ -448,7 +450,7 @@ def by_numbers(frame: pd.DataFrame, meanings: Mapping[str, Guess]) -> dict[str, 
     others = [name for name in unknown if _may_be_measured(frame[name])]
     timed = [name for name in others if are_timed(frame[name])]
     others = timed if len(timed) == 1 else others
-    if counts is None or kinds.keys() & (OF_SPEED - {"efficiency"}):
+    if counts is None or kinds.keys() & (OF_SPEED - RATIOS):
         return {}
     actual = [name for name in others if ACTUAL.fullmatch(normal(name))]
     ideal = [name for name in unknown if normal(name) in {"ideal", "linear"}]
@@ -460,10 +462,27 @@ def by_numbers(frame: pd.DataFrame, meanings: Mapping[str, Guess]) -> dict[str, 
     cells, name = frame[others[0]], parse_name(others[0])
     rates, ranks = numbers(cells, units=COUNT_UNITS), numbers(frame[counts])
     in_french = name.stem == "temps" and growth(rates, ranks) < 0  # unlike temperatures
+    quoted = kinds.get("speedup", "")
+    if quoted and not _are_over_one(cells, name.factor, frame[quoted]):
+        return {}
     if timed == others or name.family == "time" or in_french:
         return {others[0]: Guess("time", name.factor if name.family else None, "total")}
-    grown = "efficiency" in kinds and name.family is None and growth(rates, ranks) > GROWN
+    grown = (
+        "efficiency" in kinds
+        and not quoted
+        and name.family is None
+        and growth(rates, ranks) > GROWN
+    )
     return {others[0]: Guess("rate", 1.0)} if grown else {}
+
+
+def _are_over_one(times: pd.Series, factor: float, quoted: pd.Series) -> bool:
+    """Whether most quoted speedups are about those of one time over each of these, as then another
+    time, or that of another run, hardly is the one that they are over."""
+    products = numbers(times, units=TIME_UNITS, factor=factor) * numbers(quoted)
+    firsts = np.sort(products[products > 0])
+    near = firsts[1:] < ROUGHLY * firsts[:-1]
+    return bool(len(near) and np.mean(np.append(near, False) | np.append(False, near)) > HALF)
 
 
 def _may_be_measured(cells: pd.Series) -> bool:

@@ -22,6 +22,8 @@ ROUNDINGS = tuple(f"{name}_rounding" for name in ROUNDED)
 CARRIED = dict.fromkeys((*NUMERIC, *ROUNDINGS, "total_steps", "foreign_share"))
 FEW_EPOCHS = 3  # with fewer, the first counts too
 CERTAINLY_MORE = 1.3
+EXACT, FEWEST_EXACT, MOSTLY = 0.01, 3, 0.75  # quoted speedups that are ratios of the times
+PRECISELY = 0.02  # how far apart others are then
 QUOTED = 0.05  # rounding explains no more, once the last digits of both are allowed for
 ROUNDING = 0.03  # a table rounds rates, times and ratios independently
 INDEX = ("repeat", "epoch", "step")
@@ -206,6 +208,15 @@ class Curve:
                 known.append(point.efficiency * point.time / base.time)
         growing = [ratio for ratio in _known(known) if abs(ratio - 1) < ROUNDING]
         return len(growing) > max(1, len(known) / 2)
+
+    @cached_property
+    def quoted_within(self) -> float:
+        """How far apart a quoted speedup and that of the times may be: less where most others are
+        the same but for their last digits."""
+        quoting = [point for point in self.points if point.speedup > 0 and point.gain > 0]
+        gaps = [abs(point.speedup / point.gain - 1) for point in quoting]
+        exact = sum(gap < EXACT for gap in gaps)
+        return PRECISELY if exact >= max(FEWEST_EXACT, MOSTLY * len(gaps)) else QUOTED
 
     @property
     def _over_another(self) -> bool:

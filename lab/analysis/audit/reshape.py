@@ -61,6 +61,7 @@ AFTER = re.compile(
     r"|world_?size|tp(?!_?(?:50|9\d)))_?(?P<n>\d+)"
     r"(?=_|$)(?!_(?:bins?|bits?|[gm]i?b|[gm]?hz|w|watts?)(?:_|$))"
 )
+OF_PROCESSES = re.compile(r"(?<=parallel_)(\d{1,5})p$")
 OF_DEGREE = re.compile(r"(?:^|_)tp_?\d")  # of tensor parallelism
 OF_ERRORS = re.compile(r"(?:^|_)errors?(?=_|$)")  # of a method of order p
 OF_NODES = re.compile(rf"(?:^|_)(?:\d+|{'|'.join(WORDS)})_?(?:n|{NODE}s?)(?=_|$)(?!_x_|_\d)")
@@ -119,7 +120,7 @@ def ranks_in(column: str) -> tuple[float, str]:
     ranks, what = ranks_of(column)
     if ranks > 0 and "precision" not in dict(setting_of(what).words):
         return ranks, normal(what)
-    text = normal(column)
+    text = OF_PROCESSES.sub(r"\1_processes", normal(column))
     if match := BEFORE.search(text) or AFTER.search(text):
         return float(WORDS.get(match["n"]) or match["n"][:9]), without(match)
     return math.nan, text
@@ -257,6 +258,8 @@ def by_world_size(
     if not all(are_timed(frame[column]) for column in bare):
         assumption += "; no unit is named"
     rest = frame.drop(columns=[one.column for one in ranked])
+    quoted = RATIOS & {one.canonical for one in ranked}
+    rest = rest[[name for name in rest if _quantity(name) not in quoted]]  # which repeat one
     ratios = [name for name in map(str, rest) if _quantity(name) in RATIOS]
     of_nodes = all(OF_NODES.search(normal(one.column)) for one in ranked)
     counted = "nodes" if of_nodes else "world_size"
@@ -334,6 +337,7 @@ def _rank_columns(frame: pd.DataFrame, columns: Sequence[str], quantity: str) ->
     measured = [one.column for one in sizes if one.canonical not in RATIOS]
     units = {unit for name in measured for unit in _units(frame[name])}
     timed = bool(measured) and all(are_timed(frame[name]) for name in measured)
+    ratios = are_ratios(itertools.chain.from_iterable(frame[name] for name in measured))
     if timed:
         mixed, of_rows = False, set()  # times whose rows name what they are of
     first = frame[columns[0]] if columns else pd.Series(dtype=str)
@@ -351,11 +355,15 @@ def _rank_columns(frame: pd.DataFrame, columns: Sequence[str], quantity: str) ->
         quantity = noted_alone(frame.attrs.get("around", ""))
         if not of_rows and not units and not quantity:
             return []  # memory, heads and widths are listed by this degree, too
-    quantity = "time" if timed else "".join(of_rows) or quantity
+    quantity = "time" if timed else "".join(of_rows) or ("speedup" if ratios else quantity)
     if units == {"%"} and not quantity:
         return []  # shares of something that nothing names
     bare = not any(_numbers_other(column, first) for column in columns[:1])
     ranked = [one for column in columns if (one := _rank_column(column, quantity, bare=bare))]
+    serial = [parse_name(name) for name in texts if SERIAL.match(normal(name))]
+    factors = {name.factor for name in serial if name.family == "time"}
+    if len(factors) == 1 and not any(one.canonical for one in ranked):  # beside "Seq. (s)"
+        ranked = [one._replace(canonical="time", factor=min(factors)) for one in ranked]
     if any((match := AFTER.search(normal(name))) and match["n"] == "0" for name in columns):
         return []  # Core 0 is one of them
     if _contradict_ranks(ranked, frame):
@@ -401,7 +409,12 @@ def _serial_columns(columns: Sequence[str], ranked: Sequence[RankColumn]) -> lis
     if len(measured) == 1 and (bare := [column for column, match in serial if not without(match)]):
         return [RankColumn(column, 1.0, *next(iter(measured))) for column in bare]
     ones = (_of_ranks(column, 1.0, without(match), "") for column, match in serial)
-    return [one for one in ones if one and one.canonical in kinds and not one.setting]
+    named = "serial" if all(one.setting for one in ranked) else ""  # beside "parallel"
+    return [
+        one._replace(setting=named)
+        for one in ones
+        if one and one.canonical in kinds and not one.setting
+    ]
 
 
 def are_collectives(labels: Iterable[str]) -> bool:
@@ -460,8 +473,6 @@ def _with_quantity(ranked: Sequence[RankColumn], frame: pd.DataFrame) -> list[Ra
         quantity = "rate" if grown.median() > GROWN or among else "time"
     if any(are_rated(frame[one.column]) for one in unnamed):
         quantity = "rate"
-    elif all(are_ratios(frame[one.column]) for one in unnamed):
-        quantity = "speedup"
     return [one._replace(canonical=one.canonical or quantity) for one in ranked]
 
 

@@ -97,7 +97,8 @@ def from_table(
     collective = {"bytes", "time"} <= set(given) and not TRAINING & set(given)
     logged = bool(LOGGED & set(given))
     used = [*given.values(), *quantities.joined]
-    keys.add_keys(tidy, frame, used, collective=collective, logged=logged)
+    own = bool(quantities.own_baseline)
+    keys.add_keys(tidy, frame, used, collective=collective, logged=logged, own_baseline=own)
     assumptions += ranks.rates_of_each(tidy, given)
     ranks.complete_batches(tidy, given)
     tidy["label"] = keys.labels(tidy, given)

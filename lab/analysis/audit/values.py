@@ -14,13 +14,14 @@ from lab.analysis.audit.languages import by_word, in_english
 
 EMPTY = {"", "-", "--", "–", "—", "?", "...", "na", "n/a", "#n/a", "nan", "none", "null", "tbd"}
 EMPTY |= {"<na>", "nat"}  # as pandas writes them
-MISSING = EMPTY | {"oom", "failed", "fail", "error"}
+MISSING = EMPTY | {"oom", "failed", "fail", "error", "x"}
 NUMBER = re.compile(r"[-+]?(?:\d[\d.,'\u202f\u2009\u00a0_]*\d|\d|\.\d+)(?:[eE][-+]?\d+)?")
 # 1:02:03.5, 42:18, and with days 1-02:03:04 or 1 day, 2:03:04.
 PLAIN = re.compile(r"\d+\.\d+")
 CLOCK = re.compile(r"(?:(?:(\d+)(?:-|\s*days?,?\s+))?(\d+):)?(\d{1,3}):(\d{2}(?:\.\d+)?)")
 CLOCK_OF_HOURS = re.compile(r"(?<=:\d\d)\s*(?:h|hr|hrs|hours?)$")
-THOUSANDS = re.compile(r"(?<=\d),(?=\d{3}(?!\d))")
+THOUSANDS = re.compile(r"(?<=\d)(?<!\b0),(?=\d{3}(?!\d))")  # not of 0,827
+MILLIONS = re.compile(r"[\d.,]+\s*M")  # 6.6 M are no minutes
 AMOUNT = re.compile(r"(\d+(?:\.\d+)?)\s*([a-z]+)[\s,]*")
 _GROUPS = r" (?=\d{3}(?: \d{3})*"
 # Of 1 253,6 and 11 724; 224 224 are two numbers.
@@ -28,6 +29,7 @@ SPACED = re.compile(rf"(?<=\d){_GROUPS},\d)|(?:(?<=^\d)|(?<=^\d\d)){_GROUPS}$)")
 PLUS_MINUS = r"±|\+/-|\\pm"
 BRACKETS = re.compile(r"\([^)]*\)|\[[^]]*\]")
 ABOUT = " ~≈约"
+ABOUT_WORD = re.compile(r"^(?:about|approx(?:\.|imately)?|around|roughly|circa|ca\.?)\s+(?=\d)")
 RANGE = re.compile(
     r"(\d+(?:\.\d+)?)\s*(?:-|–|—|--)\s*(\d+(?:\.\d+)?)(?!\S*[-–—\d])"
 )  # of 12.8–13.7 s
@@ -114,7 +116,7 @@ def number(cell: object, *, units: dict[str, float] | None = None, factor: float
     if units is BANDWIDTH_UNITS:  # in which only the case tells bits from bytes
         text = PER_SECOND.sub(r"\1bit/s", text).replace("Bps", "B/s")
     text = SPACED.sub("", text)
-    text = text.lower().replace("µ", "u").replace("μ", "u")
+    text = ABOUT_WORD.sub("~", text.lower().replace("µ", "u").replace("μ", "u"))
     if units is TIME_UNITS and math.isfinite(time := duration(text, factor)):
         return time
     if between := _range(text):
@@ -160,14 +162,17 @@ def duration(cell: object, factor: float = 1.0) -> float:
 
     In a column of hours, with a `factor` of 3600, 9:41 means hours and minutes.
     """
-    text = in_english(BRACKETS.sub("", str(cell).translate(WIDE)).strip(ABOUT)).strip().lower()
+    text = in_english(BRACKETS.sub("", str(cell).translate(WIDE)).strip(ABOUT)).strip()
+    if MILLIONS.fullmatch(text):
+        return math.nan
+    text = text.lower()
     of_hours = CLOCK_OF_HOURS.search(text)  # 5:58h
     if clock := CLOCK.fullmatch(CLOCK_OF_HOURS.sub("", text)):
         days, hours, minutes, seconds = (float(part or 0) for part in clock.groups())
         if clock[2] is None and (of_hours or factor == CELL_TIMES["h"]):
             hours, minutes, seconds = minutes, seconds, 0.0
         return ((days * 24 + hours) * 60 + minutes) * 60 + seconds
-    text = THOUSANDS.sub("", text)
+    text = re.sub(r"(?<=\d),(?=\d)", ".", THOUSANDS.sub("", text))
     amounts = AMOUNT.findall(text)
     spoken = amounts and not AMOUNT.sub("", text) and all(unit in CELL_TIMES for _, unit in amounts)
     return sum(float(amount) * CELL_TIMES[unit] for amount, unit in amounts) if spoken else math.nan

@@ -22,6 +22,7 @@ from lab.analysis.audit.columns import (
     TIMES,
     Guess,
     guess,
+    is_serial,
     normal,
     parse_name,
     quantities,
@@ -50,7 +51,7 @@ from lab.analysis.audit.values import TIME_UNITS, numbers
 Long = tuple[pd.DataFrame, list[str]]
 
 PARALLEL = (
-    "open_?mp|omp|mpi|p_?threads?|open_?acc|cuda|open_?cl|hybrid|parallel|multi_?thread(?:ed)?"
+    "open_?mp|omp|mpi|p_?threads?|open_?acc|cuda|open_?cl|hybrid|par(?:allel)?|multi_?thread(?:ed)?"
     "|nccl|gloo"
 )
 SERIAL = "serial|sequential|seq|single[_ ]?thread(?:ed)?"
@@ -75,7 +76,14 @@ OF_PAIR = re.compile(
     rf"|(?P<nodes>nodes?)_(?:x_|by_|times_)?(?:gpus?|{PROCESSES}))"
 )
 PAIR = re.compile(r"^\s*(\d{1,5})\s*[x×*]\s*(\d{1,5})(?!\d)")
+# Of labels, as words; "gpu 2" and "phase 2 process" number them.
+COUNTED = re.compile(
+    r"(?<![\w.])(?:(\d{1,5}) ?(?:(?:gpu|rank|proc|thread|core|worker|node)s?|processes|jobs)"
+    r"|(1) (?:process|job))\b"
+    r"|(?<!\w)(?:(?:rank|proc|thread|worker|job)s|processes|nproc|np) (\d{1,5})(?![\d.])"
+)
 PAIRED = re.compile(r"^\s*[~≈]?(\d[\d.,]*)\s*/\s*(\d[\d.,]*)\s*$")
+MOST_NAMES = 20  # columns whose cells are looked at
 AGAIN = re.compile(r"(?P<name>.+) \(\d+\)")  # a column of the name of an earlier one
 
 
@@ -164,6 +172,33 @@ def by_pair(frame: pd.DataFrame) -> Long:
     return pd.concat([pairs, frame.drop(columns=names)], axis="columns"), [read]
 
 
+def by_label(frame: pd.DataFrame) -> Long:
+    """A column of labels that differ in nothing but what they count, such as "MPI (2 threads)" and
+    "--jobs 4", becomes one without this and a column `ranks`, where no other column counts ranks; a
+    serial program runs on one."""
+    labelled = [] if quantities(frame.columns) & RANKS else _counted_labels(frame)
+    if len(labelled) != 1:
+        return frame, []
+    name, counts, bare = labelled[0]
+    split = frame.assign(**{name: bare, "ranks": counts})
+    if not guess(name) and "strategy" not in quantities(frame.columns):
+        split = split.rename(columns={name: "strategy"})
+    return split, [f"the ranks are read from the cells of {name!r}"]
+
+
+def _counted_labels(frame: pd.DataFrame) -> list[tuple[str, pd.Series, pd.Series]]:
+    """The columns of such labels, with what they count, and without it."""
+    labelled = []
+    for name in frame.columns.drop(ROW, errors="ignore")[:MOST_NAMES]:
+        texts = frame[name].astype(str).map(lambda cell: normal(cell).replace("_", " "))
+        counts = texts.str.extract(COUNTED).bfill(axis=1)[0].astype(float)
+        bare = texts.str.replace(COUNTED, "", regex=True).str.strip()
+        numbers_alone = not (bare.str.len() > 0).any()  # as in a column of ranks
+        if not numbers_alone and (counts.groupby(bare).nunique() > 1).any():
+            labelled.append((name, counts.mask(texts.map(is_serial) & counts.isna(), 1.0), bare))
+    return labelled
+
+
 def by_slash(frame: pd.DataFrame) -> Long:
     """Cells such as "7,266 / 129" in columns for several numbers of ranks, which hold two results
     of what the lines around the table name, become two rows."""
@@ -187,7 +222,7 @@ def by_program(frame: pd.DataFrame) -> Long:
     parts: dict[str, dict[str, str]] = {}
     for column in frame.columns:
         program, what = _of_program(column)
-        if what:
+        if what := what or ("time" if program and are_timed(frame[column]) else ""):
             parts.setdefault(program, {}).setdefault(what, column)
     timed = {program: part for program, part in parts.items() if "time" in part}
     parallel = {name: part for name, part in timed.items() if not re.fullmatch(SERIAL, name)}
@@ -278,8 +313,12 @@ def _add_ratios(timed: Mapping[str, dict[str, str]], frame: pd.DataFrame) -> Non
             for name in map(str, frame)
             if (match := label.fullmatch(normal(name)))
         }
-        own = {  # "Speedup A" is that of "System A (s)"
-            stem: [name for of, name in columns.items() if f"_{stem}_".endswith(f"_{of}_")]
+        own = {  # "Speedup A" is that of "System A (s)", and "Speedup Mem" of "Time memory-bound"
+            stem: [
+                name
+                for of, name in columns.items()
+                if f"_{stem}_".endswith(f"_{of}_") or (len(of) > 2 and f"_{of}" in f"_{stem}")
+            ]
             for stem in stems
         }
         if all(len(names) == 1 for names in own.values()):
@@ -452,6 +491,16 @@ def _stacked(
 
 # In the order in which they are tried, on a table of which no column is mapped.
 FORMS = (
-    *(of_commands, of_shells, of_samples, by_grid, by_pair, by_slash, by_program, over_serial),
+    *(
+        of_commands,
+        of_shells,
+        of_samples,
+        by_grid,
+        by_pair,
+        by_label,
+        by_slash,
+        by_program,
+        over_serial,
+    ),
     *(by_batch, by_size, by_crossing, by_group, by_unit, by_noted),
 )

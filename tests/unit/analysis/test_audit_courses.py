@@ -546,3 +546,58 @@ def test_efficiencies_over_one_rank_beside_speedups_over_two() -> None:
     result = pasted("ranks,time_s,speedup,efficiency\n2,1.26,1.0,50%\n4,0.70,1.8,45%\n")
     (fault,) = (finding for finding in result.findings if finding.severity == "warning")
     assert "efficiencies over another baseline" in fault.evidence
+
+
+def test_a_speedup_is_compared_precisely_where_the_others_are_exact() -> None:
+    rows = ["1,100.0,1.00", "2,52.0,1.92", "4,27.0,3.70", "8,15.0,6.67", "16,9.0,{}"]
+    table = "\n".join(["Threads,Time (s),Speedup", *rows])
+    assert not broken(pasted(table.format(11.0)))  # 11.11, cut off
+    assert broken(pasted(table.format(10.7))) == {"quoted-against-own"}
+    rough = table.replace("1.92", "1.98").replace("3.70", "3.60")
+    assert not broken(pasted(rough.format(10.7)))
+
+
+def test_labels_with_the_ranks_of_their_row_name_one_program_each() -> None:
+    head = "| Implementation | T (s) | Efficiency | Cores |"
+    rows = ["| Python P=1 | 168.4 | 1.00 | 1 |", "| Python P=2 | 91.1 | 0.92 | 2 |"]
+    rows += ["| C P=1 | 0.0561 | 1.00 | 1 |", "| C P=2 | 0.0286 | {} | 2 |"]
+    assert not broken(pasted(below(head, *rows).format(0.98)))
+    assert broken(pasted(below(head, *rows).format(0.88))) == {"quoted-against-own"}
+
+
+def test_labels_that_differ_in_what_they_count_are_programs_on_these_ranks() -> None:
+    head = "|  | Time | Speedup | Efficiency |"
+    rows = ["| Sequential | 16.0 s | 1x | 100% |", "| MPI (1 thread) | 14.8 s | 1.08x | 108% |"]
+    rows += ["| MPI (2 threads) | 8.2 s | 1.95x | 98% |", "| MPI (4 threads) | 4.4 s | {}x | 91% |"]
+    result = pasted(below(head, *rows).format(3.64))
+    assert result.reading["ranks"] == "world_size" and result.reading["strategy"] == "strategy"
+    assert not broken(result)
+    assert broken(pasted(below(head, *rows).format(2.9))) == {"quoted-against-own"}
+
+
+def test_options_as_labels_count_ranks_and_other_labels_do_not() -> None:
+    rows = ["| `--jobs 1` | 43.7 s |", "| `--jobs 2` | 31.4 s |", "| automatic | 12.1 s |"]
+    result = pasted(below("| Arm | Total time |", *rows))
+    assert result.reading["ranks"] == "world_size"
+    assert "world size 2" in str(result) and "automatic" not in str(result.findings)
+
+
+@pytest.mark.parametrize("label", ["GPU {} kernels", "Phase {} process", "node {} copy"])
+def test_numbers_of_devices_and_phases_in_labels_are_no_ranks(label: str) -> None:
+    rows = [f"| {label.format(number)} | 16.{number} s | 80 |" for number in (1, 2, 4)]
+    assert "world_size" not in pasted(below("| Part | Total time | Load |", *rows)).reading.values()
+
+
+def test_rows_of_other_problems_are_no_repeats_where_each_has_its_own_serial_time() -> None:
+    head = "| Scenario | Threads | Sequential | Parallel | Speedup |"
+    rows = [
+        "| Scaling | 1 | 16.5 ms | 16.4 ms | 1.01x |",
+        "| Scaling | 4 | 16.5 ms | 15.2 ms | 1.09x |",
+    ]
+    rows += [
+        "| Objects | 4 | 67.9 ms | 57.6 ms | 1.18x |",
+        "| Heavy | 4 | 53.0 ms | 43.6 ms | 1.22x |",
+    ]
+    result = pasted(below(head, *rows))
+    assert result.reading["time"] == "time" and not broken(result)
+    assert not any(one.rule == "fixed-overhead" for one in result.findings)

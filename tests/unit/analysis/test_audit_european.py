@@ -131,3 +131,16 @@ def test_threads_in_words_beside_a_serial_program() -> None:
 def test_theoretical_speedups_are_not_measured() -> None:
     names = ["Speedup Teórico", "Accélération théorique", "Theoretische Beschleunigung"]
     assert [guess(name) for name in names] == [None] * len(names)
+
+
+def test_threads_or_processes_are_one_count_also_in_portuguese() -> None:
+    rows = ["| 1 | 1480 | 1.0 | 100 |", "| 2 | 842 | 1.8 | 088 |", "| 4 | 509 | {} | 073 |"]
+    table = below("| Threads/Processos | Tempo (s) | Speedup | Eficiência |", *rows)
+    assert not broken(pasted(table.format(2.9)))
+    assert broken(pasted(table.format(3.4))) == {"quoted-against-own"}
+
+
+def test_threads_in_russian_have_three_forms() -> None:
+    rows = ["| 800 | 1.0x | 1.9x | 4.7x |", "| 900 | 1.0x | 1.8x | 5.2x |"]
+    result = pasted(below("| Размер | 1 поток | 2 потока | 8 потоков |", *rows))
+    assert result.reading == {"world_size": "world_size", "speedup": "speedup"}

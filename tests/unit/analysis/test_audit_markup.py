@@ -5,6 +5,7 @@ from __future__ import annotations
 from pathlib import Path
 
 import pytest
+from audits import broken, pasted
 
 from lab.analysis.audit.formats import marked_up
 from lab.analysis.audit.formats.markdown import without_markup
@@ -172,3 +173,29 @@ def test_a_power_is_no_emphasis() -> None:
     assert without_markup("2**20 of **many** `a__b` [c](d) &times;<br>e[^1]") == (
         "2**20 of many a__b c × e"
     )
+
+
+def test_names_of_groups_above_the_names_of_columns() -> None:
+    table = """
+|         | OMP |     |     | MPI |     |     |
+|---------|-----|-----|-----|-----|-----|-----|
+| Threads | Time (s) | FPS | Speedup | Time (s) | FPS | Speedup |
+| 1 | 27.0 | 18.5 | 1.00 | 27.2 | 18.4 | 1.00 |
+| 2 | 13.9 | 36.0 | 1.94 | 14.4 | 34.8 | {} |
+"""
+    result = pasted(table.format(1.89))
+    assert result.reading["setting"] == "strategy" and not broken(result)
+    faulty = pasted(table.format(1.5))
+    assert broken(faulty) == {"quoted-against-own"} and "MPI" in str(faulty)
+
+
+def test_one_quantity_above_numbers_of_processes() -> None:
+    table = """
+|     |   | Speedup |   |
+| --- | - | ------- | - |
+| Grid Size / Processes | 1 | 4 | 9 |
+| 840x840 | 1 | 3.94 | {} |
+| 1680x1680 | 1 | 3.90 | 8.46 |
+"""
+    assert not broken(pasted(table.format(8.21)))
+    assert broken(pasted(table.format(12.3))) == {"super-linear"}

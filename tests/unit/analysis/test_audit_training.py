@@ -410,3 +410,9 @@ def test_rates_of_types_of_cloud_machines() -> None:
 
 def test_generation_is_no_ratio() -> None:
     assert (meaning := guess("generation speed [tokens/sec]")) and meaning.canonical == "rate"
+
+
+def test_the_limit_of_a_command_is_no_time_of_it() -> None:
+    command = "srun --nodes=1 --ntasks={} --time=60 bash"
+    result = pasted("\n".join([command.format(number) for number in (1, 4, 1, 1)]))
+    assert "time" not in result.reading.values() and not broken(result)

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import pytest
-from audits import broken, pasted
+from audits import below, broken, pasted
 
 
 def test_a_rate_by_its_growth_beside_an_efficiency() -> None:
@@ -189,3 +189,47 @@ def test_a_serial_program_beside_parallel_ones_has_a_single_time() -> None:
     assert "7 values" in str(result)
     faulty = pasted(f"### Execution time in ms\n\n{table.format(90)}")
     assert "Pthread" in str([one.records for one in faulty.findings if one.rule == "super-linear"])
+
+
+def test_the_only_time_by_its_unit_is_that_of_about_the_quoted_speedups() -> None:
+    names = "| Threads | Task_run time (ms) | Speedup |"
+    rows = ["| 1 | 56.1 | 1.00x |", "| 2 | 41.5 | 1.35x |", "| 4 | 33.2 | {} |"]
+    result = pasted(below(names, *rows).format("1.63x"))
+    assert result.reading["Task_run time (ms)"] == "time"
+    other = [row.replace("41.5", "90.0").replace("56.1", "70.0") for row in rows]  # of a part
+    assert "Task_run time (ms)" not in pasted(below(names, *other).format("1.63x")).reading
+
+
+def test_multiples_below_numbers_of_threads_are_speedups_and_no_times() -> None:
+    rows = ["| Sort | Baseline | ~1.7x | ~3.0x | **3.0x** |"]
+    rows += ["| Merge | Baseline | 0.8x | 0.5x | **0.8x** |"]
+    result = pasted(below("| Algorithm | 1 thread | 2 threads | 4 threads | Speedup |", *rows))
+    assert result.reading == {"world_size": "world_size", "speedup": "speedup"}
+    assert not broken(result)
+    assert not any(one.rule == "fixed-overhead" for one in result.findings)
+
+
+def test_numbers_beside_the_seconds_of_a_serial_program_are_seconds() -> None:
+    head = "| Size | Sequential (s) | Parallel 2P | Parallel 4P |"
+    # Which would be rates, as they rise.
+    rows = ["| 256 x 256 | 2.1 | 1.2 | 3.7 |", "| 512 x 512 | 7.0 | 4.2 | {} |"]
+    result = pasted(below(head, *rows).format(5.6))
+    assert result.reading["time_s"] == "time" and not broken(result)
+    assert "super-linear" in broken(pasted(below(head, *rows).format(0.8)))
+
+
+def test_each_speedup_belongs_to_the_time_that_it_shares_a_word_with() -> None:
+    names = "| Threads | Time CPU-bound | Speedup CPU | Time memory-bound | Speedup Mem |"
+    rows = ["| 1 | 7,3 s | 1,00 | 0,080 s | 1,00 |", "| 2 | 4,1 s | 1,78 | 0,{} s | {} |"]
+    assert not broken(pasted(below(names, *rows).format("060", "1,33")))
+    faulty = pasted(below(names, *rows).format("020", "4,00"))
+    assert "super-linear" in broken(faulty)
+    assert "CPU" not in str([one.records for one in faulty.findings if one.rule == "super-linear"])
+
+
+def test_millions_are_no_minutes_and_labels_may_tell_the_unit() -> None:
+    rows = ["| 1 | 6.60 M | 5.79 M |", "| 4 | 13.34 M | 12.30 M |"]
+    assert "time" not in pasted(below("| Threads | uniform | zipf |", *rows)).reading.values()
+    rows = ["| map | 6.9 | 5.2 |", "| strings | 141.6 | 76.2 |"]
+    result = pasted(below("| Workload, milliseconds | 1 thread | 2 threads |", *rows))
+    assert "read as milliseconds" in str(result.assumptions)

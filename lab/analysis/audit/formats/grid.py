@@ -32,6 +32,7 @@ THREADED = {"threads", "cpus"}
 MOST_ROWS = 50  # that are looked at
 MOST_TABLES = 200  # of a text
 NUMERAL = re.compile(r"-?\d+(?:\.\d+)?(?:e[-+]?\d+)?", re.IGNORECASE)
+OF_THREADS = re.compile(r"\d\s*threads?\b", re.IGNORECASE)
 OF_NODES = re.compile(rf"\s*\d+\s*{NODE}", re.IGNORECASE)  # 2 nodes 16 GPUs are 16 or 32
 # Lines that count ranks, in snake case: "with_4_processes", "time_with_2_threads", "nproc_96" and
 # "1_gpu_with_the_fast_model".
@@ -139,7 +140,7 @@ def relevance(table: Table) -> int:
         sizes = {}  # whatever depends on the degree of tensor parallelism
     spread = len(set(sizes.values())) > 1
     if spread and set(sizes) <= set(columns):
-        return 3
+        return 2 if all(map(OF_THREADS.search, map(in_english, sizes))) else 3
     names = [*columns, *labels] if spread else columns
     known = quantities(names)
     varied = [name for name, cells in columns.items() if len({*cells}) > 1 and normal(name) != "n"]

@@ -77,7 +77,7 @@ def _reported(line: str) -> dict[str, str]:
         return _scalars(_literal(text))
     start = PROGRESS.search(text)
     if start is None:
-        keyed = list(KEYED.finditer(text))
+        keyed = [match for match in KEYED.finditer(text) if not _is_option(match)]
         return {match["name"]: _value(match) for match in keyed} if len(keyed) > 1 else _parts(text)
     pairs: dict[str, str] = {}
     of_epoch = EPOCH.match(text, start.start())
@@ -92,6 +92,12 @@ def _reported(line: str) -> dict[str, str]:
         return {}
     rank = RANK.search(text, 0, start.start())
     return {"rank": rank[rank.lastindex or 0], **pairs} if rank else pairs
+
+
+def _is_option(match: re.Match[str]) -> bool:
+    """Whether a value is that of an option such as --time=60, which limits what is measured."""
+    option = match.string[: match.start()].endswith("-")
+    return option and bool(quantities([match["name"]]) & MEASURED)
 
 
 def _parts(text: str) -> dict[str, str]:

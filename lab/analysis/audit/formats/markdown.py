@@ -9,6 +9,7 @@ import re
 from collections.abc import Iterator, Sequence
 
 from lab.analysis.audit.formats.grid import NUMERIC, Table, joined, without_remarks
+from lab.analysis.audit.wide import CORNER
 
 BAR = re.compile(r"(?<!\\)\|")
 # A lone "-" is a missing value, unless another cell has more or a colon, or all of the second line
@@ -141,12 +142,28 @@ def _is_below_names(lines: Sequence[str], place: int) -> bool:
 
 
 def _named(header: list[str], rows: list[list[str]]) -> tuple[list[str], list[list[str]]]:
-    """Column names and rows; below an empty header, the names are the rows without numbers."""
+    """Column names and rows; below an empty header, the names are the rows without numbers, and
+    below one that names groups of columns, the first row, whose groups are then a row of words."""
+    first, *rest = rows or [[]]
+    spans = not header[0] and any(header) and not all(header[1:])
+    if spans and rest and all(first) and len(first) == len(header):
+        groups = ["", *itertools.accumulate(header[1:], _carried)]
+        if not any(map(NUMERIC.match, first)):
+            return first, [groups, *rest]
+        corner, named = CORNER.fullmatch(first[0]), [*filter(None, header)]
+        if corner and len(named) == 1 and all(map(str.isdecimal, first[1:])):  # of all columns
+            sized = [f"{named[0]} ({number} {corner['columns']})" for number in first[1:]]
+            return [corner["rows"], *sized], rest
     if any(header):
         return header, rows
     below = [*itertools.dropwhile(lambda row: not any(map(NUMERIC.match, row)), rows)]
     names = itertools.zip_longest(*rows[: len(rows) - len(below)], fillvalue="")
     return [joined(*parts) for parts in names], below
+
+
+def _carried(left: str, name: str) -> str:
+    """The name of a column below one that spans several and stands above the first of them."""
+    return name or left
 
 
 def _cells(line: str) -> list[str]:

@@ -221,11 +221,13 @@ def _misquoted(point: Point, own: bool) -> Iterator[Fault]:
     # Of the rates next to the times, or in strong scaling whose batch per rank differs, a sibling.
     rates = base is not None and point.times and point.rate / (base.rate or math.nan)
     elsewhere = bool(rates and abs(speedup / rates - 1) < QUOTED)
-    elsewhere = elsewhere or any(map(point.is_quoted_over, _references(point)))
+    others = [other for other in _references(point) if other is not base]
+    elsewhere = elsewhere or any(map(point.is_quoted_over, others))
     # Of 0.01, half may be rounding, and then no sum of shares tells what it explains.
     rounded = point.speedup_rounding
     more, less = (speedup * (1 + sign * rounded) / gain for sign in (1, -1))
-    apart = abs(speedup / gain - 1) > QUOTED and (less > 1 + margin or more < 1 - margin)
+    within = point.curve.quoted_within
+    apart = abs(speedup / gain - 1) > within and (less > 1 + margin or more < 1 - margin)
     if own and not elsewhere and not point.means and apart:
         yield Fault(
             point.labels,
