@@ -33,7 +33,10 @@ Decision = Literal["run", "skip"]
 PROGRESS = "progress.json"  # of the job of a folder
 WAITING = "waiting for other jobs"  # on the same devices
 POLL_S = 0.05
-ONLY_ENDED = re.compile(r"srun: error: \S+: tasks? [\d,-]+: ")  # a line of Slurm
+# Lines in which srun reports ends, but not their cause.
+ONLY_ENDED = re.compile(
+    r"srun: (error: \S+: tasks? [\d,-]+: |(\S+: )*Terminating |Job step aborted)"
+)
 LOG_LINES, LOG_BYTES = 30, 20_000  # the most that is read of the end of a rank's log
 # Signals by which a process ends itself.
 CRASHES = {signal.SIGABRT, signal.SIGBUS, signal.SIGFPE, signal.SIGILL, signal.SIGSEGV}
