@@ -297,7 +297,8 @@ def _records(
     unit: Unit,
 ) -> Iterator[Record]:
     """One record for each repeat of each point; `runs` maps points to configurations."""
-    least, thing = curve.smallest[0].world_size, counted(observations.given.get("rate", ""))
+    least, columns = curve.smallest[0].world_size, observations.given
+    thing = counted(columns.get("rate") or columns.get("rate_per_rank", ""))
     # If times may cover more work with more ranks, no speedup can be stated.
     is_open = not kind and any(point.times for point in curve.points)
     for point in curve.points:
@@ -311,6 +312,8 @@ def _records(
         # Of the rank that uses most, and of the slowest one, if ranks have rows.
         peak_memory = rows["memory"].max() if by_rank else rows["memory"].median()
         mfu = point.mfu if by_rank else rows["mfu"].median()
+        bounds = point.bounds if point.times else point.rate_bounds
+        interval = bounds if len(point.times or point.rates) == 1 else None
         for repeat, (time, rate) in enumerate(zip_longest(point.times, point.rates)):
             reported = Reported(
                 configuration=run.configuration,
@@ -318,7 +321,7 @@ def _records(
                 per=observations.per,
                 unit=unit,
                 time=time,
-                interval=point.bounds if len(point.times) == 1 else None,
+                interval=interval,
                 rate=rate,
                 rate_of=f"{thing}s" if thing else "",
                 parts=parts,

@@ -11,6 +11,7 @@ import pandas as pd
 import pytest
 
 import lab
+from lab.analysis.noise import judge
 from lab.analysis.reported import ReportedTable, records_from
 from lab.analysis.scaling import summary
 from lab.errors import InputError, LabError
@@ -26,6 +27,10 @@ def frame(text: str) -> pd.DataFrame:
 
 def summarized(text: str, **options: object) -> pd.DataFrame:
     records = records_from(frame(text), **options)  # type: ignore[arg-type]
+    return _summary(records)
+
+
+def _summary(records: list[Record]) -> pd.DataFrame:
     return summary(table(records), baseline={}, scaling="strong")
 
 
@@ -113,6 +118,32 @@ def test_a_deviation_that_the_table_gives_is_the_interval_of_its_time() -> None:
     row = summarized("gpus,epoch_s,epoch_s_std\n1,100,1\n4,30,0.5").iloc[1]
     assert (row["step_time_low"], row["step_time_high"]) == pytest.approx((29, 31))
     assert pd.isna(row["speedup_low"])
+
+
+@pytest.mark.parametrize(
+    "text",
+    [
+        "gpus,images/s\n1,100 ± 1\n4,350 ± 5",
+        "gpus,images/s,std\n1,100,1\n4,350,5",
+        "gpus,std images/s,mean images/s\n1,1,100\n4,5,350",
+        "gpus,throughput (img/s),throughput std (img/s)\n1,100,1\n4,350,5",
+    ],
+)
+def test_a_deviation_that_the_table_gives_is_the_interval_of_its_rate(text: str) -> None:
+    row = summarized(text).iloc[1]
+    ends = row["samples_per_second_low"], row["samples_per_second_high"]
+    assert ends == pytest.approx((340, 360))
+    assert pd.isna(row["speedup_low"])
+
+
+def test_the_deviation_of_a_rate_of_each_rank_is_no_rate() -> None:
+    row = summarized("gpus,tokens/s/gpu std,tokens/s/gpu\n1,1,100\n4,5,350").iloc[1]
+    assert row["samples_per_second"] == 1400 and row["rate_of"] == "tokens"
+
+
+def test_the_strip_gives_the_interval_of_a_rate() -> None:
+    records = records_from(frame("gpus,run,images/s\n1,1,98\n1,2,100\n2,1,190\n2,2,190"))
+    assert "intervals up to ±1.0 %" in judge(records, _summary(records)).strip()
 
 
 def test_other_batches_on_the_same_ranks_are_no_repeats() -> None:
