@@ -41,6 +41,12 @@ def test_a_choice_is_known_by_its_initials_and_in_any_case(word: str, choice: st
     assert nearest(word, choices) == f"did you mean {choice!r}?"
 
 
+def test_of_choices_that_begin_with_the_word_none_is_preferred() -> None:
+    models = ["gpt-nano", "gpt2-small", "gpt2-xl"]
+    assert nearest("GPT2", models) == "choose one of: gpt2-small, gpt2-xl"
+    assert nearest("gpt2-x", models) == "did you mean 'gpt2-xl'?"
+
+
 STUDY = "give a Study, its name or its folder"
 FOLDERS = "give a list of folders, such as ['handed-in']"
 FOLDER = "give the path of a folder"
