@@ -191,7 +191,8 @@ def _lacks(frame: pd.DataFrame, observations: Observations) -> Iterator[Problem]
         what = f"all rows are on the same number of ranks ({size:g}): nothing scales"
         yield Problem("table", what, "add rows for other numbers; `lab audit` reads any table")
     if not tidy[["time", "rate"]].notna().any(axis=None):
-        advice = f"name one: --column time=COLUMN or --column rate=COLUMN, one of {named}"
+        options = "--column time=COLUMN, rate=COLUMN or, of each rank, rate_per_rank=COLUMN"
+        advice = f"name one: {options}, one of {named}"
         yield Problem("columns", "none holds times or rates of training as numbers", advice)
 
 

@@ -359,7 +359,7 @@ def judged(row: Row, quantity: str = "speedup") -> str:
     """Whether the repeats of a row and of its baseline support that they differ."""
     _, low, high = row.estimate(quantity)
     repeats = min(row["repeats"], base_of(row)["repeats"])
-    if repeats == 1 and any(pd.notna(row.get(f"{name}_low")) for name in MEASURED):
+    if row["repeats"] == 1 and any(pd.notna(row.get(f"{name}_low")) for name in MEASURED):
         return "but the table does not say how many repeats its spread covers"
     return verdict(low, high, repeats)
 

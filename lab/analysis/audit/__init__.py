@@ -279,7 +279,7 @@ class Audit(BaseModel):
             return f"{checked}: {summary or 'nothing found'}."
         verdict = f"{checked}: too little to say{f' ({summary})' if summary else ''}."
         lacks = Counter(lack for rule in self.not_checked for lack in rule.lacks)
-        helpful = [f"{lack} ({count})" for lack, count in lacks.most_common(NAMED)]
+        helpful = [f"{lack} ({count(rules, 'rule')})" for lack, rules in lacks.most_common(NAMED)]
         return f"{verdict} More rules could be checked with: {'; '.join(helpful)}."
 
     def _read(self) -> str:

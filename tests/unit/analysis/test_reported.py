@@ -13,7 +13,7 @@ import pytest
 import lab
 from lab.analysis.noise import judge
 from lab.analysis.reported import ReportedTable, records_from
-from lab.analysis.scaling import summary
+from lab.analysis.scaling import farthest, judged, summary
 from lab.errors import InputError, LabError
 from lab.records.store import Record
 from lab.records.table import table
@@ -96,6 +96,11 @@ def test_rates_alone_permit_a_speedup_and_no_time() -> None:
     rows = summarized("GPUs,Images/sec\n1,380\n2,750\n8,2800")
     assert rows["step_time"].isna().all() and set(rows["rate_of"]) == {"images"}
     assert rows["speedup"].iloc[-1] == pytest.approx(2800 / 380)
+
+
+def test_repeats_of_one_row_are_not_called_a_spread_of_the_table() -> None:
+    last = farthest(summarized("gpus,time_s\n1,100\n4,30\n4,31\n4,29"))[0]
+    assert judged(last) == "but one repeat is too few to show how much this varies"
 
 
 def test_repeats_become_intervals() -> None:
