@@ -306,6 +306,8 @@ def test_the_cause_is_the_last_line_that_says_more_than_that_a_rank_ended(
     assert exit_reason(failed, attempt).message.endswith(f"before any rank started: {cause}")
     log.write_text(f"srun: {ended}\n")
     assert exit_reason(failed, attempt).message.endswith(ended)
+    log.write_text("")
+    assert "with an empty log" in exit_reason(failed, attempt).message
     log.unlink()
     assert exit_reason(failed, attempt).message.endswith("on a file system that the nodes share?")
 
