@@ -99,6 +99,13 @@ def require_type(given: object, kind: type | UnionType, where: str, wanted: str)
         raise InputError("argument", [Problem(where, what, f"give {wanted}")])
 
 
+def require_choice(given: object, choices: Sequence[str], where: str) -> None:
+    """Raise InputError, with the nearest name, for an argument that is none of these."""
+    if given not in choices:
+        problem = Problem(where, f"cannot be {given!r}", nearest(str(given), choices))
+        raise InputError("argument", [problem])
+
+
 def items(
     given: Iterable[T], kind: type | UnionType, where: str, wanted: str, *, least: int = 0
 ) -> list[T]:

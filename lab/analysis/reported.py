@@ -11,12 +11,13 @@ from dataclasses import dataclass
 from datetime import UTC, datetime
 from functools import cached_property
 from itertools import zip_longest
+from numbers import Real
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, Literal, Self
+from typing import TYPE_CHECKING, Any, Literal, Self, get_args
 
 import pandas as pd
 
-from lab.analysis.audit import Audit, apply_rules
+from lab.analysis.audit import COLUMNS, Audit, apply_rules
 from lab.analysis.audit.columns import NO_VARIANT, PHASES, TOKEN, counted, normal
 from lab.analysis.audit.observations import NUMBERS, Observations
 from lab.analysis.audit.points import Curve, Point
@@ -24,7 +25,7 @@ from lab.analysis.audit.table import from_table
 from lab.analysis.audit.text_table import read_table
 from lab.analysis.scaling_curves import shortest
 from lab.config.run import Run, Stated
-from lab.errors import InputError, Problem, require_type
+from lab.errors import InputError, Problem, require_choice, require_type
 from lab.formatting import count
 from lab.records.schema import Reported
 from lab.records.store import Record
@@ -115,6 +116,9 @@ class ReportedTable:
         number of ranks, or without the baseline.
         """
         require_type(table, pd.DataFrame | str | Path, "table", "a DataFrame or a file")
+        require_type(columns, Mapping | None, "columns", COLUMNS)
+        require_type(baseline, Real | None, "baseline", "a number of ranks")
+        require_choice(scaling, get_args(Kind), "scaling")
         if isinstance(table, pd.DataFrame):
             frame = table
         else:
