@@ -151,7 +151,8 @@ class ReportedTable:
                 id(point): _run(point, by_label, observations, [prefix, names[curve.label]], name)
                 for point in curve.points
             }
-            records += _records(curve, kind, observations, runs, unit)
+            thing = _thing(observations, frame)
+            records += _records(curve, kind, observations, runs, unit, thing)
         return cls(frame, observations, tuple(records))
 
 
@@ -294,16 +295,23 @@ def _unit(observations: Observations, frame: pd.DataFrame) -> Unit:
     return "node" if re.search("node", column) else "rank"
 
 
+def _thing(observations: Observations, frame: pd.DataFrame) -> str:
+    """What the rates count, by the name of their column or else its first cell; "" if unknown."""
+    name = observations.given.get("rate") or observations.given.get("rate_per_rank", "")
+    return counted(name) or (counted(str(frame[name].iloc[0])) if name in frame else "")
+
+
 def _records(
     curve: Curve,
     kind: Scaling,
     observations: Observations,
     runs: Mapping[int, ReportedRun],
     unit: Unit,
+    thing: str,
 ) -> Iterator[Record]:
-    """One record for each repeat of each point; `runs` maps points to configurations."""
-    least, columns = curve.smallest[0].world_size, observations.given
-    thing = counted(columns.get("rate") or columns.get("rate_per_rank", ""))
+    """One record for each repeat of each point; `runs` maps points to configurations, and `thing`
+    is what rates count."""
+    least = curve.smallest[0].world_size
     # If times may cover more work with more ranks, no speedup can be stated.
     is_open = not kind and any(point.times for point in curve.points)
     for point in curve.points:

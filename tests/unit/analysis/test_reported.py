@@ -98,6 +98,11 @@ def test_rates_alone_permit_a_speedup_and_no_time() -> None:
     assert rows["speedup"].iloc[-1] == pytest.approx(2800 / 380)
 
 
+def test_what_a_rate_counts_may_be_in_its_cells() -> None:
+    rows = summarized("gpus,throughput\n1,412.1 img/s\n2,790.3 img/s")
+    assert set(rows["rate_of"]) == {"images"}
+
+
 def test_repeats_of_one_row_are_not_called_a_spread_of_the_table() -> None:
     last = farthest(summarized("gpus,time_s\n1,100\n4,30\n4,31\n4,29"))[0]
     assert judged(last) == "but one repeat is too few to show how much this varies"
