@@ -292,7 +292,7 @@ def _unit(observations: Observations, frame: pd.DataFrame) -> Unit:
         return "GPU"
     if not column:
         return "node" if "nodes" in columns else "rank"
-    return "node" if re.search("node", column) else "rank"
+    return "node" if re.search("(?<!per_)node", column) else "rank"
 
 
 def _thing(observations: Observations, frame: pd.DataFrame) -> str:

@@ -280,11 +280,12 @@ class Point:
         if self.world_size <= smallest[0].world_size:
             return None
         own = residue(self.strategy)
+        alone = smallest if smallest[0].world_size == 1 else []  # where strategies hardly differ
         for fits in (
             self.curve.by_strategy.get(self.strategy, []),
             self.curve.by_residue.get(own, []),
             self.curve.by_residue.get(frozenset(), []),
-            smallest,
+            alone,
         ):
             if len(fits) == 1:
                 return None if fits[0].programs > 1 else fits[0]

@@ -98,6 +98,18 @@ def test_rates_alone_permit_a_speedup_and_no_time() -> None:
     assert rows["speedup"].iloc[-1] == pytest.approx(2800 / 380)
 
 
+def test_tasks_per_node_times_nodes_are_ranks() -> None:
+    records = records_from(frame("nodes,tasks per node,time_s\n1,128,100\n2,128,55"))
+    assert {record.reported.unit for record in records if record.reported} == {"rank"}
+
+
+def test_configurations_that_begin_on_different_ranks_are_not_compared() -> None:
+    text = "configuration,ranks,time_s\nsmall,8,100\nsmall,16,55\nlarge,16,200\nlarge,32,110"
+    rows = summarized(text).set_index(["configuration", "world_size"])
+    assert rows.loc[("small", 16), "speedup"] == pytest.approx(100 / 55)
+    assert rows.loc["large", "speedup"].isna().all()
+
+
 def test_what_a_rate_counts_may_be_in_its_cells() -> None:
     rows = summarized("gpus,throughput\n1,412.1 img/s\n2,790.3 img/s")
     assert set(rows["rate_of"]) == {"images"}
