@@ -133,5 +133,9 @@ class _Package(ModuleType):
         if not (name in _PUBLIC and name not in _MODULES and isinstance(value, ModuleType)):
             super().__setattr__(name, value)
 
+    def __dir__(self) -> list[str]:
+        # Completion shows the public names before they are imported, and nothing else.
+        return [*__all__, *(name for name in vars(self) if name.startswith("__"))]
+
 
 sys.modules[__name__].__class__ = _Package

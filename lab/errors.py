@@ -99,6 +99,13 @@ def require_type(given: object, kind: type | UnionType, where: str, wanted: str)
         raise InputError("argument", [Problem(where, what, f"give {wanted}")])
 
 
+def require_choice(given: object, choices: Sequence[str], where: str) -> None:
+    """Raise InputError, with the nearest name, for an argument that is none of these."""
+    if given not in choices:
+        problem = Problem(where, f"cannot be {given!r}", nearest(str(given), choices))
+        raise InputError("argument", [problem])
+
+
 def items(
     given: Iterable[T], kind: type | UnionType, where: str, wanted: str, *, least: int = 0
 ) -> list[T]:
@@ -133,10 +140,15 @@ def nearest(word: str, choices: Iterable[str]) -> str:
     """Advice that names the choice closest to `word`, or all choices if none is close.
 
     Close is also one that differs in case, or whose initials are the word: `lr`, `learning_rate`.
+    If several choices begin with the word, as `gpt2-small` and `gpt2-xl` with `gpt2`, it names
+    these.
     """
     names = sorted(str(choice) for choice in choices)
     said = str(word).lower()
     of_lower = {name.lower(): name for name in names}
+    begun = [name for lower, name in of_lower.items() if said and lower.startswith(said)]
+    if len(begun) > 1 and said not in of_lower:
+        return f"choose one of: {', '.join(begun)}"
     short = [name for name in of_lower if "_" in name and said == _initials(name)]
     if close := short or difflib.get_close_matches(said, of_lower, n=1, cutoff=0.6):
         return f"did you mean {of_lower[close[0]]!r}?"

@@ -120,6 +120,7 @@ def read_layouts(
     is missing, if no row can be predicted, and for unknown names in `assume`.
     """
     require_type(source, pd.DataFrame | str | Path, "table", "a DataFrame or a file")
+    require_type(assume, Mapping | None, "assume", "values by their names, such as {'gpu': 'h100'}")
     page = page_of(source, number)
     name = page.name if isinstance(source, pd.DataFrame) else str(source)
     frame, assumed = page.frame, _assumed(assume or {})

@@ -9,7 +9,7 @@ from functools import cached_property
 import pandas as pd
 
 from lab.analysis.audit import Audit
-from lab.analysis.scaling_curves import rows_of
+from lab.analysis.scaling_curves import Estimate, rows_of
 from lab.config.run import distinct_labels
 from lab.config.study import Study
 from lab.formatting import count, listed, percent, range_of
@@ -25,12 +25,12 @@ NAMED = 4  # configurations in a sentence
 class Noise:
     """What disturbed completed repeats, and the spread within each configuration.
 
-    `step_s` is the median step with its interval, in s, by run id; `again` is the command that
-    measures disturbed repeats again.
+    `steps` are the median step (in s) or, without steps, the rate of each run id, with intervals;
+    `again` is the command that measures disturbed repeats again.
     """
 
     records: tuple[Record, ...]
-    step_s: Mapping[str, tuple[float, float, float]]
+    steps: Mapping[str, Estimate]
     again: str
 
     def trustworthy(self, run_ids: Iterable[str]) -> bool:
@@ -117,7 +117,7 @@ class Noise:
 
     def _interval(self, run_ids: Iterable[str]) -> list[str]:
         """The widest interval of these steps; empty if no steps were timed."""
-        steps = [self.step_s[run_id] for run_id in run_ids if run_id in self.step_s]
+        steps = [self.steps[run_id] for run_id in run_ids if run_id in self.steps]
         if not steps:
             return []
         widths = [(high - low) / 2 / step for step, low, high in steps if high >= low]
@@ -132,8 +132,11 @@ def judge(records: Sequence[Record], summary: pd.DataFrame, *, study: Study | No
     completed = tuple(record for record in records if record.completed)
     clusters = {record.environment.profile for record in completed if record.environment}
     again = f"{study.command('run', clusters, public=True)} --repeat-disturbed" if study else ""
-    step_s = {row["run_id"]: row.estimate("step_time") for row in rows_of(summary)}
-    return Noise(completed, step_s, again)
+    steps = {
+        row["run_id"]: row.estimate("step_time" if row["step_time"] > 0 else "samples_per_second")
+        for row in rows_of(summary)
+    }
+    return Noise(completed, steps, again)
 
 
 def disturbances(places: Sequence[Environment]) -> str:

@@ -281,7 +281,7 @@ def costs(summary: pd.DataFrame, *, gpu_hours: float | None = None) -> list[dict
             ranks(row["device"]): str(row["world_size"]),
             f"{unit}-hours for {_article(counted)}{counted}": rounded(hours),
         }
-        if row["scaling"] != "weak" or pd.isna(row["step_time"]):  # time grows with work
+        if row["scaling"] == "strong" or pd.isna(row["step_time"]):  # else its work may grow
             cells["cost over the fewest"] = rounded(hours / least.setdefault(row.label, hours))
         if gpu_hours is not None:
             cells[f"{gpu_hours:g} {unit}-hours pay for"] = _paid(gpu_hours / hours, row)

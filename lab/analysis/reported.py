@@ -11,12 +11,13 @@ from dataclasses import dataclass
 from datetime import UTC, datetime
 from functools import cached_property
 from itertools import zip_longest
+from numbers import Real
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, Literal, Self
+from typing import TYPE_CHECKING, Any, Literal, Self, get_args
 
 import pandas as pd
 
-from lab.analysis.audit import Audit, apply_rules
+from lab.analysis.audit import COLUMNS, Audit, apply_rules
 from lab.analysis.audit.columns import NO_VARIANT, PHASES, TOKEN, counted, normal
 from lab.analysis.audit.observations import NUMBERS, Observations
 from lab.analysis.audit.points import Curve, Point
@@ -24,7 +25,7 @@ from lab.analysis.audit.table import from_table
 from lab.analysis.audit.text_table import read_table
 from lab.analysis.scaling_curves import shortest
 from lab.config.run import Run, Stated
-from lab.errors import InputError, Problem, require_type
+from lab.errors import InputError, Problem, require_choice, require_type
 from lab.formatting import count
 from lab.records.schema import Reported
 from lab.records.store import Record
@@ -115,6 +116,9 @@ class ReportedTable:
         number of ranks, or without the baseline.
         """
         require_type(table, pd.DataFrame | str | Path, "table", "a DataFrame or a file")
+        require_type(columns, Mapping | None, "columns", COLUMNS)
+        require_type(baseline, Real | None, "baseline", "a number of ranks")
+        require_choice(scaling, get_args(Kind), "scaling")
         if isinstance(table, pd.DataFrame):
             frame = table
         else:
@@ -147,7 +151,8 @@ class ReportedTable:
                 id(point): _run(point, by_label, observations, [prefix, names[curve.label]], name)
                 for point in curve.points
             }
-            records += _records(curve, kind, observations, runs, unit)
+            thing = _thing(observations, frame)
+            records += _records(curve, kind, observations, runs, unit, thing)
         return cls(frame, observations, tuple(records))
 
 
@@ -191,7 +196,8 @@ def _lacks(frame: pd.DataFrame, observations: Observations) -> Iterator[Problem]
         what = f"all rows are on the same number of ranks ({size:g}): nothing scales"
         yield Problem("table", what, "add rows for other numbers; `lab audit` reads any table")
     if not tidy[["time", "rate"]].notna().any(axis=None):
-        advice = f"name one: --column time=COLUMN or --column rate=COLUMN, one of {named}"
+        options = "--column time=COLUMN, rate=COLUMN or, of each rank, rate_per_rank=COLUMN"
+        advice = f"name one: {options}, one of {named}"
         yield Problem("columns", "none holds times or rates of training as numbers", advice)
 
 
@@ -286,7 +292,13 @@ def _unit(observations: Observations, frame: pd.DataFrame) -> Unit:
         return "GPU"
     if not column:
         return "node" if "nodes" in columns else "rank"
-    return "node" if re.search("node", column) else "rank"
+    return "node" if re.search("(?<!per_)node", column) else "rank"
+
+
+def _thing(observations: Observations, frame: pd.DataFrame) -> str:
+    """What the rates count, by the name of their column or else its first cell; "" if unknown."""
+    name = observations.given.get("rate") or observations.given.get("rate_per_rank", "")
+    return counted(name) or (counted(str(frame[name].iloc[0])) if name in frame else "")
 
 
 def _records(
@@ -295,9 +307,11 @@ def _records(
     observations: Observations,
     runs: Mapping[int, ReportedRun],
     unit: Unit,
+    thing: str,
 ) -> Iterator[Record]:
-    """One record for each repeat of each point; `runs` maps points to configurations."""
-    least, thing = curve.smallest[0].world_size, counted(observations.given.get("rate", ""))
+    """One record for each repeat of each point; `runs` maps points to configurations, and `thing`
+    is what rates count."""
+    least = curve.smallest[0].world_size
     # If times may cover more work with more ranks, no speedup can be stated.
     is_open = not kind and any(point.times for point in curve.points)
     for point in curve.points:
@@ -311,6 +325,8 @@ def _records(
         # Of the rank that uses most, and of the slowest one, if ranks have rows.
         peak_memory = rows["memory"].max() if by_rank else rows["memory"].median()
         mfu = point.mfu if by_rank else rows["mfu"].median()
+        bounds = point.bounds if point.times else point.rate_bounds
+        interval = bounds if len(point.times or point.rates) == 1 else None
         for repeat, (time, rate) in enumerate(zip_longest(point.times, point.rates)):
             reported = Reported(
                 configuration=run.configuration,
@@ -318,7 +334,7 @@ def _records(
                 per=observations.per,
                 unit=unit,
                 time=time,
-                interval=point.bounds if len(point.times) == 1 else None,
+                interval=interval,
                 rate=rate,
                 rate_of=f"{thing}s" if thing else "",
                 parts=parts,

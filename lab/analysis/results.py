@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from functools import cached_property
 from pathlib import Path
-from typing import Any
+from typing import Any, get_args
 
 import numpy as np
 import pandas as pd
@@ -20,7 +20,7 @@ from lab.analysis.scaling_curves import Curve, Scaling, curves
 from lab.analysis.waterfall import Waterfall, waterfalls
 from lab.config.cluster import NOTICE
 from lab.config.study import Study, Task
-from lab.errors import InputError, LabError
+from lab.errors import InputError, LabError, require_choice, require_type
 from lab.formatting import count
 from lab.perfmodel import frozen
 from lab.perfmodel.frozen import Frozen, Score
@@ -49,6 +49,9 @@ class StudyResults:
         baseline: Mapping[str, Any] | None = None,
         scaling: Scaling | None = None,
     ) -> None:
+        wanted = "fields of a run with their values, such as {'world_size': 1}"
+        require_type(baseline, Mapping | None, "baseline", wanted)
+        require_choice(scaling or "none", get_args(Scaling), "scaling")
         if isinstance(source, pd.DataFrame) or is_table(source):
             source = _reported(source, baseline, scaling)
         self.source = source

@@ -44,6 +44,8 @@ QUANTITIES = (
 )
 MEDIANS = ("peak_memory", "setup_time", "train_time", "final_loss", "validation_loss")
 RATIOS = ("speedup", "efficiency")
+# Of a results table, what has an interval of its own, and its column there.
+MEASURED = {"step_time": "time", "samples_per_second": "rate"}
 REPORTED = ("configuration", "per", "unit", "rate_of", "gradient_bytes")  # by a results table
 ENDS = ("", "_low", "_high")
 RESAMPLES = 1999
@@ -155,11 +157,12 @@ def _as_measured(table: pd.DataFrame) -> pd.DataFrame:
 
 def _stated(group: Repeats) -> dict[str, Any]:
     """What a results table itself states of a configuration: its scaling, its baseline, and an
-    interval of a single time."""
+    interval of a single time or rate."""
     first = group.first
     stated = {name: first[name] for name in ("scaling", *REPORTED)}
-    if len(group.devices) == 1 and pd.notna(first["time_low"]):
-        stated |= {"step_time_low": first["time_low"], "step_time_high": first["time_high"]}
+    for name, column in MEASURED.items():
+        if len(group.devices) == 1 and pd.notna(first[f"{column}_low"]):
+            stated |= {f"{name}{end}": first[f"{column}{end}"] for end in ENDS[1:]}
     return stated | {"baseline_run_id": first["baseline"]}
 
 
@@ -356,7 +359,7 @@ def judged(row: Row, quantity: str = "speedup") -> str:
     """Whether the repeats of a row and of its baseline support that they differ."""
     _, low, high = row.estimate(quantity)
     repeats = min(row["repeats"], base_of(row)["repeats"])
-    if repeats == 1 and pd.notna(row.get("step_time_low")):
+    if row["repeats"] == 1 and any(pd.notna(row.get(f"{name}_low")) for name in MEASURED):
         return "but the table does not say how many repeats its spread covers"
     return verdict(low, high, repeats)
 

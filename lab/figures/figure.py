@@ -11,7 +11,7 @@ from matplotlib.axes import Axes
 
 from lab.analysis.results import Source, StudyResults
 from lab.analysis.scaling_curves import Scaling
-from lab.errors import InputError, nearest
+from lab.errors import InputError, nearest, require_type
 from lab.figures.style import IDEAL, SIZE, style
 
 Sentence = Callable[[StudyResults], str]
@@ -49,6 +49,7 @@ class Figure:
 
         Speedups use the study's baseline and scaling, unless `baseline` and `scaling` name others.
         """
+        require_type(ax, Axes | None, "ax", "matplotlib Axes, such as plt.subplots()[1]")
         results = StudyResults.of(records, baseline=baseline, scaling=scaling)
         with style():
             if ax is None:

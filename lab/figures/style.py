@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Iterable, Iterator, Mapping, Sequence
-from contextlib import AbstractContextManager
+from contextlib import contextmanager
 from typing import Any, NamedTuple, TypeVar
 
 import matplotlib as mpl
@@ -60,12 +60,17 @@ STYLE: dict[str, Any] = {
 }
 
 
-def style() -> AbstractContextManager[None]:
+@contextmanager
+def style() -> Iterator[None]:
     """The look of all figures as a context.
 
     Save within it, with metadata={"Date": None}, for the same SVG each time.
     """
-    return mpl.rc_context(STYLE)  # type: ignore[arg-type]
+    with mpl.rc_context(STYLE):  # type: ignore[arg-type]
+        yield
+        # A notebook's backend, loaded by its first figure, turns this on: else no other is shown.
+        interactive = mpl.is_interactive()
+    mpl.interactive(interactive)
 
 
 def styled(curves: Iterable[Item]) -> Iterator[tuple[Item, str, str]]:

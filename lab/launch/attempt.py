@@ -33,7 +33,10 @@ Decision = Literal["run", "skip"]
 PROGRESS = "progress.json"  # of the job of a folder
 WAITING = "waiting for other jobs"  # on the same devices
 POLL_S = 0.05
-ONLY_ENDED = re.compile(r"srun: error: \S+: tasks? [\d,-]+: ")  # a line of Slurm
+# Lines in which srun reports ends, but not their cause.
+ONLY_ENDED = re.compile(
+    r"srun: (error: \S+: tasks? [\d,-]+: |(\S+: )*Terminating |Job step aborted)"
+)
 LOG_LINES, LOG_BYTES = 30, 20_000  # the most that is read of the end of a rank's log
 # Signals by which a process ends itself.
 CRASHES = {signal.SIGABRT, signal.SIGBUS, signal.SIGFPE, signal.SIGILL, signal.SIGSEGV}
@@ -251,10 +254,16 @@ class Attempt:
         """Whether the ends of the ranks' logs contain one of these lower-case phrases."""
         return any(phrase in tail.lower() for tail in self._log_tails() for phrase in phrases)
 
+    def has_log(self) -> bool:
+        """Whether a rank's log was opened, even if nothing was written to it."""
+        return any(self._logs())
+
     def _log_tails(self) -> list[str]:
-        paths = (self.output or self.log).glob(f"{self.job_id}_*_log.out")
-        ranks = (path.name.removeprefix(f"{self.job_id}_").split("_")[0] for path in paths)
+        ranks = (path.name.removeprefix(f"{self.job_id}_").split("_")[0] for path in self._logs())
         return [self.log_tail(rank) for rank in sorted(map(int, ranks))]
+
+    def _logs(self) -> Iterator[Path]:
+        return (self.output or self.log).glob(f"{self.job_id}_*_log.out")
 
 
 def _last_line(tails: Iterable[str]) -> str:

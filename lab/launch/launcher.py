@@ -23,13 +23,21 @@ from lab.launch.outcome import archive_failed, archive_noisy, conclude, keep_com
 from lab.launch.plan import check_budget
 from lab.launch.preflight import check, check_emulation, usable
 from lab.launch.replay import replay
-from lab.launch.status import CancelledStudyError, StudyDisplay, TaskState, cancellation, status
+from lab.launch.status import (
+    CancelledStudyError,
+    StudyDisplay,
+    TaskState,
+    cancellation,
+    is_driven,
+    status,
+)
 from lab.perfmodel.frozen import archive_replaced, freeze
 from lab.records.provenance import keep_code
 from lab.records.store import PREDICTIONS, RECORD, REPLACED, Record, Store, write_record
 
 # The display of a study pauses for this multiple of the time that it works.
 DISPLAY_PAUSE = 50
+START_POLL_S = 0.1  # while a detached driver starts
 ELSEWHERE = "another process is running this study"
 
 
@@ -348,6 +356,8 @@ def detach(
 ) -> int:
     """Start a driver that outlives this process, with its log in `out/`; returns its process id.
 
+    It returns once the driver works on the study, or has ended.
+
     Raises InputError as `launch` does.
     """
     study, profile = Study.of(study), usable(cluster)
@@ -359,6 +369,10 @@ def detach(
     command += [f"--{name.replace('_', '-')}" for name, is_given in flags.items() if is_given]
     study.out.mkdir(parents=True, exist_ok=True)
     with open(study.out / "driver.log", "ab", opener=open_no_link) as log:
-        return subprocess.Popen(
+        process = subprocess.Popen(
             command, stdin=subprocess.DEVNULL, stdout=log, stderr=log, start_new_session=True
-        ).pid
+        )
+    # Before it drives the study, `lab cancel` could not end it, and it would submit jobs after it.
+    while process.poll() is None and not is_driven(study):
+        time.sleep(START_POLL_S)
+    return process.pid

@@ -350,7 +350,7 @@ def advice(study: Study, states: Sequence[TaskState]) -> list[str]:
     kinds = {state.state for state in states}
     if "waiting" not in kinds or kinds.intersection(UNDER_WAY) or is_driven(study):
         return hints(states)
-    return [*hints(states), f"nothing runs now: {to_go_on(study)}"]
+    return [*hints(states), f"no job of `lab run` is under way: {to_go_on(study)}"]
 
 
 def to_go_on(study: Study) -> str:

@@ -62,7 +62,10 @@ class Frozen(BaseModel):
 
 
 class Score(BaseModel):
-    """A frozen prediction beside the median of its repeats; `error` is relative and signed."""
+    """A frozen prediction beside the median of its repeats; `error` is relative and signed.
+
+    It is `disturbed` if other processes disturbed most repeats.
+    """
 
     model_config = ConfigDict(frozen=True)
 
@@ -72,6 +75,7 @@ class Score(BaseModel):
     error: float
     exposed_measured_s: float | None = None
     memory_measured: float | None = None
+    disturbed: bool = False
 
     @property
     def inside(self) -> bool:
@@ -204,6 +208,7 @@ def _score(frozen: Frozen, records: Sequence[Record]) -> Score:
         error=frozen.step_s / measured - 1,
         exposed_measured_s=median(records, "communication.exposed.median"),
         memory_measured=median(records, "peak_memory"),
+        disturbed=2 * sum(record.noisy for record in records) > len(records),
     )
 
 

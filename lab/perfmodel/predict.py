@@ -231,9 +231,11 @@ class Expectations:
             notes.append(f"Speedups are over {self.baseline} ranks.")
         if self.error is not None:
             predicted = any(not expectation.forecast.missing for expectation in self.of)
+            disturbed = sum(score.disturbed for score in self.scored)
             notes.append(
                 "Predictions that were frozen before their runs: mean absolute error "
                 f"{100 * self.error:.1f} % over {count(len(self.scored), 'run')}"
+                f"{f', {disturbed} of them disturbed by other processes' * bool(disturbed)}"
                 f"{'; it is part of the intervals above' * predicted}."
             )
         return notes

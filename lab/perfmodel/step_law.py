@@ -100,7 +100,7 @@ def _all_reduce_seconds(
     """Seconds of an all-reduce by a ring or a table, as `predict_step` takes them; InputError."""
     if (allreduce is None) == (bytes_per_s is None):
         advice = "such as allreduce=(20e-6, 6e9)"
-        raise _refused("allreduce", "give it or bytes_per_s, not both", advice)
+        raise _refused("allreduce", "give either it or bytes_per_s", advice)
     if allreduce is not None and alpha_s is not None:
         raise _refused("alpha_s", "allreduce holds it already", "leave it out")
     if allreduce is not None and not _is_pair(allreduce):

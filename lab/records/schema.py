@@ -416,7 +416,7 @@ class Reported(Section):
     per: Literal["step", "epoch", "total"]
     unit: Literal["GPU", "node", "rank"]  # that the world size counts
     time: float | None = None
-    interval: tuple[float, float] | None = None  # of the time, as the table gives it
+    interval: tuple[float, float] | None = None  # as the table gives it: of the time, or the rate
     rate: float | None = None
     rate_of: str = ""
     parts: dict[str, float] = {}

@@ -38,8 +38,8 @@ def table(source: OneStudy) -> pd.DataFrame:
 
     Values not measured are NaN or None, never zero; failed runs are also rows, with their `status`.
     Records of a third-party table have additional columns: `configuration`, `scaling`, `unit`,
-    `time` for what `per` names, with `time_low` and `time_high`, `rate` of what `rate_of` names,
-    and `baseline`; `peak_memory` and `mfu` are as the table gives them.
+    `time` for what `per` names, `rate` of what `rate_of` names, both with `_low` and `_high`, and
+    `baseline`; `peak_memory` and `mfu` are as the table gives them.
     """
     import pandas as pd
 
@@ -68,7 +68,9 @@ def _reported(reported: Reported) -> dict[str, Any]:
     """What a third-party table reports, and the corresponding quantities of the lab."""
     columns = reported.model_dump(exclude={"interval", "parts"})
     low, high = reported.interval or (None, None)
-    columns |= {"time_low": low, "time_high": high}
+    columns |= dict.fromkeys(("time_low", "time_high", "rate_low", "rate_high"))
+    quantity = "rate" if reported.time is None else "time"
+    columns |= {f"{quantity}_low": low, f"{quantity}_high": high}
     if reported.per == "step":
         columns["step_time"] = reported.time
     if reported.rate_of in {"samples", "tokens"}:

@@ -330,10 +330,13 @@ def reproduce(results: StudyResults) -> Markdown:
     """The commands that repeat this study and this report."""
     study = results.study
     again = "read the published numbers again" if results.citations else "measure again"
-    return Markdown(
-        f"```\n{study.command('run', results.clusters, public=True)} --fresh    # {again}\n"
-        f"{study.command('report', public=True)}         # this report from the records\n```"
-    )
+    commands = {
+        f"{study.command('run', results.clusters, public=True)} --fresh": again,
+        study.command("report", public=True): "this report from the records",
+    }
+    width = max(map(len, commands))
+    lines = [f"{command:<{width}}  # {what}" for command, what in commands.items()]
+    return Markdown("\n".join(["```", *lines, "```"]))
 
 
 def outcome(results: StudyResults) -> Markdown:

@@ -13,6 +13,7 @@ from lab.analysis import proposal
 from lab.analysis.audit.columns import PHASES
 from lab.analysis.reported import Kind, ReportedTable, Scaling
 from lab.analysis.results import StudyResults
+from lab.analysis.scaling import MEASURED
 from lab.analysis.scaling_curves import (
     baseline_name,
     device_of,
@@ -173,7 +174,8 @@ def _how(summary: pd.DataFrame) -> str:
     """What the values and intervals of a summary mean."""
     if summary["repeats"].max() > 1:
         return OVER_REPEATS
-    return SPREAD if summary["step_time_low"].notna().any() else "one value per configuration"
+    given = summary[[f"{name}_low" for name in MEASURED]].notna().any(axis=None)
+    return SPREAD if given else "one value per configuration"
 
 
 def _results(results: StudyResults, *, label: str, table: str) -> Table:

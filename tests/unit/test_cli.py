@@ -317,7 +317,10 @@ def test_plan_and_status_tell_what_is_measured(make_study: StudyMaker, run: Comm
     status, answer, _ = run("status", study.folder, "--json")
     assert status == 0 and [row["state"] for row in json.loads(answer)] == ["completed", "waiting"]
     _, answer, _ = run("status", study.folder)
-    assert f"nothing runs now: `{study.command('run')}` measures what is missing" in answer
+    assert (
+        f"no job of `lab run` is under way: `{study.command('run')}` measures what is missing"
+        in answer
+    )
 
 
 def test_status_cuts_a_long_cause_and_its_json_does_not(

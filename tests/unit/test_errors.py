@@ -41,6 +41,12 @@ def test_a_choice_is_known_by_its_initials_and_in_any_case(word: str, choice: st
     assert nearest(word, choices) == f"did you mean {choice!r}?"
 
 
+def test_of_choices_that_begin_with_the_word_none_is_preferred() -> None:
+    models = ["gpt-nano", "gpt2-small", "gpt2-xl"]
+    assert nearest("GPT2", models) == "choose one of: gpt2-small, gpt2-xl"
+    assert nearest("gpt2-x", models) == "did you mean 'gpt2-xl'?"
+
+
 STUDY = "give a Study, its name or its folder"
 FOLDERS = "give a list of folders, such as ['handed-in']"
 FOLDER = "give the path of a folder"
@@ -68,6 +74,17 @@ TABLE = pd.DataFrame({"ranks": [1, 2]})
         (lambda: lab.records_from([1]), "table: cannot be of type list; give a DataFrame"),
         (lambda: lab.fit("steps.csv"), "rows: cannot be of type str; give a DataFrame"),
         (lambda: lab.fit_layouts([]), "table: cannot be of type list; give a DataFrame or a file"),
+        (lambda: lab.fit_layouts(TABLE, assume="h100"), "assume: cannot be of type str; give val"),
+        (lambda: lab.records_from(TABLE, columns=["ranks"]), "columns: cannot be of type list"),
+        (lambda: lab.audit(TABLE, columns=["ranks"]), "columns: cannot be of type list; give col"),
+        (lambda: lab.records_from(TABLE, baseline="2"), "baseline: cannot be of type str; give a"),
+        (lambda: lab.records_from(TABLE, scaling="x"), "scaling: cannot be 'x'; choose one of: a"),
+        (
+            lambda: lab.figures.speedup(TABLE, scaling="stong"),
+            "scaling: cannot be 'stong'; did you",
+        ),
+        (lambda: lab.figures.speedup(TABLE, baseline=2), "baseline: cannot be of type int; give"),
+        (lambda: lab.figures.speedup(TABLE, ax=3), "ax: cannot be of type int; give matplotlib"),
         (lambda: lab.script_study("train.py"), "command: cannot be of type str; give a list"),
         (lambda: lab.script_study(["train.py"], ranks=[]), "ranks: is empty; give whole numbers"),
         (lambda: lab.collect("handed-in"), f"sources: cannot be of type str; {FOLDERS}"),

@@ -112,6 +112,7 @@ def test_public_names_are_there() -> None:
         and callable(lab.doctor)
     )
     assert lab.__all__ == sorted(lab.__all__)
+    assert {*lab.__all__, "__file__"} <= {*dir(lab)}
 
 
 def test_type_checkers_see_the_public_names_where_they_are_loaded_from() -> None:

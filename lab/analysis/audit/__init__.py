@@ -31,6 +31,7 @@ __all__ = ["RULES", "Audit", "Finding", "NotChecked", "audit", "is_table"]
 
 TABLE_SUFFIXES = {".csv", ".tsv", ".txt", ".dat", ".tab", ".md", ".tex", ".html", ".parquet"}
 TABLE_SUFFIXES |= spreadsheet.SUFFIXES | spreadsheet.OTHERS
+COLUMNS = "columns by the quantities that they hold, such as {'world_size': 'workers'}"
 NAMED = 4  # records that a sentence names before "and more"
 FEWEST_CHECKED = 3  # rules; with fewer, finding no fault means nothing
 
@@ -59,6 +60,7 @@ def audit(
         about = "records", "the records of the study"
         records = load_records(source) if records is None else items(records, Record, *about)
         calibration = _calibration(records) if calibration is None else calibration
+    require_type(columns, Mapping | None, "columns", COLUMNS)
     wanted = "bytes/s, or a mapping of world sizes to them"
     require_type(calibration, Mapping | Real | None, "calibration", wanted)
     observed = _observations(source, columns, records or (), number)
@@ -279,7 +281,7 @@ class Audit(BaseModel):
             return f"{checked}: {summary or 'nothing found'}."
         verdict = f"{checked}: too little to say{f' ({summary})' if summary else ''}."
         lacks = Counter(lack for rule in self.not_checked for lack in rule.lacks)
-        helpful = [f"{lack} ({count})" for lack, count in lacks.most_common(NAMED)]
+        helpful = [f"{lack} ({count(rules, 'rule')})" for lack, rules in lacks.most_common(NAMED)]
         return f"{verdict} More rules could be checked with: {'; '.join(helpful)}."
 
     def _read(self) -> str:

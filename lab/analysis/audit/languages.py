@@ -124,6 +124,11 @@ EUROPEAN = {
     "time": "tiempo tiempos tempo_totale tempo tempos zeit zeiten czas thoi_gian "
     "toplam_sure sure suresi",
     "time_s": "tiempo_seg temps_s",
+    "step_time": "zeit_pro_schritt zeit_pro_iteration temps_par_pas temps_par_iteration "
+    "tiempo_por_paso tiempo_por_iteracion tempo_por_passo tempo_por_iteracao tempo_per_passo "
+    "tempo_per_iterazione",
+    "epoch_time": "zeit_pro_epoche temps_par_epoque tiempo_por_epoca tempo_por_epoca "
+    "tempo_per_epoca",
     "time_ms": "temps_ms",  # alone, these are temperatures
     "speedup": "aceleracion accelerazione aceleracao beschleunigung przyspieszenie tang_toc "
     "facteur_d_acceleration beschleunigungsfaktor hizlanma hizlandirma",
@@ -150,7 +155,9 @@ EUROPEAN = {
     "nodes": "nodos nos nodi noeuds knoten rechenknoten wezly wezlow dugum dugumler",
     "count": "sayisi",
     "used": "utilises utilizados utilizzati usados verwendet",
-    "run": "execucao ejecucion esecuzione rodada corrida",
+    "run": "execucao ejecucion esecuzione rodada corrida durchlauf",
+    "repetition": "wiederholung repeticion repeticao ripetizione",
+    "gpus_per_node": "gpus_pro_knoten gpus_par_noeud gpus_por_nodo gpus_por_no gpu_per_nodo",
     "runs": "execucoes ejecuciones esecuzioni rodadas corridas",
     "number_of_nodes": "knotenanzahl knotenzahl",
     "number_of_processes": "prozessanzahl prozesszahl",

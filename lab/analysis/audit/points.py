@@ -277,9 +277,12 @@ class Point:
             return min(self.times), max(self.times)
         if self.low <= self.time <= self.high:
             return self.low, self.high
-        # Two standard deviations cover 95 % of a normal distribution.
-        low, high = max(self.time - 2 * self.std, 0.0), self.time + 2 * self.std
-        return (low, high) if self.std > 0 else None
+        return _around(self.time, self.std)
+
+    @property
+    def rate_bounds(self) -> tuple[float, float] | None:
+        """The range of the rate as the table gives it; None if unknown."""
+        return _around(self.rate, self.rate_std)
 
     @cached_property
     def base(self) -> Point | None:
@@ -288,11 +291,12 @@ class Point:
         if self.world_size <= smallest[0].world_size:
             return None
         own = residue(self.strategy)
+        alone = smallest if smallest[0].world_size == 1 else []  # where strategies hardly differ
         for fits in (
             self.curve.by_strategy.get(self.strategy, []),
             self.curve.by_residue.get(own, []),
             self.curve.by_residue.get(frozenset(), []),
-            smallest,
+            alone,
         ):
             if len(fits) == 1:
                 return None if fits[0].programs > 1 else fits[0]
@@ -391,3 +395,8 @@ class Point:
         if here is None or there is None or min(here[0], there[0]) <= 0:
             return None
         return there[0] / here[1] * self.work, there[1] / here[0] * self.work
+
+
+def _around(value: float, std: float) -> tuple[float, float] | None:
+    # Two standard deviations cover 95 % of a normal distribution.
+    return (max(value - 2 * std, 0.0), value + 2 * std) if std > 0 else None

@@ -93,6 +93,12 @@ OF_COMMUNICATION = re.compile(
 PROJECTED = re.compile(
     r".*\d.*\((?:projected|projection|extrapolated|estimated|predicted)\)\W*", re.IGNORECASE
 )
+STATE = re.compile("(?:job_)?(?:state|status)|result|outcome")
+FAILED = re.compile(  # as Slurm and people say it
+    r"(?:time[ _-]?out|timed out|fail(?:ed|ure)?|cancel(?:l?ed)?|crash(?:ed)?|killed|preempted"
+    r"|out[ _-]of[ _-]me\w*|oom|node[ _-]fail|boot[ _-]fail|deadline|error)\b.*",
+    re.IGNORECASE,
+)
 LEAST = re.compile(r"(?:^|_)(?:min(?:imum)?|best|fastest)(?=_|$)")
 MOST_QUOTING = 1000  # rows whose ratios are compared
 MOSTLY = 0.8
@@ -155,6 +161,7 @@ class Quantities:
         self._add_share_of_communication()
         self._drop_statistics()
         self._drop_projected()
+        self._drop_failed()
         self._scale_shares()
         self._drop_impossible()
         of_speedup = self.given.get("speedup", "")
@@ -356,11 +363,23 @@ class Quantities:
         for cells in (self.frame[column] for column in self.meanings):
             if not is_numeric_dtype(cells):
                 projected |= _matches(PROJECTED.fullmatch, cells)
-        projected = projected[self.frame.index.get_indexer(self.tidy.index)]
-        if projected.any() and not projected.all():
-            rows = count(int(projected.sum()), "projected row")
-            self.assumptions.append(f"{rows} {'is' if projected.sum() == 1 else 'are'} left out")
-            self.tidy = self.tidy[~projected].copy()
+        self._drop(projected, "projected row")
+
+    def _drop_failed(self) -> None:
+        """Leave out jobs that did not complete by their state, whose times are not those of the
+        work, and say so."""
+        failed = np.zeros(len(self.frame), dtype=bool)
+        for column, cells in self.frame.items():
+            if STATE.fullmatch(normal(column)) and not is_numeric_dtype(cells):
+                failed |= _matches(FAILED.fullmatch, cells)
+        self._drop(failed, "failed job")
+
+    def _drop(self, chosen: np.ndarray[Any, Any], what: str) -> None:
+        chosen = chosen[self.frame.index.get_indexer(self.tidy.index)]
+        if chosen.any() and not chosen.all():
+            rows = count(int(chosen.sum()), what)
+            self.assumptions.append(f"{rows} {'is' if chosen.sum() == 1 else 'are'} left out")
+            self.tidy = self.tidy[~chosen].copy()
 
     def _scale_shares(self) -> None:
         for column in PERCENT_FROM.keys() & self.given.keys():

@@ -124,6 +124,7 @@ def rates_of_each(tidy: pd.DataFrame, given: dict[str, str]) -> Iterator[str]:
     if len(alike) and alike.mean() > MOSTLY and ratios.median() <= 1 + NEARLY:
         tidy["rate_per_rank"], tidy["rate"] = tidy["rate"], tidy["rate"] * tidy["world_size"]
         tidy["rate_per_rank_rounding"] = tidy["rate_rounding"]
+        tidy["rate_std"] *= tidy["world_size"]
         given["rate_per_rank"] = name = given.pop("rate")
         yield f"{name!r} is that of each rank, as the quoted efficiencies are its ratios"
 

@@ -99,7 +99,7 @@ RESUMES = "the next `lab run` resumes from its last checkpoint"
 ENDS = {
     "OUT_OF_MEMORY": (
         "MemoryLimit",
-        "killed because it needed more memory than it had; raise mem, or make the run smaller",
+        "killed because it needed more memory than it had; raise mem_gb, or make the run smaller",
     ),
     "TIMEOUT": ("TimeLimit", f"it reached its time limit; raise time_limit_min; {RESUMES}"),
     "PREEMPTED": ("Preempted", f"a job of higher priority took its nodes; {RESUMES}"),
@@ -349,10 +349,10 @@ def exit_reason(job: JobState | None, attempt: Attempt) -> RankError:
     elif attempt.log_contains(*MEMORY_PHRASES):
         kind, message = "MemoryLimit", f"{ended}: {ENDS['OUT_OF_MEMORY'][1]}"
     elif not attempt.any_registered():
-        cause = attempt.last_line() or (
-            f"exit code {job.exit_code}, without a log: "
-            "is the study's folder on a file system that the nodes share?"
-        )
+        silent = "without a log: is the study's folder on a file system that the nodes share?"
+        if attempt.has_log():
+            silent = "with an empty log: did a line of the profile's `setup` end the job?"
+        cause = attempt.last_line() or f"exit code {job.exit_code}, {silent}"
         kind, message = "BadNode", f"{ended} before any rank started: {cause}"
     else:
         kind = "JobLost"

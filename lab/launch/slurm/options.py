@@ -212,10 +212,15 @@ def _script(study: Study, cluster: Cluster, profile: Path, what: str, tasks: Seq
     setup = [*setup_commands(cluster), *_exports(cluster.variables)]
     srun = shlex.join(srun_options(cluster, run.processes, devices=run.devices))
     quick = " --quick" if study.quick else ""
+    where, paths = "in any folder", [study.folder.resolve(), profile.resolve()]
+    if paths[0].is_relative_to(ROOT):  # a checkout, which may lie elsewhere tomorrow
+        where = "in the lab's folder"
+        paths = [path.relative_to(ROOT) if path.is_relative_to(ROOT) else path for path in paths]
+    folder, path = (shlex.quote(str(path)) for path in paths)
     lines = [
         "#!/bin/bash",
         f"# {_one_line(study.title)}: {what}.",
-        "# Submit it in the lab's folder: sbatch FILE. `lab report` reads the records it leaves.",
+        f"# Submit it {where}: sbatch FILE. `lab report` reads the records it leaves.",
         _directive("job-name", f"{slug}-x{run.world_size}"),
         *(_directive(name, value) for name, value in options.items()),
         _directive("output", "%x-%A_%a.log"),
@@ -234,9 +239,8 @@ def _script(study: Study, cluster: Cluster, profile: Path, what: str, tasks: Seq
         "",
         "# srun starts every rank; when one fails, it ends the others.",
         f"srun {srun} \\",
-        f"  {interpreter(cluster, 'python')} -m lab.launch.job {_shown(study.folder)} "
-        '"$run" "$repeat" \\',
-        f"  --cluster {_shown(profile)}{quick}",
+        f'  {interpreter(cluster, "python")} -m lab.launch.job {folder} "$run" "$repeat" \\',
+        f"  --cluster {path}{quick}",
     ]
     return "\n".join(lines) + "\n"
 
@@ -252,12 +256,6 @@ def _first_node(cluster: Cluster) -> str:
 def _directive(name: str, value: str | int | bool) -> str:
     text = f"#SBATCH --{name}" + ("" if value is True else f"={shlex.quote(str(value))}")
     return f"{text:<42}  # {COMMENTS[name]}" if name in COMMENTS else text
-
-
-def _shown(path: Path) -> str:
-    """A path, relative to the lab's folder if it lies there, quoted for a shell."""
-    path = path.resolve()
-    return shlex.quote(str(path.relative_to(ROOT) if path.is_relative_to(ROOT) else path))
 
 
 def _one_line(text: str) -> str:

@@ -25,12 +25,16 @@ from lab.analysis.audit.values import duration
         "time": [
             *("Tiempo de Ejecución (segs)", "Laufzeit [s]", "Berechnungszeit", "Temps (ms)"),
             *("Tiempo (microsegundos)", "Zeit (Millisekunden)", "Benötigte Zeit (ms)"),
+            *("Zeit pro Schritt [s]", "Zeit pro Epoche (min)", "Temps par itération (ms)"),
+            *("Tiempo por paso (s)", "Tempo por época (s)", "Tempo per iterazione [ms]"),
             *("Temps de calcul", "Durée (s)", "Duração", "Tempo médio de execução", "Süre (sn)"),
         ],
         "speedup": ["Aceleración", "Beschleunigung", "Ускорение", "Przyspieszenie", "Hızlanma"],
         "efficiency": [
             *("Eficiencia", "Efficacité", "Effizienz (%)", "Эффективность, %", "Verimlilik"),
         ],
+        "repeat": ["Wiederholung", "Durchlauf", "Repetición", "Répétition", "Ripetizione"],
+        "per_node": ["GPUs pro Knoten", "GPUs par nœud", "GPUs por nodo", "GPU per nodo"],
         "nodes": ["Nodos", "Knoten", "Узлы", "Nœuds", "Nós (P)"],
     }.items(),
 )

@@ -82,6 +82,21 @@ def test_a_row_of_units_belongs_to_the_names(save: Save) -> None:
     assert table == {"GPUs": ["1", "2"], "time (ms)": ["100", "52"], "speedup": ["1", "1.9"]}
 
 
+@pytest.mark.parametrize("title", ["Weak scaling, one node", "Weak scaling of GPT-2"])
+@pytest.mark.parametrize("delimiter", [",", ";", "\t"])
+@pytest.mark.parametrize("saved", [True, False])
+def test_a_title_above_names_is_a_note(title: str, delimiter: str, saved: bool) -> None:
+    rows = "GPUs,step time (ms)\n8,200\n16,220\n".replace(",", delimiter)
+    if saved:  # by a spreadsheet, which writes all cells of each row
+        quoted = f'"{title}"' if delimiter in title else title
+        title_row = f"{quoted}{delimiter}\n{delimiter}\n"
+    else:
+        title_row = f"{title}\n\n"
+    (frame,) = read_tables(io.StringIO(title_row + rows))
+    assert frame.to_dict("list") == {"GPUs": ["8", "16"], "step time (ms)": ["200", "220"]}
+    assert frame.attrs["notes"] == [title]
+
+
 def test_titles_above_rows_are_sections(save: Save) -> None:
     rows = [["GPUs", "time (s)"], ["DDP"], [1, 100], [2, 52], ["FSDP"], [1, 110], [2, 58]]
     (table,) = columns(save({"May": rows}))

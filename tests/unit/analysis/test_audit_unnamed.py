@@ -36,6 +36,14 @@ def test_times_of_programs_by_their_unit() -> None:
     assert "ScaLAPACK" in str(finding.records) and "Standard" not in str(finding.records)
 
 
+@pytest.mark.parametrize("state", ["TIMEOUT", "CANCELLED by 1000", "OUT_OF_ME+", "failed"])
+def test_a_failed_job_has_no_time(state: str) -> None:
+    rows = f"4,605,COMPLETED\n8,320,COMPLETED\n16,600,{state}\n"
+    result = pasted(f"NTasks,Elapsed,State\n{rows}")
+    assert "1 failed job is left out" in result.assumptions
+    assert "world size 16" not in str(result)
+
+
 def test_a_projected_row_was_not_measured() -> None:
     text = "Nodes,Tokens/sec\n1,142.6\n2,280.1\n16 (projected),2999.0\n"
     result = pasted(text)

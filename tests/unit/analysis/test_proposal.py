@@ -25,6 +25,11 @@ def test_hours_are_time_times_ranks() -> None:
     assert one["10 GPU-hours pay for"] == "10 runs" and two["10 GPU-hours pay for"] == "7 runs"
 
 
+def test_the_cost_of_runs_whose_work_may_grow_is_not_compared() -> None:
+    open_scaling = proposal.costs(rows([1, 2, 4], [600.0, 624.0, 666.0]))
+    assert not any("cost over the fewest" in row for row in open_scaling)
+
+
 def test_a_rate_costs_by_the_million() -> None:
     content = pd.DataFrame({"gpus": [1, 2], "tokens/s": [1000, 1600]})
     (one, _) = proposal.costs(

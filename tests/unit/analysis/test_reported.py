@@ -11,8 +11,9 @@ import pandas as pd
 import pytest
 
 import lab
+from lab.analysis.noise import judge
 from lab.analysis.reported import ReportedTable, records_from
-from lab.analysis.scaling import summary
+from lab.analysis.scaling import farthest, judged, summary
 from lab.errors import InputError, LabError
 from lab.records.store import Record
 from lab.records.table import table
@@ -26,6 +27,10 @@ def frame(text: str) -> pd.DataFrame:
 
 def summarized(text: str, **options: object) -> pd.DataFrame:
     records = records_from(frame(text), **options)  # type: ignore[arg-type]
+    return _summary(records)
+
+
+def _summary(records: list[Record]) -> pd.DataFrame:
     return summary(table(records), baseline={}, scaling="strong")
 
 
@@ -93,6 +98,28 @@ def test_rates_alone_permit_a_speedup_and_no_time() -> None:
     assert rows["speedup"].iloc[-1] == pytest.approx(2800 / 380)
 
 
+def test_tasks_per_node_times_nodes_are_ranks() -> None:
+    records = records_from(frame("nodes,tasks per node,time_s\n1,128,100\n2,128,55"))
+    assert {record.reported.unit for record in records if record.reported} == {"rank"}
+
+
+def test_configurations_that_begin_on_different_ranks_are_not_compared() -> None:
+    text = "configuration,ranks,time_s\nsmall,8,100\nsmall,16,55\nlarge,16,200\nlarge,32,110"
+    rows = summarized(text).set_index(["configuration", "world_size"])
+    assert rows.loc[("small", 16), "speedup"] == pytest.approx(100 / 55)
+    assert rows.loc["large", "speedup"].isna().all()
+
+
+def test_what_a_rate_counts_may_be_in_its_cells() -> None:
+    rows = summarized("gpus,throughput\n1,412.1 img/s\n2,790.3 img/s")
+    assert set(rows["rate_of"]) == {"images"}
+
+
+def test_repeats_of_one_row_are_not_called_a_spread_of_the_table() -> None:
+    last = farthest(summarized("gpus,time_s\n1,100\n4,30\n4,31\n4,29"))[0]
+    assert judged(last) == "but one repeat is too few to show how much this varies"
+
+
 def test_repeats_become_intervals() -> None:
     text = "gpus,run,time_s\n1,1,100\n1,2,102\n1,3,98\n2,1,55\n2,2,56\n2,3,54"
     rows = summarized(text)
@@ -113,6 +140,32 @@ def test_a_deviation_that_the_table_gives_is_the_interval_of_its_time() -> None:
     row = summarized("gpus,epoch_s,epoch_s_std\n1,100,1\n4,30,0.5").iloc[1]
     assert (row["step_time_low"], row["step_time_high"]) == pytest.approx((29, 31))
     assert pd.isna(row["speedup_low"])
+
+
+@pytest.mark.parametrize(
+    "text",
+    [
+        "gpus,images/s\n1,100 ± 1\n4,350 ± 5",
+        "gpus,images/s,std\n1,100,1\n4,350,5",
+        "gpus,std images/s,mean images/s\n1,1,100\n4,5,350",
+        "gpus,throughput (img/s),throughput std (img/s)\n1,100,1\n4,350,5",
+    ],
+)
+def test_a_deviation_that_the_table_gives_is_the_interval_of_its_rate(text: str) -> None:
+    row = summarized(text).iloc[1]
+    ends = row["samples_per_second_low"], row["samples_per_second_high"]
+    assert ends == pytest.approx((340, 360))
+    assert pd.isna(row["speedup_low"])
+
+
+def test_the_deviation_of_a_rate_of_each_rank_is_no_rate() -> None:
+    row = summarized("gpus,tokens/s/gpu std,tokens/s/gpu\n1,1,100\n4,5,350").iloc[1]
+    assert row["samples_per_second"] == 1400 and row["rate_of"] == "tokens"
+
+
+def test_the_strip_gives_the_interval_of_a_rate() -> None:
+    records = records_from(frame("gpus,run,images/s\n1,1,98\n1,2,100\n2,1,190\n2,2,190"))
+    assert "intervals up to ±1.0 %" in judge(records, _summary(records)).strip()
 
 
 def test_other_batches_on_the_same_ranks_are_no_repeats() -> None:

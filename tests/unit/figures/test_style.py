@@ -2,6 +2,7 @@ from __future__ import annotations
 
 from itertools import product
 
+import matplotlib as mpl
 import pytest
 
 from lab.figures.style import (
@@ -9,9 +10,11 @@ from lab.figures.style import (
     IDEAL,
     MOST_ENTRIES,
     MOST_PANELS,
+    STYLE,
     Arrangement,
     arranged,
     in_turn,
+    style,
 )
 
 MODELS = ("gpt2-small", "gpt2-medium", "gpt2-large")
@@ -90,3 +93,12 @@ def test_what_no_settings_tell_apart_is_a_tangle() -> None:
     labels = [f"m{nth % 5}, batch {nth % 7}, s{nth % 11}" for nth in range(24)]
     assert arranged(labels) is None
     assert len(set(in_turn(labels).looks.values())) == 24
+
+
+def test_a_notebook_that_turns_interactive_on_within_a_figure_keeps_it() -> None:
+    with mpl.rc_context():
+        mpl.interactive(False)
+        with style():
+            mpl.interactive(True)  # as its backend does when it is loaded
+            assert mpl.rcParams["axes.spines.top"] is STYLE["axes.spines.top"]
+        assert mpl.is_interactive()

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from pathlib import Path
+from types import SimpleNamespace
 
 import pytest
 from factories import record, run, study
@@ -31,3 +32,23 @@ def test_a_second_driver_says_that_another_one_works_and_ends_with_it(
     assert measured.completed
     assert launcher.ELSEWHERE in lines[0]
     assert not any(launcher.ELSEWHERE in line for line in lines[1:])
+
+
+def test_a_detached_driver_can_be_cancelled_from_the_moment_it_is_announced(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    made = study(tmp_path, [run()], repeats=1)
+    lock = FileLock(made.out / "driver.lock")
+    states = iter([None, None])
+
+    def poll() -> None:
+        if next(states, "late") == "late":
+            lock.acquire()  # as the driver does once it has started
+
+    monkeypatch.setattr(
+        launcher.subprocess, "Popen", lambda *_, **__: SimpleNamespace(pid=7, poll=poll)
+    )
+    monkeypatch.setattr(launcher, "START_POLL_S", 0.0)
+    assert launcher.detach(made) == 7
+    assert lock.is_locked
+    lock.release()

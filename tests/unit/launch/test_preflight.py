@@ -224,7 +224,7 @@ def test_a_detached_driver_may_do_all_that_launch_may(
     monkeypatch.setattr(
         launcher.subprocess,
         "Popen",
-        lambda command, **_: commands.append(command) or SimpleNamespace(pid=7),
+        lambda command, **_: commands.append(command) or SimpleNamespace(pid=7, poll=lambda: 0),
     )
     # Runs that need GPUs are left out here, however many they need.
     grid = {"global_batch_size": [64], "world_size": [1, 64], "needs_device": ["cuda"]}

@@ -284,7 +284,16 @@ def test_a_job_that_ended_in_the_queue_is_named_by_its_own_id(attempt: Attempt) 
     assert reason.message.startswith("Slurm job 7_0 ended as CANCELLED")
 
 
-@pytest.mark.parametrize("ended", ["task 0: Exited with exit code 2", "tasks 0-1: Aborted"])
+@pytest.mark.parametrize(
+    "ended",
+    [
+        "error: n1: task 0: Exited with exit code 2",
+        "error: n1: tasks 0-1: Aborted",
+        "launch/slurm: _step_signal: Terminating StepId=47.0",
+        "Terminating StepId=47.0",
+        "Job step aborted: Waiting up to 32 seconds for job step to finish.",
+    ],
+)
 def test_the_cause_is_the_last_line_that_says_more_than_that_a_rank_ended(
     attempt: Attempt, ended: str
 ) -> None:
@@ -292,11 +301,13 @@ def test_the_cause_is_the_last_line_that_says_more_than_that_a_rank_ended(
         attempt.folder / "7_0_0_log.out",
         "slurmstepd-n1: error: execve(): apptainer: missing",
     )
-    log.write_text(f"{cause}\nsrun: error: n1: {ended}\n")
+    log.write_text(f"{cause}\nsrun: {ended}\n")
     failed = JobState("7_0", "lab-a", "FAILED", nodes="n1")
     assert exit_reason(failed, attempt).message.endswith(f"before any rank started: {cause}")
-    log.write_text(f"srun: error: n1: {ended}\n")
+    log.write_text(f"srun: {ended}\n")
     assert exit_reason(failed, attempt).message.endswith(ended)
+    log.write_text("")
+    assert "with an empty log" in exit_reason(failed, attempt).message
     log.unlink()
     assert exit_reason(failed, attempt).message.endswith("on a file system that the nodes share?")
 

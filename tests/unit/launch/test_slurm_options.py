@@ -186,6 +186,13 @@ def test_scripts_ask_for_what_submitted_jobs_ask_for(
         assert python == options.interpreter(profile, "other") == f"{profile.container} python3"
 
 
+def test_the_script_of_a_study_elsewhere_runs_in_any_folder(make_study: StudyMaker) -> None:
+    study = Study.load(make_study())
+    text = options.scripts(study, "practice")["x2-batch-4.sbatch"]
+    assert f"lab.launch.job {study.folder} " in text
+    assert f"--cluster {ROOT / 'slurm' / 'practice.yaml'}" in text and "in any folder" in text
+
+
 def test_script_readies_the_node_in_order(make_study: StudyMaker, tmp_path: Path) -> None:
     profile = tmp_path / "site.yaml"
     profile.write_text(

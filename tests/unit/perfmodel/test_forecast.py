@@ -316,6 +316,18 @@ def test_an_error_of_nothing_has_no_minus() -> None:
     assert row["error"] == "+0.0 % (100 ms, frozen before the run)"
 
 
+def test_the_error_names_how_many_runs_were_disturbed(planned: Study) -> None:
+    freeze(planned)
+    measure(planned, 2, 0.1, started=datetime.now(UTC))
+    store = Store(planned.out)
+    quiet = store.read(planned.tasks[2])
+    assert quiet is not None and not scores(planned)[0].disturbed
+    loud = quiet.model_copy(update={"environment": environment(foreign_cpu=0.5)})
+    write_record(loud, store.folder(planned.tasks[2]))
+    scored = tuple(scores(planned))
+    assert ", 1 of them disturbed by" in predict.Expectations((), scored).notes()[-1]
+
+
 def test_late_and_changed_predictions_do_not_count(planned: Study) -> None:
     freeze(planned)
     measure(planned, 2, 0.1, started=datetime.now(UTC) - timedelta(hours=1))

@@ -135,10 +135,10 @@ def _delimited(source: str, lines: Sequence[str], notes: list[str]) -> Tables:
         if not (below := delimited.below_title(source, lines)):
             raise
         return below, []
-    if not relevance(table):
-        with contextlib.suppress(InputError):  # a title, "GPT-2, batch 512", is not the header
-            if any(map(relevance, below := delimited.below_title(source, lines))):
-                return below, []
+    with contextlib.suppress(InputError):  # a title, "Weak scaling, batch 512", is not the header
+        for other in delimited.below_title(source, lines):
+            if other[:2] == table[:2] or relevance(other) > relevance(table):
+                return [other._replace(notes=list(dict.fromkeys([*other.notes, *notes])))], []
     repeated = len({*table.header}) < len(table.header)
     of_section = sections.find_sections(lines, fewest=1) if repeated else None
     return [of_section._replace(notes=notes) if of_section else table], []

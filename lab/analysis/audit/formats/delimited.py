@@ -95,7 +95,8 @@ def blocks(lines: Sequence[str], *, fewest: int = 2) -> list[tuple[list[str], li
             continue  # a title above names such as "2 threads"
         delimiter = _delimiter(lines[start : start + 2])
         width = min(len(_split(line, delimiter)) for line in lines[start : start + 2])
-        titles = [line.strip("# ") for line in lines[end:start] if line.strip("# ")]
+        above = (line.strip(f'# "{delimiter}') for line in lines[end:start])
+        titles = [*filter(None, above)]
         # Lines right above the next names, below an empty one, are their title.
         apart = (at for at in range(limit - 1, start + 1, -1) if not lines[at].strip())
         stop = limit if limit == len(lines) else next(apart, limit)
@@ -174,7 +175,8 @@ def _is_above_rows(lines: Sequence[str], place: int) -> bool:
         if filled != [False, True]:
             return False
     names = [name for name in names if name.strip()] if len(names) > len(row) else names
-    above = _split(lines[place - 1], delimiter) if place else []
+    # Spreadsheets write as many delimiters behind a title as behind a row.
+    above = _split(lines[place - 1].rstrip(f"{delimiter} "), delimiter) if place else []
     return 1 < len(names) == len(row) != len(above)
 
 
