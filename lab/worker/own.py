@@ -39,6 +39,13 @@ _LOOKUP: Any = type(os.environ).__getitem__
 # DDP's message if a parameter has no gradient after a backward pass, and how it names parameters.
 NO_GRADIENT = "Expected to have finished reduction in the prior iteration"
 WITHOUT = re.compile(r"did not receive grad for rank \d+: ([\d ]+)")
+# Errors that a module gets for being imported on a rank and not started by hand, and what to do.
+ADVICE = {
+    "SystemExit: 2": "a rank has no command line to parse: take values from the factory's args",
+    "EOFError": "nothing is typed or piped into a rank: take values from the factory's args",
+    "ImportError: attempted relative import with no known": "modules beside the study import each "
+    "other by their names alone, without a dot",
+}
 HASHED = 16  # samples of each data set, as making all of them may take hours
 
 
@@ -153,7 +160,10 @@ def _what(error: BaseException, line: str | None) -> str:
     name = type(error).__name__
     if isinstance(error, ZeroDivisionError) and line:  # its text does not say what is zero
         return f"{name}: {error} in `{line}`"
-    return f"{name}: {error}" if str(error) else f"{name} by `{line}`" if line else name
+    text = f"{name}: {error}"
+    if advice := [one for begin, one in ADVICE.items() if text.startswith(begin)]:
+        return f"{text}; {advice[0]}"
+    return text if str(error) else f"{name} by `{line}`" if line else name
 
 
 def _of_loader(message: str) -> str:
