@@ -11,7 +11,7 @@ import re
 import sys
 import sysconfig
 import traceback
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
@@ -118,10 +118,16 @@ def _place(frame: traceback.FrameSummary) -> str:
 
 
 @contextmanager
-def blamed(reference: str, *, but: type[BaseException] = Interrupted) -> Iterator[None]:
+def blamed(
+    reference: str,
+    *,
+    but: type[BaseException] = Interrupted,
+    advice: Mapping[str, str] = ADVICE,
+) -> Iterator[None]:
     """Report an error in a user's code by its last line there, with Python's traceback as cause.
 
-    Any exception is an error, even `SystemExit`, except for `but`.
+    Any exception is an error, even `SystemExit`, except for `but`. `advice` is what to do about
+    some errors, by how they begin.
     """
     try:
         yield
@@ -134,7 +140,7 @@ def blamed(reference: str, *, but: type[BaseException] = Interrupted) -> Iterato
         theirs = [frame for frame in others if not _is_library(frame.filename)] or others
         place = f" in {_place(theirs[-1])}".replace(f" {reference},", "") if theirs else ""
         line = theirs[-1].line if theirs else None
-        raise LabError(f"{reference} failed{place}: {_what(error, line)}") from error
+        raise LabError(f"{reference} failed{place}: {_what(error, line, advice)}") from error
 
 
 def _is_library(file: str) -> bool:
@@ -149,7 +155,7 @@ def _installed() -> tuple[str, ...]:
     return tuple(f"{folder}/" for folder in folders if any(folder.glob("*.dist-info")))
 
 
-def _what(error: BaseException, line: str | None) -> str:
+def _what(error: BaseException, line: str | None, advice: Mapping[str, str] = ADVICE) -> str:
     """The error in words, or with the line of code that raised it if it has none."""
     if isinstance(error, LabError):
         return str(error)
@@ -161,8 +167,9 @@ def _what(error: BaseException, line: str | None) -> str:
     if isinstance(error, ZeroDivisionError) and line:  # its text does not say what is zero
         return f"{name}: {error} in `{line}`"
     text = f"{name}: {error}"
-    if advice := [one for begin, one in ADVICE.items() if text.startswith(begin)]:
-        return f"{text}; {advice[0]}"
+    for begin, what_to_do in advice.items():
+        if text.startswith(begin):
+            return f"{text}; {what_to_do}"
     return text if str(error) else f"{name} by `{line}`" if line else name
 
 
