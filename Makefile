@@ -66,8 +66,7 @@ lab: env
 
 # The lessons without their solutions, in course/release; course/ is a course folder for nbgrader.
 release: env
-	$(BIN)/python -m lab.course.release course
-	@echo "hand out course/release; nbgrader collects and grades in course/ (notebooks/instructors.md)"
+	$(BIN)/lab course release course
 
 check: env
 	$(BIN)/ruff check .

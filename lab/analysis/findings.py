@@ -226,7 +226,7 @@ def caveats(
     if summary.empty:
         return []
     doubts = [*_few_repeats(summary), *_shared_cores(records), *_unseen_communication(records)]
-    doubts += _uneven_steps(study, records)
+    doubts += [*_ended_early(records), *_uneven_steps(study, records)]
     return [*doubts, *noise.caveats]
 
 
@@ -368,6 +368,23 @@ def _silent(records: Sequence[Record], *, with_ddp: bool) -> str:
         and (one.script is not None and DDP in one.script.wrappers) == with_ddp
     }
     return " and ".join(str(size) for size in sorted(silent) if size > 1)
+
+
+def _ended_early(records: Sequence[Record]) -> Iterator[str]:
+    """In how many repeats a script made fewer steps than its run has, and the fewest of them."""
+    scripts = [one for one in records if one.completed and one.script]
+    early = [
+        (one.script.steps, one.run.steps)
+        for one in scripts
+        if one.script and one.script.ended == "by itself"
+    ]
+    if early:
+        steps, wanted = min(early)
+        yield (
+            f"In {len(early)} of {count(len(scripts), 'repeat')} the script ended by itself before "
+            f"its last step, after {steps} of {wanted} at the earliest: the times are those of "
+            "the steps that it made after the warm-up."
+        )
 
 
 def mean_over_median(records: Iterable[Record]) -> dict[Run, float]:

@@ -416,9 +416,15 @@ def _work(run: Run) -> Conflicts:
         divisor = f"world_size {run.world_size}"
         if run.data_parallel_size != run.world_size:
             divisor = f"1, because all ranks of '{run.strategy}' see the same samples"
-        factors = f"micro_batch_size x grad_accum {run.grad_accum} x {divisor}"
-        fits = sorted({max(whole // unit, 1) * unit, math.ceil(whole / unit) * unit})
-        advice = f"nearest that fits: {' or '.join(map(str, fits))}"
+        # Other than what would follow from the rest, it was stated, and grad_accum may follow.
+        stated = micro != max(whole // unit, 1)
+        size = f"micro_batch_size{f' {micro}' * stated}"
+        factors = f"{size} x grad_accum {run.grad_accum} x {divisor}"
+        least = unit * micro if stated else unit
+        fits = {max(whole // least, 1) * least, math.ceil(whole / least) * least}
+        if stated and run.grad_accum > 1:
+            fits = {least}
+        advice = f"nearest that fits: {' or '.join(map(str, sorted(fits)))}"
         yield f"global_batch_size {whole} is not {factors}", advice
     if misfit := datasets.misfit(run.architecture, run.dataset):
         yield misfit

@@ -33,6 +33,24 @@ def lessons(
 
 
 @course.command()
+def release(
+    folder: Annotated[Path, Argument(metavar="DIR", help="The course folder, new or not.")],
+    names: Annotated[
+        list[str] | None, Argument(metavar="LESSON", help="Such as 04-strong-scaling.")
+    ] = None,
+    as_json: JsonOption = False,
+) -> None:
+    """Make a course folder for nbgrader: lessons with their solutions, and without to hand out."""
+    from lab.course.release import release
+
+    released = release(folder, names=tuple(names or ()))
+    next_step = (
+        f"next: hand out {relative(folder / 'release')}; source/ beside it has the solutions"
+    )
+    answer(as_json, released, relative(*released), next_step)
+
+
+@course.command()
 def slides(
     folder: Annotated[Path, Argument(metavar="DIR", help="Where the slides are written.")],
     names: Annotated[

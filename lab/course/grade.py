@@ -290,11 +290,15 @@ def _harmless(value: Any) -> Any:
 
 
 def spread(collected: pd.DataFrame) -> list[dict[str, Any]]:
-    """A row for each configuration: students, and their shortest, median and longest step."""
+    """A row for each configuration: students, and their shortest, median and longest step.
+
+    Emulated results have rows of their own, as they differ by more than the machine.
+    """
     if collected.empty:
         return []
-    keys = ["study", "configuration"]
-    own = collected.groupby([*keys, "student"], sort=False)["step_time"].median()
+    keys = ["study", "configuration", "emulated"]
+    named = collected.fillna({"emulated": ""})
+    own = named.groupby([*keys, "student"], sort=False)["step_time"].median()
     steps = (1e3 * own.dropna()).groupby(keys, sort=False).agg(["count", "min", "median", "max"])
     return [
         {key: step[key] for key in keys}

@@ -224,12 +224,13 @@ def release(folder: Path, *, lessons: Path = LESSONS, names: tuple[str, ...] = (
 
     Each of the `lessons` is an assignment, or each of `names` if given. An existing course folder
     is updated: its gradebook and submissions stay. Only the instructor can read anything but the
-    released files. Raises InputError for an unknown lesson, LabError if the lessons hold no
-    solutions, or nbgrader is missing or refuses one.
+    released files. Raises InputError for an unknown lesson and a folder that cannot be written to,
+    LabError if the lessons hold no solutions, or nbgrader is missing or refuses one.
     """
     notebooks = chosen(lessons, names)
     _require_solutions(lessons)
-    folder.mkdir(parents=True, exist_ok=True)
+    if problems := unwritable(folder):
+        raise InputError("release", problems)
     shutil.copy(lessons / SETTINGS, folder / SETTINGS)
     for name in PRIVATE:
         private_folder(folder / name)
@@ -271,10 +272,3 @@ def _release(lesson: Path, folder: Path, nbgrader: Any) -> Path:
             f"{lesson.name}: nbgrader could not release it:\n{made.get('error') or made.get('log')}"
         )
     return folder / "release" / lesson.stem / lesson.name
-
-
-if __name__ == "__main__":
-    try:
-        release(Path(sys.argv[1] if len(sys.argv) > 1 else "course"), names=tuple(sys.argv[2:]))
-    except LabError as error:
-        sys.exit(f"lab: {error}")

@@ -104,7 +104,7 @@ class Dashboard:
         self.send_button = button(
             "Send it to a study", "write this configuration as a study", width="14em"
         )
-        self.sent = widgets.HTML(layout=text)
+        self.sent = widgets.HTML(layout=text | {"height": "4.6em"})  # a command takes two lines
         self.results = widgets.Output()
         rows = [
             [*self.fields.values()],

@@ -199,8 +199,11 @@ def _number_captions(soup: BeautifulSoup) -> dict[str, str]:
 
 
 def _arrange_references(soup: BeautifulSoup) -> dict[str, str]:
-    """The numbers of the references that are cited; the others leave the list."""
-    from lab.report.page import link_target
+    """The numbers of the references that are cited; the others leave the list.
+
+    A list in which none remains leaves the page, with the heading above it.
+    """
+    from lab.report.page import HEADING, link_target
 
     entries = {str(entry["id"]): entry for entry in soup.select("ol.references > li[id]")}
     cited = dict.fromkeys(map(link_target, soup.select("span.cite > a")))
@@ -208,4 +211,8 @@ def _arrange_references(soup: BeautifulSoup) -> dict[str, str]:
     for bibliography in soup.select("ol.references"):
         bibliography.clear()
         bibliography.extend(entries[label] for label in numbers)
+        if not numbers:
+            if heading := bibliography.find_previous(HEADING):
+                heading.extract()
+            bibliography.extract()
     return numbers

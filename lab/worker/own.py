@@ -11,7 +11,7 @@ import re
 import sys
 import sysconfig
 import traceback
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
@@ -39,6 +39,13 @@ _LOOKUP: Any = type(os.environ).__getitem__
 # DDP's message if a parameter has no gradient after a backward pass, and how it names parameters.
 NO_GRADIENT = "Expected to have finished reduction in the prior iteration"
 WITHOUT = re.compile(r"did not receive grad for rank \d+: ([\d ]+)")
+# Errors that a module gets for being imported on a rank and not started by hand, and what to do.
+ADVICE = {
+    "SystemExit: 2": "a rank has no command line to parse: take values from the factory's args",
+    "EOFError": "nothing is typed or piped into a rank: take values from the factory's args",
+    "ImportError: attempted relative import with no known": "modules beside the study import each "
+    "other by their names alone, without a dot",
+}
 HASHED = 16  # samples of each data set, as making all of them may take hours
 
 
@@ -111,10 +118,16 @@ def _place(frame: traceback.FrameSummary) -> str:
 
 
 @contextmanager
-def blamed(reference: str, *, but: type[BaseException] = Interrupted) -> Iterator[None]:
+def blamed(
+    reference: str,
+    *,
+    but: type[BaseException] = Interrupted,
+    advice: Mapping[str, str] = ADVICE,
+) -> Iterator[None]:
     """Report an error in a user's code by its last line there, with Python's traceback as cause.
 
-    Any exception is an error, even `SystemExit`, except for `but`.
+    Any exception is an error, even `SystemExit`, except for `but`. `advice` is what to do about
+    some errors, by how they begin.
     """
     try:
         yield
@@ -127,7 +140,7 @@ def blamed(reference: str, *, but: type[BaseException] = Interrupted) -> Iterato
         theirs = [frame for frame in others if not _is_library(frame.filename)] or others
         place = f" in {_place(theirs[-1])}".replace(f" {reference},", "") if theirs else ""
         line = theirs[-1].line if theirs else None
-        raise LabError(f"{reference} failed{place}: {_what(error, line)}") from error
+        raise LabError(f"{reference} failed{place}: {_what(error, line, advice)}") from error
 
 
 def _is_library(file: str) -> bool:
@@ -142,7 +155,7 @@ def _installed() -> tuple[str, ...]:
     return tuple(f"{folder}/" for folder in folders if any(folder.glob("*.dist-info")))
 
 
-def _what(error: BaseException, line: str | None) -> str:
+def _what(error: BaseException, line: str | None, advice: Mapping[str, str] = ADVICE) -> str:
     """The error in words, or with the line of code that raised it if it has none."""
     if isinstance(error, LabError):
         return str(error)
@@ -153,7 +166,11 @@ def _what(error: BaseException, line: str | None) -> str:
     name = type(error).__name__
     if isinstance(error, ZeroDivisionError) and line:  # its text does not say what is zero
         return f"{name}: {error} in `{line}`"
-    return f"{name}: {error}" if str(error) else f"{name} by `{line}`" if line else name
+    text = f"{name}: {error}"
+    for begin, what_to_do in advice.items():
+        if text.startswith(begin):
+            return f"{text}; {what_to_do}"
+    return text if str(error) else f"{name} by `{line}`" if line else name
 
 
 def _of_loader(message: str) -> str:

@@ -318,7 +318,8 @@ def run_script(
         os.environ.update(_torchrun(context, store.underlying_store))
     with _interrupts() as interrupted, one_process(), hooks:
         try:
-            with blamed(script.name, but=SystemExit):  # by which a script may end well
+            # By SystemExit a script may end well; what to do about its errors is in `_advice`.
+            with blamed(script.name, but=SystemExit, advice={}):
                 if script.module:
                     runpy.run_module(script.module, run_name="__main__", alter_sys=True)
                 else:
@@ -450,10 +451,16 @@ def _advice(message: str, script: Script, context: RankContext) -> str:
         )
     missing = NOT_FOUND.search(message)
     if NO_PACKAGE in message or _lies_here(missing):
+        parts = Path(os.path.relpath(script.command[0])).with_suffix("").parts
+        if script.module or len(parts) == 1:
+            name = script.module or parts[0]
+            return (
+                "If the folder where it lies is its package, measure it from the folder above, by "
+                f"its module's name: `-m {Path.cwd().name}.{name}`"
+            )
         return (
             "To be found from where you are, a file within a package is measured by its module's "
-            f"name: `-m {'.'.join(Path(script.command[0]).with_suffix('').parts)}` in place of its "
-            "path"
+            f"name: `-m {'.'.join(parts)}` in place of its path"
         )
     if missing:
         return (

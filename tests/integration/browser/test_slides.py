@@ -72,4 +72,5 @@ def test_a_print_has_a_page_for_each_slide(chromium: Browser, slides: dict[str, 
         page.wait_for_selector(".deck.ready")
         printed = PdfReader(io.BytesIO(page.pdf(prefer_css_page_size=True)))
         assert len(printed.pages) == page.locator("section > section").count()
+        assert "afterwards" in printed.pages[1].extract_text(), "a word of the table is broken"
     page.close()

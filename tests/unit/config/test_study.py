@@ -192,6 +192,21 @@ BAD = {
         {"grid": {"global_batch_size": [9], "world_size": [1, 2]}},
         "; nearest that fits: 8 or 10",
     ),
+    "batch that is no multiple of the one of a rank": (
+        {"base": changed_base(micro_batch_size=4), "grid": {"global_batch_size": [10]}},
+        "is not micro_batch_size 4 x grad_accum 1 x world_size 1; nearest that fits: 8 or 12",
+    ),
+    "batch below the one of a rank": (
+        {"base": changed_base(micro_batch_size=4), "grid": {"global_batch_size": [3]}},
+        "nearest that fits: 4",
+    ),
+    "batch unlike three factors": (
+        {
+            "base": changed_base(micro_batch_size=4, grad_accum=2),
+            "grid": {"global_batch_size": [32]},
+        },
+        "is not micro_batch_size 4 x grad_accum 2 x world_size 1; nearest that fits: 8",
+    ),
     "no batch": (
         {"grid": {"world_size": [1, 2]}},
         "base: neither global_batch_size nor micro_batch_size",

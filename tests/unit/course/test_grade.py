@@ -11,6 +11,7 @@ from factories import record, run
 
 import lab
 from lab.analysis.audit.rules import RULES
+from lab.config.emulation import Emulated, Link
 from lab.course import replay
 from lab.course.grade import Grade, spread, totals
 from lab.records.store import write_record
@@ -40,6 +41,14 @@ def test_each_repeat_is_one_row_with_its_student_and_its_machine(room: Path) -> 
     (row,) = spread(collected)
     assert (row["study"], row["students"]) == ("strong", 2)
     assert [float(row[f"{name} (ms)"]) for name in ("min", "median", "max")] == [110, 155, 200]
+
+
+def test_emulated_results_are_not_spread_among_measured_ones(room: Path) -> None:
+    slow = Emulated(link=Link(bandwidth_gbit=0.1), way="namespaces")
+    hand_in(room, "cem", "05-weak-scaling", 0.9, emulated=slow)
+    real, emulated = spread(lab.class_results(room))
+    assert (real["emulated"], real["students"], real["max (ms)"]) == ("", 2, "200")
+    assert (emulated["emulated"], emulated["students"]) == ("link 100 Mbit/s", 1)
 
 
 def test_the_csv_holds_no_formula_and_on_demand_no_names(room: Path, tmp_path: Path) -> None:

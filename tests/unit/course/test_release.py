@@ -137,3 +137,11 @@ def test_the_command_names_whose_was_not_copied(handed_in: Path, tmp_path: Path)
     words = ["course", "collect", str(handed_in), "--into", str(tmp_path / "submitted")]
     ended = CliRunner().invoke(cli.app, words)
     assert "ada" in ended.stdout and str(ended.exception) == "not copied completely: bob, eve.zip"
+
+
+def test_a_lesson_that_does_not_exist_is_refused_before_a_course_folder_is_made(
+    tmp_path: Path,
+) -> None:
+    ended = CliRunner().invoke(cli.app, ["course", "release", str(tmp_path / "course"), "04-strng"])
+    assert "did you mean '04-strong-scaling'?" in str(ended.exception)
+    assert isinstance(ended.exception, InputError) and not (tmp_path / "course").exists()

@@ -83,6 +83,7 @@ def test_configuration_is_sent_to_a_study_beside_the_bench(shown: Dashboard, pla
     assert shown.name.value == "gpt-nano-ddp-x2-batch-8-fp32"
     shown.send_button.click()
     assert "lab run reports/gpt-nano-ddp-x2-batch-8-fp32 --cluster two" in text(shown.sent)
+    assert float(shown.sent.layout.height.removesuffix("em")) >= 3 * 1.4, "three lines are seen"
     study = Study.load("gpt-nano-ddp-x2-batch-8-fp32")
     assert (
         study.folder.parent == place / "reports"

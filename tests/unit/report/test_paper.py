@@ -7,6 +7,7 @@ import re
 from factories import record, repeats, run, study
 
 from lab.analysis.results import StudyResults
+from lab.records.schema import Observed
 from lab.records.store import Store, write_record
 from lab.report import paper, references, study_sections
 from lab.report.blocks import Markdown, Table
@@ -146,3 +147,15 @@ def test_a_script_with_a_few_long_steps_is_told_that_a_training_takes_the_mean(t
             write_record(longer_one, Store(made.out).folder(one.task))
         text = text_of(paper.threats(StudyResults(made)))
         assert said in text and ("median step" in text) == bool(said)
+
+
+def test_a_script_that_ended_before_its_last_step_is_named_with_its_steps(tmp_path) -> None:
+    script = {"model": {"kind": "script", "command": ["train.py"]}, "data": {"kind": "script"}}
+    runs = [run(size, steps=20, **script) for size in (1, 2)]
+    made = study(tmp_path, runs, repeats=1)
+    for one, steps in zip(map(record, runs), (20, 8), strict=True):
+        ended = "by the lab" if steps == 20 else "by itself"
+        seen = Observed(steps=steps, ended=ended, optimizer="SGD", optimizers=1)
+        write_record(one.model_copy(update={"script": seen}), Store(made.out).folder(one.task))
+    text = text_of(paper.threats(StudyResults(made)))
+    assert "In 1 of 2 repeats the script ended by itself" in text and "after 8 of 20" in text

@@ -51,6 +51,12 @@ def test_references_are_numbered_as_they_are_cited() -> None:
     assert numbered(text + bibliography) == "First [1], then [2, 1].c.a."
 
 
+def test_a_list_of_which_nothing_is_cited_goes_with_its_heading() -> None:
+    page = "<h2>Method</h2>Plain.<h2>References</h2><ol class=references><li id=ref-a>a.</li></ol>"
+    assert numbered(page) == "MethodPlain."
+    assert numbered(f"{page}{cite('ref-a')}") == "MethodPlain.Referencesa. [1]"
+
+
 def test_every_citation_has_its_reference() -> None:
     cited = {*references.TERMS.values(), *references.STRATEGIES.values(), *references.DATA.values()}
     cited |= {"ref-gpt2", "ref-transformer", "ref-distilbert"}

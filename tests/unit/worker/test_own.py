@@ -117,6 +117,22 @@ def test_a_loss_that_cannot_be_trained_on_is_told_with_what_it_was_given(
         model(INPUTS, TARGETS)
 
 
+@pytest.mark.parametrize(
+    ("line", "advice"),
+    [
+        ("import argparse; argparse.ArgumentParser().parse_args(['--no'])", "no command line"),
+        ("raise EOFError('EOF when reading a line')", "nothing is typed or piped into a rank"),
+        ("from .theirs import Net", "by their names alone, without a dot"),
+    ],
+)
+def test_a_module_written_to_be_started_by_hand_is_told_what_a_rank_lacks(
+    folder: Path, line: str, advice: str
+) -> None:
+    (folder / "started.py").write_text(f"{line}\ndef made():\n    pass\n")
+    with pytest.raises(LabError, match=rf"^started:made failed in started\.py, line 1: .*{advice}"):
+        own.load("started:made")
+
+
 def test_a_target_beyond_the_classes_is_told_with_the_shape_of_the_output(folder: Path) -> None:
     model = build(config("Net", args={"classes": 3}))
     shape = r"float32 of shape \(5, 3\), and targets, int64 of shape \(5,\)$"

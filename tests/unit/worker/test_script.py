@@ -819,9 +819,14 @@ def test_a_forked_pool_needs_no_guard(measured: Any) -> None:
 
 
 def test_a_file_within_a_package_is_told_to_be_measured_as_a_module(measured: Any) -> None:
-    told = r"known parent package\. To be found .* its module's name: `-m train` in place"
-    with pytest.raises(LabError, match=told):
-        measured("from . import helper")
+    told = rf"known parent package\. If .* from the folder above, .*: `-m {Path.cwd().name}\.train`"
+    for command in (["train.py"], ["-m", "train"]):
+        with pytest.raises(LabError, match=told):
+            measured("from . import helper", model={"command": command})
+    Path("scripts").mkdir()
+    Path("scripts/train.py").write_text("from . import helper")
+    with pytest.raises(LabError, match=r"known parent package\. To be .* `-m scripts\.train` in"):
+        measured("", model={"command": ["scripts/train.py"]})
 
 
 @pytest.mark.parametrize(
