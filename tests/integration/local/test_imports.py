@@ -135,11 +135,17 @@ def test_the_kernel_of_a_report_loads_nothing_that_edits_its_page() -> None:
     assert not loaded_by("import lab.report.study_sections") & heavy
 
 
-def test_a_submission_without_answers_is_judged_without_what_notebooks_show(tmp_path: Path) -> None:
+def test_a_submission_is_judged_without_what_notebooks_show(tmp_path: Path) -> None:
     judged = (
         f"from lab.course import replay; replay.judged('00-setup', replay.Path({str(tmp_path)!r}))"
     )
-    assert not loaded_by(judged) & {"torch", "pandas", "matplotlib", "IPython"}
+    shown = (
+        "replay._show_nothing(); import lab; from lab.course import pictures; "
+        "from lab.report import blocks, inference_sections, sections, study_sections; "
+        "assert sections.strip(lab.figures.StudyResults(3)) is None"
+    )
+    loaded = loaded_by(f"{judged}; {shown}")
+    assert not loaded & {"torch", "pandas", "matplotlib", "IPython"}
 
 
 def test_whoever_exports_a_report_draws_nothing() -> None:
