@@ -4,6 +4,8 @@ BIN := .venv/bin
 STAMP := .venv/.built
 # One of its tests fills the GPU, so there no other test may run beside them.
 GPU := $(wildcard /dev/nvidia0)
+# A user's first command should not have to compile; tests import a quarter of what is installed, and compile that.
+COMPILE := $(if $(CI),,--compile-bytecode)
 # Containers often forbid it; then each process would compile all that it imports, which takes seconds.
 unexport PYTHONDONTWRITEBYTECODE
 
@@ -21,7 +23,7 @@ $(STAMP): requirements.lock pyproject.toml lab/bin/lab
 	$(BIN)/python -m pip install --quiet --disable-pip-version-check --constraint requirements.lock torch torchvision uv
 	@index="$${PIP_INDEX_URL:-$$($(BIN)/python -m pip config get global.index-url 2>/dev/null)}"; \
 	env UV_NATIVE_TLS=1 $${index:+UV_DEFAULT_INDEX="$$index"} \
-	  $(BIN)/uv pip install --quiet --compile-bytecode --python $(BIN)/python --constraint requirements.lock --editable '.[dev]' || \
+	  $(BIN)/uv pip install --quiet $(COMPILE) --python $(BIN)/python --constraint requirements.lock --editable '.[dev]' || \
 	  { echo "lab: uv could not install the rest; pip does"; \
 	    $(BIN)/python -m pip install --quiet --disable-pip-version-check --constraint requirements.lock --editable '.[dev]'; }
 	@# Where Python may write no bytecode, each verb would otherwise compile the lab again.

@@ -46,6 +46,7 @@ OUTER_SPREAD = 3.0  # of the logarithm of the rate between nodes, around the rat
 ROW_ERROR = 0.005  # relative, of a published time, if there are too few rows to estimate it
 LARGEST_ERROR = 0.02  # of rows that belong together: those further off are outliers
 _TINY = 1e-5
+_DIFFERENCE = float(np.finfo(np.float64).eps) ** 0.5  # to the place where a slope is measured
 _LARGEST = np.array([1e9, 1e9, 0.999, 1e9, 1e9])
 # A link may take many times as long as its communication adds if most of that is hidden.
 _STARTS = (
@@ -147,7 +148,7 @@ class StepLaw:
             columns["ranks_per_node"] = columns["world_size"]
         outer = 1 / (self.outer_bytes_per_s or self.bytes_per_s)
         unknowns = (self.alpha_s, 1 / self.bytes_per_s, self.overlap, self.fixed_overhead_s, outer)
-        return _law(columns, unknowns)
+        return _law(columns)(unknowns)
 
 
 def fit(rows: pd.DataFrame) -> StepLaw:
@@ -172,11 +173,11 @@ def fit(rows: pd.DataFrame) -> StepLaw:
     spare = len(columns["step_s"]) - 3
     if spare > 0:  # these rows determine their own uncertainty
         closest = solve(_TINY, scaled)
-        residuals = np.log(_law(columns, closest * _units(columns)) / columns["step_s"])
+        residuals = np.log(_law(columns)(closest * _units(columns)) / columns["step_s"])
         error = float(np.sqrt(np.sum(residuals**2) / spare))
         scaled = solve(min(max(error, _TINY), LARGEST_ERROR), closest, outliers=True)
     alpha, per_byte, overlap, fixed, outer = unknowns = (scaled * _units(columns)).tolist()
-    explained = _law(columns, unknowns)
+    explained = _law(columns)(unknowns)
     return StepLaw(
         alpha_s=alpha,
         bytes_per_s=1 / per_byte,
@@ -197,20 +198,30 @@ def _solver(columns: Mapping[str, FloatArray]) -> Callable[..., FloatArray]:
     from scipy.optimize import least_squares
 
     bounds = ([0.0, 1e-4, 0.0, 0.0, 1e-4], [np.inf, np.inf, 1.0, np.inf, np.inf])
-    units = _units(columns)
+    units, law = _units(columns), _law(columns)
 
     def residuals(scaled: FloatArray, spread: FloatArray, outliers: bool) -> FloatArray:
-        """Those of the rows, then those of the priors."""
-        rows = np.log(_law(columns, scaled * units) / columns["step_s"]) / spread
+        """Those of the rows, then those of the priors; a line for each line of `scaled`."""
+        alpha, per_byte, overlap, fixed, outer = scaled.T[..., None]
+        rows = np.log(law((scaled * units).T[..., None]) / columns["step_s"]) / spread
         rows = bounded(rows) if outliers else rows
-        overlap, fixed = scaled[2] / OVERLAP_SPREAD, (scaled[3] - FIXED_SHARE) / FIXED_SPREAD
-        outer = np.log(scaled[4] / scaled[1]) / OUTER_SPREAD
-        return np.concatenate([rows, bounded(np.array([scaled[0], overlap])), [fixed, outer]])
+        fading = bounded(np.concatenate([alpha, overlap / OVERLAP_SPREAD], axis=-1))
+        fixed, outer = (fixed - FIXED_SHARE) / FIXED_SPREAD, np.log(outer / per_byte) / OUTER_SPREAD
+        return np.concatenate([rows, fading, fixed, outer], axis=-1)
+
+    def slopes(scaled: FloatArray, spread: FloatArray, outliers: bool) -> FloatArray:
+        """Those of the residuals by finite differences, all in one call: calls cost most."""
+        steps = _DIFFERENCE * np.maximum(1.0, scaled)
+        steps = np.where(scaled + steps > bounds[1], -steps, steps)
+        places = scaled + np.diag(steps)
+        values = residuals(np.vstack([scaled, places]), spread, outliers)
+        matrix: FloatArray = ((values[1:] - values[0]) / (np.diag(places) - scaled)[:, None]).T
+        return matrix
 
     @cache  # rows that a law explains exactly are solved twice for the least error
     def solved(error: float, outliers: bool, start: tuple[float, ...]) -> Any:
-        spread = np.maximum(columns["relative_std"], error)
-        return least_squares(residuals, start, bounds=bounds, args=(spread, outliers))
+        args = np.maximum(columns["relative_std"], error), outliers
+        return least_squares(residuals, start, jac=slopes, bounds=bounds, args=args)
 
     def solve(error: float, *starts: FloatArray, outliers: bool = False) -> FloatArray:
         clipped = np.clip([*_STARTS, *starts], 1e-3, _LARGEST).tolist()
@@ -249,20 +260,25 @@ def _traffic(columns: Mapping[str, FloatArray]) -> FloatArray:
     return np.array([2 * (world - 1) * columns["messages"], within, across])
 
 
-def _law(columns: Mapping[str, FloatArray], unknowns: Iterable[float]) -> FloatArray:
-    alpha, per_byte, overlap, fixed, outer = unknowns
+def _law(columns: Mapping[str, FloatArray]) -> Callable[[Iterable[Any]], FloatArray]:
+    """Steps of the rows as a function of the unknowns."""
     messages, within, across = _traffic(columns)
-    whole = messages * alpha + within * per_byte + across * outer
     one, world = columns["one_device_step_s"], columns["world_size"]
-    return _step(one, whole, world, overlap, fixed, columns["backward_s"])
+
+    def steps(unknowns: Iterable[Any]) -> FloatArray:
+        alpha, per_byte, overlap, fixed, outer = unknowns
+        whole = messages * alpha + within * per_byte + across * outer
+        return _step(one, whole, world, overlap, fixed, columns["backward_s"])
+
+    return steps
 
 
 def _step(
     one: FloatArray | float,
     whole: FloatArray | float,
     world: FloatArray | float,
-    overlap: float,
-    fixed: float,
+    overlap: FloatArray | float,
+    fixed: FloatArray | float,
     cover: FloatArray | float,
 ) -> FloatArray:
     exposed = whole - np.minimum(overlap * np.asarray(whole), cover)

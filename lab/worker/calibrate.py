@@ -232,8 +232,7 @@ def _in_new_process(
     # The server listens at a path below TMPDIR, which may have no more than 107 bytes (unix(7)).
     short = len(os.fsencode(tempfile.gettempdir())) < 70
     processes: Any = multiprocessing.get_context("forkserver" if short else "spawn")
-    # Else each fork would import the second with its first optimizer.
-    processes.set_forkserver_preload([__name__, "torch._dynamo"])
+    processes.set_forkserver_preload(["lab.worker.preload", __name__])
     ours, theirs = processes.Pipe(duplex=False)
     process = processes.Process(target=_start, args=(context, strategies, first, theirs))
     process.start()

@@ -7,8 +7,10 @@ from __future__ import annotations
 
 import contextlib
 import os
+import tempfile
 import time
 import warnings
+from functools import cache
 from pathlib import Path
 from typing import Any
 
@@ -91,6 +93,13 @@ def trained(
         return train(RankJob(run, context, here, dataset, progress), folder=folder)
 
 
+@cache
+def loss_alone(device: torch.device) -> Any:
+    """Losses of one process without a strategy, with which many tests compare theirs."""
+    with tempfile.TemporaryDirectory() as root:
+        return trained(Path(root), device, {}).loss
+
+
 @pytest.mark.parametrize("words", [512, 50257])
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16], ids=str)
 def test_the_head_has_the_loss_and_the_gradients_of_torch(
@@ -120,9 +129,8 @@ def test_the_head_has_the_loss_and_the_gradients_of_torch(
 def test_every_strategy_learns_on_one_rank_as_one_process_does(
     device: torch.device, tmp_path: Path, name: str
 ) -> None:
-    alone = trained(tmp_path, device, {}).loss
     loss = trained(tmp_path, device, {"strategy": name}).loss
-    assert np.abs(loss / alone - 1).max() <= 2e-4
+    assert np.abs(loss / loss_alone(device) - 1).max() <= 2e-4
 
 
 @pytest.mark.parametrize(
@@ -135,9 +143,8 @@ def test_recomputed_accumulated_and_compiled_steps_learn_the_same(
 ) -> None:
     if device.type == "cpu" and "compile" in changes:
         pytest.skip("the study gpu-training compiles on CPUs, in tests/integration")
-    alone = trained(tmp_path, device, {}).loss
     loss = trained(tmp_path, device, changes).loss
-    assert np.abs(loss / alone - 1).max() <= 2e-3
+    assert np.abs(loss / loss_alone(device) - 1).max() <= 2e-3
 
 
 @needs_cuda

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import gc
 import os
 import threading
 
@@ -38,3 +39,12 @@ def test_ranks_have_the_environment_that_the_test_has_by_then(
     on_ranks(1, variable)
     monkeypatch.setenv("OF_A_TEST", "set")
     assert on_ranks(2, variable) == ["set", "set"]
+
+
+def frozen(rank: int) -> int:
+    return gc.get_freeze_count()
+
+
+def test_what_ranks_share_is_exempt_from_collections() -> None:
+    (objects,) = on_ranks(1, frozen)
+    assert objects > 100_000

@@ -92,9 +92,10 @@ def test_a_rank_imports_only_what_it_needs(tmp_path: Path, name: str) -> None:
 
 
 def loaded_by(code: str) -> set[str]:
-    """All modules that a process has loaded after some code."""
+    """All modules that a process has loaded after some code, without garbage collections."""
+    begin, end = "import gc, json, sys; gc.disable()", "print(json.dumps(list(sys.modules)))"
     ended = subprocess.run(
-        [sys.executable, "-c", f"import json, sys; {code}; print(json.dumps(list(sys.modules)))"],
+        [sys.executable, "-c", f"{begin}; {code}; {end}"],
         capture_output=True,
         text=True,
         check=True,
@@ -135,11 +136,17 @@ def test_the_kernel_of_a_report_loads_nothing_that_edits_its_page() -> None:
     assert not loaded_by("import lab.report.study_sections") & heavy
 
 
-def test_a_submission_without_answers_is_judged_without_what_notebooks_show(tmp_path: Path) -> None:
+def test_a_submission_is_judged_without_what_notebooks_show(tmp_path: Path) -> None:
     judged = (
         f"from lab.course import replay; replay.judged('00-setup', replay.Path({str(tmp_path)!r}))"
     )
-    assert not loaded_by(judged) & {"torch", "pandas", "matplotlib", "IPython"}
+    shown = (
+        "replay._show_nothing(); import lab; from lab.course import pictures; "
+        "from lab.report import blocks, inference_sections, sections, study_sections; "
+        "assert sections.strip(lab.figures.StudyResults(3)) is None"
+    )
+    loaded = loaded_by(f"{judged}; {shown}")
+    assert not loaded & {"torch", "pandas", "matplotlib", "IPython"}
 
 
 def test_whoever_exports_a_report_draws_nothing() -> None:

@@ -630,7 +630,6 @@ def test_functions_take_the_folder_of_a_study_in_its_place(
     assert {len(lab.plan(study)), len(lab.status(study)), len(lab.predict(study).of)} == {2}
     assert not lab.clean(study) and not lab.cancel(study) and not lab.table(study).size
     assert len(lab.write_scripts(study, cluster, tmp_path / "jobs")) == 4
-    assert lab.report(study).html.is_file()
     with pytest.raises(lab.InputError, match="small: RUN: no completed repeat"):
         lab.generate(study, prompts=["a"])
     for start in (lab.launch, lab.detach):

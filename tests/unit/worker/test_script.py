@@ -6,6 +6,7 @@ import os
 import re
 import signal
 import sys
+import textwrap
 import time
 import warnings
 from pathlib import Path
@@ -53,8 +54,10 @@ def measured(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Any:
         monkeypatch.setattr(time, clock, getattr(time, clock))
     threads = torch.get_num_threads()
 
-    def measure(body: str, *arguments: str, waited_s: float = 0.0, **fields: Any) -> Measurement:
-        (tmp_path / "train.py").write_text(HEAD + body)
+    def measure(
+        body: str, *arguments: str, head: str = HEAD, waited_s: float = 0.0, **fields: Any
+    ) -> Measurement:
+        (tmp_path / "train.py").write_text(head + body)
         model = {"kind": "script", "command": ["train.py", *arguments], "launcher": "python"}
         model |= fields.pop("model", {})
         content = {"steps": 6, "warmup_steps": 2} | fields | {"model": model}
@@ -798,19 +801,18 @@ SQUARES = "pool = get_context({!r}).Pool(1); pool.map(abs, [-1]); pool.terminate
 def test_a_process_that_would_start_itself_again_without_end_is_told(
     measured: Any, method: str
 ) -> None:
+    # The processes need not import torch, which takes longer than all else.
     begin = (
         f"\nfrom multiprocessing import get_context\ndef work():\n    {SQUARES.format(method)}\n"
     )
     told = (
-        rf"^train\.py failed in line 15: a process started by {method} imports the script and .*"
-        r"put what line 16 does under `if __name__ == \"__main__\":`$"
+        rf"^train\.py failed in line 4: a process started by {method} imports the script and .*"
+        r"put what line 5 does under `if __name__ == \"__main__\":`$"
     )
     with pytest.raises(LabError, match=told):
-        measured(f"{begin}work()\n")
-    guarded = (
-        'if __name__ == "__main__":\n    work()\n    for _ in range(9): train(torch.ones(8, 4))'
-    )
-    assert measured(f"{begin}{guarded}\n").script.steps == 6
+        measured("work()\n", head=begin)
+    guarded = textwrap.indent(f"{HEAD}work()\nfor _ in range(9): train(torch.ones(8, 4))\n", "    ")
+    assert measured(f'if __name__ == "__main__":\n{guarded}', head=begin).script.steps == 6
 
 
 def test_a_forked_pool_needs_no_guard(measured: Any) -> None:
