@@ -570,7 +570,7 @@ def _guess(name: str) -> Guess | None:
             peta = 1e15 if re.search(r"(^|_)pflop", text) else 1e12
             counted = MULTIPLE.search(text)
             each = MULTIPLES[counted[1] or counted[2]] if counted else 1.0
-            if not SPREADS.isdisjoint(text.split("_")):
+            if (words := {*text.split("_")}) & SPREADS and not words & MEANS:
                 return Guess("rate_std", each) if canonical == "rate" else None
             return Guess(canonical, peta if "flops" in canonical else each)
     if rated:

@@ -149,6 +149,7 @@ def test_a_deviation_that_the_table_gives_is_the_interval_of_its_time() -> None:
         "gpus,images/s,std\n1,100,1\n4,350,5",
         "gpus,std images/s,mean images/s\n1,1,100\n4,5,350",
         "gpus,throughput (img/s),throughput std (img/s)\n1,100,1\n4,350,5",
+        "gpus,throughput mean ± sd (img/s)\n1,100 ± 1\n4,350 ± 5",
     ],
 )
 def test_a_deviation_that_the_table_gives_is_the_interval_of_its_rate(text: str) -> None:
