@@ -80,8 +80,8 @@ TABLE = pd.DataFrame({"ranks": [1, 2]})
         (lambda: lab.records_from(TABLE, baseline="2"), "baseline: cannot be of type str; give a"),
         (lambda: lab.records_from(TABLE, scaling="x"), "scaling: cannot be 'x'; choose one of: a"),
         (
-            lambda: lab.figures.speedup(TABLE, scaling="stong"),
-            "scaling: cannot be 'stong'; did you",
+            lambda: lab.figures.speedup(TABLE, scaling="stron"),
+            "scaling: cannot be 'stron'; did you",
         ),
         (lambda: lab.figures.speedup(TABLE, baseline=2), "baseline: cannot be of type int; give"),
         (lambda: lab.figures.speedup(TABLE, ax=3), "ax: cannot be of type int; give matplotlib"),

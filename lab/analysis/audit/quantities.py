@@ -95,7 +95,7 @@ PROJECTED = re.compile(
 )
 STATE = re.compile("(?:job_)?(?:state|status)|result|outcome")
 FAILED = re.compile(  # as Slurm and people say it
-    r"(?:time[ _-]?out|timed out|fail(?:ed|ure)?|cancel(?:l?ed)?|crash(?:ed)?|killed|preempted"
+    r"(?:time[ _-]?out|timed out|fail(?:s|ed|ures?)?|cancel(?:l?ed)?|crash(?:ed)?|killed|preempted"
     r"|out[ _-]of[ _-]me\w*|oom|node[ _-]fail|boot[ _-]fail|deadline|error)\b.*",
     re.IGNORECASE,
 )
