@@ -2,11 +2,12 @@
 
 from __future__ import annotations
 
+import html
 import math
 import re
 import textwrap
-from collections.abc import Callable, Iterable, Sequence
-from typing import NamedTuple, TypeGuard
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from typing import Any, NamedTuple, TypeGuard
 
 NOT_MEASURED = "not measured"
 KIB, MIB = 2**10, 2**20  # bytes
@@ -237,3 +238,16 @@ def _without_zeros(text: str) -> str:
 def printable(text: str) -> str:
     """Text without terminal escape sequences and control characters."""
     return _ESCAPES.sub("", text)
+
+
+def html_table(rows: Iterable[Mapping[str, Any]]) -> str:
+    """Rows of the same columns as an HTML table for a notebook; all text is escaped."""
+    rows = [*rows]
+
+    def row(tag: str, cells: Iterable[Any]) -> str:
+        begin = f'<{tag} style="text-align: left">'  # JupyterLab aligns cells to the right
+        return f"<tr>{''.join(f'{begin}{html.escape(str(cell))}</{tag}>' for cell in cells)}</tr>"
+
+    head = row("th", rows[0]) if rows else ""
+    body = "".join(row("td", one.values()) for one in rows)
+    return f"<table><thead>{head}</thead><tbody>{body}</tbody></table>"

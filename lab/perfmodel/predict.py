@@ -6,6 +6,7 @@ similar ones.
 
 from __future__ import annotations
 
+import html
 import statistics
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
@@ -20,7 +21,7 @@ from lab.config.models import GPT
 from lab.config.run import Run, value_bytes
 from lab.config.study import Study
 from lab.errors import InputError, LabError, Problem, items
-from lab.formatting import count, format_seconds, rounded
+from lab.formatting import count, format_seconds, html_table, rounded
 from lab.perfmodel import hardware, layout_law
 from lab.perfmodel.flops import block_parameters, gpt_parameters
 from lab.perfmodel.forecast import Forecast
@@ -239,6 +240,10 @@ class Expectations:
                 f"{'; it is part of the intervals above' * predicted}."
             )
         return notes
+
+    def _repr_html_(self) -> str:
+        notes = (f"<p>{html.escape(note)}</p>" for note in self.notes())
+        return html_table(self.table()) + "".join(notes)
 
     def content(self) -> dict[str, Any]:
         """The same in machine-readable form: times in s, memory in bytes."""

@@ -20,7 +20,7 @@ from lab.analysis.audit.rules import RULES
 from lab.analysis.audit.text_table import STREAM, left_out, read_table, read_tables
 from lab.config.study import STUDY_FILE, Study
 from lab.errors import InputError, items, require_type
-from lab.formatting import count, listed
+from lab.formatting import count, html_table, listed
 from lab.records.store import Record, load_records
 from lab.records.table import grouped, python_strings
 
@@ -248,21 +248,20 @@ class Audit(BaseModel):
         return page
 
     def _html(self) -> str:
-        def row(tag: str, *cells: str) -> str:
-            begin = f'<{tag} style="text-align: left">'  # JupyterLab aligns cells to the right
-            return f"<tr>{''.join(f'{begin}{html.escape(cell)}</{tag}>' for cell in cells)}</tr>"
-
         page = f"<p>Read: {html.escape(self._read())}.</p>" if self.reading else ""
         if self.assumptions:
             page += f"<p>Assumed: {html.escape('; '.join(self.assumptions))}.</p>"
         if self.findings:
-            head = row("th", "severity", "rule", "evidence", "what to do", "records")
-            cells = (
-                (one.severity, one.rule, one.evidence, one.advice, listed(one.records, NAMED))
+            page += html_table(
+                {
+                    "severity": one.severity,
+                    "rule": one.rule,
+                    "evidence": one.evidence,
+                    "what to do": one.advice,
+                    "records": listed(one.records, NAMED),
+                }
                 for one in self.findings
             )
-            body = "".join(row("td", *each) for each in cells)
-            page += f"<table><thead>{head}</thead><tbody>{body}</tbody></table>"
         if legend := self._legend():
             page += f"<p>{html.escape('; '.join(legend))}.</p>"
         return page

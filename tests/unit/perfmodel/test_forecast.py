@@ -430,3 +430,9 @@ def test_a_pipeline_on_a_described_machine_passes_on_parts(
     share = parts["bubble"] / (parts["forward"] + parts["backward"])
     layout = layout_of(pair)
     assert share == pytest.approx(layout.bubble(microbatches or 2))
+
+
+def test_a_notebook_shows_predictions_as_a_table_with_notes(planned: Study) -> None:
+    shown = predict.predict(planned)._repr_html_()
+    assert shown.count("<tr>") == 1 + len(planned.runs)
+    assert all(f">{note}</p>" in shown for note in predict.predict(planned).notes())
