@@ -292,12 +292,13 @@ def _harmless(value: Any) -> Any:
 def spread(collected: pd.DataFrame) -> list[dict[str, Any]]:
     """A row for each configuration: students, and their shortest, median and longest step.
 
-    Emulated results have rows of their own, as they differ by more than the machine.
+    Those of a study are sorted by their ranks. Emulated results have rows of their own, as they
+    differ by more than the machine.
     """
     if collected.empty:
         return []
     keys = ["study", "configuration", "emulated"]
-    named = collected.fillna({"emulated": ""})
+    named = collected.fillna({"emulated": ""}).sort_values(["study", "world_size"], kind="stable")
     own = named.groupby([*keys, "student"], sort=False)["step_time"].median()
     steps = (1e3 * own.dropna()).groupby(keys, sort=False).agg(["count", "min", "median", "max"])
     return [

@@ -331,9 +331,9 @@ def reproduce(report: TableReport) -> list[Markdown]:
 
 
 def appendix(report: TableReport) -> Blocks:
-    """The table as it was given."""
+    """The table as it was read."""
     frame = report.table.frame.astype(str)
-    caption = f"The table as it was given: {report.file}"
+    caption = f"The table as it was read: {report.file}"
     table = Table(caption, frame, index=False, label="tbl-given", most=MOST_ROWS)
     return [Markdown("## Appendix: the table"), table]
 

@@ -17,9 +17,11 @@ from lab.course.grade import Grade, spread, totals
 from lab.records.store import write_record
 
 
-def hand_in(room: Path, student: str, lesson: str, *steps: float, **surroundings: Any) -> None:
+def hand_in(
+    room: Path, student: str, lesson: str, *steps: float, ranks: int = 1, **surroundings: Any
+) -> None:
     for repeat, step in enumerate(steps):
-        one = record(run(1), repeat, step_time=step, **surroundings)
+        one = record(run(ranks), repeat, step_time=step, **surroundings)
         place = room / student / lesson / "studies" / "strong" / "out" / "runs" / one.run_id
         write_record(one, place / str(repeat))
 
@@ -49,6 +51,11 @@ def test_emulated_results_are_not_spread_among_measured_ones(room: Path) -> None
     real, emulated = spread(lab.class_results(room))
     assert (real["emulated"], real["students"], real["max (ms)"]) == ("", 2, "200")
     assert (emulated["emulated"], emulated["students"]) == ("link 100 Mbit/s", 1)
+
+
+def test_configurations_are_listed_by_their_ranks(room: Path) -> None:
+    hand_in(room, "abe", "05-weak-scaling", 0.1, ranks=2)
+    assert [row["students"] for row in spread(lab.class_results(room))] == [2, 1]
 
 
 def test_the_csv_holds_no_formula_and_on_demand_no_names(room: Path, tmp_path: Path) -> None:
