@@ -52,8 +52,14 @@ CPU = torch.device("cpu")
 MOST_LOG = 5000  # bytes of the end of a log in which its last line is looked for
 # Of "GPU" only a sentence that lacks or wants one: a message may speak of "multi-GPU training".
 LACKS = r"\b(?:no|not|needs?|requires?|only|unable|without|available|found)\b"
+# What torch and libraries say of something that only a GPU can do.
+NOT_ON_CPU = (
+    r"\bcpu\b[^.;]*(?:(?:n't|\bnot) support|\bno attribute)|"
+    r"\bnot (?:supported|implemented)\b[^.;]*\bcpu\b"
+)
 NEEDS_GPU = re.compile(
-    rf"cuda|nccl|nvidia|accelerator device|{LACKS}[^.;]*\bgpus?\b|\bgpus?\b[^.;]*{LACKS}",
+    r"cuda|nccl|nvidia|triton|accelerator device|"
+    rf"{LACKS}[^.;]*\bgpus?\b|\bgpus?\b[^.;]*{LACKS}|{NOT_ON_CPU}",
     re.IGNORECASE,
 )
 NEEDS_SLURM = re.compile(r"variable SLURM_\w+ is not set")

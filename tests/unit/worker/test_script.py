@@ -667,6 +667,10 @@ def test_a_script_that_cannot_be_measured_says_why(measured: Any, body: str, mes
         "sys.exit('This example needs 2 GPUs.')",
         "raise ValueError('FSDP is only available on GPU.')",
         "raise RuntimeError('Cannot access accelerator device when none is available.')",
+        "raise ValueError('Logging memory stats is not supported on CPU devices')",
+        'raise RuntimeError("cpu backend doesn\'t support events.")',
+        "raise AttributeError(\"module 'torch.cpu' has no attribute 'empty_cache'\")",
+        "raise ModuleNotFoundError(\"No module named 'triton'\")",
     ],
 )
 def test_a_script_that_wants_a_gpu_is_told_that_there_is_none(measured: Any, body: str) -> None:
@@ -678,8 +682,16 @@ def test_a_script_that_wants_a_gpu_is_told_that_there_is_none(measured: Any, bod
     assert "processes that it starts itself" not in str(failure.value)
 
 
-def test_a_failure_that_only_speaks_of_gpus_gets_no_advice_on_them(measured: Any) -> None:
-    text = "No sampler is set. All ranks see the same data, which takes the use from multi-GPU runs"
+@pytest.mark.parametrize(
+    "text",
+    [
+        "No sampler is set. All ranks see the same data, which takes the use from multi-GPU runs",
+        "not enough CPU memory for a batch of 64",
+    ],
+)
+def test_a_failure_that_only_speaks_of_devices_gets_no_advice_on_them(
+    measured: Any, text: str
+) -> None:
     with pytest.raises(LabError, match=f"{text}$"):
         measured(f"raise ValueError('{text}')")
 
