@@ -156,7 +156,8 @@ def _installed() -> tuple[str, ...]:
 
 
 def _what(error: BaseException, line: str | None, advice: Mapping[str, str] = ADVICE) -> str:
-    """The error in words, or with the line of code that raised it if it has none."""
+    """The error in words, or with the line of code that raised it if it has none, and the first of
+    those that it names as its cause."""
     if isinstance(error, LabError):
         return str(error)
     if _of_environ(error):
@@ -170,7 +171,12 @@ def _what(error: BaseException, line: str | None, advice: Mapping[str, str] = AD
     for begin, what_to_do in advice.items():
         if text.startswith(begin):
             return f"{text}; {what_to_do}"
-    return text if str(error) else f"{name} by `{line}`" if line else name
+    if not str(error):
+        text = f"{name} by `{line}`" if line else name
+    cause = error
+    while cause.__cause__:
+        cause = cause.__cause__
+    return text if str(cause) in text else f"{text}, caused by {type(cause).__name__}: {cause}"
 
 
 def _of_loader(message: str) -> str:

@@ -133,6 +133,16 @@ def test_a_module_written_to_be_started_by_hand_is_told_what_a_rank_lacks(
         own.load("started:made")
 
 
+def test_an_error_is_told_with_the_first_one_that_caused_it(folder: Path) -> None:
+    (folder / "lazy.py").write_text(
+        "try:\n    1 / 0\nexcept ZeroDivisionError as error:\n"
+        "    raise RuntimeError('could not load it') from error\n"
+    )
+    words = "RuntimeError: could not load it, caused by ZeroDivisionError: division by zero$"
+    with pytest.raises(LabError, match=words):
+        own.load("lazy:made")
+
+
 def test_a_target_beyond_the_classes_is_told_with_the_shape_of_the_output(folder: Path) -> None:
     model = build(config("Net", args={"classes": 3}))
     shape = r"float32 of shape \(5, 3\), and targets, int64 of shape \(5,\)$"
