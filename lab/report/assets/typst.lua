@@ -26,7 +26,7 @@ local function figure(block)
   caption = caption:match('%S') and '[' .. caption:gsub('%s+$', '') .. ']' or 'none'
   local alt = image.attributes.described or ''
   local label = block.identifier ~= '' and ' <' .. block.identifier .. '>' or ''
-  return pandoc.RawBlock('typst', string.format('#picture(%s, alt: %s, width: %s, %s)%s', literal(image.src), literal(alt), width(image), caption, label))
+  return pandoc.RawBlock('typst', string.format('#picture(%s, alt: %s, width: %s, floats: %s, %s)%s', literal(image.src), literal(alt), width(image), block.classes:includes('numbered'), caption, label))
 end
 
 local function div(block)
