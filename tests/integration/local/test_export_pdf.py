@@ -222,20 +222,32 @@ def test_figures_are_drawn_with_their_caption() -> None:
     assert described(reader) == ["Bars", "Figure in section “file”"]
 
 
-def test_a_figure_without_room_on_the_first_page_still_precedes_the_next() -> None:
-    def drawn(label: str, height: int) -> NotebookNode:
-        about = {"alt": label, "caption": f"The {label}.", "label": f"fig-{label}"}
-        image = SVG.replace('height="40pt"', f'height="{height}pt"')
-        data = {"image/svg+xml": image}
-        shown = new_output("display_data", data=data, metadata={"image/svg+xml": about})
-        return new_code_cell("", outputs=[shown])
+def drawn(label: str, height: int) -> NotebookNode:
+    about = {"alt": label, "caption": f"The {label}.", "label": f"fig-{label}"}
+    data = {"image/svg+xml": SVG.replace('height="40pt"', f'height="{height}pt"')}
+    shown = new_output("display_data", data=data, metadata={"image/svg+xml": about})
+    return new_code_cell("", outputs=[shown])
 
-    text = [f"Paragraph {number}. {'word ' * 60}" for number in range(10)]
+
+PARAGRAPHS = [f"Paragraph {number}. {'word ' * 60}" for number in range(10)]
+
+
+def test_a_figure_without_room_on_the_first_page_still_precedes_the_next() -> None:
     # Paragraphs before the first figure, which may leave it room or not.
     for filled in range(7, 11):
-        cells = [*text[:filled], drawn("first", 300), *text[:4], drawn("second", 200), *text[:4]]
+        more = PARAGRAPHS[:4]
+        cells = [*PARAGRAPHS[:filled], drawn("first", 300), *more, drawn("second", 200), *more]
         text_of_pdf = words(pdf("# T", *cells))
         assert text_of_pdf.index("The first.") < text_of_pdf.index("The second."), filled
+
+
+def test_a_figure_stays_in_the_text_if_there_is_room_and_else_the_text_goes_on_before_it() -> None:
+    stayed = []
+    for filled in range(6, 11):
+        text = words(pdf("# T", *PARAGRAPHS[:filled], drawn("first", 300), *["Behind it."] * 4))
+        assert text.startswith("T Paragraph 0.")
+        stayed.append(text.index("The first.") < text.index("Behind it."))
+    assert stayed == sorted(stayed, reverse=True) and {*stayed} == {True, False}
 
 
 def test_output_parts_all_appear() -> None:
