@@ -373,6 +373,7 @@ def _draw_bars(
         write_beside(ax, quantity.drawn(*estimate), (end, y), fontsize=8.5)
     fixed_ticks(ax.yaxis, range(len(estimates)), names or [""] * len(estimates))
     ax.set(xlabel=textwrap.fill(axis, width), xlim=(0, max(ends)))
+    ax.xaxis.set_major_formatter("{x:.10g}")
     ax.set_ylim(len(estimates) - 0.5, -0.5)
     ax.tick_params(axis="y", length=0, labelsize=9)
     ax.grid(visible=True, axis="x")

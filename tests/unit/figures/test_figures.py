@@ -255,6 +255,14 @@ def test_more_curves_than_colours_differ_in_their_dashes():
     assert len(looks) == len(ax.get_lines()) == 14
 
 
+def test_labels_of_losses_are_placed_in_the_layout_that_is_drawn():
+    axes = figures.losses([record(run(n, batch)) for n in (1, 2) for batch in (32, 64)])
+    by_time = axes.figure.axes[-1]
+    placed = by_time.get_window_extent().bounds
+    axes.figure.canvas.draw()
+    assert by_time.get_window_extent().bounds == pytest.approx(placed)
+
+
 def test_equal_losses_share_a_label_and_unlike_ones_do_not():
     assert words(figures.loss_by_step([record(run(size)) for size in (1, 2, 4)])) == [
         "batch 64\n×1, ×2, ×4"
