@@ -223,7 +223,7 @@ def test_millions_of_tokens_per_second_are_counted_in_millions():
     ticks = [tick.get_text() for tick in ax.get_yticklabels()]
     assert ticks[0] == "0" and ticks[-1].endswith("M") and not ax.yaxis.get_offset_text().get_text()
     assert any(word.endswith("4.68M/s") for word in words(ax))
-    assert "248000 on 1 GPU and 4.68M on 32 GPUs" in alt_text("throughput", frame)
+    assert "0.248M on 1 GPU and 4.68M on 32 GPUs" in alt_text("throughput", frame)
 
 
 def test_a_baseline_alone_has_no_panel_of_speedups():
