@@ -175,12 +175,17 @@ def plain_log(
     """Ticks at 1, 2 and 5 of each power of ten, as plain numbers; between `ends`, if given.
 
     If more than `most` lie between the ends, only those at 1 are kept. Within a power of ten there
-    are more, if no ends are given, as 1, 2 and 5 may leave one alone.
+    are more, if no ends are given, as 1, 2 and 5 may leave one alone; within a factor of two they
+    are those of a linear axis.
     """
     low, high = axis.get_view_interval()
     parts = (1, 2, 5) if high >= 10 * low else (1, 1.5, 2, 3, 4, 5, 7)
-    ticks = FixedLocator(_ticks(*ends, most)) if ends else LogLocator(subs=parts)
-    axis.set_major_locator(ticks)
+    if ends:
+        axis.set_major_locator(FixedLocator(_ticks(*ends, most)))
+    elif high < 2 * low:
+        axis.set_major_locator(round_locator(5, least=3))
+    else:
+        axis.set_major_locator(LogLocator(subs=parts))
     axis.set_major_formatter(StrMethodFormatter("{x:g}"))
     axis.set_minor_locator(NullLocator())
 

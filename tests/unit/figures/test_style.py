@@ -17,6 +17,7 @@ from lab.figures.style import (
     Arrangement,
     arranged,
     in_turn,
+    plain_log,
     round_ticks,
     style,
 )
@@ -118,3 +119,12 @@ def test_ticks_are_round_and_at_least_three_on_a_vertical_axis() -> None:
         assert len(ticks) >= 3
         assert round(step / 10 ** np.floor(np.log10(step) + 1e-9)) in ROUND
         assert np.allclose(np.array(ticks) / step, np.round(np.array(ticks) / step))
+
+
+def test_a_logarithmic_axis_within_a_factor_of_two_has_at_least_three_ticks() -> None:
+    for low, high in ((940, 1550), (12.5, 16.6), (3.1, 4.4)):
+        ax = Figure(figsize=(4, 3)).subplots()
+        ax.set(yscale="log", ylim=(low, high))
+        plain_log(ax.yaxis)
+        ticks = [tick for tick in ax.get_yticks() if low <= tick <= high]
+        assert 3 <= len(ticks) <= 9
