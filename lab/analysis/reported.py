@@ -422,6 +422,11 @@ class ReportedRun(Run):
         """No conflicts, as the run is never started and not fully known."""
         return iter(())
 
+    @property
+    def script(self) -> None:
+        """None: a table tells of no script, and may leave the model open."""
+        return None
+
     @cached_property
     def id(self) -> str:
         """Ten hexadecimal digits of the SHA-256 of its name and its known fields."""

@@ -12,13 +12,13 @@ import numpy as np
 import pandas as pd
 from matplotlib.axes import Axes
 from matplotlib.lines import Line2D
-from matplotlib.ticker import FixedLocator, MaxNLocator
+from matplotlib.ticker import FixedLocator
 
 from lab.analysis.results import Losses, StudyResults
 from lab.analysis.scaling_curves import Curve, Row, labelled_rows, rows_of
 from lab.config.strategies import STRATEGIES
 from lab.figures.figure import NO_COMMUNICATION, empty_unless, figure, listing, write_instead
-from lab.figures.labels import Label, place
+from lab.figures.labels import Label, place, place_in_panels
 from lab.figures.style import (
     COLORS,
     IDEAL,
@@ -36,6 +36,7 @@ from lab.figures.style import (
     legend_height,
     panels,
     plain_log,
+    round_locator,
     style,
     styled,
     whiskers,
@@ -57,6 +58,7 @@ LINKS_HEIGHT = 4.5  # inches
 TICK = 1 / 4  # of the logarithm of all sizes, at least between two ticks
 ROOM = 0.85  # for labels beside the times of collectives, relative to the width of the data
 ROW = 1.5  # inches of a row of panels
+RATIO = r"$R = T_\mathrm{compute}\,/\,T_\mathrm{communication}$"
 NO_LOSSES = "no loss was recorded"
 NO_COLLECTIVES = "no collective has been measured here yet"
 
@@ -105,7 +107,7 @@ def loss_by_step(ax: Axes, results: StudyResults) -> None:
 
     World sizes of one curve are drawn within each other.
     """
-    _draw_losses(ax, results, by_time=False)
+    place(ax, _draw_losses(ax, results, by_time=False))
 
 
 @figure(describe=partial(_describe_losses, by="time"), missing=_no_losses)
@@ -114,7 +116,8 @@ def loss_by_time(ax: Axes, results: StudyResults) -> None:
 
     Start-up, warm-up cost and evaluation are left out.
     """
-    _draw_losses(ax, results, by_time=True)
+    labels = _draw_losses(ax, results, by_time=True)
+    place(ax, labels, side="below" if len(results.drawn) <= FEW else "right")
 
 
 @figure(
@@ -130,10 +133,11 @@ def losses(ax: Axes, results: StudyResults) -> None:
     _, arrangement = _told_apart(results)
     rows = arrangement.panels
     drawn = panels(ax, 2 * len(rows))
+    labels = {}
     for nth, (name, looks) in enumerate(rows.items()):
         by_step, by_time = drawn[2 * nth : 2 * nth + 2]
         _draw_losses(by_step, results, looks, by_time=False)
-        _draw_losses(by_time, results, looks, by_time=True)
+        labels[by_time] = _draw_losses(by_time, results, looks, by_time=True)
         by_time.set_ylabel("")
         by_step.text(1, 1, name, ha="right", va="top", transform=by_step.transAxes)
     for panel in drawn[:-2]:
@@ -143,12 +147,16 @@ def losses(ax: Axes, results: StudyResults) -> None:
         entry: dict[str, Any] = {"label": name, "color": color, "linestyle": dashes}
         entries.append(Line2D([], [], **entry))
     legend_above(ax, entries)
+    place_in_panels(labels, side="below")  # once the layout is final
 
 
 def _draw_losses(
     ax: Axes, results: StudyResults, looks: Mapping[str, CurveStyle] | None = None, *, by_time: bool
-) -> None:
-    """Curves with these looks, which a legend names; by default all, each with its name."""
+) -> list[Label]:
+    """Draw curves with these looks, which a legend names, by default all, and return end labels.
+
+    These are names; with a legend they are the ranks of a few curves by time.
+    """
     named = looks is None
     if looks is None:
         looks = in_turn(_with_losses(results, results.drawn)).looks
@@ -180,10 +188,9 @@ def _draw_losses(
             labels += [end._replace(text=label) for end in (ends[:1] if by_time else ends[-1:])]
     _loss_axis(ax, time_unit=unit.name if by_time else None, ticks=5 if named else 4)
     if named:
-        place(ax, labels, side="below" if by_time and few else "right")
-    elif by_time and few and len({row["world_size"] for row in rows}) > 1:
-        # The legend names the curves, but not their ranks.
-        place(ax, [end._replace(text=_world_size_of(end)) for end in labels], side="below")
+        return labels
+    several = by_time and few and len({row["world_size"] for row in rows}) > 1
+    return [end._replace(text=_world_size_of(end)) for end in labels] if several else []
 
 
 def thinned(values: Losses) -> tuple[Losses, Losses]:
@@ -232,7 +239,7 @@ def _loss_axis(ax: Axes, *, time_unit: str | None, ticks: int) -> None:
         ax.set_xscale("log")
         plain_log(ax.xaxis, ends=(float(min(starts)), last), most=ticks)
         return
-    places = MaxNLocator(nbins=ticks, integer=not time_unit).tick_values(0, last)
+    places = round_locator(ticks, least=3, integer=not time_unit).tick_values(0, last)
     ax.xaxis.set_major_locator(FixedLocator([tick for tick in places if 0 <= tick <= last]))
     ax.set_xlim(0, last)
     ax.spines["bottom"].set_bounds(0, last)
@@ -321,7 +328,7 @@ def overlap_band(ax: Axes, results: StudyResults) -> None:
         ax.annotate(text, (grid[nth], edge[nth]), offset, ha=side, **look)
     ax.set_xscale("log")
     ax.set(xlim=(grid[0], grid[-1]), ylim=(0, max(105.0, ax.get_ylim()[1])))
-    ax.set(xlabel="R = T_compute / T_communication", ylabel="efficiency (%)")
+    ax.set(xlabel=RATIO, ylabel="efficiency (%)")
     plain_log(ax.xaxis, ends=(grid[0], grid[-1]))
     place(ax, labels if len(labels) <= MOST_NAMES else _outermost(labels))
 

@@ -12,7 +12,7 @@ from matplotlib.axes import Axes
 from lab.analysis.results import Source, StudyResults
 from lab.analysis.scaling_curves import Scaling
 from lab.errors import InputError, nearest, require_type
-from lab.figures.style import IDEAL, SIZE, style
+from lab.figures.style import IDEAL, SIZE, round_ticks, style
 
 Sentence = Callable[[StudyResults], str]
 NO_RUNS = "no run has completed yet"
@@ -56,11 +56,12 @@ class Figure:
                 size = SIZE[0], max(SIZE[1], self.height(results))
                 ax = plt.subplots(figsize=size, layout="constrained")[1]
             if results.emulated:
-                ax.set_title(results.emulated, loc="left", wrap=True)
+                ax.set_title(results.emulated, wrap=True)
             if reason := self.missing(results):
                 return write_instead(ax, reason)
             if results.notice:
-                ax.set_title(results.notice, color=IDEAL, fontsize="medium", loc="left")
+                ax.set_title(results.notice)
+            round_ticks(ax)
             self.draw(ax, results)
         return ax
 

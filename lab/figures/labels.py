@@ -8,6 +8,7 @@ from typing import Any, NamedTuple
 
 import numpy as np
 from matplotlib.axes import Axes
+from matplotlib.collections import LineCollection
 from matplotlib.figure import Figure
 from matplotlib.text import Annotation
 from matplotlib.transforms import Bbox
@@ -17,8 +18,10 @@ from lab.figures.style import wrapped
 GAP = 9  # points between a curve's end and its label: beyond the mark of a prediction
 MOST = 0.7  # of the width of the axes for a label: the curves need the rest
 NEAR, FAR = 3, 24  # lines by which a label below or beside its point is moved at most
+DISORDER = 200  # cost of a label below that of a lower point: more than of lines it covers
 LEADER = 2  # lines by which a label is moved without a line to its point
 LINES = 15  # of all labels together, in a figure of the usual height
+CORNERS = np.array([(-1, -1), (-1, 1), (1, -1), (1, 1)])  # of a mark, from its middle
 Points = np.ndarray[Any, np.dtype[np.float64]]
 
 
@@ -107,27 +110,54 @@ def _write(ax: Axes, label: Label, side: str, most: int) -> Annotation:
 
 
 def _move_apart(ax: Axes, texts: Sequence[Annotation], scale: float) -> None:
-    """Move each label up or down to where it covers least; `scale` is pixels per point."""
+    """Move labels up or down to where they cover least; `scale` is pixels per point.
+
+    Each is placed in turn, from the lowest up or from the highest down, whichever costs less.
+    """
     others = (text for text in ax.texts if text not in texts)
-    drawn, taken = _drawn_points(ax), [text.get_window_extent() for text in others]
+    drawn, taken = _drawn_points(ax, scale), [text.get_window_extent() for text in others]
+    # The white box of a label is wider than its text, and would cut the axis below.
+    frame = Bbox.from_extents(ax.bbox.x0, ax.bbox.y0 + 2 * scale, ax.bbox.x1, ax.bbox.y1)
+    orders = (list(texts), list(texts)[::-1])
+    placed = [_placed(order, taken, drawn, frame, scale) for order in orders]
+    _, shifts = min(placed, key=lambda one: one[0])
+    for text, up in shifts:
+        x, y = text.xyann
+        text.xyann = (x, y + up)
+        line = text.get_window_extent().height / (text.get_text().count("\n") + 1) / scale
+        if abs(up) > LEADER * line and text.get_verticalalignment() == "center":
+            _lead(ax, text)
+
+
+def _placed(
+    texts: Sequence[Annotation], taken: Sequence[Bbox], drawn: Points, frame: Bbox, scale: float
+) -> tuple[float, list[tuple[Annotation, float]]]:
+    """Each label in this order with the points by which it is moved up, and their total cost."""
+    taken, total, shifts = list(taken), 0.0, []
+    columns: dict[float, list[tuple[float, float]]] = {}  # heights of points and labels by x
     for text in texts:
-        (x, y), box = text.xyann, text.get_window_extent()
-        line = box.height / scale
+        box, (x, y) = text.get_window_extent(), text.xy
+        line, column = box.height / scale, columns.setdefault(x, [])
         # A label that is far above or below its point would seem to be another curve's.
         most = 4 * (NEAR if text.get_verticalalignment() == "top" else FAR)
-        steps = range(-most, most + 1)
-        shifts = sorted((step * line / 4 for step in steps), key=lambda up: (abs(up), up))
         best, least = 0.0, float("inf")
-        for up in shifts:
+        for up in sorted((step * line / 4 for step in range(-most, most + 1)), key=_nearest):
             if abs(up) / line >= least:  # all that follow cost at least their distance
                 break
-            cost = _cost(box.translated(0, up * scale), up / line, taken, drawn, ax.bbox)
+            moved = box.translated(0, up * scale)
+            cost = _cost(moved, up / line, taken, drawn, frame)
+            cost += DISORDER * any((y - at) * (moved.y0 - low) < 0 for at, low in column)
             if cost < least:
                 best, least = up, cost
-        text.xyann = (x, y + best)
-        if abs(best) > LEADER * line and text.get_verticalalignment() == "center":
-            _lead(ax, text)
         taken.append(box.translated(0, best * scale))
+        column.append((y, taken[-1].y0))
+        shifts.append((text, best))
+        total += least
+    return total, shifts
+
+
+def _nearest(up: float) -> tuple[float, float]:
+    return abs(up), up
 
 
 def _lead(ax: Axes, text: Annotation) -> None:
@@ -165,8 +195,11 @@ def _make_room(ax: Axes, texts: Sequence[Annotation], side: str, pixels_per_poin
     return limits != (ax.get_xlim(), ax.get_ylim())
 
 
-def _drawn_points(ax: Axes) -> Points:
-    """Pixels along all lines of an axes, spaced so closely that no label fits between two."""
+def _drawn_points(ax: Axes, scale: float) -> Points:
+    """Pixels along all lines and intervals of an axes, and the corners of its marks.
+
+    They are spaced so closely that no label fits between two. `scale` is pixels per point.
+    """
     lines = [np.empty((0, 2))]
     for line in ax.get_lines():
         data = np.column_stack(line.get_data(orig=False)).astype(float)
@@ -176,7 +209,18 @@ def _drawn_points(ax: Axes) -> Points:
             at, nodes = np.linspace(0, len(points) - 1, 400), np.arange(len(points))
             points = np.column_stack([np.interp(at, nodes, points[:, axis]) for axis in (0, 1)])
         lines.append(points)
-    return np.vstack(lines)
+        if line.get_marker() not in {"None", "none", "", " ", None}:  # hidden by its corners
+            half = line.get_markersize() / 2 * scale
+            marks = line.get_transform().transform(data)
+            lines += [marks + corner for corner in half * CORNERS]
+    bars = (one for one in ax.collections if isinstance(one, LineCollection))
+    for bar in bars:  # of intervals
+        for segment in filter(len, bar.get_segments()):
+            ends = bar.get_transform().transform(segment)
+            lines.append(np.linspace(ends[0], ends[-1], 50))
+    points = np.vstack(lines)
+    finite: Points = points[np.isfinite(points).all(axis=1)]
+    return finite
 
 
 def _cost(box: Bbox, distance: float, taken: Sequence[Bbox], drawn: Points, frame: Bbox) -> float:

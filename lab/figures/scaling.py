@@ -88,18 +88,13 @@ class Quantity(NamedTuple):
         return f"{name} ({unit.name})" if unit.name else name, unit.factor
 
 
-def _rate(*value: float) -> str:
-    """A rate and the ends of its interval, in millions from a million on: `4.56M`."""
-    large = value[0] >= MILLION
-    text = rounded(*(one / MILLION for one in value)) if large else rounded(*value)
-    return f"{text}M" if large else text
+def _millions(*value: float) -> str:
+    """A rate and the ends of its interval in millions: `4.56M`."""
+    return f"{rounded(*(one / MILLION for one in value))}M"
 
 
 PERCENT = Unit("%", 100.0)
 STEP_TIME = Quantity("step_time", time_name, format_seconds, lambda of: unit_for(of["step_time"]))
-THROUGHPUT = Quantity(
-    "samples_per_second", lambda of: f"throughput ({rate_name(of)})", _rate, sign="/s"
-)
 SPEEDUP = Quantity("speedup", lambda of: f"speedup over {baseline_name(of)}", rounded, sign="×")
 EFFICIENCY = Quantity("efficiency", lambda _: "efficiency", percent, lambda _: PERCENT)
 MFU = Quantity("mfu", lambda _: "MFU", percent, lambda _: PERCENT)
@@ -110,6 +105,15 @@ def _memory(results: StudyResults) -> Quantity:
     unit = bytes_unit(results.summary["peak_memory"])
     return Quantity(
         "peak_memory", memory_name, lambda value, *_: format_bytes(value, unit=unit), lambda _: unit
+    )
+
+
+def _throughput(results: StudyResults) -> Quantity:
+    """Rates, all in millions if the highest is a million or more."""
+    large = results.summary["samples_per_second"].max() >= MILLION
+    text = _millions if large else rounded
+    return Quantity(
+        "samples_per_second", lambda of: f"throughput ({rate_name(of)})", text, sign="/s"
     )
 
 
@@ -159,10 +163,10 @@ def step_time(ax: Axes, results: StudyResults) -> None:
     _draw(ax, results, STEP_TIME)
 
 
-@figure(describe=lambda results: _ends(results, THROUGHPUT), missing=_no_rates, height=_height)
+@figure(describe=lambda it: _ends(it, _throughput(it)), missing=_no_rates, height=_height)
 def throughput(ax: Axes, results: StudyResults) -> None:
     """Samples per second of all ranks by world size: median over repeats with intervals."""
-    _draw(ax, results, THROUGHPUT)
+    _draw(ax, results, _throughput(results))
 
 
 def _describe_speedup(results: StudyResults) -> str:
@@ -205,7 +209,7 @@ def mfu(ax: Axes, results: StudyResults) -> None:
 
 def _quantities(results: StudyResults) -> list[Quantity]:
     """What the overview shows: four quantities as curves, a table's all, or three as bars."""
-    curves = [SPEEDUP, EFFICIENCY, STEP_TIME, THROUGHPUT]
+    curves = [SPEEDUP, EFFICIENCY, STEP_TIME, _throughput(results)]
     if isinstance(results.source, ReportedTable):
         curves += [_memory(results), MFU]
     faster = [SPEEDUP] * (not beyond_baseline(results.summary).empty)
@@ -373,6 +377,7 @@ def _draw_bars(
         write_beside(ax, quantity.drawn(*estimate), (end, y), fontsize=8.5)
     fixed_ticks(ax.yaxis, range(len(estimates)), names or [""] * len(estimates))
     ax.set(xlabel=textwrap.fill(axis, width), xlim=(0, max(ends)))
+    ax.xaxis.set_major_formatter("{x:.10g}")
     ax.set_ylim(len(estimates) - 0.5, -0.5)
     ax.tick_params(axis="y", length=0, labelsize=9)
     ax.grid(visible=True, axis="x")

@@ -5,7 +5,7 @@ from __future__ import annotations
 import math
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
-from typing import Any, NamedTuple, TypeVar
+from typing import Any, Literal, NamedTuple, TypeVar
 
 import matplotlib as mpl
 import numpy as np
@@ -16,6 +16,7 @@ from matplotlib.ticker import (
     FixedFormatter,
     FixedLocator,
     LogLocator,
+    MaxNLocator,
     NullLocator,
     StrMethodFormatter,
 )
@@ -38,6 +39,7 @@ MOST_ENTRIES = 12  # of a legend
 LEGEND = 34  # characters of a name in a line above panels
 WIDE = 8  # if the longest is this many times the shortest, times have a logarithmic axis
 MOST_TICKS = 9  # of a logarithmic axis
+ROUND = (1, 2, 5, 10)  # steps between ticks, times a power of ten
 STYLE: dict[str, Any] = {
     "figure.figsize": SIZE,
     "figure.facecolor": "white",
@@ -46,6 +48,9 @@ STYLE: dict[str, Any] = {
     "font.family": "DejaVu Sans",
     "font.size": 10,
     "axes.labelsize": 10,
+    "axes.titlesize": 10,
+    "axes.titlecolor": IDEAL,
+    "axes.titlelocation": "left",
     "axes.spines.top": False,
     "axes.spines.right": False,
     "axes.grid": True,
@@ -92,6 +97,19 @@ def fixed_ticks(axis: Axis, values: Sequence[float], names: Sequence[str]) -> No
     axis.set_minor_locator(NullLocator())
 
 
+def round_ticks(ax: Axes) -> None:
+    """Ticks of linear axes at multiples of 1, 2 or 5 times a power of ten, as many as fit."""
+    ax.xaxis.set_major_locator(round_locator())
+    ax.yaxis.set_major_locator(round_locator(least=3))
+
+
+def round_locator(
+    bins: int | Literal["auto"] = "auto", *, least: int = 2, integer: bool = False
+) -> MaxNLocator:
+    """Ticks at multiples of 1, 2 or 5 times a power of ten, for `least` in more bins than these."""
+    return MaxNLocator(bins, steps=ROUND, integer=integer, min_n_ticks=least)
+
+
 def panels(ax: Axes, count: int, *, columns: int = 2) -> list[Axes]:
     """Axes for small multiples, row by row, in place of one, which remains to hold a title.
 
@@ -105,7 +123,9 @@ def panels(ax: Axes, count: int, *, columns: int = 2) -> list[Axes]:
     title = ax.get_title(loc="left")
     ax.set_title("", loc="left")
     ax.set_axis_off()
-    made[0].set_title(title, loc="left", color=IDEAL, fontsize="medium")
+    made[0].set_title(title)
+    for panel in made:
+        round_ticks(panel)
     return made
 
 
@@ -155,12 +175,17 @@ def plain_log(
     """Ticks at 1, 2 and 5 of each power of ten, as plain numbers; between `ends`, if given.
 
     If more than `most` lie between the ends, only those at 1 are kept. Within a power of ten there
-    are more, if no ends are given, as 1, 2 and 5 may leave one alone.
+    are more, if no ends are given, as 1, 2 and 5 may leave one alone; within a factor of two they
+    are those of a linear axis.
     """
     low, high = axis.get_view_interval()
     parts = (1, 2, 5) if high >= 10 * low else (1, 1.5, 2, 3, 4, 5, 7)
-    ticks = FixedLocator(_ticks(*ends, most)) if ends else LogLocator(subs=parts)
-    axis.set_major_locator(ticks)
+    if ends:
+        axis.set_major_locator(FixedLocator(_ticks(*ends, most)))
+    elif high < 2 * low:
+        axis.set_major_locator(round_locator(5, least=3))
+    else:
+        axis.set_major_locator(LogLocator(subs=parts))
     axis.set_major_formatter(StrMethodFormatter("{x:g}"))
     axis.set_minor_locator(NullLocator())
 

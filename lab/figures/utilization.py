@@ -16,7 +16,7 @@ from lab.figures.breakdown import COLORS as PHASE_COLORS
 from lab.figures.breakdown import no_trace
 from lab.figures.figure import empty_unless, figure, listing
 from lab.figures.labels import Label, measure, place
-from lab.figures.style import COLORS, IDEAL, MARKERS, ink, log2_x, panels, wrapped
+from lab.figures.style import COLORS, MARKERS, ink, log2_x, panels, wrapped
 from lab.formatting import percent, plain, unit_for
 from lab.records.schema import Event, RankMemory
 from lab.records.store import Record
@@ -166,7 +166,7 @@ def memory_timeline(ax: Axes, results: StudyResults) -> None:
         if len(shown) > 1:
             name = wrapped(one.label, width=66, most=1)
             title = " ".join(filter(None, [panel.get_title(loc="left"), name]))
-            panel.set_title(title, loc="left", color=IDEAL, fontsize="medium")
+            panel.set_title(title)
     made[-1].set_xlabel(f"time since the start of the step ({unit.name})")
     measure(ax)
     for panel, phases in zip(made, names, strict=True):

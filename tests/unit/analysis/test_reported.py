@@ -12,7 +12,7 @@ import pytest
 
 import lab
 from lab.analysis.noise import judge
-from lab.analysis.reported import ReportedTable, records_from
+from lab.analysis.reported import ReportedRun, ReportedTable, records_from
 from lab.analysis.scaling import farthest, judged, summary
 from lab.errors import InputError, LabError
 from lab.records.store import Record
@@ -257,3 +257,10 @@ def test_what_a_table_leaves_open_cannot_be_read_as_a_number() -> None:
     with pytest.raises(LabError, match="are not all known"):
         _ = run.stated
     assert pickle.loads(pickle.dumps(run)) == copy.deepcopy(run) == run and run.id == first.run_id
+
+
+def test_a_configuration_with_a_long_name_and_no_model_has_a_label():
+    one = ReportedRun.of("hidden size 1024, " * 10, world_size=2)
+    assert one.label.startswith("hidden size 1024") and one.script is None
+    with pytest.raises(AttributeError, match="its table does not give seed"):
+        one.seed  # noqa: B018

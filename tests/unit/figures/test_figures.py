@@ -223,7 +223,7 @@ def test_millions_of_tokens_per_second_are_counted_in_millions():
     ticks = [tick.get_text() for tick in ax.get_yticklabels()]
     assert ticks[0] == "0" and ticks[-1].endswith("M") and not ax.yaxis.get_offset_text().get_text()
     assert any(word.endswith("4.68M/s") for word in words(ax))
-    assert "248000 on 1 GPU and 4.68M on 32 GPUs" in alt_text("throughput", frame)
+    assert "0.248M on 1 GPU and 4.68M on 32 GPUs" in alt_text("throughput", frame)
 
 
 def test_a_baseline_alone_has_no_panel_of_speedups():
@@ -253,6 +253,14 @@ def test_more_curves_than_colours_differ_in_their_dashes():
     ax = figures.loss_by_step([record(run(1, 8 * size)) for size in range(1, 15)])
     looks = {(line.get_color(), line.get_linestyle()) for line in ax.get_lines()}
     assert len(looks) == len(ax.get_lines()) == 14
+
+
+def test_labels_of_losses_are_placed_in_the_layout_that_is_drawn():
+    axes = figures.losses([record(run(n, batch)) for n in (1, 2) for batch in (32, 64)])
+    by_time = axes.figure.axes[-1]
+    placed = by_time.get_window_extent().bounds
+    axes.figure.canvas.draw()
+    assert by_time.get_window_extent().bounds == pytest.approx(placed)
 
 
 def test_equal_losses_share_a_label_and_unlike_ones_do_not():

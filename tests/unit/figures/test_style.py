@@ -3,17 +3,22 @@ from __future__ import annotations
 from itertools import product
 
 import matplotlib as mpl
+import numpy as np
 import pytest
+from matplotlib.figure import Figure
 
 from lab.figures.style import (
     COLORS,
     IDEAL,
     MOST_ENTRIES,
     MOST_PANELS,
+    ROUND,
     STYLE,
     Arrangement,
     arranged,
     in_turn,
+    plain_log,
+    round_ticks,
     style,
 )
 
@@ -102,3 +107,24 @@ def test_a_notebook_that_turns_interactive_on_within_a_figure_keeps_it() -> None
             mpl.interactive(True)  # as its backend does when it is loaded
             assert mpl.rcParams["axes.spines.top"] is STYLE["axes.spines.top"]
         assert mpl.is_interactive()
+
+
+def test_ticks_are_round_and_at_least_three_on_a_vertical_axis() -> None:
+    ax = Figure(figsize=(3, 1)).subplots()
+    round_ticks(ax)
+    for low, high in ((32.6, 50.4), (0, 116), (188.66, 188.73), (0, 1.99)):
+        ax.set_ylim(low, high)
+        ticks = [tick for tick in ax.get_yticks() if low <= tick <= high]
+        step = np.diff(ticks).min()
+        assert len(ticks) >= 3
+        assert round(step / 10 ** np.floor(np.log10(step) + 1e-9)) in ROUND
+        assert np.allclose(np.array(ticks) / step, np.round(np.array(ticks) / step))
+
+
+def test_a_logarithmic_axis_within_a_factor_of_two_has_at_least_three_ticks() -> None:
+    for low, high in ((940, 1550), (12.5, 16.6), (3.1, 4.4)):
+        ax = Figure(figsize=(4, 3)).subplots()
+        ax.set(yscale="log", ylim=(low, high))
+        plain_log(ax.yaxis)
+        ticks = [tick for tick in ax.get_yticks() if low <= tick <= high]
+        assert 3 <= len(ticks) <= 9
