@@ -157,14 +157,18 @@ def _in_this_process(start_processes: Callable[..., Any]) -> Callable[..., Any]:
         **more: Any,
     ) -> Any:
         try:
-            return start_processes(fn, args, nprocs, *rest, **more)
+            if nprocs > 0 or not dist.is_torchelastic_launched():
+                return start_processes(fn, args, nprocs, *rest, **more)
         except LabError:  # only now is it known that these processes are ranks
-            ranks = int(os.environ["LOCAL_WORLD_SIZE"])
-            if nprocs != ranks:
-                raise LabError(
-                    f"the script itself starts {count(nprocs, 'rank')}, but is measured on "
-                    f"{ranks}: tell it the number, such as by an argument {{world_size}}"
-                ) from None
+            pass
+        ranks = int(os.environ["LOCAL_WORLD_SIZE"])
+        if nprocs != ranks:
+            # Nothing but ranks is started as often as there are GPUs.
+            started = count(nprocs, "rank") if nprocs else "0 ranks (no GPU found?)"
+            raise LabError(
+                f"the script itself starts {started}, but is measured on {ranks}: tell it the "
+                "number, such as by an argument {world_size}"
+            )
         fn(int(os.environ["LOCAL_RANK"]), *args)
         return None
 

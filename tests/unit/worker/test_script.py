@@ -26,6 +26,7 @@ from lab.records.schema import PHASES
 from lab.worker.context import Measurement, RankContext
 from lab.worker.script.main import measure_script
 from lab.worker.script.meter import instrument
+from lab.worker.script.processes import one_process
 
 HEAD = """
 import sys, torch
@@ -700,6 +701,16 @@ def test_a_script_with_a_number_of_ranks_of_its_own_is_told_which_it_gets(measur
     lightning = "You set `devices=2`, but the product (2 * 1) does not match the world size (1)."
     with pytest.raises(LabError, match=r"size \(1\)\. It is measured on 1 rank: let it take their"):
         measured(f"raise ValueError({lightning!r})")
+
+
+def test_a_script_that_starts_a_rank_for_each_of_no_gpus_is_told_so(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setenv("TORCHELASTIC_RUN_ID", "of-the-lab")
+    monkeypatch.setenv("LOCAL_WORLD_SIZE", "2")
+    said = r"starts 0 ranks \(no GPU found\?\), but is measured on 2: tell it the number"
+    with one_process(), pytest.raises(LabError, match=said):
+        torch.multiprocessing.spawn(print, nprocs=0)
 
 
 WORKER = """
