@@ -57,6 +57,7 @@ def one_process() -> Iterator[None]:
         (spawning, "start_processes", in_this_process),  # which `spawn` calls
         (multiprocessing, "start_processes", in_this_process),
         (groups, "rendezvous", _anywhere(groups.rendezvous)),
+        (dist, "rendezvous", _anywhere(groups.rendezvous)),  # which RPC calls
         (os, "_exit", _like_sys_exit(os._exit)),
     ):
         yield
@@ -120,9 +121,10 @@ def _names_module(test: ast.expr) -> bool:
 
 
 def _call_without_ranks(target: Callable[..., Any], *arguments: Any, **options: Any) -> None:
-    # What `init_process_group` calls, as a script may have imported that function by name.
-    groups: Any = distributed_c10d
-    groups.rendezvous = _refuse
+    # What `init_process_group` and `init_rpc` call, as a script may have imported those by name.
+    modules: list[Any] = [distributed_c10d, dist]
+    for module in modules:
+        module.rendezvous = _refuse
     target(*arguments, **options)
 
 
