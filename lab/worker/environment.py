@@ -14,7 +14,7 @@ import sys
 import threading
 import time
 from collections import Counter
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from statistics import fmean, median
@@ -132,13 +132,20 @@ def state_bytes(
     states = [state for optimizer in optimizers for state in optimizer.state.values()]
     # Also those in lists, in which LBFGS keeps its last steps.
     tensors = [value for value in tree_leaves(states) if isinstance(value, torch.Tensor)]
-    optimizer_bytes = sum(map(_bytes, tensors)) if optimizers else None
-    return StateBytes(sum(map(_bytes, parameters)) or None, optimizer_bytes)
+    return StateBytes(_bytes(parameters) or None, _bytes(tensors) if optimizers else None)
 
 
-def _bytes(tensor: torch.Tensor) -> int:
-    # Recognized by attribute: most ranks use no DTensor, whose module takes long to import.
-    return int(tensor.to_local().nbytes if hasattr(tensor, "to_local") else tensor.nbytes)
+def _bytes(tensors: Iterable[torch.Tensor]) -> int:
+    return sum(part.nbytes for tensor in tensors for part in plain_tensors(tensor))
+
+
+def plain_tensors(tensor: torch.Tensor) -> Iterator[torch.Tensor]:
+    """The tensors that make up one, such as a quantized one or a DTensor; itself if it is plain."""
+    if not hasattr(tensor, "__tensor_flatten__"):
+        yield tensor
+        return
+    for name in tensor.__tensor_flatten__()[0]:
+        yield from plain_tensors(getattr(tensor, name))
 
 
 def reset_peak(device: torch.device) -> None:

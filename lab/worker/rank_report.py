@@ -15,7 +15,7 @@ from lab.files import write_atomically
 from lab.records.schema import Communication, Event, Memory
 from lab.records.store import BUCKETS, CALLS, STEPS
 from lab.worker.distributed import all_gather_object
-from lab.worker.environment import RankUse, StateBytes
+from lab.worker.environment import RankUse, StateBytes, plain_tensors
 from lab.worker.measure import overlap
 from lab.worker.measure.clock import Clock, FloatArray, IntArray
 from lab.worker.measure.collective_trace import Calls
@@ -213,7 +213,8 @@ def _bits(values: np.ndarray[Any, Any]) -> Any:
 @torch.no_grad()
 def fingerprint(parameters: Iterable[torch.Tensor]) -> tuple[float, float] | None:
     """Sum and sum of squares of the parameters, in fp64; None if there are none."""
-    sums = [(float(p.double().sum()), float(p.double().square().sum())) for p in parameters]
+    values = (part.double() for one in parameters for part in plain_tensors(one))
+    sums = [(float(value.sum()), float(value.square().sum())) for value in values]
     return (sum(first for first, _ in sums), sum(second for _, second in sums)) if sums else None
 
 

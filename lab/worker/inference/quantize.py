@@ -21,6 +21,7 @@ from lab.records.schema import Share
 from lab.records.statistics import RESAMPLES, bootstrap_interval
 from lab.worker.data.dataset import Batch
 from lab.worker.distributed import all_gather_object
+from lab.worker.environment import plain_tensors
 from lab.worker.inference.generate import continuations
 from lab.worker.measure.clock import FloatArray, synchronize
 from lab.worker.models.classifier import Classifier
@@ -218,14 +219,10 @@ def _weights(module: nn.Module) -> Iterator[Tensor]:
 
 
 def _storages(tensor: Tensor) -> Iterator[tuple[object, int]]:
-    """Storages and bytes of a tensor, or of the tensors that make up a quantized one."""
-    if type(tensor) in (Tensor, nn.Parameter) or not hasattr(tensor, "__tensor_flatten__"):
-        storage = None if tensor.is_quantized else tensor.untyped_storage().data_ptr()
-        yield storage or id(tensor), tensor.numel() * tensor.element_size()
-        return
-    inner: list[str] = cast(Any, tensor).__tensor_flatten__()[0]
-    for name in inner:
-        yield from _storages(getattr(tensor, name))
+    """Storages and bytes of the tensors that make up one."""
+    for part in plain_tensors(tensor):
+        storage = None if part.is_quantized else part.untyped_storage().data_ptr()
+        yield storage or id(part), part.nbytes
 
 
 @torch.inference_mode()

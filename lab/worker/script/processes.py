@@ -57,6 +57,7 @@ def one_process() -> Iterator[None]:
         (spawning, "start_processes", in_this_process),  # which `spawn` calls
         (multiprocessing, "start_processes", in_this_process),
         (groups, "rendezvous", _anywhere(groups.rendezvous)),
+        (dist, "rendezvous", _anywhere(groups.rendezvous)),  # which RPC calls
         (os, "_exit", _like_sys_exit(os._exit)),
     ):
         yield
@@ -120,9 +121,10 @@ def _names_module(test: ast.expr) -> bool:
 
 
 def _call_without_ranks(target: Callable[..., Any], *arguments: Any, **options: Any) -> None:
-    # What `init_process_group` calls, as a script may have imported that function by name.
-    groups: Any = distributed_c10d
-    groups.rendezvous = _refuse
+    # What `init_process_group` and `init_rpc` call, as a script may have imported those by name.
+    modules: list[Any] = [distributed_c10d, dist]
+    for module in modules:
+        module.rendezvous = _refuse
     target(*arguments, **options)
 
 
@@ -157,14 +159,18 @@ def _in_this_process(start_processes: Callable[..., Any]) -> Callable[..., Any]:
         **more: Any,
     ) -> Any:
         try:
-            return start_processes(fn, args, nprocs, *rest, **more)
+            if nprocs > 0 or not dist.is_torchelastic_launched():
+                return start_processes(fn, args, nprocs, *rest, **more)
         except LabError:  # only now is it known that these processes are ranks
-            ranks = int(os.environ["LOCAL_WORLD_SIZE"])
-            if nprocs != ranks:
-                raise LabError(
-                    f"the script itself starts {count(nprocs, 'rank')}, but is measured on "
-                    f"{ranks}: tell it the number, such as by an argument {{world_size}}"
-                ) from None
+            pass
+        ranks = int(os.environ["LOCAL_WORLD_SIZE"])
+        if nprocs != ranks:
+            # Nothing but ranks is started as often as there are GPUs.
+            started = count(nprocs, "rank") if nprocs else "0 ranks (no GPU found?)"
+            raise LabError(
+                f"the script itself starts {started}, but is measured on {ranks}: tell it the "
+                "number, such as by an argument {world_size}"
+            )
         fn(int(os.environ["LOCAL_RANK"]), *args)
         return None
 

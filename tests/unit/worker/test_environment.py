@@ -12,6 +12,7 @@ from types import SimpleNamespace
 
 import pytest
 import torch
+from torch.testing._internal.two_tensor import TwoTensor
 
 from lab.records.schema import GpuState
 from lab.worker.context import RankContext
@@ -42,6 +43,11 @@ def test_optimizer_state_in_lists_counts() -> None:
         kept.append(state_bytes([weight], optimizer).optimizer)
     # A direction and a step of 5 values, and two factors of theirs.
     assert kept[2] - kept[1] == 4 * (5 + 5 + 2)
+
+
+def test_a_tensor_made_of_others_counts_as_what_they_hold() -> None:
+    made_of_bytes = TwoTensor(torch.ones(4, dtype=torch.int8), torch.ones(4, dtype=torch.int8))
+    assert state_bytes([TwoTensor(made_of_bytes, made_of_bytes)]).parameters == 2 * 2 * 4
 
 
 def test_others_are_what_the_ranks_did_not_use_themselves() -> None:

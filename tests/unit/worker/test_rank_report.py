@@ -6,9 +6,11 @@ from pathlib import Path
 
 import numpy as np
 import pyarrow as pa
+import torch
 from pyarrow import parquet
+from torch.testing._internal.two_tensor import TwoTensor
 
-from lab.worker.rank_report import _write
+from lab.worker.rank_report import _write, fingerprint
 
 
 def test_a_file_holds_the_columns_of_all_ranks_with_nan_as_null(tmp_path: Path) -> None:
@@ -35,3 +37,8 @@ def test_a_file_holds_the_columns_of_all_ranks_with_nan_as_null(tmp_path: Path) 
     expected = {"rank": pa.array(np.zeros(9, dtype=np.int64))} | expected
     expected["unmeasured"] = pa.nulls(9, pa.float64())
     assert parquet.read_table(tmp_path / "steps.parquet").equals(pa.table(expected))
+
+
+def test_parameters_that_cannot_be_added_are_compared_by_what_they_are_made_of() -> None:
+    codes, zeros = (torch.tensor(values, dtype=torch.int8) for values in ([3, -4], [1, 0]))
+    assert fingerprint([TwoTensor(codes, zeros)]) == fingerprint([codes, zeros])

@@ -17,6 +17,8 @@ from zipfile import ZipFile
 import pandas as pd
 import pytest
 import torch
+from torch import distributed
+from torch.distributed import rpc
 
 import lab
 from lab.config.run import Run
@@ -26,6 +28,7 @@ from lab.records.schema import PHASES
 from lab.worker.context import Measurement, RankContext
 from lab.worker.script.main import measure_script
 from lab.worker.script.meter import instrument
+from lab.worker.script.processes import _call_without_ranks, one_process
 
 HEAD = """
 import sys, torch
@@ -700,6 +703,26 @@ def test_a_script_with_a_number_of_ranks_of_its_own_is_told_which_it_gets(measur
     lightning = "You set `devices=2`, but the product (2 * 1) does not match the world size (1)."
     with pytest.raises(LabError, match=r"size \(1\)\. It is measured on 1 rank: let it take their"):
         measured(f"raise ValueError({lightning!r})")
+
+
+def test_a_script_that_starts_a_rank_for_each_of_no_gpus_is_told_so(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setenv("TORCHELASTIC_RUN_ID", "of-the-lab")
+    monkeypatch.setenv("LOCAL_WORLD_SIZE", "2")
+    said = r"starts 0 ranks \(no GPU found\?\), but is measured on 2: tell it the number"
+    with one_process(), pytest.raises(LabError, match=said):
+        torch.multiprocessing.spawn(print, nprocs=0)
+
+
+@pytest.mark.skipif(not rpc.is_available(), reason="this torch has no RPC")
+def test_a_process_that_a_script_starts_does_not_wait_for_others_by_rpc(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    for owner in (distributed, distributed.distributed_c10d):
+        monkeypatch.setattr(owner, "rendezvous", owner.rendezvous)  # put back afterwards
+    with pytest.raises(LabError, match="forms a process group, but the lab starts the ranks"):
+        _call_without_ranks(rpc.init_rpc, "worker", rank=0, world_size=2)
 
 
 WORKER = """
