@@ -46,11 +46,16 @@ local function is_formula(block)
   return only and only.t == 'Math' and only.mathtype == 'DisplayMath'
 end
 
--- A formula stays on the page of the sentence that it ends.
+-- A formula stays on the page of the sentence that it ends, and the first item of a list on that of the sentence before its colon.
+local function introduces(block, following)
+  if not (block.t == 'Para' and following) or is_formula(block) then return false end
+  return is_formula(following) or following.t == 'BulletList' and pandoc.utils.stringify(block):match(':$')
+end
+
 local function blocks(list)
   local kept = pandoc.List()
   for place, block in ipairs(list) do
-    if block.t == 'Para' and not is_formula(block) and is_formula(list[place + 1]) then
+    if introduces(block, list[place + 1]) then
       kept:extend(wrapped('#block(sticky: true)[', { block }, ']'))
     else
       kept:insert(block)
