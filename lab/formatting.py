@@ -133,7 +133,7 @@ def sentence(text: str) -> str:
 
 def log_end(line: str) -> str:
     """The last line of a log as the end of a sentence about whoever wrote it; "" without one."""
-    return f'; its log ends with "{line[:MOST_QUOTED]}"' if line else ""
+    return f'; the last line of its log is "{line[:MOST_QUOTED]}"' if line else ""
 
 
 def brief(text: str) -> str:

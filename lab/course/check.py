@@ -214,7 +214,7 @@ def number(answer: object) -> float:
     require(not isinstance(value, str), "Give a number, without quotation marks or a unit.")
     require(
         not isinstance(value, tuple),
-        "Give a single number; its decimal mark is a point: a comma makes two of it.",
+        "Give a single number; its decimal mark is a point: a comma makes a tuple of it.",
     )
     plain = isinstance(value, Real | Decimal) and not isinstance(value, bool)
     require(plain, "Give a single number; this is of type {kind}.", kind=type(answer).__name__)

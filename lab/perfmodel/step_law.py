@@ -351,6 +351,8 @@ def _problems(quantities: Mapping[str, Any], *, where: str = "") -> list[Problem
         advice = "give zero or more" if name in MAY_BE_ZERO else "give a positive number"
         try:
             number = float(+value)  # a text is none, even "5"
+        except OverflowError:  # a whole number beyond all floats
+            number = math.inf
         except (TypeError, ValueError):
             problems.append(Problem(where + name, f"{value!r} is not a number", advice))
             continue

@@ -5,11 +5,11 @@ from __future__ import annotations
 import json
 import os
 import re
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from datetime import datetime
 from functools import lru_cache
 from pathlib import Path
-from typing import Literal, TypeVar
+from typing import Any, Literal, TypeVar
 
 from pydantic import BaseModel, ValidationError
 
@@ -75,6 +75,12 @@ class Record(Section):
     checks: dict[str, bool] = {}
     # `foreign_cpu` of the other attempt at this repeat, the louder one, which is kept beside it.
     disturbed: float | None = None
+
+    def __repr_args__(self) -> Iterator[tuple[str, Any]]:
+        """What a notebook shows of a record: all of it would fill pages."""
+        yield from {"run": self.run.label, "repeat": self.repeat, "status": self.status}.items()
+        if self.timing is not None:
+            yield "step_time", self.timing.step.median
 
     @property
     def completed(self) -> bool:

@@ -26,7 +26,7 @@ from lab.analysis.waterfall import waterfall_table
 from lab.config.run import distinct_labels
 from lab.config.study import Task
 from lab.errors import InputError
-from lab.formatting import NOT_MEASURED, count, format_seconds
+from lab.formatting import NOT_MEASURED, capitalized, count, format_seconds, joined
 from lab.launch.plan import plan
 from lab.perfmodel import frozen
 from lab.records.schema import PHASES, Stat
@@ -249,9 +249,22 @@ def learning(results: StudyResults) -> Table:
     kinds = sorted({record.emulation for record in done} - {""})
     notes += f"; emulated: {', '.join(kinds)}" if kinds else ""
     learned = any(record.quality for record in done)
-    what = "What was learned, and at what cost" if learned else "Memory and throughput"
+    what = "What was learned, and at what cost" if learned else _costs(rows)
     caption = f"{what}, {over_repeats(results.summary['repeats'])}{notes}"
     return Table.of_rows(caption, rows, common=common, label="tbl-learning")
+
+
+def _costs(rows: Sequence[Mapping[str, str]]) -> str:
+    """What a table of LEARNING shows besides what was learned, for its caption."""
+    columns = {
+        "memory": "peak memory of a rank (MB)",
+        "throughput": "samples/s",
+        "utilization": "MFU",
+    }
+    shown = [
+        name for name, column in columns.items() if any(row[column] != NOT_MEASURED for row in rows)
+    ]
+    return capitalized(joined(shown)) or "Training"
 
 
 def learning_compared(results: StudyResults) -> Markdown:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import html
+import math
 import operator
 from collections import Counter
 from collections.abc import Iterable, Mapping, Sequence
@@ -64,11 +65,20 @@ def audit(
     wanted = "bytes/s, or a mapping of world sizes to them"
     require_type(calibration, Mapping | Real | None, "calibration", wanted)
     observed = _observations(source, columns, records or (), number)
-    if calibration:
+    if calibration is not None:
         by_size = calibration if isinstance(calibration, Mapping) else {0: float(calibration)}
+        _require_bandwidths(by_size)
         observed = [replace(observations, calibrated=by_size) for observations in observed]
     audits = [*map(apply_rules, observed)]
     return audits[0] if len(audits) == 1 else _together(audits)
+
+
+def _require_bandwidths(by_size: Mapping[int, float]) -> None:
+    for size, rate in by_size.items():
+        if not (isinstance(rate, Real) and 0 < rate < math.inf):
+            where = f"calibration[{size}]" if size else "calibration"
+            advice = "give a positive number of bytes/s"
+            raise InputError.of("argument", where, f"cannot be {rate!r}", advice)
 
 
 def is_table(source: object) -> bool:

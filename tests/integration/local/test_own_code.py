@@ -289,7 +289,7 @@ def test_a_crash_before_the_first_step_is_told_with_its_last_words(tmp_path: Pat
     (record,) = measured(tmp_path, BASE | own, [{"strategy": ["single"]}])
     assert record.error is not None and record.error.message == (
         "rank 0 was killed by SIGABRT in the phase 'first step'; "
-        'its log ends with "corrupted size"'
+        'the last line of its log is "corrupted size"'
     )
 
 

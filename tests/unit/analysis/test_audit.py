@@ -1118,3 +1118,15 @@ def test_a_table_of_measured_peaks_has_no_constant_mfu() -> None:
     measured = table(of_peak(2.5e12))
     assert "mfu-consistent" in unchecked(audit(measured))
     assert of(audit(measured.assign(device="cuda")), "mfu-consistent")
+
+
+@pytest.mark.parametrize("calibration", [-1, 0, math.nan, math.inf, {2: -5e9}, {2: "5e9"}])
+def test_an_impossible_bandwidth_is_refused(calibration: Any) -> None:
+    table = frame("gpus,step_ms\n1,100\n4,60")
+    with pytest.raises(InputError, match=r"calibration.*give a positive number of bytes/s"):
+        audit(table, calibration=calibration)
+
+
+def test_a_number_is_only_for_the_tables_of_a_text() -> None:
+    with pytest.raises(InputError, match="number: is only for the tables of a text"):
+        audit(frame("gpus,step_ms\n1,100\n4,60"), number=2)

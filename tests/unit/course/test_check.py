@@ -697,3 +697,9 @@ def test_every_check_is_tried() -> None:
     assert set(CASES) | {"00.jobs", "01.mfu", "02.ring", "09.quantize", "11.report"} == set(
         exercises()
     )
+
+
+@pytest.mark.parametrize("answer", [(1.626,), (1, 626)])
+def test_a_comma_in_a_number_is_said_to_make_a_tuple(answer: tuple[float, ...]) -> None:
+    with pytest.raises(WrongAnswerError, match="a comma makes a tuple of it"):
+        number(answer)

@@ -312,3 +312,8 @@ def test_a_long_latency_is_found_in_noisy_rows(alpha: float) -> None:
     beyond = pd.DataFrame([known | {"world_size": 256}])
     right = predict_step(**known, world_size=256, **law)
     assert lab.fit(rows).predict(beyond)[0] == pytest.approx(right, rel=0.1)
+
+
+def test_a_whole_number_beyond_all_floats_is_refused() -> None:
+    with pytest.raises(InputError, match="gradient_bytes: inf is impossible"):
+        predict_step(one_device_step_s=0.1, gradient_bytes=10**400, world_size=2, bytes_per_s=1e9)

@@ -10,7 +10,7 @@ from pathlib import Path
 
 import pandas as pd
 import pytest
-from factories import record, traced
+from factories import record, repeats, run, traced
 from studies import StudyMaker
 
 import lab
@@ -205,3 +205,9 @@ def test_numbers_that_are_not_finite_are_read_back(tmp_path: Path) -> None:
     read = read_record(write_record(written, tmp_path))
     assert read is not None and read.quality is not None
     assert list(read.quality.loss[:2]) == [4.0, math.inf] and math.isnan(read.quality.loss[2])
+
+
+def test_a_record_is_shown_in_one_line() -> None:
+    (made,) = repeats(run(2), [0.1])
+    shown = f"Record(run={made.run.label!r}, repeat=0, status='completed', step_time=0.1)"
+    assert repr(made) == shown

@@ -127,3 +127,13 @@ def test_a_traced_step_is_drawn_and_its_file_is_named(tmp_path) -> None:
     _, where, *figures = study_sections.traced_step(StudyResults([traced(plain[0])]), made)
     assert f"{run(2).id}/0/trace" in where.markdown.replace("\\", "")
     assert [figure.label for figure in figures] == ["fig-trace-timeline", "fig-memory-timeline"]
+
+
+def test_the_table_of_costs_is_named_after_what_it_has() -> None:
+    rows = [
+        {"peak memory of a rank (MB)": "12", "samples/s": "not measured", "MFU": "not measured"},
+        {"peak memory of a rank (MB)": "not measured", "samples/s": "80", "MFU": "not measured"},
+    ]
+    assert sections._costs(rows) == "Memory and throughput"
+    assert sections._costs(rows[:1]) == "Memory"
+    assert sections._costs(rows[1:]) == "Throughput"

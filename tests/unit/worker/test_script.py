@@ -634,7 +634,7 @@ def test_a_script_may_end_by_itself_after_the_warm_up(measured: Any, end: str) -
     ("body", "message"),
     [
         ("pass", "without a step"),
-        ("print('found no GPU', file=sys.stderr)", 'its log ends with "found no GPU"'),
+        ("print('found no GPU', file=sys.stderr)", 'the last line of its log is "found no GPU"'),
         ("train(torch.randn(8, 4))", "ended after 1 step,"),
         ("train(torch.randn(8, 4)); import os; os._exit(0)", "ended after 1 step,"),
         (
