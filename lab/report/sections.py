@@ -9,7 +9,7 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 
 from lab.analysis import configurations, inference
 from lab.analysis import findings as analysis
-from lab.analysis.configurations import evaluated_samples, loss, megabytes
+from lab.analysis.configurations import UNKNOWN, evaluated_samples, loss, megabytes
 from lab.analysis.inference import accuracy
 from lab.analysis.reported import ReportedTable
 from lab.analysis.results import StudyResults
@@ -261,9 +261,8 @@ def _costs(rows: Sequence[Mapping[str, str]]) -> str:
         "throughput": "samples/s",
         "utilization": "MFU",
     }
-    shown = [
-        name for name, column in columns.items() if any(row[column] != NOT_MEASURED for row in rows)
-    ]
+    missing = {NOT_MEASURED, UNKNOWN}
+    shown = [name for name, cells in columns.items() if not {row[cells] for row in rows} <= missing]
     return capitalized(joined(shown)) or "Training"
 
 

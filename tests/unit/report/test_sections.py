@@ -132,7 +132,7 @@ def test_a_traced_step_is_drawn_and_its_file_is_named(tmp_path) -> None:
 def test_the_table_of_costs_is_named_after_what_it_has() -> None:
     rows = [
         {"peak memory of a rank (MB)": "12", "samples/s": "not measured", "MFU": "not measured"},
-        {"peak memory of a rank (MB)": "not measured", "samples/s": "80", "MFU": "not measured"},
+        {"peak memory of a rank (MB)": "-", "samples/s": "80", "MFU": "not measured"},
     ]
     assert sections._costs(rows) == "Memory and throughput"
     assert sections._costs(rows[:1]) == "Memory"
