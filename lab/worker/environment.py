@@ -144,8 +144,10 @@ def plain_tensors(tensor: torch.Tensor) -> Iterator[torch.Tensor]:
     if not hasattr(tensor, "__tensor_flatten__"):
         yield tensor
         return
-    for name in tensor.__tensor_flatten__()[0]:
-        yield from plain_tensors(getattr(tensor, name))
+    parts = (getattr(tensor, name) for name in tensor.__tensor_flatten__()[0])
+    for part in parts:
+        if isinstance(part, torch.Tensor):  # and not the mesh of a DTensor
+            yield from plain_tensors(part)
 
 
 def reset_peak(device: torch.device) -> None:

@@ -12,6 +12,10 @@ from types import SimpleNamespace
 
 import pytest
 import torch
+import torch.distributed as dist
+from torch.distributed.device_mesh import init_device_mesh
+from torch.distributed.tensor import DTensor, Shard
+from torch.testing._internal.distributed.fake_pg import FakeStore
 from torch.testing._internal.two_tensor import TwoTensor
 
 from lab.records.schema import GpuState
@@ -48,6 +52,17 @@ def test_optimizer_state_in_lists_counts() -> None:
 def test_a_tensor_made_of_others_counts_as_what_they_hold() -> None:
     made_of_bytes = TwoTensor(torch.ones(4, dtype=torch.int8), torch.ones(4, dtype=torch.int8))
     assert state_bytes([TwoTensor(made_of_bytes, made_of_bytes)]).parameters == 2 * 2 * 4
+
+
+def test_of_a_sharded_tensor_the_shard_of_this_rank_counts() -> None:
+    dist.init_process_group("fake", store=FakeStore(), rank=0, world_size=2)
+    try:
+        mesh = init_device_mesh("cpu", (2,))
+        sharded = DTensor.from_local(torch.ones(4), mesh, [Shard(0)], run_check=False)
+        assert sharded.shape == (8,)
+        assert state_bytes([sharded]).parameters == 4 * 4
+    finally:
+        dist.destroy_process_group()
 
 
 def test_others_are_what_the_ranks_did_not_use_themselves() -> None:
