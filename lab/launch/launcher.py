@@ -356,9 +356,7 @@ def detach(
 ) -> int:
     """Start a driver that outlives this process, with its log in `out/`; returns its process id.
 
-    It returns once the driver works on the study, or has ended.
-
-    Raises InputError as `launch` does.
+    It returns once the driver works on the study, or has ended. Raises InputError as `launch` does.
     """
     study, profile = Study.of(study), usable(cluster)
     options = {"fresh": fresh, "repeat_disturbed": repeat_disturbed, "yes": yes}

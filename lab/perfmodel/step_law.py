@@ -261,7 +261,7 @@ def _traffic(columns: Mapping[str, FloatArray]) -> FloatArray:
 
 
 def _law(columns: Mapping[str, FloatArray]) -> Callable[[Iterable[Any]], FloatArray]:
-    """Steps of the rows as a function of the unknowns."""
+    """The step times of the rows, in s, as a function of the unknowns."""
     messages, within, across = _traffic(columns)
     one, world = columns["one_device_step_s"], columns["world_size"]
 

@@ -77,7 +77,7 @@ class Record(Section):
     disturbed: float | None = None
 
     def __repr_args__(self) -> Iterator[tuple[str, Any]]:
-        """What a notebook shows of a record: all of it would fill pages."""
+        """What a notebook shows of a record, its step time in s: all of it would fill pages."""
         yield from {"run": self.run.label, "repeat": self.repeat, "status": self.status}.items()
         if self.timing is not None:
             yield "step_time", self.timing.step.median

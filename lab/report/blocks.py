@@ -68,6 +68,7 @@ class Markdown:
 
 
 def _with_lead(text: str) -> str:
+    """A text taken literally, with its first sentence bold."""
     lead, *rest = re.split(r"(?<=[.?!]) (?=[A-Za-z])", text, maxsplit=1)
     return " ".join([f"**{escaped(lead)}**", *map(escaped, rest)])
 

@@ -144,8 +144,8 @@ def plain_tensors(tensor: torch.Tensor) -> Iterator[torch.Tensor]:
     if not hasattr(tensor, "__tensor_flatten__"):
         yield tensor
         return
-    parts = (getattr(tensor, name) for name in tensor.__tensor_flatten__()[0])
-    for part in parts:
+    for name in tensor.__tensor_flatten__()[0]:
+        part = getattr(tensor, name)
         if isinstance(part, torch.Tensor):  # and not the mesh of a DTensor
             yield from plain_tensors(part)
 
