@@ -19,12 +19,16 @@ from lab.launch.preflight import usable
 
 @dataclass(frozen=True)
 class StudyHours:
-    """The cost of a course study for one student; `left_out` jobs cannot run there."""
+    """The cost of a course study for one student; `left_out` jobs cannot run there.
+
+    `reason` says why the first of them cannot.
+    """
 
     study: str
     lessons: tuple[str, ...]
     hours: Hours
     left_out: int
+    reason: str = ""
 
 
 def class_budget(
@@ -57,9 +61,11 @@ def class_budget(
         if not using:  # a user's own study, or a copy of one
             continue
         study = Study.load(path.parent, quick=quick)
-        hours = list(_hours(study, profile, minutes_per_job))
-        total = sum((one for one in hours if one is not None), Hours())
-        budgets.append(StudyHours(path.parent.name, using, total, hours.count(None)))
+        jobs = list(_jobs(study, profile, minutes_per_job))
+        total = sum((hours for hours, obstacle in jobs if not obstacle), Hours())
+        obstacles = [obstacle for _, obstacle in jobs if obstacle]
+        first = next(iter(obstacles), "")
+        budgets.append(StudyHours(path.parent.name, using, total, len(obstacles), first))
     if not budgets:
         raise _not_lessons(place, "no notebook that measures one of its studies")
     return budgets
@@ -69,14 +75,14 @@ def _not_lessons(place: Path, what: str) -> InputError:
     return InputError.of(place, "DIR", what, "name a folder of `lab course lessons`")
 
 
-def _hours(study: Study, profile: Cluster, minutes: float | None) -> Iterator[Hours | None]:
-    """The time of each job of the study, measured or not; None for one that cannot run there."""
+def _jobs(study: Study, profile: Cluster, minutes: float | None) -> Iterator[tuple[Hours, str]]:
+    """The time of each job of the study, measured or not, and why it cannot run there, if so."""
     rows = {row["run"]: row for row in plan(study, profile)}
     for task in study.tasks:
         row = rows[task.run.id]
         times = (row["seconds"], row["predicted_s"], minutes and 60 * minutes)
         seconds = next((time for time in times if time is not None), None)
-        yield None if row["cannot run"] else of_job(task.run, profile, seconds)
+        yield of_job(task.run, profile, seconds), row["cannot run"]
 
 
 def class_hours(budgets: Sequence[StudyHours], students: Sequence[int]) -> list[dict[str, Any]]:

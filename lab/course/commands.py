@@ -165,6 +165,7 @@ def budget(
             "lessons": " ".join(name[:2] if name[:2].isdigit() else name for name in one.lessons),
             "one student": f"{one.hours}",
             "cannot run": one.left_out or None,
+            "because": one.reason or None,
         }
         for one in budgets
     ]

@@ -58,6 +58,7 @@ def test_copies_that_jupyterlab_and_reports_make_are_no_lessons(lessons: Path) -
 def test_jobs_that_cannot_run_there_are_left_out(lessons: Path) -> None:
     strong = lab.class_budget(folder=lessons, minutes_per_job=1)[1]
     assert strong.left_out == 12 and strong.hours.jobs == 12  # of 1, 2, 4 and 8 ranks
+    assert strong.reason == "needs 4 ranks, but local has 2"
 
 
 def test_a_class_takes_as_often_as_much_as_there_are_students_or_pairs() -> None:
