@@ -18,11 +18,13 @@ import numpy as np
 from lab.analysis.scaling import few
 from lab.analysis.scaling_curves import Estimate, ranks
 from lab.config.study import Study
-from lab.formatting import NOT_MEASURED, count, extent, format_seconds, percent, rounded
+from lab.formatting import NOT_MEASURED, count, extent, format_seconds, percent, rounded, unit_for
 from lab.records.schema import Inference, Point, Share, Stat
 from lab.records.statistics import share_interval
 from lab.records.store import Record
 from lab.records.table import by_run, grouped, median
+
+MODELS = ("quantized", "base")
 
 
 def estimate(stats: Sequence[Stat]) -> Estimate:
@@ -211,20 +213,20 @@ def speed_rows(records: Sequence[Record], kind: Kind) -> list[dict[str, Any]]:
 
 
 def latency_rows(records: Sequence[Record]) -> list[dict[str, Any]]:
-    """Prefill and decode separately: a row per model and point, below the base of its own job.
+    """Prefill and decode separately: a row per model and point, above the base of its own job.
 
     Times of two jobs are not comparable, because the other load on the machine differs.
     """
-    rows = []
-    for row in measurements(records, GENERATION):
+    rows, measured = [], measurements(records, GENERATION)
+    unit = unit_for(row.median(f"{model}.p50") for row in measured for model in MODELS)
+    for row in measured:
         quantization, roofline = row.results.quantization, row.results.memory_bytes_per_second
-        for model in ("base", "quantized"):
+        base = f"its base ({row.record.run.base_precision})"
+        for model, name in zip(MODELS, (quantization, base), strict=True):
             bandwidth = row.median(f"{model}.bytes_per_second")
             share = bandwidth / roofline if roofline else None
             cells = {
-                "model": f"base ({row.record.run.base_precision}) in that job"
-                if model == "base"
-                else quantization,
+                "model": name,
                 "on": place(row.record),
                 "prompt": row.points[0].prompt_tokens,
                 "batch": row.points[0].batch_size,
@@ -232,7 +234,7 @@ def latency_rows(records: Sequence[Record]) -> list[dict[str, Any]]:
                 "prefill tokens/s": _rate(f"{model}.prefill_tokens_per_second")(row),
             }
             for quantile in ("p50", "p90", "p99"):
-                time = format_seconds(row.median(f"{model}.{quantile}"))
+                time = format_seconds(row.median(f"{model}.{quantile}"), unit=unit)
                 cells[f"between tokens, {quantile}"] = time
             cells["tokens/s"] = _rate(f"{model}.decode_tokens_per_second")(row)
             cells["GB/s"] = f"{bandwidth / 1e9:.2f}"

@@ -22,6 +22,7 @@ __all__ = ["latency_throughput", "size_perplexity", "stage_ratios"]
 
 NO_INFERENCE = "no inference run has completed yet"
 ONE_MODEL = "there is only one model, so sizes and quality cannot be compared"
+LEAST_SPAN = 0.02  # of the perplexity's axis, so that differences of noise look like none
 
 
 def _latencies(results: StudyResults) -> dict[str, list[tuple[int, float, float]]]:
@@ -119,7 +120,9 @@ def size_perplexity(ax: Axes, results: StudyResults) -> None:
     best = pareto(list(points.values()))
     ax.plot(*zip(*best, strict=True), color=IDEAL, linewidth=1.0, zorder=1, **steps)
     ax.set(xlabel="weights in memory (MB)", ylabel="perplexity on held-out text")
-    ax.set_xlim(left=0)
+    low, high = min(y for _, y in points.values()), max(y for _, y in points.values())
+    margin = max(0.1 * (high - low), (LEAST_SPAN * low - (high - low)) / 2)
+    ax.set(xlim=(0, None), ylim=(low - margin, high + margin))
     ax.ticklabel_format(axis="y", useOffset=False)
     place(ax, labels)
 

@@ -19,7 +19,8 @@ STAGES = (
     "tuned matrix product"
 )
 LATENCIES = (
-    "Time to the first token (prefill) and between tokens (decode) on the slowest rank. GB/s: "
+    "Time to the first token (prefill) and between tokens (decode) on the slowest rank, of each "
+    "model and of the base in the same job. GB/s: "
     "weights and cache that a rank must read for a token, over the median time between tokens; the "
     "memory bandwidth is that of a large copy, measured in the job, and what fits into the "
     "processor's cache may exceed it"

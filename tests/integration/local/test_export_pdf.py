@@ -381,7 +381,7 @@ def test_a_column_holds_its_longest_word_even_among_many_rows() -> None:
         if (word := piece.strip()) in {"int8_weight_only", "beside"}:
             places[word] = tm[4] * cm[0] + cm[4]
 
-    common = ["base (fp32) in that job", "and", *["1234.5678 ms"] * 8]
+    common = ["its base (fp32) on this node", "and", *["1234.5678 ms"] * 8]
     reader = pdf(rows(*[common] * 40, ["int8_weight_only", "beside", *common[2:]]))
     for page in reader.pages:
         page.extract_text(visitor_text=visit)

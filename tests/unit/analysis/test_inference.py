@@ -99,7 +99,7 @@ def test_times_are_compared_within_a_job(tmp_path) -> None:
     # The bases' median is 2 ms; int8 takes twice as long as its own.
     text = figures.alt_text("latency_throughput", records)
     assert "fp32, 2.00 ms" in text and "int8_dynamic, 4.00 ms" in text
-    own, int8 = inference.latency_rows(records)[2:]
+    int8, own = inference.latency_rows(records)[2:]
     assert own["between tokens, p50"] == "1.00 ms" and int8["between tokens, p50"] == "2.00 ms"
 
 
@@ -110,8 +110,8 @@ def test_rows_of_speed_latency_and_quality() -> None:
     ]
     speeds, latencies = inference.speed_rows(records, GENERATION), inference.latency_rows(records)
     assert [row["between tokens"].split()[0] for row in speeds] == ["1.000", "2.00"]
-    base = "base (fp32) in that job"
-    assert [row["model"] for row in latencies] == [base, "none", base, "bf16"]
+    base = "its base (fp32)"
+    assert [row["model"] for row in latencies] == ["none", base, "bf16", base]
     assert latencies[0]["of memory bandwidth"] == "25.0 %"
     [_, bf16] = inference.quality_rows(records, GENERATION)
     assert (bf16["of the base"], bf16["change"]) == ("50.0 %", "1.00 [0.50, 1.50] %")
@@ -154,7 +154,10 @@ def test_figures_and_their_sentences() -> None:
         inferred(inference_run(), [point(2, 1e-3, 2e-3)]),
     ]
     assert len(figures.latency_throughput(records).get_lines()) == 2
-    assert len(figures.size_perplexity(records).get_lines()) == 3
+    axis = figures.size_perplexity(records)
+    assert len(axis.get_lines()) == 3
+    low, high = axis.get_ylim()
+    assert low < 50.5 < high and high - low == pytest.approx(0.02 * 50.5)  # equal ones look equal
     assert "bf16, 2.00 ms and 1000 tokens/s at batch 2" in figures.alt_text(
         "latency_throughput", records
     )
