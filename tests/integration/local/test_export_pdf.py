@@ -393,6 +393,11 @@ def test_a_column_of_few_words_is_not_broken_beside_a_column_of_many() -> None:
     assert any("cluster profile" in line for line in lines)
 
 
+def test_letters_are_smaller_before_a_cell_is_broken() -> None:
+    text = pdf(rows(["1234.5 [1234.4, 1234]"] * 6)).pages[0].extract_text()
+    assert text.replace("\N{NO-BREAK SPACE}", " ").count("1234.5 [1234.4, 1234]") == 6
+
+
 def test_a_head_is_broken_before_the_cells_below_it() -> None:
     head = "".join(f"<th>measured time of {number}</th>" for number in range(8))
     cells = "".join(["<td>batch 16, compiled</td>", *["<td>127.6</td>"] * 8])
