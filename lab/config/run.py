@@ -228,6 +228,11 @@ class Run(InferenceSettings):
     def _conflicts(self) -> Conflicts:
         return conflicts(self)
 
+    def __repr_args__(self) -> Iterator[tuple[str | None, Any]]:
+        """What a notebook shows of a run: all of its fields would fill a paragraph."""
+        yield None, self.label
+        yield "id", self.id
+
     def model_copy(self, *, update: Mapping[str, Any] | None = None, deep: bool = False) -> Self:
         """A copy with changed fields and a new id; the changes are not validated."""
         copy = super().model_copy(update=update, deep=deep)

@@ -92,6 +92,11 @@ class Study(Frozen):
     quick: bool = False
     has_quick_form: bool = False
 
+    def __repr_args__(self) -> Iterator[tuple[str, Any]]:
+        """What a notebook shows of a study: all of its runs would fill pages."""
+        yield from {"title": self.title, "folder": str(self.folder)}.items()
+        yield from {"runs": len(self.runs), "repeats": self.repeats, "quick": self.quick}.items()
+
     @classmethod
     def load(cls, study: str | Path, *, quick: bool = False) -> Study:
         """Read a study by its name under `reports/` or by its folder.

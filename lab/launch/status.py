@@ -8,7 +8,7 @@ import uuid
 from collections import Counter
 from collections.abc import Callable, Collection, Iterator, Sequence
 from contextlib import suppress
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, fields, replace
 from pathlib import Path
 from typing import Self
 
@@ -62,6 +62,13 @@ class TaskState:
     loss: float | None = None
     steps: int = 1
     advice: str = ""
+
+    def __repr__(self) -> str:
+        """The task and what is not as before it was submitted, short enough for a notebook."""
+        _, *others = fields(self)
+        changed = [one.name for one in others if getattr(self, one.name) != one.default]
+        shown = (f"{name}={getattr(self, name)!r}" for name in changed)
+        return f"TaskState({', '.join([repr(self.task.label), *shown])})"
 
     @property
     def ended(self) -> bool:

@@ -32,6 +32,13 @@ def test_tasks_interleave_repeats_over_the_grid(make_study: StudyMaker) -> None:
     ]
 
 
+def test_a_notebook_shows_a_study_and_its_tasks_in_a_line(make_study: StudyMaker) -> None:
+    study = Study.load(make_study(repeats=2))
+    assert repr(study).endswith(f"folder='{study.folder}', runs=2, repeats=2, quick=False)")
+    first = study.runs[0]
+    assert repr(study.tasks[0]) == f"Task(run=Run({first.label!r}, id={first.id!r}), repeat=0)"
+
+
 @pytest.mark.parametrize(
     ("asked", "message"),
     [

@@ -41,6 +41,11 @@ def lines(capsys: pytest.CaptureFixture[str], *states: str) -> list[str]:
     return capsys.readouterr().out.splitlines()
 
 
+def test_a_notebook_shows_what_is_to_say_of_a_task() -> None:
+    state = TaskState(TASK, "running", step=3, steps=9)
+    assert repr(state) == f"TaskState({TASK.label!r}, state='running', step=3, steps=9)"
+
+
 def test_a_run_is_told_once_when_it_ends(capsys: pytest.CaptureFixture[str]) -> None:
     assert lines(capsys, "waiting", "running", "completed", "completed") == [
         f"[1/1] {TASK.label}: completed in 3 s"
