@@ -70,7 +70,7 @@ fit();
 // The contents are open beside the text, and folded above it where the window is narrow.
 const contents = document.querySelector("#contents details");
 if (contents) {
-  const wide = matchMedia("(min-width: 66rem)");
+  const wide = matchMedia("(min-width: 74rem)");
   const fold = () => { contents.open = wide.matches; };
   wide.addEventListener("change", fold);
   fold();
