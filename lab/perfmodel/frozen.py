@@ -55,11 +55,6 @@ class Frozen(BaseModel):
         canonical = json.dumps(content, sort_keys=True, separators=(",", ":"))
         return hashlib.sha256(canonical.encode()).hexdigest()
 
-    @property
-    def genuine(self) -> bool:
-        """Whether it is unchanged since it was frozen."""
-        return self.sha256 == self.digest
-
 
 class Score(BaseModel):
     """A frozen prediction beside the median of its repeats; `error` is relative and signed.
@@ -176,7 +171,8 @@ def predictions(study: Study, run: Run | None = None) -> list[Frozen]:
             frozen.append(Frozen.model_validate_json(path.read_bytes()))
         except (OSError, ValidationError):
             continue
-    return sorted((one for one in frozen if one.genuine), key=lambda one: one.frozen_at)
+    unchanged = (one for one in frozen if one.sha256 == one.digest)
+    return sorted(unchanged, key=lambda one: one.frozen_at)
 
 
 def scores(study: Study, records: Sequence[Record] | None = None) -> list[Score]:
