@@ -6,6 +6,7 @@ import hashlib
 import json
 import statistics
 from collections.abc import Iterable, Sequence
+from contextlib import suppress
 from datetime import UTC, datetime
 from pathlib import Path
 from typing import TYPE_CHECKING
@@ -167,10 +168,8 @@ def predictions(study: Study, run: Run | None = None) -> list[Frozen]:
     """Frozen predictions of a run, or of all, oldest first, without broken or changed files."""
     frozen = []
     for path in sorted((study.out / PREDICTIONS).glob(f"{run.id if run else '*'}-*.json")):
-        try:
+        with suppress(OSError, ValidationError):
             frozen.append(Frozen.model_validate_json(path.read_bytes()))
-        except (OSError, ValidationError):
-            continue
     unchanged = (one for one in frozen if one.sha256 == one.digest)
     return sorted(unchanged, key=lambda one: one.frozen_at)
 

@@ -166,7 +166,7 @@ def links(calibration: Calibration) -> Figure:
     """Times of collectives by bytes, measured and fitted."""
     alt = curves.links_alt(calibration)
     return drawn(
-        lambda ax: curves.links(calibration, ax=ax),
+        lambda ax: curves.links(ax, calibration),
         alt,
         height=curves.LINKS_HEIGHT,
         caption=LINKS if calibration.rows else "",
