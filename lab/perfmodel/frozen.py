@@ -9,7 +9,6 @@ from collections.abc import Iterable, Sequence
 from contextlib import suppress
 from datetime import UTC, datetime
 from pathlib import Path
-from typing import TYPE_CHECKING
 
 from pydantic import BaseModel, ConfigDict, Field, ValidationError
 
@@ -23,9 +22,6 @@ from lab.perfmodel.forecast import Basis, Forecast
 from lab.perfmodel.simulate import PREDICTED
 from lab.records.store import PREDICTIONS, Record, Store, load_records
 from lab.records.table import by_run, grouped, median
-
-if TYPE_CHECKING:
-    import pandas as pd
 
 
 class Frozen(BaseModel):
@@ -84,6 +80,21 @@ class Score(BaseModel):
         if not self.frozen.memory_bytes or not self.memory_measured:
             return None
         return self.frozen.memory_bytes / self.memory_measured - 1
+
+    def row(self) -> dict[str, str]:
+        """For display: prediction with interval, measurement, error."""
+        frozen, exposed_s = self.frozen, self.exposed_measured_s
+        return {
+            "configuration": frozen.run.label,
+            "predicted": format_seconds(frozen.step_s, frozen.low_s, frozen.high_s),
+            "measured": format_seconds(self.measured_s),
+            "error": signed(self.error),
+            "inside the interval": "yes" if self.inside else "no",
+            "exposed, predicted": format_seconds(frozen.exposed_s),
+            "exposed, measured": "-" if exposed_s is None else format_seconds(exposed_s),
+            "memory error": signed(self.memory_error),
+            "frozen": f"{frozen.frozen_at:%Y-%m-%d %H:%M:%S} UTC, {frozen.sha256[:8]}",
+        }
 
 
 def basis_of(
@@ -239,24 +250,3 @@ def outcome(scored: Sequence[Score]) -> str:
 def signed(error: float | None) -> str:
     """A relative error in per cent with its sign, such as `+3.7 %`; `-` for None."""
     return "-" if error is None else f"{round(100 * error, 1) + 0.0:+.1f} %"  # never -0.0
-
-
-def scores_table(scored: Sequence[Score]) -> pd.DataFrame:
-    """One row per scored run, for display: prediction with interval, measurement, error."""
-    import pandas as pd
-
-    def row(score: Score) -> dict[str, str]:
-        frozen, exposed_s = score.frozen, score.exposed_measured_s
-        return {
-            "configuration": frozen.run.label,
-            "predicted": format_seconds(frozen.step_s, frozen.low_s, frozen.high_s),
-            "measured": format_seconds(score.measured_s),
-            "error": signed(score.error),
-            "inside the interval": "yes" if score.inside else "no",
-            "exposed, predicted": format_seconds(frozen.exposed_s),
-            "exposed, measured": "-" if exposed_s is None else format_seconds(exposed_s),
-            "memory error": signed(score.memory_error),
-            "frozen": f"{frozen.frozen_at:%Y-%m-%d %H:%M:%S} UTC, {frozen.sha256[:8]}",
-        }
-
-    return pd.DataFrame([row(score) for score in scored])
