@@ -10,24 +10,22 @@ from contextlib import suppress
 from datetime import UTC, datetime
 from pathlib import Path
 
-from pydantic import BaseModel, ConfigDict, Field, ValidationError
+from pydantic import Field, ValidationError
 
 from lab.config.cluster import Cluster
 from lab.config.run import Run
 from lab.config.study import Study
 from lab.files import write_atomically
 from lab.formatting import count, format_seconds, percent
-from lab.perfmodel.calibration import load_calibration
+from lab.perfmodel.calibration import Stored, load_calibration
 from lab.perfmodel.forecast import Basis, Forecast
 from lab.perfmodel.simulate import PREDICTED
 from lab.records.store import PREDICTIONS, Record, Store, load_records
 from lab.records.table import by_run, grouped, median
 
 
-class Frozen(BaseModel):
+class Frozen(Stored):
     """A prediction as written; times in s, memory in bytes, `sha256` of the rest."""
-
-    model_config = ConfigDict(frozen=True, extra="forbid", allow_inf_nan=False)
 
     run_id: str
     run: Run
@@ -53,13 +51,11 @@ class Frozen(BaseModel):
         return hashlib.sha256(canonical.encode()).hexdigest()
 
 
-class Score(BaseModel):
+class Score(Stored):
     """A frozen prediction beside the median of its repeats; `error` is relative and signed.
 
     It is `disturbed` if other processes disturbed most repeats.
     """
-
-    model_config = ConfigDict(frozen=True)
 
     frozen: Frozen
     measured_s: float
