@@ -171,8 +171,7 @@ def _show_version(version: bool) -> None:
 @app.callback()
 def _lab(
     version: Annotated[
-        bool,
-        Option("--version", callback=_show_version, is_eager=True, help="Show the version."),
+        bool, Option("--version", callback=_show_version, is_eager=True, help="Show the version.")
     ] = False,
 ) -> None:
     source_date()  # a wrong one would fail within numpy, or in the report, which is made last
@@ -624,8 +623,7 @@ def predict(
         Option(metavar="STUDY", help="Also predict from this study's runs on one rank."),
     ] = None,
     explain: Annotated[
-        bool,
-        Option("--explain", help="STUDY is a table of layouts; explain each measured step."),
+        bool, Option("--explain", help="STUDY is a table of layouts; explain each measured step.")
     ] = False,
     assume: AssumeOption = None,
     table: TableOption = None,

@@ -37,11 +37,9 @@ class Problem:
 
     def __str__(self) -> str:
         text = f"{self.where}: {self.what}" + (f"; {self.advice}" if self.advice else "")
-        return LONG_WORD.sub(_beginning, text)
-
-
-def _beginning(word: re.Match[str]) -> str:
-    return f"{word[0][:SHOWN]}… ({len(word[0]) - SHOWN} more letters)"
+        return LONG_WORD.sub(
+            lambda word: f"{word[0][:SHOWN]}… ({len(word[0]) - SHOWN} more letters)", text
+        )
 
 
 class InputError(LabError):
@@ -96,14 +94,14 @@ def require_type(given: object, kind: type | UnionType, where: str, wanted: str)
     """Raise InputError for an argument of a function that is of another kind than `wanted`."""
     if not isinstance(given, kind):
         what = f"cannot be of type {type(given).__name__}"
-        raise InputError("argument", [Problem(where, what, f"give {wanted}")])
+        raise InputError.of("argument", where, what, f"give {wanted}")
 
 
 def require_choice(given: object, choices: Sequence[str], where: str) -> None:
     """Raise InputError, with the nearest name, for an argument that is none of these."""
     if given not in choices:
-        problem = Problem(where, f"cannot be {given!r}", nearest(str(given), choices))
-        raise InputError("argument", [problem])
+        advice = nearest(str(given), choices)
+        raise InputError.of("argument", where, f"cannot be {given!r}", advice)
 
 
 def items(
@@ -115,7 +113,7 @@ def items(
     for place, item in enumerate(elements):
         require_type(item, kind, f"{where}[{place}]", wanted)
     if len(elements) < least:
-        raise InputError("argument", [Problem(where, "is empty", f"give {wanted}")])
+        raise InputError.of("argument", where, "is empty", f"give {wanted}")
     return elements
 
 
@@ -123,17 +121,13 @@ def path_of(given: object, where: str, wanted: str = "the path of a folder") -> 
     """An argument as a path; raises InputError unless it is `wanted`."""
     require_type(given, str | Path, where, wanted)
     if not str(given):
-        raise InputError("argument", [Problem(where, "is empty", f"give {wanted}")])
+        raise InputError.of("argument", where, "is empty", f"give {wanted}")
     return Path(str(given))
 
 
 def first_line(error: BaseException) -> str:
     """The first line of an error's message, or its type if it has none."""
     return (str(error).strip() or type(error).__name__).splitlines()[0]
-
-
-def _initials(name: str) -> str:
-    return "".join(part[:1] for part in name.split("_"))
 
 
 def nearest(word: str, choices: Iterable[str]) -> str:
@@ -149,7 +143,9 @@ def nearest(word: str, choices: Iterable[str]) -> str:
     begun = [name for lower, name in of_lower.items() if said and lower.startswith(said)]
     if len(begun) > 1 and said not in of_lower:
         return f"choose one of: {', '.join(begun)}"
-    short = [name for name in of_lower if "_" in name and said == _initials(name)]
+    short = [
+        name for name in of_lower if "_" in name and said == "".join(p[:1] for p in name.split("_"))
+    ]
     if close := short or difflib.get_close_matches(said, of_lower, n=1, cutoff=0.6):
         return f"did you mean {of_lower[close[0]]!r}?"
     return "choose one of: " + ", ".join(names) if names else "there are no choices yet"

@@ -86,14 +86,12 @@ def unwritable(out: Path) -> list[Problem]:
 
 def read_file(path: Path) -> bytes:
     """The content of a file; OSError for a pipe or device, whose readers could wait forever."""
-    with open(path, "rb", opener=_open_at_once) as stream:
+    with open(
+        path, "rb", opener=lambda name, flags: os.open(name, flags | os.O_NONBLOCK)
+    ) as stream:
         if not stat.S_ISREG(os.fstat(stream.fileno()).st_mode):
             raise OSError(errno.EINVAL, "not a regular file", str(path))
         return stream.read()
-
-
-def _open_at_once(name: str, flags: int) -> int:
-    return os.open(name, flags | os.O_NONBLOCK)
 
 
 def read_json(path: Path) -> dict[str, Any] | None:

@@ -202,14 +202,14 @@ def _require_name(name: str, path: Path) -> None:
     """Raise InvalidValueError if a module's top level neither defines nor imports this name."""
     names: set[str] = set()
     for node in parsed(path).body:
-        if isinstance(node, ast.FunctionDef | ast.ClassDef):
-            names.add(node.name)
-        elif isinstance(node, ast.Import | ast.ImportFrom):
-            names |= {alias.asname or alias.name.split(".")[0] for alias in node.names}
-        else:  # an assignment, or a definition within `if` or `try`
-            names |= {part.id for part in ast.walk(node) if isinstance(part, ast.Name)}
-            inner = (ast.FunctionDef, ast.ClassDef)
-            names |= {part.name for part in ast.walk(node) if isinstance(part, inner)}
+        is_definition = isinstance(node, ast.FunctionDef | ast.ClassDef)
+        for part in [node] if is_definition else ast.walk(node):  # also within `if` or `try`
+            if isinstance(part, ast.FunctionDef | ast.ClassDef):
+                names.add(part.name)
+            elif isinstance(part, ast.alias):
+                names.add(part.asname or part.name.split(".")[0])
+            elif isinstance(part, ast.Name):
+                names.add(part.id)
     if name not in names and "*" not in names:
         raise InvalidValueError(f"no {name!r} in {path.name}", nearest(name, names))
 

@@ -12,6 +12,9 @@ from lab.errors import LabError
 from lab.formatting import count
 from lab.terminal import ClusterOption, JsonOption, QuickOption, answer, numbers, relative, table_of
 
+LessonsArgument = Annotated[
+    list[str] | None, Argument(metavar="LESSON", help="Such as 04-strong-scaling.")
+]
 SubmissionsArgument = Annotated[
     Path, Argument(metavar="SUBMISSIONS", help="STUDENT/LESSON folders, as handed in.")
 ]
@@ -35,9 +38,7 @@ def lessons(
 @course.command()
 def release(
     folder: Annotated[Path, Argument(metavar="DIR", help="The course folder, new or not.")],
-    names: Annotated[
-        list[str] | None, Argument(metavar="LESSON", help="Such as 04-strong-scaling.")
-    ] = None,
+    names: LessonsArgument = None,
     as_json: JsonOption = False,
 ) -> None:
     """Make a course folder for nbgrader: lessons with their solutions, and without to hand out."""
@@ -53,9 +54,7 @@ def release(
 @course.command()
 def slides(
     folder: Annotated[Path, Argument(metavar="DIR", help="Where the slides are written.")],
-    names: Annotated[
-        list[str] | None, Argument(metavar="LESSON", help="Such as 04-strong-scaling.")
-    ] = None,
+    names: LessonsArgument = None,
     copy: Annotated[
         Path | None,
         Option("--lessons", metavar="COPY", help="A copy of the lessons, with what it measured."),

@@ -166,12 +166,12 @@ def check_ranks(name: str, *, file: str | Path, world_size: int = 2) -> None:
     try:
         text = path.read_text("utf-8", errors="replace")
         verdict = judge(name, text, path=path, world_size=world_size, timed=True)
-    except _NotRunError as error:
-        raise WrongAnswerError(tr("{name}: not yet. {hint}", name=name, hint=error)) from None
     except WrongAnswerError as error:
-        hints = [*rung.questions, rung.formula]
-        message = hints[min(_count(path, name), len(hints)) - 1]
-        hint = f"{error} {tr(message)}"
+        hint = str(error)
+        if not isinstance(error, _NotRunError):
+            hints = [*rung.questions, rung.formula]
+            message = hints[min(_count(path, name), len(hints)) - 1]
+            hint += f" {tr(message)}"
         raise WrongAnswerError(tr("{name}: not yet. {hint}", name=name, hint=hint)) from None
     meaning = verdict.sentence
     if verdict.lab_step_s is not None:
@@ -259,14 +259,12 @@ def _trials(ended: Ended, spec: Mapping[str, Any]) -> list[Trial]:
         raise WrongAnswerError(_failure(first, errors[first], spec))
     if any(ended.stacks):
         raise WrongAnswerError(_hang(ended, spec))
-    if any(not content for content in contents):
-        rank = next(rank for rank, content in enumerate(contents) if not content)
-        raise WrongAnswerError(
-            tr(
-                "Rank {rank} ended with exit code {code} before it was done.",
-                rank=rank,
-                code=ended.codes[rank],
-            )
+    for rank, content in enumerate(contents):
+        require(
+            bool(content),
+            "Rank {rank} ended with exit code {code} before it was done.",
+            rank=rank,
+            code=ended.codes[rank],
         )
     numbers = sorted({key.split("/")[0] for key in contents[0]}, key=int)
     try:

@@ -11,7 +11,6 @@ from functools import partial
 from math import exp
 from typing import Any, NamedTuple
 
-import pandas as pd
 from matplotlib.axes import Axes
 
 from lab.analysis.results import StudyResults
@@ -128,7 +127,7 @@ def _table(entries: list[Entry], marked: Entry) -> blocks.Table:
         "All runs of this bench, ▶ the one above: median step of the slowest rank, speedup over "
         "the equal run on 1 rank"
     )
-    return blocks.Table(caption, pd.DataFrame(rows), index=False)
+    return blocks.Table.of_rows(caption, rows)
 
 
 def _order(entry: Entry) -> tuple[Any, ...]:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import re
 import socket
+from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -64,10 +65,8 @@ class Bench:
         """The kept studies, by cluster; a study file that cannot be read is left out."""
         studies = []
         for path in sorted(self.folder.glob(f"*/*/{STUDY_FILE}")):
-            try:
+            with suppress(LabError):
                 studies.append(Study.load(path.parent))
-            except LabError:
-                continue
         return studies
 
     def basis(self, cluster: Cluster) -> Basis:

@@ -66,11 +66,6 @@ STEP, LOSS, GAIN = "#0072B2", "#D55E00", "#009E73"
 _no_phases = empty_unless(has("forward_time"), NO_PHASES)
 
 
-def _breakdown_height(results: StudyResults) -> float:
-    bars = sum(len(curve.points) for curve in results.drawn)
-    return 1.1 + 0.25 * (bars + BETWEEN * len(results.drawn))
-
-
 def _longest_parts(results: StudyResults) -> Iterator[str]:
     for label, points in results.drawn:
         row = rows_of(points)[-1]
@@ -84,7 +79,7 @@ def _longest_parts(results: StudyResults) -> Iterator[str]:
 @figure(
     describe=listing("Step times as bars, with the longest parts of each", _longest_parts),
     missing=_no_phases,
-    height=_breakdown_height,
+    height=lambda it: 1.1 + 0.25 * sum(len(curve.points) + BETWEEN for curve in it.drawn),
 )
 def step_breakdown(ax: Axes, results: StudyResults) -> None:
     """Where the time of a step goes: a bar per configuration, a part per phase.

@@ -7,7 +7,6 @@ from collections.abc import Iterator, Mapping, Sequence
 from functools import partial
 from typing import Any, NamedTuple
 
-import matplotlib.pyplot as plt
 import numpy as np
 import pandas as pd
 from matplotlib.axes import Axes
@@ -24,7 +23,6 @@ from lab.figures.style import (
     IDEAL,
     MARKERS,
     MOST_ENTRIES,
-    SIZE,
     WIDE,
     Arrangement,
     CurveStyle,
@@ -37,7 +35,6 @@ from lab.figures.style import (
     panels,
     plain_log,
     round_locator,
-    style,
     styled,
     whiskers,
 )
@@ -367,29 +364,26 @@ def _times(calibration: Calibration) -> Iterator[_Times]:
             yield _Times(key[0].replace("_", "-"), key[1], rows, fits.get(key), color)
 
 
-def links(calibration: Calibration, *, ax: Axes | None = None) -> Axes:
+def links(ax: Axes, calibration: Calibration) -> None:
     """Time of each collective by bytes, logarithmic, with 95 % intervals, and the fits.
 
     A colour is a collective, a marker a world size. A label tells the largest relative error of the
     alpha-beta fit, whose line is drawn where it was fitted.
     """
-    with style():
-        if ax is None:
-            ax = plt.subplots(figsize=(SIZE[0], LINKS_HEIGHT), layout="constrained")[1]
-        if not calibration.rows:
-            return write_instead(ax, NO_COLLECTIVES)
-        unit = unit_for(row.seconds for row in calibration.rows)
-        sizes = sorted({row.world_size for row in calibration.rows})
-        labels = []
-        for times in _times(calibration):
-            marker = MARKERS[sizes.index(times.world_size) % len(MARKERS)]
-            labels.append(_draw_times(ax, times, marker, unit.factor))
-        ax.set(xscale="log", yscale="log", xlabel="bytes of the whole tensor")
-        ax.set_ylabel(f"time of a call ({unit.name})")
-        _bytes_axis(ax, sorted({row.bytes for row in calibration.rows}))
-        plain_log(ax.yaxis)
-        place(ax, labels)
-        return ax
+    if not calibration.rows:
+        write_instead(ax, NO_COLLECTIVES)
+        return
+    unit = unit_for(row.seconds for row in calibration.rows)
+    sizes = sorted({row.world_size for row in calibration.rows})
+    labels = []
+    for times in _times(calibration):
+        marker = MARKERS[sizes.index(times.world_size) % len(MARKERS)]
+        labels.append(_draw_times(ax, times, marker, unit.factor))
+    ax.set(xscale="log", yscale="log", xlabel="bytes of the whole tensor")
+    ax.set_ylabel(f"time of a call ({unit.name})")
+    _bytes_axis(ax, sorted({row.bytes for row in calibration.rows}))
+    plain_log(ax.yaxis)
+    place(ax, labels)
 
 
 def links_alt(calibration: Calibration) -> str:

@@ -141,7 +141,8 @@ def _placed(
         # A label that is far above or below its point would seem to be another curve's.
         most = 4 * (NEAR if text.get_verticalalignment() == "top" else FAR)
         best, least = 0.0, float("inf")
-        for up in sorted((step * line / 4 for step in range(-most, most + 1)), key=_nearest):
+        steps = sorted(range(-most, most + 1), key=lambda step: (abs(step), step))
+        for up in (step * line / 4 for step in steps):
             if abs(up) / line >= least:  # all that follow cost at least their distance
                 break
             moved = box.translated(0, up * scale)
@@ -154,10 +155,6 @@ def _placed(
         shifts.append((text, best))
         total += least
     return total, shifts
-
-
-def _nearest(up: float) -> tuple[float, float]:
-    return abs(up), up
 
 
 def _lead(ax: Axes, text: Annotation) -> None:

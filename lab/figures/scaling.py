@@ -207,7 +207,7 @@ def mfu(ax: Axes, results: StudyResults) -> None:
     _draw(ax, results, MFU)
 
 
-def _quantities(results: StudyResults) -> list[Quantity]:
+def quantities(results: StudyResults) -> list[Quantity]:
     """What the overview shows: four quantities as curves, a table's all, or three as bars."""
     curves = [SPEEDUP, EFFICIENCY, STEP_TIME, _throughput(results)]
     if isinstance(results.source, ReportedTable):
@@ -221,7 +221,7 @@ def _quantities(results: StudyResults) -> list[Quantity]:
 def _overview_height(results: StudyResults) -> float:
     if _bars(results):
         return _rows_height(_names_in_overview(results))
-    rows = -(-len(_quantities(results)) // 2)
+    rows = -(-len(quantities(results)) // 2)
     return 2.2 * rows + legend_height([label for label, _ in results.drawn])
 
 
@@ -230,7 +230,7 @@ def _describe_overview(results: StudyResults) -> str:
     sentences = [_describe_speedup(results)] if drawn else []
     sentences += [
         _ends(results, quantity)
-        for quantity in _quantities(results)
+        for quantity in quantities(results)
         if quantity.column in {"step_time", "peak_memory", "mfu"}
     ]
     return " ".join(sentences)
@@ -272,18 +272,18 @@ def overview(ax: Axes, results: StudyResults) -> None:
     configurations that have one world size each, and of many, bars of step time, speedup and
     memory, on the most ranks that each has.
     """
-    quantities = _quantities(results)
+    shown = quantities(results)
     if _bars(results):
-        drawn = panels(ax, len(quantities), columns=len(quantities))
-        for nth, (panel, quantity) in enumerate(zip(drawn, quantities, strict=True)):
+        drawn = panels(ax, len(shown), columns=len(shown))
+        for nth, (panel, quantity) in enumerate(zip(drawn, shown, strict=True)):
             names = [] if nth else _names_in_overview(results)
             _draw_bars(panel, results, quantity, names, width=BELOW // len(drawn))
         room_beside(*drawn)
         return
-    drawn = panels(ax, len(quantities))
+    drawn = panels(ax, len(shown))
     labels = {
         panel: _draw_curves(panel, results, quantity, named=False)
-        for panel, quantity in zip(drawn, quantities, strict=True)
+        for panel, quantity in zip(drawn, shown, strict=True)
     }
     for panel in drawn[:-2]:
         panel.set_xlabel("")  # the panel below has it

@@ -22,7 +22,7 @@ from lab.errors import LabError
 from lab.files import read_yaml, write_atomically
 from lab.launch.calibrate import calibrate
 from lab.launch.launcher import launch
-from lab.perfmodel.frozen import Score, mean_absolute_error, scores, scores_table
+from lab.perfmodel.frozen import Score, mean_absolute_error, scores
 from lab.records.store import load_records
 from lab.records.table import by_run, grouped, median
 
@@ -68,12 +68,11 @@ class HeldOut:
         """Whether the error is at most ERROR_LIMIT."""
         return self.error <= ERROR_LIMIT
 
-    def rows(self) -> Iterator[tuple[Run, dict[Any, Any]]]:
+    def rows(self) -> Iterator[tuple[Run, dict[str, str]]]:
         """Each scored run with its row in the table of scores, and the foreign CPU beside it."""
-        rows = scores_table(self.scores).to_dict("records")
-        for score, row in zip(self.scores, rows, strict=True):
+        for score in self.scores:
             foreign = _percent(self.foreign.get(score.frozen.run_id))
-            yield score.frozen.run, {**row, "foreign CPU": foreign}
+            yield score.frozen.run, score.row() | {"foreign CPU": foreign}
 
     def table(self) -> list[dict[str, Any]]:
         """One row per run, for people."""

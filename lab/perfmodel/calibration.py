@@ -62,13 +62,13 @@ REFERENCES = (
 )
 
 
-class _Stored(BaseModel):
-    """A part of a calibration; rejects NaN and infinities."""
+class Stored(BaseModel):
+    """What is written beside a profile or a study; rejects NaN and infinities."""
 
     model_config = ConfigDict(frozen=True, extra="forbid", allow_inf_nan=False)
 
 
-class ReferenceStep(_Stored):
+class ReferenceStep(Stored):
     """Medians in s of a reference run's step, one per fresh process, or per round of one.
 
     `spread` is the relative standard deviation of a process's steps; `phases` and `gradients` are
@@ -118,7 +118,7 @@ def pooled(steps: Sequence[ReferenceStep]) -> ReferenceStep:
     return steps[0].model_copy(update={"seconds": seconds, "phases": phases, "spread": spread})
 
 
-class CollectiveTime(_Stored):
+class CollectiveTime(Stored):
     """Time in s of a collective by the slowest rank, with its 95 % interval.
 
     It is the mean of the middle 90 % of `calls`; older calibrations hold medians.
@@ -143,7 +143,7 @@ class CollectiveTime(_Stored):
         return busbw(self.collective, self.world_size, self.bytes, self.seconds)
 
 
-class MatrixProduct(_Stored):
+class MatrixProduct(Stored):
     """FLOP/s of the fastest square matrix product of one dtype on one rank, and its size."""
 
     dtype: str
@@ -151,14 +151,14 @@ class MatrixProduct(_Stored):
     size: int
 
 
-class MemoryBandwidth(_Stored):
+class MemoryBandwidth(Stored):
     """Bytes/s, read and written, of the fastest copy of a tensor of `bytes` on one rank."""
 
     bytes_per_s: float = Field(gt=0)
     bytes: int
 
 
-class ContentionTime(_Stored):
+class ContentionTime(Stored):
     """The slowdown of concurrent matrix products and all-reduces of `bytes`.
 
     `neighbours` is the slowdown of training on a rank while the other ranks train too.
@@ -171,7 +171,7 @@ class ContentionTime(_Stored):
     rounds: int
 
 
-class Part(_Stored):
+class Part(Stored):
     """What was measured at one world size: collectives from 2 ranks on, the device alone on one."""
 
     world_size: int = Field(ge=1)
@@ -219,7 +219,7 @@ class Part(_Stored):
         return fits
 
 
-class Calibration(_Stored):
+class Calibration(Stored):
     """A cluster's calibration: one part per world size."""
 
     schema_version: Literal[1] = 1

@@ -107,12 +107,8 @@ def first_trainable(sizes: Sequence[int], trainable: str | float, *, head: int =
         return 0
     if trainable == "head":
         return len(sizes) - head
-    least, last = float(trainable) * sum(sizes), 0
-    for place in reversed(range(len(sizes))):
-        last += sizes[place]
-        if last >= least:
-            return place
-    return 0
+    least = float(trainable) * sum(sizes)
+    return max(place for place in range(len(sizes)) if sum(sizes[place:]) >= least)
 
 
 @dataclass(eq=False)

@@ -6,31 +6,26 @@ import hashlib
 import json
 import statistics
 from collections.abc import Iterable, Sequence
+from contextlib import suppress
 from datetime import UTC, datetime
 from pathlib import Path
-from typing import TYPE_CHECKING
 
-from pydantic import BaseModel, ConfigDict, Field, ValidationError
+from pydantic import Field, ValidationError
 
 from lab.config.cluster import Cluster
 from lab.config.run import Run
 from lab.config.study import Study
 from lab.files import write_atomically
 from lab.formatting import count, format_seconds, percent
-from lab.perfmodel.calibration import load_calibration
+from lab.perfmodel.calibration import Stored, load_calibration
 from lab.perfmodel.forecast import Basis, Forecast
 from lab.perfmodel.simulate import PREDICTED
 from lab.records.store import PREDICTIONS, Record, Store, load_records
 from lab.records.table import by_run, grouped, median
 
-if TYPE_CHECKING:
-    import pandas as pd
 
-
-class Frozen(BaseModel):
+class Frozen(Stored):
     """A prediction as written; times in s, memory in bytes, `sha256` of the rest."""
-
-    model_config = ConfigDict(frozen=True, extra="forbid", allow_inf_nan=False)
 
     run_id: str
     run: Run
@@ -55,19 +50,12 @@ class Frozen(BaseModel):
         canonical = json.dumps(content, sort_keys=True, separators=(",", ":"))
         return hashlib.sha256(canonical.encode()).hexdigest()
 
-    @property
-    def genuine(self) -> bool:
-        """Whether it is unchanged since it was frozen."""
-        return self.sha256 == self.digest
 
-
-class Score(BaseModel):
+class Score(Stored):
     """A frozen prediction beside the median of its repeats; `error` is relative and signed.
 
     It is `disturbed` if other processes disturbed most repeats.
     """
-
-    model_config = ConfigDict(frozen=True)
 
     frozen: Frozen
     measured_s: float
@@ -88,6 +76,21 @@ class Score(BaseModel):
         if not self.frozen.memory_bytes or not self.memory_measured:
             return None
         return self.frozen.memory_bytes / self.memory_measured - 1
+
+    def row(self) -> dict[str, str]:
+        """For display: prediction with interval, measurement, error."""
+        frozen, exposed_s = self.frozen, self.exposed_measured_s
+        return {
+            "configuration": frozen.run.label,
+            "predicted": format_seconds(frozen.step_s, frozen.low_s, frozen.high_s),
+            "measured": format_seconds(self.measured_s),
+            "error": signed(self.error),
+            "inside the interval": "yes" if self.inside else "no",
+            "exposed, predicted": format_seconds(frozen.exposed_s),
+            "exposed, measured": "-" if exposed_s is None else format_seconds(exposed_s),
+            "memory error": signed(self.memory_error),
+            "frozen": f"{frozen.frozen_at:%Y-%m-%d %H:%M:%S} UTC, {frozen.sha256[:8]}",
+        }
 
 
 def basis_of(
@@ -172,11 +175,10 @@ def predictions(study: Study, run: Run | None = None) -> list[Frozen]:
     """Frozen predictions of a run, or of all, oldest first, without broken or changed files."""
     frozen = []
     for path in sorted((study.out / PREDICTIONS).glob(f"{run.id if run else '*'}-*.json")):
-        try:
+        with suppress(OSError, ValidationError):
             frozen.append(Frozen.model_validate_json(path.read_bytes()))
-        except (OSError, ValidationError):
-            continue
-    return sorted((one for one in frozen if one.genuine), key=lambda one: one.frozen_at)
+    unchanged = (one for one in frozen if one.sha256 == one.digest)
+    return sorted(unchanged, key=lambda one: one.frozen_at)
 
 
 def scores(study: Study, records: Sequence[Record] | None = None) -> list[Score]:
@@ -244,24 +246,3 @@ def outcome(scored: Sequence[Score]) -> str:
 def signed(error: float | None) -> str:
     """A relative error in per cent with its sign, such as `+3.7 %`; `-` for None."""
     return "-" if error is None else f"{round(100 * error, 1) + 0.0:+.1f} %"  # never -0.0
-
-
-def scores_table(scored: Sequence[Score]) -> pd.DataFrame:
-    """One row per scored run, for display: prediction with interval, measurement, error."""
-    import pandas as pd
-
-    def row(score: Score) -> dict[str, str]:
-        frozen, exposed_s = score.frozen, score.exposed_measured_s
-        return {
-            "configuration": frozen.run.label,
-            "predicted": format_seconds(frozen.step_s, frozen.low_s, frozen.high_s),
-            "measured": format_seconds(score.measured_s),
-            "error": signed(score.error),
-            "inside the interval": "yes" if score.inside else "no",
-            "exposed, predicted": format_seconds(frozen.exposed_s),
-            "exposed, measured": "-" if exposed_s is None else format_seconds(exposed_s),
-            "memory error": signed(score.memory_error),
-            "frozen": f"{frozen.frozen_at:%Y-%m-%d %H:%M:%S} UTC, {frozen.sha256[:8]}",
-        }
-
-    return pd.DataFrame([row(score) for score in scored])

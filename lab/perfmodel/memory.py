@@ -17,15 +17,7 @@ from lab.config.strategies import State
 from lab.errors import LabError
 from lab.formatting import MIB
 from lab.perfmodel.flops import HEAD_CHUNK, block_parameters, gpt_parameters, model_cost
-from lab.perfmodel.layout import (
-    SHARDED,
-    SHARINGS,
-    Bucket,
-    Layout,
-    Profile,
-    Sharing,
-    sent,
-)
+from lab.perfmodel.layout import SHARDED, SHARINGS, Bucket, Layout, Profile, Sharing, sent
 from lab.perfmodel.transformer import Transformer
 from lab.records.schema import Gradient
 
@@ -206,12 +198,6 @@ def calls_of(run: Run, profile: Profile) -> int:
     return messages
 
 
-def largest_unit(run: Run) -> int:
-    """Bytes of a transformer's block in fp32, which FSDP gathers as one; 0 for other models."""
-    model = run.architecture
-    return 4 * block_parameters(model.width) if isinstance(model, GPT | TextClassifier) else 0
-
-
 def memory_of(run: Run, *, device: str = "cpu", layout: Layout | None = None) -> MemoryParts:
     """Peak bytes of a rank, as the backward pass begins or ends, without the process's own.
 
@@ -236,12 +222,11 @@ def memory_of(run: Run, *, device: str = "cpu", layout: Layout | None = None) ->
     )
     in_flight = min(layout.in_flight, run.grad_accum * run.passes)
     on_rank = (activations * in_flight + copies) / layout.pipeline / layout.tensor
-    gathers = layout.sharing == "fsdp" and layout.data > 1
-    parts = replace(
-        parts,
-        activations=on_rank + (WORKSPACES if device == "cuda" else 0.0),
-        gathered=2 * largest_unit(run) / layout.tensor if gathers else 0.0,
-    )
+    gathered, model = 0.0, run.architecture
+    if layout.sharing == "fsdp" and layout.data > 1 and isinstance(model, GPT | TextClassifier):
+        gathered = 2 * 4 * block_parameters(model.width) / layout.tensor  # a block in fp32
+    workspaces = WORKSPACES if device == "cuda" else 0.0
+    parts = replace(parts, activations=on_rank + workspaces, gathered=gathered)
     if run.grad_accum > 1 or run.strategy in {"ddp", "zero1"}:
         return parts
     return replace(parts, gradients=0.0, activations=max(parts.activations, parts.gradients))

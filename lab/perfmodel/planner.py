@@ -157,11 +157,7 @@ class Space:
 
 
 def best(
-    costing: Described | MeasuredCosting,
-    space: Space,
-    *,
-    world_size: int,
-    global_batch: int,
+    costing: Described | MeasuredCosting, space: Space, *, world_size: int, global_batch: int
 ) -> Plan:
     """Predict every candidate that fits into memory, ranked by step time, then by memory.
 

@@ -126,12 +126,6 @@ class Described:
         return USABLE * self.machine.gpu.memory_bytes
 
 
-def _error(score: Score) -> str:
-    """A frozen prediction, which later measurements do not change, and its error."""
-    frozen = format_seconds(score.frozen.step_s)
-    return f"{signed(score.error)} ({frozen}, frozen before the run)"
-
-
 @dataclass(frozen=True)
 class Expectation:
     """A forecast, its speedup over the study's baseline, what was measured, its frozen score.
@@ -163,7 +157,10 @@ class Expectation:
         """Formatted for display; its remarks as numbers of footnotes."""
         forecast, prediction = self.forecast, self.forecast.prediction
         marks = "".join(f" [{footnotes.index(remark) + 1}]" for remark in self.remarks)
-        memory = forecast.memory_bytes
+        memory, error = forecast.memory_bytes, ""
+        if self.score:  # later measurements do not change it
+            frozen = format_seconds(self.score.frozen.step_s)
+            error = f"{signed(self.score.error)} ({frozen}, frozen before the run)"
         row = {
             "configuration": self.configuration,
             "step": "not predicted" + marks,
@@ -172,7 +169,7 @@ class Expectation:
             "memory of a rank": f"{memory / 1e6:,.0f} MB" if memory else "",
             "limited by": "",
             "measured": format_seconds(self.measured_s) if self.measured_s else "",
-            "error": _error(self.score) if self.score else "",
+            "error": error,
         }
         if prediction is None:
             return row

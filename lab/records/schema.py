@@ -57,12 +57,7 @@ PHASES = ("data", "h2d", "forward", "backward", "optimizer", "other")
 FOREIGN_SHARE = 0.06
 # Heat and a failing power supply slow a GPU down. Its power cap (sw_power_cap) does so in every
 # demanding run, and is a property of the measured machine.
-THROTTLES = (
-    "hw_slowdown",
-    "hw_thermal_slowdown",
-    "sw_thermal_slowdown",
-    "hw_power_brake_slowdown",
-)
+THROTTLES = ("hw_slowdown", "hw_thermal_slowdown", "sw_thermal_slowdown", "hw_power_brake_slowdown")
 
 
 class Timing(Section):

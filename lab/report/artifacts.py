@@ -15,6 +15,7 @@ from pathlib import Path
 import nbformat
 import pandas as pd
 from bs4 import BeautifulSoup, Tag
+from nbconvert.filters.latex import escape_latex
 
 from lab.files import write_atomically
 from lab.report import math, page, pdf
@@ -162,16 +163,9 @@ def _tables(body: BeautifulSoup, folder: Path) -> Iterator[tuple[Path, bytes]]:
         caption = "".join(map(str, table.caption.find_all(string=True))) if table.caption else ""
         number = table.select_one(NUMBERS)
         caption = caption.removeprefix(number.get_text() if number else "").strip()
-        latex = frame.to_latex(index=False, escape=True, caption=_escaped(caption), label=name)
+        latex = frame.to_latex(index=False, escape=True, caption=escape_latex(caption), label=name)
         yield folder / f"{name}.csv", frame.to_csv(index=False).encode()
         yield folder / f"{name}.tex", latex.encode()
-
-
-def _escaped(text: str) -> str:
-    """Text escaped for LaTeX."""
-    special: dict[str, str | int | None] = {letter: f"\\{letter}" for letter in "&%$#_{}"}
-    special |= {"\\": r"\textbackslash{}", "~": r"\textasciitilde{}", "^": r"\textasciicircum{}"}
-    return text.translate(str.maketrans(special))
 
 
 def _cells(table: Tag) -> list[list[str]]:

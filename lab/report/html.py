@@ -174,9 +174,7 @@ def _choose_form(output: NotebookNode, cell: NotebookNode) -> bool:
 
 
 def _is_visible(html: str) -> bool:
-    soup = BeautifulSoup(html, "html.parser")
-    for style in soup.find_all("style"):
-        style.decompose()
+    soup = BeautifulSoup(html, "html.parser")  # whose text has no styles
     return bool(soup.get_text().strip() or soup.find("img"))
 
 

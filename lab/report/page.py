@@ -29,13 +29,14 @@ MISSING = frozenset(
     "|-|–|—|nan|NaN|None|none|NaT|<NA>|inf|-inf|not measured|not run".split("|")  # noqa: SIM905
 )
 
+# By suffix, the media type and the first bytes of images that can be embedded.
 IMAGE_TYPES = {
-    ".svg": "image/svg+xml",
-    ".png": "image/png",
-    ".jpg": "image/jpeg",
-    ".jpeg": "image/jpeg",
-    ".gif": "image/gif",
-    ".webp": "image/webp",
+    ".svg": ("image/svg+xml", b""),
+    ".png": ("image/png", b"\x89PNG"),
+    ".jpg": ("image/jpeg", b"\xff\xd8\xff"),
+    ".jpeg": ("image/jpeg", b"\xff\xd8\xff"),
+    ".gif": ("image/gif", b"GIF8"),
+    ".webp": ("image/webp", b"RIFF"),
 }
 _LEFT = "text-align: left"
 _UNIT = re.compile(
@@ -329,4 +330,4 @@ def _read_image(address: str, folder: Path, *, alt: str) -> str:
     if path.suffix.lower() not in IMAGE_TYPES:
         raise LabError(f"{name} cannot be embedded; use one of: {', '.join(IMAGE_TYPES)}")
     data = base64.b64encode(path.read_bytes()).decode()
-    return f"data:{IMAGE_TYPES[path.suffix.lower()]};base64,{data}"
+    return f"data:{IMAGE_TYPES[path.suffix.lower()][0]};base64,{data}"

@@ -20,13 +20,6 @@ from lab.files import source_date
 from lab.report import math, page
 from lab.report.html import ASSETS, Document, LabHTMLExporter
 
-_SIGNATURES = {
-    ".svg": b"",
-    ".png": b"\x89PNG",
-    ".jpg": b"\xff\xd8\xff",
-    ".gif": b"GIF8",
-    ".webp": b"RIFF",
-}
 MOST_LETTERS = 2000  # printed at most per word
 
 
@@ -57,15 +50,16 @@ def _write_images(body: Tag, folder: Path) -> None:
     """Write the embedded images to files; raises LabError, naming the image, for a damaged one."""
     for number, image in enumerate(body.find_all("img"), start=1):
         header, _, data = str(image["src"]).partition(",")
-        suffixes = (suffix for suffix, kind in page.IMAGE_TYPES.items() if kind in header.lower())
-        suffix, alt = next(suffixes, ".png"), str(image["alt"])
+        types = ((suffix, kind) for suffix, (kind, _) in page.IMAGE_TYPES.items())
+        suffix = next((suffix for suffix, kind in types if kind in header.lower()), ".png")
+        alt = str(image["alt"])
         try:
             binary = ";base64" in header
             content = base64.b64decode(unquote(data)) if binary else unquote_to_bytes(data)
         except binascii.Error as error:
             raise LabError(f"the data of image “{alt}” is damaged: run its cell again") from error
         is_whole = suffix != ".svg" or page.is_well_formed(content)
-        if not (is_whole and content.startswith(_SIGNATURES[suffix])):
+        if not (is_whole and content.startswith(page.IMAGE_TYPES[suffix][1])):
             raise LabError(f"image “{alt}” is damaged or not {suffix.removeprefix('.').upper()}")
         name = image["src"] = f"figure-{number:03d}{suffix}"
         (folder / name).write_bytes(content)

@@ -28,7 +28,6 @@ from lab.config.study import Task
 from lab.errors import InputError
 from lab.formatting import NOT_MEASURED, capitalized, count, format_seconds, joined
 from lab.launch.plan import plan
-from lab.perfmodel import frozen
 from lab.records.schema import PHASES, Stat
 from lab.records.store import RUNS, Record
 from lab.records.table import by_run, median
@@ -388,10 +387,9 @@ def predictions(results: StudyResults) -> list[Markdown | Table]:
     if not results.scores:
         return [summary]
     measured = {row["run_id"]: row.text("step_time") for row in rows_of(results.summary)}
-    table = frozen.scores_table(results.scores)
-    table["measured"] = [measured[score.frozen.run_id] for score in results.scores]
+    rows = [one.row() | {"measured": measured[one.frozen.run_id]} for one in results.scores]
     bases = dict.fromkeys(score.frozen.basis for score in results.scores)
     beyond = dict.fromkeys(note for score in results.scores for note in score.frozen.extrapolated)
     caveats = f" Caveats: {'; '.join(beyond)}." if beyond else ""
     how = Markdown.of(f"{FROZEN}{'; '.join(bases)}.{caveats}")
-    return [summary, how, Table(PREDICTIONS, table, index=False, label="tbl-predictions")]
+    return [summary, how, Table.of_rows(PREDICTIONS, rows, label="tbl-predictions")]

@@ -24,7 +24,7 @@ from lab.launch.plan import planned, spent
 from lab.launch.preflight import usable
 from lab.perfmodel.calibration import Calibration, find_calibration
 from lab.records.store import Record, Store
-from lab.records.table import grouped
+from lab.records.table import grouped, value_at
 from lab.report import references, sections
 from lab.report.blocks import Figure, Markdown, Table, drawn, figure
 
@@ -166,7 +166,7 @@ def links(calibration: Calibration) -> Figure:
     """Times of collectives by bytes, measured and fitted."""
     alt = curves.links_alt(calibration)
     return drawn(
-        lambda ax: curves.links(calibration, ax=ax),
+        lambda ax: curves.links(ax, calibration),
         alt,
         height=curves.LINKS_HEIGHT,
         caption=LINKS if calibration.rows else "",
@@ -191,27 +191,24 @@ def traced_step(results: StudyResults, study: Study) -> list[Markdown | Figure]:
 
 def environment(results: StudyResults) -> Table:
     """Hardware and software of the measurement; values that differ between records are listed."""
-    values: dict[str, dict[str, None]] = {}
-    for record in results.records:
-        for name, value in [*environment_rows(record), *_allocation_rows(record)]:
-            values.setdefault(name, {})[value] = None
-    places = [record.environment for record in results.records if record.environment]
-    if "hosts" in values:
-        hosts = sorted({host for place in places for host in place.hosts})
-        values["hosts"] = {listed(hosts, MOST_HOSTS): None}
-    if "GPU" in values:
-        values["GPU"] = dict.fromkeys(_counted_together(values["GPU"]))
-    if peaks := list(_peaks(results.records)):
-        values["peak of a rank"] = dict.fromkeys(peaks)
-    waits = [
-        record.allocation.queue_time
+    pairs = (
+        pair
         for record in results.records
-        if record.allocation and record.allocation.queue_time is not None
-    ]
-    if waits:
-        span = f"{format_seconds(min(waits))} to {format_seconds(max(waits))}"
-        values["in the queue"] = {span: None}
-    values |= {name: {text: None} for name, text in _hours(results).items()}
+        for pair in (*environment_rows(record), *_allocation_rows(record))
+    )
+    values = {name: list(dict.fromkeys(texts)) for name, texts in grouped(pairs).items()}
+    if "hosts" in values:
+        places = [record.environment for record in results.records if record.environment]
+        hosts = sorted({host for place in places for host in place.hosts})
+        values["hosts"] = [listed(hosts, MOST_HOSTS)]
+    if "GPU" in values:
+        values["GPU"] = list(_counted_together(values["GPU"]))
+    if peaks := list(_peaks(results.records)):
+        values["peak of a rank"] = peaks
+    queued = (value_at(record, "allocation.queue_time") for record in results.records)
+    if waits := [wait for wait in queued if wait is not None]:
+        values["in the queue"] = [f"{format_seconds(min(waits))} to {format_seconds(max(waits))}"]
+    values |= {name: [text] for name, text in _hours(results).items()}
     rows = [{"what": name, "value": "; ".join(listed)} for name, listed in values.items()]
     origin = "as the source states it" if results.citations else "read inside the jobs"
     return Table.of_rows(f"Environment, {origin}", rows, label="tbl-environment")

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+from collections.abc import Mapping
 from dataclasses import dataclass, replace
 from functools import cached_property
 from pathlib import Path
@@ -24,6 +24,7 @@ from lab.analysis.scaling_curves import (
     time_name,
     time_units,
 )
+from lab.figures.scaling import quantities
 from lab.formatting import (
     NOT_MEASURED,
     bytes_unit,
@@ -68,13 +69,6 @@ OVER_REPEATS = (
     "medians over repeats, with 95 % intervals by order statistics, those of ratios bootstrap "
     "intervals (of two to four repeats their range)"
 )
-GIVEN: dict[str, Callable[[pd.DataFrame], str]] = {
-    "step_time": time_name,
-    "samples_per_second": lambda summary: f"throughput ({rate_name(summary)})",
-    "peak_memory": memory_name,
-    "mfu": lambda summary: "MFU",
-}
-INTERVALS = {f"{column}_low" for column in ("speedup", "efficiency", *GIVEN)}
 BASELINE = "The baseline is by default the fewest ranks that the table has of a configuration."
 
 
@@ -156,13 +150,14 @@ def _kind(table: ReportedTable, kind: Scaling, results: StudyResults) -> Blocks:
 def _figure(results: StudyResults, *, suffix: str, left_out: int) -> Figure:
     """All quantities of the table by number of ranks, with a caption that holds for it."""
     summary, shown = results.summary, len(results.curves)
-    columns = {column for column in summary if summary[column].notna().any()}
-    names = [name(summary) for column, name in GIVEN.items() if column in columns]
+    columns = {one.column: one.name(summary) for one in quantities(results)}
+    names = [name for column, name in columns.items() if column not in {"speedup", "efficiency"}]
     what = [f"{', '.join(names)} as the table gives {'them' if len(names) > 1 else 'it'}"]
     if "speedup" in columns:
         base = baseline_name(summary)
         what.insert(0, f"speedup over {base} and the ideal (dashed), efficiency against {base}")
-    how = f" Bars are intervals: {_how(summary)}." if INTERVALS & columns else ""
+    lows = summary.filter([f"{column}_low" for column in columns])
+    how = f" Bars are intervals: {_how(summary)}." * bool(lows.notna().any(axis=None))
     drawn = figure("overview", results)
     text = f"{'; '.join(what)}; by number of {ranks(device_of(summary))}"
     few = f"{shown} of {shown + left_out} configurations are drawn, those with the most numbers"

@@ -19,7 +19,8 @@ from matplotlib.text import Text
 
 from lab import figures
 from lab.config.study import Study
-from lab.figures import StudyResults, curves
+from lab.figures import StudyResults, curves, style
+from lab.figures.style import SIZE
 from lab.perfmodel.calibration import read_calibration
 
 KEPT = Path(__file__).parents[2] / "fixtures" / "old_records" / "reports"
@@ -151,7 +152,11 @@ def test_figures_of_kept_records(study: str, name: str) -> None:
 def test_times_of_collectives_of_the_kept_calibration() -> None:
     kept = Path(__file__).parents[3] / "reports/quickstart/kept/slurm/calibration/local.json"
     calibration = read_calibration(kept)
-    assert calibration and faults(curves.links(calibration).figure) == []
+    assert calibration
+    with style():
+        sheet = plt.figure(figsize=(SIZE[0], curves.LINKS_HEIGHT), layout="constrained")
+        curves.links(sheet.subplots(), calibration)
+        assert faults(sheet) == []
 
 
 def test_a_collision_and_a_cut_text_would_be_found() -> None:
