@@ -136,8 +136,7 @@ class CallRecorder:
         """The calls, in s of `perf_counter`; ends the trace, and on CUDA waits for the device."""
         trace_calls(None)
         # Others precede or follow the steps: parameter broadcasts, agreement about checkpoints.
-        is_over = self.clock.is_over
-        calls = [call for call in self.calls if is_over(call.position)]
+        calls = [call for call in self.calls if self.clock.is_over(call.position)]
         self.calls = []
         self.pending.clear()
         self.together.clear()
@@ -153,18 +152,11 @@ class CallRecorder:
         # the rank.
         wait_end = np.where(finish < begin, begin, end)
         finish = np.where(finish >= begin, end, finish)
-        phase_of = self.clock.phase_of
         return Calls(
             step=np.array([call.position[0] for call in calls], dtype=np.int64),
             operation=np.array([call.operation for call in calls], dtype=np.str_),
             members=np.array([call.members for call in calls], dtype=np.int64),
-            phase=np.array(
-                [
-                    phase_of(call.waited_in) if call.waited_in and is_over(call.waited_in) else ""
-                    for call in calls
-                ],
-                dtype=np.str_,
-            ),
+            phase=np.array([self.clock.phase_of(call.waited_in) for call in calls], dtype=np.str_),
             launch=launch,
             finish=finish,
             wait_begin=begin,
