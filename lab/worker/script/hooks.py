@@ -29,7 +29,7 @@ from lab.formatting import count
 from lab.worker.measure.clock import Clock
 from lab.worker.measure.collective_trace import CallRecorder, untraced
 from lab.worker.measure.ddp_hook import BucketRecorder, Sent
-from lab.worker.script.processes import replaced
+from lab.worker.patch import around, replaced
 
 # How often a script may catch its end, as to save its state, without being taken for a loop.
 CAUGHT = 3
@@ -448,26 +448,25 @@ def installed(recorder: StepRecorder) -> Iterator[None]:
             (torch.autograd, "backward", disable(backward)),
             (loaders[0], "__iter__", recorder.timed("data", loaders[0].__iter__)),
             (loaders[1], "__next__", recorder.timed("data", loaders[1].__next__)),
-            (ddp, "__init__", _announcing(ddp.__init__, recorder.record_buckets)),
+            (ddp, "__init__", around(ddp.__init__, _announced, recorder.record_buckets)),
         ),
     ):
         yield
 
 
-def _announcing(
-    construct: Callable[..., None], announce: Callable[[DistributedDataParallel], None]
-) -> Callable[..., None]:
-    """DDP's constructor, which announces the module when it is first called."""
+def _announced(
+    construct: Callable[..., None],
+    announce: Callable[[DistributedDataParallel], None],
+    parallel: DistributedDataParallel,
+    *arguments: Any,
+    **options: Any,
+) -> None:
+    """Construct a DDP, which is announced when it is first called."""
+    construct(parallel, *arguments, **options)
 
-    @wraps(construct)
-    def build(parallel: DistributedDataParallel, *arguments: Any, **options: Any) -> None:
-        construct(parallel, *arguments, **options)
+    # Not before, as the script may still register a hook, and DDP takes only one.
+    def on_first_call(module: nn.Module, _: Any) -> None:
+        handle.remove()
+        announce(parallel)
 
-        # Not before, as the script may still register a hook, and DDP takes only one.
-        def on_first_call(module: nn.Module, _: Any) -> None:
-            handle.remove()
-            announce(parallel)
-
-        handle = parallel.register_forward_pre_hook(torch.compiler.disable(on_first_call))
-
-    return build
+    handle = parallel.register_forward_pre_hook(torch.compiler.disable(on_first_call))
