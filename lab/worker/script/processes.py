@@ -7,6 +7,7 @@ import inspect
 import os
 import sys
 import threading
+import traceback
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from functools import partial
@@ -79,7 +80,8 @@ def _require_guard(process: Any) -> None:
     Python ends such a process with an error, of which a pool starts another one, without end.
     """
     method = process._start_method or multiprocessing.get_start_method()
-    top = next((f for f in _callers() if f.f_code.co_name == "<module>" and _is_main(f)), None)
+    frames = (frame for frame, _ in traceback.walk_stack(inspect.currentframe()))
+    top = next((f for f in frames if f.f_code.co_name == "<module>" and _is_main(f)), None)
     if method == "fork" or top is None:
         return
     tree = ast.parse(Path(top.f_code.co_filename).read_bytes())
@@ -89,13 +91,6 @@ def _require_guard(process: Any) -> None:
             f"a process started by {method} imports the script and would start one itself: put "
             f'what line {top.f_lineno} does under `if __name__ == "__main__":`'
         )
-
-
-def _callers() -> Iterator[FrameType]:
-    frame = inspect.currentframe()
-    while frame is not None:
-        yield frame
-        frame = frame.f_back
 
 
 def _is_main(frame: FrameType) -> bool:
