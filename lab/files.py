@@ -9,9 +9,12 @@ import os
 import pwd
 import re
 import secrets
+import shutil
 import stat
+import tempfile
 import threading
-from contextlib import suppress
+from collections.abc import Iterator
+from contextlib import contextmanager, suppress
 from functools import lru_cache
 from pathlib import Path
 from typing import Any
@@ -65,6 +68,38 @@ def write_atomically(
         if isinstance(error, OSError):
             error.filename = str(path)  # which is more helpful than the temporary name
         raise
+
+
+@contextmanager
+def whole_folder(path: Path, *, durable: bool = True) -> Iterator[Path]:
+    """Yields a folder to fill that then takes the place of `path`, which is complete or absent.
+
+    `durable` is that of `write_atomically`. One process at a time may do this for a path.
+    """
+    path.parent.mkdir(parents=True, exist_ok=True)
+    for leftover in path.parent.glob(f".{path.name}.*"):  # from a process that was killed
+        shutil.rmtree(leftover, ignore_errors=True)
+    # Beside it, because a folder can be renamed only within one file system.
+    building = Path(tempfile.mkdtemp(dir=path.parent, prefix=f".{path.name}."))
+    yield building
+    # Contents reach the disk before the name, so the name stands for them even after a power cut.
+    for part in (*building.iterdir(), building) if durable else ():
+        _flush(part)
+    replaced = path.with_name(f".{path.name}.old")
+    if path.exists():  # a folder cannot replace another in one step
+        path.rename(replaced)
+    building.rename(path)
+    if durable:
+        _flush(path.parent)
+    shutil.rmtree(replaced, ignore_errors=True)
+
+
+def _flush(path: Path) -> None:
+    descriptor = os.open(path, os.O_RDONLY)
+    try:
+        os.fsync(descriptor)
+    finally:
+        os.close(descriptor)
 
 
 def unwritable(out: Path) -> list[Problem]:

@@ -248,22 +248,13 @@ class Attempt:
 
     def last_line(self) -> str:
         """The last non-empty line of the ranks' logs that says more than that a rank ended."""
-        return _last_line(self._log_tails())
+        return _last_line(self.log_tails())
 
-    def log_contains(self, *phrases: str) -> bool:
-        """Whether the ends of the ranks' logs contain one of these lower-case phrases."""
-        return any(phrase in tail.lower() for tail in self._log_tails() for phrase in phrases)
-
-    def has_log(self) -> bool:
-        """Whether a rank's log was opened, even if nothing was written to it."""
-        return any(self._logs())
-
-    def _log_tails(self) -> list[str]:
-        ranks = (path.name.removeprefix(f"{self.job_id}_").split("_")[0] for path in self._logs())
+    def log_tails(self) -> list[str]:
+        """The ends of the ranks' logs that were opened, even if nothing was written to them."""
+        paths = (self.output or self.log).glob(f"{self.job_id}_*_log.out")
+        ranks = (path.name.removeprefix(f"{self.job_id}_").split("_")[0] for path in paths)
         return [self.log_tail(rank) for rank in sorted(map(int, ranks))]
-
-    def _logs(self) -> Iterator[Path]:
-        return (self.output or self.log).glob(f"{self.job_id}_*_log.out")
 
 
 def _last_line(tails: Iterable[str]) -> str:

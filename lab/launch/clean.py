@@ -55,19 +55,16 @@ def clean(study: Study | str | Path, *, remove: bool = False) -> list[Part]:
         raise InputError(study.name, problems)
     try:
         with driver.lock(study, timeout_s=0):
-            _require_no_jobs(study)
+            if alive := len(active(study)):
+                what = "one of its jobs has" if alive == 1 else f"{alive} of its jobs have"
+                advice = "see `lab status`, or use `lab cancel`"
+                raise LabError(f"{study.name}: {what} not ended; {advice}")
             before = _parts(study)
             for path in [path for kind, path in _files(study) if kind]:
                 path.unlink(missing_ok=True)
             return before
     except Timeout:
         raise LabError(f"a driver is working on {study.name}; wait until it ends") from None
-
-
-def _require_no_jobs(study: Study) -> None:
-    if alive := len(active(study)):
-        what = "one of its jobs has" if alive == 1 else f"{alive} of its jobs have"
-        raise LabError(f"{study.name}: {what} not ended; see `lab status`, or use `lab cancel`")
 
 
 def _parts(study: Study) -> list[Part]:

@@ -10,6 +10,7 @@ from __future__ import annotations
 import atexit
 import json
 import os
+import pkgutil
 import signal
 import socket
 import subprocess
@@ -64,7 +65,7 @@ class ForkServer:
     ) -> int:
         """The id of a new process that calls the function; OSError if the server has ended."""
         request = {
-            "function": [function.__module__, function.__qualname__],
+            "function": f"{function.__module__}:{function.__qualname__}",
             "arguments": dict(arguments),
             "folder": str(Path.cwd()),
             "environment": dict(environment),
@@ -170,8 +171,7 @@ def _begin(connection: socket.socket, request: dict[str, Any]) -> int:
     os.environ.clear()
     os.environ.update(request["environment"])
     tempfile.tempdir = None  # as the driver's TMPDIR may have changed
-    module, name = request["function"]
-    code: int = getattr(import_module(module), name)(**request["arguments"])
+    code: int = pkgutil.resolve_name(request["function"])(**request["arguments"])
     return code
 
 

@@ -8,7 +8,7 @@ import uuid
 from collections import Counter
 from collections.abc import Callable, Collection, Iterator, Sequence
 from contextlib import suppress
-from dataclasses import dataclass, fields, replace
+from dataclasses import asdict, dataclass, fields, replace
 from pathlib import Path
 from typing import Self
 
@@ -155,14 +155,7 @@ def _state(
     )
     if job.state == "pending":
         return state
-    progress = read_progress(store.folder(task))
-    return replace(
-        state,
-        phase=progress.phase,
-        step=progress.step,
-        steps=progress.steps,
-        loss=progress.loss,
-    )
+    return replace(state, **asdict(read_progress(store.folder(task))))
 
 
 def watch(study: Study) -> list[TaskState]:

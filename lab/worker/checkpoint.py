@@ -8,9 +8,7 @@ from __future__ import annotations
 import importlib
 import json
 import math
-import os
 import shutil
-import tempfile
 import time
 from collections.abc import Mapping
 from dataclasses import dataclass
@@ -27,7 +25,7 @@ from torch import distributed as dist
 
 from lab.config.run import Run
 from lab.errors import LabError
-from lab.files import read_json
+from lab.files import read_json, whole_folder
 from lab.worker import distributed
 from lab.worker.context import preemption_noticed
 from lab.worker.distributed import RankJob
@@ -106,25 +104,12 @@ def describe(run: Run, *, tokenizer: Path | None, **meta: Any) -> dict[str, byte
 
 def write(folder: Path, files: Mapping[str, bytes | Tensors]) -> None:
     """Write a checkpoint atomically: at any moment, `folder` is complete or absent."""
-    folder.parent.mkdir(parents=True, exist_ok=True)
-    for leftover in folder.parent.glob(f".{folder.name}.*"):  # from a process that was killed
-        shutil.rmtree(leftover, ignore_errors=True)
-    # Beside it, because a folder can be renamed only within one file system.
-    building = Path(tempfile.mkdtemp(dir=folder.parent, prefix=f".{folder.name}."))
-    for name, content in files.items():
-        if isinstance(content, bytes):
-            (building / name).write_bytes(content)
-        else:
-            save_file(_unshared(content), building / name)
-        _flush(building / name)
-    # Contents reach the disk before the name, so the name stands for them even after a power cut.
-    _flush(building)
-    replaced = folder.with_name(f".{folder.name}.old")
-    if folder.exists():  # a folder cannot replace another in one step
-        folder.rename(replaced)
-    building.rename(folder)
-    _flush(folder.parent)
-    shutil.rmtree(replaced, ignore_errors=True)
+    with whole_folder(folder) as building:
+        for name, content in files.items():
+            if isinstance(content, bytes):
+                (building / name).write_bytes(content)
+            else:
+                save_file(_unshared(content), building / name)
 
 
 def _unshared(tensors: Tensors) -> dict[str, Tensor]:
@@ -137,14 +122,6 @@ def _unshared(tensors: Tensors) -> dict[str, Tensor]:
         unshared[name] = contiguous.clone() if storage in storages else contiguous
         storages.add(storage)
     return unshared
-
-
-def _flush(path: Path) -> None:
-    descriptor = os.open(path, os.O_RDONLY)
-    try:
-        os.fsync(descriptor)
-    finally:
-        os.close(descriptor)
 
 
 def _state_dict() -> ModuleType:

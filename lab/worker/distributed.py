@@ -16,14 +16,14 @@ import socket
 import sys
 import time
 from collections.abc import Callable, Iterator, Sequence
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from dataclasses import dataclass
 from datetime import timedelta
 from functools import partial
-from pathlib import Path
 from typing import Any, TypeVar
 
 import numpy as np
+import psutil
 import torch
 from pydantic import BaseModel
 from torch import distributed as dist
@@ -353,26 +353,15 @@ def pace_sockets(emulated: Emulated | None) -> int:
     """
     if emulated is None or emulated.link is None or emulated.way != "pacing":
         return 0
+    # Older kernels take 32 bits; a higher rate does not limit anything in practice.
+    rate = min(int(emulated.link.bytes_per_s), 2**32 - 2)
     # gloo does not expose its sockets, so they are found among the open files.
-    descriptors = [int(entry.name) for entry in Path("/proc/self/fd").iterdir()]
-    return sum(_pace(descriptor, emulated.link.bytes_per_s) for descriptor in descriptors)
-
-
-def _pace(descriptor: int, bytes_per_s: float) -> bool:
-    try:
-        if not str(Path(f"/proc/self/fd/{descriptor}").readlink()).startswith("socket:"):
-            return False
+    connections = [one for one in psutil.Process().net_connections("tcp") if one.raddr]
+    for one in connections:
         # A duplicate, because closing this object must not close gloo's connection.
-        with socket.socket(fileno=os.dup(descriptor)) as connection:
-            if connection.family not in {socket.AF_INET, socket.AF_INET6}:
-                return False
-            connection.getpeername()  # raises OSError unless connected
-            # Older kernels take 32 bits; a higher rate does not limit anything in practice.
-            rate = min(int(bytes_per_s), 2**32 - 2)
+        with suppress(OSError), socket.socket(fileno=os.dup(one.fd)) as connection:
             connection.setsockopt(socket.SOL_SOCKET, SO_MAX_PACING_RATE, rate)
-            return True
-    except OSError:
-        return False
+    return len(connections)
 
 
 @dataclass(frozen=True)

@@ -50,11 +50,6 @@ class Pauses:
         """Duration of the whole backward pass."""
         return sum(seconds for seconds, _ in self.stages) + self.rest
 
-    @property
-    def totals(self) -> dict[str, float]:
-        """Totals for the record."""
-        return {"forward": self.forward, "backward": self.backward, "optimizer": self.optimizer}
-
     def lasting(self, seconds: float) -> Pauses:
         """The same order of gradients in a step of this length (Kaplan et al., 2020)."""
         factor = 2 / 3 * seconds / self.backward  # two of the three products are backward

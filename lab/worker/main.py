@@ -161,7 +161,8 @@ def _environment(
 ) -> Environment:
     context = job.context
     if pauses is not None and context.emulated is not None:
-        emulated = context.emulated.model_copy(update={"step": pauses.totals})
+        step = {name: getattr(pauses, name) for name in ("forward", "backward", "optimizer")}
+        emulated = context.emulated.model_copy(update={"step": step})
         context = replace(context, emulated=emulated)
     return environment(
         context,

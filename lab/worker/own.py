@@ -3,10 +3,10 @@
 from __future__ import annotations
 
 import hashlib
-import importlib
 import inspect
 import itertools
 import os
+import pkgutil
 import re
 import sys
 import sysconfig
@@ -82,9 +82,8 @@ def make(own: Own, **offered: Any) -> Any:
 
 def load(reference: str) -> Any:
     """The function or class behind `module:name`; LabError if its import fails."""
-    module, name = reference.split(":")
     with blamed(reference):
-        return getattr(importlib.import_module(module), name)
+        return pkgutil.resolve_name(reference)
 
 
 @contextmanager

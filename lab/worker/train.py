@@ -19,7 +19,7 @@ from lab.errors import LabError
 from lab.machine import age
 from lab.worker import environment, models, strategies
 from lab.worker.checkpoint import Checkpoints
-from lab.worker.data.dataset import FastLoader, loader_for
+from lab.worker.data.dataset import LOADERS, FastLoader
 from lab.worker.distributed import RankJob, mean_over_ranks
 from lab.worker.emulation import Pauses, Sleeper, SleepingOptimizer
 from lab.worker.environment import RankUse, StateBytes
@@ -90,7 +90,7 @@ def train(job: RankJob, *, folder: Path | None = None, pauses: Pauses | None = N
         optimizer = strategy.optimizer(parallel, run)
     # Without it fp16 loses small gradients; other precisions pass through.
     scaler = torch.amp.GradScaler(device.type, enabled=run.precision == "fp16")
-    loader = loader_for(job.dataset, run=run, rank=context.rank)
+    loader = LOADERS[run.loader](job.dataset.train, run=run, rank=context.rank)
     # Allocated at once: small tensors from each step would fragment the heap and memory would grow.
     losses = torch.zeros(run.steps, run.grad_accum, device=device)
     norms = torch.zeros(run.steps, device=device)

@@ -341,16 +341,17 @@ def exit_reason(job: JobState | None, attempt: Attempt) -> RankError:
         return RankError(0, "JobLost", message)
     node = f" on {job.nodes}" if job.nodes else ""
     ended = f"Slurm job {attempt.job_id} ended as {job.state}{node}"
+    tails = attempt.log_tails()
     if job.state in ENDS:
         kind, meaning = ENDS[job.state]
         detail = f" ({job.reason})" if job.state != "TIMEOUT" and job.reason else ""
         message = f"{ended}: {meaning}{detail}"
     # Sites without control groups kill the processes, whose exit code then sets the job's state.
-    elif attempt.log_contains(*MEMORY_PHRASES):
+    elif any(phrase in tail.lower() for tail in tails for phrase in MEMORY_PHRASES):
         kind, message = "MemoryLimit", f"{ended}: {ENDS['OUT_OF_MEMORY'][1]}"
     elif not attempt.any_registered():
         silent = "without a log: is the study's folder on a file system that the nodes share?"
-        if attempt.has_log():
+        if tails:
             silent = "with an empty log: did a line of the profile's `setup` end the job?"
         cause = attempt.last_line() or f"exit code {job.exit_code}, {silent}"
         kind, message = "BadNode", f"{ended} before any rank started: {cause}"

@@ -5,8 +5,6 @@ from __future__ import annotations
 import hashlib
 import json
 import os
-import shutil
-import tempfile
 import urllib.request
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
@@ -20,7 +18,7 @@ from filelock import FileLock, Timeout
 
 from lab.config.paths import Download, cache_roots
 from lab.errors import LabError
-from lab.files import write_atomically
+from lab.files import whole_folder, write_atomically
 from lab.worker.context import Progress
 from lab.worker.data.dataset import Array
 
@@ -146,21 +144,17 @@ def _load(folder: Path) -> CachedArrays | None:
 
 
 def _build(folder: Path, build: Callable[[Path], Mapping[str, Array]]) -> None:
-    # Temporary folders were left by killed processes: no other builds while this one has the lock.
-    for leftover in (folder, *folder.parent.glob(f".{folder.name}.*")):
-        shutil.rmtree(leftover, ignore_errors=True)
-    building = Path(tempfile.mkdtemp(dir=folder.parent, prefix=f".{folder.name}."))
-    arrays = {name: np.ascontiguousarray(array) for name, array in sorted(build(building).items())}
-    digest = hashlib.sha256()
-    for name, array in arrays.items():
-        np.save(building / f"{name}.npy", array)
-        digest.update(f"{name} {array.dtype.str} {array.shape}".encode())
-        digest.update(array.data.cast("B"))
-    shapes = {name: array.shape for name, array in arrays.items()}
-    sizes = {path.name: path.stat().st_size for path in building.iterdir()}
-    meta = {"format": FORMAT, "sha256": digest.hexdigest(), "shapes": shapes, "bytes": sizes}
-    (building / "meta.json").write_text(json.dumps(meta))
-    building.replace(folder)  # the folder appears whole: readers take no lock
+    digest, shapes = hashlib.sha256(), {}
+    with whole_folder(folder, durable=False) as building:  # readers take no lock
+        for name, values in sorted(build(building).items()):
+            array = np.ascontiguousarray(values)
+            np.save(building / f"{name}.npy", array)
+            digest.update(f"{name} {array.dtype.str} {array.shape}".encode())
+            digest.update(array.data.cast("B"))
+            shapes[name] = array.shape
+        sizes = {path.name: path.stat().st_size for path in building.iterdir()}
+        meta = {"format": FORMAT, "sha256": digest.hexdigest(), "shapes": shapes, "bytes": sizes}
+        (building / "meta.json").write_text(json.dumps(meta))
 
 
 def fetch(download: Download, *, instead: str, progress: Progress) -> Path:

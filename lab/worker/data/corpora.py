@@ -21,6 +21,7 @@ from lab.config.models import Transformer
 from lab.config.paths import SHAKESPEARE, read_texts
 from lab.config.run import Run
 from lab.errors import InputError
+from lab.formatting import count
 from lab.worker.context import Progress
 from lab.worker.data.cache import CachedArrays, cached_arrays, fetch
 from lab.worker.data.dataset import HELD_OUT, Array, Dataset, Windows
@@ -180,12 +181,12 @@ def prepare(run: Run, *, pretrained: Path | None, data_root: Path, progress: Pro
             what = f"{len(part)} tokens {name}, but a sample of this model needs {needed}"
             advice = "give more text, or use a smaller block_size"
             raise InputError.of("data", config.kind, what, advice)
-    count = f"{(len(train) + len(held_out)) / 1e6:.3g}M tokens"
+    size = f"{(len(train) + len(held_out)) / 1e6:.3g}M tokens"
     return Dataset(
         train=Windows(train, block_size=model.block_size),
         held_out=Windows(held_out, block_size=model.block_size),
         sha256=cached.sha256,
-        description=f"{corpus.description}, {count}, vocabulary {vocab_size}",
+        description=f"{corpus.description}, {size}, vocabulary {vocab_size}",
         tokens_per_sample=model.block_size,
         vocab_size=vocab_size,  # as configured; a small text may use fewer
         tokenizer=cached.folder / "tokenizer.json",
@@ -208,8 +209,7 @@ def read_stdlib(config: object, data_root: Path, progress: Progress) -> Corpus:
 def read_text(config: datasets.Text, data_root: Path, progress: Progress) -> Corpus:
     """The texts at the configured path, as `lab.config.paths` allows; raises InputError."""
     texts = read_texts(config.path, data_root)
-    files = "1 text file" if len(texts) == 1 else f"{len(texts)} text files"
-    return Corpus(texts, f"{files} of {config.path}")
+    return Corpus(texts, f"{count(len(texts), 'text file')} of {config.path}")
 
 
 def read_shakespeare(config: object, data_root: Path, progress: Progress) -> Corpus:

@@ -186,12 +186,6 @@ class Batch(NamedTuple):
         return Batch(*(tensor.to(device, non_blocking=True) for tensor in self))
 
 
-def loader_for(dataset: Dataset, *, run: Run, rank: int) -> FastLoader | ClassicLoader:
-    """The run's loader over the training samples; both loaders give the same batches."""
-    loader = ClassicLoader if run.loader == "classic" else FastLoader
-    return loader(dataset.train, run=run, rank=rank)
-
-
 class FastLoader:
     """Slices of memory-mapped arrays: nothing is prepared while the model waits."""
 
@@ -248,3 +242,10 @@ class ClassicLoader:
 def _silence_tokenizers(worker: int) -> None:
     # A tokenizer's threads do not survive the fork of a DataLoader's worker, and it would warn.
     os.environ["TOKENIZERS_PARALLELISM"] = "false"
+
+
+# By a run's `loader`; both give the same batches.
+LOADERS: dict[str, type[FastLoader | ClassicLoader]] = {
+    "fast": FastLoader,
+    "classic": ClassicLoader,
+}

@@ -124,8 +124,10 @@ class Clock:
         step, lap = position
         return 0 <= step < len(self._steps) and lap < len(self._steps[step])
 
-    def phase_of(self, position: tuple[int, int]) -> str:
-        """The phase of a finished lap, whose name is known only at its end."""
+    def phase_of(self, position: tuple[int, int] | None) -> str:
+        """The phase of a lap, whose name is known only at its end; empty before."""
+        if position is None or not self.is_over(position):
+            return ""
         step, lap = position
         return self._steps[step][lap][0]
 

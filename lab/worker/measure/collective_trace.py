@@ -10,7 +10,7 @@ import inspect
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager, suppress
 from dataclasses import dataclass
-from functools import wraps
+from functools import cache
 from typing import Any
 
 import numpy as np
@@ -22,6 +22,7 @@ from torch.distributed import distributed_c10d
 
 from lab.perfmodel.collectives import RINGS, bus_factor
 from lab.worker.measure.clock import Clock, FloatArray, IntArray, Timestamped
+from lab.worker.patch import around
 
 # Methods of a process group: the collective and the argument whose bytes count.
 METHODS = {
@@ -136,8 +137,7 @@ class CallRecorder:
         """The calls, in s of `perf_counter`; ends the trace, and on CUDA waits for the device."""
         trace_calls(None)
         # Others precede or follow the steps: parameter broadcasts, agreement about checkpoints.
-        is_over = self.clock.is_over
-        calls = [call for call in self.calls if is_over(call.position)]
+        calls = [call for call in self.calls if self.clock.is_over(call.position)]
         self.calls = []
         self.pending.clear()
         self.together.clear()
@@ -153,18 +153,11 @@ class CallRecorder:
         # the rank.
         wait_end = np.where(finish < begin, begin, end)
         finish = np.where(finish >= begin, end, finish)
-        phase_of = self.clock.phase_of
         return Calls(
             step=np.array([call.position[0] for call in calls], dtype=np.int64),
             operation=np.array([call.operation for call in calls], dtype=np.str_),
             members=np.array([call.members for call in calls], dtype=np.int64),
-            phase=np.array(
-                [
-                    phase_of(call.waited_in) if call.waited_in and is_over(call.waited_in) else ""
-                    for call in calls
-                ],
-                dtype=np.str_,
-            ),
+            phase=np.array([self.clock.phase_of(call.waited_in) for call in calls], dtype=np.str_),
             launch=launch,
             finish=finish,
             wait_begin=begin,
@@ -194,6 +187,7 @@ def _is_main(stream: Any) -> bool:
 
 _recorder: CallRecorder | None = None
 _installed = False
+_signature = cache(inspect.signature)
 
 
 def trace_calls(recorder: CallRecorder | None) -> None:
@@ -206,25 +200,25 @@ def trace_calls(recorder: CallRecorder | None) -> None:
     group: Any = dist.ProcessGroup
     for name, (operation, argument) in METHODS.items():
         if hasattr(group, name):
-            setattr(group, name, _traced_launch(getattr(group, name), operation, argument))
+            setattr(group, name, around(getattr(group, name), _launch, operation, argument))
     work: Any = dist.Work
-    work.wait = _traced_wait(work.wait, id)
+    work.wait = around(work.wait, _wait, id)
     # NCCL combines messages in both directions, and they are waited for together.
-    group._end_coalescing = _traced_end(group._end_coalescing)
+    group._end_coalescing = around(group._end_coalescing, _end_coalescing)
     # By which DDP makes buffers, as those of batch norm, equal before a forward pass.
     module: Any = dist
-    broadcast = _traced_broadcast(module._broadcast_coalesced)
+    broadcast = around(module._broadcast_coalesced, _broadcast)
     # Of a compiled module, the original breaks the graph too.
     module._broadcast_coalesced = torch.compiler.disable(broadcast)
     # FSDP's calls run on separate streams, for whose events the main stream waits.
     stream: Any = torch.cuda.Stream
-    stream.record_event = _traced_event(stream.record_event)
-    stream.wait_event = _traced_stream_wait(stream.wait_event)
+    stream.record_event = around(stream.record_event, _record_event)
+    stream.wait_event = around(stream.wait_event, _wait_event)
     # DTensor's collectives and waits are C++ operators, which bypass Python methods.
     for name, launch in FUNCTIONAL.items():
         if hasattr(functional, name):
-            setattr(functional, name, _traced_functional(getattr(functional, name), launch))
-    functional.wait_tensor = _traced_wait(functional.wait_tensor, torch.Tensor.data_ptr)
+            setattr(functional, name, around(getattr(functional, name), _functional, launch))
+    functional.wait_tensor = around(functional.wait_tensor, _wait, torch.Tensor.data_ptr)
 
 
 @contextmanager
@@ -238,126 +232,112 @@ def untraced() -> Iterator[None]:
         _recorder = recorder
 
 
-def _traced_launch(method: Callable[..., Any], operation: str, argument: int) -> Callable[..., Any]:
-    @wraps(method)
-    def launch(group: Any, *arguments: Any, **options: Any) -> Any:
-        recorder = _recorder
-        # The only member of a group within several ranks exchanges nothing.
-        if recorder is None or group.size() == 1 < dist.get_world_size():
-            return method(group, *arguments, **options)
-        size = _bytes(arguments[argument])
-        # A blocking call may do its work on the caller's own stream, where waiting for it takes no
-        # time, so it counts as one wait from its launch.
-        blocking = getattr(arguments[-1], "asyncOp", True) is False
-        call = recorder.launch(operation, size, members=group.size(), blocking=blocking)
-        work = method(group, *arguments, **options)
+def _launch(
+    method: Callable[..., Any],
+    operation: str,
+    argument: int,
+    group: Any,
+    *arguments: Any,
+    **options: Any,
+) -> Any:
+    recorder = _recorder
+    # The only member of a group within several ranks exchanges nothing.
+    if recorder is None or group.size() == 1 < dist.get_world_size():
+        return method(group, *arguments, **options)
+    size = _bytes(arguments[argument])
+    # A blocking call may do its work on the caller's own stream, where waiting for it takes no
+    # time, so it counts as one wait from its launch.
+    blocking = getattr(arguments[-1], "asyncOp", True) is False
+    call = recorder.launch(operation, size, members=group.size(), blocking=blocking)
+    work = method(group, *arguments, **options)
+    if work is not None:
+        recorder.expect([call], id(work), work)
+        if not blocking:
+            # Messages over gloo have no future, so their arrival cannot be observed.
+            with suppress(RuntimeError):
+                work.get_future().then(lambda future: recorder.finished(call))
+    elif blocking:
+        recorder.expect([call], id(call), call)
+        with recorder.waiting(id(call)):
+            pass  # the call is done
+    else:
+        recorder.together.append(call)
+    return work
+
+
+def _end_coalescing(method: Callable[..., Any], group: Any, *arguments: Any) -> Any:
+    work = method(group, *arguments)
+    if (recorder := _recorder) is not None:
         if work is not None:
-            recorder.expect([call], id(work), work)
-            if not blocking:
-                # Messages over gloo have no future, so their arrival cannot be observed.
-                with suppress(RuntimeError):
-                    work.get_future().then(lambda future: recorder.finished(call))
-        elif blocking:
-            recorder.expect([call], id(call), call)
-            with recorder.waiting(id(call)):
-                pass  # the call is done
-        else:
-            recorder.together.append(call)
-        return work
-
-    return launch
+            recorder.expect(recorder.together, id(work), work)
+        # When each arrives is not known: the work of all has no future.
+        recorder.together = []
+    return work
 
 
-def _traced_end(method: Callable[..., Any]) -> Callable[..., Any]:
-    @wraps(method)
-    def end_coalescing(group: Any, *arguments: Any) -> Any:
-        work = method(group, *arguments)
-        if (recorder := _recorder) is not None:
-            if work is not None:
-                recorder.expect(recorder.together, id(work), work)
-            # When each arrives is not known: the work of all has no future.
-            recorder.together = []
-        return work
-
-    return end_coalescing
+def _broadcast(
+    function: Callable[..., None], group: Any, tensors: Sequence[torch.Tensor], *arguments: Any
+) -> None:
+    if (recorder := _recorder) is None:
+        function(group, tensors, *arguments)
+        return
+    with recorder.blocked("broadcast", _bytes(tensors), members=group.size()):
+        function(group, tensors, *arguments)
 
 
-def _traced_broadcast(function: Callable[..., None]) -> Callable[..., None]:
-    @wraps(function)
-    def broadcast(group: Any, tensors: Sequence[torch.Tensor], *arguments: Any) -> None:
-        if (recorder := _recorder) is None:
-            function(group, tensors, *arguments)
-            return
-        with recorder.blocked("broadcast", _bytes(tensors), members=group.size()):
-            function(group, tensors, *arguments)
-
-    return broadcast
+def _record_event(method: Callable[..., Any], stream: Any, event: Any = None) -> Any:
+    event = method(stream, event)
+    if _recorder is not None and isinstance(event, torch.cuda.Event):
+        vars(event)["follows"] = _recorder.last_on.get(stream)
+    return event
 
 
-def _traced_event(method: Callable[..., Any]) -> Callable[..., Any]:
-    @wraps(method)
-    def record_event(stream: Any, event: Any = None) -> Any:
-        event = method(stream, event)
-        if _recorder is not None and isinstance(event, torch.cuda.Event):
-            vars(event)["follows"] = _recorder.last_on.get(stream)
-        return event
-
-    return record_event
-
-
-def _traced_stream_wait(method: Callable[..., Any]) -> Callable[..., Any]:
-    @wraps(method)
-    def wait_event(stream: Any, event: Any) -> None:
-        recorder, call = _recorder, getattr(event, "follows", None)
-        # A second wait, such as for work after a scatter on its stream, is not for the link.
-        if recorder is None or call is None or call.waited_in or not _is_main(stream):
-            method(stream, event)
-            return
-        recorder.expect([call], id(event), event)
-        with recorder.waiting(id(event)):
-            method(stream, event)
-
-    return wait_event
+def _wait_event(method: Callable[..., Any], stream: Any, event: Any) -> None:
+    recorder, call = _recorder, getattr(event, "follows", None)
+    # A second wait, such as for work after a scatter on its stream, is not for the link.
+    if recorder is None or call is None or call.waited_in or not _is_main(stream):
+        method(stream, event)
+        return
+    recorder.expect([call], id(event), event)
+    with recorder.waiting(id(event)):
+        method(stream, event)
 
 
-def _traced_wait(method: Callable[..., Any], key_of: Callable[[Any], int]) -> Callable[..., Any]:
-    @wraps(method)
-    def wait(awaited: Any, *arguments: Any) -> Any:
-        recorder = _recorder
-        if recorder is None or functional._are_we_tracing():
-            return method(awaited, *arguments)
-        with recorder.waiting(key_of(awaited)):
-            return method(awaited, *arguments)
-
-    return wait
+def _wait(
+    method: Callable[..., Any], key_of: Callable[[Any], int], awaited: Any, *arguments: Any
+) -> Any:
+    recorder = _recorder
+    if recorder is None or functional._are_we_tracing():
+        return method(awaited, *arguments)
+    with recorder.waiting(key_of(awaited)):
+        return method(awaited, *arguments)
 
 
-def _traced_functional(function: Callable[..., Any], launch: Callable[..., Any]) -> Any:
+def _functional(
+    function: Callable[..., Any],
+    launch: Callable[..., Any],
+    *arguments: Any,
+    **options: Any,
+) -> Any:
     """A collective of DTensor's, which runs through the traced methods unless it is compiled."""
-    signature = inspect.signature(function)
-
-    @wraps(function)
-    def call(*arguments: Any, **options: Any) -> Any:
-        recorder = _recorder
-        if recorder is None or functional._are_we_tracing():
-            if recorder is not None and not torch.compiler.is_dynamo_compiling():
-                recorder.compiled = True
-            return function(*arguments, **options)
-        values = signature.bind(*arguments, **options).arguments
-        name = functional._resolve_group_name(values.pop("group"), values.pop("tag", ""))
-        group = distributed_c10d._resolve_process_group(name)  # type: ignore[attr-defined]
-        result, work = launch(*values.values(), group=group)
-        # torch waits for the tensor, not for the work, so the result is identified by its memory.
-        # Nothing was recorded within a group of one rank.
-        _, calls = recorder.pending.pop(id(work), (None, []))
-        recorder.expect(calls, result.data_ptr(), result)
-        torch._C._distributed_c10d._register_work(result, work)
-        result = functional._maybe_wrap_tensor(result)
-        if dim := values.get("gather_dim"):
-            result = torch.cat(result.chunk(group.size()), dim)
-        return result
-
-    return call
+    recorder = _recorder
+    if recorder is None or functional._are_we_tracing():
+        if recorder is not None and not torch.compiler.is_dynamo_compiling():
+            recorder.compiled = True
+        return function(*arguments, **options)
+    values = _signature(function).bind(*arguments, **options).arguments
+    name = functional._resolve_group_name(values.pop("group"), values.pop("tag", ""))
+    group = distributed_c10d._resolve_process_group(name)  # type: ignore[attr-defined]
+    result, work = launch(*values.values(), group=group)
+    # torch waits for the tensor, not for the work, so the result is identified by its memory.
+    # Nothing was recorded within a group of one rank.
+    _, calls = recorder.pending.pop(id(work), (None, []))
+    recorder.expect(calls, result.data_ptr(), result)
+    torch._C._distributed_c10d._register_work(result, work)
+    result = functional._maybe_wrap_tensor(result)
+    if dim := values.get("gather_dim"):
+        result = torch.cat(result.chunk(group.size()), dim)
+    return result
 
 
 def _all_reduce(tensor: torch.Tensor, operation: str, *, group: Any) -> tuple[torch.Tensor, Any]:

@@ -9,7 +9,7 @@ from __future__ import annotations
 import gc
 from collections.abc import Callable, Iterator
 from contextlib import AbstractContextManager, contextmanager, nullcontext
-from functools import partial, wraps
+from functools import partial
 from threading import get_ident
 from typing import Any, NoReturn, Self
 from weakref import WeakSet
@@ -29,7 +29,7 @@ from lab.formatting import count
 from lab.worker.measure.clock import Clock
 from lab.worker.measure.collective_trace import CallRecorder, untraced
 from lab.worker.measure.ddp_hook import BucketRecorder, Sent
-from lab.worker.script.processes import replaced
+from lab.worker.patch import around, replaced
 
 # How often a script may catch its end, as to save its state, without being taken for a loop.
 CAUGHT = 3
@@ -200,16 +200,16 @@ class StepRecorder:
 
     def timed(self, phase: str, function: Callable[..., Any]) -> Callable[..., Any]:
         """The function, with its calls timed as this phase."""
+        return around(function, self._timed, phase)
 
-        @wraps(function)
-        def call(*arguments: Any, **options: Any) -> Any:
-            entered = self._enter(phase)
-            try:
-                return function(*arguments, **options)
-            finally:
-                self._leave(entered)
-
-        return call
+    def _timed(
+        self, function: Callable[..., Any], phase: str, *arguments: Any, **options: Any
+    ) -> Any:
+        entered = self._enter(phase)
+        try:
+            return function(*arguments, **options)
+        finally:
+            self._leave(entered)
 
     def before_step(
         self, optimizer: torch.optim.Optimizer, arguments: Any, options: Any
@@ -337,7 +337,7 @@ class StepRecorder:
     def _watch_calls(self, module: nn.Module) -> None:
         if (compiled := module._compiled_call_impl) is not None:
             # Hooks would be compiled with it and break its graph.
-            module._compiled_call_impl = self._timed_forward(module, compiled)
+            module._compiled_call_impl = around(compiled, self._timed_forward, module)
             return
         entered: list[bool] = []
 
@@ -356,17 +356,13 @@ class StepRecorder:
         # Even if the call fails, as a script may continue from there.
         module.register_forward_hook(_Mark(after), always_call=True)
 
-    def _timed_forward(self, module: nn.Module, function: Callable[..., Any]) -> Callable[..., Any]:
-        timed = self.timed("forward", function)
-
-        @wraps(function)
-        def call(*arguments: Any, **options: Any) -> Any:
-            measured = not torch.compiler.is_compiling() and _trains(module)
-            if measured:
-                self.called.add(module)
-            return (timed if measured else function)(*arguments, **options)
-
-        return call
+    def _timed_forward(
+        self, function: Callable[..., Any], module: nn.Module, *arguments: Any, **options: Any
+    ) -> Any:
+        if torch.compiler.is_compiling() or not _trains(module):
+            return function(*arguments, **options)
+        self.called.add(module)
+        return self._timed(function, "forward", *arguments, **options)
 
     def record_buckets(self, parallel: DistributedDataParallel) -> None:
         """Record the buckets of a DDP, unless the script has registered its own hook."""
@@ -448,26 +444,25 @@ def installed(recorder: StepRecorder) -> Iterator[None]:
             (torch.autograd, "backward", disable(backward)),
             (loaders[0], "__iter__", recorder.timed("data", loaders[0].__iter__)),
             (loaders[1], "__next__", recorder.timed("data", loaders[1].__next__)),
-            (ddp, "__init__", _announcing(ddp.__init__, recorder.record_buckets)),
+            (ddp, "__init__", around(ddp.__init__, _announced, recorder.record_buckets)),
         ),
     ):
         yield
 
 
-def _announcing(
-    construct: Callable[..., None], announce: Callable[[DistributedDataParallel], None]
-) -> Callable[..., None]:
-    """DDP's constructor, which announces the module when it is first called."""
+def _announced(
+    construct: Callable[..., None],
+    announce: Callable[[DistributedDataParallel], None],
+    parallel: DistributedDataParallel,
+    *arguments: Any,
+    **options: Any,
+) -> None:
+    """Construct a DDP, which is announced when it is first called."""
+    construct(parallel, *arguments, **options)
 
-    @wraps(construct)
-    def build(parallel: DistributedDataParallel, *arguments: Any, **options: Any) -> None:
-        construct(parallel, *arguments, **options)
+    # Not before, as the script may still register a hook, and DDP takes only one.
+    def on_first_call(module: nn.Module, _: Any) -> None:
+        handle.remove()
+        announce(parallel)
 
-        # Not before, as the script may still register a hook, and DDP takes only one.
-        def on_first_call(module: nn.Module, _: Any) -> None:
-            handle.remove()
-            announce(parallel)
-
-        handle = parallel.register_forward_pre_hook(torch.compiler.disable(on_first_call))
-
-    return build
+    handle = parallel.register_forward_pre_hook(torch.compiler.disable(on_first_call))

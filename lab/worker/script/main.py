@@ -405,20 +405,17 @@ def _interrupts() -> Iterator[list[int]]:
     """Note signals that raise KeyboardInterrupt, as that of a Ctrl-C does."""
     noted: list[int] = []
 
-    def noting(earlier: Callable[[int, FrameType | None], Any]) -> Callable[..., None]:
-        def note(number: int, frame: FrameType | None) -> None:
-            try:
-                earlier(number, frame)
-            except KeyboardInterrupt:
-                noted.append(number)
-                raise
-
-        return note
+    def note(earlier: Callable[..., Any], number: int, frame: FrameType | None) -> None:
+        try:
+            earlier(number, frame)
+        except KeyboardInterrupt:
+            noted.append(number)
+            raise
 
     handlers = {number: signal.getsignal(number) for number in (signal.SIGINT, signal.SIGTERM)}
     for number, earlier in handlers.items():
         if callable(earlier):
-            signal.signal(number, noting(earlier))
+            signal.signal(number, partial(note, earlier))
     try:
         yield noted
     finally:

@@ -7,9 +7,10 @@ import inspect
 import os
 import sys
 import threading
+import traceback
 from collections.abc import Callable, Iterator
-from contextlib import ExitStack, contextmanager
-from functools import partial, wraps
+from contextlib import contextmanager
+from functools import partial
 from multiprocessing.process import BaseProcess
 from pathlib import Path
 from types import FrameType
@@ -25,6 +26,7 @@ from torch.multiprocessing.spawn import ProcessContext, ProcessRaisedException
 from lab.errors import LabError
 from lab.formatting import count
 from lab.machine import LEAVE_S, end_left
+from lab.worker.patch import around, replaced
 
 OWN_RANKS = (
     "a process that the script starts forms a process group, but the lab starts the ranks, as "
@@ -34,31 +36,21 @@ OWN_RANKS = (
 
 
 @contextmanager
-def replaced(*replacements: tuple[Any, str, Any]) -> Iterator[None]:
-    """Replace attributes, each given as its owner, its name and its new value."""
-    with ExitStack() as stack:
-        for owner, name, value in replacements:
-            stack.callback(setattr, owner, name, getattr(owner, name))
-            setattr(owner, name, value)
-        yield
-
-
-@contextmanager
 def one_process() -> Iterator[None]:
     """Keep a script's training in this process, and let `os._exit` end it as `sys.exit` does."""
-    start: Any = BaseProcess.start
-    join: Any = ProcessContext.join
     spawning: Any = sys.modules["torch.multiprocessing.spawn"]  # a function has this name, too
-    in_this_process = _in_this_process(spawning.start_processes)
-    groups: Any = distributed_c10d
+    in_this_process = around(spawning.start_processes, _in_this_process)
+    rendezvous: Any = distributed_c10d.rendezvous  # type: ignore[attr-defined]
+    anywhere = around(rendezvous, _anywhere, os.environ.get("MASTER_PORT"))
+    here = os.getpid(), threading.get_ident()
     with replaced(
-        (BaseProcess, "start", _without_ranks(start)),
-        (ProcessContext, "join", _explained(join)),
+        (BaseProcess, "start", around(BaseProcess.start, _without_ranks)),
+        (ProcessContext, "join", around(ProcessContext.join, _explained)),
         (spawning, "start_processes", in_this_process),  # which `spawn` calls
         (multiprocessing, "start_processes", in_this_process),
-        (groups, "rendezvous", _anywhere(groups.rendezvous)),
-        (dist, "rendezvous", _anywhere(groups.rendezvous)),  # which RPC calls
-        (os, "_exit", _like_sys_exit(os._exit)),
+        (distributed_c10d, "rendezvous", anywhere),
+        (dist, "rendezvous", anywhere),  # which RPC calls
+        (os, "_exit", around(os._exit, _like_sys_exit, here)),
     ):
         yield
 
@@ -73,18 +65,13 @@ def end_children(script: str) -> None:
     end_left(running, patience_s=LEAVE_S, by=script)
 
 
-def _without_ranks(start: Callable[..., None]) -> Callable[..., None]:
-    """A process's `start`, after which the process cannot form a process group."""
-
-    @wraps(start)
-    def begin(process: Any) -> None:
-        _require_guard(process)
-        # In torchrun's environment, rank 0 of that group would wait for a store that nobody opens.
-        if dist.is_torchelastic_launched() and getattr(process, "_target", None):
-            process._target = partial(_call_without_ranks, process._target)
-        start(process)
-
-    return begin
+def _without_ranks(start: Callable[..., None], process: Any) -> None:
+    """Start a process that cannot form a process group."""
+    _require_guard(process)
+    # In torchrun's environment, rank 0 of that group would wait for a store that nobody opens.
+    if dist.is_torchelastic_launched() and getattr(process, "_target", None):
+        process._target = partial(_call_without_ranks, process._target)
+    start(process)
 
 
 def _require_guard(process: Any) -> None:
@@ -93,7 +80,8 @@ def _require_guard(process: Any) -> None:
     Python ends such a process with an error, of which a pool starts another one, without end.
     """
     method = process._start_method or multiprocessing.get_start_method()
-    top = next((f for f in _callers() if f.f_code.co_name == "<module>" and _is_main(f)), None)
+    frames = (frame for frame, _ in traceback.walk_stack(inspect.currentframe()))
+    top = next((f for f in frames if f.f_code.co_name == "<module>" and _is_main(f)), None)
     if method == "fork" or top is None:
         return
     tree = ast.parse(Path(top.f_code.co_filename).read_bytes())
@@ -103,13 +91,6 @@ def _require_guard(process: Any) -> None:
             f"a process started by {method} imports the script and would start one itself: put "
             f'what line {top.f_lineno} does under `if __name__ == "__main__":`'
         )
-
-
-def _callers() -> Iterator[FrameType]:
-    frame = inspect.currentframe()
-    while frame is not None:
-        yield frame
-        frame = frame.f_back
 
 
 def _is_main(frame: FrameType) -> bool:
@@ -132,74 +113,58 @@ def _refuse(*_: Any, **__: Any) -> None:
     raise LabError(OWN_RANKS)
 
 
-def _explained(join: Callable[..., bool]) -> Callable[..., bool]:
+def _explained(join: Callable[..., bool], *arguments: Any, **options: Any) -> bool:
     """The end of `torch.multiprocessing.spawn`, with this module's error instead of its text."""
-
-    @wraps(join)
-    def wait(*arguments: Any, **options: Any) -> bool:
-        try:
-            return join(*arguments, **options)
-        except ProcessRaisedException as error:
-            if OWN_RANKS not in str(error):
-                raise
-            raise LabError(OWN_RANKS) from error
-
-    return wait
+    try:
+        return join(*arguments, **options)
+    except ProcessRaisedException as error:
+        if OWN_RANKS not in str(error):
+            raise
+        raise LabError(OWN_RANKS) from error
 
 
-def _in_this_process(start_processes: Callable[..., Any]) -> Callable[..., Any]:
+def _in_this_process(
+    start_processes: Callable[..., Any],
+    fn: Callable[..., None],
+    args: tuple[Any, ...] = (),
+    nprocs: int = 1,
+    *rest: Any,
+    **more: Any,
+) -> Any:
     """Torch's `start_processes`, which calls the function of a rank in this process."""
-
-    @wraps(start_processes)
-    def start(
-        fn: Callable[..., None],
-        args: tuple[Any, ...] = (),
-        nprocs: int = 1,
-        *rest: Any,
-        **more: Any,
-    ) -> Any:
-        try:
-            if nprocs > 0 or not dist.is_torchelastic_launched():
-                return start_processes(fn, args, nprocs, *rest, **more)
-        except LabError:  # only now is it known that these processes are ranks
-            pass
-        ranks = int(os.environ["LOCAL_WORLD_SIZE"])
-        if nprocs != ranks:
-            # Nothing but ranks is started as often as there are GPUs.
-            started = count(nprocs, "rank") if nprocs else "0 ranks (no GPU found?)"
-            raise LabError(
-                f"the script itself starts {started}, but is measured on {ranks}: tell it the "
-                "number, such as by an argument {world_size}"
-            )
-        fn(int(os.environ["LOCAL_RANK"]), *args)
-        return None
-
-    return start
+    try:
+        if nprocs > 0 or not dist.is_torchelastic_launched():
+            return start_processes(fn, args, nprocs, *rest, **more)
+    except LabError:  # only now is it known that these processes are ranks
+        pass
+    ranks = int(os.environ["LOCAL_WORLD_SIZE"])
+    if nprocs != ranks:
+        # Nothing but ranks is started as often as there are GPUs.
+        started = count(nprocs, "rank") if nprocs else "0 ranks (no GPU found?)"
+        raise LabError(
+            f"the script itself starts {started}, but is measured on {ranks}: tell it the "
+            "number, such as by an argument {world_size}"
+        )
+    fn(int(os.environ["LOCAL_RANK"]), *args)
+    return None
 
 
-def _anywhere(rendezvous: Callable[..., Any]) -> Callable[..., Any]:
-    """Torch's rendezvous, in which rank 0 listens at an address that the script itself sets."""
-    port = os.environ.get("MASTER_PORT")
+def _anywhere(
+    rendezvous: Callable[..., Any], port: str | None, url: str, *arguments: Any, **options: Any
+) -> Any:
+    """Torch's rendezvous, in which rank 0 listens at an address that the script itself sets.
 
-    @wraps(rendezvous)
-    def meet(url: str, *arguments: Any, **options: Any) -> Any:
-        if port is not None and dist.is_torchelastic_launched():
-            target = urlparse(url).port if url.startswith("tcp:") else os.environ["MASTER_PORT"]
-            # Torch reads this to learn whether somebody is listening there already.
-            os.environ["TORCHELASTIC_USE_AGENT_STORE"] = str(str(target) == port)
-        return rendezvous(url, *arguments, **options)
-
-    return meet
+    `port` is where the lab already listens.
+    """
+    if port is not None and dist.is_torchelastic_launched():
+        target = urlparse(url).port if url.startswith("tcp:") else os.environ["MASTER_PORT"]
+        # Torch reads this to learn whether somebody is listening there already.
+        os.environ["TORCHELASTIC_USE_AGENT_STORE"] = str(str(target) == port)
+    return rendezvous(url, *arguments, **options)
 
 
-def _like_sys_exit(end: Callable[[int], None]) -> Callable[[int], None]:
-    own = os.getpid(), threading.get_ident()
-
-    @wraps(end)
-    def leave(status: int) -> None:
-        # Forked processes and other threads, such as the lab's watchdog, end at once.
-        if (os.getpid(), threading.get_ident()) != own:
-            end(status)
-        raise SystemExit(status)
-
-    return leave
+def _like_sys_exit(end: Callable[[int], None], own: tuple[int, int], status: int) -> None:
+    # Forked processes and other threads, such as the lab's watchdog, end at once.
+    if (os.getpid(), threading.get_ident()) != own:
+        end(status)
+    raise SystemExit(status)

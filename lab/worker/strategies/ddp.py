@@ -18,6 +18,7 @@ from lab.errors import InputError
 from lab.formatting import MIB
 from lab.worker.distributed import averaging
 from lab.worker.measure.ddp_hook import BucketRecorder, Exchange, Sent, unrecorded
+from lab.worker.optim import DTYPES
 from lab.worker.strategies.base import Setup, Strategy
 
 
@@ -77,10 +78,8 @@ def exchange_for(run: Run) -> Exchange:
     match run.compression:
         case "none":
             return all_reduce
-        case "bf16":
-            return partial(cast_all_reduce, dtype=torch.bfloat16)
-        case "fp16":
-            return partial(cast_all_reduce, dtype=torch.float16)
+        case "bf16" | "fp16":
+            return partial(cast_all_reduce, dtype=DTYPES[run.compression])
         case "powersgd":
             state = PowerSGDState(
                 None,

@@ -125,7 +125,7 @@ def test_a_rank_waits_for_the_others_where_a_traced_call_does() -> None:
     def wait(work: object) -> None:
         stacks.append(traceback.extract_stack())
 
-    collective_trace._traced_wait(wait, id)(object())
+    collective_trace._wait(wait, id, object())
     assert watchdog._waits_for_others(stacks[0])
 
 

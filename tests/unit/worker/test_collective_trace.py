@@ -19,6 +19,7 @@ from lab.worker.measure import collective_trace
 from lab.worker.measure.clock import Clock
 from lab.worker.measure.collective_trace import CallRecorder, Calls, _bytes
 from lab.worker.measure.overlap import Exposure, bytes_by_step, counted, summary
+from lab.worker.patch import around
 
 NAN = float("nan")
 # In different versions of torch.
@@ -136,7 +137,7 @@ def test_a_rank_that_is_the_only_member_of_a_group_exchanges_nothing(
     monkeypatch.setattr(collective_trace.dist, "get_world_size", lambda: 2)
     clock = Ticks()
     recorder = stepping(clock)
-    gather = collective_trace._traced_launch(lambda *_: None, "all_gather", 0)
+    gather = around(lambda *_: None, collective_trace._launch, "all_gather", 0)
     alone = Group()
     alone.size = lambda: 1  # type: ignore[method-assign]
     for group in (alone, Group()):
@@ -256,12 +257,12 @@ def test_messages_that_go_both_ways_at_once_are_waited_for_together() -> None:
     recorder = stepping(clock)
     group, work = Group(), Work()
     for name in ("send", "recv"):
-        message = collective_trace._traced_launch(lambda *_: None, name, 0)
+        message = around(lambda *_: None, collective_trace._launch, name, 0)
         assert message(group, [torch.zeros(25)], 1, 0) is None
-    end = collective_trace._traced_end(lambda *_: work)
+    end = around(lambda *_: work, collective_trace._end_coalescing)
     assert end(group, "cuda") is work
     clock.tick += 10
-    collective_trace._traced_wait(lambda _: setattr(clock, "tick", clock.tick + 5), id)(work)
+    collective_trace._wait(lambda _: setattr(clock, "tick", clock.tick + 5), id, work)
     clock.lap("forward")
     trace = recorder.take()
     assert trace.launch.tolist() == [2.0, 3.0] and trace.bytes.tolist() == [100, 100]
@@ -282,8 +283,9 @@ def test_what_the_main_stream_waits_for_is_the_call_before_an_event_of_another_s
     )
     clock = Ticks()
     recorder = stepping(clock)
-    record = collective_trace._traced_event(lambda *_: Work())
-    wait = collective_trace._traced_stream_wait(lambda *_: setattr(clock, "tick", clock.tick + 5))
+    record = around(lambda *_: Work(), collective_trace._record_event)
+    take_5 = lambda *_: setattr(clock, "tick", clock.tick + 5)  # noqa: E731
+    wait = around(take_5, collective_trace._wait_event)
     with recorder.blocked("all_gather", 100, members=2):
         clock.tick += 10
     done = record("gathers")
@@ -315,7 +317,7 @@ class Group:
 
 def test_ddps_broadcast_of_buffers_is_one_call_that_the_rank_waits_for() -> None:
     broadcasts = []
-    traced = collective_trace._traced_broadcast(lambda *arguments: broadcasts.append(arguments))
+    traced = around(lambda *arguments: broadcasts.append(arguments), collective_trace._broadcast)
     group, buffers = Group(), [torch.zeros(25), torch.zeros(3, dtype=torch.int64)]
     collective_trace.trace_calls(None)
     traced(group, buffers, 250, 0)
@@ -371,6 +373,6 @@ def test_a_collective_within_a_compiled_graph_is_noted_and_left_as_it_is(
         return tensor, group
 
     tensor = torch.ones(2)
-    traced = collective_trace._traced_functional(gather, collective_trace._all_gather)
+    traced = around(gather, collective_trace._functional, collective_trace._all_gather)
     assert traced(tensor, "of all") == (tensor, "of all")
     assert recorder.compiled and not recorder.calls
