@@ -17,9 +17,11 @@ from lab.analysis.audit.columns import (
     MEASURED,
     PHASES,
     Guess,
+    covered_by,
     guess,
     normal,
     parse_name,
+    rate_factor,
 )
 from lab.analysis.audit.observations import ROW, Observations
 from lab.analysis.audit.plausible import by_numbers
@@ -53,6 +55,7 @@ LONGEST_HEADING = 80  # characters
 # Rows of these are single measurements; others may stand for several.
 LOGGED = {"rank", "epoch", "step"}
 COUNTED = {"world_size", "threads", "cpus"}
+RATES = {"rate", "rate_per_rank"}
 FEWEST_CHANGES = 2  # cells of a row
 
 
@@ -262,8 +265,13 @@ def _check(frame: pd.DataFrame, columns: Mapping[str, str], source: str) -> None
 
 
 def _mapped(canonical: str, column: str) -> Guess:
+    if canonical in RATES:
+        named = guess(column)
+        if named is None or named.canonical not in RATES:
+            return Guess(canonical, rate_factor(column))
+        return named._replace(canonical=canonical)
     stem, family, factor, _ = parse_name(column)
-    per = next((per for per, word in columns.PER.items() if re.search(word, stem)), "total")
+    per = covered_by(stem) or "total"
     return Guess(canonical, factor if family else None, per if canonical == "time" else None)
 
 

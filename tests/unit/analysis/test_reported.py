@@ -14,7 +14,9 @@ import lab
 from lab.analysis.noise import judge
 from lab.analysis.reported import ReportedRun, ReportedTable, records_from
 from lab.analysis.scaling import farthest, judged, summary
+from lab.analysis.scaling_curves import rate_name
 from lab.errors import InputError, LabError
+from lab.formatting import PERIODS
 from lab.records.store import Record
 from lab.records.table import table
 
@@ -96,6 +98,28 @@ def test_rates_alone_permit_a_speedup_and_no_time() -> None:
     rows = summarized("GPUs,Images/sec\n1,380\n2,750\n8,2800")
     assert rows["step_time"].isna().all() and set(rows["rate_of"]) == {"images"}
     assert rows["speedup"].iloc[-1] == pytest.approx(2800 / 380)
+
+
+@pytest.mark.parametrize(
+    ("column", "unit", "per_second"),
+    [
+        ("ns/day", "ns/day", 118.2 / 86400),
+        ("k tokens/min", "tokens/min", 118200 / 60),
+        ("MLUPS", "MLUP/s", 118.2),
+        ("GDoF/s", "dofs/s", 118.2e9),
+        ("GFLOP/s", "GFLOP/s", 118.2),
+        ("Photons/s", "photons/s", 118.2),
+        ("Throughput", "1/s", 118.2),
+    ],
+)
+def test_the_unit_of_a_rate_is_that_of_the_table(column: str, unit: str, per_second: float) -> None:
+    text = f"GPUs,{column}\n1,118.2\n4,399.5"
+    rows = summarized(text)
+    assert rate_name(rows) == unit
+    shown = rows["samples_per_second"].iloc[0] / PERIODS[rows["rate_per"].iloc[0]]
+    assert shown == pytest.approx(per_second)
+    mapped = ReportedTable.read(frame(text), columns={"rate": column}).observations.frame
+    assert mapped["rate"].iloc[0] == pytest.approx(per_second)
 
 
 def test_tasks_per_node_times_nodes_are_ranks() -> None:
