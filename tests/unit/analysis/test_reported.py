@@ -87,6 +87,27 @@ weak,4,256,215
     assert set(summarized(text, scaling="weak")["scaling"]) == {"weak"}
 
 
+def test_a_column_of_strong_and_weak_says_the_kind_whatever_its_name() -> None:
+    strong = [f"Strong,{n},64M,{64 / n + 1}" for n in (1, 2, 4)]
+    weak = [f"Weak,{n},{size * n}M,{size + n / 10}" for size in (8, 32) for n in (1, 2, 4)]
+    text = "\n".join(["Test,nodes,cells,time_s", *strong, *weak])
+    rows = summarized(text).set_index(["configuration", "world_size"])
+    assert rows.loc[("strong", 4), "speedup"] == pytest.approx(65 / 17)
+    assert rows.loc[("weak, 32M per rank", 4), "efficiency"] == pytest.approx(32.1 / 32.4)
+    assert set(rows.loc["weak, 8M per rank"].index) == {1, 2, 4}
+
+
+def test_what_takes_longer_than_a_step_is_no_part_of_it() -> None:
+    read = ReportedTable.read(frame("gpus,step_ms,io_s\n1,800,33\n2,420,34"))
+    assert read.observations.frame["data"].isna().all()
+    assert "'io_s' is longer than 'step_ms' and no part of it" in read.observations.assumptions
+
+
+def test_the_state_of_a_job_is_no_configuration() -> None:
+    rows = summarized("n_gpus,time_s,status\n1,10,ok\n2,5.5,ok\n4,3,done\n4,0,node failure")
+    assert set(rows["configuration"]) == {"table"} and list(rows["world_size"]) == [1, 2, 4]
+
+
 def test_steps_that_keep_their_length_may_be_of_either_kind() -> None:
     text = "ranks,step_ms\n1,100\n2,104\n4,111"
     assert summarized(text)["speedup"].isna().all()
