@@ -12,6 +12,7 @@ from typing import Any, NamedTuple, TypeGuard
 NOT_MEASURED = "not measured"
 KIB, MIB = 2**10, 2**20  # bytes
 MILLION = 1e6
+PERIODS = {"s": 1.0, "min": 60.0, "h": 3600.0, "day": 86400.0}  # of rates, in s
 DIGITS_ALONE = 3  # significant digits of a value without an interval
 DIGITS_OF_INTERVAL = 2  # of half its width, which are the meaningful ones of the value
 LEAST_OF_UNIT = 1e-3  # anything less has more zeros than digits

@@ -20,7 +20,16 @@ from lab.analysis.scaling_curves import (
     ranks,
     rows_by_curve,
 )
-from lab.formatting import MILLION, capitalized, format_seconds, in_words, listed, percent, rounded
+from lab.formatting import (
+    MILLION,
+    PERIODS,
+    capitalized,
+    format_seconds,
+    in_words,
+    listed,
+    percent,
+    rounded,
+)
 from lab.perfmodel.step_law import StepLaw, fit
 from lab.records.table import grouped
 
@@ -31,6 +40,7 @@ UNKNOWNS = 4  # of a step's law: latency, bandwidth, overlap and fixed overhead
 LEAST_OVERLAP = 0.01  # a smaller one is what the fit leaves of none
 # What GPU-hours are counted for, by what a time of the table is of.
 COUNTED = {"step": (1000, "1000 steps"), "epoch": (1, "epoch"), "total": (1, "run")}
+RATED = {"s": (MILLION, "million"), "min": (1000, "1000"), "h": (1000, "1000"), "day": (1, "1")}
 EXTREMES = {"highest": 0, "lowest": -1}
 MOST_NAMES = 3  # of configurations in a sentence
 
@@ -299,21 +309,29 @@ def hours_of(row: Row) -> tuple[float | None, str]:
         times, counted = COUNTED[row["per"]]
         return row["step_time"] * times * row["world_size"] / 3600, counted
     if pd.notna(row["samples_per_second"]):
-        counted = f"million {row['rate_of'] or 'of what the rate counts'}"
-        return row["world_size"] * MILLION / row["samples_per_second"] / 3600, counted
+        many, number = RATED[row["rate_per"]]
+        counted = row["rate_of"] or "of what the rate counts"
+        counted = f"{number} {_singular(counted) if many == 1 else counted}"
+        seconds = PERIODS[row["rate_per"]] * many / row["samples_per_second"]
+        return row["world_size"] * seconds / 3600, counted
     return None, ""
+
+
+def _singular(noun: str) -> str:
+    """A noun without its plural's ending, unlike a unit such as ns."""
+    return noun.removesuffix("s") if len(noun) > len("ns") else noun
 
 
 def _paid(times: float, row: Row) -> str:
     if pd.isna(row["step_time"]):
-        column, many, counted = "samples_per_second", MILLION, row["rate_of"] or ""
+        column, many, noun = "samples_per_second", RATED[row["rate_per"]][0], row["rate_of"] or ""
     else:
         column, (many, counted) = "step_time", COUNTED[row["per"]]
+        noun = counted.removeprefix("1000 ").removesuffix("s") + "s"
     number, (center, low, high) = times * many, row.estimate(column)
     # It is known as exactly as the time or the rate.
     text = in_words(number, number * low / center, number * high / center)
-    noun = counted.removeprefix("1000 ").removesuffix("s")
-    return f"{text} {noun}{'s' * (text != '1')}" if noun else text
+    return f"{text} {_singular(noun) if text == '1' else noun}".rstrip()
 
 
 def _faster(row: Row) -> str:

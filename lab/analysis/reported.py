@@ -13,12 +13,12 @@ from functools import cached_property
 from itertools import zip_longest
 from numbers import Real
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, Literal, Self, get_args
+from typing import TYPE_CHECKING, Any, Literal, NamedTuple, Self, get_args
 
 import pandas as pd
 
 from lab.analysis.audit import COLUMNS, Audit, apply_rules
-from lab.analysis.audit.columns import NO_VARIANT, PHASES, TOKEN, counted, normal
+from lab.analysis.audit.columns import NO_VARIANT, PHASES, TOKEN, counted, normal, period
 from lab.analysis.audit.observations import NUMBERS, Observations
 from lab.analysis.audit.points import Curve, Point
 from lab.analysis.audit.table import from_table
@@ -26,8 +26,8 @@ from lab.analysis.audit.text_table import read_table
 from lab.analysis.scaling_curves import shortest
 from lab.config.run import Run, Stated
 from lab.errors import InputError, Problem, require_choice, require_type
-from lab.formatting import count
-from lab.records.schema import Reported
+from lab.formatting import PERIODS, count
+from lab.records.schema import Period, Reported
 from lab.records.store import Record
 
 # Fields that any run may leave open as None; for a table all other unknown fields are removed.
@@ -54,6 +54,13 @@ KNOWN_TEXTS = {
     "precision": "precision",
     "data": "dataset",
 }
+
+
+class RateUnit(NamedTuple):
+    """What rates count, in the plural or "" if unknown, and `per` which period: s, min, h, day."""
+
+    of: str
+    per: Period
 
 
 @dataclass(frozen=True)
@@ -151,8 +158,8 @@ class ReportedTable:
                 id(point): _run(point, by_label, observations, [prefix, names[curve.label]], name)
                 for point in curve.points
             }
-            thing = _thing(observations, frame)
-            records += _records(curve, kind, observations, runs, unit, thing)
+            rated = _rate_unit(observations, frame)
+            records += _records(curve, kind, observations, runs, unit, rated)
         return cls(frame, observations, tuple(records))
 
 
@@ -295,10 +302,12 @@ def _unit(observations: Observations, frame: pd.DataFrame) -> Unit:
     return "node" if re.search("(?<!per_)node", column) else "rank"
 
 
-def _thing(observations: Observations, frame: pd.DataFrame) -> str:
-    """What the rates count, by the name of their column or else its first cell; "" if unknown."""
+def _rate_unit(observations: Observations, frame: pd.DataFrame) -> RateUnit:
+    """The unit of the rates, by the name of their column or else its first cell."""
     name = observations.given.get("rate") or observations.given.get("rate_per_rank", "")
-    return counted(name) or (counted(str(frame[name].iloc[0])) if name in frame else "")
+    thing = counted(name) or (counted(str(frame[name].iloc[0])) if name in frame else "")
+    is_word = thing.islower() and len(thing) > len("ns")
+    return RateUnit(thing + "s" * is_word, period(name))
 
 
 def _records(
@@ -307,10 +316,9 @@ def _records(
     observations: Observations,
     runs: Mapping[int, ReportedRun],
     unit: Unit,
-    thing: str,
+    rated: RateUnit,
 ) -> Iterator[Record]:
-    """One record for each repeat of each point; `runs` maps points to configurations, and `thing`
-    is what rates count."""
+    """One record for each repeat of each point; `runs` maps points to configurations."""
     least = curve.smallest[0].world_size
     # If times may cover more work with more ranks, no speedup can be stated.
     is_open = not kind and any(point.times for point in curve.points)
@@ -325,7 +333,10 @@ def _records(
         # Of the rank that uses most, and of the slowest one, if ranks have rows.
         peak_memory = rows["memory"].max() if by_rank else rows["memory"].median()
         mfu = point.mfu if by_rank else rows["mfu"].median()
+        in_period = PERIODS[rated.per]
         bounds = point.bounds if point.times else point.rate_bounds
+        if bounds and not point.times:
+            bounds = bounds[0] * in_period, bounds[1] * in_period
         interval = bounds if len(point.times or point.rates) == 1 else None
         for repeat, (time, rate) in enumerate(zip_longest(point.times, point.rates)):
             reported = Reported(
@@ -335,8 +346,9 @@ def _records(
                 unit=unit,
                 time=time,
                 interval=interval,
-                rate=rate,
-                rate_of=f"{thing}s" if thing else "",
+                rate=None if rate is None else rate * in_period,
+                rate_of=rated.of,
+                rate_per=rated.per,
                 parts=parts,
                 gradient_bytes=gradient_bytes,
                 peak_memory=_known(peak_memory),

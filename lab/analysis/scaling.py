@@ -46,7 +46,7 @@ MEDIANS = ("peak_memory", "setup_time", "train_time", "final_loss", "validation_
 RATIOS = ("speedup", "efficiency")
 # Of a results table, what has an interval of its own, and its column there.
 MEASURED = {"step_time": "time", "samples_per_second": "rate"}
-REPORTED = ("configuration", "per", "unit", "rate_of", "gradient_bytes")  # by a results table
+REPORTED = ("configuration", "per", "unit", "rate_of", "rate_per", "gradient_bytes")  # by a table
 ENDS = ("", "_low", "_high")
 RESAMPLES = 1999
 SEED = 20250
@@ -148,7 +148,8 @@ def _summary_columns(identity: Sequence[str]) -> list[str]:
 def _as_measured(table: pd.DataFrame) -> pd.DataFrame:
     """A results table with its times and rates as those of steps.
 
-    `step_time` is a time per `per`, `samples_per_second` a rate of `rate_of`.
+    `step_time` is a time per `per`, `samples_per_second` a rate of `rate_of` per
+    `rate_per`.
     """
     times = {"step_time": table["time"], "samples_per_second": table["rate"]}
     devices = table["unit"].map({"GPU": "cuda", "node": "node"}).astype(object)

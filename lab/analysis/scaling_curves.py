@@ -298,9 +298,11 @@ def time_name(summary: pd.DataFrame) -> str:
 
 
 def rate_name(summary: pd.DataFrame) -> str:
-    """The unit of its rates: `samples/s`, or for a results table what it states, or `1/s`."""
-    things = set(summary["rate_of"]) if "rate_of" in summary else {"samples"}
-    return f"{things.pop() or '1'}/s"
+    """The unit of its rates: `samples/s`, or of a results table what it states: `ns/day`, `1/s`."""
+    if "rate_of" not in summary:
+        return "samples/s"
+    first = summary.iloc[0]
+    return f"{first['rate_of'] or '1'}/{first['rate_per']}"
 
 
 def memory_name(summary: pd.DataFrame) -> str:

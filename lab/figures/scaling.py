@@ -112,8 +112,9 @@ def _throughput(results: StudyResults) -> Quantity:
     """Rates, all in millions if the highest is a million or more."""
     large = results.summary["samples_per_second"].max() >= MILLION
     text = _millions if large else rounded
+    _, sign, period = rate_name(results.summary).partition("/")
     return Quantity(
-        "samples_per_second", lambda of: f"throughput ({rate_name(of)})", text, sign="/s"
+        "samples_per_second", lambda of: f"throughput ({rate_name(of)})", text, sign=sign + period
     )
 
 

@@ -396,14 +396,17 @@ class ClassificationPoint(Section):
     samples_per_second: float
 
 
+Period = Literal["s", "min", "h", "day"]  # of rates
+
+
 class Reported(Section):
     """What a third-party table reports about one repeat; None if it reports nothing.
 
     `configuration` names the curve that it lies on, whose `scaling` may be unknown (""). `time` (s)
     is for a step, an epoch or the whole run, by `per`; `parts` are parts of it by their names in
-    the audit. `rate` counts `rate_of` per second. `work` is the work done in the time, relative to
-    the baseline's, whose run id is `baseline`; both are None if no speedup can be stated.
-    `peak_memory` is in bytes, `mfu` a share of 1.
+    the audit. `rate` counts `rate_of` in a period, `rate_per`. `work` is the work done in the time,
+    relative to the baseline's, whose run id is `baseline`; both are None if no speedup can be
+    stated. `peak_memory` is in bytes, `mfu` a share of 1.
     """
 
     configuration: str
@@ -414,6 +417,7 @@ class Reported(Section):
     interval: tuple[float, float] | None = None  # as the table gives it: of the time, or the rate
     rate: float | None = None
     rate_of: str = ""
+    rate_per: Period = "s"
     parts: dict[str, float] = {}
     gradient_bytes: float | None = None  # in fp32, if the table gives only the parameters
     peak_memory: float | None = None

@@ -9,6 +9,7 @@ from functools import partial
 from typing import TYPE_CHECKING, Any, TypeVar
 
 from lab.config.run import InferenceSettings, Run
+from lab.formatting import PERIODS
 from lab.records.schema import PHASES, Reported
 from lab.records.store import OneStudy, Record, load_records
 
@@ -74,7 +75,8 @@ def _reported(reported: Reported) -> dict[str, Any]:
     if reported.per == "step":
         columns["step_time"] = reported.time
     if reported.rate_of in {"samples", "tokens"}:
-        columns[f"{reported.rate_of}_per_second"] = reported.rate
+        per_second = None if reported.rate is None else reported.rate / PERIODS[reported.rate_per]
+        columns[f"{reported.rate_of}_per_second"] = per_second
     return columns
 
 

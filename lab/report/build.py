@@ -225,7 +225,10 @@ def report_table(
         path, columns=columns, scaling=scaling, baseline=baseline, number=number
     )
     if gpu_hours is not None and read.unit == "node":
-        advice = "name the column of GPUs: --column world_size=COLUMN or --column per_node=COLUMN"
+        advice = (
+            "name the column of GPUs: --column world_size=COLUMN or --column per_node=COLUMN; or "
+            "leave it out: costs are in node-hours then"
+        )
         raise InputError.of(table, "gpu_hours", "the table counts nodes, not their GPUs", advice)
     which = f"-table-{number}" if number is not None else ""
     folder = out or path.with_name(f"{path.stem}{which}-report")

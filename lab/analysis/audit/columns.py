@@ -17,7 +17,9 @@ from lab.analysis.audit.values import (
     RANK,
     TIME_UNITS,
 )
+from lab.formatting import PERIODS
 from lab.perfmodel.hardware import GPUS
+from lab.records.schema import Period
 
 THINGS = (
     "samp(?:le)?s?|images?|imgs?|tokens?|toks?|examples?|sequences?|seqs?|items?|records?|sentences?"
@@ -36,6 +38,8 @@ ANYTHING = (
 STEPS_OF = "(?:cells?|atoms?|particles?|points?|zones?|sites?|bod(?:y|ies))_(?:steps?|updates?)"
 LATTICE = "[kmgt]?lups?"
 SECOND = "s|secs?|seconds?"
+LONGER = "min|minutes?|h|hrs?|hours?|days?"  # periods of rates
+SIMULATED = "(?:(?:[fpnu]s|simulated_(?:days|years))_per_(?:d|days?)|s[yd]pd)"
 EACH = rf"{RANK}|node"  # of a rate
 FLOPS_OF = (
     "((model|achieved|(train(ing)?_)?(throughput|performance|speed))_"
@@ -117,12 +121,14 @@ NUMBERS = {
     rf"|(.*_)?[kmg]?({THINGS})_(per_)?({EACH})_(per_)?({SECOND})"
     rf"|per_({EACH})_[kmg]?({THINGS})_(per_)?({SECOND})"
     rf"|(.*_)?throughput_(.*_)?per_({EACH})(_.*)?|per_({EACH})_throughput(_.*)?|({THINGS})_per_p_per_s|tgs|tpgps|rate_per_rank"
-    rf"|t_per_({SECOND})_per_({RANK})|(tps|ips|qps|{LATTICE})_per_({RANK}|core|thread|node)",
+    rf"|t_per_({SECOND})_per_({RANK})|(tps|ips|qps|{LATTICE})_per_({RANK}|core|thread|node)"
+    rf"|(.*_)?({SIMULATED}|({THINGS})_per_({LONGER}))_per_({EACH})",
     "rate": rf"(.*_)?[kmg]?({THINGS})_(per_)?({SECOND})(_.*)?"
-    rf"|{ANYTHING}_per_({SECOND})"
+    rf"|{ANYTHING}_per_({SECOND})|(.*_)?[kmg]?({THINGS})_per_({LONGER})"
     r"|(.*_)?through?(pu|tu|uthpu|thpu)t(_.*)?"
-    rf"|(.*_)?[kmg]?{STEPS_OF}_(per_)?({SECOND})|(total_|aggregate_)?{LATTICE}(_total)?"
-    r"|rate|s_per_s|(total_|aggregate_|global_)?(ips|qps|tps|wps|sps)|(.*_)?fps|(.*_)?(ns|ps)_per_day|sypd",
+    rf"|(.*_)?[kmg]?{STEPS_OF}_(per_)?({SECOND})|(total_|aggregate_)?{LATTICE}(_total|_per_({SECOND}))?"
+    r"|rate|s_per_s|(total_|aggregate_|global_)?(ips|qps|tps|wps|sps)|(.*_)?fps"
+    rf"|(.*_)?{SIMULATED}",
     "flops_per_rank": rf"{FLOPS_OF}[tp]flops?(_(per_)?({SECOND}))?_(per_)?({RANK})s?"
     rf"|per_({RANK})_[tp]flops?(_(per_)?({SECOND}))?",
     "flops": rf"{FLOPS_OF}[tp]flops?(_(per_)?({SECOND}))?",
@@ -306,6 +312,10 @@ BARE = (
 )
 SPEED = r"((train(ing)?|total|avg|average)_)*(speed|throughput|performance)"
 PER = {"epoch": "epoch", "step": "step|iter|batch|^it_|per_tree$"}  # of boosting
+OF_SEVERAL = re.compile(  # "Time for 1000 steps" is that of a run, not an average over them
+    r"(?:(?:^|_)(?:for|of|per))?(?:^|_)(?<!over_)(?:[2-9]|\d{2,}|\d+k)_(?:time_|scf_)?"
+    r"(?:steps|iter(?:ation)?s|epochs)(?=_|$)"
+)
 CLOCKED = r"times?|timings?|duration|latency|runtime|elapsed|wall|seconds|makespan"
 WHOLE = (
     r"(\d+[km]?_(e(pochs?)?_|steps_|iter(ation)?s_)?)?(total_)?(time_to_(train|solution|accuracy|target|convergence)|ttt|real|total|train|training|run|exec|execution|fit|job|loop"
@@ -357,7 +367,7 @@ PER_STEP = re.compile(
 )
 
 STEPS_PER_SECOND = re.compile(
-    rf"(?:.*_)?(?:it|iters?|iterations?|steps?|batch(?:es)?)_per_(?:{SECOND})"
+    rf"(?:.*_)?(?:it|iters?|iterations?|steps?|batch(?:es)?)_per_(?:{SECOND}|{LONGER})"
 )
 # What rates count. TGS are tokens per GPU and second, WPS words per second.
 THING = re.compile(rf"(?:^|_)[kmg]?({THINGS}|[st]_per_s|tps|tgs|tpgps|wps)(?=_|$)")
@@ -365,10 +375,21 @@ SHORT = {"samp": "sample", "s_per_s": "sample", "img": "image", "seq": "sequence
 SHORT |= dict.fromkeys(("tok", "t_per_s", "tps", "tgs", "tpgps", "wps"), "token")
 # Of "k tokens/s", "Ktok/s" and "tokens/s (M)".
 MULTIPLE = re.compile(
-    rf"(?:^|_)([kmg])_?(?:{THINGS})_(?:per_)?(?:{SECOND}|{RANK})"
-    rf"|_per_(?:{SECOND})(?:_per_\w+?)?_([kmg])$"
+    rf"(?:^|_)([kmg])_?(?:{THINGS})_(?:per_)?(?:{SECOND}|{LONGER}|{RANK})"
+    rf"|_per_(?:{SECOND}|{LONGER})(?:_per_\w+?)?_([kmg])$"
 )
 MULTIPLES = {"k": 1e3, "m": 1e6, "g": 1e9}
+PERIOD_OF: dict[Period, str] = {  # of "tokens/min", "ns/day", and SYPD, which are simulated years
+    "min": r"_per_min(?:utes?)?(?=_|$)",
+    "h": r"_per_(?:h|hrs?|hours?)(?=_|$)",
+    "day": r"_per_(?:days?|(?<=s_per_)d)(?=_|$)|(?:^|_)s[yd]pd(?=_|$)",
+}
+# What solvers and simulations count: ns, MLUPs of a lattice, GFLOPs, GTEPs of a graph.
+SOLVED = re.compile(r"(?:^|_)(?:([fpnu]s)_per_d|([kmgt]?lup|[gm]flop|[kmgt]tep)s?(?=_|$))")
+SIMULATED_SPAN = re.compile(r"(?:^|_)(?:s(y|d)pd(?=_|$)|simulated_(y|d))")
+# Of "photons/s"; "throughput/s" does not say.
+COUNTED_AT_RATE = re.compile(rf"([a-z]{{3,}})_per_(?:{SECOND}|{LONGER})(?=_|$)")
+WORDS_FOR_RATES = {"throughput", "performance", "speed", "rate", "total", "average", "mean"}
 STEPS_OF_MANY = re.compile(rf"(?:^|_)[kmg]?{STEPS_OF}_per_")  # of "atom-steps/s"
 # Of "GFLOP/s", "Performance (GFLOPS)" and "GTEPS"; GFLOPs alone may be what a model costs.
 SOLVED_RATE = re.compile(
@@ -377,7 +398,7 @@ SOLVED_RATE = re.compile(
     rf"(?:[gm]flops?_(?:per_)?(?:{SECOND})|(?<=performance_)[gm]flops|[kmgt]?teps)"
     rf"(?P<each>_per_(?:{RANK}|core|thread|node))?"
 )
-SIMULATED = re.compile(r"(?:.*_)?(days|hours)_per_n(?:s|anosecond)(?:_.*)?")
+TIME_SIMULATED = re.compile(r"(?:.*_)?(days|hours)_per_n(?:s|anosecond)(?:_.*)?")
 SECONDS_PER_THING = re.compile(  # of "s/kimg", "ms per image" and "Speed (ms/token)"
     rf"(?:(?:.*_)?(?:time|speed)_)?(?P<unit>{SECOND}|ms)_per_(?P<k>k_?)?(?:{THINGS})"
 )
@@ -422,9 +443,9 @@ OVER_UNIT = re.compile(
 @lru_cache(maxsize=10_000, typed=True)
 def normal(name: str) -> str:
     """A name in lower snake case, `#` as n, `/` as per, `%` as percent."""
-    # Camel case is split, but neither "GiB" nor "ZeRO".
+    # Camel case is split, but not "GiB", "ZeRO" and "DoF".
     text = FORMULA.sub(r"\1", in_english(str(name).strip()))
-    text = re.sub(r"(?<=[a-z])(?!(?<=[KMGT]i)B|(?<=Ze)RO)(?=[A-Z])", "_", text).lower()
+    text = re.sub(r"(?<=[a-z])(?!(?<=[KMGT]i)B|(?<=Ze)RO|(?<=Do)F)(?=[A-Z])", "_", text).lower()
     text = DEVIATION.sub(" std ", text)
     text = re.sub(r"(?<=\s)[σμ](?!\w)", lambda sign: GREEK[sign.group()], text)
     text = FOOTNOTE.sub("", text.replace("µ", "u").replace("μ", "u"))
@@ -550,14 +571,14 @@ def text_guess(name: str) -> str | None:
 
 def _guess(name: str) -> Guess | None:
     text = normal(name)
-    ideal = re.search(IDEAL, text) and not re.fullmatch(OF_IDEAL, text)
+    ideal = re.search(IDEAL, re.sub(SIMULATED, "", text)) and not re.fullmatch(OF_IDEAL, text)
     if ideal or re.search("^[Δ∆]|[Δ∆]$", str(name).strip()):
         return None  # a difference is not a measurement
     if STEPS_PER_SECOND.fullmatch(text) and not STEPS_OF_MANY.search(text):
-        return Guess("time", 1.0, "step", inverse=True)
+        return Guess("time", PERIODS[period(text)], "step", inverse=True)
     if paid := SECONDS_PER_THING.fullmatch(text):
         return Guess("rate", (1e3 if paid["k"] else 1.0) / TIME_UNITS[paid["unit"]], inverse=True)
-    if simulated := SIMULATED.fullmatch(text):
+    if simulated := TIME_SIMULATED.fullmatch(text):
         return Guess("time", TIME_UNITS["h"] * (24 if simulated[1] == "days" else 1), "total")
     # The unit of a rate would be read as the unit of a time.
     if solved := SOLVED_RATE.fullmatch(text):
@@ -568,8 +589,7 @@ def _guess(name: str) -> Guess | None:
         other = OTHERWISE.get(canonical.removesuffix("_per_rank"))
         if other is None or not re.search(other, text):
             peta = 1e15 if re.search(r"(^|_)pflop", text) else 1e12
-            counted = MULTIPLE.search(text)
-            each = MULTIPLES[counted[1] or counted[2]] if counted else 1.0
+            each = rate_factor(text)
             if (words := {*text.split("_")}) & SPREADS and not words & MEANS:
                 return Guess("rate_std", each) if canonical == "rate" else None
             return Guess(canonical, peta if "flops" in canonical else each)
@@ -613,10 +633,13 @@ def _is_misread(canonical: str, name: Name) -> bool:
 
 
 def _time(name: Name) -> Guess | None:
-    stem, factor = name.stem, name.factor if name.family == "time" else None
+    stem, factor = (
+        OF_SEVERAL.sub("", name.stem).strip("_"),
+        name.factor if name.family == "time" else None,
+    )
     if re.search(rf"{NOT_TRAINING}|_per_(s|sec|second)$|bandwidth|bw$", stem):
         return None
-    per = next((per for per, word in PER.items() if re.search(word, stem)), None)
+    per = covered_by(stem)
     for part, pattern in PARTS.items():
         if re.search(pattern, stem):
             return Guess(part, factor, per) if name.statistic not in SPREADS else None
@@ -628,10 +651,36 @@ def _time(name: Name) -> Guess | None:
     return Guess("time", factor, per or "total")
 
 
+def covered_by(stem: str) -> str | None:
+    """What the time in a column with this stem is per: a step or an epoch; None for neither."""
+    one = OF_SEVERAL.sub("", stem)
+    return next((per for per, word in PER.items() if re.search(word, one)), None)
+
+
+def period(name: str) -> Period:
+    """The period of the rate in a column of this name."""
+    text = normal(name)
+    return next((unit for unit, words in PERIOD_OF.items() if re.search(words, text)), "s")
+
+
+def rate_factor(name: str) -> float:
+    """From the unit of the rate in a column of this name to one per second."""
+    multiple = MULTIPLE.search(normal(name))
+    each = MULTIPLES[multiple[1] or multiple[2]] if multiple else 1.0
+    return each / PERIODS[period(name)]
+
+
 def counted(name: str) -> str:
     """What the rate in a column of this name counts, in the singular; "" if it does not say."""
-    words = (SHORT.get(word, word.removesuffix("s")) for word in THING.findall(normal(name)))
+    text = normal(name)
+    if solved := SOLVED.search(text):
+        return solved[1] or solved[2].upper()
+    if span := SIMULATED_SPAN.search(text):
+        return "simulated year" if "y" in span.groups() else "simulated day"
+    words = (SHORT.get(word, word.removesuffix("s")) for word in THING.findall(text))
     things = [SHORT.get(word, word) for word in words]
+    if not things and (other := COUNTED_AT_RATE.search(text)) and other[1] not in WORDS_FOR_RATES:
+        return other[1].removesuffix("s")
     return "token" if "token" in things else (things or [""])[-1]
 
 

@@ -11,7 +11,7 @@ from pandas.api.types import is_numeric_dtype
 from lab.analysis.audit import columns
 from lab.analysis.audit.columns import LAYOUT, RATIOS, TEXTS, guess, normal
 from lab.analysis.audit.observations import ROW, setting
-from lab.analysis.audit.quantities import WHOLE_NUMBERS, as_text, as_texts
+from lab.analysis.audit.quantities import STATE, WHOLE_NUMBERS, as_text, as_texts
 from lab.analysis.audit.values import COUNT_UNITS, NEARLY, numbers, volume
 from lab.formatting import message_size, model_size
 
@@ -57,7 +57,7 @@ def add_keys(
     for column in frame.columns:
         name, meaning = normal(column), guess(column)
         computed = re.search(columns.IDEAL, name) or columns.VERDICT.fullmatch(name)
-        if column in used or column == ROW or computed:
+        if column in used or column == ROW or computed or STATE.fullmatch(name):
             continue
         # A column whose numbers cannot be parsed may still distinguish rows, as may settings.
         measured = meaning is not None and meaning.canonical not in SETTINGS
@@ -183,6 +183,7 @@ def _sizes_of_problems(
                 continue  # of one problem
             cells = whole.round().map("{:.0f}".format)
         key = f"key:{name if per_rank else column}"
+        cells = _per_rank_in_weak_scaling(cells, tidy)
         own = cells.groupby(ranks).nunique()
         if (own > 1).any() and cells.notna().all():
             sizes[key] = cells
@@ -195,6 +196,17 @@ def _sizes_of_problems(
             return {}
         sizes[key] = cells
     return sizes
+
+
+def _per_rank_in_weak_scaling(cells: pd.Series, tidy: pd.DataFrame) -> pd.Series:
+    """Sizes of problems, in rows that are called weak scaling those of a rank: empty if all of
+    them are equal."""
+    weak = tidy["scaling"] == "weak"
+    each = numbers(cells.map(volume), units=COUNT_UNITS) / tidy["world_size"]
+    if not weak.any() or each[weak].isna().any():
+        return cells
+    same = each[weak].max() <= (1 + NEARLY) * each[weak].min()
+    return cells.mask(weak, "" if same else each.map(model_size) + " per rank")
 
 
 def _names_series(cells: pd.Series, tidy: pd.DataFrame) -> bool:

@@ -124,8 +124,9 @@ EUROPEAN = {
     "time": "tiempo tiempos tempo_totale tempo tempos zeit zeiten czas thoi_gian "
     "toplam_sure sure suresi",
     "time_s": "tiempo_seg temps_s",
-    "step_time": "zeit_pro_schritt zeit_pro_iteration temps_par_pas temps_par_iteration "
-    "tiempo_por_paso tiempo_por_iteracion tempo_por_passo tempo_por_iteracao tempo_per_passo "
+    "step_time": "zeit_pro_schritt zeit_pro_zeitschritt zeit_pro_iteration temps_par_pas "
+    "temps_par_pas_de_temps temps_par_iteration tiempo_por_paso tiempo_por_paso_de_tiempo "
+    "tiempo_por_iteracion tempo_por_passo tempo_por_iteracao tempo_per_passo "
     "tempo_per_iterazione",
     "epoch_time": "zeit_pro_epoche temps_par_epoque tiempo_por_epoca tempo_por_epoca "
     "tempo_per_epoca",
@@ -154,6 +155,11 @@ EUROPEAN = {
     "processors": "procesadores processadores processori processeurs prozessoren",
     "nodes": "nodos nos nodi noeuds knoten rechenknoten wezly wezlow dugum dugumler",
     "count": "sayisi",
+    "steps": "schritte zeitschritte iterationen pas_de_temps pasos passi passos iteraciones "
+    "iteracoes iterazioni",
+    "total": "gesamt insgesamt",
+    "for": "fur pour para",
+    "time_for": "temps_pour",
     "used": "utilises utilizados utilizzati usados verwendet",
     "run": "execucao ejecucion esecuzione rodada corrida durchlauf",
     "repetition": "wiederholung repeticion repeticao ripetizione",

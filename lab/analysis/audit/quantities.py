@@ -19,6 +19,7 @@ from lab.analysis.audit.columns import (
     MEANS,
     MEASURED,
     NUMERIC,
+    PHASES,
     ROUNDED,
     SPREADS,
     TEXTS,
@@ -93,15 +94,21 @@ OF_COMMUNICATION = re.compile(
 PROJECTED = re.compile(
     r".*\d.*\((?:projected|projection|extrapolated|estimated|predicted)\)\W*", re.IGNORECASE
 )
+JOB_ID = re.compile("(?:slurm_)?job_?id(?:_raw)?")
+# As sacct lists them: 812345, 812345_3, 812345.batch, 812345.exte+, 812345.0.
+JOB_STEP = re.compile(
+    r"(?P<job>\d+(?:[_+]\d+)?)(?:\.(?:(?P<number>\d+)|(?P<script>(?:batch|ext|int)[a-z]*\+?)))?"
+)
 STATE = re.compile("(?:job_)?(?:state|status)|result|outcome")
 FAILED = re.compile(  # as Slurm and people say it
     r"(?:time[ _-]?out|timed out|fail(?:s|ed|ures?)?|cancel(?:l?ed)?|crash(?:ed)?|killed|preempted"
-    r"|out[ _-]of[ _-]me\w*|oom|node[ _-]fail|boot[ _-]fail|deadline|error)\b.*",
+    r"|out[ _-]of[ _-]me\w*|oom|(?:node|boot)[ _-]fail\w*|deadline|error)\b.*",
     re.IGNORECASE,
 )
 LEAST = re.compile(r"(?:^|_)(?:min(?:imum)?|best|fastest)(?=_|$)")
 MOST_QUOTING = 1000  # rows whose ratios are compared
 MOSTLY = 0.8
+LONGER = 2.0  # than the time: a part that is in all rows is one of another time
 MOST_GB, LEAST_MB = 300, 400  # of a GPU's memory
 NAMED_UNIT = re.compile(rf"\d\s*({CELL_TIME})\s*$")
 NOTED_UNITS = {
@@ -159,8 +166,10 @@ class Quantities:
                     f"{', '.join(map(repr, others))}; --column {canonical}=COLUMN chooses another"
                 )
         self._add_share_of_communication()
+        self._drop_parts_of_another_time()
         self._drop_statistics()
         self._drop_projected()
+        self._drop_job_steps()
         self._drop_failed()
         self._scale_shares()
         self._drop_impossible()
@@ -242,6 +251,17 @@ class Quantities:
             self.given["communication"] = shares[0]
             read = f"{shares[0]!r} is read as the share of {self.given['time']!r}"
             self.assumptions.append(read)
+
+    def _drop_parts_of_another_time(self) -> None:
+        """Leave out columns such as "I/O (s)" of a run beside the time of a step, and say so."""
+        for part in [name for name in PHASES if name in self.given]:
+            column = self.given[part]
+            whole = (self.tidy["time"] / self.tidy[part]).dropna()
+            if column not in self.mapped and len(whole) and (whole < 1 / LONGER).all():
+                self.tidy[part] = np.nan
+                del self.given[part]
+                longer = f"{column!r} is longer than {self.given['time']!r} and no part of it"
+                self.assumptions.append(longer)
 
     def _names_another(self, canonical: str, column: str) -> bool:
         """Whether a column without numbers names what another of its meaning counts, such as `GPU`
@@ -373,6 +393,21 @@ class Quantities:
             if STATE.fullmatch(normal(column)) and not is_numeric_dtype(cells):
                 failed |= _matches(FAILED.fullmatch, cells)
         self._drop(failed, "failed job")
+
+    def _drop_job_steps(self) -> None:
+        """Leave out what Slurm's accounting lists beside the steps that srun started: the scripts
+        of jobs, and jobs whose ranks only the rows of their steps have. Say so."""
+        names = (name for name in self.frame if JOB_ID.fullmatch(normal(name)))
+        if (column := next(names, None)) is None:
+            return
+        matches = [JOB_STEP.fullmatch(str(cell).strip()) for cell in self.frame[column]]
+        started = {match["job"] for match in matches if match and match["number"]}
+        extra = [
+            match is not None
+            and (bool(match["script"]) or (not match["number"] and match["job"] in started))
+            for match in matches
+        ]
+        self._drop(np.array(extra), "Slurm batch, extern or job row")
 
     def _drop(self, chosen: np.ndarray[Any, Any], what: str) -> None:
         chosen = chosen[self.frame.index.get_indexer(self.tidy.index)]

@@ -17,12 +17,14 @@ from lab.analysis.audit.columns import (
     MEASURED,
     PHASES,
     Guess,
+    covered_by,
     guess,
     normal,
     parse_name,
+    rate_factor,
 )
 from lab.analysis.audit.observations import ROW, Observations
-from lab.analysis.audit.plausible import by_numbers
+from lab.analysis.audit.plausible import SCALING, by_numbers
 from lab.analysis.audit.quantities import (
     Quantities,
     as_text,
@@ -53,6 +55,7 @@ LONGEST_HEADING = 80  # characters
 # Rows of these are single measurements; others may stand for several.
 LOGGED = {"rank", "epoch", "step"}
 COUNTED = {"world_size", "threads", "cpus"}
+RATES = {"rate", "rate_per_rank"}
 FEWEST_CHANGES = 2  # cells of a row
 
 
@@ -262,8 +265,13 @@ def _check(frame: pd.DataFrame, columns: Mapping[str, str], source: str) -> None
 
 
 def _mapped(canonical: str, column: str) -> Guess:
+    if canonical in RATES:
+        named = guess(column)
+        if named is None or named.canonical not in RATES:
+            return Guess(canonical, rate_factor(column))
+        return named._replace(canonical=canonical)
     stem, family, factor, _ = parse_name(column)
-    per = next((per for per, word in columns.PER.items() if re.search(word, stem)), "total")
+    per = covered_by(stem) or "total"
     return Guess(canonical, factor if family else None, per if canonical == "time" else None)
 
 
@@ -274,12 +282,22 @@ def _meanings(frame: pd.DataFrame, mapped: Mapping[str, Guess]) -> dict[str, Gue
         meaning = None if column in mapped else guess(column)
         if meaning is not None and meaning.canonical not in taken:
             meanings[column] = meaning
+    if "scaling" not in {meaning.canonical for meaning in meanings.values()}:
+        unnamed = [str(name) for name in frame if name not in meanings]
+        kinds = (name for name in unnamed if _names_scaling(frame[name]))
+        meanings |= {name: Guess("scaling", None) for name in itertools.islice(kinds, 1)}
     # N is the size of a problem where another column counts processes, threads or cores.
     counted = [name for name, meaning in meanings.items() if meaning.canonical in COUNTED]
     sizes = [name for name in counted if normal(name) == "n" and name not in mapped]
     for name in sizes if len(counted) > len(sizes) else ():
         del meanings[name]
     return meanings | _symbols(frame.columns, meanings)
+
+
+def _names_scaling(cells: pd.Series) -> bool:
+    """Whether all cells of a column say strong or weak."""
+    texts = list(map(as_text, cells.unique()))
+    return bool(texts) and all(text and SCALING.fullmatch(text) for text in texts)
 
 
 def _symbols(names: Collection[str], meanings: Mapping[str, Guess]) -> dict[str, Guess]:

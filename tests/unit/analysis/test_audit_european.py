@@ -25,7 +25,12 @@ from lab.analysis.audit.values import duration
         "time": [
             *("Tiempo de Ejecución (segs)", "Laufzeit [s]", "Berechnungszeit", "Temps (ms)"),
             *("Tiempo (microsegundos)", "Zeit (Millisekunden)", "Benötigte Zeit (ms)"),
-            *("Zeit pro Schritt [s]", "Zeit pro Epoche (min)", "Temps par itération (ms)"),
+            *(
+                "Zeit pro Schritt [s]",
+                "Zeit pro Zeitschritt [ms]",
+                "Zeit pro Epoche (min)",
+                "Temps par itération (ms)",
+            ),
             *("Tiempo por paso (s)", "Tempo por época (s)", "Tempo per iterazione [ms]"),
             *("Temps de calcul", "Durée (s)", "Duração", "Tempo médio de execução", "Süre (sn)"),
         ],

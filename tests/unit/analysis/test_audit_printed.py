@@ -128,3 +128,37 @@ def test_rows_with_tabs_below_a_rule() -> None:
     rows = ["1             0.40                      1.0", "2 (one node)  \t 0.25\t\t   1.6"]
     (table,) = tables([*lines, *rows])
     assert table.rows[1] == ["2 (one node)", "0.25", "1.6"]
+
+
+def test_steps_of_slurm_jobs_count_once_and_a_failed_job_does_not() -> None:
+    rows = [
+        "JobID           JobName   NNodes   NTasks    Elapsed      State",
+        "------------ ---------- -------- -------- ---------- ----------",
+    ]
+    for job, nodes, elapsed, state in [
+        (812345, 1, "05:12:44", "COMPLETED"),
+        (812346, 2, "02:41:03", "COMPLETED"),
+        (812347, 4, "03:00:01", "TIMEOUT"),
+    ]:
+        for step, tasks in [("", ""), (".batch", 1), (".exte+", nodes), (".0", 128 * nodes)]:
+            cells = f"{'cfd':>10} {nodes:>8} {tasks:>8} {elapsed:>10} {state:>10}"
+            rows.append(f"{f'{job}{step}':<12} {cells}")
+    result = pasted("\n".join(rows))
+    assert "9 Slurm batch, extern or job rows are left out" in result.assumptions
+    assert {finding.rule for finding in result.findings} == {"repeats", "baseline"}
+    assert not any("COMPLETED" in row for finding in result.findings for row in finding.records)
+
+
+def test_columns_with_footnotes_below_a_caption_with_commas() -> None:
+    lines = [
+        "Table 3: Strong scaling of VASP, 512-atom cell, time per SCF iteration",
+        "GPUs   Time (s)   Speedup   Efficiency",
+        "4      96.4       1.0*      100%",
+        "8      51.2       1.88x     94%",
+        "16     29.0†      3.32x     83%",
+        "32     n/a‡",
+        "* Smallest configuration that fits into memory.",
+    ]
+    assert {"GPUs": "world_size", "Time (s)": "time"}.items() <= pasted(
+        "\n".join(lines)
+    ).reading.items()

@@ -347,8 +347,9 @@ def test_words_have_no_unit() -> None:
         "strategy": ["Parallel type"],
         "world_size": ["Num of GPU cards"],
         "per_node": ["MPI tasks per node"],
-        "rate": ["ns/day", "SYPD", "sec/kimg", "ms per image"],
-        "time": ["it/s", "steps per second", "Loop time"],
+        "rate": ["ns/day", "SYPD", "sec/kimg", "ms per image", "images/min", "GLUP/s"],
+        "rate_per_rank": ["ns/day/GPU", "SYPD/node"],
+        "time": ["it/s", "steps per second", "steps/hour", "Loop time", "Time for 20 SCF steps"],
         "": [
             *("Time steps", "Walltime limit", "Max nodes", "Optimized (ms)"),
             "Scaling block size",

@@ -39,6 +39,30 @@ def test_a_rate_costs_by_the_million() -> None:
     assert one["1 GPU-hours pay for"] == "3.60 million tokens"
 
 
+@pytest.mark.parametrize(
+    ("rate", "hours", "paid"),
+    [
+        ("ns/day", "GPU-hours for 1 ns", "50 ns"),
+        ("Throughput [SYPD]", "GPU-hours for 1 simulated year", "50 simulated years"),
+    ],
+)
+def test_a_rate_per_day_costs_what_a_day_costs(rate: str, hours: str, paid: str) -> None:
+    of = summary(
+        table(records_from(pd.DataFrame({"gpus": [4, 8], rate: ["12", "20"]}))),
+        baseline={},
+        scaling="strong",
+    )
+    one, two = proposal.costs(of, gpu_hours=400)
+    assert one[hours] == "8.00" and two[hours] == "9.60"  # 4 x 24 / 12 and 8 x 24 / 20
+    assert one["400 GPU-hours pay for"] == paid
+
+
+def test_the_time_for_1000_steps_is_not_that_of_one() -> None:
+    content = pd.DataFrame({"gpus": [4, 8], "Wall-clock time for 1000 steps (h)": [6.2, 3.18]})
+    of = summary(table(records_from(content)), baseline={}, scaling="strong")
+    assert proposal.costs(of)[0]["GPU-hours for a run"] == "24.8"
+
+
 def test_the_factors_of_a_request_have_the_digits_of_the_table() -> None:
     (text,) = proposal.requests(rows([1, 2], [2233.5, 1384.64]), 500)
     assert text.startswith("649 runs x 1384.6 s x 2 GPUs = 499 of")

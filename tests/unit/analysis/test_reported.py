@@ -14,7 +14,9 @@ import lab
 from lab.analysis.noise import judge
 from lab.analysis.reported import ReportedRun, ReportedTable, records_from
 from lab.analysis.scaling import farthest, judged, summary
+from lab.analysis.scaling_curves import rate_name
 from lab.errors import InputError, LabError
+from lab.formatting import PERIODS
 from lab.records.store import Record
 from lab.records.table import table
 
@@ -85,6 +87,27 @@ weak,4,256,215
     assert set(summarized(text, scaling="weak")["scaling"]) == {"weak"}
 
 
+def test_a_column_of_strong_and_weak_says_the_kind_whatever_its_name() -> None:
+    strong = [f"Strong,{n},64M,{64 / n + 1}" for n in (1, 2, 4)]
+    weak = [f"Weak,{n},{size * n}M,{size + n / 10}" for size in (8, 32) for n in (1, 2, 4)]
+    text = "\n".join(["Test,nodes,cells,time_s", *strong, *weak])
+    rows = summarized(text).set_index(["configuration", "world_size"])
+    assert rows.loc[("strong", 4), "speedup"] == pytest.approx(65 / 17)
+    assert rows.loc[("weak, 32M per rank", 4), "efficiency"] == pytest.approx(32.1 / 32.4)
+    assert set(rows.loc["weak, 8M per rank"].index) == {1, 2, 4}
+
+
+def test_what_takes_longer_than_a_step_is_no_part_of_it() -> None:
+    read = ReportedTable.read(frame("gpus,step_ms,io_s\n1,800,33\n2,420,34"))
+    assert read.observations.frame["data"].isna().all()
+    assert "'io_s' is longer than 'step_ms' and no part of it" in read.observations.assumptions
+
+
+def test_the_state_of_a_job_is_no_configuration() -> None:
+    rows = summarized("n_gpus,time_s,status\n1,10,ok\n2,5.5,ok\n4,3,done\n4,0,node failure")
+    assert set(rows["configuration"]) == {"table"} and list(rows["world_size"]) == [1, 2, 4]
+
+
 def test_steps_that_keep_their_length_may_be_of_either_kind() -> None:
     text = "ranks,step_ms\n1,100\n2,104\n4,111"
     assert summarized(text)["speedup"].isna().all()
@@ -96,6 +119,28 @@ def test_rates_alone_permit_a_speedup_and_no_time() -> None:
     rows = summarized("GPUs,Images/sec\n1,380\n2,750\n8,2800")
     assert rows["step_time"].isna().all() and set(rows["rate_of"]) == {"images"}
     assert rows["speedup"].iloc[-1] == pytest.approx(2800 / 380)
+
+
+@pytest.mark.parametrize(
+    ("column", "unit", "per_second"),
+    [
+        ("ns/day", "ns/day", 118.2 / 86400),
+        ("k tokens/min", "tokens/min", 118200 / 60),
+        ("MLUPS", "MLUP/s", 118.2),
+        ("GDoF/s", "dofs/s", 118.2e9),
+        ("GFLOP/s", "GFLOP/s", 118.2),
+        ("Photons/s", "photons/s", 118.2),
+        ("Throughput", "1/s", 118.2),
+    ],
+)
+def test_the_unit_of_a_rate_is_that_of_the_table(column: str, unit: str, per_second: float) -> None:
+    text = f"GPUs,{column}\n1,118.2\n4,399.5"
+    rows = summarized(text)
+    assert rate_name(rows) == unit
+    shown = rows["samples_per_second"].iloc[0] / PERIODS[rows["rate_per"].iloc[0]]
+    assert shown == pytest.approx(per_second)
+    mapped = ReportedTable.read(frame(text), columns={"rate": column}).observations.frame
+    assert mapped["rate"].iloc[0] == pytest.approx(per_second)
 
 
 def test_tasks_per_node_times_nodes_are_ranks() -> None:

@@ -288,6 +288,8 @@ def _delimiter(lines: Sequence[str]) -> str:
 
     def agreement(delimiter: str) -> tuple[float, int]:
         counts = [len(_split(line, delimiter)) for line in lines]
+        if set(counts[1:]) == {1}:
+            return 0.0, 1  # of a sentence above the table
         return (Counter(counts)[counts[0]] / len(counts) if counts[0] > 1 else 0.0, counts[0])
 
     try:

@@ -13,7 +13,7 @@ from lab.analysis.audit.columns import COUNTED_RANKS, quantities
 from lab.analysis.audit.formats.grid import Table
 
 GAP = re.compile(r"\s{2,}|\t")
-NUMBER = re.compile(r"[-+]?\d[\d.,]*(?:e[-+]?\d+)?%?", re.IGNORECASE)
+NUMBER = re.compile(r"[-+]?\d[\d.,]*(?:e[-+]?\d+)?[%x×]?[*†‡§]?", re.IGNORECASE)
 WORD = re.compile(r"[^\W\d]\w*[^\W\d]|[^\W\d]")
 SHAPE = re.compile(r"\s*\[\d+ rows x \d+ columns\]\s*")
 CUT = re.compile(r"\s*\.{2,}(?:\s+\.{2,})*\s*")  # rows that are not shown
