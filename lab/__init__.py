@@ -9,10 +9,8 @@ lab.figures.speedup(records)
 lab.report(study)
 """
 
-import re
 import sys
 from importlib import import_module
-from pathlib import Path
 from types import ModuleType
 from typing import TYPE_CHECKING, Any
 
@@ -72,13 +70,47 @@ __version__ = "0.2.0"
 # Users' existing job scripts call `python -m lab.rank`, which is found there.
 __path__.append(f"{__path__[0]}/launch/compat")
 
-# The public names, each with its module and its name there: those that type checkers read above.
-# At run time a module is imported when one of its names is first used.
-_IMPORT = re.compile(r"^    from (\S+) import (\w+) as (\w+)", re.MULTILINE)
-_PUBLIC = {
-    name: (module, original)
-    for module, original, name in _IMPORT.findall(Path(__file__).read_text("utf-8"))
+# The public names by module; a module is imported when one of its names is first used.
+_NAMES = {
+    "lab.analysis.audit": ("audit",),
+    "lab.analysis.comparison": ("compare",),
+    "lab.analysis.explain_layouts": ("explain_layouts",),
+    "lab.analysis.layout_table": ("fit_layouts",),
+    "lab.analysis.reported": ("records_from",),
+    "lab.config.cluster": ("Cluster",),
+    "lab.config.new_study": ("new_study", "script_study"),
+    "lab.config.run": ("Run",),
+    "lab.config.study": ("Study",),
+    "lab.course.budget": ("class_budget",),
+    "lab.course.catalogue": ("update_catalogue",),
+    "lab.course.check": ("check",),
+    "lab.course.grade": ("class_results", "grade"),
+    "lab.course.ranks": ("check_ranks",),
+    "lab.course.release": ("collect", "copy_lessons"),
+    "lab.course.slides": ("lesson_slides",),
+    "lab.dashboard": ("dashboard",),
+    "lab.errors": ("InputError", "LabError", "Problem"),
+    "lab.figures": ("figures",),
+    "lab.launch.bench": ("benchmarks", "equal_losses"),
+    "lab.launch.calibrate": ("calibrate",),
+    "lab.launch.clean": ("clean",),
+    "lab.launch.doctor": ("doctor",),
+    "lab.launch.fetch": ("fetch",),
+    "lab.launch.launcher": ("InterruptedStudyError", "Jobs", "detach", "launch"),
+    "lab.launch.plan": ("plan",),
+    "lab.launch.slurm.options": ("write_scripts",),
+    "lab.launch.status": ("cancel", "status"),
+    "lab.perfmodel.calibration": ("calibration",),
+    "lab.perfmodel.planner": ("best_plans",),
+    "lab.perfmodel.predict": ("predict",),
+    "lab.perfmodel.step_law": ("fit", "predict_step"),
+    "lab.records.store": ("Record", "load_records"),
+    "lab.records.table": ("table",),
+    "lab.report.build": ("report", "report_table"),
+    "lab.worker.inference.generate": ("generate",),
+    "lab.worker.script.meter": ("instrument",),
 }
+_PUBLIC = {name: module for module, names in _NAMES.items() for name in names}
 _MODULES = {"benchmarks", "calibration", "figures"}
 
 __all__ = sorted(_PUBLIC)
@@ -88,12 +120,8 @@ def __getattr__(name: str) -> Any:
     """Import a public name when it is first used (PEP 562)."""
     if name not in _PUBLIC:
         raise AttributeError(f"module 'lab' has no attribute {name!r}")
-    module, original = _PUBLIC[name]
-    if name in _MODULES:
-        value = import_module(f"{module}.{original}")
-    else:
-        value = getattr(import_module(module), original)
-    globals()[name] = value
+    module = import_module(_PUBLIC[name])
+    value = globals()[name] = module if name in _MODULES else getattr(module, name)
     return value
 
 
