@@ -22,12 +22,7 @@ from lab.analysis.audit.formats import (
     sections,
     wiki,
 )
-from lab.analysis.audit.formats.grid import (
-    Table,
-    most_relevant,
-    relevance,
-    with_headed_ranks,
-)
+from lab.analysis.audit.formats.grid import Table, most_relevant, relevance, with_headed_ranks
 from lab.errors import InputError
 
 Tables = tuple[list[Table], list[InputError]]
