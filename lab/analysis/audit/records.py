@@ -24,13 +24,8 @@ NO_KEYS = {
 }
 # Numbers that only records have.
 RECORD_NUMBERS = (
-    "total_steps",
-    "phase_sum",
-    "step_spread",
-    "median_low",
-    "median_high",
-    "foreign_share",
-    "disturbed",
+    *("total_steps", "phase_sum", "step_spread", "median_low", "median_high"),
+    *("foreign_share", "disturbed"),
 )
 
 

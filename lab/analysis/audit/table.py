@@ -12,22 +12,10 @@ import numpy as np
 import pandas as pd
 
 from lab.analysis.audit import columns, keys, ranks, reshape, wide
-from lab.analysis.audit.columns import (
-    COLUMNS,
-    MEASURED,
-    PHASES,
-    Guess,
-    guess,
-    normal,
-    parse_name,
-)
+from lab.analysis.audit.columns import COLUMNS, MEASURED, PHASES, Guess, guess, normal, parse_name
 from lab.analysis.audit.observations import ROW, Observations
 from lab.analysis.audit.plausible import by_numbers
-from lab.analysis.audit.quantities import (
-    Quantities,
-    as_text,
-    with_quoted_times,
-)
+from lab.analysis.audit.quantities import Quantities, as_text, with_quoted_times
 from lab.analysis.audit.settings import by_setting
 from lab.analysis.audit.values import CHANGE, numbers
 from lab.errors import InputError, Problem, nearest

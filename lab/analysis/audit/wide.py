@@ -491,16 +491,6 @@ def _stacked(
 
 # In the order in which they are tried, on a table of which no column is mapped.
 FORMS = (
-    *(
-        of_commands,
-        of_shells,
-        of_samples,
-        by_grid,
-        by_pair,
-        by_label,
-        by_slash,
-        by_program,
-        over_serial,
-    ),
-    *(by_batch, by_size, by_crossing, by_group, by_unit, by_noted),
+    *(of_commands, of_shells, of_samples, by_grid, by_pair, by_label, by_slash, by_program),
+    *(over_serial, by_batch, by_size, by_crossing, by_group, by_unit, by_noted),
 )
