@@ -5,7 +5,7 @@ from __future__ import annotations
 import re
 from typing import Any
 
-from lab.analysis.audit.columns import named_precision
+from lab.analysis.audit.columns import WORDS, named_precision
 from lab.analysis.audit.values import NODE, number
 from lab.analysis.layout_columns import UNITS, meaning
 from lab.perfmodel import transformer
@@ -20,7 +20,6 @@ _CARDS = (
     r"(?:-?\(?\d+ ?GB?(?: \w+)?\)? *)?GPUs?"
     rf"|(?:{_NAMES})s?)\b"
 )
-COUNTED = {"one": 1.0, "single": 1.0, "two": 2.0, "four": 4.0, "eight": 8.0, "sixteen": 16.0}
 _OF, _COUNT = r"(?:[ _]size)?(?: of| (?:is|was)(?: set to)?)?[ =:]*", r"(\d+)\b(?!\.\d)"
 NOTED = {
     "sequence": r"(?<![a-z])seq(?:uence)?s?(?:[ _-]?len(?:gth)?s?)?(?: of| is)?(?: set to)?[ =:]*"
@@ -38,7 +37,7 @@ NOTED = {
     "nodes": rf"\b(\d+) {NODE}s?\b",
     # Of the whole table: not "4 nodes of 8 GPUs", "8 GPUs per node".
     "gpus": r"(?<!of )(?<!with )(?<!has )(?<!have )(?<![\d.,x])(?<![x×] )"
-    rf"\b(\d+|{'|'.join(COUNTED)})(?: ?[x×*])?[ -]*{_CARDS}"
+    rf"\b(\d+|{'|'.join(WORDS)})(?: ?[x×*])?[ -]*{_CARDS}"
     rf"(?! ?(?:\([^)]*\)|\d+ ?GB?)? ?(?:per|/|each|GPU|{NODE}))"
     rf"|\b(?:{_NAMES}) ?[x×*] ?(\d+)\b"
     rf"|\b(?:one|single|an?) (\d+) ?[x×]? ?{_CARDS} {NODE}\b(?!s)"
@@ -151,7 +150,7 @@ def _noted(name: str, text: str) -> set[float]:
     """All that a text gives as this, such as {8.0} GPUs."""
     matches = re.finditer(NOTED[name], text, re.IGNORECASE)
     texts = {next(filter(None, match.groups())).lower() for match in matches}
-    return {COUNTED.get(one) or number(one, units=UNITS.get(name)) for one in texts}
+    return {float(WORDS.get(one) or number(one, units=UNITS.get(name))) for one in texts}
 
 
 def noted_recomputation(text: str) -> set[str]:

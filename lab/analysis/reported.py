@@ -113,14 +113,11 @@ class ReportedTable:
         baseline: int | None = None,
         number: int | None = None,
     ) -> ReportedTable:
-        """Read a DataFrame or a file of results (text as for `lab audit`, or Parquet).
+        """Read a table of results, with the arguments of `records_from`.
 
-        `columns` maps canonical names to columns; the rest is guessed as by the audit. `scaling`
-        sets what the table leaves open; if a table has both kinds, it selects one. Speedups are
-        over the fewest ranks of each curve, or over `baseline` ranks. Of several tables in a text,
-        the longest is read, or the one of this `number`. Raises InputError for
-        unreadable input, and for a table without ranks, without times and rates, with a single
-        number of ranks, or without the baseline.
+        Of a table of both kinds, `scaling` selects one. Raises InputError for unreadable input, and
+        for a table without ranks, without times and rates, with a single number of ranks, or
+        without the baseline.
         """
         require_type(table, pd.DataFrame | str | Path, "table", "a DataFrame or a file")
         require_type(columns, Mapping | None, "columns", COLUMNS)

@@ -82,12 +82,11 @@ NUMBERS = {
         name: rf"({name}(_?parallel(ism)?)?|{words}_?((model_)?parallel(ism)?|mp){alone})"
         "(_?(size|degree|world_?size|ways?))?"
         for name, words, alone in (
-            *(("dp", "data", ""), ("tp", "tensor", "|tensor")),
-            *(
-                ("pp", "pip(e(line)?|line)", "|pipeline"),
-                ("cp", "context", ""),
-                ("ep", "expert", ""),
-            ),
+            ("dp", "data", ""),
+            ("tp", "tensor", "|tensor"),
+            ("pp", "pip(e(line)?|line)", "|pipeline"),
+            ("cp", "context", ""),
+            ("ep", "expert", ""),
         )
     },
     "dp_replicate": r"((dp|hsdp|data_parallel)_)?replicat(e|ion)(_(size|degree|groups?))?"
@@ -236,17 +235,8 @@ TIMES = ("time", *PHASES)
 LAYOUT = ("tp", "pp", "cp")  # with `dp`, these multiply to the ranks; experts live on these ranks
 # Numbers whose last digit tells how precise their ratios are.
 ROUNDED = (
-    "time",
-    "speedup",
-    "efficiency",
-    "rate",
-    "rate_per_rank",
-    "mfu",
-    "hfu",
-    "flops",
-    "flops_per_rank",
-    "ratio_of_times",
-    "ratio_of_rates",
+    *("time", "speedup", "efficiency", "rate", "rate_per_rank", "mfu", "hfu"),
+    *("flops", "flops_per_rank", "ratio_of_times", "ratio_of_rates"),
 )
 RATIOS = {"speedup", "efficiency"}
 MEASURED = {"time", "rate", "rate_per_rank", *RATIOS}

@@ -182,25 +182,21 @@ def _sizes_of_problems(
             if whole.isna().any() or whole.max() <= (1 + NEARLY) * whole.min():
                 continue  # of one problem
             cells = whole.round().map("{:.0f}".format)
-        key = f"key:{name if per_rank else column}"
         cells = _per_rank_in_weak_scaling(cells, tidy)
         own = cells.groupby(ranks).nunique()
-        if (own > 1).any() and cells.notna().all():
-            sizes[key] = cells
-            continue
-        if not len(own) == cells.nunique() > 1 or cells.isna().any() or (own != 1).any():
+        several = (own > 1).any()
+        if cells.isna().any() or not (several or len(own) == cells.nunique() > 1):
             continue
         each = numbers(cells.map(volume), units=COUNT_UNITS) / ranks
-        if each.notna().all() and each.max() <= (1 + NEARLY) * each.min():
+        if not several and each.notna().all() and each.max() <= (1 + NEARLY) * each.min():
             tidy["scaling"] = tidy["scaling"].fillna("weak")
             return {}
-        sizes[key] = cells
+        sizes[f"key:{name if per_rank else column}"] = cells
     return sizes
 
 
 def _per_rank_in_weak_scaling(cells: pd.Series, tidy: pd.DataFrame) -> pd.Series:
-    """Sizes of problems, in rows that are called weak scaling those of a rank: empty if all of
-    them are equal."""
+    """Sizes of problems, in weak scaling those of a rank; "" if all of these are equal."""
     weak = tidy["scaling"] == "weak"
     each = numbers(cells.map(volume), units=COUNT_UNITS) / tidy["world_size"]
     if not weak.any() or each[weak].isna().any():

@@ -10,22 +10,8 @@ from functools import cached_property
 import numpy as np
 import pandas as pd
 
-from lab.analysis.audit.columns import (
-    COUNTED_RANKS,
-    IDEAL,
-    NOT_TRAINING,
-    OF_SPEED,
-    OUTCOME,
-    PROBLEM,
-    RATIOS,
-    SERIAL,
-    TIMES,
-    Guess,
-    names_gpu,
-    normal,
-    parse_name,
-    setting_of,
-)
+from lab.analysis.audit import columns
+from lab.analysis.audit.columns import TIMES, Guess, names_gpu, normal, parse_name, setting_of
 from lab.analysis.audit.observations import ROW
 from lab.analysis.audit.points import ROUNDING
 from lab.analysis.audit.reshape import COLLECTIVE, GROWN, are_ratios, are_timed, growth
@@ -58,7 +44,7 @@ ALIKE = 1.05  # ratio of two measurements of one time
 MOST_COLUMNS = 30  # of which all pairs are compared
 FEWEST_STEPS = 4  # that tell whether a time grows
 MOSTLY = 0.5  # of the gaps between the steps of a log are equal
-NOT_MEASURED = re.compile(rf"{NOT_TRAINING}|{IDEAL}|{OUTCOME.pattern}")
+NOT_MEASURED = re.compile(rf"{columns.NOT_TRAINING}|{columns.IDEAL}|{columns.OUTCOME.pattern}")
 HALF = 0.5
 ROUGHLY = 1.1  # ratio of two times of one program
 ACTUAL = re.compile("actual|measured|observed|achieved")
@@ -77,7 +63,7 @@ SCALED = re.compile(".*scaling|scalability")
 EDGES = re.compile(r"(?:(?:n|num|number_of)_)?edges")
 OF_A_JOB = re.compile("(?:slurm_)?job_")
 JOB = r"\d{5,}"  # the number of a batch system, such as 7565972
-OF_SERIAL = re.compile(rf"(?:^|_)(?:{SERIAL}|seq|1)(?:_|$)")
+OF_SERIAL = re.compile(rf"(?:^|_)(?:{columns.SERIAL}|seq|1)(?:_|$)")
 SCALING = re.compile(r"(strong|weak)(?:[ _-]?scal.*|)", re.IGNORECASE)
 COMPARED = r"\b(?:worse|slower|less|lower|smaller|larger|higher|longer)\b"  # no speedup
 TIMED = re.compile(rf"[\d.,]+\s*(?:{'|'.join(TIME_UNITS)})\s*$")  # such as 22.3 s
@@ -445,12 +431,12 @@ def by_numbers(frame: pd.DataFrame, meanings: Mapping[str, Guess]) -> dict[str, 
     unit says so, also of several, a rate if an efficiency is quoted and it grows with the ranks;
     empty if there is none, or several. What is called actual beside an ideal behaves like this."""
     kinds = {meaning.canonical: column for column, meaning in meanings.items()}
-    counts = next((kinds[name] for name in COUNTED_RANKS if name in kinds), None)
+    counts = next((kinds[name] for name in columns.COUNTED_RANKS if name in kinds), None)
     unknown = [str(name) for name in frame if name not in meanings and name != ROW]
     others = [name for name in unknown if _may_be_measured(frame[name])]
     timed = [name for name in others if are_timed(frame[name])]
     others = timed if len(timed) == 1 else others
-    if counts is None or kinds.keys() & (OF_SPEED - RATIOS):
+    if counts is None or kinds.keys() & (columns.OF_SPEED - columns.RATIOS):
         return {}
     actual = [name for name in others if ACTUAL.fullmatch(normal(name))]
     ideal = [name for name in unknown if normal(name) in {"ideal", "linear"}]
@@ -488,7 +474,7 @@ def _are_over_one(times: pd.Series, factor: float, quoted: pd.Series) -> bool:
 def _may_be_measured(cells: pd.Series) -> bool:
     """Whether a column's name and cells may be those of a time or a rate."""
     name, known = normal(str(cells.name)), cells.dropna()
-    if NOT_MEASURED.search(name) or PROBLEM.fullmatch(name):
+    if NOT_MEASURED.search(name) or columns.PROBLEM.fullmatch(name):
         return False
     return len(known) > 1 and bool(numbers(known, units=TIME_UNITS).notna().mean() > HALF)
 

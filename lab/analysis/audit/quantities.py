@@ -5,7 +5,7 @@ from __future__ import annotations
 import itertools
 import math
 import re
-from collections.abc import Callable, Collection, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 from functools import cached_property
 from typing import Any
 
@@ -13,23 +13,8 @@ import numpy as np
 import pandas as pd
 from pandas.api.types import is_numeric_dtype
 
-from lab.analysis.audit.columns import (
-    LAYOUT,
-    MAXIMA,
-    MEANS,
-    MEASURED,
-    NUMERIC,
-    PHASES,
-    ROUNDED,
-    SPREADS,
-    TEXTS,
-    TIMES,
-    Guess,
-    guess,
-    normal,
-    parse_name,
-    text_guess,
-)
+from lab.analysis.audit import columns
+from lab.analysis.audit.columns import MAXIMA, MEANS, Guess, guess, normal, parse_name, text_guess
 from lab.analysis.audit.plausible import SCALING, confirmed, is_of_another, own_baseline
 from lab.analysis.audit.values import (
     BANDWIDTH_UNITS,
@@ -62,21 +47,21 @@ OTHER_STATISTICS = {"std", "stdev", "sd", "min", "median", "sum", "total"}
 POSITIVE = (
     *("world_size", "nodes", "time", "rate", "global_batch_size", "micro_batch_size"),
     *("batch", "speedup", "parameters", "bytes", "rate_per_rank", "flops", "flops_per_rank"),
-    *("mfu", "hfu", "peak_flops", "dp", *LAYOUT, "grad_accum", "ratio_of_times", "ratio_of_rates"),
-    "memory",
+    *("mfu", "hfu", "peak_flops", "dp", *columns.LAYOUT, "grad_accum"),
+    *("ratio_of_times", "ratio_of_rates", "memory"),
 )
 # Larger values are per cent even if unlabelled; for a share of peak, so is the whole column.
 PERCENT_FROM = {"efficiency": 4, "accuracy": 1.5, "mfu": 3, "hfu": 3}
 SHARES = {"mfu", "hfu"}
-OF_REPEATS = SPREADS | {"min", "minimum", "fastest", "best", "median"}
+OF_REPEATS = columns.SPREADS | {"min", "minimum", "fastest", "best", "median"}
 SUMMARIES = OF_REPEATS | MEANS | MAXIMA
 APART = 0.02  # relative: of a mean and a maximum that are not of one number
 WHOLE_NUMBERS = {
     *("world_size", "nodes", "per_node", "global_batch_size", "micro_batch_size", "batch"),
-    *("rank_batch_size", "grad_accum", "dp", "dp_replicate", "dp_shard", *LAYOUT),
+    *("rank_batch_size", "grad_accum", "dp", "dp_replicate", "dp_shard", *columns.LAYOUT),
 }
 UNITS = {
-    **dict.fromkeys(TIMES, TIME_UNITS),
+    **dict.fromkeys(columns.TIMES, TIME_UNITS),
     **dict.fromkeys(("bytes", "memory"), BYTE_UNITS),
     **dict.fromkeys(("flops", "flops_per_rank", "peak_flops"), FLOPS_UNITS),
     **dict.fromkeys(("algbw", "busbw"), BANDWIDTH_UNITS),
@@ -139,8 +124,8 @@ class Quantities:
         self.given: dict[str, str] = {}
         self.joined: list[str] = []
         self.assumptions: list[str] = []
-        numeric = [*NUMERIC, *(f"{name}_rounding" for name in ROUNDED)]
-        texts = pd.DataFrame(np.nan, frame.index, [*TEXTS], dtype=object)
+        numeric = [*columns.NUMERIC, *(f"{name}_rounding" for name in columns.ROUNDED)]
+        texts = pd.DataFrame(np.nan, frame.index, [*columns.TEXTS], dtype=object)
         tidy = pd.DataFrame(np.nan, frame.index, numeric)
         self.tidy = pd.concat([tidy, texts], axis="columns")
         left_out: dict[str, list[str]] = {}
@@ -156,11 +141,13 @@ class Quantities:
                 problem = f"column {column!r} holds no value that can be read"
                 raise InputError.of(source, f"columns.{meaning.canonical}", problem)
         if "std" in self.given and "time" not in self.given:
-            if self._follows("rate", "std"):
+            pair = self.given.get("rate", ""), self.given["std"]
+            if pair in itertools.pairwise(frame.columns):
                 self.tidy["rate_std"] = self.tidy["rate_std"].fillna(self.tidy["std"])
             self.tidy["std"] = np.nan  # of anything else
         for canonical, others in left_out.items():
-            if canonical in MEASURED:  # of which a table may have several, with different meanings
+            # A table may have several of one quantity, with different meanings.
+            if canonical in columns.MEASURED:
                 self.assumptions.append(
                     f"{self.given[canonical]!r} is read as the {canonical.replace('_', ' ')}, not "
                     f"{', '.join(map(repr, others))}; --column {canonical}=COLUMN chooses another"
@@ -168,9 +155,10 @@ class Quantities:
         self._add_share_of_communication()
         self._drop_parts_of_another_time()
         self._drop_statistics()
-        self._drop_projected()
+        states = [name for name in frame.columns if STATE.fullmatch(normal(name))]
+        self._drop(meanings, PROJECTED, "projected row")
         self._drop_job_steps()
-        self._drop_failed()
+        self._drop(states, FAILED, "failed job")
         self._scale_shares()
         self._drop_impossible()
         of_speedup = self.given.get("speedup", "")
@@ -226,11 +214,11 @@ class Quantities:
         canonical = confirmed(canonical, column, cells, self.frame, self.meanings, guessed=guessed)
         if canonical == "scaling":
             cells = cells.str.extract(SCALING, expand=False).str.lower()
-        elif canonical in ROUNDED and guessed:
+        elif canonical in columns.ROUNDED and guessed:
             cells = cells.mask(_matches(BOUND.match, cells))
         if canonical == "speedup":
             cells = cells.mask(_matches(REFERENCE.fullmatch, cells), "1")
-        if canonical and canonical not in TEXTS:
+        if canonical and canonical not in columns.TEXTS:
             values = self._numbers(cells, column, canonical, meaning)
             if values.notna().any() or not guessed:
                 cells = values
@@ -254,7 +242,7 @@ class Quantities:
 
     def _drop_parts_of_another_time(self) -> None:
         """Leave out columns such as "I/O (s)" of a run beside the time of a step, and say so."""
-        for part in [name for name in PHASES if name in self.given]:
+        for part in [name for name in columns.PHASES if name in self.given]:
             column = self.given[part]
             whole = (self.tidy["time"] / self.tidy[part]).dropna()
             if column not in self.mapped and len(whole) and (whole < 1 / LONGER).all():
@@ -268,7 +256,7 @@ class Quantities:
         beside `GPUs`."""
         cells = as_texts(self.frame[column])
         words = numbers(cells, units=COUNT_UNITS).isna().all()
-        return canonical not in TEXTS and bool(words)
+        return canonical not in columns.TEXTS and bool(words)
 
     def _add_version(self, column: str) -> None:
         """Versions of another program, such as CUDA, beside those that are known."""
@@ -305,12 +293,6 @@ class Quantities:
             self.tidy["gpu"], self.given["gpu"] = names.reindex(cells.index), column
         return cells.where(~cells.index.isin(counts.dropna().index), counts.reindex(cells.index))
 
-    def _follows(self, canonical: str, other: str) -> bool:
-        """Whether the column of another quantity is right after that of this one."""
-        columns = list(self.frame.columns)
-        pair = [self.given.get(name) for name in (canonical, other)]
-        return pair in [[*neighbours] for neighbours in itertools.pairwise(columns)]
-
     def _numbers(self, cells: pd.Series, column: str, canonical: str, meaning: Guess) -> pd.Series:
         """The cells in base units; their roundings and spreads go to columns of their own."""
         factor, assumption = self._factor(canonical, meaning, column)
@@ -328,7 +310,7 @@ class Quantities:
             self.tidy[of_what] = self.tidy[of_what].fillna(spreads.astype(float))
         if assumption and (canonical == "memory" or values.notna().any()):  # words have no unit
             self.assumptions.append(assumption)
-        if canonical in ROUNDED and values.notna().any():
+        if canonical in columns.ROUNDED and values.notna().any():
             self.tidy[f"{canonical}_rounding"] = roundings(self.frame[column])
         return values
 
@@ -342,7 +324,7 @@ class Quantities:
             factor, unit = memory_unit(sizes)
             read = f"read as {unit}, by its size" if unit else "left out"
             return factor, f"{column!r} names no unit, such as GB, and is {read}" * bool(len(sizes))
-        if canonical not in TIMES:
+        if canonical not in columns.TIMES:
             if canonical not in {"algbw", "busbw"}:
                 return 1.0, ""
             bare = numbers(cells[cells.notna()]).notna().any()
@@ -377,22 +359,14 @@ class Quantities:
         self.tidy["rank"] = ranks.str.extract(r"(\d{1,7})$", expand=False).astype(float)
         self.tidy = self.tidy[~ranks.isin(OTHER_STATISTICS)].copy()
 
-    def _drop_projected(self) -> None:
-        """Leave out rows that were not measured, such as that of "16 (projected)", and say so."""
-        projected = np.zeros(len(self.frame), dtype=bool)
-        for cells in (self.frame[column] for column in self.meanings):
+    def _drop(self, names: Iterable[str], pattern: re.Pattern[str], what: str) -> None:
+        """Leave out rows whose times are not those of the work by a cell of these columns, such as
+        "16 (projected)" or a job's state, and say so."""
+        chosen = np.zeros(len(self.frame), dtype=bool)
+        for cells in (self.frame[name] for name in names):
             if not is_numeric_dtype(cells):
-                projected |= _matches(PROJECTED.fullmatch, cells)
-        self._drop(projected, "projected row")
-
-    def _drop_failed(self) -> None:
-        """Leave out jobs that did not complete by their state, whose times are not those of the
-        work, and say so."""
-        failed = np.zeros(len(self.frame), dtype=bool)
-        for column, cells in self.frame.items():
-            if STATE.fullmatch(normal(column)) and not is_numeric_dtype(cells):
-                failed |= _matches(FAILED.fullmatch, cells)
-        self._drop(failed, "failed job")
+                chosen |= _matches(pattern.fullmatch, cells)
+        self._leave_out(chosen, what)
 
     def _drop_job_steps(self) -> None:
         """Leave out what Slurm's accounting lists beside the steps that srun started: the scripts
@@ -407,9 +381,9 @@ class Quantities:
             and (bool(match["script"]) or (not match["number"] and match["job"] in started))
             for match in matches
         ]
-        self._drop(np.array(extra), "Slurm batch, extern or job row")
+        self._leave_out(np.array(extra), "Slurm batch, extern or job row")
 
-    def _drop(self, chosen: np.ndarray[Any, Any], what: str) -> None:
+    def _leave_out(self, chosen: np.ndarray[Any, Any], what: str) -> None:
         chosen = chosen[self.frame.index.get_indexer(self.tidy.index)]
         if chosen.any() and not chosen.all():
             rows = count(int(chosen.sum()), what)

@@ -22,15 +22,15 @@ NO_KEYS = {
     *("world_size", "global_batch_size", "micro_batch_size", "grad_accum"),
     *("steps", "warmup_steps", "lr_warmup_steps", "eval_batches"),
 }
+# What an environment calls as the audit does.
+SAME_NAMES = (
+    *("device", "cpu", "gpu", "driver", "data_sha256", "cluster"),
+    *("foreign_share", "disturbed", "parameters"),
+)
 # Numbers that only records have.
 RECORD_NUMBERS = (
-    "total_steps",
-    "phase_sum",
-    "step_spread",
-    "median_low",
-    "median_high",
-    "foreign_share",
-    "disturbed",
+    *("total_steps", "phase_sum", "step_spread", "median_low", "median_high"),
+    *("foreign_share", "disturbed"),
 )
 
 
@@ -108,26 +108,17 @@ def _environment(environment: Environment) -> dict[str, Any]:
     cores = {core for cores in environment.cpus_granted for core in cores}
     emulated = environment.emulated
     versions = sorted(environment.versions.items())
-    return {
-        "device": environment.device,
+    return {name: getattr(environment, name) for name in SAME_NAMES} | {
         "key:device": environment.device,
-        "cpu": environment.cpu,
-        "gpu": environment.gpu,
         "version": ", ".join(f"{name} {version}" for name, version in versions),
         "threads": str(environment.threads_per_rank),
         "commit": environment.git_commit,
         "dirty": environment.git_dirty,
-        "driver": environment.driver,
         "host": ", ".join(hosts),
         "nodes": len(hosts) or None,
-        "data_sha256": environment.data_sha256,
-        "cluster": environment.cluster,
         "emulated": emulated.label if emulated else "no",
         "link": emulated.link.label if emulated and emulated.link else None,
         "key:emulated": emulated.label if emulated else "",
-        "foreign_share": environment.foreign_share,
-        "disturbed": environment.disturbed,
-        "parameters": environment.parameters,
         "cpus": len(cores) or None if len(hosts) == 1 else None,
     }
 

@@ -99,7 +99,6 @@ OF_ELSE = re.compile(
 )
 NAMED = 4  # columns in a sentence
 MOST_NAMES = 20  # columns whose words are looked at
-REMARK = re.compile(r"\(([^()]+)\)\s*$")
 GROWN = 0.5  # of the ranks' own growth: a rate grows like this, a time does not
 MOST_LABELS = 50  # different cells that are looked at
 

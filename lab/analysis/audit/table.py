@@ -25,11 +25,7 @@ from lab.analysis.audit.columns import (
 )
 from lab.analysis.audit.observations import ROW, Observations
 from lab.analysis.audit.plausible import SCALING, by_numbers
-from lab.analysis.audit.quantities import (
-    Quantities,
-    as_text,
-    with_quoted_times,
-)
+from lab.analysis.audit.quantities import Quantities, as_text, with_quoted_times
 from lab.analysis.audit.settings import by_setting
 from lab.analysis.audit.values import CHANGE, numbers
 from lab.errors import InputError, Problem, nearest

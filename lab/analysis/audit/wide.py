@@ -221,8 +221,8 @@ def by_program(frame: pd.DataFrame) -> Long:
     """
     parts: dict[str, dict[str, str]] = {}
     for column in frame.columns:
-        program, what = _of_program(column)
-        if what := what or ("time" if program and are_timed(frame[column]) else ""):
+        program, what = _of_program(column, frame[column])
+        if what:
             parts.setdefault(program, {}).setdefault(what, column)
     timed = {program: part for program, part in parts.items() if "time" in part}
     parallel = {name: part for name, part in timed.items() if not re.fullmatch(SERIAL, name)}
@@ -329,12 +329,8 @@ def _add_ratios(timed: Mapping[str, dict[str, str]], frame: pd.DataFrame) -> Non
 def over_serial(frame: pd.DataFrame) -> Long:
     """Times of a serial and a parallel program for several problems, and the speedup of one over
     the other, become a row for each program, in which this speedup is a ratio of their times."""
-    parsed = {column: _of_program(column) for column in frame.columns}
-    programs = {
-        column: program
-        for column, (program, what) in parsed.items()
-        if what == "time" or (program and not what and are_timed(frame[column]))
-    }
+    parsed = {column: _of_program(column, frame[column]) for column in frame.columns}
+    programs = {column: program for column, (program, what) in parsed.items() if what == "time"}
     serial = [column for column, name in programs.items() if re.fullmatch(SERIAL, name)]
     quoted = [column for column in frame.columns if re.fullmatch("speed_?up", normal(column))]
     known = quantities(frame.columns)
@@ -351,13 +347,13 @@ def over_serial(frame: pd.DataFrame) -> Long:
     return long, [read]
 
 
-def _of_program(column: str) -> tuple[str, str]:
-    """The program that a column is for and what it holds, "" if its name does not say."""
+def _of_program(column: str, cells: pd.Series) -> tuple[str, str]:
+    """The program that a column is for and what it holds, "" if neither name nor cells say."""
     name = parse_name(column)
     match = OF_PROGRAM.fullmatch(name.stem) or BEFORE.fullmatch(name.stem)
     if match is None or not OF_PROGRAM.fullmatch(match["program"]):
         return "", ""
-    what = match["what"] or ("time" if name.family == "time" else "")
+    what = match["what"] or ("time" if name.family == "time" or are_timed(cells) else "")
     kind = {"spe": "speedup", "eff": "efficiency"}.get(what[:3], "time" if what else "")
     return match["program"].replace("_", " "), kind
 
@@ -491,16 +487,6 @@ def _stacked(
 
 # In the order in which they are tried, on a table of which no column is mapped.
 FORMS = (
-    *(
-        of_commands,
-        of_shells,
-        of_samples,
-        by_grid,
-        by_pair,
-        by_label,
-        by_slash,
-        by_program,
-        over_serial,
-    ),
-    *(by_batch, by_size, by_crossing, by_group, by_unit, by_noted),
+    *(of_commands, of_shells, of_samples, by_grid, by_pair, by_label, by_slash, by_program),
+    *(over_serial, by_batch, by_size, by_crossing, by_group, by_unit, by_noted),
 )

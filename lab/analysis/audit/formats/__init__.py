@@ -22,12 +22,7 @@ from lab.analysis.audit.formats import (
     sections,
     wiki,
 )
-from lab.analysis.audit.formats.grid import (
-    Table,
-    most_relevant,
-    relevance,
-    with_headed_ranks,
-)
+from lab.analysis.audit.formats.grid import Table, most_relevant, relevance, with_headed_ranks
 from lab.errors import InputError
 
 Tables = tuple[list[Table], list[InputError]]
@@ -53,10 +48,8 @@ def find_tables(source: str, text: str) -> Tables:
     lines = _unmarked(text.splitlines())
     notes = [line.lstrip("# ").rstrip() for line in lines if line.startswith("#")]
     launched = [HOST.sub("", LAUNCHED.sub("", line)) for line in lines]
-    if of_collectives := collectives.find_collectives(launched, source):
-        return [of_collectives._replace(notes=notes)], []
-    if of_hpcg := hpcg.find_results(launched):
-        return [of_hpcg._replace(notes=notes)], []
+    if benchmark := collectives.find_collectives(launched, source) or hpcg.find_results(launched):
+        return [benchmark._replace(notes=notes)], []
     tables = [
         table._replace(header=_numbered(table.header))
         for table in marked_up(wiki.as_markdown(lines))
@@ -76,15 +69,14 @@ def find_tables(source: str, text: str) -> Tables:
         return [of_sections._replace(notes=notes)], []
     has_header = delimited.is_headed(lines)
     log = None if has_header else logs.find_log(text.splitlines())
-    of_lines = None if has_header or (log and relevance(log)) else sections.find_headed(lines)
-    if of_lines and not lists.find_lists(lines):
+    of_lists = lists.find_lists(lines)
+    unlike_others = not (has_header or of_lists or (log and relevance(log)))
+    if unlike_others and (of_lines := sections.find_headed(lines)):
         return [of_lines._replace(notes=notes)], []
     if log and (relevance(log) or not tables):  # which may begin with a drawn table of the GPUs
         return [log._replace(notes=notes)], []
-    if tables:
-        return tables, []
-    if of_lists := lists.find_lists(lines):
-        return of_lists, []
+    if tables or of_lists:
+        return tables or of_lists, []
     return _delimited(source, lines, notes)
 
 

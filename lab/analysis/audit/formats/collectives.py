@@ -8,7 +8,7 @@ import math
 import re
 from collections.abc import Sequence
 
-from lab.analysis.audit.formats.grid import Table
+from lab.analysis.audit.formats.grid import NUMERAL, Table
 from lab.errors import InputError
 
 DEVICE = re.compile(r"#?\s*Rank\s+(\d+)\s.*\son\s+(\S+)\s+device\s+\d+\s+\[[\w:.]+\]\s+(.+?)\s*$")
@@ -40,7 +40,6 @@ OSU_HEADER = re.compile(
 RANKS = re.compile(r"(?:^|\s)(?:-n|-np|--np|--ntasks)[ =]?(\d{1,7})(?=\s|$)")
 NODES = re.compile(r"(?:^|\s)(?:-N|--nodes)[ =]?(\d{1,6})(?=\s|$)")
 OF_A_NODE = re.compile(r"(?:^|\s)--n?tasks-per-node[ =](\d{1,5})(?=\s|$)")
-NUMBER = re.compile(r"\d+(?:\.\d+)?")
 MPI_COLUMNS = ["message_bytes", "strategy", "time_us", "algbw_mb_per_s", "ranks", "repeats"]
 IMB_TITLE = re.compile(r"#?\s*Benchmarking\s+([A-Z]\w+)")
 IMB_MODE = re.compile(r"#\s*MODE:\s*(\S+)")
@@ -129,7 +128,7 @@ def _of_osu(lines: Sequence[str]) -> list[list[str]]:
     header: re.Match[str] | None = None
     for line in lines:
         cells = line.split()
-        numeric = bool(cells) and all(map(NUMBER.fullmatch, cells))
+        numeric = bool(cells) and all(map(NUMERAL.fullmatch, cells))
         if title := OSU_TITLE.match(line):
             name, header = title[1] or title[2], None
         elif match := OSU_HEADER.match(line):
@@ -157,7 +156,7 @@ def _of_imb(lines: Sequence[str]) -> list[list[str]]:
             ranks = match[1]
         elif match := IMB_MODE.match(line):
             mode = f" {match[1].lower()}"
-        elif header and len(cells) >= len(header) and all(map(NUMBER.fullmatch, cells[:3])):
+        elif header and len(cells) >= len(header) and all(map(NUMERAL.fullmatch, cells[:3])):
             time = next((cells[header.index(each)] for each in IMB_TIMES if each in header), "")
             rows.append([cells[0], name + mode, time, "", ranks, cells[1]])
     return rows

@@ -147,7 +147,9 @@ def _named(header: list[str], rows: list[list[str]]) -> tuple[list[str], list[li
     first, *rest = rows or [[]]
     spans = not header[0] and any(header) and not all(header[1:])
     if spans and rest and all(first) and len(first) == len(header):
-        groups = ["", *itertools.accumulate(header[1:], _carried)]
+        groups = [""]
+        for name in header[1:]:  # one that spans several columns stands above the first of them
+            groups.append(name or groups[-1])
         if not any(map(NUMERIC.match, first)):
             return first, [groups, *rest]
         corner, named = CORNER.fullmatch(first[0]), [*filter(None, header)]
@@ -159,11 +161,6 @@ def _named(header: list[str], rows: list[list[str]]) -> tuple[list[str], list[li
     below = [*itertools.dropwhile(lambda row: not any(map(NUMERIC.match, row)), rows)]
     names = itertools.zip_longest(*rows[: len(rows) - len(below)], fillvalue="")
     return [joined(*parts) for parts in names], below
-
-
-def _carried(left: str, name: str) -> str:
-    """The name of a column below one that spans several and stands above the first of them."""
-    return name or left
 
 
 def _cells(line: str) -> list[str]:

@@ -15,8 +15,6 @@ from lab.analysis.audit.formats.grid import Table
 GAP = re.compile(r"\s{2,}|\t")
 NUMBER = re.compile(r"[-+]?\d[\d.,]*(?:e[-+]?\d+)?[%x×]?[*†‡§]?", re.IGNORECASE)
 WORD = re.compile(r"[^\W\d]\w*[^\W\d]|[^\W\d]")
-SHAPE = re.compile(r"\s*\[\d+ rows x \d+ columns\]\s*")
-CUT = re.compile(r"\s*\.{2,}(?:\s+\.{2,})*\s*")  # rows that are not shown
 CONTINUED = "\\"  # at the end of names that go on below, with the same index
 MOST_WORDS = 4  # of the name of an index
 MARKS = re.compile(r"^\s*(?:[|+#>$*-]|//|<)|[|;]|--")  # of other tables, code and lists
@@ -174,8 +172,6 @@ def _frame(lines: Sequence[str], place: int) -> tuple[list[str], Rows, int] | No
     index = [row[0] for row in rows]
     if not names[0] and index in (_numbered(0, rows), _numbered(1, rows)):
         names, rows = names[1:], [row[1:] for row in rows]
-    while end < len(lines) and SHAPE.fullmatch(lines[end]):
-        end += 1
     return names, rows, end
 
 
@@ -200,15 +196,11 @@ def _block(lines: Sequence[str], place: int) -> tuple[list[str], Rows, int] | No
         index, start = named, start + 1
     elif not indexed and not quoted:
         return None
-    below = itertools.takewhile(_is_row, _from(lines, start))
-    written = list(below)
-    end = start + len(written)
-    while end < len(lines) and CUT.fullmatch(lines[end]):
-        end += 1
+    written = list(itertools.takewhile(_is_row, _from(lines, start)))
     for names, rows in _divided(head, written):
-        over = indexed or quoted or not index
+        over = indexed or quoted
         if len(rows[0]) == len(names) + over and _are_measured(rows):
-            return [index, *names[not over :]], rows, end
+            return [index, *names[not over :]], rows, start + len(written)
     return None
 
 

@@ -134,7 +134,9 @@ def _records(lines: Sequence[str], kind: str) -> Iterator[Record]:
         pair = PAIR.fullmatch(line) if title is None else None
         if boxed or (title and _kind(title) == kind):
             yield record
-            record = _titled(title["title"] if title else line.strip()) if not pair else {}
+            heading = title["title"] if title else line.strip()
+            # The settings that a title gives, or the title itself.
+            record = {} if pair else dict(IN_TITLE.findall(heading)) or {"section": heading}
         if pair is None or len(value := ASIDE.sub("", pair["value"])) > LONGEST:
             continue
         if pair["name"] in record:
@@ -142,8 +144,3 @@ def _records(lines: Sequence[str], kind: str) -> Iterator[Record]:
             record = {}
         record[pair["name"]] = value
     yield record
-
-
-def _titled(title: str) -> Record:
-    """The settings that a title gives, or the title itself."""
-    return dict(IN_TITLE.findall(title)) or {"section": title}

@@ -80,7 +80,9 @@ def _different(observations: Observations, curves: pd.Series) -> Comparison:
         # A study may vary a setting on purpose, at several world sizes each, or its data.
         meant = f"key:{name}" in observations.keys
         if name == "data_sha256":
-            values, meant = values.str[:SHORT], meant or _by_data(observations)
+            # Whether all runs that are called after the same data had the same.
+            own = rows.groupby("key:data")[name].nunique()
+            values, meant = values.str[:SHORT], meant or bool((own <= 1).all())
         if values.nunique() > 1 and not meant:
             differs = True
             yield Fault(
@@ -172,14 +174,6 @@ def _is_reference(one: Point, point: Point) -> bool:
     speedup is over."""
     fewer = one.world_size < point.curve.smallest[0].world_size
     return fewer and one.curve is not point.curve and point.is_quoted_over(one)
-
-
-def _by_data(observations: Observations) -> bool:
-    """Whether all runs that are called after the same data had the same."""
-    names = [key for key in observations.keys if key in {"key:data", "key:dataset"}]
-    if not names:
-        return False
-    return bool((observations.frame.groupby(names)["data_sha256"].nunique() <= 1).all())
 
 
 def _hosts(observations: Observations, *, differs: bool) -> Iterator[Fault]:

@@ -11,13 +11,7 @@ import numpy as np
 import pandas as pd
 
 from lab.analysis.audit.columns import LAYOUT, counted, normal
-from lab.analysis.audit.observations import (
-    ROW,
-    Observations,
-    UncheckedError,
-    largest,
-    rounding,
-)
+from lab.analysis.audit.observations import ROW, Observations, UncheckedError, largest, rounding
 from lab.analysis.audit.points import QUOTED, ROUNDING, Curve, Point
 from lab.analysis.audit.rule import SHOWN, Comparison, Fault, rule, seconds
 from lab.formatting import count, plain
