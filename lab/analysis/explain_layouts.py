@@ -85,7 +85,7 @@ def _explained(row: LayoutRow) -> Explanation:
     case, measured = row.case, float(row.step_s or 0)
     law = layout_law.expected(case.machine.gpu.name, case.framework)
     low, high = (float(end[0]) for end in law.intervals([case]))
-    step = float(law.predict([case])[0])
+    step, late = (float(law_of([case])[0]) for law_of in (law.predict, law.delayed))
     tokens = case.candidate.global_batch * case.sequence
     peak = case.machine.gpu.fastest(case.candidate.precision)
     gpus = case.candidate.layout.world_size
@@ -105,6 +105,8 @@ def _explained(row: LayoutRow) -> Explanation:
             f"faster than {format_seconds(low)}: fewer FLOPs, fewer tokens or a faster GPU than "
             "the table gives"
         )
+    elif late > step and measured**2 > step * late:
+        reasons.append(f"delayed transfers would explain it: they make it {format_seconds(late)}")
     if not reasons:
         parts = law.parts(case)
         wait = max((name for name in parts if name != "compute"), key=lambda name: parts[name])

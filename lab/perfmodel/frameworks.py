@@ -30,11 +30,12 @@ class Framework:
     `hides_sums` says that launches hide the sums of tensor parallelism as well, `overlaps_sums`
     that they are cut up and sent while products are computed, `dispatches_once` that a token for
     several experts of another node is sent there once (DeepEP). On more nodes than its `reach`, the
-    transfers of a pipeline and those of DDP are delayed, and in a pipeline DDP's sums may wait for
-    each of the replicas (`waits_for_replicas`). If a table does not say, `recomputed` is the share
-    of the forward pass that is taken to be recomputed, `keeps` the checkpointing by which memory is
-    counted, `interleave` the stages of a rank. `shard_bytes` are what ZeRO sums and gathers at a
-    time. `state`, `sharded_state` and `fused` are those of `Case.memory`, `usable` is the share of
+    transfers of a pipeline and those of DDP are delayed, on more than its `safe_reach` those of
+    some pipelines, and in a pipeline DDP's sums may wait for each of the replicas
+    (`waits_for_replicas`). If a table does not say, `recomputed` is the share of the forward pass
+    that is taken to be recomputed, `keeps` the checkpointing by which memory is counted,
+    `interleave` the stages of a rank. `shard_bytes` are what ZeRO sums and gathers at a time.
+    `state`, `sharded_state` and `fused` are those of `Case.memory`, `usable` is the share of
     a GPU's nominal memory for training, `offloads` that of the layers whose activations FSDP moves
     to a Grace host. `wide` is the time of a dense model's products in 16 bits on Hopper, over that
     of others at as much of their peak. `coefficients` are those of the law of layouts with
@@ -60,6 +61,7 @@ class Framework:
     keeps: Checkpointing = "selective"  # half of the activations, to agree with it
     shard_bytes: float = 1e9  # DeepSpeed's reduce_bucket_size, 5e8 values of 2 bytes
     reach: float = math.inf
+    safe_reach: float = math.inf
     waits_for_replicas: bool = False
     interleave: int = 1
     state: StateBytes = ACCUMULATED
@@ -79,10 +81,10 @@ ANY = Framework()
 # completely; tensor-parallel sums hide behind launches, and the ranks of a pipeline across nodes
 # wait for each other. `stall` is the median of 45 pipelines that took over twice as long as that
 # fit: each transfer of their middle stages 0.27 s instead of 0.2 ms, in 18 of 19 pipelines on 64
-# nodes, 14 of 39 on 32, and 8 of 50 on 16; the three runs of DDP without a pipeline on 64 nodes
-# took about four such delays longer. `replicas` is a fit to the 11 pipelines with DDP on up to 16
-# nodes: they take longer than their twins with ZeRO-1, those on more replicas the more, unless a
-# long last backward pass hides it.
+# nodes, 14 of 39 on 32, 8 of 50 on 16, 4 of 55 on 8 and none of 75 on 2 and 4; the three runs of
+# DDP without a pipeline on 64 nodes took about four such delays longer. `replicas` is a fit to the
+# 11 pipelines with DDP on up to 16 nodes: they take longer than their twins with ZeRO-1, those on
+# more replicas the more, unless a long last backward pass hides it.
 NANOTRON = Framework(
     name="nanotron",
     pattern=r"\bnanotron\b",
@@ -94,6 +96,7 @@ NANOTRON = Framework(
     keeps="none",
     shard_bytes=BUCKET_BYTES,
     reach=32,
+    safe_reach=4,
     waits_for_replicas=True,
     coefficients={
         "flops": (1.74, 0.15),

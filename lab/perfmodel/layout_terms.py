@@ -349,9 +349,11 @@ def _delays(case: Case) -> dict[str, float]:
     # A stage between two others sends and receives twice per micro-batch, the first and last once.
     transfers = times * min(4, 2 * (stages - 1)) + stages - 1
     ddp = layout.sharing == "ddp" and layout.copies > 1
-    far = math.ceil(layout.world_size / case.machine.gpus_per_node) > framework.reach
+    nodes = math.ceil(layout.world_size / case.machine.gpus_per_node)
+    far = nodes > framework.reach
     return {
         "stall": transfers * far,
+        "may_stall": transfers * (far or nodes > framework.safe_reach),
         "stalled_sums": 4 * ddp * far,  # a ring's rank receives and sends to scatter, and to gather
         "replicas": layout.copies * (ddp and stages > 1 and framework.waits_for_replicas),
     }

@@ -96,6 +96,18 @@ def test_a_slow_link_is_named_with_its_rate() -> None:
     assert reason.startswith("a link of") and "between nodes, not 25 GB/s, would" in reason
 
 
+def test_delayed_transfers_are_named_where_a_framework_may_have_them() -> None:
+    row = ROW | {"notes": "nanotron", "gpu": "H100", "gpus": 128, "nodes": 16, "pp": 4,
+                 "micro batch": 1}  # fmt: skip
+    case = read_layouts(pd.DataFrame([row | {"step time (s)": 1.0}])).rows[0].case
+    law = layout_law.expected("h100", case.framework)
+    usual, late = (float(seconds[0]) for seconds in (law.predict([case]), law.delayed([case])))
+    frames = [pd.DataFrame([row | {"step time (s)": seconds}]) for seconds in (usual, late)]
+    (expected,), (delayed,) = map(lab.explain_layouts, frames)
+    assert expected.reasons[0].startswith("inside the interval")
+    assert delayed.reasons[0].startswith("delayed transfers would explain it")
+
+
 def test_what_a_gpu_cannot_do_is_said_first() -> None:
     assert explained(0.1).reasons[0].startswith("no A100 computes this fast")
 
