@@ -48,7 +48,8 @@ def add_keys(
     machines = (*HARDWARE, "host") if not logged else HARDWARE
     compared += [name for name in machines if _is_key(tidy[name], ranks, least=1.0)]
     candidates = dict.fromkeys((*KEYS, *compared))
-    keys = {f"key:{name}": tidy[name] for name in candidates if tidy[name].notna().any()}
+    known = tidy.notna().any()
+    keys = {f"key:{name}": tidy[name] for name in candidates if known[name]}
     if _sizes_differ(tidy):
         sizes = tidy["parameters"].map(model_size, na_action="ignore")
         keys["key:parameters"] = sizes + " parameters"
@@ -90,8 +91,9 @@ def _without_ranks(cells: pd.Series, ranks: pd.Series) -> pd.Series:
 
 
 def _as_key(cells: pd.Series) -> pd.Series:
-    texts = cells.map("{:g}".format) if is_numeric_dtype(cells) else cells.astype(str)
-    return texts.where(cells.notna(), "")
+    text = "{:g}".format if is_numeric_dtype(cells) else str
+    pairs = zip(cells.tolist(), cells.notna(), strict=True)
+    return pd.Series([text(cell) if known else "" for cell, known in pairs], cells.index, dtype=str)
 
 
 def _no_repeats(
@@ -236,10 +238,10 @@ def labelled(tidy: pd.DataFrame, frame: pd.DataFrame, given: dict[str, str]) -> 
     """Take the first column for the strategy if it has other words in each row and some rows have
     as many ranks: those are no repeats."""
     first = str(frame.columns[0])
-    sizes, labels = tidy["world_size"], as_texts(frame[first]).loc[tidy.index]
     # A speedup may be over any of the rows.
     if guess(first) or (NUMBERED | RATIOS) & set(given) or not {"time", "rate"} & set(given):
         return
+    sizes, labels = tidy["world_size"], as_texts(frame[first]).loc[tidy.index]
     if labels.isna().any() or sizes.nunique() < 2 or not sizes.duplicated().any():
         return
     words = labels.astype(str).str.match(r"[^\W\d_]|\d+ [^\W\d_]").all()

@@ -46,9 +46,11 @@ def columns_of(rows: pd.DataFrame, groups: pd.Series) -> Cells:
         if some or name in needed
     }
     measured = measurements(rows, groups)
-    numbered = groups.isin(groups[rows[[*INDEX]].notna().any(axis="columns")])
-    repeats = rows["repeat"].astype(object).where(rows["repeat"].notna(), "")
-    cells |= {"measurement": measured, "repeated": repeats.where(numbered, measured).tolist()}
+    repeated, indexed = measured, rows[[*INDEX]].notna().any(axis="columns")
+    if indexed.any():
+        repeats = rows["repeat"].astype(object).where(rows["repeat"].notna(), "")
+        repeated = repeats.where(groups.isin(groups[indexed]), measured).tolist()
+    cells |= {"measurement": measured, "repeated": repeated}
     return cells | {name: rows[name].tolist() for name in ("repeat", "aggregate", "label")}
 
 

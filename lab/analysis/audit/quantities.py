@@ -303,9 +303,9 @@ class Quantities:
         if meaning.inverse:
             values = factor / values.where(values > 0)
         if canonical in WHOLE_NUMBERS:
-            values = values.where((values % 1 == 0) & ~cells.astype(str).str.match(RANGE))
+            values = values.mask((values % 1 != 0) | _matches(RANGE.match, cells))
         of_what = {"time": "std", "rate": "rate_std"}.get(canonical)
-        if of_what and cells.astype(str).str.contains(PLUS_MINUS).any():
+        if of_what and _matches(re.compile(PLUS_MINUS).search, cells).any():
             spreads = cells.map(lambda cell: spread(cell, factor=factor))
             self.tidy[of_what] = self.tidy[of_what].fillna(spreads.astype(float))
         if assumption and (canonical == "memory" or values.notna().any()):  # words have no unit

@@ -53,6 +53,7 @@ LOGGED = {"rank", "epoch", "step"}
 COUNTED = {"world_size", "threads", "cpus"}
 RATES = {"rate", "rate_per_rank"}
 FEWEST_CHANGES = 2  # cells of a row
+WORD = re.compile(r"[^\W\d_]")
 
 
 @python_strings()
@@ -189,13 +190,14 @@ def _filled_down(frame: pd.DataFrame, mapped: Collection[str]) -> tuple[pd.DataF
     """The first columns with those above in blank cells that rows begin with, as where cells were
     merged; one of them is of words, as a number may be missing."""
     filled: dict[str, pd.Series] = {}
-    begins, of_words = pd.Series(data=True, index=frame.index), False
+    begins, of_words = np.ones(len(frame), dtype=bool), False
     for name in itertools.takewhile(lambda name: name not in mapped, frame.columns):
-        texts = frame[name].astype(str).where(frame[name].notna(), "").str.strip()
-        begins = begins & (texts == "")
-        if not begins.any() or begins.iloc[0]:
+        pairs = zip(frame[name].tolist(), frame[name].notna(), strict=True)
+        texts = [str(cell).strip() if known else "" for cell, known in pairs]
+        begins &= [not text for text in texts]
+        if not begins.any() or begins[0]:
             break
-        of_words |= bool(texts[texts != ""].str.match(r"[^\W\d_]").all())
+        of_words |= all(WORD.match(text) for text in texts if text)
         filled[name] = frame[name].mask(begins).ffill()
     filled = filled if of_words else {}
     read = [f"a blank cell of {reshape.listed(filled)} means the one above it"] * bool(filled)

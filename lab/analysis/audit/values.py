@@ -282,6 +282,7 @@ def roundings(column: pd.Series) -> pd.Series:
     """`rounding` of each cell; 0 if it is not text."""
     if is_numeric_dtype(column):
         return pd.Series(0.0, column.index)
-    texts = [*map(str, column.tolist())]
-    shares = {text: rounding(text) for text in set(texts)}
-    return pd.Series([shares[text] for text in texts], column.index).where(column.notna())
+    pairs = zip(column.tolist(), column.notna(), strict=True)
+    texts = [str(cell) if known else None for cell, known in pairs]
+    shares = {text: rounding(text) if text is not None else math.nan for text in set(texts)}
+    return pd.Series([shares[text] for text in texts], column.index)

@@ -190,13 +190,23 @@ def _counted_labels(frame: pd.DataFrame) -> list[tuple[str, pd.Series, pd.Series
     """The columns of such labels, with what they count, and without it."""
     labelled = []
     for name in frame.columns.drop(ROW, errors="ignore")[:MOST_NAMES]:
-        texts = frame[name].astype(str).map(lambda cell: normal(cell).replace("_", " "))
-        counts = texts.str.extract(COUNTED).bfill(axis=1)[0].astype(float)
-        bare = texts.str.replace(COUNTED, "", regex=True).str.strip()
-        numbers_alone = not (bare.str.len() > 0).any()  # as in a column of ranks
-        if not numbers_alone and (counts.groupby(bare).nunique() > 1).any():
-            labelled.append((name, counts.mask(texts.map(is_serial) & counts.isna(), 1.0), bare))
+        # Lists, as pandas takes ten times as long for the few rows of most tables.
+        texts = [normal(str(cell)).replace("_", " ") for cell in frame[name].astype(str).tolist()]
+        bare = [COUNTED.sub("", text).strip() for text in texts]
+        counts = [_count_in(text) for text in texts]
+        numbers_alone = not any(bare)  # as in a column of ranks
+        pairs = {pair for pair in zip(bare, counts, strict=True) if pair[1] == pair[1]}
+        if not numbers_alone and len(pairs) > len({label for label, _ in pairs}):
+            serial = [1.0 if is_serial(text) else math.nan for text in texts]
+            ranks = pd.Series(counts, frame.index).fillna(pd.Series(serial, frame.index))
+            labelled.append((name, ranks, pd.Series(bare, frame.index)))
     return labelled
+
+
+def _count_in(text: str) -> float:
+    """What a label counts; NaN if nothing."""
+    match = COUNTED.search(text)
+    return float(match[match.lastindex or 0]) if match else math.nan
 
 
 def by_slash(frame: pd.DataFrame) -> Long:

@@ -75,6 +75,8 @@ def _different(observations: Observations, curves: pd.Series) -> Comparison:
     rows, differs = observations.runs, False
     for name in (name for name in SAME if name in rows):
         known = rows[name].dropna().astype(str)
+        if known.nunique() < 2:
+            continue
         # What differs only between the configurations of a table is what the table compares.
         values = known[known.groupby(curves).transform("nunique") > 1]
         # A study may vary a setting on purpose, at several world sizes each, or its data.
