@@ -193,7 +193,10 @@ def _points(lesson: str, function: str) -> Iterator[tuple[str, float]]:
 
 def _csv(frame: pd.DataFrame) -> bytes:
     """A CSV file as in RFC 4180, whose texts no spreadsheet takes for formulas."""
-    return frame.map(_harmless).to_csv(index=False, lineterminator="\r\n").encode()
+    harmless = frame.map(
+        lambda cell: f"'{cell}" if isinstance(cell, str) and cell.startswith(FORMULA) else cell
+    )
+    return harmless.to_csv(index=False, lineterminator="\r\n").encode()
 
 
 def totals(grades: Sequence[Grade]) -> list[dict[str, Any]]:
@@ -283,10 +286,6 @@ def _row(student: str, lesson: str, study: str, record: Record) -> dict[str, Any
         "gpu": environment and environment.gpu,
         **row_of(record),
     }
-
-
-def _harmless(value: Any) -> Any:
-    return f"'{value}" if isinstance(value, str) and value.startswith(FORMULA) else value
 
 
 def spread(collected: pd.DataFrame) -> list[dict[str, Any]]:

@@ -300,8 +300,9 @@ def embed_images(soup: BeautifulSoup, *, folder: Path, title: str) -> None:
         address = str(image.get("src", ""))
         if not address.startswith("data:"):
             image["src"] = _read_image(address, folder, alt=alt)
-        paragraph = image.find_parent()
-        if paragraph and paragraph.name == "p" and _is_alone(image):
+        paragraph, siblings = image.parent, [*image.previous_siblings, *image.next_siblings]
+        is_alone = not any(str(node).strip() for node in siblings)
+        if paragraph and paragraph.name == "p" and is_alone:
             paragraph.name = "figure"
             if text := image.attrs.pop("title", None):
                 paragraph.append(soup.new_tag("figcaption", string=str(text)))
@@ -310,11 +311,6 @@ def embed_images(soup: BeautifulSoup, *, folder: Path, title: str) -> None:
             caption = figure.find("figcaption") if figure else None
             section = f"Figure in section “{section_of(image) or title}”"
             image["alt"] = caption.get_text().strip() if caption else section
-
-
-def _is_alone(image: Tag) -> bool:
-    siblings = [*image.previous_siblings, *image.next_siblings]
-    return not any(str(node).strip() for node in siblings)
 
 
 def _read_image(address: str, folder: Path, *, alt: str) -> str:

@@ -73,6 +73,12 @@ def test_sources_that_cannot_be_followed_are_told_or_left(
         assert Study.load(folder).runs
 
 
+def test_a_name_may_be_imported_where_a_package_may_be_missing(folder: Path) -> None:
+    (folder / "own.py").write_text("try:\n    from layers import Net\nfinally:\n    pass\n")
+    write(folder, NET | {"factory": "own:Net"})
+    assert Study.load(folder).runs
+
+
 def test_a_run_keeps_its_sources_through_a_record(folder: Path) -> None:
     write(folder, NET)
     run = Study.load(folder).runs[0]
