@@ -5,9 +5,9 @@ from __future__ import annotations
 import dataclasses
 import itertools
 import time
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping
 from pathlib import Path
-from typing import Any, NamedTuple, cast
+from typing import Any, cast
 
 import numpy as np
 import torch
@@ -44,12 +44,8 @@ TRAINING_FIELDS = {
 }
 
 
-class PromptBatch(NamedTuple):
-    """Prompts of one length: their number over all ranks, and this rank's (sequences, tokens)."""
-
-    prompt_tokens: int
-    batch_size: int
-    prompts: Tensor
+# This rank's prompts (sequences, tokens), by their length and their number over all ranks.
+Prompts = Mapping[tuple[int, int], Tensor]
 
 
 def infer(
@@ -155,12 +151,11 @@ def _measured(job: RankJob, base: nn.Module) -> dict[str, Any]:
     if run.compile:
         quantize.compile_alike(*pair)
     # The same inputs for every quantization.
-    prompts: list[PromptBatch] = []
+    prompts: dict[tuple[int, int], Tensor] = {}
     batches: dict[int, Tensor] = {}
     if isinstance(base, GPT):
         for length, size in itertools.product(run.prompt_tokens, run.batch_sizes):
-            samples = _share(job, size, seed=length)[:, :length]
-            prompts.append(PromptBatch(length, size, samples))
+            prompts[length, size] = _share(job, size, seed=length)[:, :length]
     else:
         batches = {size: _share(job, size, seed=size) for size in run.batch_sizes}
     progress("comparing", 0, run.rounds)
@@ -180,7 +175,7 @@ def _measured(job: RankJob, base: nn.Module) -> dict[str, Any]:
         gpts = cast("tuple[GPT, GPT]", pair)
         fields |= quantize.compare_language_models(pair, _held_out(job), device=device)
         fields["generated_alike"] = quantize.generated_alike(
-            gpts, prompts[-1].prompts, new_tokens=run.new_tokens
+            gpts, [*prompts.values()][-1], new_tokens=run.new_tokens
         )
         fields["points"] = time_generation(gpts, prompts, run, progress)
         # The upper limit for decoding, which reads every weight for each token.
@@ -193,18 +188,18 @@ def _measured(job: RankJob, base: nn.Module) -> dict[str, Any]:
 
 
 def _output_errors(
-    pair: Pair, prompts: Sequence[PromptBatch], batches: Mapping[int, Tensor], *, compiled: bool
+    pair: Pair, prompts: Prompts, batches: Mapping[int, Tensor], *, compiled: bool
 ) -> dict[str, float]:
     """Errors of the logits by input; raises UnavailableError for compiled kernels that fail."""
     # Generation calls the model with prompts, with one token of each, and with one of one.
-    whole = [batch.prompts for batch in prompts]
+    whole = list(prompts.values())
     inputs = [part for one in whole for part in (one, one[:, :1], one[:1, :1])]
     try:
         errors = quantize.output_errors(pair, [*inputs, *batches.values()])
-        if compiled and prompts:
+        if compiled and whole:
             # Compiled separately: a kernel correct for whole prompts says nothing about this one.
             gpts = cast("tuple[GPT, GPT]", pair)
-            errors["1 after a prompt"] = quantize.cached_error(gpts, prompts[-1].prompts)
+            errors["1 after a prompt"] = quantize.cached_error(gpts, whole[-1])
     except RuntimeError as error:  # or one of torch.compile's, which are derived from it
         # Compiled kernels may refuse shapes only when called: int8 products few rows, on a GPU.
         if not compiled or isinstance(error, torch.OutOfMemoryError):
@@ -249,26 +244,27 @@ def _held_out(job: RankJob) -> list[Batch]:
 
 
 def time_generation(
-    models: tuple[GPT, GPT], batches: Sequence[PromptBatch], run: Run, progress: Progress
+    models: tuple[GPT, GPT], prompts: Prompts, run: Run, progress: Progress
 ) -> list[Point]:
     """Time base and quantized model generating from each batch; all ranks must call it."""
+    shares = list(prompts.values())
 
     def generate(batch: int, model: int) -> FloatArray:
-        prompts = batches[batch].prompts
-        return _laps(stream(models[model], prompts, new_tokens=run.new_tokens), prompts.device)
+        tokens = stream(models[model], shares[batch], new_tokens=run.new_tokens)
+        return _laps(tokens, shares[batch].device)
 
-    seconds = _in_turn(generate, len(batches), run.rounds, progress)
+    seconds = _in_turn(generate, len(shares), run.rounds, progress)
     points = []
-    for number, batch in enumerate(batches):
+    for number, (length, size) in enumerate(prompts):
         of_base, of_quantized = seconds[:, number, 0], seconds[:, number, 1]
         # The median of each round, as a single late token says nothing about the model.
         inter = [np.median(times[:, 1:], axis=1) for times in (of_base, of_quantized)]
         points.append(
             Point(
-                prompt_tokens=batch.prompt_tokens,
-                batch_size=batch.batch_size,
-                base=_latency(of_base, batch, models[0]),
-                quantized=_latency(of_quantized, batch, models[1]),
+                prompt_tokens=length,
+                batch_size=size,
+                base=_latency(of_base, shares[number], size, models[0]),
+                quantized=_latency(of_quantized, shares[number], size, models[1]),
                 first_token_ratio=stat(of_quantized[:, 0] / of_base[:, 0]),
                 inter_token_ratio=stat(inter[1] / inter[0]),
                 total_ratio=stat(of_quantized.sum(axis=1) / of_base.sum(axis=1)),
@@ -343,15 +339,16 @@ def _laps(results: Iterable[Tensor], device: torch.device) -> FloatArray:
     return np.diff(stamps)
 
 
-def _latency(seconds: FloatArray, batch: PromptBatch, model: GPT) -> Latency:
-    """One model's latencies from the seconds (rounds, tokens) of a batch."""
+def _latency(seconds: FloatArray, prompts: Tensor, batch_size: int, model: GPT) -> Latency:
+    """One model's latencies from the seconds (rounds, tokens) of a batch over all ranks."""
+    sequences, prompt_tokens = prompts.shape
     first, inter = stat(seconds[:, 0]), stat(np.median(seconds[:, 1:], axis=1))
     p50, p90, p99 = (float(value) for value in np.percentile(seconds[:, 1:], [50, 90, 99]))
     # A step reads each weight once for all sequences (the embedding as the head, one row of the
     # positions), and each sequence's cache, which holds half of the new tokens on average.
     weights = quantize.bytes_in_memory(model) - model.positions.weight.nbytes
     width, dtype = model.embedding.embedding_dim, model.norm.weight.dtype
-    cached = len(batch.prompts) * (batch.prompt_tokens + seconds.shape[1] / 2)
+    cached = sequences * (prompt_tokens + seconds.shape[1] / 2)
     read = round(weights + cached * Cache.bytes_per_token(len(model.blocks), width, dtype))
     return Latency(
         first_token=first,
@@ -360,8 +357,8 @@ def _latency(seconds: FloatArray, batch: PromptBatch, model: GPT) -> Latency:
         p90=p90,
         p99=p99,
         total=stat(seconds.sum(axis=1)),
-        prefill_tokens_per_second=batch.batch_size * batch.prompt_tokens / first.median,
-        decode_tokens_per_second=batch.batch_size / inter.median,
+        prefill_tokens_per_second=batch_size * prompt_tokens / first.median,
+        decode_tokens_per_second=batch_size / inter.median,
         bytes_per_token=read,
         bytes_per_second=read / inter.median,
     )

@@ -13,6 +13,7 @@ from typing import Any
 
 import pytest
 
+from lab.files import whole_folder
 from lab.worker.data.corpora import tokenize
 
 DOCUMENTS = ["x = 1\n    y = 2\n" * 50] * 5
@@ -61,3 +62,17 @@ def test_writer_killed_at_any_moment_leaves_a_whole_file(tmp_path: Path) -> None
         writer.wait()
         content = path.read_bytes()
         assert len(content) == 180_000 and content == content[:9] * 20000
+
+
+def test_a_folder_is_the_old_one_until_the_new_one_is_whole(tmp_path: Path) -> None:
+    path = tmp_path / "of" / "numbers"
+    for number in (1, 2):
+        with whole_folder(path) as building:
+            (building / "number").write_text(str(number))
+            assert [one.read_text() for one in path.glob("*")] == ["1"] * (number - 1)
+    with pytest.raises(ZeroDivisionError), whole_folder(path) as building:
+        (building / "number").write_text(str(1 / 0))
+    assert (path / "number").read_text() == "2" and building.exists()
+    with whole_folder(path, durable=False):  # which also removes what others left unfinished
+        pass
+    assert not any(path.iterdir()) and [*path.parent.iterdir()] == [path]
