@@ -222,8 +222,6 @@ def _is_row(line: str) -> bool:
 
 def _divided(head: str, written: Sequence[str]) -> Iterator[tuple[list[str], Rows]]:
     """Names and rows by each way of dividing lines that gives rows of one width."""
-    if not written:
-        return
     if head.startswith('"'):  # as R writes it
         names, *rows = csv.reader([head, *written], delimiter=" ")
         yield from [(names, rows)] if len({*map(len, rows)}) == 1 else []
