@@ -348,7 +348,7 @@ EITHER = re.compile(rf"(?<![^_])({COUNTED_THINGS}|nodes)_per_(?:[^_]+_)?{COUNTED
 TOKEN = re.compile(r"[^a-z0-9]+")
 _H, _M, _S = r"h(?:h|rs?|ours)?", r"m(?:m|ins|inutes)?", r"s(?:s|ecs?|econds)?"
 CLOCK_FORMAT = re.compile(  # of "time (hh:mm:ss)" and "(hrs:mins:secs)"
-    rf"(?:^|_)((?:{_H}_)?{_M}_{_S}|{_H}_{_M})$"
+    rf"(?:^|_)(?:(?:{_H}_)?{_M}_{_S}|(?P<hours>{_H})_{_M})$"
 )
 # Of "s/it", "train time (s/iter)" and "ms/step @ step 10".
 PER_STEP = re.compile(
@@ -467,9 +467,8 @@ def parse_name(name: str) -> Name:
         what = re.sub(rf"(^|_)(time|{SPEED})$", "", text[: ratio.start()])
         return Name(f"{what}_{ratio[2]}_time".strip("_"), "time", TIME_UNITS[ratio[1]])
     if clock := CLOCK_FORMAT.search(text):
-        hours_first = clock[1].startswith("h") and not clock[1].endswith("s")
         stem = text[: clock.start()] or "time"
-        return Name(stem, "time", TIME_UNITS["h" if hours_first else "s"])
+        return Name(stem, "time", TIME_UNITS["h" if clock["hours"] else "s"])
     words = text.split("_")
     statistic = next((word for word in (words[0], *words[:-3:-1]) if word in STATISTICS), None)
     words = [word for word in words if word != statistic]

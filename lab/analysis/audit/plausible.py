@@ -43,7 +43,6 @@ MOST_CELLS = 50  # of a column that are looked at
 ALIKE = 1.05  # ratio of two measurements of one time
 MOST_COLUMNS = 30  # of which all pairs are compared
 FEWEST_STEPS = 4  # that tell whether a time grows
-MOSTLY = 0.5  # of the gaps between the steps of a log are equal
 NOT_MEASURED = re.compile(rf"{columns.NOT_TRAINING}|{columns.IDEAL}|{columns.OUTCOME.pattern}")
 HALF = 0.5
 ROUGHLY = 1.1  # ratio of two times of one program
@@ -271,7 +270,7 @@ def _numbers_each(texts: pd.Series, canonical: str) -> bool:
     if canonical == "epoch" and values[0] > 1 and usual > 1:
         return False
     # Two values are too few for a pattern, unless they are the first ones.
-    return bool(values[1] <= 2) if len(values) == 2 else float(np.mean(gaps == usual)) > MOSTLY
+    return bool(values[1] <= 2) if len(values) == 2 else float(np.mean(gaps == usual)) > HALF
 
 
 def _goes_on(epochs: pd.Series) -> bool:

@@ -16,8 +16,8 @@ EMPTY = {"", "-", "--", "–", "—", "?", "...", "na", "n/a", "#n/a", "nan", "n
 EMPTY |= {"<na>", "nat"}  # as pandas writes them
 MISSING = EMPTY | {"oom", "failed", "fail", "error", "x"}
 NUMBER = re.compile(r"[-+]?(?:\d[\d.,'\u202f\u2009\u00a0_]*\d|\d|\.\d+)(?:[eE][-+]?\d+)?")
-# 1:02:03.5, 42:18, and with days 1-02:03:04 or 1 day, 2:03:04.
 PLAIN = re.compile(r"\d+\.\d+")
+# 1:02:03.5, 42:18, and with days 1-02:03:04 or 1 day, 2:03:04.
 CLOCK = re.compile(r"(?:(?:(\d+)(?:-|\s*days?,?\s+))?(\d+):)?(\d{1,3}):(\d{2}(?:\.\d+)?)")
 CLOCK_OF_HOURS = re.compile(r"(?<=:\d\d)\s*(?:h|hr|hrs|hours?)$")
 THOUSANDS = re.compile(r"(?<=\d)(?<!\b0),(?=\d{3}(?!\d))")  # not of 0,827

@@ -20,7 +20,6 @@ from lab.analysis.audit.columns import (
     NUMERIC,
     OF_SPEED,
     TIMES,
-    Guess,
     guess,
     is_serial,
     normal,
@@ -100,7 +99,7 @@ def by_rank(frame: pd.DataFrame, mapped: Collection[str]) -> Long:
     if len(indices) < 2 or indices != list(range(first, first + len(indices))):
         return frame, []
     others = [column for column in frame.columns if column not in matches]
-    whole = next((name for name in others if (guess(name) or Guess("", 1)).canonical == "time"), "")
+    whole = next((name for name in others if quantities([name]) == {"time"}), "")
     parts = {"all": {whole: whole}} if whole else {}
     parts |= {match["n"]: {whole or "time": column} for column, match in matches.items()}
     assumption = f"the ranks are read from the column names {listed(matches)}"

@@ -388,6 +388,7 @@ def test_columns_for_sizes_of_problems_beside_ranks(head: str, reading: str) -> 
 def test_a_corner_that_says_that_the_columns_are_ranks() -> None:
     table = below("| N \\ P | 100 | 200 |", "| 1000 | 10.0 | 5.3 |", "| 2000 | 20.0 | 4.2 |")
     result = pasted(f"Times in seconds.\n\n{table}")
+    assert "the columns of 'N \\\\ P' are the ranks" in result.assumptions
     assert result.reading == {"world_size": "world_size", "time": "time"}
     assert broken(result) == {"super-linear", "baseline"}
 

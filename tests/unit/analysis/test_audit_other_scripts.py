@@ -160,5 +160,7 @@ def test_formulas_of_machines_and_processes() -> None:
 def test_rows_that_go_on_beside_the_first_ones() -> None:
     rows = ["| 1 | 90.3 | 4 | 25.1 |", "| 2 | 46.0 | 8 | {} |"]
     table = below("| 进程数 | 时间/s | 进程数 | 时间/s |", *rows)
-    assert not broken(pasted(table.format(14.6)))
+    result = pasted(table.format(14.6))
+    assert "'进程数', '时间/s' go on beside their first rows" in result.assumptions
+    assert not broken(result)
     assert "super-linear" in broken(pasted(table.format(7)))

@@ -347,6 +347,14 @@ def test_the_reading_is_shown() -> None:
     ), "names are escaped"
 
 
+@pytest.mark.parametrize("name", ["node", "host"])
+def test_a_column_called_node_may_count_them(name: str) -> None:
+    counts = from_table(pd.DataFrame({name: [1, 2, 4], "time_s": [10.0, 5.2, 2.8]}))
+    assert counts.reading == {name: "nodes", "time_s": "time"}
+    names = from_table(pd.DataFrame({name: ["a", "b", "c"], "time_s": [10.0, 5.2, 2.8]}))
+    assert names.reading == {name: "host", "time_s": "time"}
+
+
 def test_a_speedup_of_one_precision_over_another_at_every_size_is_no_parallel_one() -> None:
     table = "GPUs|Precision|images/s|Speedup\n1|FP32|100|1.0\n1|AMP|210|2.1\n8|FP32|770|1.0\n8|AMP|1540|2.0"
     assert broken(audit(frame(table))) == set()

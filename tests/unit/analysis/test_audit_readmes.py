@@ -986,8 +986,10 @@ def test_escaped_signs_of_markdown_are_those_signs() -> None:
 def test_columns_on_as_many_ranks_are_programs_of_their_own() -> None:
     head = "| Metric | 1 GPU | 4 GPU (naive) | 4 GPU (ours) |"
     rows = ["| Epoch time | 12 min | 5.1 min | 4.2 min |", "| Efficiency | 100% | 59% | 85% |"]
-    findings = pasted(below(head, *rows)).findings
-    (evidence,) = (each.evidence for each in findings if each.rule == "quoted-against-own")
+    result = pasted(below(head, *rows))
+    assert result.reading["strategy"] == "strategy"
+    findings = [each for each in result.findings if each.rule == "quoted-against-own"]
+    (evidence,) = (each.evidence for each in findings)
     assert evidence == (
         "An efficiency of 85 % is quoted on 4 ranks, but the table's own numbers give 71 %."
     )

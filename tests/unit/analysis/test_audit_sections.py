@@ -144,10 +144,10 @@ def test_the_result_of_one_run_is_read() -> None:
 
 
 def test_a_bar_in_a_cell_of_a_grid() -> None:
-    rule, rows = "+--------+----------+------------------+", RUNS
-    lines = ["| # GPUs | Time (s) | Command          |", rule.replace("-", "=")]
+    rule, rows = "+--------+------------------+----------+", RUNS
+    lines = ["| # GPUs | Command          | Time (s) |", rule.replace("-", "=")]
     for n, time, _ in rows:
-        lines += [f"| {n}      | {time}      | run | tee log    |", rule]
+        lines += [f"| {n}      | run | tee log    | {time:<9}|", rule]
     result = pasted("\n".join([rule, *lines, ""]))
     assert result.reading == {"# GPUs": "world_size", "Time (s)": "time"}
     assert not broken(result)

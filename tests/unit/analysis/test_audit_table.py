@@ -72,6 +72,7 @@ def test_what_is_no_number(text: object) -> None:
         ("Run time (hrs:mins:secs)", ["01:12:30", "00:40:00"], [4350, 2400]),
         ("Time to train (hours)", ["9:41", "5.5"], [34860, 19800]),
         ("training time (hh:mm)", ["9:41", "4:58"], [34860, 17880]),
+        ("wall time (hours:minutes)", ["9:41", "4:58"], [34860, 17880]),
         ("epoch time [min]", ["42:18", "21:47"], [2538, 1307]),
     ],
 )

@@ -24,23 +24,16 @@ SPAN = re.compile(
 )
 ACCENT = re.compile(r"\\[\"'`^~](?=\{?[A-Za-z])")
 COMMAND = re.compile(r"\\[A-Za-z]+\*?\s*")
-SIGNS = {
+SIGNS = {rf"\{sign}": sign for sign in "%#_&"}
+SIGNS |= dict.fromkeys((r"\$", r"\,", r"\;", r"\!", "$"), "")
+SIGNS |= {
     r"\times": "x",
     r"\pm": "±",
-    r"\%": "%",
-    r"\#": "#",
-    r"\_": "_",
-    r"\&": "&",
-    r"\$": "",
-    r"\,": "",
-    r"\;": "",
-    r"\!": "",
-    "{,}": ",",
-    "~": " ",
     r"\mu": "µ",
     r"\oe": "oe",
     r"\ss": "ss",
-    "$": "",
+    "{,}": ",",
+    "~": " ",
 }
 
 

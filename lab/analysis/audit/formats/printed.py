@@ -27,11 +27,8 @@ FEWEST_NAMES, FEWEST_ROWS = 3, 2
 COUNTER = re.compile(r"(?<![^\s/])([A-Za-z_]\w*)[:=]([\d.]+\w*(?:/s)?)(?![^\s/])")
 IN_NAME = re.compile(r"/(?:[a-z]+:\d+|real_time|process_time)(?=/|$)")
 OF_PYTEST = re.compile(r"Name \(time in (\w+)\)")
-IN_SECONDS = {  # of BabelStream
-    "Min (sec)": "Min time (s)",
-    "Max": "Max time (s)",
-    "Average": "Average time (s)",
-}
+# Of BabelStream.
+IN_SECONDS = {"Min (sec)": "Min time (s)", "Max": "Max time (s)", "Average": "Average time (s)"}
 SPANS = {"Min", "Max", "Mean", "StdDev", "Median"}
 RENAMED = {"Rounds": "repeats", "Iterations": "iterations of each"}
 RATIO = re.compile(r"\s+\([\d.,]+\)$")
@@ -222,8 +219,6 @@ def _is_row(line: str) -> bool:
 
 def _divided(head: str, written: Sequence[str]) -> Iterator[tuple[list[str], Rows]]:
     """Names and rows by each way of dividing lines that gives rows of one width."""
-    if not written:
-        return
     if head.startswith('"'):  # as R writes it
         names, *rows = csv.reader([head, *written], delimiter=" ")
         yield from [(names, rows)] if len({*map(len, rows)}) == 1 else []
