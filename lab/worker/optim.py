@@ -63,9 +63,19 @@ def checkpoint_blocks(model: nn.Module) -> None:
         what = "this model has no list of equal blocks"
         advice = "leave it out, or train a transformer"
         raise InputError.of("run", "activation_checkpointing", what, advice)
+    kinds = {kind: _checkpointed(kind) for kind in map(type, blocks)}
     for block in blocks:
-        # A wrapper module would change the parameter names that checkpoints use.
-        block.forward = partial(checkpoint, block.forward, use_reentrant=False)
+        # A wrapper module would change the parameter names that checkpoints use, and a method of
+        # this block would be called by its replicas on other devices.
+        block.__class__ = kinds[type(block)]
+
+
+def _checkpointed(kind: type[nn.Module]) -> type[nn.Module]:
+    def forward(block: nn.Module, *arguments: Any, **options: Any) -> Any:
+        method = partial(kind.forward, block)
+        return checkpoint(method, *arguments, use_reentrant=False, **options)
+
+    return type(kind.__name__, (kind,), {"forward": forward})
 
 
 def learning_rate(run: Run, step: int) -> float:

@@ -153,6 +153,15 @@ def test_checkpointed_blocks_compute_the_same_gradients_twice_over() -> None:
     assert len(passes) == 2
 
 
+def test_replicas_of_checkpointed_blocks_compute_with_their_own_parameters() -> None:
+    model, plain = gpt(), gpt()
+    checkpoint_blocks(model)
+    zeros = {name: torch.zeros_like(tensor) for name, tensor in model.blocks.named_parameters()}
+    tensors = dict(model.named_parameters()) | {f"blocks.{name}": zeros[name] for name in zeros}
+    plain.blocks.load_state_dict(zeros)
+    assert replica(model, tensors)(*samples()).item() == plain(*samples()).item()
+
+
 def test_a_model_without_blocks_has_nothing_to_checkpoint() -> None:
     assert blocks_of(nn.Linear(2, 2)) == []
     with pytest.raises(InputError, match="activation_checkpointing"):
