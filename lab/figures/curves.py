@@ -8,7 +8,6 @@ from functools import partial
 from typing import Any, NamedTuple
 
 import numpy as np
-import pandas as pd
 from matplotlib.axes import Axes
 from matplotlib.lines import Line2D
 from matplotlib.ticker import FixedLocator
@@ -269,25 +268,28 @@ def _merged(ends: list[Label], label: str) -> list[Label]:
 OVERLAPPING = {name for name, facts in STRATEGIES.items() if facts.moves == "gradients"}
 
 
-def _with_communication(results: StudyResults, points: pd.DataFrame) -> list[Row]:
-    """The points of a curve with communication and a baseline on one rank, with their `R`."""
+def _with_communication(results: StudyResults) -> list[list[Row]]:
+    """The points of each drawn curve with communication and a baseline on one rank, with their
+    `R`."""
     # Of another baseline, efficiency is that of other changes too, or of communication alone.
     rows = (row for row in labelled_rows(results.summary) if row.is_gain_of_ranks)
     over_one = [row["run_id"] for row in rows if row.base and row.base["world_size"] == 1]
-    overlapping = points["strategy"].isin(OVERLAPPING) & points["run_id"].isin(over_one)
-    shown = points[overlapping & (points["communication_time"] > 0)]
-    return rows_of(shown.assign(R=shown["compute_time"] / shown["communication_time"]))
+    lines = []
+    for _, points in results.drawn:
+        overlapping = points["strategy"].isin(OVERLAPPING) & points["run_id"].isin(over_one)
+        shown = points[overlapping & (points["communication_time"] > 0)]
+        lines += [rows_of(shown.assign(R=shown["compute_time"] / shown["communication_time"]))]
+    return lines
 
 
 _no_communication = empty_unless(
-    lambda results: any(_with_communication(results, points) for _, points in results.drawn),
-    NO_COMMUNICATION,
+    lambda results: any(_with_communication(results)), NO_COMMUNICATION
 )
 
 
 def _overlaps(results: StudyResults) -> Iterator[str]:
-    for label, points in results.drawn:
-        for row in _with_communication(results, points):
+    for (label, _), rows in zip(results.drawn, _with_communication(results), strict=True):
+        for row in rows:
             share = percent(row["efficiency"])
             yield f"{label} on {row.ranks}, R {rounded(row['R'])} and efficiency {share}"
 
@@ -304,8 +306,9 @@ def _overlaps(results: StudyResults) -> Iterator[str]:
 def overlap_band(ax: Axes, results: StudyResults) -> None:
     """Efficiency against R = T_compute / T_communication, between no and perfect overlap."""
     labels = []
-    for (label, points), color, marker in styled(results.drawn):
-        for row in _with_communication(results, points):
+    lines = _with_communication(results)
+    for ((label, _), color, marker), rows in zip(styled(results.drawn), lines, strict=True):
+        for row in rows:
             (value,), errors = whiskers([row.estimate("efficiency")], 100)
             ax.errorbar([row["R"]], [value], yerr=errors, color=color, marker=marker)
             name = f"{label}, {row.ranks}" if len(results.drawn) > 1 else row.ranks

@@ -341,10 +341,11 @@ class Quantities:
         if len(set(units)) == 1:
             assumption = f"{column!r} is read as {units[0]}, the unit of some of its cells"
             return CELL_TIMES[units[0]], assumption
-        # Also of "Workload, milliseconds" above labels.
-        labels = [name for name in map(str, self.frame) if numbers(self.frame[name]).isna().all()]
         for unit, (pattern, factor) in NOTED_UNITS.items():
-            if any(pattern.search(note) for note in (*self.notes, *labels)):
+            # Also of "Workload, milliseconds" above labels.
+            named = (self.frame[name] for name in map(str, self.frame) if pattern.search(name))
+            labels = (label for label in named if numbers(label).isna().all())
+            if any(map(pattern.search, self.notes)) or next(labels, None) is not None:
                 noted = f"{column!r} names no unit and is read as {unit} according to its notes"
                 return factor, noted
         return 1.0, f"{column!r} names no unit and is read as seconds"
