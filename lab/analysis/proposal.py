@@ -40,7 +40,9 @@ UNKNOWNS = 4  # of a step's law: latency, bandwidth, overlap and fixed overhead
 LEAST_OVERLAP = 0.01  # a smaller one is what the fit leaves of none
 # What GPU-hours are counted for, by what a time of the table is of.
 COUNTED = {"step": (1000, "1000 steps"), "epoch": (1, "epoch"), "total": (1, "run")}
+# And how many of what a rate counts, by its period; of rates per second more if they are higher.
 RATED = {"s": (MILLION, "million"), "min": (1000, "1000"), "h": (1000, "1000"), "day": (1, "1")}
+HIGH_RATES = ((1e13, (1e12, "trillion")), (1e10, (1e9, "billion")))
 EXTREMES = {"highest": 0, "lowest": -1}
 MOST_NAMES = 3  # of configurations in a sentence
 
@@ -281,8 +283,9 @@ def costs(summary: pd.DataFrame, *, gpu_hours: float | None = None) -> list[dict
     """
     rows = []
     least: dict[str, float] = {}
+    highest = summary["samples_per_second"].max()
     for row in labelled_rows(summary):
-        hours, counted = hours_of(row)
+        hours, counted = hours_of(row, highest)
         if hours is None:
             continue
         unit = row["unit"] if gpu_hours is None else "GPU"
@@ -294,7 +297,7 @@ def costs(summary: pd.DataFrame, *, gpu_hours: float | None = None) -> list[dict
         if row["scaling"] == "strong" or pd.isna(row["step_time"]):  # else its work may grow
             cells["cost over the fewest"] = rounded(hours / least.setdefault(row.label, hours))
         if gpu_hours is not None:
-            cells[f"{gpu_hours:g} {unit}-hours pay for"] = _paid(gpu_hours / hours, row)
+            cells[f"{gpu_hours:g} {unit}-hours pay for"] = _paid(gpu_hours / hours, row, highest)
         rows.append(cells)
     return rows
 
@@ -303,13 +306,16 @@ def _article(counted: str) -> str:
     return "" if counted[0].isdigit() else "an " if counted[0] in "aeiou" else "a "
 
 
-def hours_of(row: Row) -> tuple[float | None, str]:
-    """The hours of all ranks together, and their unit: a run, an epoch, 1000 steps, a million."""
+def hours_of(row: Row, highest: float = math.nan) -> tuple[float | None, str]:
+    """The hours of all ranks together, and their unit: a run, an epoch, 1000 steps, a million.
+
+    `highest` is the highest rate that stands beside this one.
+    """
     if pd.notna(row["step_time"]):
         times, counted = COUNTED[row["per"]]
         return row["step_time"] * times * row["world_size"] / 3600, counted
     if pd.notna(row["samples_per_second"]):
-        many, number = RATED[row["rate_per"]]
+        many, number = _many(row, highest)
         counted = row["rate_of"] or "of what the rate counts"
         counted = f"{number} {_singular(counted) if many == 1 else counted}"
         seconds = PERIODS[row["rate_per"]] * many / row["samples_per_second"]
@@ -317,14 +323,21 @@ def hours_of(row: Row) -> tuple[float | None, str]:
     return None, ""
 
 
+def _many(row: Row, highest: float) -> tuple[float, str]:
+    """How many of what a rate counts are costed together, and this number in words."""
+    higher = (more for least, more in HIGH_RATES if highest >= least and row["rate_per"] == "s")
+    return next(higher, RATED[row["rate_per"]])
+
+
 def _singular(noun: str) -> str:
     """A noun without its plural's ending, unlike a unit such as ns."""
     return noun.removesuffix("s") if len(noun) > len("ns") else noun
 
 
-def _paid(times: float, row: Row) -> str:
+def _paid(times: float, row: Row, highest: float) -> str:
     if pd.isna(row["step_time"]):
-        column, many, noun = "samples_per_second", RATED[row["rate_per"]][0], row["rate_of"] or ""
+        column, noun = "samples_per_second", row["rate_of"] or ""
+        many, _ = _many(row, highest)
     else:
         column, (many, counted) = "step_time", COUNTED[row["per"]]
         noun = counted.removeprefix("1000 ").removesuffix("s") + "s"

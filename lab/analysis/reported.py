@@ -27,7 +27,7 @@ from lab.analysis.scaling_curves import shortest
 from lab.config.run import Run, Stated
 from lab.errors import InputError, Problem, require_choice, require_type
 from lab.formatting import PERIODS, count
-from lab.records.schema import Period, Reported
+from lab.records.schema import Period, Reported, Unit
 from lab.records.store import Record
 
 # Fields that any run may leave open as None; for a table all other unknown fields are removed.
@@ -35,7 +35,6 @@ OPEN = Stated._fields
 Kind = Literal["auto", "strong", "weak"]
 Scaling = Literal["strong", "weak", ""]
 SCALINGS: tuple[Scaling, ...] = ("strong", "weak", "")
-Unit = Literal["GPU", "node", "rank"]
 MOST_REPEATS = 1000
 MOST_POINTS = 2000  # configurations: with more, it is a log and not a table of results
 # Words of strategies whose ranks keep a whole copy of the model and reduce its gradients.
@@ -294,6 +293,8 @@ def _unit(observations: Observations, frame: pd.DataFrame) -> Unit:
         column = " ".join(map(normal, frame.columns))
     if re.search(r"gpu|cuda|accelerator", column):
         return "GPU"
+    if re.search(r"(?:^|_)cores?(?:_|$)", column) and "_per_" not in column:
+        return "core"
     if not column:
         return "node" if "nodes" in columns else "rank"
     return "node" if re.search("(?<!per_)node", column) else "rank"

@@ -152,7 +152,7 @@ def _as_measured(table: pd.DataFrame) -> pd.DataFrame:
     `rate_per`.
     """
     times = {"step_time": table["time"], "samples_per_second": table["rate"]}
-    devices = table["unit"].map({"GPU": "cuda", "node": "node"}).astype(object)
+    devices = table["unit"].map({"GPU": "cuda", "node": "node", "core": "core"}).astype(object)
     return table.assign(**times, device=devices.where(devices.notna(), None))
 
 

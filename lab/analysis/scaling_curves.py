@@ -266,7 +266,8 @@ def over_repeats(repeats: Iterable[int]) -> str:
 
 def ranks(device: str | None, count: int | None = None) -> str:
     """Ranks on a kind of device, in words: `1 GPU`, `4 CPU processes`, without a count `GPUs`."""
-    word = {"cuda": "GPU", "cpu": "CPU process", "node": "node"}.get(str(device), "rank")
+    words = {"cuda": "GPU", "cpu": "CPU process", "node": "node", "core": "core"}
+    word = words.get(str(device), "rank")
     plural = word + ("es" if word.endswith("s") else "s")
     return plural if count is None else f"{count} {word if count == 1 else plural}"
 

@@ -397,6 +397,7 @@ class ClassificationPoint(Section):
 
 
 Period = Literal["s", "min", "h", "day"]  # of rates
+Unit = Literal["GPU", "node", "core", "rank"]  # that a table's world sizes count
 
 
 class Reported(Section):
@@ -412,7 +413,7 @@ class Reported(Section):
     configuration: str
     scaling: Literal["strong", "weak", ""]
     per: Literal["step", "epoch", "total"]
-    unit: Literal["GPU", "node", "rank"]  # that the world size counts
+    unit: Unit
     time: float | None = None
     interval: tuple[float, float] | None = None  # as the table gives it: of the time, or the rate
     rate: float | None = None

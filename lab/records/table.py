@@ -39,8 +39,8 @@ def table(source: OneStudy) -> pd.DataFrame:
 
     Values not measured are NaN or None, never zero; failed runs are also rows, with their `status`.
     Records of a third-party table have additional columns: `configuration`, `scaling`, `unit`,
-    `time` for what `per` names, `rate` of what `rate_of` names, both with `_low` and `_high`, and
-    `baseline`; `peak_memory` and `mfu` are as the table gives them.
+    `time` for what `per` names, `rate` of what `rate_of` names in the period `rate_per`, both with
+    `_low` and `_high`, and `baseline`; `peak_memory` and `mfu` are as the table gives them.
     """
     import pandas as pd
 

@@ -224,12 +224,13 @@ def report_table(
     read = ReportedTable.read(
         path, columns=columns, scaling=scaling, baseline=baseline, number=number
     )
-    if gpu_hours is not None and read.unit == "node":
+    if gpu_hours is not None and read.unit in {"node", "core"}:
         advice = (
             "name the column of GPUs: --column world_size=COLUMN or --column per_node=COLUMN; or "
-            "leave it out: costs are in node-hours then"
+            f"leave it out: costs are in {read.unit}-hours then"
         )
-        raise InputError.of(table, "gpu_hours", "the table counts nodes, not their GPUs", advice)
+        what = f"the table counts {read.unit}s, not GPUs"
+        raise InputError.of(table, "gpu_hours", what, advice)
     which = f"-table-{number}" if number is not None else ""
     folder = out or path.with_name(f"{path.stem}{which}-report")
     if problems := unwritable(folder):

@@ -59,7 +59,7 @@ OPEN = (
 GUESSED = {
     "strong": "A time is read as that of equal work on all numbers of ranks (strong scaling).",
     "weak": "The batch per rank is read as fixed (weak scaling).",
-    "": "With rates alone, a speedup is their ratio; whether the batch is fixed is not known.",
+    "": "With rates alone, a speedup is their ratio, in strong scaling or in weak scaling.",
 }
 SPREAD = (
     "an interval in brackets is the range that the table gives, or two standard deviations to "

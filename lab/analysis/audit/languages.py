@@ -158,6 +158,11 @@ EUROPEAN = {
     "steps": "schritte zeitschritte iterationen pas_de_temps pasos passi passos iteraciones "
     "iteracoes iterazioni",
     "total": "gesamt insgesamt",
+    "throughput": "durchsatz debit",
+    "gpu_count": "gpu_anzahl",
+    "cells": "zellen gitterzellen cellules celdas",
+    "g": "mrd",
+    "m": "mio",
     "for": "fur pour para",
     "time_for": "temps_pour",
     "used": "utilises utilizados utilizzati usados verwendet",

@@ -19,7 +19,7 @@ from lab.analysis.audit.values import duration
         ],
         "world_size": [
             *("Procesos", "Prozesse", "Процессы", "Количество процессов", "Nb de processus"),
-            *("Prozessoren", "Procesadores", "Prozessanzahl", "GPU Sayısı"),
+            *("Prozessoren", "Procesadores", "Prozessanzahl", "GPU Sayısı", "GPU-Anzahl"),
         ],
         "cpus": ["Nombre de cœurs", "Numero di core", "Rechenkerne"],
         "time": [
@@ -40,6 +40,7 @@ from lab.analysis.audit.values import duration
         ],
         "repeat": ["Wiederholung", "Durchlauf", "Repetición", "Répétition", "Ripetizione"],
         "per_node": ["GPUs pro Knoten", "GPUs par nœud", "GPUs por nodo", "GPU per nodo"],
+        "rate": ["Durchsatz [Mrd. Zellen/s]", "Débit (M cellules/s)"],
         "nodes": ["Nodos", "Knoten", "Узлы", "Nœuds", "Nós (P)"],
     }.items(),
 )

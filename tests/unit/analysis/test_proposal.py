@@ -57,6 +57,22 @@ def test_a_rate_per_day_costs_what_a_day_costs(rate: str, hours: str, paid: str)
     assert one["400 GPU-hours pay for"] == paid
 
 
+def test_high_rates_cost_by_the_billion() -> None:
+    content = pd.DataFrame({"gpus": [1, 8], "Gcells/s": [3.6, 24.0]})
+    one, _ = proposal.costs(
+        summary(table(records_from(content)), baseline={}, scaling="strong"), gpu_hours=1
+    )
+    assert one["GPU-hours for a billion cells"] == "0.0000772"
+    assert one["1 GPU-hours pay for"] == "13.0 trillion cells"
+
+
+def test_a_table_of_cores_costs_core_hours() -> None:
+    content = pd.DataFrame({"Anzahl Kerne": [48, 96, 192, 384], "time_h": [2.0, 1.1, 0.6, 0.4]})
+    of = summary(table(records_from(content)), baseline={}, scaling="strong")
+    one = proposal.costs(of)[0]
+    assert one["cores"] == "48" and one["core-hours for a run"] == "96.0"
+
+
 def test_the_time_for_1000_steps_is_not_that_of_one() -> None:
     content = pd.DataFrame({"gpus": [4, 8], "Wall-clock time for 1000 steps (h)": [6.2, 3.18]})
     of = summary(table(records_from(content)), baseline={}, scaling="strong")

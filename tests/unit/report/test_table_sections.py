@@ -132,7 +132,7 @@ def test_what_a_user_writes_is_text(tmp_path: Path) -> None:
 
 def test_hours_of_nodes_whose_gpus_nobody_knows_are_refused(tmp_path: Path) -> None:
     path = written(tmp_path, "nodes,time_s\n1,100\n2,60\n")
-    with pytest.raises(InputError, match="counts nodes, not their GPUs"):
+    with pytest.raises(InputError, match="counts nodes, not GPUs"):
         report_table(path, gpu_hours=10)
     with pytest.raises(InputError, match="cannot be"):
         report_table(path, gpu_hours=0)
