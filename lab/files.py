@@ -23,7 +23,7 @@ import yaml
 from yaml.events import AliasEvent
 from yaml.nodes import MappingNode, Node
 
-from lab.errors import InputError, Problem
+from lab.errors import InputError, Problem, nearest
 
 PACKAGE = Path(__file__).resolve().parent
 ROOT = PACKAGE.parent
@@ -199,6 +199,18 @@ def login(uid: int) -> str:
         return f"user {uid}"
 
 
+def unreadable(path: Path, error: Exception) -> InputError:
+    """The error for a user's file that could not be read, with the nearest file in its folder."""
+    advice = "check the path and its permissions"
+    if isinstance(error, FileNotFoundError):
+        with suppress(OSError):
+            beside = [entry.name for entry in path.parent.iterdir() if entry.is_file()]
+            near = nearest(path.name, beside)
+            advice = near if near.startswith("did you mean") else advice
+    what = getattr(error, "strerror", None) or str(error)
+    return InputError.of(path, "file", what, advice)
+
+
 def read_yaml(path: Path) -> dict[str, Any]:
     """Read a YAML mapping written by a user.
 
@@ -212,8 +224,7 @@ def read_yaml(path: Path) -> dict[str, Any]:
             raise InputError.of(path, "file", what, "give a study or a profile")
         content = copy.deepcopy(_parsed(raw))
     except OSError as error:
-        what = error.strerror or str(error)
-        problem = Problem("file", what, "check the path and its permissions")
+        raise unreadable(path, error) from None
     except UnicodeDecodeError:
         problem = Problem("file", "not UTF-8 text", "save it as UTF-8")
     except yaml.MarkedYAMLError as error:

@@ -153,7 +153,7 @@ class Basis:
                 if same
                 else "no record on one rank of this model and precision yet"
             )
-            raise LabError(f"{reason}: run the study's world size 1")
+            raise LabError(f"{reason}: measure world size 1 with `lab run`")
         nearest = _nearest(run, records)
         alike = SENDING_NOTHING if nearest in SENDING_NOTHING else {nearest}
         return [one for one in records if one.run.strategy in alike]

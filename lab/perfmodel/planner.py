@@ -389,7 +389,10 @@ class MeasuredCosting:
             }
         )
         if not self.precisions:
-            raise LabError("no record on one rank of this model yet: run the study's world size 1")
+            raise LabError(
+                "no record on one rank of this model yet: measure world size 1 with `lab run`, "
+                "or name a --machine"
+            )
 
     def profile(self, candidate: Candidate) -> Profile:
         """One device's step as measured.

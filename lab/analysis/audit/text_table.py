@@ -23,6 +23,7 @@ from lab.analysis.audit.formats.grid import (
 )
 from lab.analysis.audit.values import BYTE_UNITS, TIME_UNITS
 from lab.errors import InputError, Problem, nearest
+from lab.files import unreadable
 from lab.formatting import count
 
 if TYPE_CHECKING:
@@ -209,8 +210,7 @@ def _text(stream: IO[Any] | None, name: str) -> str:
             with Path(name).open("rb") as opened:
                 raw = opened.read(MAX_BYTES + 1)
     except (OSError, ValueError) as error:
-        what = getattr(error, "strerror", None) or str(error)
-        raise InputError.of(name, "file", what, "check the path and its permissions") from None
+        raise unreadable(Path(name), error) from None
     if len(raw) > MAX_BYTES:
         what = f"larger than {MAX_BYTES // 10**6} MB"
         raise InputError.of(name, "file", what, "give a table of results")

@@ -157,7 +157,7 @@ def scripts(study: Study, profile: str | Path | Cluster) -> dict[str, str]:
     path = find_profile(cluster.reference)
     if cluster.executor != "slurm":
         what = f"executor {cluster.executor!r} does not use sbatch"
-        advice = "use a profile with executor: slurm"
+        advice = "name a profile with executor: slurm, as with --cluster mysite"
         raise InputError.of(path, "executor", what, advice)
     shapes = list(dict.fromkeys((run.processes, run.devices) for run in study.runs))
     if problems := cluster.misfits(shapes):

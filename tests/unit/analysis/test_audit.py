@@ -994,6 +994,15 @@ def test_a_source_that_is_nothing() -> None:
         audit([1])  # type: ignore[list-item]
 
 
+@pytest.mark.parametrize("name", ["result.csv", "results.tsv", "results.xlsx"])
+def test_a_misspelt_file_is_answered_with_the_nearest_in_its_folder(
+    tmp_path: Path, name: str
+) -> None:
+    (tmp_path / "results.csv").write_text("gpus,step_ms\n1,100\n")
+    with pytest.raises(InputError, match=r"No such file or directory; did you mean 'results.csv'"):
+        audit(tmp_path / name)
+
+
 COLUMNS = (
     "gpus rank epoch step batch global_batch_size per_gpu_batch epoch_s step_ms compute_s comm_s "
     "exposed_comm_s data_s speedup efficiency params bytes busbw loss acc host run std model "

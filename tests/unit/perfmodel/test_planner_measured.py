@@ -63,7 +63,7 @@ def test_what_cannot_fit_is_refused_with_what_it_needs(
 
 
 def test_without_a_profile_or_a_divisible_batch_it_says_so(measured: Study, tmp_path: Path) -> None:
-    with pytest.raises(LabError, match="no record on one rank"):
+    with pytest.raises(LabError, match=r"no record on one rank .* `lab run`, or name"):
         lab.best_plans(study(tmp_path / "other", [run(2, 16)]), cluster())
     script = {"model": {"kind": "script", "command": ["train.py"]}, "data": {"kind": "script"}}
     with pytest.raises(LabError, match="does not know a script's model"):

@@ -11,6 +11,7 @@ from pathlib import Path
 from typing import Any
 
 from lab.errors import InputError
+from lab.files import unreadable
 
 SUFFIXES = {".xlsx", ".xlsm"}
 OTHERS = {".xls", ".xlsb", ".ods", ".numbers"}
@@ -37,9 +38,7 @@ def read_sheets(path: Path) -> list[tuple[str, list[str]]]:
             sheets = [sheet for sheet in book.worksheets if sheet.sheet_state == "visible"]
             grids = [(sheet.title, _grid(sheet)) for sheet in sheets]
     except OSError as error:
-        raise InputError.of(
-            path, "file", error.strerror or str(error), "check the path and its permissions"
-        ) from None
+        raise unreadable(path, error) from None
     except Exception as error:  # noqa: BLE001  (a damaged file may raise anything)
         reason = str(error).partition("\n")[0] or type(error).__name__
         raise InputError.of(
