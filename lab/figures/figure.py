@@ -55,6 +55,7 @@ class Figure:
             if ax is None:
                 size = SIZE[0], max(SIZE[1], self.height(results))
                 ax = plt.subplots(figsize=size, layout="constrained")[1]
+            ax.spines[["top", "right"]].set_visible(False)  # those of given axes, in another style
             if results.emulated:
                 ax.set_title(results.emulated, wrap=True)
             if reason := self.missing(results):

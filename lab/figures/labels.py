@@ -124,6 +124,7 @@ def _move_apart(ax: Axes, texts: Sequence[Annotation], scale: float) -> None:
     for text, up in shifts:
         x, y = text.xyann
         text.xyann = (x, y + up)
+        text.set_in_layout(True)  # other axes of the figure may still shrink these
         line = text.get_window_extent().height / (text.get_text().count("\n") + 1) / scale
         if abs(up) > LEADER * line and text.get_verticalalignment() == "center":
             _lead(ax, text)
