@@ -296,6 +296,16 @@ def test_every_figure_draws_into_given_axes_and_leaves_the_settings_alone(name, 
     assert dict(mpl.rcParams) == before
 
 
+def test_labels_stay_clear_of_axes_that_are_drawn_later(shared):
+    drawing, (left, right) = plt.subplots(1, 2, figsize=(9, 4), layout="constrained")
+    figures.speedup(shared, ax=left)
+    figures.step_breakdown(shared, ax=right)
+    drawing.canvas.draw()
+    last = max(text.get_window_extent().x1 for text in left.texts)
+    assert last < min(name.get_window_extent().x0 for name in right.get_yticklabels())
+    assert not left.spines["top"].get_visible() and not left.spines["right"].get_visible()
+
+
 @pytest.fixture(scope="module", params=[(1,), (1, 4, 32)])
 def crowded(request):
     """Results of three batches on these world sizes."""
