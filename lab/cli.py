@@ -332,6 +332,8 @@ def _finish(loaded: lab.Study, jobs: lab.Jobs, *, as_json: bool) -> None:
 
 def _next_steps(study: lab.Study, records: Sequence[lab.Record]) -> list[str]:
     """What to try after a study, as commands."""
+    from lab.perfmodel.calibration import find_calibration
+
     if not any(record.completed for record in records):
         return [f"next: {study.command('status')}  # which runs failed, and why"]
     steps = {study.command("audit"): "what in these numbers cannot be trusted"}
@@ -339,9 +341,13 @@ def _next_steps(study: lab.Study, records: Sequence[lab.Record]) -> list[str]:
     clusters = {place.profile for place in places}
     predictable = study.kind == "training" and not any(run.script for run in study.runs)
     if predictable and places and not places[0].replay:
-        beyond = 4 * max(run.world_size for run in study.runs)
-        command = study.command("predict", clusters)
-        steps[f"{command} --world-size {beyond}"] = "what more ranks would bring"
+        if any(find_calibration(name) is None for name in clusters):
+            calibrate = study.command("calibrate", clusters)
+            steps[calibrate] = "the links, from which more ranks are predicted"
+        else:
+            beyond = 4 * max(run.world_size for run in study.runs)
+            command = study.command("predict", clusters)
+            steps[f"{command} --world-size {beyond}"] = "what more ranks would bring"
     if study.quick:
         steps[study.command("run", clusters).removesuffix(" --quick")] = "the whole study"
     else:

@@ -195,7 +195,7 @@ def numbers(text: str, option: str, verb: str, advice: str, *, of: str = "ranks"
     problems = [
         Problem(option, f"{part!r} is not a number of {of}", advice)
         for part in parts
-        if not re.fullmatch(r"[0-9]{1,7}", part)
+        if not re.fullmatch(r"(?=0*[1-9])[0-9]{1,7}", part)
     ]
     if problems:
         raise InputError(verb, problems)

@@ -15,7 +15,7 @@ from unittest.mock import Mock
 
 import pytest
 import typer
-from factories import record
+from factories import calibration, record
 from jinja2 import TemplateNotFound
 from studies import StudyMaker
 
@@ -25,6 +25,7 @@ from lab.config.study import Study
 from lab.course.release import LESSONS
 from lab.errors import LabError
 from lab.launch.launcher import Jobs
+from lab.perfmodel.calibration import calibration_path, write_calibration
 from lab.records.schema import Failure
 from lab.records.store import Store, write_record
 from lab.report.build import Report
@@ -71,6 +72,10 @@ BAD = {
     "no number of ranks": (
         ["predict", "quickstart", "--world-size", "8,many"],
         "'many' is not a number of ranks",
+    ),
+    "a number of ranks that measures nothing": (
+        ["measure", "--ranks", "0", "--", "train.py"],
+        "--ranks: '0' is not a number of ranks; such as 1,2,4",
     ),
     "no number of students": (
         ["course", "budget", "--students", "many"],
@@ -518,3 +523,18 @@ def test_ctrl_c_while_a_class_is_constructed_is_no_error(
             cli.main()
         assert end.value.code == 130
         assert capsys.readouterr().err == "lab: interrupted; the same command resumes from there\n"
+
+
+def test_more_ranks_are_predicted_next_once_links_are_calibrated(
+    make_study: StudyMaker, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    (tmp_path / "slurm" / "calibration").mkdir(parents=True)
+    (tmp_path / "slurm" / "two.yaml").write_text("executor: local\ndevice: cpu\n")
+    study = Study.load(make_study("mine"))
+    records = [record(one, cluster="two") for one in study.runs]
+    [_, calibrate, _] = cli._next_steps(study, records)
+    assert " calibrate reports/mine --cluster two " in calibrate
+    write_calibration(calibration(2), calibration_path("two"))
+    [_, predict, _] = cli._next_steps(study, records)
+    assert " predict reports/mine --cluster two --world-size 8 " in predict

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import difflib
 import html
 import math
 import operator
@@ -85,7 +86,8 @@ def is_table(source: object) -> bool:
     """Whether this is the path of a file that is not a study's, or looks like that of a table."""
     if not isinstance(source, str | Path) or (path := Path(source)).name == STUDY_FILE:
         return False
-    return path.is_file() or (path.suffix.lower() in TABLE_SUFFIXES and not path.is_dir())
+    like_one = difflib.get_close_matches(path.suffix.lower(), TABLE_SUFFIXES, cutoff=0.75)
+    return path.is_file() or (bool(like_one) and not path.is_dir())
 
 
 def _observations(

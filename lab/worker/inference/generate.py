@@ -145,10 +145,12 @@ def generate(
             if model is not None:
                 return complete(model, prompts, new_tokens=new_tokens, sampling=sampling)
     what = f"no completed repeat of {run_id or 'this study'} kept its trained model"
-    again = f"`{study.command('run')} --fresh`"
-    advice = f"set `keep_model: true` below `base` in study.yaml, then {again}"
-    if not any(map(store.completed, study.tasks)):
-        advice = other_form(study) or advice
+    command, keeps = study.command("run"), any(run.keep_model for run in study.runs)
+    advice = f"`{command} --fresh` measures again"
+    if not keeps:
+        advice = f"set `keep_model: true` below `base` in study.yaml, then `{command} --fresh`"
+    elif not any(map(store.completed, study.tasks)):
+        advice = other_form(study) or f"`{command}` measures it"
     raise InputError.of(study.name, "RUN", what, advice)
 
 

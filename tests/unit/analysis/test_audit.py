@@ -994,7 +994,7 @@ def test_a_source_that_is_nothing() -> None:
         audit([1])  # type: ignore[list-item]
 
 
-@pytest.mark.parametrize("name", ["result.csv", "results.tsv", "results.xlsx"])
+@pytest.mark.parametrize("name", ["result.csv", "results.tsv", "results.xlsx", "results.cvs"])
 def test_a_misspelt_file_is_answered_with_the_nearest_in_its_folder(
     tmp_path: Path, name: str
 ) -> None:

@@ -10,7 +10,7 @@ import torch
 from factories import record
 from hypothesis import given
 from hypothesis import strategies as st
-from studies import StudyMaker
+from studies import SMALL_STUDY, StudyMaker
 
 import lab
 from lab.config.models import GPT as Config
@@ -155,15 +155,23 @@ def test_a_model_of_random_tokens_continues_no_text(tmp_path: Path) -> None:
         complete(trained, ["def "], new_tokens=1, sampling=Sampling())
 
 
-def test_a_study_without_a_model_is_told_how_to_keep_one_or_which_form_is_measured(
-    make_study: StudyMaker,
-) -> None:
+def test_a_study_without_a_model_is_told_how_to_keep_one(make_study: StudyMaker) -> None:
     folder = make_study(repeats=1, quick={"base": {"seed": 7}})
-    with pytest.raises(InputError, match=rf"`lab run \S*{folder.name} --fresh`"):
+    study = lab.Study.load(folder, quick=True)
+    write_record(record(study.runs[0]), Store(study.out).folder(study.tasks[0]))
+    for form in (folder, study):  # the quick form kept no model either
+        with pytest.raises(InputError, match=r"set `keep_model: true` below `base`.* --fresh`"):
+            lab.generate(form, prompts=["def "])
+
+
+def test_a_study_that_keeps_its_models_is_told_what_to_measure(make_study: StudyMaker) -> None:
+    base = SMALL_STUDY["base"] | {"keep_model": True}
+    folder = make_study(repeats=1, base=base, quick={"base": {"seed": 7}})
+    with pytest.raises(InputError, match=rf"`lab run \S*{folder.name}` measures it"):
         lab.generate(folder, prompts=["def "])
     study = lab.Study.load(folder, quick=True)
     write_record(record(study.runs[0]), Store(study.out).folder(study.tasks[0]))
     with pytest.raises(InputError, match="its quick form is measured: add --quick"):
         lab.generate(folder, prompts=["def "])
-    with pytest.raises(InputError, match="set `keep_model: true` below `base`"):
+    with pytest.raises(InputError, match="--fresh` measures again"):  # its model was removed
         lab.generate(study, prompts=["def "])
