@@ -496,7 +496,8 @@ def report(
         # The report of one form replaces that of the other.
         _require_completed(study)
         result = lab.report(study, artifacts=artifacts)
-    content = {"html": result.html, "pdf": result.pdf, "artifacts": result.artifacts}
+    content = {"answer": result.answer, "html": result.html, "pdf": result.pdf}
+    content |= {"artifacts": result.artifacts}
     return answer(as_json, content, relative(result.html, result.pdf, *result.artifacts))
 
 

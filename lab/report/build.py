@@ -216,6 +216,7 @@ def report_table(
     scaling, for invalid hours, and if the folder cannot be written.
     """
     from lab.analysis.reported import ReportedTable
+    from lab.report.table_sections import TableReport
 
     path = path_of(table, "table", "the path of a file, such as a CSV")
     require_type(gpu_hours, Real | None, "gpu_hours", "a number of hours")
@@ -244,6 +245,7 @@ def report_table(
     for name, column in (columns or {}).items():
         words += ["--column", f"{name}={column}"]
     words += ["--out", os.path.relpath(out)] if out else []
+    about = TableReport(read, title, path.name, shlex.join(words), gpu_hours)
     parameters = {
         "table": str(path.resolve()),
         "columns": dict(columns or {}),
@@ -251,11 +253,11 @@ def report_table(
         "baseline": baseline,
         "title": title,
         "gpu_hours": gpu_hours,
-        "command": shlex.join(words),
+        "command": about.command,
         "number": number,
     }
     result = _report("table.ipynb", parameters, folder / "report", title=title)
-    result = replace(result, table=read.which)
+    result = replace(result, table=read.which, answer=" ".join(about.answers))
     return replace(result, artifacts=_parts(result.notebook, title=title)) if artifacts else result
 
 

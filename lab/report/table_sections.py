@@ -92,6 +92,13 @@ class TableReport:
         return f"{HEADINGS[kind]}: {text}" if len(self.parts) > 1 else text
 
     @property
+    def answers(self) -> list[str]:
+        """What it says of each kind of scaling, first of all."""
+        headlines = {kind: proposal.headline(part.summary) for kind, part in self.parts.items()}
+        answers = [self.labelled(kind, text) for kind, text in headlines.items() if text]
+        return answers or ["No two rows can be compared, so this table permits no speedup."]
+
+    @property
     def kinds(self) -> list[Scaling]:
         """The kinds of scaling for which a speedup can be stated."""
         return [kind for kind, p in self.parts.items() if p.summary["speedup"].notna().any()]
@@ -101,16 +108,9 @@ def head(report: TableReport) -> Blocks:
     """Title, origin, the answer in a sentence or two, and how far to trust it."""
     table = report.table
     rows = f"{count(len(table.frame), 'row')} of {report.file}"
-    answers = [
-        report.labelled(kind, text)
-        for kind, part in report.parts.items()
-        if (text := proposal.headline(part.summary))
-    ]
-    if not answers:
-        answers = ["No two rows can be compared, so this table permits no speedup."]
     return [
         Markdown.of(report.title, heading=1),
-        Markdown.of(*answers, strong=True),
+        Markdown.of(*report.answers, strong=True),
         sections.strip(StudyResults(table)),
         Markdown.of(f"From {rows}. {ORIGIN}"),
         *_notes(table),

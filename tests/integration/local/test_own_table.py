@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import os
 import subprocess
 import sys
@@ -20,9 +21,10 @@ def test_somebodys_table_becomes_a_report(tmp_path: Path) -> None:
     table = tmp_path / "my results.csv"
     table.write_text("<b>model</b>,gpus,time_s\n$a$,1,100\n$a$,2,55\n$a$,4,31\n$a$,8,20\n")
     made = lab_command(
-        "report", str(table), "--title", 'A <b>"title"</b> $x^2$', "--gpu-hours", "9"
+        "report", str(table), "--title", 'A <b>"title"</b> $x^2$', "--gpu-hours", "9", "--json"
     )
     assert made.returncode == 0, made.stderr
+    assert json.loads(made.stdout)["answer"].startswith("On 8 GPUs, a run is 5.00 times as fast")
     folder = tmp_path / "my results-report"
     page = BeautifulSoup((folder / "report.html").read_text(), "html.parser")
     assert page.h1 is not None and page.h1.get_text() == 'A <b>"title"</b> $x^2$'
