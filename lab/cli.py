@@ -185,7 +185,7 @@ def init(
         Option(metavar="STUDY", help="Copy an example with its code, such as own-model."),
     ] = None,
 ) -> None:
-    """Write a study to begin with: a commented file, or a copy of an example."""
+    """Write a commented study to begin with, or copy an example."""
     files = relative(*lab.new_study(folder, like=like))
     study = shlex.quote(folder)
     answer(False, None, files, f"next: lab plan {study}, then lab run {study}")
@@ -211,7 +211,7 @@ def run(
     yes: YesOption = False,
     as_json: JsonOption = False,
 ) -> None:
-    """Measure what is missing from a study, then make its notebooks and its report."""
+    """Measure what a study lacks, then make its notebooks and report."""
     loaded = lab.Study.load(study, quick=quick)
     options: dict[str, Any] = {"repeat_disturbed": repeat_disturbed, "snapshot": snapshot}
     options |= {"fresh": fresh, "yes": yes}
@@ -265,7 +265,7 @@ def measure(
     yes: YesOption = False,
     as_json: JsonOption = False,
 ) -> None:
-    """Measure any training script, unchanged, on several numbers of ranks, and report on it."""
+    """Measure and report any training script, on several ranks."""
     from lab.config.new_study import restored_if_refused, script_folder
 
     with restored_if_refused(script_folder(command, name)):
@@ -403,7 +403,7 @@ def status(
 
 @app.command()
 def cancel(study: StudyArgument, quick: QuickOption = False, as_json: JsonOption = False) -> None:
-    """End the jobs of a study, waiting or running, from any terminal; its records are kept."""
+    """End the jobs of a study, from any terminal; records are kept."""
     from lab.launch.status import to_go_on
 
     loaded = lab.Study.load(study, quick=quick)
@@ -455,7 +455,7 @@ def report(
     quick: QuickOption = False,
     as_json: JsonOption = False,
 ) -> None:
-    """Make the report of a study from its records, or of a table; no job is started."""
+    """Make the report of a study or of a table; no job is started."""
     from lab.analysis.audit import is_table
 
     of_tables: dict[str, object] = {"--title": title, "--scaling": scaling, "--out": out}
@@ -594,7 +594,7 @@ def plan(
     quick: QuickOption = False,
     as_json: JsonOption = False,
 ) -> None:
-    """Show the runs of a study: what is measured, what they will take, what cannot run here."""
+    """Show what the runs of a study take, and what cannot run here."""
     loaded = lab.Study.load(study, quick=quick)
     if sbatch is not None:
         paths = [str(path) for path in lab.write_scripts(loaded, cluster, sbatch)]
@@ -637,7 +637,7 @@ def predict(
     quick: QuickOption = False,
     as_json: JsonOption = False,
 ) -> None:
-    """Predict runs of a study, on other world sizes too, and score earlier predictions."""
+    """Predict runs, also on more ranks, and score predictions."""
     if explain:
         from lab.analysis.audit import is_table
 
@@ -696,7 +696,7 @@ def audit(
     quick: QuickOption = False,
     as_json: JsonOption = False,
 ) -> None:
-    """Show what cannot be trusted in a study, or in a table of anybody's results."""
+    """Show what cannot be trusted in a study or in anybody's table."""
     from lab.analysis.audit import is_table
 
     columns = _columns(column, "audit")
@@ -746,7 +746,7 @@ def compare(
     quick: QuickOption = False,
     as_json: JsonOption = False,
 ) -> None:
-    """Compare the same study on several machines: tables, and a page in HTML and PDF."""
+    """Compare the same study on several machines, in HTML and PDF."""
     from lab.report.build import report_comparison
 
     comparison = lab.compare(studies, quick=quick)
@@ -763,7 +763,7 @@ def compare(
 
 @app.command()
 def doctor(as_json: JsonOption = False) -> None:
-    """Show what this machine has, what is missing, and the command that gets it."""
+    """Show what this machine has and lacks, and how to get it."""
     checks = lab.doctor()
     rows = [
         {
@@ -792,7 +792,7 @@ def calibrate(
     ] = False,
     as_json: JsonOption = False,
 ) -> None:
-    """Measure collectives, matrix products and memory of a cluster; fit alpha and beta."""
+    """Measure the collectives and ranks of a cluster; fit its links."""
     needs: dict[str, Any] = {}
     if study:
         runs = lab.Study.load(study).runs
@@ -813,7 +813,7 @@ def fetch(
     quick: QuickOption = False,
     as_json: JsonOption = False,
 ) -> None:
-    """Download and prepare the data of a study, for ranks that reach no network."""
+    """Download and prepare a study's data, for ranks without network."""
     fetched = lab.fetch(lab.Study.load(study, quick=quick), cluster, progress=not as_json)
     rows = [{"data": one.data, "holds": one.holds, "sha256": one.sha256[:12]} for one in fetched]
     answer(as_json, fetched, table_of(rows))
@@ -825,7 +825,7 @@ def clean(
     yes: Annotated[bool, Option("--yes", help="Remove what can be removed.")] = False,
     as_json: JsonOption = False,
 ) -> None:
-    """Show the disk space of a study's results and what can be removed; no record ever is."""
+    """Show a study's disk space; --yes removes what can be made again."""
     parts = lab.clean(lab.Study.load(study), remove=yes)
     rows = [
         {"what": part.what, "files": part.files, "MB": f"{part.bytes / 1e6:.1f}"}
