@@ -633,3 +633,13 @@ def test_accents_of_latex() -> None:
         r"\begin{tabular}{c|c|c} Nombre de c\oe{}urs utilis\'es & Temps (s) & Acc\'el\'eration \\ "
     )
     assert [*pasted(head + rows).reading.values()] == ["world_size", "time", "speedup"]
+
+
+def test_a_table_over_sizes_or_of_versions_hides_none_over_threads() -> None:
+    threads = below("| threads | Time (s) | speedup |", "| 1 | 8.2 | 1 |", "| 2 | 4.3 | 3.9 |")
+    sizes = below("| n | Time (s) |", "| 512 | 0.73 |", "| 1024 | 8.46 |")
+    versions = below("| Version | Time (s) |", "| plain | 0.4 |", "| MPI (8 procs) | 0.9 |")
+    for other in (sizes, versions):
+        assert broken(pasted(f"{other}\n\n{threads}")) == {"quoted-against-own"}
+    ranks = below("| n | Time (s) |", "| 1 | 8.4 |", "| 2 | 2.2 |")
+    assert "world_size" in pasted(f"{ranks}\n\n{threads}").reading.values()
