@@ -643,3 +643,11 @@ def test_a_table_over_sizes_or_of_versions_hides_none_over_threads() -> None:
         assert broken(pasted(f"{other}\n\n{threads}")) == {"quoted-against-own"}
     ranks = below("| n | Time (s) |", "| 1 | 8.4 |", "| 2 | 2.2 |")
     assert "world_size" in pasted(f"{ranks}\n\n{threads}").reading.values()
+
+
+@pytest.mark.parametrize("name", ["-", "#", " "])
+def test_a_first_column_without_a_name_holds_the_programs(name: str) -> None:
+    rows = ["| reduction | 2 | 0.121 | 1.9 |", "| reduction | 4 | 0.062 | 3.9 |"]
+    names = f"| {name} | Threads | Time (s) | Speedup |"
+    assert not broken(pasted(below(names, "| sequential | 1 | 0.239 | - |", *rows)))
+    assert broken(pasted(below(names, "| sequential | 1 | 0.339 | - |", *rows)))
