@@ -651,3 +651,11 @@ def test_a_first_column_without_a_name_holds_the_programs(name: str) -> None:
     names = f"| {name} | Threads | Time (s) | Speedup |"
     assert not broken(pasted(below(names, "| sequential | 1 | 0.239 | - |", *rows)))
     assert broken(pasted(below(names, "| sequential | 1 | 0.339 | - |", *rows)))
+
+
+def test_all_tables_over_processes_count_whatever_their_times_are_called() -> None:
+    threads = ["| 2 | 1 | 8 |", "| 2 | 2 | 4.4 |", "| 4 | 1 | 4.2 |"]
+    other = below("| Nombre de processus | Threads | Time (ms) |", *threads)
+    name = "Nombre de processus (20 000 individus par processus)"
+    wrong = below(f"| {name} | Temps d'une boucle (en ms) |", "| 1 | 35 |", "| 2 | 4.4 |")
+    assert "super-linear" in broken(pasted(f"{wrong}\n\n{other}"))

@@ -8,8 +8,11 @@ import re
 from collections.abc import Sequence
 from typing import NamedTuple
 
-from lab.analysis.audit.columns import COUNTED_RANKS, MEASURED, normal, quantities
+import pandas as pd
+
+from lab.analysis.audit.columns import COUNTED_RANKS, MEASURED, guess, normal, quantities
 from lab.analysis.audit.languages import in_english
+from lab.analysis.audit.plausible import by_numbers
 from lab.analysis.audit.ranks import ranks_in_words
 from lab.analysis.audit.reshape import (
     INDEXED,
@@ -154,6 +157,9 @@ def relevance(table: Table) -> int:
     known = quantities(name for name in names if name not in n)
     if timed_statistics(columns) or (counted and not known & OF_RUNS and timed_programs(columns)):
         known |= {"time"}
+    if counted and not known & OF_RUNS:
+        meanings = {name: what for name in columns if name not in n and (what := guess(name))}
+        known |= {what.canonical for what in by_numbers(pd.DataFrame(columns), meanings).values()}
     several = {ranks for label in labels if (ranks := ranks_in_words(label)[0]) > 0}
     ranked = spread or known & RANKED or len(several) > 1
     if not known & OF_RUNS:
