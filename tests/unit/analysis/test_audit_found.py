@@ -259,6 +259,7 @@ def test_cells_in_other_writings(head: str, cells: tuple[str, ...], read: str) -
     assert result.reading[name] == read
     assert "run" not in result.reading
     assert math.isnan(number("224 224"))  # an image
+    assert number(r"$2.4\times10^{-2}$") == number("2.4x10^-2") == 0.024
 
 
 def test_a_dash_of_a_checked_baseline_is_no_setting() -> None:
