@@ -660,3 +660,14 @@ def test_all_tables_over_processes_count_whatever_their_times_are_called() -> No
     name = "Nombre de processus (20 000 individus par processus)"
     wrong = below(f"| {name} | Temps d'une boucle (en ms) |", "| 1 | 35 |", "| 2 | 4.4 |")
     assert "super-linear" in broken(pasted(f"{wrong}\n\n{other}"))
+
+
+def test_names_that_mean_something_else_beside_their_cells() -> None:
+    blocks = ["| 4 | 10000 | 14.7us |", "| 8 | 10000 | 8.99us |"]
+    assert "sequence_length" not in pasted(below("| blocksize | N | Time |", *blocks)).reading
+    read = pasted(below("| block size | tokens/s |", "| 512 | 9000 |", "| 1024 | 9500 |")).reading
+    assert read["block size"] == "sequence_length"
+    rates = ["| 125000 | 4681 | 4824 |", "| 250000 | 4047 | 4521 |"]
+    assert not pasted(below("| Identities | Data Parallel | Model Parallel |", *rates)).reading
+    clocks = ["| 1 | 23.60 | 1m13.7s |", "| 2 | 25.90 | 41.1s |"]
+    assert pasted(below("| threads | t(n) | time |", *clocks)).reading["time"] == "time"
