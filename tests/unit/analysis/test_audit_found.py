@@ -671,3 +671,27 @@ def test_names_that_mean_something_else_beside_their_cells() -> None:
     assert not pasted(below("| Identities | Data Parallel | Model Parallel |", *rates)).reading
     clocks = ["| 1 | 23.60 | 1m13.7s |", "| 2 | 25.90 | 41.1s |"]
     assert pasted(below("| threads | t(n) | time |", *clocks)).reading["time"] == "time"
+
+
+@pytest.mark.parametrize(
+    ("name", "cells", "faults"),
+    [
+        ("ns/op", ("226", "50"), {"super-linear", "baseline"}),
+        ("op/s", ("4.88", "20.9"), {"super-linear", "baseline"}),
+        ("Years/Day", ("4.51", "8.35"), set()),
+        ("aggregate-FOM", ("1.42E+07", "2.48E+07"), set()),
+    ],
+)
+def test_rates_of_benchmarks(name: str, cells: tuple[str, str], faults: set[str]) -> None:
+    rows = [f"| {n} | {cell} |" for n, cell in zip((1, 2), cells, strict=True)]
+    result = pasted(below(f"| threads | {name} |", *rows))
+    assert result.reading[name] == "rate" and broken(result) == faults
+
+
+def test_rates_of_several_programs() -> None:
+    names = "| workers | Alpha QPS | Beta QPS |"
+    result = pasted(below(names, "| 1 worker | 18608 | 15625 |", "| 2 workers | 34975 | 39058 |"))
+    (found,) = [one for one in result.findings if one.rule == "super-linear"]
+    assert all("Beta" in row for row in found.records)
+    plain = pasted(below(names.replace("Alpha", "p99"), "| 1 | 18 | 15 |", "| 2 | 34 | 39 |"))
+    assert plain.reading["Beta QPS"] == "rate"
