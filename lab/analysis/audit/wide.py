@@ -68,7 +68,9 @@ BATCH = re.compile(
     r"(?:^|_)(?:(?:max_)?(?:batch(?:_?size)?|bsz?)_?|b_?(?=\d\d))(?P<n>\d{1,9})(?=_|$)"
 )
 BATCHES = {"batch", "global_batch_size", "micro_batch_size"}
-OF_SIZE = re.compile(r"(?P<name>.*[a-z])_(?:n_?|size_?)?(?P<size>\d{2,12})")
+OF_SIZE = re.compile(
+    r"(?P<name>.*[a-z])_(?:n_?|size_?)?(?P<size>\d{2,12})|(?P<grid>\d+(?:_?x_?\d+)+)_(?P<of>[a-z].*)"
+)
 CORNER = re.compile(r"(?P<rows>[^\\/|]*\w)\s*[\\/|]\s*(?P<columns>\w[^\\/|]*)")  # of "N \ P"
 CROSSED = re.compile(r"(?P<named>(?:n|size|matrix(?:_size)?)_?)?(?P<size>\d{1,12})(?:_?x_?\d+)*")
 UNIT = re.compile(r"\s*[\[(][^\[(]*[\])]\s*$")
@@ -405,12 +407,18 @@ def by_batch(frame: pd.DataFrame, mapped: Collection[str] = ()) -> Long:
 
 def by_size(frame: pd.DataFrame) -> Long:
     """Columns for several sizes of a problem, such as time_1000 and time_2000, beside the ranks
-    become a column `problem size`."""
+    become a column `problem size`; what is called the same after each of them is of this size."""
     parts: dict[str, dict[str, str]] = {}
+    again = {column: match["name"] for column in frame if (match := AGAIN.fullmatch(str(column)))}
+    size = ""
     for column in frame.columns:
         match = OF_SIZE.fullmatch(normal(column))
-        if match and quantities([match["name"]]) & MEASURED:
-            parts.setdefault(match["size"], {})[match["name"]] = column
+        name = (match["name"] or match["of"]) if match else again.get(column, column)
+        if match and quantities([name]) & MEASURED:
+            size = match["size"] or match["grid"]
+            parts.setdefault(size, {})[name] = column
+        elif size and name in again.values() and quantities([name]) & MEASURED:
+            parts[size][name] = column
     used = [column for part in parts.values() for column in part.values()]
     known = quantities(frame.columns.difference(used))
     alike = len({tuple(part) for part in parts.values()}) == 1

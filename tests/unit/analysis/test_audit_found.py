@@ -695,3 +695,11 @@ def test_rates_of_several_programs() -> None:
     assert all("Beta" in row for row in found.records)
     plain = pasted(below(names.replace("Alpha", "p99"), "| 1 | 18 | 15 |", "| 2 | 34 | 39 |"))
     assert plain.reading["Beta QPS"] == "rate"
+
+
+def test_pairs_of_columns_for_sizes_of_a_problem() -> None:
+    names = "| #process | 32x32 time (ms) | Efficiency | 64x64 time(ms) | Efficiency |"
+    rows = ["| 1 | 25.7 | 1 | 258.3 | 1 |", "| 2 | 14.6 | 0.88 | 137.4 | 0.94 |"]
+    right = pasted(below(names, *rows))
+    assert set(right.reading.values()) >= {"time", "efficiency"} and not broken(right)
+    assert broken(pasted(below(names, rows[0], rows[1].replace("0.94", "0.64"))))
