@@ -703,3 +703,9 @@ def test_pairs_of_columns_for_sizes_of_a_problem() -> None:
     right = pasted(below(names, *rows))
     assert set(right.reading.values()) >= {"time", "efficiency"} and not broken(right)
     assert broken(pasted(below(names, rows[0], rows[1].replace("0.94", "0.64"))))
+
+
+def test_rates_are_printed_in_the_period_of_their_column() -> None:
+    result = pasted(below("| Nodes | SYPD |", "| 1 | 2.5 |", "| 4 | 24 |"))
+    (found,) = [one for one in result.findings if one.rule == "baseline"]
+    assert "4 ranks at 24 per day mean at least 6 per day on 1" in found.evidence
