@@ -41,7 +41,7 @@ def release(
     names: LessonsArgument = None,
     as_json: JsonOption = False,
 ) -> None:
-    """Make a course folder for nbgrader: lessons with their solutions, and without to hand out."""
+    """Make a course folder for nbgrader, with and without solutions."""
     from lab.course.release import release
 
     released = release(folder, names=tuple(names or ()))
@@ -61,7 +61,7 @@ def slides(
     ] = None,
     as_json: JsonOption = False,
 ) -> None:
-    """Make slides from the lessons: a file for each, which needs no network."""
+    """Make slides from the lessons, which need no network."""
     from lab.course.release import LESSONS
     from lab.course.slides import lesson_slides
 
@@ -85,7 +85,7 @@ def collect(
     ] = Path("submitted"),
     as_json: JsonOption = False,
 ) -> None:
-    """Copy what students handed in to a folder of your own, for grading."""
+    """Copy what students handed in to your own folder, for grading."""
     from lab.course.release import collect
 
     collected = collect(sources, into=into)
@@ -128,7 +128,7 @@ def results(
     anonymous: Annotated[bool, Option("--anonymous", help="Numbers in place of names.")] = False,
     as_json: JsonOption = False,
 ) -> None:
-    """Put what students measured into one table, and show how far their machines differ."""
+    """Compare what students measured, and how far machines differ."""
     from lab.course.grade import class_results, spread
 
     collected = class_results(submissions, output=output, anonymous=anonymous)
@@ -152,7 +152,7 @@ def budget(
     ] = "10,30,100",
     as_json: JsonOption = False,
 ) -> None:
-    """Show how many hours the course's jobs take, by study and by class size."""
+    """Show the hours that the course's jobs take, by class size."""
     sizes = numbers(students, "--students", "course budget", "such as 10,30", of="students")
     from lab.course.budget import class_budget, class_hours
     from lab.course.release import LESSONS
@@ -180,7 +180,7 @@ def catalogue(
     path: Annotated[Path, Argument(metavar="PO", help="The catalogue, such as fr.po.")],
     as_json: JsonOption = False,
 ) -> None:
-    """Write hints and verdicts for translation, or bring a translation of them up to date."""
+    """Write or update a translation of hints and verdicts."""
     from lab.course.catalogue import update_catalogue
 
     state = update_catalogue(path)

@@ -25,7 +25,7 @@ THINGS = (
     "samp(?:le)?s?|images?|imgs?|tokens?|toks?|examples?|sequences?|seqs?|items?|records?|sentences?"
     "|sents?|words?|frames?|utterances?|utts?|mels?|queries|requests?|instances?|graphs?"
     "|molecules?|pixels?|chars?|characters?|users?|interactions?|packets?|reads?|rows?"
-    "|trajs?|trajector(?:y|ies)|[mg]?ops|operations?|files?|cells?|particles?|atoms?|events?"
+    "|trajs?|trajector(?:y|ies)|[mg]?ops|op|operations?|files?|cells?|particles?|atoms?|events?"
     "|transactions?|(?:anchor_)?updates?|dofs?|zones?"
 )
 # Of "photons/s"; bytes are a bandwidth, and steps give the time of one.
@@ -39,7 +39,7 @@ STEPS_OF = "(?:cells?|atoms?|particles?|points?|zones?|sites?|bod(?:y|ies))_(?:s
 LATTICE = "[kmgt]?lups?"
 SECOND = "s|secs?|seconds?"
 LONGER = "min|minutes?|h|hrs?|hours?|days?"  # periods of rates
-SIMULATED = "(?:(?:[fpnu]s|simulated_(?:days|years))_per_(?:d|days?)|s[yd]pd)"
+SIMULATED = "(?:(?:[fpnu]s|(?:simulated_)?(?:days|years))_per_(?:d|days?)|s[yd]pd)"
 EACH = rf"{RANK}|node"  # of a rate
 FLOPS_OF = (
     "((model|achieved|(train(ing)?_)?(throughput|performance|speed))_"
@@ -126,7 +126,7 @@ NUMBERS = {
     rf"|{ANYTHING}_per_({SECOND})|(.*_)?[kmg]?({THINGS})_per_({LONGER})"
     r"|(.*_)?through?(pu|tu|uthpu|thpu)t(_.*)?"
     rf"|(.*_)?[kmg]?{STEPS_OF}_(per_)?({SECOND})|(total_|aggregate_)?{LATTICE}(_total|_per_({SECOND}))?"
-    r"|rate|s_per_s|(total_|aggregate_|global_)?(ips|qps|tps|wps|sps)|(.*_)?fps"
+    r"|rate|s_per_s|(total_|aggregate_|global_)?(ips|tps|wps|sps|fom)|(.*_)?(fps|[qr]ps)"
     rf"|(.*_)?{SIMULATED}",
     "flops_per_rank": rf"{FLOPS_OF}[tp]flops?(_(per_)?({SECOND}))?_(per_)?({RANK})s?"
     rf"|per_({RANK})_[tp]flops?(_(per_)?({SECOND}))?",
@@ -376,7 +376,7 @@ PERIOD_OF: dict[Period, str] = {  # of "tokens/min", "ns/day", and SYPD, which a
 }
 # What solvers and simulations count: ns, MLUPs of a lattice, GFLOPs, GTEPs of a graph.
 SOLVED = re.compile(r"(?:^|_)(?:([fpnu]s)_per_d|([kmgt]?lup|[gm]flop|[kmgt]tep)s?(?=_|$))")
-SIMULATED_SPAN = re.compile(r"(?:^|_)(?:s(y|d)pd(?=_|$)|simulated_(y|d))")
+SIMULATED_SPAN = re.compile(r"(?:^|_)(?:s(y|d)pd(?=_|$)|(?:simulated_)?(y|d)(?:ear|ay)s_per_d)")
 # Of "photons/s"; "throughput/s" does not say.
 COUNTED_AT_RATE = re.compile(rf"([a-z]{{3,}})_per_(?:{SECOND}|{LONGER})(?=_|$)")
 WORDS_FOR_RATES = {"throughput", "performance", "speed", "rate", "total", "average", "mean"}
@@ -389,8 +389,8 @@ SOLVED_RATE = re.compile(
     rf"(?P<each>_per_(?:{RANK}|core|thread|node))?"
 )
 TIME_SIMULATED = re.compile(r"(?:.*_)?(days|hours)_per_n(?:s|anosecond)(?:_.*)?")
-SECONDS_PER_THING = re.compile(  # of "s/kimg", "ms per image" and "Speed (ms/token)"
-    rf"(?:(?:.*_)?(?:time|speed)_)?(?P<unit>{SECOND}|ms)_per_(?P<k>k_?)?(?:{THINGS})"
+SECONDS_PER_THING = re.compile(  # of "s/kimg", "ns/op" and "Speed (ms/token)"
+    rf"(?:(?:.*_)?(?:time|speed)_)?(?P<unit>{SECOND}|[mun]s)_per_(?P<k>k_?)?(?:{THINGS})"
 )
 
 

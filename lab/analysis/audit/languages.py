@@ -11,10 +11,11 @@ T = TypeVar("T")
 # In Chinese, Japanese, Korean and Russian; "_" is a space. "精度" means a precision or an accuracy:
 # the cells tell which.
 OTHER_SCRIPTS = {
-    "execution time": "время_выполнения время_работы время_расчёта время_расчета "
+    "execution time": "время_выполнения время_работы время_расчёта время_расчета час_виконання "
+    "час_роботи "
     "実行時間 処理時間 실행_시간 실행시간 运行时间 执行时间",
     "matrix size": "размер_матрицы",
-    "number of": "количество число кол-во",
+    "number of": "количество кількість число кол-во к-сть",
     "number": "番号 编号",
     "gpus per node": "每台机器的gpu数 每台机器gpu数 每节点gpu数 单机gpu数 "
     "每机gpu数 每节点卡数 单机卡数 每机卡数",
@@ -47,7 +48,7 @@ OTHER_SCRIPTS = {
     "training time": "训练时长 学習時間 학습_시간 훈련_시간",
     "training speed": "训练速度",
     "epoch time": "epoch당_시간 에폭당_시간 에포크당_시간",
-    "time": "时间开销 耗时 用时 时间 時間 시간 время",
+    "time": "时间开销 耗时 用时 时间 時間 시간 время час",
     "latency": "延迟 时延",
     "effective batch size": "有効バッチサイズ",
     "batch size": "批处理大小 批次大小 批量大小 批大小 バッチサイズ 배치_크기 배치_사이즈",
@@ -100,6 +101,8 @@ OTHER_SCRIPTS = {
     "measured": "实际 实测",
     "per second": "每秒",
     "ms": "毫秒 мс",
+    "us": "мкс",
+    "ns": "нс",
     "s": "秒 초 секунды секунд сек с",
     "min": "分钟 분",
     "h": "小时",

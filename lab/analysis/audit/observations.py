@@ -12,9 +12,10 @@ from typing import Any, Literal
 import numpy as np
 import pandas as pd
 
-from lab.analysis.audit.columns import LAYOUT, named_precision, normal, residue
+from lab.analysis.audit.columns import LAYOUT, named_precision, normal, period, residue
 from lab.analysis.audit.points import ROUNDING, Curve, Point, columns_of, joined, point_of
 from lab.config.strategies import SETTINGS
+from lab.formatting import PERIODS
 from lab.records.table import grouped
 
 # The batch that each kind of scaling keeps constant.
@@ -84,6 +85,11 @@ class Observations:
     def keys(self) -> list[str]:
         """Columns that distinguish configurations, apart from world size and batch."""
         return [name for name in self.frame.columns if name.startswith("key:")]
+
+    def per_period(self, rate: float, digits: int = 6) -> str:
+        """A rate for a sentence, in the period of its column: 2.4 per day."""
+        unit = period(self.given.get("rate") or self.given.get("rate_per_rank", ""))
+        return f"{rate * PERIODS[unit]:.{digits}g} per {unit}"
 
     @property
     def nodes_as_ranks(self) -> bool:

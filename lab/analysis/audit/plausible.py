@@ -33,6 +33,7 @@ BARE_LENGTHS = {"seq", "sequence", "context", "ctx", "sl"}
 LARGEST_VERSION = 40  # but containers are named after years and months
 OF_TRAINING = {"model", "dp", "tp", "pp", "global_batch_size", "micro_batch_size"}
 OF_TRAINING |= {"grad_accum", "mfu", "hfu", "rate_per_rank", "flops_per_rank"}
+OF_LANGUAGE = OF_TRAINING | {"parameters", "loss", "batch", "epoch", "step"}
 LOOPED = {"step", "epoch", "batch", "rate", "samples", "forward", "backward", "loss"}
 OF_FILES = re.compile(r"(?:^|_)(?:i_?o|i_per_o)(?:_|$)")
 OF_PROGRAMS = {"speedup", "efficiency", "threads", "cpus", "ratio_of_times"}
@@ -47,6 +48,7 @@ NOT_MEASURED = re.compile(rf"{columns.NOT_TRAINING}|{columns.IDEAL}|{columns.OUT
 HALF = 0.5
 ROUGHLY = 1.1  # ratio of two times of one program
 ACTUAL = re.compile("actual|measured|observed|achieved")
+MOST_ODD = 100  # degrees of parallelism above this are even
 LEAST_SIDE = 100  # of matrices, whose third side may be called p
 LEAST_SIZE = 1000  # of a matrix called n, which is hardly the least number of ranks
 OF_MESSAGES = re.compile(
@@ -246,6 +248,10 @@ def _is_plausible(canonical: str, one: _Column) -> bool:
         return not shares.median() > MOST_EFFICIENT
     if canonical == "sequence_length" and stem in BARE_LENGTHS:  # not a sequential time
         return bool((numbers(texts, units=COUNT_UNITS) % LENGTHS == 0).all())
+    if canonical == "sequence_length" and re.fullmatch("block_?size", stem):  # or a kernel's
+        return bool(OF_LANGUAGE & one.names or any("tok" in name for name in one.others))
+    if canonical in {"dp", *columns.LAYOUT}:  # and no rate or time with it
+        return not ((one.values > MOST_ODD) & (one.values % 2 > 0)).any()
     if canonical == "gpu" and re.fullmatch("systems?", stem):
         return bool(texts.map(names_gpu).any())
     if canonical in {"global_batch_size", "batch"}:  # in tokens, such as 4M

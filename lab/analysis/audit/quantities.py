@@ -16,6 +16,7 @@ from pandas.api.types import is_numeric_dtype
 from lab.analysis.audit import columns
 from lab.analysis.audit.columns import MAXIMA, MEANS, Guess, guess, normal, parse_name, text_guess
 from lab.analysis.audit.plausible import SCALING, confirmed, is_of_another, own_baseline
+from lab.analysis.audit.reshape import are_timed
 from lab.analysis.audit.values import (
     BANDWIDTH_UNITS,
     BRACKETS,
@@ -459,13 +460,17 @@ def _in_order(frame: pd.DataFrame, meanings: Mapping[str, Guess]) -> dict[str, G
 
     Of several rates the one with the most digits comes first. So do a repeat, a strategy, and the
     batch of a rank, which a pipeline cuts into micro-batches; "Seconds", which may be a video's,
-    come last.
+    come last, as do times without a unit beside some with units in their cells.
     """
     first = "local|lbs|repeat|replicate|trial|strategy$"  # not a run's id, nor a configuration
     plain = [column for column in meanings if re.match(first, normal(column))]
     bare = [column for column in meanings if re.fullmatch("seconds|duration", column.lower())]
     meanings = {column: meanings[column] for column in plain} | dict(meanings)
-    meanings |= {column: meanings.pop(column) for column in bare}
+    times = [column for column, meaning in meanings.items() if meaning.canonical == "time"]
+    if any(timed := [are_timed(frame[column]) for column in times]):
+        pairs = zip(times, timed, strict=True)
+        bare += [name for name, one in pairs if not (one or parse_name(name).family)]
+    meanings |= {column: meanings.pop(column) for column in dict.fromkeys(bare)}
     sizes = [column for column, meaning in meanings.items() if meaning.canonical == "world_size"]
     gpus = [column for column in sizes if OF_GPUS.search(normal(column))]
     if len(sizes) > len(gpus) and gpus and frame[gpus[0]].nunique() > 1:

@@ -62,6 +62,7 @@ AFTER = re.compile(
     r"(?=_|$)(?!_(?:bins?|bits?|[gm]i?b|[gm]?hz|w|watts?)(?:_|$))"
 )
 OF_PROCESSES = re.compile(r"(?<=parallel_)(\d{1,5})p$")
+OF_EACH = re.compile(r"\([^()]*\d [^\W\d]+ (?:per|par|por|pro) [^()]*\)")  # (200 cells per rank)
 OF_DEGREE = re.compile(r"(?:^|_)tp_?\d")  # of tensor parallelism
 OF_ERRORS = re.compile(r"(?:^|_)errors?(?=_|$)")  # of a method of order p
 OF_NODES = re.compile(rf"(?:^|_)(?:\d+|{'|'.join(WORDS)})_?(?:n|{NODE}s?)(?=_|$)(?!_x_|_\d)")
@@ -119,7 +120,7 @@ def ranks_in(column: str) -> tuple[float, str]:
     ranks, what = ranks_of(column)
     if ranks > 0 and "precision" not in dict(setting_of(what).words):
         return ranks, normal(what)
-    text = OF_PROCESSES.sub(r"\1_processes", normal(column))
+    text = OF_PROCESSES.sub(r"\1_processes", normal(OF_EACH.sub("", column)))
     if match := BEFORE.search(text) or AFTER.search(text):
         return float(WORDS.get(match["n"]) or match["n"][:9]), without(match)
     return math.nan, text

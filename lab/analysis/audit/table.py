@@ -284,6 +284,10 @@ def _meanings(frame: pd.DataFrame, mapped: Mapping[str, Guess]) -> dict[str, Gue
         unnamed = [str(name) for name in frame if name not in meanings]
         kinds = (name for name in unnamed if _names_scaling(frame[name]))
         meanings |= {name: Guess("scaling", None) for name in itertools.islice(kinds, 1)}
+    first = str(frame.columns[0])
+    nameless = not re.search(r"[^\W\d]", first.removeprefix("unnamed"))
+    if nameless and not mapped and _are_programs(frame[first]):
+        meanings |= {first: Guess("strategy", None)}
     # N is the size of a problem where another column counts processes, threads or cores.
     counted = [name for name, meaning in meanings.items() if meaning.canonical in COUNTED]
     sizes = [name for name in counted if normal(name) == "n" and name not in mapped]
@@ -296,6 +300,12 @@ def _names_scaling(cells: pd.Series) -> bool:
     """Whether all cells of a column say strong or weak."""
     texts = list(map(as_text, cells.unique()))
     return bool(texts) and all(text and SCALING.fullmatch(text) for text in texts)
+
+
+def _are_programs(cells: pd.Series) -> bool:
+    """Whether all cells of a column are words, of which some say that a program is serial."""
+    texts = [normal(as_text(cell) or "") for cell in cells.unique()[: keys.MOST_VALUES]]
+    return all(re.match("[a-z]", text) for text in texts) and any(map(reshape.SERIAL.match, texts))
 
 
 def _symbols(names: Collection[str], meanings: Mapping[str, Guess]) -> dict[str, Guess]:

@@ -26,6 +26,8 @@ AMOUNT = re.compile(r"(\d+(?:\.\d+)?)\s*([a-z]+)[\s,]*")
 _GROUPS = r" (?=\d{3}(?: \d{3})*"
 # Of 1 253,6 and 11 724; 224 224 are two numbers.
 SPACED = re.compile(rf"(?<=\d){_GROUPS},\d)|(?:(?<=^\d)|(?<=^\d\d)){_GROUPS}$)")
+# Of 2.4 x 10^-2, also in LaTeX.
+POWER = re.compile(r"(?<=\d)\s*(?:\\times|\\cdot|[x×·*])\s*10\^\{?([-+]?\d{1,3})\}?")
 PLUS_MINUS = r"±|\+/-|\\pm"
 BRACKETS = re.compile(r"\([^)]*\)|\[[^]]*\]")
 ABOUT = " ~≈约"
@@ -46,12 +48,12 @@ WIDE = {code: code - 0xFEE0 for code in range(0xFF01, 0xFF5F)}
 
 TIME_UNITS = by_word(
     {
-        1.0: "s sec secs second seconds segundos segs sekunden secondi secondes saniye sn",
+        1.0: "s sec secs second seconds segundos seg segs sekunden secondi secondes saniye sn",
         1e-3: "ms msec msecs millisecond milliseconds milisegundos millisekunden millisecondes",
         1e-6: "us usec usecs microsecond microseconds microsegundos mikrosekunden microsecondes",
         1e-9: "ns nsec nanosecond nanoseconds",
-        60.0: "mins minute minutes",
-        3600.0: "h hr hrs hour hours",
+        60.0: "mins minute minutes minutos minuten minuti minuty",
+        3600.0: "h hr hrs hour hours stunden stunde horas hora heures heure",
     }
 )
 # In a cell, unlike in a name, "min" does not mean minimum and "m" does not mean million.
@@ -115,13 +117,13 @@ def number(cell: object, *, units: dict[str, float] | None = None, factor: float
     text = str(cell).translate(WIDE).strip()
     if units is BANDWIDTH_UNITS:  # in which only the case tells bits from bytes
         text = PER_SECOND.sub(r"\1bit/s", text).replace("Bps", "B/s")
-    text = SPACED.sub("", text)
+    text = POWER.sub(r"e\1", SPACED.sub("", text))
     text = ABOUT_WORD.sub("~", text.lower().replace("µ", "u").replace("μ", "u"))
-    if units is TIME_UNITS and math.isfinite(time := duration(text, factor)):
-        return time
     if between := _range(text):
         low, high = between
         text = RANGE.sub(f"{(low + high) / 2:.15g}", text)
+    if units is TIME_UNITS and math.isfinite(time := duration(text, factor)):
+        return time
     match = NUMBER.search(text)
     before = text[: match.start()].strip(f" ~<>=≈x×*${ARROWS}") if match else ""
     before = "" if SYMBOL.fullmatch(before) and "=" in text else before

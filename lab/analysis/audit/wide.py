@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import math
 import re
-from collections.abc import Collection, Mapping
+from collections.abc import Collection, Iterable, Mapping
 from statistics import median
 from typing import Any
 
@@ -16,8 +16,11 @@ import pandas as pd
 
 from lab.analysis.audit.columns import (
     COUNTED_RANKS,
+    IDEAL,
     MEASURED,
+    NOT_TRAINING,
     NUMERIC,
+    OF_SAMPLES,
     OF_SPEED,
     TIMES,
     guess,
@@ -64,7 +67,9 @@ BATCH = re.compile(
     r"(?:^|_)(?:(?:max_)?(?:batch(?:_?size)?|bsz?)_?|b_?(?=\d\d))(?P<n>\d{1,9})(?=_|$)"
 )
 BATCHES = {"batch", "global_batch_size", "micro_batch_size"}
-OF_SIZE = re.compile(r"(?P<name>.*[a-z])_(?:n_?|size_?)?(?P<size>\d{2,12})")
+OF_SIZE = re.compile(
+    r"(?P<name>.*[a-z])_(?:n_?|size_?)?(?P<size>\d{2,12})|(?P<grid>\d+(?:_?x_?\d+)+)_(?P<of>[a-z].*)"
+)
 CORNER = re.compile(r"(?P<rows>[^\\/|]*\w)\s*[\\/|]\s*(?P<columns>\w[^\\/|]*)")  # of "N \ P"
 CROSSED = re.compile(r"(?P<named>(?:n|size|matrix(?:_size)?)_?)?(?P<size>\d{1,12})(?:_?x_?\d+)*")
 UNIT = re.compile(r"\s*[\[(][^\[(]*[\])]\s*$")
@@ -82,6 +87,9 @@ COUNTED = re.compile(
     r"|(?<!\w)(?:(?:rank|proc|thread|worker|job)s|processes|nproc|np) (\d{1,5})(?![\d.])"
 )
 PAIRED = re.compile(r"^\s*[~≈]?(\d[\d.,]*)\s*/\s*(\d[\d.,]*)\s*$")
+OF_NO_PROGRAM = re.compile(
+    rf"{'|'.join(OF_SAMPLES)}|total|aggregate|overall|peak|output|input|{NOT_TRAINING}|{IDEAL}"
+)
 MOST_NAMES = 20  # columns whose cells are looked at
 AGAIN = re.compile(r"(?P<name>.+) \(\d+\)")  # a column of the name of an earlier one
 
@@ -252,10 +260,12 @@ def by_program(frame: pd.DataFrame) -> Long:
 def by_unit(frame: pd.DataFrame) -> Long:
     """Several columns that only units in names or cells show to be times, such as "ScaLAPACK (s)",
     or rates, such as "320 img/s" below "Horovod", become rows of a setting, each with its own
-    speedup and efficiency or without, as one may be of one over another."""
+    speedup and efficiency or without, as one may be of one over another. So do rates that are
+    called the same but for a program, such as "Nginx QPS"."""
     timed = timed_programs({name: frame[name] for name in map(str, frame)})
     rated = [name for name in map(str, frame) if are_rated(frame[name])]
     rated = [name for name in rated if not quantities([name]) & {*NUMERIC}]
+    rated = rated or _rates_of_programs(map(str, frame))
     quantity, columns = ("time", timed) if timed else ("throughput", rated)
     parts = {UNIT.sub("", column): {quantity: column} for column in columns}
     if len(parts) < 2:
@@ -268,6 +278,16 @@ def by_unit(frame: pd.DataFrame) -> Long:
         return frame, []
     read = f"{listed(columns)} are read as {'times' if timed else 'rates'} of what their names say"
     return _stacked(frame, parts, "setting", times="time" if timed else ""), [read]
+
+
+def _rates_of_programs(columns: Iterable[str]) -> list[str]:
+    """The columns of rates, if their names end alike and differ in a first word that is unknown."""
+    rates = [name for name in columns if quantities([name]) == {"rate"}]
+    parts = [normal(name).partition("_") for name in rates]
+    firsts = {first for first, _, _ in parts}
+    alike = len({rest for _, _, rest in parts}) == 1 and quantities([parts[0][2]]) == {"rate"}
+    unknown = not quantities(firsts) and not any(map(OF_NO_PROGRAM.fullmatch, firsts))
+    return rates if alike and unknown and len(firsts) == len(rates) else []
 
 
 def by_noted(frame: pd.DataFrame) -> Long:
@@ -396,12 +416,18 @@ def by_batch(frame: pd.DataFrame, mapped: Collection[str] = ()) -> Long:
 
 def by_size(frame: pd.DataFrame) -> Long:
     """Columns for several sizes of a problem, such as time_1000 and time_2000, beside the ranks
-    become a column `problem size`."""
+    become a column `problem size`; what is called the same after each of them is of this size."""
     parts: dict[str, dict[str, str]] = {}
+    again = {column: match["name"] for column in frame if (match := AGAIN.fullmatch(str(column)))}
+    size = ""
     for column in frame.columns:
         match = OF_SIZE.fullmatch(normal(column))
-        if match and quantities([match["name"]]) & MEASURED:
-            parts.setdefault(match["size"], {})[match["name"]] = column
+        name = (match["name"] or match["of"]) if match else again.get(column, column)
+        if match and quantities([name]) & MEASURED:
+            size = match["size"] or match["grid"]
+            parts.setdefault(size, {})[name] = column
+        elif size and name in again.values() and quantities([name]) & MEASURED:
+            parts[size][name] = column
     used = [column for part in parts.values() for column in part.values()]
     known = quantities(frame.columns.difference(used))
     alike = len({tuple(part) for part in parts.values()}) == 1

@@ -7,7 +7,7 @@ from audits import below, broken, pasted
 
 from lab.analysis.audit.columns import guess, normal
 from lab.analysis.audit.languages import from_european
-from lab.analysis.audit.values import duration
+from lab.analysis.audit.values import TIME_UNITS, duration, number
 
 
 @pytest.mark.parametrize(
@@ -18,7 +18,14 @@ from lab.analysis.audit.values import duration
             *("Numero di thread", "İş Parçacığı"),
         ],
         "world_size": [
-            *("Procesos", "Prozesse", "Процессы", "Количество процессов", "Nb de processus"),
+            *(
+                "Procesos",
+                "Prozesse",
+                "Процессы",
+                "Кількість процесів",
+                "Количество процессов",
+                "Nb de processus",
+            ),
             *("Prozessoren", "Procesadores", "Prozessanzahl", "GPU Sayısı", "GPU-Anzahl"),
         ],
         "cpus": ["Nombre de cœurs", "Numero di core", "Rechenkerne"],
@@ -50,7 +57,16 @@ def test_names(canonical: str, names: list[str]) -> None:
 
 
 @pytest.mark.parametrize(
-    "name", ["Время, с", "Время (мс)", "Время выполнения (сек)", "Czas [s]", "Thời gian (s)"]
+    "name",
+    [
+        "Час, с",
+        "Час виконання (мс)",
+        "Время, с",
+        "Время (мс)",
+        "Время выполнения (сек)",
+        "Czas [s]",
+        "Thời gian (s)",
+    ],
 )
 def test_times(name: str) -> None:
     meaning = guess(name)
@@ -130,6 +146,9 @@ def test_a_program_after_the_word_for_its_time() -> None:
 
 def test_units_in_cells() -> None:
     assert duration("12 segundos") == 12 and duration("250 Millisekunden") == 0.25
+    assert duration("12 seg") == 12 and duration("3 Stunden") == duration("3 heures") == 10_800
+    assert number("~2-3 horas", units=TIME_UNITS) == 9000
+    assert number("30-40 min", units=TIME_UNITS) == 2100
 
 
 def test_threads_in_words_beside_a_serial_program() -> None:

@@ -259,6 +259,7 @@ def test_cells_in_other_writings(head: str, cells: tuple[str, ...], read: str) -
     assert result.reading[name] == read
     assert "run" not in result.reading
     assert math.isnan(number("224 224"))  # an image
+    assert number(r"$2.4\times10^{-2}$") == number("2.4x10^-2") == 0.024
 
 
 def test_a_dash_of_a_checked_baseline_is_no_setting() -> None:
@@ -633,3 +634,78 @@ def test_accents_of_latex() -> None:
         r"\begin{tabular}{c|c|c} Nombre de c\oe{}urs utilis\'es & Temps (s) & Acc\'el\'eration \\ "
     )
     assert [*pasted(head + rows).reading.values()] == ["world_size", "time", "speedup"]
+
+
+def test_a_table_over_sizes_or_of_versions_hides_none_over_threads() -> None:
+    threads = below("| threads | Time (s) | speedup |", "| 1 | 8.2 | 1 |", "| 2 | 4.3 | 3.9 |")
+    sizes = below("| n | Time (s) |", "| 512 | 0.73 |", "| 1024 | 8.46 |")
+    versions = below("| Version | Time (s) |", "| plain | 0.4 |", "| MPI (8 procs) | 0.9 |")
+    for other in (sizes, versions):
+        assert broken(pasted(f"{other}\n\n{threads}")) == {"quoted-against-own"}
+    ranks = below("| n | Time (s) |", "| 1 | 8.4 |", "| 2 | 2.2 |")
+    assert "world_size" in pasted(f"{ranks}\n\n{threads}").reading.values()
+
+
+@pytest.mark.parametrize("name", ["-", "#", " "])
+def test_a_first_column_without_a_name_holds_the_programs(name: str) -> None:
+    rows = ["| reduction | 2 | 0.121 | 1.9 |", "| reduction | 4 | 0.062 | 3.9 |"]
+    names = f"| {name} | Threads | Time (s) | Speedup |"
+    assert not broken(pasted(below(names, "| sequential | 1 | 0.239 | - |", *rows)))
+    assert broken(pasted(below(names, "| sequential | 1 | 0.339 | - |", *rows)))
+
+
+def test_all_tables_over_processes_count_whatever_their_times_are_called() -> None:
+    threads = ["| 2 | 1 | 8 |", "| 2 | 2 | 4.4 |", "| 4 | 1 | 4.2 |"]
+    other = below("| Nombre de processus | Threads | Time (ms) |", *threads)
+    name = "Nombre de processus (20 000 individus par processus)"
+    wrong = below(f"| {name} | Temps d'une boucle (en ms) |", "| 1 | 35 |", "| 2 | 4.4 |")
+    assert "super-linear" in broken(pasted(f"{wrong}\n\n{other}"))
+
+
+def test_names_that_mean_something_else_beside_their_cells() -> None:
+    blocks = ["| 4 | 10000 | 14.7us |", "| 8 | 10000 | 8.99us |"]
+    assert "sequence_length" not in pasted(below("| blocksize | N | Time |", *blocks)).reading
+    read = pasted(below("| block size | tokens/s |", "| 512 | 9000 |", "| 1024 | 9500 |")).reading
+    assert read["block size"] == "sequence_length"
+    rates = ["| 125000 | 4681 | 4824 |", "| 250000 | 4047 | 4521 |"]
+    assert not pasted(below("| Identities | Data Parallel | Model Parallel |", *rates)).reading
+    clocks = ["| 1 | 23.60 | 1m13.7s |", "| 2 | 25.90 | 41.1s |"]
+    assert pasted(below("| threads | t(n) | time |", *clocks)).reading["time"] == "time"
+
+
+@pytest.mark.parametrize(
+    ("name", "cells", "faults"),
+    [
+        ("ns/op", ("226", "50"), {"super-linear", "baseline"}),
+        ("op/s", ("4.88", "20.9"), {"super-linear", "baseline"}),
+        ("Years/Day", ("4.51", "8.35"), set()),
+        ("aggregate-FOM", ("1.42E+07", "2.48E+07"), set()),
+    ],
+)
+def test_rates_of_benchmarks(name: str, cells: tuple[str, str], faults: set[str]) -> None:
+    rows = [f"| {n} | {cell} |" for n, cell in zip((1, 2), cells, strict=True)]
+    result = pasted(below(f"| threads | {name} |", *rows))
+    assert result.reading[name] == "rate" and broken(result) == faults
+
+
+def test_rates_of_several_programs() -> None:
+    names = "| workers | Alpha QPS | Beta QPS |"
+    result = pasted(below(names, "| 1 worker | 18608 | 15625 |", "| 2 workers | 34975 | 39058 |"))
+    (found,) = [one for one in result.findings if one.rule == "super-linear"]
+    assert all("Beta" in row for row in found.records)
+    plain = pasted(below(names.replace("Alpha", "p99"), "| 1 | 18 | 15 |", "| 2 | 34 | 39 |"))
+    assert plain.reading["Beta QPS"] == "rate"
+
+
+def test_pairs_of_columns_for_sizes_of_a_problem() -> None:
+    names = "| #process | 32x32 time (ms) | Efficiency | 64x64 time(ms) | Efficiency |"
+    rows = ["| 1 | 25.7 | 1 | 258.3 | 1 |", "| 2 | 14.6 | 0.88 | 137.4 | 0.94 |"]
+    right = pasted(below(names, *rows))
+    assert set(right.reading.values()) >= {"time", "efficiency"} and not broken(right)
+    assert broken(pasted(below(names, rows[0], rows[1].replace("0.94", "0.64"))))
+
+
+def test_rates_are_printed_in_the_period_of_their_column() -> None:
+    result = pasted(below("| Nodes | SYPD |", "| 1 | 2.5 |", "| 4 | 24 |"))
+    (found,) = [one for one in result.findings if one.rule == "baseline"]
+    assert "4 ranks at 24 per day mean at least 6 per day on 1" in found.evidence

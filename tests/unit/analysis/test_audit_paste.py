@@ -212,5 +212,7 @@ def test_a_hundred_thousand_configurations_are_grouped_once(tmp_path: Path) -> N
 def test_a_page_with_a_cell_on_each_line_is_no_table() -> None:
     cells = ("GPUs", "Best config", "MFU", "1", "7B alone", "57.8%", "2", "7B, FSDP=2", "51.7%")
     text = "\n\n".join(("MFU scaling (dense)", "Best MFU by number of GPUs", *cells))
-    with pytest.raises(InputError, match="fewer words"):
+    with pytest.raises(
+        InputError, match=r"fewer words than the first.*each measurement on one line"
+    ):
         audit(io.StringIO(text))

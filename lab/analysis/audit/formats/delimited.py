@@ -6,6 +6,7 @@ import csv
 import io
 import itertools
 import re
+import textwrap
 from collections import Counter
 from collections.abc import Iterator, Sequence
 
@@ -38,6 +39,7 @@ NUMERIC_ROW = re.compile(r"\s*\d[^#,;|]*\s#")
 NUMERIC_CELL = re.compile(r"(^|[,;\t|])\s*[\d.]+\s*([,;\t|]|$)")
 BARE_NUMBER = re.compile(r"(?<![^\s,;|])-?\d+(?:\.\d+)?(?![^\s,;|])")  # that fills a cell
 FEWEST_SECTIONS = 2
+LONGEST_LINE = 60  # characters, in a sentence
 MOSTLY_SHORT = 0.5  # of the lines: those of a text, not of a table
 MARKUP = re.compile(r"\]\(|<br|\*\*|`|&\w{2,6};")
 BULLET = re.compile(r"\s*[-*•]\s+\S*[^\W\d_]{2}")
@@ -210,8 +212,10 @@ def _in_words(name: str, lines: Sequence[str], sample: Sequence[str]) -> list[st
     content[place] = "\t".join(titles)
     short = sum(len(line.split()) < len(titles) for line in sample[1:])
     if short > MOSTLY_SHORT * (len(sample) - 1):
-        what = f"most lines have fewer words than the {len(titles)} of {sample[0].strip()!r}"
-        raise InputError.of(name, "file", what, "put each row of the table on one line")
+        first = textwrap.shorten(sample[0], LONGEST_LINE, placeholder=" ...")
+        what = f"no table: most lines have fewer words than the first, {first!r}"
+        advice = "write the column names on one line, and below it each measurement on one line"
+        raise InputError.of(name, "file", what, advice)
     return content
 
 

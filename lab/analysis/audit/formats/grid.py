@@ -8,19 +8,23 @@ import re
 from collections.abc import Sequence
 from typing import NamedTuple
 
-from lab.analysis.audit.columns import COUNTED_RANKS, MEASURED, normal, quantities
+import pandas as pd
+
+from lab.analysis.audit.columns import COUNTED_RANKS, MEASURED, guess, normal, quantities
 from lab.analysis.audit.languages import in_english
+from lab.analysis.audit.plausible import by_numbers
 from lab.analysis.audit.ranks import ranks_in_words
 from lab.analysis.audit.reshape import (
     INDEXED,
     OF_DEGREE,
+    OF_PROBLEMS,
     are_ratios,
     noted_alone,
     ranks_in,
     timed_programs,
     timed_statistics,
 )
-from lab.analysis.audit.values import NODE, RANKS, ranks_of
+from lab.analysis.audit.values import COUNT_UNITS, NODE, RANKS, number, ranks_of
 from lab.errors import InputError
 from lab.records.table import grouped
 
@@ -142,12 +146,22 @@ def relevance(table: Table) -> int:
     if spread and set(sizes) <= set(columns):
         return 2 if all(map(OF_THREADS.search, map(in_english, sizes))) else 3
     names = [*columns, *labels] if spread else columns
-    known = quantities(names)
     varied = [name for name, cells in columns.items() if len({*cells}) > 1 and normal(name) != "n"]
     counted = quantities(varied) & {*RANKED, *THREADED}
+    # N is the size of a problem beside ranks, threads or cores, and where it is large.
+    n = [
+        name
+        for name, cells in columns.items()
+        if normal(name) == "n" and (counted or _large(cells))
+    ]
+    known = quantities(name for name in names if name not in n)
     if timed_statistics(columns) or (counted and not known & OF_RUNS and timed_programs(columns)):
         known |= {"time"}
-    ranked = spread or known & RANKED or any(ranks_in_words(label)[0] > 1 for label in labels)
+    if counted and not known & OF_RUNS:
+        meanings = {name: what for name in columns if name not in n and (what := guess(name))}
+        known |= {what.canonical for what in by_numbers(pd.DataFrame(columns), meanings).values()}
+    several = {ranks for label in labels if (ranks := ranks_in_words(label)[0]) > 0}
+    ranked = spread or known & RANKED or len(several) > 1
     if not known & OF_RUNS:
         others = [cells for name, cells in columns.items() if not quantities([name])]
         unnamed = not any("speed" in name.lower() for name in columns)
@@ -155,6 +169,10 @@ def relevance(table: Table) -> int:
         noted = counted and len(others) > 1 and noted_alone("\n".join(table.notes))
         return 3 if ratios or (noted and ranked) else 2 * bool(noted)
     return 3 if ranked else 1 + bool(known & THREADED)
+
+
+def _large(cells: Sequence[str]) -> bool:
+    return not any(number(cell, units=COUNT_UNITS) < OF_PROBLEMS for cell in cells)
 
 
 def from_grid(lines: Sequence[list[str]], notes: Sequence[str]) -> Table | None:
@@ -218,10 +236,10 @@ def rectangular(
     it calls by its number or its place.
     """
     width = len(header)
-    for number, row in enumerate(rows):
+    for index, row in enumerate(rows):
         if any(row[width:]):
             what = f"{len(row)} cells under {width} column names"
-            where = places[number] if places else f"row {number + 1}"
+            where = places[index] if places else f"row {index + 1}"
             raise InputError.of(source, where, what, advice)
     if not rows:
         advice = "a table needs measurements"

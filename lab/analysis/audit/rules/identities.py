@@ -186,7 +186,7 @@ def quoted_against_own(observations: Observations) -> Iterator[Fault]:
         total, each = (counted(observations.given[name]) for name in ("rate", "rate_per_rank"))
         if total and total == each:
             checked = True
-            yield from _totals(observations.frame)
+            yield from _totals(observations)
     if observations.kind == "table" and {"rate", "time"} <= observations.known:
         stepwise = observations.per == "step"
         whole = stepwise and {"global_batch_size", "batch"} & given
@@ -195,7 +195,7 @@ def quoted_against_own(observations: Observations) -> Iterator[Fault]:
             compared = yield from _steps(observations)
         checked |= compared
         for curve in observations.curves if not (whole or compared) else ():
-            checked |= yield from _unlike_runs(curve)
+            checked |= yield from _unlike_runs(curve, observations)
     if not checked:
         raise UncheckedError("a quoted speedup, efficiency or total with the numbers behind it")
 
@@ -301,7 +301,7 @@ def _steps(observations: Observations) -> Comparison:
         frame[wrong[best]],
         gaps[best],
         lambda worst: (
-            f"{worst['rate']:.6g} per s for {seconds(worst['time'])} is "
+            f"{observations.per_period(worst['rate'])} for {seconds(worst['time'])} is "
             f"{plain(worst['rate'] * worst['time'])} in a step, but its batch holds "
             f"{plain(works[best][worst.name])}, in {worst['label']}"
         ),
@@ -310,7 +310,7 @@ def _steps(observations: Observations) -> Comparison:
     return True
 
 
-def _unlike_runs(curve: Curve) -> Comparison:
+def _unlike_runs(curve: Curve, observations: Observations) -> Comparison:
     """Points of a curve whose rate times time is not the work of most others, which is equal on
     all numbers of ranks or grows with them."""
     points = [point for point in curve.points if point.time > 0 and point.rate > 0]
@@ -329,8 +329,8 @@ def _unlike_runs(curve: Curve) -> Comparison:
         if not fit:
             yield Fault(
                 point.labels,
-                f"{point.rate:.6g} per s for {seconds(point.time)} is {amount:.4g} on "
-                f"{point.ranks}; by {fits.sum()} other rows it should be {work:.4g}.",
+                f"{observations.per_period(point.rate)} for {seconds(point.time)} is {amount:.4g} "
+                f"on {point.ranks}; by {fits.sum()} other rows it should be {work:.4g}.",
                 WORK_ADVICE,
             )
     return True
@@ -367,7 +367,8 @@ def _ratios(rows: pd.DataFrame, kind: str, observations: Observations) -> Compar
     return bool(own.notna().any())
 
 
-def _totals(frame: pd.DataFrame) -> list[Fault]:
+def _totals(observations: Observations) -> list[Fault]:
+    frame, rated = observations.frame, observations.per_period
     total = frame["rate_per_rank"] * frame["world_size"]
     digits = rounding(frame, "rate", "rate_per_rank")
     gap = (frame["rate"] / total - 1).abs()
@@ -375,8 +376,8 @@ def _totals(frame: pd.DataFrame) -> list[Fault]:
         frame[gap > digits.clip(lower=QUOTED)],
         gap,
         lambda worst: (
-            f"{worst['rate']:.6g} per s on {worst['world_size']:g} ranks are quoted beside "
-            f"{worst['rate_per_rank']:.6g} per rank, which makes {total[worst.name]:.6g}, in "
+            f"{rated(worst['rate'])} on {worst['world_size']:g} ranks are quoted beside "
+            f"{rated(worst['rate_per_rank'])} per rank, which makes {rated(total[worst.name])}, in "
             f"{worst['label']}"
         ),
         "The total is the rate of a rank times the ranks: find out which of these numbers is "

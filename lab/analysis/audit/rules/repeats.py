@@ -213,11 +213,9 @@ def _no_variance(curve: Curve, observations: Observations) -> Iterator[Fault]:
         if len(values) < FEWEST_POINTS:
             values = _times_of_one_rank(point, observations)
         if len(values) >= FEWEST_POINTS and np.ptp(values) <= 1e-12 * abs(values[0]):
-            yield Fault(
-                point.labels,
-                f"{len(values)} measurements at world size {point.world_size:g} are all "
-                f"{values[0]:.6g}{' s' if point.times else ' per s'}.",
-            )
+            value = f"{values[0]:.6g} s" if point.times else observations.per_period(values[0])
+            where = f"at world size {point.world_size:g}"
+            yield Fault(point.labels, f"{len(values)} measurements {where} are all {value}.")
     # A single measurement has none, and of 3.7 ± 0.0 it may be 0.04.
     steady = (point for point in curve.points if point.std == 0 and point.repeats != 1)
     constant = [point for point in steady if point.time_rounding < ROUNDED_AWAY]

@@ -191,7 +191,7 @@ def baseline(observations: Observations) -> Iterator[Fault]:
         explained = _other_batch(point, base) or _other_hardware(point, base, observations)
         explained = explained or _other_setting(point, base)
         if point.least_gain > IMPOSSIBLE * point.ideal and not explained:
-            yield _other_program(point, base)
+            yield _other_program(point, base, observations)
     for curve in observations.curves:
         if math.isnan(curve.ratios_over):
             yield _over_another([point for point in curve.points if point.speedup > 0])
@@ -275,7 +275,7 @@ def _all_quoted_over(ones: Sequence[Point], points: Sequence[Point]) -> bool:
     )
 
 
-def _other_program(point: Point, base: Point) -> Fault:
+def _other_program(point: Point, base: Point, observations: Observations) -> Fault:
     names = ""
     if base.strategy != point.strategy:
         names = f": {base.strategy!r} is weaker than {point.strategy!r} on one rank"
@@ -288,10 +288,11 @@ def _other_program(point: Point, base: Point) -> Fault:
             f"{seconds(base.time)}, {base.time / needed:.1f} times that"
         )
     else:
-        needed = point.rate / point.ideal
+        rates = (point.rate, point.rate / point.ideal, base.rate)
+        rate, enough, there = (observations.per_period(each, digits=4) for each in rates)
         evidence = (
-            f"{n:g} ranks at {point.rate:.4g} per s mean at least {needed:.4g} per s on {least:g} "
-            f"with the same program, but the baseline has {base.rate:.4g} per s"
+            f"{n:g} ranks at {rate} mean at least {enough} on {least:g} with the same program, "
+            f"but the baseline has {there}"
         )
     return Fault(
         base.labels + point.labels,
