@@ -265,7 +265,7 @@ def measure(
     yes: YesOption = False,
     as_json: JsonOption = False,
 ) -> None:
-    """Measure and report any training script, on several ranks."""
+    """Measure any training script on several ranks, and report on it."""
     from lab.config.new_study import restored_if_refused, script_folder
 
     with restored_if_refused(script_folder(command, name)):
