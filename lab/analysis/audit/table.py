@@ -298,8 +298,8 @@ def _meanings(frame: pd.DataFrame, mapped: Mapping[str, Guess]) -> dict[str, Gue
 
 def _names_scaling(cells: pd.Series) -> bool:
     """Whether all cells of a column say strong or weak."""
-    texts = list(map(as_text, cells.unique()))
-    return bool(texts) and all(text and SCALING.fullmatch(text) for text in texts)
+    texts = map(as_text, cells)
+    return len(cells) > 0 and all(text is not None and SCALING.fullmatch(text) for text in texts)
 
 
 def _are_programs(cells: pd.Series) -> bool:
