@@ -7,9 +7,9 @@ a pickle put in its place by another user would run with the reader's rights.
 from __future__ import annotations
 
 import hashlib
+import importlib
 import json
 import os
-import pkgutil
 import sys
 from collections.abc import Sequence
 from pathlib import Path
@@ -31,7 +31,7 @@ def write_work(specs: Sequence[JobSpec], folder: Path) -> list[str]:
     calls = [
         {
             "folder": str(spec.folder),
-            "function": f"{spec.function.__module__}:{spec.function.__qualname__}",
+            "function": [spec.function.__module__, spec.function.__qualname__],
             "arguments": spec.arguments,
         }
         for spec in specs
@@ -54,7 +54,8 @@ def main(arguments: Sequence[str] | None = None) -> int:
         os.environ["SUBMITIT_FOLDER"] = str(Path(path).parent)
         call = json.loads(content)[int(submitit.JobEnvironment().array_task_id or 0)]
         supervise(Path(call["folder"]))
-        pkgutil.resolve_name(call["function"])(*call["arguments"])
+        module, name = call["function"]
+        getattr(importlib.import_module(module), name)(*call["arguments"])
     except LabError as error:
         sys.stderr.write(f"lab: {error}\n")
         return error.exit_status
