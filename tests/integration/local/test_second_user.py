@@ -80,7 +80,7 @@ def test_work_that_was_changed_after_it_was_submitted_is_not_done(tmp_path: Path
     spec = JobSpec(tmp_path, 1, write_work, ())
     options = write_work([spec], tmp_path)
     victim = tmp_path / "victim"
-    evil = {"folder": str(tmp_path), "function": "os:mkdir", "arguments": [str(victim)]}
+    evil = {"folder": str(tmp_path), "function": ["os", "mkdir"], "arguments": [str(victim)]}
     (tmp_path / "work.json").write_text(json.dumps([evil]))
     rank = subprocess.run(
         [sys.executable, *options],
