@@ -64,6 +64,8 @@ def test_names(canonical: str, names: list[str]) -> None:
         "Время, с",
         "Время (мс)",
         "Время выполнения (сек)",
+        "Время, мин",
+        "Время работы (ч)",
         "Czas [s]",
         "Thời gian (s)",
     ],
