@@ -356,12 +356,15 @@ def pace_sockets(emulated: Emulated | None) -> int:
     # Older kernels take 32 bits; a higher rate does not limit anything in practice.
     rate = min(int(emulated.link.bytes_per_s), 2**32 - 2)
     # gloo does not expose its sockets, so they are found among the open files.
-    connections = [one for one in psutil.Process().net_connections("tcp") if one.raddr]
-    for one in connections:
+    paced = 0
+    for one in psutil.Process().net_connections("tcp"):
+        if not one.raddr:  # it only listens
+            continue
         # A duplicate, because closing this object must not close gloo's connection.
         with suppress(OSError), socket.socket(fileno=os.dup(one.fd)) as connection:
             connection.setsockopt(socket.SOL_SOCKET, SO_MAX_PACING_RATE, rate)
-    return len(connections)
+            paced += 1
+    return paced
 
 
 @dataclass(frozen=True)
