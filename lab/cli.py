@@ -783,7 +783,7 @@ def doctor(as_json: JsonOption = False) -> None:
 @app.command()
 def calibrate(
     study: Annotated[
-        str | None, Argument(metavar="STUDY", help="Measure only what its predictions need.")
+        str | None, Argument(metavar="STUDY", help="Measure what its predictions need here.")
     ] = None,
     cluster: ClusterOption = "local",
     quick: Annotated[bool, Option("--quick", help="Measure fewer sizes.")] = False,
@@ -795,8 +795,8 @@ def calibrate(
     """Measure the collectives and ranks of a cluster; fit its links."""
     needs: dict[str, Any] = {}
     if study:
-        runs = lab.Study.load(study).runs
-        needs["world_sizes"] = {1, *(run.processes for run in runs)}
+        runs, capacity = lab.Study.load(study).runs, lab.Cluster.of(cluster).capacity
+        needs["world_sizes"] = {1, *(run.processes for run in runs if run.processes <= capacity)}
         needs["strategies"] = {run.strategy for run in runs}
     calibration = lab.calibrate(cluster, **needs, quick=quick, fresh=fresh, progress=not as_json)
     from lab.analysis.tables import fits_table, throughput_table

@@ -538,3 +538,16 @@ def test_more_ranks_are_predicted_next_once_links_are_calibrated(
     write_calibration(calibration(2), calibration_path("two"))
     [_, predict, _] = cli._next_steps(study, records)
     assert " predict reports/mine --cluster two --world-size 8 " in predict
+
+
+def test_a_calibration_for_a_study_leaves_out_ranks_that_the_cluster_lacks(
+    make_study: StudyMaker, run: Command, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    (tmp_path / "two.yaml").write_text(
+        "executor: slurm\nnodes: 1\ndevice: cpu\ncores_per_node: 2\n"
+    )
+    folder = make_study("mine", grid={"world_size": [1, 2, 64], "global_batch_size": [64]})
+    monkeypatch.setattr(lab, "calibrate", calibrated := Mock(side_effect=LabError("not now")))
+    _, _, errors = run("calibrate", folder, "--cluster", tmp_path / "two.yaml")
+    assert "not now" in errors
+    assert calibrated.call_args.kwargs["world_sizes"] == {1, 2}
