@@ -792,7 +792,7 @@ def calibrate(
     ] = False,
     as_json: JsonOption = False,
 ) -> None:
-    """Measure the collectives and ranks of a cluster; fit its links."""
+    """Measure links, products and memory of a cluster, to predict by."""
     needs: dict[str, Any] = {}
     if study:
         runs, capacity = lab.Study.load(study).runs, lab.Cluster.of(cluster).capacity

@@ -128,7 +128,7 @@ def results(
     anonymous: Annotated[bool, Option("--anonymous", help="Numbers in place of names.")] = False,
     as_json: JsonOption = False,
 ) -> None:
-    """Compare what students measured, and how far machines differ."""
+    """Show what students measured, and how far their machines differ."""
     from lab.course.grade import class_results, spread
 
     collected = class_results(submissions, output=output, anonymous=anonymous)

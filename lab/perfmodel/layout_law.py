@@ -20,8 +20,8 @@ from lab.perfmodel.step_law import bounded
 # Half of the rows are closer than this to the law that was fitted to their table.
 ROW_ERROR = 0.04  # relative
 SCALES = (0.1, 0.25, 0.5, 1.0)  # of the expectations' spreads; measured rows show which are likely
-# What the terms omit, relative, which counts as much as LEFT_ROWS rows. With these the 95 %
-# intervals of ten fitted rows are true on all three tables.
+# What the terms omit, relative, which counts as much as LEFT_ROWS rows. With these, 95 % intervals
+# of ten fitted rows hold 95 to 97 % of the other rows of the three tables that they were chosen on.
 LEFT_ERROR, LEFT_ROWS = 0.08, 20
 
 

@@ -93,7 +93,7 @@ class TableReport:
 
     @property
     def answers(self) -> list[str]:
-        """What it says of each kind of scaling, first of all."""
+        """The headline of each kind of scaling."""
         headlines = {kind: proposal.headline(part.summary) for kind, part in self.parts.items()}
         answers = [self.labelled(kind, text) for kind, text in headlines.items() if text]
         return answers or ["No two rows can be compared, so this table permits no speedup."]
