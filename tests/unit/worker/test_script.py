@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import gc
 import os
 import re
 import signal
@@ -743,11 +744,17 @@ list(DataLoader(Bad(), num_workers=1))
         ("unable to allocate shared memory(shm) for file <x>", ". Loader processes hand over"),
     ],
 )
-def test_a_failure_of_a_loader_process_is_one_line(measured: Any, said: str, advice: str) -> None:
+def test_a_failure_of_a_loader_process_is_one_line(
+    measured: Any, monkeypatch: pytest.MonkeyPatch, said: str, advice: str
+) -> None:
+    # torch waits for each process of a loader that failed.
+    monkeypatch.setattr(torch.utils.data._utils, "MP_STATUS_CHECK_INTERVAL", 0.1)
     where = f"RuntimeError: {said} (in DataLoader worker process 0)"
     with pytest.raises(LabError, match=re.escape(where) + advice) as failure:
         measured(WORKER.format(said=said))
     assert "Traceback" not in str(failure.value)
+    del failure  # it holds the loader, whose end waits as well
+    gc.collect()
 
 
 @pytest.mark.parametrize(
