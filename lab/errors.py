@@ -132,7 +132,7 @@ def require_utf8(given: object, where: str) -> None:
         str(given).encode()
     except UnicodeEncodeError:
         encoding = sys.getfilesystemencoding()
-        what = f"{ascii(str(given))} has bytes that the locale here ({encoding}) cannot read"
+        what = f"{str(given)!a} has bytes that the locale here ({encoding}) cannot read"
         advice = "change them" if encoding == "utf-8" else "set PYTHONUTF8=1, or change them"
         raise InputError.of("argument", where, what, advice) from None
 
