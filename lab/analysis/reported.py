@@ -331,6 +331,7 @@ def _records(
         # Of the rank that uses most, and of the slowest one, if ranks have rows.
         peak_memory = rows["memory"].max() if by_rank else rows["memory"].median()
         mfu = point.mfu if by_rank else rows["mfu"].median()
+        cores = rows["cores_per_rank"].max()
         in_period = PERIODS[rated.per]
         bounds = point.bounds if point.times else point.rate_bounds
         if bounds and not point.times:
@@ -342,6 +343,7 @@ def _records(
                 scaling=kind,
                 per=observations.per,
                 unit=unit,
+                cores_per_rank=round(cores) if math.isfinite(cores) else None,
                 time=time,
                 interval=interval,
                 rate=None if rate is None else rate * in_period,
