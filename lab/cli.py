@@ -839,5 +839,5 @@ def clean(
     answer(as_json, parts, table_of(rows), done if len(parts) > 1 else "nothing can be removed")
 
 
-app.command()(bench)
+app.add_typer(bench, name="bench")
 app.add_typer(course, name="course")
