@@ -9,6 +9,7 @@ from factories import frozen, repeats, run, stat, study, traced, write_predictio
 from nbconvert.filters.markdown_mistune import IPythonRenderer, MarkdownWithMath
 
 from lab.analysis.results import StudyResults
+from lab.launch.executor import LocalJob, prepare, write_job
 from lab.records.schema import Communication, Failure
 from lab.records.store import DISTURBED, Record, Store, write_record
 from lab.report import sections, study_sections
@@ -34,6 +35,18 @@ def test_both_attempts_at_a_repeat_are_shown_and_one_counts(tmp_path) -> None:
     ]
     assert "noisier of two attempts" in table.caption
     assert "attempts" not in sections.every_repeat(StudyResults(quiet)).caption
+
+
+def test_where_no_record_names_a_cluster_that_of_the_last_jobs_runs_the_study_again(
+    tmp_path,
+) -> None:
+    made = study(tmp_path, [run()], repeats=1)
+    folder = Store(made.out).folder(made.tasks[0])
+    job = LocalJob(cluster="hpc", job_id="1234567", pid=1234567, began=0.0, submitted_at=0.0)
+    prepare(folder)
+    write_job(folder, job)
+    for section in (sections.next_step, sections.reproduce):
+        assert "--cluster hpc" in section(StudyResults(made)).markdown
 
 
 def test_the_table_of_repeats_says_what_its_phases_include_and_in_which_unit() -> None:
