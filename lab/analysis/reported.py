@@ -98,9 +98,12 @@ class ReportedTable:
         return [kind for kind in SCALINGS if kind in kinds]
 
     def of_kind(self, kind: Scaling) -> ReportedTable:
-        """The same with only the records of one kind."""
+        """The same with only the records of one kind, whose names do not repeat it."""
+        if len(self.kinds) < 2:
+            return self
         records = [r for r in self.records if r.reported and r.reported.scaling == kind]
-        return dataclasses.replace(self, records=tuple(records))
+        runs = {record.run_id: _without_kind(record, kind, self.name) for record in records}
+        return dataclasses.replace(self, records=tuple(_renamed(one, runs) for one in records))
 
     @classmethod
     def read(
@@ -364,6 +367,22 @@ def _records(
                 finished_at=datetime.now(UTC).isoformat(),
                 reported=reported,
             )
+
+
+def _without_kind(record: Record, kind: Scaling, table: str) -> Run:
+    """The configuration of a record, whose name in a table of both kinds begins with its kind."""
+    rest = record.run.label_parts[0].removeprefix(kind).removeprefix(", ")
+    name = rest or record.run.names["model"] or table
+    return record.run.model_copy(update={"configuration": name})
+
+
+def _renamed(record: Record, runs: Mapping[str, Run]) -> Record:
+    run, reported = runs[record.run_id], record.reported
+    assert reported is not None
+    base = runs[reported.baseline].id if reported.baseline else None
+    update = {"configuration": run.label_parts[0], "baseline": base}
+    reported = reported.model_copy(update=update)
+    return record.model_copy(update={"run_id": run.id, "run": run, "reported": reported})
 
 
 def _known(value: float) -> float | None:
