@@ -377,8 +377,9 @@ def outcome(results: StudyResults) -> Markdown:
             rate = timing.samples_per_second
             speed = f": {rate:.1f} samples/s" if rate is not None else ""
             measured = count(timing.measured_steps, "step")
+            over = " with its interval over them," * bool(timing.step.interval)
             return Markdown.of(
-                f"{emulated} step takes {step} (median of {measured} after "
+                f"{emulated} step takes {step} (median of {measured}{over} after "
                 f"{timing.warmup_steps} of warm-up){speed}{arithmetic}."
             )
         if record.inference is not None:

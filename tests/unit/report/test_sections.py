@@ -62,6 +62,11 @@ def test_the_table_of_repeats_says_what_its_phases_include_and_in_which_unit() -
     assert table.frame["step (s)"].tolist() == ["2233.50"]
 
 
+def test_the_interval_of_a_single_run_is_said_to_be_over_its_steps() -> None:
+    text = sections.outcome(StudyResults(repeats(run(), [0.1]))).markdown
+    assert "steps with its interval over them, after" in text
+
+
 @pytest.mark.parametrize("rule", ["~~~", "~~~~", "~" * 40, "```"])
 def test_a_log_is_shown_as_it_is_whatever_rules_it_draws(rule: str) -> None:
     log = f"epoch 1\n{rule}\n# [loss](http://example.org)"
