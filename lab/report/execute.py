@@ -219,7 +219,9 @@ def started_kernel() -> Iterator[Any]:
         try:
             # Before the first notebook asks for it: this process has much to import itself.
             env = os.environ | {_SAFE_PATH: "1"}
-            run_sync(manager.start_kernel)(extra_arguments=_ARGUMENTS, env=env)
+            # What its user has set IPython to do and to show is for their own notebooks.
+            own = f"--IPKernelApp.ipython_dir={Path(config.KernelManager.ip).parent}"
+            run_sync(manager.start_kernel)(extra_arguments=[*_ARGUMENTS, own], env=env)
             yield manager
         finally:
             if manager.the_client:
