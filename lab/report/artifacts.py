@@ -27,7 +27,9 @@ TEXTS = {".md": "markdown-raw_html-fenced_divs-bracketed_spans", ".tex": "latex"
 LINE = 90  # characters of a table's row on A4, in LaTeX's footnotesize
 # Of a table's columns, as LaTeX's own margins and gaps are wide.
 SMALL = r"\footnotesize\setlength{\tabcolsep}{3pt}"
-PREAMBLE = rf"\AtBeginEnvironment{{longtable}}{{{SMALL}}}"
+PREAMBLE = (
+    rf"\AtBeginEnvironment{{longtable}}{{{SMALL}}}\AtBeginEnvironment{{verbatim}}{{\footnotesize}}"
+)
 
 
 def write_artifacts(

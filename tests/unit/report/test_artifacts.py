@@ -88,5 +88,6 @@ def test_text_figures_and_tables_are_files_of_their_own(tmp_path: Path) -> None:
     assert r"\begin{tabular}{ll}" in latex and "footnotesize" in wide
     shares = [float(share) for share in re.findall(r"p\{\\dimexpr ([\d.]+)", wide)]
     assert len(shares) == 9 and sum(shares) == pytest.approx(1, abs=0.01)
+    assert r"\AtBeginEnvironment{verbatim}{\footnotesize}" in tex  # commands are long lines
     # LaTeX numbers its captions by itself.
     assert r"\caption{Drawn.}" in tex and r"\caption{Cost in \%.}" in tex
