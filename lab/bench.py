@@ -6,12 +6,13 @@ import dataclasses
 from collections.abc import Sequence
 from typing import Annotated, Any
 
+import typer
 from rich.console import Console
 from rich.progress import track
-from typer import Argument, Context, Option
+from typer import Argument, Option
 
 import lab
-from lab.errors import InputError, LabError, Problem, nearest
+from lab.errors import LabError
 from lab.terminal import (
     AssumeOption,
     ClusterOption,
@@ -27,117 +28,114 @@ from lab.terminal import (
 Verdict = tuple[Any, list[View], str]  # content, views, and why it is not good enough
 
 
-# The benchmarks that an option is for.
-OWNERS = {
-    "quick": ("overhead", "training", "losses", "predict", "driver"),
-    "script": ("overhead",),
-    "ranks": ("overhead",),
-    "nanogpt": ("training",),
-    "all": ("predict",),
-    "cluster": ("predict",),
-    "fresh": ("predict",),
-    "assume": ("public",),
-    "fit": ("public",),
-    "splits": ("public",),
-    "table": ("public",),
-    "runs": ("report",),
-}
+BenchQuickOption = Annotated[bool, Option("--quick", help="Fewer rounds, settings and steps.")]
+bench = typer.Typer(no_args_is_help=True, help="Measure the lab itself.")
 
 
-def bench(
-    context: Context,
-    what: Annotated[
-        str,
-        Argument(
-            metavar="WHAT",
-            help="overhead: what measuring costs a step; "
-            "training: the lab's step against those of other loops; "
-            "losses: whether all strategies learn the same; "
-            "predict: how wrong predictions for two ranks are; planner: how long predicting takes; "
-            "public: how wrong predictions of published layouts are; "
-            "driver: how much longer a study takes than its jobs; "
-            "report: time and memory of status, plan, audit and report for many runs.",
-        ),
-    ],
-    tables: Annotated[
-        list[str] | None,
-        Argument(
-            metavar="STUDY_OR_TABLE",
-            help="training: a study whose GPTs on one device are trained; "
-            "public: tables of layouts instead of the lab's own.",
-        ),
-    ] = None,
-    quick: Annotated[bool, Option("--quick", help="Fewer rounds, settings and steps.")] = False,
+@bench.command()
+def overhead(
+    quick: BenchQuickOption = False,
     script: Annotated[
-        str | None,
-        Option(metavar="COMMAND", help="overhead: of a script, such as 'train.py --lr 1'."),
+        str | None, Option(metavar="COMMAND", help="Of a script, such as 'train.py --lr 1'.")
     ] = None,
-    ranks: Annotated[int, Option(min=1, help="overhead: ranks of the script.")] = 1,
-    nanogpt: Annotated[
-        str | None, Option(metavar="FILE", help="training: also nanoGPT, with this model.py.")
-    ] = None,
-    every: Annotated[
-        bool, Option("--all", help="predict: every strategy, quiet and with one core loaded.")
-    ] = False,
-    cluster: ClusterOption = "local",
-    fresh: Annotated[bool, Option("--fresh", help="predict: predict and measure again.")] = False,
-    assume: AssumeOption = None,
-    fit: Annotated[int, Option(metavar="N", help="public: rows that are fitted.")] = 10,
-    splits: Annotated[int, Option(metavar="N", help="public: random splits.")] = 30,
-    table: TableOption = None,
-    runs: Annotated[
-        int, Option(metavar="N", min=10, help="report: runs of the largest study.")
-    ] = 3000,
+    ranks: Annotated[int, Option(min=1, help="Ranks of the script.")] = 1,
     as_json: JsonOption = False,
 ) -> None:
-    """Measure the lab itself."""
-    options: dict[str, Any] = {"quick": quick, "fresh": fresh, "progress": not as_json}
-    benchmarks = {
-        "overhead": lambda: _overhead(
-            lab.benchmarks.overhead(quick=quick)
-            if script is None
-            else lab.benchmarks.script_overhead(script, ranks=ranks, rounds=3 if quick else 7)
-        ),
-        "training": lambda: _training(
-            lab.benchmarks.training(*(tables or ()), nanogpt=nanogpt, quick=quick)
-        ),
-        "losses": lambda: _equal_losses(lab.equal_losses(quick=quick)),
-        "predict": lambda: (
-            _held_out_strategies(lab.benchmarks.held_out_strategies(cluster, **options))
-            if every
-            else _held_out(lab.benchmarks.held_out(cluster, **options))
-        ),
-        "planner": lambda: _planner_speed(lab.benchmarks.planner_speed()),
-        "public": lambda: _public(
-            lab.benchmarks.public(
-                tables or (),
-                fit=fit,
-                splits=splits,
-                assume=assumed(assume, "bench public"),
-                number=table,
-            )
-        ),
-        "driver": lambda: _driver_costs(
-            lab.benchmarks.driver_costs(quick=quick, progress=not as_json)
-        ),
-        "report": lambda: _many_runs(runs),
-    }
-    if what not in benchmarks:
-        raise InputError.of("bench", what, "no such benchmark", nearest(what, benchmarks))
-    for option, owners in OWNERS.items():
-        source = context.get_parameter_source({"all": "every"}.get(option, option))
-        if what not in owners and source and source.name == "COMMANDLINE":
-            advice = f"use it with {', '.join(owners)}"
-            refuse("bench", {f"--{option}": True}, f"is not an option of {what}", advice)
-    if ranks > 1 and script is None:
+    """Measure what measuring costs a step."""
+    if script is not None:
+        rounds = 3 if quick else 7
+        result = lab.benchmarks.script_overhead(script, ranks=ranks, rounds=rounds)
+    elif ranks > 1:
         refuse("bench", {"--ranks": ranks}, "are those of a script", "give --script COMMAND")
-    places = {"public": len(tables or ()), "training": 1}
-    if tables and len(tables) > places.get(what, 0):
-        fault = (f"{what} takes no study or table", "only training and public do")
-        if what == "training":
-            fault = ("training takes one study", "leave this one out")
-        raise InputError("bench", [Problem(tables[-1], *fault)])
-    content, views, failure = benchmarks[what]()
+    else:
+        result = lab.benchmarks.overhead(quick=quick)
+    _judge(_overhead(result), as_json=as_json)
+
+
+@bench.command()
+def training(
+    study: Annotated[
+        str | None,
+        Argument(metavar="STUDY", help="A study whose GPTs on one device are trained."),
+    ] = None,
+    quick: BenchQuickOption = False,
+    nanogpt: Annotated[
+        str | None, Option(metavar="FILE", help="Also nanoGPT, with this model.py.")
+    ] = None,
+    as_json: JsonOption = False,
+) -> None:
+    """Compare the lab's step with those of other loops."""
+    results = lab.benchmarks.training(*filter(None, [study]), nanogpt=nanogpt, quick=quick)
+    _judge(_training(results), as_json=as_json)
+
+
+@bench.command()
+def losses(quick: BenchQuickOption = False, as_json: JsonOption = False) -> None:
+    """Show whether all strategies learn the same."""
+    _judge(_equal_losses(lab.equal_losses(quick=quick)), as_json=as_json)
+
+
+@bench.command()
+def predict(
+    quick: BenchQuickOption = False,
+    every: Annotated[
+        bool, Option("--all", help="Every strategy, on a quiet machine and with one core loaded.")
+    ] = False,
+    cluster: ClusterOption = "local",
+    fresh: Annotated[bool, Option("--fresh", help="Predict and measure again.")] = False,
+    as_json: JsonOption = False,
+) -> None:
+    """Measure how wrong predictions for two ranks are."""
+    options: dict[str, Any] = {"quick": quick, "fresh": fresh, "progress": not as_json}
+    if every:
+        verdict = _held_out_strategies(lab.benchmarks.held_out_strategies(cluster, **options))
+    else:
+        verdict = _held_out(lab.benchmarks.held_out(cluster, **options))
+    _judge(verdict, as_json=as_json)
+
+
+@bench.command()
+def public(
+    tables: Annotated[
+        list[str] | None,
+        Argument(metavar="TABLE", help="Tables of layouts, instead of the lab's own."),
+    ] = None,
+    assume: AssumeOption = None,
+    fit: Annotated[int, Option(metavar="N", help="Rows that are fitted.")] = 10,
+    splits: Annotated[int, Option(metavar="N", help="Random splits.")] = 30,
+    table: TableOption = None,
+    as_json: JsonOption = False,
+) -> None:
+    """Measure how wrong predictions of published layouts are."""
+    given = assumed(assume, "bench public")
+    result = lab.benchmarks.public(tables or (), fit=fit, splits=splits, assume=given, number=table)
+    _judge(_public(result), as_json=as_json)
+
+
+@bench.command()
+def planner(as_json: JsonOption = False) -> None:
+    """Measure how long predicting and planning take."""
+    _judge(_planner_speed(lab.benchmarks.planner_speed()), as_json=as_json)
+
+
+@bench.command()
+def driver(quick: BenchQuickOption = False, as_json: JsonOption = False) -> None:
+    """Measure how much longer a study takes than its jobs."""
+    costs = lab.benchmarks.driver_costs(quick=quick, progress=not as_json)
+    _judge(_driver_costs(costs), as_json=as_json)
+
+
+@bench.command()
+def report(
+    runs: Annotated[int, Option(metavar="N", min=10, help="Runs of the largest study.")] = 3000,
+    as_json: JsonOption = False,
+) -> None:
+    """Measure status, plan, audit and report of many runs."""
+    _judge(_many_runs(runs), as_json=as_json)
+
+
+def _judge(verdict: Verdict, *, as_json: bool) -> None:
+    content, views, failure = verdict
     answer(as_json, content, *views)
     if failure:
         raise LabError(failure)

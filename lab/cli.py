@@ -22,6 +22,7 @@ from typer import Argument, Option
 
 import lab
 from lab.bench import bench
+from lab.config.variables import doubtful_variables
 from lab.course.commands import course
 from lab.errors import INTERRUPTED, InputError, LabError, combined, nearest
 from lab.files import source_date
@@ -175,6 +176,8 @@ def _lab(
     ] = False,
 ) -> None:
     source_date()  # a wrong one would fail within numpy, or in the report, which is made last
+    for problem in doubtful_variables():
+        sys.stderr.write(printable(f"lab: {problem}") + "\n")
 
 
 @app.command()
@@ -836,5 +839,5 @@ def clean(
     answer(as_json, parts, table_of(rows), done if len(parts) > 1 else "nothing can be removed")
 
 
-app.command()(bench)
+app.add_typer(bench, name="bench")
 app.add_typer(course, name="course")

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import difflib
 import re
+import sys
 from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -123,6 +124,17 @@ def path_of(given: object, where: str, wanted: str = "the path of a folder") -> 
     if not str(given):
         raise InputError.of("argument", where, "is empty", f"give {wanted}")
     return Path(str(given))
+
+
+def require_utf8(given: object, where: str) -> None:
+    """Raise InputError for a text or path whose bytes this locale cannot read: no page holds it."""
+    try:
+        str(given).encode()
+    except UnicodeEncodeError:
+        encoding = sys.getfilesystemencoding()
+        what = f"{str(given)!a} has bytes that the locale here ({encoding}) cannot read"
+        advice = "change them" if encoding == "utf-8" else "set PYTHONUTF8=1, or change them"
+        raise InputError.of("argument", where, what, advice) from None
 
 
 def first_line(error: BaseException) -> str:

@@ -8,7 +8,7 @@ import json
 import os
 import re
 import sys
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from pathlib import Path
 from typing import Annotated, Any, Literal
 
@@ -97,7 +97,11 @@ def _plain(value: Any) -> Any:
 
 
 def table_of(rows: Sequence[Mapping[Any, Any]]) -> Table | Text:
-    """A table with a column for each key that has a value; numbers are right-aligned."""
+    """A table with a column for each key that has a value; numbers are right-aligned.
+
+    If it is too wide, words of its heads are broken before those of its cells; where several
+    columns would have to break these, each row is a list of its cells instead.
+    """
     names = rows[0] if rows else ()
     keys = [name for name in names if any(row[name] not in (None, "") for row in rows)]
     heads = [_head(str(key)) for key in keys]
@@ -111,17 +115,34 @@ def table_of(rows: Sequence[Mapping[Any, Any]]) -> Table | Text:
         lines = [heads, *zip(*columns, strict=True)]
         head, *rest = (GAP.join(map(_aligned, line, widths, sides)).rstrip() for line in lines)
         return Text.assemble((head, "bold"), "\n" * bool(rest), "\n".join(rest))
-    table = Table(box=None, pad_edge=False, header_style="bold")
-    least = [
-        max(map(cell_len, [*head.split(), *_words(cells, side)]), default=0)
-        for head, cells, side in zip(heads, columns, sides, strict=True)
+    words = [
+        max(map(cell_len, _words(*column)), default=0)
+        for column in zip(columns, sides, strict=True)
     ]
-    widths = _narrowed(widths, least, room)
+    in_heads = [max(map(cell_len, head.split()), default=0) for head in heads]
+    whole = list(map(max, words, in_heads))
+    least = [max(word, -(-name // 2)) for word, name in zip(words, in_heads, strict=True)]
+    if sum(least) > room and sum(least) - max(least) > room / 2:
+        return _listed(heads, list(zip(*columns, strict=True)))
+    table = Table(box=None, pad_edge=False, header_style="bold")
+    widths = _narrowed(widths, (whole, least, [1] * len(widths)), room)
     for head, side, width in zip(heads, sides, widths, strict=True):
         table.add_column(head, justify=side, overflow="fold", width=width)
     for line in zip(*columns, strict=True):
         table.add_row(*line)
     return table
+
+
+def _listed(heads: Sequence[str], rows: Sequence[Sequence[str]]) -> Text:
+    """Rows below each other, each with a line for every cell that has a value."""
+    return Text("\n").join(
+        Text("\n").join(
+            Text.assemble((f"{GAP * (place > 0)}{head}{': ' * bool(head)}", "bold"), cell)
+            for place, (head, cell) in enumerate(zip(heads, row, strict=True))
+            if cell
+        )
+        for row in rows
+    )
 
 
 def _head(key: str) -> str:
@@ -135,13 +156,15 @@ def _words(cells: Sequence[str], side: Literal["left", "right"]) -> list[str]:
     return list(cells) if side == "right" else [word for cell in cells for word in cell.split()]
 
 
-def _narrowed(widths: Sequence[int], least: Sequence[int], room: int) -> list[int]:
-    """Widths that fit into the room: words are folded only where they do not fit otherwise."""
+def _narrowed(widths: Sequence[int], floors: Iterable[Sequence[int]], room: int) -> list[int]:
+    """Widths that fit into the room; each floor holds unless all columns have come down to it."""
     narrowed = list(widths)
-    while sum(narrowed) > max(room, len(narrowed)):
-        spare = [width - needed for width, needed in zip(narrowed, least, strict=True)]
-        widest = spare if max(spare) > 0 else narrowed
-        narrowed[widest.index(max(widest))] -= 1
+    for floor in floors:
+        while sum(narrowed) > room:
+            spare = [width - least for width, least in zip(narrowed, floor, strict=True)]
+            if max(spare) <= 0:
+                break
+            narrowed[spare.index(max(spare))] -= 1
     return narrowed
 
 

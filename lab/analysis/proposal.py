@@ -278,17 +278,20 @@ def _added(rows: pd.DataFrame, law: StepLaw) -> tuple[Estimate, Estimate]:
 def costs(summary: pd.DataFrame, *, gpu_hours: float | None = None) -> list[dict[str, str]]:
     """A row for each configuration: its ranks, and their hours for a run, an epoch or 1000 steps.
 
-    `hours = time x ranks / 3600`; from a rate alone, for a million of what it counts. With
-    `gpu_hours`, of which a rank uses one per hour, also how many times they cover that.
+    `hours = time x ranks / 3600`; from a rate alone, for a million of what it counts. If the
+    threads of all ranks are known, they are hours of cores. With `gpu_hours`, of which a rank uses
+    one per hour, also how many times they cover that.
     """
     rows = []
+    in_cores = gpu_hours is None and counts_cores(summary)
     least: dict[str, float] = {}
     highest = summary["samples_per_second"].max()
     for row in labelled_rows(summary):
         hours, counted = hours_of(row, highest)
         if hours is None:
             continue
-        unit = row["unit"] if gpu_hours is None else "GPU"
+        unit = "core" if in_cores else row["unit"] if gpu_hours is None else "GPU"
+        hours *= row["cores_per_rank"] if in_cores else 1
         cells = {
             "configuration": row.label,
             ranks(row["device"]): str(row["world_size"]),
@@ -300,6 +303,11 @@ def costs(summary: pd.DataFrame, *, gpu_hours: float | None = None) -> list[dict
             cells[f"{gpu_hours:g} {unit}-hours pay for"] = _paid(gpu_hours / hours, row, highest)
         rows.append(cells)
     return rows
+
+
+def counts_cores(summary: pd.DataFrame) -> bool:
+    """Whether every row says on how many cores its ranks run."""
+    return bool(summary["unit"].eq("rank").all() and summary["cores_per_rank"].notna().all())
 
 
 def _article(counted: str) -> str:

@@ -98,9 +98,12 @@ class ReportedTable:
         return [kind for kind in SCALINGS if kind in kinds]
 
     def of_kind(self, kind: Scaling) -> ReportedTable:
-        """The same with only the records of one kind."""
+        """The same with only the records of one kind, whose names do not repeat it."""
+        if len(self.kinds) < 2:
+            return self
         records = [r for r in self.records if r.reported and r.reported.scaling == kind]
-        return dataclasses.replace(self, records=tuple(records))
+        runs = {record.run_id: _without_kind(record, kind, self.name) for record in records}
+        return dataclasses.replace(self, records=tuple(_renamed(one, runs) for one in records))
 
     @classmethod
     def read(
@@ -331,6 +334,7 @@ def _records(
         # Of the rank that uses most, and of the slowest one, if ranks have rows.
         peak_memory = rows["memory"].max() if by_rank else rows["memory"].median()
         mfu = point.mfu if by_rank else rows["mfu"].median()
+        cores = rows["cores_per_rank"].max()
         in_period = PERIODS[rated.per]
         bounds = point.bounds if point.times else point.rate_bounds
         if bounds and not point.times:
@@ -342,6 +346,7 @@ def _records(
                 scaling=kind,
                 per=observations.per,
                 unit=unit,
+                cores_per_rank=round(cores) if math.isfinite(cores) else None,
                 time=time,
                 interval=interval,
                 rate=None if rate is None else rate * in_period,
@@ -362,6 +367,22 @@ def _records(
                 finished_at=datetime.now(UTC).isoformat(),
                 reported=reported,
             )
+
+
+def _without_kind(record: Record, kind: Scaling, table: str) -> Run:
+    """The configuration of a record, whose name in a table of both kinds begins with its kind."""
+    rest = record.run.label_parts[0].removeprefix(kind).removeprefix(", ")
+    name = rest or record.run.names["model"] or table
+    return record.run.model_copy(update={"configuration": name})
+
+
+def _renamed(record: Record, runs: Mapping[str, Run]) -> Record:
+    run, reported = runs[record.run_id], record.reported
+    assert reported is not None
+    base = runs[reported.baseline].id if reported.baseline else None
+    update = {"configuration": run.label_parts[0], "baseline": base}
+    reported = reported.model_copy(update=update)
+    return record.model_copy(update={"run_id": run.id, "run": run, "reported": reported})
 
 
 def _known(value: float) -> float | None:

@@ -46,7 +46,16 @@ MEDIANS = ("peak_memory", "setup_time", "train_time", "final_loss", "validation_
 RATIOS = ("speedup", "efficiency")
 # Of a results table, what has an interval of its own, and its column there.
 MEASURED = {"step_time": "time", "samples_per_second": "rate"}
-REPORTED = ("configuration", "per", "unit", "rate_of", "rate_per", "gradient_bytes")  # by a table
+# By a table.
+REPORTED = (
+    "configuration",
+    "per",
+    "unit",
+    "cores_per_rank",
+    "rate_of",
+    "rate_per",
+    "gradient_bytes",
+)
 ENDS = ("", "_low", "_high")
 RESAMPLES = 1999
 SEED = 20250

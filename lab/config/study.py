@@ -227,7 +227,7 @@ def leads_to(name: str, folder: Path) -> bool:
         return False
 
 
-def require_printable(path: str | Path) -> None:
+def require_printable(path: str | Path, where: str = "STUDY") -> None:
     """Raise InputError for a path that a page, a table or a log could not hold."""
     if (name := os.fsdecode(path)).isprintable():
         return
@@ -235,7 +235,7 @@ def require_printable(path: str | Path) -> None:
     if os.fsencode(name).decode("utf-8", "surrogateescape").isprintable():
         what = f"its path is in UTF-8, which the locale here ({sys.getfilesystemencoding()}) is not"
         advice = "set PYTHONUTF8=1, or rename the folder"
-    raise InputError.of(ascii(name), "STUDY", what, advice)
+    raise InputError.of(ascii(name), where, what, advice)
 
 
 def read_study(folder: Path, *, quick: bool = False) -> Study:

@@ -19,7 +19,7 @@ from dataclasses import asdict, dataclass, fields
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from lab.config.study import OUT
+from lab.config.study import OUT, require_printable
 from lab.course.check import WrongAnswerError
 from lab.course.ladder import RUNGS
 from lab.course.language import catalogue_in_use, read_catalogue, tr
@@ -99,15 +99,19 @@ def grade(
 
 
 def submissions_in(submissions: str | Path) -> list[Submission]:
-    """The lessons of all students, in order; raises InputError if there is none."""
+    """The lessons of all students, in order; raises InputError if there is none.
+
+    Also for a student whose name no table could hold: none is left out in silence.
+    """
     folder = path_of(submissions, "submissions")
     lessons = {path.stem for path in LESSONS.glob("*.ipynb")}
     of_students = [
         Submission(place.parent.name, place.name, place.resolve())
         for place in sorted(folder.glob("*/*"))
         if place.name in lessons and place.is_dir() and not place.is_symlink()
-        if place.parent.name.isprintable()  # else `lab course collect` has said so
     ]
+    for one in of_students:
+        require_printable(one.student, "SUBMISSIONS")
     if not of_students:
         advice = (
             "name one with a folder for each student, and in it one for each lesson, such as "

@@ -64,7 +64,7 @@ def _executed(lesson: Path) -> NotebookNode:
     from nbclient import NotebookClient
     from nbclient.exceptions import DeadKernelError
 
-    from lab.report.execute import STARTUP_S, kernel_settings
+    from lab.report.execute import STARTUP_S, kernel_settings, separate_profile
 
     notebook: NotebookNode = nbformat.read(lesson, 4)
     notebook.cells = [cell for cell in notebook.cells if not cell.metadata.get("nbgrader")]
@@ -75,6 +75,7 @@ def _executed(lesson: Path) -> NotebookNode:
                 notebook,
                 allow_errors=True,
                 kernel_name="python3",
+                extra_arguments=[separate_profile(config)],
                 startup_timeout=STARTUP_S,
                 resources={"metadata": {"path": str(lesson.parent)}},
                 config=config,

@@ -3,8 +3,10 @@
 from __future__ import annotations
 
 import math
+import warnings
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
+from functools import cache
 from typing import Any, Literal, NamedTuple, TypeVar
 
 import matplotlib as mpl
@@ -40,12 +42,17 @@ LEGEND = 34  # characters of a name in a line above panels
 WIDE = 8  # if the longest is this many times the shortest, times have a logarithmic axis
 MOST_TICKS = 9  # of a logarithmic axis
 ROUND = (1, 2, 5, 10)  # steps between ticks, times a power of ten
+# For letters that the first, which comes with Matplotlib, lacks: those that are installed.
+FONTS = (
+    *("DejaVu Sans", "Noto Sans CJK SC", "Noto Sans CJK JP", "Source Han Sans SC"),
+    *("WenQuanYi Zen Hei", "WenQuanYi Micro Hei", "Droid Sans Fallback"),
+    *("PingFang SC", "Hiragino Sans GB", "Microsoft YaHei", "Arial Unicode MS"),
+)
 STYLE: dict[str, Any] = {
     "figure.figsize": SIZE,
     "figure.facecolor": "white",
     "axes.facecolor": "white",
     "savefig.facecolor": "white",
-    "font.family": "DejaVu Sans",
     "font.size": 10,
     "axes.labelsize": 10,
     "axes.titlesize": 10,
@@ -69,13 +76,25 @@ STYLE: dict[str, Any] = {
 def style() -> Iterator[None]:
     """The look of all figures as a context.
 
-    Save within it, with metadata={"Date": None}, for the same SVG each time.
+    Save within it, with metadata={"Date": None}, for the same SVG each time. A letter that no
+    installed font has becomes a box, without a warning in the page.
     """
-    with mpl.rc_context(STYLE):  # type: ignore[arg-type]
+    look = STYLE | {"font.family": installed_fonts()}
+    with mpl.rc_context(look), warnings.catch_warnings():  # type: ignore[arg-type]
+        warnings.filterwarnings("ignore", r"Glyph \d+ .* missing from font")
         yield
         # A notebook's backend, loaded by its first figure, turns this on: else no other is shown.
         interactive = mpl.is_interactive()
     mpl.interactive(interactive)
+
+
+@cache
+def installed_fonts() -> list[str]:
+    """Those of `FONTS` that this machine has."""
+    from matplotlib.font_manager import fontManager
+
+    names = {font.name for font in fontManager.ttflist}
+    return [name for name in FONTS if name in names]
 
 
 def styled(curves: Iterable[Item]) -> Iterator[tuple[Item, str, str]]:

@@ -355,10 +355,10 @@ def advice(study: Study, states: Sequence[TaskState]) -> list[str]:
 
 def to_go_on(study: Study) -> str:
     """The command that measures what is missing, on the cluster of the last jobs, as a sentence."""
-    return f"`{study.command('run', set(_clusters(study)))}` measures what is missing"
+    return f"`{study.command('run', set(last_clusters(study)))}` measures what is missing"
 
 
-def _clusters(study: Study) -> Iterator[str]:
+def last_clusters(study: Study) -> Iterator[str]:
     """The profiles of the last jobs of its tasks, as far as they can be read."""
     for folder in map(Store(study.out).folder, study.tasks):
         with suppress(LabError, InputError):

@@ -84,9 +84,11 @@ class Plan:
             name: value - parts.get(name, 0.0) for name, value in second.prediction.parts.items()
         }
         name = max(longer, key=lambda part: longer[part])
+        largest = f"{format_seconds(longer[name])} more in {name.replace('_', ' ')}"
+        saved = ", and less in other parts" * (longer[name] > slower)
         return (
-            f"The second ({second.candidate.label}) is {format_seconds(slower)} slower, "
-            f"most of it in {name.replace('_', ' ')} ({format_seconds(longer[name])} more)."
+            f"The second ({second.candidate.label}) is {format_seconds(slower)} slower: "
+            f"{largest}{saved}."
         )
 
 

@@ -414,6 +414,7 @@ class Reported(Section):
     scaling: Literal["strong", "weak", ""]
     per: Literal["step", "epoch", "total"]
     unit: Unit
+    cores_per_rank: int | None = None  # by the threads of a rank, if it runs on cores
     time: float | None = None
     interval: tuple[float, float] | None = None  # as the table gives it: of the time, or the rate
     rate: float | None = None

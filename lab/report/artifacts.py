@@ -26,7 +26,10 @@ NUMBERS = ".numbered figcaption > strong:first-child, .numbered > caption > stro
 TEXTS = {".md": "markdown-raw_html-fenced_divs-bracketed_spans", ".tex": "latex"}
 LINE = 90  # characters of a table's row on A4, in LaTeX's footnotesize
 # Of a table's columns, as LaTeX's own margins and gaps are wide.
-PREAMBLE = r"""\AtBeginEnvironment{longtable}{\footnotesize\setlength{\tabcolsep}{3pt}}"""
+SMALL = r"\footnotesize\setlength{\tabcolsep}{3pt}"
+PREAMBLE = (
+    rf"\AtBeginEnvironment{{longtable}}{{{SMALL}}}\AtBeginEnvironment{{verbatim}}{{\footnotesize}}"
+)
 
 
 def write_artifacts(
@@ -141,19 +144,30 @@ def _with_figures(body: BeautifulSoup, suffix: str) -> BeautifulSoup:
 
 
 def _fit(text: BeautifulSoup, table: Tag) -> None:
-    """Give the columns of a table that is wider than a line their shares of it, words whole."""
-    columns = list(zip_longest(*_cells(table), fillvalue=""))
-    lengths = [max(map(len, cells)) for cells in columns]
+    """Give the columns of a table that is wider than a line their shares of it."""
+    group = text.new_tag("colgroup")
+    for share in _shares(_cells(table)):
+        group.append(text.new_tag("col", style=f"width: {100 * share:.1f}%"))
+    if group.contents:
+        table.insert(1 if table.caption else 0, group)
+
+
+def _shares(rows: Sequence[Sequence[str]]) -> list[float]:
+    """The columns' shares of a line, words whole; none if all rows fit into one as they are."""
+    lengths = _lengths(rows)
     if sum(lengths) <= LINE:
-        return
+        return []
+    columns = zip_longest(*rows, fillvalue="")
     words = [max(len(word) for cell in cells for word in cell.split() or [""]) for cells in columns]
     more = [length - word for length, word in zip(lengths, words, strict=True)]
     spare = max(LINE - sum(words), 0) / max(sum(more), 1)
     widths = [word + spare * extra for word, extra in zip(words, more, strict=True)]
-    group = text.new_tag("colgroup")
-    for width in widths:
-        group.append(text.new_tag("col", style=f"width: {100 * width / sum(widths):.1f}%"))
-    table.insert(1 if table.caption else 0, group)
+    return [width / sum(widths) for width in widths]
+
+
+def _lengths(rows: Sequence[Sequence[str]]) -> list[int]:
+    """The characters of each column's longest cell."""
+    return [max(map(len, cells)) for cells in zip_longest(*rows, fillvalue="")]
 
 
 def _tables(body: BeautifulSoup, folder: Path) -> Iterator[tuple[Path, bytes]]:
@@ -163,9 +177,22 @@ def _tables(body: BeautifulSoup, folder: Path) -> Iterator[tuple[Path, bytes]]:
         caption = "".join(map(str, table.caption.find_all(string=True))) if table.caption else ""
         number = table.select_one(NUMBERS)
         caption = caption.removeprefix(number.get_text() if number else "").strip()
-        latex = frame.to_latex(index=False, escape=True, caption=escape_latex(caption), label=name)
         yield folder / f"{name}.csv", frame.to_csv(index=False).encode()
-        yield folder / f"{name}.tex", latex.encode()
+        yield folder / f"{name}.tex", _latex(frame, escape_latex(caption), name).encode()
+
+
+def _latex(frame: pd.DataFrame, caption: str, label: str) -> str:
+    """A table for booktabs alone; one that is wider than a line is set smaller, then broken."""
+    rows = [list(frame.columns), *frame.to_numpy().tolist()]
+    shares = _shares(rows)
+    columns = "".join(rf"p{{\dimexpr {share:.3f}\linewidth-2\tabcolsep}}" for share in shares)
+    columns = columns or "l" * frame.shape[1]
+    latex = frame.to_latex(
+        index=False, escape=True, caption=caption, label=label, column_format=columns
+    )
+    if sum(_lengths(rows)) > LINE * 2 / 3:  # as many fit in the size of the text
+        return latex.replace(r"\begin{tabular}", rf"{SMALL}\begin{{tabular}}", 1)
+    return latex
 
 
 def _cells(table: Tag) -> list[list[str]]:

@@ -20,7 +20,7 @@ from filelock import FileLock, Timeout
 from lab import machine
 from lab.config.cluster import find_profile
 from lab.config.study import STUDY_FILE, Study
-from lab.errors import InputError, LabError, path_of, require_type
+from lab.errors import InputError, LabError, path_of, require_type, require_utf8
 from lab.files import (
     PACKAGE,
     SHARED,
@@ -220,6 +220,8 @@ def report_table(
 
     path = path_of(table, "table", "the path of a file, such as a CSV")
     require_type(gpu_hours, Real | None, "gpu_hours", "a number of hours")
+    for where, text in {"table": path.resolve(), "title": title, "out": out}.items():
+        require_utf8(text, where)
     if gpu_hours is not None and not 0 < gpu_hours < math.inf:
         raise InputError.of(table, "gpu_hours", f"cannot be {gpu_hours:g}", "give more than 0")
     read = ReportedTable.read(

@@ -219,7 +219,8 @@ def started_kernel() -> Iterator[Any]:
         try:
             # Before the first notebook asks for it: this process has much to import itself.
             env = os.environ | {_SAFE_PATH: "1"}
-            run_sync(manager.start_kernel)(extra_arguments=_ARGUMENTS, env=env)
+            arguments = [*_ARGUMENTS, separate_profile(config)]
+            run_sync(manager.start_kernel)(extra_arguments=arguments, env=env)
             yield manager
         finally:
             if manager.the_client:
@@ -239,6 +240,11 @@ def kernel_settings() -> Iterator[Any]:
     with _quiet(), tempfile.TemporaryDirectory(prefix=_PREFIX, dir=socket_folder()) as sockets:
         settings = {"transport": "ipc", "ip": f"{sockets}/kernel", "client_factory": CLIENT}
         yield Config({"KernelManager": settings})
+
+
+def separate_profile(settings: Any) -> str:
+    """The argument that keeps from a kernel of these settings what its user has IPython do."""
+    return f"--IPKernelApp.ipython_dir={Path(settings.KernelManager.ip).parent}"
 
 
 def socket_folder() -> str:

@@ -28,6 +28,7 @@ from lab.config.study import Task
 from lab.errors import InputError
 from lab.formatting import NOT_MEASURED, capitalized, count, format_seconds, joined
 from lab.launch.plan import plan
+from lab.launch.status import last_clusters
 from lab.records.schema import PHASES, Stat
 from lab.records.store import RUNS, Record
 from lab.records.table import by_run, median
@@ -174,12 +175,18 @@ def holes(results: StudyResults) -> Markdown:
 def next_step(results: StudyResults) -> Markdown:
     """What to do about runs without a measurement, and where a failed one left its log."""
     study = results.study
-    command = study.command("run", results.clusters, public=True)
+    command = _run_command(results)
     where = os.path.relpath(study.out / RUNS)
     logs = f" Logs are in `{where}/<run>/<repeat>/log`; fix the cause first." * bool(
         results.records
     )
     return Markdown(f"`{command}` measures what is missing, and keeps what has completed.{logs}")
+
+
+def _run_command(results: StudyResults) -> str:
+    # Records of runs that failed early do not name their cluster; what submitted them does.
+    clusters = results.clusters or set(last_clusters(results.study))
+    return results.study.command("run", clusters, public=True)
 
 
 def communication(results: StudyResults) -> Table | Markdown:
@@ -342,7 +349,7 @@ def reproduce(results: StudyResults) -> Markdown:
     study = results.study
     again = "read the published numbers again" if results.citations else "measure again"
     commands = {
-        f"{study.command('run', results.clusters, public=True)} --fresh": again,
+        f"{_run_command(results)} --fresh": again,
         study.command("report", public=True): "this report from the records",
     }
     width = max(map(len, commands))
@@ -370,8 +377,9 @@ def outcome(results: StudyResults) -> Markdown:
             rate = timing.samples_per_second
             speed = f": {rate:.1f} samples/s" if rate is not None else ""
             measured = count(timing.measured_steps, "step")
+            over = " with its interval over them," * bool(timing.step.interval)
             return Markdown.of(
-                f"{emulated} step takes {step} (median of {measured} after "
+                f"{emulated} step takes {step} (median of {measured}{over} after "
                 f"{timing.warmup_steps} of warm-up){speed}{arithmetic}."
             )
         if record.inference is not None:

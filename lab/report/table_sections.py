@@ -140,7 +140,7 @@ def _kind(table: ReportedTable, kind: Scaling, results: StudyResults) -> Blocks:
         # Those most informative about scaling: the most sizes, then the most ranks.
         lines.sort(key=lambda line: (-len(line.points), -line.points["world_size"].max()))
         ids = {run_id for line in lines[:MOST_CURVES] for run_id in line.points["run_id"]}
-        records = tuple(record for record in table.records if record.run_id in ids)
+        records = tuple(record for record in results.records if record.run_id in ids)
         left_out = len(results.curves) - len(lines[:MOST_CURVES])
         drawn = StudyResults(replace(table, records=records))
         blocks.append(_figure(drawn, suffix=suffix, left_out=left_out))
@@ -212,15 +212,15 @@ def parts(report: TableReport) -> Blocks:
     """Where the time goes, if the table says so."""
     rows = []
     names = report.table.observations.given
-    by_run = {record.run_id: record.reported for record in report.table.records}
-    measured = [reported.parts for reported in by_run.values() if reported]
+    measured = [record.reported.parts for record in report.table.records if record.reported]
     units = {part: unit_for(parts.get(part) for parts in measured) for part in PHASES}
-    for results in report.parts.values():
+    for kind, results in report.parts.items():
+        by_run = {record.run_id: record.reported for record in results.records}
         for row in labelled_rows(results.summary):
             reported = by_run[row["run_id"]]
             if reported is None or not reported.parts:
                 continue
-            cells = {"configuration": f"{row.label}, {row.ranks}"}
+            cells = {"configuration": report.labelled(kind, f"{row.label}, {row.ranks}")}
             for part in PHASES:
                 value, whole = reported.parts.get(part), row["step_time"]
                 cells[part] = format_seconds(value, unit=units[part], given=True)
@@ -256,7 +256,10 @@ def request(report: TableReport) -> Blocks:
         if not rows:
             continue
         about = f", {HEADINGS[kind].lower()}" if len(report.parts) > 1 else ""
-        caption = f"Job sizes and their cost: time x ranks{about}"
+        in_cores = report.gpu_hours is None and proposal.counts_cores(results.summary)
+        threads = in_cores and bool(results.summary["cores_per_rank"].max() > 1)
+        product = f"time x ranks{' x threads, each of which counts as a core' * threads}"
+        caption = f"Job sizes and their cost: {product}{about}"
         cost = _table(caption, rows, label=f"tbl-cost-{kind or 'open'}", table=report.table.name)
         blocks.append(cost)
         if report.gpu_hours is not None:

@@ -138,3 +138,13 @@ def test_combined_errors_end_with_the_highest_status() -> None:
 def test_a_problem_of_several_runs_is_one_problem() -> None:
     problems = [Problem("base", "missing"), Problem("grid", "empty"), Problem("base", "missing")]
     assert InputError("study", problems).problems == tuple(problems[:2])
+
+
+@pytest.mark.parametrize(
+    ("text", "where"),
+    [("results\udcff.csv", "table"), ("results.csv", "title"), ("results.csv", "out")],
+)
+def test_a_report_of_a_table_refuses_bytes_that_no_page_holds(text: str, where: str) -> None:
+    options = {where: "\udcff"} if where != "table" else {}
+    with pytest.raises(InputError, match=rf"argument: {where}: '.*\\udcff.*cannot read"):
+        lab.report_table(text, **options)

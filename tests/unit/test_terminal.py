@@ -50,3 +50,33 @@ def test_words_stay_whole_where_a_table_fits(
     terminal.answer(False, None, terminal.table_of(widest))
     printed = capsys.readouterr().out
     assert "100.0 %" in printed and printed.count("a") == 50 + "name".count("a")
+
+
+def test_a_table_that_would_break_words_in_several_columns_is_a_list(
+    capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(terminal, "console", Console(width=40))
+    names = ["run", "configuration", "predicted", "state", "completed", "reason"]
+    rows = [dict.fromkeys(names, "somewhere") | {"reason": ""}, dict.fromkeys(names, "elsewhere")]
+    terminal.answer(False, None, terminal.table_of(rows))
+    lines = capsys.readouterr().out.splitlines()
+    assert lines[0] == "run: somewhere" and lines[1] == "  configuration: somewhere"
+    assert len(lines) == 5 + 6 and lines[-1] == "  reason: elsewhere"
+
+
+def test_heads_are_broken_before_cells(
+    capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(terminal, "console", Console(width=40))
+    rows = [
+        {"": "ok", "run": "d521bc7260", "configuration": "ddp", "measured": "3/3", "completed": 3}
+    ]
+    terminal.answer(False, None, terminal.table_of(rows))
+    head, *rest = capsys.readouterr().out.splitlines()
+    assert "configuration" not in head and rest[-1].split() == [
+        "ok",
+        "d521bc7260",
+        "ddp",
+        "3/3",
+        "3",
+    ]

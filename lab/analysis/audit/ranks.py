@@ -138,8 +138,10 @@ def rates_of_nodes(tidy: pd.DataFrame, given: Mapping[str, str]) -> None:
 def hybrid(tidy: pd.DataFrame, given: Mapping[str, str]) -> Iterator[str]:
     """Take cores for ranks if ranks on cores have various numbers of threads, and say so.
 
-    The threads of a rank are then its strategy, where the table gives no other.
+    The threads of a rank are then its strategy, where the table gives no other. `cores_per_rank`
+    are the threads of each row's ranks, NaN where they do not count cores.
     """
+    tidy["cores_per_rank"] = np.nan
     if "threads" not in given:
         return
     ranks = given.get("world_size", given.get("per_node", ""))
@@ -148,7 +150,10 @@ def hybrid(tidy: pd.DataFrame, given: Mapping[str, str]) -> Iterator[str]:
     of_a_rank = OF_A_RANK.match(normal(given["threads"]))
     known = threads.dropna()  # a program on a GPU has none
     whole = bool(((known >= 1) & (known % 1 == 0)).all())
-    if not on_cores or not of_a_rank or not whole or threads.nunique() < 2:
+    if not on_cores or not of_a_rank or not whole:
+        return
+    tidy["cores_per_rank"] = threads
+    if threads.nunique() < 2:
         return
     cores = tidy["world_size"].fillna(tidy["nodes"].fillna(1.0) * tidy["per_node"]) * threads
     own = "world_size" not in given or cores[tidy["speedup"] == 1].nunique() > 1  # baselines
@@ -160,6 +165,7 @@ def hybrid(tidy: pd.DataFrame, given: Mapping[str, str]) -> Iterator[str]:
         yield f"each number of {given['threads']!r} has a baseline of its own"
     else:
         tidy["world_size"], tidy["per_node"] = cores, tidy["per_node"] * threads
+        tidy["cores_per_rank"] = threads.where(threads.isna(), 1.0)
         product = f"{ranks!r} times {given['threads']!r}"
         yield f"{product} counts the cores, which are taken for the ranks"
 

@@ -58,6 +58,20 @@ def test_failing_notebook_is_kept_and_named_until_it_succeeds(tmp_path: Path) ->
     assert made.exists() and not (tmp_path / "run.partial.ipynb").exists()
 
 
+def test_what_a_user_has_ipython_do_in_their_own_notebooks_is_not_done(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    startup = tmp_path / ".ipython" / "profile_default" / "startup"
+    startup.mkdir(parents=True)
+    (startup / "00.py").write_text("of_startup = display = None")
+    monkeypatch.setenv("IPYTHONDIR", str(tmp_path / ".ipython"))
+    cell = nbformat.v4.new_code_cell("display('of_startup' in globals())")
+    notebook = tmp_path / "empty.ipynb"
+    nbformat.write(nbformat.v4.new_notebook(cells=[cell], metadata=KERNEL), notebook)
+    executed = nbformat.read(execute(notebook, tmp_path / "run.ipynb", {}), as_version=4)
+    assert executed.cells[-1].outputs[0].data["text/plain"] == "False"
+
+
 def test_nothing_is_imported_from_the_current_folder(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:

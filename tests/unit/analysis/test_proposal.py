@@ -73,6 +73,23 @@ def test_a_table_of_cores_costs_core_hours() -> None:
     assert one["cores"] == "48" and one["core-hours for a run"] == "96.0"
 
 
+@pytest.mark.parametrize(
+    ("threads", "column", "hours"),
+    [
+        ([8, 8], "core-hours for a run", ["8.00", "11.1"]),
+        ([1, 4], "core-hours for a run", ["1.00", "5.56"]),  # cores are taken for ranks
+        (["8", "?"], "rank-hours for a run", ["1.00", "1.39"]),
+    ],
+)
+def test_ranks_with_threads_cost_core_hours(
+    threads: list[object], column: str, hours: list[str]
+) -> None:
+    content = {"mpi_ranks": [1, 2], "omp_threads": threads, "time_s": [3600.0, 2500.0]}
+    of = summary(table(records_from(pd.DataFrame(content))), baseline={}, scaling="strong")
+    assert [row[column] for row in proposal.costs(of)] == hours
+    assert "GPU-hours for a run" in proposal.costs(of, gpu_hours=1)[0]
+
+
 def test_the_time_for_1000_steps_is_not_that_of_one() -> None:
     content = pd.DataFrame({"gpus": [4, 8], "Wall-clock time for 1000 steps (h)": [6.2, 3.18]})
     of = summary(table(records_from(content)), baseline={}, scaling="strong")

@@ -309,3 +309,21 @@ def test_a_configuration_with_a_long_name_and_no_model_has_a_label():
     assert one.label.startswith("hidden size 1024") and one.script is None
     with pytest.raises(AttributeError, match="its table does not give seed"):
         one.seed  # noqa: B018
+
+
+@pytest.mark.parametrize(("models", "labels"), [(["A", "B"], ["A x1", "B x1"]), (["A"], ["A x1"])])
+def test_the_records_of_one_kind_are_not_named_by_it(models: list[str], labels: list[str]) -> None:
+    rows = [
+        {"scaling": kind, "gpus": gpus, "model": model, "time (s)": time / gpus**power}
+        for kind, power in (("strong", 0.9), ("weak", -0.1))
+        for model, time in zip(models, (100.0, 70.0), strict=False)
+        for gpus in (1, 2)
+    ]
+    both = ReportedTable.read(pd.DataFrame(rows))
+    for kind in ("strong", "weak"):
+        records = both.of_kind(kind).records
+        assert [one.run.label for one in records if one.run.world_size == 1] == labels
+        ids = {one.run_id for one in records}
+        assert ids == {one.run.id for one in records}
+        assert {one.reported.baseline for one in records if one.reported} <= ids
+    assert "strong" in both.records[0].run.label

@@ -13,7 +13,7 @@ import lab
 from lab.analysis.audit.rules import RULES
 from lab.config.emulation import Emulated, Link
 from lab.course import replay
-from lab.course.grade import Grade, spread, totals
+from lab.course.grade import Grade, spread, submissions_in, totals
 from lab.records.store import write_record
 
 
@@ -98,6 +98,13 @@ def test_steps_without_losses_are_a_fault_of_their_record_alone(
 def test_a_folder_without_submissions_is_unusable_input(tmp_path: Path) -> None:
     with pytest.raises(lab.InputError, match="no lesson of a student"):
         lab.class_results(tmp_path)
+
+
+@pytest.mark.parametrize("name", ["a\nb", "\udcff"])
+def test_a_student_whom_no_table_can_name_is_not_left_out_in_silence(room: Path, name: str) -> None:
+    (room / name / "04-strong-scaling").mkdir(parents=True)
+    with pytest.raises(lab.InputError, match="SUBMISSIONS: its path has characters"):
+        submissions_in(room)
 
 
 def test_submissions_without_a_record_make_no_table(tmp_path: Path) -> None:

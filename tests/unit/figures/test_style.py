@@ -1,5 +1,7 @@
 from __future__ import annotations
 
+import io
+import sys
 from itertools import product
 
 import matplotlib as mpl
@@ -9,6 +11,7 @@ from matplotlib.figure import Figure
 
 from lab.figures.style import (
     COLORS,
+    FONTS,
     IDEAL,
     MOST_ENTRIES,
     MOST_PANELS,
@@ -17,6 +20,7 @@ from lab.figures.style import (
     Arrangement,
     arranged,
     in_turn,
+    installed_fonts,
     plain_log,
     round_ticks,
     style,
@@ -107,6 +111,21 @@ def test_a_notebook_that_turns_interactive_on_within_a_figure_keeps_it() -> None
             mpl.interactive(True)  # as its backend does when it is loaded
             assert mpl.rcParams["axes.spines.top"] is STYLE["axes.spines.top"]
         assert mpl.is_interactive()
+
+
+def test_letters_that_no_font_has_are_drawn_without_a_warning(
+    recwarn: pytest.WarningsRecorder, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(sys.modules[style.__module__], "installed_fonts", lambda: ["DejaVu Sans"])
+    with style():
+        figure = Figure(figsize=(2, 1))
+        figure.suptitle("模型")
+        figure.savefig(io.BytesIO(), format="svg")
+    assert not recwarn.list
+
+
+def test_the_first_font_is_the_one_of_all_machines() -> None:
+    assert installed_fonts()[0] == "DejaVu Sans" and set(installed_fonts()) <= set(FONTS)
 
 
 def test_ticks_are_round_and_at_least_three_on_a_vertical_axis() -> None:

@@ -50,6 +50,23 @@ def test_of_two_equally_fast_plans_the_memory_is_compared(other: float, words: s
     assert sentence.endswith(f"is as fast and takes {words} memory.")
 
 
+@pytest.mark.parametrize(
+    ("head", "words"),
+    [(0.0, "is 20.0 ms slower: 20.0 ms more in compute."), (-0.01, "and less in other parts.")],
+)
+def test_a_part_that_loses_more_than_the_step_does_is_not_called_most_of_it(
+    head: float, words: str
+) -> None:
+    first, *_ = search(SMALL, "h100x8", 8, 512).ranked
+    slow = {"compute": 0.06, "head": 0.05 + head}
+    steps = [
+        replace(first.prediction, step_s=sum(parts.values()), parts=parts)
+        for parts in ({"compute": 0.04, "head": 0.05}, slow)
+    ]
+    plans = tuple(replace(first, prediction=step) for step in steps)
+    assert Plan(plans, refused=0, searched=2).why_second().endswith(words)
+
+
 def test_what_cannot_fit_is_refused() -> None:
     plan = search(LARGE, "h100x8", 8, 8)
     assert plan.ranked == () and plan.why_second() == ""

@@ -84,5 +84,10 @@ def test_text_figures_and_tables_are_files_of_their_own(tmp_path: Path) -> None:
     assert r"\begin{longtable}[]{@{}ll@{}}" in tex
     widths = [float(width) for width in re.findall(r"\\real\{([\d.]+)\}", tex)]
     assert len(widths) == 9 and sum(widths) == pytest.approx(1, abs=0.01)
+    wide = (folder / "tables" / "table-2.tex").read_text()
+    assert r"\begin{tabular}{ll}" in latex and "footnotesize" in wide
+    shares = [float(share) for share in re.findall(r"p\{\\dimexpr ([\d.]+)", wide)]
+    assert len(shares) == 9 and sum(shares) == pytest.approx(1, abs=0.01)
+    assert r"\AtBeginEnvironment{verbatim}{\footnotesize}" in tex  # commands are long lines
     # LaTeX numbers its captions by itself.
     assert r"\caption{Drawn.}" in tex and r"\caption{Cost in \%.}" in tex

@@ -9,6 +9,7 @@ from factories import frozen, repeats, run, stat, study, traced, write_predictio
 from nbconvert.filters.markdown_mistune import IPythonRenderer, MarkdownWithMath
 
 from lab.analysis.results import StudyResults
+from lab.launch.executor import LocalJob, prepare, write_job
 from lab.records.schema import Communication, Failure
 from lab.records.store import DISTURBED, Record, Store, write_record
 from lab.report import sections, study_sections
@@ -36,6 +37,18 @@ def test_both_attempts_at_a_repeat_are_shown_and_one_counts(tmp_path) -> None:
     assert "attempts" not in sections.every_repeat(StudyResults(quiet)).caption
 
 
+def test_where_no_record_names_a_cluster_that_of_the_last_jobs_runs_the_study_again(
+    tmp_path,
+) -> None:
+    made = study(tmp_path, [run()], repeats=1)
+    folder = Store(made.out).folder(made.tasks[0])
+    job = LocalJob(cluster="hpc", job_id="1234567", pid=1234567, began=0.0, submitted_at=0.0)
+    prepare(folder)
+    write_job(folder, job)
+    for section in (sections.next_step, sections.reproduce):
+        assert "--cluster hpc" in section(StudyResults(made)).markdown
+
+
 def test_the_table_of_repeats_says_what_its_phases_include_and_in_which_unit() -> None:
     steps = {"forward": 0.04, "backward": 0.05, "optimizer": 0.01}
     sent = Communication(exposed=stat(0.01), total=stat(0.02))
@@ -47,6 +60,11 @@ def test_the_table_of_repeats_says_what_its_phases_include_and_in_which_unit() -
     assert "its phases, which include the exposed communication" in table.caption
     table = sections.every_repeat(StudyResults(repeats(run(2), [2233.5])))
     assert table.frame["step (s)"].tolist() == ["2233.50"]
+
+
+def test_the_interval_of_a_single_run_is_said_to_be_over_its_steps() -> None:
+    text = sections.outcome(StudyResults(repeats(run(), [0.1]))).markdown
+    assert "steps with its interval over them, after" in text
 
 
 @pytest.mark.parametrize("rule", ["~~~", "~~~~", "~" * 40, "```"])

@@ -63,6 +63,17 @@ def test_strong_and_weak_are_two_sections_with_figures_of_their_own(tmp_path: Pa
     assert "Gustafson" in text and "Amdahl" in text
 
 
+@pytest.mark.parametrize(
+    ("head", "product"),
+    [("mpi_ranks,threads", "time x ranks x threads"), ("gpus,threads", "time x ranks.")],
+)
+def test_the_cost_says_what_it_multiplies(tmp_path: Path, head: str, product: str) -> None:
+    path = written(tmp_path, f"{head},time_s\n1,8,100\n2,8,60\n")
+    tables = [block for block in page(path) if isinstance(block, Table)]
+    (cost,) = [table for table in tables if table.label.startswith("tbl-cost")]
+    assert product in f"{cost.caption}."
+
+
 def test_a_notebook_executed_by_hand_names_no_command(tmp_path: Path) -> None:
     path = written(tmp_path, "world_size,step_time\n1,0.1\n2,0.06\n")
     for command in ("", "lab report x"):
