@@ -16,6 +16,7 @@ from lab.analysis.audit.values import (
     NODE,
     RANK,
     TIME_UNITS,
+    ranks_of,
 )
 from lab.formatting import PERIODS
 from lab.perfmodel.hardware import GPUS
@@ -201,7 +202,7 @@ TEXTS = {
     # Those of a core are of its hardware.
     "threads": r"((n|nb|no|num|number|of|omp|open_?mp|numba)_?)*threads"
     r"(_(count|used|num|omp|open_?mp|numba))?"
-    r"(_per_(?!core)[a-z]+)?|thread_count|(n|num|number_of)_thread",
+    r"(_per_(?!core)[a-z]+)?|thread_count|(n|num|number_of)_thread|thread_per_(?!core)[a-z]+",
     "clock": r"(gpu_|sm_|cpu_)?(clock|freq|frequency)(_m?g?hz)?|mhz|ghz",
     "gpu": r"gpu(_?(model|name|type|card|config(uration)?))|[gn]pu|accelerator|device_name"
     r"|((dgx|gpu)_)?systems?|dgx",
@@ -671,6 +672,15 @@ def counted(name: str) -> str:
     if not things and (other := COUNTED_AT_RATE.search(text)) and other[1] not in WORDS_FOR_RATES:
         return other[1].removesuffix("s")
     return "token" if "token" in things else (things or [""])[-1]
+
+
+def ranks_in_words(text: object) -> tuple[float, str]:
+    """The ranks in a cell, also of a serial program, and what they are."""
+    words = normal(str(text))
+    if words in SERIAL.split("|"):
+        return 1.0, ""
+    pair = ranks_of(text)
+    return pair if pair[0] > 0 else ranks_of(words.replace("_", " "))
 
 
 def is_parallel(strategy: str) -> bool:

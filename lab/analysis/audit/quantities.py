@@ -54,6 +54,7 @@ POSITIVE = (
 # Larger values are per cent even if unlabelled; for a share of peak, so is the whole column.
 PERCENT_FROM = {"efficiency": 4, "accuracy": 1.5, "mfu": 3, "hfu": 3}
 SHARES = {"mfu", "hfu"}
+LEAST_EFFICIENT = 0.015  # of all numbers of ranks: what is below is no per cent but a share
 OF_REPEATS = columns.SPREADS | {"min", "minimum", "fastest", "best", "median"}
 SUMMARIES = OF_REPEATS | MEANS | MAXIMA
 APART = 0.02  # relative: of a mean and a maximum that are not of one number
@@ -279,7 +280,7 @@ class Quantities:
             return cells
         if of_ranks and cells.astype(str).str.startswith("(").all():
             return cells.map(volume)
-        pairs = cells.dropna().map(ranks_of)
+        pairs = cells.dropna().map(columns.ranks_in_words if of_ranks else ranks_of)
         counts = pairs.map(lambda pair: pair[0]).astype(float)
         if not counts.notna().any() or not (of_ranks or counts.notna().all()):
             return cells
@@ -401,6 +402,9 @@ class Quantities:
                 percent = pd.Series(bool(percent.any()), self.tidy.index)
             if percent.any():
                 self.tidy.loc[percent, column] /= 100
+            named = parse_name(self.given[column]).family == "percent" and not signed.any()
+            if column == "efficiency" and named and self.tidy[column].max() <= LEAST_EFFICIENT:
+                self.tidy[column] *= 100  # 0.77 below "Efficiency (%)"
 
     def _drop_impossible(self) -> None:
         """Leave out values that no measurement can have, and say so."""
