@@ -16,7 +16,6 @@ from lab.analysis.audit.values import (
     NODE,
     RANK,
     TIME_UNITS,
-    ranks_of,
 )
 from lab.formatting import PERIODS
 from lab.perfmodel.hardware import GPUS
@@ -672,15 +671,6 @@ def counted(name: str) -> str:
     if not things and (other := COUNTED_AT_RATE.search(text)) and other[1] not in WORDS_FOR_RATES:
         return other[1].removesuffix("s")
     return "token" if "token" in things else (things or [""])[-1]
-
-
-def ranks_in_words(text: object) -> tuple[float, str]:
-    """The ranks in a cell, also of a serial program, and what they are."""
-    words = normal(str(text))
-    if words in SERIAL.split("|"):
-        return 1.0, ""
-    pair = ranks_of(text)
-    return pair if pair[0] > 0 else ranks_of(words.replace("_", " "))
 
 
 def is_parallel(strategy: str) -> bool:

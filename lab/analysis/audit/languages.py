@@ -214,10 +214,9 @@ COUNTED_AS = by_word(
         "nodes": "节点 узел узла",
     }
 )
-COUNTED_WORDS = (  # threads, processes, cores and cards in cells such as "2 hilos"
-    "hilo hilos núcleo núcleos nucleo nucleos proceso procesos processo processos processus "
-    "prozesse kern kerne поток потока потоков процесс процесса процессов ядро ядра "
-    "ядер 线程 进程 核 卡 张 块 장 개 スレッド プロセス コア 스레드 프로세스 코어"
+COUNTED_WORDS = (  # threads, cores and cards in cells such as "2 hilos"
+    "hilo hilos núcleo núcleos nucleo nucleos kern kerne поток потока потоков ядро ядра ядер "
+    "线程 进程 核 卡 张 块 장 개 スレッド プロセス コア 스레드 프로세스 코어"
 )
 COUNTED = re.compile(rf"(?<=\d)\s*个?({'|'.join(COUNTED_AS)})(?![数數а-яё])")
 NUMBER_OF = re.compile(r"(?<=\w)(?:数量|个数|数目|數量)")  # also of 线程数量

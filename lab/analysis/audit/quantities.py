@@ -70,6 +70,7 @@ UNITS = {
     "parameters": PARAMETER_UNITS,
     "world_size": COUNTED_UNITS,
 }
+SERIAL = columns.SERIAL.split("|")
 REFERENCE = re.compile(r"\W*(?:baseline|reference|ref|基准|基线)\W*", re.IGNORECASE)  # of speedups
 BOUND = re.compile(r"\s*(?:[<>≤≥]|&[lg]t;)")  # an upper or lower limit, not a measured value
 MACHINES = {"gpu", "device", "host"}
@@ -280,8 +281,10 @@ class Quantities:
             return cells
         if of_ranks and cells.astype(str).str.startswith("(").all():
             return cells.map(volume)
-        pairs = cells.dropna().map(columns.ranks_in_words if of_ranks else ranks_of)
+        pairs = cells.dropna().map(ranks_of)
         counts = pairs.map(lambda pair: pair[0]).astype(float)
+        if of_ranks and counts.min() > 1:  # beside "2 processes", a serial program has one
+            counts[[normal(str(cell)) in SERIAL for cell in cells.dropna()]] = 1.0
         if not counts.notna().any() or not (of_ranks or counts.notna().all()):
             return cells
         names = pairs.map(lambda pair: pair[1] or None)

@@ -13,7 +13,7 @@ from lab.analysis.audit import columns
 from lab.analysis.audit.columns import LAYOUT, MEASURED, RATIOS, Guess, normal, parse_name
 from lab.analysis.audit.keys import MOST_VALUES
 from lab.analysis.audit.quantities import as_texts
-from lab.analysis.audit.values import COUNTED_UNITS, NEARLY, numbers
+from lab.analysis.audit.values import COUNTED_UNITS, NEARLY, numbers, ranks_of
 
 AFTER_WORD = "parallel|open_?mp|omp|mpi|threads|workers|multi-?process(?:ing)?"
 SIZES = re.compile(r"\d+(?:\s*[x×*]\s*\d+)+")  # of images, or nodes and ranks
@@ -176,14 +176,22 @@ def by_cells(frame: pd.DataFrame, meanings: Mapping[str, Guess]) -> dict[str, Gu
         texts = as_texts(frame[column]).dropna().unique()[:MOST_VALUES]
         meaning = meanings.get(column)
         if (meaning is None or meaning.canonical == "strategy") and len(texts):
-            plain = [text for text in texts if not SIZES.fullmatch(str(text))]
-            pairs = set(map(columns.ranks_in_words, plain))
+            pairs = {ranks_in_words(str(text)) for text in texts if not SIZES.fullmatch(str(text))}
             named = all(
                 ranks > 0 and (not name or columns.names_gpu(name)) for ranks, name in pairs
             )
             if len(pairs) == len(texts) > 1 and named:
                 return {column: Guess("world_size", 1.0)}
     return {}
+
+
+def ranks_in_words(text: str) -> tuple[float, str]:
+    """The ranks in a cell, also of a serial program, and what they are."""
+    words = normal(text)
+    if words in columns.SERIAL.split("|"):
+        return 1.0, ""
+    pair = ranks_of(text)
+    return pair if pair[0] > 0 else ranks_of(words.replace("_", " "))
 
 
 def workers(frame: pd.DataFrame, meanings: Mapping[str, Guess]) -> str:

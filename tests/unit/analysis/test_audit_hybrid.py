@@ -95,3 +95,12 @@ def test_times_of_each_process_are_those_of_ranks() -> None:
     rows = ["1,3.79,-", "2,1.96,2.31"]
     result = pasted(csv("Processes,Time process 0 (s),Time process 1 (s)", *rows))
     assert result.reading["rank"] == "rank" and "rank-imbalance" in broken(result)
+
+
+def test_a_serial_program_has_one_rank_unless_another_has() -> None:
+    result = pasted(csv("Configuration,Time (s)", "Serial,30.0", "2 processes,20.5"))
+    assert result.reading["Configuration"] == "world_size" and "super-linear" in result.checked
+    rows = ["Serial,30.0", "1 process,31.0", "2 processes,20.5"]
+    result = pasted(csv("Processes,Time (s)", *rows))
+    (found,) = [one for one in result.findings if one.rule == "repeats"]
+    assert "2 values" in found.evidence

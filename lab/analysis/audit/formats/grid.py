@@ -10,16 +10,10 @@ from typing import NamedTuple
 
 import pandas as pd
 
-from lab.analysis.audit.columns import (
-    COUNTED_RANKS,
-    MEASURED,
-    guess,
-    normal,
-    quantities,
-    ranks_in_words,
-)
+from lab.analysis.audit.columns import COUNTED_RANKS, MEASURED, guess, normal, quantities
 from lab.analysis.audit.languages import in_english
 from lab.analysis.audit.plausible import by_numbers
+from lab.analysis.audit.ranks import ranks_in_words
 from lab.analysis.audit.reshape import (
     INDEXED,
     OF_DEGREE,
