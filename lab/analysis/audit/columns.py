@@ -153,6 +153,7 @@ NUMBERS = {
     "ratio_of_rates": "ratio_of_rates",
 }
 COUNTS = {"world_size", "bytes"}  # of which a share is another quantity
+PERCENTILE = r"(^|_)(p\d\d|\d+_percent|percentile)(_|$)"  # of the fastest or slowest
 # Not parallel efficiency, nor an accuracy for which a difference of 0.01 means much.
 OTHERWISE = {
     "efficiency": r"energy|power|memory|flops?|hardware|compute|cost|model|[cg]pu|util"
@@ -160,8 +161,7 @@ OTHERWISE = {
     "accuracy": r"perplexity|ppl|bleu|err(or)?(_|$)|loss|wer|mae|rmse|std|improve|gain|drop|delta"
     r"|open_?acc",
     "rate": r"inference|speed_?up|improve|increase|gain|ratio(?!n)|relative"
-    r"|_per_(usd|dollar|watt|w)|[gtp]flops?"
-    r"|(^|_)(p\d\d|\d+_percent|percentile)(_|$)",  # what it costs, and of the fastest or slowest
+    rf"|_per_(usd|dollar|watt|w)|[gtp]flops?|{PERCENTILE}",  # what it costs
     "speedup": r"inference|without|_w_o_|block|group|(^|_)ours?(_|$)",  # of a setting or system
     "batch": r"(^|_)tok(en)?s?(_|$)",  # batches are compared in samples
     "loss": r"data|dropped|packet|reduction|improvement|unknown",

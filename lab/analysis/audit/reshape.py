@@ -20,6 +20,7 @@ from lab.analysis.audit.columns import (
     NUMERIC,
     OF_SAMPLES,
     PARALLEL,
+    PERCENTILE,
     PROBLEM,
     RATIOS,
     SECOND,
@@ -446,7 +447,8 @@ def timed_programs(columns: Mapping[str, Iterable[object]]) -> list[str]:
         name = parse_name(column)
         in_name = name.family == "time" and name.statistic is None
         of_time = (in_name and re.search("[a-z]{2}", name.stem)) or are_timed(cells)
-        if of_time and not guess(column) and not re.search(f"{NOT_TRAINING}|{IDEAL}", name.stem):
+        other = re.search(f"{NOT_TRAINING}|{IDEAL}|{PERCENTILE}", name.stem)
+        if of_time and not guess(column) and not other:
             timed.append(column)
     return timed if len(timed) > 1 else []
 

@@ -86,6 +86,7 @@ COUNTED = re.compile(
     r"|(1) (?:process|job))\b"
     r"|(?<!\w)(?:(?:rank|proc|thread|worker|job)s|processes|nproc|np) (\d{1,5})(?![\d.])"
 )
+BASELINE = re.compile(r"\b(?:baseline|reference|ref)\b")  # of "1 worker (baseline)"
 PAIRED = re.compile(r"^\s*[~≈]?(\d[\d.,]*)\s*/\s*(\d[\d.,]*)\s*$")
 OF_NO_PROGRAM = re.compile(
     rf"{'|'.join(OF_SAMPLES)}|total|aggregate|overall|peak|output|input|{NOT_TRAINING}|{IDEAL}"
@@ -199,7 +200,7 @@ def _counted_labels(frame: pd.DataFrame) -> list[tuple[str, pd.Series, pd.Series
     for name in frame.columns.drop(ROW, errors="ignore")[:MOST_NAMES]:
         # Lists, as pandas takes ten times as long for the few rows of most tables.
         texts = [normal(str(cell)).replace("_", " ") for cell in frame[name].astype(str).tolist()]
-        bare = [COUNTED.sub("", text).strip() for text in texts]
+        bare = [BASELINE.sub("", COUNTED.sub("", text)).strip() for text in texts]
         counts = [_count_in(text) for text in texts]
         numbers_alone = not any(bare)  # as in a column of ranks
         pairs = {pair for pair in zip(bare, counts, strict=True) if pair[1] == pair[1]}

@@ -208,7 +208,7 @@ def _misquoted(point: Point, own: bool) -> Iterator[Fault]:
     comparable = base is not None and base.world_size == point.curve.ratios_over
     if base is not None and not comparable:
         first = base.speedup if base.speedup > 0 else base.efficiency * base.over
-        gain *= first * point.curve.ratios_over  # which may be unknown
+        gain *= first if point.curve.ratios_over > 0 else math.nan  # which may be unknown
         comparable = base.efficiency > 0
     gain = gain or math.nan  # an infinite time has no speedup to compare
     margin = point.rounding + (base.rounding if base else 0.0)
