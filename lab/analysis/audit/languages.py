@@ -219,7 +219,7 @@ COUNTED_WORDS = (  # threads, cores and cards in cells such as "2 hilos"
     "线程 进程 核 卡 张 块 장 개 スレッド プロセス コア 스레드 프로세스 코어"
 )
 COUNTED = re.compile(rf"(?<=\d)\s*个?({'|'.join(COUNTED_AS)})(?![数數а-яё])")
-NUMBER_OF = re.compile(r"(?<=\w)(?:数量|个数|数目|數量)")  # also of 线程数量
+NUMBER_OF = re.compile(r"(?<=\w)(?<!参)(?:数量|个数|数目|數量)")  # of 线程数量, not of 参数量
 ONE_NODE, OF_NODES = re.compile(r"单机(?=\d+卡)"), re.compile(r"(\d+)机(\d+)卡")
 ALONE = re.compile(r"单机单卡|单卡$")  # a number of ranks, and not a rate's "per GPU"
 # Words in Chinese, Japanese, Korean and Cyrillic.
