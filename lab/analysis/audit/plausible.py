@@ -46,6 +46,8 @@ MOST_COLUMNS = 30  # of which all pairs are compared
 FEWEST_STEPS = 4  # that tell whether a time grows
 NOT_MEASURED = re.compile(rf"{columns.NOT_TRAINING}|{columns.IDEAL}|{columns.OUTCOME.pattern}")
 HALF = 0.5
+SOLVED = re.compile(r"(?:^|_)(?:[kmgt]flops?|[kmgt]i?b_per_s(?:ec)?)(?=_|$)")
+SLIGHTLY = 0.1  # of the ranks' own growth: a model's FLOPs do not grow at all
 ROUGHLY = 1.1  # ratio of two times of one program
 ACTUAL = re.compile("actual|measured|observed|achieved")
 MOST_ODD = 100  # degrees of parallelism above this are even
@@ -434,7 +436,8 @@ def _are_shares(one: _Column) -> bool:
 def by_numbers(frame: pd.DataFrame, meanings: Mapping[str, Guess]) -> dict[str, Guess]:
     """The only column whose name says nothing, beside ranks and no other measurement: a time if its
     unit says so, also of several, a rate if an efficiency is quoted and it grows with the ranks;
-    empty if there is none, or several. What is called actual beside an ideal behaves like this."""
+    empty if there is none, or several. What is called actual beside an ideal behaves like this, and
+    the first of several FLOP/s or bandwidths, such as "Triad (GB/s)", is a rate."""
     kinds = {meaning.canonical: column for column, meaning in meanings.items()}
     counts = next((kinds[name] for name in columns.COUNTED_RANKS if name in kinds), None)
     unknown = [str(name) for name in frame if name not in meanings and name != ROW]
@@ -448,6 +451,11 @@ def by_numbers(frame: pd.DataFrame, meanings: Mapping[str, Guess]) -> dict[str, 
     if len(actual) == len(ideal) == 1:
         rises = growth(numbers(frame[ideal[0]]), numbers(frame[counts])) >= 0
         return {actual[0]: Guess("rate", 1.0) if rises else Guess("time", None, "total")}
+    solved = [name for name in others if SOLVED.search(normal(name))]
+    if solved and "bytes" not in kinds:
+        values = numbers(frame[solved[0]], units=COUNT_UNITS)
+        grown = growth(values, numbers(frame[counts])) > SLIGHTLY
+        return {solved[0]: Guess("rate", 1.0)} if grown else {}
     if len(others) != 1:
         return {}
     cells, name = frame[others[0]], parse_name(others[0])

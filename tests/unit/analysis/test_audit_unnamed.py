@@ -241,3 +241,14 @@ def test_millions_are_no_minutes_and_labels_may_tell_the_unit() -> None:
     rows = ["| map | 6.9 | 5.2 |", "| strings | 141.6 | 76.2 |"]
     result = pasted(below("| Workload, milliseconds | 1 thread | 2 threads |", *rows))
     assert "read as milliseconds" in str(result.assumptions)
+
+
+def test_flops_and_bandwidths_by_threads_are_rates() -> None:
+    rows = ["1,3366,3276", "8,17070,14271", "16,65887,19885"]
+    result = pasted("\n".join(["Threads,MFlops,MFlops(n=2048)", *rows, ""]))
+    assert result.reading == {"Threads": "world_size", "MFlops": "rate"}
+    assert broken(result) == {"super-linear"}
+    result = pasted("Threads,Triad (GB/s)\n1,22.0\n16,29.0\n32,146.2\n")
+    assert result.reading["Triad (GB/s)"] == "rate" and "super-linear" in result.checked
+    cost = pasted("Threads,GFLOPs\n1,4.1\n2,4.1\n4,4.1\n")  # of a model
+    assert "rate" not in cost.reading.values()
