@@ -56,7 +56,8 @@ ZERO, FSDP = r"zero_?[123]?(_?(stage|level))?|zs|ds_zero.*", "fsdp(_size)?"
 # this order; PARTS of a step (in s) match anywhere in the name of a time.
 PARTS = {
     "exposed": "exposed|non_?overlap|unoverlapped",
-    "compute": r"(?<!stolen_)comput|calc|kernel|(fwd|forward)_?(and_)?(bwd|backward)",
+    "compute": r"(?<!stolen_)comput|calc|kernel|(^|_)comp(_|$)"
+    r"|(fwd|forward)_?(and_)?(bwd|backward)",
     "communication": r"comm|all_?reduce|nccl|(?<!a)(?<!no)(?<!no_)sync|allgather|reduce_scatter"
     r"|(?<!memory_)mpi",
     "h2d": "h2d|h_2_d|host_to|memcpy|copy|to_gpu|to_device|transfer",
@@ -297,7 +298,7 @@ NOT_TRAINING = (
 )
 # Names of times without a word for time, and names of total times.
 BARE = (
-    r"(t(_[np]|_epoch)?|comm|communication|compute|computation|forward|fwd|backward|bwd|optimi[sz]er|h2d"
+    r"(t(_[np]|_epoch|_comp|_comm|_calc|_i_?o|_total)?|comm|communication|compute|computation|forward|fwd|backward|bwd|optimi[sz]er|h2d"
     r"|data_?load(ing)?|all_?reduce|exposed_.*)"
 )
 SPEED = r"((train(ing)?|total|avg|average)_)*(speed|throughput|performance)"

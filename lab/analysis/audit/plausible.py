@@ -117,6 +117,8 @@ def confirmed(
         canonical = "efficiency"
     elif canonical == "cpu" and "gpu" not in names and texts.map(names_gpu).any():
         canonical = "gpu"  # a processor such as a V100
+    elif guessed and canonical == "data" and _is_of_solver(one):
+        canonical = "other"
     elif guessed and _is_another(canonical, one):
         canonical = ""
     elif canonical == "bytes" and _is_of_model(one):
@@ -157,9 +159,6 @@ def _is_another(canonical: str, one: _Column) -> bool:
         return bool((values.diff().dropna() == 1).all())  # counts them
     if canonical == "time" and one.name == "t":
         return _are_degrees(one)
-    if canonical == "data" and OF_FILES.search(one.name):
-        of_steps = any(meaning.per in {"step", "epoch"} for meaning in one.meanings.values())
-        return not (of_steps or names & (OF_TRAINING | LOOPED))  # a solver writes its results
     if "time" not in names and one.stem == "sync":
         return True  # beside "Async" or "Overlap" it is a program
     if canonical == "version":  # below PyTorch and DeepSpeed there are rates or times
@@ -176,6 +175,13 @@ def _is_another(canonical: str, one: _Column) -> bool:
         or (canonical == "repeat" and _names_runs(one))
         or (canonical == "busbw" and not _is_of_collective(one))
     )
+
+
+def _is_of_solver(one: _Column) -> bool:
+    """Whether a time of input and output is that of a solver, which writes its results."""
+    of_steps = any(meaning.per in {"step", "epoch"} for meaning in one.meanings.values())
+    of_files = bool(OF_FILES.search(one.name))
+    return of_files and not (of_steps or one.names & (OF_TRAINING | LOOPED))
 
 
 def _are_degrees(one: _Column) -> bool:
