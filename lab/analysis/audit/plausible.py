@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import itertools
 import re
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from functools import cached_property
 
 import numpy as np
@@ -448,6 +448,8 @@ def by_numbers(frame: pd.DataFrame, meanings: Mapping[str, Guess]) -> dict[str, 
     counts = next((kinds[name] for name in columns.COUNTED_RANKS if name in kinds), None)
     unknown = [str(name) for name in frame if name not in meanings and name != ROW]
     others = [name for name in unknown if _may_be_measured(frame[name])]
+    if counts and (solved := _solved(others, counts, frame, kinds)):
+        return {solved: Guess("rate", 1.0)}
     timed = [name for name in others if are_timed(frame[name])]
     others = timed if len(timed) == 1 else others
     if counts is None or kinds.keys() & (columns.OF_SPEED - columns.RATIOS):
@@ -457,11 +459,6 @@ def by_numbers(frame: pd.DataFrame, meanings: Mapping[str, Guess]) -> dict[str, 
     if len(actual) == len(ideal) == 1:
         rises = growth(numbers(frame[ideal[0]]), numbers(frame[counts])) >= 0
         return {actual[0]: Guess("rate", 1.0) if rises else Guess("time", None, "total")}
-    solved = [name for name in others if SOLVED.search(normal(name))]
-    if solved and "bytes" not in kinds:
-        values = numbers(frame[solved[0]], units=COUNT_UNITS)
-        grown = growth(values, numbers(frame[counts])) > SLIGHTLY
-        return {solved[0]: Guess("rate", 1.0)} if grown else {}
     if len(others) != 1:
         return {}
     cells, name = frame[others[0]], parse_name(others[0])
@@ -479,6 +476,24 @@ def by_numbers(frame: pd.DataFrame, meanings: Mapping[str, Guess]) -> dict[str, 
         and growth(rates, ranks) > GROWN
     )
     return {others[0]: Guess("rate", 1.0)} if grown else {}
+
+
+def _solved(
+    names: Sequence[str], counts: str, frame: pd.DataFrame, kinds: Mapping[str, str]
+) -> str:
+    """The first of these columns of FLOP/s or bandwidths, if it grows with the ranks, or like the
+    quoted speedups; else "".
+
+    Cores alone may be those of different machines, and bytes those of messages.
+    """
+    solved = [name for name in names if SOLVED.search(normal(name))]
+    others = kinds.keys() & ({"bytes", *columns.OF_SPEED} - columns.RATIOS)
+    if not solved or others or kinds.get("cpus") == counts:
+        return ""
+    rates, ranks = numbers(frame[solved[0]], units=COUNT_UNITS), numbers(frame[counts])
+    over = rates / numbers(frame[kinds["speedup"]]) if "speedup" in kinds else rates
+    grown = growth(rates, ranks) > SLIGHTLY or over.max() < ALIKE * over.min() < rates.max()
+    return solved[0] if grown else ""
 
 
 def _are_over_one(times: pd.Series, factor: float, quoted: pd.Series) -> bool:

@@ -252,3 +252,15 @@ def test_flops_and_bandwidths_by_threads_are_rates() -> None:
     assert result.reading["Triad (GB/s)"] == "rate" and "super-linear" in result.checked
     cost = pasted("Threads,GFLOPs\n1,4.1\n2,4.1\n4,4.1\n")  # of a model
     assert "rate" not in cost.reading.values()
+
+
+def test_flops_of_machines_are_no_rates_of_ranks() -> None:
+    machines = ["A14,4,654", "M1,8,2617", "M1 Pro,16,5308", "M1 Max,32,10620"]
+    result = pasted("\n".join(["Apple GPU,Cores,GFLOPS F32", *machines, ""]))
+    assert not broken(result)
+
+
+def test_a_speedup_is_over_flops_beside_a_time_of_something_else() -> None:
+    rows = ["1,40.59,1.00x,0.481 s", "2,49.20,1.21x,0.543 s", "4,50.83,1.25x,0.572 s"]
+    result = pasted("\n".join(["threads,GFLOPS,speedup,child total", *rows, ""]))
+    assert result.reading["GFLOPS"] == "rate" and not broken(result)
