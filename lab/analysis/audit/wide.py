@@ -283,10 +283,10 @@ def by_unit(frame: pd.DataFrame) -> Long:
 
 def _rates_of_programs(columns: Iterable[str]) -> list[str]:
     """The columns of rates, if their names end alike and differ in a first word that is unknown."""
-    rates = [name for name in columns if quantities([name]) == {"rate"}]
-    parts = [normal(name).partition("_") for name in rates]
-    firsts = {first for first, _, _ in parts}
-    alike = len({rest for _, _, rest in parts}) == 1 and quantities([parts[0][2]]) == {"rate"}
+    parts = {name: re.split("[ _]", name, maxsplit=1) for name in columns}
+    rates = [name for name in parts if quantities(parts[name][1:]) == {"rate"}]
+    firsts = {normal(parts[name][0]) for name in rates}
+    alike = len({normal(parts[name][1]) for name in rates}) == 1
     unknown = not quantities(firsts) and not any(map(OF_NO_PROGRAM.fullmatch, firsts))
     return rates if alike and unknown and len(firsts) == len(rates) else []
 

@@ -1034,3 +1034,7 @@ def test_percentiles_of_latencies_are_no_times_of_programs() -> None:
     rows = ["300,1.93,2.07", "600,3.68,4.03"]
     result = pasted("\n".join(["Threads,v1 95% (ms),v2 95% (ms)", *rows, ""]))
     assert "time" not in result.reading.values()
+    rows = ["300,243530,236885,1.93,2.07", "600,304121,291395,3.68,4.03"]
+    head = "Threads,v6.1.0 TPS,v6.2.0 TPS,v6.1.0 95% (ms),v6.2.0 95% (ms)"
+    result = pasted("\n".join([head, *rows, ""]))
+    assert result.reading["throughput"] == "rate" and not broken(result)
