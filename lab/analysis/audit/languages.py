@@ -129,15 +129,15 @@ EUROPEAN = {
     "in": "en em",
     "duration": "duree durata duracao duracion dauer",
     "time": "tiempo tiempos tempo_totale tempo tempos zeit zeiten czas thoi_gian "
-    "toplam_sure sure suresi cas",
-    "time_s": "tiempo_seg temps_s",
+    "toplam_sure sure suresi",
+    "time_s": "tiempo_seg temps_s cas_s",  # CAS alone compares and swaps
     "step_time": "zeit_pro_schritt zeit_pro_zeitschritt zeit_pro_iteration temps_par_pas "
     "temps_par_pas_de_temps temps_par_iteration tiempo_por_paso tiempo_por_paso_de_tiempo "
     "tiempo_por_iteracion tempo_por_passo tempo_por_iteracao tempo_per_passo "
     "tempo_per_iterazione",
     "epoch_time": "zeit_pro_epoche temps_par_epoque tiempo_por_epoca tempo_por_epoca "
     "tempo_per_epoca",
-    "time_ms": "temps_ms",  # alone, these are temperatures
+    "time_ms": "temps_ms cas_ms",  # alone, these are temperatures
     "speedup": "aceleracion accelerazione aceleracao beschleunigung przyspieszenie tang_toc "
     "facteur_d_acceleration beschleunigungsfaktor hizlanma hizlandirma ganancia pospesek",
     "efficiency": "eficiencia efficienza efficacite effizienz efektywnosc hieu_suat verimlilik",

@@ -38,7 +38,7 @@ LOOPED = {"step", "epoch", "batch", "rate", "samples", "forward", "backward", "l
 OF_FILES = re.compile(r"(?:^|_)(?:i_?o|i_per_o)(?:_|$)")
 OF_PROGRAMS = {"speedup", "efficiency", "threads", "cpus", "ratio_of_times"}
 RANKS = {"world_size", "nodes"}
-NAMES_OF_RUNS = {"strategy", "model", "repeat", "framework"}
+NAMES_OF_RUNS = {"strategy", "model", "repeat", "framework", "gpu", "world_size"}
 CUT_OFF = 0.002  # relative: of a ratio whose last digit was cut off instead of rounded
 MOST_CELLS = 50  # of a column that are looked at
 ALIKE = 1.05  # ratio of two measurements of one time
@@ -146,6 +146,8 @@ def _is_another(canonical: str, one: _Column) -> bool:
     if canonical == "world_size":
         least = values.min()
         of_problem = least == 0 or least >= LEAST_SIZE or _times_grow(one)
+        # The bandwidths and FLOP/s of a kernel are listed by the size of its problem.
+        of_problem |= least > 1 and any(map(SOLVED.search, one.others))
         numbers_rows = one.name == "n" and of_problem
         by_step = "step" in names and re.fullmatch("[ghint]pu", one.name)
         of_steps = by_step and values.nunique() > 1  # varies between the steps of a log
@@ -310,7 +312,7 @@ def _is_not_process_rank(one: _Column) -> bool:
         name
         for name in frame.columns
         if name not in meanings or meanings[name].canonical in NAMES_OF_RUNS | {*TIMES}
-    ]  # "Optimizer" may be a time, or name the optimizers
+    ]  # "Optimizer" may be a time, or name the optimizers, and "GPU" a number, or its models
     named = any(frame[name].is_unique and numbers(frame[name]).isna().all() for name in others)
     measured = (
         numbers(frame[name], units=TIME_UNITS).dropna() for name in frame if name != one.column
@@ -488,7 +490,7 @@ def _solved(
     """
     solved = [name for name in names if SOLVED.search(normal(name))]
     others = kinds.keys() & ({"bytes", *columns.OF_SPEED} - columns.RATIOS)
-    if not solved or others or kinds.get("cpus") == counts:
+    if not solved or others or kinds.get("cpus") == counts or normal(counts) == "n":
         return ""
     rates, ranks = numbers(frame[solved[0]], units=COUNT_UNITS), numbers(frame[counts])
     over = rates / numbers(frame[kinds["speedup"]]) if "speedup" in kinds else rates

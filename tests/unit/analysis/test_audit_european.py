@@ -82,7 +82,7 @@ def test_times(name: str) -> None:
 def test_parts_of_other_words_stay() -> None:
     assert normal("temporal_ms") == "temporal_ms"
     assert from_european("seitenzeit") == "seitenzeit"
-    assert guess("GPU temps") is None and guess("temps") is None
+    assert guess("GPU temps") is None and guess("temps") is None and guess("CAS") is None
 
 
 def test_threads_with_decimal_commas() -> None:

@@ -264,3 +264,12 @@ def test_a_speedup_is_over_flops_beside_a_time_of_something_else() -> None:
     rows = ["1,40.59,1.00x,0.481 s", "2,49.20,1.21x,0.543 s", "4,50.83,1.25x,0.572 s"]
     result = pasted("\n".join(["threads,GFLOPS,speedup,child total", *rows, ""]))
     assert result.reading["GFLOPS"] == "rate" and not broken(result)
+
+
+def test_bandwidths_by_the_size_of_a_problem_and_of_machines() -> None:
+    rows = ["32,0.0072,0.62,57.0%", "64,0.0072,2.37,57.0%", "128,0.0075,9.00,56.7%"]
+    result = pasted("\n".join(["n,blas ms,blas GB/s,efficiency", *rows, ""]))
+    assert "world_size" not in result.reading.values() and not broken(result)
+    rows = ["1,MI300X,4036,76.2%", "2,MI300A,3648,68.8%", "3,GH200,3500,87.5%"]
+    result = pasted("\n".join(["Rank,GPU,Measured GB/s,Efficiency", *rows, ""]))
+    assert "Rank" not in result.reading and not broken(result)
