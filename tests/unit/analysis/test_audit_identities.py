@@ -66,3 +66,9 @@ def test_batches_that_grow_with_the_ranks_are_more_work() -> None:
     assert broken(result) == {"quoted-against-own"}
     (found,) = [one for one in result.findings if one.severity == "warning"]
     assert found.evidence.startswith("A speedup of 3.43x is quoted on 4 ranks")
+
+
+def test_the_last_digit_of_an_efficiency_may_be_cut_off() -> None:
+    head = "Cores,Time (s),Speedup,Efficiency (%)\n1,3.50,1.00,100.0\n12,0.345,10.14,84.5\n"
+    assert not broken(pasted(head + "48,3.50,1.00,2.0\n"))
+    assert broken(pasted(head + "48,3.50,1.00,1.9\n")) == {"quoted-against-own"}

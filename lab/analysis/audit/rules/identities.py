@@ -240,7 +240,9 @@ def _misquoted(point: Point, own: bool) -> Iterator[Fault]:
             "Name the baseline of the quoted efficiency.",
         )
     digits = point.speedup_rounding + point.efficiency_rounding
-    if abs(efficiency * over / speedup - 1) > max(ROUNDING, digits):
+    short = 1 - efficiency * over / speedup
+    cut_off = 0 < short < digits + point.efficiency_rounding  # the last digit, as in 2.0 of 2.08
+    if abs(short) > max(ROUNDING, digits) and not cut_off:
         yield Fault(
             point.labels,
             f"An efficiency of {100 * efficiency:.0f} % on {n:g} ranks is quoted beside a speedup "
