@@ -22,6 +22,7 @@ from lab.analysis.audit.columns import (
     NUMERIC,
     OF_SAMPLES,
     OF_SPEED,
+    PERCENTILE,
     TIMES,
     guess,
     is_serial,
@@ -90,6 +91,7 @@ BASELINE = re.compile(r"\b(?:baseline|reference|ref)\b")  # of "1 worker (baseli
 PAIRED = re.compile(r"^\s*[~≈]?(\d[\d.,]*)\s*/\s*(\d[\d.,]*)\s*$")
 OF_NO_PROGRAM = re.compile(
     rf"{'|'.join(OF_SAMPLES)}|total|aggregate|overall|peak|output|input|{NOT_TRAINING}|{IDEAL}"
+    f"|{PERCENTILE}"
 )
 MOST_NAMES = 20  # columns whose cells are looked at
 AGAIN = re.compile(r"(?P<name>.+) \(\d+\)")  # a column of the name of an earlier one
