@@ -56,7 +56,8 @@ ZERO, FSDP = r"zero_?[123]?(_?(stage|level))?|zs|ds_zero.*", "fsdp(_size)?"
 # this order; PARTS of a step (in s) match anywhere in the name of a time.
 PARTS = {
     "exposed": "exposed|non_?overlap|unoverlapped",
-    "compute": r"(?<!stolen_)comput|calc|kernel|(fwd|forward)_?(and_)?(bwd|backward)",
+    "compute": r"(?<!stolen_)comput|calc|kernel|(^|_)comp(_|$)"
+    r"|(fwd|forward)_?(and_)?(bwd|backward)",
     "communication": r"comm|all_?reduce|nccl|(?<!a)(?<!no)(?<!no_)sync|allgather|reduce_scatter"
     r"|(?<!memory_)mpi",
     "h2d": "h2d|h_2_d|host_to|memcpy|copy|to_gpu|to_device|transfer",
@@ -153,6 +154,7 @@ NUMBERS = {
     "ratio_of_rates": "ratio_of_rates",
 }
 COUNTS = {"world_size", "bytes"}  # of which a share is another quantity
+PERCENTILE = r"(^|_)(p\d\d|\d+_percent|percentile)(_|$)"  # of the fastest or slowest
 # Not parallel efficiency, nor an accuracy for which a difference of 0.01 means much.
 OTHERWISE = {
     "efficiency": r"energy|power|memory|flops?|hardware|compute|cost|model|[cg]pu|util"
@@ -160,8 +162,7 @@ OTHERWISE = {
     "accuracy": r"perplexity|ppl|bleu|err(or)?(_|$)|loss|wer|mae|rmse|std|improve|gain|drop|delta"
     r"|open_?acc",
     "rate": r"inference|speed_?up|improve|increase|gain|ratio(?!n)|relative"
-    r"|_per_(usd|dollar|watt|w)|[gtp]flops?"
-    r"|(^|_)(p\d\d|\d+_percent|percentile)(_|$)",  # what it costs, and of the fastest or slowest
+    rf"|_per_(usd|dollar|watt|w)|[gtp]flops?|{PERCENTILE}",  # what it costs
     "speedup": r"inference|without|_w_o_|block|group|(^|_)ours?(_|$)",  # of a setting or system
     "batch": r"(^|_)tok(en)?s?(_|$)",  # batches are compared in samples
     "loss": r"data|dropped|packet|reduction|improvement|unknown",
@@ -201,7 +202,7 @@ TEXTS = {
     # Those of a core are of its hardware.
     "threads": r"((n|nb|no|num|number|of|omp|open_?mp|numba)_?)*threads"
     r"(_(count|used|num|omp|open_?mp|numba))?"
-    r"(_per_(?!core)[a-z]+)?|thread_count|(n|num|number_of)_thread",
+    r"(_per_(?!core)[a-z]+)?|thread_count|(n|num|number_of)_thread|thread_per_(?!core)[a-z]+",
     "clock": r"(gpu_|sm_|cpu_)?(clock|freq|frequency)(_m?g?hz)?|mhz|ghz",
     "gpu": r"gpu(_?(model|name|type|card|config(uration)?))|[gn]pu|accelerator|device_name"
     r"|((dgx|gpu)_)?systems?|dgx",
@@ -297,7 +298,7 @@ NOT_TRAINING = (
 )
 # Names of times without a word for time, and names of total times.
 BARE = (
-    r"(t(_[np]|_epoch)?|comm|communication|compute|computation|forward|fwd|backward|bwd|optimi[sz]er|h2d"
+    r"(t(_[np]|_epoch|_comp|_comm|_calc|_i_?o|_total)?|comm|communication|compute|computation|forward|fwd|backward|bwd|optimi[sz]er|h2d"
     r"|data_?load(ing)?|all_?reduce|exposed_.*)"
 )
 SPEED = r"((train(ing)?|total|avg|average)_)*(speed|throughput|performance)"

@@ -48,6 +48,7 @@ OTHER_SCRIPTS = {
     "training time": "训练时长 学習時間 학습_시간 훈련_시간",
     "training speed": "训练速度",
     "epoch time": "epoch당_시간 에폭당_시간 에포크당_시간",
+    "time h": "время,_час",
     "time": "时间开销 耗时 用时 时间 時間 시간 время час",
     "latency": "延迟 时延",
     "effective batch size": "有効バッチサイズ",
@@ -123,20 +124,22 @@ EUROPEAN = {
     "mean_execution_time": "tiempo_medio_de_ejecucion tiempo_promedio_de_ejecucion "
     "tempo_medio_de_execucao tempo_medio_di_esecuzione temps_moyen_d_execution "
     "mittlere_laufzeit",
-    "mean_time": "tiempo_promedio tiempo_medio tempo_medio temps_moyen",
+    "mean_time": "tiempo_promedio tiempo_medio tempo_medio temps_moyen povp_cas",
+    "mean": "media moyenne mittelwert durchschnitt promedio",
+    "in": "en em",
     "duration": "duree durata duracao duracion dauer",
     "time": "tiempo tiempos tempo_totale tempo tempos zeit zeiten czas thoi_gian "
     "toplam_sure sure suresi",
-    "time_s": "tiempo_seg temps_s",
+    "time_s": "tiempo_seg temps_s cas_s",  # CAS alone compares and swaps
     "step_time": "zeit_pro_schritt zeit_pro_zeitschritt zeit_pro_iteration temps_par_pas "
     "temps_par_pas_de_temps temps_par_iteration tiempo_por_paso tiempo_por_paso_de_tiempo "
     "tiempo_por_iteracion tempo_por_passo tempo_por_iteracao tempo_per_passo "
     "tempo_per_iterazione",
     "epoch_time": "zeit_pro_epoche temps_par_epoque tiempo_por_epoca tempo_por_epoca "
     "tempo_per_epoca",
-    "time_ms": "temps_ms",  # alone, these are temperatures
+    "time_ms": "temps_ms cas_ms",  # alone, these are temperatures
     "speedup": "aceleracion accelerazione aceleracao beschleunigung przyspieszenie tang_toc "
-    "facteur_d_acceleration beschleunigungsfaktor hizlanma hizlandirma",
+    "facteur_d_acceleration beschleunigungsfaktor hizlanma hizlandirma ganancia pospesek",
     "efficiency": "eficiencia efficienza efficacite effizienz efektywnosc hieu_suat verimlilik",
     "theoretical": "teorico teorica theorique theoretisch theoretische theoretischer",
     "parallel_time": "tempo_paralelo tiempo_paralelo tempo_parallelo temps_parallele",
@@ -145,6 +148,7 @@ EUROPEAN = {
     "parallel": "paralelo paralela parallelo parallele",
     "sequential": "sequentiell seriell sequencial secuencial sequenziale sequentielle sequentiel",
     "mode": "ausfuhrungsart ausfuhrung modo modalita",
+    "implementation": "implementacija implementacion implementacao implementazione implementierung",
     "configuration": "configuracao configuracion configurazione konfiguration",
     "problem_size": "tamanho_do_problema tamano_del_problema dimensione_del_problema "
     "taille_du_probleme problemgrosse",
@@ -154,8 +158,8 @@ EUROPEAN = {
     "core": "cekirdek",
     "cores": "nucleos kerne rechenkerne prozessorkerne coeurs cekirdekler",
     "process": "surec",
-    "processes": "procesos processos processi processus prozesse procesy procesow tien_trinh "
-    "surecler",
+    "processes": "procesos processos processi processus prozesse procesy procesow procesi "
+    "tien_trinh surecler",
     "processors": "procesadores processadores processori processeurs prozessoren",
     "nodes": "nodos nos nodi noeuds knoten rechenknoten wezly wezlow dugum dugumler",
     "count": "sayisi",
@@ -196,9 +200,13 @@ KNOWN = re.compile(  # whole words where spaces part them
 )
 OF_EUROPE = by_word(EUROPEAN)
 KNOWN_OF_EUROPE = re.compile(rf"(?<![^_])(?:{'|'.join(OF_EUROPE)})(?![^_])")
-# Behind a number, as in "4进程效率", and not in "进程数".
+# Behind a number, as in "4进程效率" and "2分44秒", and not in "进程数".
 COUNTED_AS = by_word(
     {
+        "s": "秒 초",
+        "min": "分钟 分 분",
+        "h": "小时 時間 시간",
+        "d": "天 日 일",
         "gpus": "卡",
         "processes": "进程 процесс процесса",
         "threads": "线程 поток потока",
@@ -206,8 +214,12 @@ COUNTED_AS = by_word(
         "nodes": "节点 узел узла",
     }
 )
+COUNTED_WORDS = (  # threads, cores and cards in cells such as "2 hilos"
+    "hilo hilos núcleo núcleos nucleo nucleos kern kerne поток потока потоков ядро ядра ядер "
+    "线程 进程 核 卡 张 块 장 개 スレッド プロセス コア 스레드 프로세스 코어"
+)
 COUNTED = re.compile(rf"(?<=\d)\s*个?({'|'.join(COUNTED_AS)})(?![数數а-яё])")
-NUMBER_OF = re.compile(r"(?<=\w)(?:数量|个数|数目|數量)")  # also of 线程数量
+NUMBER_OF = re.compile(r"(?<=\w)(?<!参)(?:数量|个数|数目|數量)")  # of 线程数量, not of 参数量
 ONE_NODE, OF_NODES = re.compile(r"单机(?=\d+卡)"), re.compile(r"(\d+)机(\d+)卡")
 ALONE = re.compile(r"单机单卡|单卡$")  # a number of ranks, and not a rate's "per GPU"
 # Words in Chinese, Japanese, Korean and Cyrillic.

@@ -320,7 +320,10 @@ def setting(value: str, key: str, given: Mapping[str, str]) -> str:
     if not re.fullmatch(r"[-+.\de]+|true|false|yes|no|on|off|none", value, re.IGNORECASE):
         return value
     canonical = key.removeprefix("key:")
-    return f"{given.get(canonical, canonical)} {value}"
+    column = given.get(canonical, canonical)
+    if canonical != "strategy" and column == given.get("strategy"):
+        column = canonical  # a degree that the names of strategies hold
+    return f"{column} {value}"
 
 
 def _batch_key(

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import itertools
 import re
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from functools import cached_property
 
 import numpy as np
@@ -38,7 +38,7 @@ LOOPED = {"step", "epoch", "batch", "rate", "samples", "forward", "backward", "l
 OF_FILES = re.compile(r"(?:^|_)(?:i_?o|i_per_o)(?:_|$)")
 OF_PROGRAMS = {"speedup", "efficiency", "threads", "cpus", "ratio_of_times"}
 RANKS = {"world_size", "nodes"}
-NAMES_OF_RUNS = {"strategy", "model", "repeat", "framework"}
+NAMES_OF_RUNS = {"strategy", "model", "repeat", "framework", "gpu", "world_size"}
 CUT_OFF = 0.002  # relative: of a ratio whose last digit was cut off instead of rounded
 MOST_CELLS = 50  # of a column that are looked at
 ALIKE = 1.05  # ratio of two measurements of one time
@@ -46,6 +46,8 @@ MOST_COLUMNS = 30  # of which all pairs are compared
 FEWEST_STEPS = 4  # that tell whether a time grows
 NOT_MEASURED = re.compile(rf"{columns.NOT_TRAINING}|{columns.IDEAL}|{columns.OUTCOME.pattern}")
 HALF = 0.5
+SOLVED = re.compile(r"(?:^|_)(?:[kmgt]flops?|[kmgt]i?b_per_s(?:ec)?)(?=_|$)")
+SLIGHTLY = 0.1  # of the ranks' own growth: a model's FLOPs do not grow at all
 ROUGHLY = 1.1  # ratio of two times of one program
 ACTUAL = re.compile("actual|measured|observed|achieved")
 MOST_ODD = 100  # degrees of parallelism above this are even
@@ -115,6 +117,8 @@ def confirmed(
         canonical = "efficiency"
     elif canonical == "cpu" and "gpu" not in names and texts.map(names_gpu).any():
         canonical = "gpu"  # a processor such as a V100
+    elif guessed and canonical == "data" and _is_of_solver(one):
+        canonical = "other"
     elif guessed and _is_another(canonical, one):
         canonical = ""
     elif canonical == "bytes" and _is_of_model(one):
@@ -142,6 +146,8 @@ def _is_another(canonical: str, one: _Column) -> bool:
     if canonical == "world_size":
         least = values.min()
         of_problem = least == 0 or least >= LEAST_SIZE or _times_grow(one)
+        # The bandwidths and FLOP/s of a kernel are listed by the size of its problem.
+        of_problem |= least > 1 and any(map(SOLVED.search, one.others))
         numbers_rows = one.name == "n" and of_problem
         by_step = "step" in names and re.fullmatch("[ghint]pu", one.name)
         of_steps = by_step and values.nunique() > 1  # varies between the steps of a log
@@ -155,9 +161,6 @@ def _is_another(canonical: str, one: _Column) -> bool:
         return bool((values.diff().dropna() == 1).all())  # counts them
     if canonical == "time" and one.name == "t":
         return _are_degrees(one)
-    if canonical == "data" and OF_FILES.search(one.name):
-        of_steps = any(meaning.per in {"step", "epoch"} for meaning in one.meanings.values())
-        return not (of_steps or names & (OF_TRAINING | LOOPED))  # a solver writes its results
     if "time" not in names and one.stem == "sync":
         return True  # beside "Async" or "Overlap" it is a program
     if canonical == "version":  # below PyTorch and DeepSpeed there are rates or times
@@ -174,6 +177,13 @@ def _is_another(canonical: str, one: _Column) -> bool:
         or (canonical == "repeat" and _names_runs(one))
         or (canonical == "busbw" and not _is_of_collective(one))
     )
+
+
+def _is_of_solver(one: _Column) -> bool:
+    """Whether a time of input and output is that of a solver, which writes its results."""
+    of_steps = any(meaning.per in {"step", "epoch"} for meaning in one.meanings.values())
+    of_files = bool(OF_FILES.search(one.name))
+    return of_files and not (of_steps or one.names & (OF_TRAINING | LOOPED))
 
 
 def _are_degrees(one: _Column) -> bool:
@@ -302,7 +312,7 @@ def _is_not_process_rank(one: _Column) -> bool:
         name
         for name in frame.columns
         if name not in meanings or meanings[name].canonical in NAMES_OF_RUNS | {*TIMES}
-    ]  # "Optimizer" may be a time, or name the optimizers
+    ]  # "Optimizer" may be a time, or name the optimizers, and "GPU" a number, or its models
     named = any(frame[name].is_unique and numbers(frame[name]).isna().all() for name in others)
     measured = (
         numbers(frame[name], units=TIME_UNITS).dropna() for name in frame if name != one.column
@@ -434,11 +444,14 @@ def _are_shares(one: _Column) -> bool:
 def by_numbers(frame: pd.DataFrame, meanings: Mapping[str, Guess]) -> dict[str, Guess]:
     """The only column whose name says nothing, beside ranks and no other measurement: a time if its
     unit says so, also of several, a rate if an efficiency is quoted and it grows with the ranks;
-    empty if there is none, or several. What is called actual beside an ideal behaves like this."""
+    empty if there is none, or several. What is called actual beside an ideal behaves like this, and
+    the first of several FLOP/s or bandwidths, such as "Triad (GB/s)", is a rate."""
     kinds = {meaning.canonical: column for column, meaning in meanings.items()}
     counts = next((kinds[name] for name in columns.COUNTED_RANKS if name in kinds), None)
     unknown = [str(name) for name in frame if name not in meanings and name != ROW]
     others = [name for name in unknown if _may_be_measured(frame[name])]
+    if counts and (solved := _solved(others, counts, frame, kinds)):
+        return {solved: Guess("rate", 1.0)}
     timed = [name for name in others if are_timed(frame[name])]
     others = timed if len(timed) == 1 else others
     if counts is None or kinds.keys() & (columns.OF_SPEED - columns.RATIOS):
@@ -465,6 +478,24 @@ def by_numbers(frame: pd.DataFrame, meanings: Mapping[str, Guess]) -> dict[str, 
         and growth(rates, ranks) > GROWN
     )
     return {others[0]: Guess("rate", 1.0)} if grown else {}
+
+
+def _solved(
+    names: Sequence[str], counts: str, frame: pd.DataFrame, kinds: Mapping[str, str]
+) -> str:
+    """The first of these columns of FLOP/s or bandwidths, if it grows with the ranks, or like the
+    quoted speedups; else "".
+
+    Cores alone may be those of different machines, and bytes those of messages.
+    """
+    solved = [name for name in names if SOLVED.search(normal(name))]
+    others = kinds.keys() & ({"bytes", *columns.OF_SPEED} - columns.RATIOS)
+    if not solved or others or kinds.get("cpus") == counts or normal(counts) == "n":
+        return ""
+    rates, ranks = numbers(frame[solved[0]], units=COUNT_UNITS), numbers(frame[counts])
+    over = rates / numbers(frame[kinds["speedup"]]) if "speedup" in kinds else rates
+    grown = growth(rates, ranks) > SLIGHTLY or over.max() < ALIKE * over.min() < rates.max()
+    return solved[0] if grown else ""
 
 
 def _are_over_one(times: pd.Series, factor: float, quoted: pd.Series) -> bool:

@@ -168,7 +168,8 @@ class Curve:
     @cached_property
     def ratios_over(self) -> float:
         """The ranks that quoted speedups and efficiencies are relative to: those of the smallest
-        row if it quotes 1, or quotes none and the others match the table's gains; else one rank.
+        row if it quotes 1, or quotes none and the others match the table's gains; fewer if speedups
+        and efficiencies agree on a number; else one rank.
 
         NaN if one rank has a speedup too, or the smallest rows quote 1 and others: then the
         reference is another program.
@@ -176,6 +177,8 @@ class Curve:
         least = self.smallest[0].world_size
         if any(point.programs > 1 for point in self.smallest):
             return math.nan
+        if fewer := self._quoted_over_fewer:
+            return fewer
         for name in ("speedup", "efficiency"):
             quoted = [point for point in self.smallest if getattr(point, name) > 0]
             if any(
@@ -193,10 +196,24 @@ class Curve:
         matched = own and (2 * len(near) >= len(own) or abs(float(np.median(own)) - 1) < ROUNDING)
         return least if matched else 1.0
 
+    @property
+    def _quoted_over_fewer(self) -> float:
+        """The ranks that all speedups and efficiencies of two points or more are over, if these are
+        fewer than were measured, such as the 4 of "speedup (vs 4 threads)"; else 0."""
+        both = [point for point in self.points if point.speedup > 0 and point.efficiency > 0]
+        over = [point.world_size * point.efficiency / point.speedup for point in both]
+        ranks = round(median(over)) if len(over) > 1 else 0
+        near = all(
+            abs(one / ranks - 1) < max(ROUNDING, point.speedup_rounding + point.efficiency_rounding)
+            for one, point in zip(over if ranks else (), both, strict=False)
+        )
+        return float(ranks) if 1 < ranks < self.smallest[0].world_size and near else 0.0
+
     @cached_property
     def grows(self) -> bool:
-        """Whether most quoted speedups or efficiencies say that the work grows with the ranks,
-        although no batch does: then they are N times the ratio of the times, or this ratio."""
+        """Whether most quoted speedups or efficiencies say that the work grows with the ranks: then
+        they are N times the ratio of the times, or this ratio. Half are enough if the batch of each
+        rank is fixed."""
         if self.scaling:
             return False
         known = []
@@ -209,7 +226,8 @@ class Curve:
             elif point.efficiency > 0 and not abs(base.efficiency - 1) >= ROUNDING:
                 known.append(point.efficiency * point.time / base.time)
         growing = [ratio for ratio in _known(known) if abs(ratio - 1) < ROUNDING]
-        return len(growing) > max(1, len(known) / 2)
+        fixed = self.batch == "micro_batch_size" and 2 * len(growing) == len(known) > 0
+        return fixed or len(growing) > max(1, len(known) / 2)
 
     @cached_property
     def quoted_within(self) -> float:

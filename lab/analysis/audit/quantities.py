@@ -54,6 +54,7 @@ POSITIVE = (
 # Larger values are per cent even if unlabelled; for a share of peak, so is the whole column.
 PERCENT_FROM = {"efficiency": 4, "accuracy": 1.5, "mfu": 3, "hfu": 3}
 SHARES = {"mfu", "hfu"}
+LEAST_EFFICIENT = 0.015  # of all numbers of ranks: what is below is no per cent but a share
 OF_REPEATS = columns.SPREADS | {"min", "minimum", "fastest", "best", "median"}
 SUMMARIES = OF_REPEATS | MEANS | MAXIMA
 APART = 0.02  # relative: of a mean and a maximum that are not of one number
@@ -69,6 +70,7 @@ UNITS = {
     "parameters": PARAMETER_UNITS,
     "world_size": COUNTED_UNITS,
 }
+SERIAL = columns.SERIAL.split("|")
 REFERENCE = re.compile(r"\W*(?:baseline|reference|ref|基准|基线)\W*", re.IGNORECASE)  # of speedups
 BOUND = re.compile(r"\s*(?:[<>≤≥]|&[lg]t;)")  # an upper or lower limit, not a measured value
 MACHINES = {"gpu", "device", "host"}
@@ -281,6 +283,8 @@ class Quantities:
             return cells.map(volume)
         pairs = cells.dropna().map(ranks_of)
         counts = pairs.map(lambda pair: pair[0]).astype(float)
+        if of_ranks and counts.min() > 1:  # beside "2 processes", a serial program has one
+            counts[[normal(str(cell)) in SERIAL for cell in cells.dropna()]] = 1.0
         if not counts.notna().any() or not (of_ranks or counts.notna().all()):
             return cells
         names = pairs.map(lambda pair: pair[1] or None)
@@ -401,6 +405,9 @@ class Quantities:
                 percent = pd.Series(bool(percent.any()), self.tidy.index)
             if percent.any():
                 self.tidy.loc[percent, column] /= 100
+            named = parse_name(self.given[column]).family == "percent" and not signed.any()
+            if column == "efficiency" and named and self.tidy[column].max() <= LEAST_EFFICIENT:
+                self.tidy[column] *= 100  # 0.77 below "Efficiency (%)"
 
     def _drop_impossible(self) -> None:
         """Leave out values that no measurement can have, and say so."""

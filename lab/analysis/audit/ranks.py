@@ -208,6 +208,7 @@ def workers(frame: pd.DataFrame, meanings: Mapping[str, Guess]) -> str:
     ratios = {kind: numbers(frame[name]) for name, kind in kinds.items() if kind in RATIOS}
     for column, kind in kinds.items():
         values = numbers(frame[column], units=COUNTED_UNITS).dropna()
+        values = values[values != 0]  # of a serial program
         whole = bool(((values >= 1) & (values % 1 == 0)).all())
         quoted = len(ratios) > 1 and _are_quoted(values, ratios["speedup"], ratios["efficiency"])
         counted = kind == "threads" or (

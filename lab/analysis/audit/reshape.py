@@ -20,6 +20,7 @@ from lab.analysis.audit.columns import (
     NUMERIC,
     OF_SAMPLES,
     PARALLEL,
+    PERCENTILE,
     PROBLEM,
     RATIOS,
     SECOND,
@@ -86,7 +87,9 @@ JOBS = r"(?:slurm_)?jobs?(?:_?(?:id|number|no))?"  # of a table on its side, whi
 OF_A_RUN = re.compile(r"(?:^|_)(?:epochs?|steps?|iter(?:ation)?s?|loss)(?=_|$)")
 MAX_RANKS = 1_000_000
 OF_PROBLEMS = 100  # N=100, N=200, ... are sizes of problems, as few measure no fewer ranks
-INDEXED = re.compile(rf"(?P<what>{RANK})_?(?P<n>\d{{1,6}})(?=_|$)")
+INDEXED = re.compile(  # of "Rank 0 (ms)" and "Time process 0 (s)"
+    rf"(?:(?:time|temps)_)?(?P<what>{RANK}|processes)_?(?P<n>\d{{1,6}})(?=_|$)"
+)
 NOTED_RATE = re.compile(
     rf"throughput|({THINGS})\s*(?:[a-z]+ )?(/|per|a)\s*(s|sec|seconds?)\b", re.IGNORECASE
 )
@@ -246,8 +249,8 @@ def by_world_size(
     sizes = [one.world_size for one in ranked if not math.isnan(one.world_size)]
     if len(set(sizes)) < 2 and (not sizes or len(ranked) < 2):
         return frame, []
-    bare_n = all(re.fullmatch(r"n_?\d+", normal(one.column)) for one in ranked)
-    if bare_n and min(sizes) >= OF_PROBLEMS:
+    of_n = all(re.search(r"(?:^|_)n_?\d+$", normal(one.column)) for one in ranked)
+    if of_n and min(sizes) >= OF_PROBLEMS:
         return frame, []
     frame = alone
     names = listed(one.column for one in ranked)
@@ -444,7 +447,8 @@ def timed_programs(columns: Mapping[str, Iterable[object]]) -> list[str]:
         name = parse_name(column)
         in_name = name.family == "time" and name.statistic is None
         of_time = (in_name and re.search("[a-z]{2}", name.stem)) or are_timed(cells)
-        if of_time and not guess(column) and not re.search(f"{NOT_TRAINING}|{IDEAL}", name.stem):
+        other = re.search(f"{NOT_TRAINING}|{IDEAL}|{PERCENTILE}", name.stem)
+        if of_time and not guess(column) and not other:
             timed.append(column)
     return timed if len(timed) > 1 else []
 

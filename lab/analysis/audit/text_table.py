@@ -39,6 +39,7 @@ _UNIT = r"(?:\s*[a-zA-Zµ%]{1,4}\.?)?"  # of a cell such as 4,2 ms
 DECIMAL_COMMA = re.compile(rf"-?(?:\d[\d.]*,(?:\d{{1,2}}|\d{{4,}})|0,\d+){_UNIT}")
 GROUPED = re.compile(rf"-?[1-9]\d{{0,2}}(?:\.\d{{3}})+(?:,\d+)?{_UNIT}")  # of 65.025 and 1.234,5
 DECIMAL_POINT = re.compile(r"\d\.\d|\d,\d{3},")
+SURELY_DECIMAL = re.compile(rf"-?0,\d{{3,}}{_UNIT}")  # unlike 0,1 of two devices
 THREE_DIGITS = re.compile(rf"-?[1-9]\d{{0,2}},\d{{3}}{_UNIT}")
 FEWEST_COMMAS = 2
 DECORATION = re.compile("[\u2600-\u27bf\u2b50\ufe0f\U0001f300-\U0001faff]+")
@@ -239,7 +240,7 @@ def _with_points(rows: list[list[str]]) -> list[list[str]]:
     """Cells such as 1,452 with a decimal point, where other cells show that commas are decimal."""
     cells = [cell for row in rows for cell in row]
     commas = sum(map(bool, map(DECIMAL_COMMA.fullmatch, cells)))
-    if commas < FEWEST_COMMAS:
+    if commas < FEWEST_COMMAS and not any(map(SURELY_DECIMAL.fullmatch, cells)):
         return rows
     if not all(map(GROUPED.fullmatch, filter(DECIMAL_POINT.search, cells))):
         return rows

@@ -10,7 +10,7 @@ import numpy as np
 import pandas as pd
 from pandas.api.types import is_numeric_dtype
 
-from lab.analysis.audit.languages import by_word, in_english
+from lab.analysis.audit.languages import COUNTED_WORDS, by_word, in_english
 
 EMPTY = {"", "-", "--", "–", "—", "?", "...", "na", "n/a", "#n/a", "nan", "none", "null", "tbd"}
 EMPTY |= {"<na>", "nat"}  # as pandas writes them
@@ -70,7 +70,7 @@ BANDWIDTH_UNITS = {
     for unit in (f"{prefix}{name}/s", f"{prefix}{name}/sec")
 } | {"gib/s": 2.0**30, "mib/s": 2.0**20}
 COUNT_UNITS = by_word({1e3: "k", 1e6: "m million millions", 1e9: "bn billion billions"})
-COUNTED_UNITS = COUNT_UNITS | by_word({1.0: "thread threads core cores"})  # of "2 threads"
+COUNTED_UNITS = COUNT_UNITS | by_word({1.0: f"thread threads core cores {COUNTED_WORDS}"})
 PARAMETER_UNITS = COUNT_UNITS | {"b": 1e9, "t": 1e12}
 FLOPS_UNITS = {
     f"{prefix}flop{end}": factor

@@ -22,6 +22,7 @@ from lab.analysis.audit.columns import (
     NUMERIC,
     OF_SAMPLES,
     OF_SPEED,
+    PERCENTILE,
     TIMES,
     guess,
     is_serial,
@@ -86,9 +87,11 @@ COUNTED = re.compile(
     r"|(1) (?:process|job))\b"
     r"|(?<!\w)(?:(?:rank|proc|thread|worker|job)s|processes|nproc|np) (\d{1,5})(?![\d.])"
 )
+BASELINE = re.compile(r"\b(?:baseline|reference|ref)\b")  # of "1 worker (baseline)"
 PAIRED = re.compile(r"^\s*[~≈]?(\d[\d.,]*)\s*/\s*(\d[\d.,]*)\s*$")
 OF_NO_PROGRAM = re.compile(
     rf"{'|'.join(OF_SAMPLES)}|total|aggregate|overall|peak|output|input|{NOT_TRAINING}|{IDEAL}"
+    f"|{PERCENTILE}"
 )
 MOST_NAMES = 20  # columns whose cells are looked at
 AGAIN = re.compile(r"(?P<name>.+) \(\d+\)")  # a column of the name of an earlier one
@@ -199,7 +202,7 @@ def _counted_labels(frame: pd.DataFrame) -> list[tuple[str, pd.Series, pd.Series
     for name in frame.columns.drop(ROW, errors="ignore")[:MOST_NAMES]:
         # Lists, as pandas takes ten times as long for the few rows of most tables.
         texts = [normal(str(cell)).replace("_", " ") for cell in frame[name].astype(str).tolist()]
-        bare = [COUNTED.sub("", text).strip() for text in texts]
+        bare = [BASELINE.sub("", COUNTED.sub("", text)).strip() for text in texts]
         counts = [_count_in(text) for text in texts]
         numbers_alone = not any(bare)  # as in a column of ranks
         pairs = {pair for pair in zip(bare, counts, strict=True) if pair[1] == pair[1]}
@@ -282,10 +285,10 @@ def by_unit(frame: pd.DataFrame) -> Long:
 
 def _rates_of_programs(columns: Iterable[str]) -> list[str]:
     """The columns of rates, if their names end alike and differ in a first word that is unknown."""
-    rates = [name for name in columns if quantities([name]) == {"rate"}]
-    parts = [normal(name).partition("_") for name in rates]
-    firsts = {first for first, _, _ in parts}
-    alike = len({rest for _, _, rest in parts}) == 1 and quantities([parts[0][2]]) == {"rate"}
+    parts = {name: re.split("[ _]", name, maxsplit=1) for name in columns}
+    rates = [name for name in parts if quantities(parts[name][1:]) == {"rate"}]
+    firsts = {normal(parts[name][0]) for name in rates}
+    alike = len({normal(parts[name][1]) for name in rates}) == 1
     unknown = not quantities(firsts) and not any(map(OF_NO_PROGRAM.fullmatch, firsts))
     return rates if alike and unknown and len(firsts) == len(rates) else []
 

@@ -39,9 +39,13 @@ from lab.analysis.audit.values import TIME_UNITS, duration, number
                 "Temps par itération (ms)",
             ),
             *("Tiempo por paso (s)", "Tempo por época (s)", "Tempo per iterazione [ms]"),
+            *("Temps d'exécution (en s)", "Время, час", "Povp. čas [s]"),
             *("Temps de calcul", "Durée (s)", "Duração", "Tempo médio de execução", "Süre (sn)"),
         ],
-        "speedup": ["Aceleración", "Beschleunigung", "Ускорение", "Przyspieszenie", "Hızlanma"],
+        "speedup": [
+            *("Aceleración", "Beschleunigung", "Ускорение", "Przyspieszenie", "Hızlanma"),
+            *("Ganancia", "Pospešek"),
+        ],
         "efficiency": [
             *("Eficiencia", "Efficacité", "Effizienz (%)", "Эффективность, %", "Verimlilik"),
         ],
@@ -78,7 +82,7 @@ def test_times(name: str) -> None:
 def test_parts_of_other_words_stay() -> None:
     assert normal("temporal_ms") == "temporal_ms"
     assert from_european("seitenzeit") == "seitenzeit"
-    assert guess("GPU temps") is None and guess("temps") is None
+    assert guess("GPU temps") is None and guess("temps") is None and guess("CAS") is None
 
 
 def test_threads_with_decimal_commas() -> None:
@@ -175,3 +179,32 @@ def test_threads_in_russian_have_three_forms() -> None:
     rows = ["| 800 | 1.0x | 1.9x | 4.7x |", "| 900 | 1.0x | 1.8x | 5.2x |"]
     result = pasted(below("| Размер | 1 поток | 2 потока | 8 потоков |", *rows))
     assert result.reading == {"world_size": "world_size", "speedup": "speedup"}
+
+
+@pytest.mark.parametrize(
+    ("name", "cells"),
+    {
+        "Número de hilos": ["1 hilo", "2 hilos", "4 hilos"],
+        "Количество потоков": ["1 поток", "2 потока", "4 потока"],
+        "スレッド数": ["1スレッド", "2スレッド", "4スレッド"],
+        "GPU 개수": ["1장", "2장", "4장"],
+    }.items(),
+)
+def test_counts_with_what_they_count(name: str, cells: list[str]) -> None:
+    rows = [f"{cell};{time}" for cell, time in zip(cells, (8.0, 4.1, 1.6), strict=True)]
+    result = pasted("\n".join([f"{name};time (s)", *rows, ""]))
+    assert result.reading[name] == "world_size" and broken(result) == {"super-linear"}
+
+
+def test_one_cell_can_show_that_commas_are_decimal() -> None:
+    result = pasted(below("| Потоки | Время, сек |", "| 1 | 1,284 |", "| 15 | 0,318 |"))
+    assert broken(result) == set()
+    devices = pasted(below("| Threads | Time (ms) | GPUs |", "| 1 | 1,284 | 0,1 |"))
+    assert devices.reading["Time (ms)"] == "time"
+
+
+def test_times_in_east_asian_units() -> None:
+    assert duration("~2分44秒") == 164
+    assert duration("4分") == duration("4분") == 240
+    assert duration("102일") == 102 * 86400
+    assert duration("3時間") == duration("3시간") == 3 * 3600

@@ -76,3 +76,31 @@ def test_a_column_called_proc_counts_them() -> None:
     assert result.reading["proc"] == "world_size" and broken(result) == {"super-linear"}
     result = pasted(csv("proc,time_s", "0,100", "1,130", "2,101", "3,99"))
     assert result.reading["proc"] == "rank" and "rank-imbalance" in result.checked
+
+
+def test_threads_of_a_rank_and_efficiencies_that_are_no_per_cent() -> None:
+    rows = ["1,1,1,7100,1.00", "2,1,2,4568,0.77", "16,1,16,2776,0.16", "32,2,16,1333,0.17"]
+    result = pasted(csv("Cores,Ranks,Thread per rank,Time (s),Efficiency (%)", *rows))
+    assert broken(result) == set()
+    assert "'Ranks' times 'Thread per rank' counts the cores, which are taken for the ranks" in (
+        result.assumptions
+    )
+    rows[-1] = rows[-1].replace("0.17", "0.27")
+    result = pasted(csv("Cores,Ranks,Thread per rank,Time (s),Efficiency (%)", *rows))
+    (found,) = [one for one in result.findings if one.rule == "quoted-against-own"]
+    assert "An efficiency of 27 % is quoted on 32 ranks" in found.evidence
+
+
+def test_times_of_each_process_are_those_of_ranks() -> None:
+    rows = ["1,3.79,-", "2,1.96,2.31"]
+    result = pasted(csv("Processes,Time process 0 (s),Time process 1 (s)", *rows))
+    assert result.reading["rank"] == "rank" and "rank-imbalance" in broken(result)
+
+
+def test_a_serial_program_has_one_rank_unless_another_has() -> None:
+    result = pasted(csv("Configuration,Time (s)", "Serial,30.0", "2 processes,20.5"))
+    assert result.reading["Configuration"] == "world_size" and "super-linear" in result.checked
+    rows = ["Serial,30.0", "1 process,31.0", "2 processes,20.5"]
+    result = pasted(csv("Processes,Time (s)", *rows))
+    (found,) = [one for one in result.findings if one.rule == "repeats"]
+    assert "2 values" in found.evidence

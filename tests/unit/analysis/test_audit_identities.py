@@ -49,3 +49,26 @@ def test_a_rate_that_batch_and_time_of_a_step_do_not_give() -> None:
     assert not broken(pasted("\n".join([head, *rows])))
     wrong = [rows[0], "2,64,73.1,3395", *rows[2:]]
     assert broken(pasted("\n".join([head, *wrong]))) == {"quoted-against-own"}
+
+
+def test_speedups_and_efficiencies_over_fewer_ranks_than_were_measured() -> None:
+    rows = ["16,888.4,1.00x,25.0 %", "32,817.8,1.09x,13.6 %"]
+    table = "Threads,Time (s),Speedup (vs 4T),Efficiency\n"
+    result = pasted(table + "\n".join(rows) + "\n")
+    assert broken(result) == {"baseline"}
+    result = pasted(table + "\n".join([*rows, "64,800.0,1.11x,1.7 %"]) + "\n")
+    assert "quoted-against-own" in broken(result)  # 1.11x on 64 is 6.9 % of 4
+
+
+def test_batches_that_grow_with_the_ranks_are_more_work() -> None:
+    rows = ["1,16,374.8,1.0x", "2,32,412.3,1.82x", "4,64,524.7,3.43x"]
+    result = pasted("\n".join(["GPUs,Batch size,Time (ms),Speedup", *rows, ""]))
+    assert broken(result) == {"quoted-against-own"}
+    (found,) = [one for one in result.findings if one.severity == "warning"]
+    assert found.evidence.startswith("A speedup of 3.43x is quoted on 4 ranks")
+
+
+def test_the_last_digit_of_an_efficiency_may_be_cut_off() -> None:
+    head = "Cores,Time (s),Speedup,Efficiency (%)\n1,3.50,1.00,100.0\n12,0.345,10.14,84.5\n"
+    assert not broken(pasted(head + "48,3.50,1.00,2.0\n"))
+    assert broken(pasted(head + "48,3.50,1.00,1.9\n")) == {"quoted-against-own"}

@@ -1014,3 +1014,27 @@ def test_a_call_on_one_rank_is_no_communication() -> None:
     table = "nprocs,comm_time\n1,{}\n2,0.03\n4,0.1\n8,0.12\n"
     assert broken(pasted(table.format(0.003))) == set()
     assert broken(pasted(table.format(0.09))) == {"communication-alone"}
+
+
+def test_a_worker_that_is_the_baseline_has_no_strategy() -> None:
+    rows = ["1 worker (baseline),122.6", "2 workers,20.1", "4 workers,14.3"]
+    result = pasted("\n".join(["Workers,Time (s)", *rows, ""]))
+    (found,) = [one for one in result.findings if one.rule == "super-linear"]
+    assert "nothing in these numbers explains it" in found.evidence
+
+
+def test_the_quoted_speedup_is_named_not_its_rounded_efficiency() -> None:
+    rows = ["1,1.0x,100%", "3,4.88x,163%"]
+    result = pasted("\n".join(["Workers,Speedup,Efficiency", *rows, ""]))
+    (found,) = [one for one in result.findings if one.rule == "super-linear"]
+    assert "A speedup of 4.88x is quoted on 3 ranks" in found.evidence
+
+
+def test_percentiles_of_latencies_are_no_times_of_programs() -> None:
+    rows = ["300,1.93,2.07", "600,3.68,4.03"]
+    result = pasted("\n".join(["Threads,v1 95% (ms),v2 95% (ms)", *rows, ""]))
+    assert "time" not in result.reading.values()
+    rows = ["300,243530,236885,1.93,2.07", "600,304121,291395,3.68,4.03"]
+    head = "Threads,v6.1.0 TPS,v6.2.0 TPS,v6.1.0 95% (ms),v6.2.0 95% (ms)"
+    result = pasted("\n".join([head, *rows, ""]))
+    assert result.reading["throughput"] == "rate" and not broken(result)

@@ -421,3 +421,12 @@ def test_statistics_of_samples_on_grids_of_ranks(first: str, last: str) -> None:
     assert result.reading["ranks"] == "world_size" and result.reading["repeats"] == "repeats"
     assert result.reading["median time"] == "time"
     assert "super-linear" in result.checked and not noted(text)
+
+
+def test_parts_called_by_short_names_and_files_add_up() -> None:
+    rows = ["1,10,9,0,1", "2,6,4.5,0.4,1.1", "4,4,2.2,0.7,1.1"]
+    result = pasted("\n".join(["procs,t_total,t_comp,t_comm,t_IO", *rows, ""]))
+    assert result.reading["t_comp"] == "compute" and result.reading["t_IO"] == "other"
+    assert "phases-close" in result.checked and not broken(result)
+    result = pasted("\n".join(["procs,t_total,t_comp,t_comm", *(r[:-4] for r in rows[1:]), ""]))
+    assert broken(result) == {"phases-close"}

@@ -241,3 +241,35 @@ def test_millions_are_no_minutes_and_labels_may_tell_the_unit() -> None:
     rows = ["| map | 6.9 | 5.2 |", "| strings | 141.6 | 76.2 |"]
     result = pasted(below("| Workload, milliseconds | 1 thread | 2 threads |", *rows))
     assert "read as milliseconds" in str(result.assumptions)
+
+
+def test_flops_and_bandwidths_by_threads_are_rates() -> None:
+    rows = ["1,3366,3276", "8,17070,14271", "16,65887,19885"]
+    result = pasted("\n".join(["Threads,MFlops,MFlops(n=2048)", *rows, ""]))
+    assert result.reading == {"Threads": "world_size", "MFlops": "rate"}
+    assert broken(result) == {"super-linear"}
+    result = pasted("Threads,Triad (GB/s)\n1,22.0\n16,29.0\n32,146.2\n")
+    assert result.reading["Triad (GB/s)"] == "rate" and "super-linear" in result.checked
+    cost = pasted("Threads,GFLOPs\n1,4.1\n2,4.1\n4,4.1\n")  # of a model
+    assert "rate" not in cost.reading.values()
+
+
+def test_flops_of_machines_are_no_rates_of_ranks() -> None:
+    machines = ["A14,4,654", "M1,8,2617", "M1 Pro,16,5308", "M1 Max,32,10620"]
+    result = pasted("\n".join(["Apple GPU,Cores,GFLOPS F32", *machines, ""]))
+    assert not broken(result)
+
+
+def test_a_speedup_is_over_flops_beside_a_time_of_something_else() -> None:
+    rows = ["1,40.59,1.00x,0.481 s", "2,49.20,1.21x,0.543 s", "4,50.83,1.25x,0.572 s"]
+    result = pasted("\n".join(["threads,GFLOPS,speedup,child total", *rows, ""]))
+    assert result.reading["GFLOPS"] == "rate" and not broken(result)
+
+
+def test_bandwidths_by_the_size_of_a_problem_and_of_machines() -> None:
+    rows = ["32,0.0072,0.62,57.0%", "64,0.0072,2.37,57.0%", "128,0.0075,9.00,56.7%"]
+    result = pasted("\n".join(["n,blas ms,blas GB/s,efficiency", *rows, ""]))
+    assert "world_size" not in result.reading.values() and not broken(result)
+    rows = ["1,MI300X,4036,76.2%", "2,MI300A,3648,68.8%", "3,GH200,3500,87.5%"]
+    result = pasted("\n".join(["Rank,GPU,Measured GB/s,Efficiency", *rows, ""]))
+    assert "Rank" not in result.reading and not broken(result)

@@ -68,3 +68,10 @@ def test_a_gpu_of_the_notes_whose_peak_is_not_that_of_the_rows(
     result = pasted(f"We are using 32 GB V100s in fp16.\n\n{head}{rows}\n")
     assert broken(result) == faults
     assert not share or result.reading["TFlops %"] == "mfu"
+
+
+def test_degrees_in_names_of_strategies_are_called_by_their_own_name() -> None:
+    rows = ["LLaMA-7B,8,FSDP,3800,45%", "LLaMA-70B,64,ZeRO-3 + TP=4 + PP=2,450,40%"]
+    result = pasted("\n".join(["Model,A100s,Strategy,Tokens/s/GPU,MFU", *rows, ""]))
+    assert all("Strategy 4" not in record for one in result.findings for record in one.records)
+    assert any("tp 4" in record for one in result.findings for record in one.records)

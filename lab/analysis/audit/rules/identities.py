@@ -208,7 +208,7 @@ def _misquoted(point: Point, own: bool) -> Iterator[Fault]:
     comparable = base is not None and base.world_size == point.curve.ratios_over
     if base is not None and not comparable:
         first = base.speedup if base.speedup > 0 else base.efficiency * base.over
-        gain *= first * point.curve.ratios_over  # which may be unknown
+        gain *= first if point.curve.ratios_over > 0 else math.nan  # which may be unknown
         comparable = base.efficiency > 0
     gain = gain or math.nan  # an infinite time has no speedup to compare
     margin = point.rounding + (base.rounding if base else 0.0)
@@ -240,7 +240,9 @@ def _misquoted(point: Point, own: bool) -> Iterator[Fault]:
             "Name the baseline of the quoted efficiency.",
         )
     digits = point.speedup_rounding + point.efficiency_rounding
-    if abs(efficiency * over / speedup - 1) > max(ROUNDING, digits):
+    short = 1 - efficiency * over / speedup
+    cut_off = 0 < short < digits + point.efficiency_rounding  # the last digit, as in 2.0 of 2.08
+    if abs(short) > max(ROUNDING, digits) and not cut_off:
         yield Fault(
             point.labels,
             f"An efficiency of {100 * efficiency:.0f} % on {n:g} ranks is quoted beside a speedup "
