@@ -44,7 +44,8 @@ def add_keys(
 ) -> None:
     """Columns that distinguish configurations: KEYS, and others with several world sizes each. With
     an `own_baseline` the quoted speedup of a row says nothing of other rows."""
-    frame, ranks = frame.loc[tidy.index], tidy["world_size"]
+    frame = frame if len(frame) == len(tidy) else frame.loc[tidy.index]
+    ranks = tidy["world_size"]
     compared = [name for name in (*HARDWARE, *SOFTWARE) if _is_compared(tidy[name], ranks)]
     # Machines with a curve each.
     machines = (*HARDWARE, "host") if not logged else HARDWARE
