@@ -205,9 +205,9 @@ def _says(meant: str, column: str, cells: Sequence[Any]) -> bool:
     """Whether a column of settings has any or is empty; MBS1 GBS256 below "Batch" are words."""
     if meant in TEXT | MEASURED or all(_text(cell).lower() in EMPTY for cell in cells):
         return True
-    return any(
-        value == value and value is not None for value in column_values(meant, column, cells)
-    )
+    factor = _factor(meant, column, cells)
+    values = (_cell(meant, column, cell, factor) for cell in cells)
+    return any(value is not None and value == value for value in values)
 
 
 def _unit(cells: Sequence[Any]) -> str:
@@ -249,7 +249,13 @@ def column_values(meant: str, column: str, cells: Sequence[Any]) -> list[Any]:
     factor = _factor(meant, column, cells)
     guessed = guess(column)
     inverse = guessed is not None and guessed.inverse and meant in {"time", *RATES}
-    values = [_cell(meant, column, cell, 1.0 if inverse else factor) for cell in cells]
+    scale = 1.0 if inverse else factor
+    # Most settings are the same in many rows.
+    texts = {cell for cell in cells if isinstance(cell, str)}
+    read = {text: _cell(meant, column, text, scale) for text in texts}
+    values = [
+        read[cell] if isinstance(cell, str) else _cell(meant, column, cell, scale) for cell in cells
+    ]
     if inverse:  # steps per second
         values = [value and factor / value for value in values]
     if meant in DEGREES and any(value is not None for value in values):

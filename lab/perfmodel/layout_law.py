@@ -9,13 +9,14 @@ from __future__ import annotations
 import math
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
+from functools import partial
 from typing import Any
 
 import numpy as np
 
 from lab.perfmodel.frameworks import ANY, Framework
 from lab.perfmodel.layout_terms import HOPPER, Case, Floats, parts, quantities
-from lab.perfmodel.step_law import bounded
+from lab.perfmodel.step_law import DIFFERENCE, bounded, slopes
 
 # Half of the rows are closer than this to the law that was fitted to their table.
 ROW_ERROR = 0.04  # relative
@@ -112,12 +113,8 @@ class LayoutLaw:
 
         at = np.log([self.coefficients[name] for name in NAMES])
         steps = np.exp(_log_steps(q, at))
-        step = 1e-4
-        slopes = [
-            (_log_steps(q, at + step * unit) - np.log(steps)) / step for unit in np.eye(len(NAMES))
-        ]
-        slope = np.stack(slopes)
-        variance = self.error**2 + np.einsum("ir,ij,jr->r", slope, self.covariance, slope)
+        slope = slopes(partial(_log_steps, q), at, np.full(len(NAMES), 1e-4))
+        variance = self.error**2 + np.einsum("ri,ij,rj->r", slope, self.covariance, slope)
         factor = np.exp(t.ppf(0.975, max(self.rows - 1, 3)) * np.sqrt(variance))
         return steps / factor, steps * factor
 
@@ -131,7 +128,8 @@ def _delayed(q: Mapping[str, Floats]) -> dict[str, Floats]:
 
 
 def _log_steps(q: Mapping[str, Floats], logarithms: Floats) -> Floats:
-    return np.log(_steps(q, dict(zip(NAMES, np.exp(logarithms), strict=True))))
+    """Logarithms of the steps; a line for each line of the coefficients' `logarithms`."""
+    return np.log(_steps(q, dict(zip(NAMES, np.exp(logarithms).T[..., None], strict=True))))
 
 
 def expected(gpu: str = "", framework: Framework = ANY) -> LayoutLaw:
@@ -190,10 +188,15 @@ def _most_likely(
 
     def costs(logarithms: Floats) -> Floats:
         errors = (_log_steps(q, logarithms) - measured) / ROW_ERROR
-        return np.concatenate([bounded(errors), (logarithms - centre) / spreads])
+        return np.concatenate([bounded(errors), (logarithms - centre) / spreads], axis=-1)
+
+    def slopes_of_costs(logarithms: Floats) -> Floats:
+        steps = np.copysign(np.maximum(1.0, np.abs(logarithms)), logarithms)
+        return slopes(costs, logarithms, DIFFERENCE * steps)
 
     # The loss that bounds the influence of outliers has several minima.
-    solutions = [least_squares(costs, start, max_nfev=100) for start in starts]
+    options: dict[str, Any] = {"jac": slopes_of_costs, "max_nfev": 100}
+    solutions = [least_squares(costs, start, **options) for start in starts]
     solution = min(solutions, key=lambda one: float(one.cost))
     precision = solution.jac.T @ solution.jac
     covariance = np.linalg.inv(precision)

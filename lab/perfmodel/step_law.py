@@ -46,7 +46,7 @@ OUTER_SPREAD = 3.0  # of the logarithm of the rate between nodes, around the rat
 ROW_ERROR = 0.005  # relative, of a published time, if there are too few rows to estimate it
 LARGEST_ERROR = 0.02  # of rows that belong together: those further off are outliers
 _TINY = 1e-5
-_DIFFERENCE = float(np.finfo(np.float64).eps) ** 0.5  # to the place where a slope is measured
+DIFFERENCE = float(np.finfo(np.float64).eps) ** 0.5  # to the place where a slope is measured
 _LARGEST = np.array([1e9, 1e9, 0.999, 1e9, 1e9])
 _FIRST_CALLS = 100  # of each start, in which most end; rows that a law explains exactly creep on
 # A link may take many times as long as its communication adds if most of that is hidden.
@@ -210,18 +210,14 @@ def _solver(columns: Mapping[str, FloatArray]) -> Callable[..., FloatArray]:
         fixed, outer = (fixed - FIXED_SHARE) / FIXED_SPREAD, np.log(outer / per_byte) / OUTER_SPREAD
         return np.concatenate([rows, fading, fixed, outer], axis=-1)
 
-    def slopes(scaled: FloatArray, spread: FloatArray, outliers: bool) -> FloatArray:
-        """Those of the residuals by finite differences, all in one call: calls cost most."""
-        steps = _DIFFERENCE * np.maximum(1.0, scaled)
+    def slopes_of_residuals(scaled: FloatArray, *args: Any) -> FloatArray:
+        steps = DIFFERENCE * np.maximum(1.0, scaled)
         steps = np.where(scaled + steps > bounds[1], -steps, steps)
-        places = scaled + np.diag(steps)
-        values = residuals(np.vstack([scaled, places]), spread, outliers)
-        matrix: FloatArray = ((values[1:] - values[0]) / (np.diag(places) - scaled)[:, None]).T
-        return matrix
+        return slopes(lambda places: residuals(places, *args), scaled, steps)
 
     @cache  # rows that a law explains exactly are solved twice for the least error
     def solved(error: float, outliers: bool, start: tuple[float, ...], calls: int | None) -> Any:
-        options = {"jac": slopes, "bounds": bounds, "max_nfev": calls}
+        options = {"jac": slopes_of_residuals, "bounds": bounds, "max_nfev": calls}
         args = np.maximum(columns["relative_std"], error), outliers
         return least_squares(residuals, start, args=args, **options)
 
@@ -235,6 +231,19 @@ def _solver(columns: Mapping[str, FloatArray]) -> Callable[..., FloatArray]:
         return solution
 
     return solve
+
+
+def slopes(
+    function: Callable[[FloatArray], FloatArray], place: FloatArray, steps: FloatArray
+) -> FloatArray:
+    """The slopes of each value of a function along each unknown, by finite differences.
+
+    The function takes lines of unknowns and is called once, as calls cost most.
+    """
+    places = place + np.diag(steps)
+    values = function(np.vstack([place, places]))
+    matrix: FloatArray = ((values[1:] - values[0]) / (np.diag(places) - place)[:, None]).T
+    return matrix
 
 
 def bounded(errors: FloatArray) -> FloatArray:

@@ -458,6 +458,7 @@ def normal(name: str) -> str:
     return SYMBOLIZED.sub(r"\1", text)
 
 
+@lru_cache(maxsize=10_000, typed=True)
 def parse_name(name: str) -> Name:
     """Stem, unit and statistic of a column's name."""
     text = normal(name)

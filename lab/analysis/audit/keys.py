@@ -10,10 +10,11 @@ from pandas.api.types import is_numeric_dtype
 
 from lab.analysis.audit import columns
 from lab.analysis.audit.columns import LAYOUT, RATIOS, TEXTS, guess, normal
-from lab.analysis.audit.observations import ROW, setting
+from lab.analysis.audit.observations import ROW, columns_with_values, setting
 from lab.analysis.audit.quantities import STATE, WHOLE_NUMBERS, as_text, as_texts
 from lab.analysis.audit.values import COUNT_UNITS, NEARLY, numbers, volume
 from lab.formatting import message_size, model_size
+from lab.records.table import grouped
 
 KEYS = (
     *("model", "sequence_length", "dataset", "framework", "precision", "compile", "seed"),
@@ -25,6 +26,7 @@ SETTINGS = {*WHOLE_NUMBERS, *TEXTS, "bytes"}  # a size that is not read is a pro
 # Of each rank, and of a loop or a problem that is the whole work.
 READ_SETTINGS = {"cpus", "threads", "steps", "samples"}
 MOST_VALUES = 200  # of a key
+LETTER = re.compile(r"[^\W\d_]")
 LABELLED = r"(?:\b[a-zA-Z]{{1,8}}=)?(?<![\d.]){ranks}(?![\d.])"  # the ranks in "MPI P=4"
 NO_REPEATS = 1.5  # ratio of two times on as many ranks
 ANOTHER = 1.1  # ratio of the parameters of two models
@@ -42,14 +44,15 @@ def add_keys(
 ) -> None:
     """Columns that distinguish configurations: KEYS, and others with several world sizes each. With
     an `own_baseline` the quoted speedup of a row says nothing of other rows."""
+    frame = frame if len(frame) == len(tidy) else frame.loc[tidy.index]
     ranks = tidy["world_size"]
     compared = [name for name in (*HARDWARE, *SOFTWARE) if _is_compared(tidy[name], ranks)]
     # Machines with a curve each.
     machines = (*HARDWARE, "host") if not logged else HARDWARE
     compared += [name for name in machines if _is_key(tidy[name], ranks, least=1.0)]
     candidates = dict.fromkeys((*KEYS, *compared))
-    known = tidy.notna().any()
-    keys = {f"key:{name}": tidy[name] for name in candidates if known[name]}
+    with_values = columns_with_values(tidy)
+    keys = {f"key:{name}": tidy[name] for name in candidates if name in with_values}
     if _sizes_differ(tidy):
         sizes = tidy["parameters"].map(model_size, na_action="ignore")
         keys["key:parameters"] = sizes + " parameters"
@@ -63,10 +66,10 @@ def add_keys(
         # A column whose numbers cannot be parsed may still distinguish rows, as may settings.
         measured = meaning is not None and meaning.canonical not in SETTINGS
         measured = measured or bool(columns.OUTCOME.search(name))
-        cells = _without_ranks(frame[column].map(as_text).loc[tidy.index], ranks)
+        cells = _without_ranks(frame[column].map(as_text), ranks)
         if _distinguishes(cells, tidy, measured=measured, logged=logged):
             keys[f"key:{column}"] = cells
-    quoted = tidy[["speedup", "efficiency"]].notna().any(axis=None)
+    quoted = bool({"speedup", "efficiency"} & with_values)
     if not (logged or quoted):
         keys |= _sizes_of_problems(tidy, frame, used)
     for name, cells in keys.items():
@@ -102,22 +105,25 @@ def _no_repeats(
     """The columns of words or whole numbers, if any, that tell apart all rows on as many ranks
     whose times are too far apart for repeats: as few, with as few values, as will do."""
     keys = [name for name in tidy.columns if name.startswith("key:")]
-    times = tidy["time"].fillna(1 / tidy["rate"]).where(tidy["world_size"].notna())
+    times = tidy["time"].fillna(1 / tidy["rate"]).tolist()
+    settings = [tidy[name].tolist() for name in (*keys, "world_size")]
 
-    def far_apart(*more: pd.Series) -> pd.Series:
-        groups = [*(tidy[name] for name in (*keys, "world_size")), *more]
-        alike = times.groupby(groups, dropna=False)
-        return alike.transform("max") > NO_REPEATS * alike.transform("min")
+    def far_apart(*more: pd.Series) -> int:
+        """How many rows belong to others on as many ranks with such times."""
+        each = zip(*settings, *(cells.tolist() for cells in more), strict=True)
+        alike = grouped(zip(each, times, strict=True)).values()
+        measured = [(len(some), [time for time in some if time == time]) for some in alike]
+        return sum(n for n, some in measured if some and max(some) > NO_REPEATS * min(some))
 
-    apart = int(far_apart().sum()) if tidy["world_size"].nunique() > 1 else 0
+    apart = far_apart() if tidy["world_size"].nunique() > 1 else 0
     able = _able_to_tell_apart(tidy, frame, used) if apart else {}
     chosen: dict[str, pd.Series] = {}
     while apart:
-        left = {name: far_apart(*chosen.values(), cells).sum() for name, cells in able.items()}
+        left = {name: far_apart(*chosen.values(), cells) for name, cells in able.items()}
         best = min(left, key=lambda name: (left[name], able[name].nunique()), default=None)
         if best is None or left[best] >= apart:
             return {}
-        apart, chosen[f"key:{best}"] = int(left[best]), able.pop(best)
+        apart, chosen[f"key:{best}"] = left[best], able.pop(best)
     return chosen
 
 
@@ -133,7 +139,7 @@ def _able_to_tell_apart(
         setting = meaning is None or meaning.canonical in SETTINGS or read
         if column == ROW or computed or not setting or (column in used and not read):
             continue
-        cells = frame[column].map(as_text).loc[tidy.index]
+        cells = frame[column].map(as_text)
         # One value for each row is the number of a job, not a setting.
         if 1 < cells.nunique() < len(cells) and not (numbers(cells) % 1 > 0).any():
             able[column] = cells.fillna("")
@@ -154,7 +160,7 @@ def _distinguishes(cells: pd.Series, tidy: pd.DataFrame, *, measured: bool, logg
     """Whether the cells of a column tell configurations apart; if it is `measured`, only words."""
     known, sizes = cells.dropna(), tidy["world_size"]
     words = bool(pd.to_numeric(known, errors="coerce").isna().all())
-    named = words and bool(known.str.match(r"[^\W\d_]").all())
+    named = words and all(map(LETTER.match, known.tolist()))
     if measured and not named:
         return False
     if named and known.nunique() > 1:
@@ -178,7 +184,7 @@ def _sizes_of_problems(
         name, per_rank = columns.OF_EACH_RANK.subn("", normal(column))
         if column in used or not columns.PROBLEM.fullmatch(name):
             continue
-        cells = frame[column].map(as_text).loc[tidy.index]
+        cells = frame[column].map(as_text)
         if per_rank:
             whole = numbers(cells, units=COUNT_UNITS) * ranks
             if whole.isna().any() or whole.max() <= (1 + NEARLY) * whole.min():

@@ -7,6 +7,7 @@ import re
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from functools import cached_property
+from itertools import compress
 from typing import Any, Literal
 
 import numpy as np
@@ -79,7 +80,7 @@ class Observations:
     @cached_property
     def known(self) -> set[str]:
         """Canonical columns that hold at least one value."""
-        return set(self.frame.columns[self.frame.notna().any()])
+        return columns_with_values(self.frame)
 
     @cached_property
     def keys(self) -> list[str]:
@@ -313,6 +314,11 @@ class Observations:
     def compared(self) -> list[tuple[Point, Point]]:
         """Each point that has a baseline, together with that baseline."""
         return [(point, point.base) for point in self.points if point.base is not None]
+
+
+def columns_with_values(frame: pd.DataFrame) -> set[str]:
+    """The columns that hold at least one value."""
+    return set(compress(frame.columns, np.any(frame.notna().to_numpy(), axis=0)))
 
 
 def setting(value: str, key: str, given: Mapping[str, str]) -> str:

@@ -82,7 +82,13 @@ class _Column:
         self.name = normal(column)
         self.stem, self.family, *_ = parse_name(column)
         self.names = {meaning.canonical for meaning in meanings.values()}
-        self.texts = cells.dropna().astype(str)
+
+    @cached_property
+    def texts(self) -> pd.Series:
+        """The cells that hold anything."""
+        # By a list, as pandas takes several times as long for the few cells of most columns.
+        cells = zip(self.cells.tolist(), self.cells.isna().tolist(), strict=True)
+        return pd.Series([str(cell) for cell, empty in cells if not empty], dtype=str)
 
     @cached_property
     def values(self) -> pd.Series:
@@ -106,16 +112,16 @@ def confirmed(
 ) -> str:
     """What a column of this name is by its cells; "" if nothing that is known, for a guess."""
     one = _Column(column, cells, frame, meanings)
-    names, texts = one.names, one.texts
+    names = one.names
     if canonical == "host" and _counts(cells) and "rank" not in names:
         canonical = "nodes"
-    elif canonical == "version" and not texts.str.contains(r"\d").any():
+    elif canonical == "version" and not one.texts.str.contains(r"\d").any():
         canonical = "" if "strategy" in names else "strategy"  # serial and parallel
     elif canonical == "repeat" and _names_settings(cells):
         canonical = "" if "strategy" in names else "strategy"  # runs are called after what they try
     elif canonical == "speedup" and SCALED.match(one.name) and _are_shares(one):
         canonical = "efficiency"
-    elif canonical == "cpu" and "gpu" not in names and texts.map(names_gpu).any():
+    elif canonical == "cpu" and "gpu" not in names and one.texts.map(names_gpu).any():
         canonical = "gpu"  # a processor such as a V100
     elif guessed and canonical == "data" and _is_of_solver(one):
         canonical = "other"
@@ -123,28 +129,33 @@ def confirmed(
         canonical = ""
     elif canonical == "bytes" and _is_of_model(one):
         canonical = "" if {"model", "dataset"} & names else "model"
-    elif guessed and canonical == "world_size" and any(map(GEFORCE.fullmatch, texts)):
+    elif guessed and canonical == "world_size" and any(map(GEFORCE.fullmatch, one.texts)):
         canonical = "gpu"
     elif guessed and canonical == "world_size" and _numbers_devices(one):
         canonical = "rank"
     elif guessed and canonical == "compute" and names & {*TIMES} == {"compute"}:
         canonical = "time"  # of the whole
-    elif guessed and canonical in {"step", "rate"} and len(texts) and texts.str.match(TIMED).all():
+    elif guessed and canonical in {"step", "rate"} and _are_timed(one):
         canonical = "time"
-    elif guessed and canonical in {"rate", "rate_per_rank"} and are_ratios(texts):
+    elif guessed and canonical in {"rate", "rate_per_rank"} and are_ratios(one.texts):
         canonical = "" if "speedup" in names else "speedup"  # a throughput of 1.9x
     elif guessed and canonical == "rank" and _counts_processes(one):
         canonical = "world_size"
-    if canonical in {"strategy", "speedup"} and texts.str.fullmatch(SCALING).all():
+    if canonical in {"strategy", "speedup"} and one.texts.str.fullmatch(SCALING).all():
         canonical = "scaling"
     return "" if guessed and not _is_plausible(canonical, one) else canonical
 
 
+def _are_timed(one: _Column) -> bool:
+    """Whether all cells are times with their units."""
+    return len(one.texts) > 0 and all(map(TIMED.match, one.texts))
+
+
 def _is_another(canonical: str, one: _Column) -> bool:
     """Whether a column is none of what its name suggests, beside the others."""
-    names, values = one.names, one.values
+    names = one.names
     if canonical == "world_size":
-        least = values.min()
+        values, least = one.values, one.values.min()
         of_problem = least == 0 or least >= LEAST_SIZE or _times_grow(one)
         # The bandwidths and FLOP/s of a kernel are listed by the size of its problem.
         of_problem |= least > 1 and any(map(SOLVED.search, one.others))
@@ -158,13 +169,13 @@ def _is_another(canonical: str, one: _Column) -> bool:
     if canonical == "time" and OF_A_JOB.match(one.name):
         return bool({"rate", "rate_per_rank"} & names)  # what the batch system gave it
     if canonical == "time" and re.fullmatch("time_?steps?", one.name):
-        return bool((values.diff().dropna() == 1).all())  # counts them
+        return bool((one.values.diff().dropna() == 1).all())  # counts them
     if canonical == "time" and one.name == "t":
         return _are_degrees(one)
     if "time" not in names and one.stem == "sync":
         return True  # beside "Async" or "Overlap" it is a program
     if canonical == "version":  # below PyTorch and DeepSpeed there are rates or times
-        measured = values.dropna()
+        measured = one.values.dropna()
         unlike = measured.is_unique and len(measured) > 1  # versions recur
         return bool({"speedup", "ratio_of_rates"} & names) and unlike
     if canonical == "speedup":  # of one program over another on as many ranks
@@ -238,7 +249,7 @@ def _is_plausible(canonical: str, one: _Column) -> bool:
     timed = canonical in {*TIMES, "algbw", "busbw"}
     if timed and any("%" in BRACKETS.sub("", text) for text in texts):
         return False
-    if canonical == "time" and texts.str.fullmatch(NUMBER).all():
+    if canonical == "time" and all(map(NUMBER.fullmatch, texts)):
         return bool(numbers(texts).median() < TIMESTAMP)
     if canonical in {"precision", "compile"}:
         times = numbers(texts, units=TIME_UNITS).where(~texts.str.fullmatch("[01]"))

@@ -46,7 +46,7 @@ def columns_of(rows: pd.DataFrame, groups: pd.Series) -> Cells:
         if some or name in needed
     }
     measured = measurements(rows, groups)
-    repeated, indexed = measured, rows[[*INDEX]].notna().any(axis="columns")
+    repeated, indexed = measured, np.any([rows[name].notna() for name in INDEX], axis=0)
     if indexed.any():
         repeats = rows["repeat"].astype(object).where(rows["repeat"].notna(), "")
         repeated = repeats.where(groups.isin(groups[indexed]), measured).tolist()

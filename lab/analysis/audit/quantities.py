@@ -279,15 +279,16 @@ class Quantities:
         of_ranks = canonical == "world_size"
         if not of_ranks and canonical not in MACHINES:
             return cells
-        if of_ranks and cells.astype(str).str.startswith("(").all():
+        if of_ranks and all(str(cell).startswith("(") for cell in cells.tolist()):
             return cells.map(volume)
-        pairs = cells.dropna().map(ranks_of)
-        counts = pairs.map(lambda pair: pair[0]).astype(float)
+        texts = cells.dropna()
+        pairs = [ranks_of(text) for text in texts.tolist()]
+        counts = pd.Series([number for number, _ in pairs], texts.index, dtype=float)
         if of_ranks and counts.min() > 1:  # beside "2 processes", a serial program has one
-            counts[[normal(str(cell)) in SERIAL for cell in cells.dropna()]] = 1.0
+            counts[[normal(str(text)) in SERIAL for text in texts]] = 1.0
         if not counts.notna().any() or not (of_ranks or counts.notna().all()):
             return cells
-        names = pairs.map(lambda pair: pair[1] or None)
+        names = pd.Series([name or None for _, name in pairs], texts.index)
         known = {meaning.canonical for meaning in self.meanings.values()} | set(self.given)
         if not of_ranks and "world_size" in known:
             return names.reindex(cells.index) if names.notna().all() else cells
@@ -308,7 +309,8 @@ class Quantities:
         if meaning.inverse:
             values = factor / values.where(values > 0)
         if canonical in WHOLE_NUMBERS:
-            values = values.mask((values % 1 != 0) | _matches(RANGE.match, cells))
+            whole = (values.to_numpy() % 1 == 0) & ~_matches(RANGE.match, cells)
+            values = values if whole.all() else values.where(whole)
         of_what = {"time": "std", "rate": "rate_std"}.get(canonical)
         if of_what and _matches(re.compile(PLUS_MINUS).search, cells).any():
             spreads = cells.map(lambda cell: spread(cell, factor=factor))

@@ -7,6 +7,7 @@ import math
 import re
 from collections import Counter
 from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
+from statistics import median
 from typing import NamedTuple
 
 import pandas as pd
@@ -48,6 +49,7 @@ from lab.analysis.audit.values import (
     numbers,
     ranks_of,
 )
+from lab.records.table import grouped
 
 COLLECTIVE = re.compile(
     r"all[-_ ]?(?:reduce|gather|to)|reduce[-_ ]?scatter|collective|[nr]ccl", re.IGNORECASE
@@ -163,7 +165,7 @@ def turned(frame: pd.DataFrame, mapped: Collection[str]) -> tuple[pd.DataFrame, 
     other tables as they are."""
     first, *others = frame.columns
     names = frame[first].astype(str)
-    names = names[~names.map(normal).str.fullmatch(JOBS)]
+    names = names[[not re.fullmatch(JOBS, normal(name)) for name in names]]
     sizes = [_whole(column) for column in others]
     if not all(sizes):  # below "Throughput on 8 GPUs", but not below "Core 0"
         words = _shared_words(others)
@@ -519,11 +521,13 @@ def _numbers_other(column: str, cells: pd.Series) -> bool:
 def growth(values: pd.Series, counts: pd.Series) -> float:
     """How much numbers grow from the fewest ranks to the most, as a share of the ranks' own growth:
     1 for an ideal rate, negative for what falls; NaN on one number of ranks."""
-    usual = values[values > 0].groupby(counts).median().sort_index()
-    if len(usual) < 2 or usual.index[0] <= 0:
+    pairs = zip(counts.tolist(), values.tolist(), strict=True)
+    on_ranks = grouped((ranks, value) for ranks, value in pairs if ranks == ranks and value > 0)
+    fewest, most = min(on_ranks, default=0), max(on_ranks, default=0)
+    if not 0 < fewest < most:
         return math.nan
-    ranks = usual.index[-1] / usual.index[0]
-    return float((usual.iloc[-1] / usual.iloc[0] - 1) / (ranks - 1))
+    gain: float = median(on_ranks[most]) / median(on_ranks[fewest])
+    return (gain - 1) / (most / fewest - 1)
 
 
 def listed(columns: Iterable[str]) -> str:

@@ -81,7 +81,7 @@ def from_table(
     quantities = Quantities(frame, meanings, mapped, notes, source)
     tidy, given = quantities.tidy, quantities.given
     assumptions += quantities.assumptions
-    tidy[ROW] = frame[ROW].loc[tidy.index]
+    tidy[ROW] = frame[ROW]
     ranks.degrees(tidy, given)
     assumptions += keys.labelled(tidy, frame, given)
     assumptions += [*ranks.of_a_node(tidy, given), *ranks.hybrid(tidy, given)]
@@ -90,8 +90,9 @@ def from_table(
         assumptions += [assumption] if assumption else []
     ranks.rates_of_nodes(tidy, given)
     tidy["step_spread"] = _spread(frame, given.get("time"))
-    tidy["rate"] = tidy["rate"].fillna(tidy["rate_per_rank"] * tidy["world_size"])
-    tidy["rate_rounding"] = tidy["rate_rounding"].fillna(tidy["rate_per_rank_rounding"])
+    if "rate_per_rank" in given:
+        tidy["rate"] = tidy["rate"].fillna(tidy["rate_per_rank"] * tidy["world_size"])
+        tidy["rate_rounding"] = tidy["rate_rounding"].fillna(tidy["rate_per_rank_rounding"])
     assumptions += ranks.global_batch(tidy, given)
     per = meanings[given["time"]].per if "time" in given else None
     collective = {"bytes", "time"} <= set(given) and not TRAINING & set(given)
@@ -173,7 +174,7 @@ def _without_changes(frame: pd.DataFrame) -> tuple[pd.DataFrame, list[str]]:
     """The table without rows such as "change | +49.3% | -0.6%", which compare those above them."""
     if len(frame) > keys.MOST_VALUES:
         return frame, []
-    cells = (frame[name].tolist() for name in frame.columns[1:].drop(ROW))
+    cells = (frame[name].tolist() for name in frame.columns[1:] if name != ROW)
     rows = [[text for cell in row if (text := as_text(cell))] for row in zip(*cells, strict=True)]
     compares = np.array(
         [len(row) >= FEWEST_CHANGES and all(map(CHANGE.fullmatch, row)) for row in rows]

@@ -169,6 +169,7 @@ def _of_sheets(name: str) -> Tables:
 
 
 def _frame(name: str, header: list[str], rows: list[list[str]]) -> pd.DataFrame:
+    import numpy as np
     import pandas as pd
 
     header, rows = rectangular(name, header, rows)
@@ -183,7 +184,8 @@ def _frame(name: str, header: list[str], rows: list[list[str]]) -> pd.DataFrame:
     ]
     if problems:
         raise InputError(name, problems)
-    return pd.DataFrame(rows, columns=header, dtype="object")
+    cells = np.array(rows, dtype=object).reshape(len(rows), len(header))
+    return pd.DataFrame(cells, columns=header, dtype="object")
 
 
 def _undecorated(cell: str) -> str:

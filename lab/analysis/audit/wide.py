@@ -199,7 +199,7 @@ def by_label(frame: pd.DataFrame) -> Long:
 def _counted_labels(frame: pd.DataFrame) -> list[tuple[str, pd.Series, pd.Series]]:
     """The columns of such labels, with what they count, and without it."""
     labelled = []
-    for name in frame.columns.drop(ROW, errors="ignore")[:MOST_NAMES]:
+    for name in [name for name in frame.columns if name != ROW][:MOST_NAMES]:
         # Lists, as pandas takes ten times as long for the few rows of most tables.
         texts = [normal(str(cell)).replace("_", " ") for cell in frame[name].astype(str).tolist()]
         bare = [BASELINE.sub("", COUNTED.sub("", text)).strip() for text in texts]
@@ -298,7 +298,7 @@ def by_noted(frame: pd.DataFrame) -> Long:
     rows of a setting, if the lines around the table name one quantity and all of them behave like
     it: times fall with the ranks, rates and speedups rise. Those of frameworks are rates without
     being called so if they rise, most of them at least half as much as the ranks."""
-    names = list(map(str, frame.columns.drop(ROW, errors="ignore")))
+    names = [str(name) for name in frame.columns if name != ROW]
     counts = [name for name in names if quantities([name]) & RANKS]
     # Versions do not all differ, unlike what a framework reaches on each number of ranks.
     reached = {name for name in names if _is_framework(name) and frame[name].is_unique}
@@ -444,7 +444,7 @@ def by_crossing(frame: pd.DataFrame) -> Long:
     """Numbers of ranks beside columns that are called after sizes of a problem, such as "1000" or
     "N=1000", become rows of each size; a corner such as "N \\ P" says which of the two is which,
     and one such as "Processes" above names or sizes that of the columns."""
-    first, *columns = frame.columns.drop(ROW, errors="ignore")
+    first, *columns = (name for name in frame.columns if name != ROW)
     sizes = [CROSSED.fullmatch(normal(column)) for column in columns]
     if len(sizes) < 2 or not all(sizes):
         return frame, []

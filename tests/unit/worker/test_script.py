@@ -57,6 +57,7 @@ def measured(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Any:
     for clock in ("perf_counter", "time"):  # put back if the script replaces them
         monkeypatch.setattr(time, clock, getattr(time, clock))
     threads = torch.get_num_threads()
+    gc.freeze()  # modules are looked for among all objects, of which a script's process has few
 
     def measure(
         body: str, *arguments: str, head: str = HEAD, waited_s: float = 0.0, **fields: Any

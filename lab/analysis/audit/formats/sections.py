@@ -46,9 +46,10 @@ def find_sections(lines: Sequence[str], *, fewest: int = 2) -> Table | None:
     report measurements on several numbers of ranks; of a single one (`fewest` is 1), if it has
     several measurements."""
     lines = lines[:MOST_LINES]
-    titles = (TITLE.fullmatch(line) for line in lines if not RULE.fullmatch(line))
+    titles = [None if RULE.fullmatch(line) else TITLE.fullmatch(line) for line in lines]
     kinds = dict.fromkeys(_kind(title) for title in titles if title)
-    tables = [table for kind in (*kinds, "") if (table := _table(_records(lines, kind), fewest))]
+    every = (_table(_records(lines, titles, kind), fewest) for kind in (*kinds, ""))
+    tables = [table for table in every if table]
     return max(tables, key=lambda table: len(table.rows) * len(table.header), default=None)
 
 
@@ -124,13 +125,14 @@ def _counts_ranks(name: str, cells: set[str]) -> bool:
     return len(ranks) > 1 and all(number > 0 for number in ranks)
 
 
-def _records(lines: Sequence[str], kind: str) -> Iterator[Record]:
+def _records(
+    lines: Sequence[str], titles: Sequence[re.Match[str] | None], kind: str
+) -> Iterator[Record]:
     """What is reported below each title of a kind, or from one line of a name to the next."""
     record: Record = {}
-    for place, line in enumerate(lines):
-        around = "\n".join(lines[max(place - 1, 0) : place + 2])
-        boxed = around.count("\n") == 2 and all(map(RULE.fullmatch, around.split("\n")[::2]))
-        title = None if RULE.fullmatch(line) else TITLE.fullmatch(line)
+    for place, (line, title) in enumerate(zip(lines, titles, strict=True)):
+        beside = (*lines[max(place - 1, 0) : place], *lines[place + 1 : place + 2])
+        boxed = len(beside) == 2 and all(map(RULE.fullmatch, beside))
         pair = PAIR.fullmatch(line) if title is None else None
         if boxed or (title and _kind(title) == kind):
             yield record

@@ -179,8 +179,8 @@ def quoted_against_own(observations: Observations) -> Iterator[Fault]:
         elif point.speedup > 0 and point.world_size > 1:
             yield from _misquoted_over_siblings(point)
     for kind in ("times", "rates"):
-        rows = observations.frame[observations.frame[f"ratio_of_{kind}"].notna()]
-        if len(rows):
+        if f"ratio_of_{kind}" in observations.known:
+            rows = observations.frame[observations.frame[f"ratio_of_{kind}"].notna()]
             checked |= yield from _ratios(rows, kind, observations)
     if {"rate", "rate_per_rank", "world_size"} <= given:
         total, each = (counted(observations.given[name]) for name in ("rate", "rate_per_rank"))
