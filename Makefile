@@ -4,6 +4,8 @@ BIN := .venv/bin
 STAMP := .venv/.built
 # One of its tests fills the GPU, so there no other test may run beside them.
 GPU := $(wildcard /dev/nvidia0)
+# The files with tests of a mark: to import all others takes seconds.
+marked = $(shell grep --recursive --files-with-matches --include='*.py' 'pytest\.mark\.$(1)\b' tests/integration)
 # A user's first command should not have to compile; tests import a quarter of what is installed, and compile that.
 COMPILE := $(if $(CI),,--compile-bytecode)
 # Containers often forbid it; then each process would compile all that it imports, which takes seconds.
@@ -51,8 +53,8 @@ test: unit
 integration: env
 	$(if $(GPU),$(BIN)/python -m pytest tests/gpu)
 	$(BIN)/python -m pytest tests/integration tests/fuzz $(if $(GPU),,tests/gpu) -m "not quiet and not alone" --numprocesses 3 --dist loadfile --no-loadscope-reorder
-	$(BIN)/python -m pytest tests/integration -m quiet --numprocesses 2 --dist loadfile
-	$(BIN)/python -m pytest tests/integration -m alone
+	$(BIN)/python -m pytest $(call marked,quiet) -m quiet --numprocesses 2 --dist loadfile
+	$(BIN)/python -m pytest $(call marked,alone) -m alone
 
 # No test looks at logs, and catching them in each of thousands takes a tenth of their time.
 unit: env

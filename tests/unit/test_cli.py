@@ -379,6 +379,13 @@ def test_output_onto_a_full_disk_is_one_error() -> None:
     assert (done.returncode, done.stderr) == (1, "lab: output: No space left on device\n")
 
 
+def test_the_command_ends_without_a_last_search_for_garbage() -> None:
+    code = "import atexit, gc\natexit.register(lambda: print(gc.get_freeze_count()))\n"
+    command = [sys.executable, "-c", f"{code}from lab.__main__ import main; main()", "--version"]
+    done = subprocess.run(command, capture_output=True, text=True, check=True)
+    assert int(done.stdout.splitlines()[-1]) > 1000
+
+
 def test_the_version_is_printed(run: Command) -> None:
     assert run("--version") == (0, f"scaling-lab {lab.__version__}\n", "")
 

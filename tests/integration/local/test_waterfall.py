@@ -7,6 +7,7 @@ ranks compute, for a known CPU time, and what they lose to others is compared wi
 
 from __future__ import annotations
 
+import itertools
 import os
 import signal
 import subprocess
@@ -56,6 +57,8 @@ RUN: dict[str, Any] = {
 SCENARIOS = ("data", "optimizer", "straggler", "transfer", "others")
 # One rank goes without any cause: these scenarios have the baseline of the first.
 SAME_BASELINE = ("data", "optimizer", "straggler")
+# Which process is the one rank of the others: the two compute or sleep side by side, on a core each.
+ALONE = {"data": 1, "transfer": 1, "others": 0}
 CHANGES: dict[str, dict[str, Any]] = {
     # One exchange after the backward pass, behind which nothing hides.
     "transfer": {"strategy": "naive_ddp", "flat": True},
@@ -166,24 +169,24 @@ def run_all(rank: int, root: str) -> list[tuple[str, Run, int, Measurement | Non
     os.sched_setaffinity(0, {core})
     measured = []
     for repeat in range(REPEATS):
-        for scenario in SCENARIOS:
-            for size in (1, 2):
-                if rank >= size or (size == 1 and scenario in SAME_BASELINE[1:]):
-                    continue
-                changes = CHANGES.get(scenario, {}) | {"world_size": size}
-                run = Run.model_validate(RUN | changes)
-                folder = Path(root) / f"{scenario}-{size}-{repeat}"
-                folder.mkdir(exist_ok=True)
-                place = RankContext(
-                    *(rank, size, rank, "cpu", (core,), 1, "none", folder / "address"),
-                    timeout_s=60.0,
-                    emulated=emulated(scenario),
+        for size, scenario in itertools.product((1, 2), SCENARIOS):
+            if size == 1 and ALONE.get(scenario) != rank:
+                continue
+            changes = CHANGES.get(scenario, {}) | {"world_size": size}
+            run = Run.model_validate(RUN | changes)
+            folder = Path(root) / f"{scenario}-{size}-{repeat}"
+            folder.mkdir(exist_ok=True)
+            number = rank % size
+            place = RankContext(
+                *(number, size, number, "cpu", (core,), 1, "none", folder / "address"),
+                timeout_s=60.0,
+                emulated=emulated(scenario),
+            )
+            with injected(scenario, run, rank, core):
+                result = measure(
+                    run, place, data_root=Path(root), folder=folder, progress=lambda *_: None
                 )
-                with injected(scenario, run, rank, core):
-                    result = measure(
-                        run, place, data_root=Path(root), folder=folder, progress=lambda *_: None
-                    )
-                measured.append((scenario, run, repeat, result))
+            measured.append((scenario, run, repeat, result))
     return measured
 
 
@@ -196,7 +199,9 @@ def records(tmp_path_factory: pytest.TempPathFactory) -> dict[str, list[Record]]
         patch.setenv("LAB_CACHE", str(root / "cache"))
         answers = on_ranks(2, run_all, str(root))
     made: dict[str, list[Record]] = {scenario: [] for scenario in SCENARIOS}
-    for scenario, run, repeat, measured in answers[0]:
+    # Of two ranks the first has what both measured.
+    alone = [one for one in answers[1] if one[1].world_size == 1]
+    for scenario, run, repeat, measured in [*alone, *answers[0]]:
         assert measured is not None
         made[scenario].append(
             Record(
