@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import logging
 import math
 import warnings
 from collections.abc import Iterable, Iterator, Mapping, Sequence
@@ -47,6 +48,10 @@ FONTS = (
     *("DejaVu Sans", "Noto Sans CJK SC", "Noto Sans CJK JP", "Source Han Sans SC"),
     *("WenQuanYi Zen Hei", "WenQuanYi Micro Hei", "Droid Sans Fallback"),
     *("PingFang SC", "Hiragino Sans GB", "Microsoft YaHei", "Arial Unicode MS"),
+)
+# Some of them have no bold letters, which Matplotlib remarks even where none is needed.
+logging.getLogger("matplotlib.font_manager").addFilter(
+    lambda remark: "Failed to find font weight" not in remark.getMessage()
 )
 STYLE: dict[str, Any] = {
     "figure.figsize": SIZE,

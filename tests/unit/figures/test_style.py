@@ -1,6 +1,7 @@
 from __future__ import annotations
 
 import io
+import logging
 import sys
 from itertools import product
 
@@ -122,6 +123,13 @@ def test_letters_that_no_font_has_are_drawn_without_a_warning(
         figure.suptitle("模型")
         figure.savefig(io.BytesIO(), format="svg")
     assert not recwarn.list
+
+
+def test_a_font_without_bold_letters_is_not_remarked(caplog: pytest.LogCaptureFixture) -> None:
+    logging.getLogger("matplotlib.font_manager").warning(
+        "findfont: Failed to find font weight %s for %s, now using %s.", "bold", "Droid", 400
+    )
+    assert not caplog.records
 
 
 def test_the_first_font_is_the_one_of_all_machines() -> None:
