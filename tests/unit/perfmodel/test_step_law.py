@@ -15,7 +15,7 @@ from scipy import optimize
 
 import lab
 from lab.errors import InputError
-from lab.perfmodel.step_law import fit, predict_step
+from lab.perfmodel.step_law import fit, predict_step, slopes
 
 PUBLISHED = Path(__file__).parents[2] / "fixtures" / "tables" / "gpt2_ddp_2x3090.csv"
 
@@ -333,3 +333,12 @@ def test_a_long_latency_is_found_in_noisy_rows(alpha: float) -> None:
 def test_a_whole_number_beyond_all_floats_is_refused() -> None:
     with pytest.raises(InputError, match="gradient_bytes: inf is impossible"):
         predict_step(one_device_step_s=0.1, gradient_bytes=10**400, world_size=2, bytes_per_s=1e9)
+
+
+def test_slopes_are_those_of_each_value_along_each_unknown() -> None:
+    def values(lines: np.ndarray) -> np.ndarray:
+        first, second = lines.T
+        return np.stack([first * second, second**2], axis=-1)
+
+    matrix = slopes(values, np.array([2.0, 3.0]), np.array([1e-6, -1e-6]))
+    assert matrix == pytest.approx(np.array([[3, 2], [0, 6]]), abs=1e-5)
