@@ -202,12 +202,14 @@ class Curve:
         fewer than were measured, such as the 4 of "speedup (vs 4 threads)"; else 0."""
         both = [point for point in self.points if point.speedup > 0 and point.efficiency > 0]
         over = [point.world_size * point.efficiency / point.speedup for point in both]
-        ranks = round(median(over)) if len(over) > 1 else 0
+        ranks = float(np.round(median(over))) if len(over) > 1 else 0.0
+        if not 1 < ranks < self.smallest[0].world_size:
+            return 0.0
         near = all(
             abs(one / ranks - 1) < max(ROUNDING, point.speedup_rounding + point.efficiency_rounding)
-            for one, point in zip(over if ranks else (), both, strict=False)
+            for one, point in zip(over, both, strict=True)
         )
-        return float(ranks) if 1 < ranks < self.smallest[0].world_size and near else 0.0
+        return ranks if near else 0.0
 
     @cached_property
     def grows(self) -> bool:

@@ -58,6 +58,8 @@ def test_speedups_and_efficiencies_over_fewer_ranks_than_were_measured() -> None
     assert broken(result) == {"baseline"}
     result = pasted(table + "\n".join([*rows, "64,800.0,1.11x,1.7 %"]) + "\n")
     assert "quoted-against-own" in broken(result)  # 1.11x on 64 is 6.9 % of 4
+    absurd = "16,888.4,1e-320,25.0 %\n32,817.8,1e-320,13.6 %\n"
+    assert "quoted-against-own" in broken(pasted(table + absurd))
 
 
 def test_batches_that_grow_with_the_ranks_are_more_work() -> None:
