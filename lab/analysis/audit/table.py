@@ -57,6 +57,7 @@ WORD = re.compile(r"[^\W\d_]")
 
 
 @python_strings()
+@np.errstate(all="ignore")  # an overflow becomes NaN, which takes part in no comparison
 def from_table(
     frame: pd.DataFrame, *, columns: Mapping[str, str] | None = None, source: str = "table"
 ) -> Observations:
@@ -88,6 +89,7 @@ def from_table(
     if "world_size" not in given:
         tidy["world_size"], assumption = ranks.world_size(tidy, reshape.hinted_ranks(name, notes))
         assumptions += [assumption] if assumption else []
+    tidy["world_size"] = tidy["world_size"].where(tidy["world_size"] < np.inf)
     ranks.rates_of_nodes(tidy, given)
     tidy["step_spread"] = _spread(frame, given.get("time"))
     if "rate_per_rank" in given:

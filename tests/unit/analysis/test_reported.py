@@ -327,3 +327,8 @@ def test_the_records_of_one_kind_are_not_named_by_it(models: list[str], labels: 
         assert ids == {one.run.id for one in records}
         assert {one.reported.baseline for one in records if one.reported} <= ids
     assert "strong" in both.records[0].run.label
+
+
+def test_ranks_beyond_all_numbers_are_left_out() -> None:
+    nodes = {"nodes": [1, 2, 1e200], "gpus_per_node": [4, 4, 1e200], "time_s": [6.0, 3.0, 1.0]}
+    assert [one.run.world_size for one in records_from(pd.DataFrame(nodes))] == [4, 8]
