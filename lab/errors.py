@@ -126,13 +126,13 @@ def path_of(given: object, where: str, wanted: str = "the path of a folder") -> 
     return Path(str(given))
 
 
-def require_utf8(given: object, where: str) -> None:
+def require_utf8(text: object, where: str) -> None:
     """Raise InputError for a text or path whose bytes this locale cannot read: no page holds it."""
     try:
-        str(given).encode()
+        str(text).encode()
     except UnicodeEncodeError:
         encoding = sys.getfilesystemencoding()
-        what = f"{str(given)!a} has bytes that the locale here ({encoding}) cannot read"
+        what = f"{str(text)!a} has bytes that the locale here ({encoding}) cannot read"
         advice = "change them" if encoding == "utf-8" else "set PYTHONUTF8=1, or change them"
         raise InputError.of("argument", where, what, advice) from None
 
