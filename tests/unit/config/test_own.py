@@ -124,7 +124,7 @@ def test_a_wrong_reference_is_refused_with_the_nearest_name(
         ),
         ("def make(width=1): ...", {"widht": 1}, "'widht'; did you mean 'width'"),
         ("def make(): ...", {"width": 1}, "no argument 'width'; it takes none at all"),
-        ("def make(width, /): ...", {"width": 1}, "positional only"),
+        ("def make(width, /): ...", {"width": 1}, "positional.only"),
         ("class make:\n    def __init__(self, width): ...", {}, "'width'; add it to args"),
         ("class make:\n    def __init__(self, **rest): ...", {"width": 1}, ""),
         ("class make(dict): ...", {"width": 1}, ""),  # its parameters are those of its base
