@@ -26,8 +26,6 @@ from lab.terminal import (
 )
 
 Verdict = tuple[Any, list[View], str]  # content, views, and why it is not good enough
-
-
 BenchQuickOption = Annotated[bool, Option("--quick", help="Fewer rounds, settings and steps.")]
 bench = typer.Typer(no_args_is_help=True, help="Measure the lab itself.")
 
