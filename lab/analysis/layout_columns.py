@@ -205,9 +205,9 @@ def _says(meant: str, column: str, cells: Sequence[Any]) -> bool:
     """Whether a column of settings has any or is empty; MBS1 GBS256 below "Batch" are words."""
     if meant in TEXT | MEASURED or all(_text(cell).lower() in EMPTY for cell in cells):
         return True
-    factor = _factor(meant, column, cells)
-    values = (_cell(meant, column, cell, factor) for cell in cells)
-    return any(value is not None and value == value for value in values)
+    return any(
+        value == value and value is not None for value in column_values(meant, column, cells)
+    )
 
 
 def _unit(cells: Sequence[Any]) -> str:

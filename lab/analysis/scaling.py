@@ -46,7 +46,7 @@ MEDIANS = ("peak_memory", "setup_time", "train_time", "final_loss", "validation_
 RATIOS = ("speedup", "efficiency")
 # Of a results table, what has an interval of its own, and its column there.
 MEASURED = {"step_time": "time", "samples_per_second": "rate"}
-# By a table.
+# What only records of a table have.
 REPORTED = (
     "configuration",
     "per",

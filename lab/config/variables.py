@@ -14,7 +14,7 @@ SWITCHES = {"LAB_PRELOAD", "LAB_REPEAT_DISTURBED"}  # which only 0 turns off
 
 
 def doubtful_variables(variables: Mapping[str, str] = os.environ) -> Iterator[Problem]:
-    """What has no effect although it seems meant for the lab: names nearly right, other values."""
+    """What seems meant for the lab but has no effect: misspelt names, and unknown switch values."""
     names = {name.removeprefix(PREFIX): name for name in NAMES}
     for name, value in sorted(variables.items()):
         if name in SWITCHES and value not in {"", "0", "1"}:

@@ -99,9 +99,9 @@ def grade(
 
 
 def submissions_in(submissions: str | Path) -> list[Submission]:
-    """The lessons of all students, in order; raises InputError if there is none.
+    """The lessons of all students, in order.
 
-    Also for a student whose name no table could hold: none is left out in silence.
+    Raises InputError if there is none, or for a student whose name no table could hold.
     """
     folder = path_of(submissions, "submissions")
     lessons = {path.stem for path in LESSONS.glob("*.ipynb")}

@@ -49,9 +49,9 @@ FONTS = (
     *("WenQuanYi Zen Hei", "WenQuanYi Micro Hei", "Droid Sans Fallback"),
     *("PingFang SC", "Hiragino Sans GB", "Microsoft YaHei", "Arial Unicode MS"),
 )
-# Some of them have no bold letters, which Matplotlib remarks even where none is needed.
+# Some of them have no bold letters, of which Matplotlib warns even where none is needed.
 logging.getLogger("matplotlib.font_manager").addFilter(
-    lambda remark: "Failed to find font weight" not in remark.getMessage()
+    lambda record: "Failed to find font weight" not in record.getMessage()
 )
 STYLE: dict[str, Any] = {
     "figure.figsize": SIZE,

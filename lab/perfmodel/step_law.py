@@ -236,9 +236,10 @@ def _solver(columns: Mapping[str, FloatArray]) -> Callable[..., FloatArray]:
 def slopes(
     function: Callable[[FloatArray], FloatArray], place: FloatArray, steps: FloatArray
 ) -> FloatArray:
-    """The slopes of each value of a function along each unknown, by finite differences.
+    """The slopes (values, unknowns) of a function at a place (unknowns,), by finite differences.
 
-    The function takes lines of unknowns and is called once, as calls cost most.
+    The function turns (places, unknowns) into (places, values). It is called once, as calls cost
+    most.
     """
     places = place + np.diag(steps)
     values = function(np.vstack([place, places]))

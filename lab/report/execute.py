@@ -243,7 +243,7 @@ def kernel_settings() -> Iterator[Any]:
 
 
 def separate_profile(settings: Any) -> str:
-    """The argument that keeps from a kernel of these settings what its user has IPython do."""
+    """The argument by which a kernel reads no settings and startup files of its user's IPython."""
     return f"--IPKernelApp.ipython_dir={Path(settings.KernelManager.ip).parent}"
 
 

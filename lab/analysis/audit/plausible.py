@@ -85,7 +85,7 @@ class _Column:
 
     @cached_property
     def texts(self) -> pd.Series:
-        """The cells that hold anything."""
+        """The cells that hold anything, numbered anew."""
         # By a list, as pandas takes several times as long for the few cells of most columns.
         cells = zip(self.cells.tolist(), self.cells.isna().tolist(), strict=True)
         return pd.Series([str(cell) for cell, empty in cells if not empty], dtype=str)
