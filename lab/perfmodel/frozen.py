@@ -127,12 +127,13 @@ def freeze(
     """
     store = Store(study.out)
     runs = dict.fromkeys(study.runs if runs is None else runs)
+    waiting = {one.run_id for one in predictions(study, runs)}
     due = [
         run
         for run in runs
         if (run.world_size > 1 or basis)
         and run.task == "train"
-        and not predictions(study, run)
+        and run.id not in waiting
         and not any(store.completed(task) for task in study.tasks if task.run == run)
     ]
     if not due:
@@ -171,12 +172,17 @@ def archive_replaced(study: Study, run_ids: Iterable[str], target: Path) -> None
             path.rename(target / path.name)
 
 
-def predictions(study: Study, run: Run | None = None) -> list[Frozen]:
-    """Frozen predictions of a run, or of all, oldest first, without broken or changed files."""
+def predictions(study: Study, runs: Iterable[Run] | None = None) -> list[Frozen]:
+    """Frozen predictions of these runs or of all of the study, oldest first.
+
+    Broken and changed files are left out, and those of runs that only the study's other form has.
+    """
+    ids = {run.id for run in (study.runs if runs is None else runs)}
     frozen = []
-    for path in sorted((study.out / PREDICTIONS).glob(f"{run.id if run else '*'}-*.json")):
-        with suppress(OSError, ValidationError):
-            frozen.append(Frozen.model_validate_json(path.read_bytes()))
+    for path in sorted((study.out / PREDICTIONS).glob("*.json")):
+        if path.name.partition("-")[0] in ids:
+            with suppress(OSError, ValidationError):
+                frozen.append(Frozen.model_validate_json(path.read_bytes()))
     unchanged = (one for one in frozen if one.sha256 == one.digest)
     return sorted(unchanged, key=lambda one: one.frozen_at)
 

@@ -310,6 +310,13 @@ def test_predictions_are_frozen_once_and_scored_when_measured(planned: Study) ->
     assert freeze(planned) == []
 
 
+def test_predictions_of_another_form_are_not_waited_for(planned: Study) -> None:
+    freeze(planned)
+    alone = study(planned.folder, [ALONE], repeats=1)
+    assert predictions(planned) and predictions(alone) == []
+    assert "frozen" not in StudyResults(alone).prediction_summary
+
+
 def test_an_error_of_nothing_has_no_minus() -> None:
     exact = Score(frozen=frozen(PAIR, 0.1), measured_s=0.1, repeats=1, error=-1e-9)
     row = predict.Expectation(Forecast(PAIR), 2, score=exact).row()
