@@ -51,18 +51,18 @@ test: unit
 # Whole studies, Slurm and browsers; last those that believe their times: two at a time, as they mostly sleep, or alone, as
 # they compute. Where chromium or Slurm is missing its tests are skipped, unless CI=true.
 integration: env
-	$(if $(GPU),$(BIN)/python -m pytest tests/gpu)
-	$(BIN)/python -m pytest tests/integration tests/fuzz $(if $(GPU),,tests/gpu) -m "not quiet and not alone" --numprocesses 3 --dist loadfile --no-loadscope-reorder
-	$(BIN)/python -m pytest $(call marked,quiet) -m quiet --numprocesses 2 --dist loadfile
-	$(BIN)/python -m pytest $(call marked,alone) -m alone
+	$(if $(GPU),$(BIN)/python -P -m pytest tests/gpu)
+	$(BIN)/python -P -m pytest tests/integration tests/fuzz $(if $(GPU),,tests/gpu) -m "not quiet and not alone" --numprocesses 3 --dist loadfile --no-loadscope-reorder
+	$(BIN)/python -P -m pytest $(call marked,quiet) -m quiet --numprocesses 2 --dist loadfile
+	$(BIN)/python -P -m pytest $(call marked,alone) -m alone
 
 # No test looks at logs, and catching them in each of thousands takes a tenth of their time.
 unit: env
-	$(BIN)/python -m pytest tests/unit --numprocesses auto --dist worksteal -p no:logging
+	$(BIN)/python -P -m pytest tests/unit --numprocesses auto --dist worksteal -p no:logging
 
 # What a GPU must prove, and what a CPU can prove of the same; skipped by name where there is no GPU.
 gpu: env
-	$(BIN)/python -m pytest tests/gpu -v -rs
+	$(BIN)/python -P -m pytest tests/gpu -v -rs
 
 # JupyterLab on the loopback interface, with a token.
 lab: env
