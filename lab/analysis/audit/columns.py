@@ -75,7 +75,7 @@ NUMBERS = {
     r"((cpu|gpu|mpi|cuda|nvidia|amd)_)?"
     r"(gpus|[hint]pus|ranks|procs|processes|processors|devices|accelerators|tasks|cards|chips|gcds)"
     r"(_(total|count|used|mpi))?|(n|num|number)_of_hardware|n_prs?|n_mpi|(n|num|number_of)_[abghv]\d{1,2}0s?|(n|nb|(n|no)_of|of|num|number_of)_?([ghint]pu|proc|rank|process(es)?)|no_process|(total_)?([ghint]pu|rank|process|device|accelerator|card|chip)s?_?(count|nums?|number|n)|(n_)?n_?procs?|(n_)?np|n|p|[gn]pu"
-    r"|(n_|number_of_)?workers|mpi_?((ranks?|tasks?|proc(esse)?s?|process)|size)|parallelism_degree"
+    r"|(n_|number_of_)?workers|((n|num|number_of)_)?executors|mpi_?((ranks?|tasks?|proc(esse)?s?|process)|size)|parallelism_degree"
     r"|(n_)?pes|ws|[abh]\d{3}s|tpu_cores",
     "nodes": rf"((n|no|num|number|number_of|of)_?)*{NODE}s|{NODE}s?_(count|num)"
     rf"|(n|num|number_of)_{NODE}",
@@ -136,8 +136,8 @@ NUMBERS = {
     "busbw": r"(bus_?(bw|bandwidth))|bandwidth|bw",
     "loader_workers": r"(data_?)?(loader|load)_?(workers|processes)(_per_[a-z]+)?"
     r"|num_workers(_per_[a-z]+)?",
-    "cpus": r"((n|nb|no|num|number|of|total|alloc)_?)*(cpus|(cpu_)?cores)(_(used|count|num))?"
-    r"(_per_[a-z]+)?|core|(n|num|number_of)_core|(cpu|core)_(count|num)|cpus_granted",
+    "cpus": r"((n|nb|no|num|number|of|total|alloc)_?)*((v_?|virtual_)?cpus|(cpu_)?cores)"
+    r"(_(used|count|num))?(_per_[a-z]+)?|core|(n|num|number_of)_core|(cpu|core)_(count|num)|cpus_granted",
     "parameters": r"((n|no|num|number_of|total|model|trainable)_)*(params?|parameters)|model_size",
     "bytes": r"(message|msg|grad(ient)?s?|comm(unication)?|bucket|payload|transfer|buffer)"
     r"(_(size|volume|bytes))?|(n_)?bytes|size",
@@ -213,7 +213,7 @@ TEXTS = {
     r"|(act(ivations?)?_|grad(ient)?_)?recompute(d|_.*)?|(.*_)?recomputation"
     r"|remat(erialization)?(_policy)?",
     "sharding": rf"{ZERO}|{FSDP}|shard(ing)?(_?(strategy|stage|level|degree))?",
-    "interleave": r"vp|vpp|virtual_.*|interleav.*",
+    "interleave": r"vp|vpp|virtual_(p|stage).*|interleav.*",
     "sequence_parallel": r"(use_)?(sp|seq(uence)?_?parallel(ism)?|ulysses)"
     r"(_?(size|degree|world_?size))?",
     "ratio_over": "ratio_over",

@@ -81,7 +81,7 @@ OVER_ONE = re.compile(  # of "speedup vs 1 thread"
 )
 FOREIGN = re.compile(r"[^\W\d_a-zA-Z]")  # β1 names no ranks, 8 in another script may
 SYMBOLIC = re.compile(r"([tse])_\d+")  # of "4 Threads S(4)"
-SERIAL = re.compile(r"(?:seq(?:uential)?|serial)(?=_|$)")
+SERIAL = re.compile(r"(?:seq(?:uential)?|serial|single)(?=_|$)")
 OF_SIZE = re.compile(
     r"(?P<what>[a-z_]*[a-z])_?(?P<n>\d{1,7})|(?P<size>\d{1,7})_?(?P<of>[a-z][a-z_]*)"
 )

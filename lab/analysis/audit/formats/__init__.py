@@ -58,8 +58,8 @@ def find_tables(source: str, text: str) -> Tables:
         return tables, []
     if tables and (of_blocks := _of_code_blocks(source, text.splitlines())):
         return most_relevant(of_blocks), []
-    lines = delimited.with_groups(lines)
-    in_columns = [*printed.tables(lines)]
+    lines = delimited.with_groups([line.translate(markdown.BARS) for line in lines])
+    in_columns = printed.tables(lines)
     if any(map(relevance, in_columns)):
         return most_relevant(in_columns), []
     if of_json := logs.find_records(text):
