@@ -175,6 +175,7 @@ def duration(cell: object, factor: float = 1.0) -> float:
             hours, minutes, seconds = minutes, seconds, 0.0
         return ((days * 24 + hours) * 60 + minutes) * 60 + seconds
     text = re.sub(r"(?<=\d),(?=\d)", ".", THOUSANDS.sub("", text))
+    text = re.sub(r"(?<=[a-z]) and (?=\d)", " ", text)  # of 9 hours and 47 minutes
     amounts = AMOUNT.findall(text)
     spoken = amounts and not AMOUNT.sub("", text) and all(unit in CELL_TIMES for _, unit in amounts)
     return sum(float(amount) * CELL_TIMES[unit] for amount, unit in amounts) if spoken else math.nan
