@@ -74,7 +74,7 @@ NUMBERS = {
     "world_size": r"world(_?size)?|((n|nb|num|nr|no|number_of|total|count_of|of)_?)*"
     r"((cpu|gpu|mpi|cuda|nvidia|amd)_)?"
     r"(gpus|[hint]pus|ranks|procs|processes|processors|devices|accelerators|tasks|cards|chips|gcds)"
-    r"(_(total|count|used|mpi))?|(n|num|number)_of_hardware|n_prs?|n_mpi|(n|num|number_of)_[abghv]\d{1,2}0s?|(n|nb|(n|no)_of|of|num|number_of)_?([ghint]pu|proc|rank|process(es)?)|no_process|(total_)?([ghint]pu|rank|process|device|accelerator|card|chip)s?_?(count|nums?|number|n)|(n_)?n_?procs?|(n_)?np|n|p|[gn]pu"
+    r"(_(total|count|used|mpi))?|(n|num|number)_of_hardware|n_prs?|n_mpi|(n|num|number_of)_[abghv]\d{1,2}0s?|(n|nb|(n|no)_of|of|num|number_of)_?([ghint]pu|proc|rank|process(es)?)|no_proc(ess)?|(total_)?([ghint]pu|rank|process|device|accelerator|card|chip)s?_?(count|nums?|number|n)|(n_)?n_?procs?|(n_)?np|n|p|[gn]pu"
     r"|(n_|number_of_)?workers|((n|num|number_of)_)?executors|mpi_?((ranks?|tasks?|proc(esse)?s?|process)|size)|parallelism_degree"
     r"|(n_)?pes|ws|[abh]\d{3}s|tpu_cores",
     "nodes": rf"((n|no|num|number|number_of|of)_?)*{NODE}s|{NODE}s?_(count|num)"
@@ -332,8 +332,8 @@ SERIAL = r"serial|single|sequential|one"
 SYMBOLS = {"T": "time", "S": "speedup", "E": "efficiency"}  # of textbooks
 NO_VARIANT = {"gpu", "gpus", "gpu_s", "baseline", "no", "s", "with", "without", *WORDS}
 COUNTED = re.compile(r"\(\d[\d.,]*k? [a-z]+\)\s*$", re.IGNORECASE)
-AVERAGED = re.compile(
-    r"\s*\((?:average|avg|mean|median|best)\b(?:[^()]|\([^()]*\))*\)", re.IGNORECASE
+ASIDE = re.compile(  # also of "Time (ms), median (min-max)"
+    r"\s*\((?:average|avg|mean|median|best)\b(?:[^()]|\([^()]*\))*\)|(?<=\)), .*", re.IGNORECASE
 )
 BRACKETED = re.compile(r"\s*\([^()]*\)\s*$")
 FOOTNOTE = re.compile(r"<sup>.*?</sup>|(?<=\w)\s*\[\d\]$|<[^<>]*>")
@@ -527,7 +527,7 @@ def guess(name: str) -> Guess | None:
         meaning = _guess(base)
         if meaning and meaning.canonical == "speedup" and is_ratio(name):
             return None
-    if meaning is None and (shorter := AVERAGED.sub("", str(name))) != str(name):
+    if meaning is None and (shorter := ASIDE.sub("", str(name))) != str(name):
         meaning = _guess(shorter)  # "Mean time (average of 3 runs) in seconds"
     plain = BRACKETED.sub("", str(name))
     if meaning is None and plain != str(name) and parse_name(name).family is None:

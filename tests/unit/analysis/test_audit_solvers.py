@@ -430,3 +430,29 @@ def test_parts_called_by_short_names_and_files_add_up() -> None:
     assert "phases-close" in result.checked and not broken(result)
     result = pasted("\n".join(["procs,t_total,t_comp,t_comm", *(r[:-4] for r in rows[1:]), ""]))
     assert broken(result) == {"phases-close"}
+
+
+def test_ranks_of_rows_without_gpus() -> None:
+    head = "| System | MPI ranks | GPUs | Performance (ns/day) |"
+    rows = ["| A | 1 | 1 | 60 |", "| A | 2 | 2 | 110 |", "| A | 128 | 0 | 20 |"]
+    result = pasted(below(head, *rows, "| A | 256 | 0 | 38 |"))
+    assert result.reading["GPUs"] == "world_size" and not broken(result)
+    assert "'MPI ranks' counts the ranks of rows without GPUs" in result.assumptions
+    assert broken(pasted(below(head, *rows, "| A | 256 | 0 | 48 |"))) == {"super-linear"}
+
+
+def test_one_work_in_rows_that_differ_in_numbers_only() -> None:
+    head = "| cluster | ntasks | cpus-per-task | wall time (s) | ns/day |"
+    rows = [
+        f"| v100 | {tasks} | {cpus} | {time} | {1720 / time:.1f} |"
+        for tasks, cpus, time in ((1, 1, 10.5), (2, 1, 18.6), (4, 1, 12.3), (4, 4, 10.7))
+    ]
+    assert not broken(pasted(below(head, *rows)))
+    wrong = pasted(below(head, *rows, "| v100 | 4 | 2 | 18.6 | 156.1 |"))
+    assert broken(wrong) == {"quoted-against-own"} and "4 other rows" in str(wrong.findings)
+
+
+def test_executors_count_the_ranks_beside_tasks() -> None:
+    rows = ["| 2 | 60 | 182.7 |", "| 4 | 68 | 137.0 |"]
+    result = pasted(below("| Executors | Total tasks | Total run time (s) |", *rows))
+    assert result.reading["Executors"] == "world_size"
