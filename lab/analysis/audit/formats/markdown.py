@@ -11,6 +11,7 @@ from collections.abc import Iterator, Sequence
 from lab.analysis.audit.formats.grid import NUMERIC, Table, joined, without_remarks
 from lab.analysis.audit.wide import CORNER
 
+FENCE = re.compile(r"\s*(?:```|~~~)")
 BAR = re.compile(r"(?<!\\)\|")
 # A lone "-" is a missing value, unless another cell has more or a colon, or all of the second line
 # of a table are such.
