@@ -112,7 +112,7 @@ NUMBERS = {
     "efficiency": rf"(.*_)?(efficiency|eff)(_.*)?|{OF_IDEAL}",
     "speedup": r"(.*_)?speed_?ups?(_.*)?|(x_|times_)?faster"
     rf"|(vs|versus|over|relative_to|compared_to)_(1|one|(a_)?single)_({RANK})"
-    r"|((.*_)?(strong|weak|multi_gpu)_)?scaling(?!_(param|token|law|loss|step))(_.*)?|acceleration(_(rate|ratio|factor))?"
+    r"|((.*_)?(strong|weak|multi_gpu)_)?scaling(?!_(param|token|law|loss|step|the))(_.*)?|acceleration(_(rate|ratio|factor))?"
     "|scalability|scale_up",
     "mfu": r"(.*_)?mfu(_.*)?|(.*_)?model_flops?_util(i[sz]ation)?(_.*)?",
     "hfu": r"(.*_)?hfu(_.*)?|(.*_)?hardware_flops?_util(i[sz]ation)?(_.*)?",

@@ -304,7 +304,10 @@ def test_a_grid_of_processes_has_the_ranks_of_linpack() -> None:
     assert "super-linear" in broken(pasted(below(head, *wrong)))
 
 
-@pytest.mark.parametrize("name", ["threads-per-core", "parallel max", "N (MB)"])
+@pytest.mark.parametrize(
+    "name",
+    ["threads-per-core", "parallel max", "N (MB)", "Scaling the initial minimum size with 1/0.8"],
+)
 def test_names_that_are_no_setting(name: str) -> None:
     assert guess(name) is None
 
@@ -456,3 +459,12 @@ def test_executors_count_the_ranks_beside_tasks() -> None:
     rows = ["| 2 | 60 | 182.7 |", "| 4 | 68 | 137.0 |"]
     result = pasted(below("| Executors | Total tasks | Total run time (s) |", *rows))
     assert result.reading["Executors"] == "world_size"
+
+
+def test_rows_that_are_apart_may_be_of_programs_that_no_column_names() -> None:
+    head, times = "| Threads | Time (s) |", {2: (8.2, 6.3), 4: (6.4, 5.6)}
+    passes = [f"| {ranks} | {times[ranks][one]} |" for one in (0, 1) for ranks in times]
+    assert not broken(pasted(below(head, *passes)))
+    assert broken(pasted(below(head, *sorted(passes)))) == {"repeats"}
+    far_apart = [row.replace("8.2", "82") for row in sorted(passes)]
+    assert "repeats" not in broken(pasted(below(head, *far_apart)))
