@@ -144,8 +144,9 @@ def repeats(observations: Observations) -> Iterator[Fault]:
             "are disjoint by chance in 1 of 3 cases.",
             "Repeat each at least three times.",
         )
+    sure = records or bool({"repeats", "repeat", "seed"} & observations.known)
     for curve in observations.curves:
-        yield from _overlaps(curve, observations, sure=bool(numbered))
+        yield from _overlaps(curve, observations, sure=sure)
 
 
 def _are_repeats(point: Point, observations: Observations) -> bool:
@@ -186,7 +187,6 @@ def _unstated(labels: Iterable[str]) -> Iterator[Fault]:
 
 def _overlaps(curve: Curve, observations: Observations, *, sure: bool) -> Iterator[Fault]:
     """Ranges that overlap, where they are `sure` to be over repeats, or by their rows."""
-    sure |= observations.kind == "records"
     points = [point for point in curve.points if sure or _are_repeats(point, observations)]
     bounded = [(point, point.bounds) for point in points if point.bounds is not None]
     for (first, (low, high)), (second, (least, most)) in itertools.pairwise(bounded):
