@@ -74,8 +74,8 @@ NUMBERS = {
     "world_size": r"world(_?size)?|((n|nb|num|nr|no|number_of|total|count_of|of)_?)*"
     r"((cpu|gpu|mpi|cuda|nvidia|amd)_)?"
     r"(gpus|[hint]pus|ranks|procs|processes|processors|devices|accelerators|tasks|cards|chips|gcds)"
-    r"(_(total|count|used|mpi))?|(n|num|number)_of_hardware|n_prs?|n_mpi|(n|num|number_of)_[abghv]\d{1,2}0s?|(n|nb|(n|no)_of|of|num|number_of)_?([ghint]pu|proc|rank|process(es)?)|no_process|(total_)?([ghint]pu|rank|process|device|accelerator|card|chip)s?_?(count|nums?|number|n)|(n_)?n_?procs?|(n_)?np|n|p|[gn]pu"
-    r"|(n_|number_of_)?workers|mpi_?((ranks?|tasks?|proc(esse)?s?|process)|size)|parallelism_degree"
+    r"(_(total|count|used|mpi))?|(n|num|number)_of_hardware|n_prs?|n_mpi|(n|num|number_of)_[abghv]\d{1,2}0s?|(n|nb|(n|no)_of|of|num|number_of)_?([ghint]pu|proc|rank|process(es)?)|no_proc(ess)?|(total_)?([ghint]pu|rank|process|device|accelerator|card|chip)s?_?(count|nums?|number|n)|(n_)?n_?procs?|(n_)?np|n|p|[gn]pu"
+    r"|(n_|number_of_)?workers|((n|num|number_of)_)?executors|mpi_?((ranks?|tasks?|proc(esse)?s?|process)|size)|parallelism_degree"
     r"|(n_)?pes|ws|[abh]\d{3}s|tpu_cores",
     "nodes": rf"((n|no|num|number|number_of|of)_?)*{NODE}s|{NODE}s?_(count|num)"
     rf"|(n|num|number_of)_{NODE}",
@@ -112,7 +112,7 @@ NUMBERS = {
     "efficiency": rf"(.*_)?(efficiency|eff)(_.*)?|{OF_IDEAL}",
     "speedup": r"(.*_)?speed_?ups?(_.*)?|(x_|times_)?faster"
     rf"|(vs|versus|over|relative_to|compared_to)_(1|one|(a_)?single)_({RANK})"
-    r"|((.*_)?(strong|weak|multi_gpu)_)?scaling(?!_(param|token|law|loss|step))(_.*)?|acceleration(_(rate|ratio|factor))?"
+    r"|((.*_)?(strong|weak|multi_gpu)_)?scaling(?!_(param|token|law|loss|step|the))(_.*)?|acceleration(_(rate|ratio|factor))?"
     "|scalability|scale_up",
     "mfu": r"(.*_)?mfu(_.*)?|(.*_)?model_flops?_util(i[sz]ation)?(_.*)?",
     "hfu": r"(.*_)?hfu(_.*)?|(.*_)?hardware_flops?_util(i[sz]ation)?(_.*)?",
@@ -136,8 +136,8 @@ NUMBERS = {
     "busbw": r"(bus_?(bw|bandwidth))|bandwidth|bw",
     "loader_workers": r"(data_?)?(loader|load)_?(workers|processes)(_per_[a-z]+)?"
     r"|num_workers(_per_[a-z]+)?",
-    "cpus": r"((n|nb|no|num|number|of|total|alloc)_?)*(cpus|(cpu_)?cores)(_(used|count|num))?"
-    r"(_per_[a-z]+)?|core|(n|num|number_of)_core|(cpu|core)_(count|num)|cpus_granted",
+    "cpus": r"((n|nb|no|num|number|of|total|alloc)_?)*((v_?|virtual_)?cpus|(cpu_)?cores)"
+    r"(_(used|count|num))?(_per_[a-z]+)?|core|(n|num|number_of)_core|(cpu|core)_(count|num)|cpus_granted",
     "parameters": r"((n|no|num|number_of|total|model|trainable)_)*(params?|parameters)|model_size",
     "bytes": r"(message|msg|grad(ient)?s?|comm(unication)?|bucket|payload|transfer|buffer)"
     r"(_(size|volume|bytes))?|(n_)?bytes|size",
@@ -213,7 +213,7 @@ TEXTS = {
     r"|(act(ivations?)?_|grad(ient)?_)?recompute(d|_.*)?|(.*_)?recomputation"
     r"|remat(erialization)?(_policy)?",
     "sharding": rf"{ZERO}|{FSDP}|shard(ing)?(_?(strategy|stage|level|degree))?",
-    "interleave": r"vp|vpp|virtual_.*|interleav.*",
+    "interleave": r"vp|vpp|virtual_(p|stage).*|interleav.*",
     "sequence_parallel": r"(use_)?(sp|seq(uence)?_?parallel(ism)?|ulysses)"
     r"(_?(size|degree|world_?size))?",
     "ratio_over": "ratio_over",
@@ -332,8 +332,8 @@ SERIAL = r"serial|single|sequential|one"
 SYMBOLS = {"T": "time", "S": "speedup", "E": "efficiency"}  # of textbooks
 NO_VARIANT = {"gpu", "gpus", "gpu_s", "baseline", "no", "s", "with", "without", *WORDS}
 COUNTED = re.compile(r"\(\d[\d.,]*k? [a-z]+\)\s*$", re.IGNORECASE)
-AVERAGED = re.compile(
-    r"\s*\((?:average|avg|mean|median|best)\b(?:[^()]|\([^()]*\))*\)", re.IGNORECASE
+ASIDE = re.compile(  # also of "Time (ms), median (min-max)"
+    r"\s*\((?:average|avg|mean|median|best)\b(?:[^()]|\([^()]*\))*\)|(?<=\)), .*", re.IGNORECASE
 )
 BRACKETED = re.compile(r"\s*\([^()]*\)\s*$")
 FOOTNOTE = re.compile(r"<sup>.*?</sup>|(?<=\w)\s*\[\d\]$|<[^<>]*>")
@@ -527,7 +527,7 @@ def guess(name: str) -> Guess | None:
         meaning = _guess(base)
         if meaning and meaning.canonical == "speedup" and is_ratio(name):
             return None
-    if meaning is None and (shorter := AVERAGED.sub("", str(name))) != str(name):
+    if meaning is None and (shorter := ASIDE.sub("", str(name))) != str(name):
         meaning = _guess(shorter)  # "Mean time (average of 3 runs) in seconds"
     plain = BRACKETED.sub("", str(name))
     if meaning is None and plain != str(name) and parse_name(name).family is None:

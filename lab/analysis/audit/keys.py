@@ -89,8 +89,10 @@ def _without_ranks(cells: pd.Series, ranks: pd.Series) -> pd.Series:
     bare = [
         re.sub(LABELLED.format(ranks=f"{size:g}"), "", str(text)).strip() for text, size in pairs
     ]
+    pairs = zip(bare, cells, strict=True)
+    others = any(text == cell and re.search(r"\d", text) for text, cell in pairs)
     bare = [re.sub(r"s\b", "", text) for text in bare]  # of 1 thread and 2 threads
-    return pd.Series(bare, cells.index) if len({*bare}) < len(bare) else cells
+    return cells if others or len({*bare}) == len(bare) else pd.Series(bare, cells.index)
 
 
 def _as_key(cells: pd.Series) -> pd.Series:

@@ -464,7 +464,8 @@ def by_numbers(frame: pd.DataFrame, meanings: Mapping[str, Guess]) -> dict[str, 
         return {solved: Guess("rate", 1.0)}
     timed = [name for name in others if are_timed(frame[name])]
     others = timed if len(timed) == 1 else others
-    if counts is None or kinds.keys() & (columns.OF_SPEED - columns.RATIOS):
+    measured = columns.MEASURED if len(timed) == 1 else columns.OF_SPEED  # beside TFLOP/s, say
+    if counts is None or kinds.keys() & ({*measured, *TIMES} - columns.RATIOS):
         return {}
     actual = [name for name in others if ACTUAL.fullmatch(normal(name))]
     ideal = [name for name in unknown if normal(name) in {"ideal", "linear"}]

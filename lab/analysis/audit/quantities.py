@@ -155,6 +155,8 @@ class Quantities:
                     f"{self.given[canonical]!r} is read as the {canonical.replace('_', ' ')}, not "
                     f"{', '.join(map(repr, others))}; --column {canonical}=COLUMN chooses another"
                 )
+        if OF_GPUS.search(normal(self.given.get("world_size", ""))):
+            self._count_without_gpus(left_out.get("world_size", []))
         self._add_share_of_communication()
         self._drop_parts_of_another_time()
         self._drop_statistics()
@@ -231,6 +233,14 @@ class Quantities:
             return False
         self.tidy[canonical], self.given[canonical] = cells, column
         return True
+
+    def _count_without_gpus(self, others: Sequence[str]) -> None:
+        """Count the ranks of rows without GPUs, which are on CPUs, by another column; say so."""
+        ranks = self.tidy["world_size"]
+        if others and (ranks == 0).any() and not (ranks == 0).all():
+            self.tidy["device"] = self.tidy["device"].mask(ranks == 0, "cpu")
+            self.tidy["world_size"] = ranks.mask(ranks == 0, numbers(self.frame[others[0]]))
+            self.assumptions.append(f"{others[0]!r} counts the ranks of rows without GPUs")
 
     def _add_share_of_communication(self) -> None:
         """Read a column such as "comm %" as a share of the time, where none gives the time of

@@ -81,7 +81,7 @@ OVER_ONE = re.compile(  # of "speedup vs 1 thread"
 )
 FOREIGN = re.compile(r"[^\W\d_a-zA-Z]")  # β1 names no ranks, 8 in another script may
 SYMBOLIC = re.compile(r"([tse])_\d+")  # of "4 Threads S(4)"
-SERIAL = re.compile(r"(?:seq(?:uential)?|serial)(?=_|$)")
+SERIAL = re.compile(r"(?:seq(?:uential)?|serial|single)(?=_|$)")
 OF_SIZE = re.compile(
     r"(?P<what>[a-z_]*[a-z])_?(?P<n>\d{1,7})|(?P<size>\d{1,7})_?(?P<of>[a-z][a-z_]*)"
 )
@@ -219,7 +219,7 @@ RATIO_CELL = re.compile(r"\W*\d[\d.,]*\s*[x×](?!\s*\w)", re.IGNORECASE)
 # Of anything that is not moved, computed or a step: 12.4k tok/s, 320 inf/s.
 RATED = re.compile(
     rf"\d\s*[km]?\s*(?:{THINGS}|(?![kmgt]?i?b|[kmgtp]?flop|[kmgt]?lups|steps?\b|iter|batch|epoch)"
-    rf"[a-z]{{3,}})\s*(?:/|per)\s*(?:{SECOND})\b",
+    rf"[a-z]{{3,}})\s*(?:/|per)\s*(?:{SECOND})\b|\d\s*(?:ns\s?/\s?day|s[yd]pd)\b",
     re.IGNORECASE,
 )
 
@@ -382,8 +382,11 @@ def _contradict_ranks(ranked: Sequence[RankColumn], frame: pd.DataFrame) -> bool
     names = [normal(one.column) for one in ranked]
     numerals = [int(name) for name in names if name.isdecimal()]
     orders = all(re.match(r"p_?\d", name) for name in names)
+    times = [int(match[1]) for name in names if (match := re.match(r"time_?(\d{1,7})", name))]
+    repeats = sorted(times) == list(range(1, len(times) + 1))
     return (
-        any(size % min(numerals) for size in numerals)  # 40, 250 and 4000, unlike 2, 4 and 8
+        bool(times and (repeats or min(times) >= OF_PROBLEMS))
+        or any(size % min(numerals) for size in numerals)  # 40, 250 and 4000, unlike 2, 4 and 8
         or any((numbers(frame[one.column]) < 0).any() for one in ranked)  # no measurement
         or (orders and any(OF_ERRORS.search(one.setting) for one in ranked))
     )
@@ -550,20 +553,19 @@ def _rank_column(column: str, quantity: str, *, bare: bool) -> RankColumn | None
     named = BRACKETED.sub("", column)  # of "Speedup (8 GPUs)"
     if size > 0 and named != column and _quantity(named) in NO_RANKS:
         return _of_ranks(column, size, normal(named), quantity)
+    name = parse_name(column)
+    timed = name.family == "time"
+    holds, factor = ("time", name.factor) if timed else (quantity, None)
     if ranks_of(column)[0] == size:
-        name = parse_name(column)  # "4 GPUs (ms)"
-        timed = name.family == "time"
-        return RankColumn(
-            column, size, "time" if timed else quantity, name.factor if timed else None, rest
-        )
+        return RankColumn(column, size, holds, factor, rest)  # "4 GPUs (ms)"
     if math.isnan(size):
-        short = re.fullmatch(r"(?:t_?)?(\d{1,7})", text)
-        if short and not FOREIGN.match(column) and (bare or not text.isdecimal()):
-            size = float(short[1][:9])
-            return RankColumn(column, size, quantity, None) if size else None
-        name = parse_name(column)
-        if name.family == "time" and re.search(rf"(?:^|_)(?:{PARALLEL})(?=_|$)", name.stem):
-            return RankColumn(column, math.nan, "time", name.factor, name.stem)
+        short = re.fullmatch(r"(?:(t(?:ime)?)_?)?(\d{1,7})", name.stem)
+        of_ranks = short and (timed or name.family is None) and not FOREIGN.match(column)
+        if short and of_ranks and (bare or not text.isdecimal()):
+            holds, size = ("time" if short[1] == "time" else holds), float(short[2])
+            return RankColumn(column, size, holds, factor) if 0 < size <= MAX_RANKS else None
+        if timed and re.search(rf"(?:^|_)(?:{PARALLEL})(?=_|$)", name.stem):
+            return RankColumn(column, math.nan, holds, factor, name.stem)
         return None
     return _of_ranks(column, size, rest, quantity)
 

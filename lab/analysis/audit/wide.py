@@ -186,7 +186,9 @@ def by_label(frame: pd.DataFrame) -> Long:
     """A column of labels that differ in nothing but what they count, such as "MPI (2 threads)" and
     "--jobs 4", becomes one without this and a column `ranks`, where no other column counts ranks; a
     serial program runs on one."""
-    labelled = [] if quantities(frame.columns) & RANKS else _counted_labels(frame)
+    sizes = {size for name in map(str, frame) if (size := ranks_in(name)[0]) > 0}
+    counted = quantities(frame.columns) & RANKS or len(sizes) > 1
+    labelled = [] if counted else _counted_labels(frame)
     if len(labelled) != 1:
         return frame, []
     name, counts, bare = labelled[0]

@@ -602,3 +602,36 @@ def test_rows_of_other_problems_are_no_repeats_where_each_has_its_own_serial_tim
     result = pasted(below(head, *rows))
     assert result.reading["time"] == "time" and not broken(result)
     assert not any(one.rule == "fixed-overhead" for one in result.findings)
+
+
+@pytest.mark.parametrize("name", ["Time{}", "T{} (s)", "Num Nodes = {}"])
+def test_columns_of_times_that_end_in_the_ranks(name: str) -> None:
+    head = f"| Method | {' | '.join(name.format(ranks) for ranks in (1, 2, 4))} |"
+    label = "MPI ({} nodes)" if "Nodes" in name else "case {}"
+    rows = [
+        f"| {label.format(2)} | 9.6 s | 5.0 s | 2.6 s |",
+        f"| {label.format(4)} | 8.0 s | 4.1 s | 1.1 s |",
+    ]
+    result = pasted(below(head, *rows))
+    assert {"world_size", "time"} <= set(result.reading.values())
+    assert "super-linear" in broken(result) and "7.3x on 4" in str(result.findings)
+
+
+@pytest.mark.parametrize("names", [(1, 2, 3), (1000, 2000, 4000)])
+def test_columns_of_times_that_end_in_repeats_or_sizes(names: tuple[int, ...]) -> None:
+    head = f"| Method | {' | '.join(f'Time{number}' for number in names)} |"
+    result = pasted(below(head, "| MPI | 9.6 | 9.5 | 9.7 |", "| OpenMP | 8.0 | 8.1 | 8.0 |"))
+    assert "world_size" not in result.reading.values()
+
+
+def test_a_single_thread_beside_columns_of_several() -> None:
+    rows = ["| GEMM | 80.8 | 294.3 | 733.4 |", "| MLP | 52.6 | 195.3 | 479.5 |"]
+    result = pasted(below("| Bench | Single | 4 | 16 |", *rows))
+    assert result.reading["rate"] == "rate"
+    assert not {one.rule for one in result.findings} - {"repeats"}
+
+
+def test_labels_that_end_in_other_numbers_than_the_ranks() -> None:
+    rows = ["| exp1 | 1 | 100 | 100% |", "| exp2 | 2 | 190 | 95% |", "| exp3 | 4 | 360 | 80% |"]
+    result = pasted(below("| Experiment | GPUs | samples/s | efficiency |", *rows))
+    assert broken(result) == {"quoted-against-own"}  # 80 %, not 90 %

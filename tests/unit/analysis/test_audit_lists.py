@@ -79,3 +79,10 @@ def test_words_between_the_ranks_and_a_rate_or_time() -> None:
     assert broken(pasted(text.replace("1580", "1780"))) == {"super-linear"}
     bare = pasted("1 GPU and then 200\n2 GPU and then 400\n4 GPU and then 780\n")
     assert not {"time", "rate"} & set(bare.reading.values())
+
+
+def test_words_before_the_ranks_that_a_time_is_on() -> None:
+    text = "- Time with 1 thread: 2395.6 ms\n- Time with 4 threads: 427.2 ms\n"
+    result = pasted(text)
+    assert result.reading == {"threads": "world_size", "total time": "time"}
+    assert broken(result) == {"super-linear"}

@@ -162,3 +162,22 @@ def test_columns_with_footnotes_below_a_caption_with_commas() -> None:
     assert {"GPUs": "world_size", "Time (s)": "time"}.items() <= pasted(
         "\n".join(lines)
     ).reading.items()
+
+
+def test_runs_of_linpack_are_rows_of_one_table() -> None:
+    rule, thin = "=" * 80, "-" * 80
+    names = "T/V                N    NB     P     Q               Time                 Gflops"
+    lines = [
+        rule,
+        "HPLinpack 2.3",
+        rule,
+        "P      : The number of process rows.",
+        "N      :   20000    40000",
+    ]
+    for n, p, q, time in ((20000, 1, 1, 160.0), (20000, 2, 2, 43.0), (20000, 2, 4, 12.0)):
+        row = f"WR00L2L2 {n:>11} {192:>5} {p:>5} {q:>5} {time:>18.2f}              1.2e+02"
+        lines += [rule, names, thin, row, "HPL_pdgesv() start time Sat May 15 18:05:59 2021", ""]
+        lines += [thin, "||Ax-b||_oo/(eps*N)=   1.7e-02 ...... PASSED"]
+    result = pasted("\n".join(lines))
+    assert not result.tables and result.reading == {"Time": "time", "ranks": "world_size"}
+    assert "super-linear" in broken(result)  # 160 s to 12 s on eight

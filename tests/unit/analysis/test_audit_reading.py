@@ -10,7 +10,7 @@ from pathlib import Path
 
 import pandas as pd
 import pytest
-from audits import broken
+from audits import below, broken, pasted
 
 from lab.analysis.audit import audit
 from lab.analysis.audit.columns import counted, guess
@@ -542,3 +542,26 @@ def test_parameters_in_trillions() -> None:
 def test_a_rate_is_no_time_with_its_unit_after_a_slash() -> None:
     meaning = guess("samples / s")
     assert meaning and meaning.canonical == "rate"
+
+
+@pytest.mark.parametrize(
+    ("name", "cells", "quantity"),
+    [
+        ("Throughput", ("3.4 SYPD", "6.5 SYPD", "12.1 SYPD"), "rate"),
+        ("Speed", ("1.4 s", "0.8 s", "0.5 s"), "time"),
+        ("Time (ms), median (min-max)", ("812 (800-830)", "420 (410-433)", "230"), "time"),
+        ("Execution Time", ("9 hours and 47 minutes", "5 hours", "3 h"), "time"),
+    ],
+)
+def test_cells_below_names_and_units_of_several_kinds(
+    name: str, cells: tuple[str, ...], quantity: str
+) -> None:
+    rows = [f"| {ranks} | {cell} | 30.1 |" for ranks, cell in zip((1, 2, 4), cells, strict=True)]
+    result = pasted(below(f"| No.proc | {name} | TFlops |", *rows))
+    assert result.reading["No.proc"] == "world_size" and result.reading[name] == quantity
+
+
+def test_machines_with_emphasis_within_their_names() -> None:
+    rows = ["| 1 | 8x H**2**00 | 24 min |", "| 2 | 2x8xH200 | 12.4 min |"]
+    result = pasted(below("| Nodes | GPU Config | Duration |", *rows))
+    assert result.reading["GPU Config"] == "world_size and gpu" and not broken(result)

@@ -241,3 +241,10 @@ def test_tables_below_sentences_that_count_ranks() -> None:
         for n in (1, 2, 4)
     )
     assert pasted(text).reading["processes"] == "world_size"
+
+
+def test_steps_in_two_code_blocks_are_of_two_trainings() -> None:
+    lines = "\n".join(f"step: {step}  loss: {5 - step / 10}  tps: 5,812" for step in (10, 20, 30))
+    page = f"## Eager\n```\n{lines}\n```\n## Compiled\n```\n{lines}\n```\n"
+    assert not broken(pasted(page))
+    assert broken(pasted(f"```\n{lines}\n{lines}\n```\n")) == {"two-writers"}

@@ -304,7 +304,10 @@ def test_a_grid_of_processes_has_the_ranks_of_linpack() -> None:
     assert "super-linear" in broken(pasted(below(head, *wrong)))
 
 
-@pytest.mark.parametrize("name", ["threads-per-core", "parallel max", "N (MB)"])
+@pytest.mark.parametrize(
+    "name",
+    ["threads-per-core", "parallel max", "N (MB)", "Scaling the initial minimum size with 1/0.8"],
+)
 def test_names_that_are_no_setting(name: str) -> None:
     assert guess(name) is None
 
@@ -430,3 +433,38 @@ def test_parts_called_by_short_names_and_files_add_up() -> None:
     assert "phases-close" in result.checked and not broken(result)
     result = pasted("\n".join(["procs,t_total,t_comp,t_comm", *(r[:-4] for r in rows[1:]), ""]))
     assert broken(result) == {"phases-close"}
+
+
+def test_ranks_of_rows_without_gpus() -> None:
+    head = "| System | MPI ranks | GPUs | Performance (ns/day) |"
+    rows = ["| A | 1 | 1 | 60 |", "| A | 2 | 2 | 110 |", "| A | 128 | 0 | 20 |"]
+    result = pasted(below(head, *rows, "| A | 256 | 0 | 38 |"))
+    assert result.reading["GPUs"] == "world_size" and not broken(result)
+    assert "'MPI ranks' counts the ranks of rows without GPUs" in result.assumptions
+    assert broken(pasted(below(head, *rows, "| A | 256 | 0 | 48 |"))) == {"super-linear"}
+
+
+def test_one_work_in_rows_that_differ_in_numbers_only() -> None:
+    head = "| cluster | ntasks | cpus-per-task | wall time (s) | ns/day |"
+    rows = [
+        f"| v100 | {tasks} | {cpus} | {time} | {1720 / time:.1f} |"
+        for tasks, cpus, time in ((1, 1, 10.5), (2, 1, 18.6), (4, 1, 12.3), (4, 4, 10.7))
+    ]
+    assert not broken(pasted(below(head, *rows)))
+    wrong = pasted(below(head, *rows, "| v100 | 4 | 2 | 18.6 | 156.1 |"))
+    assert broken(wrong) == {"quoted-against-own"} and "4 other rows" in str(wrong.findings)
+
+
+def test_executors_count_the_ranks_beside_tasks() -> None:
+    rows = ["| 2 | 60 | 182.7 |", "| 4 | 68 | 137.0 |"]
+    result = pasted(below("| Executors | Total tasks | Total run time (s) |", *rows))
+    assert result.reading["Executors"] == "world_size"
+
+
+def test_rows_that_are_apart_may_be_of_programs_that_no_column_names() -> None:
+    head, times = "| Threads | Time (s) |", {2: (8.2, 6.3), 4: (6.4, 5.6)}
+    passes = [f"| {ranks} | {times[ranks][one]} |" for one in (0, 1) for ranks in times]
+    assert not broken(pasted(below(head, *passes)))
+    assert broken(pasted(below(head, *sorted(passes)))) == {"repeats"}
+    far_apart = [row.replace("8.2", "82") for row in sorted(passes)]
+    assert "repeats" not in broken(pasted(below(head, *far_apart)))

@@ -220,6 +220,13 @@ def test_names_with_a_mark_each_above_other_comments(tmp_path: Path) -> None:
     }
 
 
+def test_marked_names_above_cells_several_tabs_apart(tmp_path: Path) -> None:
+    text = "#nproc \t#nproc_xi\t# time per step\n24\t2\t\t0.0710\n96\t4\t\t0.0181\n"
+    frame = read_table(written(tmp_path, text, "t.dat"))
+    assert frame["nproc"].tolist() == ["24", "96"]
+    assert frame["time per step"].tolist() == ["0.0710", "0.0181"]
+
+
 def test_names_of_rows_with_single_spaces(tmp_path: Path) -> None:
     text = "ranks          1      2\ntime (s)  100.31  52.10\nspeedup     1.00   1.93\n"
     frame = read_table(written(tmp_path, text, "t.txt"))

@@ -35,7 +35,7 @@ LAUNCHED = re.compile(
 )
 HOST = re.compile(r"^[A-Za-z][\w.-]*:\s")
 SEPARATOR = re.compile(r"sep=.\s*", re.IGNORECASE)  # a first line for spreadsheets
-QUOTED, FENCE = re.compile(r"^\s{0,3}>\s?"), re.compile(r"\s*(?:```|~~~)")
+QUOTED = re.compile(r"^\s{0,3}>\s?")
 HIDDEN = re.compile(r"<!--.*?(?:-->|\Z)", re.DOTALL)
 
 
@@ -58,8 +58,8 @@ def find_tables(source: str, text: str) -> Tables:
         return tables, []
     if tables and (of_blocks := _of_code_blocks(source, text.splitlines())):
         return most_relevant(of_blocks), []
-    lines = delimited.with_groups(lines)
-    in_columns = [*printed.tables(lines)]
+    lines = delimited.with_groups([line.translate(markdown.BARS) for line in lines])
+    in_columns = printed.tables(lines)
     if any(map(relevance, in_columns)):
         return most_relevant(in_columns), []
     if of_json := logs.find_records(text):
@@ -90,7 +90,7 @@ def marked_up(lines: Sequence[str]) -> list[Table]:
 def _of_code_blocks(source: str, lines: Sequence[str]) -> list[Table]:
     """The tables of measurements in the code blocks of a page, each of which is a text by itself;
     notes are the lines from the heading above a block on."""
-    fences = [place for place, line in enumerate(lines) if FENCE.match(line)]
+    fences = [place for place, line in enumerate(lines) if markdown.FENCE.match(line)]
     tables: list[Table] = []
     above = 0
     for start, end in zip(fences[::2], fences[1::2], strict=False):
@@ -143,7 +143,7 @@ def _unmarked(lines: Sequence[str]) -> list[str]:
         if any(lines) and all(mark.match(line) for line in lines if line.strip()):
             lines = [mark.sub("", line) for line in lines]
     return [
-        "" if FENCE.match(line) or (number == 0 and SEPARATOR.fullmatch(line)) else line
+        "" if markdown.FENCE.match(line) or (number == 0 and SEPARATOR.fullmatch(line)) else line
         for number, line in enumerate(lines)
     ]
 

@@ -65,6 +65,8 @@ def parse(name: str, lines: Sequence[str]) -> tuple[list[str], list[list[str]]]:
     if above.startswith("#") and (numbered or not WORD.search(row)):
         header, apart = above.strip("# "), _delimiter([row])
         if names := _names(header, row):
+            if len(names) < len(_split(row, apart)):  # cells that are several tabs apart
+                content = ["\t".join(line.split()) for line in content]
             same = apart == SPACES or len(_split(header, apart)) == len(names)
             spaced = "  " if apart == SPACES else apart
             content[first - 1] = header if same and "#" not in header else spaced.join(names)
@@ -276,6 +278,8 @@ def _names(header: str, row: str) -> list[str] | None:
         named = [re.split(r"\s{2,}|\t", header.strip()), header.split()]
     if MARKED.search(header):
         named = [[" ".join(part.split()) for part in MARKED.split(header)], *named]
+        if len(named[0]) == len(row.split()):
+            return named[0]
     width = len(_split(row, delimiter))
     return next((names for names in named if len(names) == width), None)
 

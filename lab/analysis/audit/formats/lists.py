@@ -7,7 +7,7 @@ from collections.abc import Iterator, Sequence
 from typing import NamedTuple
 
 from lab.analysis.audit.columns import SECOND, THINGS, counted, names_gpu
-from lab.analysis.audit.formats.grid import Table
+from lab.analysis.audit.formats.grid import Table, counted_in
 from lab.analysis.audit.values import CELL_TIME, NODE, RANK, ranks_of
 
 NUMBER = r"[~≈]?\d[\d.,]*(?:\s?[kKM](?![a-z]))?"
@@ -75,9 +75,12 @@ def _item(line: str) -> Item | None:
     if match is None or (match["words"] and match["bare"]):
         return None
     nodes = NODES.fullmatch(match["ranks"])
-    if not nodes and not ranks_of(match["ranks"])[0] > 0:
-        return None
     of_ranks = ("nodes", nodes[1]) if nodes else ("ranks", match["ranks"])
+    if not nodes and not ranks_of(match["ranks"])[0] > 0:
+        counts = counted_in(match["ranks"])  # of "Time with 4 threads: 3.2 s"
+        if len(counts) != 1:
+            return None
+        of_ranks = next(iter(counts.items()))
     if rate := match["rate"]:
         kind = counted(rate) + str(bool(re.search(rf"\b({RANK})$", rate)))
         return Item(*of_ranks, match["value"], kind, rate)

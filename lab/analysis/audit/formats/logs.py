@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import ast
 import contextlib
+import itertools
 import json
 import re
 from collections.abc import Iterator, Mapping, Sequence
@@ -11,12 +12,14 @@ from typing import Any
 
 from lab.analysis.audit.columns import COUNTED_RANKS, MEASURED, quantities
 from lab.analysis.audit.formats.grid import Table
+from lab.analysis.audit.formats.markdown import FENCE
 from lab.records.table import grouped
 
 FEWEST, LONGEST = 3, 5000  # lines of a log, and characters of one
 LONGEST_CELL = 80  # characters of what is said of several records
 STATISTICS = ("min", "max", "mean", "stddev", "median")  # of pytest-benchmark, in s
 MLPERF = ":::MLL"
+STEPS = {"step", "epoch"}
 DEEPEST = 6  # levels of a JSON file
 # Where a line begins to report: "step: 10", "iteration 10/ 100", "Epoch: [0][ 10/5005]",
 # "Epoch(train) [1][50/2693]", "Epoch[0] Batch [49]".
@@ -58,13 +61,16 @@ OF_A_STEP = {"time": "step time (s)", "data": "data time (s)"}
 
 
 def find_log(lines: Sequence[str]) -> Table | None:
-    """The lines that report the same numbers by name, the most frequent kind; None without any."""
+    """The lines that report the same numbers by name, the most frequent kind; None without any.
+    Those of steps or epochs are of one code block, as a page may show several trainings."""
+    blocks = itertools.accumulate(bool(FENCE.match(line)) for line in lines)
     kinds = grouped(
-        (tuple(reported), list(reported.values()))
-        for line in lines
+        ((tuple(reported), bool(quantities(reported) & STEPS) and block), list(reported.values()))
+        for line, block in zip(lines, blocks, strict=True)
         if len(line) <= LONGEST and (reported := _reported(line))
     )
-    names, rows = max(kinds.items(), key=lambda kind: len(kind[1]), default=((), []))
+    none: tuple[tuple[str, ...], int] = ((), 0)
+    (names, _), rows = max(kinds.items(), key=lambda kind: len(kind[1]), default=(none, []))
     return Table(list(names), rows, logged=True) if len(rows) >= FEWEST else None
 
 

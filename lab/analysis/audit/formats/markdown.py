@@ -11,6 +11,7 @@ from collections.abc import Iterator, Sequence
 from lab.analysis.audit.formats.grid import NUMERIC, Table, joined, without_remarks
 from lab.analysis.audit.wide import CORNER
 
+FENCE = re.compile(r"\s*(?:```|~~~)")
 BAR = re.compile(r"(?<!\\)\|")
 # A lone "-" is a missing value, unless another cell has more or a colon, or all of the second line
 # of a table are such.
@@ -26,7 +27,7 @@ HEADING = re.compile(r"\s{0,3}#{1,6}\s")
 CAPTIONED = re.compile(r"^(?!\s*#).{2,120}:[\s*_]*$")
 BREAK = re.compile(r"\s*<br\s*/?>\s*")
 EMPHASIS = re.compile(
-    r"(?<!\d)\*\*|\*\*(?!\d)|(?<!\w)__|__(?!\w)|`|<[/]?(?:b|i|sub|sup|em|strong)>"
+    r"(?<!\d)\*\*(\d+)\*\*|(?<!\d)\*\*|\*\*(?!\d)|(?<!\w)__|__(?!\w)|`|<[/]?(?:b|i|sub|sup|em|strong)>"
 )
 FORMULA = re.compile(r"\$(?=\d)((?:[\d.,\s×x*]|\\times)+)(?<=\S)\$")  # numbers, unlike $3
 ESCAPED = re.compile(r"\\([\\`*_{}\[\]()#+.!<>~-])")  # \_ is _
@@ -99,7 +100,7 @@ def without_markup(cell: str) -> str:
     """A cell of Markdown as a page shows it, without links, emphasis, footnotes and formulas."""
     words = LINK.sub(r"\1", REFERENCE.sub("", cell))
     words = FORMULA.sub(lambda numbers: numbers[1].replace(r"\times", "×"), words)
-    words = EMPHASIS.sub("", BREAK.sub(" ", words))
+    words = EMPHASIS.sub(r"\1", BREAK.sub(" ", words))
     return html.unescape(ESCAPED.sub(r"\1", words)).strip()
 
 

@@ -37,23 +37,25 @@ RULED = re.compile(r"\S+")
 Rows = list[list[str]]
 
 
-def tables(lines: Sequence[str]) -> Iterator[Table]:
-    """The names and rows of such tables, and the lines above each as its notes."""
+def tables(lines: Sequence[str]) -> list[Table]:
+    """The names and rows of such tables, and the lines above each as its notes; rows that each
+    have rules and the same names above them, as Linpack prints its runs, are one table."""
+    read: list[Table] = []
     place = after = 0
     while place < len(lines):
-        table = (
-            _ruled(lines, place)
-            or _boxed(lines, place)
-            or _frame(lines, place)
-            or _spaced(lines, place)
-        )
+        boxed = _boxed(lines, place)
+        table = _ruled(lines, place) or boxed or _frame(lines, place) or _spaced(lines, place)
         if table is None:
             place += 1
             continue
         names, rows, end = table
         notes = [note for line in lines[after:place] if (note := line.strip("# "))]
-        yield Table(names, rows, notes)
         place = after = end
+        if table is boxed and len(rows) == 1 and read and read[-1].header == names:
+            read[-1].rows.extend(rows)
+        else:
+            read.append(Table(names, rows, notes))
+    return read
 
 
 def _ruled(lines: Sequence[str], place: int) -> tuple[list[str], Rows, int] | None:
@@ -87,14 +89,13 @@ def _boxed(lines: Sequence[str], place: int) -> tuple[list[str], Rows, int] | No
     names = GAP.split(lines[place].strip())
     start = place + 1 + bool(LINE.fullmatch("".join(lines[place + 1 : place + 2])))
     below = itertools.takewhile(lambda line: not LINE.fullmatch(line), _from(lines, start))
-    written = list(itertools.takewhile(str.strip, below))
-    rows = [GAP.split(line.strip()) for line in written]
+    cells = (GAP.split(line.strip()) for line in below)
+    rows = list(itertools.takewhile(lambda row: len(names) - 1 <= len(row) <= len(names), cells))
     if len(names) < FEWEST_NAMES or not rows or any(map(DIGIT.match, names)):
         return None
-    even = all(len(names) - 1 <= len(row) <= len(names) for row in rows)
-    if not even or not all(DIGIT.match(cell) for row in rows for cell in row[1:3]):
+    if not all(DIGIT.match(cell) for row in rows for cell in row[1:3]):
         return None
-    return *_of_benchmarks(names, rows), start + len(written)
+    return *_of_benchmarks(names, rows), start + len(rows)
 
 
 def _spaced(lines: Sequence[str], place: int) -> tuple[list[str], Rows, int] | None:

@@ -12,13 +12,17 @@ import pandas as pd
 
 from lab.analysis.audit.columns import LAYOUT, counted, normal
 from lab.analysis.audit.observations import ROW, Observations, UncheckedError, largest, rounding
-from lab.analysis.audit.points import QUOTED, ROUNDING, Curve, Point
+from lab.analysis.audit.points import QUOTED, ROUNDING, Point
 from lab.analysis.audit.rule import SHOWN, Comparison, Fault, rule, seconds
 from lab.formatting import count, plain
+from lab.records.table import grouped
 
 WHOLE_RUN = 0.2  # of a time to train may not be training
 FEWEST_ALIKE = 3  # rows that agree, beside which one is off
 WORK_ADVICE = "Rate times time is the work done: find out which of these numbers is wrong."
+OF_RANKS = re.compile(  # of "V100, ntasks 4, threads 2", which do the same work
+    r"(?:^|, )[^,\d]*(?:cpu|core|thread|task|rank|proc|node|gpu)[^,\d]* [\d.]+(?=,|$)"
+)
 RANKS = {"world_size", "per_node"}  # without them, a node may be many ranks
 
 
@@ -194,8 +198,13 @@ def quoted_against_own(observations: Observations) -> Iterator[Fault]:
         if whole or (stepwise and "micro_batch_size" in given):
             compared = yield from _steps(observations)
         checked |= compared
-        for curve in observations.curves if not (whole or compared) else ():
-            checked |= yield from _unlike_runs(curve, observations)
+        curves = () if whole or compared else observations.curves
+        for several in grouped((OF_RANKS.sub("", one.label), one) for one in curves).values():
+            points = [point for curve in several for point in curve.points]
+            alike = yield from _unlike_runs(points, several[0].per, observations)
+            checked |= alike
+            for curve in () if alike or len(several) == 1 else several:
+                checked |= yield from _unlike_runs(curve.points, curve.per, observations)
     if not checked:
         raise UncheckedError("a quoted speedup, efficiency or total with the numbers behind it")
 
@@ -312,12 +321,12 @@ def _steps(observations: Observations) -> Comparison:
     return True
 
 
-def _unlike_runs(curve: Curve, observations: Observations) -> Comparison:
-    """Points of a curve whose rate times time is not the work of most others, which is equal on
-    all numbers of ranks or grows with them."""
-    points = [point for point in curve.points if point.time > 0 and point.rate > 0]
+def _unlike_runs(points: list[Point], per: str, observations: Observations) -> Comparison:
+    """Points of a curve, or of several that differ in cores or threads only, whose rate times time
+    is not the work of most others, which is equal on all numbers of ranks or grows with them."""
+    points = [point for point in points if point.time > 0 and point.rate > 0]
     # A time to train holds more than training, such as evaluation.
-    least = QUOTED if curve.per == "step" else WHOLE_RUN
+    least = QUOTED if per == "step" else WHOLE_RUN
     margins = [max(least, point.rounding + point.rate_rounding) for point in points]
     done = np.array([point.time * point.rate for point in points])
     fitting = []

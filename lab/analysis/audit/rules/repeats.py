@@ -8,6 +8,7 @@ from collections.abc import Iterable, Iterator, Sequence
 
 import numpy as np
 
+from lab.analysis.audit.keys import NO_REPEATS
 from lab.analysis.audit.observations import Observations, UncheckedError
 from lab.analysis.audit.points import Curve, Point
 from lab.analysis.audit.rule import Fault, rule, seconds
@@ -143,8 +144,17 @@ def repeats(observations: Observations) -> Iterator[Fault]:
             "are disjoint by chance in 1 of 3 cases.",
             "Repeat each at least three times.",
         )
+    sure = records or bool({"repeats", "repeat", "seed"} & observations.known)
     for curve in observations.curves:
-        yield from _overlaps(curve, observations)
+        yield from _overlaps(curve, observations, sure=sure)
+
+
+def _are_repeats(point: Point, observations: Observations) -> bool:
+    """Whether rows of equal settings are repeats, and not of programs that no column names: they
+    follow one another, and their times are not too far apart."""
+    places = observations.places_of(point.labels)
+    far_apart = len(point.times) > 1 and max(point.times) > NO_REPEATS * min(point.times)
+    return places[-1] - places[0] < len(places) and not far_apart
 
 
 def _configurations(points: Sequence[Point], *, records: bool) -> int:
@@ -175,8 +185,10 @@ def _unstated(labels: Iterable[str]) -> Iterator[Fault]:
         )
 
 
-def _overlaps(curve: Curve, observations: Observations) -> Iterator[Fault]:
-    bounded = [(point, point.bounds) for point in curve.points if point.bounds is not None]
+def _overlaps(curve: Curve, observations: Observations, *, sure: bool) -> Iterator[Fault]:
+    """Ranges that overlap, where they are `sure` to be over repeats, or by their rows."""
+    points = [point for point in curve.points if sure or _are_repeats(point, observations)]
+    bounded = [(point, point.bounds) for point in points if point.bounds is not None]
     for (first, (low, high)), (second, (least, most)) in itertools.pairwise(bounded):
         gap = abs(first.time / second.time - 1)
         overlap = max(low, least) <= min(high, most)
