@@ -112,6 +112,14 @@ def test_times_that_tell_no_kind_of_scaling_get_no_speedup(tmp_path: Path) -> No
     assert [b.label for b in blocks if isinstance(b, Figure)] == ["fig-overview"]
 
 
+def test_an_epoch_at_one_batch_per_rank_is_said_to_hold_the_same_samples(tmp_path: Path) -> None:
+    path = written(tmp_path, "gpus,batch_per_gpu,epoch_s\n1,32,100\n2,32,104\n")
+    assert "'epoch_s' is read as the time for the same samples" in prose(page(path))
+    assert "same samples" not in prose(page(path, scaling="weak"))
+    path = written(tmp_path, "gpus,batch_per_gpu,step_s\n1,32,100\n2,32,104\n")
+    assert "same samples" not in prose(page(path))
+
+
 def test_parts_of_the_time_are_shown_with_their_share(tmp_path: Path) -> None:
     path = written(
         tmp_path,
