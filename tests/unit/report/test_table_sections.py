@@ -105,6 +105,19 @@ def test_a_table_of_one_configuration_does_not_call_it_as_its_file(tmp_path: Pat
     assert captions("model,gpus,time_s\nBERT,1,100\nBERT,2,55\n").count("All: BERT") == 2
 
 
+def test_a_configuration_has_no_rows_of_another_that_is_its_baseline(tmp_path: Path) -> None:
+    text = "strategy,gpus,global_batch,step_ms\n{},1,64,800\nddp,2,64,420\nfsdp,2,64,450\n"
+    sizes = {}
+    for first in ("ddp", "single"):
+        blocks = page(written(tmp_path, text.format(first)))
+        tables = {block.label: block.frame for block in blocks if isinstance(block, Table)}
+        results = tables["tbl-results-strong"]
+        sizes[first] = list(zip(results["configuration"], results["GPUs"], strict=True))
+        assert "1.78" in set(results.iloc[:, 3]), "fsdp is compared with one GPU"
+    assert sizes["ddp"] == [("ddp", "1"), ("ddp", "2"), ("fsdp", "2")]
+    assert ("fsdp", "1") in sizes["single"], "a run that is no curve stands for each that needs it"
+
+
 def test_times_that_tell_no_kind_of_scaling_get_no_speedup(tmp_path: Path) -> None:
     blocks = page(written(tmp_path, "ranks,step_ms\n1,100\n2,104\n4,111\n"))
     text = prose(blocks)
