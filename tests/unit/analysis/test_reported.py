@@ -192,12 +192,16 @@ def test_a_deviation_that_the_table_gives_is_the_interval_of_its_time() -> None:
     [
         "gpus,step (ms),std\n1,100,1\n4,30,0.5",
         "gpus,std,step (ms)\n1,1,100\n4,0.5,30",
+        "gpus,step (ms),σ\n1,100,1\n4,30,0.5",
         "gpus,step (ms),std (us)\n1,100,1000\n4,30,500",
+        "gpus,step (ms),std (%)\n1,100,1\n4,30,1.6667",
+        "gpus,step (ms),std\n1,100,1 %\n4,30,1.6667 %",
+        "gpus,step (ms),std (%)\n1,100,1%\n4,30,1.6667%",
     ],
 )
 def test_a_deviation_without_a_unit_has_that_of_its_time(text: str) -> None:
     row = summarized(text).iloc[1]
-    assert (row["step_time_low"], row["step_time_high"]) == pytest.approx((0.029, 0.031))
+    assert (row["step_time_low"], row["step_time_high"]) == pytest.approx((0.029, 0.031), rel=1e-5)
 
 
 @pytest.mark.parametrize(
