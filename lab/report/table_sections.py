@@ -262,7 +262,8 @@ def request(report: TableReport) -> Blocks:
         about = f", {HEADINGS[kind].lower()}" if len(report.parts) > 1 else ""
         in_cores = report.gpu_hours is None and proposal.counts_cores(results.summary)
         threads = in_cores and bool(results.summary["cores_per_rank"].max() > 1)
-        product = f"time x ranks{' x threads, each of which counts as a core' * threads}"
+        size = ranks(device_of(results.summary))
+        product = f"time x {size}{' x threads, each of which counts as a core' * threads}"
         caption = f"Job sizes and their cost: {product}{about}"
         cost = _table(caption, rows, label=f"tbl-cost-{kind or 'open'}", table=report.table.name)
         blocks.append(cost)

@@ -65,7 +65,11 @@ def test_strong_and_weak_are_two_sections_with_figures_of_their_own(tmp_path: Pa
 
 @pytest.mark.parametrize(
     ("head", "product"),
-    [("mpi_ranks,threads", "time x ranks x threads"), ("gpus,threads", "time x ranks.")],
+    [
+        ("mpi_ranks,threads", "time x ranks x threads"),
+        ("gpus,threads", "time x GPUs."),
+        ("nodes,threads", "time x nodes."),
+    ],
 )
 def test_the_cost_says_what_it_multiplies(tmp_path: Path, head: str, product: str) -> None:
     path = written(tmp_path, f"{head},time_s\n1,8,100\n2,8,60\n")
