@@ -229,6 +229,14 @@ def test_a_deviation_that_the_table_gives_is_the_interval_of_its_rate(text: str)
     assert pd.isna(row["speedup_low"])
 
 
+def test_strategies_that_divide_one_global_batch_differently_have_one_baseline() -> None:
+    rows = summarized(
+        "strategy,gpus,global_batch,micro_batch,step_s\nsingle,1,8,8,1.0\nddp,2,8,4,0.8\n"
+        "tensor_parallel,2,8,8,0.9\n"
+    )
+    assert sorted(rows["speedup"]) == pytest.approx([1, 1 / 0.9, 1 / 0.8])
+
+
 def test_the_deviation_of_a_rate_of_each_rank_is_no_rate() -> None:
     row = summarized("gpus,tokens/s/gpu std,tokens/s/gpu\n1,1,100\n4,5,350").iloc[1]
     assert row["samples_per_second"] == 1400 and row["rate_of"] == "tokens"
