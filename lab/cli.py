@@ -704,10 +704,11 @@ def audit(
 
     columns = _columns(column, "audit")
     subject: Any = source
-    if source == "-" or columns or is_table(source):
+    if source == "-" or is_table(source):
         refuse("audit", {"--quick": quick}, "is only for studies", "leave it out")
     else:
-        refuse("audit", {"--table": table}, "is only for tables", "leave it out")
+        of_tables = {"--table": table, "--column": column}
+        refuse("audit", of_tables, "is only for tables", "leave it out")
         subject = study = lab.Study.load(source, quick=quick)
         from lab.records.store import kept_form
 

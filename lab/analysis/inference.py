@@ -360,6 +360,10 @@ def _speed(rows: Sequence[Measurement], kind: Kind, noise: float) -> str:
 
 
 def _ratios(rows: Sequence[Measurement], kind: Kind) -> str:
+    """Each ratio with its interval; of more than two their extent, as a table has them all."""
+    if len(rows) > 2:
+        ends = extent([row.estimate(kind.ratio) for row in rows])
+        return f"{ends} in {len(rows)} comparisons"
     return ", ".join(f"{rounded(*row.estimate(kind.ratio))} {row.label}" for row in rows)
 
 

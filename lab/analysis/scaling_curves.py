@@ -90,22 +90,20 @@ def curves(summary: pd.DataFrame) -> list[Curve]:
 
 
 def _reported_curves(summary: pd.DataFrame) -> Iterator[Curve]:
-    """The curves that a results table names, each with its baseline.
+    """The curves that a results table names, each with a baseline that is no curve of its own.
 
-    A row that only serves as a baseline for others is not a curve of its own.
+    A row that only serves as a baseline for others is none; one on the curve of another
+    configuration was measured for that one alone.
     """
     groups = dict(list(summary.groupby("configuration", sort=False)))
-    shared = {
-        base
-        for label, rows in groups.items()
-        for base in rows["baseline_run_id"].dropna()
-        if base not in set(rows["run_id"])
-    }
-    for label, rows in groups.items():
-        if set(rows["run_id"]) <= shared:
-            continue
-        points = summary[summary["run_id"].isin({*rows["run_id"], *rows["baseline_run_id"]})]
-        yield Curve(str(label), points.sort_values("world_size", ignore_index=True))
+    own = {label: set(rows["run_id"]) for label, rows in groups.items()}
+    bases = {label: set(rows["baseline_run_id"].dropna()) for label, rows in groups.items()}
+    borrowed = set().union(*(bases[label] - own[label] for label in groups))
+    alone = set().union(*(runs for runs in own.values() if runs <= borrowed))
+    for label, runs in own.items():
+        if not runs <= borrowed:
+            points = summary[summary["run_id"].isin(runs | bases[label] & alone)]
+            yield Curve(str(label), points.sort_values("world_size", ignore_index=True))
 
 
 def _label(row: pd.Series[Any], varied: Sequence[str], models: Mapping[str, str]) -> str:

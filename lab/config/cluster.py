@@ -26,6 +26,7 @@ from lab.config.slurm import (
     check_variables,
     slurm_problems,
 )
+from lab.config.variables import doubtful_variables
 from lab.errors import InputError, Problem, nearest, require_type
 from lab.files import SHARED, USER, read_yaml
 from lab.formatting import count
@@ -202,6 +203,8 @@ class Cluster(SlurmKeys):
         for name in self.variables_at_start if self.executor != "slurm" else ():
             what = "it is read before a rank can set it"
             yield Problem(f"environment.{name}", what, "set it for `lab run`")
+        for doubt in doubtful_variables(self.environment):
+            yield replace(doubt, where=f"environment.{doubt.where}")
         if self.backend == "nccl" and self.device_kind == "cpu":
             what = "'nccl', but ranks compute on CPUs"
             yield Problem("backend", what, "set backend: gloo or auto")

@@ -14,6 +14,7 @@ import tempfile
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from datetime import UTC, datetime
+from difflib import get_close_matches
 from pathlib import Path
 from typing import Any, BinaryIO
 
@@ -102,12 +103,19 @@ def _of_student(place: Path, target: Path) -> Iterator[Collected]:
     lessons = list(filter(_is_lesson, entries))
     for lesson in lessons:
         yield _of_lesson(lesson, target / place.name / lesson.name)
-    others = [one.name for one in entries if one not in lessons]
-    if others:
-        names = listed([name if name.isprintable() else ascii(name) for name in others], MOST_NAMES)
+    if others := [_misnamed(one) for one in entries if one not in lessons]:
+        names = listed(others, MOST_NAMES)
         yield Collected(place.name, "", problem=f"left out, as no lesson has this name: {names}")
     elif not lessons:
         yield Collected(place.name, "", problem="an empty folder")
+
+
+def _misnamed(place: Path) -> str:
+    """The name of what is none of the lessons and, of a folder, the lesson that it may be."""
+    name = place.name if place.name.isprintable() else ascii(place.name)
+    lessons = [path.stem for path in LESSONS.glob("*.ipynb")] if place.is_dir() else []
+    close = get_close_matches(place.name, lessons, n=1)
+    return f"{name} (did you mean {close[0]!r}?)" if close else name
 
 
 def _is_lesson(place: Path) -> bool:
@@ -117,6 +125,9 @@ def _is_lesson(place: Path) -> bool:
 def _of_lesson(source: Path, target: Path) -> Collected:
     """Copy one lesson next to its destination, then move it there in one step."""
     student, lesson = target.parent.name, target.name
+    inner = source / lesson  # where an archive was unpacked into a folder of its own name
+    if inner.is_dir() and not inner.is_symlink() and not Path(source, f"{lesson}.ipynb").exists():
+        source = inner
     private_folder(target.parent)
     with tempfile.TemporaryDirectory(dir=target.parent, prefix=".") as room:
         try:

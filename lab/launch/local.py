@@ -183,7 +183,7 @@ class LocalExecutor:
         except psutil.Error:
             since = -1.0  # that of no process: it has ended already
         job = LocalJob(
-            cluster=self._cluster.name,
+            cluster=self._cluster.reference,
             job_id=str(pid),
             pid=pid,
             began=since,

@@ -70,6 +70,7 @@ def _write_images(body: Tag, folder: Path) -> None:
 def _typst_source(document: Document) -> str:
     """Typst source of a document whose images are files beside it."""
     body = document.body
+    _keep_figures_before_references(body)
     _arrange_headings(body, contents=document.lists_contents)
     _label_targets(body)
     _simplify_code(body)
@@ -84,6 +85,13 @@ def _typst_source(document: Document) -> str:
         f'#import "report.typ": *\n#let byline = {_literal(document.byline)}\n'
         f"#show: report.with({about}, authors: ({authors}))\n\n{typst}"
     )
+
+
+def _keep_figures_before_references(body: BeautifulSoup) -> None:
+    """Mark where figures that float to the next page must have been placed."""
+    for entries in body.select("ol.references"):
+        if heading := entries.find_previous(page.HEADING):
+            heading.insert_before(body.new_tag("div", attrs={"class": "lab-flush"}))
 
 
 def _arrange_headings(body: BeautifulSoup, *, contents: bool) -> None:

@@ -169,7 +169,9 @@ def holes(results: StudyResults) -> Markdown:
             sentences = analysis.holes(study, results.records, obstacles=obstacles)
     counted = f"{count(len(study.tasks), 'repeat')} of {count(len(study.runs), 'configuration')}"
     whole = "all " * (len(study.tasks) > 1) + counted
-    return Markdown.bullets(sentences, otherwise=f"Nothing: {whole} completed.")
+    absent = any(one.inference and one.inference.unavailable for one in results.records)
+    nothing = "Nothing but what is not available here" if absent else "Nothing"
+    return Markdown.bullets(sentences, otherwise=f"{nothing}: {whole} completed.")
 
 
 def next_step(results: StudyResults) -> Markdown:

@@ -61,6 +61,10 @@ GUESSED = {
     "weak": "The batch per rank is read as fixed (weak scaling).",
     "": "With rates alone, a speedup is their ratio, in strong scaling or in weak scaling.",
 }
+SAME_SAMPLES = (
+    "{time} is read as the time for the same samples on all numbers of ranks. If they grow with "
+    "the ranks, say so by --scaling weak."
+)
 SPREAD = (
     "an interval in brackets is the range that the table gives, or two standard deviations to "
     "either side"
@@ -258,7 +262,8 @@ def request(report: TableReport) -> Blocks:
         about = f", {HEADINGS[kind].lower()}" if len(report.parts) > 1 else ""
         in_cores = report.gpu_hours is None and proposal.counts_cores(results.summary)
         threads = in_cores and bool(results.summary["cores_per_rank"].max() > 1)
-        product = f"time x ranks{' x threads, each of which counts as a core' * threads}"
+        size = ranks(device_of(results.summary))
+        product = f"time x {size}{' x threads, each of which counts as a core' * threads}"
         caption = f"Job sizes and their cost: {product}{about}"
         cost = _table(caption, rows, label=f"tbl-cost-{kind or 'open'}", table=report.table.name)
         blocks.append(cost)
@@ -305,13 +310,17 @@ def _readings(report: TableReport) -> list[str]:
     """The assumption about the kind of scaling if the table does not declare it."""
     declared = report.table.observations.frame["scaling"].notna().any()
     readings = [] if declared else [GUESSED[kind] for kind in report.kinds]
-    units = {record.reported.unit for record in report.table.records if record.reported}
+    reported = [record.reported for record in report.table.records if record.reported]
+    units = {one.unit for one in reported}
     observed = report.table.observations
+    weak = [one for one in reported if one.scaling == "weak"]
+    if weak and observed.per != "step" and all(one.time and one.work == 1 for one in weak):
+        readings.append(SAME_SAMPLES.format(time=repr(observed.given["time"])))
     empty = observed.frame[["time", "rate"]].isna().all(axis=1)
     if empty.any():
         rows = listed(list(observed.frame.loc[empty, "label"]), MOST_LEFT_OUT)
         readings.append(f"Without a time or rate, and left out: {rows}.")
-    sized = any(r.reported and r.reported.gradient_bytes for r in report.table.records)
+    sized = any(one.gradient_bytes for one in reported)
     if sized and "bytes" not in observed.given:
         readings.append("Gradients are counted as 4 bytes for each parameter.")
     if report.gpu_hours is not None and units == {"rank"}:

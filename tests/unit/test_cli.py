@@ -114,6 +114,10 @@ BAD = {
         "mpt_a100_40gb.csv: table: holds 1 table of results, not 2; leave it out",
     ),
     "a number of no table": (["audit", "quickstart", "--table", "2"], "is only for tables"),
+    "a column of no table": (
+        ["audit", "quickstart", "--column", "time=s"],
+        "--column: is only for tables",
+    ),
     "a folder for a table": (["predict", ".", "--explain"], "not a table of layouts"),
     "a study for a table": (
         ["predict", "quickstart", "--explain"],

@@ -146,16 +146,22 @@ def _of_tables(
 
 
 def _calibration(records: Sequence[Record]) -> dict[int, float]:
-    """All-reduce bus bandwidth in bytes/s by world size, if the study's one cluster has any."""
+    """All-reduce bus bandwidth in bytes/s by world size, if the study's one cluster has any.
+
+    What was measured beside other processes is left out: it is no limit of the link.
+    """
     from lab.perfmodel.calibration import find_calibration
 
     clusters = {record.environment.profile for record in records if record.environment}
     if len(clusters) != 1:
         return {}
     calibration = find_calibration(clusters.pop())
+    if calibration is None:
+        return {}
     best: dict[int, float] = {}
-    for row in calibration.rows if calibration else ():
-        if row.collective == "all_reduce":
+    quiet = {part.world_size for part in calibration.parts if not part.disturbed}
+    for row in calibration.rows:
+        if row.collective == "all_reduce" and row.world_size in quiet:
             best[row.world_size] = max(best.get(row.world_size, 0.0), row.busbw)
     return best
 

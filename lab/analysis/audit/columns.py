@@ -438,7 +438,7 @@ def normal(name: str) -> str:
     text = FORMULA.sub(r"\1", in_english(str(name).strip()))
     text = re.sub(r"(?<=[a-z])(?!(?<=[KMGT]i)B|(?<=Ze)RO|(?<=Do)F)(?=[A-Z])", "_", text).lower()
     text = DEVIATION.sub(" std ", text)
-    text = re.sub(r"(?<=\s)[σμ](?!\w)", lambda sign: GREEK[sign.group()], text)
+    text = re.sub(r"(?<!\S)[σμ](?!\w)", lambda sign: GREEK[sign.group()], text)
     text = FOOTNOTE.sub("", text.replace("µ", "u").replace("μ", "u"))
     text = PLURAL.sub(r"\1s", text)
     # "Accélération" is no "acc", an accuracy.

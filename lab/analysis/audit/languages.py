@@ -126,6 +126,8 @@ EUROPEAN = {
     "mittlere_laufzeit",
     "mean_time": "tiempo_promedio tiempo_medio tempo_medio temps_moyen povp_cas",
     "mean": "media moyenne mittelwert durchschnitt promedio",
+    "std": "ecart_type standardabweichung desviacion_estandar desviacion_tipica desvio_padrao "
+    "deviazione_standard",
     "in": "en em",
     "duration": "duree durata duracao duracion dauer",
     "time": "tiempo tiempos tempo_totale tempo tempos zeit zeiten czas thoi_gian "

@@ -151,12 +151,14 @@ class Observations:
         names = [*keys, batch] if batch else keys
         varied = [name for name in names if rows[name].nunique(dropna=False) > 1]
         configurations = joined(rows, names)
-        # Rows at one world size that divide their work differently are settings, not repeats.
+        # Rows of one strategy at one world size that divide their work differently are settings,
+        # not repeats.
         divided, programs = list[str](), [rows["world_size"]]
         if self.kind == "records":
             divided, programs = ["grad_accum"], [*programs, rows["strategy"].map(str)]
         elif "micro_batch_size" in self.given:
             divided = ["micro_batch_size", "grad_accum"]
+            programs += [rows[key] for key in STRATEGY_KEYS if key in rows]
         for other in divided:
             at_once = rows[other].groupby([configurations, *programs])
             several = at_once.transform("nunique").groupby(configurations).transform("max") > 1

@@ -143,11 +143,8 @@ class Quantities:
             elif canonical and not self._add(canonical, column, meaning) and column in mapped:
                 problem = f"column {column!r} holds no value that can be read"
                 raise InputError.of(source, f"columns.{meaning.canonical}", problem)
-        if "std" in self.given and "time" not in self.given:
-            pair = self.given.get("rate", ""), self.given["std"]
-            if pair in itertools.pairwise(frame.columns):
-                self.tidy["rate_std"] = self.tidy["rate_std"].fillna(self.tidy["std"])
-            self.tidy["std"] = np.nan  # of anything else
+        if "std" in self.given:
+            self._assign_deviation(self.given["std"])
         for canonical, others in left_out.items():
             # A table may have several of one quantity, with different meanings.
             if canonical in columns.MEASURED:
@@ -241,6 +238,23 @@ class Quantities:
             self.tidy["device"] = self.tidy["device"].mask(ranks == 0, "cpu")
             self.tidy["world_size"] = ranks.mask(ranks == 0, numbers(self.frame[others[0]]))
             self.assumptions.append(f"{others[0]!r} counts the ranks of rows without GPUs")
+
+    def _assign_deviation(self, column: str) -> None:
+        """Give the deviation of a time, or of the rate before it, that quantity's unit if it has
+        none of its own; without a value where only the cells of the quantity say their unit."""
+        of = next((name for name in ("time", "rate") if name in self.given), None)
+        beside = self.given[of] if of else ""
+        signed = as_texts(self.frame[column]).str.contains("%").any()  # and read as a share of 1
+        if of and (signed or parse_name(column).family == "percent"):
+            self.tidy["std"] *= self.tidy[of] * (1.0 if signed else 0.01)
+        elif of and self.meanings[column].factor is None:
+            meaning = self.meanings[beside]
+            bare = not meaning.inverse and numbers(self.frame[beside]).notna().any()
+            self.tidy["std"] *= self._factor(of, meaning, beside)[0] if bare else np.nan
+        if of != "time":
+            if (beside, column) in itertools.pairwise(self.frame.columns):
+                self.tidy["rate_std"] = self.tidy["rate_std"].fillna(self.tidy["std"])
+            self.tidy["std"] = np.nan  # of anything else
 
     def _add_share_of_communication(self) -> None:
         """Read a column such as "comm %" as a share of the time, where none gives the time of

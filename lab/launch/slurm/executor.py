@@ -122,7 +122,7 @@ class SlurmExecutor:
             # Before there is a job, so that the next driver knows which array to look for.
             path = os.path.relpath(array.folder, spec.folder)
             job = SlurmJob(
-                cluster=cluster.name,
+                cluster=cluster.reference,
                 array=path,
                 index=index,
                 submitted_at=time.time(),

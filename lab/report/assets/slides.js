@@ -51,6 +51,7 @@ addEventListener("keydown", (event) => {
 document.querySelector("#back").addEventListener("click", back);
 document.querySelector("#forward").addEventListener("click", forward);
 addEventListener("resize", scale);
+addEventListener("beforeprint", () => slides.forEach(fit)); // also of a browser that waits for nothing
 addEventListener("hashchange", chosen);
 addEventListener("load", async () => {
   await document.fonts.ready;

@@ -32,6 +32,7 @@ end
 local function div(block)
   if block.classes:includes('lab-title') then return wrapped('#title-block(byline: byline)[', block.content, ']') end
   if block.classes:includes('lab-contents') then return pandoc.RawBlock('typst', '#contents()') end
+  if block.classes:includes('lab-flush') then return pandoc.RawBlock('typst', '#place.flush()') end
   return block.content
 end
 

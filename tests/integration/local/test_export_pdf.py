@@ -250,6 +250,15 @@ def test_a_figure_stays_in_the_text_if_there_is_room_and_else_the_text_goes_on_b
     assert stayed == sorted(stayed, reverse=True) and {*stayed} == {True, False}
 
 
+def test_no_figure_is_among_the_references() -> None:
+    items = (f'<li id="ref-{name}">Entry {name}.</li>' for name in "abc")
+    entries = html(f'<ol class="references">{"".join(items)}</ol>')
+    cited = f"Text{cite('ref-a', 'ref-b', 'ref-c')}."
+    for filled in range(6, 11):
+        shown = pdf("# T", cited, *PARAGRAPHS[:filled], drawn("one", 300), "## References", entries)
+        assert words(shown).index("The one.") < words(shown).index("References"), filled
+
+
 def test_output_parts_all_appear() -> None:
     outputs = [
         new_output("stream", name="stdout", text="```\nprinted\n````\n"),

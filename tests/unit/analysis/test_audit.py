@@ -166,6 +166,11 @@ def test_the_name_of_a_study_is_as_good_as_the_study(
         write_record(altered(measured, "communication", bytes=5_000_000), path)
     for source in (study, study.folder, "mine", study.folder / "study.yaml"):
         assert "calibrated at" in evidence(audit(source), "plausible-bandwidth")
+    (noisy,) = calibration(2, bytes_per_s=1e9).parts
+    busy = noisy.environment.model_copy(update={"foreign_cpu": 1.0})
+    noisy = noisy.model_copy(update={"environment": busy})
+    write_calibration(calibration().model_copy(update={"parts": (noisy,)}), calibration_path("two"))
+    assert noisy.disturbed and not of(audit(study), "plausible-bandwidth")
 
 
 def test_no_records_are_checked_for_nothing() -> None:

@@ -53,6 +53,7 @@ from lab.analysis.audit.values import TIME_UNITS, duration, number
         "per_node": ["GPUs pro Knoten", "GPUs par nœud", "GPUs por nodo", "GPU per nodo"],
         "rate": ["Durchsatz [Mrd. Zellen/s]", "Débit (M cellules/s)"],
         "nodes": ["Nodos", "Knoten", "Узлы", "Nœuds", "Nós (P)"],
+        "std": ["Écart-type (s)", "Standardabweichung", "Desviación estándar", "Desvio padrão"],
     }.items(),
 )
 def test_names(canonical: str, names: list[str]) -> None:

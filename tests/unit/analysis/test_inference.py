@@ -51,6 +51,13 @@ def test_slower_is_said_with_reasons_and_noise_is_not_called_a_difference() -> N
     assert "faster (0.50" in third and "Method: " in third
 
 
+def test_more_than_two_comparisons_of_one_verdict_are_given_by_their_extent() -> None:
+    times = {1: 1.4e-3, 2: 2e-3, 8: 1.7e-3}
+    slow = inferred(inference_run(), [point(size, 1e-3, time) for size, time in times.items()])
+    (text,) = inference.sentences([again(slow, repeat) for repeat in range(3)])
+    assert "slower (1.40 to 2.00 in 3 comparisons)." in text
+
+
 def test_what_fewer_bytes_can_save_and_what_a_batch_does_not_cost() -> None:
     """A quarter of 25 % of the bandwidth is left; 2 ms at batch 2 and 2.2 ms at batch 8 make
     1.93 ms and 33 µs for each sequence."""

@@ -190,8 +190,33 @@ def test_a_deviation_that_the_table_gives_is_the_interval_of_its_time() -> None:
 @pytest.mark.parametrize(
     "text",
     [
+        "gpus,step (ms),std\n1,100,1\n4,30,0.5",
+        "gpus,std,step (ms)\n1,1,100\n4,0.5,30",
+        "gpus,step (ms),σ\n1,100,1\n4,30,0.5",
+        "gpus,step (ms),std (us)\n1,100,1000\n4,30,500",
+        "gpus,step (ms),std (%)\n1,100,1\n4,30,1.6667",
+        "gpus,step (ms),std\n1,100,1 %\n4,30,1.6667 %",
+        "gpus,step (ms),std (%)\n1,100,1%\n4,30,1.6667%",
+    ],
+)
+def test_a_deviation_without_a_unit_has_that_of_its_time(text: str) -> None:
+    row = summarized(text).iloc[1]
+    assert (row["step_time_low"], row["step_time_high"]) == pytest.approx((0.029, 0.031), rel=1e-5)
+
+
+@pytest.mark.parametrize(
+    "text", ["gpus,steps/s,std\n1,10,1\n4,30,0.5", "gpus,step,std\n1,100 ms,1\n4,30 ms,0.5"]
+)
+def test_a_deviation_of_another_unit_than_seconds_is_none_of_a_time(text: str) -> None:
+    assert pd.isna(summarized(text).iloc[1]["step_time_low"])
+
+
+@pytest.mark.parametrize(
+    "text",
+    [
         "gpus,images/s\n1,100 ± 1\n4,350 ± 5",
         "gpus,images/s,std\n1,100,1\n4,350,5",
+        "gpus,k images/s,std\n1,0.1,0.001\n4,0.35,0.005",
         "gpus,std images/s,mean images/s\n1,1,100\n4,5,350",
         "gpus,throughput (img/s),throughput std (img/s)\n1,100,1\n4,350,5",
         "gpus,throughput mean ± sd (img/s)\n1,100 ± 1\n4,350 ± 5",
@@ -202,6 +227,14 @@ def test_a_deviation_that_the_table_gives_is_the_interval_of_its_rate(text: str)
     ends = row["samples_per_second_low"], row["samples_per_second_high"]
     assert ends == pytest.approx((340, 360))
     assert pd.isna(row["speedup_low"])
+
+
+def test_strategies_that_divide_one_global_batch_differently_have_one_baseline() -> None:
+    rows = summarized(
+        "strategy,gpus,global_batch,micro_batch,step_s\nsingle,1,8,8,1.0\nddp,2,8,4,0.8\n"
+        "tensor_parallel,2,8,8,0.9\n"
+    )
+    assert sorted(rows["speedup"]) == pytest.approx([1, 1 / 0.9, 1 / 0.8])
 
 
 def test_the_deviation_of_a_rate_of_each_rank_is_no_rate() -> None:

@@ -77,6 +77,10 @@ def test_a_rank_has_as_many_cores_at_every_world_size(
             "executor: local\nenvironment: {LD_PRELOAD: a.so}\n",
             "environment.LD_PRELOAD: it is read before a rank can set it; set it for `lab run`",
         ),
+        (
+            "environment: {LAB_CAHCE: /data}\n",
+            "environment.LAB_CAHCE: the lab reads no such variable; did you mean LAB_CACHE?",
+        ),
         ("device: gpu\n", "device: unknown value 'gpu'"),
         ("devices: 100000\n", "devices: 100000, but there are"),
         ("devices: many\n", "devices"),

@@ -122,14 +122,25 @@ def test_what_lies_beside_a_lesson_under_another_name_is_named(
     (handed_in / "ada" / ".DS_Store").touch()
     lesson, rest, *_ = lab.collect([handed_in], into=tmp_path / "submitted")
     assert lesson.student == rest.student == "ada" and lesson.files and not lesson.problem
-    assert not rest.files and rest.problem.endswith("name: 05.tar; 4-strong-scaling")
+    assert not rest.files and rest.problem.endswith(
+        "name: 05.tar; 4-strong-scaling (did you mean '04-strong-scaling'?)"
+    )
+
+
+def test_a_lesson_within_a_folder_of_its_name_is_collected(handed_in: Path, tmp_path: Path) -> None:
+    lesson = handed_in / "ada" / LESSON
+    lesson.rename(handed_in / "inner")
+    lesson.mkdir()
+    (handed_in / "inner").rename(lesson / LESSON)
+    lab.collect([handed_in], into=tmp_path / "submitted")
+    assert names(tmp_path / "submitted" / "ada" / LESSON) == ["answers"]
 
 
 def test_nothing_to_collect_is_said(tmp_path: Path) -> None:
     with pytest.raises(InputError, match="no such folder"):
         lab.collect([tmp_path / "nowhere"], into=tmp_path / "submitted")
     (tmp_path / "place" / "ada" / "03-data-paralel").mkdir(parents=True)
-    with pytest.raises(InputError, match=r"ada: .*no lesson has this name: 03-data-paralel"):
+    with pytest.raises(InputError, match=r"ada: .*name: 03-data-paralel \(did you mean"):
         lab.collect([tmp_path / "place"], into=tmp_path / "submitted")
 
 

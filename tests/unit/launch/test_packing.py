@@ -19,7 +19,7 @@ from lab.errors import InputError
 from lab.launch import job
 from lab.launch.attempt import WAITING, Attempt, claim, read_progress
 from lab.launch.bench_driver import EIGHT_DEVICES, DriverCost, Interval, longest_wait
-from lab.launch.executor import JobSpec, LocalJob
+from lab.launch.executor import JobSpec, LocalJob, read_job
 from lab.launch.local import LocalExecutor, LocalHandle
 from lab.launch.slurm.array import Array
 from lab.launch.slurm.executor import SlurmHandle
@@ -73,6 +73,17 @@ def test_on_cpus_jobs_run_one_at_a_time_in_their_order() -> None:
     first, *_ = jobs = specs([None, None, None])
     assert executor.choose(jobs, []) == [first]
     assert executor.choose(jobs, handles([None])) == []
+
+
+def test_a_job_says_which_file_its_profile_is(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(LocalExecutor, "_fork", lambda *_: os.getpid())
+    site = tmp_path / "site.yaml"
+    site.write_text("device: cpu\n")
+    LocalExecutor(Cluster.load(site)).submit([JobSpec(tmp_path / "job", 1, print, ())])
+    submitted = read_job(tmp_path / "job")
+    assert submitted is not None and submitted.cluster == str(site)
 
 
 def is_held(path: Path) -> bool:

@@ -158,6 +158,16 @@ def test_everything_could_be_measured_only_where_it_was(tmp_path: Path) -> None:
     assert "could be measured" not in text
 
 
+def test_what_is_not_available_here_is_not_complete(tmp_path: Path) -> None:
+    asked = run(1, task="inference", batch_sizes=[2], quantization="fp8")
+    gone = inferred(asked, [], unavailable="no fp8 here", size=None)
+    absent = "Nothing but what is not available here"
+    for nothing, one in ((absent, gone), ("Nothing", record(asked))):
+        results = kept(tmp_path / nothing, [one], kind="inference", repeats=1)
+        expected = f"{nothing}: 1 repeat of 1 configuration completed."
+        assert said(sections.holes(results)) == expected
+
+
 def test_where_all_inference_ran_is_said_once(tmp_path: Path) -> None:
     def asked(size: int, quantization: str) -> Run:
         return run(size, task="inference", quantization=quantization, batch_sizes=[2, 8])

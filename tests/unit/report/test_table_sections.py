@@ -65,7 +65,11 @@ def test_strong_and_weak_are_two_sections_with_figures_of_their_own(tmp_path: Pa
 
 @pytest.mark.parametrize(
     ("head", "product"),
-    [("mpi_ranks,threads", "time x ranks x threads"), ("gpus,threads", "time x ranks.")],
+    [
+        ("mpi_ranks,threads", "time x ranks x threads"),
+        ("gpus,threads", "time x GPUs."),
+        ("nodes,threads", "time x nodes."),
+    ],
 )
 def test_the_cost_says_what_it_multiplies(tmp_path: Path, head: str, product: str) -> None:
     path = written(tmp_path, f"{head},time_s\n1,8,100\n2,8,60\n")
@@ -105,11 +109,32 @@ def test_a_table_of_one_configuration_does_not_call_it_as_its_file(tmp_path: Pat
     assert captions("model,gpus,time_s\nBERT,1,100\nBERT,2,55\n").count("All: BERT") == 2
 
 
+def test_a_configuration_has_no_rows_of_another_that_is_its_baseline(tmp_path: Path) -> None:
+    text = "strategy,gpus,global_batch,step_ms\n{},1,64,800\nddp,2,64,420\nfsdp,2,64,450\n"
+    sizes = {}
+    for first in ("ddp", "single"):
+        blocks = page(written(tmp_path, text.format(first)))
+        tables = {block.label: block.frame for block in blocks if isinstance(block, Table)}
+        results = tables["tbl-results-strong"]
+        sizes[first] = list(zip(results["configuration"], results["GPUs"], strict=True))
+        assert "1.78" in set(results.iloc[:, 3]), "fsdp is compared with one GPU"
+    assert sizes["ddp"] == [("ddp", "1"), ("ddp", "2"), ("fsdp", "2")]
+    assert ("fsdp", "1") in sizes["single"], "a run that is no curve stands for each that needs it"
+
+
 def test_times_that_tell_no_kind_of_scaling_get_no_speedup(tmp_path: Path) -> None:
     blocks = page(written(tmp_path, "ranks,step_ms\n1,100\n2,104\n4,111\n"))
     text = prose(blocks)
     assert "no speedup can be stated" in text and "## Where to stop" not in text
     assert [b.label for b in blocks if isinstance(b, Figure)] == ["fig-overview"]
+
+
+def test_an_epoch_at_one_batch_per_rank_is_said_to_hold_the_same_samples(tmp_path: Path) -> None:
+    path = written(tmp_path, "gpus,batch_per_gpu,epoch_s\n1,32,100\n2,32,104\n")
+    assert "'epoch_s' is read as the time for the same samples" in prose(page(path))
+    assert "same samples" not in prose(page(path, scaling="weak"))
+    path = written(tmp_path, "gpus,batch_per_gpu,step_s\n1,32,100\n2,32,104\n")
+    assert "same samples" not in prose(page(path))
 
 
 def test_parts_of_the_time_are_shown_with_their_share(tmp_path: Path) -> None:
