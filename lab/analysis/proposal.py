@@ -16,7 +16,7 @@ from lab.analysis.scaling_curves import (
     Estimate,
     Row,
     baseline_name,
-    labelled_rows,
+    measured_rows,
     ranks,
     rows_by_curve,
 )
@@ -286,7 +286,7 @@ def costs(summary: pd.DataFrame, *, gpu_hours: float | None = None) -> list[dict
     in_cores = gpu_hours is None and counts_cores(summary)
     least: dict[str, float] = {}
     highest = summary["samples_per_second"].max()
-    for row in labelled_rows(summary):
+    for row in measured_rows(summary):
         hours, counted = hours_of(row, highest)
         if hours is None:
             continue

@@ -90,20 +90,22 @@ def curves(summary: pd.DataFrame) -> list[Curve]:
 
 
 def _reported_curves(summary: pd.DataFrame) -> Iterator[Curve]:
-    """The curves that a results table names, each with a baseline that is no curve of its own.
+    """The curves that a results table names, each with its baseline.
 
-    A row that only serves as a baseline for others is none; one on the curve of another
-    configuration was measured for that one alone.
+    A row that only serves as a baseline for others is not a curve of its own.
     """
     groups = dict(list(summary.groupby("configuration", sort=False)))
-    own = {label: set(rows["run_id"]) for label, rows in groups.items()}
-    bases = {label: set(rows["baseline_run_id"].dropna()) for label, rows in groups.items()}
-    borrowed = set().union(*(bases[label] - own[label] for label in groups))
-    alone = set().union(*(runs for runs in own.values() if runs <= borrowed))
-    for label, runs in own.items():
-        if not runs <= borrowed:
-            points = summary[summary["run_id"].isin(runs | bases[label] & alone)]
-            yield Curve(str(label), points.sort_values("world_size", ignore_index=True))
+    shared = {
+        base
+        for label, rows in groups.items()
+        for base in rows["baseline_run_id"].dropna()
+        if base not in set(rows["run_id"])
+    }
+    for label, rows in groups.items():
+        if set(rows["run_id"]) <= shared:
+            continue
+        points = summary[summary["run_id"].isin({*rows["run_id"], *rows["baseline_run_id"]})]
+        yield Curve(str(label), points.sort_values("world_size", ignore_index=True))
 
 
 def _label(row: pd.Series[Any], varied: Sequence[str], models: Mapping[str, str]) -> str:
@@ -236,6 +238,19 @@ def rows_by_curve(summary: pd.DataFrame) -> list[list[Row]]:
 def labelled_rows(summary: pd.DataFrame) -> list[Row]:
     """The rows of all curves, one curve after the other."""
     return [row for rows in rows_by_curve(summary) for row in rows]
+
+
+def borrowed_rows(summary: pd.DataFrame) -> list[Row]:
+    """The rows of a results table that are on one curve as the baseline of another one."""
+    rows = labelled_rows(summary)
+    labels = {row.label for row in rows}
+    return [row for row in rows if row["configuration"] in labels - {row.label}]
+
+
+def measured_rows(summary: pd.DataFrame) -> list[Row]:
+    """The rows of all curves of a results table, without those that they only borrow."""
+    borrowed = {(row.label, row["run_id"]) for row in borrowed_rows(summary)}
+    return [row for row in labelled_rows(summary) if (row.label, row["run_id"]) not in borrowed]
 
 
 def interval_name(repeats: Sequence[int]) -> str:

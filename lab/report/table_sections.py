@@ -16,8 +16,9 @@ from lab.analysis.results import StudyResults
 from lab.analysis.scaling import MEASURED
 from lab.analysis.scaling_curves import (
     baseline_name,
+    borrowed_rows,
     device_of,
-    labelled_rows,
+    measured_rows,
     memory_name,
     ranks,
     rate_name,
@@ -194,7 +195,7 @@ def _results(results: StudyResults, *, label: str, table: str) -> Table:
             "MFU": row.text("mfu"),
             "repeats": str(row["repeats"]),
         }
-        for row in labelled_rows(summary)
+        for row in measured_rows(summary)
     ]
     return _table(f"Results: {_how(summary)}", rows, label=label, table=table)
 
@@ -220,7 +221,7 @@ def parts(report: TableReport) -> Blocks:
     units = {part: unit_for(parts.get(part) for parts in measured) for part in PHASES}
     for kind, results in report.parts.items():
         by_run = {record.run_id: record.reported for record in results.records}
-        for row in labelled_rows(results.summary):
+        for row in measured_rows(results.summary):
             reported = by_run[row["run_id"]]
             if reported is None or not reported.parts:
                 continue
@@ -313,6 +314,13 @@ def _readings(report: TableReport) -> list[str]:
     reported = [record.reported for record in report.table.records if record.reported]
     units = {one.unit for one in reported}
     observed = report.table.observations
+    borrowed = {
+        f"{row.label} on {row.ranks} is that of {row['configuration']}"
+        for results in report.parts.values()
+        for row in borrowed_rows(results.summary)
+    }
+    if borrowed:
+        readings.append(f"As the baseline, {listed(sorted(borrowed), MOST_LEFT_OUT)}.")
     weak = [one for one in reported if one.scaling == "weak"]
     if weak and observed.per != "step" and all(one.time and one.work == 1 for one in weak):
         readings.append(SAME_SAMPLES.format(time=repr(observed.given["time"])))

@@ -74,6 +74,9 @@ def add_keys(
         keys |= _sizes_of_problems(tidy, frame, used)
     for name, cells in keys.items():
         tidy[name] = _as_key(cells)
+    alike = tidy["loader_workers"].groupby([*(tidy[name] for name in keys), ranks])
+    if alike.nunique().max() > 1:
+        tidy["key:loader_workers"] = _as_key(tidy["loader_workers"])
     repeated = any(tidy[name].nunique() > 1 for name in ("repeat", "seed"))
     if not (logged or (quoted and not own_baseline) or repeated):
         for name, cells in _no_repeats(tidy, frame, used).items():

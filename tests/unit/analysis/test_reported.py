@@ -229,6 +229,12 @@ def test_a_deviation_that_the_table_gives_is_the_interval_of_its_rate(text: str)
     assert pd.isna(row["speedup_low"])
 
 
+def test_loader_processes_are_settings_and_not_repeats() -> None:
+    rows = summarized("gpus,loader_workers,epoch_s\n1,0,400\n1,4,300\n2,0,260\n2,4,160\n")
+    assert set(rows["repeats"]) == {1}
+    assert sorted(rows["speedup"]) == pytest.approx([1, 1, 400 / 260, 300 / 160])
+
+
 def test_strategies_that_divide_one_global_batch_differently_have_one_baseline() -> None:
     rows = summarized(
         "strategy,gpus,global_batch,micro_batch,step_s\nsingle,1,8,8,1.0\nddp,2,8,4,0.8\n"

@@ -118,6 +118,8 @@ def test_a_configuration_has_no_rows_of_another_that_is_its_baseline(tmp_path: P
         results = tables["tbl-results-strong"]
         sizes[first] = list(zip(results["configuration"], results["GPUs"], strict=True))
         assert "1.78" in set(results.iloc[:, 3]), "fsdp is compared with one GPU"
+        borrowed = "As the baseline, fsdp on 1 GPU is that of ddp." in prose(blocks)
+        assert borrowed == (first == "ddp")
     assert sizes["ddp"] == [("ddp", "1"), ("ddp", "2"), ("fsdp", "2")]
     assert ("fsdp", "1") in sizes["single"], "a run that is no curve stands for each that needs it"
 
