@@ -382,7 +382,8 @@ def _contradict_ranks(ranked: Sequence[RankColumn], frame: pd.DataFrame) -> bool
     names = [normal(one.column) for one in ranked]
     numerals = [int(name) for name in names if name.isdecimal()]
     orders = all(re.match(r"p_?\d", name) for name in names)
-    times = [int(match[1]) for name in names if (match := re.match(r"time_?(\d{1,7})", name))]
+    matches = (re.match(r"(?:time|t(?=_?\d+_))_?(\d{1,7})", name) for name in names)
+    times = [int(match[1]) for match in matches if match]  # also of "T3 (s)"
     repeats = sorted(times) == list(range(1, len(times) + 1))
     return (
         bool(times and (repeats or min(times) >= OF_PROBLEMS))
