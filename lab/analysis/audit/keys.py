@@ -46,12 +46,14 @@ def add_keys(
     an `own_baseline` the quoted speedup of a row says nothing of other rows."""
     frame = frame if len(frame) == len(tidy) else frame.loc[tidy.index]
     ranks = tidy["world_size"]
-    compared = [name for name in (*HARDWARE, *SOFTWARE) if _is_compared(tidy[name], ranks)]
+    with_values = columns_with_values(tidy)
+    parts = [name for name in (*HARDWARE, *SOFTWARE) if name in with_values]
+    compared = [name for name in parts if _is_compared(tidy[name], ranks)]
     # Machines with a curve each.
-    machines = (*HARDWARE, "host") if not logged else HARDWARE
+    able = (*HARDWARE, "host") if not logged else HARDWARE
+    machines = [name for name in able if name in with_values]
     compared += [name for name in machines if _is_key(tidy[name], ranks, least=1.0)]
     candidates = dict.fromkeys((*KEYS, *compared))
-    with_values = columns_with_values(tidy)
     keys = {f"key:{name}": tidy[name] for name in candidates if name in with_values}
     if _sizes_differ(tidy):
         sizes = tidy["parameters"].map(model_size, na_action="ignore")
@@ -74,7 +76,7 @@ def add_keys(
         keys |= _sizes_of_problems(tidy, frame, used)
     for name, cells in keys.items():
         tidy[name] = _as_key(cells)
-    repeated = any(tidy[name].nunique() > 1 for name in ("repeat", "seed"))
+    repeated = any(tidy[name].nunique() > 1 for name in {"repeat", "seed"} & with_values)
     if not (logged or (quoted and not own_baseline) or repeated):
         for name, cells in _no_repeats(tidy, frame, used).items():
             tidy[name] = _as_key(cells)

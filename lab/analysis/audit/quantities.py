@@ -218,9 +218,9 @@ class Quantities:
         if canonical == "scaling":
             cells = cells.str.extract(SCALING, expand=False).str.lower()
         elif canonical in columns.ROUNDED and guessed:
-            cells = cells.mask(_matches(BOUND.match, cells))
+            cells = _replaced(cells, BOUND.match, None)
         if canonical == "speedup":
-            cells = cells.mask(_matches(REFERENCE.fullmatch, cells), "1")
+            cells = _replaced(cells, REFERENCE.fullmatch, "1")
         if canonical and canonical not in columns.TEXTS:
             values = self._numbers(cells, column, canonical, meaning)
             if values.notna().any() or not guessed:
@@ -414,7 +414,7 @@ class Quantities:
     def _drop_impossible(self) -> None:
         """Leave out values that no measurement can have, and say so."""
         for column in (name for name in POSITIVE if name in self.given):
-            wrong = self.tidy[column] <= 0
+            wrong = self.tidy[column].to_numpy() <= 0
             if wrong.any():
                 one = wrong.sum() == 1
                 verdict = "is not positive and is" if one else "are not positive and are"
@@ -516,11 +516,18 @@ def _matches(match: Callable[[str], object], cells: pd.Series) -> np.ndarray[Any
     return np.array([match(str(cell)) is not None for cell in cells.tolist()], dtype=bool)
 
 
+def _replaced(cells: pd.Series, match: Callable[[str], object], value: str | None) -> pd.Series:
+    """The cells with a value for each that matches as a text; None leaves it out."""
+    chosen = _matches(match, cells)
+    return cells.mask(chosen, value) if chosen.any() else cells
+
+
 def as_texts(column: pd.Series) -> pd.Series:
     """The cells of a column as texts, None where one is missing."""
     if isinstance(column.dtype, pd.StringDtype):  # once for each of a file's values
-        texts = {cell: as_text(cell) for cell in column.unique()}
-        return pd.Series([texts.get(cell) for cell in column], column.index, name=column.name)
+        cells = column.tolist()
+        texts = {cell: as_text(cell) for cell in set(cells)}
+        return pd.Series([texts[cell] for cell in cells], column.index, name=column.name)
     return column.map(as_text)
 
 

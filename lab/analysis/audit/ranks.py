@@ -21,6 +21,7 @@ DEGREE = r"(?<![a-z])%s[ =:_-]?(\d{1,5})(?![\d.])"
 ON_CORES = re.compile(r"(?:^|_)(?:mpi\w*|ranks?|n?tasks?|n?proc\w*|np|p|n|world_?size)(?=_|$)")
 OF_A_RANK = re.compile(r"(?!.*_per_)|.*_per_(?:rank|task|proc|mpi)")  # not of a block, say
 OF_A_NODE = re.compile(r"per_node(?:_|$)")
+WORKERS = {"threads", "cpus", "strategy", "loader_workers"}  # which may count ranks
 FEW = 2  # numbers of cores that tell nothing
 MOSTLY = 0.5  # of the rows
 Degrees = np.ndarray[Any, np.dtype[np.float64]]
@@ -179,9 +180,10 @@ def _are_steps_of_scaling(cores: pd.Series) -> bool:
 def by_cells(frame: pd.DataFrame, meanings: Mapping[str, Guess]) -> dict[str, Guess]:
     """A column without a name for ranks whose cells all differ in them, such as 1n8g and 2n8g."""
     for column in frame.columns:
+        if column in meanings and meanings[column].canonical != "strategy":
+            continue
         texts = as_texts(frame[column]).dropna().unique()[:MOST_VALUES]
-        meaning = meanings.get(column)
-        if (meaning is None or meaning.canonical == "strategy") and len(texts):
+        if len(texts):
             pairs = {ranks_in_words(str(text)) for text in texts if not SIZES.fullmatch(str(text))}
             named = all(
                 ranks > 0 and (not name or columns.names_gpu(name)) for ranks, name in pairs
@@ -207,6 +209,8 @@ def workers(frame: pd.DataFrame, meanings: Mapping[str, Guess]) -> str:
         return ""
     ratios = {kind: numbers(frame[name]) for name, kind in kinds.items() if kind in RATIOS}
     for column, kind in kinds.items():
+        if kind not in WORKERS:
+            continue
         values = numbers(frame[column], units=COUNTED_UNITS).dropna()
         values = values[values != 0]  # of a serial program
         whole = bool(((values >= 1) & (values % 1 == 0)).all())

@@ -164,16 +164,16 @@ def turned(frame: pd.DataFrame, mapped: Collection[str]) -> tuple[pd.DataFrame, 
     """Transpose a table with a row for each quantity and a column for each number of ranks; leave
     other tables as they are."""
     first, *others = frame.columns
-    names = frame[first].astype(str)
-    names = names[[not re.fullmatch(JOBS, normal(name)) for name in names]]
     sizes = [_whole(column) for column in others]
     if not all(sizes):  # below "Throughput on 8 GPUs", but not below "Core 0"
         words = _shared_words(others)
         rest = [column.removeprefix(words) for column in others]
         sizes = ["" if name.isdecimal() else _whole(name) for name in rest]
-    if mapped or len(others) < 2 or not all(sizes) or names.duplicated().any():
+    if mapped or len(others) < 2 or not all(sizes) or _counts_other(first):
         return frame, []
-    if _counts_other(first):
+    names = frame[first].astype(str)
+    names = names[[not re.fullmatch(JOBS, normal(name)) for name in names]]
+    if names.duplicated().any():
         return frame, []
     if are_collectives(names) and not all(are_timed(frame[name]) for name in others):
         return frame, []  # whose bandwidths these may be

@@ -89,7 +89,8 @@ def from_table(
     if "world_size" not in given:
         tidy["world_size"], assumption = ranks.world_size(tidy, reshape.hinted_ranks(name, notes))
         assumptions += [assumption] if assumption else []
-    tidy["world_size"] = tidy["world_size"].where(tidy["world_size"] < np.inf)
+    if np.isposinf(tidy["world_size"]).any():
+        tidy["world_size"] = tidy["world_size"].where(tidy["world_size"] < np.inf)
     ranks.rates_of_nodes(tidy, given)
     tidy["step_spread"] = _spread(frame, given.get("time"))
     if "rate_per_rank" in given:
@@ -202,9 +203,10 @@ def _filled_down(frame: pd.DataFrame, mapped: Collection[str]) -> tuple[pd.DataF
             break
         of_words |= all(WORD.match(text) for text in texts if text)
         filled[name] = frame[name].mask(begins).ffill()
-    filled = filled if of_words else {}
-    read = [f"a blank cell of {reshape.listed(filled)} means the one above it"] * bool(filled)
-    return frame.assign(**filled), read
+    if not filled or not of_words:
+        return frame, []
+    read = f"a blank cell of {reshape.listed(filled)} means the one above it"
+    return frame.assign(**filled), [read]
 
 
 def _rates_by_cells(frame: pd.DataFrame, meanings: Mapping[str, Guess]) -> dict[str, Guess]:

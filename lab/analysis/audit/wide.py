@@ -223,10 +223,12 @@ def by_slash(frame: pd.DataFrame) -> Long:
     """Cells such as "7,266 / 129" in columns for several numbers of ranks, which hold two results
     of what the lines around the table name, become two rows."""
     sized = [name for name in map(str, frame) if ranks_in(name)[0] > 0]
+    if len(sized) < 2 or not noted_quantity(frame.attrs.get("around", "")):
+        return frame, []
     parts = {name: frame[name].astype(str).str.extract(PAIRED) for name in sized}
     pairs = {name: cells for name, cells in parts.items() if cells.notna().any(axis=None)}
     mixed = any((frame[name].map(is_known) & pairs[name][0].isna()).any() for name in pairs)
-    if len(pairs) < 2 or mixed or not noted_quantity(frame.attrs.get("around", "")):
+    if len(pairs) < 2 or mixed:
         return frame, []
     rows = [
         frame.assign(result=which, **{name: cells[place] for name, cells in pairs.items()})
@@ -247,11 +249,11 @@ def by_program(frame: pd.DataFrame) -> Long:
     timed = {program: part for program, part in parts.items() if "time" in part}
     parallel = {name: part for name, part in timed.items() if not re.fullmatch(SERIAL, name)}
     used = [column for part in parallel.values() for column in part.values()]
-    known = quantities(frame.columns.difference(used))
     # Of a single program, unless its name may mean a part of the time, such as "MPI time".
     unknown = not any(guess(part["time"]) for part in parallel.values())
     if not parallel or not (len(timed) > 1 or unknown):
         return frame, []
+    known = quantities(frame.columns.difference(used))
     if not known & RANKS or known & {"time", "rate"}:
         return frame, []
     names = ", ".join(repr(part["time"]) for part in parallel.values())

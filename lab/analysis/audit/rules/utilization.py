@@ -111,7 +111,7 @@ def _inconstant(
     wrong = (own * (1 - share) > usual * (1 + CONSTANT)) | (
         own * (1 + share) < usual / (1 + CONSTANT)
     )
-    places = rows.groupby(group).indices
+    places = rows.groupby(group).indices if wrong.any() else {}
     alike = [rows.iloc[places[number]] for number in group[wrong].unique()]
     off = [(same, own[same.index], wrong[same.index]) for same in alike]
     return int((of_one.transform("size") > 1).sum()), off
