@@ -97,8 +97,8 @@ def _without_ranks(cells: pd.Series, ranks: pd.Series) -> pd.Series:
 
 def _as_key(cells: pd.Series) -> pd.Series:
     text = "{:g}".format if is_numeric_dtype(cells) else str
-    pairs = zip(cells.tolist(), cells.notna(), strict=True)
-    return pd.Series([text(cell) if known else "" for cell, known in pairs], cells.index, dtype=str)
+    pairs = zip(cells.tolist(), cells.isna().tolist(), strict=True)
+    return pd.Series(["" if empty else text(cell) for cell, empty in pairs], cells.index, dtype=str)
 
 
 def _no_repeats(
@@ -161,7 +161,7 @@ def _sizes_differ(tidy: pd.DataFrame) -> bool:
 def _distinguishes(cells: pd.Series, tidy: pd.DataFrame, *, measured: bool, logged: bool) -> bool:
     """Whether the cells of a column tell configurations apart; if it is `measured`, only words."""
     known, sizes = cells.dropna(), tidy["world_size"]
-    words = bool(pd.to_numeric(known, errors="coerce").isna().all())
+    words = bool(pd.to_numeric(known, errors="coerce").count() == 0)
     named = words and all(map(LETTER.match, known.tolist()))
     if measured and not named:
         return False
@@ -231,7 +231,7 @@ def _is_key(cells: pd.Series, sizes: pd.Series, *, least: float = 0.51) -> bool:
         return False
     values = cells.dropna()
     as_numbers = numbers(values)  # also of 39.8%
-    if as_numbers.notna().all() and (as_numbers % 1 != 0).any():
+    if as_numbers.count() == len(values) and (as_numbers % 1 != 0).any():
         return False  # fractions are measurements
     several = sizes.loc[values.index].groupby(values).nunique() > 1
     return bool(several.mean() >= least)

@@ -137,9 +137,9 @@ class Observations:
         """
         if self.kind == "collectives":
             raise UncheckedError("training times")
-        counted = self.frame["world_size"].notna().to_numpy()
-        rows = self.frame if counted.all() else self.frame[counted]
-        if len(rows) and rows["scaling"].isna().all():
+        sizes = self.frame["world_size"]
+        rows = self.frame if sizes.count() == len(sizes) else self.frame[sizes.notna()]
+        if len(rows) and rows["scaling"].count() == 0:
             return self._curves_of(rows, self.scaling or "")
         scaling = rows["scaling"].fillna(self.scaling or "").astype(str)
         groups = rows.groupby(scaling, sort=False)
@@ -320,7 +320,7 @@ class Observations:
 
 def columns_with_values(frame: pd.DataFrame) -> set[str]:
     """The columns that hold at least one value."""
-    return set(compress(frame.columns, np.any(frame.notna().to_numpy(), axis=0)))
+    return set(compress(frame.columns, np.any(~frame.isna().to_numpy(), axis=0)))
 
 
 def setting(value: str, key: str, given: Mapping[str, str]) -> str:
@@ -344,7 +344,7 @@ def _batch_key(
     best, most, smallest = held, 0.5, rows["world_size"].min()
     configurations = grouped(zip(joined(rows, keys), rows["world_size"], strict=True))
     scaled = sum(len(some) for some in configurations.values() if len(set(some)) > 1)
-    known = [name for name in BATCHES if rows[name].notna().any()]
+    known = [name for name in BATCHES if rows[name].count() > 0]
     for name in sorted(known, key=lambda name: (name != held, name in observations.derived)):
         sizes = grouped(zip(joined(rows, [*keys, name]), rows["world_size"], strict=True))
         whole = [some for some in sizes.values() if min(some) == smallest and max(some) > smallest]

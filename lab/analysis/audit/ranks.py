@@ -29,10 +29,10 @@ Degrees = np.ndarray[Any, np.dtype[np.float64]]
 
 def world_size(tidy: pd.DataFrame, hint: tuple[int, str] | None) -> tuple[pd.Series | float, str]:
     """World sizes by nodes, strategies or ranks, and what that assumes; NaN and "" if unknown."""
-    if tidy["per_node"].notna().any():
+    if tidy["per_node"].count() > 0:
         ranks = tidy["nodes"].fillna(1.0) * tidy["per_node"]
         return ranks, "the ranks are the nodes times the ranks per node"
-    if tidy["dp"].notna().any():
+    if tidy["dp"].count() > 0:
         ranks = tidy[["dp", *LAYOUT]].prod(axis=1, min_count=1)
         return ranks, "the ranks are the product of the degrees of parallelism"
     total = tidy["rate"] / tidy["rate_per_rank"]
@@ -40,9 +40,9 @@ def world_size(tidy: pd.DataFrame, hint: tuple[int, str] | None) -> tuple[pd.Ser
         return total.round(), "the ranks are the total rate over that of a rank"
     if tidy["nodes"].nunique() > 1:
         return tidy["nodes"], "the table does not give the ranks per node, so a node counts as one"
-    if tidy["ratio_over"].notna().any():
+    if tidy["ratio_over"].count() > 0:
         return np.nan, ""  # of programs that are compared in each row
-    if tidy["strategy"].notna().any() and (counts := _by_strategies(tidy["strategy"], hint)):
+    if tidy["strategy"].count() > 0 and (counts := _by_strategies(tidy["strategy"], hint)):
         return counts
     count = tidy["rank"].nunique()
     if count > 1:
@@ -104,7 +104,7 @@ def degrees(tidy: pd.DataFrame, given: dict[str, str]) -> None:
     if "strategy" in given and not set(given) & {"dp", *LAYOUT}:
         words = tidy["strategy"].fillna("").astype(str).str.lower()
         named = {name: words.str.extract(DEGREE % name, expand=False) for name in ("dp", *LAYOUT)}
-        known = {name: cells for name, cells in named.items() if cells.notna().any()}
+        known = {name: cells for name, cells in named.items() if cells.count() > 0}
         for name, cells in known.items() if len(known) > 1 else ():  # one may be of anything
             tidy[name], given[name] = cells.astype(float), given["strategy"]
     if "dp" not in given and {"dp_replicate", "dp_shard"} <= set(given):

@@ -196,8 +196,8 @@ def _filled_down(frame: pd.DataFrame, mapped: Collection[str]) -> tuple[pd.DataF
     filled: dict[str, pd.Series] = {}
     begins, of_words = np.ones(len(frame), dtype=bool), False
     for name in itertools.takewhile(lambda name: name not in mapped, frame.columns):
-        pairs = zip(frame[name].tolist(), frame[name].notna(), strict=True)
-        texts = [str(cell).strip() if known else "" for cell, known in pairs]
+        pairs = zip(frame[name].tolist(), frame[name].isna().tolist(), strict=True)
+        texts = ["" if empty else str(cell).strip() for cell, empty in pairs]
         begins &= [not text for text in texts]
         if not begins.any() or begins[0]:
             break

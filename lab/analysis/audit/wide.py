@@ -314,7 +314,7 @@ def by_noted(frame: pd.DataFrame) -> Long:
     columns = {
         name: values
         for name in others
-        if re.search("[a-z]{2}", normal(name)) and (values := numbers(frame[name])).notna().any()
+        if re.search("[a-z]{2}", normal(name)) and (values := numbers(frame[name])).count() > 0
     }
     ranks = numbers(frame[counts[0]])
     every = [growth(values, ranks) for values in columns.values()]
