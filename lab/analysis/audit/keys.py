@@ -262,7 +262,8 @@ def labelled(tidy: pd.DataFrame, frame: pd.DataFrame, given: dict[str, str]) -> 
 def labels(tidy: pd.DataFrame, given: Mapping[str, str]) -> list[str]:
     """A name for each row: its number in the table from 1, and what distinguishes it."""
     keys = [name for name in tidy.columns if name.startswith("key:") and tidy[name].nunique() > 1]
-    batches = tidy["batch"].fillna(tidy["global_batch_size"])
+    both = zip(tidy["batch"].tolist(), tidy["global_batch_size"].tolist(), strict=True)
+    batches = [batch if batch == batch else whole for batch, whole in both]
     names = ("world_size", "rank", "aggregate", *keys)
     rows = zip(*(tidy[name].tolist() for name in names), strict=True)
     texts = []

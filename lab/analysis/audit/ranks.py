@@ -85,7 +85,9 @@ def _are_counts(values: pd.Series) -> bool:
 def of_a_node(tidy: pd.DataFrame, given: dict[str, str]) -> Iterator[str]:
     """Take ranks as those of each node if some rows have fewer of them than nodes, and say so,
     unless they are the quoted speedups over the efficiencies."""
-    if "per_node" in given or not (tidy["world_size"] < tidy["nodes"]).any():
+    if "per_node" in given or "nodes" not in given:
+        return
+    if not (tidy["world_size"] < tidy["nodes"]).any():
         return
     if not _are_quoted(tidy["world_size"], tidy["speedup"], tidy["efficiency"]):
         tidy["per_node"], tidy["world_size"] = tidy["world_size"], np.nan

@@ -89,7 +89,7 @@ def from_table(
     if "world_size" not in given:
         tidy["world_size"], assumption = ranks.world_size(tidy, reshape.hinted_ranks(name, notes))
         assumptions += [assumption] if assumption else []
-    if np.isposinf(tidy["world_size"]).any():
+    if np.isposinf(tidy["world_size"].to_numpy()).any():
         tidy["world_size"] = tidy["world_size"].where(tidy["world_size"] < np.inf)
     ranks.rates_of_nodes(tidy, given)
     tidy["step_spread"] = _spread(frame, given.get("time"))
