@@ -46,12 +46,14 @@ def add_keys(
     an `own_baseline` the quoted speedup of a row says nothing of other rows."""
     frame = frame if len(frame) == len(tidy) else frame.loc[tidy.index]
     ranks = tidy["world_size"]
-    compared = [name for name in (*HARDWARE, *SOFTWARE) if _is_compared(tidy[name], ranks)]
+    with_values = columns_with_values(tidy)
+    parts = [name for name in (*HARDWARE, *SOFTWARE) if name in with_values]
+    compared = [name for name in parts if _is_compared(tidy[name], ranks)]
     # Machines with a curve each.
-    machines = (*HARDWARE, "host") if not logged else HARDWARE
+    able = (*HARDWARE, "host") if not logged else HARDWARE
+    machines = [name for name in able if name in with_values]
     compared += [name for name in machines if _is_key(tidy[name], ranks, least=1.0)]
     candidates = dict.fromkeys((*KEYS, *compared))
-    with_values = columns_with_values(tidy)
     keys = {f"key:{name}": tidy[name] for name in candidates if name in with_values}
     if _sizes_differ(tidy):
         sizes = tidy["parameters"].map(model_size, na_action="ignore")
@@ -74,10 +76,11 @@ def add_keys(
         keys |= _sizes_of_problems(tidy, frame, used)
     for name, cells in keys.items():
         tidy[name] = _as_key(cells)
-    alike = tidy["loader_workers"].groupby([*(tidy[name] for name in keys), ranks])
-    if alike.nunique().max() > 1:
-        tidy["key:loader_workers"] = _as_key(tidy["loader_workers"])
-    repeated = any(tidy[name].nunique() > 1 for name in ("repeat", "seed"))
+    if "loader_workers" in with_values:
+        alike = tidy["loader_workers"].groupby([*(tidy[name] for name in keys), ranks])
+        if alike.nunique().max() > 1:
+            tidy["key:loader_workers"] = _as_key(tidy["loader_workers"])
+    repeated = any(tidy[name].nunique() > 1 for name in {"repeat", "seed"} & with_values)
     if not (logged or (quoted and not own_baseline) or repeated):
         for name, cells in _no_repeats(tidy, frame, used).items():
             tidy[name] = _as_key(cells)
@@ -100,8 +103,8 @@ def _without_ranks(cells: pd.Series, ranks: pd.Series) -> pd.Series:
 
 def _as_key(cells: pd.Series) -> pd.Series:
     text = "{:g}".format if is_numeric_dtype(cells) else str
-    pairs = zip(cells.tolist(), cells.notna(), strict=True)
-    return pd.Series([text(cell) if known else "" for cell, known in pairs], cells.index, dtype=str)
+    pairs = zip(cells.tolist(), cells.isna().tolist(), strict=True)
+    return pd.Series(["" if empty else text(cell) for cell, empty in pairs], cells.index, dtype=str)
 
 
 def _no_repeats(
@@ -164,7 +167,7 @@ def _sizes_differ(tidy: pd.DataFrame) -> bool:
 def _distinguishes(cells: pd.Series, tidy: pd.DataFrame, *, measured: bool, logged: bool) -> bool:
     """Whether the cells of a column tell configurations apart; if it is `measured`, only words."""
     known, sizes = cells.dropna(), tidy["world_size"]
-    words = bool(pd.to_numeric(known, errors="coerce").isna().all())
+    words = bool(pd.to_numeric(known, errors="coerce").count() == 0)
     named = words and all(map(LETTER.match, known.tolist()))
     if measured and not named:
         return False
@@ -234,7 +237,7 @@ def _is_key(cells: pd.Series, sizes: pd.Series, *, least: float = 0.51) -> bool:
         return False
     values = cells.dropna()
     as_numbers = numbers(values)  # also of 39.8%
-    if as_numbers.notna().all() and (as_numbers % 1 != 0).any():
+    if as_numbers.count() == len(values) and (as_numbers % 1 != 0).any():
         return False  # fractions are measurements
     several = sizes.loc[values.index].groupby(values).nunique() > 1
     return bool(several.mean() >= least)
@@ -265,7 +268,8 @@ def labelled(tidy: pd.DataFrame, frame: pd.DataFrame, given: dict[str, str]) -> 
 def labels(tidy: pd.DataFrame, given: Mapping[str, str]) -> list[str]:
     """A name for each row: its number in the table from 1, and what distinguishes it."""
     keys = [name for name in tidy.columns if name.startswith("key:") and tidy[name].nunique() > 1]
-    batches = tidy["batch"].fillna(tidy["global_batch_size"])
+    both = zip(tidy["batch"].tolist(), tidy["global_batch_size"].tolist(), strict=True)
+    batches = [batch if batch == batch else whole for batch, whole in both]
     names = ("world_size", "rank", "aggregate", *keys)
     rows = zip(*(tidy[name].tolist() for name in names), strict=True)
     texts = []

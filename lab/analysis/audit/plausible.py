@@ -367,11 +367,11 @@ def own_baseline(column: str, frame: pd.DataFrame, meanings: Mapping[str, Guess]
     last = (2 * roundings(frame[column].map(str)) + CUT_OFF).to_numpy()[known]
     speedups = quoted.to_numpy()[known]
     measured = {}
-    for name in frame:
+    for name in (name for name in frame if name not in {column, *others}):
         family, factor = parse_name(str(name))[1:3]  # others may be in s now
         scale = factor if family == "time" else 1.0
         values = numbers(frame[name], units=TIME_UNITS, factor=scale).to_numpy()[known]
-        if name not in {column, *others} and not np.isnan(values).any():
+        if not np.isnan(values).any():
             measured[str(name)] = values
     if len(measured) > MOST_COLUMNS:
         return ""

@@ -46,7 +46,8 @@ def columns_of(rows: pd.DataFrame, groups: pd.Series) -> Cells:
         if some or name in needed
     }
     measured = measurements(rows, groups)
-    repeated, indexed = measured, np.any([rows[name].notna() for name in INDEX], axis=0)
+    repeated = measured
+    indexed = np.any([pd.notna(rows[name].to_numpy()) for name in INDEX], axis=0)
     if indexed.any():
         repeats = rows["repeat"].astype(object).where(rows["repeat"].notna(), "")
         repeated = repeats.where(groups.isin(groups[indexed]), measured).tolist()
@@ -101,7 +102,7 @@ def _known(values: Iterable[float]) -> list[float]:
 def measurements(rows: pd.DataFrame, groups: pd.Series) -> list[str]:
     """The key that rows of one measurement share on all ranks of a group: the repeat, epoch and
     step, or the number among equal rows."""
-    index = joined(rows, [name for name in INDEX if rows[name].notna().any()])
+    index = joined(rows, [name for name in INDEX if rows[name].count() > 0])
     alike: Counter[tuple[Any, ...]] = Counter()
     keys = []
     # Not grouped by pandas, which takes several times as long for the few rows of most tables.

@@ -217,16 +217,16 @@ class Quantities:
         if canonical == "scaling":
             cells = cells.str.extract(SCALING, expand=False).str.lower()
         elif canonical in columns.ROUNDED and guessed:
-            cells = cells.mask(_matches(BOUND.match, cells))
+            cells = _replaced(cells, BOUND.match, None)
         if canonical == "speedup":
-            cells = cells.mask(_matches(REFERENCE.fullmatch, cells), "1")
+            cells = _replaced(cells, REFERENCE.fullmatch, "1")
         if canonical and canonical not in columns.TEXTS:
             values = self._numbers(cells, column, canonical, meaning)
-            if values.notna().any() or not guessed:
+            if values.count() > 0 or not guessed:
                 cells = values
             else:  # a column `gpu` without numbers is its name
                 canonical = text_guess(column) or ""
-        if not canonical or canonical in self.given or not cells.notna().any():
+        if not canonical or canonical in self.given or cells.count() == 0:
             return False
         self.tidy[canonical], self.given[canonical] = cells, column
         return True
@@ -282,7 +282,7 @@ class Quantities:
         """Whether a column without numbers names what another of its meaning counts, such as `GPU`
         beside `GPUs`."""
         cells = as_texts(self.frame[column])
-        words = numbers(cells, units=COUNT_UNITS).isna().all()
+        words = numbers(cells, units=COUNT_UNITS).count() == 0
         return canonical not in columns.TEXTS and bool(words)
 
     def _add_version(self, column: str) -> None:
@@ -310,7 +310,7 @@ class Quantities:
         counts = pd.Series([number for number, _ in pairs], texts.index, dtype=float)
         if of_ranks and counts.min() > 1:  # beside "2 processes", a serial program has one
             counts[[normal(str(text)) in SERIAL for text in texts]] = 1.0
-        if not counts.notna().any() or not (of_ranks or counts.notna().all()):
+        if counts.count() == 0 or not (of_ranks or counts.count() == len(counts)):
             return cells
         names = pd.Series([name or None for _, name in pairs], texts.index)
         known = {meaning.canonical for meaning in self.meanings.values()} | set(self.given)
@@ -319,7 +319,7 @@ class Quantities:
         if not of_ranks:
             self.tidy["world_size"], self.given["world_size"] = counts, column
             return names.reindex(cells.index)
-        if names.notna().any() and "gpu" not in self.given:
+        if names.count() > 0 and "gpu" not in self.given:
             self.tidy["gpu"], self.given["gpu"] = names.reindex(cells.index), column
         return cells.where(~cells.index.isin(counts.dropna().index), counts.reindex(cells.index))
 
@@ -339,9 +339,9 @@ class Quantities:
         if of_what and _matches(re.compile(PLUS_MINUS).search, cells).any():
             spreads = cells.map(lambda cell: spread(cell, factor=factor))
             self.tidy[of_what] = self.tidy[of_what].fillna(spreads.astype(float))
-        if assumption and (canonical == "memory" or values.notna().any()):  # words have no unit
+        if assumption and (canonical == "memory" or values.count() > 0):  # words have no unit
             self.assumptions.append(assumption)
-        if canonical in columns.ROUNDED and values.notna().any():
+        if canonical in columns.ROUNDED and values.count() > 0:
             self.tidy[f"{canonical}_rounding"] = roundings(self.frame[column])
         return values
 
@@ -358,7 +358,7 @@ class Quantities:
         if canonical not in columns.TIMES:
             if canonical not in {"algbw", "busbw"}:
                 return 1.0, ""
-            bare = numbers(cells[cells.notna()]).notna().any()
+            bare = numbers(cells[cells.notna()]).count() > 0
             printed = normal(column) in {"algbw", "busbw"}  # as nccl-tests call them
             unknown = f"{column!r} names no unit and is read as GB/s"
             return 1e9, unknown * bool(bare and not printed)
@@ -438,7 +438,7 @@ class Quantities:
     def _drop_impossible(self) -> None:
         """Leave out values that no measurement can have, and say so."""
         for column in (name for name in POSITIVE if name in self.given):
-            wrong = self.tidy[column] <= 0
+            wrong = self.tidy[column].to_numpy() <= 0
             if wrong.any():
                 one = wrong.sum() == 1
                 verdict = "is not positive and is" if one else "are not positive and are"
@@ -540,11 +540,18 @@ def _matches(match: Callable[[str], object], cells: pd.Series) -> np.ndarray[Any
     return np.array([match(str(cell)) is not None for cell in cells.tolist()], dtype=bool)
 
 
+def _replaced(cells: pd.Series, match: Callable[[str], object], value: str | None) -> pd.Series:
+    """The cells with a value for each that matches as a text; None leaves it out."""
+    chosen = _matches(match, cells)
+    return cells.mask(chosen, value) if chosen.any() else cells
+
+
 def as_texts(column: pd.Series) -> pd.Series:
     """The cells of a column as texts, None where one is missing."""
     if isinstance(column.dtype, pd.StringDtype):  # once for each of a file's values
-        texts = {cell: as_text(cell) for cell in column.unique()}
-        return pd.Series([texts.get(cell) for cell in column], column.index, name=column.name)
+        cells = column.tolist()
+        texts = {cell: as_text(cell) for cell in set(cells)}
+        return pd.Series([texts[cell] for cell in cells], column.index, name=column.name)
     return column.map(as_text)
 
 

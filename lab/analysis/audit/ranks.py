@@ -21,6 +21,7 @@ DEGREE = r"(?<![a-z])%s[ =:_-]?(\d{1,5})(?![\d.])"
 ON_CORES = re.compile(r"(?:^|_)(?:mpi\w*|ranks?|n?tasks?|n?proc\w*|np|p|n|world_?size)(?=_|$)")
 OF_A_RANK = re.compile(r"(?!.*_per_)|.*_per_(?:rank|task|proc|mpi)")  # not of a block, say
 OF_A_NODE = re.compile(r"per_node(?:_|$)")
+WORKERS = {"threads", "cpus", "strategy", "loader_workers"}  # which may count ranks
 FEW = 2  # numbers of cores that tell nothing
 MOSTLY = 0.5  # of the rows
 Degrees = np.ndarray[Any, np.dtype[np.float64]]
@@ -28,10 +29,10 @@ Degrees = np.ndarray[Any, np.dtype[np.float64]]
 
 def world_size(tidy: pd.DataFrame, hint: tuple[int, str] | None) -> tuple[pd.Series | float, str]:
     """World sizes by nodes, strategies or ranks, and what that assumes; NaN and "" if unknown."""
-    if tidy["per_node"].notna().any():
+    if tidy["per_node"].count() > 0:
         ranks = tidy["nodes"].fillna(1.0) * tidy["per_node"]
         return ranks, "the ranks are the nodes times the ranks per node"
-    if tidy["dp"].notna().any():
+    if tidy["dp"].count() > 0:
         ranks = tidy[["dp", *LAYOUT]].prod(axis=1, min_count=1)
         return ranks, "the ranks are the product of the degrees of parallelism"
     total = tidy["rate"] / tidy["rate_per_rank"]
@@ -39,9 +40,9 @@ def world_size(tidy: pd.DataFrame, hint: tuple[int, str] | None) -> tuple[pd.Ser
         return total.round(), "the ranks are the total rate over that of a rank"
     if tidy["nodes"].nunique() > 1:
         return tidy["nodes"], "the table does not give the ranks per node, so a node counts as one"
-    if tidy["ratio_over"].notna().any():
+    if tidy["ratio_over"].count() > 0:
         return np.nan, ""  # of programs that are compared in each row
-    if tidy["strategy"].notna().any() and (counts := _by_strategies(tidy["strategy"], hint)):
+    if tidy["strategy"].count() > 0 and (counts := _by_strategies(tidy["strategy"], hint)):
         return counts
     count = tidy["rank"].nunique()
     if count > 1:
@@ -84,7 +85,9 @@ def _are_counts(values: pd.Series) -> bool:
 def of_a_node(tidy: pd.DataFrame, given: dict[str, str]) -> Iterator[str]:
     """Take ranks as those of each node if some rows have fewer of them than nodes, and say so,
     unless they are the quoted speedups over the efficiencies."""
-    if "per_node" in given or not (tidy["world_size"] < tidy["nodes"]).any():
+    if "per_node" in given or "nodes" not in given:
+        return
+    if not (tidy["world_size"] < tidy["nodes"]).any():
         return
     if not _are_quoted(tidy["world_size"], tidy["speedup"], tidy["efficiency"]):
         tidy["per_node"], tidy["world_size"] = tidy["world_size"], np.nan
@@ -103,7 +106,7 @@ def degrees(tidy: pd.DataFrame, given: dict[str, str]) -> None:
     if "strategy" in given and not set(given) & {"dp", *LAYOUT}:
         words = tidy["strategy"].fillna("").astype(str).str.lower()
         named = {name: words.str.extract(DEGREE % name, expand=False) for name in ("dp", *LAYOUT)}
-        known = {name: cells for name, cells in named.items() if cells.notna().any()}
+        known = {name: cells for name, cells in named.items() if cells.count() > 0}
         for name, cells in known.items() if len(known) > 1 else ():  # one may be of anything
             tidy[name], given[name] = cells.astype(float), given["strategy"]
     if "dp" not in given and {"dp_replicate", "dp_shard"} <= set(given):
@@ -179,9 +182,10 @@ def _are_steps_of_scaling(cores: pd.Series) -> bool:
 def by_cells(frame: pd.DataFrame, meanings: Mapping[str, Guess]) -> dict[str, Guess]:
     """A column without a name for ranks whose cells all differ in them, such as 1n8g and 2n8g."""
     for column in frame.columns:
+        if column in meanings and meanings[column].canonical != "strategy":
+            continue
         texts = as_texts(frame[column]).dropna().unique()[:MOST_VALUES]
-        meaning = meanings.get(column)
-        if (meaning is None or meaning.canonical == "strategy") and len(texts):
+        if len(texts):
             pairs = {ranks_in_words(str(text)) for text in texts if not SIZES.fullmatch(str(text))}
             named = all(
                 ranks > 0 and (not name or columns.names_gpu(name)) for ranks, name in pairs
@@ -207,6 +211,8 @@ def workers(frame: pd.DataFrame, meanings: Mapping[str, Guess]) -> str:
         return ""
     ratios = {kind: numbers(frame[name]) for name, kind in kinds.items() if kind in RATIOS}
     for column, kind in kinds.items():
+        if kind not in WORKERS:
+            continue
         values = numbers(frame[column], units=COUNTED_UNITS).dropna()
         values = values[values != 0]  # of a serial program
         whole = bool(((values >= 1) & (values % 1 == 0)).all())

@@ -103,6 +103,7 @@ NOTED_SPEEDUP = re.compile(r"speed[- ]?ups?\b", re.IGNORECASE)
 OF_ELSE = re.compile(
     r"memory|[kmgt]i?b\b|accura|loss|perplexity|efficien|utili[sz]|watt|energy|%", re.IGNORECASE
 )
+Cells = Mapping[str, Iterable[object]] | pd.DataFrame  # of columns by their names
 NAMED = 4  # columns in a sentence
 MOST_NAMES = 20  # columns whose words are looked at
 GROWN = 0.5  # of the ranks' own growth: a rate grows like this, a time does not
@@ -164,16 +165,16 @@ def turned(frame: pd.DataFrame, mapped: Collection[str]) -> tuple[pd.DataFrame, 
     """Transpose a table with a row for each quantity and a column for each number of ranks; leave
     other tables as they are."""
     first, *others = frame.columns
-    names = frame[first].astype(str)
-    names = names[[not re.fullmatch(JOBS, normal(name)) for name in names]]
     sizes = [_whole(column) for column in others]
     if not all(sizes):  # below "Throughput on 8 GPUs", but not below "Core 0"
         words = _shared_words(others)
         rest = [column.removeprefix(words) for column in others]
         sizes = ["" if name.isdecimal() else _whole(name) for name in rest]
-    if mapped or len(others) < 2 or not all(sizes) or names.duplicated().any():
+    if mapped or len(others) < 2 or not all(sizes) or _counts_other(first):
         return frame, []
-    if _counts_other(first):
+    names = frame[first].astype(str)
+    names = names[[not re.fullmatch(JOBS, normal(name)) for name in names]]
+    if names.duplicated().any():
         return frame, []
     if are_collectives(names) and not all(are_timed(frame[name]) for name in others):
         return frame, []  # whose bandwidths these may be
@@ -437,24 +438,25 @@ def are_timed(cells: Iterable[object]) -> bool:
     return _are(lambda text: math.isfinite(duration(text)), cells)
 
 
-def timed_statistics(columns: Mapping[str, Iterable[object]]) -> list[str]:
+def timed_statistics(columns: Cells) -> list[str]:
     """Columns called "min", "median" or "mean" and nothing else whose cells are times with units of
     their own, as in tables of BenchmarkTools; none if there is only one."""
-    named = {name: cells for name, cells in columns.items() if normal(name) in OF_SAMPLES}
-    timed = [name for name, cells in named.items() if are_timed(cells)]
+    named = [str(name) for name in columns if normal(str(name)) in OF_SAMPLES]
+    timed = [name for name in named if are_timed(columns[name])]
     return timed if len(timed) > 1 else []
 
 
-def timed_programs(columns: Mapping[str, Iterable[object]]) -> list[str]:
+def timed_programs(columns: Cells) -> list[str]:
     """Columns that only the unit of time in names or cells shows to be times, such as "ScaLAPACK
     (s)"; none if there is only one."""
     timed = []
-    for column, cells in columns.items():
+    for column in map(str, columns):
         name = parse_name(column)
-        in_name = name.family == "time" and name.statistic is None
-        of_time = (in_name and re.search("[a-z]{2}", name.stem)) or are_timed(cells)
         other = re.search(f"{NOT_TRAINING}|{IDEAL}|{PERCENTILE}", name.stem)
-        if of_time and not guess(column) and not other:
+        if guess(column) or other:
+            continue
+        in_name = name.family == "time" and name.statistic is None
+        if (in_name and re.search("[a-z]{2}", name.stem)) or are_timed(columns[column]):
             timed.append(column)
     return timed if len(timed) > 1 else []
 

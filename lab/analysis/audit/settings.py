@@ -73,7 +73,6 @@ class _SettingColumns:
         ]
         known = quantities(frame.columns)
         known |= {meaning.canonical for meaning in mapped.values()}
-        known |= {"world_size"} if any(_counts_ranks(frame[name]) for name in frame) else set()
         noted = "" if known & OF_RUNS else noted_alone(frame.attrs.get("around", ""))
         self.quantities = {
             column: quantity
@@ -100,7 +99,7 @@ class _SettingColumns:
             for kind in SETTINGS
             if len({words[kind] for words in self.measured if kind in words}) > 1
             and all(kind in words for words in self.measured)
-            and (kind != "strategy" or known & {"world_size", "nodes"})
+            and (kind != "strategy" or known & {"world_size", "nodes"} or _count_ranks(frame))
         ]
 
     @cached_property
@@ -296,9 +295,10 @@ def _quantity(cells: pd.Series, setting: Setting, noted: str) -> tuple[str, str]
     return (noted, noted) if (numbers(cells) > 0).any() else None
 
 
-def _counts_ranks(cells: pd.Series) -> bool:
-    """Whether all cells count ranks, such as "4 GPUs"."""
-    return all(ranks_of(cell)[0] > 0 for cell in cells.array[:MOST_CELLS])
+def _count_ranks(frame: pd.DataFrame) -> bool:
+    """Whether all cells of a column count ranks, such as "4 GPUs"."""
+    cells = (frame[name].array[:MOST_CELLS] for name in frame)
+    return any(all(ranks_of(cell)[0] > 0 for cell in some) for some in cells)
 
 
 def _free_name(name: str, taken: Sequence[str]) -> str:

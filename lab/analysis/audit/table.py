@@ -89,7 +89,8 @@ def from_table(
     if "world_size" not in given:
         tidy["world_size"], assumption = ranks.world_size(tidy, reshape.hinted_ranks(name, notes))
         assumptions += [assumption] if assumption else []
-    tidy["world_size"] = tidy["world_size"].where(tidy["world_size"] < np.inf)
+    if np.isposinf(tidy["world_size"].to_numpy()).any():
+        tidy["world_size"] = tidy["world_size"].where(tidy["world_size"] < np.inf)
     ranks.rates_of_nodes(tidy, given)
     tidy["step_spread"] = _spread(frame, given.get("time"))
     if "rate_per_rank" in given:
@@ -195,16 +196,17 @@ def _filled_down(frame: pd.DataFrame, mapped: Collection[str]) -> tuple[pd.DataF
     filled: dict[str, pd.Series] = {}
     begins, of_words = np.ones(len(frame), dtype=bool), False
     for name in itertools.takewhile(lambda name: name not in mapped, frame.columns):
-        pairs = zip(frame[name].tolist(), frame[name].notna(), strict=True)
-        texts = [str(cell).strip() if known else "" for cell, known in pairs]
+        pairs = zip(frame[name].tolist(), frame[name].isna().tolist(), strict=True)
+        texts = ["" if empty else str(cell).strip() for cell, empty in pairs]
         begins &= [not text for text in texts]
         if not begins.any() or begins[0]:
             break
         of_words |= all(WORD.match(text) for text in texts if text)
         filled[name] = frame[name].mask(begins).ffill()
-    filled = filled if of_words else {}
-    read = [f"a blank cell of {reshape.listed(filled)} means the one above it"] * bool(filled)
-    return frame.assign(**filled), read
+    if not filled or not of_words:
+        return frame, []
+    read = f"a blank cell of {reshape.listed(filled)} means the one above it"
+    return frame.assign(**filled), [read]
 
 
 def _rates_by_cells(frame: pd.DataFrame, meanings: Mapping[str, Guess]) -> dict[str, Guess]:

@@ -286,7 +286,7 @@ def roundings(column: pd.Series) -> pd.Series:
     """`rounding` of each cell; 0 if it is not text."""
     if is_numeric_dtype(column):
         return pd.Series(0.0, column.index)
-    pairs = zip(column.tolist(), column.notna(), strict=True)
-    texts = [str(cell) if known else None for cell, known in pairs]
+    pairs = zip(column.tolist(), column.isna().tolist(), strict=True)
+    texts = [None if empty else str(cell) for cell, empty in pairs]
     shares = {text: rounding(text) if text is not None else math.nan for text in set(texts)}
     return pd.Series([shares[text] for text in texts], column.index)

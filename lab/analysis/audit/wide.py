@@ -143,7 +143,7 @@ def of_commands(frame: pd.DataFrame) -> Long:
 def of_samples(frame: pd.DataFrame) -> Long:
     """Columns that are called after statistics and whose cells are times become columns of times,
     and `samples` beside them counts the repeats."""
-    timed = timed_statistics({name: frame[name] for name in map(str, frame)})
+    timed = timed_statistics(frame)
     if not timed:
         return frame, []
     names = {name: f"{name} time" for name in timed}
@@ -225,10 +225,12 @@ def by_slash(frame: pd.DataFrame) -> Long:
     """Cells such as "7,266 / 129" in columns for several numbers of ranks, which hold two results
     of what the lines around the table name, become two rows."""
     sized = [name for name in map(str, frame) if ranks_in(name)[0] > 0]
+    if len(sized) < 2 or not noted_quantity(frame.attrs.get("around", "")):
+        return frame, []
     parts = {name: frame[name].astype(str).str.extract(PAIRED) for name in sized}
     pairs = {name: cells for name, cells in parts.items() if cells.notna().any(axis=None)}
     mixed = any((frame[name].map(is_known) & pairs[name][0].isna()).any() for name in pairs)
-    if len(pairs) < 2 or mixed or not noted_quantity(frame.attrs.get("around", "")):
+    if len(pairs) < 2 or mixed:
         return frame, []
     rows = [
         frame.assign(result=which, **{name: cells[place] for name, cells in pairs.items()})
@@ -243,17 +245,17 @@ def by_program(frame: pd.DataFrame) -> Long:
     """
     parts: dict[str, dict[str, str]] = {}
     for column in frame.columns:
-        program, what = _of_program(column, frame[column])
+        program, what = _of_program(column, frame)
         if what:
             parts.setdefault(program, {}).setdefault(what, column)
     timed = {program: part for program, part in parts.items() if "time" in part}
     parallel = {name: part for name, part in timed.items() if not re.fullmatch(SERIAL, name)}
     used = [column for part in parallel.values() for column in part.values()]
-    known = quantities(frame.columns.difference(used))
     # Of a single program, unless its name may mean a part of the time, such as "MPI time".
     unknown = not any(guess(part["time"]) for part in parallel.values())
     if not parallel or not (len(timed) > 1 or unknown):
         return frame, []
+    known = quantities(frame.columns.difference(used))
     if not known & RANKS or known & {"time", "rate"}:
         return frame, []
     names = ", ".join(repr(part["time"]) for part in parallel.values())
@@ -267,9 +269,9 @@ def by_unit(frame: pd.DataFrame) -> Long:
     or rates, such as "320 img/s" below "Horovod", become rows of a setting, each with its own
     speedup and efficiency or without, as one may be of one over another. So do rates that are
     called the same but for a program, such as "Nginx QPS"."""
-    timed = timed_programs({name: frame[name] for name in map(str, frame)})
-    rated = [name for name in map(str, frame) if are_rated(frame[name])]
-    rated = [name for name in rated if not quantities([name]) & {*NUMERIC}]
+    timed = timed_programs(frame)
+    unnamed = [name for name in map(str, frame) if not quantities([name]) & {*NUMERIC}]
+    rated = [name for name in unnamed if are_rated(frame[name])]
     rated = rated or _rates_of_programs(map(str, frame))
     quantity, columns = ("time", timed) if timed else ("throughput", rated)
     parts = {UNIT.sub("", column): {quantity: column} for column in columns}
@@ -314,7 +316,7 @@ def by_noted(frame: pd.DataFrame) -> Long:
     columns = {
         name: values
         for name in others
-        if re.search("[a-z]{2}", normal(name)) and (values := numbers(frame[name])).notna().any()
+        if re.search("[a-z]{2}", normal(name)) and (values := numbers(frame[name])).count() > 0
     }
     ranks = numbers(frame[counts[0]])
     every = [growth(values, ranks) for values in columns.values()]
@@ -363,7 +365,7 @@ def _add_ratios(timed: Mapping[str, dict[str, str]], frame: pd.DataFrame) -> Non
 def over_serial(frame: pd.DataFrame) -> Long:
     """Times of a serial and a parallel program for several problems, and the speedup of one over
     the other, become a row for each program, in which this speedup is a ratio of their times."""
-    parsed = {column: _of_program(column, frame[column]) for column in frame.columns}
+    parsed = {column: _of_program(column, frame) for column in frame.columns}
     programs = {column: program for column, (program, what) in parsed.items() if what == "time"}
     serial = [column for column, name in programs.items() if re.fullmatch(SERIAL, name)]
     quoted = [column for column in frame.columns if re.fullmatch("speed_?up", normal(column))]
@@ -381,13 +383,15 @@ def over_serial(frame: pd.DataFrame) -> Long:
     return long, [read]
 
 
-def _of_program(column: str, cells: pd.Series) -> tuple[str, str]:
+def _of_program(column: str, frame: pd.DataFrame) -> tuple[str, str]:
     """The program that a column is for and what it holds, "" if neither name nor cells say."""
     name = parse_name(column)
     match = OF_PROGRAM.fullmatch(name.stem) or BEFORE.fullmatch(name.stem)
     if match is None or not OF_PROGRAM.fullmatch(match["program"]):
         return "", ""
-    what = match["what"] or ("time" if name.family == "time" or are_timed(cells) else "")
+    what = match["what"] or ""
+    if not what and (name.family == "time" or are_timed(frame[column])):
+        what = "time"
     kind = {"spe": "speedup", "eff": "efficiency"}.get(what[:3], "time" if what else "")
     return match["program"].replace("_", " "), kind
 

@@ -139,7 +139,7 @@ def _environments(rows: pd.DataFrame) -> dict[str, pd.Series]:
     devices, frameworks = rows["device"].astype(str), rows["framework"].astype(str)
     used["gpu"] = used["gpu"].fillna(devices.where(devices.map(names_gpu)))
     used["version"] = used["version"].fillna(frameworks.where(frameworks.str.contains(r"\d")))
-    return {name: values for name, values in used.items() if values.notna().any()}
+    return {name: values for name, values in used.items() if values.count() > 0}
 
 
 def _quoted_over_another(observations: Observations) -> Iterator[Fault]:
@@ -244,7 +244,7 @@ def same_learning(observations: Observations) -> Iterator[Fault]:
     rows = rows[rows["loss"].notna() | rows["accuracy"].notna()]
     names = [name for name in observations.keys if name not in SAME_LEARNING]
     names += ["total_steps"] if records else []
-    batches = (name for name in ("global_batch_size", "batch") if frame[name].notna().any())
+    batches = (name for name in ("global_batch_size", "batch") if frame[name].count() > 0)
     batch = next(batches, None)
     if batch:
         names.append(batch)

@@ -59,9 +59,9 @@ def _unlike(frame: pd.DataFrame, layout: pd.Series) -> pd.Series:
     # Some tables count the replicas of experts alone.
     equal = (product == ranks) | (product * frame["ep"].fillna(1.0) == ranks)
     wrong = (~equal).where(known, dividing) & ranks.notna()
-    if not frame["tp"].notna().any():
+    if frame["tp"].count() == 0:
         return dividing
-    lacking = not frame["pp"].notna().any() and wrong.sum() > len(frame) / 2
+    lacking = frame["pp"].count() == 0 and wrong.sum() > len(frame) / 2
     return dividing if lacking else wrong
 
 
@@ -304,7 +304,7 @@ def _steps(observations: Observations) -> Comparison:
     works = [*(batch * lengths for batch in batches), *batches]
     gaps = [(done / work - 1).abs() for work in works]
     wrong = [gap > digits.clip(lower=QUOTED) for gap in gaps]
-    known = [at for at, gap in enumerate(gaps) if gap.notna().any()]
+    known = [at for at, gap in enumerate(gaps) if gap.count() > 0]
     best = min(known, key=lambda at: wrong[at].sum() / gaps[at].notna().sum(), default=None)
     if best is None or wrong[best].sum() > gaps[best].notna().sum() / 2:
         return False
@@ -375,7 +375,7 @@ def _ratios(rows: pd.DataFrame, kind: str, observations: Observations) -> Compar
         ),
         "Compute it again from the numbers beside it, or state where it comes from.",
     )
-    return bool(own.notna().any())
+    return bool(own.count() > 0)
 
 
 def _totals(observations: Observations) -> list[Fault]:

@@ -37,10 +37,10 @@ def two_writers(observations: Observations) -> Iterator[Fault]:
         yield from _same_record(observations)
         return
     frame = observations.frame
-    columns = [name for name in ("epoch", "step") if frame[name].notna().any()]
+    columns = [name for name in ("epoch", "step") if frame[name].count() > 0]
     rows = frame[frame[columns].notna().all(axis=1) & ~frame["aggregate"]]
     measured = rows[["time", "rate", "loss", "accuracy"]].notna().any().any()
-    if rows["loss"].notna().any():  # the others are evaluations or a summary of the training
+    if rows["loss"].count() > 0:  # the others are evaluations or a summary of the training
         rows = rows[rows["loss"].notna()]
     of_series = observations.groups(rows, "nodes", "rank", "repeat")
     series = grouped((number, place) for place, number in enumerate(of_series))

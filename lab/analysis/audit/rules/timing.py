@@ -311,7 +311,7 @@ def cold_start(observations: Observations) -> Iterator[Fault]:
 def _first_is_slow(observations: Observations) -> Iterator[Fault]:
     """The first epoch or step of a series against the median of its others."""
     frame = observations.frame
-    column = next((name for name in ("step", "epoch") if frame[name].notna().any()), None)
+    column = next((name for name in ("step", "epoch") if frame[name].count() > 0), None)
     if column is None:
         return
     rows = frame[frame[column].notna() & frame["time"].notna() & ~frame["aggregate"]]

@@ -53,7 +53,7 @@ def mfu_consistent(observations: Observations) -> Iterator[Fault]:
     frame = frame.assign(named_size=sizes.str.lower())
     logged = {"step", "epoch"} & set(observations.given)
     rates, digits = _rates(observations)
-    known = [name for name in ("flops_per_rank", "flops", "mfu") if frame[name].notna().any()]
+    known = [name for name in ("flops_per_rank", "flops", "mfu") if frame[name].count() > 0]
     compared = 0
     for name in known:
         keys = [
@@ -88,7 +88,7 @@ def _rates(observations: Observations) -> tuple[pd.Series, pd.Series]:
     if observations.logged and ranks.isna().all():
         ranks = ranks.fillna(1.0)  # a run has as many from its first line to its last
     rates = frame["rate_per_rank"].fillna(frame["rate"] / ranks)
-    if rates.notna().any() or observations.per != "step":
+    if rates.count() > 0 or observations.per != "step":
         return rates, frame["rate_per_rank_rounding"].fillna(rounding(frame, "rate"))
     batch = frame["global_batch_size"] / frame["world_size"]
     return batch / frame["time"], rounding(frame, "time")
@@ -111,7 +111,7 @@ def _inconstant(
     wrong = (own * (1 - share) > usual * (1 + CONSTANT)) | (
         own * (1 + share) < usual / (1 + CONSTANT)
     )
-    places = rows.groupby(group).indices
+    places = rows.groupby(group).indices if wrong.any() else {}
     alike = [rows.iloc[places[number]] for number in group[wrong].unique()]
     off = [(same, own[same.index], wrong[same.index]) for same in alike]
     return int((of_one.transform("size") > 1).sum()), off
@@ -133,7 +133,7 @@ def _unlike_peaks(observations: Observations) -> Comparison:
     """TFLOP/s over MFU, which is the peak, that differs from that of most rows on one GPU."""
     frame = observations.frame
     keys = [key for key in observations.keys if key not in HOW | OF_MODEL]
-    name = "flops_per_rank" if frame["flops_per_rank"].notna().any() else "flops"
+    name = "flops_per_rank" if frame["flops_per_rank"].count() > 0 else "flops"
     digits = rounding(frame, name, "mfu")
     peaks = frame[name] / frame["mfu"]
     # It is unknown whether TFLOP/s are of one GPU or of all.
@@ -206,7 +206,7 @@ def _unlike_model(observations: Observations) -> Comparison:
             "whether the rate is of one GPU.",
             "error" if least[worst.name] > 1 else "warning",
         )
-    return bool(least.notna().any())
+    return bool(least.count() > 0)
 
 
 def _is_constant(ratios: pd.Series) -> bool:
@@ -255,7 +255,7 @@ def impossible_mfu(observations: Observations) -> Iterator[Fault]:
                 "Check the FLOPs of a token, the peak and its precision, and whether the rate is "
                 "of one GPU or of all.",
             )
-    checked = bool(frame[["mfu", "hfu"]].notna().any(axis=None) or of_peak.notna().any())
+    checked = bool(frame[["mfu", "hfu"]].notna().any(axis=None) or of_peak.count() > 0)
     words = _words(frame, observations)
     for text in words.unique():
         rows = frame[words == text]
