@@ -223,7 +223,8 @@ def _names_runs(one: _Column) -> bool:
     """Whether the rows are runs with names of their own, such as R75 and R70, or jobs of a batch
     system, which number no repeats."""
     texts = one.texts
-    last = pd.to_numeric(texts.str.extract(r"(\d+)$", expand=False))
+    # By Python, which reads digits of every script, as `\d` does.
+    last = texts.str.extract(r"(\d+)$", expand=False).map(float, na_action="ignore")
     numbered = sorted(last.dropna()) in [[*range(start, len(texts) + start)] for start in (0, 1)]
     jobs = one.name.startswith("job") or all(texts.str.fullmatch(JOB))
     unnumbered = jobs or not (numbered or any(texts.str.isdecimal()))

@@ -517,6 +517,13 @@ def test_runs_without_ranks_tell_no_others_apart() -> None:
     assert all("MPI ranks" not in str(finding.records) for finding in result.findings)
 
 
+def test_runs_are_numbered_in_digits_of_any_script() -> None:
+    rows = ["run٣,1,8.0", "run٤,2,4.1", "run٥,4,2.2"]
+    assert (
+        "world size 4" in pasted("\n".join(["repeat,GPUs,time (s)", *rows])).findings[0].records[-1]
+    )
+
+
 def test_each_row_has_a_serial_time_in_ms_that_its_speedup_is_over() -> None:
     rows = ["| 2 | 900.0 | 470.0 | 1.91x |", "| 4 | 910.0 | 260.0 | 3.50x |"]
     table = below("| Cores | Serial time (ms) | Parallel time (ms) | Speedup |", *rows)
