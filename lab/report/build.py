@@ -203,14 +203,14 @@ def report_table(
     baseline: int | None = None,
     title: str | None = None,
     gpu_hours: float | None = None,
-    out: Path | None = None,
+    out: str | Path | None = None,
     artifacts: bool = False,
     number: int | None = None,
 ) -> Report:
     """Make the report that a results table supports: `<name>-report/report.{ipynb,html,pdf}`.
 
     Columns, scaling, baseline and the number of one of several tables are as in `records_from`;
-    `gpu_hours` is what a proposal requests.
+    `gpu_hours` is what a proposal requests, and `out` another folder for the report.
     `artifacts` also writes its text, figures and tables as separate files into `artifacts/`.
     Raises InputError, before anything is written, for a table that cannot be read or shows no
     scaling, for invalid hours, and if the folder cannot be written.
@@ -219,6 +219,7 @@ def report_table(
     from lab.report.table_sections import TableReport
 
     path = path_of(table, "table", "the path of a file, such as a CSV")
+    out = None if out is None else path_of(out, "out")
     require_type(gpu_hours, Real | None, "gpu_hours", "a number of hours")
     for where, text in {"table": path.resolve(), "title": title, "out": out}.items():
         require_utf8(text, where)

@@ -110,6 +110,7 @@ TABLE = pd.DataFrame({"ranks": [1, 2]})
         (lambda: lab.audit("quickstart", records="x"), "records: cannot be of type str; give the"),
         (lambda: lab.audit("quickstart", calibration="x"), "calibration: cannot be of type str"),
         (lambda: lab.report_table("t.csv", gpu_hours="x"), "gpu_hours: cannot be of type str"),
+        (lambda: lab.report_table("t.csv", out=3), "out: cannot be of type int; give the path"),
         (lambda: lab.Study.load("quickstart", quick=1), "quick: cannot be of type int; give True"),
         (lambda: lab.check([2], "01.flops"), "name: cannot be of type list; give the name of"),
         (
