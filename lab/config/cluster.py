@@ -203,7 +203,8 @@ class Cluster(SlurmKeys):
         for name in self.variables_at_start if self.executor != "slurm" else ():
             what = "it is read before a rank can set it"
             yield Problem(f"environment.{name}", what, "set it for `lab run`")
-        for doubt in doubtful_variables(self.environment):
+        # Only slips of the pen, as LAB_DATA may be meant for the script.
+        for doubt in doubtful_variables(self.environment, likeness=0.8):
             yield replace(doubt, where=f"environment.{doubt.where}")
         if self.backend == "nccl" and self.device_kind == "cpu":
             what = "'nccl', but ranks compute on CPUs"

@@ -130,6 +130,12 @@ def test_cpu_quota_limits_the_cores(monkeypatch: pytest.MonkeyPatch) -> None:
     assert machine.cores() == (0, 1)
 
 
+def test_variables_of_a_script_may_resemble_those_of_the_lab(tmp_path: Path) -> None:
+    path = tmp_path / "site.yaml"
+    path.write_text("device: cpu\nenvironment: {LAB_DATA: /data, LAB_PATH: /lab}\n")
+    assert Cluster.load(path).environment["LAB_DATA"] == "/data"
+
+
 SLURM = {"executor": "slurm", "gpus_per_node": 4, "nodes": 2}
 
 
