@@ -42,6 +42,7 @@ _PLAIN = (bool, int, float, str, type(None))
 _SEQUENCES: dict[str, type[Any]] = {"list": list, "tuple": tuple}
 T = TypeVar("T")
 EXCHANGES = 20  # of messages for one clock offset
+LATE_S = 5.0  # the most by which the watchdog, which looks once a second, is late on a busy machine
 _LEFT: list[dist.ProcessGroup] = []  # groups that this process has left
 _device: torch.device | None = None  # this process's GPU
 _readings = itertools.count()  # of clock offsets, equal on all ranks
@@ -159,7 +160,8 @@ def process_group(
     """Form the group of all ranks, and leave it after success; raises LabError without rank 0.
 
     `over` is its back end, by default the context's; unless `alone`, a single rank forms no group.
-    `patience_s` is how long to wait for the other ranks, by default until a first step is due.
+    `patience_s` is how long to wait for the other ranks, at the start and in collectives; by
+    default until a first step is due, and longer than the lab's own watchdog.
     """
     if context.world_size == 1 and not alone:
         yield
@@ -173,7 +175,7 @@ def process_group(
         store=open_store(context, patience_s=patience_s),
         rank=context.rank,
         world_size=context.world_size,
-        timeout=timedelta(seconds=_collective_timeout(context)),
+        timeout=timedelta(seconds=patience_s or _collective_timeout(context)),
         device_id=device if device.type == "cuda" else None,
     )
     # Now, because the connections to pace exist once the group is formed.
@@ -185,10 +187,11 @@ def process_group(
 
 
 def _collective_timeout(context: RankContext) -> float:
-    """Seconds after which the back end ends a collective."""
+    """Seconds after which the back end ends a collective: the lab's own watchdog comes first."""
     if backend(context) != "nccl":
-        return context.timeout_s
-    # NCCL's kills the process without naming the late rank, so the lab's own watchdog comes first.
+        # A rank that handles gloo's error would seem to hang by itself.
+        return context.timeout_s + LATE_S
+    # NCCL's kills the process without naming the late rank.
     return context.start_timeout_s + context.timeout_s
 
 

@@ -40,10 +40,10 @@ def test_a_group_outlives_what_was_wrapped_with_it(tmp_path: Path) -> None:
     assert any(group is formed for group in distributed._LEFT)
 
 
-def test_nccls_own_limit_comes_after_the_watchdogs(tmp_path: Path) -> None:
+def test_the_limit_of_a_back_end_comes_after_the_watchdogs(tmp_path: Path) -> None:
     place = RankContext(0, 2, 0, "cuda", (0,), 1, "local", tmp_path / "address", timeout_s=900.0)
     assert distributed._collective_timeout(place) > place.start_timeout_s >= place.timeout_s
-    assert distributed._collective_timeout(replace(place, backend="gloo")) == place.timeout_s
+    assert distributed._collective_timeout(replace(place, backend="gloo")) > place.timeout_s + 2
 
 
 def test_an_average_is_the_same_on_the_way_and_by_hand(
