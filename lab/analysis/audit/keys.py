@@ -49,10 +49,10 @@ def add_keys(
     with_values = columns_with_values(tidy)
     parts = [name for name in (*HARDWARE, *SOFTWARE) if name in with_values]
     compared = [name for name in parts if _is_compared(tidy[name], ranks)]
-    # Machines with a curve each.
-    able = (*HARDWARE, "host") if not logged else HARDWARE
-    machines = [name for name in able if name in with_values]
-    compared += [name for name in machines if _is_key(tidy[name], ranks, least=1.0)]
+    machines = HARDWARE if logged else (*HARDWARE, "host")  # with a curve each
+    compared += [
+        name for name in machines if name in with_values and _is_key(tidy[name], ranks, least=1.0)
+    ]
     candidates = dict.fromkeys((*KEYS, *compared))
     keys = {f"key:{name}": tidy[name] for name in candidates if name in with_values}
     if _sizes_differ(tidy):
