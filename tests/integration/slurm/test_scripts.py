@@ -44,7 +44,7 @@ def test_study_runs_from_its_scripts(
     job = slurm_cluster.ask(
         "sbatch", "--parsable", f"--chdir={tmp_path}", str(written["x2.sbatch"])
     ).strip()
-    deadline = time.monotonic() + 90
+    deadline = time.monotonic() + 300
     while (
         state := slurm_cluster.ask("squeue", "-h", "--states=all", "-o", "%T %N", "-j", job).strip()
     ).split()[0] in {

@@ -80,7 +80,7 @@ def command(*words: object) -> subprocess.CompletedProcess[str]:
 
 def await_driver(study: Study) -> None:
     """Wait until a driver has taken the study's lock, which it may wait for itself meanwhile."""
-    deadline = time.monotonic() + 60
+    deadline = time.monotonic() + 300
     with contextlib.suppress(Timeout):
         while time.monotonic() < deadline:
             with FileLock(study.out / "driver.lock", timeout=0):
@@ -397,7 +397,7 @@ def test_accounting_remembers_what_squeue_has_forgotten(slurm_accounting: Slurm)
         "--wrap",
         script,
     ).strip()
-    deadline = time.monotonic() + 30
+    deadline = time.monotonic() + 300
     while len([state for state in accounted([name]).values() if state.ended]) < 2:
         assert time.monotonic() < deadline
         time.sleep(0.2)

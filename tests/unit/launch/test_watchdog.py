@@ -36,7 +36,7 @@ def watched(folder: Path, *, rank: int = 0) -> Iterator[Watchdog]:
 
 def published(folder: Path, phase: str) -> dict[str, object]:
     """The progress in a folder, when it is of that phase."""
-    deadline = time.monotonic() + 20
+    deadline = time.monotonic() + 120
     while time.monotonic() < deadline:
         content = read_json(folder / "progress.json")
         if content and content["phase"] == phase:
