@@ -244,9 +244,9 @@ class Quantities:
         none of its own; without a value where only the cells of the quantity say their unit."""
         of = next((name for name in ("time", "rate") if name in self.given), None)
         beside = self.given[of] if of else ""
-        signed = as_texts(self.frame[column]).str.contains("%").any()  # and read as a share of 1
-        if of and (signed or parse_name(column).family == "percent"):
-            self.tidy["std"] *= self.tidy[of] * (1.0 if signed else 0.01)
+        with_sign = as_texts(self.frame[column]).str.contains("%").any()  # and read as a share of 1
+        if of and (with_sign or parse_name(column).family == "percent"):
+            self.tidy["std"] *= self.tidy[of] * (1.0 if with_sign else 0.01)
         elif of and self.meanings[column].factor is None:
             meaning = self.meanings[beside]
             bare = not meaning.inverse and numbers(self.frame[beside]).notna().any()

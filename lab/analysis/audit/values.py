@@ -96,7 +96,7 @@ RANKS_TIMES = re.compile(
 # GPUs called by a number of their model.
 GEFORCE = re.compile(r"(?:rtx\s?)?[1-5]0[5-9]0(?:\s?(?:ti|d|super))*", re.IGNORECASE)
 TIMES_GEFORCE = re.compile(rf"(\d+)\s*[x×*]\s*({GEFORCE.pattern})")
-KNOWN = {"", "x", "×", "times", "s", "it", "sypd", "sdpd"}  # of a cell whose column has no unit
+CELL_UNITS = {"", "x", "×", "times", "s", "it", "sypd", "sdpd"}  # where the column has no unit
 NEARLY = 0.02  # relative: of a ratio of two rounded rates, or a batch that ranks share
 MOST_OF_A_NODE = 192  # ranks; 224x224 are the pixels of an image
 # Of 8 A100s and 2 V100 GPUs, which are GPUs of the same model as 1 A100 and 1 V100 GPU.
@@ -142,7 +142,7 @@ def number(cell: object, *, units: dict[str, float] | None = None, factor: float
     first = re.split(r"[\s/]", unit)[0]  # of "k/sec" and "s/it"
     if units and (unit in units or (first != unit and first in units)):
         return value * units[unit if unit in units else first]
-    known = unit in KNOWN or (units is not None and not unit.isalnum())
+    known = unit in CELL_UNITS or (units is not None and not unit.isalnum())
     return value * factor if known else math.nan
 
 
