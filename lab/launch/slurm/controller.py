@@ -6,6 +6,7 @@ import getpass
 import os
 import re
 import shutil
+import signal
 import subprocess
 import tempfile
 import threading
@@ -109,6 +110,8 @@ ENDS = {
     "DEADLINE": ("TimeLimit", "it did not start before its deadline"),
     "REVOKED": ("Cancelled", "another cluster took it"),
 }
+# How a job exits if its warning of the time limit comes before a rank can handle it, and ends it.
+WARNED = {f"{128 + signal.SIGUSR2}:0", f"0:{signal.SIGUSR2:d}"}
 # What slurmstepd writes to the log of a job that used too much.
 MEMORY_PHRASES = ("exceeded memory limit", "exceeded job memory limit", "oom-kill", "oom_kill")
 # What Slurm's commands print if no controller could be reached.
@@ -349,6 +352,9 @@ def exit_reason(job: JobState | None, attempt: Attempt) -> RankError:
     # Sites without control groups kill the processes, whose exit code then sets the job's state.
     elif any(phrase in tail.lower() for tail in tails for phrase in MEMORY_PHRASES):
         kind, message = "MemoryLimit", f"{ended}: {ENDS['OUT_OF_MEMORY'][1]}"
+    elif job.exit_code in WARNED:
+        kind, meaning = ENDS["TIMEOUT"]
+        message = f"{ended}: {meaning}"
     elif not attempt.any_registered():
         silent = "without a log: is the study's folder on a file system that the nodes share?"
         if tails:

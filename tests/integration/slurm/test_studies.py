@@ -16,7 +16,7 @@ from pathlib import Path
 
 import pytest
 import yaml
-from daemons import Slurm, can_isolate_hosts
+from daemons import Slurm, can_isolate_hosts, wait_until
 from faults import Faults, await_record, await_state, await_steps, state_of
 from filelock import FileLock, Timeout
 from studies import LONG, StudyMaker
@@ -361,6 +361,23 @@ def test_ranks_do_not_wait_for_one_that_cannot_start(
     (record,) = lab.launch(study, str(path)).wait(progress=False)
     assert record.error is not None and record.error.type in {"BadNode", "JobLost"}
     assert "task 1: Exited with exit code 127" in record.error.log
+
+
+def test_time_limit_before_any_rank_started(
+    one_run: Study, tmp_path: Path, slurm_cluster: Slurm
+) -> None:
+    """Its warning is a signal, which ends a rank that cannot handle it yet."""
+    python = tmp_path / "python"
+    python.write_text(f"#!/bin/sh\ntouch {tmp_path}/started\nexec sleep 600\n")
+    python.chmod(0o700)
+    jobs = lab.launch(one_run, str(written(tmp_path / "cluster.yaml", python=str(python))))
+    started = tmp_path / "started"
+    wait_until(started.exists, what="a rank that cannot handle signals", timeout_s=300)
+    job = state_of(one_run, one_run.tasks[0]).job_id
+    slurm_cluster.ask("scancel", "--signal=USR2", job)
+    (record,) = jobs.wait(progress=False)
+    assert record.status == "timeout" and record.error is not None
+    assert record.error.type == "TimeLimit" and "raise time_limit_min" in record.error.message
 
 
 def test_two_jobs_on_one_node_use_different_gpus(

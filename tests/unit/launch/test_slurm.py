@@ -279,6 +279,15 @@ def test_ends_are_told_apart(attempt: Attempt, state: str, expected: tuple[str, 
     )
 
 
+@pytest.mark.parametrize("exit_code", ["140:0", "0:12"])
+def test_warning_of_the_time_limit_that_no_rank_could_handle(
+    attempt: Attempt, exit_code: str
+) -> None:
+    job = JobState("7_0", "lab-a", "FAILED", nodes="n1", exit_code=exit_code)
+    reason = exit_reason(job, attempt)
+    assert reason.type == "TimeLimit" and "raise time_limit_min" in reason.message
+
+
 def test_a_job_that_ended_in_the_queue_is_named_by_its_own_id(attempt: Attempt) -> None:
     reason = exit_reason(JobState(f"7_{REST}", "lab-a", "CANCELLED"), attempt)
     assert reason.message.startswith("Slurm job 7_0 ended as CANCELLED")
