@@ -449,6 +449,12 @@ def report(
     gpu_hours: Annotated[
         float | None, Option(metavar="H", help="GPU-hours that a proposal asks for.")
     ] = None,
+    node_hours: Annotated[
+        float | None, Option(metavar="H", help="Node-hours, for a table that counts nodes.")
+    ] = None,
+    core_hours: Annotated[
+        float | None, Option(metavar="H", help="Core-hours, for a table that counts cores.")
+    ] = None,
     column: ColumnOption = None,
     table: TableOption = None,
     out: Annotated[
@@ -462,8 +468,9 @@ def report(
     from lab.analysis.audit import is_table
 
     of_tables: dict[str, object] = {"--title": title, "--scaling": scaling, "--out": out}
-    of_tables |= {"--baseline": baseline, "--gpu-hours": gpu_hours, "--column": column}
-    of_tables["--table"] = table
+    of_tables |= {"--baseline": baseline, "--column": column, "--table": table}
+    hours = {"gpu_hours": gpu_hours, "node_hours": node_hours, "core_hours": core_hours}
+    of_tables |= {f"--{name.replace('_', '-')}": number for name, number in hours.items()}
     if every:
         of_one = of_tables | {"--artifacts": artifacts, "--quick": quick}
         refuse("report", of_one, "is only for one report", "leave out this option or --all")
@@ -479,7 +486,7 @@ def report(
             scaling=_scaling(scaling),
             baseline=_baseline(baseline),
             title=title,
-            gpu_hours=gpu_hours,
+            **hours,
             out=out,
             artifacts=artifacts,
             number=table,

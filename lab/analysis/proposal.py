@@ -5,6 +5,7 @@ from __future__ import annotations
 import math
 from collections.abc import Callable, Sequence
 from itertools import takewhile
+from typing import NamedTuple
 
 import numpy as np
 import pandas as pd
@@ -24,6 +25,7 @@ from lab.formatting import (
     MILLION,
     PERIODS,
     capitalized,
+    count,
     format_seconds,
     in_words,
     listed,
@@ -31,6 +33,7 @@ from lab.formatting import (
     rounded,
 )
 from lab.perfmodel.step_law import StepLaw, fit
+from lab.records.schema import Unit
 from lab.records.table import grouped
 
 # Efficiency thresholds relative to the baseline; the report names both.
@@ -45,6 +48,16 @@ RATED = {"s": (MILLION, "million"), "min": (1000, "1000"), "h": (1000, "1000"), 
 HIGH_RATES = ((1e13, (1e12, "trillion")), (1e10, (1e9, "billion")))
 EXTREMES = {"highest": 0, "lowest": -1}
 MOST_NAMES = 3  # of configurations in a sentence
+
+
+class Request(NamedTuple):
+    """What a proposal applies for: hours of GPUs, nodes or cores."""
+
+    hours: float
+    unit: Unit
+
+    def __str__(self) -> str:
+        return f"{self.hours:g} {self.unit}-hours"
 
 
 def headline(summary: pd.DataFrame) -> str:
@@ -275,22 +288,22 @@ def _added(rows: pd.DataFrame, law: StepLaw) -> tuple[Estimate, Estimate]:
     return ends[0], ends[1]
 
 
-def costs(summary: pd.DataFrame, *, gpu_hours: float | None = None) -> list[dict[str, str]]:
+def costs(summary: pd.DataFrame, request: Request | None = None) -> list[dict[str, str]]:
     """A row for each configuration: its ranks, and their hours for a run, an epoch or 1000 steps.
 
     `hours = time x ranks / 3600`; from a rate alone, for a million of what it counts. If the
-    threads of all ranks are known, they are hours of cores. With `gpu_hours`, of which a rank uses
-    one per hour, also how many times they cover that.
+    threads of all ranks are known, they are hours of cores. With a request, they are hours of its
+    unit, of which a rank uses one, and it is also said how many times it covers them.
     """
     rows = []
-    in_cores = gpu_hours is None and counts_cores(summary)
+    in_cores = counts_cores(summary, request)
     least: dict[str, float] = {}
     highest = summary["samples_per_second"].max()
     for row in measured_rows(summary):
         hours, counted = hours_of(row, highest)
         if hours is None:
             continue
-        unit = "core" if in_cores else row["unit"] if gpu_hours is None else "GPU"
+        unit = request.unit if request else "core" if in_cores else row["unit"]
         hours *= row["cores_per_rank"] if in_cores else 1
         cells = {
             "configuration": row.label,
@@ -299,14 +312,16 @@ def costs(summary: pd.DataFrame, *, gpu_hours: float | None = None) -> list[dict
         }
         if row["scaling"] == "strong" or pd.isna(row["step_time"]):  # else its work may grow
             cells["cost over the fewest"] = rounded(hours / least.setdefault(row.label, hours))
-        if gpu_hours is not None:
-            cells[f"{gpu_hours:g} {unit}-hours pay for"] = _paid(gpu_hours / hours, row, highest)
+        if request:
+            cells[f"{request} pay for"] = _paid(request.hours / hours, row, highest)
         rows.append(cells)
     return rows
 
 
-def counts_cores(summary: pd.DataFrame) -> bool:
-    """Whether every row says on how many cores its ranks run."""
+def counts_cores(summary: pd.DataFrame, request: Request | None = None) -> bool:
+    """Whether costs are counted in the cores of ranks, which every row then gives."""
+    if request and request.unit != "core":
+        return False
     return bool(summary["unit"].eq("rank").all() and summary["cores_per_rank"].notna().all())
 
 
@@ -362,9 +377,10 @@ def _faster(row: Row) -> str:
     return f"with {times} times the throughput of" if weak else f"{times} times as fast as on"
 
 
-def requests(summary: pd.DataFrame, gpu_hours: float) -> list[str]:
-    """For each curve, the largest efficient job, and how many such jobs the hours cover."""
+def requests(summary: pd.DataFrame, request: Request) -> list[str]:
+    """For each curve, the largest efficient job, and how many such jobs the request covers."""
     over = baseline_name(summary)
+    in_cores = counts_cores(summary, request)
 
     def say(rows: Sequence[Row]) -> str:
         points = [row for row in rows if pd.notna(row["efficiency"]) and pd.notna(row["step_time"])]
@@ -374,15 +390,19 @@ def requests(summary: pd.DataFrame, gpu_hours: float) -> list[str]:
         hours, counted = hours_of(row)
         if hours is None or row["per"] == "step":
             return ""
-        count = math.floor(gpu_hours / hours)
-        if not count:
+        size = row.ranks
+        if in_cores:
+            hours *= row["cores_per_rank"]
+            size += f" x {count(int(row['cores_per_rank']), 'thread')}"
+        jobs = math.floor(request.hours / hours)
+        if not jobs:
             return (
-                f"{_article(counted)}{counted} on {row.ranks} takes {rounded(hours)} GPU-hours, "
-                f"more than the {gpu_hours:g} of this request"
+                f"{_article(counted)}{counted} on {size} takes {rounded(hours)} "
+                f"{request.unit}-hours, more than the {request.hours:g} of this request"
             )
         return (
-            f"{count:,} {counted}{'s' * (count != 1)} x {row.text('step_time')} x {row.ranks} = "
-            f"{rounded(count * hours)} of the {gpu_hours:g} GPU-hours"
+            f"{jobs:,} {counted}{'s' * (jobs != 1)} x {row.text('step_time')} x {size} = "
+            f"{rounded(jobs * hours)} of the {request}"
             + f", each {_faster(row)} {over}"
             * (not row.is_baseline)
         )

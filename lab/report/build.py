@@ -37,7 +37,9 @@ from lab.report.execute import Execution, execute, executing
 
 if TYPE_CHECKING:
     from lab.analysis.comparison import Comparison
+    from lab.analysis.proposal import Request
     from lab.analysis.reported import Kind
+    from lab.records.schema import Unit
     from lab.report.html import LabHTMLExporter
 
 NOTEBOOKS = SHARED / "notebooks"
@@ -203,15 +205,18 @@ def report_table(
     baseline: int | None = None,
     title: str | None = None,
     gpu_hours: float | None = None,
+    node_hours: float | None = None,
+    core_hours: float | None = None,
     out: str | Path | None = None,
     artifacts: bool = False,
     number: int | None = None,
 ) -> Report:
     """Make the report that a results table supports: `<name>-report/report.{ipynb,html,pdf}`.
 
-    Columns, scaling, baseline and the number of one of several tables are as in `records_from`;
-    `gpu_hours` is what a proposal requests, and `out` another folder for the report.
-    `artifacts` also writes its text, figures and tables as separate files into `artifacts/`.
+    Columns, scaling, baseline and the number of one of several tables are as in `records_from`. A
+    proposal requests one of `gpu_hours`, `node_hours` and `core_hours`. `out` is another folder for
+    the report, and `artifacts` also writes its text, figures and tables as separate files into
+    `artifacts/`.
     Raises InputError, before anything is written, for a table that cannot be read or shows no
     scaling, for invalid hours, and if the folder cannot be written.
     """
@@ -220,21 +225,14 @@ def report_table(
 
     path = path_of(table, "table", "the path of a file, such as a CSV")
     out = None if out is None else path_of(out, "out")
-    require_type(gpu_hours, Real | None, "gpu_hours", "a number of hours")
     for where, text in {"table": path.resolve(), "title": title, "out": out}.items():
         require_utf8(text, where)
-    if gpu_hours is not None and not 0 < gpu_hours < math.inf:
-        raise InputError.of(table, "gpu_hours", f"cannot be {gpu_hours:g}", "give more than 0")
+    request = _request(table, {"GPU": gpu_hours, "node": node_hours, "core": core_hours})
     read = ReportedTable.read(
         path, columns=columns, scaling=scaling, baseline=baseline, number=number
     )
-    if gpu_hours is not None and read.unit in {"node", "core"}:
-        advice = (
-            "name the column of GPUs: --column world_size=COLUMN or --column per_node=COLUMN; or "
-            f"leave it out: costs are in {read.unit}-hours then"
-        )
-        what = f"the table counts {read.unit}s, not GPUs"
-        raise InputError.of(table, "gpu_hours", what, advice)
+    if request:
+        _require_counted(table, request.unit, read.unit)
     which = f"-table-{number}" if number is not None else ""
     folder = out or path.with_name(f"{path.stem}{which}-report")
     if problems := unwritable(folder):
@@ -244,24 +242,52 @@ def report_table(
     words += ["--table", f"{number}"] if number is not None else []
     words += ["--scaling", scaling] if scaling != "auto" else []
     words += ["--baseline", f"world_size={baseline}"] if baseline is not None else []
-    words += ["--gpu-hours", f"{gpu_hours:g}"] if gpu_hours is not None else []
+    words += [f"--{request.unit.lower()}-hours", f"{request.hours:g}"] if request else []
     for name, column in (columns or {}).items():
         words += ["--column", f"{name}={column}"]
     words += ["--out", os.path.relpath(out)] if out else []
-    about = TableReport(read, title, path.name, shlex.join(words), gpu_hours)
+    about = TableReport(read, title, path.name, shlex.join(words), request)
     parameters = {
         "table": str(path.resolve()),
         "columns": dict(columns or {}),
         "scaling": scaling,
         "baseline": baseline,
         "title": title,
-        "gpu_hours": gpu_hours,
+        "request": list(request) if request else None,
         "command": about.command,
         "number": number,
     }
     result = _report("table.ipynb", parameters, folder / "report", title=title)
     result = replace(result, table=read.which, answer=" ".join(about.answers))
     return replace(result, artifacts=_parts(result.notebook, title=title)) if artifacts else result
+
+
+def _request(table: str | Path, hours: Mapping[Unit, float | None]) -> Request | None:
+    """What a proposal applies for, from hours by their unit; InputError if not one valid number."""
+    from lab.analysis.proposal import Request
+
+    given = {unit: number for unit, number in hours.items() if number is not None}
+    for unit, number in given.items():
+        where = f"{unit.lower()}_hours"
+        require_type(number, Real, where, "a number of hours")
+        if not 0 < number < math.inf:
+            raise InputError.of(table, where, f"cannot be {number:g}", "give more than 0")
+        if len(given) > 1:
+            names = " and ".join(f"{unit}-hours" for unit in given)
+            raise InputError.of(table, where, f"{names} are both given", "give one of them")
+    return next((Request(number, unit) for unit, number in given.items()), None)
+
+
+def _require_counted(table: str | Path, unit: Unit, counted: Unit) -> None:
+    """Raise InputError unless hours of a unit follow from what the table counts."""
+    # A rank may be a GPU or a core, but a node has several of them.
+    if counted == unit or (counted == "rank" and unit != "node"):
+        return
+    per_node = " or --column per_node=COLUMN" * (unit == "GPU")
+    instead = f"; or give {counted}_hours instead" * (counted != "rank")
+    advice = f"name the column of {unit}s: --column world_size=COLUMN{per_node}{instead.lower()}"
+    what = f"the table counts {counted}s, not {unit}s"
+    raise InputError.of(table, f"{unit.lower()}_hours", what, advice)
 
 
 def _report(template: str, parameters: Mapping[str, Any], stem: Path, *, title: str) -> Report:

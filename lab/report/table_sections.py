@@ -2,10 +2,11 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from functools import cached_property
 from pathlib import Path
+from typing import Any
 
 import pandas as pd
 
@@ -85,7 +86,7 @@ class TableReport:
     title: str
     file: str
     command: str
-    gpu_hours: float | None = None
+    request: proposal.Request | None = None
 
     @cached_property
     def parts(self) -> dict[Scaling, StudyResults]:
@@ -257,19 +258,19 @@ def request(report: TableReport) -> Blocks:
     """The statements of a compute-time proposal: job sizes and their hours."""
     blocks: Blocks = []
     for kind, results in report.parts.items():
-        rows = proposal.costs(results.summary, gpu_hours=report.gpu_hours)
+        rows = proposal.costs(results.summary, report.request)
         if not rows:
             continue
         about = f", {HEADINGS[kind].lower()}" if len(report.parts) > 1 else ""
-        in_cores = report.gpu_hours is None and proposal.counts_cores(results.summary)
+        in_cores = proposal.counts_cores(results.summary, report.request)
         threads = in_cores and bool(results.summary["cores_per_rank"].max() > 1)
         size = ranks(device_of(results.summary))
         product = f"time x {size}{' x threads, each of which counts as a core' * threads}"
         caption = f"Job sizes and their cost: {product}{about}"
         cost = _table(caption, rows, label=f"tbl-cost-{kind or 'open'}", table=report.table.name)
         blocks.append(cost)
-        if report.gpu_hours is not None:
-            requests = proposal.requests(results.summary, report.gpu_hours)
+        if report.request:
+            requests = proposal.requests(results.summary, report.request)
             blocks += [Markdown.bullets(requests, most=MOST_SENTENCES)] if requests else []
     return [Markdown("## For a compute-time proposal"), *blocks] if blocks else []
 
@@ -331,8 +332,10 @@ def _readings(report: TableReport) -> list[str]:
     sized = any(one.gradient_bytes for one in reported)
     if sized and "bytes" not in observed.given:
         readings.append("Gradients are counted as 4 bytes for each parameter.")
-    if report.gpu_hours is not None and units == {"rank"}:
-        readings.append("For GPU-hours, each rank counts as one GPU.")
+    request, parts = report.request, report.parts.values()
+    in_cores = any(proposal.counts_cores(part.summary, request) for part in parts)
+    if request and units == {"rank"} and not in_cores:
+        readings.append(f"For {request.unit}-hours, each rank counts as one {request.unit}.")
     return readings
 
 
@@ -360,13 +363,17 @@ def load(
     scaling: Kind = "auto",
     baseline: int | None = None,
     title: str = "",
-    gpu_hours: float | None = None,
+    request: Sequence[Any] | None = None,
     command: str = "",
     number: int | None = None,
 ) -> TableReport:
-    """A file of results, read for its report; raises InputError."""
+    """A file of results, read for its report; `request` is its hours and their unit.
+
+    Raises InputError.
+    """
     table = ReportedTable.read(
         file, columns=columns, scaling=scaling, baseline=baseline, number=number
     )
     name = Path(file).name
-    return TableReport(table, title or f"Scaling by {name}", name, command, gpu_hours)
+    applied = proposal.Request(*request) if request else None
+    return TableReport(table, title or f"Scaling by {name}", name, command, applied)

@@ -182,7 +182,7 @@ def can_isolate_hosts() -> bool:
     return subprocess.run(command, capture_output=True, check=False).returncode == 0
 
 
-def wait_until(ready: Callable[[], bool], *, what: str, timeout_s: float = 30.0) -> None:
+def wait_until(ready: Callable[[], bool], *, what: str, timeout_s: float = 120.0) -> None:
     """Ask every 50 ms until the answer is yes; raises SlurmError after `timeout_s`."""
     deadline = time.monotonic() + timeout_s
     while not ready():

@@ -100,7 +100,7 @@ def free_port() -> int:
 
 
 def wait_for_server(address: str, process: subprocess.Popen[bytes], log: Path) -> None:
-    for _ in range(600):
+    for _ in range(3000):
         assert process.poll() is None, log.read_text()
         try:
             with urllib.request.urlopen(address, timeout=5):

@@ -70,7 +70,7 @@ def test_job_without_driver_is_adopted_and_can_be_cancelled(
             and not once_more.run_button.disabled
         )
     )
-    assert child.wait(timeout=30) != 0
+    assert child.wait(timeout=300) != 0
     assert lab.load_records(study) == []
 
 

@@ -73,7 +73,7 @@ def resumed(temporary: Path) -> Resumed:
     profile = profile_of(temporary / "resumed")
     process = driver(profile, "quick=True")
     work = work_of(profile)
-    deadline = time.monotonic() + 240
+    deadline = time.monotonic() + 300
     while time.monotonic() < deadline and not list(work.glob("log/*.rank1.pid")):
         assert process.poll() is None, process.communicate()[0]
         time.sleep(0.05)

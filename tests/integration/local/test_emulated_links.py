@@ -91,7 +91,7 @@ def talk(folder: Path, link: Link, *, way: str = "join") -> tuple[float, float]:
         for rank in (0, 1)
     ]
     try:
-        outputs = [process.communicate(timeout=60) for process in ranks]
+        outputs = [process.communicate(timeout=300) for process in ranks]
     finally:
         for process in ranks:
             process.kill()

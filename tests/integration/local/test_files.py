@@ -39,7 +39,7 @@ def test_processes_that_want_the_same_build_it_once(
     processes = [context.Process(target=_build_and_count, args=(results,)) for _ in range(2)]
     for process in processes:
         process.start()
-    outcomes = [results.get(timeout=120) for _ in processes]
+    outcomes = [results.get(timeout=300) for _ in processes]
     for process in processes:
         process.join()
     assert len({digest for digest, _ in outcomes}) == 1

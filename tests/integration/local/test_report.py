@@ -114,11 +114,11 @@ def test_ctrl_c_ends_a_report_with_its_kernels(measured: Study) -> None:
         assert report.poll() is None
         time.sleep(0.05)
     os.killpg(report.pid, signal.SIGINT)
-    _, errors = report.communicate(timeout=60)
+    _, errors = report.communicate(timeout=300)
     assert report.returncode == 130
     # It says no more if Ctrl-C arrives while it still loads a module.
     assert errors.startswith("lab: interrupted") and len(errors.splitlines()) == 1, errors
-    assert not psutil.wait_procs(kernels, timeout=60)[1]
+    assert not psutil.wait_procs(kernels, timeout=300)[1]
 
 
 def _kernels_of(pid: int) -> list[psutil.Process]:

@@ -98,7 +98,7 @@ def test_driver_killed_at_twenty_random_moments_loses_nothing(
     complete = contents(study)
     assert earlier_timestamps.items() <= complete.items() and len(complete) == len(study.tasks)
     again = driver(folder, profile)
-    again.communicate(timeout=200)
+    again.communicate(timeout=300)
     assert contents(study) == complete
     records = {(record.run_id, record.repeat) for record in lab.load_records(folder)}
     assert records == {(task.run.id, task.repeat) for task in study.tasks}
@@ -224,7 +224,7 @@ def test_ctrl_c_ends_the_job_and_keeps_what_is_measured(
     for _ in range(times):
         os.killpg(process.pid, signal.SIGINT)
         time.sleep(0.001)  # no press waits for what the one before it began
-    _, errors = process.communicate(timeout=200)
+    _, errors = process.communicate(timeout=300)
     assert process.returncode == 130 and "Traceback" not in errors
     # A late press may come before the longer message.
     assert ("start it again to go on from there" if times == 1 else "lab: interrupted") in errors

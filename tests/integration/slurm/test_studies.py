@@ -74,7 +74,7 @@ def command(*words: object) -> subprocess.CompletedProcess[str]:
         capture_output=True,
         text=True,
         check=False,
-        timeout=60,
+        timeout=300,
     )
 
 
@@ -204,7 +204,7 @@ def test_preempted_run_goes_on_from_its_checkpoint_with_the_same_losses(
         study, study.tasks[0], lambda state: state.step > 30 and any(checkpoints.glob("0*"))
     )
     node = slurm_cluster.ask("squeue", "-h", "--array", "-j", victim.job_id, "-o", "%N").strip()
-    slurm_cluster.ask("srun", "-p", "debug", "--exclusive", "-w", node, "true", timeout_s=60)
+    slurm_cluster.ask("srun", "-p", "debug", "--exclusive", "-w", node, "true", timeout_s=300)
     slurm_cluster.stop_controller()
     unknown = state_of(study, study.tasks[0])
     slurm_cluster.start_controller()
@@ -231,7 +231,7 @@ def test_two_drivers_share_a_study_of_which_a_record_is_half_written(
     record.write_text('{"schema_version": 1, "run_id"')
     drivers = [driver(folder, profile) for _ in range(2)]
     for process in drivers:
-        output, _ = process.communicate(timeout=200)
+        output, _ = process.communicate(timeout=300)
         assert process.returncode == 0, output
     assert len(written_at(study)) == submitted(study) == len(study.tasks)
 
@@ -268,7 +268,7 @@ def test_jobs_that_never_start_tell_why_and_another_terminal_attaches_and_cancel
         attached = driver(study.folder, profile)
         await_driver(study)
         answer = command("cancel", study.folder)
-        output, _ = attached.communicate(timeout=60)
+        output, _ = attached.communicate(timeout=300)
         assert answer.returncode == 0 and "2 jobs ended" in answer.stdout, answer
         assert attached.returncode == 1 and "cancelled by `lab cancel`" in output
         assert submitted(study) == 2

@@ -164,7 +164,7 @@ def test_command_brings_it_up_and_leaves_nothing(
             [sys.executable, PROGRAM, action, "--folder", folder, "--nodes", "2"],
             capture_output=True,
             text=True,
-            timeout=60,
+            timeout=300,
             check=False,
         )
 

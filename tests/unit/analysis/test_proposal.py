@@ -19,7 +19,7 @@ def rows(sizes: list[int], times: list[float], **columns: object) -> pd.DataFram
 
 
 def test_hours_are_time_times_ranks() -> None:
-    (one, two) = proposal.costs(rows([1, 4], [3600.0, 1200.0]), gpu_hours=10)
+    (one, two) = proposal.costs(rows([1, 4], [3600.0, 1200.0]), proposal.Request(10, "GPU"))
     assert one["GPU-hours for a run"] == "1.00" and two["GPU-hours for a run"] == "1.33"
     assert two["cost over the fewest"] == "1.33"
     assert one["10 GPU-hours pay for"] == "10 runs" and two["10 GPU-hours pay for"] == "7 runs"
@@ -33,7 +33,8 @@ def test_the_cost_of_runs_whose_work_may_grow_is_not_compared() -> None:
 def test_a_rate_costs_by_the_million() -> None:
     content = pd.DataFrame({"gpus": [1, 2], "tokens/s": [1000, 1600]})
     (one, _) = proposal.costs(
-        summary(table(records_from(content)), baseline={}, scaling="strong"), gpu_hours=1
+        summary(table(records_from(content)), baseline={}, scaling="strong"),
+        proposal.Request(1, "GPU"),
     )
     assert one["GPU-hours for a million tokens"] == "0.278"
     assert one["1 GPU-hours pay for"] == "3.60 million tokens"
@@ -52,7 +53,7 @@ def test_a_rate_per_day_costs_what_a_day_costs(rate: str, hours: str, paid: str)
         baseline={},
         scaling="strong",
     )
-    one, two = proposal.costs(of, gpu_hours=400)
+    one, two = proposal.costs(of, proposal.Request(400, "GPU"))
     assert one[hours] == "8.00" and two[hours] == "9.60"  # 4 x 24 / 12 and 8 x 24 / 20
     assert one["400 GPU-hours pay for"] == paid
 
@@ -60,7 +61,8 @@ def test_a_rate_per_day_costs_what_a_day_costs(rate: str, hours: str, paid: str)
 def test_high_rates_cost_by_the_billion() -> None:
     content = pd.DataFrame({"gpus": [1, 8], "Gcells/s": [3.6, 24.0]})
     one, _ = proposal.costs(
-        summary(table(records_from(content)), baseline={}, scaling="strong"), gpu_hours=1
+        summary(table(records_from(content)), baseline={}, scaling="strong"),
+        proposal.Request(1, "GPU"),
     )
     assert one["GPU-hours for a billion cells"] == "0.0000772"
     assert one["1 GPU-hours pay for"] == "13.0 trillion cells"
@@ -87,7 +89,7 @@ def test_ranks_with_threads_cost_core_hours(
     content = {"mpi_ranks": [1, 2], "omp_threads": threads, "time_s": [3600.0, 2500.0]}
     of = summary(table(records_from(pd.DataFrame(content))), baseline={}, scaling="strong")
     assert [row[column] for row in proposal.costs(of)] == hours
-    assert "GPU-hours for a run" in proposal.costs(of, gpu_hours=1)[0]
+    assert "GPU-hours for a run" in proposal.costs(of, proposal.Request(1, "GPU"))[0]
 
 
 def test_the_time_for_1000_steps_is_not_that_of_one() -> None:
@@ -97,7 +99,7 @@ def test_the_time_for_1000_steps_is_not_that_of_one() -> None:
 
 
 def test_the_factors_of_a_request_have_the_digits_of_the_table() -> None:
-    (text,) = proposal.requests(rows([1, 2], [2233.5, 1384.64]), 500)
+    (text,) = proposal.requests(rows([1, 2], [2233.5, 1384.64]), proposal.Request(500, "GPU"))
     assert text.startswith("649 runs x 1384.6 s x 2 GPUs = 499 of")
 
 
@@ -157,12 +159,12 @@ def test_gustafsons_law_is_found_again() -> None:
 
 
 def test_a_request_multiplies_out() -> None:
-    (text,) = proposal.requests(rows([1, 2, 4], [3600, 1900, 1100]), 100)
+    (text,) = proposal.requests(rows([1, 2, 4], [3600, 1900, 1100]), proposal.Request(100, "GPU"))
     assert text.startswith("81 runs x 1100 s x 4 GPUs = 99.0 of the 100 GPU-hours, each 3.27 times")
 
 
 def test_a_request_that_pays_for_no_job_says_so() -> None:
-    (text,) = proposal.requests(rows([1, 2, 4], [3600, 1900, 1100]), 1)
+    (text,) = proposal.requests(rows([1, 2, 4], [3600, 1900, 1100]), proposal.Request(1, "GPU"))
     assert text == "A run on 4 GPUs takes 1.22 GPU-hours, more than the 1 of this request."
 
 
@@ -198,7 +200,9 @@ def test_more_than_ranks_can_give_is_no_place_to_stop() -> None:
     summarized = rows([1, 4], [100.0, 8.0])
     (text,) = proposal.stops(summarized)
     assert text.startswith("No stopping point is named, because an efficiency of 312 %")
-    assert not proposal.fits(summarized) and not proposal.requests(summarized, 10)
+    assert not proposal.fits(summarized) and not proposal.requests(
+        summarized, proposal.Request(10, "GPU")
+    )
 
 
 def test_a_baseline_that_curves_share_is_named_by_its_ranks_alone() -> None:
@@ -234,6 +238,6 @@ def test_a_request_of_growing_work_is_not_called_faster() -> None:
     content = pd.DataFrame({"gpus": [1, 2], "batch_per_gpu": 8, "epoch_s": [3600, 4000]})
     content["images_per_s"] = [100.0, 180.0]
     weak = summary(table(records_from(content, scaling="weak")), baseline={}, scaling="weak")
-    (text,) = proposal.requests(weak, 100)
+    (text,) = proposal.requests(weak, proposal.Request(100, "GPU"))
     assert "times as fast" not in text
     assert "each with 1.80 times the throughput of 1 GPU" in text, text

@@ -9,6 +9,7 @@ import pytest
 from matplotlib import figure as canvas
 
 from lab.errors import InputError
+from lab.records.schema import Unit
 from lab.report import blocks as report_blocks
 from lab.report import table_sections
 from lab.report.blocks import Figure, Markdown, Table
@@ -102,7 +103,7 @@ def test_nothing_is_said_to_be_measured_and_nothing_is_invented(tmp_path: Path) 
 
 def test_a_table_of_one_configuration_does_not_call_it_as_its_file(tmp_path: Path) -> None:
     def captions(text: str) -> str:
-        blocks = page(written(tmp_path, text), gpu_hours=10)
+        blocks = page(written(tmp_path, text), request=(10, "GPU"))
         return " ".join(block.caption for block in blocks if isinstance(block, Table))
 
     assert "All: " not in captions("gpus,time_s\n1,100\n2,55\n")
@@ -152,8 +153,32 @@ def test_parts_of_the_time_are_shown_with_their_share(tmp_path: Path) -> None:
 
 def test_gpu_hours_are_multiplied_out(tmp_path: Path) -> None:
     path = written(tmp_path, "gpus,run_time_h\n1,10\n2,5.5\n4,3\n")
-    text = prose(page(path, gpu_hours=120))
+    text = prose(page(path, request=(120, "GPU")))
     assert "10 runs x 3 h x 4 GPUs = 120 of the 120 GPU-hours" in text
+
+
+@pytest.mark.parametrize(
+    ("columns", "request_", "sum_", "each_rank"),
+    [
+        ("nodes", (30, "node"), "10 runs x 1 h x 3 nodes = 30.0 of the 30 node-hours", False),
+        ("Anzahl Kerne", (30, "core"), "10 runs x 1 h x 3 cores = 30.0 of the 30 core-hours", False),
+        ("mpi_ranks", (30, "core"), "10 runs x 1 h x 3 ranks = 30.0 of the 30 core-hours", True),
+        (
+            "omp_threads,mpi_ranks",
+            (30, "core"),
+            "2 runs x 1 h x 3 ranks x 4 threads = 24.0 of the 30 core-hours",
+            False,
+        ),
+    ],
+)
+def test_hours_are_of_what_the_table_counts(
+    tmp_path: Path, columns: str, request_: tuple[float, Unit], sum_: str, each_rank: bool
+) -> None:
+    threads = "4," * ("," in columns)
+    path = written(tmp_path, f"{columns},run_time_h\n{threads}1,2.5\n{threads}3,1\n")
+    report = page(path, request=request_)
+    assert sum_ in prose(report)
+    assert ("each rank counts as one core" in prose(report)) is each_rank
 
 
 def test_what_a_user_writes_is_text(tmp_path: Path) -> None:
@@ -174,6 +199,11 @@ def test_hours_of_nodes_whose_gpus_nobody_knows_are_refused(tmp_path: Path) -> N
         report_table(path, gpu_hours=10)
     with pytest.raises(InputError, match="cannot be"):
         report_table(path, gpu_hours=0)
+    with pytest.raises(InputError, match="node-hours and core-hours are both given"):
+        report_table(path, node_hours=1, core_hours=1)
+    ranks = written(tmp_path, "ranks,time_s\n1,100\n2,60\n")
+    with pytest.raises(InputError, match="counts ranks, not nodes"):
+        report_table(ranks, node_hours=10)
     assert not (tmp_path / "results-report").exists()
 
 
