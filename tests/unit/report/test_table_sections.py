@@ -161,7 +161,12 @@ def test_gpu_hours_are_multiplied_out(tmp_path: Path) -> None:
     ("columns", "request_", "sum_", "each_rank"),
     [
         ("nodes", (30, "node"), "10 runs x 1 h x 3 nodes = 30.0 of the 30 node-hours", False),
-        ("Anzahl Kerne", (30, "core"), "10 runs x 1 h x 3 cores = 30.0 of the 30 core-hours", False),
+        (
+            "Anzahl Kerne",
+            (30, "core"),
+            "10 runs x 1 h x 3 cores = 30.0 of the 30 core-hours",
+            False,
+        ),
         ("mpi_ranks", (30, "core"), "10 runs x 1 h x 3 ranks = 30.0 of the 30 core-hours", True),
         (
             "omp_threads,mpi_ranks",
