@@ -2,7 +2,7 @@
 
 Real ranks, real gloo, the real DDP and the real training loop; compute sleeps, and a link of one
 queue takes a given time per byte after the last rank arrived. Sleeps jitter, and a thread of each
-rank takes the processor at random. What other processes add to the sleeps is counted, and allowed.
+rank takes the processor at random. What the machine adds to a layer is counted, and allowed.
 """
 
 from __future__ import annotations
@@ -14,7 +14,6 @@ import random
 import threading
 import time
 from collections.abc import Iterator
-from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -85,17 +84,19 @@ class Work(torch.autograd.Function):
 class Emulated(nn.Module):
     """Layers whose compute is sleep; the gradient of each is complete after its backward time."""
 
-    def __init__(self, slower: float) -> None:
+    def __init__(self, slower: float, late: list[float]) -> None:
         super().__init__()
         self.weights = nn.ParameterList(
             [nn.Parameter(torch.zeros(BUCKET_BYTES // 4)) for _ in range(LAYERS)]
         )
         self.slower = slower  # in the layer that comes last in the backward pass
+        self.late = late
 
     def forward(self, inputs: torch.Tensor, targets: torch.Tensor) -> torch.Tensor:
-        x = torch.ones(())
+        begin, x = time.perf_counter(), torch.ones(())
         for number, weight in enumerate(self.weights):
             x = Work.apply(x * (1 + weight.mean()), BACKWARD + self.slower * (number == 0))
+        self.late.append((time.perf_counter() - begin) / LAYERS - FORWARD)
         return (x - targets.float().mean() / 300) ** 2
 
 
@@ -134,24 +135,9 @@ def make_noise(stop: threading.Event) -> None:
             pass
 
 
-@contextmanager
-def counted_sleeps() -> Iterator[list[float]]:
-    """How late each sleep of this process ends, in s, as other processes hold the cores."""
-    sleep, late = time.sleep, []
-
-    def counted(seconds: float) -> None:
-        begin = time.perf_counter()
-        sleep(seconds)
-        late.append(time.perf_counter() - begin - seconds)
-
-    with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(time, "sleep", counted)
-        yield late
-
-
 @dataclass(frozen=True)
 class Answer:
-    """What a scenario measured, and how much longer than asked the sleeps of a step took, in s."""
+    """What a scenario measured, and how much longer the machine made the sleeps of a step, in s."""
 
     measurement: Measurement
     late: float
@@ -201,14 +187,18 @@ def run_all(process: int, root: str) -> dict[str, Answer | None]:
         slower = SLOW if (name, rank) == ("slow rank", 1) else 0.0
         stall = STALL if (name, rank) == ("slow loader", 1) else 0.0
 
-        def build(run: Run, dataset: Dataset, *, slower: float = slower) -> nn.Module:
-            return Emulated(slower)
+        late: list[float] = []  # for each pass, how much longer a layer took
 
-        def late(self: Sampler, step: int, micro: int, stall: float = stall) -> Any:
+        def build(
+            run: Run, dataset: Dataset, *, slower: float = slower, late: list[float] = late
+        ) -> nn.Module:
+            return Emulated(slower, late)
+
+        def stalled(self: Sampler, step: int, micro: int, stall: float = stall) -> Any:
             time.sleep(stall)
             return load(self, step, micro)
 
-        models.build, Sampler.micro_batch = build, late  # type: ignore[method-assign]
+        models.build, Sampler.micro_batch = build, stalled  # type: ignore[method-assign]
         folder = Path(root) / name
         place = RankContext(
             rank,
@@ -221,10 +211,9 @@ def run_all(process: int, root: str) -> dict[str, Answer | None]:
             folder / "address",
             timeout_s=60.0,
         )
-        with counted_sleeps() as late:
-            measurement = measure(
-                run, place, data_root=Path(root), folder=folder, progress=lambda *report: None
-            )
+        measurement = measure(
+            run, place, data_root=Path(root), folder=folder, progress=lambda *report: None
+        )
         answers[name] = measurement and Answer(measurement, SLEEPS * float(np.mean(late)))
     stop.set()
     return answers
