@@ -241,11 +241,9 @@ def end_processes(processes: Sequence[psutil.Process], *, patience_s: float) -> 
     return list(killed.values())
 
 
-def end_left(
-    processes: Sequence[psutil.Process], *, patience_s: float, by: str = "the rank"
-) -> None:
+def end_left(processes: Sequence[psutil.Process], *, by: str = "the rank") -> None:
     """End processes that this one, or `by`, left running, and say so in the log."""
-    if ended := end_processes(processes, patience_s=patience_s):
+    if ended := end_processes(processes, patience_s=LEAVE_S):
         own = " ".join(psutil.Process().cmdline())
         names = ["a fork of it" if command == own else command[:80] for command in ended]
         sys.stderr.write(f"lab: {by} left processes running, now ended: {'; '.join(names)}\n")

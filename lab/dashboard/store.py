@@ -54,7 +54,8 @@ class Bench:
         World size 1 is always included, so that the study has its baseline.
         """
         path, run = study.folder / STUDY_FILE, study.runs[0]
-        content = read_yaml(path) if path.exists() else _content(run, study.title, repeats=1)
+        base = run.model_dump(mode="json", exclude={"micro_batch_size", "world_size"})
+        content = read_yaml(path) if path.exists() else _content(base, study.title, repeats=1)
         grid = content.setdefault("grid", {})
         sizes = sorted({1, run.world_size, *grid.get("world_size", ())})
         if sizes != grid.get("world_size"):
@@ -104,11 +105,8 @@ def alone(run: Run) -> Run:
     return Run.model_validate(run.model_dump(exclude={"micro_batch_size", "world_size"}))
 
 
-def _content(run: Run, title: str, *, repeats: int, **fields: Any) -> dict[str, Any]:
-    """A strong-scaling study file with an empty grid; `fields` limits the settings it states."""
-    base = run.model_dump(
-        mode="json", **(fields or {"exclude": {"micro_batch_size", "world_size"}})
-    )
+def _content(base: dict[str, Any], title: str, *, repeats: int) -> dict[str, Any]:
+    """A strong-scaling study file with an empty grid."""
     content = {"title": title, "question": QUESTION, "scaling": "strong", "base": base, "grid": {}}
     return content | {"repeats": repeats, "baseline": {"world_size": 1}}
 
@@ -128,8 +126,8 @@ def send(run: Run, *, name: str, reports: Path) -> Study:
     if folder.exists() and any(folder.iterdir()):
         raise InputError.of("send", "name", f"{folder.name} already exists", "choose another name")
     folder.mkdir(parents=True, exist_ok=True)
-    fields = set(OF_RUN) - {"world_size"}
-    content = _content(run, f"How {run.label} scales", repeats=REPEATS, include=fields)
+    base = run.model_dump(mode="json", include=set(OF_RUN) - {"world_size"})
+    content = _content(base, f"How {run.label} scales", repeats=REPEATS)
     content["grid"] = {"world_size": world_sizes(run)}
     text = yaml.safe_dump(content, sort_keys=False, width=120)
     write_atomically(folder / STUDY_FILE, text.encode())

@@ -15,6 +15,7 @@ import numpy as np
 from matplotlib.axes import Axes
 from matplotlib.axis import Axis
 from matplotlib.colors import to_hex, to_rgb
+from matplotlib.font_manager import fontManager
 from matplotlib.ticker import (
     FixedFormatter,
     FixedLocator,
@@ -96,8 +97,6 @@ def style() -> Iterator[None]:
 @cache
 def installed_fonts() -> list[str]:
     """Those of `FONTS` that this machine has."""
-    from matplotlib.font_manager import fontManager
-
     names = {font.name for font in fontManager.ttflist}
     return [name for name in FONTS if name in names]
 

@@ -23,17 +23,14 @@ import psutil
 
 from lab import machine
 from lab.config.cluster import Cluster
-from lab.launch import fork_server
+from lab.launch import fork_server, work
 from lab.launch.attempt import Attempt, RankError, RankProcess
 from lab.launch.executor import Handle, JobSpec, JobStatus, LocalJob, prepare, write_job
-from lab.launch.work import write_work
 from lab.machine import began
 from lab.records.store import LOGS
 
 # What every rank on CPUs imports before it trains; a median imports numpy.ma.
-_LOADED = (
-    *("submitit.local.local", "torch", "lab.launch.job", "lab.worker.main", "numpy.ma", __name__),
-)
+_LOADED = "submitit.local.local", "torch", "lab.launch.job", "lab.worker.main", "numpy.ma", __name__
 # Constructing an optimizer or DDP imports torch._dynamo, and most train a GPT with DDP.
 LOADED = (*_LOADED, "torch._dynamo", "lab.worker.models.gpt", "lab.worker.strategies.ddp")
 # A script may set variables that torch._dynamo reads when it is imported.
@@ -55,8 +52,6 @@ def _controller() -> type[Any]:
     """submitit's controller with forks as its tasks."""
     from submitit.core.utils import JobPaths
     from submitit.local.local import Controller
-
-    from lab.launch import work
 
     class Forking(Controller):
         def start_tasks(self) -> None:
@@ -175,7 +170,7 @@ class LocalExecutor:
     def _start(self, spec: JobSpec) -> LocalHandle:
         prepare(spec.folder)
         log = spec.folder / LOGS
-        command = [sys.executable, "-P", "-u", *write_work([spec], log)]
+        command = [sys.executable, "-P", "-u", *work.write_work([spec], log)]
         environment = self._environment(spec, shlex.join(command))
         pid = self._fork(spec, log, environment) or _start_controller(log, environment)
         try:

@@ -211,13 +211,12 @@ def _refusal(run: Run, study: Study, cluster: Cluster) -> str:
     return ""
 
 
-def hours_sentence(study: Study, cluster: Cluster, rows: Sequence[Mapping[str, Any]] = ()) -> str:
-    """Spent and planned core- and GPU-hours, and the budget, for people; `rows` as in `planned`."""
+def hours_sentence(study: Study, cluster: Cluster, rows: Sequence[Mapping[str, Any]]) -> str:
+    """Spent and planned core- and GPU-hours, and the budget, for people, by the rows of `plan`."""
     budget = cluster.budget.label if cluster.budget else ""
     allowed = f"; budget of {cluster.name}: {budget}" if budget else ""
     if cluster.budget and cluster.budget.per == "folder":
         allowed += f", of which {charged(study, cluster)}"
-    rows = rows or plan(study, cluster)
     refused = {row["run"] for row in rows if row["cannot run"]}
     tasks = [task for task in _missing(study) if task.run.id not in refused]
     without = f", without {count(len(refused), 'run')} that cannot run" if refused else ""

@@ -361,7 +361,7 @@ def to_go_on(study: Study) -> str:
 def last_clusters(study: Study) -> Iterator[str]:
     """The profiles of the last jobs of its tasks, as far as they can be read."""
     for folder in map(Store(study.out).folder, study.tasks):
-        with suppress(LabError, InputError):
+        with suppress(LabError):
             if job := read_job(folder):
                 yield job.cluster
 

@@ -31,7 +31,7 @@ import psutil
 
 from lab.errors import LabError
 from lab.launch.attempt import Attempt, RankError, RankProgress, present, write_progress
-from lab.machine import LEAVE_S, end_left
+from lab.machine import end_left
 from lab.worker.context import ENDING, RankContext
 
 if TYPE_CHECKING:
@@ -291,7 +291,7 @@ def supervise(folder: Path) -> None:
             attempt.observe_exit(here.global_rank, code, doing)
         except OSError:
             _end_job()
-    end_left(psutil.Process().children(recursive=True), patience_s=LEAVE_S)
+    end_left(psutil.Process().children(recursive=True))
     if code < 0:
         with contextlib.suppress(OSError):  # SIGKILL has no other handler
             signal.signal(-code, signal.SIG_DFL)

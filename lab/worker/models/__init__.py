@@ -16,6 +16,7 @@ from lab.perfmodel import flops
 from lab.worker import own
 from lab.worker.data.dataset import Dataset, FastLoader
 from lab.worker.optim import DTYPES
+from lab.worker.pretrained import gpt2_weights
 
 
 def build(run: Run, dataset: Dataset) -> nn.Module:
@@ -55,8 +56,6 @@ def build(run: Run, dataset: Dataset) -> nn.Module:
 
     model = GPT(config, vocab_size=vocab_size)
     if dataset.pretrained is not None:
-        from lab.worker.pretrained import gpt2_weights
-
         model.load_state_dict(gpt2_weights(dataset.pretrained, config))
     return model
 

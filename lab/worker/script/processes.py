@@ -25,7 +25,7 @@ from torch.multiprocessing.spawn import ProcessContext, ProcessRaisedException
 
 from lab.errors import LabError
 from lab.formatting import count
-from lab.machine import LEAVE_S, end_left
+from lab.machine import end_left
 from lab.worker.patch import around, replaced
 
 OWN_RANKS = (
@@ -62,7 +62,7 @@ def end_children(script: str) -> None:
     """
     started = [one.pid for one in multiprocessing.active_children() if not one.daemon]
     running = [psutil.Process(pid) for pid in started if psutil.pid_exists(pid)]
-    end_left(running, patience_s=LEAVE_S, by=script)
+    end_left(running, by=script)
 
 
 def _without_ranks(start: Callable[..., None], process: Any) -> None:

@@ -113,7 +113,7 @@ def test_gpus_that_a_job_was_given_and_did_not_use_are_spent(tmp_path: Path) -> 
 def test_hours_are_planned_for_runs_that_can_run(tmp_path: Path) -> None:
     made, cluster = study(tmp_path, [run(1), run(2), run(4)], repeats=2), profile(tmp_path)
     said = "planned: 4 jobs of unknown length, without 1 run that cannot run"
-    assert said in hours_sentence(made, cluster)
+    assert said in hours_sentence(made, cluster, plan(made, cluster))
 
 
 def test_what_nobody_knows_is_said_to_be_unknown(tmp_path: Path) -> None:
@@ -121,7 +121,7 @@ def test_what_nobody_knows_is_said_to_be_unknown(tmp_path: Path) -> None:
     cluster = profile(tmp_path, "time_limit_min: 30")
     hours = planned(made, cluster)
     assert hours.unknown == 2 and hours.jobs == 0 and hours.core == 0
-    assert "planned: 2 jobs of unknown length" in hours_sentence(made, cluster)
+    assert "planned: 2 jobs of unknown length" in hours_sentence(made, cluster, plan(made, cluster))
     assert planned(made, cluster, at_most=True).core == pytest.approx(2 * 2 * 0.5)
 
 
@@ -161,7 +161,9 @@ def test_a_budget_may_hold_for_all_studies_of_a_learner(tmp_path: Path) -> None:
     assert charged(made, own) == spent(made)
     assert charged(made, shared).core == pytest.approx(2 * spent(made).core)
     check_budget(made, own, made.tasks[2:])
-    assert "all studies in the same folder, of which" in hours_sentence(made, shared)
+    assert "all studies in the same folder, of which" in hours_sentence(
+        made, shared, plan(made, shared)
+    )
     with pytest.raises(InputError, match=r"0\.170 core-hours, of which 0\.100 are spent"):
         check_budget(made, shared, made.tasks[2:])
 
