@@ -317,7 +317,8 @@ def _symbols(names: Collection[str], meanings: Mapping[str, Guess]) -> dict[str,
     """Columns named T(p), S(p) and E(p) beside the number of ranks, as in textbooks, unless
     more columns are called by a letter than textbooks have symbols."""
     known = {meaning.canonical for meaning in meanings.values()}
-    letters = {name: match[1] for name in names if (match := SYMBOL.fullmatch(name.strip()))}
+    stems = {name: name.partition("=")[0].strip() for name in names}  # of "Sp = T1/Tp"
+    letters = {name: match[1] for name, stem in stems.items() if (match := SYMBOL.fullmatch(stem))}
     lettered = sum(len(name.strip()) == 1 for name in names)
     if (
         lettered > MOST_LETTERS

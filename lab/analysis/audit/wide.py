@@ -146,7 +146,7 @@ def of_samples(frame: pd.DataFrame) -> Long:
     timed = timed_statistics(frame)
     if not timed:
         return frame, []
-    names = {name: f"{name} time" for name in timed}
+    names = {name: re.sub("( time)?$", " time", name, count=1) for name in timed}
     names |= {name: "repeats" for name in map(str, frame) if normal(name) == "samples"}
     return frame.rename(columns=names), [f"{listed(timed)} are statistics of a time"]
 

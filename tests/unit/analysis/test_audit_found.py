@@ -709,3 +709,28 @@ def test_rates_are_printed_in_the_period_of_their_column() -> None:
     result = pasted(below("| Nodes | SYPD |", "| 1 | 2.5 |", "| 4 | 24 |"))
     (found,) = [one for one in result.findings if one.rule == "baseline"]
     assert "4 ranks at 24 per day mean at least 6 per day on 1" in found.evidence
+
+
+def test_names_that_are_formulas_of_textbooks() -> None:
+    rows = ["| 1 | 10.01 | 1.000 | 1.000 |", "| 2 | 5.01 | 2.000 | 1.000 |"]
+    rows.append("| 4 | 2.60 | 3.850 | 0.963 |")
+    head = "| p | Tp (s) | Sp = T1/Tp | Ep = Sp/p |"
+    result = pasted(below(head, *rows))
+    assert [*result.reading.values()] == ["world_size", "time", "speedup", "efficiency"]
+    assert not broken(result)
+    wrong = rows[2].replace("3.850", "3.350").replace("0.963", "0.838")
+    assert broken(pasted(below(head, *rows[:2], wrong))) == {"quoted-against-own"}
+
+
+def test_samples_of_a_trial_are_repeats() -> None:
+    trial = "with {} threads:\n```\nBenchmarkTools.Trial:\n  minimum time: {} s (0.00% GC)\n"
+    trial += "  median time: {} s (0.00% GC)\n  mean time: {} s (0.00% GC)\n  samples: {}\n```\n\n"
+    text = trial.format(1, 1.308, 1.327, 1.338, 4) + trial.format(2, 0.707, 0.711, 0.712, 8)
+    result = pasted(text)
+    assert result.reading["repeats"] == "repeats" and not broken(result)
+
+
+def test_physical_gpus_are_ranks() -> None:
+    result = pasted("Physical GPUs,time_s\n1,1561\n2,1011\n4,300\n")
+    assert result.reading["Physical GPUs"] == "world_size"
+    assert broken(result) == {"super-linear"}

@@ -44,6 +44,7 @@ COUNTING = re.compile(
     rf"(?P<before>(?:[a-z]+_){{0,6}}?)(?P<n>\d{{1,6}})_(?:(?:x|mpi|omp|open_?mp|cpu|parallel)_)?"
     rf"(?P<what>{RANKS}|(?:worker|thread|core|cpu|task|{NODE})s?)(?P<after>(?:_\w+){{0,8}})"
 )
+SINGLE = re.compile(r"(?<![^_])(?:single|one)(?=_)")
 ASSIGNED = re.compile(r"(?P<what>[a-z]+(?:_[a-z]+)*)_(?P<n>\d{1,6})")
 BRIEF = re.compile(r"(?:(?:with|using|for|on|in|at|con|mit|avec|com|runs?|running|results?)_){0,3}")
 NAMED = 3  # columns in a sentence
@@ -100,7 +101,7 @@ def with_headed_ranks(tables: Sequence[Table]) -> list[Table]:
 
 def counted_in(line: str) -> dict[str, str]:
     """What a line such as "With 4 processes:" counts, with the number and any words after it."""
-    text = normal(re.sub(r"\(.*?\)", "", line))
+    text = SINGLE.sub("1", normal(re.sub(r"\(.*?\)", "", line)))
     if match := COUNTING.fullmatch(text):
         after = {"heading": match["after"].strip("_")} if match["after"] else {}
         return {re.sub("(?<!s)$", "s", match["what"]): match["n"], **after}
