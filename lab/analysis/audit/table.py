@@ -39,6 +39,7 @@ TRAINING = {
 } - {"other"}
 MOST_ROWS = 2_000_000
 SYMBOL = re.compile(r"\$?([TSE])(?:_?\{?[np]\}?|\([npNP]\)|_\{?[NP]\}?)?\$?(?: *[\[(]s[\])])?")
+TASKS = re.compile("(?:(?:n|num|number_of)_)?tasks")
 MOST_LETTERS = 6  # that name columns of one table: N, M, P, T, S and E
 NOTED_SCALING = re.compile("(?:strong|weak)(?=[ _-]?scal)|^(?:strong|weak)$", re.IGNORECASE)
 OF_SCALING = "(?:speed-?ups?|scaling|scalability|throughput|performance)"
@@ -296,7 +297,11 @@ def _meanings(frame: pd.DataFrame, mapped: Mapping[str, Guess]) -> dict[str, Gue
     # N is the size of a problem where another column counts processes, threads or cores.
     counted = [name for name, meaning in meanings.items() if meaning.canonical in COUNTED]
     sizes = [name for name in counted if normal(name) == "n" and name not in mapped]
-    for name in sizes if len(counted) > len(sizes) else ():
+    sizes = sizes if len(counted) > len(sizes) else []
+    # As are tasks in round numbers: 100, 500 and 1000.
+    tasks = [name for name in counted if TASKS.fullmatch(normal(name)) and name not in mapped]
+    sizes += [name for name in tasks if (numbers(frame[name]) % reshape.OF_PROBLEMS == 0).all()]
+    for name in sizes:
         del meanings[name]
     return meanings | _symbols(frame.columns, meanings)
 

@@ -248,3 +248,17 @@ def test_steps_in_two_code_blocks_are_of_two_trainings() -> None:
     page = f"## Eager\n```\n{lines}\n```\n## Compiled\n```\n{lines}\n```\n"
     assert not broken(pasted(page))
     assert broken(pasted(f"```\n{lines}\n{lines}\n```\n")) == {"two-writers"}
+
+
+@pytest.mark.parametrize(
+    ("one", "four"),
+    [
+        ("$ time blastn -query a.fa -num_threads 1", "me@host:~> time blastn -num_threads 4"),
+        ("For comparison, when running on the small data with 1 thread:", "and with 4 threads:"),
+    ],
+)
+def test_real_times_below_commands_and_sentences_that_count_threads(one: str, four: str) -> None:
+    text = f"{one}\n\nreal    0m8.93s\nuser    0m8.52s\n\n{four}\n\nreal 0m3.38s\nuser 0m10.2s\n"
+    result = pasted(text)
+    assert result.reading == {"threads": "world_size", "total time": "time"}
+    assert broken(pasted(text.replace("0m3.38s", "0m1.08s"))) == {"super-linear"}

@@ -41,7 +41,7 @@ OF_NODES = re.compile(rf"\s*\d+\s*{NODE}", re.IGNORECASE)  # 2 nodes 16 GPUs are
 # Lines that count ranks, in snake case: "with_4_processes", "time_with_2_threads", "nproc_96" and
 # "1_gpu_with_the_fast_model".
 COUNTING = re.compile(
-    rf"(?P<before>(?:[a-z]+_){{0,6}}?)(?P<n>\d{{1,6}})_(?:(?:x|mpi|omp|open_?mp|cpu|parallel)_)?"
+    rf"(?P<before>(?:[a-z]+_){{0,9}}?)(?P<n>\d{{1,6}})_(?:(?:x|mpi|omp|open_?mp|cpu|parallel)_)?"
     rf"(?P<what>{RANKS}|(?:worker|thread|core|cpu|task|{NODE})s?)(?P<after>(?:_\w+){{0,8}})"
 )
 SINGLE = re.compile(r"(?<![^_])(?:single|one)(?=_)")
