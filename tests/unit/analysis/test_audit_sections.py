@@ -262,3 +262,14 @@ def test_real_times_below_commands_and_sentences_that_count_threads(one: str, fo
     result = pasted(text)
     assert result.reading == {"threads": "world_size", "total time": "time"}
     assert broken(pasted(text.replace("0m3.38s", "0m1.08s"))) == {"super-linear"}
+
+
+def test_metrics_below_headings_that_count_nodes() -> None:
+    metrics = "### {} nodes\n\n| Metric | Value |\n|---|---|\n| GPU | A100 |\n| Tokens/s | {} |\n\n"
+    text = "".join(metrics.format(n, rate) for n, rate in ((1, 3400), (2, 6700), (4, 13100)))
+    result = pasted(text.replace("1 nodes", "1 node"))
+    assert {result.reading["nodes"], result.reading["Tokens/s"]} == {"nodes", "rate"}
+    assert not broken(result)
+    assert broken(pasted(text.replace("13100", "15100"))) == {"super-linear"}
+    both = pasted(text.replace(" nodes", " nodes with 8 GPUs each"))
+    assert "nodes" not in both.reading
