@@ -96,6 +96,7 @@ OF_NO_PROGRAM = re.compile(
     rf"{'|'.join(OF_SAMPLES)}|total|aggregate|overall|peak|output|input|{NOT_TRAINING}|{IDEAL}"
     f"|{PERCENTILE}"
 )
+NO_WORD = re.compile(f"{OF_NO_PROGRAM.pattern}|strong|weak|absolute|relative")
 MOST_NAMES = 20  # columns whose cells are looked at
 OF_RUN = re.compile(
     r"(?P<stem>(?:.*_)?(?:run|trial|repeat|repetition|attempt|measurement|time))_?(?P<n>\d{1,2})"
@@ -309,6 +310,27 @@ def by_program(frame: pd.DataFrame) -> Long:
     read = f"{names} {'are' if len(parallel) > 1 else 'is'} read as the time of a program"
     long = _stacked(frame, parallel, "setting", times="time")
     return (long if len(parallel) > 1 else long.drop(columns="setting")), [read]
+
+
+def by_word(frame: pd.DataFrame) -> Long:
+    """Times or rates and their ratios of several programs that a first word tells apart, such as
+    "Static time" and "Static speedup" beside "Dynamic time" and "Dynamic speedup", become rows of a
+    setting."""
+    parts: dict[str, dict[str, str]] = {}
+    for column in map(str, frame):
+        word, *rest = re.split("[ _]+", column, maxsplit=1)
+        unknown = not quantities([word]) and not NO_WORD.fullmatch(normal(word))
+        if unknown and quantities(rest) & {"time", "rate", *RATIOS}:
+            parts.setdefault(word, {})[rest[0]] = column
+    used = [column for part in parts.values() for column in part.values()]
+    known = quantities(name for part in parts.values() for name in part)
+    others = quantities(frame.columns.difference(used))
+    alike = len(parts) > 1 and len({frozenset(part) for part in parts.values()}) == 1
+    if not alike or not known & RATIOS or known <= RATIOS:
+        return frame, []
+    if not others & RANKS or others & OF_SPEED:
+        return frame, []
+    return _stacked(frame, parts, "setting"), [f"{listed(parts)} are read as programs"]
 
 
 def by_unit(frame: pd.DataFrame) -> Long:
@@ -579,15 +601,6 @@ def _stacked(
 # In the order in which they are tried, on a table of which no column is mapped.
 FORMS = (
     *(of_commands, of_shells, of_samples, of_runs, by_grid, by_pair, by_label, by_slash),
-    *(
-        by_bracket,
-        by_program,
-        over_serial,
-        by_batch,
-        by_size,
-        by_crossing,
-        by_group,
-        by_unit,
-        by_noted,
-    ),
+    *(by_bracket, by_program, by_word, over_serial, by_batch, by_size, by_crossing, by_group),
+    *(by_unit, by_noted),
 )

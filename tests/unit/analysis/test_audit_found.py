@@ -781,3 +781,15 @@ def test_a_time_or_rate_and_a_ratio_in_a_cell(name: str, cells: tuple[str, ...])
     assert broken(pasted(below(f"| Threads | {name} |", *rows[:2], wrong))) == {
         "quoted-against-own"
     }
+
+
+def test_programs_that_a_first_word_tells_apart() -> None:
+    head = "| GPUs | Pyg's Time | Pyg's Scalability | Quiver's Time | Quiver's Scalability |"
+    rows = ["| 1 | 36.5 | 1.0 | 11.1 | 1.0 |", "| 2 | 30 | 1.22 | 5.8 | 1.91 |"]
+    rows.append("| 4 | 28.2 | 1.29 | 3.25 | 3.42 |")
+    assert not broken(pasted(below(head, *rows)))
+    assert broken(pasted(below(head, *rows[:2], rows[2].replace("3.42", "2.42")))) == {
+        "quoted-against-own"
+    }
+    kinds = head.replace("Pyg's", "Strong").replace("Quiver's", "Weak")
+    assert "setting" not in pasted(below(kinds, *rows)).reading

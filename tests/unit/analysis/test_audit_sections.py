@@ -273,3 +273,11 @@ def test_metrics_below_headings_that_count_nodes() -> None:
     assert broken(pasted(text.replace("13100", "15100"))) == {"super-linear"}
     both = pasted(text.replace(" nodes", " nodes with 8 GPUs each"))
     assert "nodes" not in both.reading
+
+
+def test_steps_in_indented_blocks_between_sentences_are_of_two_trainings() -> None:
+    lines = "".join(f"    step: {step}  loss: {5 - step / 10}  tps: 5,812\n" for step in (1, 2, 3))
+    page = "The loss of the tuned model goes down fast:\n\n{}\n{}\n\n{}\n"
+    between = "For comparison, here is how it goes without:"
+    assert not broken(pasted(page.format(lines, between, lines)))
+    assert broken(pasted(page.format(lines, "", lines))) == {"two-writers"}
