@@ -793,3 +793,12 @@ def test_programs_that_a_first_word_tells_apart() -> None:
     }
     kinds = head.replace("Pyg's", "Strong").replace("Quiver's", "Weak")
     assert "setting" not in pasted(below(kinds, *rows)).reading
+
+
+def test_machines_of_different_sizes_are_not_compared() -> None:
+    rows = ["| 2 vCPU / 4GB | 1 | ~30 req/s |", "| 4 vCPU / 8GB | 2 | ~100 req/s |"]
+    rows.append("| 16+ vCPU / 32GB | 8 | 1000 req/s |")
+    sizes = below("| Server | Workers | Throughput |", *rows)
+    assert not broken(pasted(sizes))
+    nodes = sizes.replace("2 vCPU / 4GB", "n1").replace("4 vCPU / 8GB", "n2")
+    assert "super-linear" in broken(pasted(nodes))
