@@ -96,7 +96,9 @@ OF_NO_PROGRAM = re.compile(
     rf"{'|'.join(OF_SAMPLES)}|total|aggregate|overall|peak|output|input|{NOT_TRAINING}|{IDEAL}"
     f"|{PERCENTILE}"
 )
-NO_WORD = re.compile(f"{OF_NO_PROGRAM.pattern}|strong|weak|absolute|relative")
+NO_WORD = re.compile(
+    f"{OF_NO_PROGRAM.pattern}|strong|weak|absolute|relative|amdahl|gustafson|model|theory|computed"
+)
 MOST_NAMES = 20  # columns whose cells are looked at
 OF_RUN = re.compile(
     r"(?P<stem>(?:.*_)?(?:run|trial|repeat|repetition|attempt|measurement|time))_?(?P<n>\d{1,2})"

@@ -23,6 +23,7 @@ ITEM = re.compile(
     re.IGNORECASE,
 )
 QUOTED = re.compile(r"\s*\(\s*(\d[\d.]*\s?[x×])(?:\s(?:speed-?up|faster))?\s*\)", re.IGNORECASE)
+BASELINE = re.compile(r"(?:1(?:\.0*)?\s?[x×])?", re.IGNORECASE)
 NODES = re.compile(rf"(\d{{1,6}})\s*x?\s*{NODE}s?", re.IGNORECASE)
 FEWEST = 2  # items of a list
 
@@ -49,7 +50,8 @@ def find_lists(lines: Sequence[str]) -> list[Table]:
             above = [text for line in reversed(lines[:start]) if (text := line.strip())][:1]
             rows = [[item.number, item.value, item.ratio] for item in run]
             around = list(dict.fromkeys([*above, *notes]))
-            quoted = any(item.ratio for item in run)
+            # Ratios beside that of no baseline may be over anything.
+            quoted = len({bool(BASELINE.fullmatch(item.ratio)) for item in run}) > 1
             header = [_counted(run), run[0].name, "speedup"][: 2 + quoted]
             lists.append(Table(header, [row[: 2 + quoted] for row in rows], around))
     return lists
