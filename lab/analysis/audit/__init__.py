@@ -141,8 +141,19 @@ def _of_tables(
             errors.append(error)
     if not tables:
         raise errors[0]
-    first = replace(tables[0], assumptions=[*tables[0].assumptions, *left_out(errors)])
-    return [first, *tables[1:]]
+    tables[0] = replace(tables[0], assumptions=[*tables[0].assumptions, *left_out(errors)])
+    # Speedups and efficiencies may have tables of their own.
+    counted = [table.given.get("world_size") for table in tables]
+    timed = [bool({"time", "rate"} & table.known) for table in tables]
+    alone = {
+        name
+        for table, name, of_times in zip(tables, counted, timed, strict=True)
+        if of_times and (table.frame["world_size"] == 1).any()
+    }
+    return [
+        replace(table, one_elsewhere=not of_times and name in alone)
+        for table, name, of_times in zip(tables, counted, timed, strict=True)
+    ]
 
 
 def _calibration(records: Sequence[Record]) -> dict[int, float]:

@@ -71,7 +71,7 @@ NUMBERS = {
     "per_node": r"((n|num|number_of)_?)?"
     r"(mpi_)?(gpus?|ranks?|proc(esse)?s?|tasks?|devices?|accelerators?|cards?)(_num|_count)?"
     rf"_per_{NODE}s?|ppn|gpn",
-    "world_size": r"world(_?size)?|((n|nb|num|nr|no|number_of|total|count_of|of)_?)*"
+    "world_size": r"world(_?size)?|((n|nb|num|nr|no|number_of|total|count_of|of|physical)_?)*"
     r"((cpu|gpu|mpi|cuda|nvidia|amd)_)?"
     r"(gpus|[hint]pus|ranks|procs|processes|processors|devices|accelerators|tasks|cards|chips|gcds)"
     r"(_(total|count|used|mpi))?|(n|num|number)_of_hardware|n_prs?|n_mpi|(n|num|number_of)_[abghv]\d{1,2}0s?|(n|nb|(n|no)_of|of|num|number_of)_?([ghint]pu|proc|rank|process(es)?)|no_proc(ess)?|(total_)?([ghint]pu|rank|process|device|accelerator|card|chip)s?_?(count|nums?|number|n)|(n_)?n_?procs?|(n_)?np|n|p|[gn]pu"

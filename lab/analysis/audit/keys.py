@@ -26,6 +26,7 @@ SETTINGS = {*WHOLE_NUMBERS, *TEXTS, "bytes"}  # a size that is not read is a pro
 # Of each rank, and of a loop or a problem that is the whole work.
 READ_SETTINGS = {"cpus", "threads", "steps", "samples"}
 MOST_VALUES = 200  # of a key
+SIZED = re.compile(r"\d\+? ?(?:v?cpus?|cores?|[gt]i?b)\b", re.IGNORECASE)  # of "4 vCPU / 8 GB"
 LETTER = re.compile(r"[^\W\d_]")
 LABELLED = r"(?:\b[a-zA-Z]{{1,8}}=)?(?<![\d.]){ranks}(?![\d.])"  # the ranks in "MPI P=4"
 NO_REPEATS = 1.5  # ratio of two times on as many ranks
@@ -53,6 +54,8 @@ def add_keys(
     compared += [
         name for name in machines if name in with_values and _is_key(tidy[name], ranks, least=1.0)
     ]
+    if tidy["host"].map(SIZED.search, na_action="ignore").notna().all():
+        compared += ["host"]  # machines of different sizes, not nodes of a cluster
     candidates = dict.fromkeys((*KEYS, *compared))
     keys = {f"key:{name}": tidy[name] for name in candidates if name in with_values}
     if _sizes_differ(tidy):

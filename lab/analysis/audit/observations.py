@@ -54,9 +54,10 @@ class Observations:
     the table's own column names, `reading` states how each was interpreted, `derived` lists columns
     that follow from others, `calibrated` holds bus bandwidths in bytes/s by world size, and `per`
     is what a time covers. `own_baseline` names the table's column that the speedup of each row is
-    over. `summarised` rows may stand for several repeats, `logged` ones are the lines of a log, of
-    which nothing is claimed; the numbers of a `projected` table were computed. `number` and `place`
-    say which table of a text it is. `configurations` names those of records by run id.
+    over; with `one_elsewhere` the run on one rank is in another table of the text. `summarised`
+    rows may stand for several repeats, `logged` ones are the lines of a log, of which nothing is
+    claimed; the numbers of a `projected` table were computed. `number` and `place` say which table
+    of a text it is. `configurations` names those of records by run id.
     """
 
     frame: pd.DataFrame
@@ -68,6 +69,7 @@ class Observations:
     given: Mapping[str, str] = field(default_factory=dict)
     derived: frozenset[str] = frozenset()
     own_baseline: str = ""
+    one_elsewhere: bool = False
     assumptions: Sequence[str] = ()
     notes: Sequence[str] = ()
     summarised: bool = False

@@ -439,9 +439,9 @@ def are_timed(cells: Iterable[object]) -> bool:
 
 
 def timed_statistics(columns: Cells) -> list[str]:
-    """Columns called "min", "median" or "mean" and nothing else whose cells are times with units of
-    their own, as in tables of BenchmarkTools; none if there is only one."""
-    named = [str(name) for name in columns if normal(str(name)) in OF_SAMPLES]
+    """Columns called "min", "median" or "mean time" whose cells are times with units of their own,
+    as BenchmarkTools has them; none if there is only one."""
+    named = [str(name) for name in columns if normal(str(name)).removesuffix("_time") in OF_SAMPLES]
     timed = [name for name in named if are_timed(columns[name])]
     return timed if len(timed) > 1 else []
 

@@ -39,6 +39,7 @@ TRAINING = {
 } - {"other"}
 MOST_ROWS = 2_000_000
 SYMBOL = re.compile(r"\$?([TSE])(?:_?\{?[np]\}?|\([npNP]\)|_\{?[NP]\}?)?\$?(?: *[\[(]s[\])])?")
+TASKS = re.compile("(?:(?:n|num|number_of)_)?tasks")
 MOST_LETTERS = 6  # that name columns of one table: N, M, P, T, S and E
 NOTED_SCALING = re.compile("(?:strong|weak)(?=[ _-]?scal)|^(?:strong|weak)$", re.IGNORECASE)
 OF_SCALING = "(?:speed-?ups?|scaling|scalability|throughput|performance)"
@@ -296,7 +297,11 @@ def _meanings(frame: pd.DataFrame, mapped: Mapping[str, Guess]) -> dict[str, Gue
     # N is the size of a problem where another column counts processes, threads or cores.
     counted = [name for name, meaning in meanings.items() if meaning.canonical in COUNTED]
     sizes = [name for name in counted if normal(name) == "n" and name not in mapped]
-    for name in sizes if len(counted) > len(sizes) else ():
+    sizes = sizes if len(counted) > len(sizes) else []
+    # As are tasks in round numbers: 100, 500 and 1000.
+    tasks = [name for name in counted if TASKS.fullmatch(normal(name)) and name not in mapped]
+    sizes += [name for name in tasks if (numbers(frame[name]) % reshape.OF_PROBLEMS == 0).all()]
+    for name in sizes:
         del meanings[name]
     return meanings | _symbols(frame.columns, meanings)
 
@@ -317,7 +322,8 @@ def _symbols(names: Collection[str], meanings: Mapping[str, Guess]) -> dict[str,
     """Columns named T(p), S(p) and E(p) beside the number of ranks, as in textbooks, unless
     more columns are called by a letter than textbooks have symbols."""
     known = {meaning.canonical for meaning in meanings.values()}
-    letters = {name: match[1] for name in names if (match := SYMBOL.fullmatch(name.strip()))}
+    stems = {name: name.partition("=")[0].strip() for name in names}  # of "Sp = T1/Tp"
+    letters = {name: match[1] for name, stem in stems.items() if (match := SYMBOL.fullmatch(stem))}
     lettered = sum(len(name.strip()) == 1 for name in names)
     if (
         lettered > MOST_LETTERS

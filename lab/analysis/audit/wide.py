@@ -23,6 +23,7 @@ from lab.analysis.audit.columns import (
     OF_SAMPLES,
     OF_SPEED,
     PERCENTILE,
+    RATIOS,
     TIMES,
     guess,
     is_serial,
@@ -31,6 +32,7 @@ from lab.analysis.audit.columns import (
     quantities,
     setting_of,
 )
+from lab.analysis.audit.keys import NO_REPEATS
 from lab.analysis.audit.observations import ROW
 from lab.analysis.audit.reshape import (
     GROWN,
@@ -88,12 +90,19 @@ COUNTED = re.compile(
     r"|(?<!\w)(?:(?:rank|proc|thread|worker|job)s|processes|nproc|np) (\d{1,5})(?![\d.])"
 )
 BASELINE = re.compile(r"\b(?:baseline|reference|ref)\b")  # of "1 worker (baseline)"
+BOTH = re.compile(r"\s*(.*\S)\s*[(/\[]\s*([^()/\[\]]+?)\s*[)\]]?\s*$")
 PAIRED = re.compile(r"^\s*[~≈]?(\d[\d.,]*)\s*/\s*(\d[\d.,]*)\s*$")
 OF_NO_PROGRAM = re.compile(
     rf"{'|'.join(OF_SAMPLES)}|total|aggregate|overall|peak|output|input|{NOT_TRAINING}|{IDEAL}"
     f"|{PERCENTILE}"
 )
+NO_WORD = re.compile(
+    f"{OF_NO_PROGRAM.pattern}|strong|weak|absolute|relative|amdahl|gustafson|model|theory|computed"
+)
 MOST_NAMES = 20  # columns whose cells are looked at
+OF_RUN = re.compile(
+    r"(?P<stem>(?:.*_)?(?:run|trial|repeat|repetition|attempt|measurement|time))_?(?P<n>\d{1,2})"
+)
 AGAIN = re.compile(r"(?P<name>.+) \(\d+\)")  # a column of the name of an earlier one
 
 
@@ -146,9 +155,34 @@ def of_samples(frame: pd.DataFrame) -> Long:
     timed = timed_statistics(frame)
     if not timed:
         return frame, []
-    names = {name: f"{name} time" for name in timed}
+    names = {name: re.sub("( time)?$", " time", name, count=1) for name in timed}
     names |= {name: "repeats" for name in map(str, frame) if normal(name) == "samples"}
     return frame.rename(columns=names), [f"{listed(timed)} are statistics of a time"]
+
+
+def of_runs(frame: pd.DataFrame) -> Long:
+    """Columns of times numbered from 1 on that are alike, such as "Run 1 (s)" and "Run 2 (s)",
+    beside the ranks become rows of a column `repeat`."""
+    names = {name: parse_name(name) for name in map(str, frame)}
+    runs = {name: match for name, of in names.items() if (match := OF_RUN.fullmatch(of.stem))}
+    others = quantities(frame.columns.difference([*runs]))
+    numbered = sorted(int(match["n"]) for match in runs.values()) == [*range(1, len(runs) + 1)]
+    stems = {match["stem"] for match in runs.values()}
+    of_times = "time" in "".join(stems)  # of which two may be of two programs
+    if len(runs) < 2 + of_times or len(stems) > 1 or not numbered:
+        return frame, []
+    with_unit = all(names[name].family == "time" or are_timed(frame[name]) for name in runs)
+    if not others & RANKS or others & OF_SPEED or not (with_unit or of_times):
+        return frame, []
+    times = [
+        numbers(frame[name], units=TIME_UNITS, factor=names[name].factor or 1.0) for name in runs
+    ]
+    each = pd.concat(times, axis="columns")
+    if not (each.max(axis="columns") / each.min(axis="columns")).median() < NO_REPEATS:
+        return frame, []
+    parts = {match["n"]: {"time": name} for name, match in runs.items()}
+    long = _stacked(frame, parts, "repeat", times="time" if with_unit else "")
+    return long, [f"{listed(runs)} are read as repeats"]
 
 
 def by_grid(frame: pd.DataFrame) -> Long:
@@ -239,6 +273,22 @@ def by_slash(frame: pd.DataFrame) -> Long:
     return pd.concat(rows, ignore_index=True), [f"each cell of {listed(pairs)} has two results"]
 
 
+def by_bracket(frame: pd.DataFrame) -> Long:
+    """Cells such as "1.83 s (1.76x)" of a column that is called after a time or a rate and a ratio,
+    such as "Time (speedup)" or "img/s / efficiency", become two columns."""
+    read: list[str] = []
+    for column in [name for name in map(str, frame.columns) if name != ROW]:
+        named = BOTH.fullmatch(column)
+        what = [quantities([name]) for name in named.groups()] if named else [set(), set()]
+        both = frame[column].astype(str).str.extract(BOTH).fillna("")
+        paired = both[1].str.match(r"[~≈]?\d")
+        if named and what[0] & {"time", "rate"} and what[1] & RATIOS and paired.any():
+            cells = {named[1]: both[0].where(paired, frame[column]), named[2]: both[1]}
+            frame = frame.drop(columns=[column, *cells], errors="ignore").assign(**cells)
+            read.append(f"each cell of {column!r} holds both")
+    return frame, read
+
+
 def by_program(frame: pd.DataFrame) -> Long:
     """Times, and speedups and efficiencies, of several programs on the same ranks become columns
     `setting`, `time`, `speedup` and `efficiency`. The time of a serial program stays in all rows.
@@ -262,6 +312,27 @@ def by_program(frame: pd.DataFrame) -> Long:
     read = f"{names} {'are' if len(parallel) > 1 else 'is'} read as the time of a program"
     long = _stacked(frame, parallel, "setting", times="time")
     return (long if len(parallel) > 1 else long.drop(columns="setting")), [read]
+
+
+def by_word(frame: pd.DataFrame) -> Long:
+    """Times or rates and their ratios of several programs that a first word tells apart, such as
+    "Static time" and "Static speedup" beside "Dynamic time" and "Dynamic speedup", become rows of a
+    setting."""
+    parts: dict[str, dict[str, str]] = {}
+    for column in map(str, frame):
+        word, *rest = re.split("[ _]+", column, maxsplit=1)
+        unknown = not quantities([word]) and not NO_WORD.fullmatch(normal(word))
+        if unknown and quantities(rest) & {"time", "rate", *RATIOS}:
+            parts.setdefault(word, {})[rest[0]] = column
+    used = [column for part in parts.values() for column in part.values()]
+    known = quantities(name for part in parts.values() for name in part)
+    others = quantities(frame.columns.difference(used))
+    alike = len(parts) > 1 and len({frozenset(part) for part in parts.values()}) == 1
+    if not alike or not known & RATIOS or known <= RATIOS:
+        return frame, []
+    if not others & RANKS or others & OF_SPEED:
+        return frame, []
+    return _stacked(frame, parts, "setting"), [f"{listed(parts)} are read as programs"]
 
 
 def by_unit(frame: pd.DataFrame) -> Long:
@@ -531,6 +602,7 @@ def _stacked(
 
 # In the order in which they are tried, on a table of which no column is mapped.
 FORMS = (
-    *(of_commands, of_shells, of_samples, by_grid, by_pair, by_label, by_slash, by_program),
-    *(over_serial, by_batch, by_size, by_crossing, by_group, by_unit, by_noted),
+    *(of_commands, of_shells, of_samples, of_runs, by_grid, by_pair, by_label, by_slash),
+    *(by_bracket, by_program, by_word, over_serial, by_batch, by_size, by_crossing, by_group),
+    *(by_unit, by_noted),
 )

@@ -709,3 +709,97 @@ def test_rates_are_printed_in_the_period_of_their_column() -> None:
     result = pasted(below("| Nodes | SYPD |", "| 1 | 2.5 |", "| 4 | 24 |"))
     (found,) = [one for one in result.findings if one.rule == "baseline"]
     assert "4 ranks at 24 per day mean at least 6 per day on 1" in found.evidence
+
+
+def test_names_that_are_formulas_of_textbooks() -> None:
+    rows = ["| 1 | 10.01 | 1.000 | 1.000 |", "| 2 | 5.01 | 2.000 | 1.000 |"]
+    rows.append("| 4 | 2.60 | 3.850 | 0.963 |")
+    head = "| p | Tp (s) | Sp = T1/Tp | Ep = Sp/p |"
+    result = pasted(below(head, *rows))
+    assert [*result.reading.values()] == ["world_size", "time", "speedup", "efficiency"]
+    assert not broken(result)
+    wrong = rows[2].replace("3.850", "3.350").replace("0.963", "0.838")
+    assert broken(pasted(below(head, *rows[:2], wrong))) == {"quoted-against-own"}
+
+
+def test_samples_of_a_trial_are_repeats() -> None:
+    trial = "with {} threads:\n```\nBenchmarkTools.Trial:\n  minimum time: {} s (0.00% GC)\n"
+    trial += "  median time: {} s (0.00% GC)\n  mean time: {} s (0.00% GC)\n  samples: {}\n```\n\n"
+    text = trial.format(1, 1.308, 1.327, 1.338, 4) + trial.format(2, 0.707, 0.711, 0.712, 8)
+    result = pasted(text)
+    assert result.reading["repeats"] == "repeats" and not broken(result)
+
+
+def test_physical_gpus_are_ranks() -> None:
+    result = pasted("Physical GPUs,time_s\n1,1561\n2,1011\n4,300\n")
+    assert result.reading["Physical GPUs"] == "world_size"
+    assert broken(result) == {"super-linear"}
+
+
+@pytest.mark.parametrize("names", ["run1_s,run2_s", "Trial 1 (s),Trial 2 (s)", "time1,time2,time3"])
+def test_numbered_columns_of_times_are_repeats(names: str) -> None:
+    times = {1: "100.1,120.2,110.3", 2: "51.2,50.1,49.9", 4: "27.3,24.4,26.5"}
+    few = names.count(",") + 1
+    rows = "".join(f"{n},{','.join(of.split(',')[:few])}\n" for n, of in times.items())
+    result = pasted(f"threads,{names}\n{rows}")
+    assert result.reading["repeat"] == "repeat" and not broken(result)  # though 120 / 24.4 > 4
+    apart = pasted(f"threads,{names}\n{rows.replace('50.1', '9.1').replace('120.2', '20.1')}")
+    assert "repeat" not in apart.reading
+
+
+def test_tasks_in_round_numbers_are_no_ranks() -> None:
+    rows = ["| 100 | 1.7 ms | 0.3 ms | 5.41x |", "| 500 | 5.7 ms | 1.5 ms | 3.86x |"]
+    rows.append("| 1000 | 11.3 ms | 2.9 ms | 3.88x |")
+    result = pasted(below("| Tasks | Sequential | Parallel | Speedup |", *rows))
+    assert "world_size" not in result.reading.values() and not broken(result)
+    ranks = pasted("Tasks,time_s\n100,9.1\n128,7.2\n256,3.7\n")
+    assert ranks.reading["Tasks"] == "world_size"
+
+
+def test_speedups_in_a_table_of_their_own() -> None:
+    times = below("| MPI ranks | Time (s) |", "| 1 | 2.29 |", "| 2 | 1.47 |", "| 4 | 1.07 |")
+    speedups = below("| MPI ranks | Speedup |", "| 2 | 1.55 |", "| 4 | 2.14 |")
+    result = pasted(f"{times}\n\nThe speedups:\n\n{speedups}")
+    assert len(result.tables) == 2 and not broken(result)
+    others = times.replace("MPI ranks", "GPUs")
+    assert broken(pasted(f"{others}\n\nThe speedups:\n\n{speedups}")) == {"baseline"}
+
+
+@pytest.mark.parametrize(
+    ("name", "cells"),
+    [
+        ("Time (speedup)", ("3.22 (1.00x)", "1.83 (1.76x)", "0.76 (4.24x)")),
+        ("Time [s] / Speedup", ("3.22", "1.83 / 1.76", "0.76 / 4.24")),
+        ("img/s (efficiency)", ("400", "780 (97.5%)", "2400 (75%)")),
+    ],
+)
+def test_a_time_or_rate_and_a_ratio_in_a_cell(name: str, cells: tuple[str, ...]) -> None:
+    rows = [f"| {n} | {cell} |" for n, cell in zip((1, 2, 8), cells, strict=True)]
+    result = pasted(below(f"| Threads | {name} |", *rows))
+    assert "quoted-against-own" in result.checked and not broken(result)
+    wrong = rows[2].replace("4.24", "6.24").replace("75%", "95%")
+    assert broken(pasted(below(f"| Threads | {name} |", *rows[:2], wrong))) == {
+        "quoted-against-own"
+    }
+
+
+def test_programs_that_a_first_word_tells_apart() -> None:
+    head = "| GPUs | Pyg's Time | Pyg's Scalability | Quiver's Time | Quiver's Scalability |"
+    rows = ["| 1 | 36.5 | 1.0 | 11.1 | 1.0 |", "| 2 | 30 | 1.22 | 5.8 | 1.91 |"]
+    rows.append("| 4 | 28.2 | 1.29 | 3.25 | 3.42 |")
+    assert not broken(pasted(below(head, *rows)))
+    assert broken(pasted(below(head, *rows[:2], rows[2].replace("3.42", "2.42")))) == {
+        "quoted-against-own"
+    }
+    for one, other in (("Strong", "Weak"), ("Measured", "Amdahl")):
+        kinds = head.replace("Pyg's", one).replace("Quiver's", other)
+        assert "setting" not in pasted(below(kinds, *rows)).reading
+
+
+def test_machines_of_different_sizes_are_not_compared() -> None:
+    rows = ["| 2 vCPU / 4GB | 1 | ~30 req/s |", "| 4 vCPU / 8GB | 2 | ~100 req/s |"]
+    rows.append("| 16+ vCPU / 32GB | 8 | 1000 req/s |")
+    sizes = below("| Server | Workers | Throughput |", *rows)
+    assert not broken(pasted(sizes))
+    nodes = sizes.replace("2 vCPU / 4GB", "n1").replace("4 vCPU / 8GB", "n2")
+    assert "super-linear" in broken(pasted(nodes))

@@ -74,3 +74,11 @@ def test_the_last_digit_of_an_efficiency_may_be_cut_off() -> None:
     head = "Cores,Time (s),Speedup,Efficiency (%)\n1,3.50,1.00,100.0\n12,0.345,10.14,84.5\n"
     assert not broken(pasted(head + "48,3.50,1.00,2.0\n"))
     assert broken(pasted(head + "48,3.50,1.00,1.9\n")) == {"quoted-against-own"}
+
+
+def test_runs_of_a_fixed_time_do_as_much_as_they_can() -> None:
+    rates = (99.1, 161.5, 174.4, 181.6, 98.0, 87.2, 127.6, 159.0)
+    rows = [f"{n},{rate},15" for n, rate in zip((1, 2, 3, 4) * 2, rates, strict=True)]
+    names = [f"gromacs/{version}" for version in ("2016", "5.1") for _ in range(4)]
+    lines = [f"{name},{row}" for name, row in zip(names, rows, strict=True)]
+    assert not broken(pasted("\n".join(["module,nodes,ns/day,run time [min]", *lines])))

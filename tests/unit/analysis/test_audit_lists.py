@@ -86,3 +86,27 @@ def test_words_before_the_ranks_that_a_time_is_on() -> None:
     result = pasted(text)
     assert result.reading == {"threads": "world_size", "total time": "time"}
     assert broken(result) == {"super-linear"}
+
+
+def test_a_speedup_in_brackets_behind_a_time() -> None:
+    text = "1 thread: 3.78 s\n4 threads: 1.35 s (2.8x)\n8 threads: 839 ms (4.5x speedup)\n"
+    result = pasted(text)
+    assert result.reading["speedup"] == "speedup" and not broken(result)
+    assert broken(pasted(text.replace("4.5x", "6.5x"))) == {"quoted-against-own"}
+    throughput = (
+        "1 thread: 823ns\n2 threads: 834ns (1.97x throughput)\n4 threads: 847ns (3.9x more)"
+    )
+    assert "speedup" not in pasted(throughput).reading
+
+
+@pytest.mark.parametrize("one", ["Single GPU", "1 GPU", "One GPU"])
+def test_times_of_clocks_and_in_minutes_and_seconds(one: str) -> None:
+    text = f" * {one} computation time: 0:00:22.25\n * 2 GPUs computation time: 0:00:12.63\n"
+    (table,) = read_tables(StringIO(text))
+    assert table.values.tolist() == [["1", "0:00:22.25"], ["2", "0:00:12.63"]]
+    text = "- before: 6m17s\n- OpenMP 4 threads: **4m46s**\n- OpenMP 1 thread: 6m11s\n"
+    (table,) = read_tables(StringIO(text))
+    assert table.values.tolist() == [["4", "4m46s"], ["1", "6m11s"]]
+    parts = "".join(f"- {n} GPU {what} time: {n} s\n" for n in (1, 2) for what in ("load", "step"))
+    with pytest.raises(InputError, match="values instead of column names"):
+        read_tables(StringIO(parts))

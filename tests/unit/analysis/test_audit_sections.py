@@ -248,3 +248,36 @@ def test_steps_in_two_code_blocks_are_of_two_trainings() -> None:
     page = f"## Eager\n```\n{lines}\n```\n## Compiled\n```\n{lines}\n```\n"
     assert not broken(pasted(page))
     assert broken(pasted(f"```\n{lines}\n{lines}\n```\n")) == {"two-writers"}
+
+
+@pytest.mark.parametrize(
+    ("one", "four"),
+    [
+        ("$ time blastn -query a.fa -num_threads 1", "me@host:~> time blastn -num_threads 4"),
+        ("For comparison, when running on the small data with 1 thread:", "and with 4 threads:"),
+    ],
+)
+def test_real_times_below_commands_and_sentences_that_count_threads(one: str, four: str) -> None:
+    text = f"{one}\n\nreal    0m8.93s\nuser    0m8.52s\n\n{four}\n\nreal 0m3.38s\nuser 0m10.2s\n"
+    result = pasted(text)
+    assert result.reading == {"threads": "world_size", "total time": "time"}
+    assert broken(pasted(text.replace("0m3.38s", "0m1.08s"))) == {"super-linear"}
+
+
+def test_metrics_below_headings_that_count_nodes() -> None:
+    metrics = "### {} nodes\n\n| Metric | Value |\n|---|---|\n| GPU | A100 |\n| Tokens/s | {} |\n\n"
+    text = "".join(metrics.format(n, rate) for n, rate in ((1, 3400), (2, 6700), (4, 13100)))
+    result = pasted(text.replace("1 nodes", "1 node"))
+    assert {result.reading["nodes"], result.reading["Tokens/s"]} == {"nodes", "rate"}
+    assert not broken(result)
+    assert broken(pasted(text.replace("13100", "15100"))) == {"super-linear"}
+    both = pasted(text.replace(" nodes", " nodes with 8 GPUs each"))
+    assert "nodes" not in both.reading
+
+
+def test_steps_in_indented_blocks_between_sentences_are_of_two_trainings() -> None:
+    lines = "".join(f"    step: {step}  loss: {5 - step / 10}  tps: 5,812\n" for step in (1, 2, 3))
+    page = "The loss of the tuned model goes down fast:\n\n{}\n{}\n\n{}\n"
+    between = "For comparison, here is how it goes without:"
+    assert not broken(pasted(page.format(lines, between, lines)))
+    assert broken(pasted(page.format(lines, "", lines))) == {"two-writers"}

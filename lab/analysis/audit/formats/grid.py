@@ -41,9 +41,10 @@ OF_NODES = re.compile(rf"\s*\d+\s*{NODE}", re.IGNORECASE)  # 2 nodes 16 GPUs are
 # Lines that count ranks, in snake case: "with_4_processes", "time_with_2_threads", "nproc_96" and
 # "1_gpu_with_the_fast_model".
 COUNTING = re.compile(
-    rf"(?P<before>(?:[a-z]+_){{0,6}}?)(?P<n>\d{{1,6}})_(?:(?:x|mpi|omp|open_?mp|cpu|parallel)_)?"
+    rf"(?P<before>(?:[a-z]+_){{0,9}}?)(?P<n>\d{{1,6}})_(?:(?:x|mpi|omp|open_?mp|cpu|parallel)_)?"
     rf"(?P<what>{RANKS}|(?:worker|thread|core|cpu|task|{NODE})s?)(?P<after>(?:_\w+){{0,8}})"
 )
+SINGLE = re.compile(r"(?<![^_])(?:single|one)(?=_)")
 ASSIGNED = re.compile(r"(?P<what>[a-z]+(?:_[a-z]+)*)_(?P<n>\d{1,6})")
 BRIEF = re.compile(r"(?:(?:with|using|for|on|in|at|con|mit|avec|com|runs?|running|results?)_){0,3}")
 NAMED = 3  # columns in a sentence
@@ -84,23 +85,33 @@ def most_relevant(tables: Sequence[Table]) -> list[Table]:
 def with_headed_ranks(tables: Sequence[Table]) -> list[Table]:
     """Tables with the same columns, none of which counts ranks, below headings such as "4 GPUs" or
     "Number of GPUs: 4" become one with these in a column; others stay as they are."""
-    headed = [(table, _headed_ranks(table)) for table in tables]
-    alike = grouped(((*table.header, ranks[0]), (table, ranks)) for table, ranks in headed if ranks)
+    turned = [(table, _turned(table)) for table in tables]
+    headed = [(table, side, _headed_ranks(side)) for table, side in turned]
+    alike = grouped(((*side.header, ranks[0]), (side, ranks)) for _, side, ranks in headed if ranks)
     whole: list[Table] = []
-    for table, ranks in headed:
-        group = alike[(*table.header, ranks[0])] if ranks else []
+    for table, side, ranks in headed:
+        group = alike[(*side.header, ranks[0])] if ranks else []
         if ranks is None or len({number for _, (_, number) in group}) < 2:
             whole.append(table)
-        elif group[0][0] is table:
+        elif group[0][0] is side:
             rows = [[*row, number] for part, (_, number) in group for row in part.rows]
             notes = dict.fromkeys(note for part, _ in group for note in part.notes)
-            whole.append(Table([*table.header, ranks[0]], rows, [*notes]))
+            whole.append(Table([*side.header, ranks[0]], rows, [*notes]))
     return whole
+
+
+def _turned(table: Table) -> Table:
+    """A table of metrics and their values as one with a column for each metric; others as they
+    are."""
+    columns = [*zip(*(row for row in table.rows if len(row) == 2), strict=True)]
+    if len(table.header) != 2 or not columns or not VALUES.fullmatch(table.header[1].lower()):
+        return table
+    return table._replace(header=[*columns[0]], rows=[[*columns[1]]])
 
 
 def counted_in(line: str) -> dict[str, str]:
     """What a line such as "With 4 processes:" counts, with the number and any words after it."""
-    text = normal(re.sub(r"\(.*?\)", "", line))
+    text = SINGLE.sub("1", normal(re.sub(r"\(.*?\)", "", line)))
     if match := COUNTING.fullmatch(text):
         after = {"heading": match["after"].strip("_")} if match["after"] else {}
         return {re.sub("(?<!s)$", "s", match["what"]): match["n"], **after}
@@ -120,9 +131,7 @@ def _headed_ranks(table: Table) -> tuple[str, str] | None:
         if number.strip().isdecimal() and quantities([name]) & RANKED:
             return "ranks", number.strip()
         ranks, what = ranks_of(note)
-        if OF_NODES.match(in_english(note)):
-            continue
-        if ranks > 0 and not what:
+        if ranks > 0 and not what and not OF_NODES.match(in_english(note)):
             return "ranks", f"{ranks:.0f}"
         counting = COUNTING.fullmatch(normal(note))
         if counting and BRIEF.fullmatch(counting["before"]) and not counting["after"]:

@@ -56,6 +56,7 @@ RANK = re.compile(
     r"\brank\W{0,2}(\d{1,6})\b|^\[\w+,(\d{1,6})\]|^\[?(?:default)?(\d{1,6})(?=\]|:\s)",
     re.IGNORECASE,
 )
+SENTENCE = re.compile(r"[^\W\d]\w*,?(?: \S+){5,}[.:]")
 # Names of steps, times and waits beside the number of a step in an epoch.
 OF_A_STEP = {"time": "step time (s)", "data": "data time (s)"}
 
@@ -63,13 +64,17 @@ OF_A_STEP = {"time": "step time (s)", "data": "data time (s)"}
 def find_log(lines: Sequence[str]) -> Table | None:
     """The lines that report the same numbers by name, the most frequent kind; None without any.
     Those of steps or epochs are of one code block, as a page may show several trainings."""
-    blocks = itertools.accumulate(bool(FENCE.match(line)) for line in lines)
+    fenced = itertools.accumulate(bool(FENCE.match(line)) for line in lines)
+    said = itertools.accumulate(bool(SENTENCE.fullmatch(line)) for line in lines)
+    counts = zip(lines, fenced, said, strict=True)
+    # Code is indented between the sentences of a page, too.
+    blocks = ((fences, line.startswith("    ") and after) for line, fences, after in counts)
     kinds = grouped(
         ((tuple(reported), bool(quantities(reported) & STEPS) and block), list(reported.values()))
         for line, block in zip(lines, blocks, strict=True)
         if len(line) <= LONGEST and (reported := _reported(line))
     )
-    none: tuple[tuple[str, ...], int] = ((), 0)
+    none: tuple[tuple[str, ...], Any] = ((), 0)
     (names, _), rows = max(kinds.items(), key=lambda kind: len(kind[1]), default=(none, []))
     return Table(list(names), rows, logged=True) if len(rows) >= FEWEST else None
 

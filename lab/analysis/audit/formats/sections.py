@@ -27,6 +27,7 @@ ASIDE = re.compile(r"(?<=\S)\s+\(.*\)$")  # of "391.9 s (6.5 min)"
 COMMAND = re.compile(
     r"\b(?:mpirun|mpiexec|srun)\b.*\s--?(?:np?|ntasks)[ =]?(\d+)(?=\s)|\b(?:OMP_NUM_THREADS="
     r"|torchrun .*--nproc[_-]per[_-]node[ =])(\d+)\s+\S"
+    r"|(?:\btime|^\s*[$>]) \S.*\s--?(?:num[_-]?|n)?threads[ =](\d+)(?!\S)"
 )
 LOGGED = re.compile(r"\s*(?:\[[^\]]*\]\s*)+>?\s*|(?:INFO|WARNING|DEBUG):[\w.]*:")
 PARTS = re.compile(r"\t|\s{2,}|,\s+")
@@ -74,7 +75,8 @@ def find_headed(lines: Sequence[str]) -> Table | None:
 def _heading(line: str) -> Record:
     """The number of ranks by what is counted, of a line that tells on how many the next ran."""
     if match := COMMAND.search(line):
-        return {"threads" if "OMP" in match[0] else "ranks": match[1] or match[2]}
+        what = "threads" if "OMP" in match[0] or match[3] else "ranks"
+        return {what: match[1] or match[2] or match[3]}
     if len(line) > LONGEST_TITLE or "|" in line:
         return {}
     return counted_in(line)
@@ -82,7 +84,7 @@ def _heading(line: str) -> Record:
 
 def _reported(line: str) -> Iterator[tuple[str, str]]:
     """The names and values of a line of a log, with the units of rates in the names."""
-    text = re.sub(r"(?<=[:=])\s+", " ", LOGGED.sub("", line, count=1).strip())
+    text = re.sub(r"(?<=[:=])\s+|(?<=^real)\s+", " ", LOGGED.sub("", line, count=1).strip())
     for part in PARTS.split(text):
         if took := TOOK.fullmatch(part):
             if took["what"]:

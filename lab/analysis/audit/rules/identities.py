@@ -325,6 +325,8 @@ def _unlike_runs(points: list[Point], per: str, observations: Observations) -> C
     """Points of a curve, or of several that differ in cores or threads only, whose rate times time
     is not the work of most others, which is equal on all numbers of ranks or grows with them."""
     points = [point for point in points if point.time > 0 and point.rate > 0]
+    if len({point.time for point in points}) == 1:
+        return False  # runs of a fixed time do as much as they can
     # A time to train holds more than training, such as evaluation.
     least = QUOTED if per == "step" else WHOLE_RUN
     margins = [max(least, point.rounding + point.rate_rounding) for point in points]

@@ -241,6 +241,8 @@ def _reference(curve: Curve, observations: Observations, quoting: Sequence[Point
     several = any(point.programs > 1 for point in curve.smallest)
     if curve.ratios_over == n or several or not quoting:
         return f": {over_least}"
+    if observations.one_elsewhere:
+        return ": another table of the text has it"
     if observations.own_baseline:
         return f": the speedups quoted there are over {observations.own_baseline!r} of their rows"
     ones = observations.ones
