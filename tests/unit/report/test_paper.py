@@ -108,6 +108,9 @@ def test_the_discussion_cites_the_figures_that_show_its_numbers(tmp_path) -> Non
     assert said.count("#fig-waterfall") == 1
     ratio = Markdown.of("R = T_compute / T_communication is 8.5").markdown
     assert "#fig-overlap-band" in references.shown(ratio)
+    alike = references.shown("a step takes 9 ms where the baseline takes 7.5 ms; the repeats")
+    assert '7.5 ms<span class="cite"><a href="#fig-waterfall">' in alike
+    assert "#fig-waterfall" not in references.shown("the scaled speedup is 1.1, where 3 is ideal")
 
 
 def test_a_script_seen_to_send_nothing_may_train_alone_and_its_steps_hold_everything(
