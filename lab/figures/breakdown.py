@@ -20,7 +20,7 @@ from lab.analysis.waterfall import Waterfall, names_of, on_most_ranks, with_base
 from lab.config.run import Run
 from lab.figures.figure import NO_COMMUNICATION, empty_unless, figure, has, listing, no_runs
 from lab.figures.labels import measure, room_beside, write_beside
-from lab.figures.style import IDEAL, wrapped
+from lab.figures.style import IDEAL, round_locator, wrapped
 from lab.formatting import Unit, count, drawn_value, format_seconds, percent, unit_for
 from lab.records.schema import PHASES, Communication, Event, Trace
 from lab.records.store import Record
@@ -272,6 +272,7 @@ def waterfall(ax: Axes, results: StudyResults) -> None:
             farthest = max(farthest, end)
         y += 1 + BETWEEN
     ax.set(xlabel="share of the measured step", xlim=(0, farthest), ylim=(y - BETWEEN, -0.7))
+    ax.xaxis.set_major_locator(round_locator(7))  # as many as beside each other have room
     ax.xaxis.set_major_formatter(PercentFormatter(1.0, symbol=" %"))
     _name_bars(ax, names, labelsize=9)
 

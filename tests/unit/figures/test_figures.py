@@ -1,6 +1,7 @@
 from __future__ import annotations
 
 import io
+import itertools
 import random
 
 import matplotlib as mpl
@@ -504,6 +505,21 @@ def test_the_caption_says_which_waterfalls_are_drawn(grid):
     caption = figures.waterfall.caption(grid)
     assert "4 of 8 configurations are drawn, those that lose or gain most." in caption
     assert "All are on 1 CPU process." in caption
+
+
+@pytest.mark.parametrize("gain", [1.1, 1.5, 2.5])
+def test_shares_below_a_waterfall_do_not_touch_each_other(gain):
+    made = [
+        record(one, step_time=step, communication=(0.3 * step, 0.2 * step))
+        for one, step in ((run(2), 0.1 * gain), (run(2, precision="bf16"), 0.1))
+    ]
+    baseline = {"world_size": 2, "precision": "fp32"}
+    ax = figures.waterfall(StudyResults.of(made, baseline=baseline, scaling="none"))
+    ax.figure.canvas.draw()
+    ticks = [tick for tick in ax.xaxis.get_major_ticks() if tick.get_loc() <= ax.get_xlim()[1]]
+    boxes = [tick.label1.get_window_extent() for tick in ticks]
+    gaps = [right.x0 - left.x1 for left, right in itertools.pairwise(boxes)]
+    assert len(boxes) > 2 and min(gaps) > boxes[0].height / 4
 
 
 def test_a_folder_is_drawn_in_the_order_of_its_grid(tmp_path):
