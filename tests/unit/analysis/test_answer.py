@@ -243,6 +243,8 @@ def test_a_speedup_that_long_steps_change_is_given_by_mean_steps_too(tmp_path, l
     text = answered(tmp_path, records, scaling="weak")
     assert "the scaled speedup over 1 CPU process is 1.6" in text
     assert said in text and ("by mean steps" in text) == bool(said)
+    once = answered(tmp_path, [one for one in records if one.repeat == 0], scaling="weak")
+    assert said.replace("0.800.", "0.800, but one repeat is too few to be sure of it.") in once
 
 
 def test_a_script_whose_scaling_is_unknown_is_told_how_to_say_it(tmp_path):
