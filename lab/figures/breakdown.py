@@ -17,7 +17,7 @@ from matplotlib.transforms import Bbox, blended_transform_factory
 from lab.analysis.results import StudyResults
 from lab.analysis.scaling_curves import Estimate, rows_of
 from lab.analysis.waterfall import Waterfall, names_of, on_most_ranks, with_baseline
-from lab.config.run import Run
+from lab.config.run import Run, distinct_labels
 from lab.figures.figure import NO_COMMUNICATION, empty_unless, figure, has, listing, no_runs
 from lab.figures.labels import measure, room_beside, write_beside
 from lab.figures.style import IDEAL, round_locator, wrapped
@@ -318,6 +318,14 @@ def _events(records: Sequence[Record]) -> list[Event]:
     return shown[1].timeline if shown else []
 
 
+def _configuration(results: StudyResults) -> str:
+    """Of which configuration the shown step is, where several ran on as many ranks; else empty."""
+    shown = _shown(results.records)
+    sizes = {record.run: record.run.world_size for record in results.records if record.timing}
+    widest = [run for run in sizes if shown and sizes[run] == shown[0].world_size]
+    return f"It is of {distinct_labels(widest)[0][shown[0]]}." if shown and widest[1:] else ""
+
+
 def _place_in_cycle(results: StudyResults) -> str:
     """Which step of a cycle is shown, and how many of the cycle send anything; else empty."""
     shown = _shown(results.records)
@@ -373,7 +381,7 @@ def _marks(results: StudyResults) -> str:
     describe=_describe_timeline,
     missing=_no_timeline,
     height=lambda results: 1.3 + 0.75 * len({one.rank for one in _events(results.records)}),
-    see=lambda results: f"{_place_in_cycle(results)} {_marks(results)}".strip(),
+    see=lambda results: f"{_configuration(results)} {_place_in_cycle(results)} {_marks(results)}",
 )
 def step_timeline(ax: Axes, results: StudyResults) -> None:
     """The median step of the record on the most ranks: compute and the link, rank by rank.

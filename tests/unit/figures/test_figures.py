@@ -584,6 +584,19 @@ def test_a_timeline_of_calls_is_not_explained_as_one_of_buckets():
     assert "black line" not in captions[1] and "contain the waits" in captions[1]
 
 
+def test_the_caption_of_a_timeline_says_whose_step_it_is():
+    event = Event(rank=0, name="bucket 0", start=0.05, end=0.09, ready=0.05, bytes=8)
+
+    def caption(*batches):
+        made = [record(run(2, batch), communication=(0.03, 0.02)) for batch in batches]
+        for one in made:
+            one.communication.timeline.append(event)
+        return figures.FIGURES["step_timeline"].caption(StudyResults.of([record(run(1)), *made]))
+
+    assert "rank by rank. It is of batch 64. A bucket" in caption(32, 64)
+    assert "rank by rank. A bucket" in caption(64)
+
+
 def test_a_traced_step_rank_by_rank():
     made = [traced(record(run(1))), traced(record(run(2)))]
     ax = figures.trace_timeline(made)
