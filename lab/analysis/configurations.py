@@ -217,10 +217,10 @@ def _extremes(done: Mapping[Run, list[Record]], labels: Mapping[Run, str]) -> It
 
     Each on its most ranks: on fewer, the same strategy keeps and sends other amounts.
     """
-    most: dict[str, int] = {}
+    ranks: dict[str, int] = {}
     for run in done:
-        most[run.strategy] = max(run.world_size, most.get(run.strategy, 0))
-    widest = {run: repeats for run, repeats in done.items() if run.world_size == most[run.strategy]}
+        ranks[run.strategy] = max(run.world_size, ranks.get(run.strategy, 0))
+    widest = {run: own for run, own in done.items() if run.world_size == ranks[run.strategy]}
     quantities: dict[str, str | Callable[[Record], float | None]] = {
         "Weights and optimizer state on a rank take": _state,
         "A rank that communicates sends in a step": "communication.bytes_moved",

@@ -319,11 +319,13 @@ def _events(records: Sequence[Record]) -> list[Event]:
 
 
 def _configuration(results: StudyResults) -> str:
-    """Of which configuration the shown step is, where several ran on as many ranks; else empty."""
+    """Whose step is shown, where several configurations ran on as many ranks; else empty."""
     shown = _shown(results.records)
-    sizes = {record.run: record.run.world_size for record in results.records if record.timing}
-    widest = [run for run in sizes if shown and sizes[run] == shown[0].world_size]
-    return f"It is of {distinct_labels(widest)[0][shown[0]]}." if shown and widest[1:] else ""
+    if shown is None:
+        return ""
+    runs = {record.run for record in results.records if record.timing}
+    labels, _ = distinct_labels([run for run in runs if run.world_size == shown[0].world_size])
+    return f"The record is that of {labels[shown[0]]}." if len(labels) > 1 else ""
 
 
 def _place_in_cycle(results: StudyResults) -> str:

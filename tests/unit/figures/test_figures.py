@@ -593,7 +593,7 @@ def test_the_caption_of_a_timeline_says_whose_step_it_is():
             one.communication.timeline.append(event)
         return figures.FIGURES["step_timeline"].caption(StudyResults.of([record(run(1)), *made]))
 
-    assert "rank by rank. It is of batch 64. A bucket" in caption(32, 64)
+    assert "rank by rank. The record is that of batch 64. A bucket" in caption(32, 64)
     assert "rank by rank. A bucket" in caption(64)
 
 
