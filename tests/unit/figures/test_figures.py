@@ -470,6 +470,11 @@ def test_what_is_emulated_is_a_title_within_the_figure_and_not_in_its_headings()
     assert ax.texts and not any("emulated" in text.get_text() for text in ax.texts)
 
 
+def test_times_beside_the_points_have_the_unit_of_the_axis():
+    ax = figures.step_time(pd.DataFrame({"gpus": [1, 5], "time (min)": [100, 24]}))
+    assert "(h)" in ax.get_ylabel() and words(ax) == ["table: 0.400 h"]
+
+
 def test_the_highest_speedup_is_named_only_if_its_runs_were_quiet():
     def caption(foreign_cpu):
         made = [record(run(1, batch), step_time=0.1) for batch in (8, 16)]
