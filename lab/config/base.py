@@ -160,7 +160,7 @@ def _problem(path: str, item: Any, owner: type[BaseModel]) -> Problem:
         case "model_attributes_type" if value is not None:
             what = f"neither a name nor a mapping, found {value!r}"
             return Problem(path, what, "give its `kind`")
-    message = item["msg"].replace("tuple", "list")  # YAML has lists alone
+    message = item["msg"].replace("tuple", "list").replace("dictionary", "mapping")  # as in YAML
     what = f"{message[0].lower()}{message[1:]}, found {value!r}"
     advice = "give it a value" if value is None else TYPE_ADVICE.get(kind, "")
     if isinstance(value, list | dict) and kind == "string_type":
