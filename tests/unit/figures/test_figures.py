@@ -642,6 +642,22 @@ def test_losses_are_expected_to_coincide_only_if_they_do_not_depend_on_the_split
     assert "coincide" not in figures.losses.caption(StudyResults.of(apart))
 
 
+def test_points_of_a_curve_with_a_long_name_are_told_apart():
+    made = [
+        record(
+            run(size, 60, strategy=strategy, precision=precision),
+            step_time=0.1 / size**power,
+            communication=(0.02 / size, 0.01 / size) if size > 1 else None,
+        )
+        for power, strategy in ((0.2, "naive_ddp"), (0.25, "ddp"))
+        for precision in ("fp32", "bf16")
+        for size in (1, 3, 5)
+    ]
+    names = [name for name in words(figures.overlap_band(made)) if name]
+    assert len([name for name in names if name.endswith(", x5")]) == 4
+    assert len(names) == len(set(names)) and not any("…" in name for name in names)
+
+
 def test_the_band_of_overlap_shows_what_more_ranks_give_alone():
     fast = record(run(2, precision="bf16"), step_time=0.06, communication=(0.02, 0.01))
     made = [record(run(1), step_time=0.1), fast]
