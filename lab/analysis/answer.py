@@ -352,9 +352,11 @@ def _by_mean_steps(evidence: Evidence, row: Row) -> Iterator[str]:
     own, base = (ratios.get(row[name], np.nan) for name in ("run_id", "baseline_run_id"))
     if max(own / base, base / own) > UNEVEN:
         scaled = "scaled " * (row["scaling"] == "weak")
+        too_few = few(row["repeats"])
         yield (
             "Some steps take much longer than the median: by mean steps, which a whole training "
-            f"takes, the {scaled}speedup is {rounded(row['speedup'] * base / own)}."
+            f"takes, the {scaled}speedup is {rounded(row['speedup'] * base / own)}"
+            f"{f', but {too_few} to be sure of it' * bool(too_few)}."
         )
 
 

@@ -213,13 +213,20 @@ def _fastest(rows: Sequence[Row], names: Mapping[str, str], *, alike: bool) -> I
 
 
 def _extremes(done: Mapping[Run, list[Record]], labels: Mapping[Run, str]) -> Iterator[str]:
-    """The strategies that keep the least and the most on a rank, and that send least and most."""
+    """The strategies that keep the least and the most on a rank, and that send least and most.
+
+    Each on its most ranks: on fewer, the same strategy keeps and sends other amounts.
+    """
+    ranks: dict[str, int] = {}
+    for run in done:
+        ranks[run.strategy] = max(run.world_size, ranks.get(run.strategy, 0))
+    widest = {run: own for run, own in done.items() if run.world_size == ranks[run.strategy]}
     quantities: dict[str, str | Callable[[Record], float | None]] = {
         "Weights and optimizer state on a rank take": _state,
         "A rank that communicates sends in a step": "communication.bytes_moved",
     }
     for what, quantity in quantities.items():
-        sizes = {run: size for run, repeats in done.items() if (size := median(repeats, quantity))}
+        sizes = {run: size for run, own in widest.items() if (size := median(own, quantity))}
         if sizes and min(sizes.values()) < 0.99 * max(sizes.values()):
             ends = min(sizes, key=sizes.__getitem__), max(sizes, key=sizes.__getitem__)
             least, most = (f"{megabytes(sizes[run])} MB ({labels[run]})" for run in ends)

@@ -184,11 +184,11 @@ def _less_traffic(run: Run, place: Environment | None) -> Iterator[str]:
 
 
 def _ready_data(run: Run, place: Environment | None) -> Iterator[str]:
-    if run.loader == "fast":
+    if run.loader == "fast" or run.dataset.kind == "python":  # the fast one prepares no own samples
         yield "data that is cheaper to read, on a faster disk or prepared before the run"
-        return
-    yield "the fast loader, which makes its tokens once"
-    if place is not None:
+    else:
+        yield "the fast loader with its prepared arrays"
+    if run.loader == "classic" and place is not None:
         ranks_on_host = run.processes // len(set(place.hosts))
         if place.cpu_count >= ranks_on_host * (place.threads_per_rank + run.loader_workers + 1):
             yield "more loader processes"

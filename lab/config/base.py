@@ -160,7 +160,8 @@ def _problem(path: str, item: Any, owner: type[BaseModel]) -> Problem:
         case "model_attributes_type" if value is not None:
             what = f"neither a name nor a mapping, found {value!r}"
             return Problem(path, what, "give its `kind`")
-    what = f"{item['msg'][0].lower()}{item['msg'][1:]}, found {value!r}"
+    message = item["msg"].replace("tuple", "list").replace("dictionary", "mapping")  # as in YAML
+    what = f"{message[0].lower()}{message[1:]}, found {value!r}"
     advice = "give it a value" if value is None else TYPE_ADVICE.get(kind, "")
     if isinstance(value, list | dict) and kind == "string_type":
         advice = "write a single value"

@@ -17,10 +17,10 @@ from matplotlib.transforms import Bbox, blended_transform_factory
 from lab.analysis.results import StudyResults
 from lab.analysis.scaling_curves import Estimate, rows_of
 from lab.analysis.waterfall import Waterfall, names_of, on_most_ranks, with_baseline
-from lab.config.run import Run
+from lab.config.run import Run, distinct_labels
 from lab.figures.figure import NO_COMMUNICATION, empty_unless, figure, has, listing, no_runs
 from lab.figures.labels import measure, room_beside, write_beside
-from lab.figures.style import IDEAL, wrapped
+from lab.figures.style import IDEAL, round_locator, wrapped
 from lab.formatting import Unit, count, drawn_value, format_seconds, percent, unit_for
 from lab.records.schema import PHASES, Communication, Event, Trace
 from lab.records.store import Record
@@ -272,6 +272,7 @@ def waterfall(ax: Axes, results: StudyResults) -> None:
             farthest = max(farthest, end)
         y += 1 + BETWEEN
     ax.set(xlabel="share of the measured step", xlim=(0, farthest), ylim=(y - BETWEEN, -0.7))
+    ax.xaxis.set_major_locator(round_locator(7))  # as many as beside each other have room
     ax.xaxis.set_major_formatter(PercentFormatter(1.0, symbol=" %"))
     _name_bars(ax, names, labelsize=9)
 
@@ -315,6 +316,16 @@ def _shown(records: Sequence[Record]) -> tuple[Run, Communication] | None:
 def _events(records: Sequence[Record]) -> list[Event]:
     shown = _shown(records)
     return shown[1].timeline if shown else []
+
+
+def _configuration(results: StudyResults) -> str:
+    """Whose step is shown, where several configurations ran on as many ranks; else empty."""
+    shown = _shown(results.records)
+    if shown is None:
+        return ""
+    runs = {record.run for record in results.records if record.timing}
+    labels, _ = distinct_labels([run for run in runs if run.world_size == shown[0].world_size])
+    return f"The record is that of {labels[shown[0]]}." if len(labels) > 1 else ""
 
 
 def _place_in_cycle(results: StudyResults) -> str:
@@ -372,7 +383,7 @@ def _marks(results: StudyResults) -> str:
     describe=_describe_timeline,
     missing=_no_timeline,
     height=lambda results: 1.3 + 0.75 * len({one.rank for one in _events(results.records)}),
-    see=lambda results: f"{_place_in_cycle(results)} {_marks(results)}".strip(),
+    see=lambda results: f"{_configuration(results)} {_place_in_cycle(results)} {_marks(results)}",
 )
 def step_timeline(ax: Axes, results: StudyResults) -> None:
     """The median step of the record on the most ranks: compute and the link, rank by rank.

@@ -20,6 +20,7 @@ from lab.figures.labels import Label, place, place_in_panels
 from lab.figures.style import (
     COLORS,
     IDEAL,
+    LINE,
     MARKERS,
     MOST_ENTRIES,
     WIDE,
@@ -307,11 +308,15 @@ def overlap_band(ax: Axes, results: StudyResults) -> None:
     """Efficiency against R = T_compute / T_communication, between no and perfect overlap."""
     labels = []
     lines = _with_communication(results)
+    curves = list(zip(results.drawn, lines, strict=True))
+    # A long name may lose its end, which tells the points of a curve apart.
+    short = any(len(f"{it.label}, {row.ranks}") > LINE for it, rows in curves for row in rows)
     for ((label, _), color, marker), rows in zip(styled(results.drawn), lines, strict=True):
         for row in rows:
             (value,), errors = whiskers([row.estimate("efficiency")], 100)
             ax.errorbar([row["R"]], [value], yerr=errors, color=color, marker=marker)
-            name = f"{label}, {row.ranks}" if len(results.drawn) > 1 else row.ranks
+            place_of = f"x{row['world_size']}" if short else row.ranks
+            name = f"{label}, {place_of}" if len(results.drawn) > 1 else row.ranks
             labels.append(Label(row["R"], value, name, ink(color)))
     ratios = [label.x for label in labels]
     grid = np.geomspace(min(0.1, min(ratios) / 2), max(30.0, max(ratios) * 3), 200)

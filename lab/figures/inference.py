@@ -36,19 +36,24 @@ def _latencies(results: StudyResults) -> dict[str, list[tuple[int, float, float]
     rows = [row for row in rows if row.points[0].prompt_tokens == longest]
     several = len({inference.place(row.record) for row in rows}) > 1
     bases = grouped((_where(row), row.median("base.p50")) for row in rows)
-    models: dict[str, list[tuple[int, float, float]]] = {}
+    several_bases = len({row.record.run.base_precision for row in rows}) > 1
+    models: dict[str, dict[int, tuple[int, float, float]]] = {}
     for row in rows:
-        size, own = row.points[0].batch_size, row.results.quantization
-        seconds = float(np.median(bases[_where(row)]))
-        seconds *= 1.0 if own == "none" else row.estimate("inter_token_ratio").value
-        name = row.record.run.base_precision if own == "none" else str(own)
-        name += f", {inference.place(row.record)}" if several else ""
-        models.setdefault(name, []).append((size, seconds, size / seconds))
-    return {name: sorted(points) for name, points in models.items()}
+        base, own = row.record.run.base_precision, row.results.quantization
+        size, base_s = row.points[0].batch_size, float(np.median(bases[_where(row)]))
+        times: dict[str, float] = {base: base_s}
+        if own != "none":
+            name = f"{own} of {base}" if several_bases else own
+            times[name] = base_s * row.estimate("inter_token_ratio").value
+        for name, seconds in times.items():
+            name += f", {inference.place(row.record)}" if several else ""
+            models.setdefault(name, {})[size] = (size, seconds, size / seconds)
+    return {name: sorted(points.values()) for name, points in models.items()}
 
 
-def _where(row: Measurement) -> tuple[str, int]:
-    return inference.place(row.record), row.points[0].batch_size
+def _where(row: Measurement) -> tuple[str, str, int]:
+    record = row.record
+    return inference.place(record), record.run.base_precision, row.points[0].batch_size
 
 
 def _ends_of_latencies(results: StudyResults) -> Iterator[str]:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import textwrap
 from collections.abc import Callable, Sequence
+from functools import partial
 from typing import Any, NamedTuple
 
 import numpy as np
@@ -94,10 +95,15 @@ def _millions(*value: float) -> str:
 
 
 PERCENT = Unit("%", 100.0)
-STEP_TIME = Quantity("step_time", time_name, format_seconds, lambda of: unit_for(of["step_time"]))
 SPEEDUP = Quantity("speedup", lambda of: f"speedup over {baseline_name(of)}", rounded, sign="×")
 EFFICIENCY = Quantity("efficiency", lambda _: "efficiency", percent, lambda _: PERCENT)
 MFU = Quantity("mfu", lambda _: "MFU", percent, lambda _: PERCENT)
+
+
+def _time(results: StudyResults) -> Quantity:
+    """Times, in one unit for all."""
+    unit = unit_for(results.summary.get("step_time", ()))
+    return Quantity("step_time", time_name, partial(format_seconds, unit=unit), lambda _: unit)
 
 
 def _memory(results: StudyResults) -> Quantity:
@@ -155,13 +161,13 @@ _no_memory = _lacks("peak_memory", "gives no memory", "memory is unknown")
 _no_mfu = _lacks("mfu", "gives no MFU", "MFU is unknown")
 
 
-@figure(describe=lambda results: _ends(results, STEP_TIME), missing=_no_times, height=_height)
+@figure(describe=lambda it: _ends(it, _time(it)), missing=_no_times, height=_height)
 def step_time(ax: Axes, results: StudyResults) -> None:
     """Step time by world size, in the unit that suits: median over repeats with intervals.
 
     For a table it is the time that the table gives, be it of an epoch or of the whole run.
     """
-    _draw(ax, results, STEP_TIME)
+    _draw(ax, results, _time(results))
 
 
 @figure(describe=lambda it: _ends(it, _throughput(it)), missing=_no_rates, height=_height)
@@ -210,11 +216,11 @@ def mfu(ax: Axes, results: StudyResults) -> None:
 
 def quantities(results: StudyResults) -> list[Quantity]:
     """What the overview shows: four quantities as curves, a table's all, or three as bars."""
-    curves = [SPEEDUP, EFFICIENCY, STEP_TIME, _throughput(results)]
+    curves = [SPEEDUP, EFFICIENCY, _time(results), _throughput(results)]
     if isinstance(results.source, ReportedTable):
         curves += [_memory(results), MFU]
     faster = [SPEEDUP] * (not beyond_baseline(results.summary).empty)
-    bars = [STEP_TIME, *faster, _memory(results)]
+    bars = [_time(results), *faster, _memory(results)]
     wanted = bars if _bars(results) else curves
     return [quantity for quantity in wanted if has(quantity.column)(results)]
 

@@ -40,6 +40,7 @@ IDEAL = "#595959"
 MOST_PANELS = 4  # rows of them in a figure
 MOST_IN_PANEL = 8  # curves whose colours and dashes stand for settings
 MOST_ENTRIES = 12  # of a legend
+LINE = 40  # characters of a name in a line beside a point
 LEGEND = 34  # characters of a name in a line above panels
 WIDE = 8  # if the longest is this many times the shortest, times have a logarithmic axis
 MOST_TICKS = 9  # of a logarithmic axis
@@ -182,7 +183,7 @@ def ink(color: str) -> str:
     return to_hex((red, green, blue))
 
 
-def wrapped(label: str, width: int = 40, *, most: int = 3) -> str:
+def wrapped(label: str, width: int = LINE, *, most: int = 3) -> str:
     """A name in a limited number of lines of about `width` characters, broken only after commas."""
     lines = [""]
     for part in label.replace(", ", ",\0").split("\0"):

@@ -25,6 +25,7 @@ LATENCIES = (
     "memory bandwidth is that of a large copy, measured in the job, and what fits into the "
     "processor's cache may exceed it"
 )
+SECOND_COPY = "; the row “none” is a second copy of the base, so what it shows is noise"
 
 
 class _Texts(NamedTuple):
@@ -39,8 +40,7 @@ class _Texts(NamedTuple):
 OF_GENERATION = _Texts(
     GENERATION,
     speed="Time of the quantized model over that of the base, which generate in turn in one job: "
-    "median over rounds [95 % interval; over repeats the widest]. Below 1 is faster; the row "
-    "“none” is a second copy of the base, so what it shows is noise",
+    "median over rounds [95 % interval; over repeats the widest]. Below 1 is faster",
     quality="Size and quality. Perplexity on held-out text, its change against the base with the "
     "interval paired by sample; share of held-out positions with the same likeliest token, and "
     "of greedily generated tokens that are the same",
@@ -60,7 +60,7 @@ OF_CLASSIFICATION = _Texts(
     CLASSIFICATION,
     speed="Time of the quantized classifier for a batch on the slowest rank over that of the "
     "base, which take turns in one job: median over rounds [95 % interval; over repeats the "
-    "widest]. Below 1 is faster; “none” is a second copy of the base, so it shows noise",
+    "widest]. Below 1 is faster",
     quality="Size and quality. Accuracy on held-out samples, its change against the base in "
     "percentage points with the interval paired by sample; share of samples that both put into "
     "the same class",
@@ -110,8 +110,13 @@ def training(results: StudyResults) -> list[Markdown | Table]:
 
 def speed(results: StudyResults) -> list[Table]:
     """Ratios of time, quantized over base, for language models and for classifiers."""
-    rows = [(of, inference.speed_rows(results.records, of.kind)) for of in _kinds(results)]
-    return [Table.of_rows(of.speed, cells, shared="on", label="tbl-speed") for of, cells in rows]
+    tables = []
+    for of in _kinds(results):
+        rows = inference.speed_rows(results.records, of.kind)
+        copies = any(row["quantization"] == "none" for row in rows)
+        caption = of.speed + SECOND_COPY * copies
+        tables.append(Table.of_rows(caption, rows, shared="on", label="tbl-speed"))
+    return tables
 
 
 def quality(results: StudyResults) -> list[Table]:

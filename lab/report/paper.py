@@ -58,10 +58,15 @@ def discussion(results: StudyResults) -> list[Markdown]:
 
 
 def _without_largest(fall: Waterfall) -> str:
-    """The efficiency without the largest loss; empty if the repeats do not show which that is."""
+    """The efficiency without the largest loss; empty if the repeats do not show which that is.
+
+    So it is if that were over 100 %, which ranks cannot give: gains elsewhere make up for the loss.
+    """
     if not (fall.compared and fall.supported) or fall.alike:  # whose efficiency is its speedup
         return ""
     step, loss = fall.step.value, fall.losses[fall.largest].value
+    if step - loss < fall.ideal.value:
+        return ""
     return (
         f"{fall.opening}, without the {format_seconds(loss)} of {fall.name(fall.largest)}, "
         f"efficiency would be {percent(fall.row['efficiency'] * step / (step - loss))} "

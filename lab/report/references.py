@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from collections import Counter
 from collections.abc import Mapping, Sequence
 from typing import TYPE_CHECKING
@@ -84,13 +85,12 @@ TERMS = {
     "roofline": "ref-williams",
     "PowerSGD": "ref-powersgd",
 }
-# Words of the discussion's sentences, in Markdown, and the figures and tables that show them.
+# Patterns of the discussion's sentences, in Markdown, and the figures and tables that show them.
 SHOWN = {
     "the spread of the repeats": ("fig-overview", "tbl-speedup"),
     "to show how much this varies": ("fig-overview", "tbl-speedup"),
-    "is ideal": ("fig-waterfall", "tbl-waterfall"),
-    "where the baseline takes": ("fig-waterfall", "tbl-waterfall"),
-    r"R = T\_compute / T\_communication": ("fig-overlap-band",),
+    r"a step takes [^;\n]* where [^;\n]*": ("fig-waterfall", "tbl-waterfall"),
+    r"R = T\\_compute / T\\_communication": ("fig-overlap-band",),
 }
 # The source of each strategy, data set and setting; for others there is nothing to cite.
 STRATEGIES = {
@@ -120,8 +120,8 @@ def cited(markdown: str) -> str:
 
 
 def _after_first(markdown: str, labels: Mapping[str, Sequence[str]]) -> str:
-    for words, places in labels.items():
-        markdown = markdown.replace(words, words + cite(*places), 1)
+    for pattern, places in labels.items():
+        markdown = re.sub(pattern, rf"\g<0>{cite(*places)}", markdown, count=1)
     return markdown
 
 

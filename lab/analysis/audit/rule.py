@@ -75,9 +75,10 @@ class Rule:
     def _finding(self, alike: Sequence[Fault]) -> Finding:
         """Faults of one cause, that is with the same advice, as one finding, the gravest first."""
         alike = sorted(alike, key=lambda one: SEVERITIES.index(one.severity or self.severity))
-        fault, more = alike[0], len(alike) - SHOWN
+        fault, sentences = alike[0], list(dict.fromkeys(each.evidence for each in alike))
+        more = len(sentences) - SHOWN
         records = tuple(dict.fromkeys(str(record) for each in alike for record in each.records))
-        evidence = " ".join(each.evidence for each in alike[:SHOWN])
+        evidence = " ".join(sentences[:SHOWN])
         evidence += f" And {more} more like these." if more > 0 else ""
         if len(records) > MOST_RECORDS:
             records = (*records[:MOST_RECORDS], f"and {len(records) - MOST_RECORDS} more")

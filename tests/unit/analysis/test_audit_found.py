@@ -325,6 +325,10 @@ def test_ranks_that_gain_nothing_are_no_slower() -> None:
     result = pasted("GPUs,Time (s)\n1,1490.4\n4,1491.0\n")
     (found,) = [one for one in result.findings if one.rule == "fixed-overhead"]
     assert "4 ranks are no faster than 1: speedup 1.00" in found.evidence
+    assert found.evidence.endswith("1491.00 s, if both do the same work."), "it may be weak scaling"
+    stated = pasted("GPUs,global batch,Time (s)\n1,64,1490.4\n4,64,1491.0\n")
+    (found,) = [one for one in stated.findings if one.rule == "fixed-overhead"]
+    assert "same work" not in found.evidence
     rates = pasted("GPUs,tokens/s\n1,9100\n2,8600\n4,8500\n")
     (found,) = [one for one in rates.findings if one.rule == "fixed-overhead"]
     assert "4 ranks are slower than 1: speedup 0.93" in found.evidence

@@ -367,6 +367,18 @@ def test_faults_of_one_cause_are_one_finding_with_their_rows() -> None:
     assert len(finding.records) == 18 and "And 6 more like these." in finding.evidence
 
 
+def test_two_configurations_with_the_same_fault_say_it_once():
+    rows = [
+        f"| {n} | {name} | 8 | {time / n} |"
+        for name, time in (("DDP", 40), ("FSDP", 44))
+        for n in (4, 8)
+    ]
+    found = pasted(below("| GPUs | strategy | batch per GPU | time per epoch (h) |", *rows))
+    (finding,) = [one for one in found.findings if one.rule == "equal-work"]
+    assert finding.evidence.count("grows from 32 to 64 on 8 ranks") == 1
+    assert len(finding.records) == 4
+
+
 def test_batches_that_differ_at_one_world_size_are_settings_and_no_repeats() -> None:
     table = "gpus|tp|mbs|gbs|step (ms)\n4|2|4|8|130\n4|2|4|16|219\n8|2|4|16|131\n8|2|4|32|221"
     observations = from_table(frame(table))

@@ -475,6 +475,7 @@ def fall(
 
 
 TWO_HOSTS = {"hosts": ["node1", "node2"]}
+OWN = {name: {"kind": "python", "factory": f"mine:{name}"} for name in ("model", "data")}
 GPU = {"device": "cuda"}
 SLOW_GPU = {"emulated": Emulated(compute=Compute(emulated="V100", mfu=0.4))}
 SLOW_LINK = {"emulated": Emulated(link=Link(bandwidth_gbit=1))}
@@ -513,6 +514,7 @@ SLOW_LINK = {"emulated": Emulated(link=Link(bandwidth_gbit=1))}
         ("data", {}, ["disk"], ["loader"]),
         ("data", {"loader": "classic", "loader_workers": 1}, ["fast loader", "more loader"], []),
         ("data", {"loader": "classic", "loader_workers": 3}, ["fast loader"], ["more loader"]),
+        ("data", {"loader": "classic", **OWN}, ["prepared before the run"], ["fast loader"]),
         ("optimizer", {}, ["zero1"], []),
         ("optimizer", {"precision": "fp16"}, ["larger batch"], ["zero1"]),
         ("optimizer", {"strategy": "fsdp"}, ["larger batch"], ["zero1"]),

@@ -168,6 +168,15 @@ def test_figures_and_their_sentences() -> None:
     assert "bf16, 2.00 ms and 1000 tokens/s at batch 2" in figures.alt_text(
         "latency_throughput", records
     )
+    assert "fp32, 1.00 ms and 2000 tokens/s at batch 2" in figures.alt_text(
+        "latency_throughput",
+        records[1:],  # the base, although no run copied it
+    )
+    other = inference_run(base_precision="bf16", quantization="int8_dynamic")
+    mixed = [*records[1:], inferred(other, [point(2, 4e-3, 2e-3)])]
+    both = figures.alt_text("latency_throughput", mixed)  # each from the bases of its precision
+    assert "fp32, 1.00 ms" in both and "bf16, 4.00 ms" in both
+    assert "int8_dynamic of bf16, 2.00 ms" in both
     assert (
         figures.alt_text("size_perplexity", records)
         == "Perplexity against size: fp32, 2.00 MB and 50.5; bf16, 2.00 MB and 50.5."

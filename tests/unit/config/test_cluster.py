@@ -191,6 +191,8 @@ def slurm(**keys: object) -> Cluster:
         ("srun: {cpu-bind: $MASKS}\n", "srun.cpu-bind: '$MASKS': variables are expanded only in"),
         ("submit_limit: 0\n", "submit_limit: input should be greater than or equal to 1"),
         ("array_limit: 0\n", "array_limit: input should be greater than or equal to 1"),
+        ("setup: module load x\n", "setup: input should be a valid list, found 'module load x'"),
+        ("environment: 3\n", "environment: input should be a valid mapping, found 3"),
         ("backend: mpi\n", "backend: unknown value 'mpi'"),
         ("device: cpu\nbackend: nccl\n", "backend: 'nccl', but ranks compute on CPUs"),
         ("checkpoint_every_min: 0\n", "checkpoint_every_min: input should be greater than 0"),

@@ -1,6 +1,7 @@
 from __future__ import annotations
 
 import io
+import itertools
 import random
 
 import matplotlib as mpl
@@ -469,6 +470,11 @@ def test_what_is_emulated_is_a_title_within_the_figure_and_not_in_its_headings()
     assert ax.texts and not any("emulated" in text.get_text() for text in ax.texts)
 
 
+def test_times_beside_the_points_have_the_unit_of_the_axis():
+    ax = figures.step_time(pd.DataFrame({"gpus": [1, 5], "time (min)": [100, 24]}))
+    assert "(h)" in ax.get_ylabel() and words(ax) == ["table: 0.400 h"]
+
+
 def test_the_highest_speedup_is_named_only_if_its_runs_were_quiet():
     def caption(foreign_cpu):
         made = [record(run(1, batch), step_time=0.1) for batch in (8, 16)]
@@ -504,6 +510,21 @@ def test_the_caption_says_which_waterfalls_are_drawn(grid):
     caption = figures.waterfall.caption(grid)
     assert "4 of 8 configurations are drawn, those that lose or gain most." in caption
     assert "All are on 1 CPU process." in caption
+
+
+@pytest.mark.parametrize("gain", [1.1, 1.5, 2.5])
+def test_shares_below_a_waterfall_do_not_touch_each_other(gain):
+    made = [
+        record(one, step_time=step, communication=(0.3 * step, 0.2 * step))
+        for one, step in ((run(2), 0.1 * gain), (run(2, precision="bf16"), 0.1))
+    ]
+    baseline = {"world_size": 2, "precision": "fp32"}
+    ax = figures.waterfall(StudyResults.of(made, baseline=baseline, scaling="none"))
+    ax.figure.canvas.draw()
+    ticks = [tick for tick in ax.xaxis.get_major_ticks() if tick.get_loc() <= ax.get_xlim()[1]]
+    boxes = [tick.label1.get_window_extent() for tick in ticks]
+    gaps = [right.x0 - left.x1 for left, right in itertools.pairwise(boxes)]
+    assert len(boxes) > 2 and min(gaps) > boxes[0].height / 4
 
 
 def test_a_folder_is_drawn_in_the_order_of_its_grid(tmp_path):
@@ -568,6 +589,19 @@ def test_a_timeline_of_calls_is_not_explained_as_one_of_buckets():
     assert "black line" not in captions[1] and "contain the waits" in captions[1]
 
 
+def test_the_caption_of_a_timeline_says_whose_step_it_is():
+    event = Event(rank=0, name="bucket 0", start=0.05, end=0.09, ready=0.05, bytes=8)
+
+    def caption(*batches):
+        made = [record(run(2, batch), communication=(0.03, 0.02)) for batch in batches]
+        for one in made:
+            one.communication.timeline.append(event)
+        return figures.FIGURES["step_timeline"].caption(StudyResults.of([record(run(1)), *made]))
+
+    assert "rank by rank. The record is that of batch 64. A bucket" in caption(32, 64)
+    assert "rank by rank. A bucket" in caption(64)
+
+
 def test_a_traced_step_rank_by_rank():
     made = [traced(record(run(1))), traced(record(run(2)))]
     ax = figures.trace_timeline(made)
@@ -606,6 +640,22 @@ def test_losses_are_expected_to_coincide_only_if_they_do_not_depend_on_the_split
         for one in records
     ]
     assert "coincide" not in figures.losses.caption(StudyResults.of(apart))
+
+
+def test_points_of_a_curve_with_a_long_name_are_told_apart():
+    made = [
+        record(
+            run(size, 60, strategy=strategy, precision=precision),
+            step_time=0.1 / size**power,
+            communication=(0.02 / size, 0.01 / size) if size > 1 else None,
+        )
+        for power, strategy in ((0.2, "naive_ddp"), (0.25, "ddp"))
+        for precision in ("fp32", "bf16")
+        for size in (1, 3, 5)
+    ]
+    names = [name for name in words(figures.overlap_band(made)) if name]
+    assert len([name for name in names if name.endswith(", x5")]) == 4
+    assert len(names) == len(set(names)) and not any("…" in name for name in names)
 
 
 def test_the_band_of_overlap_shows_what_more_ranks_give_alone():

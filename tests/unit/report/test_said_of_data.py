@@ -182,3 +182,6 @@ def test_where_all_inference_ran_is_said_once(tmp_path: Path) -> None:
     assert set(table.frame["on"]) == {"1 CPU process", "2 CPU processes"}
     assert "All:" not in table.caption
     assert "on" in inference_sections.latencies(results)[1].frame
+    assert "“none” is a second copy" in table.caption
+    (table,) = inference_sections.speed(kept(tmp_path / "three", two[1:], kind="inference"))
+    assert "none" not in table.caption

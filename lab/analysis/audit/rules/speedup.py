@@ -540,6 +540,8 @@ def _slower(point: Point, base: Point, observations: Observations) -> Iterator[F
         timed = math.isfinite(point.time)
         pair = f", {seconds(base.time)} against {seconds(point.time)}{_more_work(point)}"
         times = pair if timed else ""
+        if timed and not (_work_is_known(point, observations) or _more_work(point)):
+            times += ", if both do the same work"
         than = "slower than" if round(gain, 2) < 1 else "no faster than"
         only_rate = "rate" in observations.given and "rate_per_rank" not in observations.given
         of_each = OF_EACH if only_rate and not timed else ""
@@ -550,6 +552,12 @@ def _slower(point: Point, base: Point, observations: Observations) -> Iterator[F
             "Find the part of the step that grows with the ranks before adding any; measure a step "
             f"without communication.{of_each}",
         )
+
+
+def _work_is_known(point: Point, observations: Observations) -> bool:
+    """Whether the table says what its times cover on more ranks: the same work, or more."""
+    stated = point.curve.scaling or point.curve.batch or observations.noted("strong[ _-]?scal")
+    return bool(stated) or observations.per == "epoch" or point.rate > 0
 
 
 def _across_batches(observations: Observations) -> Iterator[Fault]:
