@@ -101,7 +101,7 @@ def advice(fall: Waterfall) -> str:
         profile = f"both steps with a profiler{' (trace: true)' * (fall.run.script is None)}"
         missing = _missing(fall) if fall.largest == "compute" else ()
         return f"first to measure: {' and '.join(missing) or profile}"
-    *others, last = _remedies(fall.largest, fall.run, fall.environment)
+    *others, last = _remedies(fall)
     return f"first to change: {' or '.join([', '.join(others)] * bool(others) + [last])}"
 
 
@@ -120,13 +120,17 @@ def _missing(fall: Waterfall) -> Iterator[str]:
         yield f"how much ranks slow each other down (lab calibrate --cluster {place.profile})"
 
 
-def _remedies(cause: str, run: Run, place: Environment | None) -> Iterator[str]:
-    """At least one remedy, and only those that this run permits and that help on its cluster."""
+def _remedies(fall: Waterfall) -> Iterator[str]:
+    """At least one remedy, and only those that this run permits and that help on its cluster.
+
+    None that was measured, and made the run no faster.
+    """
+    run, place = fall.run, fall.environment
     on_cpu = place is not None and place.device == "cpu"
-    match cause:
+    match fall.largest:
         case "batch" | "launches" | "host":
             # Compiling saves launches within the phases, and nothing between them.
-            if cause != "host" and not run.compile and _allowed(run, compile=True):
+            if fall.largest != "host" and not run.compile and _may_help(fall, compile=True):
                 yield "compile: true"
             yield "a larger batch per rank"
         case "neighbours":
@@ -140,9 +144,9 @@ def _remedies(cause: str, run: Run, place: Environment | None) -> Iterator[str]:
             equal = "equal ranks: equal batches, on devices that are equally fast"
             yield "a core for each thread of the ranks" if on_cpu and crowded else equal
         case "transfer" | "exchange":
-            yield from _less_traffic(run, place)
+            yield from _less_traffic(fall)
         case "bubble":
-            fits = _allowed(run, microbatches=2 * run.passes)
+            fits = _may_help(fall, microbatches=2 * run.passes)
             yield "more microbatches" if fits else "a larger batch, cut into more microbatches"
         case "data":
             yield from _ready_data(run, place)
@@ -154,23 +158,26 @@ def _remedies(cause: str, run: Run, place: Environment | None) -> Iterator[str]:
             facts = run.facts
             plain = {name: Run.model_fields[name].default for name in facts.settings}
             replicated = facts.splits == "samples" and not facts.sharded and run.processes > 1
-            if replicated and _allowed(run, strategy="zero1", **plain):
+            if replicated and _may_help(fall, strategy="zero1", **plain):
                 yield "an optimizer that the ranks share (zero1)"
             yield "a larger batch for each step of the optimizer"
 
 
-def _allowed(run: Run, **changes: Any) -> bool:
-    """Whether the run is still valid with these changes."""
-    return not list(conflicts(run.model_copy(update=changes)))
+def _may_help(fall: Waterfall, **changes: Any) -> bool:
+    """Whether the run is still valid with these changes, and was not measured to be no faster."""
+    changed = fall.run.model_copy(update=changes)
+    return changed not in fall.no_faster and not list(conflicts(changed))
 
 
-def _less_traffic(run: Run, place: Environment | None) -> Iterator[str]:
+def _less_traffic(fall: Waterfall) -> Iterator[str]:
+    run, place = fall.run, fall.environment
     facts, linked = run.facts, place and place.emulated and place.emulated.link
     if place is None or place.device != "cpu" or len(set(place.hosts)) > 1 or linked:
         yield "a faster link"  # but none is faster than the memory of one host
-    if run.compression == "none" and _allowed(run, compression="bf16"):
+    if run.compression == "none" and _may_help(fall, compression="bf16"):
         yield "bf16 compression of the gradients"
-    if run.strategy == "fsdp" and run.reshard_after_forward:
+    gathered = _may_help(fall, reshard_after_forward=False)
+    if run.strategy == "fsdp" and run.reshard_after_forward and gathered:
         yield "parameters that stay gathered for the backward pass (reshard_after_forward: false)"
     if facts.moves == "activations":
         yield "fewer ranks that share the model"
@@ -178,7 +185,7 @@ def _less_traffic(run: Run, place: Environment | None) -> Iterator[str]:
     if run.global_batch_size is not None and "weights" not in facts.sharded:
         # Sharded weights are gathered for each micro-batch: accumulating saves nothing.
         twice = {"grad_accum": 2 * run.grad_accum, "global_batch_size": 2 * run.global_batch_size}
-        if _allowed(run, **twice):
+        if _may_help(fall, **twice):
             yield "gradient accumulation over a larger batch"
     yield "a larger batch per rank"
 

@@ -384,3 +384,17 @@ def test_a_step_that_loses_nothing_names_no_loss() -> None:
     records = repeats(run(1), [0.1] * 3, phases=whole) + repeats(run(2), [0.05] * 3, phases=halves)
     text = lab.figures.alt_text("waterfall", records)
     assert text.endswith("from ideal 50.0 ms to 50.0 ms.")
+
+
+@pytest.mark.parametrize(("transfer", "advised"), [(0.02, True), (0.06, False)])
+def test_a_change_that_was_measured_to_be_no_faster_is_not_advised(
+    transfer: float, advised: bool
+) -> None:
+    """Half the bytes, which take less time or more."""
+    plain, compressed = run(2), run(2, compression="bf16")
+    made = [step(run(1), repeat) for repeat in range(3)]
+    made += [step(plain, repeat, transfer=0.05) for repeat in range(3)]
+    made += [step(compressed, repeat, transfer=transfer) for repeat in range(3)]
+    (fall,) = [fall for fall in falls_of(made) if fall.run == plain]
+    assert fall.largest == "transfer"
+    assert ("bf16 compression" in advice(fall)) is advised
