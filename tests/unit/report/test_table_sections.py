@@ -158,7 +158,7 @@ def test_gpu_hours_are_multiplied_out(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize(
-    ("columns", "request_", "sum_", "each_rank"),
+    ("columns", "applied", "product", "each_rank"),
     [
         ("nodes", (30, "node"), "10 runs x 1 h x 3 nodes = 30.0 of the 30 node-hours", False),
         (
@@ -177,12 +177,12 @@ def test_gpu_hours_are_multiplied_out(tmp_path: Path) -> None:
     ],
 )
 def test_hours_are_of_what_the_table_counts(
-    tmp_path: Path, columns: str, request_: tuple[float, Unit], sum_: str, each_rank: bool
+    tmp_path: Path, columns: str, applied: tuple[float, Unit], product: str, each_rank: bool
 ) -> None:
     threads = "4," * ("," in columns)
     path = written(tmp_path, f"{columns},run_time_h\n{threads}1,2.5\n{threads}3,1\n")
-    report = page(path, request=request_)
-    assert sum_ in prose(report)
+    report = page(path, request=applied)
+    assert product in prose(report)
     assert ("each rank counts as one core" in prose(report)) is each_rank
 
 
