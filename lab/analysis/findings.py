@@ -123,7 +123,7 @@ def _missing(fall: Waterfall) -> Iterator[str]:
 def _remedies(fall: Waterfall) -> Iterator[str]:
     """At least one remedy, and only those that this run permits and that help on its cluster.
 
-    None that was measured, and made the run no faster.
+    Changes that were measured and made the run no faster are left out.
     """
     run, place = fall.run, fall.environment
     on_cpu = place is not None and place.device == "cpu"
