@@ -44,7 +44,7 @@ from lab.config.study import Study
 from lab.formatting import count, extent, format_seconds, joined, listed, percent, rounded
 from lab.perfmodel.frozen import Score, outcome
 from lab.records.store import Record
-from lab.records.table import median, steps_by_run
+from lab.records.table import grouped, median, steps_by_run
 
 NO_ANSWER = "There is no answer yet."
 FEW_MODELS = 2  # with more, strategies are compared across all models, not per model
@@ -201,8 +201,8 @@ def _settings(evidence: Evidence, *, field: str) -> Iterator[str]:
     """The effect of each value of a setting on the step time and on learning."""
     name, reference_name, _ = COMPARED[field]
     comparisons = pairs(evidence, field)
-    for value in dict.fromkeys(getattr(pair.run, field) for pair in comparisons):
-        compared = [pair for pair in comparisons if getattr(pair.run, field) == value]
+    by_value = grouped((getattr(pair.run, field), pair) for pair in comparisons)
+    for value, compared in by_value.items():
         reference = reference_name.format(getattr(compared[0].reference, field))
         times, shown = _ratios(evidence, compared)
         text = f"With {name.format(value)}, a step takes {times} times as long as with {reference}"

@@ -169,10 +169,9 @@ def _labels(runs: Sequence[Run]) -> dict[Run, str]:
 
 def _by_model(done: Mapping[Run, list[Record]]) -> Iterator[dict[Run, list[Record]]]:
     """The runs of each model that has several strategies."""
-    for model in dict.fromkeys(run.model for run in done):
-        own = {run: repeats for run, repeats in done.items() if run.model == model}
+    for own in grouped((run.model, run) for run in done).values():
         if len({run.strategy for run in own}) > 1:
-            yield own
+            yield {run: done[run] for run in own}
 
 
 def _waits(rows: Sequence[Row], names: Mapping[str, str]) -> Iterator[str]:

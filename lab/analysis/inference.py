@@ -279,8 +279,7 @@ def _tradeoffs(records: Sequence[Record], kind: Kind) -> Iterator[str]:
     """A sentence per quantization: time over all its points, bytes and quality."""
     rows = _quantized(records, kind)
     noise = noise_of(records, kind)
-    for name in dict.fromkeys(row.results.quantization for row in rows):
-        own = [row for row in rows if row.results.quantization == name]
+    for name, own in grouped((row.results.quantization, row) for row in rows).items():
         yield f"{name}: {_times(own, kind, noise)}, {_size_and_quality(own[0].results, kind)}."
     if rows and noise:
         yield f"A second copy of the base differs by up to {percent(noise)}: that much is noise."

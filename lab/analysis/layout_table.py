@@ -60,6 +60,14 @@ from lab.perfmodel.layout_terms import Case
 MOST_NAMES = 8
 MOST_CELLS = 50  # of a column that are looked at
 MOST_REACHED = 0.76  # of an A100's peak, recomputed passes counted: FSDP of 70B reached 0.74
+# What is assumed of rows, by the fields that mark them.
+OF_SOME = {
+    "rate_of_gpu": "the rate is that of each GPU, by the row's own FLOP/s or MFU, or because it "
+    "would otherwise use almost nothing of them",
+    "divided": "no micro-batch size, the largest that fits is assumed",
+    "only_size": "the only mixture of experts that is known of that size",
+    "shares": "FSDP is assumed, because whole copies of the state would not fit",
+}
 
 
 @dataclass(frozen=True)
@@ -279,20 +287,9 @@ def _unused(frame: pd.DataFrame, columns: Mapping[str, str]) -> list[str]:
 
 def _of_some(rows: Sequence[LayoutRow]) -> Iterator[str]:
     """What is assumed of some rows only, with their number."""
-    if own := sum(row.rate_of_gpu for row in rows):
-        yield (
-            f"{count(own, 'row')}: the rate is that of each GPU, by the row's own FLOP/s or MFU, "
-            "or because it would otherwise use almost nothing of them"
-        )
-    if divided := sum(row.divided for row in rows):
-        yield f"{count(divided, 'row')}: no micro-batch size, the largest that fits is assumed"
-    if sized := sum(row.only_size for row in rows):
-        yield f"{count(sized, 'row')}: the only mixture of experts that is known of that size"
-    if sharing := sum(row.shares for row in rows):
-        yield (
-            f"{count(sharing, 'row')}: FSDP is assumed, because whole copies of the state would "
-            "not fit"
-        )
+    for mark, assumed in OF_SOME.items():
+        if n := sum(getattr(row, mark) for row in rows):
+            yield f"{count(n, 'row')}: {assumed}"
     for kind, n in Counter(row.kind for row in rows if row.kind).items():
         yield f"{count(n, 'row')}: {kind} is predicted as a decoder of its size or sizes"
     if others := sum(row.quoted_batch is not None for row in rows):

@@ -50,10 +50,9 @@ def gpus_of(values: Mapping[str, Any]) -> float:
 def degrees_of(values: Mapping[str, Any]) -> tuple[int, int, int]:
     """Tensor, pipeline and context parallelism; ValueError if one is unknown."""
     names = ("tensor", "pipeline", "context")
-    product = math.prod(whole(values, name) for name in (*names, "data"))
     for name in names:
         # No GPUs may be left for it.
-        if unknown(values, name) and gpus_of(values) != product:
+        if unknown(values, name) and gpus_of(values) != _product(values):
             raise ValueError(
                 f"no {name} parallelism, which other rows give: write 1 where it is not used"
             )
@@ -179,8 +178,7 @@ def _enter_groups(values: dict[str, Any]) -> None:
     if values.get("shard", 1) < 1:  # torchtitan's -1: all that are left
         del values["shard"]
     data, shards = values.get("data"), values.get("fsdp") or 1
-    split = math.prod(whole(values, name) for name in SPLITS)
-    if data and shards > 1 and gpus_of(values) == split * shards:
+    if data and shards > 1 and gpus_of(values) == _product(values) * shards:
         values |= {"replicate": data, "shard": shards, "data": data * shards}
     elif values.get("shard") and not data and (values.get("replicate") or not gpus_of(values)):
         values["data"] = float(whole(values, "replicate") * values["shard"])

@@ -318,7 +318,7 @@ def costs(summary: pd.DataFrame, request: Request | None = None) -> list[dict[st
     return rows
 
 
-def counts_cores(summary: pd.DataFrame, request: Request | None = None) -> bool:
+def counts_cores(summary: pd.DataFrame, request: Request | None) -> bool:
     """Whether costs are counted in the cores of ranks, which every row then gives."""
     if request and request.unit != "core":
         return False

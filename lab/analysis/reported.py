@@ -149,7 +149,8 @@ class ReportedTable:
             raise InputError.of(source, "scaling", what, "leave it out")
         _check_repeats([curve for curve, _ in chosen], source)
         names = shortest(sorted({curve.label for curve, _ in chosen}))
-        by_label, unit = observations.frame.set_index("label"), _unit(observations, frame)
+        by_label = observations.frame.set_index("label")
+        unit, rated = _unit(observations, frame), _rate_unit(observations, frame)
         records: list[Record] = []
         for curve, kind in chosen:
             prefix = kind if len(set(kinds)) > 1 else ""
@@ -157,7 +158,6 @@ class ReportedTable:
                 id(point): _run(point, by_label, observations, [prefix, names[curve.label]], name)
                 for point in curve.points
             }
-            rated = _rate_unit(observations, frame)
             records += _records(curve, kind, observations, runs, unit, rated)
         return cls(frame, observations, tuple(records))
 

@@ -534,8 +534,7 @@ def guess(name: str) -> Guess | None:
         of_some = {"time"} if COUNTED.search(str(name)) else set()  # "Time (75 frames)"
         letter = len(normal(plain)) == 1  # "p (processes)", but "n (problem size)"
         aside = _guess(str(name)[len(plain) :].strip(" ()") if letter else plain)  # "GPUs (nodes)"
-        counts = {"world_size", "nodes", "threads", "cpus"}
-        return aside if aside and aside.canonical in counts | of_some else None
+        return aside if aside and aside.canonical in {*COUNTED_RANKS, *of_some} else None
     return meaning
 
 

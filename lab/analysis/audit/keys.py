@@ -234,7 +234,7 @@ def _names_series(cells: pd.Series, tidy: pd.DataFrame) -> bool:
     return bool(pieces and index.notna().all() and onward.all())
 
 
-def _is_key(cells: pd.Series, sizes: pd.Series, *, least: float = 0.51) -> bool:
+def _is_key(cells: pd.Series, sizes: pd.Series, *, least: float) -> bool:
     """Whether at least this share of a column's values occur at several world sizes each."""
     if not 1 < cells.nunique() <= min(MOST_VALUES, max(cells.count() - 1, 1)):
         return False

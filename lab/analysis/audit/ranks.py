@@ -12,7 +12,7 @@ import pandas as pd
 from lab.analysis.audit import columns
 from lab.analysis.audit.columns import LAYOUT, MEASURED, RATIOS, Guess, normal, parse_name
 from lab.analysis.audit.keys import MOST_VALUES
-from lab.analysis.audit.quantities import as_texts
+from lab.analysis.audit.quantities import SERIAL, as_texts
 from lab.analysis.audit.values import COUNTED_UNITS, NEARLY, numbers, ranks_of
 
 AFTER_WORD = "parallel|open_?mp|omp|mpi|threads|workers|multi-?process(?:ing)?"
@@ -198,7 +198,7 @@ def by_cells(frame: pd.DataFrame, meanings: Mapping[str, Guess]) -> dict[str, Gu
 def ranks_in_words(text: str) -> tuple[float, str]:
     """The ranks in a cell, also of a serial program, and what they are."""
     words = normal(text)
-    if words in columns.SERIAL.split("|"):
+    if words in SERIAL:
         return 1.0, ""
     pair = ranks_of(text)
     return pair if pair[0] > 0 else ranks_of(words.replace("_", " "))

@@ -103,6 +103,16 @@ NOTED_SPEEDUP = re.compile(r"speed[- ]?ups?\b", re.IGNORECASE)
 OF_ELSE = re.compile(
     r"memory|[kmgt]i?b\b|accura|loss|perplexity|efficien|utili[sz]|watt|energy|%", re.IGNORECASE
 )
+REMARK = re.compile(r"\s*\(([^()]*[^\W\d][^()]*)\)\s*$")  # of words, at the end of a name
+OF_RUNS = MEASURED | {"mfu", "hfu"}
+UNIT_OF_RATE = re.compile(r"\d\s*(?:[kmgt](?=\s|i?b))?\s*((?:[a-z]+/s\w*|%|[tp]flops?)(?=\W|$))")
+RATIO_CELL = re.compile(r"\W*\d[\d.,]*\s*[x×](?!\s*\w)", re.IGNORECASE)
+# Of anything that is not moved, computed or a step: 12.4k tok/s, 320 inf/s.
+RATED = re.compile(
+    rf"\d\s*[km]?\s*(?:{THINGS}|(?![kmgt]?i?b|[kmgtp]?flop|[kmgt]?lups|steps?\b|iter|batch|epoch)"
+    rf"[a-z]{{3,}})\s*(?:/|per)\s*(?:{SECOND})\b|\d\s*(?:ns\s?/\s?day|s[yd]pd)\b",
+    re.IGNORECASE,
+)
 Cells = Mapping[str, Iterable[object]] | pd.DataFrame  # of columns by their names
 NAMED = 4  # columns in a sentence
 MOST_NAMES = 20  # columns whose words are looked at
@@ -213,18 +223,6 @@ def _whole(column: str) -> str:
     return column if ranks_of(column)[0] > 0 else ""
 
 
-REMARK = re.compile(r"\s*\(([^()]*[^\W\d][^()]*)\)\s*$")  # of words, at the end of a name
-OF_RUNS = MEASURED | {"mfu", "hfu"}
-UNIT_OF_RATE = re.compile(r"\d\s*(?:[kmgt](?=\s|i?b))?\s*((?:[a-z]+/s\w*|%|[tp]flops?)(?=\W|$))")
-RATIO_CELL = re.compile(r"\W*\d[\d.,]*\s*[x×](?!\s*\w)", re.IGNORECASE)
-# Of anything that is not moved, computed or a step: 12.4k tok/s, 320 inf/s.
-RATED = re.compile(
-    rf"\d\s*[km]?\s*(?:{THINGS}|(?![kmgt]?i?b|[kmgtp]?flop|[kmgt]?lups|steps?\b|iter|batch|epoch)"
-    rf"[a-z]{{3,}})\s*(?:/|per)\s*(?:{SECOND})\b|\d\s*(?:ns\s?/\s?day|s[yd]pd)\b",
-    re.IGNORECASE,
-)
-
-
 def is_known(cell: object) -> bool:
     """Whether a cell holds anything."""
     return str(cell).strip().lower() not in EMPTY
@@ -240,7 +238,7 @@ def by_world_size(
     frame: pd.DataFrame,
     hint: tuple[int, str] | None,
     mapped: Collection[str],
-    quantity: str = "",
+    quantity: str,
 ) -> tuple[pd.DataFrame, list[str]]:
     """Turn a table with columns for several world sizes into a long one with columns `world_size`,
     `setting` and quantities in base units, and state what that assumes; leave other tables as is.

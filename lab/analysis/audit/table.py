@@ -54,7 +54,6 @@ LOGGED = {"rank", "epoch", "step"}
 COUNTED = {"world_size", "threads", "cpus"}
 RATES = {"rate", "rate_per_rank"}
 FEWEST_CHANGES = 2  # cells of a row
-WORD = re.compile(r"[^\W\d_]")
 
 
 @python_strings()
@@ -202,7 +201,7 @@ def _filled_down(frame: pd.DataFrame, mapped: Collection[str]) -> tuple[pd.DataF
         begins &= [not text for text in texts]
         if not begins.any() or begins[0]:
             break
-        of_words |= all(WORD.match(text) for text in texts if text)
+        of_words |= all(keys.LETTER.match(text) for text in texts if text)
         filled[name] = frame[name].mask(begins).ffill()
     if not filled or not of_words:
         return frame, []
@@ -212,7 +211,7 @@ def _filled_down(frame: pd.DataFrame, mapped: Collection[str]) -> tuple[pd.DataF
 
 def _rates_by_cells(frame: pd.DataFrame, meanings: Mapping[str, Guess]) -> dict[str, Guess]:
     """A column such as "Speed" whose cells are rates by their units, where no other is one."""
-    if any(meaning.canonical in {"rate", "rate_per_rank"} for meaning in meanings.values()):
+    if any(meaning.canonical in RATES for meaning in meanings.values()):
         return {}
     unnamed = [str(name) for name in frame if name not in meanings and name != ROW]
     rated = [name for name in unnamed if reshape.are_rated(frame[name])]

@@ -140,7 +140,7 @@ def number(cell: object, *, units: dict[str, float] | None = None, factor: float
     if unit.startswith(("%", "percent", "pct")):
         return value / 100
     first = re.split(r"[\s/]", unit)[0]  # of "k/sec" and "s/it"
-    if units and (unit in units or (first != unit and first in units)):
+    if units and (unit in units or first in units):
         return value * units[unit if unit in units else first]
     known = unit in CELL_UNITS or (units is not None and not unit.isalnum())
     return value * factor if known else math.nan

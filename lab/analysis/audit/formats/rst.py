@@ -100,15 +100,10 @@ def _simple(lines: Sequence[str], start: int) -> tuple[int, list[list[str]]]:
     return end + 1, cells
 
 
-def _content(lines: Sequence[str]) -> tuple[dict[str, str], list[str]]:
+def _content(lines: Sequence[str]) -> tuple[dict[str, str], Sequence[str]]:
     """The options of a directive, and what follows them."""
-    options: dict[str, str] = {}
-    for place, line in enumerate(lines):
-        option = OPTION.fullmatch(line)
-        if not option:
-            return options, list(lines[place:])
-        options[option[1]] = option[2]
-    return options, []
+    matches = [*itertools.takewhile(bool, map(OPTION.fullmatch, lines))]
+    return {match[1]: match[2] for match in matches if match}, lines[len(matches) :]
 
 
 def _listed(lines: Sequence[str]) -> list[list[str]]:
