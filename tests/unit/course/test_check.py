@@ -543,6 +543,11 @@ def test_a_weak_efficiency_above_1_is_not_called_impossible() -> None:
         verdict("05.efficiency", 0.9, step_s={1: 1.0, 2: 0.9}, ranks=2)
 
 
+def test_a_small_ratio_is_not_said_to_be_zero() -> None:
+    sentence = verdict("06.ratio", 0.02, compute_s=0.02, communication_s=1.0)
+    assert "computes 0.0200 times as long" in sentence
+
+
 def test_scales_count_in_a_large_matrix_too() -> None:
     with pytest.raises(WrongAnswerError, match="scales"):
         verdict("09.size", 4.0, rows=1024, columns=1024)
