@@ -49,7 +49,7 @@ def jobs(answer: object, *, study: Study) -> str:
     }
     judge(answer, len(study.tasks), mistakes=mistakes, within=0)
     return tr(
-        "{runs} runs, {repeats} times each: {jobs} jobs, one after the other.",
+        "{runs} runs times {repeats}: {jobs} jobs, each of which starts afresh.",
         runs=runs,
         repeats=study.repeats,
         jobs=len(study.tasks),
@@ -197,7 +197,7 @@ def repeats(answer: object, *, step_s: Sequence[float], difference: float) -> st
     if number(answer) not in range(fewest, most + 1):
         judge(answer, right, mistakes=mistakes, within=0)
     return tr(
-        "{right} repeats of each find a difference of {difference:.0%} in four of five attempts "
+        "With {right} of each, a difference of {difference:.0%} is found in four of five attempts "
         "on this machine, as quiet as it was; never take fewer than 3.",
         right=right,
         difference=difference,

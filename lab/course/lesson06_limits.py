@@ -6,6 +6,7 @@ from collections.abc import Sequence
 
 from lab.course.check import close, exercise, judge, numbers, require
 from lab.course.language import tr
+from lab.formatting import rounded
 from lab.perfmodel.collectives import (
     bus_factor,
     efficiency_with_overlap,
@@ -21,9 +22,8 @@ def ratio(answer: object, *, compute_s: float, communication_s: float) -> str:
     right = compute_s / communication_s
     mistakes = {tr("That is the inverse: R is large where communication is cheap."): 1 / right}
     judge(answer, right, mistakes=mistakes)
-    return tr(
-        "A rank computes {right:.1f} times as long as gradients are on the link.", right=right
-    )
+    times = rounded(right)
+    return tr("A rank computes {times} times as long as gradients are on the link.", times=times)
 
 
 @exercise("06.band")

@@ -85,7 +85,7 @@ def quantize(answer: object) -> str:
 
 def _try(quantized: Callable[[object], Any], row: object) -> None:
     values: npt.NDArray[np.float64] = np.asarray(row, dtype=np.float64)
-    result = quantized(values)
+    result = quantized(values.copy())  # it may work in place
     require(
         isinstance(result, tuple | list) and len(result) == 2,
         "Return two things: the integers and the scale.",

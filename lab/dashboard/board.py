@@ -257,7 +257,8 @@ class Dashboard:
             self._say(f"{label}: {end}; nothing of it is kept.")
             return
         self.bar.max = self.bar.value = study.runs[0].steps
-        self._say(f"{how}: {label}, {record.status} in {clock(record.duration_s or 0.0)}.")
+        took = "" if record.duration_s is None else f" in {clock(record.duration_s)}"
+        self._say(f"{how if record.completed else 'Ended'}: {label}, {record.status}{took}.")
         self._show_results(study)
 
     def _calibrate(self) -> None:

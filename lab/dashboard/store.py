@@ -51,16 +51,22 @@ class Bench:
     def keep(self, study: Study) -> None:
         """Write the study file of a run, or add the run's world size to the existing one.
 
-        World size 1 is always included, so that the study has its baseline.
+        World size 1 is always included, so that the study has its baseline. Raises InputError if
+        the existing file is invalid, or has a list of grids.
         """
         path, run = study.folder / STUDY_FILE, study.runs[0]
         base = run.model_dump(mode="json", exclude={"micro_batch_size", "world_size"})
-        content = read_yaml(path) if path.exists() else _content(base, study.title, repeats=1)
-        grid = content.setdefault("grid", {})
-        sizes = sorted({1, run.world_size, *grid.get("world_size", ())})
-        if sizes != grid.get("world_size"):
-            grid["world_size"] = sizes
-            write_atomically(path, yaml.safe_dump(content, sort_keys=False).encode())
+        content, sizes = _content(base, study.title, repeats=1), {1, run.world_size}
+        if path.exists():
+            kept = {one.world_size for one in Study.load(study.folder).runs}
+            if sizes <= kept:
+                return
+            content, sizes = read_yaml(path), sizes | kept
+        if not isinstance(content["grid"], dict):
+            mend = f"make it one grid, or add world_size {run.world_size} to it"
+            raise InputError.of(path, "grid", "a list of grids, to which the bench adds none", mend)
+        content["grid"]["world_size"] = sorted(sizes)
+        write_atomically(path, yaml.safe_dump(content, sort_keys=False).encode())
 
     def studies(self) -> list[Study]:
         """The kept studies, by cluster; a study file that cannot be read is left out."""

@@ -142,7 +142,7 @@ class Jobs:
         self._measured = set(filter(self._store.completed, self.tasks))
         self._awaited: set[Path] = set()  # one-rank jobs, from which the others are predicted
         self._cancellation = cancellation(study)
-        self._driven_elsewhere = False
+        self._driven_elsewhere = self._cancelled = False
         self._stop = threading.Event()
         self._failure: BaseException | None = None
         self._interrupt = OneInterrupt()
@@ -179,7 +179,11 @@ class Jobs:
 
     def cancel(self) -> None:
         """Start no further job, end running ones, and keep completed measurements."""
+        self._cancelled = True
         self.leave()
+        self._end_jobs()  # those of a driver that failed
+
+    def _end_jobs(self) -> None:
         driver.terminate(list(self._driver.alive.values()))
         self._driver.alive.clear()
 
@@ -223,6 +227,8 @@ class Jobs:
                     with lock.acquire(poll_interval=0.1):
                         self._driven_elsewhere = False
                         self._run_jobs()
+                        if self._cancelled:  # the next driver would take their ends for failures
+                            self._end_jobs()
                         done = True
                 except Timeout:
                     self._driven_elsewhere = True

@@ -103,6 +103,8 @@ def test_job_that_dies_leaves_its_failure_on_the_bench(
     until(lambda: again._jobs is not None and bool(again._jobs._driver.alive))
     child.kill()
     until(lambda: "failed" in text(again.status) and "JobLost" in content(again))
+    # How long it ran is not known.
+    assert text(again.status) == f"Ended: {study.runs[0].label}, failed."
 
 
 def test_calibrate_measures_nothing_twice_a_day_and_nothing_at_once(shown: Dashboard) -> None:

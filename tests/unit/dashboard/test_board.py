@@ -6,6 +6,7 @@ from pathlib import Path
 
 import factories
 import pytest
+import yaml
 from benches import choose, content, keep, text
 
 import lab
@@ -66,6 +67,27 @@ def test_unusable_profile_is_told(place: Path) -> None:
         and "nowhere" in text(shown.verdict)
         and shown.run_button.disabled
     )
+
+
+@pytest.mark.parametrize(
+    ("grid", "words"),
+    [
+        ("3", "grid: input should be a valid mapping, found 3"),
+        ("{world_size: 1}", "grid.world_size: input should be a valid list, found 1"),
+        ("[{world_size: [1]}]", "add world_size 2 to it"),
+    ],
+)
+def test_a_study_file_that_was_spoilt_by_hand_is_told_and_kept(
+    grid: str, words: str, shown: Dashboard
+) -> None:
+    study = choose(shown, world_size=2)
+    shown.bench.keep(study)
+    path = study.folder / "study.yaml"
+    content = yaml.safe_load(path.read_text()) | {"grid": yaml.safe_load(grid)}
+    path.write_text(yaml.safe_dump(content))
+    shown.run_button.click()
+    assert text(shown.status).startswith("Not started:") and words in text(shown.status)
+    assert yaml.safe_load(path.read_text()) == content
 
 
 def test_network_that_is_not_here_says_why_and_can_still_be_sent(shown: Dashboard) -> None:

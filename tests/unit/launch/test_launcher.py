@@ -2,12 +2,15 @@
 
 from __future__ import annotations
 
+import time
+from collections.abc import Callable
 from pathlib import Path
 from types import SimpleNamespace
+from typing import ClassVar
 
 import pytest
 from factories import record, run, study
-from filelock import FileLock
+from filelock import FileLock, Timeout
 
 import lab
 from lab.launch import launcher
@@ -52,3 +55,47 @@ def test_a_detached_driver_can_be_cancelled_from_the_moment_it_is_announced(
     assert launcher.detach(made) == 7
     assert lock.is_locked
     lock.release()
+
+
+class Endless:
+    """A job that runs until it is cancelled, and what could be done meanwhile."""
+
+    attempt = SimpleNamespace(errors=list)
+    meanwhile: ClassVar[list[Callable[[], bool]]]
+    possible: ClassVar[list[bool]]
+
+    def status(self) -> SimpleNamespace:
+        return SimpleNamespace(state="running")
+
+    @classmethod
+    def poll(cls, _: object) -> float:
+        return 0.01
+
+    @classmethod
+    def terminate(cls, jobs: list[object]) -> None:
+        if jobs:
+            cls.possible = [attempted() for attempted in cls.meanwhile]
+
+
+def test_no_other_driver_adopts_a_job_that_is_being_cancelled(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    made = study(tmp_path, [run()], repeats=1)
+    executor = SimpleNamespace(
+        persistent=False, choose=lambda specs, _: specs, submit=lambda specs: [Endless()]
+    )
+    monkeypatch.setattr(launcher.driver, "executor_for", lambda *_: executor)
+    jobs = lab.launch(made)
+
+    def drives() -> bool:
+        try:
+            with FileLock(made.out / "driver.lock", timeout=0):
+                return True
+        except Timeout:
+            return False
+
+    Endless.meanwhile = [drives, lambda: jobs.done]
+    while not jobs._driver.alive:
+        time.sleep(0.01)
+    jobs.cancel()
+    assert Endless.possible == [False, False] and drives() and jobs.done
