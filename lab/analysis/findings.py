@@ -166,7 +166,8 @@ def _remedies(fall: Waterfall) -> Iterator[str]:
 def _may_help(fall: Waterfall, **changes: Any) -> bool:
     """Whether the run is still valid with these changes, and was not measured to be no faster."""
     changed = fall.run.model_copy(update=changes)
-    return changed not in fall.no_faster and not list(conflicts(changed))
+    no_faster = changed in fall.rates and fall.rates[changed] <= fall.rates[fall.run]
+    return not no_faster and not list(conflicts(changed))
 
 
 def _less_traffic(fall: Waterfall) -> Iterator[str]:

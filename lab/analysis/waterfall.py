@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from functools import cache
 from typing import Any
@@ -76,7 +76,7 @@ class Waterfall:
     largest: str  # loss
     supported: bool = field(repr=False)  # whether the repeats show that it is the largest
     unseen: bool = False  # whether its compute may hold waits for other ranks, which were not seen
-    no_faster: frozenset[Run] = frozenset()  # what was measured at no higher rate, itself included
+    rates: Mapping[Run, float] = field(default_factory=dict, repr=False)  # samples/s of all
 
     @property
     def step(self) -> Estimate:
@@ -173,14 +173,12 @@ def waterfalls(summary: pd.DataFrame, records: Sequence[Record]) -> list[Waterfa
             base = shared.get((emulated, row["baseline_run_id"]), own)
             alike = alone.get((emulated, kind_of(own.run)), ())
             falls.append(_waterfall(row, own, base, _by_size(alike, own.run.strategy)))
-    return [replace(fall, no_faster=frozenset(_no_faster(fall, falls))) for fall in falls]
-
-
-def _no_faster(fall: Waterfall, falls: Sequence[Waterfall]) -> Iterator[Run]:
-    for other in falls:
-        alike = other.row["emulated"] == fall.row["emulated"]
-        if alike and other.row["samples_per_second"] <= fall.row["samples_per_second"]:
-            yield other.run
+    by_emulation = grouped((fall.row["emulated"], fall) for fall in falls)
+    rates = {
+        emulated: {fall.run: fall.row["samples_per_second"] for fall in own}
+        for emulated, own in by_emulation.items()
+    }
+    return [replace(fall, rates=rates[fall.row["emulated"]]) for fall in falls]
 
 
 def with_baseline(falls: Sequence[Waterfall]) -> list[Waterfall]:
